@@ -1,13 +1,15 @@
-# Two commands: `make demo` and `make test`. Both fetch what is missing. `make static` and `make deb`
-# make what is brought to boxes.
+# The main targets are `make demo` and `make test`. Both fetch missing tools. `make static` and
+# `make deb` build files for other hosts.
 
 CARGO ?= cargo
+CARGO_TOOLS := PATH="$(CURDIR)/.tools/cargo/bin:$$PATH"
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: help demo build static deb test test-torch lint tools browser bench sim fuzz chaos
+.PHONY: help demo build static notices deb test test-torch lint check-dependencies tools browser bench sim \
+	fuzz chaos
 
-# What is built says from which commit: 0.1.0+g1234abc. Outside of a checkout it is the package's
-# version alone.
+# Builds contain the commit in their version: 0.1.0+g1234abc. Outside of a checkout it is the
+# version of the package.
 PACKAGE_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 COMMIT := $(shell git describe --always --dirty=.dirty --exclude '*' --abbrev=7 2>/dev/null)
 demo build static deb bench: export FLOTILLA_VERSION := $(PACKAGE_VERSION)$(if $(COMMIT),+g$(COMMIT))
@@ -19,6 +21,7 @@ help:
 	@echo "make test          run everything CI runs"
 	@echo "make test-torch    run the tests of the PyTorch trainer (fetches about 2 GB)"
 	@echo "make lint          check formatting, run clippy with warnings as errors"
+	@echo "make check-dependencies   check licences, sources, advisories and unused dependencies"
 	@echo "make tools         fetch nats-server and llama.cpp into .tools"
 	@echo "make browser       install chromium for the tests of the web page (root)"
 	@echo "make sim           simulate fleets with faults: SEED=7, or SEEDS=10000"
@@ -32,7 +35,7 @@ demo: tools
 build:
 	$(CARGO) build --release
 
-# One file that runs on any Linux of this architecture. It needs a C compiler for musl (Debian's
+# One static binary for any Linux of this architecture. Needs a C compiler for musl (Debian's
 # musl-tools) and `rustup target add` of MUSL.
 MUSL := $(shell uname -m)-unknown-linux-musl
 STATIC := target/$(MUSL)/release/flotilla
@@ -40,9 +43,15 @@ STATIC := target/$(MUSL)/release/flotilla
 static:
 	CC_$(subst -,_,$(MUSL))=musl-gcc $(CARGO) build --release --bin flotilla --target $(MUSL)
 
-# A Debian package of it, in target/debian; needs `cargo install cargo-deb`. Looked at by hand with
-# `dpkg-deb --info --contents target/debian/*.deb`.
-deb: static
+# The notices of the crates in the program, for packages and images.
+notices:
+	deploy/fetch-cargo-tools.sh cargo-about
+	$(CARGO_TOOLS) $(CARGO) about generate --locked --manifest-path services/flotilla/Cargo.toml \
+		--output-file target/third-party.txt deploy/notices.hbs
+
+# A Debian package with the static binary, in target/debian. Needs `cargo install cargo-deb`.
+# Inspect it with `dpkg-deb --info --contents target/debian/*.deb`.
+deb: static notices
 	mkdir -p target/completions target/debian
 	$(STATIC) man target/man
 	$(STATIC) completions bash > target/completions/flotilla.bash
@@ -50,8 +59,8 @@ deb: static
 	$(STATIC) completions fish > target/completions/flotilla.fish
 	$(CARGO) deb -p flotilla --no-build --no-strip --target $(MUSL) --output target/debian/
 
-# Everything CI runs. The tests of processes need the program, built with the tests' own features,
-# lest every dependency be compiled twice.
+# All checks of CI. The tests of processes need the program, built with the same features as the
+# tests, so that dependencies are compiled once.
 test: tools lint
 	$(CARGO) build --workspace --bins --tests
 ifdef NEXTEST
@@ -60,8 +69,8 @@ else
 	$(CARGO) test --workspace --lib --bins --tests
 endif
 
-# The tests of the PyTorch trainer, which `make test` skips. They run on the CPU, in an environment
-# made in .tools unless FLOTILLA_TORCH_PYTHON names an interpreter that has what is needed.
+# The tests of the PyTorch trainer, which `make test` skips. They run on the CPU in an environment
+# in .tools, unless FLOTILLA_TORCH_PYTHON names a suitable interpreter.
 TORCH_PYTHON := $(or $(FLOTILLA_TORCH_PYTHON),$(CURDIR)/.tools/torch/bin/python)
 
 test-torch: tools
@@ -79,21 +88,35 @@ endif
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 
-# A current nats-server and a llama.cpp, in .tools unless there are some.
+# Checks deny.toml's rules and unused dependencies. The advisory database is on GitHub.
+ADVISORIES := https://github.com/RustSec/advisory-db
+
+check-dependencies:
+	deploy/fetch-cargo-tools.sh cargo-deny cargo-machete
+	$(CARGO_TOOLS) $(CARGO) deny --locked check licenses bans sources
+	@if git ls-remote --quiet $(ADVISORIES) HEAD >/dev/null 2>&1; then \
+		$(CARGO_TOOLS) $(CARGO) deny --locked check advisories; \
+	else \
+		echo "skipped: advisories, because $(ADVISORIES) cannot be reached"; \
+	fi
+	$(CARGO_TOOLS) $(CARGO) machete
+
+# Fetches nats-server and llama.cpp to .tools, unless they are installed.
 tools:
 	@deploy/fetch-nats-server.sh
 	@deploy/fetch-llama-cpp.sh || echo "make: no llama.cpp: tests that need it will be skipped" >&2
 
-# A browser for the tests of the web page, unless there is one.
+# Installs a browser for the tests of the web page, unless there is one.
 browser:
 	@deploy/fetch-chromium.sh || echo "make: no chromium: tests that need it will be skipped" >&2
 
-# A world in trouble, told step by step: make sim SEED=7. Without a seed: ten thousand.
+# Simulates one seed with its trace (make sim SEED=7), or ten thousand seeds.
 sim:
 	$(CARGO) run --release -p sim -- $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10000))
 
-# A long campaign of kills; CI runs a short one. CHAOS_SEED=n brings one back.
+# A long chaos test; CI runs a short one. CHAOS_SEED=n repeats a test.
 chaos: tools
 	$(CARGO) build -p flotilla
 	CHAOS_KILLS=$${CHAOS_KILLS:-200} $(CARGO) test -p e2e --test chaos -- --nocapture

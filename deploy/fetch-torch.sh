@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An environment with PyTorch for the CPU in .tools/torch, unless FLOTILLA_TORCH_PYTHON names an
-# interpreter that has what the trainer needs. Done again only when the requirements change.
+# Creates an environment with PyTorch for the CPU in .tools/torch, unless FLOTILLA_TORCH_PYTHON
+# names a suitable interpreter. Repeated only if the requirements change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ fi
 echo "making .tools/torch (some 2 GB)" >&2
 rm -rf .tools/torch
 python3 -m venv .tools/torch
-# The CPU's build is a tenth of the size; where its index cannot be reached, PyPI's does as well.
+# The CPU build has a tenth of the size. If its index cannot be reached, PyPI is used.
 index=https://download.pytorch.org/whl/cpu
 python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)' "$index/" \
     2>/dev/null || index=

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Flotilla on a handful of boxes, by ssh and nothing else.
+# Installs, joins, upgrades and queries a few hosts over ssh.
 #
-#   deploy/rollout.sh install HOST…   the program as /usr/local/bin/flotilla
-#   deploy/rollout.sh join    HOST…   the agent as a service: of a closed fleet with TOKEN_FILE set,
-#                                     of an open one with FLOTILLA_NATS and ROLES set
-#   deploy/rollout.sh upgrade HOST…   another program, one box after the other: drained, replaced,
-#                                     back, or put back, and then no further
-#   deploy/rollout.sh status  HOST…   what each box's service says
+#   deploy/rollout.sh install HOST…   install the program as /usr/local/bin/flotilla
+#   deploy/rollout.sh join    HOST…   start the agent as a service: in a closed fleet with TOKEN_FILE,
+#                                     in an open one with FLOTILLA_NATS and ROLES
+#   deploy/rollout.sh upgrade HOST…   upgrade one host after the other: drain, replace, restart; on a
+#                                     failure restore the old program and stop
+#   deploy/rollout.sh status  HOST…   print the status of each host's service
 #
-# HOST is what ssh takes; there you are root, or sudo asks nothing. From the environment:
-#   BINARY       the program [target/x86_64-unknown-linux-musl/release/flotilla, as `make static` has it]
-#   TOKEN_FILE   file with a join token, for as many boxes as you name
-#   FLOTILLA_NATS, ROLES   an open fleet's NATS servers, and what its agents do: generator,evaluator
+# HOST is an argument of ssh, for root or a user with passwordless sudo. Environment:
+#   BINARY       the program [target/x86_64-unknown-linux-musl/release/flotilla, from `make static`]
+#   TOKEN_FILE   a file with a join token with enough uses for the hosts
+#   FLOTILLA_NATS, ROLES   NATS servers of an open fleet, and roles such as generator,evaluator
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,15 +25,15 @@ fail() {
     exit 1
 }
 
-# Runs a command on a host as root; what it reads is what this reads.
+# Runs a command on a host as root, with the stdin of this function.
 as_root() {
     local host=$1 command=$2
-    # The command is quoted once here and read once there.
+    # The command is quoted once here and unquoted once by the remote shell.
     ssh "${ssh_options[@]}" -- "$host" \
         "if [ \"\$(id -u)\" = 0 ]; then $command; else sudo -n sh -c $(printf '%q' "$command"); fi"
 }
 
-# Copies the program to a host, and says where it lies.
+# Copies the program to a host and prints its path there.
 send() {
     local host=$1 there
     there=$(ssh "${ssh_options[@]}" -- "$host" mktemp -d /tmp/flotilla.XXXXXXXX < /dev/null) || return 1
@@ -52,7 +52,7 @@ install_on() {
 join_on() {
     local host=$1
     if [ -n "${TOKEN_FILE:-}" ]; then
-        # Arguments are everybody's to read.
+        # A file instead of an argument, because all users can see arguments.
         as_root "$host" "$program join - --dir $kit --service" < "$TOKEN_FILE"
     else
         as_root "$host" "$program service install --nats $FLOTILLA_NATS --roles $ROLES" < /dev/null
@@ -72,7 +72,7 @@ status_on() {
     as_root "$host" "systemctl show flotilla-agent -p ActiveState -p StatusText --value | paste -sd ' '; $program --version" < /dev/null
 }
 
-# What reaches a remote shell is a name or an address, not a program.
+# Checks that a value for a remote shell is a name or an address.
 plain() {
     [[ $2 =~ ^[A-Za-z0-9._:/,@-]+$ ]] || fail "$1: $2 has characters that a shell would read"
 }
@@ -103,7 +103,7 @@ failed=()
 for host in "$@"; do
     echo "== $host"
     "${action}_on" "$host" && continue
-    # A program that does not work on one box is not brought to the next.
+    # Stop at the first host where the program does not work.
     [ "$action" != upgrade ] || fail "$host was not upgraded, and nothing after it"
     failed+=("$host")
 done

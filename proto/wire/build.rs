@@ -4,7 +4,6 @@ use std::{env, fs, path::PathBuf};
 
 use prost::Message;
 
-/// Proto files to compile, relative to the folder `proto`.
 const PROTO_FILES: [&str; 6] = [
     "flotilla/v1/common.proto",
     "flotilla/v1/facts.proto",
@@ -14,8 +13,7 @@ const PROTO_FILES: [&str; 6] = [
     "flotilla/v1/members.proto",
 ];
 
-/// Path of pbjson's number reader in the generated code. It is replaced by `crate::number::Number`,
-/// which is faster.
+/// pbjson's number reader in the generated code, which the faster `crate::number::Number` replaces.
 const PBJSON_NUMBER_TYPE: &str = "::pbjson::private::NumberDeserialize";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Compiles the crates of this workspace so that libFuzzer sees which branches are taken.
-# Cargo calls it in place of rustc (RUSTC_WORKSPACE_WRAPPER), with rustc as first argument.
+# Compiles the crates of this workspace with branch coverage for libFuzzer. Cargo calls it instead
+# of rustc (RUSTC_WORKSPACE_WRAPPER), with rustc as the first argument.
 rustc=$1
 shift
 case " $* " in

@@ -1,8 +1,9 @@
-"""What transformers' apply_chat_template writes, for services/control to be compared with.
+"""Renders chat templates with transformers, as references for services/control.
 
     python chat.py ../../services/control/src/data/chat/golden
 
-renders each *.jinja there and writes golden.json. Needs transformers and jinja2.
+The script renders each *.jinja in the directory and writes golden.json. Needs transformers and
+jinja2.
 """
 
 import json
@@ -16,24 +17,24 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 
-def say(role, content, **more):
+def message(role, content, **more):
     return {"role": role, "content": content, **more}
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": ["ü", 2.5, None, "<&'>"]}}}
 CONVERSATIONS = {
-    "question": [say("user", "2+2=")],
-    "system": [say("system", " Be brief. "), say("user", " 2+2= \n")],
-    "answered": [say("user", "2+2="), say("assistant", " 4 ")],
-    "system answered": [say("system", "Be brief."), say("user", "2+2="), say("assistant", "4")],
-    "turns": [say("user", "2+2="), say("assistant", "4"), say("user", "And 3+3?"), say("assistant", "6\n")],
+    "question": [message("user", "2+2=")],
+    "system": [message("system", " Be brief. "), message("user", " 2+2= \n")],
+    "answered": [message("user", "2+2="), message("assistant", " 4 ")],
+    "system answered": [message("system", "Be brief."), message("user", "2+2="), message("assistant", "4")],
+    "turns": [message("user", "2+2="), message("assistant", "4"), message("user", "And 3+3?"), message("assistant", "6\n")],
     "thoughts": [
-        say("user", "2+2="),
-        say("assistant", "<think>\ntwo\n</think>\n\n4"),
-        say("user", "And 3+3?"),
-        say("assistant", "<think>\nthree\n</think>\n\n6"),
+        message("user", "2+2="),
+        message("assistant", "<think>\ntwo\n</think>\n\n4"),
+        message("user", "And 3+3?"),
+        message("assistant", "<think>\nthree\n</think>\n\n6"),
     ],
-    "tools": [say("user", "1+2?"), say("assistant", "", tool_calls=[CALL]), say("tool", "3"), say("tool", "4")],
+    "tools": [message("user", "1+2?"), message("assistant", "", tool_calls=[CALL]), message("tool", "3"), message("tool", "4")],
 }
 
 

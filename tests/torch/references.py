@@ -1,13 +1,13 @@
-"""What transformers and PEFT compute on small models, for the engine to be compared with.
+"""Computes references for the engine with transformers and PEFT on small models.
 
     python references.py OUT
     python references.py OUT MODEL ADAPTER
 
-The first makes models of every supported architecture in OUT, with configurations of both generations of
-transformers, in one file and in shards, and adapters of several kinds; then writes
-OUT/references.json: perplexities by llama-perplexity's protocol, greedy generations, and the loss
-of every step of LoRA trainings. All is drawn from fixed seeds. The second loads an adapter that
-somebody else wrote beside them, and writes OUT/perplexity.json.
+The first form creates models of every supported architecture in OUT, with configurations of
+transformers 4 and 5, in one file and in shards, and several kinds of adapters. It writes
+OUT/references.json: perplexities in the protocol of llama-perplexity, greedy generations, and the
+loss of every step of LoRA trainings. All seeds are fixed. The second form loads an adapter that
+another program wrote to OUT, and writes OUT/perplexity.json.
 """
 
 import json
@@ -38,7 +38,7 @@ TRAINING = {
 
 
 def sentences(count, seed):
-    """A language small enough to be learned in seconds: its models are sure of themselves."""
+    """Generates sentences of a language that small models learn in seconds."""
     draw = random.Random(seed)
     adjectives = "old small green quiet broken heavy tired lucky".split()
     nouns = "fisherman harbour engine boat lantern captain gull anchor rope island".split()
@@ -144,12 +144,12 @@ CASES = [
 TRAININGS = [("qwen2", "rslora"), ("qwen3", "patterns"), ("llama", "plain")]
 
 
-def learned(config, tokens, seed):
-    """A model that has read the text a few times over."""
+def train_model(config, tokens, seed):
+    """Trains a model on the text for a few epochs."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        # Biases and norms that say something.
+        # Biases and norms other than their defaults.
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -164,7 +164,7 @@ def learned(config, tokens, seed):
     return model.eval()
 
 
-def as_transformers_4_wrote_it(path):
+def convert_config_to_transformers_4(path):
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
@@ -195,17 +195,17 @@ def make_model(out, name, text, seed):
     }
     config = AutoConfig.for_model(**(common | how["config"]))
     tokens = torch.tensor(tok("\n".join(text))["input_ids"])
-    model = learned(config, tokens, seed).to(how.get("dtype", torch.float32))
+    model = train_model(config, tokens, seed).to(how.get("dtype", torch.float32))
     model.generation_config.eos_token_id = [tok.eos_token_id, tok.convert_tokens_to_ids(".")]
     size = "60KB" if how.get("shards") else "1GB"
     model.save_pretrained(out / name, max_shard_size=size)
     tok.save_pretrained(out / name)
     if how["generation"] == 4:
-        as_transformers_4_wrote_it(out / name / "config.json")
+        convert_config_to_transformers_4(out / name / "config.json")
 
 
 def load(out, name, dtype=torch.float32):
-    # Attention as it is written down, not as a kernel reorders it.
+    # The plain implementation of attention, not an optimized kernel.
     directory = out / name
     return AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager"
@@ -248,8 +248,8 @@ def greedy(model, tok, prompt):
     return out[0, prompt.shape[1] :].tolist()
 
 
-def rounded(model):
-    """The base's matrices as bf16 holds them, computed with as f32."""
+def round_to_bf16(model):
+    """Rounds the matrices of the base to bf16 and keeps them as f32."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2 and "lora_" not in name:
@@ -257,7 +257,7 @@ def rounded(model):
     return model
 
 
-def case(out, model_name, adapter, text):
+def reference_case(out, model_name, adapter, text):
     tok = PreTrainedTokenizerFast.from_pretrained(out / model_name)
     model = load(out, model_name)
     if adapter:
@@ -268,12 +268,12 @@ def case(out, model_name, adapter, text):
         "adapter": path.name if adapter else None,
         "perplexity": perplexity(model, tok, text),
         "greedy": [{"prompt": p, "tokens": greedy(model, tok, p)} for p in PROMPTS],
-        "perplexity_rounded": perplexity(rounded(model), tok, text),
+        "perplexity_rounded": perplexity(round_to_bf16(model), tok, text),
     }
 
 
-def training(out, model_name, adapter, dtype, examples):
-    """The whole dataset is a batch, so its order does not matter."""
+def reference_training(out, model_name, adapter, dtype, examples):
+    """Trains with the whole dataset as one batch, so that its order does not matter."""
     tok = PreTrainedTokenizerFast.from_pretrained(out / model_name)
     path = make_adapter(out, model_name, adapter, 200, fresh=True)
     base = load(out, model_name, dtype)
@@ -313,7 +313,7 @@ def training(out, model_name, adapter, dtype, examples):
 def read_adapter(out, model_name, adapter):
     tok = PreTrainedTokenizerFast.from_pretrained(out / model_name)
     with warnings.catch_warnings():
-        # PEFT only warns of tensors that are missing or left over.
+        # PEFT only warns about missing or unexpected tensors.
         warnings.simplefilter("error")
         warnings.simplefilter("default", FutureWarning)
         model = PeftModel.from_pretrained(load(out, model_name), out / adapter).eval()
@@ -324,7 +324,7 @@ def read_adapter(out, model_name, adapter):
 def main():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # The models are so small that threads would only wait for each other.
+    # The models are so small that more threads would be slower.
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
     if len(sys.argv) > 2:
@@ -335,16 +335,16 @@ def main():
     unseen = "\n".join(sentences(80, 2))
     (out / "eval.txt").write_text(unseen)
     subjects = sentences(12, 3)
-    examples = [{"prompt": f"{said} again: ", "completion": said.upper()} for said in subjects]
+    examples = [{"prompt": f"{sentence} again: ", "completion": sentence.upper()} for sentence in subjects]
     references = {
         "context": CONTEXT,
         "chunks": CHUNKS,
         "new_tokens": NEW_TOKENS,
         "examples": examples,
         "training": TRAINING,
-        "cases": [case(out, model, adapter, unseen) for model, adapter in CASES],
+        "cases": [reference_case(out, model, adapter, unseen) for model, adapter in CASES],
         "trainings": [
-            training(out, model, adapter, dtype, examples)
+            reference_training(out, model, adapter, dtype, examples)
             for model, adapter in TRAININGS
             for dtype in [torch.float32, torch.bfloat16]
         ],

@@ -1,6 +1,5 @@
-//! The circuit breaker of a role: backs off after a failure so that another agent gets the job,
-//! avoids work that the host cannot do (for example with a full disk), and quarantines the role
-//! after repeated failures.
+//! The circuit breaker of a role: how long the role takes no jobs after a failure, and when it is
+//! quarantined.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,31 +8,27 @@ use std::{
 
 use crate::JobFault;
 
-/// Number of different jobs failed in a row after which the role is quarantined.
+/// Different jobs failed in a row after which the role is quarantined.
 const FAILED_JOBS_MAX: usize = 3;
 
-/// Duration of that quarantine in leases. The first successful job ends it.
+/// Duration of that quarantine in leases.
 const QUARANTINE_LEASES: u32 = 10;
 
-/// Extra backoff after a failed job, added to the delay of its redelivery so that another agent
-/// gets it.
+/// Added to the delay of a failed job's redelivery, so that another agent gets it.
 const FAILURE_MARGIN: Duration = Duration::from_millis(500);
 
-/// First backoff of a host that cannot do the work; doubled each time.
+/// First pause of a host that cannot do the work; doubled each time.
 const UNFIT_BACKOFF: Duration = Duration::from_secs(2);
-/// Maximum backoff of a host that cannot do the work.
 const UNFIT_BACKOFF_MAX: Duration = Duration::from_secs(300);
 
-/// Backoff of a host whose driver, libraries or GPU crash any job. Repairing it includes a restart
-/// of the agent.
+/// Pause of a host that crashes any job; its repair includes a restart of the agent.
 const BROKEN_BACKOFF: Duration = Duration::from_secs(3600);
 
-/// First backoff while a shared dependency is down; doubled each time.
+/// First pause while a shared dependency is down; doubled each time.
 const DEPENDENCY_BACKOFF: Duration = Duration::from_secs(1);
-/// Maximum backoff while a shared dependency is down.
 const DEPENDENCY_BACKOFF_MAX: Duration = Duration::from_secs(15);
 
-/// Number of retries, about an hour in total, after which an unavailable dependency is a failure.
+/// Retries, about an hour in total, after which an unavailable dependency is a failure.
 const DEPENDENCY_RETRIES_MAX: u32 = 240;
 
 /// The failure counters of one role of an agent. They decide how long the role takes no jobs.
@@ -48,30 +43,38 @@ const DEPENDENCY_RETRIES_MAX: u32 = 240;
 ///               record_failure: host broken                           1 h
 /// ```
 ///
-/// A job that needs something this host lacks causes no pause: the job is redelivered later and
-/// later (`hand_back_delay`), while the role takes other jobs.
+/// After the pause the role tries the next job. A job whose needs the host does not meet causes no
+/// pause: it is redelivered later (`hand_back_delay`) while the role takes other jobs. While a
+/// shared dependency is down, the job is kept and [`CircuitBreaker::dependency_backoff`] applies.
 ///
-/// After the pause the role tries the next job; `record_success` resets all counters. While a
-/// shared dependency is down, [`CircuitBreaker::dependency_backoff`] applies instead and the job is
-/// kept.
+/// ```
+/// use std::time::Duration;
+///
+/// use agent_core::{CircuitBreaker, JobFault};
+///
+/// let (delay, lease) = (Duration::from_secs(1), Duration::from_secs(30));
+/// let mut breaker = CircuitBreaker::default();
+/// let mut fail = |job| breaker.record_failure(job, JobFault::WorkFailed, "no", delay, lease);
+/// assert_eq!(fail("a").pause, Duration::from_millis(1500));
+/// fail("b");
+/// assert!(fail("c").is_quarantine);
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct CircuitBreaker {
-    /// Jobs failed since the last success, by the subject of their fact.
+    /// Subjects of the facts whose jobs failed since the last success.
     failed_jobs: BTreeSet<String>,
-    /// Number of times in a row that the host could not do the work.
+    /// Times in a row that the host could not do the work.
     unfit_count: u32,
-    /// Number of transient crashes since the last success, by name.
+    /// Transient crashes since the last success, by name.
     crash_counts: BTreeMap<&'static str, u32>,
 }
 
 /// A pause before the role takes the next job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoleBackoff {
-    /// Duration of the pause.
     pub pause: Duration,
     /// Message for users; may be empty.
     pub message: String,
-    /// True if the pause is a quarantine.
     pub is_quarantine: bool,
 }
 
@@ -81,11 +84,12 @@ impl CircuitBreaker {
         *self = Self::default();
     }
 
-    /// Records a failed job and returns the backoff of the role. `delay` is the time until the job
-    /// is redelivered, `lease` the duration of a lease.
+    /// Counts a failed job, and returns the pause before the role takes the next one. `job` is the
+    /// subject of its fact, `delay` the time until it is redelivered, `lease` the duration of a
+    /// lease.
     ///
-    /// Invalid input and unmet needs cause no backoff. A worker shared by several jobs and an unavailable
-    /// dependency cause a backoff but do not count as failures of the role.
+    /// Invalid input and unmet needs cause no pause. A worker shared by several jobs and an
+    /// unavailable dependency cause a pause but do not count as failures of the role.
     pub fn record_failure(
         &mut self,
         job: &str,
@@ -94,14 +98,15 @@ impl CircuitBreaker {
         delay: Duration,
         lease: Duration,
     ) -> RoleBackoff {
-        let rest = |pause, trouble| RoleBackoff { pause, message: trouble, is_quarantine: false };
+        let backoff =
+            |pause, trouble| RoleBackoff { pause, message: trouble, is_quarantine: false };
         match fault {
             // Only the job is at fault.
-            JobFault::InvalidInput => return rest(Duration::ZERO, String::new()),
-            // Only this job waits, and users see why.
-            JobFault::NeedsUnmet => return rest(Duration::ZERO, message.to_owned()),
+            JobFault::InvalidInput => return backoff(Duration::ZERO, String::new()),
+            // Only this job waits, and users see the reason.
+            JobFault::NeedsUnmet => return backoff(Duration::ZERO, message.to_owned()),
             JobFault::SharedWorker | JobFault::DependencyDown => {
-                return rest(delay + FAILURE_MARGIN, String::new());
+                return backoff(delay + FAILURE_MARGIN, String::new());
             }
             JobFault::DiskFull
             | JobFault::HostUnfit
@@ -111,7 +116,7 @@ impl CircuitBreaker {
                     .saturating_mul(1 << self.unfit_count.min(16))
                     .min(UNFIT_BACKOFF_MAX);
                 self.unfit_count = self.unfit_count.saturating_add(1);
-                return rest(pause, message.to_owned());
+                return backoff(pause, message.to_owned());
             }
             JobFault::HostBroken => {
                 let trouble = format!("in quarantine until it is started anew: {message}");
@@ -135,7 +140,7 @@ impl CircuitBreaker {
             self.failed_jobs.insert(job.to_owned());
         }
         if self.failed_jobs.len() < FAILED_JOBS_MAX {
-            return rest(delay + FAILURE_MARGIN, String::new());
+            return backoff(delay + FAILURE_MARGIN, String::new());
         }
         RoleBackoff {
             pause: lease.saturating_mul(QUARANTINE_LEASES),
@@ -146,17 +151,16 @@ impl CircuitBreaker {
         }
     }
 
-    /// Returns the pause before retry number `look` (from 0) while a dependency is down; `None`
-    /// after [`DEPENDENCY_RETRIES_MAX`] retries.
-    pub fn dependency_backoff(look: u32) -> Option<Duration> {
+    /// Returns the pause before retry number `retry` (from 0) while a dependency is down: 1 s,
+    /// doubled up to 15 s. `None` after 240 retries, about an hour.
+    pub fn dependency_backoff(retry: u32) -> Option<Duration> {
         let pause =
-            DEPENDENCY_BACKOFF.saturating_mul(1 << look.min(16)).min(DEPENDENCY_BACKOFF_MAX);
-        (look < DEPENDENCY_RETRIES_MAX).then_some(pause)
+            DEPENDENCY_BACKOFF.saturating_mul(1 << retry.min(16)).min(DEPENDENCY_BACKOFF_MAX);
+        (retry < DEPENDENCY_RETRIES_MAX).then_some(pause)
     }
 }
 
-/// Returns the quarantine of a host with a repeated transient crash. It doubles each time instead
-/// of being permanent, because the host may be the only one of the fleet.
+/// Doubles each time instead of being permanent, because the host may be the only one of the fleet.
 fn quarantine_suspect(class: &str, times: u32, message: &str, lease: Duration) -> RoleBackoff {
     let leases = 1 << (times - 1).min(16);
     RoleBackoff {
@@ -172,26 +176,26 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(30);
 
-    fn fail(temper: &mut CircuitBreaker, job: &str, fault: JobFault) -> RoleBackoff {
-        temper.record_failure(job, fault, "no", Duration::from_secs(1), LEASE)
+    fn fail(breaker: &mut CircuitBreaker, job: &str, fault: JobFault) -> RoleBackoff {
+        breaker.record_failure(job, fault, "no", Duration::from_secs(1), LEASE)
     }
 
     #[test]
     fn three_different_jobs_in_a_row_are_a_quarantine_that_one_success_ends() {
-        let mut temper = CircuitBreaker::default();
+        let mut breaker = CircuitBreaker::default();
         for job in ["a", "a", "a", "b"] {
-            assert!(!fail(&mut temper, job, JobFault::WorkFailed).is_quarantine);
+            assert!(!fail(&mut breaker, job, JobFault::WorkFailed).is_quarantine);
         }
-        let rest = fail(&mut temper, "c", JobFault::WorkFailed);
-        assert!(rest.is_quarantine && rest.pause == 10 * LEASE, "{rest:?}");
-        assert!(fail(&mut temper, "d", JobFault::WorkFailed).is_quarantine, "still");
-        temper.record_success();
-        assert!(!fail(&mut temper, "e", JobFault::WorkFailed).is_quarantine);
+        let backoff = fail(&mut breaker, "c", JobFault::WorkFailed);
+        assert!(backoff.is_quarantine && backoff.pause == 10 * LEASE, "{backoff:?}");
+        assert!(fail(&mut breaker, "d", JobFault::WorkFailed).is_quarantine, "still");
+        breaker.record_success();
+        assert!(!fail(&mut breaker, "e", JobFault::WorkFailed).is_quarantine);
     }
 
     #[test]
-    fn what_is_not_the_agents_fault_does_not_count_against_it() {
-        let mut temper = CircuitBreaker::default();
+    fn faults_of_others_do_not_count_against_the_agent() {
+        let mut breaker = CircuitBreaker::default();
         for fault in [
             JobFault::InvalidInput,
             JobFault::DependencyDown,
@@ -201,63 +205,65 @@ mod tests {
             JobFault::SharedWorker,
         ] {
             for job in ["a", "b", "c"] {
-                assert!(!fail(&mut temper, job, fault).is_quarantine);
+                assert!(!fail(&mut breaker, job, fault).is_quarantine);
             }
         }
-        assert!(!fail(&mut temper, "d", JobFault::WorkFailed).is_quarantine);
+        assert!(!fail(&mut breaker, "d", JobFault::WorkFailed).is_quarantine);
     }
 
     #[test]
-    fn the_same_way_to_die_twice_on_a_box_is_a_quarantine_and_different_ones_are_not() {
-        let mut temper = CircuitBreaker::default();
-        assert!(!fail(&mut temper, "a", JobFault::Transient("hang")).is_quarantine);
-        assert!(!fail(&mut temper, "a", JobFault::Transient("gpu_mem_fault")).is_quarantine);
-        let rest = fail(&mut temper, "a", JobFault::Transient("hang"));
-        assert!(rest.is_quarantine && rest.pause == 2 * LEASE, "{rest:?}");
-        assert!(rest.message.contains("hang 2 times"), "{}", rest.message);
-        let third = fail(&mut temper, "a", JobFault::Transient("hang"));
+    fn the_same_crash_twice_is_a_quarantine_and_different_ones_are_not() {
+        let mut breaker = CircuitBreaker::default();
+        assert!(!fail(&mut breaker, "a", JobFault::Transient("hang")).is_quarantine);
+        assert!(!fail(&mut breaker, "a", JobFault::Transient("gpu_mem_fault")).is_quarantine);
+        let backoff = fail(&mut breaker, "a", JobFault::Transient("hang"));
+        assert!(backoff.is_quarantine && backoff.pause == 2 * LEASE, "{backoff:?}");
+        assert!(backoff.message.contains("hang 2 times"), "{}", backoff.message);
+        let third = fail(&mut breaker, "a", JobFault::Transient("hang"));
         assert!(third.is_quarantine && third.pause == 4 * LEASE, "{third:?}");
-        let rests = (0..99).map(|_| fail(&mut temper, "a", JobFault::Transient("hang")).pause);
-        assert_eq!(rests.max(), Some(BROKEN_BACKOFF));
-        temper.record_success();
-        assert!(!fail(&mut temper, "b", JobFault::Transient("hang")).is_quarantine, "it passed");
+        let backoffs = (0..99).map(|_| fail(&mut breaker, "a", JobFault::Transient("hang")).pause);
+        assert_eq!(backoffs.max(), Some(BROKEN_BACKOFF));
+        breaker.record_success();
+        assert!(!fail(&mut breaker, "b", JobFault::Transient("hang")).is_quarantine, "it passed");
     }
 
     #[test]
-    fn a_broken_box_takes_nothing_for_an_hour() {
-        let mut temper = CircuitBreaker::default();
-        let rest = fail(&mut temper, "a", JobFault::HostBroken);
-        assert!(rest.is_quarantine && rest.pause == BROKEN_BACKOFF, "{rest:?}");
+    fn a_broken_host_takes_no_job_for_an_hour() {
+        let mut breaker = CircuitBreaker::default();
+        let backoff = fail(&mut breaker, "a", JobFault::HostBroken);
+        assert!(backoff.is_quarantine && backoff.pause == BROKEN_BACKOFF, "{backoff:?}");
     }
 
     #[test]
-    fn a_box_with_too_little_room_lets_others_try_first() {
-        let mut temper = CircuitBreaker::default();
-        let rests: Vec<RoleBackoff> =
-            (0..3).map(|_| fail(&mut temper, "a", JobFault::OutOfMemory)).collect();
-        assert!(rests.iter().all(|rest| !rest.is_quarantine && rest.pause >= UNFIT_BACKOFF));
-        assert!(rests[0].pause < rests[2].pause);
+    fn a_host_without_enough_memory_lets_others_try_first() {
+        let mut breaker = CircuitBreaker::default();
+        let backoffs: Vec<RoleBackoff> =
+            (0..3).map(|_| fail(&mut breaker, "a", JobFault::OutOfMemory)).collect();
+        assert!(
+            backoffs.iter().all(|backoff| !backoff.is_quarantine && backoff.pause >= UNFIT_BACKOFF)
+        );
+        assert!(backoffs[0].pause < backoffs[2].pause);
     }
 
     #[test]
-    fn a_job_that_a_box_lacks_something_for_keeps_no_other_job_waiting() {
-        let mut temper = CircuitBreaker::default();
+    fn a_job_with_unmet_needs_delays_no_other_job() {
+        let mut breaker = CircuitBreaker::default();
         for job in ["a", "b", "c", "d"] {
-            let rest = fail(&mut temper, job, JobFault::NeedsUnmet);
-            assert_eq!((rest.pause, &*rest.message), (Duration::ZERO, "no"));
+            let backoff = fail(&mut breaker, job, JobFault::NeedsUnmet);
+            assert_eq!((backoff.pause, &*backoff.message), (Duration::ZERO, "no"));
         }
-        assert_eq!(fail(&mut temper, "e", JobFault::DiskFull).pause, UNFIT_BACKOFF);
+        assert_eq!(fail(&mut breaker, "e", JobFault::DiskFull).pause, UNFIT_BACKOFF);
     }
 
     #[test]
-    fn a_box_that_cannot_looks_again_ever_less_often_and_says_so() {
-        let mut temper = CircuitBreaker::default();
-        let rests: Vec<Duration> =
-            (0..10).map(|_| fail(&mut temper, "a", JobFault::DiskFull).pause).collect();
-        assert!(rests.windows(2).all(|pair| pair[1] == (2 * pair[0]).min(UNFIT_BACKOFF_MAX)));
-        assert_eq!(fail(&mut temper, "a", JobFault::DiskFull).message, "no");
-        assert_eq!(fail(&mut temper, "b", JobFault::HostUnfit).message, "no");
-        let looks: Duration = (0..).map_while(CircuitBreaker::dependency_backoff).sum();
-        assert!(looks > Duration::from_secs(3000) && looks < Duration::from_secs(4000));
+    fn an_unfit_host_retries_less_and_less_often_and_reports_it() {
+        let mut breaker = CircuitBreaker::default();
+        let backoffs: Vec<Duration> =
+            (0..10).map(|_| fail(&mut breaker, "a", JobFault::DiskFull).pause).collect();
+        assert!(backoffs.windows(2).all(|pair| pair[1] == (2 * pair[0]).min(UNFIT_BACKOFF_MAX)));
+        assert_eq!(fail(&mut breaker, "a", JobFault::DiskFull).message, "no");
+        assert_eq!(fail(&mut breaker, "b", JobFault::HostUnfit).message, "no");
+        let pauses: Duration = (0..).map_while(CircuitBreaker::dependency_backoff).sum();
+        assert!(pauses > Duration::from_secs(3000) && pauses < Duration::from_secs(4000));
     }
 }

@@ -1,12 +1,8 @@
-//! An agent's pure core: decides what to do with a delivered job, what to write when a job fails,
-//! and when to back off after repeated failures.
+//! The decisions of an agent: what to do with a delivered job, what to write when it fails, and
+//! when to back off. The agent's role runner and the simulator in `tests/sim` carry them out.
 //!
-//! The crate contains no NATS, tokio, clock, process or model code. The agent's role runner
-//! executes its decisions; the simulator in `tests/sim` uses it as well.
-//!
-//! In the order of a job's life: `admission` (accept a delivery?), `throughput` (leave it to faster
-//! agents?), `placement` (does a training fit in memory?), `job_failure` (what to write when it
-//! fails, and whether to retry), `circuit_breaker` (how long to take no jobs afterwards).
+//! The crate contains no NATS, tokio, clock, process or model code. A fact is one write-once
+//! message of the log; an order is a fact that requests work.
 
 mod admission;
 mod circuit_breaker;

@@ -1,13 +1,10 @@
-//! Placement of a training by memory: the agent that received it, if it has enough, or else another
-//! one.
+//! Placement of a training by memory: on the agent that received it, or on another one.
 
-/// The estimated memory need of a training on a host, and the memory that the host can use for it,
-/// in bytes.
+/// The memory that a training needs on a host, and the memory that it may use there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryFit {
-    /// Estimated need in bytes.
     pub needed_bytes: u64,
-    /// Usable memory in bytes; `None` if unknown, in which case the host accepts any training.
+    /// `None` if unknown; the host then accepts any training.
     pub available_bytes: Option<u64>,
 }
 
@@ -18,24 +15,21 @@ impl MemoryFit {
     }
 }
 
-/// Another trainer of the same pool, from its status report.
+/// Another trainer of the same pool, from its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainerPeer {
-    /// Id of the agent.
     pub agent: String,
-    /// Memory need of the training on that host, and the memory it has.
+    /// The need of the training on that host, and the memory there.
     pub memory_fit: MemoryFit,
-    /// True if it trains nothing at the moment.
+    /// True if it trains nothing now.
     pub is_idle: bool,
 }
 
-/// The decision on a training.
+/// The decision on where a training runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TrainingPlacement {
-    /// The training fits on this host.
     RunHere,
-    /// Return the training at once: it does not fit here, and the named agent has enough memory and
-    /// is idle.
+    /// Return the training at once: the named agent has enough memory and is idle.
     HandOver(String),
     /// Keep the training until the named agent, which has enough memory, is idle: if returned now,
     /// it would only be redelivered here.
@@ -44,7 +38,8 @@ pub enum TrainingPlacement {
     Unschedulable(Option<(String, u64)>),
 }
 
-/// Decides for the agent that received a training.
+/// Decides where the training that an agent received runs: on that agent if it fits there,
+/// otherwise on a peer with enough memory, an idle one first.
 pub fn place_training(own: MemoryFit, peers: &[TrainerPeer]) -> TrainingPlacement {
     if own.has_room() {
         return TrainingPlacement::RunHere;
@@ -107,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_nowhere_is_said_with_the_largest_box() {
+    fn a_training_that_fits_nowhere_names_the_largest_host() {
         let peers = [peer("b", 12, true), peer("c", 18, false)];
         assert_eq!(
             place_training(small(), &peers),
@@ -117,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_is_judged_by_what_the_training_needs_there() {
+    fn a_peer_is_judged_by_the_need_on_its_own_host() {
         // The card in f32 needs twice what it does in bf16.
         let room = MemoryFit { needed_bytes: 36, available_bytes: Some(31) };
         let wide = TrainerPeer { memory_fit: room, ..peer("mi50", 31, true) };

@@ -1,18 +1,17 @@
-//! The quarantine of an agent for sampling with wrong weights, as recorded in the log.
+//! The quarantine of an agent that generates with wrong weights, read from the log.
 
 use wire::{FactBody, Record, v1};
 
 /// The quarantine state of one agent, folded from the `quarantine` facts that name it.
 ///
-/// Facts from before the agent's start do not count: call [`QuarantineState::mark_caught_up`] when
-/// the log has been replayed. A quarantine lasts until the agent is restarted.
+/// Only facts since the agent's start count: [`QuarantineState::mark_caught_up`] ends the replay of
+/// older ones. A quarantine lasts until the agent is restarted.
 #[derive(Debug, Clone)]
 pub struct QuarantineState {
-    /// Id of the agent.
     agent: String,
     /// True once later facts are about the running process and not about an earlier one.
     caught_up: bool,
-    /// Message about the quarantine; `None` if the agent is not quarantined.
+    /// The reason for users; `None` if the agent is not quarantined.
     reason: Option<String>,
 }
 
@@ -22,7 +21,7 @@ impl QuarantineState {
         Self { agent: agent.into(), caught_up: false, reason: None }
     }
 
-    /// Records that the log, as it was at the agent's start, has been replayed.
+    /// Records that the log has been replayed up to the agent's start; only later facts count.
     pub fn mark_caught_up(&mut self) {
         self.caught_up = true;
     }
@@ -41,13 +40,12 @@ impl QuarantineState {
         }
     }
 
-    /// Returns the reason why the agent must not generate any more, if quarantined.
+    /// Returns the reason, for users, why the agent may not generate; `None` if it may.
     pub fn quarantine_reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
 }
 
-/// Formats the difference between the agent's canary value and the reference.
 fn format_reason(quarantine: &v1::Quarantine, run: &str) -> String {
     let v1::Quarantine { said, reference, distance, tolerance, agreed, adapter, .. } = quarantine;
     let policy = if adapter.is_empty() { "the base" } else { "the adapter" };
@@ -76,14 +74,14 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_heeds_what_names_it_in_this_life() {
-        let mut standing = QuarantineState::new("a");
-        standing.apply_fact(&record(1, "a"));
-        standing.mark_caught_up();
-        standing.apply_fact(&record(2, "b"));
-        assert_eq!(standing.quarantine_reason(), None);
-        standing.apply_fact(&record(3, "a"));
-        let why = standing.quarantine_reason().unwrap();
+    fn only_quarantines_of_this_agent_since_its_start_count() {
+        let mut state = QuarantineState::new("a");
+        state.apply_fact(&record(1, "a"));
+        state.mark_caught_up();
+        state.apply_fact(&record(2, "b"));
+        assert_eq!(state.quarantine_reason(), None);
+        state.apply_fact(&record(3, "a"));
+        let why = state.quarantine_reason().unwrap();
         assert!(
             why.contains("loaded for run r1") && why.contains("-2.000, expected -1.000 (from b)"),
             "{why}"

@@ -1,17 +1,14 @@
-//! The status of each run that an agent needs: whether it is paused or over, and the current round
-//! of orders.
+//! The status of each run, as far as an agent needs it: paused, over, and the round of its orders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{FactBody, FactKey, Record, RunId, Subject, v1};
 
-/// The status of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunStatus {
     /// 1 + the number of resumes. Orders of earlier rounds are stale: the coordinator has written
     /// new ones.
     pub round: u32,
-    /// True while the run is paused.
     pub paused: bool,
     /// True if the run is done or cancelled, so that no job of it is needed.
     pub is_over: bool,
@@ -26,11 +23,10 @@ impl Default for RunStatus {
 /// The status of all runs, folded from their `control`, `done` and `archived` facts.
 #[derive(Debug, Clone, Default)]
 pub struct RunStatuses {
-    /// Status by run; runs without any such fact have the default.
+    /// Runs without any such fact have the default.
     runs: BTreeMap<RunId, RunStatus>,
     /// Archived cycles of open runs, whose bulky facts the log has purged or will purge soon.
     archived_cycles: BTreeMap<RunId, BTreeSet<u32>>,
-    /// Sequence of the last fact applied.
     last_sequence: u64,
 }
 
@@ -55,35 +51,35 @@ impl RunStatuses {
             _ => return,
         };
         self.last_sequence = record.sequence;
-        let course = self.runs.entry(run.clone()).or_default();
+        let status = self.runs.entry(run.clone()).or_default();
         match action {
-            Action::Pause => course.paused = true,
+            Action::Pause => status.paused = true,
             Action::Resume => {
-                course.round = course.round.saturating_add(u32::from(course.paused));
-                course.paused = false;
+                status.round = status.round.saturating_add(u32::from(status.paused));
+                status.paused = false;
             }
             Action::Cancel => {
-                course.is_over = true;
+                status.is_over = true;
                 self.archived_cycles.remove(run);
             }
             Action::Unspecified => {}
         }
     }
 
-    /// Returns the status of a run.
+    /// Returns the status of a run; the default if no fact is about it.
     pub fn run_status(&self, run: &RunId) -> RunStatus {
         self.runs.get(run).copied().unwrap_or_default()
     }
 
     /// Returns the status of a fact's run as it applies to that fact: for orders and samples of an
-    /// archived cycle the run counts as over, because results for them would be ignored.
+    /// archived cycle the run is over, because results for them would be ignored.
     pub fn status_for_fact(&self, subject: &Subject) -> RunStatus {
-        let course = self.run_status(&subject.run);
+        let status = self.run_status(&subject.run);
         let archived = subject.key.cycle_number().filter(|_| subject.key.is_bulky());
         let gone = archived.is_some_and(|cycle| {
             self.archived_cycles.get(&subject.run).is_some_and(|cycles| cycles.contains(&cycle))
         });
-        RunStatus { is_over: course.is_over || gone, ..course }
+        RunStatus { is_over: status.is_over || gone, ..status }
     }
 }
 
@@ -93,32 +89,32 @@ mod tests {
 
     use super::*;
 
-    fn course(facts: &[(&str, &str)], subject: &str) -> RunStatus {
-        let mut courses = RunStatuses::default();
+    fn status(facts: &[(&str, &str)], subject: &str) -> RunStatus {
+        let mut statuses = RunStatuses::default();
         for (sequence, (subject, payload)) in (1..).zip(facts) {
             let subject = format!("flotilla.r1.{subject}");
             let fact = Fact::from_json(&subject, payload.as_bytes()).unwrap();
-            courses.apply_fact(&Record { sequence, time_ms: 0, author: None, fact });
+            statuses.apply_fact(&Record { sequence, time_ms: 0, author: None, fact });
         }
-        courses.status_for_fact(&format!("flotilla.r1.{subject}").parse().unwrap())
+        statuses.status_for_fact(&format!("flotilla.r1.{subject}").parse().unwrap())
     }
 
     #[test]
     fn each_resume_begins_a_round_and_a_cancel_ends_all() {
         let (pause, resume) = (r#"{"action":"PAUSE"}"#, r#"{"action":"RESUME"}"#);
         let steps = [("control.1", pause), ("control.2", resume), ("control.3", resume)];
-        let state = |n: usize| course(&steps[..n], "samples.1.j1");
+        let state = |n: usize| status(&steps[..n], "samples.1.j1");
         assert_eq!(state(1), RunStatus { round: 1, paused: true, is_over: false });
         assert_eq!(state(3), RunStatus { round: 2, paused: false, is_over: false });
         let cancel = [("control.1", r#"{"action":"CANCEL"}"#)];
-        assert!(course(&cancel, "checkpoint.1.4").is_over);
+        assert!(status(&cancel, "checkpoint.1.4").is_over);
     }
 
     #[test]
-    fn what_is_made_for_an_archived_cycle_is_over_and_its_checkpoints_are_not() {
+    fn samples_of_an_archived_cycle_are_over_and_its_checkpoints_are_not() {
         let archived = [("cycle.1.archived", r#"{"cycle":1}"#)];
-        assert!(course(&archived, "samples.1.j1").is_over);
-        assert!(!course(&archived, "samples.2.j1").is_over);
-        assert!(!course(&archived, "checkpoint.1.4").is_over);
+        assert!(status(&archived, "samples.1.j1").is_over);
+        assert!(!status(&archived, "samples.2.j1").is_over);
+        assert!(!status(&archived, "checkpoint.1.4").is_over);
     }
 }

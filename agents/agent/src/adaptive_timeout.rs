@@ -1,9 +1,8 @@
-//! An adaptive silence timeout for workers: a pure policy that learns the worker's own reporting
-//! interval.
+//! A silence timeout for workers that learns the worker's own reporting interval.
 
 use std::time::{Duration, Instant};
 
-/// The number of intervals that must be known; until then the worker may still be starting.
+/// With fewer known intervals the worker may still be starting.
 const INTERVALS_MIN: u32 = 3;
 
 /// A worker that is silent for this many times its longest interval is hung.
@@ -42,7 +41,7 @@ impl AdaptiveTimeout {
         }
     }
 
-    /// Returns the time that the next silence may last.
+    /// Returns the time for which the worker may be silent now before it counts as hung.
     pub fn current_limit(&self) -> Duration {
         if self.intervals < INTERVALS_MIN {
             return self.first;
@@ -58,7 +57,6 @@ mod tests {
     const FIRST: Duration = Duration::from_secs(1800);
     const FLOOR: Duration = Duration::from_secs(60);
 
-    /// The limit after words at these seconds.
     fn limit(words: &[u64]) -> Duration {
         let (mut patience, start) = (AdaptiveTimeout::new(FIRST, FLOOR), Instant::now());
         for word in words {

@@ -1,10 +1,9 @@
 //! The agent process: one loop for each role, which pulls jobs and runs them to completion.
 //!
-//! Order of work: result facts first, then the acknowledgement. A lease is an unacknowledged
-//! delivery. An agent that dies therefore loses at most the jobs it held, and another agent
-//! receives them when their leases expire.
+//! Results are written before the delivery is acknowledged. An agent that dies therefore loses only
+//! the jobs it held, and another agent receives them when their leases expire.
 
-use std::{convert::Infallible, future::pending, path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
 use bus::{Bus, Delivery, ReadError, WorkError, WorkQueue};
 use futures::{
@@ -19,44 +18,24 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use wire::{AgentId, Pool, WorkKind, v1};
+use wire::{WorkKind, v1};
 
 use crate::{
-    AgentRole, HostDoctor, PeerExchange, lease_journal,
-    live_status::{LiveStatus, memory_bytes, timestamp_now},
+    AgentConfig, AgentRole, HostDoctor, PeerExchange,
+    agent_context::AgentContext,
+    lease_journal,
+    live_status::{LiveStatus, memory_bytes},
     peer_exchange, prefetch,
-    role_runner::{AgentContext, RoleRunner, role_name},
+    role_name::role_name,
+    role_runner::RoleRunner,
     run_tracker::RunTracker,
     task_context::{TaskContext, TaskStatus},
     telemetry::{self, TelemetryHandle},
 };
 
-/// The length of one long poll for work.
 const POLL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The pause after a failed pull, when the bus does not answer.
 const PULL_ERROR_PAUSE: Duration = Duration::from_millis(500);
-
-/// The identity and settings of one agent.
-#[derive(Debug, Clone)]
-pub struct AgentConfig {
-    /// The agent's unique id in the fleet.
-    pub id: AgentId,
-    /// The version of the program, as shown to users.
-    pub version: String,
-    /// The pool whose work the agent takes.
-    pub pool: Pool,
-    /// The agent's own directory, for worker logs and other files.
-    pub directory: PathBuf,
-    /// The time after which an unrenewed lease expires.
-    pub lease: Duration,
-    /// The name of the host's hardware profile.
-    pub profile: String,
-    /// The checks that decide whether the host may take a role or an order.
-    pub doctor: HostDoctor,
-    /// Requested roles that this process cannot take until it is restarted.
-    pub withheld: Vec<v1::Withheld>,
-}
 
 /// An agent and its roles.
 ///
@@ -84,8 +63,7 @@ pub struct Agent {
     drain_request: CancellationToken,
 }
 
-/// A callback that receives the agent's status at a fixed interval, for the process that started
-/// the agent.
+/// A callback that receives the agent's status at a fixed interval, for the parent process.
 struct StatusReporter {
     interval: Duration,
     on_status: Box<dyn FnMut(&v1::AgentStatus) + Send>,
@@ -123,42 +101,43 @@ impl Agent {
         }
     }
 
-    /// Samples the host's telemetry while the agent runs, and protects the host by its limits.
+    /// Adds host telemetry, and the protection of the host by its limits.
     #[must_use]
     pub fn with_telemetry(mut self, options: telemetry::TelemetryOptions) -> Self {
         self.telemetry_options = Some(options);
         self
     }
 
-    /// Exchanges files with other agents while the agent runs. The cache passed to `Agent::new`
-    /// must already use the same peers.
+    /// Adds the exchange of files with other agents. The cache passed to `Agent::new` must already
+    /// use the same peers.
     #[must_use]
     pub fn with_exchange(mut self, exchange: PeerExchange) -> Self {
         self.exchange = Some(exchange);
         self
     }
 
-    /// Drains the agent when this token is cancelled, as a drain command over the bus does.
+    /// Adds a token that drains the agent when cancelled, as a drain command over the bus does.
     #[must_use]
-    pub fn with_drain_request(mut self, told: CancellationToken) -> Self {
-        self.drain_request = told;
+    pub fn with_drain_request(mut self, request: CancellationToken) -> Self {
+        self.drain_request = request;
         self
     }
 
-    /// Reports the agent's status: first when the agent has its queues and receives commands, then
-    /// at each interval. The reports come from the task that does the agent's work, so an agent
+    /// Adds a callback for the agent's status: called when the agent is ready for commands and then
+    /// at each interval. It is called from the task that does the agent's work, so that an agent
     /// that hangs is silent.
     #[must_use]
     pub fn with_status_reports(
         mut self,
         every: Duration,
-        tell: impl FnMut(&v1::AgentStatus) + Send + 'static,
+        on_status: impl FnMut(&v1::AgentStatus) + Send + 'static,
     ) -> Self {
-        self.status_reporter = Some(StatusReporter { interval: every, on_status: Box::new(tell) });
+        self.status_reporter =
+            Some(StatusReporter { interval: every, on_status: Box::new(on_status) });
         self
     }
 
-    /// Runs one background task, listed by this name among the agent's roles. An agent without
+    /// Adds one background task, listed by this name among the agent's roles. An agent without
     /// other roles ends when the task is done.
     #[must_use]
     pub fn with_background_task(
@@ -251,7 +230,6 @@ impl Agent {
     }
 }
 
-/// Joins the work queue of each role.
 async fn join_work_queues(
     bus: &Bus,
     config: &AgentConfig,
@@ -264,8 +242,7 @@ async fn join_work_queues(
     Ok(queues)
 }
 
-/// Runs the agent's background task, if it has one. A failure is sent to `failed`, and this future
-/// then never ends.
+/// A failure is sent to `failed`; this future then never ends.
 async fn run_background_task(
     task: Option<BackgroundTask>,
     stop: CancellationToken,
@@ -280,8 +257,6 @@ async fn run_background_task(
     }
 }
 
-/// Spawns the tasks that measure training memory and prefetch checkpoints, until `over` is
-/// cancelled.
 fn spawn_background(
     shared: &AgentContext,
     roles: &[Arc<dyn AgentRole>],
@@ -292,8 +267,6 @@ fn spawn_background(
     background.spawn(prefetch::run_prefetch(shared.clone(), roles.to_vec(), over.clone()));
 }
 
-/// Spawns the task that serves files to other agents, until `over` is cancelled. Does nothing
-/// without an exchange.
 fn serve_peers(
     exchange: Option<PeerExchange>,
     cache: &FileCache,
@@ -305,28 +278,26 @@ fn serve_peers(
     background.spawn(async move { over.run_until_cancelled(serving).await.is_some() });
 }
 
-/// Returns a function that refreshes the parts of the status that change without an event: the
-/// roles' throughput and the counts of exchanged bytes.
+/// Returns a function that refreshes the parts of the status that change without an event.
 fn status_updater(
     roles: Vec<Arc<dyn AgentRole>>,
     peers: Option<PeerNode>,
 ) -> impl Fn(&mut v1::AgentStatus) {
     move |status| {
-        let pace = roles.iter().find_map(|role| role.current_throughput());
-        status.tokens_per_s = pace.map_or(0.0, |pace| pace.tokens_per_s);
-        status.sample_s = pace.map_or(0.0, |pace| pace.sample_s());
+        let throughput = roles.iter().find_map(|role| role.current_throughput());
+        status.tokens_per_s = throughput.map_or(0.0, |own| own.tokens_per_s);
+        status.sample_s = throughput.map_or(0.0, |own| own.sample_s());
         peer_exchange::update_byte_counts(peers.as_ref(), status);
     }
 }
 
-/// Reports the status at each interval for as long as it is polled, and never returns. It reports
-/// only while the bus connection is open or being restored, not after the connection is closed.
+/// Never returns. Reports only while the bus connection is open or being restored.
 async fn report_status(
     reporting: Option<StatusReporter>,
     bus: Bus,
-    presence: LiveStatus,
+    live_status: LiveStatus,
 ) -> Infallible {
-    let Some(StatusReporter { interval: every, on_status: mut tell }) = reporting else {
+    let Some(StatusReporter { interval: every, mut on_status }) = reporting else {
         return pending().await;
     };
     let mut tick = tokio::time::interval(every);
@@ -334,19 +305,18 @@ async fn report_status(
     loop {
         tick.tick().await;
         if bus.is_open() {
-            tell(&presence.current_status());
+            on_status(&live_status.current_status());
         }
     }
 }
 
-/// Builds the status that the agent announces first. Roles are added to it as they are enabled.
 fn initial_status(
     config: &AgentConfig,
     roles: &[Arc<dyn AgentRole>],
-    beside: Option<&BackgroundTask>,
+    background_task: Option<&BackgroundTask>,
 ) -> v1::AgentStatus {
     // Roles of jobs are added when they are enabled.
-    let names = beside.map(|beside| beside.name.to_owned());
+    let names = background_task.map(|task| task.name.to_owned());
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     v1::AgentStatus {
         agent: config.id.to_string(),
@@ -355,7 +325,7 @@ fn initial_status(
         roles: names.into_iter().collect(),
         pool: config.pool.to_string(),
         state: v1::agent_status::State::Ready.into(),
-        started_at: Some(timestamp_now()),
+        started_at: Some(wire::clock::now()),
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
         memory_bytes: memory_bytes(),
         profile: config.profile.clone(),
@@ -366,35 +336,34 @@ fn initial_status(
     }
 }
 
-/// Describes a role's engine as `ROLE: ENGINE`. Returns `None` if the role runs no model.
+/// Formats `ROLE: ENGINE`; `None` if the role runs no model.
 fn describe_engine(role: &dyn AgentRole) -> Option<String> {
     let engine = role.describe_engine();
     (!engine.is_empty()).then(|| format!("{}: {engine}", role_name(role.work_kind())))
 }
 
-/// Lists a role's abilities as `ROLE:ABILITY`.
+/// Lists the abilities as `ROLE:ABILITY`.
 fn list_abilities(role: &dyn AgentRole) -> impl Iterator<Item = String> {
     let name = role_name(role.work_kind());
     role.list_abilities().into_iter().map(move |ability| format!("{name}:{ability}"))
 }
 
-/// Checks the host for one role before the first status is announced: enables or withholds the
-/// role, and measures the memory that a training may use.
-async fn check_role(presence: &LiveStatus, doctor: &HostDoctor, role: &dyn AgentRole) {
+/// Enables or withholds one role before the first status is announced.
+async fn check_role(live_status: &LiveStatus, doctor: &HostDoctor, role: &dyn AgentRole) {
     let name = role_name(role.work_kind());
     let against = if role.uses_gpu() { doctor.check_role(name).await } else { None };
     match against {
-        Some(finding) => presence.withhold_role(name, &finding),
-        None => presence.enable_role(name),
+        Some(finding) => live_status.withhold_role(name, &finding),
+        None => live_status.enable_role(name),
     }
     if role.work_kind() == WorkKind::Train {
         let bytes = doctor.training_budget_bytes(role.uses_gpu()).await;
-        presence.update_status(|status| status.training_bytes = bytes.unwrap_or(0));
+        live_status.update_status(|status| status.training_bytes = bytes.unwrap_or(0));
     }
 }
 
-/// Starts to follow the states of all runs, and waits until they are known or `stop` is cancelled.
-/// The returned task ends only when the log has been replaced.
+/// Waits until the states of all runs are known or `stop` is cancelled. The returned task ends only
+/// when the log has been replaced.
 async fn follow_runs(
     runs: &RunTracker,
     bus: &Bus,
@@ -407,7 +376,6 @@ async fn follow_runs(
     following
 }
 
-/// Notifies the roles when the agent starts to drain, so that long work can be saved.
 async fn announce_drain(
     drain: CancellationToken,
     roles: Vec<Arc<dyn AgentRole>>,
@@ -419,18 +387,16 @@ async fn announce_drain(
     }
 }
 
-/// Drains the agent on a command over the bus or on the local drain request, until `over` is
-/// cancelled.
 async fn handle_commands(
     mut commands: BoxStream<'static, v1::AgentCommand>,
-    told: CancellationToken,
+    request: CancellationToken,
     drain: CancellationToken,
     over: CancellationToken,
 ) {
     loop {
         tokio::select! {
             () = over.cancelled() => return,
-            () = told.cancelled(), if !drain.is_cancelled() => drain.cancel(),
+            () = request.cancelled(), if !drain.is_cancelled() => drain.cancel(),
             Some(command) = commands.next() => match command.action() {
                 v1::agent_command::Action::Drain => drain.cancel(),
                 v1::agent_command::Action::Unspecified => {}
@@ -439,8 +405,7 @@ async fn handle_commands(
     }
 }
 
-/// Waits for held jobs. After `stop` is cancelled it waits for at most `grace`, then cancels
-/// `leave` so that the jobs end now.
+/// Waits at most `grace` after `stop` is cancelled, then cancels `leave`, which ends the jobs.
 async fn wait_for_held_jobs<T>(
     work: impl Future<Output = T>,
     stop: &CancellationToken,
@@ -459,47 +424,47 @@ async fn wait_for_held_jobs<T>(
     }
 }
 
-/// Takes jobs while the role has room for them. Returns when the agent is drained and holds no job
-/// of the role.
+/// Takes jobs while the role has room. Returns when the agent is drained and holds no job of the
+/// role.
 ///
 /// Held jobs are polled before the next delivery is requested, because a job takes its room at its
 /// first poll.
-async fn run_role_loop(post: RoleRunner, mut queue: WorkQueue, drain: &CancellationToken) {
+async fn run_role_loop(runner: RoleRunner, mut queue: WorkQueue, drain: &CancellationToken) {
     let mut held = FuturesUnordered::new();
-    let mut resting = Instant::now();
+    let mut paused_until = Instant::now();
     while !drain.is_cancelled() {
         tokio::select! {
             biased;
-            Some(rest) = held.next() => resting = resting.max(Instant::now() + rest),
+            Some(pause) = held.next() => paused_until = paused_until.max(Instant::now() + pause),
             () = drain.cancelled() => {}
-            delivery = next_delivery(&post, &mut queue, resting) => match delivery {
+            delivery = next_delivery(&runner, &mut queue, paused_until) => match delivery {
                 Ok(None) => {}
-                Ok(Some(delivery)) => held.push(post.handle_delivery(delivery)),
+                Ok(Some(delivery)) => held.push(runner.handle_delivery(delivery)),
                 Err(error) => {
                     let error = format!("{:#}", anyhow::Error::from(error));
-                    tracing::warn!(kind = %post.role.work_kind(), error, "pulling work");
-                    resting = Instant::now() + PULL_ERROR_PAUSE;
+                    tracing::warn!(kind = %runner.role.work_kind(), error, "pulling work");
+                    paused_until = Instant::now() + PULL_ERROR_PAUSE;
                 }
             },
         }
     }
-    post.shared
+    runner
+        .shared
         .live_status
         .update_status(|status| status.state = v1::agent_status::State::Draining.into());
     while held.next().await.is_some() {}
 }
 
-/// Waits until the role may take a job, then for the next delivery. Returns `None` if the poll
-/// ended without one, or if the host's limits or a quarantine forbid new work. Cancel-safe, as its
-/// parts are.
+/// Returns `None` if the poll ended without a delivery, or if the host's limits or a quarantine
+/// forbid new work. Cancel-safe.
 async fn next_delivery(
-    post: &RoleRunner,
+    runner: &RoleRunner,
     queue: &mut WorkQueue,
-    resting: Instant,
+    paused_until: Instant,
 ) -> Result<Option<Delivery>, WorkError> {
-    tokio::time::sleep_until(resting).await;
-    post.wait_for_room().await;
-    let watch = &post.shared.telemetry;
+    tokio::time::sleep_until(paused_until).await;
+    runner.wait_for_room().await;
+    let watch = &runner.shared.telemetry;
     watch.wait_until_allowed().await;
     tokio::select! {
         biased;
@@ -507,7 +472,7 @@ async fn next_delivery(
             queue.release_pull();
             Ok(None)
         }
-        () = post.wait_for_quarantine() => {
+        () = runner.wait_for_quarantine() => {
             queue.release_pull();
             Ok(None)
         }

@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use process::{ChildPid, OutputTail};
+use rustix::process::Signal;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::{ChildStdin, ChildStdout},
@@ -17,13 +18,13 @@ use tokio::{
 
 use crate::process_groups::{GroupMember, ProcessGroups};
 
-/// The size limit of a log file; further output of the child is dropped.
+/// Further output of the child is dropped.
 const LOG_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// The limit of one log line; a longer line is split.
+/// A longer line is split.
 const LOG_LINE_BYTES_MAX: u64 = 16 * 1024;
 
-/// The size of the last log lines that are kept for a failure fact.
+/// The size of the last lines that are kept for a failure fact.
 const LOG_TAIL_BYTES_MAX: usize = 4 * 1024;
 
 /// The environment variables that a child inherits. All others must be given explicitly.
@@ -49,9 +50,7 @@ const INHERITED_VARIABLES: [&str; 13] = [
 pub struct ChildCommand {
     /// The name that groups this command's children, for signals.
     pub name: String,
-    /// The executable.
     pub program: PathBuf,
-    /// The arguments, without the program.
     pub arguments: Vec<OsString>,
     /// Variables that are set in addition to the inherited ones.
     pub environment: BTreeMap<String, String>,
@@ -69,9 +68,9 @@ pub struct ChildCommand {
 #[derive(Debug)]
 pub struct ChildProcess {
     process: tokio::process::Child,
-    group: Option<Pid>,
+    pid: Option<ChildPid>,
     member: Option<GroupMember>,
-    log_tail: Arc<Mutex<String>>,
+    log_tail: Arc<Mutex<OutputTail>>,
 }
 
 impl ChildCommand {
@@ -85,10 +84,8 @@ impl ChildCommand {
         inherited.chain(given).collect()
     }
 
-    /// Starts the child with pipes to its stdin and stdout; its stderr goes to the log.
-    ///
-    /// # Errors
-    /// When the log cannot be created or the program cannot be started.
+    /// Starts the child, in its own process group, with pipes to its stdin and stdout; its stderr
+    /// goes to the log.
     pub fn spawn_child(&self) -> std::io::Result<(ChildProcess, ChildStdin, ChildStdout)> {
         if let Some(directory) = self.log.parent() {
             std::fs::create_dir_all(directory)?;
@@ -106,46 +103,24 @@ impl ChildCommand {
             .spawn()?;
         let pipes = process.stdin.take().zip(process.stdout.take()).zip(process.stderr.take());
         let ((stdin, stdout), stderr) = pipes.expect("all three were asked for");
-        let group = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let member = group.map(|group| self.process_groups.register_group(group, &self.name));
-        let tail = Arc::new(Mutex::new(String::new()));
+        let pid = process.id().and_then(ChildPid::from_id);
+        let member = pid.map(|pid| self.process_groups.register_group(pid, &self.name));
+        let tail = Arc::new(Mutex::new(OutputTail::new(LOG_TAIL_BYTES_MAX)));
         tokio::spawn(copy_log(stderr, tokio::fs::File::from_std(log), tail.clone()));
-        Ok((ChildProcess { process, group, member, log_tail: tail }, stdin, stdout))
-    }
-}
-
-/// A copyable handle that ends a child's process group.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ProcessKiller(Option<Pid>);
-
-impl ProcessKiller {
-    /// Sends SIGTERM to the child alone; the child must end the processes that it started.
-    pub(crate) fn terminate_child(self) {
-        if let Some(child) = self.0 {
-            // The process may be gone already.
-            let _ = kill_process(child, Signal::TERM);
-        }
-    }
-
-    /// Sends SIGKILL to the whole process group.
-    pub(crate) fn kill_group(self) {
-        if let Some(group) = self.0 {
-            // The group may be gone already.
-            let _ = kill_process_group(group, Signal::KILL);
-        }
+        Ok((ChildProcess { process, pid, member, log_tail: tail }, stdin, stdout))
     }
 }
 
 impl ChildProcess {
-    /// Returns a handle that ends the child. Use it only until the child has been waited for: after
+    /// Returns the process id, which is also the id of the group. Use it only until the child has been waited for: after
     /// that, its process id may belong to another process.
-    pub(crate) fn process_killer(&self) -> ProcessKiller {
-        ProcessKiller(self.group)
+    pub(crate) fn process_id(&self) -> Option<ChildPid> {
+        self.pid
     }
 
     /// Returns the last lines that the child wrote to stderr, at most 4 KiB.
     pub fn read_log_tail(&self) -> String {
-        self.log_tail.lock().map(|tail| tail.clone()).unwrap_or_default()
+        self.log_tail.lock().map(|tail| tail.as_str().to_owned()).unwrap_or_default()
     }
 
     /// Waits at most `limit` for the child to exit, and describes the exit status for users.
@@ -165,18 +140,18 @@ impl ChildProcess {
 impl Drop for ChildProcess {
     fn drop(&mut self) {
         // A child that was waited for has no id here: its process id may belong to another process.
-        if self.process.id().is_some() {
-            self.process_killer().kill_group();
+        if let Some(pid) = self.process.id().and_then(ChildPid::from_id) {
+            pid.signal_group(Signal::KILL);
         }
     }
 }
 
 /// Copies the child's stderr to the log file, up to its size limit, and keeps the last lines in
-/// `tail`. Returns when stderr closes.
+/// `tail`.
 async fn copy_log(
     stderr: impl tokio::io::AsyncRead + Unpin,
     mut log: tokio::fs::File,
-    tail: Arc<Mutex<String>>,
+    tail: Arc<Mutex<OutputTail>>,
 ) {
     let mut lines = BufReader::new(stderr);
     let mut written = 0;
@@ -187,24 +162,13 @@ async fn copy_log(
         }
         if let Ok(mut tail) = tail.lock() {
             tail.push_str(&String::from_utf8_lossy(&line));
-            shorten_tail(&mut tail);
         }
         line.clear();
     }
     let _ = log.flush().await;
 }
 
-/// Cuts the text from the front to at most 4 KiB, at a character boundary.
-fn shorten_tail(tail: &mut String) {
-    let mut cut = tail.len().saturating_sub(LOG_TAIL_BYTES_MAX);
-    while !tail.is_char_boundary(cut) {
-        cut += 1;
-    }
-    tail.drain(..cut);
-}
-
-/// Returns the path of a worker's log: one file for each role and slot, overwritten by the next
-/// worker.
+/// One file for each role and slot, overwritten by the next worker.
 pub(crate) fn log_path(directory: &Path, name: &str) -> PathBuf {
     directory.join("logs").join(format!("{name}.log"))
 }

@@ -1,5 +1,4 @@
-//! Checks of the host before an agent relies on it: before a role is enabled, and before an order
-//! is taken.
+//! Checks of the host before a role is enabled, and before an order is taken.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -12,7 +11,6 @@ pub struct HostDoctor {
     settings: Arc<DoctorSettings>,
 }
 
-/// The settings of the host checks, shared by all clones.
 #[derive(Debug)]
 struct DoctorSettings {
     root: PathBuf,
@@ -28,12 +26,11 @@ impl HostDoctor {
         Self { settings: Arc::new(DoctorSettings { root, ignored, training_bytes }) }
     }
 
-    /// Takes a snapshot of the host on a blocking thread.
     async fn take_snapshot(&self) -> HostSnapshot {
         let root = self.settings.root.clone();
-        let look = move || HostSnapshot::take_snapshot(&LiveFiles::new(root));
+        let take = move || HostSnapshot::take_snapshot(&LiveFiles::new(root));
         // A snapshot that panicked is empty.
-        tokio::task::spawn_blocking(look).await.unwrap_or_default()
+        tokio::task::spawn_blocking(take).await.unwrap_or_default()
     }
 
     /// Returns the failed check that keeps a role that uses the GPU from running on this host.
@@ -41,8 +38,8 @@ impl HostDoctor {
         self.first_failure(doctor::findings_for_role(&self.take_snapshot().await, role))
     }
 
-    /// Returns the failed check that keeps a planned training from running on this host. Logs the
-    /// plan's warnings.
+    /// Returns the failed check that keeps a planned training from running on this host, if any.
+    /// Logs the plan's warnings.
     pub async fn check_plan(
         &self,
         profile: &HardwareProfile,
@@ -58,11 +55,11 @@ impl HostDoctor {
     }
 
     /// Returns the memory in bytes that a training may use now: the user's setting, otherwise the
-    /// detected budget of the GPU. Returns `None` if it is unknown.
+    /// detected budget of the GPU or host; `None` if unknown.
     pub async fn training_budget_bytes(&self, on_gpu: bool) -> Option<u64> {
         match self.settings.training_bytes {
             None if on_gpu => doctor::memory_budget(&self.take_snapshot().await),
-            said => said,
+            setting => setting,
         }
     }
 
@@ -71,7 +68,6 @@ impl HostDoctor {
         self.settings.ignored.iter().any(|ignored| ignored == id)
     }
 
-    /// Returns the first failed check that is not ignored.
     fn first_failure(&self, findings: Vec<DoctorFinding>) -> Option<DoctorFinding> {
         let mut failures =
             findings.into_iter().filter(|finding| finding.severity == Severity::Fail);

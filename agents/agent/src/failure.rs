@@ -1,4 +1,5 @@
-//! The failure facts of a job: reading the last one and writing the next.
+//! The failure facts of a job: reads the last one and writes the next. Decisions are in
+//! `agent-core`.
 
 use agent_core::{FailedAttempt, RetryDecision};
 use bus::PublishOutcome;
@@ -6,11 +7,19 @@ use wire::{FactBody, FactKey, WorkKind, v1};
 
 use crate::{JobError, LeasedJob};
 
-/// The attempts to write a failure while other agents write failures of the same job.
+/// Attempts to write a failure while other agents write failures of the same job.
 const WRITE_TRIES: usize = 8;
 
-/// Writes a failure for each result that the job has not produced. Returns whether the job is
-/// retried or given up.
+impl LeasedJob {
+    /// Returns true if a result with errors of this host is written as final, because enough agents
+    /// have tried. `others` are the other available agents that could try.
+    pub async fn errors_are_final(&self, others: &[String]) -> Result<bool, JobError> {
+        let last = last_failure(self.kind, self).await?;
+        Ok(agent_core::errors_are_final(last.as_ref(), &self.agent, others))
+    }
+}
+
+/// Writes a failure for each result that the job has not produced.
 pub(crate) async fn record_failure(
     kind: WorkKind,
     job: &LeasedJob,
@@ -19,16 +28,16 @@ pub(crate) async fn record_failure(
     let JobError::Failed { fault, message, log_tail } = error else {
         return Err(JobError::Stopped);
     };
-    let blow =
+    let attempt =
         FailedAttempt { run: &job.run, kind, agent: &job.agent, fault: *fault, message, log_tail };
     let mut failures = Vec::new();
     for id in missing_results(job).await? {
-        failures.extend(append_failure(job, &blow, &id).await?);
+        failures.extend(append_failure(job, &attempt, &id).await?);
     }
     Ok(agent_core::decide_retry(&failures))
 }
 
-/// Returns the last failure of the job's first missing result, if it failed before.
+/// Returns the last failure of the job's first missing result.
 pub(crate) async fn last_failure(
     kind: WorkKind,
     job: &LeasedJob,
@@ -39,7 +48,6 @@ pub(crate) async fn last_failure(
     }
 }
 
-/// Returns the ids of the results that the job has not produced yet.
 async fn missing_results(job: &LeasedJob) -> Result<Vec<String>, JobError> {
     let place = &job.record.fact.subject.key;
     let suites = match place.checkpoint_position() {
@@ -57,7 +65,6 @@ async fn missing_results(job: &LeasedJob) -> Result<Vec<String>, JobError> {
     Ok(ids)
 }
 
-/// Reads the last failure fact of one result id.
 async fn read_last_failure(
     job: &LeasedJob,
     kind: WorkKind,
@@ -72,20 +79,20 @@ async fn read_last_failure(
 }
 
 /// Writes the next failure of one result id, after those that other agents write meanwhile. Returns
-/// the last failure of the id, if there is one; it is the one written unless an earlier failure is
-/// final.
+/// the id's last failure: the one written, unless an earlier one is final or the new one adds
+/// nothing.
 async fn append_failure(
     job: &LeasedJob,
-    blow: &FailedAttempt<'_>,
+    attempt: &FailedAttempt<'_>,
     id: &str,
 ) -> Result<Option<v1::Failure>, JobError> {
-    let kind = blow.kind;
+    let kind = attempt.kind;
     for _ in 0..WRITE_TRIES {
         let last = read_last_failure(job, kind, id).await?;
         if last.as_ref().is_some_and(|last| last.r#final) {
             return Ok(last);
         }
-        let Some(failure) = agent_core::build_failure(blow, id, last.as_ref()) else {
+        let Some(failure) = agent_core::build_failure(attempt, id, last.as_ref()) else {
             return Ok(last);
         };
         let place = FactKey::Failure { kind, id: id.to_owned(), attempt: failure.attempt };

@@ -24,7 +24,7 @@ pub struct WorkerLauncher {
     pub silence_limit: Option<Duration>,
     /// The number of cores that a worker may use.
     pub threads: usize,
-    /// The device: `cpu`, `cuda`, `metal`, …
+    /// `cpu`, `cuda`, `metal`, …
     pub device: String,
     /// The type in which candle holds weights: `f32` or `bf16`.
     pub dtype: String,
@@ -34,7 +34,6 @@ pub struct WorkerLauncher {
     pub profile: HardwareProfile,
     /// The root of the host's file system: `/` except in tests.
     pub root: PathBuf,
-    /// The registry that all children join.
     pub process_groups: ProcessGroups,
 }
 
@@ -46,8 +45,8 @@ impl WorkerLauncher {
         AdaptiveTimeout::new(first.min(limit), floor.min(limit))
     }
 
-    /// Returns the command of a worker. `name` distinguishes the worker and its log from others;
-    /// the worker that does a role's work has the name of its work kind.
+    /// Returns the command of a worker process. `name` distinguishes the worker and its log from
+    /// others; the worker that does a role's work has the name of its work kind.
     pub fn worker_command(
         &self,
         kind: &str,

@@ -1,16 +1,24 @@
 //! Lease renewal: the heartbeat that keeps a delivery assigned to this agent.
+//!
+//! A lease is an unacknowledged delivery, and expires when it is not renewed in time:
+//!
+//! ```text
+//! held       renewed every third of the lease
+//! settled    acknowledged, or returned for redelivery
+//! expired    no renewal arrived for a whole lease: the server gives the job to another agent
+//! ```
+//!
+//! With a lease of 30 s, renewals are 10 s apart; two may be lost before the lease expires.
 
 use bus::Delivery;
 
 use crate::lease_journal::LeaseFile;
 
-/// Renews a delivery's lease, and its entry in the lease journal, for as long as it is polled.
-/// Never returns.
+/// Renews a lease, and its entry in the lease journal, for as long as it is polled.
 pub(crate) async fn renew_until_done(
     delivery: &Delivery,
-    note: &LeaseFile,
+    lease_file: &LeaseFile,
 ) -> std::convert::Infallible {
-    // Three heartbeats a lease: two may be lost before the lease expires.
     let mut beat = tokio::time::interval(delivery.lease_duration() / 3);
     beat.tick().await;
     loop {
@@ -18,6 +26,6 @@ pub(crate) async fn renew_until_done(
         if let Err(error) = delivery.renew_lease().await {
             tracing::warn!(%error, "lease renewal failed");
         }
-        note.mark_renewed();
+        lease_file.mark_renewed();
     }
 }

@@ -1,9 +1,6 @@
-//! An on-disk list of held leases. A restarted agent returns the leases that a killed one held, so
-//! that no job waits until its lease expires.
-//!
-//! There is one small file for each held job, below the agent's directory; it is removed when the
-//! job is settled. The files are hints: a lost or torn file costs one lease's wait and nothing
-//! else.
+//! An on-disk list of held leases, one small file for each. A restarted agent returns the leases
+//! that a killed one held, so that no job waits until its lease expires. The files are hints: a
+//! lost or torn one costs one lease's wait.
 
 use std::{
     fs::{self, File},
@@ -13,13 +10,13 @@ use std::{
 
 use bus::{Bus, Delivery};
 
-/// The number of files that are read after a restart; no agent holds more jobs.
+/// No agent holds more jobs.
 const LEASE_FILES_MAX: usize = 1024;
 
-/// The size limit of a file; no delivery name is longer.
+/// No delivery name is longer.
 const LEASE_FILE_BYTES_MAX: u64 = 1024;
 
-/// The journal file of one held job. Dropping it removes the file.
+/// The journal file of one held job, removed when this is dropped.
 pub(crate) struct LeaseFile(PathBuf);
 
 impl LeaseFile {
@@ -71,7 +68,6 @@ pub(crate) async fn release_leftover_leases(bus: &Bus, directory: &Path, lease: 
     }
 }
 
-/// Returns the directory of the journal files.
 fn journal_directory(directory: &Path) -> PathBuf {
     directory.join("held")
 }

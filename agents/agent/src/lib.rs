@@ -1,15 +1,17 @@
-//! The shell that every agent shares, regardless of its roles. It announces the agent's status,
-//! pulls work, holds the lease while a child process does the work, writes the result, acknowledges
-//! the delivery, and drains.
+//! The shell that every agent shares, regardless of its roles: it announces the status, pulls work,
+//! holds the lease while a child process works, writes the result, acknowledges, and drains.
 //!
-//! A role (trainer, generator, verifier, evaluator) names the facts that order its work and starts
-//! the worker process that does it. This crate knows neither models nor verifiers. Decisions
-//! (retry, backoff, admission, placement) are made in the pure crate `agent-core`.
+//! Roles (trainer, generator, verifier, evaluator) are in their own crates; this one knows neither
+//! models nor verifiers. Decisions (retry, backoff, admission, placement) are made in `agent-core`.
 
 mod adaptive_timeout;
 mod agent;
+mod agent_context;
+pub mod agent_lock;
 mod child;
+mod config;
 mod doctor;
+mod error;
 mod failure;
 mod job;
 mod launch;
@@ -19,8 +21,10 @@ mod live_status;
 mod memory_placement;
 mod peer_exchange;
 mod prefetch;
+mod prefetched_checkpoint;
 mod process_groups;
 mod role;
+mod role_name;
 mod role_runner;
 mod run_tracker;
 mod status_metrics;
@@ -30,15 +34,17 @@ mod worker_process;
 mod worker_protocol;
 
 pub use adaptive_timeout::AdaptiveTimeout;
-pub use agent::{Agent, AgentConfig};
+pub use agent::Agent;
 pub use agent_core::{JobFault, MemoryFit, SamplingThroughput, halve_micro_batch};
 pub use child::{ChildCommand, ChildProcess};
+pub use config::AgentConfig;
 pub use doctor::HostDoctor;
-pub use job::{JobError, LeasedJob};
+pub use error::JobError;
+pub use job::LeasedJob;
 pub use launch::WorkerLauncher;
 pub use memory_placement::MemoryNeeds;
 pub use peer_exchange::PeerExchange;
-pub use prefetch::PrefetchedCheckpoint;
+pub use prefetched_checkpoint::PrefetchedCheckpoint;
 pub use process_groups::ProcessGroups;
 pub use role::AgentRole;
 pub use task_context::{TaskContext, TaskStatus};

@@ -4,39 +4,35 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use bus::Bus;
 use doctor::DoctorFinding;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use wire::{Timestamp, v1};
+use wire::v1;
 
-/// The interval between two status messages on the bus.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time without a job after which an agent counts as idle; between two jobs, the next one
-/// arrives sooner.
+/// Between two jobs, the next one arrives sooner than this.
 const IDLE_GRACE: Duration = Duration::from_millis(100);
 
-/// The number of intervals between two recorded statuses. They are for late joiners; each is a
-/// durable write.
+/// Recorded statuses are for late joiners; each is a durable write.
 const RECORD_EVERY_TICKS: u32 = 10;
 
-/// The agent's live status, shared by its tasks. Cheap to clone; clones share one status.
+/// The agent's live status. Cheap to clone; clones share one status.
 #[derive(Debug, Clone)]
 pub(crate) struct LiveStatus {
     status: Arc<Mutex<v1::AgentStatus>>,
-    /// The active jobs by key: the sequence of the fact that ordered the job.
+    /// By the sequence of the fact that ordered the job.
     jobs: Arc<Mutex<BTreeMap<u64, v1::ActiveJob>>>,
-    /// The troubles by role or subsystem; empty when all is well.
+    /// By role or subsystem.
     troubles: Arc<Mutex<BTreeMap<&'static str, StatusTrouble>>>,
     /// Notified when the last job has ended.
     idle: Arc<Notify>,
 }
 
-/// The reason why a role does not work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StatusTrouble {
     pub message: String,
@@ -50,7 +46,6 @@ pub struct JobProgress {
     entry: Arc<ProgressEntry>,
 }
 
-/// The entry of a job in the agent's status, removed when this is dropped.
 #[derive(Debug)]
 struct ProgressEntry {
     key: u64,
@@ -59,7 +54,6 @@ struct ProgressEntry {
 }
 
 impl LiveStatus {
-    /// Creates a live status from the first status, without jobs and troubles.
     pub(crate) fn new(status: v1::AgentStatus) -> Self {
         Self {
             status: Arc::new(Mutex::new(status)),
@@ -69,7 +63,7 @@ impl LiveStatus {
         }
     }
 
-    /// Adds a job to the status under a key, which must be unique.
+    /// Adds a job under a key, which must be unique.
     pub(crate) fn add_job(&self, key: u64, job: v1::ActiveJob) -> JobProgress {
         if let Ok(mut jobs) = self.jobs.lock() {
             jobs.insert(key, job);
@@ -78,7 +72,6 @@ impl LiveStatus {
         JobProgress { entry: Arc::new(ProgressEntry { key, jobs, idle }) }
     }
 
-    /// Changes the status under its lock.
     pub(crate) fn update_status(&self, change: impl FnOnce(&mut v1::AgentStatus)) {
         if let Ok(mut status) = self.status.lock() {
             change(&mut status);
@@ -96,7 +89,6 @@ impl LiveStatus {
         });
     }
 
-    /// Lists a role as withheld because of a failed check.
     pub(crate) fn withhold_role(&self, role: &str, finding: &DoctorFinding) {
         let withheld = withheld_role(role, finding);
         self.update_status(|status| {
@@ -105,7 +97,6 @@ impl LiveStatus {
         });
     }
 
-    /// Sets or clears the trouble of a role.
     pub(crate) fn set_trouble(&self, role: &'static str, trouble: Option<StatusTrouble>) {
         if let Ok(mut troubles) = self.troubles.lock() {
             match trouble {
@@ -115,29 +106,28 @@ impl LiveStatus {
         }
     }
 
-    /// Returns the active jobs.
     pub(crate) fn active_jobs(&self) -> Vec<v1::ActiveJob> {
         self.jobs.lock().map(|jobs| jobs.values().cloned().collect()).unwrap_or_default()
     }
 
-    /// Returns the status as of now. The state is quarantined if any trouble is a quarantine, and
-    /// draining while the owner's limits pause the host.
+    /// Returns the status as of now: quarantined if any trouble is a quarantine, and draining while
+    /// the owner's limits pause the host.
     pub(crate) fn current_status(&self) -> v1::AgentStatus {
         let mut status = self.status.lock().map(|status| status.clone()).unwrap_or_default();
         if let Ok(troubles) = self.troubles.lock() {
-            let said =
+            let messages =
                 troubles.iter().map(|(role, trouble)| format!("{role}: {}", trouble.message));
-            status.trouble = said.collect::<Vec<_>>().join("; ");
+            status.trouble = messages.collect::<Vec<_>>().join("; ");
             let ready = status.state() == v1::agent_status::State::Ready;
             if ready && troubles.values().any(|trouble| trouble.quarantine) {
                 status.state = v1::agent_status::State::Quarantined.into();
             }
         }
-        status.seen_at = Some(timestamp_now());
+        status.seen_at = Some(wire::clock::now());
         status.rss_bytes = resident_bytes();
         status.jobs = self.active_jobs();
-        let rests = status.telemetry.as_ref().is_some_and(|now| !now.resting.is_empty());
-        if rests && status.state() == v1::agent_status::State::Ready {
+        let is_paused = status.telemetry.as_ref().is_some_and(|now| !now.resting.is_empty());
+        if is_paused && status.state() == v1::agent_status::State::Ready {
             // This lasts until the owner's limits are met.
             status.state = v1::agent_status::State::Draining.into();
         }
@@ -145,12 +135,12 @@ impl LiveStatus {
     }
 
     /// Announces the status each second and as soon as the agent is idle, and records it every ten
-    /// seconds. When `stop` is cancelled it records the state stopped and returns. `look` refreshes
+    /// seconds. When `stop` is cancelled it records the state stopped and returns. `refresh` updates
     /// parts of the status before each announcement.
     pub(crate) async fn announce_until_stopped(
         &self,
         bus: &Bus,
-        look: impl Fn(&mut v1::AgentStatus),
+        refresh: impl Fn(&mut v1::AgentStatus),
         stop: CancellationToken,
     ) {
         let mut tick = tokio::time::interval(ANNOUNCE_INTERVAL);
@@ -165,7 +155,7 @@ impl LiveStatus {
                 }
                 _ = tick.tick() => {}
             }
-            self.update_status(&look);
+            self.update_status(&refresh);
             self.announce_status(bus, ticks.is_multiple_of(RECORD_EVERY_TICKS)).await;
             ticks = ticks.wrapping_add(1);
         }
@@ -173,8 +163,8 @@ impl LiveStatus {
         self.announce_status(bus, true).await;
     }
 
-    /// Waits until the agent has no job, and not only between two jobs. Other agents' jobs may then
-    /// be moved to this one. Cancel-safe.
+    /// Waits for a pause that is longer than between two jobs; other agents' jobs may then be moved
+    /// to this one. Cancel-safe.
     async fn wait_until_idle(&self) {
         loop {
             self.idle.notified().await;
@@ -185,8 +175,7 @@ impl LiveStatus {
         }
     }
 
-    /// Announces the status, and records it if `record` is set. Errors are only logged, because the
-    /// next message replaces a lost one.
+    /// Errors are only logged, because the next message replaces a lost one.
     pub(crate) async fn announce_status(&self, bus: &Bus, record: bool) {
         let status = self.current_status();
         if let Err(error) = bus.announce_status(&status).await {
@@ -207,10 +196,7 @@ impl JobProgress {
             (job.done, job.total, job.note) = (done, total, note.into());
         }
     }
-}
 
-impl JobProgress {
-    /// Marks the job as held but waiting (or not), with a note for users.
     pub(crate) fn set_waiting(&self, waits: bool, note: impl Into<String>) {
         if let Ok(mut jobs) = self.entry.jobs.lock()
             && let Some(job) = jobs.get_mut(&self.entry.key)
@@ -240,7 +226,6 @@ impl Drop for ProgressEntry {
     }
 }
 
-/// Builds the status entry of a withheld role from the failed check.
 fn withheld_role(role: &str, finding: &DoctorFinding) -> v1::Withheld {
     v1::Withheld {
         role: role.to_owned(),
@@ -250,13 +235,7 @@ fn withheld_role(role: &str, finding: &DoctorFinding) -> v1::Withheld {
     }
 }
 
-/// Returns the wall-clock time as a timestamp.
-pub(crate) fn timestamp_now() -> Timestamp {
-    wire::to_timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
-}
-
-/// Returns the resident memory of this process in bytes, from `/proc/self/statm`; 0 if that file is
-/// missing.
+/// Reads `/proc/self/statm`; 0 if that file is missing.
 fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm")
         .ok()
@@ -264,7 +243,6 @@ fn resident_bytes() -> u64 {
     pages.unwrap_or(0) * rustix::param::page_size() as u64
 }
 
-/// Returns the total memory of the host in bytes.
 pub(crate) fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))

@@ -1,40 +1,32 @@
-//! Finding memory for a training. `agent-core` decides where it runs; this module reads the other
-//! agents' statuses and describes the decision.
+//! The memory for a training: reads the other agents' statuses, and describes where a training
+//! runs. `agent-core` decides.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use agent_core::{MemoryFit, TrainerPeer, TrainingPlacement};
 use wire::v1::{self, agent_status::State};
 
-/// The interval between two placement decisions of a waiting job; agents record their statuses as
-/// often.
+/// Agents record their statuses as often.
 pub(crate) const PLACEMENT_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The time for which an agent takes no training after it handed one over, so that the other agent
 /// receives it.
 pub(crate) const HAND_OVER_PAUSE: Duration = Duration::from_secs(12);
 
-/// The age in seconds at which an agent's status no longer counts.
 const STATUS_AGE_MAX_S: i64 = 30;
 
 /// The memory that a job needs on a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryNeeds {
-    /// The need and the free memory on this host.
     pub own: MemoryFit,
     /// The needed bytes by hardware profile; on other profiles the need is the same as on this
     /// host.
     pub by_profile: BTreeMap<String, u64>,
 }
 
-/// Returns true if the status is of another agent that is ready, has the role, and was seen in the
-/// last 30 s.
+/// Returns true for another agent that is ready, has the role, and was seen in the last 30 s.
 pub(crate) fn is_available(status: &v1::AgentStatus, own: &str, role: &str) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let now = i64::try_from(wire::clock::unix_seconds()).unwrap_or(i64::MAX);
     let seen = status.seen_at.as_ref().map_or(0, |at| at.seconds);
     status.agent != own
         && status.state() == State::Ready
@@ -42,8 +34,8 @@ pub(crate) fn is_available(status: &v1::AgentStatus, own: &str, role: &str) -> b
         && now.saturating_sub(seen) <= STATUS_AGE_MAX_S
 }
 
-/// Lists the other available agents of a pool that have the role, each with its memory fit and
-/// whether it is idle. The tuple is this agent's id, its pool and the role.
+/// Lists the other available agents of a pool that have the role. The tuple is this agent's id, its
+/// pool and the role.
 pub(crate) fn list_peers(
     needs: &MemoryNeeds,
     statuses: &[v1::AgentStatus],
@@ -68,7 +60,7 @@ pub(crate) fn list_peers(
     statuses.iter().filter(is_there).map(peer).collect()
 }
 
-/// Describes a placement decision for users. Empty if the job runs here.
+/// Describes a placement for users; empty if the job runs here.
 pub(crate) fn describe_placement(needs: &MemoryNeeds, placing: &TrainingPlacement) -> String {
     let gb = |bytes: u64| format!("{:.1} GB", bytes as f64 / 1e9);
     let MemoryFit { needed_bytes: bytes, available_bytes: has } = needs.own;
@@ -94,7 +86,6 @@ pub(crate) fn describe_placement(needs: &MemoryNeeds, placing: &TrainingPlacemen
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live_status::timestamp_now;
 
     fn status(agent: &str) -> v1::AgentStatus {
         v1::AgentStatus {
@@ -102,7 +93,7 @@ mod tests {
             pool: "default".into(),
             roles: vec!["trainer".into()],
             state: State::Ready.into(),
-            seen_at: Some(timestamp_now()),
+            seen_at: Some(wire::clock::now()),
             profile: "gfx1151".into(),
             training_bytes: 99,
             ..Default::default()
@@ -154,15 +145,15 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_nowhere_is_told_with_figures() {
+    fn a_training_that_fits_nowhere_is_described_with_sizes() {
         let own = MemoryFit { needed_bytes: 19_000_000_000, available_bytes: Some(16_000_000_000) };
         let needs = MemoryNeeds { own, by_profile: BTreeMap::new() };
-        let said = describe_placement(
+        let message = describe_placement(
             &needs,
             &TrainingPlacement::Unschedulable(Some(("mi50".into(), 18_000_000_000))),
         );
         for part in ["no trainer has room", "needs 19.0 GB", "16.0 GB", "18.0 GB on mi50"] {
-            assert!(said.contains(part), "{said}");
+            assert!(message.contains(part), "{message}");
         }
     }
 }

@@ -1,12 +1,10 @@
-//! File exchange with other agents: the addresses that this agent listens on, their announcement in
-//! its status, and the discovery of other agents by their statuses. The transfer itself is in the
-//! crate `store`.
+//! File exchange with other agents: this agent's addresses, their announcement in its status, and
+//! the other agents' addresses from theirs. The transfer itself is in the crate `store`.
 
 use std::{
     convert::Infallible,
     net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket},
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::Context;
@@ -16,9 +14,8 @@ use store::{FileCache, Fingerprint, PeerAgent, PeerDirectory, PeerNode};
 use tokio::net::TcpListener;
 use wire::{AgentId, v1};
 
-/// The number of peers requested from the bus for one file; the store contacts fewer.
+/// Peers requested from the bus for one file; the store contacts fewer.
 const PEERS_MAX: usize = 32;
-/// The number of announced addresses of one agent that are used.
 const ADDRESSES_MAX: usize = 4;
 /// An address that is never assigned (RFC 5737). The route to it is the route to the rest of the
 /// network.
@@ -32,8 +29,8 @@ pub struct PeerExchange {
 }
 
 impl PeerExchange {
-    /// Listens at an address. `bus_hosts` are the `HOST:PORT`s of the fleet's bus: the local
-    /// address that reaches them is announced as the address at which other agents reach this host.
+    /// Starts to listen at an address. `bus_hosts` are the `HOST:PORT`s of the fleet's bus: the
+    /// local address that reaches them is announced to other agents.
     ///
     /// # Errors
     /// When the address does not belong to this host, or is taken.
@@ -53,34 +50,31 @@ impl PeerExchange {
         Ok(Self { peers, listener, addresses: own })
     }
 
-    /// Returns a handle to the peers.
+    /// Returns a handle through which a cache fetches files from other agents.
     pub fn peer_handle(&self) -> PeerNode {
         self.peers.clone()
     }
 
-    /// Returns the key and addresses that other agents need to exchange files with this one.
     pub(crate) fn build_announcement(&self) -> v1::Exchange {
         let addresses = self.addresses.iter().map(ToString::to_string).collect();
         v1::Exchange { key: self.peers.own_key().to_string(), addresses, ..Default::default() }
     }
 
-    /// Serves files of the cache to other agents for as long as it is polled.
     pub(crate) async fn serve_files(self, cache: FileCache) -> Infallible {
         self.peers.serve_files(self.listener, &cache).await
     }
 }
 
-/// Writes the counts of received and sent bytes into the status, if files are exchanged.
+/// Does nothing if no files are exchanged.
 pub(crate) fn update_byte_counts(peers: Option<&PeerNode>, status: &mut v1::AgentStatus) {
-    let (Some(peers), Some(said)) = (peers, &mut status.exchange) else { return };
+    let (Some(peers), Some(exchange)) = (peers, &mut status.exchange) else { return };
     let now = peers.transfer_totals();
-    said.bytes_from_store = now.from_store;
-    said.bytes_from_peers = now.from_peers;
-    said.bytes_to_peers = now.to_peers;
+    exchange.bytes_from_store = now.from_store;
+    exchange.bytes_from_peers = now.from_peers;
+    exchange.bytes_to_peers = now.to_peers;
 }
 
-/// Lists the addresses at which other hosts reach this one, the loopback last; at most
-/// `ADDRESSES_MAX`.
+/// Lists the addresses at which other hosts reach this one, the loopback last.
 fn list_own_addresses(bound: SocketAddr, bus_hosts: &[String]) -> Vec<SocketAddr> {
     let port = bound.port();
     if !bound.ip().is_unspecified() {
@@ -107,16 +101,14 @@ fn source_address(host: &str) -> Option<IpAddr> {
     (!ip.is_unspecified()).then_some(ip)
 }
 
-/// A directory of peers from the agents' statuses. In a closed fleet no agent can write another's
-/// status.
+/// In a closed fleet no agent can write another's status.
 struct BusPeerDirectory(Bus);
 
 #[async_trait]
 impl PeerDirectory for BusPeerDirectory {
     async fn sample_peers(&self) -> Vec<PeerAgent> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let statuses =
-            self.0.sample_recent_statuses(PEERS_MAX, u64::from(now.subsec_nanos())).await;
+        let seed = u64::from(wire::clock::unix_time().subsec_nanos());
+        let statuses = self.0.sample_recent_statuses(PEERS_MAX, seed).await;
         match statuses {
             Ok(statuses) => statuses.iter().filter_map(parse_peer).collect(),
             Err(error) => {
@@ -131,8 +123,7 @@ impl PeerDirectory for BusPeerDirectory {
     }
 }
 
-/// Reads a peer from an agent's status. Returns `None` if the agent exchanges no files or its entry
-/// is invalid.
+/// Returns `None` if the agent exchanges no files or its entry is invalid.
 fn parse_peer(status: &v1::AgentStatus) -> Option<PeerAgent> {
     let exchange = status.exchange.as_ref()?;
     let addresses = exchange.addresses.iter().take(ADDRESSES_MAX);

@@ -1,37 +1,15 @@
-//! Checkpoint prefetch: while jobs run, the agent fetches the newest checkpoint of the run it works
-//! for, one checkpoint at a time.
-//!
-//! No job waits for a prefetch. An error here is only logged, because the job that needs the
-//! checkpoint reports it.
+//! Checkpoint prefetch: while jobs run, fetches the newest checkpoint of the run that the agent
+//! works for. No job waits for it, and an error is only logged: the job that needs the checkpoint
+//! reports it.
 
 use std::sync::Arc;
 
-use store::{CachedTree, FileCache, GetError, Store};
 use tokio_util::sync::CancellationToken;
-use wire::{WorkKind, v1};
+use wire::WorkKind;
 
-use crate::{AgentRole, role_runner::AgentContext};
+use crate::{AgentRole, PrefetchedCheckpoint, agent_context::AgentContext};
 
-/// A checkpoint that the next jobs may need, and the source of its files.
-pub struct PrefetchedCheckpoint {
-    /// The checkpoint fact, with the trees of its base and its weights.
-    pub checkpoint: v1::Checkpoint,
-    store: Store,
-    cache: FileCache,
-}
-
-impl PrefetchedCheckpoint {
-    /// Returns a tree in the cache, fetched if it is missing.
-    ///
-    /// # Errors
-    /// When it cannot be fetched.
-    pub async fn fetch_tree(&self, tree: &v1::Tree) -> Result<CachedTree, GetError> {
-        self.cache.fetch_tree(&self.store, tree).await
-    }
-}
-
-/// Prefetches checkpoints until the agent drains or `over` is cancelled. Does nothing for an agent
-/// that only verifies.
+/// Does nothing for an agent that only verifies.
 pub(crate) async fn run_prefetch(
     shared: AgentContext,
     roles: Vec<Arc<dyn AgentRole>>,

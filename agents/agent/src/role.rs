@@ -18,14 +18,13 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(2);
 /// while `wait_for_room` permits. On drain the agent calls `begin_drain`; when the process must
 /// stop, held jobs have the role's grace period.
 pub trait AgentRole: Send + Sync + 'static {
-    /// Returns the kind of work that the role does.
     fn work_kind(&self) -> WorkKind;
 
     /// Waits until the role can take one more job. Cancel-safe.
     fn wait_for_room(&self) -> BoxFuture<'_, ()>;
 
-    /// Does a job and writes its results. It must be idempotent: an earlier attempt may have
-    /// stopped at any point.
+    /// Does a job and writes its results. Must be idempotent: an earlier attempt may have stopped
+    /// at any point.
     fn run<'a>(&'a self, job: &'a LeasedJob) -> BoxFuture<'a, Result<(), JobError>>;
 
     /// Describes the engine that runs models, with its limitations, for users; empty if the role
@@ -44,8 +43,8 @@ pub trait AgentRole: Send + Sync + 'static {
         false
     }
 
-    /// Returns the memory that a job needs and the memory that is free. Returns `None` if memory
-    /// does not matter or is unknown.
+    /// Returns the memory that a job needs and the memory that is free; `None` if memory does not
+    /// matter or is unknown.
     fn memory_needs<'a>(
         &'a self,
         _job: &'a LeasedJob,
@@ -59,8 +58,8 @@ pub trait AgentRole: Send + Sync + 'static {
         async {}.boxed()
     }
 
-    /// Notifies the role that the agent takes no new jobs, because it is drained or stopped. Work
-    /// that can be handed over half done may be brought to such a point.
+    /// Notifies the role that the agent takes no new jobs, because it is drained or stopped. Long
+    /// work may then be brought to a point where it can be handed over.
     fn begin_drain(&self) {}
 
     /// Returns the time that a held job has to be handed over or ended once the process must stop.
@@ -68,7 +67,7 @@ pub trait AgentRole: Send + Sync + 'static {
         DEFAULT_GRACE
     }
 
-    /// Returns the speed at which the role generates samples, if it does.
+    /// Returns the speed at which the role generates samples; `None` for other roles.
     fn current_throughput(&self) -> Option<SamplingThroughput> {
         None
     }

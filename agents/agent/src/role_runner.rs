@@ -1,7 +1,5 @@
 //! The runner of one role: takes a job from its delivery to its acknowledgement, under a renewed
-//! lease.
-//!
-//! Decisions are made in `agent-core`; this module carries them out.
+//! lease. Decisions are made in `agent-core`.
 
 use std::{
     collections::BTreeMap,
@@ -12,79 +10,33 @@ use std::{
 use agent_core::{
     CircuitBreaker, DeliveryAction, InFlightState, JobFault, RetryDecision, TrainingPlacement,
 };
-use bus::{AckError, Bus, Delivery, ReadError};
+use bus::{AckError, Delivery, ReadError};
 use doctor::DoctorFinding;
 use futures::FutureExt;
-use store::{FileCache, Store};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use wire::{
     Fact, FactBody, FactKey, Record, SpecOrigin, Subject, WorkKind, check_checkpoint_author, v1,
 };
 
 use crate::{
     AgentRole, JobError, LeasedJob,
-    agent::AgentConfig,
+    agent_context::{AgentContext, HOST_CHECK_INTERVAL},
     failure, lease,
     lease_journal::LeaseFile,
-    live_status::{LiveStatus, StatusTrouble},
+    live_status::StatusTrouble,
     memory_placement::{self, HAND_OVER_PAUSE},
-    run_tracker::RunTracker,
-    telemetry::TelemetryHandle,
+    role_name::role_name,
 };
 
-/// The time limit for returning a delivery when the agent stops; after it, the lease expires by
-/// itself.
+/// After this time, the lease expires by itself.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A role takes no more jobs while it holds this many that wait for their run to resume or for
 /// memory.
 const WAITING_JOBS_MAX: u32 = 64;
 
-/// The weight of a job that waits for a dependency such as the store: one such job fills the limit.
+/// A job that waits for a dependency fills the limit by itself.
 const DEPENDENCY_WAIT_WEIGHT: u32 = WAITING_JOBS_MAX;
-
-/// The state and connections that all roles of an agent share. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct AgentContext {
-    pub(crate) config: AgentConfig,
-    pub(crate) bus: Bus,
-    pub(crate) store: Store,
-    pub(crate) cache: FileCache,
-    pub(crate) live_status: LiveStatus,
-    pub(crate) runs: RunTracker,
-    pub(crate) telemetry: TelemetryHandle,
-    /// Cancelled when held jobs must end now.
-    pub(crate) stop_jobs: CancellationToken,
-    /// Cancelled when no new job is taken.
-    pub(crate) drain: CancellationToken,
-}
-
-impl AgentContext {
-    /// Updates the memory that a training may use in the agent's status, once a minute until `over`
-    /// is cancelled. Does nothing without a trainer role.
-    pub(crate) fn watch_training_memory(
-        self,
-        roles: &[Arc<dyn AgentRole>],
-        over: CancellationToken,
-    ) -> impl Future<Output = ()> + use<> {
-        let trainer = roles.iter().find(|role| role.work_kind() == WorkKind::Train);
-        let on_gpu = trainer.map(|role| role.uses_gpu());
-        async move {
-            while let Some(on_gpu) = on_gpu {
-                let bytes = self.config.doctor.training_budget_bytes(on_gpu).await;
-                self.live_status.update_status(|status| status.training_bytes = bytes.unwrap_or(0));
-                if over.run_until_cancelled(tokio::time::sleep(HOST_CHECK_INTERVAL)).await.is_none()
-                {
-                    break;
-                }
-            }
-        }
-    }
-}
-
-/// The interval between two checks of a host that failed one, or of its memory.
-const HOST_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The runner of one role.
 ///
@@ -100,28 +52,20 @@ const HOST_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 ///
 /// The circuit breaker counts failures of the role. It returns the pause before the next job, and
 /// decides about quarantine.
+///
+/// Example: a generate order arrives. The store is down, so the job waits here for 1 s, then 2 s.
+/// Then its worker crashes: a failure fact is written, the delivery is returned for a retry after
+/// 1 s, and the role takes no job for 1.5 s. Another agent receives the job.
 pub(crate) struct RoleRunner {
     pub(crate) shared: AgentContext,
     pub(crate) role: Arc<dyn AgentRole>,
     circuit_breaker: Mutex<CircuitBreaker>,
-    /// The jobs in progress, each with the sequence of the fact that ordered it.
+    /// Each with the sequence of the fact that ordered it.
     jobs_in_flight: Mutex<BTreeMap<String, u64>>,
-    /// The total weight of the jobs that wait.
     waiting_weight: watch::Sender<u32>,
 }
 
-/// Returns the user-visible name of the role that does a kind of work.
-pub(crate) fn role_name(kind: WorkKind) -> &'static str {
-    match kind {
-        WorkKind::Generate => "generator",
-        WorkKind::Verify => "verifier",
-        WorkKind::Train => "trainer",
-        WorkKind::Eval => "evaluator",
-    }
-}
-
 impl RoleRunner {
-    /// Creates a runner without jobs or failures.
     pub(crate) fn new(shared: AgentContext, role: Arc<dyn AgentRole>) -> Self {
         Self {
             shared,
@@ -136,25 +80,25 @@ impl RoleRunner {
     /// as withheld, with the failed check.
     pub(crate) async fn wait_until_fit(&self) {
         let role = role_name(self.role.work_kind());
-        let AgentContext { config, live_status: presence, .. } = &self.shared;
-        let mut said = None;
+        let AgentContext { config, live_status, .. } = &self.shared;
+        let mut reported = None;
         while self.role.uses_gpu()
             && let Some(finding) = config.doctor.check_role(role).await
         {
-            presence.withhold_role(role, &finding);
+            live_status.withhold_role(role, &finding);
             let DoctorFinding { id, seen, remedy, .. } = finding;
-            if said.replace(id) != Some(id) {
+            if reported.replace(id) != Some(id) {
                 tracing::error!(role, id, seen, remedy, "a role is withheld");
             }
             tokio::time::sleep(HOST_CHECK_INTERVAL).await;
         }
-        presence.enable_role(role);
-        if said.is_some() {
+        live_status.enable_role(role);
+        if reported.is_some() {
             tracing::info!(role, "what kept a role from work was put right");
         }
     }
 
-    /// Waits until there is room for one more job; forever if the role is quarantined. Cancel-safe.
+    /// Waits forever if the role is quarantined. Cancel-safe.
     pub(crate) async fn wait_for_room(&self) {
         let mut waiting = self.waiting_weight.subscribe();
         // The sender lives as long as the runner.
@@ -168,8 +112,6 @@ impl RoleRunner {
         }
     }
 
-    /// Returns the reason why the role must not work any more, if it is quarantined for wrong
-    /// weights.
     fn quarantine_reason(&self) -> Option<String> {
         match self.role.work_kind() {
             WorkKind::Generate => self.shared.runs.quarantine_reason(),
@@ -177,8 +119,7 @@ impl RoleRunner {
         }
     }
 
-    /// Waits until the role is quarantined for wrong weights; forever for roles that generate no
-    /// samples. Cancel-safe.
+    /// Waits forever for roles that generate no samples. Cancel-safe.
     pub(crate) async fn wait_for_quarantine(&self) {
         match self.role.work_kind() {
             WorkKind::Generate => self.shared.runs.wait_for_quarantine().await,
@@ -186,8 +127,7 @@ impl RoleRunner {
         }
     }
 
-    /// Handles a delivery until it is settled. Returns the time for which the role should take no
-    /// new job.
+    /// Handles a delivery until it is settled. Returns the pause before the role's next job.
     pub(crate) async fn handle_delivery(&self, delivery: Delivery) -> Duration {
         let settled = match &delivery.record {
             Ok(record) => self.process_record(record, &delivery).await,
@@ -204,37 +144,36 @@ impl RoleRunner {
         })
     }
 
-    /// Admits, runs and settles the job of a record. Returns the time for which the role should
-    /// take no new job.
+    /// Returns the pause before the role's next job.
     async fn process_record(
         &self,
         record: &Record,
         delivery: &Delivery,
     ) -> Result<Duration, AckError> {
         let run = &record.fact.subject.run;
-        let receive = || {
-            let course = self.shared.runs.status_for_fact(&record.fact.subject);
-            let at_hand = InFlightGuard::find_duplicate(&self.jobs_in_flight, record);
-            agent_core::admit_delivery(&record.fact.body, delivery.delivered, course, at_hand)
+        let admit = || {
+            let status = self.shared.runs.status_for_fact(&record.fact.subject);
+            let in_flight = InFlightGuard::find_duplicate(&self.jobs_in_flight, record);
+            agent_core::admit_delivery(&record.fact.body, delivery.delivered, status, in_flight)
         };
-        if receive() == DeliveryAction::Ignore {
+        if admit() == DeliveryAction::Ignore {
             return Ok(Duration::ZERO);
         }
-        let note = LeaseFile::create_for(&self.shared.config.directory, delivery);
-        let hand = LeasedDelivery { delivery, lease_file: note };
-        while receive() == DeliveryAction::Wait {
-            let parked = WaitingGuard::start_waiting(&self.waiting_weight, 1);
+        let lease_file = LeaseFile::create_for(&self.shared.config.directory, delivery);
+        let leased = LeasedDelivery { delivery, lease_file };
+        while admit() == DeliveryAction::Wait {
+            let waiting = WaitingGuard::start_waiting(&self.waiting_weight, 1);
             let stopped = self
-                .while_renewing_lease(&hand, self.shared.runs.wait_until_resumed(run))
+                .while_renewing_lease(&leased, self.shared.runs.wait_until_resumed(run))
                 .await
                 .is_none();
-            drop(parked);
+            drop(waiting);
             if stopped {
                 return self.return_delivery(delivery).await;
             }
         }
-        let reception = receive();
-        match reception {
+        let action = admit();
+        match action {
             DeliveryAction::Acknowledge => return delivery.ack().await.map(|()| Duration::ZERO),
             DeliveryAction::Ignore => return Ok(Duration::ZERO),
             DeliveryAction::Nack => {
@@ -247,7 +186,7 @@ impl RoleRunner {
         if self.quarantine_reason().is_some() {
             return self.return_delivery(delivery).await;
         }
-        if reception == DeliveryAction::Run
+        if action == DeliveryAction::Run
             && let Some(rest) = self.yield_pause(record, delivery.delivered)
         {
             tracing::info!(subject = %record.fact.subject, ?rest, "left to faster boxes");
@@ -260,18 +199,17 @@ impl RoleRunner {
         self.shared.runs.set_active_run(run);
         let job = self.build_job(record);
         tracing::info!(subject = %record.fact.subject, delivered = delivery.delivered, "job begins");
-        let given_up = match reception {
+        let given_up = match action {
             DeliveryAction::DeadLetter => self.dead_letter_error(&job, delivery).await,
             _ => None,
         };
         let outcome = match given_up {
             Some(error) => Err(error),
-            None => self.run_with_retries(&job, &hand).await,
+            None => self.run_with_retries(&job, &leased).await,
         };
         self.settle_outcome(&job, delivery, outcome).await
     }
 
-    /// Acknowledges, returns or fails a delivery, depending on how its job ended.
     async fn settle_outcome(
         &self,
         job: &LeasedJob,
@@ -317,7 +255,7 @@ impl RoleRunner {
     }
 
     /// Checks that the author of a watched checkpoint wrote the spec of its run. The inner error is
-    /// why no agent may work on it.
+    /// the reason why no agent may work on it.
     async fn check_author(&self, record: &Record) -> Result<Result<(), &'static str>, ReadError> {
         let Subject { run, key: place } = &record.fact.subject;
         if place.checkpoint_position().is_none() {
@@ -332,29 +270,29 @@ impl RoleRunner {
         Ok(check_checkpoint_author(place, record.author.as_ref(), origin))
     }
 
-    /// Returns a pause if this host would finish an order after all other hosts have finished
-    /// theirs, so that faster hosts should take it.
+    /// Returns a pause if faster hosts should take the order, because this host would finish it
+    /// last.
     fn yield_pause(&self, record: &Record, delivered: u64) -> Option<Duration> {
         let FactBody::GenerateOrder(order) = &record.fact.body else { return None };
         agent_core::yield_to_faster(order, delivered, self.role.current_throughput()?)
     }
 
-    /// Runs a job until it succeeds or fails. While a dependency is down, it waits with backoff and
-    /// runs the job again; it gives up when the dependency has been down for about an hour.
+    /// Runs a job again, after a backoff, for as long as it fails because a dependency is down;
+    /// gives up after about an hour.
     async fn run_with_retries(
         &self,
         job: &LeasedJob,
-        hand: &LeasedDelivery<'_>,
+        leased: &LeasedDelivery<'_>,
     ) -> Result<(), JobError> {
         let kind = self.role.work_kind();
-        for look in 0.. {
-            let error = match self.run_once(job, hand).await {
+        for retry in 0.. {
+            let error = match self.run_once(job, leased).await {
                 Err(error @ JobError::Failed { fault: JobFault::DependencyDown, .. }) => error,
                 settled => return settled,
             };
             let message = error.to_string();
             tracing::warn!(subject = %job.record.fact.subject, message, "waiting for what is away");
-            let Some(pause) = CircuitBreaker::dependency_backoff(look) else {
+            let Some(pause) = CircuitBreaker::dependency_backoff(retry) else {
                 return Err(JobError::retryable_failure(anyhow::anyhow!(
                     "for too long: {message} (E113)"
                 )));
@@ -363,21 +301,21 @@ impl RoleRunner {
                 WaitingGuard::start_waiting(&self.waiting_weight, DEPENDENCY_WAIT_WEIGHT);
             job.progress.set_note(&message);
             self.set_trouble(Some(StatusTrouble { message, quarantine: false }));
-            let told = async {
+            let report = async {
                 // If the bus is down as well, the failure cannot be recorded.
                 let _ = failure::record_failure(kind, job, &error).await;
                 tokio::time::sleep(pause).await;
             };
-            if self.while_renewing_lease(hand, told).await.is_none() {
+            if self.while_renewing_lease(leased, report).await.is_none() {
                 return Err(JobError::Stopped);
             }
         }
-        unreachable!("the looks are counted")
+        unreachable!("the retries are counted")
     }
 
     /// Runs a job once, until it ends, the run is over, the agent stops or the role is quarantined.
     /// A panic is a failure.
-    async fn run_once(&self, job: &LeasedJob, hand: &LeasedDelivery<'_>) -> Result<(), JobError> {
+    async fn run_once(&self, job: &LeasedJob, leased: &LeasedDelivery<'_>) -> Result<(), JobError> {
         let work = async {
             self.wait_for_memory(job).await?;
             self.role.run(job).await
@@ -392,19 +330,18 @@ impl RoleRunner {
         };
         tokio::select! {
             biased;
-            outcome = self.while_renewing_lease(hand, work) => outcome.unwrap_or(Err(JobError::Stopped)),
+            outcome = self.while_renewing_lease(leased, work) => outcome.unwrap_or(Err(JobError::Stopped)),
             () = self.shared.runs.wait_until_over(&job.run) => Err(JobError::Stopped),
             // Results of a quarantined agent do not count; another agent redoes the job.
             () = self.wait_for_quarantine() => Err(JobError::Stopped),
         }
     }
 
-    /// Waits until this host has the memory that a job needs. The job stays here meanwhile, unless
-    /// another host has the memory.
+    /// The job stays here meanwhile, unless another host has the memory.
     async fn wait_for_memory(&self, job: &LeasedJob) -> Result<(), JobError> {
-        let mut told = false;
-        let found = self.poll_for_memory(job, &mut told).await;
-        if told {
+        let mut reported = false;
+        let found = self.poll_for_memory(job, &mut reported).await;
+        if reported {
             self.set_trouble(None);
         }
         job.progress.set_waiting(false, "");
@@ -412,8 +349,8 @@ impl RoleRunner {
     }
 
     /// Decides about the job's placement at each interval, and records a failure once if no host
-    /// has the memory. Sets the flag when that failure has been shown to users.
-    async fn poll_for_memory(&self, job: &LeasedJob, told: &mut bool) -> Result<(), JobError> {
+    /// has the memory. Sets `reported` when that failure has been shown to users.
+    async fn poll_for_memory(&self, job: &LeasedJob, reported: &mut bool) -> Result<(), JobError> {
         let AgentContext { config, drain, bus, .. } = &self.shared;
         let role = role_name(self.role.work_kind());
         let mut waiting = None;
@@ -433,14 +370,14 @@ impl RoleRunner {
                 TrainingPlacement::RunHere => break,
                 TrainingPlacement::HandOver(agent) => return Err(JobError::HandedOver(agent)),
                 TrainingPlacement::WaitFor(_) => {}
-                TrainingPlacement::Unschedulable(_) if *told => {}
+                TrainingPlacement::Unschedulable(_) if *reported => {}
                 TrainingPlacement::Unschedulable(_) => {
                     tracing::warn!(subject = %job.record.fact.subject, message, "no room");
                     let error = JobError::no_room(message.clone());
                     failure::record_failure(self.role.work_kind(), job, &error).await?;
                     let message = message.clone();
                     self.set_trouble(Some(StatusTrouble { message, quarantine: false }));
-                    *told = true;
+                    *reported = true;
                 }
             }
             job.progress.set_waiting(true, message);
@@ -453,21 +390,21 @@ impl RoleRunner {
         Ok(())
     }
 
-    /// Runs a future while the lease is renewed. Returns `None` if the agent must stop first.
+    /// Returns `None` if the agent must stop first.
     async fn while_renewing_lease<T>(
         &self,
-        hand: &LeasedDelivery<'_>,
+        leased: &LeasedDelivery<'_>,
         doing: impl Future<Output = T>,
     ) -> Option<T> {
         tokio::select! {
             biased;
             done = doing => Some(done),
             () = self.shared.stop_jobs.cancelled() => None,
-            never = lease::renew_until_done(hand.delivery, &hand.lease_file) => match never {},
+            never = lease::renew_until_done(leased.delivery, &leased.lease_file) => match never {},
         }
     }
 
-    /// Builds the final error of a job that was delivered too often without a result; `None` if
+    /// Returns the final error of a job that was delivered too often without a result; `None` if
     /// hosts may still try it, because those before lacked what it needs.
     async fn dead_letter_error(&self, job: &LeasedJob, delivery: &Delivery) -> Option<JobError> {
         let last = failure::last_failure(self.role.work_kind(), job).await.ok().flatten();
@@ -478,7 +415,6 @@ impl RoleRunner {
     }
 
     /// Writes the failure, then returns the delivery for a retry or acknowledges it as given up.
-    /// Returns the time for which the role should take no new job.
     async fn settle_failure(
         &self,
         job: &LeasedJob,
@@ -487,9 +423,9 @@ impl RoleRunner {
     ) -> Result<Duration, AckError> {
         let subject = job.record.fact.subject.to_string();
         tracing::warn!(subject, %error, "job failed");
-        let then = failure::record_failure(self.role.work_kind(), job, error).await;
+        let decision = failure::record_failure(self.role.work_kind(), job, error).await;
         let unmet = matches!(error, JobError::Failed { fault: JobFault::NeedsUnmet, .. });
-        let delay = match &then {
+        let delay = match &decision {
             Ok(RetryDecision::RetryAfter { .. }) if unmet => {
                 agent_core::hand_back_delay(delivery.delivered)
             }
@@ -497,7 +433,7 @@ impl RoleRunner {
             Ok(RetryDecision::GiveUp) | Err(_) => Duration::ZERO,
         };
         let pause = self.record_failure(&subject, error, delay);
-        match then {
+        match decision {
             Ok(RetryDecision::RetryAfter { .. }) => delivery.nak(delay).await,
             Ok(RetryDecision::GiveUp) => delivery.ack().await,
             Err(error) => {
@@ -509,33 +445,32 @@ impl RoleRunner {
         Ok(pause)
     }
 
-    /// Counts a failure in the circuit breaker. Returns the pause before the next job.
+    /// Counts a failure in the circuit breaker. Returns the pause before the role's next job.
     fn record_failure(&self, subject: &str, error: &JobError, delay: Duration) -> Duration {
         let JobError::Failed { fault, message, .. } = error else { return Duration::ZERO };
         let lease = self.shared.config.lease;
-        let Ok(mut temper) = self.circuit_breaker.lock() else { return delay };
-        let rest = temper.record_failure(subject, *fault, message, delay, lease);
-        if !rest.message.is_empty() {
-            tracing::warn!(pause = ?rest.pause, quarantine = rest.is_quarantine, "{}", rest.message);
-            let message = rest.message;
-            self.set_trouble(Some(StatusTrouble { message, quarantine: rest.is_quarantine }));
+        let Ok(mut breaker) = self.circuit_breaker.lock() else { return delay };
+        let backoff = breaker.record_failure(subject, *fault, message, delay, lease);
+        if !backoff.message.is_empty() {
+            tracing::warn!(pause = ?backoff.pause, quarantine = backoff.is_quarantine, "{}", backoff.message);
+            let message = backoff.message;
+            self.set_trouble(Some(StatusTrouble { message, quarantine: backoff.is_quarantine }));
         }
-        rest.pause
+        backoff.pause
     }
 
-    /// Resets the circuit breaker and clears the role's trouble.
     fn record_success(&self) {
-        if let Ok(mut temper) = self.circuit_breaker.lock() {
-            temper.record_success();
+        if let Ok(mut breaker) = self.circuit_breaker.lock() {
+            breaker.record_success();
         }
         self.set_trouble(None);
     }
 
     /// Sets or clears the role's trouble in the agent's status. A quarantine takes precedence.
     fn set_trouble(&self, trouble: Option<StatusTrouble>) {
-        let convicted =
+        let quarantined =
             self.quarantine_reason().map(|message| StatusTrouble { message, quarantine: true });
-        let trouble = convicted.or(trouble);
+        let trouble = quarantined.or(trouble);
         self.shared.live_status.set_trouble(role_name(self.role.work_kind()), trouble);
     }
 
@@ -546,7 +481,6 @@ impl RoleRunner {
         Ok(Duration::ZERO)
     }
 
-    /// Builds the job of a record and adds it to the agent's status.
     fn build_job(&self, record: &Record) -> LeasedJob {
         let shared = &self.shared;
         let (cycle, name) = describe_fact(&record.fact);
@@ -597,7 +531,6 @@ fn describe_fact(fact: &Fact) -> (u32, String) {
 struct WaitingGuard<'a>(&'a watch::Sender<u32>, u32);
 
 impl<'a> WaitingGuard<'a> {
-    /// Adds the weight of a waiting job.
     fn start_waiting(jobs: &'a watch::Sender<u32>, weight: u32) -> Self {
         jobs.send_modify(|jobs| *jobs += weight);
         Self(jobs, weight)
@@ -617,14 +550,12 @@ struct InFlightGuard<'a> {
 }
 
 impl<'a> InFlightGuard<'a> {
-    /// Returns the key of a fact's job: run, cycle and name. It is the same for all attempts.
+    /// Returns the key of a fact's job: the same for all attempts.
     fn job_key(fact: &Fact) -> String {
         let (cycle, name) = describe_fact(fact);
         format!("{} {cycle} {name}", fact.subject.run)
     }
 
-    /// Reports whether the job is already in progress here: by the same fact, by another order of
-    /// it, or not at all.
     fn find_duplicate(jobs: &Mutex<BTreeMap<String, u64>>, record: &Record) -> InFlightState {
         let jobs = jobs.lock().map(|jobs| jobs.get(&Self::job_key(&record.fact)).copied());
         match jobs.ok().flatten() {
@@ -634,7 +565,6 @@ impl<'a> InFlightGuard<'a> {
         }
     }
 
-    /// Registers a job as in progress.
     fn register_job(jobs: &'a Mutex<BTreeMap<String, u64>>, record: &Record) -> Self {
         let key = Self::job_key(&record.fact);
         if let Ok(mut jobs) = jobs.lock() {

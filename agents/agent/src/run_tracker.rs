@@ -1,5 +1,4 @@
-//! The states of all runs (paused, over, newest checkpoint), followed from the log. An agent starts
-//! no job for a run that is paused or over.
+//! The states of all runs (paused, over, newest checkpoint), followed from the log.
 
 use std::sync::{Arc, RwLock};
 
@@ -27,7 +26,7 @@ pub(crate) struct RunTracker {
 pub(crate) type NewestCheckpoint = (RunId, v1::Checkpoint);
 
 impl RunTracker {
-    /// Creates a tracker for this agent; `follow_log` fills it.
+    /// Creates a tracker that `follow_log` fills.
     pub(crate) fn new(agent: &AgentId) -> Self {
         Self {
             agent: agent.clone(),
@@ -39,8 +38,6 @@ impl RunTracker {
         }
     }
 
-    /// Returns the reason why this agent must not generate any more, if it is quarantined for wrong
-    /// weights.
     pub(crate) fn quarantine_reason(&self) -> Option<String> {
         self.quarantine
             .read()
@@ -48,7 +45,6 @@ impl RunTracker {
             .and_then(|standing| standing.quarantine_reason().map(str::to_owned))
     }
 
-    /// Waits until this agent is quarantined for wrong weights.
     pub(crate) async fn wait_for_quarantine(&self) {
         loop {
             let changed = self.changed.notified();
@@ -59,34 +55,28 @@ impl RunTracker {
         }
     }
 
-    /// Returns the state of a run.
     pub(crate) fn run_status(&self, run: &RunId) -> RunStatus {
         self.statuses.read().map(|courses| courses.run_status(run)).unwrap_or_default()
     }
 
-    /// Returns the state of a fact's run, as it applies to that fact.
     pub(crate) fn status_for_fact(&self, subject: &Subject) -> RunStatus {
         self.statuses.read().map(|courses| courses.status_for_fact(subject)).unwrap_or_default()
     }
 
-    /// Returns a watch on the newest final checkpoint of any run.
     pub(crate) fn watch_newest(&self) -> watch::Receiver<Option<NewestCheckpoint>> {
         self.newest_checkpoint.subscribe()
     }
 
-    /// Records that a job of this run begins.
     pub(crate) fn set_active_run(&self, run: &RunId) {
         if let Ok(mut last) = self.active_run.write() {
             *last = Some(run.clone());
         }
     }
 
-    /// Returns true if the job that began last belongs to this run.
     pub(crate) fn is_active_run(&self, run: &RunId) -> bool {
         self.active_run.read().is_ok_and(|last| last.as_ref() == Some(run))
     }
 
-    /// Waits until a run is over.
     pub(crate) async fn wait_until_over(&self, run: &RunId) {
         self.wait_for_status(run, |course| course.is_over).await;
     }
@@ -96,7 +86,6 @@ impl RunTracker {
         self.wait_for_status(run, |course| course.is_over || !course.paused).await;
     }
 
-    /// Waits until the state of a run satisfies a condition.
     async fn wait_for_status(&self, run: &RunId, holds: impl Fn(RunStatus) -> bool) {
         loop {
             let changed = self.changed.notified();
@@ -107,9 +96,8 @@ impl RunTracker {
         }
     }
 
-    /// Follows the log, and cancels `ready` once it has caught up. Other read errors are only
-    /// logged; it returns the error that the log has been replaced, because the known states are
-    /// then wrong.
+    /// Follows the log, and cancels `ready` once it has caught up. Returns only when the log has
+    /// been replaced, because the known states are then wrong.
     pub(crate) async fn follow_log(&self, bus: &Bus, ready: CancellationToken) -> ReadError {
         let found = format!("quarantine.{}.*", self.agent);
         let kinds = ["control.*", "done", "cycle.*.archived", "checkpoint.*.*", &found];
@@ -137,7 +125,6 @@ impl RunTracker {
         unreachable!("following never ends")
     }
 
-    /// Applies one fact to the states and wakes all waiters.
     fn apply_record(&self, record: &Record) {
         if let Ok(mut courses) = self.statuses.write() {
             courses.apply_fact(record);

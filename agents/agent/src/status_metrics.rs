@@ -14,7 +14,6 @@ impl MetricsSource for LiveStatus {
     }
 }
 
-/// Writes all metrics of a status.
 fn write_status(page: &mut MetricsPage<'_>, status: &v1::AgentStatus) -> fmt::Result {
     write_agent(page, status)?;
     let Some(telemetry) = &status.telemetry else { return Ok(()) };
@@ -23,7 +22,6 @@ fn write_status(page: &mut MetricsPage<'_>, status: &v1::AgentStatus) -> fmt::Re
     write_protection(page, telemetry)
 }
 
-/// Writes the agent's identity, state, jobs and throughput.
 fn write_agent(page: &mut MetricsPage<'_>, status: &v1::AgentStatus) -> fmt::Result {
     use v1::agent_status::State;
     let labels = vec![
@@ -59,7 +57,6 @@ fn write_agent(page: &mut MetricsPage<'_>, status: &v1::AgentStatus) -> fmt::Res
     status.exchange.as_ref().map_or(Ok(()), |exchange| write_exchange(page, exchange))
 }
 
-/// Writes the counts of bytes exchanged with the store and with peers.
 fn write_exchange(page: &mut MetricsPage<'_>, exchange: &v1::Exchange) -> fmt::Result {
     let v1::Exchange { bytes_from_store, bytes_from_peers, bytes_to_peers, .. } = exchange;
     let came = [("store", bytes_from_store), ("peers", bytes_from_peers)];
@@ -74,7 +71,6 @@ fn write_exchange(page: &mut MetricsPage<'_>, exchange: &v1::Exchange) -> fmt::R
     page.write_counter(name, help, Some(count_value(*bytes_to_peers)))
 }
 
-/// Writes memory, load, sensors and power of each GPU.
 fn write_gpus(page: &mut MetricsPage<'_>, gpus: &[v1::telemetry::Gpu]) -> fmt::Result {
     type Gpu = v1::telemetry::Gpu;
     let mut each = |name: &str, help: &str, value: fn(&Gpu) -> Option<f64>| {
@@ -114,7 +110,6 @@ fn write_gpus(page: &mut MetricsPage<'_>, gpus: &[v1::telemetry::Gpu]) -> fmt::R
     })
 }
 
-/// Writes memory, pressure, processor load and paging of the host.
 fn write_host(page: &mut MetricsPage<'_>, now: &v1::Telemetry) -> fmt::Result {
     let memory = [
         ("MemTotal", "All memory", now.memory_total),
@@ -174,7 +169,6 @@ fn write_host(page: &mut MetricsPage<'_>, now: &v1::Telemetry) -> fmt::Result {
     )
 }
 
-/// Writes TLB shootdowns, storms, power, energy, owner limits and warnings.
 fn write_protection(page: &mut MetricsPage<'_>, now: &v1::Telemetry) -> fmt::Result {
     use v1::telemetry::storm::Level;
     page.write_counter(
@@ -219,13 +213,12 @@ fn write_protection(page: &mut MetricsPage<'_>, now: &v1::Telemetry) -> fmt::Res
     page.write_gauge("flotilla_warnings", "Resources that are short or too hot", Some(warnings))
 }
 
-/// Returns the label that names a GPU's card.
 fn card_labels(gpu: &v1::telemetry::Gpu) -> MetricLabels {
     let named = if gpu.card.is_empty() { format!("gpu{}", gpu.ordinal) } else { gpu.card.clone() };
     vec![("card", named)]
 }
 
-/// Returns the labels of a GPU's sensor, as node_exporter names them.
+/// The labels as node_exporter names them.
 fn chip_labels(gpu: &v1::telemetry::Gpu, sensor: String) -> MetricLabels {
     let chip = gpu.pci.replace('.', "_");
     let chip = if chip.is_empty() { format!("gpu{}", gpu.ordinal) } else { chip };

@@ -1,15 +1,14 @@
-//! The context that the agent gives to its background task: a stop signal and a status handle.
+//! What the agent gives to its background task: a stop signal and a status handle.
 
 use tokio_util::sync::CancellationToken;
 use wire::v1;
 
 use crate::live_status::{JobProgress, LiveStatus, StatusTrouble};
 
-/// The context of a background task.
+/// The stop signal and the status handle of a background task.
 pub struct TaskContext {
     /// Cancelled when the agent is drained or stopped.
     pub stop: CancellationToken,
-    /// The handle through which the task reports its state.
     pub status: TaskStatus,
 }
 
@@ -22,12 +21,10 @@ pub struct TaskStatus {
 /// The role name of the background task in the agent's status.
 const TASK_NAME: &str = "watcher";
 
-/// The key of the task's progress entry. Jobs use their fact's sequence, which never reaches this
-/// value.
+/// Jobs use their fact's sequence, which never reaches this value.
 const PROGRESS_KEY: u64 = u64::MAX;
 
 impl TaskStatus {
-    /// Creates a handle to the agent's live status.
     pub(crate) fn new(live_status: LiveStatus) -> Self {
         Self { live_status, current_job: std::sync::Mutex::default() }
     }

@@ -1,6 +1,6 @@
-//! Host telemetry and protection: samples the host at an interval, decides what the sample means
-//! for the jobs, and pauses, ends or holds back work. The measurements and detectors are in the
-//! crate `hardware`; this module applies their decisions to processes.
+//! Host telemetry and protection: samples the host at an interval, and pauses, ends or holds back
+//! work. The measurements and detectors are in the crate `hardware`; this module applies their
+//! decisions to processes.
 
 mod energy;
 mod sampler_thread;
@@ -42,11 +42,9 @@ use energy::EnergyMeter;
 use sampler_thread::{SamplerThread, TelemetrySample};
 use shootdowns::ShootdownCounters;
 
-/// The interval between samples while no job runs.
 const IDLE_SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The interval between sensor reads while no job runs. It is longer than the five seconds after
-/// which the kernel may suspend a card.
+/// Longer than the five seconds after which the kernel may suspend a card.
 const IDLE_SENSOR_INTERVAL: Duration = Duration::from_secs(15);
 
 /// A job that fails this soon after the workers were killed failed for that reason.
@@ -57,13 +55,11 @@ const TERMINATION_BLAME_WINDOW: Duration = Duration::from_secs(10);
 pub struct TelemetryOptions {
     /// The directory that contains sysfs and procfs: `/` except in tests.
     pub root: PathBuf,
-    /// The interval between samples while a job runs.
+    /// The interval while a job runs.
     pub sample_interval: Duration,
     /// The owner's limits: quiet hours, power, heat and other programs.
     pub owner_limits: OwnerLimits,
-    /// The reaction to a storm of TLB shootdowns.
     pub on_storm: StormResponse,
-    /// The thresholds of the storm detector.
     pub thresholds: StormThresholds,
     /// The longest time for which workers are paused.
     pub pause_max: Duration,
@@ -72,17 +68,15 @@ pub struct TelemetryOptions {
     pub keep_free: u64,
     /// The process groups of all children of the agent.
     pub process_groups: ProcessGroups,
-    /// The endpoint that serves the metrics, if any.
     pub metrics: Option<MetricsEndpoint>,
 }
 
-/// A handle to the host's telemetry for the agent's other tasks. Cheap to clone.
+/// A handle to the host's telemetry. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct TelemetryHandle {
     state: Arc<TelemetryState>,
 }
 
-/// The state shared by the control loop and all handles.
 #[derive(Debug)]
 struct TelemetryState {
     /// True while new jobs may be taken.
@@ -90,7 +84,7 @@ struct TelemetryState {
     energy_meter: EnergyMeter,
     shootdown_counters: ShootdownCounters,
     last_termination: Mutex<Option<WorkerTermination>>,
-    /// Notified when a job begins, to end a long pause between samples.
+    /// Ends a long pause between samples.
     job_started: Notify,
 }
 
@@ -98,15 +92,15 @@ struct TelemetryState {
 #[derive(Debug, Clone)]
 struct WorkerTermination {
     at: Instant,
-    /// The work kind whose workers were killed; `None` for all.
+    /// `None` for the workers of all roles.
     kind: Option<WorkKind>,
     fault: JobFault,
     reason: String,
 }
 
 impl TelemetryHandle {
-    /// Creates a handle for a host whose files are at `root`; no job is taken before the first
-    /// sample. Without a root the host is not sampled, and jobs are always taken.
+    /// Creates a handle that permits no job before the first sample. Without a root the host is not
+    /// sampled, and jobs are always permitted.
     pub(crate) fn new(root: Option<&PathBuf>) -> Self {
         let state = TelemetryState {
             accepts_work: watch::Sender::new(root.is_none()),
@@ -129,13 +123,11 @@ impl TelemetryHandle {
         let _ = self.state.accepts_work.subscribe().wait_for(|open| !*open).await;
     }
 
-    /// Starts a job's share of the host's energy; it ends when the share is dropped.
     pub(crate) fn start_energy_share(&self) -> EnergyShare {
         self.state.job_started.notify_one();
         self.state.energy_meter.start_share()
     }
 
-    /// Starts to count TLB shootdowns for one piece of work.
     pub(crate) fn start_shootdown_span(&self) -> ShootdownSpan {
         self.state.shootdown_counters.start_span()
     }
@@ -160,7 +152,7 @@ impl TelemetryHandle {
         }
     }
 
-    /// Records the reason before workers are killed, so that no job fails without an explanation.
+    /// Must be called before the workers are killed, so that no job fails without an explanation.
     fn record_termination(&self, kind: Option<WorkKind>, fault: JobFault, why: String) {
         if let Ok(mut ended) = self.state.last_termination.lock() {
             *ended = Some(WorkerTermination { at: Instant::now(), kind, fault, reason: why });
@@ -168,41 +160,41 @@ impl TelemetryHandle {
     }
 }
 
-/// Samples the host and serves the metrics until `stop` is cancelled. `aside` is true if an
-/// external training runs on this host, which counts as work.
+/// Samples the host and serves the metrics until `stop` is cancelled. An external training on this
+/// host counts as work.
 pub(crate) async fn run_telemetry(
     options: TelemetryOptions,
-    watch: TelemetryHandle,
-    presence: LiveStatus,
-    aside: bool,
+    handle: TelemetryHandle,
+    live_status: LiveStatus,
+    has_external_training: bool,
     stop: CancellationToken,
 ) {
     let TelemetryOptions {
         root,
-        sample_interval: every,
-        owner_limits: wishes,
+        sample_interval,
+        owner_limits,
         on_storm,
         thresholds,
         pause_max,
         keep_free,
-        process_groups: herd,
+        process_groups,
         metrics,
     } = options;
     let serving = async {
         match metrics {
-            Some(endpoint) => endpoint.serve_source(presence.clone()).await,
+            Some(endpoint) => endpoint.serve_source(live_status.clone()).await,
             None => std::future::pending().await,
         }
     };
     let guard = HostGuard {
-        handle: watch,
-        live_status: presence.clone(),
-        has_external_training: aside,
-        process_groups: herd,
+        handle,
+        live_status: live_status.clone(),
+        has_external_training,
+        process_groups,
         storm_detector: StormDetector::new(thresholds),
         quiet_per_s: thresholds.clear_per_s,
         reaction: StormResponder::new(on_storm, to_millis(pause_max)),
-        owner_policy: OwnerPolicy::new(wishes),
+        owner_policy: OwnerPolicy::new(owner_limits),
         training_pace: None,
         hang_detector: HangDetector::default(),
         memory_guard: MemoryGuard::new(keep_free),
@@ -213,7 +205,7 @@ pub(crate) async fn run_telemetry(
     };
     tokio::select! {
         () = stop.cancelled() => {}
-        () = guard.sample_forever(LiveFiles::new(root), every) => {}
+        () = guard.sample_forever(LiveFiles::new(root), sample_interval) => {}
         never = serving => match never {},
     }
 }
@@ -250,10 +242,8 @@ struct HostGuard {
 }
 
 impl HostGuard {
-    /// Samples the host and handles each sample. It samples at `every` while there is work and less
-    /// often while idle.
     async fn sample_forever(mut self, files: LiveFiles, every: Duration) {
-        let mut looker = SamplerThread::start(files);
+        let mut sampler = SamplerThread::start(files);
         let (mut asked_sensors, began) = (None, Instant::now());
         loop {
             let jobs = self.live_status.active_jobs();
@@ -264,8 +254,8 @@ impl HostGuard {
             if sensors {
                 asked_sensors = Some(Instant::now());
             }
-            match looker.take_sample(began.elapsed(), sensors).await {
-                Some(looked) => self.handle_sample(&looked, &jobs),
+            match sampler.take_sample(began.elapsed(), sensors).await {
+                Some(sample) => self.handle_sample(&sample, &jobs),
                 None => self.handle_missed_sample(),
             }
             let pause = if busy { every } else { IDLE_SAMPLE_INTERVAL.max(every) };
@@ -285,9 +275,8 @@ impl HostGuard {
         self.handle.state.accepts_work.send_replace(true);
     }
 
-    /// Updates all detectors with a sample, reacts, and writes the telemetry into the status.
-    fn handle_sample(&mut self, looked: &TelemetrySample, jobs: &[v1::ActiveJob]) {
-        let now = &looked.telemetry;
+    fn handle_sample(&mut self, sample: &TelemetrySample, jobs: &[v1::ActiveJob]) {
+        let now = &sample.telemetry;
         let before = self.storm_detector.current_level();
         let level = self.storm_detector.observe_sample(now);
         let training = self.training_state(now.at_ms, jobs);
@@ -315,18 +304,17 @@ impl HostGuard {
         self.handle.state.energy_meter.record_power(now.watts);
         let words = cause.as_deref().unwrap_or_default();
         self.react_to_storm(now.at_ms, level, is_quiet, words);
-        let resting = self.apply_owner_limits(now, &looked.foreign, jobs);
+        let blocked = self.apply_owner_limits(now, &sample.foreign, jobs);
         let storm = v1::telemetry::Storm {
             level: telemetry_proto::convert_level(level).into(),
             cause: cause.unwrap_or_default(),
             reaction: self.reaction_note.into(),
             storms: self.storm_count,
         };
-        let telemetry = telemetry_proto::convert_telemetry(now, storm, resting);
+        let telemetry = telemetry_proto::convert_telemetry(now, storm, blocked);
         self.live_status.update_status(|status| status.telemetry = Some(telemetry));
     }
 
-    /// Returns whether a training runs here, and for how long its steps have stalled.
     fn training_state(&mut self, now_ms: u64, jobs: &[v1::ActiveJob]) -> ObservedTraining {
         let ours = jobs.iter().find(|job| job.role == "trainer");
         let Some(job) = ours else {
@@ -353,7 +341,6 @@ impl HostGuard {
         ObservedTraining::Ours { stalled_ms }
     }
 
-    /// Logs a change of the storm level, and sets or clears the trouble.
     fn report_storm(&self, news: bool, level: StormLevel, rate: Option<f64>, cause: &str) {
         let per_s = rate.unwrap_or_default().round();
         let words = match level {
@@ -370,13 +357,11 @@ impl HostGuard {
         self.set_trouble("storm", message);
     }
 
-    /// Sets or clears the trouble of one subsystem.
     fn set_trouble(&self, of: &'static str, message: Option<String>) {
         let trouble = message.map(|message| StatusTrouble { message, quarantine: false });
         self.live_status.set_trouble(of, trouble);
     }
 
-    /// Pauses, resumes or kills the workers as the configured reaction decides.
     fn react_to_storm(&mut self, now_ms: u64, level: StormLevel, is_quiet: bool, cause: &str) {
         // Without workers there is no process to pause, which counts as quiet.
         let is_quiet = is_quiet || self.process_groups.is_empty();
@@ -401,8 +386,7 @@ impl HostGuard {
         }
     }
 
-    /// Kills the training because of too little free memory. It may be retried with smaller passes,
-    /// here or on another host.
+    /// The training may be retried with smaller passes, here or on another host.
     fn end_training(&self, available: u64) {
         let why = format!(
             "ended to keep the box responsive: only {:.1} GiB of memory were free (--keep-free)",
@@ -421,16 +405,16 @@ impl HostGuard {
         foreign: &[ForeignProcess],
         jobs: &[v1::ActiveJob],
     ) -> String {
-        let look = OwnerPolicyInput {
+        let input = OwnerPolicyInput {
             telemetry: now,
             minute: minute_of_day(),
             foreign_processes: foreign,
             idle: jobs.is_empty(),
         };
-        let resting = self.owner_policy.blocked_reason(&look);
+        let blocked = self.owner_policy.blocked_reason(&input);
         let changed =
-            self.handle.state.accepts_work.send_replace(resting.is_none()) != resting.is_none();
-        match &resting {
+            self.handle.state.accepts_work.send_replace(blocked.is_none()) != blocked.is_none();
+        match &blocked {
             Some(why) if changed => {
                 tracing::info!(why, "takes no new work, finishes current jobs");
             }
@@ -438,8 +422,8 @@ impl HostGuard {
             _ => {}
         }
         self.has_sampled = true;
-        self.set_trouble("box", resting.as_ref().map(|why| format!("takes no new work: {why}")));
-        resting.unwrap_or_default()
+        self.set_trouble("box", blocked.as_ref().map(|why| format!("takes no new work: {why}")));
+        blocked.unwrap_or_default()
     }
 }
 
@@ -458,13 +442,11 @@ fn minute_of_day() -> u16 {
     u16::try_from(minute).unwrap_or(0)
 }
 
-/// Converts bytes to GiB.
 #[expect(clippy::cast_precision_loss, reason = "told to a tenth")]
 fn to_gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
-/// Converts a duration to whole milliseconds.
 fn to_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,5 @@
-//! A worker process and the calls in flight to it. It serves both a warm worker that answers many
-//! calls and a fresh worker that answers one call and exits.
+//! A worker process and the calls in flight to it: a warm worker that answers many calls, or a
+//! fresh one that answers one call and exits.
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +12,8 @@ use std::{
 };
 
 use hardware::KernelLog;
+use process::ChildPid;
+use rustix::process::Signal;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::{
@@ -22,11 +24,11 @@ use tokio::{
 
 use crate::{
     AdaptiveTimeout,
-    child::{ChildCommand, ChildProcess, ProcessKiller},
+    child::{ChildCommand, ChildProcess},
     worker_protocol::{AnswerMessage, CallMessage, LINE_BYTES_MAX, WorkerAnswer},
 };
 
-/// The number of unread answers of a call; a faster worker blocks on its pipe.
+/// A faster worker blocks on its pipe.
 const UNREAD_ANSWERS_MAX: usize = 256;
 
 /// The time within which a child must exit once its pipe is closed.
@@ -35,7 +37,6 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The reason why a call to a worker failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The program could not be started.
     #[error("start the worker {program}")]
     Start {
         program: String,
@@ -51,7 +52,6 @@ pub enum WorkerError {
     /// The worker sent no message for this long, and counts as hung.
     #[error("the worker was silent for {0:?} (E107)")]
     Silent(Duration),
-    /// The reply has another form than expected.
     #[error("read the worker's answer (E107)")]
     UnreadableReply(#[source] serde_json::Error),
 }
@@ -62,11 +62,10 @@ pub struct WorkerProcess {
     shared: Arc<WorkerState>,
 }
 
-/// The state shared by all clones of a worker's handle.
 #[derive(Debug)]
 struct WorkerState {
     child: tokio::sync::Mutex<ChildProcess>,
-    killer: ProcessKiller,
+    process_id: Option<ChildPid>,
     stdin: tokio::sync::Mutex<ChildStdin>,
     calls: Arc<CallRegistry>,
     next_call: AtomicU64,
@@ -80,7 +79,7 @@ struct KernelMessages {
     text: String,
 }
 
-/// The size of the kernel's messages after which no more are read.
+/// No more are read after this size.
 const KERNEL_LOG_BYTES_MAX: usize = 1 << 20;
 
 /// The receivers of the answers, by call number. `None` once the worker is gone.
@@ -88,10 +87,7 @@ const KERNEL_LOG_BYTES_MAX: usize = 1 << 20;
 struct CallRegistry(Mutex<Option<BTreeMap<u64, mpsc::Sender<WorkerAnswer>>>>);
 
 impl WorkerProcess {
-    /// Starts a worker process.
-    ///
-    /// # Errors
-    /// When the program cannot be started.
+    /// Starts a worker process that answers calls on its stdin and stdout.
     pub fn start(command: &ChildCommand) -> Result<Self, WorkerError> {
         let (child, stdin, stdout) = command.spawn_child().map_err(|source| {
             WorkerError::Start { program: command.program.display().to_string(), source }
@@ -99,7 +95,7 @@ impl WorkerProcess {
         let calls = Arc::new(CallRegistry(Mutex::new(Some(BTreeMap::new()))));
         tokio::spawn(read_answers(stdout, calls.clone()));
         let shared = WorkerState {
-            killer: child.process_killer(),
+            process_id: child.process_id(),
             child: tokio::sync::Mutex::new(child),
             stdin: tokio::sync::Mutex::new(stdin),
             calls,
@@ -117,14 +113,18 @@ impl WorkerProcess {
     /// Kills the process group at once: calls in flight fail, and later ones are refused.
     pub fn kill_group(&self) {
         self.shared.calls.close();
-        self.shared.killer.kill_group();
+        if let Some(pid) = self.shared.process_id {
+            pid.signal_group(Signal::KILL);
+        }
     }
 
     /// Asks the process to exit by itself with SIGTERM; its answers are still read until then.
     pub fn request_exit(&self) {
         // The process id of a worker that is gone may belong to another process.
-        if self.is_alive() {
-            self.shared.killer.terminate_child();
+        if self.is_alive()
+            && let Some(pid) = self.shared.process_id
+        {
+            pid.send_signal(Signal::TERM);
         }
     }
 
@@ -196,7 +196,6 @@ impl WorkerProcess {
         }
     }
 
-    /// Writes a call to the worker's stdin as one JSON line.
     async fn write_call(&self, call: u64, request: &impl Serialize) -> std::io::Result<()> {
         let request = serde_json::to_value(request)?;
         let mut line = serde_json::to_vec(&CallMessage { call, request })?;
@@ -206,14 +205,12 @@ impl WorkerProcess {
         stdin.flush().await
     }
 
-    /// Waits for the process to exit and describes its exit status.
     async fn death_error(&self) -> WorkerError {
         WorkerError::Died(self.shared.child.lock().await.wait_for_exit(EXIT_TIMEOUT).await)
     }
 }
 
-/// Opens the kernel's log, to read what is added from now on. If it cannot be read, that is logged
-/// once in this process.
+/// Reads what is added from now on. If the log cannot be read, that is logged once in this process.
 fn open_kernel_log(root: &Path) -> Option<Mutex<KernelMessages>> {
     static SAID: Once = Once::new();
     match KernelLog::from_now(root) {
@@ -232,13 +229,12 @@ fn open_kernel_log(root: &Path) -> Option<Mutex<KernelMessages>> {
 }
 
 impl CallRegistry {
-    /// Registers the receiver of a call's answers. Returns false if the worker is gone.
+    /// Returns false if the worker is gone.
     fn register_call(&self, call: u64, answers: mpsc::Sender<WorkerAnswer>) -> bool {
         let Ok(mut calls) = self.0.lock() else { return false };
         calls.as_mut().map(|calls| calls.insert(call, answers)).is_some()
     }
 
-    /// Returns the receiver of a call's answers.
     fn find_caller(&self, call: u64) -> Option<mpsc::Sender<WorkerAnswer>> {
         self.0.lock().ok()?.as_ref()?.get(&call).cloned()
     }
@@ -267,8 +263,7 @@ impl Drop for CallRegistration<'_> {
     }
 }
 
-/// Reads answers from the worker's stdout and passes each to its caller. Closes the registry when
-/// the pipe closes, breaks off or contains an overlong line.
+/// Closes the registry when the pipe closes, breaks off or contains an overlong line.
 async fn read_answers(stdout: ChildStdout, calls: Arc<CallRegistry>) {
     let mut lines = BufReader::new(stdout);
     let mut line = Vec::new();

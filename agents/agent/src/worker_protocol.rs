@@ -1,6 +1,6 @@
 //! The protocol between an agent and its worker process: one JSON object a line. Calls go to the
-//! worker's stdin; progress, replies and errors come from its stdout. A worker that receives
-//! several calls may answer them in any order.
+//! worker's stdin; progress, replies and errors come from its stdout. A worker may answer several
+//! calls in any order.
 
 use std::{
     io::{BufRead, Write},
@@ -13,17 +13,15 @@ use serde_json::Value;
 /// The longest line that either side accepts; the samples of a job are much smaller.
 pub(crate) const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The number of calls that a worker buffers; the agent sends only as many as it holds leases.
+/// The agent sends only as many calls as it holds leases.
 const UNREAD_CALLS_MAX: usize = 64;
 
-/// A line to the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CallMessage {
     pub call: u64,
     pub request: Value,
 }
 
-/// A line from the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct AnswerMessage {
     pub call: u64,
@@ -31,7 +29,7 @@ pub(crate) struct AnswerMessage {
     pub answer: WorkerAnswer,
 }
 
-/// An answer to a call: progress any number of times, then one reply or error.
+/// Progress any number of times, then one reply or error.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WorkerAnswer {
@@ -49,9 +47,7 @@ pub struct CallInbox<Q> {
 /// One call, to be answered with exactly one reply or error.
 #[derive(Debug)]
 pub struct WorkerCall<Q> {
-    /// The request as the worker's own type.
     pub request: Q,
-    /// The sender of the call's answers.
     pub responder: CallResponder,
 }
 
@@ -84,9 +80,6 @@ impl<Q: DeserializeOwned + Send + 'static> CallInbox<Q> {
     }
 
     /// Returns the next call without waiting. The error states whether more calls may come.
-    ///
-    /// # Errors
-    /// When no call is available now, or no more will come.
     pub fn try_next(&self) -> Result<WorkerCall<Q>, mpsc::TryRecvError> {
         self.calls.try_recv()
     }
@@ -95,7 +88,6 @@ impl<Q: DeserializeOwned + Send + 'static> CallInbox<Q> {
 /// Parsers of both directions, for tests with hostile input.
 #[doc(hidden)]
 pub mod fuzzing {
-    /// Parses a line from a worker, and returns its progress or reply.
     pub fn parse_answer(line: &[u8]) -> Option<serde_json::Value> {
         match serde_json::from_slice::<super::AnswerMessage>(line).ok()?.answer {
             super::WorkerAnswer::Progress(value) | super::WorkerAnswer::Reply(value) => Some(value),
@@ -103,14 +95,13 @@ pub mod fuzzing {
         }
     }
 
-    /// Parses a line from an agent, and returns its request.
     pub fn parse_request(line: &[u8]) -> Option<serde_json::Value> {
         serde_json::from_slice::<super::CallMessage>(line).ok().map(|call| call.request)
     }
 }
 
-/// Parses a call. A request that does not fit the worker's type is answered with an error; a line
-/// that is no call at all is only logged.
+/// A request that does not fit the worker's type is answered with an error; a line that is no call
+/// at all is only logged.
 fn parse_call<Q: DeserializeOwned>(line: &str) -> Option<WorkerCall<Q>> {
     let message: CallMessage = match serde_json::from_str(line) {
         Ok(message) => message,
@@ -145,8 +136,7 @@ impl CallResponder {
         self.send(WorkerAnswer::Error(message.to_owned()));
     }
 
-    /// Writes an answer to stdout. Errors are ignored, because writing fails only when the agent is
-    /// gone.
+    /// Errors are ignored, because writing fails only when the agent is gone.
     fn send(&self, answer: WorkerAnswer) {
         let message = AnswerMessage { call: self.call, answer };
         let mut line = serde_json::to_vec(&message).expect("answers are plain JSON");
@@ -156,7 +146,7 @@ impl CallResponder {
     }
 }
 
-/// Converts a value to JSON; the error is a message for the caller.
+/// The error is a message for the caller.
 fn to_json(value: &impl Serialize) -> Result<Value, String> {
     serde_json::to_value(value).map_err(|error| format!("write the answer: {error}"))
 }
@@ -166,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_told_apart_by_their_key() {
+    fn answers_are_distinguished_by_their_key() {
         let line = |answer| serde_json::to_string(&AnswerMessage { call: 3, answer }).unwrap();
         assert_eq!(line(WorkerAnswer::Reply(1.into())), r#"{"call":3,"reply":1}"#);
         assert_eq!(line(WorkerAnswer::Error("x".into())), r#"{"call":3,"error":"x"}"#);

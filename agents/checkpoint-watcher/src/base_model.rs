@@ -5,12 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use formats::{HubCache, find_model};
 
-/// Finds a base model by name: a directory, or a repository in the Hugging Face cache. A relative
-/// path is resolved from the current directory and from the parent of the watched directory, as the
-/// trainer's working directory is unknown.
-///
-/// # Errors
-/// If the model is not on this box.
+/// Finds a directory, or a repository in the Hugging Face cache. A relative path is resolved from
+/// the current directory and from the parent of the watched directory, as the trainer's working
+/// directory is unknown.
 pub(crate) fn find_base(name: &str, watched: &Path) -> anyhow::Result<PathBuf> {
     let beside = watched.parent().map(|parent| parent.join(name)).filter(|path| path.is_dir());
     let cache = HubCache::from_environment(|name| std::env::var_os(name));

@@ -22,44 +22,40 @@ use crate::{
     trainer_state::TrainerState,
 };
 
-/// Name of the persisted [`WatchRecord`] in the staging directory.
+/// Holds the [`WatchRecord`], in the staging directory.
 const RECORD_FILE: &str = "watch.json";
 
-/// Most staged checkpoints. While the store is unavailable, checkpoints that the trainer removed
-/// still occupy disk space here.
+/// While the store is unavailable, checkpoints that the trainer removed still occupy disk space
+/// here.
 const HELD_MAX: usize = 32;
 
-/// Time after which an incomplete directory is logged.
+/// Then an incomplete directory is logged.
 const INCOMPLETE_WARN_AFTER: Duration = Duration::from_secs(120);
 
-/// Granularity of file times: a scan within this time after a change may have missed a later
-/// change.
+/// A scan within this time after a change may have missed a later change.
 const CLOCK_GRANULARITY: Duration = Duration::from_secs(2);
 
 /// The times without changes after which a checkpoint is published.
 #[derive(Debug, Clone, Copy)]
 pub struct QuietSettings {
-    /// Time after a save by one process.
+    /// After a save by one process.
     pub quiet_period: Duration,
-    /// Time after a save by several processes, or on a network file system.
+    /// After a save by several processes, or on a network file system.
     pub remote_quiet_period: Duration,
     /// True if the directory is on a network file system.
     pub is_remote: bool,
 }
 
-/// The state that survives an agent's restart: the run, and the saves already processed. The log
-/// has the run's published checkpoints.
+/// The state that survives an agent's restart: the run and the processed saves. The log has the
+/// run's published checkpoints.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct WatchRecord {
-    /// The run that was begun, if any.
     pub run: Option<String>,
-    /// The name that the user gave the run.
     pub name: String,
-    /// Time when the run's first checkpoint was found, in nanoseconds since 1970.
+    /// The time when the run's first checkpoint was found, in nanoseconds since 1970.
     pub begun_ns: Option<u64>,
-    /// The base named by the run's first adapter.
     pub base_name: Option<String>,
-    /// Stamps, by step, of the saves that are processed.
+    /// Stamps of the processed saves, by step.
     pub seen: BTreeMap<u32, String>,
 }
 
@@ -76,46 +72,39 @@ pub struct WatchRecord {
 /// [`CheckpointScanner::release_step`] if it changed.
 pub struct CheckpointScanner {
     directory: PathBuf,
-    /// The staging directory to use if the watched directory is not writable.
+    /// Used if the watched directory is not writable.
     fallback: PathBuf,
     settings: QuietSettings,
     /// Created when first needed.
     staging: Option<StagingDir>,
     record: WatchRecord,
-    /// Directories that are not staged, by step.
+    /// Not staged, by step.
     observed: BTreeMap<u32, ObservedDirectory>,
-    /// Staged checkpoints and the times when they were staged, by step.
+    /// With the time of staging, by step.
     staged: BTreeMap<u32, (StagedCheckpoint, Instant)>,
-    /// Steps that the trainer removed before they could be staged.
+    /// Removed by the trainer before they could be staged.
     rotated: BTreeSet<u32>,
 }
 
 /// The last observation of a checkpoint directory that is not staged.
 struct ObservedDirectory {
-    /// The files at the last scan.
     listing: DirectoryListing,
-    /// Time since which the listing has not changed.
+    /// The listing has not changed since.
     since: Instant,
-    /// The reason why it was not ready, if it was judged.
     reason: Option<String>,
-    /// True if the reason was logged.
     reported: bool,
-    /// True if waiting cannot help.
     is_permanent: bool,
 }
 
 impl CheckpointScanner {
     /// Opens a directory, and continues where an earlier agent stopped. `fallback` is the staging
-    /// directory if the watched directory is not writable.
-    ///
-    /// # Errors
-    /// If another agent watches the directory, or an existing staging directory cannot be used.
+    /// directory if the watched one is not writable. Fails if another agent watches it.
     pub fn open_directory(
         directory: &Path,
         fallback: &Path,
         policy: QuietSettings,
     ) -> anyhow::Result<Self> {
-        let mut lookout = Self {
+        let mut scanner = Self {
             directory: directory.to_owned(),
             fallback: fallback.to_owned(),
             settings: policy,
@@ -125,32 +114,26 @@ impl CheckpointScanner {
             staged: BTreeMap::new(),
             rotated: BTreeSet::new(),
         };
-        if let Some(stage) = &lookout.staging {
-            lookout.record = stage.read(RECORD_FILE).unwrap_or_default();
+        if let Some(stage) = &scanner.staging {
+            scanner.record = stage.read(RECORD_FILE).unwrap_or_default();
             let now = Instant::now();
-            lookout.staged =
+            scanner.staged =
                 stage.list_staged()?.into_iter().map(|held| (held.step, (held, now))).collect();
         }
-        Ok(lookout)
+        Ok(scanner)
     }
 
-    /// Returns the persisted state.
     pub fn watch_record(&self) -> &WatchRecord {
         &self.record
     }
 
     /// Changes the persisted state and writes it.
-    ///
-    /// # Errors
-    /// If it cannot be written.
     pub fn update_record(&mut self, change: impl FnOnce(&mut WatchRecord)) -> anyhow::Result<()> {
         change(&mut self.record);
         let memory = self.record.clone();
         Ok(self.open_staging()?.write(RECORD_FILE, &memory)?)
     }
 
-    /// Returns the staging directory, and creates it on first use. It is created late because some
-    /// training scripts require an empty output directory.
     fn open_staging(&mut self) -> anyhow::Result<&StagingDir> {
         if self.staging.is_none() {
             self.staging = Some(StagingDir::create_below(&self.directory, &self.fallback)?);
@@ -158,10 +141,7 @@ impl CheckpointScanner {
         self.staging.as_ref().ok_or_else(|| anyhow::anyhow!("created above (X101)"))
     }
 
-    /// Scans all checkpoint directories once.
-    ///
-    /// # Errors
-    /// If another agent watches the directory, or the staging directory fails.
+    /// Scans all checkpoint directories once. Fails if another agent watches the directory.
     pub fn scan_directory(&mut self, now: Instant) -> anyhow::Result<()> {
         let found = match file_probes::list_checkpoints(&self.directory) {
             Ok(found) => found,
@@ -195,7 +175,6 @@ impl CheckpointScanner {
         }
     }
 
-    /// Scans one checkpoint directory and stages it if it is ready.
     fn scan_checkpoint(&mut self, step: u32, path: &Path, now: Instant) -> anyhow::Result<()> {
         let listing = file_probes::list_files(path)?;
         if self.record.seen.get(&step).is_some_and(|seen| *seen == compute_stamp(&listing)) {
@@ -217,9 +196,9 @@ impl CheckpointScanner {
             return Ok(());
         }
         let worth = may_be_complete(&listing);
-        let peeks =
+        let probes =
             if worth { file_probes::probe_files(path, &listing) } else { FileProbes::new() };
-        match judge_readiness(step, &listing, &peeks) {
+        match judge_readiness(step, &listing, &probes) {
             SaveReadiness::Ready(checkpoint) => {
                 self.stage_checkpoint(step, path, &listing, &checkpoint, now)?;
             }
@@ -229,7 +208,6 @@ impl CheckpointScanner {
         Ok(())
     }
 
-    /// Records why a checkpoint is not ready, and logs it if due.
     fn record_reason(&mut self, step: u32, why: String, hopeless: bool, now: Instant) {
         if let Some(sight) = self.observed.get_mut(&step) {
             (sight.reason, sight.is_permanent) = (Some(why), hopeless);
@@ -237,7 +215,7 @@ impl CheckpointScanner {
         }
     }
 
-    /// Stages a complete checkpoint, unless 32 are staged already.
+    /// Skips the checkpoint if 32 are staged already.
     fn stage_checkpoint(
         &mut self,
         step: u32,
@@ -273,7 +251,6 @@ impl CheckpointScanner {
         (now.duration_since(*since) >= quiet).then(|| held.clone())
     }
 
-    /// Returns true if any checkpoint is staged.
     pub fn has_staged(&self) -> bool {
         !self.staged.is_empty()
     }
@@ -298,11 +275,8 @@ impl CheckpointScanner {
         self.staging.as_ref().is_some_and(|stage| stage.is_unchanged(held, &source))
     }
 
-    /// Returns the directory with the files to publish, after removing this box's paths from the
+    /// Returns the directory with the files to publish, after removing this host's paths from the
     /// settings. `base` replaces the base's name in an adapter's settings.
-    ///
-    /// # Errors
-    /// If the settings cannot be read or written.
     pub fn prepare_files(
         &self,
         held: &StagedCheckpoint,
@@ -325,15 +299,11 @@ impl CheckpointScanner {
         Ok(directory)
     }
 
-    /// Returns the trainer's state of a staged checkpoint, if it has one.
     pub fn trainer_state(&self, held: &StagedCheckpoint) -> Option<TrainerState> {
         self.staging.as_ref()?.read_trainer_state(held.step)
     }
 
     /// Records a checkpoint as processed and removes it from the staging directory.
-    ///
-    /// # Errors
-    /// If the record cannot be written or the files cannot be removed.
     pub fn finish_checkpoint(&mut self, held: &StagedCheckpoint) -> anyhow::Result<()> {
         self.update_record(|memory| drop(memory.seen.insert(held.step, held.save_stamp())))?;
         self.release_step(held.step)
@@ -341,9 +311,6 @@ impl CheckpointScanner {
 
     /// Removes a checkpoint from the staging directory. If its source still exists, the next scan
     /// checks it again.
-    ///
-    /// # Errors
-    /// If the files cannot be removed.
     pub fn release_step(&mut self, step: u32) -> anyhow::Result<()> {
         self.staged.remove(&step);
         self.observed.remove(&step);
@@ -352,7 +319,6 @@ impl CheckpointScanner {
 }
 
 impl ObservedDirectory {
-    /// Creates an observation without files.
     fn new(since: Instant) -> Self {
         Self {
             listing: DirectoryListing::new(),
@@ -373,8 +339,7 @@ impl ObservedDirectory {
     }
 }
 
-/// Replaces the base's name and removes paths of this box, which are meaningless and private
-/// elsewhere.
+/// Also replaces the base's name. Local paths are meaningless and private elsewhere.
 fn strip_local_paths(settings: &mut Map<String, Value>, base: Option<&str>) {
     if let (Some(base), Some(name)) = (base, settings.get_mut("base_model_name_or_path")) {
         *name = base.into();
@@ -386,7 +351,6 @@ fn strip_local_paths(settings: &mut Map<String, Value>, base: Option<&str>) {
     }
 }
 
-/// Returns true if the error shows that the directory was removed during the scan.
 fn is_gone(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| {
         matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)

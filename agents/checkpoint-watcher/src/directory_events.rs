@@ -9,26 +9,25 @@ use notify::{
 };
 use tokio::sync::Notify;
 
-/// A file-system watcher that reports that something changed, but not what.
+/// Reports that something changed, but not what.
 pub(crate) struct DirectoryEvents {
     watcher: Option<RecommendedWatcher>,
-    /// Directories that are watched now.
     watched: BTreeSet<std::path::PathBuf>,
     changed: Arc<Notify>,
 }
 
 impl DirectoryEvents {
-    /// Creates a watcher without directories. It never reports anything if `elsewhere` is true (a
-    /// network file system) or if the kernel provides no events.
+    /// Creates a watcher that never reports anything if `elsewhere` is true (a network file system)
+    /// or the kernel provides no events.
     pub(crate) fn new(elsewhere: bool) -> Self {
         let changed = Arc::new(Notify::new());
         let tell = changed.clone();
-        let heard = move |event: notify::Result<Event>| {
+        let on_event = move |event: notify::Result<Event>| {
             if event.is_ok_and(|event| is_change(event.kind)) {
                 tell.notify_one();
             }
         };
-        let watcher = if elsewhere { None } else { notify::recommended_watcher(heard).ok() };
+        let watcher = if elsewhere { None } else { notify::recommended_watcher(on_event).ok() };
         Self { watcher, watched: BTreeSet::new(), changed }
     }
 
@@ -63,7 +62,7 @@ impl DirectoryEvents {
     }
 }
 
-/// Returns true unless the event is only a read, perhaps by our own scan.
+/// Ignores reads, perhaps by our own scan.
 fn is_change(kind: EventKind) -> bool {
     match kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,

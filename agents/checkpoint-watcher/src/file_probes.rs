@@ -7,26 +7,26 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use formats::safetensors::{LENGTH_BYTES, parse_header_length};
+
 use crate::{
     checkpoint_files,
     readiness::{
         DirectoryListing, FileProbe, FileProbes, FileStat, TRAINER_STATE, ZIP_END_BYTES,
         files_to_probe, is_relevant, parse_step,
     },
-    safetensors_header::{LENGTH_BYTES, parse_header_length},
 };
 
-/// Most relevant files of one checkpoint.
+/// In one checkpoint.
 const FILES_MAX: usize = 10_000;
 
-/// Largest file in bytes that is read whole.
+/// Larger files are not read whole.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// Bytes of a zip file's end record with the longest comment.
+/// A zip file's end record with the longest comment.
 const TAIL_BYTES: u64 = ZIP_END_BYTES as u64 + 65_535;
 
 impl FileStat {
-    /// Converts metadata of the file system.
     fn from_metadata(metadata: &Metadata) -> Self {
         if metadata.is_dir() {
             // The contents of subdirectories are not checked.
@@ -42,7 +42,7 @@ impl FileStat {
     }
 }
 
-/// Lists the checkpoint directories in a directory by step.
+/// Sorts by step.
 pub(crate) fn list_checkpoints(directory: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -57,11 +57,8 @@ pub(crate) fn list_checkpoints(directory: &Path) -> io::Result<Vec<(u32, PathBuf
     Ok(found)
 }
 
-/// Lists the relevant files of a directory with their metadata. A file that is removed meanwhile is
-/// omitted.
-///
-/// # Errors
-/// If the directory cannot be read, or has more than 10 000 relevant files.
+/// Lists the relevant files. A file that is removed meanwhile is omitted; more than 10 000 files
+/// are an error.
 pub(crate) fn list_files(directory: &Path) -> io::Result<DirectoryListing> {
     let mut listing = DirectoryListing::new();
     for entry in fs::read_dir(directory)? {
@@ -84,25 +81,24 @@ pub(crate) fn list_files(directory: &Path) -> io::Result<DirectoryListing> {
     Ok(listing)
 }
 
-/// Reads the metadata of a file.
 pub(crate) fn read_stat(path: &Path) -> io::Result<FileStat> {
     fs::metadata(path).map(|metadata| FileStat::from_metadata(&metadata))
 }
 
-/// Probes each file that a decision needs. A file that is removed meanwhile is omitted.
+/// Omits a file that is removed meanwhile.
 pub(crate) fn probe_files(directory: &Path, listing: &DirectoryListing) -> FileProbes {
     let look = |name: String| {
-        let peek = match probe_file(&directory.join(&name), &name) {
-            Ok(peek) => peek,
+        let probe = match probe_file(&directory.join(&name), &name) {
+            Ok(probe) => probe,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => FileProbe::Unreadable(error.to_string()),
         };
-        Some((name, peek))
+        Some((name, probe))
     };
     files_to_probe(listing).into_iter().filter_map(look).collect()
 }
 
-/// Probes one file: its ends, its header, its whole text, or its JSON syntax, by name.
+/// Reads the ends, the header, the whole text or only the JSON syntax, by name.
 fn probe_file(path: &Path, name: &str) -> io::Result<FileProbe> {
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len();
@@ -127,19 +123,16 @@ fn probe_file(path: &Path, name: &str) -> io::Result<FileProbe> {
     Ok(FileProbe::Parses(parses))
 }
 
-/// Reads the header of a safetensors file.
 fn read_header(file: &mut File) -> io::Result<FileProbe> {
     let mut bytes = Vec::new();
     file.by_ref().take(LENGTH_BYTES as u64).read_to_end(&mut bytes)?;
-    let length =
-        <[u8; LENGTH_BYTES]>::try_from(bytes.as_slice()).ok().and_then(parse_header_length);
-    if let Some(length) = length {
+    let length = <[u8; LENGTH_BYTES]>::try_from(bytes.as_slice()).ok().map(parse_header_length);
+    if let Some(Ok(length)) = length {
         file.take(length).read_to_end(&mut bytes)?;
     }
     Ok(FileProbe::Header(bytes))
 }
 
-/// Reads the first 4 and the last bytes of a file.
 fn read_ends(file: &mut File, bytes: u64) -> io::Result<FileProbe> {
     let mut head = Vec::new();
     file.by_ref().take(4).read_to_end(&mut head)?;

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use agent::TaskContext;
@@ -27,25 +27,25 @@ use crate::{
     staging::{DirectoryTakenError, StagedCheckpoint},
 };
 
-/// Time between two scans without file-system events.
+/// Without file-system events.
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Delay after an event: a save causes many events, and one scan covers all within this time.
+/// A save causes many events; one scan covers all within this time.
 const EVENT_GATHER_TIME: Duration = Duration::from_millis(100);
 
-/// Time between two scans while a staged checkpoint waits for its quiet period.
+/// While a staged checkpoint waits for its quiet period.
 const STAGED_SCAN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Shortest time between two checks if the run has ended.
+/// Between two checks if the run has ended.
 const RUN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pause after a transient error.
+/// After a transient error.
 const ERROR_PAUSE: Duration = Duration::from_secs(5);
 
-/// Time without changes after which a checkpoint is published.
+/// For a save by one process.
 const QUIET_PERIOD: Duration = Duration::from_secs(2);
 
-/// The same if several processes write, or the directory is on a network file system.
+/// For a save by several processes, or on a network file system.
 const REMOTE_QUIET_PERIOD: Duration = Duration::from_secs(10);
 
 /// The configuration of a watcher.
@@ -53,11 +53,10 @@ const REMOTE_QUIET_PERIOD: Duration = Duration::from_secs(10);
 pub struct Config {
     /// The directory in which the trainer saves.
     pub directory: PathBuf,
-    /// The staging directory to use if `directory` is not writable.
+    /// The staging directory if `directory` is not writable.
     pub fallback: PathBuf,
-    /// This agent, for the checkpoints' facts.
+    /// Named in the checkpoints' facts.
     pub agent: AgentId,
-    /// The name of its runs.
     pub name: String,
     /// True if the user named the base of the adapters.
     pub base_given: bool,
@@ -68,10 +67,9 @@ pub struct Config {
 /// The properties of a run that is to begin.
 #[derive(Debug, Clone)]
 pub struct NewRunInfo {
-    /// Time when its first checkpoint was found, since 1970. The same run always has the same time,
-    /// so that beginning is idempotent.
+    /// Since 1970, when its first checkpoint was found. The same run always has the same time, so
+    /// that beginning is idempotent.
     pub begun_at: Duration,
-    /// The base model of its adapters, unless the user named it.
     pub base: Option<PathBuf>,
 }
 
@@ -82,15 +80,12 @@ pub type BeginRun =
 /// A run of an external training, as the log has it.
 struct AdoptedRun {
     id: RunId,
-    /// The base model, unless the run consists of whole models.
+    /// `None` if the run consists of whole models.
     base: Option<v1::Tree>,
-    /// Steps that are published.
     steps: BTreeSet<u32>,
     /// The planned end in steps, 0 if unknown.
     planned_steps: u32,
-    /// The result, if the run has ended.
     done: Option<v1::Done>,
-    /// Time of the last check for the end.
     checked_at: Option<Instant>,
 }
 
@@ -110,15 +105,12 @@ struct CheckpointPublisher {
     store: Store,
     cache: FileCache,
     begin: BeginRun,
-    lookout: CheckpointScanner,
+    scanner: CheckpointScanner,
     run: Option<AdoptedRun>,
 }
 
-/// Publishes checkpoints until the run has ended, and returns its result; returns `None` if stopped
-/// before.
-///
-/// # Errors
-/// If another agent watches the directory, or an existing staging directory cannot be used.
+/// Publishes checkpoints until the run has ended, and returns its result; `None` if stopped before.
+/// Fails if another agent watches the directory.
 pub async fn watch_checkpoints(
     config: Config,
     bus: Bus,
@@ -132,22 +124,22 @@ pub async fn watch_checkpoints(
         remote_quiet_period: REMOTE_QUIET_PERIOD,
         is_remote: elsewhere,
     };
-    let lookout = CheckpointScanner::open_directory(&config.directory, &config.fallback, policy)?;
+    let scanner = CheckpointScanner::open_directory(&config.directory, &config.fallback, policy)?;
     let mut hints = DirectoryEvents::new(elsewhere);
     let directory = config.directory.display().to_string();
     tracing::info!(directory, elsewhere, "watching");
     let stop = side.stop.clone();
-    let mut watcher = CheckpointPublisher { config, bus, store, cache, begin, lookout, run: None };
+    let mut watcher = CheckpointPublisher { config, bus, store, cache, begin, scanner, run: None };
     stop.run_until_cancelled(watcher.restore_run()).await;
     loop {
         let Some(outcome) = stop.run_until_cancelled(watcher.run_round(&mut hints)).await else {
             return Ok(None);
         };
         let (trouble, pause) = match outcome {
-            Ok(()) if watcher.lookout.has_staged() => {
-                (watcher.lookout.permanent_trouble(), STAGED_SCAN_INTERVAL)
+            Ok(()) if watcher.scanner.has_staged() => {
+                (watcher.scanner.permanent_trouble(), STAGED_SCAN_INTERVAL)
             }
-            Ok(()) => (watcher.lookout.permanent_trouble(), SCAN_INTERVAL),
+            Ok(()) => (watcher.scanner.permanent_trouble(), SCAN_INTERVAL),
             Err(error) if error.is::<DirectoryTakenError>() => return Err(error),
             Err(error) => (Some(format!("{error:#}")), ERROR_PAUSE),
         };
@@ -168,7 +160,7 @@ impl CheckpointPublisher {
     /// Finds the run that an earlier agent began. If it has ended, belongs to another fleet or has
     /// another name, the next checkpoint begins a new run.
     async fn restore_run(&mut self) {
-        let WatchRecord { run: Some(id), name, .. } = self.lookout.watch_record().clone() else {
+        let WatchRecord { run: Some(id), name, .. } = self.scanner.watch_record().clone() else {
             return;
         };
         while let Err(error) = self.try_restore(&id, &name).await {
@@ -181,7 +173,6 @@ impl CheckpointPublisher {
         }
     }
 
-    /// Tries once to find the run with the recorded id and name.
     async fn try_restore(&mut self, id: &str, name: &str) -> anyhow::Result<()> {
         let known = match RunId::new(id) {
             Ok(id) if name == self.config.name => self.read_run(id).await?,
@@ -197,18 +188,18 @@ impl CheckpointPublisher {
             Some(over) => {
                 tracing::info!(run = %over.id, "the run is over; the next new checkpoint begins \
                                                 another");
-                self.lookout.update_record(|memory| {
+                self.scanner.update_record(|memory| {
                     *memory = WatchRecord {
                         seen: std::mem::take(&mut memory.seen),
                         ..WatchRecord::default()
                     };
                 })
             }
-            None => self.lookout.update_record(|memory| *memory = WatchRecord::default()),
+            None => self.scanner.update_record(|memory| *memory = WatchRecord::default()),
         }
     }
 
-    /// Reads the relevant facts of a run, or returns `None` if the log has no spec of it.
+    /// Returns `None` if the log has no spec of the run.
     async fn read_run(&self, id: RunId) -> anyhow::Result<Option<AdoptedRun>> {
         let filters =
             ["watched", "checkpoint.watched.*", "done"].map(|kind| format!("flotilla.{id}.{kind}"));
@@ -242,10 +233,9 @@ impl CheckpointPublisher {
         Ok(Some(run))
     }
 
-    /// Reports progress to the agent's status.
     fn report_status(&self, side: &TaskContext) {
         let Some(run) = &self.run else { return };
-        let gone = match self.lookout.rotated_count() {
+        let gone = match self.scanner.rotated_count() {
             0 => String::new(),
             count => format!(", {count} rotated before publish"),
         };
@@ -254,18 +244,17 @@ impl CheckpointPublisher {
         side.status.report_progress(run.id.as_str(), last, run.planned_steps, &note);
     }
 
-    /// Scans once and publishes each checkpoint that is due.
     async fn run_round(&mut self, hints: &mut DirectoryEvents) -> anyhow::Result<()> {
         let directory = self.config.directory.clone();
-        let lookout = &mut self.lookout;
+        let scanner = &mut self.scanner;
         tokio::task::block_in_place(|| {
             hints.watch_directories(
                 &directory,
                 &file_probes::list_checkpoints(&directory).unwrap_or_default(),
             );
-            lookout.scan_directory(Instant::now())
+            scanner.scan_directory(Instant::now())
         })?;
-        while let Some(held) = self.lookout.next_checkpoint(Instant::now()) {
+        while let Some(held) = self.scanner.next_checkpoint(Instant::now()) {
             let step = held.step;
             self.publish_checkpoint(held)
                 .await
@@ -303,17 +292,17 @@ impl CheckpointPublisher {
         let Some(run) = &self.run else { return Ok(()) };
         if let Some(why) = self.mismatch_reason(run, &held) {
             tracing::warn!(step = held.step, why, "a checkpoint is not published");
-            return self.lookout.finish_checkpoint(&held);
+            return self.scanner.finish_checkpoint(&held);
         }
         let base = run.base.clone();
         let about = |tree: &v1::Tree| tree.manifest.clone();
-        let files = self.lookout.prepare_files(&held, base.as_ref().map(about).as_deref())?;
+        let files = self.scanner.prepare_files(&held, base.as_ref().map(about).as_deref())?;
         if run.steps.contains(&held.step) {
             self.warn_if_different(&run.id, &held, &files).await?;
-            return self.lookout.finish_checkpoint(&held);
+            return self.scanner.finish_checkpoint(&held);
         }
-        if !self.lookout.is_unchanged(&held) {
-            return self.lookout.release_step(held.step);
+        if !self.scanner.is_unchanged(&held) {
+            return self.scanner.release_step(held.step);
         }
         let mut checkpoint = self.build_fact(run, &held);
         let place = TreePlace::for_checkpoint(&run.id, 0, held.step);
@@ -321,9 +310,9 @@ impl CheckpointPublisher {
         let tree = self.cache.publish_tree(&self.store, &files, &place, about).await?;
         // The files were hashed meanwhile, so check now: after a change they are another
         // checkpoint.
-        if !self.lookout.is_unchanged(&held) {
+        if !self.scanner.is_unchanged(&held) {
             tracing::info!(step = held.step, "changed while it was published; checking again");
-            return self.lookout.release_step(held.step);
+            return self.scanner.release_step(held.step);
         }
         checkpoint.tree = Some(tree);
         let subject = Subject::new(&run.id, FactKey::WatchedCheckpoint { step: held.step });
@@ -335,7 +324,7 @@ impl CheckpointPublisher {
             run.planned_steps = steps;
             run.steps.insert(held.step);
         }
-        self.lookout.finish_checkpoint(&held)
+        self.scanner.finish_checkpoint(&held)
     }
 
     /// Begins the run, now that its first checkpoint shows the base model.
@@ -350,23 +339,23 @@ impl CheckpointPublisher {
                 )
             }
         };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = wire::clock::unix_time();
         let name = self.config.name.clone();
-        self.lookout.update_record(|memory| {
+        self.scanner.update_record(|memory| {
             memory.name = name;
             memory.begun_ns.get_or_insert(u64::try_from(now.as_nanos()).unwrap_or(0));
             memory.base_name.clone_from(&held.base_name);
         })?;
-        let at = Duration::from_nanos(self.lookout.watch_record().begun_ns.unwrap_or_default());
+        let at = Duration::from_nanos(self.scanner.watch_record().begun_ns.unwrap_or_default());
         let id = (self.begin)(NewRunInfo { begun_at: at, base }).await?;
-        self.lookout.update_record(|memory| memory.run = Some(id.to_string()))?;
+        self.scanner.update_record(|memory| memory.run = Some(id.to_string()))?;
         let run = self.read_run(id.clone()).await?;
         self.run = Some(run.with_context(|| format!("the log has lost the spec of {id}"))?);
         tracing::info!(run = %id, directory = %self.config.directory.display(), "began");
         Ok(())
     }
 
-    /// Returns why a checkpoint does not belong to the run, or `None` if it does.
+    /// Returns why a checkpoint does not belong to the run.
     fn mismatch_reason(&self, run: &AdoptedRun, held: &StagedCheckpoint) -> Option<String> {
         if held.content == CheckpointContent::Model {
             return None;
@@ -374,7 +363,7 @@ impl CheckpointPublisher {
         if run.base.is_none() {
             return Some(format!("it is an adapter, but {} began with full models", run.id));
         }
-        let first = &self.lookout.watch_record().base_name;
+        let first = &self.scanner.watch_record().base_name;
         let differs = !self.config.base_given && held.base_name != *first;
         differs.then(|| {
             let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "none".into());
@@ -383,9 +372,9 @@ impl CheckpointPublisher {
         })
     }
 
-    /// Builds a checkpoint's fact, without the location of its files.
+    /// Leaves out the location of the files.
     fn build_fact(&self, run: &AdoptedRun, held: &StagedCheckpoint) -> v1::Checkpoint {
-        let state = self.lookout.trainer_state(held);
+        let state = self.scanner.trainer_state(held);
         let before = run.steps.range(..held.step).next_back().copied().unwrap_or(0);
         let figures = state.as_ref().map(|state| state.figures_since(before)).unwrap_or_default();
         let planned = state.as_ref().and_then(|state| state.planned_steps());
@@ -411,8 +400,7 @@ impl CheckpointPublisher {
         }
     }
 
-    /// Logs a warning if an already published step was saved again with other bytes. The first save
-    /// counts.
+    /// Warns if a published step was saved again with other bytes. The first save counts.
     async fn warn_if_different(
         &self,
         run: &RunId,
@@ -443,7 +431,7 @@ impl CheckpointPublisher {
     }
 }
 
-/// Returns the step at which training ends (0 if unknown), and whether it has reached it.
+/// Returns the step at which training ends (0 if unknown), and true if it has reached it.
 fn training_extent(step: u32, planned: Option<u32>, until: Option<u32>) -> (u32, bool) {
     let steps = match (planned, until) {
         (Some(planned), Some(until)) => planned.min(until),
@@ -453,14 +441,14 @@ fn training_extent(step: u32, planned: Option<u32>, until: Option<u32>) -> (u32,
     (if last { step } else { steps }, last)
 }
 
-/// Returns the BLAKE3 digest of a file.
+/// Returns the BLAKE3 digest.
 fn hash_file(path: &Path) -> std::io::Result<wire::Digest> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(std::fs::File::open(path)?)?;
     Ok(hasher.finalize().into())
 }
 
-/// Returns the metadata of a checkpoint's tree, which depends on neither the agent nor the run.
+/// Returns metadata that depends on neither the agent nor the run.
 fn tree_metadata(checkpoint: &v1::Checkpoint) -> TreeMetadata {
     let v1::Checkpoint { cycle, step, steps, parent, .. } = checkpoint;
     let adapter = checkpoint.content() == v1::checkpoint::Content::Adapter;
@@ -474,8 +462,8 @@ fn tree_metadata(checkpoint: &v1::Checkpoint) -> TreeMetadata {
     entries.map(|(key, value)| (key.to_owned(), value)).into()
 }
 
-/// Returns true if the directory is on a network file system: its events are not delivered here and
-/// its times are coarse.
+/// Returns true for a network file system, whose events are not delivered here and whose times are
+/// coarse.
 #[cfg(target_os = "linux")]
 fn is_elsewhere(directory: &Path) -> bool {
     const NFS: i64 = 0x6969;

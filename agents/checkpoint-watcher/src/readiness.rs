@@ -13,36 +13,30 @@ use crate::{
     trainer_state::TrainerState,
 };
 
-/// The metadata of a file. Two equal listings in a row mean that no file was written in between.
+/// Two equal listings in a row mean that no file was written in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct FileStat {
-    /// Size in bytes, 0 for a directory.
+    /// 0 for a directory.
     pub bytes: u64,
-    /// Modification time in nanoseconds since 1970, 0 for a directory.
+    /// Nanoseconds since 1970, 0 for a directory.
     pub modified_ns: i64,
     pub inode: u64,
     pub is_dir: bool,
 }
 
-/// The relevant files of a directory by name.
 pub(crate) type DirectoryListing = BTreeMap<String, FileStat>;
 
-/// The part of a file that a decision needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FileProbe {
-    /// The whole content.
     Text(Vec<u8>),
-    /// True if the file is valid JSON.
     Parses(bool),
     /// The length field and header of a safetensors file.
     Header(Vec<u8>),
     /// The first four bytes, and the last bytes, where a zip file has its directory.
     Ends([u8; 4], Vec<u8>),
-    /// The reason why the file cannot be read.
     Unreadable(String),
 }
 
-/// Probes by file name.
 pub(crate) type FileProbes = BTreeMap<String, FileProbe>;
 
 /// The readiness of a save.
@@ -62,23 +56,21 @@ pub(crate) enum SaveReadiness {
     Broken(String),
 }
 
-/// The content of a complete directory.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CompleteCheckpoint {
     pub content: CheckpointContent,
-    /// Names of the files to publish, sorted.
+    /// To publish, sorted.
     pub files: Vec<String>,
-    /// The trainer's state; absent if the writer left a marker but no `trainer_state.json`.
+    /// Absent if the writer left a marker but no `trainer_state.json`.
     pub state: Option<TrainerState>,
-    /// The base named in an adapter's settings.
     pub base_name: Option<String>,
     /// True if several processes wrote it, of which one may still write.
     pub ranks: bool,
 }
 
-/// Files that a writer creates after its last file; with one of them, completeness is certain.
+/// A writer creates them after its last file, so one of them makes completeness certain.
 pub(crate) const MARKERS: [&str; 2] = [".flotilla-complete", "STABLE"];
-/// A file that exists while a save is incomplete.
+/// Exists while a save is incomplete.
 const INCOMPLETE: &str = "checkpoint-is-incomplete.txt";
 /// The last file of a save by Hugging Face's Trainer.
 pub(crate) const TRAINER_STATE: &str = "trainer_state.json";
@@ -89,8 +81,7 @@ pub fn parse_step(name: &str) -> Option<u32> {
     digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
-/// Returns true if probing the files is worthwhile: names and times do not already show a save in
-/// progress.
+/// Returns true if names and times do not already show a save in progress.
 pub(crate) fn may_be_complete(listing: &DirectoryListing) -> bool {
     let last = MARKERS.iter().chain([&TRAINER_STATE]).find_map(|name| listing.get(*name));
     last.is_some_and(|last| find_newer(last, listing).is_none())
@@ -106,7 +97,6 @@ pub(crate) fn is_relevant(name: &str) -> bool {
     marks || shards || checkpoint_files::is_published(name) || checkpoint_files::is_torch(name)
 }
 
-/// Returns the names of the files that a decision needs to probe.
 pub(crate) fn files_to_probe(listing: &DirectoryListing) -> Vec<String> {
     let looked_into = |name: &&String| {
         name.as_str() == TRAINER_STATE
@@ -117,29 +107,26 @@ pub(crate) fn files_to_probe(listing: &DirectoryListing) -> Vec<String> {
     of_files.filter(looked_into).cloned().collect()
 }
 
-/// Returns true if several processes write this directory.
+/// Detects the random states of several processes.
 pub(crate) fn has_multiple_ranks(listing: &DirectoryListing) -> bool {
     listing.contains_key("rng_state_0.pth")
 }
 
-/// Decides if the save of a step is complete.
 pub(crate) fn judge_readiness(
     step: u32,
     listing: &DirectoryListing,
-    peeks: &FileProbes,
+    probes: &FileProbes,
 ) -> SaveReadiness {
-    match examine_save(step, listing, peeks) {
+    match examine_save(step, listing, probes) {
         Ok(checkpoint) => SaveReadiness::Ready(checkpoint),
         Err(verdict) => verdict,
     }
 }
 
-/// Returns [`SaveReadiness::NotYet`] as an error.
 fn not_yet<T>(why: impl Into<String>) -> Result<T, SaveReadiness> {
     Err(SaveReadiness::NotYet(why.into()))
 }
 
-/// Returns [`SaveReadiness::Broken`] as an error.
 fn broken_save<T>(why: impl Into<String>) -> Result<T, SaveReadiness> {
     Err(SaveReadiness::Broken(why.into()))
 }
@@ -148,7 +135,7 @@ fn broken_save<T>(why: impl Into<String>) -> Result<T, SaveReadiness> {
 fn examine_save(
     step: u32,
     listing: &DirectoryListing,
-    peeks: &FileProbes,
+    probes: &FileProbes,
 ) -> Result<CompleteCheckpoint, SaveReadiness> {
     if listing.contains_key(INCOMPLETE) {
         return not_yet(format!("{INCOMPLETE} is there"));
@@ -156,30 +143,29 @@ fn examine_save(
     if let Some(name) = listing.keys().find(|name| name.starts_with(".tmp")) {
         return not_yet(format!("{name} is being written"));
     }
-    if let Some((name, why)) = peeks.iter().find_map(unreadable_reason) {
+    if let Some((name, why)) = probes.iter().find_map(unreadable_reason) {
         return broken_save(format!(
             "cannot read {name}: {why}; run the agent as the user that trains"
         ));
     }
     let marked = check_marker(listing)?;
-    let state = check_trainer_state(step, listing, peeks, marked)?;
-    let (content, weights) = find_weights(listing, peeks)?;
+    let state = check_trainer_state(step, listing, probes, marked)?;
+    let (content, weights) = find_weights(listing, probes)?;
     for name in &weights {
-        check_tensors(name, listing, peeks)?;
+        check_tensors(name, listing, probes)?;
     }
     let files = published_files(content, &weights, listing);
-    check_json_files(&files, peeks)?;
+    check_json_files(&files, probes)?;
     if !marked {
-        check_torch_files(listing, peeks)?;
+        check_torch_files(listing, probes)?;
         check_ranks(listing)?;
     }
-    let base_name = read_base_name(content, peeks)?;
+    let base_name = read_base_name(content, probes)?;
     Ok(CompleteCheckpoint { content, files, state, base_name, ranks: has_multiple_ranks(listing) })
 }
 
-/// Returns the name of an unreadable file and the reason.
-fn unreadable_reason<'a>((name, peek): (&'a String, &'a FileProbe)) -> Option<(&'a str, &'a str)> {
-    match peek {
+fn unreadable_reason<'a>((name, probe): (&'a String, &'a FileProbe)) -> Option<(&'a str, &'a str)> {
+    match probe {
         FileProbe::Unreadable(why) => Some((name, why)),
         _ => None,
     }
@@ -193,7 +179,6 @@ fn is_dated_file(name: &str) -> bool {
         || checkpoint_files::is_torch(name))
 }
 
-/// Returns a file of the save that is newer than this one.
 fn find_newer<'a>(stat: &FileStat, listing: &'a DirectoryListing) -> Option<&'a String> {
     let newer = |(name, other): &(&String, &FileStat)| {
         is_dated_file(name) && !other.is_dir && other.modified_ns > stat.modified_ns
@@ -201,8 +186,8 @@ fn find_newer<'a>(stat: &FileStat, listing: &'a DirectoryListing) -> Option<&'a 
     listing.iter().find(newer).map(|(name, _)| name)
 }
 
-/// Returns true if the writer left a marker. A marker that is older than a file belongs to an older
-/// save, and the new one is not ready.
+/// Returns true for a marker of this save. One that is older than a file belongs to an older save,
+/// and the new one is not ready.
 fn check_marker(listing: &DirectoryListing) -> Result<bool, SaveReadiness> {
     let Some((name, stat)) = MARKERS.iter().find_map(|name| listing.get_key_value(*name)) else {
         return Ok(false);
@@ -213,12 +198,12 @@ fn check_marker(listing: &DirectoryListing) -> Result<bool, SaveReadiness> {
     }
 }
 
-/// Parses `trainer_state.json` and checks that it belongs to this step and is the newest file. It
-/// may be missing only with a marker.
+/// Checks that the state belongs to this step and is the newest file. It may be missing only with a
+/// marker.
 fn check_trainer_state(
     step: u32,
     listing: &DirectoryListing,
-    peeks: &FileProbes,
+    probes: &FileProbes,
     marked: bool,
 ) -> Result<Option<TrainerState>, SaveReadiness> {
     let Some(stat) = listing.get(TRAINER_STATE) else {
@@ -227,7 +212,7 @@ fn check_trainer_state(
     if !marked && let Some(newer) = find_newer(stat, listing) {
         return not_yet(format!("{newer} is newer than {TRAINER_STATE}: being saved again"));
     }
-    let Some(FileProbe::Text(text)) = peeks.get(TRAINER_STATE) else {
+    let Some(FileProbe::Text(text)) = probes.get(TRAINER_STATE) else {
         return not_yet(format!("{TRAINER_STATE} came later"));
     };
     let Some(state) = TrainerState::parse(text) else {
@@ -242,20 +227,17 @@ fn check_trainer_state(
     Ok(Some(state))
 }
 
-/// The remedy for sharded weights.
 const SHARDED: &str = "the weights are in shards of a distributed run; save them whole: with FSDP \
                        `fsdp_state_dict_type: FULL_STATE_DICT`, with DeepSpeed ZeRO-3 \
                        `stage3_gather_16bit_weights_on_model_save: true`, or consolidate them \
                        (`accelerate merge-weights`, `zero_to_fp32.py`)";
 
-/// The remedy for pickled weights.
 const PICKLED: &str = "the weights are a pickle, which is never published; save with \
                        `save_safetensors=True`, the default";
 
-/// Finds the content and the names of its weight files.
 fn find_weights(
     listing: &DirectoryListing,
-    peeks: &FileProbes,
+    probes: &FileProbes,
 ) -> Result<(CheckpointContent, Vec<String>), SaveReadiness> {
     let there = |name: &str| listing.get(name).is_some_and(|stat| !stat.is_dir);
     if there(checkpoint_files::ADAPTER_FILE) {
@@ -267,7 +249,7 @@ fn find_weights(
     let shards = if there(checkpoint_files::MODEL_FILE) {
         vec![checkpoint_files::MODEL_FILE.to_owned()]
     } else if there(checkpoint_files::INDEX_FILE) {
-        read_index(peeks)?
+        read_index(probes)?
     } else {
         return Err(explain_no_weights(listing));
     };
@@ -280,8 +262,7 @@ fn find_weights(
     Ok((CheckpointContent::Model, shards))
 }
 
-/// Returns why there are no weights: sharded or pickled ones are permanent, otherwise they are
-/// missing yet.
+/// Treats sharded and pickled weights as permanent; others may still come.
 fn explain_no_weights(listing: &DirectoryListing) -> SaveReadiness {
     let sharded = |(name, _): (&String, &FileStat)| {
         let fsdp = name.starts_with("pytorch_model_fsdp") || name == ".metadata";
@@ -301,9 +282,8 @@ fn explain_no_weights(listing: &DirectoryListing) -> SaveReadiness {
     SaveReadiness::NotYet("no weights yet".into())
 }
 
-/// Returns the names of the files listed in the index.
-fn read_index(peeks: &FileProbes) -> Result<Vec<String>, SaveReadiness> {
-    let Some(FileProbe::Text(text)) = peeks.get(checkpoint_files::INDEX_FILE) else {
+fn read_index(probes: &FileProbes) -> Result<Vec<String>, SaveReadiness> {
+    let Some(FileProbe::Text(text)) = probes.get(checkpoint_files::INDEX_FILE) else {
         return not_yet(format!("{} came later", checkpoint_files::INDEX_FILE));
     };
     let Ok(index) = serde_json::from_slice::<serde_json::Value>(text) else {
@@ -325,13 +305,13 @@ fn read_index(peeks: &FileProbes) -> Result<Vec<String>, SaveReadiness> {
     Ok(names.into_iter().collect())
 }
 
-/// Checks that a safetensors file has the length its header states, and no empty tensor.
+/// Checks that the file has the length its header states, and no empty tensor.
 fn check_tensors(
     name: &str,
     listing: &DirectoryListing,
-    peeks: &FileProbes,
+    probes: &FileProbes,
 ) -> Result<(), SaveReadiness> {
-    let Some(FileProbe::Header(header)) = peeks.get(name) else {
+    let Some(FileProbe::Header(header)) = probes.get(name) else {
         return not_yet(format!("{name} came later"));
     };
     let bytes = listing.get(name).map_or(0, |stat| stat.bytes);
@@ -351,7 +331,7 @@ fn check_tensors(
     }
 }
 
-/// Returns the names of the files to publish, sorted.
+/// Returns sorted names.
 fn published_files(
     content: CheckpointContent,
     weights: &[String],
@@ -371,11 +351,10 @@ fn published_files(
     names
 }
 
-/// Checks that all published JSON files are valid.
-fn check_json_files(published: &[String], peeks: &FileProbes) -> Result<(), SaveReadiness> {
+fn check_json_files(published: &[String], probes: &FileProbes) -> Result<(), SaveReadiness> {
     let is_json = |text: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok();
     for name in published.iter().filter(|name| name.ends_with(".json")) {
-        let whole = match peeks.get(name) {
+        let whole = match probes.get(name) {
             Some(FileProbe::Text(text)) => is_json(text),
             Some(FileProbe::Parses(parses)) => *parses,
             _ => false,
@@ -387,13 +366,13 @@ fn check_json_files(published: &[String], peeks: &FileProbes) -> Result<(), Save
     Ok(())
 }
 
-/// Checks that files of `torch.save` are complete. They are zip files with a directory at the end;
-/// older formats cannot be checked.
-fn check_torch_files(listing: &DirectoryListing, peeks: &FileProbes) -> Result<(), SaveReadiness> {
+/// Checks files of `torch.save`: zip files with a directory at the end. Older formats cannot be
+/// checked.
+fn check_torch_files(listing: &DirectoryListing, probes: &FileProbes) -> Result<(), SaveReadiness> {
     let torch =
         listing.iter().filter(|(name, stat)| checkpoint_files::is_torch(name) && !stat.is_dir);
     for (name, stat) in torch {
-        let whole = match peeks.get(name) {
+        let whole = match probes.get(name) {
             _ if stat.bytes == 0 => false,
             Some(FileProbe::Ends([b'P', b'K', ..], tail)) => ends_a_zip(tail),
             Some(FileProbe::Ends(..)) => true,
@@ -406,11 +385,9 @@ fn check_torch_files(listing: &DirectoryListing, peeks: &FileProbes) -> Result<(
     Ok(())
 }
 
-/// Shortest record at the end of a zip file: 22 bytes, followed by a comment whose length the
-/// record states.
+/// 22 bytes, followed by a comment whose length the record states.
 pub(crate) const ZIP_END_BYTES: usize = 22;
 
-/// Returns true if the bytes end with the end record of a zip file.
 fn ends_a_zip(tail: &[u8]) -> bool {
     let at = |start: usize| {
         let record = &tail[start..];
@@ -420,8 +397,7 @@ fn ends_a_zip(tail: &[u8]) -> bool {
     (0..(tail.len() + 1).saturating_sub(ZIP_END_BYTES)).rev().any(at)
 }
 
-/// Checks that the random states of all processes are present; each process writes its own, and the
-/// last may be late.
+/// Requires the random states of all processes, the last of which may be late.
 fn check_ranks(listing: &DirectoryListing) -> Result<(), SaveReadiness> {
     let number = |name: &String| -> Option<u32> {
         name.strip_prefix("rng_state_")?.strip_suffix(".pth")?.parse().ok()
@@ -434,15 +410,14 @@ fn check_ranks(listing: &DirectoryListing) -> Result<(), SaveReadiness> {
     }
 }
 
-/// Returns the base's name in an adapter's settings.
 fn read_base_name(
     content: CheckpointContent,
-    peeks: &FileProbes,
+    probes: &FileProbes,
 ) -> Result<Option<String>, SaveReadiness> {
     if content == CheckpointContent::Model {
         return Ok(None);
     }
-    let Some(FileProbe::Text(text)) = peeks.get(checkpoint_files::ADAPTER_CONFIG) else {
+    let Some(FileProbe::Text(text)) = probes.get(checkpoint_files::ADAPTER_CONFIG) else {
         return not_yet(format!("{} came later", checkpoint_files::ADAPTER_CONFIG));
     };
     let Ok(serde_json::Value::Object(map)) = serde_json::from_slice(text) else {

@@ -18,12 +18,11 @@ use crate::{
     trainer_state::TrainerState,
 };
 
-/// Name below the watched directory. Trainers remove and upload only `checkpoint-…`.
+/// Below the watched directory. Trainers remove and upload only `checkpoint-…`.
 pub(crate) const STAGING_NAME: &str = ".flotilla-stage";
 
-/// Name of the file that describes a staged checkpoint.
+/// Describes a staged checkpoint.
 const CHECKPOINT_FILE: &str = "held.json";
-/// Name of the directory with the files to publish.
 const FILES_NAME: &str = "files";
 
 /// Another agent watches the directory; waiting would not help.
@@ -36,18 +35,13 @@ pub(crate) struct DirectoryTakenError {
 /// A checkpoint in the staging directory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StagedCheckpoint {
-    /// The training step.
     pub step: u32,
-    /// An adapter or a whole model.
     pub content: CheckpointContent,
-    /// The base named in an adapter's settings.
     pub base_name: Option<String>,
-    /// True if several processes wrote the checkpoint.
     pub(crate) ranks: bool,
-    /// The listing of its source directory when it was staged.
+    /// The source directory at the time of staging.
     pub(crate) source: DirectoryListing,
-    /// The metadata of the staged files, without settings: those are copies that only this agent
-    /// writes.
+    /// Without settings: those are copies that only this agent writes.
     taken: DirectoryListing,
 }
 
@@ -58,8 +52,8 @@ impl StagedCheckpoint {
     }
 }
 
-/// Returns a digest of the metadata of a save's weights, settings and trainer state, to distinguish
-/// saves of one directory.
+/// Digests the metadata of weights, settings and trainer state, to distinguish saves of one
+/// directory.
 pub(crate) fn compute_stamp(source: &DirectoryListing) -> String {
     let saved = |(name, _): &(&String, _)| {
         checkpoint_files::is_weights(name)
@@ -87,13 +81,12 @@ pub(crate) struct StagingDir {
 }
 
 impl StagingDir {
-    /// Opens the directory that an earlier agent left, if there is one.
     pub(crate) fn find_existing(watched: &Path, fallback: &Path) -> anyhow::Result<Option<Self>> {
         let places = [watched.join(STAGING_NAME), fallback.to_owned()];
         places.into_iter().find(|place| place.is_dir()).map(Self::open_locked).transpose()
     }
 
-    /// Creates the directory below the watched directory, or at `fallback` if that is not writable.
+    /// Creates the directory at `fallback` if the watched one is not writable.
     pub(crate) fn create_below(watched: &Path, fallback: &Path) -> anyhow::Result<Self> {
         let place = watched.join(STAGING_NAME);
         if let Err(error) = fs::create_dir_all(&place) {
@@ -105,10 +98,7 @@ impl StagingDir {
         Self::open_locked(place)
     }
 
-    /// Opens and locks a directory.
-    ///
-    /// # Errors
-    /// [`DirectoryTakenError`] if another agent holds the lock.
+    /// Fails with [`DirectoryTakenError`] if another agent holds the lock.
     fn open_locked(root: PathBuf) -> anyhow::Result<Self> {
         let path = root.join("lock");
         let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
@@ -121,22 +111,20 @@ impl StagingDir {
         }
     }
 
-    /// Returns the directory of a step.
     fn step_directory(&self, step: u32) -> PathBuf {
         self.root.join(step.to_string())
     }
 
-    /// Returns the directory with the files of a step to publish.
     pub(crate) fn files_directory(&self, step: u32) -> PathBuf {
         self.step_directory(step).join(FILES_NAME)
     }
 
-    /// Reads the trainer's state of a step, if it is present and valid.
+    /// Returns `None` if the state is missing or invalid.
     pub(crate) fn read_trainer_state(&self, step: u32) -> Option<TrainerState> {
         TrainerState::parse(&fs::read(self.step_directory(step).join(TRAINER_STATE)).ok()?)
     }
 
-    /// Stages a checkpoint, or returns `None` if it changed meanwhile.
+    /// Returns `None` if the checkpoint changed meanwhile.
     pub(crate) fn stage_checkpoint(
         &self,
         step: u32,
@@ -165,8 +153,7 @@ impl StagingDir {
         Ok(Some(held))
     }
 
-    /// Returns true if neither the staged files nor the source changed. A missing source counts as
-    /// unchanged: the trainer removed it, which staging expects.
+    /// Treats a missing source as unchanged: the trainer removed it, which staging expects.
     pub(crate) fn is_unchanged(&self, held: &StagedCheckpoint, source: &Path) -> bool {
         let files = self.files_directory(held.step);
         let same = |(name, stat): (&String, &FileStat)| {
@@ -179,12 +166,11 @@ impl StagingDir {
         held.taken.iter().all(same) && source_same
     }
 
-    /// Removes a staged checkpoint.
     pub(crate) fn remove_step(&self, step: u32) -> io::Result<()> {
         remove_directory(&self.step_directory(step))
     }
 
-    /// Lists the checkpoints that an earlier agent staged by step, and removes partial ones.
+    /// Lists what an earlier agent staged, by step, and removes partial checkpoints.
     pub(crate) fn list_staged(&self) -> io::Result<Vec<StagedCheckpoint>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.root)? {
@@ -202,19 +188,18 @@ impl StagingDir {
         Ok(found)
     }
 
-    /// Replaces a copied settings file.
     pub(crate) fn write_settings(&self, step: u32, name: &str, text: &[u8]) -> io::Result<()> {
         let partial = self.step_directory(step).join("settings.partial");
         fs::write(&partial, text)?;
         fs::rename(partial, self.files_directory(step).join(name))
     }
 
-    /// Reads a JSON file of the staging directory, if it is present and valid.
+    /// Returns `None` if the file is missing or invalid.
     pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         read_json(&self.root.join(name))
     }
 
-    /// Writes a JSON file of the staging directory atomically.
+    /// Replaces the file atomically.
     pub(crate) fn write(&self, name: &str, value: &impl Serialize) -> io::Result<()> {
         let partial = self.root.join(format!("{name}.partial"));
         write_json(&partial, value)?;
@@ -223,8 +208,7 @@ impl StagingDir {
 }
 
 /// Links the files to publish and copies those that will be rewritten. Returns `None` if they no
-/// longer match the listing. A source directory that is being removed counts as matching if all
-/// files were gathered.
+/// longer match the listing. A source that is being removed matches if all files were gathered.
 fn gather_files(
     partial: &Path,
     source: &Path,
@@ -265,7 +249,7 @@ fn is_remainder(now: &DirectoryListing, before: &DirectoryListing) -> bool {
     now.iter().all(|(name, stat)| before.get(name) == Some(stat))
 }
 
-/// Links a file, or copies it on file systems without hard links or if it is a symbolic link.
+/// Copies on file systems without hard links, or if the file is a symbolic link.
 fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     let is_link = fs::symlink_metadata(from)?.is_symlink();
     if !is_link && fs::hard_link(from, to).is_ok() {
@@ -274,7 +258,6 @@ fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::copy(from, to).map(|_| ())
 }
 
-/// Removes a directory if it exists.
 fn remove_directory(directory: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -282,12 +265,12 @@ fn remove_directory(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Reads a JSON file, if it is present and valid.
+/// Returns `None` if the file is missing or invalid.
 fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Writes a JSON file and syncs it to disk, so that a later rename publishes complete data.
+/// Syncs the file to disk, so that a later rename publishes complete data.
 fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(&serde_json::to_vec(value)?)?;

@@ -8,9 +8,8 @@ use serde_json::{Map, Value};
 /// The used fields of `trainer_state.json`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct TrainerState {
-    /// The step of the save.
     pub global_step: u64,
-    /// Number of planned steps; 0 or less if unknown.
+    /// 0 or less if unknown.
     #[serde(default)]
     max_steps: i64,
     #[serde(default)]
@@ -19,19 +18,19 @@ pub struct TrainerState {
     log_history: Vec<Map<String, Value>>,
 }
 
-/// The metrics that a checkpoint's fact reports about the preceding steps.
+/// Metrics of the steps before a checkpoint, for its fact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, Deserialize)]
 pub struct TrainingFigures {
-    /// Mean training loss, if one was logged.
+    /// The mean training loss, if one was logged.
     pub loss: Option<f64>,
-    /// The last logged learning rate, 0 if none was logged.
+    /// The last logged one, 0 without.
     pub learning_rate: f64,
-    /// Number of input tokens since the training began, 0 if unknown.
+    /// Input tokens since the training began, 0 if unknown.
     pub tokens: u64,
 }
 
 impl TrainerState {
-    /// Parses the file, or returns `None` if it is invalid or incomplete.
+    /// Returns `None` if the file is invalid or incomplete.
     pub fn parse(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(&replace_nan(text)).ok()
     }
@@ -63,13 +62,12 @@ impl TrainerState {
     }
 }
 
-/// Converts a number to an integer, saturating at the bounds.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
 fn saturating_count(count: f64) -> u64 {
     count as u64
 }
 
-/// Returns a number of a log entry; `null` becomes NaN.
+/// Reads `null` as NaN.
 fn read_number(entry: &Map<String, Value>, key: &str) -> Option<f64> {
     match entry.get(key)? {
         Value::Null => Some(f64::NAN),

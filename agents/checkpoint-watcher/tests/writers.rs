@@ -1,5 +1,5 @@
-//! A trainer that writes as real ones were seen to, at random paces, and a lookout beside it
-//! that is killed now and then: what it hands out is always what was finished, and never half.
+//! A trainer that writes like real ones, at random paces, and a scanner beside it that is killed
+//! now and then: the scanner returns only complete checkpoints.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -21,20 +21,20 @@ use fastrand::Rng;
 
 const QUIET: Duration = Duration::from_millis(60);
 
-/// Longest pause of a writer between two writes; longer and shorter than what counts as quiet.
+/// The longest pause between two writes; both longer and shorter than the quiet period occur.
 const PAUSE_MS: u64 = 25;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
-    /// A passing name, at full size from the start, then renamed: safetensors 0.8.
+    /// Writes a temporary name at full size from the start, then renames it: safetensors 0.8.
     Renamed,
-    /// The final name, truncated and growing: safetensors before it.
+    /// Writes the final name, truncated and growing: older safetensors.
     InPlace,
 }
 
-/// What was finished, by step: each a whole save, by the names that are published.
+/// The complete saves, by step, each with the files to publish.
 type Finished = Arc<Mutex<BTreeMap<u32, Vec<BTreeMap<String, Vec<u8>>>>>>;
 
 struct Trainer {
@@ -42,7 +42,7 @@ struct Trainer {
     rng: Rng,
     way: Way,
     finished: Finished,
-    /// At most so many checkpoints are kept.
+    /// The most checkpoints that are kept.
     limit: usize,
     sharded: bool,
 }
@@ -62,7 +62,7 @@ impl Trainer {
         thread::sleep(Duration::from_micros(self.rng.u64(0..PAUSE_MS * 1000)));
     }
 
-    /// In a few writes, with pauses.
+    /// Writes in a few parts, with pauses.
     fn write(&mut self, file: &mut File, bytes: &[u8]) {
         let cut = self.rng.usize(0..=bytes.len());
         for part in [&bytes[..cut], &bytes[cut..]] {
@@ -132,7 +132,7 @@ impl Trainer {
         self.rotate(step);
     }
 
-    /// Two milliseconds behind the last write, the oldest goes, file by file.
+    /// Removes the oldest checkpoint file by file, two milliseconds after the last write.
     fn rotate(&mut self, newest: u32) {
         thread::sleep(Duration::from_millis(2));
         let mut steps: Vec<u32> = fs::read_dir(&self.out)
@@ -153,7 +153,7 @@ impl Trainer {
         for step in (1..=saves).map(|n| n * 10) {
             self.save(step, last);
             if self.rng.u8(0..4) == 0 {
-                // Another training went back to it and came here again.
+                // Another training returned to an earlier step and reached this one again.
                 thread::sleep(Duration::from_millis(self.rng.u64(10..200)));
                 self.save(step, last);
             }
@@ -162,7 +162,7 @@ impl Trainer {
     }
 }
 
-/// Hands out what is ready, as publishing would, and checks it against what was finished.
+/// Takes ready checkpoints as a publisher would, and compares them with the complete saves.
 fn watch(
     out: &Path,
     home: &Path,
@@ -173,17 +173,17 @@ fn watch(
     let policy =
         QuietSettings { quiet_period: QUIET, remote_quiet_period: QUIET, is_remote: false };
     let open = || CheckpointScanner::open_directory(out, home, policy).unwrap();
-    let mut lookout = Some(open());
+    let mut scanner = Some(open());
     let (mut published, began) = (Vec::new(), Instant::now());
     loop {
         assert!(began.elapsed() < LIMIT, "published {published:?}");
         let trained = over.load(Ordering::SeqCst);
         if rng.u8(0..12) == 0 {
-            // An agent dies and another comes.
-            drop(lookout.take());
-            lookout = Some(open());
+            // An agent dies and another one starts.
+            drop(scanner.take());
+            scanner = Some(open());
         }
-        let here = lookout.as_mut().unwrap();
+        let here = scanner.as_mut().unwrap();
         here.scan_directory(Instant::now()).unwrap();
         let mut idle = true;
         while let Some(held) = here.next_checkpoint(Instant::now()) {
@@ -259,7 +259,7 @@ fn train_and_watch(seed: u64) {
     let published = watch(&out, &home, &finished, &over, &mut rng);
     training.join().unwrap();
     let told = format!("seed {seed}, {way:?}, keep {limit}, sharded {sharded}: {published:?}");
-    // What is still there at the end is never missed.
+    // The last checkpoint is never missed.
     assert!(published.contains(&50), "{told}");
     let left = fs::read_dir(out.join(".flotilla-stage")).unwrap();
     let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
@@ -270,7 +270,7 @@ fn train_and_watch(seed: u64) {
 fn whatever_the_pace_nothing_torn_is_ever_handed_out() {
     let seeds: u64 = std::env::var("WATCH_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
     let first = fastrand::u64(0..1 << 32);
-    // Most of the time all of them wait.
+    // All of them wait most of the time.
     let running: Vec<_> = (first..first + seeds)
         .map(|seed| (seed, thread::spawn(move || train_and_watch(seed))))
         .collect();

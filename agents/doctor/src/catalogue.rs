@@ -1,9 +1,17 @@
 //! The catalogue of all checks by id: subject, severity and remedy. The page docs/DOCTOR.md is
 //! generated from it.
 
-use super::CheckedPart;
+/// The part of a host that a check concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckedPart {
+    Gpu,
+    Torch,
+    Disk,
+    /// The settings of a job, not the host.
+    Plan,
+}
 
-/// One check, of this module or of the component that performs it.
+/// One check, of this crate or of the component that performs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoctorCheck {
     pub id: &'static str,
@@ -14,7 +22,6 @@ pub struct DoctorCheck {
     pub remedy: &'static str,
 }
 
-/// Builds an entry of the catalogue.
 const fn new_check(
     id: &'static str,
     part: CheckedPart,
@@ -357,7 +364,6 @@ pub const CHECKS: [DoctorCheck; 56] = [
     ),
 ];
 
-/// Returns the part of a host that a check concerns.
 pub(super) fn checked_part(id: &str) -> CheckedPart {
     CHECKS.iter().find(|check| check.id == id).map_or(CheckedPart::Gpu, |check| check.part)
 }

@@ -3,7 +3,6 @@
 use super::{DoctorFinding, Severity, format_gib};
 use hardware::host_snapshot::{DeviceAccess, GpuInfo, HostSnapshot};
 
-/// Returns the findings about GPUs and their device files.
 pub(super) fn check_devices(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     if box_.gpus.is_empty() {
@@ -28,7 +27,6 @@ pub(super) fn check_devices(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     findings
 }
 
-/// Reports a host without a usable GPU.
 fn check_missing_gpu(box_: &HostSnapshot) -> Option<DoctorFinding> {
     if box_.amdgpu.is_none() {
         return Some(DoctorFinding {
@@ -53,7 +51,6 @@ fn check_missing_gpu(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a device file that cannot be opened.
 fn check_device(
     id: &'static str,
     path: &str,
@@ -90,7 +87,6 @@ fn check_device(
     })
 }
 
-/// Returns advice on the missing groups.
 fn group_remedy(box_: &HostSnapshot) -> String {
     let missing: Vec<&str> = box_
         .gpu_groups
@@ -122,7 +118,6 @@ const KNOWN_DEVICES: [(u32, &str); 7] = [
 /// The group id that unmapped groups have in a user's own container.
 const OVERFLOW_GROUP: u32 = 65_534;
 
-/// Reports a rootless podman container that dropped the groups.
 fn check_rootless_podman(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let is_podman = box_.kernel.container.as_deref() == Some("podman");
     let dropped = box_.kfd == DeviceAccess::Denied && !box_.groups.contains(&OVERFLOW_GROUP);
@@ -136,7 +131,6 @@ fn check_rootless_podman(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a GPU that is powered down.
 fn check_suspended(gpu: &GpuInfo) -> Option<DoctorFinding> {
     gpu.suspended.then(|| DoctorFinding {
         id: "C-36",
@@ -148,7 +142,6 @@ fn check_suspended(gpu: &GpuInfo) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports an unknown PCI id of a target of which all devices are known.
 fn check_unknown_device(gpu: &GpuInfo) -> Option<DoctorFinding> {
     let is_known = |(id, gfx): &(u32, &str)| *gfx == gpu.gfx && *id == gpu.device_id;
     let has_target = KNOWN_DEVICES.iter().any(|(_, gfx)| *gfx == gpu.gfx);
@@ -162,7 +155,6 @@ fn check_unknown_device(gpu: &GpuInfo) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a GPU whose PCI id and target disagree.
 fn check_identity(gpu: &GpuInfo) -> Option<DoctorFinding> {
     let Some((_, expected)) = KNOWN_DEVICES.iter().find(|(id, _)| *id == gpu.device_id) else {
         return check_unknown_device(gpu);
@@ -180,7 +172,6 @@ fn check_identity(gpu: &GpuInfo) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports an integrated GPU beside a card.
 fn check_several_gpus(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let integrated = box_.gpus.iter().find(|gpu| gpu.unified_memory)?;
     let card = box_.main_gpu().filter(|gpu| !gpu.unified_memory)?;
@@ -201,7 +192,6 @@ fn check_several_gpus(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a `HIP_VISIBLE_DEVICES` that names a missing GPU.
 fn check_visible_devices(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let value = box_.environment.get("HIP_VISIBLE_DEVICES")?;
     let known = |one: &str| {
@@ -218,7 +208,6 @@ fn check_visible_devices(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports contradicting device filters.
 fn check_device_filters(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let get = |name: &str| box_.environment.get(name);
     let (hip, rocr) = (get("HIP_VISIBLE_DEVICES")?, get("ROCR_VISIBLE_DEVICES")?);
@@ -233,7 +222,6 @@ fn check_device_filters(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports udev rules that open the GPU to all users.
 fn check_udev_rules(box_: &HostSnapshot) -> Option<DoctorFinding> {
     (!box_.open_udev_rules.is_empty()).then(|| DoctorFinding {
         id: "C-09",
@@ -245,7 +233,6 @@ fn check_udev_rules(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports an SELinux setting that blocks devices in containers.
 fn check_selinux(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let denied = box_.selinux_container_devices == Some(false);
     (denied && box_.kernel.container.is_some()).then(|| DoctorFinding {
@@ -258,7 +245,6 @@ fn check_selinux(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a virtual machine.
 fn check_virtual_machine(box_: &HostSnapshot) -> Option<DoctorFinding> {
     box_.kernel.virtual_machine.as_ref().map(|name| DoctorFinding {
         id: "C-12",
@@ -273,7 +259,6 @@ fn check_virtual_machine(box_: &HostSnapshot) -> Option<DoctorFinding> {
 /// The GPU memory above which another process is reported.
 const FOREIGN_VRAM_BYTES: u64 = 1 << 30;
 
-/// Reports other processes that hold much GPU memory.
 fn check_foreign_processes(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     let large = box_.gpu_processes.iter().filter(|process| process.vram_bytes > FOREIGN_VRAM_BYTES);
     let finding = |process: &hardware::host_snapshot::GpuProcess| DoctorFinding {

@@ -6,7 +6,6 @@ use hardware::host_snapshot::HostSnapshot;
 /// The space for the files of one 7B model.
 const FREE_BYTES_MIN: u64 = 20 << 30;
 
-/// Reports a disk with little free space.
 pub(super) fn check_disk(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let free = box_.disk_free.filter(|free| *free < FREE_BYTES_MIN)?;
     Some(DoctorFinding {

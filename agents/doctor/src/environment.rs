@@ -9,10 +9,8 @@ use hardware::{
     host_snapshot::{GFX_OVERRIDE, HostSnapshot},
 };
 
-/// Environment variables by name.
 type VariableMap = BTreeMap<String, String>;
 
-/// Returns the findings about environment variables; empty without a GPU.
 pub(super) fn check_variables(
     box_: &HostSnapshot,
     profile: &HardwareProfile,
@@ -36,7 +34,6 @@ pub(super) fn check_variables(
     findings
 }
 
-/// Reports variables that make programs assume another GPU target.
 pub(crate) fn check_gfx_override(environment: &VariableMap, cards: &[&str]) -> Vec<DoctorFinding> {
     let is_override = |name: &str| {
         name.strip_prefix(GFX_OVERRIDE).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
@@ -45,7 +42,6 @@ pub(crate) fn check_gfx_override(environment: &VariableMap, cards: &[&str]) -> V
     set.map(|(name, value)| override_finding(name, value, cards)).collect()
 }
 
-/// Returns the finding for one such variable.
 fn override_finding(name: &str, value: &str, cards: &[&str]) -> DoctorFinding {
     let (severity, why) = if target_of_override(value)
         .is_some_and(|named| cards.contains(&named.as_str()))
@@ -82,7 +78,6 @@ fn target_of_override(value: &str) -> Option<String> {
     }
 }
 
-/// Reports an override in a file that applies from the next login.
 fn check_stored_overrides(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     let waiting = box_.settings.iter().filter(|setting| setting.name.starts_with(GFX_OVERRIDE));
     let finding = |setting: &hardware::host_snapshot::StoredVariable| DoctorFinding {
@@ -96,11 +91,10 @@ fn check_stored_overrides(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     waiting.map(finding).collect()
 }
 
-/// The three names of the variable that configures torch's allocator.
+/// Three names of one variable.
 const ALLOCATOR_VARIABLES: [&str; 3] =
     ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
 
-/// The options of torch's allocator.
 const ALLOCATOR_OPTIONS: [&str; 15] = [
     "backend",
     "expandable_segments",
@@ -122,7 +116,6 @@ const ALLOCATOR_OPTIONS: [&str; 15] = [
 /// The first version of torch that supports expandable segments on ROCm.
 const EXPANDABLE_SINCE: (u64, u64) = (2, 11);
 
-/// Reports harmful, contradicting and unknown options of torch's allocator.
 pub(crate) fn check_allocator(
     environment: &VariableMap,
     cards: &[&str],
@@ -185,15 +178,13 @@ pub(crate) fn check_allocator(
     findings
 }
 
-/// Parses allocator options by name. A value such as `roundup_power2_divisions:[256:1,512:2]`
-/// continues behind its comma.
+/// A value such as `roundup_power2_divisions:[256:1,512:2]` continues behind its comma.
 fn parse_options<'a>(values: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, &'a str> {
     let parts = values.flat_map(|value| value.split(',')).map(str::trim);
     let is_name = |part: &&str| part.starts_with(|c: char| c.is_ascii_alphabetic());
     parts.filter(is_name).map(|part| part.split_once(':').unwrap_or((part, ""))).collect()
 }
 
-/// Reports a disabled L2 cache.
 fn check_hsa_cache(box_: &HostSnapshot) -> Option<DoctorFinding> {
     (box_.environment.get("HSA_DISABLE_CACHE")? == "1").then(|| DoctorFinding {
         id: "C-47",
@@ -205,7 +196,6 @@ fn check_hsa_cache(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports the llama.cpp option that corrupts memory.
 fn check_ggml_unified_memory(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let value = box_.environment.get("GGML_CUDA_ENABLE_UNIFIED_MEMORY")?;
     (value != "0").then(|| DoctorFinding {
@@ -218,7 +208,6 @@ fn check_ggml_unified_memory(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports forced hipBLASLt on gfx1201.
 fn check_forced_blas(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let forced = box_.environment.get("ROCBLAS_USE_HIPBLASLT")? == "1";
     (forced && box_.gpus.iter().any(|gpu| gpu.gfx == "gfx1201")).then(|| DoctorFinding {
@@ -244,8 +233,7 @@ const PROFILE_REASONS: [(&str, &str, &str); 5] = [
     ("TOKENIZERS_PARALLELISM", "C-57", "tokenizers warn or hang in a process that forks"),
 ];
 
-/// Reports variables that differ from the profile. The agent's children receive the profile's
-/// value; programs started by hand do not.
+/// The agent's children receive the profile's value; programs started by hand do not.
 fn check_profile_values(box_: &HostSnapshot, profile: &HardwareProfile) -> Vec<DoctorFinding> {
     let unlike = PROFILE_REASONS.into_iter().filter_map(|(name, id, why)| {
         let (wanted, value) = (profile.environment.get(name)?, box_.environment.get(name)?);

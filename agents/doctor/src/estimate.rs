@@ -40,7 +40,7 @@ pub struct PlannedTraining {
     pub batch: u64,
     /// The tokens of one sequence.
     pub sequence: u64,
-    /// The bytes of a base weight: 2 or 4.
+    /// 2 or 4.
     pub bytes_per_weight: u64,
     /// True if only each layer's input is kept for the backward pass.
     pub checkpointing: bool,
@@ -85,14 +85,14 @@ pub struct MemoryParts {
     pub overhead: u64,
 }
 
-/// The bytes of an unfused cross-entropy for each token and vocabulary entry: logits in bf16, twice
-/// in f32, and the gradients of both.
+/// For each token and vocabulary entry of an unfused cross-entropy: logits in bf16, twice in f32,
+/// and the gradients of both.
 const LOGITS_BYTES_PER_ENTRY: u64 = 16;
 
-/// The bytes of a trained parameter: weight and gradient in f32, and Adam's two moments.
+/// Weight and gradient in f32, and Adam's two moments.
 const TRAINED_BYTES_PER_PARAMETER: u64 = 16;
 
-/// The memory that the allocator loses, in thousandths.
+/// The memory that the allocator loses.
 const OVERHEAD_PERMILLE: u64 = 30;
 const PROCESS_BYTES: u64 = 600_000_000;
 const GENERATING_PROCESS_BYTES: u64 = 1_600_000_000;
@@ -100,12 +100,11 @@ const GENERATING_PROCESS_BYTES: u64 = 1_600_000_000;
 /// The copies of the key-value cache while it grows.
 const CACHE_COPIES: u64 = 2;
 
-/// Multiplies without overflow: an impossible configuration must not appear small.
+/// An impossible configuration must not appear small.
 fn saturating_product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
 }
 
-/// Adds without overflow.
 fn saturating_sum<const N: usize>(terms: [u64; N]) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
 }
@@ -141,12 +140,10 @@ const USUAL_RANK: u64 = 16;
 const SHORTEST_SEQUENCE: u64 = 128;
 
 impl ModelShape {
-    /// Returns the width of the keys.
     fn kv_width(&self) -> u64 {
         saturating_product([self.kv_heads, self.head_dim])
     }
 
-    /// Returns the width of the queries.
     fn query_width(&self) -> u64 {
         saturating_product([self.heads, self.head_dim])
     }
@@ -185,7 +182,6 @@ impl ModelShape {
         saturating_product([rank, layers, saturating_sum([attention, feed_forward])])
     }
 
-    /// Returns the bytes of one layer's activations that its backward pass needs.
     fn layer_activation_bytes(&self, training: &PlannedTraining) -> u64 {
         let PlannedTraining { batch, sequence, bytes_per_weight: bytes, .. } = *training;
         let Self { hidden, intermediate, heads, .. } = *self;
@@ -263,8 +259,8 @@ impl ModelShape {
     }
 
     /// Returns the cumulative changes after which the training fits, and its estimate then; a tight
-    /// fit is the last resort. Returns `None` if no change helps. The batch of a step can stay the
-    /// same, because halved passes are accumulated twice as often.
+    /// fit is the last resort. `None` if no change helps. The batch of a step can stay the same,
+    /// because halved passes are accumulated twice as often.
     pub fn shrink_to_fit(
         &self,
         training: &PlannedTraining,
@@ -315,9 +311,7 @@ pub enum BudgetFit {
     DoesNotFit,
 }
 
-/// The margin of a training's estimate.
 const TRAINING_MARGIN_PERCENT: u64 = 10;
-/// The margin of a generation's estimate.
 const GENERATION_MARGIN_PERCENT: u64 = 20;
 
 impl MemoryEstimate {
@@ -397,7 +391,7 @@ mod tests {
     fn estimates_meet_measured_peaks() {
         let eager = |training| PlannedTraining { eager_attention: true, ..training };
         for (shape, training, measured, tolerance) in [
-            // An R9700 run's report; the rest from halo-forge's own memory logs.
+            // From the report of an R9700 run; the rest from halo-forge's memory logs.
             (SEVEN_B, lora(32, 2, 256, 2), 18.6, 0.03),
             (HALF_B, eager(lora(16, 2, 2048, 2)), 11.86, 0.04),
             (ONE_AND_HALF_B, eager(lora(16, 2, 2048, 2)), 14.50, 0.03),
@@ -410,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_out_of_memory_is_refused_and_what_ran_is_not() {
+    fn trainings_that_ran_out_of_memory_are_refused_and_others_are_not() {
         const MI50: u64 = 32 << 30;
         let verdict =
             |training: &PlannedTraining| THREE_B.estimate_training(training).budget_fit(MI50);
@@ -461,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_shrunk_until_it_does() {
+    fn an_oversized_training_is_shrunk_until_it_does() {
         const MI50: u64 = 31 << 30;
         let large = lora(8, 4, 4096, 4);
         let (changes, estimate) = THREE_B.shrink_to_fit(&large, MI50, false).unwrap();

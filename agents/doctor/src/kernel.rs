@@ -3,7 +3,6 @@
 use super::{DoctorFinding, Severity};
 use hardware::host_snapshot::HostSnapshot;
 
-/// Returns the findings about kernel, firmware and processor.
 pub(super) fn check_kernel(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     if box_.gpus.iter().any(|gpu| gpu.gfx == "gfx1151") {
@@ -27,7 +26,6 @@ pub(super) struct KernelRelease {
     flavour: String,
 }
 
-/// Parses a kernel release.
 pub(super) fn parse_release(release: &str) -> Option<KernelRelease> {
     let (version, rest) = release.split_once('-').unwrap_or((release, ""));
     let mut numbers = version.split('.').map(|part| {
@@ -51,7 +49,6 @@ pub(super) fn saves_all_registers(release: &KernelRelease) -> bool {
 /// The first kernel that supports the card.
 const OLDEST_SUPPORTED: (u32, u32, u32) = (6, 14, 0);
 
-/// Reports a kernel that is too old for gfx1151.
 fn check_kernel_version(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let release = parse_release(&box_.kernel.release)?;
     // A driver that announces the feature has it, regardless of its version number.
@@ -75,7 +72,6 @@ fn check_kernel_version(box_: &HostSnapshot) -> Option<DoctorFinding> {
 /// The version of the MES firmware (the scheduler in the GPU) that breaks gfx1151.
 const BAD_MES_VERSION: u32 = 0x83;
 
-/// Reports the broken MES firmware.
 fn check_firmware(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let gpu = box_.gpus.iter().find(|gpu| gpu.gfx == "gfx1151")?;
     let firmware = gpu.mes_firmware.filter(|version| version & 0xff == BAD_MES_VERSION)?;
@@ -89,7 +85,6 @@ fn check_firmware(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a disabled IOMMU.
 fn check_iommu(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let off = box_.kernel.command_line.split_whitespace().any(|word| word == "amd_iommu=off");
     off.then(|| DoctorFinding {
@@ -102,7 +97,6 @@ fn check_iommu(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a driver built by a package, beside the kernel's own.
 fn check_dkms_module(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let version = box_.amdgpu.as_ref()?.version.as_ref()?;
     Some(DoctorFinding {
@@ -115,7 +109,6 @@ fn check_dkms_module(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a processor without broadcast TLB invalidation.
 fn check_invlpgb(box_: &HostSnapshot) -> Option<DoctorFinding> {
     (!box_.cpu.invlpgb).then(|| DoctorFinding {
         id: "C-30",

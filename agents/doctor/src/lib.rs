@@ -16,10 +16,10 @@ mod training_arguments;
 
 use serde::{Deserialize, Serialize};
 
-pub use catalogue::{CHECKS, DoctorCheck, render_page};
+pub use catalogue::{CHECKS, CheckedPart, DoctorCheck, render_page};
 pub use memory::memory_budget;
 pub use plan::{TrainingPlan, check_plan};
-pub use role::{CheckedPart, filter_by_role, findings_for_role};
+pub use role::{filter_by_role, findings_for_role};
 pub use torch_checks::check_torch_environment;
 pub use training_arguments::{TrainingArguments, TrainingArgumentsError};
 
@@ -34,7 +34,7 @@ pub enum Severity {
     Fail,
 }
 
-/// A problem, or a fact worth knowing, of a host.
+/// A problem, or another fact worth knowing, of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
     /// The stable id of the check, such as `C-28`.
@@ -58,18 +58,16 @@ pub fn check_host(box_: &HostSnapshot, profile: &HardwareProfile) -> Vec<DoctorF
     sort_findings(findings)
 }
 
-/// Sorts findings by severity, the worst first, then by id.
 pub(crate) fn sort_findings(mut findings: Vec<DoctorFinding>) -> Vec<DoctorFinding> {
     findings.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.id));
     findings
 }
 
-/// Returns the highest severity.
+/// Returns the highest severity; `None` without findings.
 pub fn worst_severity(findings: &[DoctorFinding]) -> Option<Severity> {
     findings.iter().map(|finding| finding.severity).max()
 }
 
-/// Parses the major and minor number of a version.
 pub(crate) fn parse_major_minor(version: &str) -> Option<(u64, u64)> {
     let mut parts = version.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next().unwrap_or("0").parse().unwrap_or(0)))

@@ -5,13 +5,11 @@ use hardware::host_snapshot::{GpuInfo, HostSnapshot};
 
 const GIB: u64 = 1 << 30;
 
-/// The page size of the graphics page limit.
 const TTM_PAGE_BYTES: u64 = 4096;
 
 /// The memory that the host needs for itself.
 const HOST_BYTES: u64 = 4 * GIB;
 
-/// Returns the findings about memory and swap.
 pub(super) fn check_memory(box_: &HostSnapshot) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let unified = box_.main_gpu().filter(|gpu| gpu.unified_memory && !gpu.suspended);
@@ -28,7 +26,7 @@ pub(super) fn check_memory(box_: &HostSnapshot) -> Vec<DoctorFinding> {
 }
 
 /// Returns the bytes that a job may plan with, from the kernel's figures; those of torch are wrong
-/// by a factor of two on unified memory. Returns `None` without a GPU, or if its memory is unknown.
+/// by a factor of two on unified memory. `None` without a GPU, or if its memory is unknown.
 ///
 /// A card with its own memory: the free VRAM less 1 GiB. Unified memory: the minimum of GTT,
 /// available memory less 8 GiB, and 80 % of the total.
@@ -45,7 +43,6 @@ pub fn memory_budget(box_: &HostSnapshot) -> Option<u64> {
     Some(gpu.gtt_total.max(gpu.vram_total).min(available).min(box_.memory.total / 10 * 8))
 }
 
-/// Reports a small limit of memory that the GPU may map.
 fn check_gtt_size(box_: &HostSnapshot, gpu: &GpuInfo) -> Option<DoctorFinding> {
     let total = box_.memory.total;
     (gpu.gtt_total > 0 && gpu.gtt_total < total / 10 * 6).then(|| DoctorFinding {
@@ -66,7 +63,6 @@ fn check_gtt_size(box_: &HostSnapshot, gpu: &GpuInfo) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a large BIOS carve-out.
 fn check_carve_out(gpu: &GpuInfo) -> Option<DoctorFinding> {
     (gpu.vram_total >= 16 * GIB).then(|| DoctorFinding {
         id: "C-25",
@@ -84,7 +80,6 @@ fn kernel_parameter(box_: &HostSnapshot, name: &str) -> Option<u64> {
     words.filter_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok()).next_back()
 }
 
-/// Reports a deprecated kernel parameter.
 fn check_deprecated_gttsize(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let megabytes = kernel_parameter(box_, "amdgpu.gttsize")?;
     Some(DoctorFinding {
@@ -97,7 +92,7 @@ fn check_deprecated_gttsize(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a page limit that leaves the host no memory.
+/// A page limit must leave memory to the host.
 fn check_page_limit(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let names = ["ttm.pages_limit", "amdttm.pages_limit"];
     let asked = names.into_iter().find_map(|name| kernel_parameter(box_, name));
@@ -118,10 +113,8 @@ fn check_page_limit(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// The amount of swapped memory above which it is reported.
 const SWAPPED_BYTES_MAX: u64 = 2 * GIB;
 
-/// Reports much swapped memory.
 fn check_swapped_memory(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let used = box_.memory.swap_total.saturating_sub(box_.memory.swap_free);
     (!box_.gpus.is_empty() && used > SWAPPED_BYTES_MAX).then(|| DoctorFinding {
@@ -137,7 +130,6 @@ fn check_swapped_memory(box_: &HostSnapshot) -> Option<DoctorFinding> {
 /// The highest swappiness at which a unified host does not swap out weights.
 const SWAPPINESS_MAX: u64 = 10;
 
-/// Reports a kernel that swaps early.
 fn check_swappiness(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let value = box_.kernel.swappiness.filter(|value| *value > SWAPPINESS_MAX)?;
     let compaction = box_.kernel.compaction_proactiveness.unwrap_or(20);
@@ -153,7 +145,6 @@ fn check_swappiness(box_: &HostSnapshot) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a host without swap on a disk.
 fn check_missing_swap(box_: &HostSnapshot) -> Option<DoctorFinding> {
     let memory = &box_.memory;
     let seen = match memory.swap_total {

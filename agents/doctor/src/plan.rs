@@ -8,7 +8,8 @@ mod tests;
 
 use super::{DoctorFinding, sort_findings};
 use crate::estimate::{ModelShape, PlannedTraining};
-use hardware::{HardwareProfile, ProfileDtype, host_snapshot::HostSnapshot};
+use formats::FloatDtype;
+use hardware::{HardwareProfile, host_snapshot::HostSnapshot};
 
 /// The known facts of a planned training; unknown ones are not checked.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -22,10 +23,9 @@ pub struct TrainingPlan {
     /// does.
     pub saves_by_time: bool,
     /// The type in which the training computes.
-    pub dtype: Option<ProfileDtype>,
-    /// The bits of quantised weights; 0 if they are not quantised.
+    pub dtype: Option<FloatDtype>,
+    /// 0 if the weights are not quantised.
     pub quantised_bits: u32,
-    /// The model and the settings that determine the peak memory.
     pub memory: Option<(ModelShape, PlannedTraining)>,
     pub checkpointing: Option<bool>,
     pub dataloader_workers: Option<u32>,

@@ -1,18 +1,12 @@
 //! The findings that concern a role. A broken GPU does not stop a verifier, and only training needs
 //! torch.
 
-use super::{DoctorFinding, catalogue::checked_part, check_host};
+use super::{
+    DoctorFinding,
+    catalogue::{CheckedPart, checked_part},
+    check_host,
+};
 use hardware::{HardwareProfile, host_snapshot::HostSnapshot};
-
-/// The part of a host that a check concerns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CheckedPart {
-    Gpu,
-    Torch,
-    Disk,
-    /// The settings of a job, not the host.
-    Plan,
-}
 
 /// Checks a host for a role, as the agent's children see it: with the profile's variables and none
 /// of the host's own. A failure means that this host cannot take the role with an engine that uses
@@ -33,7 +27,6 @@ pub fn filter_by_role(mut findings: Vec<DoctorFinding>, role: &str) -> Vec<Docto
     findings
 }
 
-/// Returns true if the part matters to the role.
 fn concerns_role(part: CheckedPart, role: &str) -> bool {
     match part {
         CheckedPart::Gpu => matches!(role, "trainer" | "generator" | "evaluator"),
@@ -51,7 +44,7 @@ mod tests {
 
     const ROLES: [&str; 4] = ["trainer", "generator", "verifier", "evaluator"];
 
-    /// Roles that a box cannot do.
+    /// The roles that a host cannot take.
     fn withheld(box_: &HostSnapshot) -> Vec<&'static str> {
         let failing =
             |role: &&str| worst_severity(&findings_for_role(box_, role)) == Some(Severity::Fail);
@@ -75,13 +68,13 @@ mod tests {
         let denied = HostSnapshot { kfd: DeviceAccess::Denied, ..card() };
         assert_eq!(withheld(&denied), ["trainer", "generator", "evaluator"]);
         assert_eq!(findings_for_role(&denied, "trainer")[0].id, "C-07");
-        // An environment was named, and there is no torch in it.
+        // An environment was named, but it has no torch.
         let python = Some(torch_environment::TorchEnvironment::default());
         assert_eq!(withheld(&HostSnapshot { python, ..card() }), ["trainer"]);
     }
 
     #[test]
-    fn what_children_do_not_get_withholds_nothing() {
+    fn variables_that_children_do_not_get_withhold_no_role() {
         let mut overridden = card();
         overridden.environment = [("HSA_OVERRIDE_GFX_VERSION".into(), "11.0.0".into())].into();
         let profile = HardwareProfile::for_host(&overridden).unwrap();

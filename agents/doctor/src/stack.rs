@@ -8,8 +8,7 @@ use hardware::{
     host_snapshot::{GpuProcess, HostSnapshot},
 };
 
-/// Returns the findings; few if no Python environment was named, because not every engine needs
-/// one.
+/// Few findings if no Python environment was named, because not every engine needs one.
 pub(super) fn check_stack(box_: &HostSnapshot, profile: &HardwareProfile) -> Vec<DoctorFinding> {
     let mut findings: Vec<DoctorFinding> =
         box_.gpu_processes.iter().filter_map(check_mixed_runtimes).collect();
@@ -23,7 +22,6 @@ pub(super) fn check_stack(box_: &HostSnapshot, profile: &HardwareProfile) -> Vec
     findings
 }
 
-/// Reports a process with libraries of two ROCm installations.
 fn check_mixed_runtimes(process: &GpuProcess) -> Option<DoctorFinding> {
     let found: Vec<&str> = process.runtimes.iter().map(String::as_str).collect();
     (found.len() > 1).then(|| DoctorFinding {
@@ -41,7 +39,7 @@ fn check_mixed_runtimes(process: &GpuProcess) -> Option<DoctorFinding> {
     })
 }
 
-/// Reports a torch whose ROCm saves the registers of gfx1151 differently from the kernel.
+/// Torch's ROCm and the kernel must save the registers of gfx1151 in the same way.
 fn check_kernel_pair(box_: &HostSnapshot, torch: &TorchBuild) -> Option<DoctorFinding> {
     let rocm = rocm_version(torch)?;
     let release = kernel::parse_release(&box_.kernel.release)?;
@@ -72,8 +70,7 @@ fn check_kernel_pair(box_: &HostSnapshot, torch: &TorchBuild) -> Option<DoctorFi
 
 const UPGRADE_REMEDY: &str = "install torch for ROCm 7.2.1 or newer, of 7.11 or newer of TheRock's";
 
-/// Returns the ROCm version of torch: `2.10.0+rocm7.2.1` contains it; the version of HIP alone has
-/// no patch number.
+/// `2.10.0+rocm7.2.1` contains the version; the version of HIP alone has no patch number.
 fn rocm_version(torch: &TorchBuild) -> Option<(u64, u64, Option<u64>)> {
     if let Some((_, local)) = torch.version.split_once("+rocm") {
         let (major, minor) = parse_major_minor(local)?;
@@ -101,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_and_rocm_go_together_as_amd_says() {
+    fn kernel_and_rocm_must_match_as_amd_documents() {
         let (fixed, old) = ("6.18.4", "6.17.0-14-generic");
         for good in ["2.11.0+rocm7.2.1", "2.11.0+rocm7.13.0", "2.12.0+rocm10.0.0"] {
             assert_eq!(severity(fixed, good), None, "{good}");

@@ -1,7 +1,7 @@
 use super::*;
 use hardware::host_snapshot::{DeviceAccess, GpuInfo, GpuProcess, KernelModule, StoredVariable};
 
-/// A Strix Halo box in order. Its figures are composed from several captured ones.
+/// A healthy Strix Halo. Its values are composed from several captured hosts.
 fn halo() -> HostSnapshot {
     let mut it = HostSnapshot {
         kfd: DeviceAccess::Usable,
@@ -50,12 +50,12 @@ fn found(box_: &HostSnapshot) -> Vec<(&'static str, Severity)> {
 fn changed(change: impl FnOnce(&mut HostSnapshot)) -> Vec<(&'static str, Severity)> {
     let mut box_ = halo();
     change(&mut box_);
-    // What a Strix Halo in order has: no INVLPGB.
+    // A healthy Strix Halo has no INVLPGB.
     found(&box_).into_iter().filter(|found| *found != ("C-30", Severity::Info)).collect()
 }
 
 #[test]
-fn a_box_in_order_has_only_information() {
+fn a_healthy_host_has_only_information() {
     assert_eq!(found(&halo()), [("C-30", Severity::Info)]);
     assert_eq!(found(&HostSnapshot::default()), [("C-01", Severity::Info)]);
 }
@@ -120,7 +120,7 @@ fn each_known_trouble_is_found_with_its_severity() {
     assert_eq!(changed(|it| it.kernel.virtual_machine = Some("QEMU".into())), [("C-12", Warn)]);
 }
 
-/// A variable of the box.
+/// Sets an environment variable of the host.
 fn set(name: &str, value: &str) -> impl FnOnce(&mut HostSnapshot) + use<> {
     let (name, value) = (name.to_owned(), value.to_owned());
     move |it| {
@@ -152,7 +152,7 @@ fn each_variable_that_harms_is_found_with_its_severity() {
 }
 
 #[test]
-fn a_container_that_sees_sysfs_and_no_device_is_told_how_to_get_it() {
+fn a_container_with_sysfs_but_no_device_gets_the_remedy() {
     let mut box_ = halo();
     box_.kernel.container = Some("lxc".into());
     box_.kfd = DeviceAccess::Absent;

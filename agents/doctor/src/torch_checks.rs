@@ -18,7 +18,7 @@ const TORCH_MIN: (u64, u64) = (2, 6);
 const PACKAGE_MINIMUMS: [(&str, (u64, u64)); 3] =
     [("transformers", (4, 57)), ("peft", (0, 17)), ("accelerate", (1, 12))];
 
-/// Returns all findings about an environment, the worst first.
+/// Returns all findings about a Python environment, the worst first.
 pub fn check_torch_environment(
     snapshot: &TorchEnvironment,
     profile: &HardwareProfile,
@@ -32,7 +32,6 @@ pub fn check_torch_environment(
     sort_findings(findings)
 }
 
-/// Returns the findings about the installed packages.
 pub(crate) fn check_torch_stack(
     snapshot: &TorchEnvironment,
     profile: &HardwareProfile,
@@ -52,7 +51,6 @@ pub(crate) fn check_torch_stack(
     findings
 }
 
-/// Builds a finding of one of these checks.
 fn new_finding(
     id: &'static str,
     severity: Severity,
@@ -79,7 +77,6 @@ fn new_finding(
     DoctorFinding { id, severity, seen, why, remedy, source }
 }
 
-/// Reports missing and outdated packages.
 fn check_packages(snapshot: &TorchEnvironment, torch: &TorchBuild) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     for (name, floor) in PACKAGE_MINIMUMS {
@@ -106,7 +103,6 @@ fn check_packages(snapshot: &TorchEnvironment, torch: &TorchBuild) -> Vec<Doctor
     findings
 }
 
-/// Reports a Python version without wheels.
 fn check_python(snapshot: &TorchEnvironment, profile: &HardwareProfile) -> Option<DoctorFinding> {
     let range = &profile.python;
     let version = snapshot.python.as_ref()?;
@@ -121,7 +117,6 @@ fn check_python(snapshot: &TorchEnvironment, profile: &HardwareProfile) -> Optio
     (!fits).then(|| new_finding("C-43", severity, format!("Python is {version}"), remedy))
 }
 
-/// Reports a torch without kernels for the card.
 fn check_wheel(
     snapshot: &TorchEnvironment,
     torch: &TorchBuild,
@@ -148,7 +143,7 @@ fn check_wheel(
     Some(new_finding("C-44", Severity::Fail, seen, remedy))
 }
 
-/// Reports libraries of two ROCm versions in one process. A driver of another version is harmless.
+/// A driver of another version is harmless.
 fn check_mixed_rocm(snapshot: &TorchEnvironment, torch: &TorchBuild) -> Option<DoctorFinding> {
     let hip = torch.hip.as_ref()?;
     let system = snapshot.system_rocm.as_ref();
@@ -181,7 +176,6 @@ mod tests {
     const ALLOCATOR: [&str; 3] =
         ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
 
-    /// As it should be on that box.
     fn healthy(profile: &HardwareProfile) -> TorchEnvironment {
         let hip = (!profile.is_cpu()).then(|| "7.1.25424-4179531dcd".to_owned());
         let versions = [("transformers", "5.23.0"), ("peft", "0.21.2"), ("accelerate", "1.15.0")];

@@ -5,9 +5,9 @@ use serde::Deserialize;
 
 use super::{TrainingPlan, parse_major_minor};
 use crate::estimate::{ModelShape, PlannedTraining, TrainingMethod};
-use hardware::{ProfileDtype, host_snapshot::HostSnapshot};
+use formats::FloatDtype;
+use hardware::host_snapshot::HostSnapshot;
 
-/// The limit of a settings file.
 const BYTES_MAX: usize = 1 << 20;
 
 /// The settings that the checks use. Missing keys have the defaults of transformers.
@@ -20,7 +20,7 @@ pub struct TrainingArguments {
     pub num_train_epochs: f64,
     pub max_steps: i64,
     pub save_strategy: String,
-    /// The number of steps between two checkpoints; below 1, a fraction of all steps.
+    /// Below 1, a fraction of all steps.
     pub save_steps: f64,
     pub eval_strategy: String,
     pub evaluation_strategy: Option<String>,
@@ -47,7 +47,7 @@ pub struct TrainingArguments {
     pub attn_implementation: Option<String>,
 }
 
-/// The padding: `"max_length"` or a flag.
+/// `"max_length"` or a flag.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum PaddingSetting {
@@ -105,11 +105,8 @@ pub enum TrainingArgumentsError {
 const EVAL_STRATEGY_SINCE: (u64, u64) = (4, 46);
 
 impl TrainingArguments {
-    /// Parses a settings file.
-    ///
-    /// # Errors
-    /// Returns an error if the text is neither JSON nor YAML, or if a known setting has a wrong
-    /// type or an impossible value.
+    /// Parses a settings file in JSON or YAML. A known setting with a wrong type or an impossible
+    /// value is an error.
     pub fn parse(text: &str) -> Result<Self, TrainingArgumentsError> {
         if text.len() > BYTES_MAX {
             return Err(TrainingArgumentsError::Large(text.len()));
@@ -120,7 +117,6 @@ impl TrainingArguments {
         Ok(arguments)
     }
 
-    /// Checks the numeric settings against their ranges.
     fn check_ranges(&self) -> Result<(), TrainingArgumentsError> {
         let wide = |count: u64| count as f64;
         for (field, value, min, max) in [
@@ -168,7 +164,6 @@ impl TrainingArguments {
         }
     }
 
-    /// Returns the number of optimizer steps.
     fn total_steps(&self, examples: Option<u64>) -> Option<u64> {
         if let Some(steps) = u64::try_from(self.max_steps).ok().filter(|steps| *steps > 0) {
             return Some(steps);
@@ -180,7 +175,7 @@ impl TrainingArguments {
         })
     }
 
-    /// Returns the steps between two checkpoints; 0 if none is saved, `None` if unknown.
+    /// 0 if no checkpoint is saved, `None` if unknown.
     fn checkpoint_interval(&self, steps: Option<u64>) -> Option<u64> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -199,17 +194,16 @@ impl TrainingArguments {
         }
     }
 
-    /// Returns the type in which the training computes.
-    fn training_dtype(&self) -> ProfileDtype {
+    fn training_dtype(&self) -> FloatDtype {
         match (self.bf16, self.fp16) {
-            (true, _) => ProfileDtype::Bf16,
-            (false, true) => ProfileDtype::F16,
-            (false, false) => ProfileDtype::F32,
+            (true, _) => FloatDtype::Bf16,
+            (false, true) => FloatDtype::F16,
+            (false, false) => FloatDtype::F32,
         }
     }
 
-    /// Returns the memory-relevant settings. Returns `None` without a maximum length, or for
-    /// quantised weights, for which other formulas apply.
+    /// Returns `None` without a maximum length, or for quantised weights, for which other formulas
+    /// apply.
     fn planned_training(&self) -> Option<PlannedTraining> {
         let sequence = self.max_length?;
         let method = self.lora_r.map_or(TrainingMethod::Full, |rank| TrainingMethod::Lora { rank });
@@ -218,7 +212,7 @@ impl TrainingArguments {
             method,
             batch: self.per_device_train_batch_size,
             sequence,
-            bytes_per_weight: if self.training_dtype() == ProfileDtype::F32 { 4 } else { 2 },
+            bytes_per_weight: if self.training_dtype() == FloatDtype::F32 { 4 } else { 2 },
             checkpointing: self.gradient_checkpointing,
             eager_attention: self.attn_implementation.as_deref() == Some("eager"),
             dropout: false,
@@ -240,7 +234,6 @@ impl TrainingArguments {
         settings.into_iter().flatten().collect()
     }
 
-    /// Lists the settings that transformers refuses, with reasons.
     fn refused_settings(&self, box_: &HostSnapshot) -> Vec<(String, &'static str)> {
         let mut refused = Vec::new();
         let packages = box_.python.as_ref().map(|python| &python.packages);
@@ -303,7 +296,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Nor its plan.
+        /// Checks the plan as well.
         #[test]
         fn no_file_makes_the_reading_panic(
             key in "(save_steps|num_train_epochs|max_steps|save_strategy|padding|max_length|lora_r)",

@@ -8,7 +8,7 @@ use hardware::{
 };
 use proptest::prelude::*;
 
-/// What a file of the kernel's may hold, and what it never should.
+/// Possible and impossible contents of a kernel file.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         proptest::collection::vec(any::<u8>(), 0..200),
@@ -33,7 +33,7 @@ fn captured_entry() -> impl Strategy<Value = CapturedEntry> {
     ]
 }
 
-/// Answers whatever is asked with one of so many things, by the path alone.
+/// Answers every read with one of these entries, chosen by the path alone.
 struct Anything(Vec<CapturedEntry>);
 
 impl Anything {
@@ -88,7 +88,7 @@ impl HostFiles for Anything {
 }
 
 proptest! {
-    /// Nor the checks; and a capture of it tells the same.
+    /// Covers the checks too; a capture gives the same snapshot.
     #[test]
     fn no_input_makes_the_probe_panic(answers in proptest::collection::vec(captured_entry(), 1..12)) {
         let files = Anything(answers);

@@ -1,5 +1,5 @@
-//! Boxes as their sysfs and procfs show them, and what the doctor makes of them. Each is a file in
-//! `fixtures/` that says where its values come from: most are composed.
+//! Hosts as their sysfs and procfs show them, and the doctor's findings. Each is a file in
+//! `fixtures/` that names the sources of its values: most are composed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -21,7 +21,7 @@ use serde::Deserialize;
 struct Fixture {
     about: String,
     origin: String,
-    /// Another one that it differs from.
+    /// Another fixture that it is based on.
     from: Option<String>,
     #[serde(default)]
     files: BTreeMap<String, String>,
@@ -44,10 +44,10 @@ enum Device {
 #[serde(deny_unknown_fields)]
 struct Expected {
     profile: String,
-    /// Of the GPU that is meant.
+    /// The HIP ordinal of the main GPU.
     hip: Option<u32>,
     pci: Option<String>,
-    /// `C-22 warn`, as they are printed.
+    /// In the printed form: `C-22 warn`.
     findings: Vec<String>,
     withheld: Vec<String>,
 }
@@ -125,7 +125,7 @@ fn withheld(box_: &HostSnapshot) -> Vec<&'static str> {
 }
 
 #[test]
-fn each_box_gets_the_findings_written_beside_it() {
+fn each_host_fixture_gets_its_expected_findings() {
     for (name, fixture) in all() {
         let box_ = HostSnapshot::take_snapshot(&capture(&fixture));
         let expected = &fixture.expect;
@@ -141,7 +141,7 @@ fn each_box_gets_the_findings_written_beside_it() {
 }
 
 #[test]
-fn every_fixture_says_where_its_values_come_from() {
+fn every_fixture_names_the_source_of_its_values() {
     for (name, fixture) in all() {
         let origin = fixture.origin.trim();
         let is_told = origin.starts_with("composed") || origin.starts_with("captured");
@@ -194,7 +194,7 @@ fn the_page_of_checks_is_the_catalogue() {
     assert_eq!(rows, doctor::CHECKS.len(), "docs/DOCTOR.md has rows of its own");
 }
 
-/// Ids are found in the sources: a check without a row, or a row without its check, is told.
+/// Ids are searched in the sources: a check without a row, or a row without its check, fails.
 #[test]
 fn the_catalogue_has_every_check_and_no_other() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

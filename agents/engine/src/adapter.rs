@@ -13,18 +13,16 @@ use std::path::PathBuf;
 /// A low-rank pair: the weight of its projection changes by `scale * B A`.
 #[derive(Debug, Clone)]
 pub(crate) struct AdapterPair {
-    /// The matrix A, `[rank, in]`.
+    /// `[rank, in]`
     pub(crate) a: Tensor,
-    /// The matrix B, `[out, rank]`.
+    /// `[out, rank]`
     pub(crate) b: Tensor,
-    /// The factor of the product.
     pub(crate) scale: f64,
 }
 
 /// A LoRA adapter in memory: f32 on the CPU or, during training, on the model's device.
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
-    /// The pairs by layer and module.
     pub(crate) pairs: BTreeMap<(usize, LayerModule), AdapterPair>,
     /// The content of `adapter_config.json`, saved again as it was read.
     pub(crate) settings: AdapterSettings,
@@ -42,7 +40,6 @@ pub enum AdapterError {
          trained on this base model (M107)"
     )]
     UnknownTensor { path: PathBuf, name: String },
-    /// A tensor changes the embedding or the head.
     #[error(
         "{path}: tensor `{name}` changes the embedding or the head, which is not supported; train an adapter of projections only (M107)"
     )]
@@ -67,9 +64,6 @@ pub enum AdapterError {
 impl LoraAdapter {
     /// Creates an adapter: A is Kaiming-uniform as in PEFT and B is zero, so that the model is
     /// unchanged at first.
-    ///
-    /// # Errors
-    /// When the rank, the modules or alpha are invalid.
     pub fn new(spec: &LoraSpec, config: &ModelConfig, seed: u64) -> Result<Self, AdapterError> {
         let sane = (1..=MAX_RANK).contains(&spec.rank) && !spec.modules.is_empty();
         if !sane || !spec.alpha.is_finite() || spec.alpha == 0.0 {
@@ -79,7 +73,7 @@ impl LoraAdapter {
         let mut pairs = BTreeMap::new();
         for layer in 0..config.layers {
             for module in spec.modules.iter().copied() {
-                let (outputs, inputs) = module.weight_shape(config);
+                let (outputs, inputs) = config.weight_shape(module);
                 let mut random =
                     RandomStream::for_part(seed, &module.parameter_name(layer, "lora_A"));
                 let a = draw_kaiming_uniform(&mut random, spec.rank, inputs)?;
@@ -95,13 +89,11 @@ impl LoraAdapter {
         Ok(Self { pairs, settings })
     }
 
-    /// Returns the number of elements of all matrices.
     pub fn parameter_count(&self) -> usize {
         self.pairs.values().map(|pair| pair.a.elem_count() + pair.b.elem_count()).sum()
     }
 
-    /// Returns the matrices by name: the base model's names, with `lora_A.weight` or
-    /// `lora_B.weight`.
+    /// Names the matrices as the base model does, with `lora_A.weight` or `lora_B.weight`.
     pub(crate) fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut named = Vec::with_capacity(2 * self.pairs.len());
         for ((layer, module), pair) in &self.pairs {
@@ -113,7 +105,6 @@ impl LoraAdapter {
         named
     }
 
-    /// Replaces all matrices by new values of these names.
     pub(crate) fn replace_parameters(
         &mut self,
         mut values: BTreeMap<String, Tensor>,
@@ -129,20 +120,15 @@ impl LoraAdapter {
         Ok(())
     }
 
-    /// Checks that layers and shapes match a model.
-    ///
-    /// # Errors
-    /// `AdapterError::OtherModel` if they do not.
     pub(crate) fn check_fits(&self, config: &ModelConfig) -> Result<(), AdapterError> {
         let fits = |((layer, module), pair): (&(usize, LayerModule), &AdapterPair)| {
             let shape = (pair.b.dims().first(), pair.a.dims().last());
-            let (outputs, inputs) = module.weight_shape(config);
+            let (outputs, inputs) = config.weight_shape(*module);
             *layer < config.layers && shape == (Some(&outputs), Some(&inputs))
         };
         if self.pairs.iter().all(fits) { Ok(()) } else { Err(AdapterError::OtherModel) }
     }
 
-    /// Copies the adapter to a device.
     pub(crate) fn to_device(&self, device: &Device) -> candle_core::Result<Self> {
         let mut moved = self.clone();
         for pair in moved.pairs.values_mut() {
@@ -151,7 +137,6 @@ impl LoraAdapter {
         Ok(moved)
     }
 
-    /// Converts the matrices to the element type of a model's matrices.
     pub(crate) fn cast_matrices(&self, precision: DType) -> candle_core::Result<Self> {
         let mut cast = self.clone();
         for pair in cast.pairs.values_mut() {
@@ -161,7 +146,7 @@ impl LoraAdapter {
     }
 }
 
-/// Draws a matrix as torch's `kaiming_uniform_(a=sqrt(5))`: uniform within 1 / sqrt(inputs).
+/// Draws as torch's `kaiming_uniform_(a=sqrt(5))`: uniform within 1 / sqrt(inputs).
 fn draw_kaiming_uniform(
     random: &mut RandomStream,
     rank: usize,

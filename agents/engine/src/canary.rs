@@ -8,13 +8,11 @@ use crate::sequence::{SequenceError, check_vocabulary};
 use crate::tokenizer::{ModelTokenizer, TokenizerError};
 use formats::ModelConfig;
 
-/// The number of tokens that are kept of a text, from its end.
 const CONTEXT_TOKENS_MAX: usize = 256;
 
 /// A canary text as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CanaryText {
-    /// The tokens, at most 256.
     pub tokens: Vec<u32>,
     /// The indices of the scored tokens, ascending.
     pub scored: Vec<usize>,
@@ -39,9 +37,6 @@ impl CanaryText {
     /// Tokenizes a text; special tokens in it are plain characters. At most the last 256 tokens are
     /// kept, and the last `most_scored` of them are scored. Tokens that are only part of a
     /// character are not scored, because llama.cpp's server does not report them.
-    ///
-    /// # Errors
-    /// When no token can be scored, or a token is not in the model's vocabulary.
     pub fn from_text(
         tokenizer: &ModelTokenizer,
         config: &ModelConfig,
@@ -69,9 +64,6 @@ impl CanaryText {
     }
 
     /// Returns the natural log-probabilities of the scored tokens.
-    ///
-    /// # Errors
-    /// When a tensor operation fails.
     pub fn score_tokens(&self, model: &LanguageModel) -> Result<Vec<f32>, CanaryError> {
         let first = self.scored.first().copied().unwrap_or(self.tokens.len());
         let losses = perplexity::token_losses(model, &self.tokens, first..self.tokens.len())?;

@@ -12,7 +12,6 @@ use crate::random::RandomStream;
 /// split of the step into micro-batches.
 #[derive(Debug, Clone)]
 pub(crate) struct LoraDropout {
-    /// The probability that an element is dropped.
     rate: f64,
     random: RandomStream,
     /// The position in the step of each row's token.
@@ -20,14 +19,12 @@ pub(crate) struct LoraDropout {
 }
 
 impl LoraDropout {
-    /// Creates the dropout of a step; `None` if the rate is 0.
     pub(crate) fn for_step(rate: f64, seed: u64, step: usize, rows: Vec<u64>) -> Option<Self> {
         let random = RandomStream::for_part(seed, &format!("dropout {step}"));
         (rate > 0.0).then_some(Self { rate, random, token_places: rows })
     }
 
-    /// Applies the mask of a layer's module to `x`, `[rows, width]`: its input, or the gradient of
-    /// its input.
+    /// Applies a module's mask to `x`, `[rows, width]`: its input, or the gradient of its input.
     pub(crate) fn apply_mask(
         &self,
         layer: usize,

@@ -45,21 +45,18 @@ pub enum GenerateError {
 pub struct BatchGenerator<Tag> {
     model: LanguageModel,
     tokenizer: ModelTokenizer,
-    /// The largest number of running samples, at least 1.
+    /// At least 1.
     slots: usize,
     /// The requests with samples that have not started, in order of admission.
     waiting: VecDeque<WaitingRequest<Tag>>,
     running: Vec<RunningSample<Tag>>,
 }
 
-/// A request with samples that have not started.
 struct WaitingRequest<Tag> {
     request: PromptRequest<Tag>,
-    /// The tokens of the prompt.
     prompt: Vec<u32>,
     /// The number of samples that have started.
     started: usize,
-    /// The computed prompt, after prefill.
     prefix: Option<PromptPrefix>,
 }
 
@@ -70,7 +67,6 @@ struct PromptPrefix {
     logits: Vec<f32>,
 }
 
-/// A sample that occupies a slot.
 struct RunningSample<Tag> {
     tag: Tag,
     index: usize,
@@ -82,7 +78,6 @@ struct RunningSample<Tag> {
     cache: KvCache,
     /// The sum of the tokens' log-probabilities so far, in nats.
     logprob: f64,
-    /// The reason why the sample ended; `None` while it runs.
     finish: Option<FinishReason>,
 }
 
@@ -105,9 +100,6 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
     }
 
     /// Returns the log-probabilities of a canary text; see `CanaryText`.
-    ///
-    /// # Errors
-    /// When the text does not fit the model, or a tensor operation fails.
     pub fn score_canary(&self, text: &str, most_scored: usize) -> Result<Vec<f32>, CanaryError> {
         CanaryText::from_text(&self.tokenizer, &self.model.config, text, most_scored)?
             .score_tokens(&self.model)
@@ -119,9 +111,6 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
     }
 
     /// Queues the samples of a request. They start in order of admission, as slots become free.
-    ///
-    /// # Errors
-    /// When the prompt or a sampling parameter is invalid. The other requests are unaffected.
     pub fn admit_request(&mut self, request: PromptRequest<Tag>) -> Result<(), AdmitError> {
         request.sampling.check_ranges()?;
         let prompt = match &request.prompt {
@@ -155,7 +144,6 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
         Ok(completions)
     }
 
-    /// Draws the next token of every running sample.
     fn advance_running(&mut self) -> Result<(), candle_core::Error> {
         if self.running.is_empty() {
             return Ok(());
@@ -181,8 +169,7 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
         Ok(())
     }
 
-    /// Starts waiting samples while slots are free. Each draws its first token from the logits of
-    /// its prompt.
+    /// Starts samples while slots are free; each draws a token from the logits of its prompt.
     fn start_waiting(&mut self) -> Result<(), candle_core::Error> {
         while self.running.len() < self.slots && !self.waiting.is_empty() {
             self.prefill_prompts()?;
@@ -202,8 +189,8 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
         Ok(())
     }
 
-    /// Computes in one pass the prompts at the front of the queue that the free slots need, up to
-    /// `PREFILL_TOKENS_MAX` tokens.
+    /// Computes in one pass the prompts that the free slots need, up to `PREFILL_TOKENS_MAX`
+    /// tokens.
     fn prefill_prompts(&mut self) -> Result<(), candle_core::Error> {
         let mut free = self.slots - self.running.len();
         let (mut tokens, mut owners, mut lasts) = (Vec::new(), Vec::new(), Vec::new());
@@ -242,7 +229,6 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
 }
 
 impl<Tag: Clone> WaitingRequest<Tag> {
-    /// Creates the next sample, with a copy of the prompt's cache.
     fn start_sample(&self, prefix: &PromptPrefix) -> RunningSample<Tag> {
         let seed = self.request.seeds[self.started];
         RunningSample {
@@ -261,7 +247,7 @@ impl<Tag: Clone> WaitingRequest<Tag> {
 }
 
 impl<Tag> RunningSample<Tag> {
-    /// Converts a finished sample to its completion; `None` while it runs.
+    /// Returns `None` while the sample runs.
     fn into_completion(
         self,
         tokenizer: &ModelTokenizer,
@@ -285,8 +271,8 @@ impl<Tag> RunningSample<Tag> {
         }))
     }
 
-    /// Draws a token from logits, and ends the sample at an end token (`eos`), at its largest
-    /// length or at the model's last position.
+    /// Ends the sample at an end token (`eos`), at its largest length or at the model's last
+    /// position.
     fn draw_token(&mut self, logits: &[f32], eos: &[u32], positions: usize) {
         let token = sampler::draw_token(logits, &self.sampling, &mut self.random);
         self.logprob -= run_vectorised(
@@ -304,7 +290,7 @@ impl<Tag> RunningSample<Tag> {
     }
 }
 
-/// Computes the hidden states of tokens; each token is the next one of its owner's sequence.
+/// Computes the hidden states of tokens, each the next one of its owner's sequence.
 fn forward_rows(
     model: &LanguageModel,
     phase: MatmulPhase,
@@ -320,7 +306,6 @@ fn forward_rows(
     model.hidden_states(phase, tokens, &positions, &mut attend)
 }
 
-/// Computes the logits of hidden states, in main memory.
 fn logits_on_cpu(model: &LanguageModel, hidden: &Tensor) -> candle_core::Result<Tensor> {
     model.compute_logits(hidden)?.to_device(&Device::Cpu)?.contiguous()
 }
@@ -330,10 +315,6 @@ pub type RequestResult<Tag> = Result<Vec<SampleCompletion<Tag>>, AdmitError>;
 
 /// Runs all requests. Returns one result a request, in their order, with completions by the index
 /// of their seed. `progress` is called with (finished samples, all samples).
-///
-/// # Errors
-/// When a tensor operation or the decoding of a sample fails. A rejected request has an error in
-/// its own result instead.
 pub fn generate_all<Tag: Clone + Send>(
     model: &LanguageModel,
     tokenizer: &ModelTokenizer,

@@ -9,29 +9,22 @@ use formats::ModelConfig;
 /// The chunks of a text, and the text that they are read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkLayout {
-    /// The number of chunks to score.
     pub chunks: usize,
-    /// The number of scored tokens.
     pub tokens: usize,
     /// The bytes of text that the scored tokens stand for.
     pub bytes: usize,
     /// The text to pass to the program.
     pub text: String,
-    /// True if the text has one chunk more than are scored, plus half of another. A tokenizer that
-    /// yields some hundred tokens more or fewer than ours then yields another number of chunks.
+    /// True if the text has one chunk more than are scored, plus half of another. A tokenizer with
+    /// some hundred tokens more or fewer then yields another number of chunks.
     pub has_extra_chunk: bool,
 }
 
-/// The texts to try between the given text and filler words, so that the text's last tokens do not
-/// change.
+/// The texts to try before filler words: after one of them the text's last tokens do not change.
 const SEPARATORS: [&str; 5] = ["\n", " ", "\n\n", " 0", "x"];
 
 /// Returns the layout of at most `limit` chunks of `context` tokens. The text is cut or lengthened
 /// so that it has exactly one chunk more; if its tokens do not allow that, it is unchanged.
-///
-/// # Errors
-/// When the context is impossible for the model, the text is shorter than two chunks, or a token is
-/// not in the vocabulary.
 pub fn layout_chunks(
     tokenizer: &ModelTokenizer,
     config: &ModelConfig,
@@ -68,8 +61,7 @@ pub fn layout_chunks(
     Ok(layout(text.to_owned(), false))
 }
 
-/// Returns the text with one chunk more than are scored. Returns `None` if the scored chunks would
-/// change, or the number of chunks would be wrong.
+/// Returns `None` if the scored chunks would change, or the number of chunks would be wrong.
 fn fit_text(
     tokenizer: &ModelTokenizer,
     text: &str,

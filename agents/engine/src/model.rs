@@ -28,7 +28,6 @@ pub enum MatrixDtype {
 }
 
 impl MatrixDtype {
-    /// The names of the types, in their order.
     pub const NAMES: [&str; 2] = ["f32", "bf16"];
 
     /// Parses the name of a type.
@@ -41,7 +40,6 @@ impl MatrixDtype {
         Self::NAMES[self as usize]
     }
 
-    /// Returns the element type of a kind of parameter: only matrices can be bf16.
     fn for_kind(self, kind: ParameterKind) -> DType {
         match (self, kind) {
             (Self::Bf16, ParameterKind::Matrix) => DType::BF16,
@@ -58,13 +56,12 @@ impl MatrixDtype {
 pub struct LanguageModel {
     pub(crate) config: ModelConfig,
     pub(crate) weights: DecoderWeights,
-    /// The adapter of a bf16 model, computed beside the weights.
+    /// Only in a bf16 model.
     pub(crate) unmerged_adapter: Option<Arc<LoraAdapter>>,
     pub(crate) device: Device,
     pub(crate) dtype: MatrixDtype,
-    /// The rotary frequencies of each pair of elements.
+    /// One frequency for each pair of elements.
     frequencies: Vec<f32>,
-    /// The directory that the model was loaded from.
     source: Option<PathBuf>,
 }
 
@@ -89,7 +86,6 @@ pub enum ModelError {
         "the model that config.json describes has {parameters} parameters, {needed_gib} GiB as {dtype}, and {available_gib} GiB of memory are available; take a smaller model, bf16 or a larger box (M108)"
     )]
     TooLarge { parameters: u128, needed_gib: u128, available_gib: u128, dtype: &'static str },
-    /// The model has an unmerged adapter.
     #[error("a bf16 model is not saved with an adapter beside it; merge the two as files (M113)")]
     UnmergedAdapter,
     #[error("tensor operation failed on the model (X101)")]
@@ -97,9 +93,6 @@ pub enum ModelError {
 }
 
 /// Parses the name of a device: `cpu`, `cuda`, `cuda:1`, `metal`, …
-///
-/// # Errors
-/// When the device is unknown or not available.
 pub fn parse_device(name: &str) -> Result<Device, ModelError> {
     let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
     let unavailable = |source| ModelError::Device { name: name.into(), source };
@@ -112,17 +105,14 @@ pub fn parse_device(name: &str) -> Result<Device, ModelError> {
     }
 }
 
-/// The weights of a directory, by name.
 struct DirectoryWeights<'a> {
     dir: &'a Path,
-    /// The file of each tensor.
     files_by_name: BTreeMap<String, &'a TensorFile>,
     dtype: MatrixDtype,
     device: &'a Device,
 }
 
 impl DirectoryWeights<'_> {
-    /// Returns the file that contains a tensor.
     fn find_file(&self, name: &str) -> Result<&TensorFile, TensorFileError> {
         let missing = || TensorFileError::Missing {
             path: self.dir.join(SINGLE_WEIGHTS_FILE),
@@ -145,7 +135,7 @@ impl ParameterSource for DirectoryWeights<'_> {
         )
     }
 
-    /// Maps the matrix into memory if the file has it in the wanted type; otherwise reads it.
+    /// Maps the matrix into memory if the file has it in the wanted type.
     fn load_matrix(&mut self, parameter: ModelParameter) -> Result<WeightMatrix, TensorFileError> {
         let mapped = match self.dtype {
             MatrixDtype::Bf16 if self.device.is_cpu() => {
@@ -193,7 +183,6 @@ impl LanguageModel {
         Ok(Self { source: Some(dir.into()), ..Self::from_parts(config, weights, device, dtype) })
     }
 
-    /// Creates a model from its configuration and weights.
     fn from_parts(
         config: ModelConfig,
         weights: DecoderWeights,
@@ -246,12 +235,10 @@ impl LanguageModel {
         self.weights.named_parameters().iter().map(|(_, matrix)| matrix.element_count()).sum()
     }
 
-    /// Returns the element type of the matrices.
     pub(crate) fn matrix_dtype(&self) -> DType {
         self.dtype.for_kind(ParameterKind::Matrix)
     }
 
-    /// Returns the shape of the attention heads.
     pub(crate) fn head_shape(&self) -> HeadShape {
         let ModelConfig { heads, kv_heads, head_dim, .. } = self.config;
         HeadShape { count: heads, kv_count: kv_heads, dim: head_dim }
@@ -264,9 +251,6 @@ impl LanguageModel {
 
     /// Returns the model with an adapter. An f32 model merges it, which needs no more memory for
     /// weights that are not shared; a bf16 model keeps it unmerged.
-    ///
-    /// # Errors
-    /// When the adapter does not fit, or a bf16 model has one already.
     pub fn into_adapted(mut self, adapter: &LoraAdapter) -> Result<Self, AdapterError> {
         adapter.check_fits(&self.config)?;
         if self.dtype == MatrixDtype::Bf16 {
@@ -297,9 +281,6 @@ impl LanguageModel {
 
     /// Writes `model.safetensors` and `config.json`. Copies the tokenizer's files if the model was
     /// loaded from another directory.
-    ///
-    /// # Errors
-    /// When the model has an unmerged adapter, or a file cannot be written.
     pub fn save_directory(&self, dir: &Path) -> Result<(), ModelError> {
         let file = |path: &Path| {
             let path = path.to_owned();

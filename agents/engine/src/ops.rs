@@ -19,25 +19,19 @@ use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
-/// Read access to the elements of a contiguous tensor in main memory.
+/// Read access to a contiguous tensor in main memory.
 struct HostSlice<Guard, T> {
     storage: Guard,
     range: Range<usize>,
     element: PhantomData<T>,
 }
 
-/// Returns the f32 elements of a contiguous tensor in main memory.
-///
-/// # Errors
-/// When the tensor is on another device, not contiguous or of another type.
+/// Fails if the tensor is on another device, not contiguous or not f32.
 pub(crate) fn host_f32(tensor: &Tensor) -> Result<impl Deref<Target = [f32]> + Sync> {
     host_slice::<f32>(tensor)
 }
 
-/// Returns the elements of a contiguous tensor in main memory.
-///
-/// # Errors
-/// When the tensor is on another device, not contiguous or of another type.
+/// Fails if the tensor is on another device, not contiguous or of another type.
 pub(crate) fn host_slice<T: WithDType>(tensor: &Tensor) -> Result<impl Deref<Target = [T]> + Sync> {
     let (storage, layout) = tensor.storage_and_layout();
     let Some((start, end)) = layout.contiguous_offsets() else {
@@ -105,7 +99,6 @@ pub(crate) fn for_sized_blocks<T: Send>(
 /// Functions that are not inlined into `work` keep the narrow width, so closures are
 /// `#[inline(always)]`.
 pub(crate) fn run_vectorised<R>(work: impl FnMut() -> R) -> R {
-    /// A closure itself would be called by a shim that is not inlined.
     struct Work<F>(F);
 
     impl<R, F: FnMut() -> R> pulp::WithSimd for Work<F> {
@@ -120,7 +113,6 @@ pub(crate) fn run_vectorised<R>(work: impl FnMut() -> R) -> R {
     pulp::Arch::new().dispatch(Work(work))
 }
 
-/// Adds two tensors of one shape.
 pub(crate) fn add_tensors(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if !a.device().is_cpu() || a.shape() != b.shape() {
         return a + b;

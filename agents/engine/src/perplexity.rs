@@ -17,17 +17,15 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerplexityScore {
     pub perplexity: f64,
-    /// The standard error of `perplexity`.
     pub stderr: f64,
-    /// The mean negative log-likelihood in nats per token.
+    /// In nats per token.
     pub mean_nll: f64,
     /// The summed loss in bits, per byte of text.
     pub bits_per_byte: f64,
-    /// The number of scored tokens.
+    /// Scored tokens.
     pub tokens: usize,
-    /// The number of chunks, windows or documents.
+    /// Chunks, windows or documents.
     pub chunks: usize,
-    /// The engine that measured it.
     pub engine: String,
 }
 
@@ -179,24 +177,21 @@ fn check_context(
     }
 }
 
-/// One context to score.
 struct ScoringWindow<'a> {
     tokens: &'a [u32],
-    /// The positions whose tokens are predicted and scored.
     scored: Range<usize>,
-    /// The bytes of text that count for bits per byte.
+    /// The bytes that count for bits per byte.
     bytes: usize,
 }
 
 impl<'a> ScoringWindow<'a> {
-    /// Creates the window of a prompt and completion.
     fn from_sequence(sequence: &'a TokenSequence) -> Self {
         let TokenSequence { tokens, scored, completion_bytes } = sequence;
         Self { tokens, scored: scored.clone(), bytes: *completion_bytes }
     }
 }
 
-/// Returns the bytes from the start of the range's first token to the end of its last.
+/// Counts from the start of the range's first token to the end of its last.
 pub(crate) fn count_bytes(spans: &[Range<usize>], range: Range<usize>) -> usize {
     let text = &spans[range];
     let start = text.first().map_or(0, |first| first.start);
@@ -206,7 +201,6 @@ pub(crate) fn count_bytes(spans: &[Range<usize>], range: Range<usize>) -> usize 
 /// The largest number of rows of one forward pass; a longer window has a pass of its own.
 const PASS_TOKENS_MAX: usize = 2048;
 
-/// Scores windows, several in one pass.
 fn score_windows(
     model: &LanguageModel,
     windows: &[ScoringWindow<'_>],
@@ -228,7 +222,7 @@ fn score_windows(
     Ok(summarize_losses(model, &losses, windows))
 }
 
-/// Returns the loss in nats of each scored token of one context.
+/// Returns the loss in nats of each scored token.
 pub(crate) fn token_losses(
     model: &LanguageModel,
     tokens: &[u32],
@@ -238,7 +232,6 @@ pub(crate) fn token_losses(
     run_on_pool(|| score_pass(model, &[window]))
 }
 
-/// Computes the losses of all windows of one pass.
 fn score_pass(
     model: &LanguageModel,
     windows: &[ScoringWindow<'_>],
@@ -265,7 +258,6 @@ fn score_pass(
     ScoredRows { hidden: &rows, head, targets: &targets }.negative_log_likelihoods()
 }
 
-/// Computes the perplexity of losses in nats.
 fn summarize_losses(
     model: &LanguageModel,
     losses: &[f64],

@@ -1,14 +1,13 @@
 //! Counter-based random numbers (SplitMix64, Steele et al. 2014). Value `n` of a seed is a pure
 //! function of both, so a stream needs no stored state, and streams are independent.
 
-/// A stream of random numbers. It is cheap to copy; a copy repeats the values that follow.
+/// A stream of random numbers. A copy repeats the values that follow.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RandomStream {
     state: u64,
 }
 
 impl RandomStream {
-    /// Creates the stream of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self { state: mix_bits(seed) }
     }
@@ -21,12 +20,11 @@ impl RandomStream {
         Self::new(seed ^ u64::from_le_bytes(first))
     }
 
-    /// Creates the stream of a numbered part. No value of `self` may have been taken before.
+    /// Requires that no value of `self` was taken before.
     pub(crate) fn child_stream(self, number: u64) -> Self {
         Self::new(self.state ^ mix_bits(number.wrapping_add(GOLDEN_GAMMA)))
     }
 
-    /// Returns the next 64 bits.
     pub(crate) fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GOLDEN_GAMMA);
         mix_bits(self.state)
@@ -43,7 +41,6 @@ impl RandomStream {
         radius * (std::f64::consts::TAU * self.next_uniform()).cos()
     }
 
-    /// Shuffles items (Fisher and Yates).
     pub(crate) fn shuffle_items<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = (u128::from(self.next_u64()) * (last as u128 + 1)) >> 64;
@@ -52,10 +49,10 @@ impl RandomStream {
     }
 }
 
-/// The increment of the counter, from the golden ratio.
+/// From the golden ratio.
 const GOLDEN_GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Mixes the bits of a counter to a random value.
+/// The finaliser of SplitMix64.
 fn mix_bits(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -38,9 +38,9 @@ pub enum ScratchError {
     Json { path: PathBuf, source: serde_json::Error },
 }
 
-/// The number of byte tokens; also the id of the end token, the first special token.
+/// Also the id of the end token, the first special token.
 const BYTES: u32 = 256;
-/// The special tokens, which follow the byte tokens.
+/// These follow the byte tokens.
 const SPECIAL_TOKENS: [&str; 4] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
 
 /// Writes `config.json`, `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`
@@ -56,7 +56,6 @@ pub fn write_scratch_model(dir: &Path, shape: &ScratchShape) -> Result<ModelConf
     Ok(config)
 }
 
-/// Returns the configuration of a shape.
 fn scratch_config(shape: &ScratchShape) -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Qwen2,
@@ -79,7 +78,7 @@ fn scratch_config(shape: &ScratchShape) -> ModelConfig {
     }
 }
 
-/// Returns a BPE tokenizer without merges: one token a byte, named in the ByteLevel alphabet.
+/// Returns a BPE tokenizer without merges: one token a byte, in the ByteLevel alphabet.
 fn byte_tokenizer() -> Value {
     let mut vocab: Map<String, Value> =
         byte_alphabet().zip(0u32..).map(|(name, id)| (name.to_string(), json!(id))).collect();
@@ -115,7 +114,6 @@ fn byte_alphabet() -> impl Iterator<Item = char> {
     })
 }
 
-/// Returns the content of `tokenizer_config.json`.
 fn tokenizer_config(max_positions: usize) -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": false,
@@ -125,7 +123,6 @@ fn tokenizer_config(max_positions: usize) -> Value {
     })
 }
 
-/// Writes a JSON file.
 fn write_json(path: &Path, value: &Value) -> Result<(), ScratchError> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|source| ScratchError::Json { path: path.into(), source })?;

@@ -5,10 +5,9 @@ use crate::tokenizer::{ModelTokenizer, TokenizerError};
 use formats::ModelConfig;
 use std::ops::Range;
 
-/// The tokens of a prompt, its completion and the end.
 pub(crate) struct TokenSequence {
     pub(crate) tokens: Vec<u32>,
-    /// The positions whose tokens are predicted and counted; never 0, because no token precedes it.
+    /// The positions whose tokens are predicted; never 0, because no token precedes it.
     pub(crate) scored: Range<usize>,
     pub(crate) completion_bytes: usize,
 }
@@ -29,10 +28,7 @@ pub enum SequenceError {
 }
 
 impl TokenSequence {
-    /// Tokenizes a prompt and a completion, and appends the end token.
-    ///
-    /// # Errors
-    /// When the model has no end token, or a token is not in its vocabulary.
+    /// Fails if the model has no end token, or a token is not in its vocabulary.
     pub(crate) fn from_pair(
         tokenizer: &ModelTokenizer,
         config: &ModelConfig,
@@ -50,7 +46,6 @@ impl TokenSequence {
     }
 }
 
-/// Checks that all tokens are in the model's vocabulary.
 pub(crate) fn check_vocabulary(tokens: &[u32], config: &ModelConfig) -> Result<(), SequenceError> {
     let vocab_size = config.vocab_size;
     match tokens.iter().find(|token| **token as usize >= vocab_size) {

@@ -33,7 +33,7 @@ pub enum TensorFileError {
     Tensor(#[from] candle_core::Error),
 }
 
-/// The largest size of a header in bytes, as in the format's own library.
+/// The largest header in bytes, as in the format's own library.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The bytes of a file that are in memory beside the tensor they become.
 const READ_BUFFER_BYTES: usize = 1 << 20;
@@ -43,14 +43,11 @@ pub(crate) struct TensorFile {
     path: PathBuf,
     file: File,
     metadata: Metadata,
-    /// The offset of the first tensor in bytes.
     start: u64,
-    /// The file in memory, after the first mapping.
     mapped: OnceCell<Arc<Mmap>>,
 }
 
 impl TensorFile {
-    /// Opens a file and checks its header.
     pub(crate) fn open(path: &Path) -> Result<Self, TensorFileError> {
         let failed = |source| TensorFileError::File { path: path.into(), source };
         let damaged = |source| TensorFileError::Format { path: path.into(), source };
@@ -80,15 +77,14 @@ impl TensorFile {
         Ok(Self { path: path.into(), file, metadata, start, mapped: OnceCell::new() })
     }
 
-    /// Returns the names of the tensors, sorted.
+    /// Returns sorted names.
     pub(crate) fn tensor_names(&self) -> Vec<String> {
         let mut names = self.metadata.offset_keys();
         names.sort();
         names
     }
 
-    /// Maps a bf16 matrix of this shape; `None` if the tensor is missing or has another type or
-    /// shape.
+    /// Returns `None` if the tensor is missing or has another type or shape.
     pub(crate) fn map_matrix(
         &self,
         name: &str,
@@ -115,7 +111,7 @@ impl TensorFile {
         Ok(MappedMatrix::new(file.clone(), self.start as usize + info.data_offsets.0, shape))
     }
 
-    /// Reads a tensor. Checks its shape, unless `shape` is `None`.
+    /// Checks the shape, unless `shape` is `None`.
     pub(crate) fn read_tensor(
         &self,
         name: &str,
@@ -152,7 +148,7 @@ impl TensorFile {
         }
     }
 
-    /// Reads and converts the elements of a tensor; `None` if its type is not supported.
+    /// Returns `None` if the type is not supported.
     fn read_values<T>(
         &self,
         info: &TensorInfo,
@@ -193,7 +189,6 @@ impl TensorFile {
     }
 }
 
-/// Reads all tensors of a file as f32, on the CPU.
 pub(crate) fn read_all(path: &Path) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
     let file = TensorFile::open(path)?;
     let tensor = |name: String| {
@@ -203,7 +198,7 @@ pub(crate) fn read_all(path: &Path) -> Result<BTreeMap<String, Tensor>, TensorFi
     file.tensor_names().into_iter().map(tensor).collect()
 }
 
-/// Removes a tensor from those that were read, and checks its shape.
+/// Removes a tensor and checks its shape.
 pub(crate) fn take_tensor(
     found: &mut BTreeMap<String, Tensor>,
     path: &Path,
@@ -220,8 +215,7 @@ pub(crate) fn take_tensor(
     }
 }
 
-/// Writes tensors, each in its type in memory. An existing file is replaced, not written to,
-/// because a process may have it mapped.
+/// Replaces an existing file instead of writing to it, because a process may have it mapped.
 pub(crate) fn write_tensors<T: Borrow<Tensor>>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, T)>,

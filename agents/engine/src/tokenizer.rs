@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 /// The tokenizer of a model. A clone is cheap enough for each job, but not for each request.
 #[derive(Clone)]
 pub struct ModelTokenizer {
-    /// The tokenizer that recognises special tokens.
+    /// Recognises special tokens.
     prompts: tokenizers::Tokenizer,
-    /// The tokenizer that reads special tokens as characters.
+    /// Reads special tokens as characters.
     plain: tokenizers::Tokenizer,
     bos: Option<u32>,
 }
 
-/// Tokens, and the range of bytes of the text that each stands for. A token that is part of a
-/// character has the range of the whole character.
+/// Tokens, and the bytes of text that each stands for. A token that is part of a character has the
+/// range of the whole character.
 pub(crate) struct EncodedText {
     pub(crate) tokens: Vec<u32>,
     pub(crate) spans: Vec<Range<usize>>,
@@ -83,7 +83,7 @@ impl ModelTokenizer {
         Ok(encode_text(&self.prompts, text, false)?.tokens)
     }
 
-    /// Encodes text to be scored; `<|im_end|>` and the like are read as characters.
+    /// Reads special tokens as characters.
     pub(crate) fn encode_plain(&self, text: &str) -> Result<EncodedText, TokenizerError> {
         encode_text(&self.plain, text, true)
     }
@@ -95,27 +95,24 @@ impl ModelTokenizer {
     }
 }
 
-/// Reads the `tokenizer.json` of a directory.
 fn read_directory(dir: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let path = dir.join("tokenizer.json");
     catch_panics(|| tokenizers::Tokenizer::from_file(&path))
         .map_err(|source| TokenizerError::Load { path, source })
 }
 
-/// Reads the tokenizer in a GGUF file.
 fn read_gguf(path: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let json = GgufModel::open(path).and_then(|model| model.tokenizer_json())?;
     catch_panics(|| tokenizers::Tokenizer::from_bytes(&json))
         .map_err(|source| TokenizerError::Load { path: path.into(), source })
 }
 
-/// Converts a panic to an error. The library panics on some damaged or inconsistent files, when it
-/// reads or first uses them.
+/// Converts a panic to an error: the library panics on some damaged files when it reads or first
+/// uses them.
 fn catch_panics<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("`tokenizers` panicked".into()))
 }
 
-/// Switches off the truncation of long texts.
 fn remove_truncation(
     mut tokenizer: tokenizers::Tokenizer,
 ) -> Result<tokenizers::Tokenizer, TokenizerError> {
@@ -125,7 +122,6 @@ fn remove_truncation(
     Ok(tokenizer)
 }
 
-/// Encodes text, with special tokens added if requested.
 fn encode_text(
     tokenizer: &tokenizers::Tokenizer,
     text: &str,

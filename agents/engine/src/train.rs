@@ -36,22 +36,19 @@ pub struct CompletionExample {
 /// The weights to train.
 #[derive(Debug, Clone)]
 pub enum TrainMethod {
-    /// Every weight of the model.
     Full,
-    /// A new adapter, whose A matrices are drawn from the training seed.
     Lora(LoraSpec),
-    /// An existing adapter, with a new optimizer.
     Continue(LoraAdapter),
 }
 
 /// The parameters of a training.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainSpec {
-    /// The peak learning rate.
+    /// The peak.
     pub learning_rate: f64,
     /// The share of the steps over which the rate rises linearly.
     pub warmup_ratio: f64,
-    /// The shape of the rate after the warm-up.
+    /// The shape after the warm-up.
     pub decay: LearningRateDecay,
     /// The end of the schedule (linear and cosine), one step after the last, as a share of
     /// `learning_rate`.
@@ -85,18 +82,14 @@ pub struct TrainSpec {
 /// The measurements of an optimizer step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
-    /// The number of the step, from 1.
     pub step: usize,
-    /// The number of all steps.
     pub steps: usize,
     /// The mean loss over the scored tokens in nats, before the step.
     pub loss: f64,
     pub learning_rate: f64,
-    /// The number of tokens of the step's examples.
+    /// All tokens of the step's examples.
     pub tokens: usize,
-    /// The number of scored tokens among them.
     pub scored: usize,
-    /// The gradient norm before clipping.
     pub grad_norm: f64,
 }
 
@@ -115,12 +108,10 @@ pub enum TrainError {
     Example { line: usize, source: SequenceError },
     #[error("the {what} of step {step} is {found}; lower training.learning_rate (R113)")]
     Diverged { what: &'static str, step: usize, found: f64 },
-    /// A full training of a bf16 model.
     #[error(
         "every weight of a bf16 model cannot be trained; load it as f32, or train an adapter (M113)"
     )]
     FullBf16,
-    /// The model has an unmerged adapter.
     #[error(
         "the model has an adapter beside it; train on the base, or continue training the adapter \
          (M113)"
@@ -150,23 +141,18 @@ pub enum TrainError {
 /// The resumed training gives the same bytes as an uninterrupted one.
 pub struct ModelTrainer {
     model: LanguageModel,
-    /// The adapter in training; `None` to train the model itself.
+    /// `None` to train the model itself.
     adapter: Option<LoraAdapter>,
     sequences: Vec<TokenSequence>,
     skipped: usize,
     spec: TrainSpec,
     schedule: LearningRateSchedule,
     optimizer: AdamOptimizer,
-    /// The number of steps taken.
     step: usize,
 }
 
 impl ModelTrainer {
     /// Checks the parameters, tokenizes the examples and creates the optimizer.
-    ///
-    /// # Errors
-    /// When a parameter is invalid, the model cannot be trained by this method, or no example is
-    /// short enough.
     pub fn new(
         model: LanguageModel,
         tokenizer: &ModelTokenizer,
@@ -217,7 +203,6 @@ impl ModelTrainer {
         run_on_pool(|| self.compute_step()).map(Some)
     }
 
-    /// Computes the gradients of the next batch and updates the weights.
     fn compute_step(&mut self) -> Result<StepReport, TrainError> {
         let chosen = self.select_batch();
         let scored: usize = chosen.iter().map(|sequence| sequence.scored.len()).sum();
@@ -254,8 +239,8 @@ impl ModelTrainer {
         Ok(StepReport { step, steps, loss, learning_rate, tokens, scored, grad_norm })
     }
 
-    /// Returns the examples of the next step. Each epoch visits every example once, in an order
-    /// drawn from the seed and the number of the epoch.
+    /// Returns the next examples. Each epoch visits every example once, in an order drawn from the
+    /// seed and the number of the epoch.
     fn select_batch(&self) -> Vec<&TokenSequence> {
         let steps = self.sequences.len().div_ceil(self.spec.batch_size);
         let (epoch, step) = (self.step / steps, self.step % steps);
@@ -265,7 +250,7 @@ impl ModelTrainer {
         batch.take(self.spec.batch_size).map(|index| &self.sequences[index]).collect()
     }
 
-    /// Updates the trained weights. Gradients are multiplied by `shrink` for clipping.
+    /// Multiplies gradients by `shrink` for clipping.
     fn update_parameters(
         &mut self,
         gradients: &ParameterGradients,
@@ -291,9 +276,6 @@ impl ModelTrainer {
     }
 
     /// Returns the log-probabilities of a canary text with the weights trained so far.
-    ///
-    /// # Errors
-    /// When a tensor operation fails.
     pub fn score_canary(&self, canary: &CanaryText) -> Result<Vec<f32>, CanaryError> {
         match &self.adapter {
             Some(adapter) => canary.score_tokens(&self.model.with_adapter(adapter)?),
@@ -312,7 +294,6 @@ impl ModelTrainer {
     }
 }
 
-/// Returns the trained parameters by name.
 fn trainable_parameters(
     model: &LanguageModel,
     adapter: Option<&LoraAdapter>,
@@ -323,7 +304,6 @@ fn trainable_parameters(
     }
 }
 
-/// Replaces all weights of a model.
 fn replace_weights(
     model: &mut LanguageModel,
     mut updated: BTreeMap<String, Tensor>,
@@ -336,7 +316,6 @@ fn replace_weights(
     Ok(())
 }
 
-/// Checks that the model can be trained by this method.
 fn check_model(model: &LanguageModel, method: &TrainMethod) -> Result<(), TrainError> {
     match method {
         TrainMethod::Full if model.dtype == MatrixDtype::Bf16 => Err(TrainError::FullBf16),
@@ -345,7 +324,6 @@ fn check_model(model: &LanguageModel, method: &TrainMethod) -> Result<(), TrainE
     }
 }
 
-/// Checks that each parameter is in its range.
 fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {
     let share = |value: f64| (0.0..=1.0).contains(&value);
     let not_negative = |value: f64| value.is_finite() && value >= 0.0;
@@ -371,10 +349,7 @@ fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {
     }
 }
 
-/// Tokenizes the examples, and keeps those that are not too long.
-///
-/// # Errors
-/// When an example is invalid, or none is left.
+/// Skips examples that are too long; fails if none is left.
 fn tokenize_examples(
     model: &LanguageModel,
     tokenizer: &ModelTokenizer,

@@ -73,7 +73,8 @@ fn a_damaged_directory_is_refused_with_the_reason() {
     assert!(refusal(dir.path()).contains("not a valid safetensors file"));
 }
 
-/// A pair of another rank, a tensor of the embedding, an adapter of a deeper and of a wider model.
+/// Covers a pair of another rank, a tensor of the embedding, an adapter of a deeper and of a wider
+/// model.
 #[test]
 fn an_adapter_that_does_not_fit_is_refused_by_tensor_and_shapes() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +130,7 @@ fn a_model_that_is_mapped_computes_what_one_that_is_read_does() {
     assert_eq!(score(&mapped).mean_nll, score(&read).mean_nll);
     mapped.save_directory(narrow.path()).unwrap();
     assert!(std::fs::read(&file).unwrap() == bytes, "saved where it is mapped from");
-    // The map is of the file as it was, whatever takes its place.
+    // The map keeps the old file, even if another takes its name.
     std::fs::write(narrow.path().join("other"), "short").unwrap();
     std::fs::rename(narrow.path().join("other"), &file).unwrap();
     assert_eq!(score(&mapped).mean_nll, score(&read).mean_nll);

@@ -1,4 +1,4 @@
-//! The same seed gives the same sample, bit for bit, whatever runs beside it.
+//! The same seed gives the same sample, bit for bit, with any other samples beside it.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -71,7 +71,7 @@ fn a_sample_s_logprob_is_the_model_s_own_however_it_was_drawn() {
     let (greedy, cut) = (one(&ask(0.0, 0, 12, 1)), one(&ask(0.6, 1, 12, 1)));
     assert_eq!((&greedy.tokens, greedy.logprob), (&cut.tokens, cut.logprob));
     assert!(greedy.logprob < 0.0 && greedy.logprob.is_finite());
-    // At temperature 1 a token comes as often as its logprob says.
+    // At temperature 1 a token is as frequent as its logprob states.
     const DRAWS: u32 = 4000;
     let drawn = ask(1.0, 0, 1, u64::from(DRAWS));
     let mut counts: BTreeMap<Vec<u32>, (u32, f64)> = BTreeMap::new();
@@ -119,7 +119,7 @@ fn a_sample_of_a_bf16_model_with_an_adapter_does_not_depend_on_slots() {
     assert!(adapted.save_directory(&path).is_err());
 }
 
-/// A new adapter's B is zero: writes another number all over the file's tensors.
+/// Overwrites the file's tensors, because a new adapter's B is zero.
 fn shake(path: &std::path::Path) {
     let mut bytes = std::fs::read(path).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

@@ -1,4 +1,4 @@
-//! A GGUF file is the model it was made of.
+//! A GGUF file gives the same model as its source.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 

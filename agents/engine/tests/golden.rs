@@ -1,4 +1,4 @@
-//! Perplexities other people's programs computed, to every printed digit.
+//! Perplexities of other programs, to every printed digit.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 

@@ -1,4 +1,4 @@
-//! A training that stops and goes on is, to the last bit, the training that never stopped.
+//! A resumed training gives the same bits as an uninterrupted one.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -91,7 +91,7 @@ impl Training {
         self.with(&self.root.path().join("base"), self.method.clone(), spec())
     }
 
-    /// With the weights of a saved step, and nothing else of it.
+    /// Creates a trainer with the weights of a saved step, and nothing else of it.
     fn reload(&self, step: usize, spec: TrainSpec) -> ModelTrainer {
         let weights = self.dir(step, "checkpoint");
         if let TrainMethod::Full = self.method {
@@ -113,7 +113,7 @@ impl Training {
         self.reload(step, spec).resume_from(&self.dir(step, "state"), step).unwrap_err()
     }
 
-    /// One step, and the loss it reports.
+    /// Takes one step and returns its loss.
     fn step(&self, trainer: &mut ModelTrainer) -> Option<f64> {
         let report = trainer.run_step().unwrap()?;
         trainer.save_directory(&self.dir(report.step, "checkpoint"), "base").unwrap();
@@ -121,7 +121,7 @@ impl Training {
         Some(report.loss)
     }
 
-    /// What lies in the directories of a step.
+    /// Reads the files of a step's directories.
     fn files(&self, step: usize) -> BTreeMap<PathBuf, Vec<u8>> {
         let dirs = ["checkpoint", "state"].map(|what| fs::read_dir(self.dir(step, what)).unwrap());
         let paths = dirs.into_iter().flatten().map(|entry| entry.unwrap().path());
@@ -172,7 +172,7 @@ fn without_its_state_a_training_goes_on_otherwise() {
     assert!(end != training.files(STEPS));
 }
 
-/// Two steps in, with both of them saved.
+/// Takes two steps and saves both.
 fn begun() -> Training {
     let training = Training::full();
     let mut trainer = training.start();

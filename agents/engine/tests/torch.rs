@@ -1,6 +1,6 @@
-//! Perplexities, greedy generations and training losses that transformers and PEFT compute, on
-//! models they wrote: `tests/torch/references.py`. Needs a Python that has them, named by
-//! `FLOTILLA_TORCH_PYTHON`; skipped without.
+//! Perplexities, greedy generations and training losses of transformers and PEFT, on models they
+//! wrote: `tests/torch/references.py`. Needs a Python with both, named by `FLOTILLA_TORCH_PYTHON`;
+//! skipped without.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Of the script, which needs a minute on an idle machine.
+/// The script needs a minute on an idle machine.
 const SCRIPT_MAX: Duration = Duration::from_secs(900);
 
 fn run_script(python: &OsString, arguments: &[&OsStr]) {
@@ -129,7 +129,7 @@ impl References {
         ModelTrainer::new(model, &tokenizer, method, &examples, spec).unwrap()
     }
 
-    /// PEFT reads what a trainer has written.
+    /// Checks that PEFT reads a trainer's output.
     fn check_saved(&self, trainer: &ModelTrainer, training: &Value) {
         let (model, adapter) = (text(&training["model"]), "saved");
         trainer.save_directory(&self.dir.path().join(adapter), &model).unwrap();

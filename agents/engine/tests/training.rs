@@ -134,7 +134,7 @@ fn an_adapter_of_a_bf16_model_is_trained_to_the_same_bytes_and_nothing_else_is()
     let first =
         ModelTrainer::new(narrow(), &tokenizer, lora(), &examples(), spec()).unwrap().run_step();
     let [again, first] = [again, first].map(|report| report.unwrap().unwrap().loss);
-    // In bf16 what is multiplied with the weights is rounded too.
+    // In bf16 the activations are rounded too.
     assert!((again - first).abs() < 5e-3, "{again} {first}");
 }
 
@@ -305,7 +305,7 @@ fn prompts_are_not_scored() {
 fn a_gradient_longer_than_allowed_is_scaled_down() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokenizer) = scratch(dir.path());
-    // So large an epsilon has Adam take steps in proportion to the gradient.
+    // With such an epsilon Adam's steps are in proportion to the gradient.
     let moved = |clip_norm| {
         let spec = TrainSpec { clip_norm, epsilon: 1e3, weight_decay: 0.0, ..spec() };
         let method = TrainMethod::Full;
@@ -360,7 +360,7 @@ fn what_was_trained_shows_whoever_loads_it_and_nobody_else() {
     let base = apart(&model);
     assert!(base > 0.05, "a box that forgot the adapter must show: {base}");
 
-    // Of a long text, the end.
+    // The end of a long text.
     let long = read(&"0 then 1 ".repeat(1000));
     assert_eq!((long.tokens.len(), long.scored.len(), long.scored[31]), (256, 32, 255));
     assert!(matches!(

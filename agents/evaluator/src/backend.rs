@@ -16,7 +16,6 @@ pub enum EvaluatorEngineChoice {
     Auto,
     /// The embedded engine.
     Candle,
-    /// An installed llama.cpp.
     LlamaCpp,
 }
 
@@ -34,7 +33,7 @@ pub(crate) const CHUNK_TIMEOUT: Duration = Duration::from_secs(900);
 
 impl EvaluatorBackend {
     /// Selects the engine. `directory` is the location of llama.cpp, if known; converted models are
-    /// cached in `shelf`, up to `shelf_bytes`.
+    /// cached in `gguf_cache`, up to `gguf_cache_bytes`.
     ///
     /// # Errors
     /// When llama.cpp is asked for, or the host's GPU needs it, and no installation runs on that
@@ -43,8 +42,8 @@ impl EvaluatorBackend {
         choice: EvaluatorEngineChoice,
         directory: Option<&Path>,
         launch: &WorkerLauncher,
-        shelf: PathBuf,
-        shelf_bytes: u64,
+        gguf_cache: PathBuf,
+        gguf_cache_bytes: u64,
     ) -> anyhow::Result<Self> {
         let llama_cpp = match choice {
             EvaluatorEngineChoice::Auto => !launch.profile.is_cpu(),
@@ -55,11 +54,11 @@ impl EvaluatorBackend {
             return Ok(Self::Candle);
         }
         let places =
-            EvaluatorPaths { gguf_cache: shelf, canaries: launch.directory.join("canaries.json") };
+            EvaluatorPaths { gguf_cache, canaries: launch.directory.join("canaries.json") };
         let limits = EvaluatorLimits {
             threads: launch.threads,
             silence_limit: launch.silence_limit.unwrap_or(CHUNK_TIMEOUT).min(CHUNK_TIMEOUT),
-            gguf_cache_bytes: shelf_bytes,
+            gguf_cache_bytes,
             repeat_log: true,
         };
         let found =
@@ -72,7 +71,6 @@ impl EvaluatorBackend {
         Ok(Self::LlamaCpp(Box::new(found)))
     }
 
-    /// Describes the engine for users.
     pub(crate) fn describe_engine(&self) -> String {
         match self {
             Self::Candle => engine::ENGINE.to_owned(),

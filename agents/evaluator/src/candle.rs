@@ -11,10 +11,8 @@ use crate::{
     measurement::{MeasurementInput, PerplexityResult, digest_tokenizer},
 };
 
-/// Measures in this process. `progress` receives the chunks done and their total.
-///
-/// # Errors
-/// When a file cannot be read or used, or the text is too short for the protocol.
+/// Measures a perplexity in this process with the embedded engine. `progress` receives the chunks
+/// done and their total.
 pub fn measure_perplexity(
     source: &MeasurementInput,
     device: &str,
@@ -57,11 +55,8 @@ pub fn measure_perplexity(
     figures.check_finite()
 }
 
-/// Checks that a model is likely to fit into the available memory: twice the size of its files,
-/// because weights may be converted to f32. Succeeds if the available memory is unknown.
-///
-/// # Errors
-/// When it does not fit.
+/// Checks that twice the size of the model's files fits into the available memory, because weights
+/// may be converted to f32. Succeeds if the available memory is unknown.
 pub(crate) fn check_memory(source: &MeasurementInput) -> anyhow::Result<()> {
     let Some(available) = read_available_bytes(Path::new("/proc/meminfo")) else { return Ok(()) };
     let files = formats::list_weight_files(&source.base)?;
@@ -81,7 +76,6 @@ pub(crate) fn check_memory(source: &MeasurementInput) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the available memory in bytes from a `/proc/meminfo` file.
 fn read_available_bytes(meminfo: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(meminfo).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

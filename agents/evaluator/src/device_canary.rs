@@ -1,6 +1,5 @@
-//! A check that this build of llama.cpp computes the same on the host's device as on the CPU. There
-//! were builds that did not for months, and their speed did not show it: a wrong perplexity looks
-//! like a right one.
+//! A check that this build of llama.cpp computes the same on the host's device as on the CPU. Some
+//! builds did not for months, at normal speed and with plausible perplexities.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -12,10 +11,9 @@ use crate::llama_cpp::LlamaCppEvaluator;
 
 /// The lower bound of the ratio: what rounding explains, with a margin.
 const RATIO_MIN: f64 = 0.98;
-/// The upper bound of the ratio.
 const RATIO_MAX: f64 = 1.02;
 
-/// The number of remembered canaries; beyond it, all are forgotten and measured again.
+/// Beyond this number, all are forgotten and measured again.
 const PASSED_CANARIES_MAX: usize = 256;
 
 /// The error that llama.cpp computes wrong logits on this host's device, so that the host must not
@@ -29,15 +27,12 @@ const PASSED_CANARIES_MAX: usize = 256;
 pub struct WrongLogits {
     pub version: String,
     pub device: String,
-    /// The perplexity on the device.
     pub on_device: f64,
-    /// The perplexity on the CPU.
     pub on_cpu: f64,
-    /// The perplexity on the device, divided by that on the CPU.
+    /// `on_device / on_cpu`.
     pub ratio: f64,
 }
 
-/// A canary that passed.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct PassedCanary {
     ratio: f64,
@@ -48,9 +43,6 @@ struct PassedCanary {
 /// Returns the ratio of the device's perplexity of a short text to the CPU's. The result is
 /// remembered if this build passed with this base before. A failed check is repeated next time,
 /// because a driver may have been the cause.
-///
-/// # Errors
-/// When the ratio is out of bounds, or llama.cpp fails.
 pub(crate) fn check_device(
     llama: &LlamaCppEvaluator,
     base_key: &str,
@@ -98,13 +90,12 @@ pub(crate) fn check_device(
     Ok(ratio)
 }
 
-/// Reads the canaries that passed; an unreadable file counts as empty.
+/// An unreadable file counts as empty.
 fn read_passed(path: &Path) -> BTreeMap<String, PassedCanary> {
     let bytes = std::fs::read(path).unwrap_or_default();
     serde_json::from_slice(&bytes).unwrap_or_default()
 }
 
-/// Writes the canaries that passed, atomically.
 fn write_passed(path: &Path, passed: &BTreeMap<String, PassedCanary>) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory)?;

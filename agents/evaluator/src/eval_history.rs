@@ -5,10 +5,9 @@ use std::{io::Write, path::Path};
 
 use wire::v1;
 
-/// The size beyond which the file is rotated; the previous one is kept as `.1`.
+/// Beyond this size the file is rotated; the previous one is kept as `.1`.
 const HISTORY_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// Appends one result as a line, and rotates the file first if it is too large.
 pub(crate) fn append_eval(directory: &Path, eval: &v1::Eval) -> std::io::Result<()> {
     let path = directory.join("eval_history.jsonl");
     if std::fs::metadata(&path).is_ok_and(|file| file.len() > HISTORY_BYTES_MAX) {

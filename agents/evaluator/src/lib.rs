@@ -7,6 +7,7 @@ mod candle;
 mod device_canary;
 mod eval_history;
 mod llama_cpp;
+mod llama_cpp_measurement;
 mod measurement;
 mod messages;
 mod process_stats;
@@ -16,10 +17,8 @@ mod worker;
 pub use backend::{EvaluatorBackend, EvaluatorEngineChoice};
 pub use candle::measure_perplexity as measure_with_candle;
 pub use device_canary::WrongLogits;
-pub use llama_cpp::{
-    ConvertedDtype, EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep,
-    measure_perplexity as measure_with_llama_cpp,
-};
+pub use llama_cpp::{EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator};
+pub use llama_cpp_measurement::{MeasureStep, measure_perplexity as measure_with_llama_cpp};
 pub use measurement::{MeasurementInput, PerplexityResult};
 pub use messages::TextFormat;
 pub use role::EvaluatorRole;

@@ -11,42 +11,35 @@ use crate::TextFormat;
 /// The model, the text and the method of a measurement.
 #[derive(Debug, Clone)]
 pub struct MeasurementInput {
-    /// The directory or GGUF file of the base model.
+    /// A directory or GGUF file.
     pub base: PathBuf,
-    /// The adapter, if any.
     pub adapter: Option<PathBuf>,
-    /// The text file.
     pub text: PathBuf,
-    /// The format of the text file.
     pub format: TextFormat,
     /// The context length in tokens.
     pub n_ctx: usize,
     /// The tokens between two chunks; 0 for disjoint chunks, as in llama-perplexity.
     pub stride: usize,
-    /// The number of chunks to measure; 0 for all.
+    /// 0 for all.
     pub chunks: usize,
 }
 
 /// A measured perplexity, with everything that two results must share to be comparable.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerplexityResult {
-    /// The exponential of `mean_nll`.
     pub perplexity: f64,
     /// The standard error of `perplexity`.
     pub stderr: f64,
     /// The mean negative log-likelihood, in nats a token.
     pub mean_nll: f64,
-    /// The mean in bits a byte; `None` without a tokenizer that counts the bytes.
+    /// `None` without a tokenizer that counts the bytes.
     pub bits_per_byte: Option<f64>,
-    /// The number of scored tokens.
     pub tokens: usize,
-    /// The number of measured chunks.
     pub chunks: usize,
     /// The engine, its version, device and weight type.
     pub engine: String,
-    /// The name of the protocol: `llama`, `sliding` or `documents`.
+    /// `llama`, `sliding` or `documents`.
     pub protocol: &'static str,
-    /// The digest of `tokenizer.json`.
     pub tokenizer: Option<Digest>,
     /// The perplexity of a short text on the device, divided by that on the CPU; `None` on the CPU.
     pub canary: Option<f64>,
@@ -63,19 +56,16 @@ impl MeasurementInput {
         }
     }
 
-    /// Returns the largest number of chunks to measure; `None` for all.
     pub(crate) fn chunk_limit(&self) -> Option<usize> {
         (self.chunks > 0).then_some(self.chunks)
     }
 
-    /// Reads the text file, which must be UTF-8.
     pub(crate) fn read_text(&self) -> anyhow::Result<String> {
         let path = &self.text;
         let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
         String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.display()))
     }
 
-    /// Parses the documents of a text, at most as many as the chunk limit.
     pub(crate) fn parse_documents(&self, text: &str) -> anyhow::Result<Vec<ScoredDocument>> {
         let examples = wire::TrainingExample::parse_all(text.as_bytes())
             .with_context(|| format!("read the documents of {}", self.text.display()))?;
@@ -87,8 +77,7 @@ impl MeasurementInput {
 }
 
 impl PerplexityResult {
-    /// Returns the result, or an error if the perplexity is not finite because the weights are
-    /// broken.
+    /// Fails if the perplexity is not finite because the weights are broken.
     pub(crate) fn check_finite(self) -> anyhow::Result<Self> {
         if !self.perplexity.is_finite() {
             bail!("the perplexity is {}: the model's weights are broken (E106)", self.perplexity);
@@ -97,7 +86,6 @@ impl PerplexityResult {
     }
 }
 
-/// Returns the digest of a model directory's `tokenizer.json`.
 pub(crate) fn digest_tokenizer(base: &Path) -> anyhow::Result<Digest> {
     let path = base.join("tokenizer.json");
     let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;

@@ -7,7 +7,6 @@ use wire::v1;
 
 use crate::llama_cpp::LlamaCppEvaluator;
 
-/// A request to measure the perplexity of a text.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct MeasureRequest {
     pub base: PathBuf,
@@ -19,8 +18,7 @@ pub(crate) struct MeasureRequest {
     pub n_ctx: u32,
     pub stride: u32,
     pub chunks: u32,
-    /// The llama.cpp to use, if any. Candle measures without it, and for protocols that llama.cpp
-    /// lacks.
+    /// Candle measures without it, and for protocols that llama.cpp lacks.
     #[serde(default)]
     pub llama_cpp: Option<LlamaCppEvaluator>,
 }
@@ -35,7 +33,6 @@ pub enum TextFormat {
     Documents,
 }
 
-/// The progress of a measurement: `chunks` of `total`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct MeasureProgress {
     pub chunks: u32,
@@ -45,7 +42,6 @@ pub(crate) struct MeasureProgress {
     pub note: String,
 }
 
-/// The reply to a request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum MeasureAnswer {
@@ -65,8 +61,6 @@ pub(crate) enum MeasureBlame {
     Work,
 }
 
-/// A measured perplexity, with the engine and protocol that it was measured with and the cost of
-/// the process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct MeasureResult {
     pub mean_nll: f64,

@@ -12,14 +12,12 @@ pub(crate) struct ProcessMeter {
 }
 
 impl ProcessMeter {
-    /// Starts a measurement now.
     pub(crate) fn start() -> Self {
         Self { started_at: Instant::now(), shootdowns: count_tlb_shootdowns() }
     }
 
-    /// Returns wall and CPU time, peak memory, page faults and TLB shootdowns. Wall time and
-    /// shootdowns count from the start of the measurement; the others from the start of the
-    /// process, with the children it waited for.
+    /// Returns wall time and shootdowns since the start of the measurement; CPU time, peak memory
+    /// and page faults since the start of the process, with the children it waited for.
     pub(crate) fn read(&self) -> v1::eval::Process {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         // The name in parentheses may contain spaces, so fields are counted from its end.
@@ -45,14 +43,12 @@ impl ProcessMeter {
     }
 }
 
-/// Returns the peak memory in bytes of the largest process. The peaks of this process and of a
-/// child do not add up, because they occur at different times.
+/// The peaks of this process and of a child do not add up, because they occur at different times.
 fn largest_peak_rss() -> u64 {
     let children = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(0, |usage| usage.max_rss());
     own_peak_rss().max(u64::try_from(children).unwrap_or(0) * 1024)
 }
 
-/// Returns the peak memory of this process in bytes, from `/proc/self/status`.
 fn own_peak_rss() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -60,7 +56,6 @@ fn own_peak_rss() -> u64 {
     kilobytes.unwrap_or(0) * 1024
 }
 
-/// Returns the TLB shootdowns of all cores since boot.
 fn count_tlb_shootdowns() -> u64 {
     let interrupts = fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let line = interrupts.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"));

@@ -24,7 +24,6 @@ const CHUNK_TIMEOUT_MIN: Duration = Duration::from_secs(60);
 pub struct EvaluatorRole {
     launch: WorkerLauncher,
     backend: EvaluatorBackend,
-    /// The permit for the one measurement at a time.
     measurement_permit: Semaphore,
 }
 
@@ -34,8 +33,7 @@ impl EvaluatorRole {
         Self { launch, backend, measurement_permit: Semaphore::new(1) }
     }
 
-    /// Evaluates a checkpoint on all suites of its run's spec. Returns the first error after all
-    /// suites were tried.
+    /// Returns the first error after all suites were tried.
     async fn evaluate_checkpoint(&self, job: &LeasedJob) -> Result<(), JobError> {
         let _busy = self.measurement_permit.acquire().await.map_err(JobError::retryable_failure)?;
         let FactBody::Checkpoint(checkpoint) = &job.record.fact.body else {
@@ -94,8 +92,6 @@ impl EvaluatorRole {
         Ok(())
     }
 
-    /// Fetches the files of a suite and measures it in a new worker process. Returns the result,
-    /// and the TLB shootdowns if they are counted.
     async fn measure_suite(
         &self,
         job: &LeasedJob,

@@ -10,7 +10,7 @@ use llama::LlamaPerplexityError;
 use crate::{
     candle,
     device_canary::WrongLogits,
-    llama_cpp::{self, MeasureStep},
+    llama_cpp_measurement::{self, MeasureStep},
     measurement::{MeasurementInput, PerplexityResult},
     messages::{MeasureAnswer, MeasureBlame, MeasureProgress, MeasureRequest, MeasureResult},
     process_stats::ProcessMeter,
@@ -19,7 +19,7 @@ use crate::{
 /// The interval between two progress messages that do not report a new chunk.
 const NOTE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Answers one call from stdin and returns.
+/// Answers one measurement request from stdin and returns.
 pub fn run_eval_worker(device: &str, dtype: MatrixDtype) {
     let inbox: CallInbox<MeasureRequest> = CallInbox::read_stdin();
     let Some(call) = inbox.next() else { return };
@@ -34,7 +34,6 @@ pub fn run_eval_worker(device: &str, dtype: MatrixDtype) {
     respond.send_reply(&answer);
 }
 
-/// Measures with llama.cpp if it is configured and has the protocol, otherwise with candle.
 fn run_measurement(
     call: &MeasureRequest,
     device: &str,
@@ -51,11 +50,11 @@ fn run_measurement(
         stride,
         chunks,
     };
-    let mut told = ProgressThrottle::new(respond);
+    let mut throttle = ProgressThrottle::new(respond);
     match &call.llama_cpp {
         Some(llama) if source.protocol_name() == "llama" => {
-            llama_cpp::measure_perplexity(&source, &call.base_key, llama, &mut |step| {
-                told.report_step(&step);
+            llama_cpp_measurement::measure_perplexity(&source, &call.base_key, llama, &mut |step| {
+                throttle.report_step(&step);
             })
         }
         other => {
@@ -63,14 +62,14 @@ fn run_measurement(
                 candle::check_memory(&source)?;
             }
             candle::measure_perplexity(&source, device, dtype, |done, total| {
-                told.report_step(&MeasureStep::Chunks(done, total));
+                throttle.report_step(&MeasureStep::Chunks(done, total));
             })
         }
     }
 }
 
-/// A throttle for progress messages, with the last one sent. The agent must receive a message from
-/// time to time, and needs the same content only once per interval.
+/// A throttle for progress messages: the agent must receive a message from time to time, and needs
+/// the same content only once per interval.
 struct ProgressThrottle<'a> {
     responder: &'a CallResponder,
     chunks: (usize, usize),
@@ -78,12 +77,10 @@ struct ProgressThrottle<'a> {
 }
 
 impl<'a> ProgressThrottle<'a> {
-    /// Creates a throttle that has sent nothing.
     fn new(responder: &'a CallResponder) -> Self {
         Self { responder, chunks: (0, 0), sent_at: None }
     }
 
-    /// Sends a step if it reports a new chunk, or if the interval has passed.
     fn report_step(&mut self, step: &MeasureStep<'_>) {
         let is_due = self.sent_at.is_none_or(|at| at.elapsed() >= NOTE_INTERVAL);
         let (is_new, note) = match *step {
@@ -103,7 +100,6 @@ impl<'a> ProgressThrottle<'a> {
     }
 }
 
-/// Builds the reply from a result and the cost of this process.
 fn build_result(figures: PerplexityResult, meter: &ProcessMeter) -> MeasureResult {
     MeasureResult {
         mean_nll: figures.mean_nll,
@@ -121,7 +117,7 @@ fn build_result(figures: PerplexityResult, meter: &ProcessMeter) -> MeasureResul
     }
 }
 
-/// Classifies an error: the content is at fault if it would fail on every host.
+/// The content is at fault if the error would occur on every host.
 fn classify_blame(error: &anyhow::Error) -> MeasureBlame {
     if error.chain().any(|cause| cause.is::<WrongLogits>()) {
         return MeasureBlame::Box;
@@ -140,7 +136,6 @@ fn classify_blame(error: &anyhow::Error) -> MeasureBlame {
     if is_content { MeasureBlame::Content } else { MeasureBlame::Work }
 }
 
-/// Converts a count, at most `u32::MAX`.
 fn saturating_count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
@@ -151,7 +146,7 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn what_fails_everywhere_is_the_content_s_fault_and_wrong_logits_are_the_box_s() {
+    fn errors_on_every_host_blame_the_content_and_wrong_logits_blame_the_host() {
         let of = |error: anyhow::Error| {
             classify_blame(&Err::<(), _>(error).context("measure").unwrap_err())
         };
@@ -167,7 +162,8 @@ mod tests {
         assert_eq!(of(mismatch.into()), MeasureBlame::Content);
         let short = engine::PerplexityError::TooShort { tokens: 1, context: 8, needed: 16 };
         assert_eq!(of(short.into()), MeasureBlame::Content);
-        let hung = LlamaPerplexityError::Silent { limit: NOTE_INTERVAL, said: String::new() };
+        let hung =
+            LlamaPerplexityError::Silent { limit: NOTE_INTERVAL, last_output: String::new() };
         assert_eq!(of(hung.into()), MeasureBlame::Work);
         let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
         assert_eq!(of(full.into()), MeasureBlame::Work);

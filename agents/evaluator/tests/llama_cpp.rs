@@ -1,4 +1,4 @@
-//! Measuring with a real llama.cpp, on models whose figures other people's programs computed.
+//! Measurement with a real llama.cpp, on models whose perplexities other programs computed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -9,9 +9,8 @@ use std::{
 };
 
 use evaluator::{
-    ConvertedDtype, EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep,
-    MeasurementInput, PerplexityResult, TextFormat, WrongLogits, measure_with_candle,
-    measure_with_llama_cpp,
+    EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep, MeasurementInput,
+    PerplexityResult, TextFormat, WrongLogits, measure_with_candle, measure_with_llama_cpp,
 };
 use hardware::HardwareProfile;
 
@@ -75,7 +74,7 @@ impl Rig {
             repeat_log: false,
         };
         let found = LlamaCppEvaluator::find_installation(Some(programs), profile, places, limits)?;
-        Ok(LlamaCppEvaluator { dtype: ConvertedDtype::F32, ..found })
+        Ok(LlamaCppEvaluator { dtype: formats::ConversionDtype::F32, ..found })
     }
 
     fn measure(&self, source: &MeasurementInput, key: &str) -> anyhow::Result<PerplexityResult> {
@@ -102,7 +101,7 @@ fn the_reference_figures_come_out_to_every_digit() {
     let all = rig.measure(&rig.source("qwen2-tiny", None, 0), "qwen2-tiny").unwrap();
     assert_eq!(format!("{:.4} {:.3}", all.perplexity, all.stderr), "159.8976 3.767");
     assert_eq!((all.chunks, all.tokens), (54, 13770));
-    // It comes from a perplexity of four decimals.
+    // It is computed from a perplexity of four decimals.
     assert!((all.mean_nll - 5.074533).abs() < 1e-6, "{}", all.mean_nll);
 }
 
@@ -134,7 +133,7 @@ fn both_engines_agree_on_every_figure() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_by_name() {
+fn unsupported_measurements_are_refused_by_name() {
     let Some(rig) = Rig::new() else { return };
     let refused = |source: &MeasurementInput, key: &str, expected: &str| {
         let error = format!("{:#}", rig.measure(source, key).unwrap_err());
@@ -162,7 +161,7 @@ fn what_cannot_be_measured_is_refused_by_name() {
 #[test]
 fn another_tokenizer_than_the_gguf_file_s_is_noticed() {
     let Some(rig) = Rig::new() else { return };
-    // So many that llama.cpp is at work for a while: what it says just before its end may be lost.
+    // Enough that llama.cpp works for a while: its output just before its end may be lost.
     let source = rig.source("qwen2-tiny", None, 6);
     rig.measure(&source, "same key").unwrap();
     let other = rig.directory.path().join("other");
@@ -248,7 +247,7 @@ fn a_device_that_computes_wrong_logits_is_not_measured_on() {
     let said = format!("{error:#}");
     assert!(said.contains("wrong logits on Vulkan0") && said.contains("865374bb"), "{said}");
     assert_eq!(runs(&rig), ["cpu", "gpu"]);
-    // Nothing is remembered of it: the next try looks again.
+    // A failed check is not remembered: the next attempt repeats it.
     measure_with_llama_cpp(&source, "k", &llama, &mut |_| {}).unwrap_err();
     assert_eq!(runs(&rig).len(), 4);
 }

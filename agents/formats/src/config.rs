@@ -5,7 +5,7 @@
 mod end_token;
 mod fields;
 
-use crate::LayerModule;
+use crate::layer_module::LayerModule;
 use fields::{
     ConfigFields, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, read_object,
 };
@@ -24,7 +24,6 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All supported architectures.
     pub const ALL: [Self; 3] = [Self::Qwen2, Self::Qwen3, Self::Llama];
 
     /// Returns the `model_type` of `config.json`.
@@ -55,7 +54,6 @@ pub struct RopeScaling {
     pub low_freq_factor: f64,
     /// Wavelengths below `original_max_positions / high_freq_factor` are not stretched.
     pub high_freq_factor: f64,
-    /// The context length of the model before scaling, in tokens.
     pub original_max_positions: usize,
 }
 
@@ -67,28 +65,22 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub intermediate_size: usize,
-    /// The number of transformer layers.
     pub layers: usize,
-    /// The number of query heads.
     pub heads: usize,
-    /// The number of key and value heads; divides `heads`.
+    /// Divides `heads`.
     pub kv_heads: usize,
-    /// The size of a head; an even number.
+    /// An even number.
     pub head_dim: usize,
-    /// The context length in tokens.
     pub max_positions: usize,
-    /// The epsilon of the RMS norms.
     pub norm_epsilon: f64,
     pub rope_theta: f64,
-    /// The rope scaling; `None` for plain rotations.
     pub rope_scaling: Option<RopeScaling>,
-    /// True if q, k, v and, except in Qwen2, o have biases. It is always true for Qwen2.
+    /// True if q, k, v and, except in Qwen2, o have biases.
     pub attention_bias: bool,
-    /// True if the output layer uses the weights of the embedding.
     pub tied_embeddings: bool,
-    /// The tokens that end generation, including those of `generation_config.json`. Training ends
-    /// its examples with the first one: the `eos_token` of `tokenizer_config.json` if it is among
-    /// them, because chat models end their turns with it.
+    /// The tokens that end generation. Training ends its examples with the first one: the
+    /// `eos_token` of `tokenizer_config.json` if it is among them, because chat models end their
+    /// turns with it.
     pub eos_tokens: Vec<u32>,
     /// The standard deviation of a random initialisation.
     pub initializer_range: f64,
@@ -111,9 +103,6 @@ pub enum ModelConfigError {
 
 impl ModelConfig {
     /// Reads `config.json` of a model directory, and the end tokens of `generation_config.json`.
-    ///
-    /// # Errors
-    /// When a file cannot be read, a field is missing or invalid, or the model is not supported.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelConfigError> {
         let path = dir.join("config.json");
         let mut config = Self::from_json(&read_object(&path)?, &path)?;
@@ -137,9 +126,6 @@ impl ModelConfig {
     }
 
     /// Parses the object of a `config.json`. `path` is only named in errors.
-    ///
-    /// # Errors
-    /// When a field is missing or invalid, or the model is not supported.
     pub fn from_json(map: &Map<String, Value>, path: &Path) -> Result<Self, ModelConfigError> {
         let fields = ConfigFields { map, path };
         let architecture = fields.read_architecture()?;
@@ -185,6 +171,18 @@ impl ModelConfig {
         })
     }
 
+    /// Returns the shape of a projection's weight: (outputs, inputs).
+    pub fn weight_shape(&self, module: LayerModule) -> (usize, usize) {
+        let (query, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        match module {
+            LayerModule::Query => (query, self.hidden_size),
+            LayerModule::Key | LayerModule::Value => (kv, self.hidden_size),
+            LayerModule::Output => (self.hidden_size, query),
+            LayerModule::Gate | LayerModule::Up => (self.intermediate_size, self.hidden_size),
+            LayerModule::Down => (self.hidden_size, self.intermediate_size),
+        }
+    }
+
     /// Returns true if a projection has a bias.
     pub fn has_bias(&self, module: LayerModule) -> bool {
         let possible = match module {
@@ -195,17 +193,16 @@ impl ModelConfig {
         possible && self.attention_bias
     }
 
-    /// Returns true if the heads of q and k are normalised, each of the two with its own weights.
+    /// Returns true if the heads of q and k are normalised, each with its own weights.
     pub fn has_head_norms(&self) -> bool {
         self.architecture == Architecture::Qwen3
     }
 
-    /// Counts the parameters of the model. It cannot overflow, not even for the largest model that
-    /// this type can describe.
+    /// Counts the parameters; cannot overflow for any model that this type can describe.
     pub fn count_parameters(&self) -> u128 {
         let wide = |n: usize| n as u128;
         let of_module = |module: LayerModule| {
-            let (outputs, inputs) = module.weight_shape(self);
+            let (outputs, inputs) = self.weight_shape(module);
             let bias = if self.has_bias(module) { wide(outputs) } else { 0 };
             wide(outputs) * wide(inputs) + bias
         };

@@ -14,6 +14,7 @@ mod tensor_mapping;
 mod tensor_names;
 mod tokenizer;
 
+pub use crate::dtype::ConversionDtype;
 pub use error::ConvertError;
 pub use listing::{FileListing, ListedTensor, list_contents};
 pub use lora::convert_lora;
@@ -24,16 +25,6 @@ pub(crate) use rows::deinterleave_rows;
 pub(crate) use tensor_mapping::{TensorMapping, map_tensors};
 pub(crate) use tensor_names::ROPE_FACTORS;
 pub(crate) use tokenizer::{kind as token_kind, pre_tokenizer_json};
-
-/// The number format of the converted tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConversionDtype {
-    F32,
-    F16,
-    Bf16,
-    /// 8-bit integers for matrices; vectors stay f32.
-    Q8_0,
-}
 
 /// A callback that receives the bytes written and the total.
 pub type ConvertProgress<'a> = dyn FnMut(u64, u64) + 'a;

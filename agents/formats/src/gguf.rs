@@ -13,23 +13,20 @@ pub(crate) use writer::{GgufWriter, PlannedGgufTensor};
 
 use std::ops::Range;
 
-/// The first bytes of a file.
 const MAGIC: [u8; 4] = *b"GGUF";
 /// The version of written files.
 const VERSION: u32 = 3;
-/// The default alignment of each tensor's data in bytes.
+/// The default, in bytes.
 const ALIGNMENT: u64 = 32;
-/// The field that sets another alignment.
 const ALIGNMENT_FIELD: &str = "general.alignment";
 
-/// A tensor of a file.
+/// A tensor of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufTensor {
     pub name: String,
-    /// The shape in torch's order: the last dimension is contiguous. The file has the reverse
-    /// order.
+    /// In torch's order: the last dimension is contiguous. The file has the reverse order.
     pub shape: Vec<u64>,
     pub kind: GgmlType,
-    /// The bytes of the data within the file.
+    /// Bytes within the file.
     pub range: Range<u64>,
 }

@@ -36,7 +36,7 @@ pub enum GgufModelError {
 pub struct GgufModel {
     file: GgufFile,
     config: ModelConfig,
-    /// The tensors by their Hugging Face names.
+    /// By Hugging Face name.
     mappings: BTreeMap<String, TensorMapping>,
 }
 
@@ -46,12 +46,8 @@ pub fn is_gguf(path: &Path) -> bool {
 }
 
 impl GgufModel {
-    /// Opens a file and checks that it has every tensor of its architecture in the expected shape.
-    /// The tensors may have any type.
-    ///
-    /// # Errors
-    /// When the file cannot be read, its settings are not supported, or a tensor is missing or has
-    /// another shape.
+    /// Opens a file and checks that it has every tensor of its architecture in the expected shape,
+    /// of any type.
     pub fn open(path: &Path) -> Result<Self, GgufModelError> {
         let file = GgufFile::open(path)?;
         let config = config::read_config(&file)?;
@@ -70,7 +66,6 @@ impl GgufModel {
         &self.config
     }
 
-    /// Checks that a tensor exists and has the expected shape.
     fn check_tensor(&self, step: &TensorMapping) -> Result<(), GgufModelError> {
         let path = || self.file.file_path().to_owned();
         let Some(tensor) = self.file.find_tensor(&step.gguf_name) else {
@@ -84,11 +79,7 @@ impl GgufModel {
         Ok(())
     }
 
-    /// Reads the values of a tensor by its Hugging Face name, with its rows in Hugging Face's
-    /// order.
-    ///
-    /// # Errors
-    /// When the tensor is missing, its type is not supported, or the file cannot be read.
+    /// Reads a tensor by its Hugging Face name, with its rows in Hugging Face's order.
     pub fn read_values(&self, name: &str) -> Result<Vec<f32>, GgufModelError> {
         let missing =
             || GgufModelError::Missing { path: self.file.file_path().into(), name: name.into() };
@@ -117,20 +108,16 @@ impl GgufModel {
         })
     }
 
-    /// Builds the `tokenizer.json` of the model. GGUF files contain no normalizer, so text that is
-    /// not in NFC is tokenized as llama.cpp does it.
-    ///
-    /// # Errors
-    /// When the tokenizer is not a known byte-level BPE, or its fields are incomplete.
+    /// Builds the `tokenizer.json` of a byte-level BPE. GGUF files contain no normalizer, so text
+    /// that is not in NFC is tokenized as llama.cpp does it.
     pub fn tokenizer_json(&self) -> Result<String, GgufModelError> {
         tokenizer::build_tokenizer(&self.file, &self.config).map(|json| json.to_string())
     }
 }
 
-/// The bytes of a tensor read at a time: a multiple of the block size of every supported type.
+/// Read at a time: a multiple of the block size of every supported type.
 const PIECE_BYTES: u64 = 34 << 16;
 
-/// Decodes data of a supported type into `values`.
 fn decode_values(kind: GgmlType, bytes: &[u8], values: &mut Vec<f32>) {
     match kind {
         GgmlType::F16 => FloatDtype::F16.decode_floats(bytes, values),

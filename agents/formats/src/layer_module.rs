@@ -1,6 +1,5 @@
 //! The projections of a transformer layer: their names and shapes.
 
-use crate::config::ModelConfig;
 use std::collections::BTreeSet;
 
 /// A projection of a transformer layer, which can have a LoRA pair.
@@ -16,7 +15,7 @@ pub enum LayerModule {
 }
 
 impl LayerModule {
-    /// All projections, in the order in which a layer computes them.
+    /// In the order in which a layer computes them.
     pub const ALL: [Self; 7] =
         [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
 
@@ -48,18 +47,6 @@ impl LayerModule {
     pub fn parameter_name(self, layer: usize, rest: &str) -> String {
         format!("model.layers.{layer}.{}.{rest}", self.layer_path())
     }
-
-    /// Returns the shape of the weight: (outputs, inputs).
-    pub fn weight_shape(self, config: &ModelConfig) -> (usize, usize) {
-        let (query, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        match self {
-            Self::Query => (query, config.hidden_size),
-            Self::Key | Self::Value => (kv, config.hidden_size),
-            Self::Output => (config.hidden_size, query),
-            Self::Gate | Self::Up => (config.intermediate_size, config.hidden_size),
-            Self::Down => (config.hidden_size, config.intermediate_size),
-        }
-    }
 }
 
 /// The shape of a new LoRA adapter.
@@ -68,7 +55,6 @@ pub struct LoraSpec {
     pub rank: usize,
     /// The numerator of the scale: alpha / rank, or alpha / sqrt(rank) with `rslora`.
     pub alpha: f64,
-    /// The projections that get a LoRA pair.
     pub modules: BTreeSet<LayerModule>,
     /// True to scale by alpha / sqrt(rank) instead of alpha / rank.
     pub rslora: bool,

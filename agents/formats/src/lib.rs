@@ -4,7 +4,7 @@
 
 mod config;
 pub mod convert;
-mod float_dtype;
+mod dtype;
 pub mod gguf;
 mod gguf_model;
 mod layer_module;
@@ -13,7 +13,7 @@ pub mod peft;
 pub mod safetensors;
 
 pub use config::{Architecture, ModelConfig, ModelConfigError, RopeScaling};
-pub use float_dtype::FloatDtype;
+pub use dtype::{ConversionDtype, FloatDtype};
 pub use gguf_model::{GgufModel, GgufModelError, is_gguf};
 pub use layer_module::{LayerModule, LoraSpec};
 pub use model_dir::{
@@ -26,10 +26,8 @@ pub use model_dir::{
 pub mod fuzzing {
     use crate::gguf::{GgufFile, GgufWriter, PlannedGgufTensor};
 
-    /// Writes a GGUF file with the same fields and tensors, and zeros as data. Returns its bytes.
-    ///
-    /// # Panics
-    /// When the buffer cannot be written, which memory does not refuse.
+    /// Writes a GGUF file with the same fields and tensors, and zeros as data. Panics if memory
+    /// refuses the buffer.
     pub fn rewrite_gguf(file: &GgufFile) -> Vec<u8> {
         let planned = |tensor: &crate::gguf::GgufTensor| PlannedGgufTensor {
             name: tensor.name.clone(),

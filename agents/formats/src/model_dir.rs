@@ -44,9 +44,8 @@ pub enum ModelDirError {
     Revision { path: PathBuf, revision: String, known: String },
 }
 
-/// The name of the weights of a model that has one file.
+/// The weights of a model with one file.
 pub const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
-/// The name of the index of a model with several weight files.
 const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The files of a model besides its weights and `config.json`.
 pub const SIDE_FILES: [&str; 9] = [
@@ -61,16 +60,12 @@ pub const SIDE_FILES: [&str; 9] = [
     "tokenizer.model",
 ];
 
-/// The largest accepted index. It has one line for each tensor.
+/// One line for each tensor.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
-/// The number of names listed in one error message.
 const LISTED_NAMES_MAX: usize = 8;
 
-/// Returns the paths of the weights: the single file, or the shards that
-/// `model.safetensors.index.json` names. All of them exist.
-///
-/// # Errors
-/// When the index cannot be read, shards are missing, or the directory has no safetensors weights.
+/// Returns the paths of the weights, which all exist: the single file, or the shards that
+/// `model.safetensors.index.json` names.
 pub fn list_weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelDirError> {
     let names = list_weight_names(dir)?;
     let absent: Vec<&String> = names.iter().filter(|name| !dir.join(name).exists()).collect();
@@ -82,11 +77,8 @@ pub fn list_weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelDirError> {
     }
 }
 
-/// Returns the file names of the weights, sorted. The files need not exist yet. Without an index it
+/// Returns the file names of the weights, sorted. The files need not exist yet; without an index it
 /// is the single file.
-///
-/// # Errors
-/// When the index cannot be read, lists no files, or names a file outside the directory.
 pub fn list_weight_names(dir: &Path) -> Result<Vec<String>, ModelDirError> {
     let path = dir.join(INDEX_FILE);
     if !path.exists() {
@@ -106,8 +98,7 @@ pub fn list_weight_names(dir: &Path) -> Result<Vec<String>, ModelDirError> {
     }
 }
 
-/// Returns the error for a directory without safetensors weights. It names weights of other
-/// formats, if the directory has any.
+/// Names weights of other formats, if the directory has any.
 fn missing_weights_error(dir: &Path) -> ModelDirError {
     let foreign = |name: &str| {
         let foreign = [".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack"];
@@ -120,7 +111,7 @@ fn missing_weights_error(dir: &Path) -> ModelDirError {
     }
 }
 
-/// Lists the names in a directory, sorted. Returns an empty list if the directory cannot be read.
+/// Returns sorted names; none if the directory cannot be read.
 fn list_names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -129,8 +120,7 @@ fn list_names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Joins the first [`LISTED_NAMES_MAX`] names with commas and counts the rest. Returns `None` for
-/// an empty list.
+/// Joins the first [`LISTED_NAMES_MAX`] names and counts the rest; `None` for an empty list.
 fn join_names(names: &[impl AsRef<str>]) -> Option<String> {
     let first: Vec<&str> = names.iter().take(LISTED_NAMES_MAX).map(AsRef::as_ref).collect();
     match names.len().saturating_sub(LISTED_NAMES_MAX) {
@@ -140,7 +130,6 @@ fn join_names(names: &[impl AsRef<str>]) -> Option<String> {
     }
 }
 
-/// Reads at most `most` bytes of a text file.
 fn read_bounded(path: &Path, most: u64) -> Result<String, ModelDirError> {
     use std::io::Read;
     let mut text = String::new();

@@ -12,19 +12,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The name of the adapter's configuration.
 pub const CONFIG_FILE: &str = "adapter_config.json";
-/// The name of the adapter's tensors.
 pub const TENSOR_FILE: &str = "adapter_model.safetensors";
-/// The prefix of tensor names in an adapter, before the name of the base model's module.
 pub const BASE_NAME_PREFIX: &str = "base_model.model.";
-/// The largest accepted rank.
+/// The largest accepted rank of a LoRA pair.
 pub const MAX_RANK: usize = 1 << 14;
 
-/// The largest accepted configuration. Its patterns may have an entry for each module.
+/// Patterns may have an entry for each module.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
-/// The reason why an adapter's settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterSettingsError {
     #[error("could not read {path}; is it a PEFT adapter directory? (M101)")]
@@ -43,9 +39,9 @@ pub enum AdapterSettingsError {
 /// its LoRA pairs.
 #[derive(Debug, Clone)]
 pub struct AdapterSettings {
-    /// The rank of modules that no pattern matches.
+    /// For modules that no pattern matches.
     rank: usize,
-    /// The alpha of modules that no pattern matches.
+    /// For modules that no pattern matches.
     alpha: f64,
     /// True to scale by alpha / sqrt(rank) instead of alpha / rank.
     rslora: bool,
@@ -56,7 +52,6 @@ pub struct AdapterSettings {
     alpha_pattern: ModulePattern,
 }
 
-/// The fields that select the modules with a LoRA pair.
 const TARGET_FIELDS: [&str; 4] =
     ["target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"];
 
@@ -80,19 +75,18 @@ impl AdapterSettings {
         self.rank_at(&module_path(layer, module))
     }
 
-    /// Returns the factor of the product of a module's pair, which has this rank.
+    /// Returns the scale of the pair of a module, which has this rank.
     pub fn module_scale(&self, layer: usize, module: LayerModule, rank: usize) -> f64 {
         self.scale_at(&module_path(layer, module), rank)
     }
 
-    /// Returns the rank that the pair of a module must have. `path` is the module's path in the
-    /// base model, which may be outside a layer.
+    /// Returns the rank of a pair. `path` is the module's path in the base model, also outside a
+    /// layer.
     pub fn rank_at(&self, path: &str) -> usize {
         self.rank_pattern.value_for(path).and_then(parse_rank).unwrap_or(self.rank)
     }
 
-    /// Returns the factor of the product of a module's pair. `path` is the module's path in the
-    /// base model, `rank` the rank of the pair.
+    /// Returns the scale of a pair of this rank at the module's path in the base model.
     pub fn scale_at(&self, path: &str, rank: usize) -> f64 {
         let alpha = self.alpha_pattern.value_for(path).and_then(parse_alpha).unwrap_or(self.alpha);
         let rank = rank as f64;
@@ -100,10 +94,6 @@ impl AdapterSettings {
     }
 
     /// Reads `adapter_config.json` of an adapter directory.
-    ///
-    /// # Errors
-    /// When the file cannot be read, a field is missing or invalid, or the adapter is not plain
-    /// LoRA.
     pub fn from_dir(dir: &Path) -> Result<Self, AdapterSettingsError> {
         let path = dir.join(CONFIG_FILE);
         let mut text = String::new();
@@ -114,9 +104,6 @@ impl AdapterSettings {
     }
 
     /// Parses an `adapter_config.json`. `path` is only named in errors.
-    ///
-    /// # Errors
-    /// When a field is missing or invalid, or the adapter is not plain LoRA.
     pub fn parse(text: &str, path: &Path) -> Result<Self, AdapterSettingsError> {
         let json = |source| AdapterSettingsError::Json { path: path.into(), source };
         let map: Map<String, Value> = serde_json::from_str(text).map_err(json)?;
@@ -151,8 +138,8 @@ impl AdapterSettings {
         })
     }
 
-    /// Returns the text of an `adapter_config.json` with which PEFT loads the adapter. `base`
-    /// becomes `base_model_name_or_path`. Equal settings give equal texts.
+    /// Returns the `adapter_config.json` with which PEFT loads the adapter. `base` becomes
+    /// `base_model_name_or_path`. Equal settings give equal texts.
     pub fn to_text(&self, base: &str) -> String {
         let target = |name| self.targets.get(name).cloned().unwrap_or_default();
         let Value::Object(plain) = json!({
@@ -183,7 +170,7 @@ impl AdapterSettings {
     }
 }
 
-/// The two pattern fields, parsed separately to keep the order of their keys.
+/// Parsed separately to keep the order of their keys.
 #[derive(Deserialize)]
 struct AdapterPatterns {
     #[serde(default)]
@@ -192,7 +179,6 @@ struct AdapterPatterns {
     alpha_pattern: OrderedObject,
 }
 
-/// A field of the written configuration.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum SettingField<'a> {
@@ -200,25 +186,24 @@ enum SettingField<'a> {
     Pattern(&'a OrderedObject),
 }
 
-/// Returns the path of a module from the base model's root, against which PEFT matches its
-/// patterns.
+/// Returns the path from the base model's root, against which PEFT matches its patterns.
 fn module_path(layer: usize, module: LayerModule) -> String {
     format!("model.layers.{layer}.{}", module.layer_path())
 }
 
-/// Parses a rank from 1 to [`MAX_RANK`].
+/// Accepts 1 to [`MAX_RANK`].
 fn parse_rank(value: &Value) -> Option<usize> {
     let rank = value.as_u64().and_then(|rank| usize::try_from(rank).ok());
     rank.filter(|rank| (1..=MAX_RANK).contains(rank))
 }
 
-/// Parses an alpha, a number other than 0.
+/// Accepts any number but 0.
 fn parse_alpha(value: &Value) -> Option<f64> {
     value.as_f64().filter(|alpha| *alpha != 0.0)
 }
 
-/// Returns the value with its strings sorted, if it is a list of strings. PEFT writes sets in any
-/// order, and equal adapters must give equal files.
+/// Sorts a list of strings. PEFT writes sets in any order, and equal adapters must give equal
+/// files.
 fn sort_strings(value: &Value) -> Value {
     let mut value = value.clone();
     if let Some(items) = value.as_array_mut()
@@ -229,10 +214,7 @@ fn sort_strings(value: &Value) -> Value {
     value
 }
 
-/// Checks the values of a pattern field and compiles its keys.
-///
-/// # Errors
-/// When a value is out of range, or a key is not a regular expression.
+/// Fails if a value is out of range, or a key is not a regular expression.
 fn build_pattern(
     field: &str,
     written: OrderedObject,
@@ -247,8 +229,8 @@ fn build_pattern(
     ModulePattern::new(written).map_err(refuse)
 }
 
-/// The settings that do not change what a loaded adapter computes, or are read by
-/// [`AdapterSettings::parse`]. Any other setting must be absent, null, false or empty.
+/// Settings that do not change what a loaded adapter computes, or that [`AdapterSettings::parse`]
+/// reads. Any other setting must be absent, null, false or empty.
 const KNOWN_FIELDS: [&str; 23] = [
     "alpha_pattern",
     "auto_mapping",
@@ -275,11 +257,7 @@ const KNOWN_FIELDS: [&str; 23] = [
     "use_rslora",
 ];
 
-/// Checks that the adapter is plain LoRA.
-///
-/// # Errors
-/// When a setting has a value that changes the computation in an unsupported way. The error names
-/// the setting.
+/// Checks that the adapter is plain LoRA; the error names the setting that is not.
 fn check_supported(map: &Map<String, Value>, path: &Path) -> Result<(), AdapterSettingsError> {
     let refuse = |field: &str, value: &Value| {
         let (field, found) = (field.to_owned(), value.to_string());

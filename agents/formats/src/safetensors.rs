@@ -1,10 +1,12 @@
 //! Reads safetensors files: the header is read and checked on opening, data only on request.
 
 mod header;
+mod header_fields;
 mod header_writer;
 mod weights;
 
 pub use header::TensorEntry;
+pub use header_fields::{DeclaredTensors, LENGTH_BYTES, parse_header_length};
 pub(crate) use header_writer::{PlannedSafetensorsTensor, write_header};
 pub use weights::ModelWeights;
 
@@ -40,19 +42,15 @@ pub enum SafetensorsError {
 pub struct SafetensorsFile {
     path: PathBuf,
     file: fs::File,
-    /// The offset of the data in the file.
+    /// In the file.
     data_start: u64,
-    /// The tensors by name.
     entries: BTreeMap<String, TensorEntry>,
-    /// The entries of `__metadata__`.
+    /// From `__metadata__`.
     metadata: BTreeMap<String, String>,
 }
 
 impl SafetensorsFile {
     /// Opens a file and checks its header.
-    ///
-    /// # Errors
-    /// When the file cannot be read or is not a valid safetensors file.
     pub fn open(path: &Path) -> Result<Self, SafetensorsError> {
         let failed = |source| SafetensorsError::File { path: path.into(), source };
         let mut file = fs::File::open(path).map_err(failed)?;
@@ -100,10 +98,7 @@ pub struct LocatedTensor<'a> {
 }
 
 impl LocatedTensor<'_> {
-    /// Returns the number format of the tensor.
-    ///
-    /// # Errors
-    /// When it is not one that can be converted.
+    /// Returns the number format; fails if it cannot be converted.
     pub fn float_dtype(&self) -> Result<FloatDtype, SafetensorsError> {
         FloatDtype::from_safetensors(&self.entry.dtype).ok_or_else(|| SafetensorsError::Dtype {
             path: self.file.path.clone(),
@@ -112,10 +107,7 @@ impl LocatedTensor<'_> {
         })
     }
 
-    /// Checks the shape of the tensor.
-    ///
-    /// # Errors
-    /// When it differs from `expected`.
+    /// Fails if the shape differs from `expected`.
     pub fn expect_shape(&self, expected: &[u64]) -> Result<(), SafetensorsError> {
         if self.entry.shape == expected {
             return Ok(());
@@ -135,8 +127,7 @@ impl LocatedTensor<'_> {
         read.map_err(|source| SafetensorsError::File { path: self.file.path.clone(), source })
     }
 
-    /// Reads all values of the tensor into memory. It is meant for small tensors, such as those of
-    /// an adapter.
+    /// Reads all values into memory; meant for small tensors, such as those of an adapter.
     pub fn read_values(&self) -> Result<Vec<f32>, SafetensorsError> {
         let element = self.float_dtype()?;
         let range = &self.entry.range;

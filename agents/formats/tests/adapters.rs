@@ -1,5 +1,4 @@
-//! What becomes of adapters that llama.cpp's own converter gets wrong, and of those that nobody
-//! should be given.
+//! Adapters that llama.cpp's own converter gets wrong, and adapters that must be refused.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -17,7 +16,6 @@ const RANK: usize = 4;
 const QUERY: &str = "model.layers.0.self_attn.q_proj";
 const DOWN: &str = "model.layers.1.mlp.down_proj";
 
-/// A base's configuration and an adapter of it.
 struct Case {
     directory: TempDir,
 }
@@ -118,7 +116,7 @@ fn alpha(file: &GgufFile) -> f64 {
     file.find_field("adapter.lora.alpha").and_then(formats::gguf::GgufValue::as_f64).unwrap()
 }
 
-/// What llama.cpp multiplies B A by, and how much larger B is than PEFT's.
+/// Returns the factor of llama.cpp for B A, and how much larger B is than PEFT's.
 fn scales(case: &Case) -> [f64; 2] {
     let file = case.converted();
     let scale = alpha(&file) / RANK as f64;

@@ -1,4 +1,4 @@
-//! Conversions against those of llama.cpp's own converters, and its own perplexities of them.
+//! Conversions against those of llama.cpp's own converters, and their perplexities.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -51,7 +51,7 @@ fn adapters_are_what_llama_cpps_converter_makes_of_them() {
     }
 }
 
-/// llama.cpp's, where `make test` put it or `PATH` has it.
+/// Finds the program of `make test`, or of `PATH`.
 fn llama_perplexity() -> Option<PathBuf> {
     let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/llama.cpp/bin");
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -64,8 +64,8 @@ fn llama_perplexity() -> Option<PathBuf> {
     found
 }
 
-/// Of the first 8 chunks, as llama.cpp prints it. It may lose its last line, so it is asked for
-/// each chunk's running value too, and again when that was lost as well.
+/// Measures the first 8 chunks, as llama.cpp prints them. It may lose its last line, so the running
+/// value of each chunk is read too, and the run is repeated when that is lost as well.
 fn perplexity(program: &Path, model: &Path, adapter: Option<&Path>, text: &Path) -> String {
     for _ in 0..5 {
         let mut command = Command::new(program);
@@ -112,7 +112,7 @@ fn llama_cpp_computes_the_same_of_a_converted_model_and_adapter() {
     }
 }
 
-/// All of a model's tensors.
+/// Reads all tensors of a model.
 fn weights(directory: &Path) -> std::collections::BTreeMap<String, Vec<f32>> {
     let file =
         formats::safetensors::SafetensorsFile::open(&directory.join("model.safetensors")).unwrap();

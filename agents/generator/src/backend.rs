@@ -8,12 +8,12 @@ use std::{
 
 use agent::WorkerLauncher;
 use anyhow::{Context, bail};
-use formats::convert;
-use hardware::{HardwareProfile, ProfileDtype};
+use formats::FloatDtype;
+use hardware::HardwareProfile;
 use llama::{LlamaInstallation, LlamaServerSettings, ProcessEnvironment};
 use serde::{Deserialize, Serialize};
 
-/// The time limit for reading the weights, however slow the disk.
+/// For reading the weights, however slow the disk.
 const READY_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// The engine that the user asked for.
@@ -23,7 +23,6 @@ pub enum GeneratorEngineChoice {
     Auto,
     /// The embedded engine.
     Candle,
-    /// An installed llama.cpp.
     LlamaCpp,
     /// The URL of a running OpenAI-compatible server.
     Url(String),
@@ -43,13 +42,9 @@ pub enum GeneratorBackend {
 pub struct LlamaCppGenerator {
     /// The command, device and options of `llama-server`.
     pub server: LlamaServerSettings,
-    /// The version that the program reports.
     pub version: String,
-    /// The weight type of the converted base.
-    pub dtype: BaseDtype,
-    /// The directory of the cache of converted models.
+    pub dtype: FloatDtype,
     pub shelf: PathBuf,
-    /// The size limit of that cache in bytes.
     pub shelf_bytes: u64,
     /// The worker's own directory: the server's socket and key, and the converted adapter.
     pub directory: PathBuf,
@@ -57,30 +52,20 @@ pub struct LlamaCppGenerator {
     pub ready_limit: Duration,
 }
 
-/// The weight type of the converted base.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BaseDtype {
-    F32,
-    F16,
-    Bf16,
-}
-
 /// An OpenAI-compatible server that this agent does not run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenAiEndpoint {
-    /// The URL, including `/v1`.
+    /// Includes `/v1`.
     pub url: String,
     /// The model's name on the server; `None` for the only one.
     pub model: Option<String>,
-    /// The file that contains the server's key, if any.
+    /// The file that contains the server's key.
     pub key_file: Option<PathBuf>,
 }
 
 /// The host's resources that a worker may use.
 #[derive(Debug, Clone, Copy)]
 pub struct GeneratorLimits {
-    /// The number of threads.
     pub threads: usize,
     /// The time limit for reading the weights, however slow the disk.
     pub ready_limit: Duration,
@@ -99,9 +84,7 @@ impl GeneratorLimits {
 /// The user's options about the engine.
 #[derive(Debug, Clone, Copy)]
 pub struct GeneratorEngineOptions<'a> {
-    /// The engine.
     pub choice: &'a GeneratorEngineChoice,
-    /// The location of llama.cpp, if known.
     pub llama_cpp: Option<&'a Path>,
     /// The model's name on an external server.
     pub endpoint_model: Option<&'a str>,
@@ -112,9 +95,7 @@ pub struct GeneratorEngineOptions<'a> {
 /// The paths that an agent's generator uses.
 #[derive(Debug, Clone)]
 pub struct GeneratorPaths {
-    /// The directory of the cache of converted models.
     pub gguf_cache: PathBuf,
-    /// The size limit of that cache in bytes.
     pub gguf_cache_bytes: u64,
     /// The worker's own directory.
     pub directory: PathBuf,
@@ -138,7 +119,7 @@ impl FromStr for GeneratorEngineChoice {
     }
 }
 
-/// Parses a server's URL, which must have no credentials, query or fragment: it appears in facts.
+/// The URL must have no credentials, query or fragment: it appears in facts.
 fn parse_endpoint_url(text: &str) -> Result<GeneratorEngineChoice, String> {
     let url = reqwest::Url::parse(text).map_err(|error| format!("not a URL: {error}"))?;
     if !url.username().is_empty() || url.password().is_some() {
@@ -247,7 +228,7 @@ impl LlamaCppGenerator {
         Ok(Self {
             server,
             version: installation.version,
-            dtype: wanted.dtype.into(),
+            dtype: wanted.dtype,
             shelf: places.gguf_cache,
             shelf_bytes: places.gguf_cache_bytes,
             directory: places.directory,
@@ -258,7 +239,7 @@ impl LlamaCppGenerator {
     /// Describes the engine: version, device and weight type of the base.
     pub fn describe_engine(&self) -> String {
         let device = self.server.device.as_deref().unwrap_or("CPU");
-        format!("llama.cpp {} {device} {}", self.version, self.dtype.dtype_name())
+        format!("llama.cpp {} {device} {}", self.version, self.dtype.name())
     }
 }
 
@@ -267,48 +248,6 @@ impl OpenAiEndpoint {
     pub fn describe_endpoint(&self) -> String {
         let model = self.model.as_deref().unwrap_or("its model");
         format!("openai {model} at {} (policy unverified)", self.url)
-    }
-}
-
-impl BaseDtype {
-    /// Returns the name, as users write it.
-    fn dtype_name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
-}
-
-impl FromStr for BaseDtype {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::F32, Self::F16, Self::Bf16];
-        all.into_iter()
-            .find(|one| one.dtype_name() == text)
-            .ok_or("write f32, f16 or bf16".to_owned())
-    }
-}
-
-impl From<ProfileDtype> for BaseDtype {
-    fn from(dtype: ProfileDtype) -> Self {
-        match dtype {
-            ProfileDtype::F32 => Self::F32,
-            ProfileDtype::F16 => Self::F16,
-            ProfileDtype::Bf16 => Self::Bf16,
-        }
-    }
-}
-
-impl From<BaseDtype> for convert::ConversionDtype {
-    fn from(dtype: BaseDtype) -> Self {
-        match dtype {
-            BaseDtype::F32 => Self::F32,
-            BaseDtype::F16 => Self::F16,
-            BaseDtype::Bf16 => Self::Bf16,
-        }
     }
 }
 
@@ -330,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_without_a_gpu_needs_no_llama_cpp() {
+    fn a_host_without_a_gpu_needs_no_llama_cpp() {
         let cpu = HardwareProfile::load_named("cpu").unwrap();
         let places =
             GeneratorPaths { gguf_cache: "s".into(), gguf_cache_bytes: 1, directory: "d".into() };

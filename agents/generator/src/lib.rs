@@ -1,7 +1,5 @@
-//! The generator: writes the samples that generate orders ask for.
-//!
-//! `GeneratorRole` runs in the agent; `run_generate_worker` is the worker process that the role
-//! keeps warm.
+//! The generator: writes the samples that generate orders ask for. `GeneratorRole` runs in the
+//! agent; `run_generate_worker` is the worker process that the role keeps warm.
 
 mod backend;
 mod messages;
@@ -11,7 +9,7 @@ mod throughput_meter;
 mod worker;
 
 pub use backend::{
-    BaseDtype, GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
+    GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
     GeneratorPaths, LlamaCppGenerator, OpenAiEndpoint,
 };
 pub use offline::{OfflineRequest, OfflineSamples, generate_offline};

@@ -5,7 +5,6 @@ use std::{cmp::Reverse, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use wire::v1;
 
-/// A call to the worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GeneratorRequest {
@@ -17,11 +16,11 @@ pub(crate) enum GeneratorRequest {
 /// a worker that draws nothing, and only if `GeneratorBackend::can_swap_adapter`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct AdoptRequest {
-    /// The adapter's directory; `None` to draw with the base alone.
+    /// `None` to draw with the base alone.
     pub adapter: Option<PathBuf>,
 }
 
-/// A request for samples. The seed of a sample is derived from `seed`, its prompt and its index.
+/// The seed of a sample is derived from `seed`, its prompt and its index.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct GenerateRequest {
     pub sampling: v1::Sampling,
@@ -35,13 +34,10 @@ pub(crate) struct GenerateRequest {
     pub canary: String,
 }
 
-/// The largest number of samples of one order; a planned job has far fewer.
+/// A planned job has far fewer.
 const ORDER_SAMPLES_MAX: u32 = 1 << 16;
 
-/// Returns the number of requested samples.
-///
-/// # Errors
-/// When there are more than one order may request.
+/// Fails if there are more than one order may request.
 pub(crate) fn count_samples(requests: &[v1::generate_order::Request]) -> Result<u32, String> {
     let mut samples = 0_u32;
     for v1::generate_order::Request { prompt_id, first, count, .. } in requests {
@@ -67,13 +63,11 @@ pub(crate) fn order_longest_first(
     requests.into_iter()
 }
 
-/// The progress of a request: the number of samples done.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct GenerateProgress {
     pub samples: u32,
 }
 
-/// The reply to a call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GeneratorAnswer {
@@ -83,11 +77,9 @@ pub(crate) enum GeneratorAnswer {
     NotHere(String),
 }
 
-/// The samples of a request, and what drew them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct GeneratedSamples {
     pub samples: Vec<v1::samples::Sample>,
-    /// The engine that drew the samples.
     pub engine: String,
     /// The reason why the policy cannot be verified; empty if it was.
     #[serde(default)]

@@ -17,11 +17,10 @@ use crate::{
 /// The policy to load and the samples to draw.
 #[derive(Debug, Clone)]
 pub struct OfflineRequest<'a> {
-    /// The directory or GGUF file of the base.
+    /// A directory or GGUF file.
     pub base: &'a Path,
     /// The digest that identifies the base.
     pub base_key: String,
-    /// The adapter, if any.
     pub adapter: Option<&'a Path>,
     /// The digest that identifies the adapter; empty for none.
     pub adapter_key: String,
@@ -38,7 +37,6 @@ pub struct OfflineRequest<'a> {
 #[derive(Debug, Clone)]
 pub struct OfflineSamples {
     pub samples: Vec<v1::samples::Sample>,
-    /// The engine that drew the samples.
     pub engine: String,
     /// The reason why the policy cannot be verified; empty if it was.
     pub caveat: String,
@@ -46,9 +44,6 @@ pub struct OfflineSamples {
 
 /// Starts a worker for one request and returns its samples. `progress` receives the samples done
 /// and their total.
-///
-/// # Errors
-/// When the worker cannot be started, refuses the request, dies or hangs.
 pub async fn generate_offline(
     launch: &WorkerLauncher,
     backend: &GeneratorBackend,
@@ -64,8 +59,8 @@ pub async fn generate_offline(
     let call = GenerateRequest { sampling, seed, requests, logprobs, canary: String::new() };
     let request = GeneratorRequest::Generate(call);
     let mut patience = launch.silence_timeout(PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN);
-    let answer = worker.call_with_progress(&request, &mut patience, |said| {
-        if let Ok(GenerateProgress { samples }) = serde_json::from_value(said) {
+    let answer = worker.call_with_progress(&request, &mut patience, |message| {
+        if let Ok(GenerateProgress { samples }) = serde_json::from_value(message) {
             progress(samples, total);
         }
         ready(())

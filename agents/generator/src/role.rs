@@ -33,15 +33,13 @@ pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(300);
 /// The lower bound of the adaptive timeout, however quick the worker was before.
 pub(crate) const PROGRESS_TIMEOUT_MIN: Duration = Duration::from_secs(60);
 
-/// The number of jobs that run one at a time after a worker died while it served several.
+/// Jobs that run one at a time after a worker died while it served several.
 const ISOLATED_JOBS: u32 = 16;
 
 /// The settings of a generator.
 #[derive(Debug, Clone)]
 pub struct GeneratorConfig {
-    /// The settings that all workers of the agent share.
     pub launch: WorkerLauncher,
-    /// The engine that draws the samples.
     pub backend: GeneratorBackend,
     /// The number of sequences that the worker runs at once.
     pub slots: u32,
@@ -65,18 +63,16 @@ pub struct GeneratorRole {
     outstanding: watch::Sender<u32>,
     /// The calls that the worker has not answered.
     in_flight: AtomicU32,
-    /// The number of calls begun so far.
     calls_begun: AtomicU64,
     /// The jobs that must still run one at a time, after a worker died while it served several.
     isolated_remaining: AtomicU32,
     throughput: ThroughputMeter,
 }
 
-/// A worker and the policy that it has loaded.
 struct LoadedWorker {
     policy: PolicyKey,
     worker: WorkerProcess,
-    /// The files that are loaded or being loaded, kept in use so that they are not evicted.
+    /// Kept in use, loaded or being loaded, so that they are not evicted.
     _files: (Option<CachedTree>, Option<CachedTree>),
 }
 
@@ -84,7 +80,6 @@ struct LoadedWorker {
 type PolicyKey = (String, String);
 
 impl LoadedWorker {
-    /// Returns true if the worker lives and has this policy loaded.
     fn has_policy(&self, policy: &PolicyKey) -> bool {
         self.policy == *policy && self.worker.is_alive()
     }
@@ -182,15 +177,14 @@ impl GeneratorRole {
         failed.blame_shared_worker()
     }
 
-    /// Counts one isolated job as done.
     fn end_isolation_step(&self) {
         let less = |alone: u32| alone.checked_sub(1);
         // The update fails only if no isolated job remains.
         let _ = self.isolated_remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Returns the worker with the order's policy loaded. One policy is loaded at a time: a change
-    /// waits for the calls in flight, but the files are fetched before that.
+    /// One policy is loaded at a time: a change waits for the calls in flight, but the files are
+    /// fetched before that.
     async fn ensure_loaded(
         &self,
         job: &LeasedJob,
@@ -241,7 +235,6 @@ impl GeneratorRole {
         Some(())
     }
 
-    /// Returns true if a worker can load another adapter of this base.
     fn can_swap_adapter(&self, warm: &LoadedWorker, base: &str) -> bool {
         self.config.backend.can_swap_adapter() && warm.policy.0 == base && warm.worker.is_alive()
     }
@@ -277,7 +270,7 @@ impl GeneratorRole {
     }
 }
 
-/// Returns the worker with the adapter loaded; `None` if it did not load it.
+/// Returns `None` if the worker did not load the adapter.
 async fn swap_adapter(
     launch: &WorkerLauncher,
     worker: WorkerProcess,
@@ -304,13 +297,11 @@ async fn swap_adapter(
 pub(crate) struct PolicyFiles<'a> {
     /// The digests that identify base and adapter.
     pub key: &'a PolicyKey,
-    /// The base; `None` for an external server, which has it.
+    /// `None` for an external server, which has it.
     pub base: Option<&'a Path>,
-    /// The adapter, if any.
     pub adapter: Option<&'a Path>,
 }
 
-/// Returns the command that starts a worker with a policy.
 pub(crate) fn worker_command(
     launch: &WorkerLauncher,
     backend: &GeneratorBackend,
@@ -329,7 +320,6 @@ pub(crate) fn worker_command(
     Ok(launch.worker_command("generate", "generate", arguments))
 }
 
-/// Returns the loaded worker, or an error if it is gone.
 fn require_worker(
     warm: RwLockReadGuard<'_, Option<LoadedWorker>>,
 ) -> Result<RwLockReadGuard<'_, LoadedWorker>, JobError> {
@@ -337,7 +327,6 @@ fn require_worker(
     RwLockReadGuard::try_map(warm, Option::as_ref).map_err(none)
 }
 
-/// Builds the samples fact of an order.
 fn build_samples(
     job: &LeasedJob,
     order: &v1::GenerateOrder,
@@ -371,8 +360,7 @@ impl AgentRole for GeneratorRole {
         WorkKind::Generate
     }
 
-    /// Waits until the held jobs cannot fill all slots; in isolation, until no samples are
-    /// outstanding.
+    /// In isolation, waits until no samples are outstanding.
     fn wait_for_room(&self) -> BoxFuture<'_, ()> {
         async {
             let mut outstanding = self.outstanding.subscribe();
@@ -416,7 +404,6 @@ struct OutstandingShare<'a> {
 }
 
 impl<'a> OutstandingShare<'a> {
-    /// Adds a job's samples to the outstanding ones.
     fn add_outstanding(outstanding: &'a watch::Sender<u32>, total: u32) -> Self {
         outstanding.send_modify(|samples| *samples += total);
         Self { outstanding, remaining: total, total }
@@ -443,14 +430,12 @@ struct WorkerCallGuard<'a> {
     role: &'a GeneratorRole,
     worker: &'a WorkerProcess,
     answered: bool,
-    /// The call's number.
     number: u64,
     /// True if it was the only call when it began.
     began_alone: bool,
 }
 
 impl<'a> WorkerCallGuard<'a> {
-    /// Counts a call as in flight.
     fn begin_call(role: &'a GeneratorRole, worker: &'a WorkerProcess) -> Self {
         let began_alone = role.in_flight.fetch_add(1, Ordering::Relaxed) == 0;
         let number = role.calls_begun.fetch_add(1, Ordering::Relaxed) + 1;

@@ -8,8 +8,8 @@ use std::{
 use agent::SamplingThroughput;
 use wire::v1;
 
-/// The shortest busy period that is measured while jobs overlap. A rate is that of a period in
-/// which at least one job is held.
+/// The shortest busy period that is measured while jobs overlap. In a busy period at least one job
+/// is held.
 const WINDOW_MIN: Duration = Duration::from_secs(2);
 
 /// The weight of the newest period, and of the newest job, in the averages.
@@ -19,7 +19,6 @@ const NEWEST_WEIGHT: f64 = 0.5;
 #[derive(Debug, Default)]
 pub(crate) struct ThroughputMeter(Mutex<ThroughputAverages>);
 
-/// The moving averages, and the busy period that is being measured.
 #[derive(Debug, Default)]
 struct ThroughputAverages {
     tokens_per_s: f64,
@@ -29,14 +28,13 @@ struct ThroughputAverages {
     period_tokens: u64,
 }
 
-/// A job that is being generated. Dropping it ends the job.
+/// A job that is being generated; it ends when this is dropped.
 pub(crate) struct MeteredJob<'a> {
     meter: &'a ThroughputMeter,
     tokens: u64,
 }
 
 impl ThroughputMeter {
-    /// Returns the averages, with the number of slots.
     pub(crate) fn current_throughput(&self, slots: u32) -> SamplingThroughput {
         let rates =
             |measured: &ThroughputAverages| (measured.tokens_per_s, measured.tokens_a_sample);
@@ -45,7 +43,6 @@ impl ThroughputMeter {
         SamplingThroughput { tokens_per_s, tokens_per_sample: tokens_a_sample, slots }
     }
 
-    /// Starts to measure a job.
     pub(crate) fn start_job(&self) -> MeteredJob<'_> {
         if let Ok(mut measured) = self.0.lock() {
             measured.begin_job(Instant::now());
@@ -75,7 +72,7 @@ impl Drop for MeteredJob<'_> {
 }
 
 impl ThroughputAverages {
-    /// Adds a job; the first one starts a period.
+    /// The first job starts a period.
     fn begin_job(&mut self, now: Instant) {
         if self.jobs_held == 0 {
             (self.period_start, self.period_tokens) = (Some(now), 0);
@@ -83,8 +80,7 @@ impl ThroughputAverages {
         self.jobs_held += 1;
     }
 
-    /// Removes a job with its tokens. Updates the rate if the period is long enough or no job is
-    /// left.
+    /// Updates the rate if the period is long enough or no job is left.
     fn end_job(&mut self, tokens: u64, now: Instant) {
         self.jobs_held = self.jobs_held.saturating_sub(1);
         self.period_tokens += tokens;
@@ -103,7 +99,7 @@ impl ThroughputAverages {
     }
 }
 
-/// Returns the exponential moving average; the newest value if there is no earlier one.
+/// The exponential moving average; the newest value if there is no earlier one.
 fn moving_average(before: f64, newest: f64) -> f64 {
     if before > 0.0 { NEWEST_WEIGHT * newest + (1.0 - NEWEST_WEIGHT) * before } else { newest }
 }

@@ -7,6 +7,7 @@ mod endpoint;
 mod http_backend;
 mod llama_server;
 mod pending_calls;
+mod sample_task;
 
 use std::path::PathBuf;
 
@@ -18,13 +19,11 @@ use crate::{GeneratorBackend, messages::GeneratorRequest};
 /// The command-line settings with which the agent starts the worker.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
-    /// The engine.
     pub backend: GeneratorBackend,
-    /// The base's directory or GGUF file; empty for an external server, which has it.
+    /// A directory or GGUF file; empty for an external server, which has it.
     pub base: PathBuf,
     /// The digest that identifies the base.
     pub base_key: String,
-    /// The adapter, if any.
     pub adapter: Option<PathBuf>,
     /// The digest that identifies the adapter; empty for none.
     pub adapter_key: String,

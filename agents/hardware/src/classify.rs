@@ -38,11 +38,10 @@ pub struct FaultEvidence<'a> {
     pub kernel: &'a str,
     /// The end of the worker's stderr.
     pub log: &'a str,
-    /// The worker's refusal, or how it ended.
+    /// The worker's refusal, or its exit status.
     pub exit: &'a str,
 }
 
-/// The text that a rule searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum EvidenceSource {
@@ -51,7 +50,6 @@ enum EvidenceSource {
     Exit,
 }
 
-/// One rule of `faults.yaml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FaultRule {
@@ -63,12 +61,11 @@ struct FaultRule {
     #[serde(default)]
     content: bool,
     remedy: String,
-    /// Examples of matching lines, for the tests.
     #[cfg_attr(not(test), expect(dead_code, reason = "read for people and tests"))]
     lines: Vec<String>,
 }
 
-/// The number of bytes at the end of each text that are searched.
+/// The end of each text that is searched.
 const EVIDENCE_BYTES_MAX: usize = 1 << 20;
 
 static FAULT_RULES: LazyLock<Vec<(Regex, FaultRule)>> = LazyLock::new(|| {
@@ -102,7 +99,6 @@ pub fn classify_fault(evidence: &FaultEvidence<'_>) -> Option<KnownFault> {
     })
 }
 
-/// Returns the last `EVIDENCE_BYTES_MAX` bytes, from a character boundary.
 fn text_end(text: &str) -> &str {
     let mut from = text.len().saturating_sub(EVIDENCE_BYTES_MAX);
     while !text.is_char_boundary(from) {
@@ -151,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_found_before_what_it_leads_to() {
+    fn a_cause_is_found_before_its_effects() {
         let log = "no kernel image is available\nhipModuleUnload failed";
         assert_eq!(class("", log, "signal: 6 (SIGABRT)"), Some("no_kernel_image"));
         let out = "HIP out of memory. Tried to allocate";
@@ -165,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_on_a_nil_address_is_told_from_others_and_the_unknown_stays_unknown() {
+    fn a_fault_on_a_nil_address_differs_from_others_and_unknown_faults_stay_unknown() {
         let fault = |at: &str| format!("Memory access fault by GPU node-1 (Agent: 0x5) on {at}");
         assert_eq!(class("", &fault("address (nil). Reason: x"), ""), Some("isa_mismatch_fault"));
         assert_eq!(class("", &fault("address 0x7f1"), ""), Some("gpu_mem_fault"));
@@ -179,7 +175,7 @@ mod tests {
         let noise = "é".repeat(EVIDENCE_BYTES_MAX);
         assert_eq!(class("", &format!("{noise}\n{fault}"), ""), Some("isa_mismatch_fault"));
         assert_eq!(class("", &format!("{fault}\n{noise}"), ""), None);
-        // Whatever is repeated: no pattern backtracks.
+        // Repeated text: no pattern backtracks.
         let almost = "Memory access fault by GPU node-1 TensileLibrary oom-kil ".repeat(20_000);
         assert_eq!(class(&almost, "", ""), None);
     }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// The bytes that are read of a file. Files of sysfs and procfs are far smaller, except the
-/// mappings of a large process.
+use serde::{Deserialize, Serialize};
+
+/// Files of sysfs and procfs are far smaller, except the mappings of a large process.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// The entries that are read of a directory.
 const ENTRIES_MAX: usize = 65_536;
 
 /// A filter that returns the parts of a file that may be shared. Applying it twice must give the
@@ -29,17 +29,11 @@ pub(crate) const DATA: &str = "/@data";
 
 /// Read access below a root. Paths are absolute and without `..`: `/sys/…`, `/proc/…`, `/etc/…`.
 pub trait HostFiles {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// Returns the file system's error; a capture returns "not found" or the recorded error.
+    /// Reads a file. A capture fails with "not found" or the recorded error.
     fn read(&self, path: &str) -> io::Result<Vec<u8>>;
 
-    /// Reads a file that also contains private data, and returns what `keep` leaves. A capture
-    /// never contains the rest.
-    ///
-    /// # Errors
-    /// As [`HostFiles::read`].
+    /// Reads a file that also contains private data, and returns the parts that `keep` returns. A
+    /// capture never contains the rest.
     fn read_filtered(&self, path: &str, keep: ContentFilter) -> io::Result<Vec<u8>> {
         self.read(path).map(|bytes| keep(&bytes))
     }
@@ -68,15 +62,9 @@ pub trait HostFiles {
     }
 
     /// Opens a device for reading and writing and closes it again.
-    ///
-    /// # Errors
-    /// Returns the reason why it cannot be used.
     fn open_device(&self, path: &str) -> io::Result<()>;
 
     /// Checks that this user may open a device, without opening it, which would wake the card.
-    ///
-    /// # Errors
-    /// Returns the reason why it may not be opened.
     fn check_permission(&self, path: &str) -> io::Result<()>;
 
     /// Returns the target of a symbolic link, as written in it.
@@ -95,7 +83,7 @@ pub struct LiveFiles {
 }
 
 impl LiveFiles {
-    /// Reads below a root, which is `/` except in tests.
+    /// Creates access below a root, which is `/` except in tests.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), named_directories: BTreeMap::new() }
     }
@@ -122,13 +110,11 @@ impl LiveFiles {
         self.with_directory(DATA, directory)
     }
 
-    /// Adds a directory under a virtual path.
     fn with_directory(mut self, name: &'static str, directory: &Path) -> Self {
         self.named_directories.insert(name, directory.to_owned());
         self
     }
 
-    /// Returns the real path of an absolute or virtual path.
     fn resolve_path(&self, path: &str) -> PathBuf {
         let named = self.named_directories.iter().find_map(|(name, directory)| {
             let below = path.strip_prefix(name)?;
@@ -182,8 +168,11 @@ impl HostFiles for LiveFiles {
 }
 
 /// The recorded result of one read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CapturedEntry {
+    /// A capture file holds the content of files beside its index.
+    #[serde(skip)]
     File(Vec<u8>),
     Names(Vec<String>),
     Link(String),
@@ -201,14 +190,14 @@ pub struct HostCapture {
     pub entries: BTreeMap<String, CapturedEntry>,
 }
 
-/// Forwards reads and records their results.
+/// Access that forwards reads and records their results.
 pub struct RecordingFiles<'a> {
     files: &'a dyn HostFiles,
     capture: RefCell<HostCapture>,
 }
 
 impl<'a> RecordingFiles<'a> {
-    /// Starts with an empty capture.
+    /// Creates a recorder with an empty capture.
     pub fn new(files: &'a dyn HostFiles) -> Self {
         Self { files, capture: RefCell::default() }
     }
@@ -218,16 +207,14 @@ impl<'a> RecordingFiles<'a> {
         self.capture.into_inner()
     }
 
-    /// Records one result.
     fn record_entry(&self, path: &str, seen: CapturedEntry) {
         self.capture.borrow_mut().entries.insert(path.to_owned(), seen);
     }
 }
 
-/// The error number if the system provides none (EIO).
+/// EIO, if the system provides no error number.
 const UNKNOWN_ERRNO: i32 = 5;
 
-/// Converts an error into an entry.
 fn failed_entry(error: &io::Error) -> CapturedEntry {
     CapturedEntry::Failed(error.raw_os_error().unwrap_or(UNKNOWN_ERRNO))
 }
@@ -306,7 +293,6 @@ impl HostFiles for RecordingFiles<'_> {
     }
 }
 
-/// The error number of a missing file.
 const ENOENT: i32 = 2;
 
 impl HostFiles for HostCapture {
@@ -354,31 +340,27 @@ impl HostFiles for HostCapture {
     }
 }
 
-/// Reads a small file as trimmed text; `None` if it cannot be read.
+/// Returns trimmed text.
 pub(crate) fn read_text(files: &dyn HostFiles, path: &str) -> Option<String> {
     let bytes = files.read(path).ok()?;
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// Reads what `keep` leaves of a file, as text.
 pub(crate) fn read_text_filtered(files: &dyn HostFiles, path: &str, keep: ContentFilter) -> String {
     let bytes = files.read_filtered(path, keep).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Keeps the parts of a text, split at `separator`, that `is_kept` accepts.
 pub(crate) fn keep_parts(bytes: &[u8], separator: u8, is_kept: fn(&[u8]) -> bool) -> Vec<u8> {
     let kept: Vec<&[u8]> =
         bytes.split(|byte| *byte == separator).filter(|part| is_kept(part)).collect();
     kept.join(&separator)
 }
 
-/// Reads a file that contains one number.
 pub(crate) fn read_number(files: &dyn HostFiles, path: &str) -> Option<u64> {
     read_text(files, path)?.parse().ok()
 }
 
-/// Returns the last component of a path.
 pub(crate) fn last_component(path: &str) -> &str {
     Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::built_in_profiles::has_own_profile;
 use crate::host_files::{
     ContentFilter, DATA, HostFiles, keep_parts, read_number, read_text, read_text_filtered,
 };
-use crate::profile::has_own_profile;
 use crate::torch_environment::TorchEnvironment;
 
 pub use gpu::GpuInfo;
@@ -23,7 +23,7 @@ pub struct HostSnapshot {
     pub kernel: KernelInfo,
     pub cpu: CpuInfo,
     pub memory: MemoryInfo,
-    /// The GPUs in HIP's order.
+    /// In HIP's order.
     pub gpus: Vec<GpuInfo>,
     /// The loaded driver module; it has a version only if it is not the kernel's own.
     pub amdgpu: Option<KernelModule>,
@@ -53,14 +53,14 @@ pub struct HostSnapshot {
 /// The kernel, its settings and its environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelInfo {
-    /// The release, such as `6.17.0-19-generic`.
+    /// Such as `6.17.0-19-generic`.
     pub release: String,
     pub command_line: String,
-    /// The distribution, such as `ubuntu 24.04`.
+    /// Such as `ubuntu 24.04`.
     pub distribution: String,
-    /// The kind of container (`lxc`, `podman`, …), if any.
+    /// Such as `lxc`, `podman`.
     pub container: Option<String>,
-    /// The kind of virtual machine (`wsl`, `QEMU`, …), if any.
+    /// Such as `wsl`, `QEMU`.
     pub virtual_machine: Option<String>,
     /// The system memory that graphics may map, in pages of 4 KiB.
     pub ttm_pages_limit: Option<u64>,
@@ -69,7 +69,6 @@ pub struct KernelInfo {
     pub compaction_proactiveness: Option<u64>,
 }
 
-/// The processor.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuInfo {
     pub model: String,
@@ -91,7 +90,6 @@ pub struct MemoryInfo {
     pub limit: Option<u64>,
 }
 
-/// A loaded kernel module.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelModule {
     pub version: Option<String>,
@@ -192,7 +190,6 @@ impl HostSnapshot {
     }
 }
 
-/// Converts the result of opening a device.
 fn device_access(opened: std::io::Result<()>) -> DeviceAccess {
     match opened {
         Ok(()) => DeviceAccess::Usable,
@@ -204,7 +201,6 @@ fn device_access(opened: std::io::Result<()>) -> DeviceAccess {
     }
 }
 
-/// Reads the facts about the kernel.
 fn read_kernel(files: &dyn HostFiles) -> KernelInfo {
     let release = read_text(files, "/proc/sys/kernel/osrelease").unwrap_or_default();
     let os = read_text(files, "/etc/os-release").unwrap_or_default();
@@ -234,8 +230,7 @@ fn read_kernel(files: &dyn HostFiles) -> KernelInfo {
     }
 }
 
-/// Reads the graphics and memory parameters of the kernel's command line; the others may name
-/// disks.
+/// Keeps the graphics and memory parameters; the others may name disks.
 fn read_command_line(files: &dyn HostFiles) -> String {
     let keep: ContentFilter = |bytes| {
         keep_parts(bytes.trim_ascii_end(), b' ', |word| {
@@ -247,7 +242,6 @@ fn read_command_line(files: &dyn HostFiles) -> String {
     read_text_filtered(files, "/proc/cmdline", keep)
 }
 
-/// Detects the kind of container.
 fn detect_container(files: &dyn HostFiles) -> Option<String> {
     if let Some(named) = read_text(files, "/run/systemd/container").filter(|name| !name.is_empty())
     {
@@ -258,7 +252,6 @@ fn detect_container(files: &dyn HostFiles) -> Option<String> {
     mark.map(|(_, name)| name.to_owned())
 }
 
-/// Reads the facts about the processor.
 fn read_cpu(files: &dyn HostFiles) -> CpuInfo {
     // Some processors have a serial number there.
     let keep: ContentFilter = |bytes| {
@@ -282,7 +275,6 @@ fn read_cpu(files: &dyn HostFiles) -> CpuInfo {
     }
 }
 
-/// Reads memory and swap.
 fn read_memory(files: &dyn HostFiles) -> MemoryInfo {
     let info = read_text(files, "/proc/meminfo").unwrap_or_default();
     let bytes = |name: &str| {
@@ -301,7 +293,7 @@ fn read_memory(files: &dyn HostFiles) -> MemoryInfo {
     }
 }
 
-/// Reads the size of swap in compressed memory. The paths of swap files are private.
+/// The paths of swap files are private.
 fn read_zram_swap(files: &dyn HostFiles) -> u64 {
     let keep: ContentFilter =
         |bytes| keep_parts(bytes, b'\n', |line| line.starts_with(b"/dev/zram"));
@@ -310,7 +302,6 @@ fn read_zram_swap(files: &dyn HostFiles) -> u64 {
     devices.lines().filter_map(kibibytes).fold(0, u64::saturating_add).saturating_mul(1024)
 }
 
-/// Reads the processes on the GPUs.
 fn read_gpu_processes(files: &dyn HostFiles) -> Vec<GpuProcess> {
     let directory = "/sys/class/kfd/kfd/proc";
     let pids = files.list_names(directory).into_iter().filter_map(|name| name.parse::<u32>().ok());
@@ -325,8 +316,8 @@ fn read_gpu_processes(files: &dyn HostFiles) -> Vec<GpuProcess> {
     pids.map(process).collect()
 }
 
-/// Reads the ROCm installations of a process. Processes of other users are unreadable, and the
-/// location of a private environment is not recorded.
+/// Processes of other users are unreadable, and the location of a private environment is not
+/// recorded.
 fn read_runtimes(files: &dyn HostFiles, pid: u32) -> BTreeSet<String> {
     let keep: ContentFilter = |bytes| {
         let text = String::from_utf8_lossy(bytes);
@@ -354,7 +345,6 @@ fn runtime_path(line: &str) -> Option<&str> {
     Some(&line[at..])
 }
 
-/// Reads the groups of this process.
 fn read_groups(files: &dyn HostFiles) -> BTreeSet<u32> {
     let keep: ContentFilter = |bytes| keep_parts(bytes, b'\n', |line| line.starts_with(b"Groups:"));
     let line = read_text_filtered(files, "/proc/self/status", keep);
@@ -362,7 +352,7 @@ fn read_groups(files: &dyn HostFiles) -> BTreeSet<u32> {
     numbers.split_whitespace().filter_map(|group| group.parse().ok()).collect()
 }
 
-/// Reads the ids of the groups render and video; other groups and all members are private.
+/// Other groups and all members are private.
 fn read_gpu_groups(files: &dyn HostFiles) -> BTreeMap<String, u32> {
     let keep: ContentFilter = |bytes| {
         let text = String::from_utf8_lossy(bytes);
@@ -379,7 +369,7 @@ fn read_gpu_groups(files: &dyn HostFiles) -> BTreeMap<String, u32> {
     group.lines().filter_map(entry).collect()
 }
 
-/// Reads the GPU-related variables; the others may contain secrets.
+/// Other variables may contain secrets.
 fn read_environment(files: &dyn HostFiles) -> BTreeMap<String, String> {
     let keep: ContentFilter = |bytes| {
         keep_parts(bytes, 0, |entry| {
@@ -395,13 +385,11 @@ fn read_environment(files: &dyn HostFiles) -> BTreeMap<String, String> {
     text.split('\0').filter_map(pair).collect()
 }
 
-/// Returns true if the variable concerns GPUs.
 fn is_gpu_variable(name: &str) -> bool {
     let of_one_gpu = name.strip_prefix(GFX_OVERRIDE).is_some_and(|rest| rest.starts_with('_'));
     of_one_gpu || GPU_VARIABLES.contains(&name)
 }
 
-/// Reads the versions of the system's ROCm installations.
 fn read_rocm_versions(files: &dyn HostFiles) -> BTreeMap<String, String> {
     let directories = files.list_filtered("/opt", |name| name.starts_with("rocm")).into_iter();
     let version = |name: String| {
@@ -411,7 +399,6 @@ fn read_rocm_versions(files: &dyn HostFiles) -> BTreeMap<String, String> {
     directories.filter_map(version).collect()
 }
 
-/// Reads the udev rules that open the GPU to all users.
 fn read_open_udev_rules(files: &dyn HostFiles) -> Vec<String> {
     let directory = "/etc/udev/rules.d";
     let keep: ContentFilter = |bytes| {

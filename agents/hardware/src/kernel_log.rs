@@ -1,7 +1,6 @@
-//! The kernel's messages while a job runs: the records of `/dev/kmsg` from a position on.
-//!
-//! The start is a position in the log and not a time, because the clocks of kernel and agent
-//! differ, and more so on a host that was suspended.
+//! The kernel's messages while a job runs: the records of `/dev/kmsg` from a position on. The start
+//! is a position in the log and not a time, because the clocks of kernel and agent differ, and more
+//! so on a host that was suspended.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
@@ -9,13 +8,12 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The bytes that are read at once; the kernel's buffer is rarely larger.
+/// Bytes that are read at once; the kernel's buffer is rarely larger.
 const LOG_BYTES_MAX: usize = 2 << 20;
 
-/// The limit of one record.
 const RECORD_BYTES_MAX: usize = 8 * 1024;
 
-/// The limit of reads, including those without a new record.
+/// Includes reads without a new record.
 const READS_MAX: usize = 1 << 16;
 
 /// The kernel log from the position at which this value was created.
@@ -23,10 +21,8 @@ const READS_MAX: usize = 1 << 16;
 pub struct KernelLog(File);
 
 impl KernelLog {
-    /// Opens the log at its end. `root` is `/` except in tests.
-    ///
-    /// # Errors
-    /// Returns an error if the log is missing or may not be read.
+    /// Opens the log at its end. `root` is `/` except in tests. Fails if the log is missing or may
+    /// not be read.
     pub fn from_now(root: &Path) -> io::Result<Self> {
         let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
         let path = root.join("dev/kmsg");
@@ -41,7 +37,6 @@ impl KernelLog {
     }
 }
 
-/// Reads all available records.
 fn read_records(mut log: impl Read) -> Vec<u8> {
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; RECORD_BYTES_MAX]);
     for _ in 0..READS_MAX {
@@ -74,7 +69,7 @@ fn kernel_text(records: &[u8]) -> String {
     own.collect::<Vec<_>>().join("\n")
 }
 
-/// The bits of the level in a priority; the rest is the facility, and 0 is the kernel.
+/// The rest of a priority is the facility, and 0 is the kernel.
 const FACILITY_SHIFT: u32 = 3;
 
 #[cfg(test)]
@@ -84,7 +79,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn only_what_the_kernel_adds_from_then_on_is_read_and_only_once() {
+    fn only_later_kernel_records_are_read_and_each_only_once() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("dev/kmsg");
         std::fs::create_dir(root.path().join("dev")).unwrap();
@@ -106,7 +101,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::NotFound);
     }
 
-    /// Records as the device gives them: one a read, an error where one was lost or none is left.
+    /// Records as the device returns them: one for each read, an error if one was lost or none is
+    /// left.
     struct Device(Vec<io::Result<&'static [u8]>>);
 
     impl Read for Device {

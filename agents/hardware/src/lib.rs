@@ -1,6 +1,7 @@
 //! The hardware of a host and the treatment of its accelerator. Reads sysfs below a root that tests
 //! can replace; starts no process and never wakes a suspended card.
 
+mod built_in_profiles;
 mod classify;
 pub mod hang_detector;
 pub mod host_files;
@@ -17,6 +18,6 @@ pub mod torch_environment;
 pub use classify::{FaultEvidence, KnownFault, RetryAdvice, classify_fault};
 pub use kernel_log::KernelLog;
 pub use profile::{
-    AttentionKind, HardwareProfile, LlamaProfile, LlamaTaskProfile, ProfileDtype, ProfileError,
-    PythonRange, SupportLevel, TrainingProfile,
+    AttentionKind, HardwareProfile, LlamaProfile, LlamaTaskProfile, ProfileError, PythonRange,
+    SupportLevel, TrainingProfile,
 };

@@ -3,7 +3,7 @@
 
 use crate::{storm::ObservedTraining, telemetry::HostTelemetry};
 
-/// The time for which memory must be low; a single low sample may be chance.
+/// A single low sample may be chance.
 const LOW_MEMORY_MS: u64 = 1000;
 
 /// The guard decides, at every telemetry sample, whether a training must be ended.
@@ -43,7 +43,7 @@ mod tests {
 
     const OURS: ObservedTraining = ObservedTraining::Ours { stalled_ms: None };
 
-    fn look(at_ms: u64, available: Option<u64>, gpus: &[bool]) -> HostTelemetry {
+    fn sample(at_ms: u64, available: Option<u64>, gpus: &[bool]) -> HostTelemetry {
         let gpu = |&integrated: &bool| GpuReading { integrated, ..GpuReading::default() };
         HostTelemetry {
             at_ms,
@@ -55,9 +55,9 @@ mod tests {
 
     #[test]
     fn a_training_goes_when_unified_memory_is_short_twice() {
-        let mut floor = MemoryGuard::new(100);
+        let mut guard = MemoryGuard::new(100);
         let mut hear =
-            |at_ms, available| floor.check_memory(&look(at_ms, Some(available), &[true]), OURS);
+            |at_ms, available| guard.check_memory(&sample(at_ms, Some(available), &[true]), OURS);
         assert_eq!([hear(0, 99), hear(1000, 98)], [None, Some(98)]);
         assert_eq!([hear(2000, 97), hear(3000, 96)], [None, Some(96)], "it was another");
         assert_eq!([hear(4000, 99), hear(5000, 100), hear(6000, 99)], [None; 3], "it recovered");
@@ -65,20 +65,20 @@ mod tests {
 
     #[test]
     fn nothing_goes_where_it_would_not_help() {
-        let heard = |bytes, available, gpus: &[bool], training| {
-            let mut floor = MemoryGuard::new(bytes);
-            (0..5).find_map(|s| floor.check_memory(&look(s * 1000, available, gpus), training))
+        let result = |bytes, available, gpus: &[bool], training| {
+            let mut guard = MemoryGuard::new(bytes);
+            (0..5).find_map(|s| guard.check_memory(&sample(s * 1000, available, gpus), training))
         };
-        assert_eq!(heard(100, Some(1), &[true], OURS), Some(1));
-        assert_eq!(heard(100, Some(1), &[true, false], OURS), None, "a card has its own memory");
-        assert_eq!(heard(100, Some(1), &[], OURS), None, "no GPU");
-        assert_eq!(heard(100, None, &[true], OURS), None, "not known");
-        assert_eq!(heard(0, Some(0), &[true], OURS), None, "switched off");
+        assert_eq!(result(100, Some(1), &[true], OURS), Some(1));
+        assert_eq!(result(100, Some(1), &[true, false], OURS), None, "a card has its own memory");
+        assert_eq!(result(100, Some(1), &[], OURS), None, "no GPU");
+        assert_eq!(result(100, None, &[true], OURS), None, "not known");
+        assert_eq!(result(0, Some(0), &[true], OURS), None, "switched off");
         assert_eq!(
-            heard(100, Some(1), &[true], ObservedTraining::Watched),
+            result(100, Some(1), &[true], ObservedTraining::Watched),
             None,
             "not ours to end"
         );
-        assert_eq!(heard(100, Some(1), &[true], ObservedTraining::NotTraining), None);
+        assert_eq!(result(100, Some(1), &[true], ObservedTraining::NotTraining), None);
     }
 }

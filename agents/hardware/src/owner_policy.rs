@@ -24,10 +24,8 @@ const FOREIGN_BUSY_PERCENT: f64 = 50.0;
 /// The time for which all readings must show that load.
 const FOREIGN_BUSY_MS: u64 = 10_000;
 
-/// The limit of a process's ancestors that are inspected.
 const ANCESTORS_MAX: usize = 16;
 
-/// The limit of processes that are inspected.
 const PROCESSES_MAX: usize = 256;
 
 /// The limits that the host's owner configured.
@@ -37,9 +35,8 @@ pub struct OwnerLimits {
     pub quiet: Vec<QuietHours>,
     /// True if the agent takes no work while another program uses a GPU.
     pub yield_to_owner: bool,
-    /// The temperature limit of the hottest GPU sensor.
+    /// The limit of the hottest GPU sensor.
     pub max_celsius: Option<f64>,
-    /// The power limit.
     pub max_watts: Option<f64>,
 }
 
@@ -50,7 +47,7 @@ pub struct QuietHours {
     to_minute: u16,
 }
 
-/// An unreadable range of hours.
+/// The error of an unreadable range of hours.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a range of hours; write it as 22:00-07:00 (A101)")]
 pub struct QuietHoursError(String);
@@ -77,7 +74,6 @@ impl FromStr for QuietHours {
 }
 
 impl QuietHours {
-    /// Returns true if the minute of the day is within the range.
     fn contains_minute(self, minute: u16) -> bool {
         if self.from_minute < self.to_minute {
             (self.from_minute..self.to_minute).contains(&minute)
@@ -121,7 +117,6 @@ pub fn find_foreign_processes(files: &dyn HostFiles, own: &str) -> Vec<ForeignPr
     found.collect()
 }
 
-/// Returns the name and the parent's id of a process.
 fn name_and_parent(files: &dyn HostFiles, pid: u32) -> Option<(String, u32)> {
     let stat = read_text(files, &format!("/proc/{pid}/stat"))?;
     // The name in parentheses may contain any characters, including parentheses.
@@ -177,17 +172,17 @@ impl OwnerPolicy {
     }
 
     /// Returns the reason why no new work may be taken, or `None`.
-    pub fn blocked_reason(&mut self, look: &OwnerPolicyInput<'_>) -> Option<String> {
-        let HostTelemetry { at_ms, watts, .. } = *look.telemetry;
+    pub fn blocked_reason(&mut self, input: &OwnerPolicyInput<'_>) -> Option<String> {
+        let HostTelemetry { at_ms, watts, .. } = *input.telemetry;
         let OwnerLimits { max_celsius, max_watts, .. } = self.limits;
-        let hottest = look.telemetry.max_celsius();
+        let hottest = input.telemetry.max_celsius();
         let hot = max_celsius
             .is_some_and(|max| self.heat.update_rest(at_ms, hottest, max, max - HEAT_HYSTERESIS_C));
         let thirsty = max_watts.is_some_and(|max| {
             self.power.update_rest(at_ms, watts, max, max * POWER_HYSTERESIS_FACTOR)
         });
-        let owner = if self.limits.yield_to_owner { self.foreign_use_reason(look) } else { None };
-        let quiet = self.limits.quiet.iter().find(|hours| hours.contains_minute(look.minute));
+        let owner = if self.limits.yield_to_owner { self.foreign_use_reason(input) } else { None };
+        let quiet = self.limits.quiet.iter().find(|hours| hours.contains_minute(input.minute));
         let quiet = quiet.map(|hours| format!("quiet hours {hours}"));
         let ceiling = |reached: bool, now: Option<f64>, unit: &str, max: Option<f64>| {
             let max = max.filter(|_| reached)?;
@@ -199,18 +194,17 @@ impl OwnerPolicy {
         quiet.or(owner).or(hot).or(thirsty)
     }
 
-    /// Returns the reason if another program uses a GPU.
-    fn foreign_use_reason(&mut self, look: &OwnerPolicyInput<'_>) -> Option<String> {
-        if let Some(first) = look.foreign_processes.first() {
+    fn foreign_use_reason(&mut self, input: &OwnerPolicyInput<'_>) -> Option<String> {
+        if let Some(first) = input.foreign_processes.first() {
             return Some(format!("{} ({}) uses the GPU", first.name, first.pid));
         }
-        if !look.idle {
+        if !input.idle {
             self.foreign_busy = None;
-        } else if look.telemetry.sensors_at_ms == look.telemetry.at_ms {
+        } else if input.telemetry.sensors_at_ms == input.telemetry.at_ms {
             let busy =
-                look.telemetry.max_gpu_busy().is_some_and(|busy| busy >= FOREIGN_BUSY_PERCENT);
-            let since = self.foreign_busy.map_or(look.telemetry.at_ms, |(since, _)| since);
-            self.foreign_busy = busy.then_some((since, look.telemetry.at_ms));
+                input.telemetry.max_gpu_busy().is_some_and(|busy| busy >= FOREIGN_BUSY_PERCENT);
+            let since = self.foreign_busy.map_or(input.telemetry.at_ms, |(since, _)| since);
+            self.foreign_busy = busy.then_some((since, input.telemetry.at_ms));
         }
         let (since, last) = self.foreign_busy?;
         (last.saturating_sub(since) >= FOREIGN_BUSY_MS)
@@ -226,8 +220,7 @@ struct SensorCeiling {
 }
 
 impl SensorCeiling {
-    /// Takes in a reading and returns true while work must rest. Without a reading the state does
-    /// not change.
+    /// Returns true while work must rest. Without a reading the state does not change.
     fn update_rest(&mut self, at_ms: u64, reading: Option<f64>, max: f64, low: f64) -> bool {
         let Some(reading) = reading else { return self.resting_since.is_some() };
         if let Some(since) = self.resting_since {

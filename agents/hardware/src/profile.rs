@@ -1,10 +1,12 @@
 //! Profiles: the environment, precision and memory settings of a kind of accelerator. They are
 //! files in `profiles/`, and a user may add others.
 
+use formats::FloatDtype;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::built_in_profiles::{BUILT_IN_PROFILES, has_own_profile};
 use crate::host_files::LiveFiles;
 use crate::host_snapshot::HostSnapshot;
 
@@ -41,16 +43,6 @@ pub struct HardwareProfile {
     pub ordinal: Option<u32>,
 }
 
-/// A type of weights and computation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ProfileDtype {
-    F32,
-    F16,
-    Bf16,
-}
-
-/// The implementation of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionKind {
@@ -68,7 +60,6 @@ pub enum SupportLevel {
     Refuse,
 }
 
-/// The support of each type on the card.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrecisionSupport {
@@ -78,12 +69,11 @@ pub struct PrecisionSupport {
 }
 
 impl PrecisionSupport {
-    /// Returns the support of a type.
-    pub fn support_for(&self, dtype: ProfileDtype) -> SupportLevel {
+    pub fn support_for(&self, dtype: FloatDtype) -> SupportLevel {
         match dtype {
-            ProfileDtype::F32 => self.f32,
-            ProfileDtype::F16 => self.f16,
-            ProfileDtype::Bf16 => self.bf16,
+            FloatDtype::F32 => self.f32,
+            FloatDtype::F16 => self.f16,
+            FloatDtype::Bf16 => self.bf16,
         }
     }
 
@@ -98,7 +88,7 @@ impl PrecisionSupport {
 #[serde(deny_unknown_fields)]
 pub struct TrainingProfile {
     /// The type of the frozen base; adapters are f32.
-    pub dtype: ProfileDtype,
+    pub dtype: FloatDtype,
     pub attention: AttentionKind,
     pub gradient_checkpointing: bool,
     pub dataloader_workers: u32,
@@ -138,7 +128,7 @@ pub struct LlamaTaskProfile {
     /// prints them. Empty for the CPU.
     pub devices: Vec<String>,
     /// The type of the base model's GGUF file.
-    pub dtype: ProfileDtype,
+    pub dtype: FloatDtype,
 }
 
 /// The interpreters for which wheels exist, both bounds included.
@@ -164,23 +154,11 @@ pub enum ProfileError {
     Unknown { name: String, known: String },
 }
 
-/// The profiles that are part of the program.
-const BUILT_IN_PROFILES: [(&str, &str); 5] = [
-    ("cpu", include_str!("../profiles/cpu.yaml")),
-    ("gfx906", include_str!("../profiles/gfx906.yaml")),
-    ("gfx1151", include_str!("../profiles/gfx1151.yaml")),
-    ("gfx1201", include_str!("../profiles/gfx1201.yaml")),
-    ("rocm", include_str!("../profiles/rocm.yaml")),
-];
-
 /// The profile of AMD targets without one of their own.
 const GENERIC_AMD_PROFILE: &str = "rocm";
 
 impl HardwareProfile {
     /// Loads the built-in profile of this name, or the file at this path.
-    ///
-    /// # Errors
-    /// Returns an error if it is missing or unreadable.
     pub fn load_named(name: &str) -> Result<Self, ProfileError> {
         if let Some((name, text)) = BUILT_IN_PROFILES.iter().find(|(known, _)| *known == name) {
             return parse_profile(name, text);
@@ -196,9 +174,6 @@ impl HardwareProfile {
     }
 
     /// Returns the text of a built-in profile, as a template for a new one.
-    ///
-    /// # Errors
-    /// Returns an error if the name is unknown.
     pub fn built_in_text(name: &str) -> Result<&'static str, ProfileError> {
         let found = BUILT_IN_PROFILES.iter().find(|(known, _)| *known == name);
         let known = BUILT_IN_PROFILES.map(|(name, _)| name).join(", ");
@@ -207,10 +182,8 @@ impl HardwareProfile {
             .ok_or_else(|| ProfileError::Unknown { name: name.into(), known })
     }
 
-    /// Returns the profile of the host's main GPU, or of the CPU.
-    ///
-    /// # Errors
-    /// Never fails for the built-in profiles; a test reads all of them.
+    /// Returns the profile of the host's main GPU, or of the CPU. Never fails for the built-in
+    /// profiles; a test reads all of them.
     pub fn for_host(box_: &HostSnapshot) -> Result<Self, ProfileError> {
         let Some(gpu) = box_.main_gpu() else { return Self::load_named("cpu") };
         let name = if has_own_profile(&gpu.gfx) { &gpu.gfx } else { GENERIC_AMD_PROFILE };
@@ -218,9 +191,6 @@ impl HardwareProfile {
     }
 
     /// Returns the named profile, or the one of this host.
-    ///
-    /// # Errors
-    /// As [`HardwareProfile::load_named`].
     pub fn choose_profile(name: Option<&str>) -> Result<Self, ProfileError> {
         match name {
             Some(name) => Self::load_named(name),
@@ -234,7 +204,6 @@ impl HardwareProfile {
         BUILT_IN_PROFILES.iter().filter_map(|(name, text)| parse_profile(name, text).ok())
     }
 
-    /// Returns true for the profile of the CPU.
     pub fn is_cpu(&self) -> bool {
         self.name == "cpu"
     }
@@ -249,12 +218,6 @@ impl HardwareProfile {
     }
 }
 
-/// Returns true if the target has its own profile.
-pub(crate) fn has_own_profile(gfx: &str) -> bool {
-    BUILT_IN_PROFILES.iter().any(|(name, _)| *name == gfx)
-}
-
-/// Parses a profile.
 fn parse_profile(name: &str, text: &str) -> Result<HardwareProfile, ProfileError> {
     serde_saphyr::from_str(text)
         .map_err(|source| ProfileError::Parse { name: name.into(), source: Box::new(source) })
@@ -305,7 +268,7 @@ mod tests {
             assert!(!profile.environment.contains_key("HSA_OVERRIDE_GFX_VERSION"), "{name}");
         }
         let mi50 = HardwareProfile::load_named("gfx906").unwrap();
-        assert_ne!(mi50.training.dtype, ProfileDtype::Bf16, "an MI50 has no bf16");
+        assert_ne!(mi50.training.dtype, FloatDtype::Bf16, "an MI50 has no bf16");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::telemetry::HostTelemetry;
 pub use cause::{ObservedTraining, StepPace, StormCause};
 pub use response::{StormAction, StormResponder, StormResponse};
 
-/// The longest gap between samples; after a longer one the measured durations start again.
+/// After a longer gap between samples the measured durations start again.
 const SAMPLE_GAP_MAX_MS: u64 = 30_000;
 
 /// The rates and durations of the levels.
@@ -88,7 +88,6 @@ pub struct StormDetector {
 struct HeldFor(Option<u64>);
 
 impl HeldFor {
-    /// Updates the condition and returns true if it has held for `for_ms`.
     fn update_condition(&mut self, holds: bool, now_ms: u64, for_ms: u64) -> bool {
         let since = holds.then(|| self.0.unwrap_or(now_ms));
         self.0 = since;
@@ -97,17 +96,16 @@ impl HeldFor {
 }
 
 impl StormDetector {
-    /// Starts at `Calm`.
+    /// Creates a detector at `Calm`.
     pub fn new(thresholds: StormThresholds) -> Self {
         Self { thresholds, ..Self::default() }
     }
 
-    /// Returns the current level.
     pub fn current_level(&self) -> StormLevel {
         self.level
     }
 
-    /// Takes in a sample and returns the level.
+    /// Records a sample and returns the level.
     pub fn observe_sample(&mut self, now: &HostTelemetry) -> StormLevel {
         let Some(rate) = now.tlb_per_s else { return self.level };
         let at = now.at_ms;
@@ -130,7 +128,6 @@ impl StormDetector {
         self.level
     }
 
-    /// Returns true if the storm costs processor time or GPU work.
     fn has_cost(&self, now: &HostTelemetry) -> bool {
         now.cpu.is_some_and(|cpu| cpu.system > self.thresholds.system_share)
             || now.max_gpu_busy().is_some_and(|busy| busy < self.thresholds.gpu_busy_percent)

@@ -8,7 +8,6 @@ const INTEGRATED_TARGETS: [&str; 12] = [
     "gfx1151", "gfx1152", "gfx1153",
 ];
 
-/// AMD's PCI vendor id.
 const AMD_VENDOR_ID: u64 = 0x1002;
 
 /// Returns true if a node of the compute driver's topology is a GPU of AMD. `get` returns the value

@@ -16,26 +16,26 @@ pub use cards::{GpuClock, GpuReading, GpuTemperature};
 pub use counters::{MemoryUsage, PressureStats, StallPressure};
 pub use warnings::telemetry_warnings;
 
-/// The interval of searches for added or removed cards.
+/// Between searches for added or removed cards.
 const CARD_SCAN_INTERVAL_MS: u64 = 60_000;
 
 /// The longest gap between samples over which power is integrated; a longer one means that the host
 /// was suspended.
 const ENERGY_GAP_MAX_MS: u64 = 60_000;
 
-/// One sample.
+/// One telemetry sample of a host.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct HostTelemetry {
     /// The time of the sample, by the caller's clock.
     pub at_ms: u64,
     /// The time of the last reading of the GPUs.
     pub sensors_at_ms: u64,
-    /// The GPUs in HIP's order.
+    /// In HIP's order.
     pub gpus: Vec<GpuReading>,
     pub cpu: Option<CpuUsage>,
     pub memory: MemoryUsage,
     pub pressure: PressureStats,
-    /// The number of TLB shootdown interrupts since boot.
+    /// The interrupts since boot.
     pub tlb_shootdowns: Option<u64>,
     pub tlb_per_s: Option<f64>,
     pub reclaim: ReclaimRates,
@@ -141,10 +141,11 @@ impl TelemetrySampler {
         telemetry
     }
 
-    /// Returns the total power. The package is not added if an integrated GPU already reports it.
+    /// The package is not added if an integrated GPU already reports it.
     fn total_watts(&self, package: Option<f64>) -> Option<f64> {
-        let told = |gpu: &&GpuReading| gpu.watts.is_some();
-        let package = package.filter(|_| !self.gpus.iter().filter(told).any(|gpu| gpu.integrated));
+        let has_power = |gpu: &&GpuReading| gpu.watts.is_some();
+        let package =
+            package.filter(|_| !self.gpus.iter().filter(has_power).any(|gpu| gpu.integrated));
         self.gpus.iter().filter_map(|gpu| gpu.watts).chain(package).reduce(|a, b| a + b)
     }
 }

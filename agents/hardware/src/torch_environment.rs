@@ -14,7 +14,6 @@ use crate::host_files::{
 /// The variables through which libraries of one installation reach processes of another.
 const LEAKING_VARIABLES: [&str; 2] = ["LD_LIBRARY_PATH", "LD_PRELOAD"];
 
-/// The packages whose version matters.
 const TRACKED_PACKAGES: [&str; 7] =
     ["torch", "transformers", "peft", "accelerate", "tokenizers", "torchao", "bitsandbytes"];
 
@@ -22,10 +21,10 @@ const TRACKED_PACKAGES: [&str; 7] =
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TorchEnvironment {
     pub interpreter: PathBuf,
-    /// The Python version, such as `3.12`; unknown outside a virtual environment.
+    /// Such as `3.12`; unknown outside a virtual environment.
     pub python: Option<String>,
     pub torch: Option<TorchBuild>,
-    /// The package versions by name, including torch.
+    /// By name, including torch.
     pub packages: BTreeMap<String, String>,
     /// True if torch contains its own HIP.
     pub bundles_hip: bool,
@@ -60,7 +59,7 @@ impl TorchEnvironment {
         Self { interpreter: interpreter.to_owned(), environment, ..found }
     }
 
-    /// Reads the environment that was named to these files; `None` if it is missing.
+    /// Returns `None` if no environment was named or it is missing.
     pub(crate) fn find_environment(files: &dyn HostFiles) -> Option<Self> {
         let is_part = |name: &str| name.starts_with("lib") || name == "pyvenv.cfg";
         if files.list_filtered(PYTHON, is_part).is_empty() {
@@ -126,7 +125,7 @@ fn find_site_packages(files: &dyn HostFiles) -> Option<String> {
     with_torch.or(sites.first()).cloned()
 }
 
-/// Lists the tracked packages; the others are private.
+/// The untracked packages are private.
 fn list_installed(files: &dyn HostFiles, site: &str) -> Vec<String> {
     files.list_filtered(site, |name| {
         name == "torch" || name.starts_with("_rocm_sdk") || parse_package(name).is_some()
@@ -140,7 +139,6 @@ fn parse_package(name: &str) -> Option<(String, String)> {
     TRACKED_PACKAGES.contains(&package.as_str()).then(|| (package, version.to_owned()))
 }
 
-/// Reads the version in `pyvenv.cfg`.
 fn read_python_version(files: &dyn HostFiles) -> Option<String> {
     let keep: ContentFilter = |bytes| keep_parts(bytes, b'\n', |line| line.starts_with(b"version"));
     let text = read_text_filtered(files, &format!("{PYTHON}/pyvenv.cfg"), keep);
@@ -165,12 +163,10 @@ fn parse_torch_version(text: &str) -> Option<TorchBuild> {
     Some(TorchBuild { version: value("__version__")?, hip: value("hip"), cuda: value("cuda") })
 }
 
-/// Reads the versions of the tracked packages.
 fn read_packages(files: &dyn HostFiles, site: &str) -> BTreeMap<String, String> {
     list_installed(files, site).iter().filter_map(|name| parse_package(name)).collect()
 }
 
-/// Returns true if torch or a ROCm package contains HIP.
 fn has_bundled_hip(files: &dyn HostFiles, site: &str) -> bool {
     let in_torch = files
         .list_filtered(&format!("{site}/torch/lib"), |name| name.starts_with("libamdhip64.so"));
@@ -178,7 +174,7 @@ fn has_bundled_hip(files: &dyn HostFiles, site: &str) -> bool {
         || list_installed(files, site).iter().any(|name| name.starts_with("_rocm_sdk_core"))
 }
 
-/// Reads the targets of rocBLAS, which has a file for each, named after it.
+/// rocBLAS has a file for each target, named after it.
 fn read_targets(files: &dyn HostFiles, site: &str) -> BTreeSet<String> {
     let bundled = list_installed(files, site)
         .into_iter()
@@ -198,13 +194,11 @@ fn read_targets(files: &dyn HostFiles, site: &str) -> BTreeSet<String> {
     targets
 }
 
-/// Reads the version of the system's ROCm.
 fn read_system_rocm(files: &dyn HostFiles) -> Option<String> {
     let installed = files.list_filtered("/opt", |name| name.starts_with("rocm"));
     installed.iter().find_map(|name| read_text(files, &format!("/opt/{name}/.info/version")))
 }
 
-/// Reads the loader files that mention ROCm.
 fn read_loader_paths(files: &dyn HostFiles) -> Vec<PathBuf> {
     let directory = "/etc/ld.so.conf.d";
     let keep: ContentFilter =

@@ -6,30 +6,27 @@ use serde_json::{Value, json};
 /// The sampling parameters of a request, as in a generate order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LlamaSampling {
-    /// The temperature; 0 is greedy.
+    /// 0 is greedy.
     pub temperature: f64,
-    /// The number of most likely tokens to sample from; 0 keeps the whole vocabulary.
+    /// Samples from this number of most likely tokens; 0 keeps the whole vocabulary.
     pub top_k: u32,
-    /// The share of the probability to sample from; 1 keeps the whole distribution.
+    /// Samples from this share of the probability; 1 keeps the whole distribution.
     pub top_p: f64,
-    /// The largest number of tokens to draw.
     pub max_new_tokens: u32,
 }
 
 /// One sample that `llama-server` drew.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LlamaCompletion {
-    /// The drawn tokens; empty if the build does not report them.
+    /// Empty if the build does not report them.
     pub tokens: Vec<u32>,
-    /// The text of the sample.
     pub text: String,
     /// The number of drawn tokens, including the one that ended the sequence.
     pub count: u32,
-    /// The reason why the sample ended.
     pub stop: CompletionStop,
     /// The log-probability of each token in nats, over the whole vocabulary at temperature 1. Empty
-    /// if not requested, or if not every token has one: the server omits tokens of a character that
-    /// was still incomplete.
+    /// if not requested, or if a token lacks one: the server omits tokens of a character that was
+    /// still incomplete.
     pub logprobs: Vec<f64>,
 }
 
@@ -38,14 +35,13 @@ pub struct LlamaCompletion {
 pub enum CompletionStop {
     /// The model drew a token that ends the sequence.
     End,
-    /// The sample reached its largest number of tokens.
+    /// The sample reached its token limit.
     Limit,
 }
 
 /// An error in a reply of `llama-server`.
 #[derive(Debug, thiserror::Error)]
 pub enum CompletionError {
-    /// The reply is not the JSON of a completion.
     #[error("llama-server's answer is not a completion: {start:?} (E104)")]
     Json { start: String, source: serde_json::Error },
     /// The reply lacks a field, or its fields contradict each other.
@@ -56,7 +52,6 @@ pub enum CompletionError {
     Incomplete { missing: &'static str, stop_type: String, count: u32 },
 }
 
-/// The number of characters of an invalid reply that an error message shows.
 const ERROR_CHARS_MAX: usize = 200;
 
 /// Returns the body of a request for one sample.
@@ -64,10 +59,8 @@ const ERROR_CHARS_MAX: usize = 200;
 /// `prompt` is a list of tokens, so that the server adds no token and interprets none as special
 /// that our tokenizer would not. All samplers are listed explicitly, including those that are
 /// switched off: the server's defaults (`top_k` 40, `min_p` 0.05, suggestions in the GGUF file)
-/// would be another policy.
-///
-/// With `logprobs`, the server sorts its vocabulary for each token: 10 to 25 ms of one core for 150
-/// 000 tokens.
+/// would be another policy. With `logprobs`, the server sorts its vocabulary for each token: 10 to
+/// 25 ms of one core for 150 000 tokens.
 pub fn build_request(prompt: &[u32], sampling: &LlamaSampling, seed: u64, logprobs: bool) -> Value {
     let LlamaSampling { temperature, top_k, top_p, max_new_tokens } = *sampling;
     let greedy = temperature == 0.0;
@@ -122,7 +115,6 @@ pub fn fold_seed(seed: u64) -> u32 {
     low & 0x7fff_ffff
 }
 
-/// The JSON reply to a completion request.
 #[derive(Deserialize)]
 struct CompletionReply {
     #[serde(default)]
@@ -137,19 +129,14 @@ struct CompletionReply {
     completion_probabilities: Vec<TokenProbability>,
 }
 
-/// The probability of a drawn token, as the server reports it.
 #[derive(Deserialize)]
 struct TokenProbability {
-    /// The token.
     id: u32,
-    /// The log-probability in nats; `None` if the probability is 0.
+    /// In nats; `None` if the probability is 0.
     logprob: Option<f64>,
 }
 
-/// Parses the reply to a completion request.
-///
-/// # Errors
-/// When it is not a completion, or the reason why it ended is unknown.
+/// Parses the reply to a completion request. An unknown reason for the end is an error.
 pub fn parse_completion(body: &[u8]) -> Result<LlamaCompletion, CompletionError> {
     let answer: CompletionReply = serde_json::from_slice(body).map_err(|source| {
         let start = String::from_utf8_lossy(body).chars().take(ERROR_CHARS_MAX).collect();
@@ -177,11 +164,13 @@ pub fn parse_completion(body: &[u8]) -> Result<LlamaCompletion, CompletionError>
     Ok(LlamaCompletion { tokens, text: content, count, stop, logprobs })
 }
 
-/// Returns the log-probability of each token, or `None` unless every token has one.
-fn match_logprobs(tokens: &[u32], told: &[TokenProbability]) -> Option<Vec<f64>> {
-    let of = |(token, told): (&u32, &TokenProbability)| told.logprob.filter(|_| told.id == *token);
-    let whole = told.len() == tokens.len();
-    tokens.iter().zip(told).map(of).collect::<Option<Vec<f64>>>().filter(|_| whole)
+/// `None` unless every token has one.
+fn match_logprobs(tokens: &[u32], reported: &[TokenProbability]) -> Option<Vec<f64>> {
+    let of = |(token, reported): (&u32, &TokenProbability)| {
+        reported.logprob.filter(|_| reported.id == *token)
+    };
+    let whole = reported.len() == tokens.len();
+    tokens.iter().zip(reported).map(of).collect::<Option<Vec<f64>>>().filter(|_| whole)
 }
 
 #[cfg(test)]
@@ -192,7 +181,7 @@ mod tests {
         LlamaSampling { temperature: 0.7, top_k: 0, top_p: 1.0, max_new_tokens: 9 };
 
     #[test]
-    fn only_what_the_order_says_cuts_the_distribution_and_in_its_order() {
+    fn only_the_order_s_samplers_cut_the_distribution_and_in_its_sequence() {
         let samplers = |sampling: &LlamaSampling| {
             build_request(&[1, 2], sampling, 3, false)["samplers"].clone()
         };
@@ -216,7 +205,7 @@ mod tests {
         let asked = build_request(&[1], &PLAIN, 3, true);
         assert_eq!((&asked["n_probs"], &asked["post_sampling_probs"]), (&json!(1), &json!(false)));
         assert_eq!(build_request(&[1], &PLAIN, 3, false)["n_probs"], 0);
-        let told = |probabilities: &str| {
+        let reported = |probabilities: &str| {
             let body = format!(
                 r#"{{"content":"ab","tokens":[5,6],"tokens_predicted":2,"stop_type":"eos",
                     "completion_probabilities":[{probabilities}]}}"#
@@ -224,11 +213,11 @@ mod tests {
             parse_completion(body.as_bytes()).unwrap().logprobs
         };
         let both = r#"{"id":5,"logprob":-0.5,"top_logprobs":[]},{"id":6,"logprob":-2}"#;
-        assert_eq!(told(both), [-0.5, -2.0]);
-        assert!(told(r#"{"id":6,"logprob":-2}"#).is_empty());
-        assert!(told(r#"{"id":5,"logprob":-1},{"id":6,"logprob":null}"#).is_empty());
-        assert!(told(&both.replace("\"id\":5", "\"id\":7")).is_empty());
-        assert!(told("").is_empty());
+        assert_eq!(reported(both), [-0.5, -2.0]);
+        assert!(reported(r#"{"id":6,"logprob":-2}"#).is_empty());
+        assert!(reported(r#"{"id":5,"logprob":-1},{"id":6,"logprob":null}"#).is_empty());
+        assert!(reported(&both.replace("\"id\":5", "\"id\":7")).is_empty());
+        assert!(reported("").is_empty());
     }
 
     #[test]

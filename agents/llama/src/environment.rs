@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The variables that a program inherits if they are set.
 const INHERITED: [&str; 13] = [
     "PATH",
     "HOME",
@@ -48,7 +47,6 @@ impl ProcessEnvironment {
         self
     }
 
-    /// Returns all variables by name.
     pub(crate) fn all_variables(&self) -> &BTreeMap<String, String> {
         &self.0
     }
@@ -59,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_listed_is_inherited_and_the_profile_has_the_last_word() {
+    fn only_listed_variables_are_inherited_and_the_profile_overrides_them() {
         let ours = BTreeMap::from([("HIP_VISIBLE_DEVICES".to_owned(), "1".to_owned())]);
         let environment = ProcessEnvironment::new(&ours, &["HOME".to_owned()]);
         let names: Vec<&str> = environment.all_variables().keys().map(String::as_str).collect();

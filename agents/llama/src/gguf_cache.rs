@@ -19,13 +19,13 @@ use rustix::{
     io::Errno,
 };
 
-/// The version of the conversion; to be raised when the same model would convert to other bytes.
+/// To be raised when the same model would convert to other bytes.
 const GENERATION: &str = "v1";
 
-/// The time between two attempts to lock a file that another process converts.
+/// The interval of attempts to lock a file that another process converts.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The age after which files in the scratch directory are removed; killed processes leave them.
+/// Older scratch files are removed; killed processes leave them.
 const SCRATCH_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A directory of converted models.
@@ -38,7 +38,7 @@ const SCRATCH_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug, Clone)]
 pub struct GgufCache {
     directory: PathBuf,
-    /// The total size in bytes above which files are evicted.
+    /// The total size above which files are evicted.
     bytes_max: u64,
 }
 
@@ -46,18 +46,16 @@ pub struct GgufCache {
 #[derive(Debug)]
 pub struct CachedGguf {
     path: PathBuf,
-    /// The open file with its shared lock.
+    /// Holds the shared lock.
     _in_use: File,
 }
 
 impl CachedGguf {
-    /// Returns the path of the GGUF file.
     pub fn file_path(&self) -> &Path {
         &self.path
     }
 }
 
-/// An error of the cache of converted models.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufCacheError {
     #[error("could not {doing} {path}")]
@@ -69,16 +67,13 @@ pub enum GgufCacheError {
 impl GgufCache {
     /// Opens a cache, and creates its directory if missing. The total size is kept below
     /// `bytes_max`, except for a single larger model and for files in use.
-    ///
-    /// # Errors
-    /// When the directory cannot be created.
     pub fn open(directory: &Path, bytes_max: u64) -> Result<Self, GgufCacheError> {
         for path in [directory.join("scratch"), directory.join("locks")] {
             fs::create_dir_all(&path).map_err(file_error("create", &path))?;
         }
-        let shelf = Self { directory: directory.to_owned(), bytes_max };
-        shelf.remove_old_scratch();
-        Ok(shelf)
+        let cache = Self { directory: directory.to_owned(), bytes_max };
+        cache.remove_old_scratch();
+        Ok(cache)
     }
 
     /// Returns the directory for the files of one measurement. Files left there are removed when
@@ -90,9 +85,6 @@ impl GgufCache {
     /// Returns the converted model of a directory; converts it if it is not cached. `key`
     /// identifies the model: a digest of its content. If another process converts it, this call
     /// waits, and calls `progress(0, 0)` now and then.
-    ///
-    /// # Errors
-    /// When the model cannot be converted, or a file cannot be read or written.
     pub fn get_or_convert(
         &self,
         key: &str,
@@ -103,8 +95,8 @@ impl GgufCache {
         let name = cache_file_name(key, dtype);
         let path = self.directory.join(&name);
         loop {
-            if let Some(shelved) = self.open_cached(&path)? {
-                return Ok(shelved);
+            if let Some(cached) = self.open_cached(&path)? {
+                return Ok(cached);
             }
             let lock = self.directory.join("locks").join(&name);
             let lock = File::create(&lock).map_err(file_error("create", &lock))?;
@@ -115,8 +107,8 @@ impl GgufCache {
                 std::thread::sleep(LOCK_POLL_INTERVAL);
             }
             // Another process may have converted it in the meantime.
-            if let Some(shelved) = self.open_cached(&path)? {
-                return Ok(shelved);
+            if let Some(cached) = self.open_cached(&path)? {
+                return Ok(cached);
             }
             self.evict_until_fits(estimate_bytes(model), None);
             self.write_atomically(&path, |partial| {
@@ -127,8 +119,7 @@ impl GgufCache {
         }
     }
 
-    /// Writes a file under a temporary name, then renames it, so that an incomplete file never has
-    /// the final name.
+    /// Renames a temporary file, so that an incomplete file never has the final name.
     fn write_atomically(
         &self,
         path: &Path,
@@ -147,7 +138,7 @@ impl GgufCache {
         partial.persist(path).map_err(|error| file_error("name", path)(error.error))
     }
 
-    /// Opens a file if it exists, protects it from eviction and marks it as used.
+    /// Protects an existing file from eviction and marks it as used.
     fn open_cached(&self, path: &Path) -> Result<Option<CachedGguf>, GgufCacheError> {
         loop {
             let in_use = match File::open(path) {
@@ -197,7 +188,6 @@ impl GgufCache {
         free.unwrap_or(false) && is_same_file(&candidate, path) && fs::remove_file(path).is_ok()
     }
 
-    /// Removes scratch files that are older than `SCRATCH_AGE_MAX`.
     fn remove_old_scratch(&self) {
         for entry in fs::read_dir(self.scratch_directory()).into_iter().flatten().flatten() {
             let age = entry.metadata().ok().and_then(|data| data.modified().ok()?.elapsed().ok());
@@ -213,9 +203,6 @@ impl GgufCache {
 /// Returns a digest that identifies a local model. For a directory: settings and tokenizer by
 /// content; weights by name, size, time and inode. For a GGUF file, which is never converted: its
 /// path, size and time.
-///
-/// # Errors
-/// When its files cannot be read.
 pub fn local_model_key(model: &Path) -> Result<String, GgufCacheError> {
     use std::os::unix::fs::MetadataExt;
     let mut hasher = blake3::Hasher::new();
@@ -246,26 +233,19 @@ pub fn local_model_key(model: &Path) -> Result<String, GgufCacheError> {
     Ok(hasher.update(identity.as_bytes()).finalize().to_hex().to_string())
 }
 
-/// Returns the name of a model's file in the cache.
 fn cache_file_name(key: &str, dtype: ConversionDtype) -> String {
     // A digest may begin with its kind and a colon.
     let key: String = key.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
-    let dtype = match dtype {
-        ConversionDtype::F32 => "f32",
-        ConversionDtype::F16 => "f16",
-        ConversionDtype::Bf16 => "bf16",
-        ConversionDtype::Q8_0 => "q8_0",
-    };
-    format!("{key}-{dtype}-{GENERATION}.gguf")
+    format!("{key}-{}-{GENERATION}.gguf", dtype.name())
 }
 
-/// Estimates the size of a converted model in bytes: the size of its weight files.
+/// The size of the weight files.
 fn estimate_bytes(model: &Path) -> u64 {
     let files = formats::list_weight_files(model).unwrap_or_default();
     files.iter().filter_map(|path| fs::metadata(path).ok()).map(|data| data.len()).sum()
 }
 
-/// Locks a file. Returns false if another process holds the lock.
+/// Returns false if another process holds the lock.
 fn try_lock(file: &File, how: FlockOperation) -> io::Result<bool> {
     loop {
         match flock(file, how) {
@@ -277,7 +257,6 @@ fn try_lock(file: &File, how: FlockOperation) -> io::Result<bool> {
     }
 }
 
-/// Returns true if the open file is the file at the path.
 fn is_same_file(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let identity = |data: io::Result<fs::Metadata>| data.ok().map(|data| (data.dev(), data.ino()));
@@ -285,7 +264,6 @@ fn is_same_file(file: &File, path: &Path) -> bool {
     named.is_some() && named == identity(file.metadata())
 }
 
-/// Returns a function that converts an I/O error to a cache error.
 fn file_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> GgufCacheError {
     let path = path.to_owned();
     move |source| GgufCacheError::File { doing, path, source }
@@ -295,15 +273,15 @@ fn file_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ggu
 mod tests {
     use super::*;
 
-    fn shelf(bytes_max: u64) -> (tempfile::TempDir, GgufCache) {
+    fn cache(bytes_max: u64) -> (tempfile::TempDir, GgufCache) {
         let directory = tempfile::tempdir().unwrap();
-        let shelf = GgufCache::open(directory.path(), bytes_max).unwrap();
-        (directory, shelf)
+        let cache = GgufCache::open(directory.path(), bytes_max).unwrap();
+        (directory, cache)
     }
 
-    fn put(shelf: &GgufCache, key: &str, age_s: u64) -> PathBuf {
-        let path = shelf.directory.join(cache_file_name(key, ConversionDtype::F16));
-        shelf
+    fn put(cache: &GgufCache, key: &str, age_s: u64) -> PathBuf {
+        let path = cache.directory.join(cache_file_name(key, ConversionDtype::F16));
+        cache
             .write_atomically(&path, |partial| {
                 fs::write(partial, [0; 100]).map_err(file_error("write", partial))
             })
@@ -315,37 +293,37 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_goes_first_and_never_one_in_use() {
-        let (_directory, shelf) = shelf(250);
+        let (_directory, cache) = cache(250);
         let [oldest, middle, newest] =
-            [("a", 30), ("b", 20), ("c", 10)].map(|(key, age)| put(&shelf, key, age));
-        let in_use = shelf.open_cached(&oldest).unwrap().unwrap();
-        shelf.evict_until_fits(100, None);
+            [("a", 30), ("b", 20), ("c", 10)].map(|(key, age)| put(&cache, key, age));
+        let in_use = cache.open_cached(&oldest).unwrap().unwrap();
+        cache.evict_until_fits(100, None);
         let there = [&oldest, &middle, &newest].map(|path| path.exists());
         assert_eq!(there, [true, false, false]);
         drop(in_use);
-        shelf.evict_until_fits(200, None);
+        cache.evict_until_fits(200, None);
         assert!(!oldest.exists());
     }
 
     #[test]
     fn using_a_model_makes_it_the_last_to_go() {
-        let (_directory, shelf) = shelf(250);
-        let [old, new] = [("a", 30), ("b", 20)].map(|(key, age)| put(&shelf, key, age));
-        drop(shelf.open_cached(&old).unwrap().unwrap());
-        shelf.evict_until_fits(100, None);
+        let (_directory, cache) = cache(250);
+        let [old, new] = [("a", 30), ("b", 20)].map(|(key, age)| put(&cache, key, age));
+        drop(cache.open_cached(&old).unwrap().unwrap());
+        cache.evict_until_fits(100, None);
         assert_eq!((old.exists(), new.exists()), (true, false));
     }
 
     #[test]
-    fn what_fails_half_way_leaves_nothing_behind() {
-        let (_directory, shelf) = shelf(250);
-        let path = shelf.directory.join(cache_file_name("a", ConversionDtype::F32));
-        let failed = shelf.write_atomically(&path, |partial| {
+    fn a_failed_conversion_leaves_no_file_behind() {
+        let (_directory, cache) = cache(250);
+        let path = cache.directory.join(cache_file_name("a", ConversionDtype::F32));
+        let failed = cache.write_atomically(&path, |partial| {
             fs::write(partial, "half").unwrap();
             Err(file_error("write", partial)(io::ErrorKind::StorageFull.into()))
         });
         assert!(failed.is_err() && !path.exists());
-        assert_eq!(fs::read_dir(shelf.scratch_directory()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(cache.scratch_directory()).unwrap().count(), 0);
     }
 
     #[test]

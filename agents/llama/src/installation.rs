@@ -11,22 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent};
 
-/// The time limit of `--help`, `--version` and `--list-devices`: backends search for their GPUs
-/// first.
+/// For `--help`, `--version` and `--list-devices`: backends search for their GPUs first.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The number of lines that are read of a query's output; more than any `--help` has.
+/// More lines than any `--help` has.
 const QUERY_LINES_MAX: usize = 20_000;
 
-/// The programs of llama.cpp that are used.
 const PROGRAMS: [&str; 2] = ["llama-perplexity", "llama-server"];
 
 /// A llama.cpp whose programs run on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LlamaInstallation {
-    /// The directory of the programs.
     directory: PathBuf,
-    /// The version as the program prints it: `0.7.0 (build 11669, commit …)`.
+    /// The printed form: `0.7.0 (build 11669, commit …)`.
     pub version: String,
 }
 
@@ -59,9 +56,6 @@ pub enum InstallationError {
 impl LlamaInstallation {
     /// Finds llama.cpp in `directory` if one is given; otherwise on PATH, and then in
     /// `.tools/llama.cpp/bin`, the directory of `deploy/fetch-llama-cpp.sh`.
-    ///
-    /// # Errors
-    /// When a program is missing or does not run.
     pub fn find_installation(directory: Option<&Path>) -> Result<Self, InstallationError> {
         let directory = match directory {
             Some(directory) => directory.to_owned(),
@@ -83,11 +77,8 @@ impl LlamaInstallation {
         }
     }
 
-    /// Returns the options that a program supports. Options differ between versions, and a program
+    /// Returns the options that a program supports. They differ between versions, and a program
     /// exits if it gets an unknown one.
-    ///
-    /// # Errors
-    /// When the program does not run.
     pub fn read_options(
         program: &Path,
         environment: &ProcessEnvironment,
@@ -96,9 +87,6 @@ impl LlamaInstallation {
     }
 
     /// Returns the names of the devices that a program can compute on, except the CPU.
-    ///
-    /// # Errors
-    /// When the program does not run.
     pub fn list_devices(
         program: &Path,
         environment: &ProcessEnvironment,
@@ -107,10 +95,7 @@ impl LlamaInstallation {
     }
 
     /// Returns the first device whose name begins with a prefix; earlier prefixes are preferred.
-    /// Returns `None` (the CPU) if `prefixes` is empty.
-    ///
-    /// # Errors
-    /// When there are prefixes but no device matches, or the program does not run.
+    /// Returns `None` (the CPU) if `prefixes` is empty. No match is an error.
     pub fn select_device(
         program: &Path,
         prefixes: &[String],
@@ -131,18 +116,15 @@ impl LlamaInstallation {
         }
     }
 
-    /// Returns the path of `llama-perplexity`.
     pub fn perplexity_path(&self) -> PathBuf {
         self.directory.join("llama-perplexity")
     }
 
-    /// Returns the path of `llama-server`.
     pub fn server_path(&self) -> PathBuf {
         self.directory.join("llama-server")
     }
 }
 
-/// Searches PATH, then `.tools/llama.cpp/bin`, for a directory with llama.cpp.
 fn search_path() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let fetched = PathBuf::from(".tools/llama.cpp/bin");
@@ -150,8 +132,6 @@ fn search_path() -> Option<PathBuf> {
     places.find(|place| place.join(PROGRAMS[0]).is_file())
 }
 
-/// Runs a program with an option that makes it print something and exit. Returns the printed lines
-/// of both pipes.
 fn query_program(
     program: &Path,
     option: &'static str,
@@ -181,7 +161,6 @@ fn query_program(
 pub struct ProgramOptions(BTreeSet<String>);
 
 impl ProgramOptions {
-    /// Parses the output of `--help`.
     fn from_help(help: &[String]) -> Self {
         let heads = help.iter().filter(|line| line.starts_with('-'));
         // The names, separated by commas and spaces, come first on the line.
@@ -192,7 +171,6 @@ impl ProgramOptions {
         Self(names.collect())
     }
 
-    /// Returns true if the program supports an option.
     pub fn has_option(&self, option: &str) -> bool {
         self.0.contains(option)
     }
@@ -222,7 +200,6 @@ impl ProgramOptions {
     }
 }
 
-/// Parses the names in the output of `--list-devices`.
 fn parse_devices(printed: &[String]) -> Vec<String> {
     let listed = printed.iter().skip_while(|line| !line.contains("Available devices"));
     let name = |line: &String| Some(line.strip_prefix("  ")?.split_once(':')?.0.to_owned());

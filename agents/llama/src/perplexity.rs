@@ -20,13 +20,12 @@ use serde::{Deserialize, Serialize};
 use self::output::PerplexityOutput;
 use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions};
 
-/// The number of runs that may end with exit code 0 and no result before the measurement fails.
+/// Runs that may end with exit code 0 and no result before the measurement fails.
 const RUNS_MAX: u32 = 3;
 
 /// The time that a process may take to exit after it closed its pipes.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The largest time between two progress reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The settings with which `llama-perplexity` runs on this host.
@@ -40,11 +39,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// * another number of chunks than expected: the tokenizers differ, and the run fails at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PerplexityRunner {
-    /// The path of `llama-perplexity`.
     pub program: PathBuf,
-    /// The options that the program supports.
     pub options: ProgramOptions,
-    /// The device, a name of `--list-devices`; the CPU if `None`.
+    /// A name of `--list-devices`; the CPU if `None`.
     pub device: Option<String>,
     pub environment: ProcessEnvironment,
     /// True to map weights into memory.
@@ -59,15 +56,11 @@ pub struct PerplexityRunner {
 /// A model and a text to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct PerplexityRequest<'a> {
-    /// The GGUF file of the base model.
     pub base: &'a Path,
-    /// The GGUF file of an adapter.
     pub adapter: Option<&'a Path>,
-    /// The text file.
     pub text: &'a Path,
     /// The size of a chunk in tokens.
     pub n_ctx: usize,
-    /// The chunks to score.
     pub chunks: ChunkSelection,
     /// True to compute attention and its cache in f32, for a base in f32.
     pub exact: bool,
@@ -80,7 +73,6 @@ pub enum ChunkSelection {
     AllButLast(usize),
     /// The first `n` chunks, or fewer if the text is shorter.
     First(usize),
-    /// All chunks of the text.
     All,
 }
 
@@ -92,9 +84,7 @@ pub struct LlamaPerplexity {
     pub stderr: f64,
     /// The mean negative log-likelihood in nats per token.
     pub mean_nll: f64,
-    /// The number of scored chunks.
     pub chunks: usize,
-    /// The number of scored tokens.
     pub tokens: usize,
 }
 
@@ -119,28 +109,27 @@ pub enum LlamaPerplexityError {
          tokenizer.json gives {expected}; the GGUF file's tokenizer is not the model's (E105)"
     )]
     Tokenizers { expected: usize, found: usize },
-    #[error("llama-perplexity was silent for {limit:?} and was ended; last output: {said} (E104)")]
-    Silent { limit: Duration, said: String },
+    #[error(
+        "llama-perplexity was silent for {limit:?} and was ended; last output: {last_output} (E104)"
+    )]
+    Silent { limit: Duration, last_output: String },
     #[error(
         "llama-perplexity computed a perplexity of {printed}: broken weights, or a llama.cpp that \
          computes wrongly on this device (E106)"
     )]
     NotFinite { printed: String },
-    #[error("llama-perplexity failed ({status}): {said} (E104)")]
-    Failed { status: ExitStatus, said: String },
+    #[error("llama-perplexity failed ({status}): {last_output} (E104)")]
+    Failed { status: ExitStatus, last_output: String },
     #[error(
-        "llama-perplexity ended {tries} times with exit code 0 and no result; last output: {said} \
+        "llama-perplexity ended {tries} times with exit code 0 and no result; last output: {last_output} \
          (E104)"
     )]
-    NoResult { tries: u32, said: String },
+    NoResult { tries: u32, last_output: String },
 }
 
 impl PerplexityRunner {
     /// Measures a perplexity. `progress` is called with the number of finished chunks and the
     /// total, at least every few seconds; the total is 0 while unknown.
-    ///
-    /// # Errors
-    /// When the program cannot be run, fails, hangs, or prints no valid result.
     pub fn measure_perplexity(
         &self,
         request: &PerplexityRequest<'_>,
@@ -152,7 +141,7 @@ impl PerplexityRunner {
                 return Err(LlamaPerplexityError::Name { program, what: "the file", path });
             }
         }
-        let mut said = String::new();
+        let mut last_output = String::new();
         for attempt in 1..=RUNS_MAX {
             // If only rows are missing, the final line over the same chunks is accepted.
             let chunks = match request.chunks {
@@ -166,7 +155,7 @@ impl PerplexityRunner {
                 request.chunks,
             ) {
                 (Ok(Ok(scored)), _) => return Ok(scored),
-                (Ok(Err(tail)), _) => said = tail,
+                (Ok(Err(tail)), _) => last_output = tail,
                 // By our tokenizer's count the text is long enough.
                 (
                     Err(LlamaPerplexityError::TooShort { tokens, context, .. }),
@@ -179,11 +168,11 @@ impl PerplexityRunner {
             }
             tracing::warn!(attempt, "llama-perplexity ended with exit code 0 and no result");
         }
-        Err(LlamaPerplexityError::NoResult { tries: RUNS_MAX, said })
+        Err(LlamaPerplexityError::NoResult { tries: RUNS_MAX, last_output })
     }
 
-    /// Runs the program once. The inner error means that it ended with exit code 0 and no result;
-    /// it contains the last output.
+    /// The inner error means that it ended with exit code 0 and no result; it contains the last
+    /// output.
     fn run_once(
         &self,
         request: &PerplexityRequest<'_>,
@@ -200,28 +189,28 @@ impl PerplexityRunner {
         let wait = |source| LlamaPerplexityError::Wait { program: program.clone(), source };
         let mut output = PerplexityOutput::new(request.n_ctx);
         let mut heard_at = Instant::now();
-        let mut said_at = Instant::now();
-        let say_every = PROGRESS_INTERVAL.min(self.silence / 4);
+        let mut reported_at = Instant::now();
+        let report_every = PROGRESS_INTERVAL.min(self.silence / 4);
         loop {
-            let heard = child.wait_event(say_every);
-            if let ProcessEvent::Line(line) = &heard {
+            let event = child.wait_event(report_every);
+            if let ProcessEvent::Line(line) = &event {
                 // After the first row, only rows count as progress.
                 if output.record_line(&line.text) || output.row_count() == 0 {
                     heard_at = Instant::now();
                 }
                 check_chunk_count(request.chunks, &output)?;
             }
-            if heard == ProcessEvent::Closed
-                || (heard == ProcessEvent::TimedOut && self.has_exited(&mut child)?)
+            if event == ProcessEvent::Closed
+                || (event == ProcessEvent::TimedOut && self.has_exited(&mut child)?)
             {
                 break;
             }
             if heard_at.elapsed() >= self.silence {
-                let said = output.failure_text(child.output_tail());
-                return Err(LlamaPerplexityError::Silent { limit: self.silence, said });
+                let last_output = output.failure_text(child.output_tail());
+                return Err(LlamaPerplexityError::Silent { limit: self.silence, last_output });
             }
-            if said_at.elapsed() >= say_every || matches!(heard, ProcessEvent::Line(_)) {
-                said_at = Instant::now();
+            if reported_at.elapsed() >= report_every || matches!(event, ProcessEvent::Line(_)) {
+                reported_at = Instant::now();
                 progress(output.row_count(), output.chunk_count().unwrap_or(0));
             }
         }
@@ -232,14 +221,13 @@ impl PerplexityRunner {
         output.conclude_run(request, status, child.output_tail())
     }
 
-    /// Returns true if the program exited. A process that it started may keep its pipes open.
+    /// A process that the program started may keep its pipes open.
     fn has_exited(&self, child: &mut LlamaProcess) -> Result<bool, LlamaPerplexityError> {
         let ended = child.exit_status();
         let program = self.program.clone();
         Ok(ended.map_err(|source| LlamaPerplexityError::Wait { program, source })?.is_some())
     }
 
-    /// Returns the command line of a run.
     fn command_arguments(&self, request: &PerplexityRequest<'_>) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["-m".into(), request.base.into()];
         if let Some(adapter) = request.adapter {
@@ -267,8 +255,7 @@ impl PerplexityRunner {
     }
 }
 
-/// Checks the number of chunks as soon as the program reports it, so that a mismatch ends the run
-/// early.
+/// Ends a run early if the program's number of chunks differs.
 fn check_chunk_count(
     wanted: ChunkSelection,
     output: &PerplexityOutput,

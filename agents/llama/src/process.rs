@@ -14,25 +14,25 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use process::{ChildPid, OutputTail, set_death_signal};
+use rustix::process::Signal;
 
 use crate::ProcessEnvironment;
 
-/// The largest length of a line in bytes; the rest of a longer line is cut off.
+/// The rest of a longer line is cut off.
 const LINE_BYTES_MAX: usize = 16 * 1024;
 
-/// The number of bytes that are used of each pipe. Later bytes are read and dropped, so that a
-/// flood of output neither blocks the child nor counts as progress.
+/// Later bytes of a pipe are read and dropped, so that a flood of output neither blocks the child
+/// nor counts as progress.
 const PIPE_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// The number of bytes of the child's stderr that are copied to our stderr, for the log of this
-/// process.
+/// The bytes of the child's stderr that are copied to our stderr, for the log of this process.
 const ECHO_BYTES_MAX: usize = 1024 * 1024;
 
-/// The capacity of the queue of lines. If it is full, the child blocks on its pipe.
+/// If the queue of lines is full, the child blocks on its pipe.
 const QUEUED_LINES_MAX: usize = 256;
 
-/// The number of bytes at the end of the output that are kept for error messages.
+/// The end of the output that is kept for error messages.
 const TAIL_BYTES_MAX: usize = 2 * 1024;
 
 /// A running llama.cpp program. Dropping it kills the process.
@@ -44,24 +44,19 @@ const TAIL_BYTES_MAX: usize = 2 * 1024;
 /// ```
 #[derive(Debug)]
 pub struct LlamaProcess {
-    /// The process of the operating system.
     process: std::process::Child,
-    /// The lines of both pipes, in order of arrival.
     lines: Receiver<ProcessLine>,
-    /// The end of the output, at most `TAIL_BYTES_MAX` bytes.
-    tail: String,
+    tail: OutputTail,
 }
 
 /// One line that a program printed, without its line ending.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessLine {
-    /// The pipe that the line came from.
     pub stream: ProcessStream,
-    /// The text of the line, with invalid UTF-8 replaced.
+    /// With invalid UTF-8 replaced.
     pub text: String,
 }
 
-/// An output pipe of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessStream {
     Stdout,
@@ -71,9 +66,7 @@ pub enum ProcessStream {
 /// The result of a wait for output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// The program printed a line.
     Line(ProcessLine),
-    /// The program printed no line within the limit.
     TimedOut,
     /// Both pipes are closed.
     Closed,
@@ -81,12 +74,8 @@ pub enum ProcessEvent {
 
 impl LlamaProcess {
     /// Starts a program with an empty stdin and exactly the variables of `environment`. With
-    /// `repeat`, the first `ECHO_BYTES_MAX` bytes of its stderr are copied to our stderr.
-    ///
-    /// The kernel kills the program when the calling thread ends, so that thread must outlive it.
-    ///
-    /// # Errors
-    /// When the program cannot be started.
+    /// `repeat`, the first `ECHO_BYTES_MAX` bytes of its stderr are copied to our stderr. The
+    /// kernel kills the program when the calling thread ends, so that thread must outlive it.
     pub fn spawn_program(
         program: &Path,
         arguments: impl IntoIterator<Item = OsString>,
@@ -101,7 +90,7 @@ impl LlamaProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        kill_with_parent(&mut command);
+        set_death_signal(&mut command, Signal::KILL);
         let mut process = command.spawn()?;
         let (send, lines) = mpsc::sync_channel(QUEUED_LINES_MAX);
         let stdout = process.stdout.take().expect("it was asked for");
@@ -113,7 +102,7 @@ impl LlamaProcess {
             send,
             if repeat { ECHO_BYTES_MAX } else { 0 },
         );
-        Ok(Self { process, lines, tail: String::new() })
+        Ok(Self { process, lines, tail: OutputTail::new(TAIL_BYTES_MAX) })
     }
 
     /// Waits for the next line, at most `limit`.
@@ -121,8 +110,7 @@ impl LlamaProcess {
         match self.lines.recv_timeout(limit) {
             Ok(line) => {
                 self.tail.push_str(&line.text);
-                self.tail.push('\n');
-                trim_tail(&mut self.tail);
+                self.tail.push_str("\n");
                 ProcessEvent::Line(line)
             }
             Err(mpsc::RecvTimeoutError::Timeout) => ProcessEvent::TimedOut,
@@ -132,32 +120,23 @@ impl LlamaProcess {
 
     /// Returns the end of the output that was read so far.
     pub fn output_tail(&self) -> &str {
-        &self.tail
+        self.tail.as_str()
     }
 
     /// Returns the exit status, or `None` while the program runs.
-    ///
-    /// # Errors
-    /// When the system cannot report the status.
     pub fn exit_status(&mut self) -> io::Result<Option<ExitStatus>> {
         self.process.try_wait()
     }
 
     /// Asks the program to end (SIGTERM).
     pub fn send_sigterm(&self) {
-        if let Some(pid) =
-            i32::try_from(self.process.id()).ok().and_then(rustix::process::Pid::from_raw)
-        {
-            // The program may have ended by itself. Its process id is not reused until it is waited
-            // for.
-            let _ = rustix::process::kill_process(pid, Signal::TERM);
+        // The process id is not reused until the program is waited for.
+        if let Some(pid) = ChildPid::from_id(self.process.id()) {
+            pid.send_signal(Signal::TERM);
         }
     }
 
     /// Kills the program unless it has ended, and returns its exit status.
-    ///
-    /// # Errors
-    /// When the system cannot report the status.
     pub fn kill_and_wait(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.process.try_wait()? {
             return Ok(status);
@@ -167,9 +146,6 @@ impl LlamaProcess {
     }
 
     /// Waits until the program ends by itself, at most `limit`. Returns `None` if it still runs.
-    ///
-    /// # Errors
-    /// When the system cannot report the status.
     pub fn wait_exit(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         const LOOK_EVERY: Duration = Duration::from_millis(10);
         let until = std::time::Instant::now() + limit;
@@ -189,24 +165,7 @@ impl Drop for LlamaProcess {
     }
 }
 
-/// Makes the kernel kill the child when the thread that starts it ends. That thread must outlive
-/// the child.
-#[expect(unsafe_code, reason = "pre_exec is the only way to set a parent death signal")]
-fn kill_with_parent(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
-    let parent = getpid();
-    // SAFETY: between fork and exec only two system calls are made; nothing is allocated.
-    unsafe {
-        command.pre_exec(move || {
-            set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before the signal was set.
-            if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
-        });
-    }
-}
-
-/// Starts a thread that reads a pipe to its end and sends its lines. The first `repeat` bytes are
-/// copied to our stderr.
+/// The first `repeat` bytes are copied to our stderr.
 fn read_in_background(
     pipe: impl Read + Send + 'static,
     stream: ProcessStream,
@@ -220,19 +179,17 @@ fn read_in_background(
     });
 }
 
-/// A reader of one pipe that splits it into lines.
 struct LineSplitter {
     stream: ProcessStream,
-    /// The queue of lines.
     send: SyncSender<ProcessLine>,
-    /// The bytes of the current, unfinished line.
+    /// The current, unfinished line.
     line: Vec<u8>,
-    /// The number of bytes that are still copied to our stderr.
+    /// The bytes that are still copied to our stderr.
     echo_bytes_left: usize,
 }
 
 impl LineSplitter {
-    /// Reads the pipe to its end. Bytes after the first `PIPE_BYTES_MAX` are dropped.
+    /// Bytes after the first `PIPE_BYTES_MAX` are dropped.
     fn read_pipe(&mut self, mut pipe: impl Read) {
         let (mut buffer, mut read) = (vec![0; 64 * 1024], 0_usize);
         loop {
@@ -251,7 +208,7 @@ impl LineSplitter {
         self.send_line();
     }
 
-    /// Appends bytes to the current line, and sends each line that is complete or full.
+    /// Sends each line that is complete or full.
     fn split_lines(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let room = LINE_BYTES_MAX - self.line.len();
@@ -262,7 +219,7 @@ impl LineSplitter {
         }
     }
 
-    /// Sends the current line unless it is empty, and begins a new one.
+    /// Sends the current line unless it is empty.
     fn send_line(&mut self) {
         let text = String::from_utf8_lossy(&self.line);
         let text = text.trim_end_matches(['\n', '\r']).to_owned();
@@ -273,21 +230,10 @@ impl LineSplitter {
         }
     }
 
-    /// Copies bytes to our stderr, up to the remaining allowance.
     fn echo_to_stderr(&mut self, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.echo_bytes_left)];
         self.echo_bytes_left -= bytes.len();
         // Our own stderr may be closed.
         let _ = io::stderr().write_all(bytes);
     }
-}
-
-/// Removes text from the front until at most `TAIL_BYTES_MAX` bytes are left, at a character
-/// boundary.
-fn trim_tail(tail: &mut String) {
-    let mut cut = tail.len().saturating_sub(TAIL_BYTES_MAX);
-    while !tail.is_char_boundary(cut) {
-        cut += 1;
-    }
-    tail.drain(..cut);
 }

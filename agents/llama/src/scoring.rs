@@ -32,23 +32,19 @@ pub fn build_request(before: &[u32], token: u32) -> Value {
     request
 }
 
-/// The JSON reply to a scoring request.
 #[derive(Deserialize)]
 struct ScoringReply {
     completion_probabilities: Vec<ForcedToken>,
 }
 
-/// The forced token and its log-probability.
 #[derive(Deserialize)]
 struct ForcedToken {
     id: u32,
     logprob: f32,
 }
 
-/// Parses the log-probability of the forced token, in nats.
-///
-/// # Errors
-/// When the reply is invalid, or about another token.
+/// Parses the log-probability of the forced token, in nats. A reply about another token is an
+/// error.
 pub fn parse_logprob(body: &[u8], wanted: u32) -> Result<f32, ScoringError> {
     let answer: ScoringReply = serde_json::from_slice(body)?;
     // There may be further entries if a character was incomplete.

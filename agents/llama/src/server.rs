@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions};
 
-/// The time between two checks of the server's readiness.
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The time from SIGTERM to SIGKILL.
@@ -32,11 +31,9 @@ const SOCKET_PATH_MAX: usize = 100;
 /// The settings with which `llama-server` runs on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LlamaServerSettings {
-    /// The path of `llama-server`.
     pub program: PathBuf,
-    /// The options that the program supports.
     pub options: ProgramOptions,
-    /// The device, a name of `--list-devices`; the CPU if `None`.
+    /// A name of `--list-devices`; the CPU if `None`.
     pub device: Option<String>,
     pub environment: ProcessEnvironment,
     /// True to map weights into memory.
@@ -47,9 +44,7 @@ pub struct LlamaServerSettings {
 /// A model to serve, and its limits.
 #[derive(Debug, Clone, Copy)]
 pub struct ServedModel<'a> {
-    /// The GGUF file of the base model.
     pub base: &'a Path,
-    /// The GGUF file of an adapter.
     pub adapter: Option<&'a Path>,
     /// The number of sequences at once.
     pub slots: u32,
@@ -57,14 +52,13 @@ pub struct ServedModel<'a> {
     pub context: u32,
     /// True to compute attention and its cache in f32, for a base in f32.
     pub exact: bool,
-    /// The directory for the server's socket and key. It is created with access for this user only.
+    /// The directory for the server's socket and key, created with access for this user only.
     pub directory: &'a Path,
 }
 
 /// The address that a server listens on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerAddress {
-    /// The path of a unix socket.
     Socket(PathBuf),
     /// A port of the loopback interface.
     Port(u16),
@@ -79,12 +73,12 @@ pub enum LlamaServerError {
     Name { path: PathBuf },
     #[error("start {program}")]
     Start { program: PathBuf, source: io::Error },
-    #[error("llama-server ended ({ending}) before it was ready; last output: {said} (E104)")]
-    Ended { ending: String, said: String },
+    #[error("llama-server ended ({ending}) before it was ready; last output: {last_output} (E104)")]
+    Ended { ending: String, last_output: String },
     #[error(
-        "llama-server was not ready within {limit:?} and was ended; last output: {said} (E104)"
+        "llama-server was not ready within {limit:?} and was ended; last output: {last_output} (E104)"
     )]
-    NotReady { limit: Duration, said: String },
+    NotReady { limit: Duration, last_output: String },
 }
 
 /// A running `llama-server`. Dropping it ends the process, first with SIGTERM and after 3 s with
@@ -137,9 +131,6 @@ impl LlamaServer {
     }
 
     /// Waits until the server is ready, at most `limit`. Calls `beat` between two checks.
-    ///
-    /// # Errors
-    /// When the server ends, or is not ready within the limit.
     pub fn wait_ready(
         &mut self,
         limit: Duration,
@@ -147,8 +138,8 @@ impl LlamaServer {
     ) -> Result<(), LlamaServerError> {
         let until = Instant::now() + limit;
         loop {
-            if let Some((ending, said)) = self.poll_exit() {
-                return Err(LlamaServerError::Ended { ending, said });
+            if let Some((ending, last_output)) = self.poll_exit() {
+                return Err(LlamaServerError::Ended { ending, last_output });
             }
             // A ready server at this address is ours if our process runs: a second server could not
             // listen there.
@@ -156,14 +147,13 @@ impl LlamaServer {
                 return Ok(());
             }
             if Instant::now() >= until {
-                return Err(LlamaServerError::NotReady { limit, said: self.last_output() });
+                return Err(LlamaServerError::NotReady { limit, last_output: self.last_output() });
             }
             beat();
             std::thread::sleep(READY_POLL_INTERVAL);
         }
     }
 
-    /// Returns the address of the server.
     pub fn listen_address(&self) -> &ServerAddress {
         &self.address
     }
@@ -204,7 +194,6 @@ impl LlamaServer {
         Some((ending, self.last_output()))
     }
 
-    /// Returns the end of the output as one line.
     fn last_output(&self) -> String {
         let lines: Vec<&str> = self.child.output_tail().lines().map(str::trim).collect();
         if lines.is_empty() { "nothing".to_owned() } else { lines.join(" | ") }
@@ -224,9 +213,8 @@ impl Drop for LlamaServer {
     }
 }
 
-/// Creates the private directory, and a new key in a file there. Returns the key and the path of
-/// the file. The key is not passed as an argument because other users can read the arguments of a
-/// process.
+/// Creates the private directory, and a new key in a file there. The key is not passed as an
+/// argument because other users can read the arguments of a process.
 fn prepare_directory(directory: &Path) -> io::Result<(String, PathBuf)> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let mut bytes = [0_u8; 32];
@@ -240,8 +228,7 @@ fn prepare_directory(directory: &Path) -> io::Result<(String, PathBuf)> {
     Ok((key, path))
 }
 
-/// Returns the address to listen on: a unix socket, or a currently free port if the socket's path
-/// would be too long.
+/// A unix socket, or a currently free port if the socket's path would be too long.
 fn choose_address(directory: &Path) -> io::Result<ServerAddress> {
     let socket = directory.join("server.sock");
     if socket.as_os_str().len() <= SOCKET_PATH_MAX {
@@ -252,7 +239,6 @@ fn choose_address(directory: &Path) -> io::Result<ServerAddress> {
     Ok(ServerAddress::Port(port))
 }
 
-/// Returns the command line of the server.
 fn command_arguments(
     settings: &LlamaServerSettings,
     serve: &ServedModel<'_>,

@@ -1,4 +1,4 @@
-//! `llama-perplexity` as it can go wrong: shell scripts in its place, real processes and pipes.
+//! Failure modes of `llama-perplexity`: shell scripts in its place, real processes and pipes.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -19,7 +19,7 @@ const ROWS: &str = "\
     printf '       0  190.1000  5.247550  0.060000\\n     512  180.2000  5.194067  0.050000\\n'\n\
     printf '    1024  187.2695  5.232549  0.040000\\n    1536  9.0000  2.197225  0.030000\\n'\n";
 
-/// In the way of every version since 2024-09: glued to what stdout has, with a prefix.
+/// The output of every version since 2024-09: joined to the content of stdout, with a prefix.
 const FINAL: &str = "printf '0.02 seconds per pass - ETA 0.17.041.539 I Final estimate: \
     PPL = 268.6434 +/- 5.77250\\n\\n' >&2\n";
 
@@ -69,7 +69,7 @@ impl Fake {
         };
         loop {
             match perplexity.measure_perplexity(&request, &mut |_, _| {}) {
-                // Another test's child may hold the script open for a moment yet.
+                // Another test's child may still hold the script open for a moment.
                 Err(LlamaPerplexityError::Start { source, .. })
                     if source.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
                 other => return other,
@@ -150,7 +150,7 @@ fn one_that_hangs_is_ended_after_the_silence_it_is_granted() {
     assert!(error.to_string().contains("loading"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));
 
-    // Rows were its signs of life: words are none any more.
+    // Once there were rows, only rows count as signs of life.
     let fake = Fake::new(&format!("{OVER}{ROWS}while :; do echo still here; sleep 0.2; done\n"));
     let error =
         fake.measure_with(ChunkSelection::AllButLast(3), Duration::from_secs(1)).unwrap_err();
@@ -165,7 +165,7 @@ fn a_flood_neither_blocks_nor_hides_the_result() {
 }
 
 #[test]
-fn failures_say_how_it_ended_and_what_it_said() {
+fn failures_contain_the_exit_status_and_the_last_output() {
     for (script, status, said) in [
         (
             "echo 'GGML_ASSERT(!llama_vocab_get_add_eos(vocab)) failed' >&2; kill -ABRT $$",

@@ -18,7 +18,7 @@ use crate::{
     protocol::{self, CellReply, CellRequest},
 };
 
-/// The time that a cell may take in addition to the program's own limit, on a busy host.
+/// In addition to the program's own limit, for a busy host.
 const REPLY_GRACE: Duration = Duration::from_secs(30);
 
 /// A failure of the sandbox itself: nothing is known about the program. The cell must be dropped.
@@ -32,7 +32,7 @@ impl From<io::Error> for SandboxError {
     }
 }
 
-/// One process that runs contained programs, one at a time. Dropping it ends the program that it
+/// A process that runs contained programs, one at a time. Dropping it ends the program that it
 /// runs.
 #[derive(Debug)]
 pub struct SandboxCell {
@@ -44,7 +44,6 @@ pub struct SandboxCell {
 }
 
 impl SandboxCell {
-    /// Takes over a started cell process and its pipes.
     pub(crate) fn from_child(mut child: Child, group: Option<CellCgroup>) -> io::Result<Self> {
         let (requests, replies) = (child.stdin.take(), child.stdout.take());
         let (Some(requests), Some(replies)) = (requests, replies) else {
@@ -54,13 +53,8 @@ impl SandboxCell {
         Ok(Self { child, requests, replies, _group: group })
     }
 
-    /// Creates a new work directory with these files, by paths relative to it. All files are
-    /// executable. The previous room is removed.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a path leads outside, if the files do not fit in the room, or if the
-    /// cell fails.
+    /// Creates a new work directory with these files, by relative paths; all are executable. The
+    /// previous room is removed. Fails if a path leads outside or the files do not fit.
     pub fn create_room<P: AsRef<str>, C: AsRef<[u8]>>(
         &mut self,
         files: &[(P, C)],
@@ -76,7 +70,6 @@ impl SandboxCell {
         }
     }
 
-    /// Sends a run or probe request and returns the program's result.
     pub(crate) fn run_request(
         &mut self,
         request: &CellRequest,
@@ -92,7 +85,7 @@ impl SandboxCell {
         }
     }
 
-    /// Sends a request and waits for the reply, at most `wall` plus `REPLY_GRACE`.
+    /// Waits for the reply at most `wall` plus `REPLY_GRACE`.
     pub(crate) fn send_request(
         &mut self,
         request: &CellRequest,
@@ -106,7 +99,6 @@ impl SandboxCell {
     }
 }
 
-/// Converts a reply that does not match the request into an error.
 pub(crate) fn reply_error(reply: CellReply) -> SandboxError {
     match reply {
         CellReply::Broken(problem) => SandboxError(problem),
@@ -130,12 +122,9 @@ pub struct SandboxRoom<'a> {
 }
 
 impl SandboxRoom<'_> {
-    /// Runs a program until it ends or reaches a limit. Afterwards nothing that it started is left,
-    /// except the files that it wrote to the room; the next program in the room sees them.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the sandbox fails; nothing is known about the program then.
+    /// Runs a program until it ends or reaches a limit. Nothing that it started is left then,
+    /// except the files that it wrote to the room, which the next program sees. After an error
+    /// nothing is known about the program.
     pub fn run(
         &mut self,
         program: &SandboxProgram,
@@ -146,17 +135,13 @@ impl SandboxRoom<'_> {
     }
 }
 
-/// A pipe to or from a process that may stop responding; every operation has a deadline.
 struct DeadlineIo<'a, T> {
     pipe: &'a T,
     deadline: Instant,
 }
 
 impl<T: AsFd> DeadlineIo<'_, T> {
-    /// Waits until the pipe is ready.
-    ///
-    /// # Errors
-    /// Returns an error at the deadline.
+    /// Fails at the deadline.
     fn wait_ready(&self, flags: PollFlags) -> io::Result<()> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());

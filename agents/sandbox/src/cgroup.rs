@@ -11,14 +11,11 @@ use std::{
     time::Duration,
 };
 
-/// The mount point of the unified hierarchy.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
-/// The prefix of the names of cell groups.
 const NAME: &str = "flotilla-cell-";
-/// The controllers that a cell group needs.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
 
-/// The attempts to remove a group; the kernel takes a moment to release ended processes.
+/// The kernel takes a moment to release ended processes.
 const REMOVAL_TRIES: u32 = 50;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
 
@@ -27,8 +24,8 @@ const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
 pub(crate) struct CgroupParent(PathBuf);
 
 impl CgroupParent {
-    /// Finds the delegated group: the one above this process's group, or that group itself. Removes
-    /// leftover cell groups.
+    /// Finds the group above this process's group, or that group itself. Removes leftover cell
+    /// groups.
     pub(crate) fn find_delegated() -> Option<Self> {
         let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
         let own = Path::new(CGROUP_ROOT).join(own_cgroup_path(&groups)?);
@@ -37,7 +34,6 @@ impl CgroupParent {
         Some(Self(found.to_owned()))
     }
 
-    /// Creates a group for one cell.
     pub(crate) fn create_group(&self) -> io::Result<CellCgroup> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -47,18 +43,16 @@ impl CgroupParent {
     }
 }
 
-/// Returns the path below the root of the unified hierarchy, from `/proc/self/cgroup`.
+/// Parses `/proc/self/cgroup` for the path in the unified hierarchy.
 fn own_cgroup_path(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("0::/"))
 }
 
-/// Returns true if the group is delegated and has the needed controllers.
 fn is_usable(group: &Path) -> bool {
     is_delegated(group) && enable_controllers(group).unwrap_or(false)
 }
 
-/// Returns true if systemd marked the group as delegated. Without this check, root would divide the
-/// groups of other services.
+/// Checks systemd's mark, without which root would divide the groups of other services.
 fn is_delegated(group: &Path) -> bool {
     let mut value = [0; 8];
     let has =
@@ -77,7 +71,7 @@ fn enable_controllers(group: &Path) -> io::Result<bool> {
     Ok(has(&fs::read_to_string(&control)?))
 }
 
-/// Removes cell groups of agents that were killed. Groups in use cannot be removed.
+/// Skips groups in use, which cannot be removed.
 fn remove_leftover_groups(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(NAME) {
@@ -91,7 +85,6 @@ fn remove_leftover_groups(parent: &Path) {
 pub(crate) struct CellCgroup(PathBuf);
 
 impl CellCgroup {
-    /// Returns the directory of the group.
     pub(crate) fn group_path(&self) -> &Path {
         &self.0
     }
@@ -139,7 +132,7 @@ mod tests {
         for name in ["flotilla-cell-1-0", "flotilla-cell-1-1", "other"] {
             fs::create_dir(path(name)).unwrap();
         }
-        // As if it had a process.
+        // A subdirectory keeps the group as a process would.
         fs::create_dir(path("flotilla-cell-1-1/busy")).unwrap();
         remove_leftover_groups(parent.path());
         assert!(!path("flotilla-cell-1-0").exists());

@@ -36,30 +36,26 @@ use crate::{
 /// The work directory of a room, in which its programs start.
 pub const WORK: &str = "/room/work";
 
-/// A containment layer that could not be set up, and the reason.
 #[derive(Debug)]
 struct LayerError(SandboxLayer, io::Error);
 
-/// The pipes to the process that holds this cell.
 struct HolderPipes {
     requests: File,
     replies: File,
 }
 
 impl HolderPipes {
-    /// Opens the pipes on stdin and stdout.
     fn open_pipes() -> io::Result<Self> {
         let requests = File::from(io::stdin().as_fd().try_clone_to_owned()?);
         let replies = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         Ok(Self { requests, replies })
     }
 
-    /// Reads the next request; `None` if the holder closed the pipe.
+    /// Returns `None` if the holder closed the pipe.
     fn read_request(&mut self) -> io::Result<Option<(CellRequest, Vec<u8>)>> {
         protocol::read_message(&mut self.requests)
     }
 
-    /// Sends a reply.
     fn send_reply(&mut self, reply: &CellReply, body: &[&[u8]]) -> io::Result<()> {
         protocol::write_message(&mut self.replies, reply, body)
     }
@@ -103,7 +99,6 @@ fn run_cell() -> io::Result<()> {
     }
 }
 
-/// Reports a missing layer to the holder.
 fn reply_unfit(
     holder: &mut HolderPipes,
     LayerError(layer, problem): &LayerError,
@@ -115,8 +110,7 @@ fn reply_unfit(
     holder.send_reply(&CellReply::Unfit { layer: *layer, problem, refused }, &[])
 }
 
-/// Maps the identity of the inner process, lets it continue and waits for its end. Runs in the
-/// outer process.
+/// Runs in the outer process until the inner one has ended.
 fn wait_inner(holder: &mut HolderPipes, inner: Pid, mut map: io::PipeWriter) -> io::Result<()> {
     let mapped = identity::map_inner(inner).and_then(|()| map.write_all(&[1]));
     if let Err(error) = mapped {
@@ -128,8 +122,7 @@ fn wait_inner(holder: &mut HolderPipes, inner: Pid, mut map: io::PipeWriter) -> 
     Ok(())
 }
 
-/// Removes all access from the inner process except what programs may have and what it needs to run
-/// them. Returns the seccomp filter for programs.
+/// Leaves the inner process only what it needs to run programs. Returns their seccomp filter.
 fn confine_inner(policy: &PathVisibility) -> Result<syscall_filter::ProgramFilter, LayerError> {
     let lacking = |layer| move |error| LayerError(layer, error);
     let view = view::gather_view(policy).map_err(lacking(SandboxLayer::View))?;
@@ -143,7 +136,6 @@ fn confine_inner(policy: &PathVisibility) -> Result<syscall_filter::ProgramFilte
     syscall_filter::compile_program_filter().map_err(lacking(SandboxLayer::Seccomp))
 }
 
-/// Serves the holder's requests, one at a time.
 fn serve_requests(
     mut holder: HolderPipes,
     group: Option<cgroup_files::CgroupFiles>,

@@ -7,23 +7,21 @@ use serde::{Deserialize, Serialize};
 /// The host's paths that programs see in addition to the system directories.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathVisibility {
-    /// Directories or files that are shown read-only at their own paths, such as toolchains outside
-    /// `/usr`. They must exist.
+    /// Directories or files, such as toolchains outside `/usr`, at their own paths. They must
+    /// exist.
     pub read_only: Vec<PathBuf>,
-    /// Paths that are hidden even below a shown path, such as the agent's own directories. They
-    /// take precedence over `read_only` and may be missing.
+    /// Paths that are hidden even below a shown path and may be missing; they override `read_only`.
     pub hidden: Vec<PathBuf>,
 }
 
 /// A program to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxProgram {
-    /// The program, searched in `PATH` unless it contains a slash, and its arguments.
+    /// Searched in `PATH` unless it contains a slash.
     pub argv: Vec<String>,
-    /// Variables that are added to `PATH`, `HOME`, `LANG` and `TMPDIR`, or replace them. The
-    /// program receives no others.
+    /// Added to `PATH`, `HOME`, `LANG` and `TMPDIR`, or replacing them. The program gets no others.
     pub env: Vec<(String, String)>,
-    /// The program's input, which it may leave unread.
+    /// May be left unread.
     #[serde(skip)]
     pub stdin: Vec<u8>,
 }
@@ -31,16 +29,16 @@ pub struct SandboxProgram {
 /// The limits of a program together with all processes that it starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramLimits {
-    /// The wall-clock time from start to end.
+    /// From start to end.
     pub wall: Duration,
-    /// The resident memory. Without a cgroup it is measured 50 times a second, and one process may
-    /// reserve at most twice the limit.
+    /// Resident. Without a cgroup it is measured 50 times a second, and one process may reserve at
+    /// most twice the limit.
     pub memory_bytes: u64,
-    /// The number of processes and threads at once.
+    /// Including threads, at once.
     pub processes: u32,
-    /// The bytes that may be written to the room, which is in memory; also the largest file.
+    /// Bytes in the room, which is in memory; also the largest file.
     pub disk_bytes: u64,
-    /// The bytes of stdout and stderr together; the program is ended above it.
+    /// Stdout and stderr together; the program is ended above it.
     pub output_bytes: u64,
 }
 
@@ -60,26 +58,22 @@ impl Default for ProgramLimits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramResult {
     pub how: ProgramEnd,
-    /// The output; with `stderr` at most `output_bytes`.
+    /// With `stderr` at most `output_bytes`.
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
-    /// The wall-clock time without the sandbox's own work before and after.
+    /// Without the sandbox's own work before and after.
     pub wall: Duration,
 }
 
 /// The way in which a program ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProgramEnd {
-    /// It exited with this code.
     Exited(i32),
-    /// It was ended by this signal, its own or one of its processes'.
+    /// By this signal, its own or one of its processes'.
     Signalled(i32),
-    /// It was ended at its wall-clock limit.
     TimedOut,
-    /// It was ended because it exceeded its memory limit.
     OutOfMemory,
-    /// It was ended because it exceeded its output limit.
     OutputTooLong,
-    /// It could not be executed, with the reason: file missing or not executable.
+    /// The reason: file missing or not executable.
     NotStarted(String),
 }

@@ -13,40 +13,35 @@ use crate::{PathVisibility, ProgramEnd, ProgramLimits, SandboxLayer, SandboxProg
 /// The limit of a header and of a body (files of a room, an input, an output).
 const BYTES_MAX: usize = 256 << 20;
 
-/// The settings with which a cell contains itself.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CellSetup {
     pub policy: PathVisibility,
-    /// The control group to enter.
     pub group: Option<PathBuf>,
 }
 
-/// A request to a cell.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum CellRequest {
-    /// The first request, sent once.
+    /// Sent once, first.
     Setup(CellSetup),
-    /// Creates a room. Contains paths relative to the work directory and lengths; the body contains
-    /// the files' contents.
+    /// Paths relative to the work directory and lengths; the body contains the contents.
     Room { files: Vec<(String, usize)>, disk_bytes: u64 },
-    /// Runs a program; the body is its input.
+    /// The body is the program's input.
     Run { program: SandboxProgram, limits: ProgramLimits },
     /// Tests the containment from the place of a program.
     Probe { canary: PathBuf, limits: ProgramLimits },
 }
 
-/// A cell's reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum CellReply {
     Done,
     Unfit {
         layer: SandboxLayer,
         problem: String,
-        /// Whether the kernel refused it, rather than something being missing.
+        /// True if the kernel refused it, rather than something being missing.
         refused: bool,
     },
     Broken(String),
-    /// The program's end. The body is stdout, of the given length, followed by stderr.
+    /// The body is stdout, of the given length, followed by stderr.
     Ended {
         how: ProgramEnd,
         wall: Duration,
@@ -54,10 +49,7 @@ pub(crate) enum CellReply {
     },
 }
 
-/// Writes a header and a body.
-///
-/// # Errors
-/// Returns an error if either is larger than `BYTES_MAX`, or if the pipe fails.
+/// Fails if header or body is larger than `BYTES_MAX`.
 pub(crate) fn write_message(
     to: &mut impl Write,
     head: &impl Serialize,
@@ -74,7 +66,7 @@ pub(crate) fn write_message(
     to.flush()
 }
 
-/// Reads a header and its body; `None` at the end of the stream.
+/// Returns `None` at the end of the stream.
 pub(crate) fn read_message<T: DeserializeOwned>(
     from: &mut impl Read,
 ) -> io::Result<Option<(T, Vec<u8>)>> {
@@ -89,14 +81,12 @@ pub(crate) fn read_message<T: DeserializeOwned>(
     Ok(Some((serde_json::from_slice(&head)?, body)))
 }
 
-/// Reads a part of this length.
 fn read_bytes(from: &mut impl Read, length: u32) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; checked_length(length as usize)? as usize];
     from.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Converts a length that is at most `BYTES_MAX`.
 fn checked_length(length: usize) -> io::Result<u32> {
     match u32::try_from(length) {
         Ok(length) if length as usize <= BYTES_MAX => Ok(length),

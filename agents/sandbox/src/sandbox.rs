@@ -17,13 +17,13 @@ use crate::{
     protocol::{CellReply, CellRequest, CellSetup},
 };
 
-/// The limit of a test program that never ends by itself.
+/// For a test program that never ends by itself.
 const TEST_WALL: Duration = Duration::from_millis(50);
 
-/// A variable in the environment of a cell that programs must not see.
+/// In the environment of a cell; programs must not see it.
 const CANARY_VARIABLE: &str = "FLOTILLA_CANARY";
 
-/// The variables with which a cell's own program finds its libraries.
+/// A cell's own program finds its libraries with them.
 const LIBRARY_VARIABLES: [&str; 1] = ["LD_LIBRARY_PATH"];
 
 /// The program that starts a cell by calling [`crate::serve_cell`], and its arguments.
@@ -63,7 +63,6 @@ impl fmt::Display for SandboxLayers {
 #[derive(Debug, Clone)]
 pub struct Sandbox(Arc<SandboxInner>);
 
-/// The shared settings of a sandbox.
 #[derive(Debug)]
 struct SandboxInner {
     launch: CellLaunch,
@@ -72,11 +71,8 @@ struct SandboxInner {
 }
 
 impl Sandbox {
-    /// Opens a sandbox and tests it with several probes.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`UnfitHost`] if the host lacks a layer, or if a probe could do something forbidden.
+    /// Opens a sandbox and tests it. Fails if the host lacks a layer, or a probe could do something
+    /// forbidden.
     pub fn open(launch: CellLaunch, policy: PathVisibility) -> Result<Self, UnfitHost> {
         check_kernel_release(&rustix::system::uname().release().to_string_lossy())?;
         let sandbox =
@@ -86,8 +82,7 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// Returns a sandbox that shows these paths too, read-only. The containment is the same and is
-    /// not tested again.
+    /// Returns a sandbox that shows these paths too, read-only. It is not tested again.
     #[must_use]
     pub fn with_read_only(&self, more: &[PathBuf]) -> Self {
         let SandboxInner { launch, policy, groups } = &*self.0;
@@ -102,16 +97,11 @@ impl Sandbox {
         SandboxLayers { cgroup: self.0.groups.is_some() }
     }
 
-    /// Starts a cell. It takes some milliseconds; reuse it for many programs.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a cell can no longer be started.
+    /// Starts a cell in some milliseconds; reuse it for many programs.
     pub fn start_cell(&self) -> Result<SandboxCell, SandboxError> {
         self.try_start_cell().map_err(|unfit| SandboxError(unfit.to_string()))
     }
 
-    /// Starts a cell and reports a missing layer.
     fn try_start_cell(&self) -> Result<SandboxCell, UnfitHost> {
         let lacking = |error: io::Error| UnfitHost::new(SandboxLayer::Cell, error);
         let SandboxInner { launch, policy, groups } = &*self.0;
@@ -149,11 +139,10 @@ impl Sandbox {
     }
 }
 
-/// The oldest supported kernel: 5.12 introduced recursive mount attributes, and 5.14 counts
-/// processes per user namespace instead of per user of the host.
+/// 5.12 introduced recursive mount attributes, and 5.14 counts processes per user namespace instead
+/// of per user of the host.
 const KERNEL_MIN: (u32, u32) = (5, 14);
 
-/// Checks that the kernel is at least `KERNEL_MIN`.
 fn check_kernel_release(release: &str) -> Result<(), UnfitHost> {
     let mut numbers = release.split(['.', '-', '+']).map_while(|part| part.parse::<u32>().ok());
     match (numbers.next(), numbers.next()) {
@@ -162,16 +151,17 @@ fn check_kernel_release(release: &str) -> Result<(), UnfitHost> {
     }
 }
 
-/// Runs the probes.
-///
-/// # Errors
-/// Returns what the host fails to contain.
+/// Fails with what the host does not contain.
 fn run_self_test(mut cell: SandboxCell) -> Result<(), String> {
     let canary = tempfile::NamedTempFile::new().map_err(|error| format!("a canary: {error}"))?;
     let probed = run_probe(&mut cell, canary.path()).map_err(|broken| broken.to_string())?;
-    let said = String::from_utf8_lossy(&probed.stdout);
-    if probed.how != ProgramEnd::Exited(0) || said != CONTAINED {
-        return Err(format!("{:?}: {said}{}", probed.how, String::from_utf8_lossy(&probed.stderr)));
+    let output = String::from_utf8_lossy(&probed.stdout);
+    if probed.how != ProgramEnd::Exited(0) || output != CONTAINED {
+        return Err(format!(
+            "{:?}: {output}{}",
+            probed.how,
+            String::from_utf8_lossy(&probed.stderr)
+        ));
     }
     let ended = run_shell(&mut cell, "export -p", ProgramLimits::default().wall)?;
     let environment = String::from_utf8_lossy(&ended.stdout);
@@ -188,7 +178,6 @@ fn run_self_test(mut cell: SandboxCell) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs the built-in probe in a new room.
 fn run_probe(cell: &mut SandboxCell, canary: &Path) -> Result<ProgramResult, SandboxError> {
     cell.create_room::<&str, &[u8]>(&[])?;
     let limits = ProgramLimits::default();
@@ -196,7 +185,6 @@ fn run_probe(cell: &mut SandboxCell, canary: &Path) -> Result<ProgramResult, San
     cell.run_request(&request, &[], limits.wall)
 }
 
-/// Runs a shell script in a new room.
 fn run_shell(
     cell: &mut SandboxCell,
     script: &str,

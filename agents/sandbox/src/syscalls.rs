@@ -19,7 +19,7 @@ pub(crate) enum ForkSide {
     Child,
 }
 
-/// The namespaces of a cell, all created together with its process.
+/// All created together with the cell's process.
 pub(crate) const CELL_NAMESPACES: c_int = libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNS
@@ -28,15 +28,14 @@ pub(crate) const CELL_NAMESPACES: c_int = libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// The namespaces of an uncontained program from which directories are hidden.
+/// For an uncontained program from which directories are hidden.
 pub(crate) const MASKED_NAMESPACES: c_int =
     libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;
 
-/// The namespaces of one program.
 pub(crate) const PROGRAM_NAMESPACES: c_int = libc::CLONE_NEWPID | libc::CLONE_NEWNS;
 
-/// Starts a copy of this process in new namespaces. Only for single-threaded processes, whose
-/// copies may continue with any operation.
+/// Copies this process into new namespaces. Only for single-threaded processes, whose copies may
+/// continue with any operation.
 #[expect(unsafe_code, reason = "no library has fork with namespaces")]
 pub(crate) fn fork_into(namespaces: c_int) -> io::Result<ForkSide> {
     let flags = libc::c_ulong::from((namespaces | libc::SIGCHLD).cast_unsigned());
@@ -53,8 +52,8 @@ pub(crate) fn fork_into(namespaces: c_int) -> io::Result<ForkSide> {
     }
 }
 
-/// Closes all descriptors except the standard three; the process that started the agent may have
-/// left some open. Must be called before this process opens any.
+/// Keeps the standard three descriptors; the process that started the agent may have left others
+/// open. Must be called before this process opens any.
 #[expect(unsafe_code, reason = "nothing else closes what this process does not know of")]
 pub(crate) fn close_inherited_files() -> io::Result<()> {
     // SAFETY: nothing in this process owns a descriptor above the standard ones yet.

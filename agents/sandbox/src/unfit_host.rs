@@ -7,21 +7,17 @@ use serde::{Deserialize, Serialize};
 /// A layer of the containment. A sandbox needs all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SandboxLayer {
-    /// The minimum kernel version.
     Kernel,
-    /// The process of the cell.
     Cell,
-    /// A user namespace, in which an ordinary user can create the other namespaces.
+    /// Lets an ordinary user create the other namespaces.
     Namespaces,
     /// A user that owns nothing.
     Identity,
     /// A read-only view of the system.
     View,
-    /// A `/proc` that contains only the program's own processes.
+    /// Contains only the program's own processes.
     Proc,
-    /// The system call filter.
     Seccomp,
-    /// The result of the self-test.
     SelfTest,
 }
 
@@ -51,13 +47,11 @@ pub struct UnfitHost {
 }
 
 impl UnfitHost {
-    /// Builds the error with the layer's general advice.
     pub(crate) fn new(layer: SandboxLayer, problem: impl fmt::Display) -> Self {
         Self { layer, problem: problem.to_string(), remedy: general_remedy(layer).to_owned() }
     }
 
-    /// Builds the error for an operation that the kernel refused; the advice names the host's
-    /// setting if one is known to cause it.
+    /// Names the host's setting if one is known to cause the refusal.
     pub(crate) fn refused_by_kernel(layer: SandboxLayer, problem: impl fmt::Display) -> Self {
         let remedy = restriction_remedy(&HostRestrictions::read_settings())
             .unwrap_or_else(|| general_remedy(layer));
@@ -65,7 +59,6 @@ impl UnfitHost {
     }
 }
 
-/// The host's settings that can forbid namespaces.
 #[derive(Debug, Default)]
 struct HostRestrictions {
     is_root: bool,
@@ -76,7 +69,6 @@ struct HostRestrictions {
 }
 
 impl HostRestrictions {
-    /// Reads the settings of this host.
     fn read_settings() -> Self {
         let value = |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}"));
         let is = |name, wanted| value(name).is_ok_and(|value| value.trim() == wanted);
@@ -113,7 +105,6 @@ fn restriction_remedy(around: &HostRestrictions) -> Option<&'static str> {
     )
 }
 
-/// Returns general advice for a layer.
 fn general_remedy(layer: SandboxLayer) -> &'static str {
     match layer {
         SandboxLayer::Kernel => "a kernel of at least 5.14 is needed",

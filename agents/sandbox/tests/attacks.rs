@@ -1,5 +1,5 @@
-//! A corpus of attacks, each a file of `tests/attacks`. What must not have happened is looked at
-//! from outside: files, sockets, processes and memory of the box.
+//! A corpus of attacks, each a file of `tests/attacks`. Their effects on files, sockets, processes
+//! and memory of the host are checked from outside.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -22,18 +22,17 @@ use sandbox::{
     SandboxProgram, SandboxRoom,
 };
 
-/// How an attack must end.
 enum Ends {
-    /// By itself with success, having failed at everything.
+    /// Exits with success after every attempt failed.
     InVain,
     With(ProgramEnd),
-    /// One way or another.
+    /// Ends in any way.
     Somehow,
 }
 
 const MIB: u64 = 1 << 20;
 
-/// Every file of the corpus, what it may use and how it must end.
+/// Lists the files, their limits and their expected ends.
 fn corpus() -> Vec<(&'static str, ProgramLimits, Ends)> {
     let usual = || ProgramLimits { wall: Duration::from_secs(60), ..ProgramLimits::default() };
     let short = || ProgramLimits { wall: Duration::from_millis(1500), ..ProgramLimits::default() };
@@ -123,7 +122,7 @@ fn nothing_gets_out_and_nothing_is_left() {
         }
         check_output(file, &ended, &limits);
         world.check(file);
-        // The next room, and the next program, know nothing of it.
+        // The next room and program are unaffected.
         let mut room = cell.create_room(&[("new", "new")]).unwrap();
         let script =
             "ls -A /room/work /tmp /dev/shm; cat new; kill -0 -1 2>&1; ls /proc | grep -c '^[0-9]'";
@@ -134,7 +133,7 @@ fn nothing_gets_out_and_nothing_is_left() {
     }
 }
 
-/// Runs an attack in a room of its own; `None` when the box lacks its language.
+/// Runs an attack in a room of its own; `None` if the host lacks its language.
 fn attack(
     cell: &mut SandboxCell,
     world: &World,
@@ -202,7 +201,7 @@ fn check_output(file: &str, ended: &ProgramResult, limits: &ProgramLimits) {
 
 const SECRET: &str = "what-only-the-agent-knows";
 
-/// What is around a sandbox, for attacks to reach for.
+/// The surroundings of a sandbox that attacks try to reach.
 struct World {
     directory: tempfile::TempDir,
     listener: TcpListener,
@@ -256,7 +255,7 @@ impl World {
         .to_vec()
     }
 
-    /// That nothing has happened to it.
+    /// Checks that nothing has changed.
     fn check(&mut self, file: &str) {
         assert_eq!(fs::read_to_string(self.canary()).unwrap(), SECRET, "{file}: the canary");
         let names = fs::read_dir(self.directory.path()).unwrap().count();
@@ -280,12 +279,12 @@ impl Drop for World {
     }
 }
 
-/// How many processes there are below this one, whatever namespace they are in.
+/// Counts the processes below this one, in any namespace.
 fn descendants() -> usize {
     let mut parents = BTreeMap::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        // It may have ended in between.
+        // The process may have ended meanwhile.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
         parents.insert(pid, parent.unwrap().parse::<u32>().unwrap());

@@ -1,4 +1,4 @@
-//! Programs that mean no harm find what they need, in a room of their own.
+//! Honest programs find what they need, in a room of their own.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -27,7 +27,7 @@ fn program(argv: &[&str]) -> SandboxProgram {
     }
 }
 
-/// Limits that a slow box meets as well.
+/// Returns limits that a slow host meets as well.
 fn limits() -> ProgramLimits {
     ProgramLimits { wall: Duration::from_secs(60), ..ProgramLimits::default() }
 }
@@ -38,13 +38,13 @@ fn text(ended: &ProgramResult) -> String {
     format!("{how:?} {stdout}{stderr}")
 }
 
-/// What a shell script in a fresh room says.
+/// Returns the output of a shell script in a new room.
 fn shell(cell: &mut SandboxCell, script: &str) -> String {
     let mut room = cell.create_room::<&str, &[u8]>(&[]).unwrap();
     text(&room.run(&program(&["sh", "-c", script]), &limits()).unwrap())
 }
 
-/// Whether a tool can be had inside; says so when not.
+/// Returns true if a tool is available inside; prints a message otherwise.
 fn has(cell: &mut SandboxCell, tool: &str) -> bool {
     let found = shell(cell, &format!("command -v {tool}")).starts_with("Exited(0)");
     if !found {
@@ -150,7 +150,7 @@ fn what_is_hidden_is_not_seen_even_below_what_is_shown() {
     );
     assert_eq!(said.matches("content of it").count(), 1, "{said}");
     assert!(shell(&mut sandbox, &format!("echo x > {at}/tool")).contains("Read-only"));
-    // Asking for both is a mistake to be told of.
+    // Showing and hiding the same path is an error.
     let unfit =
         Sandbox::open(launch(), PathVisibility { read_only: vec![path("agent/key")], hidden });
     let unfit = unfit.unwrap_err();
@@ -163,7 +163,7 @@ fn a_box_that_cannot_says_which_layer_and_what_to_do() {
     let missing = PathVisibility { read_only: vec!["/not/there".into()], hidden: Vec::new() };
     let unfit = Sandbox::open(launch(), missing).unwrap_err().to_string();
     assert!(unfit.contains("read-only view: /not/there: "), "{unfit}");
-    // A program that is no cell says nothing a cell would say.
+    // A program that is no cell does not answer as one.
     let launch = CellLaunch { program: "/bin/true".into(), arguments: Vec::new() };
     let unfit = Sandbox::open(launch, PathVisibility::default()).unwrap_err();
     assert_eq!(unfit.layer, SandboxLayer::Cell, "{unfit}");
@@ -233,7 +233,7 @@ fn dropping_a_cell_ends_what_it_runs() {
             room.run(&program(&["sleep", &marker]), &limits())
         });
         let cell = await_process(&marker, true).unwrap();
-        // The outer of the two processes of the cell: three above the program.
+        // The outer process of the cell is three above the program.
         let outer = (0..3).fold(cell, |pid, _| parent(pid));
         rustix::process::kill_process(
             rustix::process::Pid::from_raw(outer).unwrap(),
@@ -246,7 +246,7 @@ fn dropping_a_cell_ends_what_it_runs() {
     assert!(began.elapsed() < Duration::from_secs(30));
 }
 
-/// The process with this argument, as soon as there is one, or none any more.
+/// Waits until a process with this argument exists, or no longer exists.
 fn await_process(argument: &str, there: bool) -> Option<i32> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {

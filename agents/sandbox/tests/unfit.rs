@@ -1,11 +1,11 @@
-//! Boxes that cannot contain programs, as far as one box can be made to look like them.
+//! Hosts that cannot contain programs, as far as one host can imitate them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use std::process::Command;
 
-/// What opening a sandbox says after `preparation`, by a user who is root of a namespace only.
-/// `None` where this box lets nobody be that.
+/// Returns the error of opening a sandbox after `preparation`, by a user who is root of a namespace
+/// only; `None` if this host does not allow that.
 fn open_after(preparation: &str) -> Option<String> {
     let script = |preparation: &str| format!("{preparation} && exec \"$0\" open");
     let cell = env!("CARGO_BIN_EXE_sandbox-cell");
@@ -23,7 +23,7 @@ fn open_after(preparation: &str) -> Option<String> {
     Some(String::from_utf8(output.stderr).unwrap())
 }
 
-/// A command as somebody other than root.
+/// Builds a command of an ordinary user.
 fn as_user(program: &str) -> Command {
     if !rustix::process::geteuid().is_root() {
         return Command::new(program);

@@ -1,5 +1,4 @@
-//! Decides which steps are saved. It is pure; the PyTorch trainer has the same rules in
-//! `schedule.py`.
+//! Decides which steps are saved. Pure; the PyTorch trainer has the same rules in `schedule.py`.
 
 /// The schedule of a training's checkpoints. A crash should cost minutes, not the training. But
 /// each saved step is also evaluated, so checkpoints that are due by time alone are far apart.
@@ -10,11 +9,10 @@
 /// - It is a multiple of the order's `save_every`.
 /// - `save_s` seconds have passed since the last save.
 /// - Nothing is saved yet and a tenth of `save_s` has passed.
-/// - The order sets no `save_every`, the step ends a third of the training, and a thirtieth of
-///   `save_s` has passed.
+/// - The order sets no `save_every`, the step ends a third of the training, and `save_s / 30`
+///   passed.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckpointSchedule {
-    /// The number of steps of the training.
     steps: u32,
     /// The interval in steps; 0 if the order sets none.
     every: u32,
@@ -22,7 +20,6 @@ pub(crate) struct CheckpointSchedule {
     save_s: f64,
     /// The time of the last save, in seconds since the start.
     saved_at_s: f64,
-    /// True if any step of the training is saved.
     any_saved: bool,
 }
 
@@ -35,15 +32,14 @@ const FIRST_SAVE_SHARE: f64 = 1.0 / 10.0;
 const THIRD_SAVE_SHARE: f64 = 1.0 / 30.0;
 
 impl CheckpointSchedule {
-    /// Creates the schedule; its time starts at 0 now. `any_saved` is true if the training resumes
-    /// from a saved step.
+    /// The time starts at 0 now. `any_saved` is true if the training resumes from a saved step.
     pub(crate) fn new(steps: u32, save_every: u32, save_s: f64, any_saved: bool) -> Self {
         // An interval of at least all steps saves nothing besides the last one.
         let every = if save_every < steps { save_every } else { 0 };
         Self { steps, every, save_s, saved_at_s: 0.0, any_saved }
     }
 
-    /// Returns true if this step must be saved. `now_s` is the time in seconds since the start.
+    /// `now_s` is the time in seconds since the start.
     pub(crate) fn is_due(&self, step: u32, now_s: f64) -> bool {
         let since = now_s - self.saved_at_s;
         step == self.steps
@@ -55,7 +51,6 @@ impl CheckpointSchedule {
                 && since >= self.save_s * THIRD_SAVE_SHARE)
     }
 
-    /// Records that a step was saved at `now_s`.
     pub(crate) fn record_save(&mut self, now_s: f64) {
         (self.saved_at_s, self.any_saved) = (now_s, true);
     }
@@ -65,7 +60,7 @@ impl CheckpointSchedule {
 mod tests {
     use super::*;
 
-    /// The steps saved when each takes so long.
+    /// The steps saved when each takes `step_s` seconds.
     fn saved(steps: u32, save_every: u32, step_s: f64) -> Vec<u32> {
         let mut cadence = CheckpointSchedule::new(steps, save_every, 600.0, false);
         let mut saved = Vec::new();
@@ -80,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_training_saves_what_it_was_asked_for_and_its_end() {
+    fn a_quick_training_saves_the_requested_steps_and_the_last_one() {
         assert_eq!(saved(50, 0, 0.01), [50]);
         assert_eq!(saved(50, 20, 0.01), [20, 40, 50]);
         assert_eq!(saved(57, 100, 0.01), [57], "a cadence beyond the end is none");
@@ -100,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_from_a_saved_step_needs_no_early_one() {
+    fn a_training_resumed_from_a_saved_step_needs_no_early_save() {
         assert!(!CheckpointSchedule::new(100, 0, 600.0, true).is_due(5, 100.0));
         assert!(CheckpointSchedule::new(100, 0, 600.0, false).is_due(5, 100.0));
     }

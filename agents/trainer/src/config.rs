@@ -9,10 +9,8 @@ use crate::{messages::TrainHostSettings, pytorch::PyTorchProgram};
 /// The configuration of the trainer role.
 #[derive(Debug, Clone)]
 pub struct TrainerConfig {
-    /// Starts the worker processes.
     pub launch: WorkerLauncher,
     pub engine: TrainingEngine,
-    /// Checks the host before a training.
     pub doctor: HostDoctor,
     /// The most work that may be lost if a training ends without warning.
     pub save_within: Duration,
@@ -25,7 +23,6 @@ pub struct TrainerConfig {
 pub enum TrainingEngine {
     /// The embedded engine.
     Candle,
-    /// The PyTorch program.
     PyTorch(PyTorchProgram),
 }
 
@@ -50,7 +47,6 @@ impl TrainingEngine {
         matches!(self, Self::PyTorch(_))
     }
 
-    /// Returns the engine's name and version for users.
     pub(crate) fn describe_engine(&self) -> String {
         match self {
             Self::Candle => engine::ENGINE.to_owned(),
@@ -58,7 +54,6 @@ impl TrainingEngine {
         }
     }
 
-    /// Returns the command of the training worker.
     pub(crate) fn worker_command(&self, launch: &WorkerLauncher) -> ChildCommand {
         match self {
             Self::Candle => launch.worker_command("train", "train", []),
@@ -68,12 +63,11 @@ impl TrainingEngine {
 }
 
 impl TrainerConfig {
-    /// Returns true if trainings use a GPU. The embedded engine does not support HIP.
+    /// The embedded engine does not support HIP.
     pub(crate) fn uses_gpu(&self) -> bool {
         matches!(self.engine, TrainingEngine::PyTorch(_)) && !self.launch.profile.is_cpu()
     }
 
-    /// Returns the host's settings for a training, from its hardware profile.
     pub(crate) fn host_settings(&self) -> TrainHostSettings {
         let training = &self.launch.profile.training;
         let attention = match training.attention {
@@ -82,7 +76,7 @@ impl TrainerConfig {
         };
         TrainHostSettings {
             device: torch_device(&self.launch),
-            dtype: dtype_name(training.dtype).to_owned(),
+            dtype: training.dtype.name().to_owned(),
             attention: attention.to_owned(),
             gradient_checkpointing: training.gradient_checkpointing,
             dataloader_workers: training.dataloader_workers,
@@ -99,13 +93,4 @@ impl TrainerConfig {
 /// the embedded engine, and to PyTorch only on a CPU profile.
 pub(crate) fn torch_device(launch: &WorkerLauncher) -> String {
     if launch.profile.is_cpu() { launch.device.clone() } else { "cuda".to_owned() }
-}
-
-/// Returns the name of a number format in the worker's messages.
-pub(crate) fn dtype_name(dtype: hardware::ProfileDtype) -> &'static str {
-    match dtype {
-        hardware::ProfileDtype::F32 => "f32",
-        hardware::ProfileDtype::F16 => "f16",
-        hardware::ProfileDtype::Bf16 => "bf16",
-    }
 }

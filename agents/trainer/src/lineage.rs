@@ -9,11 +9,11 @@ use serde_json::json;
 use store::{CachedTree, TreeMetadata, TreePlace};
 use wire::{FactBody, FactKey, Subject, v1};
 
-/// The number of checkpoints that are tried for resuming. The store keeps only the state of the
-/// newest one, and for a short time that of the one before.
+/// Checkpoints that are tried for resuming. The store keeps only the state of the newest one, and
+/// for a short time that of the one before.
 const CANDIDATES_MAX: usize = 2;
 
-/// The number of checkpoint facts read of a training. Earlier ones have no state any more.
+/// Earlier checkpoints of a training have no state any more.
 const FACTS_MAX: usize = 64;
 
 /// The key in a state's metadata for the digest of its checkpoint.
@@ -24,9 +24,7 @@ const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A checkpoint to resume from. Its files stay in the cache while this exists.
 pub(crate) struct ResumePoint {
-    /// The checkpoint's fact.
     pub fact: v1::Checkpoint,
-    /// The weights.
     pub checkpoint: CachedTree,
     /// The optimizer's state.
     pub state: CachedTree,
@@ -42,7 +40,7 @@ pub(crate) struct ResumePoint {
 pub(crate) struct TrainingLineage<'a> {
     pub job: &'a LeasedJob,
     pub order: &'a v1::TrainOrder,
-    /// The engine's name in the metadata, from `TrainingEngine::lineage_name`.
+    /// From `TrainingEngine::lineage_name`.
     pub engine: &'a str,
 }
 
@@ -73,7 +71,6 @@ impl TrainingLineage<'_> {
         Ok(checkpoints.pop())
     }
 
-    /// Returns the checkpoint of a step.
     pub(crate) async fn checkpoint_at(
         &self,
         step: u32,
@@ -104,7 +101,7 @@ impl TrainingLineage<'_> {
         Ok(None)
     }
 
-    /// Fetches a checkpoint and its state, and checks that both belong to this training.
+    /// Checks that a checkpoint and its state belong to this training.
     async fn fetch_point(&self, fact: v1::Checkpoint) -> anyhow::Result<ResumePoint> {
         let LeasedJob { cache, store, .. } = self.job;
         let tree = fact.tree.as_ref().context("the fact names no checkpoint")?;
@@ -136,14 +133,13 @@ impl TrainingLineage<'_> {
         }
     }
 
-    /// Removes the state of a checkpoint, if it has one.
     pub(crate) async fn remove_state_of(&self, old: &v1::Checkpoint) {
         if let Some(state) = &old.resume {
             self.remove_state(old.step, state).await;
         }
     }
 
-    /// Removes a state from the store. A failure is only logged.
+    /// A failure is only logged.
     pub(crate) async fn remove_state(&self, step: u32, state: &v1::Tree) {
         let place = TreePlace::for_resume_state(&self.job.run, self.order.cycle, step);
         let removed = self.job.store.remove_tree(&place, state);
@@ -162,10 +158,7 @@ impl TrainingLineage<'_> {
 
     /// Checks that a training may continue after its checkpoint `own`, now that the log has a
     /// checkpoint for the step. If the log has other weights but nothing to resume from, the
-    /// training continues with its own.
-    ///
-    /// # Errors
-    /// Retryable if the log has other weights for the step and the training must resume from the
+    /// training continues with its own; otherwise it fails, retryable, and must resume from the
     /// log.
     pub(crate) async fn check_accepted(&self, own: &v1::Checkpoint) -> Result<(), JobError> {
         let accepted = self.checkpoint_at(own.step).await?;
@@ -199,19 +192,17 @@ fn matches_accepted(own: &v1::Checkpoint, accepted: Option<&v1::Checkpoint>) -> 
     accepted.is_some_and(|accepted| manifest(accepted) == manifest(own))
 }
 
-/// Returns the metadata of a state: the digest of its checkpoint.
+/// A state names the digest of its checkpoint.
 pub(crate) fn state_metadata(checkpoint: &v1::Tree) -> TreeMetadata {
     let entries = [("content", json!("resume")), (CHECKPOINT_KEY, json!(checkpoint.manifest))];
     entries.map(|(key, value)| (key.to_owned(), value)).into()
 }
 
-/// Returns true if the order trains an adapter.
 pub(crate) fn trains_adapter(order: &v1::TrainOrder) -> bool {
     order.training.as_ref().is_some_and(|training| training.lora.is_some())
 }
 
-/// Returns the metadata of a checkpoint. It is equal for equal trainings, on any host, at any time
-/// and after any interruptions.
+/// The metadata is equal for equal trainings, on any host, at any time and after any interruptions.
 pub(crate) fn checkpoint_metadata(
     order: &v1::TrainOrder,
     engine: &str,
@@ -246,16 +237,16 @@ mod tests {
     }
 
     #[test]
-    fn a_training_goes_on_only_from_the_weights_the_log_has() {
+    fn a_training_continues_only_from_the_weights_in_the_log() {
         let own = checkpoint("b3:1", "me");
         assert!(matches_accepted(&own, Some(&own)));
-        assert!(matches_accepted(&own, Some(&checkpoint("b3:1", "somebody else"))));
-        assert!(!matches_accepted(&own, Some(&checkpoint("b3:2", "somebody else"))));
+        assert!(matches_accepted(&own, Some(&checkpoint("b3:1", "another agent"))));
+        assert!(!matches_accepted(&own, Some(&checkpoint("b3:2", "another agent"))));
         assert!(!matches_accepted(&own, None), "a log without what was written is another log");
     }
 
     #[test]
-    fn what_a_checkpoint_is_differs_with_all_it_descends_from() {
+    fn checkpoint_metadata_depends_on_the_whole_ancestry() {
         let tree =
             |manifest: &str| Some(v1::Tree { manifest: manifest.into(), ..Default::default() });
         let order = v1::TrainOrder {

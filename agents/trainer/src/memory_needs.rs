@@ -1,5 +1,4 @@
-//! Estimates the memory that a training needs on a host. It needs only the base's `config.json`, no
-//! other file.
+//! Estimates the memory that a training needs on a host, from the base's `config.json` alone.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -9,15 +8,15 @@ use doctor::{
     estimate::{ModelShape, PlannedTraining, TrainingMethod},
 };
 use formats::Architecture;
-use hardware::{AttentionKind, HardwareProfile, ProfileDtype};
+use formats::FloatDtype;
+use hardware::{AttentionKind, HardwareProfile};
 use wire::v1;
 
 use crate::config::{TrainerConfig, TrainingEngine};
 
-/// The name of the base's configuration.
 const CONFIG_FILE: &str = "config.json";
 
-/// The largest accepted configuration. A real one has a few hundred bytes.
+/// A real configuration has a few hundred bytes.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the part of a model's configuration that decides its memory use.
@@ -37,8 +36,7 @@ pub fn memory_shape(config: &formats::ModelConfig) -> ModelShape {
     }
 }
 
-/// Estimates the memory that an order needs on this host and on each hardware profile. Returns
-/// `None` if the available memory or the base is unknown.
+/// Returns `None` if the available memory or the base is unknown.
 pub(crate) async fn estimate_needs(
     job: &LeasedJob,
     order: &v1::TrainOrder,
@@ -75,7 +73,6 @@ fn needs_by_profile(
     MemoryNeeds { own, by_profile: BTreeMap::from_iter(by_profile) }
 }
 
-/// Returns the parameters of a training as a host with this profile does it.
 fn training_on_profile(
     training: &v1::Training,
     profile: &HardwareProfile,
@@ -92,7 +89,7 @@ fn training_on_profile(
     let sequence = tokens.min(training.max_tokens.max(1));
     let narrow = match engine {
         TrainingEngine::Candle => dtype == "bf16",
-        TrainingEngine::PyTorch(_) => policy.dtype != ProfileDtype::F32,
+        TrainingEngine::PyTorch(_) => policy.dtype != FloatDtype::F32,
     };
     let method = match &training.lora {
         Some(lora) => TrainingMethod::Lora { rank: u64::from(lora.r) },
@@ -110,7 +107,7 @@ fn training_on_profile(
     }
 }
 
-/// Returns the plan of an order that the doctor checks. The memory fit is checked elsewhere.
+/// The memory fit is checked elsewhere.
 pub(crate) fn doctor_plan(order: &v1::TrainOrder, profile: &HardwareProfile) -> TrainingPlan {
     let steps = order.training.as_ref().map_or(0, |training| training.max_steps);
     let save_every = order.training.as_ref().map_or(0, |training| training.save_every);

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use wire::v1;
 
-/// The largest number of checkpoints that are saved and not yet published. The worker waits before
-/// it saves more.
+/// Checkpoints that are saved and not yet published; the worker waits before it saves more.
 pub(crate) const UNPUBLISHED_MAX: usize = 2;
 
 /// The subdirectory of a saved step that is published as its checkpoint.
@@ -18,27 +17,23 @@ pub(crate) const STATE_DIR: &str = "state";
 /// A request to train, and to save into numbered directories below `out`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TrainRequest {
-    /// The directory of the base model.
     pub base: PathBuf,
     /// The name of the base in the adapter's configuration, the same on every host.
     pub base_name: String,
     /// True to start from random weights of the base's shape.
     pub random_init: bool,
-    /// The directory of the adapter to continue; `None` to start a new one or to train the whole
-    /// model.
+    /// The adapter to continue; `None` to start a new one or to train the whole model.
     pub adapter: Option<PathBuf>,
-    /// The file of examples, one JSON object a line.
+    /// One JSON object a line.
     pub dataset: PathBuf,
     pub training: v1::Training,
     pub seed: u64,
     /// The directory for saved steps.
     pub out: PathBuf,
-    /// The checkpoint of the same training to resume from.
     pub resume: Option<ResumeCheckpoint>,
     /// The text whose log-probabilities the last step reports; empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub canary: String,
-    /// The host's settings.
     #[serde(default)]
     pub policy: TrainHostSettings,
 }
@@ -55,8 +50,8 @@ pub(crate) struct TrainHostSettings {
     pub pin_memory: bool,
     /// The tokens of one pass, if the order does not set them.
     pub micro_batch_tokens: u32,
-    /// The number of times that the tokens of a pass are halved, from the order's value or the
-    /// host's, because the training ran out of memory before.
+    /// The number of times that the tokens of a pass are halved, because the training ran out of
+    /// memory before.
     #[serde(default)]
     pub halvings: u32,
     /// The share of the device's memory that may be used, for devices that share the system's
@@ -69,7 +64,6 @@ pub(crate) struct TrainHostSettings {
 /// A checkpoint of the same training to resume from, with the counts up to it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ResumeCheckpoint {
-    /// The directory of the weights.
     pub checkpoint: PathBuf,
     /// The directory of the optimizer's state.
     pub state: PathBuf,
@@ -79,19 +73,16 @@ pub(crate) struct ResumeCheckpoint {
     pub wall_s: f64,
 }
 
-/// A progress message of the worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TrainProgress {
     /// The first message: everything is loaded.
     Begun(TrainingBegun),
-    /// A step is done.
     Step(TrainStep),
     /// A heartbeat during work that may take long.
     Busy,
 }
 
-/// The report that everything is loaded and training begins.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TrainingBegun {
     /// The step from which training continues; 0 at the start.
@@ -105,7 +96,6 @@ pub(crate) struct TrainingBegun {
     pub skipped: u32,
 }
 
-/// The report of a step.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TrainStep {
     pub step: u32,
@@ -113,11 +103,11 @@ pub(crate) struct TrainStep {
     /// The mean loss of the steps since the last saved one.
     pub loss: f64,
     pub learning_rate: f64,
-    /// The mean norm of the gradient before clipping, over the steps since the last saved one; 0 if
-    /// it overflowed in all of them.
+    /// The mean norm of the gradient before clipping, since the last saved step; 0 if it always
+    /// overflowed.
     pub grad_norm: f64,
-    /// The largest norm of the gradient before clipping since the last saved step; 0 if it
-    /// overflowed in all of them.
+    /// The largest norm of the gradient before clipping since the last saved step; 0 if it always
+    /// overflowed.
     pub grad_norm_max: f64,
     /// The tokens passed through the model since step 0.
     pub tokens: u64,
@@ -127,14 +117,14 @@ pub(crate) struct TrainStep {
     pub packing: f64,
     /// The seconds spent since step 0, without work that was lost to interruptions.
     pub wall_s: f64,
-    /// The directory of the saved step; `None` if it was not saved.
+    /// The directory of the saved step.
     pub saved: Option<PathBuf>,
     /// The log-probabilities of the canary's tokens, with the last step, if requested.
     #[serde(default)]
     pub canary: Vec<f32>,
 }
 
-/// The reply to a request, when the training has ended.
+/// The reply when the training has ended.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct TrainOutcome {
     /// The step at which it ended on request; everything before is saved. `None` if it is complete.
@@ -145,18 +135,14 @@ pub(crate) struct TrainOutcome {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ProbeRequest {
-    /// Computes on a device with a number format.
     Probe { device: String, dtype: String },
 }
 
-/// The progress of a probe.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ProbeStage {
-    /// The current stage.
     pub stage: String,
 }
 
-/// The result of a probe.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ProbeReport {
     pub torch: String,
@@ -164,7 +150,6 @@ pub(crate) struct ProbeReport {
     pub hip: Option<String>,
     pub transformers: String,
     pub peft: String,
-    /// The device's name.
     #[serde(default)]
     pub device: Option<String>,
     /// The architecture of the GPU as torch reports it.

@@ -14,20 +14,16 @@ use crate::{
     weight_delta::InitialWeights,
 };
 
-/// A saved step with its directory.
 pub(crate) struct SavedStep {
     pub step: TrainStep,
     pub directory: PathBuf,
-    /// The statistics up to the step.
     pub stats: StepStats,
 }
 
 /// Publishes saved steps until the channel closes. `start` are the initial weights, `previous` is
 /// the checkpoint from which the training resumed. Removes the state of each checkpoint that a
-/// newer one replaces.
-///
-/// # Errors
-/// When a step did not train, cannot be published, or does not continue the log's checkpoints.
+/// newer one replaces. Fails when a step did not train, cannot be published, or does not continue
+/// the log's checkpoints.
 pub(crate) async fn publish_all(
     lineage: TrainingLineage<'_>,
     start: InitialWeights,
@@ -48,17 +44,18 @@ pub(crate) async fn publish_all(
     Ok(())
 }
 
-/// Publishes a saved step: checks it, uploads its files and its state, then writes the fact. So the
-/// files of an announced checkpoint always exist. A step that did not train is not announced.
+/// Publishes a saved step: checks it, uploads its files and its state, then writes the fact, so
+/// that the files of an announced checkpoint always exist. A step that did not train is not
+/// announced.
 async fn publish_step(
     lineage: TrainingLineage<'_>,
     start: &InitialWeights,
     saved: SavedStep,
 ) -> Result<v1::Checkpoint, JobError> {
-    let SavedStep { step, directory, stats: heard } = saved;
+    let SavedStep { step, directory, stats } = saved;
     let TrainingLineage { job, order, engine: family } = lineage;
     let weight_change =
-        training_check::check_saved_step(&directory.join(CHECKPOINT_DIR), start, &step, &heard)
+        training_check::check_saved_step(&directory.join(CHECKPOINT_DIR), start, &step, &stats)
             .await?;
     let place = TreePlace::for_checkpoint(&job.run, order.cycle, step.step);
     let about = lineage::checkpoint_metadata(order, family, step.step, step.steps);
@@ -66,8 +63,8 @@ async fn publish_step(
     let tree = job.cache.publish_tree(&job.store, &files, &place, about).await?;
     let state = publish_state(lineage, &step, &directory, &tree).await?;
     let checkpoint = v1::Checkpoint {
-        engine: heard.engine,
-        skipped: heard.skipped,
+        engine: stats.engine,
+        skipped: stats.skipped,
         weight_change,
         ..checkpoint_fact(lineage, &step, tree, state)
     };
@@ -79,7 +76,7 @@ async fn publish_step(
     Ok(checkpoint)
 }
 
-/// Uploads the optimizer's state. The last step has none, because no training resumes from it.
+/// The last step has no state, because no training resumes from it.
 async fn publish_state(
     TrainingLineage { job, order, .. }: TrainingLineage<'_>,
     step: &TrainStep,

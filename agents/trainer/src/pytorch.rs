@@ -41,7 +41,6 @@ pub enum PythonRunner {
 /// The Python program, written to the agent's directory.
 #[derive(Debug, Clone)]
 pub struct PyTorchProgram {
-    /// The runner of the program.
     pub python: PythonRunner,
     /// The path of `train.py`.
     program: PathBuf,
@@ -49,9 +48,6 @@ pub struct PyTorchProgram {
 
 impl PyTorchProgram {
     /// Writes the program to the subdirectory `pytorch` of a directory.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn write_program(python: PythonRunner, directory: &Path) -> std::io::Result<Self> {
         let directory = directory.join("pytorch");
         // Files of an older version could be imported by mistake.
@@ -95,7 +91,7 @@ impl PyTorchProgram {
     }
 }
 
-/// Returns the arguments of `uv`, with the package index of the hardware profile.
+/// Adds the package index of the hardware profile.
 fn build_uv_arguments(launch: &WorkerLauncher) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["run".into(), "--no-project".into()];
     // The CPU profile is also used for a GPU without a profile, which needs other wheels than the
@@ -108,7 +104,6 @@ fn build_uv_arguments(launch: &WorkerLauncher) -> Vec<OsString> {
     arguments
 }
 
-/// Returns the environment variables of the program.
 fn build_environment(launch: &WorkerLauncher) -> BTreeMap<String, String> {
     let mut environment = BTreeMap::from([
         // All files are local; a look-up would only wait for the network.

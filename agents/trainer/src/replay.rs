@@ -6,9 +6,6 @@ use wire::{ExamplesError, TrainingExample, derive_seed};
 
 /// Returns the lines of the new examples, followed by a seeded draw of older ones: at most `share`
 /// for each new example, and no duplicates.
-///
-/// # Errors
-/// When one of the datasets is invalid.
 pub(crate) fn append_replay(
     new: &[u8],
     older: &[Vec<u8>],

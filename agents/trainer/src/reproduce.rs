@@ -61,9 +61,6 @@ impl ReproductionResult {
 impl Reproduction<'_> {
     /// Trains from the order's first step up to the checkpoint's step, in its own process, and
     /// compares the result. `progress` receives each step and the number of steps.
-    ///
-    /// # Errors
-    /// When files cannot be fetched, or the worker cannot be started, refuses, dies or hangs.
     pub async fn reproduce_training(
         &self,
         mut progress: impl FnMut(u32, u32) + Send,
@@ -82,8 +79,8 @@ impl Reproduction<'_> {
         let (mut engine, mut saved) = (String::new(), None);
         let reached = tokio::sync::Notify::new();
         let training =
-            worker.call_with_progress::<TrainOutcome, _>(&call.request, &mut patience, |said| {
-                match serde_json::from_value(said) {
+            worker.call_with_progress::<TrainOutcome, _>(&call.request, &mut patience, |message| {
+                match serde_json::from_value(message) {
                     Ok(TrainProgress::Begun(begun)) => engine = begun.engine,
                     Ok(TrainProgress::Step(step)) => {
                         progress(step.step, step.steps);
@@ -115,7 +112,6 @@ impl Reproduction<'_> {
     }
 }
 
-/// Compares the training in `directory` with the checkpoint in the log.
 async fn compare_with_log(
     TrainingFiles { store, cache }: TrainingFiles<'_>,
     checkpoint: &v1::Checkpoint,

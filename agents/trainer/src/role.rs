@@ -49,7 +49,6 @@ pub(crate) const SILENCE_LIMIT_MIN: Duration = Duration::from_secs(60);
 pub struct TrainerRole {
     config: TrainerConfig,
     probe: TorchProbe,
-    /// The permit for the one training at a time.
     training_permit: Semaphore,
     /// True once the agent drains and a training should save and end.
     drain_tx: watch::Sender<bool>,
@@ -71,7 +70,7 @@ impl TrainerRole {
         }
     }
 
-    /// Trains an order, and repeats it with smaller passes if the host runs out of memory.
+    /// Repeats the training with smaller passes if the host runs out of memory.
     async fn train_order(&self, job: &LeasedJob) -> Result<(), JobError> {
         let _busy = self.training_permit.acquire().await.map_err(JobError::retryable_failure)?;
         let order = expect_train_order(job)?;
@@ -100,14 +99,12 @@ impl TrainerRole {
         }
     }
 
-    /// Returns the number of times that the passes of a training were halved. `name` identifies its
-    /// run and cycle.
+    /// `name` identifies the run and cycle.
     fn halving_count(&self, name: &str) -> u32 {
         let halved = self.last_halved.lock();
         halved.ok().filter(|last| last.0 == name).map_or(0, |last| last.1)
     }
 
-    /// Records the number of times that the passes of a training were halved.
     fn set_halvings(&self, name: String, halvings: u32) {
         if let Ok(mut halved) = self.last_halved.lock() {
             *halved = (name, halvings);
@@ -123,8 +120,7 @@ impl TrainerRole {
         }
     }
 
-    /// Trains once, from the newest checkpoint. `halvings` is the number of times to halve the
-    /// passes.
+    /// Trains once, from the newest checkpoint, with passes halved `halvings` times.
     async fn train_once(
         &self,
         job: &LeasedJob,
@@ -156,19 +152,19 @@ impl TrainerRole {
         let worker = WorkerProcess::start(&engine.worker_command(launch))?;
         let (saved, to_publish) = mpsc::channel(UNPUBLISHED_MAX);
         let mut patience = launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT_MIN);
-        let mut heard = StepStats::new(engine.describe_engine(), 0);
+        let mut stats = StepStats::new(engine.describe_engine(), 0);
         let training = worker.call_with_progress::<TrainOutcome, _>(
             &call.request,
             &mut patience,
             move |progress| {
-                let step = handle_progress(job, progress, &mut heard);
+                let step = handle_progress(job, progress, &mut stats);
                 let saved = saved.clone();
-                let heard = heard.clone();
+                let stats = stats.clone();
                 async move {
                     let Some(step) = step else { return };
                     if let Some(directory) = step.saved.clone() {
                         // The receiver is dropped only if publishing failed, which is reported.
-                        let _ = saved.send(SavedStep { step, directory, stats: heard }).await;
+                        let _ = saved.send(SavedStep { step, directory, stats }).await;
                     }
                 }
             },
@@ -194,10 +190,8 @@ impl TrainerRole {
         }
     }
 
-    /// Checks the host against the order with the doctor, if the role uses a GPU.
-    ///
-    /// # Errors
-    /// When the doctor finds a problem. Another host may still do the training.
+    /// Checks the host with the doctor if the role uses a GPU. Another host may still do the
+    /// training.
     async fn check_host(&self, order: &v1::TrainOrder) -> Result<(), JobError> {
         let TrainerConfig { launch, doctor, .. } = &self.config;
         if !self.config.uses_gpu() {
@@ -229,8 +223,8 @@ impl TrainerRole {
         *self.drain_tx.borrow() && self.config.engine.can_hand_over()
     }
 
-    /// Returns the error for a training that saved and ended: [`JobError::Stopped`] if the agent
-    /// drains. Otherwise another program sent SIGTERM, and the error is retryable.
+    /// Returns [`JobError::Stopped`] if the agent drains. Otherwise another program sent SIGTERM,
+    /// and the error is retryable.
     fn interruption_error(&self) -> JobError {
         if self.is_handing_over() {
             return JobError::Stopped;
@@ -241,7 +235,6 @@ impl TrainerRole {
     }
 }
 
-/// Returns the train order of a job.
 fn expect_train_order(job: &LeasedJob) -> Result<&v1::TrainOrder, JobError> {
     match &job.record.fact.body {
         FactBody::TrainOrder(order) => Ok(order),
@@ -254,11 +247,11 @@ fn expect_train_order(job: &LeasedJob) -> Result<&v1::TrainOrder, JobError> {
 fn handle_progress(
     job: &LeasedJob,
     progress: serde_json::Value,
-    heard: &mut StepStats,
+    stats: &mut StepStats,
 ) -> Option<TrainStep> {
     match serde_json::from_value(progress).ok()? {
         TrainProgress::Begun(TrainingBegun { step, refused, engine, skipped }) => {
-            *heard = StepStats::new(engine, skipped);
+            *stats = StepStats::new(engine, skipped);
             if skipped > 0 {
                 tracing::warn!(run = %job.run, skipped, "examples longer than training.max_tokens are left out");
             }
@@ -272,7 +265,7 @@ fn handle_progress(
         }
         TrainProgress::Step(step) => {
             job.progress.set_progress(step.step, step.steps, format!("loss {:.4}", step.loss));
-            heard.record_step(&step);
+            stats.record_step(&step);
             Some(step)
         }
         TrainProgress::Busy => None,
@@ -283,7 +276,6 @@ fn handle_progress(
 struct TrainingDir(PathBuf);
 
 impl TrainingDir {
-    /// Creates an empty directory for a run's cycle.
     fn create_for(job: &LeasedJob, cycle: u32) -> Result<Self, JobError> {
         let path = job.directory.join("work").join(format!("{}-c{cycle}", job.run));
         let create = |path: &Path| -> std::io::Result<()> {

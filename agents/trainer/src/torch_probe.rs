@@ -18,7 +18,7 @@ use crate::{
     pytorch::{PyTorchProgram, PythonRunner},
 };
 
-/// The longest time of a stage. On a healthy host each stage takes seconds.
+/// On a healthy host each stage takes seconds.
 const STAGE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The longest time that `uv` may take to fetch torch for the first time.
@@ -32,15 +32,12 @@ const RESULT_FILE: &str = "torch-probe.json";
 /// caused.
 #[derive(Default)]
 pub(crate) struct TorchProbe {
-    /// True after a success of this agent.
     passed: Mutex<bool>,
 }
 
 impl TorchProbe {
-    /// Runs the probe, unless it has passed already.
-    ///
-    /// # Errors
-    /// When torch does not work here. The error blames the host and names the remedy.
+    /// Runs the probe, unless it has passed already. The error blames the host and names the
+    /// remedy.
     pub(crate) async fn ensure_passed(
         &self,
         pytorch: &PyTorchProgram,
@@ -62,7 +59,7 @@ impl TorchProbe {
     }
 }
 
-/// Runs the probe, unless the file has a success with the same key.
+/// Skips the probe if the file has a success with the same key.
 async fn probe_unless_known(
     pytorch: &PyTorchProgram,
     launch: &WorkerLauncher,
@@ -89,7 +86,7 @@ async fn probe_unless_known(
     Ok(())
 }
 
-/// Runs the probe in a new worker process. A failure names the stage that it had reached.
+/// A failure names the stage that the probe had reached.
 async fn run_probe(
     pytorch: &PyTorchProgram,
     launch: &WorkerLauncher,
@@ -101,7 +98,7 @@ async fn run_probe(
     let mut patience = AdaptiveTimeout::new(first, STAGE_LIMIT);
     let stage = Arc::new(std::sync::Mutex::new("start".to_owned()));
     let at = stage.clone();
-    let heard = move |progress: Value| {
+    let record_stage = move |progress: Value| {
         if let (Ok(ProbeStage { stage }), Ok(mut at)) =
             (serde_json::from_value(progress), at.lock())
         {
@@ -109,9 +106,10 @@ async fn run_probe(
         }
         std::future::ready(())
     };
-    let dtype = config::dtype_name(launch.profile.training.dtype).to_owned();
+    let dtype = launch.profile.training.dtype.name().to_owned();
     let ask = ProbeRequest::Probe { device: config::torch_device(launch), dtype };
-    let probed = worker.call_with_progress::<ProbeReport, _>(&ask, &mut patience, heard).await;
+    let probed =
+        worker.call_with_progress::<ProbeReport, _>(&ask, &mut patience, record_stage).await;
     match probed {
         Ok(probed) => Ok(probed),
         Err(error) => {

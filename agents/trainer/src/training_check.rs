@@ -21,19 +21,15 @@ pub(crate) struct StepStats {
     pub engine: String,
     /// The number of examples left out because they are too long.
     pub skipped: u32,
-    /// The lowest learning rate of any step.
     lowest_rate: f64,
-    /// The largest norm of any step's gradient.
     largest_gradient: f64,
 }
 
 impl StepStats {
-    /// Creates the statistics of a training without steps.
     pub(crate) fn new(engine: String, skipped: u32) -> Self {
         Self { engine, skipped, lowest_rate: f64::INFINITY, largest_gradient: 0.0 }
     }
 
-    /// Adds a step.
     pub(crate) fn record_step(&mut self, step: &TrainStep) {
         self.lowest_rate = self.lowest_rate.min(step.learning_rate);
         self.largest_gradient = self.largest_gradient.max(step.grad_norm_max);
@@ -75,7 +71,7 @@ pub(crate) async fn check_saved_step(
     checkpoint: &Path,
     start: &InitialWeights,
     step: &TrainStep,
-    heard: &StepStats,
+    stats: &StepStats,
 ) -> Result<Option<f64>, JobError> {
     let (path, start) = (checkpoint.to_owned(), start.clone());
     let compare = move || weight_delta::compare_weights(&path, &start);
@@ -84,7 +80,7 @@ pub(crate) async fn check_saved_step(
     let weights = compared
         .with_context(|| format!("look at {}", checkpoint.display()))
         .map_err(JobError::retryable_failure)?;
-    judge_training(&weights, step, heard).map_err(JobError::fatal_failure)?;
+    judge_training(&weights, step, stats).map_err(JobError::fatal_failure)?;
     Ok(weights.change)
 }
 
@@ -93,10 +89,10 @@ pub(crate) async fn check_saved_step(
 fn judge_training(
     weights: &WeightDelta,
     last: &TrainStep,
-    heard: &StepStats,
+    stats: &StepStats,
 ) -> Result<(), UntrainedReason> {
     let TrainStep { step, steps, tokens, learning_rate, .. } = *last;
-    let rate = heard.lowest_rate;
+    let rate = stats.lowest_rate;
     if rate <= 0.0 {
         return Err(UntrainedReason::Rate { step, rate });
     }
@@ -112,7 +108,7 @@ fn judge_training(
         Some(change) if change < LEAST_CHANGE => {
             Err(UntrainedReason::Unchanged { steps, change, rate: learning_rate })
         }
-        None if heard.largest_gradient == 0.0 => Err(UntrainedReason::NoGradient { steps }),
+        None if stats.largest_gradient == 0.0 => Err(UntrainedReason::NoGradient { steps }),
         _ => Ok(()),
     }
 }
@@ -139,9 +135,9 @@ mod tests {
     }
 
     fn judged(change: Option<f64>, step: TrainStep) -> Result<(), UntrainedReason> {
-        let mut heard = StepStats::new("engine".into(), 0);
-        heard.record_step(&step);
-        judge_training(&WeightDelta { change, non_finite: None }, &step, &heard)
+        let mut stats = StepStats::new("engine".into(), 0);
+        stats.record_step(&step);
+        judge_training(&WeightDelta { change, non_finite: None }, &step, &stats)
     }
 
     #[test]
@@ -153,23 +149,23 @@ mod tests {
     }
 
     #[test]
-    fn each_way_not_to_train_is_told_by_the_check_its_value_and_the_remedy() {
-        let told = |change, step| judged(change, step).unwrap_err().to_string();
+    fn each_untrained_result_names_the_check_its_value_and_the_remedy() {
+        let reason = |change, step| judged(change, step).unwrap_err().to_string();
         for (found, parts) in [
             (
-                told(Some(1e-2), TrainStep { learning_rate: 0.0, ..step() }),
+                reason(Some(1e-2), TrainStep { learning_rate: 0.0, ..step() }),
                 ["check learning-rate", "was 0e0", "training.learning_rate"],
             ),
             (
-                told(Some(1e-2), TrainStep { trained_tokens: 0, ..step() }),
+                reason(Some(1e-2), TrainStep { trained_tokens: 0, ..step() }),
                 ["check trained-tokens", "of 90 tokens", "completions"],
             ),
             (
-                told(Some(3e-9), step()),
+                reason(Some(3e-9), step()),
                 ["check weights-changed", "by 3e-9", "raise training.learning_rate (it was 1e-3"],
             ),
             (
-                told(None, TrainStep { grad_norm_max: 0.0, ..step() }),
+                reason(None, TrainStep { grad_norm_max: 0.0, ..step() }),
                 ["check gradient", "all of 3 steps", "another seed"],
             ),
         ] {

@@ -13,11 +13,9 @@ use crate::{
     replay,
 };
 
-/// The name of the dataset with replayed examples. It is in the training's own directory, beside
-/// the saved steps, which are named by their numbers.
+/// In the training's own directory, beside the saved steps, which are named by their numbers.
 const DATASET_FILE: &str = "dataset.jsonl";
 
-/// The source of an order's files.
 #[derive(Clone, Copy)]
 pub(crate) struct TrainingFiles<'a> {
     pub store: &'a Store,
@@ -26,17 +24,14 @@ pub(crate) struct TrainingFiles<'a> {
 
 /// A request, with locks on its cached files that prevent their eviction.
 pub(crate) struct FetchedRequest {
-    /// The request.
     pub request: TrainRequest,
     _held: (CachedTree, Option<CachedTree>, CachedBlob, Option<ResumePoint>),
 }
 
 impl TrainingFiles<'_> {
     /// Fetches the files of an order and builds the request. `point` is the checkpoint to resume
-    /// from, `out` the directory of the training.
-    ///
-    /// # Errors
-    /// Fatal if the order is incomplete or a dataset is invalid; otherwise the errors of fetching.
+    /// from, `out` the directory of the training. An incomplete order or an invalid dataset is a
+    /// fatal failure.
     pub(crate) async fn fetch_request(
         &self,
         order: &v1::TrainOrder,
@@ -80,8 +75,8 @@ impl TrainingFiles<'_> {
         Ok(FetchedRequest { request: value, _held: (model, adapter, dataset, point) })
     }
 
-    /// Writes the dataset together with replayed examples of earlier cycles, and returns its path.
-    /// Returns `None` if the order replays nothing.
+    /// Writes the dataset together with replayed examples of earlier cycles. Returns `None` if the
+    /// order replays nothing.
     async fn write_replay_dataset(
         &self,
         order: &v1::TrainOrder,

@@ -10,22 +10,20 @@ use formats::{
 
 use crate::messages::TrainRequest;
 
-/// The number of elements of a tensor that are read at a time.
+/// The elements of a tensor that are read at a time.
 const PIECE_ELEMENTS: u64 = 1 << 16;
 
 /// The weights with which a training began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum InitialWeights {
-    /// The directory of a model or an adapter.
     Files(PathBuf),
-    /// A new adapter: A is random, B is zero.
+    /// A is random, B is zero.
     NewAdapter,
     /// Random weights, which are in no file.
     Scratch,
 }
 
 impl InitialWeights {
-    /// Derives the initial weights of a request.
     pub(crate) fn from_request(call: &TrainRequest) -> Self {
         match &call.adapter {
             Some(adapter) => Self::Files(adapter.clone()),
@@ -36,7 +34,6 @@ impl InitialWeights {
     }
 }
 
-/// The change of a training's weights.
 #[derive(Debug, PartialEq)]
 pub(crate) struct WeightDelta {
     /// The L2 norm of the change divided by that of the initial weights; for a new adapter, the
@@ -48,10 +45,7 @@ pub(crate) struct WeightDelta {
 }
 
 /// Compares a saved checkpoint with the initial weights. Reads every tensor once, in pieces.
-///
-/// # Errors
-/// When the saved weights cannot be read. Initial weights that cannot be read only leave the change
-/// unknown.
+/// Initial weights that cannot be read only leave the change unknown.
 pub(crate) fn compare_weights(saved: &Path, start: &InitialWeights) -> anyhow::Result<WeightDelta> {
     let after = open_weights(saved)?;
     let before = match start {
@@ -87,7 +81,6 @@ pub(crate) fn compare_weights(saved: &Path, start: &InitialWeights) -> anyhow::R
     Ok(WeightDelta { change, non_finite: broken })
 }
 
-/// Opens the weights of an adapter directory or a model directory.
 fn open_weights(directory: &Path) -> anyhow::Result<Files> {
     let adapter = directory.join(TENSOR_FILE);
     let paths = match adapter.exists() {
@@ -117,14 +110,11 @@ fn read_piece(
 /// Sums of squares over all weights.
 #[derive(Default)]
 struct SquareSums {
-    /// The sum over the changes.
     added: f64,
-    /// The sum over the initial weights.
     before: f64,
 }
 
 impl SquareSums {
-    /// Adds a piece of a tensor that existed before.
     fn add_change(&mut self, before: &[f32], after: &[f32]) {
         let square = |x: f64| x * x;
         for (before, after) in before.iter().zip(after) {
@@ -152,7 +142,6 @@ mod tests {
     use engine::{Device, LanguageModel, ScratchShape, write_scratch_model};
     use formats::SINGLE_WEIGHTS_FILE;
 
-    /// A directory with one file of two tensors of f32.
     fn written(name: &str, a: &[f32], b: &[f32]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let mut end = 0;
@@ -178,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_change_is_relative_to_what_was_there() {
+    fn the_change_is_relative_to_the_initial_weights() {
         let before = written(TENSOR_FILE, &[3.0, 0.0], &[0.0, 4.0]);
         let after = written(TENSOR_FILE, &[3.0, 0.5], &[0.0, 4.0]);
         let start = InitialWeights::Files(before.path().into());
@@ -220,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_training_began_with_follows_from_its_call() {
+    fn initial_weights_are_derived_from_the_call() {
         let start = |adapter: Option<&str>, lora: bool, random_init| {
             let lora = lora.then(wire::v1::Lora::default);
             InitialWeights::from_request(&TrainRequest {

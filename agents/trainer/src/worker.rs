@@ -22,23 +22,20 @@ use crate::{
     },
 };
 
-/// Adam's epsilon, PyTorch's default.
+/// PyTorch's default.
 const ADAM_EPSILON: f64 = 1e-8;
 
-/// The tokens of one pass if the order does not set them.
+/// If the order sets no tokens of one pass.
 const MICRO_BATCH_TOKENS: usize = 4096;
 
-/// The interval of checks whether the agent has published.
 const PUBLISHING_POLL: Duration = Duration::from_millis(20);
 
-/// The interval of heartbeats, far below the agent's timeout.
+/// Far below the agent's timeout.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The number of heartbeats of one operation, half an hour of them. A longer operation counts as
-/// hung.
+/// Half an hour of heartbeats; a longer operation counts as hung.
 const HEARTBEATS_MAX: u32 = 900;
 
-/// The device of a training, and the number format of its frozen weights.
 struct ComputePlace {
     device: Device,
     dtype: MatrixDtype,
@@ -55,7 +52,6 @@ pub fn run_train_worker(device: &str, dtype: MatrixDtype) {
     }
 }
 
-/// Trains and reports each step.
 fn run_training(
     call: &TrainRequest,
     device: &str,
@@ -110,8 +106,8 @@ fn run_training(
     Ok(())
 }
 
-/// Resumes from the request's checkpoint, if that works. Otherwise starts from the beginning, which
-/// only takes longer. Returns the trainer and the checkpoint that it resumed from.
+/// Starts from the beginning if the request's checkpoint cannot be used, which only takes longer.
+/// Returns the trainer and the checkpoint that it resumed from.
 fn start_trainer<'a>(
     call: &'a TrainRequest,
     place: &ComputePlace,
@@ -132,13 +128,11 @@ fn start_trainer<'a>(
     Ok((trainer, None))
 }
 
-/// Builds the message that training begins.
 fn begun_message(trainer: &ModelTrainer, step: u32, refused: Option<String>) -> TrainProgress {
     let (engine, skipped) = (engine::ENGINE.to_owned(), to_u32(trainer.skipped_examples()));
     TrainProgress::Begun(TrainingBegun { step, refused, engine, skipped })
 }
 
-/// Loads the tokenizer, the model, the adapter and the examples, and the state to resume from.
 fn load_trainer(
     call: &TrainRequest,
     place: &ComputePlace,
@@ -171,7 +165,7 @@ fn load_trainer(
     Ok(trainer)
 }
 
-/// Saves the weights of a step, and the optimizer's state unless it is the last one.
+/// Saves the optimizer's state as well, unless the step is the last one.
 fn save_step(
     trainer: &ModelTrainer,
     call: &TrainRequest,
@@ -186,8 +180,8 @@ fn save_step(
     Ok(())
 }
 
-/// Scores the canary text with the trained weights. The log-probabilities identify generators that
-/// have these weights loaded. Returns an empty list if the request has no canary.
+/// Scores the canary text with the trained weights; empty without a canary. The log-probabilities
+/// identify generators that have these weights loaded.
 fn score_canary(trainer: &ModelTrainer, call: &TrainRequest) -> anyhow::Result<Vec<f32>> {
     if call.canary.is_empty() {
         return Ok(Vec::new());
@@ -198,8 +192,7 @@ fn score_canary(trainer: &ModelTrainer, call: &TrainRequest) -> anyhow::Result<V
     trainer.score_canary(&canary).context("score the order's canary")
 }
 
-/// Waits until at most [`UNPUBLISHED_MAX`] saved steps are left. The agent removes those that it
-/// has published, so the disk does not fill.
+/// The agent removes the saved steps that it has published, so the disk does not fill.
 fn wait_for_publishing(out: &Path) {
     let unpublished = || std::fs::read_dir(out).map_or(0, Iterator::count);
     while unpublished() > UNPUBLISHED_MAX {
@@ -226,13 +219,12 @@ fn with_heartbeats<T>(respond: &CallResponder, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Returns the mean; 0 for an empty list.
+/// Returns 0 for an empty list.
 #[expect(clippy::cast_precision_loss, reason = "a count of steps")]
 fn mean_value(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Returns the training method: the whole model, a new adapter, or an existing adapter to continue.
 fn training_method(
     call: &TrainRequest,
     adapter: Option<&Path>,
@@ -261,10 +253,6 @@ fn training_method(
     }))
 }
 
-/// Builds the engine's specification from the order.
-///
-/// # Errors
-/// When the order has no schedule.
 fn train_spec(call: &TrainRequest) -> anyhow::Result<TrainSpec> {
     let training = &call.training;
     let decay = match training.schedule() {
@@ -297,7 +285,6 @@ fn train_spec(call: &TrainRequest) -> anyhow::Result<TrainSpec> {
     })
 }
 
-/// Reads the examples of a dataset file.
 fn read_examples(path: &Path) -> anyhow::Result<Vec<CompletionExample>> {
     let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     let examples = wire::TrainingExample::parse_all(&text).context("read the dataset")?;
@@ -307,7 +294,7 @@ fn read_examples(path: &Path) -> anyhow::Result<Vec<CompletionExample>> {
     Ok(examples.collect())
 }
 
-/// Converts a count to 32 bits; larger values become the maximum.
+/// Larger values become the maximum.
 fn to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

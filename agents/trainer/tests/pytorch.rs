@@ -1,5 +1,5 @@
-//! The PyTorch trainer as the agent runs it: started, called, told to end, gone on with. Those
-//! that need torch are skipped unless FLOTILLA_TORCH_PYTHON names an interpreter that has it.
+//! The PyTorch trainer as the agent runs it: started, called, ended early, resumed. Tests that need
+//! torch are skipped unless FLOTILLA_TORCH_PYTHON names an interpreter that has it.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -33,7 +33,6 @@ fn golden() -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// A place to train in, and what is trained on.
 struct Bench {
     directory: tempfile::TempDir,
     pytorch: PyTorchProgram,
@@ -106,7 +105,7 @@ impl Bench {
         WorkerProcess::start(&command).unwrap()
     }
 
-    /// What was answered, and every progress before.
+    /// Returns the answer and all progress messages before it.
     async fn ask(
         &self,
         worker: &WorkerProcess,
@@ -116,7 +115,7 @@ impl Bench {
         let hearing = heard.clone();
         let mut patience = AdaptiveTimeout::new(LIMIT, LIMIT);
         let answered = worker.call_with_progress(call, &mut patience, move |progress: Value| {
-            // What is not published holds a training up; nobody publishes here.
+            // Unpublished steps delay a training, and no agent publishes here.
             hearing.lock().unwrap().push(progress);
             std::future::ready(())
         });
@@ -125,7 +124,7 @@ impl Bench {
         (answer, heard)
     }
 
-    /// A training that must end well: its steps.
+    /// Returns the steps of a training that must succeed.
     async fn train(&self, call: &Value) -> Vec<Value> {
         let worker = self.start();
         let (answer, heard) = self.ask(&worker, call).await;
@@ -148,7 +147,7 @@ fn steps(heard: &[Value]) -> Vec<Value> {
     heard.iter().filter_map(|progress| progress.get("step").cloned()).collect()
 }
 
-/// The loss of each step: what is told is the mean since the last saved one.
+/// The losses of single steps: a message has the mean since the last saved one.
 fn losses(steps: &[Value]) -> Vec<f64> {
     let told: Vec<f64> = steps.iter().map(|step| step["loss"].as_f64().unwrap()).collect();
     let sum = |n: usize| if n == 0 { 0.0 } else { told[n - 1] * n as f64 };
@@ -234,7 +233,7 @@ async fn the_loss_of_an_adapter_follows_the_embedded_engine_s_within_one_percent
 }
 
 #[tokio::test]
-async fn what_was_trained_shows_the_same_to_whoever_loads_it() {
+async fn a_loaded_checkpoint_has_the_reported_canary_log_probabilities() {
     let Some(python) = python() else { return };
     let bench = Bench::new(&python);
     for packing in [true, false] {
@@ -293,7 +292,7 @@ async fn packed_or_padded_it_is_the_same_training() {
 }
 
 #[tokio::test]
-async fn one_step_trains_at_the_whole_rate_and_what_is_too_long_is_counted() {
+async fn one_step_trains_at_the_full_rate_and_overlong_examples_are_counted() {
     let Some(python) = python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("out");
@@ -317,7 +316,7 @@ async fn one_step_trains_at_the_whole_rate_and_what_is_too_long_is_counted() {
 }
 
 #[tokio::test]
-async fn a_training_that_goes_on_ends_with_the_same_bytes() {
+async fn a_resumed_training_ends_with_the_same_bytes() {
     let Some(python) = python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("whole");
@@ -325,7 +324,7 @@ async fn a_training_that_goes_on_ends_with_the_same_bytes() {
     call["training"]["lora"]["dropout"] = json!(0.1);
     let whole = bench.train(&call).await;
     let saved = bench.path("whole/3");
-    // As the store hands them out.
+    // As the store delivers them.
     for (tree, name) in [("checkpoint", "B3SUMS"), ("state", "B3SUMS"), ("state", "manifest.json")]
     {
         std::fs::write(saved.join(tree).join(name), "").unwrap();
@@ -362,7 +361,7 @@ async fn a_training_that_goes_on_ends_with_the_same_bytes() {
 }
 
 #[tokio::test]
-async fn told_to_end_it_saves_at_the_next_step_and_says_where() {
+async fn on_sigterm_it_saves_at_the_next_step_and_reports_the_step() {
     let Some(python) = python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("out");
@@ -393,7 +392,7 @@ async fn told_to_end_it_saves_at_the_next_step_and_says_where() {
 }
 
 #[tokio::test]
-async fn what_is_not_known_is_refused_so_that_nothing_switches_an_evaluation_on() {
+async fn unknown_fields_are_refused_so_that_none_can_enable_an_evaluation() {
     let Some(python) = python() else { return };
     let bench = Bench::new(&python);
     for (part, field) in [
@@ -463,7 +462,7 @@ async fn half_precision_and_recomputation_train_as_well() {
     }
 }
 
-/// What some libraries do when they are imported, and later.
+/// Output of libraries when they are imported, and later.
 const NOISE: &str = r#"
 import os, sys, threading, time
 print('{"call": 1, "reply": {"stopped_at": 3}', end="")
@@ -480,7 +479,7 @@ threading.Thread(target=later, daemon=True).start()
 "#;
 
 #[tokio::test]
-async fn what_libraries_print_is_no_answer() {
+async fn output_of_libraries_is_no_answer() {
     let Some(python) = python() else { return };
     let mut bench = Bench::new(&python);
     std::fs::write(bench.path("sitecustomize.py"), NOISE).unwrap();
@@ -507,7 +506,7 @@ async fn an_adapter_s_files_name_no_place_of_this_machine() {
     assert_eq!(settings["target_modules"], json!(["q_proj", "v_proj"]));
 }
 
-/// An interpreter that is none.
+/// A program that only looks like an interpreter.
 fn impostor(directory: &Path, script: &str) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let path = directory.join("python");
@@ -579,7 +578,7 @@ async fn steps_that_take_long_are_saved_though_the_order_names_none() {
             let saved = Path::new(saved);
             let weights = saved.join("checkpoint/adapter_model.safetensors").exists();
             seen.lock().unwrap().push(weights && saved.join("state/optimizer.pt").exists());
-            // As the agent does: what stays would hold the training up.
+            // As the agent does: files that stay would delay the training.
             std::fs::remove_dir_all(saved).unwrap();
         }
         std::future::ready(())

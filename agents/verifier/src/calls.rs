@@ -4,14 +4,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use wire::v1;
 
-/// A request to judge these completions.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct VerifyRequest {
     pub verifier: v1::Verifier,
     pub items: Vec<VerifyItem>,
 }
 
-/// One completion with the fields of its prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerifyItem {
     pub prompt_id: String,
@@ -36,19 +34,17 @@ impl VerifyItem {
         }
     }
 
-    /// Returns the question without the chat template if the prompt has it (the field
-    /// `plain_prompt`), otherwise the prompt.
+    /// Returns the field `plain_prompt`, the question without the chat template, otherwise the
+    /// prompt.
     pub(crate) fn question_text(&self) -> &str {
         self.text_field("plain_prompt").unwrap_or(&self.prompt)
     }
 
-    /// Returns a field of the prompt if it is a non-empty text.
     pub(crate) fn text_field(&self, name: &str) -> Option<&str> {
         self.fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())
     }
 }
 
-/// The verdicts of a call, in the order of the items.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct VerifyReply {
     pub verdicts: Vec<v1::verdicts::Verdict>,
@@ -56,7 +52,6 @@ pub(crate) struct VerifyReply {
     pub trouble: Option<String>,
 }
 
-/// A progress message: the number of items judged so far.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct VerifyProgress {
     pub items: u32,
@@ -73,7 +68,6 @@ pub fn fuzz_messages(value: &serde_json::Value) {
 
 #[cfg(test)]
 impl VerifyItem {
-    /// Returns an empty item for tests.
     pub(crate) fn example_item() -> Self {
         Self {
             prompt_id: "p".into(),

@@ -16,24 +16,21 @@ use crate::{
     program::{SandboxSlot, describe_end},
 };
 
-/// The upper bound of a spec's timeout.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
-/// The memory limit of a contained command; it may be a complete judge with its data.
+/// A contained command may be a complete judge with its data.
 const MEMORY_BYTES: u64 = 4 << 30;
-/// The limit of stdout and stderr together.
+/// For stdout and stderr together.
 const STREAMS_BYTES: u64 = 1 << 20;
 
-/// An executable that judges completions.
 #[derive(Debug, Clone)]
 pub(crate) struct CommandVerifier {
     argv: Vec<String>,
     timeout: Duration,
-    /// The paths that it reads in addition to the system and its own directory.
+    /// In addition to the system and its own directory.
     paths: Vec<String>,
 }
 
-/// The JSON object that the executable must print.
 #[derive(Debug, Deserialize)]
 struct CommandAnswer {
     outcome: CommandOutcome,
@@ -42,7 +39,6 @@ struct CommandAnswer {
     detail: String,
 }
 
-/// The outcome in a command's answer.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum CommandOutcome {
@@ -60,9 +56,8 @@ impl From<&wire::v1::verifier::Command> for CommandVerifier {
 }
 
 impl CommandVerifier {
-    /// Runs the executable on one item. Every failure of the executable is an `error`, never a
-    /// failed sample.
-    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
+    /// Runs the executable. Every failure of it is an `error`, never a failed sample.
+    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
         let request = match serde_json::to_vec(item) {
             Ok(request) => request,
             Err(error) => return JudgeResult::input_error(error.to_string()),
@@ -70,11 +65,11 @@ impl CommandVerifier {
         let Some((program, arguments)) = self.argv.split_first() else {
             return JudgeResult::input_error("argv is empty");
         };
-        match desk.toolchain().place_command(program, &self.paths) {
+        match slot.toolchain().place_command(program, &self.paths) {
             Err(lacking) => JudgeResult::host_error(format!("this box lacks {lacking}")),
             Ok(CommandPlacement::Masked { program }) => {
                 let argv = [program.into_os_string()].into_iter();
-                let argv = desk
+                let argv = slot
                     .toolchain()
                     .masked_command_line(argv.chain(arguments.iter().map(OsString::from)));
                 match host_process::run_program(&argv, request, self.timeout) {
@@ -85,7 +80,7 @@ impl CommandVerifier {
             Ok(CommandPlacement::Contained { program, shown }) => {
                 let program = self.build_program(&program, request);
                 let limits = self.program_limits();
-                let ran = desk.run_in_room_with::<&str, &[u8], _>(&shown, &[], |room| {
+                let ran = slot.run_in_room_with::<&str, &[u8], _>(&shown, &[], |room| {
                     room.run(&program, &limits)
                 });
                 ran.map_or_else(|broken| broken, |ended| read_program_result(&ended, &limits))
@@ -93,7 +88,6 @@ impl CommandVerifier {
         }
     }
 
-    /// Builds the sandbox program with the resolved path of the executable.
     fn build_program(&self, program: &Path, stdin: Vec<u8>) -> SandboxProgram {
         let mut argv = self.argv.clone();
         if let Some(first) = argv.first_mut() {
@@ -102,7 +96,6 @@ impl CommandVerifier {
         SandboxProgram { argv, env: Vec::new(), stdin }
     }
 
-    /// Returns the sandbox limits of the executable.
     fn program_limits(&self) -> ProgramLimits {
         ProgramLimits {
             wall: self.timeout,
@@ -113,10 +106,9 @@ impl CommandVerifier {
     }
 }
 
-/// Reads the result of a contained command.
 fn read_program_result(ended: &ProgramResult, limits: &ProgramLimits) -> JudgeResult {
     match &ended.how {
-        ProgramEnd::Exited(0) if ended.stdout.len() as u64 > OUTPUT_BYTES_MAX => {
+        ProgramEnd::Exited(0) if ended.stdout.len() > OUTPUT_BYTES_MAX => {
             JudgeResult::host_error(format!("it printed more than {OUTPUT_BYTES_MAX} bytes"))
         }
         ProgramEnd::Exited(0) => parse_answer(&ended.stdout),
@@ -128,7 +120,7 @@ fn read_program_result(ended: &ProgramResult, limits: &ProgramLimits) -> JudgeRe
     }
 }
 
-/// Parses a command's output. Unreadable output is a host error.
+/// Returns a host error for unreadable output.
 pub(crate) fn parse_answer(output: &[u8]) -> JudgeResult {
     let answer: CommandAnswer = match serde_json::from_slice(output) {
         Ok(answer) => answer,

@@ -1,6 +1,5 @@
 //! Code blocks of a completion: text between fences, as Markdown defines them (CommonMark 4.5).
 
-/// One fenced block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FencedBlock<'a> {
     /// The first word after the fence in lower case; empty if missing.
@@ -8,8 +7,7 @@ pub(crate) struct FencedBlock<'a> {
     pub body: &'a str,
 }
 
-/// Finds all blocks of a text. An unclosed block ends with the text, because the model ran out of
-/// tokens.
+/// Ends an unclosed block with the text, because the model ran out of tokens.
 pub(crate) fn find_blocks(text: &str) -> Vec<FencedBlock<'_>> {
     let mut found = Vec::new();
     let mut open: Option<(char, usize, String, usize)> = None;
@@ -39,8 +37,7 @@ pub(crate) fn find_blocks(text: &str) -> Vec<FencedBlock<'_>> {
     found
 }
 
-/// Returns the fence character, the number of repetitions and the text behind it, if the line is a
-/// fence.
+/// Returns the fence character, the number of repetitions and the text behind it.
 fn parse_fence(line: &str) -> Option<(char, usize, &str)> {
     let text = line.trim_start_matches(' ');
     let mark = text.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
@@ -49,7 +46,7 @@ fn parse_fence(line: &str) -> Option<(char, usize, &str)> {
     (line.len() - text.len() <= 3 && length >= 3).then(|| (mark, length, rest.trim()))
 }
 
-/// Returns true if the fence opens a block. A line such as "```x```" is inline code.
+/// Returns false for a line such as "```x```", which is inline code.
 fn opens_block(mark: char, info: &str) -> bool {
     mark == '~' || !info.contains('`')
 }

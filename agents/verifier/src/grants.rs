@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::tools::find_executable;
 
-/// The directories that every program in a sandbox sees and that a spec may name without a grant.
+/// Visible to every program in a sandbox, and to a spec without a grant.
 const SYSTEM_DIRECTORIES: [&str; 9] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"];
 
@@ -22,7 +22,7 @@ const INTERPRETERS: [&str; 34] = [
     "zsh",
 ];
 
-/// The permissions of a host's owner. All paths are canonical (symbolic links resolved).
+/// The permissions of a host's owner. All paths are canonical.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerGrants {
     /// Directories and files that contained commands may read if their spec requests it.
@@ -40,7 +40,6 @@ pub struct GrantError {
     problem: String,
 }
 
-/// The way in which a command runs on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CommandPlacement {
     /// In a cell that shows these paths in addition to the system.
@@ -50,11 +49,8 @@ pub(crate) enum CommandPlacement {
 }
 
 impl OwnerGrants {
-    /// Reads the owner's flags. `hidden` are the agent's own directories.
-    ///
-    /// # Errors
-    /// Returns an error if a path does not exist, is `/` or overlaps with the agent's own
-    /// directories, or if a command is not a file or is an interpreter.
+    /// Reads the owner's flags. Fails if a path does not exist, is `/` or overlaps with `hidden`,
+    /// the agent's own directories, or if a command is not a file or is an interpreter.
     pub fn from_flags(
         paths: &[PathBuf],
         commands: &[PathBuf],
@@ -114,11 +110,8 @@ impl OwnerGrants {
         })
     }
 
-    /// Decides how a command of a spec runs on this host. `contains` is true if the host has a
-    /// sandbox.
-    ///
-    /// # Errors
-    /// Returns what the host's owner would have to do.
+    /// Decides how a command runs here; `contains` is true if the host has a sandbox. The error is
+    /// advice for the host's owner.
     pub(crate) fn place_command(
         &self,
         program: &str,
@@ -181,10 +174,7 @@ impl OwnerGrants {
         }
     }
 
-    /// Checks that contained commands may read a canonical path.
-    ///
-    /// # Errors
-    /// Returns what the host's owner would have to do.
+    /// Checks a canonical path. The error is advice for the host's owner.
     fn check_readable(&self, real: &Path, hidden: &[PathBuf]) -> Result<(), String> {
         let is_own = hidden.iter().any(|own| real.starts_with(own));
         let is_open = self.paths.iter().any(|open| real.starts_with(open));
@@ -195,7 +185,6 @@ impl OwnerGrants {
     }
 }
 
-/// Describes why a path is not visible to commands.
 fn describe_refusal(path: &Path, hidden: &[PathBuf]) -> String {
     let path_said = path.display();
     match hidden.iter().find(|own| path.starts_with(own)) {
@@ -221,7 +210,7 @@ pub(crate) fn is_system_path(path: &Path) -> bool {
     SYSTEM_DIRECTORIES.iter().any(|system| path.starts_with(system))
 }
 
-/// Returns true if the program is known to execute code from its arguments, such as `python3.11`.
+/// Recognises names such as `python3.11`.
 fn is_interpreter(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');

@@ -25,7 +25,7 @@ use crate::{
     program::{CompileVerifier, PytestVerifier, PythonVerifier, SandboxSlot, StdioVerifier},
 };
 
-/// A verifier with its patterns compiled. Its variants are those of the spec.
+/// A verifier of the spec with its patterns compiled.
 #[derive(Debug)]
 pub(crate) enum CompletionJudge {
     Exact {
@@ -35,7 +35,7 @@ pub(crate) enum CompletionJudge {
         extract: Option<Regex>,
         tolerance: NumberTolerance,
     },
-    /// A pattern that may contain `{answer}`; it is therefore compiled for each item.
+    /// May contain `{answer}`, so it is compiled for each item.
     Regex {
         pattern: String,
     },
@@ -51,10 +51,7 @@ pub(crate) enum CompletionJudge {
 }
 
 impl CompletionJudge {
-    /// Compiles the settings.
-    ///
-    /// # Errors
-    /// Returns what is wrong with the settings.
+    /// Fails with what is wrong with the settings.
     pub(crate) fn new(how: &How) -> Result<Self, String> {
         let regex =
             |text: &str| compile_pattern(text).map_err(|error| format!("the pattern: {error}"));
@@ -85,8 +82,7 @@ impl CompletionJudge {
         })
     }
 
-    /// Judges one item.
-    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
+    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
         match self {
             Self::Exact { extract } => answer::judge_exact(extract.as_ref(), item),
             Self::Numeric { extract, tolerance } => {
@@ -95,13 +91,13 @@ impl CompletionJudge {
             Self::Regex { pattern } => answer::judge_pattern(pattern, item),
             Self::Schema(schema) => schema.judge_item(item),
             Self::ToolCall(rules) => rules.judge_item(item),
-            Self::Python(python) => python.judge_item(item, desk),
-            Self::Pytest(pytest) => pytest.judge_item(item, desk),
-            Self::Stdio(stdio) => stdio.judge_item(item, desk),
-            Self::Compile(compile) => compile.judge_item(item, desk),
-            Self::Command(verifier) => verifier.judge_item(item, desk),
+            Self::Python(python) => python.judge_item(item, slot),
+            Self::Pytest(pytest) => pytest.judge_item(item, slot),
+            Self::Stdio(stdio) => stdio.judge_item(item, slot),
+            Self::Compile(compile) => compile.judge_item(item, slot),
+            Self::Command(verifier) => verifier.judge_item(item, slot),
             Self::Model(model) => model.judge_item(item),
-            Self::Chain(chain) => chain.judge_item(item, desk),
+            Self::Chain(chain) => chain.judge_item(item, slot),
         }
     }
 
@@ -193,11 +189,8 @@ mod tests {
         assert_eq!(outcome(&how, "```json\n{\"a\": 1}\n```", None), Outcome::Pass);
         let wrong =
             VerifyItem { completion: "{\"a\": \"1\"}".into(), ..VerifyItem::example_item() };
-        let opinion = judge(&how, &wrong);
-        assert!(
-            opinion.outcome == Outcome::Fail && opinion.detail.starts_with("/a: "),
-            "{opinion:?}"
-        );
+        let result = judge(&how, &wrong);
+        assert!(result.outcome == Outcome::Fail && result.detail.starts_with("/a: "), "{result:?}");
         let mut item = VerifyItem { completion: "[1]".into(), ..VerifyItem::example_item() };
         item.fields.insert("schema".into(), serde_json::json!({"type": "array"}));
         assert_eq!(judge(&How::JsonSchema(JsonSchema::default()), &item), JudgeResult::full_pass());
@@ -216,9 +209,9 @@ mod tests {
         let item =
             |text: &str| VerifyItem { completion: text.into(), ..VerifyItem::example_item() };
         assert_eq!(judge(&chain(true), &item("abc")), JudgeResult::full_pass());
-        let opinion = judge(&chain(true), &item("ac"));
-        assert_eq!((opinion.outcome, opinion.reward), (Outcome::Fail, 0.25));
-        assert_eq!(opinion.detail, "stage 2: the pattern is not found");
+        let result = judge(&chain(true), &item("ac"));
+        assert_eq!((result.outcome, result.reward), (Outcome::Fail, 0.25));
+        assert_eq!(result.detail, "stage 2: the pattern is not found");
         assert_eq!(judge(&chain(false), &item("ac")).reward.to_bits(), 0.5_f64.to_bits());
         let broken = How::Chain(Chain {
             stages: vec![Stage {

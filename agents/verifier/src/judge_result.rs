@@ -4,10 +4,10 @@ use wire::v1::verdicts::{Outcome, Verdict};
 
 use crate::calls::VerifyItem;
 
-/// The limit of a verdict's detail.
+/// In a verdict's detail.
 const DETAIL_BYTES_MAX: usize = 500;
 
-/// The outcome, reward and detail for one completion, before it is attached to a sample.
+/// The result for one completion, before it is attached to a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JudgeResult {
     pub outcome: Outcome,
@@ -18,34 +18,31 @@ pub(crate) struct JudgeResult {
 }
 
 impl JudgeResult {
-    /// Returns a pass with reward 1.
     pub(crate) fn full_pass() -> Self {
         Self { outcome: Outcome::Pass, reward: 1.0, detail: String::new(), retry_elsewhere: false }
     }
 
-    /// Returns a failure with reward 0.
     pub(crate) fn failed_because(detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self { outcome: Outcome::Fail, reward: 0.0, detail, retry_elsewhere: false }
     }
 
-    /// Returns an error of the prompt or the settings, which every host would produce.
+    /// Returns an error that every host would produce.
     pub(crate) fn input_error(detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self { outcome: Outcome::Error, reward: 0.0, detail, retry_elsewhere: false }
     }
 
-    /// Returns an error that is probably caused by this host.
+    /// Returns an error that this host probably causes.
     pub(crate) fn host_error(detail: impl Into<String>) -> Self {
         Self { retry_elsewhere: true, ..Self::input_error(detail) }
     }
 
-    /// Returns the result with another reward.
     pub(crate) fn with_reward(self, reward: f64) -> Self {
         Self { reward, ..self }
     }
 
-    /// Converts the result into the verdict of a sample; truncates the detail.
+    /// Truncates the detail.
     pub(crate) fn into_verdict(mut self, item: &VerifyItem) -> Verdict {
         self.detail.truncate(truncation_index(&self.detail, DETAIL_BYTES_MAX));
         Verdict {
@@ -58,7 +55,6 @@ impl JudgeResult {
     }
 }
 
-/// Returns the largest character boundary that is at most `most` bytes.
 fn truncation_index(text: &str, most: usize) -> usize {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {

@@ -9,7 +9,6 @@ use crate::{
     fences::{FencedBlock, find_blocks},
 };
 
-/// A language whose programs verifiers can run or compile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ProgramLanguage {
@@ -20,7 +19,6 @@ pub(crate) enum ProgramLanguage {
     Go,
 }
 
-/// The program in a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProgramSource<'a> {
     pub language: ProgramLanguage,
@@ -28,7 +26,7 @@ pub(crate) struct ProgramSource<'a> {
 }
 
 impl ProgramLanguage {
-    /// Returns the language for any of the names that fences and data sets use.
+    /// Accepts any of the names that fences and data sets use.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Some(match name.to_lowercase().as_str() {
             "python" | "python3" | "py" | "py3" => Self::Python,
@@ -40,7 +38,6 @@ impl ProgramLanguage {
         })
     }
 
-    /// Returns the name of the language in messages.
     pub(crate) fn display_name(self) -> &'static str {
         match self {
             Self::Python => "python",
@@ -51,7 +48,6 @@ impl ProgramLanguage {
         }
     }
 
-    /// Returns the name of the source file.
     pub(crate) fn file_name(self) -> &'static str {
         match self {
             Self::Python => "main.py",
@@ -69,10 +65,8 @@ impl fmt::Display for ProgramLanguage {
     }
 }
 
-/// Returns the language of the settings or of the prompt; the completion cannot choose it.
-///
-/// # Errors
-/// Returns the name if it is not a known language.
+/// Returns the language of the settings or of the prompt; the completion cannot choose it. The
+/// error is an unknown name.
 pub(crate) fn requested_language(
     setting: &str,
     item: &VerifyItem,
@@ -83,8 +77,8 @@ pub(crate) fn requested_language(
     name.map(known).transpose()
 }
 
-/// Extracts the program of a completion: the last block in its language, else the last untagged
-/// block; without any block the whole completion. The error describes what is missing.
+/// Extracts the last block in the language, else the last untagged block; without any block the
+/// whole completion. The error describes what is missing.
 pub(crate) fn extract_source(
     wanted: Option<ProgramLanguage>,
     completion: &str,
@@ -106,7 +100,6 @@ pub(crate) fn extract_source(
     }
 }
 
-/// Returns the language that a block's tag names.
 fn block_language(block: &FencedBlock<'_>) -> Option<ProgramLanguage> {
     ProgramLanguage::from_name(&block.tag)
 }

@@ -59,7 +59,7 @@ pub mod fuzzing {
         );
     }
 
-    /// Returns true if the verifier needs neither a command nor an endpoint.
+    /// Returns true if neither a command nor an endpoint is needed.
     fn is_local(how: &How) -> bool {
         let of = |verifier: Option<&Verifier>| {
             verifier.and_then(|verifier| verifier.how.as_ref()).is_none_or(is_local)

@@ -1,28 +1,23 @@
 //! A model as a judge, behind an OpenAI-compatible endpoint. Every failure of the endpoint is an
 //! `error`, never a failed sample.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
-use reqwest::{Client, Response, redirect};
+use bounded_http::BoundedResponse;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::runtime::{self, Runtime};
 use wire::v1::verifier::LlmJudge;
 
 use crate::{calls::VerifyItem, judge::find_document, judge_result::JudgeResult};
 
-/// The timeout of a connection attempt.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The upper bound of a spec's timeout.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
-/// The limit of an answer's body.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// The number of characters of an endpoint's answer that an error message quotes.
 const EXCERPT_CHARS_MAX: usize = 200;
 
-/// A judge model: its endpoint, its prompt template and the reward at which a sample passes.
+/// The endpoint, the prompt template and the reward at which a sample passes.
 #[derive(Debug)]
 pub(crate) struct ModelJudge {
     url: String,
@@ -31,13 +26,21 @@ pub(crate) struct ModelJudge {
     key: Option<KeyVariable>,
     timeout: Duration,
     pass_at: f64,
+    client: OnceLock<Result<JudgeClient, String>>,
 }
 
-/// The name of the environment variable that contains the key; never the key itself.
+/// A client whose connections outlive a request, and what drives them.
+#[derive(Debug)]
+struct JudgeClient {
+    http: reqwest::Client,
+    runtime: Runtime,
+}
+
+/// Names the environment variable that contains the key; never the key itself.
 #[derive(Debug)]
 struct KeyVariable(String);
 
-/// The JSON object that the model must answer.
+/// The model must answer this object.
 #[derive(Debug, Deserialize)]
 struct ModelGrade {
     reward: f64,
@@ -46,10 +49,7 @@ struct ModelGrade {
 }
 
 impl ModelJudge {
-    /// Checks the settings.
-    ///
-    /// # Errors
-    /// Returns an error if the prompt does not contain `{completion}`.
+    /// Fails if the prompt does not contain `{completion}`.
     pub(crate) fn new(judge: &LlmJudge) -> Result<Self, String> {
         if !judge.prompt.contains("{completion}") {
             return Err("the judge's prompt must contain {completion}".into());
@@ -62,52 +62,53 @@ impl ModelJudge {
             key: Some(KeyVariable(judge.key_env.clone())).filter(|key| !key.0.is_empty()),
             timeout: limit.min(TIMEOUT_MAX),
             pass_at: judge.pass_at,
+            client: OnceLock::new(),
         })
     }
 
-    /// Asks the model to grade one item.
     pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let asked = match runtime {
-            Ok(runtime) => runtime.block_on(self.request_grade(item)),
-            Err(error) => Err(format!("start a runtime: {error}")),
+        let asked = match self.client.get_or_init(JudgeClient::start) {
+            Ok(client) => client.runtime.block_on(self.request_grade(&client.http, item)),
+            Err(problem) => Err(problem.clone()),
         };
         match asked.and_then(|body| self.parse_grade(&body)) {
-            Ok(opinion) => opinion,
+            Ok(result) => result,
             Err(problem) => {
                 JudgeResult::host_error(format!("the judge at {}: {problem}", self.url))
             }
         }
     }
 
-    /// Sends the request and returns the body of a successful answer.
-    async fn request_grade(&self, item: &VerifyItem) -> Result<Vec<u8>, String> {
-        let said = |error: reqwest::Error| format!("{:#}", anyhow::Error::new(error.without_url()));
-        let none = redirect::Policy::none();
-        let client = Client::builder().no_proxy().redirect(none).connect_timeout(CONNECT_TIMEOUT);
+    /// Returns the body of a successful answer.
+    async fn request_grade(
+        &self,
+        client: &reqwest::Client,
+        item: &VerifyItem,
+    ) -> Result<Vec<u8>, String> {
         let body = json!({
             "model": self.model,
             "temperature": 0,
             "messages": [{ "role": "user", "content": fill_template(&self.prompt, item) }],
         });
-        let mut request = client.build().map_err(said)?.post(&self.url).timeout(self.timeout);
+        let mut request = client.post(&self.url).timeout(self.timeout);
         if let Some(KeyVariable(variable)) = &self.key {
             let key = std::env::var(variable).map_err(|_| format!("{variable} is not set here"))?;
             request = request.bearer_auth(key);
         }
         let request = request.header("content-type", "application/json").body(body.to_string());
-        let response = request.send().await.map_err(said)?;
-        let status = response.status();
-        let bytes = read_body(response).await.map_err(said)?.ok_or("its answer is too long")?;
+        let response = bounded_http::send_request(request, |_| ANSWER_BYTES_MAX).await;
+        let BoundedResponse { status, body } =
+            response.map_err(|error| wire::format_error_chain(&error))?;
+        let bytes = body.ok_or("its answer is too long")?;
         if status.is_success() {
             return Ok(bytes);
         }
-        let told: String =
+        let excerpt: String =
             String::from_utf8_lossy(&bytes).trim().chars().take(EXCERPT_CHARS_MAX).collect();
-        Err(format!("{status}: {told}"))
+        Err(format!("{status}: {excerpt}"))
     }
 
-    /// Parses the model's answer; the reward must be between 0 and 1.
+    /// Requires a reward from 0 to 1.
     fn parse_grade(&self, body: &[u8]) -> Result<JudgeResult, String> {
         let answer: Value =
             serde_json::from_slice(body).map_err(|error| format!("not JSON: {error}"))?;
@@ -115,35 +116,33 @@ impl ModelJudge {
         let text = content.as_str().ok_or("its answer has no choices[0].message.content")?;
         let grade = find_document(text).and_then(|value| ModelGrade::deserialize(value).ok());
         let Some(ModelGrade { reward, reason }) = grade else {
-            let said: String = text.chars().take(EXCERPT_CHARS_MAX).collect();
-            return Err(format!("its answer has no {{\"reward\": 0..1}}: {said}"));
+            let excerpt: String = text.chars().take(EXCERPT_CHARS_MAX).collect();
+            return Err(format!("its answer has no {{\"reward\": 0..1}}: {excerpt}"));
         };
         if !(0.0..=1.0).contains(&reward) {
             return Err(format!("its reward {reward} is not from 0 to 1"));
         }
-        let opinion = if reward >= self.pass_at {
+        let result = if reward >= self.pass_at {
             JudgeResult::full_pass()
         } else {
             JudgeResult::failed_because("")
         };
-        Ok(JudgeResult { reward, detail: reason, ..opinion })
+        Ok(JudgeResult { reward, detail: reason, ..result })
     }
 }
 
-/// Reads the body. Returns `None` if it is larger than `ANSWER_BYTES_MAX`.
-async fn read_body(mut response: Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
-    let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await? {
-        if bytes.len() + chunk.len() > ANSWER_BYTES_MAX {
-            return Ok(None);
-        }
-        bytes.extend_from_slice(&chunk);
+impl JudgeClient {
+    fn start() -> Result<Self, String> {
+        let http = bounded_http::client_builder().no_proxy().build();
+        let http = http.map_err(|error| wire::format_error_chain(&error))?;
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("start a runtime: {error}"))?;
+        Ok(Self { http, runtime })
     }
-    Ok(Some(bytes))
 }
 
-/// Replaces each placeholder once, in a single pass: a completion that contains `{answer}` does not
-/// receive the answer.
+/// Replaces all placeholders in one pass: a completion that contains `{answer}` does not receive
+/// the answer.
 fn fill_template(template: &str, item: &VerifyItem) -> String {
     let values = [
         ("{prompt}", item.question_text()),
@@ -175,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// An endpoint that answers one request, and what it was asked.
+    /// Judges with an endpoint that answers one request, and returns that request.
     fn judge(status: &str, content: &str) -> (JudgeResult, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1/", listener.local_addr().unwrap());
@@ -212,13 +211,44 @@ mod tests {
 
     #[test]
     fn a_grade_is_a_reward_and_a_completion_is_not_told_the_answer() {
-        let (opinion, asked) = judge("200 OK", "{\"reward\": 0.75, \"reason\": \"nearly\"}");
-        assert_eq!((opinion.outcome, opinion.reward), (Outcome::Pass, 0.75));
-        assert_eq!(opinion.detail, "nearly");
+        let (result, asked) = judge("200 OK", "{\"reward\": 0.75, \"reason\": \"nearly\"}");
+        assert_eq!((result.outcome, result.reward), (Outcome::Pass, 0.75));
+        assert_eq!(result.detail, "nearly");
         assert!(asked.starts_with("POST /v1/chat/completions "), "{asked}");
         assert!(asked.contains("{answer} for 2+2") && !asked.contains("four"), "{asked}");
-        let (opinion, _) = judge("200 OK", "```json\n{\"reward\": 0.25}\n```");
-        assert_eq!((opinion.outcome, opinion.reward), (Outcome::Fail, 0.25));
+        let (result, _) = judge("200 OK", "```json\n{\"reward\": 0.25}\n```");
+        assert_eq!((result.outcome, result.reward), (Outcome::Fail, 0.25));
+    }
+
+    #[test]
+    fn one_connection_serves_many_completions() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let body =
+            json!({ "choices": [{ "message": { "content": "{\"reward\": 1}" } }] }).to_string();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        std::thread::spawn(move || {
+            // A second connection is never accepted.
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut request, mut part) = (String::new(), [0; 4096]);
+            while let Ok(length @ 1..) = stream.read(&mut part) {
+                request.push_str(&String::from_utf8_lossy(&part[..length]));
+                if request.contains("THE END") {
+                    request.clear();
+                    stream.write_all(answer.as_bytes()).unwrap();
+                }
+            }
+        });
+        let settings = LlmJudge {
+            url,
+            prompt: "{completion} THE END".into(),
+            timeout_s: 10.0,
+            ..LlmJudge::default()
+        };
+        let judge = ModelJudge::new(&settings).unwrap();
+        for _ in 0..3 {
+            assert_eq!(judge.judge_item(&VerifyItem::example_item()).outcome, Outcome::Pass);
+        }
     }
 
     #[test]
@@ -229,8 +259,8 @@ mod tests {
             ("200 OK", "{\"reward\": \"1\"}"),
             ("500 Oops", "{\"reward\": 1}"),
         ] {
-            let (opinion, _) = judge(status, content);
-            assert!(opinion.outcome == Outcome::Error && opinion.retry_elsewhere, "{opinion:?}");
+            let (result, _) = judge(status, content);
+            assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
         }
         let gone = LlmJudge {
             url: "http://127.0.0.1:1/v1".into(),
@@ -238,10 +268,10 @@ mod tests {
             timeout_s: 5.0,
             ..LlmJudge::default()
         };
-        let opinion = ModelJudge::new(&gone).unwrap().judge_item(&VerifyItem::example_item());
-        assert!(opinion.outcome == Outcome::Error && opinion.retry_elsewhere, "{opinion:?}");
+        let result = ModelJudge::new(&gone).unwrap().judge_item(&VerifyItem::example_item());
+        assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
         let keyed = LlmJudge { key_env: "FLOTILLA_JUDGE_KEY_NOT_SET".into(), ..gone };
-        let opinion = ModelJudge::new(&keyed).unwrap().judge_item(&VerifyItem::example_item());
-        assert!(opinion.detail.contains("FLOTILLA_JUDGE_KEY_NOT_SET"), "{}", opinion.detail);
+        let result = ModelJudge::new(&keyed).unwrap().judge_item(&VerifyItem::example_item());
+        assert!(result.detail.contains("FLOTILLA_JUDGE_KEY_NOT_SET"), "{}", result.detail);
     }
 }

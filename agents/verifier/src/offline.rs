@@ -10,12 +10,12 @@ use crate::{
     tools::required_tools,
 };
 
-/// A verifier and the toolchain of this host.
+/// A verifier and the toolchain of this host, used without a fleet.
 #[derive(Debug)]
 pub struct OfflineVerifier {
     settings: v1::Verifier,
     verifier: ConfiguredVerifier,
-    kit: Toolchain,
+    toolchain: Toolchain,
     pipeline: JudgePipeline,
     threads: usize,
 }
@@ -28,17 +28,15 @@ pub struct TimedVerdict {
 }
 
 impl OfflineVerifier {
-    /// Compiles the settings. `jobs` is the number of completions judged at once.
-    ///
-    /// # Errors
-    /// Returns what is wrong with the settings.
-    pub fn new(settings: v1::Verifier, kit: Toolchain, jobs: usize) -> anyhow::Result<Self> {
+    /// Compiles the settings, and fails with what is wrong with them. `jobs` completions are judged
+    /// at once.
+    pub fn new(settings: v1::Verifier, toolchain: Toolchain, jobs: usize) -> anyhow::Result<Self> {
         let verifier = ConfiguredVerifier::new(&settings).map_err(anyhow::Error::msg)?;
         Ok(Self {
             settings,
             verifier,
-            pipeline: JudgePipeline::new(kit.clone()),
-            kit,
+            pipeline: JudgePipeline::new(toolchain.clone()),
+            toolchain,
             threads: jobs,
         })
     }
@@ -47,7 +45,7 @@ impl OfflineVerifier {
     pub fn missing_needs(&self, items: &[VerifyItem]) -> Vec<String> {
         let needs = self.settings.how.as_ref().map(|how| required_tools(how, items.iter()));
         let needs = needs.unwrap_or_default();
-        self.kit.missing_needs(&needs).into_iter().map(|(_, lacking)| lacking).collect()
+        self.toolchain.missing_needs(&needs).into_iter().map(|(_, lacking)| lacking).collect()
     }
 
     /// Judges the items and returns the verdicts in their order.

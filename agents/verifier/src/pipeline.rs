@@ -38,15 +38,14 @@ pub(crate) struct JudgePipeline {
     cache: Mutex<VerdictCache>,
 }
 
-/// A verifier with the settings of one run.
 #[derive(Debug)]
 pub(crate) struct ConfiguredVerifier {
     judge: CompletionJudge,
-    /// The settings as JSON; part of the cache key.
+    /// JSON; part of the cache key.
     settings: String,
 }
 
-/// A result and the time that it took; zero for a cached or copied result.
+/// The time is zero for a cached or copied result.
 #[derive(Debug, Clone)]
 pub(crate) struct TimedResult {
     pub result: JudgeResult,
@@ -54,32 +53,27 @@ pub(crate) struct TimedResult {
 }
 
 impl ConfiguredVerifier {
-    /// Compiles the settings of a run.
-    ///
-    /// # Errors
-    /// Returns what is wrong with the settings.
+    /// Fails with what is wrong with the settings.
     pub(crate) fn new(verifier: &v1::Verifier) -> Result<Self, String> {
         let how = verifier.how.as_ref().ok_or("no verifier is named")?;
         let settings = serde_json::to_string(verifier).map_err(|error| error.to_string())?;
         Ok(Self { judge: CompletionJudge::new(how)?, settings })
     }
 
-    /// Returns the key of all inputs that the result depends on, or `None` if every item must be
-    /// judged separately.
+    /// Returns `None` if every item must be judged separately.
     fn item_key(&self, item: &VerifyItem) -> Option<Digest> {
         self.judge.is_cacheable().then(|| cache_key(&self.settings, item)).flatten()
     }
 }
 
-/// Returns the verifier's name, the crate version and a digest of the settings:
-/// `python/0.1.0+1f3a9c02b7de`.
+/// Returns `python/0.1.0+1f3a9c02b7de`: name, crate version and a digest of the settings.
 pub(crate) fn verifier_version(verifier: &v1::Verifier) -> String {
     let settings = serde_json::to_vec(verifier).unwrap_or_default();
     let digest = Digest::hash_bytes(&settings).to_hex();
     format!("{}/{}+{}", verifier_kind(verifier), env!("CARGO_PKG_VERSION"), &digest[..12])
 }
 
-/// Returns the name of the verifier's kind, as in the spec.
+/// Returns the name in the spec.
 fn verifier_kind(verifier: &v1::Verifier) -> &'static str {
     use v1::verifier::How;
     match verifier.how {
@@ -100,13 +94,12 @@ fn verifier_kind(verifier: &v1::Verifier) -> &'static str {
 }
 
 impl JudgePipeline {
-    /// Creates a pipeline with an empty cache.
-    pub(crate) fn new(kit: Toolchain) -> Self {
-        Self { sandboxes: SandboxPool::new(kit), cache: Mutex::default() }
+    pub(crate) fn new(toolchain: Toolchain) -> Self {
+        Self { sandboxes: SandboxPool::new(toolchain), cache: Mutex::default() }
     }
 
-    /// Judges the items on at most `threads` threads and returns the results in the order of the
-    /// items. Reports the number of items or groups handled so far to the last argument.
+    /// Returns results in the order of the items. Reports the number of items or groups handled so
+    /// far.
     pub(crate) fn judge_items(
         &self,
         verifier: &ConfiguredVerifier,
@@ -117,25 +110,22 @@ impl JudgePipeline {
         let alike = group_equal_items(verifier, items);
         let next = AtomicUsize::new(0);
         let work = || {
-            let mut desk = self.sandboxes.open_slot();
+            let mut slot = self.sandboxes.open_slot();
             let mut found = Vec::new();
             while let Some((key, places)) = alike.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let began = Instant::now();
                 let known = key.as_ref().and_then(|key| self.cache.lock().ok()?.get(key));
-                let opinion = known.unwrap_or_else(|| {
-                    let opinion = verifier.judge.judge_item(&items[places[0]], &mut desk);
+                let result = known.unwrap_or_else(|| {
+                    let result = verifier.judge.judge_item(&items[places[0]], &mut slot);
                     if let (Some(key), Ok(mut cache)) = (key, self.cache.lock()) {
-                        cache.insert_result(*key, &opinion);
+                        cache.insert_result(*key, &result);
                     }
-                    opinion
+                    result
                 });
                 let mut took = began.elapsed();
                 for &place in places {
-                    let opinion = opinion.clone();
-                    found.push((
-                        place,
-                        TimedResult { result: opinion, took: std::mem::take(&mut took) },
-                    ));
+                    let result = result.clone();
+                    found.push((place, TimedResult { result, took: std::mem::take(&mut took) }));
                 }
                 tell(next.load(Ordering::Relaxed).min(items.len()));
             }
@@ -157,8 +147,7 @@ impl JudgePipeline {
     }
 }
 
-/// Groups the indices of items that share one result, ordered by the first item of each group.
-/// Items without a key form groups of one.
+/// Orders groups by their first item. Items without a key form groups of one.
 fn group_equal_items(
     verifier: &ConfiguredVerifier,
     items: &[VerifyItem],

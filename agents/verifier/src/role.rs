@@ -21,20 +21,17 @@ use crate::{
     tools::{ToolNeed, required_tools},
 };
 
-/// The time without progress after which a worker counts as hung: the longest timeout of a command
-/// plus a minute.
+/// The longest timeout of a command plus a minute; a worker without progress for so long hangs.
 const SILENCE_LIMIT: Duration = Duration::from_secs(3600 + 60);
 
-/// The number of jobs held at once: one job uses all cores that it may use.
+/// One job uses all cores that it may use.
 const JOBS_MAX: usize = 1;
 
-/// The number of parsed prompt files that are kept.
 const PROMPT_FILES_MAX: usize = 4;
 
-/// The prefix of variables with keys of judge models, which the worker inherits.
+/// Keys of judge models, which the worker inherits.
 const KEY_VARIABLE_PREFIX: &str = "FLOTILLA_JUDGE_KEY";
 
-/// The prompts of one file, by id.
 type PromptIndex = Arc<BTreeMap<String, PromptEntry>>;
 
 /// The verifier role of an agent. It holds one job at a time and keeps one worker running between
@@ -50,8 +47,8 @@ pub struct VerifierRole {
 
 impl VerifierRole {
     /// Tests the toolchain of this host, which takes up to two seconds, and creates the role.
-    pub fn open(launch: WorkerLauncher, kit: Toolchain) -> Self {
-        let (toolchain, toolchain_test) = kit.test_host();
+    pub fn open(launch: WorkerLauncher, toolchain: Toolchain) -> Self {
+        let (toolchain, toolchain_test) = toolchain.test_host();
         if let Some(problem) = &toolchain_test.unmasked {
             tracing::error!(
                 problem,
@@ -86,8 +83,7 @@ impl VerifierRole {
         }
     }
 
-    /// Judges the samples of a job and writes the verdicts. Errors that other hosts may avoid are
-    /// retried there first.
+    /// Retries errors on other hosts first, if they may avoid them.
     async fn run_job(&self, job: &LeasedJob) -> Result<(), JobError> {
         let _room = self.job_permits.acquire().await.map_err(JobError::retryable_failure)?;
         let FactBody::Samples(samples) = &job.record.fact.body else {
@@ -167,7 +163,8 @@ impl VerifierRole {
         let why = match &self.toolchain_test.contained {
             Err(problem) if contained => format!("programs cannot be contained here: {problem}"),
             _ => {
-                let lacking: Vec<&str> = lacking.iter().map(|(_, said)| said.as_str()).collect();
+                let lacking: Vec<&str> =
+                    lacking.iter().map(|(_, advice)| advice.as_str()).collect();
                 format!("this box lacks {}", lacking.join("; "))
             }
         };
@@ -212,7 +209,6 @@ impl VerifierRole {
         })
     }
 
-    /// Returns the parsed prompt file, from memory or from the cache.
     async fn load_prompts(
         &self,
         job: &LeasedJob,
@@ -243,7 +239,6 @@ impl VerifierRole {
         Ok(prompts)
     }
 
-    /// Returns the running worker, or starts one.
     fn ensure_worker(&self) -> Result<WorkerProcess, JobError> {
         let mut warm = self.worker.lock().map_err(|_| JobError::Stopped)?;
         if let Some(worker) = warm.as_ref().filter(|worker| worker.is_alive()) {
@@ -273,8 +268,8 @@ impl VerifierRole {
     }
 }
 
-/// A guard that kills the worker if a call is dropped before its answer, for example because the
-/// run was cancelled.
+/// Kills the worker if a call is dropped before its answer, for example because the run was
+/// cancelled.
 struct UnansweredGuard<'a> {
     worker: &'a WorkerProcess,
     answered: bool,
@@ -288,8 +283,8 @@ impl Drop for UnansweredGuard<'_> {
     }
 }
 
-/// Returns the agents that announce everything that is needed. Needs that agents do not announce
-/// are assumed to be met.
+/// Returns the agents that announce everything needed. Needs that agents do not announce are
+/// assumed to be met.
 fn capable_agents(others: &[v1::AgentStatus], needs: &BTreeSet<ToolNeed>) -> Vec<String> {
     let has = |status: &v1::AgentStatus, need: &ToolNeed| match need {
         ToolNeed::Command { program, paths } => can_run_command(&status.abilities, program, paths),
@@ -302,9 +297,8 @@ fn capable_agents(others: &[v1::AgentStatus], needs: &BTreeSet<ToolNeed>) -> Vec
     others.iter().filter(able).map(|status| status.agent.clone()).collect()
 }
 
-/// Reports whether an agent with these abilities runs a command: its owner allowed the executable,
-/// or it contains commands and has opened all paths that this one reads. Symbolic links of that
-/// host are unknown here.
+/// Returns true if the owner allowed the executable, or contains commands and has opened all paths
+/// that this one reads. Symbolic links of that host are unknown here.
 fn can_run_command(abilities: &[String], program: &str, paths: &[String]) -> bool {
     let has = |ability: &str| abilities.iter().any(|it| it == ability);
     let directory = Path::new(program).parent().filter(|_| program.contains('/'));

@@ -10,23 +10,21 @@ use crate::{
     tools::{ToolNeed, VerifierTools},
 };
 
-/// The timeout of the program that tests whether directories can be hidden.
+/// For the program that tests whether directories can be hidden.
 const MASK_TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The tools, the sandbox and the permissions that a host judges with.
 #[derive(Debug, Clone)]
 pub struct Toolchain {
     pub tools: VerifierTools,
-    /// The program that starts a sandbox cell.
     pub cell_launch: CellLaunch,
-    /// The program that starts an uncontained command: it calls [`sandbox::run_masked`] and takes
-    /// `--hidden PATH` for each path, then `--` and the command line.
+    /// Starts an uncontained command: calls [`sandbox::run_masked`] and takes `--hidden PATH` for
+    /// each path, then `--` and the command line.
     pub masked_launch: CellLaunch,
     /// The agent's own files, which no program may see.
     pub hidden: Vec<PathBuf>,
-    /// The permissions that the host's owner gave to commands.
+    /// Given by the host's owner to commands.
     pub grants: OwnerGrants,
-    /// True if the host is known to contain programs.
     pub contains: bool,
 }
 
@@ -35,13 +33,12 @@ pub struct Toolchain {
 pub struct ToolchainTest {
     /// A description of the sandbox, or the reason why programs cannot be contained.
     pub contained: Result<String, String>,
-    /// The reason why the agent's directories cannot be hidden from uncontained commands. The
-    /// allowed commands do not run in that case.
+    /// The reason why the agent's directories cannot be hidden from uncontained commands; the
+    /// allowed commands then do not run.
     pub unmasked: Option<String>,
 }
 
 impl Toolchain {
-    /// Returns a toolchain that runs no programs.
     pub(crate) fn without_programs() -> Self {
         let launch = || CellLaunch { program: PathBuf::new(), arguments: Vec::new() };
         Self {
@@ -76,7 +73,6 @@ impl Toolchain {
         (self, ToolchainTest { contained, unmasked })
     }
 
-    /// Starts a program that does nothing in the same way as an allowed command.
     fn test_masks(&self) -> Result<(), String> {
         if self.grants.commands.is_empty() {
             return Ok(());
@@ -85,7 +81,7 @@ impl Toolchain {
         host_process::run_program(&argv, Vec::new(), MASK_TEST_TIMEOUT).map(|_| ())
     }
 
-    /// Returns the command line that starts a program with the agent's directories hidden from it.
+    /// Hides the agent's directories from the program.
     pub(crate) fn masked_command_line(
         &self,
         argv: impl IntoIterator<Item = OsString>,
@@ -101,7 +97,7 @@ impl Toolchain {
         masked
     }
 
-    /// Decides how a command of a spec runs on this host. The error names what is missing.
+    /// Fails with what is missing.
     pub(crate) fn place_command(
         &self,
         program: &str,
@@ -110,7 +106,7 @@ impl Toolchain {
         self.grants.place_command(program, paths, &self.hidden, self.contains)
     }
 
-    /// Returns the needs that this host does not meet, each with advice.
+    /// Returns unmet needs, each with advice.
     pub(crate) fn missing_needs<'a>(
         &self,
         needs: impl IntoIterator<Item = &'a ToolNeed>,
@@ -124,7 +120,7 @@ impl Toolchain {
         needs.into_iter().filter_map(lacking).collect()
     }
 
-    /// Lists what this host can do that not every host can, as announced to other agents.
+    /// Lists what not every host can do, as announced to other agents.
     pub(crate) fn list_abilities(&self) -> Vec<String> {
         let mut abilities: Vec<String> = self.tools.0.keys().cloned().collect();
         if self.contains {

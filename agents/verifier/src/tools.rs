@@ -16,10 +16,9 @@ use crate::{
     language::{ProgramLanguage, requested_language},
 };
 
-/// The timeout of a version query; the shim of a version manager may be slow.
+/// The shim of a version manager may be slow.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The directories that every sandbox shows.
 const SYSTEM_DIRECTORIES: [&str; 5] = ["/usr", "/lib", "/lib64", "/bin", "/sbin"];
 
 /// A requirement of a verifier that a host may not meet.
@@ -41,7 +40,7 @@ pub(crate) enum ToolNeed {
 pub struct VerifierTool {
     pub argv: Vec<String>,
     pub version: String,
-    /// The directories that it needs in addition to the system's.
+    /// Needed in addition to the system's.
     pub directories: Vec<PathBuf>,
 }
 
@@ -50,7 +49,6 @@ pub struct VerifierTool {
 pub struct VerifierTools(pub BTreeMap<String, VerifierTool>);
 
 impl ToolNeed {
-    /// Returns the tag of the need.
     pub(crate) fn need_tag(&self) -> &str {
         match self {
             Self::Language(language) => language.display_name(),
@@ -60,7 +58,7 @@ impl ToolNeed {
         }
     }
 
-    /// Describes what is missing, with advice.
+    /// Includes advice.
     pub(crate) fn describe_missing(&self) -> String {
         match self {
             Self::Language(ProgramLanguage::Python) => "python: install python3".into(),
@@ -78,14 +76,13 @@ impl ToolNeed {
         }
     }
 
-    /// Returns true if the need is a tool that runs programs of a model.
     pub(crate) fn runs_in_sandbox(&self) -> bool {
         matches!(self, Self::Language(_) | Self::Pytest)
     }
 }
 
-/// Returns what a verifier needs for these items, according to its settings and the prompts. Needs
-/// that depend on the completion are unknown at this point.
+/// Returns the needs according to settings and prompts. Needs that depend on the completion are
+/// unknown at this point.
 pub(crate) fn required_tools<'a>(
     how: &How,
     items: impl Iterator<Item = &'a VerifyItem> + Clone,
@@ -144,12 +141,10 @@ impl VerifierTools {
         Self(found.into_iter().filter_map(|(tag, tool)| Some((tag.to_owned(), tool?))).collect())
     }
 
-    /// Returns the tool for a need.
     pub(crate) fn get(&self, need: &ToolNeed) -> Option<&VerifierTool> {
         self.0.get(need.need_tag())
     }
 
-    /// Reports whether a need is met.
     pub(crate) fn meets_need(&self, need: &ToolNeed) -> bool {
         match need {
             ToolNeed::Language(_) | ToolNeed::Pytest => self.get(need).is_some(),
@@ -158,20 +153,20 @@ impl VerifierTools {
         }
     }
 
-    /// Returns the directories that a sandbox must show in addition to the system.
+    /// Returns directories to show in addition to the system.
     pub(crate) fn sandbox_directories(&self) -> Vec<PathBuf> {
         let all: BTreeSet<&PathBuf> = self.0.values().flat_map(|tool| &tool.directories).collect();
         all.into_iter().cloned().collect()
     }
 
-    /// Lists the tools with their versions: `python 3.11.7, c gcc 12.2.0`.
+    /// Lists tools and versions: `python 3.11.7, c gcc 12.2.0`.
     pub(crate) fn list_versions(&self) -> String {
         let tool = |(tag, tool): (&String, &VerifierTool)| format!("{tag} {}", tool.version);
         self.0.iter().map(tool).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Finds an executable by name on `PATH`, or by its path.
+/// Searches `PATH` unless a path is given.
 pub(crate) fn find_executable(program: &str) -> Option<PathBuf> {
     let is_file = |path: &PathBuf| path.is_file();
     if program.contains('/') {
@@ -181,7 +176,7 @@ pub(crate) fn find_executable(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(program)).find(is_file)
 }
 
-/// Runs a program and returns its output lines, or `None` if it fails.
+/// Returns the output lines, or `None` if the program fails.
 fn query_program(argv: &[&str]) -> Option<Vec<String>> {
     let argv: Vec<OsString> = argv.iter().map(Into::into).collect();
     let output = host_process::run_program(&argv, Vec::new(), VERSION_TIMEOUT).ok()?;
@@ -199,8 +194,8 @@ try:
 except Exception:
     pass
 ";
-    let said = query_program(&[path.to_str()?, "-I", "-B", "-c", ASK])?;
-    let [executable, prefix, base, version, rest @ ..] = &*said else { return None };
+    let lines = query_program(&[path.to_str()?, "-I", "-B", "-c", ASK])?;
+    let [executable, prefix, base, version, rest @ ..] = &*lines else { return None };
     let python = VerifierTool {
         argv: vec![executable.clone()],
         version: version.clone(),
@@ -211,7 +206,6 @@ except Exception:
     Some((python, pytest))
 }
 
-/// Finds the first of these compilers.
 fn find_compiler(names: &[&str]) -> Option<VerifierTool> {
     names.iter().find_map(|name| {
         let path = find_executable(name)?;
@@ -238,11 +232,10 @@ fn find_rust() -> Option<VerifierTool> {
     })
 }
 
-/// Finds the Go toolchain.
 fn find_go() -> Option<VerifierTool> {
     let go = find_executable("go")?;
-    let said = query_program(&[go.to_str()?, "env", "GOROOT", "GOVERSION"])?;
-    let [root, version] = &*said else { return None };
+    let lines = query_program(&[go.to_str()?, "env", "GOROOT", "GOVERSION"])?;
+    let [root, version] = &*lines else { return None };
     let root = PathBuf::from(root);
     Some(VerifierTool {
         argv: vec![root.join("bin/go").to_str()?.to_owned()],

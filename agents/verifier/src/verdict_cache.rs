@@ -6,8 +6,7 @@ use wire::{Digest, v1::verdicts::Outcome};
 
 use crate::{calls::VerifyItem, judge_result::JudgeResult};
 
-/// The number of results in one generation; two generations are kept. A result takes less than 1
-/// KB.
+/// Two generations are kept. A result takes less than 1 KB.
 const GENERATION_MAX: usize = 8192;
 
 /// A cache in two generations: when the young one is full it becomes the old one, and results that
@@ -18,8 +17,8 @@ pub(crate) struct VerdictCache {
     old_generation: BTreeMap<Digest, JudgeResult>,
 }
 
-/// Returns a digest of everything that a result depends on except the version of this program.
-/// Returns `None` if the item cannot be serialised.
+/// Digests everything that a result depends on except the version of this program; `None` if the
+/// item cannot be serialised.
 pub(crate) fn cache_key(settings: &str, item: &VerifyItem) -> Option<Digest> {
     let VerifyItem { prompt_id: _, index: _, prompt, completion, answer, fields } = item;
     let all = serde_json::to_vec(&(settings, prompt, completion, answer, fields)).ok()?;
@@ -27,25 +26,24 @@ pub(crate) fn cache_key(settings: &str, item: &VerifyItem) -> Option<Digest> {
 }
 
 impl VerdictCache {
-    /// Returns the cached result and moves it to the young generation.
+    /// Moves the result to the young generation.
     pub(crate) fn get(&mut self, key: &Digest) -> Option<JudgeResult> {
-        if let Some(opinion) = self.young_generation.get(key) {
-            return Some(opinion.clone());
+        if let Some(result) = self.young_generation.get(key) {
+            return Some(result.clone());
         }
-        let opinion = self.old_generation.remove(key)?;
-        self.insert_result(*key, &opinion);
-        Some(opinion)
+        let result = self.old_generation.remove(key)?;
+        self.insert_result(*key, &result);
+        Some(result)
     }
 
-    /// Stores a result unless it is an error.
-    pub(crate) fn insert_result(&mut self, key: Digest, opinion: &JudgeResult) {
-        if opinion.outcome == Outcome::Error {
+    pub(crate) fn insert_result(&mut self, key: Digest, result: &JudgeResult) {
+        if result.outcome == Outcome::Error {
             return;
         }
         if self.young_generation.len() >= GENERATION_MAX {
             self.old_generation = std::mem::take(&mut self.young_generation);
         }
-        self.young_generation.insert(key, opinion.clone());
+        self.young_generation.insert(key, result.clone());
     }
 }
 

@@ -13,13 +13,12 @@ use crate::{
     pipeline::{ConfiguredVerifier, JudgePipeline, TimedResult},
 };
 
-/// The interval between two progress messages of a call.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves calls until the agent closes the pipe.
-pub fn serve_verify_calls(kit: Toolchain, threads: usize) {
+pub fn serve_verify_calls(toolchain: Toolchain, threads: usize) {
     let inbox: CallInbox<VerifyRequest> = CallInbox::read_stdin();
-    let bench = JudgePipeline::new(kit);
+    let pipeline = JudgePipeline::new(toolchain);
     while let Some(call) = inbox.next() {
         let VerifyRequest { verifier, items } = &call.request;
         let verifier = match ConfiguredVerifier::new(verifier) {
@@ -29,19 +28,19 @@ pub fn serve_verify_calls(kit: Toolchain, threads: usize) {
                 continue;
             }
         };
-        let told = Mutex::new(Instant::now());
+        let last_progress = Mutex::new(Instant::now());
         let tell = |items: usize| {
-            if let Ok(mut told) = told.try_lock()
-                && told.elapsed() >= PROGRESS_INTERVAL
+            if let Ok(mut last_progress) = last_progress.try_lock()
+                && last_progress.elapsed() >= PROGRESS_INTERVAL
             {
-                *told = Instant::now();
+                *last_progress = Instant::now();
                 let items = u32::try_from(items).unwrap_or(u32::MAX);
                 call.responder.send_progress(&VerifyProgress { items });
             }
         };
-        let found = bench.judge_items(&verifier, items, threads, &tell);
+        let found = pipeline.judge_items(&verifier, items, threads, &tell);
         let trouble = found.iter().find(|found| found.result.retry_elsewhere);
-        let trouble = trouble.map(|TimedResult { result: opinion, .. }| opinion.detail.clone());
+        let trouble = trouble.map(|TimedResult { result, .. }| result.detail.clone());
         let verdicts =
             found.into_iter().zip(items).map(|(found, item)| found.result.into_verdict(item));
         call.responder.send_reply(&VerifyReply { verdicts: verdicts.collect(), trouble });

@@ -1,5 +1,4 @@
-//! What models write, judged by running it, and commands that judge: in a real sandbox, with this
-//! box's own tools.
+//! Programs and commands that judge, in a real sandbox with this host's own tools.
 
 #[path = "programs/command.rs"]
 mod command;

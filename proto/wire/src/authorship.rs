@@ -10,17 +10,14 @@ use crate::{AgentId, FactKey};
 #[derive(Debug, Clone, Copy)]
 pub struct SpecOrigin<'a> {
     pub is_watched: bool,
-    /// The spec's author; `None` in an open fleet.
+    /// `None` in an open fleet.
     pub author: Option<&'a AgentId>,
 }
 
 /// Checks that a checkpoint at `place` by `author` may count in a run.
 ///
 /// Checkpoints of a watched run count only from the agent that wrote its spec, and only at
-/// [`Place::WatchedCheckpoint`]; every other run has none there. Other places pass.
-///
-/// # Errors
-/// Why the checkpoint does not count.
+/// [`FactKey::WatchedCheckpoint`]; every other run has none there. Other places pass.
 pub fn check_checkpoint_author(
     place: &FactKey,
     author: Option<&AgentId>,

@@ -9,23 +9,20 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
 
-/// A text that is not a digest of the form `b3:` and 64 hex digits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("digest {0:?} must be \"b3:\" and 64 hex digits (S106)")]
 pub struct DigestError(String);
 
 impl Digest {
-    /// Computes the digest of `bytes`.
     pub fn hash_bytes(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// Returns the 32 bytes of the hash.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Returns the 64 hex digits without the prefix `b3:`, as used in file names and by `b3sum`.
+    /// Returns the 64 hex digits without the prefix `b3:`, as in file names and for `b3sum`.
     pub fn to_hex(self) -> String {
         blake3::Hash::from_bytes(self.0).to_hex().to_string()
     }

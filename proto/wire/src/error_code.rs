@@ -15,8 +15,7 @@ impl ErrorCode {
     /// The code of any other error whose message contains no code.
     pub const UNCODED_ERROR: Self = Self(*b"X100");
 
-    /// Parses a bare code without parentheses. Returns `None` if `text` is not one capital letter
-    /// and three digits.
+    /// Parses a bare code without parentheses.
     pub fn parse(text: &str) -> Option<Self> {
         let code: [u8; 4] = text.as_bytes().try_into().ok()?;
         let [letter, digits @ ..] = code;
@@ -24,7 +23,7 @@ impl ErrorCode {
         is_one.then_some(Self(code))
     }
 
-    /// Finds the first code in parentheses, such as `(B104)`. Codes further to the right belong to
+    /// Finds the first code in parentheses, such as `(B104)`; codes further to the right belong to
     /// the causes.
     pub fn find_in_text(text: &str) -> Option<Self> {
         let mut rest = text;
@@ -38,16 +37,16 @@ impl ErrorCode {
         None
     }
 
-    /// Finds the code of an error: the first one in the message of the error or of its sources,
-    /// from the outside in; otherwise one derived from the kind of an [`io::Error`] in the chain.
+    /// Finds the first code in the messages of the error and its sources; otherwise one derived
+    /// from the kind of an [`io::Error`] in the chain.
     pub fn from_error(error: &(dyn Error + 'static)) -> Option<Self> {
         let chain = || std::iter::successors(Some(error), |&error| error.source());
-        let told = chain().find_map(|error| Self::find_in_text(&error.to_string()));
-        told.or_else(|| chain().find_map(|error| error.downcast_ref().map(Self::from_io_error)))
+        let code = chain().find_map(|error| Self::find_in_text(&error.to_string()));
+        code.or_else(|| chain().find_map(|error| error.downcast_ref().map(Self::from_io_error)))
     }
 
-    /// Maps an I/O error to a file code: `F101` not found, `F102` no permission, `F103` disk full,
-    /// `F104` all others.
+    /// Maps an I/O error: `F101` not found, `F102` no permission, `F103` disk full, `F104` all
+    /// others.
     fn from_io_error(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self(*b"F101"),

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::json_lines::JsonLineError;
+use crate::json_lines::{JsonLineError, deserialize_lines};
 
 /// A prompt and the completion to learn after it. Unknown fields are ignored; a missing prompt is
 /// empty.
@@ -48,13 +48,8 @@ impl TrainingExample {
     /// completion, or a file without examples.
     pub fn parse_all(text: &[u8]) -> Result<Vec<Self>, ExamplesError> {
         let mut examples = Vec::new();
-        for (index, text) in std::str::from_utf8(text)?.lines().enumerate() {
-            let line = index + 1;
-            if text.trim().is_empty() {
-                continue;
-            }
-            let example: Self = serde_json::from_str(text)
-                .map_err(|source| ExamplesError::Json { line, source })?;
+        for line in deserialize_lines::<Self>(text)? {
+            let (line, _, example) = line?;
             if example.completion.is_empty() {
                 return Err(ExamplesError::Empty { line });
             }

@@ -12,18 +12,15 @@ use crate::{
     v1,
 };
 
-/// A subject and the message published on it.
-///
-/// A fact is write-once: the log accepts at most one fact for each subject.
+/// A subject and the message published on it. The log accepts at most one fact for each subject.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fact {
-    /// The run and the kind of fact, for example `flotilla.r1.done`.
     pub subject: Subject,
-    /// The message; its type matches the kind in the subject.
+    /// Its type matches the kind in the subject.
     pub body: FactBody,
 }
 
-/// The message of a fact, one variant for each kind of fact.
+/// The message of a fact, one variant for each kind.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "a spec is read once a run; few facts are held")]
 pub enum FactBody {
@@ -47,15 +44,14 @@ pub enum FactBody {
 /// A fact with the position, time and author that the log recorded for it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// Position in the log, counted from 1.
+    /// The position in the log, counted from 1.
     pub sequence: u64,
-    /// Time at which the log accepted the fact, in milliseconds since 1970. It is the only clock
-    /// that all peers share.
+    /// The time at which the log accepted the fact, in milliseconds since 1970: the only clock that
+    /// all peers share.
     pub time_ms: u64,
-    /// Name of the member that wrote the fact, enforced by the server. Only present in closed
-    /// fleets.
+    /// The member that wrote the fact, enforced by the server; only in closed fleets.
     pub author: Option<AgentId>,
-    /// The fact itself; its subject does not contain the author.
+    /// Its subject does not contain the author.
     pub fact: Fact,
 }
 
@@ -90,10 +86,6 @@ pub enum RecordLineError {
 
 impl Fact {
     /// Parses a fact from its subject and its canonical proto3 JSON.
-    ///
-    /// # Errors
-    /// Fails if the subject does not belong to any kind of fact, or if the payload is not the
-    /// message of that kind.
     pub fn from_json(subject: &str, payload: &[u8]) -> Result<Self, FactError> {
         let subject: Subject = subject.parse()?;
         let body = FactBody::from_json(&subject, payload)?;
@@ -107,7 +99,6 @@ impl Fact {
 }
 
 impl FactBody {
-    /// Parses the message that belongs to `subject`.
     fn from_json(subject: &Subject, payload: &[u8]) -> Result<Self, FactError> {
         Ok(match subject.key {
             FactKey::Spec | FactKey::WatchedSpec => Self::Spec(decode_spec(subject, payload)?),
@@ -144,7 +135,6 @@ impl FactBody {
         })
     }
 
-    /// Returns the message as canonical proto3 JSON.
     fn to_json(&self) -> Vec<u8> {
         match self {
             Self::Spec(message) => serialize_message(message),
@@ -165,8 +155,7 @@ impl FactBody {
         }
     }
 
-    /// Returns the agent that the message names as its producer, or `None` if the kind has no such
-    /// field or it is empty.
+    /// Returns the agent that the message names as its producer.
     fn named_agent(&self) -> Option<&str> {
         let agent = match self {
             Self::Samples(samples) => &samples.agent,
@@ -179,8 +168,7 @@ impl FactBody {
         Some(agent.as_str()).filter(|agent| !agent.is_empty())
     }
 
-    /// Returns the name of the message in the package `flotilla.v1`, which is also the value of the
-    /// type header of a published fact.
+    /// Returns the message's name in `flotilla.v1`, also the type header of a published fact.
     pub fn message_name(&self) -> &'static str {
         match self {
             Self::Spec(_) => "Spec",
@@ -203,7 +191,7 @@ impl FactBody {
 }
 
 impl Record {
-    /// Returns the record as one line of JSON including the newline, the format of archives.
+    /// Returns the record as one line of JSON including the newline, the format of archives:
     ///
     /// ```text
     /// {"sequence":7,"time_ms":1795176000123,"subject":"flotilla.r1.done","fact":{"status":"FAILED"}}
@@ -220,9 +208,6 @@ impl Record {
     }
 
     /// Parses a line written by [`Record::to_line`].
-    ///
-    /// # Errors
-    /// Fails if the line is not JSON with these four fields, or if the fact in it is not valid.
     pub fn from_line(line: &[u8]) -> Result<Self, RecordLineError> {
         #[derive(Deserialize)]
         struct Line {
@@ -236,10 +221,8 @@ impl Record {
         Ok(Self::from_log(sequence, time_ms, &subject, fact.to_string().as_bytes())?)
     }
 
-    /// Builds a record from an entry of the log. In closed fleets `subject` ends with the author.
-    ///
-    /// # Errors
-    /// Fails if the entry is not a fact, or if the message names another agent than its author.
+    /// Builds a record from an entry of the log; in closed fleets `subject` ends with the author.
+    /// Fails also if the message names another agent than its author.
     pub fn from_log(
         sequence: u64,
         time_ms: u64,
@@ -258,8 +241,8 @@ impl Record {
     }
 }
 
-/// Decodes a spec and checks that its kind belongs under its subject. The NATS server lets watchers
-/// write at [`Place::WatchedSpec`] alone, so this keeps a watcher from starting any other run.
+/// Checks that the spec's kind belongs under its subject. The NATS server lets watchers write at
+/// [`Place::WatchedSpec`] alone, so this keeps a watcher from starting any other run.
 fn decode_spec(subject: &Subject, payload: &[u8]) -> Result<v1::Spec, FactError> {
     let spec: v1::Spec = parse_message(subject, "Spec", payload)?;
     let is_watched = matches!(spec.kind, Some(v1::spec::Kind::Watched(_)));
@@ -269,7 +252,6 @@ fn decode_spec(subject: &Subject, payload: &[u8]) -> Result<v1::Spec, FactError>
     Err(FactError::SpecKind { subject: subject.to_string(), kind: spec.kind_name() })
 }
 
-/// Parses a message from JSON and names the subject in the error.
 fn parse_message<M: DeserializeOwned>(
     subject: &Subject,
     message: &'static str,
@@ -282,7 +264,6 @@ fn parse_message<M: DeserializeOwned>(
     })
 }
 
-/// Serialises a message as proto3 JSON.
 fn serialize_message<M: Serialize>(message: &M) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, ProtoJsonFormatter);
@@ -290,10 +271,8 @@ fn serialize_message<M: Serialize>(message: &M) -> Vec<u8> {
     bytes
 }
 
-/// A JSON formatter that writes `"NaN"` where `serde_json` writes `null`.
-///
-/// Messages contain no nulls, so a null is always a float that is not finite. proto3 JSON has no
-/// null numbers: no reader could parse the fact.
+/// A formatter that writes `"NaN"` where `serde_json` writes `null`. Messages contain no nulls, so
+/// a null is always a float that is not finite, and proto3 JSON has no null numbers.
 struct ProtoJsonFormatter;
 
 impl Formatter for ProtoJsonFormatter {

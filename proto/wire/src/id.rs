@@ -4,26 +4,22 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A name that is not allowed in a subject or a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} {name:?} must be 1 to 64 of a-z, 0-9, '-' and '_', and start with a letter or digit (R115)"
 )]
 pub struct IdError {
-    /// The kind of name, for example `run` or `agent`.
+    /// For example `run` or `agent`.
     pub what: &'static str,
-    /// The rejected name, cut to 100 characters.
+    /// Cut to 100 characters.
     pub name: String,
 }
 
-/// Longest identifier, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// Longest part of a rejected name that an error repeats, in characters.
 const ERROR_NAME_CHARS_MAX: usize = 100;
 
-/// Checks that `name` has the form of an identifier: 1 to 64 of `a-z`, `0-9`, `-` and `_`,
-/// beginning with a letter or a digit.
+/// Checks for 1 to 64 of `a-z`, `0-9`, `-` and `_`, beginning with a letter or a digit.
 fn check_id(what: &'static str, name: &str) -> Result<(), IdError> {
     let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
     let starts_well = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
@@ -34,7 +30,7 @@ fn check_id(what: &'static str, name: &str) -> Result<(), IdError> {
     Err(IdError { what, name: name.chars().take(ERROR_NAME_CHARS_MAX).collect() })
 }
 
-/// Longest slug, in bytes. It leaves room for a number behind it within [`NAME_BYTES_MAX`].
+/// Leaves room for a number behind the slug within [`NAME_BYTES_MAX`].
 const SLUG_BYTES_MAX: usize = 48;
 
 /// Makes a valid identifier that resembles `text`: lower case, other characters replaced by `-`.
@@ -60,17 +56,13 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
-            /// Checks a name and wraps it.
-            ///
-            /// # Errors
-            /// Fails if the name does not have the form of an identifier.
+            /// Checks a name.
             pub fn new(name: impl Into<String>) -> Result<Self, IdError> {
                 let name = name.into();
                 check_id($what, &name)?;
                 Ok(Self(name))
             }
 
-            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }

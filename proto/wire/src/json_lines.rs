@@ -1,5 +1,6 @@
 //! Reads input files with one JSON object per line.
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 /// A line of an input file with all its fields.
@@ -30,11 +31,18 @@ pub struct JsonLineError {
 pub fn parse_json_lines(
     text: &[u8],
 ) -> Result<impl Iterator<Item = Result<JsonLine<'_>, JsonLineError>>, std::str::Utf8Error> {
+    let to_line = |(number, text, fields)| JsonLine { number, text, fields };
+    Ok(deserialize_lines(text)?.map(move |line| line.map(to_line)))
+}
+
+/// Yields the number, the text and the value of each line that is not blank.
+pub(crate) fn deserialize_lines<'a, T: Deserialize<'a>>(
+    text: &'a [u8],
+) -> Result<impl Iterator<Item = Result<(usize, &'a str, T), JsonLineError>>, std::str::Utf8Error> {
     let lines = std::str::from_utf8(text)?.lines().enumerate();
     Ok(lines.filter(|(_, text)| !text.trim().is_empty()).map(|(index, text)| {
         let number = index + 1;
-        let read = serde_json::from_str(text);
-        read.map(|fields| JsonLine { number, text, fields })
-            .map_err(|source| JsonLineError { number, source })
+        let value = serde_json::from_str(text);
+        value.map(|value| (number, text, value)).map_err(|source| JsonLineError { number, source })
     }))
 }

@@ -27,7 +27,7 @@ pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/flotilla.v1.serde.rs"));
 }
 
-/// Most tokens of a canary text whose log-probabilities are reported.
+/// The reported log-probabilities of a canary text's tokens.
 pub const CANARY_TOKENS_MAX: usize = 32;
 
 /// The compiled `.proto` files, for gRPC reflection.

@@ -11,10 +11,9 @@ use serde::{
     de::{Error, IntoDeserializer, Visitor},
 };
 
-/// A number as generated code deserialises it. `build.rs` puts this type in place of pbjson's.
+/// A number as generated code deserialises it in place of pbjson's.
 pub(crate) struct Number<T>(pub(crate) T);
 
-/// The serde visitor behind [`Number`].
 struct NumberVisitor<T>(PhantomData<T>);
 
 impl<'de, T> Deserialize<'de> for Number<T>

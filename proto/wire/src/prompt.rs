@@ -6,19 +6,19 @@ use serde_json::{Map, Value};
 
 use crate::json_lines::{JsonLine, JsonLineError, parse_json_lines};
 
-/// Limit for the text of a prompt, in bytes: an order has to carry it within the payload limit of
-/// the bus. A prompt of exactly this length is refused.
+/// The limit of a prompt's text in bytes: an order has to carry it within the bus's payload limit.
+/// A prompt of exactly this length is refused.
 pub const PROMPT_BYTES_MAX: usize = 256 * 1024;
 
 /// One entry of a prompts file: the prompt and the data its verifier needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptEntry {
-    /// Id, unique in the file. If the field `id` is missing: the field `task_id` (HumanEval, MBPP
-    /// and similar sets), otherwise the line number.
+    /// Unique in the file. If the field `id` is missing: the field `task_id` (HumanEval, MBPP and
+    /// similar sets), otherwise the line number.
     pub id: String,
-    /// The text to continue; also read from the field `text`, as in MBPP.
+    /// Also read from the field `text`, as in MBPP.
     pub prompt: String,
-    /// The expected answer; numbers are kept as they were written.
+    /// Numbers are kept as they were written.
     pub answer: Option<String>,
     /// All other fields; only verifiers use them.
     pub fields: Map<String, Value>,
@@ -60,11 +60,8 @@ impl From<JsonLineError> for PromptsError {
 }
 
 impl PromptEntry {
-    /// Parses a prompts file. Blank lines are skipped but counted.
-    ///
-    /// # Errors
-    /// Returns the first defect: text that is not UTF-8, a line that is not a prompt, an id used
-    /// twice, or a file without prompts.
+    /// Parses a prompts file. Blank lines are skipped but counted. Fails also for an id used twice,
+    /// or a file without prompts.
     pub fn parse_all(text: &[u8]) -> Result<Vec<Self>, PromptsError> {
         let mut prompts = Vec::new();
         let mut ids = BTreeSet::new();
@@ -84,9 +81,6 @@ impl PromptEntry {
     }
 
     /// Builds a prompt from a parsed line.
-    ///
-    /// # Errors
-    /// Returns the first field that is missing, empty, too long or of the wrong type.
     pub fn from_line(line: JsonLine<'_>) -> Result<Self, PromptsError> {
         let JsonLine { number: line, mut fields, .. } = line;
         let wrong = |field, expected| PromptsError::Field { line, field, expected };
@@ -132,8 +126,7 @@ impl PromptEntry {
     }
 }
 
-/// Returns the text of a JSON string or number, and `None` for other values. A number keeps its
-/// JSON notation.
+/// Returns the text of a string or number, which keeps its JSON notation.
 fn scalar_to_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

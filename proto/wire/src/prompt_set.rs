@@ -6,27 +6,22 @@ use crate::v1::{self, Purpose};
 /// The prompts of one file, and the settings to sample and judge them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PromptSet<'a> {
-    /// Training, or held-out measurement (also for suites).
     pub purpose: Purpose,
-    /// Name of the suite; empty for training prompts and for the run's own held-out prompts.
+    /// Empty for training prompts and for the run's own held-out prompts.
     pub suite: &'a str,
-    /// The prompts file in the store.
     pub file: Option<&'a v1::Blob>,
-    /// Number of prompts in the file.
     pub count: u32,
-    /// Samples for each prompt; an average for training prompts.
+    /// An average for training prompts.
     pub samples_per_prompt: u32,
-    /// Sampling settings; those of the first cycle for training prompts.
+    /// Those of the first cycle for training prompts.
     pub sampling: Option<v1::Sampling>,
-    /// The verifier that judges the samples.
     pub verifier: Option<&'a v1::Verifier>,
     /// Values of k for which pass@k is reported; empty for training prompts.
     pub pass_at: &'a [u32],
 }
 
 impl v1::spec::Raft {
-    /// Returns all sets: the training prompts, the held-out prompts, then the suites. A set without
-    /// a file is included.
+    /// Returns the training prompts, the held-out prompts, then the suites, also without a file.
     pub fn prompt_sets(&self) -> impl Iterator<Item = PromptSet<'_>> {
         let train = PromptSet {
             purpose: Purpose::Train,
@@ -50,8 +45,7 @@ impl v1::spec::Raft {
         [train, heldout].into_iter().chain(suites)
     }
 
-    /// Finds the set from which a job of this purpose and suite samples. Returns `None` if the run
-    /// has no suite of this name.
+    /// Finds the set from which a job of this purpose and suite samples.
     pub fn find_prompt_set(&self, purpose: Purpose, suite: &str) -> Option<PromptSet<'_>> {
         let heldout = purpose == Purpose::Heldout;
         self.prompt_sets()
@@ -60,7 +54,6 @@ impl v1::spec::Raft {
 }
 
 impl v1::PromptSuite {
-    /// Returns the suite as a set of held-out prompts.
     fn to_prompt_set(&self) -> PromptSet<'_> {
         PromptSet {
             purpose: Purpose::Heldout,

@@ -4,9 +4,8 @@ use std::{fmt, str::FromStr};
 
 use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
-/// Subject filters of the log's stream. Other subjects under `flotilla.` are not facts. Each kind
-/// has two filters, because in a closed fleet a subject ends with one more token, the name of the
-/// author.
+/// The subject filters of the log's stream. Each kind has two, because in a closed fleet a subject
+/// ends with one more token, the name of the author.
 pub const STREAM_SUBJECTS: [&str; 25] = [
     "flotilla.*.spec",
     "flotilla.*.spec.*",
@@ -45,26 +44,23 @@ pub fn expand_author_filters(filter: &str) -> Vec<String> {
     filters
 }
 
-/// The parsed subject of a fact: the run and the key of the fact within the run.
+/// The parsed subject of a fact.
 ///
 /// ```text
 /// flotilla.r1.samples.1.j3   run "r1", samples of job "j3" in cycle 1
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject {
-    /// The run to which the fact belongs.
     pub run: RunId,
-    /// The kind of fact and its identifiers, unique within the run.
     pub key: FactKey,
 }
 
-/// The part of a subject after the run: the kind of fact and the identifiers that make it unique
-/// within the run.
+/// The kind of fact and the identifiers that make it unique within the run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FactKey {
     Spec,
-    /// The spec of a watched run. It has a subject of its own, so that the NATS server can let
-    /// watchers write these and no other specs.
+    /// The spec of a watched run. It has its own subject, so that the NATS server can let watchers
+    /// write these and no other specs.
     WatchedSpec,
     Control {
         number: u64,
@@ -102,8 +98,8 @@ pub enum FactKey {
         cycle: u32,
         step: u32,
     },
-    /// A checkpoint of a watched run, in its cycle 0. It has a subject of its own for the same
-    /// reason as [`FactKey::WatchedSpec`].
+    /// A checkpoint of a watched run, in its cycle 0. It has its own subject, like
+    /// [`FactKey::WatchedSpec`].
     WatchedCheckpoint {
         step: u32,
     },
@@ -127,8 +123,8 @@ pub enum FactKey {
 }
 
 impl FactKey {
-    /// Returns the cycle to which the fact belongs, if it belongs to one. A failure names its cycle
-    /// only inside its id and returns `None`.
+    /// Returns the cycle, if the fact belongs to one. A failure names its cycle only inside its id
+    /// and returns `None`.
     pub fn cycle_number(&self) -> Option<u32> {
         match self {
             Self::Plan { cycle }
@@ -151,8 +147,7 @@ impl FactKey {
         }
     }
 
-    /// Returns the cycle and step of a checkpoint, of a trained or a watched run; `None` for other
-    /// facts.
+    /// Returns the cycle and step of a checkpoint of a trained or a watched run.
     pub fn checkpoint_position(&self) -> Option<(u32, u32)> {
         match self {
             Self::Checkpoint { cycle, step } => Some((*cycle, *step)),
@@ -161,8 +156,8 @@ impl FactKey {
         }
     }
 
-    /// Returns true if the log purges facts of this kind once their cycle is archived (generate
-    /// orders, samples, verdicts).
+    /// Returns true for facts that the log purges once their cycle is archived: generate orders,
+    /// samples, verdicts.
     pub fn is_bulky(&self) -> bool {
         matches!(self, Self::GenerateOrder { .. } | Self::Samples { .. } | Self::Verdicts { .. })
     }
@@ -187,10 +182,10 @@ pub enum WorkKind {
 }
 
 impl WorkKind {
-    /// All kinds, in the order of a cycle.
+    /// In the order of a cycle.
     pub const ALL: [Self; 4] = [Self::Generate, Self::Verify, Self::Train, Self::Eval];
 
-    /// Returns the name of the kind as used in subjects.
+    /// Returns the name as used in subjects.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Generate => "generate",
@@ -200,8 +195,8 @@ impl WorkKind {
         }
     }
 
-    /// Returns the subject filter of the facts that request this work in a pool. Samples request
-    /// verify work and checkpoints request eval work, in all pools.
+    /// Returns the filter of the facts that request this work in a pool. Samples request verify
+    /// work and checkpoints request eval work, in all pools.
     pub fn subject_filter(self, pool: &Pool) -> String {
         match self {
             Self::Generate => format!("flotilla.*.order.generate.{pool}.>"),
@@ -211,8 +206,8 @@ impl WorkKind {
         }
     }
 
-    /// Returns the name of the queue from which agents take this work, for example
-    /// `generate-default`. Verify and eval work is not divided by pool.
+    /// Returns the queue from which agents take this work, for example `generate-default`. Verify
+    /// and eval work is not divided by pool.
     pub fn queue_name(self, pool: &Pool) -> String {
         match self {
             Self::Generate | Self::Train => format!("{self}-{pool}"),
@@ -234,27 +229,21 @@ impl FromStr for WorkKind {
     }
 }
 
-/// A text that is not the subject of any fact.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("subject {0:?} is not that of any fact (B113)")]
 pub struct SubjectError(String);
 
 impl Subject {
-    /// Creates the subject of a fact of `run`.
     pub fn new(run: &RunId, key: FactKey) -> Self {
         Self { run: run.clone(), key }
     }
 
-    /// Returns the subject as the log of a closed fleet stores it, with the name of the author at
-    /// the end.
+    /// Returns the subject as the log of a closed fleet stores it, with the author at the end.
     pub fn with_author(&self, author: &AgentId) -> String {
         format!("{self}.{author}")
     }
 
     /// Parses a subject as the log stores it, with or without an author.
-    ///
-    /// # Errors
-    /// Fails if the text is not the subject of a fact.
     pub fn parse_with_author(text: &str) -> Result<(Self, Option<AgentId>), SubjectError> {
         if let Ok(subject) = text.parse() {
             return Ok((subject, None));
@@ -305,7 +294,7 @@ impl FromStr for Subject {
     }
 }
 
-/// Parses the tokens of a subject; also accepts numbers that are not canonical.
+/// Parses also numbers that are not canonical.
 fn parse_subject(text: &str) -> Option<Subject> {
     let mut tokens = text.strip_prefix("flotilla.")?.split('.');
     let run = tokens.next()?.parse().ok()?;
@@ -427,7 +416,7 @@ mod tests {
         }
     }
 
-    /// NATS matching: `*` is one token, `>` is all that follow.
+    /// Matches as NATS does: `*` is one token, `>` is all that follow.
     fn matches(filter: &str, subject: &str) -> bool {
         let mut tokens = subject.split('.');
         for want in filter.split('.') {

@@ -1,6 +1,6 @@
-//! What a version one apart writes can be read: fields and values that are not known yet, fields
-//! that were not there yet. Every fact that the previous version wrote in a recorded fleet is
-//! tried, changed in each of these ways (`docs/UPGRADES.md`).
+//! Facts of the next and the previous version can be read: unknown fields and values, and missing
+//! fields. Every fact that the previous version wrote in a recorded fleet is tried, changed in each
+//! of these ways (`docs/UPGRADES.md`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -27,7 +27,7 @@ fn read(subject: &str, fact: &Value) -> Result<Fact, String> {
     decoded.map_err(|error| format!("{error}: {:?}: {fact}", std::error::Error::source(&error)))
 }
 
-/// Every object of a document, by pointer.
+/// Collects the pointers to every object of a document.
 fn objects(value: &Value, at: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -37,7 +37,7 @@ fn objects(value: &Value, at: &str, found: &mut Vec<String>) {
             }
         }
         Value::Array(items) => {
-            // One of many is like the others.
+            // Two items stand for all.
             for (index, item) in items.iter().enumerate().take(2) {
                 objects(item, &format!("{at}/{index}"), found);
             }
@@ -95,7 +95,7 @@ fn fields_of_the_next_version_are_ignored_wherever_they_are() {
     }
 }
 
-/// Whose entries are not fields.
+/// Returns true for maps, whose entries are not fields.
 fn is_map(place: &str) -> bool {
     const MAPS: [&str; 4] = ["dropped", "fields", "files", "samplesByAgent"];
     place.rsplit('/').next().is_some_and(|name| MAPS.contains(&name))
@@ -119,7 +119,7 @@ fn no_field_is_needed_to_read_a_fact() {
 }
 
 #[test]
-fn a_value_that_is_not_known_yet_is_read_as_not_said() {
+fn an_unknown_value_is_read_as_unset() {
     let is_value =
         |text: &str| text.len() > 2 && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
     let mut tried = BTreeSet::new();
@@ -148,7 +148,7 @@ fn a_value_that_is_not_known_yet_is_read_as_not_said() {
                 };
                 let unsaid = with(None).unwrap();
                 if with(Some("SOMETHING_FREE")).is_ok_and(|read| read != unsaid) {
-                    // A text that happens to be in capitals.
+                    // A text in capitals that is no enum value.
                     continue;
                 }
                 tried.insert(value.clone());

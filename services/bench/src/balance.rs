@@ -38,7 +38,6 @@ const SEEDS: u64 = 16;
 /// Prompts of a cycle.
 const PROMPTS: u32 = 500;
 
-/// A fleet to simulate, and its limit.
 struct BalanceCase {
     name: &'static str,
     speeds: [f64; 4],
@@ -58,7 +57,6 @@ const CASES: [BalanceCase; 6] = [
     balance_case("share: 1:2:4:8, fastest lost", UNEVEN, true, Some(3), LIMIT_LOST),
 ];
 
-/// Creates a case in a constant.
 const fn balance_case(
     name: &'static str,
     speeds: [f64; 4],
@@ -69,14 +67,12 @@ const fn balance_case(
     BalanceCase { name, speeds, known, lost, limit }
 }
 
-/// Simulates all cases.
 pub(super) fn measure_balance() -> anyhow::Result<Vec<BenchFigure>> {
     output::print_message("share: generate phases in virtual time …");
     CASES.iter().map(BalanceCase::measure_figure).collect()
 }
 
 impl BalanceCase {
-    /// Simulates all seeds and returns the worst ratio to the ideal duration.
     fn measure_figure(&self) -> anyhow::Result<BenchFigure> {
         let outcomes: Vec<PhaseOutcome> =
             (1..=SEEDS).map(|seed| self.simulate_seed(seed)).collect::<anyhow::Result<_>>()?;
@@ -93,14 +89,13 @@ impl BalanceCase {
             unit: "×",
             limit: Some(self.limit),
             how: format!(
-                "worst of {SEEDS} seeds, mean {mean:.3}; {samples} samples in {jobs} jobs, {again} \
-                 ordered again, by box {}",
+                "worst of {SEEDS} seeds, mean {mean:.3}; {samples} samples, {jobs} jobs, {again} \
+                 reissued; by box {}",
                 shares.join("/")
             ),
         })
     }
 
-    /// Simulates one generate phase.
     fn simulate_seed(&self, seed: u64) -> anyhow::Result<PhaseOutcome> {
         let workload = RaftWorkload {
             seed,

@@ -38,7 +38,6 @@ const REPLAY_RATIO: f64 = 2.0;
 /// Accepted time of a batch, relative to the same facts in flight without batches.
 const BATCH_RATIO: f64 = 1.0;
 
-/// Measures publishing and replay on a nats-server of its own.
 pub(super) async fn measure_bus() -> anyhow::Result<Vec<BenchFigure>> {
     output::print_message("bus: facts beside plain messages …");
     let directory = WorkDirectory::open_or_create(None, "bench-bus")?;
@@ -88,8 +87,7 @@ async fn measure_publishing(bus: &Bus) -> anyhow::Result<Vec<BenchFigure>> {
             unit: "µs",
             limit: Some(PUBLISH_RATIO * plain),
             how: format!(
-                "one after the other: {:.0} facts/s; plain messages of the same size {plain:.0} µs, \
-                 {:.2} times",
+                "sequential: {:.0} facts/s; plain messages of the same size {plain:.0} µs: {:.2} ×",
                 1e6 / single,
                 single / plain
             ),
@@ -100,8 +98,8 @@ async fn measure_publishing(bus: &Bus) -> anyhow::Result<Vec<BenchFigure>> {
             unit: "µs",
             limit: Some(BATCH_RATIO * in_flight),
             how: format!(
-                "{TOGETHER} at once: {:.0} facts/s; without batches {in_flight:.0} µs; {:.1} times \
-                 the facts one after the other",
+                "{TOGETHER} at once: {:.0} facts/s; without batches {in_flight:.0} µs; {:.1} × the \
+                 sequential rate",
                 1e6 / batched,
                 single / batched
             ),
@@ -111,8 +109,6 @@ async fn measure_publishing(bus: &Bus) -> anyhow::Result<Vec<BenchFigure>> {
     Ok(figures)
 }
 
-/// Measures how long a reader takes for at least [`REPLAYED_FACTS`] facts, against a plain
-/// consumer.
 async fn measure_replay(bus: &Bus, written: usize) -> anyhow::Result<BenchFigure> {
     let more = make_facts("replay", REPLAYED_FACTS.saturating_sub(written))?;
     for facts in more.chunks(TOGETHER) {
@@ -141,8 +137,7 @@ async fn measure_replay(bus: &Bus, written: usize) -> anyhow::Result<BenchFigure
         unit: "s",
         limit: Some(REPLAY_RATIO * plain.as_secs_f64()),
         how: format!(
-            "{count} facts, {}: {:.0} facts/s, read and decoded; a plain consumer {:.0}/s, {:.2} \
-             times as fast",
+            "{count} facts, {}: {:.0} facts/s, decoded; plain consumer {:.0}/s: {:.2} × as fast",
             output::format_bytes(bytes),
             per_s(ours),
             per_s(plain),
@@ -151,7 +146,6 @@ async fn measure_replay(bus: &Bus, written: usize) -> anyhow::Result<BenchFigure
     })
 }
 
-/// Reads all facts of the log in order and returns their number.
 async fn count_facts(bus: &Bus) -> anyhow::Result<usize> {
     let mut facts = bus.follow_facts(Vec::new(), 0);
     let mut count = 0;
@@ -165,14 +159,12 @@ async fn count_facts(bus: &Bus) -> anyhow::Result<usize> {
     Ok(count)
 }
 
-/// Returns how long `work` takes.
 async fn time_work(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Duration> {
     let began = Instant::now();
     work.await?;
     Ok(began.elapsed())
 }
 
-/// Publishes facts one after the other; each is acknowledged before the next one is sent.
 async fn publish_each(bus: &Bus, facts: &[Fact]) -> anyhow::Result<()> {
     for fact in facts {
         bus.publish_fact(fact).await?;
@@ -190,7 +182,6 @@ async fn publish_plain_messages(
     bus.publish_plain(payloads, at_once).await.map_err(|error| anyhow::anyhow!("{error}"))
 }
 
-/// Builds `count` facts of samples for a run named `run`, from an order that the planner wrote.
 fn make_facts(run: &str, count: usize) -> anyhow::Result<Vec<Fact>> {
     let workload = RaftWorkload {
         seed: 1,

@@ -11,12 +11,14 @@ use bus::{
     server::{ClosedFleetConfig, ManagedServer, ServerOptions},
     system_account::{PushScope, SystemAccountUser, push_accounts},
 };
-use cli::{output, unix_time_s, work_directory::WorkDirectory};
+use cli::{output, work_directory::WorkDirectory};
 use futures::{StreamExt, TryStreamExt, stream};
 use identity::{
     CredentialFiles, FleetAuthority, Member, MemberAccess, MemberIdentity, MemberKind, MemberRole,
 };
-use wire::{AgentId, Fact, FactBody, FactKey, Pool, RunId, Subject, WorkKind, v1};
+use wire::{
+    AgentId, Fact, FactBody, FactKey, Pool, RunId, Subject, WorkKind, clock::unix_seconds, v1,
+};
 
 use super::{BenchFigure, procfs};
 
@@ -44,7 +46,6 @@ const CUT_LIMIT_MS: f64 = 1000.0;
 /// Lease of the jobs in the work queue.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// A closed nats-server with its certificate authority, in a directory of its own.
 struct ClosedFleetFixture {
     authority: FleetAuthority,
     server: ManagedServer,
@@ -52,22 +53,18 @@ struct ClosedFleetFixture {
 }
 
 impl ClosedFleetFixture {
-    /// Creates an authority and starts a server that accepts only its members.
     async fn start() -> anyhow::Result<Self> {
         let directory = WorkDirectory::open_or_create(None, "bench-closed")?;
         let keys = directory.as_path().join("keys");
-        let (authority, _) = FleetAuthority::create_or_open(&keys, "bench", &[], unix_time_s())?;
+        let (authority, _) = FleetAuthority::create_or_open(&keys, "bench", &[], unix_seconds())?;
         let nats = directory.as_path().join("nats");
-        let config = authority.nats_config(&nats.join("accounts"), unix_time_s())?;
+        let config = authority.nats_config(&nats.join("accounts"), unix_seconds())?;
         let closed = Some(ClosedFleetConfig { config, account: authority.account_public_key() });
         let options = ServerOptions { closed_fleet: closed, ..ServerOptions::new(nats) };
         let server = ManagedServer::start(&options).await?;
         Ok(Self { authority, server, directory })
     }
 
-    /// Admits a member and returns its connection options and its account.
-    ///
-    /// The member can connect once the account has been pushed to the server.
     fn admit_member(
         &self,
         name: &str,
@@ -79,7 +76,7 @@ impl ClosedFleetFixture {
         let admitted = self.authority.issue_tokens(
             &member,
             &identity.ensure_public_key()?,
-            unix_time_s(),
+            unix_seconds(),
             None,
         )?;
         identity.write_files(&CredentialFiles {
@@ -91,38 +88,34 @@ impl ClosedFleetFixture {
         let account = self.authority.member_account_jwt(
             &member,
             &key,
-            MemberAccess::Granted { at: unix_time_s() },
+            MemberAccess::Granted { at: unix_seconds() },
         )?;
         let options = open_options(&self.server.client_url(), name);
         Ok((ConnectOptions { identity: Some(identity), ..options }, account))
     }
 
-    /// Admits an agent with the generator role in the pool `default`.
     fn admit_generator(&self, name: &str) -> anyhow::Result<(ConnectOptions, String)> {
         let (roles, pool) = ([MemberRole::Generator].into(), Pool::new("default")?);
         self.admit_member(name, MemberKind::Agent { roles, pool })
     }
 
-    /// Pushes accounts to the server and waits for the confirmation that `heard` asks for.
     async fn push_member_accounts(
         &self,
         accounts: &[String],
-        heard: PushScope,
+        scope: PushScope,
     ) -> anyhow::Result<()> {
-        let (seed, jwt) = self.authority.create_system_user(unix_time_s())?;
+        let (seed, jwt) = self.authority.create_system_user(unix_seconds())?;
         let tls = identity::fleet_client_config(self.authority.ca_pem().as_bytes())?;
         let user = SystemAccountUser { seed, jwt };
-        Ok(push_accounts(&[self.server.client_url()], tls, &user, accounts, heard).await?)
+        Ok(push_accounts(&[self.server.client_url()], tls, &user, accounts, scope).await?)
     }
 }
 
-/// Returns options that connect to a server without TLS and credentials.
 fn open_options(url: &str, name: &str) -> ConnectOptions {
     let producer = FactProducer { name: name.to_owned(), role: "bench".to_owned() };
     ConnectOptions { urls: vec![url.to_owned()], producer, ..ConnectOptions::default() }
 }
 
-/// Measures facts, connections, revocations and a thousand agents.
 pub(super) async fn measure_closed_fleet() -> anyhow::Result<Vec<BenchFigure>> {
     output::print_message("closed: facts, connections and cuts, beside an open server …");
     let mut closed = ClosedFleetFixture::start().await?;
@@ -148,7 +141,6 @@ pub(super) async fn measure_closed_fleet() -> anyhow::Result<Vec<BenchFigure>> {
     Ok(figures)
 }
 
-/// Measures the median time until a fact is acknowledged, on a closed and an open server.
 async fn measure_facts(
     closed: &ConnectOptions,
     open: &ConnectOptions,
@@ -181,7 +173,6 @@ async fn measure_facts(
     }])
 }
 
-/// Builds the fact of an evaluation result for step `number`.
 fn make_eval_fact(number: u32) -> anyhow::Result<Fact> {
     let run = RunId::new("bench-1")?;
     let place = FactKey::Eval { cycle: 1, step: number, suite: "text".parse()? };
@@ -196,7 +187,6 @@ fn make_eval_fact(number: u32) -> anyhow::Result<Fact> {
     Ok(Fact { subject: Subject::new(&run, place), body: FactBody::Eval(body) })
 }
 
-/// Measures the median time to connect, on a closed and an open server.
 async fn measure_connections(
     closed: &ConnectOptions,
     open: &ConnectOptions,
@@ -222,7 +212,6 @@ async fn measure_connections(
     })
 }
 
-/// Measures the median time from a member's revocation to the end of its connection.
 async fn measure_revocations(rig: &ClosedFleetFixture) -> anyhow::Result<BenchFigure> {
     let mut taken = Vec::new();
     for number in 0..CUTS {
@@ -239,7 +228,7 @@ async fn measure_revocations(rig: &ClosedFleetFixture) -> anyhow::Result<BenchFi
         let account = rig.authority.member_account_jwt(
             &member,
             &key,
-            MemberAccess::Ended { granted_at: unix_time_s() },
+            MemberAccess::Ended { granted_at: unix_seconds() },
         )?;
         let cut = async {
             while bus.is_connected() {
@@ -248,9 +237,9 @@ async fn measure_revocations(rig: &ClosedFleetFixture) -> anyhow::Result<BenchFi
             elapsed_ms(began)
         };
         let accounts = [account];
-        let (told, cut) =
+        let (pushed, cut) =
             tokio::join!(rig.push_member_accounts(&accounts, PushScope::AllServers), cut);
-        told?;
+        pushed?;
         taken.push(cut);
         bus.close().await;
     }
@@ -265,9 +254,6 @@ async fn measure_revocations(rig: &ClosedFleetFixture) -> anyhow::Result<BenchFi
     })
 }
 
-/// Measures memory and CPU of a server with [`AGENTS`] idle agents.
-///
-/// Each agent waits for work, follows the log and announces its status every second.
 async fn measure_idle_agents(rig: &ClosedFleetFixture) -> anyhow::Result<[BenchFigure; 2]> {
     output::print_message(&format!("closed: {AGENTS} agents on one server …"));
     let before = procfs::read_status_bytes(rig.server.process_id(), "VmRSS")?;
@@ -322,7 +308,6 @@ async fn measure_idle_agents(rig: &ClosedFleetFixture) -> anyhow::Result<[BenchF
     ])
 }
 
-/// Behaves as an agent without work until the task is aborted.
 async fn run_idle_agent(bus: Bus) -> anyhow::Result<()> {
     let pool = Pool::new("default")?;
     let mut queue = bus.join_work_queue(WorkKind::Generate, &pool, LEASE).await?;

@@ -13,7 +13,6 @@ const TIMES: usize = 50;
 /// Accepted median, in milliseconds.
 const LIMIT_MS: f64 = 50.0;
 
-/// Measures a hardware snapshot, the profile and the doctor's checks.
 pub(super) fn measure_doctor() -> anyhow::Result<BenchFigure> {
     let mut taken = Vec::with_capacity(TIMES);
     let mut found = 0;

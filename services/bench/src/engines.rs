@@ -53,14 +53,12 @@ const STEPS: usize = 3;
 /// Rounds of each engine at each task.
 const ROUNDS: usize = 3;
 
-/// A measured task, in the order of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EngineTask {
     Prefill,
     Decode(usize),
     Perplexity,
     Train,
-    /// LoRA training with gradient checkpointing, which recomputes activations.
     TrainCheckpointed,
 }
 
@@ -76,7 +74,6 @@ const TASKS: [EngineTask; 7] = [
 ];
 
 impl EngineTask {
-    /// Returns the name that is passed to the process of a task.
     fn cli_name(self) -> String {
         match self {
             Self::Prefill => "prefill".into(),
@@ -92,35 +89,30 @@ impl EngineTask {
         TASKS.into_iter().find(|task| task.cli_name() == name)
     }
 
-    /// Returns the description that the report prints.
     fn report_title(self) -> String {
         match self {
             Self::Prefill => format!("prefill, {PREFILL} tokens"),
             Self::Decode(sequences) => format!("decode, {sequences} at once"),
             Self::Perplexity => format!("perplexity, {CHUNKS} × {CONTEXT}, load included"),
             Self::Train => format!("LoRA training, {BATCH} × {LENGTH}"),
-            Self::TrainCheckpointed => "the same with gradient checkpointing".into(),
+            Self::TrainCheckpointed => "with gradient checkpointing".into(),
         }
     }
 }
 
-/// The last line of output of a task's process.
 #[derive(Debug, Serialize, Deserialize)]
 struct TaskOutput {
     tokens_per_s: f64,
 }
 
-/// The speed and peak memory of one task.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct TaskSpeed {
     tokens_per_s: f64,
     peak_rss_bytes: u64,
 }
 
-/// An engine and its speed at each task, by task name.
 #[derive(Debug, Serialize, Deserialize)]
 struct EngineSpeeds {
-    /// The name, with versions.
     name: String,
     speeds: BTreeMap<String, TaskSpeed>,
 }
@@ -133,14 +125,12 @@ struct ConversionSpeed {
     peak_rss_bytes: u64,
 }
 
-/// The speed of a whole generate order, including the start of the worker.
 #[derive(Debug, Serialize, Deserialize)]
 struct OrderSpeed {
     engine: String,
     tokens_per_s: f64,
 }
 
-/// The measurements of all engines, and the load average before and after.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct EnginesReport {
     machine: String,
@@ -152,7 +142,6 @@ pub(super) struct EnginesReport {
     conversions: Vec<ConversionSpeed>,
 }
 
-/// Measures all tasks and prints the report as text or JSON.
 pub(super) async fn bench_engines(args: &BenchArgs) -> anyhow::Result<()> {
     let (as_json, args) = (args.json, args.clone());
     let report = tokio::task::spawn_blocking(move || measure_engines(&args, &TASKS)).await??;
@@ -168,21 +157,16 @@ pub(super) async fn bench_engines(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Formats the report as Markdown.
 pub(super) fn format_report(report: &EnginesReport) -> String {
     markdown::write_markdown(report)
 }
 
-/// Measures only the perplexity, for `bench eval`; each measurement runs in a process of its own,
-/// as in evaluators.
 pub(super) async fn measure_eval(args: &BenchArgs) -> anyhow::Result<Vec<super::BenchFigure>> {
     let args = args.clone();
     let measure = move || measure_engines(&args, &[EngineTask::Perplexity]);
     Ok(goals::engine_figures(&tokio::task::spawn_blocking(measure).await??))
 }
 
-/// Measures the tasks with every engine that is available.
-///
 /// The embedded engine must succeed; other engines are skipped with a message if they are missing
 /// or fail.
 fn measure_engines(args: &BenchArgs, tasks: &[EngineTask]) -> anyhow::Result<EnginesReport> {
@@ -228,7 +212,6 @@ fn measure_engines(args: &BenchArgs, tasks: &[EngineTask]) -> anyhow::Result<Eng
     })
 }
 
-/// Measures a generate order with the embedded engine and, if it is installed, llama.cpp.
 fn measure_orders(
     args: &BenchArgs,
     engines: &[EngineSpeeds],
@@ -257,7 +240,6 @@ fn skip_on_error<T>(peer: &str, measured: anyhow::Result<T>) -> Option<T> {
         .ok()
 }
 
-/// A scratch model and a text for it. Their directory is removed at the end of the measurement.
 struct BenchModel {
     directory: PathBuf,
     text: PathBuf,
@@ -265,17 +247,13 @@ struct BenchModel {
     weight_bytes: u64,
 }
 
-/// An engine that can run tasks.
 trait EngineRunner {
-    /// Returns the name of the engine, with versions.
     fn engine_name(&self) -> &str;
 
     /// Runs a task and returns its speed, or `None` if the engine does not support the task.
     fn measure_speed(&self, task: EngineTask) -> anyhow::Result<Option<TaskSpeed>>;
 }
 
-/// Runs all tasks in [`ROUNDS`] rounds with all engines.
-///
 /// The first runner is the embedded engine: its error ends the measurement. Another engine that
 /// fails is dropped from the results.
 fn run_in_turns(
@@ -305,7 +283,6 @@ fn run_in_turns(
 }
 
 impl EngineSpeeds {
-    /// Runs a task and keeps the fastest speed and the largest memory of all rounds.
     fn record_round(
         &mut self,
         runner: &dyn EngineRunner,
@@ -328,8 +305,6 @@ impl EngineSpeeds {
     }
 }
 
-/// Returns the speed of a task from its ended process.
-///
 /// The perplexity counts the whole wall time of the process; other tasks report their speed
 /// themselves.
 fn task_speed(task: EngineTask, ended: &task_process::EndedTask) -> anyhow::Result<TaskSpeed> {
@@ -345,7 +320,6 @@ fn task_speed(task: EngineTask, ended: &task_process::EndedTask) -> anyhow::Resu
     Ok(TaskSpeed { tokens_per_s, peak_rss_bytes: ended.peak_rss_bytes })
 }
 
-/// Returns the processor's name and the number of available cores.
 pub(super) fn describe_machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -354,7 +328,6 @@ pub(super) fn describe_machine() -> String {
     format!("{name}, {cores} cores seen")
 }
 
-/// Returns a path as text for a command line.
 fn path_text(path: &Path) -> String {
     path.display().to_string()
 }

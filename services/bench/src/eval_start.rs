@@ -43,7 +43,6 @@ evals:
 sft: { data: data.jsonl }
 ";
 
-/// Publishes checkpoints to a running evaluator and measures the start of each worker.
 pub(super) async fn measure_start(rig: &FleetFixture) -> anyhow::Result<[BenchFigure; 3]> {
     output::print_message(&format!("start: {CHECKPOINTS} checkpoints to a running evaluator …"));
     let run = submit_spec(rig).await?;
@@ -93,14 +92,12 @@ pub(super) async fn measure_start(rig: &FleetFixture) -> anyhow::Result<[BenchFi
     ])
 }
 
-/// Submits a run with a small model and returns its identifier.
 async fn submit_spec(rig: &FleetFixture) -> anyhow::Result<RunId> {
     let files = rig.directory_path().join("spec");
     write_files(&files).context("write a small model")?;
     Ok(rig.control_client().submit_run(SPEC, &SpecFiles::Local(files)).await?.run)
 }
 
-/// Writes the model and the data files of the spec.
 fn write_files(directory: &Path) -> anyhow::Result<()> {
     let model = directory.join("model");
     let config = write_scratch_model(&model, &ScratchShape::default())?;
@@ -110,7 +107,6 @@ fn write_files(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the base tree of a submitted run.
 async fn read_base(rig: &FleetFixture, run: &RunId) -> anyhow::Result<v1::Tree> {
     let subject = Subject::new(run, FactKey::Spec).to_string();
     match rig.bus.get_fact(&subject).await?.map(|record| record.fact.body) {
@@ -119,7 +115,6 @@ async fn read_base(rig: &FleetFixture, run: &RunId) -> anyhow::Result<v1::Tree> 
     }
 }
 
-/// Measures how long the model takes into an empty cache, and from a filled one.
 async fn measure_transfer(rig: &FleetFixture, tree: &v1::Tree) -> anyhow::Result<[Duration; 2]> {
     let cache = FileCache::open(&rig.directory_path().join("transfer"), 1 << 30)?;
     let began = Instant::now();
@@ -130,7 +125,6 @@ async fn measure_transfer(rig: &FleetFixture, tree: &v1::Tree) -> anyhow::Result
     Ok([cold, began.elapsed()])
 }
 
-/// Publishes a checkpoint of the run.
 async fn publish_checkpoint(
     rig: &FleetFixture,
     run: &RunId,
@@ -149,11 +143,6 @@ async fn publish_checkpoint(
     Ok(())
 }
 
-/// Waits until the evaluation of a checkpoint is in the log.
-///
-/// # Errors
-///
-/// Fails after [`LIMIT`].
 async fn await_eval(rig: &FleetFixture, run: &RunId, step: u32) -> anyhow::Result<()> {
     let place = FactKey::Eval { cycle: 0, step, suite: SUITE.parse()? };
     let subject = Subject::new(run, place).to_string();

@@ -28,7 +28,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Lease of a job, in seconds. It is long because no agent fails here.
 const LEASE_S: f64 = 30.0;
 
-/// A bus and a store in a temporary directory, for agents that the bench starts.
 pub(super) struct FleetFixture {
     pub bus: Bus,
     pub store: Store,
@@ -36,14 +35,12 @@ pub(super) struct FleetFixture {
     directory: WorkDirectory,
 }
 
-/// A running agent process.
 pub(super) struct AgentProcess {
     process: Child,
     pub pid: u32,
 }
 
 impl FleetFixture {
-    /// Starts a server, prepares the bus and publishes the fleet configuration.
     pub(super) async fn start() -> anyhow::Result<Self> {
         let directory = WorkDirectory::open_or_create(None, "bench")?;
         let server =
@@ -65,26 +62,18 @@ impl FleetFixture {
         Ok(Self { bus, store, server, directory })
     }
 
-    /// Returns the directory of the fixture.
     pub(super) fn directory_path(&self) -> &Path {
         self.directory.as_path()
     }
 
-    /// Returns the URL of the nats-server.
     pub(super) fn server_url(&self) -> String {
         self.server.client_url()
     }
 
-    /// Returns a client that submits runs to the fixture.
     pub(super) fn control_client(&self) -> FleetControl {
         FleetControl::with_store(self.bus.clone(), self.store.clone())
     }
 
-    /// Starts an agent and waits until it announces that it is ready.
-    ///
-    /// # Errors
-    ///
-    /// Fails after [`READY_LIMIT`]; the error contains the agent's log.
     pub(super) async fn start_agent(
         &self,
         name: &str,
@@ -117,13 +106,11 @@ impl FleetFixture {
         Ok(AgentProcess { process, pid })
     }
 
-    /// Returns true if the agent announces the state `Ready`.
     async fn is_agent_ready(&self, name: &str) -> anyhow::Result<bool> {
         let statuses = self.bus.list_statuses().await?;
         Ok(statuses.iter().any(|status| status.agent == name && status.state() == State::Ready))
     }
 
-    /// Closes the connection, then stops the server.
     pub(super) async fn stop(self) {
         let Self { bus, store: _, mut server, directory: _directory } = self;
         // Close the client before the server stops; otherwise it logs a lost connection.
@@ -134,7 +121,6 @@ impl FleetFixture {
 }
 
 impl AgentProcess {
-    /// Terminates the agent and waits for its end.
     pub(super) async fn stop(mut self) {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
             // The process may already have ended.

@@ -9,7 +9,6 @@ mod overhead;
 
 use super::{BenchFigure, balance};
 
-/// Measures balance, overhead and the load test.
 pub(super) async fn measure_fleet() -> anyhow::Result<Vec<BenchFigure>> {
     let mut figures = tokio::task::spawn_blocking(balance::measure_balance).await??;
     figures.extend(overhead::measure_overhead().await?);

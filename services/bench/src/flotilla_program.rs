@@ -4,11 +4,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 
-/// Returns the path of the `flotilla` program beside this program's own file.
-///
-/// # Errors
-///
-/// Fails if it was not built.
 pub(super) fn find_flotilla() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("find this program")?;
     let flotilla = own.with_file_name("flotilla");

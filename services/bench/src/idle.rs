@@ -16,7 +16,6 @@ const SETTLE_TIME: Duration = Duration::from_secs(5);
 /// Accepted resident memory, in megabytes.
 const LIMIT_MB: f64 = 30.0;
 
-/// Measures the resident memory of an agent of all roles, and the size of the program.
 pub(super) async fn measure_idle_agent(rig: &FleetFixture) -> anyhow::Result<[BenchFigure; 2]> {
     output::print_message(&format!("idle: an agent of all roles, {} s …", SETTLE_TIME.as_secs()));
     let agent = rig.start_agent("bench-idle", ROLES).await?;

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Parser;
-use cli::{VERSION, output, supervisor::die_with_parent};
+use cli::{VERSION, output};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -49,9 +49,8 @@ fn main() -> ExitCode {
     cli::block_on_command(run_bench(&args))
 }
 
-/// Runs a worker, which dies with this program.
 fn run_worker(worker: WorkerCommand) -> anyhow::Result<ExitCode> {
-    die_with_parent(Signal::KILL);
+    process::die_with_parent(Signal::KILL);
     match worker {
         WorkerCommand::Swarm { part } => store_speed::run_swarm_node(&part)?,
         WorkerCommand::Bench { task, model, text } => {
@@ -61,7 +60,6 @@ fn run_worker(worker: WorkerCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One measured quantity, with its unit, its optional limit and a description of the method.
 #[derive(Debug, Clone)]
 struct BenchFigure {
     name: &'static str,
@@ -78,12 +76,10 @@ impl BenchFigure {
         self.limit.map(|limit| self.measured / limit)
     }
 
-    /// Returns true if the measured value exceeds the limit.
     fn is_over_limit(&self) -> bool {
         self.limit.is_some_and(|limit| self.measured > limit)
     }
 
-    /// Returns the cells of the row that the text report prints.
     fn table_row(&self) -> [String; 5] {
         let Self { name, measured, unit, limit, how } = self;
         let mark = if self.is_over_limit() { "OVER " } else { "" };
@@ -96,7 +92,6 @@ impl BenchFigure {
         ]
     }
 
-    /// Returns the figure as an element of `figures` in the JSON report.
     fn to_json(&self) -> Value {
         let Self { name, measured, unit, limit, how } = self;
         json!({
@@ -111,14 +106,6 @@ impl BenchFigure {
     }
 }
 
-/// Measures what `args` selects and prints the figures, or writes the performance page with
-/// `--page`.
-///
-/// Without a selection it measures everything except `engine`, `raft`, `fleet` and `eval`.
-///
-/// # Errors
-///
-/// Fails if `engine` or `raft` is combined with another selection, or if a measurement fails.
 async fn run_bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if !args.page.is_empty() {
         output::print_text(&performance_page::write_page(&args.page)?);
@@ -187,7 +174,6 @@ async fn run_bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures what needs a bus and running agents: the start of an evaluation and an idle agent.
 async fn measure_agents(start: bool, idle: bool) -> anyhow::Result<Vec<BenchFigure>> {
     let mut figures = Vec::new();
     if start || idle {
@@ -203,7 +189,6 @@ async fn measure_agents(start: bool, idle: bool) -> anyhow::Result<Vec<BenchFigu
     Ok(figures)
 }
 
-/// Builds the JSON report that `--json` prints and [`performance_page`] reads.
 fn build_document(load: &[f64], figures: &[Value]) -> Value {
     json!({
         "machine": engines::describe_machine(),
@@ -214,7 +199,6 @@ fn build_document(load: &[f64], figures: &[Value]) -> Value {
     })
 }
 
-/// Prints a table of the figures, the number over their limit, the load average and the machine.
 fn print_figures(figures: &[BenchFigure], load: &[f64]) {
     let headings = ["", ">measured", ">limit", ">ratio", "how"];
     output::print_text(&output::format_table(headings, figures.iter().map(BenchFigure::table_row)));
@@ -226,7 +210,6 @@ fn print_figures(figures: &[BenchFigure], load: &[f64]) {
     ));
 }
 
-/// Formats a value with three significant digits; values of 100 and more lose their fraction.
 fn format_value(value: f64) -> String {
     match value.abs() {
         100.0.. => format!("{value:.0}"),
@@ -235,12 +218,10 @@ fn format_value(value: f64) -> String {
     }
 }
 
-/// Formats a load average for people, with two decimals.
 fn format_load(load: &[f64]) -> String {
     load.iter().map(|load| format!("{load:.2}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the load average over 1, 5 and 15 minutes, or an empty vector without procfs.
 fn read_load_average() -> Vec<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).filter_map(|word| word.parse().ok()).collect()

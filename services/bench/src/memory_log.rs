@@ -6,7 +6,6 @@ use anyhow::Context;
 use cycle::{FleetSnapshot, JobSizing, PlannerInputs, ReissueTimeouts, Run, next_commands};
 use wire::{Digest, Fact, FactBody, FactKey, PromptEntry, Record, RunId, Subject, v1};
 
-/// The size of a reward-ranked run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RaftWorkload {
     pub seed: u64,
@@ -18,13 +17,10 @@ pub(super) struct RaftWorkload {
     pub max_new_tokens: u32,
 }
 
-/// A log in memory with a single run.
-///
 /// Each written fact is folded into the run at once, so that the planner always sees the latest
 /// state.
 pub(super) struct MemoryLog {
     run: Run,
-    /// Records written since the last call of `take_records`.
     untaken: Vec<Record>,
     sequence: u64,
     time_ms: u64,
@@ -34,7 +30,6 @@ pub(super) struct MemoryLog {
 }
 
 impl MemoryLog {
-    /// Creates a log with the spec of a new run, whose sequence is `sequence + 1`.
     pub(super) fn submit_run(
         name: &str,
         sequence: u64,
@@ -58,17 +53,14 @@ impl MemoryLog {
         })
     }
 
-    /// Returns true if the run has ended.
     pub(super) fn is_run_done(&self) -> bool {
         self.run.done.is_some()
     }
 
-    /// Returns the state of the run.
     pub(super) fn run_state(&self) -> &Run {
         &self.run
     }
 
-    /// Appends a fact and folds it into the run. Time advances by 1 ms.
     pub(super) fn append_fact(&mut self, place: FactKey, body: FactBody) {
         self.sequence += 1;
         self.time_ms += 1;
@@ -78,21 +70,16 @@ impl MemoryLog {
         self.untaken.push(record);
     }
 
-    /// Sets the fleet and the time, then writes the planner's commands until it returns no more.
-    ///
-    /// With `again` the planner also checks for stragglers.
     pub(super) fn coordinate_fleet(&mut self, fleet: FleetSnapshot, now_ms: u64, again: bool) {
         self.fleet = fleet;
         self.time_ms = self.time_ms.max(now_ms);
         self.write_commands(again);
     }
 
-    /// Writes the planner's commands until it returns no more, including those for stragglers.
     pub(super) fn coordinate_now(&mut self) {
         self.write_commands(true);
     }
 
-    /// Writes the planner's commands until it returns no more. Stragglers are checked at most once.
     fn write_commands(&mut self, mut again: bool) {
         loop {
             let inputs = PlannerInputs {
@@ -115,13 +102,11 @@ impl MemoryLog {
         }
     }
 
-    /// Returns the records written since the last call.
     pub(super) fn take_records(&mut self) -> Vec<Record> {
         std::mem::take(&mut self.untaken)
     }
 }
 
-/// Builds the spec of a reward-ranked run of the given size.
 pub(super) fn make_raft_spec(run: &str, workload: RaftWorkload) -> v1::Spec {
     let RaftWorkload { seed, cycles, prompts, samples_per_prompt, heldout, .. } = workload;
     let RaftWorkload { heldout_samples_per_prompt, max_new_tokens, .. } = workload;
@@ -157,13 +142,11 @@ pub(super) fn make_raft_spec(run: &str, workload: RaftWorkload) -> v1::Spec {
     }
 }
 
-/// Builds a tree whose path and digest follow from `name`.
 pub(super) fn make_tree(name: &str) -> v1::Tree {
     let manifest = Digest::hash_bytes(name.as_bytes()).to_string();
     v1::Tree { path: format!("trees/{name}"), manifest }
 }
 
-/// Builds `count` prompts with identifiers that begin with `prefix`.
 fn make_prompts(prefix: &str, count: u32) -> anyhow::Result<Vec<PromptEntry>> {
     if count == 0 {
         return Ok(Vec::new());
@@ -171,7 +154,6 @@ fn make_prompts(prefix: &str, count: u32) -> anyhow::Result<Vec<PromptEntry>> {
     Ok(PromptEntry::parse_all(prompt_lines(prefix, count)?.as_bytes())?)
 }
 
-/// Returns a JSON Lines file of `count` prompts.
 pub(super) fn prompt_lines(prefix: &str, count: u32) -> anyhow::Result<String> {
     let mut lines = String::new();
     for n in 0..count {

@@ -29,7 +29,6 @@ const PAINT_LIMIT_KB: f64 = 100.0;
 
 /// Agents that announce their status.
 const AGENTS: usize = 100;
-/// Runs in the log.
 const RUNS: usize = 20;
 /// Facts whose delivery is measured.
 const FACTS: u64 = 60;
@@ -42,7 +41,6 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 /// Interval between two checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Measures fact latency, metrics requests and the size of the page.
 pub(super) async fn measure_observers() -> anyhow::Result<Vec<BenchFigure>> {
     output::print_message(&format!(
         "look: {AGENTS} agents, {RUNS} runs, {FACTS} facts, {SCRAPES} scrapes …"
@@ -53,7 +51,8 @@ pub(super) async fn measure_observers() -> anyhow::Result<Vec<BenchFigure>> {
     for number in 0..RUNS {
         rig.bus.publish_fact(&make_watched_spec(&numbered_run_id(number)?)).await?;
     }
-    let (heard, paint) = (desk.measure_fact_latency(&rig.bus).await?, desk.first_paint_kb().await?);
+    let (latency, paint) =
+        (desk.measure_fact_latency(&rig.bus).await?, desk.first_paint_kb().await?);
     let scraped = desk.measure_scrapes().await?;
     drop(announcing);
     desk.stop().await;
@@ -61,7 +60,7 @@ pub(super) async fn measure_observers() -> anyhow::Result<Vec<BenchFigure>> {
     Ok(vec![
         BenchFigure {
             name: "look: a fact is heard of",
-            measured: percentile_95(heard),
+            measured: percentile_95(latency),
             unit: "ms",
             limit: Some(HEARD_LIMIT_MS),
             how: format!("until Runs.Board has it, 95th of 100, of {FACTS} at odd moments"),
@@ -83,7 +82,6 @@ pub(super) async fn measure_observers() -> anyhow::Result<Vec<BenchFigure>> {
     ])
 }
 
-/// A coordinator process with its gateway and metrics endpoint.
 struct CoordinatorProcess {
     process: Child,
     gateway: SocketAddr,
@@ -92,7 +90,6 @@ struct CoordinatorProcess {
 }
 
 impl CoordinatorProcess {
-    /// Starts a coordinator and waits until its gateway answers.
     async fn start(rig: &FleetFixture) -> anyhow::Result<Self> {
         let (gateway, metrics) = (free_address()?, free_address()?);
         let process = Command::new(find_flotilla()?)
@@ -117,7 +114,6 @@ impl CoordinatorProcess {
         Ok(desk)
     }
 
-    /// Returns the body of a URL. An error status is an error.
     async fn get(&self, url: &str) -> anyhow::Result<String> {
         let answer = self.client.get(url).send().await?.error_for_status()?;
         Ok(answer.text().await?)
@@ -132,7 +128,7 @@ impl CoordinatorProcess {
         let mut stream =
             JsonLineStream { answer: request.send().await?.error_for_status()?, text: Vec::new() };
         stream.wait_for_sequence(0).await?;
-        let mut heard = Vec::new();
+        let mut latencies = Vec::new();
         for number in 0..FACTS {
             // The varying delay covers facts that arrive between two views and right after one.
             tokio::time::sleep(Duration::from_millis(number * 37 % 250)).await;
@@ -140,9 +136,9 @@ impl CoordinatorProcess {
             let written =
                 bus.publish_fact(&make_checkpoint(&run, u32::try_from(number)? + 1)).await?;
             stream.wait_for_sequence(written.log_sequence()).await?;
-            heard.push(began.elapsed().as_secs_f64() * 1e3);
+            latencies.push(began.elapsed().as_secs_f64() * 1e3);
         }
-        Ok(heard)
+        Ok(latencies)
     }
 
     /// Returns the milliseconds of each metrics request, after all agents are counted.
@@ -164,7 +160,6 @@ impl CoordinatorProcess {
         Ok(scraped)
     }
 
-    /// Returns the kilobytes of the page, its styles and the scripts that it references.
     async fn first_paint_kb(&self) -> anyhow::Result<f64> {
         let at = format!("http://{}/", self.gateway);
         let page = self.get(&at).await?;
@@ -178,21 +173,18 @@ impl CoordinatorProcess {
         Ok(bytes as f64 / 1e3)
     }
 
-    /// Kills the process.
     async fn stop(mut self) {
         // The process holds no state worth saving.
         let _ = self.process.kill().await;
     }
 }
 
-/// A response that carries one JSON message per line.
 struct JsonLineStream {
     answer: reqwest::Response,
     text: Vec<u8>,
 }
 
 impl JsonLineStream {
-    /// Reads messages until the cursor of the view reaches `sequence`.
     async fn wait_for_sequence(&mut self, sequence: u64) -> anyhow::Result<()> {
         loop {
             let line = self.next().await?;
@@ -204,11 +196,6 @@ impl JsonLineStream {
         }
     }
 
-    /// Returns the next line.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the stream ends.
     async fn next(&mut self) -> anyhow::Result<Vec<u8>> {
         loop {
             if let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
@@ -221,7 +208,6 @@ impl JsonLineStream {
     }
 }
 
-/// Returns a local address with a port that is free at the moment.
 fn free_address() -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").context("find a free port")?;
     Ok(listener.local_addr()?)
@@ -234,12 +220,10 @@ fn percentile_95(mut figures: Vec<f64>) -> f64 {
     figures.get(place.min(figures.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
-/// Returns the identifier of run `number`.
 fn numbered_run_id(number: usize) -> anyhow::Result<RunId> {
     Ok(RunId::new(format!("look-{number}"))?)
 }
 
-/// Builds the spec of an external training, for which a coordinator orders nothing.
 fn make_watched_spec(run: &RunId) -> Fact {
     let watched = v1::spec::Watched { source: "bench".into(), host: "bench".into() };
     let spec = v1::Spec {
@@ -251,7 +235,6 @@ fn make_watched_spec(run: &RunId) -> Fact {
     Fact { subject: Subject::new(run, FactKey::WatchedSpec), body: FactBody::Spec(spec) }
 }
 
-/// Builds a checkpoint of an external training.
 fn make_checkpoint(run: &RunId, step: u32) -> Fact {
     let checkpoint = v1::Checkpoint {
         run: run.to_string(),
@@ -265,7 +248,6 @@ fn make_checkpoint(run: &RunId, step: u32) -> Fact {
     Fact { subject: Subject::new(run, place), body: FactBody::Checkpoint(checkpoint) }
 }
 
-/// Announces the status of all agents every [`STATUS_INTERVAL`] until the task is aborted.
 async fn announce_agents(bus: Bus) {
     let mut tick = tokio::time::interval(STATUS_INTERVAL);
     loop {

@@ -12,7 +12,6 @@ use anyhow::{Context, bail};
 /// Interval between two scans of an agent's children.
 const SCAN_INTERVAL: Duration = Duration::from_micros(500);
 
-/// Returns the bytes in one line of `/proc/<pid>/status`, such as `VmRSS`.
 pub(super) fn read_status_bytes(pid: u32, field: &str) -> anyhow::Result<u64> {
     let path = format!("/proc/{pid}/status");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -49,10 +48,6 @@ pub(super) fn read_machine_seconds() -> anyhow::Result<(f64, f64)> {
     Ok(((all - idle - waiting) / per_second, all / per_second))
 }
 
-/// Watches for the next worker process of an agent, on a thread of its own.
-///
-/// The thread returns the time at which the worker was first seen running this program, or an error
-/// after `limit`.
 pub(super) fn watch_next_worker(pid: u32, limit: Duration) -> JoinHandle<anyhow::Result<Instant>> {
     let before = read_children(pid);
     let began = Instant::now();
@@ -69,7 +64,6 @@ pub(super) fn watch_next_worker(pid: u32, limit: Duration) -> JoinHandle<anyhow:
     })
 }
 
-/// Returns the children of all threads of a process.
 fn read_children(pid: u32) -> BTreeSet<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let of_thread = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
@@ -81,7 +75,6 @@ fn read_children(pid: u32) -> BTreeSet<u32> {
         .collect()
 }
 
-/// Returns true if a process was started with `worker` as its first argument.
 fn is_worker_process(pid: u32) -> bool {
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     command.split(|byte| *byte == 0).nth(1) == Some(b"worker")

@@ -32,7 +32,6 @@ const HARDER_CYCLES: u32 = 16;
 /// Cycles without improvement after which the harder task ends.
 const PATIENCE: u32 = 3;
 
-/// A selection strategy to compare, with further settings of the spec.
 struct SelectionVariant {
     name: &'static str,
     title: &'static str,
@@ -57,7 +56,6 @@ const SELECTION_VARIANTS: [SelectionVariant; 3] = [
     ),
 ];
 
-/// Creates a variant in a constant.
 const fn selection_variant(
     name: &'static str,
     title: &'static str,
@@ -67,7 +65,6 @@ const fn selection_variant(
     SelectionVariant { name, title, selection, more }
 }
 
-/// All results of the measurement.
 #[derive(Debug, Serialize)]
 struct RaftReport {
     machine: String,
@@ -82,7 +79,6 @@ struct RaftReport {
     wall_s: f64,
 }
 
-/// The runs of one selection strategy, one per seed.
 #[derive(Debug, Serialize)]
 struct VariantRuns {
     name: &'static str,
@@ -90,19 +86,14 @@ struct VariantRuns {
     courses: Vec<RunResult>,
 }
 
-/// Runs the measurement and prints the report as Markdown or JSON.
-///
-/// # Errors
-///
-/// Fails if a run fails. The error contains the directory with the logs, which is kept.
 pub(super) async fn bench_raft(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let directory = WorkDirectory::open_or_create(args.dir.as_deref(), "bench-raft")?;
     let report = match measure_raft(directory.as_path(), args).await {
         Ok(report) => report,
         Err(error) => {
             let kept = directory.keep_files();
-            let told = format!("the bench failed; its logs are in {}", kept.display());
-            return Err(error.context(told));
+            let context = format!("the bench failed; its logs are in {}", kept.display());
+            return Err(error.context(context));
         }
     };
     if args.json {
@@ -149,11 +140,6 @@ async fn measure_raft(directory: &Path, args: &BenchArgs) -> anyhow::Result<Raft
     })
 }
 
-/// Starts a fleet, waits for `agents` agents, runs `work` with it and stops it.
-///
-/// # Errors
-///
-/// Fails if `work` fails, if the fleet ends by itself, or on a signal.
 pub(super) async fn with_fleet<T>(
     directory: &Path,
     wanted: &FleetProcessOptions,
@@ -172,7 +158,6 @@ pub(super) async fn with_fleet<T>(
     outcome
 }
 
-/// Runs each strategy on the same bases with the same number of samples per cycle.
 async fn compare_variants(
     control: &FleetControl,
     directory: &Path,
@@ -203,7 +188,6 @@ async fn compare_variants(
     Ok(all)
 }
 
-/// Runs the task with three-digit numbers until more cycles bring no improvement.
 async fn run_harder_task(control: &FleetControl, directory: &Path) -> anyhow::Result<RunResult> {
     let files = directory.join("harder");
     let base =
@@ -241,7 +225,6 @@ async fn compare_staleness(
     Ok([after, run_spec(control, &files, &ahead).await?])
 }
 
-/// Trains the base model of a task and returns its run.
 async fn train_base(
     control: &FleetControl,
     files: &Path,
@@ -251,7 +234,6 @@ async fn train_base(
     Ok(run_to_success(control, &files.join("base.yaml")).await?.id)
 }
 
-/// Runs a spec to its end and returns its result.
 async fn run_spec(
     control: &FleetControl,
     files: &Path,

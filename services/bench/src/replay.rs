@@ -16,7 +16,6 @@ use super::{
     stub_agents,
 };
 
-/// Facts of the log.
 const FACTS: u64 = 100_000;
 
 /// Accepted time to fold all facts, in seconds.
@@ -33,7 +32,6 @@ const WORKLOAD: RaftWorkload = RaftWorkload {
     max_new_tokens: 36,
 };
 
-/// Totals over the replayed facts.
 #[derive(Debug, Default)]
 struct ReplayTotals {
     facts: u64,
@@ -43,7 +41,6 @@ struct ReplayTotals {
     fold: Duration,
 }
 
-/// Writes runs until there are [`FACTS`] facts, and replays them.
 pub(super) fn measure_replay() -> anyhow::Result<[BenchFigure; 2]> {
     output::print_message(&format!("fold: {FACTS} facts of runs of the demo's size …"));
     let mut tally = ReplayTotals::default();
@@ -79,11 +76,6 @@ pub(super) fn measure_replay() -> anyhow::Result<[BenchFigure; 2]> {
     ])
 }
 
-/// Writes a whole run, from its spec to its end, and returns its records.
-///
-/// # Errors
-///
-/// Fails if the run stalls or contains anomalies.
 fn write_run(name: &str, sequence: u64) -> anyhow::Result<Vec<Record>> {
     let member = FleetMember { tokens_per_s: 500.0, ..FleetMember::default() };
     let fleet = FleetSnapshot { generators: vec![member; 4], ..FleetSnapshot::default() };
@@ -106,7 +98,6 @@ fn write_run(name: &str, sequence: u64) -> anyhow::Result<Vec<Record>> {
 }
 
 impl ReplayTotals {
-    /// Decodes and folds a run's records as a coordinator does when it starts.
     fn replay_records(&mut self, records: &[Record]) -> anyhow::Result<()> {
         let encoded: Vec<(String, Vec<u8>)> = records
             .iter()
@@ -130,7 +121,6 @@ impl ReplayTotals {
     }
 }
 
-/// Returns the number of samples in a fact.
 fn sample_count(body: &FactBody) -> u64 {
     match body {
         FactBody::Samples(samples) => samples.samples.len() as u64,

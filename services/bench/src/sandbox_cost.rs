@@ -31,8 +31,6 @@ const TRUE: [&str; 1] = ["/usr/bin/true"];
 /// An empty Python program.
 const PYTHON: [&str; 5] = ["/usr/bin/python3", "-I", "-B", "-c", "pass"];
 
-/// Measures an empty program and, if it is installed, an empty Python program.
-///
 /// Returns no figures on a host that cannot run a sandbox, and prints the reason.
 pub(super) fn measure_sandbox() -> anyhow::Result<Vec<BenchFigure>> {
     let program = find_flotilla()?;
@@ -77,7 +75,6 @@ fn time_both(cells: &mut [SandboxCell], argv: &[&str]) -> anyhow::Result<[f64; 2
     }))
 }
 
-/// Returns the time in which each thread runs its programs, one after the other.
 fn time_round(
     cells: &mut [SandboxCell],
     run: impl Fn(&mut SandboxCell) -> anyhow::Result<()> + Sync,
@@ -97,7 +94,6 @@ fn time_round(
     Ok(began.elapsed())
 }
 
-/// Runs a program without a sandbox.
 fn run_alone(argv: &[&str]) -> anyhow::Result<()> {
     let output = Command::new(argv[0]).args(&argv[1..]).env_clear().output();
     let output = output.with_context(|| format!("start {}", argv[0]))?;
@@ -107,7 +103,6 @@ fn run_alone(argv: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a program in the sandbox.
 fn run_contained(cell: &mut SandboxCell, argv: &[&str]) -> anyhow::Result<()> {
     let argv = argv.iter().map(|&part| part.to_owned()).collect();
     let program = SandboxProgram { argv, ..SandboxProgram::default() };

@@ -41,7 +41,6 @@ const GET_SPEED: f64 = 0.9;
 /// Required speed of a read from a directory, relative to `cp`.
 const FILE_SPEED: f64 = 0.8;
 
-/// Measures directory, bucket (with `--s3`) and fan-out.
 pub(super) async fn measure_store(args: &BenchArgs) -> anyhow::Result<Vec<BenchFigure>> {
     let mut figures = Vec::from(measure_directory(u64::from(args.store_mib)).await?);
     match &args.s3 {
@@ -59,23 +58,19 @@ struct TimePair {
 }
 
 impl TimePair {
-    /// Creates a pair without measurements.
     fn new() -> Self {
         Self { ours: f64::MAX, theirs: None }
     }
 
-    /// Records a time of Flotilla if it is the best one.
     fn record_ours(&mut self, taken: Duration) {
         self.ours = self.ours.min(taken.as_secs_f64());
     }
 
-    /// Records a time of the other program if it is the best one.
     fn record_theirs(&mut self, taken: Duration) {
         let taken = taken.as_secs_f64();
         self.theirs = Some(self.theirs.map_or(taken, |best| best.min(taken)));
     }
 
-    /// Returns the figure; its limit requires `speed` times the other program's speed.
     fn to_figure(
         &self,
         name: &'static str,
@@ -86,7 +81,7 @@ impl TimePair {
         let Self { ours, theirs } = self;
         let rate = |seconds: f64| mib as f64 / seconds;
         let beside = theirs.map_or(String::new(), |theirs| {
-            format!("; {other} {:.0}: ours has {:.2} of its speed", rate(theirs), theirs / ours)
+            format!("; {other} {:.0}: {:.2} ×", rate(theirs), theirs / ours)
         });
         BenchFigure {
             name,
@@ -98,7 +93,6 @@ impl TimePair {
     }
 }
 
-/// Writes a file of random bytes that differ in every round.
 fn write_noise(path: &Path, round: u64, mib: u64) -> anyhow::Result<()> {
     let mut file = File::create(path).with_context(|| format!("write {}", path.display()))?;
     let seed = format!("{} {round} {:?}", getpid().as_raw_nonzero(), Instant::now());
@@ -127,7 +121,6 @@ fn settle_machine(mib: u64) -> anyhow::Result<()> {
     Ok(written?)
 }
 
-/// Returns the result of `work` and its duration, after [`settle_machine`].
 async fn time_work<T>(
     mib: u64,
     work: impl Future<Output = anyhow::Result<T>>,
@@ -138,11 +131,6 @@ async fn time_work<T>(
     Ok((done, began.elapsed()))
 }
 
-/// Returns the duration of a command, after [`settle_machine`].
-///
-/// # Errors
-///
-/// Fails if the command fails; the error contains its stderr.
 fn time_command(mib: u64, command: &mut Command) -> anyhow::Result<Duration> {
     settle_machine(mib)?;
     let began = Instant::now();
@@ -154,14 +142,12 @@ fn time_command(mib: u64, command: &mut Command) -> anyhow::Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// Fetches a blob into a new cache in the directory `into`.
 async fn fetch_into_cache(store: &Store, blob: &v1::Blob, into: &Path) -> anyhow::Result<()> {
     let cache = FileCache::open(into, 1 << 40)?;
     cache.fetch_blob(store, blob).await?;
     Ok(())
 }
 
-/// Measures writes to and reads from a store in a directory.
 async fn measure_directory(mib: u64) -> anyhow::Result<[BenchFigure; 2]> {
     output::print_message(&format!(
         "store: {mib} MiB into a directory and out of it, {ROUNDS} times …"
@@ -197,7 +183,6 @@ async fn measure_directory(mib: u64) -> anyhow::Result<[BenchFigure; 2]> {
     ])
 }
 
-/// Measures writes to and reads from a store in a bucket.
 async fn measure_bucket(url: &str, args: &BenchArgs) -> anyhow::Result<[BenchFigure; 2]> {
     let mib = u64::from(args.store_mib);
     output::print_message(&format!("store: {mib} MiB to {url} and back, {ROUNDS} times …"));
@@ -248,7 +233,6 @@ async fn measure_bucket(url: &str, args: &BenchArgs) -> anyhow::Result<[BenchFig
     ])
 }
 
-/// Returns the path of s5cmd, from `--s5cmd` or `PATH`.
 fn find_s5cmd(args: &BenchArgs) -> Option<PathBuf> {
     let on_path = || {
         let path = std::env::var_os("PATH")?;

@@ -41,7 +41,6 @@ pub(super) fn answer_fact(
     })
 }
 
-/// Builds the samples that an order asks for, with fixed texts of 24 tokens.
 pub(super) fn make_samples(order: &v1::GenerateOrder) -> v1::Samples {
     let manifest =
         |tree: Option<&v1::Tree>| tree.map_or(String::new(), |tree| tree.manifest.clone());
@@ -74,7 +73,6 @@ pub(super) fn make_samples(order: &v1::GenerateOrder) -> v1::Samples {
     }
 }
 
-/// Builds verdicts for samples: those with an index divisible by three pass, the others fail.
 fn make_verdicts(samples_sequence: u64, samples: &v1::Samples) -> v1::Verdicts {
     let judge = |sample: &v1::samples::Sample| {
         let passes = sample.index.is_multiple_of(3);
@@ -102,7 +100,6 @@ fn make_verdicts(samples_sequence: u64, samples: &v1::Samples) -> v1::Verdicts {
     }
 }
 
-/// Builds the final checkpoint of a training order.
 fn make_checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
     let base = order.base.as_ref().and_then(|base| base.tree.clone());
     v1::Checkpoint {
@@ -132,7 +129,6 @@ fn make_checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
     }
 }
 
-/// Builds the evaluation result of a checkpoint on the suite `text`.
 fn make_eval(checkpoint: &v1::Checkpoint) -> v1::Eval {
     v1::Eval {
         run: checkpoint.run.clone(),

@@ -59,14 +59,13 @@ pub(super) fn measure_verifier() -> anyhow::Result<Option<BenchFigure>> {
         unit: "x",
         limit: Some(LIMIT),
         how: format!(
-            "{:.0} programs a second contained, {:.0} bare; {layers}",
+            "{:.0} programs/s contained, {:.0} bare; {layers}",
             rate(contained),
             rate(bare)
         ),
     }))
 }
 
-/// Returns a toolchain without grants, whose cells are workers of `flotilla`.
 fn open_toolchain() -> anyhow::Result<Toolchain> {
     let program = find_flotilla()?;
     let launch_worker = |worker: &str| CellLaunch {
@@ -89,7 +88,6 @@ fn report_skip(why: &str) -> Option<BenchFigure> {
     None
 }
 
-/// Returns a function of the size of HumanEval's; each number gives a different one.
 fn make_solution(number: usize) -> String {
     format!(
         "from typing import List\n\n\ndef pick(values: List[int]) -> List[int]:\n    \
@@ -99,7 +97,6 @@ fn make_solution(number: usize) -> String {
     )
 }
 
-/// Returns the test of a solution.
 fn make_test(number: usize) -> String {
     let case = |n: usize| {
         let (low, high) = (number.saturating_sub(n), number + n + 1);
@@ -108,7 +105,6 @@ fn make_test(number: usize) -> String {
     format!("def check(candidate):\n{}", (0..8).map(case).collect::<String>())
 }
 
-/// Writes each solution with its test to a file.
 fn write_programs(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let write = |number| {
         let path = directory.join(format!("{number}.py"));
@@ -119,7 +115,6 @@ fn write_programs(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     (0..PROGRAMS).map(write).collect()
 }
 
-/// Runs each file with Python, in `jobs` threads, and returns the duration.
 fn run_bare(python: &Path, files: &[PathBuf], jobs: usize) -> anyhow::Result<Duration> {
     let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let run = || {
@@ -139,9 +134,6 @@ fn run_bare(python: &Path, files: &[PathBuf], jobs: usize) -> anyhow::Result<Dur
     }
 }
 
-/// Returns the duration in which a new verifier judges all programs.
-///
-/// A new verifier has no cached verdicts. Its sandboxes are started before the measurement.
 fn time_verifier(kit: Toolchain, turn: usize, jobs: usize) -> anyhow::Result<Duration> {
     let settings = Verifier { how: Some(How::Python(Python::default())) };
     let once = OfflineVerifier::new(settings, kit, jobs)?;
@@ -157,7 +149,6 @@ fn time_verifier(kit: Toolchain, turn: usize, jobs: usize) -> anyhow::Result<Dur
     }
 }
 
-/// Builds the item of a program.
 fn make_item(number: usize) -> VerifyItem {
     let fields = json!({ "test": make_test(number), "entry_point": "pick" });
     VerifyItem {

@@ -18,9 +18,6 @@ type BaselineResult<T> = Result<T, async_nats::Error>;
 impl Bus {
     /// Publishes payloads to a separate stream and waits for each acknowledgement; with `at_once`,
     /// up to 64 are in flight.
-    ///
-    /// # Errors
-    /// Fails if the server refuses a message.
     #[doc(hidden)]
     pub async fn publish_plain(&self, payloads: &[Vec<u8>], at_once: bool) -> BaselineResult<()> {
         let context = &self.shared.context;
@@ -47,11 +44,8 @@ impl Bus {
             .await
     }
 
-    /// Reads `entries` entries of the log with a plain consumer without parsing them, and returns
-    /// their size in bytes.
-    ///
-    /// # Errors
-    /// Fails if the server refuses.
+    /// Reads `entries` entries of the log with a plain consumer, unparsed, and returns their size
+    /// in bytes.
     #[doc(hidden)]
     pub async fn read_plain(&self, entries: usize) -> BaselineResult<u64> {
         let stream = self.shared.context.get_stream(STREAM).await?;

@@ -5,21 +5,15 @@ use futures::StreamExt;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::{
-    Bus,
-    request::{ANSWER_LIMIT, RequestError},
-};
+use crate::{Bus, request::ANSWER_LIMIT, request_error::RequestError};
 
-/// Most messages of one batch.
 const BATCH_MESSAGES_MAX: usize = 256;
-/// Size limit of one batch; the last message may exceed it. It is well below the 64 MB that a
-/// server buffers for a slow reader before it cuts the connection.
+/// The last message may exceed it. Well below the 64 MB that a server buffers for a slow reader
+/// before it cuts the connection.
 const BATCH_BYTES_MAX: usize = 8 << 20;
 
-/// Reads the messages of `filter` from the position `from` on, up to 256, in order and without
-/// gaps.
-///
-/// Any replica may answer. The result may therefore lack the newest messages, or be empty.
+/// Reads up to 256 messages of `filter` from the position `from` on, in order and without gaps. Any
+/// replica may answer, so the newest messages, or all, may be missing.
 pub(crate) async fn fetch_batch(
     bus: &Bus,
     stream: &str,
@@ -29,7 +23,7 @@ pub(crate) async fn fetch_batch(
     fetch_limited(bus, stream, filter, from, BATCH_MESSAGES_MAX).await
 }
 
-/// Reads at most `messages` messages; otherwise the same as [`fetch_batch`].
+/// Reads like [`fetch_batch`], limited to `messages` messages.
 pub(crate) async fn fetch_limited(
     bus: &Bus,
     stream: &str,
@@ -81,8 +75,7 @@ pub(crate) async fn fetch_limited(
     }
 }
 
-/// Returns the position of the message that the server sent before this one; 0 for the first of a
-/// batch. `None` if the header is missing.
+/// Returns the position of the message sent before this one; 0 for the first of a batch.
 fn previous_sequence(message: &StreamMessage) -> Option<u64> {
     message.headers.get_last(header::NATS_LAST_SEQUENCE)?.as_str().parse().ok()
 }

@@ -1,10 +1,8 @@
-//! Publishes several facts at once: as one batch with a single wait for the disk if the server
-//! supports it (nats-server 2.12, ADR-50), otherwise individually and in parallel.
+//! Publishes several facts as one batch with a single wait for the disk (nats-server 2.12, ADR-50),
+//! otherwise individually and in parallel.
 //!
 //! The server accepts a batch completely or not at all. If it refuses, for example because one of
 //! the facts already exists, each fact is published individually.
-
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -15,43 +13,31 @@ use wire::Fact;
 use crate::{
     Bus, STREAM,
     publish::{PreparedFact, PublishAck, PublishError, PublishOutcome},
-    request::{ANSWER_LIMIT, RequestError, parse_answer},
+    request::{ANSWER_LIMIT, parse_answer},
+    request_error::RequestError,
 };
 
-/// Most facts of one batch; the server accepts a thousand.
+/// The server accepts a thousand.
 const BATCH_FACTS_MAX: usize = 256;
-/// Most payload bytes of one batch. The server keeps them in memory until the batch is complete.
+/// The server keeps a batch in memory until it is complete.
 const BATCH_BYTES_MAX: usize = 4 << 20;
-/// Most individual facts that wait for an acknowledgement at the same time. A cluster needs several
-/// in flight; a single server that syncs each write gets slower with each additional one.
+/// A cluster needs several in flight; a single server that syncs each write gets slower with each
+/// additional one.
 const FACTS_IN_FLIGHT: usize = 16;
 
-/// Header with the id of the batch, at most 64 characters.
+/// Id of the batch, at most 64 characters.
 const BATCH_HEADER: &str = "Nats-Batch-Id";
-/// Header with the number of a message in its batch, from 1.
+/// Number of a message in its batch, from 1.
 const SEQUENCE_HEADER: &str = "Nats-Batch-Sequence";
-/// Header of the last message of a batch, which commits it.
+/// Set on the last message of a batch; commits it.
 const COMMIT_HEADER: &str = "Nats-Batch-Commit";
 
-/// The cached batch support of the log: unknown, accepted or refused. It is unknown until the
-/// server is asked.
-#[derive(Default)]
-pub(crate) struct BatchSupport(AtomicU8);
-
-/// The server has not been asked yet.
-const SUPPORT_UNKNOWN: u8 = 0;
-/// The log accepts batches.
-const BATCHES_ACCEPTED: u8 = 1;
-/// The log does not accept batches.
-const BATCHES_REFUSED: u8 = 2;
-
-/// The part of the stream's description that shows batch support.
+/// The part of `STREAM.INFO` that shows batch support.
 #[derive(Deserialize)]
 struct BatchStreamInfo {
     config: BatchStreamConfig,
 }
 
-/// The part of the stream's configuration that shows batch support.
 #[derive(Deserialize)]
 struct BatchStreamConfig {
     #[serde(default)]
@@ -59,9 +45,8 @@ struct BatchStreamConfig {
 }
 
 impl Bus {
-    /// Publishes facts that do not depend on each other and waits until the log has all of them on
-    /// disk. They are stored in this order, except those that were already in the log. Repeating
-    /// the call is harmless.
+    /// Publishes facts that do not depend on each other and waits until all are on disk, in this
+    /// order except those already in the log. Repeating the call is harmless.
     ///
     /// # Errors
     /// Fails like [`Bus::publish_fact`] if any fact may not be in the log; others may be in it.
@@ -84,11 +69,8 @@ impl Bus {
         Ok(published)
     }
 
-    /// Publishes each fact individually, even if the server supports batches; otherwise the same as
-    /// [`Bus::publish_all`].
-    ///
-    /// # Errors
-    /// Fails in the same cases as [`Bus::publish_all`].
+    /// Publishes like [`Bus::publish_all`], but each fact individually even if the server supports
+    /// batches.
     pub async fn publish_unbatched(
         &self,
         facts: &[Fact],
@@ -98,7 +80,6 @@ impl Bus {
         self.publish_individually(&prepared).await
     }
 
-    /// Publishes facts individually, up to 16 in flight.
     async fn publish_individually(
         &self,
         facts: &[PreparedFact],
@@ -107,8 +88,7 @@ impl Bus {
         futures::stream::iter(each).buffered(FACTS_IN_FLIGHT).try_collect().await
     }
 
-    /// Publishes a batch and returns the position of its first fact. Returns `None` if the batch
-    /// may not be in the log.
+    /// Returns the position of the first fact, or `None` if the batch may not be in the log.
     async fn try_publish_batch(&self, batch: &[PreparedFact]) -> Option<u64> {
         let (last, others) = batch.split_last().filter(|(_, others)| !others.is_empty())?;
         if !self.supports_batches().await {
@@ -123,7 +103,6 @@ impl Bus {
         }
     }
 
-    /// Sends all messages of a batch; the last one commits it.
     async fn send_batch(
         &self,
         others: &[PreparedFact],
@@ -157,29 +136,27 @@ impl Bus {
         parse_answer(&asked.await?)
     }
 
-    /// Returns true if the log accepts batches; asks the server once.
+    /// Asks the server at most once.
     async fn supports_batches(&self) -> bool {
-        let known = &self.shared.batch_support.0;
-        if known.load(Ordering::Relaxed) == SUPPORT_UNKNOWN {
-            // An older server would ignore the batch headers and store the messages one by one.
-            let asked = self.send_request(
-                format!("$JS.API.STREAM.INFO.{STREAM}"),
-                HeaderMap::new(),
-                Bytes::new(),
-                ANSWER_LIMIT,
-            );
-            let Ok(info) = asked.await.and_then(|answer| parse_answer::<BatchStreamInfo>(&answer))
-            else {
-                return false;
-            };
-            let found = if info.config.allow_atomic { BATCHES_ACCEPTED } else { BATCHES_REFUSED };
-            known.store(found, Ordering::Relaxed);
+        let known = &self.shared.log_accepts_batches;
+        if let Some(accepts) = known.get() {
+            return *accepts;
         }
-        known.load(Ordering::Relaxed) == BATCHES_ACCEPTED
+        // An older server would ignore the batch headers and store the messages one by one.
+        let asked = self.send_request(
+            format!("$JS.API.STREAM.INFO.{STREAM}"),
+            HeaderMap::new(),
+            Bytes::new(),
+            ANSWER_LIMIT,
+        );
+        match asked.await.and_then(|answer| parse_answer::<BatchStreamInfo>(&answer)) {
+            Ok(info) => *known.get_or_init(|| info.config.allow_atomic),
+            Err(_) => false,
+        }
     }
 }
 
-/// Returns how many of the first facts fit into one batch, at least 1.
+/// Returns at least 1.
 fn next_batch_len(facts: &[PreparedFact]) -> usize {
     let mut bytes = 0;
     let within = facts.iter().take(BATCH_FACTS_MAX).take_while(|fact| {

@@ -1,6 +1,11 @@
 //! Connects to a NATS server: authenticates, and checks that the server is suitable.
 
-use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use async_nats::{Auth, AuthError, Client, ConnectErrorKind, ServerAddr, jetstream};
 use identity::{AuthorityError, MemberIdentity, UserJwtInfo};
@@ -12,21 +17,19 @@ use wire::{AgentId, format_error_chain};
 
 use crate::{
     backoff::RetryBackoff,
-    batch_publish::BatchSupport,
     connection_state::{self, ConnectionState},
-    request::RequestError,
+    request_error::RequestError,
     version::{self, ServerVersion},
 };
 
-/// Time limit for one address: DNS, TCP, TLS and the NATS handshake on a bad Wi-Fi link.
+/// For one address: DNS, TCP, TLS and the NATS handshake on a bad Wi-Fi link.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit for the first answer of JetStream. A server that accepts connections may still
-/// recover its streams; the servers of a new cluster elect a leader first, in up to 9 s.
+/// For the first answer of JetStream. A server may still recover its streams; the servers of a new
+/// cluster elect a leader first, in up to 9 s.
 const JETSTREAM_LIMIT: Duration = Duration::from_secs(15);
-/// Time limit for the first answer of JetStream if the server does not run it itself: the hub of a
-/// leaf node may answer.
+/// The same, if the server does not run JetStream itself: the hub of a leaf node may answer.
 const HUB_LIMIT: Duration = Duration::from_secs(5);
-/// Interval of pings. A dead connection is noticed after two of them.
+/// A dead connection is noticed after two pings.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Addresses and credentials for a connection to the bus.
@@ -35,30 +38,28 @@ pub struct ConnectOptions {
     /// Server URLs, `nats://host:4222` or `tls://…`; several for a cluster. A secret before the
     /// host (`user:password@` or `token@`) is used and never shown.
     pub urls: Vec<String>,
-    /// The credentials of a member of a closed fleet. Only servers certified by that fleet's
-    /// authority are trusted then.
+    /// Credentials of a member of a closed fleet. Only servers certified by that fleet's authority
+    /// are trusted then.
     pub identity: Option<MemberIdentity>,
-    /// A `.creds` file with a user JWT and its seed.
+    /// `.creds` file with a user JWT and its seed.
     pub credentials_file: Option<PathBuf>,
-    /// The certificate authority that signed the server's certificate, a PEM file.
+    /// PEM file of the certificate authority that signed the server's certificate.
     pub tls_ca: Option<PathBuf>,
-    /// A client certificate, a PEM file; requires `tls_key`.
+    /// PEM file; requires `tls_key`.
     pub tls_cert: Option<PathBuf>,
-    /// The key of the client certificate, a PEM file.
+    /// PEM file; requires `tls_cert`.
     pub tls_key: Option<PathBuf>,
-    /// Monitoring URL of each server (`http://host:8222`), used to check its durability.
+    /// Monitoring URLs (`http://host:8222`), one for each server, used to check their durability.
     pub monitor_urls: Vec<String>,
-    /// The name and role under which the server lists this connection, also written into the header
-    /// of each fact.
+    /// Name and role of this connection in the server's list and in the headers of its facts.
     pub producer: FactProducer,
 }
 
-/// The process that publishes facts, as named in their headers.
+/// A publisher of facts, as named in their headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FactProducer {
-    /// Name of the process, for example the agent's name.
     pub name: String,
-    /// What the process does, for example `coordinator`.
+    /// For example `coordinator`.
     pub role: String,
 }
 
@@ -71,8 +72,7 @@ impl Default for FactProducer {
 /// A connection to the log, the buckets and the presence subjects of a fleet.
 ///
 /// Clones are cheap and share the connection. It reconnects by itself; requests made meanwhile
-/// wait, within their time limits. Retries are bounded and happen only inside the methods that
-/// document them.
+/// wait, within their time limits. Only methods that document it retry.
 ///
 /// ```text
 /// connect -> prepare_log (coordinator only) -> publish_fact / follow_facts / join_work_queue -> close
@@ -82,22 +82,22 @@ pub struct Bus {
     pub(crate) shared: Arc<BusState>,
 }
 
-/// The state that all clones of a [`Bus`] share.
 pub(crate) struct BusState {
     pub(crate) client: Client,
     pub(crate) context: jetstream::Context,
     pub(crate) connection: Arc<ConnectionState>,
     pub(crate) producer: FactProducer,
-    /// The member's name in a closed fleet: the last token of the subject of each fact it
+    /// Name of the member of a closed fleet: the last token of the subject of each fact it
     /// publishes.
     pub(crate) author: Option<AgentId>,
-    /// True if the connection is in a member's own account, which imports a few subjects of the
-    /// fleet's account. Such a connection cannot create consumers.
+    /// True in a member's own account, which imports a few subjects of the fleet's account and
+    /// cannot create consumers.
     pub(crate) restricted: bool,
-    /// Prefix of the subjects on which answers arrive.
+    /// Prefix of the subjects of answers.
     pub(crate) inbox_prefix: String,
     pub(crate) monitor_urls: Vec<String>,
-    pub(crate) batch_support: BatchSupport,
+    /// Unset until the server was asked.
+    pub(crate) log_accepts_batches: OnceLock<bool>,
 }
 
 /// The reason why no connection to the bus was made.
@@ -166,11 +166,8 @@ pub enum ConnectError {
 }
 
 impl Bus {
-    /// Connects, and checks that the server is new enough and has JetStream.
-    ///
-    /// # Errors
-    /// Fails after bounded time if no server of the list is suitable. The caller decides whether to
-    /// retry.
+    /// Connects, and checks that the server is new enough and has JetStream. Fails after bounded
+    /// time if no server of the list is suitable; the caller decides whether to retry.
     pub async fn connect(options: &ConnectOptions) -> Result<Self, ConnectError> {
         identity::install_crypto_provider();
         let addresses = parse_addresses(&options.urls)?;
@@ -204,15 +201,14 @@ impl Bus {
                 restricted: member.as_ref().is_some_and(|member| !member.unlimited),
                 author: member.map(|member| member.name),
                 monitor_urls: options.monitor_urls.clone(),
-                batch_support: BatchSupport::default(),
+                log_accepts_batches: OnceLock::new(),
             }),
         };
         bus.check_server(urls).await?;
         Ok(bus)
     }
 
-    /// Checks the server's version, then waits until JetStream answers (15 s; 5 s if a hub has to
-    /// answer).
+    /// Waits for JetStream after the version check: 15 s, or 5 s if a hub has to answer.
     async fn check_server(&self, urls: String) -> Result<(), ConnectError> {
         let info = self.shared.client.server_info();
         let found = info.version.clone();
@@ -240,34 +236,26 @@ impl Bus {
         }
     }
 
-    /// Returns the name given in [`ConnectOptions::producer`].
     pub fn producer_name(&self) -> &str {
         &self.shared.producer.name
     }
 
-    /// Returns the size of the largest fact that the server accepts, in bytes of JSON.
-    pub fn max_fact_bytes(&self) -> usize {
-        self.shared.client.max_payload().saturating_sub(crate::publish::HEADER_BYTES_ALLOWANCE)
-    }
-
-    /// Returns true if the connection is up at this moment.
     pub fn is_connected(&self) -> bool {
         *self.shared.connection.connected.borrow()
     }
 
-    /// Returns a counter that changes with each new connection. State kept by the server for the
-    /// previous connection may be lost then.
+    /// Returns a counter of connections. State that the server kept for an earlier connection may
+    /// be lost.
     pub fn watch_connections(&self) -> watch::Receiver<u64> {
         self.shared.connection.generation.subscribe()
     }
 
-    /// Returns true while the connection is up or is being re-established, and false once it is
-    /// closed for good.
+    /// Returns false once the connection is closed for good; true while it is up or being
+    /// re-established.
     pub fn is_open(&self) -> bool {
         !*self.shared.connection.closed.borrow()
     }
 
-    /// Returns the version of the connected server.
     pub fn server_version(&self) -> String {
         self.shared.client.server_info().version
     }
@@ -279,7 +267,6 @@ impl Bus {
     }
 }
 
-/// Parses server URLs. Errors repeat a URL without its secret.
 pub(crate) fn parse_addresses(urls: &[String]) -> Result<Vec<ServerAddr>, ConnectError> {
     if urls.is_empty() {
         return Err(ConnectError::NoUrl);
@@ -292,7 +279,6 @@ pub(crate) fn parse_addresses(urls: &[String]) -> Result<Vec<ServerAddr>, Connec
     urls.iter().map(parse).collect()
 }
 
-/// Formats the addresses without their secrets.
 pub(crate) fn display_addresses(addresses: &[ServerAddr]) -> String {
     let show = |address: &ServerAddr| {
         format!("{}://{}:{}", address.scheme(), address.host(), address.port())
@@ -300,8 +286,7 @@ pub(crate) fn display_addresses(addresses: &[ServerAddr]) -> String {
     addresses.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// Applies the user and password, or the token, of the first URL that contains one. async-nats
-/// ignores secrets in URLs.
+/// async-nats ignores secrets in URLs, so the first user and password, or token, is applied here.
 fn apply_url_secret(
     nats: async_nats::ConnectOptions,
     addresses: &[ServerAddr],
@@ -316,16 +301,14 @@ fn apply_url_secret(
     }
 }
 
-/// The login of a member of a closed fleet.
 struct MemberLogin<'a> {
     identity: &'a MemberIdentity,
     name: AgentId,
-    /// True if the token allows all subjects, so that the member uses the fleet's own account.
+    /// True if the token allows all subjects; the member then uses the fleet's own account.
     unlimited: bool,
 }
 
 impl<'a> MemberLogin<'a> {
-    /// Reads the member's name and rights from its token.
     fn from_identity(identity: &'a MemberIdentity) -> Result<Self, ConnectError> {
         let wrong = |source: Box<dyn std::error::Error + Send + Sync>| ConnectError::Identity {
             name: identity.name.clone(),
@@ -337,13 +320,12 @@ impl<'a> MemberLogin<'a> {
         Ok(Self { identity, name, unlimited: held.unlimited })
     }
 
-    /// Returns the prefix of the subjects on which the member may receive answers.
     fn inbox_prefix(&self) -> String {
         format!("_INBOX_{}", self.name)
     }
 
-    /// Builds client options that trust only the fleet's servers and sign each challenge. Each
-    /// connection attempt reads the newest token, which may have been renewed.
+    /// Trusts only the fleet's servers. Each attempt reads the newest token, which may have been
+    /// renewed.
     fn login_options(&self) -> Result<async_nats::ConnectOptions, ConnectError> {
         let wrong = |source: Box<dyn std::error::Error + Send + Sync>| ConnectError::Identity {
             name: self.name.to_string(),
@@ -365,7 +347,6 @@ impl<'a> MemberLogin<'a> {
     }
 }
 
-/// Signs the server's challenge with the member's key.
 fn sign_challenge(identity: &MemberIdentity, nonce: &[u8]) -> Result<Auth, AuthorityError> {
     let mut auth = Auth::new();
     auth.jwt = Some(identity.read_jwt()?);
@@ -373,7 +354,6 @@ fn sign_challenge(identity: &MemberIdentity, nonce: &[u8]) -> Result<Auth, Autho
     Ok(auth)
 }
 
-/// Builds the options of the NATS client: name, time limits, event callback and credentials.
 async fn build_nats_options(
     options: &ConnectOptions,
     member: Option<&MemberLogin<'_>>,
@@ -412,7 +392,6 @@ async fn build_nats_options(
     })
 }
 
-/// Classifies an error of the NATS client: refused credentials, TLS, or an unreachable server.
 fn connect_error(urls: String, source: async_nats::ConnectError) -> ConnectError {
     match source.kind() {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
@@ -424,8 +403,7 @@ fn connect_error(urls: String, source: async_nats::ConnectError) -> ConnectError
     }
 }
 
-/// Returns true if TLS caused the error. Most TLS failures arrive as a read error of the kind
-/// "invalid data".
+/// Most TLS failures arrive as a read error of the kind "invalid data".
 fn is_tls_failure(error: &async_nats::ConnectError) -> bool {
     let mut next = std::error::Error::source(error);
     while let Some(source) = next {

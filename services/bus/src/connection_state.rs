@@ -8,31 +8,26 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{backoff::jitter_fraction, request::RequestError};
+use crate::{backoff::jitter_fraction, request_error::RequestError};
 
-/// First reconnect delay: short, yet long enough that expired credentials do not cause a storm of
-/// attempts.
+/// Long enough that expired credentials do not cause a storm of attempts.
 const RECONNECT_FIRST: Duration = Duration::from_millis(20);
-/// Longest reconnect delay.
 const RECONNECT_MAX: Duration = Duration::from_secs(1);
-/// Buffered permission violations. They are read as they arrive; more than this at once are
-/// repeats.
+/// Violations are read as they arrive; more than this at once are repeats.
 const VIOLATIONS_KEPT: usize = 64;
 
-/// The connection's state, and the errors that the server reports outside of answers.
+/// State of the connection, and the errors that the server reports outside of answers.
 pub(crate) struct ConnectionState {
-    /// True while the connection is up.
     pub(crate) connected: watch::Sender<bool>,
-    /// True once the client has given up reconnecting for good.
+    /// True once the client has given up reconnecting.
     pub(crate) closed: watch::Sender<bool>,
-    /// Number of connections made so far. Answers and pulls of an earlier connection never arrive.
+    /// Connections made so far. Answers and pulls of an earlier connection never arrive.
     pub(crate) generation: watch::Sender<u64>,
-    /// Errors reported by the server, such as denied permissions.
+    /// Errors of the server, such as denied permissions.
     pub(crate) violations: broadcast::Sender<String>,
 }
 
 impl ConnectionState {
-    /// Creates the state of a client that is not connected yet.
     pub(crate) fn new() -> Self {
         Self {
             connected: watch::Sender::new(false),
@@ -42,7 +37,6 @@ impl ConnectionState {
         }
     }
 
-    /// Updates the state from an event of async-nats, and logs the event.
     pub(crate) fn handle_event(&self, event: Event) {
         match event {
             Event::Connected => {
@@ -72,7 +66,7 @@ impl ConnectionState {
         }
     }
 
-    /// Waits until the connection is up, at most for `limit`. Returns `Disconnected` after that.
+    /// Fails with `Disconnected` after `limit`.
     pub(crate) async fn wait_connected(&self, limit: Duration) -> Result<(), RequestError> {
         let deadline = Instant::now() + limit;
         let mut state = self.connected.subscribe();
@@ -84,8 +78,7 @@ impl ConnectionState {
     }
 }
 
-/// Returns the delay before a reconnect attempt: 20 ms, doubled for each attempt up to 1 s, and
-/// shortened by a random 0 to 50 %.
+/// Returns 20 ms, doubled for each attempt up to 1 s, shortened by a random 0 to 50 %.
 pub(crate) fn reconnect_delay(attempts: usize) -> Duration {
     let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(10);
     let delay = RECONNECT_MAX.min(RECONNECT_FIRST * 2_u32.pow(doublings));

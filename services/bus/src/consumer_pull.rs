@@ -1,7 +1,5 @@
-//! One pull request to a consumer, and its answers.
-//!
-//! Not taken from async-nats, because its `batch()` loses the wake-up after a heartbeat and its
-//! `stream()` prefetches.
+//! One pull request to a consumer, and its answers. Not taken from async-nats, whose `batch()`
+//! loses the wake-up after a heartbeat and whose `stream()` prefetches.
 
 use std::{cmp, time::Duration};
 
@@ -13,25 +11,22 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{Bus, request::RequestError};
+use crate::{Bus, request_error::RequestError};
 
-/// Heartbeat interval; it determines how soon a silent loss (frozen server, moved leader) is
-/// noticed.
+/// Determines how soon a silent loss (frozen server, moved leader) is noticed.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
-/// Shortest heartbeat interval. Shorter pulls have none, because their expiry is soon enough.
+/// Shorter pulls have no heartbeat; their expiry is soon enough.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(250);
-/// Additional silence that a busy host is allowed.
+/// Additional silence allowed to a busy host.
 const SILENCE_GRACE: Duration = Duration::from_secs(1);
-/// Size limit of the messages of one pull: above any single message, and below the 64 MB that a
-/// server buffers for a slow reader before it cuts the connection.
+/// Above any single message, and below the 64 MB that a server buffers for a slow reader before it
+/// cuts the connection.
 const PULL_BYTES_MAX: usize = 32 << 20;
 /// Time to wait for messages in flight when a pull is released.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
-/// An open pull request.
-///
-/// It yields messages until all requested ones have arrived, its time is over, the consumer is
-/// gone, or it was silent for longer than two heartbeats plus 1 s.
+/// An open pull request. It yields messages until all requested ones have arrived, its time is
+/// over, the consumer is gone, or it was silent for longer than two heartbeats plus 1 s.
 pub(crate) struct ConsumerPull {
     subscriber: Subscriber,
     subject: String,
@@ -42,26 +37,24 @@ pub(crate) struct ConsumerPull {
     violations: broadcast::Receiver<String>,
 }
 
-/// An answer to a pull request.
 #[derive(Debug)]
 pub(crate) enum PullEvent {
-    /// A message of the consumer.
     Message(Message),
-    /// A heartbeat: no message is pending, and the server keeps waiting.
+    /// Heartbeat: no message is pending, and the server keeps waiting.
     Idle,
-    /// All requested messages have arrived, or the time is over: pull again.
+    /// All requested messages have arrived, or the time is over; pull again.
     Finished,
     /// The consumer was deleted, or its leader moved.
     ConsumerGone,
     /// The pull is lost on this side; the server may still serve it.
     Broken,
-    /// The server denied the permission, with this message.
+    /// Message of the server that denied the permission.
     Denied(String),
 }
 
 impl ConsumerPull {
-    /// Requests `batch` messages within `expires`. The answers arrive on an inbox of their own, so
-    /// that two pulls never mix.
+    /// Requests `batch` messages within `expires`. Each pull has its own inbox, so that two never
+    /// mix.
     pub(crate) async fn open(
         bus: &Bus,
         stream: &str,
@@ -100,7 +93,7 @@ impl ConsumerPull {
         })
     }
 
-    /// Waits for the next answer. Cancel-safe.
+    /// Cancel-safe.
     pub(crate) async fn next(&mut self) -> PullEvent {
         if self.remaining == 0 {
             return PullEvent::Finished;
@@ -128,7 +121,7 @@ impl ConsumerPull {
         }
     }
 
-    /// Classifies a message by its status. Returns `None` if the caller has nothing to do yet.
+    /// Returns `None` if the caller has nothing to do yet.
     fn classify_message(&mut self, message: Message) -> Option<PullEvent> {
         Some(match message.status {
             None | Some(StatusCode::OK) => {
@@ -157,8 +150,8 @@ impl ConsumerPull {
         })
     }
 
-    /// Ends the pull and returns messages in flight, so that other agents get them at once instead
-    /// of after the lease.
+    /// Returns messages in flight, so that other agents get them at once instead of after the
+    /// lease.
     pub(crate) async fn release_messages(mut self, bus: Bus) {
         // This fails only if the connection is closed; then no message can be returned.
         let _ = self.subscriber.drain().await;
@@ -170,7 +163,7 @@ impl ConsumerPull {
     }
 }
 
-/// Returns the duration in nanoseconds, the unit of the JetStream API.
+/// Nanoseconds are the unit of the JetStream API.
 pub(crate) fn duration_nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! A fact handed to one agent: renewing, acknowledging or returning its lease.
+//! A fact leased to one agent: renewing, acknowledging or returning it.
 
 use std::time::Duration;
 
@@ -9,16 +9,13 @@ use tokio::time::Instant;
 use wire::{FactError, Record};
 
 use crate::{
-    Bus,
-    backoff::RetryBackoff,
-    consumer_pull::duration_nanos,
-    request::{ANSWER_LIMIT, RequestError},
+    Bus, backoff::RetryBackoff, consumer_pull::duration_nanos, request::ANSWER_LIMIT,
+    request_error::RequestError,
 };
 
-/// Prefix of the acknowledgement subjects of all deliveries.
 const ACK_SUBJECT_PREFIX: &str = "$JS.ACK.";
 
-/// Time limit of an acknowledgement, enough for a restart of the server.
+/// Enough for a restart of the server.
 const ACK_LIMIT: Duration = Duration::from_secs(15);
 
 /// An acknowledgement that the server did not confirm.
@@ -31,27 +28,23 @@ pub struct AckError {
     source: RequestError,
 }
 
-/// A fact to work on, leased to this agent.
+/// A fact leased to this agent.
 ///
-/// States: leased, renewed by [`Delivery::renew_lease`], and ended in one of three ways:
-/// [`Delivery::ack`] (done), [`Delivery::nak`] (returned), or the lease expires. A delivery that is
-/// dropped without an acknowledgement expires. After `nak` or expiry, the server hands the fact to
-/// an agent again.
+/// States: leased, renewed by [`Delivery::renew_lease`], and ended by [`Delivery::ack`] (done),
+/// [`Delivery::nak`] (returned) or expiry. A delivery that is dropped without an acknowledgement
+/// expires. After `nak` or expiry, the server hands the fact to an agent again.
 ///
 /// ```text
 /// queue.next() -> delivery; every lease/3: renew_lease(); at the end: ack() or nak(delay)
 /// ```
 #[derive(Debug)]
 pub struct Delivery {
-    /// Subject of the fact in the log, with the author in a closed fleet.
+    /// Subject in the log, with the author in a closed fleet.
     pub subject: String,
-    /// Position of the fact in the log.
     pub sequence: u64,
-    /// Number of deliveries so far, including this one. Both crashed agents and poisonous facts
-    /// increase it.
+    /// Deliveries so far, including this one. Both crashed agents and poisonous facts increase it.
     pub delivered: u64,
-    /// The parsed fact. If it is an error, the receiver has to publish a failure, because no agent
-    /// can do the work.
+    /// On an error the receiver has to publish a failure, because no agent can do the work.
     pub record: Result<Record, FactError>,
     pub(crate) lease: Duration,
     pub(crate) ack_subject: async_nats::Subject,
@@ -59,12 +52,8 @@ pub struct Delivery {
 }
 
 impl Bus {
-    /// Returns a delivery by its acknowledgement subject, on behalf of a process that has ended.
-    /// The server hands the fact out again at once.
-    ///
-    /// # Errors
-    /// Fails if `name` is not the acknowledgement subject of a delivery, or if the server did not
-    /// confirm.
+    /// Returns a delivery on behalf of a process that has ended, by its
+    /// [`Delivery::ack_subject_name`]. The server hands the fact out again at once.
     pub async fn release_delivery(&self, name: &str) -> Result<(), RequestError> {
         let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'*' | b'>');
         if !name.starts_with(ACK_SUBJECT_PREFIX) || !name.bytes().all(plain) {
@@ -76,16 +65,13 @@ impl Bus {
 }
 
 impl Delivery {
-    /// Returns the time after which the lease ends unless it is renewed. Renew it after each third
-    /// of this time.
+    /// Returns the time after which the lease ends unless renewed. Renew after each third of it.
     pub fn lease_duration(&self) -> Duration {
         self.lease
     }
 
-    /// Renews the lease. The server does not confirm it; one lost renewal is harmless.
-    ///
-    /// # Errors
-    /// Fails if the connection is closed for good.
+    /// Renews the lease. The server does not confirm it; one lost renewal is harmless. Fails if the
+    /// connection is closed for good.
     pub async fn renew_lease(&self) -> Result<(), AckError> {
         let sent = self.bus.shared.client.publish(self.ack_subject.clone(), "+WPI".into()).await;
         sent.map_err(|_| self.ack_error("keep", RequestError::Closed))
@@ -97,29 +83,22 @@ impl Delivery {
         &self.ack_subject
     }
 
-    /// Acknowledges the fact as done and waits for the server's confirmation, so that no agent
-    /// receives it again.
+    /// Acknowledges the fact as done and waits up to 15 s for the server's confirmation.
     ///
-    /// The server persists its delivery state only later. If it is killed in between, it may hand
-    /// the fact out again.
-    ///
-    /// # Errors
-    /// Fails if the server did not confirm within 15 s; another agent may receive the fact too.
+    /// On an error another agent may receive the fact too. The server persists delivery states
+    /// later, so a killed server may also hand it out again.
     pub async fn ack(&self) -> Result<(), AckError> {
         self.send_ack("acknowledge", Bytes::from_static(b"+ACK")).await
     }
 
-    /// Returns the fact as not done; an agent receives it again after `delay`.
-    ///
-    /// # Errors
-    /// Fails if the server did not confirm; the fact is then handed out after the lease.
+    /// Returns the fact as not done; an agent receives it again after `delay`, or after the lease
+    /// if the server did not confirm.
     pub async fn nak(&self, delay: Duration) -> Result<(), AckError> {
         let body = format!("-NAK {}", json!({ "delay": duration_nanos(delay) }));
         self.send_ack("hand back", body.into()).await
     }
 
-    /// Sends an acknowledgement and retries transient failures for 15 s. `verb` names the action in
-    /// the error.
+    /// Retries transient failures for 15 s. `verb` names the action in the error.
     async fn send_ack(&self, verb: &'static str, body: Bytes) -> Result<(), AckError> {
         let mut backoff = RetryBackoff::with_deadline(Instant::now() + ACK_LIMIT);
         loop {
@@ -133,7 +112,6 @@ impl Delivery {
         }
     }
 
-    /// Builds the error of a failed acknowledgement.
     fn ack_error(&self, verb: &'static str, source: RequestError) -> AckError {
         AckError { verb, subject: self.subject.clone(), source }
     }

@@ -6,33 +6,35 @@ use wire::{FactError, Record, expand_author_filters};
 use crate::{
     Bus, ReadError, STREAM,
     point_read::{self, read_error},
-    stream_tail::{StreamTail, TailError, TailItem, TailMessage},
+    stream_tail::{StreamTail, TailError, TailItem},
+    tail_message::TailMessage,
 };
 
-/// Most messages that are parsed together.
 const CHUNK_MAX: usize = 64;
-/// Number of messages from which a separate task parses them.
+/// From this number of messages on, a separate task parses them.
 const SPAWN_CHUNK_MIN: usize = 8;
 
-/// Most parsing tasks at the same time; messages are received meanwhile.
+/// Messages are received meanwhile.
 const PARSE_TASKS_MAX: usize = 4;
 
 /// An item of [`Bus::follow_facts`].
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are records")]
 pub enum LogEvent {
-    /// A fact.
     Record(Record),
-    /// An entry that is not a valid fact; the stream continues after it.
-    Unreadable { sequence: u64, subject: String, error: FactError },
-    /// All entries that existed at the start have been delivered. Sent once.
+    /// An entry that is not a valid fact; the stream continues.
+    Unreadable {
+        sequence: u64,
+        subject: String,
+        error: FactError,
+    },
+    /// All entries that existed at the start have been yielded. Sent once.
     CaughtUp,
 }
 
 impl Bus {
-    /// Yields every fact that matches one of `filters` (an empty list matches all), by any author,
-    /// with a sequence above `after`, in order and without gaps. The stream never ends; it
-    /// reconnects and resumes by itself.
+    /// Yields every fact, by any author, that matches one of `filters` (none: all) with a sequence
+    /// above `after`, in order and without gaps. The stream never ends; it reconnects and resumes.
     ///
     /// It yields an error if the log was unreachable for 30 s, is missing, denies access, or ends
     /// before the position already read (`WentBack`). Polling again retries.
@@ -55,7 +57,7 @@ impl Bus {
     }
 }
 
-/// Parses messages that arrived together: a few at once, many in a task.
+/// Parses a few messages at once, many in a task.
 fn parse_chunk(
     items: Vec<Result<TailItem, TailError>>,
 ) -> BoxFuture<'static, Vec<Result<LogEvent, ReadError>>> {
@@ -79,7 +81,6 @@ fn parse_chunk(
     .boxed()
 }
 
-/// Converts an item of the stream into an event.
 fn to_log_event(item: TailItem) -> LogEvent {
     let message = match item {
         TailItem::Message(message) => message,
@@ -92,7 +93,6 @@ fn to_log_event(item: TailItem) -> LogEvent {
     }
 }
 
-/// Converts an error of the stream into a [`ReadError`].
 fn follow_error(error: TailError) -> ReadError {
     match error {
         TailError::Request(source) => read_error("a position being followed".to_owned(), source),

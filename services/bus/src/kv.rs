@@ -1,6 +1,5 @@
-//! Access to key-value buckets: put, compare-and-set, and reads from the leader.
-//!
-//! Uses raw requests, because async-nats reads buckets from any replica, which may be outdated.
+//! Access to key-value buckets: put, compare-and-set, and reads from the leader. async-nats reads
+//! buckets from any replica, which may be outdated.
 
 use std::collections::BTreeMap;
 
@@ -10,35 +9,32 @@ use bytes::Bytes;
 use crate::{
     BUCKET, Bus,
     publish::PublishAck,
-    request::{ANSWER_LIMIT, RequestError, parse_answer},
+    request::{ANSWER_LIMIT, parse_answer},
+    request_error::RequestError,
     stream_tail::{StreamTail, TailError, TailItem},
 };
 
-/// Header that `nats kv del` and `nats kv purge` set on the marker of a deleted key.
+/// Set by `nats kv del` and `nats kv purge` on the marker of a deleted key.
 const OPERATION_HEADER: &str = "KV-Operation";
 
-/// The revision and value of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KvEntry {
-    /// Revision of the last write; 0 if the key never existed.
+    /// 0 if the key never existed.
     pub(crate) revision: u64,
-    /// The value; `None` if the key is missing or deleted.
+    /// `None` if the key is missing or deleted.
     pub(crate) value: Option<Bytes>,
 }
 
-/// Returns the subject of a key of the fleet's bucket.
 pub(crate) fn key_subject(key: &str) -> String {
     bucket_key_subject(BUCKET, key)
 }
 
-/// Returns the subject of a key of any bucket.
 pub(crate) fn bucket_key_subject(bucket: &str, key: &str) -> String {
     format!("$KV.{bucket}.{key}")
 }
 
 impl Bus {
-    /// Writes a key of the fleet's bucket and returns the new revision. With `expected`, it writes
-    /// only if that is the current revision.
+    /// Returns the new revision. With `expected`, writes only over that revision.
     pub(crate) async fn kv_put(
         &self,
         key: &str,
@@ -48,7 +44,7 @@ impl Bus {
         self.kv_put_in(BUCKET, key, value, expected).await
     }
 
-    /// Writes a key of any bucket; otherwise the same as [`Bus::kv_put`].
+    /// Does the same as [`Bus::kv_put`], in any bucket.
     pub(crate) async fn kv_put_in(
         &self,
         bucket: &str,
@@ -66,12 +62,10 @@ impl Bus {
         parse_answer::<PublishAck>(&message).map(|ack| ack.seq)
     }
 
-    /// Reads a key of the fleet's bucket from the leader.
     pub(crate) async fn kv_get(&self, key: &str) -> Result<KvEntry, RequestError> {
         self.kv_get_in(BUCKET, key).await
     }
 
-    /// Reads a key of any bucket from the leader.
     pub(crate) async fn kv_get_in(&self, bucket: &str, key: &str) -> Result<KvEntry, RequestError> {
         let stream = format!("KV_{bucket}");
         Ok(match self.read_last_message(&stream, &bucket_key_subject(bucket, key)).await? {
@@ -83,8 +77,7 @@ impl Bus {
         })
     }
 
-    /// Returns the values of the fleet's bucket whose keys begin with `prefix`, by the full subject
-    /// of the key.
+    /// Returns the values whose keys begin with `prefix`, by the full subject of the key.
     pub(crate) async fn kv_list(
         &self,
         prefix: &str,
@@ -92,8 +85,7 @@ impl Bus {
         self.kv_list_in(BUCKET, prefix).await
     }
 
-    /// Returns the values of any bucket whose keys begin with `prefix`, by the full subject of the
-    /// key.
+    /// Does the same as [`Bus::kv_list`], in any bucket.
     pub(crate) async fn kv_list_in(
         &self,
         bucket: &str,

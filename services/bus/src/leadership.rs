@@ -1,11 +1,9 @@
-//! Elects one leader among coordinators by compare-and-set on a key.
-//!
-//! It only avoids duplicated work: facts are write-once, so two leaders at the same time are
-//! harmless. No code may rely on there being exactly one.
+//! Elects one leader among coordinators by compare-and-set on a key. Two leaders at the same time
+//! are harmless, because facts are write-once; no code may rely on there being exactly one.
 
 mod election;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -18,23 +16,21 @@ use tokio::{
 use self::election::{ElectionState, ElectionStep, LeaderClaim};
 use crate::{
     Bus, kv,
-    request::{RequestError, code},
+    request_error::{RequestError, code},
 };
 
 #[doc(hidden)]
 pub use self::election::fuzzing;
 
-/// The key of the fleet's bucket that holds the claim.
 const LEADER_KEY: &str = "leader";
-/// Time limit for writing the release on a clean stop.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
-/// A handle to one candidate's campaign, which runs in a task until the handle is dropped or
+/// A handle to a candidate's campaign, which runs in a task until the handle is dropped or
 /// released.
 ///
 /// The candidate reads the claim, writes its own if the current one is released or expired, and
 /// renews it four times per lease. Dropping the handle stops the campaign like a crash: others take
-/// over after the lease. [`LeadershipHandle::release_leadership`] lets them take over at once.
+/// over after the lease. After [`LeadershipHandle::release_leadership`] they take over at once.
 ///
 /// ```text
 /// let mut leadership = bus.campaign_for_leadership("coordinator-1", lease);
@@ -42,7 +38,6 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 /// ```
 pub struct LeadershipHandle {
     term: watch::Receiver<Option<LeaderTerm>>,
-    /// The epoch that `wait_changed` reported last.
     reported_epoch: Option<u64>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
@@ -51,17 +46,15 @@ pub struct LeadershipHandle {
 /// A term in which this candidate leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LeaderTerm {
-    /// The epoch of the claim.
     epoch: u64,
-    /// End of the term, counted from the moment before the last renewal was sent.
+    /// Counted from before the last renewal was sent.
     until: Instant,
 }
 
 impl Bus {
-    /// Starts a campaign for leadership under the name `holder`.
-    ///
-    /// A leader that crashes is replaced within 1.1 times `lease`. Use 3 s with one server and 15 s
-    /// with a cluster, whose own failover takes up to 8 s.
+    /// Starts a campaign for leadership under the name `holder`. A leader that crashes is replaced
+    /// within 1.1 times `lease`: use 3 s with one server and 15 s with a cluster, whose failover
+    /// takes up to 8 s.
     pub fn campaign_for_leadership(&self, holder: &str, lease: Duration) -> LeadershipHandle {
         let (publish, term) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
@@ -87,10 +80,10 @@ impl LeadershipHandle {
         self.term.borrow().filter(|term| Instant::now() < term.until).map(|term| term.epoch)
     }
 
-    /// Waits until leadership is won or lost, and returns true if it was won. Cancel-safe.
+    /// Waits until leadership is won (true) or lost (false). Cancel-safe.
     pub async fn wait_changed(&mut self) -> bool {
-        let told = self.reported_epoch;
-        let changed = |term: &Option<LeaderTerm>| term.map(|term| term.epoch) != told;
+        let reported = self.reported_epoch;
+        let changed = |term: &Option<LeaderTerm>| term.map(|term| term.epoch) != reported;
         let epoch = match self.term.wait_for(changed).await {
             Ok(term) => term.map(|term| term.epoch),
             // The campaign has ended: no change will follow.
@@ -100,8 +93,7 @@ impl LeadershipHandle {
         epoch.is_some()
     }
 
-    /// Stops the campaign. A leader releases its claim, so that another candidate can take over at
-    /// once.
+    /// Stops the campaign and releases a held claim, so that another candidate takes over at once.
     pub async fn release_leadership(mut self) {
         if let Some(stop) = self.stop.take() {
             // This fails only if the campaign has ended.
@@ -111,14 +103,14 @@ impl LeadershipHandle {
     }
 }
 
-/// Dropping stops the campaign without a word, as a crash would; see `release`.
+/// Stops without releasing the claim, as a crash would.
 impl Drop for LeadershipHandle {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// Delays of the reads after a wake-up, the latest first.
+/// Reads after a wake-up, the latest first.
 const RECHECK_DELAYS: [Duration; 4] = [
     Duration::from_millis(2000),
     Duration::from_millis(500),
@@ -126,8 +118,7 @@ const RECHECK_DELAYS: [Duration; 4] = [
     Duration::from_millis(20),
 ];
 
-/// The task behind a [`LeadershipHandle`]: performs the steps of an [`ElectionState`] on the
-/// bucket.
+/// Performs the steps of an [`ElectionState`] on the bucket.
 struct CampaignTask {
     bus: Bus,
     election: ElectionState,
@@ -135,16 +126,15 @@ struct CampaignTask {
 }
 
 impl CampaignTask {
-    /// Runs the campaign until `stopped`, then releases the claim.
     async fn run(mut self, mut stopped: oneshot::Receiver<()>) {
         // Every write of the key, even a refused one, wakes the other candidates.
         let mut wakes = self.bus.shared.client.subscribe(kv::key_subject(LEADER_KEY)).await.ok();
         // The write that woke this task may not be stored yet; a read would then return the old
         // claim. Read several times.
-        let mut again = Vec::new();
+        let mut rechecks = Vec::new();
         loop {
             let nonce = self.bus.shared.client.new_inbox();
-            let step = self.election.next_step(Instant::now(), now_unix_ms(), nonce);
+            let step = self.election.next_step(Instant::now(), wire::clock::unix_millis(), nonce);
             match step {
                 ElectionStep::Read => self.read_claim().await,
                 ElectionStep::Write { claim, revision } => self.write_claim(claim, revision).await,
@@ -156,15 +146,15 @@ impl CampaignTask {
                             _ => std::future::pending().await,
                         }
                     };
-                    let recheck = again.last().copied();
+                    let recheck = rechecks.last().copied();
                     tokio::select! {
                         () = sleep_until(until) => {}
                         () = wake => {
                             self.election.request_read();
-                            again = RECHECK_DELAYS.map(|after| Instant::now() + after).to_vec();
+                            rechecks = RECHECK_DELAYS.map(|after| Instant::now() + after).to_vec();
                         }
                         () = sleep_until(recheck.unwrap_or(until)), if recheck.is_some() => {
-                            again.pop();
+                            rechecks.pop();
                             self.election.request_read();
                         }
                         _ = &mut stopped => break,
@@ -176,7 +166,6 @@ impl CampaignTask {
         self.release_claim().await;
     }
 
-    /// Reads the claim and passes it to the election.
     async fn read_claim(&mut self) {
         let limit = self.election.request_limit();
         match timeout(limit, self.bus.kv_get(LEADER_KEY)).await {
@@ -189,7 +178,6 @@ impl CampaignTask {
         }
     }
 
-    /// Writes a claim by compare-and-set and passes the outcome to the election.
     async fn write_claim(&mut self, claim: LeaderClaim, revision: u64) {
         // A success after this deadline is useless.
         let sent = Instant::now();
@@ -205,13 +193,11 @@ impl CampaignTask {
         }
     }
 
-    /// Logs a failed request and passes the failure to the election.
     fn record_failure(&mut self, error: &RequestError) {
         tracing::debug!(%error, "the election could not reach the bus");
         self.election.record_failure(Instant::now());
     }
 
-    /// Publishes the current term to the handle; logs a change of the epoch.
     fn publish_term(&self) {
         let term = self.election.current_term().map(|(epoch, until)| LeaderTerm { epoch, until });
         self.term_tx.send_if_modified(|current| {
@@ -224,7 +210,6 @@ impl CampaignTask {
         });
     }
 
-    /// Ends the term and writes a released claim, within 2 s.
     async fn release_claim(mut self) {
         let resignation = self.election.take_release();
         self.term_tx.send_replace(None);
@@ -235,10 +220,4 @@ impl CampaignTask {
             }
         }
     }
-}
-
-/// Returns the time in milliseconds since 1970.
-fn now_unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

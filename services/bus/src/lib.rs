@@ -1,8 +1,6 @@
 //! The log of facts and the presence of agents over NATS JetStream, and the managed nats-server
-//! child process.
-//!
-//! Decides how facts travel and ensures that each is accepted once. Does not know what facts mean
-//! or which process reacts to them.
+//! child process. Decides how facts travel and ensures that each is accepted once; does not know
+//! what they mean.
 //!
 //! Architecture Invariant: no other crate names async-nats.
 
@@ -26,10 +24,12 @@ mod presence;
 mod publish;
 mod purge;
 mod request;
+mod request_error;
 pub mod server;
 mod snapshot;
 mod stream_tail;
 pub mod system_account;
+mod tail_message;
 mod version;
 mod work_queue;
 
@@ -45,7 +45,7 @@ pub use prepare::{AckDurability, LogLimit, PrepareError, PreparedLog};
 pub use presence::PresenceError;
 pub use publish::{PublishError, PublishOutcome};
 pub use purge::PurgeError;
-pub use request::RequestError;
+pub use request_error::RequestError;
 pub use snapshot::{SnapshotError, StreamSnapshot};
 pub use work_queue::{WorkError, WorkQueue};
 

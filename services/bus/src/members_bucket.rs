@@ -1,5 +1,5 @@
-//! The bucket of a closed fleet's members and join tokens: written by compare-and-set only, read
-//! from the leader, followed as it changes. Does not know what its values mean.
+//! The bucket of a closed fleet's members and join tokens: written by compare-and-set, read from
+//! the leader, followed as it changes. Does not know what its values mean.
 
 use bytes::Bytes;
 use futures::{Stream, stream};
@@ -9,36 +9,39 @@ use crate::{
     kv::{self, KvEntry},
     point_read::with_retries,
     prepare::PrepareError,
-    request::{RequestError, code},
+    request_error::{RequestError, code},
     stream_tail::{StreamTail, TailError, TailItem},
 };
 
-/// The revision and value of a key of the members' bucket.
+/// A value of the members' bucket with its revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberEntry {
-    /// The revision to pass when writing over this value; 0 if the key never existed.
+    /// Pass it to write over this value; 0 if the key never existed.
     pub revision: u64,
-    /// The value; `None` if the key is missing, deleted or empty.
+    /// `None` if the key is missing, deleted or empty.
     pub value: Option<Bytes>,
 }
 
 /// The outcome of a compare-and-set write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CasOutcome {
-    /// The value was written; this is its revision.
+    /// Revision of the written value.
     Written(u64),
-    /// The key has another revision: read it again.
+    /// The key has another revision; read it again.
     Conflict,
 }
 
 /// An item of [`Bus::follow_members`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MembersEvent {
-    /// A key was written.
-    Value { key: String, value: Bytes },
-    /// A key was deleted.
-    Removed { key: String },
-    /// All values that existed at the start have been delivered.
+    Value {
+        key: String,
+        value: Bytes,
+    },
+    Removed {
+        key: String,
+    },
+    /// All values that existed at the start have been yielded.
     CaughtUp,
     /// The bucket was replaced; its present values follow.
     Restarted,
@@ -60,10 +63,8 @@ pub enum MembersError {
 }
 
 impl Bus {
-    /// Creates the members' bucket if it is missing. Idempotent.
-    ///
-    /// # Errors
-    /// Fails if the server refuses, or if another stream has that name.
+    /// Creates the members' bucket if it is missing. Fails if the server refuses, or if another
+    /// stream has that name.
     pub async fn prepare_members(&self, replicas: usize) -> Result<(), PrepareError> {
         let config =
             || self.bucket_config(MEMBERS_BUCKET, "flotilla: members and join tokens", replicas);
@@ -71,9 +72,6 @@ impl Bus {
     }
 
     /// Reads a key of the members' bucket from the leader.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be read.
     pub async fn get_member_entry(&self, key: &str) -> Result<MemberEntry, MembersError> {
         let entry = with_retries(|| self.kv_get_in(MEMBERS_BUCKET, key)).await;
         let KvEntry { revision, value } = entry.map_err(|source| members_error("read", source))?;
@@ -82,9 +80,6 @@ impl Bus {
     }
 
     /// Returns all keys that begin with `prefix`, with their values.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be read.
     pub async fn list_member_entries(
         &self,
         prefix: &str,
@@ -100,9 +95,6 @@ impl Bus {
     ///
     /// A write whose answer was lost is retried and may then conflict with itself: after
     /// `Conflict`, the caller must check whether the stored value is its own.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be written.
     pub async fn put_member_entry(
         &self,
         key: &str,
@@ -119,8 +111,8 @@ impl Bus {
         }
     }
 
-    /// Yields all values of the bucket and then every change. The stream survives broken
-    /// connections; it yields an error for a long outage and continues after it.
+    /// Yields all values of the bucket and then every change. Survives broken connections; yields
+    /// an error for a long outage and continues after it.
     pub fn follow_members(
         &self,
     ) -> impl Stream<Item = Result<MembersEvent, MembersError>> + Send + use<> {
@@ -148,12 +140,11 @@ impl Bus {
     }
 }
 
-/// Returns the key in a subject of the bucket.
 fn subject_key(subject: &str) -> Option<&str> {
     subject.strip_prefix(&kv::bucket_key_subject(MEMBERS_BUCKET, ""))
 }
 
-/// Builds the error of a failed request; `what` names the action.
+/// `what` names the action in the error.
 fn members_error(what: &'static str, source: RequestError) -> MembersError {
     if source.has_server_code(code::STREAM_NOT_FOUND) {
         return MembersError::NoBucket { what };

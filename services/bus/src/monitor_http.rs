@@ -1,5 +1,5 @@
-//! Sends GET requests to the monitoring port of a nats-server: plain HTTP, small JSON answers,
-//! bounded in time and size.
+//! Sends GET requests to the monitoring port of a nats-server: plain HTTP, bounded in time and
+//! size.
 
 use std::{io, time::Duration};
 
@@ -9,12 +9,12 @@ use tokio::{
     time::timeout,
 };
 
-/// Time limit of one request; the server answers monitoring requests from memory.
+/// The server answers monitoring requests from memory.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Size limit of a response; `/varz` is about 10 KB.
+/// `/varz` is about 10 KB.
 const RESPONSE_BYTES_MAX: u64 = 1 << 20;
 
-/// Returns the body of a 200 response. `base` is `http://host:port`. Any other status is an error.
+/// Returns the body of a 200 response; any other status is an error. `base` is `http://host:port`.
 pub(crate) async fn get(base: &str, path: &str) -> io::Result<Vec<u8>> {
     match get_response(base, path).await? {
         (200, body) => Ok(body),
@@ -22,14 +22,12 @@ pub(crate) async fn get(base: &str, path: &str) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns status and body of the response.
 pub(crate) async fn get_response(base: &str, path: &str) -> io::Result<(u16, Vec<u8>)> {
     timeout(LIMIT, get_without_timeout(base, path))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {LIMIT:?}")))?
 }
 
-/// Sends the request and parses the response, without a time limit.
 async fn get_without_timeout(base: &str, path: &str) -> io::Result<(u16, Vec<u8>)> {
     let host = base
         .strip_prefix("http://")

@@ -16,43 +16,40 @@ use tokio::{
 };
 
 use crate::{
-    Bus, STREAM, batch_get, point_read::nanos_to_millis, request::RequestError,
-    stream_tail::TailMessage,
+    Bus, STREAM, batch_get, point_read::nanos_to_millis, request_error::RequestError,
+    tail_message::TailMessage,
 };
 
-/// Time for which the log is polled after a notification. A message is announced before it is
-/// stored, so the first polls may not find it.
+/// A message is announced before it is stored, so polls right after the notification may not find
+/// it.
 const BURST_DURATION: Duration = Duration::from_secs(1);
 /// First pause between these polls; it doubles each time.
 const BURST_PAUSE_FIRST: Duration = Duration::from_millis(5);
 /// Longest pause between these polls.
 const BURST_PAUSE_MAX: Duration = Duration::from_millis(200);
-/// Interval of polls without a notification, since a notification can be lost.
+/// A notification can be lost.
 const IDLE_POLL: Duration = Duration::from_secs(10);
 
-/// A reader of one stream: one cursor for each filter, merged by position.
-///
-/// A message is yielded once all filters have been read up to its position. At the end of the
-/// stream the reader waits for a notification, a new connection or 10 s, then asks the leader for
-/// the new end.
+/// Merges one cursor for each filter by position. A message is yielded once all filters have been
+/// read up to its position. At the end of the stream the reader waits for a notification, a new
+/// connection or 10 s, then asks the leader for the new end.
 pub(crate) struct OrderedReader {
     bus: Bus,
     stream: String,
     cursors: Vec<FilterCursor>,
-    /// Last position of the stream, as its leader reported it most recently.
+    /// Last position of the stream, as its leader last reported it.
     end: u64,
-    /// Number of notifications and reconnects.
+    /// Counts notifications and reconnects.
     notifications: watch::Receiver<u64>,
     burst: Option<PollBurst>,
-    _listening: JoinSet<()>,
+    _listeners: JoinSet<()>,
 }
 
-/// The read position of one filter.
 struct FilterCursor {
     filter: String,
-    /// Messages that were fetched and not yet yielded.
+    /// Fetched and not yet yielded.
     buffered: VecDeque<TailMessage>,
-    /// Position up to which all messages were yielded or are buffered.
+    /// All messages up to this position were yielded or are buffered.
     through: u64,
 }
 
@@ -62,17 +59,15 @@ struct PollBurst {
     pause: Duration,
 }
 
-/// An item of an [`OrderedReader`].
 #[derive(Debug)]
 pub(crate) enum ReaderStep {
-    /// The next message.
     Message(TailMessage),
-    /// All messages up to this position have been yielded.
+    /// All messages up to this position were yielded.
     Through(u64),
 }
 
 impl OrderedReader {
-    /// Starts reading after `position`. No filters means all messages.
+    /// Starts after `position`. No filters means all messages.
     pub(crate) async fn open(
         bus: &Bus,
         stream: &str,
@@ -86,7 +81,7 @@ impl OrderedReader {
             buffered: VecDeque::new(),
             through: position,
         };
-        let (heard, listening) = subscribe_activity(bus, stream, filters).await?;
+        let (notifications, listeners) = subscribe_activity(bus, stream, filters).await?;
         // The server that answers this request has already processed the subscriptions.
         let end = bus.stream_end(stream).await?;
         Ok(Self {
@@ -94,14 +89,13 @@ impl OrderedReader {
             stream: stream.to_owned(),
             cursors: filters.iter().map(cursor).collect(),
             end,
-            notifications: heard,
+            notifications,
             burst: None,
-            _listening: listening,
+            _listeners: listeners,
         })
     }
 
-    /// Returns the next message; at the end of the stream, `Through` once, and then waits for more.
-    /// Cancel-safe.
+    /// Returns `Through` once at the end of the stream, then waits for more. Cancel-safe.
     pub(crate) async fn next(&mut self, position: u64) -> Result<ReaderStep, RequestError> {
         loop {
             let head = self.earliest_buffered();
@@ -117,8 +111,8 @@ impl OrderedReader {
             {
                 // Another message may have been announced together with this one: poll quickly
                 // again.
-                if let Some(hunt) = &mut self.burst {
-                    hunt.pause = BURST_PAUSE_FIRST;
+                if let Some(burst) = &mut self.burst {
+                    burst.pause = BURST_PAUSE_FIRST;
                 }
                 return Ok(ReaderStep::Message(message));
             }
@@ -134,14 +128,13 @@ impl OrderedReader {
         }
     }
 
-    /// Returns the cursor with the earliest buffered message, and the position of that message.
     fn earliest_buffered(&self) -> Option<(usize, u64)> {
         let heads = self.cursors.iter().enumerate();
         let heads = heads.filter_map(|(n, cursor)| Some((n, cursor.buffered.front()?.sequence)));
         heads.min_by_key(|(_, sequence)| *sequence)
     }
 
-    /// Advances one cursor: by its next message and a batch after it, or to the known end.
+    /// Advances one cursor by its next message and a batch after it, or to the known end.
     async fn fetch_filter(&mut self, number: usize) -> Result<(), RequestError> {
         let FilterCursor { filter, through, .. } = &self.cursors[number];
         let (from, filter) = (through + 1, filter.clone());
@@ -170,12 +163,12 @@ impl OrderedReader {
         Ok(())
     }
 
-    /// Waits until new messages are likely: a pause of the current burst, a notification, or 10 s.
+    /// Waits for a pause of the current burst, a notification, or 10 s.
     async fn wait_for_activity(&mut self) {
-        if let Some(hunt) = &mut self.burst {
-            if Instant::now() < hunt.until {
-                sleep(hunt.pause).await;
-                hunt.pause = BURST_PAUSE_MAX.min(hunt.pause * 2);
+        if let Some(burst) = &mut self.burst {
+            if Instant::now() < burst.until {
+                sleep(burst.pause).await;
+                burst.pause = BURST_PAUSE_MAX.min(burst.pause * 2);
                 return;
             }
             self.burst = None;
@@ -197,8 +190,8 @@ async fn subscribe_activity(
     stream: &str,
     filters: &[String],
 ) -> Result<(watch::Receiver<u64>, JoinSet<()>), RequestError> {
-    let (count, heard) = watch::channel(0);
-    let mut listening = JoinSet::new();
+    let (count, notifications) = watch::channel(0);
+    let mut listeners = JoinSet::new();
     // Facts are published on subjects that members may subscribe to; writes to buckets are not.
     let filters = if stream == STREAM { filters } else { &[] };
     let mut subscribers = Vec::new();
@@ -209,16 +202,16 @@ async fn subscribe_activity(
     }
     let mut generation = bus.shared.connection.generation.subscribe();
     generation.borrow_and_update();
-    listening.spawn(async move {
-        let mut said = stream::select_all(subscribers);
+    listeners.spawn(async move {
+        let mut messages = stream::select_all(subscribers);
         loop {
             tokio::select! {
-                Some(_) = said.next() => {}
+                Some(_) = messages.next() => {}
                 Ok(()) = generation.changed() => {}
                 else => return,
             }
             count.send_modify(|count| *count += 1);
         }
     });
-    Ok((heard, listening))
+    Ok((notifications, listeners))
 }

@@ -11,11 +11,10 @@ use wire::{FactError, FactKey, Record, RunId, Subject, expand_author_filters};
 use crate::{
     Bus, STREAM,
     backoff::RetryBackoff,
-    request::{RequestError, code},
+    request_error::{RequestError, code},
 };
 
-/// Time for which a read is retried. The servers of a cluster that lost one elect another leader
-/// within 8 s.
+/// Servers of a cluster that lost one elect another leader within 8 s.
 const FAILOVER_LIMIT: Duration = Duration::from_secs(15);
 
 /// The reason why the log could not be read.
@@ -45,13 +44,11 @@ pub enum ReadError {
     WentBack { after: u64, last: u64 },
 }
 
-/// The answer to `STREAM.MSG.GET`.
 #[derive(Deserialize)]
 struct MessageAnswer {
     message: RawMessage,
 }
 
-/// The answer to `STREAM.INFO`.
 #[derive(Deserialize)]
 struct StreamInfoAnswer {
     config: StreamLimits,
@@ -70,7 +67,7 @@ struct StreamState {
     bytes: u64,
     #[serde(default)]
     num_deleted: u64,
-    /// Positions of the removed entries; only present if requested.
+    /// Positions of the removed entries, if requested.
     #[serde(default)]
     deleted: Vec<u64>,
 }
@@ -78,33 +75,24 @@ struct StreamState {
 /// Entries that were in the log and are missing now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LostEntries {
-    /// Number of missing entries.
     pub count: u64,
-    /// Their positions; empty if there are more than one answer can list.
+    /// Empty if there are more than one answer can list.
     pub sequences: Vec<u64>,
 }
 
-/// The size of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogUsage {
-    /// Number of facts.
     pub facts: u64,
-    /// Size in bytes.
     pub bytes: u64,
-    /// Size limit in bytes; `None` if only the disk limits it.
+    /// `None` if only the disk limits the log.
     pub limit: Option<u64>,
 }
 
-/// Most missing entries whose positions are requested; more would not fit the server's payload
-/// limit.
+/// Positions of more entries would exceed the server's payload limit.
 const LOST_LISTED_MAX: u64 = 50_000;
 
 impl Bus {
-    /// Returns the fact on a subject, by any author. For a subject with wildcards, returns the
-    /// newest match.
-    ///
-    /// # Errors
-    /// Fails if the log cannot be read, or if the entry is not a fact.
+    /// Returns the fact on a subject, by any author; with wildcards, the newest match.
     pub async fn get_fact(&self, subject: &str) -> Result<Option<Record>, ReadError> {
         if !subject.contains(['*', '>']) {
             let first = with_retries(|| self.read_first_message(STREAM, subject)).await;
@@ -125,10 +113,7 @@ impl Bus {
         last.map(parse_stored).transpose()
     }
 
-    /// Reads the spec that began a run: the first one of either kind.
-    ///
-    /// # Errors
-    /// As [`Bus::get`].
+    /// Returns the spec that began a run: the first one of either kind.
     pub async fn find_spec(&self, run: &RunId) -> Result<Option<Record>, ReadError> {
         let spec = self.get_fact(&Subject::new(run, FactKey::Spec).to_string()).await?;
         let watched =
@@ -141,8 +126,8 @@ impl Bus {
     }
 
     /// Returns the first message on a subject, with or without an author, as the stream's leader
-    /// has it. Only the first counts: a later message there was published without the condition
-    /// that the subject is empty, and is ignored.
+    /// has it. A later message there was published without the condition that the subject is empty,
+    /// and is ignored.
     pub(crate) async fn read_first_message(
         &self,
         stream: &str,
@@ -162,9 +147,6 @@ impl Bus {
     }
 
     /// Returns the position of the newest fact; 0 for an empty log.
-    ///
-    /// # Errors
-    /// Fails if the log cannot be read.
     pub async fn last_sequence(&self) -> Result<u64, ReadError> {
         with_retries(|| self.stream_end(STREAM))
             .await
@@ -172,9 +154,6 @@ impl Bus {
     }
 
     /// Returns the number of facts, the size and the size limit of the log.
-    ///
-    /// # Errors
-    /// Fails if the log cannot be read.
     pub async fn log_usage(&self) -> Result<LogUsage, ReadError> {
         let verb = format!("STREAM.INFO.{STREAM}");
         let answer: Result<StreamInfoAnswer, _> = with_retries(|| self.call_api(&verb, &())).await;
@@ -184,11 +163,8 @@ impl Bus {
         Ok(LogUsage { facts: state.messages, bytes: state.bytes, limit })
     }
 
-    /// Returns the entries that the server reports as missing between the first and the last one.
-    /// Positions are listed for up to 50 000 entries.
-    ///
-    /// # Errors
-    /// Fails if the log cannot be read.
+    /// Returns the entries missing between the first and the last one, with positions for up to 50
+    /// 000.
     pub async fn find_lost_entries(&self) -> Result<LostEntries, ReadError> {
         let info = async |details: bool| {
             let verb = format!("STREAM.INFO.{STREAM}");
@@ -205,7 +181,6 @@ impl Bus {
         Ok(LostEntries { count, sequences })
     }
 
-    /// Returns the last message on a subject of a stream, as its leader has it.
     pub(crate) async fn read_last_message(
         &self,
         stream: &str,
@@ -214,7 +189,6 @@ impl Bus {
         self.get_message(stream, &json!({ "last_by_subj": subject })).await
     }
 
-    /// Returns the message that a `STREAM.MSG.GET` request selects, or `None` if there is no match.
     pub(crate) async fn get_message(
         &self,
         stream: &str,
@@ -232,21 +206,18 @@ impl Bus {
         }
     }
 
-    /// Returns the position of the last message of a stream and the number of its messages.
     pub(crate) async fn stream_extent(&self, stream: &str) -> Result<(u64, u64), RequestError> {
         let answer: StreamInfoAnswer = self.call_api(&format!("STREAM.INFO.{stream}"), &()).await?;
         Ok((answer.state.last_seq, answer.state.messages))
     }
 
-    /// Returns the position of the last message of a stream.
     pub(crate) async fn stream_end(&self, stream: &str) -> Result<u64, RequestError> {
         let answer: StreamInfoAnswer = self.call_api(&format!("STREAM.INFO.{stream}"), &()).await?;
         Ok(answer.state.last_seq)
     }
 }
 
-/// Repeats a request while its failure is transient, for up to 15 s: enough for a cluster that lost
-/// a server.
+/// Repeats a request while its failure is transient, for up to 15 s.
 pub(crate) async fn with_retries<T, F>(mut read: impl FnMut() -> F) -> Result<T, RequestError>
 where
     F: Future<Output = Result<T, RequestError>>,
@@ -260,7 +231,7 @@ where
     }
 }
 
-/// Builds the error of a failed read; recognises a missing stream.
+/// Recognises a missing stream.
 pub(crate) fn read_error(what: String, source: RequestError) -> ReadError {
     if source.has_server_code(code::STREAM_NOT_FOUND) {
         return ReadError::NoStream { what };
@@ -268,7 +239,6 @@ pub(crate) fn read_error(what: String, source: RequestError) -> ReadError {
     ReadError::Request { what, source }
 }
 
-/// Parses a stored message as a fact.
 fn parse_stored(message: StreamMessage) -> Result<Record, ReadError> {
     let time_ms = nanos_to_millis(message.time.unix_timestamp_nanos());
     let (sequence, subject) = (message.sequence, message.subject.to_string());
@@ -276,7 +246,7 @@ fn parse_stored(message: StreamMessage) -> Result<Record, ReadError> {
         .map_err(|source| ReadError::Unreadable { sequence, subject, source })
 }
 
-/// Parses an entry of the log as a fact; see [`Record::from_log`].
+/// Parses an entry of the log; see [`Record::from_log`].
 pub(crate) fn parse_record(
     sequence: u64,
     time_ms: u64,
@@ -286,7 +256,7 @@ pub(crate) fn parse_record(
     Record::from_log(sequence, time_ms, subject, payload)
 }
 
-/// Converts nanoseconds to milliseconds; negative times become 0.
+/// Converts to milliseconds; negative times become 0.
 pub(crate) fn nanos_to_millis(nanoseconds: i128) -> u64 {
     u64::try_from(nanoseconds / 1_000_000).unwrap_or(0)
 }

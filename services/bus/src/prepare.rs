@@ -7,10 +7,10 @@ use wire::STREAM_SUBJECTS;
 use crate::{
     BUCKET, Bus, STREAM, monitor_http,
     point_read::with_retries,
-    request::{RequestError, code},
+    request_error::{RequestError, code},
 };
 
-/// Size limit of a fact on any server; the NATS authors advise against more than 8 MiB.
+/// On any server; the NATS authors advise against more than 8 MiB.
 const FACT_BYTES_MAX: i32 = 8 << 20;
 const UNLIMITED: i64 = -1;
 
@@ -19,9 +19,9 @@ const UNLIMITED: i64 = -1;
 pub enum AckDurability {
     /// On disk: survives power loss.
     Always,
-    /// In the page cache for up to minutes: a power loss also loses acknowledged facts.
+    /// In the page cache for up to minutes; a power loss also loses acknowledged facts.
     Lazy,
-    /// Not known: no monitoring URL was given, or it did not answer.
+    /// No monitoring URL was given, or it did not answer.
     Unknown,
 }
 
@@ -30,18 +30,18 @@ pub enum AckDurability {
 pub struct PreparedLog {
     /// The weakest guarantee among the servers.
     pub durability: AckDurability,
-    /// Replicas of the log; an existing log may have more than requested.
+    /// An existing log may have more replicas than requested.
     pub replicas: usize,
     /// Position of the newest fact; 0 for an empty log.
     pub last_sequence: u64,
 }
 
-/// A limit for the log's size on disk, in bytes. A full log refuses new facts and loses none.
+/// Limits for the log's size on disk, in bytes. A full log refuses new facts and loses none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogLimit {
-    /// The limit from now on; replaces an existing one.
+    /// Limit from now on; replaces an existing one.
     pub update_to: Option<u64>,
-    /// The limit of a log that does not exist yet; ignored if `update_to` is given.
+    /// Limit of a log that does not exist yet; ignored if `update_to` is given.
     pub at_creation: Option<u64>,
 }
 
@@ -69,20 +69,18 @@ pub enum PrepareError {
     Differs { stream: String, field: &'static str, found: String, wanted: String },
 }
 
-/// The configuration and position of a stream, as the server reports them.
 #[derive(Deserialize)]
 pub(crate) struct StreamInfo {
     config: Config,
     state: StreamPosition,
 }
 
-/// The part of a stream's state that preparing it needs.
 #[derive(Deserialize)]
 struct StreamPosition {
     last_seq: u64,
 }
 
-/// The response of `/varz`, reduced to JetStream.
+/// Response of `/varz`, reduced to JetStream.
 #[derive(Deserialize)]
 struct VarzResponse {
     #[serde(default)]
@@ -97,26 +95,20 @@ struct VarzJetStream {
 
 #[derive(Default, Deserialize)]
 struct VarzConfig {
-    /// True if the server writes to disk before it acknowledges. Missing means false.
+    /// The server writes to disk before it acknowledges. Missing means false.
     #[serde(default)]
     sync_always: bool,
 }
 
 impl Bus {
-    /// Creates the log and the fleet's bucket, or checks that the existing ones have a suitable
-    /// configuration, and determines the durability. Idempotent. Existing streams keep their number
-    /// of replicas.
-    ///
-    /// # Errors
-    /// Fails if the server refuses, or if other streams have these names.
+    /// Creates the log and the fleet's bucket, or checks that existing ones have a suitable
+    /// configuration, and determines the durability. Idempotent; existing streams keep their number
+    /// of replicas. Fails if the server refuses, or if other streams have these names.
     pub async fn prepare_log(&self, replicas: usize) -> Result<PreparedLog, PrepareError> {
         self.prepare_log_within(replicas, LogLimit::default()).await
     }
 
     /// Does the same as [`Bus::prepare_log`], and limits the size of the log.
-    ///
-    /// # Errors
-    /// Fails in the same cases as [`Bus::prepare_log`].
     pub async fn prepare_log_within(
         &self,
         replicas: usize,
@@ -141,8 +133,7 @@ impl Bus {
         })
     }
 
-    /// Determines the durability of an acknowledgement: the worst among the servers with a
-    /// monitoring URL.
+    /// Returns the worst durability among the servers with a monitoring URL.
     pub async fn check_durability(&self) -> AckDurability {
         let mut durability = AckDurability::Unknown;
         for url in &self.shared.monitor_urls {
@@ -183,7 +174,6 @@ impl Bus {
         updated.map_err(|source| prepare_error(&stream, source))
     }
 
-    /// Sends a request of the JetStream stream API and retries transient failures.
     async fn stream_request(
         &self,
         verb: &str,
@@ -194,11 +184,9 @@ impl Bus {
         with_retries(|| self.call_api(&verb, body)).await
     }
 
-    /// Returns the configuration of a bucket, as `nats kv add` creates it, so that `nats kv get`
-    /// works.
-    ///
-    /// It differs in two ways: reads go to the leader, and a closed fleet allows no rollups,
-    /// because a member with the right to write one key could replace all keys with a rollup.
+    /// Returns the configuration that `nats kv add` creates, so that `nats kv get` works, with two
+    /// differences: reads go to the leader, and a closed fleet allows no rollups, because a member
+    /// with the right to write one key could replace all keys with a rollup.
     pub(crate) fn bucket_config(&self, bucket: &str, description: &str, replicas: usize) -> Config {
         Config {
             name: format!("KV_{bucket}"),
@@ -220,7 +208,6 @@ impl Bus {
     }
 }
 
-/// Returns the configuration of the log's stream.
 fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
     Config {
         name: STREAM.to_owned(),
@@ -248,7 +235,7 @@ fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
     }
 }
 
-/// Checks the settings that cannot be corrected by adding to the configuration.
+/// Checks the settings that an update cannot correct.
 fn check_compatible(found: &Config, wanted: &Config) -> Result<(), PrepareError> {
     let rows = [
         ("retention", format!("{:?}", found.retention), format!("{:?}", wanted.retention)),
@@ -282,8 +269,8 @@ fn check_compatible(found: &Config, wanted: &Config) -> Result<(), PrepareError>
     Ok(())
 }
 
-/// Returns the found configuration extended by the settings this version needs, or `None` if it has
-/// them all. Nothing that another version needs is removed, so that versions can run side by side.
+/// Adds the settings this version needs; returns `None` if the found configuration has them all.
+/// Removes nothing that another version needs, so that versions can run side by side.
 fn plan_update(found: &Config, wanted: &Config) -> Option<Config> {
     let missing: Vec<String> = wanted
         .subjects
@@ -312,7 +299,7 @@ fn plan_update(found: &Config, wanted: &Config) -> Option<Config> {
     Some(update)
 }
 
-/// Builds the error of a failed request; recognises a full store.
+/// Recognises a full store.
 fn prepare_error(stream: &str, source: RequestError) -> PrepareError {
     let stream = stream.to_owned();
     if code::STORE_FULL.iter().any(|code| source.has_server_code(*code)) {

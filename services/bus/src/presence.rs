@@ -1,10 +1,7 @@
 //! Presence of a fleet outside the log: status of agents, commands to agents, and the configuration
 //! to join. None of it has to survive.
 
-use std::{
-    io,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{io, time::Duration};
 
 use async_nats::{HeaderMap, jetstream::message::StreamMessage};
 use bytes::Bytes;
@@ -18,22 +15,19 @@ use wire::{
 use crate::{
     BUCKET, Bus, batch_get, kv,
     point_read::with_retries,
-    request::{RequestError, code},
+    request_error::{RequestError, code},
 };
 
-/// The key of the fleet's bucket that holds the [`FleetConfig`].
 const CONFIG_KEY: &str = "config";
-/// Prefix of the keys that hold the recorded statuses.
 const AGENT_PREFIX: &str = "agent.";
-/// Prefix of the subjects on which agents announce their status.
 const STATUS_PREFIX: &str = "flotilla.agent.status.";
-/// Greatest age of a recent status. Agents record theirs every ten seconds; clocks differ.
+/// Agents record their status every ten seconds; clocks differ.
 const RECENT_STATUS_AGE: Duration = Duration::from_secs(45);
-/// Number of the newest positions in the bucket that contain all agents of a small fleet.
+/// The newest positions of the bucket that contain all agents of a small fleet.
 const RECENT_RECORDS: u64 = 256;
-/// Header with the nonce of a command; the confirmation repeats it.
+/// Nonce of a command; the confirmation repeats it.
 const COMMAND_HEADER: &str = "Flotilla-Command";
-/// Time limit for the confirmation of a command. A connected agent confirms at once.
+/// A connected agent confirms at once.
 const COMMAND_LIMIT: Duration = Duration::from_secs(3);
 
 /// The reason why a status, a command or the fleet's configuration could not be transferred.
@@ -62,10 +56,8 @@ pub enum PresenceError {
 }
 
 impl Bus {
-    /// Sends the status to all current watchers. It is neither stored nor confirmed.
-    ///
-    /// # Errors
-    /// Fails if the connection is closed for good.
+    /// Sends the status to all current watchers, neither stored nor confirmed. Fails if the
+    /// connection is closed for good.
     pub async fn announce_status(&self, status: &AgentStatus) -> Result<(), PresenceError> {
         let subject = format!("{STATUS_PREFIX}{}", status.agent);
         let sent = self.shared.client.publish(subject, to_json_bytes(status)).await;
@@ -73,19 +65,13 @@ impl Bus {
     }
 
     /// Stores the status in the fleet's bucket, for later readers.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be written.
     pub async fn record_status(&self, status: &AgentStatus) -> Result<(), PresenceError> {
         let key = format!("{AGENT_PREFIX}{}", status.agent);
         self.put_presence_key(&key, to_json_bytes(status), "record the agent's status").await
     }
 
-    /// Returns the last recorded status of every agent ever seen, by name. Use `seen_at` to find
-    /// the agents that are gone. An invalid status is skipped.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be read.
+    /// Returns the last recorded status of every agent ever seen, by name; `seen_at` shows the
+    /// agents that are gone. Skips invalid ones.
     pub async fn list_statuses(&self) -> Result<Vec<AgentStatus>, PresenceError> {
         let values = with_retries(|| self.kv_list(AGENT_PREFIX)).await.map_err(|source| {
             PresenceError::Request { what: "list the agents".to_owned(), source }
@@ -95,9 +81,6 @@ impl Bus {
 
     /// Returns up to `most` recently recorded statuses, for a caller that needs some connected
     /// agents in a fleet of any size. `chance`, a random number, selects among many.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be read.
     pub async fn sample_recent_statuses(
         &self,
         most: usize,
@@ -122,11 +105,8 @@ impl Bus {
         Ok(found.iter().filter_map(parse_recent_status).collect())
     }
 
-    /// Reads the status that an agent recorded within the last 45 s. Returns `None` if there is no
-    /// such status or the agent has stopped.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be read.
+    /// Reads the status that an agent recorded within the last 45 s. Returns `None` if there is
+    /// none or the agent has stopped.
     pub async fn read_recent_status(
         &self,
         agent: &AgentId,
@@ -142,10 +122,8 @@ impl Bus {
         Ok(found.as_ref().and_then(parse_recent_status))
     }
 
-    /// Yields statuses from now on, as agents announce them.
-    ///
-    /// # Errors
-    /// Fails if the connection is closed for good.
+    /// Yields statuses from now on, as agents announce them. Fails if the connection is closed for
+    /// good.
     pub async fn watch_statuses(&self) -> Result<BoxStream<'static, AgentStatus>, PresenceError> {
         let subject = format!("{STATUS_PREFIX}*");
         let announced = self
@@ -160,10 +138,8 @@ impl Bus {
         Ok(announced.filter_map(parse).boxed())
     }
 
-    /// Sends a command to an agent and waits up to 3 s for its confirmation.
-    ///
-    /// # Errors
-    /// Returns `NotListening` if no agent of that name is connected.
+    /// Sends a command and waits up to 3 s for its confirmation. Fails with `NotListening` if no
+    /// agent of that name is connected.
     pub async fn send_command(
         &self,
         agent: &AgentId,
@@ -171,14 +147,14 @@ impl Bus {
     ) -> Result<(), PresenceError> {
         let not_listening = || PresenceError::NotListening { agent: agent.to_string() };
         let client = &self.shared.client;
-        let heard = client.subscribe(answer_subject(agent)).await;
-        let heard = heard.map_err(|error| closed_error("command an agent", error))?;
+        let answers = client.subscribe(answer_subject(agent)).await;
+        let answers = answers.map_err(|error| closed_error("command an agent", error))?;
         let nonce = client.new_inbox();
         let ours = |message: &async_nats::Message| {
             let confirmed = message.payload == nonce.as_bytes();
             std::future::ready(confirmed)
         };
-        let mut heard = std::pin::pin!(heard.filter(ours));
+        let mut confirmations = std::pin::pin!(answers.filter(ours));
         let mut headers = HeaderMap::new();
         headers.insert(COMMAND_HEADER, nonce.as_str());
         let sent = self.send_request(
@@ -189,7 +165,7 @@ impl Bus {
         );
         let sent = tokio::select! {
             sent = sent => sent,
-            Some(_) = heard.next() => return Ok(()),
+            Some(_) = confirmations.next() => return Ok(()),
         };
         match sent {
             Ok(_) => Ok(()),
@@ -201,14 +177,11 @@ impl Bus {
     }
 
     /// Yields the commands to an agent from now on. Each is confirmed before it is yielded.
-    ///
-    /// # Errors
-    /// Fails if the connection is closed for good.
     pub async fn receive_commands(
         &self,
         agent: &AgentId,
     ) -> Result<BoxStream<'static, AgentCommand>, PresenceError> {
-        let heard = self
+        let commands = self
             .shared
             .client
             .subscribe(command_subject(agent))
@@ -224,10 +197,10 @@ impl Bus {
                 Some(command)
             }
         };
-        Ok(heard.filter_map(confirm).boxed())
+        Ok(commands.filter_map(confirm).boxed())
     }
 
-    /// Confirms a command. The sender notices a lost confirmation by its time limit.
+    /// Ignores failures; the sender notices a lost confirmation by its time limit.
     async fn confirm_command(&self, answers: String, command: &async_nats::Message) {
         let client = &self.shared.client;
         // A reply subject of the sender leads nowhere from a member's own account; use the agent's
@@ -242,10 +215,7 @@ impl Bus {
         let _ = client.flush().await;
     }
 
-    /// Reads the configuration that a host needs to join. Returns `None` if none was written yet.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be read, or if its value is invalid.
+    /// Reads the configuration that a host needs to join, if one was written.
     pub async fn read_fleet_config(&self) -> Result<Option<FleetConfig>, PresenceError> {
         let what = || "read the fleet's configuration".to_owned();
         let entry = match with_retries(|| self.kv_get(CONFIG_KEY)).await {
@@ -261,9 +231,6 @@ impl Bus {
     }
 
     /// Writes the configuration that a host needs to join.
-    ///
-    /// # Errors
-    /// Fails if the bucket cannot be written.
     pub async fn write_fleet_config(&self, config: &FleetConfig) -> Result<(), PresenceError> {
         self.put_presence_key(CONFIG_KEY, to_json_bytes(config), "write the fleet's configuration")
             .await
@@ -283,23 +250,20 @@ impl Bus {
     }
 }
 
-/// Returns the subject on which an agent confirms commands.
 fn answer_subject(agent: &AgentId) -> String {
     format!("flotilla.agent.answer.{agent}")
 }
 
-/// Returns the subject on which an agent receives commands.
 fn command_subject(agent: &AgentId) -> String {
     format!("flotilla.agent.command.{agent}")
 }
 
-/// Serialises a generated message as JSON.
 fn to_json_bytes(message: &impl Serialize) -> Bytes {
     serde_json::to_vec(message).expect("a generated message has only string keys").into()
 }
 
-/// Parses a status and drops it if it names another agent than its subject. The server ensures that
-/// an agent writes only to its own subject.
+/// Drops a status that names another agent than its subject. The server ensures that an agent
+/// writes only to its own subject.
 fn parse_own_status(subject: &str, payload: &[u8]) -> Option<AgentStatus> {
     let status: AgentStatus = parse_or_warn(subject, payload)?;
     let own = subject.rsplit('.').next() == Some(status.agent.as_str());
@@ -314,26 +278,25 @@ fn parse_own_status(subject: &str, payload: &[u8]) -> Option<AgentStatus> {
     own.then_some(status)
 }
 
-/// Parses a status that was recorded within the last 45 s, by the server's clock and the local one,
-/// and whose agent has not stopped.
+/// Returns a status recorded within the last 45 s, by the server's clock and the local one, whose
+/// agent has not stopped.
 fn parse_recent_status(message: &StreamMessage) -> Option<AgentStatus> {
     let written = u64::try_from(message.time.unix_timestamp()).ok()?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    if now.abs_diff(written) > RECENT_STATUS_AGE.as_secs() {
+    if wire::clock::unix_seconds().abs_diff(written) > RECENT_STATUS_AGE.as_secs() {
         return None;
     }
     let status = parse_own_status(&message.subject, &message.payload)?;
     (status.state() != State::Stopped).then_some(status)
 }
 
-/// Parses a message; logs a warning and returns `None` if it is invalid.
+/// Logs a warning and returns `None` if the message is invalid.
 fn parse_or_warn<M: DeserializeOwned>(subject: &str, payload: &[u8]) -> Option<M> {
     serde_json::from_slice(payload)
         .inspect_err(|error| tracing::warn!(subject, %error, "a message was not understood"))
         .ok()
 }
 
-/// Builds the error of a closed connection; `what` names the action.
+/// `what` names the action in the error.
 fn closed_error(
     what: &str,
     error: impl std::error::Error + Send + Sync + 'static,

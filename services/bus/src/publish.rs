@@ -11,34 +11,31 @@ use wire::{Fact, Record};
 use crate::{
     Bus, STREAM,
     backoff::RetryBackoff,
-    request::{ANSWER_LIMIT, RequestError, code, parse_answer},
+    request::{ANSWER_LIMIT, parse_answer},
+    request_error::{RequestError, code},
 };
 
-/// Header with the name of the message in a fact.
 pub(crate) const TYPE_HEADER: &str = "Flotilla-Type";
-/// Header with the publisher, as `<name> <role>`.
+/// Publisher, as `<name> <role>`.
 const PRODUCER_HEADER: &str = "Flotilla-Producer";
-/// Header that distinguishes the writers of two equal facts, so that a publisher whose
-/// acknowledgement was lost recognises its own fact.
+/// Distinguishes the writers of two equal facts, so that a publisher whose acknowledgement was lost
+/// recognises its own fact.
 const NONCE_HEADER: &str = "Flotilla-Nonce";
-/// Header with the subject filter in which the server looks for the expected last sequence, instead
-/// of the subject of the message (nats-server 2.11, `JSExpectedLastSubjSeqSubj`).
+/// Subject filter in which the server looks for the expected last sequence, instead of the subject
+/// of the message (nats-server 2.11, `JSExpectedLastSubjSeqSubj`).
 const EXPECTED_SUBJECT_HEADER: &str = "Nats-Expected-Last-Subject-Sequence-Subject";
-/// Header with the W3C trace context.
 const TRACE_HEADER: &str = "traceparent";
-/// Bytes reserved for headers, which count towards the server's payload limit. The headers of a
-/// fact stay well below this.
-pub(crate) const HEADER_BYTES_ALLOWANCE: usize = 1024;
-/// Time limit of a publish with its retries. A cluster elects a new leader within 8 s; a restarted
-/// server is back within 3 s.
+/// Headers count towards the server's payload limit. Those of a fact stay well below this.
+const HEADER_BYTES_ALLOWANCE: usize = 1024;
+/// A cluster elects a new leader within 8 s; a restarted server is back within 3 s.
 const PUBLISH_LIMIT: Duration = Duration::from_secs(30);
 
 /// The outcome of publishing a fact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PublishOutcome {
-    /// The fact is in the log, written by this call.
+    /// Written by this call.
     New { sequence: u64 },
-    /// Another call wrote that subject first; `same` is true if its content is equal.
+    /// Another call wrote the subject first; `same` is true if its content is equal.
     AlreadyWritten { sequence: u64, same: bool },
 }
 
@@ -89,11 +86,11 @@ impl PublishError {
     }
 }
 
-/// A fact with its subject, headers and payload, ready to be sent any number of times.
+/// A fact ready to be sent any number of times.
 pub(crate) struct PreparedFact {
-    /// Subject in the log, with the author in a closed fleet.
+    /// Ends with the author in a closed fleet.
     pub(crate) subject: String,
-    /// Subject without the author; the fact must be the first on it.
+    /// Lacks the author; the fact must be the first on it.
     unauthored_subject: String,
     pub(crate) headers: HeaderMap,
     pub(crate) payload: Bytes,
@@ -101,30 +98,30 @@ pub(crate) struct PreparedFact {
     nonce: String,
 }
 
-/// The server's acknowledgement of a stored message.
 #[derive(Deserialize)]
 pub(crate) struct PublishAck {
     pub(crate) seq: u64,
 }
 
 impl Bus {
+    /// Returns the size of the largest fact that the server accepts, in bytes of JSON.
+    pub fn max_fact_bytes(&self) -> usize {
+        self.shared.client.max_payload().saturating_sub(HEADER_BYTES_ALLOWANCE)
+    }
+
     /// Publishes a fact and waits until the log has it on disk. Repeating the call is harmless.
     ///
     /// Transient failures are retried for 30 s. After a lost acknowledgement, the fact is read back
     /// and recognised by its nonce.
     ///
     /// # Errors
-    /// Fails if the fact may not be in the log: at once if the server refused it, or after the
-    /// retries if it was not acknowledged.
+    /// The fact may not be in the log: the server refused it (at once), or did not acknowledge it.
     pub async fn publish_fact(&self, fact: &Fact) -> Result<PublishOutcome, PublishError> {
         self.publish_fact_traced(fact, None).await
     }
 
     /// Does the same as [`Bus::publish_fact`], with a W3C `traceparent` for the processes that
     /// react to the fact.
-    ///
-    /// # Errors
-    /// Fails in the same cases as [`Bus::publish_fact`].
     pub async fn publish_fact_traced(
         &self,
         fact: &Fact,
@@ -134,8 +131,7 @@ impl Bus {
         self.publish_prepared(&prepared).await
     }
 
-    /// Builds the subject, headers and payload of a fact. Fails if it is larger than the server
-    /// accepts.
+    /// Fails if the fact is larger than the server accepts.
     pub(crate) fn prepare_fact(
         &self,
         fact: &Fact,
@@ -155,7 +151,6 @@ impl Bus {
         Ok(PreparedFact { subject, unauthored_subject: place, headers, payload, nonce })
     }
 
-    /// Publishes a prepared fact, with retries for 30 s.
     pub(crate) async fn publish_prepared(
         &self,
         prepared: &PreparedFact,
@@ -210,7 +205,6 @@ impl Bus {
         })
     }
 
-    /// Returns the headers of a fact, with the condition that it is the first on its subject.
     fn fact_headers(
         &self,
         fact: &Fact,
@@ -243,7 +237,7 @@ impl Bus {
     }
 }
 
-/// Returns true if the server refused because its storage or a limit is exhausted.
+/// Recognises an exhausted storage or limit.
 fn is_store_full(error: &RequestError) -> bool {
     code::STORE_FULL.iter().any(|code| error.has_server_code(*code))
 }

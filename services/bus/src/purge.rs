@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::json;
 use wire::{FactKey, RunId};
 
-use crate::{Bus, STREAM, point_read::with_retries, request::RequestError};
+use crate::{Bus, STREAM, point_read::with_retries, request_error::RequestError};
 
 /// A purge that the server refused or did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +15,6 @@ pub struct PurgeError {
     source: RequestError,
 }
 
-/// The server's answer: the number of removed messages.
 #[derive(Deserialize)]
 struct PurgeAnswer {
     purged: u64,
@@ -23,10 +22,8 @@ struct PurgeAnswer {
 
 impl Bus {
     /// Removes the generate orders, samples and verdicts of a cycle up to and including the
-    /// position `up_to`, and returns their number. Repeating the call is harmless.
-    ///
-    /// # Errors
-    /// Fails if the server refuses or does not answer; some facts may be removed then.
+    /// position `up_to`, and returns their number. Repeating the call is harmless; after an error
+    /// some may be removed.
     pub async fn purge_cycle(
         &self,
         run: &RunId,

@@ -1,8 +1,7 @@
-//! The managed nats-server: a child process with its own store directory. It keeps its port across
-//! restarts and dies with this process. Knows nothing about facts.
+//! The managed nats-server: a child process with its own store directory, which keeps its port
+//! across restarts and dies with this process. Knows nothing about facts.
 
 mod binary;
-mod child_process;
 mod config;
 mod dir_lock;
 
@@ -14,43 +13,40 @@ use std::{
     time::Duration,
 };
 
+use process::OwnedChild;
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use self::binary::{NatsBinaryError, find_binary};
 use self::{
-    child_process::ServerProcess,
     config::{ServerFiles, ServerPorts},
     dir_lock::DirLock,
 };
 use crate::monitor_http;
 
-/// Time limit for a start. Recovery reads the whole store: 3 s for a million facts on an SSD.
+/// Recovery reads the whole store: 3 s for a million facts on an SSD.
 const READY_LIMIT: Duration = Duration::from_secs(120);
-/// Interval of checks during a start or a stop.
 const READY_POLL: Duration = Duration::from_millis(10);
-/// Time limit for a clean stop, which takes 0.4 s with a million facts.
+/// A clean stop takes 0.4 s with a million facts.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Interval of health checks.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(2);
-/// Consecutive bad health checks after which the server counts as unhealthy.
 const HEALTH_BAD_MAX: u32 = 3;
-/// Time limit after SIGKILL, when only the kernel has work left.
+/// After SIGKILL only the kernel has work left.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Settings of the managed nats-server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Directory used only by this server: store, configuration, log and port.
+    /// Directory of this server alone: store, configuration, log and port.
     pub dir: PathBuf,
-    /// Path of the nats-server. `None`: `FLOTILLA_NATS_SERVER`, then PATH, then
-    /// `.tools/nats-server` in the directories above the executable or the working directory.
+    /// `None`: `FLOTILLA_NATS_SERVER`, then PATH, then `.tools/nats-server` in the directories
+    /// above the executable or the working directory.
     pub binary: Option<PathBuf>,
-    /// Client port. `None`: a free one, chosen once and kept.
+    /// `None`: a free port, chosen once and kept.
     pub port: Option<u16>,
-    /// Address to listen on; loopback by default.
+    /// Loopback by default.
     pub listen: IpAddr,
-    /// Settings of a closed fleet. `None`: anyone who can reach the server may do everything.
+    /// `None`: anyone who can reach the server may do everything.
     pub closed_fleet: Option<ClosedFleetConfig>,
 }
 
@@ -79,7 +75,7 @@ pub struct ManagedServer {
     ports: ServerPorts,
     listen: IpAddr,
     closed: bool,
-    child: ServerProcess,
+    child: OwnedChild,
     _lock: DirLock,
 }
 
@@ -119,14 +115,12 @@ pub enum ServerStartError {
 }
 
 impl ManagedServer {
-    /// Starts the child process and waits until JetStream answers.
-    ///
-    /// Locks the directory, ends a server left over by an earlier process, and writes the
-    /// configuration first.
+    /// Starts the child process and waits up to 120 s until JetStream answers. Locks the directory,
+    /// ends a server left over by an earlier process, and writes the configuration first.
     ///
     /// # Errors
     /// Fails if no suitable binary is found, the directory or the port is taken, or the server does
-    /// not become ready within 120 s.
+    /// not become ready.
     pub async fn start(options: &ServerOptions) -> Result<Self, ServerStartError> {
         let dir_error = |source| ServerStartError::Dir { dir: options.dir.clone(), source };
         let binary = find_binary(options.binary.as_deref()).await?;
@@ -149,7 +143,6 @@ impl ManagedServer {
         Ok(Self { binary, files, ports, listen, closed, child, _lock: lock })
     }
 
-    /// Returns the URL at which peers on this host connect.
     pub fn client_url(&self) -> String {
         let host = match self.listen {
             ip if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -159,32 +152,27 @@ impl ManagedServer {
         format!("{scheme}://{}", SocketAddr::new(host, self.ports.client))
     }
 
-    /// Returns the URL of the monitoring port.
     pub fn monitor_url(&self) -> String {
         self.ports.monitor_url()
     }
 
-    /// Returns the client port.
     pub fn client_port(&self) -> u16 {
         self.ports.client
     }
 
-    /// Returns the process id of the child.
     pub fn process_id(&self) -> u32 {
         self.child.process_id()
     }
 
-    /// Returns the path of the nats-server.
     pub fn binary_path(&self) -> &Path {
         &self.binary
     }
 
-    /// Returns the path of the server's log.
     pub fn log_file(&self) -> &Path {
         &self.files.log
     }
 
-    /// Waits until the child ends for any reason. Returns at once if it has ended. Cancel-safe.
+    /// Waits until the child ends; returns at once if it has ended. Cancel-safe.
     pub async fn wait(&self) -> ExitStatus {
         self.child.wait().await
     }
@@ -212,16 +200,13 @@ impl ManagedServer {
     }
 
     /// Starts the server again with the same port and data; stops it first if it runs.
-    ///
-    /// # Errors
-    /// Fails in the same cases as [`ManagedServer::start`].
     pub async fn restart(&mut self) -> Result<(), ServerStartError> {
         self.stop().await;
         self.child = launch_server(&self.binary, &self.files, &self.ports, self.listen).await?;
         Ok(())
     }
 
-    /// Stops the child: SIGTERM, then SIGKILL after 10 s.
+    /// Sends SIGTERM, then SIGKILL after 10 s.
     pub async fn stop(&mut self) {
         self.child.send_signal(Signal::TERM);
         if timeout(STOP_LIMIT, self.child.wait()).await.is_err() {
@@ -233,7 +218,7 @@ impl ManagedServer {
     }
 }
 
-/// Stops a server that an earlier process started in this directory; it may still write its store.
+/// A server of an earlier process may still write its store.
 async fn stop_leftover(files: &ServerFiles) -> Result<(), ServerStartError> {
     for (signal, limit) in [(Signal::TERM, STOP_LIMIT), (Signal::KILL, KILL_LIMIT)] {
         let deadline = Instant::now() + limit;
@@ -254,13 +239,12 @@ async fn stop_leftover(files: &ServerFiles) -> Result<(), ServerStartError> {
     }
 }
 
-/// Starts the process on free ports and waits until it is ready.
 async fn launch_server(
     binary: &Path,
     files: &ServerFiles,
     ports: &ServerPorts,
     listen: IpAddr,
-) -> Result<ServerProcess, ServerStartError> {
+) -> Result<OwnedChild, ServerStartError> {
     for (ip, port) in [(listen, ports.client), (IpAddr::V4(Ipv4Addr::LOCALHOST), ports.monitor)] {
         if TcpListener::bind((ip, port)).is_err() {
             return Err(ServerStartError::PortTaken { port, remembered: files.ports.clone() });
@@ -271,15 +255,15 @@ async fn launch_server(
     let mut command = std::process::Command::new(binary);
     command.arg("--config").arg(&files.config).current_dir(&files.dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
-    let child = child_process::spawn_process(command).await.map_err(spawn_error)?;
+    let child = OwnedChild::spawn(command).await.map_err(spawn_error)?;
     files.save_pid(child.process_id()).map_err(spawn_error)?;
     wait_ready(&child, files, ports).await?;
     Ok(child)
 }
 
-/// Waits until the health check succeeds. Fails if the process ends or 120 s pass.
+/// Fails if the process ends or 120 s pass.
 async fn wait_ready(
-    child: &ServerProcess,
+    child: &OwnedChild,
     files: &ServerFiles,
     ports: &ServerPorts,
 ) -> Result<(), ServerStartError> {

@@ -17,22 +17,21 @@ use tokio::{
 use crate::{
     BUCKET, Bus, MEMBERS_BUCKET, STREAM,
     point_read::with_retries,
-    request::{RequestError, code, parse_answer},
+    request::parse_answer,
+    request_error::{RequestError, code},
 };
 
-/// Size of one chunk, below the server's payload limit.
+/// Below the server's payload limit.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Longest time between two chunks.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit for the server to check and open a restored stream.
+/// For the server to check and open a restored stream.
 const RESTORED_LIMIT: Duration = Duration::from_secs(600);
 
 /// The description of a copied stream, needed to restore it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamSnapshot {
-    /// Name of the stream.
     pub stream: String,
-    /// The stream's configuration as the server described it; passed on when restoring.
+    /// As the server described it; passed on when restoring.
     config: Value,
     state: Value,
 }
@@ -75,12 +74,10 @@ struct RestoreAnswer {
 }
 
 impl StreamSnapshot {
-    /// Returns the number of entries in the snapshot.
     pub fn entry_count(&self) -> u64 {
         self.state["messages"].as_u64().unwrap_or(0)
     }
 
-    /// Returns the position of the newest entry.
     pub fn last_sequence(&self) -> u64 {
         self.state["last_seq"].as_u64().unwrap_or(0)
     }
@@ -92,10 +89,8 @@ impl Bus {
         [STREAM.to_owned(), format!("KV_{BUCKET}"), format!("KV_{MEMBERS_BUCKET}")]
     }
 
-    /// Writes the present state of a stream to `to`. Returns `None` if there is no such stream.
-    ///
-    /// # Errors
-    /// Fails if the server or the writer fails; the bytes written so far are then useless.
+    /// Writes the present state of a stream to `to`. Returns `None` if there is no such stream. On
+    /// an error the bytes written so far are useless.
     pub async fn snapshot_stream(
         &self,
         stream: &str,
@@ -135,11 +130,8 @@ impl Bus {
         Ok(Some(StreamSnapshot { stream: stream.to_owned(), config, state }))
     }
 
-    /// Creates a stream from the bytes of [`Bus::snapshot_stream`].
-    ///
-    /// # Errors
-    /// Fails if a stream of that name exists, or if the server or the reader fails; the stream is
-    /// not created then.
+    /// Creates a stream from the bytes of [`Bus::snapshot_stream`]. Fails if a stream of that name
+    /// exists; creates none on an error.
     pub async fn restore_stream(
         &self,
         snapshot: &StreamSnapshot,
@@ -179,9 +171,6 @@ impl Bus {
     }
 
     /// Returns true if the server has the log of a fleet.
-    ///
-    /// # Errors
-    /// Fails if the server does not answer.
     pub async fn has_log(&self) -> Result<bool, RequestError> {
         let verb = format!("STREAM.INFO.{STREAM}");
         match with_retries(|| self.call_api::<Value>(&verb, &())).await {

@@ -14,17 +14,17 @@ use crate::{
     consumer_pull::{ConsumerPull, PullEvent, duration_nanos},
     ordered_reader::{OrderedReader, ReaderStep},
     point_read::nanos_to_millis,
-    request::RequestError,
+    request_error::RequestError,
+    tail_message::TailMessage,
 };
 
-/// Messages of one pull: few round trips, and little is sent twice after a break.
+/// Few round trips, and little is sent twice after a break.
 const PULL_MESSAGES: usize = 256;
-/// Time after which a pull ends.
 const PULL_EXPIRY: Duration = Duration::from_secs(30);
-/// Silence after which the server deletes the consumer; the reader then creates another at its
-/// position. Short, because a server has room for only some thousand consumers.
+/// The server deletes a silent consumer after this; the reader then creates another. Short, because
+/// a server has room for only some thousand consumers.
 const CONSUMER_INACTIVE_LIMIT: Duration = Duration::from_secs(15);
-/// Outage after which an error is returned. A cluster without a leader recovers sooner.
+/// A cluster without a leader recovers sooner.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A reader of one stream that resumes by itself.
@@ -41,30 +41,27 @@ pub(crate) struct StreamTail {
     bus: Bus,
     stream: String,
     filters: Vec<String>,
-    /// Position of the last message yielded, or the position to start after.
+    /// Position of the last message yielded, or to start after.
     position: u64,
-    /// The last matching position that existed at the start; `None` once it was reached.
+    /// Last matching position that existed at the start; `None` once it was reached.
     target: Option<TailTarget>,
     session: Option<TailSession>,
     backoff: RetryBackoff,
     healthy_at: Instant,
 }
 
-/// The position at which the reader has caught up.
 #[derive(Clone, Copy)]
 enum TailTarget {
     Unknown,
     Position(u64),
 }
 
-/// The present way of reading the stream.
 enum TailSession {
     Consumer(TailConsumer),
     /// For a member that cannot create consumers.
     Reader(OrderedReader),
 }
 
-/// An ephemeral consumer and its open pull.
 struct TailConsumer {
     name: String,
     /// Messages received. The server numbers deliveries, so a jump shows a lost message.
@@ -72,16 +69,6 @@ struct TailConsumer {
     pull: Option<ConsumerPull>,
 }
 
-/// A message of the stream.
-#[derive(Debug)]
-pub(crate) struct TailMessage {
-    pub(crate) sequence: u64,
-    pub(crate) time_ms: u64,
-    pub(crate) subject: String,
-    pub(crate) payload: Bytes,
-}
-
-/// An item of a [`StreamTail`].
 #[derive(Debug)]
 pub(crate) enum TailItem {
     Message(TailMessage),
@@ -92,8 +79,7 @@ pub(crate) enum TailItem {
 #[derive(Debug)]
 pub(crate) enum TailError {
     Request(RequestError),
-    /// The stream ends at `last`, before the position `after` that was already read: it was lost or
-    /// replaced.
+    /// The stream ends at `last`, before `after`, which was already read: it was lost or replaced.
     WentBack {
         after: u64,
         last: u64,
@@ -107,8 +93,7 @@ impl From<RequestError> for TailError {
 }
 
 impl StreamTail {
-    /// Creates a reader that starts after the position `after`. No filters means all messages;
-    /// filters must not overlap.
+    /// Starts after the position `after`. No filters means all messages; filters must not overlap.
     pub(crate) fn new(bus: &Bus, stream: String, filters: Vec<String>, after: u64) -> Self {
         Self {
             bus: bus.clone(),
@@ -122,8 +107,8 @@ impl StreamTail {
         }
     }
 
-    /// Returns the next message in order, and `CaughtUp` once. It may be called again after an
-    /// error and then continues at its position.
+    /// Returns the next message in order, and `CaughtUp` once. Continues at its position after an
+    /// error.
     pub(crate) async fn next(&mut self) -> Result<TailItem, TailError> {
         loop {
             if self.session.is_some() && self.has_reached_target() {
@@ -156,7 +141,6 @@ impl StreamTail {
         }
     }
 
-    /// Returns true if the target is known and reached.
     fn has_reached_target(&self) -> bool {
         matches!(self.target, Some(TailTarget::Position(target)) if self.position >= target)
     }
@@ -198,7 +182,6 @@ impl StreamTail {
         Ok(())
     }
 
-    /// Starts a session at the present position.
     async fn start_session(&self) -> Result<TailSession, RequestError> {
         if self.bus.shared.restricted {
             let Self { bus, stream, filters, position, .. } = self;
@@ -210,7 +193,6 @@ impl StreamTail {
         Ok(TailSession::Consumer(TailConsumer { name, deliveries: 0, pull: None }))
     }
 
-    /// Returns the last position that matches a filter.
     async fn find_target(&self, last: u64) -> Result<u64, RequestError> {
         if self.filters.is_empty() {
             return Ok(last);
@@ -223,7 +205,7 @@ impl StreamTail {
         Ok(target)
     }
 
-    /// Creates an ephemeral consumer at the present position and returns its name.
+    /// Returns the name of a consumer that starts at the present position.
     async fn create_consumer(&self) -> Result<String, RequestError> {
         let inbox = self.bus.shared.client.new_inbox();
         let name = format!("tail-{}", inbox.rsplit('.').next().unwrap_or(&inbox));
@@ -244,7 +226,7 @@ impl StreamTail {
         Ok(name)
     }
 
-    /// Waits for one event of the session. Returns `None` if it concerns only the reader itself.
+    /// Returns `None` if the event concerns only the reader itself.
     async fn receive_message(&mut self) -> Result<Option<TailMessage>, TailError> {
         match &mut self.session {
             None => Ok(None),
@@ -271,8 +253,7 @@ impl StreamTail {
         }
     }
 
-    /// Handles one event of a pull. Returns a message, or `None` if the event concerns only the
-    /// reader itself.
+    /// Returns `None` if the event concerns only the reader itself.
     fn handle_pull_event(&mut self, pulled: PullEvent) -> Result<Option<TailMessage>, TailError> {
         match pulled {
             PullEvent::Message(message) => return Ok(self.accept_message(message)),
@@ -297,8 +278,8 @@ impl StreamTail {
         Ok(None)
     }
 
-    /// Checks that no message is missing before this one; otherwise drops the session, so that the
-    /// next one resumes after the last good message.
+    /// Drops the session if a message is missing before this one; the next session resumes after
+    /// the last good message.
     fn accept_message(&mut self, message: async_nats::Message) -> Option<TailMessage> {
         let context = self.bus.shared.context.clone();
         let message = async_nats::jetstream::Message { message, context };
@@ -326,7 +307,6 @@ impl StreamTail {
         })
     }
 
-    /// Resets the retry delay and the outage timer.
     fn mark_healthy(&mut self) {
         self.backoff.reset_delay();
         self.healthy_at = Instant::now();
@@ -334,8 +314,8 @@ impl StreamTail {
 }
 
 impl Drop for StreamTail {
-    /// Deletes the consumer, because a script that reads many times a second would otherwise
-    /// exhaust the server's room for consumers.
+    /// A script that reads many times a second would otherwise exhaust the server's room for
+    /// consumers.
     fn drop(&mut self) {
         let Some(TailSession::Consumer(consumer)) = &self.session else { return };
         let subject = format!("$JS.API.CONSUMER.DELETE.{}.{}", self.stream, consumer.name);

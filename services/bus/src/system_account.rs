@@ -10,20 +10,18 @@ use tokio::time::timeout;
 
 use crate::connect::{display_addresses, parse_addresses};
 
-/// Time limit for the connection, and for the first answer to each token.
+/// For the connection, and for the first answer to each token.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Time to wait for further servers after an answer. Every server of a cluster answers; those that
-/// do not are treated as offline.
+/// Every server of a cluster answers; those that do not within this are treated as offline.
 const FURTHER_ANSWERS_LIMIT: Duration = Duration::from_millis(300);
-/// Most tokens pushed at the same time.
 const TOKENS_IN_FLIGHT: usize = 64;
 const CLAIMS_UPDATE_SUBJECT: &str = "$SYS.REQ.CLAIMS.UPDATE";
 
 /// A user of the system account, who may push account tokens.
 pub struct SystemAccountUser {
-    /// The user's seed, `SU…`.
+    /// Seed, `SU…`.
     pub seed: String,
-    /// The user's token.
+    /// User token.
     pub jwt: String,
 }
 
@@ -49,7 +47,7 @@ pub enum PushAccountsError {
     Rejected { description: String },
 }
 
-/// A server's answer to a token.
+/// Answer of a server to a token.
 #[derive(Deserialize)]
 struct ClaimsAnswer {
     #[serde(default)]
@@ -78,16 +76,14 @@ pub enum PushScope {
     AllServers,
 }
 
-/// Pushes new account tokens to the servers.
-///
-/// # Errors
-/// Fails if no server can be reached, or if a server rejects a token.
+/// Pushes new account tokens to the servers. Fails if no server can be reached, or if one rejects a
+/// token.
 pub async fn push_accounts(
     urls: &[String],
     tls: rustls::ClientConfig,
     user: &SystemAccountUser,
     accounts: &[String],
-    heard: PushScope,
+    scope: PushScope,
 ) -> Result<(), PushAccountsError> {
     let addresses = parse_addresses(urls).map_err(|_| PushAccountsError::Url(urls.join(", ")))?;
     let urls = display_addresses(&addresses);
@@ -103,13 +99,12 @@ pub async fn push_accounts(
         }
         _ => PushAccountsError::Unreachable { urls: urls.clone(), source },
     })?;
-    let told = push_tokens(&client, &urls, accounts, heard).await;
+    let pushed = push_tokens(&client, &urls, accounts, scope).await;
     // This fails only if the connection is already closed.
     let _ = client.drain().await;
-    told
+    pushed
 }
 
-/// Formats the user's token and seed as a `.creds` file.
 fn format_credentials(SystemAccountUser { seed, jwt }: &SystemAccountUser) -> String {
     format!(
         "-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n\
@@ -117,12 +112,12 @@ fn format_credentials(SystemAccountUser { seed, jwt }: &SystemAccountUser) -> St
     )
 }
 
-/// Sends the tokens in groups of 64 and waits for the confirmations that `heard` requires.
+/// Pushes the tokens in groups of 64.
 async fn push_tokens(
     client: &async_nats::Client,
     urls: &str,
     accounts: &[String],
-    heard: PushScope,
+    scope: PushScope,
 ) -> Result<(), PushAccountsError> {
     let silent = || PushAccountsError::Silent { urls: urls.to_owned() };
     for some in accounts.chunks(TOKENS_IN_FLIGHT) {
@@ -146,14 +141,14 @@ async fn push_tokens(
                 Err(description) => refused = Some(PushAccountsError::Rejected { description }),
             }
             if taken.len() >= some.len() {
-                match heard {
+                match scope {
                     PushScope::AnyServer => break,
                     PushScope::AllServers => limit = FURTHER_ANSWERS_LIMIT,
                 }
             }
         }
         // One server that accepts a token does not prove that the others do.
-        if taken.len() < some.len() || heard == PushScope::AllServers {
+        if taken.len() < some.len() || scope == PushScope::AllServers {
             refused.map_or(Ok(()), Err)?;
         }
         if taken.len() < some.len() {
@@ -163,7 +158,7 @@ async fn push_tokens(
     Ok(())
 }
 
-/// Returns the account that a server accepted, or its reason for rejecting the token.
+/// Returns the account that the server accepted, or its reason for rejecting the token.
 fn parse_claims_answer(answer: &[u8]) -> Result<String, String> {
     match serde_json::from_slice::<ClaimsAnswer>(answer) {
         Ok(ClaimsAnswer { error: Some(RejectedAccount { description }), .. }) => Err(description),

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-/// Oldest accepted version. 2.10 acknowledges duplicates that it has not stored (in a cluster) and
-/// has lost streams after kill -9.
+/// 2.10 acknowledges duplicates that it has not stored (in a cluster) and has lost streams after
+/// kill -9.
 pub(crate) const MINIMUM: ServerVersion = ServerVersion { major: 2, minor: 11 };
 
-/// The major and minor version of a nats-server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ServerVersion {
     pub major: u32,
@@ -14,7 +13,7 @@ pub(crate) struct ServerVersion {
 }
 
 impl ServerVersion {
-    /// Parses a version such as "2.11.4", "v2.15.1" or "2.12.0-RC.1".
+    /// Accepts "2.11.4", "v2.15.1" and "2.12.0-RC.1".
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().trim_start_matches('v').split('.');
         let major = parts.next()?.parse().ok()?;

@@ -16,21 +16,21 @@ use crate::{
     backoff::RetryBackoff,
     consumer_pull::{ConsumerPull, PullEvent, duration_nanos},
     point_read::{self, nanos_to_millis, with_retries},
-    request::{ANSWER_LIMIT, RequestError, code, parse_answer},
+    request::{ANSWER_LIMIT, parse_answer},
+    request_error::{RequestError, code},
 };
 
-/// Most waiting pulls of a queue. Each idle agent has one; this is more than the largest fleet.
+/// Each idle agent has a waiting pull; this is more than the largest fleet.
 const WAITING_PULLS_MAX: i64 = 4096;
-/// Most facts in work at the same time, over all agents of a queue.
+/// Facts in work at the same time, over all agents of a queue.
 const ACK_PENDING_MAX: i64 = 10_000;
-/// Delivery limit of a fact: unlimited. Agents turn a poisonous fact into a failure; with a limit,
-/// the server would drop it silently.
+/// Unlimited: agents turn a poisonous fact into a failure; with a limit, the server would drop it
+/// silently.
 const DELIVERIES_MAX: i64 = -1;
-/// Longest pull. The server drops a waiting pull after this; the queue then opens another.
+/// The server drops a waiting pull after this; the queue then opens another.
 const PULL_EXPIRY_MAX: Duration = Duration::from_secs(30);
-/// Time within which a starting coordinator has created its queues.
+/// Within this time a starting coordinator has created its queues.
 const PREPARE_LIMIT: Duration = Duration::from_secs(30);
-/// Shortest pull.
 const PULL_EXPIRY_MIN: Duration = Duration::from_millis(20);
 
 /// The reason why no work could be taken.
@@ -61,20 +61,17 @@ pub struct WorkQueue {
     name: String,
     filter: String,
     lease: Duration,
-    /// The open pull. It stays open between calls only if `next` was cancelled.
+    /// Stays open between calls only if `next` was cancelled.
     pull: Option<ConsumerPull>,
     polled_at: Instant,
 }
 
 impl Bus {
-    /// Joins the agents that share work of one kind in a pool. Verify and eval work is shared by
+    /// Joins the agents that share work of one kind in a pool; verify and eval work is shared by
     /// all pools.
     ///
     /// `lease` is the time that a delivery stays with an agent without renewal; the last agent to
-    /// join sets it for all. In a closed fleet the lease is the one that the coordinator prepared.
-    ///
-    /// # Errors
-    /// Fails if the server refuses the consumer or does not answer.
+    /// join sets it for all. In a closed fleet the coordinator's lease is used instead.
     pub async fn join_work_queue(
         &self,
         kind: WorkKind,
@@ -92,9 +89,6 @@ impl Bus {
     }
 
     /// Creates a queue for agents that cannot create it themselves, or updates its lease.
-    ///
-    /// # Errors
-    /// Fails if the server refuses the consumer or does not answer.
     pub async fn prepare_work_queue(
         &self,
         kind: WorkKind,
@@ -105,7 +99,6 @@ impl Bus {
         with_retries(|| queue.create_consumer()).await.map_err(|source| queue.work_error(source))
     }
 
-    /// Builds the local state of a queue, without contacting the server.
     fn build_work_queue(&self, kind: WorkKind, pool: &Pool, lease: Duration) -> WorkQueue {
         WorkQueue {
             bus: self.clone(),
@@ -118,7 +111,6 @@ impl Bus {
     }
 }
 
-/// The answer to `CONSUMER.INFO`.
 #[derive(Deserialize)]
 struct ConsumerInfo {
     config: ConsumerInfoConfig,
@@ -136,15 +128,13 @@ impl WorkQueue {
         &self.name
     }
 
-    /// Waits for the next fact to work on, at most for `wait`, and returns `None` after that.
-    /// Requests one fact at a time and holds none back. Survives restarts of the server and a
-    /// deleted consumer.
+    /// Waits for the next fact to work on; returns `None` after `wait`. Requests one fact at a time
+    /// and holds none back. Survives restarts of the server and a deleted consumer.
     ///
     /// Cancel-safe: the pull stays open and the next call continues it. Call again within a third
     /// of the lease, or drop the queue; a fact that arrived meanwhile is then taken or returned at
     /// once.
     ///
-    /// # Errors
     /// Returns `Refused` at once; `Unavailable` if the bus did not answer for all of `wait`.
     pub async fn next(&mut self, wait: Duration) -> Result<Option<Delivery>, WorkError> {
         let deadline = Instant::now() + wait;
@@ -176,7 +166,7 @@ impl WorkQueue {
         }
     }
 
-    /// Returns the result of a wait without a delivery: the last failure, or `None`.
+    /// Returns the last failure, or `None`.
     fn finish_empty(&self, failing: Option<RequestError>) -> Result<Option<Delivery>, WorkError> {
         match failing {
             Some(source) => Err(self.work_error(source)),
@@ -184,7 +174,7 @@ impl WorkQueue {
         }
     }
 
-    /// Waits on one pull until it ends. Returns `None` if it ended normally without a fact.
+    /// Returns `None` if the pull ended normally without a fact.
     async fn try_next(&mut self, deadline: Instant) -> Result<Option<Delivery>, RequestError> {
         if self.pull.is_none() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -224,7 +214,7 @@ impl WorkQueue {
         }
     }
 
-    /// Converts a message of the consumer into a delivery. Skips a message without a position.
+    /// Skips a message without a position.
     fn to_delivery(&self, message: async_nats::Message) -> Option<Delivery> {
         let context = self.bus.shared.context.clone();
         let message = jetstream::Message { message, context };
@@ -262,13 +252,12 @@ impl WorkQueue {
             "max_ack_pending": ACK_PENDING_MAX,
             "max_waiting": WAITING_PULLS_MAX,
         });
-        // Creates the consumer, or updates the lease of an existing one.
         let body = json!({ "stream_name": STREAM, "config": config, "action": "" });
         let verb = format!("CONSUMER.CREATE.{STREAM}.{}.{}", self.name, self.filter);
         self.bus.call_api::<Value>(&verb, &body).await.map(|_| ())
     }
 
-    /// Returns the lease of a queue that a coordinator created; waits up to 30 s for the queue.
+    /// Waits up to 30 s until a coordinator has created the queue.
     async fn find_lease(&self) -> Result<Duration, RequestError> {
         let subject = format!("$JS.API.CONSUMER.INFO.{STREAM}.{}", self.name);
         let mut backoff = RetryBackoff::with_deadline(Instant::now() + PREPARE_LIMIT);
@@ -298,7 +287,7 @@ impl WorkQueue {
         }
     }
 
-    /// Builds the error of a failed request: `Unavailable` if it is transient, otherwise `Refused`.
+    /// Returns `Unavailable` if the failure is transient, otherwise `Refused`.
     fn work_error(&self, source: RequestError) -> WorkError {
         let queue = self.name.clone();
         if source.is_transient() {
@@ -308,8 +297,7 @@ impl WorkQueue {
     }
 }
 
-/// Returns true if the failure may pass: a starting coordinator creates a log or queue that is
-/// still missing.
+/// Also true while a starting coordinator has not yet created the log or queue.
 fn is_temporary(error: &RequestError) -> bool {
     let missing = [code::CONSUMER_NOT_FOUND, code::STREAM_NOT_FOUND];
     error.is_transient() || missing.iter().any(|code| error.has_server_code(*code))

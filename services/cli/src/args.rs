@@ -4,7 +4,6 @@
 
 mod access;
 mod agent;
-mod checkpoint;
 mod convert;
 mod data;
 mod doctor;
@@ -19,31 +18,34 @@ mod service;
 mod verify;
 mod worker;
 
-use std::path::PathBuf;
+use std::{ops::RangeInclusive, path::PathBuf};
 
-use clap::{Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
 use clap_complete::Shell;
 use engine::MatrixDtype;
+use formats::{ConversionDtype, FloatDtype};
 
 use crate::{commands::topics, fleet::FleetArgs, version::VERSION};
 
 pub(crate) use {
     access::{BackupArgs, FleetAccessArgs, InitArgs, KeysCommand, RestoreArgs},
     agent::{
-        AgentArgs, AgentsCommand, EvaluatorEngine, ROLE_NAMES, STOP_GRACE_S, TrainerEngine,
-        TrainingWatchArgs,
+        AgentArgs, AgentsCommand, EvaluatorEngine, GeneratorToolArgs, ROLE_NAMES, STOP_GRACE_S,
+        TrainerEngine, TrainingWatchArgs,
     },
-    checkpoint::CheckpointCommand,
-    convert::{ConvertCommand, ConvertOutputArgs, FloatDtype, ModelDtype},
+    convert::{ConvertCommand, ConvertOutputArgs},
     data::{DataCommand, HeldoutArgs},
     doctor::{DoctorArgs, DoctorCommand, EstimateArgs, EstimateMethod},
-    eval::{EvalCommand, EvalDtype, EvalEngine, EvalFilterArgs, EvalLocalArgs},
+    eval::{EvalCommand, EvalEngine, EvalFilterArgs, EvalLocalArgs},
     feed::{FeedCommand, FeedRunArgs, TrackerTokenArgs},
     fleet::{CoordinatorArgs, DemoArgs, DiscoverArgs, TuiArgs, UpArgs},
     generate::GenerateArgs,
     host_protection::HostProtectionArgs,
     members::{JoinArgs, MembersCommand, TokenCommand, TokenCreateArgs, UserCommand},
-    run::{AuditArgs, ReproduceArgs, RunCommand, SelectArgs, SteerArgs},
+    run::{AuditArgs, CheckpointCommand, ReproduceArgs, RunCommand, SelectArgs, SteerArgs},
     service::{ServiceArgs, ServiceCommand, UpgradeArgs},
     verify::{VerifierToolArgs, VerifyArgs},
     worker::WorkerCommand,
@@ -54,6 +56,15 @@ pub(crate) use {
 #[command(name = "flotilla", version = VERSION, propagate_version = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
+    pub global: GlobalArgs,
+    #[command(subcommand)]
+    pub command: CliCommand,
+}
+
+/// Flags of all commands.
+#[derive(Debug, Args)]
+pub(crate) struct GlobalArgs {
+    #[command(flatten)]
     pub fleet: FleetArgs,
     /// Print JSON on stdout instead of text.
     #[arg(long, global = true)]
@@ -61,8 +72,6 @@ pub(crate) struct Cli {
     /// Print every setting of the command and its source, then exit.
     #[arg(long, global = true)]
     pub print_config: bool,
-    #[command(subcommand)]
-    pub command: CliCommand,
 }
 
 /// A subcommand of `flotilla`.
@@ -153,8 +162,6 @@ pub(crate) enum CliCommand {
 }
 
 impl CliCommand {
-    /// Returns the log filter of the command when `RUST_LOG` is not set: daemons log info, other
-    /// commands only warnings.
     pub(crate) fn default_log_filter(&self) -> &'static str {
         match self {
             // File notifications are only hints: a change that they miss is found by the next scan.
@@ -165,34 +172,44 @@ impl CliCommand {
     }
 }
 
-/// Parses a candle weight type.
+fn float_dtype_parser() -> impl TypedValueParser<Value = FloatDtype> {
+    PossibleValuesParser::new(FloatDtype::ALL.map(FloatDtype::name))
+        .map(|name| FloatDtype::from_name(&name).expect("it is one of them"))
+}
+
+fn conversion_dtype_parser() -> impl TypedValueParser<Value = ConversionDtype> {
+    let values = ConversionDtype::ALL.map(|dtype| {
+        let value = PossibleValue::new(dtype.name());
+        match dtype {
+            ConversionDtype::Q8_0 => value.help("8 bits in blocks of 32 values; vectors stay f32"),
+            ConversionDtype::F32 | ConversionDtype::F16 | ConversionDtype::Bf16 => value,
+        }
+    });
+    PossibleValuesParser::new(values)
+        .map(|name| ConversionDtype::from_name(&name).expect("it is one of them"))
+}
+
 fn parse_dtype(text: &str) -> Result<MatrixDtype, String> {
     MatrixDtype::from_name(text)
         .ok_or_else(|| format!("must be one of {}", MatrixDtype::NAMES.join(", ")))
 }
 
-/// Parses a number of seconds from 1 to 3600.
+fn parse_number(text: &str, range: RangeInclusive<f64>, unit: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| {
+        format!("must be a number of {unit} from {} to {}", range.start(), range.end())
+    })
+}
+
 fn parse_seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (1.0..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("must be a number of seconds from 1 to 3600".into()),
-    }
+    parse_number(text, 1.0..=3600.0, "seconds")
 }
 
-/// Parses a number of hours from 0.001 to 8784 (366 days).
 fn parse_hours(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(hours) if (0.001..=24.0 * 366.0).contains(&hours) => Ok(hours),
-        _ => Err("must be a number of hours from 0.001 to 8784".into()),
-    }
+    parse_number(text, 0.001..=8784.0, "hours")
 }
 
-/// Parses a size from 0.001 to 1 000 000 GiB.
 fn parse_gib(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(gib) if (0.001..=1e6).contains(&gib) => Ok(gib),
-        _ => Err("must be a number of GiB from 0.001 to 1000000".into()),
-    }
+    parse_number(text, 0.001..=1e6, "GiB")
 }
 
 #[cfg(test)]

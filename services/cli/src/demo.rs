@@ -5,59 +5,51 @@
 
 mod report;
 
-use std::process::ExitCode;
-
 use anyhow::Context;
 use control::FleetControl;
 use wire::RunId;
 
 use crate::{
-    args::DemoArgs,
-    commands::run_to_success,
+    args::{DemoArgs, GlobalArgs},
     demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
-    fleet::{self, FleetArgs, FleetProcess, FleetProcessOptions},
-    output, signals,
+    fleet::{self, FleetProcess, FleetProcessOptions},
+    output,
+    run_submission::run_to_success,
+    signals, this_machine,
     work_directory::WorkDirectory,
 };
 
-/// Number of agents besides generators: a trainer, a verifier and two evaluators.
 const OTHER_AGENTS: usize = 4;
 
-/// Starts a fleet, runs the demo's two runs and prints their report. Stops the fleet unless
-/// `--keep` is set.
-pub(crate) async fn run_demo(
-    fleet: &FleetArgs,
-    args: &DemoArgs,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run_demo(flags: &GlobalArgs, args: &DemoArgs) -> anyhow::Result<()> {
     let began = std::time::Instant::now();
     let stop = signals::stop_token()?;
-    let directory = WorkDirectory::open_or_create(fleet.dir.as_deref(), "demo")?;
+    let directory = WorkDirectory::open_or_create(flags.fleet.dir.as_deref(), "demo")?;
     let wanted = FleetProcessOptions {
         agents: format!("trainer,generator={},verifier,evaluator=2", args.generators),
         threads: None,
         detached: args.keep,
     };
-    let program = std::env::current_exe().context("find this program")?;
+    let program = this_machine::this_program()?;
     let mut process = FleetProcess::start(&program, directory.as_path(), &wanted).await?;
-    let told = tokio::select! {
-        told = run_demo_runs(&directory, args) => told,
+    let outcome = tokio::select! {
+        outcome = run_demo_runs(&directory, args) => outcome,
         () = stop.cancelled() => Err(anyhow::anyhow!("stopped by a signal (A108)")),
         status = process.wait() => {
             Err(anyhow::anyhow!("the fleet exited unexpectedly ({status}) (A106)"))
         }
     };
-    let told = match told {
+    let outcome = match outcome {
         Ok((control, runs)) => report::gather_report(&control, &runs, args.seed, began).await,
         Err(error) => Err(error),
     };
-    if args.keep && told.is_ok() {
+    if args.keep && outcome.is_ok() {
         process.detach_process();
     } else {
         process.stop().await;
     }
-    let told = match told {
-        Ok(told) => told,
+    let report = match outcome {
+        Ok(report) => report,
         Err(error) => {
             let kept = directory.keep_files();
             return Err(
@@ -65,17 +57,16 @@ pub(crate) async fn run_demo(
             );
         }
     };
-    output::print_json_or(json, &told.json, || output::print_text(&told.tables))?;
-    let kept = args.keep || fleet.dir.is_some();
-    let steps = report::next_steps(directory.as_path(), &told.runs, args.keep, kept);
+    output::print_json_or(flags.json, &report.json, || output::print_text(&report.tables))?;
+    let kept = args.keep || flags.fleet.dir.is_some();
+    let steps = report::next_steps(directory.as_path(), &report.runs, args.keep, kept);
     output::print_status_text(&steps);
     if kept {
         directory.keep_files();
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Runs the two runs: a base model from scratch, then RAFT on it. Returns their ids.
 async fn run_demo_runs(
     directory: &WorkDirectory,
     args: &DemoArgs,

@@ -58,7 +58,6 @@ pub(crate) struct FleetFile {
 }
 
 impl FleetFile {
-    /// Returns the URL of the gateway's web page, for a browser on this machine.
     pub(crate) fn page_url(&self) -> String {
         let scheme = if self.identity.is_some() { "https" } else { "http" };
         match self.gateway.parse::<SocketAddr>() {
@@ -67,12 +66,11 @@ impl FleetFile {
         }
     }
 
-    /// Returns the path of the file in a fleet's directory.
     pub(crate) fn path_in(directory: &Path) -> PathBuf {
         directory.join("fleet.json")
     }
 
-    /// Reads the file of a directory; `None` if no fleet was ever up there.
+    /// `None` if no fleet was ever up there.
     pub(crate) fn read(directory: &Path) -> anyhow::Result<Option<Self>> {
         let path = Self::path_in(directory);
         let text = match fs::read(&path) {
@@ -83,7 +81,15 @@ impl FleetFile {
         file.map(Some).with_context(|| format!("{} is not a valid fleet file", path.display()))
     }
 
-    /// Writes the file atomically.
+    /// Returns the file and the member that uses the directory; `None` if the fleet is open.
+    pub(crate) fn read_member(directory: &Path) -> anyhow::Result<Option<(Self, MemberIdentity)>> {
+        let member = |file: Self| {
+            let identity = file.identity.as_ref()?.resolve_in(directory);
+            Some((file, identity))
+        };
+        Ok(Self::read(directory)?.and_then(member))
+    }
+
     pub(crate) fn write(&self, directory: &Path) -> anyhow::Result<()> {
         let path = Self::path_in(directory);
         let partial = path.with_extension("json.partial");
@@ -104,10 +110,6 @@ fn write_new_file(path: &Path, text: &[u8]) -> io::Result<()> {
 }
 
 impl FleetArgs {
-    /// Returns the options to connect to the bus, as a producer with this name and role.
-    ///
-    /// # Errors
-    /// If no fleet is selected, or none was ever up in the directory.
     pub(crate) fn connect_options(
         &self,
         producer: &str,
@@ -129,7 +131,7 @@ impl FleetArgs {
         };
         Ok(ConnectOptions {
             urls,
-            identity: self.read_identity()?,
+            identity: self.read_member()?.map(|(_, identity)| identity),
             credentials_file: self.nats_creds.clone(),
             tls_ca: self.nats_ca.clone(),
             tls_cert: self.nats_cert.clone(),
@@ -139,27 +141,31 @@ impl FleetArgs {
         })
     }
 
-    /// Returns the member identity of the directory, if the fleet is closed.
-    pub(crate) fn read_identity(&self) -> anyhow::Result<Option<MemberIdentity>> {
-        let Some(directory) = &self.dir else { return Ok(None) };
-        let file = FleetFile::read(directory)?;
-        Ok(file.and_then(|file| file.identity).map(|identity| identity.resolve_in(directory)))
+    /// Returns the arguments that select the fleet of a directory.
+    pub(crate) fn in_directory(directory: &Path) -> Self {
+        Self { dir: Some(directory.to_owned()), ..Self::default() }
     }
 
-    /// Connects to the bus.
+    pub(crate) fn require_directory(&self) -> anyhow::Result<&Path> {
+        self.dir.as_deref().context("pass --dir DIR, the fleet's directory (A103)")
+    }
+
+    /// `None` if the fleet is open.
+    pub(crate) fn read_member(&self) -> anyhow::Result<Option<(FleetFile, MemberIdentity)>> {
+        Ok(self.dir.as_deref().map(FleetFile::read_member).transpose()?.flatten())
+    }
+
     pub(crate) async fn connect_bus(&self, producer: &str, role: &str) -> anyhow::Result<Bus> {
         Ok(Bus::connect(&self.connect_options(producer, role)?).await?)
     }
 
-    /// Connects to the fleet for queries and commands.
     pub(crate) async fn connect_control(&self) -> anyhow::Result<FleetControl> {
         let bus = self.connect_bus("cli", "user").await?;
         let config = read_fleet_config(&bus).await?;
         Ok(FleetControl::new(bus, self.store_access(&config, None)?))
     }
 
-    /// Returns the ways to reach the store from this machine. `named` or `FLOTILLA_STORE` overrides
-    /// the fleet's URL.
+    /// `named` or `FLOTILLA_STORE` overrides the fleet's URL.
     pub(crate) fn store_access(
         &self,
         config: &v1::FleetConfig,
@@ -167,29 +173,13 @@ impl FleetArgs {
     ) -> anyhow::Result<StoreAccess> {
         let named = named.map(str::to_owned).or_else(|| std::env::var("FLOTILLA_STORE").ok());
         let named = named.filter(|url| !url.is_empty());
-        Ok(StoreAccess {
-            url: config.store.clone(),
-            override_url: named,
-            gateway: self.gateway_store()?,
-        })
-    }
-
-    /// Returns this member's access to the store through the gateway, in a closed fleet.
-    fn gateway_store(&self) -> anyhow::Result<Option<GatewayStore>> {
-        let Some(directory) = &self.dir else { return Ok(None) };
-        let Some(FleetFile { gateway, identity: Some(identity), .. }) = FleetFile::read(directory)?
-        else {
-            return Ok(None);
-        };
-        let MemberIdentity { ca, bearer, .. } = identity.resolve_in(directory);
-        Ok(Some(GatewayStore { gateway, ca: Some(ca), bearer: Some(bearer) }))
+        let gateway = self.read_member()?.map(|(file, MemberIdentity { ca, bearer, .. })| {
+            GatewayStore { gateway: file.gateway, ca: Some(ca), bearer: Some(bearer) }
+        });
+        Ok(StoreAccess { url: config.store.clone(), override_url: named, gateway })
     }
 }
 
-/// Reads the fleet's configuration from the bus.
-///
-/// # Errors
-/// If there is no fleet on the NATS server.
 pub(crate) async fn read_fleet_config(bus: &Bus) -> anyhow::Result<v1::FleetConfig> {
     let config = bus.read_fleet_config().await?;
     config.context("no fleet on this NATS server; start one with `flotilla up` (A103)")

@@ -14,18 +14,14 @@ use bus::{
 use identity::{
     CreateOutcome, CredentialFiles, FleetAuthority, Member, MemberIdentity, MemberKind,
 };
-use wire::AgentId;
+use wire::{AgentId, clock::unix_seconds};
 
-use crate::{clock::unix_time_s, fleet::FleetFile, output};
+use crate::{fleet::FleetFile, output};
 
-/// Name of the key directory below the fleet's directory.
 pub(crate) const KEYS_DIRECTORY: &str = "keys";
-/// Name of the admin member and of its credentials directory.
 const ADMIN_NAME: &str = "admin";
-/// Name of the coordinator member and of its credentials directory.
 const COORDINATOR_NAME: &str = "coordinator";
 
-/// The keys of one closed fleet, in `keys/` below its directory.
 #[derive(Debug)]
 pub(crate) struct FleetKeys {
     fleet: PathBuf,
@@ -33,7 +29,6 @@ pub(crate) struct FleetKeys {
 }
 
 impl FleetKeys {
-    /// Opens the keys in a fleet's directory; `None` if the fleet is open.
     pub(crate) fn open(fleet: &Path) -> anyhow::Result<Option<Self>> {
         let directory = fleet.join(KEYS_DIRECTORY);
         if !FleetAuthority::exists_in(&directory) {
@@ -51,20 +46,18 @@ impl FleetKeys {
         hosts: &[String],
     ) -> anyhow::Result<(Self, CreateOutcome)> {
         let directory = fleet.join(KEYS_DIRECTORY);
-        let made = FleetAuthority::create_or_open(&directory, name, hosts, unix_time_s());
+        let made = FleetAuthority::create_or_open(&directory, name, hosts, unix_seconds());
         let (authority, created) = made.context("make the fleet's keys")?;
         let mut keys = Self { fleet: fleet.to_owned(), authority };
-        keys.authority.ensure_server_certificate(hosts, unix_time_s())?;
+        keys.authority.ensure_server_certificate(hosts, unix_seconds())?;
         keys.write_own_credentials()?;
         Ok((keys, created))
     }
 
-    /// Returns the fleet's authority, to change keys.
     pub(crate) fn authority_mut(&mut self) -> &mut FleetAuthority {
         &mut self.authority
     }
 
-    /// Returns the path of the key directory.
     pub(crate) fn keys_directory(&self) -> PathBuf {
         self.fleet.join(KEYS_DIRECTORY)
     }
@@ -72,30 +65,27 @@ impl FleetKeys {
     /// Returns the configuration of the fleet's managed NATS server, which keeps the accounts it
     /// receives in `nats/accounts`.
     pub(crate) fn nats_server_config(&self, nats: &Path) -> anyhow::Result<ClosedFleetConfig> {
-        let config = self.authority.nats_config(&nats.join("accounts"), unix_time_s())?;
+        let config = self.authority.nats_config(&nats.join("accounts"), unix_seconds())?;
         Ok(ClosedFleetConfig { config, account: self.authority.account_public_key() })
     }
 
-    /// Writes the key files for NATS servers that the user runs, which use them as `keys`.
     pub(crate) fn write_server_keys(&self) -> anyhow::Result<()> {
         self.authority
-            .write_server_keys(unix_time_s())
+            .write_server_keys(unix_seconds())
             .context("write the NATS server configuration")
     }
 
-    /// Writes `fleet.json` for the admin and for the coordinator, so that both find NATS servers
-    /// that the user runs.
+    /// Both find NATS servers that the user runs by it.
     pub(crate) fn write_fleet_files(&self, file: &FleetFile) -> anyhow::Result<()> {
         let identity = Some(MemberIdentity::with_default_files(COORDINATOR_NAME));
         FleetFile { identity, ..file.clone() }.write(&self.coordinator_directory())?;
         FleetFile { identity: Some(self.admin_identity()), ..file.clone() }.write(&self.fleet)
     }
 
-    /// Pushes the fleet's account to its NATS servers. Returns false if none of them is up; they
-    /// read it when they start.
+    /// Returns false if none of them is up; they read the account when they start.
     pub(crate) async fn push_to_servers(&self) -> anyhow::Result<bool> {
         let Some(file) = FleetFile::read(&self.fleet)? else { return Ok(false) };
-        let (seed, jwt) = self.authority.create_system_user(unix_time_s())?;
+        let (seed, jwt) = self.authority.create_system_user(unix_seconds())?;
         let tls = identity::fleet_client_config(self.authority.ca_pem().as_bytes())?;
         let urls: Vec<String> = file.nats.split(',').map(str::to_owned).collect();
         let accounts = [self.authority.fleet_account_jwt()?];
@@ -108,37 +98,28 @@ impl FleetKeys {
         }
     }
 
-    /// Returns the public facts about the keys: name, hosts, certificate expiry and signing keys.
     pub(crate) fn public_summary(&self) -> BTreeMap<&'static str, String> {
         let authority = &self.authority;
-        let ends = Duration::from_secs(authority.server_expires_at());
+        let ends = wire::to_timestamp(Duration::from_secs(authority.server_expires_at()));
+        let until = output::format_time(Some(&ends));
         BTreeMap::from([
             ("fleet", authority.fleet_name().to_owned()),
             ("hosts", authority.server_hosts().join(", ")),
-            (
-                "certificate",
-                format!(
-                    "of the servers, until {}",
-                    output::format_time(Some(&wire::to_timestamp(ends)))
-                ),
-            ),
+            ("certificate", format!("of the servers, until {until}")),
             ("signing keys", authority.issuer_keys().join(", ")),
         ])
     }
 
-    /// Returns the identity of the admin, whose credentials the fleet's directory uses.
     pub(crate) fn admin_identity(&self) -> MemberIdentity {
         MemberIdentity::with_default_files(ADMIN_NAME)
             .resolve_in(&Path::new(KEYS_DIRECTORY).join(ADMIN_NAME))
     }
 
-    /// Returns the credentials directory of the coordinator.
     pub(crate) fn coordinator_directory(&self) -> PathBuf {
         self.keys_directory().join(COORDINATOR_NAME)
     }
 
-    /// Writes the credentials of the admin and the coordinator. They do not expire, because they
-    /// lie beside the keys and are worth as much.
+    /// They do not expire, because they lie beside the keys and are worth as much.
     pub(crate) fn write_own_credentials(&self) -> anyhow::Result<()> {
         let scope = identity::UserScope::Admin;
         for (name, standing) in
@@ -146,31 +127,16 @@ impl FleetKeys {
         {
             let member = Member { name: AgentId::new(name)?, standing };
             let at = self.keys_directory().join(name);
-            let identity = self.issue_credentials(&member, &at, None)?;
+            let identity = MemberIdentity::with_default_files(name).resolve_in(&at);
+            let key = identity.ensure_public_key()?;
+            let tokens = self.authority.issue_tokens(&member, &key, unix_seconds(), None)?;
+            identity.write_files(&CredentialFiles {
+                jwt: &tokens.jwt,
+                bearer: &tokens.bearer,
+                ca: self.authority.ca_pem(),
+            })?;
             identity.write_creds_file(&at.join("nats.creds"))?;
         }
         Ok(())
-    }
-
-    /// Issues tokens to a member and writes its credentials to the directory `at`.
-    fn issue_credentials(
-        &self,
-        member: &Member,
-        at: &Path,
-        expires_at: Option<u64>,
-    ) -> anyhow::Result<MemberIdentity> {
-        let identity = MemberIdentity::with_default_files(member.name.as_str()).resolve_in(at);
-        let admission = self.authority.issue_tokens(
-            member,
-            &identity.ensure_public_key()?,
-            unix_time_s(),
-            expires_at,
-        )?;
-        identity.write_files(&CredentialFiles {
-            jwt: &admission.jwt,
-            bearer: &admission.bearer,
-            ca: self.authority.ca_pem(),
-        })?;
-        Ok(identity)
     }
 }

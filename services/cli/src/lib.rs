@@ -5,24 +5,25 @@
 //!
 //! [`run_program`] is the whole program. The other public items serve the benchmarks.
 
-mod agent_lock;
 mod args;
-mod clock;
 mod commands;
 mod demo;
 pub mod demo_task;
-mod discovery;
+mod exit_codes;
 pub mod fleet;
 mod fleet_keys;
 pub mod local_models;
 pub mod output;
 mod print_config;
 mod progress_meter;
+mod python_runner;
 mod run_progress;
+mod run_submission;
 mod service_notify;
 pub mod signals;
 pub mod supervisor;
 mod systemd;
+mod this_machine;
 mod tui;
 mod upgrade_plan;
 mod version;
@@ -37,7 +38,7 @@ use crate::{
     args::{Cli, CliCommand},
     output::{exit_with_usage, report_outcome},
 };
-pub use crate::{clock::unix_time_s, commands::run_to_success, version::VERSION};
+pub use crate::{run_submission::run_to_success, version::VERSION};
 
 /// Worker threads of the async runtime. Two are enough: it only moves messages, and child processes
 /// do the computing.
@@ -49,14 +50,17 @@ pub fn run_program() -> ExitCode {
     let command = Cli::command();
     let matches = command.clone().try_get_matches().unwrap_or_else(|error| exit_with_usage(&error));
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| exit_with_usage(&error));
-    if cli.print_config {
+    if cli.global.print_config {
         return report_outcome(
-            print_config::print_settings(&command, &matches, cli.json).map(|()| ExitCode::SUCCESS),
+            print_config::print_settings(&command, &matches, cli.global.json)
+                .map(|()| ExitCode::SUCCESS),
         );
     }
     output::start_logging(cli.command.default_log_filter());
     match cli.command {
-        CliCommand::Worker(worker) => report_outcome(commands::worker::run_worker(worker)),
+        CliCommand::Worker(worker) => {
+            report_outcome(commands::worker::run_worker(worker).map(|()| ExitCode::SUCCESS))
+        }
         _ => block_on_command(commands::run_command(cli)),
     }
 }

@@ -10,11 +10,11 @@ use hardware::HardwareProfile;
 use hub::HubClient;
 use store::ExternalSources;
 
+use crate::this_machine::{cpu_cores, this_program};
+
 /// Maximum size of the cache of converted models.
 pub const GGUF_CACHE_BYTES: u64 = 50 << 30;
 
-/// Returns the path of a model: a file (GGUF) as it is, otherwise a directory or a model
-/// `org/name[@revision]` in the Hugging Face cache.
 pub(crate) fn find_local_model(named: &Path) -> Result<PathBuf, ModelDirError> {
     if named.is_file() {
         return Ok(named.to_owned());
@@ -22,15 +22,10 @@ pub(crate) fn find_local_model(named: &Path) -> Result<PathBuf, ModelDirError> {
     find_model(&named.to_string_lossy(), &HubCache::from_environment(|name| std::env::var_os(name)))
 }
 
-/// Returns the directory of models that were converted to GGUF.
 pub(crate) fn gguf_cache_directory() -> anyhow::Result<PathBuf> {
     Ok(cache_directory()?.join("gguf"))
 }
 
-/// Returns the user's cache directory for Flotilla, by the XDG base directory specification.
-///
-/// # Errors
-/// If neither `HOME` nor `XDG_CACHE_HOME` is set.
 pub(crate) fn cache_directory() -> anyhow::Result<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME")
@@ -39,8 +34,6 @@ pub(crate) fn cache_directory() -> anyhow::Result<PathBuf> {
     Ok(cache.context("neither HOME nor XDG_CACHE_HOME is set; set one")?.join("flotilla"))
 }
 
-/// Returns the sources of base models besides the store: the `--models` directories, the Hugging
-/// Face cache and the hub.
 pub(crate) fn find_external_sources(models: &[PathBuf]) -> anyhow::Result<ExternalSources> {
     let hub = HubClient::from_env();
     let mut directories = Vec::new();
@@ -59,12 +52,11 @@ pub fn worker_launcher(
     device: &str,
     threads: Option<u32>,
 ) -> anyhow::Result<WorkerLauncher> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     Ok(WorkerLauncher {
-        program: std::env::current_exe().context("find this program")?,
+        program: this_program()?,
         wrapper: None,
         silence_limit: None,
-        threads: threads.map_or(cores, |threads| threads as usize),
+        threads: threads.map_or_else(cpu_cores, |threads| threads as usize),
         device: device.to_owned(),
         dtype: MatrixDtype::F32.type_name().to_owned(),
         directory: directory.to_owned(),

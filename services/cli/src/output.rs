@@ -24,8 +24,7 @@ use wire::ErrorCode;
 #[cfg(test)]
 mod tests;
 
-/// Separator between the lines of one entry: a line break and a margin, which no other line begins
-/// with.
+/// Separates the lines of one entry: no other line begins with this margin.
 const CONTINUATION_MARGIN: &str = "\n    │ ";
 
 /// Returns text that is safe to print on a terminal. Characters that control the terminal, change
@@ -70,8 +69,6 @@ fn escape_json(json: &str) -> String {
     shown
 }
 
-/// Returns true for characters that control a terminal or that it does not show, except line breaks
-/// and tabs.
 fn is_control(letter: char) -> bool {
     match letter {
         '\n' | '\t' => false,
@@ -101,8 +98,7 @@ pub(crate) fn print_status_text(text: &str) {
     write_stderr(&escape_text(text));
 }
 
-/// Returns the exit code of an outcome, and prints the error of a failed one with its causes and
-/// the help topic of its code.
+/// Returns the exit code of an outcome, and prints the error of a failed one.
 pub fn report_outcome(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         write_stderr(&describe_error(&error));
@@ -110,10 +106,7 @@ pub fn report_outcome(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Returns an error with its causes, one per line, and the help topic of its code.
-///
-/// Causes whose text is already printed are skipped, because some libraries repeat their cause in
-/// their own message.
+/// Skips causes that are already printed: some libraries repeat their cause in their own message.
 fn describe_error(error: &anyhow::Error) -> String {
     let mut said = error.to_string();
     let mut lines = vec![format!("error: {}", escape_entry(&said))];
@@ -129,8 +122,7 @@ fn describe_error(error: &anyhow::Error) -> String {
     lines.join("\n")
 }
 
-/// Prints help that was requested on stdout, or a usage error and its help topic on stderr, and
-/// exits with the exit code of clap.
+/// Prints help on stdout, or a usage error on stderr, and exits with the exit code of clap.
 pub fn exit_with_usage(error: &clap::Error) -> ! {
     match usage_text_to_escape(error) {
         // A failure to print cannot be reported anywhere.
@@ -169,14 +161,12 @@ fn strip_colours(text: &str) -> String {
     plain
 }
 
-/// Prints an entry of data on stdout, escaped. Exits with code 0 if stdout is closed, as with `|
-/// head -1`.
+/// Prints an entry of data on stdout, escaped.
 pub(crate) fn print_line(line: &str) {
     write_stdout(&escape_entry(line));
 }
 
-/// Prints data of several lines: a table, a page, a file. It is escaped only for a terminal; a file
-/// or a pipe gets it unchanged.
+/// Prints data of several lines. It is escaped only for a terminal.
 pub fn print_text(text: &str) {
     if std::io::stdout().is_terminal() {
         write_stdout(&escape_text(text));
@@ -196,7 +186,6 @@ pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints a value as JSON if `json` is set, otherwise as the text that `print_plain` prints.
 pub(crate) fn print_json_or(
     json: bool,
     value: &impl Serialize,
@@ -209,7 +198,6 @@ pub(crate) fn print_json_or(
     Ok(())
 }
 
-/// Writes a line of escaped text to stderr, and ignores failures.
 fn write_stderr(escaped: &str) {
     let _ = writeln!(std::io::stderr(), "{escaped}");
 }
@@ -221,12 +209,15 @@ fn write_stdout(escaped: &str) {
     }
 }
 
-/// Prints a line above a progress bar.
+/// Prints a line above a progress bar, which only a terminal shows.
 pub(crate) fn print_above_bar(bar: &ProgressBar, line: &str) {
-    bar.println(escape_entry(line));
+    if stderr_is_terminal() {
+        bar.println(escape_entry(line));
+    } else {
+        print_message(line);
+    }
 }
 
-/// Sets the texts before and after a progress bar.
 pub(crate) fn set_bar_labels(bar: &ProgressBar, before: &str, after: &str) {
     bar.set_prefix(escape_line(before));
     bar.set_message(escape_line(after));
@@ -246,12 +237,10 @@ pub fn start_logging(default: &str) {
         .init();
 }
 
-/// Returns the format of log entries: all fields on one line, escaped.
 fn log_fields() -> impl for<'writer> FormatFields<'writer> + Send + Sync + 'static {
     format::debug_fn(write_field).delimited(" ")
 }
 
-/// Writes one field of a log entry, escaped. Names have a style if the log has colours.
 fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> std::fmt::Result {
     let value = escape_line(&format!("{value:?}"));
     match field.name() {
@@ -275,7 +264,6 @@ pub fn install_panic_hook() {
     }));
 }
 
-/// Table style with one line under the headings.
 const TABLE_STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
@@ -304,12 +292,17 @@ pub fn format_table<const N: usize>(
     table.trim_fmt()
 }
 
-/// Returns true if stderr is a terminal.
+pub(crate) fn print_table<const N: usize>(
+    headings: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) {
+    print_text(&format_table(headings, rows));
+}
+
 pub(crate) fn stderr_is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// Returns true if stdout and stdin are terminals.
 pub(crate) fn is_interactive_terminal() -> bool {
     std::io::stdout().is_terminal() && std::io::stdin().is_terminal()
 }
@@ -319,26 +312,8 @@ pub fn format_bytes(count: u64) -> String {
     indicatif::HumanBytes(count).to_string()
 }
 
-/// Formats a time in UTC: `2026-11-20 14:03:05Z`, or `-` if it is missing.
+/// `2026-11-20 14:03:05Z`, in UTC; `-` if the time is missing.
 pub(crate) fn format_time(at: Option<&wire::Timestamp>) -> String {
-    let Some(at) = at else { return "-".into() };
-    let (days, seconds) = (at.seconds.div_euclid(86_400), at.seconds.rem_euclid(86_400));
-    let (year, month, day) = civil_date(days);
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// Returns the Gregorian year, month and day of a day counted from 1970-01-01 (Howard Hinnant,
-/// `civil_from_days`).
-fn civil_date(days: i64) -> (i64, i64, i64) {
-    let shifted = days + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let day_of_era = shifted.rem_euclid(146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+    let time = at.and_then(|at| jiff::Timestamp::from_second(at.seconds).ok());
+    time.map_or("-".into(), |time| time.strftime("%Y-%m-%d %H:%M:%SZ").to_string())
 }

@@ -7,17 +7,14 @@ use serde::Serialize;
 
 use crate::output;
 
-/// Text in place of a secret.
 const SECRET_MASK: &str = "(a secret)";
 
-/// The value of a setting and its source.
 #[derive(Debug, Serialize)]
 struct ConfigSetting {
     value: String,
     from: String,
 }
 
-/// Prints the settings of the given command and of its parent commands.
 pub(crate) fn print_settings(
     command: &Command,
     matches: &ArgMatches,
@@ -40,7 +37,6 @@ pub(crate) fn print_settings(
     Ok(())
 }
 
-/// Returns the settings of one command level, by name.
 fn command_settings(command: &Command, matches: &ArgMatches) -> BTreeMap<String, ConfigSetting> {
     let mut settings = BTreeMap::new();
     for argument in command.get_arguments() {
@@ -63,7 +59,6 @@ fn command_settings(command: &Command, matches: &ArgMatches) -> BTreeMap<String,
     settings
 }
 
-/// Returns a value with the credentials in its URLs masked.
 fn mask_credentials(value: &OsStr) -> String {
     let value = value.to_string_lossy();
     let without = |one: &str| match one.split_once("://") {

@@ -9,23 +9,19 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output;
 
-/// Interval between progress lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A progress display for one step after the other.
 pub(crate) struct ProgressMeter {
     bar: Option<ProgressBar>,
     shown: Mutex<MeterState>,
 }
 
-/// The state that the meter displayed last.
 struct MeterState {
     printed_at: Instant,
     step: (&'static str, &'static str, u64),
 }
 
 impl ProgressMeter {
-    /// Creates a meter, with a bar if stderr is a terminal.
     pub(crate) fn new() -> Self {
         let shown = MeterState { printed_at: Instant::now(), step: ("", "", 0) };
         Self {
@@ -60,7 +56,6 @@ impl ProgressMeter {
         }
     }
 
-    /// Removes the bar.
     pub(crate) fn finish_bar(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -68,7 +63,6 @@ impl ProgressMeter {
     }
 }
 
-/// Returns the style of the bar, by unit and by whether the total is known.
 fn bar_style(doing: &str, unit: &str, bounded: bool) -> ProgressStyle {
     let count = match (unit, bounded) {
         ("bytes", true) => "{bytes}/{total_bytes} {bytes_per_sec}".to_owned(),

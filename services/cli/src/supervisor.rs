@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::Context;
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use process::terminate_child;
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
@@ -130,24 +130,6 @@ impl SupervisedProcess {
     }
 }
 
-/// Sends SIGTERM to a process, then SIGKILL if it is still running after `limit`.
-async fn terminate_child(child: &mut Child, limit: Duration) {
-    send_signal(child, Signal::TERM);
-    if tokio::time::timeout(limit, child.wait()).await.is_err() {
-        send_signal(child, Signal::KILL);
-        let _ = child.wait().await;
-    }
-}
-
-/// Sends a signal to a child process.
-pub(crate) fn send_signal(child: &Child, signal: Signal) {
-    let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    if let Some(pid) = pid {
-        // The process may have ended already.
-        let _ = kill_process(pid, signal);
-    }
-}
-
 /// Opens a log for appending, and creates it and its directory if they are missing.
 pub fn open_log(path: &Path) -> anyhow::Result<File> {
     let open = || {
@@ -183,15 +165,4 @@ fn read_last_error(log: &Path, from: u64) -> String {
     let tail = read().unwrap_or_default();
     let error = tail.rfind("error: ").map_or("", |at| &tail[at..]);
     error.lines().map(str::trim).collect::<Vec<_>>().join(" ")
-}
-
-/// Asks the kernel to send `signal` to this process when its parent dies. Exits at once if the
-/// parent is already gone.
-pub fn die_with_parent(signal: Signal) {
-    let parent = rustix::process::getppid();
-    // Every kernel that can run this program supports it.
-    let _ = set_parent_process_death_signal(Some(signal));
-    if rustix::process::getppid() != parent {
-        std::process::exit(1);
-    }
 }

@@ -16,42 +16,31 @@ use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
 use tokio::process::Command;
 
-/// Name of the agent's service.
 pub(crate) const SERVICE_NAME: &str = "flotilla-agent";
 
-/// Text of the packaged system unit.
 const SYSTEM_UNIT: &str = include_str!("../../../deploy/systemd/flotilla-agent.service");
-/// Text of the packaged user unit.
 const USER_UNIT: &str = include_str!("../../../deploy/systemd/flotilla-agent.user.service");
-/// Text of the drop-in that a verifier needs for its sandbox.
 const VERIFIER_DROP_IN: &str =
     include_str!("../../../deploy/systemd/flotilla-agent.service.d/verifier.conf");
 
-/// Path of the program in the packaged units.
 const PACKAGED_PROGRAM: &str = "/usr/bin/flotilla";
-/// Credentials directory in the packaged system unit.
 const SYSTEM_CREDENTIALS: &str = "/var/lib/flotilla/kit";
-/// Credentials directory in the packaged user unit.
 const USER_CREDENTIALS: &str = "%S/flotilla/kit";
 
-/// State directory of the system service.
 const STATE_DIRECTORY: &str = "/var/lib/flotilla";
 
 /// Maximum time of a `systemctl` call: a start returns when the service is ready, for which its
 /// unit allows 300 s.
 const SYSTEMCTL_LIMIT: Duration = Duration::from_secs(330);
 
-/// The service manager that runs a service: the system's or the user's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServiceScope {
     System,
     User,
 }
 
-/// The settings of a service to install.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceOptions {
-    /// Absolute path of the program.
     pub program: PathBuf,
     /// Credentials directory of a closed fleet. `None`: the packaged location.
     pub credentials: Option<PathBuf>,
@@ -64,8 +53,6 @@ pub(crate) struct ServiceOptions {
     pub scope: ServiceScope,
 }
 
-/// Returns the text of the unit: the packaged unit with the given program, credentials and
-/// settings.
 pub(crate) fn render_unit(options: &ServiceOptions) -> String {
     let (text, kit) = match options.scope {
         ServiceScope::System => (SYSTEM_UNIT, SYSTEM_CREDENTIALS),
@@ -92,7 +79,6 @@ pub(crate) fn render_unit(options: &ServiceOptions) -> String {
     text.replace("EnvironmentFile=", &format!("{lines}EnvironmentFile="))
 }
 
-/// Quotes a path as the first word of `ExecStart`.
 fn quote_program(path: &Path) -> String {
     quote_value(&path.display().to_string()).replace('$', "$$")
 }
@@ -103,7 +89,6 @@ fn quote_value(text: &str) -> String {
     if escaped.contains([' ', '\t', '\'', '"', ';']) { format!("\"{escaped}\"") } else { escaped }
 }
 
-/// A service manager of systemd and the directory of its units.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceManager {
     pub systemctl: PathBuf,
@@ -112,10 +97,6 @@ pub(crate) struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// Returns the service manager of a scope.
-    ///
-    /// # Errors
-    /// If the user's unit directory cannot be determined.
     pub(crate) fn for_scope(scope: ServiceScope) -> anyhow::Result<Self> {
         let units = match scope {
             ServiceScope::System => PathBuf::from("/etc/systemd/system"),
@@ -124,11 +105,6 @@ impl ServiceManager {
         Ok(Self { systemctl: "systemctl".into(), units, scope })
     }
 
-    /// Writes the unit and the drop-ins that its roles need, and reloads systemd. Returns the
-    /// unit's path.
-    ///
-    /// # Errors
-    /// If a file cannot be written, or systemd refuses to reload.
     pub(crate) async fn install_unit(&self, options: &ServiceOptions) -> anyhow::Result<PathBuf> {
         check_options(options)?;
         let path = self.units.join(format!("{SERVICE_NAME}.service"));
@@ -145,44 +121,34 @@ impl ServiceManager {
         Ok(path)
     }
 
-    /// Starts the service now and at every boot (a user service at login).
-    ///
-    /// # Errors
-    /// If the service does not start.
     pub(crate) async fn enable_service(&self, service: &str) -> anyhow::Result<()> {
         self.run_systemctl(&["enable", service]).await?;
         // The service may already run with an older unit or older credentials.
         self.restart_service(service).await
     }
 
-    /// Restarts the service and waits until it is ready.
-    ///
-    /// # Errors
-    /// If the service does not start.
     pub(crate) async fn restart_service(&self, service: &str) -> anyhow::Result<()> {
         self.run_systemctl(&["restart", service]).await
     }
 
-    /// Runs `systemctl` in this scope.
     async fn run_systemctl(&self, arguments: &[&str]) -> anyhow::Result<()> {
         let scope: &[&str] = if self.scope == ServiceScope::User { &["--user"] } else { &[] };
-        let told =
+        let call =
             format!("{} {}", self.systemctl.display(), [scope, arguments].concat().join(" "));
         let mut command = Command::new(&self.systemctl);
         command.args(scope).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
         let ended = tokio::time::timeout(SYSTEMCTL_LIMIT, command.output()).await;
         let output = ended
-            .with_context(|| format!("{told}: not finished within {SYSTEMCTL_LIMIT:?}"))?
-            .with_context(|| format!("run {told}; this needs systemd"))?;
+            .with_context(|| format!("{call}: not finished within {SYSTEMCTL_LIMIT:?}"))?
+            .with_context(|| format!("run {call}; this needs systemd"))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
-            bail!("{told}: {} ({}) (A111)", said.trim(), output.status);
+            bail!("{call}: {} ({}) (A111)", said.trim(), output.status);
         }
         Ok(())
     }
 }
 
-/// Returns the user's configuration directory: `XDG_CONFIG_HOME` or `~/.config`.
 fn user_config_directory() -> anyhow::Result<PathBuf> {
     let named = std::env::var_os("XDG_CONFIG_HOME").filter(|name| !name.is_empty());
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
@@ -192,8 +158,6 @@ fn user_config_directory() -> anyhow::Result<PathBuf> {
         .context("HOME is not set; set it so that user units can be found")
 }
 
-/// Checks that the paths can be written into a unit and that the service's user can read the
-/// credentials.
 fn check_options(options: &ServiceOptions) -> anyhow::Result<()> {
     for path in [Some(&options.program), options.credentials.as_ref()].into_iter().flatten() {
         let usable = |text: &str| path.is_absolute() && !text.contains(char::is_control);
@@ -216,7 +180,6 @@ fn check_options(options: &ServiceOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file atomically, readable by all users.
 fn write_unit_file(path: &Path, text: &str) -> anyhow::Result<()> {
     let partial = path.with_extension("partial");
     let write = || {
@@ -236,14 +199,10 @@ fn write_unit_file(path: &Path, text: &str) -> anyhow::Result<()> {
 /// If the service never ran, its user does not exist yet; systemd changes the owner at the first
 /// start. The service's user may have placed anything in the directory, so only the directory, its
 /// direct entries and files without other hard links are changed.
-///
-/// # Errors
-/// If a file's owner cannot be changed.
 pub(crate) fn give_to_service_user(kit: &Path) -> anyhow::Result<()> {
     change_owner(kit).with_context(|| format!("give {} to the service's user", kit.display()))
 }
 
-/// Changes the owner of a directory and its entries to the owner of its parent.
 fn change_owner(kit: &Path) -> io::Result<()> {
     let state = rustix::fs::stat(kit.parent().unwrap_or(kit))?;
     let owner = (Uid::from_raw(state.st_uid), Gid::from_raw(state.st_gid));
@@ -262,8 +221,7 @@ fn change_owner(kit: &Path) -> io::Result<()> {
     change_file_owner(&directory, owner)
 }
 
-/// Changes the owner of one open file, after checking it again: an open file cannot be replaced any
-/// more.
+/// An open file cannot be replaced any more, so it is checked again.
 fn change_file_owner(file: &OwnedFd, (user, group): (Uid, Gid)) -> io::Result<()> {
     if !is_safe_to_give(&rustix::fs::fstat(file)?) {
         return Err(io::Error::other("a file in it was replaced during the change"));
@@ -271,7 +229,6 @@ fn change_file_owner(file: &OwnedFd, (user, group): (Uid, Gid)) -> io::Result<()
     Ok(rustix::fs::fchown(file, Some(user), Some(group))?)
 }
 
-/// Returns true for a directory, and for a regular file without other hard links.
 fn is_safe_to_give(found: &Stat) -> bool {
     match FileType::from_raw_mode(found.st_mode) {
         FileType::Directory => true,
@@ -280,7 +237,6 @@ fn is_safe_to_give(found: &Stat) -> bool {
     }
 }
 
-/// Opens a file without following a link.
 fn open_no_follow(at: impl AsFd, path: impl rustix::path::Arg) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(at, path, flags, Mode::empty())?)
@@ -330,7 +286,6 @@ mod tests {
         assert_eq!(line(&unit, "WantedBy"), ["WantedBy=default.target"]);
     }
 
-    /// A manager that writes down what it is told; `fails` makes it refuse that.
     fn manager(directory: &Path, scope: ServiceScope, fails: &str) -> ServiceManager {
         let systemctl = directory.join("systemctl");
         let told = directory.join("told").display().to_string();

@@ -12,8 +12,7 @@ pub struct WorkDirectory {
 }
 
 impl WorkDirectory {
-    /// Opens the directory `named`, or creates a temporary one. `what` names its purpose in the
-    /// path and in errors.
+    /// Opens the directory `named`, or creates a temporary one for the purpose `what`.
     pub fn open_or_create(named: Option<&Path>, what: &str) -> anyhow::Result<Self> {
         let (path, temporary) = match named {
             Some(path) => (path.to_owned(), false),
@@ -28,7 +27,6 @@ impl WorkDirectory {
             .with_context(|| format!("use {} for the {what}", path.display()))
     }
 
-    /// Returns the path of the directory.
     pub fn as_path(&self) -> &Path {
         &self.path
     }

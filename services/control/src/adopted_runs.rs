@@ -11,24 +11,19 @@ use crate::{FleetControl, SpecFiles, SubmitError, base_model::TransferCallback};
 /// The training that a watching agent detected in a directory.
 #[derive(Debug, Clone, Copy)]
 pub struct DetectedTraining<'a> {
-    /// The name of the directory.
     pub source: &'a str,
-    /// The host of the directory.
     pub host: &'a str,
     pub pool: &'a str,
-    /// The time since 1970 at which the first checkpoint was found. The same time leads to the same
+    /// Time since 1970 at which the first checkpoint was found. The same time leads to the same
     /// run.
     pub found_at: Duration,
-    /// The model of the adapters, if the spec names none. `None` for whole models.
+    /// Model of the adapters, if the spec names none; `None` for whole models.
     pub base: Option<&'a Path>,
 }
 
 impl FleetControl {
-    /// Reads, checks and stores the files that a watch spec names. Problems are reported here
-    /// because later no user is present to read them.
-    ///
-    /// # Errors
-    /// Returns the first problem with the files.
+    /// Reads, checks and stores the files that a watch spec names. Later no user is present to read
+    /// the problems.
     pub async fn check_watch_files(
         &self,
         spec: &WatchSpec,
@@ -39,9 +34,6 @@ impl FleetControl {
     }
 
     /// Starts the run of a watched directory, or returns the run that was started for it before.
-    ///
-    /// # Errors
-    /// Returns the first problem with the spec, its files or the fleet.
     pub async fn start_adopted_run(
         &self,
         name: &str,

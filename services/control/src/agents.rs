@@ -16,9 +16,6 @@ pub enum DrainError {
 
 impl FleetControl {
     /// Returns the last status of every agent, sorted by agent id.
-    ///
-    /// # Errors
-    /// Returns an error if the bus cannot be read.
     pub async fn list_agents(&self) -> Result<Vec<v1::AgentStatus>, PresenceError> {
         let mut agents = self.bus.list_statuses().await?;
         agents.sort_by(|a, b| a.agent.cmp(&b.agent));
@@ -26,11 +23,7 @@ impl FleetControl {
     }
 
     /// Asks an agent to drain: it finishes the jobs it holds, takes no new ones, and leaves the
-    /// fleet.
-    ///
-    /// # Errors
-    /// Returns [`DrainError::Unknown`] if no agent of this id has a status, and
-    /// [`DrainError::Presence`] if the agent does not answer.
+    /// fleet. Fails with [`DrainError::Unknown`] if no agent of this id has a status.
     pub async fn drain_agent(&self, agent: &AgentId) -> Result<(), DrainError> {
         let known = self.list_agents().await?.iter().any(|status| status.agent == agent.as_str());
         if !known {

@@ -10,31 +10,22 @@ use wire::{Record, v1};
 
 use crate::audit::error_chain;
 
-/// Name of the facts file in an archive's tree, as `services/coordinator` writes it.
+/// The name that `services/coordinator` writes.
 const FACTS_FILE: &str = "facts.jsonl.gz";
 
 /// Downloads of one archive before it counts as damaged.
 const DOWNLOAD_ATTEMPTS_MAX: u32 = 4;
 
-/// Records that are decoded ahead of the reader.
 const RECORDS_AHEAD_MAX: usize = 16;
 
-/// Largest line in bytes (64 MiB). A longer line cannot be a fact, because the bus would not have
-/// accepted it.
+/// A longer line cannot be a fact, because the bus would not have accepted it.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-/// Records in log order. The stream ends at the end of the file or at the first line that cannot be
-/// read.
+/// Records in log order, up to the end of the file or the first line that cannot be read.
 pub(crate) type FactStream = mpsc::Receiver<Result<Record, String>>;
 
-/// Downloads and verifies the facts file of an archive, then decodes it line by line on a blocking
-/// thread.
-///
-/// The whole file is verified before the first record is sent. Defects of the stored object itself
-/// are reported by the audit's check of the store.
-///
-/// # Errors
-/// Returns a message if the `archived` fact contains no tree, or the file cannot be downloaded.
+/// Downloads and verifies the whole facts file of an archive, then decodes it line by line on a
+/// blocking thread. Defects of the stored object are reported by the audit's check of the store.
 pub(crate) async fn open_facts(
     store: &Store,
     archived: &v1::Archived,
@@ -46,8 +37,8 @@ pub(crate) async fn open_facts(
     Ok(lines)
 }
 
-/// Downloads the facts file. Retries up to [`DOWNLOAD_ATTEMPTS_MAX`] times if the content has the
-/// right size but a wrong digest, because the damage may have happened in transit.
+/// Retries content of the right size with a wrong digest, because the damage may have happened in
+/// transit.
 async fn download_facts(store: &Store, tree: &v1::Tree) -> Result<std::fs::File, String> {
     let mut tries = 1;
     loop {
@@ -60,9 +51,8 @@ async fn download_facts(store: &Store, tree: &v1::Tree) -> Result<std::fs::File,
     }
 }
 
-/// Downloads the facts file into an unnamed temporary file and rewinds it.
-///
-/// The outer error is a local I/O error; the inner one is an error of the store.
+/// Downloads into an unnamed temporary file and rewinds it. The outer error is a local I/O error;
+/// the inner one is an error of the store.
 async fn download_once(
     store: &Store,
     tree: &v1::Tree,
@@ -84,8 +74,7 @@ async fn download_once(
     Ok(Ok(file))
 }
 
-/// Decompresses the file and sends its records. Stops when the receiver is dropped, or after the
-/// first line that cannot be read.
+/// Stops when the receiver is dropped, or after the first line that cannot be read.
 fn send_records(file: std::fs::File, send: &mpsc::Sender<Result<Record, String>>) {
     let mut text = BufReader::new(GzDecoder::new(BufReader::new(file)));
     let mut line = Vec::new();

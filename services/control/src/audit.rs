@@ -1,6 +1,6 @@
-//! The audit of a run. `cycle` re-derives the run from its log; then the objects that the facts
-//! name are checked in the store. The report lists separately what could not be checked; such gaps
-//! are not findings.
+//! The audit of a run: `cycle` re-derives the run from its log, then the objects that the facts
+//! name are checked in the store. Checks that could not be made are listed separately and are not
+//! findings.
 
 mod archive_merge;
 mod store_check;
@@ -17,35 +17,30 @@ use crate::FleetControl;
 use archive_merge::ArchiveMerge;
 use store_check::ReferencedObjects;
 
-/// Findings that are listed in a report. Further findings are only counted.
+/// Further findings are only counted.
 const FINDINGS_MAX: usize = 1000;
 
-/// Largest prompts file in bytes (1 GiB).
 const PROMPTS_BYTES_MAX: u64 = 1 << 30;
 
 /// The depth of an audit. Each level includes the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AuditDepth {
-    /// The log alone.
     Log,
-    /// The names, sizes and manifests of objects in the store.
+    /// Names, sizes and manifests of objects in the store.
     Files,
-    /// The content of every object.
+    /// Content of every object.
     Bytes,
 }
 
 /// The progress of a long operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskProgress {
-    /// The unit of `done` and `total`: `files` or `bytes`.
+    /// `files` or `bytes`.
     pub unit: &'static str,
-    /// Units that are finished.
     pub done: u64,
-    /// Units in all.
     pub total: u64,
 }
 
-/// A callback that receives progress updates.
 pub(crate) type ProgressCallback<'a> = &'a (dyn Fn(TaskProgress) + Send + Sync);
 
 /// The place of a finding: the log or the store.
@@ -57,7 +52,6 @@ pub enum FindingSource {
 }
 
 impl FindingSource {
-    /// Returns the lower-case name, as JSON has it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Log => "log",
@@ -69,47 +63,38 @@ impl FindingSource {
 /// One difference between a run and its log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditFinding {
-    /// The place of the finding.
     #[serde(rename = "where")]
     pub place: FindingSource,
-    /// A description of the difference.
     pub what: String,
-    /// The subject of the fact at fault, or of the fact that names the object.
+    /// Subject of the fact at fault, or of the fact that names the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// The log position of that fact.
+    /// Log position of that fact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
-    /// The address of the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// The expected value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
-    /// The value that was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
 }
 
-/// The result of an audit: the checks that were made, and their findings.
 #[derive(Debug, Clone, Serialize)]
 pub struct AuditReport {
-    /// The run's id.
     pub run: String,
-    /// Counts of the facts that were checked.
     #[serde(flatten)]
     pub tally: AuditCounts,
-    /// The finished stages, in order: `lineage`, `files`, `bytes`.
+    /// Finished stages, in order: `lineage`, `files`, `bytes`.
     pub checked: Vec<&'static str>,
-    /// Checks that could not be made, each with its reason.
+    /// Each with its reason.
     pub not_checked: Vec<String>,
-    /// Properties that hold only because the spec permits them. They are not findings.
+    /// Properties that hold only because the spec permits them; no findings.
     pub caveats: Vec<String>,
     /// Unusual properties that are intended.
     pub notes: Vec<String>,
-    /// The findings in log order, at most 1 000 of them.
     pub findings: Vec<AuditFinding>,
-    /// Number of findings beyond the listed ones.
+    /// Findings beyond the 1 000 listed ones.
     pub findings_left_out: u64,
 }
 
@@ -128,7 +113,7 @@ impl AuditReport {
         self.findings.is_empty()
     }
 
-    /// Adds a finding, or only counts it if the report lists [`FINDINGS_MAX`] already.
+    /// Only counts the finding if [`FINDINGS_MAX`] are listed already.
     pub(crate) fn add_finding(&mut self, finding: AuditFinding) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(finding);
@@ -139,7 +124,6 @@ impl AuditReport {
 }
 
 impl AuditFinding {
-    /// Builds a finding about a fact of the log.
     fn for_log(what: String, subject: Option<String>, sequence: Option<u64>) -> Self {
         let place = FindingSource::Log;
         Self { place, what, subject, sequence, url: None, expected: None, found: None }
@@ -152,26 +136,21 @@ impl From<cycle::LogContradiction> for AuditFinding {
     }
 }
 
-/// The state of an audit while it reads the log.
 struct AuditState {
     auditor: RunAuditor,
     report: AuditReport,
-    /// The objects that the facts name.
     objects: ReferencedObjects,
-    /// The log positions of the run's first and last entry.
+    /// Log positions of the run's first and last entry.
     sequence_range: Option<(u64, u64)>,
 }
 
 impl FleetControl {
-    /// Audits a run to the given depth.
+    /// Audits a run to the given depth: replays its log with archived facts at their positions,
+    /// checks for lost entries and the origin of the base, then checks the store if `depth` asks
+    /// for it.
     ///
-    /// The audit replays the run's log through the `cycle` auditor, inserts archived facts at their
-    /// log positions, checks for lost entries and for the origin of the base, and then checks the
-    /// store if `depth` asks for it.
-    ///
-    /// # Errors
-    /// Returns an error if the run does not exist or the log cannot be read. Problems with the
-    /// store are part of the report.
+    /// Fails if the run does not exist or the log cannot be read. Problems with the store are part
+    /// of the report.
     pub async fn audit_run(
         &self,
         run: &RunId,
@@ -203,11 +182,9 @@ impl FleetControl {
         Ok(report)
     }
 
-    /// Reads the run's log into `reading`, merged with the facts of its archives.
-    ///
-    /// A fact that both the log and an archive contain must be the same in both. The archive of a
-    /// cycle is opened at the cycle's plan, if the log no longer has the samples or the depth
-    /// includes the store.
+    /// Reads the run's log into `reading`, merged with its archives. A fact that both contain must
+    /// be the same in both. The archive of a cycle is opened at the cycle's plan, if the log no
+    /// longer has the samples or the depth includes the store.
     async fn replay_log(
         &self,
         run: &RunId,
@@ -272,7 +249,7 @@ impl FleetControl {
         Ok(())
     }
 
-    /// Returns true if the log still contains samples of the cycle, archived or not.
+    /// Returns true for samples of archived cycles too.
     async fn log_has_samples(&self, run: &RunId, cycle: u32) -> Result<bool, ReadError> {
         match self.bus.get_fact(&format!("flotilla.{run}.samples.{cycle}.*")).await {
             Ok(found) => Ok(found.is_some()),
@@ -281,7 +258,6 @@ impl FleetControl {
         }
     }
 
-    /// Returns the `archived` fact of each archived cycle of the run.
     async fn archived_cycles(&self, run: &RunId) -> Result<BTreeMap<u32, v1::Archived>, ReadError> {
         let records = self.read_records(vec![format!("flotilla.{run}.cycle.*.archived")]).await?;
         let archived = records.into_iter().filter_map(|record| match record.fact.body {
@@ -291,9 +267,8 @@ impl FleetControl {
         Ok(archived.collect())
     }
 
-    /// Reads the prompt files of a RAFT spec for the auditor, and adds a finding for each file
-    /// whose number of prompts differs from the spec. Files that cannot be read are skipped here;
-    /// the check of the store reports them.
+    /// Adds a finding for each prompts file whose number of prompts differs from the spec. Files
+    /// that cannot be read are skipped; the check of the store reports them.
     async fn check_prompt_sets(&self, spec: &v1::Spec, record: &Record, reading: &mut AuditState) {
         let Some(v1::spec::Kind::Raft(raft)) = &spec.kind else { return };
         for set in raft.prompt_sets() {
@@ -314,16 +289,13 @@ impl FleetControl {
         }
     }
 
-    /// Returns the prompts of a blob, or `None` if the blob cannot be read or parsed.
     async fn load_prompts(&self, blob: Option<&v1::Blob>) -> Option<Vec<PromptEntry>> {
         let bytes = self.open_store().await.ok()?.get_blob(blob?, PROMPTS_BYTES_MAX).await.ok()?;
         PromptEntry::parse_all(&bytes).ok()
     }
 
-    /// Adds a finding if the log reports lost entries within the run.
-    ///
-    /// Once any cycle was archived, entries are missing on purpose, and this check is skipped. A
-    /// fact that is missing by mistake then shows in the facts that should follow from it.
+    /// Skips the check once any cycle was archived, because entries are then missing on purpose. A
+    /// fact missing by mistake then shows in the facts that should follow from it.
     async fn find_lost_entries(&self, reading: &mut AuditState) -> Result<(), AuditError> {
         let Some((first, last)) = reading.sequence_range else { return Ok(()) };
         let lost = self.bus.find_lost_entries().await?;
@@ -346,7 +318,6 @@ impl FleetControl {
         Ok(())
     }
 
-    /// Returns true if the log contains an `archived` fact of any run.
     async fn has_archives(&self) -> Result<bool, AuditError> {
         match self.bus.get_fact("flotilla.*.cycle.*.archived").await {
             Ok(found) => Ok(found.is_some()),
@@ -379,13 +350,11 @@ impl FleetControl {
     }
 }
 
-/// Returns the run in whose directory a tree lies, or `None` for a tree elsewhere.
 fn origin_run(tree: &v1::Tree) -> Option<RunId> {
     RunId::new(tree.path.strip_prefix("runs/")?.split('/').next()?).ok()
 }
 
 impl AuditState {
-    /// Returns an empty state for an audit of `run`.
     fn new(run: &RunId) -> Self {
         let report = AuditReport {
             run: run.to_string(),
@@ -405,33 +374,28 @@ impl AuditState {
         }
     }
 
-    /// Takes a fact of the log.
     fn add_record(&mut self, record: &Record) {
         self.extend_range(record.sequence);
         self.auditor.audit_record(record);
         self.objects.add_record(record);
     }
 
-    /// Takes a fact that only an archive contains.
     fn add_archived(&mut self, record: Record) {
         self.auditor.audit_record(&record);
     }
 
-    /// Records that the archive of a cycle cannot be read, and the reason.
     fn add_unreadable(&mut self, cycle: u32, why: &str) {
         self.auditor.mark_unreadable(cycle);
         self.report.not_checked.push(format!("the archived facts of cycle {cycle}: {why}"));
     }
 
-    /// Extends the range of log positions up to `sequence`.
     fn extend_range(&mut self, sequence: u64) {
         let (first, _) = self.sequence_range.unwrap_or((sequence, sequence));
         self.sequence_range = Some((first, sequence));
     }
 }
 
-/// Returns the messages of an error and its causes, joined by `: `. A message that occurs twice in
-/// the chain is written once.
+/// Joins the messages of an error and its causes with `: `, without repetitions.
 pub(crate) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut seen = BTreeSet::from([text.clone()]);

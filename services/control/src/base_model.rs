@@ -1,5 +1,5 @@
-//! The model that a run starts from. It is found, examined and named by digest before any of its
-//! files is stored.
+//! The model that a run starts from: found, examined and named by digest before any of its files is
+//! stored.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,25 +27,20 @@ use crate::{
     spec_files::{SpecFileError, SpecFiles},
 };
 
-/// The model's configuration file.
 const CONFIG_FILE: &str = "config.json";
-/// The model's tokenizer file.
 const TOKENIZER_FILE: &str = "tokenizer.json";
-/// The index of a model whose weights are split over several files.
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Largest configuration, tokenizer or index in bytes (64 MiB) that is read from a store for
-/// examination.
+/// Bound for a configuration, tokenizer or index that is read from a store.
 pub(crate) const SMALL_BYTES_MAX: u64 = 64 << 20;
 
 /// The progress of a download or of hashing a base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransferProgress {
-    /// The activity: `downloading` or `hashing`.
+    /// `downloading` or `hashing`.
     pub activity: &'static str,
-    /// Bytes that are finished.
     pub bytes: u64,
-    /// Bytes in all, or 0 if the total is not known.
+    /// 0 if the total is not known.
     pub total: u64,
 }
 
@@ -63,7 +58,7 @@ pub enum BaseError {
          and sampled with `flotilla generate` (M102)"
     )]
     Gguf { path: String },
-    /// The name is neither a directory nor a model id.
+    /// Neither a directory nor a model id.
     #[error("{path} is not a directory (M101), and {reason}")]
     NotFound { path: String, reason: hub::ModelIdError },
     #[error("{path} has no {file}: it is not a complete model; {remedy} (M101)")]
@@ -125,21 +120,17 @@ impl BaseError {
     }
 }
 
-/// A model in a directory of this machine.
 struct LocalModel {
     dir: PathBuf,
-    /// The model's name in the store.
     name: String,
-    /// The hub revision, if the directory is a snapshot of the hub's cache.
+    /// Set if the directory is a snapshot of the hub's cache.
     revision: Option<ModelRevision>,
 }
 
 impl FleetControl {
-    /// Resolves the name in `base.model` to a tree in the store.
-    ///
-    /// `store:PATH` names a directory of the store. Any other name is a local directory, a
-    /// directory of the hub's cache, or a model id of the hub; such a model is examined and
-    /// published first.
+    /// Resolves the name in `base.model` to a tree in the store. `store:PATH` names a directory of
+    /// the store; any other name is a local directory, a directory of the hub's cache, or a model
+    /// id of the hub. Such a model is examined and published first.
     pub(crate) async fn resolve_model(
         &self,
         name: &str,
@@ -160,12 +151,10 @@ impl FleetControl {
         Ok(v1::Base { tree: Some(tree), random_init: false })
     }
 
-    /// Returns the directory with the model's files for a path on this machine.
     pub(crate) fn local_model_dir(&self, path: &Path) -> Result<PathBuf, BaseError> {
         Ok(find_snapshot(path, self.hub.cache_path())?.dir)
     }
 
-    /// Publishes the files of a local model in the store, according to the spec's upload setting.
     async fn publish_model(
         &self,
         found: &LocalModel,
@@ -190,7 +179,6 @@ impl FleetControl {
         Ok(store.publish_base(files, &place, revision, upload, (digests, Arc::new(seen))).await?)
     }
 
-    /// Finds a model by path, in the hub's cache, or on the hub.
     async fn find_local_model(
         &self,
         path: PathBuf,
@@ -209,10 +197,8 @@ impl FleetControl {
         }
     }
 
-    /// Returns a model of the hub: from the local cache if it is complete there, else downloaded.
-    ///
-    /// The configuration and the small files come first, so that an unsuitable model is rejected
-    /// before its weights are downloaded.
+    /// Prefers the local cache if the model is complete there. The configuration and the small
+    /// files are downloaded first, so that an unsuitable model is rejected before its weights.
     async fn fetch_hub_model(
         &self,
         id: &ModelId,
@@ -262,8 +248,8 @@ impl FleetControl {
         Ok(of(dir))
     }
 
-    /// Returns the tree of a directory in the store. The directory is a published tree, or files
-    /// that a user copied there; such files are examined and registered.
+    /// Accepts a published tree, or files that a user copied there; such files are examined and
+    /// registered.
     async fn resolve_stored_model(
         &self,
         path: &str,
@@ -314,7 +300,6 @@ impl FleetControl {
     }
 }
 
-/// Returns a callback that adds up bytes and reports the sum.
 fn byte_meter(
     doing: &'static str,
     total: u64,
@@ -327,12 +312,8 @@ fn byte_meter(
     }
 }
 
-/// Returns the model in a directory. If the directory is a model of the hub's cache, returns its
-/// snapshot.
-///
-/// # Errors
-/// Returns [`BaseError::Gguf`] if the directory contains only a GGUF model, and an error if it
-/// contains no model.
+/// Returns the model in a directory; for a model of the hub's cache, its snapshot. Fails with
+/// [`BaseError::Gguf`] if there is only a GGUF model.
 fn find_snapshot(path: &Path, hub_cache: &Path) -> Result<LocalModel, BaseError> {
     let name_of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     if let (Some(gguf), false) =
@@ -349,10 +330,6 @@ fn find_snapshot(path: &Path, hub_cache: &Path) -> Result<LocalModel, BaseError>
 
 /// Checks that a model's configuration, tokenizer and weights can be trained, and returns the names
 /// of its files.
-///
-/// # Errors
-/// Returns the first problem: an unusable configuration, a missing file, or weights that are not
-/// complete.
 fn examine_model(dir: &Path) -> Result<Vec<RelativePath>, BaseError> {
     ModelConfig::from_dir(dir)?;
     require_file(dir, TOKENIZER_FILE)?;
@@ -367,8 +344,8 @@ fn examine_model(dir: &Path) -> Result<Vec<RelativePath>, BaseError> {
     names.into_iter().map(|name| Ok(RelativePath::new(name)?)).collect()
 }
 
-/// Checks a listing of files as [`examine_model`] checks a directory, and returns the wanted files
-/// with their sizes. `staged` contains the small files.
+/// Checks a listing as [`examine_model`] checks a directory, and returns the wanted files with
+/// their sizes. `staged` contains the small files.
 fn examine_listing(
     staged: &Path,
     names: &BTreeMap<String, u64>,
@@ -389,10 +366,7 @@ fn examine_listing(
     Ok(wanted)
 }
 
-/// Checks that a file exists in the model's directory.
-///
-/// # Errors
-/// Returns [`BaseError::Incomplete`] with advice how to get the file.
+/// Fails with advice how to get the file.
 fn require_file(dir: &Path, name: &str) -> Result<(), BaseError> {
     if dir.join(name).is_file() {
         return Ok(());
@@ -404,18 +378,15 @@ fn require_file(dir: &Path, name: &str) -> Result<(), BaseError> {
     Err(incomplete_error(&dir.display().to_string(), name, &remedy))
 }
 
-/// Builds a [`BaseError::Incomplete`].
 fn incomplete_error(path: &str, file: &str, remedy: &str) -> BaseError {
     BaseError::Incomplete { path: path.into(), file: file.into(), remedy: remedy.into() }
 }
 
-/// Returns a GGUF file of a directory, if it contains one.
 fn find_gguf(dir: &Path) -> Option<PathBuf> {
     std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).find(|path| is_gguf(path))
 }
 
-/// Runs a function on a blocking thread and returns its value. A panic of the function continues in
-/// the caller.
+/// Runs a function on a blocking thread. A panic continues in the caller.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {

@@ -35,9 +35,6 @@ pub enum CheckpointError {
 }
 
 /// Parses a checkpoint reference: `RUN`, `RUN/CYCLE` or `RUN/CYCLE/STEP`.
-///
-/// # Errors
-/// Returns [`CheckpointError::Reference`] if the text has another form.
 pub fn parse_checkpoint_ref(text: &str) -> Result<v1::CheckpointRef, CheckpointError> {
     let wrong = || CheckpointError::Reference(text.to_owned());
     let mut parts = text.split('/');
@@ -47,14 +44,13 @@ pub fn parse_checkpoint_ref(text: &str) -> Result<v1::CheckpointRef, CheckpointE
     if parts.next().is_some() { Err(wrong()) } else { Ok(reference) }
 }
 
-/// Formats a reference as `RUN`, `RUN/CYCLE` or `RUN/CYCLE/STEP`.
 fn format_reference(reference: &v1::CheckpointRef) -> String {
     let parts = [reference.cycle, reference.step];
     let numbers = parts.iter().flatten().map(|number| format!("/{number}"));
     format!("{}{}", reference.run, numbers.collect::<String>())
 }
 
-/// Converts a checkpoint fact to the API's form, without files. Returns `None` for other facts.
+/// Omits the files. Returns `None` for other facts.
 fn checkpoint_info(record: Record) -> Option<v1::CheckpointInfo> {
     let FactBody::Checkpoint(checkpoint) = record.fact.body else { return None };
     let at = Some(to_timestamp(record.time_ms));
@@ -63,9 +59,6 @@ fn checkpoint_info(record: Record) -> Option<v1::CheckpointInfo> {
 
 impl FleetControl {
     /// Returns a run's checkpoints in the order of publication, without their files.
-    ///
-    /// # Errors
-    /// Returns an error if the log cannot be read.
     pub async fn list_checkpoints(
         &self,
         run: &RunId,
@@ -75,9 +68,6 @@ impl FleetControl {
     }
 
     /// Returns the latest checkpoint that the reference matches, with its files.
-    ///
-    /// # Errors
-    /// Returns an error if no checkpoint matches, or the log or the store cannot be read.
     pub async fn get_checkpoint(
         &self,
         reference: &v1::CheckpointRef,
@@ -115,13 +105,8 @@ impl FleetControl {
         Ok(found)
     }
 
-    /// Returns the bytes of one file of a checkpoint as a stream.
-    ///
-    /// The content is verified as it is read. An error at the end of the stream means that the
-    /// bytes before it are damaged.
-    ///
-    /// # Errors
-    /// Returns an error if the checkpoint or the file does not exist.
+    /// Returns the bytes of one file of a checkpoint, verified as they are read: an error at the
+    /// end of the stream means that the bytes before it are damaged.
     pub async fn read_checkpoint_file(
         &self,
         reference: &v1::CheckpointRef,
@@ -135,9 +120,6 @@ impl FleetControl {
 
     /// Copies a checkpoint's files into a directory. Each file is verified before it gets its final
     /// name.
-    ///
-    /// # Errors
-    /// Returns an error if the checkpoint does not exist, or a file cannot be read or written.
     pub async fn export_checkpoint(
         &self,
         reference: &v1::CheckpointRef,
@@ -161,13 +143,12 @@ impl FleetControl {
     }
 }
 
-/// Returns the tree of a checkpoint.
 fn checkpoint_tree(info: &v1::CheckpointInfo) -> Option<v1::Tree> {
     info.checkpoint.as_ref()?.tree.clone()
 }
 
-/// Writes a stream to a file with the suffix `partial`, syncs it, and renames it to `path`. Removes
-/// the partial file on failure.
+/// Writes to a file with the suffix `partial`, syncs it, and renames it to `path`. Removes the
+/// partial file on failure.
 async fn write_verified(
     mut bytes: futures::stream::BoxStream<'_, Result<Bytes, CheckpointError>>,
     path: &Path,
@@ -187,7 +168,7 @@ async fn write_verified(
     };
     let outcome = written.await;
     if outcome.is_err() {
-        // A failure to remove the file adds nothing to the error that is returned.
+        // A failure to remove the file adds nothing to the returned error.
         let _ = tokio::fs::remove_file(&partial).await;
     }
     outcome

@@ -1,10 +1,10 @@
-//! The files that a run is given: prompts, examples and texts. They are parsed in all supported
-//! forms, conversations are rendered with the base's chat template, and the prompts are split and
-//! compared, all before anything is stored.
+//! The files that a run is given: parsed in all supported forms, conversations rendered with the
+//! base's chat template, prompts split and compared, all before anything is stored.
 
 mod chat;
 mod error;
 mod examples;
+mod file_content;
 mod heldout_split;
 mod model_dir;
 mod offline;
@@ -15,6 +15,7 @@ mod token_counts;
 
 pub(crate) use self::{
     error::BaseFilesError,
+    file_content::{check_text, read_spec_file},
     prepare::{DataReader, PreparedKind, PreparedRun, PreparedSuite},
 };
 pub use self::{

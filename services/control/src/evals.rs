@@ -6,13 +6,11 @@ use wire::{FactBody, Record, RunId, v1};
 
 use crate::{FleetControl, runs::to_timestamp};
 
-/// Returns the log filter for evals of one run, or of all runs.
 fn eval_filter(run: Option<&RunId>) -> Vec<String> {
     vec![format!("flotilla.{}.eval.*.*.*", run.map_or("*", RunId::as_str))]
 }
 
-/// Converts an eval fact to the API's form. Returns `None` for other facts and other suites; an
-/// empty `suite` matches all.
+/// Returns `None` for other facts and other suites; an empty `suite` matches all.
 fn eval_event(record: Record, suite: &str) -> Option<v1::EvalEvent> {
     let FactBody::Eval(eval) = record.fact.body else { return None };
     let wanted = suite.is_empty() || eval.suite == suite;
@@ -26,9 +24,6 @@ fn eval_event(record: Record, suite: &str) -> Option<v1::EvalEvent> {
 impl FleetControl {
     /// Returns the evals so far in the order of measurement, for one run or all, and for one suite
     /// or all (an empty name).
-    ///
-    /// # Errors
-    /// Returns an error if the log cannot be read.
     pub async fn list_evals(
         &self,
         run: Option<&RunId>,
@@ -38,8 +33,7 @@ impl FleetControl {
         Ok(records.into_iter().filter_map(|record| eval_event(record, suite)).collect())
     }
 
-    /// Returns a stream of the evals after a cursor, followed by new ones as they are measured. The
-    /// stream never ends by itself.
+    /// Yields the evals after a cursor, then new ones as they are measured, without end.
     pub fn watch_evals(
         &self,
         run: Option<&RunId>,

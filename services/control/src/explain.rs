@@ -13,37 +13,31 @@ pub use cycle::SelectionReport;
 /// A report on a run, cycle by cycle.
 #[derive(Debug, Clone, Serialize)]
 pub struct RunReport {
-    /// The run's id.
     pub run: String,
-    /// The kind of the run, such as `raft`.
+    /// For example `raft`.
     pub kind: &'static str,
-    /// The phase the run is in.
     pub phase: &'static str,
-    /// The final status with its message, if the run has ended.
+    /// Final status with its message, if the run has ended.
     pub ended: Option<String>,
-    /// The run's seed.
     pub seed: u64,
-    /// The path of the base's tree, or `nothing`.
+    /// Path of the base's tree, or `nothing`.
     pub base: String,
-    /// Reports on all cycles.
     pub cycles: Vec<CycleReport>,
     /// Selection diagnostics of one cycle: the reasons why no more samples were kept.
     #[serde(rename = "yield")]
     pub yields: Option<SelectionReport>,
-    /// Canary results of the policy that drew that cycle's samples, if the spec enables the canary.
+    /// Canary of the policy that drew that cycle's samples, if the spec enables it.
     pub proof: Option<CanaryReport>,
-    /// Agents that the run quarantined.
     pub quarantines: Vec<v1::Quarantine>,
 }
 
 /// The canary results of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CanaryReport {
-    /// The cycle that the policy samples for.
+    /// Cycle that the policy samples for.
     pub cycle: u32,
-    /// True if the vote has an outcome.
+    /// The vote has an outcome.
     pub decided: bool,
-    /// The log-probabilities of each reporter.
     pub shown: Vec<CanaryFigure>,
 }
 
@@ -52,46 +46,41 @@ pub struct CanaryReport {
 pub struct CanaryFigure {
     /// An agent, or the trainer of a cycle.
     pub who: String,
-    /// The mean log-probability in nats per token.
+    /// Mean log-probability in nats per token.
     pub mean: f64,
-    /// The mean absolute difference from the accepted figures in nats per token.
+    /// Mean absolute difference from the accepted figures in nats per token.
     pub distance: Option<f64>,
 }
 
-/// A report on one cycle. Stages that the cycle has not reached are empty.
+/// A report on one cycle. Stages that it has not reached are empty.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct CycleReport {
     pub cycle: u32,
-    /// The policy that the training samples were drawn from.
+    /// Policy that the training samples were drawn from.
     pub sampled_with: Option<String>,
-    /// The sampling temperature.
     pub temperature: Option<f64>,
     /// Number of different prompts that are sampled.
     pub prompts: Option<usize>,
-    /// Number of training samples that are planned.
+    /// Planned training samples.
     pub samples: Option<u64>,
-    /// The result of the selection.
     pub selected: Option<v1::Selected>,
-    /// The training settings.
     pub training: Option<v1::Training>,
-    /// The checkpoint that training started from.
+    /// Checkpoint that training started from.
     pub trained_from: Option<String>,
-    /// The last checkpoint of the cycle.
     pub checkpoint: Option<v1::Checkpoint>,
     /// Perplexity of each text suite at the last checkpoint.
     pub perplexities: BTreeMap<String, f64>,
-    /// The end of the cycle.
     pub done: Option<v1::CycleDone>,
 }
 
 /// The trainings that led to a checkpoint, back to the base.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckpointLineage {
-    /// The trainings, newest first.
+    /// Newest first.
     pub links: Vec<LineageStep>,
-    /// The path of the base's tree, or `nothing`.
+    /// Path of the base's tree, or `nothing`.
     pub base: String,
-    /// The samples that the newest checkpoint was trained on.
+    /// Samples that the newest checkpoint was trained on.
     pub samples: Vec<LineageSample>,
 }
 
@@ -99,11 +88,9 @@ pub struct CheckpointLineage {
 #[derive(Debug, Clone, Serialize)]
 pub struct LineageStep {
     pub checkpoint: v1::Checkpoint,
-    /// The order of the training.
     pub order: Option<v1::TrainOrder>,
-    /// The selection that the training used.
     pub selected: Option<v1::Selected>,
-    /// Name of the tree that the training started from, such as `the base` or `cycle 2 step 57`.
+    /// Such as `the base` or `cycle 2 step 57`.
     pub from: String,
 }
 
@@ -114,9 +101,8 @@ pub struct LineageSample {
     pub index: u32,
     pub reward: f64,
     pub tokens: u32,
-    /// The job that generated the sample.
     pub job: String,
-    /// The seed from which, with the prompt and the index, the sample's own seed is derived.
+    /// The sample's own seed is derived from it with the prompt and the index.
     pub seed: u64,
     pub generator: String,
     pub engine: String,
@@ -125,12 +111,8 @@ pub struct LineageSample {
 }
 
 impl FleetControl {
-    /// Returns a report on a run. Selection diagnostics and canary results are those of `cycle`, or
-    /// else of the last cycle that has selected.
-    ///
-    /// # Errors
-    /// Returns an error if the run does not exist, the cycle has not selected, the run makes no
-    /// selections, or its facts cannot be read.
+    /// Reports on a run. Selection diagnostics and canary results are those of `cycle`, or else of
+    /// the last cycle that has selected. Fails if `cycle` has not selected.
     pub async fn explain_run(
         &self,
         id: &RunId,
@@ -171,11 +153,8 @@ impl FleetControl {
         })
     }
 
-    /// Returns the trainings that led to a checkpoint. The chain covers the checkpoint's own run
-    /// only; its base may be a checkpoint of another run.
-    ///
-    /// # Errors
-    /// Returns an error if the checkpoint's run does not exist, or its facts cannot be read.
+    /// Returns the trainings that led to a checkpoint, within its own run; the base may be a
+    /// checkpoint of another run.
     pub async fn explain_checkpoint(
         &self,
         checkpoint: &v1::Checkpoint,
@@ -213,9 +192,6 @@ impl FleetControl {
 
     /// Returns the order that a checkpoint was trained by, or `None` for an adopted base or an
     /// external training.
-    ///
-    /// # Errors
-    /// Returns an error if the facts of the run cannot be read.
     pub async fn find_train_order(
         &self,
         checkpoint: &v1::Checkpoint,
@@ -263,8 +239,7 @@ impl FleetControl {
     }
 }
 
-/// Returns the canary results of the policy that a cycle's training samples were drawn from, if
-/// there are any.
+/// Returns the results of the policy that the cycle's training samples were drawn from.
 fn canary_report(before: &Run, number: u32) -> Option<CanaryReport> {
     let agreement = cycle::canary_agreement(before, number, v1::Purpose::Train)?;
     let story = |figure: cycle::CanaryValue| {
@@ -275,7 +250,6 @@ fn canary_report(before: &Run, number: u32) -> Option<CanaryReport> {
     Some(CanaryReport { cycle: number, decided: agreement.decided, shown })
 }
 
-/// Returns the last training order of each cycle.
 fn last_train_orders(records: &[Record]) -> BTreeMap<u32, v1::TrainOrder> {
     let orders = records.iter().filter_map(|record| match &record.fact.body {
         FactBody::TrainOrder(order) => Some((order.cycle, order.clone())),
@@ -284,7 +258,7 @@ fn last_train_orders(records: &[Record]) -> BTreeMap<u32, v1::TrainOrder> {
     orders.collect()
 }
 
-/// Returns the plan of each cycle. A folded run drops the plan once the cycle is archived.
+/// A folded run drops the plan once the cycle is archived.
 fn cycle_plans(records: &[Record]) -> BTreeMap<u32, v1::Plan> {
     let plans = records.iter().filter_map(|record| match &record.fact.body {
         FactBody::Plan(plan) => Some((plan.cycle, plan.clone())),
@@ -293,13 +267,12 @@ fn cycle_plans(records: &[Record]) -> BTreeMap<u32, v1::Plan> {
     plans.collect()
 }
 
-/// Returns the path of a run's base, or `nothing`.
 fn base_path(run: &Run) -> String {
     let tree = run.spec.base.as_ref().and_then(|base| base.tree.as_ref());
     tree.map_or_else(|| "nothing".into(), |tree| tree.path.clone())
 }
 
-/// Returns the name of a tree in its run: `the base` or `cycle 2 step 57`.
+/// Returns `the base` or `cycle 2 step 57`.
 fn tree_name(run: &Run, tree: &v1::Tree) -> String {
     let all = run.cycles.values().flat_map(|cycle| cycle.checkpoints.values());
     let found = all.into_iter().find(|checkpoint| checkpoint.tree.as_ref() == Some(tree));
@@ -311,7 +284,6 @@ fn tree_name(run: &Run, tree: &v1::Tree) -> String {
     }
 }
 
-/// Returns the report on one cycle.
 fn cycle_report(
     run: &Run,
     number: u32,

@@ -1,7 +1,6 @@
 //! The operations that users have on a fleet: submit and control runs, read evals, checkpoints,
-//! samples and agents, audit runs, and manage members. The crate needs only the bus and the store,
-//! so that the gRPC gateway and the command line offer the same operations with the same checks. It
-//! knows neither gRPC nor terminals.
+//! samples and agents, audit runs, and manage members. Shared by the gRPC gateway and the command
+//! line; knows neither gRPC nor terminals.
 
 mod adopted_runs;
 mod agents;
@@ -13,6 +12,8 @@ mod data;
 mod evals;
 mod explain;
 mod members;
+mod missing_roles;
+mod run_comparison;
 mod run_history;
 mod runs;
 mod safetensors_check;
@@ -21,6 +22,7 @@ mod selection_preview;
 mod spec_files;
 mod store_access;
 mod submission;
+mod submit_error;
 
 use std::sync::Arc;
 
@@ -43,18 +45,21 @@ pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,
     MembershipView, RevocationList,
 };
+pub use missing_roles::missing_roles;
+pub use run_comparison::{SettingDifference, compare_settings};
 pub use run_history::HistoryError;
 pub use runs::{RunError, run_to_proto, to_timestamp};
 pub use selection_preview::{PreviewError, SelectionComparison, SelectionSummary};
 pub use spec_files::{SpecFileError, SpecFiles};
 pub use store_access::{StoreAccess, StoreAccessError};
-pub use submission::{SubmitError, SubmittedRun};
+pub use submission::SubmittedRun;
+pub use submit_error::SubmitError;
 
 /// A client of a fleet: all operations that users have on runs, checkpoints, evals and agents.
 ///
 /// It reads facts from the log and writes `spec` and `control` facts; the coordinator and the
-/// agents do the rest. It keeps no state of its own, so clones and several processes can work at
-/// the same time. The store is opened when an operation first needs it.
+/// agents do the rest. It keeps no state, so clones and several processes can work at the same
+/// time.
 ///
 /// For example, [`FleetControl::submit_run`] reads and checks the files of a spec, stores them,
 /// resolves the base, and writes the `spec` fact as its last step. If a step fails, no run exists.
@@ -68,7 +73,7 @@ pub struct FleetControl {
 }
 
 impl FleetControl {
-    /// Returns a client. The store is opened on first use, so that reading runs needs no
+    /// Returns a client that opens the store on first use, so that reading runs needs no
     /// credentials for the store.
     pub fn new(bus: Bus, stores: StoreAccess) -> Self {
         Self { bus, stores, store: Arc::default(), hub: HubClient::from_env() }
@@ -81,15 +86,11 @@ impl FleetControl {
         Self { bus, stores, store, hub: HubClient::from_env() }
     }
 
-    /// Returns the connection to the bus.
     pub fn bus(&self) -> &Bus {
         &self.bus
     }
 
-    /// Returns the fleet's store, which is opened on first use.
-    ///
-    /// # Errors
-    /// Returns an error if the store is on another machine, or cannot be opened.
+    /// Returns the fleet's store, opened on first use. Fails if the store is on another machine.
     pub async fn open_store(&self) -> Result<&Store, StoreAccessError> {
         self.store.get_or_try_init(|| self.stores.open()).await
     }

@@ -1,6 +1,6 @@
 //! The members of a closed fleet: join tokens, joining, renewal and revocation. The records are in
-//! a bucket that is written only by compare-and-set. Any coordinator can therefore change them, and
-//! a crash wastes at most one use of a token.
+//! a bucket that is written only by compare-and-set, so any coordinator can change them, and a
+//! crash wastes at most one use of a token.
 //!
 //! Architecture Invariant: no record contains a secret, and a member's private key never reaches
 //! this process.
@@ -12,12 +12,7 @@ mod records;
 mod revocation;
 mod revocation_list;
 
-use std::{
-    collections::BTreeSet,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use bus::{
     Bus, CasOutcome, MemberEntry, MembersError as BucketError, system_account::PushAccountsError,
@@ -38,29 +33,25 @@ use self::records::MemberRecord;
 
 pub use revocation_list::{DenyReason, RevocationList};
 
-/// Prefix of the keys of members in the bucket.
 const MEMBER: &str = "member.";
-/// Prefix of the keys of join tokens in the bucket.
 const TOKEN: &str = "token.";
-/// Attempts to write a record while other writers change it.
+/// Attempts while other writers change the record.
 const WRITE_ATTEMPTS_MAX: u32 = 64;
-/// Interval between checks of the fleet's keys, which another process may rotate.
+/// Another process may rotate the fleet's keys.
 const KEYS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Pause after an error of the bus.
 const ERROR_PAUSE: Duration = Duration::from_millis(200);
 
 /// The settings of a membership: the addresses that members are given, and the validity.
 #[derive(Debug, Clone)]
 pub struct MembershipConfig {
-    /// The directory with the fleet's keys.
+    /// Directory with the fleet's keys.
     pub keys_dir: PathBuf,
-    /// NATS servers, with addresses that this process can reach.
+    /// Addresses that this process can reach.
     pub nats_servers: Vec<String>,
-    /// NATS servers, with addresses that members can reach.
+    /// Addresses that members can reach.
     pub advertised_nats: Vec<String>,
     /// Gateways as `host:port`, with addresses that members can reach.
     pub advertised_gateways: Vec<String>,
-    /// The address of the store.
     pub store: String,
     /// Validity of an agent's membership until its next renewal.
     pub member_ttl: Duration,
@@ -68,10 +59,8 @@ pub struct MembershipConfig {
     pub lease: Duration,
 }
 
-/// The registry of the members of a closed fleet.
-///
-/// It decides who may join, issues the credentials of members, and keeps the NATS servers up to
-/// date. A member has one of these states:
+/// The registry of the members of a closed fleet: decides who may join, issues credentials, and
+/// keeps the NATS servers up to date. A member has one of these states:
 ///
 /// - *active*: its record is current, and the servers accept its account;
 /// - *expired*: its credentials have ended, and it may renew them with its key;
@@ -85,10 +74,8 @@ pub struct MemberRegistry {
     shared: Arc<RegistryState>,
 }
 
-/// The state that clones of a registry share.
 struct RegistryState {
     bus: Bus,
-    /// The settings.
     config: MembershipConfig,
     /// Held while the revoked keys are written and pushed.
     revocation_lock: tokio::sync::Mutex<()>,
@@ -101,7 +88,6 @@ struct RegistryState {
 pub struct MembershipView {
     /// Public keys of the issuers whose bearer tokens are valid.
     pub issuers: Vec<String>,
-    /// The members and which of them are revoked.
     pub revocations: RevocationList,
 }
 
@@ -216,7 +202,6 @@ pub enum MembershipError {
 }
 
 impl MemberRegistry {
-    /// Returns a registry.
     pub fn new(bus: Bus, terms: MembershipConfig) -> Self {
         let revoking = tokio::sync::Mutex::new(());
         Self {
@@ -229,19 +214,18 @@ impl MemberRegistry {
         }
     }
 
-    /// Opens the fleet's keys. Called for each use, because other processes rotate the keys.
+    /// Called for each use, because other processes rotate the keys.
     fn open_authority(&self) -> Result<FleetAuthority, AuthorityError> {
         FleetAuthority::open(&self.shared.config.keys_dir)
     }
 
-    /// Keeps `view` and the NATS servers up to date with the bucket and the keys. Runs until the
-    /// events of the bucket end, or the future is dropped.
+    /// Keeps `view` and the NATS servers up to date with the bucket and the keys, until the events
+    /// of the bucket end or the future is dropped.
     pub async fn sync_membership(&self, view: &watch::Sender<MembershipView>) {
         tokio::join!(self.update_view(view), self.sync_servers(view.subscribe()));
     }
 
-    /// Applies the events of the bucket to `view`, and checks the keys at an interval of
-    /// [`KEYS_CHECK_INTERVAL`].
+    /// Applies the events of the bucket, and checks the keys at [`KEYS_CHECK_INTERVAL`].
     async fn update_view(&self, view: &watch::Sender<MembershipView>) {
         let mut events = std::pin::pin!(self.shared.bus.follow_members());
         let mut look = interval(KEYS_CHECK_INTERVAL);
@@ -270,18 +254,14 @@ impl MemberRegistry {
         }
     }
 
-    /// Returns every member that was ever admitted, with its name. The fleet's own members have no
-    /// records and are not included.
-    ///
-    /// # Errors
-    /// Returns an error if the records cannot be read.
+    /// Returns every member that was ever admitted. The fleet's own members have no records and are
+    /// not included.
     pub async fn list_members(&self) -> Result<Vec<v1::MemberInfo>, MembershipError> {
         let everybody = self.read_members().await?.into_iter();
         Ok(everybody.map(|(member, record)| member_info(member.name.to_string(), record)).collect())
     }
 
-    /// Pushes a member's account to the NATS servers, and issues its credentials for the validity
-    /// in its record.
+    /// Pushes the member's account before its credentials are issued.
     async fn issue_membership(
         &self,
         name: &AgentId,
@@ -316,7 +296,6 @@ impl MemberRegistry {
         Ok(Fingerprint::from_pem(self.open_authority()?.ca_pem())?)
     }
 
-    /// Returns a record with its revision, or `None` if the key is empty.
     async fn read_record<T: DeserializeOwned>(
         &self,
         key: &str,
@@ -328,10 +307,8 @@ impl MemberRegistry {
         Ok((revision, record))
     }
 
-    /// Changes a record by compare-and-set, with up to [`WRITE_ATTEMPTS_MAX`] attempts.
-    ///
-    /// `change` receives the current record on each attempt and returns the record to write; `None`
-    /// leaves it unchanged. Returns the record that is stored afterwards.
+    /// Changes a record by compare-and-set and returns the stored one. `change` receives the
+    /// current record on each attempt and returns the record to write; `None` leaves it unchanged.
     async fn rewrite_record<T>(
         &self,
         key: &str,
@@ -360,7 +337,6 @@ impl MemberRegistry {
     }
 }
 
-/// Converts a record to the API's form.
 fn member_info(name: String, record: MemberRecord) -> v1::MemberInfo {
     let (roles, pool, scope) = standing_fields(&record.standing);
     v1::MemberInfo {
@@ -379,7 +355,6 @@ fn member_info(name: String, record: MemberRecord) -> v1::MemberInfo {
     }
 }
 
-/// Returns roles, pool and scope in the API's form.
 fn standing_fields(standing: &MemberKind) -> (Vec<String>, String, String) {
     match standing {
         MemberKind::Agent { roles, pool } => {
@@ -391,32 +366,20 @@ fn standing_fields(standing: &MemberKind) -> (Vec<String>, String, String) {
     }
 }
 
-/// Parses the names of roles.
 fn parse_roles(names: &[String]) -> Result<BTreeSet<MemberRole>, MembershipRefusal> {
     names.iter().map(|name| name.parse().map_err(MembershipRefusal::from)).collect()
 }
 
-/// Converts milliseconds since 1970 to the API's timestamp.
 fn timestamp_from_ms(ms: u64) -> Timestamp {
     wire::to_timestamp(Duration::from_millis(ms))
 }
 
-/// Returns the current time in milliseconds since 1970.
-fn unix_millis() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Converts milliseconds to seconds.
 #[expect(clippy::cast_precision_loss, reason = "of some years at most")]
 fn to_seconds(ms: u64) -> f64 {
     ms as f64 / 1000.0
 }
 
-/// Converts a requested number of seconds to milliseconds.
-///
-/// # Errors
-/// Returns a refusal about `field` if the number is not from 1 to `most_s`.
+/// Accepts 1 to `most_s` seconds; refuses others with `field` in the message.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
 fn parse_duration_ms(
     field: &'static str,

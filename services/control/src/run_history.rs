@@ -6,7 +6,7 @@ use wire::{FactBody, FactKey, Record, RunId, v1};
 
 use crate::{FleetControl, StoreAccessError, archived_facts};
 
-/// Facts of a run that the log keeps after its cycles are archived, as subject patterns.
+/// Facts that the log keeps after cycles are archived, as subject patterns.
 const RETAINED_FACTS: [&str; 11] = [
     "spec",
     "watched",
@@ -43,14 +43,9 @@ pub enum HistoryError {
 }
 
 impl FleetControl {
-    /// Returns a run in the state before a cycle's selection. `records` contains all facts of the
-    /// run except orders, samples and verdicts.
-    ///
-    /// If the spec enables the canary, the bulky facts of the previous cycle are included too.
-    ///
-    /// # Errors
-    /// Returns an error if the run makes no selections, the cycle has not selected, or an archive
-    /// cannot be read.
+    /// Returns a run in the state before a cycle's selection, with all its facts except orders,
+    /// samples and verdicts. If the spec enables the canary, the bulky facts of the previous cycle
+    /// are included too. Fails if the run makes no selections, or the cycle has not selected.
     pub(crate) async fn run_before_selection(
         &self,
         id: &RunId,
@@ -89,7 +84,6 @@ impl FleetControl {
         Ok(run)
     }
 
-    /// Returns all facts of a run except orders, samples and verdicts.
     pub(crate) async fn records_without_samples(
         &self,
         id: &RunId,
@@ -99,9 +93,6 @@ impl FleetControl {
     }
 
     /// Returns all facts in the archive of a cycle.
-    ///
-    /// # Errors
-    /// Returns an error if the archive cannot be read.
     pub async fn read_archive(&self, archived: &v1::Archived) -> Result<Vec<Record>, HistoryError> {
         let cycle = archived.cycle;
         let failed = |why: String| HistoryError::Archive { cycle, why };
@@ -114,8 +105,8 @@ impl FleetControl {
         Ok(records)
     }
 
-    /// Returns a cycle's orders, samples and verdicts, from its archive if `archived` is given,
-    /// else from the log.
+    /// Reads orders, samples and verdicts from the archive if `archived` is given, else from the
+    /// log.
     pub(crate) async fn read_bulky_facts(
         &self,
         id: &RunId,

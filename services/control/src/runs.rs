@@ -12,7 +12,7 @@ use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, Timestamp, v1};
 
 use crate::FleetControl;
 
-/// Attempts to write a control fact while other writers take the same number.
+/// Attempts while other writers take the same number.
 const CONTROL_ATTEMPTS_MAX: u32 = 16;
 
 /// A failure to read or control a run.
@@ -31,17 +31,13 @@ pub enum RunError {
 }
 
 impl FleetControl {
-    /// Returns all facts of a run so far, in log order.
-    ///
-    /// # Errors
-    /// Returns an error if the run does not exist, or the log cannot be read.
+    /// Returns all facts of a run so far, in log order. Fails if the run does not exist.
     pub async fn read_run_records(&self, run: &RunId) -> Result<Vec<Record>, RunError> {
         let records = self.read_records(vec![format!("flotilla.{run}.>")]).await?;
         if records.is_empty() { Err(RunError::Unknown(run.clone())) } else { Ok(records) }
     }
 
-    /// Returns all facts that the log contains now under the filters. Unreadable entries are
-    /// skipped.
+    /// Skips unreadable entries.
     pub(crate) async fn read_records(
         &self,
         filters: Vec<String>,
@@ -59,17 +55,11 @@ impl FleetControl {
     }
 
     /// Returns a run, folded from its facts.
-    ///
-    /// # Errors
-    /// Returns an error if the run does not exist, or the log cannot be read.
     pub async fn get_run(&self, run: &RunId) -> Result<Run, RunError> {
         fold_run(&self.read_run_records(run).await?).ok_or_else(|| RunError::Unknown(run.clone()))
     }
 
     /// Returns every run of the log, oldest first, without checkpoints and evals.
-    ///
-    /// # Errors
-    /// Returns an error if the log cannot be read.
     pub async fn list_runs(&self) -> Result<Vec<Run>, RunError> {
         let kinds = ["spec", "watched", "control.*", "cycle.*.*", "done"];
         let filters = kinds.iter().map(|kind| format!("flotilla.*.{kind}")).collect();
@@ -84,8 +74,8 @@ impl FleetControl {
         Ok(runs)
     }
 
-    /// Returns a run folded only from its spec, control and done facts. The cost does not depend on
-    /// the number of samples.
+    /// Folds only the spec, control and done facts. The cost does not depend on the number of
+    /// samples.
     async fn read_run_status(&self, id: &RunId) -> Result<Run, RunError> {
         let kinds = ["spec", "watched", "control.*", "done"];
         let filters = kinds.iter().map(|kind| format!("flotilla.{id}.{kind}")).collect();
@@ -93,10 +83,7 @@ impl FleetControl {
     }
 
     /// Pauses, resumes or cancels a run. Has no effect if the run is in the requested state
-    /// already.
-    ///
-    /// # Errors
-    /// Returns an error if the run does not exist or has ended, or the log cannot be written.
+    /// already. Fails if the run does not exist or has ended.
     pub async fn control_run(
         &self,
         id: &RunId,
@@ -123,11 +110,8 @@ impl FleetControl {
         Err(RunError::Busy(id.clone()))
     }
 
-    /// Returns a run's facts after a cursor, followed by new ones. The stream ends after the `done`
-    /// fact.
-    ///
-    /// # Errors
-    /// Returns an error if the run does not exist, or the log cannot be read.
+    /// Yields a run's facts after a cursor, then new ones; ends after the `done` fact. Fails if the
+    /// run does not exist.
     pub async fn watch_run(
         &self,
         run: &RunId,
@@ -152,7 +136,7 @@ impl FleetControl {
     }
 }
 
-/// Ends a stream after the run's `done` fact, which is the last fact of a run.
+/// The `done` fact is the last of a run.
 fn take_until_done(
     records: BoxStream<'static, Result<Record, ReadError>>,
 ) -> impl Stream<Item = Result<Record, ReadError>> + Send {
@@ -164,7 +148,7 @@ fn take_until_done(
     })
 }
 
-/// Returns true if an action would not change the run.
+/// Returns true if the action would not change the run.
 fn has_state(run: &Run, action: v1::control::Action) -> bool {
     use v1::control::Action;
     match action {
@@ -175,7 +159,7 @@ fn has_state(run: &Run, action: v1::control::Action) -> bool {
     }
 }
 
-/// Folds facts into a run. Returns `None` if no `spec` fact is among them.
+/// Returns `None` if no `spec` fact is among the records.
 pub(crate) fn fold_run(records: &[Record]) -> Option<Run> {
     let mut records = records.iter();
     let mut run = records.by_ref().find_map(Run::start)?;

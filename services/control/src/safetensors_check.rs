@@ -7,10 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, de::IgnoredAny};
-
-/// Largest header in bytes, as the format defines it.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
+use formats::safetensors::{DeclaredTensors, LENGTH_BYTES, parse_header_length};
 
 /// The reason why a weights file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -32,66 +29,25 @@ pub(crate) fn check_weights(path: &Path) -> Result<(), WeightsError> {
     let wrong = |reason: String| WeightsError::Header { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(unread)?;
     let found = file.metadata().map_err(unread)?.len();
-    let mut length = [0; 8];
+    let mut length = [0; LENGTH_BYTES];
     if found < 8 {
         return Err(wrong(format!("it has {found} bytes")));
     }
     file.read_exact(&mut length).map_err(unread)?;
-    let length = u64::from_le_bytes(length);
-    if length > HEADER_BYTES_MAX {
-        return Err(wrong(format!("its header would have {length} bytes")));
-    }
+    let length = parse_header_length(length)
+        .map_err(|length| wrong(format!("its header would have {length} bytes")))?;
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header).map_err(unread)?;
     if (header.len() as u64) < length {
         let path = path.to_owned();
         return Err(WeightsError::Truncated { path, expected: 8 + length, found });
     }
-    let ends: DataLength =
-        serde_json::from_slice(&header).map_err(|error| wrong(error.to_string()))?;
-    let expected = (8 + length).saturating_add(ends.0);
+    let declared = DeclaredTensors::parse(&header).map_err(|error| wrong(error.to_string()))?;
+    let expected = (8 + length).saturating_add(declared.data_bytes);
     if expected == found {
         return Ok(());
     }
     Err(WeightsError::Truncated { path: path.to_owned(), expected, found })
-}
-
-/// The end of the last tensor in bytes, counted from the end of the header.
-struct DataLength(u64);
-
-/// The header entry of one tensor.
-#[derive(Deserialize)]
-struct TensorHeader {
-    data_offsets: (u64, u64),
-}
-
-impl<'de> Deserialize<'de> for DataLength {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = DataLength;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> Result<DataLength, A::Error> {
-                let mut end = 0;
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
-                    } else {
-                        end = end.max(map.next_value::<TensorHeader>()?.data_offsets.1);
-                    }
-                }
-                Ok(DataLength(end))
-            }
-        }
-        deserializer.deserialize_map(Visitor)
-    }
 }
 
 #[cfg(test)]

@@ -10,23 +10,20 @@ use crate::{FleetControl, HistoryError};
 
 use v1::samples_request::Which;
 
-/// Largest number of prompts on a page.
 const PAGE_PROMPTS_MAX: u32 = 100;
-/// Number of prompts on a page if the request gives none.
 const PAGE_PROMPTS_DEFAULT: u32 = 20;
-/// Samples of one prompt that a page shows.
+/// Further samples of the prompt are not shown.
 const PROMPT_SAMPLES_MAX: usize = 256;
-/// Bytes of text that a page shows of one prompt and its samples.
+/// Text of one prompt and its samples.
 const PROMPT_BYTES_MAX: usize = 256 << 10;
-/// Bytes that a page shows at least of each text.
+/// Shown at least of each text.
 const TEXT_BYTES_MIN: usize = 512;
-/// Largest page in bytes (2 MiB). The last prompt of a page may exceed it.
+/// The last prompt of a page may exceed it.
 const PAGE_BYTES_MAX: usize = 2 << 20;
 
-/// Outcomes of samples in the selection, by prompt id and sample index.
+/// Outcome by prompt id and sample index.
 type SampleOutcomes = BTreeMap<(String, u32), &'static str>;
 
-/// The facts about the samples of one job.
 #[derive(Default)]
 struct JobSamples {
     requests: Vec<v1::generate_order::Request>,
@@ -36,9 +33,6 @@ struct JobSamples {
 
 impl FleetControl {
     /// Returns a page of a cycle's samples, from the log or the cycle's archive.
-    ///
-    /// # Errors
-    /// Returns an error if the run does not exist, or its samples cannot be read.
     pub async fn get_samples_page(
         &self,
         id: &RunId,
@@ -73,7 +67,6 @@ impl FleetControl {
         page.await.map_err(|error| HistoryError::Page(error.to_string()))
     }
 
-    /// Returns the outcomes of a cycle's samples, or `None` if the cycle has not selected.
     async fn sample_outcomes(
         &self,
         id: &RunId,
@@ -88,7 +81,6 @@ impl FleetControl {
     }
 }
 
-/// Returns the jobs of a cycle that were redrawn because of a quarantine.
 fn quarantined_jobs(records: &[Record], cycle: u32) -> BTreeSet<String> {
     let quarantines = records.iter().filter_map(|record| match &record.fact.body {
         FactBody::Quarantine(quarantine) => Some(quarantine),
@@ -133,7 +125,7 @@ fn collect_jobs(
     jobs
 }
 
-/// Builds a page from the jobs. Counts of outcomes cover all samples, not only those on the page.
+/// Counts outcomes over all samples, not only those on the page.
 fn build_page(
     request: &v1::SamplesRequest,
     jobs: BTreeMap<JobId, JobSamples>,
@@ -168,8 +160,7 @@ fn build_page(
     page
 }
 
-/// Groups samples by prompt. Prompts are in the order of the jobs, and the samples of a prompt are
-/// sorted by index.
+/// Keeps prompts in the order of the jobs, and sorts the samples of a prompt by index.
 fn group_by_prompt(
     jobs: BTreeMap<JobId, JobSamples>,
     fates: Option<&SampleOutcomes>,
@@ -200,7 +191,6 @@ fn group_by_prompt(
     prompts
 }
 
-/// Converts a sample with its verdict and outcome to the API's form.
 fn sample_to_proto(
     sample: v1::samples::Sample,
     verdict: Option<v1::verdicts::Verdict>,
@@ -234,8 +224,8 @@ fn sample_to_proto(
     }
 }
 
-/// Returns true if a prompt has a sample with the outcome `fate`, and the prompt or one of its
-/// samples contains `text`. `text` is in lower case; an empty value matches all.
+/// Requires a sample with the outcome `fate`, and `text` (in lower case) in the prompt or one of
+/// its samples. An empty value matches all.
 fn matches_request(prompt: &v1::samples_page::Prompt, fate: &str, text: &str) -> bool {
     let came_to = |sample: &v1::samples_page::Sample| sample.outcome == fate || sample.fate == fate;
     let has = |other: &str| other.to_lowercase().contains(text);
@@ -243,8 +233,7 @@ fn matches_request(prompt: &v1::samples_page::Prompt, fate: &str, text: &str) ->
     (fate.is_empty() || prompt.samples.iter().any(came_to)) && (text.is_empty() || says())
 }
 
-/// Shortens a prompt and its samples to the limits of a page, and returns the encoded size in
-/// bytes.
+/// Shortens texts to the limits of a page, and returns the encoded size in bytes.
 fn truncate_prompt(prompt: &mut v1::samples_page::Prompt) -> usize {
     prompt.samples_in_all = u32::try_from(prompt.samples.len()).unwrap_or(u32::MAX);
     prompt.samples.truncate(PROMPT_SAMPLES_MAX);
@@ -290,7 +279,7 @@ mod tests {
         let each = || prompts.iter().flat_map(|id| (0..texts.len()).map(move |index| (id, index)));
         JobSamples {
             requests: prompts.iter().map(request).collect(),
-            // As they may come: the last first.
+            // Jobs may arrive in any order: the last first.
             samples: Some(v1::Samples {
                 samples: each().rev().map(|(id, index)| sample(id, index)).collect(),
                 ..Default::default()

@@ -16,29 +16,25 @@ pub struct SelectionComparison {
     pub cycle: u32,
     /// Planned samples of the cycle.
     pub considered: u32,
-    /// The selection that was made.
     pub was: SelectionSummary,
-    /// The selection by the other rules.
     pub would: SelectionSummary,
-    /// Number of samples that both selections keep.
+    /// Samples that both selections keep.
     pub both: usize,
-    /// The dataset that the other rules produce, as JSON lines.
+    /// Dataset that the other rules produce, as JSON lines.
     #[serde(skip)]
     pub dataset: Vec<u8>,
 }
 
-/// Key figures of one selection.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SelectionSummary {
-    /// Number of samples that are kept.
     pub kept: usize,
-    /// Number of different prompts among the kept samples.
+    /// Different prompts among the kept samples.
     pub prompts: usize,
     /// Tokens of the kept samples.
     pub tokens: u64,
-    /// Mean reward of the kept samples, if any.
+    /// Mean over the kept samples, if any.
     pub reward: Option<f64>,
-    /// Number of dropped samples, by reason.
+    /// Number of dropped samples by reason.
     pub dropped: BTreeMap<String, u32>,
 }
 
@@ -52,11 +48,8 @@ pub enum PreviewError {
 }
 
 impl FleetControl {
-    /// Selects again from the samples of a cycle, by other rules.
-    ///
-    /// # Errors
-    /// Returns an error if the cycle does not exist or has not selected, its samples cannot be
-    /// read, or the rules are invalid.
+    /// Selects again from the samples of a cycle, by other rules. Fails if the cycle has not
+    /// selected or the rules are invalid.
     pub async fn preview_selection(
         &self,
         id: &RunId,
@@ -87,7 +80,6 @@ impl FleetControl {
 }
 
 impl SelectionSummary {
-    /// Summarises the outcome of a selection.
     fn from_outcome(outcome: &SelectionOutcome) -> Self {
         let kept = &outcome.kept;
         let prompts: BTreeSet<&str> = kept.iter().map(|kept| kept.prompt_id.as_str()).collect();

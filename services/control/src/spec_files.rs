@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 
-/// Largest file of prompts, examples or text in bytes (1 GiB).
+/// 1 GiB; for prompts, examples or text.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
 /// The source of the files that a spec names.
@@ -15,7 +15,7 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 pub enum SpecFiles {
     /// Paths relative to this directory.
     Local(PathBuf),
-    /// File contents that were sent with the call, by name.
+    /// Contents that were sent with the call, by name.
     Attached(BTreeMap<String, Bytes>),
 }
 
@@ -40,10 +40,6 @@ pub enum SpecFileError {
 }
 
 impl SpecFiles {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// Returns an error if the file is not attached, cannot be read, or is larger than the limit.
     pub(crate) async fn read(&self, name: &str) -> Result<Bytes, SpecFileError> {
         match self {
             Self::Attached(files) => {
@@ -53,10 +49,7 @@ impl SpecFiles {
         }
     }
 
-    /// Returns the path of a directory that a spec names.
-    ///
-    /// # Errors
-    /// Returns [`FileError::NotLocal`] if the files came with the call.
+    /// Fails with [`SpecFileError::NotLocal`] if the files came with the call.
     pub(crate) fn resolve_directory(&self, name: &str) -> Result<PathBuf, SpecFileError> {
         match self {
             Self::Attached(_) => Err(SpecFileError::NotLocal(name.into())),
@@ -65,7 +58,6 @@ impl SpecFiles {
     }
 }
 
-/// Reads a local file of at most [`FILE_BYTES_MAX`] bytes.
 async fn read_local_file(path: &Path) -> Result<Bytes, SpecFileError> {
     let failed = |source| SpecFileError::Read { path: path.to_owned(), source };
     let bytes = tokio::fs::metadata(path).await.map_err(failed)?.len();

@@ -1,5 +1,5 @@
-//! The choice of a way to the fleet's store: directly if this machine can reach it, else through
-//! the gateway if this process has access to one.
+//! Chooses a way to the fleet's store: directly if this machine can reach it, else through the
+//! gateway if this process has access to one.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use store::{GatewayStore, OpenError, Store};
 /// The possible ways to the fleet's store from this machine.
 #[derive(Debug, Clone)]
 pub struct StoreAccess {
-    /// The address of the store in the fleet's configuration.
+    /// Address in the fleet's configuration.
     pub url: String,
-    /// The address that the user gave. If it is set, no other way is tried.
+    /// Address that the user gave; no other way is tried then.
     pub override_url: Option<String>,
-    /// The way through the gateway, for a member of the fleet.
+    /// Way through the gateway, for a member of the fleet.
     pub gateway: Option<GatewayStore>,
 }
 
@@ -35,18 +35,15 @@ impl StoreAccess {
         Self { url: url.into(), override_url: None, gateway: None }
     }
 
-    /// Opens the store.
-    ///
-    /// # Errors
-    /// Returns an error if the store is on another machine, or cannot be opened.
+    /// Opens the store. Fails if it is on another machine.
     pub async fn open(&self) -> Result<Store, StoreAccessError> {
         // Boxed, because the future of an HTTP client is large, and every future that submits a run
         // contains this one.
         Box::pin(self.open_first_usable()).await
     }
 
-    /// Opens the store at the user's address, else directly, else through the gateway if direct
-    /// access lacks credentials.
+    /// Prefers the user's address, then direct access, then the gateway if direct access lacks
+    /// credentials.
     async fn open_first_usable(&self) -> Result<Store, StoreAccessError> {
         if let Some(named) = &self.override_url {
             return Ok(Store::open(named).await?);
@@ -60,8 +57,8 @@ impl StoreAccess {
         }
     }
 
-    /// Opens a store that is a directory. A local directory of the same name may belong to another
-    /// machine's store, so a member asks the gateway for confirmation.
+    /// A local directory of the same name may belong to another machine's store, so a member asks
+    /// the gateway for confirmation.
     async fn open_local_store(&self, directory: &str) -> Result<Store, StoreAccessError> {
         let is_here = Path::new(directory).is_dir();
         match &self.gateway {

@@ -1,30 +1,21 @@
 //! The submission of a run: the spec and its files are read, checked and stored, and then the
 //! `spec` fact is written. The run exists from that moment on.
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
-use bus::{PublishError, PublishOutcome, ReadError};
-use bytes::Bytes;
-use spec::{
-    BaseSpec, FieldError, InitSpec, RaftSpec, RunSpec, SpecError, SuiteMeasure, SuiteSpec,
-    UploadSpec,
-};
-use store::{GetError, PutError, TreeMetadata, TreePlace};
-use wire::{Fact, FactBody, FactKey, RunId, Subject, v1};
+use bus::{PublishOutcome, ReadError};
+use spec::{BaseSpec, InitSpec, RaftSpec, RunSpec, SuiteMeasure, SuiteSpec, UploadSpec};
+use store::{TreeMetadata, TreePlace};
+use wire::{Fact, FactBody, FactKey, RunId, Subject, clock, v1};
 
 use crate::{
-    FleetControl, StoreAccessError,
-    base_model::{BaseError, TransferCallback},
-    checkpoints::{self, CheckpointError},
-    data::{BaseFilesError, DataError, DataReader, PreparedKind, PreparedRun, PreparedSuite},
-    spec_files::{SpecFileError, SpecFiles},
+    FleetControl,
+    base_model::TransferCallback,
+    checkpoints,
+    data::{DataReader, PreparedKind, PreparedRun, PreparedSuite, check_text, read_spec_file},
+    spec_files::SpecFiles,
+    submit_error::{NUMBER_MAX, SubmitError},
 };
-
-/// Largest number of runs with one name.
-const NUMBER_MAX: u32 = 1_000_000;
 
 /// A submitted run, with the report on its files.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,89 +24,8 @@ pub struct SubmittedRun {
     pub report: v1::DataReport,
 }
 
-/// The reason why a run was not submitted.
-#[derive(Debug, thiserror::Error)]
-pub enum SubmitError {
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    #[error("field {field}")]
-    File {
-        field: String,
-        #[source]
-        source: SpecFileError,
-    },
-    #[error("field {field}")]
-    Data {
-        field: String,
-        #[source]
-        source: Box<DataError>,
-    },
-    #[error("field base")]
-    Model(#[from] BaseFilesError),
-    #[error("field base.checkpoint")]
-    Checkpoint(#[from] CheckpointError),
-    #[error(
-        "field base.checkpoint: {run} made an adapter; a run starts from a model \
-         (continue the RAFT run with more cycles, or merge the adapter) (R110)"
-    )]
-    AdapterBase { run: String },
-    #[error("field base.model")]
-    Base(#[source] Box<BaseError>),
-    #[error("stage the model's files")]
-    Stage(#[source] std::io::Error),
-    #[error("read the base's manifest")]
-    Manifest(#[from] GetError),
-    #[error("store what the spec names")]
-    Store(#[from] PutError),
-    #[error(transparent)]
-    OpenStore(#[from] StoreAccessError),
-    #[error("write the spec to the log")]
-    Publish(#[from] PublishError),
-    #[error("read the log")]
-    Read(#[from] ReadError),
-    #[error("{name} has been used for {NUMBER_MAX} runs; choose another name (R109)")]
-    TooMany { name: String },
-}
-
-impl From<FieldError> for SubmitError {
-    fn from(error: FieldError) -> Self {
-        Self::Spec(error.into())
-    }
-}
-
-impl SubmitError {
-    /// Builds an error about the content of a file.
-    pub(crate) fn data_error(field: &str, source: DataError) -> Self {
-        Self::Data { field: field.into(), source: Box::new(source) }
-    }
-
-    /// Builds an error about the base.
-    pub(crate) fn base_error(source: BaseError) -> Self {
-        Self::Base(Box::new(source))
-    }
-
-    /// Returns true if the caller's spec or files are at fault, rather than the fleet.
-    pub fn is_caller_fault(&self) -> bool {
-        match self {
-            Self::Base(error) => error.is_caller_fault(),
-            Self::Model(BaseFilesError::Get(error)) => !error.is_transient(),
-            Self::Model(BaseFilesError::Stage(_)) => false,
-            Self::Stage(_)
-            | Self::Manifest(_)
-            | Self::Store(_)
-            | Self::Publish(_)
-            | Self::Read(_) => false,
-            _ => true,
-        }
-    }
-}
-
 impl FleetControl {
-    /// Submits the run that a YAML spec describes.
-    ///
-    /// # Errors
-    /// Returns the first problem with the spec, its files or the fleet. The run does not exist
-    /// then.
+    /// Submits the run that a YAML spec describes. After an error the run does not exist.
     pub async fn submit_run(
         &self,
         yaml: &str,
@@ -126,9 +36,6 @@ impl FleetControl {
 
     /// Submits a run as [`FleetControl::submit_run`] does, and reports the progress of long
     /// transfers to `watch`.
-    ///
-    /// # Errors
-    /// Returns the same errors as `submit_run`.
     pub async fn submit_with_progress(
         &self,
         yaml: &str,
@@ -147,7 +54,7 @@ impl FleetControl {
         let resolved = v1::Spec {
             run: String::new(),
             name: spec.name.clone(),
-            submitted_at: Some(current_timestamp()),
+            submitted_at: Some(clock::now()),
             seed: spec.seed,
             base: Some(base),
             pool: spec.pool.clone(),
@@ -160,9 +67,6 @@ impl FleetControl {
     /// Reads and checks a spec and its files as a submission does, and returns the report. Stores
     /// and starts nothing. Of the base, only the files that chat templates need are read, if the
     /// data contains conversations.
-    ///
-    /// # Errors
-    /// Returns the same errors as `submit_run`.
     pub async fn check_spec(
         &self,
         yaml: &str,
@@ -172,7 +76,6 @@ impl FleetControl {
         Ok(self.prepare_run(&spec, files).await?.report)
     }
 
-    /// Reads the text suites of a spec and stores their files.
     pub(crate) async fn prepare_text_suites(
         &self,
         evals: &[SuiteSpec],
@@ -183,7 +86,7 @@ impl FleetControl {
         self.store_text_suites(evals, &suites).await
     }
 
-    /// Stores the texts of all text suites, and returns the suites as the `spec` fact has them.
+    /// Returns the suites as the `spec` fact has them.
     async fn store_text_suites(
         &self,
         evals: &[SuiteSpec],
@@ -209,7 +112,7 @@ impl FleetControl {
         Ok(suites)
     }
 
-    /// Stores the prompts of all prompt suites, and returns the suites as the `spec` fact has them.
+    /// Returns the suites as the `spec` fact has them.
     async fn store_prompt_suites(
         &self,
         raft: &RaftSpec,
@@ -237,8 +140,7 @@ impl FleetControl {
         Ok(suites)
     }
 
-    /// Returns the digest of a base's tokenizer from its manifest, or an empty text if the base has
-    /// none.
+    /// Returns the digest from the manifest, or an empty text if the base has no tokenizer.
     async fn tokenizer_digest(&self, base: &v1::Base) -> Result<String, SubmitError> {
         let Some(tree) = &base.tree else { return Ok(String::new()) };
         let manifest = self.open_store().await?.read_manifest(tree).await?;
@@ -246,7 +148,6 @@ impl FleetControl {
         Ok(file.map_or(String::new(), |file| file.digest.to_string()))
     }
 
-    /// Stores the training data, and returns the SFT or RAFT section of the `spec` fact.
     async fn store_training_data(
         &self,
         spec: &RunSpec,
@@ -275,10 +176,7 @@ impl FleetControl {
         })
     }
 
-    /// Resolves the `base` section to a tree in the store.
-    ///
-    /// # Errors
-    /// Returns an error if the checkpoint is an adapter, or the base cannot be found or published.
+    /// Resolves the `base` section to a tree in the store. Fails if the checkpoint is an adapter.
     pub(crate) async fn resolve_base(
         &self,
         base: &BaseSpec,
@@ -302,7 +200,6 @@ impl FleetControl {
         self.publish_init(init, files).await
     }
 
-    /// Publishes the files of a base with random weights.
     async fn publish_init(
         &self,
         init: &InitSpec,
@@ -324,12 +221,8 @@ impl FleetControl {
     }
 
     /// Writes the `spec` fact under the first free number of the name, and returns the run's id.
-    ///
     /// The log accepts each id once. If the same spec with the same submission time is written
     /// already, returns that run.
-    ///
-    /// # Errors
-    /// Returns [`SubmitError::TooMany`] if all [`NUMBER_MAX`] numbers are taken.
     pub(crate) async fn write_spec_fact(
         &self,
         name: &str,
@@ -362,40 +255,13 @@ impl FleetControl {
         Err(SubmitError::TooMany { name: name.to_owned() })
     }
 
-    /// Returns true if the log has any entry of a run. A member may write results before a spec
-    /// exists; a run of that name would begin with places that are taken.
+    /// A member may write results before a spec exists; a run of that name would begin with places
+    /// that are taken.
     async fn has_entries(&self, run: &RunId) -> Result<bool, ReadError> {
         match self.bus.get_fact(&format!("flotilla.{run}.>")).await {
             Ok(found) => Ok(found.is_some()),
             Err(ReadError::Unreadable { .. }) => Ok(true),
             Err(error) => Err(error),
         }
-    }
-}
-
-/// Returns the current time.
-fn current_timestamp() -> wire::Timestamp {
-    wire::to_timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
-}
-
-/// Reads a file that a field of the spec names.
-pub(crate) async fn read_spec_file(
-    field: &str,
-    file: &str,
-    files: &SpecFiles,
-) -> Result<Bytes, SubmitError> {
-    let failed = |source| SubmitError::File { field: field.into(), source };
-    files.read(file).await.map_err(failed)
-}
-
-/// Checks that a file is UTF-8 text and not empty.
-pub(crate) fn check_text(field: &str, file: &str, bytes: &[u8]) -> Result<(), SubmitError> {
-    let wrong = |error| Err(SubmitError::data_error(field, error));
-    if bytes.is_empty() {
-        return wrong(DataError::Empty { file: file.to_owned() });
-    }
-    match std::str::from_utf8(bytes) {
-        Ok(_) => Ok(()),
-        Err(_) => wrong(DataError::Encoding { file: file.to_owned() }),
     }
 }

@@ -11,38 +11,34 @@ use wire::{
     v1::{self, agent_status::State},
 };
 
-/// Age of the last status report from which an agent counts as offline.
+/// Time without a status report; then the agent counts as offline.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for which the registry remembers that a job was held.
 const HELD_JOB_TTL: Duration = Duration::from_secs(3600);
 
-/// Maximum age of a cached snapshot; limits the cost with many status reports.
+/// Limits the cost with many status reports.
 const SNAPSHOT_TTL: Duration = Duration::from_millis(250);
 
-/// Role names and their kinds of work.
 const ROLES: [(&str, WorkKind); 3] = [
     ("generator", WorkKind::Generate),
     ("verifier", WorkKind::Verify),
     ("trainer", WorkKind::Train),
 ];
 
-/// The latest status report of each agent, and the time each job was last held.
-///
-/// An agent is live for [`AGENT_TIMEOUT`] after its last report. The planner receives a
-/// [`FleetSnapshot`] per pool, cached for [`SNAPSHOT_TTL`].
+/// The latest status report of each agent, and the time each job was last held. An agent is live
+/// for [`AGENT_TIMEOUT`] after its last report. The planner receives a [`FleetSnapshot`] per pool,
+/// cached for [`SNAPSHOT_TTL`].
 #[derive(Debug, Default)]
 pub(crate) struct AgentRegistry {
-    /// Latest report of each agent, with the time it arrived.
     agents: BTreeMap<String, (Instant, v1::AgentStatus)>,
-    /// Time at which each job was last reported as held.
+    /// Time of the last report that named the job.
     last_held: BTreeMap<(WorkKind, HeldJob), Instant>,
-    /// Cached snapshots by pool.
     snapshots: BTreeMap<String, (Instant, FleetSnapshot)>,
 }
 
 impl AgentRegistry {
-    /// Records a status report. Returns true if the agent just became idle.
+    /// Returns true if the agent just became idle.
     pub(crate) fn record_status(&mut self, status: v1::AgentStatus) -> bool {
         let now = Instant::now();
         for (role, kind) in ROLES {
@@ -55,16 +51,16 @@ impl AgentRegistry {
 
     /// Removes agents without recent reports, and held jobs that are old or whose run is not open.
     pub(crate) fn evict_stale(&mut self, is_open: impl Fn(&RunId) -> bool) {
-        self.agents.retain(|_, (heard, _)| heard.elapsed() < AGENT_TIMEOUT);
+        self.agents.retain(|_, (received_at, _)| received_at.elapsed() < AGENT_TIMEOUT);
         self.last_held
             .retain(|(_, held), seen| seen.elapsed() < HELD_JOB_TTL && is_open(&held.run));
         self.snapshots.retain(|_, (made, _)| made.elapsed() < AGENT_TIMEOUT);
     }
 
-    /// Counts the live agents in each state.
     pub(crate) fn count_states(&self) -> BTreeMap<String, u64> {
         let mut states = BTreeMap::new();
-        for (_, status) in self.agents.values().filter(|(heard, _)| heard.elapsed() < AGENT_TIMEOUT)
+        for (_, status) in
+            self.agents.values().filter(|(received_at, _)| received_at.elapsed() < AGENT_TIMEOUT)
         {
             *states.entry(status.state().as_str_name().to_lowercase()).or_default() += 1;
         }
@@ -85,7 +81,7 @@ impl AgentRegistry {
         }
     }
 
-    /// Returns the snapshot of a pool, at most [`SNAPSHOT_TTL`] old. Verifiers serve all pools.
+    /// Returns a snapshot at most [`SNAPSHOT_TTL`] old. Verifiers serve all pools.
     pub(crate) fn fleet_snapshot(&mut self, pool: &str) -> &FleetSnapshot {
         let known = self.snapshots.get(pool).is_some_and(|(made, _)| made.elapsed() < SNAPSHOT_TTL);
         if !known {
@@ -95,12 +91,11 @@ impl AgentRegistry {
         &self.snapshots[pool].1
     }
 
-    /// Collects the live agents of a pool that accept work.
     fn build_snapshot(&self, pool: &str) -> FleetSnapshot {
         let there = || {
             self.agents
                 .values()
-                .filter(|(heard, _)| heard.elapsed() < AGENT_TIMEOUT)
+                .filter(|(received_at, _)| received_at.elapsed() < AGENT_TIMEOUT)
                 .map(|(_, status)| status)
         };
         let takes_work =
@@ -129,7 +124,6 @@ impl AgentRegistry {
     }
 }
 
-/// Converts a status report to the fleet member for one role.
 fn to_fleet_member(status: &v1::AgentStatus, role: &str) -> FleetMember {
     let jobs = status.jobs.iter().filter(|job| job.role == role);
     FleetMember {
@@ -144,7 +138,6 @@ fn to_fleet_member(status: &v1::AgentStatus, role: &str) -> FleetMember {
     }
 }
 
-/// Returns the jobs that an agent holds in one role.
 fn held_jobs(status: &v1::AgentStatus, role: &str) -> impl Iterator<Item = HeldJob> {
     let held = |job: &v1::ActiveJob| {
         Some(HeldJob { run: job.run.parse().ok()?, cycle: job.cycle, job: job.job.clone() })

@@ -1,7 +1,5 @@
-//! Archiving: moves the bulky facts of finished cycles from the log to the store.
-//!
-//! The archiver follows the small facts itself and works beside the control loop, one cycle at a
-//! time. Two archivers working on the same cycle write the same bytes, and the log accepts one
+//! Moves the bulky facts of finished cycles from the log to the store, beside the control loop, one
+//! cycle at a time. Two archivers of the same cycle write the same bytes, and the log accepts one
 //! fact.
 
 mod archive_writer;
@@ -28,26 +26,23 @@ use wire::{Fact, FactBody, FactKey, JobId, Record, RunId, Subject, v1};
 use archive_writer::ArchiveWriter;
 use sample_lines::KeptSamples;
 
-/// Maximum number of records read ahead of the disk; each is at most the samples of one job.
+/// Records read ahead of the disk; each is at most the samples of one job.
 const RECORDS_AHEAD_MAX: usize = 16;
 
-/// Maximum size in bytes of a dataset whose samples are marked as kept.
+/// Dataset whose samples are marked as kept.
 const DATASET_BYTES_MAX: u64 = 1 << 30;
 
 /// First backoff after the store or the bus refused a request; doubled up to [`RETRY_BACKOFF_MAX`].
 const RETRY_BACKOFF_MIN: Duration = Duration::from_secs(2);
-/// Maximum backoff.
 const RETRY_BACKOFF_MAX: Duration = Duration::from_secs(300);
 
-/// Interval of checks of the log's disk usage.
 const USAGE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The number of finished cycles of each run whose bulky facts stay in the log, newest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CycleRetention {
-    /// All of them: nothing is purged.
+    /// Nothing is purged.
     All,
-    /// This many of the newest.
     Cycles(u32),
 }
 
@@ -73,14 +68,13 @@ impl fmt::Display for CycleRetention {
     }
 }
 
-/// The finished cycles of all RAFT runs, and what was archived and purged.
 #[derive(Debug, Default)]
 struct ArchiveProgress(BTreeMap<RunId, RunArchiveProgress>);
 
 /// The finished cycles of one run, and what was archived and purged.
 #[derive(Debug, Default)]
 struct RunArchiveProgress {
-    /// Finished cycles, with the log sequence of the fact that ended each.
+    /// Finished cycles, each with the log sequence of the fact that ended it.
     finished: BTreeMap<u32, u64>,
     /// Cycles whose facts are in the store.
     archived: BTreeSet<u32>,
@@ -93,14 +87,11 @@ struct RunArchiveProgress {
 /// The next step for one cycle; `done` is the log sequence of the fact that ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ArchiveTask {
-    /// Copy the facts to the store.
     Archive { run: RunId, cycle: u32, done: u64 },
-    /// Remove the bulky facts from the log.
     Purge { run: RunId, cycle: u32, done: u64 },
 }
 
 impl ArchiveProgress {
-    /// Applies a spec, cycle end or archived fact.
     fn apply_fact(&mut self, record: &Record) {
         let Subject { run, key: place } = &record.fact.subject;
         match (place, &record.fact.body) {
@@ -125,7 +116,7 @@ impl ArchiveProgress {
         }
     }
 
-    /// Returns the next task, oldest cycles first. A run in backoff does not delay the others.
+    /// Returns the oldest cycles first. A run in backoff does not delay the others.
     fn next_task(&self, keep: CycleRetention, now: Instant) -> Option<ArchiveTask> {
         let due =
             |cycles: &RunArchiveProgress| cycles.backoff.is_none_or(|(until, _)| until <= now);
@@ -133,7 +124,7 @@ impl ArchiveProgress {
         runs.find_map(|(run, cycles)| cycles.next_task(run, keep))
     }
 
-    /// Records the result of a task: success ends the backoff of its run, failure doubles it.
+    /// Ends the backoff of the run on success, doubles it on failure.
     fn record_attempt(&mut self, run: &RunId, done: bool, now: Instant) {
         let Some(cycles) = self.0.get_mut(run) else { return };
         let pause = cycles
@@ -142,7 +133,6 @@ impl ArchiveProgress {
         cycles.backoff = (!done).then_some((now + pause, pause));
     }
 
-    /// Records that a cycle was purged.
     fn mark_purged(&mut self, run: &RunId, cycle: u32) {
         if let Some(cycles) = self.0.get_mut(run) {
             cycles.purged.insert(cycle);
@@ -151,7 +141,6 @@ impl ArchiveProgress {
 }
 
 impl RunArchiveProgress {
-    /// Returns the next task of one run.
     fn next_task(&self, run: &RunId, keep: CycleRetention) -> Option<ArchiveTask> {
         let kept = match keep {
             CycleRetention::All => usize::MAX,
@@ -208,7 +197,6 @@ pub(crate) async fn run(
     }
 }
 
-/// Logs a warning if the log is filling up.
 async fn warn_when_filling(bus: &Bus) {
     // If the log is not available, the loop that follows it reports the error.
     let Ok(LogUsage { bytes, limit: Some(limit), .. }) = bus.log_usage().await else { return };
@@ -226,7 +214,6 @@ fn is_filling(bytes: u64, limit: u64) -> bool {
     bytes / 4 >= limit / 5
 }
 
-/// Applies an event of the log.
 fn apply_event(
     runs: &mut ArchiveProgress,
     caught_up: &mut bool,
@@ -240,7 +227,6 @@ fn apply_event(
     }
 }
 
-/// Performs a task and records it on success.
 async fn perform_task(
     bus: &Bus,
     store: &Store,
@@ -274,8 +260,8 @@ struct CycleArchiver<'a> {
 }
 
 impl CycleArchiver<'_> {
-    /// Publishes the files as a tree and then writes the `archived` fact; returns that fact as it
-    /// is in the log. Does nothing if it already exists.
+    /// Publishes the files as a tree, then writes the `archived` fact; returns that fact as it is
+    /// in the log. Does nothing if it already exists.
     async fn archive_cycle(&self) -> anyhow::Result<Record> {
         let subject = Subject::new(self.run, FactKey::Archived { cycle: self.cycle });
         if let Some(there) = self.bus.get_fact(&subject.to_string()).await? {
@@ -297,8 +283,8 @@ impl CycleArchiver<'_> {
         there.context("an entry written to the log is missing")
     }
 
-    /// Writes the files of the archive and returns the number of records. Compression runs on a
-    /// blocking thread, behind a bounded channel.
+    /// Returns the number of records. Compression runs on a blocking thread, behind a bounded
+    /// channel.
     async fn write_files(&self, directory: &std::path::Path) -> anyhow::Result<u64> {
         let mut files = ArchiveWriter::create_files(
             directory,
@@ -318,8 +304,7 @@ impl CycleArchiver<'_> {
         written.context("write an archive")
     }
 
-    /// Sends the records of the cycle to the writer. An unreadable entry is an error: purging it
-    /// would lose it.
+    /// Fails at an unreadable entry, because purging it would lose it.
     async fn read_records(&self, send: mpsc::Sender<Record>) -> anyhow::Result<()> {
         let mut facts = std::pin::pin!(self.bus.follow_facts(self.subject_filters(), 0));
         while let Some(followed) = facts.next().await {
@@ -341,7 +326,6 @@ impl CycleArchiver<'_> {
         Ok(())
     }
 
-    /// Returns the subject filters of the cycle's facts.
     fn subject_filters(&self) -> Vec<String> {
         let Self { run, cycle, .. } = self;
         let small = [
@@ -355,7 +339,6 @@ impl CycleArchiver<'_> {
         FactKey::bulky_filters(run, *cycle).into_iter().chain(small).collect()
     }
 
-    /// Returns the jobs of the cycle that quarantines have replaced.
     async fn replaced_jobs(&self) -> anyhow::Result<BTreeSet<JobId>> {
         let filter = format!("flotilla.{}.quarantine.*.*", self.run);
         let mut facts = std::pin::pin!(self.bus.follow_facts(vec![filter], 0));
@@ -374,7 +357,7 @@ impl CycleArchiver<'_> {
         Ok(jobs)
     }
 
-    /// Returns the samples that the cycle's selection kept; empty without a selection.
+    /// Returns the samples that the cycle's selection kept; none without a selection.
     async fn load_kept(&self) -> anyhow::Result<KeptSamples> {
         let subject = Subject::new(self.run, FactKey::Selection { cycle: self.cycle });
         let selection = self.bus.get_fact(&subject.to_string()).await?;

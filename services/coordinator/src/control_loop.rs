@@ -1,7 +1,5 @@
-//! The control loop of the coordinator: facts in, commands out.
-//!
-//! `cycle::RunSet` holds the state and makes the decisions; this module contributes the clock, the
-//! bus and the store.
+//! The control loop of the coordinator: facts in, commands out. `cycle::RunSet` holds the state and
+//! makes the decisions; this module contributes the clock, the bus and the store.
 
 use std::{
     collections::BTreeMap,
@@ -24,10 +22,9 @@ use crate::{
     prompts::RunPrompts,
 };
 
-/// Maximum number of facts folded before the next decision, when many are waiting.
+/// Facts folded before the next decision, when many are waiting.
 const FACTS_PER_BATCH: usize = 4096;
 
-/// Interval of retries after the store or the bus refused a request.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Minimum time between two straggler checks caused by agents that became idle.
@@ -40,9 +37,7 @@ pub struct Config {
     pub candidate: String,
     /// Time without a sign of life after which a leader is replaced.
     pub lease: Duration,
-    /// Bounds on the size of a job.
     pub sizing: JobSizing,
-    /// Timeouts after which orders are issued again.
     pub timeouts: ReissueTimeouts,
     /// Finished cycles whose bulky facts stay in the log.
     pub retention: CycleRetention,
@@ -55,19 +50,18 @@ pub struct Config {
 /// The status of the control loop.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoopStatus {
-    /// True once the log has been replayed.
+    /// The log has been replayed.
     pub caught_up: bool,
-    /// True while this coordinator is the leader.
+    /// This coordinator is the leader.
     pub leads: bool,
-    /// Number of runs that have not ended.
+    /// Runs that have not ended.
     pub open_runs: usize,
     /// Sequence of the last log entry seen.
     pub last_sequence: u64,
 }
 
-/// The state of the control loop.
-///
-/// Each iteration waits for one event and then, on the leader, writes what the dirty runs need:
+/// The state of the control loop. Each iteration waits for one event and then, on the leader,
+/// writes what the dirty runs need:
 ///
 /// - facts of the log: folded into the runs, which become dirty;
 /// - a status report of an agent: updates the registry; an agent that became idle triggers a
@@ -75,54 +69,48 @@ pub struct LoopStatus {
 /// - a change of the leadership: all runs become dirty;
 /// - every 2 seconds: removes stale agents, marks all runs as dirty, sends metrics.
 ///
-/// The blob of a command is stored before its fact is published. A failed write is not retried by
-/// itself: the next tick marks the run as dirty, and the planner decides again.
+/// For example, a samples fact makes its run dirty; the planner returns the next generate orders,
+/// which are published in one batch and come back through the log. The blob of a command is stored
+/// before its fact is published. A failed write is not retried by itself: the next tick marks the
+/// run as dirty, and the planner decides again.
 struct CoordinatorLoop {
     bus: Bus,
     store: Store,
     sizing: JobSizing,
-    /// Timeouts after which orders are issued again.
     timeouts: ReissueTimeouts,
-    /// Live agents.
     registry: AgentRegistry,
-    /// Open runs.
     runs: RunSet,
-    /// True once the log has been replayed.
+    /// The log has been replayed.
     caught_up: bool,
     /// Prompts of open runs, once fetched.
     prompts: BTreeMap<RunId, RunPrompts>,
-    /// Clock of the log.
     clock: LogClock,
-    /// Time of the last straggler check caused by an agent that became idle.
+    /// Caused by an agent that became idle.
     last_idle_check: Instant,
 }
 
-/// The log's clock: the time of its last entry plus the local time since. Clocks of different hosts
-/// are never compared.
+/// The time of the log's last entry plus the local time since. Clocks of different hosts are never
+/// compared.
 struct LogClock {
-    /// Time of the last entry, in milliseconds since 1970.
+    /// Milliseconds since 1970.
     last_ms: u64,
-    /// Local time at which the last entry arrived.
     received_at: Instant,
 }
 
 impl LogClock {
-    /// Updates the clock with a log entry; it never goes back.
+    /// Never goes back.
     fn record_entry(&mut self, record: &Record) {
         *self = Self { last_ms: record.time_ms.max(self.last_ms), received_at: Instant::now() };
     }
 
-    /// Returns the current time of the log, in milliseconds since 1970.
     fn now_ms(&self) -> u64 {
         let since = u64::try_from(self.received_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.saturating_add(since)
     }
 }
 
-/// Runs a coordinator until stopped. Several may run at the same time.
-///
-/// # Errors
-/// If the agents cannot be watched, or the log was replaced.
+/// Runs a coordinator until stopped. Several may run at the same time. Fails if the agents cannot
+/// be watched, or the log was replaced.
 pub async fn run(
     bus: Bus,
     store: Store,
@@ -189,7 +177,6 @@ pub async fn run(
 }
 
 impl CoordinatorLoop {
-    /// Returns the current status.
     fn loop_status(&self, leads: bool) -> LoopStatus {
         let facts = self.runs.last_sequence();
         LoopStatus {
@@ -200,12 +187,11 @@ impl CoordinatorLoop {
         }
     }
 
-    /// Returns the current metrics.
     fn collect_metrics(&self) -> FleetMetrics {
         FleetMetrics::from_runs(self.runs.iter_open(), self.registry.count_states())
     }
 
-    /// Handles an event of the log. Returns an error only if the log was replaced.
+    /// Fails only if the log was replaced.
     fn handle_event(&mut self, followed: Result<LogEvent, ReadError>) -> Result<(), ReadError> {
         match followed {
             Ok(LogEvent::Record(record)) => {
@@ -233,7 +219,6 @@ impl CoordinatorLoop {
         Ok(())
     }
 
-    /// Plans and writes the next facts of each dirty run.
     async fn advance_dirty_runs(&mut self) {
         for id in self.runs.take_dirty() {
             if let Err(error) = self.advance_run(&id).await {
@@ -245,8 +230,7 @@ impl CoordinatorLoop {
         self.prompts.retain(|id, _| desk.find_run(id).is_some());
     }
 
-    /// Plans one run and writes the resulting facts. Fails the run if its prompts are invalid or a
-    /// fact is too large for the bus.
+    /// Fails the run if its prompts are invalid or a fact is too large for the bus.
     async fn advance_run(&mut self, id: &RunId) -> anyhow::Result<()> {
         let Some(run) = self.runs.find_run(id) else { return Ok(()) };
         if !self.prompts.contains_key(id) {
@@ -281,8 +265,8 @@ impl CoordinatorLoop {
         Err(error)
     }
 
-    /// Writes commands: all blobs first, because a fact must never refer to a missing blob, then
-    /// all facts in one batch.
+    /// Writes all blobs first, because a fact must never refer to a missing blob, then all facts in
+    /// one batch.
     async fn execute_commands(&mut self, commands: Vec<WriteCommand>) -> anyhow::Result<()> {
         let mut facts = Vec::with_capacity(commands.len());
         for WriteCommand { fact, blob } in commands {

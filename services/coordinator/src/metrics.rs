@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use cycle::{PlannedJob, Run};
 use wire::v1;
 
-/// Maximum number of runs with metrics, newest first. Bounded because each run adds time series to
-/// the collector.
+/// Newest first. Bounded because each run adds time series to the collector.
 const REPORTED_RUNS_MAX: usize = 32;
 
 /// A snapshot of the metrics.
@@ -14,11 +13,11 @@ const REPORTED_RUNS_MAX: usize = 32;
 pub struct FleetMetrics {
     /// Metrics of the newest open runs.
     pub runs: Vec<RunMetrics>,
-    /// Number of agents in each state; the keys are the names of `AgentStatus.State` in lower case.
+    /// Agents in each state; the keys are the names of `AgentStatus.State` in lower case.
     pub agents: BTreeMap<String, u64>,
 }
 
-/// Metrics of one run; of its active cycle unless noted.
+/// The metrics of one run; of its active cycle unless noted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunMetrics {
     pub run: String,
@@ -26,34 +25,32 @@ pub struct RunMetrics {
     pub kind: &'static str,
     pub phase: &'static str,
     pub paused: bool,
-    /// Number of the active cycle.
+    /// The active cycle.
     pub cycle: u32,
-    /// Number of the last cycle.
+    /// The last cycle.
     pub cycles: u32,
-    /// Progress of the training samples.
     pub samples: TrainSampleCounts,
-    /// Number of samples kept by the latest selection.
+    /// Samples kept by the latest selection.
     pub kept: Option<u32>,
-    /// Held-out pass rate of the latest finished cycle, 0..1.
+    /// Rate of the latest finished cycle, 0..1.
     pub heldout_pass_rate: Option<f64>,
-    /// Training pass rate of the latest finished cycle, 0..1.
+    /// Rate of the latest finished cycle, 0..1.
     pub train_pass_rate: Option<f64>,
-    /// Loss of the latest checkpoint.
+    /// Value at the latest checkpoint.
     pub loss: Option<f64>,
-    /// Learning rate of the latest checkpoint.
+    /// Value at the latest checkpoint.
     pub learning_rate: Option<f64>,
     /// Latest eval of each suite: perplexity and bits per byte.
     pub evals: BTreeMap<String, (f64, f64)>,
-    /// Number of failures reported so far.
+    /// Failures reported so far.
     pub failures: usize,
     /// Sequence of the run's last fact in the log.
     pub sequence: u64,
 }
 
-/// Counts of the training samples of a cycle.
+/// The training samples of a cycle.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TrainSampleCounts {
-    /// Planned samples.
     pub planned: u64,
     /// Samples of jobs with valid samples.
     pub drawn: u64,
@@ -62,7 +59,6 @@ pub struct TrainSampleCounts {
 }
 
 impl FleetMetrics {
-    /// Collects the metrics of the newest runs.
     pub(crate) fn from_runs<'a>(
         runs: impl Iterator<Item = &'a Run>,
         agents: BTreeMap<String, u64>,
@@ -75,7 +71,6 @@ impl FleetMetrics {
 }
 
 impl RunMetrics {
-    /// Collects the metrics of one run.
     fn from_run(run: &Run) -> Self {
         let number = run.active_cycle();
         let newest = || run.cycles.values().rev();
@@ -113,7 +108,6 @@ impl RunMetrics {
 }
 
 impl TrainSampleCounts {
-    /// Counts the training samples of a cycle.
     fn from_cycle(cycle: &cycle::Cycle) -> Self {
         let mut samples = Self::default();
         for (_, job) in cycle.jobs_for(v1::Purpose::Train) {

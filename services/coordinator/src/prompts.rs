@@ -5,21 +5,17 @@ use std::collections::BTreeMap;
 use store::{GetError, Store};
 use wire::{PromptEntry, PromptsError, v1};
 
-/// Maximum size of a prompts file in bytes.
 const PROMPT_FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// The prompts of a RAFT run; empty for other kinds.
+/// Empty for runs other than RAFT.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RunPrompts {
-    /// Training prompts.
     pub train: Vec<PromptEntry>,
-    /// Held-out prompts.
     pub heldout: Vec<PromptEntry>,
     /// Prompts of the prompt suites, by suite name.
     pub suites: BTreeMap<String, Vec<PromptEntry>>,
 }
 
-/// An error while loading prompts.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadPromptsError {
     #[error("fetch the prompts")]
@@ -29,7 +25,6 @@ pub(crate) enum LoadPromptsError {
 }
 
 impl LoadPromptsError {
-    /// Returns true if a later retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Get(error) => error.is_transient(),
@@ -39,7 +34,6 @@ impl LoadPromptsError {
 }
 
 impl RunPrompts {
-    /// Fetches and parses the prompts that a spec names.
     pub(crate) async fn load_prompts(
         store: &Store,
         spec: &v1::Spec,
@@ -57,7 +51,6 @@ impl RunPrompts {
     }
 }
 
-/// Fetches and parses one prompts file; empty without a file.
 async fn fetch_prompts(
     store: &Store,
     blob: Option<&v1::Blob>,

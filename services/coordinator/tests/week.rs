@@ -1,5 +1,5 @@
-//! A run of many cycles, as a fleet makes in a week, on a real nats-server with agents that
-//! answer at once: neither the log nor the coordinator's memory grows with it.
+//! A run of many cycles, as a fleet makes in a week, on a real nats-server with agents that answer
+//! at once: neither the log nor the coordinator's memory grows with it.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -19,15 +19,15 @@ use tokio_util::sync::CancellationToken;
 use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, v1};
 
 const CYCLES: u32 = 400;
-/// Where the first look is; by then what is allocated once is allocated.
+/// Cycle of the first measurement; by then everything that is allocated once is allocated.
 const FIRST_LOOK: u32 = 100;
 const PROMPTS: u32 = 4;
 const SAMPLES: u32 = 4;
-/// So that a cycle's samples take 64 KiB of the log.
+/// A cycle's samples take 64 KiB of the log.
 const SAMPLE_BYTES: usize = 4096;
 
-/// What the log may grow by between the looks: 300 cycles' small facts. All of their samples
-/// would take 19 MiB.
+/// Growth of the log between the measurements: 300 cycles' small facts. All of their samples would
+/// take 19 MiB.
 const LOG_GROWTH_MAX: u64 = 3 << 20;
 const MEMORY_GROWTH_MAX: u64 = 16 << 20;
 
@@ -119,7 +119,7 @@ impl Fleet {
         self.bus.publish_fact(&fact).await.unwrap();
     }
 
-    /// Does all agents' work until the run is over; looks at the sizes on the way.
+    /// Does all agents' work until the run is over; measures the sizes meanwhile.
     async fn work(&self) -> Vec<Size> {
         let mut facts = self.bus.follow_facts(Vec::new(), 0);
         let mut sizes = Vec::new();
@@ -190,7 +190,7 @@ impl Fleet {
         Size { log: self.bus.log_usage().await.unwrap().bytes, memory: resident() }
     }
 
-    /// Waits until the log holds no more samples than of the newest cycles.
+    /// Waits until the log holds samples of only the newest cycles.
     async fn let_go(&self, cycles: u32) {
         let settled = async {
             loop {
@@ -207,7 +207,7 @@ impl Fleet {
     }
 }
 
-/// On a thread of its own, as the coordinator's loop is not for a pool of them.
+/// Runs on a thread of its own, because the coordinator's loop is not for a pool of threads.
 fn coordinate(bus: Bus, store: Store, config: Config, stop: CancellationToken) {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -215,7 +215,7 @@ fn coordinate(bus: Bus, store: Store, config: Config, stop: CancellationToken) {
     });
 }
 
-/// Of this process, the coordinator and the agents together.
+/// Includes the coordinator and the agents, which run in this process.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();

@@ -1,7 +1,6 @@
-//! The audit: re-derives a run from its log alone and reports contradictions.
-//!
-//! Folding records facts that contradict the state of the run as anomalies. The modules of `audit/`
-//! check each fact beyond that, and the end of the audit checks whether the run is complete.
+//! Re-derives a run from its log alone and reports contradictions. Folding records facts that
+//! contradict the state as anomalies; the modules of `audit/` check each fact beyond that, and the
+//! end of the audit checks whether the run is complete.
 
 mod order_checks;
 mod plan_checks;
@@ -21,7 +20,6 @@ use crate::{
 /// The result of an audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunAudit {
-    /// Counts of the run's facts and samples.
     pub counts: AuditCounts,
     /// Contradictions in log order. Empty for a clean log.
     pub findings: Vec<LogContradiction>,
@@ -47,43 +45,34 @@ pub struct AuditCounts {
 /// A contradiction in the log, with the fact that caused it if it is a single one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LogContradiction {
-    /// Sequence of the fact.
     pub sequence: Option<u64>,
-    /// Subject of the fact.
     pub subject: Option<String>,
-    /// Description of the contradiction.
     pub description: String,
 }
 
-/// Audits the facts of one run as they arrive, in log order, without storing them.
-///
-/// Call [`RunAuditor::add_prompts`] with the run's prompts, [`RunAuditor::audit_record`] for each
-/// fact, and [`RunAuditor::finish_audit`] at the end.
+/// An audit of one run. Takes its facts as they arrive, in log order, without storing them: call
+/// [`RunAuditor::add_prompts`] with the run's prompts, [`RunAuditor::audit_record`] for each fact,
+/// and [`RunAuditor::finish_audit`] at the end.
 #[derive(Debug, Default)]
 pub struct RunAuditor {
-    /// The run folded so far.
     run: Option<Run>,
-    /// Number of facts seen.
     facts: u64,
-    /// Prompts of the run by purpose and suite, as far as they could be read.
+    /// Prompts by purpose and suite, as far as they could be read.
     prompts: BTreeMap<(v1::Purpose, String), Vec<PromptEntry>>,
-    /// Attempts ordered of each job.
     ordered_attempts: BTreeMap<(u32, JobId), BTreeSet<u32>>,
-    /// Contradictions found so far.
     findings: Vec<LogContradiction>,
     /// Number of samples by agent and by the reason why their policy could not be verified.
     unverified_samples: BTreeMap<(String, String), u64>,
-    /// Messages about cycles with an undecided canary vote.
     undecided_votes: Vec<String>,
     /// Counts of archived cycles, whose jobs the run no longer contains.
     archived_counts: AuditCounts,
     /// Missing parts of archived cycles.
     unfinished: Vec<String>,
-    /// Cycles whose facts could not be read; findings about them are meaningless.
+    /// Findings about these cycles are meaningless.
     unreadable_cycles: BTreeSet<u32>,
 }
 
-/// Audits the facts of one run, in log order. `None` if they contain no spec.
+/// Audits the facts of one run, in log order. Returns `None` if they contain no spec.
 pub fn audit_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<RunAudit> {
     let mut auditor = RunAuditor::default();
     records.into_iter().for_each(|record| auditor.audit_record(record));
@@ -102,7 +91,7 @@ impl RunAuditor {
         self.run.as_ref()
     }
 
-    /// Checks and folds the next fact.
+    /// Checks the next fact against the facts before it, and folds it.
     pub fn audit_record(&mut self, record: &Record) {
         self.facts += 1;
         if let Some(what) = subject_checks::check_subject(&record.fact) {
@@ -157,7 +146,7 @@ impl RunAuditor {
         }
     }
 
-    /// Counts a finished cycle before the fold drops its jobs.
+    /// Called before the fold drops the cycle's jobs.
     fn count_archived_cycle(&mut self, number: u32) {
         let Some(run) = &self.run else { return };
         let done = run.cycles.get(&number).filter(|cycle| cycle.done.is_some());
@@ -171,13 +160,12 @@ impl RunAuditor {
         self.ordered_attempts.retain(|(cycle, _), _| *cycle != number);
     }
 
-    /// Records that the archived facts of a cycle cannot be read.
+    /// Suppresses findings about a cycle whose archived facts cannot be read.
     pub fn mark_unreadable(&mut self, cycle: u32) {
         self.unreadable_cycles.insert(cycle);
     }
 
-    /// Returns the contradictions of a fact, given the facts before it, that the fold does not
-    /// detect.
+    /// Returns the contradictions that the fold does not detect, given the facts before this one.
     fn check_fact(&self, run: &Run, fact: &Fact) -> Vec<String> {
         match (&fact.subject.key, &fact.body) {
             (FactKey::Plan { cycle }, FactBody::Plan(plan)) => {
@@ -235,7 +223,6 @@ impl RunAuditor {
         }
     }
 
-    /// Records a contradiction of a fact.
     fn record_finding(&mut self, record: &Record, what: String) {
         let subject = Some(record.fact.subject.to_string());
         self.findings.push(LogContradiction {
@@ -291,7 +278,6 @@ impl RunAuditor {
 }
 
 impl AuditCounts {
-    /// Counts the samples of a cycle's jobs.
     fn from_jobs(cycle: &Cycle) -> Self {
         let jobs = || cycle.jobs.values();
         Self {
@@ -313,7 +299,6 @@ impl AuditCounts {
     }
 }
 
-/// Counts all cycles of a run, in addition to archived ones.
 fn count_run(run: &Run, facts: u64, settled: AuditCounts) -> AuditCounts {
     let mut tally = AuditCounts { facts, ..settled };
     for cycle in run.cycles.values() {

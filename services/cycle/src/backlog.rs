@@ -1,5 +1,5 @@
 //! The remaining work of a cycle behind an order. Slow agents use it to decide when to decline an
-//! order: a job that a slow agent starts last delays the whole cycle.
+//! order, because a job that a slow agent starts last delays the whole cycle.
 
 use wire::v1;
 
@@ -13,7 +13,6 @@ use crate::{
 pub(crate) struct SampleBacklog(v1::generate_order::Behind);
 
 impl SampleBacklog {
-    /// Computes the backlog before the next orders are written.
     pub(crate) fn from_index(account: &PurposeIndex, fleet: &FleetSnapshot) -> Self {
         let rates = || fleet.generators.iter().map(|generator| generator.tokens_per_s);
         Self(v1::generate_order::Behind {
@@ -23,7 +22,7 @@ impl SampleBacklog {
         })
     }
 
-    /// Subtracts a job that is being ordered.
+    /// Called for a job that is being ordered.
     pub(crate) fn remove_job(&mut self, job: &PlannedJob) {
         self.0.samples = self.0.samples.saturating_sub(u64::from(job.planned_samples()));
     }
@@ -35,8 +34,7 @@ impl SampleBacklog {
         self
     }
 
-    /// Converts the backlog to the field of an order; `None` if no generator has reported its
-    /// speed.
+    /// Returns `None` if no generator has reported its speed.
     pub(crate) fn to_proto(self) -> Option<v1::generate_order::Behind> {
         (self.0.fastest_tokens_per_s > 0.0).then_some(self.0)
     }

@@ -33,42 +33,40 @@ use crate::{
     },
 };
 
-/// Maximum number of times a job is ordered, including replacements; wrong samples after that are
-/// void without replacement.
+/// Orders of a job, including replacements. Wrong samples after that are void without replacement.
 const REPLACEMENTS_MAX: u32 = 100;
 
-/// Maximum number of quarantines of one agent in one run. Each one requires a restart of the agent
-/// by a person.
+/// Each quarantine requires a restart of the agent by a person.
 const QUARANTINES_PER_AGENT_MAX: u32 = 1000;
 
-/// A summary of the canary vote on one policy, for display.
+/// The canary vote on one policy, for display.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CanaryAgreement {
-    /// Reported values; the trainer's first.
+    /// The trainer's first.
     pub values: Vec<CanaryValue>,
-    /// True if the vote has a reference.
+    /// The vote has a reference.
     pub decided: bool,
 }
 
-/// The canary value of one voter.
+/// The canary log-probability of one voter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CanaryValue {
     /// Name of the agent, or `trainer of <cycle>`.
     pub voter: String,
-    /// Mean log-probability in nats per token.
+    /// Mean in nats per token.
     pub mean: f64,
-    /// Distance from the reference in nats per token; `None` without a reference or with another
-    /// number of tokens.
+    /// From the reference, in nats per token; `None` without a reference or with another number of
+    /// tokens.
     pub distance: Option<f64>,
 }
 
-/// Returns the canary settings of the spec; `None` if it does not enable canaries.
+/// Returns `None` if the spec does not enable canaries.
 pub(crate) fn canary_settings(run: &Run) -> Option<v1::spec::Proof> {
     let proof = run.raft_spec().and_then(|raft| raft.proof.clone());
     proof.filter(|proof| proof.canary)
 }
 
-/// Returns the canary text for the policy of a cycle; empty if the spec does not enable canaries.
+/// Returns an empty text if the spec does not enable canaries.
 pub(crate) fn canary_text_for(
     run: &Run,
     cycle: u32,
@@ -109,7 +107,6 @@ pub(crate) fn unproven_reason(run: &Run, samples: &v1::Samples) -> Option<String
     }
 }
 
-/// Returns the next quarantine to write, with the jobs to draw again.
 pub(crate) fn next_quarantine(run: &Run) -> Option<WriteCommand> {
     let proof = canary_settings(run)?;
     let accused = run.canary_votes.reports.keys().find_map(|key| {
@@ -123,7 +120,7 @@ pub(crate) fn next_quarantine(run: &Run) -> Option<WriteCommand> {
     (number <= QUARANTINES_PER_AGENT_MAX).then_some(WriteCommand { fact, blob: None })
 }
 
-/// Returns an audit finding if a quarantine does not follow from the reports before it.
+/// Returns an audit finding if the quarantine does not follow from the reports before it.
 pub(crate) fn check_quarantine(run: &Run, quarantine: &v1::Quarantine) -> Option<String> {
     let Some(proof) = canary_settings(run) else {
         return Some("the spec asks for no canaries".into());
@@ -150,7 +147,8 @@ pub(crate) fn check_quarantine(run: &Run, quarantine: &v1::Quarantine) -> Option
     (!founded).then(|| "it does not follow from the canary log-probs".into())
 }
 
-/// Summarises the canary vote on the policy of a cycle; `None` if there is nothing to compare.
+/// Summarises how far the agents that sampled with a cycle's policy agree on its canary (see
+/// `canary_vote`). Returns `None` if the spec enables no canary or none was reported.
 pub fn canary_agreement(run: &Run, cycle: u32, purpose: v1::Purpose) -> Option<CanaryAgreement> {
     let proof = canary_settings(run)?;
     let policy = run.sampling_policy(cycle, purpose)?;
@@ -183,8 +181,7 @@ pub(crate) fn undecided_vote(run: &Run, cycle: u32) -> Option<String> {
     ))
 }
 
-/// Returns the id of the job that replaces this one (`<job>-2`, `<job>-3`, …); `None` after
-/// [`REPLACEMENTS_MAX`].
+/// Returns `<job>-2`, `<job>-3`, …; `None` after [`REPLACEMENTS_MAX`].
 fn replacement_id(job: &JobId) -> Option<JobId> {
     let name = job.as_str();
     let numbered = name.rsplit_once('-').and_then(|(stem, n)| Some((stem, n.parse().ok()?)));
@@ -201,12 +198,10 @@ struct CanaryReference {
     agreed: Vec<String>,
 }
 
-/// Returns true if two values differ by at most the tolerance.
 fn is_within_tolerance(a: &[f32], b: &[f32], tolerance: f64) -> bool {
     mean_distance(a, b).is_some_and(|distance| distance <= tolerance)
 }
 
-/// Counts the votes on a policy; `None` if they are undecided.
 fn find_reference(run: &Run, key: &PolicyManifests, tolerance: f64) -> Option<CanaryReference> {
     let votes = collect_votes(run, key);
     let right = select_reference(&votes, tolerance)?;
@@ -217,7 +212,7 @@ fn find_reference(run: &Run, key: &PolicyManifests, tolerance: f64) -> Option<Ca
     })
 }
 
-/// Returns the votes on a policy: the trainer's, if any, and those of the verified agents.
+/// Collects the trainer's vote, if any, and those of the verified agents.
 fn collect_votes<'a>(run: &'a Run, key: &PolicyManifests) -> Vec<CanaryVote<'a>> {
     let agents = run.canary_votes.reports.get(key).into_iter().flatten();
     let verified = agents.filter(|(_, shown)| shown.verified && !shown.canary.is_empty());
@@ -229,7 +224,7 @@ fn collect_votes<'a>(run: &'a Run, key: &PolicyManifests) -> Vec<CanaryVote<'a>>
     trainer_vote(run, key).into_iter().chain(verified.map(vote)).collect()
 }
 
-/// Returns the vote of the agent that trained the policy, if its checkpoint has a canary.
+/// Returns `None` if the policy's checkpoint has no canary.
 fn trainer_vote<'a>(run: &'a Run, key: &PolicyManifests) -> Option<CanaryVote<'a>> {
     let checkpoints = run.cycles.values().filter_map(|cycle| cycle.final_checkpoint());
     let is_it = |made: &&v1::Checkpoint| {
@@ -243,10 +238,9 @@ fn trainer_vote<'a>(run: &'a Run, key: &PolicyManifests) -> Option<CanaryVote<'a
     })
 }
 
-/// Samples that contradict the reference, by agent: cycle, job and canary.
+/// Cycle, job and canary, by agent.
 type WrongSamples<'a> = BTreeMap<&'a str, Vec<(u32, &'a JobId, &'a [f32])>>;
 
-/// Returns the samples of a policy that contradict the reference and may still count.
 fn find_wrong_samples<'a>(
     run: &'a Run,
     key: &PolicyManifests,
@@ -275,8 +269,7 @@ fn find_wrong_samples<'a>(
     wrong
 }
 
-/// Returns the canary values of an agent for a policy, from all samples that the run still
-/// contains.
+/// Includes all samples that the run still contains.
 fn agent_readings<'a>(run: &'a Run, key: &PolicyManifests, agent: &str) -> Vec<&'a [f32]> {
     let mut figures = Vec::new();
     for (number, cycle) in &run.cycles {
@@ -294,20 +287,17 @@ fn agent_readings<'a>(run: &'a Run, key: &PolicyManifests, agent: &str) -> Vec<&
     figures
 }
 
-/// Returns true if the policy has these manifest digests.
 fn has_manifests(policy: &PolicyWeights, (base, adapter): &PolicyManifests) -> bool {
     policy.base.manifest == *base && policy.adapter_manifest() == adapter
 }
 
 impl CanaryReference {
-    /// Returns true if a reported value differs from the reference by more than the tolerance.
     fn rejects_value(&self, canary: &[f32], tolerance: f64) -> bool {
         !canary.is_empty() && !is_within_tolerance(canary, &self.canary, tolerance)
     }
 }
 
-/// Returns the quarantine of the first agent that contradicts the reference and has not been
-/// quarantined for it.
+/// Returns the first agent that contradicts the reference and has not been quarantined for it.
 fn find_outlier(
     run: &Run,
     key: &PolicyManifests,

@@ -1,4 +1,4 @@
-//! The curriculum: selects the prompts of a cycle and the number of samples of each.
+//! Selects the prompts of a cycle and the number of samples of each.
 
 use std::{
     cmp::Ordering,
@@ -9,7 +9,7 @@ use wire::{derive_seed, v1};
 
 use crate::state::Run;
 
-/// Returns the prompts of a cycle (counted from 1) by line, each with its number of samples.
+/// Returns the lines of a cycle's prompts (cycles count from 1), each with its number of samples.
 /// `there` is the number of prompts in the file.
 pub(crate) fn select_prompts(
     run: &Run,
@@ -36,11 +36,11 @@ pub(crate) fn select_prompts(
     }
 }
 
-/// Maximum number of samples of a cycle that a budget allocates by uncertainty; larger cycles are
+/// Largest number of samples of a cycle that a budget allocates by uncertainty; larger cycles are
 /// allocated evenly.
 pub const BUDGET_SAMPLES_MAX: u64 = 1 << 22;
 
-/// Selects prompts in a seeded sweep through the file, reshuffled after each pass.
+/// Selects in a seeded sweep through the file, reshuffled after each pass.
 fn sweep_prompts(seed: u64, all: u32, wanted: u32, cycle: u32) -> Vec<u32> {
     let start = cycle.saturating_sub(1) as usize * wanted as usize;
     let (first_sweep, skip) = (start / all.max(1) as usize, start % all.max(1) as usize);
@@ -56,7 +56,6 @@ fn sweep_prompts(seed: u64, all: u32, wanted: u32, cycle: u32) -> Vec<u32> {
     chosen.into_iter().collect()
 }
 
-/// Returns all lines in the seeded order of one sweep.
 fn shuffle_lines(seed: u64, sweep: usize, all: u32) -> Vec<u32> {
     let seed = derive_seed(seed, &["sweep", &sweep.to_string()]);
     let mut order: Vec<u32> = (0..all).collect();
@@ -64,8 +63,8 @@ fn shuffle_lines(seed: u64, sweep: usize, all: u32) -> Vec<u32> {
     order
 }
 
-/// Selects a share of the prompts by sweep, and fills up with those whose expected pass rate is
-/// closest to the target.
+/// Selects a share by sweep, and fills up with the prompts whose expected pass rate is closest to
+/// the target.
 fn select_by_difficulty(
     run: &Run,
     difficulty: &v1::curriculum::Difficulty,
@@ -138,7 +137,7 @@ fn allocate_budget(
     counts.into_iter().collect()
 }
 
-/// The value of one more sample of a prompt; the heap's order.
+/// The value of one more sample of a prompt; ordered for the heap.
 #[derive(Debug, PartialEq)]
 struct SampleGain {
     line: u32,
@@ -149,7 +148,6 @@ struct SampleGain {
 }
 
 impl SampleGain {
-    /// Computes the variance reduction of the next sample.
     fn new(line: u32, variance: f64, count: u32, tie: u64) -> Self {
         let gain = variance / (f64::from(count) * (f64::from(count) + 1.0));
         Self { line, variance, count, gain, tie }

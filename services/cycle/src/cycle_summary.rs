@@ -1,4 +1,4 @@
-//! The summary of a finished cycle: pass rates, phase durations, energy, and samples per agent.
+//! Summarises a finished cycle: pass rates, phase durations, energy, and samples per agent.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,6 @@ use crate::{
     state::{Cycle, PhaseTimes, Run},
 };
 
-/// Computes the content of a `cycle.<c>.done` fact.
 pub(crate) fn summarize_cycle(run: &Run, number: u32, cycle: &Cycle) -> v1::CycleDone {
     let figures = compute_metrics(run, number, cycle);
     let GateResult { findings, best_cycle: best, action: then } =
@@ -17,7 +16,6 @@ pub(crate) fn summarize_cycle(run: &Run, number: u32, cycle: &Cycle) -> v1::Cycl
     v1::CycleDone { findings, best, then: then.into(), ..figures }
 }
 
-/// Computes the metrics of the summary, without gates.
 fn compute_metrics(run: &Run, number: u32, cycle: &Cycle) -> v1::CycleDone {
     let times = PhaseDurations::from_times(&cycle.times);
     let (joules, metered) = sampling_energy(cycle);
@@ -49,8 +47,8 @@ fn compute_metrics(run: &Run, number: u32, cycle: &Cycle) -> v1::CycleDone {
     }
 }
 
-/// Returns the energy in joules spent on training samples, and the number of samples for which it
-/// was measured.
+/// Returns joules spent on training samples, and the number of samples for which they were
+/// measured.
 fn sampling_energy(cycle: &Cycle) -> (f64, u32) {
     let drawn = cycle.jobs_for(v1::Purpose::Train).filter_map(|(_, job)| job.samples.as_ref());
     let measured = drawn.filter(|samples| samples.joules.is_finite() && samples.joules > 0.0);
@@ -59,9 +57,9 @@ fn sampling_energy(cycle: &Cycle) -> (f64, u32) {
     })
 }
 
-/// The duration of each phase in seconds. Phases follow each other: verification that overlaps
-/// generation counts as generation, so the durations add up to the cycle. With staleness, the
-/// samples of the next cycle overlap the current one.
+/// In seconds. Phases follow each other: verification that overlaps generation counts as
+/// generation, so the durations add up to the cycle. With staleness, the samples of the next cycle
+/// overlap the current one.
 struct PhaseDurations {
     generate: f64,
     verify: f64,
@@ -70,8 +68,7 @@ struct PhaseDurations {
 }
 
 impl PhaseDurations {
-    /// Computes the durations from the times of the facts that separate the phases; 0 if a phase
-    /// did not happen.
+    /// Uses 0 for a phase that did not happen.
     fn from_times(times: &PhaseTimes) -> Self {
         let span = |from: Option<u64>, to: Option<u64>| match (from, to) {
             (Some(from), Some(to)) => to_seconds(to.saturating_sub(from)),
@@ -88,13 +85,11 @@ impl PhaseDurations {
     }
 }
 
-/// Converts milliseconds to seconds.
 #[expect(clippy::cast_precision_loss, reason = "a duration of under 100 000 years")]
 fn to_seconds(milliseconds: u64) -> f64 {
     milliseconds as f64 / 1000.0
 }
 
-/// Counts the samples of each agent.
 fn count_by_agent(cycle: &Cycle) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for samples in cycle.jobs.values().filter_map(|job| job.samples.as_ref()) {
@@ -103,7 +98,6 @@ fn count_by_agent(cycle: &Cycle) -> BTreeMap<String, u32> {
     counts
 }
 
-/// Returns the pass rates of each prompt suite; empty if the cycle has no final checkpoint.
 fn suite_rates(run: &Run, cycle: &Cycle) -> Vec<v1::cycle_done::SuiteRate> {
     let measured = cycle.final_checkpoint().is_some();
     let suites = run.raft_spec().filter(|_| measured).map_or(&[][..], |raft| &raft.prompt_suites);
@@ -115,7 +109,7 @@ fn suite_rates(run: &Run, cycle: &Cycle) -> Vec<v1::cycle_done::SuiteRate> {
     suites.iter().map(of).collect()
 }
 
-/// The number of samples of a prompt that passed, and the number that were judged.
+/// Samples of a prompt that passed, and that were judged.
 type PassTally = (u32, u32);
 
 /// Returns the mean over prompts of each prompt's pass rate, with its standard error. `None` if no
@@ -137,8 +131,7 @@ fn mean_rate(judged: &[PassTally]) -> Option<v1::cycle_done::Rate> {
     })
 }
 
-/// Returns the tally of each prompt with at least one judged sample. Verifier errors and void
-/// samples do not count.
+/// Ignores verifier errors and void samples.
 fn judged_prompts(cycle: &Cycle, purpose: v1::Purpose, suite: &str) -> Vec<PassTally> {
     let mut prompts: BTreeMap<&str, PassTally> = BTreeMap::new();
     for (_, job) in cycle.jobs_for_suite(purpose, suite) {

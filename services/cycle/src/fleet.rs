@@ -1,7 +1,5 @@
-//! A snapshot of the agents of a pool, from their own status reports: speed and jobs in progress.
-//!
-//! The snapshot is only a hint. It may be seconds old or empty; a decision based on it costs at
-//! most one unnecessary order.
+//! A snapshot of the agents of a pool, from their own status reports. It is only a hint, seconds
+//! old or empty; a decision based on it costs at most one unnecessary order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,22 +10,19 @@ use crate::cost_probe::count_visit;
 /// The agents of one pool that are online and accept work, by role.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FleetSnapshot {
-    /// Agents with the generator role.
     pub generators: Vec<FleetMember>,
-    /// Agents with the verifier role, of all pools.
+    /// Verifiers of all pools.
     pub verifiers: Vec<FleetMember>,
-    /// Agents with the trainer role.
     pub trainers: Vec<FleetMember>,
-    /// Milliseconds since each job was last reported as held by an agent.
+    /// Since each job was last reported as held by an agent.
     pub last_held_ago_ms: BTreeMap<(WorkKind, HeldJob), u64>,
 }
 
-/// One agent in one role.
+/// An agent in one role.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FleetMember {
-    /// Id of the agent.
     pub agent: String,
-    /// Generated tokens per second; 0 if not yet known.
+    /// Generation speed; 0 if not yet known.
     pub tokens_per_s: f64,
     /// Seconds per sample while all slots of the agent are in use; 0 if not yet known.
     pub sample_s: f64,
@@ -50,21 +45,20 @@ pub struct HeldJob {
 const LAST_SAMPLES_FACTOR: f64 = 0.5;
 
 impl FleetMember {
-    /// Estimates the seconds until the agent finishes the jobs it holds; `None` if its speed is
-    /// unknown.
+    /// Estimates when the agent finishes the jobs it holds; `None` if its speed is unknown.
     pub(crate) fn remaining_s(&self, tokens_a_sample: f64) -> Option<f64> {
         (self.tokens_per_s > 0.0)
             .then(|| self.duration_s(f64::from(self.remaining_samples) * tokens_a_sample))
     }
 
-    /// Estimates the seconds that the agent takes to generate a number of tokens.
     pub(crate) fn duration_s(&self, tokens: f64) -> f64 {
         (tokens / self.tokens_per_s).max(LAST_SAMPLES_FACTOR * self.sample_s)
     }
 }
 
 impl FleetSnapshot {
-    /// Returns the agents that do a kind of work. Always empty for evals.
+    /// Returns the agents that do a kind of work; none for evals, which the snapshot does not
+    /// cover.
     pub fn members_for(&self, kind: WorkKind) -> &[FleetMember] {
         match kind {
             WorkKind::Generate => &self.generators,
@@ -74,7 +68,6 @@ impl FleetSnapshot {
         }
     }
 
-    /// Returns true if an agent holds the job.
     pub(crate) fn is_held(&self, kind: WorkKind, held: &HeldJob) -> bool {
         self.members_for(kind)
             .iter()
@@ -82,14 +75,12 @@ impl FleetSnapshot {
             .any(|member| member.held_jobs.contains(held))
     }
 
-    /// Returns how many milliseconds the job has had no holder: the time since it was last held, at
-    /// most the age of its order.
+    /// Returns the time since the job was last held, at most the age of its order.
     pub(crate) fn unclaimed_ms(&self, kind: WorkKind, held: &HeldJob, ordered_ago_ms: u64) -> u64 {
         let seen = self.last_held_ago_ms.get(&(kind, held.clone())).copied();
         seen.map_or(ordered_ago_ms, |ago| ago.min(ordered_ago_ms))
     }
 
-    /// Returns the number of agents of a kind that hold no job.
     pub(crate) fn idle_count(&self, kind: WorkKind) -> usize {
         self.members_for(kind)
             .iter()

@@ -1,7 +1,6 @@
-//! The fold of facts into state, and the only place that changes a [`Run`].
-//!
-//! A fact that contradicts earlier ones is recorded as an anomaly and otherwise ignored. Folding
-//! never fails, regardless of the content of the log.
+//! The fold of facts into state, and the only place that changes a [`Run`]. A fact that contradicts
+//! earlier ones is recorded as an anomaly and otherwise ignored, so folding never fails, regardless
+//! of the content of the log.
 
 mod quarantine;
 
@@ -20,7 +19,7 @@ use crate::{
 };
 
 impl Run {
-    /// Creates the run that a `spec` fact starts; `None` for any other fact.
+    /// Returns the initial state of the run that a `spec` fact defines; `None` for any other fact.
     pub fn start(record: &Record) -> Option<Self> {
         let FactBody::Spec(spec) = &record.fact.body else { return None };
         let mut run = Self::new(record.fact.subject.run.clone(), spec.clone(), record.time_ms);
@@ -29,7 +28,8 @@ impl Run {
         Some(run)
     }
 
-    /// Applies one fact of this run. Facts at or below the last sequence are ignored.
+    /// Applies one fact of this run to its state. Ignores facts that were applied before (at or
+    /// below the last sequence).
     pub fn fold_record(&mut self, record: &Record) {
         if record.sequence <= self.sequence {
             return;
@@ -47,7 +47,6 @@ impl Run {
         }
     }
 
-    /// Updates the index for the job that a fact is about.
     fn reindex_job(&mut self, place: &FactKey) {
         let failed;
         let (number, id) = match place {
@@ -67,7 +66,6 @@ impl Run {
         }
     }
 
-    /// Applies a fact to the state; the error describes a contradiction.
     fn apply_record(&mut self, record: &Record) -> Result<(), String> {
         let Fact { subject, body } = &record.fact;
         let at = record.time_ms;
@@ -161,18 +159,16 @@ impl Run {
         Ok(())
     }
 
-    /// Returns a cycle, or an error if it was never planned.
     fn require_cycle(&mut self, number: u32) -> Result<&mut Cycle, String> {
         self.cycles.get_mut(&number).ok_or_else(|| never_planned_message(number))
     }
 
-    /// Returns a job of a cycle, or an error if it is not in the plan.
     fn require_job(&mut self, cycle: u32, job: &JobId) -> Result<&mut PlannedJob, String> {
         let missing = || format!("job {job} is not in the plan of cycle {cycle}");
         self.require_cycle(cycle)?.jobs.get_mut(job).ok_or_else(missing)
     }
 
-    /// Applies a pause, resume or cancellation. A resume after a pause starts a new round.
+    /// Starts a new round on a resume after a pause.
     fn apply_control(&mut self, number: u64, control: &v1::Control) -> Result<(), String> {
         use v1::control::Action;
         self.last_control = self.last_control.max(number);
@@ -191,7 +187,6 @@ impl Run {
         Ok(())
     }
 
-    /// Adds the jobs of a plan.
     fn apply_plan(&mut self, number: u32, plan: &v1::Plan, at: u64) -> Result<(), String> {
         let round = self.round;
         let cycle = self.cycles.entry(number).or_default();
@@ -208,8 +203,7 @@ impl Run {
         Ok(())
     }
 
-    /// Accepts the samples of a job. Samples that may not be used are stored as void, with the
-    /// reason, and returned as an error.
+    /// Stores samples that may not be used as void, and returns the reason as an error.
     fn apply_samples(
         &mut self,
         number: u32,
@@ -260,13 +254,13 @@ impl Run {
         void.map_or(Ok(()), |why| Err(format!("the samples are void: {why}")))
     }
 
-    /// Returns the policy that the samples of a cycle are drawn from. Held-out samples evaluate the
-    /// cycle's own checkpoint.
+    /// Returns the weights that samples of a cycle are drawn from: for held-out samples the cycle's
+    /// own checkpoint, for training samples an earlier one. `None` while that checkpoint does not
+    /// exist.
     pub fn sampling_policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<PolicyWeights> {
         self.sampling_checkpoint(cycle, purpose).and_then(PolicyWeights::from_checkpoint)
     }
 
-    /// Returns the checkpoint that the samples of a cycle are drawn from.
     pub(crate) fn sampling_checkpoint(
         &self,
         cycle: u32,
@@ -283,20 +277,18 @@ impl Run {
         }
     }
 
-    /// Returns the policy that a cycle's training starts from.
     pub(crate) fn training_policy(&self, cycle: u32) -> Option<PolicyWeights> {
         self.training_parent(cycle).and_then(PolicyWeights::from_checkpoint)
     }
 
-    /// Returns the checkpoint that a cycle's training starts from: the base model if the spec sets
-    /// `from_base`, else the checkpoint that the cycle continues from.
+    /// Returns the base model if the spec sets `from_base`, else the checkpoint that the cycle
+    /// continues from.
     fn training_parent(&self, cycle: u32) -> Option<&v1::Checkpoint> {
         let from_base = self.raft_spec().is_some_and(|raft| raft.from_base);
         self.parent_checkpoint(if from_base { 1 } else { cycle })
     }
 
-    /// Accepts the verdicts of a job. Returns an error if they do not judge each accepted sample
-    /// once.
+    /// Fails if the verdicts do not judge each accepted sample once.
     fn apply_verdicts(
         &mut self,
         number: u32,
@@ -335,8 +327,8 @@ impl Run {
         }
     }
 
-    /// Accepts a selection, updates the history of each prompt and drops the texts of the samples.
-    /// Returns an error if the selection does not follow from the verdicts.
+    /// Updates the history of each prompt and drops the texts of the samples. Fails if the
+    /// selection does not follow from the verdicts.
     fn apply_selection(&mut self, number: u32, selected: &v1::Selected) -> Result<(), String> {
         let raft = self.raft_spec().ok_or("a selection in a run that selects nothing")?;
         let cycle = self.cycles.get(&number).ok_or_else(|| never_planned_message(number))?;
@@ -359,8 +351,7 @@ impl Run {
         Err("does not follow from the cycle's verdicts".into())
     }
 
-    /// Accepts a checkpoint. Returns an error if its parent is not the checkpoint that the training
-    /// had to start from.
+    /// Fails if the parent is not the checkpoint that the training had to start from.
     fn apply_checkpoint(
         &mut self,
         place: &FactKey,
@@ -388,14 +379,13 @@ impl Run {
         Err("its parent is not the checkpoint before it".into())
     }
 
-    /// Returns true if a checkpoint is the base that the spec names.
     fn is_base(&self, checkpoint: &v1::Checkpoint) -> bool {
         let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
         let base = self.spec.base.as_ref().and_then(|base| base.tree.as_ref());
         manifest(checkpoint.tree.as_ref()) == manifest(base)
     }
 
-    /// Accepts an eval. Returns an error if it measured other weights than its checkpoint's.
+    /// Fails if the eval measured other weights than its checkpoint's.
     fn apply_eval(
         &mut self,
         number: u32,
@@ -413,9 +403,8 @@ impl Run {
         if same { Ok(()) } else { Err("measured something else than its checkpoint".into()) }
     }
 
-    /// Drops the plan and jobs of an archived cycle, because the log may no longer contain them.
-    /// Anomalies of the cycle are dropped as well: with facts purged, they can no longer be
-    /// derived.
+    /// Drops the plan and jobs, because the log may no longer contain them, and the anomalies of
+    /// the cycle, which can no longer be derived once facts are purged.
     fn apply_archived(&mut self, number: u32, archived: &v1::Archived) -> Result<(), String> {
         let cycle = self.require_cycle(number)?;
         if cycle.done.is_none() {
@@ -435,13 +424,12 @@ impl Run {
         Ok(())
     }
 
-    /// Returns true if the fact belongs to an archived cycle.
     fn is_archived(&self, place: &FactKey) -> bool {
         let cycle = place.cycle_number().and_then(|number| self.cycles.get(&number));
         cycle.is_some_and(|cycle| cycle.archived.is_some())
     }
 
-    /// Records a failure; a final one gives up its job, eval or training.
+    /// Gives up the job, eval or training on a final failure.
     fn apply_failure(&mut self, kind: WorkKind, failure: &v1::Failure) {
         self.failures.push(failure.clone());
         if !failure.r#final {
@@ -489,7 +477,6 @@ impl Cycle {
 }
 
 impl PlannedJob {
-    /// Drops the texts of prompts and samples to save memory.
     fn drop_texts(&mut self) {
         self.requests = Vec::new();
         if let Some(samples) = &mut self.samples {
@@ -498,23 +485,21 @@ impl PlannedJob {
     }
 }
 
-/// Formats the error about a cycle without a plan.
 fn never_planned_message(cycle: u32) -> String {
     format!("cycle {cycle} was never planned")
 }
 
-/// Returns true if the fact is a plan or an order.
 fn starts_work(body: &FactBody) -> bool {
     matches!(body, FactBody::Plan(_) | FactBody::GenerateOrder(_) | FactBody::TrainOrder(_))
 }
 
-/// Parses the id of a failed generation or verification: `<cycle>-<job>`.
+/// Parses `<cycle>-<job>`, the id of a failed generation or verification.
 pub(crate) fn parse_job_id(id: &str) -> Option<(u32, JobId)> {
     let (cycle, job) = id.split_once('-')?;
     Some((cycle.parse().ok()?, job.parse().ok()?))
 }
 
-/// Parses the id of a failed eval: `<cycle>-<step>-<suite>`.
+/// Parses `<cycle>-<step>-<suite>`.
 fn parse_eval_id(id: &str) -> Option<(u32, u32, SuiteName)> {
     let mut parts = id.splitn(3, '-');
     let cycle = parts.next()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! Gates: what happens to a run whose metrics got worse or stopped improving.
+//! Decides what happens to a run whose metrics got worse or stopped improving.
 
 use std::cmp::Ordering;
 
@@ -13,18 +13,17 @@ use wire::{
 
 use crate::state::{Cycle, Run};
 
-/// The result of a cycle's gates.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct GateResult {
-    /// Gates that were exceeded, those with the strictest action first.
+    /// Those with the strictest action first.
     pub findings: Vec<Finding>,
-    /// Number of the cycle with the best metrics so far.
+    /// Cycle with the best metrics so far.
     pub best_cycle: u32,
-    /// The strictest action of the findings.
+    /// The strictest of the findings.
     pub action: Then,
 }
 
-/// Evaluates the gates of a cycle that is about to be done; `done` holds its metrics.
+/// `done` holds the metrics of the cycle, which is about to be done.
 pub(crate) fn evaluate_gates(
     run: &Run,
     number: u32,
@@ -63,8 +62,7 @@ pub(crate) fn evaluate_gates(
     GateResult { findings, best_cycle: best, action: then }
 }
 
-/// A cycle with the metrics that rank it: the held-out pass rate, then the perplexity of the first
-/// suite.
+/// Ranked by the held-out pass rate, then the perplexity of the first suite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct CycleScore {
     cycle: u32,
@@ -73,7 +71,6 @@ struct CycleScore {
 }
 
 impl CycleScore {
-    /// Collects the metrics of a cycle.
     fn from_cycle(
         run: &Run,
         number: u32,
@@ -101,7 +98,6 @@ impl CycleScore {
     }
 }
 
-/// Returns the best cycle before this one, as recorded in the last finished cycle.
 fn previous_best(run: &Run, number: u32) -> Option<CycleScore> {
     let (_, last) = run.cycles.range(..number).rev().find(|(_, cycle)| cycle.done.is_some())?;
     let best = last.done.as_ref()?.best;
@@ -110,8 +106,7 @@ fn previous_best(run: &Run, number: u32) -> Option<CycleScore> {
     Some(CycleScore::from_cycle(run, best, cycle, heldout))
 }
 
-/// Returns the perplexity of a cycle's final checkpoint on a suite; `None` if it was not measured
-/// or is not finite.
+/// Returns `None` if the perplexity was not measured or is not finite.
 fn final_perplexity(run: &Run, number: u32, suite: &str) -> Option<f64> {
     let cycle = run.cycles.get(&number)?;
     let step = cycle.final_checkpoint()?.step;
@@ -119,7 +114,7 @@ fn final_perplexity(run: &Run, number: u32, suite: &str) -> Option<f64> {
     Some(eval.perplexity).filter(|perplexity| perplexity.is_finite())
 }
 
-/// Checks the perplexity of a suite against the best cycle, with a relative margin.
+/// Compares with the best cycle by a relative margin.
 fn check_perplexity(run: &Run, number: u32, best: u32, gate: &Gate) -> Option<Finding> {
     let value = final_perplexity(run, number, &gate.suite)?;
     let best = final_perplexity(run, best, &gate.suite)?;
@@ -128,7 +123,7 @@ fn check_perplexity(run: &Run, number: u32, best: u32, gate: &Gate) -> Option<Fi
     (value > limit).then(|| new_finding(&name, value, best, limit, gate.then()))
 }
 
-/// Checks the pass rate of a suite against the best cycle, with an absolute margin.
+/// Compares with the best cycle by an absolute margin.
 fn check_pass_rate(done: &v1::CycleDone, best: &v1::CycleDone, gate: &Gate) -> Option<Finding> {
     let (value, best) = (mean_pass_rate(done, &gate.suite)?, mean_pass_rate(best, &gate.suite)?);
     let limit = best - gate.margin;
@@ -139,8 +134,7 @@ fn check_pass_rate(done: &v1::CycleDone, best: &v1::CycleDone, gate: &Gate) -> O
     (value < limit).then(|| new_finding(&name, value, best, limit, gate.then()))
 }
 
-/// Returns the mean pass rate of a prompt suite, or of the run's own held-out prompts if `suite` is
-/// empty.
+/// Returns the rate of the run's own held-out prompts if `suite` is empty.
 fn mean_pass_rate(done: &v1::CycleDone, suite: &str) -> Option<f64> {
     let rate = match suite {
         "" => done.heldout.as_ref(),
@@ -149,24 +143,20 @@ fn mean_pass_rate(done: &v1::CycleDone, suite: &str) -> Option<f64> {
     rate.map(|rate| rate.mean)
 }
 
-/// Checks the diversity of the cycle's samples against its minimum.
 fn check_diversity(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
     check_minimum("diversity", cycle.selected.as_ref()?.diversity, gate)
 }
 
-/// Checks the entropy of the cycle's samples against its minimum.
 fn check_entropy(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
     check_minimum("entropy", cycle.selected.as_ref()?.entropy?, gate)
 }
 
-/// Returns a finding if the value is below the gate's minimum.
 fn check_minimum(name: &str, value: f64, gate: &Gate) -> Option<Finding> {
     let limit = gate.margin;
     (value < limit).then(|| new_finding(name, value, limit, limit, gate.then()))
 }
 
-/// Returns a finding if too many cycles have passed since the best one. The last cycle of a run is
-/// exempt.
+/// Finds that too many cycles have passed since the best one. The last cycle of a run is exempt.
 fn check_patience(run: &Run, number: u32, best: u32, patience: u32) -> Option<Finding> {
     let since = number.saturating_sub(best);
     // The last cycle ends the run anyway.
@@ -177,7 +167,6 @@ fn check_patience(run: &Run, number: u32, best: u32, patience: u32) -> Option<Fi
     })
 }
 
-/// Creates a finding.
 fn new_finding(gate: &str, value: f64, best: f64, limit: f64, then: Then) -> Finding {
     Finding { gate: gate.to_owned(), value, best, limit, then: then.into() }
 }

@@ -11,12 +11,11 @@ use crate::FleetSnapshot;
 /// Bounds on the size of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobSizing {
-    /// Minimum number of samples. Smaller jobs cost more in facts than they save in waiting.
+    /// Smaller jobs cost more in facts than they save in waiting.
     pub samples_min: u32,
-    /// Maximum number of samples.
     pub samples_max: u32,
-    /// Maximum estimated size of a job's facts in bytes. Must be well below the payload limit of
-    /// the bus, 1 MiB by default.
+    /// Maximum estimated size of a job's facts. Must be well below the payload limit of the bus, 1
+    /// MiB by default.
     pub bytes_max: u64,
 }
 
@@ -35,7 +34,7 @@ const REMAINING_SHARE: f64 = 0.5;
 
 /// Maximum bytes of a generated token in a samples fact, after JSON escaping.
 const TOKEN_BYTES: u64 = 8;
-/// Bytes of a sample in addition to its text.
+/// Bytes in addition to the text.
 const SAMPLE_BYTES: u64 = 128;
 
 /// Returns how many copies of the slowest generator would be as fast as the whole fleet.
@@ -50,28 +49,23 @@ fn slowest_equivalents(fleet: &FleetSnapshot) -> f64 {
     }
 }
 
-/// The samples to draw of one prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptDraw {
-    /// Line of the prompt in its file, counted from 0.
+    /// Counted from 0.
     pub line: u32,
-    /// Size of the prompt's text.
     pub prompt_bytes: usize,
-    /// Number of samples.
     pub count: u32,
 }
 
-/// The common properties of the jobs of one prompt set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct JobTemplate<'a> {
-    /// Prefix of the job names, which are `<prefix><n>`.
+    /// Job names are `<prefix><n>`.
     pub prefix: &'a str,
     pub purpose: v1::Purpose,
     pub suite: &'a str,
 }
 
-/// Splits the samples of each prompt into jobs. The samples of one prompt stay together if they
-/// fit, so that their prefill is shared.
+/// Keeps the samples of one prompt together if they fit, so that their prefill is shared.
 pub(crate) fn split_into_jobs(
     kind: JobTemplate<'_>,
     prompts: &[PromptDraw],
@@ -116,14 +110,13 @@ pub(crate) fn split_into_jobs(
     jobs
 }
 
-/// Returns the minimum number of jobs for a number of samples of one prompt set.
+/// Returns the minimum number of jobs for the samples of one prompt set.
 pub(crate) fn job_count_min(samples: u64, max_new_tokens: u32, sizing: &JobSizing) -> u64 {
     let sample_bytes = SAMPLE_BYTES + TOKEN_BYTES * u64::from(max_new_tokens);
     samples.div_ceil((sizing.bytes_max / sample_bytes).max(1))
 }
 
 impl JobSizing {
-    /// Returns the number of samples of the next job, given the samples left.
     fn next_size(&self, left: u64, equivalents: f64) -> u32 {
         #[expect(
             clippy::cast_possible_truncation,
@@ -136,7 +129,6 @@ impl JobSizing {
     }
 }
 
-/// A job that is being filled.
 struct JobBuilder {
     size: u32,
     filled: u32,
@@ -145,29 +137,24 @@ struct JobBuilder {
 }
 
 impl JobBuilder {
-    /// Creates an empty job for up to `size` samples.
     fn new(size: u32) -> Self {
         Self { size, filled: 0, bytes: 0, draws: Vec::new() }
     }
 
-    /// Returns the number of samples that still fit.
     fn remaining_room(&self) -> u32 {
         self.size.saturating_sub(self.filled)
     }
 
-    /// Returns true if the job has no draws.
     fn is_empty(&self) -> bool {
         self.draws.is_empty()
     }
 
-    /// Adds samples of one prompt, with their estimated bytes.
     fn add_draw(&mut self, prompt: u32, first: u32, count: u32, bytes: u64) {
         self.draws.push(v1::plan::Draw { prompt, first, count });
         self.filled += count;
         self.bytes += bytes;
     }
 
-    /// Completes the job under the given number.
     fn into_job(self, kind: JobTemplate<'_>, number: usize) -> v1::plan::Job {
         let JobTemplate { prefix, purpose, suite } = kind;
         v1::plan::Job {

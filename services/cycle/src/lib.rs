@@ -1,9 +1,11 @@
 //! The coordinator's pure core: derives the state of each run from its facts and plans the next
 //! facts.
 //!
-//! [`Run::fold_record`] applies the facts of one run in log order; [`next_commands`] returns the
-//! facts to write now. Both are deterministic and facts are write-once, so two coordinators that
-//! plan at the same time write the same facts and do no harm.
+//! A *fact* is a write-once message of the log. A *run* is a training submitted by a user; its
+//! *cycles* each draw samples of prompts, judge and select them, train on the selection and
+//! evaluate the checkpoint. [`Run::fold_record`] applies the facts of one run in log order;
+//! [`next_commands`] returns the facts to write now. Both are deterministic and facts are
+//! write-once, so two coordinators that plan at the same time write the same facts and do no harm.
 //!
 //! The crate contains no NATS, tokio, clock, disk or model code.
 //!
@@ -39,7 +41,7 @@ pub use fleet::{FleetMember, FleetSnapshot, HeldJob};
 pub use job_sizing::JobSizing;
 pub use planner::next_commands;
 pub use run_set::{RunSet, fail_run};
-pub use schedule::{generate_seed, sampling_settings, scheduled_value as scheduled};
+pub use schedule::{generate_seed, sampling_settings, scheduled_value};
 pub use select::{KeptSample, SelectionOutcome, preview_selection, sample_outcomes};
 pub use selection_report::{SelectionReport, report_selection};
 pub use state::{

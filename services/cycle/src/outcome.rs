@@ -1,5 +1,5 @@
-//! The outcome of a run: succeeded, cancelled, stopped by a gate, or failed in a way that retries
-//! cannot fix.
+//! Decides the outcome of a run: succeeded, cancelled, stopped by a gate, or failed in a way that
+//! retries cannot fix.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,18 +12,17 @@ use crate::{
     state::{Cycle, PlannedJob, Run},
 };
 
-/// Number of jobs given up in a cycle, while no job has succeeded, after which the run fails.
+/// Jobs of one cycle in which no job has succeeded; then the run fails.
 const SET_ASIDE_JOBS_MAX: usize = 3;
 
-/// Number of jobs of a cycle that an agent must have failed before it counts as unable to do the
-/// work.
+/// After this many in one cycle, an agent counts as unable to do the work.
 const FAILED_JOBS_PER_AGENT: usize = 3;
 
-/// Number of consecutive cycles without any kept sample after which the run fails.
+/// Consecutive cycles without any kept sample after which the run fails.
 const EMPTY_SELECTIONS_MAX: usize = 3;
 
-/// Determines the outcome of the run; `None` if it continues. Cancellation takes precedence, then
-/// gates, then failures, then regular success.
+/// Returns `None` if the run continues. Cancellation takes precedence, then gates, then failures,
+/// then regular success.
 pub(crate) fn run_outcome(run: &Run, fleet: &FleetSnapshot) -> Option<v1::Done> {
     use v1::done::Status;
     let done = |status: Status, message: String| Some(v1::Done { status: status.into(), message });
@@ -50,7 +49,6 @@ pub(crate) fn run_outcome(run: &Run, fleet: &FleetSnapshot) -> Option<v1::Done> 
     done(Status::Succeeded, format_shortcomings(run))
 }
 
-/// Formats the message about the gate that stopped the run.
 fn gate_stop_message(run: &Run, number: u32) -> String {
     let done = run.cycles.get(&number).and_then(|cycle| cycle.done.as_ref());
     let worst = done.and_then(|done| Some((done.best, done.findings.first()?)));
@@ -67,8 +65,8 @@ fn gate_stop_message(run: &Run, number: u32) -> String {
     }
 }
 
-/// Formats what a successful run lacks: failed evals, samples set aside, a rollback in the last
-/// cycle. Empty if nothing is missing.
+/// Lists failed evals, samples set aside, and a rollback in the last cycle. Empty if nothing is
+/// missing.
 fn format_shortcomings(run: &Run) -> String {
     let unmeasured: usize = run.cycles.values().map(Cycle::missing_eval_count).sum();
     let done = || run.cycles.values().filter_map(|cycle| cycle.done.as_ref());
@@ -81,21 +79,19 @@ fn format_shortcomings(run: &Run) -> String {
     said.join(", ")
 }
 
-/// Returns a message if the training has finally failed.
 fn training_failed(run: &Run) -> Option<String> {
     let failure = run.training_failure.as_ref()?;
     Some(format!("train {}: {}", failure.id, failure.message))
 }
 
-/// Returns a message if an open cycle fails at every job.
 fn all_jobs_failing(run: &Run, fleet: &FleetSnapshot) -> Option<String> {
     let mut open =
         run.cycles.range(run.current_cycle()..).filter(|(_, cycle)| cycle.done.is_none());
     open.find_map(|(number, cycle)| cycle_jobs_failing(run, *number, cycle, fleet))
 }
 
-/// Returns a message if one cycle fails at every job: all jobs of a purpose were set aside, several
-/// were set aside while none succeeded, or all agents fail at the same kind of work.
+/// Returns a message if all jobs of a purpose were set aside, several were set aside while none
+/// succeeded, or all agents fail at the same kind of work.
 fn cycle_jobs_failing(
     run: &Run,
     number: u32,

@@ -14,13 +14,12 @@ use crate::{
     state::{Cycle, PlannedJob, PolicyWeights, Run},
 };
 
-/// Maximum number of in-flight orders per generator. Bounded so that a pause takes effect soon and
-/// the queue does not grow with the plan.
+/// Bounded so that a pause takes effect soon and the queue does not grow with the plan.
 const IN_FLIGHT_PER_GENERATOR: usize = 12;
-/// Lower bound of the maximum number of in-flight orders, for small fleets.
+/// Lower bound for small fleets.
 const IN_FLIGHT_MIN: usize = 16;
 
-/// Returns the facts to write now. Empty if the run waits for other agents or has ended.
+/// Returns the facts to write now; none if the run waits for agents or has ended.
 ///
 /// The first rule that applies decides:
 ///
@@ -41,7 +40,6 @@ pub fn next_commands(run: &Run, inputs: PlannerInputs<'_>) -> Vec<WriteCommand> 
         return Vec::new();
     }
     if let Some(quarantine) = canary_vote::next_quarantine(run) {
-        // Selection and evaluation depend on the quarantine.
         return vec![quarantine];
     }
     let number = run.current_cycle();
@@ -60,14 +58,14 @@ pub fn next_commands(run: &Run, inputs: PlannerInputs<'_>) -> Vec<WriteCommand> 
     }
 }
 
-/// Returns the pool of the run, `default` if the spec names none or an invalid one.
+/// Returns `default` if the spec names no pool or an invalid one.
 fn run_pool(run: &Run) -> Pool {
     Pool::new(run.spec.pool.as_str())
         .or_else(|_| Pool::new("default"))
         .expect("\"default\" is a legal name")
 }
 
-/// Returns the next facts of an SFT run, which is one cycle that only trains and evaluates.
+/// An SFT run is one cycle that only trains and evaluates.
 fn sft_commands(
     run: &Run,
     sft: &v1::spec::Sft,
@@ -87,13 +85,11 @@ fn sft_commands(
     order_training(run, cycle, order, inputs)
 }
 
-/// Returns the next facts of a watched run, which is one cycle whose training is not ordered by
-/// Flotilla.
+/// A watched run is one cycle whose training is not ordered by Flotilla.
 fn watched_commands(run: &Run, cycle: &Cycle) -> Vec<WriteCommand> {
     if cycle.final_checkpoint().is_some() { finish_cycle(run, 0, cycle) } else { Vec::new() }
 }
 
-/// Creates a train order with the fields that do not depend on the kind of run.
 fn base_train_order(run: &Run, cycle: u32) -> v1::TrainOrder {
     v1::TrainOrder {
         run: run.id.to_string(),
@@ -143,7 +139,6 @@ fn finish_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<WriteCommand> {
     vec![write_command(run, FactKey::CycleDone { cycle: number }, FactBody::CycleDone(done))]
 }
 
-/// Returns true if the verifier failed on every sample of a selection.
 fn has_only_errors(selected: &v1::Selected) -> bool {
     selected.considered > 0 && selected.dropped.get("error") == Some(&selected.considered)
 }
@@ -167,7 +162,7 @@ fn has_only_errors(selected: &v1::Selected) -> bool {
 struct CyclePlanner<'a> {
     run: &'a Run,
     raft: &'a v1::spec::Raft,
-    /// Number of the cycle; 0 evaluates the base model.
+    /// Cycle 0 evaluates the base model.
     number: u32,
     cycle: &'a Cycle,
     inputs: PlannerInputs<'a>,
@@ -182,8 +177,8 @@ impl CyclePlanner<'_> {
 
     /// Returns the next facts of the following cycle, if it may start before this one is done:
     ///
-    /// - if no gate can reject this cycle's checkpoint, the next cycle starts as soon as the
-    ///   checkpoint exists and runs while it is evaluated;
+    /// - if no gate can reject this cycle's checkpoint, the next cycle starts as soon as the checkpoint
+    ///   exists and runs while it is evaluated;
     /// - if the spec allows staleness, the next cycle is planned and sampled while this one trains.
     ///
     /// Never more than one cycle ahead of the first that is not done.
@@ -209,7 +204,6 @@ impl CyclePlanner<'_> {
         }
     }
 
-    /// Returns the next facts of the cycle, except the one that ends it.
     fn pending_work(&self) -> Vec<WriteCommand> {
         use v1::Purpose::{Heldout, Train};
         if self.number == 0 && self.cycle.checkpoints.is_empty() {
@@ -252,7 +246,7 @@ impl CyclePlanner<'_> {
         vec![write_command(self.run, place, FactBody::Checkpoint(checkpoint))]
     }
 
-    /// Writes the plan of the cycle, or fails the run if the plan is too large for one fact.
+    /// Fails the run if the plan is too large for one fact.
     fn plan_cycle(&self) -> WriteCommand {
         let cycle = self.number;
         match sampling_plan::plan_jobs(self.run, self.raft, cycle, &self.inputs) {
@@ -296,7 +290,6 @@ impl CyclePlanner<'_> {
             .collect()
     }
 
-    /// Creates the generate order of one job.
     fn order_job(
         &self,
         id: &JobId,
@@ -340,7 +333,6 @@ impl CyclePlanner<'_> {
         write_command(self.run, place, FactBody::GenerateOrder(order))
     }
 
-    /// Creates the selection fact of the cycle, with its dataset as the blob.
     fn select_samples(&self) -> WriteCommand {
         let selection = select::select_samples(self.run, self.raft, self.number, self.cycle);
         debug_assert_eq!(
@@ -354,7 +346,6 @@ impl CyclePlanner<'_> {
         }
     }
 
-    /// Orders the training on the selected dataset.
     fn train_commands(&self, selected: &v1::Selected) -> Vec<WriteCommand> {
         let Some(PolicyWeights { base, adapter }) = self.run.training_policy(self.number) else {
             return vec![fail_command(self.run, format!("cycle {} has no policy", self.number))];
@@ -372,7 +363,6 @@ impl CyclePlanner<'_> {
         order_training(self.run, self.cycle, order, self.inputs)
     }
 
-    /// Formats the message of a run whose verifier failed on every sample.
     fn verifier_error(&self) -> String {
         let verdicts = self.cycle.jobs.values().filter_map(|job| job.verdicts.as_ref());
         let detail = verdicts.flat_map(|v| &v.verdicts).map(|verdict| &verdict.detail);
@@ -381,7 +371,7 @@ impl CyclePlanner<'_> {
         format!("the verifier failed on every sample of cycle {}: {detail}", self.number)
     }
 
-    /// Ends the cycle: after its evaluation, or immediately if its selection kept nothing.
+    /// Ends the cycle after its evaluation, or immediately if its selection kept nothing.
     fn finish_commands(&self) -> Vec<WriteCommand> {
         if self.cycle.final_checkpoint().is_some() {
             return finish_cycle(self.run, self.number, self.cycle);

@@ -1,8 +1,6 @@
-//! The open runs of a coordinator, between the log and its decisions.
-//!
-//! Decisions are made only on a state that contains every fact this coordinator has written: until
-//! its own facts have come back through the log, it waits. Facts that could not be written are
-//! planned again.
+//! The open runs of a coordinator, between the log and its decisions. Decisions are made only on a
+//! state that contains every fact this coordinator has written: until they have come back through
+//! the log, it waits. Facts that could not be written are planned again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +12,7 @@ use crate::{
     state::Run,
 };
 
-/// All open runs of a log, each with a dirty flag.
+/// The open runs of a log, each with a dirty flag.
 ///
 /// A run becomes dirty when a fact of it arrives or when [`RunSet::mark_dirty`] is called (time has
 /// passed, or a write failed). The coordinator's loop is:
@@ -30,36 +28,29 @@ use crate::{
 /// A run that ends is dropped; later facts of it are ignored.
 #[derive(Debug, Clone, Default)]
 pub struct RunSet {
-    /// Open runs by id.
     open_runs: BTreeMap<RunId, OpenRun>,
-    /// Ids of the runs that have ended.
     ended_runs: BTreeSet<RunId>,
-    /// Sequence of the last log entry seen.
     last_folded: u64,
-    /// Sequence of the last fact written by this coordinator.
+    /// Last fact written by this coordinator.
     last_written: u64,
-    /// Set once the log has been replayed to the end it had at the start.
+    /// The log was replayed to the end it had at the start.
     caught_up: bool,
 }
 
-/// A run that has not ended.
 #[derive(Debug, Clone)]
 struct OpenRun {
     run: Run,
-    /// Set when something happened since the last decision.
     is_dirty: bool,
-    /// Set when time has passed since the last decision, so that in-flight orders may have to be
-    /// issued again.
+    /// Time has passed since the last decision, so in-flight orders may have to be issued again.
     stragglers_due: bool,
-    /// The value of `stragglers_due` taken over for the decision that is now due.
+    /// Value of `stragglers_due`, taken over for the decision that is now due.
     checks_stragglers: bool,
-    /// Message about a log entry that cannot be read, which makes it impossible to continue the
-    /// run.
+    /// Message about a log entry that makes it impossible to continue the run.
     unreadable_entry: Option<String>,
 }
 
 impl RunSet {
-    /// Applies the next entry of the log. Entries that were already seen are ignored.
+    /// Applies the next entry of the log to its run. Ignores entries that were seen before.
     pub fn fold_record(&mut self, record: &Record) {
         if record.sequence <= self.last_folded {
             return;
@@ -91,9 +82,9 @@ impl RunSet {
         }
     }
 
-    /// Records that another fact, at `sequence`, stands where one of a run's next facts belongs. If
-    /// that entry was folded before the planner asked for the fact, it does not count and never
-    /// will, and the run can only fail. A newer entry is folded first.
+    /// Handles a refused write: another fact, at `sequence`, occupies the subject of a run's next
+    /// fact. If that entry was folded already, it does not count and never will, so the run ends as
+    /// failed; otherwise it is folded first and the run planned again.
     pub fn record_conflict(&mut self, subject: &Subject, sequence: u64) {
         let Some(open) = self.open_runs.get_mut(&subject.run) else { return };
         if sequence <= self.last_folded {
@@ -107,7 +98,7 @@ impl RunSet {
         open.is_dirty = true;
     }
 
-    /// Records a log entry that is not a fact. The run it belongs to will fail.
+    /// Handles a log entry that is not a fact: an open run that it belongs to ends as failed.
     pub fn record_unreadable(&mut self, sequence: u64, subject: &str, error: &str) {
         self.last_folded = self.last_folded.max(sequence);
         let read = Subject::parse_with_author(subject).ok().map(|(subject, _)| subject);
@@ -125,12 +116,13 @@ impl RunSet {
         }
     }
 
-    /// Records that the log, as it was at the start, has been replayed.
+    /// Records that the replay has reached the end that the log had at the start.
     pub fn mark_caught_up(&mut self) {
         self.caught_up = true;
     }
 
-    /// Records the sequence of a fact written by this coordinator.
+    /// Records the sequence of a fact written by this coordinator; planning waits until it was
+    /// folded.
     pub fn record_write(&mut self, sequence: u64) {
         self.last_written = self.last_written.max(sequence);
     }
@@ -143,7 +135,7 @@ impl RunSet {
             .for_each(|open| (open.is_dirty, open.stragglers_due) = (true, true));
     }
 
-    /// Iterates over the open runs.
+    /// Iterates over the runs that have not ended.
     pub fn iter_open(&self) -> impl Iterator<Item = &Run> {
         self.open_runs.values().map(|open| &open.run)
     }
@@ -158,16 +150,15 @@ impl RunSet {
         self.last_folded
     }
 
-    /// Returns the dirty runs and clears their flags. Empty until the log has been replayed,
-    /// including every fact written by this coordinator.
-    ///
-    /// A caller that fails to act on a run must call [`RunSet::mark_dirty`] later.
+    /// Returns the ids of the dirty runs and clears their flags. Empty until the log has been
+    /// replayed, including every fact written by this coordinator. A caller that fails to act on a
+    /// run must call [`RunSet::mark_dirty`] later.
     pub fn take_dirty(&mut self) -> Vec<RunId> {
         if !self.caught_up || self.last_folded < self.last_written {
             return Vec::new();
         }
-        let stirred = self.open_runs.iter_mut().filter(|(_, open)| open.is_dirty);
-        let due = stirred.map(|(id, open)| {
+        let dirty = self.open_runs.iter_mut().filter(|(_, open)| open.is_dirty);
+        let due = dirty.map(|(id, open)| {
             open.is_dirty = false;
             open.checks_stragglers = std::mem::take(&mut open.stragglers_due);
             id.clone()
@@ -175,8 +166,8 @@ impl RunSet {
         due.collect()
     }
 
-    /// Returns the facts to write for a run, in this order. A caller that cannot write one must not
-    /// write the following ones.
+    /// Returns the facts to write for an open run, in this order. A caller that cannot write one
+    /// must not write the following ones.
     pub fn next_commands(&self, id: &RunId, inputs: PlannerInputs<'_>) -> Vec<WriteCommand> {
         let Some(open) = self.open_runs.get(id) else { return Vec::new() };
         match &open.unreadable_entry {
@@ -192,7 +183,7 @@ impl RunSet {
     }
 }
 
-/// Returns the command that ends a run as failed.
+/// Returns the command that writes the `done` fact of a failed run.
 pub fn fail_run(id: &RunId, message: String) -> WriteCommand {
     let done = v1::Done { status: v1::done::Status::Failed.into(), message };
     let fact = Fact { subject: Subject::new(id, FactKey::Done), body: FactBody::Done(done) };

@@ -1,4 +1,4 @@
-//! The jobs of a cycle's plan: the samples to draw from each set of prompts.
+//! Plans the jobs of a cycle: the samples to draw from each set of prompts.
 
 use std::borrow::Cow;
 
@@ -11,13 +11,10 @@ use crate::{
     state::Run,
 };
 
-/// Maximum number of jobs of a plan; the fact of a larger plan would exceed 8 MiB.
+/// The fact of a larger plan would exceed 8 MiB.
 const PLAN_JOBS_MAX: u64 = 1 << 17;
 
-/// Returns the jobs of a cycle's plan.
-///
-/// # Errors
-/// If the plan has more jobs than one fact can hold.
+/// Fails if the plan has more jobs than one fact can hold.
 pub(crate) fn plan_jobs(
     run: &Run,
     raft: &v1::spec::Raft,
@@ -60,14 +57,12 @@ pub(crate) fn plan_jobs(
     Ok(jobs)
 }
 
-/// Returns the number of prompts of a set that can be sampled: the count in the spec, limited to
-/// the prompts in the file.
+/// Limits the count in the spec to the prompts in the file.
 fn available_prompts(set: &PromptSet<'_>, inputs: &PlannerInputs<'_>) -> u32 {
     let prompts = inputs.prompts_for(set.purpose, set.suite).len();
     set.count.min(u32::try_from(prompts).unwrap_or(u32::MAX))
 }
 
-/// Returns the maximum number of tokens of a sample of this set.
 fn max_new_tokens(set: &PromptSet<'_>) -> u32 {
     set.sampling.unwrap_or_default().max_new_tokens
 }

@@ -11,7 +11,6 @@ pub fn scheduled_value(values: &[f64], cycle: u32) -> Option<f64> {
     values.get(place).or(values.last()).copied()
 }
 
-/// Returns the training settings of a cycle.
 pub(crate) fn training_settings(raft: &v1::spec::Raft, cycle: u32) -> Option<v1::Training> {
     let mut training = raft.training.clone()?;
     let rates = raft.schedules.as_ref().map_or(&[][..], |all| &all.learning_rate);
@@ -35,8 +34,7 @@ pub fn sampling_settings(
     Some(sampling)
 }
 
-/// Returns true if the samples must include log-probabilities, which cost time: training samples of
-/// a spec that asks for entropy.
+/// Returns true for training samples of a spec that asks for entropy. Log-probabilities cost time.
 pub(crate) fn needs_logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) -> bool {
     raft.entropy && purpose != v1::Purpose::Heldout
 }
@@ -44,9 +42,9 @@ pub(crate) fn needs_logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) -> boo
 /// Rewards are rounded to multiples of 1 / this.
 const REWARD_STEPS: f64 = 1e9;
 
-/// Derives the seed of a cycle's samples. Held-out samples use the same seed in each cycle, so that
-/// cycles can be compared. The suite is included because prompts of two suites may have the same
-/// id.
+/// Derives the random seed of a cycle's samples from the run's seed. Held-out samples use the same
+/// seed in each cycle, so that cycles can be compared. Prompts of two suites may have the same id,
+/// so the suite counts too.
 pub fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose, suite: &str) -> u64 {
     match purpose {
         v1::Purpose::Heldout if suite.is_empty() => derive_seed(seed, &["generate", "heldout"]),
@@ -57,8 +55,8 @@ pub fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose, suite: &str) -
     }
 }
 
-/// Returns the minimum reward of a cycle: that of the previous selection, one step up if more than
-/// the target share passed, one step down if less did, within the bounds of the spec.
+/// Returns the minimum reward of the previous selection, one step up if more than the target share
+/// passed, one step down if less did, within the bounds of the spec.
 pub(crate) fn adaptive_min_reward(
     run: &Run,
     cycle: u32,
@@ -81,7 +79,6 @@ pub(crate) fn adaptive_min_reward(
     next.min(adaptive.high).max(adaptive.low)
 }
 
-/// Returns `part / whole`; `None` if `whole` is 0.
 #[expect(clippy::cast_precision_loss, reason = "far fewer samples than 2^52")]
 fn ratio_of(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)

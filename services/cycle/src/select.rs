@@ -1,8 +1,6 @@
 //! Reward-ranked selection: the best samples of a cycle become training data (RAFT,
-//! arXiv:2304.06767).
-//!
-//! `candidates` collects the judged samples and `rules` chooses among them; neither knows anything
-//! else about the run. The same rules can therefore be tried again on stored samples.
+//! arXiv:2304.06767). `candidates` collects the judged samples and `rules` chooses among them
+//! without knowing the run, so the same rules can be tried again on stored samples.
 
 mod candidates;
 mod near_duplicates;
@@ -25,9 +23,8 @@ use crate::{
 /// The training data of a cycle, and the reasons why other samples were dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct CycleSelection {
-    /// The selection fact.
     pub fact: v1::Selected,
-    /// The dataset as JSON lines; the fact contains its digest.
+    /// JSON lines; the fact contains their digest.
     pub dataset: Vec<u8>,
 }
 
@@ -36,7 +33,7 @@ pub(crate) struct CycleSelection {
 pub struct SelectionOutcome {
     /// Number of planned samples.
     pub considered: u32,
-    /// Kept samples, by prompt and then by descending rank.
+    /// Kept samples by prompt, then by descending rank.
     pub kept: Vec<KeptSample>,
     /// Number of dropped samples by reason.
     pub dropped: BTreeMap<String, u32>,
@@ -53,7 +50,6 @@ pub struct KeptSample {
     pub tokens: u32,
 }
 
-/// One line of the dataset.
 #[derive(Serialize)]
 struct DatasetLine<'a> {
     prompt: &'a str,
@@ -63,8 +59,7 @@ struct DatasetLine<'a> {
     reward: f64,
 }
 
-/// Ranks the judged training samples of a cycle, prompt by prompt in plan order, and keeps the
-/// best.
+/// Ranks the judged training samples prompt by prompt in plan order, and keeps the best.
 pub(crate) fn select_samples(
     run: &Run,
     raft: &v1::spec::Raft,
@@ -94,8 +89,8 @@ pub(crate) fn select_samples(
     CycleSelection { fact, dataset: outcome.dataset }
 }
 
-/// Applies the run's own rules, or other ones, to the samples of a cycle. The run must be in its
-/// state before the selection, because the selection drops the texts. `None` if the run is no RAFT
+/// Returns what selection rules (`None`: the run's own) would keep of a cycle's samples. The run
+/// must be in its state before the selection, which drops the texts. `None` if the run is no RAFT
 /// run or has no such cycle.
 pub fn preview_selection(
     run: &Run,
@@ -125,7 +120,6 @@ pub fn sample_outcomes(run: &Run, number: u32) -> Option<BTreeMap<(String, u32),
 }
 
 impl CandidateSet<'_> {
-    /// Applies selection rules to the candidates and writes the dataset.
     fn apply_rules(self, rules: &v1::Selection) -> SelectionOutcome {
         let chosen = choose_samples(&self.candidates, rules);
         let mut dropped = self.unusable;
@@ -143,12 +137,11 @@ impl CandidateSet<'_> {
     }
 }
 
-/// Derives the seed that breaks ties in a cycle.
 fn tie_break_seed(seed: u64, cycle: u32) -> u64 {
     derive_seed(seed, &["select", &cycle.to_string()])
 }
 
-/// Returns the selection rules of the spec with the schedules of this cycle applied.
+/// Applies the schedules of this cycle to the spec's rules.
 pub(crate) fn cycle_rules(run: &Run, raft: &v1::spec::Raft, number: u32) -> v1::Selection {
     let rules = raft.selection.unwrap_or_default();
     let schedules = raft.schedules.as_ref();
@@ -194,22 +187,20 @@ fn sample_entropy(candidates: &[SampleCandidate<'_>]) -> (Option<f64>, u32) {
     (mean, samples)
 }
 
-/// Judged and passed samples of each prompt of a cycle, as parallel lists, and the diversity of its
-/// completions.
+/// Parallel lists, one entry for each prompt of a cycle, and the diversity of its completions.
 #[derive(Default)]
 struct PromptTallies {
     /// Lines of the prompts.
     prompts: Vec<u32>,
-    /// Judged samples of each prompt.
+    /// Judged samples.
     judged: Vec<u32>,
-    /// Judged samples of each prompt that reached the minimum reward.
+    /// Judged samples that reached the minimum reward.
     passed: Vec<u32>,
     /// Mean over prompts of distinct completions per judged sample.
     diversity: f64,
 }
 
 impl PromptTallies {
-    /// Counts the candidates of each prompt.
     fn from_candidates(candidates: &[SampleCandidate<'_>], min_reward: f64) -> Self {
         let mut groups: BTreeMap<u32, (u32, u32, BTreeSet<&str>)> = BTreeMap::new();
         for candidate in candidates {
@@ -231,7 +222,6 @@ impl PromptTallies {
 }
 
 impl SampleCandidate<'_> {
-    /// Appends the sample to a dataset.
     fn write_line(&self, dataset: &mut Vec<u8>) {
         let line = DatasetLine {
             prompt: self.prompt,
@@ -245,7 +235,6 @@ impl SampleCandidate<'_> {
     }
 }
 
-/// Converts a count to `u32`, saturating.
 fn to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! Diagnostics of a selection: why samples were dropped, and what would help.
+//! Diagnoses a selection: why samples were dropped, and what would help.
 
 use std::collections::BTreeMap;
 
@@ -11,27 +11,25 @@ use crate::state::Run;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct SelectionReport {
     pub cycle: u32,
-    /// Number of planned samples.
+    /// Planned samples.
     pub considered: u32,
-    /// Number of kept samples.
+    /// Kept samples.
     pub kept: u32,
-    /// Number of judged samples.
+    /// Judged samples.
     pub judged: u32,
-    /// Number of judged samples that reached the minimum reward.
+    /// Judged samples that reached the minimum reward.
     pub passed: u32,
-    /// Minimum reward of the cycle.
     pub min_reward: f64,
-    /// Number of prompts of which all judged samples passed.
+    /// Prompts of which all judged samples passed.
     pub all_right: u32,
-    /// Number of prompts of which some judged samples passed.
+    /// Prompts of which some judged samples passed.
     pub mixed: u32,
-    /// Number of prompts of which no judged sample passed.
+    /// Prompts of which no judged sample passed.
     pub all_wrong: u32,
-    /// Number of judged samples that were cut off at `max_new_tokens`.
+    /// Judged samples that were cut off at `max_new_tokens`.
     pub cut: u32,
-    /// Number of samples that were cut off and failed.
+    /// Samples that were cut off and failed.
     pub cut_failed: u32,
-    /// Number of dropped samples by reason.
     pub dropped: BTreeMap<String, u32>,
     /// Most frequent messages of verifiers about failed samples, with their counts.
     pub failures: Vec<(String, u32)>,
@@ -39,13 +37,12 @@ pub struct SelectionReport {
     pub errors: Vec<(String, u32)>,
     /// Mean over prompts of distinct completions per judged sample.
     pub diversity: f64,
-    /// Entropy of the policy in nats per token; `None` if the samples report no log-probabilities.
+    /// Entropy of the policy in nats per token, if the samples report log-probabilities.
     pub entropy: Option<f64>,
     /// Changes that would keep more samples, most promising first.
     pub advice: Vec<String>,
 }
 
-/// Maximum number of different verifier messages in the report.
 const MESSAGES_MAX: usize = 5;
 
 /// Minimum share of samples affected by a problem for which the report gives advice.
@@ -107,8 +104,8 @@ pub fn report_selection(before: &Run, selected: &v1::Selected) -> Option<Selecti
     Some(found)
 }
 
-/// Returns a warning if the policy has collapsed since the first cycle: less than half the entropy,
-/// and lower diversity.
+/// Warns if the policy has collapsed since the first cycle: less than half the entropy, and lower
+/// diversity.
 fn check_collapse(first: &v1::Selected, now: &v1::Selected) -> Option<String> {
     let (before, after) = (first.entropy?, now.entropy?);
     let collapsed = after < 0.5 * before && now.diversity < first.diversity;
@@ -125,8 +122,8 @@ fn check_collapse(first: &v1::Selected, now: &v1::Selected) -> Option<String> {
     })
 }
 
-/// Returns the first line of a verifier's message with its numbers replaced by `#`, because they
-/// differ from sample to sample.
+/// Returns the first line with its numbers replaced by `#`, because they differ from sample to
+/// sample.
 fn normalize_message(detail: &str) -> String {
     let line = detail.lines().next().unwrap_or_default();
     let mut said = String::new();
@@ -140,7 +137,6 @@ fn normalize_message(detail: &str) -> String {
     said
 }
 
-/// Returns the [`MESSAGES_MAX`] most frequent messages.
 fn most_frequent(said: BTreeMap<String, u32>) -> Vec<(String, u32)> {
     let mut said: Vec<(String, u32)> = said.into_iter().collect();
     said.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
@@ -148,7 +144,6 @@ fn most_frequent(said: BTreeMap<String, u32>) -> Vec<(String, u32)> {
     said
 }
 
-/// Returns the advice for each problem that affects enough samples.
 fn build_advice(found: &SelectionReport, raft: &v1::spec::Raft) -> Vec<String> {
     let of = |why: &str| found.dropped.get(why).copied().unwrap_or_default();
     let all = |part: u32| f64::from(part) / f64::from(found.considered.max(1));

@@ -1,7 +1,6 @@
 //! Re-issue of orders: lost orders, overdue jobs, and speculative execution of stragglers at the
-//! end of a cycle (backup tasks; Dean and Ghemawat, 2004).
-//!
-//! The first samples fact of a job wins, so an unnecessary order costs compute and nothing else.
+//! end of a cycle (backup tasks; Dean and Ghemawat, 2004). The first samples fact of a job wins, so
+//! an unnecessary order costs compute and nothing else.
 
 use std::collections::BTreeMap;
 
@@ -15,38 +14,33 @@ use crate::{
     state::{Cycle, OrderHistory, PlannedJob, Run},
 };
 
-/// A job is overdue after this many times the expected duration of a job of its size.
+/// Times the expected duration of a job of its size.
 const OVERDUE_FACTOR: f64 = 8.0;
 
-/// One of the last jobs of a cycle is stuck after this many times its expected duration, scaled by
-/// the slowdown of the agent that holds it. A stuck job is also given to an idle agent.
+/// Times the expected duration of one of a cycle's last jobs, scaled by the slowdown of the agent
+/// that holds it. Beyond that the job is stuck and is also given to an idle agent.
 const STRAGGLER_FACTOR: f64 = 1.5;
 
-/// Minimum ratio of the holder's remaining time to an idle agent's time for a backup order. Rates
-/// are estimates, and duplicated sampling costs energy.
+/// Minimum ratio of the holder's remaining time to an idle agent's time. Rates are estimates, and
+/// duplicated sampling costs energy.
 const STRAGGLER_GAIN_MIN: f64 = 1.5;
-/// Minimum time that a backup order must save, in seconds.
+/// Minimum time that a backup order must save.
 const STRAGGLER_GAIN_MIN_S: f64 = 1.0;
 
-/// Milliseconds without a known holder after which one of the last jobs counts as held by an agent
-/// that stopped responding.
+/// One of the last jobs without a known holder for this time counts as held by an agent that
+/// stopped responding.
 const STRAGGLER_UNCLAIMED_MS: u64 = 6_000;
 
-/// Maximum number of orders of one job in one round. Each re-issue doubles the wait before the next
-/// one.
+/// Orders of one job. Each re-issue doubles the wait before the next one.
 const ORDERS_PER_ROUND_MAX: u32 = 8;
 
-/// Maximum number of orders of one job in one round before straggler checks stop adding backup
-/// orders.
+/// Orders of one job in one round; then straggler checks add no further backup orders.
 const STRAGGLER_ORDERS_MAX: u32 = 2;
 
-/// A job to order again, with the speed of the agent that the order is meant for.
 pub(crate) struct BackupOrder<'a> {
-    /// Id of the job.
     pub(crate) id: &'a JobId,
-    /// The job as planned.
     pub(crate) job: &'a PlannedJob,
-    /// Tokens per second of the agent that the order is meant for; 0 if any agent may take it.
+    /// 0 if any agent may take the order.
     pub(crate) tokens_per_s: f64,
 }
 
@@ -115,7 +109,6 @@ pub(crate) fn backup_orders<'a>(
     again
 }
 
-/// Returns the generator that holds each job.
 fn index_holders(fleet: &FleetSnapshot) -> BTreeMap<&HeldJob, &FleetMember> {
     let mut holders = BTreeMap::new();
     for member in &fleet.generators {
@@ -124,16 +117,13 @@ fn index_holders(fleet: &FleetSnapshot) -> BTreeMap<&HeldJob, &FleetMember> {
     holders
 }
 
-/// The generators that hold no job.
 struct IdleGenerators<'a> {
-    /// Generators with a known speed, fastest first, each with the tokens assigned to it so far.
+    /// Known speed, fastest first, each with the tokens assigned to it so far.
     measured: Vec<(&'a FleetMember, f64)>,
-    /// Number of generators without a known speed.
     unmeasured: usize,
 }
 
 impl<'a> IdleGenerators<'a> {
-    /// Collects the idle generators of a fleet.
     fn from_fleet(fleet: &'a FleetSnapshot) -> Self {
         let idle = fleet.generators.iter().filter(|member| member.held_jobs.is_empty());
         let (known, others): (Vec<_>, Vec<_>) = idle.partition(|member| member.tokens_per_s > 0.0);
@@ -142,7 +132,6 @@ impl<'a> IdleGenerators<'a> {
         Self { measured, unmeasured: others.len() }
     }
 
-    /// Returns the number of idle generators.
     fn generator_count(&self) -> usize {
         self.measured.len() + self.unmeasured
     }
@@ -182,7 +171,7 @@ impl<'a> IdleGenerators<'a> {
     }
 }
 
-/// Returns how many times slower a generator is than the fleet's average, at least 1.
+/// Compares with the fleet's average; at least 1.
 fn slowdown_factor(fleet: &FleetSnapshot, member: &FleetMember) -> f64 {
     let rates = || fleet.generators.iter().map(|other| other.tokens_per_s).filter(|r| *r > 0.0);
     let count = f64::from(u32::try_from(rates().count()).unwrap_or(u32::MAX));
@@ -190,16 +179,16 @@ fn slowdown_factor(fleet: &FleetSnapshot, member: &FleetMember) -> f64 {
     if times.is_finite() { times.max(1.0) } else { 1.0 }
 }
 
-/// Returns true if an order has been unclaimed for longer than its timeout, which doubles with each
-/// order of the round.
+/// Returns true once the order has been unclaimed for longer than its timeout, which doubles with
+/// each order of the round.
 pub(crate) fn is_lost(ordered: &OrderHistory, unheld_ms: u64, waiting: &ReissueTimeouts) -> bool {
     let tries = ordered.orders_in_round.clamp(1, ORDERS_PER_ROUND_MAX);
     ordered.orders_in_round < ORDERS_PER_ROUND_MAX
         && unheld_ms >= waiting.unclaimed_ms << (tries - 1)
 }
 
-/// Returns true if an order has been out for [`OVERDUE_FACTOR`] times the expected duration and for
-/// at least `overdue_ms`; both limits double with each order of the round.
+/// Returns true once the order has been out for [`OVERDUE_FACTOR`] times the expected duration and
+/// for at least `overdue_ms`; both limits double with each order of the round.
 fn is_overdue(
     ordered: &OrderHistory,
     waited_ms: u64,
@@ -212,7 +201,6 @@ fn is_overdue(
         && to_f64_ms(waited_ms) > limit * f64::from(1 << (tries - 1))
 }
 
-/// Converts milliseconds to `f64`.
 #[expect(clippy::cast_precision_loss, reason = "a wait of under 100 000 years")]
 fn to_f64_ms(milliseconds: u64) -> f64 {
     milliseconds as f64

@@ -20,11 +20,9 @@ pub use self::{canary_votes::CanaryVotes, prompt_history::PromptHistory};
 /// and returns the facts to write next.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// Id of the run.
     pub id: RunId,
-    /// The spec as submitted.
     pub spec: v1::Spec,
-    /// The author of the spec; `None` in an open fleet.
+    /// Author of the spec; `None` in an open fleet.
     pub author: Option<AgentId>,
     /// Time of the spec fact, in milliseconds since 1970.
     pub submitted_ms: u64,
@@ -34,25 +32,21 @@ pub struct Run {
     pub sequence: u64,
     /// Number of the last control fact.
     pub last_control: u64,
-    /// Set while the run is paused: no work is ordered.
+    /// No work is ordered while set.
     pub paused: bool,
-    /// Set once a user has cancelled the run.
+    /// A user has cancelled the run.
     pub cancelled: bool,
     /// 1 + the number of resumes. Agents drop orders of earlier rounds.
     pub round: u32,
-    /// Cycles by number.
     pub cycles: BTreeMap<u32, Cycle>,
-    /// All failures reported by agents, in log order.
+    /// Reported by agents, in log order.
     pub failures: Vec<v1::Failure>,
-    /// The final failure of a training, which ends the run.
     pub(crate) training_failure: Option<v1::Failure>,
     /// Judged and passed samples of each prompt, by line of the prompt file.
     pub prompt_histories: BTreeMap<u32, PromptHistory>,
     /// Canary log-probabilities that agents reported, and the quarantines that followed.
     pub canary_votes: CanaryVotes,
-    /// All quarantines of agents, in log order.
     pub quarantines: Vec<v1::Quarantine>,
-    /// The fact that ended the run.
     pub done: Option<v1::Done>,
     /// Facts that contradict others. Empty unless a participant writes wrong facts or there is a
     /// bug.
@@ -62,26 +56,21 @@ pub struct Run {
 /// A fact that does not follow from the ones before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FactAnomaly {
-    /// Sequence of the fact in the log.
     pub sequence: u64,
-    /// Subject of the fact.
     pub subject: String,
-    /// Description of the contradiction.
     pub description: String,
 }
 
 /// One cycle of a run: generate, verify, select, train, evaluate.
 #[derive(Debug, Clone, Default)]
 pub struct Cycle {
-    /// The plan; `None` before planning and after archiving.
+    /// `None` before planning and after archiving.
     pub plan: Option<v1::Plan>,
-    /// Jobs of the plan, with replacements of quarantined jobs. Empty after archiving.
+    /// Includes replacements of quarantined jobs. Empty after archiving.
     pub jobs: BTreeMap<JobId, PlannedJob>,
     /// Jobs whose samples came from wrong weights and that other jobs have replaced.
     pub replaced_jobs: BTreeSet<JobId>,
-    /// The selection, once made.
     pub selected: Option<v1::Selected>,
-    /// Orders of the cycle's training.
     pub train_orders: OrderHistory,
     /// Text whose log-probabilities identify the trained weights; empty if the cycle has selected
     /// nothing or the spec has no canary.
@@ -90,32 +79,26 @@ pub struct Cycle {
     pub checkpoints: BTreeMap<u32, v1::Checkpoint>,
     /// Evals by step and suite.
     pub evals: BTreeMap<(u32, SuiteName), v1::Eval>,
-    /// Evals that have failed finally, by step and suite.
+    /// Finally failed evals, by step and suite.
     pub failed_evals: BTreeSet<(u32, SuiteName)>,
-    /// The fact that ended the cycle.
     pub done: Option<v1::CycleDone>,
-    /// The fact that moved the cycle's bulky facts to the store.
+    /// Set once the cycle's bulky facts are in the store.
     pub archived: Option<v1::Archived>,
-    /// Times of the phases.
     pub times: PhaseTimes,
-    /// Index of the jobs by stage.
     pub(crate) job_index: JobIndex,
 }
 
-/// Log times of the facts that separate the phases, in milliseconds since 1970.
+/// The log times of the facts that separate the phases, in milliseconds since 1970.
 #[derive(Debug, Clone, Default)]
 pub struct PhaseTimes {
-    /// Time of the plan.
     pub planned: Option<u64>,
-    /// Time of the latest training samples.
+    /// Latest training samples.
     pub last_samples: Option<u64>,
-    /// Time of the latest verdicts on training samples.
+    /// Latest verdicts on training samples.
     pub last_verdicts: Option<u64>,
-    /// Time of the first train order.
     pub train_ordered: Option<u64>,
-    /// Time of the final checkpoint.
     pub trained: Option<u64>,
-    /// Time of the latest eval, held-out samples or held-out verdicts.
+    /// Latest eval, held-out samples or held-out verdicts.
     pub last_evaluation: Option<u64>,
 }
 
@@ -128,54 +111,46 @@ pub struct PlannedJob {
     pub suite: String,
     /// Samples of the job: line of the prompt, first index, count.
     pub draws: Vec<v1::plan::Draw>,
-    /// Orders of the job.
     pub orders: OrderHistory,
     /// Prompts as ordered. Dropped when the cycle has selected.
     pub requests: Vec<v1::generate_order::Request>,
-    /// Accepted samples.
     pub samples: Option<AcceptedSamples>,
-    /// Accepted verdicts.
     pub verdicts: Option<v1::Verdicts>,
     /// Reason why the job was given up after a final failure. Later results are ignored.
     pub set_aside: Option<String>,
-    /// Stage at which the job is in the index; `None` if it is not indexed.
+    /// `None` if the job is not indexed.
     pub(crate) indexed_stage: Option<JobStage>,
 }
 
 /// The number of orders of a job or a training, and the time of the last one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OrderHistory {
-    /// Highest attempt number; 0 without any order.
+    /// 0 without any order.
     pub last_attempt: u32,
     /// Round of the last order.
     pub round: u32,
-    /// Number of orders in that round.
     pub orders_in_round: u32,
-    /// Time of the last order, in milliseconds since 1970.
+    /// Milliseconds since 1970.
     pub last_ordered_ms: u64,
 }
 
 /// The accepted samples of a job. Texts are dropped when the cycle has selected.
 #[derive(Debug, Clone)]
 pub struct AcceptedSamples {
-    /// Sequence of the samples fact in the log.
+    /// Sequence of the samples fact.
     pub sequence: u64,
-    /// Agent that drew them.
     pub agent: String,
-    /// Inference engine that drew them.
     pub engine: String,
-    /// Number of samples.
     pub count: u32,
     /// Wall time of the job in seconds.
     pub wall_s: f64,
-    /// Energy of the job in joules; 0 if not measured.
+    /// Energy of the job; 0 if not measured.
     pub joules: f64,
     /// Reason why none of the samples may be used, if any.
     pub void_reason: Option<String>,
     /// Log-probabilities of the canary text's last tokens under the weights that drew the samples,
     /// in nats; empty if not reported.
     pub canary: Vec<f32>,
-    /// The samples with their texts.
     pub samples: Vec<v1::samples::Sample>,
 }
 
@@ -183,9 +158,8 @@ pub struct AcceptedSamples {
 /// with an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyWeights {
-    /// The base model.
     pub base: v1::Tree,
-    /// The adapter on top of the base; `None` for the base alone.
+    /// `None` for the base alone.
     pub adapter: Option<v1::Tree>,
 }
 
@@ -202,7 +176,7 @@ pub enum RunPhase {
 }
 
 impl RunPhase {
-    /// Returns the lower-case name of the phase.
+    /// Returns the lower-case name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Plan => "plan",
@@ -217,7 +191,8 @@ impl RunPhase {
 }
 
 impl Run {
-    /// Creates the state of a run without any fact after its spec.
+    /// Creates the state of a run without any fact after its spec; `at_ms` is the submission time
+    /// in milliseconds since 1970.
     pub fn new(id: RunId, spec: v1::Spec, at_ms: u64) -> Self {
         Self {
             id,
@@ -241,7 +216,7 @@ impl Run {
         }
     }
 
-    /// Returns the RAFT part of the spec; `None` for other kinds of runs.
+    /// Returns the RAFT part of the spec, if the run has one.
     pub fn raft_spec(&self) -> Option<&v1::spec::Raft> {
         match &self.spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => Some(raft),
@@ -298,7 +273,8 @@ impl Run {
         })
     }
 
-    /// Returns the cycle after which a gate stopped the run, if any.
+    /// Returns the cycle after which a gate (a limit on metrics in the spec) stopped the run, if
+    /// any.
     pub fn stopped_after(&self) -> Option<u32> {
         let stops = |cycle: &Cycle| {
             cycle.done.as_ref().is_some_and(|done| done.then() == v1::gates::Then::Stop)
@@ -306,12 +282,13 @@ impl Run {
         self.cycles.iter().find(|(_, cycle)| stops(cycle)).map(|(number, _)| *number)
     }
 
-    /// Returns the judged and passed samples of the prompt at a line.
+    /// Returns how many samples of a prompt were judged and passed in earlier cycles, by its line
+    /// in the prompts file.
     pub fn prompt_history(&self, line: u32) -> PromptHistory {
         self.prompt_histories.get(&line).copied().unwrap_or_default()
     }
 
-    /// Returns the state of the run as users see it.
+    /// Returns the state that users see: running, paused, succeeded, failed or cancelled.
     pub fn current_state(&self) -> v1::run::State {
         use v1::{done::Status, run::State};
         match self.done.as_ref().map(v1::Done::status) {
@@ -336,7 +313,7 @@ impl Run {
 }
 
 impl PolicyWeights {
-    /// Converts a checkpoint to a policy; `None` if it lacks a tree that its content requires.
+    /// Returns the weights of a checkpoint; `None` if it lacks a tree that its content requires.
     pub fn from_checkpoint(checkpoint: &v1::Checkpoint) -> Option<Self> {
         let tree = checkpoint.tree.clone()?;
         match checkpoint.content() {
@@ -348,7 +325,8 @@ impl PolicyWeights {
         }
     }
 
-    /// Returns the tree of the adapter, or of the base model if there is no adapter.
+    /// Returns the files loaded last: the adapter's tree, or the base model's if there is no
+    /// adapter.
     pub fn top_tree(&self) -> &v1::Tree {
         self.adapter.as_ref().unwrap_or(&self.base)
     }
@@ -360,7 +338,6 @@ impl PolicyWeights {
 }
 
 impl OrderHistory {
-    /// Records an order.
     pub(crate) fn record_order(&mut self, attempt: u32, round: u32, at_ms: u64) {
         self.last_attempt = self.last_attempt.max(attempt);
         if round > self.round {
@@ -372,7 +349,6 @@ impl OrderHistory {
 }
 
 impl PlannedJob {
-    /// Creates a job without orders.
     pub(crate) fn new(purpose: v1::Purpose, suite: String, draws: Vec<v1::plan::Draw>) -> Self {
         Self {
             purpose,
@@ -397,7 +373,7 @@ impl PlannedJob {
         self.verdicts.is_some() || self.set_aside.is_some()
     }
 
-    /// Returns the verdicts by prompt id and sample index.
+    /// Indexes by prompt id and sample index.
     pub(crate) fn verdicts_by_sample(&self) -> BTreeMap<(&str, u32), &v1::verdicts::Verdict> {
         let verdicts = self.verdicts.iter().flat_map(|verdicts| &verdicts.verdicts);
         verdicts.map(|verdict| ((verdict.prompt_id.as_str(), verdict.index), verdict)).collect()
@@ -409,8 +385,8 @@ impl PlannedJob {
     }
 }
 
-/// Returns true if a gate of the spec can end the run or roll back a checkpoint, so that the next
-/// cycle has to wait for the evaluation.
+/// Returns true if a gate can end the run or roll back a checkpoint, so that the next cycle has to
+/// wait for the evaluation.
 fn can_reject_checkpoint(raft: &v1::spec::Raft) -> bool {
     let Some(gates) = &raft.gates else { return false };
     let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
@@ -431,12 +407,11 @@ impl Cycle {
         self.final_checkpoint().is_some() && !can_reject_checkpoint(raft)
     }
 
-    /// Iterates over the jobs of one purpose, in plan order.
+    /// Iterates over the jobs of one purpose (training or held-out), in plan order.
     pub fn jobs_for(&self, purpose: v1::Purpose) -> impl Iterator<Item = (&JobId, &PlannedJob)> {
         self.jobs.iter().inspect(|_| count_visit()).filter(move |(_, job)| job.purpose == purpose)
     }
 
-    /// Iterates over the jobs of one purpose and suite, in plan order.
     pub(crate) fn jobs_for_suite(
         &self,
         purpose: v1::Purpose,
@@ -455,7 +430,7 @@ impl Cycle {
         self.purpose_index(purpose).unsettled_count() == 0
     }
 
-    /// Returns the number of planned samples of the purpose whose jobs were set aside.
+    /// Counts the planned samples of the purpose whose jobs were set aside.
     pub(crate) fn set_aside_samples(&self, purpose: v1::Purpose) -> u32 {
         let jobs = self.jobs_for(purpose).filter(|(_, job)| job.set_aside.is_some());
         jobs.fold(0, |sum, (_, job)| sum.saturating_add(job.planned_samples()))
@@ -473,12 +448,11 @@ impl Cycle {
         })
     }
 
-    /// Returns the number of evals that have failed finally and have no result.
+    /// Counts the evals that have failed finally and have no result.
     pub(crate) fn missing_eval_count(&self) -> usize {
         self.failed_evals.iter().filter(|key| !self.evals.contains_key(*key)).count()
     }
 
-    /// Determines the phase of the cycle from its facts.
     fn cycle_phase(&self) -> RunPhase {
         use v1::Purpose::Train;
         let train = self.purpose_index(Train);

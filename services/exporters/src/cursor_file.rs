@@ -10,20 +10,15 @@ use wire::RunId;
 
 use crate::ExporterError;
 
-/// The sequence of the last exported fact of each run, kept in a JSON file.
+/// The sequence of the last exported fact of each run, in a JSON file.
 #[derive(Debug)]
 pub(crate) struct CursorFile {
-    /// The path of the file.
     path: PathBuf,
-    /// Sequences by run.
     cursors: BTreeMap<RunId, u64>,
 }
 
 impl CursorFile {
     /// Reads the file; a missing file has no cursors.
-    ///
-    /// # Errors
-    /// When the file cannot be read, or does not contain cursors.
     pub(crate) fn open_file(path: PathBuf) -> Result<Self, ExporterError> {
         let cursors = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
@@ -39,12 +34,11 @@ impl CursorFile {
         Ok(Self { path, cursors })
     }
 
-    /// Returns the cursor of a run, or 0 if the file does not contain the run.
+    /// Returns 0 for an unknown run.
     pub(crate) fn run_cursor(&self, run: &RunId) -> u64 {
         self.cursors.get(run).copied().unwrap_or(0)
     }
 
-    /// Sets the cursor of a run; `save_file` writes it to disk.
     pub(crate) fn set_cursor(&mut self, run: &RunId, cursor: u64) {
         self.cursors.insert(run.clone(), cursor);
     }
@@ -65,12 +59,10 @@ impl CursorFile {
     }
 }
 
-/// Describes the failed action, for errors.
 fn describe_action(path: &Path) -> String {
     format!("save the export position in {}", path.display())
 }
 
-/// Builds a permanent error about the file.
 fn permanent_error(path: &Path, why: String) -> ExporterError {
     ExporterError::Permanent { what: describe_action(path), why }
 }

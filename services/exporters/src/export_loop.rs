@@ -17,17 +17,13 @@ use crate::{
     metric_points::{RunProgress, RunUpdate},
 };
 
-/// Largest number of facts that are passed to an exporter together.
 const BATCH_MAX: usize = 512;
-/// First delay before a retry; each next delay is twice as long.
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
-/// Longest delay before a retry.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
-/// Interval of warnings during an outage of the tool.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Subjects, behind the name of a run, of the facts that the log keeps permanently. They include
-/// all facts with metrics.
+/// The subjects, behind the name of a run, of the facts that the log keeps permanently. They
+/// include all facts with metrics.
 const RETAINED_SUBJECTS: [&str; 10] = [
     "spec",
     "watched",
@@ -41,12 +37,11 @@ const RETAINED_SUBJECTS: [&str; 10] = [
     "done",
 ];
 
-/// The choice of runs and facts to export.
 #[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
-    /// The runs to export; empty for all present and future runs.
+    /// Empty for all present and future runs.
     pub runs: Vec<RunId>,
-    /// True to also export orders, samples and verdicts, if the log still has them.
+    /// True to also export orders, samples and verdicts that the log still has.
     pub everything: bool,
     /// True to stop after the facts that exist now.
     pub once: bool,
@@ -55,23 +50,17 @@ pub struct ExportOptions {
 /// The reason why an export ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportRunsError {
-    /// The log cannot be read.
     #[error("read the log")]
     Read(#[from] ReadError),
-    /// The exporter failed permanently.
     #[error(transparent)]
     Exporter(ExporterError),
-    /// A requested run is not in the log.
     #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
     Unknown(RunId),
 }
 
 /// Exports runs until `stop` is cancelled, or to the end of the log if `options.once` is set. Waits
-/// while the tool is unreachable. After each batch of a run, `fed` is called with the run, the
-/// sequence of the last exported fact, and the number of facts in the batch.
-///
-/// # Errors
-/// When the log cannot be read, the exporter fails permanently, or a requested run does not exist.
+/// while the tool is unreachable. After each batch, `fed` is called with the run, the sequence of
+/// the last exported fact, and the number of facts.
 pub async fn export_runs(
     bus: &Bus,
     sink: impl RunExporter,
@@ -120,7 +109,6 @@ pub async fn export_runs(
     Ok(())
 }
 
-/// Returns the log subjects to follow.
 fn subject_filters(options: &ExportOptions) -> Vec<String> {
     let all = ["*".to_owned()];
     let named: Vec<String> = options.runs.iter().map(ToString::to_string).collect();
@@ -130,35 +118,28 @@ fn subject_filters(options: &ExportOptions) -> Vec<String> {
     pairs.map(|(run, kind)| format!("flotilla.{run}.{kind}")).collect()
 }
 
-/// The state of an export: it knows the progress of each run and passes new updates to the
-/// exporter.
+/// The state of an export.
 ///
 /// On the first batch of a run it reads the exporter's cursor. All facts pass through
 /// [`RunProgress`], which counts optimizer steps, but only facts after the cursor are exported. A
 /// transient error is retried without limit, with backoff from 0.5 s to 30 s; a permanent error
 /// ends the export.
 struct ExportLoop<'a, S, F> {
-    /// The exporter.
     exporter: S,
-    /// The state of each run.
     runs: BTreeMap<RunId, ExportState>,
-    /// Ends the export when cancelled.
     stop: &'a CancellationToken,
-    /// Callback after each batch.
     on_progress: F,
 }
 
-/// The state of one run in an export.
 struct ExportState {
-    /// The progress of the run, which gives metrics their steps.
+    /// Gives metrics their steps.
     progress: RunProgress,
     /// The sequence of the last exported fact.
     cursor: u64,
 }
 
 impl<S: RunExporter, F: FnMut(&RunId, u64, usize)> ExportLoop<'_, S, F> {
-    /// Exports the facts of one run that are newer than its cursor. Skips a run whose spec is no
-    /// longer in the log.
+    /// Skips a run whose spec is no longer in the log.
     async fn export_batch(
         &mut self,
         run: &RunId,
@@ -178,11 +159,12 @@ impl<S: RunExporter, F: FnMut(&RunId, u64, usize)> ExportLoop<'_, S, F> {
             self.runs.insert(run.clone(), ExportState { progress: RunProgress::default(), cursor });
         }
         let Some(known) = self.runs.get_mut(run) else { return Ok(()) };
-        let told = records.into_iter().map(|record| known.progress.next_update(Arc::new(record)));
+        let updates =
+            records.into_iter().map(|record| known.progress.next_update(Arc::new(record)));
         let cursor = known.cursor;
-        let told: Vec<RunUpdate> = told.collect();
+        let updates: Vec<RunUpdate> = updates.collect();
         let news: Vec<RunUpdate> =
-            told.into_iter().filter(|told| told.record.sequence > cursor).collect();
+            updates.into_iter().filter(|update| update.record.sequence > cursor).collect();
         if news.is_empty() {
             return Ok(());
         }
@@ -193,8 +175,8 @@ impl<S: RunExporter, F: FnMut(&RunId, u64, usize)> ExportLoop<'_, S, F> {
         Ok(())
     }
 
-    /// Repeats a request to the exporter while it fails with a transient error. Returns `None` when
-    /// the export was stopped.
+    /// Repeats a request while it fails with a transient error. Returns `None` when the export was
+    /// stopped.
     async fn with_retries<T>(
         &mut self,
         mut ask: impl AsyncFnMut(&mut S) -> Result<T, ExporterError>,

@@ -11,29 +11,25 @@ use wire::{Record, RunId};
 
 use crate::{ExporterError, RunExporter, metric_points::RunUpdate};
 
-/// Size in bytes above which a line is not searched further; a longer line is not a fact.
+/// A longer line is not a fact.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// An exporter to a directory with one `<run>.jsonl` per run.
 #[derive(Debug)]
 pub struct FileExporter {
-    /// The directory of the files.
     directory: PathBuf,
 }
 
 impl FileExporter {
     /// Creates the directory if absent.
-    ///
-    /// # Errors
-    /// When the directory cannot be created.
     pub fn new(directory: PathBuf) -> Result<Self, ExporterError> {
         let made = fs::create_dir_all(&directory);
         made.map_err(|error| write_error(&directory.display().to_string(), &error))?;
         Ok(Self { directory })
     }
 
-    /// Opens the file of a run. It is opened for each batch, because there can be more runs than a
-    /// process may have open files.
+    /// Opens the file for one batch, because there can be more runs than a process may have open
+    /// files.
     fn open_run(&self, run: &RunId) -> io::Result<fs::File> {
         let path = self.directory.join(format!("{run}.jsonl"));
         fs::OpenOptions::new().read(true).append(true).create(true).open(path)
@@ -59,7 +55,7 @@ impl FileExporter {
     }
 }
 
-/// Reads the last complete line, and returns the offset of its end with the line.
+/// Returns the offset of the end of the last complete line, and the line.
 fn read_last_line(file: &mut fs::File) -> io::Result<(u64, Option<Vec<u8>>)> {
     let size = file.seek(SeekFrom::End(0))?;
     let mut reach = 64 << 10;
@@ -83,7 +79,7 @@ fn read_last_line(file: &mut fs::File) -> io::Result<(u64, Option<Vec<u8>>)> {
     }
 }
 
-/// Returns a four times larger distance to search from the end. Fails when the line is too long.
+/// Quadruples the distance to search from the end. Fails when the line is too long.
 fn extend_reach(reach: u64) -> io::Result<u64> {
     if reach > LINE_BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "its last line is not a fact"));
@@ -91,7 +87,6 @@ fn extend_reach(reach: u64) -> io::Result<u64> {
     Ok(reach * 4)
 }
 
-/// Converts an I/O error about a file.
 fn write_error(file: &str, error: &io::Error) -> ExporterError {
     ExporterError::from_file_error(format!("write {file}"), error)
 }
@@ -105,11 +100,11 @@ impl RunExporter for FileExporter {
     async fn write_updates(
         &mut self,
         run: &RunId,
-        told: &[RunUpdate],
+        updates: &[RunUpdate],
     ) -> Result<(), ExporterError> {
         let name = format!("{run}.jsonl");
         let mut file = self.open_run(run).map_err(|error| write_error(&name, &error))?;
-        let lines: Vec<u8> = told.iter().flat_map(|told| told.record.to_line()).collect();
+        let lines: Vec<u8> = updates.iter().flat_map(|update| update.record.to_line()).collect();
         let whole = file.metadata().map(|about| about.len());
         let written = file.write_all(&lines).and_then(|()| file.sync_data());
         if let (Err(_), Ok(whole)) = (&written, whole) {
@@ -129,7 +124,7 @@ mod tests {
     use super::*;
     use crate::metric_points::UpdateKind;
 
-    fn told(sequence: u64, message: &str) -> RunUpdate {
+    fn update(sequence: u64, message: &str) -> RunUpdate {
         let run = RunId::new("r-1").unwrap();
         let body = FactBody::Done(v1::Done { message: message.into(), ..Default::default() });
         let fact = Fact { subject: Subject::new(&run, FactKey::Done), body };
@@ -138,14 +133,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_says_how_far_it_is_whatever_was_cut_off() {
+    async fn a_file_contains_its_cursor_after_any_interruption() {
         let directory = tempfile::tempdir().unwrap();
         let run = RunId::new("r-1").unwrap();
         let path = directory.path().join("r-1.jsonl");
         let mut file = FileExporter::new(directory.path().to_owned()).unwrap();
         assert_eq!(file.read_cursor(&run).await.unwrap(), 0);
         // The last line is longer than what is read at first.
-        file.write_updates(&run, &[told(3, "a"), told(8, &"b".repeat(100_000))]).await.unwrap();
+        file.write_updates(&run, &[update(3, "a"), update(8, &"b".repeat(100_000))]).await.unwrap();
         let whole = fs::read(&path).unwrap();
         for cut in [&b""[..], b"{\"sequence\": 9", &[b'x'; 200_000]] {
             fs::write(&path, [&whole[..], cut].concat()).unwrap();

@@ -2,40 +2,32 @@
 
 use std::time::Duration;
 
-use reqwest::{Client, RequestBuilder, StatusCode, Url, redirect::Policy};
+use bounded_http::BoundedResponse;
+use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::Value;
 
 use crate::ExporterError;
 
-/// Longest time to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time for a request with its answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Largest size in bytes of an error message with the tool's answer.
 const MESSAGE_BYTES_MAX: usize = 500;
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Creates a client that follows no redirects.
-///
-/// # Errors
-/// When TLS is unavailable on this machine.
 pub(crate) fn build_client() -> Result<Client, ExporterError> {
-    // A redirected POST would arrive as another method without its body.
-    let client = Client::builder().redirect(Policy::none());
-    let client = client.connect_timeout(CONNECT_TIMEOUT).timeout(REQUEST_TIMEOUT).build();
-    client.map_err(|error| ExporterError::Permanent {
-        what: "speak HTTP".into(),
-        why: wire::format_error_chain(&error),
+    bounded_http::client_builder().timeout(REQUEST_TIMEOUT).build().map_err(|error| {
+        ExporterError::Permanent {
+            what: "speak HTTP".into(),
+            why: wire::format_error_chain(&error),
+        }
     })
 }
 
-/// Appends a path to the configured address.
 pub(crate) fn append_path(url: &Url, path: &str) -> Url {
     let mut place = url.clone();
     place.set_path(&format!("{}/{path}", url.path().trim_end_matches('/')));
     place
 }
 
-/// Adds the bearer token to a request, if there is one.
 pub(crate) fn with_bearer(request: RequestBuilder, token: Option<&str>) -> RequestBuilder {
     match token {
         Some(token) => request.bearer_auth(token),
@@ -43,7 +35,6 @@ pub(crate) fn with_bearer(request: RequestBuilder, token: Option<&str>) -> Reque
     }
 }
 
-/// Sends a request and parses the answer as JSON.
 pub(crate) async fn request_json(
     what: &str,
     request: RequestBuilder,
@@ -55,18 +46,22 @@ pub(crate) async fn request_json(
     })
 }
 
-/// Sends a request and returns the body of a successful answer. `what` names the request in errors.
+/// Returns the body of a successful answer. `what` names the request in errors.
 pub(crate) async fn request_text(
     what: &str,
     request: RequestBuilder,
 ) -> Result<String, ExporterError> {
     let later = |error: reqwest::Error| ExporterError::Transient {
         what: what.to_owned(),
-        why: wire::format_error_chain(&error.without_url()),
+        why: wire::format_error_chain(&error),
     };
-    let answer = request.send().await.map_err(later)?;
-    let status = answer.status();
-    let text = answer.text().await.map_err(later)?;
+    let answer = bounded_http::send_request(request, |_| ANSWER_BYTES_MAX).await;
+    let BoundedResponse { status, body } = answer.map_err(later)?;
+    let too_long = || ExporterError::Permanent {
+        what: what.to_owned(),
+        why: format!("it answered more than {ANSWER_BYTES_MAX} bytes"),
+    };
+    let text = String::from_utf8_lossy(&body.ok_or_else(too_long)?).into_owned();
     if status.is_success() {
         return Ok(text);
     }
@@ -80,7 +75,6 @@ pub(crate) async fn request_text(
     })
 }
 
-/// Returns true if a request with this status may succeed later.
 fn is_transient(status: StatusCode) -> bool {
     status.is_server_error()
         || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)

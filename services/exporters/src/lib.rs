@@ -24,7 +24,6 @@ pub use export_loop::{ExportOptions, ExportRunsError, export_runs};
 pub use file::FileExporter;
 pub use mlflow::MlflowExporter;
 pub use otlp::OtlpExporter;
-/// Where a tracker is.
 pub use reqwest::Url;
 pub use tensorboard::TensorBoardExporter;
 pub use trackio::TrackioExporter;
@@ -36,7 +35,7 @@ use wire::RunId;
 /// The reason why an exporter did not accept updates.
 #[derive(Debug, thiserror::Error)]
 pub enum ExporterError {
-    /// The tool is unreachable or busy; a retry may succeed.
+    /// A retry may succeed.
     #[error("{what}: {why} (T101)")]
     Transient { what: String, why: String },
     /// The tool will never accept the updates; `why` contains the remedy.
@@ -45,8 +44,7 @@ pub enum ExporterError {
 }
 
 impl ExporterError {
-    /// Converts a failed file operation. A full disk is transient, because space may be freed;
-    /// other errors are permanent.
+    /// Converts a failed file operation. A full disk is transient, because space may be freed.
     fn from_file_error(what: String, error: &std::io::Error) -> Self {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         let why = error.to_string();
@@ -68,18 +66,17 @@ impl ExporterError {
 /// for each batch of facts:  exporter.write_updates(run, updates newer than cursor)
 /// ```
 pub trait RunExporter {
-    /// Returns the log sequence of the last exported fact of a run, or 0 if the tool has nothing of
-    /// it.
+    /// Returns the sequence of the last exported fact of a run, or 0 if the tool has none.
     fn read_cursor(
         &mut self,
         run: &RunId,
     ) -> impl Future<Output = Result<u64, ExporterError>> + Send;
 
-    /// Writes updates of a run in log order and stores the sequence of the last one in the same
-    /// step. Updates that were written before may arrive again and must change nothing.
+    /// Writes updates in log order and stores the sequence of the last one in the same step.
+    /// Updates that were written before may arrive again and must change nothing.
     fn write_updates(
         &mut self,
         run: &RunId,
-        told: &[RunUpdate],
+        updates: &[RunUpdate],
     ) -> impl Future<Output = Result<(), ExporterError>> + Send;
 }

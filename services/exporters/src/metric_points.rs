@@ -5,64 +5,52 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde_json::Value;
 use wire::{FactBody, Record, v1};
 
-/// Largest number of exported settings of a run; tools have limits of their own.
+/// Tools have limits of their own.
 const SETTINGS_MAX: usize = 200;
-/// Largest size of the value of a setting in bytes.
 const SETTING_BYTES_MAX: usize = 500;
 
 /// One fact, converted for exporters.
 #[derive(Debug, Clone)]
 pub struct RunUpdate {
-    /// The fact itself, for exporters that need all of it.
     pub record: Arc<Record>,
-    /// The meaning of the fact for exporters.
     pub kind: UpdateKind,
 }
 
-/// The meaning of a fact for exporters.
 #[derive(Debug, Clone, PartialEq)]
 pub enum UpdateKind {
-    /// The first fact of a run.
     Started(RunStart),
-    /// Metrics; the list is empty for facts without metrics.
+    /// Empty for facts without metrics.
     Metrics(Vec<MetricPoint>),
-    /// The last fact of a run, with its outcome.
     Ended(v1::done::Status),
 }
 
-/// Name, kind and settings of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunStart {
-    /// The name from the spec.
     pub name: String,
-    /// The kind of run.
     pub kind: &'static str,
     /// Values by their path in the spec, such as `raft.sampling.temperature`.
     pub settings: BTreeMap<String, String>,
 }
 
-/// The value of a metric at a step. The step is the optimizer step over all cycles for training and
-/// evaluation, and the cycle number for other metrics.
+/// The value of a metric at a step: the optimizer step over all cycles for training and evaluation,
+/// and the cycle number for other metrics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MetricPoint {
-    /// The name of the metric, such as `train/loss`.
+    /// Such as `train/loss`.
     pub key: String,
-    /// The value; always finite.
+    /// Always finite.
     pub value: f64,
-    /// The optimizer step or the cycle number.
     pub step: u64,
 }
 
 /// The optimizer steps of a run so far, which give metrics their step.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RunProgress {
-    /// Number of optimizer steps by cycle.
     cycle_steps: BTreeMap<u32, u32>,
 }
 
 impl RunProgress {
-    /// Converts a fact to an update. Facts must arrive in log order. A fact without metrics gives
-    /// an empty list.
+    /// Converts a fact. Facts must arrive in log order.
     pub(crate) fn next_update(&mut self, record: Arc<Record>) -> RunUpdate {
         let what = match &record.fact.body {
             FactBody::Spec(spec) => UpdateKind::Started(start_from_spec(spec)),
@@ -72,7 +60,6 @@ impl RunProgress {
         RunUpdate { record, kind: what }
     }
 
-    /// Returns the metrics of a fact.
     fn fact_metrics(&mut self, body: &FactBody) -> Vec<MetricPoint> {
         let mut figures = MetricList(Vec::new());
         match body {
@@ -99,7 +86,6 @@ impl RunProgress {
         figures.0
     }
 
-    /// Adds the training metrics of a checkpoint and records its step.
     fn add_checkpoint(&mut self, figures: &mut MetricList, checkpoint: &v1::Checkpoint) {
         let steps = self.cycle_steps.entry(checkpoint.cycle).or_default();
         *steps = checkpoint.step.max(*steps);
@@ -116,14 +102,13 @@ impl RunProgress {
         figures.add_value("train/tokens", checkpoint.tokens as f64, step);
     }
 
-    /// Returns the optimizer step over all cycles. Cycles train one after the other.
+    /// Returns the optimizer step over all cycles, which train one after the other.
     fn total_step(&self, cycle: u32, step: u32) -> u64 {
         let before = self.cycle_steps.range(..cycle).map(|(_, steps)| u64::from(*steps));
         before.sum::<u64>() + u64::from(step)
     }
 }
 
-/// Adds the metrics of a finished cycle.
 fn add_cycle(figures: &mut MetricList, done: &v1::CycleDone) {
     let step = done.cycle.into();
     let mut rate = |name: String, rate: &Option<v1::cycle_done::Rate>| {
@@ -152,18 +137,16 @@ fn add_cycle(figures: &mut MetricList, done: &v1::CycleDone) {
     }
 }
 
-/// A list of metrics under construction.
 struct MetricList(Vec<MetricPoint>);
 
 impl MetricList {
-    /// Adds a metric, unless its value is NaN or infinite, which few tools accept.
+    /// Skips NaN and infinite values, which few tools accept.
     fn add_value(&mut self, key: impl Into<String>, value: f64, step: u64) {
         if value.is_finite() {
             self.0.push(MetricPoint { key: key.into(), value, step });
         }
     }
 
-    /// Adds a metric if it has a value.
     fn add_optional(&mut self, key: &str, value: Option<f64>, step: u64) {
         if let Some(value) = value {
             self.add_value(key, value, step);
@@ -171,7 +154,6 @@ impl MetricList {
     }
 }
 
-/// Returns the name, kind and settings of a run.
 fn start_from_spec(spec: &v1::Spec) -> RunStart {
     let mut settings = Vec::new();
     if let Ok(spec) = serde_json::to_value(spec) {
@@ -184,7 +166,7 @@ fn start_from_spec(spec: &v1::Spec) -> RunStart {
     RunStart { name: spec.name.clone(), kind, settings: settings.into_iter().collect() }
 }
 
-/// Converts a JSON value to pairs of path and text. A list of plain values is one setting.
+/// Converts JSON to pairs of path and text. A list of plain values is one setting.
 fn flatten_settings(settings: &mut Vec<(String, String)>, place: String, value: &Value) {
     let below = |name: &str| if place.is_empty() { name.into() } else { format!("{place}.{name}") };
     match value {
@@ -223,15 +205,15 @@ mod tests {
         record(FactKey::Checkpoint { cycle, step }, FactBody::Checkpoint(body))
     }
 
-    fn figures(told: RunUpdate) -> Vec<MetricPoint> {
-        match told.kind {
+    fn figures(update: RunUpdate) -> Vec<MetricPoint> {
+        match update.kind {
             UpdateKind::Metrics(figures) => figures,
             other => panic!("{other:?}"),
         }
     }
 
-    fn steps(told: RunUpdate) -> Vec<u64> {
-        figures(told).iter().map(|figure| figure.step).collect()
+    fn steps(update: RunUpdate) -> Vec<u64> {
+        figures(update).iter().map(|figure| figure.step).collect()
     }
 
     #[test]
@@ -249,10 +231,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_no_figure() {
-        let told = figures(RunProgress::default().next_update(checkpoint(1, 10)));
-        assert!(told.iter().any(|figure| figure.key == "train/loss"));
-        assert!(told.iter().all(|figure| figure.key != "train/grad_norm"));
+    fn values_that_are_not_numbers_are_no_metrics() {
+        let points = figures(RunProgress::default().next_update(checkpoint(1, 10)));
+        assert!(points.iter().any(|figure| figure.key == "train/loss"));
+        assert!(points.iter().all(|figure| figure.key != "train/grad_norm"));
     }
 
     #[test]

@@ -18,9 +18,7 @@ const METRICS_MAX: usize = 1000;
 /// MLflow's limit on parameters in one request.
 const PARAMETERS_MAX: usize = 100;
 
-/// The tag with the run's id.
 const RUN: &str = "flotilla.run";
-/// The tag with the run's cursor.
 const CURSOR_TAG: &str = "flotilla.cursor";
 
 /// An exporter to an MLflow tracking server.
@@ -29,25 +27,18 @@ pub struct MlflowExporter {
     client: Client,
     url: Url,
     token: Option<String>,
-    /// The name of the experiment.
     experiment: String,
-    /// MLflow's id of the experiment, once known.
     experiment_id: Option<String>,
-    /// MLflow's ids of the runs.
     runs: BTreeMap<RunId, String>,
 }
 
 impl MlflowExporter {
     /// Creates an exporter. `token` is a bearer token, if the server requires one.
-    ///
-    /// # Errors
-    /// When TLS is unavailable on this machine.
     pub fn new(url: Url, experiment: String, token: Option<String>) -> Result<Self, ExporterError> {
         let (client, experiment_id, runs) = (http_client::build_client()?, None, BTreeMap::new());
         Ok(Self { client, url, token, experiment, experiment_id, runs })
     }
 
-    /// Sends a request to an API path and returns the answer.
     async fn post_json(&self, path: &str, message: &Value) -> Result<Value, ExporterError> {
         let url = http_client::append_path(&self.url, &format!("api/2.0/mlflow/{path}"));
         let request =
@@ -55,7 +46,6 @@ impl MlflowExporter {
         http_client::request_json(&format!("MLflow's {path}"), request).await
     }
 
-    /// Returns the id of the experiment, and creates the experiment if it does not exist.
     async fn ensure_experiment(&mut self) -> Result<String, ExporterError> {
         if let Some(id) = &self.experiment_id {
             return Ok(id.clone());
@@ -75,7 +65,7 @@ impl MlflowExporter {
         Ok(id)
     }
 
-    /// Finds the MLflow run of a run by its tag, and remembers its id.
+    /// Finds the MLflow run by its tag, and remembers its id.
     async fn find_run(&mut self, run: &RunId) -> Result<Option<Value>, ExporterError> {
         let experiment = self.ensure_experiment().await?;
         let filter = format!("tags.`{RUN}` = '{run}'");
@@ -87,7 +77,6 @@ impl MlflowExporter {
         Ok(Some(found.clone()))
     }
 
-    /// Creates the MLflow run of a run, unless it exists.
     async fn ensure_run(
         &mut self,
         run: &RunId,
@@ -117,14 +106,12 @@ impl MlflowExporter {
         Ok(())
     }
 
-    /// Logs metrics, parameters or tags of a run.
     async fn log_batch(&self, id: &str, what: Value) -> Result<(), ExporterError> {
         let mut batch = what;
         batch["run_id"] = id.into();
         self.post_json("runs/log-batch", &batch).await.map(drop)
     }
 
-    /// Logs the settings of a run as parameters.
     async fn log_parameters(&self, id: &str, begun: &RunStart) -> Result<(), ExporterError> {
         let all: Vec<Value> = begun
             .settings
@@ -139,7 +126,6 @@ impl MlflowExporter {
         Ok(())
     }
 
-    /// Sets the status and the end time of a run.
     async fn end_run(
         &self,
         id: &str,
@@ -168,11 +154,11 @@ impl RunExporter for MlflowExporter {
     async fn write_updates(
         &mut self,
         run: &RunId,
-        told: &[RunUpdate],
+        updates: &[RunUpdate],
     ) -> Result<(), ExporterError> {
-        for told in told {
-            if let UpdateKind::Started(begun) = &told.kind {
-                self.ensure_run(run, begun, told.record.time_ms).await?;
+        for update in updates {
+            if let UpdateKind::Started(begun) = &update.kind {
+                self.ensure_run(run, begun, update.record.time_ms).await?;
                 self.log_parameters(&self.runs[run], begun).await?;
             }
         }
@@ -184,9 +170,9 @@ impl RunExporter for MlflowExporter {
             });
         };
         // A repeated point has the same time and step, and MLflow keeps it once.
-        let metrics = told.iter().flat_map(|told| {
-            let UpdateKind::Metrics(figures) = &told.kind else { return vec![] };
-            let at = told.record.time_ms;
+        let metrics = updates.iter().flat_map(|update| {
+            let UpdateKind::Metrics(figures) = &update.kind else { return vec![] };
+            let at = update.record.time_ms;
             let metric = |figure: &crate::metric_points::MetricPoint| {
                 json!({ "key": figure.key, "value": figure.value, "timestamp": at, "step": figure.step })
             };
@@ -196,18 +182,17 @@ impl RunExporter for MlflowExporter {
         for some in metrics.chunks(METRICS_MAX) {
             self.log_batch(id, json!({ "metrics": some })).await?;
         }
-        for told in told {
-            if let UpdateKind::Ended(status) = told.kind {
-                self.end_run(id, status, told.record.time_ms).await?;
+        for update in updates {
+            if let UpdateKind::Ended(status) = update.kind {
+                self.end_run(id, status, update.record.time_ms).await?;
             }
         }
-        let last = told.last().map_or(0, |told| told.record.sequence);
+        let last = updates.last().map_or(0, |update| update.record.sequence);
         let cursor = json!({ "key": CURSOR_TAG, "value": last.to_string() });
         self.log_batch(id, json!({ "tags": [cursor] })).await
     }
 }
 
-/// Returns the text of an id in an answer, and fails if it is missing.
 fn require_text(path: &str, value: &Value) -> Result<String, ExporterError> {
     value.as_str().map(str::to_owned).ok_or_else(|| ExporterError::Permanent {
         what: format!("MLflow's {path}"),

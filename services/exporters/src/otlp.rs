@@ -19,9 +19,7 @@ use crate::{
     ExporterError, RunExporter, cursor_file::CursorFile, http_client, metric_points::RunUpdate,
 };
 
-/// Largest number of spans in one request.
 const SPANS_MAX: usize = 500;
-/// Largest number of prompts that a span lists.
 const PROMPTS_MAX: usize = 20;
 
 /// An exporter to an OTLP collector at its base URL; `/v1/traces` is appended.
@@ -29,11 +27,8 @@ const PROMPTS_MAX: usize = 20;
 pub struct OtlpExporter {
     client: Client,
     url: Url,
-    /// Headers of each request.
     headers: HeaderMap,
-    /// Cursors of the runs.
     cursors: CursorFile,
-    /// Start times of unfinished work by run.
     open_spans: BTreeMap<RunId, OpenSpans>,
 }
 
@@ -41,44 +36,33 @@ pub struct OtlpExporter {
 /// piece of work turns its start time into a span.
 #[derive(Debug, Clone, Default)]
 struct OpenSpans {
-    /// Time of the spec.
     submitted_ms: u64,
-    /// Time of the plan by cycle.
     planned: BTreeMap<u32, u64>,
     /// Time and prompts of each generation order, by cycle and job.
     ordered: BTreeMap<(u32, String), (u64, Vec<String>)>,
-    /// Time of the first training order by cycle.
     train_ordered: BTreeMap<u32, u64>,
-    /// Time of the last verdicts by cycle.
     last_verdicts: BTreeMap<u32, u64>,
 }
 
-/// A span before its conversion to OTLP.
 struct TraceSpan {
     cycle: u32,
-    /// The name of the span within its cycle, from which its OTLP id is derived.
+    /// Unique within the cycle; the OTLP id is derived from it.
     id: String,
-    /// The `id` of the parent span; empty for the span of the cycle itself.
+    /// Empty for the span of the cycle itself.
     parent: String,
     name: String,
-    /// The agent that did the work; empty for the coordinator.
+    /// Empty for the coordinator.
     agent: String,
     begin_ms: u64,
     end_ms: u64,
     attributes: Vec<(&'static str, Value)>,
-    /// The error message of a failure.
     failed: Option<String>,
 }
 
-/// The `id` of the span of a whole cycle.
 const CYCLE_SPAN: &str = "cycle";
 
 impl OtlpExporter {
     /// Creates an exporter. `headers` are names and values that the collector requires.
-    ///
-    /// # Errors
-    /// When the cursor file cannot be read or is invalid, a header is invalid, or TLS is
-    /// unavailable on this machine.
     pub fn new(
         url: Url,
         headers: &[(String, String)],
@@ -96,7 +80,6 @@ impl OtlpExporter {
         Ok(Self { client, url, headers: map, cursors: state, open_spans: BTreeMap::new() })
     }
 
-    /// Sends spans of a run in one request, grouped by agent.
     async fn send_spans(&self, run: &RunId, spans: &[TraceSpan]) -> Result<(), ExporterError> {
         let url = http_client::append_path(&self.url, "v1/traces");
         // Spans are grouped by agent, each agent being one OTLP resource.
@@ -129,23 +112,23 @@ impl RunExporter for OtlpExporter {
     async fn write_updates(
         &mut self,
         run: &RunId,
-        told: &[RunUpdate],
+        updates: &[RunUpdate],
     ) -> Result<(), ExporterError> {
         let taken = self.cursors.run_cursor(run);
         // The change is stored only after all spans are sent, so a retry starts from the same
         // state.
         let mut course = self.open_spans.get(run).cloned().unwrap_or_default();
-        let spans: Vec<TraceSpan> = told
+        let spans: Vec<TraceSpan> = updates
             .iter()
-            .flat_map(|told| {
-                let spans = course.finish_spans(&told.record);
-                if told.record.sequence > taken { spans } else { Vec::new() }
+            .flat_map(|update| {
+                let spans = course.finish_spans(&update.record);
+                if update.record.sequence > taken { spans } else { Vec::new() }
             })
             .collect();
         for some in spans.chunks(SPANS_MAX) {
             self.send_spans(run, some).await?;
         }
-        let last = told.last().map_or(0, |told| told.record.sequence);
+        let last = updates.last().map_or(0, |update| update.record.sequence);
         if last > taken {
             self.cursors.set_cursor(run, last);
             self.cursors.save_file()?;
@@ -225,7 +208,7 @@ impl OpenSpans {
         Vec::new()
     }
 
-    /// Returns the span of the verification, and the span of the whole job if its order is known.
+    /// Returns also the span of the whole job if its order is known.
     fn verification_spans(
         &self,
         cycle: u32,
@@ -253,8 +236,7 @@ impl OpenSpans {
         vec![verify, whole.with_attributes(vec![("flotilla.prompts", json!(prompts))])]
     }
 
-    /// Returns the span of a checkpoint, and for the final checkpoint also the span of the
-    /// training.
+    /// Returns for the final checkpoint also the span of the training.
     fn training_spans(&self, cycle: u32, checkpoint: &v1::Checkpoint, at: u64) -> Vec<TraceSpan> {
         let begin_ms = start_before(at, checkpoint.wall_s);
         let attributes = vec![
@@ -276,7 +258,6 @@ impl OpenSpans {
     }
 }
 
-/// Returns the span of the generation of samples.
 fn generation_span(cycle: u32, job: &str, samples: &v1::Samples, at: u64) -> TraceSpan {
     let tokens: u64 = samples.samples.iter().map(|sample| u64::from(sample.tokens)).sum();
     let attributes = vec![
@@ -293,7 +274,6 @@ fn generation_span(cycle: u32, job: &str, samples: &v1::Samples, at: u64) -> Tra
     span.with_agent(&samples.agent).with_parent(&format!("job {job}")).with_attributes(attributes)
 }
 
-/// Returns the span of a failure, with no duration.
 fn failure_span(failure: &v1::Failure, at: u64) -> TraceSpan {
     let cycle = failure.id.split('-').next().and_then(|cycle| cycle.parse().ok()).unwrap_or(0);
     let id = format!("{} {} failed, {}", failure.kind, failure.id, failure.attempt);
@@ -310,7 +290,7 @@ fn start_before(at_ms: u64, wall_s: f64) -> u64 {
 }
 
 impl TraceSpan {
-    /// Creates a span below the span of its cycle. Its name is the first word of `id`.
+    /// Creates a span below that of its cycle. Its name is the first word of `id`.
     fn new_child(cycle: u32, id: &str, (begin_ms, end_ms): (u64, u64)) -> Self {
         Self {
             cycle,
@@ -325,7 +305,6 @@ impl TraceSpan {
         }
     }
 
-    /// Creates the span of a whole cycle.
     fn new_root(cycle: u32, times: (u64, u64)) -> Self {
         Self {
             parent: String::new(),
@@ -334,25 +313,21 @@ impl TraceSpan {
         }
     }
 
-    /// Sets the agent.
     fn with_agent(mut self, agent: &str) -> Self {
         self.agent = agent.into();
         self
     }
 
-    /// Sets the parent span.
     fn with_parent(mut self, parent: &str) -> Self {
         self.parent = parent.into();
         self
     }
 
-    /// Sets the attributes.
     fn with_attributes(mut self, attributes: Vec<(&'static str, Value)>) -> Self {
         self.attributes = attributes;
         self
     }
 
-    /// Converts the span to OTLP JSON.
     fn to_json(&self, run: &RunId) -> Value {
         let id = |name: &str| {
             let of = format!("{run}/{}/{name}", self.cycle);
@@ -383,7 +358,7 @@ impl TraceSpan {
     }
 }
 
-/// Converts attributes to OTLP JSON, in which integers are strings.
+/// Writes integers as strings, as OTLP JSON does.
 fn to_attributes(pairs: &[(&'static str, Value)]) -> Vec<Value> {
     fn value(of: &Value) -> Value {
         match of {
@@ -473,13 +448,13 @@ mod tests {
         assert_eq!(times("train"), (6200, 8000));
         assert_eq!(times(CYCLE_SPAN), (2000, 9000));
         let run = RunId::new("r-1").unwrap();
-        let told: Vec<Value> = spans.iter().map(|span| span.to_json(&run)).collect();
+        let sent: Vec<Value> = spans.iter().map(|span| span.to_json(&run)).collect();
         let text = |span: &Value, field: &str| span[field].as_str().unwrap_or_default().to_owned();
-        let ids: BTreeSet<String> = told.iter().map(|span| text(span, "spanId")).collect();
-        assert_eq!(ids.len(), told.len(), "each has an id of its own");
-        let traces: BTreeSet<String> = told.iter().map(|span| text(span, "traceId")).collect();
+        let ids: BTreeSet<String> = sent.iter().map(|span| text(span, "spanId")).collect();
+        assert_eq!(ids.len(), sent.len(), "each has an id of its own");
+        let traces: BTreeSet<String> = sent.iter().map(|span| text(span, "traceId")).collect();
         assert_eq!(traces.len(), 1);
-        for span in &told {
+        for span in &sent {
             let parent = text(span, "parentSpanId");
             assert!(ids.contains(&parent) || span["name"] == "cycle 1", "{span}");
             assert!((text(span, "traceId").len(), text(span, "spanId").len()) == (32, 16));
@@ -487,25 +462,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_tried_again_begins_as_it_did() {
+    async fn a_retry_starts_from_the_same_state() {
         let directory = tempfile::tempdir().unwrap();
         let url = "http://127.0.0.1:1".parse().unwrap();
         let mut otlp = OtlpExporter::new(url, &[], directory.path().join("state")).unwrap();
-        let told = |record: &Record| RunUpdate {
+        let update = |record: &Record| RunUpdate {
             record: std::sync::Arc::new(record.clone()),
             kind: crate::metric_points::UpdateKind::Metrics(Vec::new()),
         };
         let (run, story) = (RunId::new("r-1").unwrap(), story());
-        let told: Vec<RunUpdate> = story.iter().map(told).collect();
-        // Up to the order nothing is over, so nothing is sent.
-        otlp.write_updates(&run, &told[..3]).await.unwrap();
-        otlp.write_updates(&run, &told[3..]).await.unwrap_err();
+        let updates: Vec<RunUpdate> = story.iter().map(update).collect();
+        // Before the order no work has ended, so nothing is sent.
+        otlp.write_updates(&run, &updates[..3]).await.unwrap();
+        otlp.write_updates(&run, &updates[3..]).await.unwrap_err();
         assert!(otlp.open_spans[&run].ordered.contains_key(&(1, "j1".to_owned())));
         assert_eq!(otlp.cursors.run_cursor(&run), 2500);
     }
 
     #[test]
-    fn what_agents_say_of_time_breaks_nothing() {
+    fn invalid_durations_of_agents_are_harmless() {
         assert_eq!(start_before(5000, f64::NAN), 5000);
         assert_eq!(start_before(5000, -3.0), 5000);
         assert_eq!(start_before(5000, f64::INFINITY), 5000);

@@ -13,7 +13,6 @@ use crate::{
     metric_points::{RunUpdate, UpdateKind},
 };
 
-/// Largest number of entries in one request.
 const ENTRIES_MAX: usize = 200;
 
 /// An exporter to a self-hosted trackio server.
@@ -23,15 +22,11 @@ pub struct TrackioExporter {
     url: Url,
     token: Option<String>,
     project: String,
-    /// Names of the runs in trackio.
     names: BTreeMap<RunId, String>,
 }
 
 impl TrackioExporter {
     /// Creates an exporter. `token` is the server's write token.
-    ///
-    /// # Errors
-    /// When TLS is unavailable on this machine.
     pub fn new(url: Url, project: String, token: Option<String>) -> Result<Self, ExporterError> {
         Ok(Self {
             client: http_client::build_client()?,
@@ -42,7 +37,6 @@ impl TrackioExporter {
         })
     }
 
-    /// Sends entries in one request.
     async fn send_entries(&self, entries: &[Value]) -> Result<(), ExporterError> {
         let mut url = http_client::append_path(&self.url, "api/bulk_log");
         url.set_query(None);
@@ -54,18 +48,17 @@ impl TrackioExporter {
         http_client::request_json("trackio's bulk_log", request).await.map(drop)
     }
 
-    /// Converts an update to an entry. Returns `None` for updates without metrics or settings,
-    /// because the API has no field for them.
-    fn build_entry(&self, run: &RunId, told: &RunUpdate) -> Option<Value> {
+    /// Returns `None` for updates without metrics or settings, for which the API has no field.
+    fn build_entry(&self, run: &RunId, update: &RunUpdate) -> Option<Value> {
         let name = self.names.get(run).map_or(run.as_str(), String::as_str);
-        let sequence = told.record.sequence;
+        let sequence = update.record.sequence;
         let mut entry = json!({
             "project": self.project,
             "run": name,
             "run_id": run.as_str(),
             "log_id": format!("flotilla-{run}-{sequence}"),
         });
-        match &told.kind {
+        match &update.kind {
             UpdateKind::Started(begun) => {
                 entry["config"] = json!(begun.settings);
                 // An entry needs at least one metric.
@@ -92,13 +85,13 @@ impl RunExporter for TrackioExporter {
     async fn write_updates(
         &mut self,
         run: &RunId,
-        told: &[RunUpdate],
+        updates: &[RunUpdate],
     ) -> Result<(), ExporterError> {
-        if let Some(UpdateKind::Started(begun)) = told.first().map(|told| &told.kind) {
+        if let Some(UpdateKind::Started(begun)) = updates.first().map(|update| &update.kind) {
             self.names.insert(run.clone(), format!("{} ({run})", begun.name));
         }
         let entries: Vec<Value> =
-            told.iter().filter_map(|told| self.build_entry(run, told)).collect();
+            updates.iter().filter_map(|update| self.build_entry(run, update)).collect();
         for some in entries.chunks(ENTRIES_MAX) {
             self.send_entries(some).await?;
         }

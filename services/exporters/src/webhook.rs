@@ -9,22 +9,18 @@ use crate::{
     ExporterError, RunExporter, cursor_file::CursorFile, http_client, metric_points::RunUpdate,
 };
 
-/// An exporter to a webhook, with a file for its cursors. After a crash a fact may be sent again;
-/// receivers recognise it by its `sequence`.
+/// An exporter to a webhook. After a crash a fact may be sent again; receivers recognise it by its
+/// `sequence`.
 #[derive(Debug)]
 pub struct WebhookExporter {
     client: Client,
     url: Url,
     token: Option<String>,
-    /// Cursors of the runs.
     cursors: CursorFile,
 }
 
 impl WebhookExporter {
-    /// Creates an exporter. `token` is a bearer token, if the address requires one.
-    ///
-    /// # Errors
-    /// When the cursor file cannot be read or is invalid, or TLS is unavailable on this machine.
+    /// Creates an exporter. `token` is a bearer token; `state` is the file with the cursors.
     pub fn new(url: Url, token: Option<String>, state: PathBuf) -> Result<Self, ExporterError> {
         Ok(Self {
             client: http_client::build_client()?,
@@ -34,12 +30,11 @@ impl WebhookExporter {
         })
     }
 
-    /// Sends one fact.
-    async fn post_fact(&self, told: &RunUpdate) -> Result<(), ExporterError> {
+    async fn post_fact(&self, update: &RunUpdate) -> Result<(), ExporterError> {
         let request = self.client.post(self.url.clone());
         let request = request.header(CONTENT_TYPE, "application/json");
         let request = http_client::with_bearer(request, self.token.as_deref());
-        http_client::request_text("the webhook", request.body(told.record.to_line()))
+        http_client::request_text("the webhook", request.body(update.record.to_line()))
             .await
             .map(drop)
     }
@@ -53,13 +48,13 @@ impl RunExporter for WebhookExporter {
     async fn write_updates(
         &mut self,
         run: &RunId,
-        told: &[RunUpdate],
+        updates: &[RunUpdate],
     ) -> Result<(), ExporterError> {
-        for told in told {
+        for update in updates {
             // Earlier facts of the batch may have been sent in a previous attempt.
-            if told.record.sequence > self.cursors.run_cursor(run) {
-                self.post_fact(told).await?;
-                self.cursors.set_cursor(run, told.record.sequence);
+            if update.record.sequence > self.cursors.run_cursor(run) {
+                self.post_fact(update).await?;
+                self.cursors.set_cursor(run, update.record.sequence);
                 self.cursors.save_file()?;
             }
         }

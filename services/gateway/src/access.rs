@@ -11,8 +11,7 @@ use std::{
     future::poll_fn,
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use control::{MemberRegistry, MembershipView};
@@ -22,15 +21,16 @@ use tonic::{
     Code,
     body::Body,
     codegen::{
-        BoxFuture, Service,
+        BoxFuture,
         http::{HeaderMap, Request, Response, StatusCode, header},
     },
     transport::server::TcpConnectInfo,
 };
-use tower_layer::Layer;
+use wire::clock::unix_seconds;
 
 use crate::{
     json::{self, JsonFormat},
+    middleware::{InnerService, Middleware},
     status::build_status,
 };
 
@@ -40,90 +40,71 @@ use self::{
     requirements::{AccessRequirement, requirement_for},
 };
 
-/// The tower layer that decides which calls pass, and how often.
+/// The middleware that decides which calls pass, and how often.
 ///
 /// In a closed fleet each request goes through these steps:
 ///
 /// 1. Look up the [`AccessRequirement`] of its path; unknown paths are rejected.
 /// 2. If the path is open to all, count the request for its address.
-/// 3. Otherwise verify the bearer against the membership view and count the request for the
-///    member.
-/// 4. Check the member's scope, put the [`GatewayCaller`] into the request's extensions, and
-///    forward it.
+/// 3. Otherwise verify the bearer and count the request for the member.
+/// 4. Check the member's scope, add the [`GatewayCaller`] to the request, and forward it.
 /// 5. Abort the call if the member's rights end while it is open ([`revocation`]).
 #[derive(Clone)]
-pub(crate) struct AccessLayer {
+pub(crate) struct AccessControl {
     /// Absent in an open fleet.
     gate: Option<Arc<AccessGate>>,
 }
 
-/// The state of a closed fleet's access control: the membership view and the rate limiters.
 struct AccessGate {
     /// Members and issuers, updated by [`sync_access`].
     view: watch::Receiver<MembershipView>,
-    /// The zero time of the rate limiters.
     started: Instant,
-    /// Requests by member name.
     members: Mutex<RateLimiter<String>>,
-    /// Requests without a valid bearer, by address.
+    /// Requests without a valid bearer.
     strangers: Mutex<RateLimiter<IpAddr>>,
-    /// Join requests by address.
     joins: Mutex<RateLimiter<IpAddr>>,
 }
 
-/// Rate of one member: enough for a command that reads everything, or a box that fetches many small
-/// files.
+/// Enough for a command that reads everything, or a box that fetches many small files.
 const MEMBER_RATE: RateLimit = RateLimit { burst: 2000, interval: Duration::from_millis(5) };
-/// Rate of requests without a valid bearer by address: health checks, renewals, mistakes.
+/// Requests without a valid bearer: health checks, renewals, mistakes.
 const STRANGER_RATE: RateLimit = RateLimit { burst: 100, interval: Duration::from_millis(100) };
-/// Rate of joins by address: too low to guess secrets, high enough for a rack of boxes that join
-/// together.
+/// Too low to guess secrets, high enough for a rack of boxes that join together.
 const JOIN_RATE: RateLimit = RateLimit { burst: 30, interval: Duration::from_secs(2) };
-/// Most callers that are counted separately; all further callers share one rate.
+/// The callers that are counted separately; all further callers share one rate.
 const CALLERS_MAX: usize = 10_000;
 
-/// Longest wait of a call until the gateway has loaded the members.
 const LOAD_LIMIT: Duration = Duration::from_secs(5);
 
-/// Path of the call that has a rate of its own.
 const JOIN_PATH: &str = "/flotilla.v1.Members/Join";
 
-/// The reason why a call may not pass.
 #[derive(Debug, thiserror::Error)]
 enum AccessDenied {
-    /// The request has no bearer.
     #[error(
         "this fleet is closed: send a bearer (authorization: Bearer …; commands: --dir KIT); create a kit with `flotilla user create` or `flotilla join` (K101)"
     )]
     NoBearer,
-    /// The bearer is invalid or expired.
     #[error(transparent)]
     Bearer(#[from] BearerError),
-    /// The member is revoked, unknown or has changed; contains the reason.
     #[error("{0}")]
     Revoked(String),
-    /// The member's scope is too small.
     #[error(
         "{name} has {is}, and this needs {needs}; create a kit with `flotilla user create NAME --scope {scope}` (K104)"
     )]
     Scope { name: String, is: String, needs: String, scope: String },
-    /// The path is unknown.
     #[error("unknown or disabled path {path}; the gateway may be older than the client (G108)")]
     NoSuchMethod { path: String },
-    /// The caller exceeds its rate; contains the time to wait.
     #[error("too many requests; try again in {} ms (G104)", wait.as_millis().max(1))]
     RateLimited { wait: Duration },
     #[error(
         "the request did not arrive within {limit:?}; send it again, faster or in parts (G102)"
     )]
     Late { limit: Duration },
-    /// The gateway has not loaded the members yet.
     #[error("the gateway is still loading the member list; try again in a second (G105)")]
     NotLoaded,
 }
 
 impl AccessDenied {
-    /// Returns the gRPC status code.
     fn status_code(&self) -> Code {
         match self {
             Self::NoBearer | Self::Bearer(_) | Self::Revoked(_) => Code::Unauthenticated,
@@ -135,8 +116,7 @@ impl AccessDenied {
         }
     }
 
-    /// Returns the response in the protocol of the request: gRPC, JSON or plain HTTP. A
-    /// rate-limited response has a `Retry-After` header.
+    /// Answers in the protocol of the request: gRPC, JSON or plain HTTP.
     fn to_response(&self, headers: &HeaderMap) -> Response<Body> {
         let is_grpc = headers
             .get(header::CONTENT_TYPE)
@@ -164,13 +144,11 @@ impl AccessDenied {
     }
 }
 
-impl AccessLayer {
-    /// Creates a layer that passes all requests.
+impl AccessControl {
     pub(crate) fn for_open_fleet() -> Self {
         Self { gate: None }
     }
 
-    /// Creates a layer that passes the requests of members in `view`.
     pub(crate) fn for_closed_fleet(view: watch::Receiver<MembershipView>) -> Self {
         let gate = AccessGate {
             view,
@@ -183,8 +161,7 @@ impl AccessLayer {
     }
 }
 
-/// Updates the view by which calls are checked, until dropped. Never returns, and does nothing in
-/// an open fleet.
+/// Updates the view until dropped. Does nothing in an open fleet.
 pub(crate) async fn sync_access(
     members: Option<&MemberRegistry>,
     view: &watch::Sender<MembershipView>,
@@ -196,8 +173,7 @@ pub(crate) async fn sync_access(
 }
 
 impl AccessGate {
-    /// Checks the path, the bearer, the scope and the rate of a request. Returns the caller, or
-    /// `None` if the path is open to all.
+    /// Returns the caller, or `None` if the path is open to all.
     fn admit_request(
         &self,
         request: &Request<Body>,
@@ -238,20 +214,18 @@ impl AccessGate {
         }
     }
 
-    /// Waits until the members are loaded, for at most 5 s. Calls in the gateway's first moments
-    /// wait here.
+    /// Waits for at most 5 s. Calls in the gateway's first moments wait here.
     async fn wait_until_loaded(&self) {
         let mut view = self.view.clone();
         // The caller checks again, so a timeout needs no handling here.
         let _ = timeout(LOAD_LIMIT, view.wait_for(is_loaded)).await;
     }
 
-    /// Counts a request without a valid bearer for its address.
     fn count_stranger(&self, peer: IpAddr) -> Result<(), AccessDenied> {
         enforce_rate(&self.strangers, peer, self.started.elapsed())
     }
 
-    /// Verifies the bearer in the `authorization` header and checks that its member is not revoked.
+    /// Verifies the bearer and checks that its member is not revoked.
     fn verify_caller(&self, headers: &HeaderMap) -> Result<GatewayCaller, AccessDenied> {
         let bearer = headers
             .get(header::AUTHORIZATION)
@@ -272,12 +246,10 @@ impl AccessGate {
     }
 }
 
-/// Returns true if the view has all members and at least one issuer.
 fn is_loaded(view: &MembershipView) -> bool {
     view.revocations.is_complete() && !view.issuers.is_empty()
 }
 
-/// Counts a request of `who`, or returns an error with the time to wait.
 fn enforce_rate<K: Eq + std::hash::Hash>(
     rates: &Mutex<RateLimiter<K>>,
     who: K,
@@ -289,7 +261,7 @@ fn enforce_rate<K: Eq + std::hash::Hash>(
 }
 
 /// Returns the client's address, reduced to its /64 network for IPv6, as one host usually has a
-/// whole network of addresses.
+/// whole network.
 fn peer_address(request: &Request<Body>) -> IpAddr {
     let info = request.extensions().get::<TcpConnectInfo>();
     match info.and_then(TcpConnectInfo::remote_addr).map(|address| address.ip().to_canonical()) {
@@ -303,50 +275,22 @@ fn peer_address(request: &Request<Body>) -> IpAddr {
 }
 
 /// Returns the time in seconds since 1970.
-fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-impl<S> Layer<S> for AccessLayer {
-    type Service = AccessService<S>;
-
-    fn layer(&self, inner: S) -> AccessService<S> {
-        AccessService { inner, access: self.clone() }
-    }
-}
-
-/// The inner service behind access control.
-#[derive(Clone)]
-pub(crate) struct AccessService<S> {
-    inner: S,
-    access: AccessLayer,
-}
-
-impl<S> Service<Request<Body>> for AccessService<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-    S: Clone + Send + 'static,
-    S::Future: Send + 'static,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Some(gate) = &self.access.gate else {
+impl Middleware for AccessControl {
+    fn handle_request<S: InnerService>(
+        &self,
+        inner: &mut S,
+        request: Request<Body>,
+    ) -> BoxFuture<Response<Body>, Infallible> {
+        let Some(gate) = &self.gate else {
             let headers = request.headers().clone();
             let (request, deadline) = pace::limit_body(request, RequestSender::Member);
-            return Box::pin(deadline.enforce_deadline(headers, self.inner.call(request)));
+            return Box::pin(deadline.enforce_deadline(headers, inner.call(request)));
         };
         let admitted = gate.admit_request(&request);
         if !matches!(admitted, Err(AccessDenied::NotLoaded)) {
-            return forward_request(gate, &mut self.inner, admitted, request);
+            return forward_request(gate, inner, admitted, request);
         }
-        let (gate, mut inner) = (gate.clone(), self.inner.clone());
+        let (gate, mut inner) = (gate.clone(), inner.clone());
         Box::pin(async move {
             gate.wait_until_loaded().await;
             let admitted = gate.admit_request(&request);
@@ -356,18 +300,13 @@ where
     }
 }
 
-/// Forwards an admitted request to the inner service, or answers why it is denied. The call of a
-/// member is aborted when its rights end.
-fn forward_request<S>(
+/// Forwards an admitted request, or answers why it is denied.
+fn forward_request(
     gate: &AccessGate,
-    inner: &mut S,
+    inner: &mut impl InnerService,
     admitted: Result<Option<GatewayCaller>, AccessDenied>,
     mut request: Request<Body>,
-) -> BoxFuture<Response<Body>, Infallible>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
-{
+) -> BoxFuture<Response<Body>, Infallible> {
     match admitted {
         Err(denied) => {
             log_denial(request.uri().path(), &denied);
@@ -390,8 +329,7 @@ where
     }
 }
 
-/// Logs a denied call. Rate-limited calls are logged at debug level, so that they do not fill the
-/// log.
+/// Logs rate-limited calls at debug level, so that they do not fill the log.
 fn log_denial(path: &str, denied: &AccessDenied) {
     let (code, path) = (denied.status_code(), path.chars().take(100).collect::<String>());
     match denied {

@@ -5,12 +5,9 @@ use std::collections::BTreeSet;
 use store::{PathError, RelativePath};
 use wire::{IdError, RunId, SuiteName, v1};
 
-/// Longest reason of a pause, resume or cancel in bytes.
 const REASON_BYTES_MAX: usize = 4096;
-/// Most runs that one call compares.
 const COMPARED_MAX: usize = 8;
 
-/// An invalid request field.
 #[derive(Debug, thiserror::Error)]
 #[error("field {field}: {problem} (G101)")]
 pub(crate) struct ArgumentError {
@@ -19,13 +16,11 @@ pub(crate) struct ArgumentError {
 }
 
 impl ArgumentError {
-    /// Creates an error for a field.
     fn new(field: &'static str, problem: impl Into<String>) -> Self {
         Self { field, problem: problem.into() }
     }
 }
 
-/// Checks that a spec is not empty.
 pub(crate) fn require_spec_yaml(text: &str) -> Result<&str, ArgumentError> {
     if text.trim().is_empty() {
         return Err(ArgumentError::new("spec_yaml", "empty; pass the run spec"));
@@ -33,7 +28,6 @@ pub(crate) fn require_spec_yaml(text: &str) -> Result<&str, ArgumentError> {
     Ok(text)
 }
 
-/// Checks that a reason has at most 4096 bytes.
 pub(crate) fn check_reason(text: &str) -> Result<&str, ArgumentError> {
     let bytes = text.len();
     if bytes > REASON_BYTES_MAX {
@@ -43,7 +37,6 @@ pub(crate) fn check_reason(text: &str) -> Result<&str, ArgumentError> {
     Ok(text)
 }
 
-/// Parses one to 8 run names, without duplicates.
 pub(crate) fn parse_runs(names: &[String]) -> Result<BTreeSet<RunId>, ArgumentError> {
     if !(1..=COMPARED_MAX).contains(&names.len()) {
         let problem = format!("has {} runs; pass 1 to {COMPARED_MAX}", names.len());
@@ -55,7 +48,7 @@ pub(crate) fn parse_runs(names: &[String]) -> Result<BTreeSet<RunId>, ArgumentEr
     names.iter().map(run).collect()
 }
 
-/// Parses the run and suite of an evaluation filter; an empty field matches all.
+/// Parses a run and a suite; an empty field matches all.
 pub(crate) fn parse_filter(
     filter: Option<v1::EvalFilter>,
 ) -> Result<(Option<RunId>, String), IdError> {
@@ -67,7 +60,6 @@ pub(crate) fn parse_filter(
     Ok((run, suite))
 }
 
-/// Checks that a checkpoint reference is present and names a run.
 pub(crate) fn check_checkpoint_ref(
     reference: Option<v1::CheckpointRef>,
 ) -> Result<v1::CheckpointRef, ArgumentError> {
@@ -78,7 +70,6 @@ pub(crate) fn check_checkpoint_ref(
     Ok(reference)
 }
 
-/// Parses a path relative to a checkpoint.
 pub(crate) fn parse_path(path: String) -> Result<RelativePath, PathError> {
     RelativePath::new(path)
 }

@@ -18,83 +18,38 @@ use wire::RunId;
 
 use crate::{
     call_counts::{CallCounts, StreamGuard},
-    status::CallRefusal,
+    error::{ANSWER_BYTES_MAX, CallError, CallRefusal, STREAMS_MAX},
     views::{SharedView, ViewCache},
 };
 
-/// Time limit of a unary call, or of opening a stream, without receiving the request.
+/// The limit of a unary call, or of opening a stream, without receiving the request.
 const UNARY_LIMIT: Duration = Duration::from_secs(30);
-/// Longest wait for the bus. A restarted nats-server is back within 3 s; without this limit, reads
-/// wait half a minute.
+/// A restarted nats-server is back within 3 s; without this limit, reads wait half a minute.
 const BUS_LIMIT: Duration = Duration::from_secs(5);
-/// Time between two checks of the bus connection.
 const BUS_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Most cycles whose samples are read at a time, as each read holds all texts of a cycle in memory.
-/// Further reads wait.
+/// Each read holds all texts of a cycle in memory. Further reads wait.
 const SAMPLE_READS_MAX: usize = 2;
-/// Largest unary answer in bytes: the default limit of gRPC clients, minus 1 KiB for the envelope.
-const ANSWER_BYTES_MAX: usize = (4 << 20) - 1024;
-/// Most open streams, as each watch is a consumer of the log.
-const STREAMS_MAX: usize = 1024;
-/// Most characters of a client's name that are logged. No valid id is longer.
+/// The logged characters of a client's name. No valid id is longer.
 const NAME_CHARS_MAX: usize = 64;
 
-/// The items of a streaming call.
 pub(crate) type ItemStream<T> = BoxStream<'static, Result<T, Status>>;
 
-/// A failure of a call that does not depend on the service.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CallError {
-    /// The bus is not connected.
-    #[error(
-        "the gateway has no NATS connection; check that nats-server is running and reachable from it (G105)"
-    )]
-    BusUnreachable,
-    /// The call exceeded the gateway's time limit.
-    #[error("not finished within {limit:?}; check the result before calling again (G102)")]
-    TimedOut { limit: Duration },
-    /// The answer exceeds [`ANSWER_BYTES_MAX`].
-    #[error(
-        "the answer has {bytes} bytes, the limit is {ANSWER_BYTES_MAX}; name a run or a suite, or \
-         use the service's Watch (G103)"
-    )]
-    TooLarge { bytes: usize },
-    /// All [`STREAMS_MAX`] streams are open.
-    #[error("{STREAMS_MAX} streams are open already; end one, or try again later (G104)")]
-    TooManyStreams,
-    /// The gateway maintains the most run views it can.
-    #[error("too many runs are being watched; close a page, or try again in a minute (G104)")]
-    TooManyViews,
-    /// The view is no longer updated.
-    #[error("the view is no longer updated ({why}); open it again (G105)")]
-    ViewLost { why: String },
-    /// The caller's own deadline has passed.
-    #[error("the call's own deadline has passed (G102)")]
-    DeadlinePassed,
-    /// The gateway is stopping.
-    #[error("the gateway is stopping; reconnect later and continue from the last cursor (G105)")]
-    Stopping,
-}
-
-/// The method name and tracing span of one call, for logs and metrics.
 pub(crate) struct CallSpan {
     pub(crate) method: &'static str,
     pub(crate) span: Span,
 }
 
-/// Creates the span of a call. `run` is the run as the client wrote it, or empty if the call is not
-/// about one run.
+/// Creates the span of a call. `run` is as the client wrote it, or empty.
 pub(crate) fn create_call_span(method: &'static str, run: &str) -> CallSpan {
     CallSpan { method, span: tracing::info_span!("call", method, run = ?truncate_name(run)) }
 }
 
-/// Returns the first 64 characters of a name from a client.
 pub(crate) fn truncate_name(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).collect()
 }
 
-/// Returns the caller's deadline from the `grpc-timeout` header. Only streams need it; tonic
-/// enforces it for unary calls.
+/// Returns the deadline from the `grpc-timeout` header. Only streams need it; tonic enforces it for
+/// unary calls.
 pub(crate) fn read_deadline<T>(request: &Request<T>) -> Option<Instant> {
     let text = request.metadata().get("grpc-timeout")?.to_str().ok()?;
     Instant::now().checked_add(parse_timeout(text)?)
@@ -135,30 +90,28 @@ pub(crate) struct CallContext {
 }
 
 impl CallContext {
-    /// Creates the context of a gateway.
     pub(crate) fn new(control: FleetControl, stop: CancellationToken, counts: CallCounts) -> Self {
         let stream_permits = Arc::new(Semaphore::new(STREAMS_MAX));
         let sample_read_permits = Arc::new(Semaphore::new(SAMPLE_READS_MAX));
         Self { control, stop, stream_permits, views: Arc::default(), sample_read_permits, counts }
     }
 
-    /// Waits for the permit to read a cycle's samples. It is held until dropped.
+    /// Waits for the permit to read a cycle's samples.
     pub(crate) async fn acquire_sample_read(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         self.sample_read_permits.clone().acquire_owned().await.ok()
     }
 
-    /// Returns the shared view of the fleet.
     pub(crate) fn fleet_view(&self) -> Arc<SharedView<FleetView>> {
         self.views.fleet_view(&self.control, &self.stop)
     }
 
-    /// Returns the shared view of a run. The caller has checked that the run exists.
+    /// Returns the view of a run, whose existence the caller has checked.
     pub(crate) fn run_view(&self, run: &RunId) -> Result<Arc<SharedView<RunView>>, CallError> {
         self.views.run_view(&self.control, run, &self.stop)
     }
 
-    /// Runs a call with one answer, within the time limit and the size limit.
+    /// Answers a call within the time limit and the size limit.
     pub(crate) async fn answer_unary<T: Message>(
         &self,
         call: CallSpan,
@@ -174,8 +127,8 @@ impl CallContext {
         self.record_call(call, answer).await.map(Response::new)
     }
 
-    /// Opens a call with many answers. The stream ends after its first error, including the end at
-    /// the deadline or when the gateway stops.
+    /// Opens a call with many answers. The stream ends after its first error, at the deadline, and
+    /// when the gateway stops.
     pub(crate) async fn open_stream<T, E, S>(
         &self,
         call: CallSpan,
@@ -200,7 +153,6 @@ impl CallContext {
         Ok(Response::new(stream::unfold(Some(flow), next_item).boxed()))
     }
 
-    /// Runs the work of a call in its span, then counts and logs the outcome.
     async fn record_call<T>(
         &self,
         CallSpan { method, span }: CallSpan,
@@ -218,7 +170,6 @@ impl CallContext {
         done
     }
 
-    /// Waits for the bus, then runs the work with a limit of 30 s.
     async fn run_in_time<T>(
         &self,
         work: impl Future<Output = Result<T, CallRefusal>>,
@@ -231,7 +182,6 @@ impl CallContext {
         }
     }
 
-    /// Waits up to 5 s until the bus is connected.
     async fn wait_for_bus(&self) -> Result<(), CallError> {
         let deadline = Instant::now() + BUS_LIMIT;
         while !self.control.bus().is_connected() {
@@ -244,8 +194,7 @@ impl CallContext {
     }
 }
 
-/// Logs a failed call: as a warning if the gateway is at fault or at a limit, otherwise as
-/// information.
+/// Warns if the gateway is at fault or at a limit.
 fn log_refusal(status: &Status, elapsed: Duration) {
     let (code, message) = (status.code(), status.message());
     match code {
@@ -273,8 +222,7 @@ impl<S> Drop for OpenCallStream<S> {
     }
 }
 
-/// Returns the next item of a stream and the stream, or an error without the stream. Ends the
-/// stream at the deadline and when the gateway stops.
+/// Returns an item and the stream, or an error without the stream.
 async fn next_item<T, E, S>(
     flow: Option<OpenCallStream<S>>,
 ) -> Option<(Result<T, Status>, Option<OpenCallStream<S>>)>

@@ -12,10 +12,9 @@ use std::{
 use store::UploadLeftovers;
 use tonic::Code;
 
-use crate::json;
+use crate::status::code_name;
 
-/// The counters of all calls of a gateway by method and outcome. The size of the table is bounded
-/// by the number of methods and codes.
+/// The counters of all calls by method and outcome, whose number is bounded.
 #[derive(Debug, Clone, Default)]
 pub struct CallCounts {
     calls: Arc<Mutex<BTreeMap<(&'static str, &'static str), CallStats>>>,
@@ -23,12 +22,10 @@ pub struct CallCounts {
     leftovers: Arc<Mutex<UploadLeftovers>>,
 }
 
-/// The counter of one method and outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CallStats {
-    /// Number of calls.
     pub calls: u64,
-    /// Sum of the times until an answer was ready or a stream was open, in seconds.
+    /// The times until an answer was ready or a stream was open.
     pub seconds: f64,
 }
 
@@ -42,9 +39,8 @@ impl Drop for StreamGuard {
 }
 
 impl CallCounts {
-    /// Counts a call with its outcome and duration.
     pub(crate) fn count_call(&self, method: &'static str, code: Code, took: Duration) {
-        let code = if code == Code::Ok { "ok" } else { json::code_name(code) };
+        let code = if code == Code::Ok { "ok" } else { code_name(code) };
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let count = calls.entry((method, code)).or_default();
         count.calls += 1;
@@ -58,19 +54,17 @@ impl CallCounts {
         counts
     }
 
-    /// Adds the leftovers of unfinished uploads that a sweep removed.
     pub(crate) fn record_leftovers(&self, removed: UploadLeftovers) {
         let mut all = self.leftovers.lock().unwrap_or_else(PoisonError::into_inner);
         all.count += removed.count;
         all.bytes += removed.bytes;
     }
 
-    /// Returns the leftovers of unfinished uploads that were removed since the start.
+    /// Returns the leftovers of uploads that were removed since the start.
     pub fn removed_leftovers(&self) -> UploadLeftovers {
         *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a stream as open until the returned guard is dropped.
     pub(crate) fn count_stream(&self) -> StreamGuard {
         self.streams.fetch_add(1, Ordering::Relaxed);
         StreamGuard(self.streams.clone())
@@ -81,7 +75,6 @@ impl CallCounts {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the number of open streams.
     pub fn open_streams(&self) -> u64 {
         self.streams.load(Ordering::Relaxed)
     }

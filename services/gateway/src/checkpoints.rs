@@ -12,11 +12,9 @@ use crate::{
     rpc::checkpoints_server,
 };
 
-/// Largest chunk of a download in bytes: large enough for throughput, small enough for clients and
-/// memory.
+/// Large enough for throughput, small enough for clients and memory.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 
-/// The implementation of `flotilla.v1.Checkpoints`.
 pub(crate) struct CheckpointsService(pub(crate) CallContext);
 
 #[tonic::async_trait]
@@ -67,7 +65,6 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
     }
 }
 
-/// Splits the pieces of a file into download chunks.
 fn split_chunks(
     pieces: impl Stream<Item = Result<Bytes, GetError>>,
 ) -> impl Stream<Item = Result<v1::DownloadChunk, GetError>> {

@@ -3,6 +3,7 @@
 //! join token.
 
 mod authority_pin;
+mod membership_renewal;
 
 use std::{str::FromStr, time::Duration};
 
@@ -18,39 +19,34 @@ use wire::v1;
 use crate::{MESSAGE_BYTES_MAX, rpc::members_client::MembersClient};
 
 pub use authority_pin::{PinError, fetch_authority};
+pub use membership_renewal::MembershipRenewal;
 
-/// Time limit to connect to one address.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit of a call, longer than the gateway's own limit.
+/// Longer than the gateway's own limit.
 const CALL_LIMIT: Duration = Duration::from_secs(40);
 
 /// The addresses of a gateway and the credentials for it.
 #[derive(Clone)]
 pub struct GatewayTarget {
-    /// Addresses as `host:port`; the first that answers is used.
+    /// `host:port`; the first that answers is used.
     pub addresses: Vec<String>,
-    /// The fleet's certificate authority in PEM.
     pub ca_pem: String,
-    /// The caller's bearer; absent for joins and renewals.
+    /// Absent for joins and renewals.
     pub bearer: Option<String>,
 }
 
 /// A failed call to a gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The target has no address.
     #[error("call the gateway: no address configured; pass one as host:port (G106)")]
     NoAddress,
-    /// An address is not `host:port`.
     #[error("call the gateway: {0:?} is not an address; write it as host:port (G106)")]
     Address(String),
-    /// The bearer is not a valid header value.
     #[error("the kit's bearer is malformed; create the kit again (K102)")]
     Bearer,
-    /// The connection failed.
     #[error("call the gateway at {address}: {problem} (G106)")]
     Unreachable { address: String, problem: String },
-    /// The gateway's own message, without any addition.
+    /// Contains the gateway's message without any addition.
     #[error("{}", .0.message())]
     Refused(RefusedCall),
 }
@@ -63,7 +59,6 @@ pub struct RefusedCall {
 }
 
 impl RefusedCall {
-    /// Returns the gateway's message.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -102,10 +97,7 @@ pub struct MembershipClient {
 }
 
 impl MembershipClient {
-    /// Connects to the first address that answers.
-    ///
-    /// # Errors
-    /// The error of the last address if none answers, or an invalid bearer.
+    /// Connects to the first address that answers. Fails with the error of the last address.
     pub async fn connect_first(target: &GatewayTarget) -> Result<Self, ClientError> {
         identity::install_crypto_provider();
         let bearer = BearerInterceptor::new(target.bearer.as_deref())?;
@@ -123,10 +115,6 @@ impl MembershipClient {
         Err(failed)
     }
 
-    /// Creates a join token.
-    ///
-    /// # Errors
-    /// If the gateway refuses the call or cannot be reached.
     pub async fn create_token(
         &mut self,
         request: v1::CreateTokenRequest,
@@ -134,28 +122,17 @@ impl MembershipClient {
         into_answer(self.members.create_token(request).await)
     }
 
-    /// Lists all join tokens.
-    ///
-    /// # Errors
-    /// If the gateway refuses the call or cannot be reached.
     pub async fn list_tokens(&mut self) -> Result<Vec<v1::JoinTokenInfo>, ClientError> {
         into_answer(self.members.list_tokens(v1::ListTokensRequest {}).await)
             .map(|list| list.tokens)
     }
 
-    /// Revokes a join token.
-    ///
-    /// # Errors
-    /// If the gateway refuses the call or cannot be reached.
     pub async fn revoke_token(&mut self, id: &str) -> Result<(), ClientError> {
         let request = v1::RevokeTokenRequest { id: id.to_owned() };
         into_answer(self.members.revoke_token(request).await).map(|_| ())
     }
 
     /// Joins the fleet with a token and returns the membership.
-    ///
-    /// # Errors
-    /// If the gateway refuses the call or cannot be reached.
     pub async fn join_fleet(
         &mut self,
         request: v1::JoinRequest,
@@ -164,9 +141,6 @@ impl MembershipClient {
     }
 
     /// Renews a membership, proven by a signature.
-    ///
-    /// # Errors
-    /// If the gateway refuses the call or cannot be reached.
     pub async fn renew_membership(
         &mut self,
         request: v1::RenewRequest,
@@ -174,27 +148,16 @@ impl MembershipClient {
         into_answer(self.members.renew(request).await)
     }
 
-    /// Lists all members.
-    ///
-    /// # Errors
-    /// If the gateway refuses the call or cannot be reached.
     pub async fn list_members(&mut self) -> Result<Vec<v1::MemberInfo>, ClientError> {
         into_answer(self.members.list_members(v1::ListMembersRequest {}).await)
             .map(|list| list.members)
     }
 
-    /// Revokes a member by name.
-    ///
-    /// # Errors
-    /// If the gateway refuses the call or cannot be reached.
     pub async fn revoke_member(&mut self, name: &str) -> Result<v1::RevokeResponse, ClientError> {
         into_answer(self.members.revoke(v1::RevokeRequest { name: name.to_owned() }).await)
     }
 
     /// Creates a user and returns the membership.
-    ///
-    /// # Errors
-    /// If the gateway refuses the call or cannot be reached.
     pub async fn create_user(
         &mut self,
         request: v1::CreateUserRequest,
@@ -203,7 +166,6 @@ impl MembershipClient {
     }
 }
 
-/// Returns the message of a response, or the refusal as an error.
 fn into_answer<T>(answered: Result<tonic::Response<T>, Status>) -> Result<T, ClientError> {
     answered.map(tonic::Response::into_inner).map_err(|status| {
         ClientError::Refused(RefusedCall {
@@ -213,7 +175,6 @@ fn into_answer<T>(answered: Result<tonic::Response<T>, Status>) -> Result<T, Cli
     })
 }
 
-/// Connects to one address with TLS.
 async fn open_channel(address: &str, ca_pem: &str) -> Result<Channel, ClientError> {
     let wrong = || ClientError::Address(address.to_owned());
     let unreachable = |error: tonic::transport::Error| ClientError::Unreachable {
@@ -235,12 +196,10 @@ async fn open_channel(address: &str, ca_pem: &str) -> Result<Channel, ClientErro
         .map_err(unreachable)
 }
 
-/// An interceptor that adds the bearer to each request.
 #[derive(Clone)]
 struct BearerInterceptor(Option<MetadataValue<Ascii>>);
 
 impl BearerInterceptor {
-    /// Creates the interceptor; without a bearer it adds nothing.
     fn new(bearer: Option<&str>) -> Result<Self, ClientError> {
         let value = bearer.map(|bearer| format!("Bearer {bearer}").parse());
         let mut value: Option<MetadataValue<Ascii>> =

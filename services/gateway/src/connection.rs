@@ -24,20 +24,17 @@ use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
 use self::connection_limit::{ConnectionLimiter, ConnectionPermit};
 
-/// Most open connections, well below the usual limit of 1024 open files. Further clients wait until
-/// one closes.
+/// Well below the usual limit of 1024 open files. Further clients wait until one closes.
 const CONNECTIONS_MAX: usize = 512;
-/// Idle time before the first TCP keepalive probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
-/// Pause after a failed accept. It fails if the machine lacks a resource, so that an immediate
-/// retry would spin.
+/// An accept fails if the machine lacks a resource, so that an immediate retry would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time in which a client must send its first bytes; idle connections would occupy permits.
+/// A client must send its first bytes within this time; idle connections would occupy permits.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// What HTTP/2 begins with, without TLS around it.
+/// The first bytes of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Bytes of HTTP/2's preface and of the next frame's header, without TLS overhead.
+/// The preface of HTTP/2 and the next frame's header.
 const HELLO_BYTES: usize = PREFACE.len() + 9;
 
 /// One client's connection. Reads return end-of-file once `cut` is cancelled or the first bytes do
@@ -51,7 +48,7 @@ pub(crate) struct Connection {
     _one_of_its_address: Option<ConnectionPermit>,
 }
 
-/// A future that resolves when all connections must close.
+/// Resolves when all connections must close.
 type ShutdownSignal = Pin<Box<WaitForCancellationFutureOwned>>;
 
 /// The transport of a connection. A TLS handshake advances only while the connection is polled, so
@@ -62,13 +59,12 @@ enum Socket {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// The first bytes of a client that have not all arrived yet.
+/// The first bytes of a client that have not all arrived.
 struct PendingHello {
     read: usize,
     is_preface: bool,
-    /// Of what was read, the last bytes.
+    /// The last bytes read.
     last: [u8; 3],
-    /// Resolves when the time is over.
     deadline: Pin<Box<Sleep>>,
 }
 
@@ -77,7 +73,7 @@ impl PendingHello {
         Self { read: 0, is_preface: true, last: [0; 3], deadline: Box::pin(sleep(limit)) }
     }
 
-    /// Takes in what was read; true when it is whole.
+    /// Adds received bytes; returns true when the preface is complete.
     fn is_whole_with(&mut self, bytes: &[u8]) -> bool {
         for byte in bytes {
             self.is_preface &= PREFACE.get(self.read).is_none_or(|expected| expected == byte);
@@ -146,7 +142,7 @@ impl Connected for Connection {
     }
 }
 
-/// A socket that can be read and written, or what its handshake waits for or died of.
+/// Returns a socket that can be read and written, or the pending or failed state of its handshake.
 macro_rules! open {
     ($self:ident, $cx:ident, $socket:ident => $go_on:expr) => {
         loop {

@@ -9,7 +9,6 @@ use crate::{
     rpc::evals_server,
 };
 
-/// The implementation of `flotilla.v1.Evals`.
 pub(crate) struct EvalsService(pub(crate) CallContext);
 
 #[tonic::async_trait]

@@ -9,7 +9,6 @@ use crate::{
     rpc::fleet_server,
 };
 
-/// The implementation of `flotilla.v1.Fleet`.
 pub(crate) struct FleetService(pub(crate) CallContext);
 
 #[tonic::async_trait]

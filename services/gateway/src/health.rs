@@ -14,7 +14,7 @@ use tonic_health::{
 
 use crate::rpc::{checkpoints_server, evals_server, fleet_server, members_server, runs_server};
 
-/// Names of the services whose health depends on the bus.
+/// The services whose health depends on the bus.
 const SERVICES: [&str; 5] = [
     runs_server::SERVICE_NAME,
     evals_server::SERVICE_NAME,
@@ -22,10 +22,8 @@ const SERVICES: [&str; 5] = [
     fleet_server::SERVICE_NAME,
     members_server::SERVICE_NAME,
 ];
-/// Time between two checks of the bus connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Creates the health service and its reporter.
 pub(crate) fn health_service() -> (HealthReporter, HealthServer<impl Health>) {
     health_reporter()
 }

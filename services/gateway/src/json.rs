@@ -10,13 +10,7 @@ mod error_codes;
 mod grpc_messages;
 mod origin;
 
-use std::{
-    convert::Infallible,
-    future::poll_fn,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, future::poll_fn, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -33,54 +27,48 @@ use tonic::{
     Code, Status,
     body::Body,
     codegen::{
-        BoxFuture, Service,
+        BoxFuture,
         http::{HeaderMap, HeaderValue, Method, Request, Response, header, request::Parts},
     },
 };
-use tower_layer::Layer;
 
-pub(crate) use self::error_codes::connect_name as code_name;
 use self::grpc_messages::GrpcMessages;
 use crate::{
     REQUEST_BYTES_MAX, SUBMIT_BYTES_MAX,
+    middleware::{InnerService, Middleware},
     status::build_status,
     submission_limit::{SUBMIT, SUBMIT_LIMIT},
 };
 
-/// Largest submission as JSON in bytes: base64 adds a third, and names take some space.
+/// base64 adds a third, and names take some space.
 const SUBMIT_JSON_BYTES_MAX: usize = SUBMIT_BYTES_MAX / 3 * 4 + REQUEST_BYTES_MAX;
-/// Most submissions that are read at a time; further ones wait.
+/// The submissions that are read at a time; further ones wait.
 const SUBMISSIONS_MAX: usize = 2;
-/// Time limit to receive a request.
+/// The limit to receive a request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Connect's deadline header, in milliseconds, of at most ten digits.
+/// Connect's deadline header, in milliseconds of at most ten digits.
 const TIMEOUT_HEADER: &str = "connect-timeout-ms";
 
-/// The tower layer that accepts JSON in front of the gRPC services.
+/// The middleware that accepts JSON in front of the gRPC services.
 #[derive(Clone)]
-pub(crate) struct JsonLayer {
+pub(crate) struct JsonTranslator {
     services: DescriptorPool,
     submission_permits: Arc<Semaphore>,
 }
 
-impl JsonLayer {
-    /// Creates the layer from the embedded descriptors.
-    ///
-    /// # Errors
-    /// If the descriptors are invalid.
+impl JsonTranslator {
+    /// Uses the embedded descriptors.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let services = DescriptorPool::decode(wire::FILE_DESCRIPTOR_SET);
         let services = services.context("describe the services")?;
         Ok(Self { services, submission_permits: Arc::new(Semaphore::new(SUBMISSIONS_MAX)) })
     }
 
-    /// Returns the descriptors of all services.
     pub(crate) fn descriptor_pool(&self) -> &DescriptorPool {
         &self.services
     }
 
-    /// Finds the method of a path `/SERVICE/METHOD`.
     fn find_method(&self, path: &str) -> Option<MethodDescriptor> {
         let (service, method) = path.strip_prefix('/')?.split_once('/')?;
         let service = self.services.get_service_by_name(service)?;
@@ -88,36 +76,12 @@ impl JsonLayer {
     }
 }
 
-impl<S> Layer<S> for JsonLayer {
-    type Service = JsonService<S>;
-
-    fn layer(&self, inner: S) -> JsonService<S> {
-        JsonService { inner, json: self.clone() }
-    }
-}
-
-/// The inner service with gRPC and JSON.
-#[derive(Clone)]
-pub(crate) struct JsonService<S> {
-    inner: S,
-    json: JsonLayer,
-}
-
-impl<S> Service<Request<Body>> for JsonService<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-    S: Clone + Send + 'static,
-    S::Future: Send + 'static,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+impl Middleware for JsonTranslator {
+    fn handle_request<S: InnerService>(
+        &self,
+        inner: &mut S,
+        request: Request<Body>,
+    ) -> BoxFuture<Response<Body>, Infallible> {
         let form = JsonFormat::from_headers(request.headers())
             .filter(|_| request.method() == Method::POST);
         // The access layer adds the caller.
@@ -127,8 +91,8 @@ where
                 form.map_or_else(|| plain_response(&status), |form| form.error_response(&status));
             return Box::pin(async move { Ok(refused) });
         }
-        let Some(form) = form else { return Box::pin(self.inner.call(request)) };
-        let (inner, json) = (self.inner.clone(), self.json.clone());
+        let Some(form) = form else { return Box::pin(inner.call(request)) };
+        let (inner, json) = (inner.clone(), self.clone());
         Box::pin(async move {
             let answered = answer_call(inner, &json, form, request).await;
             Ok(answered.unwrap_or_else(|status| form.error_response(&status)))
@@ -136,25 +100,23 @@ where
     }
 }
 
-/// Returns a status as plain text, for requests that are neither JSON nor gRPC.
+/// Answers requests that are neither JSON nor gRPC in plain text.
 pub(crate) fn plain_response(status: &Status) -> Response<Body> {
     let mut response = Response::new(Body::new(format!("{}\n", status.message())));
     *response.status_mut() = error_codes::http_status(status.code());
     response
 }
 
-/// The format of a request and of its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JsonFormat {
-    /// A message as plain JSON (`application/json`).
+    /// `application/json`
     Plain,
-    /// Messages in envelopes, as Connect's streaming clients send them
-    /// (`application/connect+json`).
+    /// Messages in envelopes, as Connect's streaming clients send them: `application/connect+json`.
     Enveloped,
 }
 
 impl JsonFormat {
-    /// Returns the format of a request from its content type, or `None` if it is not JSON.
+    /// Returns `None` if the content type is not JSON.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let kind = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
         let kind = kind.split(';').next()?.trim();
@@ -165,7 +127,6 @@ impl JsonFormat {
         }
     }
 
-    /// Returns a failed call's response.
     pub(crate) fn error_response(self, status: &Status) -> Response<Body> {
         match self {
             Self::Plain => {
@@ -181,7 +142,6 @@ impl JsonFormat {
         }
     }
 
-    /// Returns a response with the content type of a stream.
     fn stream_response(self, body: Body) -> Response<Body> {
         let kind = match self {
             Self::Plain => "application/x-ndjson",
@@ -192,7 +152,6 @@ impl JsonFormat {
         response
     }
 
-    /// Encodes one message of a stream.
     fn encode_item(self, json: Vec<u8>) -> Bytes {
         match self {
             Self::Plain => [json, vec![b'\n']].concat().into(),
@@ -200,7 +159,6 @@ impl JsonFormat {
         }
     }
 
-    /// Encodes the end of a stream, with the error if it failed.
     fn encode_end(self, failed: Option<&Status>) -> Bytes {
         let error = failed.map(error_codes::to_error_json);
         let ended = match &error {
@@ -217,16 +175,12 @@ impl JsonFormat {
     }
 }
 
-/// Reads a JSON request, makes the gRPC call and converts its answer.
-async fn answer_call<S>(
-    mut inner: S,
-    json: &JsonLayer,
+async fn answer_call(
+    mut inner: impl InnerService,
+    json: &JsonTranslator,
     form: JsonFormat,
     request: Request<Body>,
-) -> Result<Response<Body>, Status>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-{
+) -> Result<Response<Body>, Status> {
     let (head, body) = request.into_parts();
     let method = json.find_method(head.uri.path()).ok_or_else(|| {
         let path: String = head.uri.path().chars().take(100).collect();
@@ -272,7 +226,6 @@ where
     }
 }
 
-/// Reads a body of at most `limit` bytes.
 async fn read_body(body: Body, limit: usize) -> Result<Bytes, Status> {
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
@@ -286,8 +239,7 @@ async fn read_body(body: Body, limit: usize) -> Result<Bytes, Status> {
     }
 }
 
-/// Parses JSON to a message. An empty text is a message without fields; unknown fields are an
-/// error.
+/// Parses JSON. An empty text is a message without fields; unknown fields are an error.
 fn parse_message(kind: MessageDescriptor, text: &[u8]) -> Result<DynamicMessage, Status> {
     if text.trim_ascii().is_empty() {
         return Ok(DynamicMessage::new(kind));
@@ -307,7 +259,6 @@ fn parse_message(kind: MessageDescriptor, text: &[u8]) -> Result<DynamicMessage,
     Ok(message)
 }
 
-/// Builds the gRPC request from the HTTP head and the message.
 fn to_grpc_request(mut head: Parts, message: &DynamicMessage) -> Request<Body> {
     let body = envelope::wrap_message(envelope::MESSAGE_FLAGS, &message.encode_to_vec());
     let timeout = head.headers.remove(TIMEOUT_HEADER);
@@ -326,10 +277,8 @@ fn to_grpc_request(mut head: Parts, message: &DynamicMessage) -> Request<Body> {
     Request::from_parts(head, Body::new(Full::new(body)))
 }
 
-/// gRPC's deadline header.
 const GRPC_TIMEOUT_HEADER: header::HeaderName = header::HeaderName::from_static("grpc-timeout");
 
-/// Converts the answer of a unary call.
 async fn unary_response(
     mut messages: GrpcMessages,
     method: &MethodDescriptor,
@@ -342,7 +291,6 @@ async fn unary_response(
     Ok(json_response(to_json_bytes(method.output(), message)?.into()))
 }
 
-/// Converts the messages of a streaming call, one by one.
 fn streaming_response(
     form: JsonFormat,
     messages: GrpcMessages,
@@ -365,7 +313,7 @@ fn streaming_response(
     form.stream_response(Body::new(StreamBody::new(frames)))
 }
 
-/// Converts an encoded message to canonical JSON, without fields of default value.
+/// Returns canonical JSON, without fields of default value.
 fn to_json_bytes(kind: MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
     let unreadable = |error: &dyn std::fmt::Display| {
         let words = format!("the answer cannot be written as JSON (X101): {error}");
@@ -375,7 +323,6 @@ fn to_json_bytes(kind: MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Sta
     serde_json::to_vec(&message).map_err(|error| unreadable(&error))
 }
 
-/// Returns a JSON response.
 fn json_response(text: Bytes) -> Response<Body> {
     let mut response = Response::new(Body::new(Full::new(text)));
     let kind = HeaderValue::from_static("application/json");

@@ -12,14 +12,18 @@ mod access;
 mod arguments;
 mod call;
 mod call_counts;
+mod call_metrics;
 mod checkpoints;
 pub mod client;
 mod connection;
+pub mod discovery;
+mod error;
 mod evals;
 mod fleet;
 mod health;
 mod json;
 mod members;
+mod middleware;
 mod openapi;
 mod page;
 mod runs;
@@ -44,9 +48,10 @@ use tonic::{
 use tower_layer::{Identity, Stack};
 
 use crate::{
-    access::AccessLayer,
+    access::AccessControl,
     call::CallContext,
-    json::JsonLayer,
+    json::JsonTranslator,
+    middleware::MiddlewareLayer,
     rpc::{
         checkpoints_server::CheckpointsServer, evals_server::EvalsServer,
         fleet_server::FleetServer, members_server::MembersServer,
@@ -62,58 +67,48 @@ pub mod rpc {
     tonic::include_proto!("flotilla.v1");
 }
 
-/// Largest call in bytes: a submission with a run spec and the files it names.
+/// The largest call in bytes: a submission with a run spec and the files it names.
 pub const SUBMIT_BYTES_MAX: usize = 64 << 20;
-/// Largest request of all other calls in bytes; they contain only a few names and numbers.
+/// The limit of all other calls, which contain only a few names and numbers.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// Largest answer in bytes: a fact (at most 8 MiB) as escaped JSON in a run event. Answers of unary
-/// calls are smaller.
+/// The largest answer in bytes: a fact (at most 8 MiB) as escaped JSON in a run event.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Most calls of one connection that are answered at a time; further calls wait.
+/// The calls of one connection that are answered at a time; further calls wait.
 const CALLS_PER_CONNECTION: usize = 64;
-/// Most open calls of one connection, streams included; further calls wait in the client.
+/// The open calls of one connection, streams included; further calls wait in the client.
 const OPEN_CALLS_PER_CONNECTION: u32 = 256;
-/// Time between two HTTP/2 pings. A vanished peer is detected after this interval plus
-/// [`PING_LIMIT`].
+/// A vanished peer is detected after this interval plus [`PING_LIMIT`].
 const PING_INTERVAL: Duration = Duration::from_secs(20);
-/// Time to answer a ping.
 const PING_LIMIT: Duration = Duration::from_secs(10);
-/// HTTP/2 window of one stream in bytes: enough for a part of a file on a network with some
-/// latency.
+/// Enough for a part of a file on a network with some latency.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-/// HTTP/2 window of one connection in bytes.
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// Time that calls in progress have when the gateway stops.
+/// The time that calls in progress have when the gateway stops.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
-/// The start configuration of a gateway.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Listen address; port 0 selects a free port.
+    /// Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Certificate and key. Without them, all traffic is unencrypted.
+    /// Without certificate and key, all traffic is unencrypted.
     pub tls: Option<GatewayTls>,
 }
 
 /// A failure to open the gateway's port.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The certificate or key is unusable.
     #[error(transparent)]
     Tls(#[from] GatewayTlsError),
-    /// Another program listens on the port.
     #[error(
         "listen for gRPC on {address}: another program has that port; stop it, or choose another \
          port (0 takes a free one) (G107)"
     )]
     PortTaken { address: SocketAddr },
-    /// This machine does not have the address.
     #[error(
         "listen for gRPC on {address}: no such address on this machine; choose one of its own, or \
          0.0.0.0 for all of them (G107)"
     )]
     NoSuchAddress { address: SocketAddr },
-    /// Any other I/O error.
     #[error("listen for gRPC on {address}")]
     Failed {
         address: SocketAddr,
@@ -144,9 +139,6 @@ impl std::fmt::Debug for BoundGateway {
 }
 
 /// Opens the configured port.
-///
-/// # Errors
-/// If the port is taken, the address does not exist here, or the certificate is unusable.
 pub async fn bind_port(config: Config) -> Result<BoundGateway, BindError> {
     let address = config.listen;
     let tls = config.tls.as_ref().map(tls::build_acceptor).transpose()?;
@@ -161,18 +153,16 @@ pub async fn bind_port(config: Config) -> Result<BoundGateway, BindError> {
 }
 
 impl BoundGateway {
-    /// Returns the address to which clients connect, with the actual port if the configured port
-    /// was 0.
+    /// Returns the address with the actual port if the configured port was 0.
     pub fn local_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Returns a handle to the counters of the calls that this gateway will answer.
     pub fn call_counts(&self) -> CallCounts {
         self.counts.clone()
     }
 
-    /// Restricts calls to the members of this registry, each with its own rights.
+    /// Restricts calls to the members of this registry.
     #[must_use]
     pub fn with_members(mut self, members: MemberRegistry) -> Self {
         self.members = Some(members);
@@ -180,11 +170,8 @@ impl BoundGateway {
     }
 
     /// Answers calls until `stop` is cancelled. Then streams end immediately, calls in progress end
-    /// within 2 s, and all connections are closed when this returns.
-    ///
-    /// # Errors
-    /// If the store cannot be opened, or the server as a whole fails. A single call cannot cause an
-    /// error.
+    /// within 2 s, and all connections are closed when this returns. Fails if the store cannot be
+    /// opened, or the server as a whole fails.
     pub async fn serve_calls(
         self,
         control: FleetControl,
@@ -197,8 +184,8 @@ impl BoundGateway {
         let calls = CallContext::new(control.clone(), stop.clone(), self.counts.clone());
         let (view, seen) = watch::channel(MembershipView::default());
         let access = match &self.members {
-            Some(_) => AccessLayer::for_closed_fleet(seen),
-            None => AccessLayer::for_open_fleet(),
+            Some(_) => AccessControl::for_closed_fleet(seen),
+            None => AccessControl::for_open_fleet(),
         };
         let store =
             control.open_store().await.context("open the store for the gateway's members")?;
@@ -230,14 +217,15 @@ impl BoundGateway {
     }
 }
 
-/// Builds the router of all services, the store proxy, the page and the OpenAPI document, behind
-/// the access layer and the JSON layer.
+type GatewayRouter =
+    Router<Stack<MiddlewareLayer<JsonTranslator>, Stack<MiddlewareLayer<AccessControl>, Identity>>>;
+
 fn build_router(
     calls: &CallContext,
-    access: AccessLayer,
+    access: AccessControl,
     members: Option<MemberRegistry>,
     door: axum::Router,
-) -> anyhow::Result<Router<Stack<JsonLayer, Stack<AccessLayer, Identity>>>> {
+) -> anyhow::Result<GatewayRouter> {
     let runs = submission_limit::BoundedRunsService::new(|| runs::RunsService(calls.clone()));
     let evals = EvalsServer::new(evals::EvalsService(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -256,7 +244,7 @@ fn build_router(
             .register_encoded_file_descriptor_set(wire::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let json = JsonLayer::new()?;
+    let json = JsonTranslator::new()?;
     let mut routes = Routes::default();
     let grpc = routes.axum_router_mut();
     *grpc = std::mem::take(grpc)
@@ -272,8 +260,8 @@ fn build_router(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         // Browsers and curl use HTTP/1.1 if there is no TLS to negotiate HTTP/2.
         .accept_http1(true)
-        .layer(access)
-        .layer(json)
+        .layer(MiddlewareLayer(access))
+        .layer(MiddlewareLayer(json))
         .add_routes(routes)
         .add_service(runs)
         .add_service(evals)

@@ -7,17 +7,16 @@ use wire::{AgentId, v1};
 
 use crate::{
     call::{CallContext, CallSpan, create_call_span, truncate_name},
+    error::CallRefusal as Refused,
     rpc::members_server,
-    status::{CallRefusal as Refused, HasStatusCode},
+    status::HasStatusCode,
 };
 
-/// The implementation of `flotilla.v1.Members`; an open fleet has no registry.
+/// An open fleet has no registry.
 pub(crate) struct MembersService(pub(crate) CallContext, pub(crate) Option<Membership>);
 
-/// The result of a call of this service.
 type MembersResult<T> = Result<Response<T>, Status>;
 
-/// The error of all membership calls in an open fleet, which has no members.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "this fleet is open: it has no members and needs no tokens; `flotilla agent --nats …` just joins it, and `flotilla init` makes a closed fleet (K105)"
@@ -31,13 +30,11 @@ impl HasStatusCode for OpenFleetError {
 }
 
 impl MembersService {
-    /// Returns the registry, or an error in an open fleet.
     fn require_registry(&self) -> Result<&Membership, Refused> {
         Ok(self.1.as_ref().ok_or(OpenFleetError)?)
     }
 }
 
-/// Creates the span of a call about a member.
 fn create_member_span(method: &'static str, name: &str) -> CallSpan {
     CallSpan { method, span: tracing::info_span!("call", method, name = ?truncate_name(name)) }
 }

@@ -11,20 +11,16 @@ use prost_reflect::{
 };
 use serde_json::{Map, Value, json};
 
-/// Path of the document.
 pub(crate) const DOCUMENT_PATH: &str = "/openapi.json";
 
-/// Package whose services are documented.
 const API_PACKAGE: &str = "flotilla.v1";
 
-/// Builds the route of the document.
 pub(crate) fn build_routes(services: &DescriptorPool) -> Router {
     let document = Bytes::from(build_document(services).to_string());
     let answer = move || async { ([(header::CONTENT_TYPE, "application/json")], document) };
     Router::new().route(DOCUMENT_PATH, get(answer))
 }
 
-/// Builds the OpenAPI document.
 fn build_document(services: &DescriptorPool) -> Value {
     let ours = || services.services().filter(|service| service.package_name() == API_PACKAGE);
     let mut schemas = SchemaSet::default();
@@ -57,7 +53,6 @@ fn build_document(services: &DescriptorPool) -> Value {
     })
 }
 
-/// Builds the operation of one method.
 fn build_operation(
     service: &ServiceDescriptor,
     method: &MethodDescriptor,
@@ -113,7 +108,6 @@ struct SchemaSet {
 }
 
 impl SchemaSet {
-    /// Adds the schema of a message and the messages in it, and returns a reference to it.
     fn message_schema(&mut self, message: &MessageDescriptor) -> Value {
         let name = message.full_name();
         // Well-known types with their own JSON format.
@@ -146,7 +140,6 @@ impl SchemaSet {
         schema_reference(name)
     }
 
-    /// Returns the schema of a field.
     fn field_schema(&mut self, field: &FieldDescriptor) -> Value {
         if let (true, Kind::Message(entry)) = (field.is_map(), field.kind()) {
             let value = self.kind_schema(&entry.map_entry_value_field().kind());
@@ -156,7 +149,7 @@ impl SchemaSet {
         if field.is_list() { json!({ "type": "array", "items": one }) } else { one }
     }
 
-    /// Returns the schema of a value, see protobuf.dev/programming-guides/json.
+    /// Follows protobuf.dev/programming-guides/json.
     fn kind_schema(&mut self, kind: &Kind) -> Value {
         match kind {
             Kind::Bool => json!({ "type": "boolean" }),
@@ -178,7 +171,6 @@ impl SchemaSet {
         }
     }
 
-    /// Adds the schema of an enumeration and returns a reference to it.
     fn enum_schema(&mut self, all: &EnumDescriptor) -> Value {
         let names: Vec<String> = all.values().map(|value| value.name().to_owned()).collect();
         let about = leading_comment(&all.parent_file(), all.path());
@@ -188,15 +180,14 @@ impl SchemaSet {
     }
 }
 
-/// Returns a reference to a schema.
 fn schema_reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-/// Returns the comment above an item of a `.proto` file, in one line.
+/// Returns the comment of an item in one line.
 fn leading_comment(file: &FileDescriptor, path: &[i32]) -> String {
     let all = file.file_descriptor_proto().source_code_info.as_ref();
-    let said = all.and_then(|all| all.location.iter().find(|place| place.path == path));
-    let words = said.map_or("", |place| place.leading_comments());
+    let location = all.and_then(|all| all.location.iter().find(|place| place.path == path));
+    let words = location.map_or("", |place| place.leading_comments());
     words.split_whitespace().collect::<Vec<_>>().join(" ")
 }

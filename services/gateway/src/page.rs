@@ -10,7 +10,6 @@ use axum::{
     routing::get,
 };
 
-/// One embedded file and the path it is served at.
 struct File {
     path: &'static str,
     kind: &'static str,
@@ -22,7 +21,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
 
-/// Files of `services/gateway/page`, at the paths that they are served at.
+/// Embeds files of `services/gateway/page` with the paths that they are served at.
 macro_rules! files {
     ($($path:literal $file:literal $kind:ident),* $(,)?) => {
         &[$(File {
@@ -33,7 +32,6 @@ macro_rules! files {
     };
 }
 
-/// All files of the page.
 const PAGE_FILES: &[File] = files! {
     "/" "index.html" HTML,
     "/ancestry.js" "ancestry.js" SCRIPT,
@@ -61,16 +59,14 @@ const PAGE_FILES: &[File] = files! {
     "/timeline.js" "timeline.js" SCRIPT,
 };
 
-/// The content security policy: nothing from other hosts, nothing inline, no embedding in frames.
+/// Nothing from other hosts, nothing inline, no embedding in frames.
 const SECURITY_POLICY: &str =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Returns true if the path is a file of the page.
 pub(crate) fn has_path(path: &str) -> bool {
     PAGE_FILES.iter().any(|file| file.path == path)
 }
 
-/// Builds the routes of all files.
 pub(crate) fn build_routes() -> Router {
     PAGE_FILES.iter().fold(Router::new(), |router, file| {
         let tag = content_etag(file.bytes);
@@ -82,13 +78,13 @@ pub(crate) fn build_routes() -> Router {
     })
 }
 
-/// Returns the entity tag of a file: the digest of its content in quotes.
+/// Returns the digest of a file in quotes.
 fn content_etag(bytes: &[u8]) -> String {
     let digest = wire::Digest::hash_bytes(bytes).to_string();
     format!("\"{digest}\"")
 }
 
-/// Returns a file with its headers, or 304 if the client already has this version.
+/// Returns a file, or 304 if the client already has this version.
 fn file_response(file: &'static File, tag: &str, asked: &HeaderMap) -> Response<Body> {
     let has_it =
         asked.get(header::IF_NONE_MATCH).is_some_and(|has| has.as_bytes() == tag.as_bytes());

@@ -14,10 +14,8 @@ use crate::{
     rpc::runs_server,
 };
 
-/// The implementation of `flotilla.v1.Runs`.
 pub(crate) struct RunsService(pub(crate) CallContext);
 
-/// The result of a call of this service.
 type RunsResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
@@ -127,7 +125,6 @@ impl runs_server::Runs for RunsService {
 }
 
 impl RunsService {
-    /// Applies a pause, resume or cancel to a run.
     async fn control_run(
         &self,
         method: &'static str,
@@ -154,7 +151,6 @@ impl CallContext {
     }
 }
 
-/// Converts an audit report to its message.
 fn to_audit_report(report: AuditReport) -> v1::AuditReport {
     let finding = |finding: AuditFinding| v1::audit_report::Finding {
         r#where: finding.place.as_str().into(),
@@ -181,7 +177,6 @@ fn to_audit_report(report: AuditReport) -> v1::AuditReport {
     }
 }
 
-/// Converts a record of the log to a run event.
 fn to_run_event(record: Record) -> v1::RunEvent {
     v1::RunEvent {
         cursor: record.sequence,

@@ -8,40 +8,22 @@ use control::{AuditError, CheckpointError, DrainError, HistoryError, RunError, S
 use store::{GetError, PathError, PutError, StorageError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
-use wire::{ErrorCode, IdError, format_error_chain};
+use wire::{ErrorCode, IdError};
 
-use crate::{arguments::ArgumentError, call::CallError};
+use crate::arguments::ArgumentError;
 
-/// Longest status message in bytes. Percent-encoding makes it up to three times longer, the details
-/// repeat it, and clients reject headers above 8 KiB.
+/// Percent-encoding makes a message up to three times longer, the details repeat it, and clients
+/// reject headers above 8 KiB.
 const STATUS_BYTES_MAX: usize = 1536;
 /// The domain of error reasons in `google.rpc.ErrorInfo`.
 pub(crate) const ERROR_DOMAIN: &str = "flotilla";
 
-/// An error with a gRPC status code.
 pub(crate) trait HasStatusCode: Error {
-    /// Returns the gRPC status code.
     fn status_code(&self) -> Code;
 }
 
-/// The status of a failed call; `?` converts any error with a status code to it.
-#[derive(Debug)]
-pub(crate) struct CallRefusal(Status);
-
-impl<E: HasStatusCode> From<E> for CallRefusal {
-    fn from(error: E) -> Self {
-        Self(build_status(error.status_code(), format_error_chain(&error)))
-    }
-}
-
-impl From<CallRefusal> for Status {
-    fn from(refusal: CallRefusal) -> Self {
-        refusal.0
-    }
-}
-
-/// Builds a status. If the message contains an error code, the status details contain it too, for
-/// programs (google.aip.dev/193).
+/// Builds a status. If the message contains an error code, the details contain it too, for programs
+/// (google.aip.dev/193).
 pub(crate) fn build_status(code: Code, words: impl Into<String>) -> Status {
     let words = truncate_message(words.into());
     match ErrorCode::find_in_text(&words) {
@@ -53,7 +35,29 @@ pub(crate) fn build_status(code: Code, words: impl Into<String>) -> Status {
     }
 }
 
-/// Truncates a message to 1536 bytes.
+/// Returns the name of a code in Connect's spelling.
+pub(crate) fn code_name(code: Code) -> &'static str {
+    match code {
+        // No error has the code `Ok`.
+        Code::Ok | Code::Unknown => "unknown",
+        Code::Cancelled => "canceled",
+        Code::InvalidArgument => "invalid_argument",
+        Code::DeadlineExceeded => "deadline_exceeded",
+        Code::NotFound => "not_found",
+        Code::AlreadyExists => "already_exists",
+        Code::PermissionDenied => "permission_denied",
+        Code::ResourceExhausted => "resource_exhausted",
+        Code::FailedPrecondition => "failed_precondition",
+        Code::Aborted => "aborted",
+        Code::OutOfRange => "out_of_range",
+        Code::Unimplemented => "unimplemented",
+        Code::Internal => "internal",
+        Code::Unavailable => "unavailable",
+        Code::DataLoss => "data_loss",
+        Code::Unauthenticated => "unauthenticated",
+    }
+}
+
 fn truncate_message(mut message: String) -> String {
     if message.len() > STATUS_BYTES_MAX {
         message.truncate(message.floor_char_boundary(STATUS_BYTES_MAX));
@@ -77,18 +81,6 @@ impl HasStatusCode for IdError {
 impl HasStatusCode for PathError {
     fn status_code(&self) -> Code {
         Code::InvalidArgument
-    }
-}
-
-impl HasStatusCode for CallError {
-    fn status_code(&self) -> Code {
-        match self {
-            Self::BusUnreachable | Self::Stopping | Self::ViewLost { .. } => Code::Unavailable,
-            Self::TimedOut { .. } | Self::DeadlinePassed => Code::DeadlineExceeded,
-            Self::TooLarge { .. } | Self::TooManyStreams | Self::TooManyViews => {
-                Code::ResourceExhausted
-            }
-        }
     }
 }
 

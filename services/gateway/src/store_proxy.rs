@@ -39,22 +39,19 @@ use self::{
     transfer::TransferLimiter,
 };
 
-/// Time limit of store operations that transfer no file data; clients wait as long for an answer.
+/// The limit of operations that transfer no file data; clients wait as long for an answer.
 const STORE_LIMIT: Duration = Duration::from_secs(45);
-/// Time limit to complete an upload or copy an object, for hashing and for S3 to assemble parts.
+/// The limit to complete an upload or copy an object: hashing, and S3 assembles parts.
 const COMPLETE_LIMIT: Duration = Duration::from_secs(280);
-/// Largest body of a request to complete an upload in bytes: the names of the most parts it may
-/// have.
+/// The names of the most parts that an upload may have.
 const COMPLETE_BODY_BYTES_MAX: usize = PARTS_MAX * 128;
-/// Largest manifest in bytes that is compared with an existing one.
+/// The largest manifest that is compared with an existing one.
 const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 const MANIFEST: &str = "manifest.json";
 
-/// The response to a store request, or the error to answer.
 type ProxyResult = Result<Response<Body>, StoreProxyError>;
 
-/// Builds routes that expect a [`GatewayCaller`] in the extensions of each request, from a layer in
-/// front of them.
+/// Builds routes that expect a [`GatewayCaller`] in the extensions of each request.
 pub fn build_routes(store: &Store) -> Router {
     let door = StoreProxy { objects: store.objects_by_key(), transfers: TransferLimiter::new() };
     let object = format!("{STORE_PATH}/{{*key}}");
@@ -79,14 +76,12 @@ struct StoreProxy {
     transfers: TransferLimiter,
 }
 
-/// Answers a request; errors become plain-text responses.
 async fn handle_request(State(door): State<StoreProxy>, request: Request) -> Response<Body> {
     let answered = door.answer_request(request).await;
     answered.unwrap_or_else(StoreProxyError::into_response)
 }
 
 impl StoreProxy {
-    /// Parses a request, checks the caller's rights and runs the operation.
     async fn answer_request(&self, request: Request) -> ProxyResult {
         let (head, body) = request.into_parts();
         let caller =
@@ -129,7 +124,7 @@ impl StoreProxy {
                 Ok(no_content())
             }
             StoreRequest::Copy { from, to } => {
-                // What its bytes must be is looked at as they come.
+                // The store verifies its bytes as they arrive.
                 if is_manifest(&to) || StoreObjects::is_content_addressed(&to) {
                     return Err(StoreProxyError::Copy { key: to.to_string() });
                 }
@@ -157,7 +152,6 @@ impl StoreProxy {
         Ok(response)
     }
 
-    /// Returns the headers of an object.
     async fn head_object(&self, key: &RelativePath, range: Option<ByteRange>) -> ProxyResult {
         let size = run_in_time(self.objects.object_size(key)).await?;
         let mut response = Response::new(Body::empty());
@@ -165,8 +159,7 @@ impl StoreProxy {
         Ok(response)
     }
 
-    /// Returns an object or a range of it, or a redirect to a signed URL unless the client asked to
-    /// relay the bytes (`through`).
+    /// Returns an object or a range of it, or a redirect to a signed URL unless `through` is set.
     async fn get_object(
         &self,
         key: &RelativePath,
@@ -187,7 +180,6 @@ impl StoreProxy {
         Ok(response)
     }
 
-    /// Lists objects, or directories, below a key.
     async fn list_keys(&self, below: &RelativePath, directories: bool) -> ProxyResult {
         json_response(&if directories {
             let directories = run_in_time(self.objects.list_directories(below)).await?;
@@ -198,8 +190,7 @@ impl StoreProxy {
         })
     }
 
-    /// Writes an object in one piece. A committed file stays as it is; its new body is read and
-    /// discarded.
+    /// Writes an object. A committed file stays as it is; its new body is read and discarded.
     async fn put_object(
         &self,
         (owner, key): (&str, &RelativePath),
@@ -223,10 +214,7 @@ impl StoreProxy {
         Ok(no_content())
     }
 
-    /// Compares the body with an existing manifest. Equal bytes are accepted.
-    ///
-    /// # Errors
-    /// If the bytes differ: an existing manifest never changes.
+    /// Accepts bytes that are equal to the existing manifest, which never changes.
     async fn compare_manifest(
         &self,
         key: &RelativePath,
@@ -252,8 +240,8 @@ impl StoreProxy {
         if ours == theirs { Ok(()) } else { Err(committed()) }
     }
 
-    /// Returns a signed URL for an object or a part. Manifests and small pieces get none, as the
-    /// gateway must check a manifest; committed files are reported as existing.
+    /// Returns a signed URL. Manifests and small pieces get none, as the gateway must check a
+    /// manifest; committed files are reported as existing.
     async fn sign_upload(
         &self,
         key: &RelativePath,
@@ -274,8 +262,7 @@ impl StoreProxy {
         json_response(&SignUrlReply { url, there: false })
     }
 
-    /// Completes an upload from the part names in the body. If the file is committed in the
-    /// meantime, aborts the upload instead.
+    /// Completes an upload, or aborts it if the file was committed in the meantime.
     async fn complete_upload(
         &self,
         (owner, key): (&str, &RelativePath),
@@ -303,8 +290,7 @@ impl StoreProxy {
         Ok(no_content())
     }
 
-    /// Returns true if the key is an existing file in a run's tree whose manifest exists too: such
-    /// a file is committed.
+    /// Returns true for an existing file in a run's tree whose manifest exists too.
     async fn is_committed(&self, key: &RelativePath) -> Result<bool, StoreProxyError> {
         let segments: Vec<&str> = key.as_str().split('/').collect();
         let ["runs", run, kind, tree, _, ..] = segments[..] else { return Ok(false) };
@@ -317,7 +303,6 @@ impl StoreProxy {
             && run_in_time(self.object_exists(key)).await?)
     }
 
-    /// Returns true if the object exists.
     async fn object_exists(&self, key: &RelativePath) -> Result<bool, StorageError> {
         match self.objects.object_size(key).await {
             Ok(_) => Ok(true),
@@ -327,7 +312,6 @@ impl StoreProxy {
     }
 }
 
-/// Checks that the caller may do what the request asks for.
 fn check_permission(caller: &GatewayCaller, ask: &StoreRequest) -> Result<(), StoreProxyError> {
     let (act, key) = match ask {
         StoreRequest::Hello => return Ok(()),
@@ -349,18 +333,15 @@ fn check_permission(caller: &GatewayCaller, ask: &StoreRequest) -> Result<(), St
     Ok(permissions::check_access(caller, act, key)?)
 }
 
-/// Checks that a piece does not exceed the limit of one request.
 fn check_piece_size(bytes: u64) -> Result<(), ReceiveError> {
     let limit = PIECE_BYTES_MAX;
     if bytes > limit { Err(ReceiveError::TooLarge { bytes, limit }) } else { Ok(()) }
 }
 
-/// Returns true if the key's last segment is `manifest.json`.
 fn is_manifest(key: &RelativePath) -> bool {
     key.as_str().rsplit('/').next() == Some(MANIFEST)
 }
 
-/// Runs a store operation with a limit of 45 s.
 async fn run_in_time<T, E>(work: impl Future<Output = Result<T, E>>) -> Result<T, StoreProxyError>
 where
     StoreProxyError: From<E>,
@@ -368,7 +349,6 @@ where
     run_with_limit(STORE_LIMIT, work).await
 }
 
-/// Runs a store operation with a time limit.
 async fn run_with_limit<T, E>(
     limit: Duration,
     work: impl Future<Output = Result<T, E>>,
@@ -383,9 +363,6 @@ where
 }
 
 /// Sets the length and range headers of a response, and returns the range of bytes to send.
-///
-/// # Errors
-/// If the object has none of the requested bytes.
 fn set_range_headers(
     response: &mut Response<Body>,
     asked: Option<ByteRange>,
@@ -408,14 +385,13 @@ fn set_range_headers(
     Ok(range)
 }
 
-/// Sets a header. Values that are not valid in a header are skipped; ours are digits and words.
+/// Skips values that are not valid in a header; ours are digits and words.
 fn set_header(headers: &mut HeaderMap, name: axum::http::HeaderName, text: &str) {
     if let Ok(value) = HeaderValue::from_str(text) {
         headers.insert(name, value);
     }
 }
 
-/// Returns a temporary redirect (307).
 fn redirect_to(url: &str) -> ProxyResult {
     let mut response = no_content();
     *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
@@ -423,14 +399,12 @@ fn redirect_to(url: &str) -> ProxyResult {
     Ok(response)
 }
 
-/// Returns an empty response (204).
 fn no_content() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
 }
 
-/// Returns a JSON response.
 fn json_response<T: Serialize>(value: &T) -> ProxyResult {
     let text = serde_json::to_vec(value)
         .map_err(|error| StoreProxyError::InvalidBody(error.to_string()))?;

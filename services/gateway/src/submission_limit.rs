@@ -24,11 +24,11 @@ use crate::{
     runs::RunsService, status::build_status,
 };
 
-/// Most submissions being received or processed; further ones wait in their connections.
+/// Further submissions wait in their connections.
 const SUBMISSIONS_MAX: usize = 4;
-/// Longest wait for another submission to end.
+/// The longest wait for another submission to end.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of a submission: the largest at 0.5 MB/s, and the work on it.
+/// The largest submission at 0.5 MB/s, and the work on it.
 pub(crate) const SUBMIT_LIMIT: Duration = Duration::from_secs(150);
 pub(crate) const SUBMIT: &str = "/flotilla.v1.Runs/Submit";
 
@@ -41,7 +41,7 @@ pub(crate) struct BoundedRunsService {
 }
 
 impl BoundedRunsService {
-    /// Creates the service from a factory, as it needs two servers with different size limits.
+    /// Takes a factory, as it needs two servers with different size limits.
     pub(crate) fn new(runs: impl Fn() -> RunsService) -> Self {
         let server = |bytes| {
             RunsServer::new(runs())

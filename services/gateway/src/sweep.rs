@@ -8,10 +8,9 @@ use tokio::time::interval;
 
 use crate::call_counts::CallCounts;
 
-/// Time between two sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Removes leftovers from the store and counts them, at once and then every hour, until dropped.
+/// Removes leftovers and counts them, at once and then every hour, until dropped.
 pub(crate) async fn sweep_store(store: &Store, counts: &CallCounts) -> Infallible {
     let mut times = interval(SWEEP_INTERVAL);
     loop {

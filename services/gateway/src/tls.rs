@@ -12,10 +12,9 @@ use tokio_rustls::TlsAcceptor;
 /// A certificate chain and its key in PEM.
 #[derive(Clone)]
 pub struct GatewayTls {
-    /// The gateway's own certificate first and its authority last, so that a joining box can
-    /// compare the authority with its token.
+    /// The gateway's certificate first and its authority last, with which a joining box compares
+    /// the hash in its token.
     pub cert_pem: Vec<u8>,
-    /// The private key.
     pub key_pem: Vec<u8>,
 }
 
@@ -28,20 +27,17 @@ impl std::fmt::Debug for GatewayTls {
 /// An unusable certificate or key.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayTlsError {
-    /// The certificate cannot be parsed.
     #[error("read the gateway's certificate; create one with `flotilla init` (G109)")]
     Certificate(#[source] io::Error),
-    /// The key cannot be parsed.
     #[error("read the key of the gateway's certificate; create one with `flotilla init` (G109)")]
     Key(#[source] io::Error),
-    /// The certificate and the key do not match.
     #[error(
         "the gateway's certificate and key do not match; create both with `flotilla init` (G109)"
     )]
     Pair(#[source] rustls::Error),
 }
 
-/// Builds a TLS acceptor for HTTP/2 and HTTP/1.1 without client certificates.
+/// Builds an acceptor for HTTP/2 and HTTP/1.1 without client certificates.
 pub(crate) fn build_acceptor(tls: &GatewayTls) -> Result<TlsAcceptor, GatewayTlsError> {
     let chain: Vec<CertificateDer<'_>> = CertificateDer::pem_slice_iter(&tls.cert_pem)
         .collect::<Result<_, _>>()
@@ -59,7 +55,6 @@ pub(crate) fn build_acceptor(tls: &GatewayTls) -> Result<TlsAcceptor, GatewayTls
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Converts a chain to owned certificates.
 fn into_owned_chain(chain: Vec<CertificateDer<'_>>) -> Vec<CertificateDer<'static>> {
     chain.into_iter().map(CertificateDer::into_owned).collect()
 }

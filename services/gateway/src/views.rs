@@ -20,25 +20,23 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use wire::{RunId, format_error_chain, v1};
 
-use crate::{call::CallError, status::CallRefusal};
+use crate::error::{CallError, CallRefusal};
 
-/// Shortest time between two changes that a watcher receives; a person sees no faster ones.
+/// A person sees no faster changes.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(100);
-/// Bandwidth limit of one watcher in bytes per second, for a large fleet's changes.
+/// The bandwidth limit of one watcher, for a large fleet's changes.
 const WATCHER_BYTES_PER_S: f64 = 4e6;
-/// Time for which a view is updated without watchers, as pages are often reloaded.
+/// The time for which a view is updated without watchers, as pages are often reloaded.
 const UNWATCHED_LIMIT: Duration = Duration::from_secs(60);
-/// Most run views at a time.
 const RUN_VIEWS_MAX: usize = 64;
 
 /// A view with revisions that can report what changed since one of them.
 pub(crate) trait LiveView: Send + 'static {
-    /// The message that transports a change.
     type Change: Message;
 
-    /// Returns the revision, which increases with each change.
+    /// Increases with each change.
     fn latest_revision(&self) -> u64;
-    /// Returns what changed after a revision, and the revision that it reaches; `None` if nothing
+    /// Returns the change after a revision, and the revision that it reaches; `None` if nothing
     /// changed.
     fn changes_after(&self, revision: u64) -> Option<(Self::Change, u64)>;
 }
@@ -77,47 +75,40 @@ impl LiveView for RunView {
 ///                       \-> Lost(reason)                   error, gateway stop, or no watcher for 60 s
 /// ```
 pub(crate) struct SharedView<P> {
-    /// The view; `None` until its first fact or status.
+    /// `None` until the first fact or status.
     view: Mutex<Option<P>>,
     state: watch::Sender<ViewState>,
 }
 
-/// The state of a shared view, as its watchers see it.
 #[derive(Debug, Clone)]
 enum ViewState {
     /// Earlier facts are still being read.
     CatchingUp,
-    /// The view is at this revision.
     Current(u64),
-    /// The view is complete at this revision and will not change.
+    /// Complete at this revision.
     Finished(u64),
-    /// The view is no longer updated; contains the reason.
+    /// No longer updated, for this reason.
     Lost(String),
 }
 
 impl<P: LiveView> SharedView<P> {
-    /// Creates an empty view.
     fn new() -> Arc<Self> {
         Arc::new(Self { view: Mutex::default(), state: watch::Sender::new(ViewState::CatchingUp) })
     }
 
-    /// Locks the view.
     fn lock_view(&self) -> MutexGuard<'_, Option<P>> {
         // The view remains usable after a panic of another thread.
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes the current revision to all watchers.
     fn publish_revision(&self) {
         self.state.send_replace(ViewState::Current(self.view_revision()));
     }
 
-    /// Returns the view's revision, 0 if it is empty.
     fn view_revision(&self) -> u64 {
         self.lock_view().as_ref().map_or(0, LiveView::latest_revision)
     }
 
-    /// Returns true if the view is no longer updated.
     fn is_lost(&self) -> bool {
         matches!(*self.state.borrow(), ViewState::Lost(_))
     }
@@ -133,8 +124,7 @@ impl<P: LiveView> SharedView<P> {
         }
     }
 
-    /// Returns a stream of the view as it is and then each change, until the view is finished or
-    /// lost.
+    /// Streams the view as it is and then each change, until the view is finished or lost.
     pub(crate) fn watch_changes(
         self: Arc<Self>,
     ) -> impl Stream<Item = Result<P::Change, CallError>> {
@@ -145,13 +135,10 @@ impl<P: LiveView> SharedView<P> {
     }
 }
 
-/// One watcher of a view.
 struct ViewWatcher<P> {
     shared: Arc<SharedView<P>>,
     state: watch::Receiver<ViewState>,
-    /// The last revision sent.
     revision: u64,
-    /// Earliest time of the next change.
     not_before: Instant,
 }
 
@@ -192,7 +179,6 @@ impl<P: LiveView> ViewWatcher<P> {
     }
 }
 
-/// The shared views that have watchers.
 #[derive(Default)]
 pub(crate) struct ViewCache {
     fleet: Mutex<Weak<SharedView<FleetView>>>,
@@ -217,10 +203,7 @@ impl ViewCache {
     }
 
     /// Returns the view of a run, and starts it if necessary. The caller has checked that the run
-    /// exists.
-    ///
-    /// # Errors
-    /// If 64 other runs have views.
+    /// exists. Fails if 64 other runs have views.
     pub(crate) fn run_view(
         &self,
         control: &FleetControl,
@@ -270,10 +253,10 @@ fn spawn_follower<P: LiveView>(
     });
 }
 
-/// Most cycles, the newest ones, that are restored from their archives.
+/// Only the newest cycles are restored from their archives.
 const RESTORED_CYCLES_MAX: usize = 50;
 
-/// Restores cycles that the log no longer contains from their archives in the store.
+/// Restores cycles that the log no longer contains.
 async fn restore_archived_cycles(control: &FleetControl, live: &SharedView<RunView>) {
     let forgotten = live.lock_view().as_ref().map_or(vec![], RunView::missing_archives);
     for archived in forgotten.into_iter().take(RESTORED_CYCLES_MAX) {
@@ -295,8 +278,7 @@ async fn restore_archived_cycles(control: &FleetControl, live: &SharedView<RunVi
     }
 }
 
-/// A guard that marks the view as lost if its task ends without a final state, for example by a
-/// panic.
+/// Marks the view as lost if its task ends without a final state, for example by a panic.
 struct LostOnDrop<P: LiveView>(Arc<SharedView<P>>);
 
 impl<P: LiveView> Drop for LostOnDrop<P> {
@@ -345,7 +327,6 @@ async fn follow_run(
     Ok(())
 }
 
-/// Applies agents' statuses and facts to the fleet's view, indefinitely.
 async fn follow_fleet(
     control: FleetControl,
     live: Arc<SharedView<FleetView>>,

@@ -20,13 +20,12 @@ use tokio::sync::OnceCell;
 
 use crate::{ModelId, ModelRevision};
 
-/// The time without data after which a request to the hub fails.
+/// The longest time without data.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A stream of a file's bytes.
 pub type HubByteStream = BoxStream<'static, Result<bytes::Bytes, HubError>>;
 
-/// A callback that receives the number of bytes downloaded of a file so far.
+/// A callback with the number of bytes downloaded of a file so far.
 pub type BytesCallback = Arc<dyn Fn(u64) + Send + Sync>;
 
 /// A client of the hub and of its cache on this machine. Clones share one connection pool, which is
@@ -42,20 +41,17 @@ pub struct HubClient {
 /// The reason why the hub did not deliver a file.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The environment forbids network access to the hub.
     #[error("HF_HUB_OFFLINE is set, so the hub is not asked (H101)")]
     Offline,
-    /// The client could not be set up.
     #[error("set up the hub's client; check HF_ENDPOINT, HF_TOKEN and HF_HOME (H102)")]
     Settings(#[source] HFError),
-    /// The repository, revision or file does not exist, or is hidden from this token.
+    /// Or hidden from this token.
     #[error("the hub has no {what} (or HF_TOKEN may not see it) (H103)")]
     Missing {
         what: String,
         #[source]
         source: HFError,
     },
-    /// The hub requires a token or an accepted licence.
     #[error(
         "the hub refuses {what}: accept the model's licence on its page, and set HF_TOKEN (H104)"
     )]
@@ -64,10 +60,8 @@ pub enum HubError {
         #[source]
         source: HFError,
     },
-    /// The hub sent no data for the silence timeout.
     #[error("the hub sent nothing of {what} for {} s (H105)", SILENCE_TIMEOUT.as_secs())]
     Silent { what: String },
-    /// The request failed for another reason, such as a network error.
     #[error("fetch {what} from the hub (H105)")]
     Failed {
         what: String,
@@ -82,7 +76,6 @@ impl HubError {
         matches!(self, Self::Silent { .. } | Self::Failed { .. })
     }
 
-    /// Creates the error of a request for `what` from the library's error.
     fn new(what: &str, source: HFError) -> Self {
         let what = what.to_owned();
         match source {
@@ -126,12 +119,10 @@ impl HubClient {
         }
     }
 
-    /// Returns the directory of the client's cache on this machine.
     pub fn cache_path(&self) -> &Path {
         &self.cache
     }
 
-    /// Returns the repository of a model. Sets up the connection pool if needed.
     async fn model_repository(&self, repo: &str) -> Result<HFRepository<RepoTypeModel>, HubError> {
         let build = async || {
             let mut builder = HFClient::builder().cache_dir(&self.cache);
@@ -146,9 +137,6 @@ impl HubClient {
     }
 
     /// Returns the snapshot directory of a model in the cache, if its `config.json` is there.
-    ///
-    /// # Errors
-    /// When the client cannot be set up.
     pub async fn find_snapshot(&self, id: &ModelId) -> Result<Option<PathBuf>, HubError> {
         let model = self.model_repository(&id.repo).await?;
         let file = model
@@ -161,12 +149,7 @@ impl HubClient {
         Ok(file.ok().and_then(|file| Some(file.parent()?.to_owned())))
     }
 
-    /// Returns the path of a model's file in the cache, downloaded if it is missing. `seen`
-    /// receives the progress.
-    ///
-    /// # Errors
-    /// When the client is offline, or the hub does not have the file, refuses it or cannot be
-    /// reached.
+    /// Returns the path of a model's file in the cache, downloaded if it is missing.
     pub async fn download_file(
         &self,
         id: &ModelId,
@@ -177,31 +160,28 @@ impl HubClient {
         if self.offline {
             return Err(HubError::Offline);
         }
-        let heard = Arc::new(DownloadProgress { event_count: AtomicU64::new(0), on_bytes: seen });
+        let progress =
+            Arc::new(DownloadProgress { event_count: AtomicU64::new(0), on_bytes: seen });
         let model = self.model_repository(&id.repo).await?;
         let download = model
             .download_file()
             .filename(name)
             .maybe_revision(id.revision.clone())
-            .progress(heard.clone())
+            .progress(progress.clone())
             .send();
         let mut download = std::pin::pin!(download);
         loop {
-            let before = heard.event_count.load(Ordering::Relaxed);
+            let before = progress.event_count.load(Ordering::Relaxed);
             match tokio::time::timeout(SILENCE_TIMEOUT, &mut download).await {
                 Ok(done) => return done.map_err(|source| HubError::new(&what, source)),
-                Err(_) if heard.event_count.load(Ordering::Relaxed) != before => {}
+                Err(_) if progress.event_count.load(Ordering::Relaxed) != before => {}
                 Err(_) => return Err(HubError::Silent { what }),
             }
         }
     }
 
-    /// Streams a file's bytes from an offset, without the cache. The range is the offset and the
-    /// file's size. The bytes are not verified: compare their digest.
-    ///
-    /// # Errors
-    /// When the client is offline, or the hub does not have the file, refuses it or cannot be
-    /// reached.
+    /// Streams a file from an offset, without the cache; the range is the offset and the file's
+    /// size. The bytes are not verified: compare their digest.
     pub async fn stream_file(
         &self,
         revision: &ModelRevision,
@@ -228,7 +208,6 @@ impl HubClient {
     }
 }
 
-/// The library's stream of chunks.
 type HubChunks = Box<dyn Stream<Item = hf_hub::HFResult<bytes::Bytes>> + Send + Unpin>;
 /// The remaining chunks and the description of the file; `None` after an error.
 type DownloadRest = Option<(HubChunks, String)>;
@@ -244,7 +223,7 @@ async fn next_chunk(rest: DownloadRest) -> Option<(Result<bytes::Bytes, HubError
     }
 }
 
-/// A counter of a download's events, to distinguish a slow download from a dead one.
+/// Counts a download's events, to distinguish a slow download from a dead one.
 struct DownloadProgress {
     event_count: AtomicU64,
     on_bytes: BytesCallback,

@@ -2,28 +2,26 @@
 
 use std::{fmt, path::Path, str::FromStr};
 
-/// The hub's size limit of each part of a name.
+/// The hub's limit of each part of a name.
 const PART_BYTES_MAX: usize = 96;
 
 /// A model's name: `org/name`, or `org/name@revision` with a branch, a tag or a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelId {
-    /// The repository: `org/name`.
+    /// `org/name`
     pub repo: String,
-    /// The branch, tag or commit; `None` for the default branch.
+    /// `None` for the default branch.
     pub revision: Option<String>,
 }
 
 /// A model at one commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRevision {
-    /// The repository: `org/name`.
+    /// `org/name`
     pub repo: String,
-    /// The commit's hash.
     pub commit: String,
 }
 
-/// The error for a text that is not a model's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a hub model; write org/name or org/name@revision (H106)")]
 pub struct ModelIdError(String);
@@ -51,8 +49,7 @@ impl FromStr for ModelId {
     }
 }
 
-/// Returns true if a text is a valid part of a name: letters, digits, `-`, `_` and `.`, without
-/// `..`, at most 96 bytes.
+/// Allows letters, digits, `-`, `_` and `.`, without `..`.
 fn is_valid_part(text: &str) -> bool {
     let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
@@ -73,8 +70,7 @@ impl fmt::Display for ModelId {
 }
 
 impl ModelRevision {
-    /// Reads the model and commit from the path of a snapshot in the hub's cache:
-    /// `models--<org>--<name>/snapshots/<commit>`. Returns `None` for other paths.
+    /// Reads `models--<org>--<name>/snapshots/<commit>`, the path of a snapshot in the hub's cache.
     pub fn from_snapshot_path(dir: &Path) -> Option<Self> {
         let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
         let commit = name(dir)?;
@@ -108,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_tells_its_model_and_commit() {
+    fn the_path_of_a_snapshot_contains_its_model_and_commit() {
         let of = |path: &str| ModelRevision::from_snapshot_path(Path::new(path));
         let found = of("/c/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0123abc").unwrap();
         assert_eq!((found.repo.as_str(), found.commit.as_str()), ("Qwen/Qwen2.5-0.5B", "0123abc"));

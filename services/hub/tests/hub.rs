@@ -35,7 +35,7 @@ async fn a_file_is_downloaded_once_and_found_from_then_on() {
     assert_eq!(config.parent(), Some(snapshot.as_path()));
     let revision = ModelRevision::from_snapshot_path(&snapshot).unwrap();
     assert_eq!((revision.repo.as_str(), revision.commit.as_str()), ("org/tiny", COMMIT));
-    // A commit does not change, so nobody need be asked.
+    // A commit does not change, so no request is needed.
     let asked = server.requests().len();
     let pinned = id(&format!("org/tiny@{COMMIT}"));
     assert_eq!(hub.download_file(&pinned, "model.safetensors", seen).await.unwrap(), weights);
@@ -43,7 +43,7 @@ async fn a_file_is_downloaded_once_and_found_from_then_on() {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_where_it_is_told_to() {
+async fn a_stream_continues_at_the_given_offset() {
     let root = tempfile::tempdir().unwrap();
     let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
     let hub = HubClient::with_endpoint(&server.url(), cache.path());
@@ -57,7 +57,7 @@ async fn a_stream_goes_on_where_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn what_the_hub_lacks_is_told_from_a_hub_that_is_away() {
+async fn a_missing_file_differs_from_an_unreachable_hub() {
     let root = tempfile::tempdir().unwrap();
     let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
     let hub = HubClient::with_endpoint(&server.url(), cache.path());

@@ -14,38 +14,30 @@ use crate::{
     claims::{self, ClaimsError},
 };
 
-/// Audience of bearer tokens. NATS user JWTs have none, although the same key signs them.
+/// NATS user JWTs have no audience, although the same key signs them.
 const AUDIENCE: &str = "flotilla-gateway";
-/// Longest accepted bearer, in bytes.
 const BEARER_BYTES_MAX: usize = 4096;
-/// Accepted difference between the clocks of two hosts, in seconds.
 const CLOCK_SKEW_MAX_S: u64 = 300;
 
 /// A verified caller of the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayCaller {
-    /// Name of the member.
     pub name: AgentId,
-    /// Scope of a user; `None` for agents and coordinators.
+    /// `None` for agents and coordinators.
     pub scope: Option<UserScope>,
-    /// Roles of an agent; empty for users and coordinators.
+    /// Empty for users and coordinators.
     pub roles: BTreeSet<MemberRole>,
-    /// Public key of the member for which the bearer was issued.
     pub public_key: String,
-    /// Expiry in seconds since 1970; `None` for the fleet's own members.
+    /// In seconds since 1970; `None` for the fleet's own members.
     pub expires_at: Option<u64>,
 }
 
 /// The content of a bearer token, read by its holder without verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BearerInfo {
-    /// Name of the member.
     pub name: AgentId,
-    /// Scope of a user.
     pub scope: Option<UserScope>,
-    /// Roles of an agent.
     pub roles: BTreeSet<MemberRole>,
-    /// Pool of an agent.
     pub pool: Option<Pool>,
 }
 
@@ -69,14 +61,11 @@ pub enum BearerError {
     Early { seconds: u64 },
 }
 
-/// The signed claims of a bearer token.
 #[derive(Debug, Serialize, Deserialize)]
 struct BearerClaims {
     aud: String,
     iss: String,
-    /// Name of the member.
     sub: String,
-    /// Public key of the member.
     key: String,
     iat: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,7 +78,6 @@ struct BearerClaims {
     pool: Option<Pool>,
 }
 
-/// Issues a bearer token for a member with the public key `key`.
 pub(crate) fn issue_bearer(
     signer: &KeyPair,
     member: &Member,
@@ -118,9 +106,6 @@ pub(crate) fn issue_bearer(
 
 impl BearerInfo {
     /// Reads the content of a bearer without verifying its signature.
-    ///
-    /// # Errors
-    /// Fails if the text is not a bearer token.
     pub fn read_unverified(bearer: &str) -> Result<Self, BearerError> {
         if bearer.len() > BEARER_BYTES_MAX {
             return Err(BearerError::Malformed);
@@ -134,13 +119,9 @@ impl BearerInfo {
 }
 
 impl GatewayCaller {
-    /// Verifies a bearer: signed by one of `signers` (public keys), issued for the gateway, and
-    /// valid at `now` (seconds since 1970). A later revocation of the member is not visible in the
-    /// bearer.
-    ///
-    /// # Errors
-    /// Fails if the text is not a bearer token, belongs to another fleet, has expired, or was
-    /// issued more than 300 s in the future.
+    /// Verifies a bearer: signed by one of `signers` (public keys), issued for the gateway at most
+    /// 300 s in the future, and valid at `now` (seconds since 1970). A later revocation of the
+    /// member is not visible in the bearer.
     pub fn verify_bearer(bearer: &str, signers: &[String], now: u64) -> Result<Self, BearerError> {
         if bearer.len() > BEARER_BYTES_MAX {
             return Err(BearerError::Malformed);
@@ -187,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bearer_says_who_calls_until_it_expires() {
+    fn a_bearer_names_its_caller_until_it_expires() {
         let signer = KeyPair::new_account();
         let signers = [signer.public_key()];
         let bearer = issue_bearer(&signer, &agent(), "UKEY", NOW, Some(NOW + 60)).unwrap();

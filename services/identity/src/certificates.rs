@@ -7,16 +7,15 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 
-/// The host name in the certificate of every server of a fleet. Members verify this name instead of
-/// the address, because hosts change their addresses.
+/// The host name in the certificates of all servers of a fleet. Members verify it instead of the
+/// address, because hosts change their addresses.
 pub const SERVER_NAME: &str = "fleet.flotilla.internal";
 
 const DAY_S: u64 = 24 * 3600;
-/// Validity of the certificate authority, in days.
 const CA_DAYS: u64 = 3650;
-/// Validity of a server certificate, in days; some clients refuse a longer one.
+/// Some clients refuse a longer validity.
 const SERVER_DAYS: u64 = 825;
-/// Seconds by which certificates are backdated, so that a host whose clock is behind accepts them.
+/// Certificates are backdated, so that a host whose clock is behind accepts them.
 const BACKDATE_S: u64 = DAY_S;
 
 /// The reason why a certificate could not be issued.
@@ -48,12 +47,11 @@ pub(crate) fn issue_ca(fleet: &str, now: u64) -> Result<PemPair, CertificateErro
     Ok(PemPair { certificate: certificate.pem(), key: key.serialize_pem() })
 }
 
-/// The purpose of a server certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServerUsage {
-    /// A server of the log's cluster: its servers are also clients of each other.
+    /// A server of the log's cluster; these servers are also clients of each other.
     Cluster,
-    /// A leaf node: a server for its clients only, which no cluster accepts as a member.
+    /// A leaf node, which no cluster accepts as a member.
     Leaf,
 }
 
@@ -94,12 +92,11 @@ pub(crate) fn issue_server_certificate(
     Ok(PemPair { certificate: chain, key: key.serialize_pem() })
 }
 
-/// Returns the expiry of a server certificate issued at `made`, both in seconds since 1970.
+/// Returns the expiry of a certificate issued at `made`, both in seconds since 1970.
 pub(crate) fn server_expiry(made: u64) -> u64 {
     made + SERVER_DAYS * DAY_S
 }
 
-/// Returns the certificate fields of the fleet's authority.
 fn build_ca_params(fleet: &str, now: u64) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = distinguished_name(&format!("{fleet} authority"));
@@ -109,7 +106,6 @@ fn build_ca_params(fleet: &str, now: u64) -> CertificateParams {
     params
 }
 
-/// Returns a distinguished name with the organisation "flotilla" and this common name.
 fn distinguished_name(name: &str) -> DistinguishedName {
     let mut names = DistinguishedName::new();
     names.push(DnType::OrganizationName, "flotilla");
@@ -117,7 +113,6 @@ fn distinguished_name(name: &str) -> DistinguishedName {
     names
 }
 
-/// Sets the validity of a certificate, in seconds since 1970.
 fn set_validity(params: &mut CertificateParams, from: u64, until: u64) {
     let epoch = date_time_ymd(1970, 1, 1);
     params.not_before = epoch + Duration::from_secs(from);

@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 
 use crate::SubjectPermissions;
 
-/// The header of all tokens.
 const JWT_HEADER: &str = r#"{"typ":"JWT","alg":"ed25519-nkey"}"#;
 const UNLIMITED: i64 = -1;
 /// The end of the year 9999, in seconds since 1970.
@@ -30,15 +29,12 @@ pub enum ClaimsError {
     Sign(#[source] nkeys::error::Error),
 }
 
-/// The name, key, validity and permissions of a bus user.
 #[derive(Debug, Clone)]
 pub(crate) struct UserClaims<'a> {
     pub(crate) name: &'a str,
-    /// Public key of the user's nkey, `U…`.
+    /// The user's nkey, `U…`.
     pub(crate) public_key: &'a str,
-    /// Issue time, in seconds since 1970.
     pub(crate) issued_at: u64,
-    /// Expiry, in seconds since 1970.
     pub(crate) expires_at: Option<u64>,
     pub(crate) permissions: &'a SubjectPermissions,
 }
@@ -46,21 +42,14 @@ pub(crate) struct UserClaims<'a> {
 /// The content of a user JWT for the bus, read by its holder without verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserJwtInfo {
-    /// Name of the member.
     pub name: String,
-    /// Issue time, in seconds since 1970.
     pub issued_at: u64,
-    /// Expiry, in seconds since 1970.
     pub expires_at: Option<u64>,
-    /// True if all subjects are allowed.
     pub unlimited: bool,
 }
 
 impl UserJwtInfo {
     /// Reads the content of a user JWT without verifying its signature.
-    ///
-    /// # Errors
-    /// Fails if the text is not a token.
     pub fn read_unverified(jwt: &str) -> Result<Self, ClaimsError> {
         #[derive(Deserialize)]
         struct Claims {
@@ -75,7 +64,6 @@ impl UserJwtInfo {
     }
 }
 
-/// The standard claims of each token: issuer, subject, name, issue time and expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StandardClaims {
     pub(crate) iss: String,
@@ -86,7 +74,6 @@ pub(crate) struct StandardClaims {
     pub(crate) exp: Option<u64>,
 }
 
-/// Signs the operator's token, which names the system account.
 pub(crate) fn sign_operator(
     key: &KeyPair,
     system: &str,
@@ -97,20 +84,16 @@ pub(crate) fn sign_operator(
     sign_claims(key, &key.public_key(), name, now, None, nats)
 }
 
-/// The content of an account's token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AccountClaims<'a> {
-    /// Public key of the account, `A…`.
+    /// The account's nkey, `A…`.
     pub(crate) account: &'a str,
     pub(crate) name: &'a str,
-    /// Public keys that may sign users of the account.
     pub(crate) signing_keys: &'a [String],
-    /// Public keys of revoked users.
     pub(crate) revoked: &'a [&'a str],
     pub(crate) purpose: AccountPurpose<'a>,
 }
 
-/// The purpose of an account.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum AccountPurpose<'a> {
     /// The account on which servers receive account tokens.
@@ -119,16 +102,16 @@ pub(crate) enum AccountPurpose<'a> {
     Fleet,
     /// The account of one member. It imports exactly the subjects that the member may publish and
     /// receive; answers reach only this account.
-    Member { fleet: &'a str, permissions: &'a SubjectPermissions },
-    /// The account of a former member.
+    Member {
+        fleet: &'a str,
+        permissions: &'a SubjectPermissions,
+    },
     Revoked,
 }
 
-/// Subjects that the fleet's account exports as services, with the number of their answers. Only
-/// accounts signed by this fleet can import them.
-///
-/// API requests with several answers are listed separately, because a server remembers the
-/// requester for as long as answers may arrive.
+/// Subjects that the fleet's account exports as services. Only accounts signed by this fleet can
+/// import them. API requests with several answers are listed separately, because a server remembers
+/// the requester for as long as answers may arrive.
 const EXPORTED_SERVICES: [(&str, ResponseType); 8] = [
     ("$JS.API.INFO", ResponseType::One),
     ("$JS.API.STREAM.>", ResponseType::One),
@@ -139,10 +122,8 @@ const EXPORTED_SERVICES: [(&str, ResponseType); 8] = [
     ("$KV.>", ResponseType::One),
     ("flotilla.>", ResponseType::One),
 ];
-/// Subjects that the fleet's account exports as a stream.
 const EXPORTED_STREAM: &str = "flotilla.>";
 
-/// Number of answers to one request.
 #[derive(Clone, Copy)]
 enum ResponseType {
     One,
@@ -150,7 +131,6 @@ enum ResponseType {
 }
 
 impl ResponseType {
-    /// Returns the value as NATS writes it.
     fn as_str(self) -> &'static str {
         match self {
             Self::One => "Singleton",
@@ -159,12 +139,10 @@ impl ResponseType {
     }
 }
 
-/// Most connections of a member to all servers together, for its agents and scripts.
+/// The connections of a member to all servers together, for its agents and scripts.
 const MEMBER_CONNECTIONS_MAX: i64 = 256;
-/// Most subscriptions of a member.
 const MEMBER_SUBSCRIPTIONS_MAX: i64 = 10_000;
 
-/// Signs an account's token with the operator's key.
 pub(crate) fn sign_account(
     operator: &KeyPair,
     claims: &AccountClaims<'_>,
@@ -210,7 +188,6 @@ pub(crate) fn sign_account(
     sign_claims(operator, account, name, now, None, nats)
 }
 
-/// Returns the exports of the fleet's account.
 fn build_exports() -> Value {
     let service = |(subject, answers): (&str, ResponseType)| {
         json!({ "name": subject, "subject": subject, "type": "service",
@@ -221,14 +198,13 @@ fn build_exports() -> Value {
     exports.into()
 }
 
-/// Returns the imports of a member's account: the subjects of its permissions.
 fn build_imports(fleet: &str, permissions: &SubjectPermissions) -> Value {
     let import = |kind: &'static str| move |subject: &String| json!({ "name": subject, "subject": subject, "account": fleet, "type": kind });
     let said = permissions.publish.iter().map(import("service"));
     said.chain(permissions.fleet_subscriptions().map(import("stream"))).collect()
 }
 
-/// Signs a user of `account`, with the account's own key or one of its signing keys.
+/// Signs a user with the account's own key or one of its signing keys.
 pub(crate) fn sign_user(
     signer: &KeyPair,
     account: &str,
@@ -248,12 +224,10 @@ pub(crate) fn sign_user(
     sign_claims(signer, claims.public_key, claims.name, claims.issued_at, claims.expires_at, nats)
 }
 
-/// Returns a permission that allows these subjects.
 fn allow_list(subjects: &[String]) -> Value {
     json!({ "allow": subjects })
 }
 
-/// Adds the standard claims and signs the token.
 fn sign_claims(
     key: &KeyPair,
     subject: &str,
@@ -277,7 +251,6 @@ fn sign_claims(
     encode_token(key, &claims)
 }
 
-/// Signs any claims and returns the token.
 pub(crate) fn encode_token(key: &KeyPair, claims: &impl Serialize) -> Result<String, ClaimsError> {
     let body = BASE64URL_NOPAD.encode(&serde_json::to_vec(claims)?);
     let text = format!("{}.{body}", BASE64URL_NOPAD.encode(JWT_HEADER.as_bytes()));
@@ -285,8 +258,7 @@ pub(crate) fn encode_token(key: &KeyPair, claims: &impl Serialize) -> Result<Str
     Ok(format!("{text}.{}", BASE64URL_NOPAD.encode(&signature)))
 }
 
-/// Returns the claims of a token without verifying its signature, for a holder that needs its
-/// expiry.
+/// Returns the claims without verifying the signature, for a holder that needs its expiry.
 pub(crate) fn decode_unverified<T: for<'a> Deserialize<'a>>(token: &str) -> Result<T, ClaimsError> {
     let (_, claims, _) = split_token(token)?;
     Ok(serde_json::from_slice(&claims)?)
@@ -308,7 +280,6 @@ pub(crate) fn decode_verified<T: for<'a> Deserialize<'a>>(
     Ok(serde_json::from_slice(&claims)?)
 }
 
-/// Splits a token into the signed text, the claims in it, and the signature.
 fn split_token(token: &str) -> Result<(&str, Vec<u8>, Vec<u8>), ClaimsError> {
     let (text, signature) = token.rsplit_once('.').ok_or(ClaimsError::Shape)?;
     let (_, claims) = text.split_once('.').ok_or(ClaimsError::Shape)?;

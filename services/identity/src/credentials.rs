@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use nkeys::KeyPair;
 use serde::{Deserialize, Serialize};
 
-use crate::{KeyFileError, files, keys::AuthorityError};
+use crate::{AuthorityError, KeyFileError, files};
 
-/// Name and credential files of a member. In `fleet.json` the paths are relative to its directory.
+/// The names of a member's credential files. In `fleet.json` the paths are relative to its
+/// directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberIdentity {
@@ -18,11 +19,9 @@ pub struct MemberIdentity {
     pub jwt: PathBuf,
     /// The bearer token for the gateway.
     pub bearer: PathBuf,
-    /// The fleet's certificate authority, in PEM.
     pub ca: PathBuf,
 }
 
-/// The content of the credential files, without the key.
 #[derive(Debug, Clone)]
 pub struct CredentialFiles<'a> {
     pub jwt: &'a str,
@@ -31,7 +30,6 @@ pub struct CredentialFiles<'a> {
 }
 
 impl MemberIdentity {
-    /// Returns the identity of this name with the default file names.
     pub fn with_default_files(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -42,7 +40,7 @@ impl MemberIdentity {
         }
     }
 
-    /// Returns the identity with its paths resolved against `directory`.
+    /// Resolves the paths against `directory`.
     #[must_use]
     pub fn resolve_in(&self, directory: &Path) -> Self {
         let at = |path: &PathBuf| directory.join(path);
@@ -55,10 +53,7 @@ impl MemberIdentity {
         }
     }
 
-    /// Returns the public key of the member; creates the key file if it is missing.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written, or if its content is not a key.
+    /// Returns the member's public key; creates the key file if it is missing.
     pub fn ensure_public_key(&self) -> Result<String, AuthorityError> {
         if let Some(directory) = self.key.parent() {
             files::create_private_directory(directory)?;
@@ -71,9 +66,6 @@ impl MemberIdentity {
     }
 
     /// Signs `bytes` with the member's key, which proves its identity.
-    ///
-    /// # Errors
-    /// Fails if the key cannot be read.
     pub fn sign_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>, AuthorityError> {
         self.load_key_pair()?
             .sign(bytes)
@@ -81,9 +73,6 @@ impl MemberIdentity {
     }
 
     /// Writes the issued tokens and the certificate authority; each file is replaced atomically.
-    ///
-    /// # Errors
-    /// Fails if a file cannot be written.
     pub fn write_files(&self, kit: &CredentialFiles<'_>) -> Result<(), KeyFileError> {
         files::write_secret(&self.jwt, kit.jwt.as_bytes())?;
         files::write_secret(&self.bearer, kit.bearer.as_bytes())?;
@@ -92,46 +81,33 @@ impl MemberIdentity {
 
     /// Writes key and token into one file, in the format of other NATS clients (`nats --creds
     /// FILE`).
-    ///
-    /// # Errors
-    /// Fails if one of them cannot be read, or if the file cannot be written.
     pub fn write_creds_file(&self, path: &Path) -> Result<(), AuthorityError> {
         let (jwt, key) = (self.read_jwt()?, encode_seed(&self.load_key_pair()?)?);
         let text = format_credentials(&jwt, &key);
         Ok(files::write_secret(path, text.as_bytes())?)
     }
 
-    /// Reads the present user JWT for the bus.
-    ///
-    /// # Errors
-    /// Fails if it cannot be read, or if others can read it.
+    /// Reads the user JWT for the bus. Fails if other users of the host can read the file.
     pub fn read_jwt(&self) -> Result<String, KeyFileError> {
         files::read_secret(&self.jwt).map(|text| text.trim().to_owned())
     }
 
-    /// Reads the present bearer token for the gateway.
-    ///
-    /// # Errors
-    /// Fails if it cannot be read, or if others can read it.
+    /// Reads the bearer token for the gateway. Fails if other users of the host can read the file.
     pub fn read_bearer(&self) -> Result<String, KeyFileError> {
         files::read_secret(&self.bearer).map(|text| text.trim().to_owned())
     }
 
     /// Reads the certificate authority, in PEM.
-    ///
-    /// # Errors
-    /// Fails if it cannot be read.
     pub fn read_ca(&self) -> Result<String, KeyFileError> {
         files::read_text(&self.ca)
     }
 
-    /// Reads the member's key.
     fn load_key_pair(&self) -> Result<KeyPair, AuthorityError> {
         read_key_pair(&self.key)
     }
 }
 
-/// Formats token and seed as a `.creds` file of NATS clients.
+/// Returns the text of a `.creds` file of NATS clients.
 pub(crate) fn format_credentials(jwt: &str, seed: &str) -> String {
     format!(
         "-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n\
@@ -139,14 +115,12 @@ pub(crate) fn format_credentials(jwt: &str, seed: &str) -> String {
     )
 }
 
-/// Reads an nkey seed from a file.
 pub(crate) fn read_key_pair(path: &Path) -> Result<KeyPair, AuthorityError> {
     let seed = files::read_secret(path)?;
     KeyPair::from_seed(seed.trim())
         .map_err(|source| AuthorityError::Key { path: path.to_owned(), source })
 }
 
-/// Returns the seed of a key as text.
 pub(crate) fn encode_seed(key: &KeyPair) -> Result<String, AuthorityError> {
     key.seed().map_err(AuthorityError::Make)
 }

@@ -7,7 +7,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Size limit of a file, above that of any key, token or certificate.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The reason why a key file could not be read or written.
@@ -41,17 +40,14 @@ pub(crate) fn create_private_directory(path: &Path) -> Result<(), KeyFileError> 
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed)
 }
 
-/// Writes a file that only its owner can read.
 pub(crate) fn write_secret(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     write_atomic(path, bytes, 0o600)
 }
 
-/// Writes a file that all users of the host can read.
 pub(crate) fn write_public(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     write_atomic(path, bytes, 0o644)
 }
 
-/// Replaces a file atomically, with these permissions.
 fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), KeyFileError> {
     let whole = || {
         let partial = path.with_extension("partial");
@@ -65,7 +61,7 @@ fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), KeyFileError
     whole().map_err(|source| KeyFileError::Write { path: path.to_owned(), source })
 }
 
-/// Locks a directory until the file is dropped or the process ends; waits for the lock.
+/// Locks a directory until the file is dropped; waits for the lock.
 pub(crate) fn lock_directory(directory: &Path) -> Result<File, KeyFileError> {
     let path = directory.join("lock");
     let locked = || {
@@ -76,7 +72,7 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, KeyFileError> {
     locked().map_err(|source| KeyFileError::Write { path: path.clone(), source })
 }
 
-/// Reads a secret. Fails if its permissions let others read it.
+/// Fails if others can read the file.
 pub(crate) fn read_secret(path: &Path) -> Result<String, KeyFileError> {
     let failed = |source| KeyFileError::Read { path: path.to_owned(), source };
     let mode = fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
@@ -86,7 +82,6 @@ pub(crate) fn read_secret(path: &Path) -> Result<String, KeyFileError> {
     read_text(path)
 }
 
-/// Reads a text file of at most 1 MiB.
 pub(crate) fn read_text(path: &Path) -> Result<String, KeyFileError> {
     let text = || {
         if fs::metadata(path)?.len() > FILE_BYTES_MAX {

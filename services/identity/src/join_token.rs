@@ -13,29 +13,23 @@ use serde::{Deserialize, Serialize};
 
 const PREFIX: &str = "flotilla";
 const VERSION: &str = "1";
-/// Longest accepted token, in bytes.
 const TOKEN_BYTES_MAX: usize = 4096;
-/// Most gateways of a token.
 const GATEWAYS_MAX: usize = 16;
-/// Random bytes of a secret.
 const SECRET_BYTES: usize = 24;
-/// Random bytes of a token id.
 const ID_BYTES: usize = 5;
 
-/// A token that lets a host join the fleet (`flotilla join`). Only `encode_token` reveals the
-/// secret; `Debug` hides it.
+/// A token that lets a host join the fleet (`flotilla join`). `Debug` hides the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
-    /// Gateways as `host:port`; the first that answers is used. Empty: the gateway is searched on
-    /// the local network.
+    /// `host:port`; the first that answers is used. If empty, the gateway is searched on the local
+    /// network.
     pub gateways: Vec<String>,
-    /// Fingerprint of the fleet's certificate authority.
     pub ca: Fingerprint,
-    /// Id of the token, 1 to 32 letters and digits.
+    /// 1 to 32 letters and digits.
     pub id: String,
-    /// The secret; the fleet stores only its hash.
+    /// The fleet stores only its hash.
     pub secret: String,
-    /// Expiry, in seconds since 1970.
+    /// In seconds since 1970.
     pub expires_at: u64,
 }
 
@@ -59,8 +53,7 @@ pub enum JoinTokenError {
     Damaged(&'static str),
 }
 
-/// The JSON inside a join token, with short field names: gateways, CA fingerprint, id, secret,
-/// expiry.
+/// The JSON inside a join token: gateways, CA fingerprint, id, secret, expiry.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct JoinTokenContent {
@@ -119,13 +112,11 @@ impl FromStr for JoinToken {
     }
 }
 
-/// Returns true if the text is a version of 1 to 4 digits.
 fn is_version_number(text: &str) -> bool {
     (1..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Returns true if the text may be the id of a token. The id is part of a key of the members'
-/// bucket.
+/// Returns true for the id of a token, which is part of a key of the members' bucket.
 pub fn is_token_id(text: &str) -> bool {
     (1..=32).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
@@ -151,9 +142,6 @@ impl Fingerprint {
     }
 
     /// Computes the fingerprint of the first certificate in a PEM text.
-    ///
-    /// # Errors
-    /// Fails if the text contains no certificate.
     pub fn from_pem(pem: &str) -> Result<Self, JoinTokenError> {
         let damaged = |_| JoinTokenError::Damaged("the authority is no certificate");
         CertificateDer::from_pem_slice(pem.as_bytes())
@@ -185,9 +173,6 @@ impl FromStr for Fingerprint {
 }
 
 /// Generates the id and the secret of a new token.
-///
-/// # Errors
-/// Fails if the operating system provides no random numbers.
 pub fn generate_id_and_secret() -> Result<(String, String), RandomnessError> {
     let id = HEXLOWER.encode(&random_bytes::<ID_BYTES>()?);
     Ok((id, BASE64URL_NOPAD.encode(&random_bytes::<SECRET_BYTES>()?)))
@@ -203,7 +188,6 @@ pub fn hash_secret(secret: &str) -> String {
 #[error("the operating system gives no random numbers (F105)")]
 pub struct RandomnessError;
 
-/// Returns `N` random bytes from the operating system.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], RandomnessError> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).map_err(|_| RandomnessError)?;
@@ -250,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_told_from_something_else() {
+    fn another_version_differs_from_other_text() {
         let error = "flotilla2.abc".parse::<JoinToken>().unwrap_err().to_string();
         assert!(error.contains("version 2"), "{error}");
         let error = "K10abc".parse::<JoinToken>().unwrap_err().to_string();

@@ -18,18 +18,16 @@ use ring::hmac;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    KeyFileError, Member, SubjectPermissions, bearer,
-    certificates::{self, CertificateError, PemPair, ServerUsage},
-    claims::{self, AccountClaims, AccountPurpose, ClaimsError, UserClaims},
+    AuthorityError, Member, SubjectPermissions, bearer,
+    certificates::{self, PemPair, ServerUsage},
+    claims::{self, AccountClaims, AccountPurpose, UserClaims},
     credentials::{encode_seed, read_key_pair},
     files,
 };
 
-/// Name of the metadata file in the directory of the keys.
 const METADATA_FILE: &str = "fleet.json";
-/// Version of the metadata file.
 const VERSION: u32 = 1;
-/// A server certificate is renewed if it expires within this time, in seconds.
+/// A server certificate is renewed this many seconds before its expiry.
 const SERVER_RENEW_S: u64 = 300 * 24 * 3600;
 
 /// The keys of a fleet; issues accounts, user tokens and certificates.
@@ -51,26 +49,24 @@ pub struct FleetAuthority {
     ca: PemPair,
 }
 
-/// The metadata of a fleet's keys, without secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FleetMetadata {
     version: u32,
     fleet: String,
-    /// Creation time of the fleet, in seconds since 1970.
+    /// Seconds since 1970.
     created: u64,
-    /// Host names and addresses in the servers' certificate.
+    /// Hosts in the servers' certificate.
     hosts: Vec<String>,
-    /// Issue time of the servers' certificate, in seconds since 1970; 0 if it has to be issued.
+    /// Issue time of the servers' certificate in seconds since 1970; 0 if it has to be issued.
     server_made: u64,
-    /// Public keys of earlier signing keys whose signatures are still valid.
+    /// Earlier signing keys whose signatures are still valid.
     #[serde(default)]
     retiring: Vec<String>,
-    /// Time of the last change of the valid signing keys, in seconds since 1970; 0 if there was
-    /// none.
+    /// The last change of the valid signing keys, in seconds since 1970; 0 if there was none.
     #[serde(default, skip_serializing_if = "is_zero")]
     issuers_since: u64,
-    /// Public keys of revoked coordinators and admins, with the time of the revocation.
+    /// Revoked coordinators and admins by public key, with the time of the revocation.
     #[serde(default)]
     revoked: BTreeMap<String, u64>,
 }
@@ -78,20 +74,20 @@ struct FleetMetadata {
 /// The access of a member to the fleet: granted or ended. Times are in seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberAccess {
-    /// Access until the member's token expires.
-    Granted { at: u64 },
-    /// No access any more, after a revocation or an expiry; `granted_at` is the time of the last
-    /// grant.
-    Ended { granted_at: u64 },
+    Granted {
+        at: u64,
+    },
+    /// Revoked or expired; `granted_at` is the time of the last grant.
+    Ended {
+        granted_at: u64,
+    },
 }
 
 impl MemberAccess {
-    /// Returns true if the member may no longer connect.
     pub fn has_ended(self) -> bool {
         matches!(self, Self::Ended { .. })
     }
 
-    /// Returns the time of the last grant.
     pub fn granted_at(self) -> u64 {
         match self {
             Self::Granted { at } | Self::Ended { granted_at: at } => at,
@@ -102,57 +98,20 @@ impl MemberAccess {
 /// The tokens that prove that a key belongs to a member.
 #[derive(Debug, Clone)]
 pub struct MemberTokens {
-    /// The user JWT for the bus.
     pub jwt: String,
-    /// The bearer token for the gateway.
     pub bearer: String,
 }
 
 /// The outcome of [`FleetAuthority::create_or_open`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CreateOutcome {
-    /// New keys were created.
     New,
-    /// The directory already contains keys; they were not changed.
+    /// The directory already contained keys; they were not changed.
     AlreadyExisted,
-}
-
-/// The reason why keys could not be read, created or used.
-#[derive(Debug, thiserror::Error)]
-pub enum AuthorityError {
-    #[error(transparent)]
-    File(#[from] KeyFileError),
-    #[error("{} is not a key (K110)", path.display())]
-    Key {
-        path: PathBuf,
-        #[source]
-        source: nkeys::error::Error,
-    },
-    #[error("make a key (K110)")]
-    Make(#[source] nkeys::error::Error),
-    #[error("{} does not describe a fleet's keys (K110)", path.display())]
-    Metadata {
-        path: PathBuf,
-        #[source]
-        source: serde_json::Error,
-    },
-    #[error("{} is of version {found}; this program knows {VERSION}: upgrade it (K110)", path.display())]
-    Newer { path: PathBuf, found: u32 },
-    #[error("{} belongs to an unfinished `flotilla init`; remove that directory and try again (K110)", path.display())]
-    Unfinished { path: PathBuf },
-    #[error("a nats-server cannot have the path {}: choose one in UTF-8 without quotes (K110)", path.display())]
-    Path { path: PathBuf },
-    #[error(transparent)]
-    Certificate(#[from] CertificateError),
-    #[error(transparent)]
-    Claims(#[from] ClaimsError),
 }
 
 impl FleetAuthority {
     /// Creates the keys of a fleet in `directory`, or opens existing ones without changing them.
-    ///
-    /// # Errors
-    /// Fails if the directory cannot be used or has other content.
     pub fn create_or_open(
         directory: &Path,
         fleet: &str,
@@ -195,10 +154,7 @@ impl FleetAuthority {
         Ok((made, CreateOutcome::New))
     }
 
-    /// Opens the keys in `directory`.
-    ///
-    /// # Errors
-    /// Fails if a file is missing, damaged, or readable by others.
+    /// Opens the keys in `directory`. Fails if other users of the host can read them.
     pub fn open(directory: &Path) -> Result<Self, AuthorityError> {
         let key = |name: &str| read_key_pair(&directory.join(name));
         let keys = (key("operator.nk")?, key("account.nk")?, key("signing.nk")?, key("system.nk")?);
@@ -219,18 +175,15 @@ impl FleetAuthority {
         })
     }
 
-    /// Returns true if a directory contains a fleet's keys.
     pub fn exists_in(directory: &Path) -> bool {
         directory.join(METADATA_FILE).exists()
     }
 
-    /// Returns the name of the fleet.
     pub fn fleet_name(&self) -> &str {
         &self.metadata.fleet
     }
 
-    /// Returns the host names and addresses in the servers' certificate, without those that all
-    /// fleets share.
+    /// Returns the hosts in the servers' certificate, without those that all fleets share.
     pub fn server_hosts(&self) -> &[String] {
         &self.metadata.hosts
     }
@@ -245,32 +198,26 @@ impl FleetAuthority {
         &self.ca.certificate
     }
 
-    /// Returns the public key of the fleet's account.
     pub fn account_public_key(&self) -> String {
         self.account.public_key()
     }
 
-    /// Returns the public keys whose signatures are valid for members, the present one first.
+    /// Returns the public keys whose signatures are valid for members, the current one first.
     pub fn issuer_keys(&self) -> Vec<String> {
         let retiring = self.metadata.retiring.iter().cloned();
         std::iter::once(self.signing.public_key()).chain(retiring).collect()
     }
 
-    /// Returns the path of the servers' certificate.
     pub fn server_certificate_path(&self) -> PathBuf {
         self.directory.join("server.pem")
     }
 
-    /// Returns the path of the key of the servers' certificate.
     pub fn server_key_path(&self) -> PathBuf {
         self.directory.join("server-key.pem")
     }
 
     /// Ensures that the servers' certificate includes these hosts and is valid for at least 300
-    /// days more.
-    ///
-    /// # Errors
-    /// Fails if a name is not allowed in a certificate, or if a file cannot be written.
+    /// days.
     pub fn ensure_server_certificate(
         &mut self,
         hosts: &[String],
@@ -287,14 +234,10 @@ impl FleetAuthority {
     }
 
     /// Issues a new key and certificate for the servers.
-    ///
-    /// # Errors
-    /// Fails if a file cannot be written.
     pub fn rotate_server_certificate(&mut self, now: u64) -> Result<(), AuthorityError> {
         self.renew_server_certificate(self.metadata.hosts.clone(), now)
     }
 
-    /// Issues and writes a key and certificate for these hosts.
     fn renew_server_certificate(
         &mut self,
         hosts: Vec<String>,
@@ -314,8 +257,7 @@ impl FleetAuthority {
         self.update_metadata(|about| (about.hosts, about.server_made) = (hosts, now))
     }
 
-    /// Changes the metadata file under a lock, because other processes of the host may change it
-    /// too.
+    /// Changes the metadata file under a lock, because other processes of the host may change it.
     fn update_metadata(
         &mut self,
         change: impl FnOnce(&mut FleetMetadata),
@@ -330,9 +272,6 @@ impl FleetAuthority {
 
     /// Signs members with a new key from now on. Tokens signed with the old key stay valid until
     /// [`FleetAuthority::retire_signing_keys`]; members renew in the meantime.
-    ///
-    /// # Errors
-    /// Fails if a file cannot be written.
     pub fn rotate_signing_key(&mut self, now: u64) -> Result<(), AuthorityError> {
         let (new, old) = (KeyPair::new_account(), self.signing.public_key());
         // Record the old key first, so that its signatures are valid at every moment.
@@ -345,11 +284,7 @@ impl FleetAuthority {
         Ok(())
     }
 
-    /// Invalidates all tokens signed with earlier signing keys, and returns the number of these
-    /// keys.
-    ///
-    /// # Errors
-    /// Fails if a file cannot be written.
+    /// Invalidates the tokens of all earlier signing keys, and returns the number of these keys.
     pub fn retire_signing_keys(&mut self, now: u64) -> Result<usize, AuthorityError> {
         let mut retired = 0;
         self.update_metadata(|about| {
@@ -360,25 +295,19 @@ impl FleetAuthority {
     }
 
     /// Revokes a key of the fleet's own account (coordinator or admin) permanently.
-    ///
-    /// # Errors
-    /// Fails if the metadata file cannot be written.
     pub fn revoke_key(&mut self, public_key: &str, now: u64) -> Result<(), AuthorityError> {
         self.update_metadata(|about| {
             about.revoked.insert(public_key.to_owned(), now);
         })
     }
 
-    /// Returns the time at which a key of the fleet's own account was revoked, in seconds since
+    /// Returns the time of the revocation of a key of the fleet's own account, in seconds since
     /// 1970.
     pub fn revoked_at(&self, public_key: &str) -> Option<u64> {
         self.metadata.revoked.get(public_key).copied()
     }
 
     /// Issues the tokens of a member for its public key.
-    ///
-    /// # Errors
-    /// Fails if a token cannot be signed.
     pub fn issue_tokens(
         &self,
         member: &Member,
@@ -403,15 +332,12 @@ impl FleetAuthority {
         Ok(MemberTokens { jwt, bearer })
     }
 
-    /// Returns the account token that servers receive for a member when it is admitted, renewed or
-    /// its access ends. For the coordinator and admins it is the fleet's account token;
-    /// [`FleetAuthority::revoke_key`] revokes them.
+    /// Returns the account token that servers receive when a member's access begins or ends. For
+    /// the coordinator and admins it is the fleet's account token; [`FleetAuthority::revoke_key`]
+    /// revokes them.
     ///
     /// The token of an ended access has a later issue time than all before it, independent of
     /// clocks, because servers keep the newest token.
-    ///
-    /// # Errors
-    /// Fails if the token cannot be signed.
     pub fn member_account_jwt(
         &self,
         member: &Member,
@@ -449,8 +375,8 @@ impl FleetAuthority {
         }
     }
 
-    /// Derives the account key of a member from the member's public key and the fleet's account key
-    /// (HMAC-SHA-256). It needs no record, only the fleet can compute it, and it signs nothing.
+    /// Derives a member's account key from its public key and the fleet's account key
+    /// (HMAC-SHA-256). It needs no record, and only the fleet can compute it.
     fn derive_account_key(&self, public_key: &str) -> Result<KeyPair, AuthorityError> {
         let key = hmac::Key::new(hmac::HMAC_SHA256, encode_seed(&self.account)?.as_bytes());
         let tag = hmac::sign(&key, format!("flotilla account of {public_key}").as_bytes());
@@ -458,10 +384,7 @@ impl FleetAuthority {
         KeyPair::new_from_raw(KeyPairType::Account, bytes).map_err(AuthorityError::Make)
     }
 
-    /// Returns the token of the fleet's account in its present state.
-    ///
-    /// # Errors
-    /// Fails if the token cannot be signed.
+    /// Returns the token of the fleet's account.
     pub fn fleet_account_jwt(&self) -> Result<String, AuthorityError> {
         let claims = AccountClaims {
             account: &self.account.public_key(),
@@ -474,11 +397,8 @@ impl FleetAuthority {
         Ok(claims::sign_account(&self.operator, &claims, self.keys_changed_at().max(revoked))?)
     }
 
-    /// Returns the token of the system account for a server's start. JetStream itself is served
-    /// from this account and stops for a moment when the account changes.
-    ///
-    /// # Errors
-    /// Fails if the token cannot be signed.
+    /// Returns the token of the system account for a server's start. JetStream is served from this
+    /// account and stops for a moment when the account changes.
     pub(crate) fn system_account_jwt(&self) -> Result<String, AuthorityError> {
         let claims = AccountClaims {
             account: &self.system.public_key(),
@@ -490,12 +410,10 @@ impl FleetAuthority {
         Ok(claims::sign_account(&self.operator, &claims, self.keys_changed_at())?)
     }
 
-    /// Returns the time of the last change of the keys, in seconds since 1970, which is the issue
-    /// time of account tokens.
-    ///
-    /// It is not the present time, so that an unchanged account has an unchanged token, which a
-    /// server ignores. A token that differs, even only in its time, makes a server drop the answers
-    /// it is about to send to members.
+    /// Returns the time of the last change of the keys, in seconds since 1970: the issue time of
+    /// account tokens. An unchanged account thus has an unchanged token, which a server ignores; a
+    /// token that differs, even only in its time, makes a server drop the answers it is about to
+    /// send to members.
     fn keys_changed_at(&self) -> u64 {
         self.metadata.created.max(self.metadata.issuers_since)
     }
@@ -507,24 +425,21 @@ impl fmt::Debug for FleetAuthority {
     }
 }
 
-/// Returns true for 0, for serde.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde has it")]
 fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
-/// Reads the metadata file. Fails if it has another version.
 fn read_metadata(directory: &Path) -> Result<FleetMetadata, AuthorityError> {
     let path = directory.join(METADATA_FILE);
     let about: FleetMetadata = serde_json::from_str(&files::read_text(&path)?)
         .map_err(|source| AuthorityError::Metadata { path: path.clone(), source })?;
     if about.version != VERSION {
-        return Err(AuthorityError::Newer { path, found: about.version });
+        return Err(AuthorityError::Newer { path, found: about.version, known: VERSION });
     }
     Ok(about)
 }
 
-/// Writes the metadata file.
 fn write_metadata(directory: &Path, about: &FleetMetadata) -> Result<(), AuthorityError> {
     let path = directory.join(METADATA_FILE);
     let text = serde_json::to_vec_pretty(about)

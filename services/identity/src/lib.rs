@@ -11,9 +11,11 @@
 //! Architecture Invariant: this crate reads no clock and opens no connection.
 
 mod bearer;
+mod certificate_verifier;
 mod certificates;
 mod claims;
 mod credentials;
+mod error;
 mod files;
 pub mod join_token;
 mod keys;
@@ -24,12 +26,14 @@ mod proof;
 mod tls;
 
 pub use bearer::{BearerError, BearerInfo, GatewayCaller};
+pub use certificate_verifier::{CertificateCheck, CertificateVerifier};
 pub use certificates::{CertificateError, SERVER_NAME};
 pub use claims::{ClaimsError, UserJwtInfo};
 pub use credentials::{CredentialFiles, MemberIdentity};
+pub use error::AuthorityError;
 pub use files::KeyFileError;
 pub use join_token::{Fingerprint, JoinToken, JoinTokenError, RandomnessError};
-pub use keys::{AuthorityError, CreateOutcome, FleetAuthority, MemberAccess, MemberTokens};
+pub use keys::{CreateOutcome, FleetAuthority, MemberAccess, MemberTokens};
 pub use member::{Member, MemberKind, MemberRole, UnknownRoleError, UnknownScopeError, UserScope};
 pub use peer_tls::{PeerIdentity, PeerTlsError};
 pub use permissions::SubjectPermissions;

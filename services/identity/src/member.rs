@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use wire::{AgentId, Pool, WorkKind};
 
-/// A role of an agent, which determines the work it may do.
+/// A role of an agent: the work it may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberRole {
@@ -23,9 +23,7 @@ pub enum MemberRole {
 pub enum UserScope {
     /// May read everything except secrets.
     Reader,
-    /// May submit and control runs, and drain agents.
     Operator,
-    /// May admit and revoke members.
     Admin,
 }
 
@@ -39,8 +37,7 @@ pub enum MemberKind {
 }
 
 impl MemberKind {
-    /// Returns true if the member uses the fleet's own account, where everything is allowed. Other
-    /// members have their own accounts.
+    /// Returns true for members of the fleet's own account, where everything is allowed.
     pub fn uses_fleet_account(&self) -> bool {
         matches!(self, Self::Coordinator | Self::User { scope: UserScope::Admin })
     }
@@ -53,7 +50,6 @@ pub struct Member {
     pub standing: MemberKind,
 }
 
-/// A text that is not the name of a role.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a role; the roles are trainer, generator, verifier, evaluator and watcher \
@@ -61,17 +57,14 @@ pub struct Member {
 )]
 pub struct UnknownRoleError(String);
 
-/// A text that is not the name of a scope.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a scope; the scopes are reader, operator and admin (K117)")]
 pub struct UnknownScopeError(String);
 
 impl MemberRole {
-    /// All roles.
     pub const ALL: [Self; 5] =
         [Self::Trainer, Self::Generator, Self::Verifier, Self::Evaluator, Self::Watcher];
 
-    /// Returns the name of the role.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Trainer => "trainer",
@@ -82,7 +75,7 @@ impl MemberRole {
         }
     }
 
-    /// Returns the kind of work that the role takes from the log; a watcher takes none.
+    /// Returns the work that the role takes from the log; a watcher takes none.
     pub fn work_kind(self) -> Option<WorkKind> {
         match self {
             Self::Trainer => Some(WorkKind::Train),
@@ -95,10 +88,9 @@ impl MemberRole {
 }
 
 impl UserScope {
-    /// All scopes, the weakest first.
+    /// The weakest scope comes first.
     pub const ALL: [Self; 3] = [Self::Reader, Self::Operator, Self::Admin];
 
-    /// Returns the name of the scope.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Reader => "reader",

@@ -14,20 +14,15 @@ use wire::{AgentId, Pool, WorkKind};
 
 use crate::{Member, MemberKind, MemberRole, UserScope};
 
-/// The stream of the log.
 const LOG: &str = "FLOTILLA";
-/// The fleet's bucket.
 const FLEET: &str = "FLOTILLA_FLEET";
 
-/// Prefix of the subjects on which a member receives answers.
 const INBOX: &str = "_INBOX_";
 
 /// The subjects of one member; all others are denied. No subject contains another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SubjectPermissions {
-    /// Subjects that the member may publish on.
     pub publish: Vec<String>,
-    /// Subjects that the member may subscribe to.
     pub subscribe: Vec<String>,
 }
 
@@ -55,8 +50,8 @@ impl SubjectPermissions {
         all
     }
 
-    /// Returns the permissions of a leaf node, which forwards the messages of all members of its
-    /// site, except those that only the coordinator and admins send to the bus itself.
+    /// Returns the permissions of a leaf node: all messages of its site's members, except those
+    /// that only the coordinator and admins send to the bus itself.
     pub(crate) fn for_leaf_node() -> Self {
         let mut publish = vec!["flotilla.>".to_owned(), format!("$KV.{FLEET}.agent.*")];
         publish.extend(read_subjects());
@@ -69,19 +64,17 @@ impl SubjectPermissions {
         Self { publish, subscribe: vec![">".to_owned()] }
     }
 
-    /// Returns the subscriptions to messages of other members, without the inbox.
     pub(crate) fn fleet_subscriptions(&self) -> impl Iterator<Item = &String> {
         self.subscribe.iter().filter(|subject| !subject.starts_with(INBOX))
     }
 
-    /// Returns the permissions to read everything and to receive answers. Consumers are excluded,
-    /// because a consumer could be set to deliver to any subject of the fleet.
+    /// Allows reading everything. Consumers are excluded, because a consumer could be set to
+    /// deliver to any subject of the fleet.
     fn for_reader(name: &AgentId) -> Self {
         let subscribe = vec![format!("{INBOX}{name}.>"), "flotilla.>".to_owned()];
         Self { publish: read_subjects().collect(), subscribe }
     }
 
-    /// Returns the permissions of a user with this scope.
     fn for_user(name: &AgentId, scope: UserScope) -> Self {
         let mut all = Self::for_reader(name);
         if scope >= UserScope::Operator {
@@ -94,7 +87,6 @@ impl SubjectPermissions {
         all
     }
 
-    /// Allows an agent to announce its status and to confirm commands.
     fn allow_agent(&mut self, name: &AgentId) {
         self.publish.extend([
             format!("flotilla.agent.status.{name}"),
@@ -103,7 +95,6 @@ impl SubjectPermissions {
         ]);
     }
 
-    /// Allows the results and the work queue of a role.
     fn allow_role(&mut self, role: MemberRole, name: &AgentId, pool: &Pool) {
         let results: &[&str] = match role {
             MemberRole::Trainer => &["checkpoint.*.*", "failure.train.*.*"],
@@ -120,7 +111,6 @@ impl SubjectPermissions {
         }
     }
 
-    /// Allows taking one kind of work from the queue shared by the agents of a pool.
     fn allow_work_queue(&mut self, kind: WorkKind, pool: &Pool) {
         let queue = kind.queue_name(pool);
         self.publish.extend([
@@ -134,7 +124,7 @@ impl SubjectPermissions {
     }
 }
 
-/// Returns the subjects for reading the log and the fleet's bucket without a consumer.
+/// Returns the subjects for reading without a consumer.
 fn read_subjects() -> impl Iterator<Item = String> {
     let bucket = format!("KV_{FLEET}");
     let of = |stream: &str| {
@@ -145,8 +135,7 @@ fn read_subjects() -> impl Iterator<Item = String> {
     all.chain(["$JS.API.INFO".to_owned()])
 }
 
-/// Removes subjects that others contain, because a server refuses an account that imports a subject
-/// twice.
+/// Removes subjects that others contain; a server refuses an account that imports one twice.
 fn remove_covered(subjects: Vec<String>) -> Vec<String> {
     let unique: BTreeSet<String> = subjects.into_iter().collect();
     let within =

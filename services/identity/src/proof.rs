@@ -8,28 +8,27 @@ use wire::AgentId;
 
 use crate::{AuthorityError, MemberIdentity, join_token::Fingerprint};
 
-/// Accepted difference between the clocks of two hosts, in milliseconds.
+/// The accepted difference between the clocks of two hosts, in milliseconds.
 pub const CLOCK_SKEW_MAX_MS: u64 = 300_000;
 
 /// The request that a proof authorises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProofPurpose<'a> {
-    /// Joining with the token of this id.
-    Join { token: &'a str },
-    /// Renewing the member's tokens.
+    /// `token` is the id of the token.
+    Join {
+        token: &'a str,
+    },
     Renew,
 }
 
 /// The statement that a member signs.
 #[derive(Debug, Clone, Copy)]
 pub struct ProofStatement<'a> {
-    /// The request.
     pub purpose: ProofPurpose<'a>,
-    /// Fingerprint of the certificate authority of the fleet to which it is addressed.
+    /// The certificate authority of the fleet to which it is addressed.
     pub fleet: Fingerprint,
-    /// Name of the member.
     pub name: &'a AgentId,
-    /// Time of signing, in milliseconds since 1970.
+    /// Milliseconds since 1970.
     pub at_ms: u64,
 }
 
@@ -51,7 +50,6 @@ pub enum ProofError {
 }
 
 impl ProofStatement<'_> {
-    /// Returns the text that is signed.
     fn signed_text(&self) -> String {
         let Self { purpose, fleet, name, at_ms } = self;
         let purpose = match purpose {
@@ -62,18 +60,11 @@ impl ProofStatement<'_> {
     }
 
     /// Signs the statement with the member's key; returns the signature in base64url.
-    ///
-    /// # Errors
-    /// Fails if the member's key cannot be read.
     pub fn sign_with(&self, member: &MemberIdentity) -> Result<String, AuthorityError> {
         Ok(BASE64URL_NOPAD.encode(&member.sign_bytes(self.signed_text().as_bytes())?))
     }
 
-    /// Checks that `signature` was made with `public_key` and that the statement differs from
-    /// `now_ms` by at most 300 s.
-    ///
-    /// # Errors
-    /// Fails if the key, the signature or the time is wrong.
+    /// Checks the signature, and that the statement differs from `now_ms` by at most 300 s.
     pub fn check_signature(
         &self,
         public_key: &str,
@@ -93,14 +84,10 @@ impl ProofStatement<'_> {
 }
 
 /// Checks that a text is the public nkey of a user, `U…`.
-///
-/// # Errors
-/// Fails if it is not.
 pub fn check_user_key(text: &str) -> Result<(), ProofError> {
     parse_user_key(text).map(|_| ())
 }
 
-/// Parses the public nkey of a user.
 fn parse_user_key(text: &str) -> Result<KeyPair, ProofError> {
     let wrong = || ProofError::Key(text.chars().take(64).collect());
     if !text.starts_with('U') {
@@ -115,7 +102,7 @@ mod tests {
 
     const NOW: u64 = 1_800_000_000_000;
 
-    /// A member that has nothing but a key.
+    /// Creates a member with only a key.
     fn member(directory: &tempfile::TempDir) -> MemberIdentity {
         MemberIdentity::with_default_files("box-3").resolve_in(directory.path())
     }

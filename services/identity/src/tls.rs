@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
-    crypto::{CryptoProvider, ring},
+    ClientConfig, Error, RootCertStore,
+    client::{WebPkiServerVerifier, danger::ServerCertVerifier},
+    crypto::ring,
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
 };
 
-use crate::SERVER_NAME;
+use crate::{CertificateCheck, CertificateVerifier, SERVER_NAME};
 
 /// The reason why a certificate authority cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -23,8 +20,8 @@ pub enum FleetTlsError {
     Authority(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Selects the default crypto provider of the process. Libraries that leave it open know two
-/// providers and would panic. Repeating the call is harmless.
+/// Selects the crypto provider of the process. Libraries that leave it open know two providers and
+/// would panic. May be called repeatedly.
 pub fn install_crypto_provider() {
     // This fails if a provider is already installed.
     let _ = ring::default_provider().install_default();
@@ -32,9 +29,6 @@ pub fn install_crypto_provider() {
 
 /// Returns a TLS configuration that trusts only servers certified by the fleet's authority (one or
 /// several certificates in PEM), at any address.
-///
-/// # Errors
-/// Fails if the text is not a certificate authority.
 pub fn fleet_client_config(authority_pem: &[u8]) -> Result<ClientConfig, FleetTlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(authority_pem) {
@@ -45,56 +39,29 @@ pub fn fleet_client_config(authority_pem: &[u8]) -> Result<ClientConfig, FleetTl
         return Err(FleetTlsError::Pem);
     }
     let provider = Arc::new(ring::default_provider());
-    let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
         .map_err(|error| FleetTlsError::Authority(error.into()))?;
     let config = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|error| FleetTlsError::Authority(error.into()))?;
-    let ours = Arc::new(FleetServerVerifier { inner, provider });
-    Ok(config.dangerous().with_custom_certificate_verifier(ours).with_no_client_auth())
+    let verifier = CertificateVerifier::new(FleetServerCheck(verifier), provider);
+    Ok(config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
-/// A verifier with all usual checks, except that the server's name is [`SERVER_NAME`] instead of
-/// the address that was used.
+/// All usual checks, except that the server's name is [`SERVER_NAME`] instead of its address.
 #[derive(Debug)]
-struct FleetServerVerifier {
-    inner: Arc<WebPkiServerVerifier>,
-    provider: Arc<CryptoProvider>,
-}
+struct FleetServerCheck(Arc<WebPkiServerVerifier>);
 
-impl ServerCertVerifier for FleetServerVerifier {
-    fn verify_server_cert(
+impl CertificateCheck for FleetServerCheck {
+    fn check_certificate(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
         ocsp_response: &[u8],
         now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
+    ) -> Result<(), Error> {
         let name = ServerName::try_from(SERVER_NAME).expect("it is a host name");
-        self.inner.verify_server_cert(end_entity, intermediates, &name, ocsp_response, now)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.inner.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.inner.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.0.verify_server_cert(end_entity, intermediates, &name, ocsp_response, now).map(|_| ())
     }
 }

@@ -17,19 +17,16 @@ use tokio::{net::TcpListener, sync::Semaphore};
 
 use crate::metrics_page::{MetricsSource, build_registry, render_registry};
 
-/// The content type of the metrics.
 const OPENMETRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The number of connections served at once; more wait.
+/// Further connections wait.
 const CONNECTIONS_MAX: usize = 16;
 
-/// The time limit for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time limit of one connection, with all its requests.
+/// The limit of one connection, with all its requests.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The size limit of a request's head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
 /// A bound address at which metrics are served.
@@ -38,9 +35,6 @@ pub struct MetricsEndpoint(TcpListener);
 
 impl MetricsEndpoint {
     /// Binds to an address, if there is one.
-    ///
-    /// # Errors
-    /// When the address does not belong to this host, or is taken.
     pub async fn bind_optional(address: Option<SocketAddr>) -> anyhow::Result<Option<Self>> {
         match address {
             Some(address) => Self::bind_address(address).await.map(Some),
@@ -49,9 +43,6 @@ impl MetricsEndpoint {
     }
 
     /// Binds to an address.
-    ///
-    /// # Errors
-    /// When the address does not belong to this host, or is taken.
     pub async fn bind_address(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("serve metrics at {address}"))?;
@@ -90,7 +81,6 @@ impl MetricsEndpoint {
     }
 }
 
-/// Answers one request: the metrics, or status 404 or 405.
 fn answer_request(
     request: &Request<Incoming>,
     registry: &Registry,

@@ -9,15 +9,10 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// The labels of one value: names and values.
 pub type MetricLabels = Vec<(&'static str, String)>;
 
 /// A source of metrics, which is read at each request.
 pub trait MetricsSource: fmt::Debug + Send + Sync + 'static {
-    /// Writes the current values of all metrics.
-    ///
-    /// # Errors
-    /// When the page cannot be written.
     fn write_metrics(&self, page: &mut MetricsPage<'_>) -> fmt::Result;
 }
 
@@ -27,7 +22,6 @@ pub struct MetricsPage<'a> {
     encoder: DescriptorEncoder<'a>,
 }
 
-/// An adapter from a source to Prometheus's collector interface.
 #[derive(Debug)]
 struct SourceCollector<S>(S);
 
@@ -42,14 +36,12 @@ pub fn render_source(source: impl MetricsSource) -> String {
     render_registry(&build_registry(source))
 }
 
-/// Builds a registry with one source.
 pub(crate) fn build_registry(source: impl MetricsSource) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(SourceCollector(source)));
     registry
 }
 
-/// Returns the current metrics of a registry as text.
 pub(crate) fn render_registry(registry: &Registry) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -58,11 +50,7 @@ pub(crate) fn render_registry(registry: &Registry) -> String {
 }
 
 impl MetricsPage<'_> {
-    /// Writes a gauge with one value for each set of labels. Without values nothing is written; the
-    /// other writers do the same.
-    ///
-    /// # Errors
-    /// When the page cannot be written.
+    /// Writes a gauge with one value for each set of labels; without values nothing.
     pub fn write_gauges(
         &mut self,
         name: &str,
@@ -72,11 +60,7 @@ impl MetricsPage<'_> {
         self.write_family(name, help, MetricType::Gauge, values)
     }
 
-    /// Writes a counter with one value for each set of labels. `name` lacks the suffix `_total`,
-    /// which is added.
-    ///
-    /// # Errors
-    /// When the page cannot be written.
+    /// Writes a counter with one value for each set of labels. `name` lacks the suffix `_total`.
     pub fn write_counters(
         &mut self,
         name: &str,
@@ -86,26 +70,19 @@ impl MetricsPage<'_> {
         self.write_family(name, help, MetricType::Counter, values)
     }
 
-    /// Writes a counter without labels, if it has a value. `name` lacks the suffix `_total`, which
-    /// is added.
-    ///
-    /// # Errors
-    /// When the page cannot be written.
+    /// Writes a counter, if it has a value. `name` lacks the suffix `_total`.
     pub fn write_counter(&mut self, name: &str, help: &str, value: Option<f64>) -> fmt::Result {
         let values: Vec<_> = value.into_iter().map(|value| (MetricLabels::new(), value)).collect();
         self.write_counters(name, help, &values)
     }
 
-    /// Writes a gauge without labels, if it has a value.
-    ///
-    /// # Errors
-    /// When the page cannot be written.
+    /// Writes a gauge, if it has a value.
     pub fn write_gauge(&mut self, name: &str, help: &str, value: Option<f64>) -> fmt::Result {
         let values: Vec<_> = value.into_iter().map(|value| (MetricLabels::new(), value)).collect();
         self.write_gauges(name, help, &values)
     }
 
-    /// Writes one metric with all its values; nothing without values.
+    /// Writes one metric with all its values; without values nothing.
     fn write_family(
         &mut self,
         name: &str,
@@ -129,7 +106,6 @@ impl MetricsPage<'_> {
     }
 }
 
-/// Encodes one value of a metric.
 fn encode_value(kind: MetricType, value: f64, metric: MetricEncoder<'_>) -> fmt::Result {
     match kind {
         MetricType::Counter => ConstCounter::new(value).encode(metric),
@@ -137,7 +113,7 @@ fn encode_value(kind: MetricType, value: f64, metric: MetricEncoder<'_>) -> fmt:
     }
 }
 
-/// Returns the names of the metrics in a text, as Prometheus stores them: counters end in `_total`.
+/// Returns the names of the metrics as Prometheus stores them: counters end in `_total`.
 pub fn parse_metric_names(text: &str) -> BTreeSet<String> {
     let typed = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let name = |typed: &str| match typed.split_once(' ') {
@@ -160,7 +136,6 @@ pub fn flag_value(is: bool) -> f64 {
     if is { 1.0 } else { 0.0 }
 }
 
-/// Converts a count to a metric's value.
 #[expect(clippy::cast_precision_loss, reason = "Prometheus knows no other numbers")]
 pub fn count_value(value: u64) -> f64 {
     value as f64

@@ -5,19 +5,18 @@ use wire::v1::board::Eta;
 
 /// Half width of the 90 % range of a normal distribution, in standard deviations.
 const RANGE_DEVIATIONS: f64 = 1.645;
-/// Number of last cycles from which the next are estimated: prompts get longer, and hosts come and
-/// go.
+/// Cycles from which the next are estimated: prompts get longer, and hosts come and go.
 const RECENT_CYCLES: usize = 8;
-/// Assumed standard deviation of cycle durations if only one was measured, as a fraction of it.
+/// Deviation of cycle durations if only one was measured, as a fraction of it.
 const ASSUMED_DEVIATION: f64 = 0.3;
-/// Fewest results from which a rate is estimated.
+/// Fewer results give no estimate of a rate.
 const RESULTS_MIN: u32 = 3;
-/// Smallest completed share of a phase from which a rate is estimated.
+/// A smaller completed share gives no estimate of a rate.
 const SHARE_MIN: f64 = 0.02;
 
-/// Estimates the end of a run from the ends of its cycles and the number of cycles left. The first
-/// end only marks the start of the second cycle. Returns `None` before two ends are known or if no
-/// cycle is left.
+/// Estimates from the ends of the run's cycles and the number of cycles left. The first end only
+/// marks the start of the second cycle. Returns `None` before two ends are known or if no cycle is
+/// left.
 pub(crate) fn estimate_run_end(ends: &[f64], left: u32, now: f64) -> Option<Eta> {
     let last = *ends.last()?;
     let ends = &ends[ends.len().saturating_sub(RECENT_CYCLES + 1)..];
@@ -36,8 +35,8 @@ pub(crate) fn estimate_run_end(ends: &[f64], left: u32, now: f64) -> Option<Eta>
     Some(build_eta(now, last + left * mean, spread))
 }
 
-/// Estimates the end of a phase from its completed share, which `results` results brought. Returns
-/// `None` with fewer than 3 results, less than 2 %, or a completed phase.
+/// Estimates from the completed share of the phase, which `results` results brought. Returns `None`
+/// with fewer than 3 results, less than 2 %, or a completed phase.
 pub(crate) fn estimate_phase_end(began: f64, now: f64, share: f64, results: u32) -> Option<Eta> {
     if results < RESULTS_MIN || !(SHARE_MIN..1.0).contains(&share) || now <= began {
         return None;
@@ -48,7 +47,7 @@ pub(crate) fn estimate_phase_end(began: f64, now: f64, share: f64, results: u32)
     Some(build_eta(now, now + left, spread))
 }
 
-/// Builds an estimate with a symmetric spread that does not begin before `now`.
+/// Spreads symmetrically, but does not begin before `now`.
 fn build_eta(now: f64, likely: f64, spread: f64) -> Eta {
     let likely_s = likely.max(now);
     Eta { early_s: (likely - spread).max(now), likely_s, late_s: likely_s + spread }

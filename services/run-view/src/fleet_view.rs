@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use wire::{FactBody, Record, RunId, v1};
 
-/// Most agents kept; beyond that, the one that was silent longest is removed.
+/// Beyond that, the agent that was silent longest is removed.
 const AGENTS_MAX: usize = 4096;
 
 /// Agents and runs of one message, some hundred kilobytes.
@@ -13,26 +13,26 @@ const CHANGES_PER_MESSAGE: usize = 128;
 /// A projection of agents' statuses and of the facts that [`FleetView::FACT_KINDS`] lists.
 ///
 /// ```text
-/// view.update_agent(status); view.apply_fact(&record);
-/// while let Some((change, reached)) = view.changes_since(revision) { send(change); revision = reached; }
+/// view.update_agent(status);
+/// view.apply_fact(&record);
+/// while let Some((change, reached)) = view.changes_since(revision) {
+///     send(change);
+///     revision = reached;
+/// }
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct FleetView {
     agents: BTreeMap<String, RevisionedValue<v1::AgentStatus>>,
     runs: BTreeMap<RunId, RevisionedValue<RunLineState>>,
-    /// Number of changes applied.
     revision: u64,
 }
 
-/// A value and the revision of its last change.
 #[derive(Debug, Clone)]
 struct RevisionedValue<T> {
     value: T,
-    /// Revision of the last change.
     revision: u64,
 }
 
-/// The line of a run, and whether the run is paused.
 #[derive(Debug, Clone, Default)]
 struct RunLineState {
     line: v1::RunLine,
@@ -40,8 +40,7 @@ struct RunLineState {
 }
 
 impl FleetView {
-    /// Subjects, after the run's name, of the facts that this view uses: small facts with the state
-    /// of a run.
+    /// Subjects, after the run's name, of the small facts that this view uses.
     pub const FACT_KINDS: [&'static str; 5] =
         ["spec", "watched", "control.*", "cycle.*.done", "done"];
 
@@ -60,7 +59,6 @@ impl FleetView {
         self.agents.insert(known.value.agent.clone(), known);
     }
 
-    /// Removes the agent that was silent longest.
     fn evict_silent_agent(&mut self) {
         let silent = self.agents.iter().min_by_key(|(_, known)| known.revision);
         if let Some(agent) = silent.map(|(agent, _)| agent.clone()) {
@@ -84,7 +82,7 @@ impl FleetView {
     }
 
     /// Returns what changed after a revision (everything after 0), and the revision that this
-    /// reaches. The latter is not the last one if there is too much for one message. Returns `None`
+    /// reaches, which is not the last one if there is too much for one message. Returns `None`
     /// without changes.
     pub fn changes_since(&self, revision: u64) -> Option<(v1::FleetChange, u64)> {
         if self.revision <= revision {
@@ -95,9 +93,9 @@ impl FleetView {
         let mut changed: Vec<u64> = agents.chain(runs).filter(|it| *it > revision).collect();
         changed.sort_unstable();
         let reached = changed.get(CHANGES_PER_MESSAGE - 1).copied().unwrap_or(self.revision);
-        let is_told = |at: u64| at > revision && at <= reached;
-        let agents = self.agents.values().filter(|known| is_told(known.revision));
-        let runs = self.runs.values().filter(|known| is_told(known.revision));
+        let is_due = |at: u64| at > revision && at <= reached;
+        let agents = self.agents.values().filter(|known| is_due(known.revision));
+        let runs = self.runs.values().filter(|known| is_due(known.revision));
         let change = v1::FleetChange {
             agents: agents.map(|known| known.value.clone()).collect(),
             runs: runs.map(|known| known.value.line.clone()).collect(),
@@ -106,7 +104,6 @@ impl FleetView {
     }
 }
 
-/// Returns the line of a run that its spec starts.
 fn start_line(spec: &v1::Spec, record: &Record) -> v1::RunLine {
     let cycles = match &spec.kind {
         Some(v1::spec::Kind::Raft(raft)) => raft.cycles,
@@ -124,7 +121,6 @@ fn start_line(spec: &v1::Spec, record: &Record) -> v1::RunLine {
 }
 
 impl RunLineState {
-    /// Updates the line from a fact of the run.
     fn apply_record(&mut self, record: &Record) {
         match &record.fact.body {
             FactBody::Control(control) => match control.action() {
@@ -149,7 +145,6 @@ impl RunLineState {
     }
 }
 
-/// Returns the time at which the log accepted the fact.
 fn record_time(record: &Record) -> wire::Timestamp {
     wire::to_timestamp(std::time::Duration::from_millis(record.time_ms))
 }
@@ -204,7 +199,7 @@ mod tests {
         fleet.apply_fact(&control(3, v1::control::Action::Resume));
         assert_eq!(state(&fleet), "running");
         fleet.apply_fact(&done(4, v1::done::Status::Failed));
-        // What comes behind the end changes nothing.
+        // Facts after the end change nothing.
         fleet.apply_fact(&control(5, v1::control::Action::Pause));
         let line = &fleet.changes_since(0).unwrap().0.runs[0];
         assert_eq!((line.state.as_str(), line.message.as_str()), ("failed", "said"));

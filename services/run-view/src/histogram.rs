@@ -5,16 +5,15 @@ use std::collections::BTreeMap;
 
 use wire::v1;
 
-/// Most bins.
 const BINS_MAX: i64 = 33;
-/// Width of the narrowest bins: 1/32 of the usual range 0 to 1. Narrower ones carry no information.
+/// 1/32 of the usual range 0 to 1. Narrower bins carry no information.
 const BIN_WIDTH_MIN: f64 = 1.0 / 32.0;
 
-/// The number of samples in each bin of rewards. When a reward does not fit into 33 bins, all bins
-/// are doubled in width.
+/// Counts of samples by reward. If a reward does not fit into 33 bins, all bins are doubled in
+/// width.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RewardHistogram {
-    /// Width of a bin: the narrowest width times a power of two.
+    /// The narrowest width times a power of two.
     width: f64,
     /// Samples by bin index; a bin begins at its index times the width.
     counts: BTreeMap<i64, u32>,
@@ -27,7 +26,7 @@ impl Default for RewardHistogram {
 }
 
 impl RewardHistogram {
-    /// Counts a reward; one that is not finite is ignored.
+    /// Ignores a reward that is not finite.
     pub(crate) fn add_reward(&mut self, reward: f64) {
         if !reward.is_finite() {
             return;
@@ -49,13 +48,12 @@ impl RewardHistogram {
         }
     }
 
-    /// Returns the index of a reward's bin.
     #[expect(clippy::cast_possible_truncation, reason = "at most 1e12 by the narrowest")]
     fn bin_index(&self, reward: f64) -> i64 {
         (reward / self.width).floor() as i64
     }
 
-    /// Doubles the width and merges the bins in pairs.
+    /// Merges the bins in pairs.
     fn double_width(&mut self) {
         self.width *= 2.0;
         let narrow = std::mem::take(&mut self.counts);

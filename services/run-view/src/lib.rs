@@ -1,17 +1,23 @@
 //! Read models for user interfaces: the view of one run, and the view of the fleet with its runs.
-//!
-//! Both are projections of facts and of agents' statuses. A reader passes the revision it last
-//! received and gets only what changed since, so that watchers receive little at a time. The crate
-//! `cycle` defines the state of a run; this crate only presents it.
-//!
-//! Knows no bus, clock, page or terminal.
+//! Both are projections of facts and agents' statuses; a reader passes the revision it last
+//! received and gets only what changed since. The crate `cycle` defines the state of a run; this
+//! crate only presents it. Knows no bus, clock, page or terminal.
 
+mod agent_text;
+mod cycle_text;
+mod end_text;
 mod eta;
+mod fact_text;
 mod fleet_view;
 mod histogram;
+mod phase_progress;
 mod run_view;
 mod sample_counts;
 mod timeline;
 
+pub use agent_text::{agent_state_text, job_text, status_line, telemetry_text, trouble_text};
+pub use cycle_text::{cycle_findings, energy_line, rate_text};
+pub use fact_text::{describe_fact, describe_quarantine};
 pub use fleet_view::FleetView;
+pub use phase_progress::{ActiveJobs, PhaseProgress};
 pub use run_view::RunView;

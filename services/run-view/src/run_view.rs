@@ -13,9 +13,9 @@ use crate::{
 
 use v1::board::{Cycle, Eta, Figure, Head, Point, Selected, Steered, Trouble};
 
-/// Most failures and quarantines kept; the newest stay.
+/// Failures and quarantines; the newest stay.
 const TROUBLES_MAX: usize = 50;
-/// Most control actions (pause, resume, cancel) kept; the newest stay.
+/// Control actions (pause, resume, cancel); the newest stay.
 const CONTROLS_MAX: usize = 50;
 
 /// Cycles of one message, a few hundred kilobytes.
@@ -46,14 +46,12 @@ pub struct RunView {
     phase_start: PhaseStart,
     /// End of each completed cycle, in active seconds of the clock.
     cycle_ends: Vec<f64>,
-    /// Number of changes applied.
     revision: u64,
 }
 
 /// Data about a cycle that the view needs in addition to the run's state.
 #[derive(Debug, Clone, Default)]
 struct CycleDetails {
-    /// Revision of the last change.
     revision: u64,
     train: SampleCounts,
     heldout: SampleCounts,
@@ -62,17 +60,16 @@ struct CycleDetails {
     published: BTreeMap<u32, f64>,
 }
 
-/// A clock of the run that stops while the run is paused.
+/// A clock that stops while the run is paused.
 #[derive(Debug, Clone, Default)]
 struct RunClock {
-    /// Time of the last fact, in seconds since the run was submitted.
+    /// Seconds from the submission of the run to the last fact.
     at_s: f64,
-    /// Total time paused, in seconds.
     paused_s: f64,
     paused: bool,
 }
 
-/// The begin of the present phase in active seconds, and the number of results since.
+/// Begin of the present phase in active seconds, and the number of results since.
 #[derive(Debug, Clone, Copy)]
 struct PhaseStart {
     phase: (u32, RunPhase),
@@ -80,7 +77,7 @@ struct PhaseStart {
     results: u32,
 }
 
-/// The progress of the present phase: `done` of `total` units.
+/// `done` of `total` units.
 #[derive(Debug, Clone, Copy, Default)]
 struct PhaseProgress {
     done: u64,
@@ -89,7 +86,7 @@ struct PhaseProgress {
 }
 
 impl RunView {
-    /// Creates the view of the run that a `spec` fact starts. Returns `None` for any other fact.
+    /// Creates the view of the run that a `spec` fact defines. Returns `None` for any other fact.
     pub fn start(record: &Record) -> Option<Self> {
         let run = Run::start(record)?;
         let phase = PhaseStart { phase: (0, run.current_phase()), at: 0.0, results: 0 };
@@ -116,7 +113,8 @@ impl RunView {
         self.run.done.is_some()
     }
 
-    /// Applies one fact of this run. Facts at or below the last sequence are ignored.
+    /// Applies one fact of this run. Ignores facts that were applied before (at or below the last
+    /// sequence).
     pub fn apply_fact(&mut self, mut record: Record) {
         if record.sequence <= self.run.sequence {
             return;
@@ -135,13 +133,13 @@ impl RunView {
         }
     }
 
-    /// Returns the seconds from the submission of the run to `time_ms` (milliseconds since 1970).
+    /// `time_ms` is in milliseconds since 1970.
     #[expect(clippy::cast_precision_loss, reason = "milliseconds far below 2^52")]
     fn seconds_since_submission(&self, time_ms: u64) -> f64 {
         time_ms.saturating_sub(self.run.submitted_ms) as f64 / 1000.0
     }
 
-    /// Updates the details of the view from a fact that the run's state already includes.
+    /// Updates the details after the run's state includes the fact.
     fn update_details(&mut self, record: &Record, at_s: f64) {
         let place = &record.fact.subject.key;
         if let Some(number) = place.cycle_number() {
@@ -192,7 +190,7 @@ impl RunView {
         }
     }
 
-    /// Records a quarantine, and counts the samples of the affected cycles again.
+    /// Counts the samples of the affected cycles again.
     fn add_quarantine(&mut self, quarantine: &v1::Quarantine, at_s: f64) {
         for job in &quarantine.jobs {
             self.recount_samples(job.cycle);
@@ -205,13 +203,12 @@ impl RunView {
         self.add_trouble(Trouble { at_s, what, agent, message, r#final: true });
     }
 
-    /// Records a failure or a quarantine.
     fn add_trouble(&mut self, trouble: Trouble) {
         self.trouble_count = self.trouble_count.saturating_add(1);
         push_bounded(&mut self.troubles, trouble, TROUBLES_MAX);
     }
 
-    /// Counts the samples of a cycle again, after jobs were added or made void.
+    /// Counts again after jobs were added or made void.
     fn recount_samples(&mut self, number: u32) {
         let Some(cycle) = self.run.cycles.get(&number) else { return };
         let shown = self.cycles.entry(number).or_default();
@@ -268,7 +265,7 @@ impl RunView {
     }
 
     /// Returns what changed after a revision (everything after 0), and the revision that this
-    /// reaches. The latter is not the last one if there is too much for one message. Returns `None`
+    /// reaches, which is not the last one if there is too much for one message. Returns `None`
     /// without changes.
     pub fn changes_since(&self, revision: u64) -> Option<(v1::Board, u64)> {
         if self.revision <= revision {
@@ -326,7 +323,7 @@ impl RunView {
         }
     }
 
-    /// Returns the progress of the present phase in its own unit: samples, steps or evals.
+    /// Returns samples, steps or evals.
     fn phase_progress(&self) -> PhaseProgress {
         let number = self.run.active_cycle();
         let (Some(cycle), Some(shown)) = (self.run.cycles.get(&number), self.cycles.get(&number))
@@ -363,8 +360,8 @@ impl RunView {
         }
     }
 
-    /// Estimates the ends of the phase and the run. Returns no estimates for a run that is paused,
-    /// cancelled, done, or an adopted external training.
+    /// Estimates the ends of the phase and the run; not for a run that is paused, cancelled, done,
+    /// or an adopted external training.
     fn estimate_ends(&self, progress: PhaseProgress) -> (Option<Eta>, Option<Eta>) {
         if self.run.paused || self.run.cancelled || self.has_ended() || self.run.is_watched() {
             return (None, None);
@@ -386,7 +383,6 @@ impl RunView {
         (phase.map(wall), run.map(wall))
     }
 
-    /// Returns the message about one cycle.
     fn cycle_message(&self, number: u32, shown: &CycleDetails) -> Cycle {
         let cycle = self.run.cycles.get(&number);
         let point = |checkpoint| to_point(checkpoint, shown);
@@ -405,7 +401,6 @@ impl RunView {
 }
 
 impl CycleDetails {
-    /// Returns the counts of training or held-out samples.
     fn counts_for(&mut self, purpose: v1::Purpose) -> &mut SampleCounts {
         match purpose {
             v1::Purpose::Heldout => &mut self.heldout,
@@ -415,7 +410,7 @@ impl CycleDetails {
 }
 
 impl RunClock {
-    /// Advances the clock. `paused` is the run's state since the previous call.
+    /// `paused` is the run's state since the previous call.
     fn advance_to(&mut self, at_s: f64, paused: bool) {
         let passed = (at_s - self.at_s).max(0.0);
         if paused {
@@ -429,7 +424,7 @@ impl RunClock {
         self.at_s - self.paused_s
     }
 
-    /// Converts an estimate from active seconds to seconds since submission.
+    /// Converts active seconds to seconds since submission.
     fn to_wall_time(&self, eta: Eta) -> Eta {
         let Eta { early_s, likely_s, late_s } = eta;
         let later = self.paused_s;
@@ -437,8 +432,7 @@ impl RunClock {
     }
 }
 
-/// Removes texts of samples, prompts and verdicts. They are most of a run's size, and the view does
-/// not show them.
+/// Texts are most of a run's size, and the view does not show them.
 fn drop_texts(body: &mut FactBody) {
     match body {
         FactBody::Samples(samples) => {
@@ -454,7 +448,6 @@ fn drop_texts(body: &mut FactBody) {
     }
 }
 
-/// Returns true if the fact is a result of work.
 fn is_result(body: &FactBody) -> bool {
     matches!(
         body,
@@ -462,7 +455,6 @@ fn is_result(body: &FactBody) -> bool {
     )
 }
 
-/// Converts a selection fact for the view.
 fn to_selected(selected: &v1::Selected) -> Selected {
     Selected {
         considered: selected.considered,
@@ -474,7 +466,6 @@ fn to_selected(selected: &v1::Selected) -> Selected {
     }
 }
 
-/// Converts a checkpoint fact for the view.
 fn to_point(checkpoint: &v1::Checkpoint, shown: &CycleDetails) -> Point {
     let manifest =
         |tree: &Option<v1::Tree>| tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
@@ -496,7 +487,6 @@ fn to_point(checkpoint: &v1::Checkpoint, shown: &CycleDetails) -> Point {
     }
 }
 
-/// Converts an evaluation fact for the view.
 fn to_figure(eval: &v1::Eval) -> Figure {
     Figure {
         step: eval.step,
@@ -510,7 +500,7 @@ fn to_figure(eval: &v1::Eval) -> Figure {
     }
 }
 
-/// Appends an item and removes the oldest beyond `most` items.
+/// Removes the oldest beyond `most` items.
 fn push_bounded<T>(newest: &mut VecDeque<T>, one: T, most: usize) {
     if newest.len() == most {
         newest.pop_front();

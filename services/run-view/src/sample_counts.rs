@@ -4,8 +4,6 @@ use wire::v1::{self, verdicts::Outcome};
 
 use crate::histogram::RewardHistogram;
 
-/// The number of planned, drawn, judged, passed and failed-to-judge samples, and the histogram of
-/// their rewards.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SampleCounts {
     pub(crate) samples: v1::board::Samples,
@@ -13,7 +11,7 @@ pub(crate) struct SampleCounts {
 }
 
 impl SampleCounts {
-    /// Counts the samples of jobs in their present state.
+    /// Counts the jobs in their present state.
     pub(crate) fn from_jobs<'a>(jobs: impl Iterator<Item = &'a cycle::PlannedJob>) -> Self {
         let mut tally = Self::default();
         for job in jobs {
@@ -24,18 +22,17 @@ impl SampleCounts {
         tally
     }
 
-    /// Adds the planned samples of a job.
     fn count_planned(&mut self, job: &cycle::PlannedJob) {
         add_saturating(&mut self.samples.planned, job.planned_samples());
     }
 
-    /// Adds the drawn samples of a job, unless they are void.
+    /// Ignores void samples.
     pub(crate) fn count_drawn(&mut self, job: &cycle::PlannedJob) {
         let counts = job.samples.as_ref().filter(|samples| samples.void_reason.is_none());
         add_saturating(&mut self.samples.drawn, counts.map_or(0, |samples| samples.count));
     }
 
-    /// Adds the verdicts of a job, unless its samples are void.
+    /// Ignores the verdicts of void samples.
     pub(crate) fn count_judged(&mut self, job: &cycle::PlannedJob) {
         let counts = job.samples.as_ref().is_some_and(|samples| samples.void_reason.is_none());
         if let Some(verdicts) = job.verdicts.as_ref().filter(|_| counts) {
@@ -43,8 +40,8 @@ impl SampleCounts {
         }
     }
 
-    /// Adds verdicts without checking whether the samples are void. An error of the verifier counts
-    /// as an error, not as judged.
+    /// Does not check whether the samples are void. An error of the verifier counts as an error,
+    /// not as judged.
     pub(crate) fn add_verdicts(&mut self, verdicts: &v1::Verdicts) {
         for verdict in &verdicts.verdicts {
             match verdict.outcome() {
@@ -61,7 +58,6 @@ impl SampleCounts {
     }
 }
 
-/// Adds to a counter; stays at its maximum.
 pub(crate) fn add_saturating(count: &mut u32, more: u32) {
     *count = count.saturating_add(more);
 }

@@ -5,33 +5,33 @@ use std::collections::BTreeMap;
 
 use wire::v1::board::Span;
 
-/// Most bars of one agent and kind of work in one cycle.
+/// Bars of one agent and kind of work in one cycle.
 const BARS_MAX: usize = 24;
-/// Most lanes (agent and kind of work) in one cycle; further ones are not drawn.
+/// Agents and kinds of work in one cycle; further lanes are not drawn.
 const LANES_MAX: usize = 2048;
-/// Most bars of all lanes together; with many lanes, each has fewer.
+/// Bars of all lanes together; with many lanes, each has fewer bars.
 const SPANS_MAX: usize = 4096;
-/// Gaps up to this size, in seconds, are not visible and are closed.
+/// Gaps up to this size are not visible and are closed.
 const VISIBLE_GAP_S: f64 = 0.5;
 
-/// The bars of one cycle, by agent and kind of work.
+/// Bars of one cycle, by agent and kind of work.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Timeline(BTreeMap<(String, &'static str), Vec<TimelineBar>>);
 
-/// A bar of a lane. The bars of a lane are ordered and do not touch.
+/// The bars of a lane are ordered and do not touch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct TimelineBar {
-    /// Begin, in seconds since the run was submitted.
+    /// Since the run was submitted.
     begin_s: f64,
-    /// End, in seconds since the run was submitted.
+    /// Since the run was submitted.
     end_s: f64,
-    /// Number of jobs merged into the bar.
+    /// Jobs merged into the bar.
     count: u32,
 }
 
 impl Timeline {
-    /// Adds work that took `wall_s` seconds and ended at `end_s`. Results without an agent, such as
-    /// the checkpoint with which a run begins, are ignored.
+    /// Adds work that took `wall_s` seconds and ended at `end_s`. Ignores results without an agent,
+    /// such as the checkpoint with which a run begins.
     pub(crate) fn add_work(&mut self, agent: &str, work: &'static str, wall_s: f64, end_s: f64) {
         if agent.is_empty() {
             return;
@@ -49,7 +49,7 @@ impl Timeline {
         }
     }
 
-    /// Returns the bars, merged further if there are more than 4096 in all.
+    /// Merges further if there are more than 4096 bars in all.
     pub(crate) fn to_spans(&self) -> Vec<Span> {
         let most = (SPANS_MAX / self.0.len().max(1)).max(1);
         let lanes = self.0.iter().flat_map(|((agent, work), bars)| {
@@ -69,7 +69,7 @@ impl Timeline {
     }
 }
 
-/// Inserts a bar and merges it with those it touches.
+/// Merges the bar with those it touches.
 fn insert_bar(bars: &mut Vec<TimelineBar>, mut bar: TimelineBar) {
     let first = bars.partition_point(|other| other.end_s + VISIBLE_GAP_S < bar.begin_s);
     let touched =

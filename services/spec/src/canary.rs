@@ -1,15 +1,14 @@
-//! The canary settings of a spec: the proof that agents sample from the policy that was ordered.
+//! Canary settings: the proof that agents sample from the policy that was ordered.
 
 use serde::Deserialize;
 use wire::v1;
 
 use crate::field_checks::{FieldResult, check_range};
 
-/// The canary settings of a RAFT run.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CanarySpec {
-    /// True if agents report the log-probabilities of a canary text.
+    /// Agents report the log-probabilities of a canary text.
     pub canary: bool,
     /// Largest mean absolute difference between two agents that agree, in nats per token.
     pub tolerance: f64,
@@ -22,13 +21,12 @@ impl Default for CanarySpec {
 }
 
 impl CanarySpec {
-    /// Checks all fields.
     pub(crate) fn check_fields(&self, section: &str) -> FieldResult {
         check_range(&format!("{section}.tolerance"), self.tolerance, 1e-6, 10.0)
     }
 
-    /// Converts the section to its form in the `spec` fact. The digest of the base's tokenizer is
-    /// filled in later.
+    /// Converts the section to its form in the `spec` fact, without the digest of the base's
+    /// tokenizer.
     pub fn to_proto(self) -> v1::spec::Proof {
         let Self { canary, tolerance } = self;
         v1::spec::Proof { canary, tolerance, tokenizer: String::new() }

@@ -1,4 +1,4 @@
-//! The choice whether the plain texts of a file are user messages.
+//! Decides whether the plain texts of a file are user messages.
 
 use serde::Deserialize;
 
@@ -10,11 +10,10 @@ pub enum ChatSpec {
     With(ChatSettingsSpec),
 }
 
-/// The settings of wrapped texts.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatSettingsSpec {
-    /// The system message before each wrapped text.
+    /// Set before each wrapped text.
     pub system: Option<String>,
 }
 

@@ -1,5 +1,4 @@
-//! The curriculum of a spec: the choice of the prompts that a cycle samples, and the number of
-//! samples of each.
+//! The choice of the prompts that a cycle samples, and the number of samples of each.
 
 use serde::Deserialize;
 use wire::v1;
@@ -7,7 +6,6 @@ use wire::v1;
 use crate::cycle_schedule::CycleSchedule;
 use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
 
-/// The curriculum of a RAFT run.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CurriculumSpec {
@@ -19,24 +17,21 @@ pub struct CurriculumSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DifficultySpec {
-    /// The target pass rate.
     pub target: CycleSchedule,
-    /// The share of prompts that are taken in turn, regardless of their pass rate.
+    /// Share of prompts that are taken in turn, regardless of their pass rate.
     pub explore: f64,
 }
 
-/// A distribution of a cycle's samples that favours prompts with an uncertain outcome.
+/// A distribution of samples that favours prompts with an uncertain outcome, with bounds for each
+/// prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetSpec {
-    /// Least number of samples of a prompt.
     #[serde(default = "one")]
     pub min: u32,
-    /// Largest number of samples of a prompt.
     pub max: u32,
 }
 
-/// Returns the default least number of samples.
 fn one() -> u32 {
     1
 }
@@ -59,8 +54,8 @@ impl CurriculumSpec {
         v1::Curriculum { difficulty, budget }
     }
 
-    /// Checks all fields. `prompts` is the number of prompts in a cycle (0: all of them), and
-    /// `samples` is the number of samples of each.
+    /// `prompts` is the number of prompts in a cycle (0: all of them), and `samples` is the number
+    /// of samples of each.
     pub(crate) fn check_fields(
         &self,
         section: &str,

@@ -12,13 +12,11 @@ use crate::field_checks::{FieldResult, check_range};
                  or {decay: {from: FIRST, factor: F, floor: LEAST}}"
 )]
 pub enum CycleSchedule {
-    /// The same number in every cycle.
+    /// Same number in every cycle.
     Constant(f64),
     /// One number for each cycle. The last one applies to all further cycles.
     Each(Vec<f64>),
-    /// Equal steps from the first cycle to the last.
     Linear(LinearSchedule),
-    /// A constant factor from cycle to cycle.
     Decay(DecaySchedule),
 }
 
@@ -36,8 +34,7 @@ pub struct DecaySchedule {
     decay: DecayParameters,
 }
 
-/// The parameters of a decay: each cycle's number is `factor` times the previous one, but at least
-/// `floor`.
+/// Each cycle's number is `factor` times the previous one, but at least `floor`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DecayParameters {
@@ -80,12 +77,12 @@ impl CycleSchedule {
         }
     }
 
-    /// Returns the number of one cycle in a run of `cycles` cycles.
+    /// Returns the number of one cycle (counted from 1) in a run of `cycles` cycles.
     pub fn value_at(&self, cycle: u32, cycles: u32) -> f64 {
-        cycle::scheduled(&self.cycle_values(cycles), cycle).unwrap_or_else(|| self.first_value())
+        cycle::scheduled_value(&self.cycle_values(cycles), cycle)
+            .unwrap_or_else(|| self.first_value())
     }
 
-    /// Checks that all numbers are from `low` to `high`.
     pub(crate) fn check_range(&self, field: &str, cycles: u32, low: f64, high: f64) -> FieldResult {
         let values = self.cycle_values(cycles);
         check_range(field, self.first_value(), low, high)?;

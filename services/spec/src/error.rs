@@ -4,9 +4,9 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("field {field}: {remedy} (R103)")]
 pub struct FieldError {
-    /// The path of the field, such as `evals[0].name`.
+    /// Path such as `evals[0].name`.
     pub field: String,
-    /// The advice, in words that follow the field's path.
+    /// Advice in words that follow the field's path.
     pub remedy: String,
 }
 

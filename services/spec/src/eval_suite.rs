@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SuiteSpec {
-    /// The name of the suite, unique in the spec.
+    /// Unique in the spec.
     pub name: String,
     /// A text file, or a `.jsonl` file with {"prompt", "completion"} lines whose completions are
     /// scored.
@@ -28,18 +28,14 @@ pub struct SuiteSpec {
     pub chunks: Option<u32>,
     /// A `.jsonl` file of prompts that are not trained on.
     pub prompts: Option<String>,
-    /// The verifier that judges the samples.
     pub verifier: Option<VerifierSpec>,
-    /// Samples of each prompt.
     pub samples_per_prompt: Option<u32>,
-    /// The values of k for which pass@k is reported. Default: 1 and the number of samples of a
-    /// prompt.
+    /// Values of k for which pass@k is reported. Default: 1 and the number of samples of a prompt.
     pub pass_at: Option<Vec<u32>>,
-    /// Sampling settings. Those that are absent are taken from the run.
+    /// Absent settings are taken from the run.
     pub sampling: Option<SuiteSamplingSpec>,
 }
 
-/// The sampling settings of a suite.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SuiteSamplingSpec {
@@ -52,13 +48,10 @@ pub struct SuiteSamplingSpec {
 /// The two kinds of suites, with all defaults filled in.
 #[derive(Debug)]
 pub enum SuiteMeasure<'a> {
-    /// A text whose perplexity is measured.
     Text(TextSuiteSettings<'a>),
-    /// Prompts whose samples are judged.
     Prompts(PromptSuiteSettings<'a>),
 }
 
-/// A text suite with all defaults filled in.
 #[derive(Debug)]
 pub struct TextSuiteSettings<'a> {
     pub name: &'a str,
@@ -68,7 +61,6 @@ pub struct TextSuiteSettings<'a> {
     pub chunks: u32,
 }
 
-/// A prompt suite with all defaults filled in.
 #[derive(Debug)]
 pub struct PromptSuiteSettings<'a> {
     pub name: &'a str,
@@ -82,24 +74,20 @@ pub struct PromptSuiteSettings<'a> {
 /// The names of the suites that a run measures, to which gates may refer.
 #[derive(Debug, Default)]
 pub struct MeasuredSuites<'a> {
-    /// Names of the text suites.
     pub texts: Vec<&'a str>,
-    /// Names of the prompt suites.
     pub prompt_suites: Vec<&'a str>,
-    /// True if the run has `raft.heldout`.
+    /// The run has `raft.heldout`.
     pub has_heldout: bool,
 }
 
-/// Returns the default context length in tokens.
 fn default_context() -> u32 {
     512
 }
 
-/// Least context length in tokens. A shorter context does not give a meaningful perplexity.
+/// A shorter context does not give a meaningful perplexity.
 const SHORTEST_CONTEXT: u32 = 16;
 
-/// Returns the values of k for pass@k: those given, or else 1 and the number of samples of a
-/// prompt.
+/// Returns the given values of k, or else 1 and the number of samples of a prompt.
 pub(super) fn default_pass_at(given: Option<&Vec<u32>>, samples: u32) -> Vec<u32> {
     let default = || match samples {
         1 => vec![1],
@@ -109,10 +97,9 @@ pub(super) fn default_pass_at(given: Option<&Vec<u32>>, samples: u32) -> Vec<u32
 }
 
 impl SuiteSpec {
-    /// Returns a suite that measures a file of `bytes` bytes and is named after it.
-    ///
-    /// A text must contain two contexts. For a short text, the context length is therefore reduced
-    /// so that they fit even if a token has eight bytes.
+    /// Returns a suite that measures a text file of `bytes` bytes and is named after it. A text
+    /// must contain two contexts; for a short one the context length is reduced so that they fit
+    /// even if a token has eight bytes.
     pub fn for_file(text: &str, bytes: u64) -> Self {
         const BYTES_A_TOKEN: u64 = 8;
         let file = std::path::Path::new(text);
@@ -126,12 +113,9 @@ impl SuiteSpec {
         Self { name, text: Some(text.to_owned()), n_ctx: Some(n_ctx), ..Self::default() }
     }
 
-    /// Returns the kind of the suite with all defaults filled in. `field` is the path of the suite
-    /// in the spec.
-    ///
-    /// # Errors
-    /// Returns an error if neither or both of `text` and `prompts` are set, or a field of the other
-    /// kind is set.
+    /// Returns the kind of the suite with all defaults filled in; `field` is its path in the spec.
+    /// Fails if neither or both of `text` and `prompts` are set, or a field of the other kind is
+    /// set.
     pub fn resolve_kind(&self, field: &str) -> Result<SuiteMeasure<'_>, FieldError> {
         let at = |name: &str| format!("{field}.{name}");
         let of_texts = [
@@ -190,7 +174,6 @@ impl SuiteSpec {
 }
 
 impl TextSuiteSettings<'_> {
-    /// Checks the fields of a text suite.
     pub(crate) fn check_fields(&self, field: &str) -> FieldResult {
         check_count(&format!("{field}.n_ctx"), self.n_ctx, 8, 1_048_576)?;
         check_count(&format!("{field}.stride"), self.stride, 0, self.n_ctx)
@@ -198,7 +181,7 @@ impl TextSuiteSettings<'_> {
 }
 
 impl PromptSuiteSettings<'_> {
-    /// Returns the sampling settings of the suite. Those that are absent are taken from the run.
+    /// Returns the sampling settings of the suite; absent ones are taken from the run.
     pub fn sampling_to_proto(&self, run: &SamplingSpec) -> v1::Sampling {
         let v1::Sampling { temperature, top_k, top_p, max_new_tokens } = run.into();
         let own = &self.sampling;
@@ -210,7 +193,7 @@ impl PromptSuiteSettings<'_> {
         }
     }
 
-    /// Checks the fields of a prompt suite, in a run with the sampling settings `run`.
+    /// `run` holds the sampling settings of the run.
     pub(crate) fn check_fields(&self, field: &str, run: &SamplingSpec) -> FieldResult {
         let at = |name: &str| format!("{field}.{name}");
         self.verifier.check_fields(&at("verifier"))?;

@@ -2,15 +2,13 @@
 
 use crate::error::FieldError;
 
-/// The result of a check of fields.
 pub(crate) type FieldResult = Result<(), FieldError>;
 
-/// Returns an error about `field` unless `holds` is true.
 pub(crate) fn ensure_field(holds: bool, field: &str, remedy: impl Into<String>) -> FieldResult {
     if holds { Ok(()) } else { Err(FieldError { field: field.into(), remedy: remedy.into() }) }
 }
 
-/// Checks that a value is finite and from `low` to `high`, both included.
+/// Requires a finite value from `low` to `high`, both included.
 pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> FieldResult {
     ensure_field(
         value.is_finite() && (low..=high).contains(&value),
@@ -19,7 +17,7 @@ pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> Field
     )
 }
 
-/// Checks that a count is from `low` to `high`, both included.
+/// Requires a count from `low` to `high`, both included.
 pub(crate) fn check_count(field: &str, value: u32, low: u32, high: u32) -> FieldResult {
     check_range(field, f64::from(value), f64::from(low), f64::from(high))
 }

@@ -6,11 +6,9 @@ use wire::v1;
 use crate::eval_suite::MeasuredSuites;
 use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
 
-/// The gates of a RAFT run.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GatesSpec {
-    /// Gates on the perplexity of text suites.
     pub perplexity: Vec<PerplexitySpec>,
     /// One or several gates on held-out pass rates.
     pub pass_rate: Option<PassRatesSpec>,
@@ -18,7 +16,7 @@ pub struct GatesSpec {
     pub diversity: Option<MinimumSpec>,
     /// A gate on the entropy in nats per token.
     pub entropy: Option<MinimumSpec>,
-    /// Number of cycles without improvement after which the run ends. 0: no limit.
+    /// Cycles without improvement after which the run ends. 0: no limit.
     pub patience: u32,
 }
 
@@ -26,11 +24,10 @@ pub struct GatesSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PerplexitySpec {
-    /// A text suite of the run. May be omitted if the run has only one.
+    /// May be omitted if the run has only one text suite.
     pub suite: Option<String>,
-    /// The tolerated increase, as a share of the best perplexity.
+    /// Tolerated increase, as a share of the best perplexity.
     pub margin: f64,
-    /// The action to take.
     #[serde(default)]
     pub then: GateActionSpec,
 }
@@ -47,11 +44,10 @@ pub enum PassRatesSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PassRateSpec {
-    /// A prompt suite of the run. Default: `raft.heldout`, or else the only prompt suite.
+    /// Prompt suite. Default: `raft.heldout`, or else the only prompt suite.
     pub suite: Option<String>,
-    /// The tolerated decrease of the pass rate.
+    /// Tolerated decrease of the pass rate.
     pub margin: f64,
-    /// The action to take.
     #[serde(default)]
     pub then: GateActionSpec,
 }
@@ -60,9 +56,9 @@ pub struct PassRateSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MinimumSpec {
-    /// The least value: distinct completions per sample, or nats per token.
+    /// Distinct completions per sample, or nats per token.
     pub least: f64,
-    /// The action to take: `tell` or `stop`.
+    /// `tell` or `stop`.
     #[serde(default = "tell")]
     pub then: GateActionSpec,
 }
@@ -80,7 +76,6 @@ pub enum GateActionSpec {
     Stop,
 }
 
-/// Returns the default action of gates on diversity and entropy.
 fn tell() -> GateActionSpec {
     GateActionSpec::Tell
 }
@@ -95,18 +90,17 @@ impl From<GateActionSpec> for v1::gates::Then {
     }
 }
 
-/// Returns a gate in its form in the `spec` fact.
 fn gate_to_proto(suite: &str, margin: f64, then: GateActionSpec) -> v1::gates::Gate {
     let then = v1::gates::Then::from(then).into();
     v1::gates::Gate { margin, then, suite: suite.to_owned() }
 }
 
-/// Largest threshold of entropy, which is more than the entropy of any vocabulary.
+/// More than the entropy of any vocabulary.
 const ENTROPY_NATS_MAX: f64 = 20.0;
 
 impl PassRateSpec {
-    /// Returns the suite that the gate applies to. The empty name is that of `raft.heldout`.
-    /// Returns `None` if the suite does not exist or the choice is ambiguous.
+    /// The empty name is that of `raft.heldout`. Returns `None` if the suite does not exist or the
+    /// choice is ambiguous.
     fn suite_name<'a>(&'a self, measured: &MeasuredSuites<'a>) -> Option<&'a str> {
         match (&self.suite, &measured.prompt_suites[..]) {
             (Some(name), all) => all.contains(&name.as_str()).then_some(name),
@@ -140,7 +134,6 @@ impl GatesSpec {
         }
     }
 
-    /// Returns all gates on pass rates.
     fn pass_rate_gates(&self) -> &[PassRateSpec] {
         match &self.pass_rate {
             None => &[],
@@ -149,7 +142,6 @@ impl GatesSpec {
         }
     }
 
-    /// Checks all fields against the suites that the run measures.
     pub(crate) fn check_fields(&self, section: &str, measured: &MeasuredSuites<'_>) -> FieldResult {
         let suites = &measured.texts[..];
         for (index, spec) in self.perplexity.iter().enumerate() {

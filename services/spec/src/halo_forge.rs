@@ -1,5 +1,5 @@
-//! The import of a halo-forge configuration (version 1, YAML) as a run spec, with a note on each
-//! key. halo-forge itself ignored most of these keys, or read them only from its command line.
+//! Imports a halo-forge configuration (version 1, YAML) as a run spec, with a note on each key.
+//! halo-forge itself ignored most of these keys, or read them only from its command line.
 
 mod config_keys;
 mod spec_draft;
@@ -11,10 +11,10 @@ use crate::{error::SpecError, run_spec::RunSpec};
 
 use self::{config_keys::ConfigKeys, spec_draft::SpecDraft};
 
-/// An imported spec with notes on its origin.
+/// A run spec imported from another tool, with notes on its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportedSpec {
-    /// The spec as YAML.
+    /// As YAML.
     pub spec: String,
     pub notes: Vec<ImportNote>,
 }
@@ -23,7 +23,6 @@ pub struct ImportedSpec {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportNote {
     pub key: String,
-    /// The treatment of the key.
     pub status: KeyStatus,
     /// The reason, or the value that was used.
     pub explanation: String,
@@ -66,12 +65,9 @@ pub enum ImportError {
     Spec(#[source] Box<SpecError>),
 }
 
-/// Converts a configuration into a spec with the name `name`. `prompts` replaces the
-/// configuration's own prompts file.
-///
-/// # Errors
-/// Returns an error if the text is not a configuration, a value has the wrong type, no prompts are
-/// named, or the resulting spec is invalid.
+/// Converts a halo-forge configuration into a spec with the name `name`. `prompts` replaces the
+/// configuration's own prompts file. Fails if no prompts are named or the resulting spec is
+/// invalid.
 pub fn import_halo_forge(
     yaml: &str,
     name: &str,

@@ -7,13 +7,12 @@ use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
 /// The number of prompts to hold out.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HeldoutSize {
-    /// A share of the distinct questions, above 0 and below 1.
+    /// Share of the distinct questions, above 0 and below 1.
     Share(f64),
-    /// A number of prompts.
     Count(u32),
 }
 
-/// The prompts that are measured and not trained on: a file, or a part of the prompts.
+/// The prompts that are measured and not trained on.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged, expecting = "expected a file, {share: 0.1} or {count: 50} of the prompts")]
 pub enum HeldoutSpec {
@@ -27,9 +26,7 @@ pub enum HeldoutSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldoutSplitSpec {
-    /// The share of prompts to hold out.
     share: Option<f64>,
-    /// The number of prompts to hold out.
     count: Option<u32>,
 }
 
@@ -43,7 +40,6 @@ impl HeldoutSplitSpec {
         }
     }
 
-    /// Checks the fields.
     pub(crate) fn check_fields(self, field: &str) -> FieldResult {
         match self.heldout_size() {
             Some(HeldoutSize::Share(share)) => {

@@ -1,8 +1,7 @@
-//! The spec of a run as a user writes it: YAML with defaults, in which every unknown key is an error.
-//!
-//! [`RunSpec::parse`] reads a spec and checks its fields; the modules of the sections define their
-//! defaults and bounds and convert them to the form of the `spec` fact. The crate reads no files and
-//! knows neither bus nor store.
+//! The spec of a run as a user writes it: YAML with defaults, in which every unknown key is an
+//! error. [`RunSpec::parse`] reads and checks it; `to_proto` methods convert its sections to the
+//! form of the `spec` fact, the first message of a run in the log. Reads no files and knows neither
+//! bus nor store.
 
 mod canary;
 mod chat;

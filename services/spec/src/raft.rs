@@ -21,20 +21,17 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RaftSpec {
-    /// A file of prompts.
     pub prompts: String,
-    /// Prompts that are measured and not trained on.
     pub heldout: Option<HeldoutSpec>,
-    /// True if held-out prompts may be in the training data too.
+    /// Held-out prompts may be in the training data too.
     #[serde(default)]
     pub allow_overlap: bool,
-    /// The chat settings. If enabled, plain prompts become user messages.
+    /// If enabled, plain prompts become user messages.
     #[serde(default)]
     pub chat: ChatSpec,
-    /// Number of cycles.
     #[serde(default = "default_cycles")]
     pub cycles: u32,
-    /// Number of prompts that a cycle samples. 0: all prompts in every cycle.
+    /// Prompts that a cycle samples. 0: all prompts in every cycle.
     #[serde(default)]
     pub prompts_per_cycle: u32,
     /// Training samples of each prompt in a cycle.
@@ -45,7 +42,6 @@ pub struct RaftSpec {
     pub heldout_samples_per_prompt: u32,
     #[serde(default)]
     pub sampling: SamplingSpec,
-    /// The verifier that judges the samples.
     pub verifier: VerifierSpec,
     #[serde(default)]
     pub selection: SelectionSpec,
@@ -53,49 +49,44 @@ pub struct RaftSpec {
     pub training: TrainingSpec,
     #[serde(default)]
     pub lora: LoraAdapterSpec,
-    /// True if endpoints may generate whose weights cannot be verified by digest.
+    /// Endpoints may generate whose weights cannot be verified by digest.
     #[serde(default)]
     pub accept_unverified_policy: bool,
     #[serde(default)]
     pub curriculum: CurriculumSpec,
     #[serde(default)]
     pub gates: GatesSpec,
-    /// True if each cycle trains a new adapter on the base.
+    /// Each cycle trains a new adapter on the base.
     #[serde(default)]
     pub from_base: bool,
     /// 1: the samples of a cycle are drawn while the previous cycle trains, from the checkpoint
     /// before that one. 0: they are drawn from the previous cycle's checkpoint.
     #[serde(default)]
     pub staleness: u32,
-    /// The values of k for which pass@k of held-out prompts is reported. Default: 1 and the number
-    /// of samples of a prompt.
+    /// Values of k for which pass@k of held-out prompts is reported. Default: 1 and the number of
+    /// samples of a prompt.
     pub pass_at: Option<Vec<u32>>,
-    /// True if all engines report log-probabilities of samples, even those that do so only at a
-    /// cost in speed. A gate on entropy has the same effect.
+    /// All engines report log-probabilities of samples, even those that do so only at a cost in
+    /// speed. A gate on entropy has the same effect.
     #[serde(default)]
     pub entropy: bool,
-    /// The canary settings.
     #[serde(default)]
     pub proof: CanarySpec,
 }
 
-/// Returns the default of `heldout_samples_per_prompt`.
 fn default_heldout_samples() -> u32 {
     1
 }
 
-/// Returns the default of `cycles`.
 fn default_cycles() -> u32 {
     3
 }
 
-/// Returns the default of `samples_per_prompt`.
 fn default_samples() -> u32 {
     8
 }
 
 impl RaftSpec {
-    /// Checks all fields of the section against the suites that the run measures.
     pub(crate) fn check_fields(&self, measured: &MeasuredSuites<'_>) -> FieldResult {
         check_count("raft.cycles", self.cycles, 1, 10_000)?;
         check_count("raft.samples_per_prompt", self.samples_per_prompt, 1, 4096)?;
@@ -152,7 +143,7 @@ impl RaftSpec {
         }
     }
 
-    /// Returns the values of k for pass@k.
+    /// Returns the values of k for which pass@k of held-out prompts is reported.
     pub fn pass_at_values(&self) -> Vec<u32> {
         eval_suite::default_pass_at(self.pass_at.as_ref(), self.heldout_samples_per_prompt)
     }

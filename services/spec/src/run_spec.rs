@@ -1,5 +1,5 @@
-//! The run spec as a user writes it: YAML, in which every unknown key is an error. All defaults are
-//! defined here and in the modules of the sections.
+//! The run spec as a user writes it. All defaults are defined here and in the modules of the
+//! sections.
 
 use serde::Deserialize;
 
@@ -14,23 +14,21 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSpec {
-    /// The name of the run. Ids of runs are `<name>-<number>`.
+    /// Ids of runs are `<name>-<number>`.
     #[serde(default = "default_name")]
     pub name: String,
-    /// The seed from which all random choices of the run are derived.
+    /// All random choices of the run are derived from it.
     #[serde(default)]
     pub seed: u64,
-    /// The pool whose agents may work on the run.
+    /// Pool whose agents may work on the run.
     #[serde(default = "default_pool")]
     pub pool: String,
-    /// The model that the run starts from.
     pub base: BaseSpec,
-    /// The suites that are measured at every checkpoint.
+    /// Measured at every checkpoint.
     #[serde(default)]
     pub evals: Vec<SuiteSpec>,
-    /// The settings of supervised fine-tuning. Exactly one of `sft` and `raft` is set.
+    /// Supervised fine-tuning. Exactly one of `sft` and `raft` is set.
     pub sft: Option<SftSpec>,
-    /// The settings of reward-ranked fine-tuning.
     pub raft: Option<RaftSpec>,
 }
 
@@ -38,14 +36,14 @@ pub struct RunSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WatchSpec {
-    /// The name of the run. Ids of runs are `<name>-<number>`. Default: the directory's name.
+    /// Ids of runs are `<name>-<number>`. Default: the directory's name.
     pub name: Option<String>,
-    /// The model that the adapters belong to. Default: the model that the adapters name.
+    /// Model that the adapters belong to. Default: the one that they name.
     pub base: Option<BaseSpec>,
-    /// The suites that are measured at every checkpoint.
+    /// Measured at every checkpoint.
     #[serde(default)]
     pub evals: Vec<SuiteSpec>,
-    /// The last step of the training. Default: the step at which the training plans to end.
+    /// Last step of the training. Default: the step at which the training plans to end.
     pub until: Option<u32>,
 }
 
@@ -53,13 +51,13 @@ pub struct WatchSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseSpec {
-    /// A checkpoint: `RUN` for the last one of a run, or `RUN/CYCLE/STEP`.
+    /// `RUN` for the last checkpoint of a run, or `RUN/CYCLE/STEP`.
     pub checkpoint: Option<String>,
     /// A Hugging Face model: a local directory (as `save_pretrained` writes it, or of the hub's
     /// cache), `org/name[@revision]` on the hub, or `store:PATH` for a directory in the fleet's
     /// store.
     pub model: Option<String>,
-    /// The choice of the model's files that are copied into the store. Default: `auto`.
+    /// Default: `auto`.
     pub upload: Option<UploadSpec>,
     /// A new model with random weights.
     pub init: Option<InitSpec>,
@@ -82,11 +80,9 @@ pub enum UploadSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitSpec {
-    /// The model's `config.json`.
     pub config: String,
-    /// The model's `tokenizer.json`.
     pub tokenizer: String,
-    /// The model's `tokenizer_config.json`, with a chat template if the model is used for chat.
+    /// Contains a chat template if the model is used for chat.
     pub tokenizer_config: Option<String>,
 }
 
@@ -96,13 +92,12 @@ pub struct InitSpec {
 pub struct SftSpec {
     /// A file of examples.
     pub data: String,
-    /// The chat settings. If enabled, plain prompts become user messages, and their completions
-    /// become the answers.
+    /// If enabled, plain prompts become user messages, and their completions become the answers.
     #[serde(default)]
     pub chat: ChatSpec,
     #[serde(default)]
     pub training: TrainingSpec,
-    /// The adapter settings. Absent: all weights are trained.
+    /// Absent: all weights are trained.
     pub lora: Option<LoraAdapterSpec>,
 }
 
@@ -133,11 +128,9 @@ impl RunSpec {
     }
 }
 
-/// Returns the default name of a run.
 fn default_name() -> String {
     "run".to_owned()
 }
-/// Returns the default pool.
 fn default_pool() -> String {
     "default".to_owned()
 }

@@ -1,5 +1,5 @@
-//! The checks of a whole spec before anything is stored or started. The bounds of each section's
-//! fields are in that section's own module.
+//! Checks a whole spec before anything is stored or started. The bounds of each section's fields
+//! are in that section's own module.
 
 use wire::SuiteName;
 
@@ -11,19 +11,14 @@ use crate::{
     run_spec::{BaseSpec, RunSpec, WatchSpec},
 };
 
-/// Largest spec in bytes (1 MiB). The resolved spec must fit in one fact, which has a smaller
-/// limit.
+/// The resolved spec must fit in one fact, which has a smaller limit.
 const SPEC_BYTES_MAX: usize = 1 << 20;
 
-/// Largest number of suites in one spec. Each of them is measured at every checkpoint.
+/// Each suite is measured at every checkpoint.
 const SUITES_MAX: usize = 64;
 
 impl RunSpec {
     /// Reads a run spec and checks its fields, without reading the files it names.
-    ///
-    /// # Errors
-    /// Returns an error if the text is not YAML, contains an unknown key, or a field's value cannot
-    /// work.
     pub fn parse(yaml: &str) -> Result<Self, SpecError> {
         let bytes = yaml.len();
         let remedy =
@@ -34,10 +29,7 @@ impl RunSpec {
         Ok(spec)
     }
 
-    /// Checks all fields of the spec.
-    ///
-    /// # Errors
-    /// Returns the first field whose value cannot work, with advice how to correct it.
+    /// Checks all fields of the spec. The error advises how to correct the first wrong one.
     pub fn check_fields(&self) -> FieldResult {
         check_run_name(&self.name)?;
         ensure_field(wire::Pool::new(self.pool.as_str()).is_ok(), "pool", "must be a short name")?;
@@ -65,7 +57,7 @@ impl RunSpec {
     }
 }
 
-/// Checks that a name can begin the ids of runs.
+/// Requires a name that can begin the ids of runs.
 fn check_run_name(name: &str) -> FieldResult {
     let legal = wire::RunId::new(name).is_ok() && name.len() <= 48;
     ensure_field(legal, "name", "must be 1 to 48 of a-z, 0-9, '-' and '_'")
@@ -73,20 +65,13 @@ fn check_run_name(name: &str) -> FieldResult {
 
 impl WatchSpec {
     /// Reads a watch spec and checks its fields, without reading the files it names.
-    ///
-    /// # Errors
-    /// Returns an error if the text is not YAML, contains an unknown key, or a field's value cannot
-    /// work.
     pub fn parse(yaml: &str) -> Result<Self, SpecError> {
         let spec: Self = serde_saphyr::from_str(yaml).map_err(SpecError::Yaml)?;
         spec.check_fields()?;
         Ok(spec)
     }
 
-    /// Checks all fields of the spec.
-    ///
-    /// # Errors
-    /// Returns the first field whose value cannot work, with advice how to correct it.
+    /// Checks all fields of the spec. The error advises how to correct the first wrong one.
     pub fn check_fields(&self) -> FieldResult {
         self.name.as_deref().map_or(Ok(()), check_run_name)?;
         if let Some(base) = &self.base {
@@ -100,8 +85,7 @@ impl WatchSpec {
 }
 
 impl BaseSpec {
-    /// Checks that exactly one source of the base is set, and that `upload` is used only with a
-    /// model outside the store.
+    /// Requires exactly one source of the base, and `upload` only with a model outside the store.
     fn check_fields(&self) -> FieldResult {
         let named = [self.checkpoint.is_some(), self.model.is_some(), self.init.is_some()];
         let one = named.into_iter().filter(|named| *named).count() == 1;
@@ -115,8 +99,7 @@ impl BaseSpec {
     }
 }
 
-/// Checks the suites of a spec: their number, unique names, and their fields. Suites of prompts
-/// need a RAFT run.
+/// Checks number, unique names and fields. Suites of prompts need a RAFT run.
 fn check_suites(suites: &[SuiteSpec], raft: Option<&RaftSpec>) -> FieldResult {
     let given = suites.len();
     let remedy = format!("{given} suites are given, the limit is {SUITES_MAX}");

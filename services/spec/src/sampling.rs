@@ -8,17 +8,15 @@ use crate::{
     field_checks::{FieldResult, check_count, check_range},
 };
 
-/// The sampling settings.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingSpec {
-    /// The temperature. 0: greedy decoding.
+    /// 0: greedy decoding.
     pub temperature: CycleSchedule,
-    /// The number of most likely tokens to draw from. 0: no limit.
+    /// Most likely tokens to draw from. 0: no limit.
     pub top_k: u32,
-    /// The least total probability of the tokens to draw from. 1: no limit.
+    /// Least total probability of the tokens to draw from. 1: no limit.
     pub top_p: f64,
-    /// Largest number of tokens of a sample.
     pub max_new_tokens: u32,
 }
 
@@ -41,7 +39,6 @@ impl From<&SamplingSpec> for v1::Sampling {
 }
 
 impl SamplingSpec {
-    /// Checks all fields.
     pub(crate) fn check_fields(&self, cycles: u32) -> FieldResult {
         self.temperature.check_range("raft.sampling.temperature", cycles, 0.0, 10.0)?;
         check_range("raft.sampling.top_p", self.top_p, 1e-6, 1.0)?;

@@ -1,4 +1,4 @@
-//! The selection settings of a spec: the choice of the samples that become training data.
+//! The choice of the samples that become training data.
 
 use serde::Deserialize;
 use wire::v1;
@@ -13,37 +13,34 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SelectionSpec {
-    /// The strategy.
     pub policy: SelectionStrategySpec,
-    /// The least reward of a kept sample.
+    /// Least reward of a kept sample.
     pub min_reward: CycleSchedule,
-    /// Settings to adapt `min_reward` to the pass rate of the previous cycle.
+    /// Adapts `min_reward` to the pass rate of the previous cycle.
     pub adaptive: Option<AdaptiveSpec>,
-    /// Largest number of kept samples of a prompt. 0: no limit. Default: that of the strategy.
+    /// 0: no limit. Default: that of the strategy.
     pub keep_per_prompt: Option<u32>,
-    /// The share of the remaining samples of a cycle to keep. 0: all. Default: that of the
-    /// strategy.
+    /// Share of the remaining samples of a cycle to keep. 0: all. Default: that of the strategy.
     pub keep_share: Option<CycleSchedule>,
-    /// True to keep only samples of prompts with both passing and failing samples. Default: that of
-    /// the strategy.
+    /// Keep only samples of prompts with both passing and failing samples. Default: that of the
+    /// strategy.
     pub mixed: Option<bool>,
-    /// True to keep equal completions of a prompt. Default: that of the strategy.
+    /// Keep equal completions of a prompt. Default: that of the strategy.
     pub keep_duplicates: Option<bool>,
-    /// The Jaccard similarity of word trigrams from which two completions of a prompt are
-    /// duplicates. 0: only equal completions are.
+    /// Jaccard similarity of word trigrams from which two completions of a prompt are duplicates.
+    /// 0: only equal completions are.
     pub similarity: f64,
-    /// Least number of tokens of a completion.
     pub min_tokens: u32,
-    /// Largest number of tokens of a completion. 0: no limit.
+    /// 0: no limit.
     pub max_tokens: u32,
-    /// True to drop samples that were cut at `max_new_tokens`.
+    /// Drop samples that were cut at `max_new_tokens`.
     pub finished: bool,
     /// Least number of samples to keep. Missing ones are filled with the best of those dropped by
     /// `keep_share`, then of those below `min_reward`.
     pub at_least: u32,
-    /// The least reward of samples that fill up to `at_least`.
+    /// Least reward of samples that fill up to `at_least`.
     pub floor: f64,
-    /// Settings to train on samples of earlier cycles again.
+    /// Train on samples of earlier cycles again.
     pub replay: Option<ReplaySpec>,
 }
 
@@ -70,10 +67,10 @@ pub enum SelectionStrategySpec {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptiveSpec {
-    /// The pass rate to reach.
+    /// Pass rate to reach.
     #[serde(default = "three_tenths")]
     pub target: f64,
-    /// The change after each cycle.
+    /// Change after each cycle.
     #[serde(default = "a_tenth")]
     pub step: f64,
     /// Lower limit of `min_reward`.
@@ -88,29 +85,24 @@ pub struct AdaptiveSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaySpec {
-    /// Number of earlier cycles.
     pub cycles: u32,
     /// Largest number of replayed samples, as a share of the newly selected ones.
     #[serde(default = "half")]
     pub share: f64,
 }
 
-/// Returns the default of `adaptive.target`.
 fn three_tenths() -> f64 {
     0.3
 }
 
-/// Returns the default of `adaptive.step` and `adaptive.low`.
 fn a_tenth() -> f64 {
     0.1
 }
 
-/// Returns the default of `replay.share`.
 fn half() -> f64 {
     0.5
 }
 
-/// Returns the default of `adaptive.high`.
 fn one() -> f64 {
     1.0
 }
@@ -137,7 +129,6 @@ impl Default for SelectionSpec {
 }
 
 impl SelectionStrategySpec {
-    /// Returns the strategy's `keep_per_prompt`.
     fn default_keep_per_prompt(self) -> u32 {
         match self {
             Self::Raft => 1,
@@ -146,7 +137,6 @@ impl SelectionStrategySpec {
         }
     }
 
-    /// Returns the strategy's `keep_share`.
     fn default_keep_share(self) -> f64 {
         if self == Self::TopPercent { 0.5 } else { 0.0 }
     }
@@ -154,9 +144,6 @@ impl SelectionStrategySpec {
 
 impl SelectionSpec {
     /// Parses the name of a strategy, or a selection section as YAML.
-    ///
-    /// # Errors
-    /// Returns an error if the text is neither.
     pub fn parse(text: &str) -> Result<Self, SpecError> {
         let named = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let yaml = if named { format!("policy: {text}") } else { text.to_owned() };
@@ -216,7 +203,8 @@ impl SelectionSpec {
         }
     }
 
-    /// Checks all fields for a run of `cycles` cycles.
+    /// Checks all fields for a run of `cycles` cycles. `section` is the section's path in error
+    /// messages.
     pub fn check_fields(&self, section: &str, cycles: u32) -> FieldResult {
         let field = |name: &str| format!("{section}.{name}");
         self.min_reward.check_range(&field("min_reward"), cycles, -1e9, 1e9)?;

@@ -10,61 +10,53 @@ use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RateScheduleSpec {
-    /// The rate stays constant.
     Constant,
-    /// The rate falls linearly.
     Linear,
-    /// The rate falls along a cosine.
     Cosine,
 }
 
-/// The training settings.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainingSpec {
     /// Passes over the data.
     pub epochs: u32,
-    /// Number of optimizer steps. If it is not 0, `epochs` has no effect.
+    /// If it is not 0, `epochs` has no effect.
     pub max_steps: u32,
     /// Sequences of an optimizer step.
     pub batch_size: u32,
     /// Tokens of one forward and backward pass. 0: chosen by the engine.
     pub micro_batch_tokens: u32,
-    /// The peak learning rate.
+    /// Peak rate.
     pub learning_rate: CycleSchedule,
-    /// The learning-rate schedule.
     pub schedule: RateScheduleSpec,
-    /// The warm-up as a share of all steps.
+    /// Share of all steps.
     pub warmup_ratio: f64,
-    /// The learning rate at the end of the schedule, as a share of `learning_rate`.
+    /// Learning rate at the end of the schedule, as a share of `learning_rate`.
     pub final_ratio: f64,
-    /// Weight decay of AdamW.
     pub weight_decay: f64,
     /// Decay rate of AdamW's first moment.
     pub beta1: f64,
     /// Decay rate of AdamW's second moment.
     pub beta2: f64,
-    /// The L2 norm to which a larger gradient is scaled down.
+    /// L2 norm to which a larger gradient is scaled down.
     pub max_grad_norm: f64,
-    /// Largest number of tokens of an example. Longer examples are skipped.
+    /// Longer examples are skipped.
     pub max_tokens: u32,
     /// Steps between two checkpoints. 0: chosen by the trainer.
     pub save_every: u32,
-    /// True to place the examples of a pass one after another without padding.
+    /// Place the examples of a pass one after another without padding.
     pub packing: bool,
 }
 
-/// The settings of a LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraAdapterSpec {
-    /// The rank.
     pub r: u32,
-    /// The scale: the adapter's output is multiplied by `alpha / r`.
+    /// The adapter's output is multiplied by `alpha / r`.
     pub alpha: f64,
-    /// The linear modules that get an adapter.
+    /// Linear modules that get an adapter.
     pub target_modules: Vec<String>,
-    /// The share of an adapter's inputs that is dropped in each step.
+    /// Share of an adapter's inputs that is dropped in each step.
     pub dropout: f64,
 }
 
@@ -134,7 +126,6 @@ impl TrainingSpec {
 }
 
 impl TrainingSpec {
-    /// Checks all fields for a run of `cycles` cycles.
     pub(crate) fn check_fields(&self, section: &str, cycles: u32) -> FieldResult {
         let field = |name: &str| format!("{section}.{name}");
         check_count(&field("epochs"), self.epochs, u32::from(self.max_steps == 0), 10_000)?;
@@ -153,7 +144,6 @@ impl TrainingSpec {
 }
 
 impl LoraAdapterSpec {
-    /// Checks all fields.
     pub(crate) fn check_fields(&self, section: &str) -> FieldResult {
         check_count(&format!("{section}.r"), self.r, 1, 4096)?;
         check_range(&format!("{section}.alpha"), self.alpha, 1e-6, 1e6)?;

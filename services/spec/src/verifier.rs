@@ -17,7 +17,6 @@ use crate::{
     field_checks::{FieldResult, check_count, check_range, ensure_field},
 };
 
-/// Largest number of verifiers in one chain.
 const STAGES_MAX: usize = 16;
 
 /// A verifier. Exactly one field is set.
@@ -42,29 +41,25 @@ pub struct VerifierSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChainSpec {
-    /// The verifiers in order.
     pub stages: Vec<StageSpec>,
-    /// True to skip the stages after a failed one.
+    /// Skip the stages after a failed one.
     #[serde(default = "yes")]
     pub stop_at_failure: bool,
 }
 
-/// One verifier of a chain.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageSpec {
     pub verifier: VerifierSpec,
-    /// The weight of the stage in the chain's reward.
+    /// Weight of the stage in the chain's reward.
     #[serde(default = "one")]
     pub weight: f64,
 }
 
-/// Returns the default of `stop_at_failure`.
 fn yes() -> bool {
     true
 }
 
-/// Returns the default of `weight`.
 fn one() -> f64 {
     1.0
 }
@@ -86,11 +81,8 @@ impl VerifierSpec {
         "llm_judge",
     ];
 
-    /// Checks the verifier and converts it to its form in the `spec` fact. `field` is the path of
-    /// the verifier in the spec.
-    ///
-    /// # Errors
-    /// Returns an error unless exactly one verifier is set and all of its fields are valid.
+    /// Checks the verifier and converts it to its form in the `spec` fact. `field` is its path in
+    /// the spec. Fails unless exactly one verifier is set.
     pub fn to_checked_proto(&self, field: &str) -> Result<v1::Verifier, FieldError> {
         self.check_fields(field)?;
         Ok(self.to_proto().unwrap_or_default())
@@ -120,7 +112,7 @@ impl VerifierSpec {
         }
     }
 
-    /// Returns lists of prompt fields. Of each list, a prompt must have at least one field, or else
+    /// Returns lists of prompt fields. A prompt must have at least one field of each list, or else
     /// its samples cannot be judged.
     pub fn required_fields(&self) -> Vec<&'static [&'static str]> {
         let answer: &[&str] = &["answer"];
@@ -145,15 +137,14 @@ impl VerifierSpec {
             .collect()
     }
 
-    /// The executables that it starts, its stages' too.
-    pub fn programs(&self) -> Vec<&str> {
+    /// Returns the executables of hosts that the verifier and its stages start.
+    pub fn list_executables(&self) -> Vec<&str> {
         let own = self.command.iter().filter_map(|command| command.argv.first());
         let stages = self.chain.iter().flat_map(|chain| &chain.stages);
-        let below = stages.flat_map(|stage| stage.verifier.programs());
+        let below = stages.flat_map(|stage| stage.verifier.list_executables());
         own.map(String::as_str).chain(below).collect()
     }
 
-    /// Checks that exactly one verifier is set, and checks its fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         let [others @ .., last] = Self::NAMES;
         let remedy = format!("write exactly one of {} and {last}", others.join(", "));
@@ -176,7 +167,6 @@ impl VerifierSpec {
 }
 
 impl ChainSpec {
-    /// Checks the number of stages, their weights and their verifiers.
     fn check_fields(&self, field: &str) -> FieldResult {
         let at = format!("{field}.stages");
         let stages = u32::try_from(self.stages.len()).unwrap_or(u32::MAX);

@@ -1,15 +1,15 @@
-//! Object storage behind a store URL. This module handles the traps of `facts/store.md`: only
-//! `AWS_*` is read from the environment, and timeouts and retries fit large files.
+//! Object storage behind a store URL. Only `AWS_*` is read from the environment, and timeouts and
+//! retries fit large files.
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     path::PathBuf,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use object_store::{
-    BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig,
+    ClientOptions, ObjectStore, ObjectStoreExt,
     aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
     local::LocalFileSystem,
     path::Path,
@@ -17,66 +17,50 @@ use object_store::{
 };
 
 use crate::{
+    blocking::run_blocking,
     error::{OpenError, StorageError},
     gateway_store::{GatewayObjectStore, GatewayStore},
     path::RelativePath,
-    store::run_blocking,
-    upload::{journal_directory, link_file},
+    request_settings::{CONNECT_TIMEOUT, REQUEST_TIMEOUT, retry_config},
+    staged_file::link_file,
 };
 use wire::Digest;
-
-/// Limit for a whole request with its body of at most one part: 16 MiB in 300 s is 56 kB/s.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
-/// Limit for connecting to a server.
-pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time that a store may be unreachable. A request is signed once and S3 refuses signatures
-/// older than 15 minutes, so a longer limit would only end in another error.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The storage behind a [`Store`](crate::Store): a directory, an S3 bucket or a gateway. `objects`
 /// reaches all three kinds; exactly one of `local`, `bucket` and `gateway` is set and gives access
 /// to operations of that kind alone.
 pub(crate) struct StoreBackend {
-    /// The URL as the user wrote it, without a slash at its end.
     pub(crate) url: String,
-    /// The objects, for operations that all kinds of storage support.
     pub(crate) objects: Arc<dyn ObjectStore>,
     /// The directory, for reads that bypass `object_store`'s slow local stream.
     pub(crate) local: Option<LocalFileSystem>,
     /// The bucket, for operations that only S3 supports: signed URLs and resumable uploads.
     pub(crate) bucket: Option<S3Bucket>,
-    /// The gateway client, if the store is behind a gateway.
     pub(crate) gateway: Option<GatewayObjectStore>,
-    /// The directory of upload journals, which record the uploaded parts.
+    /// The directory of upload journals.
     pub(crate) journal_dir: Option<PathBuf>,
-    /// Keys of large tree files that this process uploaded lately, by digest: the next tree may
-    /// contain them unchanged.
+    /// Keys of large tree files that this process uploaded lately: the next tree may contain them.
     pub(crate) recent_files: Mutex<BTreeMap<Digest, Path>>,
 }
 
-/// A bucket, and the prefix of the store in it.
 #[derive(Debug)]
 pub(crate) struct S3Bucket {
-    /// The S3 client of the bucket.
     pub(crate) s3: AmazonS3,
-    /// The prefix of all keys of the store.
     prefix: Path,
 }
 
 impl S3Bucket {
-    /// Returns the key in the bucket, with the prefix.
     pub(crate) fn full_key(&self, key: &Path) -> Path {
         self.prefix.parts().chain(key.parts()).collect()
     }
 }
 
 impl StoreBackend {
-    /// Returns the URL of an object, for messages.
     pub(crate) fn object_url(&self, key: &Path) -> String {
         format!("{}/{key}", self.url)
     }
 
-    /// Gives an object another name, or its bytes to another: within the store.
+    /// Copies an object within the store; in a directory the copy is a hard link.
     pub(crate) async fn copy(&self, from: &Path, to: &Path) -> object_store::Result<()> {
         match &self.local {
             None => self.objects.copy(from, to).await,
@@ -92,13 +76,11 @@ impl StoreBackend {
         }
     }
 
-    /// Converts an error of a request for `key`.
     pub(crate) fn storage_error(&self, key: &Path, source: object_store::Error) -> StorageError {
         StorageError::new(self.object_url(key), source)
     }
 }
 
-/// Opens a directory (`file:///…`) or a bucket (`s3://…`).
 pub(crate) async fn open_backend(
     url: &str,
     env: impl IntoIterator<Item = (String, String)>,
@@ -118,28 +100,32 @@ pub(crate) async fn open_backend(
     }
 }
 
-/// Opens the store behind a gateway.
-pub(crate) fn open_gateway(door: &GatewayStore) -> Result<StoreBackend, OpenError> {
-    let objects = GatewayObjectStore::new(door)?;
-    let (url, door) = (door.store_url(), Some(objects.clone()));
+pub(crate) fn open_gateway(gateway: &GatewayStore) -> Result<StoreBackend, OpenError> {
+    let objects = GatewayObjectStore::new(gateway)?;
+    let (url, gateway) = (gateway.store_url(), Some(objects.clone()));
     let journals = journal_directory(|name| std::env::var_os(name));
     Ok(StoreBackend {
         url,
         objects: Arc::new(objects),
         local: None,
         bucket: None,
-        gateway: door,
+        gateway,
         journal_dir: journals,
         recent_files: Mutex::default(),
     })
 }
 
-/// Builds the error for a URL that cannot be used.
+/// Returns the directory of upload journals, below `XDG_CACHE_HOME` or `.cache` in `HOME`.
+fn journal_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    cache.is_absolute().then(|| cache.join("flotilla/uploads"))
+}
+
 fn url_error(url: &str, reason: String) -> OpenError {
     OpenError::Url { url: url.to_owned(), reason }
 }
 
-/// Opens a directory as a store and creates it if absent.
 async fn open_directory(url: &str, dir: &str) -> Result<StoreBackend, OpenError> {
     if !dir.starts_with('/') {
         return Err(url_error(
@@ -153,19 +139,18 @@ async fn open_directory(url: &str, dir: &str) -> Result<StoreBackend, OpenError>
     let settings = |source| OpenError::Settings { url: url.to_owned(), source: Box::new(source) };
     let local = LocalFileSystem::new_with_prefix(&path).map_err(settings)?.with_fsync(true);
     let objects = Arc::new(local.clone());
-    let (local, bucket, door, journals) = (Some(local), None, None, None);
+    let (local, bucket, gateway, journals) = (Some(local), None, None, None);
     Ok(StoreBackend {
         url: url.to_owned(),
         objects,
         local,
         bucket,
-        gateway: door,
+        gateway,
         journal_dir: journals,
         recent_files: Mutex::default(),
     })
 }
 
-/// Opens an S3 bucket, with credentials and server address from `AWS_*`.
 fn open_bucket(
     url: &str,
     place: &str,
@@ -204,8 +189,7 @@ fn open_bucket(
     })
 }
 
-/// Configures the S3 client from the `AWS_*` variables of `env`. Fails when they contain no
-/// credentials.
+/// Configures the S3 client from the `AWS_*` variables. Fails when they contain no credentials.
 fn build_s3_client(
     url: &str,
     env: impl IntoIterator<Item = (String, String)>,
@@ -242,19 +226,6 @@ fn build_s3_client(
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_allow_http(allow_http);
     Ok(builder.with_client_options(client).with_retry(retry_config()))
-}
-
-/// Returns the retry settings for requests to a store, used for S3 and for the gateway.
-pub(crate) fn retry_config() -> RetryConfig {
-    RetryConfig {
-        backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(500),
-            max_backoff: Duration::from_secs(10),
-            base: 2.0,
-        },
-        max_retries: 200,
-        retry_timeout: RETRY_TIMEOUT,
-    }
 }
 
 #[cfg(test)]

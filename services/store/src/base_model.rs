@@ -1,44 +1,39 @@
-//! Base models: trees whose files may be outside the store. A base is named by the digest of its
-//! manifest. A host that has files with the listed digests has the base, independent of their
-//! origin.
+//! Base models: trees whose files may be outside the store. A host that has files with the digests
+//! of the manifest has the base, independent of their origin.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
-    path::{Path as FsPath, PathBuf},
+    path::Path as FsPath,
     sync::Arc,
 };
 
 use bytes::Bytes;
 use futures::TryStreamExt;
 use hub::ModelRevision;
-use object_store::{ObjectStoreExt, path::Path};
+use object_store::path::Path;
 use serde_json::json;
 use wire::{Digest, v1};
 
 use crate::{
+    blocking::run_blocking,
+    copy::{COPY_BYTES_MIN, compute_parts},
     digest_cache::DigestCache,
     error::{GetError, PutError, StorageError},
-    file_hashing,
+    file_hashing::ByteProgress,
     manifest::{MANIFEST, SUMS_FILE, TreeFile, TreeManifest, TreeMetadata},
-    parts::{PARTS_FILE, PartHashes, PartLists},
+    parts::{PARTS_FILE, PartLists},
     path::{RelativePath, TreePlace},
-    store::{Store, WantedObject, run_blocking},
+    store::{Store, WantedObject},
     tree::object_key,
-    verification::ByteProgress,
 };
 
 /// Largest number of published bases that are searched for files to share with a new one.
 const SIBLINGS_MAX: usize = 256;
-/// Smallest file in bytes that is copied within the store instead of uploaded.
-pub(crate) const COPY_BYTES_MIN: u64 = 1 << 20;
 
 /// The choice which files of a base go into the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UploadMode {
-    /// Files that the store does not contain.
     Missing,
-    /// All files, even if the store contains them.
     All,
     /// No files: agents find or download them.
     Nothing,
@@ -54,11 +49,9 @@ pub struct StoreDirectory {
 }
 
 impl TreeManifest {
-    /// The metadata key with the location of the files.
     const FILES_KEY: &str = "files";
-    /// The value of [`Self::FILES_KEY`] for files outside the store.
     const EXTERNAL_FILES: &str = "elsewhere";
-    /// The metadata key of a directory that may contain other files.
+    /// The key that marks a directory that may contain other files.
     const OTHERS_KEY: &str = "others";
 
     /// Returns true if the files are outside the store by the user's choice.
@@ -66,8 +59,7 @@ impl TreeManifest {
         self.about.get(Self::FILES_KEY).is_some_and(|files| files == Self::EXTERNAL_FILES)
     }
 
-    /// Returns true if the directory existed before the manifest, so that it may contain files that
-    /// are not part of the tree.
+    /// Returns true if the directory existed before the manifest, so it may contain other files.
     pub(crate) fn allows_other_files(&self) -> bool {
         self.about.contains_key(Self::OTHERS_KEY)
     }
@@ -81,8 +73,7 @@ impl TreeManifest {
         Some(ModelRevision { repo, commit })
     }
 
-    /// Returns true for a whole model: the tree contains `config.json`, as opposed to an adapter, a
-    /// dataset or an archive.
+    /// Returns true for a whole model, as opposed to an adapter, a dataset or an archive.
     pub(crate) fn is_model(&self) -> bool {
         self.find_file("config.json").is_some()
     }
@@ -90,9 +81,6 @@ impl TreeManifest {
 
 impl Store {
     /// Publishes the named files of a directory as a base; see [`Store::publish_tree`].
-    ///
-    /// # Errors
-    /// When a file cannot be read or changes meanwhile, or the store refuses or fails.
     pub async fn publish_base(
         &self,
         (dir, names): (&FsPath, &[RelativePath]),
@@ -128,8 +116,7 @@ impl Store {
         Ok(tree)
     }
 
-    /// Uploads the files of a base, or copies them from sibling bases, and returns their part
-    /// hashes.
+    /// Uploads the files of a base, or copies them from sibling bases.
     async fn put_base_files(
         &self,
         (dir, upload): (&FsPath, UploadMode),
@@ -193,16 +180,6 @@ impl Store {
         Ok(known)
     }
 
-    /// Copies an object within the store and reports whether the copy is complete. If it is not,
-    /// the caller uploads the file.
-    pub(crate) async fn copy_within_store(&self, from: &Path, to: &Path, bytes: u64) -> bool {
-        let whole = self.has_object(from, bytes).await.unwrap_or(false);
-        whole
-            && self.backend.copy(from, to).await.is_ok()
-            && self.has_object(to, bytes).await.unwrap_or(false)
-    }
-
-    /// Returns the tree in a directory with its manifest, if there is a manifest.
     async fn find_published(
         &self,
         root: &RelativePath,
@@ -219,9 +196,6 @@ impl Store {
     }
 
     /// Returns the content of a directory, independent of who wrote it.
-    ///
-    /// # Errors
-    /// When the store fails, or the directory contains an invalid `manifest.json`.
     pub async fn read_directory(&self, root: &RelativePath) -> Result<StoreDirectory, GetError> {
         let published = self.find_published(root).await?;
         let mut files = self.list_directory(root).await?;
@@ -231,35 +205,8 @@ impl Store {
         Ok(StoreDirectory { published, files })
     }
 
-    /// Returns the current, unverified content of a file, or `None` when it does not exist.
-    ///
-    /// # Errors
-    /// When the file is larger than `limit` bytes, or the store fails.
-    pub async fn read_small_file(
-        &self,
-        root: &RelativePath,
-        name: &str,
-        limit: u64,
-    ) -> Result<Option<Bytes>, GetError> {
-        let path = root.join(&RelativePath::new(name)?)?;
-        let key = Path::parse(path.as_str()).expect("stricter than object_store's");
-        let fault = |source| self.backend.storage_error(&key, source);
-        let got = match self.backend.objects.get(&key).await {
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            got => got.map_err(fault)?,
-        };
-        let bytes = got.meta.size;
-        if bytes > limit {
-            return Err(GetError::TooLarge { url: self.backend.object_url(&key), bytes, limit });
-        }
-        Ok(Some(got.bytes().await.map_err(fault)?))
-    }
-
     /// Makes the named files of a directory a tree at their present place: each file is read once,
     /// and the manifest is written beside them.
-    ///
-    /// # Errors
-    /// When a file does not exist, or the store refuses or fails.
     pub async fn register_in_place(
         &self,
         root: &RelativePath,
@@ -280,7 +227,6 @@ impl Store {
         Ok(tree)
     }
 
-    /// Hashes an object and returns its entry for a manifest.
     async fn describe_object(
         &self,
         root: &RelativePath,
@@ -306,10 +252,8 @@ impl Store {
 /// The reason why a directory of the store was not made a tree.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterInPlaceError {
-    /// A file could not be read.
     #[error(transparent)]
     Get(#[from] GetError),
-    /// The manifest could not be written.
     #[error(transparent)]
     Put(#[from] PutError),
 }
@@ -320,13 +264,6 @@ impl From<StorageError> for RegisterInPlaceError {
     }
 }
 
-/// Computes the part hashes of a file that need not be sent. Returns `None` when the file is
-/// unreadable or small; it is then fetched without peers.
-pub(crate) async fn compute_parts(file: PathBuf) -> Option<PartHashes> {
-    run_blocking(move || file_hashing::hash_open_file(&File::open(file)?, &|_| ())).await.ok()?.2
-}
-
-/// Builds a manifest and its JSON.
 fn encode_manifest(
     dir: &FsPath,
     files: Vec<TreeFile>,
@@ -338,7 +275,7 @@ fn encode_manifest(
     Ok((manifest, json))
 }
 
-/// Hashes files and returns their entries for a manifest, without duplicates. Blocking.
+/// Hashes files and returns their manifest entries, without duplicates. Blocking.
 fn describe_files(
     dir: &FsPath,
     names: Vec<RelativePath>,

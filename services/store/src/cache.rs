@@ -39,11 +39,12 @@ use self::{
     verified_files::VerifiedFiles,
 };
 use crate::{
+    blocking::run_blocking,
     digest_cache::DigestCache,
     error::{CacheError, GetError},
     manifest::TreeManifest,
     peers::{self, PeerNode},
-    store::{Store, WantedObject, run_blocking},
+    store::{Store, WantedObject},
 };
 pub use external_sources::ExternalSources;
 
@@ -59,17 +60,11 @@ pub struct FileCache {
     inner: Arc<CacheInner>,
 }
 
-/// The shared state of the clones of a cache.
 struct CacheInner {
-    /// The directory and its size limit.
     quota: DiskQuota,
-    /// Files that this process has hashed.
     verified: VerifiedFiles,
-    /// Base models on this machine.
     local_models: LocalModels,
-    /// The hub, if it may be used.
     hub: Option<HubClient>,
-    /// The exchange with other agents, if enabled.
     peers: Option<PeerNode>,
 }
 
@@ -77,7 +72,6 @@ struct CacheInner {
 #[derive(Debug)]
 pub struct CachedBlob {
     path: PathBuf,
-    /// A shared lock against eviction.
     _in_use: File,
 }
 
@@ -87,24 +81,20 @@ pub struct CachedBlob {
 pub struct CachedTree {
     path: PathBuf,
     manifest: TreeManifest,
-    /// A shared lock against eviction.
     _in_use: File,
 }
 
 impl CachedBlob {
-    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
 impl CachedTree {
-    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the manifest of the tree.
     pub fn manifest(&self) -> &TreeManifest {
         &self.manifest
     }
@@ -114,17 +104,11 @@ impl FileCache {
     /// Opens a cache and creates the directory if absent. `max_bytes` bounds all its content,
     /// including files that are being fetched; it must be at least the size of the largest tree in
     /// use.
-    ///
-    /// # Errors
-    /// When the directory cannot be created.
     pub fn open(dir: &Path, max_bytes: u64) -> Result<Self, CacheError> {
         Self::open_with_sources(dir, max_bytes, ExternalSources::default())
     }
 
     /// Opens a cache as [`FileCache::open`] does, with other sources beside the store.
-    ///
-    /// # Errors
-    /// When the directory cannot be created.
     pub fn open_with_sources(
         dir: &Path,
         max_bytes: u64,
@@ -142,14 +126,11 @@ impl FileCache {
 
     /// Returns a blob as a local file, and fetches it if missing. If another task or process is
     /// fetching it, waits for that fetch.
-    ///
-    /// # Errors
-    /// When the blob is missing or damaged in the store, does not fit, or store or disk fail.
     pub async fn fetch_blob(&self, store: &Store, blob: &v1::Blob) -> Result<CachedBlob, GetError> {
         self.fetch_object(store, store.wanted_blob(blob)?).await
     }
 
-    /// Returns an object as a local file, and fetches it if missing, under the object's fetch lock.
+    /// Fetches an object unless it is cached, under its fetch lock.
     async fn fetch_object(
         &self,
         store: &Store,
@@ -165,7 +146,6 @@ impl FileCache {
         }
     }
 
-    /// Acquires the fetch lock of the given name.
     async fn lock_fetch(&self, name: &str) -> Result<FetchLock, CacheError> {
         let path = self.inner.quota.cache_dir().join("locks").join(name);
         FetchLock::acquire_lock(&path)
@@ -173,14 +153,13 @@ impl FileCache {
             .map_err(|source| CacheError::from_io("lock", path, source))
     }
 
-    /// Returns the file of an object, if it is in the cache and undamaged.
     async fn find_cached(&self, wanted: &WantedObject) -> Result<Option<CachedBlob>, CacheError> {
         let (inner, digest, bytes) = (self.inner.clone(), wanted.digest, wanted.bytes);
         let path = self.blob_path(digest);
         run_blocking(move || inner.hold_blob(&path, digest, bytes)).await
     }
 
-    /// Downloads an object from the store, with peers if its part hashes are known.
+    /// Downloads an object, with peers if its part hashes are known.
     async fn download_object(
         &self,
         store: &Store,
@@ -207,19 +186,17 @@ impl FileCache {
         self.commit_file(file, temp, wanted.digest).await
     }
 
-    /// Opens a file of the cache for a peer and protects it from eviction while it is open. The
-    /// content is not checked here, because the receiver verifies it. Blocking.
+    /// Opens a file for a peer and protects it from eviction while it is open. The receiver
+    /// verifies the content. Blocking.
     pub(crate) fn open_unverified(&self, digest: Digest) -> Option<File> {
         file_lock::open_shared(&self.blob_path(digest)).ok()?
     }
 
-    /// Makes room for `bytes` bytes and creates a file of that size.
     async fn reserve_space(&self, bytes: u64) -> Result<(File, TempPath), CacheError> {
         let inner = self.inner.clone();
         run_blocking(move || inner.quota.reserve_file(bytes)).await
     }
 
-    /// Renames a file whose bytes were just verified to its place in the cache.
     async fn commit_file(
         &self,
         file: File,
@@ -238,7 +215,6 @@ impl FileCache {
         committed.await
     }
 
-    /// Returns the path of a file by digest.
     fn blob_path(&self, digest: Digest) -> PathBuf {
         let hex = digest.to_hex();
         self.inner.quota.cache_dir().join("b3").join(&hex[..2]).join(hex)
@@ -272,13 +248,12 @@ impl fmt::Debug for FileCache {
     }
 }
 
-/// Sets the access time, which decides the order of eviction. A failure (for example because this
-/// process does not own the file) only makes the file look older.
+/// Sets the access time, which decides the order of eviction; after a failure the file only looks
+/// older.
 fn mark_used(file: &File) {
     let _ = file.set_times(FileTimes::new().set_accessed(SystemTime::now()));
 }
 
-/// Returns the file mode 0444.
 fn read_only_mode() -> fs::Permissions {
     std::os::unix::fs::PermissionsExt::from_mode(0o444)
 }

@@ -13,56 +13,45 @@ use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
 use wire::Digest;
 
-use crate::{file_hashing, verification::ByteProgress};
+use crate::file_hashing::{self, ByteProgress};
 
-/// Size in bytes above which the older half of the file is dropped.
+/// The size above which the older half of the file is dropped.
 const FILE_BYTES_MAX: u64 = 2 << 20;
-/// Largest number of bytes that are read from a file that another program made long.
 const READ_BYTES_MAX: u64 = 2 * FILE_BYTES_MAX;
-/// Age of the last write after which a digest is remembered. A file may be written again within one
-/// tick of its file system's clock, and some file systems tick every two seconds.
+/// The age of the last write after which a digest is remembered: some file systems' clocks tick
+/// every two seconds, so a file may be written twice within one tick.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
-/// Remembered digests of the files of one user, or of one cache.
+/// The remembered digests of the files of one user, or of one cache.
 #[derive(Debug)]
 pub struct DigestCache {
-    /// The file with the digests; without it nothing is remembered.
     path: Option<PathBuf>,
-    /// The digests read from the file.
     known: Mutex<KnownDigests>,
 }
 
-/// Digests in memory.
 #[derive(Debug, Default)]
 struct KnownDigests {
-    /// The attributes of the file at the last read, to detect lines that another process added.
+    /// The attributes at the last read, to detect lines that another process added.
     read_at: Option<FileAttributes>,
-    /// Digests by file attributes.
     digests: BTreeMap<FileAttributes, Digest>,
 }
 
-/// Attributes of a file that must be unchanged for a digest to be trusted.
+/// Attributes that must be unchanged for a digest to be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct FileAttributes {
-    /// Device number.
     device: u64,
-    /// Inode number.
     inode: u64,
-    /// Size in bytes.
     bytes: u64,
-    /// Modification time in seconds and nanoseconds.
     modified: (i64, i64),
-    /// Change time in seconds and nanoseconds.
     changed: (i64, i64),
 }
 
-/// One line of the file.
 #[derive(Serialize, Deserialize)]
 struct DigestLine {
     #[serde(flatten)]
@@ -71,7 +60,7 @@ struct DigestLine {
 }
 
 impl DigestCache {
-    /// Uses the file at `path`, which is created when there is a digest to remember.
+    /// Uses the file at `path`, which is created with the first digest.
     pub fn at_path(path: PathBuf) -> Self {
         Self { path: Some(path), known: Mutex::default() }
     }
@@ -85,9 +74,7 @@ impl DigestCache {
         Self { path, known: Mutex::default() }
     }
 
-    /// Returns the digest and the size of a file. Hashes the file unless its digest is remembered
-    /// and its attributes are unchanged. `seen` is called with the number of bytes as they are
-    /// processed.
+    /// Returns the digest and the size of a file; hashes it unless its attributes are unchanged.
     pub(crate) fn digest_file(
         &self,
         path: &Path,
@@ -108,8 +95,6 @@ impl DigestCache {
         Ok((digest, bytes))
     }
 
-    /// Returns the remembered digest for file attributes, and reads the file again if it has
-    /// changed.
     fn recall_digest(&self, looks: FileAttributes) -> Option<Digest> {
         let path = self.path.as_ref()?;
         let now = fs::metadata(path).ok().map(|meta| FileAttributes::from_metadata(&meta));
@@ -121,7 +106,7 @@ impl DigestCache {
         known.digests.get(&looks).copied()
     }
 
-    /// Appends a digest to the file. If that fails, the file is hashed again at the next use.
+    /// Appends a digest. If that fails, the file is hashed again at the next use.
     fn remember_digest(&self, looks: FileAttributes, digest: Digest) {
         let Some(path) = &self.path else { return };
         if let Err(error) = append_line(path, &DigestLine { looks, digest }) {
@@ -129,14 +114,12 @@ impl DigestCache {
         }
     }
 
-    /// Locks the digests in memory.
     fn lock_known(&self) -> MutexGuard<'_, KnownDigests> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl FileAttributes {
-    /// Extracts the attributes from the metadata of a file.
     fn from_metadata(meta: &Metadata) -> Self {
         Self {
             device: meta.dev(),
@@ -148,7 +131,6 @@ impl FileAttributes {
     }
 }
 
-/// Reads the lines of the file in order; skips malformed lines.
 fn read_lines(path: &Path) -> Vec<DigestLine> {
     let mut text = Vec::new();
     let Ok(file) = File::open(path) else { return Vec::new() };
@@ -158,12 +140,11 @@ fn read_lines(path: &Path) -> Vec<DigestLine> {
     text.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
 
-/// Reads the digests from the file; of several lines with the same attributes the last counts.
+/// Reads the digests; of several lines with the same attributes the last counts.
 fn read_digests(path: &Path) -> BTreeMap<FileAttributes, Digest> {
     read_lines(path).into_iter().map(|line| (line.looks, line.digest)).collect()
 }
 
-/// Appends a line, and first drops the older half of a file that is too large.
 fn append_line(path: &Path, line: &DigestLine) -> io::Result<()> {
     let parent = path.parent().unwrap_or(path);
     fs::create_dir_all(parent)?;
@@ -177,8 +158,8 @@ fn append_line(path: &Path, line: &DigestLine) -> io::Result<()> {
     File::options().create(true).append(true).mode(0o600).open(path)?.write_all(&text)
 }
 
-/// Rewrites the file without the older half of its lines. Lines that another process adds meanwhile
-/// are lost; those files are hashed again.
+/// Keeps the newer half of the lines. Lines that another process adds meanwhile are lost; those
+/// files are hashed again.
 fn drop_older_half(path: &Path) -> io::Result<()> {
     let lines = read_lines(path);
     let mut text = Vec::new();
@@ -186,11 +167,10 @@ fn drop_older_half(path: &Path) -> io::Result<()> {
         serde_json::to_writer(&mut text, line)?;
         text.push(b'\n');
     }
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let aside = path.with_extension(format!("{}-{}", std::process::id(), now.as_nanos()));
+    let now = wire::clock::unix_time().as_nanos();
+    let aside = path.with_extension(format!("{}-{now}", std::process::id()));
     let written = fs::write(&aside, text).and_then(|()| fs::rename(&aside, path));
     if written.is_err() {
-        // A failure here adds nothing to the error that is returned.
         let _ = fs::remove_file(&aside);
     }
     written
@@ -200,22 +180,22 @@ fn drop_older_half(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Which is read in several pieces.
+    /// Returns content that is read in several pieces.
     fn long(bytes: &[u8]) -> Vec<u8> {
         bytes.repeat(300_000)
     }
 
-    /// A file that was last written to long ago.
+    /// Writes a file with an old modification time.
     fn old(path: &Path, bytes: &[u8]) {
         fs::write(path, long(bytes)).unwrap();
-        let long_ago = SystemTime::now() - Duration::from_secs(3600);
+        let long_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
         File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
     }
 
     fn hashed(digests: &DigestCache, path: &Path) -> (Digest, bool) {
         let chunks = Mutex::new(0);
         let (digest, _) = digests.digest_file(path, &|_| *chunks.lock().unwrap() += 1).unwrap();
-        // Recalling tells of the file once.
+        // A recalled digest reports progress once.
         (digest, *chunks.lock().unwrap() > 1)
     }
 
@@ -233,7 +213,7 @@ mod tests {
             hashed(&other_process, &file),
             (Digest::hash_bytes(&long(b"0123456789")), false)
         );
-        // In place, with the modification time put back.
+        // Written in place, with the modification time put back.
         let before = fs::metadata(&file).unwrap().modified().unwrap();
         let open = File::options().write(true).open(&file).unwrap();
         (&open).write_all(&long(b"9876543210")).unwrap();

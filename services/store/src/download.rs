@@ -16,35 +16,31 @@ use tokio_util::{io::ReaderStream, task::AbortOnDropHandle};
 use wire::Digest;
 
 use crate::{
+    blocking::run_blocking,
     error::{CacheError, GetError, StorageError},
     file_hashing,
-    store::{Store, WantedObject, run_blocking},
-    tree::VerifiedStream,
-    upload::PART_BYTES,
+    limits::PART_BYTES,
+    store::{Store, WantedObject},
 };
 
-/// Number of ranges requested at the same time. Each is its own request, so none reaches the
-/// request timeout.
+/// Each range is its own request, so none reaches the request timeout.
 const RANGES_IN_FLIGHT: usize = 4;
-/// Size of a read from a local file, in bytes.
 const LOCAL_CHUNK: usize = 1 << 20;
-/// Largest number of chunks that are passed to a blocking thread together.
 const WRITTEN_AT_ONCE: usize = 256;
-/// Total number of fetches of an object that arrives damaged from a remote store; bits can also
-/// flip in transit.
+/// The number of fetches of an object that arrives damaged; bits can also flip in transit.
 const FETCH_ATTEMPTS: u32 = 4;
-/// Largest chunk that is hashed on the current thread; for less, a switch to another thread takes
-/// more time.
+/// The largest chunk that is hashed on the current thread; for less, a switch costs more time.
 const INLINE_HASH_BYTES: usize = 128 << 10;
 
+/// The bytes of a file in order. The last item is an error if they do not match the file's digest.
+pub type VerifiedStream = BoxStream<'static, Result<Bytes, GetError>>;
+
 impl WantedObject {
-    /// Builds the error for content that is not the expected one.
     pub(crate) fn corrupt_error(&self, found: impl Into<String>, same_size: bool) -> GetError {
         let expected = format!("{} of {} bytes", self.digest, self.bytes);
         GetError::Corrupt { url: self.url.clone(), expected, found: found.into(), same_size }
     }
 
-    /// Checks a size against the expected one.
     pub(crate) fn check_size(&self, size: u64) -> Result<(), GetError> {
         if size == self.bytes {
             Ok(())
@@ -53,7 +49,6 @@ impl WantedObject {
         }
     }
 
-    /// Checks a digest and a size against the expected ones.
     pub(crate) fn check_content(&self, (digest, size): (Digest, u64)) -> Result<(), GetError> {
         self.check_size(size)?;
         if digest == self.digest {
@@ -65,7 +60,7 @@ impl WantedObject {
 }
 
 impl Store {
-    /// Streams the unverified chunks of an object in order, after a check of its size.
+    /// Streams the unverified chunks of an object, after a check of its size.
     pub(crate) async fn stream_chunks(
         &self,
         wanted: &WantedObject,
@@ -90,7 +85,6 @@ impl Store {
         Ok(self.stream_ranges(wanted).map_err(fault).boxed())
     }
 
-    /// Streams a large remote object in ranges that are requested ahead.
     fn stream_ranges(
         &self,
         wanted: &WantedObject,
@@ -118,8 +112,8 @@ impl Store {
         pieces.map_ok(|pieces| stream::iter(pieces.into_iter().map(Ok))).try_flatten()
     }
 
-    /// Streams the chunks of an object in order. The last item is an error if the content is not
-    /// the expected one.
+    /// Streams the chunks of an object. The last item is an error if the content is not the
+    /// expected one.
     pub(crate) async fn stream_verified(
         &self,
         wanted: WantedObject,
@@ -158,8 +152,7 @@ impl Store {
         .await
     }
 
-    /// Repeats a fetch from a remote store that arrived damaged, up to 4 fetches in total. An
-    /// object that is damaged in the store stays damaged.
+    /// Repeats a fetch from a remote store that arrived damaged.
     pub(crate) async fn retry_if_damaged<T, F>(
         &self,
         mut fetch: impl FnMut() -> F,
@@ -179,8 +172,8 @@ impl Store {
         fetch().await
     }
 
-    /// Fills an empty file of this machine and verifies it. After an error the file's content must
-    /// be discarded. `at` is the file's path, for messages.
+    /// Fills an empty file and verifies it. After an error its content must be discarded. `at` is
+    /// its path, for messages.
     pub(crate) async fn fetch_into_file(
         &self,
         wanted: &WantedObject,
@@ -209,8 +202,8 @@ impl Store {
     }
 }
 
-/// Copies an object of a local store and verifies it; shares the blocks where the file system can.
-/// Never makes a hard link, because the store's file must not be writable through a job's
+/// Copies an object of a local store and verifies it. Shares the blocks where the file system can,
+/// but never makes a hard link, because the store's file must not be writable through a job's
 /// directory. Blocking.
 fn copy_local_object(
     path: &FsPath,

@@ -6,33 +6,28 @@ use std::{error::Error as StdError, io, path::PathBuf};
 use hub::ModelRevision;
 
 use crate::{
-    gateway_store::GatewayRefusal,
     manifest::{ManifestError, TreeFile, TreeManifest},
     path::PathError,
 };
 
-/// The underlying error of a storage request.
 type ErrorSource = Box<dyn StdError + Send + Sync>;
 
 /// A request that the storage did not fulfil, for any kind of storage.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// The storage rejected the credentials or the file permissions.
     #[error(
         "{url} refuses access: check who may read and write there (AWS_ACCESS_KEY_ID and its \
          policy, or the directory's owner and mode) (S102)"
     )]
     Denied { url: String, source: ErrorSource },
-    /// The fleet's gateway refused the request; the source is the gateway's message.
+    /// The gateway refused the request; the source is its message.
     #[error("the fleet's gateway refuses {url} (S102)")]
     Refused { url: String, source: ErrorSource },
-    /// The disk or the quota is full.
     #[error("{url} has no space left: free some, or raise the quota (S103)")]
     Full { url: String, source: ErrorSource },
-    /// The object does not exist.
     #[error("{url} is not there (S104)")]
     Missing { url: String, source: ErrorSource },
-    /// The storage is unreachable or failed for another reason.
+    /// The storage is unreachable, or failed for another reason.
     #[error("cannot reach {url}, or it failed (S105)")]
     Failed { url: String, source: ErrorSource },
 }
@@ -40,20 +35,16 @@ pub enum StorageError {
 /// The reason why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The URL cannot be used.
     #[error("cannot use {url:?} as a store: {reason} (S101)")]
     Url { url: String, reason: String },
-    /// The directory of the store cannot be created.
     #[error("cannot create the store's directory {} (S101)", path.display())]
     Directory { path: PathBuf, source: io::Error },
-    /// The environment contains no credentials for S3.
     #[error(
         "no credentials for {url}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in \
          ~/.aws are not read), AWS_WEB_IDENTITY_TOKEN_FILE, AWS_METADATA_ENDPOINT for an \
          instance's own, or AWS_SKIP_SIGNATURE=true for a public bucket (S101)"
     )]
     Credentials { url: String },
-    /// The client cannot be set up from the environment.
     #[error("cannot set up {url} from the AWS_* environment (S101)")]
     Settings { url: String, source: ErrorSource },
 }
@@ -61,13 +52,10 @@ pub enum OpenError {
 /// The reason why the check of a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// A request failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The store returned other bytes than were written.
     #[error("{url} gave back other bytes than were written: do not use this store (S106)")]
     Differs { url: String },
-    /// The store did not answer within the limit.
     #[error(
         "{url} did not answer within {seconds} s: check the address (AWS_ENDPOINT, or the gateway's) (S105)"
     )]
@@ -77,28 +65,20 @@ pub enum CheckError {
 /// The reason why a blob or tree was not published.
 #[derive(Debug, thiserror::Error)]
 pub enum PutError {
-    /// A request to the storage failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// A file of this machine cannot be read.
     #[error("cannot read {} to publish it", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// The directory contains something other than files and directories.
     #[error("cannot publish {}: it is neither a regular file nor a directory (S108)", path.display())]
     Kind { path: PathBuf },
-    /// The directory contains no files.
     #[error("cannot publish {}: it holds no files (S108)", path.display())]
     Empty { path: PathBuf },
-    /// A file name may not be used in the store.
     #[error("cannot publish {}", path.display())]
     Path { path: PathBuf, source: PathError },
-    /// The files cannot be described in a manifest.
     #[error("cannot describe {} in a manifest", path.display())]
     Manifest { path: PathBuf, source: ManifestError },
-    /// A file changed while it was published.
     #[error("{} changed while it was published: publish it again when it is complete (S108)", path.display())]
     Changed { path: PathBuf },
-    /// The place contains a manifest that does not match its name.
     #[error(
         "{url} holds another manifest than its name says: remove that directory and publish again (S106)"
     )]
@@ -108,19 +88,14 @@ pub enum PutError {
 /// The reason why a blob, a tree or a file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum GetError {
-    /// A request to the storage failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The local cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A fact contains a malformed digest.
     #[error("cannot fetch what a fact names")]
     Digest(#[from] wire::DigestError),
-    /// A fact contains a path that may not be used in the store.
     #[error("cannot fetch what a fact names")]
     Path(#[from] PathError),
-    /// The received bytes do not match the digest or the size.
     #[error(
         "{url} is damaged: expected {expected}, found {found}; restore or remove that object, \
          then publish it again (S106)"
@@ -129,16 +104,13 @@ pub enum GetError {
         url: String,
         expected: String,
         found: String,
-        /// As many bytes as expected, but others: the way here may be at fault.
+        /// True if the number of bytes is right: the network may be at fault.
         same_size: bool,
     },
-    /// The object is larger than the caller allows.
     #[error("{url} has {bytes} bytes, more than the {limit} allowed here (S107)")]
     TooLarge { url: String, bytes: u64, limit: u64 },
-    /// The manifest of the tree cannot be used.
     #[error("cannot use the manifest {url}")]
     Manifest { url: String, source: ManifestError },
-    /// The tree has no file with this path.
     #[error("the tree {url} has no file {path:?} (S104)")]
     NoSuchFile { url: String, path: String },
     /// A file of a base model is neither in the store, nor on this machine, nor on the hub.
@@ -151,9 +123,9 @@ pub enum GetError {
         file: String,
         bytes: u64,
         digest: String,
-        /// What was tried, and what came of it.
+        /// What was tried, with the results.
         tried: String,
-        /// What a person may do about it.
+        /// The remedies.
         download: String,
         may_pass: bool,
     },
@@ -162,13 +134,10 @@ pub enum GetError {
 /// A failure of the local cache.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// A file operation failed.
     #[error("cannot {doing} {} in the cache: check its owner, mode and file system (S110)", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
-    /// The disk of the cache is full.
     #[error("the disk of the cache {} is full: free some space (S110)", path.display())]
     DiskFull { path: PathBuf, source: io::Error },
-    /// The cache limit leaves no room, because the rest is in use.
     #[error(
         "{needed} bytes do not fit into the cache {}: its limit is {limit} and {in_use} are in \
          use; raise the limit or wait for jobs to end (S110)", path.display()
@@ -179,19 +148,22 @@ pub enum CacheError {
 /// The reason why a tree was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// A request to the storage failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// A fact contains a malformed digest.
     #[error("cannot remove what a fact names")]
     Digest(#[from] wire::DigestError),
-    /// The tree is not at the only place where it may be removed.
     #[error("the tree {path:?} is not at {expected:?}, where alone it may be removed (S109)")]
     WrongPlace { path: String, expected: String },
 }
 
+/// The message of a gateway that refused a request, for the user.
+#[derive(Debug, thiserror::Error)]
+#[error("{sentence}")]
+pub struct GatewayRefusal {
+    pub sentence: String,
+}
+
 impl StorageError {
-    /// Returns true if the object does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Missing { .. })
     }
@@ -201,7 +173,6 @@ impl StorageError {
         matches!(self, Self::Failed { .. } | Self::Full { .. })
     }
 
-    /// Converts an error of `object_store` and classifies it.
     pub(crate) fn new(url: String, source: object_store::Error) -> Self {
         use object_store::Error as E;
         match source {
@@ -218,12 +189,10 @@ impl StorageError {
         }
     }
 
-    /// Converts an I/O error of a store that is a directory.
     pub(crate) fn from_io(url: String, source: io::Error) -> Self {
         Self::from_kind(url, Some(source.kind()), Box::new(source))
     }
 
-    /// Classifies an error by its I/O kind, and a full server by the error codes in its text.
     fn from_kind(url: String, kind: Option<io::ErrorKind>, source: ErrorSource) -> Self {
         use io::ErrorKind as K;
         let text = source.to_string();
@@ -239,10 +208,9 @@ impl StorageError {
     }
 }
 
-/// Error codes of S3 servers (Ceph, MinIO, Garage, R2) for a full disk or quota.
+/// Codes of S3 servers (Ceph, MinIO, Garage, R2) for a full disk or quota.
 const FULL_ERROR_CODES: [&str; 3] = ["StorageFull", "InsufficientStorage", "QuotaExceeded"];
 
-/// Returns the kind of the first I/O error in a chain of sources, if any.
 fn find_io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -255,7 +223,6 @@ fn find_io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
 }
 
 impl GetError {
-    /// Builds the error for a base model's file that no source has, with the remedies.
     pub(crate) fn unavailable_file(
         manifest: &TreeManifest,
         file: &TreeFile,
@@ -324,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_and_a_refusal_are_told_apart_from_other_faults() {
+    fn a_full_disk_and_a_refusal_differ_from_other_faults() {
         assert!(matches!(local(io::ErrorKind::StorageFull), StorageError::Full { .. }));
         assert!(matches!(local(io::ErrorKind::PermissionDenied), StorageError::Denied { .. }));
         assert!(matches!(local(io::ErrorKind::TimedOut), StorageError::Failed { .. }));

@@ -21,23 +21,21 @@ use std::{
 use blake3::hazmat::{ChainingValue, HasherExt};
 use wire::Digest;
 
-use crate::{
-    parts::{PartHasher, PartHashes},
-    verification::ByteProgress,
-};
+use crate::parts::{PartHasher, PartHashes};
 
-/// Largest number of threads that hash one file; more would wait for memory.
+/// The largest number of threads that hash one file; more would wait for memory.
 const THREADS_MAX: usize = 4;
-/// Size of a read in bytes: small enough to stay in a core's cache until it is hashed and written.
+/// Small enough to stay in a core's cache until it is hashed and written.
 const PIECE_BYTES: usize = 256 << 10;
-/// Number of buffers between reading and writing of a copy.
 const PIECES: usize = 8;
 
-/// The digest of a file, its size in bytes, and its part hashes if the file has parts.
+/// A callback that receives the number of bytes as they are hashed.
+pub type ByteProgress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+
+/// The digest, the size in bytes, and the part hashes if the file has parts.
 pub(crate) type FileHashes = (Digest, u64, Option<PartHashes>);
 
-/// Copies a file into an empty file and returns the hashes of the content. Shares the blocks where
-/// the file system can.
+/// Copies a file into an empty one. Shares the blocks where the file system can.
 pub(crate) fn copy_and_hash(from: &File, mut to: &File) -> io::Result<FileHashes> {
     if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         return hash_open_file(to, &|_| ());
@@ -59,8 +57,7 @@ pub(crate) fn copy_and_hash(from: &File, mut to: &File) -> io::Result<FileHashes
     })
 }
 
-/// Reads and hashes a file and passes the pieces to the writer. Ends early when the writer has
-/// stopped.
+/// Ends early when the writer has stopped.
 fn read_ahead(
     file: &File,
     filled: &mpsc::SyncSender<Vec<u8>>,
@@ -80,8 +77,7 @@ fn read_ahead(
     Ok(hasher.finish())
 }
 
-/// Hashes a file, with several threads if it is large. `seen` is called with the number of bytes as
-/// they are hashed.
+/// Hashes a file, with several threads if it is large.
 pub(crate) fn hash_open_file(file: &File, seen: ByteProgress<'_>) -> io::Result<FileHashes> {
     let bytes = file.metadata()?.len();
     let Some(part_bytes) = PartHashes::part_size(bytes) else {
@@ -104,7 +100,6 @@ pub(crate) fn hash_open_file(file: &File, seen: ByteProgress<'_>) -> io::Result<
     Ok((digest, bytes, Some(parts)))
 }
 
-/// Hashes a file with one thread.
 fn hash_in_order(file: &File, bytes: u64, seen: ByteProgress<'_>) -> io::Result<FileHashes> {
     let mut hasher = PartHasher::new(bytes);
     read_pieces(file, 0..u64::MAX, &mut new_buffer(), |piece| {
@@ -114,23 +109,17 @@ fn hash_in_order(file: &File, bytes: u64, seen: ByteProgress<'_>) -> io::Result<
     Ok(hasher.finish())
 }
 
-/// A file that several threads read.
 struct ParallelReading<'a> {
     file: &'a File,
-    /// Size of the file in bytes.
     bytes: u64,
-    /// Size of a part in bytes.
     part_bytes: u64,
     /// Start of the next part that no thread has taken.
     next_start: AtomicU64,
-    /// Callback for hashed bytes.
     progress: ByteProgress<'a>,
 }
 
-/// The start of a part, and its chaining value.
 type PartValue = (u64, ChainingValue);
 
-/// Hashes all parts of a file with several threads.
 fn hash_with_threads(reading: &ParallelReading<'_>) -> io::Result<Vec<PartValue>> {
     let work = || {
         let done = reading.hash_parts();
@@ -156,7 +145,6 @@ fn hash_with_threads(reading: &ParallelReading<'_>) -> io::Result<Vec<PartValue>
 }
 
 impl ParallelReading<'_> {
-    /// Takes and hashes parts until none is left.
     fn hash_parts(&self) -> io::Result<Vec<PartValue>> {
         let (mut values, mut buffer) = (Vec::new(), new_buffer());
         loop {
@@ -178,12 +166,10 @@ impl ParallelReading<'_> {
     }
 }
 
-/// Returns a buffer for one read.
 fn new_buffer() -> Vec<u8> {
     vec![0; PIECE_BYTES]
 }
 
-/// Reads a range of a file piece by piece, up to the end of the file.
 fn read_pieces(
     file: &File,
     mut range: Range<u64>,
@@ -203,7 +189,6 @@ fn read_pieces(
     Ok(())
 }
 
-/// Reads at an offset and repeats interrupted reads.
 fn read_at_offset(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     loop {
         match file.read_at(buffer, at) {
@@ -239,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_shorter_has_the_digest_of_what_is_left() {
+    fn a_file_that_becomes_shorter_has_the_digest_of_its_rest() {
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("source");
         let bytes = noise(5 << 20);

@@ -28,31 +28,24 @@ use self::{
     gateway_upload::GatewayUpload,
     protocol::{ListObjectsReply, SIGN_BYTES_MIN},
 };
-use crate::{error::OpenError, objects::identity_file, upload::PART_BYTES};
-pub use gateway_client::GatewayRefusal;
+use crate::{error::OpenError, internal_directory::identity_file, limits::PART_BYTES};
 
-/// Longest time to decide whether the store is a directory of this machine.
 const IDENTITY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Number of requests for the store's identity.
 const IDENTITY_TRIES: u32 = 10;
-/// Pause between two requests for the store's identity.
 const IDENTITY_PAUSE: Duration = Duration::from_millis(200);
 
-/// The settings with which a member reaches its fleet's store through the gateway: address,
-/// certificate authority and bearer token. [`Store::open_gateway`](crate::Store::open_gateway)
-/// opens the store.
+/// The settings with which a member reaches its fleet's store through the gateway.
 ///
 /// Each request reads the bearer token from its file. A read is redirected to a signed URL if the
-/// store is S3. A large write first asks for a signed URL. If a signed URL cannot be reached,
-/// requests are relayed through the gateway for 5 minutes.
+/// store is S3; a large write first asks for one. If a signed URL cannot be reached, requests are
+/// relayed through the gateway for 5 minutes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayStore {
     /// `host:port` of the gateway; several hosts with the same port are separated by commas.
     pub gateway: String,
-    /// The fleet's certificate authority, a PEM file. Without it the connection is not encrypted,
-    /// which only tests use.
+    /// The fleet's certificate authority, a PEM file. Only tests connect without it, unencrypted.
     pub ca: Option<PathBuf>,
-    /// File with the member's bearer token. It is read for each request, because the token is
+    /// The file with the member's bearer token, read for each request, because the token is
     /// renewed.
     pub bearer: Option<PathBuf>,
 }
@@ -65,7 +58,7 @@ impl GatewayStore {
         format!("{scheme}://{first}{}", protocol::STORE_PATH)
     }
 
-    /// Returns the host names or addresses of the gateway, without port and brackets.
+    /// Returns the hosts without port and brackets.
     fn gateway_hosts(&self) -> Vec<String> {
         let host = |address: &str| {
             let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
@@ -74,8 +67,8 @@ impl GatewayStore {
         self.gateway.split(',').map(host).collect()
     }
 
-    /// Returns true if `directory` of this machine is the store behind the gateway. Returns false
-    /// if that cannot be determined.
+    /// Returns true if `directory` of this machine is the store behind the gateway, and false if
+    /// unknown.
     pub async fn serves_directory(&self, directory: &FsPath) -> bool {
         let Ok(client) = GatewayClient::new(self) else { return false };
         let there = tokio::time::timeout(IDENTITY_TIMEOUT, request_identity(&client)).await;
@@ -85,8 +78,7 @@ impl GatewayStore {
     }
 }
 
-/// Requests the identity of the store, with retries: a gateway may refuse a new member for a
-/// moment.
+/// Retries, because a gateway may refuse a new member for a moment.
 async fn request_identity(client: &GatewayClient) -> Option<String> {
     for _ in 0..IDENTITY_TRIES {
         match client.read_identity().await {
@@ -97,24 +89,20 @@ async fn request_identity(client: &GatewayClient) -> Option<String> {
     None
 }
 
-/// The objects behind a gateway, as an [`ObjectStore`].
 #[derive(Clone)]
 pub(crate) struct GatewayObjectStore {
     client: Arc<GatewayClient>,
 }
 
 impl GatewayObjectStore {
-    /// Creates a client. Touches no network.
     pub(crate) fn new(door: &GatewayStore) -> std::result::Result<Self, OpenError> {
         Ok(Self { client: Arc::new(GatewayClient::new(door)?) })
     }
 
-    /// Returns the client for requests to the gateway.
     pub(crate) fn gateway_client(&self) -> &GatewayClient {
         &self.client
     }
 
-    /// Checks that the gateway reaches the store.
     pub(crate) async fn check_access(&self) -> Result<()> {
         self.client.read_identity().await.map(|_| ())
     }
@@ -132,20 +120,17 @@ impl fmt::Display for GatewayObjectStore {
     }
 }
 
-/// The part of an object that is still to be received.
 struct RemainingBody {
     client: Arc<GatewayClient>,
     key: Path,
-    /// Offset of the next byte.
     next: u64,
-    /// Offset after the last byte.
+    /// The offset after the last byte.
     end: u64,
-    /// The body that is being received, if any.
     body: Option<ObjectBody>,
 }
 
 impl RemainingBody {
-    /// Returns the next piece; requests the rest again when a body breaks off.
+    /// Requests the rest when a body breaks off.
     async fn next_piece(mut self) -> Result<Option<(Bytes, Self)>> {
         while self.next < self.end {
             let mut answer = match self.body.take() {
@@ -167,18 +152,15 @@ impl RemainingBody {
     }
 }
 
-/// Builds the metadata of an object from its size alone.
 fn object_meta(location: &Path, size: u64) -> ObjectMeta {
     let last_modified = Default::default();
     ObjectMeta { location: location.clone(), last_modified, size, e_tag: None, version: None }
 }
 
-/// Builds the error for an operation that the gateway does not offer.
 fn unsupported_error(what: &str) -> Error {
     Error::NotSupported { source: format!("the gateway's store has no {what}").into() }
 }
 
-/// Builds the result of a write.
 fn put_result(e_tag: Option<String>) -> PutResult {
     PutResult { e_tag, version: None, extensions: Default::default() }
 }
@@ -288,7 +270,6 @@ impl ObjectStore for GatewayObjectStore {
     }
 }
 
-/// Builds the result of a read.
 fn get_result(
     payload: GetResultPayload,
     meta: ObjectMeta,
@@ -298,7 +279,6 @@ fn get_result(
     GetResult { payload, meta, range, attributes, extensions }
 }
 
-/// Returns true if a piece is large enough to request a signed URL for it.
 fn is_worth_signing(bytes: &Bytes) -> bool {
     bytes.len() as u64 >= SIGN_BYTES_MIN
 }

@@ -12,46 +12,41 @@ use std::{
 };
 
 use crate::{
+    blocking::run_blocking,
     error::StorageError,
+    internal_directory::uploads_directory,
     manifest::{MANIFEST, SUMS_FILE},
-    objects::uploads_directory,
     parts::PARTS_FILE,
-    store::{Store, run_blocking},
+    store::Store,
 };
 
-/// Age after which an unfinished upload counts as abandoned: 24 hours since its last byte. No
-/// client resumes an upload after that time, and no staged file waits longer for its final name.
-/// For an upload into a bucket only the start is known, so three times as long applies.
+/// The age after which an unfinished upload is abandoned, counted from its last byte. No client
+/// resumes an upload after 24 hours, and no staged file waits longer for its final name.
 pub const LEFTOVER_AGE: Duration = Duration::from_secs(24 * 3600);
-/// Factor on the age for uploads into a bucket, because it counts from their start and not from
-/// their last byte.
+/// A factor on the age for uploads into a bucket, which counts from their start.
 pub(crate) const BUCKET_AGE_FACTOR: u32 = 3;
-/// Largest number of directory entries that one search visits; a search that reaches it logs a
-/// warning and ends.
+/// The largest number of entries that one search visits.
 const ENTRIES_MAX: u64 = 2_000_000;
 
-/// Directories that contain only files of the store, so that each staging name in them is a
-/// leftover.
+/// Directories that contain only files of the store: each staging name in them is a leftover.
 const OWNED_DIRECTORIES: [&str; 3] = ["runs", "blobs", "models"];
-/// Files that the store adds to directories that were copied into it by other programs.
+/// Files that the store adds to directories that other programs copied into it.
 const OWN_FILES: [&str; 3] = [MANIFEST, SUMS_FILE, PARTS_FILE];
 
 /// Number and size of the leftovers of unfinished uploads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UploadLeftovers {
-    /// Number of files in a directory, or of uploads into a bucket.
+    /// The number of files in a directory, or of uploads into a bucket.
     pub count: u64,
-    /// Disk usage in bytes; 0 for a bucket, which does not report it.
+    /// The disk usage in bytes; 0 for a bucket, which does not report it.
     pub bytes: u64,
 }
 
 impl UploadLeftovers {
-    /// Returns true if there are no leftovers.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Adds the number and size of other leftovers.
     fn add(&mut self, other: Self) {
         self.count += other.count;
         self.bytes += other.bytes;
@@ -61,9 +56,6 @@ impl UploadLeftovers {
 impl Store {
     /// Counts the leftovers of uploads without activity for `age`. Counts none in a store that is
     /// reached through a gateway, because the gateway searches it itself.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub async fn find_leftovers(&self, age: Duration) -> Result<UploadLeftovers, StorageError> {
         match self.local_root() {
             Some(root) => self.scan_local_root(root, age, false).await,
@@ -74,10 +66,8 @@ impl Store {
     }
 
     /// Removes the leftovers of uploads without activity for `age`, and aborts multipart uploads
-    /// that this user began and abandoned. Returns the number and size of what was removed.
-    ///
-    /// # Errors
-    /// When the store cannot be read. Files that cannot be removed are logged and skipped.
+    /// that this user began and abandoned. Returns the number and size of what was removed. Files
+    /// that cannot be removed are logged and skipped.
     pub async fn remove_leftovers(&self, age: Duration) -> Result<UploadLeftovers, StorageError> {
         let mut removed = match self.local_root() {
             Some(root) => self.scan_local_root(root, age, true).await?,
@@ -94,7 +84,6 @@ impl Store {
         Ok(removed)
     }
 
-    /// Searches the directory of the store for leftovers, and removes them if `remove` is true.
     async fn scan_local_root(
         &self,
         root: PathBuf,
@@ -114,27 +103,20 @@ impl Store {
         walked.await.map_err(|source| StorageError::from_io(self.backend.url.clone(), source))
     }
 
-    /// Returns the directory of the store, if it is one.
     fn local_root(&self) -> Option<PathBuf> {
         self.backend.local.as_ref()?;
         self.backend.url.strip_prefix("file://").map(PathBuf::from)
     }
 }
 
-/// A search for leftovers through the directory of a store.
 struct LeftoverScan {
-    /// The least time without activity.
     age: Duration,
-    /// True to remove the leftovers, false to count them.
     remove: bool,
-    /// Number of entries that the search may still visit.
     left: u64,
-    /// The leftovers found so far.
     found: UploadLeftovers,
 }
 
 impl LeftoverScan {
-    /// Searches the upload directory and each entry of the root. Hidden entries are skipped.
     fn scan_root(&mut self, root: &FsPath) -> io::Result<()> {
         self.scan_below(&uploads_directory(root), &|_| true)?;
         let Some(entries) = read_entries(root)? else { return Ok(()) };
@@ -156,8 +138,7 @@ impl LeftoverScan {
         Ok(())
     }
 
-    /// Searches a directory and all directories below it for files whose name `is_left` accepts.
-    /// Does not follow links, which lead out of the store.
+    /// Searches a tree of directories. Does not follow links, which lead out of the store.
     fn scan_below(&mut self, top: &FsPath, is_left: &dyn Fn(&str) -> bool) -> io::Result<()> {
         let mut directories = vec![top.to_owned()];
         while let Some(directory) = directories.pop() {
@@ -176,8 +157,6 @@ impl LeftoverScan {
         Ok(())
     }
 
-    /// Counts a file, and removes it if asked to, if `is_left` accepts its name and it is old
-    /// enough.
     fn process_entry(&mut self, entry: &fs::DirEntry, is_left: &dyn Fn(&str) -> bool) {
         let name = entry.file_name();
         if !name.to_str().is_some_and(is_left) {
@@ -202,7 +181,6 @@ impl LeftoverScan {
     }
 }
 
-/// Reads the entries of a directory. Returns `None` if the directory does not exist.
 fn read_entries(directory: &FsPath) -> io::Result<Option<fs::ReadDir>> {
     match fs::read_dir(directory) {
         Ok(entries) => Ok(Some(entries)),
@@ -211,9 +189,8 @@ fn read_entries(directory: &FsPath) -> io::Result<Option<fs::ReadDir>> {
     }
 }
 
-/// Returns the time of the last activity on a file, which is its last write. A new hard link has
-/// the write time of the old file, so for a file with several links the inode's change time counts
-/// if it is later: it includes the creation of the link.
+/// Returns the time of the last write. A new hard link has the write time of the old file, so for a
+/// file with several links the inode's change time counts if it is later.
 pub(crate) fn activity_time(meta: &fs::Metadata) -> SystemTime {
     let written = meta.modified().unwrap_or_else(|_| SystemTime::now());
     let seconds = u64::try_from(meta.ctime()).unwrap_or_default();
@@ -221,19 +198,15 @@ pub(crate) fn activity_time(meta: &fs::Metadata) -> SystemTime {
     if meta.nlink() > 1 { written.max(named) } else { written }
 }
 
-/// Returns true if a name is that of a staged file: a name, `#` and digits. No object has such a
-/// name.
 fn is_staging_name(name: &str) -> bool {
     final_name(name).is_some()
 }
 
-/// Returns true if a name is that of a staged file that the store itself writes beside files of
-/// other programs.
 fn is_own_staging_name(name: &str) -> bool {
     final_name(name).is_some_and(|name| OWN_FILES.contains(&name) || name.starts_with("check-"))
 }
 
-/// Returns the final name of a staged file, or `None` for other names.
+/// Returns the final name of a staged file, which is named `name#digits`.
 fn final_name(name: &str) -> Option<&str> {
     let (name, number) = name.rsplit_once('#')?;
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -258,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_old_is_removed_and_what_is_new_or_anothers_stays() {
+    async fn old_leftovers_are_removed_and_new_files_and_those_of_others_stay() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&format!("file://{}", dir.path().display())).await.unwrap();
         let old = SystemTime::now() - 2 * LEFTOVER_AGE;
@@ -283,7 +256,7 @@ mod tests {
             make(".door/identity", old),
             make("mine/notes#1", old),
         ];
-        // As a copy within the store is made: old bytes, and a name of this moment.
+        // As a copy within the store: old bytes under a new name.
         let copying = dir.path().join("blobs/ab/other#0");
         fs::hard_link(&stay[0], &copying).unwrap();
         stay.push(copying);

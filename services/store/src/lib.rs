@@ -8,20 +8,26 @@
 
 mod backend;
 mod base_model;
+mod blocking;
 mod cache;
+mod copy;
 mod digest_cache;
 mod download;
 mod error;
 mod file_hashing;
 mod gateway_store;
+mod internal_directory;
 mod leftovers;
+mod limits;
 mod manifest;
 mod objects;
 mod parts;
 mod path;
 mod peers;
 mod remove;
+mod request_settings;
 mod scan;
+mod staged_file;
 mod store;
 mod tree;
 mod upload;
@@ -30,17 +36,21 @@ mod verification;
 pub use base_model::{RegisterInPlaceError, StoreDirectory, UploadMode};
 pub use cache::{CachedBlob, CachedTree, ExternalSources, FileCache};
 pub use digest_cache::DigestCache;
-pub use error::{CacheError, CheckError, GetError, OpenError, PutError, RemoveError, StorageError};
-pub use gateway_store::{GatewayRefusal, GatewayStore, protocol as door_protocol};
+pub use download::VerifiedStream;
+pub use error::{
+    CacheError, CheckError, GatewayRefusal, GetError, OpenError, PutError, RemoveError,
+    StorageError,
+};
+pub use file_hashing::ByteProgress;
+pub use gateway_store::{GatewayStore, protocol as door_protocol};
 pub use identity::Fingerprint;
 pub use leftovers::{LEFTOVER_AGE, UploadLeftovers};
+pub use limits::{OBJECT_BYTES_MAX, PARTS_MAX, PIECE_BYTES_MAX};
 pub use manifest::{ManifestError, TreeFile, TreeManifest, TreeMetadata};
 pub use objects::{
-    LISTED_MAX, OBJECT_BYTES_MAX, ObjectStream, PARTS_MAX, PIECE_BYTES_MAX, PartPosition,
-    ReceiveError, SignedAction, StoreObjects,
+    LISTED_MAX, ObjectStream, PartPosition, ReceiveError, SignedAction, StoreObjects,
 };
 pub use path::{PathError, RelativePath, TreePlace};
 pub use peers::{PeerAgent, PeerDirectory, PeerNode, TransferTotals};
 pub use store::Store;
-pub use tree::VerifiedStream;
-pub use verification::{ByteProgress, ObjectDefect, VerifyReport};
+pub use verification::{ObjectDefect, VerifyReport};

@@ -12,15 +12,12 @@ use wire::Digest;
 
 use crate::{parts::PARTS_FILE, path::RelativePath};
 
-/// The name of the manifest in the directory of a tree.
+/// The file name of a tree's manifest.
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// The name of the file with the digests of a tree's files, in the format of `b3sum`.
+/// The file with the digests of a tree's files, in the format of `b3sum`.
 pub(crate) const SUMS_FILE: &str = "B3SUMS";
-/// Largest number of files in a tree.
 pub(crate) const MAX_FILES: usize = 10_000;
-/// Largest size of a manifest in bytes.
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
-/// The schema name inside a manifest.
 const SCHEMA: &str = "flotilla.tree/1";
 
 /// Lineage and kind of a tree: the key `about` of its manifest. It is part of the tree's identity.
@@ -31,39 +28,31 @@ pub type TreeMetadata = BTreeMap<String, Value>;
 /// The files of a tree with their sizes and digests, and the tree's metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TreeManifest {
-    /// The files, sorted by path.
     pub files: Vec<TreeFile>,
-    /// Lineage and kind of the tree.
     pub about: TreeMetadata,
 }
 
 /// One file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeFile {
-    /// The path below the directory of the tree.
     pub path: RelativePath,
-    /// Size in bytes.
     pub bytes: u64,
-    /// BLAKE3 digest of the content.
+    /// The BLAKE3 digest of the content.
     pub digest: Digest,
 }
 
 /// The reason why a manifest cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// The text is not the JSON of a manifest.
     #[error("it is not a manifest (S106)")]
     Syntax(#[source] serde_json::Error),
-    /// The manifest has a schema that this version does not read.
     #[error("its schema is {0:?}, this version reads {SCHEMA:?}: update flotilla (E111)")]
     Schema(String),
-    /// The manifest lists more than 10 000 files.
     #[error("it lists {0} files, the limit is {MAX_FILES} (S107)")]
     TooManyFiles(usize),
-    /// The manifest is larger than 16 MiB.
     #[error("it is larger than {MAX_MANIFEST_BYTES} bytes (S107)")]
     TooLarge,
-    /// A file has a name that the store uses itself.
+    /// A file has a name that the store reserves for itself.
     #[error("it lists {0}, a name the store keeps for itself (S106)")]
     Reserved(RelativePath),
     /// A path is listed twice, or is both a file and a directory.
@@ -71,7 +60,6 @@ pub enum ManifestError {
     Clash(RelativePath),
 }
 
-/// The JSON form of a manifest, for writing.
 #[derive(Serialize)]
 struct ManifestJson<'a> {
     schema: &'static str,
@@ -79,7 +67,6 @@ struct ManifestJson<'a> {
     about: &'a TreeMetadata,
 }
 
-/// The JSON form of a manifest, as read and not yet checked.
 #[derive(Deserialize)]
 struct ParsedManifest {
     schema: String,
@@ -89,7 +76,7 @@ struct ParsedManifest {
 }
 
 impl TreeManifest {
-    /// Builds a manifest: sorts and checks the files, and sorts the keys of the metadata.
+    /// Sorts the files and the metadata's keys, and checks the files.
     pub(crate) fn new(
         mut files: Vec<TreeFile>,
         about: TreeMetadata,
@@ -100,10 +87,7 @@ impl TreeManifest {
         Ok(Self { files, about })
     }
 
-    /// Reads a `manifest.json`.
-    ///
-    /// # Errors
-    /// When the bytes are not a manifest, or it lists a file that could not be published.
+    /// Parses a `manifest.json`. Fails also when it lists a file that could not be published.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         let read: ParsedManifest = serde_json::from_slice(bytes).map_err(ManifestError::Syntax)?;
         if read.schema != SCHEMA {
@@ -112,10 +96,7 @@ impl TreeManifest {
         Self::new(read.files, read.about)
     }
 
-    /// Returns the bytes of `manifest.json`.
-    ///
-    /// # Errors
-    /// When the manifest is larger than a store accepts.
+    /// Returns the bytes of `manifest.json`. Fails when they are larger than a store accepts.
     pub fn to_json(&self) -> Result<Vec<u8>, ManifestError> {
         let written = ManifestJson { schema: SCHEMA, files: &self.files, about: &self.about };
         let mut json = serde_json::to_vec_pretty(&written).map_err(ManifestError::Syntax)?;
@@ -130,7 +111,6 @@ impl TreeManifest {
     pub(crate) fn to_sums(&self) -> String {
         let mut sums = String::new();
         for file in &self.files {
-            // Writing to a string cannot fail.
             let _ = writeln!(sums, "{}  {}", file.digest.to_hex(), file.path);
         }
         sums
@@ -141,18 +121,16 @@ impl TreeManifest {
         Digest::hash_bytes(self.to_sums().as_bytes())
     }
 
-    /// Returns the size of all files together, in bytes.
+    /// Returns the total size of all files in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    /// Returns the file with the given path, if the tree has it.
     pub fn find_file(&self, path: &str) -> Option<&TreeFile> {
         self.files.iter().find(|file| file.path.as_str() == path)
     }
 }
 
-/// Checks the number of files, and that no path is reserved, repeated or below another file.
 fn check_files(files: &[TreeFile]) -> Result<(), ManifestError> {
     if files.len() > MAX_FILES {
         return Err(ManifestError::TooManyFiles(files.len()));

@@ -5,6 +5,7 @@
 //! Bytes from the network count when the object is complete: they are received beside the store's
 //! files and renamed, or received by S3. If the key contains a digest, the bytes must match it.
 
+mod key_digest;
 mod register;
 mod staged_uploads;
 
@@ -28,31 +29,24 @@ use object_store::{
 };
 use tokio_util::io::ReaderStream;
 
+use self::key_digest::digest_prefix;
 use crate::{
     backend::StoreBackend,
+    blocking::run_blocking,
     error::StorageError,
-    manifest::{MANIFEST, MAX_FILES},
+    internal_directory::read_or_create_identity,
+    limits::{OBJECT_BYTES_MAX, PIECE_BYTES_MAX},
+    manifest::MAX_FILES,
     path::RelativePath,
-    store::{Store, run_blocking},
+    store::Store,
 };
 pub use staged_uploads::ReceiveError;
-pub(crate) use staged_uploads::{identity_file, uploads_directory};
 
-/// Largest part of an upload in bytes, and largest object that is sent in one piece.
-pub const PIECE_BYTES_MAX: u64 = 64 << 20;
-/// Largest object in bytes; no file of a model is larger.
-pub const OBJECT_BYTES_MAX: u64 = 1 << 40;
-/// Largest number of parts of an upload; S3 allows 10 000.
-pub const PARTS_MAX: usize = 10_000;
-/// Largest number of keys in a listing: the files of a tree, and as many that do not belong to it.
+/// The largest number of keys in a listing: a tree's files, and as many that do not belong to it.
 pub const LISTED_MAX: usize = 2 * MAX_FILES + 3;
-/// Validity of a signed URL: time for one piece over a slow uplink.
+/// The validity of a signed URL: time for one piece over a slow uplink.
 const SIGNED_URL_TTL: Duration = Duration::from_secs(900);
-/// Size of a read from a local file, in bytes.
 const READ_CHUNK: usize = 256 << 10;
-/// Number of hex digits of the manifest digest in the name of a tree's directory, as
-/// [`TreePlace`](crate::TreePlace) writes it.
-const SUFFIX_HEX: usize = 12;
 
 /// The objects of a store, addressed by key.
 ///
@@ -68,7 +62,6 @@ const SUFFIX_HEX: usize = 12;
 /// another.
 #[derive(Clone)]
 pub struct StoreObjects {
-    /// The storage of the store.
     backend: Arc<StoreBackend>,
 }
 
@@ -78,23 +71,23 @@ pub type ObjectStream = BoxStream<'static, Result<Bytes, StorageError>>;
 /// The position of one part in an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartPosition {
-    /// The upload that the part belongs to.
     pub upload: String,
-    /// Number of the part, from 0.
+    /// The number of the part, from 0.
     pub index: usize,
-    /// Offset of the part in the object, in bytes.
+    /// The offset of the part in the object, in bytes.
     pub offset: u64,
 }
 
 /// The one action that a signed URL permits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SignedAction {
-    /// Read the object.
     Get,
-    /// Write the object in one piece.
     Put,
-    /// Write one part of an upload; `index` counts from 0.
-    Part { upload: String, index: usize },
+    /// `index` counts from 0.
+    Part {
+        upload: String,
+        index: usize,
+    },
 }
 
 impl Store {
@@ -106,9 +99,6 @@ impl Store {
 
 impl StoreObjects {
     /// Returns the size of an object in bytes.
-    ///
-    /// # Errors
-    /// When there is no such object, or the store fails.
     pub async fn object_size(&self, key: &RelativePath) -> Result<u64, StorageError> {
         let key = object_path(key);
         let head = self.backend.objects.head(&key).await;
@@ -116,9 +106,6 @@ impl StoreObjects {
     }
 
     /// Streams a byte range of an object.
-    ///
-    /// # Errors
-    /// When there is no such object, or the store fails.
     pub async fn read_range(
         &self,
         key: &RelativePath,
@@ -135,7 +122,6 @@ impl StoreObjects {
         Ok(got.into_stream().map_err(move |source| at.storage_error(&at_key, source)).boxed())
     }
 
-    /// Streams a byte range of an object that is a file of this machine.
     async fn read_local_range(
         &self,
         key: &Path,
@@ -156,9 +142,6 @@ impl StoreObjects {
 
     /// Returns a URL that permits one action for 15 minutes to anyone who has it, or `None` when
     /// the store is a directory.
-    ///
-    /// # Errors
-    /// When there are no keys to sign with.
     pub async fn sign_url(
         &self,
         key: &RelativePath,
@@ -183,10 +166,6 @@ impl StoreObjects {
 
     /// Receives an object of `bytes` bytes, at most [`PIECE_BYTES_MAX`]. In a directory the staged
     /// upload is named after `owner` and key, so that no other member can reach it.
-    ///
-    /// # Errors
-    /// When the object is too large, incomplete or does not match the digest in its key, or the
-    /// store fails.
     pub async fn put_object(
         &self,
         (owner, key): (&str, &RelativePath),
@@ -221,9 +200,6 @@ impl StoreObjects {
 
     /// Begins an upload in parts and returns its name. The parts survive a restart of this process;
     /// they are kept until the upload is completed, aborted or abandoned.
-    ///
-    /// # Errors
-    /// When too many uploads are in progress, or the store fails.
     pub async fn begin_upload(
         &self,
         owner: &str,
@@ -238,9 +214,6 @@ impl StoreObjects {
 
     /// Receives a part of `bytes` bytes and returns its name for
     /// [`complete_upload`](Self::complete_upload). Receiving the same part again is allowed.
-    ///
-    /// # Errors
-    /// When the part is too large or incomplete, there is no such upload, or the store fails.
     pub async fn put_part(
         &self,
         (owner, key): (&str, &RelativePath),
@@ -265,10 +238,6 @@ impl StoreObjects {
     }
 
     /// Makes an upload an object. The call may be repeated when its answer was lost.
-    ///
-    /// # Errors
-    /// When the upload is incomplete or does not match the digest in its key, there is no such
-    /// upload, or the store fails.
     pub async fn complete_upload(
         &self,
         (owner, key): (&str, &RelativePath),
@@ -308,9 +277,6 @@ impl StoreObjects {
     }
 
     /// Ends an upload and removes its parts.
-    ///
-    /// # Errors
-    /// When the store fails.
     pub async fn abort_upload(
         &self,
         owner: &str,
@@ -331,9 +297,6 @@ impl StoreObjects {
     }
 
     /// Removes an object, and the directories of its tree that become empty.
-    ///
-    /// # Errors
-    /// When there is no such object, or the store fails.
     pub async fn remove_object(&self, key: &RelativePath) -> Result<(), StorageError> {
         let at = object_path(key);
         self.backend
@@ -354,9 +317,6 @@ impl StoreObjects {
     }
 
     /// Copies an object within the store.
-    ///
-    /// # Errors
-    /// When there is no such object, or the store refuses or fails.
     pub async fn copy_object(
         &self,
         from: &RelativePath,
@@ -369,16 +329,13 @@ impl StoreObjects {
             .map_err(|source| self.backend.storage_error(&to, source))
     }
 
-    /// Returns true if the key contains a digest of its bytes. The bytes of such objects are
-    /// verified as they arrive.
+    /// Returns true if the key contains a digest, against which the bytes are verified as they
+    /// arrive.
     pub fn is_content_addressed(key: &RelativePath) -> bool {
         digest_prefix(key).is_some()
     }
 
     /// Lists the keys below a directory with their sizes, at most [`LISTED_MAX`].
-    ///
-    /// # Errors
-    /// When the store fails.
     pub async fn list_objects(
         &self,
         below: &RelativePath,
@@ -393,9 +350,6 @@ impl StoreObjects {
     }
 
     /// Lists the directories directly below a directory, at most [`LISTED_MAX`].
-    ///
-    /// # Errors
-    /// When the store fails.
     pub async fn list_directories(
         &self,
         below: &RelativePath,
@@ -412,9 +366,6 @@ impl StoreObjects {
     }
 
     /// Checks that the store answers.
-    ///
-    /// # Errors
-    /// When it does not.
     pub async fn check_reachable(&self) -> Result<(), StorageError> {
         let key = Path::from("check");
         match self.backend.objects.head(&key).await {
@@ -423,31 +374,25 @@ impl StoreObjects {
         }
     }
 
-    /// Returns an identity that only this directory has, so that a process that sees a directory at
-    /// the same path can check that it is the same one. Returns `None` for a bucket, whose name
+    /// Returns an identity that only this directory has, with which a process checks that a
+    /// directory at the same path is the same one. Returns `None` for a bucket, whose name
     /// identifies it.
-    ///
-    /// # Errors
-    /// When the directory cannot be written to.
     pub async fn store_identity(&self) -> Result<Option<String>, StorageError> {
         let Some(root) = self.root_directory() else { return Ok(None) };
         let url = self.backend.url.clone();
-        let identity = run_blocking(move || staged_uploads::read_or_create_identity(&root)).await;
+        let identity = run_blocking(move || read_or_create_identity(&root)).await;
         identity.map(Some).map_err(|source| StorageError::from_io(url, source))
     }
 
-    /// Returns the directory of a store with a `file://` URL.
     fn root_directory(&self) -> Option<PathBuf> {
         self.backend.url.strip_prefix("file://").map(PathBuf::from)
     }
 
-    /// Returns the staging area for uploads to a directory.
     fn upload_staging(&self) -> Result<staged_uploads::UploadStaging, ReceiveError> {
         let root = self.root_directory().ok_or(ReceiveError::NoUpload)?;
         Ok(staged_uploads::UploadStaging::new(root, self.backend.url.clone()))
     }
 
-    /// Returns the file of an object, if the store is a directory.
     fn local_file(&self, key: &Path) -> Option<Result<PathBuf, StorageError>> {
         let local = self.backend.local.as_ref()?;
         Some(
@@ -456,17 +401,14 @@ impl StoreObjects {
     }
 }
 
-/// Converts a key to a path of `object_store`.
 fn object_path(key: &RelativePath) -> Path {
     Path::parse(key.as_str()).expect("stricter than object_store's")
 }
 
-/// Checks that a size is at most `limit` bytes.
 fn check_limit(bytes: u64, limit: u64) -> Result<(), ReceiveError> {
     if bytes > limit { Err(ReceiveError::TooLarge { bytes, limit }) } else { Ok(()) }
 }
 
-/// Collects a body of exactly `bytes` bytes in memory.
 async fn collect_body(
     body: impl Stream<Item = Result<Bytes, ReceiveError>>,
     bytes: u64,
@@ -483,45 +425,8 @@ async fn collect_body(
     if got == bytes { Ok(all.freeze()) } else { Err(ReceiveError::Size { expected: bytes, got }) }
 }
 
-/// Returns the first hex digits of the digest that the bytes of a key must have, for keys that
-/// contain a digest: blobs, and the manifests of published trees.
-fn digest_prefix(key: &RelativePath) -> Option<String> {
-    let segments: Vec<&str> = key.as_str().split('/').collect();
-    let hex = |text: &str| text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    match segments[..] {
-        ["blobs", _, name] if name.len() == 64 && hex(name) => Some(name.to_owned()),
-        ["runs" | "models", .., tree, MANIFEST] => {
-            let (_, suffix) = tree.rsplit_once('-')?;
-            (suffix.len() == SUFFIX_HEX && hex(suffix)).then(|| suffix.to_owned())
-        }
-        _ => None,
-    }
-}
-
-/// Returns the number of directories of a key that belong to its tree: two for
-/// `runs/r-1/resume/c0-s8-…/a/b`.
+/// Counts the directories of a key that belong to its tree: two for `runs/r-1/resume/c0-s8-…/a/b`.
 fn tree_directory_count(key: &RelativePath) -> usize {
     const TREES_LIE_AT: usize = 3;
     key.as_str().split('/').count().saturating_sub(TREES_LIE_AT + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_of_blobs_and_of_published_manifests_say_what_their_bytes_are() {
-        let hex = "ab".repeat(32);
-        for (key, expected) in [
-            (format!("blobs/ab/{hex}"), Some(hex.as_str())),
-            ("runs/r-1/checkpoints/c0-s1-0123456789ab/manifest.json".into(), Some("0123456789ab")),
-            ("models/base-0123456789ab/manifest.json".into(), Some("0123456789ab")),
-            ("models/base-0123456789ab/config.json".into(), None),
-            ("models/of-mine/manifest.json".into(), None),
-            ("blobs/ab/short".into(), None),
-        ] {
-            let key = RelativePath::new(key).unwrap();
-            assert_eq!(digest_prefix(&key).as_deref(), expected, "{key}");
-        }
-    }
 }

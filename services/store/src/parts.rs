@@ -13,7 +13,6 @@ use blake3::hazmat::{
 use serde::{Deserialize, Serialize};
 use wire::Digest;
 
-/// The name of the file with the part hashes, beside a tree's manifest.
 pub(crate) const PARTS_FILE: &str = "B3PARTS";
 /// Files up to this size have no part hashes: reading them is not worth a request.
 pub(crate) const FILE_BYTES_MIN: u64 = 1 << 20;
@@ -22,17 +21,14 @@ pub(crate) const FILE_BYTES_MIN: u64 = 1 << 20;
 const PART_BYTES_MIN: u64 = 128 << 10;
 /// Largest number of parts of one file; larger files have larger parts.
 pub(crate) const PARTS_MAX: u64 = 2048;
-/// Largest size of `B3PARTS` in bytes; a larger list is not written.
 pub(crate) const LIST_BYTES_MAX: u64 = 16 << 20;
-/// The schema name inside `B3PARTS`.
 const PARTS_SCHEMA: &str = "flotilla.parts/1";
 
 /// The expected hashes of the parts of one file. All parts have the same size except the last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartHashes {
-    /// Size of the file in bytes.
     bytes: u64,
-    /// Size of each part but the last, in bytes.
+    /// The size of each part but the last, in bytes.
     part_bytes: u64,
     /// BLAKE3 chaining values in the order of the parts.
     values: Vec<ChainingValue>,
@@ -46,16 +42,14 @@ impl PartHashes {
         (bytes > FILE_BYTES_MIN).then(|| PART_BYTES_MIN.max(enough))
     }
 
-    /// Builds the hashes from a list, or returns `None` if their number is wrong or they do not
-    /// merge to the file's digest.
+    /// Returns `None` if the number of values is wrong, or they do not merge to the file's digest.
     fn from_listed(digest: Digest, bytes: u64, values: Vec<ChainingValue>) -> Option<Self> {
         let part_bytes = Self::part_size(bytes)?;
         let as_many = values.len() as u64 == bytes.div_ceil(part_bytes);
         (as_many && merge_root(&values) == digest).then_some(Self { bytes, part_bytes, values })
     }
 
-    /// Merges the chaining values of at least two parts, and returns the digest of the file with
-    /// its part hashes.
+    /// Merges at least two chaining values to the digest of the file and its part hashes.
     pub(crate) fn from_values(
         bytes: u64,
         part_bytes: u64,
@@ -64,23 +58,19 @@ impl PartHashes {
         (merge_root(&values), Self { bytes, part_bytes, values })
     }
 
-    /// Returns the number of parts.
     pub(crate) fn part_count(&self) -> usize {
         self.values.len()
     }
 
-    /// Returns the size of the file in bytes.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the byte range of a part in the file.
     pub(crate) fn part_range(&self, index: usize) -> Range<u64> {
         let start = index as u64 * self.part_bytes;
         start..self.bytes.min(start + self.part_bytes)
     }
 
-    /// Returns true if `bytes` are the content of the part at `index`.
     pub(crate) fn matches_part(&self, index: usize, bytes: &[u8]) -> bool {
         let range = self.part_range(index);
         if range.end - range.start != bytes.len() as u64 {
@@ -99,7 +89,6 @@ fn merge_root(values: &[ChainingValue]) -> Digest {
     merge_subtrees_root(&left, &right, Mode::Hash).into()
 }
 
-/// Merges chaining values of a subtree to one value.
 fn merge_values(values: &[ChainingValue]) -> ChainingValue {
     if let [value] = values {
         return *value;
@@ -117,24 +106,18 @@ fn merge_halves(values: &[ChainingValue]) -> (ChainingValue, ChainingValue) {
 
 /// A hasher for a file of known size that also computes the hashes of its parts in the same pass.
 pub(crate) struct PartHasher {
-    /// Size of the parts, or `None` when the file has no parts.
     part_bytes: Option<u64>,
-    /// The hasher of the current part, or of the whole file when it has no parts.
     part: blake3::Hasher,
-    /// Chaining values of the finished parts.
     values: Vec<ChainingValue>,
-    /// Number of bytes received so far.
     count: u64,
 }
 
 impl PartHasher {
-    /// Creates a hasher for a file of `bytes` bytes.
     pub(crate) fn new(bytes: u64) -> Self {
         let (part_bytes, part) = (PartHashes::part_size(bytes), blake3::Hasher::new());
         Self { part_bytes, part, values: Vec::new(), count: 0 }
     }
 
-    /// Adds the next bytes of the file.
     pub(crate) fn update(&mut self, mut bytes: &[u8]) {
         self.count += bytes.len() as u64;
         let Some(part_bytes) = self.part_bytes else {
@@ -152,7 +135,6 @@ impl PartHasher {
         }
     }
 
-    /// Stores the value of the current part and starts the next one.
     fn end_part(&mut self, part_bytes: u64) {
         self.values.push(self.part.finalize_non_root());
         self.part = blake3::Hasher::new();
@@ -179,7 +161,6 @@ impl PartHasher {
             return (self.part.finalize().into(), self.count, None);
         };
         if self.values.is_empty() {
-            // The file is shorter than announced.
             return (self.part.finalize().into(), self.count, None);
         }
         self.values.push(self.part.finalize_non_root());
@@ -188,34 +169,29 @@ impl PartHasher {
     }
 }
 
-/// The part hashes of a tree's large files, by file digest: the content of `B3PARTS`.
+/// The content of `B3PARTS`: part hashes of a tree's large files, by file digest.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PartLists(BTreeMap<Digest, Vec<ChainingValue>>);
 
-/// The JSON form of `B3PARTS`.
 #[derive(Serialize, Deserialize)]
 struct PartListsJson {
-    /// The schema name, `flotilla.parts/1`.
     schema: String,
     /// Chaining values in hex, concatenated, by file digest.
     parts: BTreeMap<Digest, String>,
 }
 
 impl PartLists {
-    /// Adds the part hashes of a file; a file without part hashes is skipped.
     pub(crate) fn add_parts(&mut self, digest: Digest, parts: Option<PartHashes>) {
         if let Some(parts) = parts {
             self.0.insert(digest, parts.values);
         }
     }
 
-    /// Returns the text of `B3PARTS`, or `None` when the list is empty or larger than
-    /// [`LIST_BYTES_MAX`].
+    /// Returns the text of `B3PARTS`, or `None` when the list is empty or too large.
     pub(crate) fn to_json(&self) -> Option<Vec<u8>> {
         let hex = |values: &Vec<ChainingValue>| {
             let mut text = String::with_capacity(values.len() * 64);
             for byte in values.iter().flatten() {
-                // Writing to a string cannot fail.
                 let _ = write!(text, "{byte:02x}");
             }
             text
@@ -242,8 +218,6 @@ impl PartLists {
     }
 }
 
-/// Parses concatenated chaining values from hex; returns `None` for malformed text or too many
-/// values.
 fn parse_values(hex: &str) -> Option<Vec<ChainingValue>> {
     let digit = |byte: u8| u8::try_from(char::from(byte).to_digit(16)?).ok();
     let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
@@ -256,7 +230,7 @@ fn parse_values(hex: &str) -> Option<Vec<ChainingValue>> {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    /// Bytes no two pieces of which are alike.
+    /// Returns bytes in which no two pieces are equal.
     pub(crate) fn noise(len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         blake3::Hasher::new().finalize_xof().fill(&mut bytes);
@@ -270,7 +244,7 @@ mod tests {
 
     fn listed(bytes: &[u8]) -> (Digest, PartLists) {
         let mut hasher = PartHasher::new(bytes.len() as u64);
-        // In pieces that are no parts.
+        // The pieces differ from the parts.
         bytes.chunks(100_003).for_each(|piece| hasher.update(piece));
         let (digest, count, parts) = hasher.finish();
         assert_eq!((digest, count), (Digest::hash_bytes(bytes), bytes.len() as u64));

@@ -7,16 +7,14 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use wire::{Digest, RunId};
 
-/// Longest path in bytes.
 const MAX_PATH_BYTES: usize = 768;
-/// Longest segment of a path in bytes.
 const MAX_SEGMENT_BYTES: usize = 200;
-/// Number of the manifest's 64 hex digits in a directory name: enough that two contents of one
-/// place do not collide.
-const SUFFIX_HEX: usize = 12;
+/// The number of the manifest's 64 hex digits in a directory name: enough to tell the contents of
+/// one place apart.
+pub(crate) const MANIFEST_SUFFIX_HEX: usize = 12;
 
-/// A path such as `a/b/c`, relative to a root. It has no `..`, no `.`, no empty segment, no
-/// backslash and no control character, and it is not absolute.
+/// A relative path such as `a/b/c`, without `..`, `.`, empty segments, backslashes and control
+/// characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RelativePath(String);
@@ -27,15 +25,12 @@ pub struct RelativePath(String);
 pub struct PathError {
     /// The rejected path, shortened to 100 characters.
     pub path: String,
-    /// The rule that the path breaks.
     pub reason: &'static str,
 }
 
 impl RelativePath {
-    /// Checks a path and wraps it.
-    ///
-    /// # Errors
-    /// When the path could leave its root, or cannot be written on every file system and store.
+    /// Checks a path. Fails when it could leave its root, or cannot be written on every file system
+    /// and store.
     pub fn new(path: impl Into<String>) -> Result<Self, PathError> {
         let path = path.into();
         match find_path_fault(&path) {
@@ -44,18 +39,15 @@ impl RelativePath {
         }
     }
 
-    /// Returns the path as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Appends a path below this one. Fails when the result is too long.
     pub(crate) fn join(&self, below: &Self) -> Result<Self, PathError> {
         Self::new(format!("{self}/{below}"))
     }
 }
 
-/// Returns the rule that a path breaks, or `None` if the path is valid.
 fn find_path_fault(path: &str) -> Option<&'static str> {
     if path.is_empty() {
         return Some("it is empty");
@@ -69,7 +61,6 @@ fn find_path_fault(path: &str) -> Option<&'static str> {
     path.split('/').find_map(find_segment_fault)
 }
 
-/// Returns the rule that one segment of a path breaks, or `None` if it is valid.
 fn find_segment_fault(segment: &str) -> Option<&'static str> {
     match segment {
         "" => return Some("a part of it is empty"),
@@ -92,8 +83,7 @@ fn find_segment_fault(segment: &str) -> Option<&'static str> {
     ends_like_staging.then_some("a part of it ends in '#' and digits")
 }
 
-/// Shortens a path to 100 characters, so that an error message stays readable when the path is
-/// hostile.
+/// Shortens a path to 100 characters, so that the message about a hostile path stays readable.
 fn shorten_path(path: String) -> String {
     if path.chars().count() <= 100 { path } else { path.chars().take(100).chain(['…']).collect() }
 }
@@ -134,9 +124,6 @@ pub struct TreePlace {
 
 impl TreePlace {
     /// Builds a place from a parent directory and a name.
-    ///
-    /// # Errors
-    /// When parent or name may not be used in the store, or the name has more than one segment.
     pub fn new(parent: &str, name: &str) -> Result<Self, PathError> {
         let (parent, name) = (RelativePath::new(parent)?, RelativePath::new(name)?);
         if name.as_str().contains('/') {
@@ -164,22 +151,17 @@ impl TreePlace {
     }
 
     /// Returns the place of a model: `models/<name>-…`.
-    ///
-    /// # Errors
-    /// When the name may not be used in the store, or has more than one segment.
     pub fn for_model(name: &str) -> Result<Self, PathError> {
         Self::new("models", name)
     }
 
-    /// Returns the directory that contains the trees of this place.
     pub(crate) fn parent_path(&self) -> &RelativePath {
         &self.parent
     }
 
-    /// Returns the directory of the tree with the given manifest digest.
     pub(crate) fn tree_path(&self, manifest: Digest) -> RelativePath {
         let hex = manifest.to_hex();
-        RelativePath(format!("{}/{}-{}", self.parent, self.name, &hex[..SUFFIX_HEX]))
+        RelativePath(format!("{}/{}-{}", self.parent, self.name, &hex[..MANIFEST_SUFFIX_HEX]))
     }
 }
 

@@ -31,25 +31,18 @@ use self::{active_downloads::ActiveDownloads, transfer_counts::TransferCounters}
 pub use self::transfer_counts::TransferTotals;
 pub(crate) use self::{active_downloads::ActiveDownloadGuard, peer_download::fetch_with_peers};
 
-/// Largest number of peers that are asked for one file.
 const PEERS_MAX: usize = 16;
-/// Longest time to wait for the peer directory.
 const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
-/// Time for which a list of peers is reused.
 const DIRECTORY_TTL: Duration = Duration::from_secs(5);
-/// Time for which a peer that sent wrong bytes is not asked.
 const BAN_DURATION: Duration = Duration::from_secs(300);
-/// Time for which the result of a membership check is reused.
 const MEMBER_TTL: Duration = Duration::from_secs(10);
-/// Largest number of remembered membership checks, and of banned peers.
 const REMEMBERED_MAX: usize = 256;
 
 /// An agent that exchanges files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerAgent {
-    /// The name of the agent.
     pub name: AgentId,
-    /// The fingerprint of the certificate that it presents.
+    /// The fingerprint of its certificate.
     pub key: Fingerprint,
     /// Addresses on which it listens, the likeliest first.
     pub addresses: Vec<SocketAddr>,
@@ -58,49 +51,35 @@ pub struct PeerAgent {
 /// The agents of the fleet that are online, from a source that non-members cannot forge.
 #[async_trait]
 pub trait PeerDirectory: Send + Sync {
-    /// Returns some agents that are online now. The list is a sample of a large fleet, and differs
-    /// between calls.
+    /// Returns a sample of the agents that are online, which differs between calls.
     async fn sample_peers(&self) -> Vec<PeerAgent>;
-    /// Returns the key of an agent, if it is online now.
     async fn find_key(&self, name: &AgentId) -> Option<Fingerprint>;
 }
 
-/// This agent as a node of the file exchange with its peers. Clones share one state.
+/// This agent as a node of the file exchange. Clones share one state.
 ///
-/// A fetch asks the directory for up to 16 peers, connects to them, and follows which parts each
-/// has. A `DownloadPlan` decides which part to request from whom.
-/// [`serve_files`](Self::serve_files) offers the cache and the parts of unfinished files to others.
-/// A peer that sends wrong bytes is banned for 5 minutes.
+/// A fetch asks the directory for up to 16 peers and follows which parts each has; a `DownloadPlan`
+/// decides which part to request from whom. [`serve_files`](Self::serve_files) offers the cache and
+/// unfinished files to others. A peer that sends wrong bytes is banned for 5 minutes.
 #[derive(Clone)]
 pub struct PeerNode {
     inner: Arc<PeerNodeInner>,
 }
 
-/// The shared state of the clones.
 struct PeerNodeInner {
-    /// The name of this agent.
     name: AgentId,
     identity: PeerIdentity,
     acceptor: TlsAcceptor,
-    /// The directory of peers.
     directory: Arc<dyn PeerDirectory>,
-    /// Files that are being fetched.
     active: ActiveDownloads,
-    /// Counters of transferred bytes.
     counts: TransferCounters,
-    /// The last list of peers and its time.
     sampled: tokio::sync::Mutex<Option<(Instant, Vec<PeerAgent>)>>,
-    /// Keys of banned peers, and the time of the ban.
     banned: Mutex<BTreeMap<String, Instant>>,
-    /// Results of membership checks and their time, by name and key.
     members: Mutex<BTreeMap<(AgentId, String), (Instant, bool)>>,
 }
 
 impl PeerNode {
     /// Creates the exchange of an agent, with a fresh key.
-    ///
-    /// # Errors
-    /// When no key can be made.
     pub fn new(name: AgentId, roll: Arc<dyn PeerDirectory>) -> Result<Self, PeerTlsError> {
         let identity = PeerIdentity::new()?;
         let acceptor = TlsAcceptor::from(Arc::new(identity.server_config()?));
@@ -123,17 +102,15 @@ impl PeerNode {
         self.inner.identity.own_fingerprint()
     }
 
-    /// Returns the number of transferred bytes so far.
     pub fn transfer_totals(&self) -> TransferTotals {
         self.inner.counts.current_totals()
     }
 
-    /// Counts a file that came from the store as a whole.
     pub(crate) fn count_from_store(&self, bytes: u64) {
         self.inner.counts.add_from_store(bytes);
     }
 
-    /// Returns the peers to ask, and the rank of this agent among them with their number. The rank
+    /// Returns the peers to ask, and this agent's rank among them with their number. The rank
     /// decides which share of a file this agent takes from the store first.
     async fn select_peers(&self) -> (Vec<PeerAgent>, (usize, usize)) {
         let mut known = self.inner.sampled.lock().await;
@@ -154,7 +131,6 @@ impl PeerNode {
         (peers, (place, count))
     }
 
-    /// Bans a peer that sent wrong bytes.
     fn ban_peer(&self, key: Fingerprint) {
         let mut shunned = lock_mutex(&self.inner.banned);
         shunned.retain(|_, at| at.elapsed() < BAN_DURATION);
@@ -163,14 +139,12 @@ impl PeerNode {
         }
     }
 
-    /// Returns true if a peer is banned.
     fn is_banned(&self, key: Fingerprint) -> bool {
         lock_mutex(&self.inner.banned)
             .get(&key.to_string())
             .is_some_and(|at| at.elapsed() < BAN_DURATION)
     }
 
-    /// Returns true if the directory lists this agent with this key. Results are cached.
     async fn is_member(&self, name: &AgentId, key: Fingerprint) -> bool {
         let who = (name.clone(), key.to_string());
         let known = lock_mutex(&self.inner.members).get(&who).copied();
@@ -191,7 +165,6 @@ impl PeerNode {
     }
 }
 
-/// Locks a mutex and ignores poisoning.
 fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

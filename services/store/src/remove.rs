@@ -7,23 +7,21 @@ use object_store::{ObjectStoreExt, path::Path};
 use wire::v1;
 
 use crate::{
+    blocking::run_blocking,
     error::{RemoveError, StorageError},
     manifest::{MANIFEST, MAX_FILES},
     path::TreePlace,
-    store::{Store, run_blocking},
+    store::Store,
     tree::object_key,
 };
 
-/// Largest number of objects of a tree: its files, manifest, sums and part hashes.
+/// A tree's files, manifest, sums and part hashes.
 const OBJECTS_MAX: usize = MAX_FILES + 3;
 
 impl Store {
     /// Removes the tree of a place, its manifest first: without the manifest the tree does not
     /// exist. Touches no other place, independent of the path in `tree`. A tree that is missing or
     /// incomplete is not an error.
-    ///
-    /// # Errors
-    /// When the tree does not belong to that place, or the store refuses or fails.
     pub async fn remove_tree(&self, place: &TreePlace, tree: &v1::Tree) -> Result<(), RemoveError> {
         let root = place.tree_path(tree.manifest.parse()?);
         if root.as_str() != tree.path {
@@ -46,7 +44,6 @@ impl Store {
         }
     }
 
-    /// Removes all objects below a prefix.
     async fn remove_objects_below(&self, prefix: &Path) -> Result<(), StorageError> {
         let fault = |source| self.backend.storage_error(prefix, source);
         let found = self.backend.objects.list(Some(prefix)).take(OBJECTS_MAX);

@@ -1,4 +1,4 @@
-//! The files of a directory that is to be published: names, sizes, digests. Blocking.
+//! The files of a directory that is to be published. Blocking.
 
 use std::{
     fs::{self, File},
@@ -16,8 +16,8 @@ use crate::{
     path::RelativePath,
 };
 
-/// Finds and hashes all regular files below `dir`. Links to files are followed (as in the Hugging
-/// Face cache); links to directories are refused, because they may form loops.
+/// Finds and hashes all files below `dir`. Follows links to files (as in the Hugging Face cache),
+/// and refuses links to directories, which may form loops.
 pub(crate) fn scan_directory(dir: &Path) -> Result<Vec<TreeFile>, PutError> {
     let mut files = Vec::new();
     collect_files(dir, None, &mut files)?;
@@ -37,7 +37,7 @@ pub(crate) fn scan_directory(dir: &Path) -> Result<Vec<TreeFile>, PutError> {
 /// Paths in the tree and on disk.
 type FoundFiles = Vec<(RelativePath, PathBuf)>;
 
-/// Collects the files below a directory, without the files that the store writes itself.
+/// Skips the files that the store writes itself.
 fn collect_files(
     dir: &Path,
     below: Option<&RelativePath>,
@@ -68,7 +68,6 @@ fn collect_files(
     Ok(())
 }
 
-/// Returns the path of a file or directory in the tree.
 fn path_in_tree(
     disk: &Path,
     below: Option<&RelativePath>,
@@ -83,9 +82,8 @@ fn path_in_tree(
     joined.map_err(|source| (disk.to_owned(), source))
 }
 
-/// Reports whether a file is written by the store itself. A fetched tree may be published again:
-/// its manifest and sums are generated. A `manifest.json` of another program is an error and is not
-/// silently dropped.
+/// Reports whether the store itself wrote a file, as in a fetched tree that is published again. A
+/// `manifest.json` of another program is an error and is not silently dropped.
 fn is_store_file(disk: &Path, name: &str) -> Result<bool, PutError> {
     if name == SUMS_FILE || name == PARTS_FILE {
         return Ok(true);
@@ -101,7 +99,6 @@ fn is_store_file(disk: &Path, name: &str) -> Result<bool, PutError> {
     }
 }
 
-/// Returns the digest and the size of the file at `path`.
 pub(crate) fn hash_path(path: &Path) -> io::Result<(Digest, u64)> {
     let (digest, bytes, _) = file_hashing::hash_open_file(&File::open(path)?, &|_| ())?;
     Ok((digest, bytes))

@@ -3,11 +3,10 @@
 use std::{
     ffi::OsString,
     fmt,
-    future::Future,
     path::{Path as FsPath, PathBuf},
     process,
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -16,13 +15,13 @@ use wire::{Digest, v1};
 
 use crate::{
     backend::{self, StoreBackend},
+    blocking::run_blocking,
     error::{CheckError, GetError, OpenError, PutError, StorageError},
     gateway_store::GatewayStore,
     parts::PartHashes,
     scan,
 };
 
-/// Longest time for a check of a store.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A store of immutable files: a directory, an S3 bucket, or a fleet's store behind its gateway.
@@ -39,22 +38,16 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
 /// ```
 #[derive(Clone)]
 pub struct Store {
-    /// The storage behind the URL.
     pub(crate) backend: Arc<StoreBackend>,
 }
 
-/// An object and its expected content.
 #[derive(Debug, Clone)]
 pub(crate) struct WantedObject {
-    /// The key in the store.
     pub(crate) key: Path,
-    /// The URL of the object, for messages.
     pub(crate) url: String,
-    /// The expected digest.
     pub(crate) digest: Digest,
-    /// The expected size in bytes.
     pub(crate) bytes: u64,
-    /// The expected part hashes, if known: they allow to fetch each part from any peer.
+    /// If known, each part may be fetched from any peer.
     pub(crate) parts: Option<Arc<PartHashes>>,
 }
 
@@ -62,9 +55,6 @@ impl Store {
     /// Opens `file:///directory` (created if absent) or `s3://bucket/prefix` with `AWS_*` from the
     /// environment. Touches no network; use [`Store::check_access`] to check that the store
     /// answers.
-    ///
-    /// # Errors
-    /// When the URL or the environment cannot be used.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
         // `vars` would panic on a variable that is not UTF-8.
         let text = |(name, value): (OsString, OsString)| {
@@ -75,9 +65,6 @@ impl Store {
     }
 
     /// Opens a store as [`Store::open`] does, with the given environment.
-    ///
-    /// # Errors
-    /// When the URL or the environment cannot be used.
     pub async fn open_with_env(
         url: &str,
         env: impl IntoIterator<Item = (String, String)>,
@@ -86,30 +73,24 @@ impl Store {
     }
 
     /// Opens a fleet's store through its gateway. Touches no network.
-    ///
-    /// # Errors
-    /// When the fleet's certificate authority cannot be read, or the address is invalid.
     pub fn open_gateway(door: &GatewayStore) -> Result<Self, OpenError> {
         Ok(Self { backend: Arc::new(backend::open_gateway(door)?) })
     }
 
-    /// Returns the URL given to `open`, without a slash at its end, or the gateway's URL of the
+    /// Returns the URL given to `open` without a slash at its end, or the gateway's URL of the
     /// store.
     pub fn url(&self) -> &str {
         &self.backend.url
     }
 
-    /// Returns true if the store is opened as a directory of this machine.
+    /// Returns true if the store is a directory of this machine.
     pub fn is_local(&self) -> bool {
         self.backend.local.is_some()
     }
 
-    /// Writes, reads and removes a small object, so that a wrong address, key or mode shows within
-    /// seconds and not in the middle of a run. For a gateway it only checks that the gateway
-    /// reaches the store, because not every member may write.
-    ///
-    /// # Errors
-    /// When the store refuses, does not answer within 15 s, or returns other bytes.
+    /// Writes, reads and removes a small object, so that a wrong address, key or mode shows at
+    /// once. Fails after 15 s. For a gateway it only checks that the gateway reaches the store,
+    /// because not every member may write.
     pub async fn check_access(&self) -> Result<(), CheckError> {
         tokio::time::timeout(CHECK_TIMEOUT, self.probe_access()).await.unwrap_or_else(|_| {
             let url = self.backend.url.clone();
@@ -117,9 +98,8 @@ impl Store {
         })
     }
 
-    /// Performs the check without its time limit.
     async fn probe_access(&self) -> Result<(), CheckError> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let now = wire::clock::unix_time().as_nanos();
         let text = format!("check-{}-{now}", process::id());
         let key = Path::from(text.as_str());
         let fault = |source| self.backend.storage_error(&key, source);
@@ -137,9 +117,6 @@ impl Store {
     }
 
     /// Stores a blob, unless it exists already.
-    ///
-    /// # Errors
-    /// When the store refuses or fails.
     pub async fn put_blob(&self, bytes: Bytes) -> Result<v1::Blob, PutError> {
         let hashed = bytes.clone();
         let digest = run_blocking(move || Digest::hash_bytes(&hashed)).await;
@@ -152,9 +129,6 @@ impl Store {
     }
 
     /// Stores a file of any size as a blob, in bounded memory, unless it exists already.
-    ///
-    /// # Errors
-    /// When the file cannot be read or changes, or the store refuses or fails.
     pub async fn put_blob_file(&self, path: &FsPath) -> Result<v1::Blob, PutError> {
         let (file, read) = (path.to_owned(), path.to_owned());
         let hashed = run_blocking(move || scan::hash_path(&file)).await;
@@ -167,15 +141,11 @@ impl Store {
     }
 
     /// Returns the verified bytes of a blob of at most `limit` bytes.
-    ///
-    /// # Errors
-    /// When the blob is too large, missing or damaged, or the store fails.
     pub async fn get_blob(&self, blob: &v1::Blob, limit: u64) -> Result<Bytes, GetError> {
         let wanted = self.wanted_blob(blob)?;
         self.read_verified(&wanted, limit).await
     }
 
-    /// Returns the object of a blob with its expected content.
     pub(crate) fn wanted_blob(&self, blob: &v1::Blob) -> Result<WantedObject, GetError> {
         let digest = blob.digest.parse()?;
         let key = blob_key(digest);
@@ -188,8 +158,7 @@ impl Store {
         })
     }
 
-    /// Reports whether an object of the given size exists. The content is not read; the name
-    /// contains its digest.
+    /// Checks only the size; the name contains the digest.
     pub(crate) async fn has_object(&self, key: &Path, size: u64) -> Result<bool, StorageError> {
         match self.backend.objects.head(key).await {
             Ok(meta) => Ok(meta.size == size),
@@ -198,7 +167,6 @@ impl Store {
         }
     }
 
-    /// Returns the file of an object, if the store is a directory of this machine.
     pub(crate) fn local_path(&self, key: &Path) -> Option<Result<PathBuf, StorageError>> {
         let local = self.backend.local.as_ref()?;
         Some(
@@ -217,18 +185,4 @@ impl fmt::Debug for Store {
 fn blob_key(digest: Digest) -> Path {
     let hex = digest.to_hex();
     Path::from(format!("blobs/{}/{hex}", &hex[..2]))
-}
-
-/// Runs file I/O and hashing on the runtime's blocking threads, and propagates panics.
-pub(crate) fn run_blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> impl Future<Output = T> {
-    let task = tokio::task::spawn_blocking(work);
-    async {
-        match task.await {
-            Ok(value) => value,
-            // The task is cancelled only when the runtime shuts down, which also drops this future.
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
-    }
 }

@@ -6,12 +6,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::stream::BoxStream;
 use object_store::{ObjectStoreExt, path::Path};
 use wire::{Digest, v1};
 
 use crate::{
-    base_model::{COPY_BYTES_MIN, compute_parts},
+    blocking::run_blocking,
+    copy::{COPY_BYTES_MIN, compute_parts},
+    download::VerifiedStream,
     error::{GetError, PutError, StorageError},
     manifest::{
         MANIFEST, MAX_MANIFEST_BYTES, ManifestError, SUMS_FILE, TreeFile, TreeManifest,
@@ -20,23 +21,16 @@ use crate::{
     parts::{LIST_BYTES_MAX, PARTS_FILE, PartLists},
     path::{RelativePath, TreePlace},
     scan,
-    store::{Store, WantedObject, run_blocking},
+    store::{Store, WantedObject},
 };
 
-/// Largest number of remembered large files; forgetting one costs an upload.
+/// The largest number of remembered large files; forgetting one costs an upload.
 const REMEMBERED_MAX: usize = 256;
 
-/// The bytes of a file in order. The last item is an error if they do not match the file's digest.
-pub type VerifiedStream = BoxStream<'static, Result<Bytes, GetError>>;
-
 impl Store {
-    /// Publishes every file below `dir`. A top-level `B3SUMS`, and a `manifest.json` written by a
-    /// store, are generated again. The tree does not exist before its manifest, which is written
-    /// last. A tree that was published before with the same files and metadata is not uploaded
-    /// again.
-    ///
-    /// # Errors
-    /// When the directory cannot be published or changes meanwhile, or the store refuses or fails.
+    /// Publishes every file below `dir`, the manifest last. A top-level `B3SUMS`, and a
+    /// `manifest.json` written by a store, are generated again. A tree that was published before
+    /// with the same files and metadata is not uploaded again.
     pub async fn publish_tree(
         &self,
         dir: &FsPath,
@@ -46,7 +40,6 @@ impl Store {
         Ok(self.publish_with_manifest(dir, place, about).await?.0)
     }
 
-    /// Publishes a directory, and returns the tree with its manifest.
     pub(crate) async fn publish_with_manifest(
         &self,
         dir: &FsPath,
@@ -85,8 +78,7 @@ impl Store {
         Ok((tree, manifest))
     }
 
-    /// Remembers the keys of large files, because the next tree may contain the same ones, such as
-    /// a tokenizer.
+    /// Remembers the keys of large files, such as a tokenizer: the next tree may contain the same.
     fn remember_files(&self, root: &RelativePath, manifest: &TreeManifest) {
         let mut put = lock_mutex(&self.backend.recent_files);
         for file in manifest.files.iter().filter(|file| file.bytes >= COPY_BYTES_MIN) {
@@ -98,9 +90,6 @@ impl Store {
     }
 
     /// Returns the manifest that publishing would write, and its digest; stores nothing.
-    ///
-    /// # Errors
-    /// When the directory could not be published.
     pub async fn describe_directory(
         dir: &FsPath,
         about: TreeMetadata,
@@ -109,7 +98,6 @@ impl Store {
         Ok((manifest, Digest::hash_bytes(&json)))
     }
 
-    /// Writes the part hashes of a tree's large files, with which receivers verify single parts.
     pub(crate) async fn put_part_lists(
         &self,
         root: &RelativePath,
@@ -121,8 +109,8 @@ impl Store {
         }
     }
 
-    /// Reads the part hashes of a tree's large files. The list only speeds up fetching, so a
-    /// missing or unreadable list counts as empty.
+    /// Reads the part hashes. The list only speeds up fetching, so an unreadable list counts as
+    /// empty.
     pub(crate) async fn read_part_lists(&self, root: &RelativePath) -> PartLists {
         match self.read_small_file(root, PARTS_FILE, LIST_BYTES_MAX).await {
             Ok(Some(json)) => PartLists::parse(&json),
@@ -130,8 +118,7 @@ impl Store {
         }
     }
 
-    /// Returns true if the directory contains exactly this manifest. Fails if it contains another
-    /// one.
+    /// Fails if the directory contains another manifest.
     pub(crate) async fn is_published(
         &self,
         root: &RelativePath,
@@ -152,16 +139,12 @@ impl Store {
     }
 
     /// Returns the manifest of a tree, verified against its digest.
-    ///
-    /// # Errors
-    /// When the manifest is missing, damaged or invalid, or the store fails.
     pub async fn read_manifest(&self, tree: &v1::Tree) -> Result<TreeManifest, GetError> {
         let digest = tree.manifest.parse()?;
         let json = self.read_manifest_json(&RelativePath::new(&*tree.path)?, digest).await?;
         self.parse_manifest(tree, &json)
     }
 
-    /// Parses the manifest of a tree.
     pub(crate) fn parse_manifest(
         &self,
         tree: &v1::Tree,
@@ -173,7 +156,6 @@ impl Store {
         })
     }
 
-    /// Returns the verified bytes of a manifest, and fetches them again if they arrive damaged.
     pub(crate) async fn read_manifest_json(
         &self,
         root: &RelativePath,
@@ -182,7 +164,6 @@ impl Store {
         self.retry_if_damaged(|| self.fetch_manifest_once(root, digest)).await
     }
 
-    /// Fetches and verifies the bytes of a manifest.
     async fn fetch_manifest_once(
         &self,
         root: &RelativePath,
@@ -202,11 +183,29 @@ impl Store {
         Ok(json)
     }
 
+    /// Returns the current, unverified content of a file, or `None` when it does not exist.
+    pub async fn read_small_file(
+        &self,
+        root: &RelativePath,
+        name: &str,
+        limit: u64,
+    ) -> Result<Option<Bytes>, GetError> {
+        let path = root.join(&RelativePath::new(name)?)?;
+        let key = Path::parse(path.as_str()).expect("stricter than object_store's");
+        let fault = |source| self.backend.storage_error(&key, source);
+        let got = match self.backend.objects.get(&key).await {
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            got => got.map_err(fault)?,
+        };
+        let bytes = got.meta.size;
+        if bytes > limit {
+            return Err(GetError::TooLarge { url: self.backend.object_url(&key), bytes, limit });
+        }
+        Ok(Some(got.bytes().await.map_err(fault)?))
+    }
+
     /// Streams one file of a tree, for example to export it. The bytes must not be trusted before
     /// the stream has ended without an error.
-    ///
-    /// # Errors
-    /// When the tree or the file is missing or damaged, or the store fails.
     pub async fn stream_tree_file(
         &self,
         tree: &v1::Tree,
@@ -228,7 +227,6 @@ impl Store {
         self.stream_verified(self.wanted_file(&root, file)).await
     }
 
-    /// Returns the object of a tree's file with its expected content.
     pub(crate) fn wanted_file(&self, root: &RelativePath, file: &TreeFile) -> WantedObject {
         let key = object_key(root, file.path.as_str());
         let (url, digest, bytes) = (self.backend.object_url(&key), file.digest, file.bytes);
@@ -236,7 +234,6 @@ impl Store {
     }
 }
 
-/// Scans a directory, and returns its manifest and the manifest's JSON.
 async fn build_manifest(
     dir: &FsPath,
     about: TreeMetadata,
@@ -249,13 +246,11 @@ async fn build_manifest(
     Ok((manifest, json))
 }
 
-/// Returns the key of a file of a tree. The parts are joined as text, because `Path::from` would
-/// percent-encode names.
+/// Joins the parts as text, because `Path::from` would percent-encode names.
 pub(crate) fn object_key(root: &RelativePath, file: &str) -> Path {
     Path::parse(format!("{root}/{file}")).expect("a relative path is stricter than object_store's")
 }
 
-/// Locks a mutex and ignores poisoning.
 fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -20,32 +20,26 @@ use wire::Digest;
 
 use self::journal::{SentPart, UploadIdentity, UploadJournal};
 use crate::{
+    blocking::run_blocking,
     error::{PutError, StorageError},
     file_hashing,
+    limits::PART_BYTES,
     parts::{PartHasher, PartHashes},
-    store::{Store, run_blocking},
+    store::Store,
 };
-pub(crate) use journal::default_directory as journal_directory;
-pub(crate) use local_copy::link_file;
 
-/// Smallest size of a part, and largest size of an object that is sent in one request, in bytes.
-pub(crate) const PART_BYTES: u64 = 16 << 20;
-/// Number of parts sent at the same time. Together with the part that is being read they use 5 × 16
-/// MiB of memory.
+/// Together with the part that is being read they use 5 × 16 MiB of memory.
 const PARTS_IN_FLIGHT: usize = 4;
-/// Largest number of parts of an upload; S3 allows 10 000.
+/// S3 allows 10 000.
 const MAX_PARTS: u64 = 9_000;
-/// Longest time to abort a failed upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A file that is read and hashed part by part on blocking threads.
 struct PartReader {
     file: File,
     hasher: PartHasher,
     part_bytes: u64,
 }
 
-/// The content of a file differs from an earlier reading.
 struct FileChanged;
 
 impl PartReader {
@@ -62,7 +56,6 @@ impl PartReader {
         .await
     }
 
-    /// Returns the part hashes of the file, if digest and size match.
     fn finish_matching(
         self,
         digest: Digest,
@@ -74,13 +67,12 @@ impl PartReader {
 }
 
 impl Store {
-    /// Writes an object in one request.
     pub(crate) async fn put_bytes(&self, key: &Path, bytes: Bytes) -> Result<(), StorageError> {
         let put = self.backend.objects.put(key, bytes.into()).await;
         put.map(|_| ()).map_err(|source| self.backend.storage_error(key, source))
     }
 
-    /// Uploads a file whose digest and size are known, and returns its part hashes.
+    /// Uploads a file and returns its part hashes.
     ///
     /// If this future is dropped midway, a later upload of the same file to the same place within
     /// 12 hours continues with the parts that exist. After that time this user's next large upload
@@ -107,9 +99,8 @@ impl Store {
         Ok(parts)
     }
 
-    /// Uploads a large file in parts and records them in a journal. If a resumed upload fails for
-    /// good, it is begun again once. After a transient failure the journal stays for the next
-    /// attempt.
+    /// Uploads a file in parts and records them in a journal. If a resumed upload fails for good,
+    /// it begins again once. After a transient failure the journal stays for the next attempt.
     async fn put_multipart(
         &self,
         key: &Path,
@@ -153,8 +144,8 @@ impl Store {
         sent
     }
 
-    /// Aborts the uploads into this store that this user began on this host and abandoned, and
-    /// returns the number of aborted ones. Stops at the first transient failure.
+    /// Aborts the uploads that this user began on this host and abandoned, and returns their
+    /// number. Stops at the first transient failure.
     pub(crate) async fn abort_abandoned_uploads(&self) -> u64 {
         let Some(directory) = self.backend.journal_dir.clone() else { return 0 };
         let below = format!("{}/", self.backend.url);
@@ -196,7 +187,6 @@ impl Store {
         }
     }
 
-    /// Begins or resumes an upload, sends the missing parts, and completes it.
     async fn send_missing_parts(
         &self,
         key: &Path,
@@ -236,8 +226,7 @@ impl Store {
         }
     }
 
-    /// Reads the file from the start and sends each part that the journal does not contain with the
-    /// same digest.
+    /// Sends each part that the journal does not contain with the same digest.
     async fn send_parts(
         &self,
         (key, upload): (&Path, &String),
@@ -278,32 +267,27 @@ impl Store {
         Ok(source)
     }
 
-    /// Returns true if an object of the given size exists.
     async fn is_complete(&self, key: &Path, bytes: u64) -> bool {
         self.backend.objects.head(key).await.is_ok_and(|meta| meta.size == bytes)
     }
 }
 
-/// Opens a file for reading part by part.
 async fn open_source(path: &FsPath, bytes: u64, part_bytes: u64) -> Result<PartReader, PutError> {
     let file = tokio::fs::File::open(path).await.map_err(read_error(path))?.into_std().await;
     Ok(PartReader { file, hasher: PartHasher::new(bytes), part_bytes })
 }
 
-/// Returns a function that converts an I/O error of reading `path`.
 fn read_error(path: &FsPath) -> impl Fn(io::Error) -> PutError {
     let path = path.to_owned();
     move |source| PutError::Read { path: path.clone(), source }
 }
 
-/// Returns a function that builds the error for a changed file.
 fn changed_error(path: &FsPath) -> impl Fn(FileChanged) -> PutError {
     let path = path.to_owned();
     move |FileChanged| PutError::Changed { path: path.clone() }
 }
 
-/// Logs a failed journal write. A part that is not in the journal is sent again by the next
-/// attempt.
+/// Logs a failed journal write; a part that is not in the journal is sent again next time.
 fn log_journal_error(written: io::Result<()>) {
     if let Err(error) = written {
         tracing::debug!(%error, "could not write the upload journal");

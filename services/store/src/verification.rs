@@ -9,6 +9,7 @@ use wire::{Digest, v1};
 
 use crate::{
     error::{GetError, StorageError},
+    file_hashing::ByteProgress,
     manifest::{MANIFEST, MAX_FILES, SUMS_FILE, TreeFile, TreeManifest},
     parts::PARTS_FILE,
     path::RelativePath,
@@ -18,37 +19,25 @@ use crate::{
 /// A defect of one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectDefect {
-    /// The URL of the object.
     pub url: String,
     /// The defect, as a phrase that follows the URL.
     pub problem: &'static str,
-    /// The expected size or digest, if there is one.
     pub expected: Option<String>,
-    /// The found size, digest or error, if there is one.
     pub found: Option<String>,
 }
 
-/// The report on a tree: its manifest, if usable, and the defects of its directory by names and
-/// sizes.
+/// The report on a tree, by the names and sizes in its directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerifyReport {
     /// The manifest, if it can be used.
     pub manifest: Option<TreeManifest>,
-    /// The defects found.
     pub defects: Vec<ObjectDefect>,
     /// Paths of files that are outside the store by the user's choice.
     pub external: BTreeSet<String>,
 }
 
-/// A callback that receives the number of bytes as they are hashed.
-pub type ByteProgress<'a> = &'a (dyn Fn(u64) + Send + Sync);
-
 impl Store {
-    /// Reads the manifest of a tree and compares the names and sizes in its directory. Hashes no
-    /// files.
-    ///
-    /// # Errors
-    /// When the store cannot be reached.
+    /// Compares the names and sizes in a tree's directory with its manifest. Hashes no files.
     pub async fn examine_tree(&self, tree: &v1::Tree) -> Result<VerifyReport, GetError> {
         let manifest = match self.read_manifest(tree).await {
             Ok(manifest) => manifest,
@@ -93,8 +82,7 @@ impl Store {
         Ok(VerifyReport { manifest: Some(manifest), defects: flaws, external: elsewhere })
     }
 
-    /// Lists the names below a directory with their sizes in bytes, at most twice as many as a tree
-    /// may have.
+    /// Lists names with their sizes in bytes, at most twice as many as a tree may have.
     pub(crate) async fn list_directory(
         &self,
         root: &RelativePath,
@@ -117,9 +105,6 @@ impl Store {
     }
 
     /// Checks that a blob exists with the right size.
-    ///
-    /// # Errors
-    /// When the store cannot be reached.
     pub async fn examine_blob(&self, blob: &v1::Blob) -> Result<Option<ObjectDefect>, GetError> {
         let wanted = match self.wanted_blob(blob) {
             Ok(wanted) => wanted,
@@ -137,9 +122,6 @@ impl Store {
     }
 
     /// Hashes one file of a tree, and returns its defect if there is one.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub async fn hash_tree_file(
         &self,
         tree: &v1::Tree,
@@ -151,9 +133,6 @@ impl Store {
     }
 
     /// Hashes the `B3SUMS` of a tree, and returns its defect if there is one.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub async fn hash_sums(
         &self,
         tree: &v1::Tree,
@@ -169,9 +148,6 @@ impl Store {
     }
 
     /// Hashes a blob, and returns its defect if there is one.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
     pub async fn hash_blob(
         &self,
         blob: &v1::Blob,
@@ -180,7 +156,6 @@ impl Store {
         self.hash_object(self.wanted_blob(blob)?, &v1::Tree::default(), seen).await
     }
 
-    /// Hashes an object, and returns its defect if there is one.
     async fn hash_object(
         &self,
         wanted: WantedObject,
@@ -200,7 +175,7 @@ impl Store {
         }
     }
 
-    /// Converts an error about an object to a defect, and returns errors about the store itself.
+    /// Converts an error about an object to a defect; returns errors about the store itself.
     fn defect_from_error(
         &self,
         error: GetError,
@@ -245,12 +220,10 @@ impl Store {
 }
 
 impl ObjectDefect {
-    /// Builds the defect of a missing object.
     fn missing_object(url: String) -> Self {
         Self { url, problem: "is not there", expected: None, found: None }
     }
 
-    /// Builds the defect of an object with another size.
     fn wrong_size(url: String, expected: u64, found: u64) -> Self {
         let bytes = |count: u64| Some(format!("{count} bytes"));
         Self { url, problem: "has another size", expected: bytes(expected), found: bytes(found) }

@@ -1,4 +1,4 @@
-//! `counts TASK`: work whose instructions a test counts, the same each time and on one thread.
+//! `counts TASK`: deterministic, single-threaded work whose instructions a test counts.
 
 use anyhow::{Context, bail};
 use engine::{
@@ -7,7 +7,7 @@ use engine::{
     SamplingParameters, ScratchShape, TrainMethod, TrainSpec, write_scratch_model,
 };
 
-/// A small fleet in trouble; any seed that holds would do.
+/// A small fleet with faults. Any seed would do.
 const SEED: u64 = 7;
 
 fn main() -> anyhow::Result<()> {

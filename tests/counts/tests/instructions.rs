@@ -1,5 +1,5 @@
-//! Instructions of fixed work, counted by valgrind: a regression shows however busy the machine is.
-//! Skipped without valgrind. `FLOTILLA_COUNT=1` writes `instructions.txt` anew.
+//! Counts the instructions of fixed work with valgrind, so that a regression shows on a busy
+//! machine too. Skipped without valgrind. `FLOTILLA_COUNT=1` rewrites `instructions.txt`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -10,10 +10,10 @@ use std::process::Command;
 
 const TASKS: [&str; 3] = ["cores", "generate", "train"];
 
-/// What may differ between runs and compilers' patches, in both directions.
-const WITHIN: f64 = 0.1;
+/// The allowed relative difference between runs and between compiler patch versions.
+const TOLERANCE: f64 = 0.1;
 
-fn count(task: &str) -> Option<u64> {
+fn count_instructions(task: &str) -> Option<u64> {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
@@ -25,18 +25,18 @@ fn count(task: &str) -> Option<u64> {
             return None;
         }
     };
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{task}: {}\n{said}", output.status);
-    let collected = said.lines().find_map(|line| line.split_once("Collected :"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{task}: {}\n{stderr}", output.status);
+    let collected = stderr.lines().find_map(|line| line.split_once("Collected :"));
     Some(collected.unwrap().1.trim().parse().unwrap())
 }
 
 #[test]
-fn fixed_work_takes_no_more_instructions_than_it_did() {
+fn fixed_work_takes_no_more_instructions_than_before() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt");
     let mut counted = BTreeMap::new();
     for task in TASKS {
-        let Some(count) = count(task) else { return };
+        let Some(count) = count_instructions(task) else { return };
         counted.insert(task, count);
     }
     if std::env::var_os("FLOTILLA_COUNT").is_some() {
@@ -52,13 +52,16 @@ fn fixed_work_takes_no_more_instructions_than_it_did() {
         .filter_map(|line| line.split_once(' '))
         .map(|(task, count)| (task, count.parse().unwrap()))
         .collect();
-    let mut off = String::new();
+    let mut deviations = String::new();
     for (task, count) in counted {
         let ratio = count as f64 / before[task] as f64;
         println!("{task}: {count} instructions, {ratio:.3} of what they were");
-        if (ratio - 1.0).abs() > WITHIN {
-            writeln!(off, "{task} takes {ratio:.3} times its instructions").unwrap();
+        if (ratio - 1.0).abs() > TOLERANCE {
+            writeln!(deviations, "{task} takes {ratio:.3} times its instructions").unwrap();
         }
     }
-    assert!(off.is_empty(), "{off}if that is meant, write them anew: FLOTILLA_COUNT=1 cargo test");
+    assert!(
+        deviations.is_empty(),
+        "{deviations}if that is meant, write them anew: FLOTILLA_COUNT=1 cargo test"
+    );
 }

@@ -1,37 +1,30 @@
-//! Where the files in `deploy/` are, and the programs that judge them.
+//! The files in `deploy/`, and the external programs that check them. Helpers panic on errors.
 
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
-/// The repository's root.
+/// Returns the root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// # Panics
-/// When there is no such file.
-pub fn read(path: impl AsRef<Path>) -> String {
+/// Reads a file of the repository.
+pub fn read_file(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The sources of the flags of commands that run as services, with their variables.
-///
-/// # Panics
-/// When one is not there.
+/// Returns the sources of the flags, and their variables, of the commands that run as services.
 pub fn flag_sources() -> String {
     ["args/access", "args/agent", "args/fleet", "args/members", "args/verify", "fleet"]
-        .map(|name| read(format!("services/cli/src/{name}.rs")))
+        .map(|name| read_file(format!("services/cli/src/{name}.rs")))
         .concat()
 }
 
-/// The files of a directory with this ending, sorted.
-///
-/// # Panics
-/// When there are none: then nothing would be tested.
-pub fn files(directory: &str, ending: &str) -> Vec<PathBuf> {
+/// Returns the files of a directory with this ending, sorted. Panics if there are none.
+pub fn list_files(directory: &str, ending: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root().join(directory)).expect("a directory");
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
     files.retain(|path| path.to_string_lossy().ends_with(ending));
@@ -40,16 +33,14 @@ pub fn files(directory: &str, ending: &str) -> Vec<PathBuf> {
     files
 }
 
-/// A file's name.
-///
-/// # Panics
-/// When the path has none.
-pub fn name(path: &Path) -> String {
+/// Returns the name of a file.
+pub fn file_name(path: &Path) -> String {
     path.file_name().expect("a file has a name").to_string_lossy().into_owned()
 }
 
-/// A program, if this machine has it: where the environment says, one of these places, or on PATH.
-pub fn program(variable: &str, names: &[&str]) -> Option<PathBuf> {
+/// Finds a program: the path in the environment variable, or one of these names on PATH or in
+/// .tools. Prints a note and returns `None` without it.
+pub fn find_program(variable: &str, names: &[&str]) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(variable) {
         return Some(path.into());
     }
@@ -66,15 +57,12 @@ pub fn program(variable: &str, names: &[&str]) -> Option<PathBuf> {
 }
 
 /// Runs a program to its end.
-///
-/// # Panics
-/// When it cannot be started.
-pub fn run(command: &mut Command) -> Output {
+pub fn run_command(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().expect("a program starts")
 }
 
-/// Both outputs together.
-pub fn said(output: &Output) -> String {
+/// Returns stdout and stderr together.
+pub fn output_text(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)
 }

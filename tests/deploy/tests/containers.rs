@@ -1,4 +1,5 @@
-//! Quadlet, compose and the Containerfile: read strictly, and by the programs that use them.
+//! Quadlet units, the compose file and the Containerfile, checked strictly and with the programs
+//! that use them.
 
 use std::{
     collections::BTreeMap,
@@ -7,10 +8,12 @@ use std::{
     process::Command,
 };
 
-use deploy::{files, flag_sources, name, program, read, root, run, said};
+use deploy::{
+    file_name, find_program, flag_sources, list_files, output_text, read_file, root, run_command,
+};
 use serde::Deserialize;
 
-/// Keys of podman-systemd.unit(5), as of Podman 4.6 and later, that these files use or may use.
+/// Keys of podman-systemd.unit(5), as of Podman 4.6 and later, that these files may use.
 const CONTAINER: [&str; 22] = [
     "AddDevice",
     "ContainerName",
@@ -36,7 +39,7 @@ const CONTAINER: [&str; 22] = [
     "WorkingDir",
 ];
 
-/// Sections of a unit, each a list of keys and values. Comments are whole lines.
+/// Splits a unit into sections with their keys and values. Comments are whole lines.
 fn sections(text: &str) -> BTreeMap<String, Vec<(String, String)>> {
     let mut sections: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
     let mut section = String::new();
@@ -52,40 +55,40 @@ fn sections(text: &str) -> BTreeMap<String, Vec<(String, String)>> {
 }
 
 fn quadlets() -> Vec<PathBuf> {
-    [".container", ".volume"].iter().flat_map(|end| files("deploy/podman", end)).collect()
+    [".container", ".volume"].iter().flat_map(|end| list_files("deploy/podman", end)).collect()
 }
 
 #[test]
-fn quadlets_have_only_keys_that_podman_documents_and_name_what_is_there() {
-    let here: Vec<String> = quadlets().iter().map(|path| name(path)).collect();
+fn quadlets_only_have_documented_keys_and_existing_units() {
+    let names: Vec<String> = quadlets().iter().map(|path| file_name(path)).collect();
     for path in quadlets() {
         let sections = sections(&fs::read_to_string(&path).expect("a unit"));
-        let of = path.display();
+        let unit = path.display();
         for (section, pairs) in &sections {
-            let known: &[&str] = match section.as_str() {
+            let known_keys: &[&str] = match section.as_str() {
                 "Container" => &CONTAINER,
                 "Volume" => &["VolumeName"],
                 "Unit" | "Service" | "Install" => continue,
-                other => panic!("{of}: [{other}]"),
+                other => panic!("{unit}: [{other}]"),
             };
             for (key, value) in pairs {
-                assert!(known.contains(&key.as_str()), "{of}: {key}");
+                assert!(known_keys.contains(&key.as_str()), "{unit}: {key}");
                 let other = value.split(':').next().unwrap_or_default();
                 let is_unit = other.ends_with(".volume");
-                assert!(!is_unit || here.iter().any(|name| name == other), "{of}: {other}");
+                assert!(!is_unit || names.iter().any(|name| name == other), "{unit}: {other}");
             }
         }
         let Some(container) = sections.get("Container") else { continue };
         let has = |key: &str, value: &str| {
-            assert!(container.iter().any(|pair| pair.0 == key && pair.1 == value), "{of}: {key}");
+            assert!(container.iter().any(|pair| pair.0 == key && pair.1 == value), "{unit}: {key}");
         };
         has("DropCapability", "all");
         has("NoNewPrivileges", "true");
         has("ReadOnly", "true");
-        // Nobody passes the words of a container's watchdog on.
-        assert!(!sections["Service"].iter().any(|(key, _)| key == "WatchdogSec"), "{of}");
+        // The watchdog messages of a container do not reach systemd.
+        assert!(!sections["Service"].iter().any(|(key, _)| key == "WatchdogSec"), "{unit}");
     }
-    let agent = sections(&read("deploy/podman/flotilla-agent.container"));
+    let agent = sections(&read_file("deploy/podman/flotilla-agent.container"));
     for (key, value) in [
         ("AddDevice", "-/dev/kfd"),
         ("AddDevice", "-/dev/dri"),
@@ -97,22 +100,22 @@ fn quadlets_have_only_keys_that_podman_documents_and_name_what_is_there() {
 }
 
 #[test]
-fn podman_s_own_generator_makes_services_of_the_quadlets() {
+fn podmans_generator_accepts_the_quadlets() {
     let names = ["quadlet", "podman-system-generator"];
-    let Some(quadlet) = program("QUADLET", &names) else { return };
+    let Some(quadlet) = find_program("QUADLET", &names) else { return };
     let mut command = Command::new(quadlet);
     command.env("QUADLET_UNIT_DIRS", root().join("deploy/podman"));
-    let output = run(command.arg("-dryrun"));
-    let made = said(&output);
-    assert!(output.status.success(), "{made}");
+    let output = run_command(command.arg("-dryrun"));
+    let text = output_text(&output);
+    assert!(output.status.success(), "{text}");
     for path in quadlets() {
-        let (name, kind) = (name(&path), path.extension().expect("a kind").to_string_lossy());
+        let (name, kind) = (file_name(&path), path.extension().expect("a kind").to_string_lossy());
         let stem = name.trim_end_matches(&format!(".{kind}"));
         let service = if kind == "container" { stem.into() } else { format!("{stem}-{kind}") };
-        assert!(made.contains(&format!("---{service}.service---")), "{service}: {made}");
+        assert!(text.contains(&format!("---{service}.service---")), "{service}: {text}");
     }
     for wrong in ["unsupported", "converting", "error"] {
-        assert!(!made.to_lowercase().contains(wrong), "{made}");
+        assert!(!text.to_lowercase().contains(wrong), "{text}");
     }
 }
 
@@ -151,17 +154,17 @@ struct Service {
 }
 
 #[test]
-fn the_compose_file_is_whole_and_lets_in_members_alone() {
-    let compose: Compose = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
+fn the_compose_file_is_complete_and_only_accepts_members() {
+    let compose: Compose = serde_saphyr::from_str(&read_file("deploy/compose.yaml")).expect("YAML");
     let sources = flag_sources();
     for (name, service) in &compose.services {
         for volume in &service.volumes {
             let source = volume.split(':').next().expect("a volume has a source");
-            let there = match source.strip_prefix("./") {
+            let exists = match source.strip_prefix("./") {
                 Some(path) => root().join("deploy").join(path).exists(),
                 None => compose.volumes.contains_key(source),
             };
-            assert!(there, "{name}: no {source}");
+            assert!(exists, "{name}: no {source}");
         }
         for other in &service.depends_on {
             assert!(compose.services.contains_key(other), "{name}: no {other}");
@@ -177,32 +180,33 @@ fn the_compose_file_is_whole_and_lets_in_members_alone() {
         assert!(service.read_only && service.cap_drop == ["ALL"], "{name}");
         assert_eq!(service.security_opt, ["no-new-privileges:true"], "{name}");
     }
-    // Not `--open`, as everybody on the network reaches it.
+    // Not `--open`, because the ports are reachable from the whole network.
     assert_eq!(compose.services["fleet"].command, ["up"]);
     assert_eq!(compose.services["fleet"].ports, ["4222:4222", "7070:7070"]);
     assert_eq!(compose.services["agent"].command, ["join"]);
     assert_eq!(compose.services["agent"].network_mode.as_deref(), Some("host"));
     assert!(compose.services["agent"].ports.is_empty());
-    // As long as the unit's TimeoutStopSec=.
+    // Equal to TimeoutStopSec= of the unit.
     assert_eq!(compose.services["agent"].stop_grace_period.as_deref(), Some("90s"));
-    let Some(docker_compose) = program("DOCKER_COMPOSE", &["docker-compose"]) else { return };
+    let Some(docker_compose) = find_program("DOCKER_COMPOSE", &["docker-compose"]) else { return };
     let mut command = Command::new(docker_compose);
-    let output =
-        run(command.arg("-f").arg(root().join("deploy/compose.yaml")).args(["config", "-q"]));
-    assert!(output.status.success(), "{}", said(&output));
+    let output = run_command(
+        command.arg("-f").arg(root().join("deploy/compose.yaml")).args(["config", "-q"]),
+    );
+    assert!(output.status.success(), "{}", output_text(&output));
 }
 
-/// The engine that builds here, if one answers.
+/// Returns docker or podman, if its engine responds.
 fn docker() -> Option<PathBuf> {
-    let docker = program("DOCKER", &["docker", "podman"])?;
-    let answers = run(Command::new(&docker).arg("info")).status.success();
+    let docker = find_program("DOCKER", &["docker", "podman"])?;
+    let answers = run_command(Command::new(&docker).arg("info")).status.success();
     if !answers {
         eprintln!("skipped: no container engine answers");
     }
     answers.then_some(docker)
 }
 
-/// An image that goes with the test.
+/// An image that is removed when it is dropped.
 struct Image {
     docker: PathBuf,
     tag: String,
@@ -212,6 +216,7 @@ impl Image {
     fn build(docker: &Path, binary: &Path) -> Self {
         let context = tempfile::tempdir().expect("a directory");
         fs::copy(binary, context.path().join("flotilla")).expect("a binary");
+        fs::write(context.path().join("notices"), "notices").expect("a file");
         let tag = format!("flotilla-test-{}", std::process::id());
         let mut command = Command::new(docker);
         command.args([
@@ -220,12 +225,15 @@ impl Image {
             "agent",
             "--build-arg",
             "BINARY=flotilla",
+            "--build-arg",
+            "NOTICES=notices",
             "-t",
             &tag,
             "-f",
         ]);
-        let output = run(command.arg(root().join("deploy/Containerfile")).arg(context.path()));
-        assert!(output.status.success(), "{}", said(&output));
+        let output =
+            run_command(command.arg(root().join("deploy/Containerfile")).arg(context.path()));
+        assert!(output.status.success(), "{}", output_text(&output));
         Self { docker: docker.to_owned(), tag }
     }
 }
@@ -237,7 +245,7 @@ impl Drop for Image {
 }
 
 #[test]
-fn the_containerfile_builds_from_nothing_and_the_program_runs_in_it() {
+fn the_containerfile_builds_and_the_program_runs_in_it() {
     let Some(docker) = docker() else { return };
     let fixed = root().join("target/x86_64-unknown-linux-musl/release/flotilla");
     let test = std::env::current_exe().expect("a path");
@@ -251,13 +259,13 @@ fn the_containerfile_builds_from_nothing_and_the_program_runs_in_it() {
     let mut command = Command::new(&docker);
     command.args(["run", "--rm", "--read-only", "--cap-drop", "ALL", "--network", "none"]);
     if libraries {
-        // This machine's, as a debug build has them.
+        // A debug build needs the libraries of this machine.
         for library in ["/lib", "/lib64", "/usr/lib"].iter().filter(|path| Path::new(path).exists())
         {
             let real = fs::canonicalize(library).expect("a directory");
             command.args(["-v", &format!("{}:{library}:ro", real.display())]);
         }
     }
-    let output = run(command.args([&image.tag, "--version"]));
-    assert!(said(&output).starts_with("flotilla "), "{}", said(&output));
+    let output = run_command(command.args([&image.tag, "--version"]));
+    assert!(output_text(&output).starts_with("flotilla "), "{}", output_text(&output));
 }

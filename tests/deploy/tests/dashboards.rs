@@ -1,40 +1,40 @@
-//! What Grafana and Prometheus are given: each query asks for what is served.
+//! The Grafana dashboards and Prometheus rules: each query uses existing metrics.
 
 use std::{collections::BTreeSet, process::Command};
 
-use deploy::{files, program, read, root, run, said};
+use deploy::{find_program, list_files, output_text, read_file, root, run_command};
 use serde_json::Value;
 
-/// As docs/METRICS.md has them, whose names a test of each process compares with what it serves.
-fn served() -> BTreeSet<String> {
-    let page = read("docs/METRICS.md");
+/// Returns the metrics of docs/METRICS.md. A test of each process compares them with its endpoint.
+fn served_metrics() -> BTreeSet<String> {
+    let page = read_file("docs/METRICS.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
     rows.map(|(name, _)| name.split('{').next().unwrap_or_default().to_owned()).collect()
 }
 
-/// The metrics a query is about: words that are no function, label or number.
-fn metrics(query: &str) -> BTreeSet<String> {
+/// Returns the metrics in a query: the words that are no function, label or number.
+fn metrics_in(query: &str) -> BTreeSet<String> {
     let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let words = query.split(|letter| !is_word(letter));
-    let ours = ["flotilla_", "node_", "process_"];
+    let prefixes = ["flotilla_", "node_", "process_"];
     words
-        .filter(|word| ours.iter().any(|begin| word.starts_with(begin)))
+        .filter(|word| prefixes.iter().any(|begin| word.starts_with(begin)))
         .map(str::to_owned)
         .collect()
 }
 
-fn check(query: &str, served: &BTreeSet<String>) {
-    let asked = metrics(query);
-    assert!(!asked.is_empty() || query.starts_with("up "), "nothing of ours is asked for: {query}");
-    let unknown: Vec<_> = asked.difference(served).collect();
+fn check_query(query: &str, served: &BTreeSet<String>) {
+    let used = metrics_in(query);
+    assert!(!used.is_empty() || query.starts_with("up "), "nothing of ours is asked for: {query}");
+    let unknown: Vec<_> = used.difference(served).collect();
     assert!(unknown.is_empty(), "{unknown:?} is served by nobody: {query}");
 }
 
 #[test]
-fn every_panel_asks_for_what_is_served_and_stands_beside_the_others() {
-    let served = served();
-    for path in files("deploy/grafana", ".json") {
-        let dashboard: Value = serde_json::from_str(&read(path)).expect("JSON");
+fn every_panel_queries_existing_metrics_and_overlaps_no_other() {
+    let served = served_metrics();
+    for path in list_files("deploy/grafana", ".json") {
+        let dashboard: Value = serde_json::from_str(&read_file(path)).expect("JSON");
         let panels = dashboard["panels"].as_array().expect("panels");
         let mut taken = BTreeSet::new();
         let mut ids = BTreeSet::new();
@@ -52,25 +52,25 @@ fn every_panel_asks_for_what_is_served_and_stands_beside_the_others() {
             let targets = panel["targets"].as_array().expect("queries");
             assert!(!targets.is_empty(), "{panel}");
             for target in targets {
-                check(target["expr"].as_str().expect("a query"), &served);
+                check_query(target["expr"].as_str().expect("a query"), &served);
             }
         }
     }
 }
 
 #[test]
-fn every_alert_asks_for_what_is_served_and_says_what_to_do() {
-    let served = served();
+fn every_alert_queries_existing_metrics_and_has_a_description() {
+    let served = served_metrics();
     let rules: Value =
-        serde_saphyr::from_str(&read("deploy/prometheus/flotilla.yml")).expect("YAML");
+        serde_saphyr::from_str(&read_file("deploy/prometheus/flotilla.yml")).expect("YAML");
     let groups = rules["groups"].as_array().expect("groups");
     let alerts = groups.iter().flat_map(|group| group["rules"].as_array().expect("rules"));
     let mut count = 0;
     for alert in alerts {
-        check(alert["expr"].as_str().expect("a query"), &served);
-        for said in ["summary", "description"] {
-            let text = alert["annotations"][said].as_str().unwrap_or_default();
-            assert!(text.len() > 20, "{}: {said} is missing", alert["alert"]);
+        check_query(alert["expr"].as_str().expect("a query"), &served);
+        for annotation in ["summary", "description"] {
+            let text = alert["annotations"][annotation].as_str().unwrap_or_default();
+            assert!(text.len() > 20, "{}: {annotation} is missing", alert["alert"]);
         }
         assert!(alert["labels"]["severity"].is_string(), "{alert}");
         count += 1;
@@ -79,19 +79,23 @@ fn every_alert_asks_for_what_is_served_and_says_what_to_do() {
 }
 
 #[test]
-fn prometheus_takes_its_configuration_and_rules() {
-    let Some(promtool) = program("FLOTILLA_PROMTOOL", &["promtool"]) else { return };
-    let checked = run(Command::new(promtool)
-        .args(["check", "config"])
-        .arg(root().join("deploy/prometheus/prometheus.yml")));
-    assert!(said(&checked).contains("SUCCESS"), "{}", said(&checked));
+fn prometheus_accepts_its_configuration_and_rules() {
+    let Some(promtool) = find_program("FLOTILLA_PROMTOOL", &["promtool"]) else { return };
+    let checked = run_command(
+        Command::new(promtool)
+            .args(["check", "config"])
+            .arg(root().join("deploy/prometheus/prometheus.yml")),
+    );
+    assert!(output_text(&checked).contains("SUCCESS"), "{}", output_text(&checked));
 }
 
 #[test]
-fn alerts_are_given_when_they_are_due_and_not_before() {
-    let Some(promtool) = program("FLOTILLA_PROMTOOL", &["promtool"]) else { return };
-    let tested = run(Command::new(promtool)
-        .args(["test", "rules", "alerts.yml"])
-        .current_dir(root().join("tests/deploy/promtool")));
-    assert!(tested.status.success(), "{}", said(&tested));
+fn alerts_fire_when_they_are_due_and_not_before() {
+    let Some(promtool) = find_program("FLOTILLA_PROMTOOL", &["promtool"]) else { return };
+    let tested = run_command(
+        Command::new(promtool)
+            .args(["test", "rules", "alerts.yml"])
+            .current_dir(root().join("tests/deploy/promtool")),
+    );
+    assert!(tested.status.success(), "{}", output_text(&tested));
 }

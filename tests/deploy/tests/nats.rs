@@ -9,36 +9,37 @@ use std::{
 };
 
 use async_nats::jetstream::{self, stream};
-use deploy::{files, name, program, read, root, run, said};
+use deploy::{file_name, find_program, list_files, output_text, read_file, root, run_command};
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn nats_server() -> Option<PathBuf> {
-    program("FLOTILLA_NATS_SERVER", &["nats-server"])
+    find_program("FLOTILLA_NATS_SERVER", &["nats-server"])
 }
 
-/// As many free ports, all different.
-fn ports<const N: usize>() -> [u16; N] {
-    let held: Vec<TcpListener> =
+/// Returns `N` different free ports.
+fn free_ports<const N: usize>() -> [u16; N] {
+    let listeners: Vec<TcpListener> =
         (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port")).collect();
-    std::array::from_fn(|one| held[one].local_addr().expect("an address").port())
+    std::array::from_fn(|one| listeners[one].local_addr().expect("an address").port())
 }
 
-/// A server's directory, as on its box: all configurations, and keys, which ask nobody here.
+/// The directory of a server: all configurations, and keys that give everybody access.
 struct Node {
     directory: TempDir,
     child: Option<Child>,
 }
 
 impl Node {
-    /// With these in place of addresses; each must be in some file.
+    /// Copies the configurations with these replacements. Each text must be in some file.
     fn new(replaced: &[(&str, String)]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let mut found = vec![false; replaced.len()];
         fs::create_dir(directory.path().join("keys")).expect("a directory");
-        let deployed = [files("deploy/nats", ".conf"), files("deploy/nats/keys", ".conf")].concat();
-        for path in deployed {
+        let sources =
+            [list_files("deploy/nats", ".conf"), list_files("deploy/nats/keys", ".conf")].concat();
+        for path in sources {
             let mut text = fs::read_to_string(&path).expect("a configuration");
             for (number, (old, new)) in replaced.iter().enumerate() {
                 found[number] |= text.contains(old);
@@ -56,21 +57,21 @@ impl Node {
     }
 
     fn start(mut self, server: &Path, config: &str, port: u16) -> Self {
-        let said = File::create(self.path().join("said")).expect("a log");
+        let log = File::create(self.path().join("said")).expect("a log");
         let mut command = Command::new(server);
-        // Paths in it count from here, as they do from the unit's directory.
+        // Relative paths in the configuration start here, as in the systemd unit.
         command.current_dir(self.path()).arg("--config").arg(config);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().expect("a nats-server starts"));
         let began = Instant::now();
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            assert!(began.elapsed() < LIMIT, "{config}: {}", self.said());
+            assert!(began.elapsed() < LIMIT, "{config}: {}", self.log_text());
             std::thread::sleep(Duration::from_millis(20));
         }
         self
     }
 
-    fn said(&self) -> String {
+    fn log_text(&self) -> String {
         fs::read_to_string(self.path().join("said")).unwrap_or_default()
     }
 }
@@ -89,21 +90,21 @@ fn local(port: u16) -> String {
 }
 
 #[test]
-fn the_server_takes_each_of_them_as_it_is() {
+fn each_configuration_is_valid() {
     let Some(server) = nats_server() else { return };
     let node = Node::new(&[]);
-    for path in files("deploy/nats", ".conf") {
+    for path in list_files("deploy/nats", ".conf") {
         let mut command = Command::new(&server);
-        command.current_dir(node.path()).args(["-t", "--config"]).arg(name(&path));
-        let output = run(&mut command);
-        assert!(output.status.success(), "{}: {}", path.display(), said(&output));
+        command.current_dir(node.path()).args(["-t", "--config"]).arg(file_name(&path));
+        let output = run_command(&mut command);
+        assert!(output.status.success(), "{}: {}", path.display(), output_text(&output));
     }
 }
 
-/// The managed server's limits are those of a server of one's own.
+/// The configurations in `deploy/nats` have the limits of the server that `flotilla up` starts.
 #[test]
 fn limits_and_durability_are_those_of_the_managed_server() {
-    let managed = read("services/bus/src/server/config.rs");
+    let managed = read_file("services/bus/src/server/config.rs");
     let settings = |text: &str| -> Vec<String> {
         let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
         let keys = ["max_", "sync_interval"];
@@ -112,17 +113,19 @@ fn limits_and_durability_are_those_of_the_managed_server() {
             .map(str::to_owned)
             .collect()
     };
-    let ours = settings(&(read("deploy/nats/common.conf") + &read("deploy/nats/log.conf")));
-    assert!(ours.contains(&"sync_interval: always".to_owned()), "{ours:?}");
-    for setting in &ours {
+    let limits =
+        settings(&(read_file("deploy/nats/common.conf") + &read_file("deploy/nats/log.conf")));
+    assert!(limits.contains(&"sync_interval: always".to_owned()), "{limits:?}");
+    for setting in &limits {
         assert!(managed.contains(setting.as_str()), "the managed server has no {setting}");
     }
-    assert!(ours.len() >= 5, "{ours:?}");
-    for path in
-        files("deploy/nats", ".conf").iter().filter(|path| !name(path).starts_with("common"))
+    assert!(limits.len() >= 5, "{limits:?}");
+    for path in list_files("deploy/nats", ".conf")
+        .iter()
+        .filter(|path| !file_name(path).starts_with("common"))
     {
         let text = fs::read_to_string(path).expect("a configuration");
-        let whole = ["log.conf", "hub.conf"].contains(&name(path).as_str());
+        let whole = ["log.conf", "hub.conf"].contains(&file_name(path).as_str());
         assert!(whole || text.contains("include common.conf"), "{}", path.display());
     }
 }
@@ -130,7 +133,7 @@ fn limits_and_durability_are_those_of_the_managed_server() {
 #[tokio::test]
 async fn a_single_server_writes_to_disk_before_it_acknowledges() {
     let Some(server) = nats_server() else { return };
-    let [port, monitor] = ports();
+    let [port, monitor] = free_ports();
     let node = Node::new(&[("0.0.0.0:4222", local(port)), ("127.0.0.1:8222", local(monitor))]);
     let node = node.start(&server, "single.conf", port);
     let client = async_nats::connect(local(port)).await.expect("a connection");
@@ -157,9 +160,9 @@ async fn http_get(port: u16, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn three_form_a_cluster_that_keeps_three_copies_and_loses_one_of_them() {
+async fn three_servers_form_a_cluster_that_survives_the_loss_of_one() {
     let Some(server) = nats_server() else { return };
-    let all: [u16; 9] = ports();
+    let all: [u16; 9] = free_ports();
     let (clients, routes, monitors) = (&all[..3], &all[3..6], &all[6..]);
     let mut nodes: Vec<Node> = (0..3)
         .map(|one| {
@@ -186,7 +189,7 @@ async fn three_form_a_cluster_that_keeps_three_copies_and_loses_one_of_them() {
         ..Default::default()
     };
     let began = Instant::now();
-    // The cluster has a leader when it has one.
+    // Fails until the cluster has a leader.
     let mut log = loop {
         match context.create_stream(config.clone()).await {
             Ok(log) => break log,
@@ -197,7 +200,7 @@ async fn three_form_a_cluster_that_keeps_three_copies_and_loses_one_of_them() {
     let copies = log.info().await.expect("a stream").cluster.clone().expect("of a cluster");
     assert_eq!(copies.replicas.len(), 2, "{copies:?}");
     publish(&context).await;
-    // Killed, and what was acknowledged is there.
+    // Kills a server. Acknowledged messages are not lost.
     drop(nodes.pop());
     publish(&context).await;
     assert!(log.info().await.expect("a stream").state.messages >= 2);
@@ -216,9 +219,9 @@ async fn publish(context: &jetstream::Context) {
 }
 
 #[tokio::test]
-async fn a_second_site_reaches_the_log_through_its_leaf_and_again_after_the_line_was_down() {
+async fn a_second_site_reaches_the_log_through_its_leaf_and_reconnects() {
     let Some(server) = nats_server() else { return };
-    let [hub_port, leaf_port, site, monitor, far_monitor] = ports();
+    let [hub_port, leaf_port, site, monitor, far_monitor] = free_ports();
     let start_hub = |hub: Node| hub.start(&server, "hub.conf", hub_port);
     let mut hub = start_hub(Node::new(&[
         ("0.0.0.0:4222", local(hub_port)),
@@ -231,27 +234,28 @@ async fn a_second_site_reaches_the_log_through_its_leaf_and_again_after_the_line
         ("127.0.0.1:8222", local(far_monitor)),
     ]);
     let leaf = leaf.start(&server, "leaf.conf", site);
-    let here = jetstream::new(async_nats::connect(local(hub_port)).await.expect("the hub"));
+    let hub_context = jetstream::new(async_nats::connect(local(hub_port)).await.expect("the hub"));
     let config =
         stream::Config { name: "LOG".into(), subjects: vec!["log".into()], ..Default::default() };
-    here.create_stream(config).await.expect("a stream");
+    hub_context.create_stream(config).await.expect("a stream");
 
-    let there = jetstream::new(async_nats::connect(local(site)).await.expect("the leaf"));
-    publish(&there).await;
-    assert_eq!(messages(&there).await, 1);
+    let leaf_context = jetstream::new(async_nats::connect(local(site)).await.expect("the leaf"));
+    publish(&leaf_context).await;
+    assert_eq!(count_messages(&leaf_context).await, 1);
     assert!(!leaf.path().join("store").exists(), "a leaf keeps no log");
 
-    // The hub goes and comes back, with its store.
+    // Restarts the hub with its store.
     let child = hub.child.as_mut().expect("a server");
     child.kill().and_then(|()| child.wait()).expect("our own process");
     hub = start_hub(hub);
-    publish(&there).await;
-    assert_eq!(messages(&there).await, 2);
+    publish(&leaf_context).await;
+    assert_eq!(count_messages(&leaf_context).await, 2);
     drop(hub);
 }
 
-/// The hub says what it answers a moment after the line is there.
-async fn messages(context: &jetstream::Context) -> u64 {
+/// Returns the number of messages. Retries, because the hub only responds some time after the leaf
+/// node has connected.
+async fn count_messages(context: &jetstream::Context) -> u64 {
     let began = Instant::now();
     loop {
         match context.get_stream("LOG").await {

@@ -1,21 +1,21 @@
-//! The Debian package: what it would hold is there, and fits together. It is built by `make deb`.
+//! The Debian package that `make deb` builds: its files exist and fit together.
 
 use std::process::Command;
 
-use deploy::{read, root, run};
+use deploy::{read_file, root, run_command};
 use serde_json::Value;
 
 fn metadata() -> Value {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root()).args(["metadata", "--format-version=1", "--no-deps", "--offline"]);
-    let output = run(&mut command);
+    let output = run_command(&mut command);
     let all: Value = serde_json::from_slice(&output.stdout).expect("cargo's metadata");
     let packages = all["packages"].as_array().expect("packages");
-    let ours = packages.iter().find(|package| package["name"] == "flotilla").expect("flotilla");
-    ours["metadata"]["deb"].clone()
+    let package = packages.iter().find(|package| package["name"] == "flotilla").expect("flotilla");
+    package["metadata"]["deb"].clone()
 }
 
-/// Source, destination and mode of each file.
+/// Returns source, destination and mode of each file.
 fn assets(deb: &Value) -> Vec<[String; 3]> {
     let assets = deb["assets"].as_array().expect("assets");
     let text = |asset: &Value, one: usize| asset[one].as_str().expect("a text").to_owned();
@@ -23,17 +23,20 @@ fn assets(deb: &Value) -> Vec<[String; 3]> {
 }
 
 #[test]
-fn everything_the_package_names_is_there_or_is_built() {
+fn all_files_of_the_package_exist_or_are_built() {
     let deb = metadata();
     let crate_directory = root().join("services/flotilla");
     for [source, destination, mode] in assets(&deb) {
         assert!(!destination.starts_with('/'), "{destination}");
         if source.starts_with("target/") || source.starts_with("../../target/") {
             let (directory, name) = source.rsplit_once('/').expect("a name");
-            // Of files that have one ending, the directory is made.
-            let made =
+            // For a wildcard the Makefile creates the directory.
+            let target =
                 if name.starts_with('*') { directory.trim_start_matches("../") } else { name };
-            assert!(read("Makefile").contains(made) || name == "flotilla", "nobody makes {source}");
+            assert!(
+                read_file("Makefile").contains(target) || name == "flotilla",
+                "nobody makes {source}"
+            );
             continue;
         }
         let path = crate_directory.join(&source);
@@ -72,7 +75,7 @@ fn units_find_the_program_and_the_settings_where_the_package_puts_them() {
     for name in ["flotilla-agent", "flotilla-up", "flotilla-coordinator"] {
         let unit = format!("/usr/lib/systemd/system/{name}.service");
         assert!(installed.contains(&unit), "{unit} is not installed");
-        let text = read(format!("deploy/systemd/{name}.service"));
+        let text = read_file(format!("deploy/systemd/{name}.service"));
         assert!(text.contains("ExecStart=/usr/bin/flotilla "), "{name}");
         let settings = text.lines().find_map(|line| line.strip_prefix("EnvironmentFile=-"));
         let settings = settings.expect("settings").to_owned();
@@ -83,7 +86,7 @@ fn units_find_the_program_and_the_settings_where_the_package_puts_them() {
             text.lines().find_map(|line| line.strip_prefix("Documentation=file://"));
         assert!(installed.contains(&documentation.expect("documentation").to_owned()), "{name}");
     }
-    // Settings may hold secrets.
+    // Settings may contain secrets.
     for [source, _, mode] in assets(&deb).iter().filter(|asset| asset[0].ends_with(".env")) {
         assert_eq!(mode, "600", "{source}");
     }

@@ -1,4 +1,4 @@
-//! Every error has a code, and every code a page: docs/ERRORS.md.
+//! Error codes: every error has one, and every code has a section in docs/ERRORS.md.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,12 +14,12 @@ use syn::{
 };
 use walkdir::WalkDir;
 
-/// Its invariants, which candle tells the words of what it was doing, which have a code.
-const WITHIN: &str = "agents/engine/src/ops";
-/// What developers measure with.
+/// Invariants of the operations. candle adds their text to errors that have a code.
+const ENGINE_OPS: &str = "agents/engine/src/ops";
+/// A tool for developers.
 const BENCH: &str = "services/bench/src";
 
-/// The program's files, without its tests, by their paths from the root.
+/// Returns the parsed sources of the program, without tests, by their path from the root.
 fn sources() -> Vec<(String, syn::File)> {
     let mut sources = Vec::new();
     for part in ["agents", "proto", "services"] {
@@ -36,20 +36,20 @@ fn sources() -> Vec<(String, syn::File)> {
     sources
 }
 
-/// A message of an error, and what it was made of: nothing, or the type of its cause.
+/// An error message and the type of its cause, if it has one.
 struct Message {
     line: usize,
     words: String,
     cause: Option<String>,
 }
 
-/// Of one file.
+/// The errors and strings of one file.
 #[derive(Default)]
-struct Found {
-    /// Types that are errors.
+struct SourceErrors {
+    /// Error types.
     types: Vec<String>,
     messages: Vec<Message>,
-    /// Everything in quotes.
+    /// All string literals.
     strings: Vec<String>,
 }
 
@@ -61,9 +61,9 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-impl Found {
-    /// The words behind `#[error(`, if it has its own.
-    fn words(attributes: &[Attribute]) -> Option<(LitStr, Span)> {
+impl SourceErrors {
+    /// Returns the text in `#[error(...)]` and its position.
+    fn error_text(attributes: &[Attribute]) -> Option<(LitStr, Span)> {
         let error = attributes.iter().find(|it| it.path().is_ident("error"))?;
         let first = |input: ParseStream<'_>| {
             let words: LitStr = input.parse()?;
@@ -75,35 +75,35 @@ impl Found {
         Some((words, at))
     }
 
-    fn note(&mut self, attributes: &[Attribute], fields: &Fields) -> bool {
-        let Some((words, at)) = Self::words(attributes) else { return false };
+    fn add_message(&mut self, attributes: &[Attribute], fields: &Fields) -> bool {
+        let Some((words, at)) = Self::error_text(attributes) else { return false };
         let cause = fields.iter().find(|field| {
             let marked = |name| field.attrs.iter().any(|it| it.path().is_ident(name));
             field.ident.as_ref().is_some_and(|name| name == "source")
                 || marked("from")
                 || marked("source")
         });
-        let cause = cause.map(|field| innermost(&field.ty));
+        let cause = cause.map(|field| innermost_type(&field.ty));
         self.messages.push(Message { line: at.start().line, words: words.value(), cause });
         true
     }
 }
 
-/// `io::Error` of `Option<Box<std::io::Error>>`.
-fn innermost(kind: &Type) -> String {
+/// Returns `io::Error` for `Option<Box<std::io::Error>>`.
+fn innermost_type(kind: &Type) -> String {
     let Type::Path(path) = kind else { return "dyn".into() };
     let names: Vec<_> = path.path.segments.iter().collect();
     let Some(last) = names.last() else { return String::new() };
     if let syn::PathArguments::AngleBracketed(inside) = &last.arguments
         && let Some(syn::GenericArgument::Type(inside)) = inside.args.first()
     {
-        return innermost(inside);
+        return innermost_type(inside);
     }
     let named = names.iter().rev().take(2).rev();
     named.map(|segment| segment.ident.to_string()).collect::<Vec<_>>().join("::")
 }
 
-impl<'ast> Visit<'ast> for Found {
+impl<'ast> Visit<'ast> for SourceErrors {
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
         if !is_test(&item.attrs) {
             syn::visit::visit_item_mod(self, item);
@@ -114,7 +114,7 @@ impl<'ast> Visit<'ast> for Found {
         let mut any = false;
         for variant in &item.variants {
             any |= variant.attrs.iter().any(|it| it.path().is_ident("error"));
-            self.note(&variant.attrs, &variant.fields);
+            self.add_message(&variant.attrs, &variant.fields);
         }
         if any {
             self.types.push(item.ident.to_string());
@@ -123,7 +123,7 @@ impl<'ast> Visit<'ast> for Found {
     }
 
     fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
-        if self.note(&item.attrs, &item.fields) {
+        if self.add_message(&item.attrs, &item.fields) {
             self.types.push(item.ident.to_string());
         }
         syn::visit::visit_item_struct(self, item);
@@ -132,9 +132,9 @@ impl<'ast> Visit<'ast> for Found {
     fn visit_macro(&mut self, used: &'ast Macro) {
         let name = used.path.segments.last().map(|name| name.ident.to_string()).unwrap_or_default();
         let mut literals = Vec::new();
-        gather(&used.tokens, &mut literals);
+        collect_strings(&used.tokens, &mut literals);
         if ["bail", "anyhow", "ensure"].contains(&name.as_str())
-            && let Some(words) = said(&used.tokens, name == "ensure")
+            && let Some(words) = message_literal(&used.tokens, name == "ensure")
         {
             let line = used.path.segments[0].ident.span().start().line;
             self.messages.push(Message { line, words, cause: None });
@@ -149,13 +149,13 @@ impl<'ast> Visit<'ast> for Found {
 
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
         if let Ok(list) = attribute.meta.require_list() {
-            gather(&list.tokens, &mut self.strings);
+            collect_strings(&list.tokens, &mut self.strings);
         }
     }
 }
 
-/// The literal that a macro's words begin with; behind a condition, that comes first.
-fn said(tokens: &TokenStream, behind_condition: bool) -> Option<String> {
+/// Returns the first literal of a macro call, or the first one after the condition.
+fn message_literal(tokens: &TokenStream, behind_condition: bool) -> Option<String> {
     let mut tokens = tokens.clone().into_iter();
     if behind_condition {
         tokens.find(|token| matches!(token, TokenTree::Punct(mark) if mark.as_char() == ','))?;
@@ -164,10 +164,10 @@ fn said(tokens: &TokenStream, behind_condition: bool) -> Option<String> {
     syn::parse_str::<LitStr>(&literal.to_string()).ok().map(|words| words.value())
 }
 
-fn gather(tokens: &TokenStream, strings: &mut Vec<String>) {
+fn collect_strings(tokens: &TokenStream, strings: &mut Vec<String>) {
     for token in tokens.clone() {
         match token {
-            TokenTree::Group(group) => gather(&group.stream(), strings),
+            TokenTree::Group(group) => collect_strings(&group.stream(), strings),
             TokenTree::Literal(literal) => {
                 let text = syn::parse_str::<LitStr>(&literal.to_string());
                 strings.extend(text.ok().map(|text| text.value()));
@@ -177,41 +177,41 @@ fn gather(tokens: &TokenStream, strings: &mut Vec<String>) {
     }
 }
 
-fn read() -> BTreeMap<String, Found> {
+fn read_sources() -> BTreeMap<String, SourceErrors> {
     let read = sources().into_iter().map(|(name, file)| {
-        let mut found = Found::default();
+        let mut found = SourceErrors::default();
         found.visit_file(&file);
         (name, found)
     });
     read.collect()
 }
 
-fn code() -> Regex {
+fn code_pattern() -> Regex {
     Regex::new(r"\(([A-Z]\d{3})\)").expect("a pattern")
 }
 
 #[test]
-fn every_message_of_an_error_has_a_code_or_a_cause_that_has() {
-    let files = read();
-    let ours: BTreeSet<&str> =
+fn every_error_message_has_a_code_or_a_cause_with_a_code() {
+    let files = read_sources();
+    let error_types: BTreeSet<&str> =
         files.values().flat_map(|found| &found.types).map(String::as_str).collect();
-    assert!(ours.len() > 90, "these are not all: {}", ours.len());
-    let (code, placeholder) = (code(), Regex::new(r"\{[^{}]*\}").unwrap());
+    assert!(error_types.len() > 90, "these are not all: {}", error_types.len());
+    let (code, placeholder) = (code_pattern(), Regex::new(r"\{[^{}]*\}").unwrap());
     let mut without = Vec::new();
     let mut seen = 0;
     for (name, found) in &files {
-        if name.starts_with(WITHIN) || name.starts_with(BENCH) {
+        if name.starts_with(ENGINE_OPS) || name.starts_with(BENCH) {
             continue;
         }
         for Message { line, words, cause } in &found.messages {
             seen += 1;
             let has_words = placeholder.replace_all(words, "").contains(char::is_alphabetic);
-            // What the system says has a code by its kind.
-            let told = cause.as_deref().is_some_and(|cause| {
+            // Messages of the operating system have a code by their kind.
+            let has_coded_cause = cause.as_deref().is_some_and(|cause| {
                 let last = cause.rsplit("::").next().unwrap_or_default();
-                cause == "io::Error" || last != "Error" && ours.contains(last)
+                cause == "io::Error" || last != "Error" && error_types.contains(last)
             });
-            if has_words && !told && !code.is_match(words) {
+            if has_words && !has_coded_cause && !code.is_match(words) {
                 without
                     .push(format!("{name}:{line}: {words} [{}]", cause.as_deref().unwrap_or("-")));
             }
@@ -235,16 +235,16 @@ fn every_code_has_a_page_and_every_page_a_code() {
         assert!(code.starts_with(letter) && !title.is_empty(), "{heading}");
         assert!(pages.insert(code.to_owned()), "{code} is there twice");
     }
-    let (text, bytes) = (code(), Regex::new(r#"b"([A-Z]\d{3})""#).unwrap());
+    let (text, bytes) = (code_pattern(), Regex::new(r#"b"([A-Z]\d{3})""#).unwrap());
     let mut used = BTreeSet::new();
-    for found in read().values() {
+    for found in read_sources().values() {
         for words in &found.strings {
             used.extend(text.captures_iter(words).map(|found| found[1].to_owned()));
         }
     }
     let own = fs::read_to_string(root().join("proto/wire/src/error_code.rs")).unwrap();
     used.extend(bytes.captures_iter(&own).map(|found| found[1].to_owned()));
-    // Of words that clap says.
+    // The code of clap's messages.
     used.insert("A100".to_owned());
     let all = |of: &BTreeSet<String>, not: &BTreeSet<String>| {
         of.difference(not).cloned().collect::<Vec<_>>().join(" ")

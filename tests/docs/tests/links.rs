@@ -1,4 +1,4 @@
-//! What pages point to is there, and every page is in the book's contents.
+//! The pages of the documentation: all links have a target, and the table of contents is complete.
 
 use std::{
     collections::BTreeSet,
@@ -17,19 +17,19 @@ fn pages(directory: &str) -> Vec<PathBuf> {
     pages
 }
 
-/// What a page points to on this side of the network: path and part.
+/// Returns the local links of a page: path and fragment.
 fn links(page: &Path) -> Vec<(String, String)> {
     let text = fs::read_to_string(page).expect("a page");
     let link = Regex::new(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)").expect("a pattern");
     let found = link.captures_iter(&text);
-    let part =
+    let fragment =
         |found: &regex::Captures<'_>, n| found.get(n).map_or("", |it| it.as_str()).to_owned();
-    let all = found.map(|found| (part(&found, 1), part(&found, 2)));
+    let all = found.map(|found| (fragment(&found, 1), fragment(&found, 2)));
     all.filter(|(path, _)| !path.contains("://")).collect()
 }
 
-/// The names that a page's headings have.
-fn parts(page: &Path) -> BTreeSet<String> {
+/// Returns the fragments of a page's headings.
+fn fragments(page: &Path) -> BTreeSet<String> {
     let text = fs::read_to_string(page).expect("a page");
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let name = |line: &str| {
@@ -41,16 +41,20 @@ fn parts(page: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_pages_point_to_is_there() {
+fn all_links_have_a_target() {
     let mut seen = 0;
     let all = [pages(""), pages("docs"), pages("docs/adr")].concat();
     for page in &all {
-        for (path, part) in links(page) {
+        for (path, fragment) in links(page) {
             let to = page.parent().unwrap().join(&path);
             let to = if path.is_empty() { page.clone() } else { to };
             assert!(to.exists(), "{}: there is no {path}", page.display());
-            if !part.is_empty() {
-                assert!(parts(&to).contains(&part), "{}: there is no #{part}", page.display());
+            if !fragment.is_empty() {
+                assert!(
+                    fragments(&to).contains(&fragment),
+                    "{}: there is no #{fragment}",
+                    page.display()
+                );
             }
             seen += 1;
         }

@@ -1,6 +1,6 @@
-//! A gateway's door to a store, for tests: the real routes on a free port of loopback, without the
-//! rest of a gateway. It can be killed in the middle of a request and started again. Who calls is
-//! what a bearer says: `box-1.trainer`, `ann.operator`, `box-2.trainer+watcher`.
+//! The store proxy of a gateway for tests: the real routes on a free loopback port, without the
+//! rest of the gateway. It can be killed during a request and restarted. The bearer is the identity
+//! of the caller: `box-1.trainer`, `ann.operator`, `box-2.trainer+watcher`.
 
 use std::{
     collections::BTreeMap,
@@ -26,28 +26,28 @@ use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime};
 use wire::AgentId;
 
-/// Runs on threads of its own until killed or dropped.
+/// A running store proxy, on its own threads until it is killed or dropped.
 pub struct DoorServer {
     url: String,
     env: BTreeMap<String, String>,
     bearers: TempDir,
     address: SocketAddr,
     runtime: Option<Runtime>,
-    seen: Seen,
+    shared: SharedState,
 }
 
-/// What its threads share with the test.
+/// State that its threads share with the test.
 #[derive(Clone, Default)]
-struct Seen {
+struct SharedState {
     requests: Arc<Mutex<Vec<String>>>,
-    elsewhere_is_shut: Arc<AtomicBool>,
+    blocks_redirects: Arc<AtomicBool>,
 }
 
 impl DoorServer {
-    /// Before the store of that address.
+    /// Starts a proxy for the store with this URL.
     ///
     /// # Errors
-    /// When no thread or port can be had, or the store cannot be opened.
+    /// If the server cannot be started or the store cannot be opened.
     pub fn start(url: &str, env: BTreeMap<String, String>) -> io::Result<Self> {
         let mut server = Self {
             url: url.to_owned(),
@@ -55,46 +55,45 @@ impl DoorServer {
             bearers: tempfile::tempdir()?,
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             runtime: None,
-            seen: Seen::default(),
+            shared: SharedState::default(),
         };
         server.restart()?;
         Ok(server)
     }
 
-    /// How whoever shows that bearer reaches it.
+    /// Returns the client configuration of the caller with this bearer.
     ///
     /// # Errors
-    /// When the bearer cannot be written.
-    pub fn door(&self, who: &str) -> io::Result<GatewayStore> {
-        let bearer = self.bearers.path().join(who);
-        fs::write(&bearer, format!("{who}\n"))?;
+    /// If the bearer cannot be written.
+    pub fn door(&self, caller: &str) -> io::Result<GatewayStore> {
+        let bearer = self.bearers.path().join(caller);
+        fs::write(&bearer, format!("{caller}\n"))?;
         Ok(GatewayStore { gateway: self.address.to_string(), ca: None, bearer: Some(bearer) })
     }
 
-    /// `METHOD /path?query` of every request so far.
+    /// Returns `METHOD /path?query` of every request so far.
     pub fn requests(&self) -> Vec<String> {
-        lock(&self.seen.requests).clone()
+        lock(&self.shared.requests).clone()
     }
 
-    /// From now on it redirects to where nobody listens, as from a box that reaches nothing but
-    /// the gateway.
+    /// Redirects to an unreachable address from now on, as on a host that only reaches the gateway.
     pub fn shut_elsewhere(&self) {
-        self.seen.elsewhere_is_shut.store(true, Ordering::Relaxed);
+        self.shared.blocks_redirects.store(true, Ordering::Relaxed);
     }
 
-    /// Breaks all connections and closes the port, without finishing anything.
+    /// Breaks all connections and closes the port.
     pub fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // On a thread of its own, for this may be an async test, where waiting is refused.
+            // In a thread of its own, because async tests must not block.
             let stopped = thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
             let _ = stopped.join();
         }
     }
 
-    /// Opens the same store behind the same port again.
+    /// Opens the same store again behind the same port.
     ///
     /// # Errors
-    /// When the port or the store cannot be had.
+    /// If the port or the store is not available.
     pub fn restart(&mut self) -> io::Result<()> {
         self.kill();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -111,8 +110,8 @@ impl DoorServer {
         listener.set_nonblocking(true)?;
         self.address = listener.local_addr()?;
         let routes = gateway::store_proxy::build_routes(&store);
-        let seen = self.seen.clone();
-        runtime.spawn(async move { serve(listener, routes, seen).await });
+        let shared = self.shared.clone();
+        runtime.spawn(async move { serve(listener, routes, shared).await });
         self.runtime = Some(runtime);
         Ok(())
     }
@@ -120,37 +119,42 @@ impl DoorServer {
 
 impl Drop for DoorServer {
     fn drop(&mut self) {
-        // Also where blocking is not allowed, in an async test.
+        // Works in async tests too, which must not block.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-async fn serve(listener: net::TcpListener, routes: Router, seen: Seen) {
+async fn serve(listener: net::TcpListener, routes: Router, shared: SharedState) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
-    let Seen { requests, elsewhere_is_shut } = seen;
-    let sent = axum::middleware::map_response(move |mut answer: Response| {
-        if let Some(place) = answer.headers_mut().get_mut("location")
-            && elsewhere_is_shut.load(Ordering::Relaxed)
+    let SharedState { requests, blocks_redirects } = shared;
+    let rewrite_redirects = axum::middleware::map_response(move |mut answer: Response| {
+        if let Some(location) = answer.headers_mut().get_mut("location")
+            && blocks_redirects.load(Ordering::Relaxed)
         {
-            *place = HeaderValue::from_static("http://127.0.0.1:9/nobody");
+            *location = HeaderValue::from_static("http://127.0.0.1:9/nobody");
         }
         async { answer }
     });
-    let known = axum::middleware::map_request(move |mut request: Request| {
+    let authenticate = axum::middleware::map_request(move |mut request: Request| {
         lock(&requests).push(format!("{} {}", request.method(), request.uri()));
-        let shown = request.headers().get("authorization").and_then(|shown| shown.to_str().ok());
-        if let Some(caller) = shown.and_then(|shown| caller(shown.strip_prefix("Bearer ")?)) {
+        let authorization = request
+            .headers()
+            .get("authorization")
+            .and_then(|authorization| authorization.to_str().ok());
+        if let Some(caller) = authorization
+            .and_then(|authorization| parse_caller(authorization.strip_prefix("Bearer ")?))
+        {
             request.extensions_mut().insert(caller);
         }
         async { request }
     });
-    let routes = routes.layer(known).layer(sent);
+    let routes = routes.layer(authenticate).layer(rewrite_redirects);
     while let Ok((socket, _)) = listener.accept().await {
         let service = TowerToHyperService::new(routes.clone());
         tokio::spawn(async move {
-            // A connection that breaks is the client's to report.
+            // Clients report broken connections.
             let _ = Builder::new(TokioExecutor::new())
                 .serve_connection(TokioIo::new(socket), service)
                 .await;
@@ -158,7 +162,7 @@ async fn serve(listener: net::TcpListener, routes: Router, seen: Seen) {
     }
 }
 
-fn caller(bearer: &str) -> Option<GatewayCaller> {
+fn parse_caller(bearer: &str) -> Option<GatewayCaller> {
     let (name, parts) = bearer.rsplit_once('.')?;
     let name = AgentId::new(name).ok()?;
     let (scope, roles, expires_at) = (None, [].into(), None);

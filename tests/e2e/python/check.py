@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a Python program sees of a fleet beside its API: used by the tests.
+"""Checks of a fleet with independent Python packages, used by the tests.
 
-    ./check.py services 127.0.0.1:7070    the services that reflection lists
-    ./check.py closed KIT    the same, of a closed fleet
-    ./check.py openapi 127.0.0.1:7070    whether its description is OpenAPI; how many calls it has
-    ./check.py tensors adapter.safetensors    name, type and shape of each tensor
+    ./check.py services 127.0.0.1:7070    list the services with gRPC reflection
+    ./check.py closed KIT    the same for a closed fleet
+    ./check.py openapi 127.0.0.1:7070    validate the OpenAPI document; print its version and size
+    ./check.py tensors adapter.safetensors    print name, type and shape of each tensor
 """
 import json
 import sys

@@ -24,7 +24,7 @@ RETRY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def connect(server, kit):
-    """A channel to an open fleet's gateway, or to a closed one's as the owner of a kit."""
+    """Opens a channel to the gateway of an open fleet, or of a closed fleet with a kit."""
     if kit is None:
         return grpc.insecure_channel(server or "127.0.0.1:7070", options=OPTIONS)
     kit = pathlib.Path(kit)
@@ -32,7 +32,8 @@ def connect(server, kit):
     read = lambda name: (kit / fleet["identity"][name]).read_bytes()
     tls = grpc.ssl_channel_credentials(root_certificates=read("ca"))
     bearer = grpc.access_token_call_credentials(read("bearer").decode().strip())
-    # Boxes change their addresses; the fleet's servers have one name.
+    # The address of the gateway may change. All servers of a fleet have this name in their
+    # certificate.
     name = ("grpc.ssl_target_name_override", "fleet.flotilla.internal")
     both = grpc.composite_channel_credentials(tls, bearer)
     return grpc.secure_channel(server or fleet["gateway"], both, options=[*OPTIONS, name])
@@ -64,10 +65,10 @@ def submit(pb, rpc, channel, args):
 
 
 def wait(pb, rpc, channel, args):
-    """Until the run has ended; exits with 1 unless it succeeded."""
+    """Waits until the run has ended; exits with 1 unless it succeeded."""
     runs = rpc.RunsStub(channel)
     watch = lambda after: runs.Watch(pb.WatchRunRequest(run=args.run, after=after))
-    for event in resumed(watch, 0):
+    for event in resume_stream(watch, 0):
         print(f"{event.cursor} {event.subject}", file=sys.stderr)
     run = runs.Get(pb.GetRunRequest(run=args.run), timeout=30)
     show(run)
@@ -78,14 +79,14 @@ def watch_evals(pb, rpc, channel, args):
     evals = rpc.EvalsStub(channel)
     filter = pb.EvalFilter(run=args.run, suite=args.suite)
     watch = lambda after: evals.Watch(pb.WatchEvalsRequest(filter=filter, after=after))
-    for seen, event in enumerate(resumed(watch, args.after), start=1):
+    for seen, event in enumerate(resume_stream(watch, args.after), start=1):
         show(event)
         if seen == args.count:
             return
 
 
-def resumed(watch, cursor):
-    """The stream's events; goes on from the last cursor when the connection breaks."""
+def resume_stream(watch, cursor):
+    """Yields the events of a stream and resumes at the last cursor after a lost connection."""
     failures = 0
     while True:
         try:
@@ -106,7 +107,7 @@ def agents(pb, rpc, channel, args):
 
 
 def download(pb, rpc, channel, args):
-    """One file of a run's last checkpoint. OUT is complete and verified, or not there."""
+    """Downloads a file of a run's last checkpoint. OUT is either complete and verified or absent."""
     request = pb.DownloadRequest(checkpoint=pb.CheckpointRef(run=args.run), path=args.file)
     partial = f"{args.out}.partial"
     try:
@@ -137,7 +138,7 @@ def parse():
     evals.add_argument("--run", default="", help="only this run")
     evals.add_argument("--suite", default="", help="only this suite")
     evals.add_argument("--after", type=int, default=0, help="the last cursor seen")
-    evals.add_argument("--count", type=int, help="stop after so many")
+    evals.add_argument("--count", type=int, help="stop after this number of evals")
     command("agents", agents)
     command("download", download, "run", "file", "out")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""A LoRA training as anybody writes one: it knows nothing of Flotilla.
+"""A plain LoRA training without Flotilla.
 
 usage: plain_training.py MODEL DATA OUT
 """

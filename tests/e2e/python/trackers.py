@@ -1,15 +1,15 @@
-"""What trackers have of runs, as their own programs say: one JSON document.
+"""Reads runs from experiment trackers with their own packages and prints one JSON document.
 
     trackers.py mlflow URL EXPERIMENT
-    trackers.py experiment URL NAME    (its number)
-    trackers.py forget URL EXPERIMENT  (how far feeds were)
-    trackers.py traces URL EXPERIMENT  ([[name, name of its parent, status], …] of each trace)
+    trackers.py experiment URL NAME    (prints the experiment id)
+    trackers.py forget URL EXPERIMENT  (deletes the cursors of feeds)
+    trackers.py traces URL EXPERIMENT  ([[name, name of the parent, status], …] per trace)
     trackers.py tensorboard URL
-    trackers.py trackio PROJECT        (TRACKIO_DIR says where)
-    trackers.py serve-trackio PORT     (until stdin ends; prints its write token)
+    trackers.py trackio PROJECT        (in TRACKIO_DIR)
+    trackers.py serve-trackio PORT     (runs until stdin ends; prints its write token)
 
-A document is {run: {"name", "status", "settings", "figures": {key: [[step, value], …]}}}; what a tracker
-does not have is absent.
+A document is {run: {"name", "status", "settings", "figures": {key: [[step, value], …]}}}; fields
+that a tracker does not store are absent.
 """
 
 import json
@@ -41,7 +41,7 @@ def mlflow(url, experiment):
 
 
 def forget(url, name):
-    """As if the feed had been killed before it could say how far it was."""
+    """Deletes the cursors, as if the feed had been killed before it wrote them."""
     from mlflow import MlflowClient
 
     client = MlflowClient(url)

@@ -1,4 +1,4 @@
-//! A fleet as its users have it: by the command line, from some directory or host.
+//! The command line client of a fleet, with the environment and the host that it runs in.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,14 +8,14 @@ use std::{
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{Output, command::run_on, until};
+use crate::{Output, command::run_prefixed, wait_until};
 
-/// Who asks, and what for: environment for every command, logs for a failing test.
+/// Runs commands of the program with a fixed environment, and collects logs for failing tests.
 #[derive(Debug, Clone)]
 pub struct Client {
     environment: Vec<(String, String)>,
-    /// What goes before the program, such as `ip netns exec NAME`.
-    pub(crate) on: Vec<String>,
+    /// Words before the program, such as `ip netns exec NAME`.
+    pub(crate) prefix: Vec<String>,
     logs: PathBuf,
 }
 
@@ -24,22 +24,23 @@ impl Client {
         environment: impl IntoIterator<Item = (String, String)>,
         logs: impl Into<PathBuf>,
     ) -> Self {
-        Self { environment: environment.into_iter().collect(), on: Vec::new(), logs: logs.into() }
+        Self {
+            environment: environment.into_iter().collect(),
+            prefix: Vec::new(),
+            logs: logs.into(),
+        }
     }
 
     /// Runs a command of the program on this fleet.
-    ///
-    /// # Panics
-    /// When it cannot be started.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        run_on(&self.on, arguments, self.environment.iter().cloned())
+        run_prefixed(&self.prefix, arguments, self.environment.iter().cloned())
     }
 
-    /// Runs a command with `--json` and reads the document it prints.
+    /// Runs a command with `--json` and returns the document that it prints.
     ///
     /// # Errors
-    /// When it fails or prints something else.
-    pub fn json(&self, arguments: &[&str]) -> anyhow::Result<Value> {
+    /// If the command fails or prints no JSON.
+    pub fn run_json(&self, arguments: &[&str]) -> anyhow::Result<Value> {
         let output = self.run(&[arguments, &["--json"]].concat());
         if output.code != 0 {
             bail!("{arguments:?} ended with {}: {}{}", output.code, output.stdout, output.stderr);
@@ -47,41 +48,32 @@ impl Client {
         serde_json::from_str(&output.stdout).with_context(|| output.stdout)
     }
 
-    /// Submits a spec file and returns the run's id.
-    ///
-    /// # Panics
-    /// When it is refused.
+    /// Submits a spec file and returns the id of its run.
     pub fn submit(&self, spec: &Path) -> String {
         let spec = spec.display().to_string();
-        let answer = self.json(&["run", "submit", &spec]).expect("the spec is accepted");
+        let answer = self.run_json(&["run", "submit", &spec]).expect("the spec is accepted");
         answer["run"].as_str().expect("a run").to_owned()
     }
 
-    /// Waits until a run has ended well and returns it.
-    ///
-    /// # Panics
-    /// When it does not end, or otherwise.
-    pub fn finish(&self, run: &str, limit: Duration) -> Value {
-        self.end(run, "SUCCEEDED", limit)
+    /// Waits until a run has succeeded and returns it.
+    pub fn await_success(&self, run: &str, limit: Duration) -> Value {
+        self.await_state(run, "SUCCEEDED", limit)
     }
 
-    /// Waits until a run has ended in this state and returns it.
-    ///
-    /// # Panics
-    /// When it does not end, or otherwise.
-    pub fn end(&self, run: &str, state: &str, limit: Duration) -> Value {
-        let ended = until(&format!("run {run} ends"), limit, || self.outcome(run));
-        assert_eq!(ended["state"], state, "{ended:#}\n{}", self.logs());
+    /// Waits until a run has ended and checks that it ended in this state.
+    pub fn await_state(&self, run: &str, state: &str, limit: Duration) -> Value {
+        let ended = wait_until(&format!("run {run} ends"), limit, || self.ended_run(run));
+        assert_eq!(ended["state"], state, "{ended:#}\n{}", self.log_tails());
         ended
     }
 
-    /// Looks from a thread of its own, for a fleet without bus keeps whoever asks waiting. The
-    /// thread ends when the run has ended.
-    pub fn watch(&self, run: &str) -> std::thread::JoinHandle<Value> {
+    /// Waits for the end of a run in a thread of its own, because requests block while the bus is
+    /// down.
+    pub fn wait_in_background(&self, run: &str) -> std::thread::JoinHandle<Value> {
         let (client, run) = (self.clone(), run.to_owned());
         std::thread::spawn(move || {
             loop {
-                if let Some(ended) = client.outcome(&run) {
+                if let Some(ended) = client.ended_run(&run) {
                     return ended;
                 }
                 std::thread::sleep(Duration::from_millis(500));
@@ -89,59 +81,50 @@ impl Client {
         })
     }
 
-    /// The run, if it has ended and the fleet can say so.
-    pub fn outcome(&self, run: &str) -> Option<Value> {
-        let shown = self.json(&["run", "show", run]).ok()?;
+    /// Returns the run if it has ended. `None` also if the fleet does not answer.
+    pub fn ended_run(&self, run: &str) -> Option<Value> {
+        let shown = self.run_json(&["run", "show", run]).ok()?;
         let over = !matches!(shown["state"].as_str()?, "RUNNING" | "PAUSED");
         over.then_some(shown)
     }
 
-    /// Audits a run.
-    ///
-    /// # Panics
-    /// When anything is found.
-    pub fn audit_clean(&self, run: &str) -> Value {
-        let audit = self.json(&["audit", run]).expect("a clean audit");
+    /// Audits a run and checks that there are no findings.
+    pub fn assert_clean_audit(&self, run: &str) -> Value {
+        let audit = self.run_json(&["audit", run]).expect("a clean audit");
         assert_eq!(audit["findings"], serde_json::json!([]));
         assert_eq!(audit["planned_samples"], audit["accepted_samples"]);
         assert_eq!(audit["accepted_samples"], audit["judged_samples"]);
         audit
     }
 
-    /// Every fact of a run that has ended, in log order: `subject`, `time_ms`, `fact`.
-    ///
-    /// # Panics
-    /// When they cannot be read.
-    pub fn facts(&self, run: &str) -> Vec<Value> {
+    /// Returns all facts of an ended run in log order: `subject`, `time_ms`, `fact`.
+    pub fn read_facts(&self, run: &str) -> Vec<Value> {
         let output = self.run(&["run", "watch", run, "--json"]);
         let line = |line| serde_json::from_str(line).expect("each line is JSON");
         output.stdout.lines().map(line).collect()
     }
 
-    /// How many of a run's training samples are in, and how many are planned.
-    pub fn samples(&self, run: &str) -> Option<(u64, u64)> {
-        let audit = self.json(&["audit", run]).ok()?;
+    /// Returns the numbers of accepted and of planned training samples of a run.
+    pub fn sample_counts(&self, run: &str) -> Option<(u64, u64)> {
+        let audit = self.run_json(&["audit", run]).ok()?;
         Some((audit["accepted_samples"].as_u64()?, audit["planned_samples"].as_u64()?))
     }
 
-    /// Waits until `more` samples have come in since this was called.
-    ///
-    /// # Panics
-    /// When they do not come, or the run ends before.
+    /// Waits until `more` samples are accepted than at the time of the call.
     pub fn await_samples(&self, run: &str, more: u64, limit: Duration) {
         let mut before = None;
-        until("samples come in", limit, || {
-            let (accepted, _) = self.samples(run)?;
-            let come = accepted >= *before.get_or_insert(accepted) + more;
-            if !come && let Some(outcome) = self.outcome(run) {
-                panic!("too fast to be disturbed, or ended: {outcome:#}\n{}", self.logs());
+        wait_until("samples come in", limit, || {
+            let (accepted, _) = self.sample_counts(run)?;
+            let enough = accepted >= *before.get_or_insert(accepted) + more;
+            if !enough && let Some(outcome) = self.ended_run(run) {
+                panic!("the run ended too early: {outcome:#}\n{}", self.log_tails());
             }
-            come.then_some(())
+            enough.then_some(())
         });
     }
 
-    /// The last lines of every log, for a failing test.
-    pub fn logs(&self) -> String {
+    /// Returns the last lines of every log, for the message of a failing test.
+    pub fn log_tails(&self) -> String {
         let mut found = Vec::new();
         collect_logs(&self.logs, &mut found);
         let tail = |path: &PathBuf| {

@@ -1,5 +1,4 @@
-//! A fleet on three nats-servers, without `flotilla up`: as people run it who trust no
-//! single box.
+//! A fleet on a cluster of three nats-servers, without `flotilla up`.
 
 use std::{
     fs::File,
@@ -12,14 +11,14 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::{Client, Member, nats, until};
+use crate::{Client, Member, nats, wait_until};
 
 const NODES: usize = 3;
 
-/// For a cluster to elect its leaders, on a busy machine.
+/// Leader elections take long on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Servers, coordinators, agents; all end with the test.
+/// A cluster with its coordinators and agents. All processes end when it is dropped.
 pub struct Cluster {
     pub client: Client,
     members: Vec<Member>,
@@ -27,7 +26,6 @@ pub struct Cluster {
     directory: TempDir,
 }
 
-/// One of the servers.
 struct Node {
     config: PathBuf,
     port: u16,
@@ -35,41 +33,40 @@ struct Node {
 }
 
 impl Cluster {
-    /// # Panics
-    /// When it does not come up.
-    pub fn up(agents: &[&str]) -> Self {
+    /// Starts the servers, two coordinators and these agents, and waits until all are ready.
+    pub fn start(agents: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let at = directory.path();
-        let nodes = start_nodes(at);
+        let path = directory.path();
+        let nodes = start_nodes(path);
         let urls: Vec<String> =
             nodes.iter().map(|node| format!("nats://127.0.0.1:{}", node.port)).collect();
         let urls = urls.join(",");
-        let client = Client::new([("FLOTILLA_NATS".to_owned(), urls.clone())], at);
-        let store = format!("file://{}", at.join("store").display());
-        let logs = at.join("logs");
+        let client = Client::new([("FLOTILLA_NATS".to_owned(), urls.clone())], path);
+        let store = format!("file://{}", path.join("store").display());
+        let logs = path.join("logs");
         let coordinator = |name: &str| {
             let arguments = ["coordinator", "--nats", &urls, "--replicas", "3", "--lease", "3"];
             let more = ["--store", &store, "--gateway", "127.0.0.1:0"];
             Member::start(name, &[], &[&arguments[..], &more].concat(), [], &logs)
         };
         let mut members = vec![coordinator("coordinator-1"), coordinator("coordinator-2")];
-        until("the cluster has a coordinator", READY_LIMIT, || {
-            members.iter_mut().for_each(Member::revive);
-            client.json(&["run", "list"]).ok()
+        wait_until("the cluster has a coordinator", READY_LIMIT, || {
+            members.iter_mut().for_each(Member::restart_exited);
+            client.run_json(&["run", "list"]).ok()
         });
         members.extend(agents.iter().map(|name| {
             let role = name.split('-').next().expect("an agent is named after its role");
-            let home = at.join("agents").join(name).display().to_string();
+            let home = path.join("agents").join(name).display().to_string();
             let arguments = ["agent", "--nats", &urls, "--roles", role, "--name", name];
-            // Slow ones: a run is to be met at work, however fast the machine.
+            // Slow agents, so that a run takes long enough on any machine.
             let slow = ["--slots", "1", "--threads", "1"];
             let arguments = [&arguments[..], &["--agent-dir", &home], &slow].concat();
             Member::start(name, &[], &arguments, [], &logs)
         }));
         let mut cluster = Self { client, members, nodes, directory };
-        until("the agents are ready", READY_LIMIT, || {
-            cluster.revive();
-            let listed = cluster.client.json(&["agents", "list"]).ok()?;
+        wait_until("the agents are ready", READY_LIMIT, || {
+            cluster.restart_exited();
+            let listed = cluster.client.run_json(&["agents", "list"]).ok()?;
             let ready = |agent: &&serde_json::Value| agent["state"] == "READY";
             (listed.as_array()?.iter().filter(ready).count() >= agents.len()).then_some(())
         });
@@ -80,35 +77,27 @@ impl Cluster {
         self.directory.path()
     }
 
-    /// Brings back members that ended, as their box's init does.
-    pub fn revive(&mut self) {
-        self.members.iter_mut().for_each(Member::revive);
+    /// Restarts exited members, as the init system of a host does.
+    pub fn restart_exited(&mut self) {
+        self.members.iter_mut().for_each(Member::restart_exited);
     }
 
-    /// `kill -9` of a server.
-    ///
-    /// # Panics
-    /// When it cannot be killed.
-    pub fn kill(&mut self, node: usize) {
+    /// Kills a server with SIGKILL.
+    pub fn kill_server(&mut self, node: usize) {
         let child = &mut self.nodes[node].child;
         child.kill().and_then(|()| child.wait()).expect("our own process can be killed");
     }
 
-    /// Starts a killed server again, on the same port and files.
-    ///
-    /// # Panics
-    /// When it cannot be started.
-    pub fn restart(&mut self, node: usize) {
+    /// Restarts a killed server on its port and its files.
+    pub fn restart_server(&mut self, node: usize) {
         let node = &mut self.nodes[node];
         node.child = start_node(&node.config);
     }
 
-    /// # Panics
-    /// When it cannot be told.
-    pub fn signal(&self, node: usize, signal: Signal) {
+    pub fn signal_server(&self, node: usize, signal: Signal) {
         let id = i32::try_from(self.nodes[node].child.id()).ok().and_then(Pid::from_raw);
-        let told = kill_process(id.expect("a process has a number"), signal);
-        told.expect("our own process can be told");
+        let sent = kill_process(id.expect("a process has a number"), signal);
+        sent.expect("our own process can be signalled");
     }
 }
 
@@ -123,13 +112,13 @@ impl Drop for Cluster {
 }
 
 fn start_nodes(directory: &Path) -> Vec<Node> {
-    // All are held until all are known, so that they differ.
-    let held: Vec<TcpListener> = (0..2 * NODES)
+    // All ports are bound at the same time, so that they differ.
+    let listeners: Vec<TcpListener> = (0..2 * NODES)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"))
         .collect();
     let ports: Vec<u16> =
-        held.iter().map(|one| one.local_addr().expect("an address").port()).collect();
-    drop(held);
+        listeners.iter().map(|one| one.local_addr().expect("an address").port()).collect();
+    drop(listeners);
     let (clients, routes) = ports.split_at(NODES);
     let all: Vec<String> =
         routes.iter().map(|port| format!("nats-route://127.0.0.1:{port}")).collect();
@@ -155,7 +144,7 @@ cluster {{ name: flotilla, listen: "127.0.0.1:{route}", routes: [{all}] }}
     };
     let nodes: Vec<Node> = (0..NODES).map(start).collect();
     for node in &nodes {
-        until("the servers listen", READY_LIMIT, || {
+        wait_until("the servers listen", READY_LIMIT, || {
             TcpStream::connect((Ipv4Addr::LOCALHOST, node.port)).ok()
         });
     }
@@ -163,13 +152,13 @@ cluster {{ name: flotilla, listen: "127.0.0.1:{route}", routes: [{all}] }}
 }
 
 fn start_node(config: &Path) -> Child {
-    let said = File::create(config.with_extension("stderr")).expect("a file");
-    Command::new(nats::program())
+    let log = File::create(config.with_extension("stderr")).expect("a file");
+    Command::new(nats::server_program())
         .arg("--config")
         .arg(config)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(said)
+        .stderr(log)
         .spawn()
         .expect("a nats-server starts")
 }

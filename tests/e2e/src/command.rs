@@ -1,4 +1,4 @@
-//! The program under test, as a user calls it.
+//! The program under test, run as a user runs it.
 
 use std::{
     io::Read,
@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use crate::until;
+use crate::wait_until;
 
-/// No command of a test takes longer; one that hangs is killed with the test.
+/// The longest run time of one command. A command that hangs is killed.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a command said.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Output {
     pub code: i32,
@@ -21,21 +21,16 @@ pub struct Output {
 }
 
 impl Output {
-    /// Checks that it was done.
-    ///
-    /// # Panics
-    /// When it was not.
+    /// Checks that the command succeeded.
     #[track_caller]
-    pub fn succeeds(&self) {
+    pub fn assert_success(&self) {
         assert_eq!(self.code, 0, "{self:?}");
     }
 
-    /// Checks that this is one error that names all of these, and not a panic.
-    ///
-    /// # Panics
-    /// When it is not.
+    /// Checks that the command failed with one error that contains all of these names, and no
+    /// panic.
     #[track_caller]
-    pub fn refuses(&self, names: &[&str]) {
+    pub fn assert_refused(&self, names: &[&str]) {
         assert_eq!(self.code, 1, "{self:?}");
         assert_eq!(self.stderr.matches("error: ").count(), 1, "{}", self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
@@ -45,11 +40,8 @@ impl Output {
     }
 }
 
-/// The program under test: beside the test's own, or where `FLOTILLA_BIN` says.
-///
-/// # Panics
-/// When it was not built.
-pub fn binary() -> PathBuf {
+/// Returns the path of the program under test: `FLOTILLA_BIN`, or the build next to the test.
+pub fn program_path() -> PathBuf {
     if let Some(path) = std::env::var_os("FLOTILLA_BIN") {
         return path.into();
     }
@@ -59,31 +51,27 @@ pub fn binary() -> PathBuf {
     path
 }
 
-/// Runs a command of the program, on no fleet unless the environment names one.
-///
-/// # Panics
-/// When it cannot be started, or does not end.
-pub fn flotilla(
+/// Runs a command of the program. It has no fleet unless the environment names one.
+pub fn run_flotilla(
     arguments: &[&str],
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Output {
-    run_on(&[], arguments, environment)
+    run_prefixed(&[], arguments, environment)
 }
 
-/// The program, behind what goes before it.
-pub(crate) fn program_on(on: &[String]) -> Command {
-    let Some((first, rest)) = on.split_first() else { return Command::new(binary()) };
+pub(crate) fn prefixed_command(prefix: &[String]) -> Command {
+    let Some((first, rest)) = prefix.split_first() else { return Command::new(program_path()) };
     let mut command = Command::new(first);
-    command.args(rest).arg(binary());
+    command.args(rest).arg(program_path());
     command
 }
 
-pub(crate) fn run_on(
-    on: &[String],
+pub(crate) fn run_prefixed(
+    prefix: &[String],
     arguments: &[&str],
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Output {
-    let mut child = program_on(on)
+    let mut child = prefixed_command(prefix)
         .args(arguments)
         .env_remove("FLOTILLA_DIR")
         .env_remove("FLOTILLA_NATS")
@@ -103,9 +91,9 @@ pub(crate) fn run_on(
     let stdout = read(Box::new(child.stdout.take().expect("a pipe")));
     let stderr = read(Box::new(child.stderr.take().expect("a pipe")));
     let began = std::time::Instant::now();
-    let status = until(&format!("{arguments:?} ends"), LIMIT * 2, || {
+    let status = wait_until(&format!("{arguments:?} ends"), LIMIT * 2, || {
         if began.elapsed() > LIMIT {
-            // What it said is worth more than a bare timeout.
+            // The output of a killed command says more than a timeout.
             let _ = child.kill();
         }
         child.try_wait().expect("the process can be asked")
@@ -114,8 +102,7 @@ pub(crate) fn run_on(
     Output { code: status.code().unwrap_or(-1), stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// Runs another program to its end; what it said when it failed.
-pub(crate) fn done(command: &mut Command) -> Result<(), String> {
+pub(crate) fn run_checked(command: &mut Command) -> Result<(), String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if output.status.success() {
         return Ok(());

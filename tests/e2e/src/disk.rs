@@ -7,14 +7,13 @@ use std::{
     process::Command,
 };
 
-/// A file system of a few MiB, where this machine lets us have one.
+/// A mounted tmpfs of a few MiB.
 pub struct SmallDisk {
     path: PathBuf,
 }
 
 impl SmallDisk {
-    /// # Panics
-    /// When there can be no such directory.
+    /// Mounts the file system. `None` if mounts are not permitted.
     pub fn mount(path: PathBuf, size: &str) -> Option<Self> {
         std::fs::create_dir_all(&path).expect("a directory");
         let options = format!("size={size}");
@@ -33,34 +32,28 @@ impl SmallDisk {
         &self.path
     }
 
-    /// Gives it another size. Whether that worked.
+    /// Changes the size and returns true on success.
     pub fn resize(&self, size: &str) -> bool {
         let options = format!("remount,size={size}");
         let mounted = Command::new("mount").args(["-o", &options]).arg(&self.path).status();
         mounted.is_ok_and(|status| status.success())
     }
 
-    /// Writes until not a byte fits.
-    ///
-    /// # Panics
-    /// When it cannot be written to at all.
+    /// Fills the file system to the last byte.
     pub fn fill(&self) {
-        let mut file = File::create(self.ballast()).expect("a file");
+        let mut file = File::create(self.ballast_path()).expect("a file");
         for size in [1 << 16, 1 << 10, 1] {
             let bytes = vec![0x5a_u8; size];
             while file.write_all(&bytes).is_ok() {}
         }
     }
 
-    /// Takes away what `fill` wrote.
-    ///
-    /// # Panics
-    /// When it was not filled.
-    pub fn free(&self) {
-        std::fs::remove_file(self.ballast()).expect("it was filled");
+    /// Removes the file that `fill` wrote.
+    pub fn free_space(&self) {
+        std::fs::remove_file(self.ballast_path()).expect("it was filled");
     }
 
-    fn ballast(&self) -> PathBuf {
+    fn ballast_path(&self) -> PathBuf {
         self.path.join("ballast")
     }
 }

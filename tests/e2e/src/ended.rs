@@ -1,12 +1,12 @@
-//! A program that ends with its test.
+//! A child process that ends with its test.
 
 use std::process::Child;
 
-/// Killed when dropped, and waited for.
+/// Kills the process when it is dropped, and waits for its end.
 #[derive(Debug)]
-pub struct Ended(pub Child);
+pub struct ChildGuard(pub Child);
 
-impl Drop for Ended {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

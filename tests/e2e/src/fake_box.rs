@@ -1,4 +1,4 @@
-//! A box that is only files: what an agent is told with `FLOTILLA_SYSROOT` that its box does.
+//! A host that consists of files, for agents with `FLOTILLA_SYSROOT`.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,24 +10,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two advances of its counters.
+/// The interval between two updates of its counters.
 const TICK: Duration = Duration::from_millis(5);
 
-/// A box with an R9700, busy and warm, and a card that sleeps.
+/// A host with a busy R9700 GPU and a second, suspended GPU.
 pub struct FakeBox {
     root: PathBuf,
-    /// TLB shootdowns a second.
+    /// TLB shootdowns per second.
     rate: Arc<AtomicU64>,
-    over: Arc<AtomicBool>,
+    stopped: Arc<AtomicBool>,
     clock: Option<JoinHandle<()>>,
 }
 
 impl FakeBox {
-    /// # Panics
-    /// When it cannot be written.
     pub fn create(root: PathBuf) -> Self {
-        let (rate, over) = (Arc::new(AtomicU64::new(110)), Arc::new(AtomicBool::new(false)));
-        let mut fake = Self { root, rate, over, clock: None };
+        let (rate, stopped) = (Arc::new(AtomicU64::new(110)), Arc::new(AtomicBool::new(false)));
+        let mut fake = Self { root, rate, stopped, clock: None };
         let node = |n: u32| format!("/sys/class/kfd/kfd/topology/nodes/{n}/properties");
         let properties = |minor: u32| {
             format!(
@@ -57,14 +55,11 @@ impl FakeBox {
         for (path, text) in &files {
             fake.write(path, text);
         }
-        fake.clock = Some(fake.tick());
+        fake.clock = Some(fake.spawn_counters());
         fake
     }
 
-    /// One GPU, in the processor and its memory.
-    ///
-    /// # Panics
-    /// When it cannot be written.
+    /// Changes it to a host with one GPU and unified memory.
     pub fn become_strix_halo(&self) {
         let nodes = "/sys/class/kfd/kfd/topology/nodes";
         self.remove(&format!("{nodes}/2"));
@@ -77,30 +72,24 @@ impl FakeBox {
         &self.root
     }
 
-    /// So many TLB shootdowns a second from now on.
-    pub fn shoot_down(&self, per_s: u64) {
+    pub fn set_shootdown_rate(&self, per_s: u64) {
         self.rate.store(per_s, Ordering::Relaxed);
     }
 
-    /// # Panics
-    /// When it cannot be written.
     pub fn write(&self, path: &str, text: &str) {
         write(&self.root, path, text);
     }
 
-    /// # Panics
-    /// When it is not there.
     pub fn remove(&self, directory: &str) {
-        let place = self.root.join(directory.trim_start_matches('/'));
-        std::fs::remove_dir_all(place).expect("it was there");
+        let target = self.root.join(directory.trim_start_matches('/'));
+        std::fs::remove_dir_all(target).expect("it was there");
     }
 
-    /// Counts on, most of the time in the kernel.
-    fn tick(&self) -> JoinHandle<()> {
-        let (root, rate, over) = (self.root.clone(), self.rate.clone(), self.over.clone());
+    fn spawn_counters(&self) -> JoinHandle<()> {
+        let (root, rate, stopped) = (self.root.clone(), self.rate.clone(), self.stopped.clone());
         std::thread::spawn(move || {
             let (mut count, mut ticks, mut at) = (1e6_f64, 1000_u64, Instant::now());
-            while !over.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 let gap = at.elapsed();
                 at += gap;
                 count += gap.as_secs_f64() * rate.load(Ordering::Relaxed) as f64;
@@ -114,19 +103,21 @@ impl FakeBox {
     }
 }
 
-/// Whole or not at all.
+/// Replaces the file atomically.
 fn write(root: &Path, path: &str, text: &str) {
-    let place = root.join(path.trim_start_matches('/'));
-    std::fs::create_dir_all(place.parent().expect("a directory")).expect("a directory");
-    let passing = place.with_extension("new");
-    std::fs::write(&passing, text).and_then(|()| std::fs::rename(passing, place)).expect("a file");
+    let target = root.join(path.trim_start_matches('/'));
+    std::fs::create_dir_all(target.parent().expect("a directory")).expect("a directory");
+    let temporary = target.with_extension("new");
+    std::fs::write(&temporary, text)
+        .and_then(|()| std::fs::rename(temporary, target))
+        .expect("a file");
 }
 
 impl Drop for FakeBox {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.stopped.store(true, Ordering::Relaxed);
         if let Some(clock) = self.clock.take() {
-            // A panic of its own has been seen.
+            // A panic of the thread has been printed.
             let _ = clock.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Small runs for tests: a byte-level model, a few documents, prompts anything passes.
+//! Specs and data of small runs: a byte-level model and a few documents and prompts.
 
 use std::{
     fmt::Write,
@@ -8,12 +8,12 @@ use std::{
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
 
-/// Files of a test's runs in a directory.
-pub struct Files {
+/// A directory with the files of a test's runs.
+pub struct SpecFiles {
     directory: PathBuf,
 }
 
-/// How much a RAFT run samples.
+/// The amount of sampling in a RAFT run.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampling {
     pub prompts: u32,
@@ -22,9 +22,7 @@ pub struct Sampling {
     pub cycles: u32,
 }
 
-impl Files {
-    /// # Panics
-    /// When the directory cannot be written.
+impl SpecFiles {
     pub fn create(directory: &Path) -> Self {
         let directory = directory.join("specs");
         std::fs::create_dir_all(&directory).expect("a directory");
@@ -41,11 +39,8 @@ impl Files {
         files
     }
 
-    /// From here on models that begin from scratch have weights of 3 MB, and not of 100 kB.
-    ///
-    /// # Panics
-    /// When the directory cannot be written.
-    pub fn grow(&self) {
+    /// Gives models with random weights a size of 3 MB instead of 100 kB.
+    pub fn enlarge_model(&self) {
         let mut config = config();
         config["intermediate_size"] = json!(4096);
         self.write("config.json", &config.to_string());
@@ -61,17 +56,14 @@ impl Files {
         path
     }
 
-    /// A model directory that loads, with weights of no meaning.
-    ///
-    /// # Panics
-    /// When it cannot be written.
-    pub fn model(&self) -> PathBuf {
+    /// Writes a loadable model directory with arbitrary weights.
+    pub fn write_model(&self) -> PathBuf {
         let directory = self.path("model");
         std::fs::create_dir_all(&directory).expect("a directory");
         for name in ["config.json", "tokenizer.json"] {
             std::fs::copy(self.path(name), directory.join(name)).expect(name);
         }
-        // All alike they would have no gradient.
+        // Equal weights would have no gradient.
         let weight = |n: u16| f32::from(n.wrapping_mul(40_503) % 2048) / 10_240.0 - 0.1;
         let weights: Vec<u8> = (0..260 * 32).flat_map(|n| weight(n).to_le_bytes()).collect();
         let view = |(name, shape): (String, Vec<usize>)| {
@@ -79,13 +71,13 @@ impl Files {
             (name, TensorView::new(Dtype::F32, shape, bytes).expect("as many bytes as its shape"))
         };
         let file = directory.join("model.safetensors");
-        safetensors::serialize_to_file(shapes().into_iter().map(view), None, &file)
+        safetensors::serialize_to_file(tensor_shapes().into_iter().map(view), None, &file)
             .expect("a file");
         directory
     }
 
-    /// An SFT run from scratch.
-    pub fn sft(&self, steps: u32, save_every: u32) -> PathBuf {
+    /// Writes the spec of an SFT run with random weights.
+    pub fn write_sft_spec(&self, steps: u32, save_every: u32) -> PathBuf {
         let spec = format!(
             "\
 name: base
@@ -100,8 +92,8 @@ sft:
         self.write("sft.yaml", &spec)
     }
 
-    /// An SFT run of an adapter for a model directory.
-    pub fn adapter_sft(&self, model: &Path, steps: u32, save_every: u32) -> PathBuf {
+    /// Writes the spec of an SFT run that trains an adapter for a model directory.
+    pub fn write_adapter_spec(&self, model: &Path, steps: u32, save_every: u32) -> PathBuf {
         let model = model.display();
         let spec = format!(
             "\
@@ -118,8 +110,8 @@ sft:
         self.write("adapter.yaml", &spec)
     }
 
-    /// A RAFT run whose verifier passes every completion that holds a digit.
-    pub fn raft(&self, base: &str, sampling: Sampling) -> PathBuf {
+    /// Writes the spec of a RAFT run. Its verifier passes each completion that contains a digit.
+    pub fn write_raft_spec(&self, base: &str, sampling: Sampling) -> PathBuf {
         let Sampling { prompts, per_prompt, max_new_tokens, cycles } = sampling;
         let mut lines = String::new();
         for n in 0..prompts {
@@ -171,8 +163,8 @@ fn config() -> serde_json::Value {
     })
 }
 
-/// The tensors of that configuration, as Hugging Face names them.
-fn shapes() -> Vec<(String, Vec<usize>)> {
+/// Names and shapes of the tensors of that configuration, as Hugging Face names them.
+fn tensor_shapes() -> Vec<(String, Vec<usize>)> {
     let layer = [
         ("input_layernorm.weight", vec![32]),
         ("post_attention_layernorm.weight", vec![32]),
@@ -195,7 +187,8 @@ fn shapes() -> Vec<(String, Vec<usize>)> {
     whole.into_iter().chain((0..2).flat_map(named)).collect()
 }
 
-/// A BPE without merges: one token a byte, as Hugging Face's byte-level tokenizers spell them.
+/// A BPE tokenizer without merges: one token per byte, in the format of Hugging Face's byte-level
+/// tokenizers.
 fn tokenizer() -> serde_json::Value {
     let printable = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut next = 256;

@@ -1,4 +1,4 @@
-//! One fleet under test.
+//! A fleet that `flotilla up` runs.
 
 use std::{
     ops::Deref,
@@ -11,22 +11,22 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{Client, Process, binary, until};
+use crate::{Client, Process, program_path, wait_until};
 
-/// From the first process to the last agent's word, on a busy machine.
+/// The limit for the start of all agents on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// From SIGTERM to the last process's end.
+/// The limit from SIGTERM to the end of the last process.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// A fleet in a temporary directory. Ended, whatever happens, with the test.
+/// A fleet in a temporary directory. It is stopped when it is dropped.
 pub struct Fleet {
     client: Client,
     agents: String,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     up: Child,
-    /// Last, for what works in it ends first.
+    /// The last field, because it must be dropped after the processes that use it.
     directory: TempDir,
 }
 
@@ -39,41 +39,30 @@ impl Deref for Fleet {
 }
 
 impl Fleet {
-    /// Starts a fleet with these agents (as in `flotilla up --agents`) and waits for them.
-    ///
-    /// # Panics
-    /// When it does not come up.
-    pub fn up(agents: &str) -> Self {
-        Self::up_with(agents, &[], [])
+    /// Starts a fleet with these agents (as in `flotilla up --agents`) and waits until they are
+    /// ready.
+    pub fn start(agents: &str) -> Self {
+        Self::start_with(agents, &[], [])
     }
 
-    /// As `up`, open to whoever can reach it: for tests that speak to its servers themselves, and
-    /// for boxes that join by address alone.
-    ///
-    /// # Panics
-    /// When it does not come up.
-    pub fn open(agents: &str) -> Self {
-        Self::up_with(agents, &["--open"], [])
+    /// Starts an open fleet, for tests that speak to its servers and for agents that join by
+    /// address.
+    pub fn start_open(agents: &str) -> Self {
+        Self::start_with(agents, &["--open"], [])
     }
 
-    /// As `up`, with more arguments and environment for `flotilla up`.
-    ///
-    /// # Panics
-    /// When it does not come up.
-    pub fn up_with(
+    /// Starts a fleet with more arguments and environment for `flotilla up`.
+    pub fn start_with(
         agents: &str,
         arguments: &[&str],
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        Self::up_in(directory, agents, arguments, environment)
+        Self::start_in(directory, agents, arguments, environment)
     }
 
-    /// As `up_with`, in a directory made by the test.
-    ///
-    /// # Panics
-    /// When it does not come up.
-    pub fn up_in(
+    /// Starts a fleet in a directory of the test.
+    pub fn start_in(
         directory: TempDir,
         agents: &str,
         arguments: &[&str],
@@ -83,42 +72,33 @@ impl Fleet {
         let at = ("FLOTILLA_DIR".to_owned(), directory.path().display().to_string());
         let client = Client::new(environment.iter().cloned().chain([at]), directory.path());
         let arguments: Vec<String> = arguments.iter().map(|&one| one.to_owned()).collect();
-        let up = start(directory.path(), agents, &arguments, &environment);
+        let up = spawn_up(directory.path(), agents, &arguments, &environment);
         let agents = agents.to_owned();
         let mut fleet = Self { client, agents, arguments, environment, up, directory };
         fleet.await_agents();
         fleet
     }
 
-    /// `flotilla up` once more, in the same directory. Waits for nothing.
-    ///
-    /// # Panics
-    /// When it cannot be started, or the one before still runs.
-    pub fn up_again(&mut self) {
-        assert!(self.ended().is_some(), "one flotilla up at a time");
-        self.up = start(self.path(), &self.agents, &self.arguments, &self.environment);
+    /// Runs `flotilla up` again in the same directory and returns without waiting.
+    pub fn restart(&mut self) {
+        assert!(self.exit_status().is_some(), "one flotilla up at a time");
+        self.up = spawn_up(self.path(), &self.agents, &self.arguments, &self.environment);
     }
 
-    /// As `up_again`, with other arguments from now on.
-    ///
-    /// # Panics
-    /// As `up_again`.
-    pub fn up_again_with(&mut self, arguments: &[&str]) {
+    /// Restarts the fleet with other arguments, which also apply to later restarts.
+    pub fn restart_with(&mut self, arguments: &[&str]) {
         self.arguments = arguments.iter().map(|&one| one.to_owned()).collect();
-        self.up_again();
+        self.restart();
     }
 
     /// Waits until all agents are ready.
-    ///
-    /// # Panics
-    /// When they are not, or `flotilla up` ended.
     pub fn await_agents(&mut self) {
         let count = |text: &str| text.split_once('=').map_or(1, |(_, n)| n.parse().unwrap_or(1));
         let wanted: usize = self.agents.split(',').map(count).sum();
-        until("the fleet is up", READY_LIMIT, || {
+        wait_until("the fleet is up", READY_LIMIT, || {
             let ended = self.up.try_wait().expect("the process can be asked");
-            assert!(ended.is_none(), "flotilla up ended: {}", self.logs());
-            let listed = self.json(&["agents", "list"]).ok()?;
+            assert!(ended.is_none(), "flotilla up ended: {}", self.log_tails());
+            let listed = self.run_json(&["agents", "list"]).ok()?;
             let ready = |agent: &&Value| agent["state"] == "READY";
             (listed.as_array()?.iter().filter(ready).count() >= wanted).then_some(())
         });
@@ -128,57 +108,42 @@ impl Fleet {
         self.directory.path()
     }
 
-    /// `fleet.json`, once it is there.
-    ///
-    /// # Panics
-    /// When it is not.
-    pub fn file(&self) -> Value {
+    /// Returns the content of `fleet.json`.
+    pub fn read_fleet_file(&self) -> Value {
         let text = std::fs::read(self.path().join("fleet.json")).expect("fleet.json");
         serde_json::from_slice(&text).expect("fleet.json is JSON")
     }
 
-    /// Where its bus listens.
-    ///
-    /// # Panics
-    /// When it was never up.
-    pub fn nats(&self) -> String {
-        self.file()["nats"].as_str().expect("a URL").to_owned()
+    /// Returns the URL of its NATS server.
+    pub fn nats_url(&self) -> String {
+        self.read_fleet_file()["nats"].as_str().expect("a URL").to_owned()
     }
 
-    /// The process of a member: `up` itself, `coordinator`, or an agent by name.
-    ///
-    /// # Panics
-    /// When there is none.
+    /// Returns the process id of a member: `up`, `coordinator`, or the name of an agent.
     pub fn pid(&self, member: &str) -> Pid {
         if member == "up" {
             return self.up_pid();
         }
-        until(&format!("{member} runs"), Duration::from_secs(10), || {
+        wait_until(&format!("{member} runs"), Duration::from_secs(10), || {
             Process::all().into_iter().find_map(|process| {
-                let is_member = process.member().is_some_and(|name| name == member);
+                let is_member = process.member_name().is_some_and(|name| name == member);
                 (process.parent == self.up.id() && is_member).then(|| process.pid()).flatten()
             })
         })
     }
 
-    /// `flotilla up` and all that it started.
+    /// Returns `flotilla up` and all of its descendants.
     pub fn processes(&self) -> Vec<Process> {
-        Process::family(self.up.id())
+        Process::tree(self.up.id())
     }
 
-    /// Asks `flotilla up` to end.
-    ///
-    /// # Panics
-    /// When it has ended already.
+    /// Sends SIGTERM to `flotilla up`.
     pub fn terminate(&self) {
-        kill_process(self.up_pid(), Signal::TERM).expect("our own process can be told");
+        kill_process(self.up_pid(), Signal::TERM).expect("our own process can be signalled");
     }
 
-    /// How `flotilla up` ended, if it did.
-    ///
-    /// # Panics
-    /// When it cannot be asked.
-    pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
+    /// Returns the exit status of `flotilla up` if it has ended.
+    pub fn exit_status(&mut self) -> Option<std::process::ExitStatus> {
         self.up.try_wait().expect("the process can be asked")
     }
 
@@ -186,22 +151,17 @@ impl Fleet {
         i32::try_from(self.up.id()).ok().and_then(Pid::from_raw).expect("a process has a number")
     }
 
-    /// `kill -9` of a member.
-    ///
-    /// # Panics
-    /// When it cannot be killed.
+    /// Kills a member with SIGKILL.
     pub fn kill(&self, member: &str) {
         self.signal(member, Signal::KILL);
     }
 
-    /// # Panics
-    /// When it cannot be told.
     pub fn signal(&self, member: &str, signal: Signal) {
-        kill_process(self.pid(member), signal).expect("our own process can be told");
+        kill_process(self.pid(member), signal).expect("our own process can be signalled");
     }
 }
 
-fn start(
+fn spawn_up(
     directory: &Path,
     agents: &str,
     arguments: &[String],
@@ -209,10 +169,10 @@ fn start(
 ) -> Child {
     let log = directory.join("up.log");
     let log = std::fs::OpenOptions::new().create(true).append(true).open(log).expect("a log");
-    // Short, unless the test says otherwise: most wait for one.
+    // A short lease by default, because most tests wait for one.
     let set = arguments.iter().any(|argument| argument == "--lease");
     let lease: &[&str] = if set { &[] } else { &["--lease", "3"] };
-    Command::new(binary())
+    Command::new(program_path())
         .args(["up", "--die-with-parent", "--agents", agents])
         .args(lease)
         .arg("--dir")
@@ -229,10 +189,10 @@ fn start(
 impl Drop for Fleet {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.logs());
+            eprintln!("{}", self.log_tails());
         }
         if matches!(self.up.try_wait(), Ok(None)) {
-            // It may have ended by itself.
+            // It may have ended already.
             let _ = kill_process(self.up_pid(), Signal::TERM);
         }
         let began = std::time::Instant::now();

@@ -1,54 +1,57 @@
-//! What the processes of a fleet wrote in their logs: which job began where and when, and
-//! who led.
+//! Events from the logs of a fleet: starts of jobs and changes of leadership.
 
 use std::{collections::BTreeMap, path::Path};
 
-/// A job handed to an agent.
+/// The start of a job on an agent.
 #[derive(Debug, Clone)]
-pub struct Begin {
-    /// Seconds since 1970.
+pub struct JobStart {
+    /// Seconds since the Unix epoch.
     pub at_s: f64,
     pub agent: String,
     pub subject: String,
 }
 
-/// A coordinator that began or ceased to lead.
+/// A coordinator that gained or lost leadership.
 #[derive(Debug, Clone)]
-pub struct Lead {
+pub struct LeadershipChange {
     pub at_s: f64,
     pub coordinator: String,
-    pub leads: bool,
+    pub is_leader: bool,
 }
 
-/// Every job that began at an agent below `directory`, in order.
-pub fn begins(directory: &Path) -> Vec<Begin> {
-    let mut begins = Vec::new();
+/// Returns all job starts from the agent logs below `directory`, in order of time.
+pub fn job_starts(directory: &Path) -> Vec<JobStart> {
+    let mut starts = Vec::new();
     for entry in std::fs::read_dir(directory.join("agents")).into_iter().flatten().flatten() {
         let agent = entry.file_name().to_string_lossy().into_owned();
         for (at_s, line) in lines(&entry.path().join("agent.log")) {
             let subject = line.split(" job begins subject=").nth(1);
             if let Some(subject) = subject.and_then(|rest| rest.split_whitespace().next()) {
-                begins.push(Begin { at_s, agent: agent.clone(), subject: subject.to_owned() });
+                starts.push(JobStart { at_s, agent: agent.clone(), subject: subject.to_owned() });
             }
         }
     }
-    begins.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-    begins
+    starts.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    starts
 }
 
-/// Every change of leadership that the logs of these coordinators tell, in order.
-pub fn leads(logs: &BTreeMap<String, std::path::PathBuf>) -> Vec<Lead> {
-    let mut leads = Vec::new();
+/// Returns all leadership changes from these logs (by coordinator), in order of time.
+pub fn leadership_changes(logs: &BTreeMap<String, std::path::PathBuf>) -> Vec<LeadershipChange> {
+    let mut changes = Vec::new();
     for (coordinator, log) in logs {
         for (at_s, line) in lines(log) {
-            if let Some((_, told)) = line.split_once(" leadership leads=") {
-                let leads_now = told.starts_with("true");
-                leads.push(Lead { at_s, coordinator: coordinator.clone(), leads: leads_now });
+            if let Some((_, value)) = line.split_once(" leadership leads=") {
+                let is_leader = value.starts_with("true");
+                changes.push(LeadershipChange {
+                    at_s,
+                    coordinator: coordinator.clone(),
+                    is_leader,
+                });
             }
         }
     }
-    leads.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-    leads
+    changes.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    changes
 }
 
 fn lines(log: &Path) -> Vec<(f64, String)> {
@@ -57,7 +60,7 @@ fn lines(log: &Path) -> Vec<(f64, String)> {
     text.lines().filter_map(|line| Some((time_s(line)?, line.to_owned()))).collect()
 }
 
-/// The time a line begins with, such as `2026-01-31T23:59:59.123456Z`.
+/// Parses the time at the start of a line, such as `2026-01-31T23:59:59.123456Z`.
 fn time_s(line: &str) -> Option<f64> {
     let stamp = line.split_whitespace().next()?.strip_suffix('Z')?;
     let (date, time) = stamp.split_once('T')?;
@@ -65,10 +68,10 @@ fn time_s(line: &str) -> Option<f64> {
     let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
     let mut time = time.split(':').map(str::parse::<f64>);
     let (hour, minute, second) = (time.next()?.ok()?, time.next()?.ok()?, time.next()?.ok()?);
-    // Years that begin in March, so that a leap day comes last.
+    // Years that begin in March, so that the leap day is the last day.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day;
-    /// From 0000-03-01, counted as above, to 1970-01-01.
+    /// Days from 0000-03-01, counted as above, to 1970-01-01.
     const EPOCH: i64 = 719_469;
     #[expect(clippy::cast_precision_loss, reason = "days are few")]
     let days = (days - EPOCH) as f64;

@@ -1,5 +1,5 @@
-//! Fleets of real processes for tests: `flotilla up` in a directory of its own, on free
-//! ports, ended with the test. Talks to them as a user does: by the command line.
+//! Fleets of real processes for tests. Each runs `flotilla up` in its own directory on free ports,
+//! ends with its test, and is used through the command line. Helpers panic if a step fails.
 
 mod client;
 mod cluster;
@@ -28,23 +28,23 @@ mod wait;
 
 pub use client::Client;
 pub use cluster::Cluster;
-pub use command::{Output, binary, flotilla};
+pub use command::{Output, program_path, run_flotilla};
 pub use disk::SmallDisk;
-pub use ended::Ended;
+pub use ended::ChildGuard;
 pub use fake_box::FakeBox;
-pub use files::{Files, Sampling};
+pub use files::{Sampling, SpecFiles};
 pub use fleet::Fleet;
 pub use hosts::OtherHost;
 pub use lan::{Host, Lan};
-pub use llama::{llama_cpp, llama_generator};
+pub use llama::{find_llama_cpp, start_llama_generator};
 pub use member::Member;
-pub use misbehaving::{Fate, Misbehaving};
+pub use misbehaving::{FaultyWorkers, WorkerFault};
 pub use nats::NatsServer;
 pub use processes::Process;
-pub use python::Python;
+pub use python::PythonEnv;
 pub use random::Random;
-pub use reference::Undisturbed;
-pub use report::Evidence;
-pub use storm::{Kind, Storm, Strike};
+pub use reference::ReferenceResults;
+pub use report::ChaosEvidence;
+pub use storm::{FaultInjector, InjectedFault, ProcessKind};
 pub use systemd::Systemd;
-pub use wait::until;
+pub use wait::wait_until;

@@ -1,4 +1,4 @@
-//! A process of the program that a test starts itself, beside or without `flotilla up`.
+//! A process of the program that the test starts itself, with or without `flotilla up`.
 
 use std::{
     fs::OpenOptions,
@@ -8,12 +8,12 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Process, command::program_on};
+use crate::{Process, command::prefixed_command};
 
-/// Started again when it ends, as `revive` is called; ended with the test.
+/// A process of the program that ends when it is dropped.
 pub struct Member {
     pub name: String,
-    on: Vec<String>,
+    prefix: Vec<String>,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     log: PathBuf,
@@ -21,13 +21,10 @@ pub struct Member {
 }
 
 impl Member {
-    /// Starts `flotilla ARGUMENTS`; its log is `NAME.log` in `logs`.
-    ///
-    /// # Panics
-    /// When it cannot be started.
+    /// Starts `flotilla ARGUMENTS`. The log is `NAME.log` in `logs`.
     pub fn start(
         name: &str,
-        on: &[String],
+        prefix: &[String],
         arguments: &[&str],
         environment: impl IntoIterator<Item = (String, String)>,
         logs: &Path,
@@ -36,17 +33,14 @@ impl Member {
         let arguments: Vec<String> = arguments.iter().map(|&one| one.to_owned()).collect();
         let environment: Vec<(String, String)> = environment.into_iter().collect();
         let log = logs.join(format!("{name}.log"));
-        let child = spawn(on, &arguments, &environment, &log);
-        Self { name: name.to_owned(), on: on.to_vec(), arguments, environment, log, child }
+        let child = spawn(prefix, &arguments, &environment, &log);
+        Self { name: name.to_owned(), prefix: prefix.to_vec(), arguments, environment, log, child }
     }
 
-    /// Starts it again if it ended.
-    ///
-    /// # Panics
-    /// When it cannot be started.
-    pub fn revive(&mut self) {
+    /// Starts the process again if it has exited.
+    pub fn restart_exited(&mut self) {
         if self.child.try_wait().expect("the process can be asked").is_some() {
-            self.child = spawn(&self.on, &self.arguments, &self.environment, &self.log);
+            self.child = spawn(&self.prefix, &self.arguments, &self.environment, &self.log);
         }
     }
 
@@ -54,27 +48,22 @@ impl Member {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// It and all that it started.
+    /// Returns the process and all of its descendants.
     pub fn processes(&self) -> Vec<Process> {
-        Process::family(self.child.id())
+        Process::tree(self.child.id())
     }
 
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// # Panics
-    /// When it cannot be told.
     pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        let told = kill_process(pid.expect("a process has a number"), signal);
-        told.expect("our own process can be told");
+        let sent = kill_process(pid.expect("a process has a number"), signal);
+        sent.expect("our own process can be signalled");
     }
 
-    /// `kill -9`, and waits for its end.
-    ///
-    /// # Panics
-    /// When it cannot be killed.
+    /// Kills the process with SIGKILL and waits for its end.
     pub fn kill(&mut self) {
         self.child.kill().expect("our own process can be killed");
         self.child.wait().expect("a killed process ends");
@@ -82,13 +71,13 @@ impl Member {
 }
 
 fn spawn(
-    on: &[String],
+    prefix: &[String],
     arguments: &[String],
     environment: &[(String, String)],
     log: &Path,
 ) -> Child {
     let log = OpenOptions::new().create(true).append(true).open(log).expect("a log");
-    program_on(on)
+    prefixed_command(prefix)
         .args(arguments)
         .arg("--die-with-parent")
         .env_remove("FLOTILLA_DIR")
@@ -103,7 +92,7 @@ fn spawn(
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // What it started ends with it.
+        // Its child processes end with it (`--die-with-parent`).
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Workers that misbehave: a wrapper that lets every other worker go wrong.
+//! A wrapper that makes every second worker fail.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -7,26 +7,26 @@ use std::{
 
 use crate::Random;
 
-/// What may become of a worker.
+/// A way in which a worker fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fate {
-    /// Says nothing, and goes on for ever.
+pub enum WorkerFault {
+    /// Writes nothing and never ends.
     Hangs,
-    /// Asks for memory until there is none, and dies of it.
+    /// Allocates memory until it dies.
     EatsMemory,
-    /// Writes lines that are no answers, then works.
+    /// Writes lines that are not replies, then works.
     Babbles,
-    /// Writes half an answer and ends.
+    /// Writes half a reply and exits.
     HalfALine,
-    /// Writes 100 MiB without a line's end.
+    /// Writes 100 MiB without a newline.
     Floods,
     Exits,
-    /// Works, but does not listen when told to end.
+    /// Works, but ignores the signals that should end it.
     Deaf,
 }
 
-impl Fate {
-    /// In the shell; `"$@"` is the worker.
+impl WorkerFault {
+    /// A shell script. `"$@"` is the worker.
     fn script(self) -> &'static str {
         match self {
             Self::Hangs => "exec sleep 100000",
@@ -42,27 +42,26 @@ impl Fate {
     }
 }
 
-/// The wrapper and what it has done so far.
-pub struct Misbehaving {
+/// The wrapper script and its record of the applied faults.
+pub struct FaultyWorkers {
     directory: PathBuf,
 }
 
-impl Misbehaving {
-    /// Every other worker meets one of these fates, in an order that the seed has.
-    ///
-    /// # Panics
-    /// When the directory cannot be written.
-    pub fn create(directory: &Path, fates: &[Fate], seed: u64) -> Self {
+impl FaultyWorkers {
+    /// Creates a wrapper that applies one of these faults to every second worker. The seed
+    /// determines the order.
+    pub fn create(directory: &Path, faults: &[WorkerFault], seed: u64) -> Self {
         let directory = directory.join("misbehaving");
         std::fs::create_dir_all(&directory).expect("a directory");
         let mut random = Random::new(seed);
-        let mut order: Vec<(u64, Fate)> = fates.iter().map(|&fate| (random.draw(), fate)).collect();
+        let mut order: Vec<(u64, WorkerFault)> =
+            faults.iter().map(|&fault| (random.next_u64(), fault)).collect();
         order.sort_unstable();
         let cases: String = order
             .iter()
             .enumerate()
-            .map(|(place, (_, fate))| {
-                format!("{place}) echo {fate:?} >>fates; {};;\n", fate.script())
+            .map(|(place, (_, fault))| {
+                format!("{place}) echo {fault:?} >>fates; {};;\n", fault.script())
             })
             .collect();
         let text = format!(
@@ -72,9 +71,9 @@ impl Misbehaving {
              n=$(($(cat count 2>/dev/null || echo 0) + 1)); echo $n >count\n\
              exec 9>&-\n\
              [ $((n % 2)) = 0 ] && exec \"$@\"\n\
-             case $((n / 2 % {fates})) in\n{cases}esac\n",
+             case $((n / 2 % {faults})) in\n{cases}esac\n",
             here = directory.display(),
-            fates = fates.len(),
+            faults = faults.len(),
         );
         let wrapper = directory.join("wrapper");
         std::fs::write(&wrapper, text).expect("a file");
@@ -83,14 +82,14 @@ impl Misbehaving {
         Self { directory }
     }
 
-    /// What the environment of an agent must hold.
+    /// Returns the environment variable that makes agents use the wrapper.
     pub fn env(&self) -> (String, String) {
         let wrapper = self.directory.join("wrapper");
         ("FLOTILLA_WORKER_WRAPPER".to_owned(), wrapper.display().to_string())
     }
 
-    /// The fates that workers met, in order.
-    pub fn met(&self) -> Vec<String> {
+    /// Returns the faults that were applied, in order.
+    pub fn applied(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.directory.join("fates")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }

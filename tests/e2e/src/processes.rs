@@ -1,8 +1,8 @@
-//! The processes of this machine, as `/proc` tells them.
+//! The processes of this machine, from `/proc`.
 
 use rustix::process::Pid;
 
-/// A process. Its number alone may be another's by now, so its arguments count too.
+/// A process. Ids are reused, so a process is compared by its id and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     pub id: u32,
@@ -24,25 +24,25 @@ impl Process {
         entries.filter_map(describe).collect()
     }
 
-    /// A process, its children, and theirs.
-    pub fn family(root: u32) -> Vec<Self> {
+    /// Returns a process and all of its descendants.
+    pub fn tree(root: u32) -> Vec<Self> {
         let all = Self::all();
-        let mut family: Vec<Self> = all.iter().filter(|one| one.id == root).cloned().collect();
+        let mut tree: Vec<Self> = all.iter().filter(|one| one.id == root).cloned().collect();
         let mut next = 0;
-        while let Some(parent) = family.get(next).map(|one| one.id) {
-            family.extend(all.iter().filter(|one| one.parent == parent).cloned());
+        while let Some(parent) = tree.get(next).map(|one| one.id) {
+            tree.extend(all.iter().filter(|one| one.parent == parent).cloned());
             next += 1;
         }
-        family
+        tree
     }
 
-    /// Whether it still runs, whoever its parent is by now.
+    /// Returns true if the process still runs, also under another parent.
     pub fn is_alive(&self) -> bool {
         Self::all().iter().any(|one| one.id == self.id && one.arguments == self.arguments)
     }
 
-    /// What `flotilla up` calls it: an agent's name, or the first word it was given.
-    pub fn member(&self) -> Option<&str> {
+    /// Returns the member name that `flotilla up` uses: the `--name`, or else the first argument.
+    pub fn member_name(&self) -> Option<&str> {
         let named = self.arguments.windows(2).find(|pair| pair[0] == "--name");
         named.map(|pair| &*pair[1]).or_else(|| self.arguments.get(1).map(String::as_str))
     }

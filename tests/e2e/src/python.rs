@@ -1,4 +1,4 @@
-//! Pythons with packages, made once in `.tools`.
+//! Python environments in `.tools`, created once for all tests.
 
 use std::{
     fs::File,
@@ -6,56 +6,48 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::command::done;
+use crate::command::run_checked;
 
-/// What only the tests need, beside the client's own requirements.
-const FOR_TESTS: [&str; 3] =
+/// Packages for the tests only, in addition to the requirements of the client.
+const TEST_PACKAGES: [&str; 3] =
     ["numpy==2.4.6", "openapi-spec-validator==0.9.0", "safetensors==0.8.0"];
-/// Trackers of others, which feeds are tested with.
+/// Experiment trackers that the feeds are tested with.
 const TRACKERS: [&str; 3] = ["mlflow==3.17.2", "tensorboard==2.21.0", "trackio==0.43.0"];
 
-/// What people copy to and from buckets with.
+/// The AWS command line, which the guides use to copy files of buckets.
 const AWS: &str = "awscli==1.46.3";
 
-pub struct Python {
+pub struct PythonEnv {
     program: PathBuf,
 }
 
-impl Python {
-    /// `None`, with a word on stdout, where Python or its packages cannot be had.
-    ///
-    /// # Panics
-    /// When the repository cannot be written.
-    pub fn find() -> Option<Self> {
+impl PythonEnv {
+    /// Returns an environment for the API client. Prints why and returns `None` if Python or its
+    /// packages cannot be installed.
+    pub fn with_client_packages() -> Option<Self> {
         let requirements = scripts().join("requirements.txt");
         let text = std::fs::read_to_string(requirements).expect("the client's requirements");
-        Self::with("python", &text.lines().chain(FOR_TESTS).collect::<Vec<_>>())
+        Self::create("python", &text.lines().chain(TEST_PACKAGES).collect::<Vec<_>>())
     }
 
-    /// One with MLflow, TensorBoard and trackio (a gigabyte), as `find`.
-    ///
-    /// # Panics
-    /// When the repository cannot be written.
+    /// Returns an environment with MLflow, TensorBoard and trackio (1 GB), or `None`.
     pub fn with_trackers() -> Option<Self> {
-        Self::with("trackers", &TRACKERS)
+        Self::create("trackers", &TRACKERS)
     }
 
-    /// One with the AWS command line, as `find`.
-    ///
-    /// # Panics
-    /// When the repository cannot be written.
+    /// Returns an environment with the AWS command line, or `None`.
     pub fn with_aws() -> Option<Self> {
-        Self::with("aws", &[AWS])
+        Self::create("aws", &[AWS])
     }
 
-    fn with(name: &str, packages: &[&str]) -> Option<Self> {
+    fn create(name: &str, packages: &[&str]) -> Option<Self> {
         let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools");
         std::fs::create_dir_all(&tools).expect("a directory");
-        // One makes it, the others wait.
+        // The first process creates the environment; the others wait.
         let lock = File::create(tools.join(format!("{name}.lock"))).expect("a lock");
         lock.lock().expect("a lock can be waited for");
         let directory = tools.join(name);
-        match install(&directory, packages) {
+        match create_venv(&directory, packages) {
             Ok(()) => Some(Self { program: directory.join("bin/python") }),
             Err(why) => {
                 println!("skipped: {why}");
@@ -64,26 +56,23 @@ impl Python {
         }
     }
 
-    /// A program that came with its packages.
-    pub fn program(&self, name: &str) -> Command {
+    /// Returns a command for a program that a package installed.
+    pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.program.with_file_name(name));
         command.stdin(Stdio::null());
         command
     }
 
-    /// A script of `tests/e2e/python`.
-    pub fn script(&self, name: &str) -> Command {
+    /// Returns a command for a script in `tests/e2e/python`.
+    pub fn script_command(&self, name: &str) -> Command {
         let mut command = Command::new(&self.program);
         command.arg(scripts().join(name)).stdin(Stdio::null());
         command
     }
 
-    /// Runs a script and returns what it printed.
-    ///
-    /// # Panics
-    /// When it fails.
-    pub fn run(&self, name: &str, arguments: &[&str]) -> String {
-        let output = self.script(name).args(arguments).output().expect("Python starts");
+    /// Runs a script and returns its output.
+    pub fn run_script(&self, name: &str, arguments: &[&str]) -> String {
+        let output = self.script_command(name).args(arguments).output().expect("Python starts");
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name} {arguments:?}: {stderr}");
         String::from_utf8(output.stdout).expect("UTF-8")
@@ -94,15 +83,15 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("python")
 }
 
-fn install(directory: &Path, packages: &[&str]) -> Result<(), String> {
+fn create_venv(directory: &Path, packages: &[&str]) -> Result<(), String> {
     let wanted = packages.join("\n");
     let stamp = directory.join("installed.txt");
     if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(());
     }
-    done(Command::new("python3").args(["-m", "venv", "--clear"]).arg(directory))?;
+    run_checked(Command::new("python3").args(["-m", "venv", "--clear"]).arg(directory))?;
     let mut pip = Command::new(directory.join("bin/python"));
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    done(pip.args(packages))?;
+    run_checked(pip.args(packages))?;
     std::fs::write(&stamp, wanted).map_err(|error| error.to_string())
 }

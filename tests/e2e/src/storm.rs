@@ -1,5 +1,4 @@
-//! A storm over a fleet: its processes are killed and stopped, one after another, as a seed
-//! has it.
+//! Kills and stops random processes of a fleet, in an order that a seed determines.
 
 use std::{
     collections::BTreeMap,
@@ -10,12 +9,12 @@ use rustix::process::{Signal, kill_process};
 
 use crate::{Fleet, Member, Process, Random};
 
-/// Seconds a process may be stopped: over the fleet's lease of 3 s and below.
+/// How long a process is stopped, in seconds: shorter and longer than the lease of 3 s.
 const STOPPED_S: (f64, f64) = (0.2, 6.0);
 
-/// A kind of process, and how many of a hundred strikes it gets.
+/// A kind of process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ProcessKind {
     Agent,
     Worker,
     Coordinator,
@@ -23,15 +22,15 @@ pub enum Kind {
     Up,
 }
 
-const SHARES: [(Kind, u64); 5] = [
-    (Kind::Agent, 35),
-    (Kind::Worker, 25),
-    (Kind::Coordinator, 20),
-    (Kind::NatsServer, 15),
-    (Kind::Up, 5),
+const KIND_PERCENTAGES: [(ProcessKind, u64); 5] = [
+    (ProcessKind::Agent, 35),
+    (ProcessKind::Worker, 25),
+    (ProcessKind::Coordinator, 20),
+    (ProcessKind::NatsServer, 15),
+    (ProcessKind::Up, 5),
 ];
 
-impl Kind {
+impl ProcessKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -43,99 +42,99 @@ impl Kind {
     }
 }
 
-/// What was done to whom.
+/// A process that was killed or stopped.
 #[derive(Debug, Clone)]
-pub struct Strike {
-    pub kind: Kind,
-    /// As in the logs: an agent's name, `coordinator`, `coordinator-2`.
+pub struct InjectedFault {
+    pub kind: ProcessKind,
+    /// The name in the logs: an agent's name, `coordinator`, or `coordinator-2`.
     pub name: String,
-    /// Seconds since 1970.
+    /// Seconds since the Unix epoch.
     pub at_s: f64,
-    /// Killed, when it was not stopped for a while.
+    /// Seconds until the process continued. `None` if it was killed.
     pub stopped_s: Option<f64>,
 }
 
-/// The weather and what it has done.
-pub struct Storm {
+/// Injects faults into a fleet and records them.
+pub struct FaultInjector {
     random: Random,
-    /// Seconds from one strike to the next, at least and at most.
+    /// The shortest and longest time between two faults, in seconds.
     gap_s: (f64, f64),
     next: Instant,
     stopped: Vec<(Instant, Process)>,
-    pub strikes: Vec<Strike>,
+    pub faults: Vec<InjectedFault>,
 }
 
-impl Storm {
+impl FaultInjector {
     pub fn new(seed: u64, gap_s: (f64, f64)) -> Self {
-        let (stopped, strikes) = (Vec::new(), Vec::new());
-        Self { random: Random::new(seed), gap_s, next: Instant::now(), stopped, strikes }
+        let (stopped, faults) = (Vec::new(), Vec::new());
+        Self { random: Random::new(seed), gap_s, next: Instant::now(), stopped, faults }
     }
 
     pub fn kills(&self) -> usize {
-        self.strikes.iter().filter(|strike| strike.stopped_s.is_none()).count()
+        self.faults.iter().filter(|fault| fault.stopped_s.is_none()).count()
     }
 
-    /// Strikes if it is time to, and lets those go on that were stopped for long enough.
-    pub fn blow(&mut self, fleet: &Fleet, second: &Member) {
+    /// Resumes processes whose pause is over, and injects the next fault if it is due.
+    pub fn inject_due(&mut self, fleet: &Fleet, second_coordinator: &Member) {
         self.resume(Instant::now());
         if Instant::now() < self.next {
             return;
         }
         let mut targets = targets(fleet.processes(), "coordinator");
-        targets.extend(targets_of(second));
+        targets.extend(targets_of(second_coordinator));
         targets.retain(|(_, _, process)| self.stopped.iter().all(|(_, one)| one != process));
-        let kind = self.kind();
+        let kind = self.draw_kind();
         let found: Vec<_> = targets.iter().filter(|(one, ..)| *one == kind).collect();
-        // None of this kind now: there is a worker only while there is work.
+        // No process of this kind runs now. Workers, for example, only run during a job.
         if found.is_empty() {
             return;
         }
         let (_, name, process) = *self.random.pick(&found);
         let (name, process) = (name.clone(), process.clone());
-        let stopped_s =
-            (self.random.share() < 0.33).then(|| self.random.between(STOPPED_S.0, STOPPED_S.1));
-        let at_s = now_s();
-        if strike(&process, if stopped_s.is_some() { Signal::STOP } else { Signal::KILL }) {
-            let until = stopped_s.map(|s| Instant::now() + Duration::from_secs_f64(s));
-            self.stopped.extend(until.map(|until| (until, process)));
-            self.strikes.push(Strike { kind, name, at_s, stopped_s });
+        let stopped_s = (self.random.next_f64() < 0.33)
+            .then(|| self.random.next_in_range(STOPPED_S.0, STOPPED_S.1));
+        let at_s = unix_time_s();
+        if send_signal(&process, if stopped_s.is_some() { Signal::STOP } else { Signal::KILL }) {
+            let resume_at = stopped_s.map(|s| Instant::now() + Duration::from_secs_f64(s));
+            self.stopped.extend(resume_at.map(|at| (at, process)));
+            self.faults.push(InjectedFault { kind, name, at_s, stopped_s });
         }
-        let gap = self.random.between(self.gap_s.0, self.gap_s.1);
+        let gap = self.random.next_in_range(self.gap_s.0, self.gap_s.1);
         self.next = Instant::now() + Duration::from_secs_f64(gap);
     }
 
-    /// Lets everybody go on at once.
-    pub fn calm(&mut self) {
+    /// Resumes all stopped processes.
+    pub fn resume_all(&mut self) {
         let later = Instant::now() + Duration::from_secs(3600);
         self.resume(later);
     }
 
     fn resume(&mut self, now: Instant) {
-        self.stopped.retain(|(until, process)| {
-            if *until <= now {
-                strike(process, Signal::CONT);
+        self.stopped.retain(|(resume_at, process)| {
+            if *resume_at <= now {
+                send_signal(process, Signal::CONT);
             }
-            *until > now
+            *resume_at > now
         });
     }
 
-    fn kind(&mut self) -> Kind {
-        let mut left = self.random.draw() % 100;
-        for (kind, share) in SHARES {
+    fn draw_kind(&mut self) -> ProcessKind {
+        let mut left = self.random.next_u64() % 100;
+        for (kind, share) in KIND_PERCENTAGES {
             if left < share {
                 return kind;
             }
             left -= share;
         }
-        Kind::Agent
+        ProcessKind::Agent
     }
 
-    /// Kills and stops by kind of process.
+    /// Returns the numbers of kills and of stops by kind of process.
     pub fn counts(&self) -> BTreeMap<&'static str, (usize, usize)> {
         let mut counts: BTreeMap<_, (usize, usize)> = BTreeMap::new();
-        for strike in &self.strikes {
-            let count = counts.entry(strike.kind.as_str()).or_default();
-            match strike.stopped_s {
+        for fault in &self.faults {
+            let count = counts.entry(fault.kind.as_str()).or_default();
+            match fault.stopped_s {
                 None => count.0 += 1,
                 Some(_) => count.1 += 1,
             }
@@ -144,40 +143,42 @@ impl Storm {
     }
 }
 
-impl Drop for Storm {
+impl Drop for FaultInjector {
     fn drop(&mut self) {
-        self.calm();
+        self.resume_all();
     }
 }
 
-/// False when it had just ended by itself.
-fn strike(process: &Process, signal: Signal) -> bool {
+/// Returns false if the process has ended already.
+fn send_signal(process: &Process, signal: Signal) -> bool {
     process.is_alive() && process.pid().is_some_and(|pid| kill_process(pid, signal).is_ok())
 }
 
-type Target = (Kind, String, Process);
+type Target = (ProcessKind, String, Process);
 
-fn targets_of(second: &Member) -> Vec<Target> {
-    targets(second.processes(), &second.name)
+fn targets_of(second_coordinator: &Member) -> Vec<Target> {
+    targets(second_coordinator.processes(), &second_coordinator.name)
 }
 
-fn targets(family: Vec<Process>, coordinator: &str) -> Vec<Target> {
+fn targets(processes: Vec<Process>, coordinator: &str) -> Vec<Target> {
     let kind = |process: Process| {
         let first = process.arguments.first()?;
         let word = process.arguments.get(1)?;
         let (kind, name) = match word.as_str() {
-            "up" => (Kind::Up, "up".to_owned()),
-            "coordinator" => (Kind::Coordinator, coordinator.to_owned()),
-            "agent" => (Kind::Agent, process.member()?.to_owned()),
-            "worker" => (Kind::Worker, process.arguments.get(2)?.clone()),
-            _ if first.ends_with("nats-server") => (Kind::NatsServer, "nats-server".to_owned()),
+            "up" => (ProcessKind::Up, "up".to_owned()),
+            "coordinator" => (ProcessKind::Coordinator, coordinator.to_owned()),
+            "agent" => (ProcessKind::Agent, process.member_name()?.to_owned()),
+            "worker" => (ProcessKind::Worker, process.arguments.get(2)?.clone()),
+            _ if first.ends_with("nats-server") => {
+                (ProcessKind::NatsServer, "nats-server".to_owned())
+            }
             _ => return None,
         };
         Some((kind, name, process))
     };
-    family.into_iter().filter_map(kind).collect()
+    processes.into_iter().filter_map(kind).collect()
 }
 
-pub(crate) fn now_s() -> f64 {
+pub(crate) fn unix_time_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

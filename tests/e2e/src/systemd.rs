@@ -1,4 +1,4 @@
-//! A systemd of a test's own: process 1 of namespaces that end with it.
+//! A systemd instance for one test, as process 1 of its own namespaces.
 
 use std::{
     fs,
@@ -9,25 +9,23 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{Output, binary, nats, until};
+use crate::{Output, nats, program_path, wait_until};
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Units started by a real service manager.
+/// A systemd instance that ends when it is dropped.
 pub struct Systemd {
     boot: Child,
-    /// Process 1, as this machine counts it.
+    /// Process id of process 1 outside of its namespace.
     init: String,
     directory: TempDir,
 }
 
 impl Systemd {
-    /// Boots with these units and files, each a path below their place and its text, and with the
-    /// tests' nats-server as /usr/sbin/nats-server. `None`, with a word, where that is not possible.
-    ///
-    /// # Panics
-    /// When it could and does not.
+    /// Boots systemd with these units and files (relative path and content), and with the
+    /// nats-server of the tests as /usr/sbin/nats-server. Prints why and returns `None` if that is
+    /// not possible.
     pub fn boot(units: &[(&str, String)], files: &[(&str, String)]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() || !Path::new(SYSTEMD).exists() {
             eprintln!("skipped: only root can boot a systemd, where there is one");
@@ -44,19 +42,19 @@ impl Systemd {
         }
         let sbin = directory.path().join("files/usr/sbin");
         fs::create_dir_all(&sbin).expect("a directory");
-        fs::copy(nats::program(), sbin.join("nats-server")).expect("a nats-server");
+        fs::copy(nats::server_program(), sbin.join("nats-server")).expect("a nats-server");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/boot.sh");
         let log = fs::File::create(directory.path().join("boot.log")).expect("a log");
         let mut boot = Command::new(script)
             .arg(directory.path())
-            .arg(binary())
+            .arg(program_path())
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a log"))
             .stderr(log)
             .spawn()
             .expect("a script starts");
         let children = format!("/proc/{0}/task/{0}/children", boot.id());
-        let init = until("process 1 is there", READY_LIMIT, || {
+        let init = wait_until("process 1 is there", READY_LIMIT, || {
             let log = || fs::read_to_string(directory.path().join("boot.log")).unwrap_or_default();
             let ended = boot.try_wait().expect("the process can be asked");
             assert!(ended.is_none(), "no systemd: {}", log());
@@ -64,18 +62,15 @@ impl Systemd {
             let name = fs::read_to_string(format!("/proc/{child}/comm")).ok()?;
             (name.trim() == "systemd").then_some(child)
         });
-        let this = Self { boot, init, directory };
-        until("systemd has started", READY_LIMIT, || {
-            let state = this.run(&["systemctl", "is-active", "test.target"]);
+        let systemd = Self { boot, init, directory };
+        wait_until("systemd has started", READY_LIMIT, || {
+            let state = systemd.run(&["systemctl", "is-active", "test.target"]);
             (state.stdout.trim() == "active").then_some(())
         });
-        Some(this)
+        Some(systemd)
     }
 
-    /// Runs a command beside it.
-    ///
-    /// # Panics
-    /// When it cannot be started.
+    /// Runs a command inside.
     pub fn run(&self, command: &[&str]) -> Output {
         let output = Command::new("nsenter")
             .args(["-t", &self.init, "-m", "-p", "-C", "-u", "-i", "--"])
@@ -88,22 +83,19 @@ impl Systemd {
         Output { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
 
-    /// As `run`, of what must succeed.
-    ///
-    /// # Panics
-    /// When it fails.
-    pub fn must(&self, command: &[&str]) -> String {
+    /// Runs a command inside, checks that it succeeds, and returns its output.
+    pub fn run_checked(&self, command: &[&str]) -> String {
         let output = self.run(command);
-        let told = || {
+        let diagnostics = || {
             let journal = self.run(&["journalctl", "--no-pager", "-n", "60"]).stdout;
             let log = fs::read_to_string(self.directory.path().join("boot.log"));
             format!("{journal}\n{}", log.unwrap_or_default())
         };
-        assert_eq!(output.code, 0, "{command:?}: {} {}", output.stderr, told());
+        assert_eq!(output.code, 0, "{command:?}: {} {}", output.stderr, diagnostics());
         output.stdout
     }
 
-    /// What systemd knows of a unit.
+    /// Returns a property of a unit.
     pub fn property(&self, unit: &str, name: &str) -> String {
         let shown = self.run(&["systemctl", "show", "--value", "-p", name, unit]);
         shown.stdout.trim().to_owned()
@@ -116,7 +108,7 @@ impl Systemd {
 
 impl Drop for Systemd {
     fn drop(&mut self) {
-        // Process 1 ends with what started it, and everything with process 1.
+        // Process 1 and all others end with the script.
         let _ = self.boot.kill();
         let _ = self.boot.wait();
         let name = format!("flotilla-test-{}", self.boot.id());
@@ -126,7 +118,7 @@ impl Drop for Systemd {
     }
 }
 
-/// Groups are empty a moment after their processes ended.
+/// Retries, because control groups are busy until their processes are gone.
 fn remove_groups(group: &Path) {
     let Ok(entries) = fs::read_dir(group) else { return };
     for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {

@@ -1,14 +1,11 @@
-//! Waiting for a condition, never for a time.
+//! Polling for a condition.
 
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// Looks until `look` finds something.
-///
-/// # Panics
-/// When it has not within `limit`.
-pub fn until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+/// Calls `find` until it returns a value, and panics after `limit`.
+pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look() {

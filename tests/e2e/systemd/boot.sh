@@ -1,7 +1,7 @@
 #!/bin/bash
-# Boots systemd in namespaces of its own: process 1 of a copy of this machine's files, with the units
-# in $1/units and the files in $1/files, the program $2 as /usr/bin/flotilla, and this machine's
-# network. What is written goes to memory and is gone with it. For tests; needs root.
+# Boots systemd as process 1 of new namespaces on a copy of this machine's files, with the units in
+# $1/units, the files in $1/files, the program $2 as /usr/bin/flotilla, and this machine's network.
+# Written files are in memory and deleted at the end. For tests; needs root.
 set -euo pipefail
 at=$1 program=$2
 
@@ -25,14 +25,14 @@ mount --bind "$program" "$at/memory/root/usr/bin/flotilla"
 cp -r "$at/units" "$at/memory/units"
 cd "$at/memory/root"
 
-# None of this machine's own services, disks or settings.
+# Hide this machine's services, disks and settings.
 mount -t tmpfs tmpfs etc/systemd/system
 cp -r ../units/. etc/systemd/system/
 for unit in sysctl binfmt modules-load udevd remount-fs machine-id-commit; do
     ln -s /dev/null "etc/systemd/system/systemd-$unit.service"
 done
 : > etc/fstab
-# udev makes these on a real box.
+# On a real machine udev creates these groups.
 for group in render video; do
     grep -q "^$group:" etc/group || echo "$group:x:$((RANDOM % 100 + 800)):" >> etc/group
 done
@@ -55,7 +55,7 @@ mount -t tmpfs tmpfs dev/shm
 mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
 ln -s pts/ptmx dev/ptmx
 
-# A chroot may make no user namespaces: this is a root of its own.
+# A chroot may not create user namespaces, so the root is changed with pivot_root.
 mkdir -p old
 pivot_root . old
 cd /

@@ -1,4 +1,4 @@
-//! Where a run's base model comes from: the box, the store, or a hub.
+//! Base models from this machine, from the store, or from a hub.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -8,14 +8,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use e2e::{Files, Fleet, Output, Sampling, flotilla, until};
+use e2e::{Fleet, Output, Sampling, SpecFiles, run_flotilla, wait_until};
 use hub_server::{COMMIT, HubServer};
 use serde_json::Value;
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// A box with one model on it, and a home for caches of its own.
+/// A machine with one model and its own cache directories.
 struct Home {
     directory: TempDir,
     model: PathBuf,
@@ -24,10 +24,10 @@ struct Home {
 impl Home {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let made = Files::create(directory.path()).model();
+        let written = SpecFiles::create(directory.path()).write_model();
         let model = directory.path().join("models/tiny");
         fs::create_dir_all(model.parent().unwrap()).unwrap();
-        fs::rename(made, &model).unwrap();
+        fs::rename(written, &model).unwrap();
         Self { directory, model }
     }
 
@@ -37,7 +37,7 @@ impl Home {
             ("HF_HOME".to_owned(), path("hf")),
             ("XDG_CACHE_HOME".to_owned(), path("cache")),
             ("HF_HUB_CACHE".to_owned(), path("hf/hub")),
-            // Nobody listens there.
+            // No server listens there.
             ("HF_ENDPOINT".to_owned(), "http://127.0.0.1:9".to_owned()),
         ];
         environment.extend(more.iter().map(|(name, value)| ((*name).into(), (*value).into())));
@@ -61,9 +61,9 @@ sft:
         path
     }
 
-    fn raft(&self, base: &str) -> PathBuf {
+    fn write_raft_spec(&self, base: &str) -> PathBuf {
         let sampling = Sampling { prompts: 1, per_prompt: 1, max_new_tokens: 1, cycles: 1 };
-        let path = Files::create(self.directory.path()).raft("BASE", sampling);
+        let path = SpecFiles::create(self.directory.path()).write_raft_spec("BASE", sampling);
         let spec = fs::read_to_string(&path).unwrap();
         fs::write(&path, spec.replace("checkpoint: BASE", base)).unwrap();
         path
@@ -72,7 +72,7 @@ sft:
     fn submit(&self, fleet: &Fleet, base: &str, more: &[(&str, &str)]) -> Output {
         let spec = self.spec(base).display().to_string();
         let dir = fleet.path().display().to_string();
-        flotilla(&["run", "submit", &spec, "--dir", &dir], self.environment(more))
+        run_flotilla(&["run", "submit", &spec, "--dir", &dir], self.environment(more))
     }
 }
 
@@ -84,51 +84,51 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The directories of bases in a fleet's store.
-fn bases(fleet: &Fleet) -> Vec<String> {
+/// Returns the directories of base models in the fleet's store.
+fn stored_bases(fleet: &Fleet) -> Vec<String> {
     names_in(&fleet.path().join("store/models"))
 }
 
 #[test]
-fn a_base_that_the_store_never_holds_is_found_on_the_box_and_never_used_once_it_changed() {
+fn a_base_that_is_not_in_the_store_is_found_on_the_host_and_never_used_after_it_changed() {
     let home = Home::new();
     let models = home.model.parent().unwrap().display().to_string();
     let environment = home.environment(&[("FLOTILLA_MODELS", &models)]);
-    let fleet = Fleet::up_with("trainer,evaluator", &[], environment);
+    let fleet = Fleet::start_with("trainer,evaluator", &[], environment);
     let run = fleet.submit(&home.spec("model: ../models/tiny, upload: never"));
-    fleet.finish(&run, LIMIT);
-    let stored = bases(&fleet);
+    fleet.await_success(&run, LIMIT);
+    let stored = stored_bases(&fleet);
     assert_eq!(stored.len(), 1);
     let base = fleet.path().join("store/models").join(&stored[0]);
     assert_eq!(names_in(&base), ["B3SUMS", "manifest.json"]);
-    let audit = fleet.json(&["audit", &run, "--deep"]).unwrap();
+    let audit = fleet.run_json(&["audit", &run, "--deep"]).unwrap();
     assert_eq!(audit["findings"], serde_json::json!([]));
     assert_eq!(audit["not_checked"], serde_json::json!([]));
     let note = audit["notes"][0].as_str().unwrap();
     assert!(note.starts_with("3 files of the base") && note.contains(&stored[0]), "{note}");
 
-    // Cycle 0 of such a run is the base itself, whose files nobody can hand out.
-    let reward = fleet.submit(&home.raft("model: ../models/tiny, upload: never"));
-    until("the base is the run's first checkpoint", LIMIT, || {
-        let listed = fleet.json(&["checkpoint", "list", &reward]).ok()?;
+    // Cycle 0 of such a run is the base itself, and its files are not in the store.
+    let reward = fleet.submit(&home.write_raft_spec("model: ../models/tiny, upload: never"));
+    wait_until("the base is the run's first checkpoint", LIMIT, || {
+        let listed = fleet.run_json(&["checkpoint", "list", &reward]).ok()?;
         listed.as_array().is_some_and(|list| !list.is_empty()).then_some(())
     });
     let export = fleet.path().join("out").display().to_string();
     fleet
         .run(&["checkpoint", "export", &format!("{reward}/0/0"), "--out", &export])
-        .refuses(&["not in the store, by choice", "base.upload: always"]);
+        .assert_refused(&["not in the store, by choice", "base.upload: always"]);
     assert_eq!(fleet.run(&["run", "cancel", &reward]).code, 0);
 
-    // In place, as large as before, with its old time.
+    // Changes the file in place, with the same size and modification time.
     let weights = home.model.join("model.safetensors");
     let before = fs::metadata(&weights).unwrap().modified().unwrap();
     let mut bytes = fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&weights, bytes).unwrap();
     fs::File::options().write(true).open(&weights).unwrap().set_modified(before).unwrap();
-    let again = fleet.submit(&home.spec(&format!("model: 'store:models/{}'", stored[0])));
-    let message = until("an agent says what is wrong", LIMIT, || {
-        let shown = fleet.json(&["run", "show", &again]).ok()?;
+    let second = fleet.submit(&home.spec(&format!("model: 'store:models/{}'", stored[0])));
+    let message = wait_until("an agent reports the failure", LIMIT, || {
+        let shown = fleet.run_json(&["run", "show", &second]).ok()?;
         Some(shown["failures"].as_array()?.first()?["message"].as_str()?.to_owned())
     });
     for words in ["model.safetensors", "cannot be found", models.as_str(), "base.upload: always"] {
@@ -142,8 +142,8 @@ fn a_model_of_the_hub_is_downloaded_once_and_named_by_its_commit() {
     let hub = home.directory.path().join("hub");
     fs::create_dir_all(hub.join("org")).unwrap();
     fs::rename(&home.model, hub.join("org/tiny")).unwrap();
-    let fleet = Fleet::up_with("trainer,evaluator", &[], home.environment(&[]));
-    home.submit(&fleet, "model: org/tiny", &[]).refuses(&[
+    let fleet = Fleet::start_with("trainer,evaluator", &[], home.environment(&[]));
+    home.submit(&fleet, "model: org/tiny", &[]).assert_refused(&[
         "base.model",
         "org/tiny is not a directory here",
         "`hf download org/tiny`",
@@ -151,27 +151,27 @@ fn a_model_of_the_hub_is_downloaded_once_and_named_by_its_commit() {
     let server = HubServer::start(&hub).unwrap();
     let online = [("HF_ENDPOINT", server.url())];
     let online = online.each_ref().map(|(name, url)| (*name, url.as_str()));
-    home.submit(&fleet, "model: org/none", &online).refuses(&["the hub has no config.json"]);
+    home.submit(&fleet, "model: org/none", &online).assert_refused(&["the hub has no config.json"]);
     let submitted = home.submit(&fleet, "model: org/tiny", &online);
     assert_eq!(submitted.code, 0, "{submitted:?}");
-    fleet.finish(submitted.stdout.trim(), LIMIT);
-    let stored = bases(&fleet);
+    fleet.await_success(submitted.stdout.trim(), LIMIT);
+    let stored = stored_bases(&fleet);
     let manifest = fleet.path().join("store/models").join(&stored[0]).join("manifest.json");
     let manifest: Value = serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap();
     assert_eq!(manifest["about"], serde_json::json!({"repo": "org/tiny", "revision": COMMIT}));
-    // What is here needs no hub; the snapshot by its own name is the same base.
+    // A model on this machine needs no hub. The snapshot directory is the same base.
     let snapshot = home.directory.path().join("hf/hub/models--org--tiny");
     for base in ["model: org/tiny".to_owned(), format!("model: {}", snapshot.display())] {
         let submitted = home.submit(&fleet, &base, &[]);
         assert_eq!(submitted.code, 0, "{submitted:?}");
     }
-    assert_eq!(bases(&fleet), stored);
+    assert_eq!(stored_bases(&fleet), stored);
 }
 
 #[test]
-fn what_cannot_be_a_base_is_refused_before_anything_is_stored() {
+fn invalid_bases_are_refused_before_anything_is_stored() {
     let home = Home::new();
-    let fleet = Fleet::up_with("verifier", &[], home.environment(&[]));
+    let fleet = Fleet::start_with("verifier", &[], home.environment(&[]));
     let at = |name: &str| {
         let to = home.directory.path().join("models").join(name);
         fs::create_dir_all(&to).unwrap();
@@ -202,34 +202,34 @@ fn what_cannot_be_a_base_is_refused_before_anything_is_stored() {
         ("model: 'store:x', upload: never", ["base.upload", "omit it"]),
         ("model: ../models/tiny, upload: perhaps", ["perhaps", "never"]),
     ] {
-        home.submit(&fleet, base, &[]).refuses(&names);
+        home.submit(&fleet, base, &[]).assert_refused(&names);
     }
     assert!(!fleet.path().join("store/models").exists());
 }
 
 #[test]
-fn a_model_copied_into_the_store_is_used_where_it_lies() {
+fn a_model_copied_into_the_store_is_used_in_place() {
     let home = Home::new();
-    let fleet = Fleet::up_with("trainer,evaluator", &[], home.environment(&[]));
-    let there = fleet.path().join("store/mirror/tiny");
-    fs::create_dir_all(&there).unwrap();
+    let fleet = Fleet::start_with("trainer,evaluator", &[], home.environment(&[]));
+    let mirror = fleet.path().join("store/mirror/tiny");
+    fs::create_dir_all(&mirror).unwrap();
     for file in names_in(&home.model) {
-        fs::copy(home.model.join(&file), there.join(&file)).unwrap();
+        fs::copy(home.model.join(&file), mirror.join(&file)).unwrap();
     }
-    fs::write(there.join("README.md"), "theirs").unwrap();
+    fs::write(mirror.join("README.md"), "theirs").unwrap();
     let run = fleet.submit(&home.spec("model: 'store:mirror/tiny'"));
-    fleet.finish(&run, LIMIT);
+    fleet.await_success(&run, LIMIT);
     assert!(!fleet.path().join("store/models").exists(), "a copy was made");
-    let audit = fleet.json(&["audit", &run, "--deep"]).unwrap();
+    let audit = fleet.run_json(&["audit", &run, "--deep"]).unwrap();
     assert_eq!(
         (&audit["findings"], &audit["notes"]),
         (&serde_json::json!([]), &serde_json::json!([]))
     );
-    let before = fs::metadata(there.join("manifest.json")).unwrap().modified().unwrap();
+    let before = fs::metadata(mirror.join("manifest.json")).unwrap().modified().unwrap();
     assert!(before <= SystemTime::now());
-    let again = fleet.submit(&home.spec("model: 'store:mirror/tiny/'"));
-    let base = |run: &str| fleet.facts(run)[0]["fact"]["base"]["tree"].clone();
-    fleet.finish(&again, LIMIT);
-    assert_eq!(base(&run), base(&again));
-    assert_eq!(fs::metadata(there.join("manifest.json")).unwrap().modified().unwrap(), before);
+    let second = fleet.submit(&home.spec("model: 'store:mirror/tiny/'"));
+    let base = |run: &str| fleet.read_facts(run)[0]["fact"]["base"]["tree"].clone();
+    fleet.await_success(&second, LIMIT);
+    assert_eq!(base(&run), base(&second));
+    assert_eq!(fs::metadata(mirror.join("manifest.json")).unwrap().modified().unwrap(), before);
 }

@@ -1,4 +1,5 @@
-//! Boxes that are watched: what they do is told, a storm is named, an owner comes first.
+//! Agents report telemetry of their host, react to storms of TLB shootdowns, and yield to the
+//! owner.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -8,47 +9,47 @@ use std::{
     time::Duration,
 };
 
-use e2e::{FakeBox, Files, Fleet, Member, Process, Sampling, until};
+use e2e::{FakeBox, Fleet, Member, Process, Sampling, SpecFiles, wait_until};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Quicker than by default.
+/// Thresholds and durations below the defaults.
 const QUICK: [&str; 6] = ["--storm-at", "200000:1", "--warn-at", "50000:2", "--calm-at", "10000:1"];
 
-/// An agent called `box` that takes `there` for its own box, but for what runs models.
-fn agent(fleet: &Fleet, there: &FakeBox, arguments: &[&str]) -> Member {
-    let (nats, home) = (fleet.nats(), fleet.path().join("box").display().to_string());
+/// Starts an agent called `box` that reads its telemetry from `host`.
+fn start_agent(fleet: &Fleet, host: &FakeBox, arguments: &[&str]) -> Member {
+    let (nats, home) = (fleet.nats_url(), fleet.path().join("box").display().to_string());
     let fixed = ["agent", "--nats", &nats, "--name", "box", "--agent-dir", &home];
     let arguments = [&fixed[..], &QUICK, arguments].concat();
-    let root = ("FLOTILLA_SYSROOT".to_owned(), there.root().display().to_string());
+    let root = ("FLOTILLA_SYSROOT".to_owned(), host.root().display().to_string());
     let profile = ("FLOTILLA_PROFILE".to_owned(), "cpu".to_owned());
     Member::start("box", &[], &arguments, [root, profile], fleet.path())
 }
 
-/// What the agent says of itself, once it is so.
-fn status(fleet: &Fleet, what: &str, so: impl Fn(&Value) -> bool) -> Value {
-    until(what, LIMIT, || {
-        let agents = fleet.json(&["agents", "list"]).ok()?;
+/// Waits until the status of the agent matches, and returns it.
+fn await_status(fleet: &Fleet, what: &str, matches: impl Fn(&Value) -> bool) -> Value {
+    wait_until(what, LIMIT, || {
+        let agents = fleet.run_json(&["agents", "list"]).ok()?;
         let mut agents = agents.as_array()?.iter();
-        agents.find(|agent| agent["agent"] == "box" && so(agent)).cloned()
+        agents.find(|agent| agent["agent"] == "box" && matches(agent)).cloned()
     })
 }
 
-/// Waits for a run's first checkpoint.
-fn trains(fleet: &Fleet, run: &str) {
-    until("it trains", LIMIT, || {
-        let shown = fleet.json(&["run", "show", run]).ok()?;
+/// Waits for the first checkpoint of a run.
+fn await_first_checkpoint(fleet: &Fleet, run: &str) {
+    wait_until("it trains", LIMIT, || {
+        let shown = fleet.run_json(&["run", "show", run]).ok()?;
         shown["checkpoints"].as_array().map(|_| ())
     });
 }
 
-fn says(status: &Value, words: &str) -> bool {
+fn has_trouble(status: &Value, words: &str) -> bool {
     status["trouble"].as_str().is_some_and(|trouble| trouble.contains(words))
 }
 
-/// What the metrics' address answers.
-fn get(address: &str, path: &str) -> String {
+/// Sends a GET request to the metrics address.
+fn http_get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: box\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
@@ -58,7 +59,7 @@ fn get(address: &str, path: &str) -> String {
 }
 
 fn metrics_address(agent: &Member) -> String {
-    until("metrics are served", LIMIT, || {
+    wait_until("metrics are served", LIMIT, || {
         let log = std::fs::read_to_string(agent.log()).ok()?;
         let line = log.lines().find(|line| line.contains("metrics are served"))?;
         Some(line.split("address=").nth(1)?.split_whitespace().next()?.to_owned())
@@ -66,22 +67,23 @@ fn metrics_address(agent: &Member) -> String {
 }
 
 #[test]
-fn what_a_box_does_is_told_and_served_and_a_sleeping_card_is_not_touched() {
-    let fleet = Fleet::open("verifier");
-    let there = FakeBox::create(fleet.path().join("root"));
-    let agent = agent(&fleet, &there, &["--roles", "evaluator", "--metrics", "127.0.0.1:0"]);
+fn telemetry_is_reported_and_served_and_a_suspended_gpu_is_not_touched() {
+    let fleet = Fleet::start_open("verifier");
+    let host = FakeBox::create(fleet.path().join("root"));
+    let agent = start_agent(&fleet, &host, &["--roles", "evaluator", "--metrics", "127.0.0.1:0"]);
     let address = metrics_address(&agent);
-    let told =
-        status(&fleet, "it is told", |agent| agent["telemetry"]["tlbShootdownsPerS"].is_f64());
-    let gpus = &told["telemetry"]["gpus"];
+    let reported = await_status(&fleet, "its telemetry is reported", |agent| {
+        agent["telemetry"]["tlbShootdownsPerS"].is_f64()
+    });
+    let gpus = &reported["telemetry"]["gpus"];
     assert_eq!((&gpus[0]["gfx"], &gpus[0]["busyPercent"]), (&"gfx1201".into(), &97.0.into()));
     assert_eq!((&gpus[1]["asleep"], &gpus[1]["busyPercent"]), (&true.into(), &Value::Null));
-    assert_eq!(told["telemetry"]["storm"]["level"], "CALM");
+    assert_eq!(reported["telemetry"]["storm"]["level"], "CALM");
     let listed = fleet.run(&["agents", "list"]).stdout;
     assert!(listed.contains("GPU 97 % 71 °C 212 W, GPU asleep"), "{listed}");
 
-    let served = until("metrics have the box", LIMIT, || {
-        let served = get(&address, "/metrics");
+    let served = wait_until("metrics contain the host", LIMIT, || {
+        let served = http_get(&address, "/metrics");
         served.contains("node_drm_gpu_busy_percent{card=\"card1\"} 97.0").then_some(served)
     });
     assert!(served.starts_with("HTTP/1.1 200 OK\r\n"), "{served}");
@@ -95,150 +97,152 @@ fn what_a_box_does_is_told_and_served_and_a_sleeping_card_is_not_touched() {
     ] {
         assert!(served.lines().any(|one| one == line), "no {line} in {served}");
     }
-    assert!(get(&address, "/").starts_with("HTTP/1.1 404"));
+    assert!(http_get(&address, "/").starts_with("HTTP/1.1 404"));
     let home = fleet.path().join("other").display().to_string();
     let other = ["agent", "--roles", "verifier", "--name", "other", "--agent-dir", &home];
     let taken = fleet.run(&[&other[..], &["--metrics", &address]].concat());
-    taken.refuses(&["--metrics", &address]);
+    taken.assert_refused(&["--metrics", &address]);
 }
 
 #[test]
-fn an_eval_in_a_storm_says_so_and_one_in_a_calm_carries_its_figures() {
-    let fleet = Fleet::open("trainer");
-    let there = FakeBox::create(fleet.path().join("root"));
-    let _agent = agent(&fleet, &there, &["--roles", "evaluator"]);
-    let files = Files::create(fleet.path());
-    let eval = |run: &str| fleet.finish(run, LIMIT)["evals"][0]["shootdowns"].clone();
-    status(&fleet, "it is there", |agent| agent["telemetry"].is_object());
-    let calm = eval(&fleet.submit(&files.sft(5, 0)));
+fn an_eval_contains_its_shootdown_rates_and_names_a_storm() {
+    let fleet = Fleet::start_open("trainer");
+    let host = FakeBox::create(fleet.path().join("root"));
+    let _agent = start_agent(&fleet, &host, &["--roles", "evaluator"]);
+    let files = SpecFiles::create(fleet.path());
+    let eval = |run: &str| fleet.await_success(run, LIMIT)["evals"][0]["shootdowns"].clone();
+    await_status(&fleet, "it is ready", |agent| agent["telemetry"].is_object());
+    let calm = eval(&fleet.submit(&files.write_sft_spec(5, 0)));
     assert!(
         calm["stormed"].is_null() && calm["meanPerS"].as_f64().unwrap_or(0.0) < 10_000.0,
         "{calm}"
     );
 
-    there.shoot_down(400_000);
-    let stormy =
-        status(&fleet, "the storm is told", |agent| says(agent, "a storm of TLB shootdowns"));
+    host.set_shootdown_rate(400_000);
+    let stormy = await_status(&fleet, "the storm is reported", |agent| {
+        has_trouble(agent, "a storm of TLB shootdowns")
+    });
     assert_eq!(stormy["telemetry"]["storm"]["level"], "STORM", "{stormy:#}");
-    let storm = eval(&fleet.submit(&files.sft(5, 0)));
+    let storm = eval(&fleet.submit(&files.write_sft_spec(5, 0)));
     assert_eq!(storm["stormed"], true, "{storm}");
     let [mean, peak] = ["meanPerS", "peakPerS"].map(|name| storm[name].as_f64().unwrap());
     assert!(mean > 50_000.0 && peak >= mean, "{storm}");
     let history = fleet.run(&["eval", "history"]).stdout;
     assert!(history.contains("TLB/s, peak") && history.contains(" STORM"), "{history}");
 
-    there.shoot_down(110);
-    status(&fleet, "it is calm", |agent| agent["trouble"].is_null());
+    host.set_shootdown_rate(110);
+    await_status(&fleet, "it is calm", |agent| agent["trouble"].is_null());
 }
 
 #[test]
-fn an_owner_s_process_on_the_card_keeps_new_work_away_and_not_what_is_held() {
-    let fleet = Fleet::open("evaluator");
-    let there = FakeBox::create(fleet.path().join("root"));
-    let owner = || {
-        there.write("/proc/4242/stat", "4242 (game) S 1 4242 4242 0 -1");
-        there.write("/sys/class/kfd/kfd/proc/4242/vram_8716", "1073741824");
+fn an_owners_process_on_the_gpu_stops_new_jobs_but_not_the_current_one() {
+    let fleet = Fleet::start_open("evaluator");
+    let host = FakeBox::create(fleet.path().join("root"));
+    let add_owner_process = || {
+        host.write("/proc/4242/stat", "4242 (game) S 1 4242 4242 0 -1");
+        host.write("/sys/class/kfd/kfd/proc/4242/vram_8716", "1073741824");
     };
-    owner();
-    let _agent = agent(&fleet, &there, &["--roles", "trainer", "--yield-to-owner"]);
-    let files = Files::create(fleet.path());
-    let resting = status(&fleet, "it rests", |agent| says(agent, "game (4242) uses the GPU"));
+    add_owner_process();
+    let _agent = start_agent(&fleet, &host, &["--roles", "trainer", "--yield-to-owner"]);
+    let files = SpecFiles::create(fleet.path());
+    let resting =
+        await_status(&fleet, "it yields", |agent| has_trouble(agent, "game (4242) uses the GPU"));
     assert_eq!(resting["state"], "DRAINING");
-    let run = fleet.submit(&files.sft(4000, 500));
+    let run = fleet.submit(&files.write_sft_spec(4000, 500));
     std::thread::sleep(Duration::from_secs(2));
-    let shown = fleet.json(&["run", "show", &run]).unwrap();
+    let shown = fleet.run_json(&["run", "show", &run]).unwrap();
     assert_eq!(shown["checkpoints"], Value::Null, "{shown:#}");
 
-    there.remove("/sys/class/kfd/kfd/proc/4242");
-    trains(&fleet, &run);
-    owner();
-    status(&fleet, "it rests again", |agent| says(agent, "game (4242) uses the GPU"));
-    fleet.finish(&run, LIMIT);
+    host.remove("/sys/class/kfd/kfd/proc/4242");
+    await_first_checkpoint(&fleet, &run);
+    add_owner_process();
+    await_status(&fleet, "it yields again", |agent| has_trouble(agent, "game (4242) uses the GPU"));
+    fleet.await_success(&run, LIMIT);
 }
 
-/// A training on the box, under way, and then a storm.
-fn storm_over_training(reaction: &str) -> (Fleet, FakeBox, Member, String) {
-    let fleet = Fleet::open("evaluator");
-    let there = FakeBox::create(fleet.path().join("root"));
-    let agent = agent(&fleet, &there, &["--roles", "trainer", "--on-storm", reaction]);
-    let files = Files::create(fleet.path());
-    let run = fleet.submit(&files.sft(15_000, 1000));
-    trains(&fleet, &run);
-    there.shoot_down(400_000);
-    (fleet, there, agent, run)
+/// Starts a training on the fake host, and then a storm.
+fn start_training_in_storm(reaction: &str) -> (Fleet, FakeBox, Member, String) {
+    let fleet = Fleet::start_open("evaluator");
+    let host = FakeBox::create(fleet.path().join("root"));
+    let agent = start_agent(&fleet, &host, &["--roles", "trainer", "--on-storm", reaction]);
+    let files = SpecFiles::create(fleet.path());
+    let run = fleet.submit(&files.write_sft_spec(15_000, 1000));
+    await_first_checkpoint(&fleet, &run);
+    host.set_shootdown_rate(400_000);
+    (fleet, host, agent, run)
 }
 
 #[test]
 fn a_storm_pauses_the_workers_until_it_is_over() {
-    let (fleet, there, agent, run) = storm_over_training("pause");
+    let (fleet, host, agent, run) = start_training_in_storm("pause");
     let is_stopped = |process: &Process| {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", process.id)).unwrap_or_default();
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
     };
-    until("the worker is stopped", LIMIT, || {
+    wait_until("the worker is stopped", LIMIT, || {
         agent.processes().iter().any(is_stopped).then_some(())
     });
-    there.shoot_down(110);
-    until("it goes on", LIMIT, || (!agent.processes().iter().any(is_stopped)).then_some(()));
-    let ended = fleet.finish(&run, LIMIT);
+    host.set_shootdown_rate(110);
+    wait_until("it continues", LIMIT, || (!agent.processes().iter().any(is_stopped)).then_some(()));
+    let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["failures"], Value::Null, "{ended:#}");
 }
 
 #[test]
-fn a_storm_ends_the_workers_and_their_job_is_done_later() {
-    let (fleet, there, _agent, run) = storm_over_training("kill");
-    let failure = until("the failure is written", LIMIT, || {
-        fleet.json(&["run", "show", &run]).ok()?["failures"].as_array()?.first().cloned()
+fn a_storm_ends_the_workers_and_their_job_is_retried_later() {
+    let (fleet, host, _agent, run) = start_training_in_storm("kill");
+    let failure = wait_until("the failure is written", LIMIT, || {
+        fleet.run_json(&["run", "show", &run]).ok()?["failures"].as_array()?.first().cloned()
     });
     let message = failure["message"].as_str().unwrap();
     assert!(message.contains("ended because of a storm of TLB shootdowns"), "{failure}");
     assert_eq!((&failure["cause"], &failure["agents"]), (&"SURROUNDINGS".into(), &Value::Null));
-    there.shoot_down(110);
-    fleet.finish(&run, LIMIT);
+    host.set_shootdown_rate(110);
+    fleet.await_success(&run, LIMIT);
 }
 
 #[test]
-fn a_training_is_ended_before_unified_memory_runs_out_and_goes_on_when_there_is_some() {
-    let fleet = Fleet::open("evaluator");
-    let there = FakeBox::create(fleet.path().join("root"));
-    there.become_strix_halo();
-    let _agent = agent(&fleet, &there, &["--roles", "trainer"]);
-    let files = Files::create(fleet.path());
-    let run = fleet.submit(&files.sft(15_000, 1000));
-    trains(&fleet, &run);
-    let available = |kib: u64| {
+fn a_training_is_ended_before_unified_memory_runs_out_and_retried_when_some_is_free() {
+    let fleet = Fleet::start_open("evaluator");
+    let host = FakeBox::create(fleet.path().join("root"));
+    host.become_strix_halo();
+    let _agent = start_agent(&fleet, &host, &["--roles", "trainer"]);
+    let files = SpecFiles::create(fleet.path());
+    let run = fleet.submit(&files.write_sft_spec(15_000, 1000));
+    await_first_checkpoint(&fleet, &run);
+    let set_available_memory = |kib: u64| {
         let text = format!("MemTotal: 131072000 kB\nMemAvailable: {kib} kB\n");
-        there.write("/proc/meminfo", &text);
+        host.write("/proc/meminfo", &text);
     };
-    available(2 << 20);
-    let failure = until("the failure is written", LIMIT, || {
-        fleet.json(&["run", "show", &run]).ok()?["failures"].as_array()?.first().cloned()
+    set_available_memory(2 << 20);
+    let failure = wait_until("the failure is written", LIMIT, || {
+        fleet.run_json(&["run", "show", &run]).ok()?["failures"].as_array()?.first().cloned()
     });
     let message = failure["message"].as_str().unwrap();
     assert!(message.contains("2.0 GiB of memory were free (--keep-free)"), "{failure}");
     assert_eq!(failure["final"], Value::Null, "{failure}");
-    available(64 << 20);
-    fleet.finish(&run, LIMIT);
+    set_available_memory(64 << 20);
+    fleet.await_success(&run, LIMIT);
 }
 
 #[test]
-fn a_kept_sample_s_energy_is_known_where_the_box_tells_its_power() {
-    let fleet = Fleet::open("trainer,verifier,evaluator");
-    let there = FakeBox::create(fleet.path().join("root"));
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(10, 0));
-    fleet.finish(&base, LIMIT);
-    let _agent = agent(&fleet, &there, &["--roles", "generator"]);
-    status(&fleet, "it is told", |agent| agent["telemetry"]["watts"].is_f64());
+fn the_energy_per_kept_sample_is_known_if_the_host_reports_its_power() {
+    let fleet = Fleet::start_open("trainer,verifier,evaluator");
+    let host = FakeBox::create(fleet.path().join("root"));
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(10, 0));
+    fleet.await_success(&base, LIMIT);
+    let _agent = start_agent(&fleet, &host, &["--roles", "generator"]);
+    await_status(&fleet, "its telemetry is reported", |agent| agent["telemetry"]["watts"].is_f64());
     let sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 };
-    let run = fleet.submit(&files.raft(&base, sampling));
-    let ended = fleet.finish(&run, LIMIT);
+    let run = fleet.submit(&files.write_raft_spec(&base, sampling));
+    let ended = fleet.await_success(&run, LIMIT);
     let done = &ended["cyclesDone"][1];
     assert_eq!(done["metered"], 64, "{done:#}");
     let (joules, seconds) = (done["joules"].as_f64().unwrap(), done["generateS"].as_f64().unwrap());
     assert!(joules > 0.0 && joules < 212.0 * (seconds + 2.0), "{joules} J in {seconds} s");
     let shown = fleet.run(&["run", "show", &run]).stdout;
     assert!(shown.contains("J per kept sample"), "{shown}");
-    fleet.audit_clean(&run);
+    fleet.assert_clean_audit(&run);
 }

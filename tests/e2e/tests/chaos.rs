@@ -1,7 +1,8 @@
-//! A campaign: everything a fleet consists of is killed and stopped at random, again and
-//! again, and every run comes to what it comes to in peace.
+//! A chaos test: kills and stops random processes of a fleet while runs are in progress. The
+//! results of each run must equal those without faults.
 //!
-//! `CHAOS_KILLS` and `CHAOS_SEED` set how long and how; `make chaos` is the long one.
+//! `CHAOS_KILLS` and `CHAOS_SEED` set the number of kills and the seed. `make chaos` runs a long
+//! test.
 
 use std::{
     collections::BTreeMap,
@@ -9,18 +10,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use e2e::{Evidence, Fleet, Member, Sampling, Storm, Undisturbed, journal};
+use e2e::{ChaosEvidence, FaultInjector, Fleet, Member, ReferenceResults, Sampling, journal};
 use serde_json::{Value, json};
 
-/// For one run, all its deaths and restarts included.
+/// The limit for one run, including all restarts.
 const LIMIT: Duration = Duration::from_secs(240);
 
 const SAMPLING: Sampling = Sampling { prompts: 192, per_prompt: 8, max_new_tokens: 480, cycles: 2 };
 
-/// Seconds from one strike to the next.
+/// The shortest and longest time between two faults, in seconds.
 const GAP_S: (f64, f64) = (0.2, 1.8);
 
-fn setting(name: &str, default: u64) -> u64 {
+fn env_number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text}: write a number")),
         Err(_) => default,
@@ -28,24 +29,24 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn whatever_is_killed_or_stopped_the_runs_come_to_the_same() {
-    let (kills, seed) = (setting("CHAOS_KILLS", 12), setting("CHAOS_SEED", 1));
+fn runs_have_the_same_results_while_processes_are_killed_and_stopped() {
+    let (kills, seed) = (env_number("CHAOS_KILLS", 12), env_number("CHAOS_SEED", 1));
     println!("CHAOS_KILLS={kills} CHAOS_SEED={seed}");
-    let undisturbed = Undisturbed::of(SAMPLING);
-    let mut campaign = Campaign::begin(seed, &undisturbed);
+    let reference = ReferenceResults::for_sampling(SAMPLING);
+    let mut test = ChaosTest::start(seed, &reference);
     let kills = usize::try_from(kills).expect("a number of kills");
-    while campaign.storm.kills() < kills {
-        campaign.run(kills, &undisturbed);
+    while test.injector.kills() < kills {
+        test.run_once(kills, &reference);
     }
-    let report = campaign.report(seed);
+    let report = test.report(seed);
     println!("{report:#}");
     write_report(&report);
     assert_eq!((&report["lost_samples"], &report["duplicate_samples"]), (&json!(0), &json!(0)));
 }
 
-struct Campaign {
-    storm: Storm,
-    second: Member,
+struct ChaosTest {
+    injector: FaultInjector,
+    second_coordinator: Member,
     fleet: Fleet,
     spec: PathBuf,
     runs: Vec<Value>,
@@ -53,52 +54,53 @@ struct Campaign {
     began: Instant,
 }
 
-impl Campaign {
-    fn begin(seed: u64, undisturbed: &Undisturbed) -> Self {
-        let fleet = Fleet::up("trainer,generator=2,verifier=2,evaluator=2");
-        let second = second_coordinator(&fleet);
-        let spec = undisturbed.spec(&fleet, fleet.path());
-        let storm = Storm::new(seed, GAP_S);
+impl ChaosTest {
+    fn start(seed: u64, reference: &ReferenceResults) -> Self {
+        let fleet = Fleet::start("trainer,generator=2,verifier=2,evaluator=2");
+        let second_coordinator = start_second_coordinator(&fleet);
+        let spec = reference.write_spec(&fleet, fleet.path());
+        let injector = FaultInjector::new(seed, GAP_S);
         let (runs, written) = (Vec::new(), BTreeMap::new());
-        Self { storm, second, fleet, spec, runs, written, began: Instant::now() }
+        Self { injector, second_coordinator, fleet, spec, runs, written, began: Instant::now() }
     }
 
-    /// One run, struck until there were so many kills in all, then left alone.
-    fn run(&mut self, kills: usize, undisturbed: &Undisturbed) {
-        let (began, before) = (Instant::now(), self.storm.kills());
+    /// Submits a run and injects faults until there are `kills` kills in total, then waits for its
+    /// end.
+    fn run_once(&mut self, kills: usize, reference: &ReferenceResults) {
+        let (began, before) = (Instant::now(), self.injector.kills());
         self.fleet.await_agents();
         let run = self.fleet.submit(&self.spec);
-        let watch = self.fleet.watch(&run);
-        while !watch.is_finished() {
-            if self.storm.kills() < kills {
-                self.storm.blow(&self.fleet, &self.second);
+        let waiting = self.fleet.wait_in_background(&run);
+        while !waiting.is_finished() {
+            if self.injector.kills() < kills {
+                self.injector.inject_due(&self.fleet, &self.second_coordinator);
             } else {
-                self.storm.calm();
+                self.injector.resume_all();
             }
-            self.revive();
-            assert!(began.elapsed() < LIMIT, "{run} does not end: {}", self.fleet.logs());
+            self.restart_exited();
+            assert!(began.elapsed() < LIMIT, "{run} does not end: {}", self.fleet.log_tails());
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.storm.calm();
-        self.revive();
+        self.injector.resume_all();
+        self.restart_exited();
         self.fleet.await_agents();
-        let audit = undisturbed.assert_same(&self.fleet, &run, LIMIT);
-        for fact in self.fleet.facts(&run) {
+        let audit = reference.assert_same_results(&self.fleet, &run, LIMIT);
+        for fact in self.fleet.read_facts(&run) {
             let at_s = fact["time_ms"].as_f64().expect("a time") / 1000.0;
             self.written.insert(fact["subject"].as_str().expect("a subject").to_owned(), at_s);
         }
-        let kills = self.storm.kills() - before;
+        let kills = self.injector.kills() - before;
         let wall_s = began.elapsed().as_secs_f64().round();
         println!("{run}: {kills} kills in {wall_s} s, as in peace");
         self.runs.push(json!({ "run": run, "kills": kills, "wall_s": wall_s, "audit": audit }));
     }
 
-    /// What a box's init does for `flotilla up` and for a coordinator.
-    fn revive(&mut self) {
-        if self.fleet.ended().is_some() {
-            self.fleet.up_again();
+    /// Restarts `flotilla up` and the second coordinator if they exited, like an init system.
+    fn restart_exited(&mut self) {
+        if self.fleet.exit_status().is_some() {
+            self.fleet.restart();
         }
-        self.second.revive();
+        self.second_coordinator.restart_exited();
     }
 
     fn report(&self, seed: u64) -> Value {
@@ -109,18 +111,18 @@ impl Campaign {
         let lost = |audit: &Value| {
             count(audit, "planned_samples").saturating_sub(count(audit, "judged_samples"))
         };
-        let more = |audit: &Value| {
+        let duplicate = |audit: &Value| {
             count(audit, "judged_samples").saturating_sub(count(audit, "planned_samples"))
         };
         let logs = ["coordinator", "coordinator-2"];
-        let logs = logs.map(|name| (name.to_owned(), log_of(self.fleet.path(), name)));
-        let evidence = Evidence {
-            strikes: &self.storm.strikes,
-            begins: &journal::begins(self.fleet.path()),
-            leads: &journal::leads(&BTreeMap::from(logs)),
+        let logs = logs.map(|name| (name.to_owned(), log_path(self.fleet.path(), name)));
+        let evidence = ChaosEvidence {
+            faults: &self.injector.faults,
+            job_starts: &journal::job_starts(self.fleet.path()),
+            leadership: &journal::leadership_changes(&BTreeMap::from(logs)),
             written: &self.written,
         };
-        let counts = self.storm.counts().into_iter();
+        let counts = self.injector.counts().into_iter();
         let counts: BTreeMap<_, _> = counts
             .map(|(kind, (kills, stops))| (kind, json!({ "kills": kills, "stops": stops })))
             .collect();
@@ -128,34 +130,34 @@ impl Campaign {
             "seed": seed,
             "runs": self.runs.len(),
             "wall_s": self.began.elapsed().as_secs_f64().round(),
-            "kills": self.storm.kills(),
-            "stops": self.storm.strikes.len() - self.storm.kills(),
+            "kills": self.injector.kills(),
+            "stops": self.injector.faults.len() - self.injector.kills(),
             "by_kind": counts,
             "samples": sum(&|audit| count(audit, "planned_samples")),
             "lost_samples": sum(&lost),
-            "duplicate_samples": sum(&more),
+            "duplicate_samples": sum(&duplicate),
             "lease_s": 3,
-            "figures": evidence.figures(),
+            "figures": evidence.to_json(),
             "each_run": self.runs,
         })
     }
 }
 
-fn second_coordinator(fleet: &Fleet) -> Member {
+fn start_second_coordinator(fleet: &Fleet) -> Member {
     let keys = fleet.path().join("keys").display().to_string();
-    let (nats, kit) = (fleet.nats(), format!("{keys}/coordinator"));
+    let (nats, kit) = (fleet.nats_url(), format!("{keys}/coordinator"));
     let fixed = ["coordinator", "--nats", &nats, "--gateway", "127.0.0.1:0", "--lease", "3"];
     let arguments = [&fixed[..], &["--dir", &kit, "--keys", &keys]].concat();
     Member::start("coordinator-2", &[], &arguments, [], &fleet.path().join("logs"))
 }
 
-fn log_of(directory: &Path, coordinator: &str) -> PathBuf {
+fn log_path(directory: &Path, coordinator: &str) -> PathBuf {
     directory.join("logs").join(format!("{coordinator}.log"))
 }
 
-/// Where `make chaos` finds it.
+/// Writes the report to the target directory.
 fn write_report(report: &Value) {
-    let program = e2e::binary();
+    let program = e2e::program_path();
     let target = program.ancestors().nth(2).expect("programs lie in target/PROFILE");
     let path = target.join("chaos-report.json");
     std::fs::write(&path, format!("{report:#}\n")).expect("a report");

@@ -1,8 +1,9 @@
-//! Runs on conversations: written by the model's own template, learned, answered and judged.
+//! Runs on conversations: rendered with the chat template of the model, trained, sampled and
+//! judged.
 
 use std::{path::Path, time::Duration};
 
-use e2e::{Files, Fleet};
+use e2e::{Fleet, SpecFiles};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -11,19 +12,19 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
                         + message['content'] + '<|im_end|>\\n' }}{% endfor %}\
                         {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-fn read(path: &Path) -> Value {
+fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON")
 }
 
-/// A byte-level model that ends its turns with another token than its texts.
-fn taught_to_chat(files: &Files) {
+/// Gives the byte-level model a chat template and a different end-of-turn token.
+fn add_chat_template(files: &SpecFiles) {
     let write = |name: &str, value: &Value| {
         std::fs::write(files.path(name), value.to_string()).expect("a file");
     };
-    let mut config = read(&files.path("config.json"));
+    let mut config = read_json(&files.path("config.json"));
     config["eos_token_id"] = json!([256, 258]);
     write("config.json", &config);
-    let mut tokenizer = read(&files.path("tokenizer.json"));
+    let mut tokenizer = read_json(&files.path("tokenizer.json"));
     let tokens = tokenizer["added_tokens"].as_array_mut().expect("tokens");
     for (id, text) in [(257, "<|im_start|>"), (258, "<|im_end|>")] {
         let mut token = tokens[0].clone();
@@ -69,22 +70,22 @@ raft:
 
 #[test]
 fn a_model_learns_to_chat_and_answers_what_its_template_asks() {
-    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
-    let files = Files::create(fleet.path());
-    taught_to_chat(&files);
+    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    add_chat_template(&files);
     let chat = |n: u32| json!({"messages": [question(n), {"role": "assistant", "content": "yes"}]});
     write_lines(&files.path("chats.jsonl"), (0..64).map(chat));
     write_lines(&files.path("answers.jsonl"), (64..72).map(chat));
     std::fs::write(files.path("chat.yaml"), SFT).expect("a spec");
     let base = fleet.submit(&files.path("chat.yaml"));
-    fleet.finish(&base, LIMIT);
+    fleet.await_success(&base, LIMIT);
 
     let ask = |n: u32| json!({"messages": [question(n)], "answer": "yes", "level": n});
     write_lines(&files.path("questions.jsonl"), (100..120).map(ask));
     let spec = files.path("raft.yaml");
     std::fs::write(&spec, RAFT.replace("BASE", &base)).expect("a spec");
     let spec_path = spec.display().to_string();
-    let checked = fleet.json(&["run", "check", &spec_path]).expect("it can be checked");
+    let checked = fleet.run_json(&["run", "check", &spec_path]).expect("it can be checked");
     let lines: Vec<_> = checked["files"]
         .as_array()
         .expect("files")
@@ -99,30 +100,30 @@ fn a_model_learns_to_chat_and_answers_what_its_template_asks() {
     assert!(*held > 0 && trained + held == 20, "{checked:#}");
 
     let run = fleet.submit(&spec);
-    let ended = fleet.finish(&run, LIMIT);
+    let ended = fleet.await_success(&run, LIMIT);
     let cycle = &ended["cyclesDone"][1];
     assert_eq!(cycle["sampled"].as_u64(), Some(2 * trained), "{cycle:#}");
     let mean = cycle["train"]["mean"].as_f64().unwrap_or(0.0);
     assert!(mean > 0.5, "most answers are \"yes\" and end there: {cycle:#}");
-    let facts = fleet.facts(&run);
+    let facts = fleet.read_facts(&run);
     let of = |kind: &str| -> String {
         let kind = format!(".{kind}.");
         let facts = facts.iter().filter(|fact| fact["subject"].to_string().contains(&kind));
         facts.map(Value::to_string).collect()
     };
-    let asked =
+    let rendered =
         json!("<|im_start|>user\nIs it 100?<|im_end|>\n<|im_start|>assistant\n").to_string();
-    assert!(of("generate").contains(asked.trim_matches('"')), "{}", of("generate"));
+    assert!(of("generate").contains(rendered.trim_matches('"')), "{}", of("generate"));
     assert!(!of("samples").contains("im_end"), "what ends a turn is none of its text");
-    fleet.audit_clean(&run);
+    fleet.assert_clean_audit(&run);
 }
 
 #[test]
-fn what_cannot_be_rendered_or_is_held_out_twice_is_refused_with_its_line() {
-    let fleet = Fleet::up("trainer,evaluator");
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(1, 0));
-    fleet.finish(&base, LIMIT);
+fn examples_that_cannot_be_rendered_or_are_held_out_twice_are_refused_with_their_line() {
+    let fleet = Fleet::start("trainer,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(1, 0));
+    fleet.await_success(&base, LIMIT);
     let spec = files.path("raft.yaml");
     let submit = |raft: &str| {
         std::fs::write(&spec, raft.replace("BASE", &base)).expect("a spec");
@@ -131,28 +132,29 @@ fn what_cannot_be_rendered_or_is_held_out_twice_is_refused_with_its_line() {
         output.stderr
     };
     write_lines(&files.path("questions.jsonl"), (0..9).map(|n| json!({"messages": [question(n)]})));
-    let said = submit(RAFT);
+    let stderr = submit(RAFT);
     for words in ["raft.prompts", "questions.jsonl", "the base has no chat template"] {
-        assert!(said.contains(words), "no {words:?} in {said}");
+        assert!(stderr.contains(words), "no {words:?} in {stderr}");
     }
     let plain = |n: u32| json!({"prompt": format!("{n}?"), "answer": "a"});
     write_lines(&files.path("questions.jsonl"), (0..9).map(plain));
     write_lines(&files.path("held.jsonl"), [json!({"prompt": "x"}), plain(4)].into_iter());
     let overlapping = RAFT.replace("{ share: 0.3 }", "held.jsonl");
-    let said = submit(&overlapping);
+    let stderr = submit(&overlapping);
     for words in ["raft.heldout", "line 2 repeats line 5 of questions.jsonl", "allow_overlap"] {
-        assert!(said.contains(words), "no {words:?} in {said}");
+        assert!(stderr.contains(words), "no {words:?} in {stderr}");
     }
     write_lines(&files.path("others.jsonl"), [plain(77)].into_iter());
     let others = RAFT.replace("{ share: 0.3 }", "others.jsonl");
     let suite = "{ name: held, prompts: held.jsonl, verifier: { exact: {} } }";
-    let said = submit(&format!("evals: [{suite}]\n{others}"));
+    let stderr = submit(&format!("evals: [{suite}]\n{others}"));
     for words in ["evals[0].prompts", "line 2 repeats line 5 of questions.jsonl"] {
-        assert!(said.contains(words), "no {words:?} in {said}");
+        assert!(stderr.contains(words), "no {words:?} in {stderr}");
     }
     let allowed = overlapping.replace("cycles: 1", "allow_overlap: true\n  cycles: 1");
     std::fs::write(&spec, allowed.replace("BASE", &base)).expect("a spec");
-    let checked = fleet.json(&["run", "check", &spec.display().to_string()]).expect("it passes");
+    let checked =
+        fleet.run_json(&["run", "check", &spec.display().to_string()]).expect("it passes");
     let warnings = checked["warnings"].to_string();
     for words in ["1 prompts are also trained on", "held.jsonl: 1 of 2 prompts have no"] {
         assert!(warnings.contains(words), "no {words:?} in {warnings}");
@@ -160,32 +162,33 @@ fn what_cannot_be_rendered_or_is_held_out_twice_is_refused_with_its_line() {
 }
 
 #[test]
-fn files_are_split_and_halo_forge_s_configurations_read_without_a_fleet() {
+fn files_are_split_and_halo_forge_configurations_are_imported_without_a_fleet() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name).display().to_string();
     let client = e2e::Client::new([], directory.path());
     let plain = |n: u32| json!({"prompt": format!("{n}?"), "tests": "assert True"});
     write_lines(&directory.path().join("all.jsonl"), (0..100).chain(0..10).map(plain));
     let (all, train, heldout) = (path("all.jsonl"), path("train.jsonl"), path("heldout.jsonl"));
-    let stats = client.json(&["data", "stats", &all]).expect("statistics");
+    let stats = client.run_json(&["data", "stats", &all]).expect("statistics");
     assert_eq!(
         (&stats["files"][0]["lines"], &stats["files"][0]["duplicates"]),
         (&json!("110"), &json!("10"))
     );
     let split = ["data", "split", &all, "--share", "0.2", "--seed", "3"];
     let split = [&split[..], &["--out-train", &train, "--out-heldout", &heldout]].concat();
-    let sides = client.json(&split).expect("two sides");
+    let sides = client.run_json(&split).expect("two sides");
     let count = |side: &str| sides[side].as_u64().unwrap_or(0);
     assert!(count("heldout") > 5 && count("train") + count("heldout") == 110, "{sides}");
     let once = path("once.jsonl");
-    let removed = client.json(&["data", "dedup", &all, "--out", &once]).expect("some are left out");
+    let removed =
+        client.run_json(&["data", "dedup", &all, "--out", &once]).expect("duplicates are removed");
     assert_eq!(removed["removed"], 10);
 
     let config =
         "prompts: all.jsonl\nnum_cycles: 2\nverifier: { type: mbpp }\nlogging: { level: x }\n";
     std::fs::write(path("old.yaml"), config).expect("a file");
     let import = ["run", "import", &path("old.yaml"), "--out", &path("new.yaml")];
-    let notes = client.json(&import).expect("it is imported")["notes"].to_string();
+    let notes = client.run_json(&import).expect("it is imported")["notes"].to_string();
     for words in ["raft.cycles: 2", "logging.level", "ignored"] {
         assert!(notes.contains(words), "no {words:?} in {notes}");
     }

@@ -1,4 +1,4 @@
-//! A box's agent in a container of its own, for a fleet of this machine.
+//! An agent in a container, with a fleet on the host.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Fleet, binary, until};
+use e2e::{Fleet, program_path, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -16,14 +16,14 @@ fn docker(arguments: &[&str]) -> Output {
 }
 
 #[track_caller]
-fn must(arguments: &[&str]) -> String {
+fn run_docker(arguments: &[&str]) -> String {
     let output = docker(arguments);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
-/// An image from the Containerfile, and what runs of it; both go with the test.
+/// An image from the Containerfile and its container. Both are removed when it is dropped.
 struct Container {
     name: String,
 }
@@ -32,16 +32,18 @@ impl Container {
     fn image() -> Self {
         let name = format!("flotilla-e2e-{}", std::process::id());
         let context = tempfile::tempdir().expect("a temporary directory");
-        fs::copy(binary(), context.path().join("flotilla")).expect("a file");
+        fs::copy(program_path(), context.path().join("flotilla")).expect("a file");
+        fs::write(context.path().join("notices"), "notices").expect("a file");
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/Containerfile");
         let (file, context) = (file.display().to_string(), context.path().display().to_string());
-        let argument = "BINARY=flotilla";
-        must(&[
+        run_docker(&[
             "build",
             "--target",
             "agent",
             "--build-arg",
-            argument,
+            "BINARY=flotilla",
+            "--build-arg",
+            "NOTICES=notices",
             "-t",
             &name,
             "-f",
@@ -51,7 +53,7 @@ impl Container {
         Self { name }
     }
 
-    /// Runs what stands at the end, in this machine's network, with this environment.
+    /// Starts the container in the host's network, with these arguments and this environment.
     fn run(&self, environment: &[String], mounts: &[String], arguments: &[&str]) {
         let mut run = vec!["run", "-d", "--name", &self.name, "--network", "host", "--read-only"];
         run.extend(["--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]);
@@ -61,7 +63,7 @@ impl Container {
         run.extend(mounts.iter().chain(&libraries).flat_map(|mount| ["-v", mount.as_str()]));
         run.push(&self.name);
         run.extend(arguments);
-        must(&run);
+        run_docker(&run);
     }
 }
 
@@ -72,11 +74,11 @@ impl Drop for Container {
     }
 }
 
-/// A build for tests needs this machine's libraries, as the static one does not.
+/// A test build is linked dynamically and needs the libraries of the host.
 fn libraries() -> Vec<String> {
     let all = ["/lib", "/lib64", "/usr/lib"];
-    let there = all.iter().filter(|path| Path::new(path).exists());
-    there
+    let existing = all.iter().filter(|path| Path::new(path).exists());
+    existing
         .map(|library| {
             let real: PathBuf = fs::canonicalize(library).expect("it was there");
             format!("{}:{library}:ro", real.display())
@@ -93,24 +95,24 @@ fn has_engine() -> bool {
     has
 }
 
-fn state(fleet: &Fleet) -> Option<String> {
-    let listed = fleet.json(&["agents", "list"]).ok()?;
+fn agent_state(fleet: &Fleet) -> Option<String> {
+    let listed = fleet.run_json(&["agents", "list"]).ok()?;
     let found = listed.as_array()?.iter().find(|agent| agent["agent"] == "boxed")?.clone();
     found["state"].as_str().map(str::to_owned)
 }
 
 fn await_ready(fleet: &Fleet) {
-    until("the agent is ready", LIMIT, || state(fleet).filter(|state| state == "READY"));
+    wait_until("the agent is ready", LIMIT, || agent_state(fleet).filter(|state| state == "READY"));
 }
 
 #[test]
-fn an_agent_in_a_container_joins_a_fleet_of_its_host_and_leaves_in_order() {
+fn an_agent_in_a_container_joins_a_fleet_of_its_host_and_shuts_down_cleanly() {
     if !has_engine() {
         return;
     }
-    let fleet = Fleet::open("evaluator");
+    let fleet = Fleet::start_open("evaluator");
     let container = Container::image();
-    let (store, nats) = (fleet.path().join("store"), fleet.nats());
+    let (store, nats) = (fleet.path().join("store"), fleet.nats_url());
     let environment = [
         format!("FLOTILLA_NATS={nats}"),
         "FLOTILLA_ROLES=generator".into(),
@@ -118,31 +120,31 @@ fn an_agent_in_a_container_joins_a_fleet_of_its_host_and_leaves_in_order() {
     ];
     container.run(&environment, &[format!("{0}:{0}", store.display())], &[]);
     await_ready(&fleet);
-    must(&["stop", "-t", "30", &container.name]);
-    assert_eq!(state(&fleet).as_deref(), Some("STOPPED"));
-    assert_eq!(must(&["inspect", "-f", "{{.State.ExitCode}}", &container.name]), "0");
+    run_docker(&["stop", "-t", "30", &container.name]);
+    assert_eq!(agent_state(&fleet).as_deref(), Some("STOPPED"));
+    assert_eq!(run_docker(&["inspect", "-f", "{{.State.ExitCode}}", &container.name]), "0");
 }
 
 #[test]
-fn a_box_in_a_container_joins_a_closed_fleet_once_and_is_a_member_when_it_comes_back() {
+fn a_container_joins_a_closed_fleet_once_and_is_still_a_member_after_a_restart() {
     if !has_engine() {
         return;
     }
-    let fleet = Fleet::up("evaluator");
+    let fleet = Fleet::start("evaluator");
     let container = Container::image();
-    let made = fleet.json(&["token", "create", "--roles", "generator"]).unwrap();
-    let line = made["line"].as_str().unwrap();
-    // Nothing of this machine is there: it has the fleet's files from its gateway.
+    let created = fleet.run_json(&["token", "create", "--roles", "generator"]).unwrap();
+    let line = created["line"].as_str().unwrap();
+    // The container mounts no files of the host and gets the fleet's files from the gateway.
     let environment = [format!("FLOTILLA_TOKEN={line}"), "FLOTILLA_NAME=boxed".into()];
     container.run(&environment, &[], &["join"]);
     await_ready(&fleet);
-    let id = made["token"]["id"].as_str().unwrap();
+    let id = created["token"]["id"].as_str().unwrap();
     assert_eq!(fleet.run(&["token", "revoke", id]).code, 0);
-    must(&["stop", "-t", "30", &container.name]);
-    assert_eq!(state(&fleet).as_deref(), Some("STOPPED"));
-    must(&["start", &container.name]);
+    run_docker(&["stop", "-t", "30", &container.name]);
+    assert_eq!(agent_state(&fleet).as_deref(), Some("STOPPED"));
+    run_docker(&["start", &container.name]);
     await_ready(&fleet);
-    let said = docker(&["logs", &container.name]).stderr;
-    let said = String::from_utf8_lossy(&said);
-    assert!(said.contains("boxed is already a member"), "{said}");
+    let stderr = docker(&["logs", &container.name]).stderr;
+    let stderr = String::from_utf8_lossy(&stderr);
+    assert!(stderr.contains("boxed is already a member"), "{stderr}");
 }

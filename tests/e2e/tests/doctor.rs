@@ -1,15 +1,15 @@
-//! `flotilla doctor` as a user meets it: one short look, an exit code, a capture of the box.
+//! `flotilla doctor`: its report, its exit code, and its captures.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use std::path::Path;
 
-use e2e::{Output, flotilla};
+use e2e::{Output, run_flotilla};
 use serde_json::Value;
 
 fn doctor(arguments: &[&str]) -> Output {
     let environment = [("HOME".to_owned(), "/nonexistent".to_owned())];
-    flotilla(&[&["doctor"], arguments].concat(), environment)
+    run_flotilla(&[&["doctor"], arguments].concat(), environment)
 }
 
 fn document(output: &Output) -> Value {
@@ -21,7 +21,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn a_capture_tells_elsewhere_what_the_box_told_here() {
+fn a_capture_gives_the_same_findings_elsewhere() {
     let directory = tempfile::tempdir().unwrap();
     let capture = directory.path().join("box.tar.zst");
     let here = doctor(&["--json", "--capture", text(&capture)]);
@@ -32,11 +32,11 @@ fn a_capture_tells_elsewhere_what_the_box_told_here() {
     assert_eq!(here["snapshot"]["kernel"], there["snapshot"]["kernel"]);
     let whole = std::fs::read(&capture).unwrap();
     std::fs::write(&capture, &whole[..whole.len() / 2]).unwrap();
-    doctor(&["--from", text(&capture)]).refuses(&["box.tar.zst"]);
+    doctor(&["--from", text(&capture)]).assert_refused(&["box.tar.zst"]);
 }
 
 #[test]
-fn a_training_that_would_lose_everything_fails_by_name_and_code() {
+fn a_training_that_would_save_no_checkpoint_is_a_named_failure() {
     let directory = tempfile::tempdir().unwrap();
     let arguments = directory.path().join("training_args.json");
     let settings = r#"{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8,
@@ -48,11 +48,11 @@ fn a_training_that_would_lose_everything_fails_by_name_and_code() {
     let findings = document(&failed)["findings"].clone();
     let lost = findings.as_array().unwrap().iter().find(|finding| finding["id"] == "C-60");
     assert_eq!(lost.unwrap()["severity"], "fail");
-    let told = doctor(&run).stdout;
-    assert!(told.contains("FAIL C-60: a checkpoint every 100 steps of 57"), "{told}");
+    let report = doctor(&run).stdout;
+    assert!(report.contains("FAIL C-60: a checkpoint every 100 steps of 57"), "{report}");
     std::fs::write(&arguments, settings.replace("100", "19")).unwrap();
     let fine = doctor(&run);
     assert!(!fine.stdout.contains("C-60"), "{}", fine.stdout);
     std::fs::write(&arguments, settings.replace("100", "[100]")).unwrap();
-    doctor(&run).refuses(&["training_args.json", "save_steps"]);
+    doctor(&run).assert_refused(&["training_args.json", "save_steps"]);
 }

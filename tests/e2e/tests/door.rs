@@ -1,5 +1,5 @@
-//! Boxes without the store's keys and without its file system: all of a run's files go through the
-//! gateway, or past it by addresses that it signed.
+//! Agents without the store's keys and without its file system. They read and write files through
+//! the gateway, or directly with presigned URLs.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Client, Files, Member, Sampling, flotilla, until};
+use e2e::{Client, Member, Sampling, SpecFiles, run_flotilla, wait_until};
 use s3_server::S3Server;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -18,26 +18,26 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(180);
 const SAMPLING: Sampling = Sampling { prompts: 12, per_prompt: 4, max_new_tokens: 24, cycles: 1 };
 
-/// A closed fleet, and boxes that joined it. Ended in this order.
-struct Closed {
-    boxes: Vec<Member>,
+/// A closed fleet and agents that joined it. The fields are dropped in this order.
+struct ClosedFleet {
+    agents: Vec<Member>,
     _up: Member,
-    /// What goes before a program on a box.
-    on: Vec<String>,
-    /// An admin, on the bus host.
+    /// The words before a program on a joined host.
+    prefix: Vec<String>,
+    /// A client of an admin, on the host of `flotilla up`.
     admin: Client,
     root: TempDir,
 }
 
-impl Closed {
-    fn up(arguments: &[&str], environment: BTreeMap<String, String>) -> Self {
+impl ClosedFleet {
+    fn start(arguments: &[&str], environment: BTreeMap<String, String>) -> Self {
         let root = tempfile::tempdir().unwrap();
         let fleet = root.path().join("fleet").display().to_string();
         let up = [&["up", "--dir", &fleet, "--lease", "3"][..], arguments];
         let up = Member::start("up", &[], &up.concat(), environment, root.path());
         let admin = Client::new([("FLOTILLA_DIR".to_owned(), fleet)], root.path());
-        let closed = Self { boxes: Vec::new(), _up: up, on: Vec::new(), admin, root };
-        until("the fleet is up", LIMIT, || closed.admin.json(&["agents", "list"]).ok());
+        let closed = Self { agents: Vec::new(), _up: up, prefix: Vec::new(), admin, root };
+        wait_until("the fleet is up", LIMIT, || closed.admin.run_json(&["agents", "list"]).ok());
         closed
     }
 
@@ -45,33 +45,33 @@ impl Closed {
         self.root.path().join(name)
     }
 
-    /// A box joins, and works.
+    /// Joins the fleet with a token and starts an agent.
     fn join(&mut self, name: &str, roles: &str) {
-        let made = self.admin.json(&["token", "create", "--roles", roles]).unwrap();
-        let token = ("FLOTILLA_TOKEN".to_owned(), made["line"].as_str().unwrap().to_owned());
+        let created = self.admin.run_json(&["token", "create", "--roles", roles]).unwrap();
+        let token = ("FLOTILLA_TOKEN".to_owned(), created["line"].as_str().unwrap().to_owned());
         let (kit, own) = (self.path(&format!("{name}-kit")), self.path(&format!("{name}-own")));
         let (kit, own) = (kit.display().to_string(), own.display().to_string());
         let join =
             ["join", "--name", name, "--dir", &kit, "--", "--roles", roles, "--agent-dir", &own];
         let home = ("HOME".to_owned(), own.clone());
         let logs = self.root.path().to_owned();
-        self.boxes.push(Member::start(name, &self.on, &join, [token, home], &logs));
+        self.agents.push(Member::start(name, &self.prefix, &join, [token, home], &logs));
     }
 
-    fn await_boxes(&self) {
-        until("the boxes are ready", LIMIT, || {
-            let listed = self.admin.json(&["agents", "list"]).ok()?;
+    fn await_agents(&self) {
+        wait_until("the boxes are ready", LIMIT, || {
+            let listed = self.admin.run_json(&["agents", "list"]).ok()?;
             let ready = |agent: &&Value| agent["state"] == "READY";
             let count = listed.as_array()?.iter().filter(ready).count();
-            (count >= self.boxes.len()).then_some(())
+            (count >= self.agents.len()).then_some(())
         });
     }
 
-    /// A kit for somebody, and how he asks with it from a box.
-    fn user(&self, name: &str, scope: &str) -> (String, Client) {
+    /// Creates a user and returns the kit and a client that uses it.
+    fn create_user(&self, name: &str, scope: &str) -> (String, Client) {
         let kit = self.path(name).display().to_string();
-        let made = self.admin.run(&["user", "create", name, "--scope", scope, "--out", &kit]);
-        assert_eq!(made.code, 0, "{made:?}");
+        let created = self.admin.run(&["user", "create", name, "--scope", scope, "--out", &kit]);
+        assert_eq!(created.code, 0, "{created:?}");
         let client = Client::new([("FLOTILLA_DIR".to_owned(), kit.clone())], self.root.path());
         (kit, client)
     }
@@ -81,8 +81,8 @@ impl Closed {
     }
 }
 
-/// A whole run by boxes that joined, started and looked at by users elsewhere.
-fn a_run_is_made_and_looked_at(closed: &mut Closed, elsewhere: &[String]) {
+/// Makes a whole run with joined agents, submitted and read by users elsewhere.
+fn check_run_through_gateway(closed: &mut ClosedFleet, elsewhere: &[String]) {
     for (name, roles) in [
         ("box-1", "trainer"),
         ("box-2", "generator"),
@@ -91,63 +91,68 @@ fn a_run_is_made_and_looked_at(closed: &mut Closed, elsewhere: &[String]) {
     ] {
         closed.join(name, roles);
     }
-    closed.await_boxes();
-    let files = Files::create(closed.root.path());
-    let (operators, _) = closed.user("olga", "operator");
-    let (readers, _) = closed.user("rita", "reader");
-    let ask = |kit: &str, arguments: &[&str]| {
+    closed.await_agents();
+    let files = SpecFiles::create(closed.root.path());
+    let (operators, _) = closed.create_user("olga", "operator");
+    let (readers, _) = closed.create_user("rita", "reader");
+    let run_as = |kit: &str, arguments: &[&str]| {
         let at = [("FLOTILLA_DIR", kit)];
         let (first, rest) = elsewhere.split_first().map_or((None, &[][..]), |(f, r)| (Some(f), r));
         let mut command = match first {
             Some(first) => {
                 let mut command = Command::new(first);
-                command.args(rest).arg(e2e::binary());
+                command.args(rest).arg(e2e::program_path());
                 command
             }
-            None => Command::new(e2e::binary()),
+            None => Command::new(e2e::program_path()),
         };
-        let asked = command.args(arguments).envs(at).env_remove("FLOTILLA_NATS").output().unwrap();
-        let said = String::from_utf8_lossy(&asked.stderr).into_owned();
-        (asked.status.code().unwrap(), String::from_utf8_lossy(&asked.stdout).into_owned(), said)
+        let output = command.args(arguments).envs(at).env_remove("FLOTILLA_NATS").output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        (
+            output.status.code().unwrap(),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr,
+        )
     };
     let submit = |spec: &Path| {
-        let (code, run, said) = ask(&operators, &["run", "submit", &spec.display().to_string()]);
-        assert_eq!(code, 0, "{said}\n{}", closed.log("up"));
+        let (code, run, stderr) =
+            run_as(&operators, &["run", "submit", &spec.display().to_string()]);
+        assert_eq!(code, 0, "{stderr}\n{}", closed.log("up"));
         run.trim().to_owned()
     };
-    let base = submit(&files.sft(20, 10));
-    closed.admin.finish(&base, LIMIT);
-    let raft = submit(&files.raft(&base, SAMPLING));
-    closed.admin.finish(&raft, LIMIT);
+    let base = submit(&files.write_sft_spec(20, 10));
+    closed.admin.await_success(&base, LIMIT);
+    let raft = submit(&files.write_raft_spec(&base, SAMPLING));
+    closed.admin.await_success(&raft, LIMIT);
     for run in [&base, &raft] {
-        let (code, found, said) = ask(&readers, &["audit", run, "--deep"]);
-        assert_eq!(code, 0, "{found}{said}");
+        let (code, stdout, stderr) = run_as(&readers, &["audit", run, "--deep"]);
+        assert_eq!(code, 0, "{stdout}{stderr}");
     }
     let out = closed.path("exported").display().to_string();
-    let (code, _, said) = ask(&readers, &["checkpoint", "export", &raft, "--out", &out]);
-    assert_eq!(code, 0, "{said}");
+    let (code, _, stderr) = run_as(&readers, &["checkpoint", "export", &raft, "--out", &out]);
+    assert_eq!(code, 0, "{stderr}");
     assert!(Path::new(&out).join("adapter_model.safetensors").exists());
-    // Which is refused, and by whom, whoever refuses first.
-    let spec = files.sft(20, 10).display().to_string();
-    let (code, _, said) = ask(&readers, &["run", "submit", &spec]);
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains("rita"), "{said}");
+    // The request is refused, and the error names the user.
+    let spec = files.write_sft_spec(20, 10).display().to_string();
+    let (code, _, stderr) = run_as(&readers, &["run", "submit", &spec]);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stderr.contains("rita"), "{stderr}");
 }
 
 #[test]
-fn boxes_and_users_that_cannot_see_a_fleets_directory_work_through_its_gateway() {
-    let mut closed = Closed::up(&[], BTreeMap::new());
+fn agents_and_users_without_the_fleets_directory_work_through_its_gateway() {
+    let mut closed = ClosedFleet::start(&[], BTreeMap::new());
     let store = closed.path("fleet/store");
-    // To a box there is a directory of that name, and it is another.
+    // On the joined host that directory exists, but it is another one.
     let mount = format!("mount -t tmpfs none {} && exec \"$@\"", store.display());
-    let on = ["unshare", "-m", "sh", "-c", &mount, "sh"].map(str::to_owned).to_vec();
-    let possible = Command::new(&on[0]).args(&on[1..]).arg("true").status();
+    let prefix = ["unshare", "-m", "sh", "-c", &mount, "sh"].map(str::to_owned).to_vec();
+    let possible = Command::new(&prefix[0]).args(&prefix[1..]).arg("true").status();
     if !possible.is_ok_and(|status| status.success()) {
-        println!("skipped: this machine lets nobody mount anything");
+        println!("skipped: mounts are not permitted on this machine");
         return;
     }
-    closed.on.clone_from(&on);
-    a_run_is_made_and_looked_at(&mut closed, &on);
+    closed.prefix.clone_from(&prefix);
+    check_run_through_gateway(&mut closed, &prefix);
     let left: Vec<_> = std::fs::read_dir(store.join("runs"))
         .unwrap()
         .flat_map(|run| std::fs::read_dir(run.unwrap().path().join("resume")).into_iter().flatten())
@@ -156,11 +161,11 @@ fn boxes_and_users_that_cannot_see_a_fleets_directory_work_through_its_gateway()
 }
 
 #[test]
-fn boxes_and_users_without_a_buckets_keys_work_by_addresses_that_are_signed() {
+fn agents_and_users_without_a_buckets_keys_use_presigned_urls() {
     let server = S3Server::start().unwrap();
     let url = server.url();
-    let mut closed = Closed::up(&["--store", &url], server.env());
-    a_run_is_made_and_looked_at(&mut closed, &[]);
+    let mut closed = ClosedFleet::start(&["--store", &url], server.env());
+    check_run_through_gateway(&mut closed, &[]);
     let requests = server.requests();
     let signed = |method: &str| {
         let is = |line: &&String| line.starts_with(method) && line.contains("X-Amz-Signature");
@@ -175,25 +180,25 @@ fn boxes_and_users_without_a_buckets_keys_work_by_addresses_that_are_signed() {
 }
 
 #[test]
-fn boxes_have_a_checkpoint_from_the_box_that_trained_it_and_tell_how_much() {
+fn agents_fetch_a_checkpoint_from_the_agent_that_trained_it_and_report_the_bytes() {
     let server = S3Server::start().unwrap();
     let url = server.url();
-    let mut closed = Closed::up(&["--store", &url], server.env());
+    let mut closed = ClosedFleet::start(&["--store", &url], server.env());
     for (name, roles) in [("box-1", "trainer"), ("box-2", "evaluator")] {
         closed.join(name, roles);
     }
-    closed.await_boxes();
-    let files = Files::create(closed.root.path());
-    files.grow();
-    let run = closed.admin.submit(&files.sft(4, 2));
-    closed.admin.finish(&run, LIMIT);
+    closed.await_agents();
+    let files = SpecFiles::create(closed.root.path());
+    files.enlarge_model();
+    let run = closed.admin.submit(&files.write_sft_spec(4, 2));
+    closed.admin.await_success(&run, LIMIT);
     let of = |agents: &Value, name: &str, count: &str| -> Option<u64> {
         let agent = agents.as_array()?.iter().find(|agent| agent["agent"] == name)?;
-        // As all numbers of 64 bits are written.
+        // JSON contains 64-bit numbers as strings.
         agent["exchange"][count].as_str()?.parse().ok()
     };
-    let (sent, came) = until("the boxes tell what they exchanged", LIMIT, || {
-        let agents = closed.admin.json(&["agents", "list"]).ok()?;
+    let (sent, came) = wait_until("the agents report the exchanged bytes", LIMIT, || {
+        let agents = closed.admin.run_json(&["agents", "list"]).ok()?;
         let sent = of(&agents, "box-1", "bytesToPeers")?;
         Some((sent, of(&agents, "box-2", "bytesFromPeers")?))
     });
@@ -202,26 +207,26 @@ fn boxes_have_a_checkpoint_from_the_box_that_trained_it_and_tell_how_much() {
 
 #[test]
 fn a_fleet_that_is_announced_is_found_and_joined_without_an_address() {
-    // A port of its own, for the network has other fleets.
+    // A different port, because other fleets may announce themselves on this network.
     let port = (30_000 + std::process::id() % 20_000).to_string();
     let multicast = BTreeMap::from([("FLOTILLA_MDNS_PORT".to_owned(), port)]);
-    let closed = Closed::up(&["--announce"], multicast.clone());
-    let other = Closed::up(&["--announce"], multicast.clone());
-    let found = until("both are found", LIMIT, || {
-        let said = flotilla(&["discover", "--wait", "2", "--json"], multicast.clone());
-        assert_eq!(said.code, 0, "{said:?}");
-        let found: Value = serde_json::from_str(&said.stdout).unwrap();
+    let closed = ClosedFleet::start(&["--announce"], multicast.clone());
+    let other = ClosedFleet::start(&["--announce"], multicast.clone());
+    let found = wait_until("both are found", LIMIT, || {
+        let output = run_flotilla(&["discover", "--wait", "2", "--json"], multicast.clone());
+        assert_eq!(output.code, 0, "{output:?}");
+        let found: Value = serde_json::from_str(&output.stdout).unwrap();
         (found.as_array()?.len() >= 2).then_some(found)
     });
     assert_ne!(found[0]["authority"], found[1]["authority"], "{found:#}");
     let token = ["token", "create", "--roles", "evaluator", "--gateway", "discover"];
-    let made = closed.admin.json(&token).unwrap();
+    let created = closed.admin.run_json(&token).unwrap();
     let kit = closed.path("kit").display().to_string();
-    let line = ("FLOTILLA_TOKEN".to_owned(), made["line"].as_str().unwrap().to_owned());
+    let line = ("FLOTILLA_TOKEN".to_owned(), created["line"].as_str().unwrap().to_owned());
     let join = ["join", "--name", "box-9", "--dir", &kit, "--no-agent"];
-    let joined = flotilla(&join, multicast.into_iter().chain([line]));
+    let joined = run_flotilla(&join, multicast.into_iter().chain([line]));
     assert_eq!(joined.code, 0, "{joined:?}");
-    let members = closed.admin.json(&["members", "list"]).unwrap();
+    let members = closed.admin.run_json(&["members", "list"]).unwrap();
     assert!(members.to_string().contains("box-9"), "{members:#}");
     drop(other);
 }

@@ -1,16 +1,16 @@
-//! Fleets whose work is done by other engines than the embedded one.
+//! Fleets with other engines than candle.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use std::{path::PathBuf, time::Duration};
 
-use e2e::{Files, Fleet, Sampling};
+use e2e::{Fleet, Sampling, SpecFiles};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Where llama.cpp's programs are; `None`, said aloud, where there are none.
-fn llama_cpp() -> Option<PathBuf> {
+/// Returns the directory of the llama.cpp programs. Prints why and returns `None` without them.
+fn find_llama_cpp() -> Option<PathBuf> {
     let fetched = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.tools/llama.cpp/bin");
     let given = std::env::var_os("FLOTILLA_LLAMA_CPP").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -27,8 +27,13 @@ mod evaluator {
 
     const SMALL: Sampling = Sampling { prompts: 8, per_prompt: 2, max_new_tokens: 16, cycles: 1 };
 
-    /// What candle measures of a checkpoint, from the files a user exports.
-    fn with_candle(fleet: &Fleet, files: &Files, model: &str, adapter: Option<&str>) -> Value {
+    /// Evaluates an exported checkpoint with candle.
+    fn evaluate_with_candle(
+        fleet: &Fleet,
+        files: &SpecFiles,
+        model: &str,
+        adapter: Option<&str>,
+    ) -> Value {
         let export = |checkpoint: &str| {
             let out = fleet.path().join(checkpoint.replace('/', "-"));
             let out = out.to_str().unwrap().to_owned();
@@ -42,7 +47,7 @@ mod evaluator {
             vec!["eval", "local", "--engine", "candle", "--n-ctx", "64", "--model", &model];
         arguments.extend(["--text", text.to_str().unwrap()]);
         arguments.extend(adapter.iter().flat_map(|adapter| ["--adapter", adapter]));
-        fleet.json(&arguments).unwrap()
+        fleet.run_json(&arguments).unwrap()
     }
 
     fn assert_agree(eval: &Value, candle: &Value) {
@@ -57,7 +62,7 @@ mod evaluator {
             let (there, here) = (eval[key].as_f64().unwrap(), candle[snake].as_f64().unwrap());
             assert!((there / here - 1.0).abs() < 1e-3, "{key}: {there} {here}\n{eval:#}");
         }
-        // Counts are text in protobuf's JSON.
+        // JSON contains 64-bit counts as strings.
         assert_eq!(eval["tokens"], candle["tokens"].to_string(), "{eval:#}");
         let same = ["chunks", "protocol", "tokenizer", "text"];
         assert!(same.iter().all(|key| eval[key] == candle[key]), "{eval:#}\n{candle:#}");
@@ -67,39 +72,44 @@ mod evaluator {
     }
 
     #[test]
-    fn llama_cpp_measures_checkpoints_and_adapters_as_candle_does() {
-        let Some(programs) = llama_cpp() else { return };
+    fn llama_cpp_and_candle_measure_the_same_perplexities() {
+        let Some(programs) = find_llama_cpp() else { return };
         let environment = [
             ("FLOTILLA_EVALUATOR_ENGINE".to_owned(), "llama.cpp".to_owned()),
             ("FLOTILLA_LLAMA_CPP".to_owned(), programs.display().to_string()),
-            // Options by environment must not reach it: it would not read its text.
+            // llama.cpp must not read this option from the environment: its text would be too
+            // short.
             ("LLAMA_ARG_CTX_SIZE".to_owned(), "77".to_owned()),
         ];
-        let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &[], environment);
-        let files = Files::create(fleet.path());
-        let base = fleet.submit(&files.sft(20, 10));
-        let ended = fleet.finish(&base, LIMIT);
+        let fleet = Fleet::start_with("trainer,generator,verifier,evaluator", &[], environment);
+        let files = SpecFiles::create(fleet.path());
+        let base = fleet.submit(&files.write_sft_spec(20, 10));
+        let ended = fleet.await_success(&base, LIMIT);
         let evals = ended["evals"].as_array().cloned().unwrap_or_default();
         assert_eq!(evals.len(), 2, "{ended:#}");
         for eval in &evals {
             let checkpoint = format!("{base}/0/{}", eval["step"]);
-            assert_agree(eval, &with_candle(&fleet, &files, &checkpoint, None));
+            assert_agree(eval, &evaluate_with_candle(&fleet, &files, &checkpoint, None));
         }
-        let run = fleet.submit(&files.raft(&base, SMALL));
-        let ended = fleet.finish(&run, LIMIT);
+        let run = fleet.submit(&files.write_raft_spec(&base, SMALL));
+        let ended = fleet.await_success(&run, LIMIT);
         let evals = ended["evals"].as_array().unwrap();
         let adapted = evals.iter().find(|eval| eval["cycle"] == 1).expect("an adapter's eval");
-        let candle =
-            with_candle(&fleet, &files, &format!("{base}/0/20"), Some(&format!("{run}/1")));
+        let candle = evaluate_with_candle(
+            &fleet,
+            &files,
+            &format!("{base}/0/20"),
+            Some(&format!("{run}/1")),
+        );
         assert_agree(adapted, &candle);
 
         let history = fleet.path().join("agents/evaluator-1/eval_history.jsonl");
         let history = std::fs::read_to_string(history).unwrap();
         for line in history.lines() {
-            let told: Value = serde_json::from_str(line).unwrap();
-            assert!(told["tokenizer"].as_str().unwrap().starts_with("b3:"), "{line}");
-            assert!(told["text"].as_str().unwrap().starts_with("b3:"), "{line}");
+            let entry: Value = serde_json::from_str(line).unwrap();
+            assert!(entry["tokenizer"].as_str().unwrap().starts_with("b3:"), "{line}");
+            assert!(entry["text"].as_str().unwrap().starts_with("b3:"), "{line}");
         }
-        fleet.audit_clean(&run);
+        fleet.assert_clean_audit(&run);
     }
 }

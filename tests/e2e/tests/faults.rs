@@ -1,5 +1,5 @@
-//! Boxes that are broken, suspect, too small or unfit: what they are handed goes to others, and
-//! people are told why.
+//! Hosts that are broken, unreliable, too small or unfit. Their jobs go to other agents, and users
+//! see why.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -7,20 +7,20 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Files, Fleet, Member, until};
+use e2e::{Fleet, Member, SpecFiles, wait_until};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Lets the trainings of the first agent that trains go wrong, and those of no other.
-struct BadBox {
+/// Makes the trainings of the first agent that trains fail, and no others.
+struct BadHost {
     directory: PathBuf,
 }
 
-impl BadBox {
-    fn create(directory: &Path, fate: &str) -> Self {
+impl BadHost {
+    fn create(directory: &Path, fault: &str) -> Self {
         let script = format!(
             "#!/bin/sh\n\
              case \"$*\" in *\"worker train\"*) ;; *) exec \"$@\" ;; esac\n\
@@ -28,7 +28,7 @@ impl BadBox {
              [ -e bad ] || echo $PPID >bad\n\
              [ \"$(cat bad)\" = $PPID ] || exec \"$@\"\n\
              echo tried >>tries\n\
-             {fate}\n",
+             {fault}\n",
             here = directory.display(),
         );
         let wrapper = directory.join("wrapper");
@@ -50,23 +50,23 @@ impl BadBox {
 }
 
 fn agents(fleet: &Fleet) -> Vec<Value> {
-    let listed = fleet.json(&["agents", "list"]).expect("agents");
+    let listed = fleet.run_json(&["agents", "list"]).expect("agents");
     listed.as_array().expect("a list").clone()
 }
 
-/// The agent of that name, once something holds of it.
+/// Waits for an agent that matches, and returns it.
 fn await_agent(fleet: &Fleet, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-    until(what, LIMIT, || {
+    wait_until(what, LIMIT, || {
         let found = agents(fleet).into_iter().find(|agent| holds(agent));
         if found.is_none() {
-            // Each look takes something of the server's that it frees in its own time.
-            std::thread::sleep(BETWEEN_LOOKS);
+            // Each request uses resources that the server only frees later.
+            std::thread::sleep(POLL_INTERVAL);
         }
         found
     })
 }
 
-fn trouble(agent: &Value) -> &str {
+fn trouble_of(agent: &Value) -> &str {
     agent["trouble"].as_str().unwrap_or_default()
 }
 
@@ -74,40 +74,43 @@ fn failures(run: &Value) -> &[Value] {
     run["failures"].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Another trainer joins the fleet.
-fn join(fleet: &Fleet, name: &str, arguments: &[&str]) -> Member {
-    let nats = fleet.nats();
+/// Starts another trainer.
+fn start_trainer(fleet: &Fleet, name: &str, arguments: &[&str]) -> Member {
+    let nats = fleet.nats_url();
     let home = fleet.path().join(name).display().to_string();
     let fixed = ["agent", "--nats", &nats, "--name", name, "--agent-dir", &home];
     Member::start(name, &[], &[&fixed[..], arguments].concat(), [], fleet.path())
 }
 
 fn trained_by(fleet: &Fleet, run: &str) -> Value {
-    let listed = fleet.json(&["checkpoint", "list", run]).expect("checkpoints");
+    let listed = fleet.run_json(&["checkpoint", "list", run]).expect("checkpoints");
     let last = listed.as_array().and_then(|all| all.last()).expect("a last one");
     last["checkpoint"]["agent"].clone()
 }
 
 #[test]
-fn a_box_that_faults_on_a_nil_address_is_not_asked_again_and_another_trains() {
+fn a_host_with_nil_address_faults_is_quarantined_and_another_trains() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let fate = "echo 'Memory access fault by GPU node-1 (Agent handle: 0x5) on address (nil). \
+    let fault = "echo 'Memory access fault by GPU node-1 (Agent handle: 0x5) on address (nil). \
                 Reason: Page not present or supervisor privilege.' >&2; kill -ABRT $$";
-    let bad = BadBox::create(directory.path(), fate);
-    let fleet = Fleet::up_with("trainer=2,evaluator", &[], [bad.env()]);
-    let files = Files::create(fleet.path());
-    let ended = fleet.finish(&fleet.submit(&files.sft(5, 0)), LIMIT);
+    let bad = BadHost::create(directory.path(), fault);
+    let fleet = Fleet::start_with("trainer=2,evaluator", &[], [bad.env()]);
+    let files = SpecFiles::create(fleet.path());
+    let ended = fleet.await_success(&fleet.submit(&files.write_sft_spec(5, 0)), LIMIT);
     let first = &failures(&ended)[0];
-    let said = first["message"].as_str().unwrap_or_default();
-    assert!(said.contains("isa_mismatch_fault") && said.contains("HSA_OVERRIDE"), "{first:#}");
+    let message = first["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains("isa_mismatch_fault") && message.contains("HSA_OVERRIDE"),
+        "{first:#}"
+    );
     assert_eq!(first["cause"], "SURROUNDINGS", "no fault of the run's");
     assert_eq!(failures(&ended).len(), 1, "{ended:#}");
-    let quarantined = await_agent(&fleet, "a quarantine", |it| it["state"] == "QUARANTINED");
-    assert!(trouble(&quarantined).contains("isa_mismatch_fault"), "{quarantined:#}");
+    let quarantined = await_agent(&fleet, "a quarantine", |agent| agent["state"] == "QUARANTINED");
+    assert!(trouble_of(&quarantined).contains("isa_mismatch_fault"), "{quarantined:#}");
 
     for _ in 0..3 {
-        let run = fleet.submit(&files.sft(5, 0));
-        let ended = fleet.finish(&run, LIMIT);
+        let run = fleet.submit(&files.write_sft_spec(5, 0));
+        let ended = fleet.await_success(&run, LIMIT);
         assert_eq!(failures(&ended).len(), 0, "{ended:#}");
         assert_ne!(trained_by(&fleet, &run), quarantined["agent"]);
     }
@@ -115,66 +118,68 @@ fn a_box_that_faults_on_a_nil_address_is_not_asked_again_and_another_trains() {
 }
 
 #[test]
-fn a_box_that_hangs_twice_is_suspect_and_another_takes_over() {
+fn a_host_that_hangs_twice_is_quarantined_and_another_takes_over() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let bad = BadBox::create(directory.path(), "exec sleep 100000");
+    let bad = BadHost::create(directory.path(), "exec sleep 100000");
     let silence = ("FLOTILLA_WORKER_SILENCE".to_owned(), "2".to_owned());
     let fleet =
-        Fleet::up_with("trainer,evaluator", &["--open", "--lease", "30"], [bad.env(), silence]);
-    let files = Files::create(fleet.path());
-    let run = fleet.submit(&files.sft(5, 0));
-    let suspect = await_agent(&fleet, "a quarantine", |it| it["state"] == "QUARANTINED");
-    assert!(trouble(&suspect).contains("hang 2 times on this box"), "{suspect:#}");
+        Fleet::start_with("trainer,evaluator", &["--open", "--lease", "30"], [bad.env(), silence]);
+    let files = SpecFiles::create(fleet.path());
+    let run = fleet.submit(&files.write_sft_spec(5, 0));
+    let suspect = await_agent(&fleet, "a quarantine", |agent| agent["state"] == "QUARANTINED");
+    assert!(trouble_of(&suspect).contains("hang 2 times on this box"), "{suspect:#}");
     assert_eq!(bad.tries(), 2, "it was given one more try");
 
-    let _other = join(&fleet, "other", &["--roles", "trainer"]);
-    let ended = fleet.finish(&run, LIMIT);
+    let _other = start_trainer(&fleet, "other", &["--roles", "trainer"]);
+    let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(trained_by(&fleet, &run), "other");
     assert_eq!(failures(&ended).len(), 2, "{ended:#}");
     assert_eq!(bad.tries(), 2);
 }
 
 #[test]
-fn what_the_kernel_logs_meanwhile_says_why_a_worker_died() {
+fn the_kernel_log_explains_why_a_worker_died() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let root = directory.path().join("root");
     let before = "4,1,1,-;amdgpu: GPU reset begin!\n";
     let log = write(&root, "dev/kmsg", before).display().to_string();
-    let fate = format!("echo '4,2,2,-;Out of memory: Killed process 7 (python3)' >>{log}; exit 1");
-    let bad = BadBox::create(directory.path(), &fate);
+    let fault = format!("echo '4,2,2,-;Out of memory: Killed process 7 (python3)' >>{log}; exit 1");
+    let bad = BadHost::create(directory.path(), &fault);
     let sysroot = ("FLOTILLA_SYSROOT".to_owned(), root.display().to_string());
-    let fleet = Fleet::up_with("trainer=2,evaluator", &[], [bad.env(), sysroot]);
-    let files = Files::create(fleet.path());
-    let ended = fleet.finish(&fleet.submit(&files.sft(5, 0)), LIMIT);
-    let said = failures(&ended)[0]["message"].as_str().unwrap_or_default();
-    assert!(said.contains("[oom_host: "), "{said}");
+    let fleet = Fleet::start_with("trainer=2,evaluator", &[], [bad.env(), sysroot]);
+    let files = SpecFiles::create(fleet.path());
+    let ended = fleet.await_success(&fleet.submit(&files.write_sft_spec(5, 0)), LIMIT);
+    let message = failures(&ended)[0]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("[oom_host: "), "{message}");
 }
 
 #[test]
-fn a_training_that_fits_nowhere_says_so_and_goes_to_the_larger_box_that_joins() {
+fn a_training_that_fits_nowhere_waits_for_a_larger_host() {
     let small = ("FLOTILLA_TRAINING_GIB".to_owned(), "0.25".to_owned());
-    let fleet = Fleet::up_with("trainer,evaluator", &["--open"], [small]);
-    let files = Files::create(fleet.path());
-    let run = fleet.submit(&files.sft(5, 0));
-    let waits = await_agent(&fleet, "no room", |it| trouble(it).contains("no trainer has room"));
+    let fleet = Fleet::start_with("trainer,evaluator", &["--open"], [small]);
+    let files = SpecFiles::create(fleet.path());
+    let run = fleet.submit(&files.write_sft_spec(5, 0));
+    let waits =
+        await_agent(&fleet, "no room", |agent| trouble_of(agent).contains("no trainer has room"));
     assert_eq!(waits["jobs"][0]["waits"], true, "{waits:#}");
-    let shown = fleet.json(&["run", "show", &run]).expect("the run");
-    let said = failures(&shown)[0]["message"].as_str().unwrap_or_default();
-    assert!(said.contains("it needs 0.") && said.contains("0.3 GB are free"), "{said}");
+    let shown = fleet.run_json(&["run", "show", &run]).expect("the run");
+    let message = failures(&shown)[0]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("it needs 0.") && message.contains("0.3 GB are free"), "{message}");
     assert_eq!(failures(&shown)[0]["cause"], "SURROUNDINGS");
 
-    let _smaller = join(&fleet, "smaller", &["--roles", "trainer", "--training-gib", "0.125"]);
-    let _larger = join(&fleet, "larger", &["--roles", "trainer", "--training-gib", "4"]);
-    let ended = fleet.finish(&run, LIMIT);
+    let _smaller =
+        start_trainer(&fleet, "smaller", &["--roles", "trainer", "--training-gib", "0.125"]);
+    let _larger = start_trainer(&fleet, "larger", &["--roles", "trainer", "--training-gib", "4"]);
+    let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(trained_by(&fleet, &run), "larger");
     assert_eq!(failures(&ended).len(), 1, "said once: {ended:#}");
-    await_agent(&fleet, "all is well", |it| {
-        it["agent"] == waits["agent"] && trouble(it).is_empty()
+    await_agent(&fleet, "all is well", |agent| {
+        agent["agent"] == waits["agent"] && trouble_of(agent).is_empty()
     });
 }
 
-/// Files of a box with a gfx1151 whose firmware is known to be bad, and of a Python with torch.
-fn strix_halo(root: &Path) -> (PathBuf, PathBuf) {
+/// Creates the files of a host with a gfx1151 GPU and faulty firmware, and a Python with torch.
+fn write_strix_halo(root: &Path) -> (PathBuf, PathBuf) {
     let write = |path: &str, text: &str| write(root, path, text);
     let node = "simd_count 80\ngfx_target_version 110501\nvendor_id 4098\ndevice_id 5510\n\
                 location_id 49408\ndrm_render_minor 128\ncwsr_size 30699520\n";
@@ -189,11 +194,11 @@ fn strix_halo(root: &Path) -> (PathBuf, PathBuf) {
     write("dev/dri/renderD128", "");
     let firmware = write(&format!("{device}/fw_version/mes_fw_version"), "0x00000083\n");
 
-    (firmware, python(root, ""))
+    (firmware, write_python(root, ""))
 }
 
-/// What looks like a Python with torch.
-fn python(root: &Path, script: &str) -> PathBuf {
+/// Creates files that look like a Python environment with torch.
+fn write_python(root: &Path, script: &str) -> PathBuf {
     let write = |path: &str, text: &str| write(root, path, text);
     let python = write("venv/bin/python", script);
     let executable = std::fs::Permissions::from_mode(0o755);
@@ -217,20 +222,20 @@ fn write(root: &Path, path: &str, text: &str) -> PathBuf {
 }
 
 #[test]
-fn a_role_that_the_doctor_forbids_is_withheld_until_the_box_is_put_right() {
-    let fleet = Fleet::open("verifier");
+fn a_role_that_the_doctor_forbids_is_withheld_until_the_host_is_repaired() {
+    let fleet = Fleet::start_open("verifier");
     let root = fleet.path().join("halo");
-    let (firmware, python) = strix_halo(&root);
+    let (firmware, python) = write_strix_halo(&root);
     let (root, python) = (root.display().to_string(), python.display().to_string());
     let fixed = ["--roles", "trainer,verifier", "--sysroot", &root, "--python", &python];
-    let _halo = join(&fleet, "halo", &fixed);
+    let _halo = start_trainer(&fleet, "halo", &fixed);
     let ignoring = [&fixed[..], &["--ignore-doctor", "C-20,C-28"]].concat();
-    let _careless = join(&fleet, "careless", &ignoring);
+    let _careless = start_trainer(&fleet, "careless", &ignoring);
     let bare = write(fleet.path(), "bare/bin/python", "").display().to_string();
     let torchless = ["--roles", "trainer,verifier", "--trainer-engine", "pytorch"];
-    let _bare = join(&fleet, "bare", &[&torchless[..], &["--python", &bare]].concat());
+    let _bare = start_trainer(&fleet, "bare", &[&torchless[..], &["--python", &bare]].concat());
 
-    let named = |name: &'static str| move |it: &Value| it["agent"] == name;
+    let named = |name: &'static str| move |agent: &Value| agent["agent"] == name;
     let halo = await_agent(&fleet, "the agent", named("halo"));
     assert_eq!(halo["roles"], serde_json::json!(["verifier"]), "{halo:#}");
     let withheld = &halo["withheld"][0];
@@ -248,13 +253,13 @@ fn a_role_that_the_doctor_forbids_is_withheld_until_the_box_is_put_right() {
     assert_eq!(bare["withheld"][0]["finding"], "C-41", "{bare:#}");
 
     std::fs::write(firmware, "0x00000080\n").expect("a file");
-    let well = await_agent(&fleet, "the role is taken up", |it| {
-        it["agent"] == "halo" && it["roles"] == serde_json::json!(["trainer", "verifier"])
+    let well = await_agent(&fleet, "the role is taken up", |agent| {
+        agent["agent"] == "halo" && agent["roles"] == serde_json::json!(["trainer", "verifier"])
     });
     assert_eq!(well["withheld"].as_array().map_or(0, Vec::len), 0, "{well:#}");
 }
 
-/// Passes the probe, and runs out of memory whatever it is to train.
+/// Passes the probe and runs out of memory in each training.
 const OUT_OF_MEMORY: &str = r#"#!/bin/sh
 IFS= read -r call
 case "$call" in
@@ -267,23 +272,24 @@ esac
 "#;
 
 #[test]
-fn a_box_that_runs_out_of_memory_halves_its_passes_twice_and_lets_another_try() {
+fn a_host_that_runs_out_of_memory_halves_its_micro_batches_twice_and_then_another_trains() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let python = python(directory.path(), OUT_OF_MEMORY);
+    let python = write_python(directory.path(), OUT_OF_MEMORY);
     let environment = [
         ("FLOTILLA_TRAINER_ENGINE".to_owned(), "pytorch".to_owned()),
         ("FLOTILLA_PYTHON".to_owned(), python.display().to_string()),
         ("FLOTILLA_PROFILE".to_owned(), "cpu".to_owned()),
     ];
-    let fleet = Fleet::up_with("trainer,evaluator", &["--open"], environment);
-    let files = Files::create(fleet.path());
-    let run = fleet.submit(&files.sft(5, 0));
-    let small = await_agent(&fleet, "it is too large", |it| trouble(it).contains("oom_gpu"));
-    let _larger = join(&fleet, "larger", &["--roles", "trainer"]);
-    let ended = fleet.finish(&run, LIMIT);
+    let fleet = Fleet::start_with("trainer,evaluator", &["--open"], environment);
+    let files = SpecFiles::create(fleet.path());
+    let run = fleet.submit(&files.write_sft_spec(5, 0));
+    let small =
+        await_agent(&fleet, "it is too large", |agent| trouble_of(agent).contains("oom_gpu"));
+    let _larger = start_trainer(&fleet, "larger", &["--roles", "trainer"]);
+    let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(trained_by(&fleet, &run), "larger");
-    let said = failures(&ended)[0]["message"].as_str().unwrap_or_default();
-    assert!(said.contains("training.micro_batch_tokens"), "{said}");
+    let message = failures(&ended)[0]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("training.micro_batch_tokens"), "{message}");
     assert_ne!(small["state"], "QUARANTINED", "{small:#}");
     let halvings = python.with_file_name("python.halvings");
     let halvings = std::fs::read_to_string(halvings).expect("trainings were tried");
@@ -292,13 +298,13 @@ fn a_box_that_runs_out_of_memory_halves_its_passes_twice_and_lets_another_try() 
 }
 
 #[test]
-fn a_finding_that_is_none_is_refused_by_name() {
-    let fleet = Fleet::open("verifier");
-    let nats = fleet.nats();
+fn unknown_findings_are_refused_by_name() {
+    let fleet = Fleet::start_open("verifier");
+    let nats = fleet.nats_url();
     let home = fleet.path().join("x").display().to_string();
     let fixed = ["agent", "--nats", &nats, "--roles", "verifier", "--agent-dir", &home];
     let refused = |more: [&str; 2]| {
-        let output = e2e::flotilla(&[&fixed[..], &more].concat(), []);
+        let output = e2e::run_flotilla(&[&fixed[..], &more].concat(), []);
         assert_eq!(output.code, 1, "{}", output.stderr);
         output.stderr
     };

@@ -1,4 +1,4 @@
-//! What the book tells people to type, typed.
+//! Runs the commands of the guides in `docs/`.
 
 use std::{
     fs,
@@ -10,22 +10,22 @@ use std::{
 };
 
 use e2e::{
-    Host, Lan, Python,
-    pages::{Block, blocks},
-    until,
+    Host, Lan, PythonEnv,
+    pages::{Block, runnable_blocks},
+    wait_until,
 };
 use s3_server::S3Server;
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// What is said in a terminal that stays, once it works.
+/// Output of a terminal that stays open, as soon as its program is ready.
 const READY: [&str; 4] =
     ["the fleet is up", "joined the fleet", "Server is ready", "the gateway answers gRPC calls"];
 
-/// Where the program, its nats-server and other tools are.
+/// The directories of the program, its nats-server and other tools.
 fn tools() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("a root");
-    let beside = e2e::binary().parent().expect("a directory").to_owned();
+    let beside = e2e::program_path().parent().expect("a directory").to_owned();
     vec![beside, root.join(".tools")]
 }
 
@@ -36,15 +36,15 @@ fn path(first: &[PathBuf]) -> String {
 }
 
 #[test]
-fn guides_for_one_box_do_what_they_say() {
-    for (page, told) in [
+fn the_commands_of_the_single_host_guides_work() {
+    for (page, expected) in [
         ("STRIX-HALO.md", ["Strix Halo, 128 GB", "3 prompts"]),
         ("MI50.md", ["MI50, 32 GB", "fits"]),
         ("HALO-FORGE.md", ["used raft.num_cycles", "cycles: 6"]),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let mut said = String::new();
-        for block in blocks(page) {
+        let mut output_text = String::new();
+        for block in runnable_blocks(page) {
             match block {
                 Block::File { name, text } => fs::write(directory.path().join(name), text).unwrap(),
                 Block::Run { script, .. } => {
@@ -54,39 +54,40 @@ fn guides_for_one_box_do_what_they_say() {
                         .env("PATH", path(&tools()))
                         .output()
                         .unwrap();
-                    said += &String::from_utf8_lossy(&[output.stdout, output.stderr].concat());
-                    assert!(output.status.success(), "{page}: {script}{said}");
+                    output_text +=
+                        &String::from_utf8_lossy(&[output.stdout, output.stderr].concat());
+                    assert!(output.status.success(), "{page}: {script}{output_text}");
                 }
             }
         }
-        for words in told {
-            assert!(said.contains(words), "{page}: no {words:?} in {said}");
+        for words in expected {
+            assert!(output_text.contains(words), "{page}: no {words:?} in {output_text}");
         }
-        assert!(!said.contains("unknown"), "{page}: {said}");
+        assert!(!output_text.contains("unknown"), "{page}: {output_text}");
     }
 }
 
-/// The tutorial's hosts, and whoever types.
-struct Town {
+/// The hosts of the tutorial, with their open terminals.
+struct TutorialHosts {
     lan: Lan,
     s3: S3Server,
-    /// The line that lets boxes in, once it was printed.
+    /// The join token, once it was printed.
     token: String,
-    open: Vec<(String, Child)>,
+    terminals: Vec<(String, Child)>,
     path: String,
     directory: TempDir,
 }
 
-impl Town {
-    fn found() -> Option<Self> {
-        let python = Python::with_aws()?;
+impl TutorialHosts {
+    fn create() -> Option<Self> {
+        let python = PythonEnv::with_aws()?;
         let directory = tempfile::tempdir().expect("a directory");
         let hosts = ["laptop", "box-2", "box-3", "nats-1", "nats-2", "nats-3"];
-        let lan = Lan::of(&hosts, directory.path())?;
-        let s3 = S3Server::start_on(lan.here()).expect("an S3 server");
+        let lan = Lan::create(&hosts, directory.path())?;
+        let s3 = S3Server::start_on(lan.local_address()).expect("an S3 server");
         let own = directory.path().join("bin");
         fs::create_dir(&own).expect("a directory");
-        // There is no sshd on these hosts; what is copied arrives all the same.
+        // These hosts have no sshd, so a script replaces scp.
         let copy = "#!/bin/bash\nset -eu\nto=${@: -1}\nset -- \"${@:1:$#-1}\"\nshift\n\
                     cp -rp \"$@\" \"$TOWN/${to%%:*}/${to#*:}\"\n";
         let scp = own.join("scp");
@@ -94,11 +95,12 @@ impl Town {
         fs::set_permissions(&scp, fs::Permissions::from_mode(0o755)).expect("a mode");
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let deploy = root.canonicalize().expect("a root").join("deploy");
-        std::os::unix::fs::symlink(deploy, lan.on("laptop").home().join("deploy")).expect("a link");
-        let aws = python.program("aws").get_program().to_owned();
+        std::os::unix::fs::symlink(deploy, lan.host("laptop").home().join("deploy"))
+            .expect("a link");
+        let aws = python.command("aws").get_program().to_owned();
         let aws = Path::new(&aws).parent().expect("a directory").to_owned();
         let path = path(&[vec![own, aws], tools()].concat());
-        Some(Self { lan, s3, token: String::new(), open: Vec::new(), path, directory })
+        Some(Self { lan, s3, token: String::new(), terminals: Vec::new(), path, directory })
     }
 
     fn prepare(&self, host: &Host, script: &str, command: &mut Command) {
@@ -113,38 +115,38 @@ impl Town {
         }
     }
 
-    /// Types it, and waits for its end.
+    /// Runs a block on a host and waits for its end.
     fn run(&mut self, host: &str, script: &str) -> String {
         let began = Instant::now();
-        let on = self.lan.on(host);
+        let on = self.lan.host(host);
         let mut command = on.command("bash");
         self.prepare(on, script, &mut command);
         let output = command.stdin(Stdio::null()).output().expect("bash");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let told = String::from_utf8_lossy(&output.stderr);
-        let typed = script.trim().replace('\n', "\n$ ");
-        println!("{host} $ {typed}\n{said}{told}({:.1?})\n", began.elapsed());
-        assert!(output.status.success(), "{host}: {}\n{}", output.status, self.logs());
-        if let Some(token) = said.lines().find(|line| line.starts_with("flotilla1.")) {
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let shown_script = script.trim().replace('\n', "\n$ ");
+        println!("{host} $ {shown_script}\n{stdout}{stderr}({:.1?})\n", began.elapsed());
+        assert!(output.status.success(), "{host}: {}\n{}", output.status, self.terminal_logs());
+        if let Some(token) = stdout.lines().find(|line| line.starts_with("flotilla1.")) {
             self.token = token.to_owned();
         }
-        said
+        stdout
     }
 
-    /// Types it into a terminal that stays, and waits until it works.
-    fn stay(&mut self, host: &str, script: &str) {
+    /// Starts a block in a terminal that stays open, and waits until it is ready.
+    fn start_terminal(&mut self, host: &str, script: &str) {
         println!("{host} $ {}\n", script.trim());
-        let on = self.lan.on(host);
-        let said = self.directory.path().join(format!("{host}-{}.said", self.open.len()));
-        let started = on.start(|command| self.prepare(on, script, command), &said);
-        self.open.push((host.to_owned(), started.expect("bash")));
-        until(&format!("{host}: {script}"), LIMIT, || {
-            let said = fs::read_to_string(&said).ok()?;
-            READY.iter().any(|words| said.contains(words)).then_some(())
+        let on = self.lan.host(host);
+        let log = self.directory.path().join(format!("{host}-{}.said", self.terminals.len()));
+        let started = on.start_script(|command| self.prepare(on, script, command), &log);
+        self.terminals.push((host.to_owned(), started.expect("bash")));
+        wait_until(&format!("{host}: {script}"), LIMIT, || {
+            let log = fs::read_to_string(&log).ok()?;
+            READY.iter().any(|words| log.contains(words)).then_some(())
         });
     }
 
-    fn logs(&self) -> String {
+    fn terminal_logs(&self) -> String {
         let mut logs = String::new();
         for entry in fs::read_dir(self.directory.path()).into_iter().flatten().flatten() {
             if entry.path().extension().is_some_and(|it| it == "said") {
@@ -158,10 +160,10 @@ impl Town {
     }
 }
 
-impl Drop for Town {
+impl Drop for TutorialHosts {
     fn drop(&mut self) {
         let _ = std::io::stdout().flush();
-        for (_, terminal) in &mut self.open {
+        for (_, terminal) in &mut self.terminals {
             let _ = terminal.kill();
             let _ = terminal.wait();
         }
@@ -170,19 +172,19 @@ impl Drop for Town {
 
 #[test]
 fn the_tutorial_goes_from_one_laptop_to_a_cluster() {
-    let Some(mut town) = Town::found() else { return };
-    let mut said = Vec::new();
-    for block in blocks("TUTORIAL.md") {
+    let Some(mut hosts) = TutorialHosts::create() else { return };
+    let mut outputs = Vec::new();
+    for block in runnable_blocks("TUTORIAL.md") {
         match block {
-            Block::Run { host, stays: true, script } => town.stay(&host, &script),
-            Block::Run { host, script, .. } => said.push(town.run(&host, &script)),
-            Block::File { name, .. } => panic!("{name} is nobody's"),
+            Block::Run { host, stays_open: true, script } => hosts.start_terminal(&host, &script),
+            Block::Run { host, script, .. } => outputs.push(hosts.run(&host, &script)),
+            Block::File { name, .. } => panic!("{name} is for no host"),
         }
     }
-    let said = said.concat();
+    let outputs = outputs.concat();
     for words in ["adapter_model.safetensors", "box-2", "box-3", "raft-2"] {
-        assert!(said.contains(words), "no {words:?} was seen");
+        assert!(outputs.contains(words), "no {words:?} was seen");
     }
-    // The files went to the bucket, and the boxes asked it themselves, without its key.
-    assert!(town.s3.requests().iter().any(|request| request.starts_with("GET ")));
+    // The agents requested files from the bucket directly, without its key.
+    assert!(hosts.s3.requests().iter().any(|request| request.starts_with("GET ")));
 }

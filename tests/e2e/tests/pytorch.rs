@@ -1,9 +1,9 @@
-//! A fleet whose trainers are PyTorch's. Skipped unless FLOTILLA_TORCH_PYTHON names an interpreter
-//! with torch, transformers, peft and accelerate; `make test-torch` brings one.
+//! Fleets with PyTorch trainers. Skipped unless FLOTILLA_TORCH_PYTHON names an interpreter with
+//! torch, transformers, peft and accelerate; `make test-torch` creates one.
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
-use e2e::{Files, Fleet, Process, flotilla, until};
+use e2e::{Fleet, Process, SpecFiles, run_flotilla, wait_until};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const STEPS: u32 = 200;
 const SAVE_EVERY: u32 = 10;
 
-fn python() -> Option<PathBuf> {
+fn torch_python() -> Option<PathBuf> {
     let python = std::env::var_os("FLOTILLA_TORCH_PYTHON").map(PathBuf::from);
     if python.is_none() {
         println!("skipped: FLOTILLA_TORCH_PYTHON is not set");
@@ -37,7 +37,7 @@ fn trainers(fleet: &Fleet) -> Vec<Process> {
     fleet.processes().into_iter().filter(is_trainer).collect()
 }
 
-/// Whose worker it is, by where its program lies.
+/// Returns the agent of a worker, from the path of its program.
 fn agent_of(worker: &Process) -> Option<String> {
     let program =
         worker.arguments.iter().find(|argument| argument.ends_with("pytorch/train.py"))?;
@@ -45,16 +45,16 @@ fn agent_of(worker: &Process) -> Option<String> {
 }
 
 fn await_step(fleet: &Fleet, run: &str, step: u64) -> u64 {
-    until(&format!("a checkpoint at step {step}"), LIMIT, || {
-        let listed = fleet.json(&["checkpoint", "list", run]).ok()?;
+    wait_until(&format!("a checkpoint at step {step}"), LIMIT, || {
+        let listed = fleet.run_json(&["checkpoint", "list", run]).ok()?;
         let newest = listed.as_array()?.last()?["checkpoint"]["step"].as_u64()?;
         assert!(newest < u64::from(STEPS), "too fast to be disturbed");
         (newest >= step).then_some(newest)
     })
 }
 
-/// Where trainings began, by the logs of all trainers.
-fn beginnings(fleet: &Fleet, run: &str) -> Vec<u64> {
+/// Returns the steps after which trainings began, from the logs of all trainers.
+fn start_steps(fleet: &Fleet, run: &str) -> Vec<u64> {
     let logs = ["trainer-1", "trainer-2"].map(|name| {
         let log = fleet.path().join("agents").join(name).join("agent.log");
         std::fs::read_to_string(log).unwrap_or_default()
@@ -69,38 +69,38 @@ fn beginnings(fleet: &Fleet, run: &str) -> Vec<u64> {
     steps
 }
 
-/// Digest of the weights alone: settings name versions.
-fn weights(ended: &Value) -> Value {
+/// Returns the digest of the weights without settings, which contain versions.
+fn weights_digest(ended: &Value) -> Value {
     let checkpoints = ended["checkpoints"].as_array().expect("a list");
     checkpoints.last().expect("a last one")["checkpoint"]["tree"]["manifest"].clone()
 }
 
 #[test]
-fn trainings_killed_and_handed_over_end_the_same_and_everybody_reads_the_adapter() {
-    let Some(python) = python() else { return };
-    let fleet = Fleet::up_with("trainer=2,evaluator", &[], environment(&python));
-    let files = Files::create(fleet.path());
-    let model = files.model();
-    let spec = files.adapter_sft(&model, STEPS, SAVE_EVERY);
+fn killed_and_drained_trainings_end_the_same_and_peft_reads_the_adapter() {
+    let Some(python) = torch_python() else { return };
+    let fleet = Fleet::start_with("trainer=2,evaluator", &[], environment(&python));
+    let files = SpecFiles::create(fleet.path());
+    let model = files.write_model();
+    let spec = files.write_adapter_spec(&model, STEPS, SAVE_EVERY);
 
     let undisturbed = fleet.submit(&spec);
-    let expected = fleet.finish(&undisturbed, LIMIT);
-    let listed = fleet.json(&["checkpoint", "list", &undisturbed]).expect("checkpoints");
+    let expected = fleet.await_success(&undisturbed, LIMIT);
+    let listed = fleet.run_json(&["checkpoint", "list", &undisturbed]).expect("checkpoints");
     let engine = listed[0]["checkpoint"]["engine"].as_str().expect("an engine").to_owned();
     assert!(engine.starts_with("pytorch-") && engine.contains("+peft-"), "{engine}");
-    fleet.audit_clean(&undisturbed);
+    fleet.assert_clean_audit(&undisturbed);
 
     let run = fleet.submit(&spec);
     let first = await_step(&fleet, &run, u64::from(SAVE_EVERY));
     let victim = trainers(&fleet).first().and_then(Process::pid).expect("a trainer");
     kill_process(victim, Signal::KILL).expect("our own process can be killed");
     let second = await_step(&fleet, &run, first + 2 * u64::from(SAVE_EVERY));
-    // Whichever agent has it now is told to leave; the other goes on. Statuses may be old.
+    // Drains the agent that trains now, so that the other takes over. Statuses may be out of date.
     let busy = trainers(&fleet).first().and_then(agent_of).expect("a trainer is busy");
     assert_eq!(fleet.run(&["agents", "drain", &busy]).code, 0);
-    let ended = fleet.finish(&run, LIMIT);
+    let ended = fleet.await_success(&run, LIMIT);
 
-    let begun = beginnings(&fleet, &run);
+    let begun = start_steps(&fleet, &run);
     println!(
         "trained by {engine}; began behind {begun:?}, killed behind {first}, drained behind {second}"
     );
@@ -108,11 +108,11 @@ fn trainings_killed_and_handed_over_end_the_same_and_everybody_reads_the_adapter
     assert!(
         begun[1] >= first && begun[2] >= second,
         "{begun:?} {first} {second}\n{}",
-        fleet.logs()
+        fleet.log_tails()
     );
-    assert_eq!(weights(&ended), weights(&expected));
+    assert_eq!(weights_digest(&ended), weights_digest(&expected));
     assert_eq!(ended["failures"].as_array().map(Vec::len), Some(1), "the kill, and not the drain");
-    fleet.audit_clean(&run);
+    fleet.assert_clean_audit(&run);
     assert!(trainers(&fleet).is_empty());
 
     let out = fleet.path().join("exported");
@@ -127,28 +127,33 @@ fn trainings_killed_and_handed_over_end_the_same_and_everybody_reads_the_adapter
         .env("HF_HUB_OFFLINE", "1")
         .output()
         .expect("python starts");
-    let said = String::from_utf8_lossy(&loaded.stdout);
-    assert_eq!(said.trim(), "PeftModelForCausalLM", "{}", String::from_utf8_lossy(&loaded.stderr));
+    let stdout = String::from_utf8_lossy(&loaded.stdout);
+    assert_eq!(
+        stdout.trim(),
+        "PeftModelForCausalLM",
+        "{}",
+        String::from_utf8_lossy(&loaded.stderr)
+    );
     let text = files.path("heldout.txt");
     let (model, out, text) =
         (model.display().to_string(), out.display().to_string(), text.display().to_string());
     let arguments = ["eval", "local", "--model", &model, "--text", &text, "--n-ctx", "64"];
-    let tuned = flotilla(&[&arguments[..], &["--adapter", &out, "--json"]].concat(), []);
+    let tuned = run_flotilla(&[&arguments[..], &["--adapter", &out, "--json"]].concat(), []);
     assert_eq!(tuned.code, 0, "{}", tuned.stderr);
     let figure: Value = serde_json::from_str(&tuned.stdout).expect("JSON");
     assert!(figure["perplexity"].as_f64().is_some_and(f64::is_finite), "{figure}");
 }
 
 #[test]
-fn an_agent_that_cannot_train_with_pytorch_says_so_at_its_start() {
+fn an_agent_without_a_usable_pytorch_fails_at_its_start() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let fleet = Fleet::open("verifier");
-    let nats = fleet.nats();
+    let fleet = Fleet::start_open("verifier");
+    let nats = fleet.nats_url();
     let agent = |more: &[&str]| {
         let home = directory.path().display().to_string();
         let fixed = ["agent", "--nats", &nats, "--roles", "trainer", "--name", "extra"];
         let arguments = [&fixed[..], &["--agent-dir", &home], more].concat();
-        flotilla(&arguments, [])
+        run_flotilla(&arguments, [])
     };
     let absent = agent(&["--trainer-engine", "pytorch", "--python", "/nonexistent/python"]);
     assert_eq!(absent.code, 1, "{}", absent.stderr);

@@ -1,8 +1,8 @@
-//! Runs on a real fleet, undisturbed.
+//! Runs on a real fleet without faults.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use e2e::{Files, Fleet, Process, Sampling};
+use e2e::{Fleet, Process, Sampling, SpecFiles};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -11,10 +11,10 @@ const SMALL: Sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 2
 
 #[test]
 fn an_sft_run_publishes_checkpoints_and_each_is_evaluated() {
-    let fleet = Fleet::up("trainer,evaluator=2");
-    let files = Files::create(fleet.path());
-    let run = fleet.submit(&files.sft(40, 10));
-    let ended = fleet.finish(&run, LIMIT);
+    let fleet = Fleet::start("trainer,evaluator=2");
+    let files = SpecFiles::create(fleet.path());
+    let run = fleet.submit(&files.write_sft_spec(40, 10));
+    let ended = fleet.await_success(&run, LIMIT);
     let steps = |list: &str| -> Vec<u64> {
         let items = ended[list].as_array().unwrap();
         let step = |item: &Value| item["checkpoint"]["step"].as_u64().or(item["step"].as_u64());
@@ -33,18 +33,18 @@ fn an_sft_run_publishes_checkpoints_and_each_is_evaluated() {
         })
         .collect();
     assert_eq!(histories.lines().count(), 4, "{histories}");
-    fleet.audit_clean(&run);
+    fleet.assert_clean_audit(&run);
 }
 
 #[test]
 fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
-    let fleet = Fleet::up("trainer,generator=2,verifier,evaluator");
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(20, 0));
-    fleet.finish(&base, LIMIT);
+    let fleet = Fleet::start("trainer,generator=2,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(20, 0));
+    fleet.await_success(&base, LIMIT);
     let heavy = Sampling { prompts: 64, per_prompt: 8, max_new_tokens: 96, ..SMALL };
-    let run = fleet.submit(&files.raft(&base, heavy));
-    let ended = fleet.finish(&run, LIMIT);
+    let run = fleet.submit(&files.write_raft_spec(&base, heavy));
+    let ended = fleet.await_success(&run, LIMIT);
     let cycles = ended["cyclesDone"].as_array().unwrap();
     assert_eq!(cycles.len(), 3, "the base's measure and two cycles");
     let makers: BTreeSet<&String> = cycles
@@ -53,12 +53,12 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
         .flat_map(|agents| agents.keys())
         .collect();
     assert_eq!(makers.len(), 2, "{cycles:#?}");
-    let audit = fleet.audit_clean(&run);
+    let audit = fleet.assert_clean_audit(&run);
     assert_eq!(audit["planned_samples"], 2 * 64 * 8 + 3 * 8);
 
-    each_generator_kept_its_worker(&fleet);
-    another_selection_shows_what_it_would_keep(&fleet, &run);
-    it_can_be_told_what_made_what(&fleet, &run, &base);
+    check_generators_kept_their_workers(&fleet);
+    check_other_selections(&fleet, &run);
+    check_explanations(&fleet, &run, &base);
     let out = fleet.path().join("adapter");
     let exported =
         fleet.run(&["checkpoint", "export", &format!("{run}/2"), "--out", out.to_str().unwrap()]);
@@ -66,8 +66,9 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
     check_peft(&out);
 }
 
-/// What a worker was started with is in its arguments: the base alone, before there were adapters.
-fn each_generator_kept_its_worker(fleet: &Fleet) {
+/// A worker's arguments show how it was started. It was started with the base, before there was an
+/// adapter.
+fn check_generators_kept_their_workers(fleet: &Fleet) {
     let processes = fleet.processes();
     let draws = |process: &&Process| {
         process.arguments.get(1..3).is_some_and(|words| words == ["worker", "generate"])
@@ -81,14 +82,14 @@ fn each_generator_kept_its_worker(fleet: &Fleet) {
     assert_eq!(began, [Some(String::new()), Some(String::new())], "{workers:#?}");
 }
 
-fn another_selection_shows_what_it_would_keep(fleet: &Fleet, run: &str) {
-    let ask = |cycle: &str, policy: &str| {
-        fleet.json(&["select", "--run", run, "--cycle", cycle, "--policy", policy])
+fn check_other_selections(fleet: &Fleet, run: &str) {
+    let select = |cycle: &str, policy: &str| {
+        fleet.run_json(&["select", "--run", run, "--cycle", cycle, "--policy", policy])
     };
-    let same = ask("1", "raft").expect("a comparison");
+    let same = select("1", "raft").expect("a comparison");
     assert!(same["was"]["kept"].as_u64() > Some(0), "{same:#}");
     assert_eq!(same["was"], same["would"], "the run's own policy keeps what it kept");
-    let more = ask("2", "{policy: rest_em, similarity: 0.99}").expect("a comparison");
+    let more = select("2", "{policy: rest_em, similarity: 0.99}").expect("a comparison");
     let kept = |side: &str| more[side]["kept"].as_u64().expect("a number");
     assert!(kept("would") > kept("was"), "{more:#}");
     assert_eq!(more["both"], more["was"]["kept"], "the best are among the ten best");
@@ -96,12 +97,12 @@ fn another_selection_shows_what_it_would_keep(fleet: &Fleet, run: &str) {
     let dropped: u64 = dropped.filter_map(Value::as_u64).sum();
     assert_eq!(kept("would") + dropped, more["considered"].as_u64().expect("a number"), "{more:#}");
     for (cycle, policy) in [("9", "raft"), ("1", "grpo"), ("1", "{keep_share: 7}")] {
-        assert!(ask(cycle, policy).is_err(), "cycle {cycle}, {policy}");
+        assert!(select(cycle, policy).is_err(), "cycle {cycle}, {policy}");
     }
 }
 
-fn it_can_be_told_what_made_what(fleet: &Fleet, run: &str, base: &str) {
-    let story = fleet.json(&["run", "explain", run]).expect("a story");
+fn check_explanations(fleet: &Fleet, run: &str, base: &str) {
+    let story = fleet.run_json(&["run", "explain", run]).expect("a story");
     let cycles = story["cycles"].as_array().expect("a list");
     assert_eq!(cycles[1]["sampled_with"], "the base");
     assert!(
@@ -114,9 +115,9 @@ fn it_can_be_told_what_made_what(fleet: &Fleet, run: &str, base: &str) {
     assert_eq!(yields["judged"], 64 * 8, "{yields:#}");
     assert_eq!(yields["kept"], cycles[2]["done"]["kept"]);
     let failures = yields["failures"].as_array().expect("a list");
-    assert!(failures.iter().any(|said| said[0] == "the pattern is not found"), "{yields:#}");
+    assert!(failures.iter().any(|failure| failure[0] == "the pattern is not found"), "{yields:#}");
 
-    let lineage = fleet.json(&["checkpoint", "explain", run]).expect("a lineage");
+    let lineage = fleet.run_json(&["checkpoint", "explain", run]).expect("a lineage");
     let links = lineage["links"].as_array().expect("a list");
     let of = |place: usize| links[place]["checkpoint"]["cycle"].as_u64();
     assert_eq!((links.len(), of(0), of(1)), (2, Some(2), Some(1)), "{lineage:#}");
@@ -125,17 +126,17 @@ fn it_can_be_told_what_made_what(fleet: &Fleet, run: &str, base: &str) {
     assert_eq!(Some(samples.len() as u64), yields["kept"].as_u64());
     let makers: BTreeSet<&str> = samples.iter().filter_map(|s| s["generator"].as_str()).collect();
     assert!(makers.iter().all(|maker| maker.starts_with("generator-")), "{makers:?}");
-    let told = fleet.run(&["checkpoint", "explain", run]);
-    assert!(told.stdout.contains("started from"), "{}", told.stdout);
+    let explained = fleet.run(&["checkpoint", "explain", run]);
+    assert!(explained.stdout.contains("started from"), "{}", explained.stdout);
 
-    let diff = fleet.json(&["run", "diff", run, base]).expect("a difference");
+    let diff = fleet.run_json(&["run", "diff", run, base]).expect("a difference");
     let settings = diff["settings"].as_array().expect("a list");
     assert!(settings.iter().any(|one| one["setting"] == "raft.cycles"), "{diff:#}");
-    let same = fleet.json(&["run", "diff", run, run]).expect("a difference");
+    let same = fleet.run_json(&["run", "diff", run, run]).expect("a difference");
     assert_eq!(same["settings"].as_array().map(Vec::len), Some(0));
 }
 
-/// What PEFT's loader needs: its config's keys, and its names and shapes of tensors.
+/// Checks what PEFT's loader needs: the keys of the configuration, and names and shapes of tensors.
 fn check_peft(directory: &std::path::Path) {
     let read = |name: &str| std::fs::read(directory.join(name)).expect(name);
     let config: Value = serde_json::from_slice(&read("adapter_config.json")).expect("JSON");
@@ -154,42 +155,42 @@ fn check_peft(directory: &std::path::Path) {
 
 #[test]
 fn a_paused_run_waits_and_a_cancelled_one_ends() {
-    let fleet = Fleet::up("trainer,generator,verifier,evaluator");
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(10, 0));
-    fleet.finish(&base, LIMIT);
-    let run = fleet.submit(&files.raft(&base, SMALL));
+    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(10, 0));
+    fleet.await_success(&base, LIMIT);
+    let run = fleet.submit(&files.write_raft_spec(&base, SMALL));
     assert_eq!(fleet.run(&["run", "pause", &run, "--reason", "lunch"]).code, 0);
-    let shown = fleet.json(&["run", "show", &run]).unwrap();
+    let shown = fleet.run_json(&["run", "show", &run]).unwrap();
     assert_eq!(shown["state"], "PAUSED");
     assert_eq!(fleet.run(&["run", "resume", &run]).code, 0);
-    fleet.finish(&run, LIMIT);
-    fleet.audit_clean(&run);
+    fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_audit(&run);
 
-    let second = fleet.submit(&files.raft(&base, SMALL));
+    let second = fleet.submit(&files.write_raft_spec(&base, SMALL));
     assert_eq!(second, "raft-2");
     assert_eq!(fleet.run(&["run", "cancel", &second]).code, 0);
-    e2e::until("the run is cancelled", LIMIT, || {
-        let shown = fleet.json(&["run", "show", &second]).ok()?;
+    e2e::wait_until("the run is cancelled", LIMIT, || {
+        let shown = fleet.run_json(&["run", "show", &second]).ok()?;
         (shown["state"] == "CANCELLED").then_some(())
     });
-    let again = fleet.run(&["run", "resume", &second]);
-    assert_eq!(again.code, 1);
-    assert!(again.stderr.contains("has ended"), "{}", again.stderr);
+    let resumed = fleet.run(&["run", "resume", &second]);
+    assert_eq!(resumed.code, 1);
+    assert!(resumed.stderr.contains("has ended"), "{}", resumed.stderr);
 }
 
 #[test]
 fn an_ordinary_nats_client_reads_the_log() {
-    let fleet = Fleet::open("trainer,evaluator");
-    let files = Files::create(fleet.path());
-    let url = fleet.file()["nats"].as_str().unwrap().to_owned();
+    let fleet = Fleet::start_open("trainer,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let url = fleet.read_fleet_file()["nats"].as_str().unwrap().to_owned();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let payload = runtime.block_on(async {
         use futures::StreamExt;
         let client = async_nats::connect(url).await.unwrap();
         let mut evals = client.subscribe("flotilla.*.eval.>").await.unwrap();
         client.flush().await.unwrap();
-        let run = fleet.submit(&files.sft(5, 0));
+        let run = fleet.submit(&files.write_sft_spec(5, 0));
         let message = tokio::time::timeout(LIMIT, evals.next()).await.unwrap().unwrap();
         assert_eq!(message.subject.as_str(), format!("flotilla.{run}.eval.0.5.heldout"));
         message.payload

@@ -1,4 +1,4 @@
-//! What a service manager is told, over a real socket.
+//! Notifications to a service manager (`sd_notify`), over a real socket.
 
 use std::{
     os::unix::net::UnixDatagram,
@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use e2e::{Fleet, Member, until};
+use e2e::{Fleet, Member, wait_until};
 use rustix::process::Signal;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Half of it is one second: the rhythm of a service that is alive.
+/// Services notify at half of it, every second.
 const WATCHDOG_US: &str = "2000000";
 
 struct ServiceManager {
@@ -32,26 +32,26 @@ impl ServiceManager {
         [("NOTIFY_SOCKET".into(), path), ("WATCHDOG_USEC".into(), WATCHDOG_US.into())]
     }
 
-    fn hear(&self) -> Option<String> {
+    fn receive(&self) -> Option<String> {
         let mut buffer = [0; 4096];
         let length = self.socket.recv(&mut buffer).ok()?;
         Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
     }
 
-    /// Everything until this is said, itself included.
-    fn hear_until(&self, what: &str) -> Vec<String> {
-        let mut heard = Vec::new();
-        until(&format!("the service says {what}"), LIMIT, || {
-            heard.extend(self.hear());
-            heard.last().filter(|said| said.contains(what)).map(drop)
+    /// Receives messages up to and including one that contains `what`.
+    fn receive_until(&self, what: &str) -> Vec<String> {
+        let mut received = Vec::new();
+        wait_until(&format!("the service sends {what}"), LIMIT, || {
+            received.extend(self.receive());
+            received.last().filter(|message| message.contains(what)).map(drop)
         });
-        heard
+        received
     }
 
-    fn heard_within(&self, what: &str, limit: Duration) -> bool {
+    fn receives_within(&self, what: &str, limit: Duration) -> bool {
         let began = Instant::now();
         while began.elapsed() < limit {
-            if self.hear().is_some_and(|said| said.contains(what)) {
+            if self.receive().is_some_and(|message| message.contains(what)) {
                 return true;
             }
         }
@@ -60,80 +60,89 @@ impl ServiceManager {
 }
 
 #[test]
-fn a_fleet_is_ready_when_it_can_be_joined_and_its_children_say_nothing_in_its_name() {
+fn a_fleet_is_ready_when_it_can_be_joined_and_its_children_send_no_notifications() {
     let directory = tempfile::tempdir().unwrap();
     let manager = ServiceManager::in_directory(directory.path());
-    let fleet = Fleet::up_with("evaluator", &[], manager.environment());
-    let heard = manager.hear_until("READY=1");
-    assert!(!heard[..heard.len() - 1].iter().any(|said| said.contains("WATCHDOG")), "{heard:?}");
-    let heard = manager.hear_until("WATCHDOG=1");
-    assert!(heard.iter().any(|said| said.contains("STATUS=NATS at ")), "{heard:?}");
-    // A child that has begun would have said that it is ready, or what it does.
-    let heard: Vec<String> = (0..20).filter_map(|_| manager.hear()).collect();
-    assert!(!heard.iter().any(|said| said.contains("READY") || said.contains("idle")), "{heard:?}");
+    let fleet = Fleet::start_with("evaluator", &[], manager.environment());
+    let received = manager.receive_until("READY=1");
+    assert!(
+        !received[..received.len() - 1].iter().any(|message| message.contains("WATCHDOG")),
+        "{received:?}"
+    );
+    let received = manager.receive_until("WATCHDOG=1");
+    assert!(received.iter().any(|message| message.contains("STATUS=NATS at ")), "{received:?}");
+    // A started child would have sent READY or a status.
+    let received: Vec<String> = (0..20).filter_map(|_| manager.receive()).collect();
+    assert!(
+        !received.iter().any(|message| message.contains("READY") || message.contains("idle")),
+        "{received:?}"
+    );
     fleet.terminate();
-    manager.hear_until("STOPPING=1");
+    manager.receive_until("STOPPING=1");
 }
 
 #[test]
-fn an_agent_says_that_it_is_ready_and_alive_and_one_that_hangs_says_nothing() {
-    let fleet = Fleet::open("evaluator");
+fn an_agent_notifies_that_it_is_ready_and_alive_and_a_hanging_one_does_not() {
+    let fleet = Fleet::start_open("evaluator");
     let manager = ServiceManager::in_directory(fleet.path());
-    let (nats, home) = (fleet.nats(), fleet.path().join("box").display().to_string());
+    let (nats, home) = (fleet.nats_url(), fleet.path().join("box").display().to_string());
     let arguments = ["agent", "--nats", &nats, "--roles", "generator", "--name", "box"];
     let arguments = [&arguments[..], &["--agent-dir", &home]].concat();
     let agent =
         Member::start("box", &[], &arguments, manager.environment(), &fleet.path().join("logs"));
-    let heard = manager.hear_until("READY=1");
-    assert_eq!(heard.len(), 1, "ready comes first: {heard:?}");
-    fleet.json(&["agents", "list"]).unwrap();
-    let heard = manager.hear_until("WATCHDOG=1");
-    assert!(heard.iter().any(|said| said.contains("STATUS=idle")), "{heard:?}");
+    let received = manager.receive_until("READY=1");
+    assert_eq!(received.len(), 1, "ready comes first: {received:?}");
+    fleet.run_json(&["agents", "list"]).unwrap();
+    let received = manager.receive_until("WATCHDOG=1");
+    assert!(received.iter().any(|message| message.contains("STATUS=idle")), "{received:?}");
     agent.signal(Signal::STOP);
-    // What was said before.
-    while manager.hear().is_some() {}
-    assert!(!manager.heard_within("WATCHDOG=1", Duration::from_secs(4)), "it hangs");
+    // Drops earlier messages.
+    while manager.receive().is_some() {}
+    assert!(!manager.receives_within("WATCHDOG=1", Duration::from_secs(4)), "it hangs");
     agent.signal(Signal::CONT);
-    manager.hear_until("WATCHDOG=1");
-    // Away is not hung: it reconnects.
+    manager.receive_until("WATCHDOG=1");
+    // A lost connection is not a hang: the agent reconnects.
     fleet.signal("coordinator", Signal::KILL);
-    manager.hear_until("WATCHDOG=1");
+    manager.receive_until("WATCHDOG=1");
     agent.signal(Signal::TERM);
-    manager.hear_until("STOPPING=1");
+    manager.receive_until("STOPPING=1");
 }
 
 #[test]
-fn an_agent_whose_bus_is_away_is_alive() {
-    let mut fleet = Fleet::open("evaluator");
+fn an_agent_without_its_bus_is_alive() {
+    let mut fleet = Fleet::start_open("evaluator");
     let manager = ServiceManager::in_directory(fleet.path());
-    let (nats, home) = (fleet.nats(), fleet.path().join("box").display().to_string());
+    let (nats, home) = (fleet.nats_url(), fleet.path().join("box").display().to_string());
     let arguments = ["agent", "--nats", &nats, "--roles", "evaluator", "--name", "box"];
     let arguments = [&arguments[..], &["--agent-dir", &home]].concat();
     let mut agent =
         Member::start("box", &[], &arguments, manager.environment(), &fleet.path().join("logs"));
-    manager.hear_until("READY=1");
+    manager.receive_until("READY=1");
     fleet.terminate();
-    until("the fleet is down", LIMIT, || fleet.ended());
-    while manager.hear().is_some() {}
+    wait_until("the fleet is down", LIMIT, || fleet.exit_status());
+    while manager.receive().is_some() {}
     for _ in 0..5 {
-        assert!(manager.heard_within("WATCHDOG=1", Duration::from_secs(2)), "it reconnects");
+        assert!(manager.receives_within("WATCHDOG=1", Duration::from_secs(2)), "it reconnects");
     }
     assert!(agent.is_alive());
 }
 
 #[test]
 fn a_coordinator_is_ready_when_it_has_replayed_the_log() {
-    let fleet = Fleet::open("evaluator");
+    let fleet = Fleet::start_open("evaluator");
     let manager = ServiceManager::in_directory(fleet.path());
-    let nats = fleet.nats();
+    let nats = fleet.nats_url();
     let arguments = ["coordinator", "--nats", &nats, "--gateway", "127.0.0.1:0"];
     let logs = fleet.path().join("logs");
     let second = Member::start("second", &[], &arguments, manager.environment(), &logs);
-    manager.hear_until("READY=1");
+    manager.receive_until("READY=1");
     let log = std::fs::read_to_string(second.log()).unwrap();
     assert!(log.contains("replayed the log") && log.contains("the gateway answers"), "{log}");
-    let heard = manager.hear_until("WATCHDOG=1");
-    assert!(heard.iter().any(|said| said.contains("STATUS=stands by, 0 open runs")), "{heard:?}");
+    let received = manager.receive_until("WATCHDOG=1");
+    assert!(
+        received.iter().any(|message| message.contains("STATUS=stands by, 0 open runs")),
+        "{received:?}"
+    );
     second.signal(Signal::TERM);
-    manager.hear_until("STOPPING=1");
+    manager.receive_until("STOPPING=1");
 }

@@ -1,9 +1,10 @@
-//! A fleet that the previous version left, in the hands of today's: what it wrote is read, what it
-//! began is finished. `recordings/VERSION` holds the fleet's directory as it was cut off, and what
-//! that version answered about it.
+//! Compatibility with the fleet of the previous version: its log is read and its unfinished run is
+//! completed. `recordings/VERSION` contains the interrupted fleet's directory and the answers of
+//! that version.
 //!
-//! A release records itself: `cargo nextest run -p e2e --run-ignored only -E 'test(=record)'`, on a
-//! machine whose name may be read by anybody, writes `recordings/VERSION`. Keep the previous one's.
+//! Each release records itself: `cargo nextest run -p e2e --run-ignored only -E 'test(=record)'`
+//! writes `recordings/VERSION`. The recording contains the name of the machine. Keep the recording
+//! of the previous version.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -15,13 +16,13 @@ use std::{
 };
 
 use async_nats::jetstream;
-use e2e::{Files, Fleet, Sampling, until};
+use e2e::{Fleet, Sampling, SpecFiles, wait_until};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(180);
 const PREVIOUS: &str = "0.2.0";
 const AGENTS: &str = "trainer,generator=2,verifier,evaluator";
-/// Done by then, and archived.
+/// Runs of the recording that have ended and are archived.
 const DONE: [&str; 3] = ["base-1", "raft-1", "doomed-1"];
 const CUT: &str = "raft-2";
 const RECORDING_BYTES_MAX: u64 = 500 << 10;
@@ -30,24 +31,24 @@ fn recordings() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings")
 }
 
-/// What is asked about each run that had ended, in any version.
+/// Questions about an ended run that every version answers.
 fn questions(run: &str) -> [Vec<&str>; 3] {
     [vec!["run", "show", run], vec!["eval", "history", run], vec!["checkpoint", "list", run]]
 }
 
-/// Whether `now` says all that `then` said: there may be more.
-fn includes(now: &Value, then: &Value, at: &str) {
+/// Checks that `now` contains everything that is in `then`.
+fn assert_includes(now: &Value, then: &Value, at: &str) {
     match (now, then) {
         (Value::Object(now), Value::Object(then)) => {
             for (key, then) in then {
-                let now = now.get(key).unwrap_or_else(|| panic!("{at}.{key} is said no more"));
-                includes(now, then, &format!("{at}.{key}"));
+                let now = now.get(key).unwrap_or_else(|| panic!("{at}.{key} is missing"));
+                assert_includes(now, then, &format!("{at}.{key}"));
             }
         }
         (Value::Array(now), Value::Array(then)) => {
             assert_eq!(now.len(), then.len(), "{at}");
             for (index, (now, then)) in now.iter().zip(then).enumerate() {
-                includes(now, then, &format!("{at}[{index}]"));
+                assert_includes(now, then, &format!("{at}[{index}]"));
             }
         }
         _ => assert_eq!(now, then, "{at}"),
@@ -55,37 +56,37 @@ fn includes(now: &Value, then: &Value, at: &str) {
 }
 
 #[test]
-fn what_the_previous_version_wrote_is_read_and_what_it_began_is_finished() {
+fn the_log_of_the_previous_version_is_read_and_its_open_run_is_completed() {
     let directory = tempfile::tempdir().unwrap();
     let recording = recordings().join(PREVIOUS);
     let packed = File::open(recording.join("fleet.tar.zst")).unwrap();
     tar::Archive::new(zstd::Decoder::new(packed).unwrap()).unpack(directory.path()).unwrap();
     let then: Value =
         serde_json::from_slice(&fs::read(directory.path().join("answers.json")).unwrap()).unwrap();
-    let fleet = Fleet::up_in(directory, AGENTS, &["--open", "--keep-cycles", "1"], []);
+    let fleet = Fleet::start_in(directory, AGENTS, &["--open", "--keep-cycles", "1"], []);
 
-    let finished = fleet.finish(CUT, LIMIT);
+    let finished = fleet.await_success(CUT, LIMIT);
     assert_eq!(finished["cyclesDone"].as_array().unwrap().len(), 2, "{finished:#}");
-    fleet.audit_clean(CUT);
+    fleet.assert_clean_audit(CUT);
     let submitted = |facts: &[Value], kind: &str| {
         let of = |fact: &&Value| fact["subject"].as_str().unwrap().contains(kind);
         facts.iter().filter(of).count()
     };
-    let facts = fleet.facts(CUT);
+    let facts = fleet.read_facts(CUT);
     assert_eq!(submitted(&facts, ".spec"), 1);
     assert!(submitted(&facts, ".checkpoint.") > 0);
 
     for run in DONE {
         for question in questions(run) {
-            let now = fleet.json(&question).unwrap();
-            includes(&now, &then[question.join(" ")], &question.join(" "));
+            let now = fleet.run_json(&question).unwrap();
+            assert_includes(&now, &then[question.join(" ")], &question.join(" "));
         }
         let audit = fleet.run(&["audit", run, "--deep"]);
         assert_eq!(audit.code, 0, "{audit:?}");
         let explained = fleet.run(&["run", "explain", run]);
         assert_eq!(explained.code, 0, "{explained:?}");
     }
-    let listed = fleet.json(&["run", "list"]).unwrap();
+    let listed = fleet.run_json(&["run", "list"]).unwrap();
     let state = |run: &str| {
         let runs = listed.as_array().unwrap().iter();
         runs.clone().find(|shown| shown["run"] == run).map(|shown| shown["state"].clone())
@@ -98,18 +99,18 @@ fn what_the_previous_version_wrote_is_read_and_what_it_began_is_finished() {
     assert_eq!(export.code, 0, "{export:?}");
 }
 
-/// Makes `recordings/VERSION` of the version that is built.
+/// Writes `recordings/VERSION` with the current build.
 #[test]
 #[ignore = "writes the recording that later versions are tested with"]
 fn record() {
     let version = env!("CARGO_PKG_VERSION");
-    let mut fleet = Fleet::up_with(AGENTS, &["--open", "--keep-cycles", "1"], []);
-    let files = Files::create(fleet.path());
+    let mut fleet = Fleet::start_with(AGENTS, &["--open", "--keep-cycles", "1"], []);
+    let files = SpecFiles::create(fleet.path());
     let sampling = Sampling { prompts: 8, per_prompt: 2, max_new_tokens: 24, cycles: 3 };
-    let base = fleet.submit(&files.sft(20, 10));
-    fleet.finish(&base, LIMIT);
-    let run = fleet.submit(&files.raft(&base, sampling));
-    fleet.finish(&run, LIMIT);
+    let base = fleet.submit(&files.write_sft_spec(20, 10));
+    fleet.await_success(&base, LIMIT);
+    let run = fleet.submit(&files.write_raft_spec(&base, sampling));
+    fleet.await_success(&run, LIMIT);
     let variant = |spec: PathBuf, name: &str, changes: &[(&str, &str)]| {
         let mut text = fs::read_to_string(spec).unwrap();
         for (from, to) in changes {
@@ -120,33 +121,33 @@ fn record() {
         fs::write(&path, text).unwrap();
         path
     };
-    // No example fits, which no box can help.
+    // No example fits, which fails on every host.
     let changes = [("name: base", "name: doomed"), ("max_tokens: 64", "max_tokens: 3")];
-    let doomed = fleet.submit(&variant(files.sft(20, 10), "doomed", &changes));
-    fleet.end(&doomed, "FAILED", LIMIT);
+    let doomed = fleet.submit(&variant(files.write_sft_spec(20, 10), "doomed", &changes));
+    fleet.await_state(&doomed, "FAILED", LIMIT);
     let changes = [
         ("name: base", "name: spared"),
         ("max_steps: 20", "max_steps: 100000"),
         ("save_every: 10", "save_every: 100000"),
     ];
-    let spared = fleet.submit(&variant(files.sft(20, 10), "spared", &changes));
+    let spared = fleet.submit(&variant(files.write_sft_spec(20, 10), "spared", &changes));
     fleet.run(&["run", "pause", &spared]);
     fleet.run(&["run", "cancel", &spared, "--reason", "for a recording"]);
-    until("a run that nobody wants has ended", LIMIT, || fleet.outcome(&spared));
+    wait_until("the cancelled run has ended", LIMIT, || fleet.ended_run(&spared));
     await_archives(&fleet);
     let answers: serde_json::Map<String, Value> = DONE
         .iter()
         .flat_map(|run| questions(run))
-        .map(|question| (question.join(" "), fleet.json(&question).unwrap()))
+        .map(|question| (question.join(" "), fleet.run_json(&question).unwrap()))
         .collect();
     let heavy = Sampling { prompts: 96, per_prompt: 8, max_new_tokens: 160, cycles: 1 };
-    let cut = fleet.submit(&files.raft(&base, heavy));
+    let cut = fleet.submit(&files.write_raft_spec(&base, heavy));
     assert_eq!(cut, CUT);
     fleet.await_samples(&cut, 16, LIMIT);
-    let facts = facts_of(&fleet.nats());
-    assert!(fleet.outcome(&cut).is_none(), "too fast to be cut off");
+    let facts = facts_of(&fleet.nats_url());
+    assert!(fleet.ended_run(&cut).is_none(), "too fast to be cut off");
     fleet.terminate();
-    until("the fleet is down", LIMIT, || fleet.ended());
+    wait_until("the fleet is down", LIMIT, || fleet.exit_status());
 
     let recording = recordings().join(version);
     fs::create_dir_all(&recording).unwrap();
@@ -169,14 +170,14 @@ fn record() {
 }
 
 fn await_archives(fleet: &Fleet) {
-    let nats = fleet.nats();
-    until("done cycles are archived", LIMIT, || {
+    let nats = fleet.nats_url();
+    wait_until("done cycles are archived", LIMIT, || {
         let facts = facts_of(&nats);
         facts.iter().any(|fact| fact["message"] == "Archived").then_some(())
     });
 }
 
-/// Every entry of the log: where, when, what.
+/// Returns every entry of the log with its sequence, time, subject and content.
 fn facts_of(nats: &str) -> Vec<Value> {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {

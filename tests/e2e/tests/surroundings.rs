@@ -1,8 +1,8 @@
-//! What a fleet lives in: a store elsewhere, clients in other languages, wrong input.
+//! A remote store, wrong input, and other surroundings of a fleet.
 
 use std::{path::Path, process::Command, time::Duration};
 
-use e2e::{Files, Fleet, Sampling, binary};
+use e2e::{Fleet, Sampling, SpecFiles, program_path};
 use s3_server::S3Server;
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -11,22 +11,22 @@ const LIMIT: Duration = Duration::from_secs(180);
 fn a_fleet_keeps_its_files_in_s3() {
     let server = S3Server::start().unwrap();
     let agents = "trainer,generator,verifier,evaluator";
-    let fleet = Fleet::up_with(agents, &["--store", &server.url()], server.env());
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(10, 0));
-    fleet.finish(&base, LIMIT);
+    let fleet = Fleet::start_with(agents, &["--store", &server.url()], server.env());
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(10, 0));
+    fleet.await_success(&base, LIMIT);
     let small = Sampling { prompts: 8, per_prompt: 4, max_new_tokens: 16, cycles: 1 };
-    let run = fleet.submit(&files.raft(&base, small));
-    fleet.finish(&run, LIMIT);
-    fleet.audit_clean(&run);
+    let run = fleet.submit(&files.write_raft_spec(&base, small));
+    fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_audit(&run);
     assert!(!fleet.path().join("store").exists(), "nothing is kept here");
 }
 
 #[test]
 fn wrong_input_is_one_clear_error_and_starts_nothing() {
-    let fleet = Fleet::up("trainer");
-    let files = Files::create(fleet.path());
-    let spec = files.sft(5, 0);
+    let fleet = Fleet::start("trainer");
+    let files = SpecFiles::create(fleet.path());
+    let spec = files.write_sft_spec(5, 0);
     let good = std::fs::read_to_string(&spec).unwrap();
     let cases = [
         (good.replace("max_steps", "max_stepz"), "max_stepz"),
@@ -41,45 +41,45 @@ fn wrong_input_is_one_clear_error_and_starts_nothing() {
         assert_eq!(refused.code, 1, "{}", refused.stderr);
         assert!(refused.stderr.contains(named), "{named}: {}", refused.stderr);
     }
-    assert_eq!(fleet.json(&["run", "list"]).unwrap(), serde_json::json!([]));
+    assert_eq!(fleet.run_json(&["run", "list"]).unwrap(), serde_json::json!([]));
 }
 
 #[test]
-fn a_fleet_that_is_not_there_is_named() {
-    let nowhere = Command::new(binary())
+fn an_unreachable_fleet_is_named() {
+    let unreachable = Command::new(program_path())
         .args(["run", "list", "--nats", "nats://127.0.0.1:1"])
         .output()
         .unwrap();
-    let stderr = String::from_utf8_lossy(&nowhere.stderr);
-    assert_eq!(nowhere.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&unreachable.stderr);
+    assert_eq!(unreachable.status.code(), Some(1));
     assert!(stderr.contains("127.0.0.1:1"), "{stderr}");
-    let unnamed = Command::new(binary()).args(["run", "list"]).output().unwrap();
+    let unnamed = Command::new(program_path()).args(["run", "list"]).output().unwrap();
     let stderr = String::from_utf8_lossy(&unnamed.stderr);
     assert!(stderr.contains("--dir") && stderr.contains("FLOTILLA_NATS"), "{stderr}");
 }
 
 #[test]
 fn a_model_that_cannot_be_trained_fails_the_run_with_its_reason() {
-    let fleet = Fleet::up("trainer");
-    let files = Files::create(fleet.path());
-    let spec = files.sft(5, 0);
+    let fleet = Fleet::start("trainer");
+    let files = SpecFiles::create(fleet.path());
+    let spec = files.write_sft_spec(5, 0);
     let config = files.path("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, text.replace("qwen2", "gpt_neox")).unwrap();
     let run = fleet.submit(&spec);
-    let ended = e2e::until("the run fails", LIMIT, || {
-        let shown = fleet.json(&["run", "show", &run]).ok()?;
+    let ended = e2e::wait_until("the run fails", LIMIT, || {
+        let shown = fleet.run_json(&["run", "show", &run]).ok()?;
         (shown["state"] == "FAILED").then_some(shown)
     });
     assert!(ended["message"].as_str().unwrap().contains("gpt_neox"), "{ended:#}");
 }
 
 #[test]
-fn an_agent_drains_and_its_leaving_is_seen() {
-    let fleet = Fleet::up("trainer,generator=2");
+fn a_drained_agent_is_shown_as_stopped() {
+    let fleet = Fleet::start("trainer,generator=2");
     assert_eq!(fleet.run(&["agents", "drain", "generator-2"]).code, 0);
-    e2e::until("the agent has left", LIMIT, || {
-        let agents = fleet.json(&["agents", "list"]).ok()?;
+    e2e::wait_until("the agent has stopped", LIMIT, || {
+        let agents = fleet.run_json(&["agents", "list"]).ok()?;
         let is_it = |agent: &&serde_json::Value| agent["agent"] == "generator-2";
         let agent = agents.as_array()?.iter().find(is_it)?.clone();
         (agent["state"] == "STOPPED").then_some(())
@@ -90,13 +90,13 @@ fn an_agent_drains_and_its_leaving_is_seen() {
 }
 
 #[test]
-fn golden_perplexities_come_out() {
+fn golden_perplexities_are_reproduced() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
     if !golden.exists() {
         println!("skipped: {} is not there", golden.display());
         return;
     }
-    let output = Command::new(binary())
+    let output = Command::new(program_path())
         .args(["eval", "local", "--chunks", "8", "--json", "--model"])
         .arg(golden.join("hf/qwen2-tiny"))
         .arg("--text")
@@ -112,7 +112,7 @@ fn golden_perplexities_come_out() {
 fn every_command_has_a_manual_page() {
     let directory = tempfile::tempdir().unwrap();
     let into = directory.path().join("man1");
-    let written = Command::new(binary()).arg("man").arg(&into).output().unwrap();
+    let written = Command::new(program_path()).arg("man").arg(&into).output().unwrap();
     assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
     let page = |name: &str| std::fs::read_to_string(into.join(name)).expect(name);
     assert!(page("flotilla.1").contains("flotilla\\-run"), "it names the commands");

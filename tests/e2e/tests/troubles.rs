@@ -1,20 +1,21 @@
-//! Bad surroundings: each is one clear error with its remedy, or is lived with.
+//! Problems of the environment. Each is one clear error with a remedy, or the fleet recovers from
+//! it.
 
 use std::{net::TcpListener, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use async_nats::jetstream;
-use e2e::{Files, Fleet, NatsServer, Output, Sampling, SmallDisk, flotilla, until};
+use e2e::{Fleet, NatsServer, Output, Sampling, SmallDisk, SpecFiles, run_flotilla, wait_until};
 use s3_server::S3Server;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
 const SMALL: Sampling = Sampling { prompts: 8, per_prompt: 4, max_new_tokens: 16, cycles: 1 };
 
-/// Enough to be met half done.
+/// Long enough to be interrupted.
 const LONG: Sampling = Sampling { prompts: 192, per_prompt: 8, max_new_tokens: 480, cycles: 1 };
 
-fn alone(arguments: &[&str]) -> Output {
-    flotilla(arguments, [])
+fn run_without_fleet(arguments: &[&str]) -> Output {
+    run_flotilla(arguments, [])
 }
 
 fn text(path: &Path) -> &str {
@@ -27,32 +28,29 @@ fn taken_port() -> (TcpListener, String) {
     (taken, port)
 }
 
-/// Nothing is left that a command would take for a fleet.
-fn no_fleet_in(directory: &Path) {
+/// Checks that no command finds a fleet in the directory.
+fn assert_no_fleet(directory: &Path) {
     assert!(!directory.join("fleet.json").exists());
-    alone(&["run", "list", "--dir", text(directory)]).refuses(&["flotilla up", text(directory)]);
+    run_without_fleet(&["run", "list", "--dir", text(directory)])
+        .assert_refused(&["flotilla up", text(directory)]);
 }
 
 #[test]
-fn a_nats_server_that_will_not_do_is_refused_with_its_remedy() {
+fn an_unsuitable_nats_server_is_refused_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let old = directory.path().join("old-server");
     std::fs::write(&old, "#!/bin/sh\necho 'nats-server: v2.9.1'\n").unwrap();
     std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o755)).unwrap();
     let fleet = directory.path().join("fleet");
-    alone(&["up", "--dir", text(&fleet), "--nats-server", text(&old)]).refuses(&[
-        text(&old),
-        "2.9.1",
-        "2.11",
-        "deploy/fetch-nats-server.sh",
-    ]);
-    no_fleet_in(&fleet);
+    run_without_fleet(&["up", "--dir", text(&fleet), "--nats-server", text(&old)])
+        .assert_refused(&[text(&old), "2.9.1", "2.11", "deploy/fetch-nats-server.sh"]);
+    assert_no_fleet(&fleet);
 
     let server = NatsServer::start(&[]);
     let store = directory.path().join("store");
     let url = format!("file://{}", store.display());
     let coordinator = ["coordinator", "--nats", &server.url(), "--gateway", "127.0.0.1:0"];
-    alone(&[&coordinator[..], &["--store", &url]].concat()).refuses(&[
+    run_without_fleet(&[&coordinator[..], &["--store", &url]].concat()).assert_refused(&[
         &server.url(),
         "without JetStream",
         "-js",
@@ -66,90 +64,97 @@ fn a_taken_port_is_named() {
     let fleet = text(directory.path());
     let (_taken, port) = taken_port();
     let gateway = format!("127.0.0.1:{port}");
-    alone(&["up", "--dir", fleet, "--port", &port]).refuses(&[&port, "taken", "another"]);
-    alone(&["up", "--dir", fleet, "--gateway", &gateway]).refuses(&[&gateway, "another"]);
-    no_fleet_in(directory.path());
-    alone(&["coordinator", "--nats", "nats://127.0.0.1:1", "--gateway", &gateway])
-        .refuses(&[&gateway, "another"]);
+    run_without_fleet(&["up", "--dir", fleet, "--port", &port])
+        .assert_refused(&[&port, "taken", "another"]);
+    run_without_fleet(&["up", "--dir", fleet, "--gateway", &gateway])
+        .assert_refused(&[&gateway, "another"]);
+    assert_no_fleet(directory.path());
+    run_without_fleet(&["coordinator", "--nats", "nats://127.0.0.1:1", "--gateway", &gateway])
+        .assert_refused(&[&gateway, "another"]);
 }
 
 #[test]
-fn a_second_fleet_in_a_directory_is_refused_and_the_first_goes_on() {
-    let fleet = Fleet::up("trainer");
-    let before = fleet.file();
+fn a_second_fleet_in_a_directory_is_refused_and_the_first_keeps_running() {
+    let fleet = Fleet::start("trainer");
+    let before = fleet.read_fleet_file();
     let directory = text(fleet.path());
-    alone(&["up", "--dir", directory]).refuses(&[directory, "in use by", "another directory"]);
-    assert_eq!(fleet.file(), before);
-    assert_eq!(fleet.json(&["agents", "list"]).unwrap().as_array().unwrap().len(), 1);
+    run_without_fleet(&["up", "--dir", directory]).assert_refused(&[
+        directory,
+        "in use by",
+        "another directory",
+    ]);
+    assert_eq!(fleet.read_fleet_file(), before);
+    assert_eq!(fleet.run_json(&["agents", "list"]).unwrap().as_array().unwrap().len(), 1);
 }
 
 #[test]
 fn a_store_that_refuses_is_named_before_anything_starts() {
     let directory = tempfile::tempdir().unwrap();
     let fleet = text(directory.path());
-    alone(&["up", "--dir", fleet, "--store", "file:///dev/null/x"]).refuses(&["/dev/null/x"]);
+    run_without_fleet(&["up", "--dir", fleet, "--store", "file:///dev/null/x"])
+        .assert_refused(&["/dev/null/x"]);
     let server = S3Server::start().unwrap();
     let mut environment = server.env();
     environment.insert("AWS_SECRET_ACCESS_KEY".into(), "wrong".into());
-    flotilla(&["up", "--dir", fleet, "--store", &server.url()], environment).refuses(&[
+    run_flotilla(&["up", "--dir", fleet, "--store", &server.url()], environment).assert_refused(&[
         &server.url(),
         "refuses access",
         "AWS_ACCESS_KEY_ID",
     ]);
-    flotilla(&["up", "--dir", fleet, "--store", &server.url()], [])
-        .refuses(&[&server.url(), "AWS_ACCESS_KEY_ID"]);
-    no_fleet_in(directory.path());
+    run_flotilla(&["up", "--dir", fleet, "--store", &server.url()], [])
+        .assert_refused(&[&server.url(), "AWS_ACCESS_KEY_ID"]);
+    assert_no_fleet(directory.path());
     assert!(std::fs::read_dir(server.dir()).is_err(), "nothing was written");
 }
 
 #[test]
-fn a_full_store_is_said_at_once_and_the_run_goes_on_when_there_is_room() {
+fn a_full_store_is_reported_at_once_and_the_run_continues_when_there_is_space() {
     let mounts = tempfile::tempdir().unwrap();
     let Some(disk) = SmallDisk::mount(mounts.path().join("store"), "400k") else { return };
     let store = format!("file://{}", disk.path().display());
-    let fleet = Fleet::up_with("trainer,evaluator", &["--store", &store], []);
-    let files = Files::create(fleet.path());
-    // A checkpoint takes 110 KiB: a few fit, and the training has twelve.
-    let run = fleet.submit(&files.sft(120, 10));
-    let shown = until("the failure is seen", LIMIT, || {
-        let shown = fleet.json(&["run", "show", &run]).ok()?;
+    let fleet = Fleet::start_with("trainer,evaluator", &["--store", &store], []);
+    let files = SpecFiles::create(fleet.path());
+    // A checkpoint has 110 KiB. A few fit, and the training writes twelve.
+    let run = fleet.submit(&files.write_sft_spec(120, 10));
+    let shown = wait_until("the failure is seen", LIMIT, || {
+        let shown = fleet.run_json(&["run", "show", &run]).ok()?;
         (!shown["failures"].as_array()?.is_empty()).then_some(shown)
     });
     assert_eq!(shown["state"], "RUNNING", "there may be space again soon");
     let failure = &shown["failures"][0];
-    let told = failure["message"].as_str().unwrap();
-    assert!(told.contains(&store) && told.contains("no space left"), "{told}");
+    let message = failure["message"].as_str().unwrap();
+    assert!(message.contains(&store) && message.contains("no space left"), "{message}");
     assert_eq!(failure["cause"], "SURROUNDINGS");
     assert_ne!(failure["final"], true);
-    until("the agent says what it waits for", LIMIT, || {
-        let agents = fleet.json(&["agents", "list"]).ok()?;
+    wait_until("the agent reports what it waits for", LIMIT, || {
+        let agents = fleet.run_json(&["agents", "list"]).ok()?;
         let troubles = agents.as_array()?.iter().filter_map(|agent| agent["trouble"].as_str());
         troubles.into_iter().any(|trouble| trouble.contains("no space left")).then_some(())
     });
     assert!(disk.resize("8m"));
-    let ended = fleet.finish(&run, LIMIT);
+    let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["checkpoints"].as_array().unwrap().len(), 12);
-    fleet.audit_clean(&run);
+    fleet.assert_clean_audit(&run);
     let well = |agent: &serde_json::Value| agent["trouble"].as_str().unwrap_or_default().is_empty();
-    until("no agent has any trouble", LIMIT, || {
-        let agents = fleet.json(&["agents", "list"]).ok()?;
+    wait_until("all agents are well", LIMIT, || {
+        let agents = fleet.run_json(&["agents", "list"]).ok()?;
         agents.as_array()?.iter().all(well).then_some(())
     });
 }
 
 #[test]
 fn a_damaged_base_fails_the_run_with_the_file_named() {
-    let mut fleet = Fleet::up("trainer,generator,verifier");
-    let files = Files::create(fleet.path());
-    let spec = files.sft(5, 0);
+    let mut fleet = Fleet::start("trainer,generator,verifier");
+    let files = SpecFiles::create(fleet.path());
+    let spec = files.write_sft_spec(5, 0);
     let lines = std::fs::read_to_string(&spec).unwrap();
     let unmeasured: Vec<&str> = lines.lines().filter(|line| !line.starts_with("evals")).collect();
     std::fs::write(&spec, unmeasured.join("\n")).unwrap();
     let base = fleet.submit(&spec);
-    let ended = fleet.finish(&base, LIMIT);
-    // Agents fetch what may be asked for next: none keeps a good copy.
+    let ended = fleet.await_success(&base, LIMIT);
+    // Agents prefetch checkpoints, so their cache must not contain an intact copy.
     fleet.terminate();
-    until("the fleet is down", LIMIT, || fleet.ended().map(|_| ()));
+    wait_until("the fleet is down", LIMIT, || fleet.exit_status().map(|_| ()));
     std::fs::remove_dir_all(fleet.path().join("cache")).unwrap();
     let tree = ended["checkpoints"][0]["checkpoint"]["tree"]["path"].as_str().unwrap().to_owned();
     let weights = fleet.path().join("store").join(tree).join("model.safetensors");
@@ -157,16 +162,16 @@ fn a_damaged_base_fails_the_run_with_the_file_named() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&weights, bytes).unwrap();
-    fleet.up_again();
+    fleet.restart();
     fleet.await_agents();
 
-    let run = fleet.submit(&files.raft(&base, SMALL));
-    let why = fleet.end(&run, "FAILED", LIMIT)["message"].as_str().unwrap().to_owned();
+    let run = fleet.submit(&files.write_raft_spec(&base, SMALL));
+    let why = fleet.await_state(&run, "FAILED", LIMIT)["message"].as_str().unwrap().to_owned();
     assert!(why.contains(text(&weights)) && why.contains("is damaged"), "{why}");
     let export = fleet.path().join("export");
     fleet
         .run(&["checkpoint", "export", &base, "--out", text(&export)])
-        .refuses(&[text(&weights), "is damaged"]);
+        .assert_refused(&[text(&weights), "is damaged"]);
     let left = std::fs::read_dir(&export).unwrap().flatten().map(|entry| entry.file_name());
     assert_eq!(left.collect::<Vec<_>>(), ["config.json"], "only what was verified");
 }
@@ -174,26 +179,26 @@ fn a_damaged_base_fails_the_run_with_the_file_named() {
 #[test]
 fn a_model_that_cannot_be_used_is_named() {
     let directory = tempfile::tempdir().unwrap();
-    let files = Files::create(directory.path());
-    let model = files.model();
+    let files = SpecFiles::create(directory.path());
+    let model = files.write_model();
     let measure = |more: &[&str]| {
         let (model, data) = (text(&model), files.path("heldout.txt"));
         let fixed = ["eval", "local", "--n-ctx", "64", "--model", model, "--text", text(&data)];
-        alone(&[&fixed[..], more].concat())
+        run_without_fleet(&[&fixed[..], more].concat())
     };
     let sample = |more: &[&str]| {
         let fixed = ["generate", "--max-new-tokens", "2", "--prompt", "1", "--model", text(&model)];
-        alone(&[&fixed[..], more].concat())
+        run_without_fleet(&[&fixed[..], more].concat())
     };
     assert_eq!((measure(&[]).code, sample(&[]).code), (0, 0), "{}", measure(&[]).stderr);
     for command in [&measure as &dyn Fn(&[&str]) -> Output, &sample] {
-        command(&["--adapter", "no-adapter"]).refuses(&["no-adapter/adapter_config.json"]);
+        command(&["--adapter", "no-adapter"]).assert_refused(&["no-adapter/adapter_config.json"]);
     }
     let adapter = directory.path().join("adapter");
     std::fs::create_dir(&adapter).unwrap();
     let config = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}"#;
     std::fs::write(adapter.join("adapter_config.json"), config).unwrap();
-    sample(&["--adapter", text(&adapter)]).refuses(&["adapter/adapter_model.safetensors"]);
+    sample(&["--adapter", text(&adapter)]).assert_refused(&["adapter/adapter_model.safetensors"]);
 
     let huge_header: &[u8] = b"\xff\xff\xff\xff\xff\xff\xff\x7f{}";
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
@@ -202,16 +207,16 @@ fn a_model_that_cannot_be_used_is_named() {
         let cases = [huge_header, &good[..good.len() / 2], &[0xfe; 5000], b"", b"{}", b"null"];
         for bad in cases {
             std::fs::write(&file, bad).unwrap();
-            measure(&[]).refuses(&[text(&file)]);
+            measure(&[]).assert_refused(&[text(&file)]);
         }
         std::fs::remove_file(&file).unwrap();
-        measure(&[]).refuses(&[text(&file)]);
-        sample(&[]).refuses(&[text(&file)]);
+        measure(&[]).assert_refused(&[text(&file)]);
+        sample(&[]).assert_refused(&[text(&file)]);
         std::fs::write(&file, good).unwrap();
     }
 }
 
-/// The log, as any program has it that speaks NATS.
+/// The log, read with a plain NATS client.
 struct RawLog {
     runtime: tokio::runtime::Runtime,
     context: jetstream::Context,
@@ -219,14 +224,14 @@ struct RawLog {
 
 impl RawLog {
     fn open(fleet: &Fleet) -> Self {
-        let url = fleet.file()["nats"].as_str().expect("a URL").to_owned();
+        let url = fleet.read_fleet_file()["nats"].as_str().expect("a URL").to_owned();
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let connect = async { jetstream::new(async_nats::connect(url).await.expect("the bus")) };
         let context = runtime.block_on(connect);
         Self { runtime, context }
     }
 
-    fn write(&self, subject: String, payload: &'static str) {
+    fn publish_raw(&self, subject: String, payload: &'static str) {
         self.runtime.block_on(async {
             let sent = self.context.publish(subject, payload.into()).await.expect("it is sent");
             sent.await.expect("it is stored");
@@ -243,55 +248,55 @@ impl RawLog {
 }
 
 #[test]
-fn entries_that_are_no_facts_disturb_nobody_but_the_run_they_are_in() {
-    let fleet = Fleet::open("trainer,generator,verifier,evaluator");
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(5, 0));
-    fleet.finish(&base, LIMIT);
+fn invalid_entries_only_affect_the_run_that_they_are_in() {
+    let fleet = Fleet::start_open("trainer,generator,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(5, 0));
+    fleet.await_success(&base, LIMIT);
     let log = RawLog::open(&fleet);
-    log.write("flotilla.x-1.spec".into(), "{ garbage");
-    log.write("flotilla.x-1.samples.1.j1".into(), "\u{0}");
-    log.write("flotilla.raft-1.spec".into(), "[]");
-    fleet.run(&["run", "show", "x-1"]).refuses(&["there is no run x-1"]);
+    log.publish_raw("flotilla.x-1.spec".into(), "{ garbage");
+    log.publish_raw("flotilla.x-1.samples.1.j1".into(), "\u{0}");
+    log.publish_raw("flotilla.raft-1.spec".into(), "[]");
+    fleet.run(&["run", "show", "x-1"]).assert_refused(&["there is no run x-1"]);
 
-    let broken = fleet.submit(&files.raft(&base, LONG));
+    let broken = fleet.submit(&files.write_raft_spec(&base, LONG));
     assert_eq!(broken, "raft-2", "the first number is taken, by whatever");
-    let plan = until("the cycle is planned", LIMIT, || {
+    let plan = wait_until("the cycle is planned", LIMIT, || {
         log.read(&format!("flotilla.{broken}.cycle.1.plan"))
     });
-    // Some are being worked on, some are not yet.
+    // Some jobs are in progress, others have not started.
     let subject = |job: &str| format!("flotilla.{broken}.samples.1.{job}");
     for job in plan["jobs"].as_array().unwrap() {
-        log.write(subject(job["job"].as_str().unwrap()), "{ garbage");
+        log.publish_raw(subject(job["job"].as_str().unwrap()), "{ garbage");
     }
-    let ended = fleet.end(&broken, "FAILED", LIMIT);
+    let ended = fleet.await_state(&broken, "FAILED", LIMIT);
     let why = ended["message"].as_str().unwrap();
     assert!(why.contains(&subject("")), "{why}");
 
-    let sound = fleet.submit(&files.raft(&base, SMALL));
-    fleet.finish(&sound, LIMIT);
-    fleet.audit_clean(&sound);
-    let listed = fleet.json(&["run", "list"]).unwrap();
+    let sound = fleet.submit(&files.write_raft_spec(&base, SMALL));
+    fleet.await_success(&sound, LIMIT);
+    fleet.assert_clean_audit(&sound);
+    let listed = fleet.run_json(&["run", "list"]).unwrap();
     let runs: Vec<&str> =
         listed.as_array().unwrap().iter().filter_map(|run| run["run"].as_str()).collect();
     assert_eq!(runs, [&*base, &*broken, &*sound]);
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_objects_are_named() {
     let directory = tempfile::tempdir().unwrap();
-    let nothing = alone(&["down", "--dir", text(directory.path())]);
+    let nothing = run_without_fleet(&["down", "--dir", text(directory.path())]);
     assert_eq!(nothing.code, 0, "down is what it is: {}", nothing.stderr);
     assert!(nothing.stderr.contains("no fleet is running"), "{}", nothing.stderr);
-    alone(&["up", "--dir", text(directory.path()), "--agents", "cook"])
-        .refuses(&["cook", "trainer, generator, verifier, evaluator"]);
-    no_fleet_in(directory.path());
+    run_without_fleet(&["up", "--dir", text(directory.path()), "--agents", "cook"])
+        .assert_refused(&["cook", "trainer, generator, verifier, evaluator"]);
+    assert_no_fleet(directory.path());
 
-    let fleet = Fleet::up("trainer");
+    let fleet = Fleet::start("trainer");
     let agent = directory.path().join("agent");
     fleet
         .run(&["agent", "--roles", "cook", "--agent-dir", text(&agent)])
-        .refuses(&["cook", "trainer, generator, verifier, evaluator"]);
+        .assert_refused(&["cook", "trainer, generator, verifier, evaluator"]);
     for command in [
         &["run", "show"][..],
         &["run", "watch"],
@@ -303,31 +308,39 @@ fn what_is_not_there_is_named() {
         &["checkpoint", "list"],
         &["checkpoint", "get"],
     ] {
-        fleet.run(&[command, &["nobody-1"]].concat()).refuses(&["there is no", "nobody-1", "list"]);
-        fleet.run(&[command, &["No/Name/At/All"]].concat()).refuses(&["No"]);
+        fleet.run(&[command, &["nobody-1"]].concat()).assert_refused(&[
+            "there is no",
+            "nobody-1",
+            "list",
+        ]);
+        fleet.run(&[command, &["No/Name/At/All"]].concat()).assert_refused(&["No"]);
     }
-    assert_eq!(fleet.json(&["run", "list"]).unwrap(), serde_json::json!([]));
+    assert_eq!(fleet.run_json(&["run", "list"]).unwrap(), serde_json::json!([]));
 }
 
 #[test]
-fn a_sigterm_ends_a_fleet_in_mid_work_and_leaves_no_process() {
-    let mut fleet = Fleet::up("trainer,generator,verifier,evaluator");
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(5, 0));
-    fleet.finish(&base, LIMIT);
-    fleet.submit(&files.raft(&base, LONG));
-    let family = until("a generator works", LIMIT, || {
-        let family = fleet.processes();
-        let at_work = |word: &str| family.iter().any(|one| one.arguments.iter().any(|a| a == word));
-        (at_work("worker") && at_work("generate")).then_some(family)
+fn a_sigterm_ends_a_busy_fleet_and_leaves_no_process() {
+    let mut fleet = Fleet::start("trainer,generator,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(5, 0));
+    fleet.await_success(&base, LIMIT);
+    fleet.submit(&files.write_raft_spec(&base, LONG));
+    let processes = wait_until("a generator works", LIMIT, || {
+        let processes = fleet.processes();
+        let at_work =
+            |word: &str| processes.iter().any(|one| one.arguments.iter().any(|a| a == word));
+        (at_work("worker") && at_work("generate")).then_some(processes)
     });
-    assert!(family.len() >= 8, "up, nats-server, coordinator, four agents, a worker: {family:#?}");
+    assert!(
+        processes.len() >= 8,
+        "up, nats-server, coordinator, four agents, a worker: {processes:#?}"
+    );
     fleet.terminate();
-    let ended = until("flotilla up ends", Duration::from_secs(10), || fleet.ended());
-    assert!(ended.success(), "{}", fleet.logs());
-    // A kill is only asked for; the kernel takes a moment.
-    for process in family {
+    let ended = wait_until("flotilla up ends", Duration::from_secs(10), || fleet.exit_status());
+    assert!(ended.success(), "{}", fleet.log_tails());
+    // The kernel needs a moment to end killed processes.
+    for process in processes {
         let ends = || (!process.is_alive()).then_some(());
-        until(&format!("{process:?} ends"), Duration::from_secs(1), ends);
+        wait_until(&format!("{process:?} ends"), Duration::from_secs(1), ends);
     }
 }

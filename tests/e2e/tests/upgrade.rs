@@ -1,4 +1,4 @@
-//! A box's program replaced under a working agent, whatever the new one is like.
+//! Upgrades of the program of a running agent, with good and bad new programs.
 
 use std::{
     fs,
@@ -8,48 +8,48 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Fleet, Output, binary, flotilla, until};
+use e2e::{Fleet, Output, program_path, run_flotilla, wait_until};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A box: an installed program, an agent that runs it, and a stand-in for its service manager,
-/// which starts the agent whenever it is told to.
-struct Box {
+/// A host: an installed program, an agent that runs it, and a script in place of a service manager,
+/// which restarts the agent.
+struct UpgradeHost {
     fleet: Fleet,
     home: PathBuf,
 }
 
-impl Box {
+impl UpgradeHost {
     fn with_agent() -> Self {
-        let fleet = Fleet::open("evaluator");
+        let fleet = Fleet::start_open("evaluator");
         let home = fleet.path().join("box");
         fs::create_dir_all(&home).expect("a file");
-        fs::copy(binary(), home.join("flotilla")).expect("a file");
+        fs::copy(program_path(), home.join("flotilla")).expect("a file");
         let start = format!(
             "#!/bin/sh\nkill $(cat {home}/pid 2>/dev/null) 2>/dev/null\n\
              {home}/flotilla agent --nats {nats} --roles generator --name halo \
              --agent-dir {home}/agent >> {home}/agent.log 2>&1 &\necho $! > {home}/pid\n",
             home = home.display(),
-            nats = fleet.nats(),
+            nats = fleet.nats_url(),
         );
         fs::write(home.join("start"), start).expect("a file");
-        let this = Self { fleet, home };
+        let host = Self { fleet, home };
         assert!(
             Command::new("sh")
-                .arg(this.home.join("start"))
+                .arg(host.home.join("start"))
                 .status()
                 .expect("a program starts")
                 .success()
         );
-        until("the agent is ready", LIMIT, || {
-            this.agent().filter(|agent| agent["state"] == "READY").map(drop)
+        wait_until("the agent is ready", LIMIT, || {
+            host.agent().filter(|agent| agent["state"] == "READY").map(drop)
         });
-        this
+        host
     }
 
     fn agent(&self) -> Option<Value> {
-        let listed = self.fleet.json(&["agents", "list"]).ok()?;
+        let listed = self.fleet.run_json(&["agents", "list"]).ok()?;
         listed.as_array()?.iter().find(|agent| agent["agent"] == "halo").cloned()
     }
 
@@ -61,11 +61,11 @@ impl Box {
         fs::read(self.home.join("flotilla")).expect("a file")
     }
 
-    /// Another build of the same program: bytes after the end of a program are no part of it.
+    /// Returns another build of the same program. Programs ignore bytes after their end.
     fn another_build(&self) -> PathBuf {
-        let mut bytes = fs::read(binary()).expect("a file");
+        let mut bytes = fs::read(program_path()).expect("a file");
         bytes.extend(b"another build");
-        executable(&self.home.join("download"), &bytes)
+        write_executable(&self.home.join("download"), &bytes)
     }
 
     fn upgrade(&self, new: &Path, more: &[&str]) -> Output {
@@ -75,76 +75,76 @@ impl Box {
         let mut arguments = vec!["upgrade", "--binary", &new, "--installed", &installed];
         arguments.extend(["--agent-dir", &agent, "--restart-command", &restart]);
         arguments.extend(more);
-        flotilla(&arguments, [("FLOTILLA_NATS".to_owned(), self.fleet.nats())])
+        run_flotilla(&arguments, [("FLOTILLA_NATS".to_owned(), self.fleet.nats_url())])
     }
 }
 
-impl Drop for Box {
+impl Drop for UpgradeHost {
     fn drop(&mut self) {
         let _ = Command::new("kill").args(["-9", &self.pid()]).stderr(Stdio::null()).status();
     }
 }
 
-fn executable(path: &Path, bytes: &[u8]) -> PathBuf {
+fn write_executable(path: &Path, bytes: &[u8]) -> PathBuf {
     fs::write(path, bytes).expect("a file");
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a file");
     path.to_owned()
 }
 
 #[test]
-fn a_working_agent_leaves_and_is_back_with_the_new_program() {
-    let this = Box::with_agent();
-    let (before, old) = (this.pid(), this.installed());
-    let new = this.another_build();
-    let output = this.upgrade(&new, &[]);
+fn a_running_agent_is_restarted_with_the_new_program() {
+    let host = UpgradeHost::with_agent();
+    let (before, old) = (host.pid(), host.installed());
+    let new = host.another_build();
+    let output = host.upgrade(&new, &[]);
     assert_eq!(output.code, 0, "{output:?}");
     assert!(output.stderr.contains("upgraded to"), "{output:?}");
-    assert_eq!(this.installed(), fs::read(&new).unwrap());
-    assert_eq!(fs::read(this.home.join("flotilla.previous")).unwrap(), old);
-    assert_ne!(this.pid(), before);
-    assert_eq!(this.agent().unwrap()["state"], "READY");
-    // It was drained, not ended.
-    let log = fs::read_to_string(this.home.join("agent.log")).unwrap();
+    assert_eq!(host.installed(), fs::read(&new).unwrap());
+    assert_eq!(fs::read(host.home.join("flotilla.previous")).unwrap(), old);
+    assert_ne!(host.pid(), before);
+    assert_eq!(host.agent().unwrap()["state"], "READY");
+    // It was drained, not killed.
+    let log = fs::read_to_string(host.home.join("agent.log")).unwrap();
     assert!(!log.contains("error"), "{log}");
-    // The same once more is nothing to do.
-    let output = this.upgrade(&new, &[]);
+    // The same upgrade again changes nothing.
+    let output = host.upgrade(&new, &[]);
     assert!(output.code == 0 && output.stderr.contains("already"), "{output:?}");
 }
 
 #[test]
-fn a_program_that_says_a_version_but_does_no_work_is_taken_back() {
-    let this = Box::with_agent();
-    let old = this.installed();
+fn a_program_that_does_not_work_is_rolled_back() {
+    let host = UpgradeHost::with_agent();
+    let old = host.installed();
     let script = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo flotilla 9.9.9\nexit 1\n";
-    let new = executable(&this.home.join("broken"), script.as_bytes());
-    let output = this.upgrade(&new, &["--ready-limit", "3"]);
-    output.refuses(&["9.9.9", "halo", "was put back and works"]);
-    assert_eq!(this.installed(), old);
-    assert_eq!(this.agent().unwrap()["state"], "READY");
+    let new = write_executable(&host.home.join("broken"), script.as_bytes());
+    let output = host.upgrade(&new, &["--ready-limit", "3"]);
+    output.assert_refused(&["9.9.9", "halo", "was put back and works"]);
+    assert_eq!(host.installed(), old);
+    assert_eq!(host.agent().unwrap()["state"], "READY");
 }
 
 #[test]
-fn an_agent_that_comes_back_as_another_version_than_it_was_to_be_is_not_taken_for_it() {
-    let this = Box::with_agent();
-    let old = this.installed();
+fn an_agent_that_restarts_with_another_version_is_rolled_back() {
+    let host = UpgradeHost::with_agent();
+    let old = host.installed();
     let script = format!(
         "#!/bin/sh\n[ \"$1\" = --version ] && exec echo flotilla 9.9.9\nexec {} \"$@\"\n",
-        binary().display()
+        program_path().display()
     );
-    let new = executable(&this.home.join("liar"), script.as_bytes());
-    let output = this.upgrade(&new, &["--ready-limit", "5"]);
-    output.refuses(&["halo reports version", "was put back and works"]);
-    assert_eq!(this.installed(), old);
+    let new = write_executable(&host.home.join("liar"), script.as_bytes());
+    let output = host.upgrade(&new, &["--ready-limit", "5"]);
+    output.assert_refused(&["halo reports version", "was put back and works"]);
+    assert_eq!(host.installed(), old);
 }
 
 #[test]
-fn what_is_no_flotilla_is_refused_before_any_agent_is_told() {
-    let this = Box::with_agent();
-    let before = this.agent().unwrap()["startedAt"].clone();
-    let output = this.upgrade(Path::new("/bin/true"), &[]);
-    output.refuses(&["/bin/true", "is not a flotilla binary"]);
-    let output = this.upgrade(&this.home.join("missing"), &[]);
-    output.refuses(&["missing", "does not run here"]);
-    assert_eq!(this.agent().unwrap()["startedAt"], before);
-    assert!(!this.home.join("flotilla.previous").exists());
+fn other_programs_are_refused_before_any_agent_is_drained() {
+    let host = UpgradeHost::with_agent();
+    let before = host.agent().unwrap()["startedAt"].clone();
+    let output = host.upgrade(Path::new("/bin/true"), &[]);
+    output.assert_refused(&["/bin/true", "is not a flotilla binary"]);
+    let output = host.upgrade(&host.home.join("missing"), &[]);
+    output.assert_refused(&["missing", "does not run here"]);
+    assert_eq!(host.agent().unwrap()["startedAt"], before);
+    assert!(!host.home.join("flotilla.previous").exists());
 }

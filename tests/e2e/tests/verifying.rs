@@ -1,8 +1,8 @@
-//! Verifiers in a fleet: programs judged, boxes that cannot, and verifiers that fail.
+//! Verifiers in a fleet: sandboxed programs, hosts without a toolchain, and verifiers that fail.
 
 use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
-use e2e::{Files, Fleet, Sampling};
+use e2e::{Fleet, Sampling, SpecFiles};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -10,18 +10,18 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 const SMALL: Sampling = Sampling { prompts: 8, per_prompt: 2, max_new_tokens: 8, cycles: 1 };
 
-/// A fleet with a base, and a run that is judged so and keeps everything that was.
-fn start(verifier: &str) -> (Fleet, String) {
-    start_with(None, verifier)
+/// Starts a fleet and a run with this verifier. The run keeps all judged samples.
+fn start_run(verifier: &str) -> (Fleet, String) {
+    start_run_with(None, verifier)
 }
 
-/// As `start`, where the box's owner said something in the agents' environment.
-fn start_with(owner: Option<(String, String)>, verifier: &str) -> (Fleet, String) {
-    let fleet = Fleet::up_with("trainer,generator,verifier,evaluator", &[], owner);
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(10, 0));
-    fleet.finish(&base, LIMIT);
-    let spec = files.raft(&base, SMALL);
+/// Like `start`, with a variable of the host's owner in the environment of the agents.
+fn start_run_with(owner: Option<(String, String)>, verifier: &str) -> (Fleet, String) {
+    let fleet = Fleet::start_with("trainer,generator,verifier,evaluator", &[], owner);
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(10, 0));
+    fleet.await_success(&base, LIMIT);
+    let spec = files.write_raft_spec(&base, SMALL);
     let text = std::fs::read_to_string(&spec).expect("the spec");
     let judged = text.replace(
         "verifier: { regex: { pattern: '[0-9]' } }",
@@ -44,25 +44,25 @@ fn start_with(owner: Option<(String, String)>, verifier: &str) -> (Fleet, String
     (fleet, run)
 }
 
-/// Commands in the sandbox may read this directory.
-fn owner_opens(directory: &Path) -> Option<(String, String)> {
+/// Lets commands in the sandbox read this directory.
+fn readable_path_env(directory: &Path) -> Option<(String, String)> {
     Some(("FLOTILLA_VERIFIER_PATH".to_owned(), directory.display().to_string()))
 }
 
-/// That executable may run outside the sandbox.
-fn owner_allows(program: &Path) -> Option<(String, String)> {
+/// Lets this executable run outside of the sandbox.
+fn allowed_command_env(program: &Path) -> Option<(String, String)> {
     Some(("FLOTILLA_ALLOW_COMMAND".to_owned(), program.display().to_string()))
 }
 
-/// One that nobody of the sandbox is kept out of.
-fn open_directory() -> TempDir {
+/// Creates a directory that every user can read.
+fn create_public_directory() -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
     directory
 }
 
-fn agent(fleet: &Fleet) -> Option<Value> {
-    let listed = fleet.json(&["agents", "list"]).ok()?;
+fn find_verifier(fleet: &Fleet) -> Option<Value> {
+    let listed = fleet.run_json(&["agents", "list"]).ok()?;
     let verifies = |agent: &&Value| {
         agent["roles"].as_array().is_some_and(|all| all.contains(&json!("verifier")))
     };
@@ -70,98 +70,98 @@ fn agent(fleet: &Fleet) -> Option<Value> {
 }
 
 #[test]
-fn programs_that_models_write_are_run_and_judged() {
-    let (fleet, run) = start("{ python: {} }");
-    let abilities = agent(&fleet).expect("a verifier")["abilities"].clone();
+fn programs_written_by_models_are_run_and_judged() {
+    let (fleet, run) = start_run("{ python: {} }");
+    let abilities = find_verifier(&fleet).expect("a verifier")["abilities"].clone();
     let can = abilities.as_array().is_some_and(|all| all.contains(&json!("verifier:python")));
     if !can {
         eprintln!("skipped: no python that can be contained here");
         return;
     }
-    let ended = fleet.finish(&run, LIMIT);
+    let ended = fleet.await_success(&run, LIMIT);
     let [_, cycle] = &ended["cyclesDone"].as_array().expect("cycles")[..] else {
         panic!("{ended:#}")
     };
     assert_eq!(cycle["sampled"], 16, "{cycle:#}");
     assert_eq!(cycle["train"]["samples"], 16, "judged, every one: {cycle:#}");
-    fleet.audit_clean(&run);
+    fleet.assert_clean_audit(&run);
 }
 
 #[test]
-fn a_box_that_lacks_an_executable_says_so_and_goes_on_when_it_is_there() {
-    let directory = open_directory();
+fn a_host_without_the_executable_reports_it_and_continues_when_it_is_installed() {
+    let directory = create_public_directory();
     let grader = directory.path().join("grader");
-    let (fleet, run) = start_with(
-        owner_opens(directory.path()),
+    let (fleet, run) = start_run_with(
+        readable_path_env(directory.path()),
         &format!("{{ command: {{ argv: ['{}'] }} }}", grader.display()),
     );
-    e2e::until("the verifier says what it lacks", LIMIT, || {
-        let trouble = agent(&fleet)?["trouble"].as_str()?.to_owned();
+    e2e::wait_until("the verifier reports what is missing", LIMIT, || {
+        let trouble = find_verifier(&fleet)?["trouble"].as_str()?.to_owned();
         (trouble.contains("lacks the executable") && trouble.contains("no connected verifier"))
             .then_some(())
     });
     write_script(&grader, "cat >/dev/null; echo '{\"outcome\":\"pass\"}'");
-    let ended = fleet.finish(&run, LIMIT);
+    let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
-    fleet.audit_clean(&run);
+    fleet.assert_clean_audit(&run);
 }
 
 #[test]
-fn a_verifier_that_always_fails_is_tried_again_and_its_errors_are_no_rewards() {
-    let directory = open_directory();
+fn a_verifier_that_always_fails_is_retried_and_its_errors_are_not_rewards() {
+    let directory = create_public_directory();
     let (grader, calls) = (directory.path().join("grader"), directory.path().join("calls"));
-    // It runs as nobody where the agent is root.
+    // It runs as user `nobody` if the agent is root.
     std::fs::write(&calls, "").expect("a file");
     std::fs::set_permissions(&calls, PermissionsExt::from_mode(0o666)).expect("its mode");
     let script = format!("echo >>'{}'; cat >/dev/null; exit 3", calls.display());
     write_script(&grader, &script);
-    let (fleet, run) = start_with(
-        owner_allows(&grader),
+    let (fleet, run) = start_run_with(
+        allowed_command_env(&grader),
         &format!("{{ command: {{ argv: ['{}'] }} }}", grader.display()),
     );
-    let ended = e2e::until("the run ends", LIMIT, || {
-        let shown = fleet.json(&["run", "show", &run]).ok()?;
+    let ended = e2e::wait_until("the run ends", LIMIT, || {
+        let shown = fleet.run_json(&["run", "show", &run]).ok()?;
         (shown["state"] == "FAILED").then_some(shown)
     });
-    let said = ended.to_string();
-    assert!(said.contains("the verifier failed on every sample"), "{ended:#}");
+    let text = ended.to_string();
+    assert!(text.contains("the verifier failed on every sample"), "{ended:#}");
     let calls = std::fs::read_to_string(&calls).expect("it was called").lines().count();
     assert!(calls >= 32, "each of 16 samples twice: {calls}");
 }
 
 #[test]
-fn a_command_that_nobody_allowed_is_not_run_and_the_run_says_what_its_owner_can_do() {
-    let directory = open_directory();
+fn a_command_that_is_not_allowed_is_not_run_and_the_agent_reports_it() {
+    let directory = create_public_directory();
     let (grader, ran) = (directory.path().join("grader"), directory.path().join("ran"));
     write_script(&grader, &format!("touch '{}'; echo '{{\"outcome\":\"pass\"}}'", ran.display()));
-    let (fleet, _) = start(&format!("{{ command: {{ argv: ['{}'] }} }}", grader.display()));
-    e2e::until("the verifier says what it lacks", LIMIT, || {
-        let trouble = agent(&fleet)?["trouble"].as_str()?.to_owned();
+    let (fleet, _) = start_run(&format!("{{ command: {{ argv: ['{}'] }} }}", grader.display()));
+    e2e::wait_until("the verifier reports what is missing", LIMIT, || {
+        let trouble = find_verifier(&fleet)?["trouble"].as_str()?.to_owned();
         (trouble.contains("(V104)") && trouble.contains("no connected verifier")).then_some(())
     });
     assert!(!ran.exists());
 }
 
 #[test]
-fn a_command_of_the_system_is_contained_and_reads_neither_keys_nor_the_agent() {
-    let directory = open_directory();
+fn a_system_command_is_sandboxed_and_can_read_neither_keys_nor_the_agent() {
+    let directory = create_public_directory();
     let secret = directory.path().join("key");
     std::fs::write(&secret, "secret").expect("a file");
-    let fleet_knows = r#"cat >/dev/null; outcome=pass
+    let probe = r#"cat >/dev/null; outcome=pass
         for own in /proc/[0-9]*; do grep -q "[a]gent-dir" $own/cmdline 2>/dev/null && outcome=fail; done
         cat "$1" >/dev/null 2>&1 && outcome=fail
         echo "{\"outcome\":\"$outcome\"}""#;
-    let script = serde_json::to_string(fleet_knows).expect("a text");
+    let script = serde_json::to_string(probe).expect("a text");
     let argv = format!("[sh, -c, {script}, sh, '{}']", secret.display());
-    let (fleet, run) = start(&format!("{{ command: {{ argv: {argv} }} }}"));
-    let abilities = agent(&fleet).expect("a verifier")["abilities"].clone();
+    let (fleet, run) = start_run(&format!("{{ command: {{ argv: {argv} }} }}"));
+    let abilities = find_verifier(&fleet).expect("a verifier")["abilities"].clone();
     if !abilities.as_array().is_some_and(|all| all.contains(&json!("verifier:command"))) {
         eprintln!("skipped: nothing can be contained here");
         return;
     }
-    let ended = fleet.finish(&run, LIMIT);
+    let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
-    fleet.audit_clean(&run);
+    fleet.assert_clean_audit(&run);
 }
 
 fn write_script(path: &Path, script: &str) {

@@ -1,4 +1,4 @@
-//! Trainings that know nothing of Flotilla, watched.
+//! Trainings by other programs, which an agent watches.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -12,25 +12,26 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Files, Fleet, Member, Random, until};
+use e2e::{Fleet, Member, Random, SpecFiles, wait_until};
 use rustix::process::Signal;
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// An output directory, written as a Trainer with PEFT does, four checkpoints kept.
-struct Trainer {
+/// An output directory as the Hugging Face Trainer writes it with PEFT. It keeps four checkpoints.
+struct FakeTrainer {
     out: PathBuf,
     base: PathBuf,
     steps: u32,
 }
 
-impl Trainer {
+impl FakeTrainer {
     fn save(&self, step: u32, random: &mut Random) {
         let place = self.out.join(format!("checkpoint-{step}"));
         fs::create_dir_all(&place).unwrap();
-        let pause = |random: &mut Random| thread::sleep(Duration::from_millis(random.draw() % 40));
+        let pause =
+            |random: &mut Random| thread::sleep(Duration::from_millis(random.next_u64() % 40));
         let weights: Vec<u8> = (0..4 * 32)
             .flat_map(|n| {
                 (f32::from(u16::try_from(n % 7).unwrap()) * 1e-3 * step as f32).to_le_bytes()
@@ -44,12 +45,12 @@ impl Trainer {
                 (name, TensorView::new(Dtype::F32, shape, &weights).unwrap())
             })
         });
-        let passing = place.join(".tmpWxYz12");
-        File::create(&passing).unwrap().set_len(5000).unwrap();
+        let temporary = place.join(".tmpWxYz12");
+        File::create(&temporary).unwrap().set_len(5000).unwrap();
         pause(random);
-        safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &passing).unwrap();
+        safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &temporary).unwrap();
         pause(random);
-        fs::rename(passing, place.join("adapter_model.safetensors")).unwrap();
+        fs::rename(temporary, place.join("adapter_model.safetensors")).unwrap();
         let settings = json!({
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8,
             "target_modules": ["q_proj"], "bias": "none",
@@ -79,8 +80,8 @@ fn write(path: &Path, bytes: &[u8]) {
     File::create(path).unwrap().write_all(bytes).unwrap();
 }
 
-fn agent(fleet: &Fleet, arguments: &[&str]) -> Member {
-    let nats = fleet.nats();
+fn start_watcher(fleet: &Fleet, arguments: &[&str]) -> Member {
+    let nats = fleet.nats_url();
     let arguments = [&["agent", "--nats", &nats][..], arguments].concat();
     let home = fleet.path().join("watcher").display().to_string();
     let arguments = [&arguments[..], &["--agent-dir", &home]].concat();
@@ -99,13 +100,14 @@ fn steps(run: &Value, list: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_watched_training_is_published_whole_and_once_though_the_agent_is_killed() {
-    let fleet = Fleet::open("evaluator");
-    let files = Files::create(fleet.path());
-    let trainer = Trainer { out: fleet.path().join("My Out"), base: files.model(), steps: 80 };
+fn a_watched_training_is_published_completely_and_once_although_the_agent_is_killed() {
+    let fleet = Fleet::start_open("evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let trainer =
+        FakeTrainer { out: fleet.path().join("My Out"), base: files.write_model(), steps: 80 };
     let (out, heldout) = (trainer.out.clone(), files.path("heldout.txt"));
     let watch = ["--watch", text(&out), "--eval", text(&heldout)];
-    let mut agent = agent(&fleet, &watch);
+    let mut agent = start_watcher(&fleet, &watch);
     let (saved, saves) = mpsc::channel();
     let training = thread::spawn(move || {
         let mut random = Random::new(7);
@@ -116,23 +118,23 @@ fn a_watched_training_is_published_whole_and_once_though_the_agent_is_killed() {
         }
     });
     let mut random = Random::new(11);
-    // The last is left to an agent that lives, and then leaves.
+    // The agent survives the last checkpoint, and then exits.
     for _ in saves.into_iter().filter(|step| *step < 80) {
-        thread::sleep(Duration::from_millis(random.draw() % 2600));
+        thread::sleep(Duration::from_millis(random.next_u64() % 2600));
         agent.kill();
-        agent.revive();
+        agent.restart_exited();
     }
     training.join().unwrap();
-    let ended = fleet.finish("my-out-1", LIMIT);
+    let ended = fleet.await_success("my-out-1", LIMIT);
     let all: Vec<u64> = (1..=8).map(|n| n * 10).collect();
-    assert_eq!(steps(&ended, "checkpoints"), all, "{}", fleet.logs());
+    assert_eq!(steps(&ended, "checkpoints"), all, "{}", fleet.log_tails());
     assert_eq!(steps(&ended, "evals"), all);
     assert_eq!(ended["kind"], "watched");
-    let audit = fleet.json(&["audit", "my-out-1", "--deep"]).expect("a clean audit");
+    let audit = fleet.run_json(&["audit", "my-out-1", "--deep"]).expect("a clean audit");
     assert_eq!((&audit["findings"], &audit["not_checked"]), (&json!([]), &json!([])));
-    let runs = fleet.json(&["run", "list"]).unwrap();
+    let runs = fleet.run_json(&["run", "list"]).unwrap();
     assert_eq!(runs.as_array().unwrap().len(), 1, "no kill begins another run: {runs:#}");
-    until("the agent leaves with its run", LIMIT, || (!agent.is_alive()).then_some(()));
+    wait_until("the agent leaves with its run", LIMIT, || (!agent.is_alive()).then_some(()));
 
     let losses: Vec<f64> = ended["checkpoints"]
         .as_array()
@@ -154,12 +156,13 @@ fn a_watched_training_is_published_whole_and_once_though_the_agent_is_killed() {
 }
 
 #[test]
-fn a_watcher_with_a_role_measures_what_it_finds_and_says_what_it_cannot_publish() {
-    let fleet = Fleet::open("verifier");
-    let files = Files::create(fleet.path());
-    let trainer = Trainer { out: fleet.path().join("out"), base: files.model(), steps: 20 };
+fn a_watcher_with_a_role_evaluates_checkpoints_and_reports_what_it_cannot_publish() {
+    let fleet = Fleet::start_open("verifier");
+    let files = SpecFiles::create(fleet.path());
+    let trainer =
+        FakeTrainer { out: fleet.path().join("out"), base: files.write_model(), steps: 20 };
     let heldout = files.path("heldout.txt");
-    let mut agent = agent(
+    let mut agent = start_watcher(
         &fleet,
         &[
             "--watch",
@@ -175,23 +178,25 @@ fn a_watcher_with_a_role_measures_what_it_finds_and_says_what_it_cannot_publish(
     let mut random = Random::new(3);
     fs::create_dir_all(trainer.out.join("checkpoint-5/pytorch_model_fsdp_0")).unwrap();
     write(&trainer.out.join("checkpoint-5/trainer_state.json"), br#"{"global_step": 5}"#);
-    until("the trouble is told", LIMIT, || {
-        let agents = fleet.json(&["agents", "list"]).ok()?;
-        let told = |agent: &&Value| {
+    wait_until("the trouble is reported", LIMIT, || {
+        let agents = fleet.run_json(&["agents", "list"]).ok()?;
+        let matches = |agent: &&Value| {
             agent["trouble"].as_str().is_some_and(|why| why.contains("FULL_STATE_DICT"))
         };
-        agents.as_array()?.iter().find(told).map(|_| ())
+        agents.as_array()?.iter().find(matches).map(|_| ())
     });
     trainer.save(10, &mut random);
     trainer.save(20, &mut random);
-    let ended = fleet.finish("out-1", LIMIT);
+    let ended = fleet.await_success("out-1", LIMIT);
     assert_eq!(steps(&ended, "evals"), [10, 20]);
     assert!(agent.is_alive(), "its other role goes on");
     agent.signal(Signal::TERM);
-    until("it ends within seconds", Duration::from_secs(10), || (!agent.is_alive()).then_some(()));
+    wait_until("it ends within seconds", Duration::from_secs(10), || {
+        (!agent.is_alive()).then_some(())
+    });
 }
 
-/// A real training by a script that knows nothing of us.
+/// A real training with a script that does not use Flotilla.
 #[test]
 fn a_plain_hugging_face_script_is_watched() {
     let Ok(python) = std::env::var("FLOTILLA_TORCH_PYTHON") else {
@@ -200,11 +205,11 @@ fn a_plain_hugging_face_script_is_watched() {
         );
         return;
     };
-    let fleet = Fleet::open("evaluator");
-    let files = Files::create(fleet.path());
-    let (out, model) = (fleet.path().join("lora"), files.model());
+    let fleet = Fleet::start_open("evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let (out, model) = (fleet.path().join("lora"), files.write_model());
     let heldout = files.path("heldout.txt");
-    let agent = agent(&fleet, &["--watch", text(&out), "--eval", text(&heldout)]);
+    let agent = start_watcher(&fleet, &["--watch", text(&out), "--eval", text(&heldout)]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/plain_training.py");
     let trained = Command::new(python)
         .arg(script)
@@ -214,14 +219,14 @@ fn a_plain_hugging_face_script_is_watched() {
         .output()
         .expect("Python starts");
     assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
-    let ended = fleet.finish("lora-1", LIMIT);
+    let ended = fleet.await_success("lora-1", LIMIT);
     let found = steps(&ended, "checkpoints");
     println!("published {found:?} of steps 5 to 30; two were kept");
     for step in [25, 30] {
         assert!(out.join(format!("checkpoint-{step}")).is_dir(), "the script keeps two");
-        assert!(found.contains(&step), "{found:?}\n{}", fleet.logs());
+        assert!(found.contains(&step), "{found:?}\n{}", fleet.log_tails());
     }
     assert_eq!(steps(&ended, "evals"), found);
-    assert_eq!(fleet.json(&["audit", "lora-1", "--deep"]).unwrap()["findings"], json!([]));
+    assert_eq!(fleet.run_json(&["audit", "lora-1", "--deep"]).unwrap()["findings"], json!([]));
     drop(agent);
 }

@@ -1,11 +1,11 @@
-//! Hostile input for everything that reads what another process wrote: [`TARGETS`] holds one
-//! function a parser, none of which may panic or take memory out of proportion, whatever
-//! it is given. `tests/corpus.rs` runs them over the corpus and mutations of it; `make fuzz`
-//! lets libFuzzer look for more. See `docs/FUZZING.md`.
+//! Fuzz targets for all parsers of data from other processes. [`TARGETS`] contains one function per
+//! parser. None of them may panic or use excessive memory for any input. `tests/corpus.rs` runs
+//! them on the corpus and on mutations of it; `make fuzz` searches further with libFuzzer. See
+//! `docs/FUZZING.md`.
 
 mod lines;
 pub mod memory;
 pub mod mutate;
 mod targets;
 
-pub use targets::{Run, TARGETS, target};
+pub use targets::{Run, TARGETS, find_target};

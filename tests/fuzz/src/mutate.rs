@@ -1,6 +1,6 @@
-//! Inputs nobody would write, from inputs somebody did. The same seed gives the same ones.
+//! Random mutations of inputs. The same seed gives the same mutations.
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): small, and good enough to choose by.
+/// A SplitMix64 generator (Steele, Lea and Flood, 2014).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -9,16 +9,16 @@ impl Random {
         Self(seed)
     }
 
-    pub fn draw(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `end`; 0 when there is nothing below it.
+    /// Returns a number below `end`, or 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.draw() % (end.max(1) as u64)).expect("below a usize")
+        usize::try_from(self.next_u64() % (end.max(1) as u64)).expect("below a usize")
     }
 
     fn choose<'a, T: ?Sized>(&mut self, of: &[&'a T]) -> &'a T {
@@ -26,7 +26,7 @@ impl Random {
     }
 }
 
-/// What stands for a number, or for any other JSON value.
+/// Replacements for numbers and other JSON values.
 const VALUES: [&str; 24] = [
     "0",
     "-0",
@@ -54,7 +54,7 @@ const VALUES: [&str; 24] = [
     "\"\"",
 ];
 
-/// What stands in a string.
+/// Replacements for strings.
 const TEXTS: [&str; 14] = [
     "",
     " ",
@@ -75,11 +75,11 @@ const TEXTS: [&str; 14] = [
 const INTEGERS: [u64; 8] =
     [0, 1, 1 << 24, (1 << 31) - 1, 1 << 32, 1 << 40, u64::MAX >> 1, u64::MAX];
 
-/// Longer ones only cost time.
+/// Longer inputs only need more time.
 const INPUT_BYTES_MAX: usize = 64 << 10;
 
-/// `input` with up to four things done to it; parts of `other` may come in.
-pub fn mutated(input: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
+/// Returns `input` with up to four mutations, which may insert parts of `other`.
+pub fn mutate_input(input: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..=random.below(4) {
         mutate(&mut bytes, other, random);
@@ -98,20 +98,20 @@ fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
             bytes.drain(at..end);
         }
         3 => {
-            let noise: Vec<u8> = (0..random.below(16)).map(|_| random.draw() as u8).collect();
+            let noise: Vec<u8> = (0..random.below(16)).map(|_| random.next_u64() as u8).collect();
             insert(bytes, at, &noise);
         }
         4 => repeat(bytes, at, random),
         5 => splice(bytes, at, other, random),
-        6 => lines(bytes, random),
-        7 => nest(bytes, random),
-        8 => integer(bytes, at, random),
-        9 => text(bytes, random),
+        6 => move_line(bytes, random),
+        7 => nest_value(bytes, random),
+        8 => replace_integer(bytes, at, random),
+        9 => replace_text(bytes, random),
         10 => {
             let long = random.choose(&["a", "0", "{\"a\":", "\n", "-", "€"]);
             insert(bytes, at, long.repeat(1 << random.below(13)).as_bytes());
         }
-        _ => value(bytes, random),
+        _ => replace_number(bytes, random),
     }
 }
 
@@ -138,8 +138,8 @@ fn splice(bytes: &mut Vec<u8>, at: usize, other: &[u8], random: &mut Random) {
     bytes.extend_from_slice(&other[from..]);
 }
 
-/// Takes a line elsewhere, or puts it there a second time.
-fn lines(bytes: &mut Vec<u8>, random: &mut Random) {
+/// Moves a line, or copies it.
+fn move_line(bytes: &mut Vec<u8>, random: &mut Random) {
     let mut lines: Vec<Vec<u8>> = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
     let (from, to) = (random.below(lines.len()), random.below(lines.len()));
     let line = if random.below(2) == 0 { lines.remove(from) } else { lines[from].clone() };
@@ -147,19 +147,19 @@ fn lines(bytes: &mut Vec<u8>, random: &mut Random) {
     *bytes = lines.join(&b'\n');
 }
 
-/// Wraps a value in so many arrays or objects that a recursive reader would fall.
-fn nest(bytes: &mut Vec<u8>, random: &mut Random) {
+/// Wraps a value in so many arrays or objects that a recursive parser overflows its stack.
+fn nest_value(bytes: &mut Vec<u8>, random: &mut Random) {
     let (open, close) = if random.below(2) == 0 { ("[", "]") } else { ("{\"a\":", "}") };
     let depth = [2, 127, 129, 4000][random.below(4)];
-    if let Some((start, end)) = token(bytes, random, b"0123456789.-+eE") {
+    if let Some((start, end)) = find_token(bytes, random, b"0123456789.-+eE") {
         let inner = String::from_utf8_lossy(&bytes[start..end]).into_owned();
         let nested = format!("{}{inner}{}", open.repeat(depth), close.repeat(depth));
         bytes.splice(start..end, nested.into_bytes());
     }
 }
 
-/// A length or offset of a binary format; the first eight bytes are the likeliest place.
-fn integer(bytes: &mut [u8], at: usize, random: &mut Random) {
+/// Replaces a length or offset of a binary format, most likely in the first eight bytes.
+fn replace_integer(bytes: &mut [u8], at: usize, random: &mut Random) {
     let at = if random.below(2) == 0 { 0 } else { at };
     let near = (bytes.len() as u64).wrapping_add(random.below(17) as u64).wrapping_sub(8);
     let value = if random.below(3) == 0 { near } else { INTEGERS[random.below(INTEGERS.len())] };
@@ -168,8 +168,8 @@ fn integer(bytes: &mut [u8], at: usize, random: &mut Random) {
     bytes[start..end].copy_from_slice(&value.to_le_bytes()[..end - start]);
 }
 
-/// Puts something else between two quotes.
-fn text(bytes: &mut Vec<u8>, random: &mut Random) {
+/// Replaces the text between two quotes.
+fn replace_text(bytes: &mut Vec<u8>, random: &mut Random) {
     let quotes: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] == b'"').collect();
     if quotes.len() < 2 {
         return;
@@ -180,16 +180,16 @@ fn text(bytes: &mut Vec<u8>, random: &mut Random) {
     bytes.splice(start..end, text.bytes());
 }
 
-/// Puts something absurd in place of a number.
-fn value(bytes: &mut Vec<u8>, random: &mut Random) {
+/// Replaces a number.
+fn replace_number(bytes: &mut Vec<u8>, random: &mut Random) {
     let value = random.choose(&VALUES);
-    if let Some((start, end)) = token(bytes, random, b"0123456789.-+eE") {
+    if let Some((start, end)) = find_token(bytes, random, b"0123456789.-+eE") {
         bytes.splice(start..end, value.bytes());
     }
 }
 
-/// A run of these bytes that begins with a digit, from a random place on.
-fn token(bytes: &[u8], random: &mut Random, of: &[u8]) -> Option<(usize, usize)> {
+/// Finds a run of these bytes that begins with a digit, from a random position.
+fn find_token(bytes: &[u8], random: &mut Random, of: &[u8]) -> Option<(usize, usize)> {
     let from = random.below(bytes.len());
     let digit = |at: &usize| bytes[*at].is_ascii_digit();
     let found = (from..bytes.len()).chain(0..from).find(digit)?;

@@ -1,4 +1,4 @@
-//! One function a parser.
+//! The fuzz targets, one function per parser.
 
 mod engine;
 mod fold;
@@ -14,10 +14,10 @@ use wire::{AgentId, Digest, Fact, PromptEntry, RunId, Subject, TrainingExample, 
 
 use crate::lines;
 
-/// Reads an input. Whatever it says, this returns.
+/// A parser. It must return for every input.
 pub type Run = fn(&[u8]);
 
-/// Every reader of what another process wrote, by the name of its corpus.
+/// All targets, by the name of their corpus.
 pub const TARGETS: &[(&str, Run)] = &[
     ("facts", facts),
     ("names", names),
@@ -42,41 +42,40 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("safetensors", formats::safetensors),
 ];
 
-/// The target of a name.
-pub fn target(name: &str) -> Option<Run> {
-    TARGETS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
+/// Returns the target with this name.
+pub fn find_target(name: &str) -> Option<Run> {
+    TARGETS.iter().find(|(candidate, _)| *candidate == name).map(|(_, run)| *run)
 }
 
-/// A subject, and below it the payload. What is read must be written as it was read.
+/// A subject, and the payload in the next lines. A parsed fact must be written unchanged.
 fn facts(input: &[u8]) {
-    let (subject, payload) = lines::head(input);
+    let (subject, payload) = lines::split_first_line(input);
     let Ok(subject) = std::str::from_utf8(subject) else { return };
     let Ok(fact) = Fact::from_json(subject, payload) else { return };
-    reads_back(&fact);
+    assert_roundtrip(&fact);
 }
 
-/// # Panics
-/// When a fact we hold is not what another process would read of it.
-fn reads_back(fact: &Fact) {
-    let written = fact.to_json();
-    let again = Fact::from_json(&fact.subject.to_string(), &written)
-        .unwrap_or_else(|error| panic!("{error:?}: {}", String::from_utf8_lossy(&written)));
-    assert_eq!(again.to_json(), written, "{}", fact.subject);
+/// Checks that a fact is unchanged after it was written and parsed.
+fn assert_roundtrip(fact: &Fact) {
+    let json = fact.to_json();
+    let parsed = Fact::from_json(&fact.subject.to_string(), &json)
+        .unwrap_or_else(|error| panic!("{error:?}: {}", String::from_utf8_lossy(&json)));
+    assert_eq!(parsed.to_json(), json, "{}", fact.subject);
 }
 
-/// What lets a box in, what a gateway is shown, and what a bus is.
+/// Join tokens, bearers and user JWTs.
 fn tokens(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     if let Ok(token) = text.parse::<JoinToken>() {
         assert_eq!(token.encode_token().parse::<JoinToken>().ok(), Some(token));
     }
-    // Nobody's signature: nobody may be let in by it.
+    // No key has signed it, so it must be refused.
     assert!(GatewayCaller::verify_bearer(&text, &["A".repeat(56)], 0).is_err());
     let _ = BearerInfo::read_unverified(&text);
     let _ = UserJwtInfo::read_unverified(&text);
 }
 
-/// Subjects, ids, digests and checkpoints' names.
+/// Subjects, ids, digests and checkpoint references.
 fn names(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let text = &*text;
@@ -95,8 +94,8 @@ fn names(input: &[u8]) {
 
 fn manifests(input: &[u8]) {
     if let Ok(manifest) = TreeManifest::parse(input) {
-        let written = manifest.to_json().expect("it was shorter when it was read");
-        assert!(TreeManifest::parse(&written).is_ok_and(|again| again == manifest));
+        let json = manifest.to_json().expect("it was shorter when it was read");
+        assert!(TreeManifest::parse(&json).is_ok_and(|parsed| parsed == manifest));
         assert!(manifest.files.iter().all(|file| stays_inside(file.path.as_str())));
         let _ = (manifest.total_bytes(), manifest.content_digest());
     }
@@ -126,29 +125,29 @@ fn specs(input: &[u8]) {
     let _ = spec::RunSpec::parse(&String::from_utf8_lossy(input));
 }
 
-/// What stands in the fleet's bucket, and what agents announce.
+/// Values in the fleet's key-value bucket, and messages of agents.
 fn bucket(input: &[u8]) {
     follow_claim(input);
-    let written = |json: Result<Vec<u8>, serde_json::Error>| {
+    let assert_written = |json: Result<Vec<u8>, serde_json::Error>| {
         json.expect("what was read as a message can be written");
     };
     if let Ok(config) = serde_json::from_slice::<v1::FleetConfig>(input) {
-        written(serde_json::to_vec(&config));
+        assert_written(serde_json::to_vec(&config));
     }
     if let Ok(status) = serde_json::from_slice::<v1::AgentStatus>(input) {
-        written(serde_json::to_vec(&status));
+        assert_written(serde_json::to_vec(&status));
     }
     if let Ok(command) = serde_json::from_slice::<v1::AgentCommand>(input) {
-        written(serde_json::to_vec(&command));
+        assert_written(serde_json::to_vec(&command));
     }
 }
 
-/// The store's address, and below it environment variables `NAME=value`.
+/// The URL of a store, and environment variables `NAME=value` in the next lines.
 fn stores(input: &[u8]) {
-    let (url, variables) = lines::head(input);
+    let (url, variables) = lines::split_first_line(input);
     let (url, variables) = (String::from_utf8_lossy(url), String::from_utf8_lossy(variables));
     if url.starts_with("file:///") {
-        // It would be created.
+        // The directory would be created.
         return;
     }
     let pair = |line: &str| {

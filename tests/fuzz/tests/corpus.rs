@@ -1,4 +1,4 @@
-//! Every target over its corpus and over mutations of it, the same ones each time.
+//! Runs every target on its corpus and on mutations of it, the same ones each time.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -14,15 +14,15 @@ use std::{
 
 use fuzz::{
     Run, TARGETS, memory,
-    mutate::{Random, mutated},
+    mutate::{Random, mutate_input},
 };
 
-/// An input that takes longer hangs, as far as whoever waits is concerned.
-const SLOW: Duration = Duration::from_secs(10);
+/// An input that takes longer counts as a hang.
+const HANG_LIMIT: Duration = Duration::from_secs(10);
 
-/// Bytes of input a target is given in all, and how many inputs at most: seconds each.
-const BYTES: usize = 12 << 20;
-const INPUTS: usize = 10_000;
+/// Limits per target, so that each takes seconds: bytes of input in total, and number of inputs.
+const INPUT_BYTES_MAX: usize = 12 << 20;
+const INPUTS_MAX: usize = 10_000;
 
 /// Memory is counted for the whole process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -31,7 +31,7 @@ macro_rules! survives {
     ($($name:ident: $target:literal,)*) => {
         $(#[test]
         fn $name() {
-            survive($target);
+            run_target($target);
         })*
 
         #[test]
@@ -50,12 +50,12 @@ survives! {
     prompts_are_read_or_refused: "prompts",
     examples_are_read_or_refused: "examples",
     run_specs_are_read_or_refused: "specs",
-    what_the_bucket_holds_is_read_or_refused: "bucket",
+    bucket_values_are_read_or_refused: "bucket",
     addresses_of_stores_are_read_or_refused: "stores",
     tokens_are_read_or_refused: "tokens",
     any_log_can_be_folded_decided_on_and_audited: "fold",
     lines_between_agents_and_workers_are_read_or_refused: "lines",
-    what_a_verifier_prints_is_read_or_refused: "verdicts",
+    verifier_output_is_read_or_refused: "verdicts",
     any_completion_can_be_judged: "judges",
     model_configurations_are_read_or_refused: "configs",
     weights_are_read_or_refused: "weights",
@@ -68,24 +68,24 @@ survives! {
 }
 
 #[test]
-fn a_reader_that_panics_or_takes_too_much_is_found() {
-    fn falls(_: &[u8]) {
+fn a_parser_that_panics_or_uses_too_much_memory_is_found() {
+    fn panics(_: &[u8]) {
         panic!("as it must");
     }
-    fn takes(input: &[u8]) {
-        drop(Vec::<u8>::with_capacity(memory::limit(input) + (1 << 20)));
+    fn allocates(input: &[u8]) {
+        drop(Vec::<u8>::with_capacity(memory::memory_limit(input) + (1 << 20)));
     }
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    assert!(fault(falls, b"x").unwrap().contains("as it must"));
-    assert!(fault(takes, b"x").unwrap().contains("bytes of memory"));
-    assert_eq!(fault(|_| {}, b"x"), None);
+    assert!(find_fault(panics, b"x").unwrap().contains("as it must"));
+    assert!(find_fault(allocates, b"x").unwrap().contains("bytes of memory"));
+    assert_eq!(find_fault(|_| {}, b"x"), None);
 }
 
 #[test]
 fn the_same_seed_gives_the_same_inputs() {
     let make = |seed| {
         let mut random = Random::new(seed);
-        (0..500).map(|_| mutated(b"{\"a\": 12}", b"other", &mut random)).collect::<Vec<_>>()
+        (0..500).map(|_| mutate_input(b"{\"a\": 12}", b"other", &mut random)).collect::<Vec<_>>()
     };
     assert_eq!(make(1), make(1));
     assert_ne!(make(1), make(2));
@@ -93,25 +93,26 @@ fn the_same_seed_gives_the_same_inputs() {
     assert!(all.windows(5).any(|part| part == b"null}"), "no number became something else");
 }
 
-fn survive(name: &str) {
+fn run_target(name: &str) {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let run = fuzz::target(name).expect("a target of this name");
+    let run = fuzz::find_target(name).expect("a target of this name");
     let corpus = corpus(name);
     let mut trial = Trial::new(name, run);
-    // Libraries panic where we catch it; a printed backtrace takes more memory than any input.
+    // Panics of libraries are caught here. A printed backtrace would need more memory than any
+    // input.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     for input in &corpus {
         trial.run(input);
     }
     let mut random = Random::new(name.bytes().fold(0, |seed, byte| seed * 31 + u64::from(byte)));
-    while trial.inputs < INPUTS && trial.bytes < BYTES {
+    while trial.inputs < INPUTS_MAX && trial.bytes < INPUT_BYTES_MAX {
         let input = &corpus[random.below(corpus.len())];
         let other = &corpus[random.below(corpus.len())];
-        trial.run(&mutated(input, other, &mut random));
+        trial.run(&mutate_input(input, other, &mut random));
     }
     std::panic::set_hook(hook);
-    trial.end();
+    trial.finish();
 }
 
 fn corpus(name: &str) -> Vec<Vec<u8>> {
@@ -122,13 +123,13 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
-/// One target's inputs, one after the other.
+/// Runs the inputs of one target in sequence.
 struct Trial {
     name: String,
     run: Run,
     inputs: usize,
     bytes: usize,
-    /// Holds the input at hand: one that ends the process at once is found there.
+    /// The file with the current input, for inputs that end the process.
     current: (PathBuf, fs::File),
     faults: Vec<String>,
 }
@@ -146,7 +147,7 @@ impl Trial {
         file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(input)).unwrap();
         self.inputs += 1;
         self.bytes += input.len();
-        if let Some(fault) = fault(self.run, input) {
+        if let Some(fault) = find_fault(self.run, input) {
             let hash = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
                 (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
             });
@@ -156,7 +157,7 @@ impl Trial {
         }
     }
 
-    fn end(self) {
+    fn finish(self) {
         fs::remove_file(self.current.0).unwrap();
         let first: Vec<&String> = self.faults.iter().take(10).collect();
         let (faults, inputs) = (self.faults.len(), self.inputs);
@@ -172,21 +173,22 @@ fn failures() -> PathBuf {
     directory
 }
 
-/// What an input does that it must not.
-fn fault(run: Run, input: &[u8]) -> Option<String> {
+/// Returns what is wrong with the behavior of a target for an input.
+fn find_fault(run: Run, input: &[u8]) -> Option<String> {
     let began = Instant::now();
-    let (peak, outcome) =
-        memory::peak_during(|| catch_unwind(AssertUnwindSafe(|| run(input))).map_err(said));
-    let (took, limit) = (began.elapsed(), memory::limit(input));
+    let (peak, outcome) = memory::peak_during(|| {
+        catch_unwind(AssertUnwindSafe(|| run(input))).map_err(panic_message)
+    });
+    let (took, limit) = (began.elapsed(), memory::memory_limit(input));
     match outcome {
         Err(message) => Some(format!("panicked: {message}")),
         Ok(()) if peak > limit => Some(format!("{peak} bytes of memory, the limit is {limit}")),
-        Ok(()) if took > SLOW => Some(format!("took {took:?}")),
+        Ok(()) if took > HANG_LIMIT => Some(format!("took {took:?}")),
         Ok(()) => None,
     }
 }
 
-fn said(panic: Box<dyn std::any::Any + Send>) -> String {
+fn panic_message(panic: Box<dyn std::any::Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => *text,
         Err(panic) => panic.downcast_ref::<&str>().map_or("?", |text| text).to_owned(),

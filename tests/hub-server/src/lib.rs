@@ -1,8 +1,8 @@
-//! A model hub for tests: files of a directory, answered as Hugging Face's hub answers its own
-//! client library, on a free port of loopback.
+//! A model hub for tests. It serves the files of a directory on a free loopback port, in the way
+//! that the client library of Hugging Face expects.
 //!
-//! A model is `<org>/<name>/` below the directory. It has one commit, [`COMMIT`], which `main`
-//! leads to; nothing is in Xet.
+//! A model is `<org>/<name>/` below the directory. It has one commit, [`COMMIT`], and the branch
+//! `main`. No file is in Xet.
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 /// The commit of every model.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Runs on a thread of its own until dropped.
+/// A running hub, on its own thread until it is dropped.
 pub struct HubServer {
     address: SocketAddr,
     runtime: Option<Runtime>,
@@ -38,8 +38,10 @@ pub struct HubServer {
 type Requests = Arc<Mutex<Vec<String>>>;
 
 impl HubServer {
+    /// Starts a hub for the models below a directory.
+    ///
     /// # Errors
-    /// When no thread or port can be had.
+    /// If no thread or port is available.
     pub fn start(models: &Path) -> io::Result<Self> {
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
@@ -51,12 +53,12 @@ impl HubServer {
         Ok(Self { address, runtime: Some(runtime), requests })
     }
 
-    /// For `HF_ENDPOINT`.
+    /// Returns the URL for `HF_ENDPOINT`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// `METHOD /path` of every request so far.
+    /// Returns `METHOD /path` of every request so far.
     pub fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -65,7 +67,7 @@ impl HubServer {
 impl Drop for HubServer {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // This may be an async test, where waiting is refused.
+            // Async tests must not block.
             runtime.shutdown_timeout(Duration::ZERO);
         }
     }
@@ -78,38 +80,38 @@ async fn serve(listener: Listener, models: PathBuf, requests: Requests) {
         let answer = move |request: Request<Incoming>| {
             let line = format!("{} {}", request.method(), request.uri().path());
             requests.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-            let answered = answer(&models, &request);
+            let answered = respond(&models, &request);
             async move { Ok::<_, Infallible>(answered) }
         };
         tokio::spawn(async move {
             let builder = Builder::new(TokioExecutor::new());
-            // A client that went away is no failure.
+            // A client that disconnects is no failure.
             let _ = builder.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
         });
     }
 }
 
 /// `/<org>/<name>/resolve/<revision>/<file>`.
-fn answer(models: &Path, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn respond(models: &Path, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let parts: Vec<&str> = request.uri().path().trim_start_matches('/').split('/').collect();
     let [org, name, "resolve", revision, file @ ..] = parts.as_slice() else {
-        return missing("RepoNotFound");
+        return not_found("RepoNotFound");
     };
     let model = models.join(org).join(name);
     if !model.is_dir() {
-        return missing("RepoNotFound");
+        return not_found("RepoNotFound");
     }
     if ![COMMIT, "main"].contains(revision) {
-        return missing("RevisionNotFound");
+        return not_found("RevisionNotFound");
     }
     match fs::read(model.join(file.join("/"))) {
-        Ok(bytes) => found(request, Bytes::from(bytes)),
-        Err(_) => missing("EntryNotFound"),
+        Ok(bytes) => file_response(request, Bytes::from(bytes)),
+        Err(_) => not_found("EntryNotFound"),
     }
 }
 
-fn found(request: &Request<Incoming>, bytes: Bytes) -> Response<Full<Bytes>> {
-    // Told from other contents by its length and ends: enough for a test's own files.
+fn file_response(request: &Request<Incoming>, bytes: Bytes) -> Response<Full<Bytes>> {
+    // A checksum of the length and of both ends, which is enough for the files of tests.
     let ends = bytes.iter().take(8).chain(bytes.iter().rev().take(8));
     let sum = ends.fold(bytes.len() as u64, |sum, b| sum.wrapping_mul(31) + u64::from(*b));
     let answer = Response::builder()
@@ -117,24 +119,26 @@ fn found(request: &Request<Incoming>, bytes: Bytes) -> Response<Full<Bytes>> {
         .header("x-repo-commit", COMMIT)
         .header(header::ACCEPT_RANGES, "bytes");
     if request.method() == Method::HEAD {
-        return finish(answer.header(header::CONTENT_LENGTH, bytes.len()), Bytes::new());
+        return build_response(answer.header(header::CONTENT_LENGTH, bytes.len()), Bytes::new());
     }
     let range = request.headers().get(header::RANGE).and_then(|range| range.to_str().ok());
     let from =
         range.and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
     match from.filter(|from: &usize| *from < bytes.len()) {
-        Some(from) => finish(answer.status(StatusCode::PARTIAL_CONTENT), bytes.slice(from..)),
-        None => finish(answer, bytes),
+        Some(from) => {
+            build_response(answer.status(StatusCode::PARTIAL_CONTENT), bytes.slice(from..))
+        }
+        None => build_response(answer, bytes),
     }
 }
 
-fn missing(code: &str) -> Response<Full<Bytes>> {
-    finish(
+fn not_found(code: &str) -> Response<Full<Bytes>> {
+    build_response(
         Response::builder().status(StatusCode::NOT_FOUND).header("x-error-code", code),
         Bytes::new(),
     )
 }
 
-fn finish(answer: Answer, bytes: Bytes) -> Response<Full<Bytes>> {
+fn build_response(answer: Answer, bytes: Bytes) -> Response<Full<Bytes>> {
     answer.body(Full::new(bytes)).expect("its headers are legal")
 }

@@ -1,5 +1,5 @@
-//! What may be wrong with a store that answers: errors, slowness, bodies cut short, bits
-//! that flip on the way. As a seed has it.
+//! Injected faults of the S3 server: errors, delays, truncated objects and flipped bits, drawn from
+//! a seed.
 
 use std::{io, time::Duration};
 
@@ -11,24 +11,24 @@ use hyper::{
 };
 use s3s::{Body, service::S3Service};
 
-/// Objects of tests are smaller.
+/// Larger than all objects of tests.
 const BODY_BYTES_MAX: usize = 256 << 20;
 
-/// Shares of all requests, from 0 to 1, and of all answers that carry an object.
+/// The probabilities of faults, from 0 to 1.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     pub seed: u64,
-    /// Answered with 503 without being looked at.
+    /// The request is answered with 503 without processing.
     pub refused: f64,
-    /// Objects whose body ends after half of what was promised.
+    /// The body of the object ends after half of its length.
     pub cut: f64,
-    /// Objects with one bit that is another than what is stored.
+    /// One bit of the object is flipped.
     pub flipped: f64,
-    /// Before every answer.
+    /// The delay before every response.
     pub delay: Duration,
 }
 
-/// How often each fault happened.
+/// The number of injected faults.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FaultCounts {
     pub refused: u64,
@@ -37,17 +37,18 @@ pub struct FaultCounts {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Weather {
+pub(crate) struct FaultState {
     pub(crate) faults: Faults,
     pub(crate) counts: FaultCounts,
-    /// Killed: a runtime that ends fails file operations, which would be answered as 404.
-    pub(crate) dead: bool,
+    /// The server was killed. A runtime that shuts down fails file operations, which would be
+    /// answered with 404.
+    pub(crate) killed: bool,
     drawn: u64,
 }
 
-impl Weather {
-    /// A number of `SplitMix64`.
-    fn draw(&mut self) -> u64 {
+impl FaultState {
+    /// Returns the next `SplitMix64` number.
+    fn next_u64(&mut self) -> u64 {
         self.drawn += 1;
         let mixed = self.faults.seed.wrapping_add(self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -57,18 +58,18 @@ impl Weather {
 
     fn happens(&mut self, share: f64) -> bool {
         #[expect(clippy::cast_precision_loss, reason = "53 bits are kept")]
-        let drawn = (self.draw() >> 11) as f64 / (1_u64 << 53) as f64;
+        let drawn = (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
         drawn < share
     }
 
-    fn refuses(&mut self) -> bool {
+    fn draw_refusal(&mut self) -> bool {
         let refuses = self.happens(self.faults.refused);
         self.counts.refused += u64::from(refuses);
         refuses
     }
 
-    /// What becomes of an object's bytes, and how many of them are sent.
-    fn spoil(&mut self, body: Bytes) -> (Bytes, usize) {
+    /// Returns the changed bytes of an object, and how many of them are sent.
+    fn corrupt(&mut self, body: Bytes) -> (Bytes, usize) {
         let whole = body.len();
         if whole > 0 && self.happens(self.faults.cut) {
             self.counts.cut += 1;
@@ -77,7 +78,7 @@ impl Weather {
         if whole > 0 && self.happens(self.faults.flipped) {
             self.counts.flipped += 1;
             let mut body = body.to_vec();
-            let bit = self.draw();
+            let bit = self.next_u64();
             let place = usize::try_from(bit / 8 % whole as u64).expect("below the length");
             body[place] ^= 1 << (bit % 8);
             return (body.into(), whole);
@@ -86,15 +87,15 @@ impl Weather {
     }
 }
 
-/// The service behind the weather.
-pub(crate) async fn answer(
+/// Forwards a request to the service and injects faults.
+pub(crate) async fn respond(
     service: S3Service,
-    weather: &std::sync::Mutex<Weather>,
+    state: &std::sync::Mutex<FaultState>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, s3s::HttpError> {
     let (Faults { delay, cut: cuts, flipped, .. }, refused) = {
-        let mut weather = crate::lock(weather);
-        (weather.faults, weather.refuses())
+        let mut state = crate::lock(state);
+        (state.faults, state.draw_refusal())
     };
     tokio::time::sleep(delay).await;
     if refused {
@@ -105,25 +106,26 @@ pub(crate) async fn answer(
     let carries_object =
         request.method() == Method::GET && !request.uri().path().trim_matches('/').is_empty();
     let answer = service.call(request.map(Body::from)).await?;
-    if crate::lock(weather).dead {
+    if crate::lock(state).killed {
         return std::future::pending().await;
     }
-    // Otherwise it goes out as it is read, like any server's.
-    let spoils = cuts > 0.0 || flipped > 0.0;
-    if !spoils || !carries_object || !answer.status().is_success() {
+    // Without these faults the response is streamed, as by any server.
+    let corrupts = cuts > 0.0 || flipped > 0.0;
+    if !corrupts || !carries_object || !answer.status().is_success() {
         return Ok(answer);
     }
     let (head, mut body) = answer.into_parts();
     let Ok(bytes) = body.store_all_limited(BODY_BYTES_MAX).await else {
         return Ok(Response::from_parts(head, Body::empty()));
     };
-    let (bytes, sent) = crate::lock(weather).spoil(bytes);
-    let body = if sent < bytes.len() { cut(bytes.slice(..sent)) } else { Body::from(bytes) };
+    let (bytes, sent) = crate::lock(state).corrupt(bytes);
+    let body =
+        if sent < bytes.len() { truncated_body(bytes.slice(..sent)) } else { Body::from(bytes) };
     Ok(Response::from_parts(head, body))
 }
 
-/// These bytes, and then the connection breaks.
-fn cut(bytes: Bytes) -> Body {
+/// A body that breaks the connection after these bytes.
+fn truncated_body(bytes: Bytes) -> Body {
     let broken = Err(io::Error::from(io::ErrorKind::BrokenPipe));
     Body::http_body_unsync(StreamBody::new(stream::iter([Ok(Frame::data(bytes)), broken])))
 }

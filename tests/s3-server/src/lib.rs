@@ -1,8 +1,7 @@
-//! A real S3 server (`s3s-fs`) for tests: on a free port of loopback, over a directory of its
-//! own, with authentication; it can be killed in the middle of a request and started again,
-//! and made to answer badly.
+//! A real S3 server (`s3s-fs`) for tests, with authentication, on a free loopback port over its own
+//! directory. It can be killed during a request and restarted, and it can inject faults.
 //!
-//! Not for tests of atomicity: its conditional puts race.
+//! Do not use it to test atomicity: its conditional puts have races.
 
 mod faults;
 
@@ -28,58 +27,60 @@ use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime};
 
-use faults::Weather;
+use faults::FaultState;
 pub use faults::{FaultCounts, Faults};
 
 const BUCKET: &str = "fleet";
 const ACCESS_KEY: &str = "test-access-key";
 const SECRET_KEY: &str = "test-secret-key";
 
-/// Runs on threads of its own until killed or dropped.
+/// A running S3 server, on its own threads until it is killed or dropped.
 pub struct S3Server {
     root: TempDir,
     address: SocketAddr,
     runtime: Option<Runtime>,
-    seen: Seen,
+    shared: SharedState,
 }
 
-/// What a server's threads share with the test.
+/// State that the server's threads share with the test.
 #[derive(Clone, Default)]
-struct Seen {
+struct SharedState {
     requests: Arc<Mutex<Vec<String>>>,
-    /// Those of them that copied an object within the store.
+    /// Requests that copied an object within the store.
     copied: Arc<Mutex<Vec<String>>>,
-    /// Requests that showed a bearer, which S3 has no use for.
+    /// The number of requests with a bearer token, which S3 does not use.
     bearers: Arc<AtomicUsize>,
-    weather: Arc<Mutex<Weather>>,
+    fault_state: Arc<Mutex<FaultState>>,
 }
 
 impl S3Server {
+    /// Starts a server on loopback.
+    ///
     /// # Errors
-    /// When no directory, thread or port can be had.
+    /// If no directory, thread or port is available.
     pub fn start() -> io::Result<Self> {
         Self::start_on(Ipv4Addr::LOCALHOST)
     }
 
-    /// As `start`, on another address of this machine.
+    /// Starts a server on another address of this machine.
     ///
     /// # Errors
-    /// As `start`.
+    /// See `start`.
     pub fn start_on(host: Ipv4Addr) -> io::Result<Self> {
         let root = tempfile::tempdir()?;
         fs::create_dir(root.path().join(BUCKET))?;
         let address = SocketAddr::from((host, 0));
-        let mut server = Self { root, address, runtime: None, seen: Seen::default() };
+        let mut server = Self { root, address, runtime: None, shared: SharedState::default() };
         server.restart()?;
         Ok(server)
     }
 
-    /// What to give `Store::open`, or `FLOTILLA_STORE`.
+    /// Returns the URL for `Store::open` or `FLOTILLA_STORE`.
     pub fn url(&self) -> String {
         format!("s3://{BUCKET}/store")
     }
 
-    /// What the environment of a client must hold, beside the URL.
+    /// Returns the environment variables that a client needs.
     pub fn env(&self) -> BTreeMap<String, String> {
         [
             ("AWS_ENDPOINT", format!("http://{}", self.address)),
@@ -92,41 +93,41 @@ impl S3Server {
         .collect()
     }
 
-    /// Where the objects under `url()` are files, for tests that damage them.
+    /// Returns the directory with the objects below `url()`, for tests that damage them.
     pub fn dir(&self) -> PathBuf {
         self.root.path().join(BUCKET).join("store")
     }
 
-    /// `METHOD /path?query` of every request so far.
+    /// Returns `METHOD /path?query` of every request so far.
     pub fn requests(&self) -> Vec<String> {
-        lock(&self.seen.requests).clone()
+        lock(&self.shared.requests).clone()
     }
 
-    /// Those of them that copied an object to another key, without its bytes.
+    /// Returns the requests that copied an object to another key on the server.
     pub fn copied(&self) -> Vec<String> {
-        lock(&self.seen.copied).clone()
+        lock(&self.shared.copied).clone()
     }
 
-    /// How many requests so far showed a bearer, which is nobody's business here.
+    /// Returns the number of requests so far that contained a bearer token.
     pub fn bearers(&self) -> usize {
-        self.seen.bearers.load(Ordering::Relaxed)
+        self.shared.bearers.load(Ordering::Relaxed)
     }
 
-    /// From now on it answers so.
+    /// Injects these faults from now on.
     pub fn set_faults(&self, faults: Faults) {
-        lock(&self.seen.weather).faults = faults;
+        lock(&self.shared.fault_state).faults = faults;
     }
 
-    /// What went wrong so far because it was told to.
+    /// Returns the number of faults injected so far.
     pub fn fault_counts(&self) -> FaultCounts {
-        lock(&self.seen.weather).counts
+        lock(&self.shared.fault_state).counts
     }
 
-    /// Breaks all connections and closes the port, without finishing anything.
+    /// Breaks all connections and closes the port.
     pub fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            lock(&self.seen.weather).dead = true;
-            // On a thread of its own, for this may be an async test, where waiting is refused.
+            lock(&self.shared.fault_state).killed = true;
+            // In a thread of its own, because async tests must not block.
             let stopped = thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
             let _ = stopped.join();
         }
@@ -135,7 +136,7 @@ impl S3Server {
     /// Serves the same objects on the same port again.
     ///
     /// # Errors
-    /// When the port cannot be had.
+    /// If the port is not available.
     pub fn restart(&mut self) -> io::Result<()> {
         self.kill();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -147,9 +148,9 @@ impl S3Server {
         listener.set_nonblocking(true)?;
         self.address = listener.local_addr()?;
         let service = service(self.root.path())?;
-        let seen = self.seen.clone();
-        lock(&seen.weather).dead = false;
-        runtime.spawn(async move { serve(listener, service, seen).await });
+        let shared = self.shared.clone();
+        lock(&shared.fault_state).killed = false;
+        runtime.spawn(async move { serve(listener, service, shared).await });
         self.runtime = Some(runtime);
         Ok(())
     }
@@ -157,7 +158,7 @@ impl S3Server {
 
 impl Drop for S3Server {
     fn drop(&mut self) {
-        // Also where blocking is not allowed, in an async test.
+        // Works in async tests too, which must not block.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -172,27 +173,29 @@ fn service(root: &Path) -> io::Result<s3s::service::S3Service> {
     Ok(service.build())
 }
 
-async fn serve(listener: net::TcpListener, service: s3s::service::S3Service, seen: Seen) {
+async fn serve(listener: net::TcpListener, service: s3s::service::S3Service, shared: SharedState) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     while let Ok((socket, _)) = listener.accept().await {
-        let (service, seen) = (service.clone(), seen.clone());
-        let noting = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            let asked = format!("{} {}", request.method(), request.uri());
+        let (service, shared) = (service.clone(), shared.clone());
+        let handler = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+            let line = format!("{} {}", request.method(), request.uri());
             if request.headers().contains_key("x-amz-copy-source") {
-                lock(&seen.copied).push(asked.clone());
+                lock(&shared.copied).push(line.clone());
             }
-            lock(&seen.requests).push(asked);
-            let shown = request.headers().get("authorization");
-            if shown.is_some_and(|shown| shown.as_bytes().starts_with(b"Bearer")) {
-                seen.bearers.fetch_add(1, Ordering::Relaxed);
+            lock(&shared.requests).push(line);
+            let authorization = request.headers().get("authorization");
+            if authorization
+                .is_some_and(|authorization| authorization.as_bytes().starts_with(b"Bearer"))
+            {
+                shared.bearers.fetch_add(1, Ordering::Relaxed);
             }
-            let (service, weather) = (service.clone(), seen.weather.clone());
-            async move { faults::answer(service, &weather, request).await }
+            let (service, fault_state) = (service.clone(), shared.fault_state.clone());
+            async move { faults::respond(service, &fault_state, request).await }
         });
         tokio::spawn(async move {
-            // A connection that breaks is the client's to report.
+            // Clients report broken connections.
             let _ = Builder::new(TokioExecutor::new())
-                .serve_connection(TokioIo::new(socket), noting)
+                .serve_connection(TokioIo::new(socket), handler)
                 .await;
         });
     }

@@ -1,5 +1,5 @@
-//! The server by itself, for `flotilla-bench store`: says what a client's environment must hold,
-//! as a shell reads it, and serves until its input ends.
+//! The server as a program, for `flotilla-bench store`. Prints the environment variables of a
+//! client in shell syntax, and serves until the end of its input.
 
 use std::io::{self, Read, Write};
 

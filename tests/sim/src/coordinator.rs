@@ -1,5 +1,6 @@
-//! A coordinator around the real desk, as `services/coordinator` is: replay, follow,
-//! decide, write. Several may act at once; none is ever stopped by a lease.
+//! A simulated coordinator around the real `RunSet`. Like `services/coordinator` it replays and
+//! follows the log, decides and writes. Several may act at the same time, because no lease stops
+//! them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,49 +8,49 @@ use cycle::{FleetMember, FleetSnapshot, HeldJob, PlannerInputs, ReissueTimeouts,
 use wire::{FactBody, PromptEntry, WorkKind};
 
 use crate::{
-    agent::Says,
+    agent::AgentStatus,
     server::LEASE_MS,
     task,
     user::run,
     world::{Command, Input, Peer, Reply, Request},
 };
 
-const ANSWER_MS: u64 = 1_500;
+const REPLY_MS: u64 = 1_500;
 const TRIES_MAX: u32 = 6;
 const SILENT_MS: u64 = 10_000;
 const RETRY_MS: u64 = 2_000;
 
 const TICK: u64 = 0;
-const SKIPS: u64 = 1;
+const FIRST_ID: u64 = 1;
 
 pub(crate) struct Coordinator {
     number: usize,
-    desk: RunSet,
-    known: u64,
-    next: u64,
-    /// The request under way.
-    asked: Option<Asked>,
-    /// What is still to be written of the last decisions, in order.
+    runs: RunSet,
+    known_sequence: u64,
+    next_id: u64,
+    /// The pending request.
+    pending: Option<PendingRequest>,
+    /// Remaining writes of the last decisions, in order.
     queue: VecDeque<cycle::WriteCommand>,
-    heard: BTreeMap<String, (u64, std::rc::Rc<Says>)>,
-    /// When each job was last in somebody's hands.
-    held: BTreeMap<(WorkKind, HeldJob), u64>,
-    /// Time of the log's last entry, and when it came here.
-    clock: (u64, u64),
+    statuses: BTreeMap<String, (u64, std::rc::Rc<AgentStatus>)>,
+    /// The last time at which an agent reported each job.
+    last_held_ms: BTreeMap<(WorkKind, HeldJob), u64>,
+    /// The log time of the last entry, and the simulated time of its arrival.
+    log_clock: (u64, u64),
     leads: bool,
     prompts: [Vec<PromptEntry>; 2],
     suites: BTreeMap<String, Vec<PromptEntry>>,
 }
 
-struct Asked {
+struct PendingRequest {
     id: u64,
-    what: What,
+    kind: RequestKind,
     request: Request,
     tries: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum RequestKind {
     Follow,
     Blob,
     Fact,
@@ -59,30 +60,30 @@ impl Coordinator {
     pub(crate) fn new(number: usize) -> Self {
         Self {
             number,
-            desk: RunSet::default(),
-            known: 0,
-            next: SKIPS,
-            asked: None,
+            runs: RunSet::default(),
+            known_sequence: 0,
+            next_id: FIRST_ID,
+            pending: None,
             queue: VecDeque::new(),
-            heard: BTreeMap::new(),
-            held: BTreeMap::new(),
-            clock: (0, 0),
+            statuses: BTreeMap::new(),
+            last_held_ms: BTreeMap::new(),
+            log_clock: (0, 0),
             leads: true,
             prompts: [task::prompts("p"), task::prompts("h")],
-            suites: task::suites(),
+            suites: task::suite_prompts(),
         }
     }
 
-    fn ask(&mut self, what: What, request: Request) -> Vec<Command> {
-        self.next += 1;
-        let id = self.next;
-        self.asked = Some(Asked { id, what, request: request.clone(), tries: 1 });
-        vec![Command::Ask(id, request), Command::Later(ANSWER_MS, id)]
+    fn send(&mut self, kind: RequestKind, request: Request) -> Vec<Command> {
+        self.next_id += 1;
+        let id = self.next_id;
+        self.pending = Some(PendingRequest { id, kind, request: request.clone(), tries: 1 });
+        vec![Command::Send(id, request), Command::SetTimer(REPLY_MS, id)]
     }
 
-    /// One thing at a time: writes first, then the log.
-    fn go_on(&mut self, now_ms: u64) -> Vec<Command> {
-        if self.asked.is_some() {
+    /// Sends one request at a time: first the writes, then reads of the log.
+    fn proceed(&mut self, now_ms: u64) -> Vec<Command> {
+        if self.pending.is_some() {
             return Vec::new();
         }
         let mut commands = Vec::new();
@@ -92,26 +93,28 @@ impl Coordinator {
             let orders = facts.filter(|fact| {
                 matches!(fact.body, FactBody::GenerateOrder(_) | FactBody::TrainOrder(_))
             });
-            commands.extend(orders.map(|o| Command::Order(Box::new(o.clone()), self.known)));
+            commands.extend(
+                orders.map(|o| Command::OrderDecision(Box::new(o.clone()), self.known_sequence)),
+            );
         }
         let Some(next) = self.queue.front() else { return commands };
-        let (what, request) = match next.blob {
-            Some(_) => (What::Blob, Request::Store),
-            None => (What::Fact, Request::Publish(Box::new(next.fact.clone()))),
+        let (kind, request) = match next.blob {
+            Some(_) => (RequestKind::Blob, Request::Store),
+            None => (RequestKind::Fact, Request::Publish(Box::new(next.fact.clone()))),
         };
-        commands.extend(self.ask(what, request));
+        commands.extend(self.send(kind, request));
         commands
     }
 
     fn decide(&mut self, now_ms: u64) {
-        let fleet = self.fleet(now_ms);
-        let (last, at) = self.clock;
+        let fleet = self.fleet_snapshot(now_ms);
+        let (last, at) = self.log_clock;
         let inputs = PlannerInputs {
             prompts: &self.prompts[0],
             heldout: &self.prompts[1],
             suites: &self.suites,
             fleet: &fleet,
-            sizing: &task::sizing(),
+            sizing: &task::job_sizing(),
             check_stragglers: true,
             timeouts: &ReissueTimeouts {
                 unclaimed_ms: 2 * LEASE_MS + 10_000,
@@ -119,90 +122,90 @@ impl Coordinator {
             },
             now_ms: last + (now_ms - at),
         };
-        for id in self.desk.take_dirty() {
-            self.queue.extend(self.desk.next_commands(&id, inputs));
+        for id in self.runs.take_dirty() {
+            self.queue.extend(self.runs.next_commands(&id, inputs));
         }
     }
 
-    fn fleet(&self, now_ms: u64) -> FleetSnapshot {
-        let there = self.heard.values().filter(|(at, _)| at + SILENT_MS > now_ms);
-        let there: Vec<&Says> = there.map(|(_, says)| &**says).collect();
+    fn fleet_snapshot(&self, now_ms: u64) -> FleetSnapshot {
+        let recent = self.statuses.values().filter(|(at, _)| at + SILENT_MS > now_ms);
+        let recent: Vec<&AgentStatus> = recent.map(|(_, status)| &**status).collect();
         let with = |kind: WorkKind| {
-            let member = |says: &&Says| FleetMember {
-                agent: says.agent.clone(),
-                tokens_per_s: says.tokens_per_s,
-                held_jobs: says
+            let member = |status: &&AgentStatus| FleetMember {
+                agent: status.agent.clone(),
+                tokens_per_s: status.tokens_per_s,
+                held_jobs: status
                     .holds
                     .iter()
                     .filter(|(held, ..)| *held == kind)
                     .map(|(_, cycle, job)| HeldJob { run: run(), cycle: *cycle, job: job.clone() })
                     .collect(),
-                remaining_samples: says.left,
+                remaining_samples: status.remaining_samples,
                 sample_s: 0.0,
             };
-            there.iter().filter(|says| says.kinds.contains(&kind)).map(member).collect()
+            recent.iter().filter(|status| status.kinds.contains(&kind)).map(member).collect()
         };
         FleetSnapshot {
             generators: with(WorkKind::Generate),
             verifiers: with(WorkKind::Verify),
             trainers: with(WorkKind::Train),
             last_held_ago_ms: self
-                .held
+                .last_held_ms
                 .iter()
                 .map(|(job, at)| (job.clone(), now_ms - at))
                 .collect(),
         }
     }
 
-    fn answered(&mut self, now_ms: u64, reply: Reply) -> Vec<Command> {
-        let Some(asked) = self.asked.take() else { return Vec::new() };
-        match (asked.what, reply) {
-            (What::Follow, Reply::Records(records)) => {
+    fn handle_reply(&mut self, now_ms: u64, reply: Reply) -> Vec<Command> {
+        let Some(pending) = self.pending.take() else { return Vec::new() };
+        match (pending.kind, reply) {
+            (RequestKind::Follow, Reply::Records(records)) => {
                 let more = records.len() == 64;
                 for record in records {
-                    self.known = self.known.max(record.sequence);
-                    self.clock = (record.time_ms.max(self.clock.0), now_ms);
-                    self.desk.fold_record(&record);
+                    self.known_sequence = self.known_sequence.max(record.sequence);
+                    self.log_clock = (record.time_ms.max(self.log_clock.0), now_ms);
+                    self.runs.fold_record(&record);
                 }
                 if more {
-                    return self.ask(What::Follow, Request::After(self.known));
+                    return self.send(RequestKind::Follow, Request::After(self.known_sequence));
                 }
-                self.desk.mark_caught_up();
+                self.runs.mark_caught_up();
             }
-            (What::Blob, Reply::Stored(true)) => {
+            (RequestKind::Blob, Reply::Stored(true)) => {
                 if let Some(next) = self.queue.front_mut() {
                     next.blob = None;
                 }
             }
-            (What::Fact, Reply::Published(published)) => {
-                self.desk.record_write(published.sequence);
+            (RequestKind::Fact, Reply::Published(published)) => {
+                self.runs.record_write(published.sequence);
                 self.queue.pop_front();
             }
-            // The store is away: all of it is decided anew.
-            (What::Blob, _) => self.queue.clear(),
-            (What::Follow | What::Fact, _) => {}
+            // The store is down, so everything is decided again later.
+            (RequestKind::Blob, _) => self.queue.clear(),
+            (RequestKind::Follow | RequestKind::Fact, _) => {}
         }
-        let mut commands = self.go_on(now_ms);
+        let mut commands = self.proceed(now_ms);
         if commands.is_empty() {
-            // What was written must come back before the next decision.
-            if self.asked.is_none() && asked.what != What::Follow {
-                commands = self.ask(What::Follow, Request::After(self.known));
+            // The next decision needs the records that were written.
+            if self.pending.is_none() && pending.kind != RequestKind::Follow {
+                commands = self.send(RequestKind::Follow, Request::After(self.known_sequence));
             }
         }
         commands
     }
 
-    fn timed_out(&mut self, id: u64) -> Vec<Command> {
-        let Some(asked) = self.asked.as_mut().filter(|asked| asked.id == id) else {
+    fn handle_timeout(&mut self, id: u64) -> Vec<Command> {
+        let Some(pending) = self.pending.as_mut().filter(|pending| pending.id == id) else {
             return Vec::new();
         };
-        asked.tries += 1;
-        if asked.tries > TRIES_MAX {
-            self.asked = None;
+        pending.tries += 1;
+        if pending.tries > TRIES_MAX {
+            self.pending = None;
             self.queue.clear();
             return Vec::new();
         }
-        vec![Command::Ask(id, asked.request.clone()), Command::Later(ANSWER_MS, id)]
+        vec![Command::Send(id, pending.request.clone()), Command::SetTimer(REPLY_MS, id)]
     }
 }
 
@@ -210,33 +213,35 @@ impl Peer for Coordinator {
     fn handle(&mut self, now_ms: u64, random: &mut fastrand::Rng, input: Input) -> Vec<Command> {
         match input {
             Input::Start => {
-                let mut commands = self.ask(What::Follow, Request::After(0));
-                commands.push(Command::Later(RETRY_MS, TICK));
+                let mut commands = self.send(RequestKind::Follow, Request::After(0));
+                commands.push(Command::SetTimer(RETRY_MS, TICK));
                 commands
             }
-            Input::Notify if self.asked.is_none() && self.queue.is_empty() => {
-                self.ask(What::Follow, Request::After(self.known))
+            Input::Notify if self.pending.is_none() && self.queue.is_empty() => {
+                self.send(RequestKind::Follow, Request::After(self.known_sequence))
             }
-            Input::Reply(id, reply) if self.asked.as_ref().is_some_and(|a| a.id == id) => {
-                self.answered(now_ms, reply)
+            Input::Reply(id, reply) if self.pending.as_ref().is_some_and(|a| a.id == id) => {
+                self.handle_reply(now_ms, reply)
             }
             Input::Timer(TICK) => {
-                // Nobody may rely on who leads; one always does.
+                // Leadership changes at random, but coordinator 0 always leads.
                 self.leads = self.number == 0 || random.f64() < 0.7;
-                self.desk.mark_dirty();
-                let mut commands = vec![Command::Later(RETRY_MS, TICK)];
-                if self.asked.is_none() && self.queue.is_empty() {
-                    commands.extend(self.ask(What::Follow, Request::After(self.known)));
+                self.runs.mark_dirty();
+                let mut commands = vec![Command::SetTimer(RETRY_MS, TICK)];
+                if self.pending.is_none() && self.queue.is_empty() {
+                    commands.extend(
+                        self.send(RequestKind::Follow, Request::After(self.known_sequence)),
+                    );
                 }
                 commands
             }
-            Input::Timer(id) => self.timed_out(id),
-            Input::Heard(says) => {
-                for (kind, cycle, job) in &says.holds {
+            Input::Timer(id) => self.handle_timeout(id),
+            Input::Status(status) => {
+                for (kind, cycle, job) in &status.holds {
                     let held = HeldJob { run: run(), cycle: *cycle, job: job.clone() };
-                    self.held.insert((*kind, held), now_ms);
+                    self.last_held_ms.insert((*kind, held), now_ms);
                 }
-                self.heard.insert(says.agent.clone(), (now_ms, says));
+                self.statuses.insert(status.agent.clone(), (now_ms, status));
                 Vec::new()
             }
             Input::Notify | Input::Reply(..) | Input::Deliver(_) | Input::Healed => Vec::new(),
@@ -244,6 +249,6 @@ impl Peer for Coordinator {
     }
 
     fn reset(&mut self, incarnation: u64) {
-        *self = Self { next: SKIPS + (incarnation << 32), ..Self::new(self.number) };
+        *self = Self { next_id: FIRST_ID + (incarnation << 32), ..Self::new(self.number) };
     }
 }

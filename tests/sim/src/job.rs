@@ -1,4 +1,4 @@
-//! One job in an agent's hands, step by step; between any two the agent may die.
+//! One job of a simulated agent as a state machine. The agent may die between any two steps.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use agent_core::{
 use wire::{Fact, FactBody, FactKey, Subject, WorkKind, v1};
 
 use crate::{
-    agent::Nature,
+    agent::AgentTraits,
     faults::Bug,
     server::{Delivery, Settle},
     task,
@@ -19,89 +19,89 @@ use crate::{
 pub(crate) struct Job {
     pub(crate) delivery: Delivery,
     stage: Stage,
-    look: u32,
+    store_attempts: u32,
 }
 
 #[derive(Debug)]
 enum Stage {
     Received,
-    /// Waits for its run to go on.
+    /// Waits until its run continues.
     Parked,
-    /// Looks whether the result is there already.
+    /// Asks whether the result exists already.
     Checking,
     Fetching,
-    /// The store is away.
-    HeldUp,
+    /// The store is down.
+    WaitingForStore,
     Working,
-    /// Results to write, files of each first.
+    /// Results to write. Each needs its files in the store first.
     Storing(VecDeque<Fact>),
     Writing(VecDeque<Fact>),
-    /// Looks for earlier failures, then writes the next.
-    Looking(JobFault),
-    Failing(JobFault, Box<v1::Failure>),
-    /// Writes results nobody waits for any more.
-    Undead(VecDeque<Fact>),
+    /// Reads earlier failures, then writes the next one.
+    ReadingFailures(JobFault),
+    WritingFailure(JobFault, Box<v1::Failure>),
+    /// Writes a result although the job was settled.
+    WritingLate(VecDeque<Fact>),
     Settling {
         how: Settle,
-        well: bool,
+        succeeded: bool,
     },
 }
 
-/// What the agent does for the job.
+/// The next action of the agent for a job.
 pub(crate) enum Step {
-    Ask(Request),
-    /// The same, and the job's work begins with it.
-    Begin(Request),
-    Work(u64),
+    Send(Request),
+    /// Sends a request with which the work of the job begins.
+    SendAndStart(Request),
+    SetTimer(u64),
     Wait,
     Failed {
         fault: JobFault,
         delay_ms: u64,
     },
-    Over {
-        well: bool,
+    Finished {
+        succeeded: bool,
     },
     Die,
 }
 
 impl Job {
     pub(crate) fn new(delivery: Delivery) -> Self {
-        Self { delivery, stage: Stage::Received, look: 0 }
+        Self { delivery, stage: Stage::Received, store_attempts: 0 }
     }
 
     pub(crate) fn is_parked(&self) -> bool {
         matches!(self.stage, Stage::Parked)
     }
 
-    pub(crate) fn is_held_up(&self) -> bool {
-        matches!(self.stage, Stage::HeldUp)
+    pub(crate) fn waits_for_store(&self) -> bool {
+        matches!(self.stage, Stage::WaitingForStore)
     }
 
-    /// Waits for a timer and nothing else.
+    /// Waits for nothing but a timer.
     pub(crate) fn is_working(&self) -> bool {
-        matches!(self.stage, Stage::Working | Stage::HeldUp)
+        matches!(self.stage, Stage::Working | Stage::WaitingForStore)
     }
 
-    /// Takes no room.
-    pub(crate) fn waits(&self) -> bool {
+    /// Occupies no slot.
+    pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.stage, Stage::Received | Stage::Parked)
     }
 
-    /// What it is, as the agent says and as another order of the same would be.
-    pub(crate) fn name(&self) -> (WorkKind, u32, String) {
+    /// Identifies the work. Another order for the same work has the same value.
+    pub(crate) fn work_id(&self) -> (WorkKind, u32, String) {
         let (cycle, name) = match &self.delivery.record.fact.subject.key {
             FactKey::GenerateOrder { cycle, job, .. } | FactKey::Samples { cycle, job } => {
                 (*cycle, job.to_string())
             }
             FactKey::TrainOrder { cycle, .. } => (*cycle, "train".into()),
             FactKey::Checkpoint { cycle, step } => (*cycle, format!("step {step}")),
-            place => (0, format!("{place:?}")),
+            key => (0, format!("{key:?}")),
         };
         (self.delivery.kind, cycle, name)
     }
 
-    /// The request that settles the delivery as was decided.
-    pub(crate) fn settle(&mut self) -> Request {
+    /// The request that settles the delivery.
+    pub(crate) fn settle_request(&mut self) -> Request {
         let how = match self.stage {
             Stage::Settling { how, .. } => how,
             _ => Settle::Ack,
@@ -109,133 +109,135 @@ impl Job {
         Request::Settle(self.delivery.kind, self.delivery.record.sequence, how)
     }
 
-    /// Another is to do it.
-    pub(crate) fn hand_back(&mut self) -> Request {
-        self.stage = Stage::Settling { how: Settle::Nak { delay_ms: 0 }, well: false };
-        self.settle()
+    /// Returns the job to the queue for another agent.
+    pub(crate) fn nack(&mut self) -> Request {
+        self.stage = Stage::Settling { how: Settle::Nak { delay_ms: 0 }, succeeded: false };
+        self.settle_request()
     }
 
-    fn settling(&mut self, how: Settle, well: bool) -> Step {
-        self.stage = Stage::Settling { how, well };
-        Step::Ask(self.settle())
+    fn settle(&mut self, how: Settle, succeeded: bool) -> Step {
+        self.stage = Stage::Settling { how, succeeded };
+        Step::Send(self.settle_request())
     }
 
-    /// Goes on after an answer, a timer, or news of its run.
+    /// Continues after a reply, a timer, or news about its run.
     pub(crate) fn step(
         &mut self,
-        nature: &Nature,
+        traits: &AgentTraits,
         random: &mut fastrand::Rng,
-        course: RunStatus,
-        at_hand: InFlightState,
+        run_status: RunStatus,
+        in_flight: InFlightState,
         reply: Option<Reply>,
     ) -> Step {
-        if course.is_over && self.is_working() {
-            return self.settling(Settle::Ack, false);
+        if run_status.is_over && self.is_working() {
+            return self.settle(Settle::Ack, false);
         }
         match (std::mem::replace(&mut self.stage, Stage::Received), reply) {
             (Stage::Received | Stage::Parked, _) => {
-                let course = match nature.bug {
+                let run_status = match traits.bug {
                     Some(Bug::WorksOnStaleOrders) => RunStatus::default(),
-                    _ => course,
+                    _ => run_status,
                 };
-                self.receive(course, at_hand)
+                self.admit(run_status, in_flight)
             }
-            (Stage::Checking, Some(Reply::Record(found))) => self.checked(nature, found.as_deref()),
-            (Stage::HeldUp, _) => self.fetch(),
+            (Stage::Checking, Some(Reply::Record(found))) => {
+                self.handle_existing(traits, found.as_deref())
+            }
+            (Stage::WaitingForStore, _) => self.fetch(),
             (Stage::Fetching, Some(Reply::Stored(true))) => {
                 self.stage = Stage::Working;
-                Step::Work(self.milliseconds(nature, random))
+                Step::SetTimer(self.work_ms(traits, random))
             }
-            (Stage::Fetching, Some(Reply::Stored(false))) => self.held_up(),
-            (Stage::Working, _) => self.worked(nature, random),
+            (Stage::Fetching, Some(Reply::Stored(false))) => self.back_off(),
+            (Stage::Working, _) => self.finish_work(traits, random),
             (Stage::Storing(results), Some(Reply::Stored(true))) => {
                 let next = results.front().cloned();
                 self.stage = Stage::Writing(results);
-                next.map_or(Step::Wait, |fact| Step::Ask(Request::Publish(Box::new(fact))))
+                next.map_or(Step::Wait, |fact| Step::Send(Request::Publish(Box::new(fact))))
             }
-            // The training is done: its files wait for the store.
-            (Stage::Storing(results), _) => self.write(results),
+            // The training is done and its files wait for the store.
+            (Stage::Storing(results), _) => self.write_next(results),
             (Stage::Writing(mut results), Some(Reply::Published(_))) => {
-                // That somebody else was first is as good.
+                // If another agent was first, its result is just as good.
                 results.pop_front();
-                self.write(results)
+                self.write_next(results)
             }
-            (Stage::Looking(fault), Some(Reply::Record(last))) => {
+            (Stage::ReadingFailures(fault), Some(Reply::Record(last))) => {
                 let last = last.and_then(|record| match &record.fact.body {
                     FactBody::Failure(failure) => Some(failure.clone()),
                     _ => None,
                 });
-                self.failed_before(nature, fault, last)
+                self.write_failure(traits, fault, last)
             }
-            (Stage::Failing(fault, failure), Some(Reply::Published(published))) => {
+            (Stage::WritingFailure(fault, failure), Some(Reply::Published(published))) => {
                 match published.ours {
-                    true => self.told(fault, &[*failure]),
-                    false => self.look_for_failures(fault),
+                    true => self.finish_failed(fault, &[*failure]),
+                    false => self.read_failures(fault),
                 }
             }
-            (Stage::Settling { well: false, how }, Some(Reply::Settled))
-                if nature.zombie && how != (Settle::Nak { delay_ms: NACK_PAUSE_MS }) =>
+            (Stage::Settling { succeeded: false, how }, Some(Reply::Settled))
+                if traits.writes_late && how != (Settle::Nak { delay_ms: NACK_PAUSE_MS }) =>
             {
-                // It comes too late, or just in time.
-                self.stage = Stage::Undead(self.results(nature, random));
-                Step::Work(random.u64(1..5_000))
+                // The result comes too late, or just in time.
+                self.stage = Stage::WritingLate(self.make_results(traits, random));
+                Step::SetTimer(random.u64(1..5_000))
             }
-            (Stage::Undead(mut results), _) => match results.pop_front() {
+            (Stage::WritingLate(mut results), _) => match results.pop_front() {
                 Some(fact) => {
-                    self.stage = Stage::Undead(results);
-                    Step::Ask(Request::Publish(Box::new(fact)))
+                    self.stage = Stage::WritingLate(results);
+                    Step::Send(Request::Publish(Box::new(fact)))
                 }
-                None => Step::Over { well: false },
+                None => Step::Finished { succeeded: false },
             },
-            (Stage::Settling { well, .. }, _) => Step::Over { well },
+            (Stage::Settling { succeeded, .. }, _) => Step::Finished { succeeded },
             (stage, _) => {
-                // An answer to something asked before.
+                // A reply to an earlier request.
                 self.stage = stage;
                 Step::Wait
             }
         }
     }
 
-    fn worked(&mut self, nature: &Nature, random: &mut fastrand::Rng) -> Step {
-        if random.u32(0..1000) < nature.fails {
-            // A known way to die, or not.
+    fn finish_work(&mut self, traits: &AgentTraits, random: &mut fastrand::Rng) -> Step {
+        if random.u32(0..1000) < traits.failure_permille {
+            // Known causes and unknown ones.
             let fault =
                 if random.bool() { JobFault::Transient("gpu_hang") } else { JobFault::WorkFailed };
-            return self.look_for_failures(fault);
+            return self.read_failures(fault);
         }
-        if nature.broken {
-            return self.look_for_failures(JobFault::HostBroken);
+        if traits.broken {
+            return self.read_failures(JobFault::HostBroken);
         }
-        let results = self.results(nature, random);
-        if nature.bug == Some(Bug::AcksFirst) {
+        let results = self.make_results(traits, random);
+        if traits.bug == Some(Bug::AcksFirst) {
             self.stage = Stage::Storing(results);
             let (kind, sequence) = (self.delivery.kind, self.delivery.record.sequence);
-            return Step::Ask(Request::Settle(kind, sequence, Settle::Ack));
+            return Step::Send(Request::Settle(kind, sequence, Settle::Ack));
         }
-        self.write(results)
+        self.write_next(results)
     }
 
-    fn receive(&mut self, course: RunStatus, at_hand: InFlightState) -> Step {
+    fn admit(&mut self, run_status: RunStatus, in_flight: InFlightState) -> Step {
         let body = &self.delivery.record.fact.body;
-        match agent_core::admit_delivery(body, self.delivery.delivered, course, at_hand) {
-            DeliveryAction::Ignore => Step::Over { well: false },
-            DeliveryAction::Acknowledge => self.settling(Settle::Ack, false),
-            DeliveryAction::Nack => self.settling(Settle::Nak { delay_ms: NACK_PAUSE_MS }, false),
-            DeliveryAction::DeadLetter => self.look_for_failures(JobFault::InvalidInput),
+        match agent_core::admit_delivery(body, self.delivery.delivered, run_status, in_flight) {
+            DeliveryAction::Ignore => Step::Finished { succeeded: false },
+            DeliveryAction::Acknowledge => self.settle(Settle::Ack, false),
+            DeliveryAction::Nack => self.settle(Settle::Nak { delay_ms: NACK_PAUSE_MS }, false),
+            DeliveryAction::DeadLetter => self.read_failures(JobFault::InvalidInput),
             DeliveryAction::Wait => {
                 self.stage = Stage::Parked;
                 Step::Wait
             }
             DeliveryAction::Run => {
                 self.stage = Stage::Checking;
-                Step::Begin(self.look_for_result())
+                Step::SendAndStart(self.find_result())
             }
         }
     }
 
-    fn look_for_result(&self) -> Request {
+    fn find_result(&self) -> Request {
         let subject = &self.delivery.record.fact.subject;
-        let at = |place| Request::Get(Subject::new(&subject.run, place).to_string());
+        let at = |key| Request::Get(Subject::new(&subject.run, key).to_string());
         match &subject.key {
             FactKey::GenerateOrder { cycle, job, .. } => {
                 at(FactKey::Samples { cycle: *cycle, job: job.clone() })
@@ -244,26 +246,26 @@ impl Job {
                 at(FactKey::Verdicts { cycle: *cycle, job: job.clone() })
             }
             FactKey::TrainOrder { cycle, .. } => {
-                Request::LastBelow(format!("flotilla.{}.checkpoint.{cycle}.", subject.run))
+                Request::LastWithPrefix(format!("flotilla.{}.checkpoint.{cycle}.", subject.run))
             }
             FactKey::Checkpoint { cycle, step } => {
                 let suite = task::SUITE.parse().expect("a legal name");
                 at(FactKey::Eval { cycle: *cycle, step: *step, suite })
             }
-            place => Request::Get(format!("{place:?}")),
+            key => Request::Get(format!("{key:?}")),
         }
     }
 
-    fn checked(&mut self, nature: &Nature, found: Option<&wire::Record>) -> Step {
+    fn handle_existing(&mut self, traits: &AgentTraits, found: Option<&wire::Record>) -> Step {
         let done = found.is_some_and(|record| match &record.fact.body {
             FactBody::Checkpoint(checkpoint) => checkpoint.r#final,
             _ => true,
         });
         if done {
-            return self.settling(Settle::Ack, true);
+            return self.settle(Settle::Ack, true);
         }
-        let (kind, cycle, name) = self.name();
-        if nature.poison && (kind, cycle, &*name) == (WorkKind::Generate, 1, "t00001") {
+        let (kind, cycle, name) = self.work_id();
+        if traits.poison && (kind, cycle, &*name) == (WorkKind::Generate, 1, "t00001") {
             return Step::Die;
         }
         self.fetch()
@@ -271,121 +273,125 @@ impl Job {
 
     fn fetch(&mut self) -> Step {
         self.stage = Stage::Fetching;
-        Step::Ask(Request::Store)
+        Step::Send(Request::Store)
     }
 
-    fn held_up(&mut self) -> Step {
-        let pause = CircuitBreaker::dependency_backoff(self.look);
-        self.look += 1;
-        let Some(pause) = pause else { return self.look_for_failures(JobFault::WorkFailed) };
-        self.stage = Stage::HeldUp;
-        Step::Work(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX))
+    fn back_off(&mut self) -> Step {
+        let pause = CircuitBreaker::dependency_backoff(self.store_attempts);
+        self.store_attempts += 1;
+        let Some(pause) = pause else { return self.read_failures(JobFault::WorkFailed) };
+        self.stage = Stage::WaitingForStore;
+        Step::SetTimer(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Samples it is to make.
-    pub(crate) fn samples(&self) -> u32 {
+    /// The number of samples to draw.
+    pub(crate) fn sample_count(&self) -> u32 {
         match &self.delivery.record.fact.body {
             FactBody::GenerateOrder(order) => order.requests.iter().map(|r| r.count).sum(),
             _ => 0,
         }
     }
 
-    fn milliseconds(&self, nature: &Nature, random: &mut fastrand::Rng) -> u64 {
+    fn work_ms(&self, traits: &AgentTraits, random: &mut fastrand::Rng) -> u64 {
         let samples = match &self.delivery.record.fact.body {
-            FactBody::GenerateOrder(_) => f64::from(self.samples()),
+            FactBody::GenerateOrder(_) => f64::from(self.sample_count()),
             _ => 4.0,
         };
-        let seconds = samples / nature.samples_per_s * (0.5 + random.f64());
+        let seconds = samples / traits.samples_per_s * (0.5 + random.f64());
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "minutes")]
-        let milliseconds = (1000.0 * seconds) as u64;
-        50 + milliseconds
+        let work_ms = (1000.0 * seconds) as u64;
+        50 + work_ms
     }
 
-    fn results(&self, nature: &Nature, random: &mut fastrand::Rng) -> VecDeque<Fact> {
+    fn make_results(&self, traits: &AgentTraits, random: &mut fastrand::Rng) -> VecDeque<Fact> {
         let record = &self.delivery.record;
         let subject = &record.fact.subject;
-        let agent = nature.name.as_str();
-        let fact = |place, body| task::fact(subject, place, body);
+        let agent = traits.name.as_str();
+        let fact = |key, body| task::new_fact(subject, key, body);
         match (&subject.key, &record.fact.body) {
             (FactKey::GenerateOrder { cycle, job, .. }, FactBody::GenerateOrder(order)) => {
-                let lies = nature.lies && random.bool();
+                let reports_other_adapter = traits.reports_other_adapter && random.bool();
                 let wall_s = 0.25 * f64::from(task::PROMPTS);
-                let place = FactKey::Samples { cycle: *cycle, job: job.clone() };
-                let stale = nature.stale && random.u32(0..4) > 0;
-                let samples = task::samples(order, agent, wall_s, lies, stale);
-                let samples = match nature.bug {
-                    Some(Bug::WrongPolicy) if random.bool() => task::made_otherwise(samples),
+                let key = FactKey::Samples { cycle: *cycle, job: job.clone() };
+                let stale = traits.stale && random.u32(0..4) > 0;
+                let samples =
+                    task::make_samples(order, agent, wall_s, reports_other_adapter, stale);
+                let samples = match traits.bug {
+                    Some(Bug::WrongPolicy) if random.bool() => task::change_texts(samples),
                     _ => samples,
                 };
-                [fact(place, samples)].into()
+                [fact(key, samples)].into()
             }
             (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
-                let place = FactKey::Verdicts { cycle: *cycle, job: job.clone() };
-                [fact(place, task::verdicts(samples, record.sequence, agent))].into()
+                let key = FactKey::Verdicts { cycle: *cycle, job: job.clone() };
+                [fact(key, task::make_verdicts(samples, record.sequence, agent))].into()
             }
             (FactKey::TrainOrder { cycle, .. }, FactBody::TrainOrder(order)) => (1..=task::STEPS)
                 .filter(|step| step % task::SAVE_EVERY == 0)
                 .map(|step| {
-                    let place = FactKey::Checkpoint { cycle: *cycle, step };
-                    fact(place, task::checkpoint(order, step, agent))
+                    let key = FactKey::Checkpoint { cycle: *cycle, step };
+                    fact(key, task::make_checkpoint(order, step, agent))
                 })
                 .collect(),
             (FactKey::Checkpoint { cycle, step }, FactBody::Checkpoint(checkpoint)) => {
                 let suite = task::SUITE.parse().expect("a legal name");
-                let place = FactKey::Eval { cycle: *cycle, step: *step, suite };
-                [fact(place, task::eval(checkpoint, agent))].into()
+                let key = FactKey::Eval { cycle: *cycle, step: *step, suite };
+                [fact(key, task::make_eval(checkpoint, agent))].into()
             }
             _ => VecDeque::new(),
         }
     }
 
-    /// Files first, then the fact that names them.
-    fn write(&mut self, results: VecDeque<Fact>) -> Step {
+    /// Writes the files first, then the fact that names them.
+    fn write_next(&mut self, results: VecDeque<Fact>) -> Step {
         if results.is_empty() {
-            return self.settling(Settle::Ack, true);
+            return self.settle(Settle::Ack, true);
         }
         self.stage = Stage::Storing(results);
-        Step::Ask(Request::Store)
+        Step::Send(Request::Store)
     }
 
-    fn look_for_failures(&mut self, fault: JobFault) -> Step {
+    fn read_failures(&mut self, fault: JobFault) -> Step {
         let subject = &self.delivery.record.fact.subject;
         let kind = self.delivery.kind;
         let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
-        let owed = agent_core::expected_results(&subject.key, &suites);
-        let Some((id, _)) = owed.first() else { return self.settling(Settle::Ack, false) };
-        self.stage = Stage::Looking(fault);
-        Step::Ask(Request::LastBelow(format!("flotilla.{}.failure.{kind}.{id}.", subject.run)))
+        let expected = agent_core::expected_results(&subject.key, &suites);
+        let Some((id, _)) = expected.first() else { return self.settle(Settle::Ack, false) };
+        self.stage = Stage::ReadingFailures(fault);
+        Step::Send(Request::LastWithPrefix(format!(
+            "flotilla.{}.failure.{kind}.{id}.",
+            subject.run
+        )))
     }
 
-    fn failed_before(
+    fn write_failure(
         &mut self,
-        nature: &Nature,
+        traits: &AgentTraits,
         fault: JobFault,
         last: Option<v1::Failure>,
     ) -> Step {
         let subject = &self.delivery.record.fact.subject;
         let kind = self.delivery.kind;
         let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
-        let owed = agent_core::expected_results(&subject.key, &suites);
-        let (run, agent) = (&subject.run, nature.name.as_str());
-        let blow = FailedAttempt { run, kind, agent, fault, message: "failed", log_tail: "" };
+        let expected = agent_core::expected_results(&subject.key, &suites);
+        let (run, agent) = (&subject.run, traits.name.as_str());
+        let attempt = FailedAttempt { run, kind, agent, fault, message: "failed", log_tail: "" };
         let given_up = last.as_ref().is_some_and(|last| last.r#final);
-        let next = owed.first().filter(|_| !given_up);
-        let next = next.and_then(|(id, _)| agent_core::build_failure(&blow, id, last.as_ref()));
-        let Some(failure) = next else { return self.told(fault, last.as_slice()) };
-        let place = FactKey::Failure { kind, id: failure.id.clone(), attempt: failure.attempt };
-        let fact = task::fact(subject, place, FactBody::Failure(failure.clone()));
-        self.stage = Stage::Failing(fault, Box::new(failure));
-        Step::Ask(Request::Publish(Box::new(fact)))
+        let next = expected.first().filter(|_| !given_up);
+        let next = next.and_then(|(id, _)| agent_core::build_failure(&attempt, id, last.as_ref()));
+        let Some(failure) = next else { return self.finish_failed(fault, last.as_slice()) };
+        let key = FactKey::Failure { kind, id: failure.id.clone(), attempt: failure.attempt };
+        let fact = task::new_fact(subject, key, FactBody::Failure(failure.clone()));
+        self.stage = Stage::WritingFailure(fault, Box::new(failure));
+        Step::Send(Request::Publish(Box::new(fact)))
     }
 
-    fn told(&mut self, fault: JobFault, failures: &[v1::Failure]) -> Step {
+    fn finish_failed(&mut self, fault: JobFault, failures: &[v1::Failure]) -> Step {
         let (how, delay_ms) = match agent_core::decide_retry(failures) {
             RetryDecision::GiveUp => (Settle::Ack, 0),
             RetryDecision::RetryAfter { delay_ms } => (Settle::Nak { delay_ms }, delay_ms),
         };
-        self.stage = Stage::Settling { how, well: false };
+        self.stage = Stage::Settling { how, succeeded: false };
         Step::Failed { fault, delay_ms }
     }
 }

@@ -1,12 +1,12 @@
-//! A whole fleet in one thread: the coordinators' core (`cycle`) and the agents' core
-//! (`agent_core`) around a model of the log, in virtual time, under faults drawn from a seed.
+//! Simulates a whole fleet in one thread: the coordinator core (`cycle`) and the agent core
+//! (`agent_core`) around a model of the log, in virtual time, with faults drawn from a seed.
 //!
-//! A world goes through a time of trouble, is healed, and must then finish its run, with
-//! every planned sample accounted for and the result of an undisturbed world. The same
-//! seed gives the same trace, step by step.
+//! A simulation has a phase with faults. After it the run must finish, with every planned sample
+//! accounted for and with the results of a simulation without faults. The same seed always produces
+//! the same trace.
 //!
-//! What is modelled and not real: the server (`server`), the network and the processes
-//! (`world`), what models and verifiers answer (`task`).
+//! These parts are models: the server (`server`), the network and the processes (`world`), and the
+//! results of models and verifiers (`task`).
 
 mod agent;
 mod check;
@@ -22,26 +22,26 @@ mod world;
 pub use faults::{Bug, Faults};
 pub use world::{Outcome, simulate};
 
-/// Runs a seed under the faults it stands for, and without any; both must end alike.
+/// Simulates a seed with its faults and without faults, and compares the results.
 ///
 /// # Errors
-/// When an invariant is broken, the run does not end, or it ends otherwise.
+/// If an invariant is violated, the run does not end, or the results differ.
 pub fn try_seed(seed: u64) -> Result<Outcome, String> {
-    try_faults(seed, &Faults::of(seed))
+    try_faults(seed, &Faults::from_seed(seed))
 }
 
-/// As `try_seed`, under these faults.
+/// Like `try_seed`, with these faults.
 ///
 /// # Errors
-/// As `try_seed`.
+/// See `try_seed`.
 pub fn try_faults(seed: u64, faults: &Faults) -> Result<Outcome, String> {
     let outcome = simulate(seed, faults, false)?;
     if outcome.comparable {
-        let calm = simulate(seed, &Faults::none(), false)?;
-        if calm.results != outcome.results {
+        let undisturbed = simulate(seed, &Faults::none(), false)?;
+        if undisturbed.results != outcome.results {
             return Err(format!(
                 "the run ended otherwise than undisturbed: {:?}, undisturbed {:?}",
-                outcome.results, calm.results
+                outcome.results, undisturbed.results
             ));
         }
     }

@@ -1,4 +1,4 @@
-//! `sim`: one seed with its trace, or many.
+//! `sim`: simulates one seed with its trace, or many seeds.
 
 use std::{
     process::ExitCode,
@@ -25,16 +25,16 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     match args.seed {
-        Some(seed) => one(seed),
-        None => many(args.first, args.seeds),
+        Some(seed) => simulate_one(seed),
+        None => simulate_many(args.first, args.seeds),
     }
 }
 
-fn one(seed: u64) -> ExitCode {
-    let faults = Faults::of(seed);
+fn simulate_one(seed: u64) -> ExitCode {
+    let faults = Faults::from_seed(seed);
     println!("seed {seed}: {faults:?}");
-    let told = simulate(seed, &faults, true);
-    match told.and_then(|_| try_seed(seed)) {
+    let result = simulate(seed, &faults, true);
+    match result.and_then(|_| try_seed(seed)) {
         Ok(outcome) => {
             println!("seed {seed} holds: {outcome:?}");
             ExitCode::SUCCESS
@@ -46,7 +46,7 @@ fn one(seed: u64) -> ExitCode {
     }
 }
 
-fn many(first: u64, count: u64) -> ExitCode {
+fn simulate_many(first: u64, count: u64) -> ExitCode {
     let began = Instant::now();
     let next = AtomicU64::new(first);
     let [steps, kills, failed] = [0; 3].map(AtomicU64::new);

@@ -1,9 +1,8 @@
-//! A model of the bus: one log that accepts each subject once, and consumers that hand each
-//! fact to one agent at a time, as NATS JetStream does (`facts` of the real one are tested
-//! in `services/bus`).
+//! A model of NATS JetStream: a log that accepts each subject once, and consumers that deliver each
+//! fact to one agent at a time. The tests of `services/bus` check the real one.
 //!
-//! What was acknowledged survives a crash. Which deliveries were acknowledged may not: the
-//! real server writes that down later.
+//! Acknowledged facts survive a crash. Acknowledgements of deliveries may be lost, because the real
+//! server stores them later.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,18 +15,18 @@ use crate::faults::Bug;
 
 pub(crate) const LEASE_MS: u64 = 6_000;
 
-/// Acknowledgements younger than this may be forgotten in a crash.
-const FORGETFUL_MS: u64 = 300;
+/// The age up to which a crash may lose an acknowledgement.
+const ACK_LOSS_MS: u64 = 300;
 
-/// What became of a fact.
+/// The result of publishing a fact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Published {
     pub(crate) sequence: u64,
-    /// False when the subject was taken by something else.
+    /// False if another fact has this subject already.
     pub(crate) ours: bool,
 }
 
-/// A fact handed to an agent.
+/// A fact that is delivered to an agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Delivery {
     pub(crate) kind: WorkKind,
@@ -35,7 +34,7 @@ pub(crate) struct Delivery {
     pub(crate) delivered: u64,
 }
 
-/// How an agent settles a delivery, or keeps it.
+/// How an agent settles a delivery or extends its lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settle {
     Ack,
@@ -48,21 +47,21 @@ pub(crate) struct Server {
     pub(crate) log: Vec<Rc<Record>>,
     subjects: BTreeMap<String, u64>,
     consumers: BTreeMap<WorkKind, Consumer>,
-    /// Milliseconds its clock is off.
+    /// The offset of its clock in milliseconds.
     pub(crate) skew_ms: u64,
     bug: Option<Bug>,
 }
 
 #[derive(Debug, Default)]
 struct Consumer {
-    /// To hand out, with when; the first that may goes first.
+    /// Waiting facts: earliest delivery time and sequence.
     ready: VecDeque<(u64, u64)>,
-    /// Leases: when each runs out.
+    /// The expiry time of each lease.
     leased: BTreeMap<u64, u64>,
     delivered: BTreeMap<u64, u64>,
-    /// Pulls that wait, by agent.
+    /// Agents with a pending pull.
     pulls: VecDeque<usize>,
-    /// Acknowledged lately, and when.
+    /// Recent acknowledgements: sequence and time.
     acked: VecDeque<(u64, u64)>,
 }
 
@@ -74,35 +73,35 @@ impl Server {
     pub(crate) fn publish(&mut self, now_ms: u64, fact: &Fact) -> Published {
         let subject = fact.subject.to_string();
         let taken = self.subjects.get(&subject).copied();
-        if let Some(sequence) = taken.filter(|_| self.bug != Some(Bug::TakesTwice)) {
-            let ours = self.at(sequence).fact == *fact;
+        if let Some(sequence) = taken.filter(|_| self.bug != Some(Bug::AcceptsDuplicates)) {
+            let ours = self.record_at(sequence).fact == *fact;
             return Published { sequence, ours };
         }
         let sequence = self.log.len() as u64 + 1;
         self.subjects.insert(subject, sequence);
         let record =
             Record { sequence, time_ms: now_ms + self.skew_ms, author: None, fact: fact.clone() };
-        if let Some(kind) = calls_for(&fact.body) {
+        if let Some(kind) = triggered_kind(&fact.body) {
             self.consumers.entry(kind).or_default().ready.push_back((now_ms, sequence));
         }
         self.log.push(Rc::new(record));
         Published { sequence, ours: true }
     }
 
-    fn at(&self, sequence: u64) -> &Rc<Record> {
+    fn record_at(&self, sequence: u64) -> &Rc<Record> {
         let index = usize::try_from(sequence - 1).expect("a log that fits into memory");
         &self.log[index]
     }
 
     pub(crate) fn get(&self, subject: &str) -> Option<Rc<Record>> {
-        self.subjects.get(subject).map(|sequence| self.at(*sequence).clone())
+        self.subjects.get(subject).map(|sequence| self.record_at(*sequence).clone())
     }
 
-    /// The last record whose subject starts so.
-    pub(crate) fn last_below(&self, prefix: &str) -> Option<Rc<Record>> {
+    /// Returns the last record whose subject starts with the prefix.
+    pub(crate) fn last_with_prefix(&self, prefix: &str) -> Option<Rc<Record>> {
         let below = self.subjects.range(prefix.to_owned()..);
         let below = below.take_while(|(subject, _)| subject.starts_with(prefix));
-        below.map(|(_, sequence)| *sequence).max().map(|sequence| self.at(sequence).clone())
+        below.map(|(_, sequence)| *sequence).max().map(|sequence| self.record_at(sequence).clone())
     }
 
     pub(crate) fn after(&self, sequence: u64, most: usize) -> Vec<Rc<Record>> {
@@ -117,11 +116,11 @@ impl Server {
         }
     }
 
-    /// What is handed out now. Call when something may have become ready.
-    pub(crate) fn hand_out(&mut self, now_ms: u64) -> Vec<(usize, Delivery)> {
+    /// Returns new deliveries. Must be called whenever a fact may have become ready.
+    pub(crate) fn deliver_ready(&mut self, now_ms: u64) -> Vec<(usize, Delivery)> {
         let mut out = Vec::new();
         for (kind, consumer) in &mut self.consumers {
-            while let Some((agent, sequence)) = consumer.next(now_ms) {
+            while let Some((agent, sequence)) = consumer.next_delivery(now_ms) {
                 let delivered = consumer.delivered.entry(sequence).or_insert(0);
                 *delivered += 1;
                 let index = usize::try_from(sequence - 1).expect("as in `at`");
@@ -132,8 +131,8 @@ impl Server {
         out
     }
 
-    /// Whoever settles a delivery settles it for all who hold it: the real server does not ask
-    /// whose lease it was.
+    /// Settles a delivery for all holders, like the real server, which does not check who holds the
+    /// lease.
     pub(crate) fn settle(&mut self, now_ms: u64, kind: WorkKind, sequence: u64, how: Settle) {
         let consumer = self.consumers.entry(kind).or_default();
         let leased = consumer.leased.contains_key(&sequence);
@@ -144,7 +143,7 @@ impl Server {
             Settle::Ack => {
                 consumer.leased.remove(&sequence);
                 consumer.ready.retain(|(_, waiting)| *waiting != sequence);
-                consumer.acked.retain(|(_, at)| at + FORGETFUL_MS > now_ms);
+                consumer.acked.retain(|(_, at)| at + ACK_LOSS_MS > now_ms);
                 consumer.acked.push_back((sequence, now_ms));
             }
             Settle::Nak { delay_ms } if leased => {
@@ -155,9 +154,9 @@ impl Server {
         }
     }
 
-    /// Leases that have run out are handed out again.
+    /// Makes the facts of expired leases ready again.
     pub(crate) fn expire(&mut self, now_ms: u64) {
-        if self.bug == Some(Bug::KeepsLeases) {
+        if self.bug == Some(Bug::NeverExpiresLeases) {
             return;
         }
         for consumer in self.consumers.values_mut() {
@@ -170,19 +169,19 @@ impl Server {
         }
     }
 
-    /// Everybody's pulls are gone, and some acknowledgements may be.
-    pub(crate) fn crash(&mut self, now_ms: u64, mut forgets: impl FnMut() -> bool) {
+    /// Drops all pulls, and some recent acknowledgements.
+    pub(crate) fn crash(&mut self, now_ms: u64, mut loses_acks: impl FnMut() -> bool) {
         for consumer in self.consumers.values_mut() {
             consumer.pulls.clear();
             for (sequence, at) in std::mem::take(&mut consumer.acked) {
-                if at + FORGETFUL_MS > now_ms && forgets() {
+                if at + ACK_LOSS_MS > now_ms && loses_acks() {
                     consumer.ready.push_back((now_ms, sequence));
                 }
             }
         }
     }
 
-    /// Facts that wait to be worked on or are.
+    /// The number of facts that wait or are leased.
     pub(crate) fn queued(&self, kind: WorkKind) -> usize {
         self.consumers.get(&kind).map_or(0, |c| {
             let ready = c.ready.iter().map(|(_, sequence)| sequence);
@@ -192,7 +191,7 @@ impl Server {
 }
 
 impl Consumer {
-    fn next(&mut self, now_ms: u64) -> Option<(usize, u64)> {
+    fn next_delivery(&mut self, now_ms: u64) -> Option<(usize, u64)> {
         let place = self.ready.iter().position(|(from, _)| *from <= now_ms)?;
         let agent = self.pulls.pop_front()?;
         let (_, sequence) = self.ready.remove(place)?;
@@ -201,8 +200,8 @@ impl Consumer {
     }
 }
 
-/// The work a fact calls for.
-fn calls_for(body: &FactBody) -> Option<WorkKind> {
+/// The kind of work that a fact triggers.
+fn triggered_kind(body: &FactBody) -> Option<WorkKind> {
     match body {
         FactBody::GenerateOrder(_) => Some(WorkKind::Generate),
         FactBody::Samples(_) => Some(WorkKind::Verify),

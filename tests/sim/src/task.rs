@@ -1,5 +1,5 @@
-//! What is asked of the fleet, and what its models and verifiers answer: the same,
-//! whoever is asked, as with real ones on one class of machine.
+//! The run of a simulation, and deterministic results of its models and verifiers. They do not
+//! depend on the agent, as on real machines of one kind.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ const CYCLES: u32 = 2;
 pub(crate) const SUITE: &str = "text";
 const SUITES: [&str; 2] = ["sums", "code"];
 
-/// What boxes may differ by, and do.
+/// The allowed difference between canaries of agents, and the actual noise.
 const TOLERANCE: f64 = 0.05;
 const NOISE: f32 = 0.01;
 
-/// What a box has loaded that does not load what it is told to.
+/// The adapter that the stale agent uses instead of the ordered one.
 const STALE: &str = "b3:forgotten";
 
-/// Steps of a training, and how often it publishes.
+/// Training steps, and steps between two checkpoints.
 pub(crate) const STEPS: u32 = 4;
 pub(crate) const SAVE_EVERY: u32 = 2;
 
@@ -32,10 +32,9 @@ fn blob(content: &[u8]) -> Option<v1::Blob> {
     Some(v1::Blob { digest, bytes: content.len() as u64 })
 }
 
-/// Each seed's run is of another kind: stale samples or fresh ones, from the base or on, all
-/// prompts or the harder half with a budget, with a gate or without, with prompt suites or without,
-/// with samples that tell how likely they were, of which few may be too sure.
-pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
+/// Returns the run spec of a seed. Its bits select staleness, the training start (base or previous
+/// adapter), a curriculum with a budget, gates, prompt suites, an entropy limit and the canary.
+pub(crate) fn run_spec(run: &str, seed: u64) -> v1::Spec {
     let kind = |bit: u32| derive_seed(seed, &["kind"]) >> bit & 1 == 1;
     let curriculum = v1::Curriculum {
         difficulty: Some(v1::curriculum::Difficulty { target: vec![0.3], explore: 0.3 }),
@@ -91,7 +90,7 @@ pub(crate) fn spec(run: &str, seed: u64) -> v1::Spec {
     }
 }
 
-/// Of the same ids as the run's own held-out prompts.
+/// Its prompts have the same ids as the held-out prompts of the run.
 fn prompt_suite(name: &str) -> v1::PromptSuite {
     v1::PromptSuite {
         name: name.into(),
@@ -104,13 +103,12 @@ fn prompt_suite(name: &str) -> v1::PromptSuite {
     }
 }
 
-/// The prompts of all suites.
-pub(crate) fn suites() -> BTreeMap<String, Vec<PromptEntry>> {
+pub(crate) fn suite_prompts() -> BTreeMap<String, Vec<PromptEntry>> {
     SUITES.map(|name| (name.to_owned(), prompts("h"))).into()
 }
 
-/// Small jobs, so that there are several.
-pub(crate) fn sizing() -> cycle::JobSizing {
+/// Small jobs, so that a cycle has several.
+pub(crate) fn job_sizing() -> cycle::JobSizing {
     cycle::JobSizing { samples_min: 4, samples_max: 16, ..cycle::JobSizing::default() }
 }
 
@@ -121,12 +119,12 @@ pub(crate) fn prompts(prefix: &str) -> Vec<PromptEntry> {
     PromptEntry::parse_all(lines.join("\n").as_bytes()).expect("prompts written here are prompts")
 }
 
-pub(crate) fn fact(like: &Subject, place: FactKey, body: FactBody) -> Fact {
+pub(crate) fn new_fact(like: &Subject, place: FactKey, body: FactBody) -> Fact {
     Fact { subject: Subject::new(&like.run, place), body }
 }
 
-/// What a text is worth to a policy; to each box a little otherwise.
-fn canary(text: &str, policy: &str, agent: &str) -> Vec<f32> {
+/// Log-probabilities of a canary text for a policy, with a little noise per agent.
+fn canary_logprobs(text: &str, policy: &str, agent: &str) -> Vec<f32> {
     if text.is_empty() {
         return Vec::new();
     }
@@ -143,15 +141,15 @@ fn canary(text: &str, policy: &str, agent: &str) -> Vec<f32> {
         .collect()
 }
 
-/// Whether samples were drawn with something else than they say.
+/// True if the samples were drawn with another policy than they name.
 pub(crate) fn is_stale(samples: &v1::Samples) -> bool {
     let policy = format!("{} {}", samples.base, samples.adapter);
-    samples.canary != canary("text", &policy, &samples.agent)
+    samples.canary != canary_logprobs("text", &policy, &samples.agent)
 }
 
-/// The samples of an order. A liar uses the base where an adapter was ordered, or leaves one
-/// out, and says so; a stale box uses another policy and says nothing of it.
-pub(crate) fn samples(
+/// The samples of an order. With `lies` they name another adapter than the ordered one. With
+/// `stale` they are drawn with another policy than they name.
+pub(crate) fn make_samples(
     order: &v1::GenerateOrder,
     agent: &str,
     wall_s: f64,
@@ -174,7 +172,7 @@ pub(crate) fn samples(
                 text: format!("{}", drawn % 1000),
                 tokens: 3,
                 finish: v1::samples::Finish::Stop.into(),
-                logprob: order.logprobs.then(|| -3.0 * f64::from(policy_sureness(&policy)) / 10.0),
+                logprob: order.logprobs.then(|| -3.0 * f64::from(policy_entropy(&policy)) / 10.0),
             });
         }
     }
@@ -190,18 +188,18 @@ pub(crate) fn samples(
         samples,
         wall_s,
         suite: order.suite.clone(),
-        canary: canary(&order.canary, &policy, agent),
+        canary: canary_logprobs(&order.canary, &policy, agent),
         ..Default::default()
     })
 }
 
-/// Nats that a policy's tokens cost it, in tenths: from 8 to 15.
-fn policy_sureness(policy: &str) -> u8 {
+/// The mean entropy of a policy in tenths of a nat per token: 8 to 15.
+fn policy_entropy(policy: &str) -> u8 {
     8 + u8::try_from(derive_seed(0, &["sure", policy]) % 8).unwrap_or_default()
 }
 
-/// The same samples, as another policy would have made them.
-pub(crate) fn made_otherwise(body: FactBody) -> FactBody {
+/// Changes the texts as if another policy had drawn them.
+pub(crate) fn change_texts(body: FactBody) -> FactBody {
     let FactBody::Samples(mut samples) = body else { return body };
     for sample in &mut samples.samples {
         sample.text = format!("{}3", sample.text);
@@ -209,9 +207,9 @@ pub(crate) fn made_otherwise(body: FactBody) -> FactBody {
     FactBody::Samples(samples)
 }
 
-pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> FactBody {
+pub(crate) fn make_verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> FactBody {
     let judge = |sample: &v1::samples::Sample| {
-        // Each suite's verifier passes others.
+        // The verifier of each suite passes other samples.
         let rest = samples.suite.len() as u64 % 3;
         let pass = sample.text.parse::<u64>().is_ok_and(|number| number % 3 == rest);
         let outcome = if pass { v1::verdicts::Outcome::Pass } else { v1::verdicts::Outcome::Fail };
@@ -236,17 +234,17 @@ pub(crate) fn verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -> Fac
     })
 }
 
-/// A checkpoint depends on what it was trained on and from, and on nothing else.
-pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> FactBody {
+/// A checkpoint that depends only on its base, parent, dataset, seed and step.
+pub(crate) fn make_checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> FactBody {
     let base = order.base.as_ref().and_then(|base| base.tree.clone());
     let parent = order.adapter.clone().or_else(|| base.clone());
     let name = |tree: &Option<v1::Tree>| tree.as_ref().map_or("", |tree| &tree.manifest).to_owned();
     let dataset = order.dataset.as_ref().map_or("", |blob| &blob.digest);
     let base_name = name(&base);
     let content = format!("{} {} {dataset} {} {step}", name(&base), name(&parent), order.seed);
-    let made = tree(&Digest::hash_bytes(content.as_bytes()));
-    let policy = format!("{base_name} {}", made.manifest);
-    let shown = canary(&order.canary, &policy, agent);
+    let new_tree = tree(&Digest::hash_bytes(content.as_bytes()));
+    let policy = format!("{base_name} {}", new_tree.manifest);
+    let canary = canary_logprobs(&order.canary, &policy, agent);
     FactBody::Checkpoint(v1::Checkpoint {
         run: order.run.clone(),
         cycle: order.cycle,
@@ -254,8 +252,8 @@ pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> Fact
         steps: STEPS,
         r#final: step == STEPS,
         content: v1::checkpoint::Content::Adapter.into(),
-        canary: if step == STEPS { shown } else { Vec::new() },
-        tree: Some(made),
+        canary: if step == STEPS { canary } else { Vec::new() },
+        tree: Some(new_tree),
         base,
         parent,
         agent: agent.into(),
@@ -263,7 +261,7 @@ pub(crate) fn checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) -> Fact
     })
 }
 
-pub(crate) fn eval(checkpoint: &v1::Checkpoint, agent: &str) -> FactBody {
+pub(crate) fn make_eval(checkpoint: &v1::Checkpoint, agent: &str) -> FactBody {
     let manifest = checkpoint.tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
     FactBody::Eval(v1::Eval {
         run: checkpoint.run.clone(),

@@ -1,6 +1,6 @@
-//! What happened, as one number, and as text for who wants to read it.
+//! A log of all events as a hash, and optionally as text.
 
-/// FNV-1a over all that was noted, so that two runs of a seed compare.
+/// The FNV-1a hash of all events, so that two simulations of a seed can be compared.
 #[derive(Debug, Clone)]
 pub(crate) struct Trace {
     hash: u64,
@@ -12,7 +12,7 @@ impl Trace {
         Self { hash: 0xcbf2_9ce4_8422_2325, print }
     }
 
-    pub(crate) fn note(&mut self, at_ms: u64, what: &dyn std::fmt::Display) {
+    pub(crate) fn record_event(&mut self, at_ms: u64, what: &dyn std::fmt::Display) {
         let line = format!("{at_ms} {what}");
         for byte in line.bytes() {
             self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);

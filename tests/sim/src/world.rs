@@ -1,31 +1,31 @@
-//! Time, the network and the processes: what happens when, to whom.
+//! Simulated time, network and processes.
 
 use std::{collections::BTreeMap, rc::Rc};
 
 use wire::{Fact, Record, WorkKind};
 
 use crate::{
-    agent::{Agent, Says},
-    check::{Check, Results},
+    agent::{Agent, AgentStatus},
+    check::{Checker, Results},
     coordinator::Coordinator,
-    faults::{Faults, TROUBLE_MS},
+    faults::{FAULTS_MS, Faults},
     server::{Delivery, Published, Server, Settle},
     trace::Trace,
     user::User,
 };
 
-/// After the trouble a run must end within this time, and within so many steps.
-const HEALING_MS: u64 = 4 * 3_600_000;
+/// Limits of time and steps for the run to end after the phase with faults.
+const RECOVERY_MS: u64 = 4 * 3_600_000;
 const STEPS_MAX: u64 = 3_000_000;
 
 const GENERATORS: usize = 3;
 
-/// What a peer asks of the server or the store.
+/// A request of a peer to the server or the store.
 #[derive(Debug, Clone)]
 pub(crate) enum Request {
     Publish(Box<Fact>),
     Get(String),
-    LastBelow(String),
+    LastWithPrefix(String),
     After(u64),
     Pull(WorkKind),
     Settle(WorkKind, u64, Settle),
@@ -42,7 +42,7 @@ pub(crate) enum Reply {
     Stored(bool),
 }
 
-/// What happens to a peer.
+/// An event for a peer.
 #[derive(Debug, Clone)]
 pub(crate) enum Input {
     Start,
@@ -50,31 +50,31 @@ pub(crate) enum Input {
     Deliver(Delivery),
     /// The log has grown.
     Notify,
-    /// An agent says how it is.
-    Heard(Rc<Says>),
+    /// The broadcast status of an agent.
+    Status(Rc<AgentStatus>),
     Timer(u64),
-    /// Nothing more will go wrong.
+    /// The phase with faults is over.
     Healed,
 }
 
-/// What a peer does.
+/// An action of a peer.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Ask(u64, Request),
-    Later(u64, u64),
-    Say(Says),
-    /// A coordinator decides on an order, knowing the log up to a sequence.
-    Order(Box<Fact>, u64),
-    /// An agent begins a job, knowing the log up to a sequence.
-    Begin(Rc<Record>, u64),
+    Send(u64, Request),
+    SetTimer(u64, u64),
+    Broadcast(AgentStatus),
+    /// A coordinator decides on an order, with its position in the log.
+    OrderDecision(Box<Fact>, u64),
+    /// An agent starts a job, with its position in the log.
+    JobStart(Rc<Record>, u64),
     Die,
 }
 
-/// One process: events in, commands out.
+/// A process that handles events and returns commands.
 pub(crate) trait Peer {
     fn handle(&mut self, now_ms: u64, random: &mut fastrand::Rng, input: Input) -> Vec<Command>;
 
-    /// Forgets all, as a process that was killed.
+    /// Forgets everything, like a killed process.
     fn reset(&mut self, incarnation: u64);
 }
 
@@ -90,15 +90,15 @@ struct Process {
 enum Event {
     ToServer { from: usize, incarnation: u64, id: u64, request: Request },
     ToPeer { to: usize, incarnation: u64, input: Input },
-    Restart { who: usize },
-    Trouble(Kind),
-    ServerBack,
+    Restart { process: usize },
+    Fault(FaultKind),
+    ServerRestart,
     Expire,
     Healed,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum FaultKind {
     Crash,
     Freeze,
     Cut,
@@ -106,14 +106,14 @@ enum Kind {
     Store,
 }
 
-/// How a seed ended.
+/// The outcome of a simulation.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     pub trace: u64,
     pub steps: u64,
     pub kills: u64,
     pub facts: u64,
-    /// Whether nothing happened that may change what comes out.
+    /// True if the results must equal those without faults.
     pub comparable: bool,
     pub results: Results,
 }
@@ -130,37 +130,37 @@ struct World {
     store_down_until: u64,
     steps: u64,
     kills: u64,
-    check: Check,
+    checker: Checker,
     trace: Trace,
     healed: bool,
 }
 
-/// Plays one world to its end.
+/// Simulates a seed to the end of its run.
 ///
 /// # Errors
-/// When an invariant is broken, or the run does not end.
+/// If an invariant is violated or the run does not end.
 pub fn simulate(seed: u64, faults: &Faults, print: bool) -> Result<Outcome, String> {
     let mut world = World::new(seed, faults, print);
-    world.begin();
-    while !world.check.is_over() {
+    world.start();
+    while !world.checker.is_over() {
         let Some(((at, _), event)) = world.events.pop_first() else {
             return Err("nothing happens any more, and the run has not ended".into());
         };
         world.now = at;
         world.steps += 1;
-        world.happen(event);
-        world.check.verdict().map_err(|error| format!("at {} ms: {error}", world.now))?;
-        if at > TROUBLE_MS + HEALING_MS || world.steps > STEPS_MAX {
-            return Err(format!("the run does not end: {}", world.check.describe()));
+        world.handle_event(event);
+        world.checker.result().map_err(|error| format!("at {} ms: {error}", world.now))?;
+        if at > FAULTS_MS + RECOVERY_MS || world.steps > STEPS_MAX {
+            return Err(format!("the run does not end: {}", world.checker.describe()));
         }
     }
-    let results = world.check.end()?;
+    let results = world.checker.finish()?;
     Ok(Outcome {
         trace: world.trace.hash(),
         steps: world.steps,
         kills: world.kills,
         facts: world.server.log.len() as u64,
-        comparable: world.check.comparable(),
+        comparable: world.checker.is_comparable(),
         results,
     })
 }
@@ -203,63 +203,70 @@ impl World {
             store_down_until: 0,
             steps: 0,
             kills: 0,
-            check: Check::new(faults),
+            checker: Checker::new(faults),
             trace: Trace::new(print),
             healed: false,
         }
     }
 
-    fn begin(&mut self) {
-        for who in 0..self.processes.len() {
-            self.tell(0, who, Input::Start);
+    fn start(&mut self) {
+        for process in 0..self.processes.len() {
+            self.send_input(0, process, Input::Start);
         }
-        self.schedule(TROUBLE_MS, Event::Healed);
+        self.schedule(FAULTS_MS, Event::Healed);
         self.schedule(500, Event::Expire);
-        for kind in [Kind::Crash, Kind::Freeze, Kind::Cut, Kind::Server, Kind::Store] {
-            self.next_trouble(kind);
+        for kind in [
+            FaultKind::Crash,
+            FaultKind::Freeze,
+            FaultKind::Cut,
+            FaultKind::Server,
+            FaultKind::Store,
+        ] {
+            self.schedule_fault(kind);
         }
     }
 
     fn schedule(&mut self, after: u64, event: Event) {
-        // Numbered, so that what was scheduled first happens first.
+        // Events at the same time happen in the order in which they were scheduled.
         self.scheduled += 1;
         self.events.insert((self.now + after, self.scheduled), event);
     }
 
-    fn tell(&mut self, after: u64, to: usize, input: Input) {
+    fn send_input(&mut self, after: u64, to: usize, input: Input) {
         let incarnation = self.processes[to].incarnation;
         self.schedule(after, Event::ToPeer { to, incarnation, input });
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
             Event::ToServer { from, incarnation, id, request } => {
-                self.serve(from, incarnation, id, request);
+                self.handle_request(from, incarnation, id, request);
             }
-            Event::ToPeer { to, incarnation, input } => self.reach(to, incarnation, input),
-            Event::Restart { who } => {
-                self.trace.note(self.now, &format!("{} starts", self.processes[who].name));
-                self.processes[who].up = true;
-                self.tell(0, who, Input::Start);
+            Event::ToPeer { to, incarnation, input } => self.deliver_input(to, incarnation, input),
+            Event::Restart { process } => {
+                self.trace
+                    .record_event(self.now, &format!("{} starts", self.processes[process].name));
+                self.processes[process].up = true;
+                self.send_input(0, process, Input::Start);
             }
-            Event::Trouble(kind) => {
+            Event::Fault(kind) => {
                 if !self.healed {
-                    self.trouble(kind);
-                    self.next_trouble(kind);
+                    self.inject_fault(kind);
+                    self.schedule_fault(kind);
                 }
             }
-            Event::ServerBack => self.hand_out(),
+            Event::ServerRestart => self.deliver_ready(),
             Event::Expire => {
                 self.server.expire(self.now);
-                self.hand_out();
+                self.deliver_ready();
                 self.schedule(500, Event::Expire);
             }
-            Event::Healed => self.heal(),
+            Event::Healed => self.end_faults(),
         }
     }
 
-    /// Gives a peer what happens to it, and carries out what it does.
-    fn reach(&mut self, to: usize, incarnation: u64, input: Input) {
+    /// Handles an event at a peer and executes the commands of the peer.
+    fn deliver_input(&mut self, to: usize, incarnation: u64, input: Input) {
         let process = &mut self.processes[to];
         if !process.up || process.incarnation != incarnation {
             return;
@@ -272,17 +279,17 @@ impl World {
         let commands = process.peer.handle(self.now, &mut self.random, input);
         for command in commands {
             match command {
-                Command::Ask(id, request) => self.ask(to, id, request),
-                Command::Later(after, token) => self.tell(after, to, Input::Timer(token)),
-                Command::Say(says) => self.say(to, says),
-                Command::Begin(record, known) => {
+                Command::Send(id, request) => self.send_request(to, id, request),
+                Command::SetTimer(after, token) => self.send_input(after, to, Input::Timer(token)),
+                Command::Broadcast(status) => self.broadcast_status(to, status),
+                Command::JobStart(record, known) => {
                     let subject = record.fact.subject.to_string();
                     let name = &self.processes[to].name;
-                    self.trace.note(self.now, &format!("{name} begins {subject}"));
-                    self.check.begins(&self.server.log, &record, known);
+                    self.trace.record_event(self.now, &format!("{name} begins {subject}"));
+                    self.checker.check_job_start(&self.server.log, &record, known);
                 }
-                Command::Order(order, known) => {
-                    self.check.orders(&self.server.log, &order, known);
+                Command::OrderDecision(order, known) => {
+                    self.checker.check_order(&self.server.log, &order, known);
                 }
                 Command::Die => {
                     self.kill(to);
@@ -292,71 +299,71 @@ impl World {
         }
     }
 
-    fn ask(&mut self, from: usize, id: u64, request: Request) {
+    fn send_request(&mut self, from: usize, id: u64, request: Request) {
         let incarnation = self.processes[from].incarnation;
-        for delay in self.delays(from) {
+        for delay in self.draw_delays(from) {
             let request = request.clone();
             self.schedule(delay, Event::ToServer { from, incarnation, id, request });
         }
     }
 
-    fn say(&mut self, from: usize, says: Says) {
-        let says = Rc::new(says);
+    fn broadcast_status(&mut self, from: usize, status: AgentStatus) {
+        let status = Rc::new(status);
         for to in 0..self.processes.len() {
-            if to != from && self.connected(to) {
-                for delay in self.delays(from) {
-                    self.tell(delay, to, Input::Heard(says.clone()));
+            if to != from && self.is_connected(to) {
+                for delay in self.draw_delays(from) {
+                    self.send_input(delay, to, Input::Status(status.clone()));
                 }
             }
         }
     }
 
-    /// When the copies of a message arrive: one, none, or two.
-    fn delays(&mut self, peer: usize) -> Vec<u64> {
-        if !self.connected(peer) || self.chance(self.faults.lost) {
+    /// Draws the delays of the copies of a message: one, none, or two.
+    fn draw_delays(&mut self, peer: usize) -> Vec<u64> {
+        if !self.is_connected(peer) || self.happens(self.faults.lost) {
             return Vec::new();
         }
-        let copies = if self.chance(self.faults.doubled) { 2 } else { 1 };
+        let copies = if self.happens(self.faults.duplicated) { 2 } else { 1 };
         (0..copies)
             .map(|_| {
-                let late = self.chance(self.faults.late);
+                let late = self.happens(self.faults.late);
                 self.random.u64(1..if late { 8_000 } else { 20 })
             })
             .collect()
     }
 
-    fn connected(&self, peer: usize) -> bool {
+    fn is_connected(&self, peer: usize) -> bool {
         self.now >= self.processes[peer].cut_until && self.now >= self.server_down_until
     }
 
-    fn chance(&mut self, permille: u32) -> bool {
+    fn happens(&mut self, permille: u32) -> bool {
         permille > 0 && self.random.u32(0..1000) < permille
     }
 
-    fn serve(&mut self, from: usize, incarnation: u64, id: u64, request: Request) {
-        if !self.connected(from) {
+    fn handle_request(&mut self, from: usize, incarnation: u64, id: u64, request: Request) {
+        if !self.is_connected(from) {
             return;
         }
         let reply = match request {
             Request::Publish(fact) => Reply::Published(self.publish(from, &fact)),
             Request::Get(subject) => Reply::Record(self.server.get(&subject)),
-            Request::LastBelow(prefix) => Reply::Record(self.server.last_below(&prefix)),
+            Request::LastWithPrefix(prefix) => Reply::Record(self.server.last_with_prefix(&prefix)),
             Request::After(sequence) => Reply::Records(self.server.after(sequence, 64)),
             Request::Pull(kind) => {
                 if self.processes[from].incarnation == incarnation {
                     self.server.pull(kind, from);
-                    self.hand_out();
+                    self.deliver_ready();
                 }
                 return;
             }
             Request::Settle(kind, sequence, how) => {
                 self.server.settle(self.now, kind, sequence, how);
-                self.hand_out();
+                self.deliver_ready();
                 Reply::Settled
             }
             Request::Store => Reply::Stored(self.now >= self.store_down_until),
         };
-        for delay in self.delays(from) {
+        for delay in self.draw_delays(from) {
             let input = Input::Reply(id, reply.clone());
             self.schedule(delay, Event::ToPeer { to: from, incarnation, input });
         }
@@ -367,78 +374,85 @@ impl World {
         let published = self.server.publish(self.now, fact);
         let Some(record) = self.server.log.get(before).cloned() else { return published };
         let name = &self.processes[from].name;
-        self.trace.note(self.now, &format!("{name} wrote {} {}", record.sequence, fact.subject));
-        self.check.append(&record);
-        self.hand_out();
+        self.trace
+            .record_event(self.now, &format!("{name} wrote {} {}", record.sequence, fact.subject));
+        self.checker.apply_record(&record);
+        self.deliver_ready();
         for to in 0..self.processes.len() {
-            for delay in self.delays(to) {
-                self.tell(delay, to, Input::Notify);
+            for delay in self.draw_delays(to) {
+                self.send_input(delay, to, Input::Notify);
             }
         }
         published
     }
 
-    fn hand_out(&mut self) {
+    fn deliver_ready(&mut self) {
         if self.now < self.server_down_until {
             return;
         }
-        self.check.queues(&self.server);
-        for (to, delivery) in self.server.hand_out(self.now) {
-            for delay in self.delays(to) {
-                self.tell(delay, to, Input::Deliver(delivery.clone()));
+        self.checker.check_queues(&self.server);
+        for (to, delivery) in self.server.deliver_ready(self.now) {
+            for delay in self.draw_delays(to) {
+                self.send_input(delay, to, Input::Deliver(delivery.clone()));
             }
         }
     }
 
-    fn next_trouble(&mut self, kind: Kind) {
+    fn schedule_fault(&mut self, kind: FaultKind) {
         let every = match kind {
-            Kind::Crash => self.faults.crash_every,
-            Kind::Freeze => self.faults.freeze_every,
-            Kind::Cut => self.faults.cut_every,
-            Kind::Server => self.faults.server_every,
-            Kind::Store => self.faults.store_every,
+            FaultKind::Crash => self.faults.crash_every,
+            FaultKind::Freeze => self.faults.freeze_every,
+            FaultKind::Cut => self.faults.cut_every,
+            FaultKind::Server => self.faults.server_every,
+            FaultKind::Store => self.faults.store_every,
         };
         if every > 0 {
             let after = self.random.u64(1..=2 * every);
-            self.schedule(after, Event::Trouble(kind));
+            self.schedule(after, Event::Fault(kind));
         }
     }
 
-    fn trouble(&mut self, kind: Kind) {
-        let who = self.random.usize(1..self.processes.len());
-        let long = self.random.u64(200..20_000);
-        let until = self.now + long;
-        let name = self.processes[who].name.clone();
+    fn inject_fault(&mut self, kind: FaultKind) {
+        let process = self.random.usize(1..self.processes.len());
+        let duration_ms = self.random.u64(200..20_000);
+        let until = self.now + duration_ms;
+        let name = self.processes[process].name.clone();
         match kind {
-            Kind::Crash => self.kill(who),
-            Kind::Freeze => {
-                self.trace.note(self.now, &format!("{name} is stopped for {long} ms"));
-                self.processes[who].frozen_until = until;
+            FaultKind::Crash => self.kill(process),
+            FaultKind::Freeze => {
+                self.trace
+                    .record_event(self.now, &format!("{name} is stopped for {duration_ms} ms"));
+                self.processes[process].frozen_until = until;
             }
-            Kind::Cut => {
-                self.trace.note(self.now, &format!("{name} is cut off for {long} ms"));
-                self.processes[who].cut_until = until;
+            FaultKind::Cut => {
+                self.trace
+                    .record_event(self.now, &format!("{name} is cut off for {duration_ms} ms"));
+                self.processes[process].cut_until = until;
             }
-            Kind::Server => {
-                self.trace.note(self.now, &format!("the server is killed, back after {long} ms"));
+            FaultKind::Server => {
+                self.trace.record_event(
+                    self.now,
+                    &format!("the server is killed, back after {duration_ms} ms"),
+                );
                 let random = &mut self.random;
-                let forgets = self.faults.forgets;
-                self.server.crash(self.now, || forgets && random.bool());
+                let loses_acks = self.faults.loses_acks;
+                self.server.crash(self.now, || loses_acks && random.bool());
                 self.server_down_until = until;
                 if self.faults.clock_jumps {
                     self.server.skew_ms = self.random.u64(0..100_000);
                 }
-                self.schedule(long, Event::ServerBack);
+                self.schedule(duration_ms, Event::ServerRestart);
             }
-            Kind::Store => {
-                self.trace.note(self.now, &format!("the store is away for {long} ms"));
+            FaultKind::Store => {
+                self.trace
+                    .record_event(self.now, &format!("the store is away for {duration_ms} ms"));
                 self.store_down_until = until;
             }
         }
     }
 
-    fn kill(&mut self, who: usize) {
-        let process = &mut self.processes[who];
+    fn kill(&mut self, index: usize) {
+        let process = &mut self.processes[index];
         if !process.up {
             return;
         }
@@ -448,22 +462,22 @@ impl World {
         process.frozen_until = 0;
         process.peer.reset(process.incarnation);
         let name = process.name.clone();
-        self.trace.note(self.now, &format!("{name} is killed"));
+        self.trace.record_event(self.now, &format!("{name} is killed"));
         let after = self.random.u64(100..5_000);
-        self.schedule(after, Event::Restart { who });
+        self.schedule(after, Event::Restart { process: index });
     }
 
-    fn heal(&mut self) {
-        self.trace.note(self.now, &"healed");
+    fn end_faults(&mut self) {
+        self.trace.record_event(self.now, &"healed");
         self.healed = true;
         self.faults = Faults { poison: self.faults.poison, bug: self.faults.bug, ..Faults::none() };
         self.server_down_until = self.now;
         self.store_down_until = self.now;
-        for who in 0..self.processes.len() {
-            self.processes[who].cut_until = self.now;
-            self.processes[who].frozen_until = self.now;
-            self.tell(1, who, Input::Healed);
+        for process in 0..self.processes.len() {
+            self.processes[process].cut_until = self.now;
+            self.processes[process].frozen_until = self.now;
+            self.send_input(1, process, Input::Healed);
         }
-        self.hand_out();
+        self.deliver_ready();
     }
 }

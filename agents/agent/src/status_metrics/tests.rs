@@ -93,7 +93,7 @@ fn values_carry_the_labels_and_units_of_their_names() {
 }
 
 #[test]
-fn a_box_that_is_not_watched_serves_its_agent_alone_and_words_are_escaped() {
+fn a_host_without_telemetry_serves_only_agent_metrics_and_labels_are_escaped() {
     let agent = "a\"b\\c\nd".to_owned();
     let text = render(v1::AgentStatus { agent, ..v1::AgentStatus::default() });
     assert!(parse_metric_names(&text).iter().all(|name| !name.starts_with("node_")), "{text}");

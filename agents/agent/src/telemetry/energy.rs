@@ -1,5 +1,5 @@
-//! The energy of each job: the power measured last, shared equally among the jobs that are held at
-//! each moment.
+//! The energy of each job: the power measured last, shared equally among the jobs held at each
+//! moment.
 
 use std::{
     sync::{Arc, Mutex},
@@ -16,7 +16,6 @@ struct EnergyIntegrator {
 }
 
 impl EnergyIntegrator {
-    /// Creates an integrator without jobs or power.
     fn new(now: Instant) -> Self {
         Self { updated_at: now, watts: None, jobs: 0, joules_per_job: 0.0 }
     }
@@ -27,14 +26,13 @@ impl EnergyIntegrator {
         self.watts = watts;
     }
 
-    /// Adds a job. Returns the joules per job at its start.
+    /// Returns the joules per job at its start.
     fn start_job(&mut self, now: Instant) -> f64 {
         self.advance_to(now);
         self.jobs += 1;
         self.joules_per_job
     }
 
-    /// Removes a job.
     fn end_job(&mut self, now: Instant) {
         self.advance_to(now);
         self.jobs = self.jobs.saturating_sub(1);
@@ -61,7 +59,6 @@ impl EnergyIntegrator {
 pub(super) struct EnergyMeter(Arc<Mutex<EnergyIntegrator>>);
 
 impl EnergyMeter {
-    /// Creates a meter that starts now.
     pub(super) fn start_now() -> Self {
         Self(Arc::new(Mutex::new(EnergyIntegrator::new(Instant::now()))))
     }
@@ -73,7 +70,6 @@ impl EnergyMeter {
         }
     }
 
-    /// Starts the share of one job.
     pub(super) fn start_share(&self) -> EnergyShare {
         let from = self.0.lock().map_or(0.0, |mut energy| energy.start_job(Instant::now()));
         EnergyShare(Arc::new(OpenShare { meter: self.clone(), joules_at_start: from }))
@@ -84,7 +80,6 @@ impl EnergyMeter {
 #[derive(Debug, Clone)]
 pub(crate) struct EnergyShare(Arc<OpenShare>);
 
-/// A share that is still counted; dropping it ends the job in the meter.
 #[derive(Debug)]
 struct OpenShare {
     meter: EnergyMeter,

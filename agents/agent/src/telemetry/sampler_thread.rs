@@ -9,11 +9,9 @@ use hardware::{
 };
 use tokio::sync::mpsc;
 
-/// The limit of one sample. A sample takes well under a millisecond; reads of a card in a reset may
-/// block.
+/// A sample takes well under a millisecond; reads of a card in a reset may block.
 const SAMPLE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// One sample: the host's telemetry and the programs of other users.
 pub(super) struct TelemetrySample {
     pub(super) telemetry: HostTelemetry,
     pub(super) foreign: Vec<ForeignProcess>,
@@ -25,8 +23,7 @@ struct SampleRequest {
     sensors: bool,
 }
 
-/// A handle to the sampling thread. The thread ends when this is dropped, or when a blocked sample
-/// then returns.
+/// The thread ends when this is dropped, or when a blocked sample then returns.
 pub(super) struct SamplerThread {
     requests: thread::SyncSender<SampleRequest>,
     samples: mpsc::Receiver<TelemetrySample>,
@@ -58,8 +55,7 @@ impl SamplerThread {
         Self { requests, samples, is_stuck: false }
     }
 
-    /// Takes a sample, `at` after the start. Returns `None` after `SAMPLE_TIMEOUT`, while the
-    /// thread is blocked.
+    /// Takes a sample, `at` after the start. Returns `None` while the thread is blocked.
     pub(super) async fn take_sample(
         &mut self,
         at: Duration,
@@ -69,12 +65,12 @@ impl SamplerThread {
         let _ = self.samples.try_recv();
         // If the channel is full, the thread still works on the previous request.
         let _ = self.requests.try_send(SampleRequest { at, sensors });
-        let looked = tokio::time::timeout(SAMPLE_TIMEOUT, self.samples.recv()).await.ok().flatten();
-        let stuck = looked.is_none();
+        let sample = tokio::time::timeout(SAMPLE_TIMEOUT, self.samples.recv()).await.ok().flatten();
+        let stuck = sample.is_none();
         if stuck && !self.is_stuck {
             tracing::warn!("this box's sensors do not respond");
         }
         self.is_stuck = stuck;
-        looked
+        sample
     }
 }

@@ -12,7 +12,6 @@ use std::{
 use hardware::{host_files::LiveFiles, telemetry};
 use wire::v1;
 
-/// The shootdown counters of all current work.
 #[derive(Debug)]
 pub(super) struct ShootdownCounters {
     files: Option<LiveFiles>,
@@ -21,14 +20,13 @@ pub(super) struct ShootdownCounters {
     is_storming: AtomicBool,
 }
 
-/// The peak rate of one span, and whether a storm occurred during it.
 #[derive(Debug, Default)]
 struct ShootdownStats {
     peak_per_s: f64,
     stormed: bool,
 }
 
-/// The shootdowns during one piece of work, from its start to `finish_span`.
+/// The TLB shootdowns during one piece of work, from its start to `finish_span`.
 #[derive(Debug)]
 pub struct ShootdownSpan {
     files: Option<LiveFiles>,
@@ -38,12 +36,11 @@ pub struct ShootdownSpan {
 }
 
 impl ShootdownCounters {
-    /// Creates the counters; without files, no shootdowns are counted.
+    /// Without files, no shootdowns are counted.
     pub(super) fn new(files: Option<LiveFiles>) -> Self {
         Self { files, open_stats: Mutex::default(), is_storming: AtomicBool::new(false) }
     }
 
-    /// Starts to count for one piece of work.
     pub(super) fn start_span(&self) -> ShootdownSpan {
         let stormed = self.is_storming.load(Ordering::Relaxed);
         let seen = Arc::new(Mutex::new(ShootdownStats { stormed, ..ShootdownStats::default() }));
@@ -55,7 +52,7 @@ impl ShootdownCounters {
         ShootdownSpan { files: self.files.clone(), began: Instant::now(), count, stats: seen }
     }
 
-    /// Adds the rate of a sample, and whether it was in a storm, to all open spans.
+    /// Adds a sample to all open spans.
     pub(super) fn record_rate(&self, per_s: Option<f64>, storms: bool) {
         self.is_storming.store(storms, Ordering::Relaxed);
         let Ok(open) = self.open_stats.lock() else { return };
@@ -69,8 +66,8 @@ impl ShootdownCounters {
 }
 
 impl ShootdownSpan {
-    /// Returns the mean and peak rates since the start. Returns `None` if shootdowns are not
-    /// counted, or the kernel's count decreased meanwhile.
+    /// Returns the mean and peak rates since the start; `None` if shootdowns are not counted, or
+    /// the kernel's count decreased meanwhile.
     pub fn finish_span(self) -> Option<v1::eval::Shootdowns> {
         let count = self.files.as_ref().and_then(|files| telemetry::count_tlb_shootdowns(files))?;
         let more = count.checked_sub(self.count?)?;

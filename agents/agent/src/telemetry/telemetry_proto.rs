@@ -1,7 +1,5 @@
 //! Conversion of a telemetry sample to its form in the agent's status.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use hardware::{
     storm::StormLevel,
     telemetry::{self, GpuReading, HostTelemetry},
@@ -11,7 +9,6 @@ use wire::v1::{
     telemetry::{Clock, Gpu, Pressure, Storm, Temperature},
 };
 
-/// Converts a storm level.
 pub(super) fn convert_level(level: StormLevel) -> v1::telemetry::storm::Level {
     use v1::telemetry::storm::Level as Wire;
     match level {
@@ -21,16 +18,14 @@ pub(super) fn convert_level(level: StormLevel) -> v1::telemetry::storm::Level {
     }
 }
 
-/// Converts a sample, with the storm's state and the reason why no job is taken (empty if jobs are
-/// taken).
+/// `resting` is the reason why no job is taken; empty if jobs are taken.
 pub(super) fn convert_telemetry(
     now: &HostTelemetry,
     storm: Storm,
     resting: String,
 ) -> v1::Telemetry {
-    let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     v1::Telemetry {
-        at: Some(wire::to_timestamp(at)),
+        at: Some(wire::clock::now()),
         gpus: now.gpus.iter().map(convert_gpu).collect(),
         cpu_busy: now.cpu.map(|cpu| cpu.busy),
         cpu_system: now.cpu.map(|cpu| cpu.system),
@@ -55,7 +50,6 @@ pub(super) fn convert_telemetry(
     }
 }
 
-/// Converts the readings of one GPU.
 fn convert_gpu(gpu: &GpuReading) -> Gpu {
     let temperature = |one: &telemetry::GpuTemperature| Temperature {
         sensor: one.sensor.clone(),
@@ -81,7 +75,6 @@ fn convert_gpu(gpu: &GpuReading) -> Gpu {
     }
 }
 
-/// Converts one pressure stall reading.
 fn convert_pressure(pressure: telemetry::StallPressure) -> Pressure {
     let telemetry::StallPressure { some_avg10, some_us, full_us } = pressure;
     Pressure { some_avg10, some_us, full_us }

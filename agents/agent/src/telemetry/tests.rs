@@ -4,11 +4,11 @@ use hardware::{
     owner_policy::QuietHours,
     telemetry::{CpuUsage, GpuReading, HostTelemetry},
 };
-use rustix::process::Pid;
+use process::ChildPid;
 
 use super::*;
 
-fn guard(wishes: OwnerLimits, aside: bool) -> HostGuard {
+fn guard(limits: OwnerLimits, aside: bool) -> HostGuard {
     HostGuard {
         handle: TelemetryHandle::new(None),
         live_status: LiveStatus::new(v1::AgentStatus {
@@ -20,7 +20,7 @@ fn guard(wishes: OwnerLimits, aside: bool) -> HostGuard {
         storm_detector: StormDetector::default(),
         quiet_per_s: 10_000.0,
         reaction: StormResponder::default(),
-        owner_policy: OwnerPolicy::new(wishes),
+        owner_policy: OwnerPolicy::new(limits),
         training_pace: None,
         hang_detector: HangDetector::default(),
         memory_guard: MemoryGuard::new(3 << 30),
@@ -31,7 +31,7 @@ fn guard(wishes: OwnerLimits, aside: bool) -> HostGuard {
     }
 }
 
-fn look(second: u64, per_s: f64) -> TelemetrySample {
+fn sample(second: u64, per_s: f64) -> TelemetrySample {
     let telemetry = HostTelemetry {
         at_ms: second * 1000,
         tlb_per_s: Some(per_s),
@@ -55,12 +55,14 @@ const STORM: f64 = 340_000.0;
 fn a_training_that_evaluates_in_its_own_process_is_named_with_the_remedy() {
     let mut guard = guard(OwnerLimits::default(), false);
     for second in 0..20 {
-        guard
-            .handle_sample(&look(second, 110.0), &[job("trainer", u32::try_from(second).unwrap())]);
+        guard.handle_sample(
+            &sample(second, 110.0),
+            &[job("trainer", u32::try_from(second).unwrap())],
+        );
     }
     assert_eq!(storm(&guard).cause, "");
     for second in 20..40 {
-        guard.handle_sample(&look(second, STORM), &[job("trainer", 20)]);
+        guard.handle_sample(&sample(second, STORM), &[job("trainer", 20)]);
     }
     let seen = storm(&guard);
     assert_eq!((seen.level(), seen.storms), (v1::telemetry::storm::Level::Storm, 1));
@@ -68,17 +70,17 @@ fn a_training_that_evaluates_in_its_own_process_is_named_with_the_remedy() {
     assert!(seen.cause.contains("eval_strategy=\"no\""), "{seen:?}");
     let trouble = guard.live_status.current_status().trouble;
     assert!(trouble.starts_with("storm: a storm of TLB shootdowns: evaluation"), "{trouble}");
-    guard.handle_sample(&look(40, 110.0), &[job("trainer", 21)]);
-    assert_eq!(storm(&guard).cause, seen.cause, "it is told until all is calm");
-    guard.handle_sample(&look(41, STORM), &[job("trainer", 22)]);
+    guard.handle_sample(&sample(40, 110.0), &[job("trainer", 21)]);
+    assert_eq!(storm(&guard).cause, seen.cause, "it is shown until all is calm");
+    guard.handle_sample(&sample(41, STORM), &[job("trainer", 22)]);
     assert!(!storm(&guard).cause.contains("evaluation"), "it trains again: {:?}", storm(&guard));
 }
 
 #[test]
-fn somebody_else_s_training_is_named_while_nothing_of_ours_runs() {
+fn another_program_s_training_is_named_while_no_job_runs() {
     let cause = |jobs: &[v1::ActiveJob]| {
         let mut guard = guard(OwnerLimits::default(), true);
-        (0..10).for_each(|second| guard.handle_sample(&look(second, STORM), jobs));
+        (0..10).for_each(|second| guard.handle_sample(&sample(second, STORM), jobs));
         storm(&guard).cause
     };
     let words = "probably evaluation inside the training process of another program";
@@ -87,29 +89,33 @@ fn somebody_else_s_training_is_named_while_nothing_of_ours_runs() {
 }
 
 #[tokio::test]
-async fn nothing_is_taken_before_the_first_look_nor_while_the_box_rests() {
+async fn no_job_is_taken_before_the_first_sample_or_while_the_owner_s_limits_forbid_it() {
     let somewhere = PathBuf::from("/nowhere");
     let watch = TelemetryHandle::new(Some(&somewhere));
     watch.wait_until_forbidden().await;
     let always = ["00:00-12:00", "12:00-00:00"].map(|hours| hours.parse::<QuietHours>().unwrap());
     let mut guard = guard(OwnerLimits { quiet: always.into(), ..OwnerLimits::default() }, false);
     guard.handle = watch.clone();
-    guard.handle_sample(&look(0, 110.0), &[]);
+    guard.handle_sample(&sample(0, 110.0), &[]);
     watch.wait_until_forbidden().await;
-    let told = guard.live_status.current_status();
-    assert_eq!(told.state(), v1::agent_status::State::Draining);
-    assert!(told.trouble.starts_with("box: takes no new work: quiet hours"), "{}", told.trouble);
+    let status = guard.live_status.current_status();
+    assert_eq!(status.state(), v1::agent_status::State::Draining);
+    assert!(
+        status.trouble.starts_with("box: takes no new work: quiet hours"),
+        "{}",
+        status.trouble
+    );
     guard.owner_policy = OwnerPolicy::default();
-    guard.handle_sample(&look(1, 110.0), &[]);
+    guard.handle_sample(&sample(1, 110.0), &[]);
     watch.wait_until_allowed().await;
-    let told = guard.live_status.current_status();
-    assert_eq!((told.state(), &*told.trouble), (v1::agent_status::State::Ready, ""));
+    let status = guard.live_status.current_status();
+    assert_eq!((status.state(), &*status.trouble), (v1::agent_status::State::Ready, ""));
     guard.handle_missed_sample();
     assert!(guard.live_status.current_status().telemetry.is_none());
 }
 
 #[test]
-fn what_fails_when_the_workers_are_ended_is_the_box_s_fault_and_the_content_s_stays() {
+fn failures_after_a_termination_are_the_host_s_unless_the_content_is_at_fault() {
     let watch = TelemetryHandle::new(None);
     let fault = |error: JobError| match watch.explain_termination(WorkKind::Generate, error) {
         JobError::Failed { fault, .. } => Some(fault),
@@ -130,13 +136,13 @@ fn a_training_is_ended_before_unified_memory_runs_out_and_may_have_been_too_larg
     let mut guard = guard(OwnerLimits::default(), false);
     let mut worker =
         std::process::Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
-    let group = Pid::from_raw(i32::try_from(worker.id()).unwrap()).unwrap();
+    let group = ChildPid::from_id(worker.id()).unwrap();
     let _of_another_role = guard.process_groups.register_group(group, "generate");
     let low = |second: u64| {
-        let mut looked = look(second, 110.0);
-        looked.telemetry.gpus = vec![GpuReading { integrated: true, ..GpuReading::default() }];
-        looked.telemetry.memory.available = Some(2 << 30);
-        looked
+        let mut low_memory = sample(second, 110.0);
+        low_memory.telemetry.gpus = vec![GpuReading { integrated: true, ..GpuReading::default() }];
+        low_memory.telemetry.memory.available = Some(2 << 30);
+        low_memory
     };
     let failed = |guard: &HostGuard| match guard.handle.explain_termination(
         WorkKind::Train,
@@ -152,7 +158,7 @@ fn a_training_is_ended_before_unified_memory_runs_out_and_may_have_been_too_larg
     let (fault, message) = failed(&guard);
     assert_eq!(fault, JobFault::OutOfMemory);
     assert!(message.contains("2.0 GiB of memory were free"), "{message}");
-    assert!(worker.try_wait().unwrap().is_none(), "the generator's goes on");
+    assert!(worker.try_wait().unwrap().is_none(), "the generator's worker runs");
     let _training = guard.process_groups.register_group(group, "train");
     guard.handle_sample(&low(5), &[job("trainer", 0)]);
     guard.handle_sample(&low(6), &[job("trainer", 0)]);
@@ -166,7 +172,7 @@ fn shootdowns_of_a_piece_of_work_are_counted_and_their_peak_is_seen() {
     std::fs::create_dir(root.path().join("proc")).unwrap();
     let count = |count: u64| std::fs::write(&interrupts, format!("TLB: {count} 0 TLB\n")).unwrap();
     let watch = TelemetryHandle::new(Some(&root.path().to_owned()));
-    assert_eq!(watch.start_shootdown_span().finish_span(), None, "nobody counts here");
+    assert_eq!(watch.start_shootdown_span().finish_span(), None, "no counter here");
     count(1000);
     let (whole, later) = (watch.start_shootdown_span(), watch.start_shootdown_span());
     watch.state.shootdown_counters.record_rate(Some(1e9), true);

@@ -1,12 +1,12 @@
-//! One change to a complete directory a case, and what the verdict is then.
+//! Each case is one change to a complete directory, and the verdict for it.
 
 use super::*;
 
-/// A directory as a scan sees it, in the order it is written.
+/// A directory as a scan sees it, in the order of writing.
 #[derive(Clone)]
 struct Dir {
     listing: DirectoryListing,
-    peeks: FileProbes,
+    probes: FileProbes,
     clock_ns: i64,
 }
 
@@ -31,14 +31,14 @@ fn zip_tail() -> Vec<u8> {
 }
 
 impl Dir {
-    fn put(&mut self, name: &str, bytes: u64, peek: Option<FileProbe>) -> &mut Self {
+    fn put(&mut self, name: &str, bytes: u64, probe: Option<FileProbe>) -> &mut Self {
         self.clock_ns += 1_000;
         let inode = self.listing.len() as u64 + 1;
         let stat = FileStat { bytes, modified_ns: self.clock_ns, inode, is_dir: false };
         self.listing.insert(name.into(), stat);
-        match peek {
-            Some(peek) => self.peeks.insert(name.into(), peek),
-            None => self.peeks.remove(name),
+        match probe {
+            Some(probe) => self.probes.insert(name.into(), probe),
+            None => self.probes.remove(name),
         };
         self
     }
@@ -62,7 +62,7 @@ impl Dir {
     }
 
     fn empty() -> Self {
-        Self { listing: DirectoryListing::new(), peeks: FileProbes::new(), clock_ns: 0 }
+        Self { listing: DirectoryListing::new(), probes: FileProbes::new(), clock_ns: 0 }
     }
 
     fn lora() -> Self {
@@ -88,12 +88,12 @@ impl Dir {
     }
 
     fn judge(&self) -> SaveReadiness {
-        super::judge_readiness(20, &self.listing, &self.peeks)
+        super::judge_readiness(20, &self.listing, &self.probes)
     }
 
     fn remove(&mut self, name: &str) {
         self.listing.remove(name).unwrap();
-        self.peeks.remove(name);
+        self.probes.remove(name);
     }
 
     fn stat(&mut self, name: &str) -> &mut FileStat {
@@ -176,7 +176,7 @@ fn while_anything_is_missing_or_half_written_it_is_not_ready() {
         (
             "a header that is cut",
             |d| {
-                d.peeks
+                d.probes
                     .insert(checkpoint_files::ADAPTER_FILE.into(), FileProbe::Header(vec![9; 20]));
             },
             "no whole header",
@@ -184,7 +184,8 @@ fn while_anything_is_missing_or_half_written_it_is_not_ready() {
         (
             "a zip without its end",
             |d| {
-                d.peeks.insert("optimizer.pt".into(), FileProbe::Ends(*b"PK\x03\x04", vec![0; 64]));
+                d.probes
+                    .insert("optimizer.pt".into(), FileProbe::Ends(*b"PK\x03\x04", vec![0; 64]));
             },
             "optimizer.pt",
         ),
@@ -192,7 +193,7 @@ fn while_anything_is_missing_or_half_written_it_is_not_ready() {
         (
             "a tokenizer that is cut",
             |d| {
-                d.peeks.insert("tokenizer.json".into(), FileProbe::Parses(false));
+                d.probes.insert("tokenizer.json".into(), FileProbe::Parses(false));
             },
             "tokenizer.json",
         ),
@@ -229,7 +230,7 @@ fn while_anything_is_missing_or_half_written_it_is_not_ready() {
         let mut dir = Dir::lora();
         change(&mut dir);
         match dir.judge() {
-            SaveReadiness::NotYet(said) => assert!(said.contains(why), "{name}: {said}"),
+            SaveReadiness::NotYet(reason) => assert!(reason.contains(why), "{name}: {reason}"),
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -263,7 +264,7 @@ fn what_can_never_be_published_says_what_would_help() {
         d.text(TRAINER_STATE, br#"{"global_step": 30, "max_steps": 60}"#);
     };
     let locked: fn(&mut Dir) = |d| {
-        d.peeks.insert(
+        d.probes.insert(
             checkpoint_files::ADAPTER_FILE.into(),
             FileProbe::Unreadable("permission denied".into()),
         );
@@ -285,7 +286,7 @@ fn what_can_never_be_published_says_what_would_help() {
         let mut dir = Dir::lora();
         change(&mut dir);
         match dir.judge() {
-            SaveReadiness::Broken(said) => assert!(said.contains(why), "{name}: {said}"),
+            SaveReadiness::Broken(reason) => assert!(reason.contains(why), "{name}: {reason}"),
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -315,8 +316,8 @@ fn what_may_well_be_newer_or_absent_does_not_hold_it_up() {
             d.put("notes.txt", 3, None);
         }),
         ("a torch file of the old format", |d| {
-            let peek = FileProbe::Ends([0x80, 2, 0x8a, 10], vec![0; 64]);
-            d.peeks.insert("training_args.bin".into(), peek);
+            let probe = FileProbe::Ends([0x80, 2, 0x8a, 10], vec![0; 64]);
+            d.probes.insert("training_args.bin".into(), probe);
         }),
         ("a coarse clock", |d| {
             d.listing.values_mut().for_each(|stat| stat.modified_ns = 5_000_000_000);

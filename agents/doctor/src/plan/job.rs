@@ -2,9 +2,8 @@
 
 use super::{DoctorFinding, TrainingPlan};
 use crate::{Severity, parse_major_minor};
-use hardware::{HardwareProfile, ProfileDtype, SupportLevel, host_snapshot::HostSnapshot};
+use hardware::{HardwareProfile, SupportLevel, host_snapshot::HostSnapshot};
 
-/// Returns the findings about a plan's settings.
 pub(super) fn check_settings(
     box_: &HostSnapshot,
     profile: &HardwareProfile,
@@ -29,7 +28,6 @@ const SAVE_EVERY_S: f64 = 600.0;
 
 const POST_MORTEM: &str = "an R9700's post-mortem: 57 steps, save_steps 100, nothing left";
 
-/// Reports checkpoints that are missing or too rare.
 fn check_saving(plan: &TrainingPlan) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let Some(every) = plan.save_every else { return findings };
@@ -94,16 +92,6 @@ fn saving_remedy(plan: &TrainingPlan) -> String {
     format!("save every {every} steps, with the optimizer's state, and keep three")
 }
 
-/// Returns the name of a type.
-fn dtype_name(dtype: ProfileDtype) -> &'static str {
-    match dtype {
-        ProfileDtype::F32 => "f32",
-        ProfileDtype::F16 => "f16",
-        ProfileDtype::Bf16 => "bf16",
-    }
-}
-
-/// Reports a type that the card computes slowly or wrongly.
 fn check_precision(profile: &HardwareProfile, plan: &TrainingPlan) -> Option<DoctorFinding> {
     let dtype = plan.dtype?;
     let (severity, why) = match profile.precision.support_for(dtype) {
@@ -120,9 +108,9 @@ fn check_precision(profile: &HardwareProfile, plan: &TrainingPlan) -> Option<Doc
     Some(DoctorFinding {
         id: "C-51",
         severity,
-        seen: format!("training in {} on {}", dtype_name(dtype), profile.name),
+        seen: format!("training in {} on {}", dtype.name(), profile.name),
         why,
-        remedy: format!("train in {}", dtype_name(profile.training.dtype)),
+        remedy: format!("train in {}", profile.training.dtype.name()),
         source: "unsloth #7682, PR 7354",
     })
 }
@@ -130,7 +118,6 @@ fn check_precision(profile: &HardwareProfile, plan: &TrainingPlan) -> Option<Doc
 /// The first version of bitsandbytes whose wheels have kernels for RDNA.
 const BITSANDBYTES_SINCE: (u64, u64) = (0, 49);
 
-/// Reports quantised weights that the card does not support well.
 fn check_quantisation(
     box_: &HostSnapshot,
     profile: &HardwareProfile,
@@ -164,7 +151,7 @@ fn check_quantisation(
     })
 }
 
-/// Reports data loader settings that compete for memory.
+/// Loader workers and pinned memory compete with the training for memory.
 fn check_data_loader(profile: &HardwareProfile, plan: &TrainingPlan) -> Vec<DoctorFinding> {
     let training = &profile.training;
     let workers = plan.dataloader_workers.filter(|it| *it > training.dataloader_workers);
@@ -189,7 +176,6 @@ fn check_data_loader(profile: &HardwareProfile, plan: &TrainingPlan) -> Vec<Doct
     if profile.is_cpu() { Vec::new() } else { seen.map(finding).collect() }
 }
 
-/// Reports evaluations inside the training process.
 fn check_evaluations(
     box_: &HostSnapshot,
     profile: &HardwareProfile,
@@ -213,7 +199,6 @@ fn check_evaluations(
     })
 }
 
-/// Reports settings that transformers refuses.
 fn check_refused_settings(plan: &TrainingPlan) -> Vec<DoctorFinding> {
     let finding = |(setting, why): &(String, &'static str)| DoctorFinding {
         id: "C-54",
@@ -227,10 +212,9 @@ fn check_refused_settings(plan: &TrainingPlan) -> Vec<DoctorFinding> {
     plan.refused.iter().map(finding).collect()
 }
 
-/// The number of parameters above which activations do not fit beside the weights.
+/// Above this size, activations do not fit beside the weights.
 const LARGE_PARAMETERS: u64 = 3_000_000_000;
 
-/// Reports a large model without gradient checkpointing.
 fn check_gradient_checkpointing(
     profile: &HardwareProfile,
     plan: &TrainingPlan,
@@ -251,7 +235,6 @@ fn check_gradient_checkpointing(
     })
 }
 
-/// Reports padding to the maximum length.
 fn check_padding(plan: &TrainingPlan) -> Option<DoctorFinding> {
     plan.pads_to_max.then(|| DoctorFinding {
         id: "C-64",

@@ -10,7 +10,6 @@ use hardware::{HardwareProfile, host_snapshot::HostSnapshot};
 
 const GB: u64 = 1_000_000_000;
 
-/// Returns the findings about memory and disk.
 pub(super) fn check_resources(
     box_: &HostSnapshot,
     profile: &HardwareProfile,
@@ -25,7 +24,6 @@ pub(super) fn check_resources(
     findings
 }
 
-/// Reports a training whose peak does not fit, with the changes after which it does.
 fn check_peak_memory(
     box_: &HostSnapshot,
     profile: &HardwareProfile,
@@ -60,13 +58,13 @@ fn check_peak_memory(
     })
 }
 
-/// The size of a weights file; shards pass through the host's memory.
+/// Weights files pass through the host's memory one by one.
 const SHARD_BYTES: u64 = 5 * GB;
 
-/// The memory of a Python process with torch and transformers.
+/// A Python process with torch and transformers.
 const PYTHON_BYTES: u64 = 6 * GB;
 
-/// Reports a host without enough memory for loading. Unified memory is covered by the budget.
+/// Unified memory is covered by the budget.
 fn check_host_memory(
     box_: &HostSnapshot,
     shape: &ModelShape,
@@ -93,10 +91,9 @@ fn check_host_memory(
 /// An adapter parameter and both moments, in f32.
 const SAVED_BYTES_PER_PARAMETER: u64 = 12;
 
-/// The number of checkpoints that are kept.
 const KEPT_CHECKPOINTS: u64 = 3;
 
-/// Reports too little disk space for the base as GGUF and the checkpoints.
+/// Counts the base as GGUF and the checkpoints.
 fn check_disk_space(
     free: u64,
     shape: &ModelShape,

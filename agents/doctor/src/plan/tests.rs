@@ -17,7 +17,7 @@ const SEVEN_B: ModelShape = ModelShape {
     qk_norm: false,
 };
 
-/// A box with one card, as sysfs shows it.
+/// A host with one card, as sysfs shows it.
 fn box_with(gfx: &str) -> HostSnapshot {
     let unified_memory = gfx == "gfx1151";
     let gpu = GpuInfo {
@@ -39,7 +39,7 @@ fn found(gfx: &str, plan: &TrainingPlan) -> Vec<(&'static str, Severity)> {
     check_plan(&box_with(gfx), &profile, plan).into_iter().map(|it| (it.id, it.severity)).collect()
 }
 
-/// Of arguments in YAML, over so many examples.
+/// The findings for arguments in YAML and a number of examples.
 fn of_arguments(
     gfx: &str,
     yaml: &str,
@@ -50,7 +50,7 @@ fn of_arguments(
     found(gfx, &arguments.to_plan(examples, model, &box_with(gfx)))
 }
 
-/// The post-mortem's: 300 examples, and `save_steps` at 100.
+/// From an incident: 300 examples, and `save_steps` at 100.
 const POST_MORTEM: &str = "\
 per_device_train_batch_size: 2
 gradient_accumulation_steps: 8
@@ -170,7 +170,7 @@ fn evals_inside_the_trainer_are_refused_where_they_freeze_the_box() {
 fn loaders_that_compete_for_unified_memory_are_named() {
     let base = "save_steps: 10\nmax_steps: 60\n";
     let of = |gfx, settings: &str| of_arguments(gfx, &format!("{base}{settings}"), None, None);
-    // transformers pins unless it is told not to.
+    // transformers pins memory by default.
     assert_eq!(of("gfx1151", ""), [("C-53", Warn)]);
     assert_eq!(of("gfx1151", "dataloader_num_workers: 4"), [("C-53", Warn), ("C-53", Warn)]);
     assert_eq!(of("gfx1151", "dataloader_pin_memory: false"), []);
@@ -180,7 +180,7 @@ fn loaders_that_compete_for_unified_memory_are_named() {
 }
 
 #[test]
-fn a_training_that_does_not_fit_is_told_what_would() {
+fn a_training_that_does_not_fit_lists_the_changes_that_would() {
     let training = PlannedTraining {
         method: TrainingMethod::Lora { rank: 32 },
         batch: 16,

@@ -9,10 +9,6 @@ use std::path::Path;
 
 impl LoraAdapter {
     /// Reads a PEFT adapter for a model of this configuration.
-    ///
-    /// # Errors
-    /// When a file is missing or invalid, a tensor has another shape, or belongs to a part that
-    /// cannot be adapted here.
     pub fn load_peft(dir: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
         let settings = AdapterSettings::from_dir(dir)?;
         let path = dir.join(TENSOR_FILE);
@@ -28,7 +24,7 @@ impl LoraAdapter {
                     let missing = TensorFileError::Missing { path, name: b_name };
                     return Err(missing.into());
                 };
-                let (outputs, inputs) = module.weight_shape(config);
+                let (outputs, inputs) = config.weight_shape(module);
                 let rank = settings.module_rank(layer, module);
                 for (tensor, name, expected) in
                     [(&a, a_name, [rank, inputs]), (&b, b_name, [outputs, rank])]

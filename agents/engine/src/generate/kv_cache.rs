@@ -6,8 +6,7 @@ use crate::ops::attention::{
 use crate::ops::{for_row_blocks, host_f32};
 use candle_core::{Result, Tensor};
 
-/// The keys and values of one sequence. A clone is a copy: the samples of a prompt start with
-/// clones of its cache.
+/// The keys and values of a sequence. A clone is a copy, with which a prompt's samples start.
 #[derive(Clone)]
 pub(super) struct KvCache {
     layers: Vec<LayerKvCache>,
@@ -19,27 +18,24 @@ pub(super) struct KvCache {
 struct LayerKvCache {
     keys: TransposedBlocks,
     values: Vec<f32>,
-    /// Keys and values on a device other than the CPU.
+    /// Only on a device other than the CPU.
     on_device: Option<(Tensor, Tensor)>,
 }
 
 /// The sequence of a row, and the row's position in it.
 #[derive(Clone, Copy)]
 pub(super) struct RowOwner {
-    /// The index of the sequence's cache.
     pub(super) cache: usize,
     pub(super) position: usize,
 }
 
 impl KvCache {
-    /// Creates an empty cache.
     pub(super) fn new(layers: usize) -> Self {
         Self { layers: vec![LayerKvCache::default(); layers] }
     }
 }
 
-/// Appends the new rows to their caches and computes their attention. The rows of one cache must be
-/// in order of position.
+/// Appends rows to their caches and attends. Rows of one cache are in order of position.
 pub(super) fn attend_cached(
     heads: &HeadShape,
     layer: usize,
@@ -82,7 +78,6 @@ pub(super) fn attend_cached(
     Tensor::from_vec(out, query.shape(), query.device())
 }
 
-/// Computes the same as `attend_cached` on devices other than the CPU.
 fn attend_on_device(
     heads: &HeadShape,
     layer: usize,

@@ -16,7 +16,6 @@ pub struct SamplingParameters {
     pub max_new_tokens: usize,
 }
 
-/// A prompt as text or as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PromptInput {
     Text(String),
@@ -35,7 +34,6 @@ pub struct PromptRequest<Tag> {
 /// The reason why a sample ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model drew an end-of-sequence token.
     Stop,
     /// The sample reached `max_new_tokens` or the model's last position.
     Length,
@@ -48,7 +46,6 @@ pub struct SampleCompletion<Tag> {
     /// The index of its seed in the request.
     pub index: usize,
     pub seed: u64,
-    /// The number of tokens of the prompt.
     pub prompt_tokens: usize,
     pub tokens: Vec<u32>,
     pub text: String,
@@ -59,7 +56,6 @@ pub struct SampleCompletion<Tag> {
 }
 
 impl<Tag> SampleCompletion<Tag> {
-    /// Replaces the tag.
     pub(super) fn with_tag<Other>(self, tag: Other) -> SampleCompletion<Other> {
         let Self { tag: _, index, seed, prompt_tokens, tokens, text, finish, logprob } = self;
         SampleCompletion { tag, index, seed, prompt_tokens, tokens, text, finish, logprob }
@@ -84,7 +80,6 @@ pub enum AdmitError {
 }
 
 impl SamplingParameters {
-    /// Checks that each parameter is in its range.
     pub(super) fn check_ranges(&self) -> Result<(), AdmitError> {
         let Self { temperature, top_p, max_new_tokens, .. } = *self;
         let bad =

@@ -33,7 +33,6 @@ pub(super) fn draw_token(
     kept[pick_weighted(&weights, random)].1 as u32
 }
 
-/// Returns the most likely token.
 fn pick_greedy(logits: &[f32]) -> u32 {
     let most = run_vectorised(
         #[inline(always)]
@@ -82,7 +81,7 @@ fn cut_to_nucleus(kept: &mut Vec<(f32, usize)>, top_p: f64) {
     }
 }
 
-/// Draws an index in proportion to the weights. Sums over blocks of 128 make the search short.
+/// Sums over blocks of 128 make the search short.
 fn pick_weighted(weights: &[f32], random: &mut RandomStream) -> usize {
     const BLOCK: usize = 128;
     let sum = |block: &[f32]| block.iter().map(|weight| f64::from(*weight)).sum::<f64>();
@@ -137,7 +136,7 @@ mod tests {
         }
     }
 
-    /// What [`draw`] did before it was fast.
+    /// Computes the same as `draw_token`, without its shortcuts.
     fn naive(logits: &[f32], sampling: &SamplingParameters, random: &mut RandomStream) -> usize {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weight = |logit: f32| (f64::from(logit - most) / sampling.temperature).exp();

@@ -9,35 +9,30 @@ use crate::ops::{add_tensors, norm, rope::RotaryEmbedding, swiglu};
 use candle_core::{Result, Tensor};
 use formats::LayerModule;
 
-/// A function that computes the attention of one layer from (layer, query, key, value) after
-/// rotation; returns `[rows, heads * dim]`.
+/// Computes the attention of one layer from (layer, query, key, value) after rotation; returns
+/// `[rows, heads * dim]`.
 pub(crate) type AttentionFn<'a> =
     dyn FnMut(usize, &Tensor, &Tensor, &Tensor) -> Result<Tensor> + 'a;
 
-/// An adapter in training, and its dropout.
 #[derive(Clone, Copy)]
 pub(crate) struct TrainedAdapter<'a> {
     pub(crate) adapter: &'a LoraAdapter,
     pub(crate) dropout: Option<&'a LoraDropout>,
 }
 
-/// The inputs that all layers of a pass share.
 pub(crate) struct ForwardPass<'a> {
     pub(crate) phase: MatmulPhase,
     pub(crate) rotation: RotaryEmbedding,
     pub(crate) trained: Option<TrainedAdapter<'a>>,
 }
 
-/// The first half of a LoRA pair's product, and the pair's matrix B.
 struct LowRankInput<'a> {
     /// `scale * x Aᵀ`.
     values: Tensor,
-    /// The values, prepared for multiplication.
     rows: PreparedRows,
     b: &'a Tensor,
 }
 
-/// The results of one projection.
 pub(crate) struct ProjectionOutput {
     pub(crate) out: Tensor,
     /// `scale * x Aᵀ` after dropout, if the projection has a LoRA pair.
@@ -49,12 +44,11 @@ pub(crate) struct ProjectionOutput {
 /// the memory (arXiv:2205.05198).
 pub(crate) struct LayerTape {
     pub(crate) input: Tensor,
-    /// Query and key before their head norms, if the model has those norms.
+    /// Query and key before their head norms (Qwen3).
     pub(crate) unnormed: Option<[Tensor; 2]>,
     pub(crate) query: Tensor,
     pub(crate) key: Tensor,
     pub(crate) value: Tensor,
-    /// The output of the attention.
     pub(crate) attended: Tensor,
     /// The hidden states between attention and feed-forward part.
     pub(crate) middle: Tensor,
@@ -65,12 +59,10 @@ pub(crate) struct LayerTape {
 }
 
 impl LanguageModel {
-    /// Returns the rotary embedding of these positions.
     pub(crate) fn rotary_embedding(&self, positions: &[u32]) -> Result<RotaryEmbedding> {
         RotaryEmbedding::new(positions, &self.frequencies, &self.device)
     }
 
-    /// Returns the embeddings of tokens.
     pub(crate) fn embed_tokens(&self, tokens: &[u32]) -> Result<Tensor> {
         self.weights.embedding.select_rows(tokens, &self.device)
     }
@@ -92,17 +84,15 @@ impl LanguageModel {
         self.apply_final_norm(&x)
     }
 
-    /// Normalises the output of the last layer.
     pub(crate) fn apply_final_norm(&self, x: &Tensor) -> Result<Tensor> {
         norm::rms_norm(x, &self.weights.norm, self.config.norm_epsilon)
     }
 
-    /// Computes the logits of one token of each sequence.
+    /// Expects one row of each sequence in `hidden`.
     pub(crate) fn compute_logits(&self, hidden: &Tensor) -> Result<Tensor> {
         matmul::project_rows(MatmulPhase::Decode, hidden, self.weights.output_matrix(), None)
     }
 
-    /// Computes a layer. Returns its output and its tape.
     pub(crate) fn run_layer(
         &self,
         index: usize,
@@ -116,7 +106,7 @@ impl LanguageModel {
         Ok((add_tensors(&tape.middle, &down.out)?, tape))
     }
 
-    /// Recomputes the tape of a layer without its last product, which is a fourth of the work.
+    /// Leaves out the layer's last product, a fourth of the work.
     pub(crate) fn rebuild_tape(
         &self,
         index: usize,
@@ -131,8 +121,8 @@ impl LanguageModel {
         Ok(tape)
     }
 
-    /// Computes a layer up to the input of its down projection. Returns the tape without that
-    /// projection's low-rank input, and the input.
+    /// Computes a layer up to the input of its down projection. The tape lacks that projection's
+    /// low-rank input.
     fn run_before_down(
         &self,
         index: usize,
@@ -181,7 +171,7 @@ impl LanguageModel {
         Ok((tape, activated))
     }
 
-    /// Multiplies `x` with several modules, each with its LoRA pair if it has one.
+    /// Adds the LoRA pair of a module that has one.
     fn project_modules<const N: usize>(
         &self,
         index: usize,
@@ -207,7 +197,7 @@ impl LanguageModel {
         projected.try_into().map_err(|_| missing())
     }
 
-    /// Computes the first half of each module's LoRA product. `rows` are the prepared rows of `x`.
+    /// Computes `scale * x Aᵀ` for each module; `rows` are the prepared rows of `x`.
     fn low_rank_inputs<'a, const N: usize>(
         &'a self,
         index: usize,

@@ -7,8 +7,7 @@ use formats::GgufModel;
 use std::path::Path;
 
 impl LanguageModel {
-    /// Loads a GGUF file, one tensor at a time. Quantised tensors are converted to the values they
-    /// represent.
+    /// Loads one tensor at a time; quantised tensors are converted to the values they represent.
     pub(super) fn load_gguf(
         path: &Path,
         device: &Device,

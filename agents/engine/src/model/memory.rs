@@ -4,16 +4,12 @@ use super::{MatrixDtype, ModelError};
 use candle_core::Device;
 use formats::ModelConfig;
 
-/// The available memory that is assumed if the system does not report it: 128 GiB.
+/// 128 GiB, assumed if the system does not report its memory.
 const ASSUMED_BYTES: u128 = 1 << 37;
-/// The bytes of a GiB.
 const GIB: u128 = 1 << 30;
 
-/// Checks that a model fits in the memory of the host, or in `ASSUMED_BYTES` on another device,
-/// which reports its own shortage.
-///
-/// # Errors
-/// `ModelError::TooLarge` if it does not.
+/// Checks the memory of the host, or `ASSUMED_BYTES` for another device, which reports its own
+/// shortage.
 pub(super) fn check_memory(
     config: &ModelConfig,
     dtype: MatrixDtype,
@@ -23,7 +19,6 @@ pub(super) fn check_memory(
     check_against(config, dtype, available.unwrap_or(ASSUMED_BYTES))
 }
 
-/// Checks that a model's parameters fit in `available` bytes.
 fn check_against(
     config: &ModelConfig,
     dtype: MatrixDtype,
@@ -46,7 +41,7 @@ fn check_against(
     })
 }
 
-/// Returns the memory and swap that Linux reports as available, in bytes.
+/// Returns the available memory and swap, in bytes.
 fn available_bytes() -> Option<u128> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name: &str| {

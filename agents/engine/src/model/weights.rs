@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use formats::LayerModule;
 use formats::ModelConfig;
 
-/// The kind of a parameter; it decides initialisation and element type.
+/// The kind decides initialisation and element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ParameterKind {
     Matrix,
@@ -13,7 +13,6 @@ pub(crate) enum ParameterKind {
     Norm,
 }
 
-/// The name, shape and kind of a parameter.
 #[derive(Debug)]
 pub(crate) struct ModelParameter {
     pub(crate) name: String,
@@ -21,14 +20,13 @@ pub(crate) struct ModelParameter {
     pub(crate) kind: ParameterKind,
 }
 
-/// The weights of a projection; `weight` is `[out, in]`.
+/// `weight` is `[out, in]`.
 #[derive(Debug, Clone)]
 pub(crate) struct LinearWeights {
     pub(crate) weight: WeightMatrix,
     pub(crate) bias: Option<Tensor>,
 }
 
-/// The weights of one decoder layer.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerWeights {
     pub(crate) input_norm: Tensor,
@@ -39,38 +37,30 @@ pub(crate) struct LayerWeights {
     pub(crate) linears: Vec<LinearWeights>,
 }
 
-/// All weights of a model.
 #[derive(Debug, Clone)]
 pub(crate) struct DecoderWeights {
     pub(crate) embedding: WeightMatrix,
     pub(crate) layers: Vec<LayerWeights>,
-    /// The weight of the final norm.
     pub(crate) norm: Tensor,
     /// The output matrix; `None` if the embedding serves as head.
     pub(crate) head: Option<WeightMatrix>,
 }
 
-/// The name of the embedding.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The name of the final norm's weight.
 pub(crate) const FINAL_NORM: &str = "model.norm.weight";
-/// The name of the head's matrix.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-/// Returns the full name of a layer's parameter.
 pub(crate) fn layer_parameter_name(layer: usize, rest: &str) -> String {
     format!("model.layers.{layer}.{rest}")
 }
 
 /// A source of parameters, for example a directory or a random stream.
 pub(crate) trait ParameterSource {
-    /// The error of a parameter that cannot be supplied.
     type Error;
 
-    /// Returns a parameter as a tensor.
     fn load_vector(&mut self, parameter: ModelParameter) -> Result<Tensor, Self::Error>;
 
-    /// Returns a parameter as a matrix, which may be mapped into memory.
+    /// Returns a matrix, which may be mapped into memory.
     fn load_matrix(&mut self, parameter: ModelParameter) -> Result<WeightMatrix, Self::Error>;
 }
 
@@ -87,7 +77,6 @@ impl<E, F: FnMut(ModelParameter) -> Result<Tensor, E>> ParameterSource for F {
 }
 
 impl DecoderWeights {
-    /// Builds the weights of a model from a source, one parameter at a time.
     pub(crate) fn build<S: ParameterSource>(
         config: &ModelConfig,
         mut source: S,
@@ -120,7 +109,6 @@ impl DecoderWeights {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Returns all parameters by name, vectors included.
     pub(crate) fn named_parameters(&self) -> Vec<(String, WeightMatrix)> {
         let mut named = vec![(EMBEDDING.to_owned(), self.embedding.clone())];
         for (index, layer) in self.layers.iter().enumerate() {
@@ -144,7 +132,7 @@ impl DecoderWeights {
         named
     }
 
-    /// Returns all parameters by name as tensors; mapped ones are copied.
+    /// Copies mapped parameters.
     pub(crate) fn named_tensors(&self) -> candle_core::Result<Vec<(String, Tensor)>> {
         self.named_parameters()
             .into_iter()
@@ -153,14 +141,10 @@ impl DecoderWeights {
     }
 }
 
-/// The name of the norm before the attention, within its layer.
 pub(crate) const INPUT_NORM: &str = "input_layernorm.weight";
-/// The name of the norm before the feed-forward part, within its layer.
 pub(crate) const POST_NORM: &str = "post_attention_layernorm.weight";
-/// The names of the query and key head norms, within their layer.
 pub(crate) const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
-/// Builds the weights of one layer from a source.
 fn build_layer<S: ParameterSource>(
     config: &ModelConfig,
     layer: usize,
@@ -173,7 +157,7 @@ fn build_layer<S: ParameterSource>(
     let input_norm = source.load_vector(norm(INPUT_NORM, config.hidden_size))?;
     let mut linears = Vec::with_capacity(LayerModule::ALL.len());
     for module in LayerModule::ALL {
-        let (outputs, inputs) = module.weight_shape(config);
+        let (outputs, inputs) = config.weight_shape(module);
         let (name, shape) = (module.parameter_name(layer, "weight"), vec![outputs, inputs]);
         let weight =
             source.load_matrix(ModelParameter { name, shape, kind: ParameterKind::Matrix })?;

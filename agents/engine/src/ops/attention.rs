@@ -7,54 +7,45 @@ mod forward;
 mod tile;
 
 use super::{for_sized_blocks, host_f32};
-pub(crate) use backward::{AttentionBackward, AttentionGradients};
 use candle_core::{Result, Tensor};
 pub(crate) use composed::attend_sequence;
 pub(crate) use forward::{AttentionContext, AttentionTask};
 use std::ops::Range;
 pub(crate) use tile::{TileBuffer, TransposedBlocks};
 
-/// The number and size of attention heads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HeadShape {
-    /// The number of query heads.
     pub(crate) count: usize,
-    /// The number of key and value heads, a divisor of `count`.
+    /// A divisor of `count`.
     pub(crate) kv_count: usize,
-    /// The number of elements of a head.
     pub(crate) dim: usize,
 }
 
 impl HeadShape {
-    /// Returns the width of a row of queries.
     pub(crate) fn query_width(&self) -> usize {
         self.count * self.dim
     }
 
-    /// Returns the width of a row of keys or values.
     pub(crate) fn kv_width(&self) -> usize {
         self.kv_count * self.dim
     }
 
-    /// Returns the factor of the scores, 1 / sqrt(dim).
+    /// Returns 1 / sqrt(dim).
     fn score_scale(&self) -> f32 {
         1.0 / (self.dim as f32).sqrt()
     }
 
-    /// Returns the key and value head of a query head.
     #[inline(always)]
     fn kv_head_of(&self, head: usize) -> usize {
         head / self.group_size()
     }
 
-    /// Returns the number of query heads that share a key and value head.
     fn group_size(&self) -> usize {
         self.count / self.kv_count
     }
 }
 
-/// Splits rows at the ends of sequences. Yields the index of each sequence and its part of the
-/// rows.
+/// Yields the index of each sequence with rows in the range, and its part of them.
 fn split_by_sequence(
     sequences: &[Range<usize>],
     rows: Range<usize>,
@@ -66,10 +57,10 @@ fn split_by_sequence(
     sequences.iter().enumerate().filter_map(part)
 }
 
-/// The number of rows of a task, enough to fill tiles.
+/// Enough rows to fill tiles.
 const TASK_ROWS: usize = 16;
 
-/// Computes the attention of packed rows. `sequences` are disjoint ranges of rows.
+/// Attends within `sequences`, disjoint ranges of rows.
 pub(crate) fn causal_attention(
     heads: &HeadShape,
     query: &Tensor,
@@ -105,6 +96,33 @@ pub(crate) fn causal_attention(
         }
     });
     Tensor::from_vec(out, query.shape(), query.device())
+}
+
+/// The inputs and output of `causal_attention`, and the gradient of the output.
+pub(crate) struct AttentionBackward<'a> {
+    pub(crate) heads: &'a HeadShape,
+    pub(crate) query: &'a Tensor,
+    pub(crate) key: &'a Tensor,
+    pub(crate) value: &'a Tensor,
+    pub(crate) out: &'a Tensor,
+    pub(crate) grad: &'a Tensor,
+    pub(crate) sequences: &'a [Range<usize>],
+}
+
+pub(crate) struct AttentionGradients {
+    pub(crate) query: Tensor,
+    pub(crate) key: Tensor,
+    pub(crate) value: Tensor,
+}
+
+impl AttentionBackward<'_> {
+    pub(crate) fn run(&self) -> Result<AttentionGradients> {
+        if self.query.device().is_cpu() {
+            self.run_kernels()
+        } else {
+            composed::backward_composed(self)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,16 +11,14 @@ use std::ops::Range;
 
 /// The largest number of elements of one block of logits.
 const LOGIT_ELEMENTS: usize = 1 << 22;
-/// The largest number of rows of one block of logits.
 const ROWS_MAX: usize = 512;
 
 /// Hidden states whose next tokens are known.
 pub(crate) struct ScoredRows<'a> {
-    /// The hidden states, `[rows, hidden]`.
+    /// `[rows, hidden]`
     pub(crate) hidden: &'a Tensor,
-    /// The matrix of the head, `[vocabulary, hidden]`.
+    /// `[vocabulary, hidden]`
     pub(crate) head: &'a WeightMatrix,
-    /// The next token of each row.
     pub(crate) targets: &'a [u32],
 }
 
@@ -36,10 +34,8 @@ struct RowStatistics {
 }
 
 impl RowStatistics {
-    /// The statistics before the first block.
     const NEW: Self = Self { most: f32::NEG_INFINITY, total: 0.0, target: f32::NAN };
 
-    /// Adds the logits of the vocabulary from `start` on.
     #[inline(always)]
     fn add_logits(&mut self, logits: &[f32], start: usize, target: usize) {
         let most = math::max_value(logits).max(self.most);
@@ -51,7 +47,7 @@ impl RowStatistics {
         }
     }
 
-    /// Returns the loss of the row in nats, after all blocks.
+    /// Returns the loss in nats, after all blocks.
     fn negative_log_likelihood(&self) -> f64 {
         self.total.ln() - f64::from(self.target - self.most)
     }
@@ -109,7 +105,6 @@ impl ScoredRows<'_> {
         Ok((loss, self.join_gradients(&gradients)?))
     }
 
-    /// Concatenates the gradients of all parts.
     fn join_gradients(&self, gradients: &[Tensor]) -> Result<Tensor> {
         match gradients {
             [] => self.hidden.zeros_like(),
@@ -118,7 +113,7 @@ impl ScoredRows<'_> {
         }
     }
 
-    /// Splits the rows into parts of at most `ROWS_MAX`.
+    /// Splits into parts of at most `ROWS_MAX` rows.
     fn split_rows(&self) -> Result<Vec<ScoredPart<'_>>> {
         if self.hidden.dim(0)? != self.targets.len() {
             bail!("{} targets for {:?} hidden states", self.targets.len(), self.hidden.shape());
@@ -129,7 +124,6 @@ impl ScoredRows<'_> {
     }
 }
 
-/// A part of the scored rows.
 struct ScoredPart<'a> {
     hidden: Tensor,
     rows: PreparedRows,
@@ -139,7 +133,6 @@ struct ScoredPart<'a> {
 }
 
 impl<'a> ScoredPart<'a> {
-    /// Creates the part that begins at a row and has these targets.
     fn new(scored: &ScoredRows<'a>, start: usize, targets: &'a [u32]) -> Result<Self> {
         let hidden = scored.hidden.narrow(0, start, targets.len())?;
         let rows = PreparedRows::new(MatmulPhase::Prefill, &hidden, scored.head.element_type())?;
@@ -147,7 +140,6 @@ impl<'a> ScoredPart<'a> {
         Ok(Self { hidden, rows, head: scored.head, targets, vocabulary })
     }
 
-    /// Yields the ranges of the vocabulary, one for each block of logits.
     fn vocabulary_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         const COLUMNS: usize = 256;
         let vocabulary = self.vocabulary;
@@ -156,7 +148,6 @@ impl<'a> ScoredPart<'a> {
         (0..vocabulary).step_by(width.max(COLUMNS)).map(block)
     }
 
-    /// Computes the logits of a range of the vocabulary.
     fn block_logits(&self, block: &Range<usize>) -> Result<Tensor> {
         let terms = vec![(&self.rows, self.head.slice_rows(block)?)];
         let all = project_all(&[ProjectionSum { terms, bias: None }])?;
@@ -188,7 +179,7 @@ impl<'a> ScoredPart<'a> {
         Ok((rows, (mean - (targets * scale)?)?))
     }
 
-    /// Returns the loss and the statistics of each row; also the logits if there is only one block.
+    /// Returns losses and statistics, and the logits if they are one block.
     fn row_losses(&self) -> Result<(Vec<f64>, Vec<RowStatistics>, Option<Tensor>)> {
         let mut rows = vec![RowStatistics::NEW; self.targets.len()];
         let mut only = None;
@@ -201,7 +192,6 @@ impl<'a> ScoredPart<'a> {
     }
 }
 
-/// Adds a block of logits to the statistics of its rows.
 fn add_block_logits(
     rows: &mut [RowStatistics],
     logits: &Tensor,
@@ -232,7 +222,7 @@ pub(crate) fn row_nll(row: &[f32], target: usize) -> f64 {
     sum_exponentials(row, most).ln() - f64::from(row[target] - most)
 }
 
-/// Returns the sum of `e^(logit - most)` as f64.
+/// Returns the f64 sum of `e^(logit - most)`.
 #[inline(always)]
 fn sum_exponentials(logits: &[f32], most: f32) -> f64 {
     let mut total = 0f64;

@@ -1,10 +1,9 @@
 //! Scalar functions of the kernels, written so that the compiler can vectorise the loops they are
 //! inlined into. The code fixes the order of every sum, independent of the vector width.
 
-/// The number of partial sums.
 const LANES: usize = 16;
 
-/// Returns the dot product: sixteen partial sums, then a fixed tree.
+/// Sums in sixteen partial sums, then in a fixed tree.
 #[inline(always)]
 pub(crate) fn dot_product(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
@@ -22,7 +21,6 @@ pub(crate) fn dot_product(a: &[f32], b: &[f32]) -> f32 {
     sum_lanes(lanes) + rest
 }
 
-/// Returns the sum of values, in the order of `dot_product`.
 #[inline(always)]
 pub(crate) fn sum_values(values: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
@@ -35,7 +33,6 @@ pub(crate) fn sum_values(values: &[f32]) -> f32 {
     sum_lanes(lanes) + rest.iter().sum::<f32>()
 }
 
-/// Computes `acc += factor * values`.
 #[inline(always)]
 pub(crate) fn add_scaled(acc: &mut [f32], factor: f32, values: &[f32]) {
     for (acc, value) in acc.iter_mut().zip(values) {
@@ -61,7 +58,6 @@ pub(crate) fn max_value(values: &[f32]) -> f32 {
     most
 }
 
-/// Adds the partial sums in a fixed tree.
 #[inline(always)]
 fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
@@ -97,7 +93,6 @@ pub(crate) fn fast_exp(x: f32) -> f32 {
     value * f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)
 }
 
-/// Returns 1 / (1 + e^-x).
 #[inline(always)]
 pub(crate) fn logistic_sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + fast_exp(-x))

@@ -14,12 +14,11 @@ use std::ops::Range;
 /// Rows `[rows, width]`, prepared once for products with weights of one type.
 pub(crate) struct PreparedRows {
     x: Tensor,
-    /// The rows in the form of the packed kernels; only for bf16 weights on the CPU.
+    /// Only for bf16 weights on the CPU.
     packed: Option<ProjectionInputs>,
 }
 
 impl PreparedRows {
-    /// Prepares rows for weights of a type.
     pub(crate) fn new(phase: MatmulPhase, x: &Tensor, weights: DType) -> Result<Self> {
         let packed = match weights {
             DType::BF16 if x.device().is_cpu() => Some(ProjectionInputs::new(
@@ -76,7 +75,6 @@ pub(crate) fn project_all(projections: &[ProjectionSum<'_>]) -> Result<Vec<Tenso
     outs.into_iter().map(tensor).collect()
 }
 
-/// Computes one projection of rows that no other projection needs.
 pub(crate) fn project_rows(
     phase: MatmulPhase,
     x: &Tensor,
@@ -88,8 +86,7 @@ pub(crate) fn project_rows(
     projections.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
 }
 
-/// Computes a projection without packing. Pads the rows with zeros if there are too few for a fixed
-/// order of sums.
+/// Pads the rows with zeros if there are too few for a fixed order of sums.
 fn project_unpacked(ProjectionSum { terms, bias }: &ProjectionSum<'_>) -> Result<Tensor> {
     let (mut fewest, mut found) = (0, 0);
     for (PreparedRows { x, .. }, weight) in terms {
@@ -169,8 +166,7 @@ pub(crate) fn multiply_transposed(
     Tensor::from_vec(out, (m, n), left.device())
 }
 
-/// Computes the sum of `lhs * rhs` over the terms, plus a bias on every row. Transposed views are
-/// allowed.
+/// Sums `lhs * rhs` over the terms, plus a bias on every row. Transposed views are allowed.
 fn sum_products(terms: &[(&Tensor, &Tensor)], bias: Option<&Tensor>) -> Result<Tensor> {
     let Some((first, rest)) = terms.split_first() else { bail!("no terms to sum") };
     if !first.0.device().is_cpu() {
@@ -192,7 +188,6 @@ fn sum_products(terms: &[(&Tensor, &Tensor)], bias: Option<&Tensor>) -> Result<T
     Tensor::from_vec(out, (rows, columns), first.0.device())
 }
 
-/// Computes the product of two f32 matrices.
 pub(crate) fn multiply_f32(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     sum_products(&[(lhs, rhs)], None)
 }
@@ -205,7 +200,6 @@ fn min_invariant_rows(columns: usize, inner: usize) -> usize {
     small.max(256 / columns + 1)
 }
 
-/// Computes the sum of the rows.
 pub(crate) fn sum_rows(x: &Tensor) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return x.sum(0);
@@ -227,7 +221,6 @@ pub(crate) fn sum_rows(x: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(out, width, x.device())
 }
 
-/// The position of a matrix in its storage.
 struct MatrixLayout {
     range: Range<usize>,
     rows: usize,
@@ -236,7 +229,6 @@ struct MatrixLayout {
     column_stride: usize,
 }
 
-/// Returns the position of a tensor's matrix in its storage.
 fn matrix_layout(tensor: &Tensor) -> Result<MatrixLayout> {
     let (rows, columns) = tensor.dims2()?;
     let (row_stride, column_stride) = match tensor.stride() {
@@ -248,7 +240,7 @@ fn matrix_layout(tensor: &Tensor) -> Result<MatrixLayout> {
     Ok(MatrixLayout { range: start..start + reach, rows, columns, row_stride, column_stride })
 }
 
-/// Returns the number of elements from a matrix's first to its last, both included.
+/// Counts the elements from the first to the last, both included.
 fn element_span(rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> usize {
     match (rows, columns) {
         (0, _) | (_, 0) => 0,
@@ -257,7 +249,6 @@ fn element_span(rows: usize, columns: usize, row_stride: usize, column_stride: u
 }
 
 impl MatrixLayout {
-    /// Returns the matrix as an operand of `gemm`.
     fn to_operand<'a>(&self, storage: &'a [f32]) -> Result<GemmOperand<'a>> {
         let Self { rows, columns, row_stride, column_stride, .. } = *self;
         let Some(values) = storage.get(self.range.clone()) else {
@@ -267,7 +258,6 @@ impl MatrixLayout {
     }
 }
 
-/// A matrix in main memory as `gemm` reads it.
 #[derive(Clone, Copy)]
 struct GemmOperand<'a> {
     values: &'a [f32],
@@ -277,7 +267,6 @@ struct GemmOperand<'a> {
     column_stride: usize,
 }
 
-/// Returns the CPU storage of a tensor, or an error for other devices.
 fn cpu_storage(storage: &Storage) -> Result<&CpuStorage> {
     match storage {
         Storage::Cpu(cpu) => Ok(cpu),

@@ -20,7 +20,7 @@ pub(crate) enum WeightMatrix {
 #[derive(Debug, Clone)]
 pub(crate) struct MappedMatrix {
     file: Arc<Mmap>,
-    /// The offset of the first row in bytes.
+    /// In bytes.
     start: usize,
     rows: usize,
     width: usize,
@@ -39,8 +39,8 @@ impl From<&Tensor> for WeightMatrix {
 }
 
 impl MappedMatrix {
-    /// Returns the matrix at an offset; `None` if the file is too short, or its layout differs from
-    /// the processor's (byte order, alignment).
+    /// Returns `None` if the file is too short, or its byte order or alignment differs from the
+    /// processor's.
     pub(crate) fn new(file: Arc<Mmap>, start: usize, shape: &[usize]) -> Option<Self> {
         let [rows, width] = *shape else { return None };
         let bytes = rows.checked_mul(width)?.checked_mul(size_of::<bf16>())?;
@@ -50,7 +50,6 @@ impl MappedMatrix {
         fits.then_some(Self { file, start, rows, width })
     }
 
-    /// Returns the elements, row by row.
     fn row_elements(&self) -> &[bf16] {
         let bytes = &self.file[self.start..][..self.rows * self.width * size_of::<bf16>()];
         let bits: &[u16] = pulp::bytemuck::cast_slice(bytes);
@@ -59,7 +58,6 @@ impl MappedMatrix {
 }
 
 impl WeightMatrix {
-    /// Returns the element type.
     pub(crate) fn element_type(&self) -> DType {
         match self {
             Self::Tensor(tensor) => tensor.dtype(),
@@ -75,7 +73,6 @@ impl WeightMatrix {
         }
     }
 
-    /// Returns a range of the rows, sharing the elements.
     pub(crate) fn slice_rows(&self, rows: &Range<usize>) -> Result<Self> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.narrow(0, rows.start, rows.len())?.into()),
@@ -87,7 +84,6 @@ impl WeightMatrix {
         }
     }
 
-    /// Returns the rows of tokens as f32.
     pub(crate) fn select_rows(&self, tokens: &[u32], device: &Device) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => {
@@ -108,7 +104,7 @@ impl WeightMatrix {
         }
     }
 
-    /// Returns the matrix as a tensor; a mapped one is copied.
+    /// Copies a mapped matrix.
     pub(crate) fn to_tensor(&self) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
@@ -119,7 +115,6 @@ impl WeightMatrix {
         }
     }
 
-    /// Returns the number of elements.
     pub(crate) fn element_count(&self) -> usize {
         match self {
             Self::Tensor(tensor) => tensor.elem_count(),
@@ -127,7 +122,6 @@ impl WeightMatrix {
         }
     }
 
-    /// Returns the elements of a bf16 matrix in main memory, or an error for others.
     pub(crate) fn bf16_elements(&self) -> Result<Box<dyn Deref<Target = [bf16]> + Sync + '_>> {
         match self {
             Self::Tensor(tensor) => Ok(Box::new(host_slice::<bf16>(tensor)?)),

@@ -3,7 +3,7 @@
 use super::{for_row_blocks, host_f32, math};
 use candle_core::{D, Result, Tensor};
 
-/// Normalises each row by its root mean square and multiplies it with `weight`.
+/// Divides each row by its root mean square and multiplies it with `weight`.
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return rms_norm_composed(x, weight, epsilon);
@@ -29,31 +29,28 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tens
     Tensor::from_vec(out, x.shape(), x.device())
 }
 
-/// Normalises each head of a row separately. All heads share `weight`, which is as wide as one
-/// head.
+/// Normalises each head of a row. All heads share `weight`, which is as wide as one head.
 pub(crate) fn rms_norm_heads(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
     rms_norm(&x.reshape(((), weight.dim(0)?))?, weight, epsilon)?.reshape(x.shape())
 }
 
-/// Returns 1 / sqrt(mean of the squares + epsilon).
+/// Returns 1 / sqrt(mean of the squares + epsilon)
 #[inline(always)]
 fn inverse_rms(row: &[f32], epsilon: f64) -> f32 {
     let mean = math::dot_product(row, row) / row.len() as f32;
     1.0 / (mean + epsilon as f32).sqrt()
 }
 
-/// Computes `rms_norm` from candle's operations.
 fn rms_norm_composed(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
     normalise_rows(x, epsilon)?.0.broadcast_mul(weight)
 }
 
-/// Returns the normalised rows, and the factor of each row.
 fn normalise_rows(x: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
     let factor = (x.sqr()?.mean_keepdim(D::Minus1)? + epsilon)?.sqrt()?.recip()?;
     Ok((x.broadcast_mul(&factor)?, factor))
 }
 
-/// Computes the gradient of the input of `rms_norm`, and with `with_weight` that of the weight.
+/// Returns the gradient of the input, and with `with_weight` that of the weight.
 pub(crate) fn rms_norm_backward(
     x: &Tensor,
     weight: &Tensor,
@@ -110,7 +107,6 @@ pub(crate) fn rms_norm_backward(
     Ok((Tensor::from_vec(out, x.shape(), x.device())?, weight_grad))
 }
 
-/// Computes the gradients of `rms_norm_heads`, as `rms_norm_backward` does.
 pub(crate) fn rms_norm_heads_backward(
     x: &Tensor,
     weight: &Tensor,
@@ -124,7 +120,6 @@ pub(crate) fn rms_norm_heads_backward(
     Ok((input.reshape(x.shape())?, weight_grad))
 }
 
-/// Computes `rms_norm_backward` from candle's operations.
 fn rms_norm_backward_composed(
     x: &Tensor,
     weight: &Tensor,

@@ -3,14 +3,16 @@
 //! one order, that of the inner dimension in its phase: it depends neither on other rows and
 //! columns nor on threads.
 
+mod factor_tile;
 mod kernel;
 mod left_right;
 mod projection;
 mod tiles;
 
+use factor_tile::SIDE;
 use half::bf16;
 pub(crate) use kernel::MatmulKernel;
-use kernel::{SIDE, TileSums};
+use kernel::TileSums;
 pub(crate) use left_right::{LeftFactor, RightFactor, multiply_packed};
 pub(crate) use projection::{PackedProjection, ProjectionInputs, project_packed};
 use std::marker::PhantomData;
@@ -33,18 +35,16 @@ pub(crate) struct Bf16Rows<'a> {
 }
 
 impl<'a> Bf16Rows<'a> {
-    /// Creates a matrix; `values` must be whole rows.
+    /// Panics unless `values` are whole rows.
     pub(crate) fn new(values: &'a [bf16], width: usize) -> Self {
         assert!(width > 0 && values.len().is_multiple_of(width));
         Self { values, width }
     }
 
-    /// Returns the number of rows.
     fn row_count(&self) -> usize {
         self.values.len() / self.width
     }
 
-    /// Returns the elements of a row.
     fn row_values(&self, index: usize) -> &'a [bf16] {
         &self.values[index * self.width..][..self.width]
     }
@@ -64,7 +64,6 @@ struct SharedOutput<'a> {
 unsafe impl Sync for SharedOutput<'_> {}
 
 impl<'a> SharedOutput<'a> {
-    /// Creates a shared view of `out`, whose rows are `width` elements wide.
     fn new(out: &'a mut [f32], width: usize) -> Self {
         assert!(width > 0 && out.len().is_multiple_of(width));
         let rows = out.len() / width;

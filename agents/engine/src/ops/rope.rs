@@ -30,7 +30,7 @@ fn stretch_frequency(frequency: f32, scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// The cosines and sines of some rows' positions, `[rows, head_dim / 2]` each.
+/// The cosines and sines of the rows' positions, `[rows, head_dim / 2]` each.
 #[derive(Debug, Clone)]
 pub(crate) struct RotaryEmbedding {
     cosines: Tensor,
@@ -38,7 +38,7 @@ pub(crate) struct RotaryEmbedding {
 }
 
 impl RotaryEmbedding {
-    /// Computes the tables for positions, with the values of `rotary_frequencies`.
+    /// Computes the tables from `rotary_frequencies`.
     pub(crate) fn new(positions: &[u32], frequencies: &[f32], device: &Device) -> Result<Self> {
         let half = frequencies.len();
         let angles: Vec<f32> = positions
@@ -57,12 +57,12 @@ impl RotaryEmbedding {
         self.rotate_rows(x, 1.0)
     }
 
-    /// Computes the gradient of `rotate_forward`, which is the inverse rotation.
+    /// Computes the gradient, which is the inverse rotation.
     pub(crate) fn rotate_backward(&self, grad: &Tensor) -> Result<Tensor> {
         self.rotate_rows(grad, -1.0)
     }
 
-    /// Rotates rows forward (`direction` 1) or backward (-1).
+    /// Rotates forward (`direction` 1) or backward (-1).
     fn rotate_rows(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
         if !x.device().is_cpu() {
             return self.rotate_composed(x, direction);
@@ -98,7 +98,6 @@ impl RotaryEmbedding {
         Tensor::from_vec(out, x.shape(), x.device())
     }
 
-    /// Computes `rotate_rows` from candle's operations.
     fn rotate_composed(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
         let half = self.cosines.dim(1)?;

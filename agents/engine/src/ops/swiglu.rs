@@ -24,7 +24,6 @@ pub(crate) fn swiglu_forward(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(out, gate.shape(), gate.device())
 }
 
-/// Computes the gradients of gate and up.
 pub(crate) fn swiglu_backward(
     gate: &Tensor,
     up: &Tensor,

@@ -24,11 +24,8 @@ use std::ops::Range;
 pub(super) struct PackedBatch {
     tokens: Vec<u32>,
     positions: Vec<u32>,
-    /// The rows of each sequence.
     sequences: Vec<Range<usize>>,
-    /// The rows whose next tokens are scored.
     scored_rows: Vec<u32>,
-    /// The next tokens of the scored rows.
     targets: Vec<u32>,
     /// The place of each token in the step: the number of its sequence in the upper 32 bits, its
     /// position there in the lower ones.
@@ -36,7 +33,7 @@ pub(super) struct PackedBatch {
 }
 
 impl PackedBatch {
-    /// Packs sequences. `first` is the number of sequences in earlier batches of the step.
+    /// Numbers the sequences from `first`, the number of them in earlier batches of the step.
     pub(super) fn pack_sequences(sequences: &[&TokenSequence], first: usize) -> Self {
         let mut batch = Self {
             tokens: Vec::new(),
@@ -58,25 +55,21 @@ impl PackedBatch {
         batch
     }
 
-    /// Returns the place of each token in the step.
     pub(super) fn token_places(&self) -> Vec<u64> {
         self.places.clone()
     }
 }
 
-/// The gradients of the trained parameters, by name.
 #[derive(Default)]
 pub(super) struct ParameterGradients {
     by_name: BTreeMap<String, Tensor>,
 }
 
 impl ParameterGradients {
-    /// Returns the gradient of a parameter.
     pub(super) fn get(&self, name: &str) -> Option<&Tensor> {
         self.by_name.get(name)
     }
 
-    /// Adds a gradient to that of a parameter.
     fn add_gradient(&mut self, name: String, gradient: Tensor) -> Result<()> {
         let sum = match self.by_name.get(&name) {
             Some(before) => add_tensors(before, &gradient)?,
@@ -86,7 +79,7 @@ impl ParameterGradients {
         Ok(())
     }
 
-    /// Returns the Euclidean norm over all gradients, in f64 and in a fixed order.
+    /// Returns the Euclidean norm, in f64 and in a fixed order.
     pub(super) fn global_norm(&self) -> Result<f64> {
         let tensors: Vec<&Tensor> = self.by_name.values().collect();
         let square = |tensor: &&Tensor| -> Result<f64> {
@@ -99,9 +92,9 @@ impl ParameterGradients {
         Ok(squares.iter().sum::<f64>().sqrt())
     }
 
-    /// Adds the gradients of `scale` times the batch's summed loss, and returns the summed loss.
-    /// Trains the adapter if there is one, otherwise the whole model. With `computes_anew`, only
-    /// the input of each layer is kept for the backward pass.
+    /// Adds the gradients of `scale` times the summed loss, which is returned. Trains the adapter
+    /// if there is one, otherwise the whole model. With `computes_anew`, only the input of each
+    /// layer is kept for the backward pass.
     pub(super) fn add_batch(
         &mut self,
         model: &LanguageModel,
@@ -156,8 +149,8 @@ impl ParameterGradients {
         Ok(loss)
     }
 
-    /// Returns the loss and the gradient of the final hidden states, and in a full training adds
-    /// the gradient of the head.
+    /// Returns the loss and the gradient of the final hidden states; adds that of the head in a
+    /// full training.
     fn add_head_gradient(
         &mut self,
         model: &LanguageModel,
@@ -193,13 +186,11 @@ impl ParameterGradients {
     }
 }
 
-/// The data of a layer that is kept for the backward pass.
 enum LayerRecord {
     Tape(Box<LayerTape>),
     Input(Tensor),
 }
 
-/// The backward pass through one layer.
 struct LayerBackward<'a> {
     gradients: &'a mut ParameterGradients,
     model: &'a LanguageModel,
@@ -210,7 +201,6 @@ struct LayerBackward<'a> {
 }
 
 impl LayerBackward<'_> {
-    /// Computes the gradient of the layer's input from that of its output.
     fn run(
         &mut self,
         grad: &Tensor,
@@ -275,7 +265,7 @@ impl LayerBackward<'_> {
         Ok(through)
     }
 
-    /// Computes the gradient of a norm's input, and in a full training adds that of its weight.
+    /// Returns the gradient of a norm's input; adds that of its weight in a full training.
     fn norm_backward(
         &mut self,
         x: &Tensor,
@@ -291,8 +281,8 @@ impl LayerBackward<'_> {
         Ok(input)
     }
 
-    /// Adds the parameter gradients of projections that share the input `x`, each given with the
-    /// gradient of its output. Returns the gradient of `x`.
+    /// Adds the parameter gradients of projections that share the input `x`, whose gradient is
+    /// returned.
     fn projections_backward(
         &mut self,
         x: &Tensor,

@@ -23,8 +23,7 @@ pub(super) struct AdamMoments {
 }
 
 impl AdamMoments {
-    /// Builds the moments of a parameter. Calls `make` with the name of each, as PyTorch names
-    /// them.
+    /// Calls `make` with the name of each moment, as PyTorch names them.
     pub(super) fn build<E>(
         parameter: &str,
         mut make: impl FnMut(String) -> Result<Tensor, E>,
@@ -34,34 +33,30 @@ impl AdamMoments {
     }
 }
 
-/// Returns the names of a parameter's moments.
 fn moment_names(parameter: &str) -> [String; 2] {
     [format!("{parameter}.exp_avg"), format!("{parameter}.exp_avg_sq")]
 }
 
-/// The numbers of one step for one tensor.
 #[derive(Clone, Copy)]
 struct AdamStep {
     betas: (f64, f64),
-    /// The factor that clips the gradient.
+    /// Clips the gradient.
     shrink: f64,
     /// The learning rate divided by the mean's bias correction.
     rate: f64,
     /// The square root of the square's bias correction.
     correction: f64,
     epsilon: f64,
-    /// The factor that weight decay applies to a parameter.
+    /// Weight decay as a factor of the parameter.
     keep: f64,
 }
 
 impl AdamOptimizer {
-    /// Creates an optimizer before its first step.
     pub(super) fn new(betas: (f64, f64), epsilon: f64, weight_decay: f64) -> Self {
         Self { betas, epsilon, weight_decay, step: 0, moments: BTreeMap::new() }
     }
 
-    /// Takes a step and returns the new values of the parameters. Every parameter must have a
-    /// gradient.
+    /// Returns the new values of the parameters, each of which must have a gradient.
     pub(super) fn compute_update(
         &mut self,
         parameters: &[(String, Tensor)],
@@ -102,7 +97,6 @@ impl AdamOptimizer {
         Ok(updated)
     }
 
-    /// Yields all moments by name.
     pub(super) fn named_moments(&self) -> impl Iterator<Item = (String, &Tensor)> {
         self.moments.iter().flat_map(|(parameter, AdamMoments { mean, square })| {
             let [of_mean, of_square] = moment_names(parameter);
@@ -110,7 +104,6 @@ impl AdamOptimizer {
         })
     }
 
-    /// Restores the state after a step.
     pub(super) fn restore_state(&mut self, step: usize, moments: BTreeMap<String, AdamMoments>) {
         self.step = i32::try_from(step).unwrap_or(i32::MAX);
         self.moments = moments;
@@ -118,7 +111,6 @@ impl AdamOptimizer {
 }
 
 impl AdamStep {
-    /// Returns the new value and moments of one tensor.
     fn apply_update(
         &self,
         value: &Tensor,
@@ -155,7 +147,6 @@ impl AdamStep {
         Ok((value_out?, AdamMoments { mean: mean?, square: square? }))
     }
 
-    /// Computes `apply_update` from candle's operations.
     fn apply_composed(
         &self,
         value: &Tensor,

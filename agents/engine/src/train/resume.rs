@@ -14,15 +14,13 @@ use std::path::{Path, PathBuf};
 /// are rejected.
 const FORMAT: u32 = 2;
 
-/// The name of the file with the step and the parameters.
 const STATE_FILE: &str = "state.json";
-/// The name of the file with the optimizer's moments.
 const MOMENTS_FILE: &str = "moments.safetensors";
 
 /// The largest size of `state.json` in bytes; it has some 20 short fields.
 const STATE_BYTES_MAX: u64 = 64 * 1024;
 
-/// The largest size of the header of `moments.safetensors` in bytes for each of its tensors.
+/// Bytes of the header of `moments.safetensors` for each of its tensors.
 const HEADER_BYTES_MAX: u64 = 1024;
 
 /// The reason why a state cannot be saved or resumed.
@@ -61,9 +59,6 @@ impl ModelTrainer {
 
     /// Continues after a step. This trainer must have been created with the weights saved with the
     /// state. The rest of the training gives the same bytes as without the interruption.
-    ///
-    /// # Errors
-    /// When the state is of another training or step, or cannot be read.
     pub fn resume_from(&mut self, dir: &Path, step: usize) -> Result<(), ResumeError> {
         self.check_state(&dir.join(STATE_FILE), step)?;
         let moments = self.read_moments(&dir.join(MOMENTS_FILE))?;
@@ -72,7 +67,6 @@ impl ModelTrainer {
         Ok(())
     }
 
-    /// Checks that a state belongs to this training and step.
     fn check_state(&self, path: &Path, step: usize) -> Result<(), ResumeError> {
         let wrong = |field: &str, found: Option<&Value>, expected: String| ResumeError::Field {
             path: path.into(),
@@ -97,7 +91,7 @@ impl ModelTrainer {
         Ok(())
     }
 
-    /// Reads the moments of all trained parameters. Checks the size of the file first.
+    /// Checks the size of the file first.
     fn read_moments(&self, path: &Path) -> Result<BTreeMap<String, AdamMoments>, ResumeError> {
         let parameters = trainable_parameters(&self.model, self.adapter.as_ref());
         let parameters = parameters.map_err(TensorFileError::from)?;
@@ -143,7 +137,6 @@ impl ModelTrainer {
     }
 }
 
-/// Reads `state.json`, within its size limit.
 fn read_state(path: &Path) -> Result<Map<String, Value>, ResumeError> {
     let failed = |source| ResumeError::File { path: path.into(), source };
     check_size(path, STATE_BYTES_MAX)?;
@@ -153,7 +146,6 @@ fn read_state(path: &Path) -> Result<Map<String, Value>, ResumeError> {
     serde_json::from_slice(&text).map_err(|source| ResumeError::Json { path: path.into(), source })
 }
 
-/// Checks that a file has at most `most` bytes.
 fn check_size(path: &Path, most: u64) -> Result<(), ResumeError> {
     let metadata = std::fs::metadata(path);
     let bytes = metadata.map_err(|source| ResumeError::File { path: path.into(), source })?.len();

@@ -8,7 +8,6 @@ pub enum LearningRateDecay {
     Cosine,
 }
 
-/// The learning rate over all steps of a training.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LearningRateSchedule {
     pub(super) steps: usize,
@@ -18,8 +17,8 @@ pub(super) struct LearningRateSchedule {
 }
 
 impl LearningRateSchedule {
-    /// Returns the learning rate of a step (from 1) as a share of the peak. One step has the peak
-    /// itself, and the schedule ends one step after the last, so that no step has a rate of 0.
+    /// Returns the rate of a step (from 1). The schedule ends one step after the last, so that no
+    /// step has a rate of 0.
     pub(super) fn rate_factor(&self, step: usize) -> f64 {
         let (step, steps) = (step as f64, self.steps as f64);
         let warmup = (self.warmup_ratio * steps).ceil().max(1.0);

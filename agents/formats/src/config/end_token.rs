@@ -5,8 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 /// Reads the id of the tokenizer's `eos_token` from `tokenizer_config.json`, or else from
-/// `tokenizer.json`. Returns `None` if no file contains it. An unreadable file also gives `None`:
-/// the loader of the tokenizer reports it.
+/// `tokenizer.json`. An unreadable file gives `None`: the loader of the tokenizer reports it.
 pub(super) fn read_end_token(dir: &Path) -> Option<u32> {
     let settings = read_json(&dir.join("tokenizer_config.json"))?;
     let token = &settings["eos_token"];
@@ -18,19 +17,16 @@ pub(super) fn read_end_token(dir: &Path) -> Option<u32> {
     })
 }
 
-/// Finds the id of a token in `added_tokens_decoder`.
 fn find_added_token(settings: &Value, token: &str) -> Option<u32> {
     let added = settings["added_tokens_decoder"].as_object()?;
     let (number, _) = added.iter().find(|(_, added)| added["content"] == token)?;
     number.parse().ok()
 }
 
-/// Parses a token id.
 fn parse_token_id(value: &Value) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
 }
 
-/// Reads a JSON file; `None` if that fails.
 fn read_json(path: &Path) -> Option<Value> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }

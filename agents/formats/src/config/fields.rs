@@ -4,22 +4,17 @@ use super::{Architecture, ModelConfigError, RopeScaling};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// The largest accepted width of a layer. This bound and those below are far above any real model,
-/// so that a damaged file is refused instead of allocated.
+/// This bound and those below are far above any real model, so that a damaged file is refused
+/// instead of allocated.
 pub(super) const MAX_WIDTH: usize = 1 << 18;
-/// The largest accepted vocabulary.
 pub(super) const MAX_VOCAB: usize = 1 << 22;
-/// The largest accepted number of attention heads.
 pub(super) const MAX_HEADS: usize = 1 << 12;
-/// The largest accepted number of layers.
 pub(super) const MAX_LAYERS: usize = 1 << 12;
-/// The largest accepted context length.
 pub(super) const MAX_POSITIONS: usize = 1 << 28;
 
-/// The `rope_theta` that transformers assumes if the file has none.
+/// The value that transformers assumes.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// Reads a file that contains a JSON object.
 pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ModelConfigError::Read { path: path.into(), source })?;
@@ -27,7 +22,6 @@ pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelConfig
         .map_err(|source| ModelConfigError::Json { path: path.into(), source })
 }
 
-/// The fields of a file, or of one object in it.
 #[derive(Clone, Copy)]
 pub(super) struct ConfigFields<'a> {
     pub(super) map: &'a Map<String, Value>,
@@ -35,7 +29,6 @@ pub(super) struct ConfigFields<'a> {
 }
 
 impl<'a> ConfigFields<'a> {
-    /// Returns the error for a field with an invalid value.
     pub(super) fn invalid_error(
         &self,
         field: &'static str,
@@ -45,7 +38,6 @@ impl<'a> ConfigFields<'a> {
         ModelConfigError::Invalid { path: self.path.into(), field, found, expected }
     }
 
-    /// Returns the error for a value that the engine does not support.
     fn unsupported_error(
         &self,
         field: &'static str,
@@ -56,12 +48,10 @@ impl<'a> ConfigFields<'a> {
         ModelConfigError::Unsupported { path: self.path.into(), field, found, supported }
     }
 
-    /// Returns a field; `None` if it is absent or null.
     fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    /// Returns a field, or an error if it is absent or null.
     fn require_field(&self, field: &'static str) -> Result<&'a Value, ModelConfigError> {
         self.get(field).ok_or_else(|| ModelConfigError::Missing { path: self.path.into(), field })
     }
@@ -79,7 +69,7 @@ impl<'a> ConfigFields<'a> {
         })
     }
 
-    /// Reads a positive integer of at most `most`; returns `default` if the field is absent.
+    /// Also reads a positive integer; an absent field gives `default`.
     pub(super) fn read_size_or(
         &self,
         field: &'static str,
@@ -89,14 +79,13 @@ impl<'a> ConfigFields<'a> {
         if self.get(field).is_some() { self.read_size(field, most) } else { Ok(default) }
     }
 
-    /// Reads a positive finite number.
     fn read_number(&self, field: &'static str) -> Result<f64, ModelConfigError> {
         let value = self.require_field(field)?;
         let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
         number.ok_or_else(|| self.invalid_error(field, value.to_string(), "a positive number"))
     }
 
-    /// Reads a positive finite number; returns `default` if the field is absent.
+    /// Also reads a positive finite number; an absent field gives `default`.
     pub(super) fn read_number_or(
         &self,
         field: &'static str,
@@ -111,7 +100,6 @@ impl<'a> ConfigFields<'a> {
         value.as_bool().ok_or_else(|| self.invalid_error(field, value.to_string(), "true or false"))
     }
 
-    /// Returns the fields of a nested object; `None` if it is absent.
     fn nested_fields(
         &self,
         field: &'static str,
@@ -140,9 +128,6 @@ impl<'a> ConfigFields<'a> {
 
     /// Checks the settings that change what a model computes: activation, MLP biases, quantisation
     /// and sliding windows.
-    ///
-    /// # Errors
-    /// When one of them has a value that the engine does not support.
     pub(super) fn check_supported(&self) -> Result<(), ModelConfigError> {
         if let Some(activation) = self.get("hidden_act").filter(|name| **name != "silu") {
             return Err(self.unsupported_error("hidden_act", activation, "silu"));
@@ -160,7 +145,7 @@ impl<'a> ConfigFields<'a> {
         self.check_full_attention()
     }
 
-    /// Checks that no layer uses a sliding window. `layer_types` decides if it exists, and
+    /// Checks that no layer uses a sliding window: by `layer_types` if it exists, by
     /// `use_sliding_window` otherwise. The size of a window is ignored, because files contain it
     /// even if no layer uses it.
     fn check_full_attention(&self) -> Result<(), ModelConfigError> {
@@ -182,9 +167,6 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// Reads `rope_theta` and the rope scaling, from `rope_parameters` or `rope_scaling`.
-    ///
-    /// # Errors
-    /// When a value is invalid, or the kind of scaling is not supported.
     pub(super) fn read_rope(&self) -> Result<(f64, Option<RopeScaling>), ModelConfigError> {
         let theta = self.read_number_or("rope_theta", DEFAULT_THETA)?;
         let found = match self.nested_fields("rope_parameters")? {
@@ -214,7 +196,6 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// Reads the parameters of Llama 3.1's scaling.
     fn read_rope_scaling(&self) -> Result<RopeScaling, ModelConfigError> {
         let scaling = RopeScaling {
             factor: self.read_number("factor")?,
@@ -230,8 +211,7 @@ impl<'a> ConfigFields<'a> {
         Ok(scaling)
     }
 
-    /// Reads `eos_token_id`, a token or a list of tokens, each below `vocab_size`. Returns an empty
-    /// list if the field is absent.
+    /// Reads a token or a list of tokens, each below `vocab_size`; an absent field gives none.
     pub(super) fn read_eos_tokens(&self, vocab_size: usize) -> Result<Vec<u32>, ModelConfigError> {
         let Some(value) = self.get("eos_token_id") else { return Ok(Vec::new()) };
         let listed = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);

@@ -9,8 +9,7 @@ use tempfile::NamedTempFile;
 
 use super::ConvertError;
 
-/// A file that is written under a temporary name beside the final one; [`AtomicFile::commit_file`]
-/// renames it.
+/// A file under a temporary name beside the final one until [`AtomicFile::commit_file`].
 #[derive(Debug)]
 pub(super) struct AtomicFile {
     path: PathBuf,
@@ -18,7 +17,6 @@ pub(super) struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Creates the temporary file. `path` is the final path.
     pub(super) fn create_at(path: &Path) -> Result<Self, ConvertError> {
         let parent = parent_directory(path);
         let file = tempfile::Builder::new()
@@ -30,7 +28,7 @@ impl AtomicFile {
         Ok(Self { path: path.into(), file: BufWriter::with_capacity(1 << 20, file) })
     }
 
-    /// Syncs the file to disk, renames it to its final name and syncs the directory.
+    /// Syncs the file to disk, renames it and syncs the directory.
     pub(super) fn commit_file(self) -> Result<(), ConvertError> {
         let path = self.path;
         let finish = |file: BufWriter<NamedTempFile>| {
@@ -42,7 +40,6 @@ impl AtomicFile {
         finish(self.file).map_err(|source| ConvertError::Write { path: path.clone(), source })
     }
 
-    /// Returns a function that turns an I/O error into an error for this path.
     pub(super) fn write_error(path: &Path) -> impl Fn(io::Error) -> ConvertError {
         move |source| ConvertError::Write { path: path.into(), source }
     }
@@ -58,7 +55,7 @@ impl Write for AtomicFile {
     }
 }
 
-/// Returns the directory of a path; `.` if the path has none.
+/// Returns `.` if the path has no directory.
 pub(super) fn parent_directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

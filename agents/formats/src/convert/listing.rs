@@ -11,9 +11,7 @@ use crate::list_weight_files;
 use crate::peft::{CONFIG_FILE, TENSOR_FILE};
 use crate::safetensors::{ModelWeights, SafetensorsFile};
 
-/// The number of elements of a list that are shown.
 const LIST_ITEMS_MAX: usize = 5;
-/// The largest configuration that is read.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
 /// The content of a file or directory.
@@ -22,26 +20,20 @@ pub struct FileListing {
     pub format: &'static str,
     /// The settings. A long list is an object with `count` and the `first` elements.
     pub fields: Vec<(String, Json)>,
-    /// The tensors, in the order of the files.
     pub tensors: Vec<ListedTensor>,
 }
 
-/// A tensor of a listing.
 pub struct ListedTensor {
     pub name: String,
     /// The name of the type in the format of the file.
     pub kind: String,
-    /// The shape in torch's order.
+    /// In torch's order.
     pub shape: Vec<u64>,
-    /// The size of the data in bytes.
     pub bytes: u64,
 }
 
 /// Lists the content of a GGUF file, a safetensors file, a model directory or a PEFT adapter
 /// directory.
-///
-/// # Errors
-/// When the path is not one of these, or cannot be read.
 pub fn list_contents(path: &Path) -> Result<FileListing, ConvertError> {
     if path.is_dir() {
         return list_directory(path);
@@ -64,7 +56,6 @@ pub fn list_contents(path: &Path) -> Result<FileListing, ConvertError> {
     }
 }
 
-/// Lists a model directory or an adapter directory.
 fn list_directory(dir: &Path) -> Result<FileListing, ConvertError> {
     if dir.join(CONFIG_FILE).exists() {
         let tensors = list_safetensors(&SafetensorsFile::open(&dir.join(TENSOR_FILE))?);
@@ -79,7 +70,7 @@ fn list_directory(dir: &Path) -> Result<FileListing, ConvertError> {
     Ok(FileListing { format: "model", fields: read_settings(&dir.join("config.json"))?, tensors })
 }
 
-/// Reads the fields of a JSON object that are not null.
+/// Skips null fields.
 fn read_settings(path: &Path) -> Result<Vec<(String, Json)>, ConvertError> {
     use std::io::Read;
     let mut text = String::new();
@@ -91,7 +82,6 @@ fn read_settings(path: &Path) -> Result<Vec<(String, Json)>, ConvertError> {
     Ok(map.into_iter().filter(|(_, value)| !value.is_null()).collect())
 }
 
-/// Lists the tensors of a safetensors file, in the order of their data.
 fn list_safetensors(file: &SafetensorsFile) -> Vec<ListedTensor> {
     let mut tensors: Vec<_> = file.tensor_entries().iter().collect();
     tensors.sort_by_key(|(_, entry)| entry.range.start);
@@ -104,7 +94,6 @@ fn list_safetensors(file: &SafetensorsFile) -> Vec<ListedTensor> {
     tensors.collect()
 }
 
-/// Lists a GGUF file.
 fn list_gguf(path: &Path) -> Result<FileListing, ConvertError> {
     let file = gguf::GgufFile::open(path)?;
     let mut fields = vec![("version".to_owned(), json!(file.version))];
@@ -118,7 +107,6 @@ fn list_gguf(path: &Path) -> Result<FileListing, ConvertError> {
     Ok(FileListing { format: "gguf", fields, tensors: tensors.collect() })
 }
 
-/// Converts a field's value to JSON.
 fn value_to_json(value: &GgufValue) -> Json {
     match value {
         GgufValue::Bool(value) => json!(value),
@@ -142,8 +130,7 @@ fn float_to_json(value: f32) -> Json {
     json!(value.to_string().parse::<f64>().unwrap_or_else(|_| value.into()))
 }
 
-/// Converts an array to JSON. An array of more than [`LIST_ITEMS_MAX`] elements becomes its count
-/// and its first elements.
+/// Shortens an array of more than [`LIST_ITEMS_MAX`] elements to its count and its first elements.
 fn array_to_json(array: &GgufArray) -> Json {
     let first: Vec<Json> = match array {
         GgufArray::Plain { values, .. } => {

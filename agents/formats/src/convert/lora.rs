@@ -14,10 +14,6 @@ use crate::peft::AdapterSettings;
 /// Converts a PEFT LoRA adapter to a GGUF adapter for llama.cpp's `--lora`. `base` is the directory
 /// of the base model, whose configuration is read. The output depends only on the adapter's
 /// content, not on its path.
-///
-/// # Errors
-/// When llama.cpp cannot compute the adapter, it does not fit the base, or a file cannot be read or
-/// written.
 pub fn convert_lora(
     base: &Path,
     adapter: &Path,
@@ -50,7 +46,6 @@ pub fn convert_lora(
     writer.into_output().commit_file()
 }
 
-/// Builds the fields of the GGUF file.
 fn adapter_fields(config: &ModelConfig, alpha: f32) -> Vec<(String, GgufValue)> {
     let architecture = tensor_names::architecture_name(config.architecture);
     [
@@ -71,7 +66,6 @@ fn common_alpha(pairs: &[LoraPair]) -> f32 {
     first_of_most.map_or(1.0, LoraPair::effective_alpha)
 }
 
-/// Returns the two tensors of a pair, A and B.
 fn plan_pair(pair: &LoraPair, kind: GgmlType) -> [PlannedGgufTensor; 2] {
     let tensor = |end: &str, shape: [usize; 2]| PlannedGgufTensor {
         name: format!("{}.lora_{end}", pair.place.gguf_name()),
@@ -85,7 +79,7 @@ fn plan_pair(pair: &LoraPair, kind: GgmlType) -> [PlannedGgufTensor; 2] {
     [tensor("a", a), tensor("b", [pair.outputs, pair.rank])]
 }
 
-/// Returns the values of A in the order of llama.cpp. The A of an embedding is transposed.
+/// Orders the values as llama.cpp does; the A of an embedding is transposed.
 fn lora_a_values(pair: &LoraPair) -> Vec<f32> {
     match pair.place {
         PairTarget::Embedding => rows::transpose_rows(&pair.a, pair.inputs),
@@ -93,8 +87,7 @@ fn lora_a_values(pair: &LoraPair) -> Vec<f32> {
     }
 }
 
-/// Returns the values of B in the order of llama.cpp, multiplied by the part of the scale that
-/// `alpha` does not cover.
+/// Multiplies the part of the scale that `alpha` does not cover into B.
 fn lora_b_values(pair: &LoraPair, config: &ModelConfig, alpha: f32) -> Vec<f32> {
     let factor = (pair.scale * pair.rank as f64 / f64::from(alpha)) as f32;
     let mut values = match pair.place {

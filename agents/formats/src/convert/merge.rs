@@ -17,10 +17,6 @@ use crate::safetensors::{LocatedTensor, ModelWeights, PlannedSafetensorsTensor, 
 use crate::{ModelConfig, list_weight_files};
 
 /// Merges a PEFT LoRA adapter into the model directory on which it was trained, as a new directory.
-///
-/// # Errors
-/// When the adapter is not supported, it does not fit the base, `out` exists and is not empty, or a
-/// file cannot be read or written.
 pub fn merge_adapter(
     base: &Path,
     adapter: &Path,
@@ -51,12 +47,10 @@ pub fn merge_adapter(
     directory.commit_directory()
 }
 
-/// Returns the size of a tensor in bytes.
 fn tensor_bytes(tensor: &LocatedTensor<'_>) -> u64 {
     tensor.entry.range.end - tensor.entry.range.start
 }
 
-/// Writes one weight file with its merged tensors.
 fn write_shard(
     dir: &Path,
     shard: &WeightShard,
@@ -90,7 +84,6 @@ fn write_shard(
     out.commit_file()
 }
 
-/// Passes a tensor's bytes to `write`, with the delta added if there is one.
 fn write_merged(
     tensor: LocatedTensor<'_>,
     delta: Option<&LowRankDelta>,
@@ -108,8 +101,7 @@ fn write_merged(
     })
 }
 
-/// The change of a weight: `scale * left right`. The shape of `left` is `[rows, rank]`, that of
-/// `right` is `[rank, columns]`.
+/// A weight changes by `scale * left right`; `left` is `[rows, rank]`, `right` `[rank, columns]`.
 struct LowRankDelta {
     left: Vec<f32>,
     right: Vec<f32>,
@@ -119,7 +111,6 @@ struct LowRankDelta {
 }
 
 impl LowRankDelta {
-    /// Creates the delta of a LoRA pair.
     fn from_pair(pair: &LoraPair) -> Self {
         let (rank, scale) = (pair.rank, pair.scale as f32);
         match pair.place {
@@ -136,8 +127,7 @@ impl LowRankDelta {
         }
     }
 
-    /// Adds the change to whole rows of the weight. `first` is the index of the first row in
-    /// `values`.
+    /// `first` is the index of the first row in `values`.
     fn add_to_rows(&self, first: usize, values: &mut [f32]) {
         let mut gain = vec![0.0; self.columns];
         for (row, values) in values.chunks_exact_mut(self.columns).enumerate() {

@@ -11,9 +11,6 @@ use crate::safetensors::ModelWeights;
 use crate::{ModelConfig, list_weight_files};
 
 /// Converts a Hugging Face model directory to one GGUF file, including the tokenizer.
-///
-/// # Errors
-/// When the model cannot be converted, or a file cannot be read or written.
 pub fn convert_model(
     dir: &Path,
     out: &Path,
@@ -53,13 +50,11 @@ pub fn convert_model(
     writer.into_output().commit_file()
 }
 
-/// Returns the tensor of the rope divisors.
 fn plan_rope_factors(factors: &[f32]) -> PlannedGgufTensor {
     let (name, shape) = (tensor_names::ROPE_FACTORS.into(), vec![factors.len() as u64]);
     PlannedGgufTensor { name, shape, kind: GgmlType::F32 }
 }
 
-/// Returns the tensor to be written for a tensor of the model.
 fn plan_tensor(step: &TensorMapping, dtype: ConversionDtype) -> PlannedGgufTensor {
     let shape = step.shape.clone();
     PlannedGgufTensor {
@@ -69,7 +64,6 @@ fn plan_tensor(step: &TensorMapping, dtype: ConversionDtype) -> PlannedGgufTenso
     }
 }
 
-/// Builds the GGUF fields of the model's configuration.
 fn model_fields(config: &ModelConfig, dtype: ConversionDtype) -> Vec<(String, GgufValue)> {
     let architecture = tensor_names::architecture_name(config.architecture);
     let count = |value: usize| GgufValue::U32(u32::try_from(value).unwrap_or(u32::MAX));
@@ -97,7 +91,7 @@ fn model_fields(config: &ModelConfig, dtype: ConversionDtype) -> Vec<(String, Gg
     fields
 }
 
-/// Returns llama.cpp's number for the type of most tensors of a file.
+/// Returns llama.cpp's number for the type of most tensors.
 fn file_type_id(dtype: ConversionDtype) -> u32 {
     match dtype {
         ConversionDtype::F32 => 0,

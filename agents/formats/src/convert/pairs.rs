@@ -8,7 +8,6 @@ use crate::peft::{AdapterSettings, BASE_NAME_PREFIX, MAX_RANK, TENSOR_FILE};
 use crate::safetensors::{LocatedTensor, ModelWeights, SafetensorsFile};
 use crate::{LayerModule, ModelConfig, list_weight_files};
 
-/// The weight that a pair changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PairTarget {
     Embedding,
@@ -17,7 +16,6 @@ pub(super) enum PairTarget {
 }
 
 impl PairTarget {
-    /// Parses the path of a module in the base model.
     fn parse(path: &str) -> Option<Self> {
         match path {
             "model.embed_tokens" => return Some(Self::Embedding),
@@ -29,7 +27,6 @@ impl PairTarget {
         Some(Self::Layer(layer.parse().ok()?, module))
     }
 
-    /// Returns the name of the weight in GGUF files.
     pub(super) fn gguf_name(self) -> String {
         match self {
             Self::Embedding => tensor_names::TOKEN_EMBEDDING.into(),
@@ -38,20 +35,19 @@ impl PairTarget {
         }
     }
 
-    /// Returns (outputs, inputs) of the weight; `None` if the base has no such layer.
+    /// Returns (outputs, inputs); `None` if the base has no such layer.
     fn weight_shape(self, config: &ModelConfig) -> Option<(usize, usize)> {
         match self {
             Self::Embedding => Some((config.hidden_size, config.vocab_size)),
             Self::Layer(layer, module) => {
-                (layer < config.layers).then(|| module.weight_shape(config))
+                (layer < config.layers).then(|| config.weight_shape(module))
             }
             Self::Output => Some((config.vocab_size, config.hidden_size)),
         }
     }
 }
 
-/// A LoRA pair, which adds `scale * B A` to its target. The shape of `a` is `[rank, inputs]`, that
-/// of `b` is `[outputs, rank]`.
+/// A pair adds `scale * B A` to its target; `a` is `[rank, inputs]`, `b` `[outputs, rank]`.
 pub(super) struct LoraPair {
     pub(super) place: PairTarget,
     pub(super) a: Vec<f32>,
@@ -63,17 +59,13 @@ pub(super) struct LoraPair {
 }
 
 impl LoraPair {
-    /// Returns the alpha with which alpha / rank is the scale of this pair.
+    /// Returns the alpha for which alpha / rank is the scale of this pair.
     pub(super) fn effective_alpha(&self) -> f32 {
         (self.scale * self.rank as f64) as f32
     }
 }
 
 /// Reads the pairs of an adapter, in the order of the model.
-///
-/// # Errors
-/// When a tensor in the file is not part of a supported pair, does not fit the base or the
-/// settings, or cannot be read.
 pub(super) fn read_pairs(
     base: &Path,
     adapter: &Path,
@@ -109,18 +101,15 @@ pub(super) fn read_pairs(
     Ok(pairs)
 }
 
-/// The meaning of a tensor in an adapter, according to its name.
 enum AdapterTensor<'a> {
-    /// One half of the pair of the module with this path: 0 is A, 1 is B.
+    /// The path of the module, and 0 for A or 1 for B.
     Half(&'a str, usize),
     /// A weight of the base itself, which PEFT adds if its module has a pair.
     Base(&'a str),
-    /// An unsupported tensor, with the reason.
     Refused(&'static str),
 }
 
 impl<'a> AdapterTensor<'a> {
-    /// Classifies a tensor by its name.
     fn classify_name(name: &'a str) -> Self {
         let Some(rest) = name.strip_prefix(BASE_NAME_PREFIX) else {
             return Self::Refused("is not PEFT's: names begin with `base_model.model.`");
@@ -153,7 +142,6 @@ impl<'a> AdapterTensor<'a> {
     }
 }
 
-/// Returns the error for an unsupported tensor.
 fn adapter_error(tensor: &LocatedTensor<'_>, what: impl Into<String>) -> ConvertError {
     ConvertError::Adapter {
         path: tensor.file.file_path().into(),
@@ -162,7 +150,6 @@ fn adapter_error(tensor: &LocatedTensor<'_>, what: impl Into<String>) -> Convert
     }
 }
 
-/// Reads a pair and checks its shapes and its rank against the base and the settings.
 fn build_pair(
     path: &str,
     a: &LocatedTensor<'_>,
@@ -210,8 +197,8 @@ fn build_pair(
     Ok(LoraPair { place, a: a.read_values()?, b: b.read_values()?, rank, inputs, outputs, scale })
 }
 
-/// Checks that the base's weights in the adapter are those of the base. PEFT adds them, which is
-/// harmless unless training changed them.
+/// Checks that base weights in the adapter are those of the base. PEFT adds them, which is harmless
+/// unless training changed them.
 fn check_base_unchanged(
     base: &Path,
     tensors: &[(&str, LocatedTensor<'_>)],

@@ -5,8 +5,8 @@ use std::f32::consts::TAU;
 
 use crate::{ModelConfig, RopeScaling};
 
-/// Computes a divisor for each frequency; `None` for a model without rope scaling. It rounds at the
-/// same points as llama.cpp's converter, so that the numbers are equal.
+/// Computes a divisor for each frequency; `None` without rope scaling. Rounds at the same points as
+/// llama.cpp's converter, so that the numbers are equal.
 pub(crate) fn compute_divisors(config: &ModelConfig) -> Option<Vec<f32>> {
     let scaling = config.rope_scaling?;
     let wavelength = |index: usize| {
@@ -21,7 +21,6 @@ pub(crate) fn compute_divisors(config: &ModelConfig) -> Option<Vec<f32>> {
     )
 }
 
-/// Computes the divisor for a wavelength.
 fn compute_divisor(wavelength: f32, scaling: &RopeScaling) -> f32 {
     let (low, high) = (scaling.low_freq_factor as f32, scaling.high_freq_factor as f32);
     let (factor, original) = (scaling.factor as f32, scaling.original_max_positions as f32);

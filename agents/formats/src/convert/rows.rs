@@ -6,17 +6,16 @@ use crate::FloatDtype;
 use crate::gguf::GgmlType;
 use crate::safetensors::{LocatedTensor, SafetensorsError};
 
-/// The approximate number of bytes of a tensor that are read at a time.
+/// Read at a time, approximately.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// Returns the new index of a row within a head of `rows` rows: the rows of the two halves
-/// alternate.
+/// Returns the new index of a row within a head of `rows` rows: the two halves alternate.
 fn interleaved_row(row: usize, rows: usize) -> usize {
     let half = rows / 2;
     2 * (row % half) + row / half
 }
 
-/// Reorders the rows of each head for llama.cpp. `head` is the number of rows in a head.
+/// Reorders the rows of each head of `head` rows for llama.cpp.
 pub(super) fn interleave_rows<T: Copy>(values: &[T], columns: usize, head: usize) -> Vec<T> {
     let mut reordered = values.to_vec();
     for (row, source) in values.chunks_exact(columns).enumerate() {
@@ -26,7 +25,7 @@ pub(super) fn interleave_rows<T: Copy>(values: &[T], columns: usize, head: usize
     reordered
 }
 
-/// Restores the order that [`interleave_rows`] changed.
+/// Reverses [`interleave_rows`].
 pub(crate) fn deinterleave_rows<T: Copy>(values: &[T], columns: usize, head: usize) -> Vec<T> {
     let mut reordered = values.to_vec();
     for (row, target) in reordered.chunks_exact_mut(columns).enumerate() {
@@ -36,23 +35,22 @@ pub(crate) fn deinterleave_rows<T: Copy>(values: &[T], columns: usize, head: usi
     reordered
 }
 
-/// Transposes a matrix with rows of `columns` values.
+/// Transposes rows of `columns` values.
 pub(super) fn transpose_rows(values: &[f32], columns: usize) -> Vec<f32> {
     let column = |column| values.iter().skip(column).step_by(columns).copied();
     (0..columns).flat_map(column).collect()
 }
 
-/// The conversion of a tensor: its types, and the order of its rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowConversion {
     pub(super) from: FloatDtype,
     pub(super) to: GgmlType,
-    /// The number of rows in a head, if the rows must be reordered.
+    /// The rows in a head, if they must be reordered.
     pub(super) head: Option<usize>,
 }
 
-/// Returns the type of a converted tensor with this shape. Vectors such as norms and biases stay
-/// f32. For `Q8_0`, a matrix whose rows are not whole blocks becomes f16, as in llama.cpp.
+/// Returns the type of a converted tensor. Vectors stay f32. For `Q8_0`, a matrix whose rows are
+/// not whole blocks becomes f16, as in llama.cpp.
 pub(super) fn target_type(dtype: ConversionDtype, shape: &[u64]) -> GgmlType {
     match dtype {
         _ if shape.len() < 2 => GgmlType::F32,
@@ -64,7 +62,7 @@ pub(super) fn target_type(dtype: ConversionDtype, shape: &[u64]) -> GgmlType {
     }
 }
 
-/// Converts a tensor and passes the data to `piece`, in pieces of whole rows.
+/// Passes the converted data to `piece`, in pieces of whole rows.
 pub(super) fn convert_rows<E: From<SafetensorsError>>(
     tensor: LocatedTensor<'_>,
     way: RowConversion,
@@ -81,7 +79,7 @@ pub(super) fn convert_rows<E: From<SafetensorsError>>(
     })
 }
 
-/// Returns the number of values in a row. Each value of a vector is a row.
+/// Counts the values in a row; each value of a vector is a row.
 pub(super) fn column_count(tensor: &LocatedTensor<'_>) -> usize {
     match tensor.entry.shape.as_slice() {
         [_, columns] => *columns as usize,
@@ -89,8 +87,7 @@ pub(super) fn column_count(tensor: &LocatedTensor<'_>) -> usize {
     }
 }
 
-/// Reads a tensor and passes its bytes to `piece`, in multiples of `group` rows, with the index of
-/// the first row.
+/// Passes the bytes to `piece`, in multiples of `group` rows, with the index of the first row.
 pub(super) fn read_rows<E: From<SafetensorsError>>(
     tensor: LocatedTensor<'_>,
     element: FloatDtype,
@@ -113,8 +110,7 @@ pub(super) fn read_rows<E: From<SafetensorsError>>(
     Ok(())
 }
 
-/// Reports whether `copy` has the values of `original`, possibly rounded to a smaller number
-/// format.
+/// Returns true if `copy` has the values of `original`, possibly rounded to a smaller format.
 pub(super) fn has_equal_values(
     original: LocatedTensor<'_>,
     copy: LocatedTensor<'_>,
@@ -137,7 +133,6 @@ pub(super) fn has_equal_values(
     Ok(same)
 }
 
-/// Returns the GGUF type of a number format.
 fn ggml_type_for(element: FloatDtype) -> GgmlType {
     match element {
         FloatDtype::F32 => GgmlType::F32,
@@ -146,7 +141,6 @@ fn ggml_type_for(element: FloatDtype) -> GgmlType {
     }
 }
 
-/// The buffers of a conversion, which are used for all pieces.
 #[derive(Default)]
 struct ConversionBuffers {
     values: Vec<f32>,
@@ -154,7 +148,6 @@ struct ConversionBuffers {
 }
 
 impl ConversionBuffers {
-    /// Returns the bytes converted to another type, or unchanged if the type is the same.
     fn convert_piece<'a>(
         &'a mut self,
         bytes: &'a [u8],
@@ -171,7 +164,7 @@ impl ConversionBuffers {
     }
 }
 
-/// Returns the number format of a GGUF type; `None` for a quantised type.
+/// Returns `None` for a quantised type.
 fn float_dtype_for(kind: GgmlType) -> Option<FloatDtype> {
     match kind {
         GgmlType::F32 => Some(FloatDtype::F32),
@@ -181,7 +174,7 @@ fn float_dtype_for(kind: GgmlType) -> Option<FloatDtype> {
     }
 }
 
-/// Appends whole rows, encoded in one of the types that the converter writes.
+/// Appends whole rows in one of the types that the converter writes.
 pub(super) fn encode_rows(values: &[f32], to: GgmlType, bytes: &mut Vec<u8>) {
     match float_dtype_for(to) {
         Some(element) => element.encode_floats(values, bytes),

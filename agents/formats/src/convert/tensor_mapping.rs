@@ -7,15 +7,13 @@ use super::{ConvertError, tensor_names};
 use crate::safetensors::ModelWeights;
 use crate::{LayerModule, ModelConfig};
 
-/// A tensor of a model.
 #[derive(Debug)]
 pub(crate) struct TensorMapping {
-    /// The name in Hugging Face's format.
+    /// Hugging Face's name.
     pub(crate) name: String,
-    /// The name in GGUF files.
     pub(crate) gguf_name: String,
     pub(crate) shape: Vec<u64>,
-    /// The number of rows in a head, if the rows must be reordered.
+    /// The rows in a head, if they must be reordered.
     pub(crate) head: Option<usize>,
 }
 
@@ -37,12 +35,11 @@ pub(crate) fn map_tensors(config: &ModelConfig) -> Vec<TensorMapping> {
     steps
 }
 
-/// Returns a tensor whose rows keep their order.
+/// Maps a tensor whose rows keep their order.
 fn map_plain(name: &str, gguf: &str, shape: &[u64]) -> TensorMapping {
     TensorMapping { name: name.into(), gguf_name: gguf.into(), shape: shape.into(), head: None }
 }
 
-/// Appends the tensors of one layer.
 fn push_layer(steps: &mut Vec<TensorMapping>, config: &ModelConfig, layer: usize) {
     let norm = |name: &str, gguf: &str, size: usize| {
         let name = format!("model.layers.{layer}.{name}.weight");
@@ -50,7 +47,7 @@ fn push_layer(steps: &mut Vec<TensorMapping>, config: &ModelConfig, layer: usize
     };
     steps.push(norm("input_layernorm", "attn_norm", config.hidden_size));
     for module in LayerModule::ALL {
-        let (outputs, inputs) = module.weight_shape(config);
+        let (outputs, inputs) = config.weight_shape(module);
         let permuted = tensor_names::is_permuted(config.architecture, module);
         let step = |rest: &str, shape: &[usize]| TensorMapping {
             name: module.parameter_name(layer, rest),
@@ -70,8 +67,8 @@ fn push_layer(steps: &mut Vec<TensorMapping>, config: &ModelConfig, layer: usize
     steps.push(norm("post_attention_layernorm", "ffn_norm", config.hidden_size));
 }
 
-/// Checks that every tensor exists with the right shape and a supported type, and that no tensor
-/// would be left out.
+/// Checks that every tensor exists with the right shape and a supported type, and that none is left
+/// out.
 pub(super) fn check_complete(
     dir: &Path,
     config: &ModelConfig,

@@ -2,8 +2,7 @@
 
 use crate::{Architecture, LayerModule};
 
-/// Returns llama.cpp's name of an architecture, for `general.architecture` and as the prefix of its
-/// settings.
+/// Returns llama.cpp's name, for `general.architecture` and as the prefix of its settings.
 pub(super) fn architecture_name(architecture: Architecture) -> &'static str {
     match architecture {
         Architecture::Qwen2 => "qwen2",
@@ -12,16 +11,13 @@ pub(super) fn architecture_name(architecture: Architecture) -> &'static str {
     }
 }
 
-/// The token embedding.
 pub(super) const TOKEN_EMBEDDING: &str = "token_embd.weight";
-/// The output layer.
 pub(super) const OUTPUT: &str = "output.weight";
-/// The divisors of the rope frequencies, for Llama 3.1's scaling.
+/// Only for Llama 3.1's scaling.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
-/// The norm before the output layer.
 pub(super) const OUTPUT_NORM: &str = "output_norm.weight";
 
-/// Returns the name of a projection's tensor. `rest` is `weight` or `bias`.
+/// Expects `weight` or `bias` as `rest`.
 pub(super) fn module_tensor_name(layer: usize, module: LayerModule, rest: &str) -> String {
     let name = match module {
         LayerModule::Query => "attn_q",
@@ -35,10 +31,9 @@ pub(super) fn module_tensor_name(layer: usize, module: LayerModule, rest: &str) 
     format!("blk.{layer}.{name}.{rest}")
 }
 
-/// Returns true if llama.cpp needs the rows of a projection in another order. For Llama it rotates
-/// pairs of neighbouring elements of a head; Hugging Face pairs the two halves. So the rows that
-/// produce queries and keys are reordered. For other architectures llama.cpp uses Hugging Face's
-/// order.
+/// Returns true if llama.cpp needs the rows in another order: for Llama it rotates pairs of
+/// neighbouring elements of a head, where Hugging Face pairs the two halves, so the rows of queries
+/// and keys are reordered.
 pub(super) fn is_permuted(architecture: Architecture, module: LayerModule) -> bool {
     architecture == Architecture::Llama && matches!(module, LayerModule::Query | LayerModule::Key)
 }

@@ -16,29 +16,21 @@ use super::ConvertError;
 use crate::ModelConfig;
 use crate::gguf::{GgufArray, GgufValue};
 
-/// The largest accepted tokenizer file. The largest known ones have 35 MB.
+/// The largest known files have 35 MB.
 const FILE_BYTES_MAX: u64 = 128 << 20;
 
 /// ggml's numbers for the types of tokens.
 pub(crate) mod kind {
-    /// A token of the vocabulary.
     pub(crate) const NORMAL: i32 = 1;
-    /// The token for text that the vocabulary cannot express.
     pub(crate) const UNKNOWN: i32 = 2;
-    /// A special token, which text never produces.
+    /// Never produced by text.
     pub(crate) const CONTROL: i32 = 3;
     /// An added token that text can produce.
     pub(crate) const USER_DEFINED: i32 = 4;
-    /// An id that the tokenizer does not use.
     pub(crate) const UNUSED: i32 = 5;
-    /// A token for a single byte.
     pub(crate) const BYTE: i32 = 6;
 }
 
-/// Builds the tokenizer fields of a GGUF file from the files of a model directory.
-///
-/// # Errors
-/// When a file cannot be read, or llama.cpp has no equivalent of the tokenizer.
 pub(super) fn tokenizer_fields(
     dir: &Path,
     config: &ModelConfig,
@@ -52,13 +44,11 @@ pub(super) fn tokenizer_fields(
     Ok(fields.into_iter().map(named).collect())
 }
 
-/// GGUF fields with their names after the prefix `tokenizer.`.
+/// The names lack the prefix `tokenizer.`.
 type GgufFields = Vec<(&'static str, GgufValue)>;
 
-/// Builds the fields of the vocabulary and its merges or scores.
-///
-/// # Errors
-/// When llama.cpp has no equivalent. The error describes the cause.
+/// Builds the fields of the vocabulary and its merges or scores; the error names what llama.cpp
+/// lacks.
 fn model_fields(json: &Json, vocab_size: usize) -> Result<GgufFields, String> {
     let model = &json["model"];
     match model["type"].as_str() {
@@ -93,7 +83,6 @@ struct TokenTable {
 }
 
 impl TokenTable {
-    /// Returns the fields of the texts and the types.
     fn into_fields(self) -> [(&'static str, GgufValue); 2] {
         let (texts, kinds) = (GgufArray::Strings(self.texts), GgufArray::I32(self.kinds));
         [("ggml.tokens", GgufValue::Array(texts)), ("ggml.token_type", GgufValue::Array(kinds))]
@@ -121,10 +110,7 @@ fn read_tokens(json: &Json, vocab_size: usize) -> Result<TokenTable, String> {
 }
 
 impl TokenTable {
-    /// Sets the text and the type of a token.
-    ///
-    /// # Errors
-    /// When the id is not below the model's vocabulary size.
+    /// Fails if the id is not below the model's vocabulary size.
     fn set_token(&mut self, text: &str, id: &Json, kind: i32) -> Result<(), String> {
         let size = self.texts.len();
         let index = id.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|id| *id < size);
@@ -137,8 +123,7 @@ impl TokenTable {
     }
 }
 
-/// Returns true if a text has the form of a control token. Some models do not mark theirs as
-/// special.
+/// Returns true for the form of a control token. Some models do not mark theirs as special.
 fn looks_special(text: &str) -> bool {
     let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     between("<|", "|>")
@@ -147,7 +132,7 @@ fn looks_special(text: &str) -> bool {
         || matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
 }
 
-/// Reads the merges in either of the two forms, as a line or as a pair.
+/// Reads both forms of merges: a line or a pair.
 fn read_merges(json: &Json) -> Result<Vec<[String; 2]>, String> {
     let merges = json["model"]["merges"].as_array().ok_or("model.merges is missing")?;
     let pair = |merge: &Json| match merge {
@@ -162,13 +147,11 @@ fn read_merges(json: &Json) -> Result<Vec<[String; 2]>, String> {
     read.ok_or_else(|| "model.merges has an entry that is not a pair".into())
 }
 
-/// Reads a JSON file.
 fn read_json(path: &Path) -> Result<Json, ConvertError> {
     let text = read_text(path)?;
     serde_json::from_str(&text).map_err(|source| ConvertError::Json { path: path.into(), source })
 }
 
-/// Reads at most [`FILE_BYTES_MAX`] of a text file.
 fn read_text(path: &Path) -> Result<String, ConvertError> {
     use std::io::Read;
     let mut text = String::new();

@@ -1,34 +1,29 @@
 //! The tensor types of ggml: the number of values in a block and its size in bytes.
 
-/// A tensor type with ggml's number for it. Values are stored in blocks that share a scale; plain
-/// types have blocks of one value.
+/// A tensor type of ggml. Values are stored in blocks that share a scale; plain types have blocks
+/// of one value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GgmlType {
     pub(super) id: u32,
     /// ggml's name, as in `Q8_0`.
     pub name: &'static str,
-    /// The number of values in a block.
+    /// Values in a block.
     block: u64,
-    /// The size of a block in bytes.
+    /// Bytes of a block.
     bytes: u64,
 }
 
 impl GgmlType {
-    /// 32-bit floats.
     pub const F32: Self = Self::new(0, "F32", 1, 4);
-    /// 16-bit IEEE floats.
     pub const F16: Self = Self::new(1, "F16", 1, 2);
-    /// 8-bit integers; 32 values share an f16 scale.
     pub const Q8_0: Self = Self::new(8, "Q8_0", 32, 34);
-    /// bfloat16 numbers.
     pub const BF16: Self = Self::new(30, "BF16", 1, 2);
 
-    /// Creates a type with its number, its name, and the values and bytes of a block.
     const fn new(id: u32, name: &'static str, block: u64, bytes: u64) -> Self {
         Self { id, name, block, bytes }
     }
 
-    /// Finds a type by ggml's number.
+    /// Expects ggml's number.
     pub(super) fn from_id(id: u32) -> Option<Self> {
         ALL_TYPES.into_iter().find(|kind| kind.id == id)
     }
@@ -38,8 +33,7 @@ impl GgmlType {
         self.block
     }
 
-    /// Returns the size in bytes of a tensor of this shape. Returns `None` if its rows are not
-    /// whole blocks, or the size overflows 64 bits.
+    /// Returns the bytes of a tensor; `None` if its rows are not whole blocks, or on overflow.
     pub fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
         let row = shape.last().copied().unwrap_or(1);
         if row % self.block != 0 {
@@ -50,7 +44,6 @@ impl GgmlType {
     }
 }
 
-/// All types that ggml defines.
 const ALL_TYPES: [GgmlType; 34] = [
     GgmlType::F32,
     GgmlType::F16,

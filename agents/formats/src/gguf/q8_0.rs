@@ -2,12 +2,11 @@
 
 use half::f16;
 
-/// The number of values in a block.
 const BLOCK_VALUES: usize = 32;
-/// The size of a block: an f16 scale and one byte for each value.
+/// An f16 scale and one byte for each value.
 const BLOCK_BYTES: usize = 34;
 
-/// Appends the encoded values to `bytes`. `values` must be whole blocks; a rest is dropped.
+/// Appends whole blocks to `bytes`; a rest of `values` is dropped.
 pub(crate) fn encode_blocks(values: &[f32], bytes: &mut Vec<u8>) {
     bytes.reserve(values.len() / BLOCK_VALUES * BLOCK_BYTES);
     for block in values.as_chunks::<BLOCK_VALUES>().0 {

@@ -10,16 +10,14 @@ use std::path::{Path, PathBuf};
 use super::value::{self, GgufArray, GgufValue};
 use super::{ALIGNMENT, ALIGNMENT_FIELD, GgmlType, GgufTensor, MAGIC};
 
-/// The longest accepted name. This bound and those below are far above any real file, so that a
-/// damaged one is refused instead of allocated.
+/// This bound and those below are far above any real file, so that a damaged one is refused instead
+/// of allocated.
 const NAME_BYTES_MAX: u64 = 65_535;
-/// The longest accepted text of a field.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
-/// The largest accepted number of elements of all arrays of a file together.
+/// Elements of all arrays of a file together.
 const ELEMENTS_MAX: u64 = 1 << 24;
-/// The largest number of dimensions that ggml supports.
+/// ggml's own limit.
 const DIMENSIONS_MAX: u32 = 4;
-/// The largest accepted alignment in bytes.
 const ALIGNMENT_MAX: u64 = 1 << 16;
 
 /// The reason why a GGUF file cannot be read.
@@ -36,19 +34,14 @@ pub enum GgufError {
 pub struct GgufFile {
     path: PathBuf,
     file: fs::File,
-    /// The version of the format, 2 or 3.
+    /// 2 or 3.
     pub version: u32,
-    /// The fields in the order of the file.
     pub fields: Vec<(String, GgufValue)>,
-    /// The tensors in the order of the file.
     pub tensors: Vec<GgufTensor>,
 }
 
 impl GgufFile {
     /// Opens a file and reads its header.
-    ///
-    /// # Errors
-    /// When the file cannot be read, or is not a valid GGUF file of version 2 or 3.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let failed = |source| GgufError::File { path: path.into(), source };
         let file = fs::File::open(path).map_err(failed)?;
@@ -77,7 +70,6 @@ impl GgufFile {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
-    /// Fills `buffer` with a tensor's bytes from `offset` on.
     pub fn read(
         &self,
         tensor: &GgufTensor,
@@ -89,7 +81,6 @@ impl GgufFile {
     }
 }
 
-/// The cause of a failure, without the path of the file.
 enum GgufFault {
     Io(io::Error),
     Format(String),
@@ -101,24 +92,19 @@ impl From<io::Error> for GgufFault {
     }
 }
 
-/// Returns the error for invalid content.
 fn format_error<T>(what: impl Into<String>) -> Result<T, GgufFault> {
     Err(GgufFault::Format(what.into()))
 }
 
-/// The reader of a header, which never reads past the end of the file.
 struct HeaderReader<R> {
     file: R,
-    /// The number of bytes read so far.
+    /// Bytes read so far.
     at: u64,
-    /// The size of the file in bytes.
     length: u64,
 }
 
-/// The content of a header: version, fields and tensors.
 type GgufHeader = (u32, Vec<(String, GgufValue)>, Vec<GgufTensor>);
 
-/// Reads the header: magic, version, fields and tensors.
 fn read_header(input: &mut HeaderReader<impl Read>) -> Result<GgufHeader, GgufFault> {
     let magic = input.read_bytes::<4>("its magic")?;
     if magic != MAGIC {
@@ -143,7 +129,7 @@ fn read_header(input: &mut HeaderReader<impl Read>) -> Result<GgufHeader, GgufFa
     Ok((version, fields, tensors))
 }
 
-/// Reads the fields. A name must not occur twice.
+/// Refuses a name that occurs twice.
 fn read_fields(
     input: &mut HeaderReader<impl Read>,
     count: u64,
@@ -167,7 +153,7 @@ fn read_fields(
     Ok(fields)
 }
 
-/// Reads a value that is not an array. `kind` is the format's type number.
+/// Expects the format's type number as `kind`.
 fn read_scalar(
     input: &mut HeaderReader<impl Read>,
     kind: u32,
@@ -197,7 +183,7 @@ fn read_scalar(
     })
 }
 
-/// Reads an array. `budget` is the number of elements that all further arrays of the file may have.
+/// Takes the array's elements from `budget`, which all arrays of the file share.
 fn read_array(
     input: &mut HeaderReader<impl Read>,
     name: &str,
@@ -234,8 +220,7 @@ fn read_array(
     }
 }
 
-/// Returns the alignment of the data: the field's value, which must be a power of two from 8 to
-/// [`ALIGNMENT_MAX`], or the default.
+/// Returns the field's value, a power of two from 8 to [`ALIGNMENT_MAX`], or the default.
 fn data_alignment(fields: &[(String, GgufValue)]) -> Result<u64, GgufFault> {
     let field = fields.iter().find(|(name, _)| name == ALIGNMENT_FIELD);
     let Some((_, value)) = field else { return Ok(ALIGNMENT) };
@@ -245,8 +230,7 @@ fn data_alignment(fields: &[(String, GgufValue)]) -> Result<u64, GgufFault> {
     }
 }
 
-/// Reads the list of tensors. Their ranges are relative to the start of the data until
-/// [`place_tensors`] moves them.
+/// Reads ranges relative to the start of the data; [`place_tensors`] moves them.
 fn read_tensors(
     input: &mut HeaderReader<impl Read>,
     count: u64,
@@ -282,8 +266,8 @@ fn read_tensors(
     Ok(tensors)
 }
 
-/// Turns the tensors' ranges into ranges of the file. Checks that the tensors follow each other
-/// without gaps except alignment, and that the file contains all their data.
+/// Moves the ranges into the file. Checks that the tensors follow each other without gaps except
+/// alignment, and that the file contains all their data.
 fn place_tensors(
     tensors: &mut [GgufTensor],
     data: u64,
@@ -308,7 +292,7 @@ fn place_tensors(
 }
 
 impl<R: Read> HeaderReader<R> {
-    /// Reads `N` bytes. `what` names the part in the error for a truncated file.
+    /// Names the part as `what` in the error for a truncated file.
     fn read_bytes<const N: usize>(&mut self, what: &str) -> Result<[u8; N], GgufFault> {
         self.claim_bytes(N as u64, what)?;
         let mut bytes = [0; N];
@@ -316,17 +300,14 @@ impl<R: Read> HeaderReader<R> {
         Ok(bytes)
     }
 
-    /// Reads an unsigned 32-bit number.
     fn read_u32(&mut self, what: &str) -> Result<u32, GgufFault> {
         Ok(u32::from_le_bytes(self.read_bytes(what)?))
     }
 
-    /// Reads an unsigned 64-bit number.
     fn read_u64(&mut self, what: &str) -> Result<u64, GgufFault> {
         Ok(u64::from_le_bytes(self.read_bytes(what)?))
     }
 
-    /// Reads a UTF-8 text of at most `most` bytes.
     fn read_text(&mut self, most: u64, what: &str) -> Result<String, GgufFault> {
         let length = self.read_u64(what)?;
         if length > most {
@@ -338,7 +319,7 @@ impl<R: Read> HeaderReader<R> {
         String::from_utf8(bytes).or_else(|_| format_error(format!("{what} is not UTF-8")))
     }
 
-    /// Advances the position by `bytes`, or fails if the file has fewer bytes left.
+    /// Advances, or fails if the file has fewer bytes left.
     fn claim_bytes(&mut self, bytes: u64, what: &str) -> Result<(), GgufFault> {
         match self.at.checked_add(bytes) {
             Some(at) if at <= self.length => {

@@ -1,6 +1,6 @@
 //! The values of GGUF fields.
 
-/// A value of a field.
+/// A value of a GGUF field.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GgufValue {
     U8(u8),
@@ -18,20 +18,20 @@ pub enum GgufValue {
     F64(f64),
 }
 
-/// An array, whose values have one type.
+/// An array of a GGUF field, whose values have one type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GgufArray {
-    /// Numbers and booleans of any other type, each as its own value.
-    Plain { kind: u32, values: Vec<GgufValue> },
-    /// Texts.
+    /// Numbers and booleans of any other type.
+    Plain {
+        kind: u32,
+        values: Vec<GgufValue>,
+    },
     Strings(Vec<String>),
-    /// Signed 32-bit numbers.
     I32(Vec<i32>),
-    /// 32-bit floats.
     F32(Vec<f32>),
 }
 
-/// The format's type number of `u8`; the other constants follow.
+/// The format's type numbers.
 pub(super) const U8: u32 = 0;
 pub(super) const I8: u32 = 1;
 pub(super) const U16: u32 = 2;
@@ -47,7 +47,6 @@ pub(super) const I64: u32 = 11;
 pub(super) const F64: u32 = 12;
 
 impl GgufValue {
-    /// Returns the format's type number.
     pub(super) fn type_id(&self) -> u32 {
         match self {
             Self::U8(_) => U8,
@@ -66,7 +65,6 @@ impl GgufValue {
         }
     }
 
-    /// Returns the text, if it is one.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(text) => Some(text),
@@ -74,7 +72,6 @@ impl GgufValue {
         }
     }
 
-    /// Returns the boolean, if it is one.
     pub fn as_bool(&self) -> Option<bool> {
         match self {
             Self::Bool(value) => Some(*value),
@@ -82,7 +79,7 @@ impl GgufValue {
         }
     }
 
-    /// Returns the value if it is an integer of any type that is not negative.
+    /// Returns an integer of any type that is not negative.
     pub fn as_u64(&self) -> Option<u64> {
         match self {
             Self::U8(value) => Some((*value).into()),
@@ -97,7 +94,6 @@ impl GgufValue {
         }
     }
 
-    /// Returns the value if it is a float.
     pub fn as_f64(&self) -> Option<f64> {
         match self {
             Self::F32(value) => Some((*value).into()),
@@ -106,7 +102,6 @@ impl GgufValue {
         }
     }
 
-    /// Returns the texts, if it is an array of texts.
     pub fn as_strings(&self) -> Option<&[String]> {
         match self {
             Self::Array(GgufArray::Strings(texts)) => Some(texts),
@@ -114,7 +109,6 @@ impl GgufValue {
         }
     }
 
-    /// Returns the numbers, if it is an array of signed 32-bit numbers.
     pub fn as_i32s(&self) -> Option<&[i32]> {
         match self {
             Self::Array(GgufArray::I32(values)) => Some(values),
@@ -134,7 +128,6 @@ impl GgufArray {
         }
     }
 
-    /// Returns the number of elements.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks whether a field is empty")]
     pub fn len(&self) -> usize {
         match self {

@@ -5,20 +5,17 @@ use std::io::{self, Write};
 
 use super::{ALIGNMENT, GgmlType, GgufArray, GgufValue, MAGIC, VERSION};
 
-/// A tensor of a file to be written. Its rows must be whole blocks of its type.
+/// The rows are whole blocks of the type.
 #[derive(Debug, Clone)]
 pub(crate) struct PlannedGgufTensor {
     pub(crate) name: String,
-    /// The shape in torch's order.
+    /// In torch's order.
     pub(crate) shape: Vec<u64>,
     pub(crate) kind: GgmlType,
 }
 
 impl PlannedGgufTensor {
-    /// Returns the size of the data in bytes.
-    ///
-    /// # Panics
-    /// When its rows are not whole blocks.
+    /// Panics if the rows are not whole blocks.
     pub(crate) fn byte_count(&self) -> u64 {
         self.kind
             .tensor_bytes(&self.shape)
@@ -26,19 +23,18 @@ impl PlannedGgufTensor {
     }
 }
 
-/// A writer of one file. It adds the padding between tensors.
+/// Adds the padding between tensors.
 pub(crate) struct GgufWriter<W> {
     out: W,
-    /// The data sizes in bytes of the tensors that have not begun, the last tensor first.
+    /// Bytes of the tensors that have not begun, the last tensor first.
     pending_sizes: Vec<u64>,
-    /// The bytes missing from the current tensor.
+    /// Bytes missing from the current tensor.
     remaining: u64,
-    /// The bytes of padding after the current tensor.
+    /// Bytes after the current tensor.
     padding: u64,
 }
 
 impl<W: Write> GgufWriter<W> {
-    /// Writes the header and returns the writer for the data.
     pub(crate) fn start(
         mut out: W,
         fields: &[(String, GgufValue)],
@@ -69,11 +65,8 @@ impl<W: Write> GgufWriter<W> {
         Ok(Self { out, pending_sizes: to_come, remaining: 0, padding: 0 })
     }
 
-    /// Writes a piece of the current tensor's data.
-    ///
-    /// # Panics
-    /// When the piece has more bytes than the current tensor still lacks, or all tensors are
-    /// complete.
+    /// Writes a piece of the current tensor. Panics if the piece is longer than its rest, or all
+    /// tensors are complete.
     pub(crate) fn write(&mut self, piece: &[u8]) -> io::Result<()> {
         if self.remaining == 0 {
             self.remaining = self.pending_sizes.pop().expect("data belongs to a tensor");
@@ -88,23 +81,19 @@ impl<W: Write> GgufWriter<W> {
         Ok(())
     }
 
-    /// Returns the output after the last tensor.
-    ///
-    /// # Panics
-    /// When data of a tensor is missing.
+    /// Panics if data of a tensor is missing.
     pub(crate) fn into_output(self) -> W {
         assert!(self.remaining == 0 && self.pending_sizes.is_empty(), "every tensor has its data");
         self.out
     }
 }
 
-/// Appends a text with its length.
 fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend((text.len() as u64).to_le_bytes());
     out.extend(text.as_bytes());
 }
 
-/// Appends a value without its type number.
+/// Leaves out the type number.
 fn put_value(out: &mut Vec<u8>, value: &GgufValue) {
     match value {
         GgufValue::U8(value) => out.push(*value),

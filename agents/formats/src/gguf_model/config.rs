@@ -7,10 +7,6 @@ use crate::convert::{ROPE_FACTORS, rope_factors};
 use crate::gguf::{GgufFile, GgufValue};
 use crate::{Architecture, FloatDtype, ModelConfig};
 
-/// Reads the configuration of a file.
-///
-/// # Errors
-/// When the file is not a model, or its architecture or rope scaling is not supported.
 pub(super) fn read_config(file: &GgufFile) -> Result<ModelConfig, GgufModelError> {
     let refuse = |field, what: String| {
         Err(GgufModelError::Field { path: file.file_path().into(), field, what })
@@ -40,8 +36,7 @@ pub(super) fn read_config(file: &GgufFile) -> Result<ModelConfig, GgufModelError
     check_rope_factors(file, config)
 }
 
-/// Builds the fields of the `config.json`. `field` returns a setting of the architecture by the end
-/// of its name.
+/// Builds the `config.json`. `field` finds a setting of the architecture by the end of its name.
 fn config_fields<'a>(
     file: &GgufFile,
     architecture: Architecture,
@@ -85,8 +80,8 @@ fn config_fields<'a>(
     map
 }
 
-/// Converts a number to the shortest `f64` that prints the same: the `f32` 1e-6 becomes 1e-6, not
-/// the double that is nearest to it.
+/// Returns the shortest `f64` that prints the same: the `f32` 1e-6 becomes 1e-6, not the nearest
+/// double.
 fn to_short_f64(value: &GgufValue) -> Option<f64> {
     match value {
         GgufValue::F32(number) => number.to_string().parse().ok(),
@@ -94,9 +89,8 @@ fn to_short_f64(value: &GgufValue) -> Option<f64> {
     }
 }
 
-/// Builds the `rope_scaling` field. A GGUF file contains the divisors of the frequencies, not the
-/// parameters that they follow from. The parameters of Llama 3 are assumed, and
-/// [`check_rope_factors`] compares the result with the file.
+/// A GGUF file contains the divisors of the frequencies, not the parameters that they follow from:
+/// Llama 3's are assumed, and [`check_rope_factors`] compares the result with the file.
 fn rope_scaling_field(file: &GgufFile) -> Option<(String, Json)> {
     let factor = read_rope_factors(file)?.into_iter().fold(1.0, f32::max);
     let scaling = json!({
@@ -106,7 +100,7 @@ fn rope_scaling_field(file: &GgufFile) -> Option<(String, Json)> {
     Some(("rope_scaling".into(), scaling))
 }
 
-/// Reads the divisors of the frequencies; `None` if the file has none or they cannot be read.
+/// Returns `None` if the file has none or they cannot be read.
 fn read_rope_factors(file: &GgufFile) -> Option<Vec<f32>> {
     let tensor = file.find_tensor(ROPE_FACTORS)?;
     let size = tensor.range.end - tensor.range.start;
@@ -118,8 +112,7 @@ fn read_rope_factors(file: &GgufFile) -> Option<Vec<f32>> {
     Some(values)
 }
 
-/// Checks that the divisors in the file are those of the configuration, within a relative error of
-/// 1e-4.
+/// Checks the divisors in the file within a relative error of 1e-4.
 fn check_rope_factors(file: &GgufFile, config: ModelConfig) -> Result<ModelConfig, GgufModelError> {
     let Some(found) = read_rope_factors(file) else { return Ok(config) };
     let expected = rope_factors(&config).unwrap_or_default();

@@ -8,10 +8,6 @@ use crate::convert::pre_tokenizer_json;
 use crate::convert::token_kind as kind;
 use crate::gguf::{GgufFile, GgufValue};
 
-/// Builds the content of `tokenizer.json`.
-///
-/// # Errors
-/// When the tokenizer is not a known byte-level BPE, or its fields are incomplete.
 pub(super) fn build_tokenizer(
     file: &GgufFile,
     config: &ModelConfig,
@@ -65,8 +61,7 @@ pub(super) fn build_tokenizer(
     }))
 }
 
-/// Builds the vocabulary and the list of added tokens. Added tokens are in both, because their ids
-/// follow from the vocabulary.
+/// Puts added tokens into both, because their ids follow from the vocabulary.
 fn build_vocab(tokens: &[String], kinds: &[i32]) -> (Map<String, Json>, Vec<Json>) {
     let (mut vocab, mut added) = (Map::new(), Vec::new());
     for (id, (text, token_kind)) in tokens.iter().zip(kinds).enumerate() {
@@ -84,19 +79,19 @@ fn build_vocab(tokens: &[String], kinds: &[i32]) -> (Map<String, Json>, Vec<Json
     (vocab, added)
 }
 
-/// Parses a merge, two tokens with a space between them.
+/// Splits a line at the space between its two tokens.
 fn parse_merge(line: &str) -> Option<Json> {
     // The tokens contain no space: the byte level replaces it with another character.
     let (left, right) = line.split_once(' ')?;
     Some(json!([left, right]))
 }
 
-/// Returns the byte-level step, which changes no text by itself.
+/// Returns the step that changes no text by itself.
 fn byte_level_step() -> Json {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})
 }
 
-/// Builds the post-processor, which adds the begin-of-text token if the file requires it.
+/// Adds the begin-of-text token if the file requires it.
 fn build_post_processor(file: &GgufFile, tokens: &[String]) -> Json {
     let wanted = file.find_field("tokenizer.ggml.add_bos_token").and_then(GgufValue::as_bool);
     let id = file.find_field("tokenizer.ggml.bos_token_id").and_then(GgufValue::as_u64);

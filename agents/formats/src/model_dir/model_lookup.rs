@@ -6,15 +6,14 @@ use super::{ModelDirError, join_names, list_names, read_bounded};
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
-/// The directory into which the Hugging Face clients download; `None` if the environment names
-/// none.
+/// The directory into which the Hugging Face clients download, unless the environment names none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubCache(Option<PathBuf>);
 
 impl HubCache {
-    /// Resolves the directory from environment variables in the order of the Hugging Face clients:
-    /// `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HOME`. `value` looks
-    /// up a variable; empty ones are ignored.
+    /// Resolves the directory in the order of the Hugging Face clients: `HF_HUB_CACHE`,
+    /// `HUGGINGFACE_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HOME`. `value` looks up a variable;
+    /// empty ones are ignored.
     pub fn from_environment(value: impl Fn(&str) -> Option<OsString>) -> Self {
         let value = |name| value(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = || Some(value("HOME")?.join(".cache"));
@@ -33,15 +32,9 @@ impl HubCache {
 
 /// Finds the directory of a model, which has a `config.json`. `name` is one of:
 ///
-/// - a directory
+/// - a directory, which takes precedence over a model of the same name
 /// - a directory of the Hugging Face cache (`models--org--name`)
 /// - a model in that cache, `org/name[@revision]`; the revision is `main` by default
-///
-/// A directory that exists takes precedence over a model of the same name.
-///
-/// # Errors
-/// When the name is not one of these, the model or its revision is not downloaded, or the directory
-/// has no `config.json`.
 pub fn find_model(name: &str, cache: &HubCache) -> Result<PathBuf, ModelDirError> {
     let path = Path::new(name);
     if path.is_dir() {
@@ -70,13 +63,12 @@ pub fn find_model(name: &str, cache: &HubCache) -> Result<PathBuf, ModelDirError
     }
 }
 
-/// The revision that is used if the user names none.
+/// For a name without a revision.
 const DEFAULT_REVISION: &str = "main";
-/// The largest accepted file in `refs`, which holds a commit of 40 digits.
+/// A file in `refs` holds a commit of 40 digits.
 const REF_BYTES_MAX: u64 = 256;
 
-/// Resolves a directory that the user named: a model directory itself, or the default snapshot of a
-/// directory of the cache.
+/// Accepts a model directory, or a directory of the cache for its default snapshot.
 fn resolve_directory(path: &Path) -> Result<PathBuf, ModelDirError> {
     if path.join("snapshots").is_dir() && !path.join("config.json").exists() {
         return require_config(find_snapshot(path, DEFAULT_REVISION)?);
@@ -84,12 +76,11 @@ fn resolve_directory(path: &Path) -> Result<PathBuf, ModelDirError> {
     require_config(path.into())
 }
 
-/// Returns the path if it has a `config.json`, and an error otherwise.
 fn require_config(path: PathBuf) -> Result<PathBuf, ModelDirError> {
     if path.join("config.json").exists() { Ok(path) } else { Err(ModelDirError::NoConfig { path }) }
 }
 
-/// Returns true for `org/name` or `name` with the characters that the hub allows.
+/// Returns true for `org/name` or `name` with the hub's characters.
 fn is_repository(name: &str) -> bool {
     let part = |part: &str| {
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -98,19 +89,16 @@ fn is_repository(name: &str) -> bool {
     name.split('/').count() <= 2 && name.split('/').all(part)
 }
 
-/// Returns true for a relative path of plain components: a commit, or a branch or tag, which may
-/// contain slashes. A path that leads out of the directory is refused.
+/// Returns true for a commit, or a branch or tag, which may contain slashes. A path that leads out
+/// of the directory is refused.
 fn is_revision(revision: &str) -> bool {
     let mut parts = Path::new(revision).components().peekable();
     parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Finds the directory of a revision in the cache's layout: `refs/<name>` holds a commit,
-/// `snapshots/<commit>` its files. If `main` has no reference and there is exactly one snapshot,
-/// returns that one.
-///
-/// # Errors
-/// When the revision is not downloaded. The error lists the snapshots that are.
+/// Finds a revision in the cache's layout: `refs/<name>` holds a commit, `snapshots/<commit>` its
+/// files. Without a reference for `main`, the only snapshot is taken. The error lists the
+/// snapshots.
 fn find_snapshot(model: &Path, revision: &str) -> Result<PathBuf, ModelDirError> {
     let snapshots = model.join("snapshots");
     let reference = model.join("refs").join(revision);
@@ -154,7 +142,7 @@ mod tests {
         assert_eq!(environment(&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")]), at("/f/hub"));
     }
 
-    /// A cache with one model in which two revisions are, one of them under names.
+    /// A cache with one model in two revisions, one of them with names.
     #[cfg(unix)]
     fn cache() -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
@@ -200,9 +188,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let hub = HubCache::at_directory(root.path());
         let refused = |name: &str, hub: &HubCache| find_model(name, hub).unwrap_err().to_string();
-        let told = refused("org/name", &hub);
-        assert!(told.contains("hf download org/name"), "{told}");
-        assert!(told.contains(root.path().to_str().unwrap()), "{told}");
+        let message = refused("org/name", &hub);
+        assert!(message.contains("hf download org/name"), "{message}");
+        assert!(message.contains(root.path().to_str().unwrap()), "{message}");
         assert!(refused("org/name", &HubCache(None)).contains("HOME"));
         for name in ["", "a/b/c", "/nowhere", "../up", "org/name@../../x", "org/name@", "a b"] {
             assert!(refused(name, &hub).contains("is neither a directory"), "{name}");

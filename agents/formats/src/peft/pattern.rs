@@ -8,7 +8,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A JSON object whose keys keep their order.
+/// An object whose keys keep their order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct OrderedObject(pub(super) Vec<(String, Value)>);
 
@@ -52,7 +52,6 @@ impl Serialize for OrderedObject {
     }
 }
 
-/// A pattern field with its compiled keys.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ModulePattern {
     written: OrderedObject,
@@ -60,7 +59,7 @@ pub(super) struct ModulePattern {
 }
 
 impl ModulePattern {
-    /// Compiles the keys. Fails with the first key that is not a valid regular expression.
+    /// Fails with the first key that is not a valid regular expression.
     pub(super) fn new(written: OrderedObject) -> Result<Self, String> {
         let expression = |(key, _): &(String, Value)| {
             Regex::new(&format!(r"^(?:.*\.)?(?:{key})$")).map_err(|_| key.clone())
@@ -69,13 +68,11 @@ impl ModulePattern {
         Ok(Self { written, keys })
     }
 
-    /// Returns the object as it was in the file.
     pub(super) fn as_written(&self) -> &OrderedObject {
         &self.written
     }
 
-    /// Returns the value of the first key that matches. `path` is a module's path from the base
-    /// model's root.
+    /// Returns the value of the first key that matches a path from the base model's root.
     pub(super) fn value_for(&self, path: &str) -> Option<&Value> {
         let index = self.keys.iter().position(|key| key.is_match(path))?;
         self.written.0.get(index).map(|(_, value)| value)

@@ -1,27 +1,25 @@
 //! Reads the header of a safetensors file: names, types, shapes and ranges of the tensors, all
 //! checked against the file's size.
 
-use serde_json::{Map, Value};
+use super::header_fields::{HeaderFields, LENGTH_BYTES, parse_header_length};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::ops::Range;
-
-/// The largest accepted header, as in the format's own library.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// The description of a tensor in the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorEntry {
     /// The format's name of the type: `F32`, `BF16`, `I64` and so on.
     pub dtype: String,
-    /// The shape; the last dimension is contiguous.
+    /// The last dimension is contiguous.
     pub shape: Vec<u64>,
-    /// The range of its bytes within the data.
+    /// Bytes within the data.
     pub range: Range<u64>,
 }
 
-/// Reads the size of the header's text in bytes. `length` is the size of the file. The outer error
-/// is that of reading, the inner one describes invalid content.
+/// Reads the size of the header's text. `length` is the size of the file. The inner error describes
+/// invalid content.
 pub(super) fn read_header_size(
     file: &mut impl Read,
     length: u64,
@@ -29,35 +27,25 @@ pub(super) fn read_header_size(
     if length < 8 {
         return Ok(Err("it is shorter than 8 bytes".into()));
     }
-    let mut size = [0; 8];
-    file.read_exact(&mut size)?;
-    let size = u64::from_le_bytes(size);
-    Ok(match size {
-        _ if size > HEADER_BYTES_MAX => Err(format!("its header claims {size} bytes")),
-        _ if size > length - 8 => {
+    let mut field = [0; LENGTH_BYTES];
+    file.read_exact(&mut field)?;
+    Ok(match parse_header_length(field) {
+        Err(size) => Err(format!("its header claims {size} bytes")),
+        Ok(size) if size > length - 8 => {
             Err(format!("its header claims {size} bytes, the file has {length}"))
         }
-        _ => Ok(size),
+        Ok(size) => Ok(size),
     })
 }
 
-/// The content of a header: tensors by name, and the metadata.
 type SafetensorsHeader = (BTreeMap<String, TensorEntry>, BTreeMap<String, String>);
 
-/// Parses the text of a header. `data` is the number of bytes that follow it.
-///
-/// # Errors
-/// When it is not JSON, a tensor is not described completely, or the tensors do not fill the data
-/// exactly.
+/// Expects `data` bytes after the header, which the tensors must fill exactly.
 pub(super) fn parse_header(text: &[u8], data: u64) -> Result<SafetensorsHeader, String> {
-    let mut map: Map<String, Value> =
+    let HeaderFields::<Value> { tensors, metadata } =
         serde_json::from_slice(text).map_err(|error| format!("its header is not JSON: {error}"))?;
-    let metadata = match map.remove("__metadata__") {
-        Some(Value::Object(pairs)) => pairs.into_iter().filter_map(to_text_pair).collect(),
-        _ => BTreeMap::new(),
-    };
     let mut entries = BTreeMap::new();
-    for (name, value) in map {
+    for (name, value) in tensors {
         let entry =
             parse_entry(&value).ok_or_else(|| format!("tensor `{name}` is not described"))?;
         check_size(&name, &entry)?;
@@ -67,15 +55,6 @@ pub(super) fn parse_header(text: &[u8], data: u64) -> Result<SafetensorsHeader, 
     Ok((entries, metadata))
 }
 
-/// Returns an entry of the metadata if its value is a text.
-fn to_text_pair((key, value): (String, Value)) -> Option<(String, String)> {
-    match value {
-        Value::String(text) => Some((key, text)),
-        _ => None,
-    }
-}
-
-/// Parses the description of a tensor.
 fn parse_entry(value: &Value) -> Option<TensorEntry> {
     let numbers = |field: &str| -> Option<Vec<u64>> {
         value.get(field)?.as_array()?.iter().map(Value::as_u64).collect()
@@ -89,7 +68,7 @@ fn parse_entry(value: &Value) -> Option<TensorEntry> {
     }
 }
 
-/// Checks that the shape and the type of a tensor agree with its number of bytes.
+/// Compares shape and type with the number of bytes.
 fn check_size(name: &str, entry: &TensorEntry) -> Result<(), String> {
     let bits = dtype_bits(&entry.dtype)
         .ok_or_else(|| format!("tensor `{name}` is of the unknown kind `{}`", entry.dtype))?;
@@ -123,7 +102,7 @@ fn check_ranges(entries: &BTreeMap<String, TensorEntry>, data: u64) -> Result<()
     }
 }
 
-/// Returns the size of a number of this type in bits; `None` for an unknown type.
+/// Returns `None` for an unknown type.
 fn dtype_bits(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "F4" => 4,

@@ -5,12 +5,10 @@ use std::io::{self, Write};
 
 use crate::FloatDtype;
 
-/// A tensor of a file to be written.
 pub(crate) struct PlannedSafetensorsTensor<'a> {
     pub(crate) name: &'a str,
     pub(crate) element: FloatDtype,
     pub(crate) shape: &'a [u64],
-    /// The size of the data in bytes.
     pub(crate) bytes: u64,
 }
 

@@ -10,15 +10,11 @@ use super::{LocatedTensor, SafetensorsError, SafetensorsFile};
 pub struct ModelWeights {
     dir: PathBuf,
     files: Vec<SafetensorsFile>,
-    /// The index of the file that contains each tensor.
     file_indexes: BTreeMap<String, usize>,
 }
 
 impl ModelWeights {
-    /// Opens the files of a model. `dir` is the directory of `paths`, named in errors.
-    ///
-    /// # Errors
-    /// When a file is invalid, or a tensor is in two of them.
+    /// Opens the files of a model, in which no tensor may be twice. Errors name `dir`.
     pub fn open(dir: &Path, paths: &[PathBuf]) -> Result<Self, SafetensorsError> {
         let files =
             paths.iter().map(|path| SafetensorsFile::open(path)).collect::<Result<Vec<_>, _>>()?;
@@ -48,10 +44,7 @@ impl ModelWeights {
         self.file_indexes.get(name).and_then(|index| self.files[*index].get(name))
     }
 
-    /// Returns a tensor by its name.
-    ///
-    /// # Errors
-    /// When no file contains it.
+    /// Returns a tensor by its name; fails if no file contains it.
     pub fn get(&self, name: &str) -> Result<LocatedTensor<'_>, SafetensorsError> {
         let missing = || SafetensorsError::Missing { dir: self.dir.clone(), name: name.into() };
         self.find_tensor(name).ok_or_else(missing)

@@ -7,7 +7,7 @@ use anyhow::Context;
 use formats::is_gguf;
 use wire::Digest;
 
-/// The number of remembered texts; a run has one for each policy. Beyond it, all are forgotten.
+/// A run has one text for each policy. Beyond this number, all are forgotten.
 const CANARIES_MAX: usize = 64;
 
 /// The log-probabilities of the texts that were scored.
@@ -15,12 +15,10 @@ const CANARIES_MAX: usize = 64;
 pub(super) struct CanaryCache(BTreeMap<String, Vec<f32>>);
 
 impl CanaryCache {
-    /// Returns the log-probabilities of a text, if it was scored.
     pub(super) fn get(&self, text: &str) -> Option<Vec<f32>> {
         self.0.get(text).cloned()
     }
 
-    /// Remembers the log-probabilities of a text.
     pub(super) fn remember_canary(&mut self, text: &str, canary: &[f32]) {
         if self.0.len() >= CANARIES_MAX {
             self.0.clear();
@@ -31,9 +29,6 @@ impl CanaryCache {
 
 /// Returns the digest of a model directory's `tokenizer.json`; empty for a GGUF file, which has its
 /// own form of tokenizer, and for an empty path.
-///
-/// # Errors
-/// When the file cannot be read.
 pub(super) fn digest_tokenizer(base: &Path) -> anyhow::Result<String> {
     if base.as_os_str().is_empty() || is_gguf(base) {
         return Ok(String::new());

@@ -1,7 +1,5 @@
-//! Sampling with the embedded engine: continuous batching over all pending calls.
-//!
-//! Each adapter begins a new batch on the loaded base. Cached state is never shared between
-//! policies.
+//! Sampling with the embedded engine: continuous batching over all pending calls. Each adapter
+//! begins a new batch on the loaded base. Cached state is never shared between policies.
 
 use std::path::Path;
 
@@ -22,8 +20,8 @@ use crate::messages::{
     AdoptRequest, GenerateRequest, GeneratorAnswer, GeneratorRequest, order_longest_first,
 };
 
-/// Serves calls until the agent closes the pipe. If a model or adapter cannot be loaded, the first
-/// caller, or the one that requested the adapter, receives the error, and the worker ends.
+/// If a model or adapter cannot be loaded, the first caller, or the one that requested the adapter,
+/// receives the error, and the worker ends.
 pub(super) fn serve_calls(config: &WorkerConfig, inbox: &CallInbox<GeneratorRequest>) {
     let failed = |error: &anyhow::Error, caller: Option<CallResponder>| {
         caller.iter().for_each(|caller| caller.send_error(&format!("{error:#}")));
@@ -51,14 +49,12 @@ pub(super) fn serve_calls(config: &WorkerConfig, inbox: &CallInbox<GeneratorRequ
 struct LoadedBase<'a> {
     config: &'a WorkerConfig,
     tokenizer: ModelTokenizer,
-    /// The digest of the base's tokenizer.
     tokenizer_digest: String,
-    /// The base's weights; `None` after an adapter was merged into them.
+    /// `None` after an adapter was merged into the weights.
     model: Option<LanguageModel>,
 }
 
 impl<'a> LoadedBase<'a> {
-    /// Loads the base and its tokenizer.
     fn load_base(config: &'a WorkerConfig) -> anyhow::Result<Self> {
         let WorkerConfig { base, device, dtype, .. } = config;
         let (model, tokenizer) = engine::load_model(base, None, device, *dtype)?;
@@ -137,7 +133,6 @@ impl CandleBatch {
         }
     }
 
-    /// Adds a call's samples to the batch, or refuses the call.
     fn admit_call(&mut self, call: WorkerCall<GenerateRequest>) {
         let Some((call, request)) = self.calls.open_call(call) else { return };
         if let Err(error) = self.score_canary(call) {
@@ -167,7 +162,7 @@ impl CandleBatch {
         self.calls.reply_if_complete(call);
     }
 
-    /// Scores a call's canary text with the same weights that draw its samples.
+    /// Uses the same weights that draw the call's samples.
     fn score_canary(&mut self, call: u64) -> anyhow::Result<()> {
         let Some(text) = self.calls.unscored_canary(call).map(str::to_owned) else { return Ok(()) };
         let canary = match self.canaries.get(&text) {
@@ -182,7 +177,6 @@ impl CandleBatch {
         Ok(())
     }
 
-    /// Adds a finished sample to its call.
     fn take_completion(&mut self, done: SampleCompletion<SampleTag>) {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let finish = match done.finish {

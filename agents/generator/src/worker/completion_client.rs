@@ -2,19 +2,15 @@
 
 use std::{path::Path, time::Duration};
 
-use reqwest::{Client, Method, Response, redirect};
+use bounded_http::BoundedResponse;
+use reqwest::{Client, Method, StatusCode};
 use serde_json::Value;
 
-/// The time limit for a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The length limit of a server's error text, for users.
+/// A server's error text is shown to users up to this length.
 const ERROR_TEXT_CHARS: usize = 300;
 
-/// The size limit of an error's body.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
 
-/// The reason why a request to a completion server failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CompletionHttpError {
     #[error("set up the client (E109)")]
@@ -26,10 +22,8 @@ pub(super) enum CompletionHttpError {
         #[source]
         source: reqwest::Error,
     },
-    /// The server answered with an error status.
-    #[error("{at} answers {status}: {said} (E109)")]
-    Status { at: String, status: u16, said: String },
-    /// The answer is larger than the limit.
+    #[error("{at} answers {status}: {message} (E109)")]
+    Status { at: String, status: u16, message: String },
     #[error("{at} answers more than {max} bytes (E109)")]
     TooLarge { at: String, max: usize },
 }
@@ -55,20 +49,18 @@ pub(super) struct CompletionClient {
 }
 
 impl CompletionClient {
-    /// Creates a client of the server at a URL, to which paths are appended.
+    /// Paths are appended to the URL.
     pub(super) fn for_url(url: &str, key: Option<String>) -> Result<Self, CompletionHttpError> {
         let client = direct_client().build().map_err(CompletionHttpError::Setup)?;
         Ok(Self { client, root: url.to_owned(), key })
     }
 
-    /// Creates a client of the server at a unix socket.
     pub(super) fn for_socket(socket: &Path, key: &str) -> Result<Self, CompletionHttpError> {
         let client =
             direct_client().unix_socket(socket).build().map_err(CompletionHttpError::Setup)?;
         Ok(Self { client, root: "http://localhost".to_owned(), key: Some(key.to_owned()) })
     }
 
-    /// Sends a GET request. Returns the body, at most `bytes_max` bytes.
     pub(super) async fn get(
         &self,
         path: &str,
@@ -78,7 +70,6 @@ impl CompletionClient {
         self.send_request(Method::GET, path, None, limit, bytes_max).await
     }
 
-    /// Sends a POST request with a JSON body. Returns the body, at most `bytes_max` bytes.
     pub(super) async fn post_json(
         &self,
         path: &str,
@@ -89,7 +80,6 @@ impl CompletionClient {
         self.send_request(Method::POST, path, Some(body), limit, bytes_max).await
     }
 
-    /// Sends a request and returns the body of a successful answer.
     async fn send_request(
         &self,
         method: Method,
@@ -101,7 +91,7 @@ impl CompletionClient {
         let at = format!("{}{path}", self.root);
         let transport = |source: reqwest::Error| {
             // `at` contains the URL already.
-            CompletionHttpError::Transport { at: at.clone(), source: source.without_url() }
+            CompletionHttpError::Transport { at: at.clone(), source }
         };
         let mut request = self.client.request(method, &at).timeout(limit);
         if let Some(key) = &self.key {
@@ -110,45 +100,33 @@ impl CompletionClient {
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
-        let response = request.send().await.map_err(transport)?;
-        let status = response.status();
-        let max = if status.is_success() { bytes_max } else { ERROR_BYTES_MAX };
-        match read_body(response, max).await.map_err(transport)? {
-            None => Err(CompletionHttpError::TooLarge { at, max }),
+        let max =
+            |status: StatusCode| if status.is_success() { bytes_max } else { ERROR_BYTES_MAX };
+        let response = bounded_http::send_request(request, max).await;
+        let BoundedResponse { status, body } = response.map_err(transport)?;
+        match body {
+            None => Err(CompletionHttpError::TooLarge { at, max: max(status) }),
             Some(bytes) if status.is_success() => Ok(bytes),
             Some(bytes) => Err(CompletionHttpError::Status {
                 at,
                 status: status.as_u16(),
-                said: error_text(&bytes),
+                message: error_text(&bytes),
             }),
         }
     }
 }
 
-/// Returns a client builder that connects only to the named server: no proxy, no redirects.
+/// Connects only to the named server: no proxy.
 fn direct_client() -> reqwest::ClientBuilder {
-    let none = redirect::Policy::none();
-    Client::builder().no_proxy().redirect(none).connect_timeout(CONNECT_TIMEOUT)
-}
-
-/// Reads the body. Returns `None` if it is larger than `max` bytes.
-async fn read_body(mut response: Response, max: usize) -> Result<Option<Vec<u8>>, reqwest::Error> {
-    let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await? {
-        if bytes.len() + chunk.len() > max {
-            return Ok(None);
-        }
-        bytes.extend_from_slice(&chunk);
-    }
-    Ok(Some(bytes))
+    bounded_http::client_builder().no_proxy()
 }
 
 /// Returns the message of an error's body, in any of the usual forms.
 fn error_text(body: &[u8]) -> String {
     let json: Option<Value> = serde_json::from_slice(body).ok();
     let of = |json: &Value| {
-        let told = [&json["error"]["message"], &json["message"], &json["detail"], &json["error"]];
-        told.iter().find_map(|one| one.as_str()).map(str::to_owned)
+        let texts = [&json["error"]["message"], &json["message"], &json["detail"], &json["error"]];
+        texts.iter().find_map(|one| one.as_str()).map(str::to_owned)
     };
     let text = json.as_ref().and_then(of);
     let text = text.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
@@ -164,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that answers one request with these bytes, and then does what it does.
+    /// A server that answers one request with these bytes, then calls `then`.
     fn server(answer: &'static [u8], then: fn(std::net::TcpStream)) -> CompletionClient {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -213,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_found_in_any_server_s_error() {
+    fn the_message_is_found_in_every_server_s_error_format() {
         let openai = br#"{"error":{"message":"no such model","type":"x"}}"#;
         assert_eq!(error_text(openai), "no such model");
         assert_eq!(error_text(br#"{"detail":"Not Found"}"#), "Not Found");

@@ -13,27 +13,25 @@ use wire::v1;
 use super::{
     WorkerConfig,
     completion_client::CompletionClient,
-    http_backend::{HttpPrompt, SampleError, SampleTask},
     pending_calls::DrawnSample,
+    sample_task::{HttpPrompt, SampleError, SampleTask},
 };
 use crate::OpenAiEndpoint;
 
-/// The time limit of a query about the server itself.
+/// For a query about the server itself.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(30);
-/// The size limit of the answer to such a query.
 const QUERY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// The time limit for loading an adapter, and for scoring a canary.
+/// For loading an adapter, and for scoring a canary.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The size limit of a key file; a key is shorter.
+/// A key is shorter.
 const KEY_BYTES_MAX: u64 = 16 * 1024;
 
 /// The servers (by `owned_by`) that are known to accept `top_k` at this path, and to draw from the
 /// whole vocabulary without it.
 const TOP_K_SERVERS: [&str; 2] = ["vllm", "llamacpp"];
 
-/// A client of an external server that draws samples.
 pub(super) struct EndpointBackend {
     endpoint: OpenAiEndpoint,
     http: CompletionClient,
@@ -42,7 +40,6 @@ pub(super) struct EndpointBackend {
     model: Option<EndpointModel>,
 }
 
-/// The model that is requested from the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct EndpointModel {
     name: String,
@@ -50,7 +47,7 @@ struct EndpointModel {
 }
 
 impl EndpointBackend {
-    /// Creates a client with the server's key. Sends no request yet.
+    /// Reads the server's key. Sends no request yet.
     pub(super) fn new(endpoint: &OpenAiEndpoint, config: &WorkerConfig) -> anyhow::Result<Self> {
         let key = endpoint.key_file.as_ref().map(|path| read_key_file(path)).transpose()?;
         Ok(Self {
@@ -62,16 +59,12 @@ impl EndpointBackend {
         })
     }
 
-    /// Returns the reason why the policy cannot be verified.
     pub(super) fn policy_caveat(&self) -> String {
         format!("the weights that {} serves cannot be verified", self.endpoint.url)
     }
 
-    /// Finds the model, and loads the adapter if there is one. Does nothing the second time.
-    ///
-    /// # Errors
-    /// When the server does not respond, or does not have the model or adapter; another host may
-    /// have it.
+    /// Finds the model, and loads the adapter if there is one; only the first time. After an error,
+    /// another host may have the model.
     pub(super) async fn ensure_model(&mut self) -> anyhow::Result<()> {
         if self.model.is_some() {
             return Ok(());
@@ -110,7 +103,6 @@ impl EndpointBackend {
         }
     }
 
-    /// Draws one sample.
     pub(super) fn draw_sample(
         &self,
         task: SampleTask,
@@ -164,7 +156,6 @@ impl EndpointBackend {
         }
     }
 
-    /// Reports whether the server responds.
     pub(super) fn check_alive(&self) -> LocalBoxFuture<'static, bool> {
         let http = self.http.clone();
         async move { http.get("/models", QUERY_TIMEOUT, QUERY_BYTES_MAX).await.is_ok() }
@@ -172,7 +163,7 @@ impl EndpointBackend {
     }
 }
 
-/// Reads a key file, without surrounding whitespace.
+/// Surrounding whitespace is removed.
 fn read_key_file(path: &std::path::Path) -> anyhow::Result<String> {
     use std::io::Read;
     let mut key = String::new();
@@ -182,13 +173,11 @@ fn read_key_file(path: &std::path::Path) -> anyhow::Result<String> {
     Ok(key.trim().to_owned())
 }
 
-/// The server's list of models.
 #[derive(Deserialize)]
 struct ModelList {
     data: Vec<ModelEntry>,
 }
 
-/// One model of the list.
 #[derive(Deserialize)]
 struct ModelEntry {
     id: String,
@@ -221,8 +210,7 @@ fn choose_model(listed: &[u8], wanted: Option<&str>) -> anyhow::Result<EndpointM
     }
 }
 
-/// Builds the request for one sample. Returns an error if the order needs an option that the server
-/// is not known to accept.
+/// Fails if the order needs an option that the server is not known to accept.
 fn build_request(model: &EndpointModel, prompt: &str, task: &SampleTask) -> Result<Value, String> {
     let sampling = &task.request.sampling;
     let mut request = json!({
@@ -251,34 +239,29 @@ fn build_request(model: &EndpointModel, prompt: &str, task: &SampleTask) -> Resu
     Ok(request)
 }
 
-/// The server's answer to a request for one sample.
 #[derive(Deserialize)]
 struct EndpointCompletion {
     choices: Vec<EndpointChoice>,
     usage: CompletionUsage,
 }
 
-/// One completion of an answer.
 #[derive(Deserialize)]
 struct EndpointChoice {
     text: String,
     finish_reason: Option<String>,
 }
 
-/// The server's answer to a request that echoes a text.
 #[derive(Deserialize)]
 struct EchoAnswer {
     choices: Vec<EchoChoice>,
 }
 
-/// One echoed text.
 #[derive(Deserialize)]
 struct EchoChoice {
     text: String,
     logprobs: Option<EchoLogprobs>,
 }
 
-/// The tokens of an echoed text with their log-probabilities.
 #[derive(Deserialize)]
 struct EchoLogprobs {
     tokens: Vec<String>,
@@ -299,14 +282,13 @@ fn parse_echo_logprobs(answer: &[u8], text: &str) -> Option<Vec<f32>> {
     Some(all[all.len().saturating_sub(wire::CANARY_TOKENS_MAX)..].to_vec())
 }
 
-/// The number of new tokens of an answer.
 #[derive(Deserialize)]
 struct CompletionUsage {
     completion_tokens: u32,
 }
 
-/// Parses the answer of one sample. Rejects an answer with another number of completions, an
-/// unknown finish reason or too many tokens.
+/// Rejects an answer with another number of completions, an unknown finish reason or too many
+/// tokens.
 fn parse_sample(answer: &[u8], task: &SampleTask) -> anyhow::Result<DrawnSample> {
     use v1::samples::Finish;
     let answer: EndpointCompletion =
@@ -340,7 +322,7 @@ mod tests {
     use llama::completion::LlamaSampling;
 
     use super::*;
-    use crate::worker::{http_backend::PreparedRequest, pending_calls::SampleTag};
+    use crate::worker::{pending_calls::SampleTag, sample_task::PreparedRequest};
 
     fn task(top_k: u32) -> SampleTask {
         let sampling = LlamaSampling { temperature: 0.7, top_k, top_p: 0.9, max_new_tokens: 8 };
@@ -375,16 +357,16 @@ mod tests {
     }
 
     #[test]
-    fn of_an_echoed_text_the_last_tokens_count_and_what_is_no_echo_tells_nothing() {
-        let told = |tokens: &[&str], worth: &[Option<f32>]| {
+    fn the_last_tokens_of_an_echoed_text_count_and_other_answers_are_ignored() {
+        let parsed = |tokens: &[&str], worth: &[Option<f32>]| {
             let logprobs = json!({ "tokens": tokens, "token_logprobs": worth });
             let answer = json!({ "choices": [{ "text": "a", "logprobs": logprobs }] });
             parse_echo_logprobs(answer.to_string().as_bytes(), "a")
         };
         let three = ["a", "\u{fffd}", "c"];
-        assert_eq!(told(&three, &[None, Some(-1.5), Some(-0.25)]), Some(vec![-0.25]));
-        assert_eq!(told(&three, &[None, Some(-1.5), None]), None);
-        assert_eq!(told(&["a"; 41], &[Some(-1.0); 41]).unwrap().len(), wire::CANARY_TOKENS_MAX);
+        assert_eq!(parsed(&three, &[None, Some(-1.5), Some(-0.25)]), Some(vec![-0.25]));
+        assert_eq!(parsed(&three, &[None, Some(-1.5), None]), None);
+        assert_eq!(parsed(&["a"; 41], &[Some(-1.0); 41]).unwrap().len(), wire::CANARY_TOKENS_MAX);
         for nothing in [r#"{"text":"a","logprobs":null}"#, r#"{"text":"b"}"#, r#"{"text":"a"}"#] {
             let answer = format!(r#"{{"choices":[{nothing}]}}"#);
             assert_eq!(parse_echo_logprobs(answer.as_bytes(), "a"), None, "{nothing}");

@@ -22,35 +22,22 @@ use super::{
     canary_cache::{self, CanaryCache},
     endpoint, llama_server,
     pending_calls::{DrawnSample, PendingCalls, SampleTag},
+    sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask},
 };
 use crate::messages::{GenerateProgress, GenerateRequest, GeneratorRequest, order_longest_first};
 
-/// The number of calls read ahead; the agent sends only as many as it holds leases.
+/// Calls read ahead; the agent sends only as many as it holds leases.
 const UNREAD_CALLS_MAX: usize = 64;
 
-/// The interval between two checks that the server's process runs.
+/// Between two checks that the server's process runs.
 const DEATH_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The interval between two requests that only check that the server responds.
+/// Between two requests that only check that the server responds.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time in which the server's process may exit after a broken request, for the server to be at
 /// fault.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The longest time for one token of one sequence, prompt or new, however slow the host.
-const TOKEN_TIME_MAX: Duration = Duration::from_secs(2);
-/// The lower bound of a sample's time limit.
-const SAMPLE_TIMEOUT_MIN: Duration = Duration::from_secs(120);
-
-/// The size limit of a sample's answer, without its tokens.
-const ANSWER_BYTES_BASE: usize = 256 * 1024;
-/// The size limit for each token of an answer.
-const ANSWER_BYTES_PER_TOKEN: usize = 256;
-
-/// The size limit for each token with its log-probability and the likeliest token, each spelt out
-/// byte by byte.
-const ANSWER_BYTES_PER_LOGPROB: usize = 4096;
 
 /// The server that draws the samples: a `llama-server` that this worker runs, or an external one.
 pub(super) enum HttpBackend {
@@ -58,53 +45,6 @@ pub(super) enum HttpBackend {
     Endpoint(endpoint::EndpointBackend),
 }
 
-/// A prompt in the form that the server receives.
-#[derive(Debug, Clone)]
-pub(super) enum HttpPrompt {
-    Tokens(Vec<u32>),
-    Text(String),
-}
-
-/// A request in the form that its samples need.
-pub(super) struct PreparedRequest {
-    pub prompt: HttpPrompt,
-    pub sampling: LlamaSampling,
-    /// The positions that its longest sample uses.
-    pub positions: usize,
-    /// True if its samples must have their log-probability, even if that costs time.
-    pub logprobs: bool,
-}
-
-/// One sample to draw.
-#[derive(Clone)]
-pub(super) struct SampleTask {
-    pub tag: SampleTag,
-    pub nth: u32,
-    pub seed: u64,
-    pub request: Rc<PreparedRequest>,
-}
-
-impl SampleTask {
-    /// Returns the limits of an answer in time and bytes.
-    pub(super) fn answer_limits(&self) -> (Duration, usize) {
-        let new = self.request.sampling.max_new_tokens;
-        let tokens = u32::try_from(self.request.positions).unwrap_or(u32::MAX).max(new);
-        let time = TOKEN_TIME_MAX.saturating_mul(tokens).max(SAMPLE_TIMEOUT_MIN);
-        let each =
-            if self.request.logprobs { ANSWER_BYTES_PER_LOGPROB } else { ANSWER_BYTES_PER_TOKEN };
-        (time, ANSWER_BYTES_BASE + each * new as usize)
-    }
-}
-
-/// The reason why a sample was not drawn.
-#[derive(Debug)]
-pub(super) struct SampleError {
-    pub message: String,
-    /// True if the connection broke off, so that the server may be gone.
-    pub connection_lost: bool,
-}
-
-/// A future that draws one sample.
 type SampleFuture = LocalBoxFuture<'static, (SampleTask, Result<DrawnSample, SampleError>)>;
 
 /// Serves calls until the agent closes the pipe or the server is gone.
@@ -136,8 +76,7 @@ pub(super) fn serve_calls(
     runtime.block_on(table.serve_until_closed(forward_calls(inbox)))
 }
 
-/// Forwards the calls from the blocking inbox to an async channel. Refuses requests to swap the
-/// adapter.
+/// Refuses requests to swap the adapter.
 fn forward_calls(
     inbox: CallInbox<GeneratorRequest>,
 ) -> mpsc::Receiver<WorkerCall<GenerateRequest>> {
@@ -177,7 +116,7 @@ struct SampleScheduler {
 }
 
 impl SampleScheduler {
-    /// Runs the scheduler until the inbox closes or the server is gone.
+    /// Returns when the inbox closes or the server is gone.
     async fn serve_until_closed(
         mut self,
         mut inbox: mpsc::Receiver<WorkerCall<GenerateRequest>>,
@@ -185,8 +124,8 @@ impl SampleScheduler {
         let mut drawing: FuturesUnordered<SampleFuture> = FuturesUnordered::new();
         let mut pings: FuturesUnordered<LocalBoxFuture<'static, bool>> = FuturesUnordered::new();
         let mut pinged = Instant::now();
-        let mut look = tokio::time::interval(DEATH_POLL_INTERVAL);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut death_poll = tokio::time::interval(DEATH_POLL_INTERVAL);
+        death_poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             if let Err(why) = self.fill_slots(&mut drawing, &mut inbox).await {
                 return self.shut_down(&why);
@@ -209,7 +148,7 @@ impl SampleScheduler {
                     Some(call) => self.admit_call(call),
                     None => return Ok(()),
                 },
-                _ = look.tick() => {
+                _ = death_poll.tick() => {
                     if let Some(death) = self.backend.server_death() {
                         return self.shut_down(&death);
                     }
@@ -315,11 +254,11 @@ impl SampleScheduler {
         inbox: &mut mpsc::Receiver<WorkerCall<GenerateRequest>>,
     ) -> Result<(), String> {
         let most = self.waiting.iter().map(|task| task.request.positions).max().unwrap_or(0);
-        let (calls, mut late, mut told) = (&mut self.calls, Vec::new(), Instant::now());
+        let (calls, mut late, mut reported_at) = (&mut self.calls, Vec::new(), Instant::now());
         let made = self.backend.enlarge_context(most, &mut || {
             late.extend(std::iter::from_fn(|| inbox.try_recv().ok()));
-            if told.elapsed() >= PING_INTERVAL {
-                told = Instant::now();
+            if reported_at.elapsed() >= PING_INTERVAL {
+                reported_at = Instant::now();
                 calls.report_progress();
                 late.iter().for_each(|call| {
                     call.responder.send_progress(&GenerateProgress { samples: 0 });
@@ -338,8 +277,7 @@ impl SampleScheduler {
         self.waiting.clear();
     }
 
-    /// Adds a finished sample to its call, or handles its error. An error means that the server is
-    /// gone.
+    /// An error means that the server is gone.
     async fn handle_outcome(
         &mut self,
         task: &SampleTask,
@@ -384,7 +322,7 @@ impl SampleScheduler {
     }
 }
 
-/// Checks the sampling parameters as the embedded engine does.
+/// Checks the same bounds as the embedded engine.
 fn validate_sampling(sampling: &LlamaSampling) -> Result<(), String> {
     let LlamaSampling { temperature, top_p, max_new_tokens, .. } = *sampling;
     if !temperature.is_finite() || temperature < 0.0 {
@@ -408,7 +346,6 @@ impl HttpBackend {
         }
     }
 
-    /// Prepares a request in the server's form.
     fn prepare_request(
         &self,
         text: String,
@@ -424,8 +361,7 @@ impl HttpBackend {
         }
     }
 
-    /// Returns true if the running server has this many positions a sequence; always for an
-    /// external one.
+    /// Always true for an external server.
     fn fits_context(&self, positions: usize) -> bool {
         match self {
             Self::LlamaCpp(llama) => llama.fits_context(positions),
@@ -433,8 +369,7 @@ impl HttpBackend {
         }
     }
 
-    /// Restarts the server with at least this many positions a sequence. Does nothing for an
-    /// external one.
+    /// Does nothing for an external server.
     fn enlarge_context(&mut self, positions: usize, beat: &mut dyn FnMut()) -> Result<(), String> {
         match self {
             Self::LlamaCpp(llama) => {
@@ -444,8 +379,7 @@ impl HttpBackend {
         }
     }
 
-    /// Prepares the server for the first sample. Returns the reason if samples cannot be drawn
-    /// here, though other hosts may.
+    /// Returns the reason if samples cannot be drawn here, though other hosts may.
     async fn unavailable_reason(&mut self) -> Option<String> {
         match self {
             Self::LlamaCpp(_) => None,
@@ -455,7 +389,6 @@ impl HttpBackend {
         }
     }
 
-    /// Starts to draw a sample.
     fn draw_sample(&self, task: SampleTask) -> SampleFuture {
         match self {
             Self::LlamaCpp(llama) => {
@@ -482,7 +415,6 @@ impl HttpBackend {
         }
     }
 
-    /// Reports whether the server responds.
     fn check_alive(&self) -> LocalBoxFuture<'static, bool> {
         match self {
             Self::LlamaCpp(llama) => llama.check_alive(),
@@ -498,8 +430,7 @@ impl HttpBackend {
         }
     }
 
-    /// Waits at most `limit` for the server's process to end, and describes how it ended. Returns
-    /// `None` at once for an external server.
+    /// Returns `None` at once for an external server.
     async fn wait_for_death(&mut self, limit: Duration) -> Option<String> {
         let began = Instant::now();
         while !self.is_external() && began.elapsed() < limit {
@@ -511,7 +442,6 @@ impl HttpBackend {
         None
     }
 
-    /// Returns true if the server is external.
     fn is_external(&self) -> bool {
         matches!(self, Self::Endpoint(_))
     }

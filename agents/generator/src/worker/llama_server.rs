@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use engine::{CanaryText, ModelConfig, ModelTokenizer};
-use formats::{GgufModel, convert, is_gguf};
+use formats::{FloatDtype, GgufModel, convert, is_gguf};
 use futures::future::{FutureExt, LocalBoxFuture};
 use llama::{
     CachedGguf, GgufCache, LlamaServer, ServedModel, ServerAddress,
@@ -22,27 +22,24 @@ use wire::v1;
 use super::{
     WorkerConfig,
     completion_client::CompletionClient,
-    http_backend::{HttpPrompt, PreparedRequest, SampleError, SampleTask},
     pending_calls::DrawnSample,
+    sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask},
 };
-use crate::{LlamaCppGenerator, backend::BaseDtype};
+use crate::LlamaCppGenerator;
 
-/// The time limit of a request that the server answers between two of its steps.
+/// For a request that the server answers between two of its steps.
 const PING_TIMEOUT: Duration = Duration::from_secs(60);
-/// The size limit of its answer.
 const PING_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The time limit for scoring one token after a short text.
+/// For scoring one token after a short text.
 const SCORE_TIMEOUT: Duration = Duration::from_secs(120);
-/// The size limit of its answer.
 const SCORE_BYTES_MAX: usize = 64 * 1024;
 
 /// The smallest context, in positions a sequence, that a server is started with; most orders then
 /// fit.
 const CONTEXT_MIN: usize = 512;
 
-/// The positions that are added to the context, because llama-server stops a sequence this close to
-/// its end.
+/// Added to the context, because llama-server stops a sequence this many positions before its end.
 const CONTEXT_SPARE: usize = 2;
 
 /// A `llama-server` with one policy, started when the first sample needs it and restarted when a
@@ -52,7 +49,7 @@ pub(super) struct LlamaServerBackend {
     model: PathBuf,
     model_key: String,
     adapter: Option<PathBuf>,
-    /// The converted base and adapter that the server loads, once they are converted.
+    /// The base and adapter that the server loads, once they are converted.
     converted: Option<ConvertedPolicy>,
     tokenizer: ModelTokenizer,
     model_config: ModelConfig,
@@ -62,14 +59,12 @@ pub(super) struct LlamaServerBackend {
     running: Option<RunningServer>,
 }
 
-/// The base and adapter as GGUF files.
 struct ConvertedPolicy {
     base: PathBuf,
     adapter: Option<PathBuf>,
     _in_use: Option<CachedGguf>,
 }
 
-/// A server that is ready, and its client.
 struct RunningServer {
     server: LlamaServer,
     http: CompletionClient,
@@ -78,8 +73,7 @@ struct RunningServer {
 }
 
 impl LlamaServerBackend {
-    /// Loads the tokenizer and configuration. Starts no server yet, because the first call
-    /// determines the length of the sequences.
+    /// Starts no server yet, because the first call determines the length of the sequences.
     pub(super) fn new(
         llama: &LlamaCppGenerator,
         config: &WorkerConfig,
@@ -107,8 +101,8 @@ impl LlamaServerBackend {
         })
     }
 
-    /// Encodes a prompt and limits the new tokens to the model's positions. Returns an error if the
-    /// prompt is empty or too long.
+    /// Encodes a prompt and limits the new tokens to the model's positions. Fails if the prompt is
+    /// empty or too long.
     pub(super) fn prepare_request(
         &self,
         text: &str,
@@ -138,13 +132,12 @@ impl LlamaServerBackend {
         })
     }
 
-    /// Returns true if a running server has this many positions a sequence.
     pub(super) fn fits_context(&self, positions: usize) -> bool {
         self.running.as_ref().is_some_and(|running| positions <= running.context)
     }
 
-    /// Starts the server, or restarts it, with at least this many positions a sequence. Calls
-    /// `beat` while it waits.
+    /// Starts or restarts the server with at least this many positions a sequence. Calls `beat`
+    /// while it waits.
     pub(super) fn start_server(
         &mut self,
         positions: usize,
@@ -161,7 +154,7 @@ impl LlamaServerBackend {
             adapter: converted.adapter.as_deref(),
             slots: self.slots,
             context: u32::try_from(context + CONTEXT_SPARE)?,
-            exact: self.config.dtype == BaseDtype::F32,
+            exact: self.config.dtype == FloatDtype::F32,
             directory: &self.config.directory,
         };
         let mut server = LlamaServer::start(&self.config.server, &serve)?;
@@ -190,16 +183,15 @@ impl LlamaServerBackend {
         let in_use = if is_gguf(&self.model) {
             None
         } else {
-            let shelf = GgufCache::open(&llama.shelf, llama.shelf_bytes)?;
+            let cache = GgufCache::open(&llama.shelf, llama.shelf_bytes)?;
             let dtype = llama.dtype.into();
-            Some(shelf.get_or_convert(&self.model_key, &self.model, dtype, &mut |_, _| beat())?)
+            Some(cache.get_or_convert(&self.model_key, &self.model, dtype, &mut |_, _| beat())?)
         };
         let base = in_use.as_ref().map_or(&*self.model, CachedGguf::file_path).to_owned();
         self.converted = Some(ConvertedPolicy { base, adapter, _in_use: in_use });
         Ok(())
     }
 
-    /// Draws one sample.
     pub(super) fn draw_sample(
         &self,
         task: SampleTask,
@@ -232,8 +224,7 @@ impl LlamaServerBackend {
         }
     }
 
-    /// Returns the log-probabilities of a text's last tokens, with one request for each token,
-    /// because the server reports no more at a time.
+    /// Sends one request for each token, because the server reports no more at a time.
     pub(super) async fn score_canary(
         &self,
         text: &str,
@@ -265,8 +256,7 @@ impl LlamaServerBackend {
         Ok(canary)
     }
 
-    /// Reports whether the server's loop responds, with a request that it answers between two of
-    /// its steps.
+    /// Sends a request that the server's loop answers between two of its steps.
     pub(super) fn check_alive(&self) -> LocalBoxFuture<'static, bool> {
         let http = self.running.as_ref().map(|running| running.http.clone());
         async move {
@@ -285,12 +275,11 @@ impl LlamaServerBackend {
 
     /// Describes how the server ended, if it did.
     pub(super) fn server_death(&mut self) -> Option<String> {
-        let (ending, said) = self.running.as_mut()?.server.poll_exit()?;
-        Some(format!("llama-server ended ({ending}); last output: {said}"))
+        let (ending, output) = self.running.as_mut()?.server.poll_exit()?;
+        Some(format!("llama-server ended ({ending}); last output: {output}"))
     }
 }
 
-/// Creates the error of a sample on a connection that is intact.
 fn sample_error(error: &(impl ToString + ?Sized)) -> SampleError {
     SampleError { message: error.to_string(), connection_lost: false }
 }
@@ -330,7 +319,6 @@ fn parse_sample(
     Ok(DrawnSample { nth, text, tokens, finish, logprob })
 }
 
-/// Removes the files of an earlier worker, and creates the directory.
 fn reset_directory(directory: &Path) -> std::io::Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -339,7 +327,6 @@ fn reset_directory(directory: &Path) -> std::io::Result<()> {
     fs::create_dir_all(directory)
 }
 
-/// Returns the adapter as a GGUF file, converted if it is in another format.
 fn convert_adapter(
     base: &Path,
     adapter: &Path,

@@ -12,28 +12,22 @@ use crate::messages::{
     GenerateProgress, GenerateRequest, GeneratedSamples, GeneratorAnswer, count_samples,
 };
 
-/// The interval between two progress messages of a call.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The call and the request that a sample belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SampleTag {
-    /// The number of the call.
     pub call: u64,
-    /// The index of the request in the call.
     pub request: usize,
 }
 
-/// A finished sample.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct DrawnSample {
-    /// The index among its request's samples.
     pub nth: u32,
     pub text: String,
-    /// The number of its tokens.
     pub tokens: u32,
     pub finish: v1::samples::Finish,
-    /// The log-probability, as in a samples fact; `None` if the engine does not report it.
+    /// The value of a samples fact; `None` if the engine does not report it.
     pub logprob: Option<f64>,
 }
 
@@ -46,7 +40,6 @@ pub(super) struct PendingCalls {
     tokenizer: String,
 }
 
-/// A call with the samples that are done so far.
 struct PendingCall {
     responder: CallResponder,
     requests: Vec<v1::generate_order::Request>,
@@ -58,24 +51,21 @@ struct PendingCall {
 }
 
 impl PendingCalls {
-    /// Creates an empty set. The arguments describe what draws the samples: the engine, the reason
-    /// why its policy cannot be verified, and the digest of its tokenizer.
+    /// The arguments describe what draws the samples: the engine, the reason why its policy cannot
+    /// be verified, and the digest of its tokenizer.
     pub(super) fn new(engine: String, caveat: String, tokenizer: String) -> Self {
         Self { calls: BTreeMap::new(), next_number: 0, engine, caveat, tokenizer }
     }
 
-    /// Returns true if no call is pending.
     pub(super) fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
 
-    /// Returns true if the call is pending.
     pub(super) fn contains(&self, call: u64) -> bool {
         self.calls.contains_key(&call)
     }
 
-    /// Adds a call and returns its number. Refuses a call for more samples than an order may
-    /// request, and returns `None`.
+    /// Refuses a call for more samples than an order may request, and returns `None`.
     pub(super) fn open_call(
         &mut self,
         call: WorkerCall<GenerateRequest>,
@@ -93,13 +83,13 @@ impl PendingCalls {
         let requests = request.requests.clone();
         let samples = Vec::with_capacity(total);
         let asked = request.canary.clone();
-        let (told, canary) = (Instant::now(), None);
+        let (reported_at, canary) = (Instant::now(), None);
         let open = PendingCall {
             responder: respond,
             requests,
             samples,
             total,
-            reported_at: told,
+            reported_at,
             canary_text: asked,
             canary,
         };
@@ -107,7 +97,7 @@ impl PendingCalls {
         Some((number, request))
     }
 
-    /// Replies to a call, with its samples in the order of its requests, if all are done.
+    /// Replies with the samples in the order of the requests.
     pub(super) fn reply_if_complete(&mut self, call: u64) {
         if self.calls.get(&call).is_none_or(|open| open.samples.len() < open.total) {
             return;
@@ -127,7 +117,7 @@ impl PendingCalls {
         }
     }
 
-    /// Adds a sample to its call. A sample of a call that was refused meanwhile is dropped.
+    /// A sample of a call that was refused meanwhile is dropped.
     pub(super) fn add_sample(&mut self, tag: SampleTag, drawn: DrawnSample) {
         let Some(open) = self.calls.get_mut(&tag.call) else { return };
         let request = &open.requests[tag.request];
@@ -148,14 +138,13 @@ impl PendingCalls {
         (open.canary.is_none() && !open.canary_text.is_empty()).then_some(&open.canary_text)
     }
 
-    /// Sets the log-probabilities of a call's canary text.
     pub(super) fn set_canary(&mut self, call: u64, canary: Vec<f32>) {
         if let Some(open) = self.calls.get_mut(&call) {
             open.canary = Some(canary);
         }
     }
 
-    /// Refuses a call with an error; samples that are drawn for it later are dropped.
+    /// Samples that are drawn for the call later are dropped.
     pub(super) fn refuse_call(&mut self, call: u64, message: &str) {
         if let Some(open) = self.calls.remove(&call) {
             open.responder.send_error(message);
@@ -169,17 +158,14 @@ impl PendingCalls {
         }
     }
 
-    /// Returns the number of the oldest pending call.
     pub(super) fn oldest_call(&self) -> Option<u64> {
         self.calls.keys().next().copied()
     }
 
-    /// Returns the number of pending calls.
     pub(super) fn len(&self) -> usize {
         self.calls.len()
     }
 
-    /// Refuses all pending calls with an error.
     pub(super) fn refuse_all(&mut self, message: &str) {
         while let Some(call) = self.oldest_call() {
             self.refuse_call(call, message);

@@ -16,7 +16,6 @@ use crate::target::{is_amd_gpu, is_integrated_target, target_name};
 pub struct GpuInfo {
     /// The target, such as `gfx1151`.
     pub gfx: String,
-    /// The HIP ordinal.
     pub ordinal: u32,
     pub node: u32,
     pub device_id: u32,
@@ -38,7 +37,7 @@ pub struct GpuInfo {
     pub suspended: bool,
 }
 
-/// Reads all GPUs in HIP's order, which is that of their KFD nodes.
+/// HIP's order is that of the KFD nodes.
 pub(super) fn read_gpus(files: &dyn HostFiles) -> Vec<GpuInfo> {
     let nodes = "/sys/class/kfd/kfd/topology/nodes";
     let mut numbers: Vec<u32> =
@@ -49,7 +48,7 @@ pub(super) fn read_gpus(files: &dyn HostFiles) -> Vec<GpuInfo> {
     seen.zip(0..).map(|(gpu, ordinal)| GpuInfo { ordinal, ..gpu }).collect()
 }
 
-/// Reads the GPU of a KFD node, or `None` for a node without an AMD GPU.
+/// Returns `None` for a node without an AMD GPU.
 fn read_gpu(files: &dyn HostFiles, directory: &str, node: u32) -> Option<GpuInfo> {
     // The serial number of a card is private.
     let keep: ContentFilter =
@@ -110,7 +109,6 @@ fn read_gpu(files: &dyn HostFiles, directory: &str, node: u32) -> Option<GpuInfo
     })
 }
 
-/// Returns the size of a card's own memory.
 fn memory_bank_bytes(files: &dyn HostFiles, directory: &str) -> Option<u64> {
     let text = read_text(files, &format!("{directory}/mem_banks/0/properties"))?;
     text.lines().find_map(|line| line.strip_prefix("size_in_bytes ")?.trim().parse().ok())

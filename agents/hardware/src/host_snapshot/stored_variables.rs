@@ -13,20 +13,17 @@ pub struct StoredVariable {
     pub value: String,
 }
 
-/// The files that are searched.
 const SETTING_FILES: [&str; 3] = ["/etc/environment", "/etc/bash.bashrc", "/etc/bashrc"];
 
-/// The directories that are searched, each with the accepted names.
+/// Each with the accepted names.
 const SETTING_DIRECTORIES: [(&str, NameFilter); 3] = [
     ("/etc/profile.d", |name| name.ends_with(".sh")),
     ("/etc/environment.d", |name| name.ends_with(".conf")),
     ("/etc/systemd/system", |name| name.ends_with(".service")),
 ];
 
-/// The files in the user's home that are searched.
 const USER_FILES: [&str; 5] = [".bashrc", ".bash_profile", ".profile", ".zshrc", ".zshenv"];
 
-/// Reads the GPU-related variables of all these files.
 pub(super) fn read_stored_variables(files: &dyn HostFiles) -> Vec<StoredVariable> {
     let fixed = SETTING_FILES.map(str::to_owned).into_iter();
     let own = USER_FILES.iter().map(|name| format!("{HOME}/{name}"));
@@ -43,14 +40,12 @@ pub(super) fn read_stored_variables(files: &dyn HostFiles) -> Vec<StoredVariable
     single.chain(listed).flat_map(|(file, left)| parse_assignments(&file, &left)).collect()
 }
 
-/// Keeps only known assignments; the rest of such a file, even of the same line, may contain
-/// secrets.
+/// The rest of such a file, even of the same line, may contain secrets.
 const KEEP_ASSIGNMENTS: ContentFilter = |bytes| {
     let text = String::from_utf8_lossy(bytes);
     text.lines().flat_map(find_assignments).collect::<Vec<_>>().join("\n").into_bytes()
 };
 
-/// Parses the kept assignments of a file.
 fn parse_assignments(file: &str, left: &str) -> Vec<StoredVariable> {
     let setting = |line: &str| {
         let (name, value) = line.split_once('=')?;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::host_files::{CapturedEntry, LiveFiles, NameFilter, RecordingFiles};
 
-/// A root with these files.
+/// Creates a root directory with these files.
 fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for (path, content) in files {
@@ -104,7 +104,7 @@ fn a_sleeping_card_s_size_is_the_driver_s_own_note() {
 }
 
 #[test]
-fn a_named_environment_and_home_are_captured_without_telling_whose_they_are() {
+fn a_named_environment_and_home_are_captured_without_their_owner() {
     let root = root(&[
         ("/home/secret/venv/pyvenv.cfg", "home = /home/secret/.pyenv\nversion = 3.12.4\n"),
         (
@@ -151,7 +151,7 @@ fn a_named_environment_and_home_are_captured_without_telling_whose_they_are() {
     }
 }
 
-/// A box on which something must not be touched.
+/// A host on which some paths must not be read or opened.
 struct Watched<'a> {
     files: &'a dyn HostFiles,
     touched: std::cell::RefCell<Vec<String>>,

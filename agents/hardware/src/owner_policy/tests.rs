@@ -54,7 +54,7 @@ fn quiet_hours_hold_over_midnight_by_the_minute() {
 }
 
 #[test]
-fn nothing_is_taken_in_quiet_hours_and_the_reason_is_said() {
+fn no_work_is_taken_in_quiet_hours_and_the_reason_is_returned() {
     let wishes = OwnerLimits { quiet: vec![hours("22:00-07:00")], ..OwnerLimits::default() };
     let mut citizen = OwnerPolicy::new(wishes);
     let now = now(0, 40.0, 20.0, 0.0);
@@ -64,7 +64,7 @@ fn nothing_is_taken_in_quiet_hours_and_the_reason_is_said() {
 }
 
 #[test]
-fn a_hot_box_rests_until_it_is_five_degrees_cooler() {
+fn a_hot_host_takes_no_work_until_it_is_five_degrees_cooler() {
     let mut citizen =
         OwnerPolicy::new(OwnerLimits { max_celsius: Some(85.0), ..OwnerLimits::default() });
     let mut rests = |second: u64, celsius: f64| {
@@ -91,7 +91,7 @@ fn a_rest_for_power_lasts_a_minute_at_least() {
 }
 
 #[test]
-fn somebody_else_s_process_on_the_card_comes_first() {
+fn another_program_s_process_on_the_card_comes_first() {
     let mut citizen =
         OwnerPolicy::new(OwnerLimits { yield_to_owner: true, ..OwnerLimits::default() });
     let calm = now(0, 0.0, 0.0, 0.0);
@@ -103,7 +103,7 @@ fn somebody_else_s_process_on_the_card_comes_first() {
 }
 
 #[test]
-fn a_gpu_that_is_busy_while_we_do_nothing_works_for_somebody_else() {
+fn a_gpu_that_is_busy_while_the_agent_is_idle_works_for_another_program() {
     let mut citizen =
         OwnerPolicy::new(OwnerLimits { yield_to_owner: true, ..OwnerLimits::default() });
     let mut rests = |second: u64, busy: f64, idle: bool, fresh: bool| {

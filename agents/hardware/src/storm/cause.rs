@@ -25,7 +25,7 @@ pub struct StepPace {
 }
 
 impl StepPace {
-    /// Starts with this number of steps done.
+    /// Creates the pace of a training with this number of steps done.
     pub fn from_step(steps_done: u32, now_ms: u64) -> Self {
         Self { steps_done, at_ms: now_ms, longest_ms: 0 }
     }
@@ -121,7 +121,6 @@ impl StormCause {
     }
 }
 
-/// Returns true if the kernel reclaims memory under pressure.
 fn is_reclaiming(now: &HostTelemetry) -> bool {
     let waits =
         now.pressure.memory.is_some_and(|memory| memory.some_avg10 > RECLAIM_PRESSURE_PERCENT);

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use super::StormLevel;
 
-/// The longest pause; after a longer silence a worker would count as hung.
+/// After a longer silence a worker would count as hung.
 const PAUSE_MAX_MS: u64 = 30_000;
 
 /// The time without shootdowns after which a pause ends early.
@@ -22,7 +22,7 @@ pub enum StormResponse {
     Kill,
 }
 
-/// An unknown name of a response.
+/// The error of an unknown name of a response.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not one of tell, pause, kill (A101)")]
 pub struct UnknownResponseError(String);
@@ -61,7 +61,6 @@ pub struct StormResponder {
     state: ResponderState,
 }
 
-/// The state of a responder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum ResponderState {
     #[default]

@@ -10,7 +10,7 @@ fn sample(second: u64, rate: f64, system: f64) -> HostTelemetry {
     }
 }
 
-/// The level after each second of these rates, each for so many seconds.
+/// Returns the level after each second. Each element is a number of seconds with these rates.
 fn levels(series: &[(u64, f64, f64)]) -> Vec<(u64, StormLevel)> {
     let mut weather = StormDetector::default();
     let (mut second, mut changes) = (0, Vec::new());
@@ -27,7 +27,7 @@ fn levels(series: &[(u64, f64, f64)]) -> Vec<(u64, StormLevel)> {
 }
 
 #[test]
-fn a_measured_storm_is_told_within_seconds_and_clears_when_it_is_long_over() {
+fn a_measured_storm_is_detected_within_seconds_and_clears_long_after_its_end() {
     // llama-perplexity, an evaluation in the trainer, its peak, and training again.
     let series =
         [(60, 110.0, 0.05), (20, 340_000.0, 0.9), (20, 1_200_000.0, 0.97), (60, 110.0, 0.05)];
@@ -54,7 +54,7 @@ fn between_the_levels_it_stays_as_it_was() {
 }
 
 #[test]
-fn a_sample_without_a_rate_changes_nothing_and_a_gap_begins_anew() {
+fn a_sample_without_a_rate_changes_nothing_and_a_gap_restarts_durations() {
     let mut weather = StormDetector::default();
     for second in 0..5 {
         weather.observe_sample(&sample(second, 400_000.0, 0.9));
@@ -113,7 +113,7 @@ fn a_storm_without_a_stall_is_not_called_an_evaluation() {
     );
 }
 
-/// Seconds and what was done in them.
+/// Returns the seconds in which the responder acts, and the actions.
 fn acts(
     on: StormResponse,
     seconds: std::ops::Range<u64>,
@@ -155,7 +155,7 @@ fn workers_are_ended_once_a_storm() {
 }
 
 #[test]
-fn a_pause_always_ends_whatever_is_heard_meanwhile() {
+fn a_pause_always_ends_for_any_samples() {
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..1000 {
         let mut reaction = StormResponder::new(StormResponse::Pause, 30_000);

@@ -6,13 +6,11 @@ use serde::Serialize;
 use crate::host_files::{HostFiles, last_component, read_number, read_text};
 use crate::target;
 
-/// The limit of a card's sensors of one kind.
 const SENSORS_MAX: u32 = 8;
 
 /// The readings of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct GpuReading {
-    /// The HIP ordinal.
     pub ordinal: u32,
     /// The target, such as `gfx1151`.
     pub gfx: String,
@@ -35,7 +33,6 @@ pub struct GpuReading {
     pub clocks: Vec<GpuClock>,
 }
 
-/// The reading of a temperature sensor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GpuTemperature {
     /// The sensor's name: `edge`, `junction`, `mem`.
@@ -44,7 +41,6 @@ pub struct GpuTemperature {
     pub critical: Option<f64>,
 }
 
-/// The frequency of a clock.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GpuClock {
     /// The clock's name: `sclk`, `mclk`.
@@ -52,22 +48,19 @@ pub struct GpuClock {
     pub hertz: u64,
 }
 
-/// The host's GPUs in HIP's order.
 #[derive(Debug, Default)]
 pub(super) struct CardList(Vec<GpuCard>);
 
-/// A GPU and the paths of its sensors.
 #[derive(Debug)]
 struct GpuCard {
     /// The values of a reading that do not change.
     constant_values: GpuReading,
     /// The device directory, such as `/sys/class/drm/renderD128/device`.
     device: String,
-    /// The sensors, searched when the card is first seen awake.
+    /// Searched when the card is first seen awake.
     sensors: Option<CardSensors>,
 }
 
-/// The paths of a card's sensors.
 #[derive(Debug, Default)]
 struct CardSensors {
     power: Option<String>,
@@ -77,7 +70,6 @@ struct CardSensors {
 }
 
 impl CardList {
-    /// Finds the GPUs that the compute driver knows.
     pub(super) fn find_cards(files: &dyn HostFiles) -> Self {
         let nodes = "/sys/class/kfd/kfd/topology/nodes";
         let mut numbers: Vec<u32> =
@@ -93,14 +85,12 @@ impl CardList {
         Self(with_ordinal.collect())
     }
 
-    /// Reads all cards.
     pub(super) fn read_cards(&mut self, files: &dyn HostFiles) -> Vec<GpuReading> {
         self.0.iter_mut().map(|card| card.read_card(files)).collect()
     }
 }
 
 impl GpuCard {
-    /// Finds the card of a KFD node.
     fn find_card(files: &dyn HostFiles, node: &str) -> Option<Self> {
         let properties = read_text(files, &format!("{node}/properties"))?;
         let get = |name: &str| {
@@ -131,7 +121,7 @@ impl GpuCard {
         Some(Self { constant_values: known, device, sensors: None })
     }
 
-    /// Reads the card; only its constant values if it is suspended.
+    /// Reads only the constant values if the card is suspended.
     fn read_card(&mut self, files: &dyn HostFiles) -> GpuReading {
         let mut now = self.constant_values.clone();
         if !is_awake(files, &self.device) {
@@ -164,7 +154,6 @@ impl GpuCard {
 }
 
 impl CardSensors {
-    /// Finds the sensors of a card.
     fn find_sensors(files: &dyn HostFiles, device: &str) -> Self {
         let all = format!("{device}/hwmon");
         let is_gpu =
@@ -192,8 +181,7 @@ impl CardSensors {
     }
 }
 
-/// Returns true if the card is active. Reading this file does not wake it; a card in transition
-/// counts as suspended.
+/// Reading this file does not wake the card; a card in transition counts as suspended.
 fn is_awake(files: &dyn HostFiles, device: &str) -> bool {
     match files.read(&format!("{device}/power/runtime_status")) {
         Ok(status) => matches!(status.trim_ascii(), b"active" | b"unsupported"),
@@ -202,20 +190,19 @@ fn is_awake(files: &dyn HostFiles, device: &str) -> bool {
     }
 }
 
-/// Reads a power in microwatts. Implausibly high values are rejected.
+/// The file has microwatts. Implausibly high values are rejected.
 fn read_watts(files: &dyn HostFiles, path: &str) -> Option<f64> {
     read_number(files, path)
         .filter(|microwatts| *microwatts < 10_000_000_000)
         .map(|uw| to_float(uw) / 1e6)
 }
 
-/// Reads a temperature in thousandths of a degree. Implausible values are rejected.
+/// The file has thousandths of a degree. Implausible values are rejected.
 fn read_celsius(files: &dyn HostFiles, path: &str) -> Option<f64> {
     let thousandths: i32 = read_text(files, path)?.parse().ok()?;
     (-50_000..=200_000).contains(&thousandths).then(|| f64::from(thousandths) / 1000.0)
 }
 
-/// Converts a reading.
 #[expect(clippy::cast_precision_loss, reason = "readings of a sensor, far below 2^52")]
 fn to_float(reading: u64) -> f64 {
     reading as f64

@@ -6,7 +6,6 @@ use serde::Serialize;
 use super::CpuUsage;
 use crate::host_files::{HostFiles, read_number, read_text};
 
-/// The limit of processor packages.
 const PACKAGES_MAX: usize = 8;
 
 /// All counters since boot, at one moment.
@@ -23,7 +22,7 @@ pub(super) struct KernelCounters {
     pub(super) package_uj: Option<u64>,
 }
 
-/// Processor times in ticks.
+/// In ticks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CpuTimes {
     total: u64,
@@ -32,7 +31,6 @@ pub(super) struct CpuTimes {
 }
 
 impl KernelCounters {
-    /// Reads all counters.
     pub(super) fn read_counters(files: &dyn HostFiles, at_ms: u64) -> Self {
         let paging = read_text(files, "/proc/vmstat").unwrap_or_default();
         let sum = |prefix: &str| sum_lines(&paging, prefix);
@@ -49,7 +47,7 @@ impl KernelCounters {
     }
 }
 
-/// Adds the values of all lines whose name has this prefix; `None` if no line has it.
+/// `None` if no line has this prefix.
 fn sum_lines(lines: &str, prefix: &str) -> Option<u64> {
     let values = lines.lines().filter(|line| line.starts_with(prefix));
     let values = values.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
@@ -65,7 +63,7 @@ pub(super) fn read_tlb_shootdowns(files: &dyn HostFiles) -> Option<u64> {
     columns.reduce(u64::saturating_add)
 }
 
-/// Parses the columns user, nice, system, idle, iowait, irq, softirq, steal, …
+/// The columns are user, nice, system, idle, iowait, irq, softirq, steal, …
 fn parse_cpu_times(stat: &str) -> Option<CpuTimes> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let columns: Vec<u64> =
@@ -80,7 +78,7 @@ fn parse_cpu_times(stat: &str) -> Option<CpuTimes> {
 }
 
 impl CpuTimes {
-    /// Returns the usage since an earlier moment; `None` if cores were added or removed in between.
+    /// `None` if cores were added or removed in between.
     pub(super) fn usage_since(self, before: Self) -> Option<CpuUsage> {
         let total = self.total.checked_sub(before.total).filter(|ticks| *ticks > 0)?;
         let idle = self.idle.checked_sub(before.idle).filter(|idle| *idle <= total)?;
@@ -99,18 +97,15 @@ fn read_package_energy(files: &dyn HostFiles) -> Option<u64> {
     packages.reduce(u64::saturating_add)
 }
 
-/// Returns the increase per second between two readings.
 pub(super) fn rate_per_second(before: u64, now: u64, gap_ms: u64) -> Option<f64> {
     let more = now.checked_sub(before)?;
     (gap_ms > 0).then(|| to_float(more) / to_seconds(gap_ms))
 }
 
-/// Converts milliseconds to seconds.
 pub(super) fn to_seconds(ms: u64) -> f64 {
     to_float(ms) / 1000.0
 }
 
-/// Converts a count.
 #[expect(clippy::cast_precision_loss, reason = "rates need no sixteen digits")]
 fn to_float(count: u64) -> f64 {
     count as f64
@@ -126,7 +121,6 @@ pub struct MemoryUsage {
 }
 
 impl MemoryUsage {
-    /// Reads memory and swap.
     pub(super) fn read_memory(files: &dyn HostFiles) -> Self {
         let info = read_text(files, "/proc/meminfo").unwrap_or_default();
         let bytes = |name: &str| sum_lines(&info, name).map(|kib| kib.saturating_mul(1024));
@@ -159,7 +153,6 @@ pub struct PressureStats {
 }
 
 impl PressureStats {
-    /// Reads the pressure files.
     pub(super) fn read_pressures(files: &dyn HostFiles) -> Self {
         let of = |what: &str| {
             StallPressure::parse(&read_text(files, &format!("/proc/pressure/{what}"))?)

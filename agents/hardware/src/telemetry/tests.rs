@@ -229,7 +229,7 @@ fn an_integrated_gpu_s_power_is_the_package_s_and_counted_once() {
 }
 
 #[test]
-fn what_is_short_or_hot_is_said() {
+fn low_memory_and_high_temperatures_are_warned_about() {
     assert_eq!(telemetry_warnings(&look(&with(&[]))), [""; 0]);
     let hot = format!("{CARD}/hwmon/hwmon3/temp2_input");
     let now = look(&with(&[
@@ -243,7 +243,7 @@ fn what_is_short_or_hot_is_said() {
     }
 }
 
-/// Of the files a look reads, with bytes of every kind, numbers without measure among them.
+/// Contents of the files of a sample, with bytes of every kind and very large numbers.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         proptest::collection::vec(any::<u8>(), 0..64),
@@ -289,14 +289,14 @@ proptest! {
     }
 }
 
-/// What the design allows is 0.2 % of a core at one look a second.
+/// The design allows 0.2 % of a core at one sample a second.
 #[test]
 #[ignore = "measures this machine: run it by hand, in a release build"]
 fn the_cost_of_a_look() {
     const LOOKS: u64 = 2000;
     let directory = tempfile::tempdir().unwrap();
     for (path, text) in card() {
-        // As much as a box of 32 threads has.
+        // The size on a host of 32 threads.
         let text = if path == "/proc/interrupts" { interrupts(32) } else { text };
         let path = directory.path().join(path.trim_start_matches('/'));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

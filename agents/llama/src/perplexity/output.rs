@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, process::ExitStatus};
 
 use super::{ChunkSelection, LlamaPerplexity, LlamaPerplexityError, PerplexityRequest};
 
-/// The number of rows that are kept, a bound on memory.
+/// A bound on memory.
 const ROWS_MAX: usize = 1 << 20;
 
 /// The texts that identify the line with the cause of a failure.
@@ -21,20 +21,17 @@ const ERROR_MARKS: [&str; 9] = [
     "not found",
 ];
 
-/// The facts that were read from the output so far.
 #[derive(Debug, Default)]
 pub(super) struct PerplexityOutput {
     /// The size of a chunk in tokens.
     n_ctx: usize,
-    /// The rows by the index of their chunk.
+    /// By the index of their chunk.
     rows: BTreeMap<usize, OutputRow>,
-    /// The program's final line.
     final_row: Option<OutputRow>,
     /// The number of chunks that the program announced.
     chunks: Option<usize>,
     /// The number of tokens of a text that is too short.
     too_short: Option<u64>,
-    /// The first line that contains an error mark.
     error_line: Option<String>,
 }
 
@@ -42,7 +39,7 @@ pub(super) struct PerplexityOutput {
 #[derive(Debug, Clone, PartialEq)]
 struct OutputRow {
     perplexity: f64,
-    /// The mean loss in nats per token; the final line lacks it.
+    /// In nats per token; the final line lacks it.
     mean_nll: Option<f64>,
     /// The standard error of `perplexity`.
     stderr: f64,
@@ -51,12 +48,11 @@ struct OutputRow {
 }
 
 impl PerplexityOutput {
-    /// Creates an empty output for chunks of `n_ctx` tokens.
     pub(super) fn new(n_ctx: usize) -> Self {
         Self { n_ctx, ..Self::default() }
     }
 
-    /// Records a line. Returns true if it is a row.
+    /// Returns true if the line is a row.
     pub(super) fn record_line(&mut self, line: &str) -> bool {
         if let Some((index, row)) = self.parse_row(line) {
             if self.rows.len() < ROWS_MAX {
@@ -76,12 +72,10 @@ impl PerplexityOutput {
         false
     }
 
-    /// Returns the number of rows.
     pub(super) fn row_count(&self) -> usize {
         self.rows.len()
     }
 
-    /// Returns the number of chunks that the program announced.
     pub(super) fn chunk_count(&self) -> Option<usize> {
         self.chunks
     }
@@ -93,34 +87,36 @@ impl PerplexityOutput {
             let lines: Vec<&str> = tail.lines().rev().take(3).collect();
             lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
         };
-        let said = self.error_line.clone().unwrap_or_else(last);
-        if said.is_empty() { "nothing".to_owned() } else { said.chars().take(400).collect() }
+        let last_output = self.error_line.clone().unwrap_or_else(last);
+        if last_output.is_empty() {
+            "nothing".to_owned()
+        } else {
+            last_output.chars().take(400).collect()
+        }
     }
 
-    /// Returns the result of a finished run. The inner error means that the run ended with exit
-    /// code 0 and no valid result.
-    ///
-    /// # Errors
-    /// When the run failed, or its perplexity is not a finite positive number.
+    /// The inner error means that the run ended with exit code 0 and no valid result.
     pub(super) fn conclude_run(
         &self,
         request: &PerplexityRequest<'_>,
         status: ExitStatus,
         tail: &str,
     ) -> Result<Result<LlamaPerplexity, String>, LlamaPerplexityError> {
-        let said = || self.failure_text(tail);
+        let last_output = || self.failure_text(tail);
         if let Some(tokens) = self.too_short {
             let context = request.n_ctx;
             return Err(LlamaPerplexityError::TooShort { tokens, context, needed: 2 * context });
         }
         if !status.success() {
-            return Err(LlamaPerplexityError::Failed { status, said: said() });
+            return Err(LlamaPerplexityError::Failed { status, last_output: last_output() });
         }
         // The program ignores this failure and ends with exit code 0.
         if self.error_line.as_ref().is_some_and(|line| line.contains("failed to decode")) {
-            return Err(LlamaPerplexityError::Failed { status, said: said() });
+            return Err(LlamaPerplexityError::Failed { status, last_output: last_output() });
         }
-        let Some((row, chunks)) = self.select_row(request.chunks) else { return Ok(Err(said())) };
+        let Some((row, chunks)) = self.select_row(request.chunks) else {
+            return Ok(Err(last_output()));
+        };
         let finite = |figure: f64| figure.is_finite() && figure > 0.0;
         if !finite(row.perplexity) || row.mean_nll.is_some_and(|nll| !nll.is_finite()) {
             return Err(LlamaPerplexityError::NotFinite { printed: row.printed.clone() });
@@ -173,14 +169,13 @@ impl PerplexityOutput {
 }
 
 impl OutputRow {
-    /// Returns true if the mean loss and the perplexity agree within their rounding.
+    /// The mean loss and the perplexity must agree within their rounding.
     fn is_consistent(&self) -> bool {
         let digits = 1e-3 + 1e-4 / self.perplexity;
         self.mean_nll.is_none_or(|nll| (nll - self.perplexity.ln()).abs() < digits)
     }
 
-    /// Converts the row to a result. Both values are rounded; the more precise one is used for
-    /// both.
+    /// Both values are rounded; the more precise one is used for both.
     fn to_perplexity(&self, chunks: usize, tokens: usize) -> LlamaPerplexity {
         const PERPLEXITY_ROUNDING: f64 = 5e-5;
         const NLL_ROUNDING: f64 = 5e-7;
@@ -205,7 +200,6 @@ fn parse_final_line(line: &str) -> Option<OutputRow> {
     })
 }
 
-/// Parses the decimal number that follows a mark.
 fn parse_number_after(line: &str, mark: &str) -> Option<u64> {
     let (_, rest) = line.split_once(mark)?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();

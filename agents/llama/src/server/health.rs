@@ -9,18 +9,15 @@ use std::{
 
 use super::ServerAddress;
 
-/// The bytes of the request.
 const HEALTH_REQUEST: &[u8] =
     b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 /// The time limit of each step of a request: connect, write and read.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The number of bytes that are read of a reply.
 const STATUS_BYTES: usize = 16;
 
-/// Returns true if the server replies with status 200. A server that still loads its model replies
-/// with another status.
+/// A server that still loads its model replies with another status than 200.
 pub(super) fn is_ready(address: &ServerAddress) -> bool {
     let status = match address {
         ServerAddress::Socket(path) => UnixStream::connect(path).and_then(|stream| {
@@ -40,7 +37,6 @@ pub(super) fn is_ready(address: &ServerAddress) -> bool {
     status.is_ok_and(|line| line.starts_with(b"HTTP/1.") && line[8..].starts_with(b" 200"))
 }
 
-/// Sends the request and returns the first bytes of the reply.
 fn read_status(mut stream: impl Read + Write) -> io::Result<[u8; STATUS_BYTES]> {
     stream.write_all(HEALTH_REQUEST)?;
     let mut answer = [0; STATUS_BYTES];

@@ -31,7 +31,7 @@ fn started(directory: &Path, script: &str, limit: Duration) -> Result<(), LlamaS
 }
 
 #[test]
-fn a_server_that_ends_is_told_with_its_last_words() {
+fn a_server_that_ends_is_reported_with_its_last_output() {
     let directory = tempfile::tempdir().unwrap();
     let limit = Duration::from_secs(30);
     let script = "echo error: failed to load model >&2; exit 1";
@@ -53,7 +53,7 @@ fn a_server_that_is_never_ready_is_ended_though_it_floods_its_pipes() {
 }
 
 #[test]
-fn nobody_else_can_read_the_key_or_see_it_among_the_arguments() {
+fn other_users_can_read_the_key_neither_in_its_file_nor_in_the_arguments() {
     let directory = tempfile::tempdir().unwrap();
     let seen = directory.path().join("arguments");
     let script = format!("echo \"$@\" > {}; exit 1", seen.display());

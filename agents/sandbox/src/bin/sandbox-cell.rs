@@ -21,7 +21,6 @@ fn main() {
     }
 }
 
-/// Parses the arguments of `masked` and runs the program.
 fn run_masked_program() -> ! {
     let mut arguments = std::env::args_os().skip(2);
     let mut hidden = Vec::new();

@@ -8,12 +8,12 @@ use std::{
 
 use crate::ProgramLimits;
 
-/// The memory that the cell itself may use in addition to a program's limit.
+/// The cell's own share, in addition to a program's limit.
 const CELL_BYTES: u64 = 64 << 20;
 /// Both processes of the cell, and the first process of a program's namespace.
 const CELL_PROCESSES: u32 = 3;
 
-/// Files of this process's group, opened before the file system was hidden.
+/// Opened before the file system was hidden.
 #[derive(Debug)]
 pub(crate) struct CgroupFiles {
     memory: File,
@@ -22,7 +22,6 @@ pub(crate) struct CgroupFiles {
 }
 
 impl CgroupFiles {
-    /// Moves this process and its later children into the group.
     pub(crate) fn join_group(directory: &Path) -> io::Result<Self> {
         let open = |name| OpenOptions::new().write(true).open(directory.join(name));
         open("cgroup.procs")?.write_all(b"0")?;
@@ -32,7 +31,6 @@ impl CgroupFiles {
         Ok(Self { memory: open("memory.max")?, processes: open("pids.max")?, events })
     }
 
-    /// Sets the limits of the next program.
     pub(crate) fn set_limits(&self, limits: &ProgramLimits) -> io::Result<()> {
         // Files in the room use memory too.
         let memory = limits.memory_bytes.saturating_add(limits.disk_bytes);
@@ -42,7 +40,7 @@ impl CgroupFiles {
         (&self.processes).write_all(processes.to_string().as_bytes())
     }
 
-    /// Returns the number of processes that the kernel has killed for lack of memory.
+    /// Counts the processes killed for lack of memory.
     pub(crate) fn oom_kill_count(&self) -> io::Result<u64> {
         let mut events = &self.events;
         events.rewind()?;
@@ -52,7 +50,7 @@ impl CgroupFiles {
     }
 }
 
-/// Parses `oom_kill` in `memory.events`; 0 if it is missing.
+/// Reads `oom_kill` of `memory.events`; 0 if it is missing.
 fn parse_oom_kills(events: &str) -> u64 {
     let count = |line: &str| line.strip_prefix("oom_kill ")?.parse().ok();
     events.lines().find_map(count).unwrap_or(0)

@@ -14,27 +14,22 @@ use rustix::{
 
 use crate::ProgramLimits;
 
-/// The processes of the cell's user that do not belong to the program: the cell, and the first
-/// process of the program's namespace.
+/// The cell, and the first process of the program's namespace, which have the program's user.
 const CELL_PROCESSES: u64 = 2;
 
-/// The limit of open files of a program.
 const OPEN_FILES_MAX: u64 = 512;
-/// The soft limit of a program's stack.
 const STACK_BYTES: u64 = 8 << 20;
 
-/// The factor of the memory limit that one process may reserve, so that an allocation between two
-/// measurements fails instead of the host running out of memory.
+/// The factor of the memory limit that one process may reserve: an allocation between two
+/// measurements then fails instead of the host running out of memory.
 const RESERVED_MEMORY_FACTOR: u64 = 2;
 
-/// Sets the host name of the cell and forbids privileges.
 pub(crate) fn confine_cell() -> io::Result<()> {
     sethostname(b"sandbox")?;
     forbid_privileges()
 }
 
-/// Ensures that no executable started later can have capabilities, regardless of its file's
-/// attributes.
+/// Ensures that no executable gains capabilities from its file's attributes.
 pub(crate) fn forbid_privileges() -> io::Result<()> {
     set_no_new_privs(true)?;
     for capability in CapabilitySet::all().iter() {
@@ -47,20 +42,18 @@ pub(crate) fn forbid_privileges() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process and its children the kernel's first choice when the host runs out of memory.
+/// Makes this process and its children the kernel's first choice when memory runs out.
 pub(crate) fn prefer_oom_kill() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "1000")
 }
 
-/// Drops the capabilities that are left within the namespaces.
 pub(crate) fn drop_capabilities() -> io::Result<()> {
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Applies the resource limits in a program's process. The CPU limit allows all cores for the whole
-/// wall time.
+/// Sets the limits of this process. The CPU limit allows all cores for the whole wall time.
 pub(crate) fn apply_limits(limits: &ProgramLimits, cores: u64) -> io::Result<()> {
     let seconds = limits.wall.as_secs().saturating_add(1).saturating_mul(cores);
     let processes = u64::from(limits.processes).saturating_add(CELL_PROCESSES);
@@ -82,7 +75,7 @@ pub(crate) fn apply_limits(limits: &ProgramLimits, cores: u64) -> io::Result<()>
     Ok(())
 }
 
-/// Sets a limit, but never raises an existing one.
+/// Never raises an existing limit.
 fn lower_limit(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
     let maximum =
         rustix::process::getrlimit(resource).maximum.map_or(maximum, |now| now.min(maximum));

@@ -11,27 +11,23 @@ use rustix::{
     thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
 };
 
-/// The user and group id inside the namespace.
+/// Inside the namespace, for user and group.
 pub(crate) const ID: u32 = 1000;
 
-/// The user and group id outside if the agent is root.
+/// Outside, if the agent is root.
 const NOBODY_ID: u32 = 65534;
 
 /// The user and group of a contained program outside its namespace: those of this process, or
-/// `nobody` if this process is root.
+/// `nobody` if it is root.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OutsideIdentity {
     pub user: u32,
     pub group: u32,
-    /// True if this process runs as root and maps to `nobody`.
     is_nobody: bool,
 }
 
 impl OutsideIdentity {
-    /// Chooses the identity outside the namespace.
-    ///
-    /// # Errors
-    /// Returns an error if this is real root without a user `nobody` to map to.
+    /// Fails for real root without a user `nobody` to map to.
     pub(crate) fn choose_identity() -> io::Result<Self> {
         let (mine, group) = (geteuid().as_raw(), getegid().as_raw());
         let known = std::fs::read_to_string("/proc/self/uid_map")?;
@@ -43,7 +39,7 @@ impl OutsideIdentity {
         Ok(Self { user, group, is_nobody })
     }
 
-    /// Maps a user and a group inside to this identity, for a process in a new user namespace.
+    /// Maps a user and a group of a new user namespace to this identity.
     pub(crate) fn write_maps(self, inner: Pid, (user, group): (u32, u32)) -> io::Result<()> {
         let path = |file: &str| format!("/proc/{inner}/{file}", inner = inner.as_raw_nonzero());
         if !self.is_nobody {
@@ -54,13 +50,12 @@ impl OutsideIdentity {
     }
 }
 
-/// Maps [`ID`] to this process's user, or to `nobody`, for a process in a new user namespace.
+/// Maps [`ID`] of a new user namespace to this process's user, or to `nobody`.
 pub(crate) fn map_inner(inner: Pid) -> io::Result<()> {
     OutsideIdentity::choose_identity()?.write_maps(inner, (ID, ID))
 }
 
-/// Returns the user outside for a user inside, from a `uid_map` with the columns first inside,
-/// first outside, count.
+/// Reads a `uid_map`, whose columns are first inside, first outside, count.
 fn outside_user(map: &str, user: u32) -> Option<u64> {
     let user = u64::from(user);
     map.lines().find_map(|line| {
@@ -75,7 +70,7 @@ pub(crate) fn become_contained() -> io::Result<()> {
     become_user(ID, ID)
 }
 
-/// Becomes a user of this user namespace permanently. Capabilities within the namespaces are kept.
+/// Becomes a user permanently. Capabilities within the namespaces are kept.
 pub(crate) fn become_user(user: u32, group: u32) -> io::Result<()> {
     // Fails in a process of an ordinary user, which then keeps its groups.
     let _ = set_thread_groups(&[]);

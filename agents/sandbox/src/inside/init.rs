@@ -23,7 +23,6 @@ use crate::{
 
 use super::{WORK, confine, probe, syscall_filter, view};
 
-/// The default environment of a program.
 const ENVIRONMENT: [(&str, &str); 4] = [
     ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
     ("HOME", WORK),
@@ -31,22 +30,19 @@ const ENVIRONMENT: [(&str, &str); 4] = [
     ("TMPDIR", "/room/tmp"),
 ];
 
-/// The work of the process in a program's place.
 pub(crate) enum CellJob {
     Program(SandboxProgram),
-    /// Tests what a program could do, with a file that it must not see.
+    /// Tests the containment with a file that must not be visible.
     Probe(PathBuf),
 }
 
-/// The report of the first process, sent once; only the first line counts.
+/// Sent once; only the first line counts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum InitReport {
     Ended(ProgramEnd),
-    /// The sandbox failed.
     Broken(String),
 }
 
-/// The program's ends of its pipes.
 pub(crate) struct ProgramPipes {
     pub stdin: PipeReader,
     pub stdout: PipeWriter,
@@ -54,7 +50,6 @@ pub(crate) struct ProgramPipes {
     pub report: PipeWriter,
 }
 
-/// Everything that a program is started with.
 pub(crate) struct ProgramStart<'a> {
     pub job: &'a CellJob,
     pub limits: &'a ProgramLimits,
@@ -62,7 +57,6 @@ pub(crate) struct ProgramStart<'a> {
     pub filter: &'a syscall_filter::ProgramFilter,
 }
 
-/// Runs the first process of new namespaces.
 pub(crate) fn run_init(order: &ProgramStart, ends: ProgramPipes) -> ! {
     let ProgramPipes { stdin, stdout, stderr, mut report } = ends;
     match start_program(order, (stdin, stdout, stderr), &mut report) {
@@ -79,10 +73,8 @@ fn send_report(report: &mut PipeWriter, what: &InitReport) {
     let _ = report.write_all(&line);
 }
 
-/// The program's stdin, stdout and stderr.
 type StandardStreams = (PipeReader, PipeWriter, PipeWriter);
 
-/// Mounts `/proc`, drops capabilities and forks the program.
 fn start_program(
     order: &ProgramStart,
     streams: StandardStreams,
@@ -106,13 +98,11 @@ fn start_program(
     }
 }
 
-/// The result of a process that could not become the program.
-pub(crate) enum StartFailure {
+enum StartFailure {
     NotStarted(String),
 }
 
-/// Connects the streams, applies the limits and the filter, and executes the program. Returns only
-/// if it could not be executed.
+/// Returns only if the program could not be executed.
 fn become_program(
     order: &ProgramStart,
     (stdin, stdout, stderr): StandardStreams,
@@ -126,11 +116,11 @@ fn become_program(
     order.filter.install_filter()?;
     match order.job {
         CellJob::Program(program) => Ok(StartFailure::NotStarted(exec_program(program))),
-        CellJob::Probe(canary) => probe::run_probe(canary, order.limits),
+        CellJob::Probe(canary) => match probe::run_probe(canary, order.limits)? {},
     }
 }
 
-/// Replaces this process by the program. Returns the reason if that fails.
+/// Returns the reason if the program could not be executed.
 fn exec_program(program: &SandboxProgram) -> String {
     let Some((name, arguments)) = program.argv.split_first() else {
         return "argv is empty".to_owned();
@@ -141,7 +131,7 @@ fn exec_program(program: &SandboxProgram) -> String {
     format!("{name}: {error}")
 }
 
-/// Waits for the program's end and reaps all other processes.
+/// Reaps all other processes meanwhile.
 fn wait_program(program: Pid) -> InitReport {
     loop {
         match wait(WaitOptions::empty()) {

@@ -29,19 +29,18 @@ use super::{confine, identity, view};
 /// The exit code of [`run_masked`] if a path could not be hidden: the program was not started.
 pub const MASKING_FAILED: i32 = 125;
 
-/// The exit code of [`run_masked`] if the program could not be started, as in a shell.
+/// The shell's code for a program that could not be started.
 const NOT_STARTED: i32 = 127;
 
-/// The offset that is added to the number of the signal that ended the program, as shells do.
+/// The shell's offset, added to the number of the signal that ended the program.
 const SIGNAL_CODE_BASE: i32 = 128;
 
-/// The directory with the sockets of the user's services, which could start programs for the
-/// contained program.
+/// The sockets of the user's services, which could start programs outside.
 const USER_SERVICES: &str = "/run/user";
 
-/// Runs a program with these directories and files hidden from it and its children, and exits with
-/// the program's code. Nothing that the program started outlives it. Must be called while the
-/// process has one thread and has opened no files. Errors are written to stderr.
+/// Runs a program with these paths hidden from it and its children, and exits with the program's
+/// code. Nothing that it started outlives it. Must be called while the process has one thread and
+/// has opened no files. Errors are written to stderr.
 pub fn run_masked(hidden: &[PathBuf], argv: &[OsString]) -> ! {
     let code = start_masked(hidden, argv).unwrap_or_else(|error| {
         eprintln!("could not hide the agent's files: {error}");
@@ -50,8 +49,8 @@ pub fn run_masked(hidden: &[PathBuf], argv: &[OsString]) -> ! {
     std::process::exit(code)
 }
 
-/// Removes the paths that lie below another path of the list, which are hidden with it. Paths are
-/// made absolute, and existing ones canonical.
+/// Makes paths absolute, and existing ones canonical. Removes those below another one of the list,
+/// which are hidden with it.
 #[must_use]
 pub fn find_outermost(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     let resolve =
@@ -68,11 +67,8 @@ pub fn find_outermost(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     outermost
 }
 
-/// Hides directories and files from this process and its children, as far as the process cannot
-/// undo that: a process of root can. Must be called while the process has one thread.
-///
-/// # Errors
-/// Returns an error if this user may not create namespaces, or a path cannot be hidden.
+/// Hides paths from this process and its children, unless they are root and undo it. Must be called
+/// while the process has one thread. Fails if this user may not create namespaces.
 #[expect(unsafe_code, reason = "rustix says what may go wrong with other flags than these")]
 pub fn hide_from_this_process(hidden: &[PathBuf]) -> io::Result<()> {
     let hidden = find_existing(hidden)?;
@@ -91,10 +87,8 @@ pub fn hide_from_this_process(hidden: &[PathBuf]) -> io::Result<()> {
     mask_paths(&hidden)
 }
 
-/// Returns the existing paths and whether each is a directory.
-///
-/// # Errors
-/// Returns an error for a path that cannot be inspected, because it cannot be hidden.
+/// Returns the existing paths, with true for each directory. Fails for a path that cannot be
+/// inspected, because it cannot be hidden.
 fn find_existing(hidden: &[PathBuf]) -> io::Result<Vec<(PathBuf, bool)>> {
     let mut found = Vec::new();
     for path in find_outermost(hidden.to_vec()) {
@@ -107,12 +101,11 @@ fn find_existing(hidden: &[PathBuf]) -> io::Result<Vec<(PathBuf, bool)>> {
     Ok(found)
 }
 
-/// Adds the path to an error.
 fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Covers all paths in this process's mount namespace.
+/// Covers the paths in this process's mount namespace.
 fn mask_paths(hidden: &[(PathBuf, bool)]) -> io::Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     for (path, directory) in hidden {
@@ -121,7 +114,6 @@ fn mask_paths(hidden: &[(PathBuf, bool)]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets up the namespaces, runs the program and returns the exit code.
 fn start_masked(hidden: &[PathBuf], argv: &[OsString]) -> io::Result<i32> {
     close_inherited_files()?;
     let mut hidden = find_existing(hidden)?;
@@ -154,11 +146,7 @@ fn start_masked(hidden: &[PathBuf], argv: &[OsString]) -> io::Result<i32> {
     }
 }
 
-/// Hides the paths in the first process of new namespaces, and drops all privileges that could undo
-/// it.
-///
-/// # Errors
-/// Returns an error if a hidden path is still visible.
+/// Drops all privileges that could undo the masks. Fails if a hidden path is still visible.
 fn confine_masked(hidden: &[(PathBuf, bool)], who: identity::OutsideIdentity) -> io::Result<()> {
     mask_paths(hidden)?;
     view::mount_proc(Path::new("/proc"))?;
@@ -173,7 +161,6 @@ fn confine_masked(hidden: &[(PathBuf, bool)], who: identity::OutsideIdentity) ->
     }
 }
 
-/// Returns true if the directory has entries or the file has content.
 fn is_visible(path: &Path, directory: bool) -> bool {
     if directory {
         fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
@@ -182,7 +169,6 @@ fn is_visible(path: &Path, directory: bool) -> bool {
     }
 }
 
-/// Starts the program as a child.
 fn launch_program(argv: &[OsString]) -> io::Result<Pid> {
     let (program, arguments) =
         argv.split_first().ok_or_else(|| io::Error::other("argv is empty"))?;
@@ -196,7 +182,7 @@ fn launch_program(argv: &[OsString]) -> io::Result<Pid> {
     }
 }
 
-/// Waits for the program's end and reaps its orphans.
+/// Reaps orphans meanwhile.
 fn wait_program(program: Pid) -> io::Result<i32> {
     loop {
         match wait(WaitOptions::empty()) {
@@ -207,7 +193,7 @@ fn wait_program(program: Pid) -> io::Result<i32> {
     }
 }
 
-/// Returns the exit code for a status, as a shell does.
+/// Returns the code that a shell would.
 fn exit_code(status: WaitStatus) -> i32 {
     let signalled = status.terminating_signal().map(|signal| SIGNAL_CODE_BASE + signal);
     status.exit_status().or(signalled).unwrap_or(MASKING_FAILED)

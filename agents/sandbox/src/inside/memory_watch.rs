@@ -8,19 +8,16 @@ use std::{
 
 use rustix::param::page_size;
 
-/// The host counts as short of memory below this fraction (1/64) of its memory, because the kernel
-/// is then about to kill processes of its own choice.
+/// Below this fraction of free memory the kernel is about to kill processes of its own choice.
 const FREE_MEMORY_DIVISOR: u64 = 64;
 
-/// The kind of a memory shortage.
 pub(crate) enum MemoryExcess {
-    /// The program exceeds its limit.
     Program,
     /// The host has almost no free memory, whichever process uses it.
     Host,
 }
 
-/// Checks the memory of the program's processes and of the host. `limit` is in bytes.
+/// Checks the program's processes and the host. `limit` is in bytes.
 pub(crate) fn check_memory(limit: u64) -> io::Result<Option<MemoryExcess>> {
     let processes = other_processes()?;
     // Both sums overestimate; the exact measurement is slower.
@@ -33,8 +30,8 @@ pub(crate) fn check_memory(limit: u64) -> io::Result<Option<MemoryExcess>> {
     Ok(is_host_short(&box_memory).then_some(MemoryExcess::Host))
 }
 
-/// Returns the bytes in use with shared pages counted once. Anonymous shared memory counts in full,
-/// because it stays in memory after its processes have unmapped it.
+/// Counts shared pages once, and anonymous shared memory in full, because it stays in memory after
+/// its processes have unmapped it.
 fn exact_memory(processes: &[PathBuf]) -> u64 {
     let mut shared = BTreeMap::new();
     for process in processes {
@@ -44,7 +41,7 @@ fn exact_memory(processes: &[PathBuf]) -> u64 {
     shared.into_values().fold(sum_memory(processes, proportional_bytes), u64::saturating_add)
 }
 
-/// Returns the inode and length of an anonymous shared mapping, from a line of `maps`.
+/// Returns inode and length of an anonymous shared mapping, from a line of `maps`.
 fn parse_shared_mapping(line: &str) -> Option<(u64, u64)> {
     let mut fields = line.strip_suffix(" (deleted)")?.split_whitespace();
     let (from, to) = fields.next()?.split_once('-')?;
@@ -53,7 +50,7 @@ fn parse_shared_mapping(line: &str) -> Option<(u64, u64)> {
     (fields.next()? == "/dev/zero").then_some((inode, length?))
 }
 
-/// Returns the `/proc` directories of all processes except this one.
+/// Returns their `/proc` directories.
 fn other_processes() -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -66,29 +63,26 @@ fn other_processes() -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Sums the bytes of all processes; a process that has just ended counts as 0.
+/// Counts a process that has just ended as 0.
 fn sum_memory(processes: &[PathBuf], bytes: impl Fn(&Path) -> Option<u64>) -> u64 {
     processes.iter().filter_map(|process| bytes(process)).fold(0, u64::saturating_add)
 }
 
-/// Returns the virtual memory of a process.
 fn mapped_bytes(process: &Path) -> Option<u64> {
     statm_bytes(process, 0)
 }
 
-/// Returns the resident memory of a process.
 fn resident_bytes(process: &Path) -> Option<u64> {
     statm_bytes(process, 1)
 }
 
-/// Returns a field of `statm` in bytes.
 fn statm_bytes(process: &Path, field: usize) -> Option<u64> {
     let text = fs::read_to_string(process.join("statm")).ok()?;
     let pages: u64 = text.split_whitespace().nth(field)?.parse().ok()?;
     pages.checked_mul(page_size() as u64)
 }
 
-/// Returns the proportional set size of a process, or its resident memory if that is unavailable.
+/// Returns the proportional set size, or the resident memory if that is unavailable.
 fn proportional_bytes(process: &Path) -> Option<u64> {
     match fs::read_to_string(process.join("smaps_rollup")) {
         Ok(text) => field_bytes(&text, "Pss:"),
@@ -96,14 +90,13 @@ fn proportional_bytes(process: &Path) -> Option<u64> {
     }
 }
 
-/// Returns true if less than 1/64 of the host's memory is available.
 fn is_host_short(meminfo: &str) -> bool {
     let (available, total) =
         (field_bytes(meminfo, "MemAvailable:"), field_bytes(meminfo, "MemTotal:"));
     matches!((available, total), (Some(left), Some(all)) if left < all / FREE_MEMORY_DIVISOR)
 }
 
-/// Returns a KiB field of a `/proc` file in bytes.
+/// Converts a KiB field of a `/proc` file.
 fn field_bytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)

@@ -1,6 +1,7 @@
 //! The self-test: tries, from the place of a program, what programs must not be able to do.
 
 use std::{
+    convert::Infallible,
     fs::{self, File},
     io::{self, ErrorKind},
     net::UdpSocket,
@@ -14,13 +15,13 @@ use crate::{
     syscalls::{CELL_NAMESPACES, fork_into},
 };
 
-use super::{identity::ID, init::StartFailure};
+use super::identity::ID;
 
-/// The output of a probe that could do none of it.
+/// Printed if the probe could do none of it.
 pub(crate) const CONTAINED: &str = "contained";
 
 /// Prints what is not contained, or `CONTAINED`, and ends the process.
-pub(crate) fn run_probe(canary: &Path, limits: &ProgramLimits) -> io::Result<StartFailure> {
+pub(crate) fn run_probe(canary: &Path, limits: &ProgramLimits) -> io::Result<Infallible> {
     let found = [
         ("it sees a file of the agent", File::open(canary).is_ok()),
         ("it can write to the system", !is_read_only(File::create("/usr/canary"))),
@@ -46,24 +47,21 @@ pub(crate) fn run_probe(canary: &Path, limits: &ProgramLimits) -> io::Result<Sta
     std::process::exit(0)
 }
 
-/// Returns true if the operation failed because the file system is read-only.
 fn is_read_only<T>(outcome: io::Result<T>) -> bool {
     outcome.is_err_and(|error| error.kind() == ErrorKind::ReadOnlyFilesystem)
 }
 
-/// Returns true if permission was denied.
 fn is_denied<T>(outcome: io::Result<T>) -> bool {
     outcome.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
-/// Returns the names of the network interfaces.
 fn network_interfaces() -> io::Result<Vec<String>> {
     let devices = fs::read_to_string("/proc/self/net/dev")?;
     let name = |line: &str| Some(line.split_once(':')?.0.trim().to_owned());
     Ok(devices.lines().filter_map(name).collect())
 }
 
-/// Returns the visible process ids, sorted.
+/// Returns sorted process ids.
 fn visible_processes() -> io::Result<Vec<u32>> {
     let names =
         fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -72,15 +70,13 @@ fn visible_processes() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// Returns true if the resource is limited to at most twice the given value, which leaves room for
-/// the cell's own share.
+/// Allows twice the given value, which leaves room for the cell's own share.
 fn is_limited(resource: Resource, given: u64) -> bool {
     let limit = getrlimit(resource);
     let near = |value: Option<u64>| value.is_some_and(|value| value <= given.saturating_mul(2));
     near(limit.current) && near(limit.maximum)
 }
 
-/// Returns true if `/proc/self/status` contains the line.
 fn has_status_line(line: &str) -> io::Result<bool> {
     Ok(fs::read_to_string("/proc/self/status")?.lines().any(|found| found == line))
 }

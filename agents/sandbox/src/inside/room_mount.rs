@@ -12,21 +12,18 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use super::WORK;
 
-/// The mount point of the room.
 const ROOM_PATH: &str = "/room";
 
-/// The limit of files in a room. Each file or directory takes about 1 KiB of kernel memory.
+/// Each file or directory takes about 1 KiB of kernel memory.
 const FILES_MAX: u32 = 32 * 1024;
 
-/// The mounted room, if any.
 #[derive(Debug, Default)]
 pub(crate) struct RoomMount {
     disk_bytes: Option<u64>,
 }
 
 impl RoomMount {
-    /// Unmounts the previous room and fills a new one. `contents` contains the files' contents in
-    /// order.
+    /// Unmounts the previous room. `contents` has the files' contents in order.
     pub(crate) fn create_room(
         &mut self,
         files: &[(String, usize)],
@@ -54,7 +51,6 @@ impl RoomMount {
         Ok(())
     }
 
-    /// Sets the size limit for the next program.
     pub(crate) fn resize_room(&mut self, disk_bytes: u64) -> io::Result<()> {
         match self.disk_bytes {
             None => Err(io::Error::other("it has no directory to run in")),
@@ -68,15 +64,13 @@ impl RoomMount {
     }
 }
 
-/// The flags of the room's mount.
 const MOUNT_FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
-/// Returns the mount options for a size limit.
 fn mount_options(disk_bytes: u64) -> io::Result<CString> {
     Ok(CString::new(format!("mode=755,size={disk_bytes},nr_inodes={FILES_MAX}"))?)
 }
 
-/// Writes an executable file to a room in which no program has run yet.
+/// Writes an executable file, before any program has run in the room.
 fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut parts = path.components();
     if !parts.all(|part| matches!(part, Component::Normal(_))) || path.as_os_str().is_empty() {

@@ -25,13 +25,11 @@ use super::{
     syscall_filter,
 };
 
-/// The interval of memory measurements.
 const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The size of one read from a pipe.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
-/// The settings that all programs of a cell share.
+/// Shared by all programs of a cell.
 pub(crate) struct ProgramRunner {
     filter: syscall_filter::ProgramFilter,
     group: Option<CgroupFiles>,
@@ -39,13 +37,12 @@ pub(crate) struct ProgramRunner {
 }
 
 impl ProgramRunner {
-    /// Creates a runner with the number of the host's cores.
     pub(crate) fn new(filter: syscall_filter::ProgramFilter, group: Option<CgroupFiles>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         Self { filter, group, cores }
     }
 
-    /// Runs a job until it ends or reaches a limit. Ends this process if the holder is gone.
+    /// Ends this process if the holder is gone.
     pub(crate) fn run(
         &self,
         job: &CellJob,
@@ -92,8 +89,7 @@ impl ProgramRunner {
     }
 }
 
-/// Ends the first process of the program's namespaces and waits for it. The kernel lets it end only
-/// after all other processes of the namespace are gone.
+/// Waits for the first process, which the kernel lets end only after all others of the namespace.
 fn kill_namespace(first: Pid) -> io::Result<()> {
     match kill_process(first, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => {}
@@ -103,19 +99,16 @@ fn kill_namespace(first: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// The reading end of a pipe and the bytes read from it.
 struct OutputPipe {
     reader: Option<PipeReader>,
     bytes: Vec<u8>,
 }
 
 impl OutputPipe {
-    /// Starts with no bytes read.
     fn new(from: PipeReader) -> Self {
         Self { reader: Some(from), bytes: Vec::new() }
     }
 
-    /// Reads available bytes, or waits for the next ones.
     fn read_chunk(&mut self) -> io::Result<()> {
         let Some(from) = &mut self.reader else { return Ok(()) };
         let mut chunk = [0; READ_CHUNK_BYTES];
@@ -128,7 +121,6 @@ impl OutputPipe {
     }
 }
 
-/// All pipes of a running program.
 struct ProgramIo<'a> {
     input: Option<(PipeWriter, &'a [u8])>,
     output: OutputPipe,
@@ -137,7 +129,6 @@ struct ProgramIo<'a> {
     output_max: usize,
 }
 
-/// The pipes that can be read or written.
 #[derive(Default)]
 struct ReadyPipes {
     input: bool,
@@ -148,8 +139,7 @@ struct ReadyPipes {
 }
 
 impl ProgramIo<'_> {
-    /// Serves the pipes until the program has ended or reached a limit; `None` if its end is in the
-    /// report.
+    /// Serves the pipes until a limit; `None` if the program's end is in the report.
     fn poll_until_end(
         &mut self,
         limits: &ProgramLimits,
@@ -187,12 +177,10 @@ impl ProgramIo<'_> {
         Ok(None)
     }
 
-    /// Returns true if stdout and stderr together exceed the limit.
     fn exceeds_output(&self) -> bool {
         self.output.bytes.len() + self.errors.bytes.len() > self.output_max
     }
 
-    /// Waits until a pipe is ready, at most `limit`.
     fn wait_ready(&self, limit: Duration, holder: &File) -> io::Result<ReadyPipes> {
         let mut ready = ReadyPipes::default();
         let (mut polled, mut slots) = (Vec::with_capacity(5), Vec::with_capacity(5));
@@ -224,7 +212,6 @@ impl ProgramIo<'_> {
         Ok(ready)
     }
 
-    /// Writes and reads the ready pipes.
     fn serve_ready(&mut self, ready: &ReadyPipes) -> io::Result<()> {
         if ready.input {
             self.feed_input();
@@ -241,8 +228,7 @@ impl ProgramIo<'_> {
         Ok(())
     }
 
-    /// Writes as much input as the pipe takes. If the program closed its input, the rest is
-    /// dropped.
+    /// Drops the rest if the program closed its input.
     fn feed_input(&mut self) {
         let Some((feed, rest)) = &mut self.input else { return };
         match feed.write(rest) {
@@ -255,7 +241,7 @@ impl ProgramIo<'_> {
         }
     }
 
-    /// Reads the remaining output, now that all writers are gone, and returns the result.
+    /// Reads the remaining output, now that all writers are gone.
     fn into_result(mut self, how: Option<ProgramEnd>, wall: Duration) -> io::Result<ProgramResult> {
         for stream in [&mut self.output, &mut self.errors, &mut self.report] {
             while stream.reader.is_some() && stream.bytes.len() <= self.output_max {
@@ -274,7 +260,6 @@ impl ProgramIo<'_> {
     }
 }
 
-/// Parses the report of the first process.
 fn read_report(bytes: &[u8]) -> io::Result<ProgramEnd> {
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     match serde_json::from_slice(line) {

@@ -90,10 +90,9 @@ const ALLOWED_OLD: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLD: &[c_long] = &[];
 
-/// The calls that only the cell needs.
 const CELL_ONLY_CALLS: &[c_long] = &[libc::SYS_mount, libc::SYS_umount2, libc::SYS_seccomp];
 
-/// The ioctl requests that inject input into a terminal.
+/// Requests that inject input into a terminal.
 const TERMINAL_REQUESTS: [u64; 2] = [TIOCSTI, TIOCLINUX];
 /// From asm-generic/ioctls.h; the type of the constant differs between C libraries.
 const TIOCSTI: u64 = 0x5412;
@@ -111,11 +110,10 @@ const NEW_NAMESPACES: [libc::c_int; 8] = [
     libc::CLONE_NEWTIME,
 ];
 
-/// The compiled filter of the second step.
 pub(crate) struct ProgramFilter(BpfProgram);
 
 impl ProgramFilter {
-    /// Installs the filter for this process and its children.
+    /// Applies to this process and its children.
     pub(crate) fn install_filter(&self) -> io::Result<()> {
         apply_filter(&self.0).map_err(io::Error::other)
     }
@@ -150,14 +148,13 @@ pub(crate) fn compile_program_filter() -> io::Result<ProgramFilter> {
     Ok(ProgramFilter(compile_filter(rules, SeccompAction::Allow, refused)?))
 }
 
-/// Returns a rule on the lower 32 bits of an argument; the kernel reads no more of these arguments.
+/// Compares the lower 32 bits of an argument; the kernel reads no more of these.
 fn argument_rule(argument: u8, is: Is, value: u64) -> io::Result<SeccompRule> {
     SeccompCondition::new(argument, Length::Dword, is, value)
         .and_then(|condition| SeccompRule::new(vec![condition]))
         .map_err(io::Error::other)
 }
 
-/// Compiles a filter for this architecture.
 fn compile_filter(
     rules: BTreeMap<c_long, Vec<SeccompRule>>,
     otherwise: SeccompAction,

@@ -26,10 +26,9 @@ use crate::{PathVisibility, syscalls::restrict_mounts};
 
 use super::identity::ID;
 
-/// The directory at which the view is built before it becomes the root; it exists on every host.
+/// The place of the view before it becomes the root; it exists on every host.
 const NEW_ROOT: &str = "/tmp";
 
-/// The system paths that are shown if they exist.
 const SYSTEM_PATHS: &[&str] = &[
     "/usr",
     "/bin",
@@ -50,7 +49,6 @@ const SYSTEM_PATHS: &[&str] = &[
 
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
-/// Symbolic links of the view and their targets.
 const LINKS: &[(&str, &str)] = &[
     ("tmp", "/room/tmp"),
     ("var/tmp", "/room/tmp"),
@@ -64,11 +62,10 @@ const LINKS: &[(&str, &str)] = &[
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 const DEVICE: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
 
-/// The mount options of the root, which contains only mount points and links.
+/// The root contains only mount points and links.
 const ROOT_OPTIONS: &CStr = c"mode=755,size=4m,nr_inodes=4k";
 const MASK_OPTIONS: &CStr = c"mode=000,size=4k,nr_inodes=1";
 
-/// An entry of the view.
 enum ShownEntry {
     /// A copy of a mount that is not yet attached to a namespace.
     Tree {
@@ -78,10 +75,9 @@ enum ShownEntry {
     Link(PathBuf),
 }
 
-/// The entries of the view, by path.
 pub(crate) struct CellView {
     shown: BTreeMap<PathBuf, ShownEntry>,
-    /// The hidden paths below shown ones, each with true for a directory.
+    /// Hidden paths below shown ones, each with true for a directory.
     masked: Vec<(PathBuf, bool)>,
 }
 
@@ -124,7 +120,7 @@ pub(crate) fn gather_view(policy: &PathVisibility) -> io::Result<CellView> {
     Ok(CellView { shown, masked })
 }
 
-/// Adds a path of the settings, and the symbolic link by which it was named.
+/// Adds a path and the symbolic link by which it was named.
 fn add_path(
     shown: &mut BTreeMap<PathBuf, ShownEntry>,
     masked: &[(PathBuf, bool)],
@@ -149,12 +145,10 @@ fn add_path(
     Ok(())
 }
 
-/// Returns true if the path or a directory above it is shown.
 fn is_covered(shown: &BTreeMap<PathBuf, ShownEntry>, path: &Path) -> bool {
     path.ancestors().any(|above| shown.contains_key(above))
 }
 
-/// Clones the mount of a path and applies the attributes.
 fn clone_mount(path: &Path, attributes: u64) -> io::Result<ShownEntry> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -164,14 +158,12 @@ fn clone_mount(path: &Path, attributes: u64) -> io::Result<ShownEntry> {
     Ok(ShownEntry::Tree { tree, directory: path.is_dir() })
 }
 
-/// Returns a function that adds the path to an error.
 fn with_path(path: &Path) -> impl Fn(io::Error) -> io::Error + use<> {
     let path = path.to_owned();
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 impl CellView {
-    /// Builds the view at [`NEW_ROOT`].
     pub(crate) fn build_view(self) -> io::Result<()> {
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount("root", NEW_ROOT, "tmpfs", flags, ROOT_OPTIONS)
@@ -196,17 +188,15 @@ impl CellView {
     }
 }
 
-/// Returns the path below the new root.
 fn new_root_path(path: &Path) -> PathBuf {
     Path::new(NEW_ROOT).join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// Creates a directory and its parents with mode 755.
+/// Creates parents too, with mode 755.
 fn create_directories(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-/// Attaches an entry of the view at its target.
 fn attach_entry(target: &Path, shown: ShownEntry) -> io::Result<()> {
     if let Some(parent) = target.parent() {
         create_directories(parent)?;
@@ -240,7 +230,7 @@ pub(crate) fn mask_path(target: &Path, directory: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the account files for programs that look up users; the host's accounts are not shown.
+/// Writes accounts for programs that look up users; the host's are not shown.
 fn write_accounts(etc: &Path) -> io::Result<()> {
     let nobody = 65534;
     let passwd = format!(
@@ -253,14 +243,13 @@ fn write_accounts(etc: &Path) -> io::Result<()> {
     fs::write(etc.join("hosts"), "127.0.0.1 localhost\n::1 localhost\n")
 }
 
-/// Mounts the `/proc` of the cell, with which it monitors programs and which the kernel requires
-/// for mounting theirs.
+/// Mounts the cell's own `/proc`, which monitors programs and which the kernel requires for
+/// mounting theirs.
 pub(crate) fn mount_cell_proc() -> io::Result<()> {
     mount_proc(&Path::new(NEW_ROOT).join("proc"))?;
     Ok(())
 }
 
-/// Mounts a `/proc` of this process's namespace.
 pub(crate) fn mount_proc(at: &Path) -> Result<(), Errno> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
     mount("proc", at, "proc", flags, None)

@@ -1,5 +1,5 @@
-"""The training call, read strictly: what is not known here is refused, so that nothing can be
-switched on by passing it through."""
+"""Parses the training call strictly: unknown fields are rejected, so that no feature can be enabled
+by passing it through."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ class Lora:
 
 @dataclasses.dataclass
 class Training:
-    """As the order has it; what is absent is 0."""
+    """The values of the order; missing ones are 0."""
 
     learning_rate: float = 0.0
     schedule: str = "SCHEDULE_UNSPECIFIED"
@@ -38,7 +38,7 @@ class Training:
 
 @dataclasses.dataclass
 class Policy:
-    """What the box's profile says, and how often to save."""
+    """The settings of the host's profile, and the save interval."""
 
     device: str
     dtype: str
@@ -49,7 +49,7 @@ class Policy:
     micro_batch_tokens: int
     memory_fraction: float
     save_s: float
-    # The box ran out of memory before: so often the tokens of a pass are halved.
+    # How many times the tokens of a pass are halved, because the host ran out of memory.
     halvings: int = 0
 
 
@@ -75,17 +75,17 @@ class Call:
     out: str
     resume: Resume
     policy: Policy
-    # The text whose log-probabilities the last step tells; empty when nobody asks.
+    # The text whose log-probabilities the last step reports; empty for none.
     canary: str = ""
 
     def pass_tokens(self):
-        """Of one forward and backward pass; what a step learns from does not depend on it."""
+        """The tokens of one forward and backward pass, which do not affect a step's gradient."""
         tokens = self.training.micro_batch_tokens or self.policy.micro_batch_tokens
         return max(tokens >> self.policy.halvings, 1)
 
 
 def read(request):
-    """The call; a mistake in it is refused by the field's name."""
+    """Parses the call. Errors name the invalid field."""
     call = _object(Call, request, "the call")
     call.training = _object(Training, _snake(call.training), "training")
     if call.training.lora is not None:
@@ -118,7 +118,7 @@ def _object(kind, value, name):
 
 
 def _snake(value):
-    """Protobuf's JSON has camelCase names."""
+    """Converts the camelCase names of Protobuf's JSON."""
     if not isinstance(value, dict):
         return value
     return {"".join(f"_{c.lower()}" if c.isupper() else c for c in name): field

@@ -1,19 +1,19 @@
-"""What the weights as they were trained think of a text, token by token: by this, whoever generates
-with them shows that it is them. No evaluation: one short pass, of a text that the order brings."""
+"""The log-probabilities that the trained weights assign to the order's canary text. Generators that
+load these weights report the same values. One short pass, not an evaluation."""
 
 import torch
 
 from . import examples, packing
 from .errors import Refused
 
-# As the embedded engine has it: tokens that are seen, and the last of them that are scored.
+# The same limits as in the embedded engine: tokens of the text, and the last of them scored.
 CONTEXT = 256
 SCORED = 32
 
 
 def read(tokenizer, text, positions):
-    """Tokens, and the places of those that are scored. Special tokens are letters here; parts of
-    characters are not scored."""
+    """Returns the tokens and the positions of the scored ones. Special tokens are read as plain
+    text; parts of characters are not scored."""
     before = tokenizer.encode_special_tokens
     tokenizer.encode_special_tokens = True
     tokens = tokenizer.encode(text, add_special_tokens=True).ids
@@ -26,7 +26,7 @@ def read(tokenizer, text, positions):
 
 
 def score(trainer, sequence, packed):
-    """Natural logarithms of the scored tokens' probabilities, computed as losses are."""
+    """Returns the natural logarithms of the scored tokens' probabilities, computed like losses."""
     tokens, places = sequence
     [part] = examples.Parts(len(tokens), packed)([(tokens, places[0])])["parts"]
     model = trainer.model

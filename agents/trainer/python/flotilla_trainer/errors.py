@@ -1,5 +1,5 @@
-"""What is told to the agent in words."""
+"""The errors that are reported to the agent."""
 
 
 class Refused(Exception):
-    """The call, its files or this machine do not allow the training; the message says why."""
+    """The call, its files or this host do not allow the training; the message has the reason."""

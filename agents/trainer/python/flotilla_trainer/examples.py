@@ -1,17 +1,17 @@
-"""Prompt and completion as one sequence of tokens, exactly as the embedded engine reads them:
-the completion and one end token are scored, and what is too long is left out, never cut."""
+"""Prompt and completion as one sequence of tokens, exactly as in the embedded engine: the
+completion and one end token are scored, and examples that are too long are skipped, never cut."""
 
 import json
 import os
 
 from .errors import Refused
 
-# What a loss ignores, as PyTorch has it.
+# PyTorch's label for positions that a loss ignores.
 IGNORED = -100
 
 
 def read(path):
-    """The (line, prompt, completion) of a file of examples; blank lines are skipped but counted."""
+    """Yields (line, prompt, completion) of each example. Blank lines are skipped but counted."""
     examples = []
     with open(path, "rb") as file:
         try:
@@ -42,8 +42,7 @@ def _pair(number, line):
 
 
 class Sequences:
-    """Examples that are not too long, tokenized when they are asked for. Checked once, when this
-    is made."""
+    """The examples that are not too long, tokenized on access. All are checked at creation."""
 
     def __init__(self, examples, tokenizer, end_token, vocab_size, max_tokens, positions):
         self._examples, self._tokenizer, self._end = examples, tokenizer, end_token
@@ -74,10 +73,10 @@ class Sequences:
         return len(self._examples)
 
     def __getitem__(self, index):
-        """Tokens, and the place of the first that is scored."""
+        """Returns the tokens and the position of the first scored one."""
         _, prompt, completion = self._examples[index]
         tokens = self._tokenizer.encode(prompt, add_special_tokens=True).ids
-        # The very first token has nothing before it to be predicted from.
+        # The first token cannot be predicted, because it has no context.
         scored_from = max(len(tokens), 1)
         tokens += self._tokenizer.encode(completion, add_special_tokens=False).ids
         return tokens + [self._end], scored_from
@@ -97,8 +96,8 @@ def load_tokenizer(directory):
 
 
 def end_token(base):
-    """What ends a completion: of the end tokens of config.json and generation_config.json the one
-    that tokenizer_config.json calls eos_token, else the first."""
+    """Returns the token that ends a completion: of the end tokens of config.json and
+    generation_config.json, the eos_token of tokenizer_config.json, otherwise the first."""
     tokens = []
     for name in ("config.json", "generation_config.json"):
         named = _read(base, name).get("eos_token_id")
@@ -136,8 +135,8 @@ def _read(base, name):
 
 
 class Parts:
-    """Cuts a step's examples into passes of at most so many tokens, padding counted, or of one
-    example. Of like length together, so that little is padded; the step's gradient is the same."""
+    """Splits a step's examples into passes of at most this many tokens, padding included, or of one
+    example. Similar lengths share a pass, so that padding is small; the gradient is the same."""
 
     def __init__(self, pass_tokens, packed):
         self.pass_tokens, self.packed = pass_tokens, packed
@@ -145,7 +144,7 @@ class Parts:
     def __call__(self, sequences):
         parts, filled = [], 0
         for sequence in sorted(sequences, key=lambda sequence: -len(sequence[0])):
-            # The first of a part is its longest.
+            # The first example of a pass is its longest.
             takes = len(sequence[0]) if self.packed or not parts else len(parts[-1][0][0])
             if not parts or filled + takes > self.pass_tokens:
                 takes = len(sequence[0])
@@ -157,14 +156,14 @@ class Parts:
 
 
 def _counted(part, places):
-    """What a pass has: tokens, those that are scored, and places that are computed for them."""
+    """Counts of a pass: its tokens, the scored ones, and the computed positions."""
     tokens = sum(len(tokens) for tokens, _ in part)
     scored = sum(len(tokens) - scored_from for tokens, scored_from in part)
     return {"tokens": tokens, "scored": scored, "places": places}
 
 
 def _pack(part):
-    """One row. The last token of each sequence is only a target."""
+    """Packs sequences into one row. The last token of each sequence is only a target."""
     import torch
 
     from .packing import Layout
@@ -181,7 +180,7 @@ def _pack(part):
         "rows": torch.tensor(rows),
         "targets": torch.tensor(targets),
         "layout": Layout([len(tokens) - 1 for tokens, _ in part]),
-        # A last token takes no place.
+        # The last token takes no position.
         **_counted(part, len(ids) + len(part)),
     }
 

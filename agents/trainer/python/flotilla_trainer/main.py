@@ -1,4 +1,4 @@
-"""The worker's life: one call, one answer."""
+"""Reads one call, runs it and sends one answer."""
 
 import resource
 import sys
@@ -12,7 +12,7 @@ from .errors import Refused
 def main():
     channel = protocol.Channel()
     protocol.die_with_parent()
-    # Of a GPU process it would be as large as its memory, and slow the box down for minutes.
+    # A core dump of a GPU process is as large as its memory and slows the host for minutes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stop = protocol.Stop()
     message = channel.next_call()
@@ -49,7 +49,7 @@ def _train(request, respond, stop):
     call = calls.read(request)
     signs = protocol.SignsOfLife(respond)
     signs.phase(PHASE_IMPORT_S)
-    # Takes from seconds to minutes on a cold disk.
+    # Importing takes from seconds to minutes on a cold disk.
     from . import training
 
     try:

@@ -1,4 +1,4 @@
-"""The model that is trained: a base, a base with an adapter, or one from scratch."""
+"""Loads the model to train: a base, a base with an adapter, or random weights."""
 
 import peft
 import torch
@@ -10,7 +10,7 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def device(policy):
-    """`cuda` is a HIP device as well."""
+    """Returns the torch device; `cuda` includes HIP."""
     if policy.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -25,8 +25,8 @@ def device(policy):
 
 
 def load(call, where, attention):
-    """The model with whatever is trained in it; frozen weights in the profile's precision, what
-    is trained in f32."""
+    """Returns the model with its trained parameters in f32 and frozen weights in the profile's
+    precision."""
     lora = call.training.lora
     checkpoint = call.resume.checkpoint if call.resume else None
     source = checkpoint if checkpoint and lora is None else call.base
@@ -50,7 +50,7 @@ def _base(source, options, where, from_config):
         # Initialised on the CPU: the same weights on every kind of device.
         return transformers.AutoModelForCausalLM.from_config(config, **options).to(where)
     if where.type != "cpu":
-        # Straight to the card: the host holds one shard at a time.
+        # Directly to the card: the host holds one shard at a time.
         options["device_map"] = {"": where}
     return transformers.AutoModelForCausalLM.from_pretrained(
         source, local_files_only=True, low_cpu_mem_usage=True, trust_remote_code=False, **options

@@ -1,5 +1,5 @@
-"""In which order examples are visited: the embedded engine's order, so that a run's data comes
-in one order whatever trains it, and two engines' losses can be laid side by side.
+"""The order of the examples: the same as in the embedded engine, so that the losses of two engines
+can be compared.
 
 Its random numbers are SplitMix64 streams of (seed, "epoch N"), its hash BLAKE3.
 """
@@ -9,7 +9,7 @@ import struct
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
 
-# BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn 2020): the parts that a text of one block needs.
+# BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn 2020), as far as a text of one block needs it.
 _IV = (
     0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A,
     0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19,
@@ -24,7 +24,7 @@ _BLOCK_BYTES = 64
 
 
 def blake3_u64(text):
-    """The first eight bytes of BLAKE3 of at most one block, as a little-endian number."""
+    """Returns the first eight bytes of BLAKE3 of at most one block, as a little-endian number."""
     data = text.encode()
     if len(data) > _BLOCK_BYTES:
         raise ValueError(f"{text!r} is longer than one block")
@@ -59,7 +59,7 @@ def _splitmix(value):
 
 
 def epoch_order(seed, epoch, count):
-    """A permutation of range(count) (Fisher and Yates)."""
+    """Returns a random permutation of range(count) (Fisher and Yates)."""
     state = _splitmix(seed ^ blake3_u64(f"epoch {epoch}"))
     order = list(range(count))
     for last in range(count - 1, 0, -1):
@@ -70,8 +70,8 @@ def epoch_order(seed, epoch, count):
 
 
 class Steps:
-    """The examples of every optimizer step of a training, as a batch sampler. Each epoch visits
-    every example once; its last step may have fewer."""
+    """A batch sampler with the examples of every optimizer step. Each epoch visits every example
+    once; its last step may have fewer."""
 
     def __init__(self, count, batch_size, steps, seed):
         self.count, self.batch_size, self.steps, self.seed = count, batch_size, steps, seed

@@ -1,26 +1,26 @@
-"""Sequences one after another in a row: none is padded, none sees another, and each begins at
+"""Packs sequences into one row without padding: none attends to another, and each begins at
 position 0.
 
-All of a model but its attention works on one token at a time and is given the row as it is.
-Attention takes the row apart again, into sequences side by side that are much of one length.
+All layers besides attention work on single tokens and receive the row unchanged. Attention splits
+the row into batches of sequences of similar length.
 """
 
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-# Whose attention is causal, goes by one interface and reads positions as they are given.
+# Models with causal attention behind one interface, which use the given positions.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
-# Side by side are sequences of at least this share of the longest.
+# A batch contains sequences of at least this share of its longest.
 ALIKE = 0.75
 
 _NAMES = {"sdpa": "flotilla_packed_sdpa", "eager": "flotilla_packed_eager"}
 
 
 def attention(config, policy):
-    """The name of an attention that can take rows apart, or None when the model has one that it
-    cannot stand in for."""
+    """Returns the name of an attention that can split rows, or None if it cannot replace the
+    model's own."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in MODEL_TYPES or kinds != {"full_attention"}:
         return None
@@ -28,7 +28,7 @@ def attention(config, policy):
 
 
 def row_logits(model, part):
-    """Of a row, those of the places whose next token is scored: they are most of a step's memory."""
+    """Computes logits only where the next token is scored: they are most of a step's memory."""
     return model(
         input_ids=part["input_ids"],
         position_ids=part["position_ids"],
@@ -39,7 +39,7 @@ def row_logits(model, part):
 
 
 class Layout:
-    """Which places of a row are one sequence; its lengths fall."""
+    """The positions of the sequences of a row, by descending length."""
 
     def __init__(self, lengths):
         groups, start = [], 0
@@ -51,7 +51,7 @@ class Layout:
         self.groups, back, before = [], [], 0
         for group in groups:
             longest = group[0][1]
-            # What stands behind a sequence's end is not seen by it, and forgotten afterwards.
+            # Positions after a sequence's end are masked, and dropped afterwards.
             rows = [min(begin + i, start - 1) for begin, _ in group for i in range(longest)]
             self.groups.append((torch.tensor(rows), len(group)))
             for index, (_, length) in enumerate(group):
@@ -69,7 +69,7 @@ class Layout:
 def _attend(module, query, key, value, _mask, *, layout, dropout=0.0, scaling=None, **_options):
     parts = []
     for rows, count in layout.groups:
-        # [1, heads, row, dim] to [sequences, heads, places, dim]
+        # [1, heads, row, dim] to [sequences, heads, positions, dim]
         apart = [
             states[0].index_select(1, rows).unflatten(1, (count, -1)).transpose(0, 1)
             for states in (query, key, value)

@@ -1,5 +1,5 @@
-"""Whether torch can compute here at all, tried before the first order: what a wrong wheel or a
-broken driver does to a process should be met by one that holds nothing."""
+"""Checks that torch can compute on this host before the first order, so that a wrong wheel or a
+broken driver ends a process without a job."""
 
 import importlib.metadata
 
@@ -7,12 +7,12 @@ from .errors import Refused
 
 SIZE = 1024
 
-# Of a product of two such matrices, against the CPU's in f32.
+# Relative error of a product of two SIZE x SIZE matrices against the CPU's in f32.
 TOLERANCES = {"f32": 1e-4, "f16": 2e-2, "bf16": 2e-2}
 
 
 def run(device, dtype, respond):
-    """What was found; each stage is announced, for the one that is never left."""
+    """Returns the report. Announces each stage, so that a hang names the stage it is in."""
     if dtype not in TOLERANCES:
         raise Refused(f"probe: dtype is {dtype!r}, expected one of {', '.join(TOLERANCES)}")
     respond.progress({"stage": "import torch"})

@@ -1,6 +1,6 @@
-"""How this process talks with its agent: one JSON object a line.
+"""The protocol with the agent: one JSON object a line.
 
-The pipe that was stdout is kept here alone. Whatever a library prints goes to stderr, which is
+Only this module writes to the original stdout. The output of libraries goes to stderr, which is
 the log.
 """
 
@@ -12,17 +12,17 @@ import sys
 import threading
 import time
 
-# As the agent's side has it: a longer line ends the conversation.
+# The same limit as on the agent's side: a longer line ends the connection.
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
-# Between two signs of life; well below what the agent bears of silence.
+# Seconds between two heartbeats, far below the agent's silence timeout.
 SIGN_EVERY_S = 2.0
 
 PR_SET_PDEATHSIG = 1
 
 
 class Channel:
-    """The agent's end of the pipes, taken from whoever else may write to stdout."""
+    """The pipes to the agent. Other code in this process can no longer write to them."""
 
     def __init__(self):
         self._out = os.dup(1)
@@ -30,11 +30,11 @@ class Channel:
         sys.stdout = sys.stderr
         self._lock = threading.Lock()
         self._in = os.fdopen(os.dup(0), "rb")
-        # Nobody else reads the agent's words either.
+        # Other code cannot read from the agent either.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def next_call(self):
-        """The next call as (number, request); None when there will be none."""
+        """Returns the next call as (number, request); None at the end of the input."""
         for line in iter(lambda: self._in.readline(LINE_BYTES_MAX), b""):
             try:
                 message = json.loads(line)
@@ -44,7 +44,7 @@ class Channel:
         return None
 
     def end_with_agent(self):
-        """Ends this process when the agent's pipe closes: nobody would hear the answer."""
+        """Ends this process when the agent closes the pipe, because no answer can be sent."""
 
         def wait():
             while self._in.read(4096):
@@ -65,7 +65,7 @@ class Channel:
 
 
 class Responder:
-    """Where one call's answers go."""
+    """Sends the answers of one call."""
 
     def __init__(self, channel, call):
         self._channel, self._call = channel, call
@@ -81,7 +81,7 @@ class Responder:
 
 
 class SignsOfLife:
-    """Tells the agent that this is no hang, for as long as the phase may last."""
+    """Sends heartbeats during a phase, at most until the phase's time limit."""
 
     def __init__(self, respond):
         self._respond, self._until = respond, 0.0
@@ -98,7 +98,7 @@ class SignsOfLife:
 
 
 class Stop:
-    """SIGTERM: at the next step's end, after it is saved. Before there is a step, at once."""
+    """Stops on SIGTERM: after the next step is saved, or at once before the first step."""
 
     EXIT_CODE = 128 + signal.SIGTERM
 
@@ -118,5 +118,5 @@ def die_with_parent():
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
-        # Elsewhere the closed pipe says so.
+        # Other systems notice the closed pipe.
         pass

@@ -1,5 +1,5 @@
-"""What a saved step is made of: Hugging Face's checkpoint directory, taken apart into what is
-published and what only a resume needs, and put together again."""
+"""Splits Hugging Face's checkpoint directory into the published checkpoint and the state that only
+a resume needs, and joins them again."""
 
 import json
 import os
@@ -8,28 +8,28 @@ import time
 
 from .errors import Refused
 
-# In a saved step's directory.
+# Subdirectories of a saved step.
 CHECKPOINT = "checkpoint"
 STATE = "state"
 
-# What a resume must find, whatever else the Trainer has put beside it.
+# Files that a resume requires; the Trainer may add others.
 REQUIRED = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
 OPTIONAL = ("scaler.pt",)
 RANDOM = "rng_state"
 
-# Says which training a state belongs to.
+# Names the training that a state belongs to.
 IDENTITY = "training.json"
 
-# Of no use to anybody, and with paths of this machine.
+# Not needed, and contains paths of this host.
 DROPPED = ("README.md", "training_args.bin")
 
-# What a model directory has beside weights and config.json.
+# Files of a model directory besides weights and config.json.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 
-# Saved steps the agent has not published yet; training waits when there are more.
+# Saved steps that the agent has not published yet; with more, training waits.
 UNPUBLISHED_MAX = 2
 PUBLISHING_POLL_S = 0.02
 
@@ -39,7 +39,7 @@ def is_state(name):
 
 
 def split(saved, directory, call, identity, is_last):
-    """Turns the Trainer's checkpoint into `directory`, complete once it has that name."""
+    """Turns the Trainer's checkpoint into `directory`, which is complete once it has that name."""
     made = f"{saved}.split"
     checkpoint, state = os.path.join(made, CHECKPOINT), os.path.join(made, STATE)
     os.makedirs(checkpoint)
@@ -50,7 +50,7 @@ def split(saved, directory, call, identity, is_last):
             continue
         goal = os.path.join(state if is_state(name) else checkpoint, name)
         os.rename(os.path.join(saved, name), goal)
-        # safetensors makes files only their owner can read.
+        # safetensors creates files that only their owner can read.
         os.chmod(goal, 0o644)
     if call.training.lora is None:
         _complete_model(checkpoint, call.base)
@@ -63,7 +63,7 @@ def split(saved, directory, call, identity, is_last):
 
 
 def _name_base(path, base_name):
-    """PEFT writes its settings in no fixed order, with the path of this machine's base."""
+    """Makes PEFT's settings reproducible: fixed order, and no local path of the base."""
     with open(path, encoding="utf-8") as file:
         settings = json.load(file)
     settings["base_model_name_or_path"] = base_name
@@ -93,8 +93,8 @@ def _write_json(path, value):
 
 
 def join(resume, identity, directory):
-    """The Trainer's checkpoint of a step that was published, as links. Refused when it is
-    another training's, or something it needs is absent: the Trainer would go on without."""
+    """Builds the Trainer's checkpoint of a published step, as links. Rejects the checkpoint of
+    another training and missing files, which the Trainer would ignore."""
     path = os.path.join(resume.state, IDENTITY)
     try:
         with open(path, encoding="utf-8") as file:
@@ -113,7 +113,7 @@ def join(resume, identity, directory):
         raise Refused(f"{resume.state} lacks {missing[0]}; only the whole state goes on exactly")
     _check_step(os.path.join(resume.state, "trainer_state.json"), resume.step)
     os.makedirs(directory)
-    # Either tree has files of the store's beside its own.
+    # Both trees also contain files of the store.
     for source, of_state in ((resume.checkpoint, False), (resume.state, True)):
         for name in os.listdir(source):
             if is_state(name) == of_state:
@@ -132,6 +132,6 @@ def _check_step(path, step):
 
 
 def await_publishing(out):
-    """The agent removes what it has published; the disk must not fill with what it has not."""
+    """Waits while too many saved steps are unpublished, so that the disk does not fill."""
     while sum(name.isdigit() for name in os.listdir(out)) > UNPUBLISHED_MAX:
         time.sleep(PUBLISHING_POLL_S)

@@ -1,11 +1,11 @@
-"""The learning rate of each step, and which steps are saved."""
+"""The learning rate of each step, and the schedule of checkpoints."""
 
 import math
 
 
 def factor(step, steps, training):
-    """Share of the peak rate; `step` counts from 1. The peak is reached by some step, and the
-    schedule ends one step behind the last, so that none is wasted on a rate of 0."""
+    """Returns the share of the peak rate; `step` counts from 1. One step has the peak rate, and the
+    schedule ends one step after the last, so that no step has a rate of 0."""
     warmup = max(math.ceil(training.warmup_ratio * steps), 1)
     if step <= warmup:
         return step / warmup
@@ -19,18 +19,18 @@ def factor(step, steps, training):
 
 
 class Cadence:
-    """Which steps are saved: every so many if the order says, at the latest after `save_s`
-    seconds, the first one soon, and at each third of a training that leaves it open.
+    """The schedule of checkpoints: at the order's interval, at the latest after `save_s` seconds,
+    soon after the start, and at each third of a training whose order sets no interval.
 
-    A crash may cost minutes, never the training. Each saved step is also evaluated, so what time
-    alone calls for is far apart.
+    A crash may cost minutes, never the training. Each saved step is also evaluated, so steps that
+    are due by time alone are far apart.
     """
 
     FIRST = 1 / 10
     THIRD = 1 / 30
 
     def __init__(self, steps, save_every, save_s, now, any_saved):
-        # One that never comes before the end saves nothing.
+        # An interval of at least all steps saves nothing besides the last step.
         self.steps, self.every = steps, save_every if save_every < steps else 0
         self.save_s, self.saved_at, self.any_saved = save_s, now, any_saved
 

@@ -1,4 +1,4 @@
-"""The training itself: Hugging Face's Trainer, one optimizer step at a time."""
+"""Trains with Hugging Face's Trainer, one optimizer step at a time."""
 
 import dataclasses
 import math
@@ -15,27 +15,27 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traine
 from . import canary, examples, models, order, packing, saving, schedule
 from .errors import Refused
 
-# What produced a checkpoint.
+# The engine's name in the metadata of a checkpoint.
 ENGINE = (
     f"pytorch-{torch.__version__}+transformers-{transformers.__version__}+peft-{peft.__version__}"
 )
 
-# Loading and saving: disks and networks are slow at another scale than steps are.
+# Time limits for loading and saving, which depend on disks and networks and not on steps.
 PHASE_LIMIT_S = 1800.0
 
-# A step that takes so many times the usual, and at least so long, is a hang.
+# A step that takes this many times the usual time, and at least this long, is a hang.
 STEP_TIMES_USUAL = 10
 STEP_LIMIT_MIN_S = 300.0
 STEPS_REMEMBERED = 16
 
 ADAM_EPSILON = 1e-8
 
-# Of a state: with it changes what a step is, and older states are not gone on from.
+# The version of states. If the meaning of a step changes, older states cannot be resumed.
 FORMAT = 2
 
 
 class Training:
-    """One call, from files to files."""
+    """One training, from input files to saved steps."""
 
     def __init__(self, call, respond, signs, stop):
         self.call, self.respond, self.signs, self.stop = call, respond, signs, stop
@@ -43,14 +43,14 @@ class Training:
         self.has_begun = False
 
     def run(self):
-        """The step at which SIGTERM stopped it, or None when it is done."""
+        """Trains. Returns the step at which SIGTERM stopped it, or None when it is complete."""
         os.makedirs(self._scratch(), exist_ok=True)
         refused = None
         if self.call.resume:
             try:
                 return self._attempt(None)
             except Exception as error:
-                # Starting over only takes longer. Behind a step it is no longer the resume's fault.
+                # A restart only takes longer. After a step, the error is not the resume's.
                 if self.has_begun:
                     raise
                 refused = f"{type(error).__name__}: {error}"
@@ -80,7 +80,7 @@ class Training:
             collate_fn=examples.Parts(call.pass_tokens(), packed=attention is not None),
             num_workers=call.policy.dataloader_workers,
             pin_memory=call.policy.pin_memory and where.type != "cpu",
-            # Its own, so that looking at the data draws no random number of the training's.
+            # Its own generator: reading the data must not change the training's random numbers.
             generator=torch.Generator(),
         )
         trainer = StepTrainer(
@@ -115,9 +115,9 @@ class Training:
         return lambda trainer: canary.score(trainer, sequence, packed)
 
     def _identity(self, count, steps):
-        """Everything but the weights that what follows depends on."""
+        """Everything besides the weights that the next steps depend on."""
         training = dataclasses.asdict(self.call.training)
-        # How often it is saved changes nothing.
+        # The save interval does not change the training.
         training.pop("save_every")
         names = {
             "format": FORMAT, "engine": "pytorch", "base": self.call.base_name, "examples": count,
@@ -126,8 +126,8 @@ class Training:
 
 
 class StepTrainer(Trainer):
-    """Takes a whole optimizer step's batch at once and cuts it into passes by tokens. The loss
-    is the mean over the step's scored tokens, however it is cut. It cannot evaluate."""
+    """A Trainer that receives the batch of a whole optimizer step and splits it into passes by
+    tokens. The loss is the mean over the step's scored tokens. It cannot evaluate."""
 
     def __init__(self, *, loader, dropout_seed=None, **options):
         super().__init__(train_dataset=loader.dataset, **options)
@@ -140,7 +140,7 @@ class StepTrainer(Trainer):
         return self.loader
 
     def _clip_and_tell(self, *arguments, **options):
-        """The Trainer tells nobody of the norm it clipped at."""
+        """Records the norm of the gradient, which the Trainer does not report."""
         norm = self._clip(*arguments, **options)
         self.step_norm = float(norm)
         return norm
@@ -148,7 +148,7 @@ class StepTrainer(Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         model.train()
         if self.dropout_seed is not None:
-            # What is dropped follows from the step, so that a training that goes on drops the same.
+            # Dropout depends on the step, so that a resumed training drops the same values.
             text = f"dropout {self.dropout_seed} {self.state.global_step}"
             torch.manual_seed(order.blake3_u64(text) >> 1)
         parts = inputs["parts"]
@@ -179,13 +179,14 @@ def _summed_loss(model, part):
 
 
 def _of_row(model, part):
-    """Of sequences one after another."""
+    """Returns the summed loss of packed sequences."""
     logits = packing.row_logits(model, part)
     return torch.nn.functional.cross_entropy(logits.float(), part["targets"], reduction="sum")
 
 
 def _of_rows(model, part):
-    """Of a sequence a row, padded. Logits as of one row, from the first place one needs."""
+    """Returns the summed loss of padded rows, one sequence a row. Logits are computed from the
+    first scored position on."""
     labels = part["labels"]
     scored = (labels != examples.IGNORED).any(dim=0).nonzero()
     first = int(scored[0]) if len(scored) else labels.shape[1] - 1
@@ -196,7 +197,7 @@ def _of_rows(model, part):
         logits_to_keep=keep,
         use_cache=False,
     ).logits
-    # The last place predicts nothing that is there.
+    # The last position has no target.
     logits, targets = logits[:, -keep:-1].float(), labels[:, 1 - keep :]
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=examples.IGNORED, reduction="sum"
@@ -204,7 +205,7 @@ def _of_rows(model, part):
 
 
 class Run(TrainerCallback):
-    """Counts, saves, reports and stops, at the end of each step."""
+    """Counts, saves, reports and stops at the end of each step."""
 
     def __init__(self, training, steps, identity, refused, skipped):
         self.training, self.call = training, training.call
@@ -230,7 +231,7 @@ class Run(TrainerCallback):
         )
 
     def _begin_stretch(self):
-        """What is told is of the steps since the last saved one."""
+        """Resets the values that are reported of the steps since the last saved one."""
         self.losses, self.norms = [], []
         self.stretch_tokens, self.stretch_places = 0, 0
 
@@ -245,7 +246,7 @@ class Run(TrainerCallback):
         }  # fmt: skip
         self.training.respond.progress({"begun": begun})
         if self.training.stop.asked:
-            # The Trainer looks for its own signs only at the end of a step.
+            # The Trainer checks its control flags only at the end of a step.
             raise Stopped(step)
 
     def on_step_begin(self, args, state, control, **_):
@@ -285,7 +286,7 @@ class Run(TrainerCallback):
         loss, norm = self.trainer.step_loss, self.trainer.step_norm
         if not math.isfinite(loss):
             raise Refused(f"the loss of step {step} is {loss}; lower training.learning_rate")
-        # In f16 it overflows now and then: the step is left out and the scale lowered.
+        # In f16 the gradient sometimes overflows: the step is skipped and the scale lowered.
         if math.isfinite(norm):
             self.norms.append(norm)
         elif self.call.policy.dtype != "f16":
@@ -320,7 +321,7 @@ class Run(TrainerCallback):
         self.training.respond.progress({"step": report})
 
     def _check_weights(self, step):
-        """A gradient that overflowed shows in the weights, not yet in the loss."""
+        """Checks the weights, because an overflowed gradient does not yet show in the loss."""
         trained = (p for p in self.trainer.model.parameters() if p.requires_grad)
         if not all(bool(torch.isfinite(parameter).all()) for parameter in trained):
             raise Refused(
@@ -329,7 +330,7 @@ class Run(TrainerCallback):
 
 
 class Stopped(Exception):
-    """SIGTERM came before the first step."""
+    """SIGTERM arrived before the first step."""
 
     def __init__(self, step):
         super().__init__(step)
@@ -337,13 +338,13 @@ class Stopped(Exception):
 
 
 def arguments(call, directory, steps, where):
-    """The Trainer's settings: nothing of it evaluates, logs elsewhere or saves by itself."""
+    """Returns the Trainer's settings: it does not evaluate, log elsewhere or save by itself."""
     policy, training = call.policy, call.training
     return transformers.TrainingArguments(
         output_dir=directory,
         max_steps=steps,
         per_device_train_batch_size=training.batch_size,
-        # A step's batch comes as one and is cut by tokens.
+        # The loader delivers a step's batch at once; it is split by tokens.
         gradient_accumulation_steps=1,
         max_grad_norm=training.max_grad_norm,
         seed=call.seed % 2**32,
@@ -363,7 +364,7 @@ def arguments(call, directory, steps, where):
 
 
 def _recomputation(policy):
-    """Renamed in transformers 5."""
+    """Returns the arguments of gradient checkpointing, which transformers 5 renamed."""
     known = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     name = "activation_checkpointing"
     name = name if name in known else "gradient_checkpointing"
@@ -371,8 +372,7 @@ def _recomputation(policy):
 
 
 def forbid_eval(trainer):
-    """Evaluation beside a training is what hangs boxes of unified memory: refused, whatever way
-    it may have been switched on."""
+    """Rejects every way to evaluate during training, which hangs hosts with unified memory."""
     args = trainer.args
     callbacks = trainer.callback_handler.callbacks
     found = {
@@ -395,7 +395,7 @@ def forbid_eval(trainer):
 
 
 def _optimizer(model, training, steps):
-    """AdamW with decoupled decay of matrices only, and the embedded engine's schedule."""
+    """Returns AdamW with decoupled decay of matrices only, and the embedded engine's schedule."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim == 2], "weight_decay": training.weight_decay},
@@ -407,7 +407,7 @@ def _optimizer(model, training, steps):
         betas=(training.beta1, training.beta2),
         eps=ADAM_EPSILON,
     )
-    # The scheduler counts the steps that were taken; a rate belongs to the step about to be.
+    # The scheduler counts the steps done; a rate belongs to the next step.
     rates = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda taken: schedule.factor(min(taken + 1, steps), steps, training)
     )

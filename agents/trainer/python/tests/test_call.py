@@ -1,4 +1,4 @@
-"""Reading a call: no torch needed."""
+"""Tests of parsing calls; they need no torch."""
 
 import unittest
 

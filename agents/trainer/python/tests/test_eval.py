@@ -1,4 +1,4 @@
-"""An evaluation cannot be switched on, whatever way it is tried."""
+"""Tests that no setting can enable an evaluation."""
 
 import tempfile
 import unittest

@@ -1,4 +1,4 @@
-"""Reading examples and cutting steps into passes."""
+"""Tests of reading examples and splitting steps into passes."""
 
 import json
 import os
@@ -102,7 +102,7 @@ class Cutting(unittest.TestCase):
 
     def test_a_packed_pass_has_no_place_without_a_token(self):
         shapes, total = self.shapes(packed=True)
-        # Last tokens are only targets.
+        # The last token of a sequence is only a target.
         self.assertEqual(shapes, [(1, 39), (1, 17 - 4)])
         self.assertEqual(total, {"tokens": 57, "scored": 57 - 5, "places": 57})
 

@@ -1,4 +1,4 @@
-"""The order of the data and the cadence of saving: no torch needed."""
+"""Tests of the data order and the save schedule; they need no torch."""
 
 import types
 import unittest
@@ -8,7 +8,7 @@ from flotilla_trainer import order, schedule
 
 class Order(unittest.TestCase):
     def test_the_hash_is_blake3(self):
-        # The first eight bytes of BLAKE3 of nothing, as its authors publish them.
+        # The first eight bytes of BLAKE3 of the empty text, as its authors publish them.
         empty = int.from_bytes(bytes.fromhex("af1349b9f5f9a1a6"), "little")
         self.assertEqual(order.blake3_u64(""), empty)
         with self.assertRaises(ValueError):

@@ -1,4 +1,4 @@
-"""A packed step is the step of its examples one by one: same loss, same gradients."""
+"""Tests that a packed step has the same loss and gradients as its examples one by one."""
 
 import types
 import unittest
@@ -18,7 +18,7 @@ def policy(attention):
 
 
 def model(kind, attention, recomputing=False):
-    """Of two layers, with weights that make attention matter."""
+    """Returns a model of two layers whose weights give attention a large effect."""
     config = transformers.CONFIG_MAPPING[kind](
         vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
@@ -32,7 +32,7 @@ def model(kind, attention, recomputing=False):
 
 
 def step(made, parts):
-    """Loss and gradients of a step."""
+    """Returns loss and gradients of a step."""
     loss = sum(training._summed_loss(made, part) for part in parts)
     loss.backward()
     return float(loss), {name: p.grad for name, p in made.named_parameters()}

@@ -11,10 +11,7 @@ use crate::{
 /// The limit of a compiled regular expression's size.
 const REGEX_BYTES_MAX: usize = 1 << 20;
 
-/// Compiles a pattern; returns `None` for an empty text.
-///
-/// # Errors
-/// Returns an error if the text is not a regular expression.
+/// Returns `None` for an empty text.
 pub(crate) fn compile_pattern(text: &str) -> Result<Option<Regex>, regex::Error> {
     if text.is_empty() { Ok(None) } else { Regex::new(text).map(Some) }
 }
@@ -27,7 +24,6 @@ fn extract_candidate<'a>(extract: Option<&Regex>, completion: &'a str) -> Option
     last.get(1).or_else(|| last.get(0)).map(|found| found.as_str().trim())
 }
 
-/// Compares the extracted text with the prompt's answer.
 pub(crate) fn judge_exact(extract: Option<&Regex>, item: &VerifyItem) -> JudgeResult {
     let Some(answer) = &item.answer else { return missing_answer() };
     match extract_candidate(extract, &item.completion) {
@@ -37,7 +33,6 @@ pub(crate) fn judge_exact(extract: Option<&Regex>, item: &VerifyItem) -> JudgeRe
     }
 }
 
-/// Compares the extracted number with the prompt's answer.
 pub(crate) fn judge_numeric(
     extract: Option<&Regex>,
     tolerance: NumberTolerance,
@@ -60,7 +55,7 @@ pub(crate) fn judge_numeric(
     }
 }
 
-/// Searches the completion for a pattern in which `{answer}` stands for the prompt's answer.
+/// Replaces `{answer}` in the pattern by the prompt's answer.
 pub(crate) fn judge_pattern(pattern: &str, item: &VerifyItem) -> JudgeResult {
     let answer = regex::escape(item.answer.as_deref().unwrap_or_default());
     let pattern = pattern.replace("{answer}", &answer);
@@ -71,7 +66,6 @@ pub(crate) fn judge_pattern(pattern: &str, item: &VerifyItem) -> JudgeResult {
     }
 }
 
-/// Returns the error for a prompt without an answer.
 fn missing_answer() -> JudgeResult {
     JudgeResult::input_error("the prompt has no field \"answer\"")
 }

@@ -6,7 +6,7 @@ use crate::{
     calls::VerifyItem, judge::CompletionJudge, judge_result::JudgeResult, program::SandboxSlot,
 };
 
-/// Several verifiers, run in order; the reward is the weighted mean of their rewards.
+/// The reward is the weighted mean of the stages' rewards.
 #[derive(Debug)]
 pub(crate) struct VerifierChain {
     stages: Vec<(CompletionJudge, f64)>,
@@ -14,10 +14,7 @@ pub(crate) struct VerifierChain {
 }
 
 impl VerifierChain {
-    /// Compiles all stages.
-    ///
-    /// # Errors
-    /// Returns what is wrong with the settings of a stage.
+    /// Fails with what is wrong with the settings of a stage.
     pub(crate) fn new(chain: &verifier::Chain) -> Result<Self, String> {
         let stage = |(number, stage): (usize, &verifier::chain::Stage)| {
             let how = stage.verifier.as_ref().and_then(|verifier| verifier.how.as_ref());
@@ -34,33 +31,32 @@ impl VerifierChain {
         }
     }
 
-    /// Returns the judges of all stages.
     pub(crate) fn stage_judges(&self) -> impl Iterator<Item = &CompletionJudge> {
         self.stages.iter().map(|(judge, _)| judge)
     }
 
-    /// Runs the stages in order. The chain passes if all stages pass. An error of a stage is the
-    /// result of the chain; stages after it do not run.
-    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
+    /// Passes if all stages pass. An error of a stage is the result of the chain; stages after it
+    /// do not run.
+    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
         let total: f64 = self.stages.iter().map(|(_, weight)| weight).sum();
         let mut paid = 0.0;
         let mut failed = None;
         for (number, (judge, weight)) in (1..).zip(&self.stages) {
-            let opinion = judge.judge_item(item, desk);
-            let detail = format!("stage {number}: {}", opinion.detail);
-            match opinion.outcome {
-                Outcome::Pass => paid += weight * opinion.reward,
+            let result = judge.judge_item(item, slot);
+            let detail = format!("stage {number}: {}", result.detail);
+            match result.outcome {
+                Outcome::Pass => paid += weight * result.reward,
                 Outcome::Fail => {
-                    paid += weight * opinion.reward;
+                    paid += weight * result.reward;
                     failed.get_or_insert(detail);
                     if self.stop_at_failure {
                         break;
                     }
                 }
-                Outcome::Error | Outcome::Unspecified => return JudgeResult { detail, ..opinion },
+                Outcome::Error | Outcome::Unspecified => return JudgeResult { detail, ..result },
             }
         }
-        let opinion = failed.map_or_else(JudgeResult::full_pass, JudgeResult::failed_because);
-        opinion.with_reward(paid / total)
+        let result = failed.map_or_else(JudgeResult::full_pass, JudgeResult::failed_because);
+        result.with_reward(paid / total)
     }
 }

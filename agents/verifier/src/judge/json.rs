@@ -15,8 +15,7 @@ pub(crate) fn find_document(completion: &str) -> Option<Value> {
     })
 }
 
-/// Returns true if two values are equal: 1 equals 1.0, and the order of an object's keys does not
-/// matter.
+/// Treats 1 as 1.0 and ignores the order of keys.
 pub(crate) fn json_equal(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {

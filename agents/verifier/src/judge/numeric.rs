@@ -1,6 +1,6 @@
 //! Numbers as people and models write them.
 
-/// The difference at which two numbers still count as equal: the larger of both bounds.
+/// Two numbers are equal within the larger of both bounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct NumberTolerance {
     pub absolute: f64,
@@ -9,14 +9,13 @@ pub(crate) struct NumberTolerance {
 }
 
 impl NumberTolerance {
-    /// Returns true if the difference is within the tolerance.
     pub(crate) fn accepts_number(self, found: f64, expected: f64) -> bool {
         (found - expected).abs() <= self.absolute.max(self.relative * expected.abs())
     }
 }
 
-/// Parses a text that is a number: `1,234.5`, `-3`, `1e-3`, `3/4`, `1 1/2`, `\frac{3}{4}`,
-/// `2\frac{1}{2}`, `$12`, `50%` (as 50). Returns `None` for a sentence.
+/// Parses `1,234.5`, `-3`, `1e-3`, `3/4`, `1 1/2`, `\frac{3}{4}`, `2\frac{1}{2}`, `$12`, `50%` (as
+/// 50). Returns `None` for a sentence.
 pub(crate) fn parse_number(text: &str) -> Option<f64> {
     let text = text.trim().trim_matches('$').trim();
     let plain = text.replace("\\$", "").replace("\\%", "%").replace("\\,", "").replace("\\!", "");
@@ -35,12 +34,12 @@ pub(crate) fn parse_number(text: &str) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// Parses the integer in front of a fraction; an empty text is 0.
+/// Returns 0 for an empty text, which may precede a fraction.
 fn parse_whole_part(text: &str) -> Option<f64> {
     if text.trim().is_empty() { Some(0.0) } else { parse_digits(text.trim()) }
 }
 
-/// Parses `\frac{a}{b}` with no text behind it.
+/// Allows no text behind `\frac{a}{b}`.
 fn parse_latex_fraction(text: &str) -> Option<f64> {
     let rest = text.strip_prefix("\\frac")?.trim_start().strip_prefix('{')?;
     let (above, rest) = rest.split_once('}')?;
@@ -58,7 +57,7 @@ fn parse_ratio(text: &str) -> Option<f64> {
     Some(parse_whole_part(before)? + parse_digits(above)? / below)
 }
 
-/// Parses digits with an optional minus sign.
+/// Allows a minus sign before the digits.
 fn parse_signed(text: &str) -> Option<f64> {
     let text = text.trim();
     match text.strip_prefix('-') {
@@ -67,8 +66,8 @@ fn parse_signed(text: &str) -> Option<f64> {
     }
 }
 
-/// Parses digits with thousands separators, a decimal point and an exponent. Signs and words such
-/// as `inf` are rejected.
+/// Allows thousands separators, a decimal point and an exponent, but no sign and no word such as
+/// `inf`.
 fn parse_digits(text: &str) -> Option<f64> {
     let starts = text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
     let legal = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | 'e' | 'E' | '+' | '-');
@@ -86,8 +85,7 @@ fn parse_digits(text: &str) -> Option<f64> {
     text.replace(',', "").parse().ok()
 }
 
-/// Finds the final number of a text: in its last `\boxed{}`, else behind its last `####`, else the
-/// last number.
+/// Finds the number in the last `\boxed{}`, else behind the last `####`, else the last number.
 pub(crate) fn find_answer(text: &str) -> Option<f64> {
     if let Some(inside) = last_boxed(text) {
         return parse_number(inside).or_else(|| last_number(inside));
@@ -99,7 +97,7 @@ pub(crate) fn find_answer(text: &str) -> Option<f64> {
     last_number(text)
 }
 
-/// Returns the content of the last `\boxed{…}`, including nested braces.
+/// Includes nested braces.
 fn last_boxed(text: &str) -> Option<&str> {
     let start = text.rfind("\\boxed{")? + "\\boxed{".len();
     let mut depth = 1_usize;
@@ -116,17 +114,15 @@ fn last_boxed(text: &str) -> Option<&str> {
     None
 }
 
-/// Returns the last number of a text.
 fn last_number(text: &str) -> Option<f64> {
     split_words(text).rev().find_map(number_in_word)
 }
 
-/// Returns the first number of a text.
 fn first_number(text: &str) -> Option<f64> {
     split_words(text).find_map(number_in_word)
 }
 
-/// Splits a text into runs of characters that may form a number, a fraction or a LaTeX fraction.
+/// Splits at characters that cannot be part of a number, a fraction or a LaTeX fraction.
 fn split_words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     let part_of = |c: char| {
         c.is_ascii_digit()
@@ -136,8 +132,7 @@ fn split_words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     text.split(move |c: char| !part_of(c))
 }
 
-/// Returns the number in a word that may have punctuation or the end of another word around it
-/// (`face3`).
+/// Allows punctuation or the end of another word around the number (`face3`).
 fn number_in_word(word: &str) -> Option<f64> {
     if let Some(at) = word.find("\\frac") {
         let start = word[..at].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);

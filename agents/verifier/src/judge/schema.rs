@@ -6,18 +6,14 @@ use serde_json::Value;
 
 use crate::{calls::VerifyItem, judge::json, judge_result::JudgeResult};
 
-/// The number of schema errors in a verdict's detail.
+/// In a verdict's detail.
 const ERRORS_MAX: usize = 3;
 
-/// The compiled schema of the settings. Without one, each prompt has its own schema.
+/// Without a schema in the settings, each prompt has its own.
 #[derive(Debug)]
 pub(crate) struct SchemaVerifier(Option<Validator>);
 
 impl SchemaVerifier {
-    /// Compiles the schema.
-    ///
-    /// # Errors
-    /// Returns an error if the text is not a JSON schema.
     pub(crate) fn new(schema: &str) -> Result<Self, String> {
         if schema.is_empty() {
             return Ok(Self(None));
@@ -26,7 +22,6 @@ impl SchemaVerifier {
         compile_schema(&schema).map(Some).map(Self)
     }
 
-    /// Checks the completion's JSON against the schema of the settings or of the prompt.
     pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
         if let Some(validator) = &self.0 {
             return judge_document(validator, item);
@@ -48,13 +43,12 @@ impl SchemaVerifier {
     }
 }
 
-/// Compiles a schema. References are never fetched, and patterns take time linear in the text.
+/// Never fetches references; patterns take time linear in the text.
 fn compile_schema(schema: &Value) -> Result<Validator, String> {
     let options = jsonschema::options().with_pattern_options(PatternOptions::regex());
     options.build(schema).map_err(|error| error.to_string())
 }
 
-/// Checks the completion's JSON document against the schema.
 fn judge_document(validator: &Validator, item: &VerifyItem) -> JudgeResult {
     let Some(document) = json::find_document(&item.completion) else {
         return JudgeResult::failed_because("not JSON: neither the completion nor a block of it");

@@ -8,19 +8,18 @@ use crate::{
     judge_result::JudgeResult,
 };
 
-/// The partial reward for readable calls of wrong tools.
+/// For readable calls of wrong tools.
 const READABLE_REWARD: f64 = 0.25;
-/// The partial reward for the right tools with wrong arguments.
+/// For the right tools with wrong arguments.
 const RIGHT_TOOLS_REWARD: f64 = 0.5;
 
-/// One tool call; compared by name and by JSON equality of the arguments.
+/// Compared by name and by JSON equality of the arguments.
 #[derive(Debug, Clone)]
 struct ToolCall {
     name: String,
     arguments: Value,
 }
 
-/// The settings by which calls are compared.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ToolCallRules {
     pub ordered: bool,
@@ -28,7 +27,6 @@ pub(crate) struct ToolCallRules {
 }
 
 impl ToolCallRules {
-    /// Compares the calls of the completion with the expected calls.
     pub(crate) fn judge_item(self, item: &VerifyItem) -> JudgeResult {
         let expected = match expected_calls(item) {
             Ok(expected) => expected,
@@ -51,8 +49,8 @@ impl ToolCallRules {
         if self.partial { failed.with_reward(reward) } else { failed }
     }
 
-    /// Returns true if both lists have the same length and each call matches a different expected
-    /// call, in order if the settings require it.
+    /// Returns true if each call matches a different expected call and none is left, in order if
+    /// the settings require it.
     fn calls_match(
         self,
         made: &[ToolCall],
@@ -102,7 +100,7 @@ impl ToolCall {
     }
 }
 
-/// Reads the expected calls from the prompt's field `tool_calls` or its answer.
+/// Reads the prompt's field `tool_calls` or its answer.
 fn expected_calls(item: &VerifyItem) -> Result<Vec<ToolCall>, String> {
     let field = item.fields.get("tool_calls").cloned();
     let answer = || item.answer.as_deref().and_then(|text| serde_json::from_str(text).ok());
@@ -116,11 +114,8 @@ fn expected_calls(item: &VerifyItem) -> Result<Vec<ToolCall>, String> {
     })
 }
 
-/// Finds the calls between `<tool_call>` tags (Hermes, Qwen) or in a JSON document. An empty list
-/// is a valid result.
-///
-/// # Errors
-/// Returns an error if a call cannot be read.
+/// Finds calls between `<tool_call>` tags (Hermes, Qwen) or in a JSON document, possibly none.
+/// Fails if one cannot be read.
 fn find_calls(completion: &str) -> Result<Vec<ToolCall>, String> {
     let mut calls = Vec::new();
     let mut tagged = completion.split("<tool_call>").skip(1).peekable();
@@ -141,7 +136,6 @@ fn find_calls(completion: &str) -> Result<Vec<ToolCall>, String> {
     }
 }
 
-/// Describes how the calls differ from the expected ones.
 fn describe_mismatch(made: &[ToolCall], expected: &[ToolCall], tools: bool) -> String {
     let names = |calls: &[ToolCall]| {
         let names: Vec<&str> = calls.iter().map(|call| call.name.as_str()).collect();
@@ -173,8 +167,8 @@ mod tests {
         fields.insert("tool_calls".into(), expected);
         let item =
             VerifyItem { completion: completion.into(), fields, ..VerifyItem::example_item() };
-        let opinion = rules.judge_item(&item);
-        (opinion.outcome, opinion.reward)
+        let result = rules.judge_item(&item);
+        (result.outcome, result.reward)
     }
 
     const ANY: ToolCallRules = ToolCallRules { ordered: false, partial: true };

@@ -2,27 +2,48 @@
 
 use sandbox::{ProgramEnd, ProgramLimits, SandboxError, SandboxProgram, SandboxRoom, WORK};
 
-use super::harness_report::describe_end;
-use crate::{language::ProgramLanguage, tools::VerifierTool};
+use super::{SandboxSlot, harness_report::describe_end};
+use crate::{
+    judge_result::JudgeResult,
+    language::{ProgramLanguage, ProgramSource},
+    tools::{ToolNeed, VerifierTool},
+};
 
-/// The path of the compiled binary in the room.
 const BINARY_PATH: &str = "./main";
 
-/// The result of a build.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum BuildOutcome {
-    /// The command line of the program, and true if the compiler printed warnings.
-    Ready {
-        argv: Vec<String>,
-        warnings: bool,
-    },
+/// The command line of a built program, and true if the compiler printed warnings.
+pub(super) struct BuiltProgram {
+    pub argv: Vec<String>,
+    pub warnings: bool,
+}
+
+enum BuildOutcome {
+    Ready(BuiltProgram),
     CompileError(String),
-    /// The compiler could not be started.
     CompilerUnavailable(String),
 }
 
-/// Compiles the source file in the room if its language needs it.
-pub(super) fn build_program(
+/// Builds the source in a new room and judges it there. A source that does not compile fails; a
+/// compiler that cannot be started is a host error.
+pub(super) fn judge_built_program(
+    source: &ProgramSource<'_>,
+    compiler_limits: &ProgramLimits,
+    slot: &mut SandboxSlot<'_>,
+    judge: impl FnOnce(BuiltProgram, &mut SandboxRoom<'_>) -> Result<JudgeResult, SandboxError>,
+) -> Result<JudgeResult, JudgeResult> {
+    let tool = slot.find_tool(&ToolNeed::Language(source.language))?;
+    let files = [(source.language.file_name(), source.code)];
+    slot.run_in_room(&files, |room| {
+        match build_program(source.language, tool, compiler_limits, room)? {
+            BuildOutcome::Ready(program) => judge(program, room),
+            BuildOutcome::CompileError(why) => Ok(JudgeResult::failed_because(why)),
+            BuildOutcome::CompilerUnavailable(why) => Ok(JudgeResult::host_error(why)),
+        }
+    })
+}
+
+/// Compiles the source file if its language needs it.
+fn build_program(
     language: ProgramLanguage,
     tool: &VerifierTool,
     limits: &ProgramLimits,
@@ -31,7 +52,7 @@ pub(super) fn build_program(
     let Some(arguments) = compiler_arguments(language) else {
         let argv =
             [&tool.argv[..], &["-I".into(), "-B".into(), language.file_name().into()]].concat();
-        return Ok(BuildOutcome::Ready { argv, warnings: false });
+        return Ok(BuildOutcome::Ready(BuiltProgram { argv, warnings: false }));
     };
     let argv = tool.argv.iter().cloned().chain(arguments.iter().map(|&word| word.to_owned()));
     let program = SandboxProgram {
@@ -41,10 +62,10 @@ pub(super) fn build_program(
     };
     let ended = room.run(&program, limits)?;
     Ok(match &ended.how {
-        ProgramEnd::Exited(0) => BuildOutcome::Ready {
+        ProgramEnd::Exited(0) => BuildOutcome::Ready(BuiltProgram {
             argv: vec![BINARY_PATH.to_owned()],
             warnings: String::from_utf8_lossy(&ended.stderr).contains("warning"),
-        },
+        }),
         ProgramEnd::NotStarted(why) => {
             BuildOutcome::CompilerUnavailable(format!("the compiler: {why}"))
         }
@@ -59,7 +80,7 @@ pub(super) fn build_program(
     })
 }
 
-/// Returns the compiler's arguments, or `None` for an interpreted language.
+/// Returns `None` for an interpreted language.
 fn compiler_arguments(language: ProgramLanguage) -> Option<&'static [&'static str]> {
     Some(match language {
         ProgramLanguage::Python => return None,
@@ -76,7 +97,6 @@ fn compiler_arguments(language: ProgramLanguage) -> Option<&'static [&'static st
     })
 }
 
-/// Returns the compiler's environment.
 fn compiler_environment(language: ProgramLanguage) -> Vec<(String, String)> {
     let pairs: &[(&str, &str)] = match language {
         ProgramLanguage::Go => &[
@@ -93,7 +113,7 @@ fn compiler_environment(language: ProgramLanguage) -> Vec<(String, String)> {
     given.chain(cache).collect()
 }
 
-/// Returns the first line with an error of a compiler's output, else the first line.
+/// Returns the first line with an error, else the first line.
 fn first_error(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());

@@ -4,19 +4,15 @@ use serde_json::Value;
 
 use crate::calls::VerifyItem;
 
-/// One input and the expected output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TestCase {
     pub input: String,
     pub output: String,
 }
 
-/// Parses the prompt's test cases: `cases` or `test_cases`, a list of `{"input", "output"}`, or
-/// `input_output` in the form of APPS, with the lists `inputs` and `outputs`. A prompt without
-/// these fields has an empty list.
-///
-/// # Errors
-/// Returns a description of the field that cannot be read.
+/// Parses `cases` or `test_cases`, a list of `{"input", "output"}`, or `input_output` in the form
+/// of APPS, with the lists `inputs` and `outputs`. A prompt without these fields has no cases. The
+/// error describes the field that cannot be read.
 pub(super) fn parse_cases(item: &VerifyItem) -> Result<Vec<TestCase>, String> {
     if let Some(value) = item.fields.get("input_output").and_then(parse_embedded) {
         return pair_lists(&value).ok_or_else(|| {
@@ -43,7 +39,7 @@ fn parse_embedded(value: &Value) -> Option<Value> {
     }
 }
 
-/// Parses one object with an input and an output, by any of the known names.
+/// Accepts any of the known names of input and output.
 fn parse_case(value: &Value) -> Option<TestCase> {
     let one_of = |names: &[&str]| names.iter().find_map(|name| value.get(name));
     let input = one_of(&["input", "stdin"]).map_or(Some(String::new()), join_text)?;
@@ -51,7 +47,6 @@ fn parse_case(value: &Value) -> Option<TestCase> {
     Some(TestCase { input, output })
 }
 
-/// Pairs the lists `inputs` and `outputs`, which must have the same length.
 fn pair_lists(value: &Value) -> Option<Vec<TestCase>> {
     let (inputs, outputs) = (value["inputs"].as_array()?, value["outputs"].as_array()?);
     if inputs.len() != outputs.len() {
@@ -62,7 +57,7 @@ fn pair_lists(value: &Value) -> Option<Vec<TestCase>> {
     inputs.iter().zip(outputs).map(case).collect()
 }
 
-/// Returns a text, a number as text, or lines joined by newlines.
+/// Accepts a text, a number, or lines to join.
 fn join_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

@@ -6,7 +6,7 @@ use wire::v1::verifier;
 
 use super::{
     SandboxSlot,
-    build::{BuildOutcome, build_program},
+    build::{BuiltProgram, judge_built_program},
     cases::parse_cases,
     harness_report::describe_end,
     limits,
@@ -17,17 +17,13 @@ use crate::{
     calls::VerifyItem,
     judge_result::JudgeResult,
     language::{ProgramLanguage, requested_language},
-    tools::ToolNeed,
 };
 
-/// The reward of a program that compiles with warnings.
 const WARNINGS_REWARD: f64 = 0.3;
-/// The reward of a program that compiles without warnings.
 const CLEAN_REWARD: f64 = 0.5;
-/// The reward of a program that runs; passed cases raise it up to 1.
+/// Passed cases raise it up to 1.
 const RUNS_REWARD: f64 = 0.7;
 
-/// The settings of a `compile` verifier.
 #[derive(Debug)]
 pub(crate) struct CompileVerifier {
     language: String,
@@ -50,16 +46,15 @@ impl From<&verifier::Compile> for CompileVerifier {
 }
 
 impl CompileVerifier {
-    /// Compiles and, if required, runs the program of the completion.
-    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
-        self.try_judge(item, desk).unwrap_or_else(|opinion| opinion)
+    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
+        self.try_judge(item, slot).unwrap_or_else(|result| result)
     }
 
-    /// Does the work of `judge_item`; the error is a result that ends it early.
+    /// Fails with a result that ends the judging early.
     fn try_judge(
         &self,
         item: &VerifyItem,
-        desk: &mut SandboxSlot<'_>,
+        slot: &mut SandboxSlot<'_>,
     ) -> Result<JudgeResult, JudgeResult> {
         let cases = parse_cases(item).map_err(JudgeResult::input_error)?;
         let source = read_source(&self.language, item)?;
@@ -68,17 +63,8 @@ impl CompileVerifier {
                 requested_language(&self.language, item) == Ok(Some(ProgramLanguage::Python)),
             ));
         }
-        let tool = desk.find_tool(&ToolNeed::Language(source.language))?;
-        let files = [(source.language.file_name(), source.code)];
-        desk.run_in_room(&files, |room| {
-            let (argv, warnings) =
-                match build_program(source.language, tool, &self.compiler_limits, room)? {
-                    BuildOutcome::CompileError(why) => return Ok(JudgeResult::failed_because(why)),
-                    BuildOutcome::CompilerUnavailable(why) => {
-                        return Ok(JudgeResult::host_error(why));
-                    }
-                    BuildOutcome::Ready { argv, warnings } => (argv, warnings),
-                };
+        judge_built_program(&source, &self.compiler_limits, slot, |program, room| {
+            let BuiltProgram { argv, warnings } = program;
             let compiled = if warnings { WARNINGS_REWARD } else { CLEAN_REWARD };
             if !cases.is_empty() {
                 let ran = run_cases(&argv, &cases, self.output, &self.limits, true, room)?;
@@ -98,15 +84,13 @@ impl CompileVerifier {
     }
 }
 
-/// Returns the result for a Python program: an error if the prompt requested Python, a failure if
-/// the model chose it.
+/// Returns an error if the prompt requested Python, a failure if the model chose it.
 fn reject_python(asked: bool) -> JudgeResult {
-    let told = "python is not compiled: judge it by `stdio` or `python`";
-    if asked { JudgeResult::input_error(told) } else { JudgeResult::failed_because(told) }
+    let problem = "python is not compiled: judge it by `stdio` or `python`";
+    if asked { JudgeResult::input_error(problem) } else { JudgeResult::failed_because(problem) }
 }
 
-/// Returns the result of a program with cases: the reward above `RUNS_REWARD` is divided among the
-/// cases.
+/// Divides the reward above `RUNS_REWARD` among the cases.
 fn judge_cases(ran: &CaseResults, compiled: f64) -> JudgeResult {
     let CaseResults {
         passed,

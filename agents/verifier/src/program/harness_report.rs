@@ -7,7 +7,6 @@ use sandbox::{ProgramEnd, ProgramLimits, ProgramResult, SandboxProgram};
 use super::SandboxSlot;
 use crate::judge_result::JudgeResult;
 
-/// The number of the last stderr bytes that a message quotes.
 const STDERR_TAIL_BYTES: usize = 300;
 
 /// The report line `WORD done PASSED TOTAL DETAIL`.
@@ -20,39 +19,36 @@ pub(super) enum HarnessReport {
     },
     /// The prompt's own tests cannot be run.
     InvalidTests(String),
-    /// The harness ended without a report.
     Missing(String),
 }
 
 impl HarnessReport {
-    /// Runs a harness that reads a secret word from stdin and prints nothing but the report, which
-    /// begins with that word.
+    /// Runs a harness that reads a secret word from stdin and prints only the report, which begins
+    /// with it.
     pub(super) fn run_harness(
         argv: Vec<String>,
         files: &[(&str, Vec<u8>)],
         limits: &ProgramLimits,
-        desk: &mut SandboxSlot<'_>,
+        slot: &mut SandboxSlot<'_>,
     ) -> Result<Self, JudgeResult> {
         let word = secret_word();
         let program =
             SandboxProgram { argv, stdin: word.clone().into_bytes(), ..SandboxProgram::default() };
-        let ended = desk.run_in_room(files, |room| room.run(&program, limits))?;
+        let ended = slot.run_in_room(files, |room| room.run(&program, limits))?;
         check_started(&ended)?;
         Ok(Self::read_report(&word, &ended, limits))
     }
 
-    /// Reads the report of an ended harness. It counts only after the secret word and with exit
-    /// code 0.
+    /// Accepts a report only after the secret word and with exit code 0.
     fn read_report(word: &str, ended: &ProgramResult, limits: &ProgramLimits) -> Self {
         let text = String::from_utf8_lossy(&ended.stdout);
-        let said = text.strip_prefix(word).and_then(|rest| rest.strip_prefix(' '));
-        match said.filter(|_| ended.how == ProgramEnd::Exited(0)).and_then(Self::parse) {
+        let report = text.strip_prefix(word).and_then(|rest| rest.strip_prefix(' '));
+        match report.filter(|_| ended.how == ProgramEnd::Exited(0)).and_then(Self::parse) {
             Some(report) => report,
             None => Self::Missing(describe_end(ended, limits)),
         }
     }
 
-    /// Parses the report behind the secret word.
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.splitn(4, ' ');
         let (kind, passed, total) = (words.next()?, words.next()?, words.next()?);
@@ -68,7 +64,7 @@ impl HarnessReport {
         }
     }
 
-    /// Converts the report into a result. With `partial`, the reward is the share of passed tests.
+    /// Rewards the share of passed tests with `partial`.
     pub(super) fn into_result(self, partial: bool) -> JudgeResult {
         match self {
             Self::InvalidTests(problem) => JudgeResult::input_error(problem),
@@ -98,7 +94,7 @@ pub(super) fn check_started(ended: &ProgramResult) -> Result<(), JudgeResult> {
     }
 }
 
-/// Describes how a program ended, with the end of its stderr.
+/// Includes the end of stderr.
 pub(crate) fn describe_end(ended: &ProgramResult, limits: &ProgramLimits) -> String {
     let how = match &ended.how {
         ProgramEnd::Exited(code) => format!("it ended with code {code}"),
@@ -119,8 +115,8 @@ pub(crate) fn describe_end(ended: &ProgramResult, limits: &ProgramLimits) -> Str
     }
 }
 
-/// Returns a random word that programs cannot guess: the hash keys of the standard library come
-/// from the operating system's randomness.
+/// Draws on the standard library's hash keys, which come from the system's randomness, so that
+/// programs cannot guess the word.
 fn secret_word() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())

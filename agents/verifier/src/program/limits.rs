@@ -4,17 +4,15 @@ use std::time::Duration;
 
 use wire::v1::verifier;
 
-/// The upper bound of a spec's timeout.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
-/// The memory limit of a compiler.
 const COMPILER_MEMORY_BYTES: u64 = 4 << 30;
 const COMPILER_DISK_BYTES: u64 = 512 << 20;
 
 const MIB: u64 = 1 << 20;
 const KIB: u64 = 1 << 10;
 
-/// Returns the limits of a program. Missing or zero settings take the sandbox's defaults.
+/// Replaces missing or zero settings by the sandbox's defaults.
 pub(super) fn program_limits(limits: Option<&verifier::Limits>) -> sandbox::ProgramLimits {
     let default = sandbox::ProgramLimits::default();
     let Some(limits) = limits else { return default };
@@ -31,7 +29,7 @@ pub(super) fn program_limits(limits: Option<&verifier::Limits>) -> sandbox::Prog
     }
 }
 
-/// Returns the limits of a compiler. The default timeout is 60 s.
+/// Defaults to a timeout of 60 s.
 pub(super) fn compiler_limits(timeout_s: f64) -> sandbox::ProgramLimits {
     let default = sandbox::ProgramLimits::default();
     sandbox::ProgramLimits {
@@ -42,7 +40,7 @@ pub(super) fn compiler_limits(timeout_s: f64) -> sandbox::ProgramLimits {
     }
 }
 
-/// Returns a positive timeout, bounded by `TIMEOUT_MAX`.
+/// Accepts a positive timeout up to `TIMEOUT_MAX`.
 fn parse_timeout(seconds: f64) -> Option<Duration> {
     let wall = Duration::try_from_secs_f64(seconds).ok().filter(|wall| !wall.is_zero())?;
     Some(wall.min(TIMEOUT_MAX))

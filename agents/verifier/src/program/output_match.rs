@@ -4,7 +4,6 @@ use wire::v1::verifier::{self, Match};
 
 use crate::judge::{NumberTolerance, parse_number};
 
-/// The settings by which outputs are compared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OutputMatcher {
     matching: Match,
@@ -23,7 +22,6 @@ impl From<Option<&verifier::Output>> for OutputMatcher {
 }
 
 impl OutputMatcher {
-    /// Returns true if the output matches the expected text.
     pub(super) fn matches_expected(self, printed: &[u8], expected: &str) -> bool {
         let text = String::from_utf8_lossy(printed);
         match self.matching {
@@ -36,7 +34,7 @@ impl OutputMatcher {
         }
     }
 
-    /// Compares two outputs word by word; numbers may differ by the tolerance.
+    /// Compares word by word; numbers may differ by the tolerance.
     fn numbers_match(self, printed: &str, expected: &str) -> bool {
         let (mut printed, mut expected) = (printed.split_whitespace(), expected.split_whitespace());
         loop {
@@ -48,7 +46,6 @@ impl OutputMatcher {
         }
     }
 
-    /// Returns true if two words are equal, or numbers within the tolerance.
     fn words_match(self, found: &str, wanted: &str) -> bool {
         let close =
             || Some(self.tolerance.accepts_number(parse_number(found)?, parse_number(wanted)?));
@@ -56,7 +53,7 @@ impl OutputMatcher {
     }
 }
 
-/// Returns the lines without trailing white space and without empty lines at the end.
+/// Drops trailing white space and empty lines at the end.
 fn normalized_lines(text: &str) -> impl Iterator<Item = &str> {
     text.trim_end().lines().map(str::trim_end)
 }

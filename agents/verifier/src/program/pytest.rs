@@ -8,13 +8,10 @@ use crate::{
     tools::ToolNeed,
 };
 
-/// The Python program that runs pytest and reports the result.
 const HARNESS: &str = include_str!("pytest_harness.py");
 
-/// The name of the harness in the room.
 const HARNESS_FILE: &str = "harness.py";
 
-/// The settings of a `pytest` verifier.
 #[derive(Debug)]
 pub(crate) struct PytestVerifier {
     limits: sandbox::ProgramLimits,
@@ -35,8 +32,7 @@ impl From<&verifier::Pytest> for PytestVerifier {
 }
 
 impl PytestVerifier {
-    /// Runs the prompt's tests on the completion's module.
-    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
+    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
         let Some(tests) = item.text_field("tests").or_else(|| item.text_field("test")) else {
             return JudgeResult::input_error(
                 "the prompt has no field \"tests\" with a file for pytest",
@@ -46,23 +42,22 @@ impl PytestVerifier {
             Ok(source) => source.code,
             Err(problem) => return JudgeResult::failed_because(problem),
         };
-        self.run_tests(code, tests, desk).unwrap_or_else(|trouble| trouble)
+        self.run_tests(code, tests, slot).unwrap_or_else(|result| result)
     }
 
-    /// Runs the harness in a room with the module and the tests.
     fn run_tests(
         &self,
         code: &str,
         tests: &str,
-        desk: &mut SandboxSlot<'_>,
+        slot: &mut SandboxSlot<'_>,
     ) -> Result<JudgeResult, JudgeResult> {
-        let python = &desk.find_tool(&ToolNeed::Pytest)?.argv;
+        let python = &slot.find_tool(&ToolNeed::Pytest)?.argv;
         let argv = [&python[..], &["-I".into(), "-B".into(), HARNESS_FILE.into()]].concat();
         let files = [
             (HARNESS_FILE, HARNESS.as_bytes().to_vec()),
             (self.module.as_str(), code.as_bytes().to_vec()),
             ("test_program.py", tests.as_bytes().to_vec()),
         ];
-        Ok(HarnessReport::run_harness(argv, &files, &self.limits, desk)?.into_result(self.partial))
+        Ok(HarnessReport::run_harness(argv, &files, &self.limits, slot)?.into_result(self.partial))
     }
 }

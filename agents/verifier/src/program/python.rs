@@ -15,13 +15,10 @@ use crate::{
     tools::ToolNeed,
 };
 
-/// The Python program that runs the tests of a solution.
 const HARNESS: &str = include_str!("harness.py");
 
-/// The name of the harness in the room.
 const HARNESS_FILE: &str = "program.py";
 
-/// The settings of a `python` verifier.
 #[derive(Debug)]
 pub(crate) struct PythonVerifier {
     limits: sandbox::ProgramLimits,
@@ -29,7 +26,6 @@ pub(crate) struct PythonVerifier {
     challenge: bool,
 }
 
-/// The input of the harness.
 #[derive(Debug, Clone, PartialEq)]
 struct PythonTask {
     code: String,
@@ -46,29 +42,27 @@ impl From<&verifier::Python> for PythonVerifier {
 }
 
 impl PythonVerifier {
-    /// Runs the prompt's tests on the completion's program.
-    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
+    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
         let task = match build_task(item, self.challenge) {
             Ok(task) => task,
             Err(problem) => return JudgeResult::input_error(problem),
         };
-        self.run_task(&task, desk).unwrap_or_else(|trouble| trouble)
+        self.run_task(&task, slot).unwrap_or_else(|result| result)
     }
 
-    /// Runs the harness on a task.
     fn run_task(
         &self,
         task: &PythonTask,
-        desk: &mut SandboxSlot<'_>,
+        slot: &mut SandboxSlot<'_>,
     ) -> Result<JudgeResult, JudgeResult> {
-        let python = &desk.find_tool(&ToolNeed::Language(ProgramLanguage::Python))?.argv;
+        let python = &slot.find_tool(&ToolNeed::Language(ProgramLanguage::Python))?.argv;
         let argv = [&python[..], &["-I".into(), "-B".into(), HARNESS_FILE.into()]].concat();
         let files = [(HARNESS_FILE, self.harness_program(task).into_bytes())];
-        let report = HarnessReport::run_harness(argv, &files, &self.limits, desk)?;
+        let report = HarnessReport::run_harness(argv, &files, &self.limits, slot)?;
         Ok(report.into_result(self.partial))
     }
 
-    /// Returns the harness and its task in one file. A JSON text is a valid Python literal.
+    /// Joins the harness and its task; a JSON text is a valid Python literal.
     fn harness_program(&self, task: &PythonTask) -> String {
         let PythonTask { code, setup, tests, entry } = task;
         let partial = u8::from(self.partial);
@@ -79,10 +73,7 @@ impl PythonVerifier {
     }
 }
 
-/// Builds the task of an item.
-///
-/// # Errors
-/// Returns what the prompt lacks.
+/// Fails with what the prompt lacks.
 fn build_task(item: &VerifyItem, challenge: bool) -> Result<PythonTask, String> {
     let tests = collect_tests(item, challenge)?;
     let entry = item.text_field("entry_point").unwrap_or_default();
@@ -105,11 +96,10 @@ fn build_task(item: &VerifyItem, challenge: bool) -> Result<PythonTask, String> 
     })
 }
 
-/// Matches `def check(candidate)`, the test function of HumanEval.
+/// The test function of HumanEval.
 static CHECK_PATTERN: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"(?m)^def check\(").expect("a regular expression"));
 
-/// Collects the tests from the prompt's fields.
 fn collect_tests(item: &VerifyItem, challenge: bool) -> Result<Vec<String>, String> {
     let mut tests = Vec::new();
     for name in ["test", "tests", "test_list"] {
@@ -124,7 +114,7 @@ fn collect_tests(item: &VerifyItem, challenge: bool) -> Result<Vec<String>, Stri
     Ok(tests)
 }
 
-/// Returns the source texts of a field: one text or a list of texts.
+/// Accepts one text or a list of texts.
 fn source_fields(item: &VerifyItem, name: &str) -> Result<Vec<String>, String> {
     let wrong = || format!("the prompt's field {name:?} is neither a text nor a list of texts");
     match item.fields.get(name) {
@@ -139,8 +129,8 @@ fn source_fields(item: &VerifyItem, name: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// Returns the solution: a whole program, a function behind the prompt's preceding code, or a
-/// continuation of the prompt.
+/// Returns a whole program, a function behind the prompt's preceding code, or a continuation of the
+/// prompt.
 fn solution_code(item: &VerifyItem, entry: &str) -> String {
     let prompt = item.question_text();
     let start = find_definition(prompt, entry);
@@ -164,7 +154,7 @@ fn solution_code(item: &VerifyItem, entry: &str) -> String {
     format!("{prompt}{rest}")
 }
 
-/// Returns the offset of the function or class of this name at the outermost level.
+/// Returns the offset of the function or class at the outermost level.
 fn find_definition(code: &str, entry: &str) -> Option<usize> {
     if entry.is_empty() {
         return None;
@@ -181,14 +171,12 @@ fn find_definition(code: &str, entry: &str) -> Option<usize> {
     })
 }
 
-/// Returns true if the first non-empty line is indented.
 fn starts_indented(text: &str) -> bool {
     let first = text.lines().find(|line| !line.trim().is_empty());
     first.is_some_and(|line| line.starts_with("  ") || line.starts_with('\t'))
 }
 
-/// Cuts a continuation at the first stop word of HumanEval, after which a model no longer writes
-/// the solution.
+/// Cuts at the first stop word of HumanEval, after which a model no longer writes the solution.
 fn trim_continuation(text: &str) -> &str {
     const STOP: [&str; 6] = ["\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n```"];
     let end = STOP.iter().filter_map(|word| text.find(word)).min();

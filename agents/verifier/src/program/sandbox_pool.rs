@@ -27,11 +27,10 @@ pub(crate) struct SandboxPool {
     idle_cells: Mutex<Vec<PooledCell>>,
 }
 
-/// The limit of idle cells. Specs may name different paths, and each set of paths needs its own
-/// cells.
+/// Specs may name different paths, and each set of paths needs its own cells.
 const IDLE_CELLS_MAX: usize = 64;
 
-/// A cell and the paths that it shows in addition to the system and the tools.
+/// The paths are shown in addition to the system and the tools.
 #[derive(Debug)]
 struct PooledCell {
     shown_paths: Vec<PathBuf>,
@@ -46,23 +45,19 @@ pub(crate) struct SandboxSlot<'a> {
 }
 
 impl SandboxPool {
-    /// Creates a pool without a sandbox; it is opened on first use.
     pub(crate) fn new(toolchain: Toolchain) -> Self {
         Self { toolchain, sandbox: OnceLock::new(), idle_cells: Mutex::default() }
     }
 
-    /// Returns a pool that runs no programs, for tests.
     #[cfg(test)]
     pub(crate) fn without_programs() -> Self {
         Self::new(Toolchain::without_programs())
     }
 
-    /// Returns a slot for one thread.
     pub(crate) fn open_slot(&self) -> SandboxSlot<'_> {
         SandboxSlot { pool: self, cell: None }
     }
 
-    /// Takes an idle cell that shows exactly these paths, or starts one.
     fn take_cell(&self, shown: &[PathBuf]) -> Result<PooledCell, JudgeResult> {
         let take = |idle: &mut Vec<PooledCell>| {
             let place = idle.iter().rposition(|idle| idle.shown_paths == shown)?;
@@ -89,31 +84,29 @@ impl SandboxPool {
         Ok(PooledCell { shown_paths: shown.to_owned(), cell })
     }
 
-    /// Returns a cell to the pool; drops the least recently used cell above `IDLE_CELLS_MAX`.
+    /// Drops the cell that has been idle the longest above `IDLE_CELLS_MAX`.
     fn return_cell(&self, cell: PooledCell) {
         let Ok(mut idle) = self.idle_cells.lock() else { return };
         idle.push(cell);
         if idle.len() > IDLE_CELLS_MAX {
-            // The cell that has been idle the longest.
             idle.remove(0);
         }
     }
 }
 
 impl<'a> SandboxSlot<'a> {
-    /// Returns a tool of this host, or a host error if it is missing.
+    /// Returns a host error if the tool is missing.
     pub(crate) fn find_tool(&self, need: &ToolNeed) -> Result<&'a VerifierTool, JudgeResult> {
         let lacking =
             || JudgeResult::host_error(format!("this box lacks {}", need.describe_missing()));
         self.pool.toolchain.tools.get(need).ok_or_else(lacking)
     }
 
-    /// Returns the toolchain of this host.
     pub(crate) fn toolchain(&self) -> &'a Toolchain {
         &self.pool.toolchain
     }
 
-    /// Runs programs in a new room. If the sandbox fails, returns a host error and drops the cell.
+    /// Drops the cell and returns a host error if the sandbox fails.
     pub(crate) fn run_in_room<P: AsRef<str>, C: AsRef<[u8]>, T>(
         &mut self,
         files: &[(P, C)],
@@ -147,9 +140,7 @@ impl<'a> SandboxSlot<'a> {
     }
 }
 
-/// The next to judge finds the cell warm.
 impl Drop for SandboxSlot<'_> {
-    /// Returns the cell to the pool for the next slot.
     fn drop(&mut self) {
         if let Some(cell) = self.cell.take() {
             self.pool.return_cell(cell);

@@ -7,7 +7,7 @@ use wire::v1::verifier;
 
 use super::{
     SandboxSlot,
-    build::{BuildOutcome, build_program},
+    build::judge_built_program,
     cases::{TestCase, parse_cases},
     harness_report::describe_end,
     limits,
@@ -17,10 +17,8 @@ use crate::{
     calls::VerifyItem,
     judge_result::JudgeResult,
     language::{ProgramSource, extract_source, requested_language},
-    tools::ToolNeed,
 };
 
-/// The settings of a `stdio` verifier.
 #[derive(Debug)]
 pub(crate) struct StdioVerifier {
     language: String,
@@ -43,42 +41,30 @@ impl From<&verifier::Stdio> for StdioVerifier {
 }
 
 impl StdioVerifier {
-    /// Runs the completion's program on the prompt's cases.
-    pub(crate) fn judge_item(&self, item: &VerifyItem, desk: &mut SandboxSlot<'_>) -> JudgeResult {
-        self.try_judge(item, desk).unwrap_or_else(|opinion| opinion)
+    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
+        self.try_judge(item, slot).unwrap_or_else(|result| result)
     }
 
-    /// Does the work of `judge_item`; the error is a result that ends it early.
+    /// Fails with a result that ends the judging early.
     fn try_judge(
         &self,
         item: &VerifyItem,
-        desk: &mut SandboxSlot<'_>,
+        slot: &mut SandboxSlot<'_>,
     ) -> Result<JudgeResult, JudgeResult> {
         let cases = parse_cases(item).map_err(JudgeResult::input_error)?;
         if cases.is_empty() {
             return Err(JudgeResult::input_error("the prompt has no cases: no field \"cases\""));
         }
         let source = read_source(&self.language, item)?;
-        let tool = desk.find_tool(&ToolNeed::Language(source.language))?;
-        let files = [(source.language.file_name(), source.code)];
-        desk.run_in_room(&files, |room| {
-            Ok(match build_program(source.language, tool, &self.compiler_limits, room)? {
-                BuildOutcome::CompileError(why) => JudgeResult::failed_because(why),
-                BuildOutcome::CompilerUnavailable(why) => JudgeResult::host_error(why),
-                BuildOutcome::Ready { argv, .. } => {
-                    let all = self.partial;
-                    cases_result(
-                        &run_cases(&argv, &cases, self.output, &self.limits, all, room)?,
-                        all,
-                    )
-                }
-            })
+        judge_built_program(&source, &self.compiler_limits, slot, |program, room| {
+            let all = self.partial;
+            let ran = run_cases(&program.argv, &cases, self.output, &self.limits, all, room)?;
+            Ok(cases_result(&ran, all))
         })
     }
 }
 
-/// Converts the results of the cases into a result. With `partial`, the reward is the share of
-/// passed cases.
+/// Rewards the share of passed cases with `partial`.
 fn cases_result(ran: &CaseResults, partial: bool) -> JudgeResult {
     if let Some(why) = &ran.start_error {
         return JudgeResult::host_error(why);
@@ -91,7 +77,6 @@ fn cases_result(ran: &CaseResults, partial: bool) -> JudgeResult {
     if partial { failed.with_reward(ran.passed_share()) } else { failed }
 }
 
-/// Extracts the completion's program in the requested language.
 pub(super) fn read_source<'a>(
     setting: &str,
     item: &'a VerifyItem,
@@ -104,26 +89,24 @@ pub(super) fn read_source<'a>(
     extract_source(wanted, &item.completion).map_err(JudgeResult::failed_because)
 }
 
-/// The results of a program on its cases.
 #[derive(Debug, Default)]
 pub(super) struct CaseResults {
     pub passed: usize,
     pub total: usize,
-    /// A description of the first failed case.
     pub first_failure: String,
-    /// True if all runs ended by themselves with code 0, regardless of the output.
+    /// True if all runs ended with code 0, regardless of the output.
     pub exited_normally: bool,
     pub start_error: Option<String>,
 }
 
 impl CaseResults {
-    /// Returns the share of passed cases, 0 without cases.
+    /// Returns 0 without cases.
     pub(super) fn passed_share(&self) -> f64 {
         if self.total == 0 { 0.0 } else { self.passed as f64 / self.total as f64 }
     }
 }
 
-/// Runs a program on its cases in order. Stops at the first failed case unless `all` is set.
+/// Stops at the first failed case unless `all` is set.
 pub(super) fn run_cases(
     argv: &[String],
     cases: &[TestCase],
@@ -158,7 +141,6 @@ pub(super) fn run_cases(
     Ok(ran)
 }
 
-/// Returns why a case failed, or `None` if it passed.
 fn describe_failure(
     ended: &ProgramResult,
     case: &TestCase,

@@ -1,4 +1,4 @@
-//! Commands that judge: what they see of the box, in the sandbox and allowed outside of it.
+//! Commands that judge: what they see of the host, in the sandbox and allowed outside of it.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::rig::{item, judge_all, kit, told};
 
 const LONG_S: f64 = 30.0;
 
-/// Directories of a box: an agent's kit, and a place for judges.
+/// Directories of a host: an agent's kit, and a place for judges.
 struct Place {
     directory: TempDir,
 }
@@ -35,7 +35,7 @@ impl Place {
             fs::create_dir(place.path(part)).expect("a directory");
             open_to_all(&place.path(part));
         }
-        // As anybody may read them, only what hides them protects them.
+        // The file is readable for all, so only hiding protects it.
         fs::write(place.path("kit/key.nk"), "SUSECRET").expect("a key");
         place
     }
@@ -51,7 +51,7 @@ impl Place {
         path.display().to_string()
     }
 
-    /// A box whose owner opened or allowed this; `None` where it contains nothing.
+    /// Tests a host whose owner opened or allowed this; `None` if it contains nothing.
     fn tested(&self, paths: &[PathBuf], commands: &[PathBuf]) -> Option<Toolchain> {
         let hidden = vec![self.path("kit")];
         let grants = OwnerGrants::from_flags(paths, commands, &hidden).expect("they are there");
@@ -81,7 +81,7 @@ fn judge(kit: &Toolchain, argv: Vec<String>, paths: &[&str], timeout_s: f64) -> 
     judge_all(kit.clone(), how, &[item]).remove(0)
 }
 
-/// A script that puts what it finds out into its verdict's detail, one word a line of `script`.
+/// Returns a script whose verdict's detail has one word for each line of `script`.
 fn telling(script: &str) -> String {
     format!(
         "exec 2>/dev/null\nfound=$({script})\nprintf '{{\"outcome\":\"pass\",\"detail\":\"%s\"}}' \"$(echo $found)\""
@@ -196,7 +196,7 @@ fn an_allowed_one_runs_on_the_box_and_reads_neither_the_kit_nor_the_agent() {
     let expected =
         if Path::new("/bin/bash").exists() { "connected powerless" } else { "powerless" };
     assert_eq!(told(&judge(&kit, vec![script], &[], LONG_S)), ("pass", 1.0, expected));
-    // What was not allowed is contained as before.
+    // A command that was not allowed is contained as before.
     let script = telling(&format!("cat {kit_path}/key.nk; echo end"));
     assert_eq!(told(&judge(&kit, shell(&script), &[], LONG_S)), ("pass", 1.0, "end"));
 }
@@ -208,7 +208,7 @@ fn where_nothing_is_contained_only_what_was_allowed_runs() {
     let ran = place.path("judges/ran").display().to_string();
     let hidden = vec![place.path("kit")];
     let mut without = kit(VerifierTools::default(), hidden, OwnerGrants::default());
-    // A sandbox that cannot be had.
+    // A sandbox that cannot be started.
     without.cell_launch.program = "/bin/false".into();
     let (without, tested) = without.test_host();
     assert!(tested.contained.is_err());

@@ -1,4 +1,4 @@
-//! All of HumanEval: what is right passes, and what is a little wrong fails.
+//! All of HumanEval: right solutions pass, and slightly wrong ones fail.
 
 use std::io::Read;
 
@@ -11,7 +11,7 @@ use wire::{
 
 use crate::rig::{box_with, judge_all, told};
 
-/// The right answer, made wrong as late as can be: of the right type and close by.
+/// The right answer with a small change of the same type.
 const SPOILED: &str = "
 
 def spoiled(function):

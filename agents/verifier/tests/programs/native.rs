@@ -69,7 +69,7 @@ fn a_program_that_misbehaves_fails_its_case() {
     assert_eq!(verdicts[5].reward.to_bits(), 0.5_f64.to_bits(), "{:?}", verdicts[5]);
 }
 
-/// What a C program is worth, with cases and without.
+/// Rewards of a C program, with cases and without.
 const RUNGS: [(&str, f64, f64); 6] = [
     ("int main(void) { return x; }", 0.0, 0.0),
     ("#include <stdlib.h>\nint main(void) { int unused; abort(); }", 0.3, 0.3),

@@ -1,4 +1,4 @@
-//! Python: the conventions of its data sets, and programs that would rather not be judged.
+//! Python: the conventions of its data sets, and programs that try to avoid judgement.
 
 use serde_json::json;
 use verifier::VerifyItem;
@@ -14,13 +14,13 @@ fn human(completion: &str) -> VerifyItem {
     item(PROMPT, completion, json!({ "test": CHECK, "entry_point": "double" }))
 }
 
-/// Little time, so that what never ends does not take long.
+/// Limits the time, so that endless programs do not take long.
 fn quick(partial: bool) -> How {
     let limits = Limits { timeout_s: 3.0, memory_mib: 256, ..Limits::default() };
     How::Python(Python { limits: Some(limits), partial, challenge: false })
 }
 
-/// Each would pass if its exit code, its output or its own word for it counted.
+/// Each would pass if its exit code, its output or its own report counted.
 const ATTACKS: [(&str, &str); 22] = [
     ("exits early", "import sys\nsys.exit(0)\n"),
     ("exits when it is called", "import sys\ndef double(x):\n    sys.exit(0)\n"),

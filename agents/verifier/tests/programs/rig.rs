@@ -1,4 +1,4 @@
-//! A box's tools and sandbox, and completions to judge.
+//! A host's tools and sandbox, and completions to judge.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use wire::v1::{Verifier, verdicts::Verdict, verifier::How};
 
 const JOBS: usize = 2;
 
-/// `None` with a message when this box lacks something.
+/// Returns `None` with a message if this host lacks something.
 pub(crate) fn box_with(tool: &str) -> Option<Toolchain> {
     let tools = VerifierTools::detect_tools(
         std::env::var_os("FLOTILLA_VERIFIER_PYTHON").map(PathBuf::from).as_deref(),
@@ -27,7 +27,7 @@ pub(crate) fn box_with(tool: &str) -> Option<Toolchain> {
     }
 }
 
-/// A box as nobody has tested it yet.
+/// Returns a host that is not tested yet.
 pub(crate) fn kit(tools: VerifierTools, hidden: Vec<PathBuf>, grants: OwnerGrants) -> Toolchain {
     let test = std::env::current_exe().expect("this test has a path");
     let built = test.ancestors().nth(2).expect("it lies in a build directory");
@@ -38,7 +38,6 @@ pub(crate) fn kit(tools: VerifierTools, hidden: Vec<PathBuf>, grants: OwnerGrant
     Toolchain { tools, cell_launch: cell, masked_launch: masked, hidden, grants, contains: true }
 }
 
-/// A completion with its prompt's fields.
 pub(crate) fn item(prompt: &str, completion: &str, fields: Value) -> VerifyItem {
     let Value::Object(fields) = fields else { panic!("fields are an object") };
     VerifyItem {
@@ -57,7 +56,7 @@ pub(crate) fn judge_all(kit: Toolchain, how: How, items: &[VerifyItem]) -> Vec<V
     once.judge_items(items).into_iter().map(|judgement| judgement.verdict).collect()
 }
 
-/// `pass`, `fail` or `error`, with the reward and the detail.
+/// Returns `pass`, `fail` or `error`, with the reward and the detail.
 pub(crate) fn told(verdict: &Verdict) -> (&'static str, f64, &str) {
     let outcome = match verdict.outcome() {
         wire::v1::verdicts::Outcome::Pass => "pass",
@@ -72,7 +71,7 @@ pub(crate) fn cases<const N: usize>(cases: [(&str, &str); N]) -> Value {
     json!({ "cases": cases.iter().map(case).collect::<Vec<_>>() })
 }
 
-/// Fields of both.
+/// Merges the fields.
 pub(crate) fn and(one: Value, other: Value) -> Value {
     let fields = |value: Value| match value {
         Value::Object(fields) => fields,

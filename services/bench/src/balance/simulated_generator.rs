@@ -13,16 +13,12 @@ const STEP_FIXED: f64 = 0.25;
 /// Interval between two progress messages of a worker about a job, in nanoseconds.
 const PROGRESS_INTERVAL: u64 = 200_000_000;
 
-/// A box that samples with a fixed number of slots.
-///
 /// It pulls an order while it has fewer outstanding samples than slots. Each step advances all
 /// running sequences by one token; finished sequences free their slots for waiting ones.
 pub(super) struct SimulatedGenerator {
     /// Tokens per second with full slots.
     speed: f64,
-    /// True if the box knows its speed, from an earlier phase or a completed order.
     known: bool,
-    /// Number of completed samples; `tokens` counts their tokens.
     drawn: u32,
     tokens: u32,
     pub(super) lost: bool,
@@ -31,35 +27,27 @@ pub(super) struct SimulatedGenerator {
     running: Vec<SimulatedSequence>,
     waiting: VecDeque<SimulatedSequence>,
     held: BTreeMap<usize, SimulatedJob>,
-    /// Unfinished samples, as far as the worker has reported progress.
     outstanding: u32,
     pub(super) stepping: bool,
-    /// True while a pull is open.
     pub(super) pulling: bool,
-    /// The last completed order and the time at which the box received it.
     last_completed: Option<(usize, u64)>,
 }
 
-/// A sample in progress.
 struct SimulatedSequence {
     job: usize,
     tokens: u32,
     tokens_left: u32,
 }
 
-/// An order that the box holds.
 struct SimulatedJob {
     since: u64,
-    /// Samples that are not complete.
     samples_left: u32,
-    /// Complete samples that the worker has not reported yet.
     unreported: u32,
     /// Time of the last progress report, in nanoseconds.
     reported_at: u64,
 }
 
 impl SimulatedGenerator {
-    /// Creates an idle box.
     pub(super) fn new(speed: f64, known: bool) -> Self {
         Self {
             speed,
@@ -78,27 +66,22 @@ impl SimulatedGenerator {
         }
     }
 
-    /// Returns true if the box may open a pull.
     pub(super) fn can_pull(&self) -> bool {
         !self.lost && !self.backing_off && !self.pulling && self.outstanding < SLOTS
     }
 
-    /// Returns true if the box holds no order.
     pub(super) fn is_idle(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// Returns the orders that the box holds.
     pub(super) fn held_orders(&self) -> Vec<usize> {
         self.held.keys().copied().collect()
     }
 
-    /// Returns the number of unfinished samples, as far as the worker has reported progress.
     pub(super) fn outstanding_samples(&self) -> u32 {
         self.outstanding
     }
 
-    /// Returns the throughput that the box has measured; its speed is 0 while unknown.
     pub(super) fn sampling_throughput(&self) -> agent_core::SamplingThroughput {
         agent_core::SamplingThroughput {
             tokens_per_s: if self.known { self.speed } else { 0.0 },
@@ -115,7 +98,6 @@ impl SimulatedGenerator {
         wall_s
     }
 
-    /// Adds an order with the lengths of its samples.
     pub(super) fn accept_order(&mut self, job: usize, tokens: Vec<u32>, now: u64) {
         let samples = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         self.outstanding += samples;
@@ -147,7 +129,6 @@ impl SimulatedGenerator {
         Some(nanoseconds)
     }
 
-    /// Advances every running sequence by one token and returns the orders that are complete.
     pub(super) fn end_step(&mut self, now: u64) -> Vec<usize> {
         let mut whole = Vec::new();
         for sequence in &mut self.running {
@@ -172,7 +153,6 @@ impl SimulatedGenerator {
         whole
     }
 
-    /// Removes an order whose samples are in the log.
     pub(super) fn complete_order(&mut self, job: usize) {
         if let Some(held) = self.held.remove(&job) {
             self.outstanding -= held.unreported;

@@ -33,7 +33,6 @@ const IDLE_STATUS_DELAY: u64 = SECOND / 10;
 const SILENCE_LIMIT: u64 = 5 * SECOND;
 /// Interval between two checks for stragglers.
 const STRAGGLER_INTERVAL: u64 = 2 * SECOND;
-/// Lease of a job.
 const LEASE: u64 = 30 * SECOND;
 /// Pause of a box that was offered a job that it already runs.
 const DUPLICATE_PAUSE: u64 = SECOND;
@@ -44,26 +43,21 @@ const TOKENS_MIN: u64 = 16;
 /// Longest accepted phase, in hours of virtual time.
 const HOURS_MAX: u64 = 10;
 
-/// The result of a simulated phase.
 pub(super) struct PhaseOutcome {
-    /// Time from the plan to the last sample in the log.
     pub seconds: f64,
-    /// Duration if all boxes that remain worked at full speed until the end.
+    /// If all boxes that remain worked at full speed until the end.
     pub ideal_s: f64,
     pub samples: u32,
     pub jobs: usize,
     /// Number of orders beyond one per job.
     pub again: usize,
-    /// Samples of each box.
     pub shares: Vec<u32>,
 }
 
-/// The boxes of a phase.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PhaseBoxes<'a> {
     /// Tokens per second of each box with full slots.
     pub speeds: &'a [f64],
-    /// True if the boxes know their speeds from earlier phases.
     pub known: bool,
     /// A box that disappears without a message when half of the work is done.
     pub lost: Option<usize>,
@@ -92,7 +86,6 @@ enum SimulationEvent {
     Lost { machine: usize },
 }
 
-/// The state of a simulated phase: the log, the boxes and a priority queue of events.
 struct PhaseSimulation {
     log: MemoryLog,
     workload: RaftWorkload,
@@ -106,8 +99,7 @@ struct PhaseSimulation {
     /// out.
     queue: VecDeque<usize>,
     pulls: VecDeque<usize>,
-    /// The time and content of each box's last status. `held` has the time at which each held job
-    /// was last reported.
+    /// Time and content of the last status. `held` has the time of the last report on each job.
     last_status: BTreeMap<usize, (u64, FleetMember)>,
     held: BTreeMap<HeldJob, u64>,
     written: BTreeSet<String>,
@@ -116,11 +108,6 @@ struct PhaseSimulation {
     shares: Vec<u32>,
 }
 
-/// Simulates the generate phase of one cycle.
-///
-/// # Errors
-///
-/// Fails if the phase does not end or the run's log contains anomalies.
 pub(super) fn simulate_phase(
     workload: RaftWorkload,
     boxes: PhaseBoxes<'_>,
@@ -199,13 +186,11 @@ impl PhaseSimulation {
         self.events.push(Reverse((self.now + after, self.scheduled, event)));
     }
 
-    /// Returns true if the samples of all jobs are written.
     fn is_complete(&self) -> bool {
         let cycle = self.log.run_state().cycles.get(&1);
         cycle.is_some_and(|cycle| cycle.jobs.len() == self.written.len())
     }
 
-    /// Returns the expected number of tokens of the whole plan.
     fn planned_tokens(&self) -> f64 {
         let prompts = u64::from(self.workload.prompts * self.workload.samples_per_prompt);
         let each = u64::from(self.workload.max_new_tokens) + TOKENS_MIN;
@@ -214,7 +199,6 @@ impl PhaseSimulation {
         tokens
     }
 
-    /// Handles an event and schedules those that follow from it.
     fn handle_event(&mut self, event: SimulationEvent) -> anyhow::Result<()> {
         match event {
             SimulationEvent::Ordered { order } => {
@@ -315,7 +299,6 @@ impl PhaseSimulation {
         self.open_pull(machine);
     }
 
-    /// Starts the next step of a box if it has sequences.
     fn start_step(&mut self, machine: usize) {
         let step = self.machines[machine].begin_step();
         self.machines[machine].stepping = step.is_some();
@@ -324,7 +307,6 @@ impl PhaseSimulation {
         }
     }
 
-    /// Opens a pull of a box if it has room.
     fn open_pull(&mut self, machine: usize) {
         if self.machines[machine].can_pull() {
             self.machines[machine].pulling = true;
@@ -333,7 +315,6 @@ impl PhaseSimulation {
         }
     }
 
-    /// Matches open pulls with waiting orders.
     fn match_pulls(&mut self) {
         while let (Some(&machine), Some(&order)) = (self.pulls.front(), self.queue.front()) {
             self.pulls.pop_front();
@@ -360,7 +341,6 @@ impl PhaseSimulation {
         Ok(())
     }
 
-    /// Records the status that a box announces.
     fn announce_status(&mut self, machine: usize) -> anyhow::Result<()> {
         let run = RunId::new("share")?;
         let holds: BTreeSet<HeldJob> = self.machines[machine]
@@ -382,7 +362,6 @@ impl PhaseSimulation {
         Ok(())
     }
 
-    /// Returns the fleet as the coordinator knows it at this time.
     fn known_fleet(&self) -> FleetSnapshot {
         let there = self.last_status.values().filter(|(at, _)| self.now - at < SILENCE_LIMIT);
         let ago = |at: &u64| (self.now - at) / 1_000_000;
@@ -397,8 +376,6 @@ impl PhaseSimulation {
         }
     }
 
-    /// Runs the planner and schedules the orders that it writes. With `again` it also checks for
-    /// stragglers.
     fn run_planner(&mut self, again: bool) {
         self.log.coordinate_fleet(self.known_fleet(), self.now / 1_000_000, again);
         for record in self.log.take_records() {

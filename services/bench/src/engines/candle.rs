@@ -18,7 +18,6 @@ use super::{
     STEPS, TaskOutput, TaskSpeed, path_text, task_process, task_speed,
 };
 
-/// A runner that starts this program as a worker.
 pub(super) struct CandleRunner<'a> {
     program: PathBuf,
     model: &'a BenchModel,
@@ -26,7 +25,6 @@ pub(super) struct CandleRunner<'a> {
 }
 
 impl<'a> CandleRunner<'a> {
-    /// Creates a runner for a model with a number of threads.
     pub(super) fn new(model: &'a BenchModel, threads: usize) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("find this program")?;
         Ok(Self { program, model, threads })
@@ -48,7 +46,6 @@ impl EngineRunner for CandleRunner<'_> {
     }
 }
 
-/// Runs one task in the worker process and prints its speed as JSON.
 pub(crate) fn run_engine_task(model: &Path, text: &Path, task: &str) -> anyhow::Result<()> {
     let Some(task) = EngineTask::parse(task) else { bail!("--task {task}: no such task") };
     let tokens_per_s = match task {
@@ -99,8 +96,6 @@ fn measure_generate(
     Ok((prefill, decode))
 }
 
-/// Computes a perplexity and returns its token count; the caller measures the time of the whole
-/// process.
 fn run_perplexity(model: &Path, text: &Path) -> anyhow::Result<f64> {
     let (model, tokenizer) = engine::load_model(model, None, "cpu", MatrixDtype::Bf16)?;
     let text = std::fs::read_to_string(text).context("read the text")?;

@@ -7,7 +7,7 @@ use std::{path::Path, time::Instant};
 use anyhow::{Context, ensure};
 use cli::{local_models, output};
 use generator::{
-    BaseDtype, GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
+    GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
     GeneratorPaths, OfflineRequest,
 };
 use wire::v1;
@@ -28,16 +28,10 @@ const SLOTS: u32 = 64;
 /// Tokens of a prompt; each byte is one token.
 const PROMPT: usize = 96;
 
-/// Returns the description that the report prints.
 pub(super) fn order_title() -> String {
     format!("generate order, {PROMPTS} prompts × {SAMPLES} samples of {NEW}")
 }
 
-/// Runs one order and returns its speed. `base` is a directory or, for llama.cpp, a GGUF file.
-///
-/// # Errors
-///
-/// Fails if the engine cannot start or does not sample exactly the requested number of tokens.
 pub(super) fn measure_order(
     engine: &EngineSpeeds,
     choice: &GeneratorEngineChoice,
@@ -66,7 +60,7 @@ pub(super) fn measure_order(
     )?;
     let mut base_key = String::new();
     if let GeneratorBackend::LlamaCpp(llama) = &mut backend {
-        llama.dtype = BaseDtype::Bf16;
+        llama.dtype = formats::FloatDtype::Bf16;
         base_key = llama::local_model_key(base)?;
     }
     let request = |number: u32| v1::generate_order::Request {
@@ -98,7 +92,6 @@ pub(super) fn measure_order(
     Ok(OrderSpeed { engine: engine.name.clone(), tokens_per_s })
 }
 
-/// Returns a prompt of letters. Different numbers give different prompts.
 fn prompt_text(number: u32) -> String {
     let letters = ('a'..='z').cycle().skip(number as usize);
     letters.step_by(number as usize % 5 + 1).take(PROMPT).collect()

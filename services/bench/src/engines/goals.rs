@@ -3,7 +3,6 @@
 use super::{EngineSpeeds, EngineTask, EnginesReport, generate_order};
 use crate::BenchFigure;
 
-/// A required speed, relative to another engine on the same machine in the same run.
 struct SpeedGoal {
     name: &'static str,
     task: EngineTask,
@@ -11,7 +10,6 @@ struct SpeedGoal {
     at_least: f64,
 }
 
-/// Creates a goal in a constant.
 const fn speed_goal(
     name: &'static str,
     task: EngineTask,
@@ -50,7 +48,6 @@ const ORDER_FIGURE: &str = "engine: generate order, k = 8";
 /// Required speed of a generate order, relative to llama.cpp.
 const ORDER_AT_LEAST: f64 = 1.3;
 
-/// Returns the figures of the embedded engine, with limits where the other engine was measured.
 pub(super) fn engine_figures(report: &EnginesReport) -> Vec<BenchFigure> {
     let Some(ours) = report.engines.first() else { return Vec::new() };
     let peer = |name: &str| report.engines.iter().find(|engine| engine.name.starts_with(name));
@@ -79,7 +76,7 @@ pub(super) fn engine_figures(report: &EnginesReport) -> Vec<BenchFigure> {
             unit: "GB",
             limit: theirs.map(|theirs| MEMORY_SHARE * theirs),
             how: theirs.map_or("no PyTorch to compare with".into(), |theirs| {
-                format!("{TORCH} {theirs:.2} GB, of which {:.2}", measured / theirs)
+                format!("{:.2} of {TORCH}'s {theirs:.2} GB", measured / theirs)
             }),
         }));
     }
@@ -102,7 +99,7 @@ fn time_figure(
         limit: theirs.map(|theirs| 1e3 / theirs / at_least),
         how: theirs.map_or(format!("{ours:.1} tokens/s; no {peer} to compare with"), |theirs| {
             format!(
-                "{ours:.1} tokens/s, {peer} {theirs:.1}: {:.2} times as fast, to be {at_least}",
+                "{ours:.1} tokens/s, {peer} {theirs:.1}: {:.2} × (goal {at_least})",
                 ours / theirs
             )
         }),

@@ -17,7 +17,6 @@ use super::{
 };
 use crate::flotilla_program::find_flotilla;
 
-/// Converts the model to bf16 GGUF with `flotilla convert model`, for llama.cpp to run.
 pub(super) fn convert_model(model: &BenchModel, out: &Path) -> anyhow::Result<ConversionSpeed> {
     output::print_message("engines: converting to GGUF …");
     let mut command = Command::new(find_flotilla()?);
@@ -30,7 +29,6 @@ pub(super) fn convert_model(model: &BenchModel, out: &Path) -> anyhow::Result<Co
     })
 }
 
-/// A runner that starts the programs of a llama.cpp installation.
 pub(super) struct LlamaRunner<'a> {
     name: String,
     installation: LlamaInstallation,
@@ -41,10 +39,6 @@ pub(super) struct LlamaRunner<'a> {
 
 impl<'a> LlamaRunner<'a> {
     /// Finds an installation; returns `None` if no directory is given and llama.cpp is missing.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `directory` is given and contains no usable llama.cpp.
     pub(super) fn find_installation(
         directory: Option<&Path>,
         model: &'a BenchModel,
@@ -63,7 +57,6 @@ impl<'a> LlamaRunner<'a> {
         Ok(Some(Self { name, installation, model, gguf: gguf.to_owned(), threads }))
     }
 
-    /// Returns the command of a program, with its threads and the model.
     fn program_command(&self, program: &str) -> Command {
         let perplexity = self.installation.perplexity_path();
         let mut command = Command::new(perplexity.with_file_name(program));

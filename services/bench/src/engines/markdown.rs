@@ -5,16 +5,15 @@ use std::fmt::Write;
 use super::{EngineSpeeds, EngineTask, EnginesReport, ROUNDS, TASKS, generate_order};
 use crate::format_load;
 
-/// Formats the report with its tables of speed, memory and conversions.
 pub(super) fn write_markdown(report: &EnginesReport) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
         "### Engines side by side\n\n\
-         Random weights in the shape of Qwen2.5-0.5B (494 M parameters) in bf16, {} threads, one process a task.\n\
-         They take turns at each task; the fastest of {ROUNDS} counts, and the most memory. Generate\n\
-         orders come once, after that.\n\n\
+         Random weights in the shape of Qwen2.5-0.5B (494 M parameters), bf16, {} threads. Each task has a\n\
+         process of its own, and engines take turns. The fastest of {ROUNDS} rounds and the most memory count;\n\
+         generate orders run once.\n\n\
          Machine: {}. Load average before {}, after {}.\n",
         report.threads,
         report.machine,
@@ -24,7 +23,7 @@ pub(super) fn write_markdown(report: &EnginesReport) -> String {
     for engine in &report.engines {
         let _ = writeln!(text, "- **{}**: {}", short_name(&engine.name), engine.name);
     }
-    let _ = writeln!(text, "\n#### Tokens a second\n");
+    let _ = writeln!(text, "\n#### Tokens per second\n");
     write_task_table(&mut text, report, |engine, task, first| {
         let Some(speed) = engine.speeds.get(&task.cli_name()) else { return "-".into() };
         match first.and_then(|first| first.speeds.get(&task.cli_name())) {
@@ -39,7 +38,7 @@ pub(super) fn write_markdown(report: &EnginesReport) -> String {
     write_order_row(&mut text, report);
     let _ = writeln!(
         text,
-        "\nIn parentheses: how many times as fast the embedded engine is.\n\n#### Peak memory, GB\n"
+        "\nIn parentheses: the embedded engine's speed as a multiple.\n\n#### Peak memory, GB\n"
     );
     write_task_table(&mut text, report, |engine, task, _| {
         engine
@@ -47,8 +46,8 @@ pub(super) fn write_markdown(report: &EnginesReport) -> String {
             .get(&task.cli_name())
             .map_or("-".into(), |speed| format!("{:.2}", speed.peak_rss_bytes as f64 / 1e9))
     });
-    let _ = writeln!(text, "\n#### Conversion of the directory to a GGUF file\n");
-    let _ = writeln!(text, "| | MB read a second | peak memory, GB |\n|---|---|---|");
+    let _ = writeln!(text, "\n#### Conversion to GGUF\n");
+    let _ = writeln!(text, "| | MB/s read | peak memory, GB |\n|---|---|---|");
     for conversion in &report.conversions {
         let _ = writeln!(
             text,
@@ -61,7 +60,6 @@ pub(super) fn write_markdown(report: &EnginesReport) -> String {
     text.trim_end().to_owned()
 }
 
-/// Writes the row of generate orders; engines without a measurement show `-`.
 fn write_order_row(text: &mut String, report: &EnginesReport) {
     let speed = |engine: &EngineSpeeds| {
         let mut made = report.sampled.iter().filter(|made| made.engine == engine.name);
@@ -81,9 +79,6 @@ fn write_order_row(text: &mut String, report: &EnginesReport) {
     let _ = writeln!(text, "| {} | {} |", generate_order::order_title(), cells.join(" | "));
 }
 
-/// Writes a table with one row per task and one column per engine.
-///
-/// `cell` receives the first engine for comparison in all columns but the first.
 fn write_task_table(
     text: &mut String,
     report: &EnginesReport,
@@ -103,7 +98,6 @@ fn write_task_table(
     }
 }
 
-/// Returns an engine's name without versions.
 fn short_name(name: &str) -> &str {
     name.split([' ', '-']).next().unwrap_or(name)
 }

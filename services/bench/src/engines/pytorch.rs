@@ -38,7 +38,6 @@ import torch, transformers, peft
 print(f'PyTorch {torch.__version__}, transformers {transformers.__version__}, PEFT {peft.__version__}')
 ";
 
-/// A runner that starts the Python script.
 pub(super) struct PyTorchRunner<'a> {
     name: String,
     python: &'a Path,
@@ -48,7 +47,6 @@ pub(super) struct PyTorchRunner<'a> {
 }
 
 impl<'a> PyTorchRunner<'a> {
-    /// Writes the script and reads the versions of the libraries.
     pub(super) fn new(
         python: &'a Path,
         model: &'a BenchModel,
@@ -76,7 +74,6 @@ impl EngineRunner for PyTorchRunner<'_> {
     }
 }
 
-/// Converts the model to bf16 GGUF with llama.cpp's converter.
 pub(super) fn convert_with_python(
     python: &Path,
     converter: &Path,
@@ -96,7 +93,6 @@ pub(super) fn convert_with_python(
     })
 }
 
-/// Writes a script and returns its path.
 fn write_script(path: &Path, text: &str) -> anyhow::Result<PathBuf> {
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
     Ok(path.to_owned())

@@ -24,7 +24,6 @@ const SHAPE: ScratchShape = ScratchShape {
 /// Rows of the vocabulary. The byte tokenizer uses only the first 260.
 const VOCAB: u32 = 151_936;
 
-/// Writes the model in bf16 and a text of [`CHUNKS`] × [`CONTEXT`] tokens.
 pub(super) fn write_model(scratch: &Path) -> anyhow::Result<BenchModel> {
     output::print_message("engines: writing random weights in the shape of Qwen2.5-0.5B …");
     let directory = scratch.join("model");
@@ -45,8 +44,6 @@ pub(super) fn write_model(scratch: &Path) -> anyhow::Result<BenchModel> {
     Ok(BenchModel { directory, text, weights, weight_bytes })
 }
 
-/// Writes files to disk and drops their pages from the page cache.
-///
 /// Engines read model files in different ways. Without this, the placement of freshly written pages
 /// would influence the comparison.
 pub(super) fn evict_files(files: &[&Path]) -> anyhow::Result<()> {
@@ -61,7 +58,6 @@ pub(super) fn evict_files(files: &[&Path]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets the vocabulary size in the configuration, and an end token that no text contains.
 fn set_vocabulary(directory: &Path) -> anyhow::Result<()> {
     let path = directory.join("config.json");
     let text = std::fs::read_to_string(&path).context("read the configuration")?;

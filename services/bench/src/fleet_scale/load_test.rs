@@ -58,7 +58,6 @@ const WORKLOAD: RaftWorkload = RaftWorkload {
 
 /// Samples per second of the slowest boxes; the others are two, four and eight times as fast.
 const SAMPLES_PER_S: f64 = 1.5;
-/// Tokens of each sample.
 const TOKENS_A_SAMPLE: f64 = 24.0;
 /// Sequences that a box samples at once.
 const SLOTS: u32 = 8;
@@ -88,7 +87,6 @@ const RUN_LIMIT: Duration = Duration::from_secs(1800);
 /// Name of the run.
 const RUN: &str = "crowd";
 
-/// Totals over all boxes.
 struct LoadTotals {
     began: Instant,
     /// Idle periods of boxes: start and duration, in seconds since `began`.
@@ -97,7 +95,6 @@ struct LoadTotals {
     last_taken_ms: AtomicU64,
     samples: AtomicU64,
     jobs: AtomicU64,
-    /// True after the run has ended.
     is_over: AtomicBool,
 }
 
@@ -108,7 +105,6 @@ impl LoadTotals {
     }
 }
 
-/// Starts a server and a coordinator, runs the load test and stops them.
 pub(super) async fn measure_load() -> anyhow::Result<Vec<BenchFigure>> {
     output::print_message(&format!("fleet: {BOXES} boxes on a real bus …"));
     let directory = WorkDirectory::open_or_create(None, "bench-fleet")?;
@@ -134,7 +130,6 @@ pub(super) async fn measure_load() -> anyhow::Result<Vec<BenchFigure>> {
     outcome
 }
 
-/// Starts a coordinator process; its log is `coordinator.log` in `at`.
 fn spawn_coordinator(at: &Path, nats: &str, store: &str) -> anyhow::Result<Child> {
     Command::new(find_flotilla()?)
         .args(["coordinator", "--nats", nats, "--store", store, "--gateway", "127.0.0.1:0"])
@@ -148,11 +143,6 @@ fn spawn_coordinator(at: &Path, nats: &str, store: &str) -> anyhow::Result<Child
         .context("start the coordinator")
 }
 
-/// Starts all agents, publishes the spec, waits until the run ends and returns the figures.
-///
-/// # Errors
-///
-/// Fails if an agent fails, or if the run fails or exceeds [`RUN_LIMIT`].
 async fn run_load_test(
     bus: &Bus,
     store: &Store,
@@ -210,7 +200,6 @@ async fn run_load_test(
     Ok(load_figures(&ledger, submitted, began.elapsed(), cpu_s, rss))
 }
 
-/// Joins the queue of a kind of work `count` times; the consumers share `buses`.
 async fn join_queues(
     kind: WorkKind,
     count: u32,
@@ -223,7 +212,6 @@ async fn join_queues(
     stream::iter(joining).buffer_unordered(JOIN_AT_ONCE).try_collect().await
 }
 
-/// Waits for the next delivery; a pull that fails is retried after [`PAUSE_ON_ERROR`].
 async fn next_delivery(queue: &mut WorkQueue) -> Delivery {
     loop {
         match queue.next(PULL_TIMEOUT).await {
@@ -234,7 +222,6 @@ async fn next_delivery(queue: &mut WorkQueue) -> Delivery {
     }
 }
 
-/// Computes memory and CPU of the coordinator and the idle time of the boxes.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn load_figures(
     ledger: &LoadTotals,
@@ -262,17 +249,14 @@ fn load_figures(
             measured: rss as f64 / 1e6,
             unit: "MB",
             limit: Some(RSS_MAX_BYTES / 1e6),
-            how: format!("most it had; {what}"),
+            how: format!("peak; {what}"),
         },
         BenchFigure {
             name: "fleet: coordinator's share of a core",
             measured: cpu_s / wall_s,
             unit: "cores",
             limit: Some(CORES_MAX),
-            how: format!(
-                "{cpu_s:.1} s of processor time, {:.0} µs a sample",
-                1e6 * cpu_s / samples as f64
-            ),
+            how: format!("{cpu_s:.1} CPU s, {:.0} µs per sample", 1e6 * cpu_s / samples as f64),
         },
         BenchFigure {
             name: "fleet: boxes idle while there is work",
@@ -284,7 +268,6 @@ fn load_figures(
     ]
 }
 
-/// Stores the prompts and builds the spec of the run.
 async fn make_spec(store: &Store) -> anyhow::Result<Fact> {
     let prompts = store.put_blob(memory_log::prompt_lines("p", WORKLOAD.prompts)?.into()).await?;
     let mut spec = memory_log::make_raft_spec(RUN, WORKLOAD);
@@ -295,7 +278,6 @@ async fn make_spec(store: &Store) -> anyhow::Result<Fact> {
     Ok(Fact { subject, body: FactBody::Spec(spec) })
 }
 
-/// Behaves as a box with a generator: one job is running and one more is prefetched.
 async fn run_generator(
     number: u32,
     bus: Bus,
@@ -380,7 +362,6 @@ async fn pull_jobs(
     }
 }
 
-/// Returns the generate order of a delivery.
 fn parse_order(delivery: &Delivery) -> anyhow::Result<&v1::GenerateOrder> {
     let record = delivery.record.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
     match &record.fact.body {
@@ -389,7 +370,6 @@ fn parse_order(delivery: &Delivery) -> anyhow::Result<&v1::GenerateOrder> {
     }
 }
 
-/// Returns the number of samples of an order.
 fn sample_count(order: &v1::GenerateOrder) -> u32 {
     order.requests.iter().map(|request| request.count).sum()
 }
@@ -425,7 +405,6 @@ async fn generate_samples(
     Ok(())
 }
 
-/// Announces the status and the held jobs every [`STATUS_INTERVAL`].
 async fn announce_status(
     bus: &Bus,
     status: v1::AgentStatus,

@@ -18,12 +18,10 @@ use wire::{FactBody, FactKey, Record, RunId, v1};
 
 use crate::{BenchFigure, raft_effect::with_fleet};
 
-/// Cycles of the run.
 const CYCLES: u32 = 4;
 /// Accepted overhead of a cycle, in percent.
 const LIMIT_PERCENT: f64 = 5.0;
 
-/// Runs the demo task on a fleet with two generators and evaluates its facts.
 pub(super) async fn measure_overhead() -> anyhow::Result<Vec<BenchFigure>> {
     output::print_message("fleet: cycles of the demo …");
     let directory = WorkDirectory::open_or_create(None, "bench-overhead")?;
@@ -51,7 +49,6 @@ pub(super) async fn measure_overhead() -> anyhow::Result<Vec<BenchFigure>> {
     Ok([overhead_figure(&records), handover_figure(&records)].into_iter().flatten().collect())
 }
 
-/// Reads all facts of the first run other than `but`, until that run ends.
 async fn read_run(bus: Bus, but: RunId) -> anyhow::Result<Vec<Record>> {
     let mut facts = bus.follow_facts(Vec::new(), 0);
     let mut records = Vec::new();
@@ -87,14 +84,13 @@ fn overhead_figure(records: &[Record]) -> Option<BenchFigure> {
         unit: "%",
         limit: Some(LIMIT_PERCENT),
         how: format!(
-            "{:.0} ms of {:.2} s a cycle, {cycles:.0} cycles of the demo's task on 2 generators",
+            "{:.0} ms of {:.2} s per cycle; {cycles:.0} cycles of the demo's task, 2 generators",
             1000.0 * beyond,
             (to - from) / cycles
         ),
     })
 }
 
-/// Returns the mean time from an adapter's fact to each generator's first samples with it.
 fn handover_figure(records: &[Record]) -> Option<BenchFigure> {
     let mut waits = Vec::new();
     for trained in records.iter().filter(|record| is_final_checkpoint(record)) {
@@ -119,14 +115,13 @@ fn handover_figure(records: &[Record]) -> Option<BenchFigure> {
         unit: "ms",
         limit: None,
         how: format!(
-            "from an adapter in the log to a generator's first samples with it, on average of \
-             {count:.0}; drawing them took {:.0} ms of that",
+            "from an adapter's fact to a generator's first samples with it, mean of {count:.0}; \
+             sampling took {:.0} ms of that",
             1000.0 * drawn / count
         ),
     })
 }
 
-/// Returns true if a fact is the final checkpoint of a training.
 fn is_final_checkpoint(record: &Record) -> bool {
     matches!(&record.fact.body, FactBody::Checkpoint(checkpoint) if checkpoint.r#final)
 }
@@ -137,7 +132,6 @@ fn record_time_s(record: &Record) -> f64 {
     record.time_ms as f64 / 1000.0
 }
 
-/// Returns the time span of the work behind a fact, as the agent measured it.
 fn compute_span(record: &Record) -> Option<TimeSpan> {
     let wall_s = match (&record.fact.subject.key, &record.fact.body) {
         (FactKey::Samples { .. }, FactBody::Samples(samples)) => samples.wall_s,

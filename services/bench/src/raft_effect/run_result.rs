@@ -5,20 +5,16 @@ use std::time::Duration;
 use cycle::Run;
 use serde::Serialize;
 
-/// The result of one run, cycle by cycle.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct RunResult {
     pub run: String,
     pub seed: u64,
-    /// The finished cycles. The first one measures the base.
     pub cycles: Vec<CycleResult>,
-    /// The cycle with the best pass rate.
     pub best: u32,
     pub message: String,
     pub wall_s: f64,
 }
 
-/// The measurements of one cycle.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct CycleResult {
     pub cycle: u32,
@@ -27,7 +23,6 @@ pub(super) struct CycleResult {
     pub stderr: f64,
     pub sampled: u32,
     pub kept: u32,
-    /// Number of sampled prompts with at least one sample that passed.
     pub solved: u32,
     pub prompts: u32,
     pub generate_s: f64,
@@ -35,7 +30,6 @@ pub(super) struct CycleResult {
 }
 
 impl RunResult {
-    /// Summarises a run that has ended.
     pub(super) fn from_run(run: &Run, seed: u64, wall: Duration) -> Self {
         let done = run.cycles.values().filter_map(|cycle| Some((cycle, cycle.done.as_ref()?)));
         let figures = done.map(|(cycle, done)| {
@@ -65,18 +59,15 @@ impl RunResult {
         }
     }
 
-    /// Returns the pass rate of the last cycle, or 0 without cycles.
     pub(super) fn last_rate(&self) -> f64 {
         self.cycles.last().map_or(0.0, |cycle| cycle.pass_rate)
     }
 }
 
-/// Counts the items of an iterator.
 fn count_items<'a>(of: impl Iterator<Item = &'a u32>) -> u32 {
     u32::try_from(of.count()).unwrap_or(u32::MAX)
 }
 
-/// A mean over seeds and its standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct MeanEstimate {
     pub mean: f64,

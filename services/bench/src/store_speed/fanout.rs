@@ -95,18 +95,13 @@ pub(super) async fn measure_fanout() -> anyhow::Result<Vec<BenchFigure>> {
     Ok(figures)
 }
 
-/// The nodes from which boxes fetch.
 #[derive(Clone, Copy, PartialEq)]
 enum FetchSource {
-    /// The store alone.
     Store,
-    /// The store and the other boxes.
     Peers,
-    /// The store, the other boxes and a publisher that already has the adapter.
     Publisher,
 }
 
-/// The measurements of one round.
 struct FanoutRound {
     first: Duration,
     last: Duration,
@@ -120,8 +115,6 @@ struct FanoutRound {
     busy: f64,
 }
 
-/// Returns the figures for time and copies.
-///
 /// They come from the rounds with a publisher, because in a fleet the trainer that publishes an
 /// adapter also serves it.
 fn fanout_figures(
@@ -141,10 +134,9 @@ fn fanout_figures(
         _ => ("store: 40 MB to 8, 250 Mb/s", "store: copies sent, 250 Mb/s"),
     };
     let how = format!(
-        "the last of {BOXES}; the first {first:.3} s; {:.0} % of the line's rate, and {:.0} % of what \
-         links and cores make of plain sockets, {plain:.3} s, the slower of which is the limit's; for \
-         {:.2} CPU s of {cores} cores that were busy to {:.0} %; without its publisher among the peers \
-         {unpublished_last:.3} s; the store alone: {alone_last:.3} s",
+        "last of {BOXES}; first {first:.3} s; {:.0} % of the line rate, {:.0} % of plain sockets \
+         ({plain:.3} s); {:.2} CPU s, {cores} cores {:.0} % busy; publisher not a peer: \
+         {unpublished_last:.3} s; no peers: {alone_last:.3} s",
         100.0 * ideal / last,
         100.0 * plain / last,
         together.cpu_s,
@@ -159,8 +151,8 @@ fn fanout_figures(
             unit: "x",
             limit: Some(COPIES),
             how: format!(
-                "the most that left one of the store, {:.2}, and the publisher, {:.2}, headers \
-                 included; the store's without its publisher among the peers {:.2}; alone {:.2}",
+                "maximum, with headers; store {:.2}, publisher {:.2}; store {:.2} without the \
+                 publisher as peer, {:.2} without peers",
                 together.copies, together.published, unpublished.copies, alone.copies
             ),
         },
@@ -188,7 +180,6 @@ fn time_plain_sockets(network: &TestNetwork) -> anyhow::Result<f64> {
     Ok(last.duration_since(began).as_secs_f64())
 }
 
-/// Starts the store and the boxes, lets the boxes fetch the adapter and returns the measurements.
 fn run_round(
     network: &TestNetwork,
     scratch: &Path,
@@ -233,17 +224,14 @@ fn run_round(
     })
 }
 
-/// Returns the address of a node.
 fn node_address(index: usize, port: u16) -> anyhow::Result<SocketAddr> {
     Ok(format!("{}:{port}", TestNetwork::node_ip(index)).parse()?)
 }
 
-/// Returns the cache directory of a node.
 fn cache_path(scratch: &Path, index: usize) -> PathBuf {
     scratch.join(format!("cache-{index}"))
 }
 
-/// Starts the boxes and introduces them to each other. They then wait for the signal to fetch.
 fn start_boxes(
     network: &TestNetwork,
     scratch: &Path,
@@ -272,31 +260,26 @@ fn start_boxes(
     Ok(boxes)
 }
 
-/// Waits until all boxes report that they are done and returns the time of each.
 fn wait_all_done(boxes: &mut [SwarmNode]) -> anyhow::Result<Vec<Instant>> {
     std::thread::scope(|scope| {
         let listen =
             |one| scope.spawn(|| SwarmNode::receive_message::<String>(one).map(|_| Instant::now()));
         let listening: Vec<_> = boxes.iter_mut().map(listen).collect();
-        let heard = listening.into_iter().map(|one| match one.join() {
-            Ok(heard) => heard,
+        let waited = listening.into_iter().map(|one| match one.join() {
+            Ok(waited) => waited,
             Err(panic) => std::panic::resume_unwind(panic),
         });
-        heard.collect()
+        waited.collect()
     })
 }
 
-/// A worker process in the network, with pipes for line-separated JSON.
 struct SwarmNode {
     process: Child,
-    /// Standard input of the process.
     stdin: ChildStdin,
-    /// Standard output of the process.
     stdout: BufReader<ChildStdout>,
 }
 
 impl SwarmNode {
-    /// Starts a node with its task.
     fn start(network: &TestNetwork, index: usize, part: &SwarmTask) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("find this program")?;
         let mut process = network
@@ -319,11 +302,6 @@ impl SwarmNode {
         self.stdin.write_all(&line).context("talk to a box of the bench")
     }
 
-    /// Reads the next message.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the process has ended.
     fn receive_message<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         let mut line = String::new();
         if self.stdout.read_line(&mut line)? == 0 {

@@ -21,18 +21,27 @@ use wire::{AgentId, v1};
 /// Bytes of one read or write.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// The task of a node.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum SwarmTask {
-    /// Serves a directory through the gateway's object-store proxy.
-    Store { listen: SocketAddr, directory: PathBuf },
-    /// Fetches into an agent's cache, with or without peers.
-    Box { name: String, listen: SocketAddr, door: SocketAddr, cache: PathBuf, peers: bool },
+    Store {
+        listen: SocketAddr,
+        directory: PathBuf,
+    },
+    Box {
+        name: String,
+        listen: SocketAddr,
+        door: SocketAddr,
+        cache: PathBuf,
+        peers: bool,
+    },
     /// Sends bytes to one neighbour and receives as many from another one.
-    Plain { listen: SocketAddr, neighbour: SocketAddr, bytes: usize },
+    Plain {
+        listen: SocketAddr,
+        neighbour: SocketAddr,
+        bytes: usize,
+    },
 }
 
-/// The contact data that a box sends to the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PeerContact {
     pub(super) name: String,
@@ -40,15 +49,12 @@ pub(super) struct PeerContact {
     pub(super) address: SocketAddr,
 }
 
-/// The instruction of the bench: the peers, and the tree to fetch.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct FetchInstruction {
     pub(super) cards: Vec<PeerContact>,
-    /// The digest of the manifest, and the path.
     pub(super) tree: (String, String),
 }
 
-/// A peer directory with the boxes that the bench introduced.
 struct FixedPeers(std::sync::Mutex<Vec<PeerAgent>>);
 
 #[async_trait::async_trait]
@@ -62,7 +68,6 @@ impl PeerDirectory for FixedPeers {
     }
 }
 
-/// Runs a node until its task is done. `part` is a [`SwarmTask`] as JSON.
 pub(crate) fn run_swarm_node(part: &str) -> anyhow::Result<()> {
     let part: SwarmTask = serde_json::from_str(part).context("--part")?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -110,7 +115,6 @@ async fn serve_store(listen: SocketAddr, directory: PathBuf) -> anyhow::Result<I
     }
 }
 
-/// Fetches a tree on the bench's signal, and serves it to other boxes until all are done.
 async fn fetch_tree(
     name: AgentId,
     listen: SocketAddr,

@@ -10,7 +10,6 @@ const BURST: &str = "256kb";
 /// Longest queueing delay in front of a link, as in switches.
 const LATENCY: &str = "20ms";
 
-/// A network of namespaces that exist as long as the value.
 pub(super) struct TestNetwork {
     name: String,
     machines: Vec<String>,
@@ -19,10 +18,6 @@ pub(super) struct TestNetwork {
 impl TestNetwork {
     /// Creates `count` nodes at 10.99.0.1 and following addresses, with links of `mbit` Mbit/s in
     /// both directions.
-    ///
-    /// # Errors
-    ///
-    /// Fails without the permission to create namespaces, or without `ip` and `tc`.
     pub(super) fn new(count: usize, mbit: u32) -> anyhow::Result<Self> {
         let name = format!("flo{}", std::process::id());
         let mut network = Self { name: name.clone(), machines: Vec::new() };
@@ -52,26 +47,22 @@ impl TestNetwork {
         Ok(network)
     }
 
-    /// Creates a namespace that is deleted with the network.
     fn add_namespace(&mut self, name: &str) -> anyhow::Result<()> {
         run_command(&["ip", "netns", "add", name])?;
         self.machines.push(name.to_owned());
         Ok(())
     }
 
-    /// Returns the IP address of a node.
     pub(super) fn node_ip(index: usize) -> String {
         format!("10.99.0.{index}")
     }
 
-    /// Returns a command that runs the program given as its next argument on a node.
     pub(super) fn command_on(&self, index: usize) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &format!("{}-{index}", self.name)]);
         command
     }
 
-    /// Returns the bytes that a node has sent, as its link counts them.
     pub(super) fn read_sent_bytes(&self, index: usize) -> anyhow::Result<u64> {
         let path = "/sys/class/net/wire/statistics/tx_bytes";
         let read = self.command_on(index).args(["cat", path]).output().context("run ip")?;
@@ -89,16 +80,10 @@ impl Drop for TestNetwork {
     }
 }
 
-/// Runs a command in a namespace.
 fn run_within(machine: &str, command: &[&str]) -> anyhow::Result<()> {
     run_command(&[&["ip", "netns", "exec", machine], command].concat())
 }
 
-/// Runs a command.
-///
-/// # Errors
-///
-/// Fails if the command fails; the error contains its stderr.
 fn run_command(command: &[&str]) -> anyhow::Result<()> {
     let [program, arguments @ ..] = command else { return Ok(()) };
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();

@@ -1,51 +1,41 @@
-//! The decisions of one candidate in a leader election, without clock and network: times and
-//! answers go in, the next step comes out.
-//!
-//! Clocks of different hosts are never compared. Only the time for which a claim stayed unchanged
-//! while this candidate watched it counts.
+//! Decides the steps of one candidate in a leader election, without clock and network. Clocks of
+//! different hosts are never compared; only the time for which a claim stayed unchanged while this
+//! candidate watched it counts.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-/// Renewals that a leader makes within one lease.
 const RENEWALS_PER_LEASE: u32 = 4;
-/// Retries of a failed request within one lease.
 const RETRIES_PER_LEASE: u32 = 16;
-/// Divisor of the lease that gives the margin added before a claim counts as abandoned: one tenth,
-/// for pauses and late reads.
+/// One tenth of the lease is added before a claim counts as abandoned, for pauses and late reads.
 const ABANDON_MARGIN_DIVISOR: u32 = 10;
-/// Upper bound for the lease of another candidate's claim, so that a wrong claim cannot lock out
-/// the others. No coordinator uses a longer one.
+/// Bounds the lease of another candidate's claim, so that a wrong one cannot lock out the others.
+/// No coordinator uses a longer one.
 const LEASE_MAX: Duration = Duration::from_secs(3600);
-/// Lower bound for the time limit of a request.
 const REQUEST_LIMIT_MIN: Duration = Duration::from_millis(250);
 
 /// The value of the leader key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LeaderClaim {
-    /// Name of the candidate that wrote the claim.
     pub(super) holder: String,
-    /// Number of the term. It never decreases, even if the bucket was lost: it is at least the time
-    /// of the claim in milliseconds since 1970.
+    /// Never decreases, even if the bucket was lost: at least the time of the claim in milliseconds
+    /// since 1970.
     pub(super) epoch: u64,
-    /// Lease of the claim, in milliseconds.
     pub(super) lease_ms: u64,
-    /// Distinguishes the candidate's own write from others if the answer to the write was lost.
+    /// Recognises the candidate's own write if its answer was lost.
     pub(super) nonce: String,
-    /// True if the holder gave the leadership up.
+    /// True if the holder gave up the leadership.
     pub(super) released: bool,
 }
 
 impl LeaderClaim {
-    /// Serialises the claim for the bucket.
     pub(super) fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a claim has only string keys")
     }
 
-    /// Returns the time without a change after which the claim counts as abandoned: 1.1 times its
-    /// lease, which is capped at one hour.
+    /// Returns 1.1 times the lease, which is capped at one hour.
     fn abandon_timeout(&self) -> Duration {
         let lease = Duration::from_millis(self.lease_ms).min(LEASE_MAX);
         lease + lease / ABANDON_MARGIN_DIVISOR
@@ -55,20 +45,17 @@ impl LeaderClaim {
 /// The next action of a candidate.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ElectionStep {
-    /// Read the key.
     Read,
-    /// Write the claim by compare-and-set over this revision.
     Write { claim: LeaderClaim, revision: u64 },
-    /// Wait until this time, or until the key is written.
     Wait { until: Instant },
 }
 
-/// The state of one candidate: the claim last read, its own term if it leads, and a write whose
-/// outcome is unknown.
+/// One candidate: the claim last read, its own term if it leads, and a write whose outcome is
+/// unknown.
 ///
 /// * No claim read yet, or a request failed: read.
 /// * Another claim holds: wait until it is abandoned, and read it every half lease.
-/// * The claim is released or abandoned: write an own claim with a higher epoch.
+/// * The claim is released or abandoned: write a claim with a higher epoch.
 /// * Leading: renew every quarter of the lease; the term ends one lease after the last accepted
 ///   write was sent.
 #[derive(Debug)]
@@ -77,24 +64,21 @@ pub(super) struct ElectionState {
     lease: Duration,
     observed: Option<ObservedClaim>,
     term: Option<HeldTerm>,
-    /// The last write, until its outcome is known, with the time at which it was sent.
+    /// The write and the time at which it was sent.
     pending: Option<(LeaderClaim, Instant)>,
     retry_at: Option<Instant>,
     read_due: bool,
 }
 
-/// The claim as last read.
 #[derive(Debug)]
 struct ObservedClaim {
     revision: u64,
     claim: Option<LeaderClaim>,
-    /// Time at which this revision was read first.
+    /// First read of this revision.
     since: Instant,
-    /// Time of the last read.
     read_at: Instant,
 }
 
-/// The candidate's own accepted claim.
 #[derive(Debug)]
 struct HeldTerm {
     claim: LeaderClaim,
@@ -103,7 +87,6 @@ struct HeldTerm {
 }
 
 impl ElectionState {
-    /// Creates a candidate that has not read the key yet.
     pub(super) fn new(holder: String, lease: Duration) -> Self {
         Self {
             holder,
@@ -116,18 +99,16 @@ impl ElectionState {
         }
     }
 
-    /// Returns epoch and end of the candidate's own term, if it has one.
     pub(super) fn current_term(&self) -> Option<(u64, Instant)> {
         self.term.as_ref().map(|held| (held.claim.epoch, held.sent_at + self.lease))
     }
 
-    /// Returns the time limit of a request: a quarter of the lease, at least 250 ms.
+    /// Returns a quarter of the lease, at least 250 ms.
     pub(super) fn request_limit(&self) -> Duration {
         (self.lease / RENEWALS_PER_LEASE).max(REQUEST_LIMIT_MIN)
     }
 
-    /// Decides what to do now. `unix_ms` is a lower bound for the epoch of a new claim; `nonce`
-    /// must be unique.
+    /// `unix_ms` is a lower bound for the epoch of a new claim; `nonce` must be unique.
     pub(super) fn next_step(&mut self, now: Instant, unix_ms: u64, nonce: String) -> ElectionStep {
         if self.current_term().is_some_and(|(_, until)| now >= until) {
             self.term = None;
@@ -156,7 +137,6 @@ impl ElectionState {
         }
     }
 
-    /// Decides the step of a candidate that does not lead: claim, read or wait.
     fn next_follower_step(
         &mut self,
         now: Instant,
@@ -188,7 +168,6 @@ impl ElectionState {
         ElectionStep::Wait { until }
     }
 
-    /// Builds a claim, remembers it as pending, and returns the write.
     fn propose_claim(
         &mut self,
         now: Instant,
@@ -207,8 +186,7 @@ impl ElectionState {
         ElectionStep::Write { claim, revision }
     }
 
-    /// Records a read of the key. It confirms a pending write of this candidate, or ends its term
-    /// if another claim is stored.
+    /// Confirms a pending write of this candidate, or ends its term if another claim is stored.
     pub(super) fn record_read(&mut self, now: Instant, revision: u64, claim: Option<LeaderClaim>) {
         self.read_due = false;
         let ours =
@@ -224,26 +202,24 @@ impl ElectionState {
         }
     }
 
-    /// Records that the candidate's write was accepted; its term begins or is renewed.
+    /// Begins or renews the term.
     pub(super) fn record_write(&mut self, sent: Instant, revision: u64, claim: LeaderClaim) {
         self.pending = None;
         self.term = Some(HeldTerm { claim, revision, sent_at: sent });
     }
 
-    /// Makes a read the next step, after another candidate wrote the key.
+    /// Called after another candidate wrote the key.
     pub(super) fn request_read(&mut self) {
         self.read_due = true;
     }
 
-    /// Records a failed request, whose effect is unknown: the key is read again after 1/16 of the
-    /// lease.
+    /// The effect is unknown, so the key is read again after 1/16 of the lease.
     pub(super) fn record_failure(&mut self, now: Instant) {
         self.read_due = true;
         self.retry_at = Some(now + self.lease / RETRIES_PER_LEASE);
     }
 
-    /// Ends the candidate's term, and returns the released claim to write and the revision to write
-    /// over.
+    /// Ends the term; returns the released claim to write and the revision to write over.
     pub(super) fn take_release(&mut self) -> Option<(LeaderClaim, u64)> {
         let held = self.term.take()?;
         Some((LeaderClaim { released: true, ..held.claim }, held.revision))

@@ -12,12 +12,11 @@ use tokio::{process::Command, time::timeout};
 
 use crate::version::{self, ServerVersion};
 
-/// Environment variable with the path of the nats-server.
 const VARIABLE: &str = "FLOTILLA_NATS_SERVER";
 const BINARY_NAME: &str = "nats-server";
-/// Path at which deploy/fetch-nats-server.sh installs the server, relative to the repository.
+/// Installed by deploy/fetch-nats-server.sh, relative to the repository.
 const FETCHED: &str = ".tools/nats-server";
-/// Time limit for `--version`, which only prints a line.
+/// `--version` only prints a line.
 const VERSION_LIMIT: Duration = Duration::from_secs(5);
 
 /// The reason why no nats-server can be used.
@@ -44,11 +43,9 @@ pub enum NatsBinaryError {
     },
 }
 
-/// Finds the nats-server to run. A path given as `named` or in `FLOTILLA_NATS_SERVER` is used
-/// alone; otherwise the first suitable server of PATH and `.tools/nats-server`.
-///
-/// # Errors
-/// Fails if no server is new enough; reports the first candidate's problem.
+/// Finds the nats-server to run: `named`, or else `FLOTILLA_NATS_SERVER` alone; otherwise the first
+/// suitable one of PATH and `.tools/nats-server`. Reports the first candidate's problem if none is
+/// new enough.
 pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, NatsBinaryError> {
     let from_environment = || env::var_os(VARIABLE).filter(|path| !path.is_empty());
     if let Some(path) = named.map(Path::to_owned).or_else(|| from_environment().map(PathBuf::from))
@@ -65,7 +62,7 @@ pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, NatsBinaryErro
     Err(first_error.unwrap_or(NatsBinaryError::NotFound))
 }
 
-/// Returns the executables in PATH and `.tools` in the order in which they are tried.
+/// Lists the executables of PATH and `.tools` in the order in which they are tried.
 fn list_candidates() -> Vec<PathBuf> {
     let on_path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&on_path).map(|dir| dir.join(BINARY_NAME)).collect::<Vec<_>>();
@@ -77,7 +74,6 @@ fn list_candidates() -> Vec<PathBuf> {
     on_path.into_iter().chain(fetched).filter(|path| is_executable(path)).collect()
 }
 
-/// Returns true if the path is a file with an execute permission.
 fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
@@ -94,7 +90,6 @@ async fn check_version(path: PathBuf) -> Result<PathBuf, NatsBinaryError> {
     }
 }
 
-/// Runs `--version` and returns the text after `nats-server: v`.
 async fn read_version(path: &Path) -> io::Result<String> {
     let mut command = Command::new(path);
     command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);

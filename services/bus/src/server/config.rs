@@ -12,17 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use super::ServerOptions;
 
-/// Lines of the log that an error shows.
 const TAIL_LINES: usize = 5;
 
-/// The account that owns all streams on a server without accounts.
+/// Owns all streams on a server without accounts.
 const OPEN_ACCOUNT: &str = "$G";
 
-/// Bytes written to test the disk: more than a few facts with the server's overhead.
+/// More than a few facts with the server's overhead.
 const PROBE_BYTES: usize = 1 << 20;
 
-/// The ports of the server, chosen once and kept, because peers reconnect only to addresses they
-/// know.
+/// Chosen once and kept, because peers reconnect only to addresses they know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ServerPorts {
     pub(super) client: u16,
@@ -30,13 +28,11 @@ pub(super) struct ServerPorts {
 }
 
 impl ServerPorts {
-    /// Returns the URL of the monitoring port.
     pub(super) fn monitor_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.monitor)
     }
 }
 
-/// Paths of the files in the server's directory.
 #[derive(Debug)]
 pub(super) struct ServerFiles {
     pub(super) dir: PathBuf,
@@ -65,18 +61,15 @@ pub(super) fn choose_ports(
     })
 }
 
-/// Binds a free port on loopback.
 fn bind_free_port() -> io::Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
 }
 
-/// Returns the port of a listener.
 fn bound_port(listener: &TcpListener) -> io::Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
 impl ServerFiles {
-    /// Returns the paths in `dir`.
     pub(super) fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -88,7 +81,6 @@ impl ServerFiles {
         }
     }
 
-    /// Writes the configuration file of the server.
     pub(super) fn write_config(
         &self,
         ports: &ServerPorts,
@@ -134,17 +126,16 @@ jetstream {{
         Ok(())
     }
 
-    /// Saves the ports for the next start.
     pub(super) fn save_ports(&self, ports: &ServerPorts) -> io::Result<()> {
         write_atomic(&self.ports, &serde_json::to_vec(ports)?)
     }
 
-    /// Saves the child's process id, so that a later process can find a leftover server.
+    /// A later process uses it to find a leftover server.
     pub(super) fn save_pid(&self, pid: u32) -> io::Result<()> {
         write_atomic(&self.pid, pid.to_string().as_bytes())
     }
 
-    /// Returns the process id of a server that an earlier process started here and that still runs.
+    /// Returns a server that an earlier process started here and that still runs.
     pub(super) fn find_leftover(&self) -> Option<Pid> {
         let pid = fs::read_to_string(&self.pid).ok()?.trim().parse().ok()?;
         let command_line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -153,7 +144,7 @@ jetstream {{
         Pid::from_raw(pid)
     }
 
-    /// Returns true if 1 MiB can be written to the directory.
+    /// Tests whether 1 MiB can be written.
     pub(super) fn is_writable(&self) -> bool {
         let probe = self.dir.join("probe");
         let written = fs::write(&probe, [0; PROBE_BYTES]);
@@ -162,7 +153,6 @@ jetstream {{
         written.is_ok()
     }
 
-    /// Creates the file for the server's stderr.
     pub(super) fn create_stderr_file(&self) -> io::Result<File> {
         File::create(&self.errors)
     }
@@ -177,8 +167,7 @@ jetstream {{
     }
 }
 
-/// Quotes a path for the configuration file. Fails if it is not UTF-8 or contains quotes,
-/// backslashes or newlines.
+/// Fails if the path is not UTF-8 or contains quotes, backslashes or newlines.
 fn quote_path(path: &Path) -> io::Result<String> {
     let text = path.to_str().filter(|text| !text.contains(['"', '\n', '\\']));
     text.map(|text| format!("\"{text}\"")).ok_or_else(|| {
@@ -186,7 +175,7 @@ fn quote_path(path: &Path) -> io::Result<String> {
     })
 }
 
-/// Replaces a file atomically, even across a crash.
+/// Replaces the file atomically, even across a crash.
 fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;

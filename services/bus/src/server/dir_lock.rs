@@ -1,8 +1,6 @@
 //! Locks a directory for one process, because nats-server itself starts on a store that another
-//! server uses.
-//!
-//! The kernel releases the lock when this process ends. Files are opened close-on-exec, so no child
-//! inherits it.
+//! server uses. The kernel releases the lock when this process ends; files are opened
+//! close-on-exec, so no child inherits it.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,14 +15,13 @@ use rustix::{
 
 const LOCK_FILE: &str = "lock";
 
-/// An exclusive lock on a directory, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct DirLock {
     _file: File,
 }
 
 impl DirLock {
-    /// Acquires the lock without waiting. The inner error describes the process that holds it.
+    /// Does not wait. The inner error describes the process that holds the lock.
     pub(super) fn acquire_lock(dir: &Path) -> io::Result<Result<Self, String>> {
         let path = dir.join(LOCK_FILE);
         let mut file =
@@ -41,7 +38,6 @@ impl DirLock {
     }
 }
 
-/// Reads which process holds the lock, for the error message.
 fn read_holder(file: &mut File) -> String {
     let mut pid = String::new();
     // The process id is only for the message.

@@ -1,4 +1,4 @@
-//! Several facts at once.
+//! Publishing several facts at once.
 
 use bus::{PublishError, PublishOutcome};
 use wire::Fact;
@@ -41,7 +41,7 @@ async fn a_batch_of_which_somebody_wrote_one_loses_nothing_of_the_others() {
 #[tokio::test]
 async fn a_log_that_takes_no_batches_is_written_one_by_one() {
     let (rig, bus) = Rig::start().await;
-    // As a server before 2.12 has it.
+    // Configured as by a server before 2.12.
     let context = rig.raw().await;
     let mut stream = context.get_stream(bus::STREAM).await.unwrap();
     let config = stream.info().await.unwrap().config.clone();
@@ -51,7 +51,7 @@ async fn a_log_that_takes_no_batches_is_written_one_by_one() {
     context.update_stream(&without).await.unwrap();
     assert_eq!(bus.publish_all(&facts(1..=9)).await.unwrap().len(), 9);
     assert_eq!(bus.last_sequence().await.unwrap(), 9);
-    // One that has learnt that there are batches, and then there are none.
+    // A client that has seen batches accepted, on a log that no longer accepts them.
     let late = rig.bus("late").await;
     context.update_stream(&config).await.unwrap();
     late.publish_all(&facts(11..=12)).await.unwrap();

@@ -1,4 +1,4 @@
-//! A closed fleet's bus: who may say and read what, tried by real clients one by one.
+//! A closed fleet's bus: the rights of each member, tested with real clients one by one.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ const LEASE: Duration = Duration::from_secs(5);
 struct Closed {
     authority: FleetAuthority,
     server: ManagedServer,
-    /// Who runs the fleet.
+    /// The fleet's operator.
     coordinator: Bus,
     directory: TempDir,
 }
@@ -59,7 +59,7 @@ impl Closed {
         Self { authority, server, coordinator, directory }
     }
 
-    /// Lets a member in, as a coordinator does.
+    /// Admits a member as a coordinator does.
     async fn admit(&self, member: &Member, expires_at: Option<u64>) -> MemberIdentity {
         let identity = kit(&self.authority, self.directory.path(), member, expires_at);
         self.tell(member, &identity, MemberAccess::Granted { at: now() }).await;
@@ -126,7 +126,7 @@ fn samples(job: &str, agent: &str) -> Fact {
     }
 }
 
-/// A client without our courtesy, that hears what it is denied.
+/// A client without the checks of `Bus`, which records what it is denied.
 struct Rogue {
     client: async_nats::Client,
     heard: Arc<Mutex<Vec<String>>>,
@@ -161,7 +161,7 @@ impl Rogue {
         Self { client, heard }
     }
 
-    /// What the server says before an answer that comes in any case.
+    /// Returns true if the server reports a denial before an answer that arrives in any case.
     async fn denied(&self, subject: &str) -> bool {
         let info = self.client.request("$JS.API.INFO", "".into()).await;
         info.expect("everybody may ask for it");
@@ -182,7 +182,6 @@ impl Rogue {
     }
 }
 
-/// A subject of each kind of fact, without its author.
 const FACTS: [&str; 21] = [
     "flotilla.r1.spec",
     "flotilla.r1.watched",
@@ -207,7 +206,8 @@ const FACTS: [&str; 21] = [
     "flotilla.r1.done",
 ];
 
-/// Who may write a kind of fact in their own name. A new kind does not compile without its row.
+/// Returns the roles that may write a kind of fact in their own name. A new kind does not compile
+/// without its row.
 fn writers(place: &FactKey) -> &'static [Who] {
     match place {
         FactKey::Spec | FactKey::Control { .. } => &[Who::Operator],
@@ -215,7 +215,7 @@ fn writers(place: &FactKey) -> &'static [Who] {
         FactKey::Samples { .. } => &[Who::Generator],
         FactKey::Verdicts { .. } => &[Who::Verifier],
         FactKey::Checkpoint { .. } => &[Who::Trainer],
-        // Of a trainer's, readers refuse it: it did not write the run's spec.
+        // Readers refuse a trainer's: it did not write the run's spec.
         FactKey::WatchedCheckpoint { .. } => &[Who::Trainer, Who::Watcher],
         FactKey::Eval { .. } => &[Who::Evaluator],
         FactKey::Failure { kind, .. } => match kind {
@@ -235,10 +235,9 @@ fn writers(place: &FactKey) -> &'static [Who] {
     }
 }
 
-/// What an agent announces about itself.
 const ANNOUNCEMENTS: [&str; 2] = ["flotilla.agent.status", "flotilla.agent.answer"];
 
-/// What nobody but the coordinator and admins may say.
+/// Subjects that only the coordinator and admins may publish to.
 const NOBODYS: [&str; 17] = [
     "flotilla.r1.samples.1.j1",
     "$KV.FLOTILLA_FLEET.config",
@@ -316,7 +315,7 @@ async fn tries(who: Who) {
         assert_eq!(rogue.may_say(&ack).await, who == takes, "{who:?} acknowledges {kind} work");
         let ack = format!("$JS.ACK._.hash.FLOTILLA.{queue}.1.1.1.1.0.token");
         assert_eq!(rogue.may_say(&ack).await, who == takes, "{who:?} acknowledges {kind} work");
-        // By its tokens another queue's.
+        // The acknowledgement subject of another queue.
         let ack = format!("$JS.ACK.FLOTILLA.another.FLOTILLA.{queue}.1.1.1");
         assert!(!rogue.may_say(&ack).await, "{who:?} acknowledges another's work");
     }
@@ -577,7 +576,7 @@ async fn a_coordinator_writes_several_facts_at_once_in_its_own_name() {
     assert_eq!(again, [0, 1, 2].map(there));
 }
 
-/// Of all facts of the filters that there are.
+/// Returns the sequences of all facts that match the filters.
 async fn sequences(bus: &Bus, filters: Vec<String>) -> Vec<u64> {
     let mut facts = bus.follow_facts(filters, 0);
     let mut sequences = Vec::new();
@@ -590,7 +589,7 @@ async fn sequences(bus: &Bus, filters: Vec<String>) -> Vec<u64> {
     }
 }
 
-/// What can be asked by everybody or by some, and is answered.
+/// Requests that some or all members may send, and that are answered.
 const QUESTIONS: [(&str, &str); 7] = [
     ("$JS.API.INFO", ""),
     ("$JS.API.STREAM.INFO.FLOTILLA", ""),
@@ -601,7 +600,7 @@ const QUESTIONS: [(&str, &str); 7] = [
     ("flotilla.r9.samples.1.j9.me", "{}"),
 ];
 
-/// Where an answer does harm.
+/// Requests whose answer does harm.
 const HARMFUL: [&str; 9] = [
     "$JS.API.STREAM.PURGE.FLOTILLA",
     "$JS.API.STREAM.DELETE.FLOTILLA",
@@ -629,14 +628,14 @@ async fn an_answer_goes_to_who_asked_wherever_it_is_wanted() {
             }
         }
         rogue.client.flush().await.unwrap();
-        // Answered after them all.
+        // Answered after all of them.
         rogue.client.request("$JS.API.INFO", "".into()).await.unwrap();
     }
     assert_eq!(closed.everything().await, before);
     assert_eq!(heard.borrow().clone(), [""; 0], "an agent was told something");
 }
 
-/// What a message can ask of its stream (nats-server, `stream.go`).
+/// Headers with which a message instructs its stream (nats-server, `stream.go`).
 const HEADERS: [(&str, &str); 9] = [
     ("Nats-Rollup", "all"),
     ("Nats-Rollup", "sub"),
@@ -668,7 +667,7 @@ async fn a_header_changes_nothing_that_is_anothers() {
             headers.insert("Nats-Batch-Commit", "1");
         }
         for subject in ["$KV.FLOTILLA_FLEET.agent.me", "flotilla.r1.samples.1.j1.me"] {
-            // Taken or refused.
+            // Accepted or refused.
             let asked =
                 rogue.client.request_with_headers(subject, headers.clone(), "{}".into()).await;
             asked.unwrap_or_else(|error| panic!("{subject} {name}: {error}"));
@@ -702,8 +701,8 @@ async fn an_answer_can_be_no_acknowledgement_of_anothers_work() {
 }
 
 impl Closed {
-    /// Every subject of the log and of what the fleet is run with, with its entries; but what a
-    /// member may say in its own name.
+    /// Returns every subject of the log and of the fleet's buckets with its entries, except those
+    /// that a member may write in its own name.
     async fn everything(&self) -> Vec<String> {
         let rogue = Rogue::of(self, &member("coordinator", MemberKind::Coordinator)).await;
         let mut everything = Vec::new();
@@ -721,7 +720,7 @@ impl Closed {
         everything
     }
 
-    /// What is said at a subject.
+    /// Collects the messages of a subject.
     async fn listen(&self, subject: &'static str) -> tokio::sync::watch::Receiver<Vec<String>> {
         let rogue = Rogue::of(self, &member("coordinator", MemberKind::Coordinator)).await;
         let mut messages = rogue.client.subscribe(subject).await.unwrap();
@@ -757,7 +756,7 @@ async fn strangers_stay_outside() {
     let stranger = ConnectOptions { urls: vec![closed.server.client_url()], ..Default::default() };
     let error = Bus::connect(&stranger).await.unwrap_err();
     assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
-    // The right place, with another fleet's word for it.
+    // The right subject, with another fleet's token.
     let other = TempDir::new().unwrap();
     let (stranger, _) =
         FleetAuthority::create_or_open(&other.path().join("keys"), "other", &[], now()).unwrap();

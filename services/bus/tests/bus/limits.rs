@@ -1,4 +1,4 @@
-//! What the log lets go of, and what it does when it is full.
+//! Removal of archived facts, and a full log.
 
 use bus::{LogLimit, PublishError, PublishOutcome};
 use wire::{FactKey, RunId};
@@ -50,7 +50,7 @@ async fn a_full_log_refuses_new_facts_loses_none_and_goes_on_when_it_may_take_mo
     let usage = bus.log_usage().await.unwrap();
     assert_eq!(usage.facts, written);
     assert!(usage.bytes <= 64 << 10, "{usage:?}");
-    // Nothing said: the bound stays.
+    // Without a limit in the call, the earlier one stays.
     bus.prepare_log_within(1, LogLimit { update_to: None, at_creation: Some(1 << 40) })
         .await
         .unwrap();

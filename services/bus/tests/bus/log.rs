@@ -34,7 +34,7 @@ async fn all(bus: &Bus) -> Vec<wire::Record> {
     }
 }
 
-/// Before the server would forget it by itself.
+/// Shorter than the time after which the server deletes the consumer by itself.
 const GIVEN_BACK: Duration = Duration::from_secs(10);
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The server as our child.
+//! The managed server child process.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Stdio, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What a fleet says of itself.
+//! Statuses, commands and the fleet's configuration.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn some_of_those_who_are_there_are_found_in_a_fleet_of_any_size() {
     }
     for chance in [0, 7, 100, u64::MAX] {
         let found = names(bus.sample_recent_statuses(16, chance).await.unwrap());
-        // The one who stopped may be among them, and is left out.
+        // The stopped agent may be among them, and is left out.
         assert!((15..=16).contains(&found.len()), "{chance}: {found:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Servers that will not do, run without the managed child's care.
+//! Unsuitable servers, run without the managed child.
 
 use std::{net::TcpListener, process::Stdio, time::Duration};
 
@@ -20,7 +20,7 @@ struct Plain {
     options: ConnectOptions,
 }
 
-/// A nats-server with this configuration.
+/// Starts a nats-server with this configuration.
 async fn plain(config: &str) -> Plain {
     let dir = TempDir::new().unwrap();
     let port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -70,7 +70,7 @@ async fn a_server_that_flushes_late_is_told_apart() {
     assert_eq!(bus.check_durability().await, AckDurability::Unknown);
 }
 
-/// What calls itself a nats-server of this version, and leaves the first who comes after a moment.
+/// Pretends to be a nats-server of this version that closes its first connection after a delay.
 async fn pretended(version: &'static str, leaves_first_after: Duration) -> ConnectOptions {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -97,7 +97,7 @@ async fn pretended(version: &'static str, leaves_first_after: Duration) -> Conne
 #[test]
 fn a_server_that_is_lost_before_it_was_looked_at_holds_nobody_up() {
     let (told, heard) = std::sync::mpsc::channel();
-    // It is left behind when it hangs.
+    // The thread is leaked if it hangs.
     std::thread::spawn(move || {
         let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let connected = one.block_on(async {

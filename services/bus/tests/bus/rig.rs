@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 use wire::{Fact, FactBody, v1};
 
-/// For anything that a correct bus does at once, on a machine busy with builds.
+/// Enough for anything that a correct bus does at once, on a machine busy with builds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Rig {
@@ -51,7 +51,7 @@ impl Rig {
         Bus::connect(&self.options(name)).await.unwrap()
     }
 
-    /// Past all courtesy of the bus: for messages it would never write.
+    /// Bypasses the bus, for messages that it would never write.
     pub(crate) async fn raw(&self) -> async_nats::jetstream::Context {
         async_nats::jetstream::new(async_nats::connect(self.server.client_url()).await.unwrap())
     }
@@ -88,7 +88,7 @@ pub(crate) fn order(job: u64) -> Fact {
     }
 }
 
-/// Waits for a condition, and says which when it does not come.
+/// Waits for a condition; the panic names it.
 pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition().await {

@@ -112,7 +112,7 @@ async fn work_goes_on_over_a_killed_server_and_a_deleted_consumer() {
     bus.publish_fact(&order(2)).await.unwrap();
     let (mut delivery, mut work) = waiting.await.unwrap();
     if job(&delivery) == "j1" {
-        // The killed server had not written down that it was handed out.
+        // The killed server had not persisted this delivery.
         delivery.ack().await.unwrap();
         delivery = take(&mut work).await;
     }

@@ -7,7 +7,6 @@ use engine::MatrixDtype;
 
 use super::{HostProtectionArgs, VerifierToolArgs, parse_dtype};
 
-/// Names of all roles.
 pub(crate) const ROLE_NAMES: [&str; 4] = ["trainer", "generator", "verifier", "evaluator"];
 
 /// Arguments of `flotilla agent`.
@@ -68,15 +67,8 @@ pub(crate) struct AgentArgs {
     /// cannot be checked, so it works only for runs with `raft.accept_unverified_policy: true`.
     #[arg(long, default_value = "auto", value_name = "ENGINE", env = "FLOTILLA_GENERATOR_ENGINE")]
     pub generator_engine: generator::GeneratorEngineChoice,
-    /// Name of the model on the OpenAI-compatible server [default: its only model]
-    #[arg(long, value_name = "NAME", env = "FLOTILLA_ENDPOINT_MODEL")]
-    pub endpoint_model: Option<String>,
-    /// File with the API key of the OpenAI-compatible server
-    #[arg(long, value_name = "FILE", env = "FLOTILLA_ENDPOINT_KEY_FILE")]
-    pub endpoint_key_file: Option<PathBuf>,
-    /// Directory of the llama.cpp programs [default: found on PATH or in .tools]
-    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
-    pub llama_cpp: Option<PathBuf>,
+    #[command(flatten)]
+    pub generator_tools: GeneratorToolArgs,
     /// Engine that trains: the embedded candle engine, or PyTorch in a bundled Python program; auto
     /// selects PyTorch on a box with an AMD GPU
     #[arg(long, value_enum, default_value_t = TrainerEngine::Auto, env = "FLOTILLA_TRAINER_ENGINE")]
@@ -129,6 +121,34 @@ pub(crate) struct AgentArgs {
     pub die_with_parent: bool,
 }
 
+/// Flags of the engines that generate samples.
+#[derive(Debug, Args)]
+pub(crate) struct GeneratorToolArgs {
+    /// Name of the model on the OpenAI-compatible server [default: its only model]
+    #[arg(long, value_name = "NAME", env = "FLOTILLA_ENDPOINT_MODEL")]
+    pub endpoint_model: Option<String>,
+    /// File with the API key of the OpenAI-compatible server
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_ENDPOINT_KEY_FILE")]
+    pub endpoint_key_file: Option<PathBuf>,
+    /// Directory of the llama.cpp programs [default: found on PATH or in .tools]
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
+    pub llama_cpp: Option<PathBuf>,
+}
+
+impl GeneratorToolArgs {
+    pub(crate) fn engine_options<'a>(
+        &'a self,
+        choice: &'a generator::GeneratorEngineChoice,
+    ) -> generator::GeneratorEngineOptions<'a> {
+        generator::GeneratorEngineOptions {
+            choice,
+            llama_cpp: self.llama_cpp.as_deref(),
+            endpoint_model: self.endpoint_model.as_deref(),
+            endpoint_key_file: self.endpoint_key_file.as_deref(),
+        }
+    }
+}
+
 /// An engine that measures perplexity, as `--evaluator-engine` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EvaluatorEngine {
@@ -138,7 +158,6 @@ pub(crate) enum EvaluatorEngine {
     LlamaCpp,
 }
 
-/// Default of `--stop-grace`, in seconds.
 pub(crate) const STOP_GRACE_S: u64 = 30;
 
 /// An engine that trains, as `--trainer-engine` names it.
@@ -151,44 +170,32 @@ pub(crate) enum TrainerEngine {
 
 /// Arguments that publish the checkpoints of a training outside the fleet.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Watching a training")]
 pub(crate) struct TrainingWatchArgs {
     /// Publish the checkpoints that a Hugging Face Trainer saves in this directory (its output_dir)
     /// as a run
     ///
     /// An agent without roles ends with that run.
-    #[arg(long, value_name = "DIR", env = "FLOTILLA_WATCH", help_heading = "Watching a training")]
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_WATCH")]
     pub watch: Option<PathBuf>,
     /// Measure each checkpoint on this text file, or on the completions of a `.jsonl` file with
     /// {"prompt", "completion"} lines; repeatable
-    #[arg(long, value_name = "FILE", requires = "watch", help_heading = "Watching a training")]
+    #[arg(long, value_name = "FILE", requires = "watch")]
     pub eval: Vec<PathBuf>,
     /// Base model of the adapters [default: the model that the adapters name, a local directory or
     /// a repository in the Hugging Face cache]
-    #[arg(
-        long,
-        value_name = "MODEL",
-        requires = "watch",
-        env = "FLOTILLA_WATCH_BASE",
-        help_heading = "Watching a training"
-    )]
+    #[arg(long, value_name = "MODEL", requires = "watch", env = "FLOTILLA_WATCH_BASE")]
     pub watch_base: Option<PathBuf>,
     /// Name prefix of the runs, which become NAME-1, NAME-2, … [default: the directory's name]
-    #[arg(
-        long,
-        value_name = "NAME",
-        requires = "watch",
-        env = "FLOTILLA_WATCH_NAME",
-        help_heading = "Watching a training"
-    )]
+    #[arg(long, value_name = "NAME", requires = "watch", env = "FLOTILLA_WATCH_NAME")]
     pub watch_name: Option<String>,
     /// Last step of the training, if it may end before its planned step
     #[arg(long, value_name = "STEP", requires = "watch", env = "FLOTILLA_WATCH_UNTIL",
-          value_parser = clap::value_parser!(u32).range(1..), help_heading = "Watching a training")]
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub watch_until: Option<u32>,
     /// YAML file with the same settings: name, base, evals (as in run specs) and until
     #[arg(long, value_name = "FILE", requires = "watch", env = "FLOTILLA_WATCH_SPEC",
-          conflicts_with_all = ["eval", "watch_base", "watch_name", "watch_until"],
-          help_heading = "Watching a training")]
+          conflicts_with_all = ["eval", "watch_base", "watch_name", "watch_until"])]
     pub watch_spec: Option<PathBuf>,
 }
 

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
+use formats::{ConversionDtype, FloatDtype};
+
+use super::{conversion_dtype_parser, float_dtype_parser};
 
 /// The subcommands of `flotilla convert`.
 #[derive(Debug, Subcommand)]
@@ -16,7 +19,7 @@ pub(crate) enum ConvertCommand {
         #[arg(long)]
         adapter: PathBuf,
         /// Tensor type of the output.
-        #[arg(long, default_value = "f32")]
+        #[arg(long, default_value = "f32", value_parser = float_dtype_parser())]
         dtype: FloatDtype,
         #[command(flatten)]
         out: ConvertOutputArgs,
@@ -27,8 +30,8 @@ pub(crate) enum ConvertCommand {
         #[arg(long)]
         model: PathBuf,
         /// Tensor type of the output.
-        #[arg(long)]
-        dtype: ModelDtype,
+        #[arg(long, value_parser = conversion_dtype_parser())]
+        dtype: ConversionDtype,
         #[command(flatten)]
         out: ConvertOutputArgs,
     },
@@ -57,23 +60,4 @@ pub(crate) struct ConvertOutputArgs {
     /// Overwrite an existing file
     #[arg(long)]
     pub force: bool,
-}
-
-/// A floating-point type of `flotilla convert lora` and `flotilla doctor estimate`.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum FloatDtype {
-    F32,
-    F16,
-    Bf16,
-}
-
-/// A tensor type of `flotilla convert model`.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum ModelDtype {
-    F32,
-    F16,
-    Bf16,
-    /// 8 bits in blocks of 32 values; vectors stay f32
-    #[value(name = "q8_0")]
-    Q8_0,
 }

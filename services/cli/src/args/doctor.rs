@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use formats::FloatDtype;
 
-use super::FloatDtype;
+use super::float_dtype_parser;
 
 /// Arguments of `flotilla doctor`.
 #[derive(Debug, Args)]
@@ -72,7 +73,7 @@ pub(crate) struct EstimateArgs {
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub seq: u32,
     /// Weight type
-    #[arg(long, default_value = "bf16")]
+    #[arg(long, default_value = "bf16", value_parser = float_dtype_parser())]
     pub dtype: FloatDtype,
     /// Recompute activations instead of storing them
     #[arg(long)]

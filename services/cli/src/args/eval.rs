@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use formats::ConversionDtype;
+
+use super::conversion_dtype_parser;
 
 /// The subcommands of `flotilla eval`.
 #[derive(Debug, Subcommand)]
@@ -63,8 +66,8 @@ pub(crate) struct EvalLocalArgs {
     #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
     pub llama_cpp: Option<PathBuf>,
     /// Weight type: f32, or bf16 for half the memory; llama.cpp also supports f16 and q8_0
-    #[arg(long, value_enum, default_value = "f32")]
-    pub dtype: EvalDtype,
+    #[arg(long, default_value = "f32", value_parser = conversion_dtype_parser())]
+    pub dtype: ConversionDtype,
     /// Hardware profile for llama.cpp: cpu, gfx906, gfx1151, gfx1201, rocm, or a profile file
     /// [default: detected]
     #[arg(long, env = "FLOTILLA_PROFILE")]
@@ -80,14 +83,4 @@ pub(crate) enum EvalEngine {
     Candle,
     #[value(name = "llama.cpp")]
     LlamaCpp,
-}
-
-/// A weight type of `flotilla eval local`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum EvalDtype {
-    F32,
-    F16,
-    Bf16,
-    #[value(name = "q8_0")]
-    Q8_0,
 }

@@ -99,7 +99,6 @@ pub(crate) struct FeedRunArgs {
     pub once: bool,
 }
 
-/// Parses an HTTP header written as `NAME=VALUE`.
 fn parse_header(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').ok_or("NAME=VALUE, as authorization=Basic …")?;
     Ok((pair.0.to_owned(), pair.1.to_owned()))

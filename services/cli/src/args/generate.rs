@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use formats::FloatDtype;
+
+use super::{GeneratorToolArgs, float_dtype_parser};
 
 /// Arguments of `flotilla generate`.
 #[derive(Debug, Args)]
@@ -37,22 +40,15 @@ pub(crate) struct GenerateArgs {
     /// Engine that generates: candle, llama.cpp, or the URL of an OpenAI-compatible server
     #[arg(long, default_value = "candle", value_name = "ENGINE")]
     pub engine: generator::GeneratorEngineChoice,
-    /// Name of the model on the OpenAI-compatible server [default: its only model]
-    #[arg(long, value_name = "NAME", env = "FLOTILLA_ENDPOINT_MODEL")]
-    pub endpoint_model: Option<String>,
-    /// File with the API key of the OpenAI-compatible server
-    #[arg(long, value_name = "FILE", env = "FLOTILLA_ENDPOINT_KEY_FILE")]
-    pub endpoint_key_file: Option<PathBuf>,
-    /// Directory of the llama.cpp programs [default: found on PATH or in .tools]
-    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
-    pub llama_cpp: Option<PathBuf>,
+    #[command(flatten)]
+    pub tools: GeneratorToolArgs,
     /// Hardware profile for llama.cpp: a name or a file [default: detected]
     #[arg(long, env = "FLOTILLA_PROFILE")]
     pub profile: Option<String>,
     /// Weight type: f32 or bf16 for candle; f32, f16 or bf16 for llama.cpp, where f32 also computes
     /// in f32 [default: f32 for candle, the profile's type for llama.cpp]
-    #[arg(long, value_name = "TYPE")]
-    pub dtype: Option<generator::BaseDtype>,
+    #[arg(long, value_name = "TYPE", value_parser = float_dtype_parser())]
+    pub dtype: Option<FloatDtype>,
     /// CPU cores of llama.cpp [default: all]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,

@@ -6,7 +6,6 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Args;
 use hardware::{owner_policy::QuietHours, storm::StormResponse};
 
-/// Heading of these flags in the help.
 const HEADING: &str = "Host protection";
 
 /// Flags of `flotilla agent` that protect the box and its owner.
@@ -62,7 +61,6 @@ pub(crate) struct HostProtectionArgs {
     pub sysroot: PathBuf,
 }
 
-/// Parses `RATE:SECONDS`, a rate above 0 and a duration of at most 3600 seconds.
 fn parse_rate(text: &str) -> Result<(f64, u64), String> {
     let parsed = text.split_once(':').and_then(|(rate, seconds)| {
         let rate: f64 = rate.parse().ok()?;

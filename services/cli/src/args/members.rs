@@ -102,7 +102,6 @@ pub(crate) enum MembersCommand {
     List,
 }
 
-/// Parses a duration such as `90s`, `30m`, `12h`, `7d` or `1y`; the count is from 1 to 100 000.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no span of time; write 30m, 12h or 7d");
     let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;

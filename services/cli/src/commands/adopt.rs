@@ -17,24 +17,20 @@ use spec::{BaseSpec, SuiteSpec, WatchSpec};
 use store::{FileCache, Store};
 use wire::{AgentId, v1};
 
-use crate::args::TrainingWatchArgs;
+use crate::{args::TrainingWatchArgs, exit_codes, this_machine};
 
-use super::{EXIT_FINDINGS, run};
+use super::run;
 
-/// A directory to watch, and the run that its checkpoints become.
 pub(crate) struct TrainingAdoption {
     directory: PathBuf,
-    name: String,
+    pub(crate) name: String,
     spec: WatchSpec,
-    /// Location of the files that the spec names.
     files: SpecFiles,
     pool: String,
-    /// Final status of the run, once it is over.
-    final_status: Arc<OnceLock<v1::Done>>,
+    pub(crate) final_status: Arc<OnceLock<v1::Done>>,
 }
 
 impl TrainingAdoption {
-    /// Returns the adoption that the arguments ask for; `None` without `--watch`.
     pub(crate) fn from_args(args: &TrainingWatchArgs, pool: &str) -> anyhow::Result<Option<Self>> {
         let Some(directory) = &args.watch else { return Ok(None) };
         let directory = std::path::absolute(directory)
@@ -57,11 +53,6 @@ impl TrainingAdoption {
         }))
     }
 
-    /// Returns the name prefix of the runs.
-    pub(crate) fn run_name(&self) -> &str {
-        &self.name
-    }
-
     /// Checks the spec and its files now, instead of with the first checkpoint.
     pub(crate) async fn check_spec(&self, bus: &Bus, store: &Store) -> anyhow::Result<()> {
         let control = FleetControl::with_store(bus.clone(), store.clone());
@@ -72,12 +63,6 @@ impl TrainingAdoption {
         Ok(())
     }
 
-    /// Returns the cell that receives the run's final status.
-    pub(crate) fn final_status_cell(&self) -> Arc<OnceLock<v1::Done>> {
-        self.final_status.clone()
-    }
-
-    /// Returns the watcher as a background task of the agent.
     pub(crate) fn into_task(
         self,
         id: AgentId,
@@ -94,7 +79,12 @@ impl TrainingAdoption {
             until: self.spec.until,
         };
         let over = self.final_status.clone();
-        let begin = self.into_begin_callback(FleetControl::with_store(bus.clone(), store.clone()));
+        let (adoption, control) =
+            (Arc::new(self), FleetControl::with_store(bus.clone(), store.clone()));
+        let begin: BeginRun = Arc::new(move |finding| {
+            let (adoption, control) = (adoption.clone(), control.clone());
+            async move { adoption.begin_run(&control, finding).await }.boxed()
+        });
         let files = (store, cache);
         move |side| {
             async move {
@@ -111,22 +101,12 @@ impl TrainingAdoption {
         }
     }
 
-    /// Returns the callback with which the watcher begins a run.
-    fn into_begin_callback(self, control: FleetControl) -> BeginRun {
-        let watching = Arc::new(self);
-        Arc::new(move |finding| {
-            let (watching, control) = (watching.clone(), control.clone());
-            async move { watching.begin_run(&control, finding).await }.boxed()
-        })
-    }
-
-    /// Begins a run for a training that the watcher found.
     async fn begin_run(
         &self,
         control: &FleetControl,
         finding: NewRunInfo,
     ) -> anyhow::Result<wire::RunId> {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = this_machine::host_name();
         let source = self.directory.file_name().map_or("/".into(), |name| name.to_string_lossy());
         let found = DetectedTraining {
             source: &source,
@@ -143,12 +123,9 @@ impl TrainingAdoption {
     }
 }
 
-/// Returns the exit code of an agent that only watched: `EXIT_FINDINGS` if its run did not succeed.
 pub(crate) fn watched_exit_code(over: Option<&v1::Done>) -> ExitCode {
-    match over.map(v1::Done::status) {
-        None | Some(v1::done::Status::Succeeded) => ExitCode::SUCCESS,
-        Some(_) => ExitCode::from(EXIT_FINDINGS),
-    }
+    let failed = over.is_some_and(|done| done.status() != v1::done::Status::Succeeded);
+    exit_codes::findings_code(failed)
 }
 
 /// Returns the spec, and the directory that its file names are relative to.
@@ -182,7 +159,6 @@ fn build_spec(args: &TrainingWatchArgs) -> anyhow::Result<(WatchSpec, PathBuf)> 
     Ok((spec, PathBuf::new()))
 }
 
-/// Returns a run name made from the directory's name.
 fn name_from_directory(directory: &Path) -> anyhow::Result<String> {
     let name = directory.file_name().and_then(|name| wire::make_slug(&name.to_string_lossy()));
     name.with_context(|| {
@@ -190,8 +166,7 @@ fn name_from_directory(directory: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// Returns the name of an agent that only watches: host and run name, so that several can share a
-/// box.
+/// The host and the run, so that several watchers can share a box.
 pub(crate) fn watcher_agent_name(host: &str, name: &str) -> String {
     const HOST_BYTES_MAX: usize = 20;
     let host = wire::make_slug(host).unwrap_or_else(|| "agent".into());

@@ -1,7 +1,7 @@
 //! `flotilla agent`: one process per box, with any of the roles.
 
 mod telemetry_options;
-pub(super) mod trainer;
+mod trainer;
 
 use std::{
     collections::BTreeSet,
@@ -14,10 +14,12 @@ use std::{
 use ::trainer::TrainerRole;
 use agent::{
     Agent, AgentConfig, AgentRole, HostDoctor, PeerExchange, ProcessGroups, WorkerLauncher,
+    agent_lock,
 };
 use anyhow::{Context, bail};
 use bus::Bus;
 use evaluator::EvaluatorRole;
+use gateway::client::MembershipRenewal;
 use generator::GeneratorRole;
 use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
 use identity::BearerInfo;
@@ -28,33 +30,24 @@ use verifier::VerifierRole;
 use wire::{AgentId, Pool, v1};
 
 use crate::{
-    agent_lock,
     args::{AgentArgs, EvaluatorEngine, ROLE_NAMES},
     fleet::{self, FleetArgs},
     local_models, service_notify, signals,
-    supervisor::{STOP_LIMIT, die_with_parent},
+    supervisor::STOP_LIMIT,
+    this_machine::{self, cpu_cores, gib_to_bytes, this_program},
     version::VERSION,
 };
 
 use super::{
     adopt::{self, TrainingAdoption},
-    members::renewal::{self, MembershipRenewal},
+    members::{self, credentials},
 };
 
-/// The roles that run on this box, and the requested roles that cannot.
 type EnabledRoles = (Vec<Arc<dyn AgentRole>>, Vec<v1::Withheld>);
 
-/// Bytes per GiB.
-const BYTES_PER_GIB: f64 = (1_u64 << 30) as f64;
-
-/// Runs an agent until it is stopped, drained or revoked.
-///
-/// Order of the start: renew the membership, connect to the bus, check the store, lock the agent's
-/// directory, set up roles and telemetry, run. Returns the exit code of the watched run if the
-/// agent only watches a training.
 pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow::Result<ExitCode> {
     if args.die_with_parent {
-        die_with_parent(Signal::TERM);
+        process::die_with_parent(Signal::TERM);
     }
     prevent_inspection()?;
     let renewal = prepare_membership(fleet, &mut args).await?;
@@ -72,14 +65,13 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
     let exchange = open_peer_exchange(fleet, &args, &id, (&bus, &store)).await?;
     let mut elsewhere = local_models::find_external_sources(&args.models)?;
     elsewhere.peers = exchange.as_ref().map(PeerExchange::peer_handle);
-    let bytes = parse_cache_bytes(args.cache_gib)?;
+    let bytes = parse_gib("--cache-gib", args.cache_gib)?;
     let cache = FileCache::open_with_sources(&cache_directory, bytes, elsewhere)?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let launch = WorkerLauncher {
-        program: std::env::current_exe().context("find this program")?,
+        program: this_program()?,
         wrapper: args.worker_wrapper.clone(),
         silence_limit: args.worker_silence.map(Duration::from_secs),
-        threads: args.threads.map_or(cores, |threads| threads as usize),
+        threads: args.threads.map_or_else(cpu_cores, |threads| threads as usize),
         device: args.device.clone(),
         dtype: args.dtype.type_name().into(),
         directory: directory.clone(),
@@ -116,7 +108,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
         return Ok(ExitCode::SUCCESS);
     };
     watching.check_spec(&bus, &store).await?;
-    let over = watching.final_status_cell();
+    let over = watching.final_status.clone();
     let agent = agent
         .with_background_task("watcher", watching.into_task(id, &directory, bus, (store, cache)));
     run_while_member(member, &stop, agent.run(stop.clone())).await?;
@@ -134,7 +126,8 @@ fn collect_hidden_paths(
     store: Option<&str>,
 ) -> Vec<PathBuf> {
     let FleetArgs { dir, nats_creds, nats_key, .. } = fleet;
-    let named = [dir, nats_creds, nats_key, &args.endpoint_key_file, &args.cache_dir];
+    let named =
+        [dir, nats_creds, nats_key, &args.generator_tools.endpoint_key_file, &args.cache_dir];
     let named = named.into_iter().flatten().cloned();
     let store = store.and_then(|url| url.strip_prefix("file://")).map(PathBuf::from);
     let own: Vec<PathBuf> = named.chain([directory.to_owned()]).chain(store).collect();
@@ -143,23 +136,19 @@ fn collect_hidden_paths(
     fleets.into_iter().chain(own).collect()
 }
 
-/// Returns the nearest directory above a path that is a fleet's, as `flotilla init` or `flotilla
-/// up` creates it.
 fn find_fleet_directory(path: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).ok()?;
     let is_fleet = |above: &&Path| above.join("keys").is_dir() || above.join("fleet.json").exists();
     absolute.ancestors().skip(1).find(is_fleet).map(Path::to_owned)
 }
 
-/// Prevents other programs of this user from inspecting this process: its memory, its environment
-/// and its open files. Programs that it starts can be inspected again.
+/// Keeps other programs of this user from reading its memory, environment and open files.
 fn prevent_inspection() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .context("protect this process's memory from other processes")
 }
 
-/// Opens the exchange of files with other agents. `None` if it is disabled, or if the store is a
-/// directory on this machine and so at least as fast.
+/// A store that is a directory on this machine is at least as fast as other agents.
 async fn open_peer_exchange(
     fleet: &FleetArgs,
     args: &AgentArgs,
@@ -178,7 +167,6 @@ async fn open_peer_exchange(
     Ok(Some(PeerExchange::listen_at(args.peers, id, bus, hosts).await.context("--peers")?))
 }
 
-/// Adds reports to systemd, if the agent is a systemd service.
 fn with_service_status(agent: Agent) -> Agent {
     let Some(every) = service_notify::status_interval() else { return agent };
     let mut ready = false;
@@ -186,31 +174,25 @@ fn with_service_status(agent: Agent) -> Agent {
         if !std::mem::replace(&mut ready, true) {
             service_notify::notify_ready();
         }
-        service_notify::notify_alive(&service_notify::status_line(status));
+        service_notify::notify_alive(&run_view::status_line(status));
     })
 }
 
-/// Restricts the arguments to what the credentials grant and renews the credentials if they are
-/// due. Returns their renewal task in a closed fleet.
 async fn prepare_membership(
     fleet: &FleetArgs,
     args: &mut AgentArgs,
 ) -> anyhow::Result<Option<MembershipRenewal>> {
     let Some(directory) = &fleet.dir else { return Ok(None) };
-    if let Some(granted) = renewal::read_grant(directory)? {
+    if let Some(granted) = credentials::read_grant(directory)? {
         apply_grant(&granted, args)?;
     }
-    let renewal = MembershipRenewal::for_fleet(fleet)?;
+    let renewal = members::membership_renewal(directory)?;
     if let Some(renewal) = &renewal {
         renewal.renew_if_due().await?;
     }
     Ok(renewal)
 }
 
-/// Sets the agent's name, pool and roles from its credentials.
-///
-/// # Errors
-/// If the arguments ask for another name, or for a role that was not granted.
 fn apply_grant(granted: &BearerInfo, args: &mut AgentArgs) -> anyhow::Result<()> {
     let BearerInfo { name, roles, pool, .. } = granted;
     // The credentials of an admin have no pool: an agent started with them takes its name and roles
@@ -238,7 +220,6 @@ fn apply_grant(granted: &BearerInfo, args: &mut AgentArgs) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Runs the agent until it ends or its membership is revoked.
 async fn run_while_member(
     member: Option<impl Future<Output = anyhow::Error>>,
     stop: &CancellationToken,
@@ -258,7 +239,6 @@ async fn run_while_member(
     }
 }
 
-/// Returns the hardware profile: the requested one, or the detected one.
 fn choose_profile(args: &AgentArgs) -> anyhow::Result<HardwareProfile> {
     let profile = match &args.profile {
         Some(name) => HardwareProfile::load_named(name),
@@ -271,7 +251,6 @@ fn choose_profile(args: &AgentArgs) -> anyhow::Result<HardwareProfile> {
     Ok(profile)
 }
 
-/// Creates the host doctor from the flags for ignored findings and training memory.
 fn create_doctor(args: &AgentArgs) -> anyhow::Result<HostDoctor> {
     let is_id =
         |id: &&String| id.strip_prefix("C-").is_some_and(|number| number.parse::<u16>().is_ok());
@@ -280,21 +259,18 @@ fn create_doctor(args: &AgentArgs) -> anyhow::Result<HostDoctor> {
             "--ignore-doctor {wrong}: not a finding; use an id that `flotilla doctor` prints, such as C-28 (A101)"
         );
     }
-    let training_bytes = args.training_gib.map(parse_training_bytes).transpose()?;
+    let training_bytes =
+        args.training_gib.map(|gib| parse_gib("--training-gib", gib)).transpose()?;
     Ok(HostDoctor::new(args.care.sysroot.clone(), args.ignore_doctor.clone(), training_bytes))
 }
 
-/// Converts `--training-gib` to bytes; it must be from 0.01 to 1 000 000 GiB.
-fn parse_training_bytes(gib: f64) -> anyhow::Result<u64> {
+fn parse_gib(flag: &str, gib: f64) -> anyhow::Result<u64> {
     if !(0.01..=1e6).contains(&gib) {
-        bail!("--training-gib {gib}: must be from 0.01 to 1000000 (A101)");
+        bail!("{flag} {gib}: must be from 0.01 to 1000000 (A101)");
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    Ok((gib * BYTES_PER_GIB) as u64)
+    Ok(gib_to_bytes(gib))
 }
 
-/// Returns the agent's id: the requested name, a name derived from the watched training, or this
-/// machine's name.
 fn choose_agent_id(
     args: &AgentArgs,
     watching: Option<&TrainingAdoption>,
@@ -303,25 +279,22 @@ fn choose_agent_id(
         return Ok(AgentId::new(name.as_str())?);
     }
     if let Some(watching) = watching.filter(|_| args.roles.is_empty()) {
-        return Ok(AgentId::new(adopt::watcher_agent_name(&host_name(), watching.run_name()))?);
+        return Ok(AgentId::new(adopt::watcher_agent_name(
+            &this_machine::host_name().to_lowercase(),
+            &watching.name,
+        ))?);
     }
     host_agent_id()
 }
 
-/// Returns this machine's name in lower case.
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().to_lowercase()
-}
-
-/// Returns this machine's name as an agent id: other characters become `-`, at most 64 are kept.
 pub(crate) fn host_agent_id() -> anyhow::Result<AgentId> {
     let legal = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };
-    AgentId::new(host_name().chars().map(legal).take(64).collect::<String>())
-        .context("this machine's name is not a valid agent name; pass --name")
+    AgentId::new(
+        this_machine::host_name().to_lowercase().chars().map(legal).take(64).collect::<String>(),
+    )
+    .context("this machine's name is not a valid agent name; pass --name")
 }
 
-/// Creates the agent's directory, `~/.flotilla/agents/ID` by default, and returns its canonical
-/// path.
 fn create_agent_directory(args: &AgentArgs, id: &AgentId) -> anyhow::Result<PathBuf> {
     let directory = match &args.agent_dir {
         Some(directory) => directory.clone(),
@@ -335,16 +308,6 @@ fn create_agent_directory(args: &AgentArgs, id: &AgentId) -> anyhow::Result<Path
         .with_context(|| format!("use {} for an agent", directory.display()))
 }
 
-/// Converts `--cache-gib` to bytes; it must be from 0.01 to 1 000 000 GiB.
-fn parse_cache_bytes(gib: f64) -> anyhow::Result<u64> {
-    if !(0.01..=1e6).contains(&gib) {
-        bail!("--cache-gib {gib}: must be from 0.01 to 1000000 (A101)");
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    Ok((gib * BYTES_PER_GIB) as u64)
-}
-
-/// Returns the backend that the generator samples with.
 fn choose_generator_backend(
     args: &AgentArgs,
     launch: &WorkerLauncher,
@@ -352,27 +315,17 @@ fn choose_generator_backend(
 ) -> anyhow::Result<generator::GeneratorBackend> {
     let places = generator::GeneratorPaths {
         gguf_cache: cache.join("gguf"),
-        gguf_cache_bytes: parse_cache_bytes(args.cache_gib)?,
+        gguf_cache_bytes: parse_gib("--cache-gib", args.cache_gib)?,
         directory: launch.directory.join("generate"),
     };
-    let wanted = generator::GeneratorEngineOptions {
-        choice: &args.generator_engine,
-        llama_cpp: args.llama_cpp.as_deref(),
-        endpoint_model: args.endpoint_model.as_deref(),
-        endpoint_key_file: args.endpoint_key_file.as_deref(),
-    };
     generator::GeneratorBackend::select_backend(
-        &wanted,
+        &args.generator_tools.engine_options(&args.generator_engine),
         &launch.profile,
         generator::GeneratorLimits::from_launcher(launch),
         places,
     )
 }
 
-/// Creates the requested roles, and lists those that a doctor finding withholds.
-///
-/// # Errors
-/// If a role is unknown, no role is requested, or all of them are withheld.
 fn create_roles(
     args: &AgentArgs,
     launch: &WorkerLauncher,
@@ -394,8 +347,8 @@ fn create_roles(
                 }
             },
             "generator" => {
-                let (backend, slots) =
-                    (choose_generator_backend(args, &launch, cache)?, args.slots);
+                let backend = choose_generator_backend(args, &launch, cache)?;
+                let slots = args.slots;
                 Arc::new(GeneratorRole::new(generator::GeneratorConfig { launch, backend, slots }))
             }
             "verifier" => {
@@ -421,7 +374,6 @@ fn create_roles(
     Ok((roles, withheld))
 }
 
-/// Returns the backend that the evaluator measures with.
 fn choose_evaluator_backend(
     args: &AgentArgs,
     launch: &WorkerLauncher,
@@ -432,14 +384,8 @@ fn choose_evaluator_backend(
         EvaluatorEngine::Candle => evaluator::EvaluatorEngineChoice::Candle,
         EvaluatorEngine::LlamaCpp => evaluator::EvaluatorEngineChoice::LlamaCpp,
     };
-    let shelf_bytes = parse_cache_bytes(args.cache_gib)?;
-    let directory = args.llama_cpp.as_deref();
-    evaluator::EvaluatorBackend::select_backend(
-        choice,
-        directory,
-        launch,
-        cache.join("gguf"),
-        shelf_bytes,
-    )
-    .context("--evaluator-engine")
+    let cache_bytes = parse_gib("--cache-gib", args.cache_gib)?;
+    let (llama_cpp, cache) = (args.generator_tools.llama_cpp.as_deref(), cache.join("gguf"));
+    evaluator::EvaluatorBackend::select_backend(choice, llama_cpp, launch, cache, cache_bytes)
+        .context("--evaluator-engine")
 }

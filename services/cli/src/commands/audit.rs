@@ -5,41 +5,31 @@ use std::process::ExitCode;
 use control::{AuditDepth, AuditFinding, AuditReport, FindingSource, TaskProgress};
 use wire::RunId;
 
-use crate::{args::AuditArgs, fleet::FleetArgs, output, progress_meter::ProgressMeter};
+use crate::{
+    args::{AuditArgs, GlobalArgs},
+    exit_codes, output,
+    progress_meter::ProgressMeter,
+};
 
-use super::EXIT_FINDINGS;
-
-/// Exit code if there are no findings but some checks could not be made.
-const EXIT_NOT_CHECKED: u8 = 4;
-
-/// Audits a run and prints the report.
-pub(crate) async fn audit_run(
-    fleet: &FleetArgs,
-    args: &AuditArgs,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn audit_run(flags: &GlobalArgs, args: &AuditArgs) -> anyhow::Result<ExitCode> {
     let run = RunId::new(args.run.as_str())?;
     let depth = match (args.no_store, args.deep) {
         (true, _) => AuditDepth::Log,
         (false, false) => AuditDepth::Files,
         (false, true) => AuditDepth::Bytes,
     };
-    let control = fleet.connect_control().await?;
+    let control = flags.fleet.connect_control().await?;
     let meter = ProgressMeter::new();
     let show = |TaskProgress { unit, done, total }| meter.show_progress("audit", unit, done, total);
     let report = control.audit_run(&run, depth, &show).await?;
     meter.finish_bar();
-    output::print_json_or(json, &report, || print_report(&report))?;
-    Ok(if !report.is_clean() {
-        ExitCode::from(EXIT_FINDINGS)
-    } else if !report.not_checked.is_empty() {
-        ExitCode::from(EXIT_NOT_CHECKED)
-    } else {
-        ExitCode::SUCCESS
-    })
+    output::print_json_or(flags.json, &report, || print_report(&report))?;
+    if report.is_clean() && !report.not_checked.is_empty() {
+        return Ok(exit_codes::not_checked_code());
+    }
+    Ok(exit_codes::findings_code(!report.is_clean()))
 }
 
-/// Prints a report as text.
 fn print_report(report: &AuditReport) {
     let AuditReport { run, tally, .. } = report;
     output::print_line(&format!(
@@ -64,7 +54,6 @@ fn print_report(report: &AuditReport) {
     output::print_line(&format!("{clean}checked: {}", report.checked.join(", ")));
 }
 
-/// Returns a finding on one line.
 fn describe_finding(finding: &AuditFinding) -> String {
     let AuditFinding { place, what, subject, sequence, url, expected, found } = finding;
     let fact = match (subject, sequence) {

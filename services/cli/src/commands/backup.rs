@@ -6,7 +6,6 @@
 use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::ExitCode,
 };
 
 use anyhow::{Context, bail};
@@ -19,34 +18,28 @@ use tokio::io::AsyncWriteExt;
 use wire::Digest;
 
 use crate::{
-    args::{BackupArgs, RestoreArgs},
+    args::{BackupArgs, GlobalArgs, RestoreArgs},
     fleet::{self, FleetArgs, FleetFile},
     fleet_keys::{self, FleetKeys},
     output,
 };
 
-/// Name of the manifest in a backup.
 const MANIFEST_FILE: &str = "backup.json";
-/// Format version of the manifest.
 const MANIFEST_VERSION: u32 = 1;
 /// Name of a marker file in the directory of a restore, removed when the restore is complete.
 const UNFINISHED_MARKER: &str = "restoring";
 
-/// The manifest of a backup, written last.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BackupManifest {
     version: u32,
-    /// Time of the backup, in seconds since 1970.
+    /// Seconds since 1970.
     made_at: u64,
-    /// URL of the fleet's object store.
     store: String,
-    /// True if the fleet is closed.
     closed: bool,
     streams: Vec<StreamBackup>,
 }
 
-/// A stream in a backup: its snapshot, file and digest.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StreamBackup {
@@ -55,58 +48,48 @@ struct StreamBackup {
     digest: String,
 }
 
-/// Copies a running fleet's streams, and its keys if they are on this machine, to a new directory.
-pub(crate) async fn back_up_fleet(
-    fleet: &FleetArgs,
-    args: &BackupArgs,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn back_up_fleet(flags: &GlobalArgs, args: &BackupArgs) -> anyhow::Result<()> {
     ensure_empty(&args.out, &[])?;
     // The backup is as private as the log.
     std::fs::set_permissions(&args.out, std::fs::Permissions::from_mode(0o700))
         .with_context(|| format!("use {}", args.out.display()))?;
-    let bus = fleet.connect_bus("backup", "user").await?;
+    let bus = flags.fleet.connect_bus("backup", "user").await?;
     let store = fleet::read_fleet_config(&bus).await?.store;
     let mut streams = Vec::new();
     for stream in Bus::stream_names() {
         streams.extend(copy_stream(&bus, &stream, &args.out).await?);
     }
-    if let Some(directory) = &fleet.dir
+    if let Some(directory) = &flags.fleet.dir
         && FleetKeys::open(directory)?.is_some()
     {
         copy_keys(directory, &args.out)?;
     }
-    let closed = fleet.read_identity()?.is_some();
+    let closed = flags.fleet.read_member()?.is_some();
     let about = BackupManifest {
         version: MANIFEST_VERSION,
-        made_at: crate::clock::unix_time_s(),
+        made_at: wire::clock::unix_seconds(),
         store,
         closed,
         streams,
     };
-    write_manifest(&args.out, &about)?;
-    print_streams("copied", &about, json)?;
+    let path = args.out.join(MANIFEST_FILE);
+    std::fs::write(&path, serde_json::to_vec_pretty(&about)?)
+        .with_context(|| format!("write {}", path.display()))?;
+    print_streams("copied", &about, flags.json)?;
     output::print_message(&format!(
         "files are not in it: keep a copy of {} too. Anyone with its keys/ controls the fleet",
         about.store
     ));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Restores a backup into a new directory.
-///
-/// The streams' digests are checked first. A marker file shows an interrupted restore until it is
-/// complete.
-pub(crate) async fn restore_fleet(
-    fleet: &FleetArgs,
-    args: &RestoreArgs,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn restore_fleet(flags: &GlobalArgs, args: &RestoreArgs) -> anyhow::Result<()> {
     let about = read_manifest(&args.from)?;
     for copied in &about.streams {
         check_stream_file(&args.from, copied).await?;
     }
-    let directory = fleet
+    let directory = flags
+        .fleet
         .dir
         .as_ref()
         .context("pass --dir DIR, the directory to restore the fleet to (A103)")?;
@@ -141,7 +124,7 @@ pub(crate) async fn restore_fleet(
         identity: keys.as_ref().map(FleetKeys::admin_identity),
     }
     .write(&directory)?;
-    let here = FleetArgs { dir: Some(directory.clone()), ..FleetArgs::default() };
+    let here = FleetArgs::in_directory(&directory);
     let bus = here.connect_bus("restore", "user").await?;
     for copied in &about.streams {
         let path = args.from.join(&copied.file);
@@ -153,17 +136,16 @@ pub(crate) async fn restore_fleet(
     server.stop().await;
     std::fs::remove_file(&unfinished)
         .with_context(|| format!("remove {}", unfinished.display()))?;
-    print_streams("restored", &about, json)?;
+    print_streams("restored", &about, flags.json)?;
     output::print_message(&format!(
         "start it with `flotilla up --dir {} --store {}`",
         directory.display(),
         about.store
     ));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Checks that a directory is not the result of an interrupted restore, which would have only part
-/// of the log.
+/// An interrupted restore would have only part of the log.
 pub(super) fn refuse_unfinished_restore(directory: &Path) -> anyhow::Result<()> {
     if directory.join(UNFINISHED_MARKER).exists() {
         bail!(
@@ -174,8 +156,7 @@ pub(super) fn refuse_unfinished_restore(directory: &Path) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Creates a directory and checks that it is empty except for `but_for`, so that two backups are
-/// never mixed.
+/// Two backups are never mixed.
 fn ensure_empty(directory: &Path, but_for: &[&str]) -> anyhow::Result<()> {
     std::fs::create_dir_all(directory).with_context(|| format!("use {}", directory.display()))?;
     let entries =
@@ -189,7 +170,7 @@ fn ensure_empty(directory: &Path, but_for: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies a stream to a file. `None` if the stream does not exist.
+/// `None` if the stream does not exist.
 async fn copy_stream(bus: &Bus, stream: &str, out: &Path) -> anyhow::Result<Option<StreamBackup>> {
     let file = format!("{stream}.snapshot");
     let path = out.join(&file);
@@ -208,7 +189,6 @@ async fn copy_stream(bus: &Bus, stream: &str, out: &Path) -> anyhow::Result<Opti
     Ok(Some(StreamBackup { snapshot, file, digest }))
 }
 
-/// Checks that a file of the backup has the digest in the manifest.
 async fn check_stream_file(from: &Path, copied: &StreamBackup) -> anyhow::Result<()> {
     let path = from.join(&copied.file);
     if Path::new(&copied.file).components().count() != 1 {
@@ -225,7 +205,6 @@ async fn check_stream_file(from: &Path, copied: &StreamBackup) -> anyhow::Result
     Ok(())
 }
 
-/// Returns the BLAKE3 digest of a file.
 async fn hash_file(path: &Path) -> anyhow::Result<Digest> {
     let path = path.to_owned();
     tokio::task::spawn_blocking(move || {
@@ -239,7 +218,7 @@ async fn hash_file(path: &Path) -> anyhow::Result<Digest> {
     .await?
 }
 
-/// Copies the key directory with its permissions, because keys must stay private.
+/// With its permissions, because keys must stay private.
 fn copy_keys(from: &Path, to: &Path) -> anyhow::Result<()> {
     let from = from.join(fleet_keys::KEYS_DIRECTORY);
     let mut left: Vec<PathBuf> = vec![from.clone()];
@@ -263,17 +242,6 @@ fn copy_keys(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the manifest of a backup.
-fn write_manifest(out: &Path, about: &BackupManifest) -> anyhow::Result<()> {
-    let path = out.join(MANIFEST_FILE);
-    std::fs::write(&path, serde_json::to_vec_pretty(about)?)
-        .with_context(|| format!("write {}", path.display()))
-}
-
-/// Reads the manifest of a backup.
-///
-/// # Errors
-/// If it is missing, damaged or of another version.
 fn read_manifest(from: &Path) -> anyhow::Result<BackupManifest> {
     let path = from.join(MANIFEST_FILE);
     let text = std::fs::read(&path)
@@ -290,7 +258,6 @@ fn read_manifest(from: &Path) -> anyhow::Result<BackupManifest> {
     Ok(about)
 }
 
-/// Prints what was done with each stream, or the manifest as JSON.
 fn print_streams(what: &str, about: &BackupManifest, json: bool) -> anyhow::Result<()> {
     if json {
         return output::print_json(about);

@@ -1,36 +1,38 @@
 //! `flotilla checkpoint`: list, inspect and export checkpoints.
 
-use std::process::ExitCode;
-
 use control::{TaskProgress, parse_checkpoint_ref};
 use wire::{RunId, v1};
 
 use super::explain;
-use crate::{args::CheckpointCommand, fleet::FleetArgs, output, progress_meter::ProgressMeter};
+use crate::{
+    args::{CheckpointCommand, GlobalArgs},
+    output,
+    progress_meter::ProgressMeter,
+};
 
-/// Runs a `flotilla checkpoint` subcommand.
-pub(crate) async fn run_checkpoint_command(
-    fleet: &FleetArgs,
+pub(crate) async fn handle_checkpoints(
+    flags: &GlobalArgs,
     command: CheckpointCommand,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
-    let control = fleet.connect_control().await?;
+) -> anyhow::Result<()> {
+    let control = flags.fleet.connect_control().await?;
     match command {
         CheckpointCommand::List { run } => {
             let run = RunId::new(run)?;
             control.read_run_records(&run).await?;
             let checkpoints = control.list_checkpoints(&run).await?;
-            output::print_json_or(json, &checkpoints, || print_checkpoints(&checkpoints))?;
+            output::print_json_or(flags.json, &checkpoints, || print_checkpoints(&checkpoints))?;
         }
         CheckpointCommand::Get { checkpoint } => {
             let info = control.get_checkpoint(&parse_checkpoint_ref(&checkpoint)?).await?;
-            output::print_json_or(json, &info, || print_checkpoint(&info))?;
+            output::print_json_or(flags.json, &info, || print_checkpoint(&info))?;
         }
         CheckpointCommand::Explain { checkpoint, samples } => {
             let info = control.get_checkpoint(&parse_checkpoint_ref(&checkpoint)?).await?;
             let checkpoint = info.checkpoint.unwrap_or_default();
             let lineage = control.explain_checkpoint(&checkpoint).await?;
-            output::print_json_or(json, &lineage, || explain::print_lineage(&lineage, samples))?;
+            output::print_json_or(flags.json, &lineage, || {
+                explain::print_lineage(&lineage, samples);
+            })?;
         }
         CheckpointCommand::Export { checkpoint, out } => {
             let meter = ProgressMeter::new();
@@ -40,15 +42,14 @@ pub(crate) async fn run_checkpoint_command(
             let info =
                 control.export_checkpoint(&parse_checkpoint_ref(&checkpoint)?, &out, &show).await?;
             meter.finish_bar();
-            output::print_json_or(json, &info, || {
+            output::print_json_or(flags.json, &info, || {
                 output::print_line(&format!("{} files in {}", info.files.len(), out.display()));
             })?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Prints checkpoints as a table.
 fn print_checkpoints(checkpoints: &[v1::CheckpointInfo]) {
     let rows = checkpoints.iter().filter_map(|info| {
         let c = info.checkpoint.as_ref()?;
@@ -59,19 +60,16 @@ fn print_checkpoints(checkpoints: &[v1::CheckpointInfo]) {
         let engine = short_engine(&c.engine);
         Some([c.cycle.to_string(), c.step.to_string(), kind, last.into(), loss, engine, path])
     });
-    output::print_text(&output::format_table(
+    output::print_table(
         [">cycle", ">step", "what", "final", ">loss", "engine", "in the store"],
         rows,
-    ));
+    );
 }
 
-/// Returns the short name of the engine that trained a checkpoint; `checkpoint get` shows the full
-/// one.
 fn short_engine(engine: &str) -> String {
     if engine.starts_with("pytorch-") { "pytorch".into() } else { engine.to_owned() }
 }
 
-/// Returns the token counts, packing and skipped examples of a training.
 fn training_tokens_text(c: &v1::Checkpoint) -> String {
     let v1::Checkpoint { trained_tokens, tokens, packing, skipped, .. } = c;
     let filled = packing * 100.0;
@@ -82,7 +80,6 @@ fn training_tokens_text(c: &v1::Checkpoint) -> String {
     format!("{trained_tokens} completion tokens of {tokens}, batches {filled:.0} % full{skipped}")
 }
 
-/// Returns the weight change, gradient norms and learning rate of a training.
 fn weight_change_text(c: &v1::Checkpoint) -> String {
     let v1::Checkpoint { grad_norm, grad_norm_max, learning_rate, .. } = c;
     let weights = match c.weight_change {
@@ -94,7 +91,6 @@ fn weight_change_text(c: &v1::Checkpoint) -> String {
     )
 }
 
-/// Prints a checkpoint and its files.
 fn print_checkpoint(info: &v1::CheckpointInfo) {
     if let Some(c) = &info.checkpoint {
         let tree = c.tree.clone().unwrap_or_default();
@@ -115,5 +111,5 @@ fn print_checkpoint(info: &v1::CheckpointInfo) {
         .files
         .iter()
         .map(|file| [file.path.clone(), output::format_bytes(file.bytes), file.digest.clone()]);
-    output::print_text(&output::format_table(["file", ">size", "digest"], rows));
+    output::print_table(["file", ">size", "digest"], rows);
 }

@@ -3,42 +3,31 @@
 use std::{
     panic::resume_unwind,
     path::{Path, PathBuf},
-    process::ExitCode,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
-use formats::convert::{self, ConversionDtype, ConvertError, ConvertProgress, FileListing};
+use formats::convert::{self, ConvertError, ConvertProgress, FileListing};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::{ConvertCommand, ConvertOutputArgs, FloatDtype, ModelDtype},
+    args::{ConvertCommand, ConvertOutputArgs},
     local_models, output, signals,
 };
 
-/// Interval between progress lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum number of characters shown of a setting.
 const SETTING_CHARS_MAX: usize = 100;
 
-/// Runs a `flotilla convert` subcommand.
-pub(crate) async fn run_convert_command(
-    command: ConvertCommand,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run_convert_command(command: ConvertCommand, json: bool) -> anyhow::Result<()> {
     match command {
         ConvertCommand::Lora { base, adapter, dtype, out } => {
             let to = check_output(out)?;
             let doing = format!("convert the adapter {}", adapter.display());
             run_conversion(to.clone(), doing, json, move |_| {
-                convert::convert_lora(
-                    &local_models::find_local_model(&base)?,
-                    &adapter,
-                    &to,
-                    dtype.into(),
-                )
+                let base = local_models::find_local_model(&base)?;
+                convert::convert_lora(&base, &adapter, &to, dtype.into())
             })
             .await?;
         }
@@ -46,24 +35,16 @@ pub(crate) async fn run_convert_command(
             let to = check_output(out)?;
             let doing = format!("convert the model {}", model.display());
             run_conversion(to.clone(), doing, json, move |progress| {
-                convert::convert_model(
-                    &local_models::find_local_model(&model)?,
-                    &to,
-                    dtype.into(),
-                    progress,
-                )
+                let model = local_models::find_local_model(&model)?;
+                convert::convert_model(&model, &to, dtype, progress)
             })
             .await?;
         }
         ConvertCommand::Merge { base, adapter, out } => {
             let doing = format!("merge the adapter {}", adapter.display());
             run_conversion(out.clone(), doing, json, move |progress| {
-                convert::merge_adapter(
-                    &local_models::find_local_model(&base)?,
-                    &adapter,
-                    &out,
-                    progress,
-                )
+                let base = local_models::find_local_model(&base)?;
+                convert::merge_adapter(&base, &adapter, &out, progress)
             })
             .await?;
         }
@@ -72,10 +53,9 @@ pub(crate) async fn run_convert_command(
             print_listing(&listing.with_context(|| format!("list {}", path.display()))?, json)?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Returns the output path, if nothing would be overwritten without `--force`.
 fn check_output(out: ConvertOutputArgs) -> anyhow::Result<PathBuf> {
     match out.out.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => {
@@ -92,8 +72,6 @@ fn check_output(out: ConvertOutputArgs) -> anyhow::Result<PathBuf> {
 /// removed.
 struct ConversionStopped;
 
-/// Runs a conversion on a blocking thread with progress, and reports its result. `doing` names the
-/// work in errors.
 async fn run_conversion(
     out: PathBuf,
     doing: String,
@@ -122,7 +100,6 @@ async fn run_conversion(
     report_output(&out, began.elapsed(), json)
 }
 
-/// Reports the size of the output and the time it took.
 fn report_output(out: &Path, took: Duration, json: bool) -> anyhow::Result<()> {
     let bytes = output_size(out).with_context(|| format!("look at {}", out.display()))?;
     let seconds = took.as_secs_f64();
@@ -134,7 +111,6 @@ fn report_output(out: &Path, took: Duration, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the size in bytes of a file, or of the files in a directory.
 fn output_size(path: &Path) -> std::io::Result<u64> {
     let metadata = path.metadata()?;
     if metadata.is_file() {
@@ -143,7 +119,6 @@ fn output_size(path: &Path) -> std::io::Result<u64> {
     std::fs::read_dir(path)?.map(|entry| Ok(entry?.metadata()?.len())).sum()
 }
 
-/// The progress of a conversion: a bar on a terminal, lines elsewhere.
 struct ConversionMeter {
     name: String,
     bar: ProgressBar,
@@ -152,7 +127,6 @@ struct ConversionMeter {
 }
 
 impl ConversionMeter {
-    /// Creates a meter for the output `name`.
     fn new(name: String, stop: CancellationToken) -> Self {
         let target = match output::stderr_is_terminal() {
             true => ProgressDrawTarget::stderr(),
@@ -165,7 +139,7 @@ impl ConversionMeter {
         Self { name, bar, stop, last: Instant::now() }
     }
 
-    /// Shows the progress in bytes. Unwinds with `ConversionStopped` if a stop was requested.
+    /// Unwinds with `ConversionStopped` if a stop was requested.
     fn show_progress(&mut self, done: u64, total: u64) {
         if self.stop.is_cancelled() {
             resume_unwind(Box::new(ConversionStopped));
@@ -180,7 +154,6 @@ impl ConversionMeter {
     }
 }
 
-/// Prints the fields and tensors of a model file.
 fn print_listing(listing: &FileListing, json: bool) -> anyhow::Result<()> {
     let total: u64 = listing.tensors.iter().map(|tensor| tensor.bytes).sum();
     let values = |shape: &[u64]| shape.iter().fold(1_u64, |all, size| all.saturating_mul(*size));
@@ -198,13 +171,13 @@ fn print_listing(listing: &FileListing, json: bool) -> anyhow::Result<()> {
         }));
     }
     let fields = listing.fields.iter().map(|(name, value)| [name.clone(), setting_text(value)]);
-    output::print_text(&output::format_table(["field", "value"], fields));
+    output::print_table(["field", "value"], fields);
     output::print_line("");
     let rows = listing.tensors.iter().map(|tensor| {
         let (name, kind) = (tensor.name.clone(), tensor.kind.clone());
         [name, kind, format!("{:?}", tensor.shape), tensor.bytes.to_string()]
     });
-    output::print_text(&output::format_table(["tensor", "kind", "shape", ">bytes"], rows));
+    output::print_table(["tensor", "kind", "shape", ">bytes"], rows);
     output::print_line("");
     output::print_line(&format!(
         "{}: {} tensors, {parameters} parameters, {}",
@@ -215,7 +188,6 @@ fn print_listing(listing: &FileListing, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a setting on one line of at most 100 characters.
 fn setting_text(value: &Value) -> String {
     let list = value.get("count").zip(value.get("first"));
     let text = match (value, list) {
@@ -226,26 +198,5 @@ fn setting_text(value: &Value) -> String {
     match text.char_indices().nth(SETTING_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
-    }
-}
-
-impl From<FloatDtype> for ConversionDtype {
-    fn from(dtype: FloatDtype) -> Self {
-        match dtype {
-            FloatDtype::F32 => Self::F32,
-            FloatDtype::F16 => Self::F16,
-            FloatDtype::Bf16 => Self::Bf16,
-        }
-    }
-}
-
-impl From<ModelDtype> for ConversionDtype {
-    fn from(dtype: ModelDtype) -> Self {
-        match dtype {
-            ModelDtype::F32 => Self::F32,
-            ModelDtype::F16 => Self::F16,
-            ModelDtype::Bf16 => Self::Bf16,
-            ModelDtype::Q8_0 => Self::Q8_0,
-        }
     }
 }

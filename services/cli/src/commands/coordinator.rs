@@ -3,7 +3,7 @@
 mod membership;
 mod metrics_source;
 
-use std::{process::ExitCode, time::Duration};
+use std::time::Duration;
 
 use anyhow::Context;
 use bus::{AckDurability, Bus, LogLimit};
@@ -19,12 +19,12 @@ use wire::v1;
 
 use self::metrics_source::CoordinatorMetrics;
 use crate::{
-    args::CoordinatorArgs, fleet::FleetArgs, service_notify, signals, supervisor::die_with_parent,
+    args::CoordinatorArgs, fleet::FleetArgs, service_notify, signals, this_machine::gib_to_bytes,
 };
 
-/// Leader lease with one NATS server, which answers quickly.
+/// One NATS server answers quickly.
 const LEADER_LEASE: Duration = Duration::from_secs(3);
-/// Leader lease in a NATS cluster, whose own failover takes up to 8 s.
+/// A cluster's own failover takes up to 8 s.
 const LEADER_LEASE_CLUSTER: Duration = Duration::from_secs(15);
 
 /// Time without an iteration of the control loop after which the watchdog signal stops. An
@@ -35,9 +35,9 @@ const LOOP_STALL_LIMIT: Duration = Duration::from_secs(900);
 pub(crate) async fn run_coordinator(
     fleet: &FleetArgs,
     args: &CoordinatorArgs,
-) -> anyhow::Result<ExitCode> {
+) -> anyhow::Result<()> {
     if args.die_with_parent {
-        die_with_parent(Signal::TERM);
+        process::die_with_parent(Signal::TERM);
     }
     let stop = signals::stop_token()?;
     let keys =
@@ -96,10 +96,9 @@ pub(crate) async fn run_coordinator(
         tokio::join!(stop_after(coordinate, &stop), stop_after(serve, &stop), reporting, exposing,);
     coordinated.context("coordinate")?;
     served.context("serve the gRPC API")?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Runs a future to its end, then cancels `stop`.
 async fn stop_after<T>(future: impl Future<Output = T>, stop: &CancellationToken) -> T {
     let outcome = future.await;
     stop.cancel();
@@ -132,8 +131,7 @@ async fn report_to_systemd(
     }
 }
 
-/// Returns the timeouts for reissued orders: the jobs of a dead agent are free after one lease plus
-/// the time to notice.
+/// The jobs of a dead agent are free after one lease plus the time to notice.
 fn reissue_timeouts(lease_s: f64) -> cycle::ReissueTimeouts {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clap bounds it")]
     let lease_ms = (1000.0 * lease_s) as u64;
@@ -143,21 +141,6 @@ fn reissue_timeouts(lease_s: f64) -> cycle::ReissueTimeouts {
     }
 }
 
-/// Converts GiB to bytes.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "checked: a positive number of at most 2^50 bytes"
-)]
-fn gib_to_bytes(gib: f64) -> u64 {
-    (gib * (1_u64 << 30) as f64) as u64
-}
-
-/// Opens and checks the store of the arguments or of the fleet.
-///
-/// # Errors
-/// If neither names a store, or the store cannot be used.
 async fn open_store(bus: &Bus, args: &CoordinatorArgs) -> anyhow::Result<Store> {
     let url = match (&args.store, bus.read_fleet_config().await?) {
         (Some(url), _) => url.clone(),
@@ -171,7 +154,6 @@ async fn open_store(bus: &Bus, args: &CoordinatorArgs) -> anyhow::Result<Store> 
     Ok(store)
 }
 
-/// Logs a warning if the NATS server may lose acknowledged writes on a power loss.
 fn warn_durability(durability: AckDurability) {
     match durability {
         AckDurability::Always => {}

@@ -1,6 +1,6 @@
 //! `flotilla data` and `flotilla run import`, and reports about the files of a run.
 
-use std::{path::Path, process::ExitCode};
+use std::path::Path;
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
@@ -13,17 +13,14 @@ use crate::{
     output,
 };
 
-/// Runs a `flotilla data` subcommand.
-pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Result<()> {
     match command {
         DataCommand::Stats { files } => {
             ensure!(!files.is_empty(), "name at least one file (A100)");
             let mut report = DataReport::default();
             for path in files {
-                let (file, warnings) = control::report_data_file(
-                    &path.display().to_string(),
-                    &read_data_file(&path)?,
-                )?;
+                let (name, bytes) = read_data_file(&path)?;
+                let (file, warnings) = control::report_data_file(&name, &bytes)?;
                 report.files.push(file);
                 report.warnings.extend(warnings);
             }
@@ -43,11 +40,10 @@ pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Resu
                     );
                 }
             }
-            let bytes = read_data_file(&file)?;
+            let (name, bytes) = read_data_file(&file)?;
             let held = parse_heldout_size(&held)?;
-            let sides =
-                control::split_prompt_file(&file.display().to_string(), &bytes, held, seed)?;
-            let [(train, trained), (heldout, held_out)] = sides;
+            let [(train, trained), (heldout, held_out)] =
+                control::split_prompt_file(&name, &bytes, held, seed)?;
             write_atomically(&out_train, &train)?;
             write_atomically(&out_heldout, &heldout)?;
             output::print_json_or(json, &json!({"train": trained, "heldout": held_out}), || {
@@ -55,24 +51,19 @@ pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Resu
             })?;
         }
         DataCommand::Dedup { file, out } => {
-            let (bytes, removed) = control::remove_duplicate_prompts(
-                &file.display().to_string(),
-                &read_data_file(&file)?,
-            )?;
+            let (name, bytes) = read_data_file(&file)?;
+            let (bytes, removed) = control::remove_duplicate_prompts(&name, &bytes)?;
             write_atomically(&out, &bytes)?;
             output::print_json_or(json, &json!({"removed": removed}), || {
                 output::print_line(&format!("{removed} prompts removed"));
             })?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Maximum length of the name of an imported run.
 const NAME_CHARS_MAX: usize = 48;
 
-/// Runs `flotilla run import`: prints or writes the spec, and prints the status of each key on
-/// stderr.
 pub(super) fn import_config(
     config: &Path,
     prompts: Option<&str>,
@@ -105,10 +96,6 @@ pub(super) fn import_config(
     Ok(())
 }
 
-/// Returns the held-out size of the arguments.
-///
-/// # Errors
-/// If neither is given, or the share is not from 0 to 1.
 fn parse_heldout_size(held: &HeldoutArgs) -> anyhow::Result<HeldoutSize> {
     match (held.share, held.count) {
         (Some(share), _) => {
@@ -123,11 +110,10 @@ fn parse_heldout_size(held: &HeldoutArgs) -> anyhow::Result<HeldoutSize> {
     }
 }
 
-/// Maximum size of a data file.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// Reads a data file of at most 1 GiB.
-fn read_data_file(path: &Path) -> anyhow::Result<Bytes> {
+/// Returns the name of the file and its content.
+fn read_data_file(path: &Path) -> anyhow::Result<(String, Bytes)> {
     let what = || format!("read {}", path.display());
     let bytes = std::fs::metadata(path).with_context(what)?.len();
     ensure!(
@@ -135,10 +121,9 @@ fn read_data_file(path: &Path) -> anyhow::Result<Bytes> {
         "{} has {bytes} bytes, the limit is {FILE_BYTES_MAX} (D105)",
         path.display()
     );
-    Ok(std::fs::read(path).with_context(what)?.into())
+    Ok((path.display().to_string(), std::fs::read(path).with_context(what)?.into()))
 }
 
-/// Writes a file completely or not at all.
 fn write_atomically(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
@@ -147,13 +132,12 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         .with_context(|| format!("write {}", path.display()))
 }
 
-/// Returns true if two paths name the same file, also through links if the files exist.
+/// Also through links, if the files exist.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     real(a) == real(b)
 }
 
-/// Returns a report as lines of text: two per file, one per warning.
 pub(crate) fn report_lines(report: &DataReport) -> Vec<String> {
     let mut lines: Vec<String> = report.files.iter().flat_map(file_lines).collect();
     if report.samples_per_cycle > 0 {
@@ -167,7 +151,6 @@ pub(crate) fn report_lines(report: &DataReport) -> Vec<String> {
     lines
 }
 
-/// Returns the two lines of one file: counts, then lengths and fields.
 fn file_lines(file: &DataFile) -> [String; 2] {
     let field = if file.field.is_empty() { "" } else { &format!("{}: ", file.field) };
     let what = if file.completion_bytes.is_some() { "examples" } else { "prompts" };

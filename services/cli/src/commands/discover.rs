@@ -1,18 +1,16 @@
 //! `flotilla discover`: fleets that are announced on this network.
 
-use std::{process::ExitCode, time::Duration};
+use std::time::Duration;
 
-use crate::{args::DiscoverArgs, discovery, output};
+use gateway::discovery;
 
-/// Listens for announcements and prints the fleets.
-pub(crate) async fn list_announced_fleets(
-    args: &DiscoverArgs,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+use crate::{args::DiscoverArgs, output};
+
+pub(crate) async fn list_announced_fleets(args: &DiscoverArgs, json: bool) -> anyhow::Result<()> {
     let all = discovery::find_fleets(Duration::from_secs_f64(args.wait), |_| false).await?;
     if json {
         output::print_json(&all)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     if all.is_empty() {
         output::print_message(
@@ -23,6 +21,6 @@ pub(crate) async fn list_announced_fleets(
         let authority = if fleet.authority.is_empty() { "open".into() } else { fleet.authority };
         [fleet.name, fleet.gateways.join(" "), authority]
     });
-    output::print_text(&output::format_table(["fleet", "gateway", "authority"], rows));
-    Ok(ExitCode::SUCCESS)
+    output::print_table(["fleet", "gateway", "authority"], rows);
+    Ok(())
 }

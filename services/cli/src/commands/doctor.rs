@@ -6,7 +6,7 @@ mod training_plan;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use doctor::{DoctorFinding, Severity};
 use hardware::{
     HardwareProfile,
@@ -17,17 +17,20 @@ use serde_json::json;
 
 use crate::{
     args::{DoctorArgs, DoctorCommand, ROLE_NAMES},
-    commands::EXIT_FINDINGS,
-    output,
+    exit_codes, output,
+    python_runner::check_interpreter,
 };
 
-/// Checks a box and prints the findings. Exits with `EXIT_FINDINGS` if a finding is a failure.
 pub(crate) fn run_doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
     match &args.command {
-        Some(DoctorCommand::Estimate(args)) => return estimate::run_estimate(args, json),
-        Some(DoctorCommand::Profile { name }) => return print_profile(name.as_deref()),
-        None => {}
+        Some(DoctorCommand::Estimate(args)) => estimate::run_estimate(args, json)?,
+        Some(DoctorCommand::Profile { name }) => print_profile(name.as_deref())?,
+        None => return check_box(args, json),
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check_box(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
     let seen = take_snapshot(args)?;
     let profile = match args.profile.as_deref() {
         Some(name) => HardwareProfile::load_named(name)?,
@@ -54,20 +57,18 @@ pub(crate) fn run_doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCo
         print_findings(&seen, &profile, &findings);
     }
     let failed = doctor::worst_severity(&findings) == Some(Severity::Fail);
-    Ok(if failed { ExitCode::from(EXIT_FINDINGS) } else { ExitCode::SUCCESS })
+    Ok(exit_codes::findings_code(failed))
 }
 
-/// Prints the text of a hardware profile, of this box's by default.
-fn print_profile(name: Option<&str>) -> anyhow::Result<ExitCode> {
+fn print_profile(name: Option<&str>) -> anyhow::Result<()> {
     let own = match name {
         Some(name) => name.to_owned(),
         None => HardwareProfile::choose_profile(None)?.name,
     };
     output::print_text(HardwareProfile::built_in_text(&own)?.trim_end());
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Takes a snapshot of this box, or of a capture file. Writes a capture if asked to.
 fn take_snapshot(args: &DoctorArgs) -> anyhow::Result<HostSnapshot> {
     if let Some(path) = &args.from {
         let capture =
@@ -88,25 +89,17 @@ fn take_snapshot(args: &DoctorArgs) -> anyhow::Result<HostSnapshot> {
     Ok(seen)
 }
 
-/// Returns access to this box's files, with its home, data and Python directories.
 fn live_files(args: &DoctorArgs) -> anyhow::Result<LiveFiles> {
     let mut live = LiveFiles::new("/");
     if let Some(home) = std::env::var_os("HOME").map(PathBuf::from) {
         live = live.with_home(&home).with_data(&home.join(".flotilla"));
     }
     if let Some(python) = &args.python {
-        if !python.is_file() {
-            bail!(
-                "--python {}: no such file; pass an interpreter such as VENV/bin/python (A104)",
-                python.display()
-            );
-        }
-        live = live.with_python(&std::path::absolute(python)?);
+        live = live.with_python(&check_interpreter(python)?);
     }
     Ok(live)
 }
 
-/// Prints the box, its findings and the state of each role.
 fn print_findings(seen: &HostSnapshot, profile: &HardwareProfile, findings: &[DoctorFinding]) {
     print_box(seen, profile);
     for DoctorFinding { id, severity, seen, why, remedy, source } in findings {
@@ -127,7 +120,6 @@ fn print_findings(seen: &HostSnapshot, profile: &HardwareProfile, findings: &[Do
     output::print_line(&format!("{}: {}", counts.join(", "), roles.join(", ")));
 }
 
-/// Prints the hardware and software of a box.
 fn print_box(seen: &HostSnapshot, profile: &HardwareProfile) {
     output::print_line(&format!("{}: {}", profile.name, profile.summary));
     let kernel = &seen.kernel;
@@ -157,7 +149,6 @@ fn print_box(seen: &HostSnapshot, profile: &HardwareProfile) {
     }
 }
 
-/// Returns the ids of the failures that block a role.
 fn blocking_findings(seen: &HostSnapshot, role: &str) -> Vec<&'static str> {
     let mut ids: Vec<_> = doctor::findings_for_role(seen, role)
         .iter()
@@ -168,7 +159,6 @@ fn blocking_findings(seen: &HostSnapshot, role: &str) -> Vec<&'static str> {
     ids
 }
 
-/// Returns the word printed for a severity.
 fn severity_word(severity: Severity) -> &'static str {
     match severity {
         Severity::Fail => "FAIL",

@@ -1,6 +1,6 @@
 //! `flotilla down`: stops the `flotilla up` of a directory, and with it the fleet.
 
-use std::{process::ExitCode, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -10,22 +10,17 @@ use crate::{
     output,
 };
 
-/// Maximum time to stop; agents, coordinator and bus each need a few seconds.
+/// Agents, coordinator and bus each need a few seconds.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// Interval between two checks of the process.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Stops a fleet and waits for its end.
-///
-/// # Errors
-/// If it is still up after `STOP_LIMIT`.
-pub(crate) async fn stop_fleet(fleet: &FleetArgs) -> anyhow::Result<ExitCode> {
-    let directory = fleet.dir.as_ref().context("pass --dir DIR, the fleet's directory (A103)")?;
+pub(crate) async fn stop_fleet(fleet: &FleetArgs) -> anyhow::Result<()> {
+    let directory = fleet.require_directory()?;
     let file = FleetFile::read(directory)?;
     let pid = file.as_ref().and_then(|file| Pid::from_raw(i32::try_from(file.pid).ok()?));
     let Some(pid) = pid.filter(|pid| is_fleet_process(*pid)) else {
         output::print_message(&format!("no fleet is running in {}", directory.display()));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     };
     kill_process(pid, Signal::TERM).context("end the fleet")?;
     let deadline = tokio::time::Instant::now() + STOP_LIMIT;
@@ -39,11 +34,10 @@ pub(crate) async fn stop_fleet(fleet: &FleetArgs) -> anyhow::Result<ExitCode> {
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     output::print_message("the fleet is down");
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Returns true if the process exists and is `flotilla up`; its id may belong to another process by
-/// now.
+/// The id may belong to another process by now.
 fn is_fleet_process(pid: Pid) -> bool {
     let process = std::path::PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
     let named = |path: std::path::PathBuf| path.file_name().map(std::ffi::OsStr::to_owned);

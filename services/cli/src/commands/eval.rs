@@ -2,49 +2,35 @@
 
 mod local;
 
-use std::process::ExitCode;
-
 use futures::StreamExt;
 use wire::{RunId, v1};
 
 use crate::{
-    args::{EvalCommand, EvalFilterArgs},
-    fleet::FleetArgs,
+    args::{EvalCommand, EvalFilterArgs, GlobalArgs},
     output,
 };
 
-/// Runs a `flotilla eval` subcommand.
-pub(crate) async fn run_eval_command(
-    fleet: &FleetArgs,
-    command: EvalCommand,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn handle_evals(flags: &GlobalArgs, command: EvalCommand) -> anyhow::Result<()> {
     match command {
-        EvalCommand::History(filter) => print_history(fleet, filter, json).await?,
-        EvalCommand::Watch { filter, after } => watch_evals(fleet, filter, after, json).await?,
-        EvalCommand::Local(args) => local::run_local_eval(args, json)?,
+        EvalCommand::History(filter) => print_history(flags, filter).await?,
+        EvalCommand::Watch { filter, after } => watch_evals(flags, filter, after).await?,
+        EvalCommand::Local(args) => local::run_local_eval(args, flags.json)?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Returns the run of a filter, if it has one.
 fn parse_run_filter(filter: &EvalFilterArgs) -> anyhow::Result<Option<RunId>> {
     Ok(filter.run.as_deref().map(RunId::new).transpose()?)
 }
 
-/// Prints all past results.
-async fn print_history(
-    fleet: &FleetArgs,
-    filter: EvalFilterArgs,
-    json: bool,
-) -> anyhow::Result<()> {
-    let control = fleet.connect_control().await?;
+async fn print_history(flags: &GlobalArgs, filter: EvalFilterArgs) -> anyhow::Result<()> {
+    let control = flags.fleet.connect_control().await?;
     let run = parse_run_filter(&filter)?;
     if let Some(run) = &run {
         control.read_run_records(run).await?;
     }
     let evals = control.list_evals(run.as_ref(), &filter.suite).await?;
-    if json {
+    if flags.json {
         return output::print_json(&evals);
     }
     let rows = evals.iter().filter_map(|event| {
@@ -74,12 +60,10 @@ async fn print_history(
         "at",
         ">?TLB/s, peak",
     ];
-    output::print_text(&output::format_table(headings, rows));
+    output::print_table(headings, rows);
     Ok(())
 }
 
-/// Returns the mean and peak rate of TLB shootdowns during a measurement, and whether there was a
-/// storm.
 fn shootdown_text(eval: &v1::Eval) -> String {
     eval.shootdowns.as_ref().map_or("-".into(), |seen| {
         let storm = if seen.stormed { " STORM" } else { "" };
@@ -87,18 +71,12 @@ fn shootdown_text(eval: &v1::Eval) -> String {
     })
 }
 
-/// Prints past results after a log position, then new ones.
-async fn watch_evals(
-    fleet: &FleetArgs,
-    filter: EvalFilterArgs,
-    after: u64,
-    json: bool,
-) -> anyhow::Result<()> {
-    let control = fleet.connect_control().await?;
+async fn watch_evals(flags: &GlobalArgs, filter: EvalFilterArgs, after: u64) -> anyhow::Result<()> {
+    let control = flags.fleet.connect_control().await?;
     let run = parse_run_filter(&filter)?;
     let mut evals = std::pin::pin!(control.watch_evals(run.as_ref(), filter.suite, after));
     while let Some(event) = evals.next().await.transpose()? {
-        if json {
+        if flags.json {
             output::print_json(&event)?;
         } else if let Some(eval) = &event.eval {
             output::print_line(&format_eval(eval));
@@ -107,7 +85,6 @@ async fn watch_evals(
     Ok(())
 }
 
-/// Returns a result on one line.
 fn format_eval(eval: &v1::Eval) -> String {
     let v1::Eval { run, cycle, step, suite, perplexity, stderr, bits_per_byte, agent, .. } = eval;
     format!(

@@ -3,18 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use control::{
-    CheckpointLineage, CycleReport, LineageSample, LineageStep, RunReport, SelectionReport,
+    CanaryFigure, CanaryReport, CheckpointLineage, CycleReport, LineageSample, LineageStep,
+    RunReport, SelectionReport,
 };
-use serde_json::{Map, Value};
+use run_view::{cycle_findings, describe_quarantine, rate_text};
 use wire::v1;
 
-use super::cycle_figures::{cycle_findings, rate_text};
 use crate::output;
 
-/// Number of samples shown without `--samples`.
 const SAMPLES_SHOWN: usize = 10;
 
-/// Prints the report of a run: each cycle, the selection report, canaries and quarantines.
 pub(super) fn print_run_report(story: &RunReport) {
     let ended = story.ended.as_ref().map_or(format!("in phase {}", story.phase), String::clone);
     output::print_line(&format!("{}: {} run, {ended}", story.run, story.kind));
@@ -22,17 +20,36 @@ pub(super) fn print_run_report(story: &RunReport) {
     for cycle in &story.cycles {
         output::print_line("");
         output::print_line(&format!("cycle {}", cycle.cycle));
-        for (name, told) in cycle_lines(cycle) {
-            output::print_line(&format!("  {name:<10}{told}"));
+        for (name, text) in cycle_lines(cycle) {
+            output::print_line(&format!("  {name:<10}{text}"));
         }
     }
     if let Some(yields) = &story.yields {
         print_selection_report(yields);
     }
-    super::canary_report::print_canaries(story.proof.as_ref(), &story.quarantines);
+    print_canaries(story.proof.as_ref(), &story.quarantines);
 }
 
-/// Returns the lines of a cycle, as label and text.
+fn print_canaries(proof: Option<&CanaryReport>, quarantines: &[v1::Quarantine]) {
+    if let Some(proof) = proof {
+        output::print_line("");
+        output::print_line(&format!("canary check of cycle {}'s samples", proof.cycle));
+        proof.shown.iter().for_each(|figure| output::print_line(&canary_line(figure)));
+        if !proof.decided {
+            output::print_line(
+                "  they differ, and no more than half agree: nobody knows who is right, and all of \
+                 their samples count; compare their engines, or add a box",
+            );
+        }
+    }
+    quarantines.iter().for_each(|one| output::print_line(&describe_quarantine(one)));
+}
+
+fn canary_line(CanaryFigure { who, mean, distance }: &CanaryFigure) -> String {
+    let apart = distance.map_or(String::new(), |apart| format!(", {apart:.4} from the majority"));
+    format!("  {who}: mean canary log-prob {mean:.4} nats per token{apart}")
+}
+
 fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if let (Some(samples), Some(prompts), Some(with)) =
@@ -46,12 +63,12 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
     }
     if let (Some(from), Some(training)) = (&cycle.trained_from, &cycle.training) {
         let rate = training.learning_rate;
-        let mut told = format!("from {from} at a learning rate of {rate}");
+        let mut text = format!("from {from} at a learning rate of {rate}");
         if let Some(checkpoint) = &cycle.checkpoint {
             let v1::Checkpoint { steps, loss, agent, engine, .. } = checkpoint;
-            told.push_str(&format!(", {steps} steps to a loss of {loss:.4}; {agent}, {engine}"));
+            text.push_str(&format!(", {steps} steps to a loss of {loss:.4}; {agent}, {engine}"));
         }
-        lines.push(("trained", told));
+        lines.push(("trained", text));
     }
     let mut measured: Vec<String> = Vec::new();
     if let Some(heldout) = cycle.done.as_ref().and_then(|done| done.heldout.as_ref()) {
@@ -75,7 +92,6 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Returns the summary of a selection, with drop reasons and diversity.
 fn selection_text(selected: &v1::Selected) -> String {
     let v1::Selected { kept, considered, min_reward, diversity, entropy, .. } = selected;
     let entropy = entropy.map_or(String::new(), |nats| format!(", {nats:.3} nats per token"));
@@ -89,7 +105,6 @@ fn selection_text(selected: &v1::Selected) -> String {
     )
 }
 
-/// Prints why no more samples of a cycle were kept, with advice.
 fn print_selection_report(found: &SelectionReport) {
     let SelectionReport { cycle, judged, passed, all_right, mixed, all_wrong, .. } = found;
     output::print_line("");
@@ -111,7 +126,6 @@ fn print_selection_report(found: &SelectionReport) {
     found.advice.iter().for_each(|advice| output::print_line(&format!("  advice: {advice}")));
 }
 
-/// Prints the origin of a checkpoint. `all` prints every sample instead of the first 10.
 pub(super) fn print_lineage(lineage: &CheckpointLineage, all: bool) {
     for (place, link) in lineage.links.iter().enumerate() {
         if place > 0 {
@@ -148,13 +162,12 @@ pub(super) fn print_lineage(lineage: &CheckpointLineage, all: bool) {
     });
     let headings =
         ["prompt", ">sample", ">reward", ">tokens", "job", "generator", "engine", "verifier"];
-    output::print_text(&output::format_table(headings, rows));
+    output::print_table(headings, rows);
     if shown < count {
         output::print_line(&format!("and {} more; --samples shows all", count - shown));
     }
 }
 
-/// Returns sample counts by a property: `a 3, b 5`.
 fn count_by(samples: &[LineageSample], of: impl Fn(&LineageSample) -> &String) -> String {
     let mut counts: BTreeMap<&String, usize> = BTreeMap::new();
     samples.iter().for_each(|sample| *counts.entry(of(sample)).or_default() += 1);
@@ -162,15 +175,15 @@ fn count_by(samples: &[LineageSample], of: impl Fn(&LineageSample) -> &String) -
     counts.join(", ")
 }
 
-/// Returns the lines of one checkpoint of a lineage.
 fn lineage_step_lines(link: &LineageStep) -> Vec<String> {
     let v1::Checkpoint { run, cycle, step, steps, loss, agent, engine, tree, .. } =
         &link.checkpoint;
     let tree = tree.clone().unwrap_or_default();
-    let mut lines = vec![format!("{run}/{cycle}/{step} of {steps} steps: {}", tree.path)];
-    lines.push(format!("  digest    {}", tree.manifest));
-    lines
-        .push(format!("  trained   from {}, to a loss of {loss:.4}; {agent}, {engine}", link.from));
+    let mut lines = vec![
+        format!("{run}/{cycle}/{step} of {steps} steps: {}", tree.path),
+        format!("  digest    {}", tree.manifest),
+        format!("  trained   from {}, to a loss of {loss:.4}; {agent}, {engine}", link.from),
+    ];
     if let Some(order) = &link.order {
         let training = order.training.clone().unwrap_or_default();
         let v1::Training { batch_size, learning_rate, epochs, max_steps, .. } = training;
@@ -194,40 +207,6 @@ fn lineage_step_lines(link: &LineageStep) -> Vec<String> {
     lines
 }
 
-/// Returns the settings that differ, each as path in the resolved spec and both values.
-pub(super) fn spec_differences(a: &Value, b: &Value) -> Vec<(String, String, String)> {
-    let mut found = Vec::new();
-    collect_differences("", a, b, &mut found);
-    found
-}
-
-/// Adds the differences of two values at a path, recursively.
-fn collect_differences(
-    path: &str,
-    a: &Value,
-    b: &Value,
-    found: &mut Vec<(String, String, String)>,
-) {
-    if let Some((left, right)) = as_sections(a, b) {
-        let mut keys: Vec<&String> = left.keys().chain(right.keys()).collect();
-        keys.sort();
-        keys.dedup();
-        for key in keys {
-            let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-            let of = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or_default();
-            collect_differences(&inner, &of(&left), &of(&right), found);
-        }
-    } else if a != b {
-        let told = |value: &Value| match value {
-            Value::Null => "-".to_owned(),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        found.push((path.to_owned(), told(a), told(b)));
-    }
-}
-
-/// Returns tables that compare the cycles and suites of two runs.
 pub(super) fn comparison_tables([a, b]: [&v1::Run; 2]) -> Vec<String> {
     let both = || [a, b].into_iter().flat_map(|run| &run.cycles_done);
     let of = |run: &v1::Run, cycle: u32, figure: &dyn Fn(&v1::CycleDone) -> String| {
@@ -238,10 +217,13 @@ pub(super) fn comparison_tables([a, b]: [&v1::Run; 2]) -> Vec<String> {
     let kept = |done: &v1::CycleDone| format!("{}/{}", done.kept, done.sampled);
     let cycles: BTreeSet<u32> = both().map(|done| done.cycle).collect();
     let rows = cycles.iter().map(|cycle| {
-        let [rates, kept] =
-            [&heldout as &dyn Fn(&_) -> _, &kept].map(|f| [of(a, *cycle, f), of(b, *cycle, f)]);
-        let ([rate_a, rate_b], [kept_a, kept_b]) = (rates, kept);
-        [cycle.to_string(), rate_a, rate_b, kept_a, kept_b]
+        [
+            cycle.to_string(),
+            of(a, *cycle, &heldout),
+            of(b, *cycle, &heldout),
+            of(a, *cycle, &kept),
+            of(b, *cycle, &kept),
+        ]
     });
     let headings = [
         ">cycle",
@@ -256,9 +238,8 @@ pub(super) fn comparison_tables([a, b]: [&v1::Run; 2]) -> Vec<String> {
     if !suites.is_empty() {
         let rows = suites.into_iter().map(|(name, cycle)| {
             let suite = |done: &v1::CycleDone| {
-                rate_text(
-                    done.suites.iter().find(|s| s.suite == *name).and_then(|s| s.rate.as_ref()),
-                )
+                let suite = done.suites.iter().find(|suite| suite.suite == *name);
+                rate_text(suite.and_then(|suite| suite.rate.as_ref()))
             };
             [name.clone(), cycle.to_string(), of(a, cycle, &suite), of(b, cycle, &suite)]
         });
@@ -266,32 +247,4 @@ pub(super) fn comparison_tables([a, b]: [&v1::Run; 2]) -> Vec<String> {
         tables.push(output::format_table(headings, rows));
     }
     tables
-}
-
-/// Returns both values as objects, if at least one is an object and the other is one or null.
-fn as_sections(a: &Value, b: &Value) -> Option<(Map<String, Value>, Map<String, Value>)> {
-    let section = |value: &Value| match value {
-        Value::Object(section) => Some(section.clone()),
-        Value::Null => Some(Map::new()),
-        _ => None,
-    };
-    let some = a.is_object() || b.is_object();
-    section(a).zip(section(b)).filter(|_| some)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn runs_differ_in_what_they_were_asked() {
-        let a = json!({"seed": "1", "raft": {"cycles": 3, "sampling": {"temperature": 1.0}}});
-        let b = json!({"seed": "1", "raft": {"cycles": 4, "gates": {"patience": 2}}});
-        let found: Vec<String> =
-            spec_differences(&a, &b).into_iter().map(|(path, ..)| path).collect();
-        assert_eq!(found, ["raft.cycles", "raft.gates.patience", "raft.sampling.temperature"]);
-        assert_eq!(spec_differences(&a, &a), []);
-    }
 }

@@ -1,27 +1,26 @@
 //! `flotilla generate`: samples of one prompt, without a fleet.
 
-use std::{path::Path, process::ExitCode};
+use std::path::Path;
 
 use agent::WorkerLauncher;
 use anyhow::{Context, bail};
 use engine::{FinishReason, MatrixDtype, PromptInput, PromptRequest};
+use formats::FloatDtype;
 use generator::{
-    BaseDtype, GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
-    GeneratorPaths, OfflineRequest, OfflineSamples,
+    GeneratorBackend, GeneratorEngineChoice, GeneratorLimits, GeneratorPaths, OfflineRequest,
+    OfflineSamples,
 };
 use serde_json::json;
 use wire::{derive_sample_seed, v1};
 
 use crate::{args::GenerateArgs, local_models, output};
 
-/// Maximum number of sequences that run at once.
 const SLOTS_MAX: u32 = 64;
 
 /// Id of the prompt, from which the seeds of samples are derived.
 const PROMPT_ID: &str = "prompt";
 
-/// Generates samples and prints them.
-pub(crate) async fn generate_samples(args: &GenerateArgs, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) async fn generate_samples(args: &GenerateArgs, json: bool) -> anyhow::Result<()> {
     check_sampling(args)?;
     let made = match &args.engine {
         GeneratorEngineChoice::Candle => generate_with_candle(args)?,
@@ -41,10 +40,9 @@ pub(crate) async fn generate_samples(args: &GenerateArgs, json: bool) -> anyhow:
     } else {
         made.samples.iter().for_each(|sample| output::print_text(&sample.text));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Generates with the embedded engine, in this process.
 fn generate_with_candle(args: &GenerateArgs) -> anyhow::Result<OfflineSamples> {
     let dtype = to_candle_dtype(args.dtype)?;
     let (model, tokenizer) = engine::load_model(
@@ -82,12 +80,11 @@ fn generate_with_candle(args: &GenerateArgs) -> anyhow::Result<OfflineSamples> {
     Ok(OfflineSamples { samples: samples.collect(), engine, caveat: String::new() })
 }
 
-/// Converts the weight type for candle, which supports f32 and bf16.
-fn to_candle_dtype(dtype: Option<BaseDtype>) -> anyhow::Result<MatrixDtype> {
+fn to_candle_dtype(dtype: Option<FloatDtype>) -> anyhow::Result<MatrixDtype> {
     match dtype {
-        None | Some(BaseDtype::F32) => Ok(MatrixDtype::F32),
-        Some(BaseDtype::Bf16) => Ok(MatrixDtype::Bf16),
-        Some(BaseDtype::F16) => bail!("--dtype f16: candle supports f32 and bf16 only (A101)"),
+        None | Some(FloatDtype::F32) => Ok(MatrixDtype::F32),
+        Some(FloatDtype::Bf16) => Ok(MatrixDtype::Bf16),
+        Some(FloatDtype::F16) => bail!("--dtype f16: candle supports f32 and bf16 only (A101)"),
     }
 }
 
@@ -98,12 +95,10 @@ async fn generate_with_worker(args: &GenerateArgs) -> anyhow::Result<OfflineSamp
     let launch =
         local_models::worker_launcher(directory.path(), profile, &args.device, args.threads)?;
     let backend = choose_backend(args, &launch)?;
-    let base = local_models::find_local_model(&args.model)?;
-    let base = base.canonicalize().with_context(|| find_context(&base))?;
-    let adapter = match &args.adapter {
-        Some(path) => Some(path.canonicalize().with_context(|| find_context(path))?),
-        None => None,
-    };
+    let find =
+        |path: &Path| path.canonicalize().with_context(|| format!("find {}", path.display()));
+    let base = find(&local_models::find_local_model(&args.model)?)?;
+    let adapter = args.adapter.as_deref().map(find).transpose()?;
     let request = v1::generate_order::Request {
         prompt_id: PROMPT_ID.into(),
         text: args.prompt.clone(),
@@ -136,12 +131,6 @@ async fn generate_with_worker(args: &GenerateArgs) -> anyhow::Result<OfflineSamp
     generator::generate_offline(&launch, &backend, once, |_, _| {}).await
 }
 
-/// Returns the error context for a path that cannot be found.
-fn find_context(path: &Path) -> String {
-    format!("find {}", path.display())
-}
-
-/// Returns the backend that the arguments select.
 fn choose_backend(
     args: &GenerateArgs,
     launch: &WorkerLauncher,
@@ -151,14 +140,8 @@ fn choose_backend(
         gguf_cache_bytes: local_models::GGUF_CACHE_BYTES,
         directory: launch.directory.join("generate"),
     };
-    let wanted = GeneratorEngineOptions {
-        choice: &args.engine,
-        llama_cpp: args.llama_cpp.as_deref(),
-        endpoint_model: args.endpoint_model.as_deref(),
-        endpoint_key_file: args.endpoint_key_file.as_deref(),
-    };
     let mut backend = GeneratorBackend::select_backend(
-        &wanted,
+        &args.tools.engine_options(&args.engine),
         &launch.profile,
         GeneratorLimits::from_launcher(launch),
         places,
@@ -169,7 +152,6 @@ fn choose_backend(
     Ok(backend)
 }
 
-/// Checks the ranges of `--temperature` and `--top-p`.
 fn check_sampling(args: &GenerateArgs) -> anyhow::Result<()> {
     if !(0.0..=10.0).contains(&args.temperature) {
         bail!("--temperature {}: must be from 0 to 10 (A101)", args.temperature);
@@ -180,7 +162,6 @@ fn check_sampling(args: &GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a sample as JSON.
 fn sample_json(sample: &v1::samples::Sample) -> serde_json::Value {
     let finish = match sample.finish() {
         v1::samples::Finish::Stop => "stop",

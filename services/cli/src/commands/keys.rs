@@ -1,34 +1,29 @@
 //! `flotilla init` and `flotilla keys`: the keys of a closed fleet.
 
-use std::{path::Path, process::ExitCode};
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use identity::CreateOutcome;
+use wire::clock::unix_seconds;
 
 use crate::{
-    args::{InitArgs, KeysCommand},
-    clock::unix_time_s,
+    args::{GlobalArgs, InitArgs, KeysCommand},
     fleet::{FleetArgs, FleetFile},
     fleet_keys::FleetKeys,
-    output,
+    output, this_machine,
 };
 
-/// Creates the keys of a fleet if they are missing, and prints them.
-pub(crate) fn init_keys(
-    fleet: &FleetArgs,
-    args: &InitArgs,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
-    let directory = fleet_directory(fleet)?;
+pub(crate) fn init_keys(flags: &GlobalArgs, args: &InitArgs) -> anyhow::Result<()> {
+    let directory = flags.fleet.require_directory()?;
     std::fs::create_dir_all(directory)
         .with_context(|| format!("use {} for a fleet", directory.display()))?;
     let directory = directory.canonicalize().context("find the fleet's directory")?;
     let mut hosts = args.hosts.clone();
     if hosts.is_empty() {
-        hosts.push(rustix::system::uname().nodename().to_string_lossy().into_owned());
+        hosts.push(this_machine::host_name());
     }
-    let own =
-        (!fleet.nats.is_empty()).then(|| external_servers_file(fleet, args, &directory, &hosts));
+    let own = (!flags.fleet.nats.is_empty())
+        .then(|| external_servers_file(&flags.fleet, args, &directory, &hosts));
     let own = own.transpose()?;
     let (keys, created) = FleetKeys::create_or_open(&directory, &args.name, &hosts)?;
     keys.write_server_keys()?;
@@ -42,7 +37,7 @@ pub(crate) fn init_keys(
             format!("{} already has a fleet's keys; nothing changed", at.display())
         }
     });
-    print_keys(&keys, json)?;
+    print_keys(&keys, flags.json)?;
     let starts = if own.is_none() {
         format!("`flotilla up --dir {}` starts it", directory.display())
     } else {
@@ -52,13 +47,9 @@ pub(crate) fn init_keys(
         "{starts}. Keep a copy of {}: anyone who has it controls the fleet",
         at.display()
     ));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Returns the fleet file of a fleet whose NATS servers the user runs.
-///
-/// # Errors
-/// If `flotilla up` already manages a server in this directory.
 fn external_servers_file(
     fleet: &FleetArgs,
     args: &InitArgs,
@@ -80,25 +71,20 @@ fn external_servers_file(
     Ok(FleetFile { nats: fleet.nats.join(","), gateway, store, pid: 0, identity: None })
 }
 
-/// Runs a `flotilla keys` subcommand.
-pub(crate) async fn run_keys_command(
-    fleet: &FleetArgs,
-    command: KeysCommand,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
-    let directory = fleet_directory(fleet)?;
+pub(crate) async fn handle_keys(flags: &GlobalArgs, command: KeysCommand) -> anyhow::Result<()> {
+    let directory = flags.fleet.require_directory()?;
     let Some(mut keys) = FleetKeys::open(directory)? else {
         bail!("{} has no keys; `flotilla init` makes them (K105)", directory.display());
     };
     match command {
         KeysCommand::Show => {}
         KeysCommand::RotateServer => {
-            keys.authority_mut().rotate_server_certificate(unix_time_s())?;
+            keys.authority_mut().rotate_server_certificate(unix_seconds())?;
             keys.write_server_keys()?;
             output::print_message("restart the servers to use the new certificate");
         }
         KeysCommand::RotateSigning => {
-            keys.authority_mut().rotate_signing_key(unix_time_s())?;
+            keys.authority_mut().rotate_signing_key(unix_seconds())?;
             publish_keys(&keys).await?;
             output::print_message(
                 "members are made with a new key from now on; `flotilla keys retire` ends the old \
@@ -106,16 +92,16 @@ pub(crate) async fn run_keys_command(
             );
         }
         KeysCommand::Retire => {
-            let retired = keys.authority_mut().retire_signing_keys(unix_time_s())?;
+            let retired = keys.authority_mut().retire_signing_keys(unix_seconds())?;
             publish_keys(&keys).await?;
             output::print_message(&format!("{retired} earlier signing keys retired"));
         }
     }
-    print_keys(&keys, json)?;
-    Ok(ExitCode::SUCCESS)
+    print_keys(&keys, flags.json)?;
+    Ok(())
 }
 
-/// Writes and pushes changed keys: running servers receive them now, others when they start.
+/// Running servers receive them now, others when they start.
 async fn publish_keys(keys: &FleetKeys) -> anyhow::Result<()> {
     keys.write_own_credentials()?;
     keys.write_server_keys()?;
@@ -127,12 +113,6 @@ async fn publish_keys(keys: &FleetKeys) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the fleet's directory.
-fn fleet_directory(fleet: &FleetArgs) -> anyhow::Result<&Path> {
-    fleet.dir.as_deref().context("pass --dir DIR, the fleet's directory (A103)")
-}
-
-/// Prints the public facts about the keys.
 fn print_keys(keys: &FleetKeys, json: bool) -> anyhow::Result<()> {
     let about = keys.public_summary();
     output::print_json_or(json, &about, || {

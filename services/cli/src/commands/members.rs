@@ -3,40 +3,32 @@
 
 pub(crate) mod credentials;
 pub(crate) mod join;
-pub(crate) mod renewal;
 
-use std::{path::Path, process::ExitCode};
+use std::path::Path;
 
 use anyhow::Context;
-use gateway::client::{ClientError, GatewayTarget, MembershipClient};
-use identity::MemberIdentity;
-use wire::v1;
+use gateway::client::{GatewayTarget, MembershipClient, MembershipRenewal};
+use wire::{Timestamp, v1};
 
 use crate::{
-    args::{MembersCommand, TokenCommand, TokenCreateArgs, UserCommand},
+    args::{GlobalArgs, TokenCommand, TokenCreateArgs, UserCommand},
     fleet::{FleetArgs, FleetFile},
     output,
 };
 
-/// Runs a `flotilla token` subcommand.
-pub(crate) async fn run_token_command(
-    fleet: &FleetArgs,
-    command: TokenCommand,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
-    let mut client = connect_gateway(fleet).await?;
+pub(crate) async fn handle_tokens(flags: &GlobalArgs, command: TokenCommand) -> anyhow::Result<()> {
+    let mut client = connect_gateway(&flags.fleet).await?;
     match command {
-        TokenCommand::Create(args) => create_token(&mut client, args, json).await?,
+        TokenCommand::Create(args) => create_token(&mut client, args, flags.json).await?,
         TokenCommand::List => {
             let tokens = client.list_tokens().await?;
-            output::print_json_or(json, &tokens, || print_tokens(&tokens))?;
+            output::print_json_or(flags.json, &tokens, || print_tokens(&tokens))?;
         }
         TokenCommand::Revoke { id } => client.revoke_token(&id).await?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Creates a join token and prints it, with instructions on stderr.
 async fn create_token(
     client: &mut MembershipClient,
     args: TokenCreateArgs,
@@ -63,33 +55,34 @@ async fn create_token(
     Ok(())
 }
 
-/// Prints join tokens as a table.
 fn print_tokens(tokens: &[v1::JoinTokenInfo]) {
     let rows = tokens.iter().map(|token| {
-        let revoked = token
-            .revoked_at
-            .as_ref()
-            .map(|at| format!("revoked {}", output::format_time(Some(at))));
         [
             token.id.clone(),
             token.roles.join(", "),
             token.pool.clone(),
             format!("{}/{}", token.uses_left, token.uses),
-            revoked.unwrap_or_else(|| output::format_time(token.expires_at.as_ref())),
+            end_text(token.revoked_at.as_ref(), token.expires_at.as_ref()),
             token.created_by.clone(),
             token.used_by.join(", "),
         ]
     });
     let headings = ["token", "roles", "pool", ">uses left", "expires", "made by", "used by"];
-    output::print_text(&output::format_table(headings, rows));
+    output::print_table(headings, rows);
 }
 
-/// Runs a `flotilla user` subcommand.
-pub(crate) async fn run_user_command(
-    fleet: &FleetArgs,
-    command: UserCommand,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+fn end_text(revoked: Option<&Timestamp>, expires: Option<&Timestamp>) -> String {
+    match revoked {
+        Some(_) => format!("revoked {}", output::format_time(revoked)),
+        None => output::format_time(expires),
+    }
+}
+
+fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".into() } else { text }
+}
+
+pub(crate) async fn handle_users(flags: &GlobalArgs, command: UserCommand) -> anyhow::Result<()> {
     match command {
         UserCommand::Create { name, scope, expires, out } => {
             let identity = credentials::prepare_credentials(&out, &name)?;
@@ -99,7 +92,7 @@ pub(crate) async fn run_user_command(
                 scope,
                 expires_in_s: expires.as_secs_f64(),
             };
-            let membership = connect_gateway(fleet).await?.create_user(request).await?;
+            let membership = connect_gateway(&flags.fleet).await?.create_user(request).await?;
             // The user may be on another machine, where our address of the gateway is not
             // reachable.
             let gateway =
@@ -115,28 +108,22 @@ pub(crate) async fn run_user_command(
             ));
         }
         UserCommand::List => {
-            let members = connect_gateway(fleet).await?.list_members().await?;
+            let members = connect_gateway(&flags.fleet).await?.list_members().await?;
             print_members(
                 members.into_iter().filter(|member| !member.scope.is_empty()).collect(),
-                json,
+                flags.json,
             )?;
         }
-        UserCommand::Revoke { name } => revoke_member(fleet, &name).await?,
+        UserCommand::Revoke { name } => revoke_member(&flags.fleet, &name).await?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Prints all members.
-pub(crate) async fn list_members(
-    fleet: &FleetArgs,
-    MembersCommand::List: MembersCommand,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
-    print_members(connect_gateway(fleet).await?.list_members().await?, json)?;
-    Ok(ExitCode::SUCCESS)
+pub(crate) async fn list_members(flags: &GlobalArgs) -> anyhow::Result<()> {
+    print_members(connect_gateway(&flags.fleet).await?.list_members().await?, flags.json)?;
+    Ok(())
 }
 
-/// Revokes an agent or user.
 pub(crate) async fn revoke_member(fleet: &FleetArgs, name: &str) -> anyhow::Result<()> {
     let revoked = connect_gateway(fleet).await?.revoke_member(name).await?;
     output::print_message(&format!(
@@ -146,63 +133,58 @@ pub(crate) async fn revoke_member(fleet: &FleetArgs, name: &str) -> anyhow::Resu
     Ok(())
 }
 
-/// Prints members as a table or as JSON.
 fn print_members(members: Vec<v1::MemberInfo>, json: bool) -> anyhow::Result<()> {
     if json {
         return output::print_json(&members);
     }
     let rows = members.into_iter().map(|member| {
-        let revoked = member
-            .revoked_at
-            .as_ref()
-            .map(|at| format!("revoked {}", output::format_time(Some(at))));
         [
             member.name,
             if member.scope.is_empty() { member.roles.join(", ") } else { member.scope },
-            if member.pool.is_empty() { "-".into() } else { member.pool },
+            or_dash(member.pool),
             output::format_time(member.joined_at.as_ref()),
-            revoked.unwrap_or_else(|| output::format_time(member.expires_at.as_ref())),
-            if member.token.is_empty() { "-".into() } else { member.token },
-            if member.host.is_empty() { "-".into() } else { member.host },
-            if member.version.is_empty() { "-".into() } else { member.version },
+            end_text(member.revoked_at.as_ref(), member.expires_at.as_ref()),
+            or_dash(member.token),
+            or_dash(member.host),
+            or_dash(member.version),
         ]
     });
     let headings =
         ["member", "may", "?pool", "joined", "good until", "?token", "?host", "?version"];
-    output::print_text(&output::format_table(headings, rows));
+    output::print_table(headings, rows);
     Ok(())
 }
 
-/// Connects to the gateway of a closed fleet as the member of `--dir`.
-///
-/// # Errors
-/// If there is no directory or identity, or the gateway does not answer.
 async fn connect_gateway(fleet: &FleetArgs) -> anyhow::Result<MembershipClient> {
     let directory = fleet.dir.as_deref().context(
         "no fleet given; pass --dir with the fleet's directory or an admin's kit, or set FLOTILLA_DIR",
     )?;
     let file = FleetFile::read(directory)?
         .with_context(|| format!("no fleet has run in {}", directory.display()))?;
-    let identity = fleet.read_identity()?.with_context(|| {
+    let member = fleet.read_member()?;
+    let (_, identity) = member.with_context(|| {
         let directory = directory.display();
         format!(
             "the fleet of {directory} is open: it has no members, and anyone who can reach it has \
              full access; create a closed one with `flotilla init --dir DIR`"
         )
     })?;
-    Ok(MembershipClient::connect_first(&gateway_target(&file, &identity)?).await?)
-}
-
-/// Returns the gateway's addresses and the member's credentials for it.
-pub(crate) fn gateway_target(
-    file: &FleetFile,
-    identity: &MemberIdentity,
-) -> anyhow::Result<GatewayTarget> {
-    Ok(GatewayTarget {
-        addresses: file.gateway.split(',').map(reachable_address).collect(),
+    let target = GatewayTarget {
+        addresses: gateway_addresses(&file),
         ca_pem: identity.read_ca()?,
         bearer: Some(identity.read_bearer()?),
-    })
+    };
+    Ok(MembershipClient::connect_first(&target).await?)
+}
+
+fn gateway_addresses(file: &FleetFile) -> Vec<String> {
+    file.gateway.split(',').map(reachable_address).collect()
+}
+
+/// `None` in an open fleet, and if the credentials do not expire.
+pub(crate) fn membership_renewal(directory: &Path) -> anyhow::Result<Option<MembershipRenewal>> {
+    let Some((file, identity)) = FleetFile::read_member(directory)? else { return Ok(None) };
+    MembershipRenewal::new(directory.to_owned(), gateway_addresses(&file), identity)
 }
 
 /// Returns the address at which a gateway that listens on all addresses is reachable from this
@@ -219,9 +201,4 @@ pub(crate) fn default_credentials_directory() -> anyhow::Result<std::path::PathB
     }
     let home = std::env::var_os("HOME").context("HOME is not set; pass --dir")?;
     Ok(Path::new(&home).join(".flotilla/kit"))
-}
-
-/// Returns true if a retry may succeed.
-pub(crate) fn is_transient_error(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<ClientError>().is_some_and(ClientError::is_transient)
 }

@@ -11,14 +11,13 @@ use store::FileCache;
 use trainer::{PyTorchProgram, Reproduction, ReproductionResult, TrainerConfig, TrainingEngine};
 use wire::v1;
 
-use super::{EXIT_FINDINGS, agent::trainer::find_python};
-use crate::{args::ReproduceArgs, local_models, output, progress_meter::ProgressMeter};
+use crate::{
+    args::ReproduceArgs, exit_codes, local_models, output, progress_meter::ProgressMeter,
+    python_runner::find_python,
+};
 
-/// Maximum size of the temporary cache of models, adapters and datasets.
 const CACHE_BYTES_MAX: u64 = 100 << 30;
 
-/// Trains a checkpoint again and prints the comparison. Exits with `EXIT_FINDINGS` if the result
-/// differs.
 pub(super) async fn reproduce_checkpoint(
     control: &FleetControl,
     args: &ReproduceArgs,
@@ -75,10 +74,9 @@ pub(super) async fn reproduce_checkpoint(
     } else {
         print_comparison(&name, &checkpoint, &reproduced);
     }
-    Ok(if reproduced.is_same() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FINDINGS) })
+    Ok(exit_codes::findings_code(!reproduced.is_same()))
 }
 
-/// Builds a trainer configuration with the engine that trained the checkpoint.
 fn trainer_config(
     args: &ReproduceArgs,
     checkpoint: &v1::Checkpoint,
@@ -100,7 +98,6 @@ fn trainer_config(
     Ok(TrainerConfig { launch, engine, doctor, save_within: Duration::MAX, grace: Duration::ZERO })
 }
 
-/// Prints the comparison as text.
 fn print_comparison(name: &str, checkpoint: &v1::Checkpoint, reproduced: &ReproductionResult) {
     let ReproductionResult { here, there, engine, differing, distance } = reproduced;
     if reproduced.is_same() {

@@ -1,33 +1,30 @@
 //! `flotilla select`: compares a cycle's selection with another strategy.
 
-use std::{collections::BTreeSet, process::ExitCode};
+use std::collections::BTreeSet;
 
 use anyhow::Context;
 use control::{SelectionComparison, SelectionSummary};
 use spec::SelectionSpec;
 use wire::RunId;
 
-use crate::{args::SelectArgs, fleet::FleetArgs, output};
+use crate::{
+    args::{GlobalArgs, SelectArgs},
+    output,
+};
 
-/// Selects again from a cycle's samples and prints both selections.
-pub(crate) async fn preview_selection(
-    fleet: &FleetArgs,
-    args: &SelectArgs,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn preview_selection(flags: &GlobalArgs, args: &SelectArgs) -> anyhow::Result<()> {
     let run = RunId::new(args.run.as_str())?;
     let rules = SelectionSpec::parse(&args.policy).context("--policy")?;
-    let control = fleet.connect_control().await?;
+    let control = flags.fleet.connect_control().await?;
     let comparison = control.preview_selection(&run, args.cycle, &rules).await?;
     if let Some(path) = &args.out {
         let written = std::fs::write(path, &comparison.dataset);
         written.with_context(|| format!("write {}", path.display()))?;
     }
-    output::print_json_or(json, &comparison, || print_comparison(&comparison))?;
-    Ok(ExitCode::SUCCESS)
+    output::print_json_or(flags.json, &comparison, || print_comparison(&comparison))?;
+    Ok(())
 }
 
-/// Prints two selections side by side.
 fn print_comparison(comparison: &SelectionComparison) {
     let SelectionComparison { run, cycle, considered, was, would, both, .. } = comparison;
     output::print_line(&format!("{run}, cycle {cycle}: of {considered} samples"));
@@ -47,7 +44,7 @@ fn print_comparison(comparison: &SelectionComparison) {
         };
         rows.push(row(why, &count));
     }
-    output::print_text(&output::format_table(["", ">was", ">would be"], rows));
+    output::print_table(["", ">was", ">would be"], rows);
     let (lost, gained) = (was.kept - both, would.kept - both);
     output::print_line(&format!("{both} samples kept by both; {gained} gained, {lost} lost"));
 }

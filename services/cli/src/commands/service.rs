@@ -1,7 +1,5 @@
 //! `flotilla service`: this box's agent as a systemd service.
 
-use std::process::ExitCode;
-
 use anyhow::{Context, bail};
 
 use crate::{
@@ -9,26 +7,24 @@ use crate::{
     fleet::FleetArgs,
     output,
     systemd::{self, ServiceManager, ServiceOptions, ServiceScope},
+    this_machine::this_program,
 };
 
-/// Runs a `flotilla service` subcommand.
 pub(crate) async fn run_service_command(
     fleet: &FleetArgs,
     command: &ServiceCommand,
-) -> anyhow::Result<ExitCode> {
+) -> anyhow::Result<()> {
     match command {
         ServiceCommand::Unit(args) => {
             output::print_text(systemd::render_unit(&service_options(fleet, args)?).trim_end());
         }
         ServiceCommand::Install(args) => {
-            let options = service_options(fleet, args)?;
-            install_service(&options).await?;
+            install_service(&service_options(fleet, args)?).await?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Installs the unit, gives it access to its credentials and starts it.
 pub(super) async fn install_service(options: &ServiceOptions) -> anyhow::Result<()> {
     let manager = ServiceManager::for_scope(options.scope)?;
     let unit = manager.install_unit(options).await?;
@@ -43,17 +39,13 @@ pub(super) async fn install_service(options: &ServiceOptions) -> anyhow::Result<
     Ok(())
 }
 
-/// Returns the service options of the arguments.
-///
-/// # Errors
-/// If a role is unknown.
 fn service_options(fleet: &FleetArgs, args: &ServiceArgs) -> anyhow::Result<ServiceOptions> {
     if let Some(wrong) = args.roles.iter().find(|role| !ROLE_NAMES.contains(&role.as_str())) {
         bail!("--roles {wrong}: the roles are {} (A101)", ROLE_NAMES.join(", "));
     }
     let program = match &args.program {
         Some(program) => program.clone(),
-        None => std::env::current_exe().context("find this program")?,
+        None => this_program()?,
     };
     let kit = fleet.dir.as_ref().map(std::path::absolute).transpose().context("use --dir")?;
     Ok(ServiceOptions {

@@ -1,6 +1,6 @@
 //! `flotilla topics`: the documentation, embedded in the program.
 
-use std::{fmt::Write, process::ExitCode};
+use std::fmt::Write;
 
 use anyhow::bail;
 use serde_json::json;
@@ -8,7 +8,6 @@ use wire::ErrorCode;
 
 use crate::output;
 
-/// A page of the documentation.
 struct Topic {
     name: &'static str,
     about: &'static str,
@@ -63,7 +62,6 @@ const TOPICS: &[Topic] = topics! {
     "fuzzing" "FUZZING" "Hostile input, and how parsers are tested",
 };
 
-/// Returns the list of all topics, for the help of the command.
 pub(crate) fn list_topics() -> String {
     TOPICS.iter().fold(String::from("Topics:"), |mut list, topic| {
         // Writing to a string cannot fail.
@@ -72,8 +70,7 @@ pub(crate) fn list_topics() -> String {
     })
 }
 
-/// Prints a topic, or the list of all topics.
-pub(crate) fn print_topics(topic: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn print_topics(topic: Option<&str>, json: bool) -> anyhow::Result<()> {
     match topic {
         None if json => {
             let all = TOPICS.iter().map(|it| json!({ "topic": it.name, "about": it.about }));
@@ -89,10 +86,9 @@ pub(crate) fn print_topics(topic: Option<&str>, json: bool) -> anyhow::Result<Ex
             })?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Returns the text of a page, or the section of an error code.
 fn topic_text(name: &str) -> Option<&'static str> {
     let page = |name| TOPICS.iter().find(|topic| topic.name == name).map(|topic| topic.text);
     let text = match ErrorCode::parse(&name.to_ascii_uppercase()) {

@@ -3,12 +3,9 @@
 
 mod binary;
 
-use std::{
-    path::PathBuf,
-    process::{ExitCode, Stdio},
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{path::PathBuf, process::Stdio, time::Duration};
 
+use agent::agent_lock;
 use anyhow::{Context, bail};
 use control::FleetControl;
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,21 +13,18 @@ use tokio::{process::Command, time::Instant};
 use wire::{AgentId, Timestamp, v1};
 
 use crate::{
-    agent_lock::{self, LockHolder},
     args::UpgradeArgs,
     fleet::FleetArgs,
     output,
     systemd::{ServiceManager, ServiceScope},
+    this_machine::this_program,
     upgrade_plan::{UpgradeDecision, UpgradeOutcome, UpgradePlan, UpgradeStep},
 };
 
-/// Interval between two checks of the agents.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Agent directory of the packaged service.
 const PACKAGED_AGENT_DIRECTORY: &str = "/var/lib/flotilla/agent";
 
-/// An agent of this box, as it was before the upgrade.
 struct UpgradeAgent {
     directory: PathBuf,
     name: String,
@@ -42,30 +36,20 @@ struct UpgradeAgent {
     is_running: bool,
 }
 
-/// The state of an upgrade, and what performs its steps.
 struct UpgradeRunner<'a> {
     args: &'a UpgradeArgs,
     control: FleetControl,
     installed: PathBuf,
-    /// Version that the agents must report after a rollback.
     old_version: String,
-    /// Version that the agents must report after the upgrade.
     new_version: String,
     members: Vec<UpgradeAgent>,
     swapped_at: Timestamp,
 }
 
-/// Upgrades the program of this box. Does nothing if it is already the new one.
-///
-/// # Errors
-/// If a step failed; the message names what was changed and the state of the agents.
-pub(crate) async fn upgrade_program(
-    fleet: &FleetArgs,
-    args: &UpgradeArgs,
-) -> anyhow::Result<ExitCode> {
+pub(crate) async fn upgrade_program(fleet: &FleetArgs, args: &UpgradeArgs) -> anyhow::Result<()> {
     let installed = match &args.installed {
         Some(path) => path.clone(),
-        None => std::env::current_exe().context("find this program")?,
+        None => this_program()?,
     };
     let installed =
         installed.canonicalize().with_context(|| format!("use {}", installed.display()))?;
@@ -73,12 +57,12 @@ pub(crate) async fn upgrade_program(
     let old_version = binary::read_version(&installed).await?;
     if binary::is_same_content(&args.binary, &installed)? {
         output::print_message(&format!("{} is already {new_version}", installed.display()));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     let control = fleet.connect_control().await?;
     let members = find_agents(args, &control).await?;
     output::print_message(&format!("{}: {old_version} → {new_version}", installed.display()));
-    let swapped_at = current_timestamp();
+    let swapped_at = wire::clock::now();
     let mut shell =
         UpgradeRunner { args, control, installed, old_version, new_version, members, swapped_at };
     match shell.run_steps().await {
@@ -89,30 +73,25 @@ pub(crate) async fn upgrade_program(
                 shell.new_version,
                 kept.display()
             ));
-            Ok(ExitCode::SUCCESS)
+            Ok(())
         }
         UpgradeOutcome::Unchanged { why } => bail!("nothing was changed: {why} (A109)"),
         UpgradeOutcome::StillDraining { why } => bail!(
             "nothing was replaced: {why}; the agents leave when they are done: upgrade again then, \
              or start them again (A109)"
         ),
-        UpgradeOutcome::RolledBack { why } => {
-            bail!(
-                "{}: {why}; {} was put back and works (A109)",
-                shell.new_version,
-                shell.old_version
-            )
-        }
-        UpgradeOutcome::Down { why, then } => {
-            bail!(
-                "{}: {why}; rollback failed: {then}; the agents of this host are down (A109)",
-                shell.new_version
-            )
-        }
+        UpgradeOutcome::RolledBack { why } => bail!(
+            "{}: {why}; {} was put back and works (A109)",
+            shell.new_version,
+            shell.old_version
+        ),
+        UpgradeOutcome::Down { why, then } => bail!(
+            "{}: {why}; rollback failed: {then}; the agents of this host are down (A109)",
+            shell.new_version
+        ),
     }
 }
 
-/// Returns the agents of the given directories, with what the fleet knows about them.
 async fn find_agents(
     args: &UpgradeArgs,
     control: &FleetControl,
@@ -129,9 +108,7 @@ async fn find_agents(
     let member = |directory: PathBuf| {
         let (works, occupant) = agent_lock::inspect_lock(&directory)?;
         let (name, pid) = match occupant {
-            Some(LockHolder { name, pid }) => {
-                (name, i32::try_from(pid).ok().and_then(Pid::from_raw))
-            }
+            Some(holder) => (holder.name.clone(), holder.process()),
             None => {
                 let name = directory.file_name().context("an agent's directory needs a name")?;
                 (name.to_string_lossy().into_owned(), None)
@@ -145,7 +122,6 @@ async fn find_agents(
 }
 
 impl UpgradeRunner<'_> {
-    /// Performs the steps of the plan until it ends.
     async fn run_steps(&mut self) -> UpgradeOutcome {
         let mut plan = UpgradePlan::default();
         let mut step =
@@ -162,18 +138,17 @@ impl UpgradeRunner<'_> {
         }
     }
 
-    /// Performs one step.
     async fn perform_step(&mut self, step: UpgradeStep) -> anyhow::Result<()> {
         match step {
             UpgradeStep::Drain => self.drain_agents().await,
             UpgradeStep::AwaitExit => self.wait_agents_exited().await,
             UpgradeStep::Swap => {
                 let (new, installed) = (self.args.binary.clone(), self.installed.clone());
-                self.swapped_at = current_timestamp();
+                self.swapped_at = wire::clock::now();
                 tokio::task::spawn_blocking(move || binary::swap_program(&new, &installed)).await?
             }
             UpgradeStep::RollBack => {
-                self.swapped_at = current_timestamp();
+                self.swapped_at = wire::clock::now();
                 binary::restore_previous(&self.installed)
             }
             UpgradeStep::Restart | UpgradeStep::RestartOld => self.restart_agents().await,
@@ -182,7 +157,6 @@ impl UpgradeRunner<'_> {
         }
     }
 
-    /// Drains all running agents, by SIGUSR1 or over the bus.
     async fn drain_agents(&self) -> anyhow::Result<()> {
         for member in self.members.iter().filter(|member| member.is_running) {
             match member.pid {
@@ -194,7 +168,7 @@ impl UpgradeRunner<'_> {
         Ok(())
     }
 
-    /// Waits until all drained processes have exited, even if another process follows at once.
+    /// Even if another process follows at once.
     async fn wait_agents_exited(&self) -> anyhow::Result<()> {
         let limit = Duration::from_secs(self.args.drain_limit);
         let (began, mut said) = (Instant::now(), String::new());
@@ -226,20 +200,17 @@ impl UpgradeRunner<'_> {
         }
     }
 
-    /// Returns the names of the agents whose process still runs.
     fn running_agents(&self) -> anyhow::Result<Vec<&str>> {
         let mut stay = Vec::new();
         for member in self.members.iter().filter(|member| member.is_running) {
             let (works, occupant) = agent_lock::inspect_lock(&member.directory)?;
-            let pid = occupant.and_then(|one| i32::try_from(one.pid).ok()).and_then(Pid::from_raw);
-            if works && pid == member.pid {
+            if works && occupant.and_then(|holder| holder.process()) == member.pid {
                 stay.push(member.name.as_str());
             }
         }
         Ok(stay)
     }
 
-    /// Restarts the agents by systemd or by the given command, or asks the user to do it.
     async fn restart_agents(&self) -> anyhow::Result<()> {
         if let Some(service) = &self.args.service {
             let scope = if self.args.user { ServiceScope::User } else { ServiceScope::System };
@@ -265,7 +236,6 @@ impl UpgradeRunner<'_> {
         Ok(())
     }
 
-    /// Waits until all agents are ready with the given version.
     async fn wait_agents_ready(&self, version: &str) -> anyhow::Result<()> {
         let limit = Duration::from_secs(self.args.ready_limit);
         let began = Instant::now();
@@ -287,7 +257,6 @@ impl UpgradeRunner<'_> {
         }
     }
 
-    /// Returns what is still missing until an agent is back, or `None` if it is.
     fn unmet_condition(
         &self,
         member: &UpgradeAgent,
@@ -317,20 +286,11 @@ impl UpgradeRunner<'_> {
     }
 }
 
-/// Returns an agent's name and its active jobs.
 fn jobs_text(status: &v1::AgentStatus) -> String {
-    let job = |job: &v1::ActiveJob| {
-        format!("{} c{} {} {}/{}", job.run, job.cycle, job.job, job.done, job.total)
-    };
-    let jobs: Vec<String> = status.jobs.iter().map(job).collect();
+    let jobs: Vec<String> = status.jobs.iter().map(run_view::job_text).collect();
     if jobs.is_empty() {
         status.agent.clone()
     } else {
         format!("{}: {}", status.agent, jobs.join(", "))
     }
-}
-
-/// Returns the current time.
-fn current_timestamp() -> Timestamp {
-    wire::to_timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }

@@ -21,15 +21,13 @@ use wire::{
 use crate::{
     args::{VerifierToolArgs, VerifyArgs},
     output,
+    this_machine::{cpu_cores, this_program},
 };
 
-/// Number of completions held in memory at once.
 const BATCH_SIZE: usize = 1024;
 
-/// Maximum length of a line of completions.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-/// A line of the completions file.
 #[derive(Debug, Deserialize)]
 struct CompletionLine {
     prompt_id: String,
@@ -38,7 +36,6 @@ struct CompletionLine {
     index: u32,
 }
 
-/// Counts of verdicts, and the sum of rewards.
 #[derive(Debug, Default)]
 struct VerdictTally {
     pass: usize,
@@ -47,14 +44,11 @@ struct VerdictTally {
     reward: f64,
 }
 
-/// Judges all completions and prints a verdict for each. Exits with 1 if a verdict is an error of
-/// the verifier.
 pub(crate) fn verify_completions(args: &VerifyArgs, json: bool) -> anyhow::Result<ExitCode> {
     let settings = parse_verifier(&args.verifier)?;
     let prompts = read_prompts(&args.prompts)?;
     let mut lines = open_completions(&args.completions)?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let jobs = args.jobs.map_or(cores, |jobs| jobs as usize);
+    let jobs = args.jobs.map_or_else(cpu_cores, |jobs| jobs as usize);
     let once = OfflineVerifier::new(settings, find_toolchain(&args.tools, Vec::new())?, jobs)
         .context("--verifier")?;
     let began = std::time::Instant::now();
@@ -78,8 +72,7 @@ pub(crate) fn verify_completions(args: &VerifyArgs, json: bool) -> anyhow::Resul
     Ok(if tally.error > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Returns the tools that the verifier needs on this box, and the launch of its sandbox. Programs
-/// cannot see the `hidden` paths.
+/// Programs cannot see the `hidden` paths.
 pub(crate) fn find_toolchain(
     args: &VerifierToolArgs,
     hidden: Vec<PathBuf>,
@@ -102,13 +95,11 @@ pub(crate) fn find_toolchain(
     })
 }
 
-/// Returns the command that starts a worker: `cell` or `masked`.
 pub(crate) fn worker_launch(worker: &str) -> anyhow::Result<sandbox::CellLaunch> {
-    let program = std::env::current_exe().context("find this program")?;
+    let program = this_program()?;
     Ok(sandbox::CellLaunch { program, arguments: ["worker", worker].map(Into::into).to_vec() })
 }
 
-/// Parses the verifier: a name, YAML settings, or the path of a settings file.
 fn parse_verifier(text: &str) -> anyhow::Result<v1::Verifier> {
     let yaml = if VerifierSpec::NAMES.contains(&text) {
         format!("{text}: {{}}")
@@ -126,7 +117,6 @@ fn parse_verifier(text: &str) -> anyhow::Result<v1::Verifier> {
     Ok(spec.to_checked_proto("verifier")?)
 }
 
-/// Reads the prompts by id.
 fn read_prompts(path: &Path) -> anyhow::Result<BTreeMap<String, PromptEntry>> {
     let at = || format!("--prompts {}", path.display());
     let text = std::fs::read(path).with_context(at)?;
@@ -134,7 +124,6 @@ fn read_prompts(path: &Path) -> anyhow::Result<BTreeMap<String, PromptEntry>> {
     Ok(prompts.into_iter().map(|prompt| (prompt.id.clone(), prompt)).collect())
 }
 
-/// Opens the completions file, or stdin for `-`.
 fn open_completions(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
     if path == Path::new("-") {
         return Ok(Box::new(std::io::stdin().lock()));
@@ -143,8 +132,7 @@ fn open_completions(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
     Ok(Box::new(BufReader::new(file)))
 }
 
-/// Reads the next completions with their prompts; empty at the end. `number` is the line number,
-/// for errors.
+/// Empty at the end. `number` is the line number, for errors.
 fn read_batch(
     lines: &mut dyn BufRead,
     prompts: &BTreeMap<String, PromptEntry>,
@@ -172,7 +160,6 @@ fn read_batch(
     Ok(items)
 }
 
-/// Prints a verdict as text or JSON.
 fn print_verdict(TimedVerdict { verdict, took }: &TimedVerdict, json: bool) -> anyhow::Result<()> {
     let (status, ms) = (outcome_word(verdict.outcome()), took.as_secs_f64() * 1e3);
     let v1::verdicts::Verdict { prompt_id, index, reward, detail, .. } = verdict;
@@ -191,7 +178,6 @@ fn print_verdict(TimedVerdict { verdict, took }: &TimedVerdict, json: bool) -> a
     Ok(())
 }
 
-/// Returns the word for an outcome.
 fn outcome_word(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Pass => "pass",
@@ -201,7 +187,6 @@ fn outcome_word(outcome: Outcome) -> &'static str {
 }
 
 impl VerdictTally {
-    /// Adds a verdict.
     fn add_verdict(&mut self, verdict: &v1::verdicts::Verdict) {
         match verdict.outcome() {
             Outcome::Pass => self.pass += 1,
@@ -211,8 +196,7 @@ impl VerdictTally {
         self.reward += verdict.reward;
     }
 
-    /// Returns the counts and the mean reward. Errors have no reward and are excluded from the
-    /// mean.
+    /// Errors have no reward and are excluded from the mean.
     fn summary_text(&self) -> String {
         let Self { pass, fail, error, reward } = self;
         let judged = pass + fail;

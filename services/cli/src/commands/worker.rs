@@ -1,23 +1,19 @@
 //! `flotilla worker`: the worker processes that agents start. They die with their agent.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rustix::process::Signal;
 use verifier::Toolchain;
 
 use super::verify;
-use crate::{args::WorkerCommand, supervisor::die_with_parent};
+use crate::args::WorkerCommand;
 
-/// Runs a worker.
-pub(crate) fn run_worker(worker: WorkerCommand) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_worker(worker: WorkerCommand) -> anyhow::Result<()> {
     // Not a cell, nor what a verifier starts itself: the thread that started it may end before it
     // does.
     if !matches!(worker, WorkerCommand::Cell | WorkerCommand::Masked { .. }) {
-        die_with_parent(Signal::KILL);
+        process::die_with_parent(Signal::KILL);
     }
     match worker {
         WorkerCommand::Generate {
@@ -58,7 +54,7 @@ pub(crate) fn run_worker(worker: WorkerCommand) -> anyhow::Result<ExitCode> {
         WorkerCommand::Train { device, dtype } => trainer::run_train_worker(&device, dtype),
         WorkerCommand::Eval { device, dtype } => evaluator::run_eval_worker(&device, dtype),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Hides the agent's keys from a worker that needs none of them, where the box allows it: this is a

@@ -11,14 +11,12 @@ use crate::{
     fleet::FleetFile,
 };
 
-/// The result of the demo, as JSON and as tables.
 pub(super) struct DemoReport {
     pub runs: [RunId; 2],
     pub json: Value,
     pub tables: String,
 }
 
-/// Reads both runs and builds the report.
 pub(super) async fn gather_report(
     control: &FleetControl,
     runs: &[RunId; 2],
@@ -45,7 +43,6 @@ pub(super) async fn gather_report(
     Ok(DemoReport { runs: runs.clone(), json, tables })
 }
 
-/// Returns an evaluation result as JSON.
 fn eval_json(eval: &v1::Eval) -> Value {
     json!({
         "run": eval.run,
@@ -57,7 +54,6 @@ fn eval_json(eval: &v1::Eval) -> Value {
     })
 }
 
-/// Returns the results of a finished cycle as JSON, with its last held-out perplexity.
 fn cycle_json(raft: &v1::Run, done: &v1::CycleDone) -> Value {
     let last = raft.evals.iter().filter(|eval| eval.cycle == done.cycle).max_by_key(|e| e.step);
     let rate = done.heldout.unwrap_or_default();
@@ -76,7 +72,6 @@ fn cycle_json(raft: &v1::Run, done: &v1::CycleDone) -> Value {
     })
 }
 
-/// Returns commands to inspect the fleet further, by whether it is still up and its files are kept.
 pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -> String {
     let directory = directory.display();
     let raft = &runs[1];

@@ -8,9 +8,7 @@ use wire::RunId;
 
 use super::sums::{DigitCount, SumTask};
 
-/// Optimizer steps of the base's training.
 const BASE_STEPS: usize = 400;
-/// Batch size of the base's training, in documents.
 const BASE_BATCH_SIZE: usize = 64;
 
 /// The files of a run that trains the base model from scratch.
@@ -110,7 +108,6 @@ raft:
     }
 }
 
-/// Writes JSON values to a file, one per line.
 fn write_json_lines(path: &Path, lines: &[Value]) -> anyhow::Result<()> {
     let mut text = String::new();
     for line in lines {

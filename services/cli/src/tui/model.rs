@@ -6,7 +6,6 @@ use cycle::Run;
 use run_view::RunView;
 use wire::{Record, RunId, v1};
 
-/// A key that the UI understands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TuiKey {
     Up,
@@ -16,7 +15,6 @@ pub(super) enum TuiKey {
     Char(char),
 }
 
-/// The request of a key to the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum KeyOutcome {
     Nothing,
@@ -43,7 +41,6 @@ impl fmt::Display for TuiAction {
     }
 }
 
-/// The list that the arrow keys move in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum TuiFocus {
     #[default]
@@ -51,27 +48,22 @@ pub(super) enum TuiFocus {
     Agents,
 }
 
-/// The state of the terminal UI.
 #[derive(Debug, Default)]
 pub(super) struct TuiModel {
     pub(super) agents: BTreeMap<String, v1::AgentStatus>,
     /// All runs, newest first.
     pub(super) runs: Vec<v1::Run>,
-    /// Id of the selected run.
     pub(super) selected_run: Option<RunId>,
     pub(super) run: Option<Run>,
     pub(super) run_view: Option<RunView>,
     pub(super) focus: TuiFocus,
-    /// Index of the selected agent.
     pub(super) selected_agent: usize,
     /// Action that waits for confirmation by `y`.
     pub(super) pending_action: Option<TuiAction>,
-    /// Result of the last action, shown in the footer.
     pub(super) message: String,
 }
 
 impl TuiModel {
-    /// Stores the latest status of an agent.
     pub(super) fn update_agent(&mut self, status: v1::AgentStatus) {
         self.agents.insert(status.agent.clone(), status);
     }
@@ -87,13 +79,11 @@ impl TuiModel {
         }
     }
 
-    /// Selects a run and forgets the facts of the previous one.
     pub(super) fn select_run(&mut self, run: &RunId) {
         self.selected_run = Some(run.clone());
         (self.run, self.run_view) = (None, None);
     }
 
-    /// Applies a fact of the selected run.
     pub(super) fn apply_fact(&mut self, record: &Record) {
         match &mut self.run {
             Some(run) => run.fold_record(record),
@@ -105,8 +95,7 @@ impl TuiModel {
         }
     }
 
-    /// Applies a key and returns what the session must do. While an action is pending, only `y`
-    /// confirms it; any other key cancels it.
+    /// While an action is pending, only `y` confirms it; any other key cancels it.
     pub(super) fn handle_key(&mut self, key: TuiKey) -> KeyOutcome {
         if let Some(act) = self.pending_action.take() {
             return if key == TuiKey::Char('y') {
@@ -138,12 +127,10 @@ impl TuiModel {
         KeyOutcome::Nothing
     }
 
-    /// Asks for confirmation of a control action on the selected run.
     fn propose_control(&mut self, action: v1::control::Action) {
         self.pending_action = self.selected_run.clone().map(|run| TuiAction::Steer { run, action });
     }
 
-    /// Moves the selection of the focused list by `by` rows.
     fn move_selection(&mut self, by: isize) -> KeyOutcome {
         let moved =
             |at: usize, count: usize| at.saturating_add_signed(by).min(count.saturating_sub(1));
@@ -162,13 +149,11 @@ impl TuiModel {
         KeyOutcome::Nothing
     }
 
-    /// Returns the index of the selected run in the list.
     pub(super) fn selected_run_index(&self) -> Option<usize> {
         let chosen = self.selected_run.as_ref()?.as_str();
         self.runs.iter().position(|run| run.run == chosen)
     }
 
-    /// Returns the id of the run at an index of the list.
     fn run_id_at(&self, at: usize) -> Option<RunId> {
         RunId::new(self.runs.get(at)?.run.as_str()).ok()
     }

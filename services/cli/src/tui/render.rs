@@ -7,30 +7,24 @@ use ratatui::{
     text::Line,
     widgets::{Block, Borders, Gauge, Paragraph, Row, Table, TableState},
 };
-use run_view::RunView;
-use wire::v1;
+use run_view::{ActiveJobs, RunView, agent_state_text, telemetry_text, trouble_text};
+use wire::{clock::unix_seconds, v1};
 
 use crate::{
-    commands::{agents, cycles_table, perplexities_table},
+    commands::{cycles_table, perplexities_table},
     output::escape_line,
-    run_progress::ActiveJobs,
 };
 
 use super::model::{TuiFocus, TuiModel};
 
-/// Maximum number of visible agent rows.
 const AGENT_ROWS_MAX: usize = 12;
-/// Maximum number of visible run rows.
 const RUN_ROWS_MAX: usize = 6;
 /// Rows of a list panel besides its items: two borders and the heading.
 const PANEL_EXTRA_ROWS: usize = 3;
-/// Minimum height of the panel of the selected run.
 const RUN_PANEL_ROWS_MIN: u16 = 7;
 
-/// Keys, as the footer shows them.
 const KEY_HELP: &str = "↑↓ select  Tab agents/runs  p pause  r resume  c cancel  d drain  q quit";
 
-/// Draws the screen: agents, runs, the selected run and the footer.
 pub(super) fn draw_screen(frame: &mut Frame<'_>, model: &TuiModel) {
     let height = |rows: usize, most: usize| {
         Constraint::Length(
@@ -50,13 +44,11 @@ pub(super) fn draw_screen(frame: &mut Frame<'_>, model: &TuiModel) {
     frame.render_widget(footer_line(model), foot);
 }
 
-/// Returns a bordered panel with a title, highlighted if it has the focus.
 fn panel_block(title: String, focused: bool) -> Block<'static> {
     let style = if focused { Style::new().fg(Color::Cyan) } else { Style::new() };
     Block::new().borders(Borders::ALL).border_style(style).title(title)
 }
 
-/// Returns a count with its noun in singular or plural.
 fn count_label(count: usize, one: &str, more: &str) -> String {
     format!(" {count} {} ", if count == 1 { one } else { more })
 }
@@ -65,10 +57,8 @@ fn row<const N: usize>(cells: &[String; N]) -> Row<'static> {
     Row::new(cells.each_ref().map(|cell| escape_line(cell)))
 }
 
-/// Style of the selected row and of a question.
 const SELECTED_STYLE: Style = Style::new().add_modifier(Modifier::REVERSED);
 
-/// Draws the list of agents.
 fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let rows = model.agents.values().map(|agent| {
         let jobs = agent.jobs.iter().filter(|job| !job.waits);
@@ -76,7 +66,7 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             0 => format!("{} {}", job.run, job.note),
             total => format!("{} {}/{total} {}", job.run, job.done, job.note),
         });
-        let trouble = agents::trouble_text(agent);
+        let trouble = trouble_text(agent);
         let works: Vec<String> = jobs.collect();
         let does = if trouble.is_empty() { works.join("; ") } else { trouble.clone() };
         let style = match agent.state() {
@@ -88,11 +78,11 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             rate if rate > 0.0 => format!("{rate:.0}"),
             _ => "-".into(),
         };
-        let on = agent.telemetry.as_ref().map_or("-".into(), agents::telemetry_text);
+        let on = agent.telemetry.as_ref().map_or("-".into(), telemetry_text);
         let cells = [
             agent.agent.clone(),
             agent.roles.join(", "),
-            agents::state_text(agent),
+            agent_state_text(agent, unix_seconds()),
             rate,
             on,
             does,
@@ -118,7 +108,6 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     frame.render_stateful_widget(table, area, &mut at);
 }
 
-/// Draws the list of runs.
 fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let rows = model.runs.iter().map(|run| {
         let style = match run.state() {
@@ -161,7 +150,6 @@ fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     frame.render_stateful_widget(table, area, &mut at);
 }
 
-/// Draws the selected run: its progress, results and last failure.
 fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let Some(run) = &model.run else {
         let nothing = "no runs yet: submit one with `flotilla run submit SPEC`";
@@ -173,7 +161,7 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     frame.render_widget(block, area);
     let [bar, rest] = Layout::vertical([Constraint::Length(1), Constraint::Min(1)]).areas(inner);
     let jobs = ActiveJobs::from_statuses(run, model.agents.values());
-    let gauge = jobs.phase_gauge(run);
+    let gauge = jobs.phase_progress(run);
     let ratio = gauge.done as f64 / gauge.total.max(1) as f64;
     let (cycle, phase) = (run.active_cycle(), run.current_phase());
     let label = match phase {
@@ -184,7 +172,7 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             gauge.done,
             gauge.total,
             gauge.note,
-            model.run_view.as_ref().map_or(String::new(), eta_text)
+            model.run_view.as_ref().map_or(String::new(), RunView::end_text)
         ),
     };
     let whole = phase == cycle::RunPhase::Done;
@@ -194,9 +182,10 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         .label(escape_line(&label));
     frame.render_widget(bar_of, bar);
     let view = control::run_to_proto(run);
-    let told =
+    let table_text =
         if view.cycles_done.len() > 1 { cycles_table(&view) } else { perplexities_table(&view) };
-    let mut lines: Vec<Line<'_>> = told.lines().map(|line| Line::from(line.to_owned())).collect();
+    let mut lines: Vec<Line<'_>> =
+        table_text.lines().map(|line| Line::from(line.to_owned())).collect();
     if let Some(failure) = view.failures.last() {
         let why = format!("{} {}: {}", failure.kind, failure.id, failure.message);
         let why = escape_line(&why);
@@ -211,31 +200,6 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     frame.render_widget(Paragraph::new(lines), rest);
 }
 
-/// Returns the estimated end of the run, or else of its phase, as of the last fact. Empty without
-/// an estimate.
-fn eta_text(board: &RunView) -> String {
-    let head = board.run_head();
-    let (what, eta) = match (head.run_ends, head.phase_ends) {
-        (Some(eta), _) => ("run", eta),
-        (None, Some(eta)) => ("phase", eta),
-        (None, None) => return String::new(),
-    };
-    let left = |end: f64| duration_text(end - head.at_s);
-    let (early, late) = (left(eta.early_s), left(eta.late_s));
-    format!(", {what} ends in {} ({early} to {late})", left(eta.likely_s))
-}
-
-/// Formats a duration in seconds, minutes or hours, by its size.
-fn duration_text(seconds: f64) -> String {
-    let minutes = seconds / 60.0;
-    match seconds {
-        ..100.0 => format!("{:.0} s", seconds.max(0.0)),
-        ..6000.0 => format!("{minutes:.0} min"),
-        _ => format!("{:.1} h", minutes / 60.0),
-    }
-}
-
-/// Returns the footer: a question, the last message, or the key help.
 fn footer_line(model: &TuiModel) -> Paragraph<'_> {
     match &model.pending_action {
         Some(act) => {
@@ -284,12 +248,6 @@ mod tests {
         for word in ["1 agent", "box-1", "generator", "123", "r-1", "sums", "0/3", "q quit"] {
             assert!(shown.contains(word), "{word}: {shown}");
         }
-    }
-
-    #[test]
-    fn a_duration_is_said_as_exactly_as_it_is_worth() {
-        let said = [-3.0, 42.4, 1800.0, 100_000.0].map(duration_text);
-        assert_eq!(said, ["0 s", "42 s", "30 min", "27.8 h"]);
     }
 
     #[test]

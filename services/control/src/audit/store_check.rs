@@ -1,5 +1,5 @@
-//! The check of the objects that a run's facts name: names and sizes, the lineage in the manifests,
-//! and on request every byte.
+//! Checks the objects that a run's facts name: names and sizes, the lineage in the manifests, and
+//! on request every byte.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,40 +20,34 @@ use super::{
     error_chain,
 };
 
-/// Concurrent requests for names and sizes.
 const CONCURRENT_LOOKUPS: usize = 8;
 
-/// Files that are hashed concurrently. Each one takes a few parts of 16 MiB in memory at most.
+/// Each hash takes a few parts of 16 MiB in memory at most.
 const CONCURRENT_HASHES: usize = 2;
 
-/// Time limit of one lookup of names and sizes. An audit does not wait for an unavailable store.
+/// An audit does not wait for an unavailable store.
 const LOOK_LIMIT: Duration = Duration::from_secs(60);
 
-/// The objects that a run's facts name, each with the first fact that names it.
 #[derive(Debug, Default)]
 pub(super) struct ReferencedObjects {
-    /// Trees by path and manifest digest.
+    /// Keyed by path and manifest digest.
     trees: BTreeMap<String, ReferencedTree>,
-    /// Blobs by digest.
     blobs: BTreeMap<String, ReferencedBlob>,
-    /// The dataset digest of each cycle.
     datasets: BTreeMap<u32, String>,
-    /// True for a run that adopts an external training.
+    /// A run that adopts an external training.
     is_watched: bool,
 }
 
-/// The subject and log position of a fact.
 #[derive(Debug, Clone)]
 struct FactReference {
     subject: String,
     sequence: u64,
 }
 
-/// Entries that a manifest must contain, as names and values.
+/// Entries that a manifest must contain.
 type ExpectedEntries = Vec<(&'static str, Value)>;
 
 impl ReferencedObjects {
-    /// Adds the objects that a fact names.
     pub(super) fn add_record(&mut self, record: &Record) {
         match &record.fact.body {
             FactBody::Spec(spec) => self.add_spec(record, spec),
@@ -77,7 +71,6 @@ impl ReferencedObjects {
         }
     }
 
-    /// Adds the base, the texts, the prompts and the dataset of a spec.
     fn add_spec(&mut self, record: &Record, spec: &v1::Spec) {
         let base = spec.base.as_ref().and_then(|base| base.tree.as_ref());
         self.add_tree(record, base, ExpectedEntries::new());
@@ -97,8 +90,7 @@ impl ReferencedObjects {
         }
     }
 
-    /// Returns the lineage entries that the manifest of a checkpoint must contain. Empty for an
-    /// adopted base.
+    /// Returns the lineage entries that the manifest must contain; none for an adopted base.
     fn expected_lineage(&self, checkpoint: &v1::Checkpoint) -> ExpectedEntries {
         let v1::Checkpoint { cycle, step, steps, base, parent, .. } = checkpoint;
         let adapter = checkpoint.content() == v1::checkpoint::Content::Adapter;
@@ -122,7 +114,6 @@ impl ReferencedObjects {
         ]
     }
 
-    /// Adds a tree with the entries that its manifest must contain.
     fn add_tree(&mut self, record: &Record, tree: Option<&v1::Tree>, about: ExpectedEntries) {
         let Some(tree) = tree else { return };
         // Two paths may hold the same content; both must be complete.
@@ -134,7 +125,6 @@ impl ReferencedObjects {
         }
     }
 
-    /// Adds a blob.
     fn add_blob(&mut self, record: &Record, blob: Option<&v1::Blob>) {
         let Some(blob) = blob else { return };
         let new = || (FactReference::for_record(record), blob.clone());
@@ -143,12 +133,11 @@ impl ReferencedObjects {
 }
 
 impl FactReference {
-    /// Returns the reference to a record.
     fn for_record(record: &Record) -> Self {
         Self { subject: record.fact.subject.to_string(), sequence: record.sequence }
     }
 
-    /// Turns a defect of an object into a finding about the fact that names the object.
+    /// Turns a defect of an object into a finding about the fact that names it.
     fn to_finding(&self, flaw: ObjectDefect) -> AuditFinding {
         let ObjectDefect { url, problem: what, expected, found } = flaw;
         AuditFinding {
@@ -163,18 +152,13 @@ impl FactReference {
     }
 }
 
-/// One object whose content is hashed.
 enum HashTarget<'a> {
-    /// A file of a tree.
     File(&'a FactReference, &'a v1::Tree, TreeFile),
-    /// The `B3SUMS` file of a tree.
     Sums(&'a FactReference, &'a v1::Tree, TreeManifest),
-    /// A blob.
     Blob(&'a FactReference, &'a v1::Blob),
 }
 
-/// Checks all objects to the given depth, and adds the results to the report. Stops early if the
-/// store does not answer.
+/// Stops early if the store does not answer.
 pub(super) async fn check_objects(
     store: &Store,
     held: &ReferencedObjects,
@@ -198,9 +182,6 @@ pub(super) async fn check_objects(
 }
 
 /// Checks names, sizes, manifests and lineage. Returns the objects that exist with the right size.
-///
-/// # Errors
-/// Returns a message if the store fails or does not answer within [`LOOK_LIMIT`].
 async fn check_files<'a>(
     store: &'a Store,
     held: &'a ReferencedObjects,
@@ -238,14 +219,10 @@ async fn check_files<'a>(
     Ok(whole)
 }
 
-/// A tree, the fact that names it, and the entries its manifest must contain.
 type ReferencedTree = (FactReference, v1::Tree, ExpectedEntries);
-/// A blob and the fact that names it.
 type ReferencedBlob = (FactReference, v1::Blob);
-/// A pending request to the store.
 type StoreLookup<'a, T> = BoxFuture<'a, Result<T, GetError>>;
 
-/// Examines a tree in the store.
 fn examine_tree<'a>(
     store: &'a Store,
     (origin, tree, about): &'a ReferencedTree,
@@ -253,7 +230,6 @@ fn examine_tree<'a>(
     async move { Ok((origin, tree, about, store.examine_tree(tree).await?)) }.boxed()
 }
 
-/// Examines a blob in the store.
 fn examine_blob<'a>(
     store: &'a Store,
     (origin, blob): &'a ReferencedBlob,
@@ -261,8 +237,7 @@ fn examine_blob<'a>(
     async move { Ok((origin, blob, store.examine_blob(blob).await?)) }.boxed()
 }
 
-/// Hashes one object, and returns a finding if its content is wrong. `seen` receives the number of
-/// bytes of each part.
+/// Returns a finding if the content is wrong. `seen` receives the number of bytes of each part.
 fn hash_object<'a>(
     store: &'a Store,
     object: &'a HashTarget<'_>,
@@ -279,7 +254,7 @@ fn hash_object<'a>(
     hashed.boxed()
 }
 
-/// Waits for a lookup, at most [`LOOK_LIMIT`].
+/// Waits at most [`LOOK_LIMIT`].
 async fn with_time_limit<T>(look: impl Future<Output = T>) -> Result<T, String> {
     let silent = |_| format!("the store did not answer within {LOOK_LIMIT:?}");
     tokio::time::timeout(LOOK_LIMIT, look).await.map_err(silent)
@@ -305,7 +280,7 @@ fn check_lineage(
     about.iter().filter_map(differs).collect()
 }
 
-/// Tells of what uploads left that should have been removed.
+/// Notes what uploads left that should have been removed.
 async fn note_leftovers(store: &Store) -> Option<String> {
     let found = with_time_limit(store.find_leftovers(LEFTOVER_AGE)).await.ok()?.ok()?;
     let UploadLeftovers { count, bytes } = found;
@@ -362,10 +337,7 @@ fn hashable_objects<'a>(
     objects
 }
 
-/// Hashes all objects, and adds a finding for each one whose content is wrong.
-///
-/// # Errors
-/// Returns the first error of the store.
+/// Adds a finding for each object whose content is wrong.
 async fn check_bytes(
     store: &Store,
     objects: Vec<HashTarget<'_>>,
@@ -389,14 +361,12 @@ async fn check_bytes(
 }
 
 impl HashTarget<'_> {
-    /// Returns the reference to the fact that names the object.
     fn fact_reference(&self) -> &FactReference {
         match self {
             Self::File(origin, ..) | Self::Sums(origin, ..) | Self::Blob(origin, _) => origin,
         }
     }
 
-    /// Returns the size of the object in bytes, for progress updates.
     fn hashed_bytes(&self) -> u64 {
         match self {
             Self::File(_, _, file) => file.bytes,

@@ -1,5 +1,5 @@
-//! Conversations as text, rendered with the chat template that a model has beside its tokenizer.
-//! The result is the same as that of `apply_chat_template` in Hugging Face's transformers.
+//! Renders conversations with the chat template beside a model's tokenizer. The result equals that
+//! of `apply_chat_template` in Hugging Face's transformers.
 
 mod jinja;
 mod messages;
@@ -18,14 +18,12 @@ use self::{
     special_tokens::{SpecialTokens, SpecialTokensError},
 };
 
-/// A model's chat template, with the special tokens that it needs.
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     tokens: SpecialTokens,
-    /// The token that trainers append to a completion. Empty if it is not an added token.
+    /// Appended to a completion by trainers. Empty if it is not an added token.
     end_token: String,
-    /// The tokens at which generation stops.
     stop_tokens: Vec<String>,
 }
 
@@ -91,15 +89,12 @@ pub enum ChatError {
     Endless { end: String },
 }
 
-/// Characters of two differing texts that an error shows, from the first difference.
+/// Characters from the first difference of two texts.
 const SHOWN_CHARS: usize = 60;
 
 impl ChatTemplate {
-    /// Loads the chat template and the special tokens from a model's directory, which may contain
-    /// only the small files. `now` is the time that templates see.
-    ///
-    /// # Errors
-    /// Returns an error if the directory contains no template, or a file cannot be used.
+    /// Reads a model's directory, which may contain only the small files. Templates see the time
+    /// `now`.
     pub(crate) fn load(dir: &Path, now: &jiff::Zoned) -> Result<Self, TemplateError> {
         let (tokens, text) = SpecialTokens::load(dir)?;
         let text = text.ok_or(TemplateError::None)?;
@@ -110,11 +105,8 @@ impl ChatTemplate {
         Ok(Self { environment, tokens, end_token: end, stop_tokens: stops })
     }
 
-    /// Renders messages as a prompt: the text that the model continues with its answer.
-    ///
-    /// # Errors
-    /// Returns an error if the value is not a list of messages, ends with an answer, or is refused
-    /// by the template.
+    /// Renders messages as the text that the model continues with its answer. Fails if they are no
+    /// list, end with an answer, or are refused by the template.
     pub(crate) fn render_prompt(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
         if check_messages(messages)? == ASSISTANT_ROLE {
             return Err(ChatError::Answered);
@@ -124,12 +116,8 @@ impl ChatTemplate {
     }
 
     /// Renders messages that end with an answer, and splits the text into the part before the last
-    /// turn and that turn without the token that ends completions.
-    ///
-    /// # Errors
-    /// Returns an error if the value is not a list of messages, does not end with an answer, or is
-    /// refused by the template; and if the template renders the earlier turns differently once the
-    /// last one is present.
+    /// turn and that turn without the token that ends completions. Fails also if the template
+    /// renders the earlier turns differently once the last one is present.
     pub(crate) fn render_pair(
         &self,
         messages: &[ChatMessage],
@@ -151,11 +139,8 @@ impl ChatTemplate {
         Ok(PromptCompletion { prompt: self.strip_prepended_token(prompt), completion })
     }
 
-    /// Checks that generation stops at the token with which the template ends a turn. A template
-    /// that shows no such token passes.
-    ///
-    /// # Errors
-    /// Returns [`ChatError::Endless`] if generation would continue after that token.
+    /// Fails with [`ChatError::Endless`] if generation would continue after the token with which
+    /// the template ends a turn. A template that shows no such token passes.
     pub(crate) fn check_end_token(&self) -> Result<(), ChatError> {
         const SAID: &str = "a";
         let say = |role: &str| context! { role, content => SAID };
@@ -169,7 +154,6 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders messages. `answer_next` adds the beginning of an assistant's turn.
     fn render_messages(
         &self,
         messages: &[ChatMessage],
@@ -193,9 +177,9 @@ impl ChatTemplate {
         }
     }
 
-    /// Removes the model's end token and any text after it from a completion. Trainers append that
-    /// token to every completion and generators stop at it, so neither text contains it. Another
-    /// token that ends a turn stays.
+    /// Removes the model's end token and any text after it. Trainers append that token to every
+    /// completion and generators stop at it, so neither text contains it. Another token that ends a
+    /// turn stays.
     fn strip_end_token<'a>(&self, completion: &'a str) -> &'a str {
         let trimmed = completion.trim_end();
         match trimmed.strip_suffix(&self.end_token) {
@@ -206,8 +190,7 @@ impl ChatTemplate {
     }
 }
 
-/// Returns the beginnings of two texts from their first difference, at most [`SHOWN_CHARS`]
-/// characters each.
+/// Returns the beginnings of both texts from their first difference.
 fn first_difference(before: &str, answered: &str) -> (String, String) {
     let same = before.chars().zip(answered.chars()).take_while(|(a, b)| a == b);
     let at: usize = same.map(|(a, _)| a.len_utf8()).sum();

@@ -12,12 +12,10 @@ use super::{
     prompts::{ChatFormat, any_line, list_messages},
 };
 
-/// The content of a file of examples.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ExampleFile {
-    /// The examples in the order of the file.
     pub examples: Vec<NumberedExample>,
-    /// Number of examples that the chat template rendered.
+    /// Examples that the chat template rendered.
     pub rendered_count: usize,
     /// Number of lines that have each field.
     pub field_counts: std::collections::BTreeMap<String, u32>,
@@ -25,7 +23,7 @@ pub(crate) struct ExampleFile {
     file_bytes: Bytes,
 }
 
-/// A training example with its line number, counted from 1.
+/// An example with its line number, counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NumberedExample {
     pub line: usize,
@@ -53,7 +51,6 @@ pub enum ExampleError {
     },
 }
 
-/// The fields of a line that may contain a conversation.
 #[derive(Deserialize)]
 struct ExampleLine {
     messages: Option<ChatMessage>,
@@ -61,7 +58,6 @@ struct ExampleLine {
     completion: Option<ChatMessage>,
 }
 
-/// Returns true if an example of the file needs a chat template.
 pub(super) fn needs_template(bytes: &[u8]) -> bool {
     any_line(bytes, |is| {
         let messages = is("messages", Value::is_array) && !is("prompt", Value::is_string);
@@ -71,26 +67,21 @@ pub(super) fn needs_template(bytes: &[u8]) -> bool {
 
 /// The form in which a line contains its example.
 enum ExampleContent {
-    /// A prompt and a completion as plain texts.
     Texts(String, String, LineForm),
-    /// A conversation.
     Messages,
 }
 
-/// The form of a line with plain texts.
 #[derive(PartialEq, Eq)]
 enum LineForm {
-    /// A line that trainers can read unchanged.
+    /// Trainers can read the line unchanged.
     Canonical,
-    /// A line that must be rewritten with `prompt` and `completion`.
+    /// Must be rewritten with `prompt` and `completion`.
     Converted,
 }
 
 impl ExampleFile {
-    /// Parses a file of examples. A conversation needs a chat template in `manner`.
-    ///
-    /// # Errors
-    /// Returns the first line that cannot be used. No line is skipped.
+    /// Returns the first line that cannot be used as an error; skips none. A conversation needs a
+    /// chat template in `manner`.
     pub(crate) fn read(bytes: &Bytes, manner: ChatFormat<'_>) -> Result<Self, ExampleError> {
         let (mut examples, mut written) = (Vec::new(), String::new());
         let (mut rendered, mut as_it_is) = (0, true);
@@ -130,22 +121,16 @@ impl ExampleFile {
         Ok(Self { examples, rendered_count: rendered, field_counts: fields, file_bytes: bytes })
     }
 
-    /// Returns the file as agents read it, one JSON object a line.
     pub(crate) fn to_bytes(&self) -> Bytes {
         self.file_bytes.clone()
     }
 
-    /// Returns the number of examples that repeat an earlier one.
     pub(crate) fn duplicate_count(&self) -> usize {
         let pairs = self.examples.iter().map(|example| (&example.prompt, &example.completion));
         self.examples.len() - pairs.collect::<BTreeSet<_>>().len()
     }
 }
 
-/// Returns the content of a line: a conversation, or a prompt and a completion.
-///
-/// # Errors
-/// Returns an error if the line has no completion, or a field is not a text.
 fn parse_content(line: usize, values: &Map<String, Value>) -> Result<ExampleContent, ExampleError> {
     let given = |name: &str| values.get(name).filter(|value| !value.is_null());
     let text = |field: &'static str| match given(field) {
@@ -177,7 +162,7 @@ fn parse_content(line: usize, values: &Map<String, Value>) -> Result<ExampleCont
     }
 }
 
-/// Returns the messages of an example, ending with the completion as the assistant's message.
+/// Returns messages that end with the completion as the assistant's message.
 fn build_conversation(
     said: ExampleContent,
     whole: &str,

@@ -1,4 +1,4 @@
-//! Held-out prompts: splitting them from a file, and comparing them with the training data.
+//! Splits held-out prompts from a file, and compares them with the training data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,28 +18,19 @@ pub struct SplitError {
     pub held: usize,
 }
 
-/// The line numbers of a held-out prompt and of a training prompt that ask the same.
+/// Line numbers of two prompts that ask the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptOverlap {
     pub heldout: usize,
     pub train: usize,
 }
 
-/// Returns the text in lower case with single spaces. Two prompts ask the same if these texts are
-/// equal.
-pub(crate) fn normalise_question(text: &str) -> String {
-    let words: Vec<String> = text.split_whitespace().map(str::to_lowercase).collect();
-    words.join(" ")
-}
-
 /// Splits prompts into the training part and the held-out part.
 ///
 /// The side of a prompt depends only on its normalised question and the seed, not on the chat
 /// template. Equal questions stay together. With a share, added prompts do not move the others.
-/// With a count, the last question held out may exceed the count by its duplicates.
-///
-/// # Errors
-/// Returns an error if a side would be empty.
+/// With a count, the last question held out may exceed the count by its duplicates. Fails if a side
+/// would be empty.
 pub(crate) fn split_prompts(
     prompts: &PromptFile,
     held: HeldoutSize,
@@ -79,8 +70,8 @@ pub(crate) fn split_prompts(
     Ok((part(train), part(heldout)))
 }
 
-/// Returns the held-out prompts that are also in the training data, each with the first training
-/// line that asks the same.
+/// Returns each held-out prompt that is also in the training data, with the first training line
+/// that asks the same.
 pub(crate) fn find_overlaps(train: &PromptFile, heldout: &PromptFile) -> Vec<PromptOverlap> {
     let mut lines = BTreeMap::new();
     for numbered in &train.prompts {
@@ -97,11 +88,11 @@ pub(crate) fn find_overlaps(train: &PromptFile, heldout: &PromptFile) -> Vec<Pro
 /// first.
 pub(crate) fn find_duplicates(prompts: &PromptFile) -> Vec<(usize, usize)> {
     let mut first = BTreeMap::new();
-    let again = prompts.prompts.iter().filter_map(|numbered| {
+    let duplicates = prompts.prompts.iter().filter_map(|numbered| {
         let line = *first.entry(&numbered.question).or_insert(numbered.line);
         (line != numbered.line).then_some((numbered.line, line))
     });
-    again.collect()
+    duplicates.collect()
 }
 
 #[cfg(test)]

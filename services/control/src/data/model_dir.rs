@@ -1,5 +1,5 @@
-//! The directory from which the chat template and the tokenizer of a run's base are read: the
-//! model's own directory, or a temporary one with its small files.
+//! The directory with the chat template and the tokenizer of a run's base: the model's own
+//! directory, or a temporary one with its small files.
 
 use spec::{BaseSpec, InitSpec};
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use hub::{HubError, ModelId};
 use store::RelativePath;
 use tempfile::TempDir;
 
-use super::error::BaseFilesError;
+use super::{error::BaseFilesError, file_content::read_spec_file};
 use crate::{
     FleetControl, SpecFiles, SubmitError,
     base_model::{BaseError, SMALL_BYTES_MAX},
     checkpoints,
 };
 
-/// The small files of a model that a conversation depends on.
+/// Small files that a conversation depends on.
 const SMALL_FILES: [&str; 6] = [
     "config.json",
     "generation_config.json",
@@ -25,16 +25,13 @@ const SMALL_FILES: [&str; 6] = [
     "chat_template.jinja",
 ];
 
-/// A model's directory, which may contain only the small files.
+/// May contain only the small files.
 pub(super) enum ModelDir {
-    /// The directory of a model on this machine.
     Existing(PathBuf),
-    /// A temporary directory with the small files.
     Staged(TempDir),
 }
 
 impl ModelDir {
-    /// Returns the path of the directory.
     pub(super) fn dir_path(&self) -> &Path {
         match self {
             Self::Existing(path) => path,
@@ -44,11 +41,8 @@ impl ModelDir {
 }
 
 impl FleetControl {
-    /// Returns a directory with the small files of the base. Files from the store or the hub are
-    /// fetched.
-    ///
-    /// # Errors
-    /// Returns an error if the base's name leads to no model, or its files cannot be read.
+    /// Fetches small files from the store or the hub if needed. Fails if the base's name leads to
+    /// no model, or its files cannot be read.
     pub(super) async fn prepare_model_dir(
         &self,
         base: &BaseSpec,
@@ -79,10 +73,7 @@ impl FleetControl {
         }
     }
 
-    /// Copies the small files of a directory in the store into a temporary directory.
-    ///
-    /// # Errors
-    /// Returns [`BaseFilesError::Elsewhere`] if the store does not contain the base's files.
+    /// Fails with [`BaseFilesError::Elsewhere`] if the store does not contain the base's files.
     async fn stage_from_store(&self, path: &str) -> Result<ModelDir, SubmitError> {
         let root =
             RelativePath::new(path).map_err(|source| SubmitError::base_error(source.into()))?;
@@ -99,8 +90,8 @@ impl FleetControl {
         Ok(ModelDir::Staged(staged))
     }
 
-    /// Returns a model's directory in the hub's cache. If the model is not cached, only its small
-    /// files are downloaded.
+    /// Returns a directory in the hub's cache. Downloads only the small files of a model that is
+    /// not cached.
     async fn fetch_small_files(&self, id: &ModelId) -> Result<ModelDir, SubmitError> {
         let failed =
             |source| SubmitError::base_error(BaseError::Download { id: id.to_string(), source });
@@ -120,11 +111,10 @@ impl FleetControl {
     }
 }
 
-/// Copies the files of a base with random weights into a temporary directory.
 async fn stage_init_files(init: &InitSpec, files: &SpecFiles) -> Result<ModelDir, SubmitError> {
     let staged = tempfile::tempdir().map_err(BaseFilesError::Stage)?;
     for (field, file, name) in init.file_fields() {
-        let bytes = crate::submission::read_spec_file(field, file, files).await?;
+        let bytes = read_spec_file(field, file, files).await?;
         tokio::fs::write(staged.path().join(name), &bytes).await.map_err(BaseFilesError::Stage)?;
     }
     Ok(ModelDir::Staged(staged))

@@ -14,9 +14,6 @@ use super::{
 
 /// Returns statistics of a file and warnings about it. The file contains examples if its lines have
 /// completions, else prompts.
-///
-/// # Errors
-/// Returns the first line that is neither an example nor a prompt.
 pub fn report_data_file(file: &str, bytes: &Bytes) -> Result<(DataFile, Vec<String>), DataError> {
     if let Ok(examples) = ExampleFile::read(bytes, ChatFormat::default())
         && ["completion", "response"].iter().any(|name| examples.field_counts.contains_key(*name))
@@ -29,10 +26,7 @@ pub fn report_data_file(file: &str, bytes: &Bytes) -> Result<(DataFile, Vec<Stri
 }
 
 /// Splits a file of prompts into the part to train on and the held-out part, each with its number
-/// of prompts. A run with the same seed splits the file in the same way.
-///
-/// # Errors
-/// Returns an error if the file does not contain prompts, or one part would be empty.
+/// of prompts, as a run with the same seed does.
 pub fn split_prompt_file(
     file: &str,
     bytes: &Bytes,
@@ -48,9 +42,6 @@ pub fn split_prompt_file(
 
 /// Returns the file without the prompts that ask the same as an earlier one, and the number of
 /// removed prompts.
-///
-/// # Errors
-/// Returns an error if the file does not contain prompts.
 pub fn remove_duplicate_prompts(file: &str, bytes: &Bytes) -> Result<(Bytes, usize), DataError> {
     let prompts = read_prompts(file, bytes)?;
     let again = find_duplicates(&prompts);
@@ -59,7 +50,6 @@ pub fn remove_duplicate_prompts(file: &str, bytes: &Bytes) -> Result<(Bytes, usi
     Ok((PromptFile::from_prompts(kept.cloned().collect()).to_bytes(), lines.len()))
 }
 
-/// Reads a file of prompts without a chat template.
 fn read_prompts(file: &str, bytes: &Bytes) -> Result<PromptFile, DataError> {
     PromptFile::read(bytes, ChatFormat::default())
         .map_err(|source| DataError::Prompts { file: file.to_owned(), source })

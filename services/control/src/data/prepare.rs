@@ -12,56 +12,43 @@ use super::{
     chat::ChatTemplate,
     error::DataError,
     examples::{self, ExampleFile},
+    file_content::{check_text, read_spec_file},
     heldout_split::{find_overlaps, split_prompts},
     model_dir::ModelDir,
     prompts::{ChatFormat, PromptFile, has_conversations},
     statistics, token_counts,
 };
-use crate::{
-    FleetControl, SpecFiles, SubmitError,
-    base_model::run_blocking,
-    submission::{check_text, read_spec_file},
-};
+use crate::{FleetControl, SpecFiles, SubmitError, base_model::run_blocking};
 
-/// The content of all files of a spec, with the report on them.
 pub(crate) struct PreparedRun {
     pub suites: Vec<PreparedSuite>,
     pub kind: PreparedKind,
     pub report: DataReport,
 }
 
-/// The content of one suite of `evals`.
 pub(crate) enum PreparedSuite {
     Text { bytes: Bytes, format: v1::suite::Format },
     Prompts(PromptFile),
 }
 
-/// The training data of a run.
 pub(crate) enum PreparedKind {
     Sft { dataset: Bytes },
     Raft { prompts: PromptFile, heldout: Option<PromptFile> },
 }
 
-/// A reader of a run's files. It loads the base's chat template at most once, when the first
-/// conversation needs it.
+/// Loads the base's chat template at most once, when the first conversation needs it.
 pub(crate) struct DataReader<'a> {
     control: &'a FleetControl,
-    /// The run's base, or `None` if the caller gave none.
+    /// `None` if the caller gave none.
     base: Option<&'a BaseSpec>,
     files: &'a SpecFiles,
     /// The time that chat templates see.
     now: jiff::Zoned,
-    /// The base's directory, prepared on first use.
     model_dir: OnceCell<ModelDir>,
-    /// The base's chat template, loaded on first use.
     template: OnceCell<ChatTemplate>,
 }
 
 impl FleetControl {
-    /// Reads and checks all files of a run spec.
-    ///
-    /// # Errors
-    /// Returns the first problem with the files.
     pub(crate) async fn prepare_run(
         &self,
         spec: &RunSpec,
@@ -86,9 +73,9 @@ impl FleetControl {
     }
 }
 
-/// Says on which boxes the executables run that verifiers name, if any do.
+/// Names the boxes on which the executables of verifiers run.
 fn warn_of_commands<'a>(verifiers: impl Iterator<Item = &'a VerifierSpec>) -> Option<String> {
-    let mut programs: Vec<&str> = verifiers.flat_map(VerifierSpec::programs).collect();
+    let mut programs: Vec<&str> = verifiers.flat_map(VerifierSpec::list_executables).collect();
     programs.sort_unstable();
     programs.dedup();
     (!programs.is_empty()).then(|| {
@@ -103,7 +90,6 @@ fn warn_of_commands<'a>(verifiers: impl Iterator<Item = &'a VerifierSpec>) -> Op
 }
 
 impl<'a> DataReader<'a> {
-    /// Returns a reader that has read nothing yet.
     pub(crate) fn new(
         control: &'a FleetControl,
         base: Option<&'a BaseSpec>,
@@ -119,8 +105,8 @@ impl<'a> DataReader<'a> {
         }
     }
 
-    /// Reads the files of all suites. `trained` is the training data of a RAFT run; the prompts of
-    /// a suite may not be in it unless the spec allows the overlap.
+    /// Reads the files of all suites. `trained` is the training data of a RAFT run; a suite's
+    /// prompts may not be in it unless the spec allows the overlap.
     pub(crate) async fn read_suites(
         &self,
         evals: &[SuiteSpec],
@@ -146,8 +132,8 @@ impl<'a> DataReader<'a> {
         Ok(suites)
     }
 
-    /// Reads a suite of prompts, and reports duplicates, overlaps with the training data, and the
-    /// number of samples it adds to each cycle.
+    /// Reports duplicates, overlaps with the training data, and the number of samples the suite
+    /// adds to each cycle.
     async fn read_prompt_suite(
         &self,
         field: &str,
@@ -163,7 +149,7 @@ impl<'a> DataReader<'a> {
         Ok(PreparedSuite::Prompts(prompts))
     }
 
-    /// Reads a text suite: a `.jsonl` file of documents, or plain text.
+    /// Accepts a `.jsonl` file of documents, or plain text.
     async fn read_text_suite(
         &self,
         field: &str,
@@ -180,26 +166,24 @@ impl<'a> DataReader<'a> {
         Ok(PreparedSuite::Text { bytes, format: v1::suite::Format::Text })
     }
 
-    /// Reads the dataset of an SFT run, and warns about duplicate examples.
     async fn read_sft(
         &self,
         sft: &SftSpec,
         report: &mut DataReport,
     ) -> Result<PreparedKind, SubmitError> {
         let examples = self.read_examples("sft.data", &sft.data, &sft.chat, report).await?;
-        let again = examples.duplicate_count();
-        if again > 0 {
+        let duplicates = examples.duplicate_count();
+        if duplicates > 0 {
             let (file, all) = (&sft.data, examples.examples.len());
-            let warning = format!("{file}: {again} of {all} examples appear more than once");
+            let warning = format!("{file}: {duplicates} of {all} examples appear more than once");
             report.warnings.push(warning);
         }
         Ok(PreparedKind::Sft { dataset: examples.to_bytes() })
     }
 
-    /// Reads the prompts of a RAFT run and its held-out prompts, which are a file of their own or
-    /// split from the prompts.
-    ///
-    /// Warns about prompts that leave no room for a completion, and counts the samples of a cycle.
+    /// Reads the prompts and the held-out prompts, which are a file of their own or split from the
+    /// prompts. Warns about prompts that leave no room for a completion, and counts the samples of
+    /// a cycle.
     async fn read_raft(
         &self,
         raft: &RaftSpec,
@@ -256,8 +240,8 @@ impl<'a> DataReader<'a> {
         Ok(PreparedKind::Raft { prompts: train, heldout })
     }
 
-    /// Adds statistics and warnings about a file of prompts to the report. Returns the token counts
-    /// of the prompts, if the tokenizer is available.
+    /// Adds statistics and warnings to the report. Returns the token counts of the prompts, if the
+    /// tokenizer is available.
     async fn report_prompts(
         &self,
         field: &str,
@@ -266,22 +250,19 @@ impl<'a> DataReader<'a> {
         verifier: &VerifierSpec,
         report: &mut DataReport,
     ) -> Option<Vec<usize>> {
-        let mut told = statistics::prompt_statistics(field, file, prompts);
+        let mut file_report = statistics::prompt_statistics(field, file, prompts);
         let tokens = self.token_counts(prompts).await;
-        told.prompt_tokens = tokens
+        file_report.prompt_tokens = tokens
             .as_ref()
             .and_then(|tokens| statistics::length_statistics(tokens.iter().copied()));
-        report.files.push(told);
+        report.files.push(file_report);
         report.warnings.extend(statistics::duplicates_warning(file, prompts));
         report.warnings.extend(statistics::missing_fields_warning(verifier, file, prompts));
         tokens
     }
 
-    /// Reads a file of prompts that a spec names.
-    ///
-    /// # Errors
-    /// Returns an error about `field` if the file cannot be read, a line is invalid, or the chat
-    /// template does not end its turns with a stop token.
+    /// Fails, naming `field`, if the file cannot be read, a line is invalid, or the chat template
+    /// does not end its turns with a stop token.
     pub(crate) async fn read_prompts(
         &self,
         field: &str,
@@ -301,7 +282,6 @@ impl<'a> DataReader<'a> {
         })
     }
 
-    /// Reads a file of examples, and adds its statistics to the report.
     async fn read_examples(
         &self,
         field: &str,
@@ -320,8 +300,7 @@ impl<'a> DataReader<'a> {
         Ok(examples)
     }
 
-    /// Returns the base's chat template if `written` is true, that is if a line needs it. Returns
-    /// `None` if the caller gave no base.
+    /// Returns `None` unless `written` (a line needs the template), or if the caller gave no base.
     async fn load_template(
         &self,
         field: &str,
@@ -342,13 +321,12 @@ impl<'a> DataReader<'a> {
         template.await.map(Some)
     }
 
-    /// Returns the base's directory, which is prepared on first use.
     async fn get_model_dir(&self, base: &BaseSpec) -> Result<&ModelDir, SubmitError> {
         self.model_dir.get_or_try_init(|| self.control.prepare_model_dir(base, self.files)).await
     }
 
-    /// Returns the number of tokens of each prompt, or `None` if the tokenizer is not available.
-    /// Problems with the tokenizer are reported when the base is stored.
+    /// Returns `None` if the tokenizer is not available; its problems are reported when the base is
+    /// stored.
     async fn token_counts(&self, prompts: &PromptFile) -> Option<Vec<usize>> {
         let dir = self.get_model_dir(self.base?).await.ok()?.dir_path().to_owned();
         let prompts = prompts.clone();
@@ -356,11 +334,8 @@ impl<'a> DataReader<'a> {
     }
 }
 
-/// Compares held-out prompts with the training data. Returns a warning if a prompt is in both and
-/// the spec allows it.
-///
-/// # Errors
-/// Returns [`DataError::Overlap`] if a prompt is in both and the spec does not allow it.
+/// Returns a warning if a prompt is both held out and trained on and the spec allows it; otherwise
+/// fails with [`DataError::Overlap`].
 fn check_overlap(
     raft: &RaftSpec,
     (field, file): (&str, &str),
@@ -379,7 +354,6 @@ fn check_overlap(
     Err(SubmitError::data_error(field, DataError::Overlap { file, count, lines }))
 }
 
-/// Returns the format of a file's lines according to the spec's `chat` section.
 fn chat_format<'a>(template: Option<&'a ChatTemplate>, chat: &'a ChatSpec) -> ChatFormat<'a> {
     ChatFormat { template, wrap_texts: chat.wraps_texts(), system: chat.system_message() }
 }

@@ -5,23 +5,19 @@ use serde::Deserialize;
 use serde_json::Value;
 use wire::{JsonLine, PromptEntry, PromptsError, parse_json_lines};
 
-use super::{
-    chat::{ChatError, ChatMessage, ChatTemplate, last_user_text, question_text, wrap_prompt},
-    heldout_split::normalise_question,
+use super::chat::{
+    ChatError, ChatMessage, ChatTemplate, last_user_text, question_text, wrap_prompt,
 };
 
-/// Field with the last user message of a conversation, for verifiers. It is added where the prompt
-/// is a rendered conversation.
+/// Field with the last user message of a rendered conversation, for verifiers.
 pub(crate) const PLAIN_PROMPT: &str = "plain_prompt";
 
-/// The way in which the lines of a file become prompts or examples.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ChatFormat<'a> {
-    /// The chat template, if it is available.
     pub template: Option<&'a ChatTemplate>,
-    /// True if plain texts are wrapped as user messages.
+    /// Plain texts are wrapped as user messages.
     pub wrap_texts: bool,
-    /// The system message before wrapped texts.
+    /// Set before wrapped texts.
     pub system: Option<&'a str>,
 }
 
@@ -30,18 +26,15 @@ pub(crate) struct ChatFormat<'a> {
 pub(crate) struct NumberedPrompt {
     pub line: usize,
     pub prompt: PromptEntry,
-    /// The normalised question, independent of the template. Two prompts that ask the same have the
-    /// same value.
+    /// Normalised, independent of the template: equal for prompts that ask the same.
     pub question: String,
-    /// True if the chat template rendered the prompt.
     pub is_rendered: bool,
 }
 
-/// The content of a file of prompts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PromptFile {
     pub prompts: Vec<NumberedPrompt>,
-    /// The original bytes, if no prompt was rendered or removed.
+    /// Set if no prompt was rendered or removed.
     original: Option<Bytes>,
 }
 
@@ -58,7 +51,6 @@ pub enum PromptLineError {
     },
 }
 
-/// The fields of a line that may contain a conversation.
 #[derive(Deserialize)]
 struct PromptLine {
     messages: Option<ChatMessage>,
@@ -66,10 +58,8 @@ struct PromptLine {
 }
 
 impl PromptFile {
-    /// Parses a file of prompts. A conversation needs a chat template in `manner`.
-    ///
-    /// # Errors
-    /// Returns the first line that cannot be used.
+    /// Returns the first line that cannot be used as an error. A conversation needs a chat template
+    /// in `manner`.
     pub(crate) fn read(bytes: &Bytes, manner: ChatFormat<'_>) -> Result<Self, PromptLineError> {
         let mut seen = std::collections::BTreeSet::new();
         let mut prompts: Vec<NumberedPrompt> = Vec::new();
@@ -107,12 +97,11 @@ impl PromptFile {
         Ok(Self { prompts, original })
     }
 
-    /// Builds a file from a part of another file's prompts.
     pub(crate) fn from_prompts(prompts: Vec<NumberedPrompt>) -> Self {
         Self { prompts, original: None }
     }
 
-    /// Returns the file as agents read it, one JSON object a line.
+    /// Returns one JSON object a line, as agents read it.
     pub(crate) fn to_bytes(&self) -> Bytes {
         if let Some(original) = &self.original {
             return original.clone();
@@ -122,18 +111,21 @@ impl PromptFile {
         lines.collect::<String>().into()
     }
 
-    /// Returns the number of prompts that the chat template rendered.
     pub(crate) fn rendered_count(&self) -> usize {
         self.prompts.iter().filter(|prompt| prompt.is_rendered).count()
     }
 
-    /// Returns the number of prompts.
     pub(crate) fn prompt_count(&self) -> u32 {
         u32::try_from(self.prompts.len()).unwrap_or(u32::MAX)
     }
 }
 
-/// Returns true if a prompt of the file needs a chat template.
+/// Returns the text in lower case with single spaces: equal for two prompts that ask the same.
+fn normalise_question(text: &str) -> String {
+    let words: Vec<String> = text.split_whitespace().map(str::to_lowercase).collect();
+    words.join(" ")
+}
+
 pub(crate) fn has_conversations(bytes: &[u8]) -> bool {
     any_line(bytes, |is| {
         let text = is("prompt", Value::is_string) || is("text", Value::is_string);
@@ -153,8 +145,8 @@ pub(super) fn any_line(
     })
 }
 
-/// Returns the messages of a line, or `None` if its prompt is a plain text. The field `prompt`
-/// takes precedence over `messages`.
+/// Returns `None` if the prompt is a plain text. The field `prompt` takes precedence over
+/// `messages`.
 fn line_messages(
     line: &JsonLine<'_>,
     manner: ChatFormat<'_>,
@@ -171,7 +163,6 @@ fn line_messages(
     messages.and_then(list_messages).ok_or(ChatError::Shape).map(Some)
 }
 
-/// Returns the messages of a list, or `None` if the value is not a list.
 pub(super) fn list_messages(messages: ChatMessage) -> Option<Vec<ChatMessage>> {
     use minijinja::value::ValueKind;
     (messages.kind() == ValueKind::Seq).then(|| messages.try_iter().into_iter().flatten().collect())

@@ -11,15 +11,13 @@ use super::{
     prompts::PromptFile,
 };
 
-/// Lines listed in one message.
 const LISTED_LINES_MAX: usize = 5;
 
-/// Returns statistics of a file of prompts.
 pub(crate) fn prompt_statistics(field: &str, file: &str, prompts: &PromptFile) -> DataFile {
     let mut fields: BTreeMap<String, u64> = BTreeMap::new();
     for numbered in &prompts.prompts {
         let prompt = &numbered.prompt;
-        // Without an id of its own, a prompt's id is its line number or its task id.
+        // Other prompts got their id from the line number or the task id.
         let named =
             prompt.id != numbered.line.to_string() && !prompt.fields.contains_key("task_id");
         let own = [("id", named), ("prompt", true), ("answer", prompt.answer.is_some())];
@@ -42,7 +40,6 @@ pub(crate) fn prompt_statistics(field: &str, file: &str, prompts: &PromptFile) -
     }
 }
 
-/// Returns statistics of a file of examples.
 pub(crate) fn example_statistics(field: &str, file: &str, examples: &ExampleFile) -> DataFile {
     let fields =
         examples.field_counts.iter().map(|(name, count)| (name.clone(), u64::from(*count)));
@@ -73,7 +70,6 @@ pub(crate) fn length_statistics(values: impl Iterator<Item = usize>) -> Option<L
     Some(Lengths { min: values[0], median: at(50), p95: at(95), max: values[last] })
 }
 
-/// Returns a warning if prompts lack the fields that their verifier reads.
 pub(crate) fn missing_fields_warning(
     verifier: &VerifierSpec,
     file: &str,
@@ -105,7 +101,6 @@ pub(crate) fn missing_fields_warning(
     ))
 }
 
-/// Returns a warning if prompts ask the same as an earlier one.
 pub(crate) fn duplicates_warning(file: &str, prompts: &PromptFile) -> Option<String> {
     let again = find_duplicates(prompts);
     let lines = format_lines(again.first()?.0..again.first()?.0 + 1);
@@ -117,7 +112,7 @@ pub(crate) fn duplicates_warning(file: &str, prompts: &PromptFile) -> Option<Str
     ))
 }
 
-/// Formats overlaps, such as `line 3 repeats line 7 of prompts.jsonl, …`.
+/// Formats as `line 3 repeats line 7 of prompts.jsonl, …`.
 pub(crate) fn format_overlaps(overlaps: &[PromptOverlap], train: &str) -> String {
     let each = overlaps.iter().take(LISTED_LINES_MAX).map(|overlap| {
         format!("line {} repeats line {} of {train}", overlap.heldout, overlap.train)
@@ -125,13 +120,12 @@ pub(crate) fn format_overlaps(overlaps: &[PromptOverlap], train: &str) -> String
     join_with_rest(each.collect(), overlaps.len())
 }
 
-/// Formats line numbers, at most [`LISTED_LINES_MAX`] of them.
+/// Lists at most [`LISTED_LINES_MAX`] numbers.
 fn format_lines(lines: impl ExactSizeIterator<Item = usize>) -> String {
     let count = lines.len();
     join_with_rest(lines.take(LISTED_LINES_MAX).map(|line| format!("line {line}")).collect(), count)
 }
 
-/// Joins the listed items, and adds the number of those that are not listed.
 fn join_with_rest(named: Vec<String>, count: usize) -> String {
     let named_count = named.len();
     let named = named.join(", ");

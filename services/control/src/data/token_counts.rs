@@ -1,5 +1,4 @@
-//! The number of tokens of prompts, and a warning about prompts that leave no room for a
-//! completion.
+//! Counts the tokens of prompts, and warns about prompts that leave no room for a completion.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -10,18 +9,15 @@ use tokenizers::Tokenizer;
 
 use super::prompts::PromptFile;
 
-/// Prompts whose tokens are counted. In a larger file, only the first ones are counted.
+/// In a larger file, only the first prompts are counted.
 const COUNTED_PROMPTS_MAX: usize = 20_000;
 
-/// Returns the number of tokens of each prompt, or `None` if the tokenizer cannot be used. Agents
-/// report the reason later.
+/// Returns `None` if the tokenizer cannot be used; agents report the reason later.
 pub(super) fn count_tokens(dir: &Path, prompts: &PromptFile) -> Option<Vec<usize>> {
     // The library panics on some invalid files.
     catch_unwind(AssertUnwindSafe(|| encode_prompts(dir, prompts))).ok().flatten()
 }
 
-/// Encodes the first [`COUNTED_PROMPTS_MAX`] prompts with the tokenizer in `dir`, and returns their
-/// lengths.
 fn encode_prompts(dir: &Path, prompts: &PromptFile) -> Option<Vec<usize>> {
     let mut tokenizer = Tokenizer::from_file(dir.join("tokenizer.json")).ok()?;
     tokenizer.with_padding(None);
@@ -31,10 +27,8 @@ fn encode_prompts(dir: &Path, prompts: &PromptFile) -> Option<Vec<usize>> {
     texts.map(|text| tokenizer.encode(text, true).ok().map(|encoding| encoding.len())).collect()
 }
 
-/// Returns a warning if prompts plus `made` new tokens are longer than `max`, the limit of
-/// training.
-///
-/// `tokens` holds the counts of the first prompts, and `all` is the number of prompts in the file.
+/// Warns if prompts plus `made` new tokens are longer than `max`, the limit of training. `tokens`
+/// holds the counts of the first prompts, and `all` is the number of prompts in the file.
 pub(super) fn long_prompts_warning(
     file: &str,
     (tokens, all): (&[usize], usize),

@@ -1,7 +1,7 @@
 //! Joining a fleet, renewal of memberships, and the creation of users.
 
 use identity::{Member, MemberKind, ProofPurpose, ProofStatement, UserScope, join_token};
-use wire::{AgentId, v1};
+use wire::{AgentId, clock, v1};
 
 use super::{
     MEMBER, MemberRegistry, MembershipError, MembershipRefusal, join_tokens, parse_duration_ms,
@@ -9,25 +9,20 @@ use super::{
     records::{
         MemberRecord, TokenAdmission, TokenRecord, TokenUse, check_name_owner, check_proof_fresh,
     },
-    sanitise_text, unix_millis,
+    sanitise_text,
 };
 
-/// Longest validity of a user's credentials in seconds (five years). Credentials that are kept for
-/// longer often have no known owner any more.
+/// Credentials kept for longer than five years often have no known owner any more.
 const USER_S_MAX: f64 = 5.0 * 366.0 * 24.0 * 3600.0;
 
 impl MemberRegistry {
-    /// Admits an agent that knows a join token's secret and proves that it has a key.
-    ///
-    /// The use of the token is spent first, and returned if the name belongs to another member.
-    ///
-    /// # Errors
-    /// Returns an error if the request is refused, or the record cannot be written.
+    /// Admits an agent that knows a join token's secret and proves that it has a key. The use of
+    /// the token is spent first, and returned if the name belongs to another member.
     pub async fn join_agent(
         &self,
         request: &v1::JoinRequest,
     ) -> Result<v1::Membership, MembershipError> {
-        let now = unix_millis();
+        let now = clock::unix_millis();
         let name = AgentId::new(request.name.as_str()).map_err(MembershipRefusal::from)?;
         if !join_token::is_token_id(&request.id) {
             return Err(MembershipRefusal::NoToken.into());
@@ -65,7 +60,7 @@ impl MemberRegistry {
         self.issue_membership(&name, &record).await
     }
 
-    /// Spends a use of the token. Repeated requests of the same member cost one use.
+    /// Counts repeated requests of the same member once.
     async fn spend_token_use(
         &self,
         name: &AgentId,
@@ -93,7 +88,6 @@ impl MemberRegistry {
         Ok(spent.ok_or(MembershipRefusal::NoToken)?)
     }
 
-    /// Returns the use of a token that a member has spent.
     async fn return_token_use(
         &self,
         id: &str,
@@ -113,8 +107,8 @@ impl MemberRegistry {
         .map(|_| ())
     }
 
-    /// Writes the record of a member, unless the name or the key belongs to another member. The
-    /// previous key of the name is revoked first.
+    /// Fails if the name or the key belongs to another member. Revokes the previous key of the name
+    /// first.
     async fn write_member(
         &self,
         name: &AgentId,
@@ -143,12 +137,8 @@ impl MemberRegistry {
         enlisted.ok_or_else(|| MembershipError::Busy(member_key(name)))
     }
 
-    /// Admits an agent on the machine with the fleet's keys, without a join token. May be called
-    /// again for the same agent.
-    ///
-    /// # Errors
-    /// Returns an error if the key was revoked, the name belongs to another member, or the record
-    /// cannot be written.
+    /// Admits an agent on the machine with the fleet's keys, without a join token. Repeatable for
+    /// the same agent. Fails if the key was revoked or the name belongs to another member.
     pub async fn admit_local_agent(
         &self,
         member: &Member,
@@ -162,7 +152,7 @@ impl MemberRegistry {
             token: None,
             host,
             version,
-            granted_ms: unix_millis(),
+            granted_ms: clock::unix_millis(),
             ttl_ms: self.member_ttl_ms(),
         };
         // A caller with the fleet's keys may give such an agent another key: a restored fleet has
@@ -196,7 +186,7 @@ impl MemberRegistry {
         self.issue_membership(&member.name, &record).await
     }
 
-    /// Checks that no other member has the key. The key determines the account.
+    /// The key determines the account.
     async fn check_key_unused(
         &self,
         name: &AgentId,
@@ -216,9 +206,7 @@ impl MemberRegistry {
 
     /// Revokes the previous key of a name before the name gets a new one, if `goes` accepts the
     /// record. The record, which the new one replaces, is the only place where the old key is
-    /// known.
-    ///
-    /// Returns the previous record if its key was revoked.
+    /// known. Returns the previous record if its key was revoked.
     async fn revoke_previous_key(
         &self,
         name: &AgentId,
@@ -234,21 +222,17 @@ impl MemberRegistry {
         }
     }
 
-    /// Returns the validity of an agent's membership in milliseconds.
     fn member_ttl_ms(&self) -> u64 {
         u64::try_from(self.shared.config.member_ttl.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Issues new credentials for an agent that proves that it has its key.
-    ///
-    /// # Errors
-    /// Returns an error if the agent is no longer a member, is a user, or the proof is not valid or
-    /// was used before.
+    /// Issues new credentials for an agent that proves that it has its key. Refuses users, former
+    /// members, and proofs that were used before.
     pub async fn renew_membership(
         &self,
         request: &v1::RenewRequest,
     ) -> Result<v1::Membership, MembershipError> {
-        let now = unix_millis();
+        let now = clock::unix_millis();
         let name = AgentId::new(request.name.as_str()).map_err(MembershipRefusal::from)?;
         let proof = request.proof.clone().unwrap_or_default();
         let no_member = || MembershipRefusal::NoMember { name: name.to_string() };
@@ -280,10 +264,6 @@ impl MemberRegistry {
 
     /// Creates a user whose key pair was generated on the user's machine. `by` is the caller's name
     /// for the log.
-    ///
-    /// # Errors
-    /// Returns an error if the name is taken, a field's value cannot work, or the record cannot be
-    /// written.
     pub async fn create_user(
         &self,
         by: &str,
@@ -299,7 +279,7 @@ impl MemberRegistry {
             token: None,
             host: "",
             version: "",
-            granted_ms: unix_millis(),
+            granted_ms: clock::unix_millis(),
             ttl_ms: parse_duration_ms("expires", request.expires_in_s, USER_S_MAX)?,
         };
         let record = self.write_member(&name, &granted).await?;
@@ -307,7 +287,6 @@ impl MemberRegistry {
         self.issue_membership(&name, &record).await
     }
 
-    /// Checks the proof that the caller has the private key.
     fn check_proof(
         &self,
         purpose: ProofPurpose<'_>,
@@ -325,12 +304,10 @@ impl MemberRegistry {
     }
 }
 
-/// Returns the key of a member's record in the bucket.
 pub(super) fn member_key(name: &AgentId) -> String {
     format!("{MEMBER}{name}")
 }
 
-/// The rights granted to a member, before they are written as a record.
 struct MemberGrant<'a> {
     standing: MemberKind,
     key: &'a str,
@@ -338,13 +315,12 @@ struct MemberGrant<'a> {
     token: Option<&'a str>,
     host: &'a str,
     version: &'a str,
-    /// The time of the grant.
     granted_ms: u64,
     ttl_ms: u64,
 }
 
 impl MemberGrant<'_> {
-    /// Returns the record. `before` is the previous record with the same key.
+    /// `before` is the previous record with the same key.
     fn to_record(&self, before: Option<&MemberRecord>) -> MemberRecord {
         MemberRecord {
             key: self.key.to_owned(),

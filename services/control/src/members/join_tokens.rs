@@ -2,40 +2,33 @@
 
 use bytes::Bytes;
 use identity::{JoinToken, MemberRole, join_token};
-use wire::{Pool, v1};
+use wire::{Pool, clock, v1};
 
 use super::{
     MemberRegistry, MembershipError, MembershipRefusal, TOKEN, parse_duration_ms, parse_roles,
     records::{TokenRecord, TokenUse},
-    timestamp_from_ms, unix_millis,
+    timestamp_from_ms,
 };
 
-/// Largest number of uses of one token, which is more than the machines of one rack.
+/// More than the machines of one rack.
 const USES_MAX: u32 = 1000;
-/// Longest validity of a token in seconds (30 days), because a forgotten token may be found by a
-/// stranger.
+/// A forgotten token may be found by a stranger.
 const TOKEN_S_MAX: f64 = 30.0 * 24.0 * 3600.0;
-/// Largest number of stored tokens, including expired ones.
+/// Includes expired tokens.
 const TOKENS_MAX: usize = 1000;
-/// One day in milliseconds.
 const DAY_MS: u64 = 24 * 3_600_000;
-/// Time in milliseconds for which an expired token is still listed.
+/// An expired token is still listed for this time.
 const RETENTION_MS: u64 = 30 * DAY_MS;
-/// The pool of a token for which none was named.
 const DEFAULT_POOL: &str = "default";
 
 impl MemberRegistry {
     /// Creates a join token. `by` is the caller's name.
-    ///
-    /// # Errors
-    /// Returns an error if a field's value cannot work, there are too many tokens, or the record
-    /// cannot be written.
     pub async fn create_token(
         &self,
         by: &str,
         request: &v1::CreateTokenRequest,
     ) -> Result<v1::CreateTokenResponse, MembershipError> {
-        let now = unix_millis();
+        let now = clock::unix_millis();
         self.remove_old_tokens(now).await?;
         let (id, secret) = join_token::generate_id_and_secret()?;
         let record = build_record(by, &secret, request, now)?;
@@ -56,10 +49,8 @@ impl MemberRegistry {
         Ok(v1::CreateTokenResponse { line, token: Some(token_info(id, record)) })
     }
 
-    /// Removes the tokens that expired more than [`RETENTION_MS`] ago.
-    ///
-    /// # Errors
-    /// Returns a refusal if [`TOKENS_MAX`] tokens remain.
+    /// Removes the tokens that expired more than [`RETENTION_MS`] ago. Refuses if [`TOKENS_MAX`]
+    /// remain.
     async fn remove_old_tokens(&self, now: u64) -> Result<(), MembershipError> {
         let mut kept = 0;
         for (key, value) in self.shared.bus.list_member_entries(TOKEN).await? {
@@ -84,9 +75,6 @@ impl MemberRegistry {
     }
 
     /// Returns every stored token, without its secret, which is not stored.
-    ///
-    /// # Errors
-    /// Returns an error if the records cannot be read.
     pub async fn list_tokens(&self) -> Result<Vec<v1::JoinTokenInfo>, MembershipError> {
         let slots = self.shared.bus.list_member_entries(TOKEN).await?;
         let read = |(key, value): (String, Bytes)| {
@@ -101,15 +89,12 @@ impl MemberRegistry {
     }
 
     /// Revokes a join token. Members that joined with it stay.
-    ///
-    /// # Errors
-    /// Returns an error if the token does not exist, or the record cannot be written.
     pub async fn revoke_token(&self, by: &str, id: &str) -> Result<(), MembershipError> {
         let unknown = || MembershipRefusal::UnknownToken { id: id.chars().take(64).collect() };
         if !join_token::is_token_id(id) {
             return Err(unknown().into());
         }
-        let now = unix_millis();
+        let now = clock::unix_millis();
         self.rewrite_record(&token_key(id), |record: Option<&TokenRecord>| {
             let record = record.ok_or_else(unknown)?;
             let revoked = TokenRecord { revoked_ms: Some(now), ..record.clone() };
@@ -121,12 +106,10 @@ impl MemberRegistry {
     }
 }
 
-/// Returns the key of a token's record in the bucket.
 pub(super) fn token_key(id: &str) -> String {
     format!("{TOKEN}{id}")
 }
 
-/// Checks the fields of a request, and returns the record of a new token.
 fn build_record(
     by: &str,
     secret: &str,
@@ -158,12 +141,10 @@ fn build_record(
     })
 }
 
-/// Builds a refusal about a field.
 fn field_refusal(field: &'static str, problem: String) -> MembershipRefusal {
     MembershipRefusal::Field { field, problem }
 }
 
-/// Converts a record to the API's form.
 fn token_info(id: String, record: TokenRecord) -> v1::JoinTokenInfo {
     v1::JoinTokenInfo {
         id,

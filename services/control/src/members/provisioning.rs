@@ -1,32 +1,31 @@
 //! The state that the bus needs of members: their accounts and the queues of their roles. An
-//! account is pushed when its member joins, and all accounts are pushed when the servers may have
-//! lost them.
+//! account is pushed when its member joins; all accounts are pushed when the servers may have lost
+//! them.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use bus::system_account::{PushAccountsError, PushScope, SystemAccountUser, push_accounts};
 use identity::{FleetAuthority, Member, MemberAccess, MemberKind};
 use tokio::{sync::watch, time::interval};
-use wire::{AgentId, Pool, WorkKind, format_error_chain};
+use wire::{AgentId, Pool, WorkKind, clock, format_error_chain};
 
 use super::{
     MEMBER, MemberRegistry, MembershipError, MembershipRefusal, MembershipView, join::member_key,
-    records::MemberRecord, unix_millis,
+    records::MemberRecord,
 };
 
-/// Interval between checks that the queues exist, because a user may have removed one.
+/// A user may have removed a queue.
 const QUEUE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Rounds in which changes that happened during a push are pushed again.
 const PUSH_ROUNDS_MAX: u32 = 8;
-/// Time in milliseconds (one day) for which an expired member keeps its account, so that it can
-/// renew. After that, the account is disabled until the renewal.
+/// An expired member keeps its account for one day, so that it can renew. After that, the account
+/// is disabled until the renewal.
 const RENEWAL_GRACE_MS: u64 = 24 * 3_600_000;
 
 impl MemberRegistry {
-    /// Makes the NATS servers accept a member, and creates the queues of its roles.
-    ///
-    /// Runs to completion even if the caller is cancelled. If the push fails, a push of all
-    /// accounts follows.
+    /// Makes the NATS servers accept a member, and creates the queues of its roles. Runs to
+    /// completion even if the caller is cancelled. If the push fails, a push of all accounts
+    /// follows.
     pub(super) async fn provision_member(
         &self,
         member: &Member,
@@ -48,7 +47,7 @@ impl MemberRegistry {
         }
     }
 
-    /// Pushes a member's account, and withdraws it again if the member was revoked meanwhile.
+    /// Withdraws the account again if the member was revoked meanwhile.
     async fn push_member(
         &self,
         member: &Member,
@@ -74,7 +73,6 @@ impl MemberRegistry {
         Err(MembershipRefusal::Revoked { name: name() }.into())
     }
 
-    /// Pushes the end of a member's account to all servers.
     pub(super) async fn push_revocation(
         &self,
         authority: &FleetAuthority,
@@ -86,30 +84,28 @@ impl MemberRegistry {
         told.map_err(|source| MembershipError::NotTold { name: member.name.to_string(), source })
     }
 
-    /// Pushes accounts to the servers. The outer error is a failure of this process, the inner one
-    /// a failure of the servers.
+    /// The outer error is a failure of this process, the inner one a failure of the servers.
     pub(super) async fn push_accounts(
         &self,
         authority: &FleetAuthority,
         accounts: &[String],
         heard: PushScope,
     ) -> Result<Result<(), PushAccountsError>, MembershipError> {
-        let (seed, jwt) = authority.create_system_user(unix_seconds())?;
+        let (seed, jwt) = authority.create_system_user(clock::unix_seconds())?;
         let tls = identity::fleet_client_config(authority.ca_pem().as_bytes())?;
         let user = SystemAccountUser { seed, jwt };
         Ok(push_accounts(&self.shared.config.nats_servers, tls, &user, accounts, heard).await)
     }
 
     /// Pushes all accounts at the start, and whenever the connection, the keys or the certainty
-    /// about the servers' state changes. Creates missing queues at an interval of
-    /// [`QUEUE_CHECK_INTERVAL`].
+    /// about the servers' state changes. Creates missing queues at [`QUEUE_CHECK_INTERVAL`].
     pub(super) async fn sync_servers(&self, mut view: watch::Receiver<MembershipView>) {
         let mut connections = self.shared.bus.watch_connections();
         let (mut look, members) = (interval(QUEUE_CHECK_INTERVAL), view.clone());
         if view.wait_for(|view| view.revocations.is_complete()).await.is_err() {
             return;
         }
-        // The connection and the issuers of the last push.
+        // Connection and issuers of the last push.
         let mut tried: Option<(u64, Vec<String>)> = None;
         let mut told = false;
         loop {
@@ -147,18 +143,15 @@ impl MemberRegistry {
         }
     }
 
-    /// Pushes the fleet's account and the accounts of all members, in rounds, until nothing has
-    /// changed during a round.
-    ///
-    /// # Errors
-    /// Returns [`MembershipError::Busy`] if changes continue for [`PUSH_ROUNDS_MAX`] rounds.
+    /// Pushes the accounts of the fleet and all members, in rounds, until nothing has changed
+    /// during a round. Fails with [`MembershipError::Busy`] after [`PUSH_ROUNDS_MAX`] rounds.
     async fn push_all_accounts(&self) -> Result<(), MembershipError> {
         self.push_fleet_account(None).await?;
         let authority = self.open_authority()?;
-        // By key, because a name may get another key.
+        // Keyed by public key, because a name may get another key.
         let mut told: BTreeMap<String, (Member, MemberAccess)> = BTreeMap::new();
         for round in 0..PUSH_ROUNDS_MAX {
-            let now = unix_millis();
+            let now = clock::unix_millis();
             let mut wanted: BTreeMap<String, (Member, MemberAccess)> = BTreeMap::new();
             for (member, record) in self.read_members().await? {
                 if !member.standing.uses_fleet_account() {
@@ -199,7 +192,7 @@ impl MemberRegistry {
         let _one_at_a_time = self.shared.revocation_lock.lock().await;
         let mut authority = self.open_authority()?;
         if let Some((_, public_key)) = cut_off {
-            authority.revoke_key(public_key, unix_seconds())?;
+            authority.revoke_key(public_key, clock::unix_seconds())?;
         }
         let mut before = None;
         for _ in 0..PUSH_ROUNDS_MAX {
@@ -224,8 +217,7 @@ impl MemberRegistry {
         Err(MembershipError::Busy("members".to_owned()))
     }
 
-    /// Creates queues of work. Failures are logged; the next check tries again, and agents wait for
-    /// their queues.
+    /// Logs failures; the next check tries again, and agents wait for their queues.
     async fn prepare_queues(&self, queues: BTreeMap<String, (WorkKind, Pool)>) {
         for (kind, pool) in queues.into_values() {
             let prepared =
@@ -236,7 +228,7 @@ impl MemberRegistry {
         }
     }
 
-    /// Returns every member whose record can be read, including revoked ones.
+    /// Includes revoked members. Skips records that cannot be read.
     pub(super) async fn read_members(
         &self,
     ) -> Result<Vec<(Member, MemberRecord)>, MembershipError> {
@@ -256,7 +248,6 @@ impl MemberRegistry {
     }
 }
 
-/// Returns the access that a record grants at a time.
 fn record_access(record: &MemberRecord, now_ms: u64) -> MemberAccess {
     let ends = record.expires_ms.saturating_add(RENEWAL_GRACE_MS);
     if record.revoked_ms.is_none() && now_ms < ends {
@@ -266,17 +257,14 @@ fn record_access(record: &MemberRecord, now_ms: u64) -> MemberAccess {
     }
 }
 
-/// Returns the access of an active member.
 fn granted_access(record: &MemberRecord) -> MemberAccess {
     MemberAccess::Granted { at: record.renewed_ms / 1000 }
 }
 
-/// Returns the access of a revoked or expired member.
 fn ended_access(record: &MemberRecord) -> MemberAccess {
     MemberAccess::Ended { granted_at: record.renewed_ms / 1000 }
 }
 
-/// Returns the queues from which members with these standings take work, by name.
 fn work_queues<'a>(
     standings: impl IntoIterator<Item = &'a MemberKind>,
 ) -> BTreeMap<String, (WorkKind, Pool)> {
@@ -288,9 +276,4 @@ fn work_queues<'a>(
         }
     }
     queues
-}
-
-/// Returns the current time in seconds since 1970.
-fn unix_seconds() -> u64 {
-    unix_millis() / 1000
 }

@@ -1,5 +1,5 @@
-//! The records of members and join tokens, and the decisions that follow from them: pure functions
-//! of records and a time. Times are in milliseconds since 1970.
+//! The records of members and join tokens, and the decisions that follow from them, as pure
+//! functions of records and a time. Times are in milliseconds since 1970.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use wire::{AgentId, Pool};
 
 use super::MembershipRefusal;
 
-/// Names of the fleet's own members, which have no records.
+/// The fleet's own members have no records.
 const RESERVED_NAMES: [&str; 3] = ["admin", "coordinator", "system"];
 
-/// A join token as stored: its rights, its validity and its uses. The secret is stored as a hash.
+/// A join token: its rights, its validity and its uses. The secret is stored as a hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TokenRecord {
     pub(crate) secret_hash: String,
@@ -27,23 +27,20 @@ pub(crate) struct TokenRecord {
     pub(crate) revoked_ms: Option<u64>,
 }
 
-/// A member that joined with a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TokenUse {
     pub(crate) name: AgentId,
     pub(crate) key: String,
 }
 
-/// A member as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberRecord {
-    /// The member's public key.
     pub(crate) key: String,
     pub(crate) standing: MemberKind,
     pub(crate) joined_ms: u64,
     pub(crate) renewed_ms: u64,
     pub(crate) expires_ms: u64,
-    /// The time of the newest accepted proof. An older proof is a replay.
+    /// Time of the newest accepted proof. An older proof is a replay.
     #[serde(default)]
     pub(crate) proved_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,25 +53,19 @@ pub(crate) struct MemberRecord {
     pub(crate) revoked_ms: Option<u64>,
 }
 
-/// The cost of a join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenAdmission {
-    /// The join costs a use of the token.
     New,
     /// The member has joined with this token before, and the answer was probably lost.
     AlreadyPaid,
 }
 
 impl TokenRecord {
-    /// Returns the number of uses that remain.
     pub(crate) fn uses_left(&self) -> u32 {
         self.uses.saturating_sub(u32::try_from(self.used_by.len()).unwrap_or(u32::MAX))
     }
 
-    /// Checks that a member with this secret may join.
-    ///
-    /// # Errors
-    /// Returns a refusal if the secret is wrong, or the token is revoked, expired or used up.
+    /// Refuses if the secret is wrong, or the token is revoked, expired or used up.
     pub(crate) fn check_admission(
         &self,
         id: &str,
@@ -102,9 +93,6 @@ impl TokenRecord {
     }
 
     /// Returns the requested roles, or all roles of the token if none is requested.
-    ///
-    /// # Errors
-    /// Returns a refusal if the token does not offer a requested role.
     pub(crate) fn select_roles(
         &self,
         wanted: &BTreeSet<MemberRole>,
@@ -122,16 +110,12 @@ impl TokenRecord {
     }
 }
 
-/// Formats roles, such as `trainer, verifier`.
 pub(crate) fn join_role_names(roles: &BTreeSet<MemberRole>) -> String {
     roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks that the holder of a key may have a name. `before` is the current record of the name.
-///
-/// # Errors
-/// Returns a refusal if the name is reserved, belongs to an active member with another key, or the
-/// key was revoked.
+/// Refuses if the name is reserved or belongs to an active member with another key, or if the key
+/// was revoked. `before` is the current record of the name.
 pub(crate) fn check_name_owner(
     name: &AgentId,
     key: &str,
@@ -152,7 +136,7 @@ pub(crate) fn check_name_owner(
     }
 }
 
-/// Checks that a proof is newer than the last accepted one, so that each proof works once.
+/// Accepts only a proof that is newer than the last accepted one, so that each works once.
 pub(crate) fn check_proof_fresh(
     record: &MemberRecord,
     key: &str,

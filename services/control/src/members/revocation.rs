@@ -1,26 +1,23 @@
-//! The revocation of a member: first the record is written, then the servers are updated and end
-//! the member's connections.
+//! Revokes a member: first the record is written, then the servers are updated and end the member's
+//! connections.
 
 use identity::{FleetAuthority, Member};
-use wire::{AgentId, Timestamp};
+use wire::{AgentId, Timestamp, clock};
 
 use super::{
     MemberRegistry, MembershipError, MembershipRefusal, join::member_key, records::MemberRecord,
-    timestamp_from_ms, unix_millis,
+    timestamp_from_ms,
 };
 
 impl MemberRegistry {
     /// Revokes a member and returns the time of the revocation. A repeated call updates the servers
-    /// again.
-    ///
-    /// # Errors
-    /// Returns an error if the member does not exist, or a server could not be updated.
+    /// again. Fails if the member does not exist, or a server could not be updated.
     pub async fn revoke_member(
         &self,
         by: &str,
         name: &AgentId,
     ) -> Result<Timestamp, MembershipError> {
-        let now = unix_millis();
+        let now = clock::unix_millis();
         let unknown = || MembershipRefusal::NoMember { name: name.to_string() };
         let record = self
             .rewrite_record(&member_key(name), |record: Option<&MemberRecord>| {

@@ -1,5 +1,5 @@
-//! The list of members and revocations, which the gateway consults for every call. It is folded
-//! from the members' bucket.
+//! The list of members and revocations, which the gateway consults for every call. Folded from the
+//! members' bucket.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,10 @@ use super::{MEMBER, records::MemberRecord};
 #[derive(Debug, Clone, Default)]
 pub struct RevocationList {
     members: BTreeMap<String, ListedMember>,
-    /// False until the whole bucket was read. Before that, no caller can be confirmed as a member.
+    /// Until the whole bucket was read, no caller can be confirmed as a member.
     is_caught_up: bool,
 }
 
-/// A member of the list.
 #[derive(Debug, Clone)]
 struct ListedMember {
     key: String,
@@ -42,7 +41,6 @@ pub enum DenyReason {
 }
 
 impl RevocationList {
-    /// Applies a change of the bucket.
     pub(super) fn apply_event(&mut self, event: MembersEvent) {
         match event {
             MembersEvent::Value { key, value } => {
@@ -71,13 +69,12 @@ impl RevocationList {
         self.is_caught_up
     }
 
-    /// Returns the standings of all members that are not revoked.
     pub(super) fn active_standings(&self) -> impl Iterator<Item = &MemberKind> {
         self.members.values().filter(|known| !known.revoked).map(|known| &known.standing)
     }
 
-    /// Returns the reason to refuse a caller, or `None` to accept it. The fleet's own members have
-    /// no record and no expiry.
+    /// Returns the reason to refuse a caller, if any. The fleet's own members have no record and no
+    /// expiry.
     pub fn deny_reason(&self, caller: &GatewayCaller) -> Option<DenyReason> {
         let name = || caller.name.to_string();
         let Some(known) = self.members.get(caller.name.as_str()) else {

@@ -1,5 +1,5 @@
-//! The two files of an archive. The same records give the same bytes: the gzip headers contain no
-//! time and no host.
+//! Writes the two files of an archive. The same records give the same bytes: the gzip headers
+//! contain no time and no host.
 
 use std::{
     collections::BTreeSet,
@@ -13,15 +13,14 @@ use wire::{JobId, Record};
 
 use super::sample_lines::{KeptSamples, SampleJoiner};
 
-/// Name of the file with one line per judged sample.
+/// One line per judged sample.
 pub(super) const SAMPLES_FILE: &str = "samples.jsonl.gz";
-/// Name of the file with one line per record.
+/// One line per record.
 pub(super) const FACTS_FILE: &str = "facts.jsonl.gz";
 
-/// Value for "unknown" in the operating system field of a gzip header.
+/// "Unknown" in the operating system field of a gzip header.
 const UNKNOWN_SYSTEM: u8 = 255;
 
-/// A writer of the two files of an archive.
 pub(super) struct ArchiveWriter {
     joiner: SampleJoiner,
     samples: GzEncoder<File>,
@@ -30,8 +29,7 @@ pub(super) struct ArchiveWriter {
 }
 
 impl ArchiveWriter {
-    /// Creates both files. `kept` lists the selected samples, `redrawn` the jobs that were
-    /// replaced.
+    /// `kept` lists the selected samples, `redrawn` the jobs that were replaced.
     pub(super) fn create_files(
         directory: &Path,
         kept: KeptSamples,
@@ -52,7 +50,6 @@ impl ArchiveWriter {
         self.samples.write_all(&self.joiner.join_record(record))
     }
 
-    /// Completes both files and returns the number of records.
     pub(super) fn finish_files(self) -> io::Result<u64> {
         self.samples.finish()?;
         self.facts.finish()?;
@@ -60,7 +57,6 @@ impl ArchiveWriter {
     }
 }
 
-/// Creates a gzip file with a fixed header.
 fn create_gzip(path: &Path) -> io::Result<GzEncoder<File>> {
     let header = GzBuilder::new().mtime(0).operating_system(UNKNOWN_SYSTEM);
     Ok(header.write(File::create(path)?, Compression::default()))

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use wire::{FactBody, FactKey, JobId, Record, derive_sample_seed, v1};
 
-/// The kept samples of a cycle, by prompt id and index.
+/// Kept samples by prompt id and index.
 pub(super) type KeptSamples = BTreeSet<(String, u32)>;
 
 /// One judged sample. Each line has all fields, so that the lines can be loaded as a table.
@@ -16,7 +16,7 @@ struct SampleLine<'a> {
     cycle: u32,
     job: &'a str,
     purpose: &'static str,
-    /// Prompt suite of a held-out sample; empty for the run's own prompts.
+    /// Empty for the run's own prompts.
     suite: &'a str,
     prompt_id: &'a str,
     prompt: &'a str,
@@ -26,36 +26,35 @@ struct SampleLine<'a> {
     outcome: &'static str,
     detail: &'a str,
     tokens: u32,
-    /// Log-probability of the completion in nats; `null` if not reported.
+    /// Nats; `null` if not reported.
     logprob: Option<f64>,
     finish: &'static str,
     kept: bool,
     base: &'a str,
-    /// Manifest digest of the adapter; empty for the base alone.
+    /// Manifest digest; empty for the base alone.
     adapter: &'a str,
-    /// Seed of the sample, as text because many JSON readers lose precision for large integers.
+    /// Text, because many JSON readers lose precision for large integers.
     seed: String,
     agent: &'a str,
     verifier: &'a str,
 }
 
-/// A join of orders, samples and verdicts in log order. Stores only what is not yet judged.
+/// Joins orders, samples and verdicts in log order. Stores only what is not yet judged.
 #[derive(Debug, Default)]
 pub(super) struct SampleJoiner {
     kept: KeptSamples,
-    /// Jobs that were replaced and are left out.
+    /// These jobs are left out.
     replaced_jobs: BTreeSet<JobId>,
     orders: BTreeMap<JobId, BTreeMap<u32, v1::GenerateOrder>>,
     samples: BTreeMap<JobId, v1::Samples>,
 }
 
 impl SampleJoiner {
-    /// Creates a join without records. `redrawn` lists the jobs that were replaced.
     pub(super) fn new(kept: KeptSamples, replaced_jobs: BTreeSet<JobId>) -> Self {
         Self { kept, replaced_jobs, ..Self::default() }
     }
 
-    /// Adds a record and returns the lines it completes; only verdicts complete any.
+    /// Returns the lines that the record completes; only verdicts complete any.
     pub(super) fn join_record(&mut self, record: Record) -> Vec<u8> {
         match (record.fact.subject.key, record.fact.body) {
             (
@@ -83,7 +82,6 @@ impl SampleJoiner {
     }
 }
 
-/// Formats the judged samples of one job.
 fn format_lines(
     kept: &KeptSamples,
     order: Option<&v1::GenerateOrder>,
@@ -131,7 +129,6 @@ fn format_lines(
     bytes
 }
 
-/// Returns the name of an outcome in the files.
 fn outcome_name(outcome: v1::verdicts::Outcome) -> &'static str {
     use v1::verdicts::Outcome;
     match outcome {
@@ -141,7 +138,6 @@ fn outcome_name(outcome: v1::verdicts::Outcome) -> &'static str {
     }
 }
 
-/// Returns the name of a finish reason in the files.
 fn finish_name(finish: v1::samples::Finish) -> &'static str {
     use v1::samples::Finish;
     match finish {
@@ -150,7 +146,6 @@ fn finish_name(finish: v1::samples::Finish) -> &'static str {
     }
 }
 
-/// Reads the kept samples from the dataset of a selection.
 pub(super) fn parse_kept(dataset: &[u8]) -> Result<KeptSamples, serde_json::Error> {
     #[derive(Deserialize)]
     struct Named {

@@ -7,7 +7,7 @@ use crate::{
     state::{PolicyWeights, Run},
 };
 
-/// Checks a generate order. Without `prompts`, the texts of its requests are not compared.
+/// Skips the texts of requests without `prompts`.
 pub(super) fn check_generate_order(
     run: &Run,
     number: u32,
@@ -51,8 +51,8 @@ pub(super) fn check_generate_order(
     found
 }
 
-/// Checks the canary text of a generate order, which must be the same for all orders of one policy.
-/// Without the training prompts, nothing is checked.
+/// Checks that all orders of one policy have the same canary text. Skipped without the training
+/// prompts.
 pub(super) fn check_canary(
     run: &Run,
     number: u32,
@@ -63,15 +63,15 @@ pub(super) fn check_canary(
     (order.canary != wanted).then(|| "its canary is not that of its policy".into())
 }
 
-/// Checks that an order's round is not in the future. It may be in the past: the coordinator may
-/// not yet have known of the latest resume.
+/// Rejects a round in the future. It may be in the past: the coordinator may not yet have known of
+/// the latest resume.
 fn check_round(run: &Run, round: u32) -> Option<String> {
     (round > run.round).then(|| {
         format!("ordered in round {round}, but the run was resumed {} times", run.round - 1)
     })
 }
 
-/// Checks that the requests of an order match the draws of its job, and their texts the prompts.
+/// Checks that the requests match the draws of their job, and their texts the prompts.
 fn check_requests(
     draws: &[v1::plan::Draw],
     requests: &[v1::generate_order::Request],
@@ -92,7 +92,7 @@ fn check_requests(
     })
 }
 
-/// Checks a train order: dataset, settings, replay, canary, weights, seed and round.
+/// Checks dataset, settings, replay, canary, weights, seed and round.
 pub(super) fn check_train_order(run: &Run, number: u32, order: &v1::TrainOrder) -> Vec<String> {
     let mut found = Vec::new();
     let mut expect = |same: bool, what: &str| {

@@ -7,10 +7,9 @@ use wire::{JobId, PromptSet, v1};
 
 use crate::{curriculum, state::Run};
 
-/// Maximum number of prompts in a spec that is checked in full; more than any prompt file can hold.
+/// More prompts than any prompt file can hold; a larger spec is not checked in full.
 const SPEC_PROMPTS_MAX: u32 = 1 << 24;
 
-/// Checks a plan against the spec and the state of the run.
 pub(super) fn check_plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String> {
     let Some(raft) = run.raft_spec() else {
         return vec!["a plan in a run that samples nothing".into()];
@@ -66,7 +65,6 @@ pub(super) fn check_plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String>
     found
 }
 
-/// Iterates over the draws of a plan from one prompt set.
 fn plan_draws<'a>(
     plan: &'a v1::Plan,
     set: &PromptSet<'_>,
@@ -76,18 +74,16 @@ fn plan_draws<'a>(
     jobs.flat_map(|job| &job.draws)
 }
 
-/// Returns the number of different prompts that a plan draws from.
 fn count_prompts(plan: &v1::Plan, set: &PromptSet<'_>) -> usize {
     plan_draws(plan, set).map(|draw| draw.prompt).collect::<BTreeSet<u32>>().len()
 }
 
-/// Returns the name of a prompt set for messages.
 fn set_name(set: &PromptSet<'_>) -> String {
     let purpose = set.purpose.as_str_name().to_lowercase();
     if set.suite.is_empty() { purpose } else { format!("{purpose} ({})", set.suite) }
 }
 
-/// Checks the jobs of a plan: unique names, valid ids, known purposes.
+/// Requires unique names, valid ids and known purposes.
 fn check_jobs(plan: &v1::Plan) -> Vec<String> {
     let mut found = Vec::new();
     let mut names = BTreeSet::new();
@@ -140,23 +136,18 @@ fn check_coverage(plan: &v1::Plan, set: &PromptSet<'_>, wanted: &[(u32, u32)]) -
         .collect()
 }
 
-/// One way in which a plan differs from the expected draws.
 struct CoverageProblem {
-    /// Description of the difference.
     description: &'static str,
-    /// Number of samples affected.
     samples: u64,
-    /// Line and index of the first one.
+    /// Line and index of the first sample affected.
     first: Option<(u32, u64)>,
 }
 
 impl CoverageProblem {
-    /// Creates a problem without samples.
     fn new(description: &'static str) -> Self {
         Self { description, samples: 0, first: None }
     }
 
-    /// Adds the samples `from..to` of a line; does nothing if the range is empty.
     fn add_range(&mut self, line: u32, from: u64, to: u64) {
         if from < to {
             self.samples += to - from;
@@ -164,7 +155,6 @@ impl CoverageProblem {
         }
     }
 
-    /// Formats the problem; `None` if no sample is affected.
     fn into_message(self, purpose: &str) -> Option<String> {
         let Self { description: what, samples, first } = self;
         let (line, index) = first?;

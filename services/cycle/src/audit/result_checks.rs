@@ -8,7 +8,6 @@ use crate::{
     state::{Cycle, PlannedJob, PolicyWeights, Run},
 };
 
-/// Returns a job of a cycle, if the cycle was planned with it.
 fn find_job<'a>(run: &'a Run, cycle: u32, id: &JobId) -> Option<&'a PlannedJob> {
     run.cycles.get(&cycle)?.jobs.get(id)
 }
@@ -41,7 +40,6 @@ pub(super) fn check_samples(
     found
 }
 
-/// Checks verdicts against their job and against the rewards that their verifier may assign.
 pub(super) fn check_verdicts(
     run: &Run,
     cycle: u32,
@@ -70,7 +68,7 @@ pub(super) fn check_verdicts(
     found
 }
 
-/// Returns true if a verifier may assign rewards other than 0 and 1.
+/// Returns true if the verifier may assign rewards other than 0 and 1.
 fn allows_partial_reward(how: &v1::verifier::How) -> bool {
     use v1::verifier::How;
     match how {
@@ -83,7 +81,6 @@ fn allows_partial_reward(how: &v1::verifier::How) -> bool {
     }
 }
 
-/// Returns true if the reward of a verdict is consistent with its outcome.
 fn is_valid_reward(verdict: &v1::verdicts::Verdict, graded: bool) -> bool {
     use v1::verdicts::Outcome;
     let expected = match verdict.outcome() {
@@ -96,14 +93,14 @@ fn is_valid_reward(verdict: &v1::verdicts::Verdict, graded: bool) -> bool {
     exact || (graded && verdict.reward.is_finite() && verdict.outcome() != Outcome::Error)
 }
 
-/// Checks that all training samples were settled before the selection.
+/// Requires that all training samples were settled before the selection.
 pub(super) fn check_selection(run: &Run, number: u32) -> Vec<String> {
     let cycle = run.cycles.get(&number);
     let judged = cycle.is_some_and(|cycle| cycle.is_settled(v1::Purpose::Train));
     if judged { Vec::new() } else { vec!["selected before every sample was judged".into()] }
 }
 
-/// Checks a checkpoint: its order, steps, content and base.
+/// Checks order, steps, content and base.
 pub(super) fn check_checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoint) -> Vec<String> {
     let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
     let spec_base = run.spec.base.as_ref().and_then(|base| base.tree.as_ref());
@@ -149,8 +146,7 @@ pub(super) fn check_checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoi
     found
 }
 
-/// Checks a checkpoint of a watched run. Its training is unknown; its base and parent must be the
-/// spec's.
+/// Requires base and parent of the spec; the training of a watched run is unknown.
 fn check_watched_checkpoint(
     number: u32,
     checkpoint: &v1::Checkpoint,
@@ -178,7 +174,6 @@ fn check_watched_checkpoint(
     rules.into_iter().filter(|(holds, _)| !holds).map(|(_, what)| what.to_owned()).collect()
 }
 
-/// Returns the training settings of the spec; `None` for a watched run.
 fn spec_training(run: &Run) -> Option<&v1::Training> {
     match run.spec.kind.as_ref()? {
         v1::spec::Kind::Sft(sft) => sft.training.as_ref(),
@@ -187,7 +182,7 @@ fn spec_training(run: &Run) -> Option<&v1::Training> {
     }
 }
 
-/// Checks an eval: the spec must contain its suite, and its perplexity must equal exp(mean_nll).
+/// Requires that the spec contains the suite, and that the perplexity equals exp(mean_nll).
 pub(super) fn check_eval(run: &Run, suite: &SuiteName, eval: &v1::Eval) -> Vec<String> {
     let mut found = Vec::new();
     if !run.spec.suites.iter().any(|asked| asked.name == suite.as_str()) {
@@ -202,7 +197,6 @@ pub(super) fn check_eval(run: &Run, suite: &SuiteName, eval: &v1::Eval) -> Vec<S
     found
 }
 
-/// Checks the summary of a cycle against its facts.
 pub(super) fn check_cycle_done(run: &Run, number: u32, done: &v1::CycleDone) -> Vec<String> {
     let Some(cycle) = run.cycles.get(&number) else { return Vec::new() };
     let before = number.checked_sub(1).and_then(|before| run.cycles.get(&before));
@@ -215,7 +209,7 @@ pub(super) fn check_cycle_done(run: &Run, number: u32, done: &v1::CycleDone) -> 
     found
 }
 
-/// Returns true if two summaries are equal except for durations, which are rounded from log times.
+/// Ignores durations, which are rounded from log times.
 fn has_same_counts(a: &v1::CycleDone, b: &v1::CycleDone) -> bool {
     let counts = |done: &v1::CycleDone| (done.sampled, done.kept, done.set_aside);
     let judged = |done: &v1::CycleDone| (done.findings.clone(), done.best, done.then);
@@ -226,7 +220,6 @@ fn has_same_counts(a: &v1::CycleDone, b: &v1::CycleDone) -> bool {
         && judged(a) == judged(b)
 }
 
-/// Checks that the outcome of a run follows from its facts.
 pub(super) fn check_done(run: &Run, done: &v1::Done) -> Vec<String> {
     use v1::done::Status;
     let ended = |number: u32| run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some());
@@ -246,7 +239,6 @@ pub(super) fn check_done(run: &Run, done: &v1::Done) -> Vec<String> {
     vec![format!("the run's facts do not show that it {status}")]
 }
 
-/// Returns the results that a cycle of a succeeded run lacks.
 pub(super) fn find_missing_results(run: &Run, number: u32, cycle: &Cycle) -> Vec<String> {
     let mut findings = Vec::new();
     let trained = cycle.final_checkpoint().is_some();

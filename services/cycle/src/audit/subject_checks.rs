@@ -2,7 +2,6 @@
 
 use wire::{Fact, FactBody, FactKey};
 
-/// Returns a sentence that lists the fields which contradict the subject; `None` if all match.
 pub(super) fn check_subject(fact: &Fact) -> Option<String> {
     let subject = &fact.subject;
     let run = |run: &str| ("run", run == subject.run.as_str());

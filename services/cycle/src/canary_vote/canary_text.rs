@@ -1,24 +1,21 @@
-//! The canary text. A text that the policy was trained on distinguishes it best; for a base model,
-//! the run's prompts are used.
+//! Builds the canary text. A text that the policy was trained on distinguishes it best; for a base
+//! model, the run's prompts are used.
 
 use serde::Deserialize;
 use wire::PromptEntry;
 
-/// Maximum size of the text in bytes, to keep orders small.
+/// Keeps orders small.
 const TEXT_BYTES_MAX: usize = 512;
 
-/// Prefix of each text, which ensures that there are enough tokens to predict even if little
-/// follows.
+/// Ensures that there are enough tokens to predict even if little follows.
 pub(super) const TEXT_PREFIX: &str = "The 3 boxes did 12 + 30 = 42 jobs: fn main() { run(42); }\n";
 
-/// One line of a selection's dataset.
 #[derive(Deserialize)]
 struct CanaryExample {
     prompt: String,
     completion: String,
 }
 
-/// Builds the text from the dataset of a selection; empty without examples.
 pub(crate) fn text_from_dataset(dataset: &[u8]) -> String {
     let lines = dataset.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let lines = lines.map_while(|line| serde_json::from_slice(line).ok());
@@ -27,7 +24,7 @@ pub(crate) fn text_from_dataset(dataset: &[u8]) -> String {
     if examples.peek().is_none() { String::new() } else { join_parts(examples) }
 }
 
-/// Builds the text from prompts, for a policy that this run has not trained.
+/// Builds the text for a policy that this run has not trained.
 pub(crate) fn text_from_prompts(prompts: &[PromptEntry]) -> String {
     join_parts(prompts.iter().map(|prompt| prompt.prompt.clone()))
 }

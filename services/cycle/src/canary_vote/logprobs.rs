@@ -1,34 +1,29 @@
-//! Comparison of the log-probabilities of a text's tokens.
+//! Compares the log-probabilities of a text's tokens.
 
-/// Lower limit for log-probabilities in nats. Engines cut off very small probabilities at different
-/// values, so lower ones count as equal.
+/// In nats. Engines cut off very small probabilities at different values, so lower ones count as
+/// equal.
 const LOGPROB_MIN: f64 = -30.0;
 
-/// The canary value of one voter.
 #[derive(Debug)]
 pub(super) struct CanaryVote<'a> {
-    /// Name of the voter.
     pub(super) voter: String,
     /// Log-probabilities in nats.
     pub(super) canary: &'a [f32],
-    /// True for the agent that trained the policy.
+    /// The agent trained the policy.
     pub(super) is_trainer: bool,
 }
 
-/// Converts a log-probability to `f64`, limited to [`LOGPROB_MIN`]; NaN stays NaN.
 fn clamp_logprob(value: f32) -> f64 {
     let value = f64::from(value);
     // NaN fails the comparison and stays NaN.
     if value < LOGPROB_MIN { LOGPROB_MIN } else { value }
 }
 
-/// Divides a sum by the number of tokens, at least 1.
 #[expect(clippy::cast_precision_loss, reason = "a text has few tokens")]
 fn divide_by_tokens(sum: f64, tokens: usize) -> f64 {
     sum / tokens.max(1) as f64
 }
 
-/// Returns the mean log-probability in nats per token.
 pub(super) fn mean_logprob(canary: &[f32]) -> f64 {
     divide_by_tokens(canary.iter().copied().map(clamp_logprob).sum(), canary.len())
 }
@@ -45,9 +40,8 @@ pub(super) fn mean_distance(a: &[f32], b: &[f32]) -> Option<f64> {
     distance.is_finite().then_some(distance)
 }
 
-/// Returns the vote that counts as correct: the one that most votes agree with if they are more
-/// than half, else the trainer's if at least half agree with it. Ties are broken by the smallest
-/// total distance, then by name.
+/// Returns the vote that most votes agree with if they are more than half, else the trainer's if at
+/// least half agree with it. Ties are broken by the smallest total distance, then by name.
 pub(super) fn select_reference<'a>(votes: &[CanaryVote<'a>], tolerance: f64) -> Option<&'a [f32]> {
     let support = |vote: &CanaryVote<'_>| {
         let near = votes.iter().filter_map(|other| mean_distance(vote.canary, other.canary));

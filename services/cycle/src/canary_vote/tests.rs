@@ -1,4 +1,4 @@
-//! Which figures are right, and what becomes of those that are not.
+//! Which reports count as correct, and what follows for the others.
 
 use super::{canary_text::TEXT_PREFIX, *};
 
@@ -6,7 +6,7 @@ fn votes(figures: &[(&str, f32)]) -> Vec<(String, Vec<f32>)> {
     figures.iter().map(|(who, value)| ((*who).to_owned(), vec![*value, -1.0])).collect()
 }
 
-/// The first token's figure of those who are right.
+/// The first token's log-probability of the accepted report.
 fn right(figures: &[(&str, f32)]) -> Option<f32> {
     let all = votes(figures);
     let vote = |(who, canary): &'_ (String, Vec<f32>)| (who.clone(), canary.clone());

@@ -1,12 +1,11 @@
-//! Quarantines: samples drawn with wrong weights become void and their jobs are replaced.
+//! Applies quarantines: samples drawn with wrong weights become void and their jobs are replaced.
 
 use wire::{JobId, v1};
 
 use crate::state::{Cycle, PlannedJob, Run};
 
 impl Run {
-    /// Records a quarantine and replaces the jobs it lists. An invalid entry does not affect the
-    /// others.
+    /// Replaces the listed jobs. An invalid entry does not affect the others.
     pub(super) fn apply_quarantine(
         &mut self,
         number: u32,
@@ -16,14 +15,13 @@ impl Run {
         self.quarantines.push(quarantine.clone());
         let mut outcome = self.canary_votes.record_quarantine(&quarantine.agent, number, sequence);
         for named in &quarantine.jobs {
-            // An invalid entry does not invalidate the others.
             outcome = outcome.and(self.replace_listed_job(named, &quarantine.agent));
         }
         outcome
     }
 
-    /// Replaces one job listed in a quarantine, or marks its samples void if no replacement is
-    /// listed or its id is taken. Returns an error if the samples are not the agent's.
+    /// Marks the samples void if no replacement is listed or its id is taken. Fails if the samples
+    /// are not the agent's.
     fn replace_listed_job(
         &mut self,
         named: &v1::quarantine::Job,
@@ -35,15 +33,15 @@ impl Run {
         if cycle.is_closed_for(purpose) {
             return Ok(());
         }
-        let again = JobId::new(named.again.as_str()).ok();
-        let again = again.filter(|again| {
-            !cycle.jobs.contains_key(again) && !cycle.replaced_jobs.contains(again)
+        let replacement = JobId::new(named.again.as_str()).ok();
+        let replacement = replacement.filter(|replacement| {
+            !cycle.jobs.contains_key(replacement) && !cycle.replaced_jobs.contains(replacement)
         });
         let samples = cycle.jobs.get_mut(&id).and_then(|job| job.samples.as_mut());
         let samples = samples.filter(|samples| samples.agent == agent);
         let samples = samples.ok_or_else(|| format!("samples of job {id} are not its agent's"))?;
-        match again {
-            Some(again) => cycle.replace_job(&id, again, round),
+        match replacement {
+            Some(replacement) => cycle.replace_job(&id, replacement, round),
             None => samples.void_reason = Some("of other weights than were ordered".into()),
         }
         Ok(())
@@ -51,12 +49,12 @@ impl Run {
 }
 
 impl Cycle {
-    /// Replaces a job by a new one with the same draws.
-    fn replace_job(&mut self, id: &JobId, again: JobId, round: u32) {
+    fn replace_job(&mut self, id: &JobId, replacement: JobId, round: u32) {
         if let Some(job) = self.remove_job(id) {
             self.replaced_jobs.insert(id.clone());
-            self.jobs.insert(again.clone(), PlannedJob::new(job.purpose, job.suite, job.draws));
-            self.reindex_job(&again, round);
+            self.jobs
+                .insert(replacement.clone(), PlannedJob::new(job.purpose, job.suite, job.draws));
+            self.reindex_job(&replacement, round);
         }
     }
 }

@@ -13,15 +13,11 @@ use crate::state::{Cycle, PlannedJob};
 /// The candidates of a cycle, and the number of samples that cannot be candidates.
 #[derive(Default)]
 pub(super) struct CandidateSet<'a> {
-    /// Number of planned samples.
     pub(super) considered: u32,
-    /// Candidates in the order of jobs.
     pub(super) candidates: Vec<SampleCandidate<'a>>,
-    /// Number of unusable samples by reason.
     pub(super) unusable: BTreeMap<String, u32>,
 }
 
-/// Collects the candidates of a cycle; `seed` breaks ties.
 pub(super) fn collect_candidates(cycle: &Cycle, seed: u64) -> CandidateSet<'_> {
     let mut found = CandidateSet::default();
     for (_, job) in cycle.jobs_for(v1::Purpose::Train) {
@@ -41,7 +37,6 @@ pub(super) fn collect_candidates(cycle: &Cycle, seed: u64) -> CandidateSet<'_> {
 }
 
 impl<'a> CandidateSet<'a> {
-    /// Counts samples that cannot be used.
     fn count_unusable(&mut self, why: &str, count: u32) {
         if count > 0 {
             let dropped = self.unusable.entry(why.to_owned()).or_default();
@@ -49,7 +44,6 @@ impl<'a> CandidateSet<'a> {
         }
     }
 
-    /// Adds the judged samples of one job.
     fn add_job(&mut self, seed: u64, job: &'a PlannedJob) {
         let verdicts = job.verdicts_by_sample();
         let prompts: BTreeMap<&str, (u32, &str)> = job

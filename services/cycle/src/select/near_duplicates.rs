@@ -1,20 +1,19 @@
-//! Detection of nearly equal completions.
+//! Detects nearly equal completions.
 
 use std::collections::BTreeSet;
 
-/// Number of words of a shingle (Broder, 1997).
+/// Words of a shingle (Broder, 1997).
 const SHINGLE_WORDS: usize = 3;
 
 /// The completions seen so far, as sets of word trigrams.
 pub(super) struct NearDuplicates {
-    /// Jaccard similarity from which two completions are near duplicates.
     similarity_min: f64,
     seen: Vec<BTreeSet<u64>>,
 }
 
 impl NearDuplicates {
-    /// Creates an empty set. `least` is the Jaccard similarity (0..1) from which two completions
-    /// are near duplicates; 0 disables the detection.
+    /// `similarity_min` is the Jaccard similarity (0..1) from which two completions are near
+    /// duplicates; 0 disables the detection.
     pub(super) fn new(similarity_min: f64) -> Self {
         Self { similarity_min, seen: Vec::new() }
     }
@@ -39,8 +38,8 @@ impl NearDuplicates {
     }
 }
 
-/// Returns hashes of all shingles of a text, at least one. Case and whitespace are ignored;
-/// punctuation is not, because it carries the meaning of many answers.
+/// Returns at least one hash. Case and whitespace are ignored; punctuation is not, because it
+/// carries the meaning of many answers.
 fn hash_shingles(text: &str) -> BTreeSet<u64> {
     let lower = text.to_lowercase();
     let words = split_words(&lower);
@@ -48,8 +47,7 @@ fn hash_shingles(text: &str) -> BTreeSet<u64> {
     words.windows(size).map(|shingle| wire::derive_seed(0, shingle)).collect()
 }
 
-/// Splits a text into words of letters, digits and `_`; any other visible character is a word of
-/// its own.
+/// Splits into words of letters, digits and `_`; any other visible character is a word of its own.
 fn split_words(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let mut start = None;
@@ -67,7 +65,7 @@ fn split_words(text: &str) -> Vec<&str> {
     words
 }
 
-/// Returns the Jaccard similarity of two sets; 1 if both are empty.
+/// Returns 1 if both sets are empty.
 fn jaccard_similarity(a: &BTreeSet<u64>, b: &BTreeSet<u64>) -> f64 {
     let both = a.intersection(b).count();
     let either = a.len() + b.len() - both;
@@ -77,7 +75,6 @@ fn jaccard_similarity(a: &BTreeSet<u64>, b: &BTreeSet<u64>) -> f64 {
     ratio_of(both, either)
 }
 
-/// Returns `part / whole`.
 #[expect(clippy::cast_precision_loss, reason = "far fewer words than 2^52")]
 fn ratio_of(part: usize, whole: usize) -> f64 {
     part as f64 / whole as f64

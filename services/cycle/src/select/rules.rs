@@ -1,5 +1,5 @@
-//! The selection rules: decide which of a cycle's judged samples are kept. Pure: takes candidates
-//! and rules, returns indices.
+//! Decides which of a cycle's judged samples are kept. Pure: takes candidates and rules, returns
+//! indices.
 
 use std::{
     cmp::Ordering,
@@ -22,25 +22,19 @@ pub(super) struct SampleCandidate<'a> {
     pub tokens: u32,
     /// Log-probability of the completion in nats, never above 0; `None` if unknown.
     pub logprob: Option<f64>,
-    /// True if the completion ended by itself, before `max_new_tokens`.
+    /// The completion ended by itself, before `max_new_tokens`.
     pub is_finished: bool,
     pub reward: f64,
-    /// Tie-breaker between equal rewards; the smaller value ranks higher.
+    /// Between equal rewards, the smaller value ranks higher.
     pub tie_break: u64,
 }
 
-/// Reason why a judged sample was not kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DropReason {
-    /// The completion is empty.
     Empty,
-    /// The completion was cut off.
     Unfinished,
-    /// The completion has fewer tokens than the minimum.
     Short,
-    /// The completion has more tokens than the maximum.
     Long,
-    /// The reward is below the minimum.
     Failed,
     /// All samples of the prompt reached the minimum reward.
     AllRight,
@@ -57,7 +51,6 @@ pub(super) enum DropReason {
 }
 
 impl DropReason {
-    /// Returns the name of the reason, as in selection facts.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Empty => "empty",
@@ -75,17 +68,14 @@ impl DropReason {
     }
 }
 
-/// The decision on each candidate, by its index: kept or refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct KeepDecisions {
-    /// Indices of the kept candidates, by prompt and then by descending rank.
+    /// Indices of candidates, by prompt and then by descending rank.
     pub kept: Vec<usize>,
-    /// Reasons of the refused candidates, by index.
     pub refused: BTreeMap<usize, DropReason>,
 }
 
 impl KeepDecisions {
-    /// Counts the refused candidates by reason.
     pub(super) fn count_reasons(&self) -> BTreeMap<DropReason, u32> {
         let mut dropped = BTreeMap::new();
         for why in self.refused.values() {
@@ -95,7 +85,6 @@ impl KeepDecisions {
     }
 }
 
-/// Applies the rules to all judged samples of a cycle.
 pub(super) fn choose_samples(
     candidates: &[SampleCandidate<'_>],
     rules: &v1::Selection,
@@ -123,7 +112,7 @@ struct CandidateSelector<'a> {
 }
 
 impl<'a> CandidateSelector<'a> {
-    /// Compares two candidates by descending reward, then by tie-breaker and index.
+    /// Orders by descending reward, then by tie-breaker and index.
     fn compare_rank(&self, a: usize, b: usize) -> Ordering {
         let (a, b) = (&self.candidates[a], &self.candidates[b]);
         b.reward
@@ -132,7 +121,6 @@ impl<'a> CandidateSelector<'a> {
             .then(a.index.cmp(&b.index))
     }
 
-    /// Returns the indices of each prompt's candidates.
     fn group_by_prompt(&self) -> BTreeMap<u32, Vec<usize>> {
         let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, candidate) in self.candidates.iter().enumerate() {
@@ -141,12 +129,10 @@ impl<'a> CandidateSelector<'a> {
         groups
     }
 
-    /// Refuses candidates for one reason.
     fn refuse_all(&mut self, places: impl IntoIterator<Item = usize>, why: DropReason) {
         self.refused.extend(places.into_iter().map(|place| (place, why)));
     }
 
-    /// Returns the kept candidates of one prompt, best first.
     fn select_for_prompt(&mut self, group: Vec<usize>) -> Vec<usize> {
         let passes = |place: &usize| self.candidates[*place].reward >= self.rules.min_reward;
         let passed = group.iter().filter(|place| passes(place)).count();
@@ -176,7 +162,7 @@ impl<'a> CandidateSelector<'a> {
         fit
     }
 
-    /// Returns the reason why a sample cannot be kept regardless of the others, if any.
+    /// Returns the reason why a sample cannot be kept regardless of the others.
     fn unfit_reason(&self, place: usize) -> Option<DropReason> {
         let (candidate, rules) = (&self.candidates[place], self.rules);
         let reasons = [
@@ -207,7 +193,7 @@ impl<'a> CandidateSelector<'a> {
         distinct
     }
 
-    /// Keeps the best share of the cycle's candidates, at least one.
+    /// Keeps at least one sample.
     fn keep_best_share(&mut self, kept: &mut Vec<usize>) {
         let share = self.rules.keep_share;
         if !(share > 0.0 && share < 1.0) || kept.is_empty() {
@@ -263,7 +249,6 @@ impl<'a> CandidateSelector<'a> {
         }
     }
 
-    /// Returns the prompt line and the completion, which identify duplicates.
     fn completion_key(&self, place: usize) -> (u32, &'a str) {
         (self.candidates[place].line, self.candidates[place].completion)
     }

@@ -1,11 +1,11 @@
-//! The canary values that agents reported, and the quarantines of agents. The rules of the vote are in
-//! `canary_vote`.
+//! The canary values that agents reported, and the quarantines of agents. The rules of the vote are
+//! in `canary_vote`.
 
 use std::collections::BTreeMap;
 
 use wire::v1;
 
-/// A policy, by the manifest digests of base and adapter.
+/// Manifest digests of base and adapter.
 pub(crate) type PolicyManifests = (String, String);
 
 /// The reported canary values of each policy, and the quarantines of each agent.
@@ -13,14 +13,12 @@ pub(crate) type PolicyManifests = (String, String);
 pub struct CanaryVotes {
     /// Newest report of each agent, by policy.
     pub(crate) reports: BTreeMap<PolicyManifests, BTreeMap<String, CanaryReading>>,
-    /// Quarantines by agent.
     quarantines: BTreeMap<String, QuarantineCount>,
 }
 
-/// The newest canary report of an agent.
 #[derive(Debug, Clone)]
 pub(crate) struct CanaryReading {
-    /// Cycle of the samples it came with.
+    /// Cycle of the samples that the report came with.
     pub(crate) cycle: u32,
     /// Sequence of the samples fact.
     pub(crate) sequence: u64,
@@ -30,17 +28,14 @@ pub(crate) struct CanaryReading {
     pub(crate) canary: Vec<f32>,
 }
 
-/// The quarantines of one agent.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct QuarantineCount {
-    /// Number of quarantines.
     pub(crate) count: u32,
     /// Sequence of the latest quarantine.
     pub(crate) last_sequence: u64,
 }
 
 impl CanaryVotes {
-    /// Records the canary report of a samples fact.
     pub(crate) fn record_report(&mut self, cycle: u32, sequence: u64, samples: &v1::Samples) {
         let key = (samples.base.clone(), samples.adapter.clone());
         let shown = CanaryReading {
@@ -52,7 +47,7 @@ impl CanaryVotes {
         self.reports.entry(key).or_default().insert(samples.agent.clone(), shown);
     }
 
-    /// Drops the reports of cycles before this one, which the log may purge.
+    /// Drops older reports, which the log may purge.
     pub(crate) fn drop_before(&mut self, cycle: u32) {
         for agents in self.reports.values_mut() {
             agents.retain(|_, shown| shown.cycle >= cycle);
@@ -60,7 +55,7 @@ impl CanaryVotes {
         self.reports.retain(|_, agents| !agents.is_empty());
     }
 
-    /// Records a quarantine. Returns an error if its number is not the agent's next one.
+    /// Fails if the number is not the agent's next one.
     pub(crate) fn record_quarantine(
         &mut self,
         agent: &str,
@@ -73,7 +68,6 @@ impl CanaryVotes {
         if number == next { Ok(()) } else { Err(format!("the agent's next would be {next}")) }
     }
 
-    /// Returns the quarantines of an agent.
     pub(crate) fn quarantine_count(&self, agent: &str) -> QuarantineCount {
         self.quarantines.get(agent).copied().unwrap_or_default()
     }

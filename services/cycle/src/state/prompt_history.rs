@@ -1,16 +1,16 @@
 //! The pass rate of a prompt over earlier cycles.
 
-/// Judged and passed samples of one prompt; each older cycle counts half as much as the next.
+/// The judged and passed samples of one prompt; each older cycle counts half as much as the next.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PromptHistory {
-    /// Decayed number of judged samples.
+    /// Decayed count.
     pub judged: f64,
-    /// Decayed number of passed samples.
+    /// Decayed count.
     pub passed: f64,
 }
 
 impl PromptHistory {
-    /// Adds the counts of a cycle and halves the older ones.
+    /// Halves the counts of older cycles.
     pub(crate) fn record_cycle(&mut self, judged: u32, passed: u32) {
         const MEMORY: f64 = 0.5;
         self.judged = MEMORY * self.judged + f64::from(judged);

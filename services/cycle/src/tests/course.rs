@@ -1,4 +1,4 @@
-//! Runs whose settings change from cycle to cycle, and runs that their figures turn.
+//! Runs whose settings change from cycle to cycle, and runs that their metrics stop or roll back.
 
 use wire::v1::{
     self,
@@ -28,7 +28,7 @@ fn clean(log: &Log) {
     assert_eq!(audit_records(log.records()).unwrap().findings, []);
 }
 
-/// The adapter each cycle's training samples were ordered of.
+/// The adapter with which each cycle's training samples were ordered.
 fn sampled_with(log: &Log, cycle: u32) -> Vec<String> {
     let mut found: Vec<String> = log
         .generate_orders()
@@ -221,7 +221,7 @@ fn the_next_cycle_is_drawn_while_this_one_is_measured() {
     log.coordinate();
     assert_eq!(sampled_with(&log, 2), ["adapter-1"], "not ordered when the adapter was there");
     assert_eq!((log.run().current_cycle(), log.run().current_phase()), (1, RunPhase::Generate));
-    // Without evals: the next is drawn, judged and trained, and nothing behind it.
+    // Without evals: the next cycle is drawn, judged and trained, and no further one.
     for _ in 0..5 {
         log.generate();
         log.verify();

@@ -1,5 +1,5 @@
-//! Ten times the samples are ten times the work: what is walked through and what is allocated is
-//! counted, so nothing here depends on the machine.
+//! Ten times the samples cost ten times the work. Visits and allocations are counted, so nothing
+//! here depends on the machine.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -14,7 +14,7 @@ use crate::{
     RunAuditor, RunSet, cost_probe::visit_count,
 };
 
-/// Counts what each thread asks for.
+/// Counts the allocations of each thread.
 struct Counting;
 
 thread_local! {
@@ -24,23 +24,23 @@ thread_local! {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-// SAFETY: only counts, and passes everything on.
+// SAFETY: counts, and forwards every call.
 #[expect(unsafe_code, reason = "an allocator is")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // A thread that ends has no counter any more.
         let _ = ALLOCATED.try_with(|count| count.set(count.get() + 1 + layout.size() as u64 / 64));
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's contract is passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's contract is passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
-/// What some work walks through, and what it allocates: allocations, and 64 bytes as another.
+/// Visited elements and allocations; each 64 bytes count as another allocation.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     visits: u64,
@@ -54,12 +54,12 @@ fn cost_of<T>(work: impl FnOnce() -> T) -> (T, Cost) {
     (done, Cost { visits, allocated })
 }
 
-/// A coordinator that decides at every fact, and its agents, which answer one order after another.
+/// A coordinator that plans at every fact, and its agents, which answer one order after another.
 struct Fleeting {
     desk: RunSet,
     id: RunId,
     records: Vec<Record>,
-    /// How far agents have read.
+    /// Log entries that the agents have read.
     answered: usize,
     prompts: Vec<wire::PromptEntry>,
     heldout: Vec<wire::PromptEntry>,
@@ -74,7 +74,7 @@ impl Fleeting {
         let member = |n: usize| FleetMember {
             agent: format!("g{n}"),
             tokens_per_s: 100.0,
-            // Those that others hold are looked for as well.
+            // Jobs that others hold are searched as well.
             held_jobs: (0..n)
                 .map(|job| HeldJob {
                     run: "r1".parse().unwrap(),
@@ -108,7 +108,7 @@ impl Fleeting {
         let record = Record { sequence, time_ms: sequence, author: None, fact };
         self.desk.fold_record(&record);
         self.records.push(record);
-        // As often as time passes.
+        // Time passes every 100 facts.
         if sequence.is_multiple_of(100) {
             self.desk.mark_dirty();
         }
@@ -140,7 +140,7 @@ impl Fleeting {
         self.records.len() > before
     }
 
-    /// Until nobody has anything to say.
+    /// Runs until nothing is left to write.
     fn run(mut self) -> Vec<Record> {
         self.decide();
         while let Some(record) = self.records.get(self.answered).cloned() {
@@ -243,7 +243,7 @@ fn answer(record: &Record) -> Option<(FactKey, FactBody)> {
     }
 }
 
-/// What a run of so many prompts costs: to coordinate, to replay, to audit; and its facts.
+/// The cost of a run with `count` prompts: to coordinate, to replay, to audit; and its facts.
 fn costs(count: u32) -> (usize, [Cost; 3]) {
     let (records, live) = cost_of(|| Fleeting::new(count).run());
     let (run, replay) = cost_of(|| {
@@ -270,7 +270,7 @@ fn ten_times_the_samples_are_ten_times_the_work() {
     for (what, (small, large)) in ["decide", "fold", "audit"].iter().zip(small.iter().zip(&large)) {
         println!("{what}: {small:?}, ten times: {large:?}");
         assert!(large.allocated <= 12 * small.allocated, "{what}: {small:?}, {large:?}");
-        // What is looked at a bounded number of times whatever the run's size.
+        // Elements that are visited a bounded number of times whatever the run's size.
         let few = 5_000;
         assert!(large.visits <= 12 * small.visits + few, "{what}: {small:?}, {large:?}");
     }

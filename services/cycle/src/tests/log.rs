@@ -18,15 +18,14 @@ pub(super) struct Log {
     subjects: BTreeSet<String>,
     controls: u64,
     barren: BTreeSet<u32>,
-    /// Of the cycles whose checkpoints are worse or better than others; 10 otherwise.
+    /// Perplexity by cycle; 10 for the others.
     pub(super) perplexities: BTreeMap<u32, f64>,
-    /// Cycles of whose held-out samples none passes.
+    /// Cycles whose held-out samples all fail.
     pub(super) forgetful: BTreeSet<u32>,
-    /// Cycles and prompt suites of which no sample passes.
+    /// Cycles and prompt suites whose samples all fail.
     pub(super) forgotten: BTreeSet<(u32, String)>,
-    /// Of the cycles whose samples tell their logprob, in nats a token.
+    /// Mean log-probability in nats per token, for the cycles whose samples report it.
     pub(super) surprise: BTreeMap<u32, f64>,
-    /// What the agents say they hold, and how late it is.
     pub(super) fleet: FleetSnapshot,
     pub(super) now_ms: u64,
 }
@@ -86,7 +85,7 @@ pub(super) fn prompts(prefix: &str, count: usize) -> Vec<PromptEntry> {
     PromptEntry::parse_all(lines.join("\n").as_bytes()).unwrap()
 }
 
-/// Of the same ids as the run's own held-out prompts.
+/// Returns prompts with the same ids as the run's own held-out prompts.
 pub(super) fn suites(run: &Run) -> BTreeMap<String, Vec<PromptEntry>> {
     let suites = run.raft_spec().map_or(&[][..], |raft| &raft.prompt_suites);
     suites.iter().map(|suite| (suite.name.clone(), prompts("h", suite.count as usize))).collect()
@@ -143,7 +142,7 @@ impl Log {
         }
     }
 
-    /// One coordinator, deciding until it has nothing to say.
+    /// Lets one coordinator plan until it has nothing to write.
     pub(super) fn coordinate(&mut self) {
         let (train, heldout) = (prompts("p", 20), prompts("h", 10));
         let suites = suites(&self.run());
@@ -198,7 +197,7 @@ impl Log {
         self.sample_as(order, base, caveat, "g1", &[]);
     }
 
-    /// Samples of an order, by an agent that shows something of what drew them.
+    /// Samples an order as an agent that reports this canary.
     pub(super) fn show(&mut self, order: &v1::GenerateOrder, agent: &str, canary: &[f32]) {
         let base = order.base.clone().unwrap().manifest;
         self.sample_as(order, &base, "", agent, canary);
@@ -251,7 +250,7 @@ impl Log {
         self.sample(&order, "stale");
     }
 
-    /// The first job of each purpose is made by an endpoint nobody can check.
+    /// The first job of each purpose is done by an endpoint that cannot be verified.
     pub(super) fn generate_somewhere(&mut self) {
         for purpose in [v1::Purpose::Train, v1::Purpose::Heldout] {
             let order = self.generate_orders().find(|order| order.purpose() == purpose).cloned();
@@ -301,7 +300,7 @@ impl Log {
         self.train_and_show(&[]);
     }
 
-    /// Whoever trains shows what came of it.
+    /// The trainer reports the canary of the result.
     pub(super) fn train_and_show(&mut self, canary: &[f32]) {
         use v1::checkpoint::Content;
         for record in self.records.clone() {
@@ -328,7 +327,8 @@ impl Log {
         }
     }
 
-    /// What an agent found in a directory that it watches, of a training of 30 steps.
+    /// Publishes a checkpoint that an agent found in a watched directory, of a training of 30
+    /// steps.
     pub(super) fn find_checkpoint(&mut self, step: u32) {
         let body = v1::Checkpoint {
             run: self.id.to_string(),
@@ -393,7 +393,7 @@ impl Log {
         self.write(place, FactBody::Failure(failure));
     }
 
-    /// Samples of all orders but those of these jobs.
+    /// Samples all orders except those of these jobs.
     pub(super) fn generate_all_but(&mut self, jobs: &[&str]) {
         for order in self.generate_orders().cloned().collect::<Vec<_>>() {
             if !jobs.contains(&order.job.as_str()) {
@@ -402,13 +402,12 @@ impl Log {
         }
     }
 
-    /// Jobs of a cycle in plan order.
     pub(super) fn jobs(&self, cycle: u32, purpose: v1::Purpose) -> Vec<String> {
         let run = self.run();
         run.cycles[&cycle].jobs_for(purpose).map(|(id, _)| id.to_string()).collect()
     }
 
-    /// One agent says it works on a job of a cycle; the other is idle.
+    /// Reports that one agent works on a job of a cycle; the other is idle.
     pub(super) fn hold(&mut self, cycle: u32, job: &str) {
         let run = self.id.clone();
         self.fleet.generators[0].held_jobs = [HeldJob { run, cycle, job: job.to_owned() }].into();

@@ -1,11 +1,11 @@
-//! Boxes that show what they sample with, and one of them something else.
+//! Agents that report a canary, one of them with wrong weights.
 
 use wire::{FactBody, v1};
 
 use super::log::{Log, raft};
 use crate::{RunPhase, audit_records, canary_agreement};
 
-/// What a text is worth to the policy that was ordered, to a box that rounds otherwise, and to
+/// Canary log-probabilities of the ordered policy, of an agent that rounds differently, and of
 /// another policy.
 const RIGHT: [f32; 3] = [-1.0, -2.0, -0.5];
 const NEAR: [f32; 3] = [-1.01, -1.99, -0.5];
@@ -18,7 +18,7 @@ fn proven(cycles: u32) -> v1::Spec {
     spec
 }
 
-/// Every open order is done by one box after the other; what each shows.
+/// The agents take the open orders in turns; each reports its canary.
 fn generate(log: &mut Log, boxes: &[(&str, [f32; 3])]) {
     let done = done(log);
     let open: Vec<v1::GenerateOrder> = log
@@ -47,7 +47,7 @@ fn quarantines(log: &Log) -> Vec<&v1::Quarantine> {
     found.collect()
 }
 
-/// To the end of a run in which these boxes take turns; whoever is in quarantine takes none.
+/// Finishes a run in which these agents take turns; a quarantined agent takes none.
 fn finish(log: &mut Log, boxes: &[(&str, [f32; 3])], trainer: &[f32]) {
     for _ in 0..100 {
         log.coordinate();

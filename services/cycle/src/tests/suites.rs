@@ -1,4 +1,4 @@
-//! Prompt suites with verifiers of their own, and how sure the model is of its samples.
+//! Prompt suites with verifiers of their own, and the entropy of the samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,7 +60,8 @@ fn each_suite_is_sampled_and_measured_by_itself_in_every_cycle() {
         assert_eq!(rate(done.heldout), Some((0.5, 10, 20)));
         let of: BTreeMap<&str, _> =
             done.suites.iter().map(|suite| (suite.suite.as_str(), rate(suite.rate))).collect();
-        // Of each prompt's four samples the second passes; there is no second of one.
+        // Of each prompt's four samples the second passes; a prompt with one sample has none that
+        // passes.
         assert_eq!(of, [("sums", Some((0.25, 5, 20))), ("code", Some((0.0, 3, 3)))].into());
         let at: Vec<(u32, f64)> = done.suites[0].pass_at.iter().map(|at| (at.k, at.mean)).collect();
         assert_eq!(at, [(1, 0.25), (4, 1.0)]);

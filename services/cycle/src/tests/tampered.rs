@@ -1,11 +1,11 @@
-//! Logs that somebody changed: an audit finds each change and names the fact.
+//! Tampered logs: an audit finds each change and names the fact.
 
 use wire::{FactBody, FactKey, Record, v1};
 
 use super::log::{Log, prompts, raft, sft, watched};
 use crate::{RunAudit, RunAuditor};
 
-/// What is done to a clean log, and what the audit must say: where, and what of it.
+/// A change of a clean log, and the finding that the audit must report.
 struct Case {
     name: &'static str,
     tamper: fn(&mut Vec<Record>),
@@ -27,7 +27,7 @@ fn audit(records: &[Record]) -> RunAudit {
     auditor.finish_audit().unwrap()
 }
 
-/// The first body of that kind under a subject that starts so.
+/// The first body of that kind under a subject with this prefix.
 macro_rules! body {
     ($records:expr, $kind:ident, $subject:expr) => {{
         let found = $records.iter_mut().find_map(|record| {
@@ -310,7 +310,7 @@ fn a_supervised_run_belongs_to_its_spec() {
     assert_eq!(audit(&records).findings[0].description, "its dataset is not the spec's");
 }
 
-/// What is done to a checkpoint, and what the audit must say of it.
+/// A change of a checkpoint, and the finding that the audit must report.
 type Change = (fn(&mut v1::Checkpoint), &'static str);
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a run makes of jobs that fail, orders that get lost and boxes that are slow.
+//! Runs with failing jobs, lost orders and slow agents.
 
 use wire::{
     WorkKind,
@@ -32,7 +32,7 @@ fn a_job_that_is_given_up_is_set_aside_and_the_cycle_goes_on_without_it() {
     log.fail("generate", &format!("1-{lost}"), "no memory");
     log.generate_all_but(&[lost]);
     log.until(RunPhase::Train);
-    // Too late: what was selected stays.
+    // Too late: the selection stays.
     log.generate();
     log.run_to_the_end();
     let run = log.run();
@@ -177,7 +177,7 @@ fn no_order_is_written_again_while_nobody_is_idle_or_the_run_is_paused() {
     assert_eq!(attempts(&log, &job), 1);
 }
 
-/// All but the last job are done; a slow box holds that one, and a fast one stands idle.
+/// All but the last job are done; a slow agent holds that one, and a fast one is idle.
 fn at_tail(slow: f64, fast: f64, left: u32) -> (Log, String) {
     let mut log = at_generate();
     let last = log.jobs(1, Train).last().unwrap().clone();
@@ -191,11 +191,11 @@ fn at_tail(slow: f64, fast: f64, left: u32) -> (Log, String) {
 
 #[test]
 fn what_a_slow_box_is_still_at_is_given_to_a_fast_one_that_gains_by_it() {
-    // Jobs of 8 samples of 2 tokens: 16 s there, 2 s here.
+    // Jobs of 8 samples of 2 tokens: 16 s on the slow agent, 2 s on the fast one.
     let (mut log, last) = at_tail(1.0, 8.0, 8);
     log.coordinate();
     assert_eq!(attempts(&log, &last), 2, "begun again at once");
-    // 2 s there: no gain.
+    // 2 s on the slow agent: no gain.
     let (mut log, last) = at_tail(1.0, 8.0, 1);
     log.coordinate();
     assert_eq!(attempts(&log, &last), 1);

@@ -30,15 +30,14 @@ use crate::{
     submission_limit::{SUBMIT, SUBMIT_LIMIT},
 };
 
-/// Time limit of the body of a request that needs no bearer. Such bodies have a few hundred bytes.
+/// Such bodies have a few hundred bytes.
 const UNAUTHENTICATED_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit of a member's body, without the time that depends on the length of an upload.
+/// The limit of a member's body, without the time that depends on the length of an upload.
 const MEMBER_LIMIT: Duration = Duration::from_secs(60);
-/// Least mean rate of an upload in bytes per second. A slower upload would occupy a connection for
-/// too long; Flotilla's own clients cancel a part that is slower.
+/// The least mean rate of an upload in bytes per second. A slower upload would occupy a connection
+/// for too long; Flotilla's own clients cancel a part that is slower.
 const UPLOAD_RATE_MIN: u64 = 32 << 10;
 
-/// The sender of a request, which decides its time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestSender {
     /// A client of a closed fleet, on a path that needs no bearer.
@@ -47,15 +46,13 @@ pub(super) enum RequestSender {
     Member,
 }
 
-/// The deadline of a request's body, which reports when the body misses it.
 pub(super) struct BodyDeadline {
-    /// The time limit, for the error message.
     limit: Duration,
     /// Receives a value when the body misses its deadline.
     missed: oneshot::Receiver<()>,
 }
 
-/// Sets a time limit on the body of a request. The time starts at the first read of the body.
+/// Sets a time limit that starts at the first read of the body.
 pub(super) fn limit_body(
     request: Request<Body>,
     sender: RequestSender,
@@ -72,7 +69,6 @@ pub(super) fn limit_body(
     (request.map(paced), deadline)
 }
 
-/// Returns the time limit of a request's body, by its sender, its path and the length it announces.
 fn find_limit(request: &Request<Body>, sender: RequestSender) -> Duration {
     let path = request.uri().path();
     match sender {
@@ -91,8 +87,8 @@ fn find_limit(request: &Request<Body>, sender: RequestSender) -> Duration {
 }
 
 impl BodyDeadline {
-    /// Waits for the answer of a call and returns it. If the body misses its deadline first, drops
-    /// the call and returns an [`AccessDenied::Late`] response.
+    /// Waits for the answer of a call. If the body misses its deadline first, drops the call and
+    /// returns an [`AccessDenied::Late`] response.
     pub(super) async fn enforce_deadline(
         self,
         asked: HeaderMap,
@@ -117,13 +113,10 @@ impl BodyDeadline {
     }
 }
 
-/// A body that fails if it is not complete in time.
 struct TimeLimitedBody {
-    /// The body as the client sends it.
     inner: Body,
-    /// The time limit for the whole body.
     limit: Duration,
-    /// The timer, started at the first read.
+    /// Started at the first read.
     until: Option<Pin<Box<Sleep>>>,
     /// Reports a missed deadline, once.
     miss: Option<oneshot::Sender<()>>,
@@ -174,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// A body of so many bytes, one each time.
+    /// Builds a body of `bytes` bytes, one at a time.
     fn trickling(bytes: usize, every: Duration) -> Body {
         let frames = stream::unfold(0, move |sent| async move {
             if sent == bytes {
@@ -191,7 +184,7 @@ mod tests {
         request.body(body).unwrap()
     }
 
-    /// The status of the answer, and how long it took.
+    /// Returns the status of the answer, and the time until it came.
     async fn answer(request: Request<Body>, sender: RequestSender) -> (StatusCode, Duration) {
         let began = Instant::now();
         let (request, deadline) = limit_body(request, sender);
@@ -223,7 +216,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_upload_that_is_slow_and_comes_is_not_cut() {
-        // 64 kB a second, so to say, for as long as that takes.
+        // A client with 64 kB/s.
         let body = trickling(256, Duration::from_secs(1));
         let upload = request("/store/blobs/ab/abcd", 16 << 20, body);
         let (status, took) = answer(upload, RequestSender::Member).await;

@@ -6,38 +6,30 @@ use std::{collections::HashMap, hash::Hash, time::Duration};
 /// A limit of `burst` requests at once and then one per `interval`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RateLimit {
-    /// Number of requests that may come at once.
     pub(crate) burst: u32,
-    /// Time in which one further request becomes available.
     pub(crate) interval: Duration,
 }
 
-/// The request counters of all senders of type `K`. Times are durations since a fixed moment that
-/// the caller chooses.
+/// The request counters of all senders of type `K`. Times are durations since a fixed moment.
 ///
 /// A sender beyond `entries_max` shares one counter with all others for which there is no entry.
 /// Entries with their whole burst available are removed when space is needed.
 #[derive(Debug)]
 pub(crate) struct RateLimiter<K> {
     rate: RateLimit,
-    /// Time at which each sender has its whole burst available again.
+    /// The time at which each sender has its whole burst available again.
     full_at: HashMap<K, Duration>,
-    /// Most senders with a counter of their own.
     entries_max: usize,
-    /// The counter shared by all senders without an entry.
+    /// Shared by all senders without an entry.
     others_full_at: Duration,
 }
 
 impl<K: Eq + Hash> RateLimiter<K> {
-    /// Creates a limiter without any counted request.
     pub(crate) fn new(rate: RateLimit, entries_max: usize) -> Self {
         Self { rate, full_at: HashMap::new(), entries_max, others_full_at: Duration::ZERO }
     }
 
-    /// Counts a request.
-    ///
-    /// # Errors
-    /// The time to wait, if the request exceeds the limit.
+    /// Counts a request, or returns the time to wait if it exceeds the limit.
     pub(crate) fn count_request(&mut self, who: K, now: Duration) -> Result<(), Duration> {
         if !self.full_at.contains_key(&who) && self.full_at.len() >= self.entries_max {
             // Senders with their whole burst available need no entry.
@@ -50,7 +42,7 @@ impl<K: Eq + Hash> RateLimiter<K> {
     }
 }
 
-/// Advances one counter by an interval, or returns the time to wait if the burst is used up.
+/// Advances one counter, or returns the time to wait if the burst is used up.
 fn apply_limit(rate: RateLimit, full_at: &mut Duration, now: Duration) -> Result<(), Duration> {
     let next = (*full_at).max(now) + rate.interval;
     let earliest = next.saturating_sub(rate.interval * rate.burst);

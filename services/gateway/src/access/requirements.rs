@@ -4,14 +4,13 @@ use identity::{GatewayCaller, UserScope};
 
 use crate::{openapi, page};
 
-/// The rights that a call requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AccessRequirement {
-    /// None: the call is made before a client is a member, or its answer is not confidential.
+    /// The call is made before a client is a member, or its answer is not confidential.
     Anonymous,
     /// Any valid bearer; the called service checks more.
     AnyMember,
-    /// A user with at least this scope.
+    /// At least this scope.
     Scope(UserScope),
 }
 
@@ -19,7 +18,6 @@ const READER: AccessRequirement = AccessRequirement::Scope(UserScope::Reader);
 const OPERATOR: AccessRequirement = AccessRequirement::Scope(UserScope::Operator);
 const ADMIN: AccessRequirement = AccessRequirement::Scope(UserScope::Admin);
 
-/// Requirements by service and method.
 const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
     (
         "flotilla.v1.Runs",
@@ -75,11 +73,11 @@ const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
     ),
 ];
 
-/// Requirements of HTTP paths that are not gRPC, by path prefix.
+/// By path prefix, for paths that are not gRPC.
 const PATH_REQUIREMENTS: &[(&str, AccessRequirement)] =
     &[("/store/", AccessRequirement::AnyMember)];
 
-/// Returns the requirement of a path, or `None` if the path is unknown and no caller may use it.
+/// Returns `None` if the path is unknown and no caller may use it.
 pub(crate) fn requirement_for(path: &str) -> Option<AccessRequirement> {
     if page::has_path(path) || path == openapi::DOCUMENT_PATH {
         return Some(AccessRequirement::Anonymous);
@@ -88,7 +86,6 @@ pub(crate) fn requirement_for(path: &str) -> Option<AccessRequirement> {
     place.map(|(_, need)| *need).or_else(|| method_requirement(path))
 }
 
-/// Returns the requirement of `/SERVICE/METHOD`.
 fn method_requirement(path: &str) -> Option<AccessRequirement> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     let (_, methods) = METHOD_REQUIREMENTS.iter().find(|(name, _)| *name == service)?;
@@ -96,7 +93,6 @@ fn method_requirement(path: &str) -> Option<AccessRequirement> {
 }
 
 impl AccessRequirement {
-    /// Returns true if the caller has the required scope.
     pub(crate) fn is_met_by(self, caller: &GatewayCaller) -> bool {
         match self {
             Self::Anonymous | Self::AnyMember => true,
@@ -143,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_row_speaks_of_is_for_nobody() {
+    fn a_path_without_a_row_is_denied_to_all() {
         for path in ["", "/page", "/flotilla.v1.Runs", "/flotilla.v1.Runs/Erase", "/store", "//Get"]
         {
             assert_eq!(requirement_for(path), None, "{path}");

@@ -19,18 +19,18 @@ use tonic::{
     body::Body,
     codegen::http::{HeaderMap, Response},
 };
+use wire::clock::unix_seconds;
 
-use super::{AccessDenied, unix_seconds};
+use super::AccessDenied;
 use crate::status::build_status;
 
-/// Longest single sleep until an expiry. Some credentials expire later than timers can reach;
-/// checking once a day costs nothing.
+/// Some credentials expire later than timers can reach; checking once a day costs nothing.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
-/// A future that resolves, with the reason, when a caller's rights end.
+/// Resolves, with the reason, when a caller's rights end.
 pub(super) type RevocationFuture = BoxFuture<'static, AccessDenied>;
 
-/// Returns a future that resolves when the caller's bearer expires or its member is revoked.
+/// Resolves when the caller's bearer expires or its member is revoked.
 pub(super) fn wait_revoked(
     mut view: watch::Receiver<MembershipView>,
     caller: GatewayCaller,
@@ -58,7 +58,7 @@ pub(super) fn wait_revoked(
     })
 }
 
-/// Waits until a time in seconds since 1970. Never returns without a time.
+/// Waits until a time in seconds since 1970; without a time, forever.
 async fn wait_expiry(at: Option<u64>) {
     loop {
         let left = at
@@ -95,10 +95,9 @@ pub(super) async fn abort_on_revocation(
     }))
 }
 
-/// A response body that ends when its reader's rights end.
 struct RevocableBody {
     inner: Body,
-    /// Absent once the body has ended because of it.
+    /// Absent once it has ended the body.
     revocation: Option<RevocationFuture>,
     is_grpc: bool,
 }
@@ -128,8 +127,8 @@ impl http_body::Body for RevocableBody {
     }
 }
 
-/// Returns the last frame of a revoked body: gRPC trailers with the status, or a transport error,
-/// as HTTP has no other way to report it.
+/// Returns gRPC trailers with the status, or a transport error, as HTTP has no other way to report
+/// it.
 fn final_frame(denied: &AccessDenied, is_grpc: bool) -> Result<Frame<Bytes>, Status> {
     let status = build_status(denied.status_code(), denied.to_string());
     if !is_grpc {

@@ -7,23 +7,21 @@ use std::{
     time::Duration,
 };
 
-use identity::{Fingerprint, SERVER_NAME};
+use identity::{CertificateCheck, CertificateVerifier, Fingerprint, SERVER_NAME};
 use rustls::{
-    ClientConfig, DigitallySignedStruct, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{CryptoProvider, ring},
+    ClientConfig,
+    crypto::ring,
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
 
-/// Time limit for the connection, and again for the handshake.
+/// The limit of the connection, and again of the handshake.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// A failure to fetch a fleet's certificate authority.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
-    /// The TCP connection failed.
     #[error(
         "reach the gateway at {address}; check that the fleet is up and the address is correct (G106)"
     )]
@@ -32,19 +30,16 @@ pub enum PinError {
         #[source]
         source: io::Error,
     },
-    /// The TLS handshake failed.
     #[error("TLS with the gateway at {address}; check that its fleet is closed (G106)")]
     Handshake {
         address: String,
         #[source]
         source: io::Error,
     },
-    /// The gateway has another authority than the wanted one.
     #[error(
         "the gateway at {address} belongs to another fleet: the join token expects authority {wanted}, it shows {shown}; check the address and for interception (K113)"
     )]
     OtherFleet { address: String, wanted: Fingerprint, shown: String },
-    /// The TLS configuration is invalid.
     #[error("TLS with the gateway at {address} (G106)")]
     Setup {
         address: String,
@@ -54,9 +49,6 @@ pub enum PinError {
 }
 
 /// Returns the certificate authority of the gateway at `address` in PEM, if its hash is `wanted`.
-///
-/// # Errors
-/// If the gateway cannot be reached, or its authority has another hash.
 pub async fn fetch_authority(address: &str, wanted: Fingerprint) -> Result<String, PinError> {
     let shown = fetch_shown_chain(address).await?;
     let found = shown.iter().find(|certificate| Fingerprint::from_der(certificate) == wanted);
@@ -67,7 +59,7 @@ pub async fn fetch_authority(address: &str, wanted: Fingerprint) -> Result<Strin
     })
 }
 
-/// Returns the certificate chain that a server presents, unverified.
+/// Returns the chain that a server presents, unverified.
 async fn fetch_shown_chain(address: &str) -> Result<Vec<CertificateDer<'static>>, PinError> {
     let at = || address.to_owned();
     let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {LIMIT:?}"));
@@ -76,22 +68,21 @@ async fn fetch_shown_chain(address: &str) -> Result<Vec<CertificateDer<'static>>
         .unwrap_or_else(|_| Err(late()))
         .map_err(|source| PinError::Unreachable { address: at(), source })?;
     let provider = Arc::new(ring::default_provider());
-    let looker =
-        Arc::new(CertificateRecorder { provider: provider.clone(), shown: Mutex::default() });
+    let shown = ChainRecorder::default();
+    let verifier = CertificateVerifier::new(shown.clone(), provider.clone());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|source| PinError::Setup { address: at(), source })?
         .dangerous()
-        .with_custom_certificate_verifier(looker.clone())
+        .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
     let name = ServerName::try_from(SERVER_NAME).expect("it is a host name");
     let shaking = TlsConnector::from(Arc::new(config)).connect(name, socket);
     let shaken = timeout(LIMIT, shaking).await.unwrap_or_else(|_| Err(late()));
     shaken.map_err(|source| PinError::Handshake { address: at(), source })?;
-    Ok(std::mem::take(&mut *looker.shown.lock().unwrap_or_else(PoisonError::into_inner)))
+    Ok(std::mem::take(&mut *shown.0.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
-/// Encodes a DER certificate as PEM.
 fn encode_pem(certificate: &[u8]) -> String {
     let text = data_encoding::BASE64.encode(certificate);
     let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
@@ -103,48 +94,25 @@ fn encode_pem(certificate: &[u8]) -> String {
     pem
 }
 
-/// A certificate verifier that records the chain and accepts it, for one handshake over which no
-/// data is sent.
-#[derive(Debug)]
-struct CertificateRecorder {
-    provider: Arc<CryptoProvider>,
-    shown: Mutex<Vec<CertificateDer<'static>>>,
-}
+/// Records the chain and accepts it, for one handshake over which no data is sent.
+#[derive(Debug, Default, Clone)]
+struct ChainRecorder(Arc<Mutex<Vec<CertificateDer<'static>>>>);
 
-impl ServerCertVerifier for CertificateRecorder {
-    fn verify_server_cert(
+impl CertificateCheck for ChainRecorder {
+    fn check_certificate(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
         _: &[u8],
         _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
+    ) -> Result<(), rustls::Error> {
         let chain = std::iter::once(end_entity).chain(intermediates);
         let chain = chain.map(|certificate| certificate.clone().into_owned()).collect();
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = chain;
-        Ok(ServerCertVerified::assertion())
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = chain;
+        Ok(())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+    fn requires_key(&self) -> bool {
+        false
     }
 }

@@ -7,11 +7,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Most connections of one address: enough for a site behind NAT; four such addresses use up all
-/// connections.
+/// Enough for a site behind NAT; four such addresses use up all connections.
 const ONE_ADDRESS_MAX: usize = 128;
 
-/// The numbers of open connections by address.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ConnectionLimiter {
     counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
@@ -24,16 +22,12 @@ pub(super) struct ConnectionPermit {
     address: IpAddr,
 }
 
-/// The address has the most connections it may have.
 #[derive(Debug)]
 pub(super) struct LimitReached;
 
 impl ConnectionLimiter {
-    /// Returns a permit for one more connection from an address. Connections from this machine need
-    /// none, as its processes can do harm in other ways.
-    ///
-    /// # Errors
-    /// If the address already has 128 connections.
+    /// Returns a permit for one more connection. Connections from this machine need none, as its
+    /// processes can do harm in other ways.
     pub(super) fn acquire_permit(
         &self,
         address: Option<IpAddr>,
@@ -64,8 +58,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Returns the address by which a client is counted: its /64 network for IPv6, as a host usually
-/// has a whole one.
+/// Returns the /64 network for IPv6, as a host usually has a whole one.
 fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {

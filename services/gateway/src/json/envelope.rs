@@ -6,14 +6,11 @@ use tonic::{Code, Status};
 
 use crate::status::build_status;
 
-/// Bytes of the flags and the length.
 pub(super) const HEADER_BYTES: usize = 5;
-/// Flags of an uncompressed message.
 pub(super) const MESSAGE_FLAGS: u8 = 0;
-/// Connect's flags of the message that ends a stream, with the error if it failed.
+/// The flags of the message that ends a stream, with the error if it failed.
 pub(super) const END_FLAGS: u8 = 2;
 
-/// Puts a message into an envelope.
 pub(super) fn wrap_message(flags: u8, message: &[u8]) -> Bytes {
     let mut sealed = BytesMut::with_capacity(HEADER_BYTES + message.len());
     sealed.put_u8(flags);
@@ -23,16 +20,14 @@ pub(super) fn wrap_message(flags: u8, message: &[u8]) -> Bytes {
     sealed.freeze()
 }
 
-/// Parses the flags and the message length, or returns `None` with fewer than 5 bytes.
+/// Returns `None` with fewer than 5 bytes.
 pub(super) fn parse_header(bytes: &[u8]) -> Option<(u8, usize)> {
     let [flags, length @ ..] = bytes.first_chunk::<HEADER_BYTES>()?;
     Some((*flags, usize::try_from(u32::from_be_bytes(*length)).ok()?))
 }
 
-/// Returns the only message of a request.
-///
-/// # Errors
-/// If the envelope is missing, has another length, or is compressed.
+/// Returns the only message of a request. Fails if the envelope is missing, has another length, or
+/// is compressed.
 pub(super) fn unwrap_request(sealed: Bytes) -> Result<Bytes, Status> {
     match parse_header(&sealed) {
         Some((MESSAGE_FLAGS, length)) if length == sealed.len() - HEADER_BYTES => {
@@ -49,7 +44,6 @@ pub(super) fn unwrap_request(sealed: Bytes) -> Result<Bytes, Status> {
     }
 }
 
-/// Returns the status of an invalid envelope.
 fn invalid_envelope(words: String) -> Status {
     build_status(Code::InvalidArgument, words)
 }

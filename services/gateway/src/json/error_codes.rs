@@ -1,4 +1,4 @@
-//! gRPC status codes in Connect's spelling, and the HTTP statuses that Connect assigns to them.
+//! Connect's error objects, and the HTTP statuses that Connect assigns to gRPC's codes.
 
 use data_encoding::BASE64_NOPAD;
 use prost::Message;
@@ -7,11 +7,11 @@ use tonic::{Code, Status, codegen::http::StatusCode};
 use tonic_types::pb::ErrorInfo;
 use wire::ErrorCode;
 
-use crate::status::ERROR_DOMAIN;
+use crate::status::{ERROR_DOMAIN, code_name};
 
-/// Returns a failed call's status as Connect's error object.
+/// Returns Connect's error object.
 pub(super) fn to_error_json(status: &Status) -> Value {
-    let mut error = json!({ "code": connect_name(status.code()), "message": status.message() });
+    let mut error = json!({ "code": code_name(status.code()), "message": status.message() });
     if let Some(reason) = ErrorCode::find_in_text(status.message()) {
         let reason = reason.to_string();
         let info =
@@ -25,30 +25,6 @@ pub(super) fn to_error_json(status: &Status) -> Value {
     error
 }
 
-/// Returns Connect's name of a code.
-pub(crate) fn connect_name(code: Code) -> &'static str {
-    match code {
-        // No error has the code `Ok`.
-        Code::Ok | Code::Unknown => "unknown",
-        Code::Cancelled => "canceled",
-        Code::InvalidArgument => "invalid_argument",
-        Code::DeadlineExceeded => "deadline_exceeded",
-        Code::NotFound => "not_found",
-        Code::AlreadyExists => "already_exists",
-        Code::PermissionDenied => "permission_denied",
-        Code::ResourceExhausted => "resource_exhausted",
-        Code::FailedPrecondition => "failed_precondition",
-        Code::Aborted => "aborted",
-        Code::OutOfRange => "out_of_range",
-        Code::Unimplemented => "unimplemented",
-        Code::Internal => "internal",
-        Code::Unavailable => "unavailable",
-        Code::DataLoss => "data_loss",
-        Code::Unauthenticated => "unauthenticated",
-    }
-}
-
-/// Returns the HTTP status of a code.
 pub(super) fn http_status(code: Code) -> StatusCode {
     match code {
         Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => {

@@ -6,24 +6,22 @@ use tonic::{Code, Status, body::Body, codegen::http::HeaderMap};
 
 use super::envelope;
 
-/// The messages of a gRPC response body.
 pub(super) struct GrpcMessages {
     body: Body,
     buffer: BytesMut,
 }
 
-/// Returns the status in headers or trailers, if it is not `Ok`.
+/// Returns the status if it is not `Ok`.
 pub(super) fn failed_status(headers: &HeaderMap) -> Option<Status> {
     Status::from_header_map(headers).filter(|status| status.code() != Code::Ok)
 }
 
 impl GrpcMessages {
-    /// Creates a reader of a body.
     pub(super) fn from_body(body: Body) -> Self {
         Self { body, buffer: BytesMut::new() }
     }
 
-    /// Returns the next message, or `None` after the last one of a successful call.
+    /// Returns `None` after the last message of a successful call.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if let Some(message) = self.take_message() {
@@ -40,7 +38,6 @@ impl GrpcMessages {
         }
     }
 
-    /// Removes one complete message from the buffer.
     fn take_message(&mut self) -> Option<Bytes> {
         let (_, length) = envelope::parse_header(&self.buffer)?;
         if self.buffer.len() < envelope::HEADER_BYTES + length {

@@ -13,15 +13,12 @@ use tonic::{
 
 use crate::status::build_status;
 
-/// Name suffixes for private networks (RFC 6761, RFC 6762, RFC 8375, and ICANN's `.internal`).
+/// RFC 6761, RFC 6762, RFC 8375, and ICANN's `.internal`.
 const PRIVATE_SUFFIXES: [&str; 4] = [".localhost", ".local", ".home.arpa", ".internal"];
 
 /// Checks the `Origin` header against the host. `is_known` is true if the request has a valid
-/// bearer, which no foreign page has. Requests of programs that are not browsers have no origin and
-/// pass.
-///
-/// # Errors
-/// If the page comes from another host, or an open fleet's page is served at a public name.
+/// bearer, which no foreign page has. Programs that are not browsers have no origin and pass. Fails
+/// if the page comes from another host, or an open fleet's page is served at a public name.
 pub(super) fn check_origin(uri: &Uri, headers: &HeaderMap, is_known: bool) -> Result<(), Status> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
@@ -42,7 +39,6 @@ pub(super) fn check_origin(uri: &Uri, headers: &HeaderMap, is_known: bool) -> Re
     )))
 }
 
-/// Returns the status of a denied page.
 fn deny_origin(words: String) -> Status {
     build_status(Code::PermissionDenied, words)
 }
@@ -78,7 +74,7 @@ mod tests {
         for host in hosts {
             assert!(asked(host, Some(&format!("http://{host}")), false), "{host}");
         }
-        // Programs are no pages.
+        // Programs send no origin.
         assert!(asked("fleet.example.com", None, false));
         assert!(asked("fleet.example.com", Some("https://fleet.example.com"), true));
     }

@@ -13,48 +13,35 @@ use wire::format_error_chain;
 
 use super::{permissions::StoreAccessDenied, request::StoreRequestError};
 
-/// The reason why a store request failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreProxyError {
-    /// The request is invalid.
     #[error(transparent)]
     Request(#[from] StoreRequestError),
-    /// The request has no bearer.
     #[error("no bearer: send `authorization: Bearer …` from a kit of this fleet (K101)")]
     Unauthenticated,
-    /// The caller may not access the key.
     #[error(transparent)]
     Denied(#[from] StoreAccessDenied),
-    /// The object is committed and cannot change.
     #[error("{key} is already committed and cannot change (G110)")]
     Committed { key: String },
-    /// A manifest must be sent in one piece.
     #[error("{key} is a manifest: send it in one piece (G110)")]
     ManifestInParts { key: String },
     #[error("{key} is a manifest or named by its digest: send its bytes (G110)")]
     Copy { key: String },
-    /// The object has none of the requested bytes.
     #[error("range not satisfiable: the object has {size} bytes (G110)")]
     Range { size: u64 },
-    /// All transfers are in use.
     #[error("too many transfers: the limit is {transfers}; try again later (G104)")]
     Busy { transfers: usize },
-    /// The store did not answer in time.
     #[error("the store did not answer in {seconds} s (S105)")]
     TimedOut { seconds: u64 },
-    /// The store failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The object could not be received.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
-    /// The body does not follow the protocol.
     #[error("invalid store request: {0} (G110)")]
     InvalidBody(String),
 }
 
 impl StoreProxyError {
-    /// Returns the HTTP status.
     fn status_code(&self) -> StatusCode {
         match self {
             Self::Request(StoreRequestError::NoLength) => StatusCode::LENGTH_REQUIRED,
@@ -75,8 +62,7 @@ impl StoreProxyError {
         }
     }
 
-    /// Returns the message for the client. It omits details of a failed store, as its address is
-    /// not for clients; the log has them.
+    /// Omits details of a failed store, as its address is not for clients; the log has them.
     fn user_message(&self) -> String {
         match self {
             Self::Storage(fault) | Self::Receive(ReceiveError::Storage(fault)) => match fault {
@@ -94,7 +80,7 @@ impl StoreProxyError {
         }
     }
 
-    /// Logs the error and returns it as a plain-text response.
+    /// Logs the error and answers in plain text.
     pub(super) fn into_response(self) -> Response<Body> {
         let status = self.status_code();
         if status.is_server_error() {
@@ -118,7 +104,6 @@ impl StoreProxyError {
     }
 }
 
-/// Returns the HTTP status of a store failure.
 fn storage_status(fault: &StorageError) -> StatusCode {
     match fault {
         StorageError::Missing { .. } => StatusCode::NOT_FOUND,
@@ -131,7 +116,6 @@ fn storage_status(fault: &StorageError) -> StatusCode {
     }
 }
 
-/// Returns the HTTP status of a failed upload.
 fn receive_status(error: &ReceiveError) -> StatusCode {
     match error {
         ReceiveError::Storage(fault) => storage_status(fault),

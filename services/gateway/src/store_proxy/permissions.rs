@@ -11,7 +11,6 @@
 use identity::{GatewayCaller, MemberRole, UserScope};
 use store::RelativePath;
 
-/// An action on a key that needs a right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreAction {
     Read,
@@ -19,24 +18,18 @@ pub(super) enum StoreAction {
     Remove,
 }
 
-/// The kind of a key, which determines who may write it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KeyKind {
-    /// A file of a checkpoint.
     Checkpoint,
-    /// A file of a training's resume state.
     Resume,
-    /// A blob.
     Blob,
-    /// A file of a base model.
     Model,
-    /// The manifest or the checksums of a directory that a user copied there.
+    /// The manifest or the checksums of a directory that a user copied into the store.
     Adopted,
-    /// Any other key; no member may write it.
+    /// Not writable for members.
     Other,
 }
 
-/// The caller may not do the action on the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{who} may not {act} {key} in the store: {may} (K104)")]
 pub(super) struct StoreAccessDenied {
@@ -46,7 +39,6 @@ pub(super) struct StoreAccessDenied {
     may: &'static str,
 }
 
-/// Checks that a caller may do an action on a key.
 pub(super) fn check_access(
     caller: &GatewayCaller,
     act: StoreAction,
@@ -73,7 +65,6 @@ pub(super) fn check_access(
 }
 
 impl StoreAction {
-    /// Returns the verb for messages.
     fn verb_name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -83,7 +74,6 @@ impl StoreAction {
     }
 }
 
-/// Returns true if the caller may write keys of this kind.
 fn may_write(caller: &GatewayCaller, kind: KeyKind) -> bool {
     let submits = caller.scope.is_some_and(|scope| scope >= UserScope::Operator);
     let watches = caller.roles.contains(&MemberRole::Watcher);
@@ -97,7 +87,6 @@ fn may_write(caller: &GatewayCaller, kind: KeyKind) -> bool {
     }
 }
 
-/// Returns the kind of a key.
 fn classify_key(key: &RelativePath) -> KeyKind {
     let segments: Vec<&str> = key.as_str().split('/').collect();
     match segments[..] {
@@ -111,12 +100,11 @@ fn classify_key(key: &RelativePath) -> KeyKind {
     }
 }
 
-/// Returns true if the key is in the directory of unfinished uploads.
+/// Returns true for the directory of unfinished uploads.
 fn is_hidden(key: &RelativePath) -> bool {
     key.as_str().split('/').next() == Some(".door")
 }
 
-/// Returns the caller's name and role for messages.
 fn describe_caller(caller: &GatewayCaller) -> String {
     let name = &caller.name;
     match caller.scope {
@@ -131,7 +119,6 @@ fn describe_caller(caller: &GatewayCaller) -> String {
     }
 }
 
-/// Returns who may do the action, for messages.
 fn describe_allowed(kind: KeyKind, act: StoreAction) -> &'static str {
     match (act, kind) {
         (StoreAction::Remove, KeyKind::Resume) => "trainers may",
@@ -211,9 +198,9 @@ mod tests {
     fn a_denial_names_who_what_and_who_may() {
         let denied = check_access(&agent(MemberRole::Generator), StoreAction::Write, &key(KEYS[0]))
             .unwrap_err();
-        let said = denied.to_string();
+        let message = denied.to_string();
         for word in ["box-3 (generator)", "write", KEYS[0], "trainers and watchers may"] {
-            assert!(said.contains(word), "no {word:?} in {said}");
+            assert!(message.contains(word), "no {word:?} in {message}");
         }
     }
 }

@@ -13,58 +13,78 @@ use store::{
 };
 use url::form_urlencoded;
 
-/// Longest upload id in bytes; those of S3 servers are shorter.
+/// The ids of S3 servers are shorter.
 const UPLOAD_ID_BYTES_MAX: usize = 2048;
 
-/// A parsed request to the store.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StoreRequest {
-    /// Check that the store answers.
     Hello,
-    /// Read an object or its headers; `through` prohibits a redirect.
-    Get { key: RelativePath, range: Option<ByteRange>, head: bool, through: bool },
-    /// List objects or directories.
-    List { below: RelativePath, directories: bool },
-    /// Write an object in one piece.
-    Put { key: RelativePath, bytes: u64 },
-    /// Begin an upload in parts.
-    Begin { key: RelativePath },
-    /// Write one part of an upload.
-    PutPart { key: RelativePath, part: PartPosition, bytes: u64 },
-    /// Request a signed URL for an object, or for a part of an upload.
-    Sign { key: RelativePath, bytes: u64, part: Option<(String, usize)> },
-    /// Complete an upload of `bytes` bytes.
-    Complete { key: RelativePath, upload: String, bytes: u64 },
-    /// Abort an upload.
-    Abort { key: RelativePath, upload: String },
-    /// Copy an object.
-    Copy { from: RelativePath, to: RelativePath },
-    /// Remove an object.
-    Remove { key: RelativePath },
+    /// `through` prohibits a redirect.
+    Get {
+        key: RelativePath,
+        range: Option<ByteRange>,
+        head: bool,
+        through: bool,
+    },
+    List {
+        below: RelativePath,
+        directories: bool,
+    },
+    Put {
+        key: RelativePath,
+        bytes: u64,
+    },
+    Begin {
+        key: RelativePath,
+    },
+    PutPart {
+        key: RelativePath,
+        part: PartPosition,
+        bytes: u64,
+    },
+    /// A signed URL for an object, or for a part of an upload.
+    Sign {
+        key: RelativePath,
+        bytes: u64,
+        part: Option<(String, usize)>,
+    },
+    Complete {
+        key: RelativePath,
+        upload: String,
+        bytes: u64,
+    },
+    Abort {
+        key: RelativePath,
+        upload: String,
+    },
+    Copy {
+        from: RelativePath,
+        to: RelativePath,
+    },
+    Remove {
+        key: RelativePath,
+    },
 }
 
-/// The requested bytes of an object whose size is not known yet.
+/// The requested bytes of an object of unknown size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ByteRange {
-    /// Bytes from `first` to `last` inclusive, or to the end.
+    /// `last` is inclusive; without it, to the end.
     From { first: u64, last: Option<u64> },
-    /// The last bytes, by count.
+    /// A number of bytes at the end.
     Last(u64),
 }
 
-/// An invalid request to the store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StoreRequestError {
-    /// The request does not follow the protocol.
     #[error("{0} (G110)")]
     Invalid(String),
-    /// The request has no valid `Content-Length`.
     #[error("missing Content-Length: the store needs the size of an upload (G110)")]
     NoLength,
 }
 
 impl ByteRange {
-    /// Returns the range within an object of `size` bytes, or `None` if it is empty.
+    /// Returns `None` if the range is empty.
     pub(super) fn resolve_range(self, size: u64) -> Option<Range<u64>> {
         let (start, end) = match self {
             Self::From { first, last } => {
@@ -76,7 +96,6 @@ impl ByteRange {
     }
 }
 
-/// Parses a request.
 pub(super) fn parse_request(
     method: &Method,
     uri: &Uri,
@@ -131,12 +150,11 @@ pub(super) fn parse_request(
     }
 }
 
-/// Returns an error with a message.
 fn invalid_request(what: &str) -> StoreRequestError {
     StoreRequestError::Invalid(what.to_owned())
 }
 
-/// Parses the object key in the path, or returns `None` for the store itself.
+/// Returns `None` for the store itself.
 fn parse_key(uri: &Uri) -> Result<Option<RelativePath>, StoreRequestError> {
     let path = uri.path().strip_prefix(STORE_PATH).unwrap_or_default().trim_start_matches('/');
     if path.is_empty() {
@@ -149,13 +167,12 @@ fn parse_key(uri: &Uri) -> Result<Option<RelativePath>, StoreRequestError> {
         .map_err(|error| invalid_request(&error.to_string()))
 }
 
-/// Parses the `Content-Length` header.
 fn parse_length(headers: &HeaderMap) -> Result<u64, StoreRequestError> {
     let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     length.ok_or(StoreRequestError::NoLength)
 }
 
-/// Parses a `Range` header with one range of bytes. Other values are ignored, as HTTP requires.
+/// Parses one range of bytes. Other values are ignored, as HTTP requires.
 fn parse_range(text: &str) -> Option<ByteRange> {
     let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
     if first.is_empty() {
@@ -166,34 +183,28 @@ fn parse_range(text: &str) -> Option<ByteRange> {
     last.is_none_or(|last| first <= last).then_some(ByteRange::From { first, last })
 }
 
-/// The decoded key-value pairs of a URL query.
 struct QueryPairs(Vec<(String, String)>);
 
 impl QueryPairs {
-    /// Parses the query of a URI.
     fn from_uri(uri: &Uri) -> Self {
         let pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
         Self(pairs.into_owned().collect())
     }
 
-    /// Returns the first value of a key.
     fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns true if the query contains a key.
     fn has_key(&self, name: &str) -> bool {
         self.get(name).is_some()
     }
 
-    /// Parses the value of a key as a number of bytes.
     fn parse_number(&self, name: &str) -> Result<u64, StoreRequestError> {
         let number = self.get(name).and_then(|text| text.parse().ok());
         number
             .ok_or_else(|| StoreRequestError::Invalid(format!("{name}= must be a number of bytes")))
     }
 
-    /// Returns the upload id, of one to 2048 bytes.
     fn parse_upload_id(&self) -> Result<String, StoreRequestError> {
         match self.get("upload") {
             Some(upload) if !upload.is_empty() && upload.len() <= UPLOAD_ID_BYTES_MAX => {
@@ -203,7 +214,6 @@ impl QueryPairs {
         }
     }
 
-    /// Parses the index of a part.
     fn parse_part_index(&self) -> Result<usize, StoreRequestError> {
         let index = self.get("part").and_then(|text| text.parse().ok());
         let index = index.filter(|index| *index < PARTS_MAX);

@@ -13,25 +13,23 @@ use tokio::{
 
 use super::error::StoreProxyError;
 
-/// Most transfers at a time; with the pieces that each holds, some 100 MiB.
+/// With the pieces that each transfer holds, some 100 MiB.
 const TRANSFERS_MAX: usize = 64;
-/// Longest wait for another transfer to end; after that, the client must retry.
+/// After this time, the client must retry.
 const PERMIT_WAIT: Duration = Duration::from_secs(10);
-/// Longest time without a byte in or out.
+/// The longest time without a byte in or out.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
-/// Number of pieces, of 256 KiB, that are read but not yet sent.
+/// Pieces of 256 KiB that are read but not yet sent.
 const BUFFERED_PIECES: usize = 2;
-/// Most memory, in MiB, for bodies that are sent to S3 in one piece.
+/// MiB for bodies that are sent to S3 in one piece.
 const BUFFERED_MIB_MAX: usize = 512;
 
-/// The limiter of concurrent transfers and their memory.
 #[derive(Clone)]
 pub(super) struct TransferLimiter {
     transfers: Arc<Semaphore>,
     memory: Arc<Semaphore>,
 }
 
-/// The permit of one transfer, returned when dropped.
 #[derive(Debug)]
 pub(super) struct TransferPermit {
     _room: OwnedSemaphorePermit,
@@ -39,7 +37,6 @@ pub(super) struct TransferPermit {
 }
 
 impl TransferLimiter {
-    /// Creates a limiter without any transfer.
     pub(super) fn new() -> Self {
         Self {
             transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
@@ -47,11 +44,8 @@ impl TransferLimiter {
         }
     }
 
-    /// Waits up to 10 s for a permit. `held` is the number of bytes that the transfer holds in
-    /// memory besides its pieces.
-    ///
-    /// # Errors
-    /// If all transfers are in use.
+    /// Waits up to 10 s. `held` is the number of bytes that the transfer holds in memory besides
+    /// its pieces.
     pub(super) async fn acquire_permit(
         &self,
         held: u64,
@@ -70,8 +64,7 @@ impl TransferLimiter {
     }
 }
 
-/// Converts a request body to the stream that the store receives. It fails if nothing arrives for
-/// 60 s.
+/// Converts a request body to a stream, which fails if nothing arrives for 60 s.
 pub(super) fn receive_body(body: Body) -> impl Stream<Item = Result<Bytes, ReceiveError>> + Send {
     stream::try_unfold(body.into_data_stream(), |mut pieces| async move {
         match timeout(IDLE_LIMIT, pieces.next()).await {
@@ -83,9 +76,8 @@ pub(super) fn receive_body(body: Body) -> impl Stream<Item = Result<Bytes, Recei
     })
 }
 
-/// Returns a response body with an object's data. A task reads the object and ends after 60 s
-/// without progress: a client that takes nothing never polls the body, and would keep its permit
-/// forever.
+/// Returns a response body. A task reads the object and ends after 60 s without progress: a client
+/// that takes nothing never polls the body, and would keep its permit forever.
 pub(super) fn send_object(mut pieces: ObjectStream, permit: TransferPermit) -> Body {
     let (send, receive) = mpsc::channel(BUFFERED_PIECES);
     tokio::spawn(async move {

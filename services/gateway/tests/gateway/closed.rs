@@ -1,4 +1,4 @@
-//! A closed fleet's gateway: who may call what, for how long, and how often; and how one gets in.
+//! A closed fleet's gateway: permissions, expiry, rate limits and joining.
 
 use std::{
     collections::BTreeSet,
@@ -53,7 +53,7 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// Somebody's.
+/// Creates the public key of a new user.
 fn user_key() -> String {
     let directory = TempDir::new().unwrap();
     MemberIdentity::with_default_files("somebody")
@@ -122,7 +122,7 @@ impl Closed {
         closed
     }
 
-    /// Until it has read who is a member, it lets nobody in.
+    /// Waits until the gateway has loaded the members; before, it denies all calls.
     async fn answers(&self) {
         let began = Instant::now();
         let bearer = self.bearer("admin", UserScope::Admin);
@@ -139,7 +139,7 @@ impl Closed {
     }
 
     fn bearer(&self, name: &str, scope: UserScope) -> String {
-        // As the fleet's own are, who have no records.
+        // The fleet's own members have no records.
         self.bearer_until(name, MemberKind::User { scope }, None)
     }
 
@@ -189,7 +189,7 @@ impl Closed {
             .resolve_in(&self.dir.path().join("kits").join(name))
     }
 
-    /// As a box of this name asks with this key, which it may have from another.
+    /// Builds the request of a box with this name and key, which may belong to another member.
     fn join_request(&self, token: &JoinToken, name: &str, key: &MemberIdentity) -> v1::JoinRequest {
         let at_ms = u64::try_from(now().as_millis()).unwrap();
         let name = AgentId::new(name).unwrap();
@@ -206,7 +206,7 @@ impl Closed {
     }
 
     async fn join(&self, token: &JoinToken, name: &str) -> Result<v1::Membership, ClientError> {
-        // Proofs are told apart by their time.
+        // Proofs must differ in their time.
         tokio::time::sleep(Duration::from_millis(2)).await;
         let request = self.join_request(token, name, &self.identity(name));
         self.client(None).await.join_fleet(request).await
@@ -238,7 +238,7 @@ fn with<T>(message: T, bearer: &str) -> Request<T> {
     request
 }
 
-/// Calls any method with an empty message, and tells whether it was let through.
+/// Calls a method with an empty message, and returns true if access control passed the call.
 async fn is_let_through(channel: &Channel, path: &str, bearer: Option<&str>) -> Result<(), Status> {
     let mut request = match bearer {
         Some(bearer) => with((), bearer),
@@ -254,7 +254,7 @@ async fn is_let_through(channel: &Channel, path: &str, bearer: Option<&str>) -> 
         Err(status) if [Code::Unauthenticated, Code::PermissionDenied].contains(&status.code()) => {
             Err(status)
         }
-        // Whatever else became of it was decided by what was called.
+        // Any other outcome is the service's decision.
         _ => Ok(()),
     }
 }
@@ -277,7 +277,7 @@ const ADMINS: [&str; 5] = [
     "Members/Revoke",
     "Members/CreateUser",
 ];
-/// They bring a proof of their own.
+/// These methods have a proof in their request.
 const PROVEN: [&str; 2] = ["Members/Join", "Members/Renew"];
 
 #[tokio::test]
@@ -300,7 +300,7 @@ async fn each_scope_may_call_its_methods_and_no_others() {
         let needs = match name {
             name if ADMINS.contains(&name) => 3,
             name if OPERATORS.contains(&name) => 2,
-            // Whoever may call at all is told what else.
+            // Every member may call it.
             "Fleet/Hello" => 0,
             _ => 1,
         };
@@ -340,7 +340,7 @@ async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
     let asked = now().as_secs();
     let status = runs.list(with(v1::ListRunsRequest {}, &expired)).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated, "{status}");
-    // A second may have passed while it was asked.
+    // A second may have passed during the call.
     let told = |at: u64| status.message().contains(&format!("expired {} s ago", at - ended));
     assert!((asked..=now().as_secs()).any(told), "{status}");
     for (bearer, said) in
@@ -445,14 +445,14 @@ async fn the_last_uses_of_a_token_go_to_as_many_as_there_are_of_them() {
         assert_eq!(joined.roles, ["generator", "evaluator"]);
         assert_eq!((joined.pool.as_str(), joined.ca_pem), ("default", fleet.ca_pem.clone()));
         assert_eq!(joined.gateways, std::slice::from_ref(&fleet.address));
-        // The answer was lost: asking again costs nothing.
+        // After a lost answer the same request succeeds.
         let again = fleet.join(&token, &joined.name).await.unwrap();
         assert_eq!((again.name, fleet.uses_left(&token).await), (joined.name, 0));
     }
 }
 
 #[tokio::test]
-async fn joins_that_cannot_be_say_why_and_cost_no_use() {
+async fn impossible_joins_give_a_reason_and_cost_no_use() {
     let fleet = Closed::start().await;
     let token = fleet.token(5).await;
     fleet.join(&token, "box-1").await.unwrap();
@@ -513,7 +513,7 @@ async fn a_member_renews_by_its_key_once_for_each_proof_until_it_is_revoked() {
     tokio::time::sleep(Duration::from_millis(2)).await;
     let error = client.renew_membership(fleet.renew_request("box-1", ms())).await.unwrap_err();
     assert!(error.is_final() && error.to_string().contains("was revoked"), "{error}");
-    // A box that was set up anew has a new key, and may have the old name.
+    // A box that was set up again has a new key, and may use the old name.
     std::fs::remove_dir_all(fleet.dir.path().join("kits/box-1")).unwrap();
     let token = fleet.token(1).await;
     fleet.join(&token, "box-1").await.unwrap();
@@ -545,7 +545,7 @@ async fn who_is_cut_off_stays_out_of_the_bus_however_it_renews_meanwhile() {
     }
     fleet.admin().await.revoke_member("box-1").await.unwrap();
     for renewed in renewing.join_all().await {
-        // What was let in to the last moment.
+        // A renewal may have passed at the last moment.
         if let Ok(renewed) = renewed {
             files(&renewed);
         }
@@ -556,7 +556,7 @@ async fn who_is_cut_off_stays_out_of_the_bus_however_it_renews_meanwhile() {
 }
 
 #[tokio::test]
-async fn whoever_guesses_at_secrets_is_slowed_down() {
+async fn a_client_that_guesses_secrets_is_slowed_down() {
     let fleet = Closed::start().await;
     let token = fleet.token(1).await;
     let mut client = MembersClient::new(fleet.channel().await);
@@ -609,7 +609,7 @@ async fn what_was_granted_outlives_the_gateway() {
     let fleet = Closed::start().await;
     let token = fleet.token(2).await;
     fleet.join(&token, "box-1").await.unwrap();
-    // Another coordinator's, on the same bus and with the same keys.
+    // Another coordinator's gateway, on the same bus and with the same keys.
     let terms = MembershipConfig {
         keys_dir: fleet.keys.clone(),
         nats_servers: vec![fleet.nats.client_url()],
@@ -629,7 +629,7 @@ async fn what_was_granted_outlives_the_gateway() {
 }
 
 #[tokio::test]
-async fn whoever_connects_and_says_nothing_is_sent_away() {
+async fn a_silent_connection_is_closed() {
     let fleet = Closed::start().await;
     let mut silent = TcpStream::connect(&fleet.address).await.unwrap();
     let mut rude = TcpStream::connect(&fleet.address).await.unwrap();
@@ -641,7 +641,7 @@ async fn whoever_connects_and_says_nothing_is_sent_away() {
     let mut shaken = connector.connect(name, socket).await.unwrap();
 
     let mut said = Vec::new();
-    // Told in TLS that this is none, and closed at once.
+    // Answered with a TLS alert and closed at once.
     let _ = timeout(Duration::from_secs(5), rude.read_to_end(&mut said)).await.unwrap();
     let closed = async {
         let mut said = Vec::new();
@@ -654,7 +654,7 @@ async fn whoever_connects_and_says_nothing_is_sent_away() {
 
 type Shaken = tokio_rustls::client::TlsStream<TcpStream>;
 
-/// A connection that speaks HTTP/1.1.
+/// Opens a connection with HTTP/1.1.
 async fn connect_tls(fleet: &Closed) -> Shaken {
     let mut tls = identity::fleet_client_config(fleet.ca_pem.as_bytes()).unwrap();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -663,8 +663,8 @@ async fn connect_tls(fleet: &Closed) -> Shaken {
     connector.connect(identity::SERVER_NAME.try_into().unwrap(), socket).await.unwrap()
 }
 
-/// Sends a head, and then a byte a second until the gateway ends it: what it said, and after how
-/// long.
+/// Sends a head, and then a byte a second until the gateway ends the connection; returns the answer
+/// and the duration.
 async fn trickle(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     head: &str,
@@ -694,7 +694,7 @@ async fn a_stranger_that_sends_a_byte_a_second_is_cut_off() {
              content-length: 60000\r\n\r\n"
         )
     };
-    // A message of 16 KiB, by its envelope.
+    // The envelope of a message of 16 KiB.
     let grpc = head("application/grpc") + "\0\0\0\x40\0";
     let plain = head("text/plain");
     let page = "POST /openapi.json HTTP/1.1\r\nhost: fleet\r\ncontent-length: 60000\r\n\r\n";
@@ -704,7 +704,7 @@ async fn a_stranger_that_sends_a_byte_a_second_is_cut_off() {
         trickle(connect_tls(&fleet).await, &plain),
         trickle(connect_tls(&fleet).await, page),
         trickle(connect_tls(&fleet).await, "GET / HTTP/1.1\r\nhost: fleet\r\nx-slow-and-long: "),
-        // The first bytes of a handshake that says it is long.
+        // The first bytes of a long handshake.
         trickle(bare, "\x16\x03\x01\x3f\x00\x01\x00\x3e\x00"),
     );
     let limit = Duration::from_secs(15);

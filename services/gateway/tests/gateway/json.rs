@@ -1,4 +1,4 @@
-//! The services as JSON, over HTTP/1.1 as curl and browsers speak it, and over HTTP/2.
+//! The services as JSON, over HTTP/1.1 as curl and browsers use it, and over HTTP/2.
 
 use futures::StreamExt;
 use prost::Message;
@@ -45,7 +45,7 @@ async fn a_run_is_submitted_shown_and_steered_as_by_grpc() {
     let (_, shown) = call(&rig, "Runs/Get", &json!({ "run": run })).await;
     let grpc = rig.runs().get(wire::v1::GetRunRequest { run: run.into() }).await.unwrap();
     let grpc = serde_json::to_value(grpc.into_inner()).unwrap();
-    // Which of two ways a time is written in is its library's.
+    // The library chooses between two formats of a time.
     let without_time =
         |mut run: Value| run.as_object_mut().unwrap().remove("submittedAt").map(|_| run);
     assert_eq!(without_time(shown), without_time(grpc), "one JSON everywhere");
@@ -142,7 +142,7 @@ async fn a_stream_is_a_line_for_each_message_as_they_come() {
     assert_eq!(all.len(), 3, "it ends with the run: {all:?}");
 }
 
-/// The messages of a Connect stream, and what ends it.
+/// Returns the messages of a Connect stream, and its end message.
 fn opened(mut sealed: &[u8]) -> (Vec<Value>, Value) {
     let mut messages = Vec::new();
     loop {
@@ -194,16 +194,16 @@ async fn pages_of_others_may_not_call() {
     };
     assert_eq!(ask(&rig.url).await, StatusCode::OK);
     assert_eq!(ask("http://evil.example").await, StatusCode::FORBIDDEN);
-    // A stranger's name that was pointed here, whatever it shows.
+    // DNS rebinding: a public name that points to this gateway.
     let asked = Client::new().post(url(&rig, "Runs/List")).header("host", "evil.example");
     let asked = asked.header("origin", "http://evil.example").bearer_auth("anything");
     let asked = asked.header("content-type", "application/json").body("{}");
     assert_eq!(asked.send().await.unwrap().status(), StatusCode::FORBIDDEN);
-    // What a page may send without asking first is no call.
+    // A browser sends this content type without a preflight request.
     let plain = Client::new().post(url(&rig, "Runs/List")).header("content-type", "text/plain");
     let refused = plain.body("{}").send().await.unwrap();
     assert_ne!(refused.headers()["content-type"], "application/json");
-    // Nor may they speak gRPC, which HTTP/1.1 carries as well.
+    // gRPC over HTTP/1.1 is denied too.
     let grpc = Client::new().post(url(&rig, "Runs/List")).header("origin", "http://evil.example");
     let grpc = grpc.header("content-type", "application/grpc").body(vec![0; 5]);
     assert_eq!(grpc.send().await.unwrap().status(), StatusCode::FORBIDDEN);

@@ -1,4 +1,4 @@
-//! One gateway with its own bus and store for one test, and things to send to it.
+//! A gateway with its own bus and store for one test.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::{Fact, FactBody, v1};
 
-/// For anything that a correct gateway does at once, on a machine busy with builds.
+/// A limit for immediate actions, on a machine that is busy with builds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) const SPEC: &str = "
@@ -107,7 +107,7 @@ impl Rig {
     }
 }
 
-/// A call with all the files of `SPEC`.
+/// Builds a submission with all files of `SPEC`.
 pub(crate) fn submission(spec: &str) -> v1::SubmitRequest {
     let files = [
         ("config.json", "{}"),
@@ -119,7 +119,7 @@ pub(crate) fn submission(spec: &str) -> v1::SubmitRequest {
     v1::SubmitRequest { spec_yaml: spec.into(), files: BTreeMap::from(files), check_only: false }
 }
 
-/// The next message of a stream that has one, or its end.
+/// Returns the next message of a stream, or its end.
 pub(crate) async fn next<T>(stream: &mut tonic::Streaming<T>) -> Result<Option<T>, tonic::Status> {
     timeout(PATIENCE, stream.message()).await.expect("the stream is silent")
 }

@@ -6,7 +6,7 @@ use wire::v1::{self, run::State};
 use crate::rig::{Rig, SPEC, submission};
 
 #[tokio::test]
-async fn what_is_wrong_with_a_submission_is_said_by_name() {
+async fn a_wrong_submission_gets_an_error_that_names_the_field() {
     let rig = Rig::start().await;
     let mut no_data = submission(SPEC);
     no_data.files.remove("data.jsonl");
@@ -40,7 +40,7 @@ async fn what_is_wrong_with_a_submission_is_said_by_name() {
 }
 
 #[tokio::test]
-async fn what_is_only_checked_is_told_of_and_not_started() {
+async fn a_check_reports_on_a_submission_and_starts_nothing() {
     let rig = Rig::start().await;
     let request = v1::SubmitRequest { check_only: true, ..submission(SPEC) };
     let answer = rig.runs().submit(request).await.unwrap().into_inner();
@@ -96,7 +96,7 @@ async fn a_run_is_paused_resumed_and_cancelled_until_it_has_ended() {
 }
 
 #[tokio::test]
-async fn names_nobody_has_are_not_found_and_illegal_ones_are_refused() {
+async fn unknown_names_are_not_found_and_illegal_ones_are_refused() {
     let rig = Rig::start().await;
     for (name, code) in [("nope-1", Code::NotFound), ("*", Code::InvalidArgument)] {
         let run = || name.to_owned();

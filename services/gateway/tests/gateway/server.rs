@@ -1,4 +1,4 @@
-//! The server itself: health, reflection, its port, its end; and the fleet.
+//! The server: health, reflection, port and end; and the fleet service.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn health(channel: &Channel, service: &str) -> Result<ServingStatus, tonic
     Ok(HealthClient::new(channel.clone()).check(request).await?.into_inner().status())
 }
 
-/// The services follow the bus with a little delay.
+/// Waits, as the services follow the bus with a short delay.
 async fn becomes(channel: &Channel, service: &str, wanted: ServingStatus) {
     let deadline = Instant::now() + PATIENCE;
     while health(channel, service).await.ok() != Some(wanted) {
@@ -119,7 +119,7 @@ async fn stopping_ends_open_streams_at_once_and_everything_within_seconds() {
         .await
         .unwrap()
         .into_inner();
-    // A client that never lets go.
+    // A client that never closes its connection.
     let mut client =
         reflection::server_reflection_client::ServerReflectionClient::new(rig.channel.clone());
     let silent = futures::stream::pending().boxed();
@@ -160,7 +160,7 @@ async fn agents_are_listed_and_drained() {
 }
 
 #[tokio::test]
-async fn an_open_fleet_has_no_members_and_says_so() {
+async fn membership_calls_in_an_open_fleet_report_that_it_has_no_members() {
     let rig = Rig::start().await;
     let mut members = MembersClient::new(rig.channel.clone());
     let status = members.list_members(v1::ListMembersRequest {}).await.unwrap_err();

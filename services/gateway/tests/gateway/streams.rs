@@ -80,7 +80,7 @@ async fn a_watch_goes_on_when_the_bus_was_restarted() {
 }
 
 #[tokio::test]
-async fn a_stream_that_cannot_go_on_says_why() {
+async fn a_stream_that_cannot_continue_reports_why() {
     let rig = Rig::start().await;
     let beyond = v1::WatchEvalsRequest { filter: None, after: u64::MAX };
     let mut stream = rig.evals().watch(beyond).await.unwrap().into_inner();

@@ -8,44 +8,36 @@ use std::path::Path;
 
 use nkeys::KeyPair;
 
-use super::{AuthorityError, FleetAuthority};
+use super::FleetAuthority;
 use crate::{
-    SubjectPermissions,
+    AuthorityError, SubjectPermissions,
     certificates::{self, ServerUsage},
     claims::{self, UserClaims},
     credentials::{encode_seed, format_credentials},
     files,
 };
 
-/// Directory, below the fleet's keys, with the files of servers that store the log.
+/// The directory with the files of servers that store the log, below the fleet's keys.
 const LOG_SERVER_DIR: &str = "nats";
-/// Directory, below the fleet's keys, with the files of leaf nodes, through which other sites reach
-/// the log. Also the user name of a leaf node.
+/// The directory of leaf nodes, through which other sites reach the log, and their user name.
 const LEAF: &str = "leaf";
 
-/// Interval at which a server asks the others for account tokens it missed, in seconds. The request
+/// The interval at which a server asks others for account tokens it missed, in seconds. The request
 /// contains only a hash of two tokens.
 const ASK_EVERY_S: u32 = 5;
-/// Validity of the token with which account tokens are pushed, in seconds; it is issued when
-/// needed.
+/// The validity of the token with which account tokens are pushed; it is issued when needed.
 const SYSTEM_TOKEN_S: u64 = 3600;
 
-/// Paths that a server's configuration contains.
 struct ServerKeyPaths<'a> {
-    /// Directory in which the server stores account tokens.
+    /// Where the server stores account tokens.
     accounts: &'a Path,
-    /// The server's certificate.
     certificate: &'a Path,
-    /// The key of the certificate.
     key: &'a Path,
 }
 
 impl FleetAuthority {
     /// Returns the part of a nats-server's configuration that restricts it to this fleet.
     /// `accounts` is the directory in which the server stores account tokens.
-    ///
-    /// # Errors
-    /// Fails if a token cannot be signed, or if a path is not allowed in the configuration.
     pub fn nats_config(&self, accounts: &Path, now: u64) -> Result<String, AuthorityError> {
         let (certificate, key) = (self.server_certificate_path(), self.server_key_path());
         self.common_config(&ServerKeyPaths { accounts, certificate: &certificate, key: &key }, now)
@@ -53,9 +45,6 @@ impl FleetAuthority {
 
     /// Writes the `keys` directories for NATS servers run by the user: `nats` for those that store
     /// the log, `leaf` for those of other sites.
-    ///
-    /// # Errors
-    /// Fails if a token cannot be signed, or if a file cannot be written.
     pub fn write_server_keys(&self, now: u64) -> Result<(), AuthorityError> {
         let at = self.directory.join(LOG_SERVER_DIR);
         files::create_private_directory(&at)?;
@@ -78,7 +67,6 @@ impl FleetAuthority {
         self.write_common_files(&at, &pair.certificate, &pair.key, now)
     }
 
-    /// Writes the files that both kinds of servers have.
     fn write_common_files(
         &self,
         at: &Path,
@@ -101,7 +89,6 @@ impl FleetAuthority {
         Ok(files::write_secret(&at.join("server-key.pem"), key.as_bytes())?)
     }
 
-    /// Returns the configuration of operator, accounts and TLS.
     fn common_config(
         &self,
         files: &ServerKeyPaths<'_>,
@@ -140,8 +127,7 @@ tls {{
         ))
     }
 
-    /// Returns a leaf node's connections to the log: one for the messages of members, one for
-    /// account tokens.
+    /// Returns two connections to the log: for the messages of members, and for account tokens.
     fn leaf_remotes(&self) -> String {
         let url = |host: &String| {
             let is_v6 = host.parse::<std::net::Ipv6Addr>().is_ok();
@@ -165,16 +151,14 @@ tls {{
         format!("{WRITTEN}remotes: [\n{members}{system}]\n")
     }
 
-    /// Returns the credentials with which a leaf node forwards the messages of all members of its
-    /// site.
+    /// Returns the credentials that forward the messages of all members of a site.
     fn leaf_user_creds(&self, now: u64) -> Result<String, AuthorityError> {
         let (seed, jwt) =
             self.create_leaf_user(&self.account, &SubjectPermissions::for_leaf_node(), now)?;
         Ok(format_credentials(&jwt, &seed))
     }
 
-    /// Returns the credentials with which a leaf node receives new account tokens and requests
-    /// those it missed.
+    /// Returns the credentials that receive new account tokens and request those that were missed.
     fn leaf_system_creds(&self, now: u64) -> Result<String, AuthorityError> {
         let permissions = SubjectPermissions {
             publish: vec!["$SYS.REQ.CLAIMS.PACK".to_owned(), "_INBOX.>".to_owned()],
@@ -184,8 +168,7 @@ tls {{
         Ok(format_credentials(&jwt, &seed))
     }
 
-    /// Creates a leaf node's user in an account and returns its seed and token. The token is valid
-    /// as long as the signing key.
+    /// Creates a user and returns its seed and token, which is valid as long as the signing key.
     fn create_leaf_user(
         &self,
         account: &KeyPair,
@@ -204,11 +187,8 @@ tls {{
         Ok((encode_seed(&key)?, jwt))
     }
 
-    /// Creates a user that may push account tokens to servers, and returns its seed and token. The
-    /// token is valid for one hour.
-    ///
-    /// # Errors
-    /// Fails if the token cannot be signed.
+    /// Creates a user that may push account tokens to servers for one hour, and returns its seed
+    /// and token.
     pub fn create_system_user(&self, now: u64) -> Result<(String, String), AuthorityError> {
         let permissions = SubjectPermissions {
             publish: vec!["$SYS.REQ.CLAIMS.UPDATE".to_owned()],
@@ -229,11 +209,9 @@ tls {{
     }
 }
 
-/// First line of all generated files.
 const WRITTEN: &str = "# Written by flotilla from the fleet's keys; changes are lost.\n";
 
-/// TLS settings between the servers of a cluster. Certificates are verified, because a server with
-/// a route may do everything.
+/// A server with a route may do everything, so certificates are verified.
 const ROUTES: &str = r#"tls {
   cert_file: "keys/server.pem"
   key_file: "keys/server-key.pem"
@@ -243,7 +221,7 @@ const ROUTES: &str = r#"tls {
 }
 "#;
 
-/// TLS settings of the port for leaf nodes, which present credentials like clients.
+/// Leaf nodes present credentials like clients.
 const LEAF_PORT: &str = r#"tls {
   cert_file: "keys/server.pem"
   key_file: "keys/server-key.pem"
@@ -251,8 +229,7 @@ const LEAF_PORT: &str = r#"tls {
 }
 "#;
 
-/// Quotes a path for a configuration file. Fails if it is not UTF-8 or contains quotes, backslashes
-/// or newlines.
+/// Fails if the path is not UTF-8 or contains quotes, backslashes or newlines.
 fn quote_path(path: &Path) -> Result<String, AuthorityError> {
     let text = path.to_str().filter(|text| !text.contains(['"', '\n', '\\']));
     text.map(|text| format!("\"{text}\""))

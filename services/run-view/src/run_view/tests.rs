@@ -4,11 +4,11 @@ use super::*;
 
 const START_MS: u64 = 1_000_000;
 
-/// A run's facts, one after the other.
+/// A view that receives a run's facts one after the other.
 struct Told<'a> {
     board: RunView,
     sequence: u64,
-    /// Where facts go as well.
+    /// Receives the facts as well.
     kept: Option<&'a mut Vec<Record>>,
 }
 
@@ -189,7 +189,7 @@ fn who_has_seen_a_place_in_the_log_is_told_what_came_behind_it() {
     let (next, seen) = told.board.changes_since(seen).unwrap();
     assert_eq!(next.cycles.iter().map(|cycle| cycle.cycle).collect::<Vec<_>>(), [2]);
     assert!(next.spec.is_none() && next.head.is_some());
-    // What was told before is not told again, as after a broken connection.
+    // Facts that were applied before are ignored, as after a broken connection.
     let again = record(2, 11.0, FactKey::Plan { cycle: 1 }, FactBody::Plan(v1::Plan::default()));
     told.board.apply_fact(again);
     assert_eq!(told.board.changes_since(seen), None);

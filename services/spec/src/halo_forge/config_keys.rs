@@ -1,4 +1,4 @@
-//! The keys of a configuration. Each key is taken once, and a note explains its treatment.
+//! Takes each key of a configuration once, and notes its treatment.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,7 @@ use serde_json::Value;
 
 use super::{ImportError, ImportNote, KeyStatus};
 
-/// Keys without a counterpart in a spec, with the reason. An entry that ends in `.` or `_` matches
-/// all keys with this prefix.
+/// Keys and reasons. An entry that ends in `.` or `_` matches all keys with this prefix.
 const IGNORED_KEYS: [(&str, &str); 21] = [
     ("output_dir", "a run's outputs are in the fleet's store"),
     (
@@ -38,9 +37,9 @@ const IGNORED_KEYS: [(&str, &str); 21] = [
     ("model.attn_implementation", "the box's profile selects the attention implementation"),
 ];
 
-/// The keys of a configuration that have not been taken, with the notes so far.
+/// The keys that have not been taken, with the notes so far.
 pub(super) struct ConfigKeys {
-    /// Keys that have not been taken, with sections joined by `.`.
+    /// Sections are joined by `.`.
     remaining: BTreeMap<String, Value>,
     notes: Vec<ImportNote>,
 }
@@ -67,8 +66,8 @@ impl ConfigKeys {
         Ok(Self { remaining: left, notes: Vec::new() })
     }
 
-    /// Takes the first of the named keys that exists, and notes that the others are ignored.
-    /// `becomes` is the spec field that receives the value.
+    /// Notes that the others of the named keys are ignored. `becomes` is the spec field that
+    /// receives the value.
     pub(super) fn take_first(&mut self, names: &[&str], becomes: &str) -> Option<(String, Value)> {
         let mut taken = None;
         for name in names {
@@ -84,7 +83,6 @@ impl ConfigKeys {
         taken
     }
 
-    /// Takes the first of the named keys as a text.
     pub(super) fn take_text(
         &mut self,
         names: &[&str],
@@ -97,8 +95,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes the first of the named keys as a finite number. Texts such as `5e-5`, which some YAML
-    /// readers do not read as numbers, are accepted.
+    /// Accepts texts such as `5e-5`, which some YAML readers do not read as numbers.
     pub(super) fn take_number(
         &mut self,
         names: &[&str],
@@ -114,7 +111,6 @@ impl ConfigKeys {
         number.map(Some).ok_or_else(|| value_error(key, "a number", &value))
     }
 
-    /// Takes the first of the named keys as an integer from 0 to 4 294 967 295.
     pub(super) fn take_integer(
         &mut self,
         names: &[&str],
@@ -129,7 +125,7 @@ impl ConfigKeys {
         Err(value_error(names[0].to_owned(), "a whole number", &number.into()))
     }
 
-    /// Takes the first of the named keys as a boolean; a missing key is false.
+    /// Treats a missing key as false.
     pub(super) fn take_flag(&mut self, names: &[&str], becomes: &str) -> Result<bool, ImportError> {
         match self.take_first(names, becomes) {
             None => Ok(false),
@@ -138,14 +134,12 @@ impl ConfigKeys {
         }
     }
 
-    /// Removes a key, and notes that it is ignored.
     pub(super) fn ignore_key(&mut self, name: &str, why: &str) {
         if self.remaining.remove(name).is_some() {
             self.add_note(name, KeyStatus::Ignored, why);
         }
     }
 
-    /// Adds a note on a key.
     pub(super) fn add_note(&mut self, key: &str, fate: KeyStatus, said: &str) {
         self.notes.push(ImportNote {
             key: key.to_owned(),
@@ -163,7 +157,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Returns all notes, including those on keys that were not taken.
+    /// Adds notes on keys that were not taken.
     pub(super) fn into_notes(mut self) -> Vec<ImportNote> {
         for name in std::mem::take(&mut self.remaining).into_keys() {
             let starts = |known: &&(&str, &str)| {
@@ -181,7 +175,6 @@ impl ConfigKeys {
     }
 }
 
-/// Builds an error about a value of the wrong type.
 fn value_error(key: String, expected: &'static str, found: &Value) -> ImportError {
     ImportError::Value { key, expected, found: found.to_string() }
 }

@@ -1,4 +1,4 @@
-//! The conversion of a configuration's sections into sections of a spec.
+//! Converts a configuration's sections into sections of a spec.
 
 use super::{
     ImportError, KeyStatus,
@@ -6,14 +6,10 @@ use super::{
     verifier_section::{self, quote_yaml},
 };
 
-/// The default model of halo-forge. This constant and the next ones are those halo-forge defaults
-/// that differ from the defaults of a spec.
+/// The next constants are those halo-forge defaults that differ from the defaults of a spec.
 const MODEL: &str = "Qwen/Qwen2.5-Coder-3B";
-/// The default learning rate of halo-forge.
 const DEFAULT_LEARNING_RATE: f64 = 5e-5;
-/// The default factor on the learning rate from cycle to cycle.
 const DEFAULT_RATE_DECAY: f64 = 0.85;
-/// The default lower limit of the learning rate.
 const DEFAULT_MIN_RATE: f64 = 1e-6;
 
 /// A spec in parts, before it is written as YAML.
@@ -21,12 +17,11 @@ pub(super) struct SpecDraft {
     model: String,
     prompts: String,
     chat: String,
-    /// Lines of the section `raft`, in order.
     raft: Vec<(&'static str, String)>,
 }
 
 impl SpecDraft {
-    /// Takes all known keys. `prompts` replaces the prompts file of the configuration.
+    /// `prompts` replaces the prompts file of the configuration.
     pub(super) fn from_keys(
         keys: &mut ConfigKeys,
         prompts: Option<&str>,
@@ -71,7 +66,6 @@ impl SpecDraft {
         Ok(Self { model, prompts, chat, raft })
     }
 
-    /// Returns the spec as YAML.
     pub(super) fn to_yaml(&self, name: &str) -> String {
         let Self { model, prompts, chat, raft } = self;
         let mut text = format!(
@@ -86,7 +80,7 @@ impl SpecDraft {
     }
 }
 
-/// Returns the `sampling` section as a YAML flow mapping.
+/// Returns a YAML flow mapping.
 fn convert_sampling(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     let at = "raft.sampling";
     let tokens =
@@ -101,8 +95,8 @@ fn convert_sampling(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     ))
 }
 
-/// Returns the `selection` section. halo-forge ranks rewards over the whole cycle, and its reward
-/// shaping changes both the least reward and the share from cycle to cycle.
+/// halo-forge ranks rewards over the whole cycle, and its reward shaping changes both the least
+/// reward and the share from cycle to cycle.
 fn convert_selection(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     let at = "raft.selection";
     let reward = ["raft.reward_threshold", "reward_threshold"];
@@ -156,7 +150,7 @@ fn convert_selection(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     ))
 }
 
-/// Returns the `training` section as a YAML flow mapping.
+/// Returns a YAML flow mapping.
 fn convert_training(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     let at = "raft.training";
     let rate = ["training.learning_rate", "training.base_learning_rate", "learning_rate"];
@@ -202,7 +196,7 @@ fn convert_training(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     ))
 }
 
-/// Returns the `lora` section as a YAML flow mapping.
+/// Returns a YAML flow mapping.
 fn convert_lora(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     let rank = keys.take_integer(&["lora.r", "lora.rank"], "raft.lora.r")?.unwrap_or(16);
     let alpha = keys.take_number(&["lora.alpha", "lora.lora_alpha"], "raft.lora.alpha")?;
@@ -214,7 +208,7 @@ fn convert_lora(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     Ok(format!("{{ r: {rank}, alpha: {alpha:?}, dropout: {dropout:?}{modules} }}"))
 }
 
-/// Takes the curriculum strategy, and notes the closest setting of a spec.
+/// Notes the closest setting of a spec.
 fn note_curriculum(keys: &mut ConfigKeys) -> Result<(), ImportError> {
     const KEY: &str = "curriculum_strategy";
     let Some(strategy) = keys.take_text(&[KEY], "raft.curriculum")? else { return Ok(()) };

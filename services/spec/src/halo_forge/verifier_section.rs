@@ -1,11 +1,10 @@
-//! The conversion of halo-forge's verifiers into those of a spec.
+//! Converts halo-forge's verifiers into those of a spec.
 
 use super::{ImportError, KeyStatus, config_keys::ConfigKeys};
 
-/// The key with the type of verifier.
 const TYPE_KEY: &str = "verifier.type";
 
-/// Returns the `verifier` section as a YAML flow mapping.
+/// Returns a YAML flow mapping.
 pub(super) fn convert_verifier(keys: &mut ConfigKeys) -> Result<String, ImportError> {
     let run = keys.take_flag(&["verifier.run_after_compile"], "verifier.compile.run")?;
     let matching = keys.take_text(&["verifier.match_mode"], "verifier.stdio.output.match")?;
@@ -53,14 +52,14 @@ pub(super) fn convert_verifier(keys: &mut ConfigKeys) -> Result<String, ImportEr
     Ok(verifier)
 }
 
-/// Returns a `compile` verifier. An empty language means that the prompt or a code fence names it.
+/// Uses the language that the prompt or a code fence names if `language` is empty.
 fn compile_verifier(language: &str, run: bool) -> String {
     let language =
         if language.is_empty() { String::new() } else { format!("language: {language}, ") };
     format!("{{ compile: {{ {language}run: {run} }} }}")
 }
 
-/// Returns a `stdio` verifier, with its description.
+/// Returns the verifier with its description.
 fn stdio_verifier(keys: &mut ConfigKeys, matching: Option<&str>) -> (String, String) {
     let ours = match matching {
         None | Some("exact") => "lines",
@@ -75,7 +74,7 @@ fn stdio_verifier(keys: &mut ConfigKeys, matching: Option<&str>) -> (String, Str
     (format!("{{ stdio: {{ output: {{ match: {ours} }} }} }}"), "stdio".into())
 }
 
-/// Quotes a text for YAML. Every JSON string is a YAML string.
+/// Quotes as JSON: every JSON string is a YAML string.
 pub(super) fn quote_yaml(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

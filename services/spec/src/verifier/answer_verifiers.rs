@@ -7,20 +7,20 @@ use wire::v1::verifier::{Exact, JsonSchema, Numeric, Regex, ToolCall};
 
 use crate::field_checks::{FieldResult, check_range, ensure_field};
 
-/// Largest regular expression in bytes as written. A larger one takes too much memory to compile.
+/// A larger expression takes too much memory to compile.
 const PATTERN_BYTES_MAX: usize = 4096;
 
-/// Largest compiled size in bytes of an expression for `extract`.
+/// Compiled size of an expression for `extract`.
 const EXTRACT_COMPILED_MAX: usize = 10 << 20;
-/// Largest compiled size in bytes of an expression for `pattern`. It is the verifier's own limit
-/// for the expression with the answer inserted.
+/// Compiled size of an expression for `pattern`: the verifier's own limit for the expression with
+/// the answer inserted.
 const FIND_COMPILED_MAX: usize = 1 << 20;
 
 /// A verifier that compares the candidate with the prompt's answer.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExactSpec {
-    /// The regular expression that finds the candidate. Empty: the whole completion.
+    /// Regular expression that finds the candidate. Empty: the whole completion.
     pub extract: String,
 }
 
@@ -28,12 +28,12 @@ pub struct ExactSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NumericSpec {
-    /// The regular expression that finds the candidate. Empty: a `\boxed{…}`, the number after
-    /// `####`, or the last number.
+    /// Regular expression that finds the candidate. Empty: a `\boxed{…}`, the number after `####`,
+    /// or the last number.
     pub extract: String,
-    /// The absolute tolerance.
+    /// Absolute.
     pub tolerance: f64,
-    /// The tolerance as a share of the expected number.
+    /// Share of the expected number.
     pub relative_tolerance: f64,
 }
 
@@ -41,7 +41,7 @@ pub struct NumericSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegexSpec {
-    /// The regular expression. `{answer}` stands for the prompt's answer, escaped.
+    /// Regular expression. `{answer}` stands for the prompt's answer, escaped.
     pub pattern: String,
 }
 
@@ -49,7 +49,7 @@ pub struct RegexSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct JsonSchemaSpec {
-    /// The schema. Default: the prompt's field `schema`.
+    /// Default: the prompt's field `schema`.
     pub schema: Option<Value>,
 }
 
@@ -57,9 +57,9 @@ pub struct JsonSchemaSpec {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolCallSpec {
-    /// True if the order of the calls matters.
+    /// The order of the calls matters.
     pub ordered: bool,
-    /// True to reward readable calls and correct tools with wrong arguments in part.
+    /// Reward readable calls and correct tools with wrong arguments in part.
     pub partial: bool,
 }
 
@@ -70,14 +70,12 @@ impl Default for NumericSpec {
 }
 
 impl ExactSpec {
-    /// Checks all fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         check_pattern(field, &self.extract, EXTRACT_COMPILED_MAX)
     }
 }
 
 impl NumericSpec {
-    /// Checks all fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         check_pattern(field, &self.extract, EXTRACT_COMPILED_MAX)?;
         check_range(&format!("{field}.tolerance"), self.tolerance, 0.0, f64::MAX)?;
@@ -86,14 +84,12 @@ impl NumericSpec {
 }
 
 impl RegexSpec {
-    /// Checks all fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         check_pattern(field, &self.pattern, FIND_COMPILED_MAX)
     }
 }
 
 impl JsonSchemaSpec {
-    /// Checks that the schema is valid.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         let Some(schema) = &self.schema else { return Ok(()) };
         let at = format!("{field}.schema");
@@ -105,8 +101,7 @@ impl JsonSchemaSpec {
     }
 }
 
-/// Checks that a regular expression is valid, and that its compiled size is at most `compiled_max`
-/// bytes.
+/// Requires a valid expression with a compiled size of at most `compiled_max` bytes.
 fn check_pattern(field: &str, pattern: &str, compiled_max: usize) -> FieldResult {
     let bytes = pattern.len();
     let remedy = format!("the pattern has {bytes} bytes, the limit is {PATTERN_BYTES_MAX}");

@@ -8,22 +8,22 @@ use wire::v1::verifier::{Command, Compile, Limits, Match, Output, Pytest, Python
 
 use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
 
-/// Languages of programs that can be run. The first one is not compiled.
+/// The first one is not compiled.
 const LANGUAGES: [&str; 5] = ["python", "c", "c++", "rust", "go"];
 
 /// The limits of one execution of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProgramLimitsSpec {
-    /// Wall-clock time in seconds.
+    /// Wall-clock time.
     pub timeout_s: f64,
-    /// Memory in MiB of the program and all its children.
+    /// Memory of the program and all its children.
     pub memory_mib: u32,
     /// Largest number of processes and threads at the same time.
     pub processes: u32,
-    /// Size in MiB of files in the program's own directory.
+    /// Files in the program's own directory.
     pub disk_mib: u32,
-    /// Size in KiB of stdout and stderr.
+    /// Size of stdout and stderr.
     pub output_kib: u32,
 }
 
@@ -32,9 +32,9 @@ pub struct ProgramLimitsSpec {
 #[serde(deny_unknown_fields, default)]
 pub struct PythonSpec {
     pub limits: ProgramLimitsSpec,
-    /// True to reward the share of tests that pass.
+    /// Reward the share of tests that pass.
     pub partial: bool,
-    /// True to run `challenge_test_list` too.
+    /// Run `challenge_test_list` too.
     pub challenge: bool,
 }
 
@@ -43,9 +43,9 @@ pub struct PythonSpec {
 #[serde(deny_unknown_fields, default)]
 pub struct PytestSpec {
     pub limits: ProgramLimitsSpec,
-    /// True to reward the share of tests that pass.
+    /// Reward the share of tests that pass.
     pub partial: bool,
-    /// The name of the module under which tests import the completion.
+    /// Name of the module under which tests import the completion.
     pub module: String,
 }
 
@@ -53,14 +53,12 @@ pub struct PytestSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StdioSpec {
-    /// The language. Empty: that of the prompt's field `language`, or of the last code fence that
-    /// names one.
+    /// Empty: that of the prompt's field `language`, or of the last code fence that names one.
     pub language: String,
     pub output: OutputSpec,
     pub limits: ProgramLimitsSpec,
-    /// True to reward the share of cases that pass.
+    /// Reward the share of cases that pass.
     pub partial: bool,
-    /// Time limit of the compiler in seconds.
     pub compile_timeout_s: f64,
 }
 
@@ -68,24 +66,21 @@ pub struct StdioSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CompileSpec {
-    /// The language. Empty: that of the prompt's field `language`, or of a code fence.
+    /// Empty: that of the prompt's field `language`, or of a code fence.
     pub language: String,
-    /// True if a program must run to pass when the prompt has no cases.
+    /// A program must run to pass when the prompt has no cases.
     pub run: bool,
     pub output: OutputSpec,
     pub limits: ProgramLimitsSpec,
-    /// Time limit of the compiler in seconds.
     pub compile_timeout_s: f64,
 }
 
-/// The comparison of a program's output.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutputSpec {
-    /// The kind of comparison.
     #[serde(rename = "match")]
     pub matching: OutputMatchSpec,
-    /// The absolute or relative tolerance of `numbers`.
+    /// Absolute or relative tolerance of `numbers`.
     pub tolerance: f64,
 }
 
@@ -110,7 +105,6 @@ pub enum OutputMatchSpec {
 pub struct CommandSpec {
     /// The executable and its arguments.
     pub argv: Vec<String>,
-    /// Time limit in seconds.
     #[serde(default = "ten_seconds")]
     pub timeout_s: f64,
     /// Absolute paths that the executable reads besides the system directories and its own
@@ -119,15 +113,13 @@ pub struct CommandSpec {
     pub paths: Vec<String>,
 }
 
-/// Largest number of paths that one command may request.
 const PATHS_MAX: usize = 32;
 
-/// Returns the default time limit in seconds.
 fn ten_seconds() -> f64 {
     10.0
 }
 
-/// Default time limit of a compiler in seconds, sufficient for a slow host.
+/// Sufficient for a slow host.
 const COMPILE_TIMEOUT_S: f64 = 60.0;
 
 impl Default for ProgramLimitsSpec {
@@ -179,7 +171,6 @@ impl Default for OutputSpec {
 }
 
 impl ProgramLimitsSpec {
-    /// Checks all fields.
     fn check_fields(&self, field: &str) -> FieldResult {
         let at = |name: &str| format!("{field}.limits.{name}");
         check_range(&at("timeout_s"), self.timeout_s, 0.1, 3600.0)?;
@@ -191,14 +182,12 @@ impl ProgramLimitsSpec {
 }
 
 impl PythonSpec {
-    /// Checks all fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         self.limits.check_fields(field)
     }
 }
 
 impl PytestSpec {
-    /// Checks all fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         let mut chars = self.module.chars();
         let first = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
@@ -211,7 +200,6 @@ impl PytestSpec {
 }
 
 impl StdioSpec {
-    /// Checks all fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         check_language(field, &self.language, &LANGUAGES)?;
         self.output.check_fields(field)?;
@@ -221,7 +209,6 @@ impl StdioSpec {
 }
 
 impl CompileSpec {
-    /// Checks all fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         check_language(field, &self.language, &LANGUAGES[1..])?;
         self.output.check_fields(field)?;
@@ -231,14 +218,12 @@ impl CompileSpec {
 }
 
 impl OutputSpec {
-    /// Checks all fields.
     fn check_fields(&self, field: &str) -> FieldResult {
         check_range(&format!("{field}.output.tolerance"), self.tolerance, 0.0, f64::MAX)
     }
 }
 
 impl CommandSpec {
-    /// Checks all fields.
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         let program = self.argv.first().is_some_and(|program| !program.is_empty());
         ensure_field(program, &format!("{field}.argv"), "name an executable")?;
@@ -259,14 +244,13 @@ impl CommandSpec {
     }
 }
 
-/// Returns true if a path is absolute, has no `..` and is not the root.
+/// Returns true for an absolute path without `..` that is not the root.
 fn is_plain_path(path: &Path) -> bool {
     let mut parts = path.components();
     let below = parts.next() == Some(Component::RootDir);
     below && path.parent().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Checks that a language is empty or one of `known`.
 fn check_language(field: &str, language: &str, known: &[&str]) -> FieldResult {
     let legal = language.is_empty() || known.contains(&language);
     ensure_field(
@@ -276,7 +260,6 @@ fn check_language(field: &str, language: &str, known: &[&str]) -> FieldResult {
     )
 }
 
-/// Checks the time limit of a compiler.
 fn check_compile_timeout(field: &str, seconds: f64) -> FieldResult {
     check_range(&format!("{field}.compile_timeout_s"), seconds, 0.1, 3600.0)
 }

@@ -16,20 +16,18 @@ use super::{
     read_only_mode,
 };
 use crate::{
+    blocking::run_blocking,
     error::{CacheError, GetError},
     manifest::{MANIFEST, SUMS_FILE, TreeFile, TreeManifest},
     parts::{PartHashes, PartLists},
     path::RelativePath,
-    store::{Store, run_blocking},
+    store::Store,
 };
 
 impl FileCache {
     /// Returns a tree as a local directory, and fetches missing or damaged files. If another task
     /// or process is fetching the tree, waits for that fetch. A tree that is complete in the cache
     /// needs no store.
-    ///
-    /// # Errors
-    /// When the tree is missing or damaged in the store, does not fit, or store or disk fail.
     pub async fn fetch_tree(&self, store: &Store, tree: &v1::Tree) -> Result<CachedTree, GetError> {
         let digest: Digest = tree.manifest.parse()?;
         let root = RelativePath::new(&*tree.path)?;
@@ -56,9 +54,6 @@ impl FileCache {
 
     /// Reads one file of a tree without fetching the whole tree. Returns `None` if the tree has no
     /// file of that name, or the file is larger than `limit` bytes.
-    ///
-    /// # Errors
-    /// The same as for [`FileCache::fetch_tree`].
     pub async fn read_tree_file(
         &self,
         store: &Store,
@@ -92,7 +87,6 @@ impl FileCache {
         Ok(Some(read.map_err(|source| CacheError::from_io("read", path, source))?))
     }
 
-    /// Fetches or finds all missing files of a tree and links them into `dir`.
     async fn place_files(
         &self,
         store: &Store,
@@ -121,8 +115,7 @@ impl FileCache {
         Ok(())
     }
 
-    /// Returns the part hashes of the files to fetch. The list is empty without peers and for a
-    /// store that is a directory.
+    /// Reads the part hashes; the list is empty without peers and for a store that is a directory.
     async fn load_part_lists(
         &self,
         store: &Store,
@@ -156,7 +149,6 @@ impl CacheInner {
         Ok(None)
     }
 
-    /// Returns the files of a tree that are missing or damaged in its directory. Blocking.
     fn missing_files(&self, dir: &Path, files: Vec<TreeFile>) -> Result<Vec<TreeFile>, CacheError> {
         let mut absent = Vec::new();
         for file in files {
@@ -167,7 +159,6 @@ impl CacheInner {
         Ok(absent)
     }
 
-    /// Reports whether a file of a tree exists and is undamaged. Blocking.
     fn is_placed(&self, path: &Path, wanted: &TreeFile) -> Result<bool, CacheError> {
         let failed = |source| CacheError::from_io("use", path, source);
         if let Some(intact) = self.check_user_link(path, wanted) {
@@ -184,7 +175,7 @@ impl CacheInner {
         Ok(intact)
     }
 
-    /// Links a cached file into a tree, or copies it where hard links are impossible. Blocking.
+    /// Falls back to a copy where hard links are impossible. Blocking.
     fn link_file(&self, from: &CachedBlob, to: &Path, wanted: &TreeFile) -> Result<(), CacheError> {
         let failed = |source| CacheError::from_io("link", to, source);
         fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;

@@ -10,20 +10,18 @@ use std::{
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use super::file_lock;
 use crate::error::CacheError;
 
-/// The directory of a cache and its size limit. It decides which entries are evicted.
+/// The directory of a cache and its size limit.
 ///
-/// A file that some tree links to is not a candidate; evicting the tree makes its files candidates.
+/// A file that some tree links to is not evicted; evicting the tree makes its files candidates.
 /// Entries in use hold a shared lock and are skipped.
 pub(crate) struct DiskQuota {
-    /// The directory of the cache, absolute.
     dir: PathBuf,
-    /// The limit for all content, in bytes.
     max_bytes: u64,
 }
 
@@ -32,32 +30,25 @@ pub(crate) struct TempPath {
     path: PathBuf,
 }
 
-/// The size of the content, and the entries that may be evicted.
 struct SpaceSurvey {
-    /// Size of all content in bytes; hard links are counted once.
+    /// The size of all content in bytes; hard links are counted once.
     bytes: u64,
-    /// Entries that may be evicted, least recently used first.
+    /// The least recently used entries come first.
     candidates: BTreeMap<(LastUse, PathBuf), EvictionCandidate>,
 }
 
-/// Time of the last use, as seconds and nanoseconds.
 type LastUse = (i64, i64);
 
-/// An entry that may be evicted.
 enum EvictionCandidate {
-    /// A file that no tree links to.
     Blob { bytes: u64 },
-    /// A tree.
     Tree,
 }
 
 impl TempPath {
-    /// Returns the path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Moves the file or directory to its final path.
     pub(crate) fn rename_to(self, to: &Path) -> io::Result<()> {
         fs::rename(&self.path, to)
     }
@@ -72,7 +63,6 @@ impl Drop for TempPath {
 }
 
 impl DiskQuota {
-    /// Creates the directories of a cache if absent.
     pub(crate) fn open(dir: &Path, max_bytes: u64) -> Result<Self, CacheError> {
         let dir =
             std::path::absolute(dir).map_err(|source| CacheError::from_io("find", dir, source))?;
@@ -84,23 +74,21 @@ impl DiskQuota {
         Ok(Self { dir, max_bytes })
     }
 
-    /// Returns the directory of the cache.
     pub(crate) fn cache_dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Checks that `bytes` bytes fit into an otherwise empty cache.
     pub(crate) fn check_fits(&self, bytes: u64) -> Result<(), CacheError> {
         if bytes <= self.max_bytes { Ok(()) } else { Err(self.full_error(bytes, 0)) }
     }
 
-    /// Makes room for a file and creates it with its full size, so that the room is taken at once.
+    /// Makes room for a file and creates it with its full size, which takes the room at once.
     /// Blocking.
     pub(crate) fn reserve_file(&self, bytes: u64) -> Result<(File, TempPath), CacheError> {
         self.check_fits(bytes)?;
         let temp = self.new_temp_path();
         let failed = |source| CacheError::from_io("write", &temp.path, source);
-        let _door = self.lock_quota()?;
+        let _lock = self.lock_quota()?;
         self.remove_leftovers().map_err(failed)?;
         self.make_room(bytes)?;
         let file = File::options().read(true).write(true).create_new(true).open(&temp.path);
@@ -114,25 +102,24 @@ impl DiskQuota {
     pub(crate) fn create_staging_dir(&self) -> Result<(File, TempPath), CacheError> {
         let temp = self.new_temp_path();
         let failed = |source| CacheError::from_io("create", &temp.path, source);
-        let _door = self.lock_quota()?;
+        let _lock = self.lock_quota()?;
         fs::create_dir(&temp.path).map_err(failed)?;
         let file = File::open(&temp.path).map_err(failed)?;
         file.lock_shared().map_err(failed)?;
         Ok((file, temp))
     }
 
-    /// Returns a unique path in `tmp/`; nothing is created.
     pub(crate) fn new_temp_path(&self) -> TempPath {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         // The time is part of the name because containers that share the directory may share
         // process ids.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let now = wire::clock::unix_time().as_nanos();
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         TempPath { path: self.dir.join("tmp").join(format!("{}-{now}-{next}", process::id())) }
     }
 
-    /// Takes the lock for changes of the used space. It is held for the time of making room at
-    /// most, never during a fetch.
+    /// Locks changes of the used space. Held for the time of making room at most, never during a
+    /// fetch.
     fn lock_quota(&self) -> Result<File, CacheError> {
         let path = self.dir.join("door");
         let lock = || {
@@ -160,8 +147,7 @@ impl DiskQuota {
         Ok(())
     }
 
-    /// Evicts the least recently used entries until `needed` bytes fit. Fails when the rest is in
-    /// use.
+    /// Evicts the least recently used entries until `needed` bytes fit.
     fn make_room(&self, needed: u64) -> Result<(), CacheError> {
         loop {
             let mut survey = self.survey_entries()?;
@@ -210,7 +196,6 @@ impl DiskQuota {
         Ok(true)
     }
 
-    /// Measures the content and collects the entries that may be evicted.
     fn survey_entries(&self) -> Result<SpaceSurvey, CacheError> {
         let mut survey = SpaceSurvey { bytes: 0, candidates: BTreeMap::new() };
         let mut seen = BTreeSet::new();
@@ -242,13 +227,11 @@ impl DiskQuota {
         Ok(survey)
     }
 
-    /// Builds the error for a cache without enough room.
     fn full_error(&self, needed: u64, in_use: u64) -> CacheError {
         CacheError::Full { path: self.dir.clone(), needed, limit: self.max_bytes, in_use }
     }
 }
 
-/// Calls `see` for each file below a directory.
 fn visit_files(dir: &Path, see: &mut impl FnMut(PathBuf, &Metadata)) -> io::Result<()> {
     for (path, meta) in list_entries(dir)? {
         if meta.is_dir() {
@@ -260,7 +243,6 @@ fn visit_files(dir: &Path, see: &mut impl FnMut(PathBuf, &Metadata)) -> io::Resu
     Ok(())
 }
 
-/// Lists the entries of a directory; skips entries that disappear meanwhile.
 fn list_entries(dir: &Path) -> io::Result<Vec<(PathBuf, Metadata)>> {
     let absent = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let listing = match fs::read_dir(dir) {
@@ -278,18 +260,15 @@ fn list_entries(dir: &Path) -> io::Result<Vec<(PathBuf, Metadata)>> {
     Ok(found)
 }
 
-/// Age at which a symbolic link in `tmp/` is a leftover; a link that is being made stays there for
-/// an instant only.
+/// A link that is being made stays in `tmp/` for an instant only.
 const LINK_AGE: Duration = Duration::from_secs(60);
 
-/// Removes a symbolic link that is older than [`LINK_AGE`].
 fn remove_old_link(link: &Path) -> io::Result<()> {
     let made = fs::symlink_metadata(link).and_then(|meta| meta.modified());
     let is_old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > LINK_AGE));
     if is_old { remove_path(link) } else { Ok(()) }
 }
 
-/// Removes a file or a directory with its content; a missing path is not an error.
 fn remove_path(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
@@ -302,8 +281,7 @@ fn remove_path(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Allocates the blocks of a file, so that a full disk shows before anything is fetched, if the
-/// file system supports it.
+/// Allocates the blocks of a file, so that a full disk shows before anything is fetched.
 fn allocate_file(file: &File, bytes: u64) -> io::Result<()> {
     use rustix::{fs::FallocateFlags, io::Errno};
     if bytes == 0 {

@@ -13,38 +13,36 @@ use hub::{HubClient, HubError, ModelRevision};
 
 use super::{CacheInner, CachedBlob, FileCache};
 use crate::{
+    blocking::run_blocking,
     error::{CacheError, GetError},
     manifest::{TreeFile, TreeManifest},
     peers::PeerNode,
-    store::{Store, run_blocking},
+    store::Store,
 };
 
-/// Number of consecutive tries without progress before a download from the hub fails. Each try
-/// continues at the last received byte.
+/// Tries without progress before a download fails; each continues at the last received byte.
 const HUB_TRIES: u32 = 5;
 
 /// The sources of a cache beside the store.
 #[derive(Clone, Default)]
 pub struct ExternalSources {
-    /// Directories of this machine with base models, searched before the store.
+    /// Directories of this machine, searched before the store.
     pub models: Vec<PathBuf>,
-    /// The hub with base models, used after the store.
+    /// The hub, used after the store.
     pub hub: Option<HubClient>,
     /// Agents that may have or fetch the same files, used together with the store.
     pub peers: Option<PeerNode>,
 }
 
-/// The outcome of a fetch from the hub.
 enum HubOutcome {
-    /// The file is in the cache.
     Fetched(CachedBlob),
-    /// The file was not fetched: the reason, and whether a later try may succeed.
+    /// The reason, and whether a later try may succeed.
     Failed(String, bool),
 }
 
 impl CacheInner {
-    /// Checks a tree's file that is a symbolic link to one of the user's files. Returns `None` if
-    /// it is not such a link, and else whether the target still has the right bytes. Blocking.
+    /// Returns `None` if the file is not a link to one of the user's files, and else whether the
+    /// target still has the right bytes. Blocking.
     pub(super) fn check_user_link(&self, path: &Path, wanted: &TreeFile) -> Option<bool> {
         if !fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink()) {
             return None;
@@ -57,7 +55,6 @@ impl CacheInner {
         Some(intact)
     }
 
-    /// Links one of the user's files into a tree. Blocking.
     pub(super) fn link_user_file(&self, from: &Path, to: PathBuf) -> Result<(), CacheError> {
         let failed = |source| CacheError::from_io("link", &to, source);
         fs::create_dir_all(to.parent().unwrap_or(&to)).map_err(failed)?;
@@ -69,7 +66,6 @@ impl CacheInner {
 }
 
 impl FileCache {
-    /// Finds files of a base model on this machine. Returns their paths by their names in the tree.
     pub(super) async fn find_local_files(
         &self,
         manifest: &TreeManifest,
@@ -85,7 +81,6 @@ impl FileCache {
         run_blocking(move || inner.local_models.find_files(&absent)).await
     }
 
-    /// Fetches a file of a tree from the store, or from the hub if the store does not have it.
     pub(super) async fn fetch_tree_file(
         &self,
         store: &Store,
@@ -133,8 +128,8 @@ impl FileCache {
         }
     }
 
-    /// Fetches a file of a base model from the hub, under the file's fetch lock, if the manifest
-    /// names a revision and a hub is configured.
+    /// Fetches a file under its fetch lock, if the manifest names a revision and a hub is
+    /// configured.
     async fn fetch_from_hub(
         &self,
         manifest: &TreeManifest,
@@ -157,7 +152,6 @@ impl FileCache {
         self.download_from_hub(hub, &revision, file).await
     }
 
-    /// Downloads and verifies a file from the hub, and resumes when the download breaks off.
     async fn download_from_hub(
         &self,
         hub: &HubClient,
@@ -203,10 +197,8 @@ impl FileCache {
     }
 }
 
-/// A file that is being written, and the hasher of its bytes.
 type HashedFile = (fs::File, blake3::Hasher);
 
-/// Writes the chunks from the hub until they end or break off.
 async fn receive_chunks(
     mut chunks: hub::HubByteStream,
     bytes: u64,

@@ -9,24 +9,20 @@ use std::{
     time::Duration,
 };
 
-use crate::store::run_blocking;
+use crate::blocking::run_blocking;
 
-/// First delay between two attempts to lock; each next one is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
-/// Longest delay between two attempts to lock.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
 /// The exclusive right to fetch one file or tree on this host, released on drop.
 #[derive(Debug)]
 pub(crate) struct FetchLock {
-    /// The lock file.
     path: PathBuf,
     _file: File,
 }
 
 impl FetchLock {
-    /// Waits for the lock. Polls, because a thread that is blocked in `flock` could not be
-    /// cancelled. Cancel-safe.
+    /// Polls, because a thread that is blocked in `flock` could not be cancelled. Cancel-safe.
     pub(crate) async fn acquire_lock(path: &Path) -> io::Result<Self> {
         let mut wait = FIRST_WAIT;
         loop {
@@ -39,7 +35,7 @@ impl FetchLock {
         }
     }
 
-    /// Tries to take the lock, and returns `None` if another task or process holds it. Blocking.
+    /// Returns `None` if another task or process holds the lock. Blocking.
     fn try_acquire(path: PathBuf) -> io::Result<Option<Self>> {
         let file = File::options().create(true).truncate(false).write(true).open(&path)?;
         // The former holder may have removed the file between opening and locking it here.
@@ -72,7 +68,7 @@ pub(crate) fn open_shared(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Tries to lock a file exclusively, and returns false if it is in use.
+/// Returns false if the file is in use.
 pub(crate) fn try_lock_exclusive(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
@@ -81,7 +77,6 @@ pub(crate) fn try_lock_exclusive(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Reports whether the path still leads to the opened file.
 pub(crate) fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
     let opened = file.metadata()?;
     match fs::symlink_metadata(path) {

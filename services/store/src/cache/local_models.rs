@@ -10,49 +10,36 @@ use std::{
 
 use crate::{digest_cache::DigestCache, manifest::TreeFile};
 
-/// Largest number of directory entries visited in one search, over all roots.
 const ENTRIES_MAX: usize = 200_000;
-/// Largest depth of a directory below a root.
 const DEPTH_MAX: usize = 8;
-/// Largest number of files of one name and size that are hashed; fine-tunes of one model have the
-/// same names and sizes.
+/// The largest number of files of one name and size that are hashed; fine-tunes have the same names
+/// and sizes.
 const CANDIDATES_MAX: usize = 16;
 
-/// The directories with base models on this machine.
 pub(crate) struct LocalModels {
-    /// The directories to search.
     roots: Vec<PathBuf>,
-    /// Remembered digests of the files.
     digests: DigestCache,
 }
 
-/// Paths of found files, by name and size.
 type CandidatePaths = BTreeMap<(String, u64), Vec<PathBuf>>;
 
-/// The state of one search.
 struct ModelSearch<'a> {
-    /// Names of the files to find.
     wanted: &'a BTreeSet<String>,
-    /// Files found so far.
     candidates: CandidatePaths,
     /// Visited directories by device and inode, because links may form loops.
     visited: BTreeSet<(u64, u64)>,
-    /// Number of visited directory entries.
     entries: usize,
 }
 
 impl LocalModels {
-    /// Creates the list of directories; no file is touched.
     pub(crate) fn new(roots: Vec<PathBuf>, digests: DigestCache) -> Self {
         Self { roots, digests }
     }
 
-    /// Returns the directories, for messages.
     pub(crate) fn root_directories(&self) -> &[PathBuf] {
         &self.roots
     }
 
-    /// Returns true if the file at `path` has the size and the digest of `wanted` now.
     pub(crate) fn matches_file(&self, path: &Path, wanted: &TreeFile) -> bool {
         // A file that cannot be read counts as missing.
         fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == wanted.bytes)
@@ -62,8 +49,7 @@ impl LocalModels {
                 .is_ok_and(|(digest, _)| digest == wanted.digest)
     }
 
-    /// Finds files with the right content. Returns paths by name in the tree, without the files
-    /// that were not found.
+    /// Returns paths by name in the tree, without the files that were not found.
     pub(crate) fn find_files(&self, files: &[TreeFile]) -> BTreeMap<String, PathBuf> {
         let mut found = BTreeMap::new();
         let names: BTreeSet<String> = files.iter().map(|file| file_name(file).to_owned()).collect();
@@ -90,7 +76,6 @@ impl LocalModels {
         found
     }
 
-    /// Collects the files with the wanted names from all directories.
     fn search_roots(&self, wanted: &BTreeSet<String>) -> CandidatePaths {
         let mut search = ModelSearch {
             wanted,
@@ -115,7 +100,6 @@ impl LocalModels {
 }
 
 impl ModelSearch<'_> {
-    /// Visits a directory and its subdirectories within the limits.
     fn walk_directory(&mut self, dir: &Path, depth: usize) -> io::Result<()> {
         let meta = fs::metadata(dir)?;
         if !meta.is_dir() || depth > DEPTH_MAX || !self.visited.insert((meta.dev(), meta.ino())) {
@@ -147,7 +131,6 @@ impl ModelSearch<'_> {
     }
 }
 
-/// Returns the last segment of a file's path.
 fn file_name(file: &TreeFile) -> &str {
     let path = file.path.as_str();
     path.rsplit_once('/').map_or(path, |(_, name)| name)
@@ -171,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_through_links_and_loops_and_told_from_their_like() {
+    fn files_are_found_through_links_and_loops_and_by_their_content() {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             path
         };
-        // A fine-tune, of the same names and sizes.
+        // A fine-tune of the same names and sizes.
         fs::write(at("a/config.json"), "{1}").unwrap();
         fs::write(at("a/model.safetensors"), "other").unwrap();
         fs::write(at("hub/models--o--n/blobs/c0"), "{2}").unwrap();

@@ -10,21 +10,18 @@ use wire::v1;
 
 use super::FileCache;
 use crate::{
+    blocking::run_blocking,
     error::{CacheError, GetError, PutError},
     file_hashing,
     manifest::{TreeFile, TreeMetadata},
     parts::PartHashes,
     path::TreePlace,
-    store::{Store, run_blocking},
+    store::Store,
 };
 
 impl FileCache {
-    /// Publishes a directory as [`Store::publish_tree`] does. If files are exchanged with peers,
-    /// keeps those in the cache that peers may request.
-    ///
-    /// # Errors
-    /// The same as for [`Store::publish_tree`]. A file that cannot be kept is only logged; peers
-    /// fetch it from the store.
+    /// Publishes a directory as [`Store::publish_tree`] does, and keeps the files in the cache that
+    /// peers may request. A file that cannot be kept is only logged; peers fetch it from the store.
     pub async fn publish_tree(
         &self,
         store: &Store,

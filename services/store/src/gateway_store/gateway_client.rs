@@ -9,7 +9,7 @@ use std::{
     ops::Range,
     path::PathBuf,
     sync::{Mutex, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -31,49 +31,32 @@ use super::{
     },
 };
 use crate::{
-    backend::{CONNECT_TIMEOUT, REQUEST_TIMEOUT, retry_config},
-    error::OpenError,
+    error::{GatewayRefusal, OpenError},
+    request_settings::{CONNECT_TIMEOUT, REQUEST_TIMEOUT, retry_config},
 };
 
-/// Longest time between two pieces of a body, and before the answer to a request without a body.
+/// The longest time between two pieces of a body, and before the answer to a request without one.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of rejected bearer tokens after which a call fails; the token may just be in renewal.
+/// The number of rejected tokens after which a call fails; the token may just be in renewal.
 const REFUSALS_MAX: u32 = 3;
-/// Time for which signed URLs are not used after one was unreachable.
+/// The time for which signed URLs are not used after one was unreachable.
 const RELAY_DURATION: Duration = Duration::from_secs(300);
-/// HTTP/2 flow-control window of one stream, in bytes.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 32 << 20;
-/// Largest refusal message that is read, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4096;
-/// The name of this kind of store in errors of `object_store`.
 const STORE_NAME: &str = "door";
 
-/// The message of a gateway that refused a request.
-#[derive(Debug, thiserror::Error)]
-#[error("{sentence}")]
-pub struct GatewayRefusal {
-    /// The message, for the user.
-    pub sentence: String,
-}
-
-/// An HTTP client for a gateway and for the signed URLs that it returns.
 #[derive(Debug)]
 pub(crate) struct GatewayClient {
-    /// The URL of the store at the gateway.
     base: Url,
-    /// The client for the gateway.
     gateway: reqwest::Client,
-    /// The client for signed URLs; it never sends the bearer token.
+    /// The client for signed URLs, which never sends the bearer token.
     signed_urls: reqwest::Client,
-    /// File with the bearer token.
     bearer: Option<PathBuf>,
-    /// Time until which all bytes are relayed through the gateway.
+    /// The time until which all bytes are relayed through the gateway.
     relay_until: Mutex<Option<Instant>>,
 }
 
-/// A request that may be sent several times.
 struct GatewayCall<'a> {
     method: Method,
     key: &'a Path,
@@ -82,13 +65,10 @@ struct GatewayCall<'a> {
     body: Option<Bytes>,
 }
 
-/// The outcome of one try of a call.
 enum CallOutcome {
-    /// The server answered.
     Answered(Response),
     /// The object exists already; nothing was sent.
     AlreadyStored,
-    /// The server refused for good.
     Refused(Error),
     /// The bearer token or the signed URL was rejected; it may have expired.
     Unauthorized(Error),
@@ -100,12 +80,10 @@ enum CallOutcome {
 pub(super) struct ObjectBody {
     response: Response,
     range: Range<u64>,
-    /// Size of the whole object in bytes.
     size: u64,
 }
 
 impl ObjectBody {
-    /// Reads the range and the size from the headers of a response.
     fn new(response: Response) -> Result<Self> {
         let headers = response.headers();
         let (range, size) = match headers.get(CONTENT_RANGE) {
@@ -120,18 +98,15 @@ impl ObjectBody {
         Ok(Self { response, range, size })
     }
 
-    /// Returns the byte range of the body in the object.
     pub(super) fn byte_range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// Returns the size of the whole object in bytes.
     pub(super) fn object_size(&self) -> u64 {
         self.size
     }
 
-    /// Returns the next piece, or `None` when the body ended, broke off or paused for too much
-    /// time.
+    /// Returns `None` when the body ended, broke off or paused for too much time.
     pub(super) async fn next_piece(&mut self) -> Option<Bytes> {
         timeout(SILENCE_TIMEOUT, self.response.chunk()).await.ok()?.ok()?
     }
@@ -146,7 +121,6 @@ fn parse_range(text: &str) -> Option<(Range<u64>, u64)> {
     (first <= last && last < size).then_some((first..last + 1, size))
 }
 
-/// Builds the error for an answer that lacks a usable `what`.
 fn malformed_reply(what: &str) -> Error {
     generic_error(format!("the answer has no {what} that can be used"))
 }
@@ -156,7 +130,7 @@ fn generic_error(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
     Error::Generic { store: STORE_NAME, source: source.into() }
 }
 
-/// A resolver that returns the addresses of all hosts of the gateway, for any requested name.
+/// Resolves any name to the addresses of all hosts of the gateway.
 struct GatewayHosts(Vec<String>);
 
 impl Resolve for GatewayHosts {
@@ -179,7 +153,6 @@ impl Resolve for GatewayHosts {
 }
 
 impl GatewayClient {
-    /// Creates the client. Touches no network.
     pub(super) fn new(door: &GatewayStore) -> std::result::Result<Self, OpenError> {
         let url = door.store_url();
         let refused = |reason: String| OpenError::Url { url: url.clone(), reason };
@@ -218,12 +191,10 @@ impl GatewayClient {
         Ok(Self { base, gateway, signed_urls: others, bearer, relay_until: Mutex::default() })
     }
 
-    /// Returns the URL of the store at the gateway.
     pub(super) fn base_url(&self) -> &str {
         self.base.as_str()
     }
 
-    /// Returns the size of an object in bytes.
     pub(super) async fn head_object(&self, key: &Path) -> Result<u64> {
         let answer = self.call_for_reply(&GatewayCall::new(Method::HEAD, key)).await?;
         let length = answer.headers().get(reqwest::header::CONTENT_LENGTH);
@@ -232,7 +203,6 @@ impl GatewayClient {
             .ok_or_else(|| malformed_reply("length"))
     }
 
-    /// Requests an object, or a byte range of it.
     pub(super) async fn get(&self, key: &Path, range: Option<Range<u64>>) -> Result<ObjectBody> {
         let empty = range.as_ref().is_some_and(Range::is_empty);
         let call =
@@ -240,7 +210,6 @@ impl GatewayClient {
         ObjectBody::new(self.call_for_reply(&call).await?)
     }
 
-    /// Sends an object in one piece.
     pub(super) async fn put_object(&self, key: &Path, bytes: Bytes) -> Result<()> {
         let call = GatewayCall { body: Some(bytes), ..GatewayCall::new(Method::PUT, key) };
         self.call_with_retries(&call).await.map(|_| ())
@@ -252,7 +221,7 @@ impl GatewayClient {
         Ok(read_json::<BeginUploadReply>(answer).await?.upload)
     }
 
-    /// Sends a part and returns its name for [`complete_upload`](Self::complete_upload).
+    /// Sends a part and returns its name for `complete_upload`.
     pub(crate) async fn put_part(
         &self,
         key: &Path,
@@ -273,7 +242,6 @@ impl GatewayClient {
         Ok(read_json::<PutPartReply>(answer).await?.part)
     }
 
-    /// Completes an upload of `bytes` bytes.
     pub(crate) async fn complete_upload(
         &self,
         key: &Path,
@@ -287,12 +255,11 @@ impl GatewayClient {
         self.send_request(Method::POST, key, &query, Some(body.into())).await.map(|_| ())
     }
 
-    /// Ends an upload and removes its parts.
     pub(crate) async fn abort_upload(&self, key: &Path, upload: &str) -> Result<()> {
         self.send_request(Method::DELETE, key, &[("upload", upload)], None).await.map(|_| ())
     }
 
-    /// Lists objects (`what` is `all`) or directories (`what` is `directories`) below a key.
+    /// Lists objects (`what` is `all`) or directories (`what` is `directories`).
     pub(super) async fn list_objects(&self, below: &Path, what: &str) -> Result<ListObjectsReply> {
         read_json(self.send_request(Method::GET, below, &[("list", what)], None).await?).await
     }
@@ -305,7 +272,6 @@ impl GatewayClient {
         Ok(name.and_then(|name| name.to_str().ok()).map(str::to_owned))
     }
 
-    /// Sends a request with a query and an optional body, with retries.
     pub(super) async fn send_request(
         &self,
         method: Method,
@@ -317,19 +283,17 @@ impl GatewayClient {
         self.call_for_reply(&GatewayCall { query, body, ..GatewayCall::new(method, key) }).await
     }
 
-    /// Waits before a request that broke off is sent again.
     pub(super) async fn pause_before_retry(&self) {
         sleep(retry_delay(0)).await;
     }
 
-    /// Sends a call with retries, and fails if the reply is missing because the object exists
-    /// already.
+    /// Fails if the reply is missing because the object exists already.
     async fn call_for_reply(&self, call: &GatewayCall<'_>) -> Result<Response> {
         self.call_with_retries(call).await?.ok_or_else(|| malformed_reply("content"))
     }
 
-    /// Sends a call until it is answered or refused, or until the retry limit has passed. Returns
-    /// `None` when the object exists already.
+    /// Sends a call until it is answered or refused, or the retry limit has passed. Returns `None`
+    /// when the object exists already.
     async fn call_with_retries(&self, call: &GatewayCall<'_>) -> Result<Option<Response>> {
         let started = Instant::now();
         let (mut tries, mut refusals) = (0, 0);
@@ -356,7 +320,7 @@ impl GatewayClient {
         }
     }
 
-    /// Sends a call once: to a signed URL if the gateway offers one, else to the gateway.
+    /// Sends a call to a signed URL if the gateway offers one, else to the gateway.
     async fn try_once(&self, call: &GatewayCall<'_>) -> CallOutcome {
         match self.request_signed_url(call).await {
             Ok(Some(SignUrlReply { there: true, .. })) => return CallOutcome::AlreadyStored,
@@ -378,8 +342,7 @@ impl GatewayClient {
         }
     }
 
-    /// Requests a signed URL for a large write. Returns `None` for other calls and while bytes are
-    /// relayed.
+    /// Requests a signed URL for a large write; returns `None` for other calls and while relaying.
     async fn request_signed_url(
         &self,
         call: &GatewayCall<'_>,
@@ -402,7 +365,6 @@ impl GatewayClient {
         }
     }
 
-    /// Sends one request to the gateway, with the bearer token.
     async fn send_to_gateway(
         &self,
         call: &GatewayCall<'_>,
@@ -433,34 +395,34 @@ impl GatewayClient {
                 // The token may just be in renewal. A member whose token file stays missing cannot
                 // connect.
                 Err(error) => {
-                    let said = format!("cannot read {}: {error}", path.display());
-                    return CallOutcome::Unauthorized(refusal_error(call.key, said));
+                    let message = format!("cannot read {}: {error}", path.display());
+                    return CallOutcome::Unauthorized(refusal_error(call.key, message));
                 }
             }
         }
-        let patience = reply_timeout(body.as_ref());
+        let limit = reply_timeout(body.as_ref());
         let request = match body {
             Some(body) => request.body(body),
             None => request,
         };
-        match timeout(patience, request.send()).await {
+        match timeout(limit, request.send()).await {
             Err(_) => CallOutcome::Failed(generic_error("no answer came")),
             Ok(Err(error)) => CallOutcome::Failed(generic_error(error.without_url())),
             Ok(Ok(answer)) => classify_reply(call.key, answer).await,
         }
     }
 
-    /// Sends one request to a signed URL. A failure there is not a refusal, because the gateway
-    /// allowed the request.
+    /// Sends a request to a signed URL. A failure there is no refusal: the gateway allowed the
+    /// request.
     async fn send_to_signed_url(&self, call: &GatewayCall<'_>, url: &str) -> CallOutcome {
         let request =
             self.signed_urls.request(call.method.clone(), url).headers(call.range_headers());
-        let patience = reply_timeout(call.body.as_ref());
+        let limit = reply_timeout(call.body.as_ref());
         let request = match &call.body {
             Some(body) => request.body(body.clone()),
             None => request,
         };
-        let answer = match timeout(patience, request.send()).await {
+        let answer = match timeout(limit, request.send()).await {
             Err(_) => {
                 return CallOutcome::Failed(generic_error("the store's own server did not answer"));
             }
@@ -485,19 +447,18 @@ impl GatewayClient {
                 CallOutcome::Failed(generic_error(format!("answered {status}")))
             }
             _ => {
-                let said = format!("the store's own server answered {status} to a signed address");
-                CallOutcome::Unauthorized(refusal_error(call.key, said))
+                let message =
+                    format!("the store's own server answered {status} to a signed address");
+                CallOutcome::Unauthorized(refusal_error(call.key, message))
             }
         }
     }
 
-    /// Returns true while all bytes are relayed through the gateway.
     fn is_relaying(&self) -> bool {
         let until = *self.relay_until.lock().unwrap_or_else(PoisonError::into_inner);
         until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Relays all bytes through the gateway for the next 5 minutes.
     fn start_relaying(&self) {
         tracing::info!("the store's own server cannot be reached from here: using the gateway");
         let until = Some(Instant::now() + RELAY_DURATION);
@@ -506,12 +467,10 @@ impl GatewayClient {
 }
 
 impl<'a> GatewayCall<'a> {
-    /// Creates a call without query, range and body.
     fn new(method: Method, key: &'a Path) -> Self {
         Self { method, key, query: Vec::new(), range: None, body: None }
     }
 
-    /// Returns the `Range` header, if a range is requested.
     fn range_headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if let Some(range) = &self.range {
@@ -522,7 +481,6 @@ impl<'a> GatewayCall<'a> {
     }
 }
 
-/// Returns a client builder with the timeouts and windows of this module.
 fn client_builder() -> ClientBuilder {
     reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
@@ -532,56 +490,53 @@ fn client_builder() -> ClientBuilder {
         .http2_keep_alive_timeout(Duration::from_secs(20))
 }
 
-/// Returns the time limit for an answer: longer for requests with a body.
 fn reply_timeout(body: Option<&Bytes>) -> Duration {
     if body.is_some() { REQUEST_TIMEOUT } else { SILENCE_TIMEOUT }
 }
 
-/// Converts an answer of the gateway to an outcome.
 async fn classify_reply(key: &Path, answer: Response) -> CallOutcome {
     let status = answer.status();
     if status.is_success() || status == StatusCode::TEMPORARY_REDIRECT {
         return CallOutcome::Answered(answer);
     }
-    let said = read_message(answer).await;
-    let said = if said.is_empty() { format!("the gateway answered {status}") } else { said };
+    let message = read_message(answer).await;
+    let message =
+        if message.is_empty() { format!("the gateway answered {status}") } else { message };
     match status {
-        StatusCode::NOT_FOUND => CallOutcome::Refused(not_found_error(key, said)),
-        StatusCode::UNAUTHORIZED => CallOutcome::Unauthorized(refusal_error(key, said)),
+        StatusCode::NOT_FOUND => CallOutcome::Refused(not_found_error(key, message)),
+        StatusCode::UNAUTHORIZED => CallOutcome::Unauthorized(refusal_error(key, message)),
         StatusCode::INSUFFICIENT_STORAGE => {
-            CallOutcome::Refused(generic_error(format!("InsufficientStorage: {said}")))
+            CallOutcome::Refused(generic_error(format!("InsufficientStorage: {message}")))
         }
         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {
-            CallOutcome::Failed(generic_error(said))
+            CallOutcome::Failed(generic_error(message))
         }
-        _ if status.is_client_error() => CallOutcome::Refused(refusal_error(key, said)),
-        _ => CallOutcome::Failed(generic_error(said)),
+        _ if status.is_client_error() => CallOutcome::Refused(refusal_error(key, message)),
+        _ => CallOutcome::Failed(generic_error(message)),
     }
 }
 
-/// Builds the error for a missing object.
-fn not_found_error(key: &Path, said: String) -> Error {
-    Error::NotFound { path: key.to_string(), source: Box::new(GatewayRefusal { sentence: said }) }
+fn not_found_error(key: &Path, message: String) -> Error {
+    Error::NotFound {
+        path: key.to_string(),
+        source: Box::new(GatewayRefusal { sentence: message }),
+    }
 }
 
-/// Builds the error for a refused request.
 fn refusal_error(key: &Path, sentence: String) -> Error {
     Error::PermissionDenied { path: key.to_string(), source: Box::new(GatewayRefusal { sentence }) }
 }
 
-/// Reads the message of a refusal.
 async fn read_message(answer: Response) -> String {
     let bytes = read_body(answer, MESSAGE_BYTES_MAX).await.unwrap_or_default();
     String::from_utf8_lossy(&bytes).trim().to_owned()
 }
 
-/// Reads and parses a JSON reply.
 async fn read_json<T: DeserializeOwned>(answer: Response) -> Result<T> {
     let bytes = read_body(answer, REPLY_BYTES_MAX).await?;
     serde_json::from_slice(&bytes).map_err(generic_error)
 }
 
-/// Reads a body of at most `limit` bytes.
 async fn read_body(mut answer: Response, limit: usize) -> Result<Bytes> {
     let mut all = BytesMut::new();
     loop {
@@ -597,12 +552,11 @@ async fn read_body(mut answer: Response, limit: usize) -> Result<Bytes> {
     }
 }
 
-/// Returns the delay before the next try: exponential backoff as for other stores, with jitter
-/// between hosts.
+/// Returns an exponential backoff, as for other stores, with jitter between hosts.
 fn retry_delay(tries: u32) -> Duration {
     let backoff = retry_config().backoff;
     let longest = backoff.init_backoff.saturating_mul(1 << tries.min(10)).min(backoff.max_backoff);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = wire::clock::unix_time();
     longest.mul_f64(0.5 + f64::from(now.subsec_micros() % 1000) / 2000.0)
 }
 

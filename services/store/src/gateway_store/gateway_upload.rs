@@ -8,23 +8,19 @@ use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart, p
 
 use super::{gateway_client::GatewayClient, put_result};
 
-/// An upload in parts through a gateway.
 #[derive(Debug)]
 pub(super) struct GatewayUpload {
     client: Arc<GatewayClient>,
     key: Path,
-    /// The upload's name; `None` when the object exists already, and parts are discarded.
+    /// `None` when the object exists already; parts are then discarded.
     upload: Option<String>,
-    /// Number of parts so far.
     parts: usize,
-    /// Number of bytes so far.
     bytes: u64,
-    /// Names of the parts by index; `None` while a part is in flight.
+    /// Names by index; `None` while a part is in flight.
     sent: Arc<Mutex<Vec<Option<String>>>>,
 }
 
 impl GatewayUpload {
-    /// Begins an upload at the gateway.
     pub(super) async fn begin_upload(client: Arc<GatewayClient>, key: &Path) -> Result<Self> {
         let upload = client.begin_upload(key).await?;
         let sent = Arc::default();

@@ -28,23 +28,19 @@ pub const SERVER_NAME: &str = "fleet.flotilla.internal";
 pub const IDENTITY_HEADER: &str = "flotilla-store";
 /// The request header that asks the gateway to relay the bytes itself.
 pub const RELAY_HEADER: &str = "flotilla-through";
-/// Smallest body for which a signed URL is requested; for less, the request costs more than
-/// sending.
+/// The smallest body for which a signed URL is requested; for less, the request costs more.
 pub const SIGN_BYTES_MIN: u64 = 256 << 10;
-/// Largest JSON reply in bytes: names and sizes of the largest listing.
+/// The largest JSON reply in bytes: names and sizes of the largest listing.
 pub const REPLY_BYTES_MAX: usize = 32 << 20;
 
-/// The reply to the begin of an upload.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct BeginUploadReply {
     /// The upload's name; absent when the object exists already and need not be sent.
     pub upload: Option<String>,
 }
 
-/// The reply to a received part.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PutPartReply {
-    /// The name of the part, needed to complete the upload.
     pub part: String,
 }
 
@@ -52,27 +48,21 @@ pub struct PutPartReply {
 /// gateway, unless the object exists already.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct SignUrlReply {
-    /// The URL to PUT to, if the store signs URLs.
     pub url: Option<String>,
-    /// True if the object exists already and need not be sent.
     #[serde(default)]
     pub there: bool,
 }
 
-/// The body of a request to complete an upload.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct CompleteUploadRequest {
-    /// Names of the parts in order.
     pub parts: Vec<String>,
 }
 
-/// The reply to a request for a listing.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ListObjectsReply {
     /// Sizes in bytes by key.
     #[serde(default)]
     pub objects: BTreeMap<String, u64>,
-    /// Keys of directories.
     #[serde(default)]
     pub directories: Vec<String>,
 }

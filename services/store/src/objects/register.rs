@@ -23,28 +23,23 @@ use crate::{
     leftovers::UploadLeftovers,
 };
 
-/// Largest number of records that are read at once; the rest is read after some have been removed.
+/// The largest number of records read at once; the rest is read after some have been removed.
 const RECORDS_MAX: usize = 2 * UPLOADS_MAX;
-/// The directory of the records in the bucket.
 const RECORDS_DIRECTORY: &str = ".door/uploads";
 
-/// The record of an upload that was begun.
 #[derive(Debug, Serialize, Deserialize)]
 struct UploadRecord {
-    /// The key of the object.
     key: String,
-    /// The bucket's name of the upload.
     upload: String,
 }
 
-/// Returns the path of an upload's record.
 fn record_path(owner: &str, key: &Path, upload: &str) -> Path {
     let what = Digest::hash_bytes(format!("{key}\n{upload}").as_bytes()).to_hex();
     Path::from(format!("{RECORDS_DIRECTORY}/{}-{}", owner_prefix(owner), &what[..32]))
 }
 
-/// Begins an upload, records it and returns its name. Runs in a task of its own, so that an upload
-/// is recorded even if the caller is dropped.
+/// Begins and records an upload, in a task of its own, so that it is recorded even if the caller is
+/// dropped.
 pub(super) async fn begin_recorded(
     at: Arc<StoreBackend>,
     owner: &str,
@@ -68,8 +63,7 @@ pub(super) async fn begin_recorded(
     begun.await.map_err(|error| ReceiveError::Io(std::io::Error::other(error)))?
 }
 
-/// Removes the record of an upload that has ended. If that fails, the record is removed when it is
-/// old enough.
+/// Removes the record of an ended upload; a failure leaves it until it is old enough.
 pub(super) async fn remove_record(at: &StoreBackend, owner: &str, key: &Path, upload: &str) {
     let path = record_path(owner, key, upload);
     if let Err(error) = at.objects.delete(&path).await {
@@ -77,7 +71,6 @@ pub(super) async fn remove_record(at: &StoreBackend, owner: &str, key: &Path, up
     }
 }
 
-/// Checks that the member, and all members together, may begin another upload.
 async fn check_upload_limits(at: &StoreBackend, owner: &str) -> Result<(), ReceiveError> {
     let records = list_records(at).await?;
     let owner = format!("{}-", owner_prefix(owner));
@@ -89,7 +82,6 @@ async fn check_upload_limits(at: &StoreBackend, owner: &str) -> Result<(), Recei
     if records.len() >= UPLOADS_MAX { Err(ReceiveError::Busy) } else { Ok(()) }
 }
 
-/// Lists the records of all members, at most [`RECORDS_MAX`].
 async fn list_records(at: &StoreBackend) -> Result<Vec<ObjectMeta>, StorageError> {
     let prefix = Path::from(RECORDS_DIRECTORY);
     match at.objects.list(Some(&prefix)).take(RECORDS_MAX).try_collect().await {
@@ -99,8 +91,8 @@ async fn list_records(at: &StoreBackend) -> Result<Vec<ObjectMeta>, StorageError
 }
 
 impl StoreObjects {
-    /// Counts the recorded uploads into a bucket that began at least `age` ago. If `abort` is true,
-    /// aborts them and counts only those for which that worked.
+    /// Counts the uploads that began at least `age` ago. If `abort` is true, aborts them and counts
+    /// only those for which that worked.
     pub(crate) async fn find_abandoned_uploads(
         &self,
         age: Duration,
@@ -120,7 +112,7 @@ impl StoreObjects {
         Ok(found)
     }
 
-    /// Aborts the upload of a record and removes the record. Logs a failure and returns false.
+    /// Logs a failure and returns false.
     async fn abort_recorded_upload(&self, bucket: &S3Bucket, at: &Path) -> bool {
         let aborted = async {
             let json = self.backend.objects.get(at).await?.bytes().await?;

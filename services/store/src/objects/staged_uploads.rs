@@ -10,91 +10,77 @@ use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io,
-    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     process,
     sync::{
         Arc, Mutex, PoisonError, RwLock, TryLockError, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
 use wire::Digest;
 
+use super::key_digest::digest_prefix;
 use crate::{
+    blocking::run_blocking,
     error::StorageError,
     file_hashing,
+    internal_directory::{create_private_dir, uploads_directory},
     leftovers::{LEFTOVER_AGE, activity_time},
+    limits::OBJECT_BYTES_MAX,
     path::RelativePath,
-    store::run_blocking,
 };
 
-/// The directory inside a store for uploads and the store's identity.
-const INTERNAL_DIR: &str = ".door";
-/// Largest number of uploads in progress; each trainer of the fleet sends one file at a time.
+/// The largest number of uploads in progress; each trainer of the fleet sends one file at a time.
 pub(super) const UPLOADS_MAX: usize = 1024;
-/// Largest number of unfinished uploads of one member.
 pub(super) const MEMBER_UPLOADS_MAX: usize = 32;
-/// Largest disk usage of one member's unfinished uploads in bytes: twice the largest object.
-const MEMBER_BYTES_MAX: u64 = 2 * super::OBJECT_BYTES_MAX;
-/// Suffix of the staged file of an object that arrives in one piece. It cannot be resumed and does
-/// not count as an upload.
+const MEMBER_BYTES_MAX: u64 = 2 * OBJECT_BYTES_MAX;
+/// The suffix of an object's file that arrives in one piece; it cannot be resumed and does not
+/// count as an upload.
 const PIECE_SUFFIX: &str = ".piece";
-/// Number of bytes written together, because each write is a switch to another thread.
+/// The number of bytes written together, because each write is a switch to another thread.
 const WRITE_BYTES: usize = 1 << 20;
 
 /// The reason why an object or a part was not received.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
-    /// A request to the storage failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The object or part is larger than allowed.
     #[error("it has {bytes} bytes, the limit is {limit} (S107)")]
     TooLarge { bytes: u64, limit: u64 },
-    /// The number of received bytes differs from the announced number.
     #[error("{expected} bytes were announced and {got} came (S112)")]
     Size { expected: u64, got: u64 },
-    /// The bytes do not match the digest in the key.
     #[error(
         "its bytes do not match its name: their digest is {found}, the name has {named} (S112)"
     )]
     Differs { named: String, found: String },
-    /// The upload does not exist or has ended.
     #[error("there is no such upload (any more): begin it again (S112)")]
     NoUpload,
-    /// The upload is being completed and takes no more parts.
     #[error("the upload is being completed and takes no more parts (S112)")]
     Completing,
-    /// Too many uploads are in progress.
     #[error("{UPLOADS_MAX} uploads are in progress; try again later (G104)")]
     Busy,
-    /// The member has too many unfinished uploads.
     #[error(
         "you have {MEMBER_UPLOADS_MAX} unfinished uploads, the limit for a member: continue them, \
          abort them (DELETE …?upload=ID), or wait; each is removed a day after its last byte \
          (G104)"
     )]
     TooManyUploads,
-    /// The member's unfinished uploads have too many bytes.
     #[error(
         "your unfinished uploads have {bytes} bytes, the limit is {limit}: continue them, abort \
          them (DELETE …?upload=ID), or wait; each is removed a day after its last byte (G104)"
     )]
     TooManyBytes { bytes: u64, limit: u64 },
-    /// The body ended with an error.
     #[error("it stopped coming (S112)")]
     Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Writing to the directory of the store failed.
     #[error("cannot write to the store's directory")]
     Io(#[from] io::Error),
 }
 
 impl ReceiveError {
-    /// Converts an I/O error into an error of the store at `url`.
     pub(super) fn with_url(self, url: &str) -> Self {
         match self {
             Self::Io(source) => Self::Storage(StorageError::from_io(url.to_owned(), source)),
@@ -103,11 +89,8 @@ impl ReceiveError {
     }
 }
 
-/// The staging area for uploads of one directory.
 pub(super) struct UploadStaging {
-    /// The directory of the store.
     root: PathBuf,
-    /// The URL of the store, for messages.
     url: String,
 }
 
@@ -116,12 +99,10 @@ pub(super) struct UploadStaging {
 pub(super) struct StagedPiece(PathBuf);
 
 impl StagedPiece {
-    /// Returns the path of the file.
     pub(super) fn file_path(&self) -> &Path {
         &self.0
     }
 
-    /// Drops the handle without removing the file.
     fn keep_file(mut self) {
         self.0 = PathBuf::new();
     }
@@ -136,12 +117,10 @@ impl Drop for StagedPiece {
 }
 
 impl UploadStaging {
-    /// Creates a handle; no file is touched.
     pub(super) fn new(root: PathBuf, url: String) -> Self {
         Self { root, url }
     }
 
-    /// Creates the file of a new upload and returns the upload's name.
     pub(super) async fn begin_upload(
         &self,
         owner: &str,
@@ -153,7 +132,6 @@ impl UploadStaging {
         Ok(upload)
     }
 
-    /// Creates the file for an object of `bytes` bytes that arrives in one piece.
     pub(super) async fn begin_piece(
         &self,
         owner: &str,
@@ -166,8 +144,8 @@ impl UploadStaging {
         self.create_staged_file(owner, PathBuf::from(name), bytes).await
     }
 
-    /// Creates the file of an upload or a piece, after removing abandoned files and checking the
-    /// limits of the member and the store. If this future is dropped, the file is removed.
+    /// Creates the file after removing abandoned ones and checking the limits of the member and the
+    /// store. If this future is dropped, the file is removed.
     async fn create_staged_file(
         &self,
         owner: &str,
@@ -188,7 +166,7 @@ impl UploadStaging {
         created.await.map_err(|error: ReceiveError| error.with_url(&self.url))
     }
 
-    /// Checks that the member may stage `bytes` more bytes, after removing abandoned files.
+    /// Checks the limit in bytes after removing abandoned files.
     pub(super) async fn check_member_bytes(
         &self,
         owner: &str,
@@ -202,7 +180,6 @@ impl UploadStaging {
         checked.await.map_err(|error| error.with_url(&self.url))
     }
 
-    /// Returns the path of an upload's file. The file need not exist.
     pub(super) fn upload_path(
         &self,
         owner: &str,
@@ -218,46 +195,35 @@ impl UploadStaging {
         Ok(self.upload_directory().join(name))
     }
 
-    /// Returns the directory of the uploads.
     fn upload_directory(&self) -> PathBuf {
         uploads_directory(&self.root)
     }
 }
 
-/// Returns a unique name for an upload: 32 hex digits.
 fn new_upload_name(owner: &str) -> String {
     static BEGUN: AtomicU64 = AtomicU64::new(0);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let now = wire::clock::unix_time().as_nanos();
     let count = BEGUN.fetch_add(1, Ordering::Relaxed);
     let seed = format!("{owner} {now} {count} {}", process::id());
     Digest::hash_bytes(seed.as_bytes()).to_hex()[..32].to_owned()
 }
 
-/// Returns the prefix of the names of a member's uploads: 16 hex digits of the digest of the
-/// member's name.
+/// Returns 16 hex digits of the digest of the member's name.
 pub(super) fn owner_prefix(owner: &str) -> String {
     Digest::hash_bytes(owner.as_bytes()).to_hex()[..16].to_owned()
 }
 
-/// Returns the directory for unfinished uploads of the store in `root`.
-pub(crate) fn uploads_directory(root: &Path) -> PathBuf {
-    root.join(INTERNAL_DIR).join("uploads")
-}
-
-/// Number and size of the unfinished uploads in a directory.
 #[derive(Debug, Default)]
 struct StagingUsage {
-    /// Number of uploads of all members, without pieces.
+    /// The uploads of all members, without pieces.
     uploads: usize,
-    /// Number of uploads of the member, without pieces.
     member_uploads: usize,
-    /// Disk usage of the member's uploads and pieces, in bytes.
     member_bytes: u64,
 }
 
 impl StagingUsage {
-    /// Removes the abandoned files of a directory and measures the rest. `owner` is the prefix of
-    /// the member's uploads.
+    /// Removes abandoned files and measures the rest. `owner` is the prefix of the member's
+    /// uploads.
     fn clean_and_measure(directory: &Path, owner: &str) -> io::Result<Self> {
         create_private_dir(directory)?;
         let mut used = Self::default();
@@ -285,7 +251,6 @@ impl StagingUsage {
         Ok(used)
     }
 
-    /// Checks that the member may begin another upload.
     fn check_count(&self) -> Result<(), ReceiveError> {
         match self {
             used if used.member_uploads >= MEMBER_UPLOADS_MAX => Err(ReceiveError::TooManyUploads),
@@ -294,20 +259,14 @@ impl StagingUsage {
         }
     }
 
-    /// Checks that the member may stage `more` bytes under a limit in bytes.
     fn check_bytes(&self, more: u64, limit: u64) -> Result<(), ReceiveError> {
         let bytes = self.member_bytes.saturating_add(more);
         if bytes > limit { Err(ReceiveError::TooManyBytes { bytes, limit }) } else { Ok(()) }
     }
 }
 
-/// Creates a directory that only its owner can read.
-fn create_private_dir(directory: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
-}
-
-/// Returns the lock of an upload, by the path of its file: a write shares it, completing the upload
-/// holds it alone. One process serves a directory, so the lock is in memory.
+/// Returns the lock of an upload: a write shares it, completing the upload holds it alone. One
+/// process serves a directory, so the lock is in memory.
 fn upload_lock(path: &Path) -> Arc<RwLock<()>> {
     static LOCKS: Mutex<BTreeMap<PathBuf, Weak<RwLock<()>>>> = Mutex::new(BTreeMap::new());
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -354,7 +313,6 @@ pub(super) async fn write_at_offset(
     if got == bytes { Ok(()) } else { Err(ReceiveError::Size { expected: bytes, got }) }
 }
 
-/// The open file of an upload, for the writes of one part.
 struct OpenUpload {
     file: File,
     path: PathBuf,
@@ -362,15 +320,13 @@ struct OpenUpload {
 }
 
 impl OpenUpload {
-    /// Opens the file of an existing upload. Blocking.
     fn open(path: PathBuf) -> Result<Self, ReceiveError> {
         let file = OpenOptions::new().write(true).open(&path).map_err(missing_is_no_upload)?;
         let lock = upload_lock(&path);
         Ok(Self { file, path, lock })
     }
 
-    /// Writes pieces one after the other, from an offset, unless the upload is being completed or
-    /// has ended. Blocking.
+    /// Writes pieces from an offset, unless the upload is being completed or has ended. Blocking.
     fn write_pieces(self, mut at: u64, pieces: &[Bytes]) -> Result<Self, ReceiveError> {
         let shared = match self.lock.try_read() {
             Err(TryLockError::WouldBlock) => return Err(ReceiveError::Completing),
@@ -388,7 +344,6 @@ impl OpenUpload {
     }
 }
 
-/// Converts the error of a file operation on an upload: without the file there is no upload.
 fn missing_is_no_upload(error: io::Error) -> ReceiveError {
     match error.kind() {
         io::ErrorKind::NotFound => ReceiveError::NoUpload,
@@ -396,8 +351,8 @@ fn missing_is_no_upload(error: io::Error) -> ReceiveError {
     }
 }
 
-/// Renames an upload to its final name, if it has the right size and matches the digest prefix of
-/// its key. Waits for a write in progress; later writes fail.
+/// Renames an upload to its final name, if its size and the digest in its key match. Waits for a
+/// write in progress; later writes fail.
 pub(super) async fn commit_upload(
     staged: PathBuf,
     target: PathBuf,
@@ -431,45 +386,14 @@ pub(super) async fn commit_upload(
     .await
 }
 
-/// Removes the file of an upload; a missing file is not an error.
 pub(super) async fn discard_upload(path: PathBuf) {
     let _ = run_blocking(move || fs::remove_file(path)).await;
 }
 
-/// Checks bytes against the digest in their key, if the key contains one.
 pub(super) fn check_key_digest(key: &RelativePath, bytes: &[u8]) -> Result<(), ReceiveError> {
-    let Some(named) = super::digest_prefix(key) else { return Ok(()) };
+    let Some(named) = digest_prefix(key) else { return Ok(()) };
     let found = Digest::hash_bytes(bytes).to_hex();
     if found.starts_with(&named) { Ok(()) } else { Err(ReceiveError::Differs { named, found }) }
-}
-
-/// Returns the path of the file with a directory's identity.
-pub(crate) fn identity_file(root: &Path) -> PathBuf {
-    root.join(INTERNAL_DIR).join("identity")
-}
-
-/// Reads the identity of a directory, and creates it if missing. Blocking.
-pub(super) fn read_or_create_identity(root: &Path) -> io::Result<String> {
-    let path = identity_file(root);
-    create_private_dir(&root.join(INTERNAL_DIR))?;
-    for _ in 0..2 {
-        match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            read => return read,
-        }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let seed = format!("{} {now} {}", root.display(), process::id());
-        let draft = path.with_extension(process::id().to_string());
-        fs::write(&draft, &Digest::hash_bytes(seed.as_bytes()).to_hex()[..32])?;
-        // Of several processes, the first that links sets the identity.
-        let linked = fs::hard_link(&draft, &path);
-        fs::remove_file(&draft)?;
-        match linked {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-    }
-    fs::read_to_string(&path)
 }
 
 #[cfg(test)]
@@ -486,7 +410,7 @@ mod tests {
             fs::write(dir.path().join(name), vec![7; bytes]).unwrap();
         }
         fs::write(dir.path().join(format!("{bob}-k-3")), [7; 4096]).unwrap();
-        // One byte a terabyte away.
+        // One byte a terabyte away, which leaves a hole.
         let sparse = File::create(dir.path().join(format!("{ann}-k-4"))).unwrap();
         sparse.write_all_at(b"x", 1 << 40).unwrap();
         let used = StagingUsage::clean_and_measure(dir.path(), &ann).unwrap();

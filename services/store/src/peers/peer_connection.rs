@@ -20,42 +20,27 @@ use wire::{AgentId, Digest};
 
 use super::{PeerAgent, active_downloads::Availability, plan::PartBitmap};
 
-/// The request header with the name of the requesting agent.
 pub(super) const AGENT_HEADER: &str = "flotilla-agent";
-/// Longest time to connect to an address. A peer on the same network answers at once; others are
-/// not worth waiting for.
+/// A peer on the same network answers at once; others are not worth waiting for.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest time between two pieces of an answer.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval of keep-alive pings.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// HTTP/2 flow-control window of one stream, in bytes.
 const STREAM_WINDOW: u32 = 2 << 20;
-/// HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// Largest HTTP/2 frame in bytes.
 const FRAME_BYTES: u32 = 256 << 10;
-/// Size of the socket's read buffer in bytes.
 const READ_BYTES: usize = 128 << 10;
-/// Largest number of addresses of one peer that are tried.
 const ADDRESSES_MAX: usize = 4;
 
-/// The reason why a peer can no longer be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PeerFailure {
-    /// No address of the peer accepts a connection.
     #[error("it cannot be reached (S112)")]
     Unreachable,
-    /// The peer did not answer in time.
     #[error("it stopped answering (S112)")]
     Silent,
-    /// The peer answered with an error status.
     #[error("it answered {0} (S112)")]
     Refuses(StatusCode),
-    /// The connection broke.
     #[error("the connection broke (S112)")]
     Broken(#[from] hyper::Error),
-    /// The peer sent other bytes than requested.
     #[error("it sent bytes that were not requested (S112)")]
     Unexpected,
 }
@@ -63,17 +48,13 @@ pub(super) enum PeerFailure {
 /// An HTTP/2 connection to a peer. Clones share it; it closes when the last one is dropped.
 #[derive(Clone)]
 pub(super) struct PeerConnection {
-    /// The sender of requests.
     sender: SendRequest<Empty<Bytes>>,
-    /// The name of this agent.
     name: AgentId,
-    /// The task that drives the connection.
     _connection: Arc<AbortOnDropHandle<()>>,
 }
 
 impl PeerConnection {
-    /// Connects to the first address of a peer that accepts, with TLS and the key that the
-    /// directory lists.
+    /// Connects to the first address that accepts, with the key that the directory lists.
     pub(super) async fn open(
         name: &AgentId,
         identity: &PeerIdentity,
@@ -111,7 +92,6 @@ impl PeerConnection {
         Err(PeerFailure::Unreachable)
     }
 
-    /// Sends a GET request, and fails unless it succeeds.
     async fn get_path(
         &self,
         path: String,
@@ -164,7 +144,6 @@ impl PeerConnection {
         Ok(<[Bytes; 1]>::try_from(pieces).map_or_else(|many| many.concat().into(), |[one]| one))
     }
 
-    /// Requests the announcements about a file of `count` parts.
     pub(super) async fn follow_availability(
         &self,
         digest: Digest,
@@ -175,13 +154,10 @@ impl PeerConnection {
     }
 }
 
-/// The announcements of a peer about one file.
 pub(super) struct AvailabilityStream {
-    /// The body of the answer.
     body: Incoming,
-    /// Number of parts of the file.
     count: usize,
-    /// Received bytes of unfinished announcements.
+    /// Bytes of an unfinished announcement.
     buffered: BytesMut,
 }
 
@@ -198,12 +174,11 @@ impl AvailabilityStream {
         }
         // Of several announcements only the last counts.
         let words = self.buffered.len() / (2 * half);
-        let heard = self.buffered.split_to(words * 2 * half);
-        Ok(Some(decode_availability(&heard[heard.len() - 2 * half..], self.count)))
+        let frames = self.buffered.split_to(words * 2 * half);
+        Ok(Some(decode_availability(&frames[frames.len() - 2 * half..], self.count)))
     }
 }
 
-/// Decodes an announcement about `count` parts.
 fn decode_availability(frame: &[u8], count: usize) -> Availability {
     let marks = |bits: &[u8]| -> PartBitmap {
         (0..count).map(|index| bits[index / 8] >> (index % 8) & 1 == 1).collect()

@@ -23,62 +23,45 @@ use super::{
 };
 use crate::{
     backend::StoreBackend,
+    blocking::run_blocking,
     error::{CacheError, GetError},
     parts::PartHashes,
-    store::{Store, WantedObject, run_blocking},
+    store::{Store, WantedObject},
 };
 
-/// Capacity of the channel from the transfer tasks.
 const EVENTS_MAX: usize = 256;
-/// Interval at which the plan is evaluated without an event, because a timeout of the plan may have
-/// passed.
+/// The interval at which the plan is evaluated without an event, because one of its timeouts may
+/// have passed.
 const TICK: Duration = Duration::from_millis(100);
-/// Number of damaged parts from the store after which the download fails; bits can also flip in
+/// The number of damaged parts from the store after which a download fails; bits can also flip in
 /// transit.
 const DAMAGED_PARTS_MAX: u32 = 16;
-/// Longest time without a part from a peer after the store has failed.
+/// The longest time without a part from a peer after the store has failed.
 const PEERS_ONLY_TIMEOUT: Duration = Duration::from_secs(3);
-/// Pause before the availability of a peer is requested again after its stream has ended.
 const REPEAT_PAUSE: Duration = Duration::from_secs(1);
 
-/// A message from a transfer task.
 enum DownloadEvent {
-    /// A peer is connected.
     Joined(usize, PeerConnection),
-    /// A peer announced which parts it has.
     Announced(usize, Availability),
-    /// A peer can no longer be used.
     Left(usize, PeerFailure),
-    /// A part was verified and written.
     Received(PartSource, usize),
-    /// A part from this source did not match its hash.
+    /// A part did not match its hash.
     Damaged(PartSource, usize),
-    /// A request has ended.
     Ended(PartRequest, Result<(), TransferFailure>),
 }
 
-/// The reason why a request failed.
 enum TransferFailure {
-    /// The store failed.
     Store(GetError),
-    /// The peer failed.
     Peer(PeerFailure),
-    /// Writing the file failed.
     Disk(io::Error),
 }
 
-/// The values that the transfer tasks of one file share.
 #[derive(Clone)]
 struct TransferContext {
-    /// The storage of the store.
     backend: Arc<StoreBackend>,
-    /// The file to download.
     wanted: WantedObject,
-    /// The part hashes of the file.
     parts: Arc<PartHashes>,
-    /// The file to write to.
     file: Arc<File>,
-    /// The channel to the download.
     event_tx: mpsc::Sender<DownloadEvent>,
 }
 
@@ -133,27 +116,19 @@ pub(crate) async fn fetch_with_peers(
 /// store, or if the store has failed and no peer is left or none delivers for 3 s.
 struct PeerDownload {
     peers: PeerNode,
-    /// Values shared with the tasks.
     context: TransferContext,
     plan: DownloadPlan,
-    /// Connections by peer index.
     connections: BTreeMap<usize, PeerConnection>,
-    /// Running transfers, which end when the download is dropped.
     tasks: JoinSet<()>,
-    /// The peers to ask, by index.
     candidates: Vec<PeerAgent>,
-    /// Start of the download.
     started_at: Instant,
-    /// Number of damaged parts from the store.
     damaged_parts: u32,
-    /// Bytes received from peers.
     peer_bytes: u64,
     /// The store's error, with the time of the failure or of the last part received after it.
     store_failure: Option<(Instant, GetError)>,
 }
 
 impl PeerDownload {
-    /// Runs the download to its end.
     async fn run(
         &mut self,
         mut hear: mpsc::Receiver<DownloadEvent>,
@@ -171,10 +146,10 @@ impl PeerDownload {
             while let Some(take) = self.plan.next(self.started_at.elapsed()) {
                 self.start_request(take);
             }
-            let said = self.plan.own_availability();
+            let availability = self.plan.own_availability();
             entry.partial_file.availability.send_if_modified(|now| {
-                let changed = *now != said;
-                *now = said;
+                let changed = *now != availability;
+                *now = availability;
                 changed
             });
             if self.plan.is_done() {
@@ -199,7 +174,6 @@ impl PeerDownload {
         }
     }
 
-    /// Starts the transfer of a request.
     fn start_request(&mut self, take: PartRequest) {
         let job = self.context.clone();
         match take.source {
@@ -215,12 +189,12 @@ impl PeerDownload {
         }
     }
 
-    /// Applies an event to the plan. Fails on disk errors and on too many damaged parts.
+    /// Fails on disk errors and on too many damaged parts.
     fn handle_event(&mut self, event: DownloadEvent, at: &FsPath) -> Result<(), GetError> {
         match event {
             DownloadEvent::Joined(index, link) => drop(self.connections.insert(index, link)),
-            DownloadEvent::Announced(index, said) => {
-                self.plan.update_peer(index, said, self.started_at.elapsed());
+            DownloadEvent::Announced(index, availability) => {
+                self.plan.update_peer(index, availability, self.started_at.elapsed());
             }
             DownloadEvent::Left(index, why) => self.drop_peer(index, &why),
             DownloadEvent::Received(from, index) => {
@@ -270,7 +244,6 @@ impl PeerDownload {
         Ok(())
     }
 
-    /// Counts the bytes of a received part.
     fn count_part(&mut self, from: PartSource, index: usize) {
         let range = self.context.parts.part_range(index);
         let (bytes, counts) = (range.end - range.start, &self.peers.inner.counts);
@@ -283,7 +256,6 @@ impl PeerDownload {
         }
     }
 
-    /// Stops using a peer.
     fn drop_peer(&mut self, index: usize, why: &PeerFailure) {
         let name = &self.candidates[index].name;
         tracing::debug!(%name, %why, url = self.context.wanted.url, "stopped asking a peer");
@@ -293,27 +265,27 @@ impl PeerDownload {
 }
 
 impl TransferContext {
-    /// Sends an event, and ignores it if the download has ended.
+    /// Ignores the event if the download has ended.
     async fn send_event(&self, event: DownloadEvent) {
         let _ = self.event_tx.send(event).await;
     }
 
-    /// Connects to a peer and forwards its announcements until it has all parts or fails.
+    /// Forwards the announcements of a peer until it has all parts or fails.
     async fn follow_peer(self, peers: PeerNode, index: usize, peer: PeerAgent) {
         let inner = &peers.inner;
-        let heard = async {
+        let followed = async {
             let link = PeerConnection::open(&inner.name, &inner.identity, &peer).await?;
             let mut joined = false;
             loop {
-                let mut words =
+                let mut announcements =
                     link.follow_availability(self.wanted.digest, self.parts.part_count()).await?;
                 let mut all = false;
-                while let Some(said) = words.next().await? {
+                while let Some(availability) = announcements.next().await? {
                     if !std::mem::replace(&mut joined, true) {
                         self.send_event(DownloadEvent::Joined(index, link.clone())).await;
                     }
-                    all = said.0.iter().all(|has| *has);
-                    self.send_event(DownloadEvent::Announced(index, said)).await;
+                    all = availability.0.iter().all(|has| *has);
+                    self.send_event(DownloadEvent::Announced(index, availability)).await;
                 }
                 if all {
                     return Ok(());
@@ -321,12 +293,11 @@ impl TransferContext {
                 tokio::time::sleep(REPEAT_PAUSE).await;
             }
         };
-        if let Err(why) = heard.await {
+        if let Err(why) = followed.await {
             self.send_event(DownloadEvent::Left(index, why)).await;
         }
     }
 
-    /// Requests one part from a peer.
     async fn request_from_peer(self, link: PeerConnection, take: PartRequest) {
         let index = take.parts.start;
         let outcome = match link.fetch_range(self.wanted.digest, self.parts.part_range(index)).await
@@ -339,13 +310,12 @@ impl TransferContext {
         self.send_event(DownloadEvent::Ended(take, outcome)).await;
     }
 
-    /// Requests consecutive parts from the store, and reports the end of the request.
     async fn request_from_store(self, take: PartRequest) {
         let outcome = self.read_from_store(&take).await;
         self.send_event(DownloadEvent::Ended(take, outcome)).await;
     }
 
-    /// Reads consecutive parts from the store and writes each as soon as it is complete.
+    /// Writes each part as soon as it is complete.
     async fn read_from_store(&self, take: &PartRequest) -> Result<(), TransferFailure> {
         let key = &self.wanted.key;
         let fault = |source| TransferFailure::Store(self.backend.storage_error(key, source).into());
@@ -374,7 +344,6 @@ impl TransferContext {
         Ok(())
     }
 
-    /// Writes a part if it matches its hash, and reports the result.
     async fn write_part(&self, from: PartSource, index: usize, bytes: Bytes) -> io::Result<()> {
         let (parts, file) = (self.parts.clone(), self.file.clone());
         let kept = run_blocking(move || {

@@ -44,43 +44,31 @@ use tokio::{
 use wire::{AgentId, Digest};
 
 use super::{PeerNode, peer_connection::AGENT_HEADER, plan::PartBitmap};
-use crate::{cache::FileCache, parts::PartHashes, store::run_blocking};
+use crate::{blocking::run_blocking, cache::FileCache, parts::PartHashes};
 
-/// Largest number of connections; more wait until one closes.
+/// The largest number of connections; more wait until one closes.
 const CONNECTIONS_MAX: usize = 64;
-/// Largest number of parallel requests on one connection.
 const REQUESTS_MAX: u32 = 32;
-/// Largest number of parallel requests for bytes on all connections together.
+/// The largest number of parallel answers with bytes on all connections together.
 const SENDING_MAX: usize = 64;
-/// Longest time that a request for bytes waits for one of [`SENDING_MAX`] permits.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time after which a connection without a request of a known member is closed, to make room for
-/// others.
+/// A connection without a request of a known member is closed after this time, to make room.
 const MEMBERSHIP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval of keep-alive pings.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
-/// Longest lifetime of a connection, even if it is in use.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(3600);
-/// Longest time to wait for the begin of a download that a peer asks about.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(20);
-/// Pause between two announcements. Each goes to every peer, so more frequent ones cost more than
-/// they help.
+/// Each announcement goes to every peer, so more frequent ones cost more than they help.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(12);
-/// Size of a read from a file, in bytes.
 const READ_BYTES: u64 = 256 << 10;
-/// Pause after a failed accept: the machine lacks a resource, and an immediate retry would spin.
+/// A failed accept means that the machine lacks a resource, and an immediate retry would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The body of an answer.
 type PeerReplyBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// The server for peers.
 struct PeerServer {
     peers: PeerNode,
     cache: FileCache,
-    /// Permits for answers with bytes.
     sending: Arc<Semaphore>,
 }
 
@@ -105,7 +93,7 @@ impl PeerNode {
 }
 
 impl PeerServer {
-    /// Handles one connection: TLS handshake, then requests. Closes it if no member shows in time.
+    /// Closes the connection if no member shows in time.
     async fn handle_connection(self: Arc<Self>, socket: TcpStream, _permit: OwnedSemaphorePermit) {
         // A failure costs only speed.
         let _ = socket.set_nodelay(true);
@@ -136,7 +124,6 @@ impl PeerServer {
         }
     }
 
-    /// Checks the membership of the requesting agent and answers one request.
     async fn answer_request(
         &self,
         key: Fingerprint,
@@ -179,7 +166,6 @@ impl PeerServer {
         }
     }
 
-    /// Answers a request for a byte range, from an unfinished download or from the cache.
     async fn send_bytes(&self, digest: Digest, range: Range<u64>) -> Response<PeerReplyBody> {
         let turn = timeout(TURN_TIMEOUT, self.sending.clone().acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
@@ -197,7 +183,7 @@ impl PeerServer {
         let Some(file) = file else {
             return refuse_request(StatusCode::NOT_FOUND, "those bytes are not here");
         };
-        let told = format!("bytes {}-{}/*", range.start, range.end - 1);
+        let content_range = format!("bytes {}-{}/*", range.start, range.end - 1);
         // The permit is held until the last byte is read.
         let state = (self.peers.clone(), Arc::new(file), range, turn);
         let pieces = stream::try_unfold(state, |(peers, file, range, turn)| async move {
@@ -215,34 +201,36 @@ impl PeerServer {
         });
         let mut response = Response::new(StreamBody::new(pieces.boxed()).boxed_unsync());
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-        if let Ok(value) = told.parse() {
+        if let Ok(value) = content_range.parse() {
             response.headers_mut().insert(CONTENT_RANGE, value);
         }
         response
     }
 
-    /// Answers a request for the available parts of a file with a stream of announcements.
     fn send_availability(&self, digest: Digest) -> Response<PeerReplyBody> {
         let state = Some((self.peers.clone(), self.cache.clone(), None));
-        let said = stream::unfold(state, move |state| async move {
-            let (peers, cache, mut heard) = state?;
+        let frames = stream::unfold(state, move |state| async move {
+            let (peers, cache, mut changes) = state?;
             loop {
                 // Subscribes before the check, so that no begin is missed.
                 let mut begun = peers.inner.active.subscribe_begun();
                 begun.borrow_and_update();
-                if heard.is_none() {
-                    heard = peers.inner.active.get(digest).map(|here| {
-                        let mut heard = here.availability.subscribe();
-                        heard.mark_changed();
-                        heard
+                if changes.is_none() {
+                    changes = peers.inner.active.get(digest).map(|here| {
+                        let mut receiver = here.availability.subscribe();
+                        receiver.mark_changed();
+                        receiver
                     });
                 }
-                if let Some(mut changes) = heard.take() {
-                    if changes.changed().await.is_ok() {
-                        let frame = encode_availability(&changes.borrow_and_update());
+                if let Some(mut receiver) = changes.take() {
+                    if receiver.changed().await.is_ok() {
+                        let frame = encode_availability(&receiver.borrow_and_update());
                         // Announces several parts together.
                         sleep(ANNOUNCE_INTERVAL).await;
-                        return Some((Ok(Frame::data(frame)), Some((peers, cache, Some(changes)))));
+                        return Some((
+                            Ok(Frame::data(frame)),
+                            Some((peers, cache, Some(receiver))),
+                        ));
                     }
                     continue;
                 }
@@ -255,16 +243,14 @@ impl PeerServer {
                 timeout(BEGIN_TIMEOUT, begun.changed()).await.ok()?.ok()?;
             }
         });
-        Response::new(StreamBody::new(said.boxed()).boxed_unsync())
+        Response::new(StreamBody::new(frames.boxed()).boxed_unsync())
     }
 
-    /// Opens a file of the cache, and returns it with its size in bytes.
     async fn open_whole_file(&self, digest: Digest) -> Option<(File, u64)> {
         open_cached_file(&self.cache, digest).await
     }
 }
 
-/// Opens a file of the cache on a blocking thread, and returns it with its size in bytes.
 async fn open_cached_file(cache: &FileCache, digest: Digest) -> Option<(File, u64)> {
     let cache = cache.clone();
     run_blocking(move || {
@@ -275,7 +261,7 @@ async fn open_cached_file(cache: &FileCache, digest: Digest) -> Option<(File, u6
     .await
 }
 
-/// Reads a range if the kernel has it in memory, which is common for parts that just arrived. A
+/// Reads a range if the kernel has it in memory, which is common for parts that just arrived; a
 /// switch to another thread would take more time.
 fn read_from_memory(file: &File, range: &Range<u64>) -> Option<Bytes> {
     let mut piece = vec![0; usize::try_from(range.end - range.start).ok()?];
@@ -284,14 +270,12 @@ fn read_from_memory(file: &File, range: &Range<u64>) -> Option<Bytes> {
     (read == Ok(piece.len())).then(|| piece.into())
 }
 
-/// Reads a range of a file. Blocking.
 fn read_range(file: &File, range: Range<u64>) -> io::Result<Bytes> {
     let mut piece = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
     file.read_exact_at(&mut piece, range.start)?;
     Ok(piece.into())
 }
 
-/// Encodes an announcement.
 fn encode_availability((here, claimed): &(PartBitmap, PartBitmap)) -> Bytes {
     let bits = |marks: &PartBitmap| -> Vec<u8> {
         let byte =
@@ -309,7 +293,6 @@ fn parse_range(text: &str) -> Option<Range<u64>> {
     Some(first..last.checked_add(1)?)
 }
 
-/// Builds an answer with an error status and a message.
 fn refuse_request(status: StatusCode, sentence: &'static str) -> Response<PeerReplyBody> {
     let never = |never: Infallible| match never {};
     let body = Full::new(Bytes::from_static(sentence.as_bytes())).map_err(never);

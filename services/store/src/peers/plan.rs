@@ -9,47 +9,36 @@
 
 use std::{collections::BTreeMap, ops::Range, time::Duration};
 
-/// Largest number of requests to one peer at the same time: enough to fill the connection, and few
-/// enough not to delay the end of the download.
+/// Enough to fill the connection, and few enough not to delay the end of the download.
 const REQUESTS_PER_PEER: usize = 2;
-/// Largest number of requests to all peers together, because answers that arrive together have to
-/// be buffered.
+/// Answers of all peers that arrive together have to be buffered.
 const PEER_REQUESTS_MAX: usize = 16;
-/// Number of parallel requests to the store and bytes of one request, while other agents fetch the
-/// same file.
+/// Parallel requests to the store and bytes of one request while other agents fetch the same file.
 const STORE_SHARED: (usize, u64) = (2, 512 << 10);
-/// Number of parallel requests to the store and bytes of one request, while no other agent fetches
-/// the file.
+/// The same while no other agent fetches the file.
 const STORE_ALONE: (usize, u64) = (4, 16 << 20);
-/// Smallest number of requests for an agent's own share; with larger requests the others would wait
-/// for it.
+/// The smallest number of requests for an agent's own share; with larger requests the others would
+/// wait for it.
 const SHARE_DIVISOR: usize = 10;
 /// Divisor of the request size for parts of another agent's share.
 const HELP_DIVISOR: usize = 4;
-/// Time for which parts that others have or claim are left to them once no other part is missing,
-/// and time after which a requested part counts as late.
+/// The time for which parts that others have or claim are left to them once no other part is
+/// missing, and after which a requested part counts as late.
 const PEER_PATIENCE: Duration = Duration::from_millis(500);
 /// Time for which the claims of a peer hold after its last new part.
 const CLAIM_TTL: Duration = Duration::from_secs(3);
 
-/// One flag per part.
 pub(crate) type PartBitmap = Vec<bool>;
 
-/// A source of parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PartSource {
-    /// The store.
     Store,
-    /// The peer with this index.
     Peer(usize),
 }
 
-/// A request for consecutive parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartRequest {
-    /// The source to ask.
     pub(crate) source: PartSource,
-    /// Indexes of the parts.
     pub(crate) parts: Range<usize>,
 }
 
@@ -71,59 +60,40 @@ pub(crate) struct PartRequest {
 /// Times are durations since the start of the download.
 #[derive(Debug)]
 pub(crate) struct DownloadPlan {
-    /// State of the parts.
     parts: Vec<PartState>,
-    /// Size of a part in bytes.
     part_bytes: u64,
-    /// State of the peers by index.
     peers: BTreeMap<usize, PeerState>,
-    /// Parts to take from the store first.
     own_share: Range<usize>,
-    /// Number of running requests to the store.
     store_requests: usize,
-    /// Size of the next request to the store; it doubles with each complete answer.
+    /// Bytes of the next request to the store; doubles with each complete answer.
     store_run_bytes: u64,
-    /// Time since when no unclaimed part is left to take from the store.
+    /// The time since when no unclaimed part is left to take from the store.
     idle_since: Option<Duration>,
-    /// State of the generator that spreads requests over the parts.
     random_state: u64,
-    /// True after the store has failed; it gets no more requests.
     store_disabled: bool,
 }
 
-/// The state of one part.
 #[derive(Debug, Clone, Default)]
 struct PartState {
-    /// True if the part is written.
     received: bool,
-    /// True if the part is requested from the store.
     asked_store: bool,
-    /// True if the part is requested from a peer.
     asked_peer: bool,
-    /// Time of the last request.
     asked_at: Duration,
-    /// Number of peers that have the part.
     holder_count: usize,
 }
 
-/// The state of one peer.
 #[derive(Debug)]
 struct PeerState {
-    /// Parts that it has.
     has: PartBitmap,
-    /// Parts that it is fetching from the store.
     claims: PartBitmap,
-    /// Number of running requests to it.
     requests: usize,
-    /// Time of its last new part.
+    /// The time of its last new part.
     progress_at: Duration,
-    /// True if it has sent an announcement.
     has_announced: bool,
 }
 
 impl DownloadPlan {
-    /// Creates the plan of the agent with rank `place` of `count` agents. The rank decides the
-    /// agent's own share.
+    /// Creates the plan of the agent with rank `place` of `count`; the rank decides its own share.
     pub(crate) fn new(parts: usize, part_bytes: u64, (place, count): (usize, usize)) -> Self {
         Self {
             parts: vec![PartState::default(); parts],
@@ -138,7 +108,6 @@ impl DownloadPlan {
         }
     }
 
-    /// Adds a peer without parts and claims.
     pub(crate) fn add_peer(&mut self, peer: usize, now: Duration) {
         let none = vec![false; self.parts.len()];
         let (has, claims) = (none.clone(), none);
@@ -146,8 +115,7 @@ impl DownloadPlan {
         self.peers.insert(peer, other);
     }
 
-    /// Applies an announcement of a peer: its parts and its current claims. Parts are never taken
-    /// back.
+    /// Applies an announcement; parts are never taken back.
     pub(crate) fn update_peer(
         &mut self,
         peer: usize,
@@ -174,18 +142,16 @@ impl DownloadPlan {
         }
     }
 
-    /// Stops requests to the store after it has failed; peers may still deliver.
     pub(crate) fn disable_store(&mut self) {
         self.store_disabled = true;
     }
 
-    /// Returns true if there is a peer.
     pub(crate) fn has_peers(&self) -> bool {
         !self.peers.is_empty()
     }
 
-    /// Returns the next request and marks its parts as requested, or `None` if there is nothing to
-    /// request now.
+    /// Returns the next request and marks its parts as requested, or `None` if nothing is to be
+    /// requested now.
     pub(crate) fn next(&mut self, now: Duration) -> Option<PartRequest> {
         let take = self.next_from_peers(now).or_else(|| self.next_from_store(now))?;
         for part in &mut self.parts[take.parts.clone()] {
@@ -206,8 +172,7 @@ impl DownloadPlan {
         Some(take)
     }
 
-    /// Chooses the rarest missing part that a peer has, and of its holders the one with the fewest
-    /// requests.
+    /// Chooses the rarest missing part, and of its holders the one with the fewest requests.
     fn next_from_peers(&mut self, now: Duration) -> Option<PartRequest> {
         if self.peers.values().map(|other| other.requests).sum::<usize>() >= PEER_REQUESTS_MAX {
             return None;
@@ -246,7 +211,6 @@ impl DownloadPlan {
         Some(PartRequest { source: PartSource::Peer(peer), parts: index..index + 1 })
     }
 
-    /// Chooses parts to request from the store.
     fn next_from_store(&mut self, now: Duration) -> Option<PartRequest> {
         let others = self.peers.values().filter(|other| other.has_announced).count();
         let (requests, bytes) = if others == 0 { STORE_ALONE } else { STORE_SHARED };
@@ -293,12 +257,12 @@ impl DownloadPlan {
         free && !self.peers.values().any(claimed)
     }
 
-    /// Marks a verified part as received, and returns false if it was received before.
+    /// Returns false if the part was received before.
     pub(crate) fn mark_received(&mut self, index: usize) -> bool {
         !std::mem::replace(&mut self.parts[index].received, true)
     }
 
-    /// Ends a request. Its missing parts may be requested again.
+    /// Ends a request; its missing parts may be requested again.
     pub(crate) fn end_request(&mut self, take: &PartRequest) {
         let whole = self.parts[take.parts.clone()].iter().all(|part| part.received);
         for part in &mut self.parts[take.parts.clone()] {
@@ -322,13 +286,11 @@ impl DownloadPlan {
         }
     }
 
-    /// Returns true if all parts are received.
     pub(crate) fn is_done(&self) -> bool {
         self.parts.iter().all(|part| part.received)
     }
 
-    /// Returns the announcement for peers: the received parts, and the parts being fetched from the
-    /// store.
+    /// Returns the received parts, and the parts being fetched from the store.
     pub(crate) fn own_availability(&self) -> (PartBitmap, PartBitmap) {
         let claims = self.parts.iter().map(|part| part.asked_store && !part.received);
         (self.parts.iter().map(|part| part.received).collect(), claims.collect())

@@ -4,7 +4,6 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::OsString,
     fs::{self, File},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -15,42 +14,34 @@ use std::{
 use serde::{Deserialize, Serialize};
 use wire::Digest;
 
-/// Age at which a journal expires. Stores drop unfinished uploads; a gateway drops them after a
-/// day.
+/// Stores drop unfinished uploads; a gateway drops them after a day.
 const JOURNAL_TTL: Duration = Duration::from_secs(12 * 3600);
-/// Age at which a journal is deleted although its upload could not be aborted. The store then has
-/// to remove the upload itself.
+/// The age at which a journal is deleted although its upload could not be aborted. The store then
+/// has to remove the upload itself.
 const DISCARD_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
-/// Largest number of journals; above it, the next upload is not recorded.
+/// The largest number of journals; above it, the next upload is not recorded.
 const JOURNALS_MAX: usize = 64;
-/// Largest size of a journal that is read: ten thousand parts and their names.
+/// Ten thousand parts and their names.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// The file that is uploaded, and its destination.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct UploadIdentity {
-    /// The URL of the object.
     pub(super) url: String,
-    /// The digest of the file.
     pub(super) digest: Digest,
-    /// The size of the file in bytes.
     pub(super) bytes: u64,
     /// The size of each part but the last, in bytes.
     pub(super) part_bytes: u64,
 }
 
-/// A part that the store has received.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentPart {
-    /// Number of the part, from 0.
     pub(super) index: usize,
     /// The store's name of the part, needed to complete the upload.
     pub(super) name: String,
-    /// Running digest of the file up to the end of the part, at the time of sending.
+    /// The running digest of the file up to the end of the part, at the time of sending.
     pub(super) digest: Digest,
 }
 
-/// The first line of a journal.
 #[derive(Serialize, Deserialize)]
 struct JournalHeader {
     what: UploadIdentity,
@@ -60,26 +51,17 @@ struct JournalHeader {
 /// The record of one upload. Without a file it ends with the process.
 #[derive(Debug)]
 pub(super) struct UploadJournal {
-    /// The locked journal file and its path, if the upload is recorded.
+    /// The locked file and its path, if the upload is recorded.
     file: Option<(File, PathBuf)>,
-    /// The file and its destination.
     identity: UploadIdentity,
     /// The store's name of the upload, once it is begun.
     pub(super) upload: Option<String>,
-    /// The received parts by index.
     pub(super) sent: BTreeMap<usize, SentPart>,
 }
 
-/// Returns the directory of journals: below `XDG_CACHE_HOME`, or `.cache` in `HOME`.
-pub(crate) fn default_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-    cache.is_absolute().then(|| cache.join("flotilla/uploads"))
-}
-
 impl UploadJournal {
-    /// Reads the journal that an earlier process left for this upload. The journal is empty and not
-    /// recorded if another process holds it or the directory cannot be used. Blocking.
+    /// Reads the journal that an earlier process left for this upload. The journal is not recorded
+    /// if another process holds it or the directory cannot be used. Blocking.
     pub(super) fn open(directory: Option<&Path>, what: UploadIdentity) -> Self {
         let none = |what| Self { file: None, identity: what, upload: None, sent: BTreeMap::new() };
         let Some(directory) = directory else { return none(what) };
@@ -94,8 +76,7 @@ impl UploadJournal {
         }
     }
 
-    /// Opens and locks the journal's file. Returns `None` if it is locked by another process or
-    /// there are too many journals.
+    /// Returns `None` if another process holds the file or there are too many journals.
     fn read(directory: &Path, what: UploadIdentity) -> io::Result<Option<Self>> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let name = Digest::hash_bytes(format!("{}\n{}", what.url, what.digest).as_bytes()).to_hex();
@@ -128,9 +109,8 @@ impl UploadJournal {
         Ok(Some(journal))
     }
 
-    /// Returns the expired journals of uploads to objects below the URL `below`, with the keys of
-    /// the objects; at most 64. The journals are locked, so that no other process aborts the same
-    /// uploads. Blocking.
+    /// Returns the expired journals of uploads below the URL `below`, with the keys of the objects.
+    /// They are locked, so that no other process aborts the same uploads. Blocking.
     pub(super) fn find_abandoned(directory: &Path, below: &str) -> Vec<(Self, String)> {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         let abandoned = entries.filter_map(|entry| {
@@ -158,27 +138,23 @@ impl UploadJournal {
         self.append_line(&serde_json::to_vec(&begun)?)
     }
 
-    /// Records a received part. Blocking.
     pub(super) fn record_part(&mut self, part: SentPart) -> io::Result<()> {
         let line = serde_json::to_vec(&part)?;
         self.sent.insert(part.index, part);
         self.append_line(&line)
     }
 
-    /// Appends a line to the file, if there is one.
     fn append_line(&mut self, line: &[u8]) -> io::Result<()> {
         let Some((file, _)) = &mut self.file else { return Ok(()) };
         file.write_all(&[b"\n", line, b"\n"].concat())
     }
 
-    /// Removes all entries.
     fn clear(&mut self) -> io::Result<()> {
         (self.upload, self.sent) = (None, BTreeMap::new());
         let Some((file, _)) = &self.file else { return Ok(()) };
         file.set_len(0)
     }
 
-    /// Deletes the journal of an upload that has ended.
     pub(super) fn delete_file(mut self) {
         if let Some((_, path)) = self.file.take() {
             // A journal that cannot be deleted does not match later uploads and expires.
@@ -187,15 +163,13 @@ impl UploadJournal {
     }
 }
 
-/// Returns true if a file was modified less than `limit` ago, or its modification time is unknown
-/// or in the future.
+/// Returns true for an unknown modification time, and for one in the future.
 fn is_younger(meta: &fs::Metadata, limit: Duration) -> bool {
     let age = meta.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
     age.is_none_or(|age| age < limit)
 }
 
-/// Deletes the journals that have reached [`DISCARD_AGE`], and returns true if there is room for
-/// another one: fewer than 64 that have not expired.
+/// Deletes old journals and returns true if there is room for another one.
 fn has_room(directory: &Path) -> io::Result<bool> {
     let mut kept = 0;
     for entry in fs::read_dir(directory)? {
@@ -225,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upload_is_gone_on_with_by_one_process_at_a_time_until_it_is_over() {
+    fn an_upload_is_resumed_by_one_process_at_a_time_until_it_ends() {
         let dir = tempfile::tempdir().unwrap();
         let open = || UploadJournal::open(Some(dir.path()), what());
         let mut first = open();
@@ -243,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_another_file_or_too_old_is_not_gone_on_with() {
+    fn a_journal_of_another_file_or_an_expired_one_is_not_resumed() {
         let dir = tempfile::tempdir().unwrap();
         UploadJournal::open(Some(dir.path()), what()).record_begin("u-1").unwrap();
         let larger = UploadIdentity { part_bytes: 32, ..what() };

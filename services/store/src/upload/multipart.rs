@@ -14,12 +14,11 @@ impl StoreBackend {
     pub(super) async fn begin_upload(&self, key: &Path) -> Result<Option<String>> {
         match (&self.bucket, &self.gateway) {
             (Some(bucket), _) => bucket.s3.create_multipart(&bucket.full_key(key)).await.map(Some),
-            (None, Some(door)) => door.gateway_client().begin_upload(key).await,
+            (None, Some(gateway)) => gateway.gateway_client().begin_upload(key).await,
             (None, None) => Err(no_multipart()),
         }
     }
 
-    /// Sends a part and returns its name.
     pub(super) async fn put_part(
         &self,
         key: &Path,
@@ -33,14 +32,13 @@ impl StoreBackend {
                     bucket.s3.put_part(&bucket.full_key(key), upload, index, bytes.into()).await;
                 put.map(|part| part.content_id)
             }
-            (None, Some(door)) => {
-                door.gateway_client().put_part(key, upload, (index, offset), bytes).await
+            (None, Some(gateway)) => {
+                gateway.gateway_client().put_part(key, upload, (index, offset), bytes).await
             }
             (None, None) => Err(no_multipart()),
         }
     }
 
-    /// Completes an upload of `bytes` bytes.
     pub(super) async fn complete_upload(
         &self,
         key: &Path,
@@ -54,24 +52,22 @@ impl StoreBackend {
                 let done = bucket.s3.complete_multipart(&bucket.full_key(key), upload, parts).await;
                 done.map(|_| ())
             }
-            (None, Some(door)) => {
-                door.gateway_client().complete_upload(key, upload, parts, bytes).await
+            (None, Some(gateway)) => {
+                gateway.gateway_client().complete_upload(key, upload, parts, bytes).await
             }
             (None, None) => Err(no_multipart()),
         }
     }
 
-    /// Ends an upload and removes its parts.
     pub(super) async fn abort_upload(&self, key: &Path, upload: &String) -> Result<()> {
         match (&self.bucket, &self.gateway) {
             (Some(bucket), _) => bucket.s3.abort_multipart(&bucket.full_key(key), upload).await,
-            (None, Some(door)) => door.gateway_client().abort_upload(key, upload).await,
+            (None, Some(gateway)) => gateway.gateway_client().abort_upload(key, upload).await,
             (None, None) => Err(no_multipart()),
         }
     }
 }
 
-/// Builds the error for a directory, whose files are copied instead.
 fn no_multipart() -> object_store::Error {
     object_store::Error::NotSupported {
         source: "a directory does not support multipart uploads".into(),

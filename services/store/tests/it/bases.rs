@@ -17,11 +17,11 @@ use store::{
 use tempfile::TempDir;
 use wire::v1;
 
-use crate::support::{MIB, Place, disk_use, noise, told};
+use crate::support::{MIB, Place, disk_use, format_error_chain, noise};
 
 const WEIGHTS: &str = "model.safetensors";
 
-/// A model directory last written to an hour ago, as models are.
+/// Writes a model directory with modification times an hour ago.
 fn model(dir: &Path, seed: u64, len: usize) -> PathBuf {
     fs::create_dir_all(dir).unwrap();
     write(&dir.join("config.json"), format!("{{\"seed\": {seed}}}").as_bytes());
@@ -51,7 +51,7 @@ async fn publish(
     store.publish_base((dir, &names), &place, revision, upload, (digests, Arc::new(|_| ()))).await
 }
 
-/// An agent's cache, on a machine with these directories.
+/// Opens an agent's cache with base models in these directories.
 fn cache(dir: &TempDir, max_bytes: u64, models: &[&Path], hub: Option<HubClient>) -> FileCache {
     let models = models.iter().map(|path| (*path).to_owned()).collect();
     FileCache::open_with_sources(
@@ -88,7 +88,7 @@ async fn a_base_kept_elsewhere_is_its_manifest_in_the_store_and_the_users_files_
         assert_eq!(fs::metadata(&linked).unwrap().ino(), fs::metadata(&theirs).unwrap().ino());
         assert!(disk_use(dir.path()) < MIB as u64 / 10);
         drop(held);
-        // It goes with the next tree that needs the room; the user's file does not.
+        // The link is evicted with the next tree that needs the room; the user's file stays.
         let other = model(&root.path().join("other"), 2, MIB / 5 - 10_000);
         let other_tree = publish(&at.store, &other, None, UploadMode::Missing).await.unwrap();
         fs::remove_dir_all(&other).unwrap();
@@ -117,16 +117,16 @@ async fn a_file_changed_in_place_is_never_used_as_the_base() {
     assert!(
         matches!(error, GetError::Unavailable { .. }) && !error.is_transient(),
         "{}",
-        told(&error)
+        format_error_chain(&error)
     );
     for words in [WEIGHTS, "1048576 bytes", "--models", "base.upload: always", "copy it there"] {
-        assert!(told(&error).contains(words), "{}", told(&error));
+        assert!(format_error_chain(&error).contains(words), "{}", format_error_chain(&error));
     }
     let held = ours.fetch_tree(&at.store, &stored).await.unwrap();
     let fetched = held.path().join(WEIGHTS);
     assert!(fs::symlink_metadata(&fetched).unwrap().is_file(), "still the user's changed file");
     assert_eq!(fs::read(&fetched).unwrap(), noise(1, MIB));
-    // What the store gave does for the other tree too.
+    // The other tree uses the file that the store delivered.
     ours.fetch_tree(&at.store, &elsewhere).await.unwrap();
 }
 
@@ -143,12 +143,12 @@ async fn a_hub_gives_what_neither_machine_nor_store_has() {
     assert_eq!(fs::read(held.path().join(WEIGHTS)).unwrap(), noise(1, 3 * MIB));
     assert!(disk_use(dir.path()) >= 3 * MIB as u64, "a download counts like any other");
     drop(held);
-    // The commit says so, the digest decides.
+    // The commit matches, the digest does not.
     let there = tempfile::tempdir().unwrap();
     write(&source.join(WEIGHTS), &noise(2, 3 * MIB));
     let error =
         cache(&there, u64::MAX, &[], Some(hub)).fetch_tree(&at.store, &tree).await.unwrap_err();
-    let text = told(&error);
+    let text = format_error_chain(&error);
     assert!(text.contains("has another digest") && text.contains("hf download org/tiny"), "{text}");
     let url = server.url();
     drop(server);
@@ -158,7 +158,7 @@ async fn a_hub_gives_what_neither_machine_nor_store_has() {
     assert!(
         matches!(error, GetError::Unavailable { .. }) && error.is_transient(),
         "{}",
-        told(&error)
+        format_error_chain(&error)
     );
 }
 
@@ -175,7 +175,7 @@ async fn the_same_bytes_are_not_uploaded_twice() {
     let second = publish(&at.store, &source, Some(revision()), UploadMode::Missing).await.unwrap();
     assert_ne!(second, first);
     assert_eq!(at.count(&["POST", "uploads"]), uploads);
-    // A submission that was killed before its manifest goes on where it was.
+    // A submission continues after an earlier one was killed before its manifest.
     let place = at.dir.join(&second.path);
     for name in ["manifest.json", "config.json"] {
         fs::remove_file(place.join(name)).unwrap();
@@ -187,14 +187,14 @@ async fn the_same_bytes_are_not_uploaded_twice() {
     );
     assert_eq!(at.count(&["POST", "uploads"]), uploads);
     assert_eq!(at.store.examine_tree(&second).await.unwrap().defects, []);
-    // Unless somebody wants it so: a store may have lost what it holds.
+    // With `UploadMode::All` all files are sent: a store may have lost some.
     fs::write(place.join(WEIGHTS), noise(3, 40 * MIB)).unwrap();
     publish(&at.store, &source, Some(revision()), UploadMode::All).await.unwrap();
     assert_eq!(fs::read(place.join(WEIGHTS)).unwrap(), noise(1, 40 * MIB));
 }
 
 #[tokio::test]
-async fn a_directory_somebody_copied_into_the_store_becomes_a_tree_where_it_is() {
+async fn a_directory_that_was_copied_into_the_store_becomes_a_tree_in_place() {
     for at in Place::all().await {
         let dir = tempfile::tempdir().unwrap();
         let there = model(&at.dir.join("mirror/tiny"), 1, 20 * MIB);
@@ -213,12 +213,12 @@ async fn a_directory_somebody_copied_into_the_store_becomes_a_tree_where_it_is()
         assert_eq!(fs::read(held.path().join(WEIGHTS)).unwrap(), noise(1, 20 * MIB));
         let again = at.store.read_directory(&root).await.unwrap().published.unwrap();
         assert_eq!(again.0, tree);
-        // Somebody copies another model over it.
+        // Another model is copied over it.
         fs::write(there.join(WEIGHTS), noise(2, 20 * MIB)).unwrap();
         let other = tempfile::tempdir().unwrap();
         let error =
             cache(&other, u64::MAX, &[], None).fetch_tree(&at.store, &tree).await.unwrap_err();
-        assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
+        assert!(matches!(error, GetError::Corrupt { .. }), "{}", format_error_chain(&error));
     }
 }
 
@@ -265,7 +265,7 @@ async fn one_file_of_a_base_is_had_without_the_rest_wherever_it_is() {
         assert_eq!(of("no-such.json", 100).await, None);
         assert!(names_in(&dir.path().join("b3")).len() <= 1, "the weights were not fetched");
         assert!(names_in(&dir.path().join("trees")).is_empty());
-        // The tree that is there needs no store.
+        // A complete tree needs no store.
         let held = cache.fetch_tree(&at.store, &tree).await.unwrap();
         fs::remove_dir_all(&at.dir).unwrap();
         assert_eq!(of("config.json", 100).await.unwrap(), b"{\"seed\": 7}");

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use store::{CheckError, GetError, PutError, StorageError, Store};
 use wire::{Digest, v1};
 
-use crate::support::{MIB, Place, noise, told};
+use crate::support::{MIB, Place, format_error_chain, noise};
 
 #[tokio::test]
 async fn a_blob_reads_back_and_is_uploaded_once() {
@@ -48,7 +48,7 @@ async fn a_blob_over_the_limit_is_refused_before_it_is_read() {
     let gets = at.count(&["GET"]);
     let refused = at.store.get_blob(&blob, 4).await;
     assert!(matches!(refused, Err(GetError::TooLarge { bytes: 5, limit: 4, .. })));
-    // Nor can a fact understate the size.
+    // A fact cannot understate the size.
     let understated = v1::Blob { bytes: 3, ..blob.clone() };
     assert!(matches!(at.store.get_blob(&understated, 4).await, Err(GetError::Corrupt { .. })));
     assert_eq!(at.count(&["GET"]), gets + 1);
@@ -56,7 +56,7 @@ async fn a_blob_over_the_limit_is_refused_before_it_is_read() {
 }
 
 #[tokio::test]
-async fn a_damaged_truncated_or_missing_object_is_told_by_its_address() {
+async fn the_error_of_a_damaged_truncated_or_missing_object_names_its_url() {
     for at in Place::all().await {
         for len in [100, 20 * MIB] {
             let bytes = noise(3, len);
@@ -68,9 +68,17 @@ async fn a_damaged_truncated_or_missing_object_is_told_by_its_address() {
             for bad in [&damaged[..], &bytes[..len - 1]] {
                 fs::write(at.dir.join(&key), bad).unwrap();
                 let error = at.store.get_blob(&blob, u64::MAX).await.unwrap_err();
-                assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
+                assert!(
+                    matches!(error, GetError::Corrupt { .. }),
+                    "{}",
+                    format_error_chain(&error)
+                );
                 for word in [at.store.url(), &key, &blob.digest, "publish it again"] {
-                    assert!(told(&error).contains(word), "no {word:?} in {}", told(&error));
+                    assert!(
+                        format_error_chain(&error).contains(word),
+                        "no {word:?} in {}",
+                        format_error_chain(&error)
+                    );
                 }
                 assert!(!error.is_transient());
             }
@@ -79,7 +87,7 @@ async fn a_damaged_truncated_or_missing_object_is_told_by_its_address() {
             assert!(
                 matches!(error, GetError::Storage(StorageError::Missing { .. })),
                 "{}",
-                told(&error)
+                format_error_chain(&error)
             );
         }
     }
@@ -100,8 +108,16 @@ async fn wrong_keys_are_a_refusal_at_once_and_not_an_outage() {
     env.insert("AWS_SECRET_ACCESS_KEY".to_owned(), "wrong".to_owned());
     let stranger = Store::open_with_env(&server.url(), env).await.unwrap();
     let error = stranger.put_blob(Bytes::from_static(b"x")).await.unwrap_err();
-    assert!(matches!(error, PutError::Storage(StorageError::Denied { .. })), "{}", told(&error));
-    assert!(told(&error).contains("AWS_ACCESS_KEY_ID"), "{}", told(&error));
+    assert!(
+        matches!(error, PutError::Storage(StorageError::Denied { .. })),
+        "{}",
+        format_error_chain(&error)
+    );
+    assert!(
+        format_error_chain(&error).contains("AWS_ACCESS_KEY_ID"),
+        "{}",
+        format_error_chain(&error)
+    );
     assert!(matches!(
         stranger.check_access().await,
         Err(CheckError::Storage(StorageError::Denied { .. }))
@@ -113,7 +129,7 @@ async fn a_file_where_a_directory_should_be_fails_with_its_address() {
     let at = Place::file().await;
     fs::write(at.dir.join("blobs"), "").unwrap();
     let error = at.store.put_blob(Bytes::from_static(b"x")).await.unwrap_err();
-    assert!(told(&error).contains(at.store.url()), "{}", told(&error));
+    assert!(format_error_chain(&error).contains(at.store.url()), "{}", format_error_chain(&error));
     let inside = format!("file://{}/blobs", at.dir.display());
     assert!(Store::open(&inside).await.is_err());
 }
@@ -124,5 +140,5 @@ async fn a_server_that_does_not_answer_fails_its_check_soon() {
     at.s3.as_mut().unwrap().kill();
     tokio::time::pause();
     let error = at.store.check_access().await.unwrap_err();
-    assert!(matches!(error, CheckError::Silent { .. }), "{}", told(&error));
+    assert!(matches!(error, CheckError::Silent { .. }), "{}", format_error_chain(&error));
 }

@@ -8,11 +8,11 @@ use store::{CacheError, FileCache, GetError};
 use tempfile::TempDir;
 use wire::v1;
 
-use crate::support::{MIB, Place, about, adapter, disk_use, noise, place, told};
+use crate::support::{MIB, Place, about, adapter, disk_use, format_error_chain, noise, place};
 
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// What another process would have: nothing but the directory is shared.
+/// Opens the cache as another process would: only the directory is shared.
 fn cache(dir: &TempDir, max_bytes: u64) -> FileCache {
     FileCache::open(dir.path(), max_bytes).unwrap()
 }
@@ -95,7 +95,7 @@ async fn a_file_damaged_in_the_cache_is_fetched_again() {
     overwrite(&weights, b"0123456789");
     ours.fetch_tree(&at.store, &tree).await.unwrap();
     assert_eq!(fs::read(&weights).unwrap(), noise(1, 10), "a later write went unnoticed");
-    // As a failing disk does: neither size nor time tell, but a new process hashes.
+    // As by a failing disk: size and time are unchanged, but a new process hashes.
     let before = fs::metadata(&weights).unwrap().modified().unwrap();
     overwrite(&weights, b"0123456789");
     File::options().write(true).open(&weights).unwrap().set_modified(before).unwrap();
@@ -115,7 +115,7 @@ async fn what_is_damaged_in_the_store_never_enters_the_cache() {
         let tree = publish(&at, 1, 10).await;
         fs::write(at.dir.join(&tree.path).join(WEIGHTS), b"0123456789").unwrap();
         let error = cache(&dir, u64::MAX).fetch_tree(&at.store, &tree).await.unwrap_err();
-        assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
+        assert!(matches!(error, GetError::Corrupt { .. }), "{}", format_error_chain(&error));
         assert_eq!(fs::read_dir(dir.path().join("trees")).unwrap().count(), 0);
         assert_eq!(fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
     }
@@ -154,12 +154,20 @@ async fn what_cannot_fit_is_refused_before_it_is_fetched() {
     let large = publish(&at, 1, 4 * MIB).await;
     let gets = at.count(&["GET", WEIGHTS]);
     let error = cache.fetch_tree(&at.store, &large).await.unwrap_err();
-    assert!(matches!(error, GetError::Cache(CacheError::Full { .. })), "{}", told(&error));
+    assert!(
+        matches!(error, GetError::Cache(CacheError::Full { .. })),
+        "{}",
+        format_error_chain(&error)
+    );
     assert_eq!(at.count(&["GET", WEIGHTS]), gets);
     let one = cache.fetch_tree(&at.store, &publish(&at, 2, 2 * MIB).await).await.unwrap();
     let other = publish(&at, 3, 2 * MIB).await;
     let error = cache.fetch_tree(&at.store, &other).await.unwrap_err();
-    assert!(error.is_transient() && told(&error).contains("raise the limit"), "{}", told(&error));
+    assert!(
+        error.is_transient() && format_error_chain(&error).contains("raise the limit"),
+        "{}",
+        format_error_chain(&error)
+    );
     drop(one);
     cache.fetch_tree(&at.store, &other).await.unwrap();
 }
@@ -189,7 +197,7 @@ async fn many_users_of_a_small_cache_stay_within_its_bound_and_see_only_good_fil
     for seed in 0..8 {
         trees.push(publish(&at, seed, LEN).await);
     }
-    // Four in use at once, and a fifth coming.
+    // Four trees in use, and a fifth to be fetched.
     let limit = 5 * 210_000;
     let users = (0..4usize).map(|user| {
         let (cache, store, trees) = (cache(&dir, limit), at.store.clone(), trees.clone());

@@ -1,5 +1,4 @@
-//! What is particular to a store behind a gateway: who may do what, gateways that die, and
-//! addresses that are signed.
+//! A store behind a gateway: permissions, gateways that die, and signed URLs.
 
 use std::{fs, time::Duration};
 
@@ -11,9 +10,9 @@ use store::{
 use tempfile::TempDir;
 use wire::{Digest, v1};
 
-use crate::support::{MIB, Place, about, adapter, noise, place, told};
+use crate::support::{MIB, Place, about, adapter, format_error_chain, noise, place};
 
-/// Waits until the door has seen so many requests with all these words.
+/// Waits until the gateway has served `count` requests that contain all these words.
 async fn until(at: &Place, words: &[&str], count: usize) {
     let door = at.door.as_ref().unwrap();
     let seen = || {
@@ -41,10 +40,10 @@ fn model() -> TempDir {
     dir
 }
 
-/// Which of the things that members write this one may.
+/// Returns which of the objects that members write this one may write.
 async fn written_by(store: &Store, seed: u64) -> [bool; 4] {
     let told_why = |error: &PutError| {
-        let said = told(error);
+        let said = format_error_chain(error);
         assert!(said.contains("may not write"), "{said}");
         assert!(matches!(error, PutError::Storage(StorageError::Refused { .. })), "{said}");
         false
@@ -72,7 +71,7 @@ async fn written_by(store: &Store, seed: u64) -> [bool; 4] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_member_writes_checkpoints_resume_states_blobs_and_models_or_is_told_why_not() {
+async fn each_member_writes_what_its_role_permits_and_gets_a_reason_otherwise() {
     for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
         let readable = at.store.put_blob(noise(99, 1000).into()).await.unwrap();
         for (n, (who, may)) in [
@@ -107,7 +106,11 @@ async fn only_a_trainer_removes_and_only_what_its_optimizer_left() {
         let resume = at.store.publish_tree(dir.path(), &state, about()).await.unwrap();
         let refused = |removed: Result<(), RemoveError>| {
             let error = removed.unwrap_err();
-            assert!(told(&error).contains("may not remove"), "{}", told(&error));
+            assert!(
+                format_error_chain(&error).contains("may not remove"),
+                "{}",
+                format_error_chain(&error)
+            );
         };
         let trainer = at.as_seen_by("box-1.trainer");
         for who in ["box-2.evaluator", "ann.admin", "box-4.watcher"] {
@@ -122,7 +125,7 @@ async fn only_a_trainer_removes_and_only_what_its_optimizer_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_changes_what_is_committed_nor_stores_what_a_name_does_not_say() {
+async fn committed_files_never_change_and_bytes_must_match_their_name() {
     for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
         let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
         let door = at.door.as_ref().unwrap();
@@ -136,11 +139,11 @@ async fn nobody_changes_what_is_committed_nor_stores_what_a_name_does_not_say() 
         assert_eq!(put(manifest.clone(), b"{}".to_vec()).await, 409);
         let json = fs::read(at.dir.join(&manifest)).unwrap();
         assert_eq!(put(manifest.clone(), json.clone()).await, 204, "the same again is fine");
-        // As large as it is, and other bytes; it stays.
+        // Other bytes of the same size; the object stays.
         let weights = format!("{}/adapter_model.safetensors", tree.path);
         assert_eq!(put(weights.clone(), vec![0; 10]).await, 204);
         assert_eq!(fs::read(at.dir.join(&weights)).unwrap(), noise(1, 10));
-        // Another tree's manifest, and a blob, under names that are not theirs.
+        // Another tree's manifest, and a blob, under wrong names.
         let stranger = "runs/raft-1/checkpoints/c0-s9-0123456789ab/manifest.json";
         assert_eq!(put(stranger.to_owned(), json).await, 400);
         let hex = "ab".repeat(32);
@@ -156,7 +159,7 @@ async fn an_upload_that_is_older_than_a_commit_changes_nothing_of_it() {
     let publish = async |at: &Place| {
         at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap().path
     };
-    // Where it will be.
+    // A place that contains it already.
     let tree = publish(&Place::file().await).await;
     for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
         let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
@@ -197,7 +200,7 @@ async fn a_part_that_is_still_coming_changes_nothing_of_the_completed_object() {
     let part = PartPosition { upload: upload.clone(), index: 0, offset: 0 };
     let body = stream::iter([Ok(good.clone().into())]);
     let name = objects.put_part(owner, &part, body, MIB as u64).await.unwrap();
-    // The body is asked for its bytes when the part's file is open.
+    // The body is polled when the part's file is open.
     let late = stream::once(async {
         objects.complete_upload(owner, &upload, vec![name], MIB as u64).await.unwrap();
         Ok(vec![b'Z'; MIB].into())
@@ -208,18 +211,22 @@ async fn a_part_that_is_still_coming_changes_nothing_of_the_completed_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stranger_is_asked_who_he_is_and_told_where_the_answer_comes_from() {
+async fn a_request_without_a_bearer_is_refused_by_the_gateway() {
     let at = Place::file().await.behind_a_door();
     let blob = at.store.put_blob(noise(1, 10).into()).await.unwrap();
     let gateway = at.door.as_ref().unwrap().door("x.trainer").unwrap().gateway;
     let stranger = Store::open_gateway(&GatewayStore { gateway, ca: None, bearer: None }).unwrap();
     let error = stranger.get_blob(&blob, 10).await.unwrap_err();
-    assert!(told(&error).contains("from a kit of this fleet"), "{}", told(&error));
+    assert!(
+        format_error_chain(&error).contains("from a kit of this fleet"),
+        "{}",
+        format_error_chain(&error)
+    );
     assert!(!error.is_transient());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_lengths_and_what_is_not_there_are_told_as_http_has_it() {
+async fn ranges_lengths_and_missing_objects_are_answered_as_http_requires() {
     let at = Place::file().await.behind_a_door();
     at.store.publish_tree(adapter(7, 1000).path(), &place(1), about()).await.unwrap();
     let tree = fs::read_dir(at.dir.join("runs/raft-1/checkpoints")).unwrap().next().unwrap();
@@ -252,7 +259,7 @@ async fn ranges_lengths_and_what_is_not_there_are_told_as_http_has_it() {
     let gone = http.get(format!("{url}x")).bearer_auth("box-1.evaluator").send().await.unwrap();
     assert_eq!(gone.status().as_u16(), 404);
     assert_eq!(gone.text().await.unwrap(), "no such object");
-    // Nothing is taken whose size is not known, or is too large.
+    // A body of unknown size, or one that is too large, is refused.
     let chunked = reqwest::Body::wrap_stream(futures::stream::iter([Ok::<_, std::io::Error>("x")]));
     let put = http.put(&url).bearer_auth("box-1.trainer").body(chunked).send().await.unwrap();
     assert_eq!(put.status().as_u16(), 411);
@@ -367,9 +374,12 @@ async fn no_error_and_no_debug_output_shows_a_bearer_or_a_signed_address() {
     fs::remove_dir_all(at.dir.join("blobs")).unwrap();
     let error = at.store.get_blob(&blob, 1000).await.unwrap_err();
     let refused = at.as_seen_by("box-7.generator").put_blob(noise(4, 10).into()).await.unwrap_err();
-    for said in
-        [told(&error), format!("{error:?}"), format!("{refused:?}"), format!("{:?}", at.store)]
-    {
+    for said in [
+        format_error_chain(&error),
+        format!("{error:?}"),
+        format!("{refused:?}"),
+        format!("{:?}", at.store),
+    ] {
         for secret in [bearer, "X-Amz", "test-secret-key"] {
             assert!(!said.contains(secret), "{said}");
         }

@@ -1,5 +1,5 @@
-//! How fast the door is beside the store itself, and what it costs whom. Not a test: figures for
-//! `docs/STORE.md`, by `cargo nextest run --run-ignored only -E 'test(=figures::of_the_door)'`.
+//! Measures the gateway's store beside the store itself. Not a test: figures for `docs/STORE.md`,
+//! by `cargo nextest run --run-ignored only -E 'test(=figures::of_the_door)'`.
 
 use std::{collections::BTreeMap, fs, time::Instant};
 
@@ -7,7 +7,7 @@ use crate::support::{MIB, Place, noise};
 
 const FILE_MIB: usize = 512;
 
-/// CPU seconds so far of this process's threads: the servers', and the others.
+/// Returns the CPU seconds so far of this process's threads: the servers', and the others.
 fn cpu_s() -> BTreeMap<&'static str, f64> {
     let mut seconds = BTreeMap::from([("server", 0.0), ("client", 0.0)]);
     for task in fs::read_dir("/proc/self/task").unwrap().flatten() {

@@ -1,5 +1,5 @@
-//! What uploads leave that are refused, break off or are killed: nothing at once where their process
-//! lives, and nothing after a sweep where it does not.
+//! Leftovers of uploads that are refused, break off or are killed: none at once where their process
+//! lives, and none after a sweep elsewhere.
 
 use std::{
     env, fs,
@@ -15,12 +15,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{MIB, Place, about, adapter, noise, place};
 
-/// Of a publisher that is killed: what it publishes into, and who it is behind a door.
+/// Environment of a publisher that is killed: its store, and its member name behind a gateway.
 const STORE: &str = "TEST_KILLED_STORE";
 const GATEWAY: &str = "TEST_KILLED_GATEWAY";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Files below a directory that no object is called, and those of uploads.
+/// Lists the files below a directory with staging names, and those of uploads.
 fn list_staging(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut directories = vec![root.to_owned()];
@@ -50,7 +50,7 @@ fn client() -> Client {
     Client::builder().http2_prior_knowledge().build().unwrap()
 }
 
-/// The name in the answer to `?begin`.
+/// Reads the upload's name in the answer to `?begin`.
 async fn upload_of(begun: Response) -> String {
     assert_eq!(begun.status(), 200);
     begun.text().await.unwrap().split('"').nth(3).unwrap().to_owned()
@@ -86,13 +86,13 @@ async fn refused_uploads_leave_nothing_behind() {
             let abort = format!("{blob}?upload={id}");
             assert_eq!(send("DELETE", &abort, member, Vec::new()).await.status(), 204);
         }
-        // No rights.
+        // A member without rights.
         for (method, query) in [("PUT", ""), ("POST", "?begin")] {
             let key = format!("{blob}{query}");
             let refused = send(method, &key, "box-2.generator", vec![0; 10]).await;
             assert_eq!(refused.status(), 403);
         }
-        // Copies onto what is committed, or named by its digest.
+        // Copies onto objects that are committed, or named by their digest.
         let (config, manifest) =
             (format!("{}/adapter_config.json", tree.path), format!("{}/manifest.json", tree.path));
         for key in [&manifest, &blob] {
@@ -102,7 +102,7 @@ async fn refused_uploads_leave_nothing_behind() {
             assert!(answer.text().await.unwrap().contains("(G110)"));
         }
         at.store.read_manifest(&tree).await.unwrap();
-        // The same copied twice has one name.
+        // Two equal copies get one name.
         let other = "runs/raft-1/checkpoints/c0-s2-0123456789ab/x";
         for _ in 0..3 {
             let copy = format!("{other}?copy={config}");
@@ -117,7 +117,7 @@ async fn refused_uploads_leave_nothing_behind() {
 async fn a_connection_that_is_closed_midway_leaves_nothing_behind() {
     let at = Place::file().await.behind_a_door();
     let url = format!("{}/{}", at.store.url(), blob_key("ab"));
-    // Half of it comes, and then nothing more.
+    // Half of the body arrives, then nothing more.
     let half = futures::stream::iter([Ok::<_, std::io::Error>(noise(1, MIB))]);
     let body = Body::wrap_stream(half.chain(futures::stream::pending()));
     let put = client().put(url).bearer_auth("box-1.operator").header("content-length", 2 * MIB);
@@ -128,7 +128,7 @@ async fn a_connection_that_is_closed_midway_leaves_nothing_behind() {
     wait_until("it is removed", || list_staging(&at.dir).is_empty()).await;
 }
 
-/// Publishes until it is killed.
+/// Starts a process that publishes until it is killed.
 fn spawn_publisher(variable: &str, value: &str) -> Child {
     Command::new(env::current_exe().unwrap())
         .args(["--ignored", "--exact", "leftovers::publisher_that_is_killed"])
@@ -182,7 +182,7 @@ fn make_old(files: &[PathBuf]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_publisher_leaves_is_counted_and_removed_when_it_is_old() {
-    // Into a directory, and through a door, whose gateway is killed as well.
+    // Into a directory, and through a gateway, which is killed as well.
     for is_through in [false, true] {
         let mut at = Place::file().await;
         let root = at.store.clone();
@@ -195,7 +195,7 @@ async fn what_a_killed_publisher_leaves_is_counted_and_removed_when_it_is_old() 
                 spawn_publisher(STORE, root.url())
             };
             kill_midway(publisher, &at.dir).await;
-            // It may just have been done with that one.
+            // The file may just be complete.
             let left = list_staging(&at.dir);
             if !left.is_empty() {
                 break left;
@@ -216,7 +216,7 @@ async fn what_a_killed_publisher_leaves_is_counted_and_removed_when_it_is_old() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_into_a_bucket_that_nobody_ends_is_aborted() {
+async fn an_abandoned_upload_into_a_bucket_is_aborted() {
     let place = Place::s3().await;
     let bucket = place.store.clone();
     let mut at = place.behind_a_door();
@@ -229,7 +229,7 @@ async fn an_upload_into_a_bucket_that_nobody_ends_is_aborted() {
     let (ended, left) = (begin().await, begin().await);
     let abort = http.delete(format!("{url}?upload={ended}")).bearer_auth("box-1.trainer");
     assert_eq!(abort.send().await.unwrap().status(), 204);
-    // Nothing of it is kept in memory.
+    // No state is kept in memory.
     at.door.as_mut().unwrap().kill();
     at.door.as_mut().unwrap().restart().unwrap();
     assert!(bucket.remove_leftovers(LEFTOVER_AGE).await.unwrap().is_empty(), "it is young");
@@ -241,7 +241,7 @@ async fn an_upload_into_a_bucket_that_nobody_ends_is_aborted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_of_this_user_that_is_not_gone_on_with_is_aborted_by_the_next() {
+async fn an_upload_that_this_user_abandoned_is_aborted_by_the_next() {
     let at = Place::s3().await;
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("weights");
@@ -281,7 +281,7 @@ async fn a_member_begins_so_many_uploads_and_no_more_until_one_is_over() {
         assert_eq!(refused.status(), 429);
         let said = refused.text().await.unwrap();
         assert!(said.contains("abort them") && said.contains("(G104)"), "{said}");
-        // Others have their own, and what comes in one piece is none.
+        // Other members have their own limit, and a single piece does not count.
         upload_of(begin("box-2.trainer", 0).await).await;
         let put = http.put(key(50)).bearer_auth("box-1.trainer").body("bytes").send().await;
         assert_eq!(put.unwrap().status(), 204);

@@ -1,5 +1,5 @@
-//! The store against a directory and a real S3 server, each also
-//! through a gateway's door, and the cache over both.
+//! The store against a directory and a real S3 server, each also through a gateway, and the cache
+//! over both.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

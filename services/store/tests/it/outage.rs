@@ -3,9 +3,9 @@ use std::{fs, time::Duration};
 use s3_server::Faults;
 use store::FileCache;
 
-use crate::support::{MIB, Place, about, adapter, noise, place, told};
+use crate::support::{MIB, Place, about, adapter, format_error_chain, noise, place};
 
-/// Waits until the server has seen so many such requests.
+/// Waits until the server has served `count` such requests.
 async fn until(at: &Place, words: &[&str], count: usize) {
     let seen = async {
         while at.count(words) < count {
@@ -76,5 +76,5 @@ async fn bytes_that_are_damaged_each_time_are_never_taken_for_good() {
     let blob = at.store.put_blob(noise(5, 1000).into()).await.unwrap();
     at.s3.as_ref().unwrap().set_faults(Faults { flipped: 1.0, ..Faults::default() });
     let error = at.store.get_blob(&blob, 1000).await.unwrap_err();
-    assert!(told(&error).contains("is damaged"), "{}", told(&error));
+    assert!(format_error_chain(&error).contains("is damaged"), "{}", format_error_chain(&error));
 }

@@ -1,4 +1,4 @@
-//! Agents that fetch the same get it from each other, and from nobody else.
+//! Agents that fetch the same files get them from each other and from no other host.
 
 use std::{
     fs,
@@ -27,12 +27,12 @@ use crate::support::{MIB, Place, about, adapter, noise, place};
 
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// What a fleet's agents are told of each other.
+/// The peer directory of the test's agents.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<PeerAgent>>>);
+struct KnownPeers(Arc<Mutex<Vec<PeerAgent>>>);
 
 #[async_trait]
-impl PeerDirectory for Told {
+impl PeerDirectory for KnownPeers {
     async fn sample_peers(&self) -> Vec<PeerAgent> {
         self.0.lock().unwrap().clone()
     }
@@ -43,7 +43,7 @@ impl PeerDirectory for Told {
     }
 }
 
-/// An agent's cache, served to others while it is there.
+/// An agent's cache, served to others while this value exists.
 struct Box_ {
     cache: FileCache,
     dir: TempDir,
@@ -53,8 +53,8 @@ struct Box_ {
 }
 
 impl Box_ {
-    /// `roll` is what it is told, which may not name it.
-    async fn new(name: &str, roll: &Told) -> Self {
+    /// The directory need not list the new agent.
+    async fn new(name: &str, roll: &KnownPeers) -> Self {
         let name: AgentId = name.parse().unwrap();
         let peers = PeerNode::new(name.clone(), Arc::new(roll.clone())).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -71,8 +71,8 @@ impl Box_ {
         Self { cache, dir, peer, peers, _serving: serving }
     }
 
-    /// One that all others are told of.
-    async fn member(name: &str, roll: &Told) -> Self {
+    /// Creates an agent that the directory lists.
+    async fn member(name: &str, roll: &KnownPeers) -> Self {
         let member = Self::new(name, roll).await;
         roll.0.lock().unwrap().push(member.peer.clone());
         member
@@ -83,7 +83,7 @@ impl Box_ {
         Ok(fs::read(tree.path().join(WEIGHTS)).unwrap())
     }
 
-    /// Where its copy of the weights is.
+    /// Returns the path of its copy of the weights.
     fn weights(&self, bytes: &[u8]) -> PathBuf {
         let hex = blake3::hash(bytes).to_hex();
         self.dir.path().join("b3").join(&hex[..2]).join(hex.as_str())
@@ -96,7 +96,7 @@ async fn published(len: usize) -> (Place, v1::Tree, Vec<u8>) {
     (at, tree, noise(1, len))
 }
 
-/// From now on the store's part of it is missing.
+/// Removes the store's copy of the weights.
 fn lose_weights(at: &Place, tree: &v1::Tree) {
     fs::remove_file(at.dir.join(&tree.path).join(WEIGHTS)).unwrap();
 }
@@ -105,7 +105,7 @@ fn is_missing(fetched: &Result<Vec<u8>, GetError>) -> bool {
     matches!(fetched, Err(GetError::Storage(StorageError::Missing { .. })))
 }
 
-/// Passes on what is said to an address, until it has passed so much.
+/// Forwards to an address, until `bytes` bytes have passed.
 async fn cut_after(bytes: u64, to: SocketAddr, passing: &mut JoinSet<()>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -143,22 +143,24 @@ async fn pipe(
 #[tokio::test]
 async fn what_a_peer_has_need_not_come_from_the_store() {
     let (at, tree, bytes) = published(5 * MIB + 7).await;
-    let told = Told::default();
-    let (first, second) = (Box_::member("a", &told).await, Box_::member("b", &told).await);
+    let directory = KnownPeers::default();
+    let (first, second) =
+        (Box_::member("a", &directory).await, Box_::member("b", &directory).await);
     assert_eq!(first.fetch(&at.store, &tree).await.unwrap(), bytes);
     lose_weights(&at, &tree);
     assert_eq!(second.fetch(&at.store, &tree).await.unwrap(), bytes);
-    // Nor where a third has it from the second.
+    // The same when a third agent has it from the second.
     drop(first);
-    let third = Box_::member("c", &told).await;
+    let third = Box_::member("c", &directory).await;
     assert_eq!(third.fetch(&at.store, &tree).await.unwrap(), bytes);
 }
 
 #[tokio::test]
 async fn who_publishes_has_it_for_peers_and_all_tell_what_came_from_where() {
     let at = Place::s3().await;
-    let told = Told::default();
-    let (trainer, other) = (Box_::member("a", &told).await, Box_::member("b", &told).await);
+    let directory = KnownPeers::default();
+    let (trainer, other) =
+        (Box_::member("a", &directory).await, Box_::member("b", &directory).await);
     let (files, place) = (adapter(1, 3 * MIB), place(1));
     let published = trainer.cache.publish_tree(&at.store, files.path(), &place, about());
     let tree = published.await.unwrap();
@@ -168,7 +170,7 @@ async fn who_publishes_has_it_for_peers_and_all_tell_what_came_from_where() {
     let (sent, came) = (trainer.peers.transfer_totals(), other.peers.transfer_totals());
     assert_eq!((sent.from_store, sent.to_peers), (0, bytes));
     assert_eq!((came.from_peers, came.to_peers), (bytes, 0));
-    // And what is small, which no peer is asked for.
+    // Small files, for which no peer is asked.
     assert_eq!(came.from_store, 8);
     // Its publisher needs no store for it either.
     assert_eq!(trainer.fetch(&at.store, &tree).await.unwrap(), noise(1, 3 * MIB));
@@ -177,10 +179,10 @@ async fn who_publishes_has_it_for_peers_and_all_tell_what_came_from_where() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_at_once_all_get_it_and_the_store_sends_little_more_than_one_copy() {
     let (at, tree, bytes) = published(24 * MIB).await;
-    let told = Told::default();
+    let directory = KnownPeers::default();
     let mut boxes = Vec::new();
     for index in 0..6 {
-        boxes.push(Box_::member(&format!("box-{index}"), &told).await);
+        boxes.push(Box_::member(&format!("box-{index}"), &directory).await);
     }
     let fetching = boxes.iter().map(|one| one.fetch(&at.store, &tree));
     for fetched in futures::future::join_all(fetching).await {
@@ -194,77 +196,78 @@ async fn many_at_once_all_get_it_and_the_store_sends_little_more_than_one_copy()
 #[tokio::test]
 async fn a_peer_that_lies_is_found_out_and_the_store_has_it() {
     let (at, tree, bytes) = published(3 * MIB).await;
-    let told = Told::default();
-    let (liar, honest) = (Box_::member("a", &told).await, Box_::member("b", &told).await);
+    let directory = KnownPeers::default();
+    let (liar, honest) = (Box_::member("a", &directory).await, Box_::member("b", &directory).await);
     liar.fetch(&at.store, &tree).await.unwrap();
     let path = liar.weights(&bytes);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     fs::set_permissions(&path, mode).unwrap();
     fs::write(&path, noise(9, bytes.len())).unwrap();
     assert_eq!(honest.fetch(&at.store, &tree).await.unwrap(), bytes);
-    // And with the liar alone there is nothing to be had.
+    // With the lying peer alone the fetch fails.
     lose_weights(&at, &tree);
-    told.0.lock().unwrap().retain(|peer| peer.name != honest.peer.name);
-    let third = Box_::member("c", &told).await;
+    directory.0.lock().unwrap().retain(|peer| peer.name != honest.peer.name);
+    let third = Box_::member("c", &directory).await;
     assert!(is_missing(&third.fetch(&at.store, &tree).await));
 }
 
 #[tokio::test]
 async fn a_peer_that_dies_midway_or_never_answers_costs_no_file() {
     let (at, tree, bytes) = published(8 * MIB).await;
-    let told = Told::default();
-    let first = Box_::member("a", &told).await;
+    let directory = KnownPeers::default();
+    let first = Box_::member("a", &directory).await;
     first.fetch(&at.store, &tree).await.unwrap();
     let mut passing = JoinSet::new();
     let dies = cut_after(2 * MIB as u64, first.peer.addresses[0], &mut passing).await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     {
-        let mut peers = told.0.lock().unwrap();
+        let mut peers = directory.0.lock().unwrap();
         peers[0].addresses = vec![dies];
         let address = silent.local_addr().unwrap();
         let name = "silent".parse().unwrap();
         let silent = PeerAgent { name, addresses: vec![address], ..peers[0].clone() };
         peers.push(silent);
     }
-    let second = Box_::member("b", &told).await;
+    let second = Box_::member("b", &directory).await;
     assert_eq!(second.fetch(&at.store, &tree).await.unwrap(), bytes);
 }
 
 #[tokio::test]
 async fn who_is_no_member_gets_nothing_and_is_not_listened_to() {
     let (at, tree, _) = published(2 * MIB).await;
-    let told = Told::default();
-    let member = Box_::member("a", &told).await;
+    let directory = KnownPeers::default();
+    let member = Box_::member("a", &directory).await;
     member.fetch(&at.store, &tree).await.unwrap();
     lose_weights(&at, &tree);
-    // It knows of the fleet, which does not know of it, also under the name of one who is.
+    // The directory lists neither the agent nor its key, also under a listed name.
     for name in ["stranger", "a-2"] {
-        let known = Told(Arc::new(Mutex::new(told.0.lock().unwrap().clone())));
+        let known = KnownPeers(Arc::new(Mutex::new(directory.0.lock().unwrap().clone())));
         let stranger = Box_::new(name, &known).await;
         assert!(is_missing(&stranger.fetch(&at.store, &tree).await), "{name}");
     }
-    let other = Box_::member("a-2", &Told::default()).await;
-    told.0.lock().unwrap().push(other.peer.clone());
-    let posing = Box_::new("a-2", &told).await;
+    let other = Box_::member("a-2", &KnownPeers::default()).await;
+    directory.0.lock().unwrap().push(other.peer.clone());
+    let posing = Box_::new("a-2", &directory).await;
     assert!(is_missing(&posing.fetch(&at.store, &tree).await));
-    // Who has another key than the roll says is not asked, though it would answer.
-    let second = Box_::member("b", &told).await;
-    told.0.lock().unwrap()[0].key = Fingerprint::from_der(b"another's");
+    // A peer with another key than listed is not asked, although it would answer.
+    let second = Box_::member("b", &directory).await;
+    directory.0.lock().unwrap()[0].key = Fingerprint::from_der(b"another's");
     assert!(is_missing(&second.fetch(&at.store, &tree).await));
 }
 
 #[tokio::test]
 async fn without_a_list_of_parts_files_come_from_the_store_as_ever() {
     let (at, tree, bytes) = published(3 * MIB).await;
-    let told = Told::default();
-    let (first, second) = (Box_::member("a", &told).await, Box_::member("b", &told).await);
+    let directory = KnownPeers::default();
+    let (first, second) =
+        (Box_::member("a", &directory).await, Box_::member("b", &directory).await);
     first.fetch(&at.store, &tree).await.unwrap();
     let list = at.dir.join(&tree.path).join("B3PARTS");
-    // One that is not the file's is none.
+    // A list of another file is ignored.
     let text = fs::read_to_string(&list).unwrap();
     fs::write(&list, text.replace(['0', '1', '2'], "7")).unwrap();
     assert_eq!(second.fetch(&at.store, &tree).await.unwrap(), bytes);
     fs::remove_file(&list).unwrap();
-    let third = Box_::member("c", &told).await;
+    let third = Box_::member("c", &directory).await;
     assert_eq!(third.fetch(&at.store, &tree).await.unwrap(), bytes);
 }

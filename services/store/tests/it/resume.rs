@@ -1,5 +1,5 @@
-//! A publisher that was killed goes on with what it sent; what a tree shares with the last one is
-//! copied where it is.
+//! A killed publisher continues with the parts it sent; files that a tree shares with the last one
+//! are copied within the store.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ async fn an_upload_that_was_cut_off_goes_on_with_the_parts_that_are_there() {
     let store = open().await.unwrap();
     let path = file.clone();
     let killed = tokio::spawn(async move { store.put_blob_file(&path).await });
-    // Four are under way at once: the first has arrived, and is written down, when a fifth leaves.
+    // Four parts are in flight: the first has arrived and is recorded when the fifth is sent.
     while sent() < 5 {
         tokio::task::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! Stores to test against, files to publish, and what errors say.
+//! Stores to test against, and files to publish.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ pub(crate) struct Place {
     pub(crate) store: Store,
     pub(crate) dir: PathBuf,
     pub(crate) s3: Option<S3Server>,
-    /// Before either, where the store is reached through one.
+    /// The gateway in front of the store, if there is one.
     pub(crate) door: Option<DoorServer>,
     _root: Option<TempDir>,
 }
@@ -38,7 +38,7 @@ impl Place {
         Self { store, dir: server.dir(), s3: Some(server), door: None, _root: None }
     }
 
-    /// The same store, through a door: as a member who may do all that members do.
+    /// Opens the same store through a gateway, as a member with all rights of members.
     pub(crate) fn behind_a_door(self) -> Self {
         let env = self.s3.as_ref().map(S3Server::env).unwrap_or_default();
         let door = DoorServer::start(self.store.url(), env).unwrap();
@@ -55,26 +55,26 @@ impl Place {
         ]
     }
 
-    /// As `box-2.evaluator` sees it.
+    /// Opens the store as a member such as `box-2.evaluator`.
     pub(crate) fn as_seen_by(&self, who: &str) -> Store {
         Store::open_gateway(&self.door.as_ref().unwrap().door(who).unwrap()).unwrap()
     }
 
-    /// How many requests so far contain all the words; 0 for a directory.
+    /// Counts the requests that contain all the words; 0 for a directory.
     pub(crate) fn count(&self, words: &[&str]) -> usize {
         let requests = self.s3.as_ref().map(S3Server::requests).unwrap_or_default();
         requests.iter().filter(|request| words.iter().all(|word| request.contains(word))).count()
     }
 }
 
-/// Bytes that no two seeds share.
+/// Returns bytes that differ between seeds.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
     bytes
 }
 
-/// A directory as a trainer leaves it, with weights of that size.
+/// Creates a trainer's output directory with weights of `len` bytes.
 pub(crate) fn adapter(seed: u64, len: usize) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("adapter_model.safetensors"), noise(seed, len)).unwrap();
@@ -88,7 +88,7 @@ pub(crate) fn place(step: u32) -> TreePlace {
     TreePlace::for_checkpoint(&"raft-1".parse().unwrap(), 0, step)
 }
 
-/// Where what an optimizer remembers lies, which alone is ever removed.
+/// Returns the place of an optimizer's state, the only trees that are removed.
 pub(crate) fn resume(step: u32) -> TreePlace {
     TreePlace::for_resume_state(&"raft-1".parse().unwrap(), 0, step)
 }
@@ -97,14 +97,13 @@ pub(crate) fn about() -> TreeMetadata {
     TreeMetadata::from([("parents".to_owned(), serde_json::json!(["b3:00"]))])
 }
 
-/// The whole chain, as a person sees it.
-pub(crate) use wire::format_error_chain as told;
+pub(crate) use wire::format_error_chain;
 
-/// Bytes of all files of a cache, each inode once. Under the lock without which nothing is
-/// evicted or begun, or files that were never there together would be added up.
+/// Returns the bytes of all files of a cache, each inode once. Holds the lock under which files are
+/// created and evicted.
 pub(crate) fn disk_use(cache: &Path) -> u64 {
     fn walk(dir: &Path, sizes: &mut BTreeMap<u64, u64>) {
-        // Files move on while they are listed.
+        // Files move while they are listed.
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             match entry.metadata() {
                 Ok(meta) if meta.is_dir() => walk(&entry.path(), sizes),
@@ -115,8 +114,8 @@ pub(crate) fn disk_use(cache: &Path) -> u64 {
             }
         }
     }
-    let door = fs::File::open(cache.join("door")).unwrap();
-    door.lock().unwrap();
+    let lock = fs::File::open(cache.join("door")).unwrap();
+    lock.lock().unwrap();
     let mut sizes = BTreeMap::new();
     for part in ["tmp", "b3", "trees"] {
         walk(&cache.join(part), &mut sizes);

@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 use store::{GetError, PutError, RemoveError, StorageError, TreeManifest};
 use wire::{Digest, v1};
 
-use crate::support::{MIB, Place, about, adapter, noise, place, resume, told};
+use crate::support::{MIB, Place, about, adapter, format_error_chain, noise, place, resume};
 
 #[tokio::test]
 async fn a_published_tree_is_a_plain_directory_whose_manifest_came_last() {
@@ -91,8 +91,12 @@ async fn a_manifest_that_is_not_the_one_asked_for_is_refused() {
         let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
         let other = v1::Tree { manifest: Digest::hash_bytes(b"other").to_string(), ..tree.clone() };
         let error = at.store.read_manifest(&other).await.unwrap_err();
-        assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
-        assert!(told(&error).contains(&other.manifest), "{}", told(&error));
+        assert!(matches!(error, GetError::Corrupt { .. }), "{}", format_error_chain(&error));
+        assert!(
+            format_error_chain(&error).contains(&other.manifest),
+            "{}",
+            format_error_chain(&error)
+        );
         let outside = v1::Tree { path: "../x".to_owned(), ..tree };
         assert!(matches!(at.store.read_manifest(&outside).await, Err(GetError::Path(_))));
     }
@@ -110,8 +114,8 @@ async fn a_manifest_that_leads_outside_is_refused_even_with_the_right_digest() {
     let manifest = Digest::hash_bytes(json.as_bytes()).to_string();
     let tree = v1::Tree { path: "models/evil".to_owned(), manifest };
     let error = at.store.stream_tree_file(&tree, "../../secret").await.err().unwrap();
-    assert!(matches!(error, GetError::Manifest { .. }), "{}", told(&error));
-    assert!(told(&error).contains("'..'"), "{}", told(&error));
+    assert!(matches!(error, GetError::Manifest { .. }), "{}", format_error_chain(&error));
+    assert!(format_error_chain(&error).contains("'..'"), "{}", format_error_chain(&error));
 }
 
 #[tokio::test]
@@ -125,9 +129,9 @@ async fn a_damaged_file_fails_at_the_end_of_its_stream() {
         fs::write(path, bytes).unwrap();
         let stream = at.store.stream_tree_file(&tree, "adapter_model.safetensors").await.unwrap();
         let error = stream.try_for_each(|_| async { Ok(()) }).await.unwrap_err();
-        assert!(matches!(error, GetError::Corrupt { .. }), "{}", told(&error));
+        assert!(matches!(error, GetError::Corrupt { .. }), "{}", format_error_chain(&error));
         let absent = at.store.stream_tree_file(&tree, "model.safetensors").await.err().unwrap();
-        assert!(matches!(absent, GetError::NoSuchFile { .. }), "{}", told(&absent));
+        assert!(matches!(absent, GetError::NoSuchFile { .. }), "{}", format_error_chain(&absent));
     }
 }
 
@@ -151,7 +155,7 @@ async fn links_to_files_are_followed_and_what_is_no_file_is_refused() {
 }
 
 #[tokio::test]
-async fn the_content_digest_ignores_what_is_told_about_the_files() {
+async fn the_content_digest_ignores_the_metadata() {
     let at = Place::file().await;
     let source = adapter(1, 10);
     let mut manifests: Vec<TreeManifest> = Vec::new();
@@ -178,7 +182,7 @@ async fn a_removed_tree_leaves_nothing_and_takes_nothing_else_with_it() {
         let removed_again = at.store.remove_tree(&resume(1), &goes).await;
         assert!(removed_again.is_ok(), "{removed_again:?}");
         if let Some(server) = &at.s3 {
-            // One removal, of the manifest, before it is asked what else there is.
+            // The manifest is removed before the listing.
             let requests = server.requests();
             let first = |word: &str| requests.iter().position(|line| line.contains(word)).unwrap();
             assert!(first("?delete") < first("list-type="), "{requests:#?}");
@@ -212,7 +216,7 @@ async fn a_fact_cannot_have_a_tree_of_another_place_removed() {
     }
 }
 
-/// All files below a directory; none when it is not there.
+/// Lists all files below a directory; none when it does not exist.
 fn files_below(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()

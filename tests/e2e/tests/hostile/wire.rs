@@ -1,4 +1,4 @@
-//! gRPC by hand: protobuf fields, and calls over HTTP/2.
+//! A minimal gRPC client: protobuf fields, and calls over HTTP/2.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -7,17 +7,17 @@ use h2::{RecvStream, SendStream, client::ResponseFuture, client::SendRequest};
 use http::{HeaderMap, Request};
 use tokio::{net::TcpStream, time::timeout};
 
-/// For one answer, on a machine busy with builds.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The limit for one reply on a busy machine.
+const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
-/// A string, bytes or message field.
-pub(crate) fn text(field: u8, value: impl AsRef<[u8]>) -> Vec<u8> {
+/// Encodes a string, bytes or message field.
+pub(crate) fn text_field(field: u8, value: impl AsRef<[u8]>) -> Vec<u8> {
     let value = value.as_ref();
     [vec![field << 3 | 2], varint(value.len() as u64), value.to_vec()].concat()
 }
 
-/// A number field.
-pub(crate) fn number(field: u8, value: u64) -> Vec<u8> {
+/// Encodes an integer field.
+pub(crate) fn number_field(field: u8, value: u64) -> Vec<u8> {
     [vec![field << 3], varint(value)].concat()
 }
 
@@ -31,7 +31,7 @@ fn varint(mut value: u64) -> Vec<u8> {
     bytes
 }
 
-/// How a call ended.
+/// The status of a finished call.
 #[derive(Debug)]
 pub(crate) struct Answer {
     #[expect(dead_code, reason = "a failing test shows it")]
@@ -42,13 +42,13 @@ pub(crate) struct Answer {
 
 impl Answer {
     #[track_caller]
-    pub(crate) fn is(&self, code: u32) {
+    pub(crate) fn assert_code(&self, code: u32) {
         assert_eq!(self.code, code, "{self:?}");
     }
 
-    /// Checks that it has one of these codes, and says all of these words.
+    /// Checks that the call has one of these status codes and that the message contains all words.
     #[track_caller]
-    pub(crate) fn refused(&self, codes: &[u32], words: &[&str]) {
+    pub(crate) fn assert_refused(&self, codes: &[u32], words: &[&str]) {
         assert!(codes.contains(&self.code), "{self:?}");
         for word in words {
             assert!(self.message.contains(word), "no {word:?} in {self:?}");
@@ -57,12 +57,11 @@ impl Answer {
     }
 }
 
-/// A call on a connection of its own.
+/// Makes a call on a new connection.
 pub(crate) async fn call(address: SocketAddr, method: &str, message: &[u8]) -> Answer {
     Client::connect(address).await.call(method, message).await
 }
 
-/// One connection.
 pub(crate) struct Client {
     requests: SendRequest<Bytes>,
 }
@@ -72,43 +71,43 @@ impl Client {
         let connect = async {
             let socket = TcpStream::connect(address).await.expect("the gateway listens");
             let (requests, connection) = h2::client::handshake(socket).await.expect("HTTP/2");
-            // It ends with its last stream, or because the gateway ended it.
+            // The task ends with the last stream, or when the gateway closes the connection.
             tokio::spawn(connection);
             requests.ready().await.expect("room for a call")
         };
-        let requests = timeout(PATIENCE, connect).await.expect("the gateway takes connections");
+        let requests = timeout(REPLY_LIMIT, connect).await.expect("the gateway takes connections");
         Self { requests }
     }
 
     pub(crate) async fn submit(&mut self, spec: &str) -> Answer {
-        self.call("Runs/Submit", &text(1, spec)).await
+        self.call("Runs/Submit", &text_field(1, spec)).await
     }
 
-    /// A call with one message.
+    /// Makes a call with one message.
     pub(crate) async fn call(&mut self, method: &str, message: &[u8]) -> Answer {
         let length = u32::try_from(message.len()).expect("below 4 GiB");
         let framed = [&[0], &length.to_be_bytes()[..], message].concat();
-        self.raw(method, &framed).await
+        self.call_raw(method, &framed).await
     }
 
-    /// A call with this body.
-    pub(crate) async fn raw(&mut self, method: &str, body: &[u8]) -> Answer {
+    /// Makes a call with this body.
+    pub(crate) async fn call_raw(&mut self, method: &str, body: &[u8]) -> Answer {
         let (response, mut sending) = self.open(method).await;
         let sent = send(&mut sending, Bytes::copy_from_slice(body));
         let answered = async {
             let (head, body) = response.await.expect("an answer").into_parts();
-            ended(&head.headers, body).await
+            read_status(&head.headers, body).await
         };
         let both = async { tokio::join!(answered, sent) };
-        let ((code, message), ()) = timeout(PATIENCE, both).await.expect(method);
+        let ((code, message), ()) = timeout(REPLY_LIMIT, both).await.expect(method);
         Answer { call: method.to_owned(), code, message }
     }
 
-    /// A call of which no more than this comes.
-    pub(crate) async fn begin(&mut self, method: &str, body: &[u8]) -> Held {
+    /// Starts a call and sends only this part of the body.
+    pub(crate) async fn begin_call(&mut self, method: &str, body: &[u8]) -> OpenCall {
         let (response, mut sending) = self.open(method).await;
         sending.send_data(Bytes::copy_from_slice(body), false).expect("a stream that is open");
-        Held { _response: response, _sending: sending }
+        OpenCall { _response: response, _sending: sending }
     }
 
     async fn open(&mut self, method: &str) -> (ResponseFuture, SendStream<Bytes>) {
@@ -118,18 +117,19 @@ impl Client {
             .body(())
             .expect("a request");
         let ready = self.requests.clone().ready();
-        self.requests = timeout(PATIENCE, ready).await.expect(method).expect("an open connection");
+        self.requests =
+            timeout(REPLY_LIMIT, ready).await.expect(method).expect("an open connection");
         self.requests.send_request(request, false).expect("a request")
     }
 }
 
-/// A call that waits for us.
-pub(crate) struct Held {
+/// An unfinished call.
+pub(crate) struct OpenCall {
     _response: ResponseFuture,
     _sending: SendStream<Bytes>,
 }
 
-/// Sends as the other side takes it. It may answer, and stop taking, before all is there.
+/// Sends as fast as the server reads. The server may reply and stop reading before the end.
 async fn send(sending: &mut SendStream<Bytes>, mut body: Bytes) {
     while !body.is_empty() {
         sending.reserve_capacity(body.len().min(1 << 16));
@@ -143,8 +143,8 @@ async fn send(sending: &mut SendStream<Bytes>, mut body: Bytes) {
     let _ = sending.send_data(Bytes::new(), true);
 }
 
-/// The status, in the trailers or, when there is no body, in the headers.
-async fn ended(headers: &HeaderMap, mut body: RecvStream) -> (u32, String) {
+/// Reads the status from the trailers, or from the headers if there is no body.
+async fn read_status(headers: &HeaderMap, mut body: RecvStream) -> (u32, String) {
     while let Some(Ok(part)) = body.data().await {
         let _ = body.flow_control().release_capacity(part.len());
     }
@@ -152,14 +152,14 @@ async fn ended(headers: &HeaderMap, mut body: RecvStream) -> (u32, String) {
     let status = |map: &HeaderMap| {
         let code = map.get("grpc-status")?.to_str().ok()?.parse().ok()?;
         let message = map.get("grpc-message").map_or(&b""[..], |message| message.as_bytes());
-        Some((code, decoded(message)))
+        Some((code, percent_decode(message)))
     };
     let found = trailers.as_ref().and_then(status).or_else(|| status(headers));
     found.unwrap_or_else(|| panic!("an answer without a status: {headers:?} {trailers:?}"))
 }
 
-/// Percent-decoded.
-fn decoded(text: &[u8]) -> String {
+/// Decodes percent-encoded text.
+fn percent_decode(text: &[u8]) -> String {
     let mut bytes = Vec::new();
     let mut rest = text;
     while let Some((&byte, tail)) = rest.split_first() {

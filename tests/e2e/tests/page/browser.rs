@@ -1,4 +1,4 @@
-//! A headless Chromium, driven by chromedriver.
+//! A headless Chromium, controlled by chromedriver.
 
 use std::{
     io::{BufRead, BufReader},
@@ -16,16 +16,16 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
-/// Until a page shows what it should.
+/// The limit for a page to show something.
 const LIMIT: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) struct Browser {
     pub(crate) client: fantoccini::Client,
     _driver: Driver,
 }
 
-/// Ends with the test, and its browser with it: both are in a process group of their own.
+/// chromedriver and its browser, in a process group that ends when it is dropped.
 struct Driver(Child);
 
 impl Drop for Driver {
@@ -36,7 +36,7 @@ impl Drop for Driver {
 }
 
 impl Browser {
-    /// `None`, with a word on stdout, where there is no chromedriver.
+    /// Starts a browser. Prints why and returns `None` without chromedriver.
     pub(crate) async fn start() -> Option<Self> {
         let driver = Command::new("chromedriver")
             .arg("--port=0")
@@ -48,13 +48,13 @@ impl Browser {
             println!("skipped: there is no chromedriver (Debian: chromium, chromium-driver)");
             return None;
         };
-        let said = BufReader::new(driver.stdout.take().expect("a pipe"));
+        let stdout = BufReader::new(driver.stdout.take().expect("a pipe"));
         let driver = Driver(driver);
-        let port = said.lines().map_while(Result::ok).find_map(|line| {
+        let port = stdout.lines().map_while(Result::ok).find_map(|line| {
             let (_, port) = line.split_once("successfully on port ")?;
             Some(port.trim_end_matches('.').to_owned())
         });
-        let port = port.expect("chromedriver says where it is");
+        let port = port.expect("chromedriver prints its port");
         let arguments = [
             "--headless=new",
             // Tests run as root in containers.
@@ -66,7 +66,7 @@ impl Browser {
         let capabilities = json!({
             "goog:chromeOptions": { "args": arguments },
             "goog:loggingPrefs": { "browser": "ALL" },
-            // A closed fleet's certificate is its own.
+            // A closed fleet has a self-signed certificate.
             "acceptInsecureCerts": true,
         });
         let capabilities: Capabilities = serde_json::from_value(capabilities).expect("an object");
@@ -75,8 +75,8 @@ impl Browser {
             .connect(&format!("http://127.0.0.1:{port}"))
             .await
             .expect("a browser");
-        let patient = TimeoutConfiguration::new(Some(LIMIT), Some(LIMIT), None);
-        client.update_timeouts(patient).await.expect("a limit for scripts");
+        let timeouts = TimeoutConfiguration::new(Some(LIMIT), Some(LIMIT), None);
+        client.update_timeouts(timeouts).await.expect("a limit for scripts");
         Some(Self { client, _driver: driver })
     }
 
@@ -84,63 +84,63 @@ impl Browser {
         self.client.goto(url).await.expect(url);
     }
 
-    /// The element that a selector names, once it is there.
-    pub(crate) async fn see(&self, selector: &str) -> Element {
+    /// Waits for an element and returns it.
+    pub(crate) async fn wait_for(&self, selector: &str) -> Element {
         let began = Instant::now();
         loop {
             if let Ok(element) = self.client.find(Locator::Css(selector)).await {
                 return element;
             }
-            assert!(began.elapsed() < LIMIT, "no {selector} in:\n{}", self.text().await);
-            tokio::time::sleep(LOOK_EVERY).await;
+            assert!(began.elapsed() < LIMIT, "no {selector} in:\n{}", self.visible_text().await);
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Until a script says something that is true, which is returned.
-    pub(crate) async fn until(&self, script: &str) -> Value {
+    /// Runs a script until it returns a value that is not null or false, and returns it.
+    pub(crate) async fn wait_until_true(&self, script: &str) -> Value {
         let began = Instant::now();
         loop {
-            let said = self.script(script).await;
-            if said.as_bool().unwrap_or(!said.is_null()) {
-                return said;
+            let value = self.evaluate(script).await;
+            if value.as_bool().unwrap_or(!value.is_null()) {
+                return value;
             }
-            assert!(began.elapsed() < LIMIT, "never: {script}\n{}", self.text().await);
-            tokio::time::sleep(LOOK_EVERY).await;
+            assert!(began.elapsed() < LIMIT, "never: {script}\n{}", self.visible_text().await);
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     pub(crate) async fn click(&self, selector: &str) {
-        // What is drawn anew meanwhile is looked for again.
+        // An element that is redrawn at this moment is searched again.
         let began = Instant::now();
-        while self.see(selector).await.click().await.is_err() {
+        while self.wait_for(selector).await.click().await.is_err() {
             assert!(began.elapsed() < LIMIT, "{selector} cannot be clicked");
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    pub(crate) async fn script(&self, script: &str) -> Value {
+    pub(crate) async fn evaluate(&self, script: &str) -> Value {
         self.client.execute(script, Vec::new()).await.expect(script)
     }
 
-    /// What a person reads.
-    pub(crate) async fn text(&self) -> String {
-        let text = self.script("return document.body.innerText").await;
+    /// Returns the visible text of the page.
+    pub(crate) async fn visible_text(&self) -> String {
+        let text = self.evaluate("return document.body.innerText").await;
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// What the page complained of since the last time.
-    pub(crate) async fn complaints(&self) -> Vec<String> {
+    /// Returns the console errors since the last call.
+    pub(crate) async fn console_errors(&self) -> Vec<String> {
         let log = self.client.issue_cmd(BrowserLog).await.expect("the browser's log");
         let entries = log.as_array().expect("entries");
         entries.iter().map(|entry| entry["message"].to_string()).collect()
     }
 
-    pub(crate) async fn end(self) {
+    pub(crate) async fn close(self) {
         self.client.close().await.expect("the browser ends");
     }
 }
 
-/// Chromium's own: what the page wrote to the console, and what was blocked.
+/// The log of Chromium: console messages and blocked requests.
 #[derive(Debug)]
 struct BrowserLog;
 

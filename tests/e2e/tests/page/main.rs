@@ -1,10 +1,10 @@
-//! The web page, in a real browser, on a fleet of real processes.
+//! The web page in a real browser, with a fleet of real processes.
 
 mod browser;
 
 use std::time::Duration;
 
-use e2e::{Files, Fleet, Sampling};
+use e2e::{Fleet, Sampling, SpecFiles};
 use serde_json::Value;
 
 use browser::Browser;
@@ -12,72 +12,72 @@ use browser::Browser;
 const LIMIT: Duration = Duration::from_secs(120);
 const AGENTS: &str = "trainer,generator,verifier,evaluator";
 
-fn page(fleet: &Fleet) -> String {
-    format!("http://{}/", fleet.file()["gateway"].as_str().expect("an address"))
+fn page_url(fleet: &Fleet) -> String {
+    format!("http://{}/", fleet.read_fleet_file()["gateway"].as_str().expect("an address"))
 }
 
-fn state(fleet: &Fleet, run: &str) -> String {
-    let run: Value = fleet.json(&["run", "show", run]).expect("a run");
+fn run_state(fleet: &Fleet, run: &str) -> String {
+    let run: Value = fleet.run_json(&["run", "show", run]).expect("a run");
     run["state"].as_str().expect("a state").to_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_shows_the_fleet_and_steers_a_run_without_being_loaded_again() {
+async fn a_page_shows_the_fleet_and_controls_a_run_without_a_reload() {
     let Some(browser) = Browser::start().await else { return };
-    let fleet = Fleet::open("trainer,evaluator");
-    browser.open(&page(&fleet)).await;
-    browser.see("html[data-connected=yes]").await;
+    let fleet = Fleet::start_open("trainer,evaluator");
+    browser.open(&page_url(&fleet)).await;
+    browser.wait_for("html[data-connected=yes]").await;
     for agent in ["trainer-1", "evaluator-1"] {
-        browser.see(&format!("[data-agent={agent}]")).await;
+        browser.wait_for(&format!("[data-agent={agent}]")).await;
     }
-    // It came after the page.
-    let files = Files::create(fleet.path());
-    // Longer than anybody looks at it.
-    let run = fleet.submit(&files.sft(200_000, 1000));
+    // The run starts after the page was loaded.
+    let files = SpecFiles::create(fleet.path());
+    // Longer than the test.
+    let run = fleet.submit(&files.write_sft_spec(200_000, 1000));
     let row = format!("[data-run='{run}']");
-    browser.see(&row).await;
-    browser.open(&format!("{}#/run/{run}", page(&fleet))).await;
-    browser.see("[data-view=run]").await;
+    browser.wait_for(&row).await;
+    browser.open(&format!("{}#/run/{run}", page_url(&fleet))).await;
+    browser.wait_for("[data-view=run]").await;
     let point = "return document.querySelector('[data-chart=loss] [data-x]') !== null";
-    browser.until(point).await;
+    browser.wait_until_true(point).await;
 
     browser.click("[data-action=pause]").await;
-    browser.see("dialog[open]").await;
-    assert_eq!(state(&fleet, &run), "RUNNING", "nothing is done before it is confirmed");
+    browser.wait_for("dialog[open]").await;
+    assert_eq!(run_state(&fleet, &run), "RUNNING", "nothing is done before it is confirmed");
     browser.click("dialog[open] button[type=submit]").await;
-    browser.see("[data-action=resume]").await;
-    assert_eq!(state(&fleet, &run), "PAUSED");
+    browser.wait_for("[data-action=resume]").await;
+    assert_eq!(run_state(&fleet, &run), "PAUSED");
     browser.click("[data-action=resume]").await;
     browser.click("dialog[open] button[type=submit]").await;
-    browser.see("[data-action=pause]").await;
+    browser.wait_for("[data-action=pause]").await;
     browser.click("[data-action=cancel]").await;
     browser.click("dialog[open] button[type=submit]").await;
-    browser.see("header[data-state=cancelled]").await;
-    assert_eq!(state(&fleet, &run), "CANCELLED");
-    assert_eq!(browser.complaints().await, Vec::<String>::new());
-    browser.end().await;
+    browser.wait_for("header[data-state=cancelled]").await;
+    assert_eq!(run_state(&fleet, &run), "CANCELLED");
+    assert_eq!(browser.console_errors().await, Vec::<String>::new());
+    browser.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_shows_what_every_sample_came_to() {
+async fn a_page_shows_the_outcome_of_every_sample() {
     let Some(browser) = Browser::start().await else { return };
-    let fleet = Fleet::open(AGENTS);
-    let files = Files::create(fleet.path());
-    let base = fleet.submit(&files.sft(30, 0));
-    fleet.finish(&base, LIMIT);
+    let fleet = Fleet::start_open(AGENTS);
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(30, 0));
+    fleet.await_success(&base, LIMIT);
     let sampling = Sampling { prompts: 10, per_prompt: 4, max_new_tokens: 24, cycles: 2 };
-    let run = fleet.submit(&files.raft(&base, sampling));
-    browser.open(&format!("{}#/run/{run}", page(&fleet))).await;
-    fleet.finish(&run, LIMIT);
-    browser.see("[data-state=succeeded]").await;
-    let shown = fleet.json(&["run", "show", &run]).expect("a run");
+    let run = fleet.submit(&files.write_raft_spec(&base, sampling));
+    browser.open(&format!("{}#/run/{run}", page_url(&fleet))).await;
+    fleet.await_success(&run, LIMIT);
+    browser.wait_for("[data-state=succeeded]").await;
+    let shown = fleet.run_json(&["run", "show", &run]).expect("a run");
     for chart in ["pass-rate", "perplexity", "loss", "rewards"] {
-        browser.see(&format!("[data-chart={chart}]")).await;
+        browser.wait_for(&format!("[data-chart={chart}]")).await;
     }
-    // What is drawn is what was measured.
+    // The chart shows the measured values.
     let points = "return [...document.querySelectorAll('[data-chart=perplexity] [data-y]')] \
                   .map((it) => Number(it.dataset.y))";
-    let drawn = browser.script(points).await;
+    let drawn = browser.evaluate(points).await;
     let drawn: Vec<f64> = drawn.as_array().unwrap().iter().filter_map(Value::as_f64).collect();
     let evals = shown["evals"].as_array().expect("evals");
     assert!(!evals.is_empty());
@@ -88,54 +88,59 @@ async fn a_page_shows_what_every_sample_came_to() {
             "{measured} is not in {drawn:?}"
         );
     }
-    browser.open(&format!("{}#/run/{run}/samples?cycle=1", page(&fleet))).await;
-    browser.see("[data-view=samples]").await;
-    browser.until("return document.querySelectorAll('article[data-fate]').length === 40").await;
+    browser.open(&format!("{}#/run/{run}/samples?cycle=1", page_url(&fleet))).await;
+    browser.wait_for("[data-view=samples]").await;
+    browser
+        .wait_until_true("return document.querySelectorAll('article[data-fate]').length === 40")
+        .await;
     let kept = "return document.querySelectorAll('article[data-fate=kept]').length";
-    let kept = browser.script(kept).await.as_u64().expect("a number");
+    let kept = browser.evaluate(kept).await.as_u64().expect("a number");
     let done = &shown["cyclesDone"];
     assert_eq!(done[1]["kept"].as_u64(), Some(kept), "{done}");
-    assert_eq!(browser.complaints().await, Vec::<String>::new());
-    browser.end().await;
+    assert_eq!(browser.console_errors().await, Vec::<String>::new());
+    browser.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_fleets_page_shows_nothing_until_a_bearer_is_pasted() {
     let Some(browser) = Browser::start().await else { return };
-    let fleet = Fleet::up("trainer,evaluator");
-    let url = format!("https://{}/", fleet.file()["gateway"].as_str().expect("an address"));
+    let fleet = Fleet::start("trainer,evaluator");
+    let url =
+        format!("https://{}/", fleet.read_fleet_file()["gateway"].as_str().expect("an address"));
     let kit = fleet.path().join("reader");
     let to = kit.display().to_string();
-    fleet.run(&["user", "create", "reader", "--scope", "reader", "--out", &to]).succeeds();
+    fleet.run(&["user", "create", "reader", "--scope", "reader", "--out", &to]).assert_success();
     browser.open(&url).await;
-    browser.see("dialog[open]").await;
-    assert!(!browser.text().await.contains("trainer-1"));
+    browser.wait_for("dialog[open]").await;
+    assert!(!browser.visible_text().await.contains("trainer-1"));
     let bearer = std::fs::read_to_string(kit.join("bearer.jwt")).expect("a kit has a bearer");
-    let field = browser.see("dialog[open] textarea, dialog[open] input").await;
+    let field = browser.wait_for("dialog[open] textarea, dialog[open] input").await;
     field.send_keys(bearer.trim()).await.expect("a field to paste into");
     browser.click("dialog[open] button[type=submit]").await;
-    browser.see("[data-agent=trainer-1]").await;
-    // A reader steers nothing, and is shown nothing to steer with, once it is known that it is one.
-    browser.until("return document.getElementById('who').textContent.includes('reader')").await;
+    browser.wait_for("[data-agent=trainer-1]").await;
+    // The page shows readers no buttons, as soon as it knows their scope.
+    browser
+        .wait_until_true("return document.getElementById('who').textContent.includes('reader')")
+        .await;
     let steers = "return document.querySelectorAll('[data-action]').length";
-    assert_eq!(browser.script(steers).await, 0);
+    assert_eq!(browser.evaluate(steers).await, 0);
     assert_eq!(
-        browser.script("return location.href").await.as_str().unwrap().trim_end_matches("#/"),
+        browser.evaluate("return location.href").await.as_str().unwrap().trim_end_matches("#/"),
         url
     );
-    browser.end().await;
+    browser.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_that_lost_its_gateway_says_so_and_comes_back() {
+async fn a_page_that_lost_its_gateway_shows_it_and_reconnects() {
     let Some(browser) = Browser::start().await else { return };
-    let fleet = Fleet::open("trainer,evaluator");
-    browser.open(&page(&fleet)).await;
-    browser.see("html[data-connected=yes] [data-agent=trainer-1]").await;
+    let fleet = Fleet::start_open("trainer,evaluator");
+    browser.open(&page_url(&fleet)).await;
+    browser.wait_for("html[data-connected=yes] [data-agent=trainer-1]").await;
     fleet.kill("coordinator");
-    browser.see("html[data-connected=no]").await;
-    // What was known stays there to be read.
-    browser.see("[data-agent=trainer-1]").await;
-    browser.see("html[data-connected=yes]").await;
-    browser.end().await;
+    browser.wait_for("html[data-connected=no]").await;
+    // The last known state stays visible.
+    browser.wait_for("[data-agent=trainer-1]").await;
+    browser.wait_for("html[data-connected=yes]").await;
+    browser.close().await;
 }

@@ -1,4 +1,4 @@
-//! Model and adapter directories in which one file is somebody else's.
+//! Model and adapter directories with one arbitrary file.
 
 use std::{
     path::Path,
@@ -11,7 +11,7 @@ use engine::{
 };
 use tempfile::TempDir;
 
-/// As small as a model can be: most of an input should be what is tried.
+/// The smallest possible model, so that most of an input is relevant.
 const SHAPE: ScratchShape = ScratchShape {
     hidden_size: 2,
     intermediate_size: 2,
@@ -23,7 +23,7 @@ const SHAPE: ScratchShape = ScratchShape {
 
 const TEXT: &str = "2+2=4, é <|endoftext|>\n";
 
-/// A whole model with an adapter, of which an input replaces one file.
+/// A complete model with an adapter. The input replaces one file.
 struct Directory {
     directory: TempDir,
     config: ModelConfig,
@@ -46,16 +46,16 @@ impl Directory {
         self.directory.path()
     }
 
-    fn with(&self, file: &str, input: &[u8]) -> &Path {
+    fn write_input(&self, file: &str, input: &[u8]) -> &Path {
         let path = self.path().join(file);
-        // Writing over a file would wait for the disk; it may not be there yet.
+        // Overwriting a file would wait for the disk. The file may not exist yet.
         let _ = std::fs::remove_file(&path);
         std::fs::write(path, input).expect("a file");
         self.path()
     }
 }
 
-/// A target's own directory. Made once, and only one input is in it at a time.
+/// A directory per target. It is created once, and holds one input at a time.
 macro_rules! directory {
     () => {{
         static DIRECTORY: OnceLock<Mutex<Directory>> = OnceLock::new();
@@ -64,35 +64,37 @@ macro_rules! directory {
     }};
 }
 
-/// `config.json`; what is accepted must mean the same when written.
+/// `config.json`. An accepted configuration must be written with the same meaning.
 pub(super) fn configs(input: &[u8]) {
     let path = Path::new("config.json");
     let Ok(map) = serde_json::from_slice(input) else { return };
     let Ok(config) = ModelConfig::from_json(&map, path) else { return };
     let written = config.to_json();
-    let again = ModelConfig::from_json(written.as_object().expect("an object"), path);
-    assert_eq!(again.ok(), Some(config));
+    let parsed = ModelConfig::from_json(written.as_object().expect("an object"), path);
+    assert_eq!(parsed.ok(), Some(config));
 }
 
 /// `model.safetensors`.
 pub(super) fn weights(input: &[u8]) {
     let directory = directory!();
-    let _ = LanguageModel::load_f32(directory.with("model.safetensors", input), &Device::Cpu);
+    let _ =
+        LanguageModel::load_f32(directory.write_input("model.safetensors", input), &Device::Cpu);
 }
 
 /// `model.safetensors.index.json`.
 pub(super) fn shards(input: &[u8]) {
     let directory = directory!();
     let _ = LanguageModel::load_f32(
-        directory.with("model.safetensors.index.json", input),
+        directory.write_input("model.safetensors.index.json", input),
         &Device::Cpu,
     );
 }
 
-/// `tokenizer.json`, and texts through it.
+/// `tokenizer.json`, and the encoding of some texts.
 pub(super) fn tokenizers(input: &[u8]) {
     let directory = directory!();
-    let Ok(tokenizer) = ModelTokenizer::load_tokenizer(directory.with("tokenizer.json", input))
+    let Ok(tokenizer) =
+        ModelTokenizer::load_tokenizer(directory.write_input("tokenizer.json", input))
     else {
         return;
     };
@@ -106,13 +108,13 @@ pub(super) fn tokenizers(input: &[u8]) {
 /// `adapter_config.json`.
 pub(super) fn adapters(input: &[u8]) {
     let directory = directory!();
-    load_adapter(directory.with("adapter_config.json", input), &directory.config);
+    load_adapter(directory.write_input("adapter_config.json", input), &directory.config);
 }
 
 /// `adapter_model.safetensors`.
 pub(super) fn pairs(input: &[u8]) {
     let directory = directory!();
-    load_adapter(directory.with("adapter_model.safetensors", input), &directory.config);
+    load_adapter(directory.write_input("adapter_model.safetensors", input), &directory.config);
 }
 
 fn load_adapter(path: &Path, config: &ModelConfig) {

@@ -1,4 +1,4 @@
-//! A whole log: folded, decided on after each fact, audited.
+//! Whole logs: folded, planned after each fact, and audited.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
@@ -8,16 +8,16 @@ use cycle::{
 };
 use wire::{Fact, PromptEntry, Record};
 
-use super::reads_back;
+use super::assert_roundtrip;
 use crate::lines;
 
-/// More would only be slow.
+/// More facts only need more time.
 const FACTS_MAX: usize = 256;
 
-/// One fact a line, `subject payload`. All of them are taken as one run's.
+/// One fact per line, `subject payload`. All facts belong to one run.
 pub(super) fn fold(input: &[u8]) {
     let facts = input.split(|byte| *byte == b'\n').filter_map(|line| {
-        let (subject, payload) = lines::fact(line)?;
+        let (subject, payload) = lines::split_fact(line)?;
         Fact::from_json(subject, payload).ok()
     });
     let records: Vec<Record> = (1..)
@@ -38,7 +38,7 @@ pub(super) fn fold(input: &[u8]) {
     let _ = audit_records(&records);
 }
 
-/// The log's clock may be set, even back.
+/// The clock of the log may jump, also backwards.
 fn time_ms(sequence: u64) -> u64 {
     if sequence.is_multiple_of(7) { u64::MAX - sequence } else { sequence * 1000 }
 }
@@ -70,7 +70,7 @@ fn next(run: &Run) {
         now_ms: if run.sequence.is_multiple_of(2) { u64::MAX } else { run.sequence },
     };
     for command in next_commands(run, inputs) {
-        reads_back(&command.fact);
+        assert_roundtrip(&command.fact);
     }
 }
 

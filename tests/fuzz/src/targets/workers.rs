@@ -1,6 +1,6 @@
-//! What workers and agents write to each other, and what verifiers print.
+//! Messages between workers and agents, and the output of verifiers.
 
-/// A line of a worker's stdin or stdout, as agent and worker read it.
+/// A line of a worker's stdin or stdout.
 pub(super) fn lines(input: &[u8]) {
     let read = [agent::fuzzing::parse_answer(input), agent::fuzzing::parse_request(input)];
     for value in read.into_iter().flatten() {
@@ -11,12 +11,12 @@ pub(super) fn lines(input: &[u8]) {
     }
 }
 
-/// What a `command` verifier prints.
+/// The output of a `command` verifier.
 pub(super) fn verdicts(input: &[u8]) {
     verifier::fuzzing::fuzz_answer(input);
 }
 
-/// Completions and answers that somebody else wrote, before every other verifier.
+/// Arbitrary completions and answers for all other verifiers.
 pub(super) fn judges(input: &[u8]) {
     if let Ok(call) = serde_json::from_slice(input) {
         verifier::fuzzing::fuzz_judge(&call);

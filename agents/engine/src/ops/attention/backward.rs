@@ -4,45 +4,22 @@
 use super::super::{for_sized_blocks, host_f32, math};
 use super::forward::{TileQuery, query_tiles, score_keys, softmax_tile};
 use super::tile::{BLOCK, TILE, TileBuffer, TransposedBlocks};
-use super::{HeadShape, TASK_ROWS, composed, split_by_sequence};
+use super::{AttentionBackward, AttentionGradients, HeadShape, TASK_ROWS, split_by_sequence};
 use candle_core::{Result, Tensor};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
-
-/// The gradients of the three inputs of attention.
-pub(crate) struct AttentionGradients {
-    pub(crate) query: Tensor,
-    pub(crate) key: Tensor,
-    pub(crate) value: Tensor,
-}
-
-/// The inputs and output of `causal_attention`, and the gradient of the output.
-pub(crate) struct AttentionBackward<'a> {
-    pub(crate) heads: &'a HeadShape,
-    pub(crate) query: &'a Tensor,
-    pub(crate) key: &'a Tensor,
-    pub(crate) value: &'a Tensor,
-    pub(crate) out: &'a Tensor,
-    pub(crate) grad: &'a Tensor,
-    pub(crate) sequences: &'a [Range<usize>],
-}
 
 /// Two values of a row and head: the log of the softmax's sum, and the dot product of gradient and
 /// output.
 type SoftmaxStatistics = [f32; 2];
 
 impl AttentionBackward<'_> {
-    /// Computes the gradients.
-    pub(crate) fn run(&self) -> Result<AttentionGradients> {
-        if !self.query.device().is_cpu() {
-            return composed::backward_composed(self);
-        }
+    pub(super) fn run_kernels(&self) -> Result<AttentionGradients> {
         let (query, statistics) = self.query_gradient()?;
         let (key, value) = self.key_value_gradients(&statistics)?;
         Ok(AttentionGradients { query, key, value })
     }
 
-    /// Transposes the rows of each sequence into blocks.
     fn transpose_sequences(&self, x: &Tensor, heads: usize) -> Result<Vec<TransposedBlocks>> {
         let (x, width) = (host_f32(x)?, heads * self.heads.dim);
         let of = |rows: &Range<usize>| &x[rows.start * width..rows.end * width];
@@ -53,7 +30,7 @@ impl AttentionBackward<'_> {
             .collect())
     }
 
-    /// Computes the gradient of the queries, and the statistics of each row and head.
+    /// Returns the gradient and the statistics of each row and head.
     fn query_gradient(&self) -> Result<(Tensor, Vec<SoftmaxStatistics>)> {
         let heads = self.heads;
         let (width, kv_width) = (heads.query_width(), heads.kv_width());
@@ -96,7 +73,6 @@ impl AttentionBackward<'_> {
         Ok((Tensor::from_vec(gradient, self.query.shape(), self.query.device())?, statistics))
     }
 
-    /// Computes the gradients of keys and values.
     fn key_value_gradients(&self, statistics: &[SoftmaxStatistics]) -> Result<(Tensor, Tensor)> {
         let heads = self.heads;
         let (width, kv_width) = (heads.query_width(), heads.kv_width());
@@ -138,7 +114,7 @@ impl AttentionBackward<'_> {
     }
 }
 
-/// The kernel for the query gradient of consecutive rows of a sequence.
+/// The kernel for consecutive rows of a sequence.
 struct QueryGradientTask<'a> {
     heads: &'a HeadShape,
     key_blocks: &'a TransposedBlocks,
@@ -219,14 +195,13 @@ impl WithSimd for QueryGradientTask<'_> {
     }
 }
 
-/// The buffers of a tile: scores or probabilities, and their gradients.
 #[derive(Default)]
 struct TileScores {
     scores: TileBuffer,
     grads: TileBuffer,
 }
 
-/// The kernel for the gradients of consecutive keys and values of a sequence, over all its queries.
+/// The kernel for consecutive keys and values of a sequence, over all its queries.
 struct KeyValueGradientTask<'a> {
     heads: &'a HeadShape,
     query_blocks: &'a TransposedBlocks,

@@ -5,7 +5,6 @@ use super::{AttentionBackward, AttentionGradients, HeadShape};
 use candle_core::{D, DType, Result, Tensor};
 use std::ops::Range;
 
-/// Computes the attention of packed rows.
 pub(super) fn forward_composed(
     heads: &HeadShape,
     query: &Tensor,
@@ -27,8 +26,7 @@ pub(super) fn forward_composed(
     Ok(out)
 }
 
-/// Computes the attention of one sequence. `query` may have fewer rows than `key`: they are the
-/// last ones.
+/// Attends within one sequence. `query` may have fewer rows than `key`: the last ones.
 pub(crate) fn attend_sequence(
     heads: &HeadShape,
     query: &Tensor,
@@ -63,7 +61,6 @@ fn sum_groups(heads: &HeadShape, x: &Tensor) -> Result<Tensor> {
     x.reshape((heads.kv_count, heads.group_size(), rows, dim))?.sum(1)
 }
 
-/// Computes the causal attention probabilities of one sequence.
 fn attention_probabilities(heads: &HeadShape, q: &Tensor, k: &Tensor) -> Result<Tensor> {
     let (rows, seen) = (q.dim(1)?, k.dim(1)?);
     let scores = (q.matmul(&k.t()?)? * f64::from(heads.score_scale()))?;
@@ -74,7 +71,6 @@ fn attention_probabilities(heads: &HeadShape, q: &Tensor, k: &Tensor) -> Result<
     candle_nn::ops::softmax(&scores, D::Minus1)
 }
 
-/// Computes the gradients of attention.
 pub(super) fn backward_composed(pass: &AttentionBackward<'_>) -> Result<AttentionGradients> {
     let heads = pass.heads;
     let (mut query, mut key, mut value) =

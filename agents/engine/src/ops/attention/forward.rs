@@ -10,7 +10,7 @@ use pulp::{Simd, WithSimd};
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionContext<'a> {
     pub(crate) keys: &'a TransposedBlocks,
-    /// The values, `[seen, kv_width]`.
+    /// `[seen, kv_width]`
     pub(crate) values: &'a [f32],
 }
 
@@ -20,10 +20,9 @@ pub(crate) struct AttentionTask<'a> {
     pub(crate) heads: &'a HeadShape,
     pub(crate) context: AttentionContext<'a>,
     pub(crate) seen: usize,
-    /// The queries, `[rows, width]`; `out` has the same shape.
+    /// `[rows, width]`; `out` has the same shape.
     pub(crate) queries: &'a [f32],
     pub(crate) out: &'a mut [f32],
-    /// The buffer of scores.
     pub(crate) scores: &'a mut TileBuffer,
 }
 
@@ -75,8 +74,7 @@ impl WithSimd for AttentionTask<'_> {
     }
 }
 
-/// Yields the queries of a key head in tiles. The last tile repeats its last query if it is not
-/// full.
+/// Yields the queries of a key head in tiles; an incomplete one repeats its last query.
 #[inline(always)]
 pub(super) fn query_tiles(
     heads: &HeadShape,
@@ -93,8 +91,7 @@ pub(super) fn query_tiles(
     })
 }
 
-/// Computes the scaled dot products with the first `most` keys, and with the rest of their last
-/// block.
+/// Includes the rest of the last key's block.
 #[inline(always)]
 pub(super) fn score_keys<S: Simd>(
     simd: S,

@@ -19,7 +19,6 @@ pub(crate) struct TransposedBlocks {
 }
 
 impl TransposedBlocks {
-    /// Transposes rows into blocks.
     pub(super) fn new(rows: &[f32], heads: usize, dim: usize) -> Self {
         let width = heads * dim;
         let count = rows.len() / width;
@@ -33,7 +32,6 @@ impl TransposedBlocks {
         Self { values, rows: count }
     }
 
-    /// Appends a row.
     pub(crate) fn push(&mut self, row: &[f32]) {
         let (lane, size) = (self.rows % BLOCK, BLOCK * row.len());
         if lane == 0 {
@@ -58,7 +56,6 @@ impl TransposedBlocks {
     }
 }
 
-/// Writes a row into a lane of a block.
 fn write_lane(block: &mut [f32], lane: usize, row: &[f32]) {
     for (out, value) in block[lane..].iter_mut().step_by(BLOCK).zip(row) {
         *out = *value;
@@ -73,27 +70,23 @@ pub(crate) struct TileBuffer {
 }
 
 impl TileBuffer {
-    /// Resizes the buffer for a number of blocks.
     pub(super) fn resize_blocks(&mut self, blocks: usize) {
         self.blocks = blocks;
         self.values.resize(TILE * blocks * BLOCK, 0.0);
     }
 
-    /// Returns the numbers of a vector.
     #[inline(always)]
     pub(super) fn vector_numbers(&self, vector: usize) -> &[f32] {
         let width = self.blocks * BLOCK;
         &self.values[vector * width..(vector + 1) * width]
     }
 
-    /// Returns the numbers of a vector, mutable.
     #[inline(always)]
     pub(super) fn vector_numbers_mut(&mut self, vector: usize) -> &mut [f32] {
         let width = self.blocks * BLOCK;
         &mut self.values[vector * width..(vector + 1) * width]
     }
 
-    /// Writes the dot products of the vectors with all rows of a block, times `factor`.
     #[inline(always)]
     pub(super) fn write_dot_products<S: Simd>(
         &mut self,

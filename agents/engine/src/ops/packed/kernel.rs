@@ -6,17 +6,11 @@ mod amx;
 mod avx512;
 mod portable;
 
-use super::tiles::FactorTile;
+use super::factor_tile::{FactorTile, SIDE, STEP};
 use super::{Bf16Rows, MatmulPhase};
 use half::bf16;
 use std::ops::Range;
 use std::sync::OnceLock;
-
-/// The number of rows and columns of a tile of sums; also the number of rows of a tile of factors,
-/// and of bf16 pairs in such a row.
-pub(super) const SIDE: usize = 16;
-/// The number of elements of the inner dimension that a tile covers.
-pub(super) const STEP: usize = 2 * SIDE;
 
 /// The sums of 16 rows and 16 columns.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +20,6 @@ pub(super) struct TileSums(pub(super) [f32; SIDE * SIDE]);
 impl TileSums {
     pub(super) const ZERO: Self = Self([0.0; SIDE * SIDE]);
 
-    /// Returns the transpose.
     pub(super) fn transpose_sums(&self, kernel: MatmulKernel) -> Self {
         let bits = self.0.map(f32::to_bits);
         Self(kernel.transpose_tile(&bits).map(f32::from_bits))
@@ -36,12 +29,12 @@ impl TileSums {
 /// The sums of 32 rows and 32 columns.
 pub(super) type SumBlock = [[TileSums; 2]; 2];
 
-/// Rows of the left factor as they lie in memory; their starts are `stride` elements apart.
+/// Rows of the left factor as they lie in memory, `stride` elements apart.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeftRows<'a> {
     pub(super) values: &'a [bf16],
     pub(super) stride: usize,
-    /// The number of rows, 16 or 32.
+    /// 16 or 32.
     pub(super) rows: usize,
 }
 
@@ -62,7 +55,7 @@ pub(super) struct RowTerm<'a> {
 /// A set of processor instructions for products of bf16 matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MatmulKernel {
-    /// Intel's tile instructions.
+    /// Intel's tile instructions, AMX.
     #[cfg(target_arch = "x86_64")]
     Amx,
     /// AVX-512 with bf16 dot products.
@@ -73,7 +66,7 @@ pub(crate) enum MatmulKernel {
 }
 
 impl MatmulKernel {
-    /// Returns the fastest kernel of this processor and system for a phase.
+    /// Returns the fastest kernel of this processor for a phase.
     pub(crate) fn select_best(phase: MatmulPhase) -> Self {
         static BEST: OnceLock<MatmulKernel> = OnceLock::new();
         let best =
@@ -86,7 +79,6 @@ impl MatmulKernel {
         }
     }
 
-    /// Returns true if the kernel is faster than those after it in the list.
     fn is_fast(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -107,7 +99,6 @@ impl MatmulKernel {
         native.into_iter().flatten().chain([Self::Portable])
     }
 
-    /// Prepares the thread for products until the returned session is dropped.
     pub(super) fn start_session(self) -> KernelSession {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Amx {
@@ -116,8 +107,7 @@ impl MatmulKernel {
         KernelSession(self)
     }
 
-    /// Returns true if this number of rows of activations is packed for the kernel, instead of
-    /// multiplied as they lie.
+    /// Returns false if the kernel multiplies this number of rows as they lie.
     pub(super) fn packs_activations(self, phase: MatmulPhase, rows: usize) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -129,7 +119,7 @@ impl MatmulKernel {
         }
     }
 
-    /// Returns the number of rows of activations that are multiplied at once as they lie.
+    /// Returns the largest number of rows that are multiplied at once as they lie.
     pub(super) fn rows_at_once(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -138,9 +128,8 @@ impl MatmulKernel {
         }
     }
 
-    /// Adds `Σ x wᵀ` over the terms to `out`, for up to `rows_at_once` rows of `x` and a range of
-    /// rows of weights. The order of an element's sum does not depend on the ranges. `room` is a
-    /// buffer for reuse.
+    /// Adds `Σ x wᵀ` over the terms to `out`, for up to `rows_at_once` rows of `x`. The order of an
+    /// element's sum does not depend on the ranges.
     pub(super) fn add_dot_products(
         self,
         terms: &[RowTerm<'_>],
@@ -182,7 +171,6 @@ impl MatmulKernel {
         }
     }
 
-    /// Transposes 16 rows of 16.
     pub(super) fn transpose_tile(self, rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -192,7 +180,7 @@ impl MatmulKernel {
     }
 }
 
-/// Returns `N` rows from `from` on; the last row of the range stands in for rows beyond it.
+/// Returns `N` rows; the last row of the range stands in for rows beyond it.
 #[inline(always)]
 fn clamped_rows<'a, const N: usize>(
     rows: &Bf16Rows<'a>,
@@ -202,7 +190,7 @@ fn clamped_rows<'a, const N: usize>(
     std::array::from_fn(|index| rows.row_values((from + index).min(range.end - 1)))
 }
 
-/// Prefetches a cache line that is read soon. A hint: any address is valid.
+/// Hints the processor; any address is valid.
 #[inline(always)]
 fn prefetch_line(place: *const bf16) {
     #[cfg(target_arch = "x86_64")]

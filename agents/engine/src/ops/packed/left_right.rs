@@ -1,8 +1,9 @@
 //! Products `left · right`, the form of most gradients. The right factor is packed: each task packs
 //! its own strip of columns.
 
-use super::kernel::{LeftRows, MatmulKernel, RightTiles, SIDE, STEP, SumBlock, TileSums};
-use super::tiles::{self, FactorTile};
+use super::factor_tile::{FactorTile, SIDE, STEP};
+use super::kernel::{LeftRows, MatmulKernel, RightTiles, SumBlock, TileSums};
+use super::tiles;
 use super::{Bf16Rows, SharedOutput};
 use half::bf16;
 use rayon::prelude::*;
@@ -38,7 +39,6 @@ impl LeftFactor {
         factors
     }
 
-    /// Creates a factor of zeros.
     fn zero_factor(kernel: MatmulKernel, rows: usize, width: usize) -> Self {
         let values = rows.next_multiple_of(SIDE) * width.next_multiple_of(STEP);
         Self { values: vec![bf16::ZERO; values], rows, width, kernel }
@@ -50,7 +50,7 @@ impl LeftFactor {
     }
 }
 
-/// The right factor, `[inner, columns]`, row by row.
+/// `[inner, columns]`, row by row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RightFactor<'a> {
     Bf16(Bf16Rows<'a>),
@@ -58,7 +58,6 @@ pub(crate) enum RightFactor<'a> {
 }
 
 impl RightFactor<'_> {
-    /// Returns the number of elements.
     fn len(&self) -> usize {
         match self {
             Self::Bf16(rows) => rows.values.len(),
@@ -66,7 +65,6 @@ impl RightFactor<'_> {
         }
     }
 
-    /// Packs some rows, from `column` on, into tiles.
     fn pack_tiles(
         &self,
         rows: &Range<usize>,
@@ -82,14 +80,11 @@ impl RightFactor<'_> {
     }
 }
 
-/// The number of columns of a task.
 const STRIP_COLUMNS: usize = 64;
-/// The number of rows of the right factor that a task packs at once.
 const PACKED_ROWS: usize = 32 * STEP;
-/// The number of rows of the result whose sums a task keeps at once.
 const SUMMED_ROWS: usize = 1024;
 
-/// Computes `out = Σ left · right` over the terms, `[rows, columns]`.
+/// Computes `out = Σ left · right`, `[rows, columns]`.
 pub(crate) fn multiply_packed(
     out: &mut [f32],
     columns: usize,
@@ -115,7 +110,6 @@ pub(crate) fn multiply_packed(
     });
 }
 
-/// Computes some rows of one strip of columns.
 fn multiply_strip(
     out: &SharedOutput<'_>,
     terms: &[(&LeftFactor, RightFactor<'_>)],

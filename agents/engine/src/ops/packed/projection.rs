@@ -5,8 +5,9 @@
 mod by_rows;
 mod by_tiles;
 
-use super::kernel::{MatmulKernel, SIDE};
-use super::tiles::{self, FactorTile};
+use super::factor_tile::{FactorTile, SIDE};
+use super::kernel::MatmulKernel;
+use super::tiles;
 use super::{Bf16Rows, MatmulPhase, SharedOutput};
 use half::bf16;
 use rayon::prelude::*;
@@ -20,7 +21,6 @@ pub(crate) struct ProjectionInputs {
     kernel: MatmulKernel,
 }
 
-/// The form that the kernel takes.
 enum InputForm {
     Rows(Vec<bf16>),
     Tiles(Vec<FactorTile>),
@@ -39,16 +39,14 @@ impl ProjectionInputs {
     }
 }
 
-/// A projection `out = Σ x wᵀ + bias` over the terms: `out` is `[rows, columns]`, each weight
-/// `[columns, width]`.
+/// A projection `out = Σ x wᵀ + bias`: `out` is `[rows, columns]`, each weight `[columns, width]`.
 pub(crate) struct PackedProjection<'a> {
     pub(crate) out: &'a mut [f32],
     pub(crate) terms: Vec<(&'a ProjectionInputs, Bf16Rows<'a>)>,
     pub(crate) bias: Option<&'a [f32]>,
 }
 
-/// The number of rows of weights that a task takes at once if there are many activations, so that
-/// the weights stay in its cache.
+/// The rows of weights that a task takes at once, few enough to stay in its cache.
 const PANEL_ROWS: usize = 128;
 
 /// Computes several projections at once, so that the threads share one list of work.
@@ -74,7 +72,6 @@ pub(crate) fn project_packed(projections: Vec<PackedProjection<'_>>) {
     }
 }
 
-/// A projection with checked sizes.
 struct ProjectionJob<'a> {
     out: SharedOutput<'a>,
     work: JobTerms<'a>,
@@ -84,13 +81,11 @@ struct ProjectionJob<'a> {
     kernel: MatmulKernel,
 }
 
-/// The terms of a job, all in the one form of its kernel.
 enum JobTerms<'a> {
     ByRows(Vec<by_rows::RowTerm<'a>>),
     ByTiles(Vec<by_tiles::TileTerm<'a>>),
 }
 
-/// The buffers that a task reuses for each panel.
 #[derive(Default)]
 struct TaskBuffers {
     by_rows: by_rows::RowBuffers,
@@ -98,7 +93,7 @@ struct TaskBuffers {
 }
 
 impl<'a> ProjectionJob<'a> {
-    /// Checks the sizes of a projection; `None` if there is nothing to compute.
+    /// Checks the sizes; `None` if there is nothing to compute.
     fn new(PackedProjection { out, terms, bias }: PackedProjection<'a>) -> Option<Self> {
         let (first, weight) = terms.first()?;
         let (rows, columns, kernel) = (first.rows, weight.row_count(), first.kernel);
@@ -124,14 +119,12 @@ impl<'a> ProjectionJob<'a> {
         Some(Self { out, work, bias, rows, columns, kernel })
     }
 
-    /// Yields the ranges of the weights' rows, one for each panel.
     fn split_panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let columns = self.columns;
         let panel = if self.rows > 2 * SIDE { PANEL_ROWS } else { 2 * SIDE };
         (0..columns).step_by(panel).map(move |from| from..columns.min(from + panel))
     }
 
-    /// Computes the columns of the result that belong to a panel.
     fn project_panel(&self, panel: &Range<usize>, room: &mut TaskBuffers) {
         match &self.work {
             JobTerms::ByRows(terms) => by_rows::project_rows(self, terms, panel, &mut room.by_rows),

@@ -26,13 +26,12 @@ fn narrow(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|value| bf16::from_f32(*value)).collect()
 }
 
-/// Every way to project.
 fn ways() -> impl Iterator<Item = (MatmulKernel, MatmulPhase)> {
     MatmulKernel::available_kernels()
         .flat_map(|kernel| [(kernel, MatmulPhase::Prefill), (kernel, MatmulPhase::Decode)])
 }
 
-/// What the factors become, in f64: `[rows, inner] · [inner, columns]` by element.
+/// Computes in f64, `[rows, inner] · [inner, columns]`.
 fn naive(
     (rows, columns, inner): (usize, usize, usize),
     left: impl Fn(usize, usize) -> f32,
@@ -100,7 +99,7 @@ fn every_kernel_mixes_as_the_definition_says() {
             );
             let once = naive(shape, |r, i| x[r * inner + i], |i, c| weight[i * columns + c]);
             assert_close(&out, &once.iter().map(|sum| 2.0 * sum).collect::<Vec<_>>(), &what);
-            // The same of a left factor that lies the other way.
+            // The same for a transposed left factor.
             let turned: Vec<f32> =
                 (0..inner * rows).map(|at| x[at % rows * inner + at / rows]).collect();
             let left = LeftFactor::from_transposed(kernel, &turned, rows);
@@ -146,7 +145,7 @@ fn no_kernel_s_sums_depend_on_company_or_threads() {
 
 #[test]
 fn a_row_has_one_sum_in_whichever_way_dot_products_multiply_it() {
-    // The kernel's own promise: it chooses by how many rows there are.
+    // Only this kernel chooses by the number of rows.
     let Some(kernel) =
         MatmulKernel::available_kernels().find(|kernel| format!("{kernel:?}") == "Avx512")
     else {

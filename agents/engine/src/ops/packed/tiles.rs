@@ -2,22 +2,12 @@
 //! pair share 32 bits.
 
 use super::super::run_vectorised;
-use super::kernel::{MatmulKernel, SIDE, STEP};
+use super::factor_tile::{FactorTile, SIDE, STEP};
+use super::kernel::MatmulKernel;
 use half::bf16;
 use rayon::prelude::*;
 
-/// A tile of the right factor: 16 rows of 16 pairs.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct FactorTile(pub(super) [u32; SIDE * SIDE]);
-
-impl FactorTile {
-    pub(super) const ZERO: Self = Self([0; SIDE * SIDE]);
-}
-
-/// A number that can be narrowed to the bits of a bf16.
 pub(super) trait Bf16Source: Copy + Sync {
-    /// Returns the bits of the nearest bf16.
     fn bf16_bits(self) -> u16;
 }
 
@@ -60,7 +50,7 @@ pub(super) fn pack_transposed(kernel: MatmulKernel, x: &[f32], inner: usize) -> 
     tiles
 }
 
-/// Packs at most 16 rows of `x` as columns.
+/// Packs at most 16 rows.
 #[inline(always)]
 fn pack_column_group(kernel: MatmulKernel, x: &[f32], inner: usize, tiles: &mut [FactorTile]) {
     let mut pairs = [0u32; SIDE * SIDE];
@@ -79,7 +69,7 @@ fn pack_column_group(kernel: MatmulKernel, x: &[f32], inner: usize, tiles: &mut 
     }
 }
 
-/// Joins two halves; the even element has the lower bits.
+/// Puts the even element into the lower bits.
 #[inline(always)]
 fn join_pair([even, odd]: [u16; 2]) -> u32 {
     u32::from(even) | u32::from(odd) << 16
@@ -110,8 +100,7 @@ pub(super) fn pack_rows<T: Bf16Source>(
     );
 }
 
-/// Packs two rows into a row of a tile. The odd row may be missing, and there may be fewer columns
-/// than in a tile; missing elements are 0.
+/// Packs two rows into a row of a tile; a missing odd row and missing columns are 0.
 #[inline(always)]
 fn pack_pair<T: Bf16Source>(even: &[T], odd: &[T], out: &mut [u32; SIDE]) {
     if let (Some(even), Some(odd)) = (even.first_chunk::<SIDE>(), odd.first_chunk::<SIDE>()) {
@@ -128,14 +117,13 @@ fn pack_pair<T: Bf16Source>(even: &[T], odd: &[T], out: &mut [u32; SIDE]) {
     }
 }
 
-/// Narrows rows without padding.
 pub(super) fn narrow_to_bf16(x: &[f32], width: usize) -> Vec<bf16> {
     let mut out = vec![bf16::ZERO; x.len()];
     narrow_rows(x, width, width, &mut out);
     out
 }
 
-/// Narrows rows of f32, and places them `stride` elements apart.
+/// Places the rows `stride` elements apart.
 pub(super) fn narrow_rows(x: &[f32], width: usize, stride: usize, out: &mut [bf16]) {
     const ROWS: usize = 8;
     let narrow = |(out, x): (&mut [bf16], &[f32])| {

@@ -23,7 +23,7 @@ fn config(architecture: Architecture) -> ModelConfig {
         layers: 2,
         heads: 4,
         kv_heads: 2,
-        // As with Qwen3's own, the heads together are wider than the model.
+        // As in Qwen3, the heads together are wider than the model.
         head_dim: if architecture == Architecture::Qwen3 { 12 } else { 8 },
         max_positions: 64,
         norm_epsilon: 1e-6,
@@ -36,7 +36,7 @@ fn config(architecture: Architecture) -> ModelConfig {
     }
 }
 
-/// Composed from candle's differentiable operations, one sequence, every parameter by name.
+/// A model of candle's differentiable operations: one sequence, every parameter by name.
 struct Naive<'a> {
     config: &'a ModelConfig,
     parameters: BTreeMap<String, Var>,
@@ -68,7 +68,7 @@ impl Naive<'_> {
         x.broadcast_div(&factor).unwrap().broadcast_mul(self.get(name)).unwrap()
     }
 
-    /// `number`: of the sequence, in its step.
+    /// `number` is that of the sequence in its step.
     fn linear(&self, x: &Tensor, layer: usize, module: LayerModule, number: u64) -> Tensor {
         let by = |x: &Tensor, part| {
             x.matmul(&self.get(&module.parameter_name(layer, part)).t().unwrap()).unwrap()
@@ -87,7 +87,7 @@ impl Naive<'_> {
         out
     }
 
-    /// `[rows, heads * dim]` to `[heads, rows, dim]`.
+    /// Converts `[rows, heads * dim]` to `[heads, rows, dim]`.
     fn heads(&self, x: &Tensor, count: usize) -> Tensor {
         let x = x.reshape((x.dim(0).unwrap(), count, self.config.head_dim)).unwrap();
         let x = x.transpose(0, 1).unwrap();
@@ -96,7 +96,7 @@ impl Naive<'_> {
         x.contiguous().unwrap().index_select(&Tensor::new(index, &Device::Cpu).unwrap(), 0).unwrap()
     }
 
-    /// Query or key of `[heads, rows, dim]`.
+    /// Normalises query or key, `[heads, rows, dim]`.
     fn head_norm(&self, x: Tensor, layer: usize, name: &str) -> Tensor {
         let name = layer_parameter_name(layer, name);
         if self.parameters.contains_key(&name) { self.norm(&x, &name) } else { x }

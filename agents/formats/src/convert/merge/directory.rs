@@ -14,18 +14,16 @@ use super::super::atomic_file::{self, AtomicFile};
 use crate::safetensors::LocatedTensor;
 use crate::{SIDE_FILES, SINGLE_WEIGHTS_FILE};
 
-/// The largest size of a weight file, as in transformers.
+/// The limit of transformers.
 const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 
-/// A weight file to be written.
 pub(super) struct WeightShard {
     pub(super) name: String,
-    /// The indexes of its tensors in the list of the model's tensors.
     pub(super) tensors: Range<usize>,
 }
 
-/// Distributes the tensors over weight files of at most [`SHARD_BYTES_MAX`], in order. A larger
-/// tensor gets a file of its own.
+/// Distributes the tensors over files of at most [`SHARD_BYTES_MAX`], in order. A larger tensor
+/// gets a file of its own.
 pub(super) fn plan_shards(tensors: &[LocatedTensor<'_>]) -> Vec<WeightShard> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut held = 0;
@@ -58,10 +56,7 @@ pub(super) struct AtomicDirectory<'a> {
 }
 
 impl<'a> AtomicDirectory<'a> {
-    /// Creates the temporary directory.
-    ///
-    /// # Errors
-    /// When `out` exists and is not empty, or the directory cannot be created.
+    /// Fails if `out` exists and is not empty.
     pub(super) fn create_at(out: &'a Path) -> Result<Self, ConvertError> {
         let empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
         if out.exists() && !empty {
@@ -76,12 +71,11 @@ impl<'a> AtomicDirectory<'a> {
         Ok(Self { out, temporary })
     }
 
-    /// Returns the path of the temporary directory.
     pub(super) fn temporary_path(&self) -> &Path {
         self.temporary.path()
     }
 
-    /// Writes the index of the weight files, if there are several.
+    /// Writes no index for a single file.
     pub(super) fn write_index(
         &self,
         shards: &[WeightShard],
@@ -114,7 +108,6 @@ impl<'a> AtomicDirectory<'a> {
         Ok(())
     }
 
-    /// Writes one file.
     fn write(&self, name: &str, content: &[u8]) -> Result<(), ConvertError> {
         let path = self.temporary_path().join(name);
         let mut out = AtomicFile::create_at(&path)?;
@@ -122,8 +115,7 @@ impl<'a> AtomicDirectory<'a> {
         out.commit_file()
     }
 
-    /// Renames the directory to its final name, which may belong to an empty directory. Its files
-    /// are already synced to disk.
+    /// Renames the directory, whose files are already synced, also over an empty directory.
     pub(super) fn commit_directory(self) -> Result<(), ConvertError> {
         let renamed = fs::rename(self.temporary_path(), self.out);
         let synced = renamed.and_then(|()| {

@@ -6,20 +6,17 @@ use serde_json::{Value as Json, json};
 use super::{GgufFields, TokenTable};
 use crate::gguf::{GgufArray, GgufValue};
 
-/// A pre-tokenizer of llama.cpp, which splits text before BPE.
 struct PreTokenizer {
     /// The value of `tokenizer.ggml.pre`.
     name: &'static str,
-    /// The rule that splits the text.
     split: SplitRule<'static>,
     /// True if a piece that is a token needs no merges. llama.cpp ties this to the name.
     ignore_merges: bool,
 }
 
-/// A rule that splits text into pieces.
 #[derive(PartialEq, Eq)]
 enum SplitRule<'a> {
-    /// The matches of a regular expression.
+    /// The pieces are the matches.
     Regex(&'a str),
     /// GPT-2's regular expression, which the byte-level step contains.
     Gpt2,
@@ -33,7 +30,6 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The known pre-tokenizers.
 const PRE_TOKENIZERS: [PreTokenizer; 8] = [
     PreTokenizer { name: "qwen2", split: SplitRule::Regex(QWEN2), ignore_merges: false },
     PreTokenizer { name: "qwen35", split: SplitRule::Regex(QWEN35), ignore_merges: false },
@@ -46,7 +42,6 @@ const PRE_TOKENIZERS: [PreTokenizer; 8] = [
     PreTokenizer { name: "gpt-2", split: SplitRule::Gpt2, ignore_merges: false },
 ];
 
-/// Builds the fields of a byte-level BPE tokenizer.
 pub(super) fn byte_level_fields(json: &Json, tokens: TokenTable) -> Result<GgufFields, String> {
     check_normalizer(&json["normalizer"])?;
     let merges = super::read_merges(json)?;
@@ -95,8 +90,8 @@ fn find_pre_tokenizer(json: &Json, merges_nothing: bool) -> Result<&'static PreT
     })
 }
 
-/// Returns the pre-tokenizer section of `tokenizer.json` for a name of llama.cpp, and whether
-/// merges are ignored. Returns `None` for an unknown name.
+/// Returns the pre-tokenizer section for a name of llama.cpp, and true if merges are ignored;
+/// `None` for an unknown name.
 pub(crate) fn pre_tokenizer_json(name: &str) -> Option<(Json, bool)> {
     let way = PRE_TOKENIZERS.iter().find(|way| way.name == name)?;
     let bytes = |regex: bool| {
@@ -118,7 +113,7 @@ pub(crate) fn pre_tokenizer_json(name: &str) -> Option<(Json, bool)> {
     Some((json, way.ignore_merges))
 }
 
-/// Parses the rule of a pre-tokenizer section; `None` if it is unknown.
+/// Returns `None` for an unknown rule.
 fn parse_split_rule(pre_tokenizer: &Json) -> Option<SplitRule<'_>> {
     let one = std::slice::from_ref(pre_tokenizer);
     let steps = pre_tokenizer["pretokenizers"].as_array().map_or(one, Vec::as_slice);
@@ -141,7 +136,6 @@ fn is_byte_level(step: &Json, regex: bool) -> bool {
     step["type"] == "ByteLevel" && !flag("add_prefix_space") && flag("use_regex") == regex
 }
 
-/// Returns true for a step that splits off single digits.
 fn is_digit_split(step: &Json) -> bool {
     step["type"] == "Digits" && step["individual_digits"] == true
 }

@@ -10,10 +10,9 @@ use serde_json::{Value as Json, json};
 use super::{GgufFields, TokenTable, kind};
 use crate::gguf::{GgufArray, GgufValue};
 
-/// The score of tokens that no merge produces, as in llama.cpp's converter.
+/// For tokens that no merge produces, as in llama.cpp's converter.
 const UNMERGED_SCORE: f32 = -1000.0;
 
-/// Builds the fields of a SentencePiece tokenizer.
 pub(super) fn sentence_piece_fields(
     json: &Json,
     mut tokens: TokenTable,
@@ -44,16 +43,14 @@ pub(super) fn sentence_piece_fields(
     Ok(fields)
 }
 
-/// Returns true for the text of a byte token, such as `<0x0A>`.
+/// Returns true for a text such as `<0x0A>`.
 fn is_byte_token(text: &str) -> bool {
     let hex = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     hex.is_some_and(|hex| hex.len() == 2 && u8::from_str_radix(hex, 16).is_ok())
 }
 
-/// Reports whether the tokenizer puts a space before the text.
-///
-/// # Errors
-/// When the normalizer or the pre-tokenizer does anything else.
+/// Returns true if the tokenizer puts a space before the text. Fails if the normalizer or the
+/// pre-tokenizer does anything else.
 fn adds_space_prefix(json: &Json) -> Result<bool, String> {
     let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let normalizer = &json["normalizer"];
@@ -81,10 +78,8 @@ fn is_metaspace_step(step: &Json) -> bool {
     step["replacement"] == "▁" && step["split"] != true
 }
 
-/// Returns the rank of each text that merges produce.
-///
-/// # Errors
-/// When the merges of a text are not adjacent, because it would have several ranks.
+/// Ranks each text that merges produce. Fails if the merges of a text are not adjacent, because it
+/// would have several ranks.
 fn merge_ranks(merges: &[[String; 2]]) -> Result<BTreeMap<String, usize>, String> {
     let mut ranks = BTreeMap::new();
     let mut last = String::new();

@@ -19,7 +19,6 @@ const SPECIAL_TOKENS: [(&str, &str); 5] = [
     ("pad", "ggml.padding_token_id"),
 ];
 
-/// Builds the fields of special tokens and of the chat template.
 pub(super) fn special_token_fields(
     dir: &Path,
     tokenizer: &Json,
@@ -45,28 +44,27 @@ pub(super) fn special_token_fields(
     Ok(fields)
 }
 
-/// Returns the text of a token, which is a string or an object with `content`.
+/// Expects a string or an object with `content`.
 fn token_text(token: &Json) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
-/// Finds the id of an added token.
 fn find_token_id(tokenizer: &Json, token: &Json) -> Option<u64> {
     let text = token_text(token)?;
     let added = tokenizer["added_tokens"].as_array()?;
     added.iter().find(|added| added["content"] == text)?["id"].as_u64()
 }
 
-/// The tokens that are added before and after a text.
+/// The tokens added before and after a text.
 struct BoundaryTokens {
     bos: bool,
     eos: bool,
 }
 
 impl BoundaryTokens {
-    /// Derives them from the post-processor of `tokenizer.json`. `add_bos_token` and
-    /// `add_eos_token` in the configuration take precedence, because loading a tokenizer with them
-    /// rebuilds the post-processor.
+    /// Derives them from the post-processor. `add_bos_token` and `add_eos_token` in the
+    /// configuration take precedence, because loading a tokenizer with them rebuilds the
+    /// post-processor.
     fn from_settings(tokenizer: &Json, config: &Json) -> Self {
         let template = single_template(&tokenizer["post_processor"]);
         let special = |step: Option<&Json>| Some(step?["SpecialToken"]["id"].as_str()?.to_owned());
@@ -84,7 +82,7 @@ impl BoundaryTokens {
     }
 }
 
-/// Returns the template for a single text; empty if the tokenizer adds nothing.
+/// Returns the template for a single text; empty if nothing is added.
 fn single_template(post_processor: &Json) -> &[Json] {
     let one = std::slice::from_ref(post_processor);
     let steps = post_processor["processors"].as_array().map_or(one, Vec::as_slice);
@@ -92,8 +90,8 @@ fn single_template(post_processor: &Json) -> &[Json] {
     step.and_then(|step| step["single"].as_array()).map_or(&[], Vec::as_slice)
 }
 
-/// Reads the chat template. The file `chat_template.jinja` takes precedence over the configuration;
-/// of several templates in the configuration, the one named `default`.
+/// Reads `chat_template.jinja`, otherwise the configuration's template or, of several, the one
+/// named `default`.
 fn read_chat_template(dir: &Path, config: &Json) -> Result<Option<String>, ConvertError> {
     let file = dir.join("chat_template.jinja");
     if file.exists() {

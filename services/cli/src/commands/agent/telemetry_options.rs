@@ -9,14 +9,9 @@ use metrics::MetricsEndpoint;
 
 use crate::args::AgentArgs;
 
-/// Maximum time that a storm pauses the workers. A paused worker is silent and must not count as
-/// hung.
+/// A paused worker is silent and must not count as hung.
 const STORM_PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// Builds the telemetry options and binds the metrics address.
-///
-/// # Errors
-/// If the thresholds are not ordered (calm ≤ warn ≤ storm), or the address cannot be bound.
 pub(super) async fn build_telemetry_options(
     args: &AgentArgs,
     herd: ProcessGroups,

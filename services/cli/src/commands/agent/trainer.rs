@@ -1,26 +1,23 @@
 //! The engine that trains on this box, and the checks of its environment.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use agent::{HostDoctor, WorkerLauncher};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use doctor::{DoctorFinding, Severity, check_torch_environment};
 use hardware::torch_environment::TorchEnvironment;
 use trainer::{PyTorchProgram, PythonRunner, TrainerConfig, TrainingEngine};
 use wire::v1;
 
-use crate::args::{AgentArgs, TrainerEngine};
+use crate::{
+    args::{AgentArgs, TrainerEngine},
+    python_runner::find_python,
+};
 
-/// Time that an embedded training has to end. It is not asked to save, so it gets as much as any
-/// other job.
+/// It is not asked to save, so it gets as much as any other job.
 const CANDLE_STOP_GRACE: Duration = Duration::from_secs(2);
 
-/// Builds the trainer's configuration. Returns the withheld role instead if a PyTorch finding
-/// blocks training; the findings are logged.
+/// Returns the withheld role instead if a PyTorch finding blocks training.
 pub(super) fn trainer_config(
     args: &AgentArgs,
     launch: WorkerLauncher,
@@ -49,38 +46,6 @@ pub(super) fn trainer_config(
     Ok(Ok(TrainerConfig { launch, engine, doctor, save_within, grace }))
 }
 
-/// Returns the requested Python interpreter, or `uv` if it is on `PATH`.
-///
-/// # Errors
-/// If the interpreter does not exist, or neither is available.
-pub(in crate::commands) fn find_python(asked: Option<&Path>) -> anyhow::Result<PythonRunner> {
-    if let Some(path) = asked {
-        if !path.is_file() {
-            bail!(
-                "--python {}: no such file; pass an interpreter such as VENV/bin/python (A104)",
-                path.display()
-            );
-        }
-        return Ok(PythonRunner::Interpreter(std::path::absolute(path)?));
-    }
-    match find_on_path("uv") {
-        Some(uv) => Ok(PythonRunner::Uv(uv)),
-        None => bail!(
-            "training with PyTorch needs --python VENV/bin/python (with torch, transformers, peft \
-             and accelerate), or uv on PATH; --trainer-engine candle trains without (E108)"
-        ),
-    }
-}
-
-/// Returns the path of a program in `PATH`.
-fn find_on_path(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|it| it.is_file())
-}
-
-/// Checks the PyTorch environment, logs its findings and returns the first one that blocks
-/// training.
-///
 /// An environment that `uv` creates does not exist yet; the trainer's probe checks it before the
 /// first order.
 fn check_pytorch(

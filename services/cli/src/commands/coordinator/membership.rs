@@ -10,12 +10,11 @@ use anyhow::Context;
 use control::MembershipConfig;
 use identity::FleetAuthority;
 
-use crate::args::CoordinatorArgs;
+use crate::{
+    args::CoordinatorArgs,
+    this_machine::{self, SECONDS_PER_HOUR},
+};
 
-/// Seconds per hour.
-const SECONDS_PER_HOUR: f64 = 3600.0;
-
-/// Reads the certificate and key of the gateway.
 pub(super) fn read_server_tls(keys: &FleetAuthority) -> anyhow::Result<gateway::GatewayTls> {
     let read =
         |path: &Path| std::fs::read(path).with_context(|| format!("read {}", path.display()));
@@ -23,7 +22,6 @@ pub(super) fn read_server_tls(keys: &FleetAuthority) -> anyhow::Result<gateway::
     Ok(gateway::GatewayTls { cert_pem, key_pem: read(&keys.server_key_path())? })
 }
 
-/// Returns the configuration that new members receive: addresses, store and lifetimes.
 pub(super) fn membership_config(
     args: &CoordinatorArgs,
     keys: &Path,
@@ -33,7 +31,7 @@ pub(super) fn membership_config(
 ) -> MembershipConfig {
     let hosts = match &args.hosts[..] {
         [] if gateway.ip().is_unspecified() => {
-            vec![rustix::system::uname().nodename().to_string_lossy().into_owned()]
+            vec![this_machine::host_name()]
         }
         [] => vec![gateway.ip().to_string()],
         hosts => hosts.to_vec(),
@@ -52,8 +50,7 @@ pub(super) fn membership_config(
     }
 }
 
-/// Returns the NATS URLs as other boxes reach them: local addresses are replaced by this machine's
-/// names.
+/// Local addresses are replaced by this machine's names.
 fn external_nats_urls(hosts: &[String], urls: &[String]) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for url in urls {
@@ -72,13 +69,11 @@ fn external_nats_urls(hosts: &[String], urls: &[String]) -> Vec<String> {
     all
 }
 
-/// Returns true for `localhost` and for loopback and unspecified addresses.
 fn is_local_host(host: &str) -> bool {
     let address: Result<IpAddr, _> = host.trim_matches(['[', ']']).parse();
     host == "localhost" || address.is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
 }
 
-/// Formats `host:port`, with brackets around an IPv6 address.
 fn format_host_port(host: &str, port: impl std::fmt::Display) -> String {
     if host.parse::<std::net::Ipv6Addr>().is_ok() {
         return format!("[{host}]:{port}");

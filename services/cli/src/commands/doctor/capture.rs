@@ -10,52 +10,29 @@ use std::{
 
 use anyhow::{Context, bail};
 use hardware::host_files::{CapturedEntry, HostCapture};
-use serde::{Deserialize, Serialize};
 
-/// Name of the index in the archive.
 const INDEX_FILE: &str = "index.json";
 
-/// Maximum size of an unpacked capture, against decompression bombs.
+/// Against decompression bombs.
 const UNPACKED_BYTES_MAX: u64 = 64 << 20;
 
-/// Compression level of zstd; captures are small texts.
 const ZSTD_LEVEL: i32 = 9;
 
-/// The result of a read that was not a file's content.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum CaptureEntry {
-    Names(Vec<String>),
-    Link(String),
-    Free(u64),
-    Usable,
-    Failed(i32),
-}
-
-/// Writes a capture to a file.
 pub(super) fn write_capture(capture: &HostCapture, path: &Path) -> anyhow::Result<()> {
     let mut index = BTreeMap::new();
     let mut archive = tar::Builder::new(zstd::Encoder::new(File::create(path)?, ZSTD_LEVEL)?);
     for (place, seen) in &capture.entries {
-        let entry = match seen {
-            CapturedEntry::File(bytes) => {
-                append_file(&mut archive, place.trim_start_matches('/'), bytes)?;
-                continue;
-            }
-            CapturedEntry::Names(names) => CaptureEntry::Names(names.clone()),
-            CapturedEntry::Link(link) => CaptureEntry::Link(link.clone()),
-            CapturedEntry::Free(bytes) => CaptureEntry::Free(*bytes),
-            CapturedEntry::Usable => CaptureEntry::Usable,
-            CapturedEntry::Failed(number) => CaptureEntry::Failed(*number),
-        };
-        index.insert(place, entry);
+        if let CapturedEntry::File(bytes) = seen {
+            append_file(&mut archive, place.trim_start_matches('/'), bytes)?;
+        } else {
+            index.insert(place, seen);
+        }
     }
     append_file(&mut archive, INDEX_FILE, &serde_json::to_vec_pretty(&index)?)?;
     archive.into_inner()?.finish()?.sync_all()?;
     Ok(())
 }
 
-/// Appends a file to the archive.
 fn append_file(
     archive: &mut tar::Builder<impl Write>,
     name: &str,
@@ -68,10 +45,6 @@ fn append_file(
     Ok(archive.append_data(&mut header, name, bytes)?)
 }
 
-/// Reads a capture from a file.
-///
-/// # Errors
-/// If it is not a capture, or unpacks to more than `UNPACKED_BYTES_MAX`.
 pub(super) fn read_capture(path: &Path) -> anyhow::Result<HostCapture> {
     // One byte above the limit shows that there is more.
     let unpacked = zstd::Decoder::new(File::open(path)?)?.take(UNPACKED_BYTES_MAX + 1);
@@ -91,7 +64,7 @@ pub(super) fn read_capture(path: &Path) -> anyhow::Result<HostCapture> {
             );
         }
         if name == INDEX_FILE {
-            let entries: BTreeMap<String, CaptureEntry> =
+            let entries: BTreeMap<String, CapturedEntry> =
                 serde_json::from_slice(&bytes).with_context(|| format!("read its {INDEX_FILE}"))?;
             index = Some(entries);
         } else {
@@ -100,16 +73,7 @@ pub(super) fn read_capture(path: &Path) -> anyhow::Result<HostCapture> {
     }
     let index = index
         .with_context(|| format!("no {INDEX_FILE} in it; pass a file written by --capture"))?;
-    capture.entries.extend(index.into_iter().map(|(place, entry)| {
-        let seen = match entry {
-            CaptureEntry::Names(names) => CapturedEntry::Names(names),
-            CaptureEntry::Link(link) => CapturedEntry::Link(link),
-            CaptureEntry::Free(bytes) => CapturedEntry::Free(bytes),
-            CaptureEntry::Usable => CapturedEntry::Usable,
-            CaptureEntry::Failed(number) => CapturedEntry::Failed(number),
-        };
-        (place, seen)
-    }));
+    capture.entries.extend(index);
     Ok(capture)
 }
 

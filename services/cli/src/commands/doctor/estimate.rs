@@ -1,6 +1,6 @@
 //! `flotilla doctor estimate`: the memory of a training, before it is tried.
 
-use std::{path::Path, process::ExitCode};
+use std::path::Path;
 
 use anyhow::Context;
 use doctor::estimate::{
@@ -12,11 +12,10 @@ use serde_json::json;
 
 use super::capture;
 use crate::{
-    args::{EstimateArgs, EstimateMethod, FloatDtype},
+    args::{EstimateArgs, EstimateMethod},
     output,
 };
 
-/// Bytes per GiB.
 const BYTES_PER_GIB: u64 = 1 << 30;
 
 /// Memory budgets of common boxes: 80 % of 124 GiB with unified memory, or a card's memory without
@@ -27,8 +26,7 @@ const KNOWN_BOXES: [(&str, u64); 3] = [
     ("MI50, 32 GB", 31 * BYTES_PER_GIB),
 ];
 
-/// Estimates the memory of a training and of generation, and prints which boxes fit them.
-pub(super) fn run_estimate(args: &EstimateArgs, json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn run_estimate(args: &EstimateArgs, json: bool) -> anyhow::Result<()> {
     let shape = read_model_shape(&args.model)?;
     let training = PlannedTraining {
         method: match args.method {
@@ -37,18 +35,16 @@ pub(super) fn run_estimate(args: &EstimateArgs, json: bool) -> anyhow::Result<Ex
         },
         batch: u64::from(args.batch),
         sequence: u64::from(args.seq),
-        bytes_per_weight: match args.dtype {
-            FloatDtype::F32 => 4,
-            FloatDtype::F16 | FloatDtype::Bf16 => 2,
-        },
+        bytes_per_weight: args.dtype.byte_size() as u64,
         checkpointing: args.checkpointing,
         eager_attention: args.eager,
         dropout: false,
     };
     let estimate = shape.estimate_training(&training);
+    let tokens = args.tokens.unwrap_or(args.seq.saturating_mul(2));
     let generation = shape.estimate_generation(&PlannedGeneration {
         sequences: u64::from(args.sequences),
-        tokens: u64::from(args.tokens.unwrap_or(args.seq.saturating_mul(2))),
+        tokens: u64::from(tokens),
         bytes_per_weight: training.bytes_per_weight,
     });
     let boxes = list_boxes(args)?;
@@ -69,15 +65,15 @@ pub(super) fn run_estimate(args: &EstimateArgs, json: bool) -> anyhow::Result<Ex
             "parts": generation.parts,
             "fits": fits(&generation, None),
         });
-        output::print_json(&document)?;
-        return Ok(ExitCode::SUCCESS);
+        return output::print_json(&document);
     }
     print_training(&shape, &training, &estimate, &boxes);
-    print_generation(args, &generation, &boxes);
-    Ok(ExitCode::SUCCESS)
+    output::print_line("");
+    output::print_line(&format!("generating {} sequences of {tokens} tokens", args.sequences));
+    print_generation(&generation, &boxes);
+    Ok(())
 }
 
-/// Returns names and memory budgets in bytes of the known boxes, this box and the captured one.
 fn list_boxes(args: &EstimateArgs) -> anyhow::Result<Vec<(String, u64)>> {
     let mut boxes: Vec<_> =
         KNOWN_BOXES.iter().map(|(name, budget)| ((*name).to_owned(), *budget)).collect();
@@ -93,7 +89,6 @@ fn list_boxes(args: &EstimateArgs) -> anyhow::Result<Vec<(String, u64)>> {
     Ok(boxes)
 }
 
-/// Reads the shape of a model from its directory or its `config.json`.
 pub(super) fn read_model_shape(model: &Path) -> anyhow::Result<ModelShape> {
     if model.is_dir() {
         return Ok(::trainer::memory_shape(&ModelConfig::from_dir(model)?));
@@ -105,7 +100,6 @@ pub(super) fn read_model_shape(model: &Path) -> anyhow::Result<ModelShape> {
     Ok(::trainer::memory_shape(&ModelConfig::from_json(&map, model)?))
 }
 
-/// Prints the estimate of the training, and its verdict for each box.
 fn print_training(
     shape: &ModelShape,
     training: &PlannedTraining,
@@ -128,14 +122,7 @@ fn print_training(
         ("logits", parts.logits),
         ("overhead", parts.overhead),
     ];
-    for (name, bytes) in rows {
-        output::print_line(&format!("  {name:<28}{:>12}", format_gb(bytes)));
-    }
-    output::print_line(&format!(
-        "  {:<28}{:>12}  (± 10 %)",
-        "peak",
-        format_gb(estimate.peak_bytes)
-    ));
+    print_parts(&rows, estimate.peak_bytes, "± 10 %");
     for (name, budget) in boxes {
         let change = suggest_changes(shape, training, *budget);
         let change = change.map(|change| format!("; with {change}")).unwrap_or_default();
@@ -143,35 +130,30 @@ fn print_training(
     }
 }
 
-/// Prints the estimate of generation, and its verdict for each box.
-fn print_generation(args: &EstimateArgs, estimate: &MemoryEstimate, boxes: &[(String, u64)]) {
+fn print_generation(estimate: &MemoryEstimate, boxes: &[(String, u64)]) {
     let parts = &estimate.parts;
-    let tokens = args.tokens.unwrap_or(args.seq.saturating_mul(2));
-    output::print_line("");
-    output::print_line(&format!("generating {} sequences of {tokens} tokens", args.sequences));
-    for (name, bytes) in [
+    let rows = [
         ("weights", parts.weights),
         ("keys and values, twice", parts.kv_cache),
         ("overhead", parts.overhead),
-    ] {
-        output::print_line(&format!("  {name:<28}{:>12}", format_gb(bytes)));
-    }
-    output::print_line(&format!(
-        "  {:<28}{:>12}  (± 20 %)",
-        "peak",
-        format_gb(estimate.peak_bytes)
-    ));
+    ];
+    print_parts(&rows, estimate.peak_bytes, "± 20 %");
     for (name, budget) in boxes {
         output::print_line(&verdict_text(name, *budget, estimate));
     }
 }
 
-/// Formats a size in GB (10⁹ bytes).
+fn print_parts(rows: &[(&str, u64)], peak: u64, tolerance: &str) {
+    for (name, bytes) in rows {
+        output::print_line(&format!("  {name:<28}{:>12}", format_gb(*bytes)));
+    }
+    output::print_line(&format!("  {:<28}{:>12}  ({tolerance})", "peak", format_gb(peak)));
+}
+
 fn format_gb(bytes: u64) -> String {
     format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
-/// Returns the verdict of an estimate for one box.
 fn verdict_text(name: &str, budget: u64, estimate: &MemoryEstimate) -> String {
     let verdict = match estimate.budget_fit(budget) {
         BudgetFit::Fits => "fits",
@@ -181,16 +163,15 @@ fn verdict_text(name: &str, budget: u64, estimate: &MemoryEstimate) -> String {
     format!("{name} ({}): {verdict}", format_gb(budget))
 }
 
-/// Returns changes with which the training fits the budget, or `None` if it fits already.
 fn suggest_changes(shape: &ModelShape, training: &PlannedTraining, budget: u64) -> Option<String> {
     if shape.estimate_training(training).budget_fit(budget) == BudgetFit::Fits {
         return None;
     }
-    Some(match shape.shrink_to_fit(training, budget, true) {
-        Some((changes, _)) if changes.is_empty() => return None,
+    match shape.shrink_to_fit(training, budget, true) {
+        Some((changes, _)) if changes.is_empty() => None,
         Some((changes, smaller)) => {
-            format!("{}: {}", changes.join(", "), format_gb(smaller.peak_bytes))
+            Some(format!("{}: {}", changes.join(", "), format_gb(smaller.peak_bytes)))
         }
-        None => "a smaller model".into(),
-    })
+        None => Some("a smaller model".into()),
+    }
 }

@@ -12,7 +12,8 @@ use doctor::{
     TrainingArguments, TrainingPlan,
     estimate::{ModelShape, PlannedTraining, TrainingMethod},
 };
-use hardware::{AttentionKind, HardwareProfile, ProfileDtype, host_snapshot::HostSnapshot};
+use formats::FloatDtype;
+use hardware::{AttentionKind, HardwareProfile, host_snapshot::HostSnapshot};
 use serde_json::{Map, Value};
 use spec::RunSpec;
 
@@ -22,7 +23,6 @@ use crate::args::DoctorArgs;
 /// Keys of a run spec that `TrainingArguments` never have.
 const SPEC_KEYS: [&str; 3] = ["base", "sft", "raft"];
 
-/// Keys by which `TrainingArguments` are recognized.
 const TRAINING_ARGUMENTS_KEYS: [&str; 16] = [
     "bf16",
     "do_eval",
@@ -42,16 +42,10 @@ const TRAINING_ARGUMENTS_KEYS: [&str; 16] = [
     "dataloader_pin_memory",
 ];
 
-/// Maximum size of a settings file; real ones are far smaller.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Maximum size of a file whose examples are counted.
 const DATA_BYTES_MAX: u64 = 64 << 30;
 
-/// Reads the plan of a training from a file.
-///
-/// # Errors
-/// If the file cannot be parsed, or is of neither kind.
 pub(super) fn read_plan(
     file: &Path,
     args: &DoctorArgs,
@@ -89,7 +83,6 @@ pub(super) fn read_plan(
     Ok(plan)
 }
 
-/// Reads a settings file of at most 1 MiB.
 fn read_settings(file: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     File::open(file)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
@@ -99,7 +92,6 @@ fn read_settings(file: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Returns the number of examples: the given number, or the lines of the given file.
 fn count_examples(examples: &str) -> anyhow::Result<u64> {
     if let Ok(number) = examples.parse() {
         return Ok(number);
@@ -109,7 +101,6 @@ fn count_examples(examples: &str) -> anyhow::Result<u64> {
     })
 }
 
-/// Returns the number of lines of a file that are not blank.
 fn count_lines(file: &Path) -> anyhow::Result<u64> {
     let mut reader = BufReader::new(File::open(file)?.take(DATA_BYTES_MAX));
     let (mut count, mut line) = (0, Vec::new());
@@ -175,14 +166,12 @@ fn plan_from_spec(
     })
 }
 
-/// Returns the shape of a base model in a local directory. Models of the hub or the store are not
-/// downloaded for this.
+/// Models of the hub or the store are not downloaded for this.
 fn local_model_shape(spec: &RunSpec, directory: &Path) -> anyhow::Result<Option<ModelShape>> {
     let path = spec.base.model.as_ref().map(|model| directory.join(model));
     path.filter(|path| path.is_dir()).map(|path| estimate::read_model_shape(&path)).transpose()
 }
 
-/// Returns the memory parameters of one pass of our trainer on a box with this profile.
 fn trainer_pass(
     method: TrainingMethod,
     tokens: u64,
@@ -196,7 +185,7 @@ fn trainer_pass(
         batch: (micro / tokens.max(1)).max(1),
         sequence: tokens,
         // Weights that are trained are held in f32.
-        bytes_per_weight: if own.dtype == ProfileDtype::F32 || method == TrainingMethod::Full {
+        bytes_per_weight: if own.dtype == FloatDtype::F32 || method == TrainingMethod::Full {
             4
         } else {
             2
@@ -219,7 +208,6 @@ mod tests {
         args: DoctorArgs,
     }
 
-    /// What is found of a training in a file, on a box of that profile.
     fn found(text: &str, flags: &[&str]) -> anyhow::Result<Vec<(&'static str, Severity)>> {
         let directory = tempfile::tempdir()?;
         std::fs::write(directory.path().join("data.jsonl"), "{}\n".repeat(300) + "\n")?;

@@ -4,22 +4,23 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use evaluator::{
-    ConvertedDtype, EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep,
-    MeasurementInput, PerplexityResult, TextFormat,
+    EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep, MeasurementInput,
+    PerplexityResult, TextFormat,
 };
+use formats::ConversionDtype;
 use hardware::HardwareProfile;
 use serde_json::json;
 use wire::Digest;
 
 use crate::{
-    args::{EvalDtype, EvalEngine, EvalLocalArgs},
+    args::{EvalEngine, EvalLocalArgs},
     local_models, output,
+    this_machine::cpu_cores,
 };
 
 /// Time without a finished chunk after which llama.cpp counts as hung.
 const SILENCE_LIMIT: Duration = Duration::from_secs(900);
 
-/// Measures a model and prints the result.
 pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
     let lines = args.text.extension().is_some_and(|extension| extension == "jsonl");
     let source = MeasurementInput {
@@ -53,12 +54,11 @@ pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<
     print_result(&source, &figures, Digest::hash_bytes(&bytes), json)
 }
 
-/// Converts the weight type for candle, which supports f32 and bf16.
-fn to_candle_dtype(dtype: EvalDtype) -> anyhow::Result<engine::MatrixDtype> {
+fn to_candle_dtype(dtype: ConversionDtype) -> anyhow::Result<engine::MatrixDtype> {
     match dtype {
-        EvalDtype::F32 => Ok(engine::MatrixDtype::F32),
-        EvalDtype::Bf16 => Ok(engine::MatrixDtype::Bf16),
-        EvalDtype::F16 | EvalDtype::Q8_0 => {
+        ConversionDtype::F32 => Ok(engine::MatrixDtype::F32),
+        ConversionDtype::Bf16 => Ok(engine::MatrixDtype::Bf16),
+        ConversionDtype::F16 | ConversionDtype::Q8_0 => {
             bail!(
                 "candle supports f32 and bf16 only: pass one of these, or --engine llama.cpp (A101)"
             )
@@ -66,7 +66,6 @@ fn to_candle_dtype(dtype: EvalDtype) -> anyhow::Result<engine::MatrixDtype> {
     }
 }
 
-/// Measures with llama.cpp, converting the model first if needed.
 fn measure_with_llama_cpp(
     source: &MeasurementInput,
     args: &EvalLocalArgs,
@@ -74,28 +73,25 @@ fn measure_with_llama_cpp(
 ) -> anyhow::Result<PerplexityResult> {
     let profile =
         HardwareProfile::choose_profile(args.profile.as_deref()).context("choose the profile")?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let canaries = local_models::cache_directory()?.join("llama.cpp-canaries.json");
     let places = EvaluatorPaths { gguf_cache: local_models::gguf_cache_directory()?, canaries };
     let limits = EvaluatorLimits {
-        threads: args.threads.map_or(cores, |threads| threads as usize),
+        threads: args.threads.map_or_else(cpu_cores, |threads| threads as usize),
         silence_limit: SILENCE_LIMIT,
         gguf_cache_bytes: local_models::GGUF_CACHE_BYTES,
         repeat_log: false,
     };
     let llama =
         LlamaCppEvaluator::find_installation(args.llama_cpp.as_deref(), &profile, places, limits)?;
-    let dtype = match args.dtype {
-        EvalDtype::F32 => ConvertedDtype::F32,
-        EvalDtype::F16 => ConvertedDtype::F16,
-        EvalDtype::Bf16 => ConvertedDtype::Bf16,
-        EvalDtype::Q8_0 => ConvertedDtype::Q8_0,
-    };
     let key = llama::local_model_key(&source.base)?;
-    evaluator::measure_with_llama_cpp(source, &key, &LlamaCppEvaluator { dtype, ..llama }, progress)
+    evaluator::measure_with_llama_cpp(
+        source,
+        &key,
+        &LlamaCppEvaluator { dtype: args.dtype, ..llama },
+        progress,
+    )
 }
 
-/// Prints the result as text or JSON.
 fn print_result(
     source: &MeasurementInput,
     figures: &PerplexityResult,

@@ -5,18 +5,13 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use identity::{CredentialFiles, Fingerprint, JoinToken, MemberIdentity};
+use identity::{BearerInfo, CredentialFiles, Fingerprint, JoinToken, MemberIdentity};
 use wire::v1;
 
 use crate::fleet::FleetFile;
 
-/// File with the id of the join token, which is not secret.
 const TOKEN_ID_FILE: &str = "token.id";
 
-/// Returns the identity for a new member of this name in a directory.
-///
-/// # Errors
-/// If the directory belongs to another member or to an open fleet.
 pub(crate) fn prepare_credentials(directory: &Path, name: &str) -> anyhow::Result<MemberIdentity> {
     match FleetFile::read(directory)? {
         Some(FleetFile { identity: Some(identity), .. }) if identity.name == name => {}
@@ -37,14 +32,12 @@ pub(crate) fn prepare_credentials(directory: &Path, name: &str) -> anyhow::Resul
 /// Returns the member that this token admitted here before. An empty line matches any member: a
 /// restarted container may or may not pass its token again.
 pub(super) fn find_joined_member(directory: &Path, line: &str) -> anyhow::Result<Option<String>> {
-    let Some(FleetFile { identity: Some(identity), .. }) = FleetFile::read(directory)? else {
-        return Ok(None);
-    };
+    let Some((_, identity)) = FleetFile::read_member(directory)? else { return Ok(None) };
     if line.trim().is_empty() {
         return Ok(Some(identity.name));
     }
     let token: JoinToken = line.parse()?;
-    let of_this_fleet = match identity.resolve_in(directory).read_ca() {
+    let of_this_fleet = match identity.read_ca() {
         Ok(ca) => Fingerprint::from_pem(&ca)? == token.ca,
         Err(_) => false,
     };
@@ -52,13 +45,11 @@ pub(super) fn find_joined_member(directory: &Path, line: &str) -> anyhow::Result
     Ok((of_this_fleet && shown.trim() == token.id).then_some(identity.name))
 }
 
-/// Writes the id of the used token, after all other files.
 pub(super) fn record_token(directory: &Path, token: &JoinToken) -> anyhow::Result<()> {
     let path = directory.join(TOKEN_ID_FILE);
     std::fs::write(&path, &token.id).with_context(|| format!("write {}", path.display()))
 }
 
-/// Writes all files of the credentials except the key.
 pub(crate) fn write_credentials(
     directory: &Path,
     membership: &v1::Membership,
@@ -80,4 +71,12 @@ pub(crate) fn write_credentials(
         identity: Some(identity),
     };
     file.write(directory)
+}
+
+/// Returns what the credentials in a directory grant; `None` if the fleet is open.
+pub(crate) fn read_grant(directory: &Path) -> anyhow::Result<Option<BearerInfo>> {
+    let Some((_, identity)) = FleetFile::read_member(directory)? else { return Ok(None) };
+    let bearer = identity.read_bearer()?;
+    let grant = BearerInfo::read_unverified(&bearer);
+    grant.map(Some).with_context(|| format!("read the kit {}", directory.display()))
 }

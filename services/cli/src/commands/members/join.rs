@@ -1,43 +1,37 @@
 //! `flotilla join`: from a join token to a running agent.
 
-use std::{
-    io::Read,
-    os::unix::process::CommandExt,
-    path::Path,
-    process::{Command, ExitCode},
-    time::Duration,
-};
+use std::{io::Read, os::unix::process::CommandExt, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use gateway::client::{GatewayTarget, MembershipClient, fetch_authority};
+use gateway::client::{ClientError, GatewayTarget, MembershipClient, fetch_authority};
+use gateway::discovery;
 use identity::{Fingerprint, JoinToken, MemberIdentity, ProofPurpose, ProofStatement};
-use wire::{AgentId, v1};
+use wire::{
+    AgentId,
+    clock::{unix_millis, unix_seconds},
+    v1,
+};
 
 use crate::{
     args::{Cli, JoinArgs, ROLE_NAMES},
-    clock::unix_time_ms,
     commands::{agent, service},
-    discovery,
     fleet::{FleetArgs, FleetFile},
     output,
     systemd::{ServiceOptions, ServiceScope},
+    this_machine::{host_name, this_program},
 };
 
-use super::{credentials, default_credentials_directory, is_transient_error, renewal};
+use super::{credentials, default_credentials_directory};
 
-/// Number of attempts, enough for a gateway that is restarting.
 const ATTEMPTS_MAX: u32 = 5;
-/// Backoff between attempts, multiplied by the number of the attempt.
+/// Multiplied by the number of the attempt.
 const RETRY_BACKOFF: Duration = Duration::from_secs(1);
-/// Gateway address of a token that requests a search of the network.
+/// Address in a token that requests a search of the network.
 const DISCOVER_ADDRESS: &str = "discover";
-/// Maximum size of a token file.
 const TOKEN_BYTES_MAX: u64 = 64 << 10;
 
-/// Joins a fleet and starts an agent, as a service or in place of this process. A box that already
-/// joined with this token only starts the agent.
-pub(crate) async fn join_fleet(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn join_fleet(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Result<()> {
     let directory = match &fleet.dir {
         Some(directory) => directory.clone(),
         None => default_credentials_directory()?,
@@ -54,14 +48,14 @@ pub(crate) async fn join_fleet(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Res
         _ => request_membership(line.parse()?, &directory, &args).await?,
     }
     if args.no_agent {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     if args.service {
         install_agent_service(&directory, &args).await?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     // The agent replaces this process, so that the token is no longer visible in its arguments.
-    let mut agent = Command::new(std::env::current_exe().context("find this program")?);
+    let mut agent = Command::new(this_program()?);
     agent.args(&command);
     for secret in ["FLOTILLA_TOKEN", "FLOTILLA_NATS"] {
         agent.env_remove(secret);
@@ -69,7 +63,6 @@ pub(crate) async fn join_fleet(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Res
     Err(agent.exec()).context("start the agent")
 }
 
-/// Finds the gateway, joins with the token and records it.
 async fn request_membership(
     mut token: JoinToken,
     directory: &Path,
@@ -89,12 +82,12 @@ async fn request_membership(
     Ok(())
 }
 
-/// Installs the agent as a service, with the roles that its credentials grant.
 async fn install_agent_service(directory: &Path, args: &JoinArgs) -> anyhow::Result<()> {
-    let granted = renewal::read_grant(directory)?.map(|granted| granted.roles).unwrap_or_default();
+    let granted =
+        credentials::read_grant(directory)?.map(|granted| granted.roles).unwrap_or_default();
     let works = granted.iter().map(|role| role.as_str()).filter(|role| ROLE_NAMES.contains(role));
     service::install_service(&ServiceOptions {
-        program: std::env::current_exe().context("find this program")?,
+        program: this_program()?,
         credentials: Some(std::path::absolute(directory).context("find the kit's directory")?),
         nats: Vec::new(),
         // The name comes from the credentials.
@@ -105,27 +98,21 @@ async fn install_agent_service(directory: &Path, args: &JoinArgs) -> anyhow::Res
     .await
 }
 
-/// Reads the join token from the arguments, the environment, a file or stdin.
 fn read_token_line(args: &JoinArgs) -> anyhow::Result<String> {
-    let mut text = String::new();
+    let read = |input: &mut dyn Read| {
+        let mut text = String::new();
+        input.take(TOKEN_BYTES_MAX).read_to_string(&mut text).map(|_| text)
+    };
     match (&args.token_file, args.token.as_deref()) {
-        (Some(path), _) => {
-            std::fs::File::open(path)
-                .and_then(|file| file.take(TOKEN_BYTES_MAX).read_to_string(&mut text))
-                .with_context(|| format!("read the join token in {}", path.display()))?;
-        }
-        (None, Some("-")) => {
-            std::io::stdin()
-                .take(TOKEN_BYTES_MAX)
-                .read_to_string(&mut text)
-                .context("read the join token from stdin")?;
-        }
-        (None, token) => token.unwrap_or_default().clone_into(&mut text),
+        (Some(path), _) => std::fs::File::open(path)
+            .and_then(|mut file| read(&mut file))
+            .with_context(|| format!("read the join token in {}", path.display())),
+        (None, Some("-")) => read(&mut std::io::stdin()).context("read the join token from stdin"),
+        (None, token) => Ok(token.unwrap_or_default().to_owned()),
     }
-    Ok(text)
 }
 
-/// Returns the command line of the agent. Checked before the token is used.
+/// Checked before the token is used.
 fn build_agent_arguments(
     directory: &Path,
     args: &JoinArgs,
@@ -140,12 +127,7 @@ fn build_agent_arguments(
     }
 }
 
-/// Joins with retries and writes the credentials. After a crash, a second call continues with the
-/// same key. Returns the member's name.
-///
-/// # Errors
-/// If the token has expired or names no gateway, if the directory belongs to another fleet, or if
-/// the gateway refuses.
+/// After a crash, a second call continues with the same key.
 async fn join_with_retries(
     token: &JoinToken,
     directory: &Path,
@@ -162,8 +144,7 @@ async fn join_with_retries(
             directory.display()
         );
     }
-    let now = unix_time_ms() / 1000;
-    if let Some(ago) = now.checked_sub(token.expires_at).filter(|ago| *ago > 0) {
+    if let Some(ago) = unix_seconds().checked_sub(token.expires_at).filter(|ago| *ago > 0) {
         bail!(
             "join token expired {ago} s ago by this machine's clock; create a new one with `flotilla token create` (K107)"
         );
@@ -173,16 +154,19 @@ async fn join_with_retries(
             "join token has no gateway address; create one with `flotilla token create --gateway HOST:PORT` (A117)"
         );
     }
-    let public_key = identity.ensure_public_key()?;
+    identity.ensure_public_key()?;
     let mut tries = 0;
     loop {
         tries += 1;
-        match join_any_gateway(token, &identity, name, &public_key, roles).await {
+        match join_any_gateway(token, &identity, name, roles).await {
             Ok((membership, gateway)) => {
                 credentials::write_credentials(directory, &membership, &gateway)?;
                 return Ok(membership.name);
             }
-            Err(error) if is_transient_error(&error) && tries < ATTEMPTS_MAX => {
+            Err(error)
+                if error.downcast_ref().is_some_and(ClientError::is_transient)
+                    && tries < ATTEMPTS_MAX =>
+            {
                 output::print_message(&format!("{error:#}; trying again"));
                 tokio::time::sleep(RETRY_BACKOFF * tries).await;
             }
@@ -191,12 +175,11 @@ async fn join_with_retries(
     }
 }
 
-/// Sends the join request to the first gateway of the token that proves to be the fleet's.
+/// Asks the first gateway of the token that proves to be the fleet's.
 async fn join_any_gateway(
     token: &JoinToken,
     identity: &MemberIdentity,
     name: &AgentId,
-    public_key: &str,
     roles: &[String],
 ) -> anyhow::Result<(v1::Membership, String)> {
     let mut failed = None;
@@ -210,31 +193,20 @@ async fn join_any_gateway(
         };
         let target = GatewayTarget { addresses: vec![address.clone()], ca_pem, bearer: None };
         let mut client = MembershipClient::connect_first(&target).await?;
-        let request = build_join_request(token, identity, name, public_key, roles)?;
+        let at_ms = unix_millis();
+        let purpose = ProofPurpose::Join { token: &token.id };
+        let statement = ProofStatement { purpose, fleet: token.ca, name, at_ms };
+        let request = v1::JoinRequest {
+            id: token.id.clone(),
+            secret: token.secret.clone(),
+            name: name.to_string(),
+            public_key: identity.ensure_public_key()?,
+            roles: roles.to_vec(),
+            host: host_name(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            proof: Some(v1::KeyProof { at_ms, signature: statement.sign_with(identity)? }),
+        };
         return Ok((client.join_fleet(request).await?, address.clone()));
     }
     Err(failed.context("join token has no gateway address")?)
-}
-
-/// Builds a signed join request.
-fn build_join_request(
-    token: &JoinToken,
-    identity: &MemberIdentity,
-    name: &AgentId,
-    public_key: &str,
-    roles: &[String],
-) -> anyhow::Result<v1::JoinRequest> {
-    let at_ms = unix_time_ms();
-    let purpose = ProofPurpose::Join { token: &token.id };
-    let statement = ProofStatement { purpose, fleet: token.ca, name, at_ms };
-    Ok(v1::JoinRequest {
-        id: token.id.clone(),
-        secret: token.secret.clone(),
-        name: name.to_string(),
-        public_key: public_key.to_owned(),
-        roles: roles.to_vec(),
-        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        proof: Some(v1::KeyProof { at_ms, signature: statement.sign_with(identity)? }),
-    })
 }

@@ -13,10 +13,9 @@ use std::{
 use anyhow::{Context, bail};
 use tokio::process::Command;
 
-/// Maximum time that a program may take to print its version.
 const VERSION_LIMIT: Duration = Duration::from_secs(20);
 
-/// Returns the version that a program prints, which also shows that it runs on this box.
+/// A printed version also shows that the program runs on this box.
 pub(super) async fn read_version(binary: &Path) -> anyhow::Result<String> {
     let mut command = Command::new(binary);
     command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
@@ -37,20 +36,17 @@ pub(super) async fn read_version(binary: &Path) -> anyhow::Result<String> {
     }
 }
 
-/// Returns true if two files have the same content.
 pub(super) fn is_same_content(one: &Path, other: &Path) -> anyhow::Result<bool> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
     Ok(fs::metadata(one)?.len() == fs::metadata(other)?.len() && read(one)? == read(other)?)
 }
 
-/// Returns a path with a suffix added to its name.
 fn with_suffix(installed: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(installed);
     name.push(ending);
     name.into()
 }
 
-/// Returns the path of the kept program.
 pub(super) fn previous_path(installed: &Path) -> PathBuf {
     with_suffix(installed, ".previous")
 }
@@ -75,7 +71,6 @@ pub(super) fn swap_program(new: &Path, installed: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("put {} in place of {}", new.display(), installed.display()))
 }
 
-/// Undoes `swap_program`.
 pub(super) fn restore_previous(installed: &Path) -> anyhow::Result<()> {
     let kept = previous_path(installed);
     fs::rename(&kept, installed)
@@ -83,7 +78,6 @@ pub(super) fn restore_previous(installed: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("put {} back as {}", kept.display(), installed.display()))
 }
 
-/// Removes a file, if it exists.
 fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -91,7 +85,7 @@ fn remove_if_present(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Flushes the directory of a file to disk, so that its rename is durable.
+/// Makes a rename durable.
 fn sync_directory(of: &Path) -> io::Result<()> {
     File::open(of.parent().unwrap_or(Path::new(".")))?.sync_all()
 }

@@ -12,18 +12,13 @@ use regex::Regex;
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-/// Name of the chat template in its environment.
 pub(super) const TEMPLATE_NAME: &str = "chat_template";
 
-/// Template instructions for one conversation. A template that needs more is regarded as an endless
-/// loop.
+/// Template instructions for one conversation. More count as an endless loop.
 const FUEL_PER_CONVERSATION: u64 = 50_000_000;
 
-/// Returns an environment with the chat template and the functions of transformers. `strftime_now`
-/// formats the time `now`.
-///
-/// # Errors
-/// Returns an error if the template has a syntax error.
+/// Builds an environment with the functions of transformers; its `strftime_now` formats the time
+/// `now`.
 pub(super) fn build_environment(
     template: &str,
     now: &jiff::Zoned,
@@ -51,8 +46,8 @@ pub(super) fn build_environment(
     Ok(environment)
 }
 
-/// Replaces the tags `{% generation %}` and `{% endgeneration %}`, which mark the text of an
-/// assistant and write nothing, by an `if true` block.
+/// The tags `{% generation %}` and `{% endgeneration %}` mark the text of an assistant and write
+/// nothing; they are replaced by an `if true` block.
 fn replace_generation_tags(template: &str) -> Cow<'_, str> {
     if !template.contains("generation") {
         return Cow::Borrowed(template);
@@ -64,7 +59,7 @@ fn replace_generation_tags(template: &str) -> Cow<'_, str> {
     Cow::Owned(mark("endgeneration").replace_all(&begun, "{%$1 endif $2%}").into_owned())
 }
 
-/// Formats a value like Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
+/// Formats like Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
 fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = arguments.get("indent")?;
     // The arguments ensure_ascii, separators and sort_keys, which some templates pass, have no
@@ -82,12 +77,11 @@ fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
     Ok(String::from_utf8(written).expect("JSON is UTF-8"))
 }
 
-/// Serialises a value as JSON in the given style.
 fn write_json(value: &Value, to: &mut Vec<u8>, style: impl Formatter) -> serde_json::Result<()> {
     Serde(value).0.serialize(&mut Serializer::with_formatter(to, style))
 }
 
-/// A JSON style with one space after `,` and `:`, such as `[1, {"a": 2}]`.
+/// One space after `,` and `:`, such as `[1, {"a": 2}]`.
 struct SpacedFormatter;
 
 impl Formatter for SpacedFormatter {

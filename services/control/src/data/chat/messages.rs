@@ -4,32 +4,28 @@ use minijinja::{Value, context, value::ValueKind};
 
 use super::ChatError;
 
-/// One message: a map with `role`, `content` and possibly other fields.
+/// A map with `role`, `content` and possibly other fields.
 pub(crate) type ChatMessage = Value;
 
-/// The role of the model.
 pub(super) const ASSISTANT_ROLE: &str = "assistant";
 
-/// Returns a conversation of an optional system message and one user message with the prompt.
 pub(crate) fn wrap_prompt(system: Option<&str>, prompt: &str) -> Vec<ChatMessage> {
     let say = |role: &str, content: &str| context! { role, content };
     let system = system.map(|text| say("system", text));
     system.into_iter().chain([say("user", prompt)]).collect()
 }
 
-/// Returns an assistant's message with the text that a model learns.
 pub(crate) fn assistant_message(text: &str) -> ChatMessage {
     context! { role => ASSISTANT_ROLE, content => text }
 }
 
-/// Returns the text of the last user message, or `None` if the conversation has no user message.
 pub(crate) fn last_user_text(messages: &[ChatMessage]) -> Option<String> {
     let user =
         messages.iter().rev().find(|message| get_field(message, "role").as_str() == Some("user"));
     content_text(&get_field(user?, "content"))
 }
 
-/// Returns the text that identifies a conversation's question: the text of its only user message,
+/// Returns the text that identifies a conversation's question: that of its only user message,
 /// without the system message, or the whole conversation as JSON if it has several messages.
 pub(crate) fn question_text(messages: &[ChatMessage]) -> String {
     let is_system = |message: &&ChatMessage| get_field(message, "role").as_str() == Some("system");
@@ -42,11 +38,8 @@ pub(crate) fn question_text(messages: &[ChatMessage]) -> String {
     }
 }
 
-/// Checks all messages, and returns the role of the last one.
-///
-/// # Errors
-/// Returns an error if the list is empty, or a message has no role or no text content. A message
-/// with `tool_calls` needs no content.
+/// Returns the role of the last message. Fails if the list is empty, or a message has no role or no
+/// text content; one with `tool_calls` needs no content.
 pub(super) fn check_messages(messages: &[ChatMessage]) -> Result<String, ChatError> {
     let mut last = None;
     for (index, message) in messages.iter().enumerate() {
@@ -66,7 +59,6 @@ pub(super) fn check_messages(messages: &[ChatMessage]) -> Result<String, ChatErr
     last.ok_or(ChatError::Shape)
 }
 
-/// Returns the message with its content as one text, if the content is a list of texts.
 pub(super) fn flatten_content(message: &ChatMessage) -> ChatMessage {
     let content = get_field(message, "content");
     match content_text(&content) {
@@ -82,8 +74,7 @@ pub(super) fn flatten_content(message: &ChatMessage) -> ChatMessage {
     }
 }
 
-/// Returns the text of a content, or the concatenation if it is a list of text parts. Returns
-/// `None` for other parts.
+/// Concatenates a list of text parts. Returns `None` for other parts.
 fn content_text(content: &Value) -> Option<String> {
     if let Some(text) = content.as_str() {
         return Some(text.to_owned());
@@ -98,7 +89,6 @@ fn content_text(content: &Value) -> Option<String> {
     content.try_iter().ok()?.map(part).collect()
 }
 
-/// Returns a field of a message, or the undefined value.
 fn get_field(message: &Value, name: &str) -> Value {
     message.get_attr(name).unwrap_or(Value::UNDEFINED)
 }

@@ -9,11 +9,9 @@ use std::{
 
 use serde_json::{Map, Value};
 
-/// Largest tokenizer file in bytes (256 MiB). The tokenizer.json of a large vocabulary has about 30
-/// MB.
+/// The tokenizer.json of a large vocabulary has about 30 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// A tokenizer file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecialTokensError {
     #[error("read {path}")]
@@ -22,23 +20,18 @@ pub enum SpecialTokensError {
     Json { path: PathBuf, source: serde_json::Error },
 }
 
-/// The special tokens of a tokenizer.
 #[derive(Debug, Default)]
 pub(super) struct SpecialTokens {
-    /// Tokens such as `bos_token`, by the names that templates use.
+    /// Such as `bos_token`, by the names that templates use.
     pub by_name: BTreeMap<String, String>,
-    /// The token that the tokenizer itself prepends to a text.
+    /// Prepended to a text by the tokenizer itself.
     pub prepended_token: Option<String>,
-    /// Added tokens, by id.
     added_tokens: BTreeMap<u32, String>,
 }
 
 impl SpecialTokens {
-    /// Loads the special tokens from a model's directory, and its chat template if it has one. The
-    /// file `chat_template.jinja` takes precedence over the field in `tokenizer_config.json`.
-    ///
-    /// # Errors
-    /// Returns an error if a file exists and cannot be read or is not a JSON object.
+    /// Loads the special tokens from a model's directory, and its chat template if it has one:
+    /// `chat_template.jinja`, or else the field in `tokenizer_config.json`.
     pub(super) fn load(dir: &Path) -> Result<(Self, Option<String>), SpecialTokensError> {
         let object = |name: &str| read_object(&dir.join(name));
         let settings = object("tokenizer_config.json")?.unwrap_or_default();
@@ -65,12 +58,10 @@ impl SpecialTokens {
         ))
     }
 
-    /// Returns the text of an added token.
     pub(super) fn token_text(&self, id: u32) -> Option<&str> {
         self.added_tokens.get(&id).map(String::as_str)
     }
 
-    /// Returns the longest added token that the text ends with.
     pub(super) fn last_token_of(&self, text: &str) -> Option<&str> {
         let tokens = self.added_tokens.values().filter(|token| !token.is_empty());
         let there = tokens.filter(|token| text.ends_with(*token));
@@ -78,20 +69,19 @@ impl SpecialTokens {
     }
 }
 
-/// Returns the template in `chat_template`. If the field is a list of named templates, returns the
-/// one named `default`, or else the first.
+/// Returns, from a list of named templates, the one named `default`, or else the first.
 fn template_from_config(template: &Value) -> Option<String> {
     let named = template.as_array().map_or(&[] as &[_], Vec::as_slice);
     let default = named.iter().find(|entry| entry["name"] == "default").or(named.first());
     default.map_or(template, |entry| &entry["template"]).as_str().map(str::to_owned)
 }
 
-/// Returns the text of a token, which is a string or an object with the field `content`.
+/// Accepts a string or an object with the field `content`.
 fn token_content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
-/// Returns the special token that a `TemplateProcessing` step of the post-processor puts first.
+/// Returns the special token that a `TemplateProcessing` step puts first.
 fn find_prepended_token(post_processor: &Value) -> Option<String> {
     let one = std::slice::from_ref(post_processor);
     let steps = post_processor["processors"].as_array().map_or(one, Vec::as_slice);
@@ -102,7 +92,7 @@ fn find_prepended_token(post_processor: &Value) -> Option<String> {
     Some(token.unwrap_or(name).to_owned())
 }
 
-/// Reads a text file, or returns `None` if it does not exist. Stops after [`FILE_BYTES_MAX`] bytes.
+/// Returns `None` if the file does not exist. Stops after [`FILE_BYTES_MAX`] bytes.
 fn read_text(path: &Path) -> Result<Option<String>, SpecialTokensError> {
     let failed = |source| SpecialTokensError::Read { path: path.to_owned(), source };
     if !path.exists() {
@@ -114,7 +104,6 @@ fn read_text(path: &Path) -> Result<Option<String>, SpecialTokensError> {
     Ok(Some(text))
 }
 
-/// Reads a JSON object, or returns `None` if the file does not exist.
 fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, SpecialTokensError> {
     let Some(text) = read_text(path)? else { return Ok(None) };
     let read = serde_json::from_str(&text);

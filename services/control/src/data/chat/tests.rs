@@ -14,7 +14,7 @@ const TEMPLATES: [(&str, &str); 6] = [
     ("turns", include_str!("golden/turns.jinja")),
 ];
 
-/// By tests/torch/chat.py.
+/// Written by tests/torch/chat.py.
 #[derive(Deserialize)]
 struct Golden {
     conversations: BTreeMap<String, Vec<ChatMessage>>,
@@ -26,7 +26,7 @@ struct Rendered {
     template: String,
     conversation: String,
     answer_next: bool,
-    /// None where the template refuses it.
+    /// `None` if the template refuses the conversation.
     text: Option<String>,
 }
 
@@ -42,8 +42,7 @@ fn write(dir: &Path, name: &str, value: &serde_json::Value) {
     std::fs::write(dir.join(name), value.to_string()).unwrap();
 }
 
-/// A model's small files: an end token, another that may end a turn, and a beginning that the
-/// tokenizer puts before texts if `begins`.
+/// Writes a model's small files. With `begins`, the tokenizer puts a token before texts.
 fn model(template: &str, eos: &serde_json::Value, begins: bool) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let tokens = ["<s>", "</s>", "<|im_end|>", "<|im_start|>", "<|eot_id|>", "<end_of_turn>"];
@@ -144,14 +143,14 @@ fn an_answer_is_what_follows_its_question_without_the_end() {
             "4"
         )
     );
-    // Trainers put another token behind it: the turn's own end stays.
+    // Trainers append another token: the turn's own end stays.
     assert_eq!(pair("chatml", json!([1, 2]), "answered").completion, " 4 <|im_end|>");
     assert_eq!(
         pair("inst", json!(1), "turns"),
         of("<s>[INST] 2+2= [/INST] 4</s>[INST] And 3+3? [/INST]", " 6")
     );
     assert_eq!(pair("turns", json!(5), "answered").completion, "4");
-    // What is left away of earlier answers is none of the last one.
+    // Text that the template omits from earlier answers stays in the last one.
     let thoughts = pair("thinking", json!(2), "thoughts");
     assert_eq!(thoughts.completion, "<think>\nthree\n</think>\n\n6");
     assert!(thoughts.prompt.contains("assistant\n4<|im_end|>"), "{}", thoughts.prompt);

@@ -19,7 +19,7 @@ fn rules() -> v1::Selection {
     v1::Selection { min_reward: 0.5, ..Default::default() }
 }
 
-/// Line and index of what is kept.
+/// Line and index of the kept samples.
 fn kept(candidates: &[SampleCandidate<'_>], rules: &v1::Selection) -> Vec<(u32, u32)> {
     let chosen = choose_samples(candidates, rules);
     let dropped: u32 = chosen.count_reasons().values().sum();
@@ -29,7 +29,7 @@ fn kept(candidates: &[SampleCandidate<'_>], rules: &v1::Selection) -> Vec<(u32, 
 
 const WORDS: [&str; 8] = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen"];
 
-/// So many prompts with eight different samples each, of which the first `right(line)` pass.
+/// Prompts with eight different samples each, of which the first `right(line)` pass.
 fn judged(prompts: u32, right: impl Fn(u32) -> u32) -> Vec<SampleCandidate<'static>> {
     let each = |line| (0..8).map(move |index| (line, index));
     let all = (0..prompts).flat_map(each);
@@ -54,7 +54,7 @@ fn raft_keeps_the_best_of_each_prompt() {
 
 #[test]
 fn with_equal_rewards_every_prompt_is_represented() {
-    // Of a stable sort's upper half only the first prompts would be left.
+    // A stable sort's upper half would contain only the first prompts.
     let candidates = judged(10, |_| 8);
     let rules = v1::Selection { keep_share: 0.5, ..rules() };
     let kept = kept(&candidates, &rules);

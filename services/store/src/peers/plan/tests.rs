@@ -3,14 +3,14 @@ use super::*;
 const MS: Duration = Duration::from_millis(1);
 const PART: u64 = 128 << 10;
 
-/// Boxes and a store whose links all carry `rate` bytes a millisecond each way, shared evenly by
-/// what goes over them. Word of who has what takes a millisecond.
+/// A simulation: agents and a store whose links carry `rate` bytes a millisecond each way, shared
+/// evenly by their transfers. An announcement takes a millisecond.
 struct Fleet {
     boxes: Vec<Box_>,
     parts: usize,
     rate: u64,
     store_sent: u64,
-    /// By each box.
+    /// Bytes sent by each agent.
     sent: Vec<u64>,
     now: Duration,
 }
@@ -26,11 +26,11 @@ struct Box_ {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Good,
-    /// Says that it is getting everything, and has nothing.
+    /// Claims all parts and has none.
     Boasts,
-    /// Says that it has everything, and what it is asked for never comes.
+    /// Announces all parts and never answers.
     Hangs,
-    /// Had everything before, as who published it.
+    /// Has all parts from the start, as the publisher.
     Has,
     DiesAt(Duration),
 }
@@ -78,7 +78,7 @@ impl Fleet {
         for who in (0..count).filter(|who| self.works(*who)).collect::<Vec<_>>() {
             for peer in (0..count).filter(|peer| *peer != who) {
                 match self.speaks(peer) {
-                    Some(said) => self.boxes[who].plan.update_peer(peer, said, self.now),
+                    Some(parts) => self.boxes[who].plan.update_peer(peer, parts, self.now),
                     None if self.is_dead(peer) => self.boxes[who].plan.remove_peer(peer),
                     None => {}
                 }
@@ -141,7 +141,8 @@ impl Fleet {
         }
     }
 
-    /// When the last good one has all, in ideal times, and how often the store sent the file.
+    /// Returns the time when the last good agent has all parts, in ideal times, and how often the
+    /// store sent the file.
     fn run(&mut self) -> (f64, f64) {
         let bytes = PART * self.parts as u64;
         let limit = Duration::from_millis(100 * bytes / self.rate + 60_000);
@@ -166,7 +167,7 @@ fn the_last_of_many_is_hardly_later_than_one_alone_would_be() {
 }
 
 #[test]
-fn who_boasts_or_hangs_costs_a_moment_and_no_more() {
+fn a_lying_or_hanging_peer_costs_only_a_moment() {
     for kind in [Kind::Boasts, Kind::Hangs] {
         let mut kinds = vec![Kind::Good; 4];
         kinds.push(kind);
@@ -178,7 +179,7 @@ fn who_boasts_or_hangs_costs_a_moment_and_no_more() {
 }
 
 #[test]
-fn what_one_has_already_goes_out_from_it_little_more_than_once() {
+fn a_publisher_sends_its_file_little_more_than_once() {
     let mut kinds = vec![Kind::Good; 8];
     kinds.push(Kind::Has);
     let mut fleet = Fleet::new(&kinds, 320, 12_500);
@@ -192,7 +193,7 @@ fn what_one_has_already_goes_out_from_it_little_more_than_once() {
 }
 
 #[test]
-fn what_the_dead_had_comes_from_elsewhere() {
+fn parts_of_a_dead_peer_come_from_other_sources() {
     let mut kinds = vec![Kind::Good; 4];
     kinds.push(Kind::DiesAt(MS * 150));
     let (times, copies) = Fleet::new(&kinds, 320, 12_500).run();
@@ -200,7 +201,7 @@ fn what_the_dead_had_comes_from_elsewhere() {
 }
 
 #[test]
-fn what_failed_is_asked_for_again() {
+fn a_failed_part_is_requested_again() {
     let mut plan = DownloadPlan::new(4, PART, (0, 1));
     let take = plan.next(MS).unwrap();
     assert_eq!(take, PartRequest { source: PartSource::Store, parts: 0..4 });

@@ -19,8 +19,7 @@ pub(super) fn is_available() -> bool {
     super::avx512::is_available() && has_it() && is_permitted()
 }
 
-/// Requests permission from the system, which must save the tiles when it switches threads (Linux
-/// 5.16). Returns true if it is granted.
+/// Requests permission from Linux (5.16), which must save the tiles when it switches threads.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -35,7 +34,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// The configuration of the processor's tiles, as `ldtilecfg` reads it.
+/// The configuration that `ldtilecfg` reads.
 #[repr(C, align(64))]
 struct TileConfiguration {
     palette: u8,
@@ -45,12 +44,9 @@ struct TileConfiguration {
     rows: [u8; 16],
 }
 
-/// The number of tile registers.
 const TILE_COUNT: usize = 8;
-/// The bytes of a row of a tile.
 const ROW_BYTES: usize = 4 * SIDE;
 
-/// The configuration with all eight tiles of 16 rows of 64 bytes.
 static WHOLE_TILES: TileConfiguration = {
     let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
     let mut tile = 0;
@@ -62,20 +58,18 @@ static WHOLE_TILES: TileConfiguration = {
     TileConfiguration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
 };
 
-/// Configures the tiles of this thread. Requires `is_available`.
+/// Requires `is_available`.
 pub(super) fn configure_tiles() {
     // SAFETY: the instruction exists; it reads the 64 bytes of the configuration.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const WHOLE_TILES, options(nostack, readonly)) }
 }
 
-/// Releases the tiles of this thread.
 pub(super) fn release_tiles() {
     // SAFETY: the instruction exists.
     unsafe { asm!("tilerelease", options(nostack, nomem)) }
 }
 
-/// Adds `left · right` to a block. The caller checks that `left` has the rows, and has configured
-/// the tiles.
+/// Requires that `left` has the rows and the tiles are configured.
 pub(super) fn add_product(block: &mut SumBlock, left: LeftRows<'_>, right: RightTiles<'_>) {
     let (steps, stride) = (right.first.len(), 2 * left.stride);
     if steps == 0 {
@@ -104,7 +98,6 @@ pub(super) fn add_product(block: &mut SumBlock, left: LeftRows<'_>, right: Right
     }
 }
 
-/// Adds the product for a whole block.
 unsafe fn add_four_tiles(
     [[c00, c01], [c10, c11]]: &mut SumBlock,
     [upper, lower]: [*const u8; 2],
@@ -154,7 +147,6 @@ unsafe fn add_four_tiles(
     }
 }
 
-/// Adds the product for the left column of a block.
 unsafe fn add_two_tiles(
     [[c00, _], [c10, _]]: &mut SumBlock,
     [upper, lower]: [*const u8; 2],
@@ -193,7 +185,6 @@ unsafe fn add_two_tiles(
     }
 }
 
-/// Adds the product for one tile of sums.
 unsafe fn add_one_tile(
     sums: &mut TileSums,
     left: *const u8,

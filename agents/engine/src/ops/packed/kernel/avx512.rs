@@ -4,8 +4,7 @@
 
 mod few_rows;
 
-use super::super::tiles::FactorTile;
-use super::{LeftRows, RightTiles, SIDE, SumBlock, TileSums};
+use super::{FactorTile, LeftRows, RightTiles, SIDE, SumBlock, TileSums};
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
     _mm512_set1_epi32, _mm512_setzero_ps, _mm512_shuffle_i32x4, _mm512_storeu_ps,
@@ -15,7 +14,6 @@ use std::arch::x86_64::{
 
 pub(super) use few_rows::{FEW_ROWS, add_dot_products};
 
-/// Returns true if the processor has the instructions.
 pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -33,8 +31,7 @@ pub(super) fn is_fast() -> bool {
 /// are.
 const HALF_SIDE: usize = SIDE / 2;
 
-/// Adds `left · right` to a block. The caller checks that the processor has the instructions, and
-/// that `left` has the rows.
+/// Requires the instructions, and that `left` has the rows.
 pub(super) fn add_product(block: &mut SumBlock, left: LeftRows<'_>, right: RightTiles<'_>) {
     for (tiles, row) in block.iter_mut().zip((0..left.rows).step_by(SIDE)) {
         // SAFETY: checked by the caller.
@@ -59,8 +56,7 @@ pub(super) fn add_product(block: &mut SumBlock, left: LeftRows<'_>, right: Right
     }
 }
 
-/// Adds the products for the rows of the tiles from `part` on, which are the rows of `left` from
-/// `row + part` on.
+/// Adds the products for the rows of `left` from `row + part` on.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn add_tile_rows<const ROWS: usize, const COLUMNS: usize>(
     sums: [&mut TileSums; COLUMNS],
@@ -109,7 +105,6 @@ unsafe fn load_pair_row(tile: &FactorTile, pair: usize) -> __m512bh {
     unsafe { std::mem::transmute(_mm512_loadu_si512(tile.0.as_ptr().add(pair * SIDE).cast())) }
 }
 
-/// Copies a pair into all lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn broadcast_pair(pair: *const i32) -> __m512bh {
@@ -117,7 +112,7 @@ unsafe fn broadcast_pair(pair: *const i32) -> __m512bh {
     unsafe { std::mem::transmute(_mm512_set1_epi32(pair.read_unaligned())) }
 }
 
-/// Transposes 16 rows of 16. The caller checks that the processor has the instructions.
+/// Requires the instructions.
 pub(super) fn transpose_tile(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
     let mut out = [0; SIDE * SIDE];
     // SAFETY: checked by the caller; both have 16 rows of 16.
@@ -130,7 +125,6 @@ pub(super) fn transpose_tile(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
     out
 }
 
-/// Loads 16 rows of 16.
 #[target_feature(enable = "avx512f")]
 unsafe fn load_rows(from: *const u32) -> [__m512i; SIDE] {
     // SAFETY: the caller's pointer is to 16 rows of 16.

@@ -11,10 +11,10 @@ use half::slice::HalfFloatSliceExt;
 use pulp::{Simd, bytemuck};
 pub(super) use tiles::add_product;
 
-/// The number of lanes of the widest vectors.
+/// The lanes of the widest vectors.
 const LANES_MAX: usize = 16;
 
-/// Loads as many pairs as a vector has lanes, from any alignment.
+/// Loads one vector of pairs, from any alignment.
 #[inline(always)]
 fn load_pairs<S: Simd>(row: &[bf16], vector: usize) -> S::u32s {
     let lanes = 2 * S::U32_LANES;
@@ -22,7 +22,7 @@ fn load_pairs<S: Simd>(row: &[bf16], vector: usize) -> S::u32s {
     bytemuck::pod_read_unaligned(bytemuck::cast_slice(bits))
 }
 
-/// Returns the first and the second element of every pair as f32.
+/// Returns the first and the second elements as f32.
 #[inline(always)]
 fn widen_pairs<S: Simd>(simd: S, pairs: S::u32s) -> [S::f32s; 2] {
     let first = simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16));
@@ -30,7 +30,7 @@ fn widen_pairs<S: Simd>(simd: S, pairs: S::u32s) -> [S::f32s; 2] {
     [simd.transmute_f32s_u32s(first), simd.transmute_f32s_u32s(second)]
 }
 
-/// Splits a row into the first and the second elements of its pairs; missing elements are 0.
+/// Splits a row into first and second elements; missing elements are 0.
 #[inline(always)]
 fn split_row<S: Simd>(simd: S, row: &[bf16], firsts: &mut [f32], seconds: &mut [f32]) {
     let whole = row.len() / (2 * S::U32_LANES);
@@ -51,7 +51,6 @@ fn split_row<S: Simd>(simd: S, row: &[bf16], firsts: &mut [f32], seconds: &mut [
     }
 }
 
-/// Transposes 16 rows of 16.
 pub(super) fn transpose_tile(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
     std::array::from_fn(|at| rows[at % SIDE * SIDE + at / SIDE])
 }

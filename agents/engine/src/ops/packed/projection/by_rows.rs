@@ -5,15 +5,12 @@ pub(super) use super::super::kernel::RowTerm;
 use super::ProjectionJob;
 use std::ops::Range;
 
-/// The buffers of a task.
 #[derive(Default)]
 pub(super) struct RowBuffers {
     sums: Vec<f32>,
-    /// The buffer of the kernel.
     kernel: Vec<f32>,
 }
 
-/// Computes a panel of a job.
 pub(super) fn project_rows(
     job: &ProjectionJob<'_>,
     terms: &[RowTerm<'_>],

@@ -1,43 +1,38 @@
 //! Products of rows of weights, as they lie in memory, with activations packed into tiles.
 
 use super::super::Bf16Rows;
-use super::super::kernel::{LeftRows, RightTiles, SIDE, STEP, SumBlock, TileSums};
-use super::super::tiles::FactorTile;
+use super::super::factor_tile::{FactorTile, SIDE, STEP};
+use super::super::kernel::{LeftRows, RightTiles, SumBlock, TileSums};
 use super::ProjectionJob;
 use half::bf16;
 use std::ops::Range;
 
-/// Packed activations and a weight of the same width. There are as many activations as the job has
-/// rows.
+/// Packed activations, as many as the job has rows, and a weight of the same width.
 pub(super) struct TileTerm<'a> {
     pub(super) tiles: &'a [FactorTile],
     pub(super) weight: Bf16Rows<'a>,
 }
 
 impl TileTerm<'_> {
-    /// Returns the number of steps of the inner dimension.
     fn step_count(&self) -> usize {
         self.weight.width.div_ceil(STEP)
     }
 
-    /// Returns the tiles of a group of 16 rows.
+    /// Returns the tiles of 16 rows.
     fn group_tiles(&self, group: usize, steps: &Range<usize>) -> &[FactorTile] {
         &self.tiles[group * self.step_count()..][steps.clone()]
     }
 }
 
-/// The buffers of a task.
 #[derive(Default)]
 pub(super) struct TileBuffers {
     blocks: Vec<SumBlock>,
-    /// The copy of rows of weights that are not whole tiles.
+    /// Rows of weights that are not whole tiles.
     padded: Vec<bf16>,
 }
 
-/// The number of steps of the inner dimension that are taken at a time.
 const DEPTH_STEPS: usize = 32;
 
-/// Computes a panel of a job.
 pub(super) fn project_tiles(
     job: &ProjectionJob<'_>,
     terms: &[TileTerm<'_>],
@@ -65,7 +60,7 @@ pub(super) fn project_tiles(
     }
 }
 
-/// Returns a block whose sums begin with the bias; the job's columns run down, its rows across.
+/// Returns sums that begin with the bias; the job's columns run down, its rows across.
 fn bias_block(job: &ProjectionJob<'_>, columns: Range<usize>) -> SumBlock {
     let mut block = [[TileSums::ZERO; 2]; 2];
     let Some(bias) = job.bias else { return block };
@@ -77,7 +72,7 @@ fn bias_block(job: &ProjectionJob<'_>, columns: Range<usize>) -> SumBlock {
     block
 }
 
-/// Writes a block to the result, transposed.
+/// Writes the transpose.
 fn write_block(job: &ProjectionJob<'_>, block: &SumBlock, column: usize, end: usize, row: usize) {
     for (tiles, column) in block.iter().zip([column, column + SIDE]) {
         for (sums, row) in tiles.iter().zip([row, row + SIDE]) {
@@ -93,13 +88,13 @@ fn write_block(job: &ProjectionJob<'_>, block: &SumBlock, column: usize, end: us
     }
 }
 
-/// Splits a panel into ranges of at most 32 rows.
+/// Splits into ranges of at most 32 rows.
 fn split_panel(panel: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = panel.end;
     panel.clone().step_by(2 * SIDE).map(move |from| from..end.min(from + 2 * SIDE))
 }
 
-/// Returns rows of a weight as whole tiles; copies them with zeros if they are not.
+/// Copies rows that are not whole tiles, with zeros.
 fn left_rows<'a>(
     weight: Bf16Rows<'a>,
     rows: Range<usize>,

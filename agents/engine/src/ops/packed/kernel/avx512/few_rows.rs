@@ -12,24 +12,22 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-/// The number of rows of activations at once; their sums fit in registers beside the transposed
-/// weights.
+/// The rows of activations at once; their sums fit in registers beside the transposed weights.
 pub(in super::super) const FEW_ROWS: usize = 8;
 
-/// The distance of prefetching, in groups of 16 rows of weights.
+/// In groups of 16 rows of weights.
 const PREFETCH_GROUPS: usize = 2;
 
-/// Prefetches a line into the core's second cache. Lines are requested in their order in memory:
-/// sixteen rows side by side are too many streams for the hardware's prefetcher, which halves the
-/// memory bandwidth.
+/// Prefetches into the core's second cache. Lines are requested in their order in memory: sixteen
+/// rows side by side are too many streams for the hardware's prefetcher, which halves the
+/// bandwidth.
 #[inline(always)]
 fn prefetch_weights(place: *const bf16) {
     // SAFETY: it reads nothing that the program can observe, and cannot fail.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) }
 }
 
-/// Adds products to `out`. The caller checks that the processor has the instructions, and that the
-/// terms have the rows.
+/// Requires the instructions, and that the terms have the rows.
 pub(in super::super) fn add_dot_products(
     terms: &[RowTerm<'_>],
     rows: Range<usize>,
@@ -51,7 +49,7 @@ pub(in super::super) fn add_dot_products(
     }
 }
 
-/// Adds the products of `R` rows of activations with a range of rows of weights.
+/// Adds the products of `R` rows of activations.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn add_row_products<const R: usize>(
     terms: &[RowTerm<'_>],

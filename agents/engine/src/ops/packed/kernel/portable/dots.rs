@@ -9,10 +9,10 @@ use half::bf16;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
-/// The number of rows of activations at once.
+/// Rows of activations at once.
 pub(in super::super) const DOT_ROWS: usize = 4;
 
-/// Adds products to `out`. The caller checks that the terms have the rows.
+/// Requires that the terms have the rows.
 pub(in super::super) fn add_dot_products(
     terms: &[RowTerm<'_>],
     rows: Range<usize>,
@@ -29,7 +29,7 @@ struct DotProductTask<'a> {
     rows: Range<usize>,
     columns: Range<usize>,
     out: &'a mut [f32],
-    /// The buffer for split rows of activations.
+    /// Split rows of activations.
     room: &'a mut Vec<f32>,
 }
 
@@ -47,7 +47,7 @@ impl WithSimd for DotProductTask<'_> {
     }
 }
 
-/// Returns the number of pairs of a row, rounded up to whole registers.
+/// Rounds up to whole registers.
 fn padded_pairs(width: usize) -> usize {
     width.div_ceil(2).next_multiple_of(LANES_MAX)
 }
@@ -90,7 +90,7 @@ impl DotProductTask<'_> {
     }
 }
 
-/// Adds the products of one term; `x` has `R` rows, split.
+/// Adds one term; `x` has `R` rows, split.
 #[inline(always)]
 fn add_row_products<S: Simd, const R: usize, const C: usize>(
     simd: S,

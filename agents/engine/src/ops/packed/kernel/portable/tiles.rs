@@ -1,11 +1,10 @@
 //! Products of rows with tiles: an element of a row times a vector of columns.
 
-use super::super::super::tiles::FactorTile;
-use super::super::{LeftRows, RightTiles, SIDE, STEP, SumBlock, TileSums};
+use super::super::{FactorTile, LeftRows, RightTiles, SIDE, STEP, SumBlock, TileSums};
 use super::{split_row, widen_pairs};
 use pulp::{Simd, WithSimd};
 
-/// Adds `left · right` to a block. The caller checks that `left` has the rows.
+/// Requires that `left` has the rows.
 pub(in super::super) fn add_product(
     block: &mut SumBlock,
     left: LeftRows<'_>,
@@ -14,17 +13,16 @@ pub(in super::super) fn add_product(
     pulp::Arch::new().dispatch(TileProductTask { block, left, right });
 }
 
-/// The kernel for one block.
 struct TileProductTask<'a> {
     block: &'a mut SumBlock,
     left: LeftRows<'a>,
     right: RightTiles<'a>,
 }
 
-/// The number of steps for which rows are split at once.
+/// Steps for which rows are split at once.
 const STEPS: usize = 4;
 
-/// A row, split: the first and the second elements of the pairs of each step.
+/// The first and the second elements of the pairs of each step.
 type SplitRow = [[[f32; SIDE]; 2]; STEPS];
 
 impl WithSimd for TileProductTask<'_> {
@@ -58,7 +56,7 @@ impl WithSimd for TileProductTask<'_> {
     }
 }
 
-/// Adds the products of `R` rows at once with as many columns as a vector has lanes.
+/// Adds `R` rows at once, with as many columns as a vector has lanes.
 #[inline(always)]
 fn add_rows<S: Simd, const R: usize>(
     simd: S,

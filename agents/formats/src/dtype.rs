@@ -1,10 +1,12 @@
-//! The floating-point formats of weights in files, little-endian.
+//! The number formats of weights. Floating-point numbers in files are little-endian.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
-/// The number format of weights that can be converted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A floating-point format of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum FloatDtype {
     F32,
     F16,
@@ -12,6 +14,22 @@ pub enum FloatDtype {
 }
 
 impl FloatDtype {
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+
+    /// Returns the name that users write, such as `bf16`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Parses the name that users write.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
     /// Parses the name that safetensors uses: `F32`, `F16` or `BF16`. Returns `None` for any other.
     pub fn from_safetensors(name: &str) -> Option<Self> {
         match name {
@@ -39,7 +57,7 @@ impl FloatDtype {
         }
     }
 
-    /// Decodes `bytes` into `values`, whose old content is dropped. A trailing part of a number is
+    /// Decodes `bytes` into `values`, whose old content is dropped. An incomplete last number is
     /// ignored.
     pub fn decode_floats(self, bytes: &[u8], values: &mut Vec<f32>) {
         values.clear();
@@ -73,7 +91,47 @@ impl FloatDtype {
     }
 }
 
-/// Splits bytes into words of `N` bytes, without a shorter rest.
+/// A number format of converted weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ConversionDtype {
+    F32,
+    F16,
+    Bf16,
+    /// 8-bit integers for matrices; vectors stay f32.
+    Q8_0,
+}
+
+impl ConversionDtype {
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Q8_0];
+
+    /// Returns the name that users write, such as `q8_0`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// Parses the name that users write.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+}
+
+impl From<FloatDtype> for ConversionDtype {
+    fn from(dtype: FloatDtype) -> Self {
+        match dtype {
+            FloatDtype::F32 => Self::F32,
+            FloatDtype::F16 => Self::F16,
+            FloatDtype::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// Ignores a shorter rest.
 fn split_words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
     bytes.as_chunks::<N>().0.iter().copied()
 }

@@ -1,33 +1,28 @@
 //! Renewal of memberships: credentials that expire are renewed at about half of their lifetime,
 //! with their key. Expired credentials can be renewed too, unless the member was revoked.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use bus::Bus;
-use gateway::client::{ClientError, MembershipClient};
 use identity::{
     CredentialFiles, Fingerprint, MemberIdentity, ProofPurpose, ProofStatement, UserJwtInfo,
 };
 use tokio::time::{Instant, sleep};
-use wire::{AgentId, v1};
+use wire::{
+    AgentId,
+    clock::{unix_millis, unix_seconds},
+    v1,
+};
 
-use crate::fleet::{FleetArgs, FleetFile};
+use super::{ClientError, GatewayTarget, MembershipClient};
 
-use super::gateway_target;
-use crate::clock::unix_time_ms;
-
-/// Interval between two checks of the clock. A timer would stand still while a laptop sleeps.
+/// Between two checks of the clock. A timer would stand still while a laptop sleeps.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Minimum time between two attempts to renew.
 const RETRY_INTERVAL: Duration = Duration::from_secs(20);
 /// Time without a bus connection after which the member may have been locked out, which the gateway
 /// can answer.
 const LOCKED_OUT_AFTER: Duration = Duration::from_secs(10);
-/// Minimum time between two attempts while the bus is disconnected.
 const LOCKED_OUT_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The renewal of a member's credentials.
@@ -42,9 +37,9 @@ const LOCKED_OUT_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// wait 2 s → due or disconnected? → renew → ok | transient error → wait
 ///                                         → final refusal → end
 /// ```
-pub(crate) struct MembershipRenewal {
+pub struct MembershipRenewal {
     directory: PathBuf,
-    file: FleetFile,
+    addresses: Vec<String>,
     identity: MemberIdentity,
     name: AgentId,
     /// Share of the lifetime after which a renewal is due, in thousandths (450 to 549), different
@@ -52,36 +47,30 @@ pub(crate) struct MembershipRenewal {
     due_permille: u64,
 }
 
-/// The lifetime in the credentials.
 struct CredentialLifetime {
     issued_s: u64,
     expires_s: u64,
 }
 
 impl MembershipRenewal {
-    /// Returns the renewal of the credentials in `--dir`; `None` if the fleet is open or they do
-    /// not expire.
-    pub(crate) fn for_fleet(fleet: &FleetArgs) -> anyhow::Result<Option<Self>> {
-        let Some(directory) = &fleet.dir else { return Ok(None) };
-        let Some(file) = FleetFile::read(directory)? else { return Ok(None) };
-        let Some(identity) = fleet.read_identity()? else { return Ok(None) };
+    /// Returns the renewal of a member's credentials in a directory, by a gateway at one of the
+    /// addresses; `None` if the credentials do not expire.
+    pub fn new(
+        directory: PathBuf,
+        addresses: Vec<String>,
+        identity: MemberIdentity,
+    ) -> anyhow::Result<Option<Self>> {
         let name = AgentId::new(identity.name.as_str())?;
         // Any stable part of the key will do.
         let spread = identity
             .ensure_public_key()?
             .bytes()
             .fold(0_u64, |sum, byte| sum * 31 % 997 + u64::from(byte));
-        let renewal = Self {
-            directory: directory.clone(),
-            file,
-            identity,
-            name,
-            due_permille: 450 + spread % 100,
-        };
+        let renewal =
+            Self { directory, addresses, identity, name, due_permille: 450 + spread % 100 };
         Ok(renewal.read_lifetime()?.map(|_| renewal))
     }
 
-    /// Reads the lifetime of the credentials; `None` if they do not expire.
     fn read_lifetime(&self) -> anyhow::Result<Option<CredentialLifetime>> {
         let held = UserJwtInfo::read_unverified(&self.identity.read_jwt()?)
             .with_context(|| format!("read {}", self.identity.jwt.display()))?;
@@ -90,12 +79,9 @@ impl MembershipRenewal {
             .map(|expires_s| CredentialLifetime { issued_s: held.issued_at, expires_s }))
     }
 
-    /// Renews the credentials if they are due, before they are used: expired credentials cannot
-    /// connect.
-    ///
-    /// # Errors
-    /// If the credentials have expired and cannot be renewed, or the gateway refuses for good.
-    pub(crate) async fn renew_if_due(&self) -> anyhow::Result<()> {
+    /// Renews the credentials if they are due. Call it before they are used: expired credentials
+    /// cannot connect. Fails if they have expired and cannot be renewed, or on a final refusal.
+    pub async fn renew_if_due(&self) -> anyhow::Result<()> {
         if !self.is_due()? {
             return Ok(());
         }
@@ -111,21 +97,20 @@ impl MembershipRenewal {
         }
     }
 
-    /// Returns true if the renewal is due.
     fn is_due(&self) -> anyhow::Result<bool> {
         Ok(self.read_lifetime()?.is_some_and(|time| {
             let whole = time.expires_s.saturating_sub(time.issued_s);
-            unix_time_ms() >= (time.issued_s * 1000).saturating_add(whole * self.due_permille)
+            unix_millis() >= (time.issued_s * 1000).saturating_add(whole * self.due_permille)
         }))
     }
 
-    /// Returns true if the credentials have expired.
     fn has_expired(&self) -> anyhow::Result<bool> {
-        Ok(self.read_lifetime()?.is_some_and(|time| unix_time_ms() / 1000 >= time.expires_s))
+        Ok(self.read_lifetime()?.is_some_and(|time| unix_seconds() >= time.expires_s))
     }
 
-    /// Renews the credentials whenever they are due. Returns only if the gateway refuses for good.
-    pub(crate) async fn run_until_revoked(self, bus: Bus) -> anyhow::Error {
+    /// Renews the credentials whenever they are due, and returns only if the gateway refuses for
+    /// good.
+    pub async fn run_until_revoked(self, bus: Bus) -> anyhow::Error {
         let mut away: Option<Instant> = None;
         let mut asked: Option<Instant> = None;
         loop {
@@ -160,12 +145,14 @@ impl MembershipRenewal {
         }
     }
 
-    /// Requests new credentials from the gateway with a signed statement, and writes them.
     async fn renew_credentials(&self) -> anyhow::Result<()> {
-        let mut target = gateway_target(&self.file, &self.identity)?;
-        // The bearer token may have expired; the signature proves the key.
-        target.bearer = None;
-        let at_ms = unix_time_ms();
+        let target = GatewayTarget {
+            addresses: self.addresses.clone(),
+            ca_pem: self.identity.read_ca()?,
+            // The bearer token may have expired; the signature proves the key.
+            bearer: None,
+        };
+        let at_ms = unix_millis();
         let fleet = Fingerprint::from_pem(&target.ca_pem)?;
         let statement =
             ProofStatement { purpose: ProofPurpose::Renew, fleet, name: &self.name, at_ms };
@@ -186,23 +173,10 @@ impl MembershipRenewal {
     }
 }
 
-/// Returns true if the gateway refused for good.
 fn is_final_error(error: &anyhow::Error) -> bool {
     has_client_error(error, ClientError::is_final)
 }
 
-/// Returns true if a cause of the error is a client error for which `what` is true.
 fn has_client_error(error: &anyhow::Error, what: impl Fn(&ClientError) -> bool) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<ClientError>().is_some_and(&what))
-}
-
-/// Reads what the credentials in a directory grant; `None` if the fleet is open.
-pub(crate) fn read_grant(directory: &Path) -> anyhow::Result<Option<identity::BearerInfo>> {
-    let Some(FleetFile { identity: Some(identity), .. }) = FleetFile::read(directory)? else {
-        return Ok(None);
-    };
-    let bearer = identity.resolve_in(directory).read_bearer()?;
-    let shown = identity::BearerInfo::read_unverified(&bearer)
-        .with_context(|| format!("read the kit {}", directory.display()))?;
-    Ok(Some(shown))
 }

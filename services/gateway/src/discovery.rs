@@ -13,22 +13,21 @@ use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo};
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-/// DNS-SD service type of a gateway.
 const SERVICE_TYPE: &str = "_flotilla._tcp.local.";
 /// Hexadecimal digits of the authority's fingerprint that are announced: enough to distinguish
 /// fleets, not enough to authenticate one.
 const FINGERPRINT_PREFIX_CHARS: usize = 16;
-/// Maximum number of announcements that are collected, against a flood.
+/// Against a flood.
 const FLEETS_MAX: usize = 256;
 /// Time to wait for announcements. Answers arrive within a second on a quiet network, and the query
 /// is repeated meanwhile.
-pub(crate) const SEARCH_TIME: Duration = Duration::from_secs(4);
+const SEARCH_TIME: Duration = Duration::from_secs(4);
 /// Environment variable with another port than that of multicast DNS, for tests.
 const PORT_VARIABLE: &str = "FLOTILLA_MDNS_PORT";
 
 /// A fleet that is announced on this network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct AnnouncedFleet {
+pub struct AnnouncedFleet {
     pub name: String,
     /// `host:port` of the gateway, for each of its addresses.
     pub gateways: Vec<String>,
@@ -37,22 +36,21 @@ pub(crate) struct AnnouncedFleet {
 }
 
 /// An announcement of a fleet, which lasts until it is dropped.
-pub(crate) struct FleetAnnouncement {
+pub struct FleetAnnouncement {
     daemon: ServiceDaemon,
 }
 
 impl FleetAnnouncement {
-    /// Announces a fleet and its gateway on this network.
-    ///
-    /// # Errors
-    /// If multicast is not available on this machine.
-    pub(crate) fn announce_fleet(
+    /// Announces a fleet and its gateway on this network, until the result is dropped. `host` is the
+    /// name of this machine.
+    pub fn announce_fleet(
         name: &str,
+        host: &str,
         gateway: SocketAddr,
         authority: Option<&Fingerprint>,
     ) -> anyhow::Result<Self> {
         let daemon = start_mdns()?;
-        let host = format!("{}.local.", rustix::system::uname().nodename().to_string_lossy());
+        let host = format!("{host}.local.");
         let authority = authority.map_or(String::new(), fingerprint_prefix);
         let told = [("authority", authority.as_str()), ("name", name)];
         let port = gateway.port();
@@ -80,10 +78,7 @@ impl Drop for FleetAnnouncement {
 
 /// Returns the fleets that are announced within `wait`. Stops early when `enough` returns true for
 /// one of them.
-///
-/// # Errors
-/// If multicast is not available on this machine.
-pub(crate) async fn find_fleets(
+pub async fn find_fleets(
     wait: Duration,
     enough: impl Fn(&AnnouncedFleet) -> bool,
 ) -> anyhow::Result<Vec<AnnouncedFleet>> {
@@ -106,10 +101,7 @@ pub(crate) async fn find_fleets(
 
 /// Returns the gateways announced for the fleet of an authority. The announcements may be forged:
 /// the caller must check the full fingerprint.
-///
-/// # Errors
-/// If no such fleet is announced, or multicast is not available on this machine.
-pub(crate) async fn find_gateways(authority: &Fingerprint) -> anyhow::Result<Vec<String>> {
+pub async fn find_gateways(authority: &Fingerprint) -> anyhow::Result<Vec<String>> {
     let wanted = fingerprint_prefix(authority);
     let all = find_fleets(SEARCH_TIME, |found| found.authority == wanted).await?;
     let gateways = gateways_of_authority(&all, &wanted);
@@ -124,18 +116,15 @@ pub(crate) async fn find_gateways(authority: &Fingerprint) -> anyhow::Result<Vec
     Ok(gateways)
 }
 
-/// Returns the gateways of the announcements whose authority is `wanted`.
 fn gateways_of_authority(all: &[AnnouncedFleet], wanted: &str) -> Vec<String> {
     let ours = all.iter().filter(|found| found.authority == wanted);
     ours.flat_map(|found| found.gateways.iter().cloned()).collect()
 }
 
-/// Returns the announced part of a fingerprint.
 fn fingerprint_prefix(authority: &Fingerprint) -> String {
     authority.to_string().chars().take(FINGERPRINT_PREFIX_CHARS).collect()
 }
 
-/// Starts the multicast DNS daemon, on the port of `PORT_VARIABLE` if it is set.
 fn start_mdns() -> anyhow::Result<ServiceDaemon> {
     let port = std::env::var(PORT_VARIABLE).ok().map(|text| text.parse::<u16>());
     let daemon =
@@ -146,7 +135,6 @@ fn start_mdns() -> anyhow::Result<ServiceDaemon> {
     daemon.context("use multicast DNS")
 }
 
-/// Converts a resolved service to a fleet. Its addresses are sorted, loopback last.
 fn parse_announcement(service: &ResolvedService) -> AnnouncedFleet {
     let told = |key: &str| {
         let text = service.get_property_val_str(key).unwrap_or_default();

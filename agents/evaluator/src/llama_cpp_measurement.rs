@@ -1,0 +1,224 @@
+//! Measurement with llama.cpp: the base from the cache of converted models, the adapter converted
+//! for each measurement, and `llama-perplexity` as a child process.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use engine::{ChunkLayout, ModelConfig, ModelTokenizer};
+use formats::{ConversionDtype, convert, is_gguf};
+use llama::{CachedGguf, ChunkSelection, GgufCache, PerplexityRequest};
+
+use crate::{
+    LlamaCppEvaluator, device_canary,
+    measurement::{MeasurementInput, PerplexityResult, digest_tokenizer},
+};
+
+pub enum MeasureStep<'a> {
+    /// A description of the current step, which is not a chunk.
+    Note(&'a str),
+    /// The chunks done, and their total.
+    Chunks(usize, usize),
+}
+
+/// Measures a perplexity with llama.cpp. `base_key` is the digest that identifies the base. On a
+/// GPU, the device is first compared with the CPU.
+///
+/// # Errors
+/// When a file cannot be read, used or converted, llama.cpp fails, or it computes wrong logits on
+/// this host.
+pub fn measure_perplexity(
+    source: &MeasurementInput,
+    base_key: &str,
+    llama: &LlamaCppEvaluator,
+    progress: &mut dyn FnMut(MeasureStep<'_>),
+) -> anyhow::Result<PerplexityResult> {
+    if source.protocol_name() != "llama" {
+        bail!(
+            "llama-perplexity does not support the {} protocol: use candle, or a text and no \
+             stride (E110)",
+            source.protocol_name()
+        );
+    }
+    let cache = GgufCache::open(&llama.shelf, llama.shelf_bytes)?;
+    let scratch =
+        tempfile::tempdir_in(cache.scratch_directory()).context("create a scratch directory")?;
+    let text = PreparedText::prepare_text(source, scratch.path())?;
+    let base = GgufBase::prepare_base(source, base_key, llama, &cache, progress)?;
+    let adapter = convert_adapter(source, scratch.path())?;
+    let canary = match llama.perplexity.device {
+        Some(_) => {
+            Some(compare_with_cpu(source, base_key, llama, &base, &text, scratch.path(), progress)?)
+        }
+        None => None,
+    };
+    let request = PerplexityRequest {
+        base: &base.path,
+        adapter: adapter.as_deref(),
+        text: &text.path,
+        n_ctx: source.n_ctx,
+        chunks: text.select_chunks(source),
+        exact: base.is_exact,
+    };
+    let counted = text.layout.as_ref().map(|layout| layout.chunks);
+    let mut chunks = |done: usize, total: usize| {
+        // An added last chunk is not reported.
+        let total = counted.unwrap_or(total);
+        progress(MeasureStep::Chunks(done.min(total), total));
+    };
+    let scored = llama.perplexity.measure_perplexity(&request, &mut chunks)?;
+    let bits = |layout: &ChunkLayout| {
+        scored.mean_nll * scored.tokens as f64
+            / (std::f64::consts::LN_2 * layout.bytes.max(1) as f64)
+    };
+    let figures = PerplexityResult {
+        perplexity: scored.perplexity,
+        stderr: scored.stderr,
+        mean_nll: scored.mean_nll,
+        bits_per_byte: text.layout.as_ref().map(bits),
+        tokens: scored.tokens,
+        chunks: scored.chunks,
+        engine: llama.describe_engine(&source.base),
+        protocol: source.protocol_name(),
+        tokenizer: text.layout.as_ref().map(|_| digest_tokenizer(&source.base)).transpose()?,
+        canary,
+    };
+    figures.check_finite()
+}
+
+/// The base as a GGUF file, which is not evicted while this lives.
+struct GgufBase {
+    path: PathBuf,
+    is_exact: bool,
+    _in_use: Option<CachedGguf>,
+}
+
+impl GgufBase {
+    fn prepare_base(
+        source: &MeasurementInput,
+        key: &str,
+        llama: &LlamaCppEvaluator,
+        cache: &GgufCache,
+        progress: &mut dyn FnMut(MeasureStep<'_>),
+    ) -> anyhow::Result<Self> {
+        if is_gguf(&source.base) {
+            return Ok(Self { path: source.base.clone(), is_exact: false, _in_use: None });
+        }
+        let mut converting = |done: u64, total: u64| {
+            let share = done.saturating_mul(100).checked_div(total).unwrap_or(0);
+            progress(MeasureStep::Note(&format!("converting the base for llama.cpp: {share} %")));
+        };
+        let cached = cache.get_or_convert(key, &source.base, llama.dtype, &mut converting)?;
+        let path = cached.file_path().to_owned();
+        Ok(Self { path, is_exact: llama.dtype == ConversionDtype::F32, _in_use: Some(cached) })
+    }
+}
+
+fn compare_with_cpu(
+    source: &MeasurementInput,
+    base_key: &str,
+    llama: &LlamaCppEvaluator,
+    base: &GgufBase,
+    text: &PreparedText,
+    scratch: &Path,
+    progress: &mut dyn FnMut(MeasureStep<'_>),
+) -> anyhow::Result<f64> {
+    let mut alive = |_, _| progress(MeasureStep::Note("comparing the device with the CPU"));
+    let (short, n_ctx, chunks) = text.prepare_canary(source, scratch)?;
+    let request = PerplexityRequest {
+        base: &base.path,
+        adapter: None,
+        text: &short,
+        n_ctx,
+        chunks,
+        exact: base.is_exact,
+    };
+    device_canary::check_device(llama, &canary_key(source, base_key)?, &request, &mut alive)
+}
+
+fn convert_adapter(source: &MeasurementInput, scratch: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let Some(adapter) = &source.adapter else { return Ok(None) };
+    if is_gguf(adapter) {
+        return Ok(Some(adapter.clone()));
+    }
+    if is_gguf(&source.base) {
+        bail!(
+            "{} is a GGUF file, so the adapter must be one too: convert {} with `flotilla convert \
+             lora` (M111)",
+            source.base.display(),
+            adapter.display()
+        );
+    }
+    let converted = scratch.join("adapter.gguf");
+    convert::convert_lora(&source.base, adapter, &converted, ConversionDtype::F32)
+        .with_context(|| format!("convert the adapter {} for llama.cpp", adapter.display()))?;
+    Ok(Some(converted))
+}
+
+/// The key under which a canary is remembered. For a full model it is the digest of the
+/// configuration, because its weights change with each checkpoint while the device's errors do not.
+fn canary_key(source: &MeasurementInput, base_key: &str) -> anyhow::Result<String> {
+    if source.adapter.is_some() || is_gguf(&source.base) {
+        return Ok(base_key.to_owned());
+    }
+    let path = source.base.join("config.json");
+    let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    Ok(wire::Digest::hash_bytes(&bytes).to_string())
+}
+
+/// The text in the form that `llama-perplexity` receives.
+struct PreparedText {
+    path: PathBuf,
+    /// `None` for a GGUF model, whose tokenizer only llama.cpp can read.
+    layout: Option<ChunkLayout>,
+    tokenizer: Option<(ModelTokenizer, ModelConfig)>,
+}
+
+impl PreparedText {
+    fn prepare_text(source: &MeasurementInput, scratch: &Path) -> anyhow::Result<Self> {
+        if is_gguf(&source.base) {
+            return Ok(Self { path: source.text.clone(), layout: None, tokenizer: None });
+        }
+        let tokenizer = ModelTokenizer::load_tokenizer(&source.base)?;
+        let config = ModelConfig::from_dir(&source.base)?;
+        let text = source.read_text()?;
+        let layout =
+            engine::layout_chunks(&tokenizer, &config, &text, source.n_ctx, source.chunk_limit())?;
+        let path = scratch.join("text");
+        write_text(&path, &layout.text)?;
+        Ok(Self { path, layout: Some(layout), tokenizer: Some((tokenizer, config)) })
+    }
+
+    fn select_chunks(&self, source: &MeasurementInput) -> ChunkSelection {
+        match (&self.layout, source.chunk_limit()) {
+            (Some(layout), _) if layout.has_extra_chunk => {
+                ChunkSelection::AllButLast(layout.chunks)
+            }
+            (Some(layout), _) => ChunkSelection::First(layout.chunks),
+            (None, Some(limit)) => ChunkSelection::First(limit),
+            (None, None) => ChunkSelection::All,
+        }
+    }
+
+    /// Writes the canary text: two chunks of the text, of at most 512 tokens each.
+    fn prepare_canary(
+        &self,
+        source: &MeasurementInput,
+        scratch: &Path,
+    ) -> anyhow::Result<(PathBuf, usize, ChunkSelection)> {
+        let n_ctx = source.n_ctx.min(512);
+        let Some((tokenizer, config)) = &self.tokenizer else {
+            return Ok((self.path.clone(), n_ctx, ChunkSelection::First(2)));
+        };
+        let layout =
+            engine::layout_chunks(tokenizer, config, &source.read_text()?, n_ctx, Some(2))?;
+        let path = scratch.join("canary");
+        write_text(&path, &layout.text)?;
+        let all_but_one = ChunkSelection::AllButLast(layout.chunks);
+        let chunks = if layout.has_extra_chunk { all_but_one } else { ChunkSelection::First(2) };
+        Ok((path, n_ctx, chunks))
+    }
+}
+
+fn write_text(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}

@@ -1,0 +1,94 @@
+//! The length field and the JSON text of a safetensors header, for readers that check more or less
+//! of it. Only the syntax is checked here.
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// The bytes of the length field, with which a file begins.
+pub const LENGTH_BYTES: usize = 8;
+
+/// The largest accepted header in bytes, as in the format's own library.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// Decodes the length field: the bytes of the header's text. The error is a length above the
+/// format's limit of 100 000 000 bytes.
+pub fn parse_header_length(field: [u8; LENGTH_BYTES]) -> Result<u64, u64> {
+    let bytes = u64::from_le_bytes(field);
+    if bytes <= HEADER_BYTES_MAX { Ok(bytes) } else { Err(bytes) }
+}
+
+pub(super) struct HeaderFields<T> {
+    pub(super) tensors: BTreeMap<String, T>,
+    /// The entries of `__metadata__` that are texts.
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for HeaderFields<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor(PhantomData))
+    }
+}
+
+struct HeaderVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for HeaderVisitor<T> {
+    type Value = HeaderFields<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut tensors, mut metadata) = (BTreeMap::new(), BTreeMap::new());
+        while let Some(name) = map.next_key::<String>()? {
+            if name != "__metadata__" {
+                tensors.insert(name, map.next_value()?);
+            } else if let Value::Object(pairs) = map.next_value()? {
+                metadata = pairs.into_iter().filter_map(to_text_pair).collect();
+            }
+        }
+        Ok(HeaderFields { tensors, metadata })
+    }
+}
+
+fn to_text_pair((key, value): (String, Value)) -> Option<(String, String)> {
+    match value {
+        Value::String(text) => Some((key, text)),
+        _ => None,
+    }
+}
+
+/// The data that a header declares. The tensors are not compared with each other or with the file,
+/// so an incomplete file has one too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeclaredTensors {
+    /// The end of the last tensor in bytes, counted from the end of the header.
+    pub data_bytes: u64,
+    /// The name of the first tensor without elements, by name.
+    pub empty_tensor: Option<String>,
+}
+
+/// The part of a description that concerns the size.
+#[derive(serde::Deserialize)]
+struct DeclaredTensor {
+    data_offsets: (u64, u64),
+    #[serde(default)]
+    shape: Value,
+}
+
+impl DeclaredTensors {
+    /// Parses the text of a header; every tensor must have `data_offsets`.
+    pub fn parse(text: &[u8]) -> serde_json::Result<Self> {
+        let tensors = serde_json::from_slice::<HeaderFields<DeclaredTensor>>(text)?.tensors;
+        let data_bytes = tensors.values().map(|tensor| tensor.data_offsets.1).max().unwrap_or(0);
+        let is_empty = |tensor: &DeclaredTensor| {
+            let sizes = tensor.shape.as_array();
+            sizes.is_some_and(|sizes| sizes.iter().any(|size| size.as_u64() == Some(0)))
+        };
+        let empty_tensor = tensors.into_iter().find(|(_, tensor)| is_empty(tensor));
+        Ok(Self { data_bytes, empty_tensor: empty_tensor.map(|(name, _)| name) })
+    }
+}

@@ -1,0 +1,59 @@
+//! One sample to draw from a server over HTTP, in the form that every server client takes.
+
+use std::{rc::Rc, time::Duration};
+
+use llama::completion::LlamaSampling;
+
+use super::pending_calls::SampleTag;
+
+/// The longest time for one token of one sequence, prompt or new, however slow the host.
+const TOKEN_TIME_MAX: Duration = Duration::from_secs(2);
+const SAMPLE_TIMEOUT_MIN: Duration = Duration::from_secs(120);
+
+const ANSWER_BYTES_BASE: usize = 256 * 1024;
+const ANSWER_BYTES_PER_TOKEN: usize = 256;
+
+/// Each token comes with its log-probability and the likeliest token, each spelt out byte by byte.
+const ANSWER_BYTES_PER_LOGPROB: usize = 4096;
+
+#[derive(Debug, Clone)]
+pub(super) enum HttpPrompt {
+    Tokens(Vec<u32>),
+    Text(String),
+}
+
+pub(super) struct PreparedRequest {
+    pub prompt: HttpPrompt,
+    pub sampling: LlamaSampling,
+    /// The positions that its longest sample uses.
+    pub positions: usize,
+    /// True if its samples must have their log-probability, even if that costs time.
+    pub logprobs: bool,
+}
+
+#[derive(Clone)]
+pub(super) struct SampleTask {
+    pub tag: SampleTag,
+    pub nth: u32,
+    pub seed: u64,
+    pub request: Rc<PreparedRequest>,
+}
+
+impl SampleTask {
+    /// Returns the limits of an answer in time and bytes.
+    pub(super) fn answer_limits(&self) -> (Duration, usize) {
+        let new = self.request.sampling.max_new_tokens;
+        let tokens = u32::try_from(self.request.positions).unwrap_or(u32::MAX).max(new);
+        let time = TOKEN_TIME_MAX.saturating_mul(tokens).max(SAMPLE_TIMEOUT_MIN);
+        let each =
+            if self.request.logprobs { ANSWER_BYTES_PER_LOGPROB } else { ANSWER_BYTES_PER_TOKEN };
+        (time, ANSWER_BYTES_BASE + each * new as usize)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SampleError {
+    pub message: String,
+    /// True if the connection broke off, so that the server may be gone.
+    pub connection_lost: bool,
+}

@@ -1,0 +1,43 @@
+//! Submission of runs, with progress.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::{Context, bail};
+use control::{FleetControl, SpecFiles, SubmittedRun, TransferCallback};
+use cycle::Run;
+use wire::v1;
+
+use crate::{progress_meter::ProgressMeter, run_progress};
+
+/// Reads a spec; the files it names are searched beside it.
+pub(crate) async fn read_spec(spec: &Path) -> anyhow::Result<(String, SpecFiles)> {
+    let yaml = tokio::fs::read_to_string(spec).await;
+    let yaml = yaml.with_context(|| format!("read {}", spec.display()))?;
+    Ok((yaml, SpecFiles::Local(spec.parent().unwrap_or(Path::new("")).to_owned())))
+}
+
+pub(crate) async fn submit_run(
+    control: &FleetControl,
+    spec: &Path,
+) -> anyhow::Result<SubmittedRun> {
+    let (yaml, files) = read_spec(spec).await?;
+    let meter = Arc::new(ProgressMeter::new());
+    let shown = meter.clone();
+    let watch: TransferCallback = Arc::new(move |transfer| {
+        shown.show_progress(transfer.activity, "bytes", transfer.bytes, transfer.total);
+    });
+    let submitted = control.submit_with_progress(&yaml, &files, &watch).await;
+    meter.finish_bar();
+    submitted.with_context(|| format!("submit {}", spec.display()))
+}
+
+/// Submits a run, follows it to its end and returns it; fails if the run does not succeed.
+pub async fn run_to_success(control: &FleetControl, spec: &Path) -> anyhow::Result<Run> {
+    let id = submit_run(control, spec).await?.run;
+    let ended = run_progress::follow_run(control, &id, 0).await?;
+    match &ended.done {
+        Some(done) if done.status() == v1::done::Status::Succeeded => Ok(ended),
+        Some(done) => bail!("run {id} ended unexpectedly: {} (A113)", done.message),
+        None => bail!("run {id} has not ended (A113)"),
+    }
+}

@@ -1,0 +1,78 @@
+//! The settings in which two runs differ.
+
+use cycle::Run;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use wire::v1;
+
+/// A setting that differs between two runs: its path in the resolved spec and both values.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SettingDifference {
+    pub setting: String,
+    pub a: String,
+    pub b: String,
+}
+
+/// Returns the settings of the resolved specs that differ, sorted by path.
+pub fn compare_settings(a: &Run, b: &Run) -> serde_json::Result<Vec<SettingDifference>> {
+    let spec = |run: &Run| {
+        // The id and the time differ between any two runs.
+        let spec = v1::Spec { run: String::new(), submitted_at: None, ..run.spec.clone() };
+        serde_json::to_value(spec)
+    };
+    let mut found = Vec::new();
+    collect_differences("", &spec(a)?, &spec(b)?, &mut found);
+    Ok(found)
+}
+
+fn collect_differences(path: &str, a: &Value, b: &Value, found: &mut Vec<SettingDifference>) {
+    if let Some((left, right)) = as_sections(a, b) {
+        let mut keys: Vec<&String> = left.keys().chain(right.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        for key in keys {
+            let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            let value = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or_default();
+            collect_differences(&inner, &value(&left), &value(&right), found);
+        }
+    } else if a != b {
+        let text = |value: &Value| match value {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        found.push(SettingDifference { setting: path.to_owned(), a: text(a), b: text(b) });
+    }
+}
+
+/// Returns both values as objects, if at least one is an object and the other is one or null.
+fn as_sections(a: &Value, b: &Value) -> Option<(Map<String, Value>, Map<String, Value>)> {
+    let section = |value: &Value| match value {
+        Value::Object(section) => Some(section.clone()),
+        Value::Null => Some(Map::new()),
+        _ => None,
+    };
+    let some = a.is_object() || b.is_object();
+    section(a).zip(section(b)).filter(|_| some)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn runs_differ_in_what_they_were_asked() {
+        let a = json!({"seed": "1", "raft": {"cycles": 3, "sampling": {"temperature": 1.0}}});
+        let b = json!({"seed": "1", "raft": {"cycles": 4, "gates": {"patience": 2}}});
+        let differing = |a: &Value, b: &Value| {
+            let mut found = Vec::new();
+            collect_differences("", a, b, &mut found);
+            found.into_iter().map(|difference| difference.setting).collect::<Vec<String>>()
+        };
+        let expected = ["raft.cycles", "raft.gates.patience", "raft.sampling.temperature"];
+        assert_eq!(differing(&a, &b), expected);
+        assert!(differing(&a, &a).is_empty());
+    }
+}

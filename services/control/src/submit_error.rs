@@ -1,0 +1,91 @@
+//! The reasons why a run is not submitted.
+
+use bus::{PublishError, ReadError};
+use spec::{FieldError, SpecError};
+use store::{GetError, PutError};
+
+use crate::{
+    StoreAccessError,
+    base_model::BaseError,
+    checkpoints::CheckpointError,
+    data::{BaseFilesError, DataError},
+    spec_files::SpecFileError,
+};
+
+/// Largest number of runs with one name.
+pub(crate) const NUMBER_MAX: u32 = 1_000_000;
+
+/// The reason why a run was not submitted.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    #[error("field {field}")]
+    File {
+        field: String,
+        #[source]
+        source: SpecFileError,
+    },
+    #[error("field {field}")]
+    Data {
+        field: String,
+        #[source]
+        source: Box<DataError>,
+    },
+    #[error("field base")]
+    Model(#[from] BaseFilesError),
+    #[error("field base.checkpoint")]
+    Checkpoint(#[from] CheckpointError),
+    #[error(
+        "field base.checkpoint: {run} made an adapter; a run starts from a model \
+         (continue the RAFT run with more cycles, or merge the adapter) (R110)"
+    )]
+    AdapterBase { run: String },
+    #[error("field base.model")]
+    Base(#[source] Box<BaseError>),
+    #[error("stage the model's files")]
+    Stage(#[source] std::io::Error),
+    #[error("read the base's manifest")]
+    Manifest(#[from] GetError),
+    #[error("store what the spec names")]
+    Store(#[from] PutError),
+    #[error(transparent)]
+    OpenStore(#[from] StoreAccessError),
+    #[error("write the spec to the log")]
+    Publish(#[from] PublishError),
+    #[error("read the log")]
+    Read(#[from] ReadError),
+    #[error("{name} has been used for {NUMBER_MAX} runs; choose another name (R109)")]
+    TooMany { name: String },
+}
+
+impl From<FieldError> for SubmitError {
+    fn from(error: FieldError) -> Self {
+        Self::Spec(error.into())
+    }
+}
+
+impl SubmitError {
+    pub(crate) fn data_error(field: &str, source: DataError) -> Self {
+        Self::Data { field: field.into(), source: Box::new(source) }
+    }
+
+    pub(crate) fn base_error(source: BaseError) -> Self {
+        Self::Base(Box::new(source))
+    }
+
+    /// Returns true if the caller's spec or files are at fault, rather than the fleet.
+    pub fn is_caller_fault(&self) -> bool {
+        match self {
+            Self::Base(error) => error.is_caller_fault(),
+            Self::Model(BaseFilesError::Get(error)) => !error.is_transient(),
+            Self::Model(BaseFilesError::Stage(_)) => false,
+            Self::Stage(_)
+            | Self::Manifest(_)
+            | Self::Store(_)
+            | Self::Publish(_)
+            | Self::Read(_) => false,
+            _ => true,
+        }
+    }
+}

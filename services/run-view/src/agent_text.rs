@@ -1,0 +1,111 @@
+//! Statuses of agents as single lines of text.
+
+use wire::v1;
+
+/// Seconds without a status after which an agent counts as silent. Agents publish one every 10 s.
+const SILENT_AFTER_S: i64 = 30;
+
+/// Returns the job and its progress: `r-1 c2 generate-3 5/16`.
+pub fn job_text(job: &v1::ActiveJob) -> String {
+    format!("{} c{} {} {}/{}", job.run, job.cycle, job.job, job.done, job.total)
+}
+
+/// Returns the trouble of an agent and its withheld roles with their remedies; empty without any.
+pub fn trouble_text(agent: &v1::AgentStatus) -> String {
+    let withheld = agent.withheld.iter().map(|v1::Withheld { role, finding, seen, remedy }| {
+        format!("{role} withheld, {finding}: {seen}; {remedy}")
+    });
+    let said = Some(agent.trouble.clone()).filter(|trouble| !trouble.is_empty());
+    said.into_iter().chain(withheld).collect::<Vec<_>>().join("; ")
+}
+
+/// Returns `GPU 97 % 71 °C 212 W` for each GPU, or `CPU 53 %`.
+pub fn telemetry_text(now: &v1::Telemetry) -> String {
+    let one = |value: Option<f64>, unit: &str| value.map(|value| format!(" {value:.0} {unit}"));
+    let gpu = |gpu: &v1::telemetry::Gpu| {
+        if gpu.asleep {
+            return "GPU asleep".to_owned();
+        }
+        let hottest = gpu.temperatures.iter().map(|one| one.celsius).reduce(f64::max);
+        let parts =
+            [one(gpu.busy_percent, "%"), one(hottest, "°C"), one(gpu.watts, "W")].into_iter();
+        format!("GPU{}", parts.flatten().collect::<String>())
+    };
+    if now.gpus.is_empty() {
+        return one(now.cpu_busy.map(|share| share * 100.0), "%")
+            .map_or("-".into(), |busy| format!("CPU{busy}"));
+    }
+    now.gpus.iter().map(gpu).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the state of an agent, or when it was last seen if it stopped publishing without a final
+/// status. `now` is in seconds since 1970.
+pub fn agent_state_text(agent: &v1::AgentStatus, now: u64) -> String {
+    let now = i64::try_from(now).unwrap_or(i64::MAX);
+    let silent_s = agent.seen_at.as_ref().map_or(i64::MAX, |at| now.saturating_sub(at.seconds));
+    match agent.state() {
+        v1::agent_status::State::Ready | v1::agent_status::State::Draining
+            if silent_s > SILENT_AFTER_S =>
+        {
+            format!("last seen {silent_s} s ago")
+        }
+        state => state.as_str_name().to_lowercase(),
+    }
+}
+
+/// Returns the jobs, speed, state and trouble of an agent: `3 jobs, 412 tokens/s`.
+pub fn status_line(agent: &v1::AgentStatus) -> String {
+    let jobs = match agent.jobs.len() {
+        0 => "idle".to_owned(),
+        1 => "1 job".to_owned(),
+        more => format!("{more} jobs"),
+    };
+    let rate = (agent.tokens_per_s > 0.0).then(|| format!("{:.0} tokens/s", agent.tokens_per_s));
+    let state = match agent.state() {
+        v1::agent_status::State::Ready | v1::agent_status::State::Unspecified => None,
+        other => Some(other.as_str_name().to_lowercase()),
+    };
+    // The trouble may have several lines.
+    let trouble = (!agent.trouble.is_empty()).then(|| agent.trouble.replace('\n', " "));
+    let parts = [Some(jobs), rate, state, trouble];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use v1::telemetry::{Gpu, Temperature};
+
+    #[test]
+    fn what_a_box_does_fits_a_column() {
+        let temperature = |celsius| Temperature { sensor: "edge".into(), celsius, critical: None };
+        let gpu = Gpu {
+            busy_percent: Some(97.0),
+            temperatures: vec![temperature(62.0), temperature(71.4)],
+            watts: Some(212.2),
+            ..Gpu::default()
+        };
+        let asleep = Gpu { asleep: true, ..Gpu::default() };
+        let now = v1::Telemetry { gpus: vec![gpu, asleep], ..v1::Telemetry::default() };
+        assert_eq!(telemetry_text(&now), "GPU 97 % 71 °C 212 W, GPU asleep");
+        let now = v1::Telemetry { cpu_busy: Some(0.534), ..v1::Telemetry::default() };
+        assert_eq!(telemetry_text(&now), "CPU 53 %");
+        assert_eq!(telemetry_text(&v1::Telemetry::default()), "-");
+    }
+
+    #[test]
+    fn a_line_says_what_an_agent_does_and_what_keeps_it() {
+        let mut agent = v1::AgentStatus { tokens_per_s: 411.6, ..Default::default() };
+        agent.set_state(v1::agent_status::State::Ready);
+        agent.jobs = vec![v1::ActiveJob::default(); 3];
+        assert_eq!(status_line(&agent), "3 jobs, 412 tokens/s");
+        agent.jobs.truncate(1);
+        agent.tokens_per_s = 0.0;
+        agent.set_state(v1::agent_status::State::Draining);
+        assert_eq!(status_line(&agent), "1 job, draining");
+        agent.jobs.clear();
+        agent.set_state(v1::agent_status::State::Quarantined);
+        agent.trouble = "generator: the disk\nis full".into();
+        assert_eq!(status_line(&agent), "idle, quarantined, generator: the disk is full");
+    }
+}

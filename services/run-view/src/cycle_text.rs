@@ -1,0 +1,84 @@
+//! The results of cycles as lines of text.
+
+use wire::v1;
+
+/// Returns lines about what has no table column: pass@k rates, suites and gate findings.
+pub fn cycle_findings(done: &v1::CycleDone) -> Vec<String> {
+    let cycle = done.cycle;
+    let mut lines = Vec::new();
+    if !done.pass_at.is_empty() {
+        lines.push(format!("cycle {cycle}: {}", pass_at_text(&done.pass_at)));
+    }
+    for suite in &done.suites {
+        let at = if suite.pass_at.is_empty() { "" } else { ", " };
+        let (name, rate) = (&suite.suite, rate_text(suite.rate.as_ref()));
+        lines.push(format!("cycle {cycle}: {name} {rate}{at}{}", pass_at_text(&suite.pass_at)));
+    }
+    for finding in &done.findings {
+        let v1::cycle_done::Finding { gate, value, limit, .. } = finding;
+        let then = match finding.then() {
+            v1::gates::Then::RollBack => format!("rolled back to cycle {}", done.best),
+            v1::gates::Then::Stop => format!("the run ends; cycle {} was the best", done.best),
+            v1::gates::Then::Tell | v1::gates::Then::Unspecified => "the run continues".into(),
+        };
+        lines.push(match gate.as_str() {
+            "patience" => format!("cycle {cycle}: {value} cycles without improvement; {then}"),
+            _ => format!("cycle {cycle}: {gate} {value:.4} exceeds limit {limit:.4}; {then}"),
+        });
+    }
+    lines
+}
+
+fn pass_at_text(all: &[v1::cycle_done::PassAt]) -> String {
+    let percent = |share: f64| format!("{:.1}", share * 100.0);
+    let each = all.iter().map(|at| {
+        let [mean, low, high] = [at.mean, at.low, at.high].map(percent);
+        format!("pass@{} {mean} % ({low} to {high})", at.k)
+    });
+    each.collect::<Vec<String>>().join(", ")
+}
+
+/// Returns a pass rate in percent with its standard error, or `-`.
+pub fn rate_text(rate: Option<&v1::cycle_done::Rate>) -> String {
+    rate.map_or("-".into(), |rate| {
+        format!("{:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
+    })
+}
+
+/// Returns a line with the energy per kept sample in joules; `None` if no agent could measure it.
+pub fn energy_line(done: &v1::CycleDone) -> Option<String> {
+    let v1::CycleDone { cycle, sampled, kept, joules, metered, .. } = *done;
+    if metered == 0 || kept == 0 {
+        return None;
+    }
+    let each = joules / f64::from(metered) * f64::from(sampled) / f64::from(kept);
+    let of = if metered < sampled {
+        format!(", measured on {metered} of {sampled} samples")
+    } else {
+        String::new()
+    };
+    Some(format!("cycle {cycle}: {each:.1} J per kept sample{of}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_sample_s_energy_is_that_of_all_that_were_drawn_for_it() {
+        let done = v1::CycleDone {
+            cycle: 1,
+            sampled: 64,
+            kept: 16,
+            joules: 320.0,
+            metered: 64,
+            ..v1::CycleDone::default()
+        };
+        assert_eq!(energy_line(&done).unwrap(), "cycle 1: 20.0 J per kept sample");
+        let some = v1::CycleDone { joules: 160.0, metered: 32, ..done.clone() };
+        let said = energy_line(&some).unwrap();
+        assert_eq!(said, "cycle 1: 20.0 J per kept sample, measured on 32 of 64 samples");
+        assert_eq!(energy_line(&v1::CycleDone { metered: 0, ..done.clone() }), None);
+        assert_eq!(energy_line(&v1::CycleDone { kept: 0, ..done }), None);
+    }
+}

@@ -1,0 +1,82 @@
+//! Facts of a run as single lines of text.
+
+use cycle::Run;
+use wire::{FactBody, FactKey, Record, RunId, v1};
+
+/// Returns one line about a fact of a run, or `None` for facts that progress displays leave out.
+pub fn describe_fact(run: &Run, record: &Record) -> Option<String> {
+    let id = &run.id;
+    Some(match (&record.fact.subject.key, &record.fact.body) {
+        (_, FactBody::Spec(spec)) => watched_spec(run).map_or_else(
+            || format!("{id}: {} run, seed {}", run.kind_name(), spec.seed),
+            |watched| format!("{id}: watched run of {} on {}", watched.source, watched.host),
+        ),
+        (_, FactBody::Control(control)) => {
+            format!("{id}: {}", control.action().as_str_name().to_lowercase())
+        }
+        (FactKey::Plan { cycle }, FactBody::Plan(plan)) => {
+            let samples: u32 = plan.jobs.iter().flat_map(|job| &job.draws).map(|d| d.count).sum();
+            format!("{id}: cycle {cycle}: {samples} samples planned in {} jobs", plan.jobs.len())
+        }
+        (_, FactBody::Selected(selected)) => describe_selection(id, selected),
+        (_, FactBody::Checkpoint(v1::Checkpoint { step: 0, .. })) => return None,
+        (_, FactBody::Checkpoint(c)) => {
+            format!(
+                "{id}: cycle {}: checkpoint {}/{}, loss {:.4}",
+                c.cycle, c.step, c.steps, c.loss
+            )
+        }
+        (_, FactBody::Eval(e)) => format!(
+            "{id}: cycle {}: step {}, {}: perplexity {:.4} ± {:.4} ({})",
+            e.cycle, e.step, e.suite, e.perplexity, e.stderr, e.agent
+        ),
+        (_, FactBody::Failure(f)) => {
+            let end = if f.r#final { "given up" } else { "will be retried" };
+            format!("{id}: {} {} failed on {}, {end}: {}", f.kind, f.id, f.agent, f.message)
+        }
+        (_, FactBody::Quarantine(found)) => {
+            format!("{id}: {}", describe_quarantine(found))
+        }
+        (_, FactBody::CycleDone(done)) => describe_cycle_done(id, done),
+        (_, FactBody::Done(done)) => {
+            let reason = if done.message.is_empty() { "" } else { ": " };
+            let status = done.status().as_str_name().to_lowercase();
+            format!("{id}: {status}{reason}{}", done.message)
+        }
+        _ => return None,
+    })
+}
+
+fn watched_spec(run: &Run) -> Option<&v1::spec::Watched> {
+    match &run.spec.kind {
+        Some(v1::spec::Kind::Watched(watched)) => Some(watched),
+        _ => None,
+    }
+}
+
+fn describe_selection(id: &RunId, selected: &v1::Selected) -> String {
+    let dropped: Vec<String> =
+        selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    let v1::Selected { cycle, kept, considered, .. } = selected;
+    format!("{id}: cycle {cycle}: kept {kept} of {considered} ({})", dropped.join(", "))
+}
+
+fn describe_cycle_done(id: &RunId, done: &v1::CycleDone) -> String {
+    let heldout = done.heldout.as_ref().map_or(String::new(), |rate| {
+        format!(": held-out pass rate {:.1} % ± {:.1}", rate.mean * 100.0, rate.stderr * 100.0)
+    });
+    let suites = done.suites.iter().filter_map(|suite| Some((&suite.suite, suite.rate?)));
+    let suites = suites.map(|(name, rate)| format!(", {name} {:.1} %", rate.mean * 100.0));
+    format!("{id}: cycle {} done{heldout}{}", done.cycle, suites.collect::<String>())
+}
+
+/// Returns one line about a quarantine.
+pub fn describe_quarantine(quarantine: &v1::Quarantine) -> String {
+    let v1::Quarantine { agent, said, reference, agreed, jobs, .. } = quarantine;
+    format!(
+        "{agent} is in quarantine: it sampled with something else than it was ordered to ({said:.4} \
+         nats a token where {} have {reference:.4}); {} of its jobs are drawn again",
+        agreed.join(", "),
+        jobs.len()
+    )
+}

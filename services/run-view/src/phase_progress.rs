@@ -1,0 +1,94 @@
+//! The progress of a run's current phase, from its facts and the active jobs of agents.
+
+use std::collections::BTreeMap;
+
+use cycle::{Cycle, Run, RunPhase};
+use wire::v1;
+
+/// The active jobs of one run by agent, as agents report them.
+#[derive(Debug, Default)]
+pub struct ActiveJobs(BTreeMap<String, Vec<v1::ActiveJob>>);
+
+/// The progress of a phase, in samples, jobs or steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PhaseProgress {
+    pub done: u64,
+    pub total: u64,
+    pub note: String,
+}
+
+impl ActiveJobs {
+    /// Returns the active jobs of a run from all statuses.
+    pub fn from_statuses<'a>(
+        run: &Run,
+        statuses: impl IntoIterator<Item = &'a v1::AgentStatus>,
+    ) -> Self {
+        let mut jobs = Self::default();
+        statuses.into_iter().for_each(|status| jobs.update_agent(run, status));
+        jobs
+    }
+
+    /// Replaces the jobs of one agent with those of its new status.
+    pub fn update_agent(&mut self, run: &Run, status: &v1::AgentStatus) {
+        let ours = status.jobs.iter().filter(|job| job.run == run.id.as_str()).cloned();
+        self.0.insert(status.agent.clone(), ours.collect());
+    }
+
+    /// Returns the progress of the run's current phase.
+    pub fn phase_progress(&self, run: &Run) -> PhaseProgress {
+        let (number, phase) = (run.active_cycle(), run.current_phase());
+        let Some(cycle) = run.cycles.get(&number) else { return self.training_progress(phase) };
+        match phase {
+            RunPhase::Generate => self.sampling_progress(cycle, v1::Purpose::Train),
+            RunPhase::Evaluate => {
+                let notes = self.0.values().flatten().map(|job| job.note.as_str());
+                let note = notes.into_iter().find(|note| !note.is_empty()).unwrap_or_default();
+                let progress = self.sampling_progress(cycle, v1::Purpose::Heldout);
+                PhaseProgress { note: note.to_owned(), ..progress }
+            }
+            RunPhase::Verify => {
+                let all = cycle.jobs_for(v1::Purpose::Train);
+                let judged = all.filter(|(_, job)| job.verdicts.is_some()).count() as u64;
+                let total = cycle.jobs_for(v1::Purpose::Train).count() as u64;
+                PhaseProgress { done: judged, total, note: "jobs".into() }
+            }
+            RunPhase::Train if run.is_watched() => watched_progress(cycle),
+            RunPhase::Plan | RunPhase::Select | RunPhase::Train | RunPhase::Done => {
+                self.training_progress(phase)
+            }
+        }
+    }
+
+    /// Phases without training have no progress.
+    fn training_progress(&self, phase: RunPhase) -> PhaseProgress {
+        let job = self.0.values().flatten().find(|job| job.role == "trainer");
+        match job {
+            Some(job) if matches!(phase, RunPhase::Plan | RunPhase::Train) => PhaseProgress {
+                done: job.done.into(),
+                total: job.total.max(1).into(),
+                note: job.note.clone(),
+            },
+            _ => PhaseProgress { done: 0, total: 1, note: String::new() },
+        }
+    }
+
+    /// Samples of finished jobs plus those of active generators.
+    fn sampling_progress(&self, cycle: &Cycle, purpose: v1::Purpose) -> PhaseProgress {
+        let planned = cycle.jobs_for(purpose).flat_map(|(_, job)| &job.draws);
+        let total: u64 = planned.map(|draw| u64::from(draw.count)).sum();
+        let accepted = cycle.jobs_for(purpose).filter_map(|(_, job)| job.samples.as_ref());
+        let mut done: u64 = accepted.map(|samples| u64::from(samples.count)).sum();
+        let active: Vec<&v1::ActiveJob> =
+            self.0.values().flatten().filter(|job| job.role == "generator").collect();
+        done += active.iter().map(|job| u64::from(job.done)).sum::<u64>();
+        let note = format!("samples, {} jobs running", active.len());
+        PhaseProgress { done: done.min(total), total: total.max(1), note }
+    }
+}
+
+/// A watched training is known only by its checkpoints.
+fn watched_progress(cycle: &Cycle) -> PhaseProgress {
+    let last = cycle.checkpoints.values().next_back();
+    let (done, total) = last.map_or((0, 0), |last| (last.step, last.steps));
+    PhaseProgress { done: done.into(), total: total.max(1).into(), note: "steps published".into() }
+}

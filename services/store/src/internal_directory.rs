@@ -1,0 +1,49 @@
+//! The internal directory of a store that is a directory: unfinished uploads and the store's
+//! identity.
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    process,
+};
+
+use wire::Digest;
+
+const INTERNAL_DIR: &str = ".door";
+
+pub(crate) fn uploads_directory(root: &Path) -> PathBuf {
+    root.join(INTERNAL_DIR).join("uploads")
+}
+
+pub(crate) fn create_private_dir(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+pub(crate) fn identity_file(root: &Path) -> PathBuf {
+    root.join(INTERNAL_DIR).join("identity")
+}
+
+/// Reads the identity of a directory, and creates it if missing. Blocking.
+pub(crate) fn read_or_create_identity(root: &Path) -> io::Result<String> {
+    let path = identity_file(root);
+    create_private_dir(&root.join(INTERNAL_DIR))?;
+    for _ in 0..2 {
+        match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            read => return read,
+        }
+        let now = wire::clock::unix_time().as_nanos();
+        let seed = format!("{} {now} {}", root.display(), process::id());
+        let draft = path.with_extension(process::id().to_string());
+        fs::write(&draft, &Digest::hash_bytes(seed.as_bytes()).to_hex()[..32])?;
+        // Of several processes, the first that links sets the identity.
+        let linked = fs::hard_link(&draft, &path);
+        fs::remove_file(&draft)?;
+        match linked {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    fs::read_to_string(&path)
+}
