@@ -6,9 +6,11 @@ set -eu
 cd "$(dirname "$0")/.."
 for tool in "$@"; do
     case $tool in
-    cargo-deny) version=0.20.2 features= ;;
-    cargo-about) version=0.9.3 features=cli ;;
-    cargo-machete) version=0.9.2 features= ;;
+    # Debug builds compile three times as fast, and these run for seconds.
+    cargo-deny) version=0.20.2 options=--debug ;;
+    cargo-machete) version=0.9.2 options=--debug ;;
+    # It compares many licence texts.
+    cargo-about) version=0.9.3 options='--features cli' ;;
     *)
         echo "fetch-cargo-tools: no version is pinned for $tool" >&2
         exit 1
@@ -18,8 +20,8 @@ for tool in "$@"; do
         continue
     fi
     echo "fetch-cargo-tools: building $tool $version in .tools/cargo" >&2
-    # A debug build: the tools run for seconds, and it compiles three times as fast.
-    cargo install --quiet --locked --debug --root .tools/cargo --target-dir .tools/cargo/target \
-        ${features:+--features "$features"} --version "$version" "$tool"
+    # shellcheck disable=SC2086
+    cargo install --quiet --locked --root .tools/cargo --target-dir .tools/cargo/target \
+        --version "$version" $options "$tool"
     rm -rf .tools/cargo/target
 done

@@ -45,12 +45,13 @@ pub const NACK_PAUSE_MS: u64 = 1000;
 const NACKS_MAX: u64 = 8;
 
 /// Decides what to do with a delivery. `body` is the fact that requests work, `delivered` the
-/// number of its deliveries including this one.
+/// number of its deliveries including this one, `status` that of its run (see
+/// [`RunStatuses::status_for_fact`](crate::RunStatuses::status_for_fact)).
 ///
 /// The first rule that applies decides: a redelivery of a running job is ignored; jobs of ended
 /// runs and orders of stale rounds (of a paused run: all orders) are acknowledged; results of a
-/// paused run wait; a second order of a running job is returned; a job delivered more than 20 times
-/// is given up; any other job runs.
+/// paused run wait; a second order of a running job is returned, and acknowledged after 8 returns;
+/// a job delivered more than 20 times is given up; any other job runs.
 pub fn admit_delivery(
     body: &FactBody,
     delivered: u64,
@@ -79,13 +80,14 @@ pub fn admit_delivery(
 }
 
 /// Returns true if a job with this many deliveries is given up: more than 20, or more than 200 if
-/// its last failure was not the work's and another host may be able to do it.
+/// its newest failure `last` was not the work's, so that another host may be able to do it.
 pub fn is_dead_letter(delivered: u64, last: Option<&v1::Failure>) -> bool {
     let unfit = last.is_some_and(|last| last.cause() == v1::failure::Cause::Surroundings);
     delivered > if unfit { UNFIT_DELIVERIES_MAX } else { DELIVERIES_MAX }
 }
 
-/// Formats the reason for users why a job with too many deliveries is given up.
+/// Formats, for users, why a job with too many deliveries is given up. `delivered` includes the
+/// delivery that is not run; `last` is the job's newest failure, if any.
 pub fn dead_letter_message(delivered: u64, last: Option<&v1::Failure>) -> String {
     let last = last.map_or("it seems to crash the agents that run it", |failure| &failure.message);
     format!("delivered {} times and never completed: {last}", delivered - 1)

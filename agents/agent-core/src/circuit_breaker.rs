@@ -79,14 +79,14 @@ pub struct RoleBackoff {
 }
 
 impl CircuitBreaker {
-    /// Resets all counters after a successful job.
+    /// Resets all counters after a successful job. A pause that was returned before still applies.
     pub fn record_success(&mut self) {
         *self = Self::default();
     }
 
     /// Counts a failed job, and returns the pause before the role takes the next one. `job` is the
-    /// subject of its fact, `delay` the time until it is redelivered, `lease` the duration of a
-    /// lease.
+    /// subject of its fact, `message` the failure's text for users, `delay` the time until the job
+    /// is redelivered, `lease` the duration of a lease.
     ///
     /// Invalid input and unmet needs cause no pause. A worker shared by several jobs and an
     /// unavailable dependency cause a pause but do not count as failures of the role.
@@ -119,7 +119,7 @@ impl CircuitBreaker {
                 return backoff(pause, message.to_owned());
             }
             JobFault::HostBroken => {
-                let trouble = format!("in quarantine until it is started anew: {message}");
+                let trouble = format!("in quarantine until restarted: {message}");
                 return RoleBackoff {
                     pause: BROKEN_BACKOFF,
                     message: trouble,

@@ -89,7 +89,9 @@ pub enum RetryDecision {
 }
 
 /// Returns the results that a job must produce: each with the id of its failure facts
-/// (`failure.<kind>.<id>.<attempt>`), and with its fact key if that is known in advance.
+/// (`failure.<kind>.<id>.<attempt>`), and with its fact key if that is known in advance. `place` is
+/// the key of the fact that requests the job, `suites` are the run's; empty for a fact that
+/// requests no job.
 ///
 /// All orders of one job have the same id. A checkpoint has one evaluation per suite.
 pub fn expected_results(place: &FactKey, suites: &[v1::Suite]) -> Vec<(String, Option<FactKey>)> {
@@ -110,7 +112,8 @@ pub fn expected_results(place: &FactKey, suites: &[v1::Suite]) -> Vec<(String, O
     }
 }
 
-/// Builds the failure fact to write after `last`, the newest one with the same `id`.
+/// Builds the failure fact to write after `last`, the newest one with the same `id` (see
+/// [`expected_results`]).
 ///
 /// `None` if it adds no information: `last` already blames the surroundings (store, bus or host),
 /// with the same agent and message, or the new fault is a frequent one. The failure is final if the
@@ -150,9 +153,8 @@ pub fn build_failure(
 }
 
 /// Returns true if a result with errors of its host is written nevertheless, because enough agents
-/// or all suitable ones have tried. Otherwise the attempt counts as failed.
-///
-/// `last` is the job's newest failure, `others` are the other suitable agents that are online.
+/// or all suitable ones have tried. Otherwise the attempt counts as failed. `last` is the job's
+/// newest failure, `agent` this agent, `others` the other suitable agents that are online.
 pub fn errors_are_final(last: Option<&v1::Failure>, agent: &str, others: &[String]) -> bool {
     let before = last.map_or(&[][..], |last| &last.agents);
     let tried: BTreeSet<&str> = before.iter().map(String::as_str).chain([agent]).collect();
@@ -160,16 +162,19 @@ pub fn errors_are_final(last: Option<&v1::Failure>, agent: &str, others: &[Strin
     all || tried.len() >= FAILED_AGENTS_MAX || before.len() + 1 >= JOB_FAILURES_MAX
 }
 
-/// Decides on a failed delivery from its failure facts, one for each missing result.
+/// Decides on a failed delivery. `failures` contains, for each missing result, its newest failure
+/// fact, which [`build_failure`] has marked as final or not and which lists the agents of all
+/// failures of the work so far.
 ///
-/// It is given up when all of them are final. Otherwise it is redelivered, to any agent, after 1 s
-/// for each time that the work has failed:
+/// The delivery is given up when all facts are final. Otherwise, also without facts, it is
+/// redelivered to any agent after 1 s times the number of failures of the work (the largest one
+/// among the facts, at least 1):
 ///
 /// ```text
 /// work failed on a           redelivered after 1 s
 /// work failed on a, b        redelivered after 2 s
 /// work failed on a, b, c     given up, as after 5 failures on one agent
-/// store or bus down          redelivered, never given up
+/// store or bus down          redelivered, not counted, never given up
 /// invalid input              given up at once
 /// ```
 pub fn decide_retry(failures: &[v1::Failure]) -> RetryDecision {

@@ -3,8 +3,9 @@
 /// After more halvings, the training is too large for the host.
 const HALVINGS_MAX: u32 = 2;
 
-/// Returns the tokens of one training pass, halved `halvings` times but at least 1. `None` after
-/// more than 2 halvings. A step still processes the same tokens, in more passes.
+/// Returns the tokens of one training pass after `halvings` retries for lack of memory: `tokens`
+/// halved that many times, at least 1. `None` after more than 2 halvings. A step still processes
+/// the same tokens, in more passes.
 pub fn halve_micro_batch(tokens: u32, halvings: u32) -> Option<u32> {
     (halvings <= HALVINGS_MAX).then(|| (tokens >> halvings).max(1))
 }

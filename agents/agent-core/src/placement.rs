@@ -39,7 +39,9 @@ pub enum TrainingPlacement {
 }
 
 /// Decides where the training that an agent received runs: on that agent if it fits there,
-/// otherwise on a peer with enough memory, an idle one first.
+/// otherwise on a peer where it fits, to which it is handed at once if idle, or else once it is
+/// idle. Unknown memory counts as enough. If it fits nowhere, the result names the peer with the
+/// most memory.
 pub fn place_training(own: MemoryFit, peers: &[TrainerPeer]) -> TrainingPlacement {
     if own.has_room() {
         return TrainingPlacement::RunHere;

@@ -21,12 +21,14 @@ impl QuarantineState {
         Self { agent: agent.into(), caught_up: false, reason: None }
     }
 
-    /// Records that the log has been replayed up to the agent's start; only later facts count.
+    /// Records that the log has been replayed up to the agent's start; only facts applied later
+    /// count.
     pub fn mark_caught_up(&mut self) {
         self.caught_up = true;
     }
 
-    /// Applies the next fact; only quarantines of this agent have an effect.
+    /// Applies the next fact of the log. A `quarantine` fact that names this agent quarantines it,
+    /// once [`QuarantineState::mark_caught_up`] was called; all other facts are ignored.
     pub fn apply_fact(&mut self, record: &Record) {
         if let FactBody::Quarantine(quarantine) = &record.fact.body
             && quarantine.agent == self.agent

@@ -31,7 +31,8 @@ pub struct RunStatuses {
 }
 
 impl RunStatuses {
-    /// Applies the next fact. Facts of other kinds and facts already seen are ignored.
+    /// Applies the next fact of the log: `control`, `done` and `archived` facts change the status
+    /// of their run. Facts of other kinds and facts already seen are ignored.
     pub fn apply_fact(&mut self, record: &Record) {
         use v1::control::Action;
         if record.sequence <= self.last_sequence {
@@ -66,7 +67,8 @@ impl RunStatuses {
         }
     }
 
-    /// Returns the status of a run; the default if no fact is about it.
+    /// Returns the status of a run; the default (round 1, neither paused nor over) if no fact is
+    /// about it.
     pub fn run_status(&self, run: &RunId) -> RunStatus {
         self.runs.get(run).copied().unwrap_or_default()
     }

@@ -37,12 +37,13 @@ const YIELD_PAUSE_MIN: Duration = Duration::from_millis(250);
 const YIELD_PAUSE_MAX: Duration = Duration::from_secs(120);
 
 /// Decides whether an agent leaves an order to faster agents. Returns the pause until it takes jobs
-/// again: the time in which the fleet starts all samples planned after this order. `None` if it
-/// takes the order.
+/// again, 0.25 s to 120 s: the time in which the fleet starts all samples planned after this order.
+/// `None` if it takes the order. `delivered` is the number of deliveries including this one.
 ///
 /// The agent leaves it if `sample_s * (0.75 - own speed / fastest speed)`, the extra time of its
 /// samples compared with the fastest agent's, exceeds the time that the fleet needs for the
-/// backlog. It takes it if its speed is unknown or the order was delivered more than 5 times.
+/// backlog. It takes it if its speed or the backlog is unknown, or the order was delivered more
+/// than 5 times.
 pub fn yield_to_faster(
     order: &v1::GenerateOrder,
     delivered: u64,

@@ -101,7 +101,8 @@ impl Agent {
         }
     }
 
-    /// Adds host telemetry, and the protection of the host by its limits.
+    /// Adds the measurement of the host, and its protection: at the limits in `options`, workers
+    /// are paused or killed and no new work is taken.
     #[must_use]
     pub fn with_telemetry(mut self, options: telemetry::TelemetryOptions) -> Self {
         self.telemetry_options = Some(options);
@@ -109,7 +110,7 @@ impl Agent {
     }
 
     /// Adds the exchange of files with other agents. The cache passed to `Agent::new` must already
-    /// use the same peers.
+    /// use the same peers ([`PeerExchange::peer_handle`]).
     #[must_use]
     pub fn with_exchange(mut self, exchange: PeerExchange) -> Self {
         self.exchange = Some(exchange);
@@ -124,8 +125,8 @@ impl Agent {
     }
 
     /// Adds a callback for the agent's status: called when the agent is ready for commands and then
-    /// at each interval. It is called from the task that does the agent's work, so that an agent
-    /// that hangs is silent.
+    /// at each interval, until the bus connection is closed for good. It is called from the task
+    /// that does the agent's work, so that an agent that hangs is silent.
     #[must_use]
     pub fn with_status_reports(
         mut self,
@@ -137,8 +138,9 @@ impl Agent {
         self
     }
 
-    /// Adds one background task, listed by this name among the agent's roles. An agent without
-    /// other roles ends when the task is done.
+    /// Adds one background task, listed by this name among the agent's roles; a second one replaces
+    /// it. If the task returns an error, [`Agent::run`] ends with that error. After success the
+    /// other roles continue, and an agent without any ends.
     #[must_use]
     pub fn with_background_task(
         mut self,

@@ -18,7 +18,8 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
-    /// Returns the process id, if it is a possible one.
+    /// Returns the process id; `None` if no process can have it (0, or above `i32::MAX`). The
+    /// process may have ended.
     pub fn process(&self) -> Option<Pid> {
         i32::try_from(self.pid).ok().and_then(Pid::from_raw)
     }
@@ -29,7 +30,8 @@ fn lock_path(directory: &Path) -> PathBuf {
 }
 
 /// Locks an agent's directory until the returned file is dropped, because two agents in one
-/// directory would overwrite each other's files.
+/// directory would overwrite each other's files. Writes the agent's `name` and this process's id to
+/// the lock file. Fails if another process holds the lock (A105) or the file cannot be written.
 pub fn acquire_lock(directory: &Path, name: &str) -> anyhow::Result<File> {
     let path = lock_path(directory);
     let occupy = || -> anyhow::Result<File> {
@@ -53,8 +55,9 @@ pub fn acquire_lock(directory: &Path, name: &str) -> anyhow::Result<File> {
     occupy().with_context(|| format!("lock {}", path.display()))
 }
 
-/// Returns whether an agent holds the lock of a directory, and the content of the lock file if it
-/// can be parsed.
+/// Returns whether an agent holds the lock of a directory, and the content of the lock file: its
+/// holder or, if it is free, its last one; `None` if it cannot be parsed. Takes no lasting lock.
+/// Fails if the lock file does not exist or cannot be read.
 pub fn inspect_lock(directory: &Path) -> anyhow::Result<(bool, Option<LockHolder>)> {
     let path = lock_path(directory);
     let inspect = || -> anyhow::Result<(bool, Option<LockHolder>)> {

@@ -74,7 +74,8 @@ pub struct ChildProcess {
 }
 
 impl ChildCommand {
-    /// Returns the complete environment of the child: the inherited variables, then the given ones.
+    /// Returns the complete environment of the child: the inherited variables (a fixed allow-list
+    /// without `unset`), overridden by the given ones.
     pub fn build_environment(&self) -> BTreeMap<String, OsString> {
         let allowed = INHERITED_VARIABLES
             .iter()
@@ -84,8 +85,9 @@ impl ChildCommand {
         inherited.chain(given).collect()
     }
 
-    /// Starts the child, in its own process group, with pipes to its stdin and stdout; its stderr
-    /// goes to the log.
+    /// Starts the child in its own process group, with pipes to its stdin and stdout; up to 4 MiB
+    /// of its stderr go to the log file, whose directory is created. Fails if the log cannot be
+    /// created or the program cannot be started.
     pub fn spawn_child(&self) -> std::io::Result<(ChildProcess, ChildStdin, ChildStdout)> {
         if let Some(directory) = self.log.parent() {
             std::fs::create_dir_all(directory)?;
@@ -118,12 +120,14 @@ impl ChildProcess {
         self.pid
     }
 
-    /// Returns the last lines that the child wrote to stderr, at most 4 KiB.
+    /// Returns the last lines that the child wrote to stderr, at most 4 KiB; empty if there are
+    /// none.
     pub fn read_log_tail(&self) -> String {
         self.log_tail.lock().map(|tail| tail.as_str().to_owned()).unwrap_or_default()
     }
 
-    /// Waits at most `limit` for the child to exit, and describes the exit status for users.
+    /// Waits at most `limit` for the child to exit. Returns, for users, its exit status, or that it
+    /// is still running.
     pub async fn wait_for_exit(&mut self, limit: Duration) -> String {
         match tokio::time::timeout(limit, self.process.wait()).await {
             Ok(Ok(status)) => {

@@ -19,9 +19,9 @@ struct DoctorSettings {
 }
 
 impl HostDoctor {
-    /// Creates the checks of the file system below `root`, which is `/` except in tests. Failures
-    /// of the `ignored` ids do not count. `training_bytes` overrides the detected memory for
-    /// training.
+    /// Creates the checks of the host whose file system is below `root`, which is `/` except in
+    /// tests; runs none yet. Failed checks with one of the `ignored` ids (such as `C-28`) do not
+    /// count. `training_bytes` overrides the detected memory for training.
     pub fn new(root: PathBuf, ignored: Vec<String>, training_bytes: Option<u64>) -> Self {
         Self { settings: Arc::new(DoctorSettings { root, ignored, training_bytes }) }
     }
@@ -38,8 +38,8 @@ impl HostDoctor {
         self.first_failure(doctor::findings_for_role(&self.take_snapshot().await, role))
     }
 
-    /// Returns the failed check that keeps a planned training from running on this host, if any.
-    /// Logs the plan's warnings.
+    /// Returns the first failed check that keeps a planned training from running on this host;
+    /// `None` if it may run. Ignored checks do not count. Logs the plan's warnings.
     pub async fn check_plan(
         &self,
         profile: &HardwareProfile,
@@ -54,8 +54,9 @@ impl HostDoctor {
         self.first_failure(findings)
     }
 
-    /// Returns the memory in bytes that a training may use now: the user's setting, otherwise the
-    /// detected budget of the GPU or host; `None` if unknown.
+    /// Returns the memory in bytes that a training may use now: the user's setting, otherwise for a
+    /// training on the GPU the detected budget. `None` if that is unknown, and without a setting
+    /// for a training on the CPU.
     pub async fn training_budget_bytes(&self, on_gpu: bool) -> Option<u64> {
         match self.settings.training_bytes {
             None if on_gpu => doctor::memory_budget(&self.take_snapshot().await),
@@ -63,7 +64,7 @@ impl HostDoctor {
         }
     }
 
-    /// Returns true if the user ignores the check with this id.
+    /// Returns true if the user ignores the check with this id (such as `C-28`).
     pub fn is_ignored(&self, id: &str) -> bool {
         self.settings.ignored.iter().any(|ignored| ignored == id)
     }

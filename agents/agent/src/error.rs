@@ -25,8 +25,8 @@ pub enum JobError {
 }
 
 impl JobError {
-    /// Creates a failure that another attempt, perhaps by another agent, may avoid. A full disk is
-    /// recognised and recorded as the fault.
+    /// Creates a failure that another attempt, perhaps by another agent, may avoid. A full disk
+    /// anywhere in the error's chain is recognised and recorded as the fault.
     pub fn retryable_failure(error: impl Into<anyhow::Error>) -> Self {
         Self::from_fault(JobFault::WorkFailed, error)
     }
@@ -37,7 +37,8 @@ impl JobError {
     }
 
     /// Changes the fault to a worker shared by several jobs, any of which may have caused the
-    /// failure. Failures with other known faults are unchanged.
+    /// failure. Applies to failed work, transient crashes and lack of memory; errors with any other
+    /// fault are unchanged.
     #[must_use]
     pub fn blame_shared_worker(self) -> Self {
         match self {
@@ -50,7 +51,8 @@ impl JobError {
         }
     }
 
-    /// Creates a failure because a dependency that all agents share (the bus, the store) is down.
+    /// Creates a failure because a dependency that all agents share (the bus, the store) is down:
+    /// it is retried and does not count against the job.
     pub fn dependency_down(error: impl Into<anyhow::Error>) -> Self {
         Self::from_fault(JobFault::DependencyDown, error)
     }
@@ -60,7 +62,7 @@ impl JobError {
         Self::from_fault(JobFault::NeedsUnmet, error)
     }
 
-    /// Creates a failure that every job on this host would have.
+    /// Creates a failure that every job on this host would have, so that its role is quarantined.
     pub fn host_broken(error: impl Into<anyhow::Error>) -> Self {
         Self::from_fault(JobFault::HostBroken, error)
     }
@@ -86,7 +88,8 @@ impl JobError {
         Self::Failed { fault, message, log_tail: String::new() }
     }
 
-    /// Creates a failure with a fault that the worker itself reported, and the end of its log.
+    /// Creates a failure with a fault and a message that the worker itself reported, and the end of
+    /// its log.
     pub async fn from_worker(fault: JobFault, message: String, worker: &WorkerProcess) -> Self {
         let mut failed = Self::from_fault(fault, anyhow::anyhow!(message));
         if let Self::Failed { log_tail, .. } = &mut failed {
@@ -115,8 +118,10 @@ impl JobError {
             .with_known_cause(&worker.read_kernel_log().await)
     }
 
-    /// Adds the known cause of a worker's death and its remedy, found in the kernel's log, the
-    /// worker's log and its exit status. Failures with other faults are unchanged.
+    /// Adds the known cause of a worker's death and its remedy to the message, and changes the
+    /// fault accordingly. The cause is found in `kernel` (the kernel's messages since the worker's
+    /// start), in the failure's log tail and in its message, which contains the exit status.
+    /// Unchanged without a known cause, and with any fault other than failed work.
     #[must_use]
     pub fn with_known_cause(self, kernel: &str) -> Self {
         let Self::Failed { fault: JobFault::WorkFailed, message, log_tail } = self else {
@@ -130,8 +135,9 @@ impl JobError {
         Self::Failed { fault: classify_fault(&known), message, log_tail }
     }
 
-    /// Changes the fault to this host, because the job had no part in it. Failures with other known
-    /// faults are unchanged.
+    /// Changes the fault to this host, because the job had no part in it: the failure then does not
+    /// count against the job. Applies to failed work, transient crashes and lack of memory; errors
+    /// with any other fault are unchanged.
     #[must_use]
     pub fn blame_host(self) -> Self {
         match self {

@@ -11,8 +11,9 @@ use crate::{JobError, LeasedJob};
 const WRITE_TRIES: usize = 8;
 
 impl LeasedJob {
-    /// Returns true if a result with errors of this host is written as final, because enough agents
-    /// have tried. `others` are the other available agents that could try.
+    /// Reads the job's newest failure from the log, and returns true if a result with errors of
+    /// this host is written as final, because enough agents have tried. `others` are the other
+    /// available agents that could try.
     pub async fn errors_are_final(&self, others: &[String]) -> Result<bool, JobError> {
         let last = last_failure(self.kind, self).await?;
         Ok(agent_core::errors_are_final(last.as_ref(), &self.agent, others))

@@ -38,7 +38,8 @@ pub struct LeasedJob {
 }
 
 impl LeasedJob {
-    /// Reads the spec of the job's run from the log. A missing spec is a fatal failure.
+    /// Reads the spec of the job's run from the log. A missing spec is a fatal failure; an
+    /// unreachable bus is a dependency that is down.
     pub async fn read_spec(&self) -> Result<v1::Spec, JobError> {
         let record = self.bus.find_spec(&self.run).await.map_err(JobError::dependency_down)?;
         match record.map(|record| record.fact.body) {
@@ -52,7 +53,8 @@ impl LeasedJob {
         }
     }
 
-    /// Returns a tree in the cache, fetched if it is missing; `None` without a tree.
+    /// Returns the local copy of a tree in the cache, after fetching files that are missing or
+    /// damaged; `None` if `tree` is `None`.
     pub async fn fetch_optional_tree(
         &self,
         tree: Option<&v1::Tree>,
@@ -63,8 +65,8 @@ impl LeasedJob {
         }
     }
 
-    /// Reads the facts that the log now contains for a subject, which may have wildcards; only the
-    /// newest `most`. Unreadable entries are skipped.
+    /// Reads the facts that the log now contains for a subject, which may have wildcards: the
+    /// newest `most` ones, in log order. Unreadable entries are skipped.
     pub async fn read_facts(&self, subject: &str, most: usize) -> Result<Vec<Record>, JobError> {
         let mut facts = self.bus.follow_facts(vec![subject.to_owned()], 0);
         let mut found = VecDeque::new();
@@ -83,7 +85,8 @@ impl LeasedJob {
         Ok(found.into())
     }
 
-    /// Lists the statuses of the other agents that have this role and are ready, in any pool.
+    /// Lists the statuses of the other agents that have this job's role, are ready and were seen in
+    /// the last 30 s, in any pool.
     pub async fn list_other_agents(&self) -> Result<Vec<v1::AgentStatus>, JobError> {
         let role = role_name(self.kind);
         let mut statuses = self.bus.list_statuses().await.map_err(JobError::dependency_down)?;
@@ -97,8 +100,8 @@ impl LeasedJob {
         Ok(self.bus.get_fact(&subject).await.map_err(JobError::dependency_down)?.is_some())
     }
 
-    /// Replaces the error of a job whose worker was just killed to protect the host by that reason.
-    /// Other errors are unchanged.
+    /// Replaces the error of a job whose worker was killed in the last 10 s to protect the host by
+    /// that reason. Other errors, and failures of invalid input, are unchanged.
     #[must_use]
     pub fn explain_termination(&self, error: JobError) -> JobError {
         self.telemetry.explain_termination(self.kind, error)
@@ -110,13 +113,15 @@ impl LeasedJob {
         self.energy_share.energy_joules()
     }
 
-    /// Starts to count TLB shootdowns, for one piece of the job's work.
+    /// Starts to count the host's TLB shootdowns during one piece of the job's work;
+    /// [`ShootdownSpan::finish_span`] ends it.
     pub fn start_shootdown_span(&self) -> ShootdownSpan {
         self.telemetry.start_shootdown_span()
     }
 
-    /// Writes a result fact. Retries while the bus is unreachable or full: the work is done, and
-    /// the lease is renewed meanwhile. A result that another agent wrote first counts as success.
+    /// Writes a result fact of the job's run. Retries while the bus is unreachable or full: the
+    /// work is done, and the lease is renewed meanwhile. A result that another agent wrote first
+    /// counts as success; any other refusal is a retryable failure.
     pub async fn write_result(&self, place: FactKey, body: FactBody) -> Result<(), JobError> {
         let fact = Fact { subject: Subject::new(&self.run, place), body };
         let published = loop {

@@ -38,15 +38,16 @@ pub struct WorkerLauncher {
 }
 
 impl WorkerLauncher {
-    /// Returns the silence timeout of a worker, as `AdaptiveTimeout::new` does, capped by the
-    /// user's limit.
+    /// Returns the timeout for a worker's silence, with the bounds of [`AdaptiveTimeout::new`],
+    /// both capped by the user's limit.
     pub fn silence_timeout(&self, first: Duration, floor: Duration) -> AdaptiveTimeout {
         let limit = self.silence_limit.unwrap_or(Duration::MAX);
         AdaptiveTimeout::new(first.min(limit), floor.min(limit))
     }
 
-    /// Returns the command of a worker process. `name` distinguishes the worker and its log from
-    /// others; the worker that does a role's work has the name of its work kind.
+    /// Returns the command `flotilla worker <kind>` with the agent's settings and then `arguments`;
+    /// starts nothing. `name` distinguishes the worker and its log file from others; the worker
+    /// that does a role's work has the name of its work kind.
     pub fn worker_command(
         &self,
         kind: &str,
@@ -61,7 +62,8 @@ impl WorkerLauncher {
         self.tool_command(&self.program, name, arguments, BTreeMap::from([threads]))
     }
 
-    /// Returns the command of an external program. Its environment is the allow-list, then the
+    /// Returns the command of an external program, run by the wrapper if one is set; starts
+    /// nothing. `name` is that of its log file. Its environment is the allow-list, then the
     /// hardware profile's variables, then `environment`; later values win.
     pub fn tool_command(
         &self,

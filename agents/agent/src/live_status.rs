@@ -188,7 +188,8 @@ impl LiveStatus {
 }
 
 impl JobProgress {
-    /// Sets the progress to `done` of `total`, with a note for users.
+    /// Sets the progress to `done` of `total`, with a note for users. The agent's next status
+    /// contains it.
     pub fn set_progress(&self, done: u32, total: u32, note: impl Into<String>) {
         if let Ok(mut jobs) = self.entry.jobs.lock()
             && let Some(job) = jobs.get_mut(&self.entry.key)
@@ -205,7 +206,7 @@ impl JobProgress {
         }
     }
 
-    /// Sets the note for users.
+    /// Sets the note for users, and keeps the progress. The agent's next status contains it.
     pub fn set_note(&self, note: impl Into<String>) {
         if let Ok(mut jobs) = self.entry.jobs.lock()
             && let Some(job) = jobs.get_mut(&self.entry.key)

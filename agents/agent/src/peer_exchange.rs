@@ -29,8 +29,9 @@ pub struct PeerExchange {
 }
 
 impl PeerExchange {
-    /// Starts to listen at an address. `bus_hosts` are the `HOST:PORT`s of the fleet's bus: the
-    /// local address that reaches them is announced to other agents.
+    /// Starts to listen at an address; files are served once the agent runs. `bus_hosts` are the
+    /// `HOST:PORT`s of the fleet's bus: if `listen` is unspecified (`0.0.0.0`, `::`), the local
+    /// addresses that reach them and the rest of the network are announced to other agents.
     ///
     /// # Errors
     /// When the address does not belong to this host, or is taken.
@@ -50,7 +51,7 @@ impl PeerExchange {
         Ok(Self { peers, listener, addresses: own })
     }
 
-    /// Returns a handle through which a cache fetches files from other agents.
+    /// Returns a handle to the other agents, for the cache that fetches files from them.
     pub fn peer_handle(&self) -> PeerNode {
         self.peers.clone()
     }

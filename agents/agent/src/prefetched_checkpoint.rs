@@ -12,7 +12,8 @@ pub struct PrefetchedCheckpoint {
 }
 
 impl PrefetchedCheckpoint {
-    /// Returns a tree of the checkpoint in the cache, fetched if it is missing.
+    /// Returns the local copy of one of the checkpoint's trees in the cache, after fetching files
+    /// that are missing or damaged.
     pub async fn fetch_tree(&self, tree: &v1::Tree) -> Result<CachedTree, GetError> {
         self.cache.fetch_tree(&self.store, tree).await
     }

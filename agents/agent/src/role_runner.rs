@@ -94,7 +94,7 @@ impl RoleRunner {
         }
         live_status.enable_role(role);
         if reported.is_some() {
-            tracing::info!(role, "what kept a role from work was put right");
+            tracing::info!(role, "the role can work again");
         }
     }
 
@@ -291,7 +291,7 @@ impl RoleRunner {
                 settled => return settled,
             };
             let message = error.to_string();
-            tracing::warn!(subject = %job.record.fact.subject, message, "waiting for what is away");
+            tracing::warn!(subject = %job.record.fact.subject, message, "waiting for a dependency that is down");
             let Some(pause) = CircuitBreaker::dependency_backoff(retry) else {
                 return Err(JobError::retryable_failure(anyhow::anyhow!(
                     "for too long: {message} (E113)"

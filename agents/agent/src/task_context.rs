@@ -29,13 +29,15 @@ impl TaskStatus {
         Self { live_status, current_job: std::sync::Mutex::default() }
     }
 
-    /// Reports the reason why the task does not work; `None` clears it.
+    /// Sets the reason, for users, why the task does not work; `None` clears it. The agent's next
+    /// status contains it.
     pub fn report_trouble(&self, message: Option<String>) {
         let trouble = message.map(|message| StatusTrouble { message, quarantine: false });
         self.live_status.set_trouble(TASK_NAME, trouble);
     }
 
-    /// Reports the task's progress for a run: `done` of `total`, with a note for users.
+    /// Sets the task's progress for a run: `done` of `total`, with a note for users. A new `run`
+    /// replaces the one before. The agent's next status contains it.
     pub fn report_progress(&self, run: &str, done: u32, total: u32, note: &str) {
         let Ok(mut job) = self.current_job.lock() else { return };
         if job.as_ref().is_none_or(|(known, _)| known != run) {

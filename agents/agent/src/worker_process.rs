@@ -87,7 +87,8 @@ const KERNEL_LOG_BYTES_MAX: usize = 1 << 20;
 struct CallRegistry(Mutex<Option<BTreeMap<u64, mpsc::Sender<WorkerAnswer>>>>);
 
 impl WorkerProcess {
-    /// Starts a worker process that answers calls on its stdin and stdout.
+    /// Starts a worker process, which answers calls on its stdin and stdout. Must be called in a
+    /// tokio runtime. Fails with [`WorkerError::Start`] if the program or its log cannot be opened.
     pub fn start(command: &ChildCommand) -> Result<Self, WorkerError> {
         let (child, stdin, stdout) = command.spawn_child().map_err(|source| {
             WorkerError::Start { program: command.program.display().to_string(), source }
@@ -105,7 +106,8 @@ impl WorkerProcess {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Returns true if the worker can still be called.
+    /// Returns true if the worker can still be called: it was not killed and its stdout has not
+    /// ended. A hung worker counts as alive.
     pub fn is_alive(&self) -> bool {
         self.shared.calls.0.lock().is_ok_and(|calls| calls.is_some())
     }
@@ -118,7 +120,8 @@ impl WorkerProcess {
         }
     }
 
-    /// Asks the process to exit by itself with SIGTERM; its answers are still read until then.
+    /// Sends SIGTERM to the process, so that it exits by itself; its answers are still read until
+    /// then. Does nothing if it is gone.
     pub fn request_exit(&self) {
         // The process id of a worker that is gone may belong to another process.
         if self.is_alive()
@@ -128,12 +131,12 @@ impl WorkerProcess {
         }
     }
 
-    /// Returns the last lines that the worker wrote to stderr.
+    /// Returns the last lines that the worker wrote to stderr, at most 4 KiB, also after its death.
     pub async fn log_tail(&self) -> String {
         self.shared.child.lock().await.read_log_tail()
     }
 
-    /// Returns the error with the last line that the worker wrote to stderr.
+    /// Wraps the error in one that contains the last line that the worker wrote to stderr.
     pub async fn add_last_log_line(&self, error: WorkerError) -> anyhow::Error {
         let tail = self.log_tail().await;
         let last = tail.lines().rev().find(|line| !line.trim().is_empty());
@@ -157,7 +160,8 @@ impl WorkerProcess {
     }
 
     /// Calls the worker and waits for its reply; `progress` receives progress messages as they
-    /// arrive. A worker that is silent for longer than the timeout permits counts as hung.
+    /// arrive. Several calls may be in flight. A worker that is silent for longer than `patience`
+    /// permits counts as hung, but is not killed.
     ///
     /// # Errors
     /// When the worker refuses the call, dies, hangs, or sends a reply of another form than

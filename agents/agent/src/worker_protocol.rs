@@ -58,8 +58,9 @@ pub struct CallResponder {
 }
 
 impl<Q: DeserializeOwned + Send + 'static> CallInbox<Q> {
-    /// Starts a thread that reads calls from this process's stdin. A call that cannot be read is
-    /// answered with an error.
+    /// Starts a thread that reads calls from this process's stdin until it closes; the inbox then
+    /// ends. A request that is not a `Q` is answered with an error on stdout; a line that is no
+    /// call is logged and skipped.
     pub fn read_stdin() -> Self {
         let (send, calls) = mpsc::sync_channel(UNREAD_CALLS_MAX);
         std::thread::spawn(move || {
@@ -74,12 +75,13 @@ impl<Q: DeserializeOwned + Send + 'static> CallInbox<Q> {
         Self { calls }
     }
 
-    /// Waits for the next call. Returns `None` if no more calls will come.
+    /// Waits for the next call. Returns `None` if stdin was closed and no calls are left.
     pub fn next(&self) -> Option<WorkerCall<Q>> {
         self.calls.recv().ok()
     }
 
-    /// Returns the next call without waiting. The error states whether more calls may come.
+    /// Returns the next call without waiting. The error is `Empty` if there is none yet, or
+    /// `Disconnected` if stdin was closed and no calls are left.
     pub fn try_next(&self) -> Result<WorkerCall<Q>, mpsc::TryRecvError> {
         self.calls.try_recv()
     }
@@ -88,6 +90,8 @@ impl<Q: DeserializeOwned + Send + 'static> CallInbox<Q> {
 /// Parsers of both directions, for tests with hostile input.
 #[doc(hidden)]
 pub mod fuzzing {
+    /// Parses one line of a worker's stdout and returns the value of its progress or reply. `None`
+    /// for an error answer or another line.
     pub fn parse_answer(line: &[u8]) -> Option<serde_json::Value> {
         match serde_json::from_slice::<super::AnswerMessage>(line).ok()?.answer {
             super::WorkerAnswer::Progress(value) | super::WorkerAnswer::Reply(value) => Some(value),
@@ -95,6 +99,8 @@ pub mod fuzzing {
         }
     }
 
+    /// Parses one line of a worker's stdin, `{"call": NUMBER, "request": VALUE}`, and returns the
+    /// value of `request`. `None` for any other line.
     pub fn parse_request(line: &[u8]) -> Option<serde_json::Value> {
         serde_json::from_slice::<super::CallMessage>(line).ok().map(|call| call.request)
     }
@@ -121,12 +127,13 @@ fn parse_call<Q: DeserializeOwned>(line: &str) -> Option<WorkerCall<Q>> {
 }
 
 impl CallResponder {
-    /// Sends progress; any number of times before the reply.
+    /// Sends a progress message to the agent; any number of times before the reply.
     pub fn send_progress(&self, progress: &impl Serialize) {
         self.send(to_json(progress).map_or_else(WorkerAnswer::Error, WorkerAnswer::Progress));
     }
 
-    /// Sends the reply, which ends the call.
+    /// Sends the reply, which ends the call; a value that cannot be written as JSON is sent as an
+    /// error.
     pub fn send_reply(&self, reply: &impl Serialize) {
         self.send(to_json(reply).map_or_else(WorkerAnswer::Error, WorkerAnswer::Reply));
     }

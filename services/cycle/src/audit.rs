@@ -72,7 +72,8 @@ pub struct RunAuditor {
     unreadable_cycles: BTreeSet<u32>,
 }
 
-/// Audits the facts of one run, in log order. Returns `None` if they contain no spec.
+/// Audits the facts of one run, in log order, without its prompts: orders are not compared with
+/// them. Returns `None` if the facts contain no spec.
 pub fn audit_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<RunAudit> {
     let mut auditor = RunAuditor::default();
     records.into_iter().for_each(|record| auditor.audit_record(record));
@@ -80,8 +81,9 @@ pub fn audit_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Optio
 }
 
 impl RunAuditor {
-    /// Adds the prompts of a purpose and suite, so that orders are compared with them. Must be
-    /// called before the first order.
+    /// Adds the prompts of a purpose and suite (empty for the run's own prompts), in the order of
+    /// their file, so that orders are compared with them. Must be called before the first order;
+    /// orders of other prompt sets are not compared.
     pub fn add_prompts(&mut self, purpose: v1::Purpose, suite: &str, prompts: Vec<PromptEntry>) {
         self.prompts.insert((purpose, suite.to_owned()), prompts);
     }
@@ -91,7 +93,8 @@ impl RunAuditor {
         self.run.as_ref()
     }
 
-    /// Checks the next fact against the facts before it, and folds it.
+    /// Checks the next fact of the run against the facts before it, and folds it. Contradictions
+    /// are returned by [`RunAuditor::finish_audit`].
     pub fn audit_record(&mut self, record: &Record) {
         self.facts += 1;
         if let Some(what) = subject_checks::check_subject(&record.fact) {
@@ -160,7 +163,8 @@ impl RunAuditor {
         self.ordered_attempts.retain(|(cycle, _), _| *cycle != number);
     }
 
-    /// Suppresses findings about a cycle whose archived facts cannot be read.
+    /// Records that the archived facts of a cycle cannot be read: `finish_audit` then drops all
+    /// findings about this cycle and does not report missing results of the run.
     pub fn mark_unreadable(&mut self, cycle: u32) {
         self.unreadable_cycles.insert(cycle);
     }
@@ -232,8 +236,8 @@ impl RunAuditor {
         });
     }
 
-    /// Returns the result of the audit; `None` if there was no spec. A succeeded run must also be
-    /// complete.
+    /// Returns the result of the audit; `None` if there was no spec. In a succeeded run, missing
+    /// results are findings too, unless a cycle is unreadable.
     pub fn finish_audit(self) -> Option<RunAudit> {
         let Self {
             run,

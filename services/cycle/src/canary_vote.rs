@@ -147,8 +147,9 @@ pub(crate) fn check_quarantine(run: &Run, quarantine: &v1::Quarantine) -> Option
     (!founded).then(|| "it does not follow from the canary log-probs".into())
 }
 
-/// Summarises how far the agents that sampled with a cycle's policy agree on its canary (see
-/// `canary_vote`). Returns `None` if the spec enables no canary or none was reported.
+/// Summarises, for display, how far the agents that sampled with a cycle's policy agree on its
+/// canary (see `canary_vote`). Returns `None` if the spec enables no canary, the policy does not
+/// exist yet, or no voter has reported.
 pub fn canary_agreement(run: &Run, cycle: u32, purpose: v1::Purpose) -> Option<CanaryAgreement> {
     let proof = canary_settings(run)?;
     let policy = run.sampling_policy(cycle, purpose)?;

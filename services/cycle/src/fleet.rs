@@ -57,7 +57,7 @@ impl FleetMember {
 }
 
 impl FleetSnapshot {
-    /// Returns the agents that do a kind of work; none for evals, which the snapshot does not
+    /// Returns the agents that do a kind of work; empty for evals, which the snapshot does not
     /// cover.
     pub fn members_for(&self, kind: WorkKind) -> &[FleetMember] {
         match kind {

@@ -29,7 +29,7 @@ impl Run {
     }
 
     /// Applies one fact of this run to its state. Ignores facts that were applied before (at or
-    /// below the last sequence).
+    /// below the last sequence); a fact that contradicts the state is added to `anomalies`.
     pub fn fold_record(&mut self, record: &Record) {
         if record.sequence <= self.sequence {
             return;
@@ -254,9 +254,10 @@ impl Run {
         void.map_or(Ok(()), |why| Err(format!("the samples are void: {why}")))
     }
 
-    /// Returns the weights that samples of a cycle are drawn from: for held-out samples the cycle's
-    /// own checkpoint, for training samples an earlier one. `None` while that checkpoint does not
-    /// exist.
+    /// Returns the weights that samples of a cycle are drawn from. Training samples: the checkpoint
+    /// that the cycle continues from, or an earlier one by `staleness`. Held-out samples: the
+    /// cycle's own final checkpoint, or while it has none, the one that it continues from. `None`
+    /// if there is no such checkpoint yet.
     pub fn sampling_policy(&self, cycle: u32, purpose: v1::Purpose) -> Option<PolicyWeights> {
         self.sampling_checkpoint(cycle, purpose).and_then(PolicyWeights::from_checkpoint)
     }

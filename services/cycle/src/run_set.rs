@@ -50,7 +50,8 @@ struct OpenRun {
 }
 
 impl RunSet {
-    /// Applies the next entry of the log to its run. Ignores entries that were seen before.
+    /// Applies the next entry of the log to its run, which becomes dirty. A `spec` fact opens a
+    /// run, a `done` fact drops it. Ignores entries that were seen before.
     pub fn fold_record(&mut self, record: &Record) {
         if record.sequence <= self.last_folded {
             return;
@@ -82,9 +83,9 @@ impl RunSet {
         }
     }
 
-    /// Handles a refused write: another fact, at `sequence`, occupies the subject of a run's next
-    /// fact. If that entry was folded already, it does not count and never will, so the run ends as
-    /// failed; otherwise it is folded first and the run planned again.
+    /// Handles a refused write: another fact, at `sequence`, occupies `subject`, which is that of a
+    /// run's next fact. The run becomes dirty. If that entry was folded already, it did not count
+    /// and never will, so the run's next command ends it as failed; otherwise it is folded first.
     pub fn record_conflict(&mut self, subject: &Subject, sequence: u64) {
         let Some(open) = self.open_runs.get_mut(&subject.run) else { return };
         if sequence <= self.last_folded {
@@ -98,7 +99,9 @@ impl RunSet {
         open.is_dirty = true;
     }
 
-    /// Handles a log entry that is not a fact: an open run that it belongs to ends as failed.
+    /// Handles a log entry that is not a readable fact: the next command of the open run that its
+    /// subject names ends that run as failed, with `error` in the message. Entries of other runs,
+    /// and of subjects that a run does not wait for, are skipped.
     pub fn record_unreadable(&mut self, sequence: u64, subject: &str, error: &str) {
         self.last_folded = self.last_folded.max(sequence);
         let read = Subject::parse_with_author(subject).ok().map(|(subject, _)| subject);
@@ -166,8 +169,8 @@ impl RunSet {
         due.collect()
     }
 
-    /// Returns the facts to write for an open run, in this order. A caller that cannot write one
-    /// must not write the following ones.
+    /// Returns the facts to write for an open run, in this order; empty if it needs none now or is
+    /// not open. A caller that cannot write one must not write the following ones.
     pub fn next_commands(&self, id: &RunId, inputs: PlannerInputs<'_>) -> Vec<WriteCommand> {
         let Some(open) = self.open_runs.get(id) else { return Vec::new() };
         match &open.unreadable_entry {
@@ -183,7 +186,8 @@ impl RunSet {
     }
 }
 
-/// Returns the command that writes the `done` fact of a failed run.
+/// Returns the command that writes the `done` fact of a failed run; `message` is the reason for
+/// users.
 pub fn fail_run(id: &RunId, message: String) -> WriteCommand {
     let done = v1::Done { status: v1::done::Status::Failed.into(), message };
     let fact = Fact { subject: Subject::new(id, FactKey::Done), body: FactBody::Done(done) };

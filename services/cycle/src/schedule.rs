@@ -4,8 +4,8 @@ use wire::{derive_seed, v1};
 
 use crate::state::Run;
 
-/// Returns the value of a schedule in a cycle (counted from 1). The last value applies to all later
-/// cycles. `None` for an empty list.
+/// Returns the value of a schedule in a cycle (counted from 1): `values[cycle - 1]`, or the last
+/// value in later cycles. `None` for an empty list.
 pub fn scheduled_value(values: &[f64], cycle: u32) -> Option<f64> {
     let place = cycle.saturating_sub(1) as usize;
     values.get(place).or(values.last()).copied()
@@ -18,8 +18,10 @@ pub(crate) fn training_settings(raft: &v1::spec::Raft, cycle: u32) -> Option<v1:
     Some(training)
 }
 
-/// Returns the sampling settings of a cycle for one prompt set. Held-out samples use the same
-/// settings in each cycle, so that cycles can be compared.
+/// Returns the sampling settings of a cycle for the prompt set of a purpose and suite (empty for
+/// the run's own prompts); `None` if the spec has no such set. The temperature of training samples
+/// follows its schedule; held-out samples use the same settings in each cycle, so that cycles can
+/// be compared.
 pub fn sampling_settings(
     raft: &v1::spec::Raft,
     cycle: u32,
@@ -42,9 +44,9 @@ pub(crate) fn needs_logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) -> boo
 /// Rewards are rounded to multiples of 1 / this.
 const REWARD_STEPS: f64 = 1e9;
 
-/// Derives the random seed of a cycle's samples from the run's seed. Held-out samples use the same
-/// seed in each cycle, so that cycles can be compared. Prompts of two suites may have the same id,
-/// so the suite counts too.
+/// Derives the seed of a job's samples from the run's seed. Training samples have another seed in
+/// each cycle. Held-out samples have one for each suite, because prompts of two suites may have the
+/// same id, but the same in each cycle, so that cycles can be compared.
 pub fn generate_seed(seed: u64, cycle: u32, purpose: v1::Purpose, suite: &str) -> u64 {
     match purpose {
         v1::Purpose::Heldout if suite.is_empty() => derive_seed(seed, &["generate", "heldout"]),

@@ -89,9 +89,9 @@ pub(crate) fn select_samples(
     CycleSelection { fact, dataset: outcome.dataset }
 }
 
-/// Returns what selection rules (`None`: the run's own) would keep of a cycle's samples. The run
-/// must be in its state before the selection, which drops the texts. `None` if the run is no RAFT
-/// run or has no such cycle.
+/// Returns what selection rules (`None`: the run's own) would keep of a cycle's training samples;
+/// writes nothing. The run must be in its state before the selection, which drops the texts. `None`
+/// if the run is no RAFT run or has no such cycle.
 pub fn preview_selection(
     run: &Run,
     number: u32,

@@ -48,8 +48,8 @@ const MESSAGES_MAX: usize = 5;
 /// Minimum share of samples affected by a problem for which the report gives advice.
 const ADVICE_SHARE_MIN: f64 = 0.25;
 
-/// Analyses the samples of a cycle and its selection; `before` is the run in its state before the
-/// selection. `None` if the run is no RAFT run or has no such cycle.
+/// Analyses a cycle's training samples and its selection `selected`; `before` is the run in its
+/// state before the selection. `None` if the run is no RAFT run or has no such cycle.
 pub fn report_selection(before: &Run, selected: &v1::Selected) -> Option<SelectionReport> {
     let raft = before.raft_spec()?;
     let cycle = before.cycles.get(&selected.cycle)?;

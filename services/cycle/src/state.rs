@@ -216,7 +216,7 @@ impl Run {
         }
     }
 
-    /// Returns the RAFT part of the spec, if the run has one.
+    /// Returns the RAFT part of the spec; `None` for an SFT or watched run.
     pub fn raft_spec(&self) -> Option<&v1::spec::Raft> {
         match &self.spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => Some(raft),
@@ -230,13 +230,13 @@ impl Run {
         matches!(self.spec.kind, Some(v1::spec::Kind::Watched(_)))
     }
 
-    /// Returns the kind of the run, as in spec files.
+    /// Returns the kind of the run, as in spec files: `raft`, `sft` or `watched`.
     pub fn kind_name(&self) -> &'static str {
         self.spec.kind_name()
     }
 
-    /// Returns the number of the last cycle. A RAFT run evaluates its base model as cycle 0 and
-    /// then runs `cycles` more.
+    /// Returns the planned number of the last cycle. A RAFT run evaluates its base model as cycle 0
+    /// and then runs `cycles` more; other runs have only cycle 0.
     pub fn last_cycle(&self) -> u32 {
         self.raft_spec().map_or(0, |raft| raft.cycles)
     }
@@ -260,8 +260,8 @@ impl Run {
     }
 
     /// Returns the checkpoint that a cycle continues from: the final one of the latest earlier
-    /// cycle that has any, or the best one if that cycle was rolled back. `None` for the first
-    /// cycle.
+    /// cycle that has any, or the best one if that cycle was rolled back. `None` if no earlier
+    /// cycle has one.
     pub fn parent_checkpoint(&self, cycle: u32) -> Option<&v1::Checkpoint> {
         self.cycles.range(..cycle).rev().find_map(|(_, cycle)| {
             let done = cycle.done.as_ref();
@@ -273,8 +273,8 @@ impl Run {
         })
     }
 
-    /// Returns the cycle after which a gate (a limit on metrics in the spec) stopped the run, if
-    /// any.
+    /// Returns the cycle after which a gate (a limit on metrics in the spec) stopped the run;
+    /// `None` if no gate did.
     pub fn stopped_after(&self) -> Option<u32> {
         let stops = |cycle: &Cycle| {
             cycle.done.as_ref().is_some_and(|done| done.then() == v1::gates::Then::Stop)
@@ -282,8 +282,8 @@ impl Run {
         self.cycles.iter().find(|(_, cycle)| stops(cycle)).map(|(number, _)| *number)
     }
 
-    /// Returns how many samples of a prompt were judged and passed in earlier cycles, by its line
-    /// in the prompts file.
+    /// Returns how many samples of a prompt were judged and passed in earlier cycles; zeros if none
+    /// were. `line` is its line in the prompts file, counted from 0.
     pub fn prompt_history(&self, line: u32) -> PromptHistory {
         self.prompt_histories.get(&line).copied().unwrap_or_default()
     }
@@ -379,7 +379,7 @@ impl PlannedJob {
         verdicts.map(|verdict| ((verdict.prompt_id.as_str(), verdict.index), verdict)).collect()
     }
 
-    /// Returns the number of samples planned.
+    /// Returns the number of samples planned: the sum over the job's prompts.
     pub fn planned_samples(&self) -> u32 {
         self.draws.iter().fold(0, |sum, draw| sum.saturating_add(draw.count))
     }
@@ -396,7 +396,8 @@ fn can_reject_checkpoint(raft: &v1::spec::Raft) -> bool {
 }
 
 impl Cycle {
-    /// Returns the final checkpoint of the cycle's training; `None` while it is not complete.
+    /// Returns the final checkpoint of the cycle's training; `None` while the training is not
+    /// complete.
     pub fn final_checkpoint(&self) -> Option<&v1::Checkpoint> {
         self.checkpoints.values().rev().find(|checkpoint| checkpoint.r#final)
     }
@@ -420,12 +421,13 @@ impl Cycle {
         self.jobs_for(purpose).filter(move |(_, job)| job.suite == suite)
     }
 
-    /// Returns true if every job of the purpose has samples.
+    /// Returns true if every job of the purpose has samples; a job that was set aside without any
+    /// counts as missing.
     pub fn has_all_samples(&self, purpose: v1::Purpose) -> bool {
         self.jobs_for(purpose).all(|(_, job)| job.samples.is_some())
     }
 
-    /// Returns true if every job of the purpose is judged or set aside.
+    /// Returns true if every job of the purpose is judged or set aside, or if there are none.
     pub fn is_settled(&self, purpose: v1::Purpose) -> bool {
         self.purpose_index(purpose).unsettled_count() == 0
     }
@@ -436,7 +438,8 @@ impl Cycle {
         jobs.fold(0, |sum, (_, job)| sum.saturating_add(job.planned_samples()))
     }
 
-    /// Returns true if, for each checkpoint and suite, the eval exists or has finally failed.
+    /// Returns true if, for each checkpoint of the cycle and each suite, the eval exists or has
+    /// finally failed; also true without checkpoints.
     pub fn has_all_evals(&self, suites: &[v1::Suite]) -> bool {
         self.checkpoints.keys().all(|step| {
             suites.iter().all(|suite| {

@@ -25,8 +25,8 @@ impl CanarySpec {
         check_range(&format!("{section}.tolerance"), self.tolerance, 1e-6, 10.0)
     }
 
-    /// Converts the section to its form in the `spec` fact, without the digest of the base's
-    /// tokenizer.
+    /// Converts the section to its form in the `spec` fact. The digest of the base's tokenizer is
+    /// left empty, for the submission to fill in.
     pub fn to_proto(self) -> v1::spec::Proof {
         let Self { canary, tolerance } = self;
         v1::spec::Proof { canary, tolerance, tokenizer: String::new() }

@@ -24,12 +24,13 @@ impl Default for ChatSpec {
 }
 
 impl ChatSpec {
-    /// Returns true if plain texts become user messages.
+    /// Returns true if plain texts of a file become user messages; if false, they are used as they
+    /// are.
     pub fn wraps_texts(&self) -> bool {
         !matches!(self, Self::Whether(false))
     }
 
-    /// Returns the system message, if one is set.
+    /// Returns the system message that precedes each wrapped text; `None` if none is set.
     pub fn system_message(&self) -> Option<&str> {
         match self {
             Self::Whether(_) => None,

@@ -43,7 +43,7 @@ impl Default for DifficultySpec {
 }
 
 impl CurriculumSpec {
-    /// Converts the section to its form in the `spec` fact.
+    /// Converts the section to its form in the `spec` fact, for a run of `cycles` cycles.
     pub fn to_proto(&self, cycles: u32) -> v1::Curriculum {
         let difficulty = self.difficulty.as_ref().map(|spec| {
             let values = spec.target.cycle_values(cycles);

@@ -45,7 +45,7 @@ struct DecayParameters {
 }
 
 impl CycleSchedule {
-    /// Returns the number of the first cycle.
+    /// Returns the scheduled value in the first cycle; for a constant, that in every cycle.
     pub fn first_value(&self) -> f64 {
         match self {
             Self::Constant(value) => *value,
@@ -55,7 +55,9 @@ impl CycleSchedule {
         }
     }
 
-    /// Returns the number of each cycle, or an empty list for a constant.
+    /// Returns the scheduled values from the first cycle on, for [`cycle::scheduled_value`]: one
+    /// for each of `cycles` cycles; a list in the spec as it is, which may be shorter. Empty for a
+    /// constant, whose value is [`CycleSchedule::first_value`].
     pub fn cycle_values(&self, cycles: u32) -> Vec<f64> {
         match self {
             Self::Constant(_) => Vec::new(),
@@ -77,7 +79,8 @@ impl CycleSchedule {
         }
     }
 
-    /// Returns the number of one cycle (counted from 1) in a run of `cycles` cycles.
+    /// Returns the scheduled value in a cycle (counted from 1) of a run of `cycles` cycles. Later
+    /// cycles have the value of the last one.
     pub fn value_at(&self, cycle: u32, cycles: u32) -> f64 {
         cycle::scheduled_value(&self.cycle_values(cycles), cycle)
             .unwrap_or_else(|| self.first_value())

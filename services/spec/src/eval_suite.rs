@@ -97,9 +97,9 @@ pub(super) fn default_pass_at(given: Option<&Vec<u32>>, samples: u32) -> Vec<u32
 }
 
 impl SuiteSpec {
-    /// Returns a suite that measures a text file of `bytes` bytes and is named after it. A text
-    /// must contain two contexts; for a short one the context length is reduced so that they fit
-    /// even if a token has eight bytes.
+    /// Returns a suite that measures the text file with the path `text` and a size of `bytes`, and
+    /// is named after it. A text must contain two contexts; for a short one the context length is
+    /// reduced so that they fit even if a token has eight bytes. Reads no file.
     pub fn for_file(text: &str, bytes: u64) -> Self {
         const BYTES_A_TOKEN: u64 = 8;
         let file = std::path::Path::new(text);
@@ -113,9 +113,9 @@ impl SuiteSpec {
         Self { name, text: Some(text.to_owned()), n_ctx: Some(n_ctx), ..Self::default() }
     }
 
-    /// Returns the kind of the suite with all defaults filled in; `field` is its path in the spec.
-    /// Fails if neither or both of `text` and `prompts` are set, or a field of the other kind is
-    /// set.
+    /// Returns the kind of the suite with all defaults filled in. Fails if neither or both of
+    /// `text` and `prompts` are set, a field of the other kind is set, or prompts have no verifier.
+    /// `field` is the suite's path in the spec, for the error.
     pub fn resolve_kind(&self, field: &str) -> Result<SuiteMeasure<'_>, FieldError> {
         let at = |name: &str| format!("{field}.{name}");
         let of_texts = [
@@ -181,7 +181,8 @@ impl TextSuiteSettings<'_> {
 }
 
 impl PromptSuiteSettings<'_> {
-    /// Returns the sampling settings of the suite; absent ones are taken from the run.
+    /// Returns the sampling settings of the suite; absent ones are taken from `run`, with its
+    /// temperature of the first cycle.
     pub fn sampling_to_proto(&self, run: &SamplingSpec) -> v1::Sampling {
         let v1::Sampling { temperature, top_k, top_p, max_new_tokens } = run.into();
         let own = &self.sampling;

@@ -112,7 +112,8 @@ impl PassRateSpec {
 }
 
 impl GatesSpec {
-    /// Converts the section to its form in the `spec` fact.
+    /// Converts the section to its form in the `spec` fact. A gate without a suite name gets its
+    /// default suite from `measured`.
     pub fn to_proto(&self, measured: &MeasuredSuites<'_>) -> v1::Gates {
         let first = measured.texts.first().copied().unwrap_or_default();
         let perplexity = |spec: &PerplexitySpec| {

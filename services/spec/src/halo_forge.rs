@@ -65,9 +65,9 @@ pub enum ImportError {
     Spec(#[source] Box<SpecError>),
 }
 
-/// Converts a halo-forge configuration into a spec with the name `name`. `prompts` replaces the
-/// configuration's own prompts file. Fails if no prompts are named or the resulting spec is
-/// invalid.
+/// Converts a halo-forge configuration into a spec with the name `name`, and notes on each key.
+/// `prompts` is the path of a prompts file and replaces the configuration's own; no file is read.
+/// Fails if the YAML or a value is invalid, no prompts are named or the resulting spec is invalid.
 pub fn import_halo_forge(
     yaml: &str,
     name: &str,

@@ -31,7 +31,7 @@ pub struct HeldoutSplitSpec {
 }
 
 impl HeldoutSplitSpec {
-    /// Returns the size of the held-out part, or `None` unless exactly one field is set.
+    /// Returns the size of the held-out part; `None` unless exactly one field is set.
     pub fn heldout_size(self) -> Option<HeldoutSize> {
         match (self.share, self.count) {
             (Some(share), None) => Some(HeldoutSize::Share(share)),

@@ -115,7 +115,9 @@ impl RaftSpec {
         self.lora.check_fields("raft.lora")
     }
 
-    /// Converts the section to its form in the `spec` fact, without the files.
+    /// Converts the section to its form in the `spec` fact. The digests and counts of the prompt
+    /// files, and the prompt suites, are left empty, for the submission to fill in. `measured` are
+    /// the run's suites, to which gates refer.
     pub fn to_proto(&self, measured: &MeasuredSuites<'_>) -> v1::spec::Raft {
         v1::spec::Raft {
             prompts: None,
@@ -143,12 +145,14 @@ impl RaftSpec {
         }
     }
 
-    /// Returns the values of k for which pass@k of held-out prompts is reported.
+    /// Returns the values of k for which pass@k of held-out prompts is reported: the given ones,
+    /// otherwise 1 and the number of samples of a held-out prompt.
     pub fn pass_at_values(&self) -> Vec<u32> {
         eval_suite::default_pass_at(self.pass_at.as_ref(), self.heldout_samples_per_prompt)
     }
 
-    /// Returns the settings that change from cycle to cycle, in their form in the `spec` fact.
+    /// Returns the settings that change from cycle to cycle, in their form in the `spec` fact; the
+    /// list of a setting that is constant is empty.
     pub fn schedules_to_proto(&self) -> v1::Schedules {
         let share = self.selection.keep_share.as_ref();
         v1::Schedules {

@@ -102,8 +102,8 @@ pub struct SftSpec {
 }
 
 impl InitSpec {
-    /// Returns, for each file, the field of the spec, the name of the file, and its name in a
-    /// model's directory.
+    /// Returns, for each file that the section names: its field in the spec, its path as written
+    /// there, and its file name in a model's directory.
     pub fn file_fields(&self) -> impl Iterator<Item = (&'static str, &str, &'static str)> {
         let settings = self.tokenizer_config.as_deref();
         let settings =
@@ -117,7 +117,8 @@ impl InitSpec {
 }
 
 impl RunSpec {
-    /// Returns the names of the suites that the run measures.
+    /// Returns the names of the suites in `evals`, texts and prompts apart, and whether the run has
+    /// held-out prompts of its own.
     pub fn measured_suites(&self) -> MeasuredSuites<'_> {
         let names = |prompts: bool| {
             let of = self.evals.iter().filter(move |eval| eval.prompts.is_some() == prompts);

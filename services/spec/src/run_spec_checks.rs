@@ -18,7 +18,8 @@ const SPEC_BYTES_MAX: usize = 1 << 20;
 const SUITES_MAX: usize = 64;
 
 impl RunSpec {
-    /// Reads a run spec and checks its fields, without reading the files it names.
+    /// Parses a run spec from YAML, at most 1 MiB, and checks its fields, without reading the files
+    /// it names. Fails as `check_fields` does, or if the YAML has another form.
     pub fn parse(yaml: &str) -> Result<Self, SpecError> {
         let bytes = yaml.len();
         let remedy =
@@ -64,7 +65,8 @@ fn check_run_name(name: &str) -> FieldResult {
 }
 
 impl WatchSpec {
-    /// Reads a watch spec and checks its fields, without reading the files it names.
+    /// Parses a watch spec from YAML and checks its fields, without reading the files it names.
+    /// Fails as `check_fields` does, or if the YAML has another form.
     pub fn parse(yaml: &str) -> Result<Self, SpecError> {
         let spec: Self = serde_saphyr::from_str(yaml).map_err(SpecError::Yaml)?;
         spec.check_fields()?;

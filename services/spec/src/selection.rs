@@ -143,7 +143,8 @@ impl SelectionStrategySpec {
 }
 
 impl SelectionSpec {
-    /// Parses the name of a strategy, or a selection section as YAML.
+    /// Parses the name of a strategy, or a selection section as YAML. Ranges are not checked; see
+    /// [`SelectionSpec::check_fields`].
     pub fn parse(text: &str) -> Result<Self, SpecError> {
         let named = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let yaml = if named { format!("policy: {text}") } else { text.to_owned() };
@@ -158,7 +159,8 @@ impl SelectionSpec {
         }
     }
 
-    /// Converts the section to its form in the `spec` fact, with the values of the first cycle.
+    /// Converts the section to its form in the `spec` fact, with the values of the first cycle and
+    /// the defaults of its strategy.
     pub fn to_proto(&self) -> v1::Selection {
         let policy = self.policy;
         let share = self
@@ -191,8 +193,8 @@ impl SelectionSpec {
         }
     }
 
-    /// Converts the section to its form in the `spec` fact, with the values of one cycle of
-    /// `cycles`.
+    /// Converts the section to its form in the `spec` fact, with the values of one cycle (counted
+    /// from 1) of a run of `cycles` cycles.
     pub fn to_proto_at(&self, cycle: u32, cycles: u32) -> v1::Selection {
         let rules = self.to_proto();
         let share = self.keep_share.as_ref().map(|curve| curve.value_at(cycle, cycles));
@@ -203,8 +205,8 @@ impl SelectionSpec {
         }
     }
 
-    /// Checks all fields for a run of `cycles` cycles. `section` is the section's path in error
-    /// messages.
+    /// Checks all fields for a run of `cycles` cycles. `section` is the section's path in the
+    /// error, which advises how to correct the first wrong field.
     pub fn check_fields(&self, section: &str, cycles: u32) -> FieldResult {
         let field = |name: &str| format!("{section}.{name}");
         self.min_reward.check_range(&field("min_reward"), cycles, -1e9, 1e9)?;

@@ -92,7 +92,7 @@ impl Default for TrainingSpec {
 
 impl TrainingSpec {
     /// Converts the section to its form in the `spec` fact, with the learning rate of the first
-    /// cycle.
+    /// cycle. Without `lora` all weights are trained.
     pub fn to_proto(&self, lora: Option<&LoraAdapterSpec>) -> v1::Training {
         let schedule = match self.schedule {
             RateScheduleSpec::Constant => v1::Schedule::Constant,

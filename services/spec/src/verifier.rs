@@ -81,8 +81,8 @@ impl VerifierSpec {
         "llm_judge",
     ];
 
-    /// Checks the verifier and converts it to its form in the `spec` fact. `field` is its path in
-    /// the spec. Fails unless exactly one verifier is set.
+    /// Checks the verifier and converts it to its form in the `spec` fact. Fails unless exactly one
+    /// verifier is set and its fields are valid. `field` is its path in the spec, for the error.
     pub fn to_checked_proto(&self, field: &str) -> Result<v1::Verifier, FieldError> {
         self.check_fields(field)?;
         Ok(self.to_proto().unwrap_or_default())
@@ -112,8 +112,8 @@ impl VerifierSpec {
         }
     }
 
-    /// Returns lists of prompt fields. A prompt must have at least one field of each list, or else
-    /// its samples cannot be judged.
+    /// Returns the fields that a prompt must have so that its samples can be judged: at least one
+    /// field of each list. Empty if it needs no field.
     pub fn required_fields(&self) -> Vec<&'static [&'static str]> {
         let answer: &[&str] = &["answer"];
         let tests: &[&str] = &["test", "tests", "test_list"];
@@ -137,11 +137,13 @@ impl VerifierSpec {
             .collect()
     }
 
-    /// Returns the executables of hosts that the verifier and its stages start.
-    pub fn list_executables(&self) -> Vec<&str> {
+    /// Returns the programs of the `command` verifiers among the verifier and its stages: the first
+    /// element of each `argv`. Empty if there are none; programs that other verifiers start are not
+    /// listed.
+    pub fn list_command_programs(&self) -> Vec<&str> {
         let own = self.command.iter().filter_map(|command| command.argv.first());
         let stages = self.chain.iter().flat_map(|chain| &chain.stages);
-        let below = stages.flat_map(|stage| stage.verifier.list_executables());
+        let below = stages.flat_map(|stage| stage.verifier.list_command_programs());
         own.map(String::as_str).chain(below).collect()
     }
 

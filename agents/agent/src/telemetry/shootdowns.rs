@@ -66,8 +66,8 @@ impl ShootdownCounters {
 }
 
 impl ShootdownSpan {
-    /// Returns the mean and peak rates since the start; `None` if shootdowns are not counted, or
-    /// the kernel's count decreased meanwhile.
+    /// Returns the mean and peak shootdowns per second since the start; `None` if they are not
+    /// counted on this host, or the kernel's count decreased meanwhile.
     pub fn finish_span(self) -> Option<v1::eval::Shootdowns> {
         let count = self.files.as_ref().and_then(|files| telemetry::count_tlb_shootdowns(files))?;
         let more = count.checked_sub(self.count?)?;

@@ -75,7 +75,7 @@ impl FleetControl {
 
 /// Names the boxes on which the executables of verifiers run.
 fn warn_of_commands<'a>(verifiers: impl Iterator<Item = &'a VerifierSpec>) -> Option<String> {
-    let mut programs: Vec<&str> = verifiers.flat_map(VerifierSpec::list_executables).collect();
+    let mut programs: Vec<&str> = verifiers.flat_map(VerifierSpec::list_command_programs).collect();
     programs.sort_unstable();
     programs.dedup();
     (!programs.is_empty()).then(|| {
