@@ -9,7 +9,7 @@
 # ///
 """The PyTorch worker of the trainer: answers one call, to train or to probe, and exits.
 
-It uses the agent's protocol, one JSON object a line, on stdin and stdout. Exit codes: 0 trained
+It uses the agent's protocol on stdin and stdout, one JSON object per line. Exit codes: 0 trained
 (or refused with a reason), 1 failed, 143 stopped by SIGTERM after saving.
 """
 

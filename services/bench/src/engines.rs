@@ -80,7 +80,7 @@ impl EngineTask {
             Self::Decode(sequences) => format!("decode-{sequences}"),
             Self::Perplexity => "perplexity".into(),
             Self::Train => "train".into(),
-            Self::TrainCheckpointed => "train-anew".into(),
+            Self::TrainCheckpointed => "train-recompute".into(),
         }
     }
 

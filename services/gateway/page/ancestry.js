@@ -1,11 +1,11 @@
-// Decides where checkpoints stand in a picture of what was trained from what. It is pure.
+// Lays out the graph of checkpoints and their parents. Pure functions.
 
 export const BASE = "";
 
 /**
- * Nodes in the order they were made, with a column and a lane each, and edges from parents. Lane 0
- * holds the way from the base to the newest checkpoint that ended a training; those that ended one
- * and were left lie above it (−1), those on the way of a training below (+1).
+ * Returns the nodes in creation order, each with a column and a lane, and the edges from parents.
+ * Lane 0 is the path from the base to the newest final checkpoint. Abandoned final checkpoints are
+ * above it (−1), intermediate ones below it (+1).
  */
 export function ancestry(board) {
   const points = [...board.cycles.values()].flatMap(({ cycle, checkpoints, done, evals }) =>
@@ -29,11 +29,11 @@ export function ancestry(board) {
 function trunkOf(points, parentOf) {
   const trunk = new Set();
   const newest = points.findLast((it) => it.final) ?? points.at(-1);
-  // A set also ends what no log should hold: a circle.
+  // The set also ends a cycle of parents, which no valid log contains.
   for (let node = newest; node && !trunk.has(node); node = parentOf(node)) trunk.add(node);
   return trunk;
 }
 
-/** The best cycle as the last that is done says, 0 for the base; null: nobody said. */
+/** The best cycle according to the last finished one, 0 for the base; null if unknown. */
 export const bestOf = (board) =>
   [...board.cycles.values()].findLast(({ done }) => done)?.done.best ?? null;

@@ -1,141 +1,140 @@
-// Decides how the page talks to its gateway: a call, or a stream that is taken up again when it
-// breaks. It does not know what messages mean.
+// Calls the gateway and follows its streams, with retries. Knows nothing about the messages.
 
 const BEARER = "flotilla.bearer";
 const CALL_MS = 150_000;
 const RETRY_FIRST_MS = 500, RETRY_MAX_MS = 10_000;
-/** A stream that says nothing for so long may be cut, and nobody have noticed. */
-const QUIET_MS = 30_000, PROBE_MS = 10_000;
-/** Browsers have six connections to a host: those of pages that nobody sees are given back soon. */
+/** A stream that is silent for this long is checked with a probe, as it may be cut off. */
+const SILENCE_MS = 30_000, PROBE_MS = 10_000;
+/** Browsers allow six connections per host, so hidden pages close theirs soon. */
 const HIDDEN_MS = 10_000;
-/** Asking again would be answered in the same way. */
-const LASTING = /^(not_found|invalid_argument|permission_denied|unimplemented)$/;
+/** Errors that a retry cannot change. */
+const PERMANENT_ERRORS = /^(not_found|invalid_argument|permission_denied|unimplemented)$/;
 
-/** Says `link` when a stream breaks or is back, `closed` when a bearer is needed, and `opened`. */
+/** Sends `link` when a stream breaks or reconnects, `sign-in-required`, and `signed-in`. */
 export const gateway = new EventTarget();
-const say = (what, detail) => gateway.dispatchEvent(new CustomEvent(what, { detail }));
+const emit = (name, detail) => gateway.dispatchEvent(new CustomEvent(name, { detail }));
 
 let bearer = sessionStorage.getItem(BEARER) ?? "";
 let skewMs = 0;
 
-/** The gateway's time, as silence is measured by it and this machine's clock may be wrong. */
+/** The gateway's time: this machine's clock may be wrong, and ages are computed from it. */
 export const now = () => Date.now() + skewMs;
 
-export function useBearer(text) {
+export function signIn(text) {
   bearer = text.trim().replace(/^Bearer\s+/i, "");
   sessionStorage.setItem(BEARER, bearer);
-  say("opened");
+  emit("signed-in");
 }
 
 async function post(method, message, signal) {
   const headers = { "content-type": "application/json", ...(bearer && { authorization: `Bearer ${bearer}` }) };
   const answer = await fetch(`/flotilla.v1.${method}`, { method: "POST", headers, body: JSON.stringify(message), signal });
   const date = Date.parse(answer.headers.get("date"));
-  // It tells whole seconds.
+  // The header has a resolution of one second.
   if (Math.abs(date - now()) > 2000) skewMs = date - Date.now();
   if (answer.ok) return answer;
-  throw refusal(await answer.json().catch(() => ({})), answer.status);
+  throw callError(await answer.json().catch(() => ({})), answer.status);
 }
 
-const refusal = ({ code, message }, status) =>
+const callError = ({ code, message }, status) =>
   Object.assign(new Error(message ?? `the gateway returned HTTP status ${status}`), { code: status === 401 ? "unauthenticated" : code });
 
-/** One request, one answer. */
 export async function call(method, message = {}, signal) {
   const signals = [AbortSignal.timeout(CALL_MS), ...(signal ? [signal] : [])];
   try {
     return await (await post(method, message, AbortSignal.any(signals))).json();
   } catch (error) {
-    if (error.code === "unauthenticated") say("closed");
+    if (error.code === "unauthenticated") emit("sign-in-required");
     throw error;
   }
 }
 
 /**
- * Hears a stream until it is over or `signal` aborts: `hear(message, first)`, where `first` is said
- * of each connection's first. When the stream ends well, `isOver()` tells whether that was all;
- * `failed(error)` is called when nothing would come of trying again.
+ * Follows a stream until it is complete or `signal` aborts, and reconnects if it breaks. Calls
+ * `onMessage(message, first)`; `first` is true for the first message of each connection. After a
+ * regular end, `isOver()` decides whether the stream is complete. Calls `onFailure(error)` after an
+ * error that a retry cannot change.
  */
-export async function follow(method, message, { signal, hear, isOver, failed }) {
+export async function follow(method, message, { signal, onMessage, isOver, onFailure }) {
   const link = { lost: true, retryAt: 0 };
   const drop = () => {
     links.delete(link);
-    tell();
+    reportLinks();
   };
   links.add(link);
   signal.addEventListener("abort", drop, { once: true });
   for (let failures = 0; !signal.aborted; ) {
     await awake;
-    const heard = (item, first) => {
+    const receive = (item, first) => {
       failures = 0;
-      hear(item, first);
+      onMessage(item, first);
     };
     try {
-      await listen(method, message, AbortSignal.any([signal, rest.signal]), link, heard);
+      await readStream(method, message, AbortSignal.any([signal, sleeping.signal]), link, receive);
       if (isOver()) return drop();
     } catch (error) {
       if (signal.aborted) return;
-      if (rest.signal.aborted) continue;
-      if (LASTING.test(error.code)) {
+      if (sleeping.signal.aborted) continue;
+      if (PERMANENT_ERRORS.test(error.code)) {
         drop();
-        return failed(error);
+        return onFailure(error);
       }
       if (error.code === "unauthenticated") {
-        lose(link, 0);
-        await opened();
+        setLost(link, 0);
+        await signedIn();
         continue;
       }
     }
     const wait = Math.min(RETRY_MAX_MS, RETRY_FIRST_MS * 2 ** failures++) * (0.5 + Math.random() / 2);
-    lose(link, Date.now() + wait);
+    setLost(link, Date.now() + wait);
     await pause(wait, signal);
   }
 }
 
-async function listen(method, message, signal, link, hear) {
+async function readStream(method, message, signal, link, onMessage) {
   const cut = new AbortController();
-  let heardAt = Date.now();
-  const watch = setInterval(() => {
-    if (Date.now() - heardAt < QUIET_MS) return;
-    heardAt = Date.now();
+  let lastMessageAt = Date.now();
+  const probe = setInterval(() => {
+    if (Date.now() - lastMessageAt < SILENCE_MS) return;
+    lastMessageAt = Date.now();
     call("Fleet/Hello", {}, AbortSignal.timeout(PROBE_MS)).catch(() => cut.abort());
-  }, QUIET_MS / 3);
+  }, SILENCE_MS / 3);
   try {
     const answer = await post(method, message, AbortSignal.any([signal, cut.signal]));
     link.lost = false;
-    tell();
+    reportLinks();
     let first = true;
     for await (const line of lines(answer.body)) {
-      heardAt = Date.now();
+      lastMessageAt = Date.now();
       const item = JSON.parse(line);
-      if (item.error) throw refusal(item.error);
-      hear(item, first);
+      if (item.error) throw callError(item.error);
+      onMessage(item, first);
       first = false;
     }
   } finally {
-    clearInterval(watch);
+    clearInterval(probe);
   }
 }
 
 async function* lines(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = [];
+  let parts = [];
   try {
     for (let part = await reader.read(); !part.done; part = await reader.read()) {
-      // A line of megabytes comes in many parts: joined once, not with each of them.
-      held.push(part.value);
+      // A line of megabytes has many parts, so they are joined only once.
+      parts.push(part.value);
       if (!part.value.includes("\n")) continue;
-      const whole = held.join("").split("\n");
-      held = [whole.pop()];
-      yield* whole.filter(Boolean);
+      const complete = parts.join("").split("\n");
+      parts = [complete.pop()];
+      yield* complete.filter(Boolean);
     }
-    if (held.join("")) yield held.join("");
+    if (parts.join("")) yield parts.join("");
   } finally {
     reader.cancel().catch(() => {});
   }
 }
 
-/** Shorter where the network is back, or nobody waits any more. */
+/** Waits; ends early when the network is back or `signal` aborts. */
 const pause = (ms, signal) =>
   new Promise((resolve) => {
     const over = new AbortController();
@@ -149,47 +148,47 @@ const pause = (ms, signal) =>
     addEventListener("online", end, { signal: over.signal });
   });
 
-const opened = () =>
+const signedIn = () =>
   new Promise((resolve) => {
-    gateway.addEventListener("opened", resolve, { once: true });
-    say("closed");
+    gateway.addEventListener("signed-in", resolve, { once: true });
+    emit("sign-in-required");
   });
 
-// ---- the streams, all together
+// ---- the connection state of all streams
 
 const links = new Set();
 
-function lose(link, retryAt) {
+function setLost(link, retryAt) {
   Object.assign(link, { lost: true, retryAt });
-  tell();
+  reportLinks();
 }
 
-function tell() {
+function reportLinks() {
   const lost = [...links].filter((link) => link.lost);
-  say("link", { connected: !lost.length, retryAt: Math.max(0, ...lost.map((link) => link.retryAt)) });
+  emit("link", { connected: !lost.length, retryAt: Math.max(0, ...lost.map((link) => link.retryAt)) });
 }
 
-// ---- a page that nobody looks at asks for nothing
+// ---- a hidden page has no streams
 
-let rest = new AbortController();
+let sleeping = new AbortController();
 let awake = Promise.resolve();
 let wake = () => {};
-let hidden = 0;
+let sleepTimer = 0;
 
 document.addEventListener("visibilitychange", () => {
-  clearTimeout(hidden);
-  if (document.hidden) hidden = setTimeout(sleep, HIDDEN_MS);
+  clearTimeout(sleepTimer);
+  if (document.hidden) sleepTimer = setTimeout(sleep, HIDDEN_MS);
   else wake();
 });
 
 function sleep() {
   awake = new Promise((resolve) => {
     wake = () => {
-      // Once: streams that go on hang on the one that is.
+      // Only once, because the resumed streams depend on the new controller.
       wake = () => {};
-      rest = new AbortController();
+      sleeping = new AbortController();
       resolve();
     };
   });
-  rest.abort();
+  sleeping.abort();
 }

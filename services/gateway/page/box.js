@@ -1,13 +1,13 @@
-// Decides how a box is shown: as a card, as a row among many, and alone.
+// Shows an agent: as a card, as a row, and as a view of its own.
 
 import { now } from "./api.js";
 import { h } from "./dom.js";
-import { bytes, count, counted, duration, many, percent, whole } from "./format.js";
+import { bytes, compact, count, counted, duration, percent, withUnit } from "./format.js";
 import { button, callout, chip, empty, facts, meter, note, progress, state, table } from "./parts.js";
 import { toBox, toRun } from "./route.js";
-import { concerns, silentS, stateOf } from "./store.js";
+import { concerns, secondsSinceSeen, stateOf } from "./store.js";
 
-/** Within so many degrees of what a card gives up at, and beyond this share of a memory, somebody should know. */
+/** Warn within this many degrees of the critical temperature, and above this share of a memory. */
 const NEAR_CRITICAL = 10;
 const FULL = 0.92;
 
@@ -15,12 +15,12 @@ const isHot = (it) => it.critical !== null && it.celsius > it.critical - NEAR_CR
 const hottest = ({ temperatures }) => temperatures.toSorted((a, b) => b.celsius - a.celsius)[0];
 const heat = (it) => it && `${Math.round(it.celsius)}${it.critical ? ` of ${it.critical}` : ""} °C${isHot(it) ? " ▲" : ""}`;
 
-/** `GPU 97 % 71 °C`, as the terminal words it; the processor where there is no GPU. */
-function doing({ telemetry: it }) {
+/** `GPU 97 % 71 °C`, as in the terminal; the CPU if there is no GPU. */
+function utilization({ telemetry: it }) {
   if (!it) return "–";
   if (!it.gpus.length) return it.cpuBusy === null ? "–" : `CPU ${percent(it.cpuBusy, 0)}`;
   return it.gpus.map((gpu) => (gpu.asleep ? "GPU asleep"
-    : ["GPU", whole(gpu.busyPercent, "%"), hottest(gpu) && whole(hottest(gpu).celsius, "°C")].filter(Boolean).join(" "))).join(", ");
+    : ["GPU", withUnit(gpu.busyPercent, "%"), hottest(gpu) && withUnit(hottest(gpu).celsius, "°C")].filter(Boolean).join(" "))).join(", ");
 }
 
 const jobOf = (job) => h("li", { key: job.role + job.job, class: job.waits && "waits" },
@@ -47,12 +47,12 @@ const filled = (name, used, total) => total > 0
   && meter(name, used / total, `${bytes(used)} of ${bytes(total)}`, used / total > FULL && "warn");
 
 function gpuMeters(gpu) {
-  const told = gpu.asleep ? "asleep" : [heat(hottest(gpu)), whole(gpu.watts, "W")].filter(Boolean).join(" · ");
-  // An integrated GPU works in what it may map of the system's memory.
+  const status = gpu.asleep ? "asleep" : [heat(hottest(gpu)), withUnit(gpu.watts, "W")].filter(Boolean).join(" · ");
+  // An integrated GPU uses system memory that is mapped by the GTT.
   const mapped = gpu.integrated && gpu.gttTotal > gpu.vramTotal;
   return [
-    h("p.gpu", h("b", `${gpu.integrated ? "iGPU" : "GPU"} ${gpu.ordinal} ${gpu.gfx}`), ` ${told}`),
-    !gpu.asleep && gpu.busyPercent !== null && meter("busy", gpu.busyPercent / 100, whole(gpu.busyPercent, "%")),
+    h("p.gpu", h("b", `${gpu.integrated ? "iGPU" : "GPU"} ${gpu.ordinal} ${gpu.gfx}`), ` ${status}`),
+    !gpu.asleep && gpu.busyPercent !== null && meter("busy", gpu.busyPercent / 100, withUnit(gpu.busyPercent, "%")),
     !gpu.asleep && (mapped ? filled("GTT", gpu.gttUsed, gpu.gttTotal) : filled("VRAM", gpu.vramUsed, gpu.vramTotal)),
   ];
 }
@@ -61,35 +61,35 @@ const meters = ({ telemetry: it, cpus }) => it && h("div.meters", it.gpus.map(gp
   it.cpuBusy !== null && meter("CPU", it.cpuBusy, `${percent(it.cpuBusy, 0)} of ${cpus} cores`),
   filled("memory", it.memoryTotal - it.memoryAvailable, it.memoryTotal));
 
-const hooks = (agent, more) => ({ key: agent.agent, "data-agent": agent.agent, "data-state": stateOf(agent, now()),
+const boxAttributes = (agent, more) => ({ key: agent.agent, "data-agent": agent.agent, "data-state": stateOf(agent, now()),
   "data-storm": agent.telemetry?.storm?.level, "data-row": true, class: concerns(agent, now()).length && "concerned", ...more });
 
 const rated = (value, unit) => h("span", h("b", value || "–"), ` ${unit}`);
-const silence = (agent) => duration(silentS(agent, now()));
+const lastSeen = (agent) => duration(secondsSinceSeen(agent, now()));
 
-export const card = (agent, more) => h("article.box", hooks(agent, more),
+export const card = (agent, more) => h("article.box", boxAttributes(agent, more),
   h("header", h("h3", h("a", { href: toBox(agent.agent) }, agent.agent)), state(stateOf(agent, now())),
-    stateOf(agent, now()) === "gone" && h("small", `last seen ${silence(agent)} ago`)),
+    stateOf(agent, now()) === "gone" && h("small", `last seen ${lastSeen(agent)} ago`)),
   h("p.chips", agent.roles.map((role) => chip(role)), chip(agent.profile || "no profile", "soft", agent.engines.join("\n")),
     agent.pool && chip(`pool ${agent.pool}`, "soft")),
   callouts(agent),
-  h("p.rates", rated(agent.tokensPerS && many(agent.tokensPerS), "tokens/s"),
+  h("p.rates", rated(agent.tokensPerS && compact(agent.tokensPerS), "tokens/s"),
     Number.isFinite(agent.telemetry?.watts) && rated(count(agent.telemetry.watts), "W"), rated(count(agent.jobsDone), "jobs done")),
   meters(agent), agent.jobs.length ? h("ul.jobs", agent.jobs.map(jobOf)) : note("No jobs."));
 
 export function row(agent, more) {
   const [concern] = concerns(agent, now());
   const work = agent.jobs.find((job) => !job.waits);
-  const why = () => agent.trouble || agent.withheld[0]?.seen || agent.telemetry?.storm?.cause || agent.telemetry?.warnings[0];
-  return h("article.box.row", hooks(agent, more), h("a", { href: toBox(agent.agent) }, agent.agent), state(stateOf(agent, now())),
-    h("span.soft", agent.roles.join(", ")), h("span", doing(agent)),
-    h("span.rate", agent.tokensPerS > 0 && `${many(agent.tokensPerS)} tokens/s`),
-    concern ? h("span.why", `⚠ ${concern === "gone" ? `last seen ${silence(agent)} ago` : why()}`)
+  const reason = () => agent.trouble || agent.withheld[0]?.seen || agent.telemetry?.storm?.cause || agent.telemetry?.warnings[0];
+  return h("article.box.row", boxAttributes(agent, more), h("a", { href: toBox(agent.agent) }, agent.agent), state(stateOf(agent, now())),
+    h("span.soft", agent.roles.join(", ")), h("span", utilization(agent)),
+    h("span.rate", agent.tokensPerS > 0 && `${compact(agent.tokensPerS)} tokens/s`),
+    concern ? h("span.why", `⚠ ${concern === "gone" ? `last seen ${lastSeen(agent)} ago` : reason()}`)
       : h("span.work", work && [`${work.run} ${work.role} `, progress(work.job, work.done, work.total)]));
 }
 
-/** What a filter is looked for in. */
-export const haystack = (agent) => [agent.agent, agent.host, agent.pool, agent.profile, ...agent.roles, ...agent.jobs.map((job) => job.run),
+/** The lower-case text that filters search. */
+export const searchText = (agent) => [agent.agent, agent.host, agent.pool, agent.profile, ...agent.roles, ...agent.jobs.map((job) => job.run),
   stateOf(agent, now()), ...concerns(agent, now())].join(" ").toLowerCase();
 
 function details(agent) {
@@ -97,11 +97,11 @@ function details(agent) {
   const waits = (pressure) => pressure && `${pressure.someAvg10.toFixed(1)} % of the last 10 s`;
   return facts([
     ["host", agent.host], ["version", agent.version], ["engines", agent.engines.join("; ")], ["abilities", agent.abilities.join(", ")],
-    ["up", agent.startedAt && duration((now() - Date.parse(agent.startedAt)) / 1000)], ["last seen", `${silence(agent)} ago`],
+    ["up", agent.startedAt && duration((now() - Date.parse(agent.startedAt)) / 1000)], ["last seen", `${lastSeen(agent)} ago`],
     ["agent memory", bytes(agent.rssBytes)], ["memory for training", agent.trainingBytes && bytes(agent.trainingBytes)],
     ["time per sample", agent.sampleS && duration(agent.sampleS)], ["energy", it?.joules && `${(it.joules / 3.6e6).toFixed(2)} kWh`],
     ["CPU pressure", waits(it?.cpuPressure)], ["I/O pressure", waits(it?.ioPressure)], ["memory pressure", waits(it?.memoryPressure)],
-    ["TLB shootdowns", it && whole(it.tlbShootdownsPerS, "per second")], ["storms", it?.storm && `${it.storm.storms} since the agent started`],
+    ["TLB shootdowns", it && withUnit(it.tlbShootdownsPerS, "per second")], ["storms", it?.storm && `${it.storm.storms} since the agent started`],
     ["swap", it?.swapTotal && `${bytes(it.swapTotal - it.swapFree)} of ${bytes(it.swapTotal)}`],
     ["files from the store", exchange && bytes(exchange.bytesFromStore)],
     ["files from / to peers", exchange && `${bytes(exchange.bytesFromPeers)} / ${bytes(exchange.bytesToPeers)}`],
@@ -110,7 +110,7 @@ function details(agent) {
 
 const sensors = (gpu) => gpu.temperatures.length > 0 && table(`Sensors of GPU ${gpu.ordinal}`, [`GPU ${gpu.ordinal}`, "now", "critical"], [
   ...gpu.temperatures.map((it) =>
-    [it.sensor, `${it.celsius.toFixed(0)} °C${isHot(it) ? " ▲ near critical" : ""}`, whole(it.critical, "°C")]),
+    [it.sensor, `${it.celsius.toFixed(0)} °C${isHot(it) ? " ▲ near critical" : ""}`, withUnit(it.critical, "°C")]),
   ...gpu.clocks.map((it) => [it.sensor, `${count(it.hertz / 1e6)} MHz`, ""]),
 ]);
 
@@ -118,7 +118,7 @@ export function open({ page, route }) {
   const draw = () => {
     const agent = page.fleet.agents.get(route.id);
     if (!agent) {
-      return empty(page.heard ? `No agent named ${route.id}. ` : "Loading … ", h("a", { href: "#/" }, "All agents"));
+      return empty(page.isLoaded ? `No agent named ${route.id}. ` : "Loading … ", h("a", { href: "#/" }, "All agents"));
     }
     const drains = page.may() && /ready|quarantined/.test(stateOf(agent, now()));
     return [

@@ -1,5 +1,4 @@
-// Decides how curves, shares and histograms are drawn: small, alike, with one cursor for all of
-// them. It does not know what was measured.
+// Draws line and column charts that share one cursor. Knows nothing about the metrics.
 
 import { h } from "./dom.js";
 import { place } from "./format.js";
@@ -9,7 +8,7 @@ import { extent, linear, nearest, ticks } from "./scale.js";
 const HEIGHT = 168, LEFT = 50, RIGHT = 12, TOP = 10, BOTTOM = 22;
 const COLUMN = 330, GAP = 16;
 const STYLES = 8;
-/** Beyond so many points, shapes would hide the curve. */
+/** With more points, markers would hide the curve and become dots. */
 const SHAPES_MAX = 60;
 const DASHES = ["", "6 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2", "1 2", "8 2"];
 const SHAPES = [
@@ -19,49 +18,48 @@ const SHAPES = [
   (r) => `M0 ${-1.4 * r}L${1.4 * r} 0L0 ${1.4 * r}L${-1.4 * r} 0z`,
 ];
 
-/** How wide one chart is where `width` is there for all of them. */
+/** The width of one chart in a row of charts of this total width. */
 function columnWidth(width) {
   const columns = Math.max(1, Math.floor((width + GAP) / (COLUMN + GAP)));
-  // Two are its border.
+  // A border of 1 px on each side.
   return Math.floor((width - GAP * (columns - 1)) / columns) - 2;
 }
 
 /**
- * What all charts of a view share: their axis, the width of one, and a cursor, which is `newest`
- * until it is moved: `point(x)` puts it somewhere, `step(by)` moves it among `stops`.
+ * The state that all charts of a view share: the axis, the width of a chart, and the cursor, which is
+ * at `newest` until it is moved. `setCursor(x)` moves it to a value, `stepCursor(by)` along `stops`.
  */
-export function sharing(page) {
+export function chartState(page) {
   const opened = new Set();
   let cursor = null;
-  const point = (x) => {
+  const setCursor = (x) => {
     if (x === cursor) return;
     cursor = x;
     page.redraw();
   };
   return (axis, stops, newest) => ({
-    axis, stops, point, opened, cursor: cursor ?? newest, domain: [0, Math.max(1, ...stops)],
+    axis, stops, setCursor, opened, cursor: cursor ?? newest, domain: [0, Math.max(1, ...stops)],
     width: columnWidth(page.width()), redraw: page.redraw,
-    step(by) {
+    stepCursor(by) {
       const at = stops.indexOf(nearest(stops, cursor ?? newest)) + by;
-      point(stops[Math.max(0, Math.min(stops.length - 1, at))]);
+      setCursor(stops[Math.max(0, Math.min(stops.length - 1, at))]);
     },
   });
 }
 
-/** A chart with its title, legend, cursor and table. */
-function frame({ id, title, unit, about, legend, says, headings, rows }, shared, x, drawing) {
+function frame({ id, title, unit, subtitle, legend, summary, headings, rows }, shared, x, drawing) {
   const { axis, cursor, width } = shared;
   const onkeydown = (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
     if (!by) return;
     event.preventDefault();
-    shared.step(by);
+    shared.stepCursor(by);
   };
   return h("figure.chart", { key: id, "data-chart": id },
     h("figcaption", h("h3", title, unit && h("small", ` ${unit}`)), h("ul.legend", legend)),
     h("svg", { width, height: HEIGHT, role: "img", tabindex: 0, onkeydown, "aria-label": `${title} by ${axis}` },
-      h("title", title), h("desc", says), drawing, h("line.cursor", { x1: x(cursor), x2: x(cursor), y1: TOP, y2: HEIGHT - BOTTOM })),
-    about && note(about),
+      h("title", title), h("desc", summary), drawing, h("line.cursor", { x1: x(cursor), x2: x(cursor), y1: TOP, y2: HEIGHT - BOTTOM })),
+    subtitle && note(subtitle),
     folded(`table ${id}`, "as a table", shared, () => table(`${title} by ${axis}`, [axis, ...headings], rows())));
 }
 
@@ -75,13 +73,13 @@ function axes({ axis, domain }, x, y, right, yTicks, write) {
     xTicks.map((it) => text(x(it), HEIGHT - 6, "middle", it)));
 }
 
-/** The last at the cursor or before it. */
+/** The last point at or before the cursor. */
 const pointAt = (points, cursor) => points.findLast((it) => it.x <= cursor + 1e-9);
-const ranged = (it, write) => (it.low === undefined ? write(it.y) : `${write(it.y)} (${write(it.low)} – ${write(it.high)})`);
+const withRange = (it, write) => (it.low === undefined ? write(it.y) : `${write(it.y)} (${write(it.low)} – ${write(it.high)})`);
 
-/** Lines of points {x, y, low, high, odd}; `hue` of a line is its colour's number. */
-export function curves(chart, shared) {
-  const { width, domain, cursor, point } = shared;
+/** Lines of points {x, y, low, high, odd}; `hue` is the number of a line's colour. */
+export function lineChart(chart, shared) {
+  const { width, domain, cursor, setCursor } = shared;
   const { lines, write, tick } = chart;
   const range = extent(lines.flatMap(({ points }) => points.flatMap((it) => [it.y, it.low, it.high])), chart);
   const right = width - RIGHT;
@@ -89,23 +87,23 @@ export function curves(chart, shared) {
   const y = linear(range, [HEIGHT - BOTTOM, TOP]);
   const xs = [...new Set(lines.flatMap(({ points }) => points.map((it) => it.x)))].sort((a, b) => a - b);
   const onpointermove = ({ currentTarget, clientX }) =>
-    point(nearest(xs, linear([LEFT, right], domain)(clientX - currentTarget.ownerSVGElement.getBoundingClientRect().left)));
+    setCursor(nearest(xs, linear([LEFT, right], domain)(clientX - currentTarget.ownerSVGElement.getBoundingClientRect().left)));
   const valueAt = ({ points }, at) => {
     const it = points.find((one) => one.x === at);
-    return it && ranged(it, write);
+    return it && withRange(it, write);
   };
   return frame({
     ...chart,
     legend: lines.map((line, at) => {
       const here = pointAt(line.points, cursor);
-      return item(line.hue ?? at, swatch(at), line.name, here ? ranged(here, write) : "–");
+      return item(line.hue ?? at, swatch(at), line.name, here ? withRange(here, write) : "–");
     }),
-    says: `The newest: ${lines.map(({ name, points }) => `${name} ${ranged(points.at(-1), write)}`).join("; ")}.`,
+    summary: `The newest: ${lines.map(({ name, points }) => `${name} ${withRange(points.at(-1), write)}`).join("; ")}.`,
     headings: lines.map(({ name }) => name),
     rows: () => xs.map((at) => [place(at), ...lines.map((line) => valueAt(line, at))]),
   }, shared, x, [
     axes(shared, x, y, right, ticks(range), tick),
-    lines.map((line, at) => curve(line, at, { x, y, band: chart.band, here: pointAt(line.points, cursor) })),
+    lines.map((line, at) => drawLine(line, at, { x, y, band: chart.band, here: pointAt(line.points, cursor) })),
     h("rect.catch", { x: LEFT, width: right - LEFT, height: HEIGHT - BOTTOM, onpointermove }),
   ]);
 }
@@ -114,7 +112,7 @@ const swatch = (at) => h("svg", { width: 22, height: 10, "aria-hidden": "true" }
   h("path.curve", { d: "M0 5H22", "stroke-dasharray": DASHES[at % STYLES] }),
   h("path.mark", { transform: "translate(11 5)", d: SHAPES[at % SHAPES.length](3) }));
 
-function curve({ points, name, hue }, at, { x, y, band, here }) {
+function drawLine({ points, name, hue }, at, { x, y, band, here }) {
   const to = (it, value) => `${x(it.x).toFixed(1)} ${y(value).toFixed(1)}`;
   const wide = points.filter((it) => it.low !== undefined);
   const edge = [...wide.map((it) => to(it, it.high)), ...wide.toReversed().map((it) => to(it, it.low))];
@@ -128,11 +126,11 @@ function curve({ points, name, hue }, at, { x, y, band, here }) {
 }
 
 /**
- * A column a cycle, of parts one above the other: {name, from, to, value, wide, hue}, where `wide`
- * is a share of the column's width. `legend` and `marks` (heights that are dashed) are by cycle.
+ * One column per cycle, of stacked parts {name, from, to, value, wide, hue}; `wide` is a share of the
+ * column's width. Each cycle has its own `legend` and `mark` (the height of a dashed line).
  */
-export function columns(chart, shared) {
-  const { width, domain, cursor, point } = shared;
+export function columnChart(chart, shared) {
+  const { width, domain, cursor, setCursor } = shared;
   const { all, write, part } = chart;
   const right = width - RIGHT;
   const parts = all.flatMap((it) => it.parts);
@@ -143,7 +141,7 @@ export function columns(chart, shared) {
   const shown = all.findLast(({ cycle }) => cycle <= cursor) ?? all[0];
   const column = ({ cycle, parts: stacked, mark }) => {
     const start = x(cycle) - size / 2;
-    return h("g", { class: cycle === shown.cycle && "here", onpointermove: () => point(cycle) },
+    return h("g", { class: cycle === shown.cycle && "here", onpointermove: () => setCursor(cycle) },
       h("rect.catch", { x: start, width: size, y: TOP, height: HEIGHT - TOP - BOTTOM }),
       stacked.map((it) => h("rect.part", {
         class: `s${it.hue % STYLES}`, x: start, width: size * it.wide, y: y(it.to), height: y(it.from) - y(it.to),
@@ -154,8 +152,8 @@ export function columns(chart, shared) {
   return frame({
     ...chart,
     legend: shown.legend.map(([name, value, hue]) => item(hue, h("i.block"), name, value)),
-    says: `Cycle ${shown.cycle}: ${shown.parts.map(({ name, value }) => `${name} ${value}`).join(", ")}.`,
+    summary: `Cycle ${shown.cycle}: ${shown.parts.map(({ name, value }) => `${name} ${value}`).join(", ")}.`,
     headings: [part, "samples"],
-    rows: () => all.flatMap(({ cycle, parts: told }) => told.map(({ name, value }) => [cycle, name, value])),
+    rows: () => all.flatMap(({ cycle, parts: listed }) => listed.map(({ name, value }) => [cycle, name, value])),
   }, shared, x, [axes(shared, x, y, right, ticks(range, 3), write), all.map(column)]);
 }

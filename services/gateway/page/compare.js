@@ -1,13 +1,12 @@
-// Decides how runs are held against each other: their figures and curves side by side, and the
-// settings in which they differ.
+// Compares runs: their results and curves side by side, and the settings that differ.
 
-import { curves, sharing } from "./chart.js";
+import { chartState, lineChart } from "./chart.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
 import { empty, note, quiet, section, state, table } from "./parts.js";
 import { toCompare, toRun } from "./route.js";
-import { boardsOf } from "./run.js";
-import { axisOf, overlaid, stopsOf } from "./series.js";
+import { followBoards } from "./run.js";
+import { axisOf, mergedCharts, stopsOf } from "./series.js";
 import { differences } from "./spec.js";
 import { newestFirst } from "./store.js";
 
@@ -15,10 +14,10 @@ const RUNS_MAX = 8;
 
 export function open({ page, route, signal }) {
   const runs = [...new Set(route.id.split(",").filter(Boolean))].slice(0, RUNS_MAX);
-  const told = boardsOf(runs, { page, signal });
-  const shared = sharing(page);
+  const followed = followBoards(runs, { page, signal });
+  const shared = chartState(page);
 
-  function chosen() {
+  function runPicker() {
     const others = newestFirst(page.fleet.runs).filter(({ run }) => !runs.includes(run));
     const onchange = ({ currentTarget }) => page.go(toCompare([...runs, currentTarget.value]));
     return h("div.tools", runs.map((run) => h("span.chip", { key: run, "data-run": run }, h("a", { href: toRun(run) }, run), " ",
@@ -27,39 +26,39 @@ export function open({ page, route, signal }) {
       h("option", { value: "" }, "Add a run …"), others.map(({ run, name }) => h("option", { value: run }, `${run} ${name}`))));
   }
 
-  function drawn(known) {
+  function charts(known) {
     const axis = [...new Set(known.map(axisOf))].join(" or ");
     const stops = [0, ...new Set(known.flatMap(stopsOf).filter(Boolean))].sort((a, b) => a - b);
-    return h("div.charts", overlaid(known).map((chart) => curves(chart, shared(axis, stops, stops.at(-1)))));
+    return h("div.charts", mergedCharts(known).map((chart) => lineChart(chart, shared(axis, stops, stops.at(-1)))));
   }
 
-  function figures(known) {
-    const of = (read) => known.map((board) => {
+  function results(known) {
+    const lastDone = (read) => known.map((board) => {
       const last = [...board.cycles.values()].findLast(({ done }) => done);
       return last ? read(last) : "–";
     });
     return table("Figures", ["", ...known.map(({ head }) => head.run)], [
       ["name", ...known.map(({ head }) => head.name)],
       ["state", ...known.map(({ head }) => state(head.state))],
-      ["held-out pass rate", ...of(({ done: { heldout: it } }) => (it ? `${percent(it.mean)} ± ${(it.stderr * 100).toFixed(1)}` : "–"))],
-      ["best cycle", ...of(({ done }) => done.best)],
-      ["kept in the last cycle", ...of(({ selected: it }) => (it ? `${it.kept} of ${it.considered}` : "–"))],
+      ["held-out pass rate", ...lastDone(({ done: { heldout: it } }) => (it ? `${percent(it.mean)} ± ${(it.stderr * 100).toFixed(1)}` : "–"))],
+      ["best cycle", ...lastDone(({ done }) => done.best)],
+      ["kept in the last cycle", ...lastDone(({ selected: it }) => (it ? `${it.kept} of ${it.considered}` : "–"))],
     ]);
   }
 
   const draw = () => {
-    const known = runs.map((run) => told.boards.get(run)).filter(Boolean);
+    const known = runs.map((run) => followed.boards.get(run)).filter(Boolean);
     const differing = differences(known.map(({ spec }) => spec));
     return [
-      h("h1", "Compare"), chosen(),
-      told.failure && empty(told.failure),
+      h("h1", "Compare"), runPicker(),
+      followed.failure && empty(followed.failure),
       known.length ? [
-        section("figures", "Figures", figures(known)),
-        section("learning", "Learning", drawn(known)),
+        section("figures", "Figures", results(known)),
+        section("learning", "Learning", charts(known)),
         section("differences", "Settings that differ", differing.length
           ? table("Settings that differ", ["setting", ...known.map(({ head }) => head.run)], differing, "settings")
           : note(known.length > 1 ? "None: the settings are the same." : "Select another run to compare.")),
-      ] : !told.failure && empty("Loading runs …"),
+      ] : !followed.failure && empty("Loading runs …"),
     ];
   };
   return { title: () => "compare", draw };

@@ -1,5 +1,4 @@
-// Decides what people are asked before something happens, and how what came of it is told. It does
-// not know what steering means to the fleet.
+// Dialogs and messages. Knows nothing about the calls that they confirm.
 
 import { h, patch } from "./dom.js";
 import { bytes, count } from "./format.js";
@@ -8,7 +7,7 @@ import { button, callout, facts, note, quiet, submit, table } from "./parts.js";
 const TOASTS_MAX = 3;
 const TOAST_MS = 6000, ALARM_MS = 15_000;
 
-/** Says what came of something; the oldest makes room. */
+/** Shows a message for some seconds; removes the oldest of too many. */
 export function toast(text, tone = "") {
   const host = document.getElementById("toasts");
   const node = document.createElement("div");
@@ -18,8 +17,8 @@ export function toast(text, tone = "") {
   setTimeout(() => node.remove(), tone === "bad" ? ALARM_MS : TOAST_MS);
 }
 
-/** Shows what `draw(close, redraw)` describes; answers with what it was closed with, or null. */
-function modal(name, done, draw) {
+/** Shows a dialog drawn by `draw(close, redraw)`. Resolves to the value it was closed with, or null. */
+function modal(name, onConfirm, draw) {
   return new Promise((resolve) => {
     const dialog = document.createElement("dialog");
     let answer = null;
@@ -29,7 +28,7 @@ function modal(name, done, draw) {
     };
     const onsubmit = (event) => {
       event.preventDefault();
-      done(close, event.currentTarget.elements);
+      onConfirm(close, event.currentTarget.elements);
     };
     const redraw = () => patch(dialog, [h("form", { onsubmit }, h("h2", name), draw(close, redraw))]);
     dialog.setAttribute("aria-label", name);
@@ -43,17 +42,17 @@ function modal(name, done, draw) {
   });
 }
 
-const feet = (close, ...buttons) => h("p.feet", quiet("Cancel", () => close()), buttons);
+const buttonRow = (close, ...buttons) => h("p.feet", quiet("Cancel", () => close()), buttons);
 
-/** Asks before something is done: null, or {reason}. */
-export const ask = ({ title, text, verb, tone, reason }) =>
+/** Asks for a confirmation. Resolves to {reason}, or null if it was cancelled. */
+export const confirmAction = ({ title, text, verb, tone, reason }) =>
   modal(title, (close, fields) => close({ reason: fields.reason?.value.trim() }), (close) => [
     text.map((it) => h("p", it)),
     reason && h("label", "Reason (recorded in the run’s log)", h("input", { name: "reason", autocomplete: "off", maxlength: 500 })),
-    feet(close, submit(verb, { class: tone, "data-action": "confirm" })),
+    buttonRow(close, submit(verb, { class: tone, "data-action": "confirm" })),
   ]);
 
-/** Asks for a bearer: null, or its text. */
+/** Asks for a bearer. Resolves to its text, or null if it was cancelled. */
 export const askBearer = (wasRefused) =>
   modal("This fleet is closed", (close, fields) => close(fields.bearer.value), (close) => [
     wasRefused && callout("bad", "✕", "Bearer rejected: it may be expired or revoked. Get a new kit, or paste another bearer."),
@@ -61,7 +60,7 @@ export const askBearer = (wasRefused) =>
       " It is kept until this tab is closed and sent only to this gateway."),
     h("textarea", { name: "bearer", rows: 5, required: true, spellcheck: "false", autocomplete: "off",
       "aria-label": "contents of bearer.jwt" }),
-    feet(close, submit("Sign in")),
+    buttonRow(close, submit("Sign in")),
   ]);
 
 const KEYS = [
@@ -71,43 +70,43 @@ const KEYS = [
 ];
 
 export const showKeys = () => modal("Keyboard shortcuts", (close) => close(), () => [
-  h("dl.keys", KEYS.map(([key, does]) => h("div", h("dt", h("kbd", key)), h("dd", does)))), h("p.feet", submit("Close")),
+  h("dl.keys", KEYS.map(([key, action]) => h("div", h("dt", h("kbd", key)), h("dd", action)))), h("p.feet", submit("Close")),
 ]);
 
-/** Asks for a spec and its files, has `send` check and start them; answers with the run, or null. */
+/** Asks for a spec and its files, and submits them with `send`. Resolves to the run, or null. */
 export function startRun(send) {
   const files = new Map();
-  let said = null;
-  const offer = async (checkOnly, close, redraw) => {
-    said = note("Checking …");
+  let result = null;
+  const sendSpec = async (checkOnly, close, redraw) => {
+    result = note("Checking …");
     redraw();
     try {
       const named = Object.fromEntries([...files.values()].map(({ name, content }) => [name, content]));
       const { run, data = {} } = await send({ specYaml: spec, files: named, checkOnly });
       if (run) return close(run);
-      said = reported(data);
+      result = checkReport(data);
     } catch (error) {
-      said = callout("bad", "✕", error.message);
+      result = callout("bad", "✕", error.message);
     }
     redraw();
   };
   let spec = "";
-  let again = () => {};
-  return modal("Start a run", (close) => offer(false, close, again), (close, redraw) => {
-    again = redraw;
-    const choose = async ({ currentTarget }) => {
+  let redrawDialog = () => {};
+  return modal("Start a run", (close) => sendSpec(false, close, redrawDialog), (close, redraw) => {
+    redrawDialog = redraw;
+    const addFiles = async ({ currentTarget }) => {
       for (const file of [...currentTarget.files]) files.set(file.name, { name: file.name, size: file.size, content: await base64(file) });
       redraw();
     };
-    const file = ([key, it]) => h("li.tools", { key },
+    const fileRow = ([key, it]) => h("li.tools", { key },
       h("input", { value: it.name, "aria-label": `name of ${key} in the spec`, oninput: ({ target }) => { it.name = target.value; } }),
       h("small", bytes(it.size)), quiet("×", () => { files.delete(key); redraw(); }, { "aria-label": `remove ${key}` }));
     return [
       h("label", "Run spec (YAML, as for flotilla run submit)",
         h("textarea.spec", { rows: 12, required: true, spellcheck: "false", oninput: ({ target }) => { spec = target.value; } })),
-      h("label", "Files referenced in the spec", h("input", { type: "file", multiple: true, onchange: choose })), h("ul", [...files].map(file)),
-      h("div", { role: "status" }, said),
-      feet(close, button("Check", () => offer(true, close, redraw), { "data-action": "check" }),
+      h("label", "Files referenced in the spec", h("input", { type: "file", multiple: true, onchange: addFiles })), h("ul", [...files].map(fileRow)),
+      h("div", { role: "status" }, result),
+      buttonRow(close, button("Check", () => sendSpec(true, close, redraw), { "data-action": "check" }),
         submit("Start", { "data-action": "confirm" })),
     ];
   });
@@ -123,7 +122,7 @@ const base64 = (file) =>
 
 const lengths = ({ min = 0, median = 0, max = 0 } = {}) => (max ? `${count(median)} (${count(min)} – ${count(max)})` : "–");
 
-const reported = ({ files = [], warnings = [], samplesPerCycle, heldoutSamplesPerCycle }) => [
+const checkReport = ({ files = [], warnings = [], samplesPerCycle, heldoutSamplesPerCycle }) => [
   callout("good", "✓", "The spec is valid."), warnings.map((text) => callout("warn", "▲", text)),
   facts([["samples per cycle", samplesPerCycle], ["held-out samples per cycle", heldoutSamplesPerCycle]]),
   table("Files", ["field", "file", "lines", "duplicates", "bytes per prompt", "tokens per prompt"],

@@ -1,9 +1,9 @@
-// Decides which lines of a text another one has too, in the same order. It is pure.
+// Compares two texts line by line. Pure functions.
 
-/** The table of a comparison is so large at most; longer texts are compared line by line. */
+/** The maximum size of the table; longer texts are only compared at equal line numbers. */
 const CELLS_MAX = 250_000;
 
-/** The lines of `text`, each with whether `other` has it. */
+/** The lines of `text`; `same` is true for lines that `other` has in the same order. */
 export function lines(text, other) {
   const [ours, theirs] = [text.split("\n"), other.split("\n")];
   const same = ours.length * theirs.length > CELLS_MAX
@@ -12,7 +12,7 @@ export function lines(text, other) {
   return ours.map((line, at) => ({ line, same: same[at] }));
 }
 
-/** By the longest common subsequence. */
+/** Marks the lines of the longest common subsequence. */
 function common(ours, theirs) {
   const width = theirs.length + 1;
   const table = new Uint32Array((ours.length + 1) * width);

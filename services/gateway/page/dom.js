@@ -1,10 +1,9 @@
-// Decides how a description becomes the page: `h` describes, `patch` changes only what differs. It
-// does not know what is shown.
+// A small virtual DOM: `h` describes elements, `patch` changes only the nodes that differ.
 
 const SVG = "http://www.w3.org/2000/svg";
-/** On a node: what it was drawn from. */
+/** The property of a node with the description it was drawn from. */
 const DRAWN = Symbol("drawn");
-/** What people change, and attributes do not tell. */
+/** State that users change and that attributes do not reflect. */
 const PROPERTIES = new Set(["value", "checked", "disabled", "open", "selected"]);
 
 const isText = (child) => child === null || typeof child !== "object";
@@ -12,8 +11,8 @@ const textOf = (child) => (child === null || child === false ? "" : String(child
 const isProps = (it) => !isText(it) && !Array.isArray(it) && !it.tag && !it.make;
 
 /**
- * An element: `h("p.note.warn", { title }, …)`; props may be left away. Children that are false,
- * null or undefined hold a place and show nothing.
+ * Describes an element: `h("p.note.warn", { title }, …)`. Props are optional. A child that is false,
+ * null or undefined becomes an empty text node, so that its siblings keep their nodes.
  */
 export function h(selector, ...children) {
   const props = isProps(children[0] ?? null) ? { ...children.shift() } : {};
@@ -23,18 +22,18 @@ export function h(selector, ...children) {
   return { tag, props, key: props.key, children };
 }
 
-/** Described again only when one of `deps` is another, and never while nobody sees its node. */
-export const lazy = (key, deps, make, isOff) => ({ key, deps, make, isOff });
+/** Describes a node only if one of `deps` changed, and never while `isOffscreen(node)`. */
+export const lazy = (key, deps, make, isOffscreen) => ({ key, deps, make, isOffscreen });
 
-/** Makes the children of `parent` what the descriptions say; nodes that fit are kept. */
+/** Makes the children of `parent` match the descriptions; matching nodes are kept. */
 export function patch(parent, children) {
   children = children.flat(Infinity).map((child) => child ?? null);
   const keyed = dropUnwanted(parent, children);
   let at = parent.firstChild;
   for (const child of children) {
     const old = child?.key === undefined ? at : keyed.get(child.key);
-    const node = fits(old, child) ? refresh(old, child) : create(child, parent);
-    // Of two with one key, the second is another node.
+    const node = matches(old, child) ? refresh(old, child) : create(child, parent);
+    // A second child with the same key gets a new node.
     if (child?.key !== undefined) keyed.delete(child.key);
     if (node === at) at = at.nextSibling;
     else parent.insertBefore(node, at);
@@ -46,7 +45,7 @@ export function patch(parent, children) {
   }
 }
 
-/** First, so that the nodes behind need not move and lose the focus. */
+/** Runs first: otherwise later nodes would move and lose the focus. */
 function dropUnwanted(parent, children) {
   const wanted = new Set(children.map((child) => child?.key));
   const keyed = new Map();
@@ -59,7 +58,7 @@ function dropUnwanted(parent, children) {
   return keyed;
 }
 
-function fits(node, child) {
+function matches(node, child) {
   if (!node || isText(child)) return node?.nodeType === Node.TEXT_NODE;
   const drawn = node[DRAWN];
   return drawn !== undefined && drawn.key === child.key && (child.make || drawn.tag === child.tag);
@@ -81,7 +80,7 @@ function refresh(node, child) {
   }
   const drawn = node[DRAWN];
   const same = child.deps?.every((dep, at) => dep === drawn.deps?.[at]);
-  if (!same && !child.isOff?.(node)) draw(node, drawn.props, child.make?.() ?? child, child);
+  if (!same && !child.isOffscreen?.(node)) draw(node, drawn.props, child.make?.() ?? child, child);
   return node;
 }
 
@@ -101,7 +100,7 @@ function set(node, name, value) {
   else node.setAttribute(name, value === true ? "" : value);
 }
 
-/** Calls `draw` once in the next frame, however often it was asked for. */
+/** Combines all requests within a frame into one call of `draw`. */
 export function perFrame(draw) {
   let frame = 0;
   return () => {

@@ -1,47 +1,46 @@
-// Decides how the fleet is looked at as a whole: its runs in a list, its boxes as cards or, when
-// they are many, as rows.
+// Shows the fleet: a list of runs, and the agents as cards or, if there are many, as rows.
 
 import { now } from "./api.js";
-import { card, haystack, row } from "./box.js";
+import { card, row, searchText } from "./box.js";
 import { h, lazy } from "./dom.js";
-import { clock, count, counted, duration, many, percent } from "./format.js";
+import { clock, compact, count, counted, duration, percent } from "./format.js";
 import { button, empty, progress, quiet, section, state } from "./parts.js";
 import { toCompare, toRun } from "./route.js";
 import { linear } from "./scale.js";
-import { newestFirst, progressOf, stateOf, sums } from "./store.js";
+import { fleetTotals, newestFirst, progressOf, stateOf } from "./store.js";
 
 const CARDS_MAX = 24;
 const RUNS_SHOWN = 12;
 const COMPARED_MAX = 8;
-/** Of the fleet's rate: four minutes. */
-const LOOKS = 120, LOOK_MS = 2000;
+/** Four minutes of the fleet's rate. */
+const RATES_MAX = 120, RATE_INTERVAL_MS = 2000;
 
-/** Kept while the page is open, so that coming back does not begin it anew. */
+/** Survives a change of the view. */
 const rates = [];
 
 export function open({ page, signal }) {
   let filter = "";
   let allRuns = false;
   const compared = new Set();
-  const screen = watchScreen(page.redraw, signal);
-  const timer = setInterval(remember, LOOK_MS);
+  const visibility = trackVisibility(page.redraw, signal);
+  const timer = setInterval(recordRate, RATE_INTERVAL_MS);
   signal.addEventListener("abort", () => clearInterval(timer));
 
-  function remember() {
-    rates.push(sums(page.fleet.agents, now()).tokensPerS);
-    if (rates.length > LOOKS) rates.shift();
+  function recordRate() {
+    rates.push(fleetTotals(page.fleet.agents, now()).tokensPerS);
+    if (rates.length > RATES_MAX) rates.shift();
   }
 
   function runs() {
     const list = newestFirst(page.fleet.runs);
     if (!list.length) {
-      return page.heard && empty("No runs yet. Submit one with ", h("code", "flotilla run submit SPEC"),
+      return page.isLoaded && empty("No runs yet. Submit one with ", h("code", "flotilla run submit SPEC"),
         page.may() && " or with Start", ".");
     }
     const shown = allRuns ? list : list.slice(0, RUNS_SHOWN);
     const minute = Math.floor(now() / 60_000);
     return [
-      h("div.runs", shown.map((run) => lazy(run.run, [run, compared.has(run.run), minute], () => line(run)))),
+      h("div.runs", shown.map((run) => lazy(run.run, [run, compared.has(run.run), minute], () => runRow(run)))),
       list.length > RUNS_SHOWN && quiet(allRuns ? "Show newest only" : `Show all ${count(list.length)}`, toggle),
     ];
   }
@@ -51,7 +50,7 @@ export function open({ page, signal }) {
     page.redraw();
   }
 
-  function line(run) {
+  function runRow(run) {
     const share = progressOf(run);
     const submitted = Date.parse(run.submittedAt);
     const onchange = ({ currentTarget }) => {
@@ -72,17 +71,17 @@ export function open({ page, signal }) {
   function boxes(total) {
     const all = [...page.fleet.agents.values()];
     if (!all.length) {
-      return page.heard && empty("No agents yet. Start one on this machine with ", h("code", "flotilla agent"), ", or on another machine with ",
+      return page.isLoaded && empty("No agents yet. Start one on this machine with ", h("code", "flotilla agent"), ", or on another machine with ",
         h("code", "flotilla join"), " and the fleet’s join token.");
     }
     const words = filter.toLowerCase().split(/\s+/);
-    const fit = all.filter((agent) => words.every((word) => haystack(agent).includes(word)));
-    const [as, name] = total.boxes > CARDS_MAX ? [row, "rows"] : [card, "cards"];
-    const drawn = (agent) =>
-      lazy(agent.agent, [agent, stateOf(agent, now())], () => as(agent, { ref: screen.observe }), screen.isOff);
+    const matching = all.filter((agent) => words.every((word) => searchText(agent).includes(word)));
+    const [render, name] = total.boxes > CARDS_MAX ? [row, "rows"] : [card, "cards"];
+    const lazyAgent = (agent) =>
+      lazy(agent.agent, [agent, stateOf(agent, now())], () => render(agent, { ref: visibility.observe }), visibility.isOffscreen);
     return [
-      h(`div.${name}`, fit.map(drawn)),
-      !fit.length && empty(`None of ${count(all.length)} agents matches “${filter}”.`),
+      h(`div.${name}`, matching.map(lazyAgent)),
+      !matching.length && empty(`None of ${count(all.length)} agents matches “${filter}”.`),
     ];
   }
 
@@ -100,7 +99,7 @@ export function open({ page, signal }) {
   ];
 
   const draw = () => {
-    const total = sums(page.fleet.agents, now());
+    const total = fleetTotals(page.fleet.agents, now());
     return [
       summary(total, page.fleet.runs),
       section("runs", "Runs", h("div.tools", compared.size === 1 && h("small", "Select another run to compare"),
@@ -117,29 +116,29 @@ const tile = (value, unit, more) => h("div.tile", h("b", value), h("span", unit)
 function summary(total, runs) {
   const working = [...runs.values()].filter((it) => it.state === "running").length;
   return h("div.summary", h("h1.unseen", "The fleet"),
-    tile(count(total.there) + (total.there < total.boxes ? ` of ${count(total.boxes)}` : ""),
+    tile(count(total.online) + (total.online < total.boxes ? ` of ${count(total.boxes)}` : ""),
       total.boxes === 1 ? "agent online" : "agents online"),
     tile(count(working), working === 1 ? "run active" : "runs active"),
-    tile(many(total.tokensPerS), "tokens/s", spark()), total.watts > 0 && tile(many(total.watts), "W"),
+    tile(compact(total.tokensPerS), "tokens/s", spark()), total.watts > 0 && tile(compact(total.watts), "W"),
     total.concerned > 0 && tile(h("span.why", `⚠ ${count(total.concerned)}`),
       total.concerned === 1 ? "agent needs attention" : "agents need attention"));
 }
 
 function spark() {
-  const x = linear([0, LOOKS - 1], [0, 120]);
+  const x = linear([0, RATES_MAX - 1], [0, 120]);
   const y = linear([0, Math.max(1, ...rates)], [29, 3]);
-  const points = rates.map((rate, at) => `${x(LOOKS - rates.length + at).toFixed(1)} ${y(rate).toFixed(1)}`);
+  const points = rates.map((rate, at) => `${x(RATES_MAX - rates.length + at).toFixed(1)} ${y(rate).toFixed(1)}`);
   return points.length > 1 && h("svg.spark", { width: 120, height: 30, role: "img", "aria-label": "tokens/s over the last four minutes" },
     h("path.curve.s0", { d: `M${points.join("L")}` }));
 }
 
-/** Knows which nodes nobody sees: they are drawn when they come into sight. */
-function watchScreen(redraw, signal) {
-  const off = new WeakSet();
+/** Tracks which nodes are off the screen; they are redrawn when they become visible. */
+function trackVisibility(redraw, signal) {
+  const offscreen = new WeakSet();
   const observer = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) off[isIntersecting ? "delete" : "add"](target);
+    for (const { target, isIntersecting } of entries) offscreen[isIntersecting ? "delete" : "add"](target);
     redraw();
   }, { rootMargin: "200px" });
   signal.addEventListener("abort", () => observer.disconnect());
-  return { observe: (node) => observer.observe(node), isOff: (node) => off.has(node) };
+  return { observe: (node) => observer.observe(node), isOffscreen: (node) => offscreen.has(node) };
 }

@@ -1,4 +1,4 @@
-// Decides how figures and times are written. It is pure.
+// Formats numbers and times. Pure functions.
 
 const NONE = "–";
 const MINUTE = 60, HOUR = 3600, DAY = 86400;
@@ -8,8 +8,8 @@ export const count = (value) => grouped.format(value);
 export const counted = (value, one, more = `${one}s`) => `${count(value)} ${value === 1 ? one : more}`;
 const minus = (text) => text.replace("e+", "e").replace(/-/g, "−");
 
-/** Digits that tell something; very small and very large ones with an exponent. */
-export function figure(value, digits = 4) {
+/** A number with `digits` significant digits; very small and very large ones with an exponent. */
+export function decimal(value, digits = 4) {
   if (value === null) return NONE;
   if (value === 0) return "0";
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value > 0 ? "∞" : "−∞";
@@ -20,8 +20,8 @@ export function figure(value, digits = 4) {
 }
 
 export const percent = (share, digits = 1) => `${(share * 100).toFixed(digits)} %`;
-export const whole = (value, unit) => (value === null ? null : `${count(value)} ${unit}`);
-/** A place on an axis: cycle 3, or 2.25. */
+export const withUnit = (value, unit) => (value === null ? null : `${count(value)} ${unit}`);
+/** A value on a cycle axis, such as 3 or 2.25. */
 export const place = (x) => String(Number(x.toFixed(2)));
 
 export function bytes(value) {
@@ -31,12 +31,12 @@ export function bytes(value) {
   return `${sized.toFixed(at && sized < 100 ? 1 : 0)} ${units[at]}`;
 }
 
-export function many(value) {
+export function compact(value) {
   if (value < 10_000) return count(value);
   return value < 1e6 ? `${(value / 1e3).toFixed(1)} k` : `${(value / 1e6).toFixed(2)} M`;
 }
 
-/** Two units at most: 2 h 5 min. */
+/** A duration in at most two units, such as 2 h 5 min. */
 export function duration(seconds) {
   const s = Math.max(0, seconds);
   if (s < MINUTE) return `${s < 10 ? Number(s.toFixed(1)) : Math.round(s)} s`;
@@ -47,7 +47,7 @@ export function duration(seconds) {
   return `${Math.floor((smalls * small) / big)} ${bigName}${rest ? ` ${rest} ${smallName}` : ""}`;
 }
 
-/** As a clock on the wall says it; with its day when that is not today. */
+/** The local time of day, with the date unless it is today. */
 export function clock(ms, now) {
   const at = new Date(ms);
   const time = at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
@@ -55,14 +55,14 @@ export function clock(ms, now) {
   return `${at.toLocaleDateString("en-GB", { weekday: "short", day: "numeric", month: "short" })} ${time}`;
 }
 
-/** `ends about 14:05 (13:50 – 14:40)`; nothing where nothing tells. */
+/** `ends about 14:05 (13:50 – 14:40)`; empty without an estimate. */
 export function ending(eta, submittedAt, now) {
   if (!eta) return "";
   const [early, likely, late] = [eta.earlyS, eta.likelyS, eta.lateS].map((s) => clock(Date.parse(submittedAt) + s * 1000, now));
   return `ends about ${likely}${early === late ? "" : ` (${early} – ${late})`}`;
 }
 
-/** Every state has a sign and a word, for not everybody sees colours. */
+/** The signs of states, for users who cannot see colours. */
 export const SIGNS = {
   running: "▶", paused: "‖", succeeded: "✓", failed: "✕", cancelled: "⊘",
   ready: "●", draining: "◐", stopped: "○", quarantined: "⚠", gone: "◌",

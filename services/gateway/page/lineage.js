@@ -1,9 +1,8 @@
-// Decides how checkpoints and what they were trained from are drawn, and what is said of the one
-// that is chosen. Where they stand is not its to decide.
+// Draws the graph of checkpoints that ancestry.js lays out, and the details of the selected one.
 
 import { ancestry } from "./ancestry.js";
 import { h } from "./dom.js";
-import { count, figure, many } from "./format.js";
+import { compact, count, decimal } from "./format.js";
 import { chip, command, empty, facts, note, table } from "./parts.js";
 
 const COLUMN = 54, LANE = 40, LEFT = 28, TOP = 34;
@@ -13,20 +12,20 @@ const nameOf = (node) => (node.isBase ? "base" : `${node.cycle}/${node.step}`);
 const labelOf = (node, cycles) => (node.isBase ? "base" : cycles ? `cycle ${node.cycle}` : `step ${node.step}`);
 
 export function lineage(redraw) {
-  let chosen = null;
+  let chosenManifest = null;
 
   return function draw(board) {
     const { nodes, edges } = ancestry(board);
     if (nodes.length === 1) return empty("No checkpoints yet: the first training writes the first one.");
     const x = (node) => LEFT + node.column * COLUMN;
     const y = (node) => TOP + (node.lane + 1) * LANE;
-    const of = nodes.find(({ manifest }) => manifest === chosen) ?? nodes.find(({ best }) => best) ?? nodes.at(-1);
+    const selected = nodes.find(({ manifest }) => manifest === chosenManifest) ?? nodes.find(({ best }) => best) ?? nodes.at(-1);
     const choose = (node) => () => {
-      chosen = node.manifest;
+      chosenManifest = node.manifest;
       redraw();
     };
     const onkeydown = (event) => {
-      const to = nodes[of.column + ({ ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? NaN)];
+      const to = nodes[selected.column + ({ ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? NaN)];
       if (!to) return;
       event.preventDefault();
       choose(to)();
@@ -35,7 +34,7 @@ export function lineage(redraw) {
       ? `M${x(from)} ${y(from)}H${x(to)}`
       : `M${x(from)} ${y(from)}C${x(from) + COLUMN} ${y(from)} ${x(to) - COLUMN} ${y(to)} ${x(to)} ${y(to)}` });
     const dot = (node) => h("g.node", {
-      class: ["final", "best", "rolledBack"].filter((it) => node[it]).concat(node === of ? "chosen" : []).join(" "),
+      class: ["final", "best", "rolledBack"].filter((it) => node[it]).concat(node === selected ? "chosen" : []).join(" "),
       "data-checkpoint": nameOf(node), transform: `translate(${x(node)} ${y(node)})`, onclick: choose(node),
     },
     h("circle", { r: node.final ? 9 : 5 }), h("title", nameOf(node)),
@@ -44,9 +43,9 @@ export function lineage(redraw) {
     return h("div.panel",
       h("div.scrolled", h("svg", {
         width: LEFT * 2 + (nodes.length - 1) * COLUMN, height: TOP + 3 * LANE, tabindex: 0, onkeydown, role: "application",
-        "aria-label": `${count(nodes.length - 1)} checkpoints and their base. Arrow keys choose one; chosen: ${nameOf(of)}`,
+        "aria-label": `${count(nodes.length - 1)} checkpoints and their base. Arrow keys choose one; chosen: ${nameOf(selected)}`,
       }, edges.map(edge), nodes.map(dot))),
-      details(board.head.run, of));
+      details(board.head.run, selected));
   };
 }
 
@@ -55,12 +54,12 @@ function details(run, node) {
   return h("div.details", { "aria-live": "polite" },
     h("h3", node.isBase ? "The base " : `Cycle ${node.cycle}, step ${count(node.step)} of ${count(node.steps)} `,
       node.best && chip("★ best so far", "good"), node.rolledBack && chip("↩ rolled back", "warn"), !node.final && chip("intermediate")),
-    !node.isBase && facts([["loss", `${figure(node.loss)} nats`], ["learning rate", figure(node.learningRate)],
-      ["gradient norm", figure(node.gradNorm)],
-      ["weight change", node.weightChange !== null && figure(node.weightChange)], ["tokens", many(node.tokens)],
+    !node.isBase && facts([["loss", `${decimal(node.loss)} nats`], ["learning rate", decimal(node.learningRate)],
+      ["gradient norm", decimal(node.gradNorm)],
+      ["weight change", node.weightChange !== null && decimal(node.weightChange)], ["tokens", compact(node.tokens)],
       ["trained by", `${node.agent}, ${node.engine}`], ["in the store", h("code", node.path)]]),
     node.evals.length > 0 ? table(`Evals of ${nameOf(node)}`, ["suite", "perplexity", "bits per byte", "agent"], node.evals.map((it) =>
-      [it.suite, `${figure(it.perplexity)} ± ${figure(it.stderr, 2)}`, figure(it.bitsPerByte),
+      [it.suite, `${decimal(it.perplexity)} ± ${decimal(it.stderr, 2)}`, decimal(it.bitsPerByte),
         it.agent + (it.stormed ? ", during a TLB storm" : "")]))
       : note("Not evaluated yet."),
     !node.isBase && h("p", command(`flotilla checkpoint get ${ref}`), command(`flotilla checkpoint export ${ref} --out adapter`)));

@@ -1,7 +1,7 @@
-// Decides which view is open and what all views share: the fleet's stream, who looks at it, keys,
-// the theme, and whether the gateway is there.
+// Opens views, and has what all of them share: the fleet's stream, the user, keyboard shortcuts, the
+// theme and the state of the connection.
 
-import { call, follow, gateway, useBearer } from "./api.js";
+import { call, follow, gateway, signIn } from "./api.js";
 import { patch, perFrame } from "./dom.js";
 import { parse, toRun } from "./route.js";
 import { emptyFleet, mergeFleet } from "./store.js";
@@ -19,10 +19,10 @@ const root = document.documentElement;
 const main = byId("main");
 let hello = null;
 let view = null;
-let at = null;
-let leave = new AbortController();
+let current = null;
+let viewAbort = new AbortController();
 let retryAt = 0;
-/** 0 until it is laid out: nothing is drawn before. */
+/** 0 until the page is laid out; nothing is drawn before that. */
 let width = 0;
 
 const redraw = perFrame(() => {
@@ -33,24 +33,24 @@ const redraw = perFrame(() => {
 
 const named = (run, name) => (name && name !== run ? `${run} (${name})` : run);
 
-/** What views are given. */
+/** The interface that views receive. */
 const page = {
   fleet: emptyFleet(),
-  /** Whether anything was heard: empty is not unknown. */
-  heard: false,
+  /** False until the first data: an empty fleet is not an unknown one. */
+  isLoaded: false,
   redraw,
   width: () => width,
   may: () => Boolean(hello?.open || /operator|admin/.test(hello?.scope)),
   go: (hash) => { location.hash = hash; },
   steer: {
-    pause: (run, name) => steer("Runs/Pause", { run }, { title: `Pause ${run}?`, verb: "Pause", reason: true, said: `${run} paused`,
+    pause: (run, name) => steer("Runs/Pause", { run }, { title: `Pause ${run}?`, verb: "Pause", reason: true, done: `${run} paused`,
       text: [`Agents finish the jobs they hold; no new jobs of ${named(run, name)} start until it is resumed.`] }),
-    resume: (run, name) => steer("Runs/Resume", { run }, { title: `Resume ${run}?`, verb: "Resume", said: `${run} resumed`,
+    resume: (run, name) => steer("Runs/Resume", { run }, { title: `Resume ${run}?`, verb: "Resume", done: `${run} resumed`,
       text: [`${named(run, name)} continues from where it was paused.`] }),
     cancel: (run, name) => steer("Runs/Cancel", { run }, { title: `Cancel ${run}?`, verb: "Cancel run", tone: "bad", reason: true,
-      said: `${run} cancelled`,
+      done: `${run} cancelled`,
       text: [`${named(run, name)} ends now and cannot be resumed.`, "Its checkpoints and samples stay in the store."] }),
-    drain: (agent) => steer("Fleet/Drain", { agent }, { title: `Drain ${agent}?`, verb: "Drain", said: `${agent} is draining`,
+    drain: (agent) => steer("Fleet/Drain", { agent }, { title: `Drain ${agent}?`, verb: "Drain", done: `${agent} is draining`,
       text: [`${agent} finishes its current jobs, accepts no new ones, and leaves the fleet.`,
         "To bring it back, start the agent on its host again."] }),
     async start() {
@@ -63,25 +63,25 @@ const page = {
   },
 };
 
-async function steer(method, message, { said, ...question }) {
-  const { ask, toast } = await dialogs();
-  const answer = await ask(question);
+async function steer(method, message, { done, ...question }) {
+  const { confirmAction, toast } = await dialogs();
+  const answer = await confirmAction(question);
   if (!answer) return;
-  await call(method, { ...message, ...(answer.reason && answer) }).then(() => toast(said), (error) => toast(error.message, "bad"));
+  await call(method, { ...message, ...(answer.reason && answer) }).then(() => toast(done), (error) => toast(error.message, "bad"));
 }
 
 // ---- views
 
 async function navigate() {
   const to = parse(location.hash);
-  const elsewhere = to.view !== at?.view || to.id !== at?.id;
-  at = to;
-  leave.abort();
-  leave = new AbortController();
-  const { signal } = leave;
+  const isOtherView = to.view !== current?.view || to.id !== current?.id;
+  current = to;
+  viewAbort.abort();
+  viewAbort = new AbortController();
+  const { signal } = viewAbort;
   const { open } = await VIEWS[to.view]();
   if (signal.aborted) return;
-  if (elsewhere) {
+  if (isOtherView) {
     main.replaceChildren();
     main.dataset.view = to.view;
     main.focus({ preventScroll: true });
@@ -94,16 +94,16 @@ async function navigate() {
 addEventListener("hashchange", navigate);
 setInterval(() => {
   if (view?.ticks) redraw();
-  tellLost();
+  showConnection();
 }, TICK_MS);
 new ResizeObserver(([{ contentRect }]) => {
   width = Math.floor(contentRect.width);
   redraw();
 }).observe(main);
 
-// ---- the gateway
+// ---- the connection
 
-async function greet() {
+async function loadHello() {
   const before = hello?.version;
   hello = await call("Fleet/Hello").catch(() => hello);
   if (!hello) return;
@@ -111,7 +111,7 @@ async function greet() {
   redraw();
   const { toast } = await dialogs();
   if (before && before !== hello.version) toast(`The gateway was upgraded to ${hello.version}: reload this page`);
-  // So that they are there when the gateway is not.
+  // Loads all views now, so that they work without a connection.
   Object.values(VIEWS).forEach((load) => load());
 }
 
@@ -119,63 +119,63 @@ gateway.addEventListener("link", ({ detail: { connected, retryAt: next } }) => {
   const isBack = connected && root.dataset.connected === "no";
   root.dataset.connected = connected ? "yes" : "no";
   retryAt = connected ? 0 : next;
-  tellLost();
+  showConnection();
   if (!isBack) return;
-  // An empty fleet says nothing: that the stream stands is all there is to hear.
-  page.heard = true;
-  greet();
+  // An empty fleet sends no messages, so an open stream is enough.
+  page.isLoaded = true;
+  loadHello();
 });
 
-function tellLost() {
+function showConnection() {
   byId("lost").hidden = !retryAt;
   const seconds = Math.ceil((retryAt - Date.now()) / 1000);
   byId("retry").textContent = seconds > 0 ? ` in ${seconds} s` : " now";
 }
 
 let asking = false;
-let given = false;
-gateway.addEventListener("closed", async () => {
+let hadBearer = false;
+gateway.addEventListener("sign-in-required", async () => {
   if (asking) return;
   asking = true;
-  const bearer = await (await dialogs()).askBearer(given);
+  const bearer = await (await dialogs()).askBearer(hadBearer);
   asking = false;
-  given = Boolean(bearer);
-  byId("enter").hidden = given;
-  if (given) useBearer(bearer);
+  hadBearer = Boolean(bearer);
+  byId("enter").hidden = hadBearer;
+  if (hadBearer) signIn(bearer);
 });
-gateway.addEventListener("opened", navigate);
+gateway.addEventListener("signed-in", navigate);
 
 follow("Fleet/Watch", {}, {
   signal: new AbortController().signal,
-  hear(change, first) {
+  onMessage(change, first) {
     page.fleet = mergeFleet(page.fleet, change, first);
     redraw();
   },
   isOver: () => false,
-  failed: async ({ message }) => (await dialogs()).toast(`Cannot watch the fleet: ${message}`, "bad"),
+  onFailure: async ({ message }) => (await dialogs()).toast(`Cannot watch the fleet: ${message}`, "bad"),
 });
 
-// ---- keys
+// ---- keyboard shortcuts
 
 let chord = 0;
 
 addEventListener("keydown", (event) => {
   const { key, target, timeStamp } = event;
-  const types = target.closest("input:not([type=checkbox]), textarea, select, dialog");
-  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || types) return;
+  const isTyping = target.closest("input:not([type=checkbox]), textarea, select, dialog");
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || isTyping) return;
   const isChord = timeStamp - chord < CHORD_MS;
   chord = key === "g" ? timeStamp : 0;
-  const acts = {
-    "?": keys, "/": () => main.querySelector("[data-filter]")?.focus(), j: () => toRow(1), k: () => toRow(-1),
+  const actions = {
+    "?": showShortcuts, "/": () => main.querySelector("[data-filter]")?.focus(), j: () => toRow(1), k: () => toRow(-1),
     ...(target.closest("[data-row]") && { ArrowDown: () => toRow(1), ArrowUp: () => toRow(-1) }),
     ...(isChord && { f: () => toSection("boxes"), r: () => toSection("runs") }),
   };
-  if (!acts[key]) return;
+  if (!actions[key]) return;
   event.preventDefault();
-  acts[key]();
+  actions[key]();
 });
 
-async function keys() {
+async function showShortcuts() {
   (await dialogs()).showKeys();
 }
 
@@ -188,34 +188,34 @@ function toRow(by) {
 }
 
 async function toSection(id) {
-  if (at.view !== "fleet") {
+  if (current.view !== "fleet") {
     page.go("#/");
     await navigate();
   }
-  // Behind the frame in which it is drawn.
+  // After the frame that draws it.
   requestAnimationFrame(() => requestAnimationFrame(() => {
     byId(id)?.focus({ preventScroll: true });
     byId(id)?.scrollIntoView();
   }));
 }
 
-// ---- the theme, and the buttons above
+// ---- the theme, and the buttons of the header
 
-function theme(name) {
+function setTheme(name) {
   root.dataset.theme = name;
   byId("theme").textContent = THEMES[name];
   byId("theme").setAttribute("aria-label", `theme: ${name}`);
   localStorage.setItem("flotilla.theme", name);
 }
-const known = localStorage.getItem("flotilla.theme");
-theme(known in THEMES ? known : "auto");
+const savedTheme = localStorage.getItem("flotilla.theme");
+setTheme(savedTheme in THEMES ? savedTheme : "auto");
 
 byId("theme").onclick = () => {
   const names = Object.keys(THEMES);
-  theme(names[(names.indexOf(root.dataset.theme) + 1) % names.length]);
+  setTheme(names[(names.indexOf(root.dataset.theme) + 1) % names.length]);
 };
-byId("keys").onclick = keys;
-byId("enter").onclick = () => gateway.dispatchEvent(new Event("closed"));
+byId("keys").onclick = showShortcuts;
+byId("enter").onclick = () => gateway.dispatchEvent(new Event("sign-in-required"));
 byId("skip").onclick = (event) => {
   event.preventDefault();
   main.focus();

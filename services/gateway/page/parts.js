@@ -1,4 +1,4 @@
-// Decides how the small things look that all views use. It does not know what they tell.
+// Small elements that all views use.
 
 import { h } from "./dom.js";
 import { SIGNS } from "./format.js";
@@ -24,20 +24,19 @@ export const meter = (name, share, text, tone) =>
 export const progress = (name, done, total) =>
   h("div.progress", bar("progressbar", name, total ? done / total : 0), fill(total ? done / total : 0));
 
-/** What a form is for. */
 export const submit = (text, props) => h("button", { type: "submit", value: "confirm", ...props }, text);
 
-/** A command with a button that copies it. */
+/** A shell command with a copy button. */
 export const command = (text) => h("span.command", h("code", text), quiet("copy", ({ target }) =>
   navigator.clipboard?.writeText(text).then(() => { target.textContent = "copied"; }), { "aria-label": `copy ${text}` }));
 
-/** Rows of cells under their headings; the first of each row names it. */
+/** A table; the first cell of each row is its heading. */
 export const table = (caption, headings, rows, tone) =>
   h("div.wide", { tabindex: 0, role: "region", "aria-label": caption }, h("table", { class: tone },
     h("thead", h("tr", headings.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", rows.map(([first, ...cells]) => h("tr", h("th", { scope: "row" }, first), cells.map((cell) => h("td", cell)))))));
 
-/** What is only described once it is opened; `opened` remembers which are. */
+/** A section whose content is only drawn while it is open; `opened` has the keys of open ones. */
 export const folded = (key, summary, { opened, redraw }, content) =>
   h("details", { key, open: opened.has(key), ontoggle: ({ currentTarget }) => {
     opened[currentTarget.open ? "add" : "delete"](key);

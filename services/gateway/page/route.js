@@ -1,9 +1,9 @@
-// Decides which address means which view, so that a view can be linked. It is pure.
+// Converts between addresses and views, so that views can be linked. Pure functions.
 
-/** `#/run/r-1/samples?cycle=3` → its view, what it is of, and its settings. */
+/** Splits an address such as `#/run/r-1/samples?cycle=3` into view, id and settings. */
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#?\/?/, "").split("?");
-  const [place, id = "", sub = ""] = path.split("/").map(decoded);
+  const [place, id = "", sub = ""] = path.split("/").map(decode);
   const settings = Object.fromEntries(new URLSearchParams(query));
   if (place === "run" && id) return { view: sub === "samples" ? "samples" : "run", id, settings };
   if (place === "compare" && id) return { view: "compare", id, settings };
@@ -11,7 +11,7 @@ export function parse(hash) {
   return { view: "fleet", id: "", settings };
 }
 
-function decoded(text) {
+function decode(text) {
   try {
     return decodeURIComponent(text);
   } catch {
@@ -19,12 +19,12 @@ function decoded(text) {
   }
 }
 
-const settled = (settings) => {
+const toQuery = (settings) => {
   const query = new URLSearchParams(Object.entries(settings).filter(([, value]) => value)).toString();
   return query && `?${query}`;
 };
 
 export const toRun = (run) => `#/run/${encodeURIComponent(run)}`;
 export const toBox = (agent) => `#/box/${encodeURIComponent(agent)}`;
-export const toSamples = (run, settings = {}) => `${toRun(run)}/samples${settled(settings)}`;
+export const toSamples = (run, settings = {}) => `${toRun(run)}/samples${toQuery(settings)}`;
 export const toCompare = (runs) => `#/compare/${runs.map(encodeURIComponent).join(",")}`;

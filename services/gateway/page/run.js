@@ -1,10 +1,9 @@
-// Decides what is shown of one run: how it stands, its timeline, what it learned, its checkpoints,
-// settings and troubles.
+// Shows a run: its progress, timeline, metrics, checkpoints, problems and settings.
 
 import { follow, now } from "./api.js";
-import { columns, curves, sharing } from "./chart.js";
+import { chartState, columnChart, lineChart } from "./chart.js";
 import { h } from "./dom.js";
-import { clock, count, counted, duration, ending, figure, place } from "./format.js";
+import { clock, count, counted, decimal, duration, ending, place } from "./format.js";
 import { lineage } from "./lineage.js";
 import { button, callout, chip, empty, folded, note, progress, section, state, table } from "./parts.js";
 import { toBox, toSamples } from "./route.js";
@@ -17,51 +16,52 @@ const PHASES = ["plan", "generate", "verify", "select", "train", "evaluate"];
 const THEN = { TELL: "warning only", ROLL_BACK: "rolled back to the best checkpoint", STOP: "run stopped" };
 const CYCLES_DRAWN = 40;
 
-/** Boards of runs as they go, until all have ended: {boards, failure}, changed in place. */
-export function boardsOf(runs, { page, signal }) {
-  const told = { boards: new Map(), failure: null };
-  const whole = new Set();
+/** Follows the boards of runs until all have ended. Returns {boards, failure}, updated in place. */
+export function followBoards(runs, { page, signal }) {
+  const followed = { boards: new Map(), failure: null };
+  // The runs whose complete board was received on this connection.
+  const complete = new Set();
   follow("Runs/Board", { runs }, {
     signal,
-    hear(update, first) {
-      if (first) whole.clear();
+    onMessage(update, first) {
+      if (first) complete.clear();
       const { run } = update.head;
-      told.boards.set(run, mergeBoard(told.boards.get(run), update, !whole.has(run)));
-      whole.add(run);
+      followed.boards.set(run, mergeBoard(followed.boards.get(run), update, !complete.has(run)));
+      complete.add(run);
       page.redraw();
     },
-    isOver: () => runs.every((run) => isOver(told.boards.get(run)?.head.state ?? "running")),
-    failed(error) {
-      told.failure = error.message;
+    isOver: () => runs.every((run) => isOver(followed.boards.get(run)?.head.state ?? "running")),
+    onFailure(error) {
+      followed.failure = error.message;
       page.redraw();
     },
   });
-  return told;
+  return followed;
 }
 
 export function open({ page, route, signal }) {
-  const told = boardsOf([route.id], { page, signal });
+  const followed = followBoards([route.id], { page, signal });
   const opened = new Set();
-  const time = timeline(page.redraw);
-  const family = lineage(page.redraw);
-  const shared = sharing(page);
-  const boardNow = () => told.boards.get(route.id);
+  const drawTimeline = timeline(page.redraw);
+  const drawLineage = lineage(page.redraw);
+  const shared = chartState(page);
+  const boardNow = () => followed.boards.get(route.id);
 
   const title = () => {
     const { name, state: word, phase, done, total } = boardNow()?.head ?? {};
-    const far = word === "running" && total ? `${Math.round((done / total) * 100)} % ${phase}` : word;
-    return [far, name || route.id].filter(Boolean).join(" ");
+    const progressText = word === "running" && total ? `${Math.round((done / total) * 100)} % ${phase}` : word;
+    return [progressText, name || route.id].filter(Boolean).join(" ");
   };
 
   const draw = () => {
     const board = boardNow();
-    if (!board) return empty(told.failure ?? `Loading ${route.id} …`, " ", h("a", { href: "#/" }, "All runs"));
+    if (!board) return empty(followed.failure ?? `Loading ${route.id} …`, " ", h("a", { href: "#/" }, "All runs"));
     const settings = settingsOf(board.spec);
     return [
       header(board.head, page),
-      section("timeline", "Timeline", time(board, (now() - Date.parse(board.head.submittedAt)) / 1000, page.width())),
+      section("timeline", "Timeline", drawTimeline(board, (now() - Date.parse(board.head.submittedAt)) / 1000, page.width())),
       section("learning", "Learning", learning(board, shared)),
-      section("checkpoints", "Checkpoints", family(board)),
+      section("checkpoints", "Checkpoints", drawLineage(board)),
       section("troubles", "Problems", troubles(board.head)),
       section("settings", "Settings", folded("settings", `Show ${counted(settings.length, "setting")}`, { opened, redraw: page.redraw },
         () => table("Settings", ["setting", "value"], settings, "settings"))),
@@ -89,7 +89,7 @@ function header(head, page) {
       over ? `took ${duration(head.endedS ?? head.atS)}` : `running for ${duration((now() - submitted) / 1000)}`));
 }
 
-/** The cycles as a row of marks, and the phases of the one that is worked on. */
+/** The cycles as a row of marks, and the phases of the current cycle. */
 function steps({ cycle, cycles, phase, state: word, kind }) {
   const shown = kind === "raft" ? PHASES : PHASES.slice(-2);
   const is = (at, here) => (at < here ? "past" : at === here ? "here" : "");
@@ -110,34 +110,34 @@ function etas({ state: word, runEnds, phaseEnds, phase, submittedAt }) {
 }
 
 function learning(board, share) {
-  const lined = charts(board);
-  const columned = [rewards(board), fates(board)].filter(({ all }) => all.length);
-  if (!lined.length && !columned.length) return empty("No measurements yet: the base is evaluated first.");
+  const lineCharts = charts(board);
+  const columnCharts = [rewards(board), fates(board)].filter(({ all }) => all.length);
+  if (!lineCharts.length && !columnCharts.length) return empty("No measurements yet: the base is evaluated first.");
   const cycles = [...board.cycles.values()];
   const [axis, stops] = [axisOf(board), stopsOf(board)];
   const shared = share(axis, stops, axis === "cycle" ? cycles.findLast((it) => it.done)?.cycle ?? 0 : stops.at(-1) ?? 0);
-  const [first, ...others] = lined.map((chart) => curves(chart, shared));
+  const [first, ...others] = lineCharts.map((chart) => lineChart(chart, shared));
   return [
     stops.length > 1 && picker(board, shared),
     h("ul", cycles.flatMap(({ cycle, done }) =>
       (done?.findings ?? []).map((it) => h("li", { "data-cycle": cycle }, finding(cycle, it))))),
-    h("div.charts", first, columned.map((chart) => columns(chart, shared)), others),
+    h("div.charts", first, columnCharts.map((chart) => columnChart(chart, shared)), others),
   ];
 }
 
-/** One slider moves the cursor of all charts. */
-function picker(board, { axis, stops, cursor, point }) {
+/** A slider that moves the cursor of all charts. */
+function picker(board, { axis, stops, cursor, setCursor }) {
   const cycle = Math.ceil(cursor - 1e-9);
   return h("div.picker", h("label", h("b", `${axis} ${place(cursor)}`), h("input", {
     type: "range", min: 0, max: stops.length - 1, value: stops.findLastIndex((it) => it <= cursor),
-    "aria-label": `${axis} shown in the charts`, "data-cycle": cycle, oninput: ({ target }) => point(stops[target.value]),
+    "aria-label": `${axis} shown in the charts`, "data-cycle": cycle, oninput: ({ target }) => setCursor(stops[target.value]),
   })),
   axis === "cycle" && board.cycles.has(cycle) && h("a", { href: toSamples(board.head.run, { cycle }) }, `samples of cycle ${cycle}`));
 }
 
 const finding = (cycle, { gate, then, value, limit, best }) =>
   callout(then === "TELL" ? "warn" : "bad", then === "ROLL_BACK" ? "↩" : "▲", h("b", `Cycle ${cycle}, gate on ${gate}: `),
-    `${figure(value)}, limit ${figure(limit)}, best ${figure(best)}; ${THEN[then] ?? then}.`);
+    `${decimal(value)}, limit ${decimal(limit)}, best ${decimal(best)}; ${THEN[then] ?? then}.`);
 
 function troubles({ troubles: all, troublesInAll, submittedAt }) {
   if (!troublesInAll) return note("None.");

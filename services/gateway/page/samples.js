@@ -1,16 +1,15 @@
-// Decides how the samples of a cycle are read: which are asked for, and how those of a prompt stand
-// beside each other.
+// Shows the samples of a cycle, those of a prompt side by side, with filters and search.
 
 import { call } from "./api.js";
 import { lines } from "./diff.js";
 import { h } from "./dom.js";
-import { count, counted, figure } from "./format.js";
+import { count, counted, decimal } from "./format.js";
 import { button, chip, empty, folded, note, quiet } from "./parts.js";
 import { toBox, toRun, toSamples } from "./route.js";
 import { samplesPage } from "./store.js";
 
 const PAGE = 20;
-/** Longer texts are folded. */
+/** Longer texts are collapsed. */
 const LONG_LINES = 24, LONG_CHARS = 1800;
 const TYPING_MS = 300;
 const SIGN = { pass: "✓", fail: "✕", error: "⚠" };
@@ -30,7 +29,7 @@ export function open({ page, route, signal }) {
   call("Runs/Samples", { run, cycle, which, suite, fate, text, offset, limit: PAGE }, signal)
     .then((it) => { answer = samplesPage(it); }, (error) => { failure = error.message; }).finally(page.redraw);
 
-  /** The address says what is looked at; pages begin anew when something else changes. */
+  /** The address has all settings. Every other change returns to the first page. */
   const go = (changes) => page.go(toSamples(run, { ...settings, offset: "", ...changes }));
 
   const select = (label, options, value, choose) => h("label", `${label} `,
@@ -48,25 +47,25 @@ export function open({ page, route, signal }) {
       marked = target.checked;
       page.redraw();
     };
-    const ofKind = (it) => ({ fate: "", suite: it.startsWith("suite ") ? it.slice(6) : "", which: it === "heldout" ? it : "" });
-    const most = (words) => Object.entries(words ?? {}).sort(([, a], [, b]) => b - a);
+    const kindSettings = (it) => ({ fate: "", suite: it.startsWith("suite ") ? it.slice(6) : "", which: it === "heldout" ? it : "" });
+    const byCount = (words) => Object.entries(words ?? {}).sort(([, a], [, b]) => b - a);
     const choice = (name, label) =>
       quiet(label, () => go({ fate: name }), { key: name, "aria-pressed": String(fate === name), "data-choice": name });
     return h("div.tools",
       select("cycle", Array.from({ length: last + 1 }, (_, at) => [at, at]), cycle, (it) => go({ cycle: it, fate: "" })),
-      select("prompts", kinds, suite ? `suite ${suite}` : settings.which ?? "train", (it) => go(ofKind(it))),
+      select("prompts", kinds, suite ? `suite ${suite}` : settings.which ?? "train", (it) => go(kindSettings(it))),
       h("input", { type: "search", placeholder: "search prompts and samples", "aria-label": "search prompts and samples",
         "data-filter": true, value: text, oninput }),
       h("label", h("input", { type: "checkbox", checked: marked, onchange: mark }), " highlight differing lines"),
       h("p.chips", { role: "group", "aria-label": "verdict" }, choice("", "all"),
-        most(answer?.outcomes).map(([name, n]) => choice(name, `${name} ${count(n)}`))),
+        byCount(answer?.outcomes).map(([name, n]) => choice(name, `${name} ${count(n)}`))),
       answer?.fates && h("p.chips", { role: "group", "aria-label": "kept or reason for dropping" },
-        most(answer.fates).map(([name, n]) => choice(name, `${name} ${count(n)}`))));
+        byCount(answer.fates).map(([name, n]) => choice(name, `${name} ${count(n)}`))));
   }
 
   function pager() {
     const all = answer.promptsInAll;
-    // Long samples make a short page.
+    // A page with long samples has fewer prompts.
     const last = offset + answer.prompts.length;
     return h("nav.tools", { "aria-label": "pages" }, button("← previous", () => go({ offset: Math.max(0, offset - PAGE) }), { disabled: !offset }),
       `prompts ${count(offset + 1)} – ${count(last)} of ${count(all)}`,
@@ -81,14 +80,14 @@ export function open({ page, route, signal }) {
     return [pager(), answer.prompts.map(promptOf), answer.promptsInAll > PAGE && pager()];
   }
 
-  function promptOf({ promptId, text: asked, samples, samplesInAll }) {
-    // Others are compared with the one that was kept, else with the best paid.
+  function promptOf({ promptId, text: promptText, samples, samplesInAll }) {
+    // The reference is the kept sample, otherwise the one with the highest reward.
     const reference = samples.find((it) => it.fate === "kept") ?? samples.toSorted((a, b) => b.reward - a.reward)[0];
     const passed = samples.filter((it) => it.outcome === "pass").length;
     return h("article.prompt.panel", { key: promptId, "data-row": true, tabindex: -1, "data-prompt": promptId },
       h("header", h("h2", promptId), h("small", `${passed} of ${counted(samples.length, "sample")} passed`,
         samplesInAll > samples.length && ` (${count(samplesInAll)} in total)`)),
-      long(promptId, asked, () => h("pre.asked", asked)),
+      collapsible(promptId, promptText, () => h("pre.asked", promptText)),
       h("div.samples", samples.map((it) => sampleOf(`${promptId} ${it.index}`, it, marked && it !== reference && reference))));
   }
 
@@ -96,17 +95,17 @@ export function open({ page, route, signal }) {
     key, class: it.fate === "kept" && "kept", "data-fate": it.fate, "data-outcome": it.outcome,
   },
   h("header", h("b", `#${it.index}`), h("b.verdict", `${SIGN[it.outcome] ?? "…"} ${it.outcome || "not judged"}`),
-    it.outcome && `reward ${figure(it.reward, 3)}`, it.fate && chip(it.fate, it.fate === "kept" ? "good" : "soft")),
-  long(key, it.text, () => h("pre", reference ? marks(it.text, reference.text) : it.text)),
+    it.outcome && `reward ${decimal(it.reward, 3)}`, it.fate && chip(it.fate, it.fate === "kept" ? "good" : "soft")),
+  collapsible(key, it.text, () => h("pre", reference ? markedLines(it.text, reference.text) : it.text)),
   it.cut && note("Truncated: the sample is very long."), it.detail && h("p.detail", it.detail),
   note(counted(it.tokens, "token"), it.finish === "length" && ", stopped at the token limit",
-    it.logprob !== null && it.tokens > 0 && `, ${figure(-it.logprob / it.tokens, 3)} nats per token`,
+    it.logprob !== null && it.tokens > 0 && `, ${decimal(-it.logprob / it.tokens, 3)} nats per token`,
     it.agent && [", ", h("a", { href: toBox(it.agent) }, it.agent)]));
 
-  function long(key, whole, content) {
-    const n = whole.split("\n").length;
-    if (n <= LONG_LINES && whole.length <= LONG_CHARS) return content();
-    return folded(key, `${counted(n, "line")}: ${whole.slice(0, 90).trim()} …`, { opened, redraw: page.redraw }, content);
+  function collapsible(key, full, content) {
+    const n = full.split("\n").length;
+    if (n <= LONG_LINES && full.length <= LONG_CHARS) return content();
+    return folded(key, `${counted(n, "line")}: ${full.slice(0, 90).trim()} …`, { opened, redraw: page.redraw }, content);
   }
 
   const draw = () => [
@@ -116,4 +115,4 @@ export function open({ page, route, signal }) {
   return { title: () => `samples of ${run}`, draw };
 }
 
-const marks = (text, reference) => lines(text, reference).map(({ line, same }) => [h(same ? "span" : "mark", line || " "), "\n"]);
+const markedLines = (text, reference) => lines(text, reference).map(({ line, same }) => [h(same ? "span" : "mark", line || " "), "\n"]);

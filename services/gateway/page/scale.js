@@ -1,6 +1,6 @@
-// Decides where values stand on an axis. It is pure.
+// Scales and ticks of axes. Pure functions.
 
-/** Maps `domain` to `range`, linearly; an empty domain to the middle. */
+/** Maps `domain` linearly to `range`; an empty domain to its middle. */
 export function linear([from, to], [start, end]) {
   const span = to - from;
   return (value) => (span ? start + ((value - from) / span) * (end - start) : (start + end) / 2);
@@ -15,12 +15,12 @@ export function ticks([from, to], wanted = 4) {
   const step = size * ([1, 2, 5].find((it) => it * size >= rough) ?? 10);
   const first = Math.ceil(from / step - 1e-9);
   const last = Math.floor(to / step + 1e-9);
-  // Multiplied, not added up, so that 0.3 is 0.3.
+  // Multiplies instead of adding, and rounds, so that 0.3 is exactly 0.3.
   return Array.from({ length: Math.max(0, last - first + 1) }, (_, at) =>
     Number(((first + at) * step).toPrecision(12)));
 }
 
-/** Round seconds or hours, of which about `wanted` fit. */
+/** At most `wanted` ticks at round numbers of seconds, minutes or hours, plus one. */
 export function timeTicks([from, to], wanted) {
   const steps = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
   const step = steps.find((it) => (to - from) / it <= wanted) ?? 86400 * Math.ceil((to - from) / wanted / 86400);
@@ -28,7 +28,7 @@ export function timeTicks([from, to], wanted) {
   return Array.from({ length: Math.max(0, Math.floor(to / step) - first + 1) }, (_, at) => (first + at) * step);
 }
 
-/** The values' extent with a little room; never of no size. */
+/** The extent of values with a margin of 8 %; never empty. */
 export function extent(values, { zero = false, max = Infinity } = {}) {
   const finite = values.filter(Number.isFinite);
   if (!finite.length) return [0, 1];
@@ -38,6 +38,5 @@ export function extent(values, { zero = false, max = Infinity } = {}) {
   return [low >= 0 ? Math.max(0, low - room) : low - room, Math.max(low, Math.min(max, high + room))];
 }
 
-/** The one of `values` that is closest. */
 export const nearest = (values, wanted) =>
   values.reduce((best, it) => (Math.abs(it - wanted) < Math.abs(best - wanted) ? it : best), values[0]);

@@ -1,21 +1,20 @@
-// Decides what is held of what the gateway told: messages become whole values, and updates are
-// merged into them. All of it is pure.
+// Parses the gateway's messages and merges updates into the known state. Pure functions.
 
-/** Agents say how they are every few seconds. */
+/** Agents send a heartbeat every few seconds. */
 const GONE_AFTER_MS = 45_000;
 
-const READ = { "#": (it) => Number(it ?? 0), "?": (it) => (it === undefined ? null : Number(it)), "!": Boolean };
+const PARSERS = { "#": (it) => Number(it ?? 0), "?": (it) => (it === undefined ? null : Number(it)), "!": Boolean };
 const text = (it) => it ?? "";
 
 /**
- * Reads a message, for fields that are zero are absent, and 64-bit numbers are texts: `name#` is a
- * number, `name?` null where it is absent, `name!` a flag; all others are texts. `parts` are read
- * by their own readers, in brackets where they are repeated.
+ * Returns a parser of a message in Protobuf's JSON, where zero fields are absent and 64-bit numbers
+ * are strings. `name#` is a number, `name?` a number or null, `name!` a flag, all others strings.
+ * `parts` maps names to the parsers of nested messages, in brackets if the field is repeated.
  */
 function message(fields, parts = {}) {
-  const plain = fields.split(" ").filter(Boolean).map((it) => [it.replace(/\W$/, ""), READ[it.at(-1)] ?? text]);
+  const plain = fields.split(" ").filter(Boolean).map((it) => [it.replace(/\W$/, ""), PARSERS[it.at(-1)] ?? text]);
   return (raw) => {
-    const read = Object.fromEntries(plain.map(([name, of]) => [name, of(raw?.[name])]));
+    const read = Object.fromEntries(plain.map(([name, parse]) => [name, parse(raw?.[name])]));
     for (const [name, part] of Object.entries(parts)) {
       const it = raw?.[name];
       read[name] = Array.isArray(part) ? (it ?? []).map(part[0]) : it ? part(it) : null;
@@ -66,7 +65,7 @@ export const samplesPage = message("promptsInAll#", {
   })],
 });
 
-/** `update` into the board known so far, or in its place when it is the first of a connection. */
+/** Merges `update` into the board; the first update of a connection replaces the cycles. */
 export function mergeBoard(board, update, first) {
   const known = first || !board ? [] : board.cycles;
   const changed = (update.cycles ?? []).map(cycleOf).map((it) => [it.cycle, it]);
@@ -80,12 +79,12 @@ export function mergeFleet(fleet, change, first) {
   const before = first ? emptyFleet() : fleet;
   const agents = (change.agents ?? []).map(agent).map((it) => [it.agent, it]);
   const runs = (change.runs ?? []).map(runLine).map((it) => [it.run, it]);
-  return { agents: inOrder(before.agents, agents), runs: new Map([...before.runs, ...runs]) };
+  return { agents: mergeSorted(before.agents, agents), runs: new Map([...before.runs, ...runs]) };
 }
 
-/** By name, as people count: box-9 before box-10. */
+/** Natural order: box-9 before box-10. */
 const names = new Intl.Collator("en", { numeric: true });
-function inOrder(known, changed) {
+function mergeSorted(known, changed) {
   const merged = new Map([...known, ...changed]);
   return merged.size === known.size ? merged : new Map([...merged].sort(([a], [b]) => names.compare(a, b)));
 }
@@ -93,19 +92,19 @@ function inOrder(known, changed) {
 export const newestFirst = (runs) => [...runs.values()].sort((a, b) => b.submittedAt.localeCompare(a.submittedAt));
 export const isOver = (state) => state !== "running" && state !== "paused";
 
-/** 0 to 1, or null where nobody counts cycles. A RAFT run's base is one more of them. */
+/** 0 to 1, or null for runs without cycles. The base of a RAFT run counts as a cycle. */
 export const progressOf = ({ state, kind, cycles, cyclesDone }) =>
   cycles ? (state === "succeeded" ? 1 : Math.min(1, cyclesDone / (cycles + (kind === "raft")))) : null;
 
-export const silentS = ({ seenAt }, now) => Math.max(0, now - Date.parse(seenAt || 0)) / 1000;
+export const secondsSinceSeen = ({ seenAt }, now) => Math.max(0, now - Date.parse(seenAt || 0)) / 1000;
 
-/** ready, draining, stopped, quarantined, or gone: what it said last, unless it fell silent. */
+/** The last reported state (ready, draining, stopped, quarantined); gone after a long silence. */
 export function stateOf(agent, now) {
-  const said = agent.state.toLowerCase() || "unknown";
-  return said !== "stopped" && silentS(agent, now) * 1000 > GONE_AFTER_MS ? "gone" : said;
+  const reported = agent.state.toLowerCase() || "unknown";
+  return reported !== "stopped" && secondsSinceSeen(agent, now) * 1000 > GONE_AFTER_MS ? "gone" : reported;
 }
 
-/** Why somebody should look at a box, the worst first. */
+/** The reasons why an agent needs attention, the worst first. */
 export function concerns(agent, now) {
   const state = stateOf(agent, now);
   return [
@@ -117,14 +116,14 @@ export function concerns(agent, now) {
   ].filter(Boolean);
 }
 
-/** Figures of all boxes that are there. */
-export function sums(agents, now) {
+/** Totals of the fleet; rates and power only of agents that are online. */
+export function fleetTotals(agents, now) {
   const all = [...agents.values()];
-  const there = all.filter((it) => !/gone|stopped/.test(stateOf(it, now)));
+  const online = all.filter((it) => !/gone|stopped/.test(stateOf(it, now)));
   const concerned = all.map((it) => concerns(it, now)).filter((it) => it.length);
-  const sum = (of) => there.reduce((total, it) => total + (of(it) ?? 0), 0);
+  const sum = (read) => online.reduce((total, it) => total + (read(it) ?? 0), 0);
   return {
-    boxes: all.length, there: there.length, concerned: concerned.length, concerns: [...new Set(concerned.flat())].sort(),
+    boxes: all.length, online: online.length, concerned: concerned.length, concerns: [...new Set(concerned.flat())].sort(),
     tokensPerS: sum((it) => it.tokensPerS), watts: sum((it) => it.telemetry?.watts),
   };
 }

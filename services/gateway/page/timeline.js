@@ -1,5 +1,4 @@
-// Decides how a run's time is drawn: a lane a box, a bar for what it worked on, and which part of
-// it is looked at. It does not know what the work was for.
+// Draws a run's timeline, with a lane per agent and a bar per piece of work, and zooms and pans it.
 
 import { h } from "./dom.js";
 import { clock, counted, duration } from "./format.js";
@@ -7,20 +6,20 @@ import { button, folded, table } from "./parts.js";
 import { linear, timeTicks } from "./scale.js";
 
 const BAR = 14, PAD = 5, TOP = 40, BOTTOM = 8, RIGHT = 12;
-/** In pixels: what can be seen, what has room for a word, and how far a finger moves that drags. */
-const SEEN = 2, LABELLED = 62, DRAGGED = 4;
+/** In pixels: the minimum width of a bar, that of a labelled bar, and the distance of a drag. */
+const BAR_MIN = 2, LABELLED_MIN = 62, DRAG_MIN = 4;
 const ZOOM = 1.5;
 const NARROWEST_S = 1;
 const ROWS_MAX = 500;
 const WORKS = ["generate", "verify", "train", "evaluate"];
-/** Work is told by its pattern as well as by its colour. */
+/** Kinds of work differ by pattern as well as by colour. */
 const HATCHES = {
   generate: [8, ""], verify: [6, "M0 6L6 0M-1 1L1 -1M5 7L7 5"], train: [5, "M0 2.5H5"], evaluate: [6, "M3 0V6"],
   pause: [8, "M0 0L8 8M-1 7L1 9M7 -1L9 1"],
 };
 
-/** What there is to draw. Kinds of work overlap on a box, so each has a line of its own in its lane. */
-function contents({ head, cycles }, nowS) {
+/** The content of the timeline. Each kind of work has its own line in a lane, because they overlap. */
+function layOut({ head, cycles }, nowS) {
   const bars = [...cycles.values()].flatMap(({ cycle, spans }) =>
     spans.map((span) => ({ ...span, cycle, key: `${cycle} ${span.agent} ${span.work} ${span.beginS}` })));
   const lanes = new Map();
@@ -43,123 +42,123 @@ function extents(bars) {
   return [...found];
 }
 
-/** A pause lasts until what came next, or until now. */
+/** The pauses as [begin, end, reason]. A pause ends with the next action, or at `end`. */
 const pauses = ({ steered }, end) => steered.flatMap(({ action, atS, reason }, at) =>
   (action.toLowerCase() === "pause" ? [[atS, steered[at + 1]?.atS ?? end, reason]] : []));
 
 export function timeline(redraw) {
   const opened = new Set();
-  const fingers = new Map();
-  /** null: all of it, to its growing end. */
+  const pointers = new Map();
+  /** The visible seconds; null for the whole run, up to its growing end. */
   let range = null;
   let chosen = null;
   let tip = null;
   let all, width, left, x;
 
-  const seen = () => range ?? [0, all.end];
-  const timeAt = (px) => linear([left, width - RIGHT], seen())(px);
+  const visibleRange = () => range ?? [0, all.end];
+  const timeAt = (px) => linear([left, width - RIGHT], visibleRange())(px);
   const offset = (event) => event.clientX - event.currentTarget.getBoundingClientRect().left;
 
-  function look(from, to) {
+  function showRange(from, to) {
     const size = Math.max(NARROWEST_S, to - from);
     const start = Math.max(0, Math.min(all.end - size, from));
     range = size >= all.end ? null : [start, start + size];
     redraw();
   }
-  /** The bar that is chosen, where it is in sight, or the middle. */
+  /** The middle of the chosen bar if it is visible, otherwise of the range. */
   function center() {
-    const [from, to] = seen();
+    const [from, to] = visibleRange();
     const bar = all.bars.find(({ key }) => key === chosen);
     return bar && bar.endS > from && bar.beginS < to ? (bar.beginS + bar.endS) / 2 : (from + to) / 2;
   }
   function zoom(by, around = center()) {
-    const [from, to] = seen();
-    look(around - (around - from) / by, around + (to - around) / by);
+    const [from, to] = visibleRange();
+    showRange(around - (around - from) / by, around + (to - around) / by);
   }
   function pan(share) {
-    const [from, to] = seen();
-    look(from + (to - from) * share, to + (to - from) * share);
+    const [from, to] = visibleRange();
+    showRange(from + (to - from) * share, to + (to - from) * share);
   }
-  const tell = (it) => () => {
+  const showTip = (it) => () => {
     tip = it;
     redraw();
   };
   function choose(bar) {
     chosen = bar.key;
-    const [from, to] = seen();
-    if (bar.endS < from || bar.beginS > to) look(bar.beginS - (to - from) / 2, bar.beginS + (to - from) / 2);
-    tell(bar)();
+    const [from, to] = visibleRange();
+    if (bar.endS < from || bar.beginS > to) showRange(bar.beginS - (to - from) / 2, bar.beginS + (to - from) / 2);
+    showTip(bar)();
   }
 
-  /** To the bar before or after, or to the closest one of the box above or below. */
-  function next(along, across) {
+  /** Chooses the previous or next bar, or the closest one of the agent above or below. */
+  function chooseNeighbour(along, across) {
     const from = all.bars.find(({ key }) => key === chosen) ?? all.bars[0];
     if (!from) return;
     const agents = [...all.lanes.keys()];
     const agent = agents[agents.indexOf(from.agent) + across];
-    const there = all.bars.filter((it) => it.agent === agent).sort((a, b) => a.beginS - b.beginS);
-    const off = (it) => Math.abs(it.beginS - from.beginS);
-    const to = across ? there.toSorted((a, b) => off(a) - off(b))[0] : there[there.indexOf(from) + along];
+    const candidates = all.bars.filter((it) => it.agent === agent).sort((a, b) => a.beginS - b.beginS);
+    const distance = (it) => Math.abs(it.beginS - from.beginS);
+    const to = across ? candidates.toSorted((a, b) => distance(a) - distance(b))[0] : candidates[candidates.indexOf(from) + along];
     if (to) choose(to);
   }
 
-  const hands = {
-    // The page scrolls by the wheel until the timeline is chosen.
+  const handlers = {
+    // The wheel scrolls the page unless the timeline has the focus.
     onwheel(event) {
-      const chosenByUser = event.ctrlKey || event.currentTarget.contains(document.activeElement);
+      const isZooming = event.ctrlKey || event.currentTarget.contains(document.activeElement);
       if (range && Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan(event.deltaX / width);
-      else if (chosenByUser) zoom(1.002 ** -event.deltaY, timeAt(offset(event)));
+      else if (isZooming) zoom(1.002 ** -event.deltaY, timeAt(offset(event)));
       else return;
       event.preventDefault();
     },
     onpointerdown(event) {
-      if (!event.button) fingers.set(event.pointerId, offset(event));
+      if (!event.button) pointers.set(event.pointerId, offset(event));
       event.currentTarget.focus({ preventScroll: true });
     },
     onpointermove(event) {
-      const { currentTarget: svg, pointerId: finger } = event;
-      if (!fingers.has(finger) || (!svg.hasPointerCapture(finger) && Math.abs(offset(event) - fingers.get(finger)) < DRAGGED)) return;
-      svg.setPointerCapture(finger);
-      const [a, b] = fingers.values();
-      fingers.set(finger, offset(event));
-      const [c, d] = fingers.values();
+      const { currentTarget: svg, pointerId } = event;
+      if (!pointers.has(pointerId) || (!svg.hasPointerCapture(pointerId) && Math.abs(offset(event) - pointers.get(pointerId)) < DRAG_MIN)) return;
+      svg.setPointerCapture(pointerId);
+      const [a, b] = pointers.values();
+      pointers.set(pointerId, offset(event));
+      const [c, d] = pointers.values();
       if (b === undefined) pan((a - c) / (width - left - RIGHT));
       else zoom(Math.max(0.5, Math.min(2, Math.abs(c - d) / Math.max(8, Math.abs(a - b)))), timeAt((c + d) / 2));
     },
-    onpointerup: (event) => fingers.delete(event.pointerId),
-    onpointercancel: (event) => fingers.delete(event.pointerId),
+    onpointerup: (event) => pointers.delete(event.pointerId),
+    onpointercancel: (event) => pointers.delete(event.pointerId),
     onkeydown(event) {
       const { key, shiftKey } = event;
-      const acts = {
-        "+": () => zoom(ZOOM), "=": () => zoom(ZOOM), "-": () => zoom(1 / ZOOM), 0: () => look(0, all.end), Escape: tell(null),
-        ArrowLeft: () => (shiftKey ? pan(-0.2) : next(-1, 0)), ArrowRight: () => (shiftKey ? pan(0.2) : next(1, 0)),
-        ArrowUp: () => next(0, -1), ArrowDown: () => next(0, 1),
+      const actions = {
+        "+": () => zoom(ZOOM), "=": () => zoom(ZOOM), "-": () => zoom(1 / ZOOM), 0: () => showRange(0, all.end), Escape: showTip(null),
+        ArrowLeft: () => (shiftKey ? pan(-0.2) : chooseNeighbour(-1, 0)), ArrowRight: () => (shiftKey ? pan(0.2) : chooseNeighbour(1, 0)),
+        ArrowUp: () => chooseNeighbour(0, -1), ArrowDown: () => chooseNeighbour(0, 1),
       };
-      if (!acts[key] || event.ctrlKey || event.metaKey) return;
+      if (!actions[key] || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
-      acts[key]();
+      actions[key]();
     },
   };
 
   const when = (seconds) => clock(Date.parse(all.head.submittedAt) + seconds * 1000, Date.now());
-  const told = (it) => (it.what
+  const describe = (it) => (it.what
     ? `${it.what}: ${it.message}; ${it.agent}, ${when(it.atS)}${it.final ? "; no more retries" : ""}`
     : `${it.agent}: ${it.work}, cycle ${it.cycle}, ${counted(it.count, "piece")}; `
       + `${duration(it.endS - it.beginS)}, ${when(it.beginS)} – ${when(it.endS)}`);
 
   const bars = ([from, to]) => all.bars.filter(({ beginS, endS }) => endS >= from && beginS <= to).map((bar) => {
     const start = Math.max(left, x(bar.beginS));
-    const size = Math.max(SEEN, Math.min(width - RIGHT, x(bar.endS)) - start);
+    const size = Math.max(BAR_MIN, Math.min(width - RIGHT, x(bar.endS)) - start);
     const rect = { x: start, y: all.yOf(bar), width: size, height: BAR - 1, rx: 2 };
     return h(`g.bar.${bar.work}`, {
       key: bar.key, class: bar.key === chosen && "chosen", "data-agent": bar.agent, "data-work": bar.work,
-      "data-cycle": bar.cycle, onpointerenter: tell(bar), onpointerleave: tell(null), onclick: () => choose(bar),
+      "data-cycle": bar.cycle, onpointerenter: showTip(bar), onpointerleave: showTip(null), onclick: () => choose(bar),
     },
     h("rect.solid", rect), h("rect", { ...rect, fill: `url(#hatch-${bar.work})` }),
-    size > LABELLED && h("text", { x: start + 6, y: rect.y + 10 }, bar.work));
+    size > LABELLED_MIN && h("text", { x: start + 6, y: rect.y + 10 }, bar.work));
   });
 
-  function ground([from, to]) {
+  function background([from, to]) {
     const bottom = all.height - BOTTOM;
     const within = (list, draw) => list.filter(([a, b]) => b >= from && a <= to).map(([a, b, more]) => {
       const start = Math.max(left, x(a));
@@ -170,7 +169,7 @@ export function timeline(redraw) {
       within(all.cycles.map(([cycle, [a, b]]) => [a, b, cycle]), (start, size, cycle) => [
         cycle % 2 === 1 && h("rect.cycle", rect(start, size)), h("line.axis", { x1: start, x2: start, y1: 20, y2: bottom }),
         h("text", { x: start + 4, y: 32 }, size > 56 ? `cycle ${cycle}` : size > 16 && cycle)]),
-      timeTicks(seen(), (width - left) / 90).map((at) => [h("line.axis", { x1: x(at), x2: x(at), y1: TOP, y2: bottom }),
+      timeTicks(visibleRange(), (width - left) / 90).map((at) => [h("line.axis", { x1: x(at), x2: x(at), y1: TOP, y2: bottom }),
         h("text", { x: x(at), y: 13, "text-anchor": x(at) > width - 40 ? "end" : "middle" }, at ? duration(at) : "0")]),
       within(pauses(all.head, all.end), (start, size, reason) => h("g", h("rect", { ...rect(start, size), fill: "url(#hatch-pause)" }),
         h("title", `paused: ${reason || "no reason given"}`), size > 44 && h("text.why", { x: start + 3, y: bottom - 3 }, "paused"))),
@@ -181,7 +180,7 @@ export function timeline(redraw) {
   const troubles = () => all.head.troubles.filter((it) => x(it.atS) >= left && x(it.atS) <= width).map((it) =>
     h("path.trouble", {
       class: it.final && "final", d: `M${x(it.atS)} ${all.lanes.get(it.agent)?.y ?? TOP}l6 11h-12z`,
-      onpointerenter: tell(it), onpointerleave: tell(null),
+      onpointerenter: showTip(it), onpointerleave: showTip(null),
     }));
 
   const swatch = (work) => h("li", { class: work }, h("svg", { width: 22, height: 12, "aria-hidden": "true" },
@@ -190,21 +189,21 @@ export function timeline(redraw) {
     h("pattern", { id: `hatch-${name}`, width: size, height: size, patternUnits: "userSpaceOnUse" }, h("path.hatch", { d }))));
 
   return function draw(board, nowS, wide) {
-    all = contents(board, nowS);
+    all = layOut(board, nowS);
     [width, left] = [wide - 2, wide < 600 ? 74 : 124];
-    x = linear(seen(), [left, width - RIGHT]);
+    x = linear(visibleRange(), [left, width - RIGHT]);
     const now = x(all.end);
     const rows = () => all.bars.slice(-ROWS_MAX).reverse().map((it) =>
       [it.agent, it.work, it.cycle, when(it.beginS), duration(it.endS - it.beginS), it.count]);
     return h("div.panel",
       h("div.tools", h("ul.legend.works", WORKS.map(swatch)),
         h("span.end", button("−", () => zoom(1 / ZOOM), { "aria-label": "zoom out" }),
-          button("+", () => zoom(ZOOM), { "aria-label": "zoom in" }), button("Show all", () => look(0, all.end), { disabled: !range }))),
-      h("div.scrolled", h("svg.timeline", { width, height: all.height, tabindex: 0, role: "application", ...hands,
+          button("+", () => zoom(ZOOM), { "aria-label": "zoom in" }), button("Show all", () => showRange(0, all.end), { disabled: !range }))),
+      h("div.scrolled", h("svg.timeline", { width, height: all.height, tabindex: 0, role: "application", ...handlers,
         "aria-label": `Timeline of ${counted(all.lanes.size, "agent")} over ${duration(all.end)}` },
-      hatches(), ground(seen()), h("g", bars(seen())), troubles(),
+      hatches(), background(visibleRange()), h("g", bars(visibleRange())), troubles(),
       board.head.endedS === null && now <= width && h("line.now", { x1: now, x2: now, y1: 18, y2: all.height - BOTTOM }))),
-      h("p.note.told", { role: "status" }, tip ? told(tip) : !chosen
+      h("p.note.told", { role: "status" }, tip ? describe(tip) : !chosen
         && "Arrow keys select a bar, + and − zoom, 0 shows all; drag to move."),
       folded("table", "as a table", { opened, redraw }, () =>
         table("Work of each agent, newest first", ["agent", "work", "cycle", "start", "duration", "pieces"], rows())));

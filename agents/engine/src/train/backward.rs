@@ -93,7 +93,7 @@ impl ParameterGradients {
     }
 
     /// Adds the gradients of `scale` times the summed loss, which is returned. Trains the adapter
-    /// if there is one, otherwise the whole model. With `computes_anew`, only the input of each
+    /// if there is one, otherwise the whole model. With `recomputes`, only the input of each
     /// layer is kept for the backward pass.
     pub(super) fn add_batch(
         &mut self,
@@ -101,7 +101,7 @@ impl ParameterGradients {
         trained: Option<TrainedAdapter<'_>>,
         batch: &PackedBatch,
         scale: f64,
-        computes_anew: bool,
+        recomputes: bool,
     ) -> Result<f64> {
         let heads = model.head_shape();
         let rotation = model.rotary_embedding(&batch.positions)?;
@@ -113,7 +113,7 @@ impl ParameterGradients {
         let mut tapes = Vec::with_capacity(model.config.layers);
         for layer in 0..model.config.layers {
             let (output, tape) = model.run_layer(layer, &pass, &x, &mut attend)?;
-            tapes.push(if computes_anew {
+            tapes.push(if recomputes {
                 LayerRecord::Input(x)
             } else {
                 LayerRecord::Tape(Box::new(tape))

@@ -16,7 +16,7 @@ class Lora:
 
 @dataclasses.dataclass
 class Training:
-    """The values of the order; missing ones are 0."""
+    """The training parameters of the order. Protobuf's JSON omits zeros, so the defaults are 0."""
 
     learning_rate: float = 0.0
     schedule: str = "SCHEDULE_UNSPECIFIED"
@@ -49,7 +49,7 @@ class Policy:
     micro_batch_tokens: int
     memory_fraction: float
     save_s: float
-    # How many times the tokens of a pass are halved, because the host ran out of memory.
+    # How often the tokens of a pass are halved, after the host ran out of memory.
     halvings: int = 0
 
 
@@ -86,18 +86,19 @@ class Call:
 
 def read(request):
     """Parses the call. Errors name the invalid field."""
-    call = _object(Call, request, "the call")
-    call.training = _object(Training, _snake(call.training), "training")
+    call = _parse_object(Call, request, "the call")
+    call.training = _parse_object(Training, _to_snake_case(call.training), "training")
     if call.training.lora is not None:
-        call.training.lora = _object(Lora, _snake(call.training.lora), "training.lora")
-    call.policy = _object(Policy, call.policy, "policy")
+        lora = _to_snake_case(call.training.lora)
+        call.training.lora = _parse_object(Lora, lora, "training.lora")
+    call.policy = _parse_object(Policy, call.policy, "policy")
     if call.resume is not None:
-        call.resume = _object(Resume, call.resume, "resume")
+        call.resume = _parse_object(Resume, call.resume, "resume")
     _check(call.training, call.policy)
     return call
 
 
-def _object(kind, value, name):
+def _parse_object(kind, value, name):
     if not isinstance(value, dict):
         raise Refused(f"{name} is not an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -117,7 +118,7 @@ def _object(kind, value, name):
     return kind(**value)
 
 
-def _snake(value):
+def _to_snake_case(value):
     """Converts the camelCase names of Protobuf's JSON."""
     if not isinstance(value, dict):
         return value
@@ -158,6 +159,6 @@ def _check(training, policy):
         raise Refused("policy.dtype f16 needs a GPU; on a CPU choose f32 or bf16")
 
 
-def _require(fine, name, value, expected):
-    if not fine:
+def _require(valid, name, value, expected):
+    if not valid:
         raise Refused(f"train parameter `{name}` is {value}, expected {expected}")

@@ -1,44 +1,44 @@
-"""The log-probabilities that the trained weights assign to the order's canary text. Generators that
-load these weights report the same values. One short pass, not an evaluation."""
+"""Computes the log-probabilities that the trained weights assign to the order's canary text, in one
+short pass. Generators that load these weights report the same values."""
 
 import torch
 
 from . import examples, packing
 from .errors import Refused
 
-# The same limits as in the embedded engine: tokens of the text, and the last of them scored.
+# As in the embedded engine: the maximum tokens of the text, and how many of the last are scored.
 CONTEXT = 256
 SCORED = 32
 
 
 def read(tokenizer, text, positions):
-    """Returns the tokens and the positions of the scored ones. Special tokens are read as plain
-    text; parts of characters are not scored."""
-    before = tokenizer.encode_special_tokens
+    """Returns the tokens and the positions of the scored ones. The names of special tokens count as
+    plain text. Tokens that are only a part of a character are not scored."""
+    previous = tokenizer.encode_special_tokens
     tokenizer.encode_special_tokens = True
     tokens = tokenizer.encode(text, add_special_tokens=True).ids
-    tokenizer.encode_special_tokens = before
+    tokenizer.encode_special_tokens = previous
     tokens = tokens[-min(CONTEXT, positions) :]
-    whole = [n for n in range(1, len(tokens)) if "\ufffd" not in tokenizer.decode([tokens[n]])]
-    if not whole:
+    complete = [n for n in range(1, len(tokens)) if "\ufffd" not in tokenizer.decode([tokens[n]])]
+    if not complete:
         raise Refused(f"the canary {text!r} has no token to predict behind its first")
-    return tokens, whole[-SCORED:]
+    return tokens, complete[-SCORED:]
 
 
 def score(trainer, sequence, packed):
-    """Returns the natural logarithms of the scored tokens' probabilities, computed like losses."""
-    tokens, places = sequence
-    [part] = examples.Parts(len(tokens), packed)([(tokens, places[0])])["parts"]
+    """Returns the natural logarithms of the scored tokens' probabilities."""
+    tokens, scored = sequence
+    [part] = examples.PassCollator(len(tokens), packed)([(tokens, scored[0])])["parts"]
     model = trainer.model
     was_training = model.training
     model.eval()
     part = trainer._prepare_inputs(part)
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        logits, targets = _logits(model, part, places[0])
+        logits, targets = _logits(model, part, scored[0])
     model.train(was_training)
     losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-    worth = (-losses).tolist()
-    return [worth[place - places[0]] for place in places]
+    logprobs = (-losses).tolist()
+    return [logprobs[position - scored[0]] for position in scored]
 
 
 def _logits(model, part, scored_from):

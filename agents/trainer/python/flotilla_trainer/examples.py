@@ -1,4 +1,4 @@
-"""Prompt and completion as one sequence of tokens, exactly as in the embedded engine: the
+"""Tokenizes prompt and completion as one sequence, exactly as the embedded engine does: the
 completion and one end token are scored, and examples that are too long are skipped, never cut."""
 
 import json
@@ -11,7 +11,7 @@ IGNORED = -100
 
 
 def read(path):
-    """Yields (line, prompt, completion) of each example. Blank lines are skipped but counted."""
+    """Returns the examples as (line number, prompt, completion). Blank lines count as lines."""
     examples = []
     with open(path, "rb") as file:
         try:
@@ -21,13 +21,13 @@ def read(path):
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        examples.append((number, *_pair(number, line)))
+        examples.append((number, *_parse_example(number, line)))
     if not examples:
         raise Refused("read the dataset: no examples in it")
     return examples
 
 
-def _pair(number, line):
+def _parse_example(number, line):
     expected = '{"prompt": "2+2=", "completion": "4"}'
     try:
         value = json.loads(line)
@@ -50,10 +50,10 @@ class Sequences:
         kept, shortest = [], None
         for index, (line, _, _) in enumerate(examples):
             tokens, _ = self[index]
-            beyond = max(tokens)
-            if beyond >= vocab_size:
+            highest = max(tokens)
+            if highest >= vocab_size:
                 raise Refused(
-                    f"example on line {line}: the tokenizer yields token {beyond} but config.json "
+                    f"example on line {line}: the tokenizer yields token {highest} but config.json "
                     f"says vocab_size {vocab_size}; the two files do not belong together"
                 )
             if len(tokens) <= most:
@@ -134,9 +134,9 @@ def _read(base, name):
         return json.load(file)
 
 
-class Parts:
-    """Splits a step's examples into passes of at most this many tokens, padding included, or of one
-    example. Similar lengths share a pass, so that padding is small; the gradient is the same."""
+class PassCollator:
+    """Splits a step's examples into passes of at most `pass_tokens` tokens with padding, or of one
+    longer example. Similar lengths share a pass to reduce padding. The gradient does not change."""
 
     def __init__(self, pass_tokens, packed):
         self.pass_tokens, self.packed = pass_tokens, packed
@@ -145,21 +145,21 @@ class Parts:
         parts, filled = [], 0
         for sequence in sorted(sequences, key=lambda sequence: -len(sequence[0])):
             # The first example of a pass is its longest.
-            takes = len(sequence[0]) if self.packed or not parts else len(parts[-1][0][0])
-            if not parts or filled + takes > self.pass_tokens:
-                takes = len(sequence[0])
+            size = len(sequence[0]) if self.packed or not parts else len(parts[-1][0][0])
+            if not parts or filled + size > self.pass_tokens:
+                size = len(sequence[0])
                 parts.append([])
                 filled = 0
             parts[-1].append(sequence)
-            filled += takes
+            filled += size
         return {"parts": [(_pack if self.packed else _pad)(part) for part in parts]}
 
 
-def _counted(part, places):
-    """Counts of a pass: its tokens, the scored ones, and the computed positions."""
+def _counts(part, computed):
+    """Returns the counts of a pass; `computed` includes padding."""
     tokens = sum(len(tokens) for tokens, _ in part)
     scored = sum(len(tokens) - scored_from for tokens, scored_from in part)
-    return {"tokens": tokens, "scored": scored, "places": places}
+    return {"tokens": tokens, "scored": scored, "computed": computed}
 
 
 def _pack(part):
@@ -180,8 +180,8 @@ def _pack(part):
         "rows": torch.tensor(rows),
         "targets": torch.tensor(targets),
         "layout": Layout([len(tokens) - 1 for tokens, _ in part]),
-        # The last token takes no position.
-        **_counted(part, len(ids) + len(part)),
+        # The last token of a sequence is not computed, but counts as such.
+        **_counts(part, len(ids) + len(part)),
     }
 
 
@@ -197,5 +197,5 @@ def _pad(part):
         ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = 1
         labels[row, scored_from : len(tokens)] = tokens[scored_from:]
-    counted = _counted(part, ids.numel())
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels, **counted}
+    counts = _counts(part, ids.numel())
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels, **counts}

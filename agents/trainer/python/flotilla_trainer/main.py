@@ -47,13 +47,13 @@ def _probe(request, respond):
 
 def _train(request, respond, stop):
     call = calls.read(request)
-    signs = protocol.SignsOfLife(respond)
-    signs.phase(PHASE_IMPORT_S)
+    heartbeats = protocol.Heartbeats(respond)
+    heartbeats.start_phase(PHASE_IMPORT_S)
     # Importing takes from seconds to minutes on a cold disk.
     from . import training
 
     try:
-        return training.Training(call, respond, signs, stop).run()
+        return training.Training(call, respond, heartbeats, stop).run()
     except training.Stopped as stopped:
         return stopped.step
 

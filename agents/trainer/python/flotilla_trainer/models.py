@@ -25,8 +25,7 @@ def device(policy):
 
 
 def load(call, where, attention):
-    """Returns the model with its trained parameters in f32 and frozen weights in the profile's
-    precision."""
+    """Returns the model: trained parameters are in f32, frozen weights in the profile's dtype."""
     lora = call.training.lora
     checkpoint = call.resume.checkpoint if call.resume else None
     source = checkpoint if checkpoint and lora is None else call.base
@@ -35,29 +34,29 @@ def load(call, where, attention):
     try:
         options = {"attn_implementation": attention, "dtype": dtype}
         from_config = call.random_init and source == call.base
-        model = _base(source, options, where, from_config)
+        model = _load_base(source, options, where, from_config)
     except (OSError, ValueError) as error:
         raise Refused(f"load the base model: {error}") from error
     model.config.use_cache = False
     if lora is None:
         return model
-    return _with_adapter(model, call, checkpoint or call.adapter)
+    return _add_adapter(model, call, checkpoint or call.adapter)
 
 
-def _base(source, options, where, from_config):
+def _load_base(source, options, where, from_config):
     if from_config:
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
-        # Initialised on the CPU: the same weights on every kind of device.
+        # Initialised on the CPU, so that every device gets the same weights.
         return transformers.AutoModelForCausalLM.from_config(config, **options).to(where)
     if where.type != "cpu":
-        # Directly to the card: the host holds one shard at a time.
+        # Directly to the GPU, so that the host only holds one shard at a time.
         options["device_map"] = {"": where}
     return transformers.AutoModelForCausalLM.from_pretrained(
         source, local_files_only=True, low_cpu_mem_usage=True, trust_remote_code=False, **options
     )
 
 
-def _with_adapter(model, call, adapter):
+def _add_adapter(model, call, adapter):
     lora = call.training.lora
     try:
         if adapter:

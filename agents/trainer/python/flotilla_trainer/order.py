@@ -1,7 +1,6 @@
-"""The order of the examples: the same as in the embedded engine, so that the losses of two engines
-can be compared.
+"""The order of the examples, the same as in the embedded engine, so that losses are comparable.
 
-Its random numbers are SplitMix64 streams of (seed, "epoch N"), its hash BLAKE3.
+The random numbers are SplitMix64 streams, seeded with the seed XOR the BLAKE3 hash of "epoch N".
 """
 
 import struct
@@ -9,7 +8,7 @@ import struct
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
 
-# BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn 2020), as far as a text of one block needs it.
+# BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn 2020) for texts of at most one block.
 _IV = (
     0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A,
     0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19,
@@ -24,7 +23,7 @@ _BLOCK_BYTES = 64
 
 
 def blake3_u64(text):
-    """Returns the first eight bytes of BLAKE3 of at most one block, as a little-endian number."""
+    """Returns the first eight bytes of the BLAKE3 hash, little-endian. Takes at most 64 bytes."""
     data = text.encode()
     if len(data) > _BLOCK_BYTES:
         raise ValueError(f"{text!r} is longer than one block")
@@ -59,7 +58,7 @@ def _splitmix(value):
 
 
 def epoch_order(seed, epoch, count):
-    """Returns a random permutation of range(count) (Fisher and Yates)."""
+    """Returns a random permutation of range(count), by the Fisher-Yates shuffle."""
     state = _splitmix(seed ^ blake3_u64(f"epoch {epoch}"))
     order = list(range(count))
     for last in range(count - 1, 0, -1):
@@ -69,9 +68,9 @@ def epoch_order(seed, epoch, count):
     return order
 
 
-class Steps:
-    """A batch sampler with the examples of every optimizer step. Each epoch visits every example
-    once; its last step may have fewer."""
+class StepSampler:
+    """A batch sampler with one batch per optimizer step. Each epoch visits every example once; its
+    last batch may be smaller."""
 
     def __init__(self, count, batch_size, steps, seed):
         self.count, self.batch_size, self.steps, self.seed = count, batch_size, steps, seed

@@ -1,26 +1,26 @@
-"""Packs sequences into one row without padding: none attends to another, and each begins at
-position 0.
+"""Packs sequences into one row without padding. They do not attend to each other, and the positions
+of each start at 0.
 
-All layers besides attention work on single tokens and receive the row unchanged. Attention splits
-the row into batches of sequences of similar length.
+Only attention mixes tokens, so the other layers process the row unchanged. Attention splits the row
+into batches of sequences of similar length.
 """
 
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-# Models with causal attention behind one interface, which use the given positions.
+# Models whose causal attention can be replaced, and which use the given positions.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
-# A batch contains sequences of at least this share of its longest.
-ALIKE = 0.75
+# The minimum length of a sequence in a batch, as a share of the batch's longest.
+MIN_LENGTH_SHARE = 0.75
 
 _NAMES = {"sdpa": "flotilla_packed_sdpa", "eager": "flotilla_packed_eager"}
 
 
 def attention(config, policy):
-    """Returns the name of an attention that can split rows, or None if it cannot replace the
-    model's own."""
+    """Returns the name of the attention for packed rows, or None if it cannot replace the model's
+    attention."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in MODEL_TYPES or kinds != {"full_attention"}:
         return None
@@ -28,7 +28,7 @@ def attention(config, policy):
 
 
 def row_logits(model, part):
-    """Computes logits only where the next token is scored: they are most of a step's memory."""
+    """Computes logits only where the next token is scored, as they use most of a step's memory."""
     return model(
         input_ids=part["input_ids"],
         position_ids=part["position_ids"],
@@ -39,19 +39,21 @@ def row_logits(model, part):
 
 
 class Layout:
-    """The positions of the sequences of a row, by descending length."""
+    """The indices that split a row into batches, and those that restore the row. Sequences must be
+    in order of descending length."""
 
     def __init__(self, lengths):
         groups, start = [], 0
         for length in lengths:
-            if not groups or length < ALIKE * groups[-1][0][1]:
+            if not groups or length < MIN_LENGTH_SHARE * groups[-1][0][1]:
                 groups.append([])
             groups[-1].append((start, length))
             start += length
         self.groups, back, before = [], [], 0
         for group in groups:
             longest = group[0][1]
-            # Positions after a sequence's end are masked, and dropped afterwards.
+            # Shorter sequences are extended by the tokens behind them. Causal attention hides these
+            # from the sequence, and `back` drops their results.
             rows = [min(begin + i, start - 1) for begin, _ in group for i in range(longest)]
             self.groups.append((torch.tensor(rows), len(group)))
             for index, (_, length) in enumerate(group):
@@ -70,21 +72,21 @@ def _attend(module, query, key, value, _mask, *, layout, dropout=0.0, scaling=No
     parts = []
     for rows, count in layout.groups:
         # [1, heads, row, dim] to [sequences, heads, positions, dim]
-        apart = [
+        split = [
             states[0].index_select(1, rows).unflatten(1, (count, -1)).transpose(0, 1)
             for states in (query, key, value)
         ]
         out, _ = sdpa_attention_forward(
-            module, *apart, None, dropout=dropout, scaling=scaling, is_causal=True
+            module, *split, None, dropout=dropout, scaling=scaling, is_causal=True
         )
         parts.append(out.flatten(0, 1))
     return torch.cat(parts).index_select(0, layout.back).unsqueeze(0), None
 
 
-def _attend_eagerly(*states, **options):
+def _attend_eager(*states, **options):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return _attend(*states, **options)
 
 
 AttentionInterface.register(_NAMES["sdpa"], _attend)
-AttentionInterface.register(_NAMES["eager"], _attend_eagerly)
+AttentionInterface.register(_NAMES["eager"], _attend_eager)

@@ -1,5 +1,5 @@
-"""Checks that torch can compute on this host before the first order, so that a wrong wheel or a
-broken driver ends a process without a job."""
+"""Checks that torch can compute on this host, before the first order: a wrong wheel or a broken
+driver then ends a process that has no job."""
 
 import importlib.metadata
 
@@ -7,12 +7,12 @@ from .errors import Refused
 
 SIZE = 1024
 
-# Relative error of a product of two SIZE x SIZE matrices against the CPU's in f32.
+# The maximum relative error of a product of two SIZE x SIZE matrices, against the CPU in f32.
 TOLERANCES = {"f32": 1e-4, "f16": 2e-2, "bf16": 2e-2}
 
 
 def run(device, dtype, respond):
-    """Returns the report. Announces each stage, so that a hang names the stage it is in."""
+    """Returns the report. Sends each stage first, so that the agent knows where a hang occurs."""
     if dtype not in TOLERANCES:
         raise Refused(f"probe: dtype is {dtype!r}, expected one of {', '.join(TOLERANCES)}")
     respond.progress({"stage": "import torch"})

@@ -1,4 +1,4 @@
-"""The protocol with the agent: one JSON object a line.
+"""The protocol with the agent: one JSON object per line.
 
 Only this module writes to the original stdout. The output of libraries goes to stderr, which is
 the log.
@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 
-# The same limit as on the agent's side: a longer line ends the connection.
+# Also the agent's limit: a longer line ends the connection.
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
-# Seconds between two heartbeats, far below the agent's silence timeout.
-SIGN_EVERY_S = 2.0
+# Far below the agent's silence timeout.
+HEARTBEAT_INTERVAL_S = 2.0
 
 PR_SET_PDEATHSIG = 1
 
@@ -46,12 +46,12 @@ class Channel:
     def end_with_agent(self):
         """Ends this process when the agent closes the pipe, because no answer can be sent."""
 
-        def wait():
+        def wait_for_end():
             while self._in.read(4096):
                 pass
             os._exit(1)
 
-        threading.Thread(target=wait, daemon=True).start()
+        threading.Thread(target=wait_for_end, daemon=True).start()
 
     def send(self, call, answer):
         line = json.dumps({"call": call, **answer}, allow_nan=False).encode() + b"\n"
@@ -65,8 +65,6 @@ class Channel:
 
 
 class Responder:
-    """Sends the answers of one call."""
-
     def __init__(self, channel, call):
         self._channel, self._call = channel, call
 
@@ -80,19 +78,19 @@ class Responder:
         self._channel.send(self._call, {"error": message})
 
 
-class SignsOfLife:
+class Heartbeats:
     """Sends heartbeats during a phase, at most until the phase's time limit."""
 
     def __init__(self, respond):
         self._respond, self._until = respond, 0.0
         threading.Thread(target=self._run, daemon=True).start()
 
-    def phase(self, limit_s):
+    def start_phase(self, limit_s):
         self._until = time.monotonic() + limit_s
 
     def _run(self):
         while True:
-            time.sleep(SIGN_EVERY_S)
+            time.sleep(HEARTBEAT_INTERVAL_S)
             if time.monotonic() < self._until:
                 self._respond.progress("busy")
 
@@ -103,12 +101,12 @@ class Stop:
     EXIT_CODE = 128 + signal.SIGTERM
 
     def __init__(self):
-        self.asked = False
+        self.requested = False
         self.training = False
-        signal.signal(signal.SIGTERM, self._told)
+        signal.signal(signal.SIGTERM, self._on_signal)
 
-    def _told(self, _signal, _frame):
-        self.asked = True
+    def _on_signal(self, _signal, _frame):
+        self.requested = True
         if not self.training:
             os._exit(self.EXIT_CODE)
 
@@ -118,5 +116,5 @@ def die_with_parent():
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
-        # Other systems notice the closed pipe.
+        # On other systems, end_with_agent ends the process.
         pass

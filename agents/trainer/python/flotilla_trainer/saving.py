@@ -1,5 +1,5 @@
 """Splits Hugging Face's checkpoint directory into the published checkpoint and the state that only
-a resume needs, and joins them again."""
+a resume needs, and joins the two for a resume."""
 
 import json
 import os
@@ -15,7 +15,7 @@ STATE = "state"
 # Files that a resume requires; the Trainer may add others.
 REQUIRED = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
 OPTIONAL = ("scaler.pt",)
-RANDOM = "rng_state"
+RNG_STATE = "rng_state"
 
 # Names the training that a state belongs to.
 IDENTITY = "training.json"
@@ -35,34 +35,34 @@ PUBLISHING_POLL_S = 0.02
 
 
 def is_state(name):
-    return name in REQUIRED or name in OPTIONAL or name.startswith(RANDOM)
+    return name in REQUIRED or name in OPTIONAL or name.startswith(RNG_STATE)
 
 
 def split(saved, directory, call, identity, is_last):
-    """Turns the Trainer's checkpoint into `directory`, which is complete once it has that name."""
-    made = f"{saved}.split"
-    checkpoint, state = os.path.join(made, CHECKPOINT), os.path.join(made, STATE)
+    """Moves the Trainer's checkpoint to `directory`, which only appears when it is complete."""
+    partial = f"{saved}.split"
+    checkpoint, state = os.path.join(partial, CHECKPOINT), os.path.join(partial, STATE)
     os.makedirs(checkpoint)
     if not is_last:
         os.makedirs(state)
     for name in sorted(os.listdir(saved)):
         if name in DROPPED or (is_last and is_state(name)):
             continue
-        goal = os.path.join(state if is_state(name) else checkpoint, name)
-        os.rename(os.path.join(saved, name), goal)
+        target = os.path.join(state if is_state(name) else checkpoint, name)
+        os.rename(os.path.join(saved, name), target)
         # safetensors creates files that only their owner can read.
-        os.chmod(goal, 0o644)
+        os.chmod(target, 0o644)
     if call.training.lora is None:
-        _complete_model(checkpoint, call.base)
+        _add_model_files(checkpoint, call.base)
     else:
-        _name_base(os.path.join(checkpoint, "adapter_config.json"), call.base_name)
+        _normalize_adapter_config(os.path.join(checkpoint, "adapter_config.json"), call.base_name)
     if not is_last:
         _write_json(os.path.join(state, IDENTITY), identity)
     shutil.rmtree(saved)
-    os.rename(made, directory)
+    os.rename(partial, directory)
 
 
-def _name_base(path, base_name):
+def _normalize_adapter_config(path, base_name):
     """Makes PEFT's settings reproducible: fixed order, and no local path of the base."""
     with open(path, encoding="utf-8") as file:
         settings = json.load(file)
@@ -73,7 +73,7 @@ def _name_base(path, base_name):
     _write_json(path, settings)
 
 
-def _complete_model(checkpoint, base):
+def _add_model_files(checkpoint, base):
     for name in TOKENIZER_FILES:
         source = os.path.join(base, name)
         if os.path.exists(source):
@@ -93,8 +93,8 @@ def _write_json(path, value):
 
 
 def join(resume, identity, directory):
-    """Builds the Trainer's checkpoint of a published step, as links. Rejects the checkpoint of
-    another training and missing files, which the Trainer would ignore."""
+    """Builds the Trainer's checkpoint of a published step from links. Rejects missing files and the
+    checkpoint of another training, because the Trainer checks neither."""
     path = os.path.join(resume.state, IDENTITY)
     try:
         with open(path, encoding="utf-8") as file:
@@ -107,16 +107,16 @@ def join(resume, identity, directory):
             raise Refused(f"{path}: field `{field}` is {seen}, expected {expected}")
     names = os.listdir(resume.state)
     missing = [name for name in REQUIRED if name not in names]
-    if not any(name.startswith(RANDOM) for name in names):
-        missing.append(f"{RANDOM}.pth")
+    if not any(name.startswith(RNG_STATE) for name in names):
+        missing.append(f"{RNG_STATE}.pth")
     if missing:
         raise Refused(f"{resume.state} lacks {missing[0]}; only the whole state goes on exactly")
     _check_step(os.path.join(resume.state, "trainer_state.json"), resume.step)
     os.makedirs(directory)
     # Both trees also contain files of the store.
-    for source, of_state in ((resume.checkpoint, False), (resume.state, True)):
+    for source, is_state_tree in ((resume.checkpoint, False), (resume.state, True)):
         for name in os.listdir(source):
-            if is_state(name) == of_state:
+            if is_state(name) == is_state_tree:
                 os.symlink(os.path.join(os.path.abspath(source), name), os.path.join(directory, name))
     return directory
 

@@ -4,8 +4,8 @@ import math
 
 
 def factor(step, steps, training):
-    """Returns the share of the peak rate; `step` counts from 1. One step has the peak rate, and the
-    schedule ends one step after the last, so that no step has a rate of 0."""
+    """Returns the share of the peak rate at `step`, which counts from 1. The schedule ends one step
+    after the last, so that no step has a rate of 0."""
     warmup = max(math.ceil(training.warmup_ratio * steps), 1)
     if step <= warmup:
         return step / warmup
@@ -18,19 +18,21 @@ def factor(step, steps, training):
     return training.final_ratio + (1.0 - training.final_ratio) * left
 
 
-class Cadence:
-    """The schedule of checkpoints: at the order's interval, at the latest after `save_s` seconds,
-    soon after the start, and at each third of a training whose order sets no interval.
+class CheckpointSchedule:
+    """Decides which steps are saved: the last one, those of the order's interval, and the next one
+    after `save_s` seconds. The first save is due after a tenth of that time. Without an interval,
+    each third of the training is also saved if the previous save is old enough.
 
-    A crash may cost minutes, never the training. Each saved step is also evaluated, so steps that
+    A crash costs minutes, not the whole training. Each saved step is also evaluated, so saves that
     are due by time alone are far apart.
     """
 
+    # Shares of save_s.
     FIRST = 1 / 10
     THIRD = 1 / 30
 
     def __init__(self, steps, save_every, save_s, now, any_saved):
-        # An interval of at least all steps saves nothing besides the last step.
+        # An interval of all steps or more would only save the last step, which is always saved.
         self.steps, self.every = steps, save_every if save_every < steps else 0
         self.save_s, self.saved_at, self.any_saved = save_s, now, any_saved
 

@@ -15,55 +15,55 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traine
 from . import canary, examples, models, order, packing, saving, schedule
 from .errors import Refused
 
-# The engine's name in the metadata of a checkpoint.
+# The engine name in the metadata of checkpoints.
 ENGINE = (
     f"pytorch-{torch.__version__}+transformers-{transformers.__version__}+peft-{peft.__version__}"
 )
 
-# Time limits for loading and saving, which depend on disks and networks and not on steps.
+# The limit of loading and of saving, which depend on disks and networks, not on the step time.
 PHASE_LIMIT_S = 1800.0
 
-# A step that takes this many times the usual time, and at least this long, is a hang.
+# A step that exceeds both this multiple of the median duration and this minimum hangs.
 STEP_TIMES_USUAL = 10
 STEP_LIMIT_MIN_S = 300.0
 STEPS_REMEMBERED = 16
 
 ADAM_EPSILON = 1e-8
 
-# The version of states. If the meaning of a step changes, older states cannot be resumed.
+# The version of saved states. Raised when the meaning of a step changes: older states are rejected.
 FORMAT = 2
 
 
 class Training:
     """One training, from input files to saved steps."""
 
-    def __init__(self, call, respond, signs, stop):
-        self.call, self.respond, self.signs, self.stop = call, respond, signs, stop
+    def __init__(self, call, respond, heartbeats, stop):
+        self.call, self.respond, self.heartbeats, self.stop = call, respond, heartbeats, stop
         self.began = time.monotonic()
-        self.has_begun = False
+        self.has_started = False
 
     def run(self):
-        """Trains. Returns the step at which SIGTERM stopped it, or None when it is complete."""
+        """Returns the step at which SIGTERM stopped the training, or None if it is complete."""
         os.makedirs(self._scratch(), exist_ok=True)
-        refused = None
+        resume_error = None
         if self.call.resume:
             try:
                 return self._attempt(None)
             except Exception as error:
-                # A restart only takes longer. After a step, the error is not the resume's.
-                if self.has_begun:
+                # Starting over only costs time. After the first step, the resume is not the cause.
+                if self.has_started:
                     raise
-                refused = f"{type(error).__name__}: {error}"
+                resume_error = f"{type(error).__name__}: {error}"
                 self.call.resume = None
-        return self._attempt(refused)
+        return self._attempt(resume_error)
 
     def _scratch(self, *parts):
         return os.path.join(self.call.out, ".trainer", *parts)
 
-    def _attempt(self, refused):
-        self.signs.phase(PHASE_LIMIT_S)
+    def _attempt(self, resume_error):
+        self.heartbeats.start_phase(PHASE_LIMIT_S)
         call, resume = self.call, self.call.resume
-        where = models.device(call.policy)
+        device = models.device(call.policy)
         config = transformers.AutoConfig.from_pretrained(call.base, local_files_only=True)
         sequences = self._sequences(config)
         training = call.training
@@ -72,31 +72,31 @@ class Training:
         steps = training.max_steps or training.epochs * per_epoch
         identity = self._identity(len(sequences), steps)
         joined = saving.join(resume, identity, self._scratch("resume")) if resume else None
-        model = models.load(call, where, attention or call.policy.attention)
-        run = Run(self, steps, identity, refused, sequences.skipped)
+        model = models.load(call, device, attention or call.policy.attention)
+        callback = StepCallback(self, steps, identity, resume_error, sequences.skipped)
         loader = torch.utils.data.DataLoader(
             sequences,
-            batch_sampler=order.Steps(len(sequences), training.batch_size, steps, call.seed),
-            collate_fn=examples.Parts(call.pass_tokens(), packed=attention is not None),
+            batch_sampler=order.StepSampler(len(sequences), training.batch_size, steps, call.seed),
+            collate_fn=examples.PassCollator(call.pass_tokens(), packed=attention is not None),
             num_workers=call.policy.dataloader_workers,
-            pin_memory=call.policy.pin_memory and where.type != "cpu",
+            pin_memory=call.policy.pin_memory and device.type != "cpu",
             # Its own generator: reading the data must not change the training's random numbers.
             generator=torch.Generator(),
         )
         trainer = StepTrainer(
             model=model,
-            args=arguments(call, self._scratch(), steps, where),
+            args=arguments(call, self._scratch(), steps, device),
             optimizers=_optimizer(model, training, steps),
-            callbacks=[run],
+            callbacks=[callback],
             loader=loader,
             dropout_seed=call.seed if training.lora and training.lora.dropout else None,
         )
-        run.trainer = trainer
+        callback.trainer = trainer
         if call.canary:
-            run.canary = self._canary(config, attention is not None)
+            callback.canary = self._canary(config, attention is not None)
         forbid_eval(trainer)
         trainer.train(resume_from_checkpoint=joined)
-        return run.stopped_at
+        return callback.stopped_at
 
     def _sequences(self, config):
         call = self.call
@@ -115,7 +115,7 @@ class Training:
         return lambda trainer: canary.score(trainer, sequence, packed)
 
     def _identity(self, count, steps):
-        """Everything besides the weights that the next steps depend on."""
+        """Returns all values besides the weights that the next steps depend on."""
         training = dataclasses.asdict(self.call.training)
         # The save interval does not change the training.
         training.pop("save_every")
@@ -134,12 +134,12 @@ class StepTrainer(Trainer):
         self.loader, self.dropout_seed = loader, dropout_seed
         self.step_loss, self.step_norm, self.step_counts = 0.0, 0.0, {}
         self._clip = self.accelerator.clip_grad_norm_
-        self.accelerator.clip_grad_norm_ = self._clip_and_tell
+        self.accelerator.clip_grad_norm_ = self._clip_and_record
 
     def get_train_dataloader(self):
         return self.loader
 
-    def _clip_and_tell(self, *arguments, **options):
+    def _clip_and_record(self, *arguments, **options):
         """Records the norm of the gradient, which the Trainer does not report."""
         norm = self._clip(*arguments, **options)
         self.step_norm = float(norm)
@@ -152,8 +152,8 @@ class StepTrainer(Trainer):
             text = f"dropout {self.dropout_seed} {self.state.global_step}"
             torch.manual_seed(order.blake3_u64(text) >> 1)
         parts = inputs["parts"]
-        counted = ("tokens", "scored", "places")
-        self.step_counts = {name: sum(part[name] for part in parts) for name in counted}
+        names = ("tokens", "scored", "computed")
+        self.step_counts = {name: sum(part[name] for part in parts) for name in names}
         scored = self.step_counts["scored"]
         total = torch.zeros((), device=self.args.device)
         for part in parts:
@@ -175,18 +175,18 @@ class StepTrainer(Trainer):
 
 
 def _summed_loss(model, part):
-    return _of_row(model, part) if "layout" in part else _of_rows(model, part)
+    return _packed_loss(model, part) if "layout" in part else _padded_loss(model, part)
 
 
-def _of_row(model, part):
+def _packed_loss(model, part):
     """Returns the summed loss of packed sequences."""
     logits = packing.row_logits(model, part)
     return torch.nn.functional.cross_entropy(logits.float(), part["targets"], reduction="sum")
 
 
-def _of_rows(model, part):
-    """Returns the summed loss of padded rows, one sequence a row. Logits are computed from the
-    first scored position on."""
+def _padded_loss(model, part):
+    """Returns the summed loss of padded rows, one sequence per row. Computes logits only from the
+    first scored position."""
     labels = part["labels"]
     scored = (labels != examples.IGNORED).any(dim=0).nonzero()
     first = int(scored[0]) if len(scored) else labels.shape[1] - 1
@@ -204,20 +204,20 @@ def _of_rows(model, part):
     )
 
 
-class Run(TrainerCallback):
-    """Counts, saves, reports and stops at the end of each step."""
+class StepCallback(TrainerCallback):
+    """Counts and reports each step, and saves and stops after it if needed."""
 
-    def __init__(self, training, steps, identity, refused, skipped):
+    def __init__(self, training, steps, identity, resume_error, skipped):
         self.training, self.call = training, training.call
         self.steps, self.identity = steps, identity
-        self.refused, self.skipped = refused, skipped
+        self.resume_error, self.skipped = resume_error, skipped
         self.trainer, self.canary = None, None
         resume = self.call.resume
         self.tokens = resume.tokens if resume else 0
         self.trained_tokens = resume.trained_tokens if resume else 0
         self.spent = resume.wall_s if resume else 0.0
         self.durations = []
-        self._begin_stretch()
+        self._reset_interval()
         self.stopped_at = None
         save_every = self.call.training.save_every
         if save_every > steps:
@@ -226,26 +226,26 @@ class Run(TrainerCallback):
                 "saving by time",
                 file=sys.stderr,
             )
-        self.cadence = schedule.Cadence(
+        self.checkpoint_schedule = schedule.CheckpointSchedule(
             steps, save_every, self.call.policy.save_s, time.monotonic(), bool(resume)
         )
 
-    def _begin_stretch(self):
-        """Resets the values that are reported of the steps since the last saved one."""
+    def _reset_interval(self):
+        """Resets the values that are accumulated since the last saved step."""
         self.losses, self.norms = [], []
-        self.stretch_tokens, self.stretch_places = 0, 0
+        self.interval_tokens, self.interval_computed = 0, 0
 
     def on_train_begin(self, args, state, control, **_):
         step = self.call.resume.step if self.call.resume else 0
         if state.global_step != step:
             raise Refused(f"the Trainer would go on behind step {state.global_step}, not {step}")
-        self.training.has_begun = True
+        self.training.has_started = True
         self.training.stop.training = True
         begun = {
-            "step": step, "refused": self.refused, "engine": ENGINE, "skipped": self.skipped,
+            "step": step, "refused": self.resume_error, "engine": ENGINE, "skipped": self.skipped,
         }  # fmt: skip
         self.training.respond.progress({"begun": begun})
-        if self.training.stop.asked:
+        if self.training.stop.requested:
             # The Trainer checks its control flags only at the end of a step.
             raise Stopped(step)
 
@@ -254,20 +254,20 @@ class Run(TrainerCallback):
         usual = statistics.median(self.durations) if self.durations else 0.0
         # The first step compiles kernels.
         limit = max(STEP_TIMES_USUAL * usual, STEP_LIMIT_MIN_S)
-        self.training.signs.phase(limit if self.durations else PHASE_LIMIT_S)
+        self.training.heartbeats.start_phase(limit if self.durations else PHASE_LIMIT_S)
 
     def on_step_end(self, args, state, control, **_):
         step, now = state.global_step, time.monotonic()
         self.durations = [*self.durations[1 - STEPS_REMEMBERED :], now - self.step_began]
         self._count(step)
-        due = self.cadence.due(step, now)
-        if self.training.stop.asked and step < self.steps:
+        due = self.checkpoint_schedule.due(step, now)
+        if self.training.stop.requested and step < self.steps:
             self.stopped_at = step
             control.should_training_stop = True
             due = True
         if due:
             self._check_weights(step)
-            self.training.signs.phase(PHASE_LIMIT_S)
+            self.training.heartbeats.start_phase(PHASE_LIMIT_S)
             saving.await_publishing(self.call.out)
             control.should_save = True
         else:
@@ -278,9 +278,9 @@ class Run(TrainerCallback):
         saved = os.path.join(args.output_dir, f"checkpoint-{step}")
         directory = os.path.join(self.call.out, str(step))
         saving.split(saved, directory, self.call, self.identity, step == self.steps)
-        self.cadence.saved(time.monotonic())
+        self.checkpoint_schedule.saved(time.monotonic())
         self._report(step, directory)
-        self._begin_stretch()
+        self._reset_interval()
 
     def _count(self, step):
         loss, norm = self.trainer.step_loss, self.trainer.step_norm
@@ -297,8 +297,8 @@ class Run(TrainerCallback):
         self.losses.append(loss)
         self.tokens += counts["tokens"]
         self.trained_tokens += counts["scored"]
-        self.stretch_tokens += counts["tokens"]
-        self.stretch_places += counts["places"]
+        self.interval_tokens += counts["tokens"]
+        self.interval_computed += counts["computed"]
 
     def _report(self, step, saved):
         training = self.call.training
@@ -312,7 +312,7 @@ class Run(TrainerCallback):
             "grad_norm_max": max(self.norms, default=0.0),
             "tokens": self.tokens,
             "trained_tokens": self.trained_tokens,
-            "packing": self.stretch_tokens / self.stretch_places,
+            "packing": self.interval_tokens / self.interval_computed,
             "wall_s": self.spent + time.monotonic() - self.training.began,
             "saved": saved,
         }
@@ -337,18 +337,18 @@ class Stopped(Exception):
         self.step = step
 
 
-def arguments(call, directory, steps, where):
-    """Returns the Trainer's settings: it does not evaluate, log elsewhere or save by itself."""
+def arguments(call, directory, steps, device):
+    """Returns settings with which the Trainer never evaluates, logs or saves on its own."""
     policy, training = call.policy, call.training
     return transformers.TrainingArguments(
         output_dir=directory,
         max_steps=steps,
         per_device_train_batch_size=training.batch_size,
-        # The loader delivers a step's batch at once; it is split by tokens.
+        # The loader returns the batch of a whole step; StepTrainer splits it.
         gradient_accumulation_steps=1,
         max_grad_norm=training.max_grad_norm,
         seed=call.seed % 2**32,
-        use_cpu=where.type == "cpu",
+        use_cpu=device.type == "cpu",
         bf16=policy.dtype == "bf16",
         fp16=policy.dtype == "f16",
         **_recomputation(policy),
@@ -364,7 +364,7 @@ def arguments(call, directory, steps, where):
 
 
 def _recomputation(policy):
-    """Returns the arguments of gradient checkpointing, which transformers 5 renamed."""
+    """Returns the arguments of gradient checkpointing, whose names changed in transformers 5."""
     known = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     name = "activation_checkpointing"
     name = name if name in known else "gradient_checkpointing"
@@ -407,7 +407,7 @@ def _optimizer(model, training, steps):
         betas=(training.beta1, training.beta2),
         eps=ADAM_EPSILON,
     )
-    # The scheduler counts the steps done; a rate belongs to the next step.
+    # The scheduler counts completed steps; the rate is that of the next step.
     rates = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda taken: schedule.factor(min(taken + 1, steps), steps, training)
     )

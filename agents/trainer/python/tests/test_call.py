@@ -23,19 +23,19 @@ def request(tokens, **policy):
 
 
 class Passes(unittest.TestCase):
-    def test_a_pass_is_halved_as_often_as_the_box_ran_out_of_memory(self):
+    def test_each_halving_halves_the_tokens_of_a_pass(self):
         tokens = [call.read(request(0, halvings=n)).pass_tokens() for n in (0, 1, 2)]
         self.assertEqual(tokens, [64, 32, 16])
         self.assertEqual(call.read(request(1024, halvings=1)).pass_tokens(), 512)
         self.assertEqual(call.read(request(1, halvings=31)).pass_tokens(), 1)
         self.assertEqual(call.read(request(1024)).pass_tokens(), 1024)
 
-    def test_halvings_that_are_no_count_are_refused_by_their_name(self):
+    def test_invalid_halvings_are_refused_by_name(self):
         for wrong in (-1, 1.5, True, "2", 99):
             with self.assertRaisesRegex(Refused, "halvings"):
                 call.read(request(64, halvings=wrong))
 
-    def test_packing_is_on_unless_it_is_switched_off(self):
+    def test_packing_is_on_by_default(self):
         self.assertTrue(call.read(request(0)).training.packing)
         off = request(0)
         off["training"]["packing"] = False
@@ -46,12 +46,12 @@ class Passes(unittest.TestCase):
 
     def test_a_dropout_is_a_share_below_one(self):
         lora = {"r": 4, "alpha": 8, "targetModules": ["q_proj"]}
-        asked = request(0)
-        asked["training"]["lora"] = lora
-        self.assertEqual(call.read(asked).training.lora.dropout, 0.0)
-        asked["training"]["lora"] = {**lora, "dropout": 0.05}
-        self.assertEqual(call.read(asked).training.lora.dropout, 0.05)
+        order = request(0)
+        order["training"]["lora"] = lora
+        self.assertEqual(call.read(order).training.lora.dropout, 0.0)
+        order["training"]["lora"] = {**lora, "dropout": 0.05}
+        self.assertEqual(call.read(order).training.lora.dropout, 0.05)
         for wrong in (1, -0.1, True, "much"):
-            asked["training"]["lora"] = {**lora, "dropout": wrong}
+            order["training"]["lora"] = {**lora, "dropout": wrong}
             with self.assertRaisesRegex(Refused, "lora.dropout"):
-                call.read(asked)
+                call.read(order)

@@ -28,14 +28,14 @@ def trainer(change=None, callbacks=(), **options):
 
 
 class Forbidden(unittest.TestCase):
-    def test_as_it_comes_it_does_not_evaluate(self):
+    def test_the_default_trainer_does_not_evaluate(self):
         made = trainer()
         training.forbid_eval(made)
         for evaluate in (made.evaluate, made.predict, made.evaluation_loop):
             with self.assertRaises(Refused):
                 evaluate()
 
-    def test_every_way_is_refused_by_name(self):
+    def test_every_way_to_evaluate_is_refused_by_name(self):
         def setting(name, value):
             return lambda made: setattr(made.args, name, value)
 

@@ -10,7 +10,7 @@ from flotilla_trainer.errors import Refused
 
 
 class Bytes:
-    """A tokenizer of one token a byte."""
+    """A tokenizer with one token per byte."""
 
     class Encoding:
         def __init__(self, ids):
@@ -28,7 +28,7 @@ class EndToken(unittest.TestCase):
                     json.dump(value, file)
             return examples.end_token(directory)
 
-    def test_it_is_the_tokenizer_s_if_generation_stops_there_else_the_first(self):
+    def test_prefers_the_tokenizer_s_end_token_if_generation_stops_there(self):
         config = {"eos_token_id": 1}
         generation = {"eos_token_id": [8, 9]}
         added = {"added_tokens": [{"id": 9, "content": "<|eot|>"}, {"id": 7, "content": "x"}]}
@@ -71,7 +71,7 @@ class Reading(unittest.TestCase):
     def sequences(self, most, lines, vocab_size=257):
         return examples.Sequences(lines, Bytes(), 256, vocab_size, most, 100)
 
-    def test_what_is_too_long_is_left_out_and_counted_and_never_cut(self):
+    def test_long_examples_are_skipped_and_counted(self):
         lines = [(1, "ab", "c"), (4, "abc", "de"), (5, "", "x")]
         kept = self.sequences(6, lines)
         self.assertEqual((len(kept), kept.skipped), (3, 0))
@@ -87,24 +87,25 @@ class Reading(unittest.TestCase):
             self.sequences(9, [(1, "a", "b")], vocab_size=200)
 
 
-class Cutting(unittest.TestCase):
+class Splitting(unittest.TestCase):
     SEQUENCES = [([1] * length, 1) for length in (3, 9, 2, 40, 3)]
 
     def shapes(self, packed):
-        parts = examples.Parts(20, packed)(self.SEQUENCES)["parts"]
-        total = {name: sum(part[name] for part in parts) for name in ("tokens", "scored", "places")}
+        parts = examples.PassCollator(20, packed)(self.SEQUENCES)["parts"]
+        names = ("tokens", "scored", "computed")
+        total = {name: sum(part[name] for part in parts) for name in names}
         return [tuple(part["input_ids"].shape) for part in parts], total
 
-    def test_passes_hold_so_many_tokens_or_one_example(self):
+    def test_a_pass_has_limited_tokens_or_one_example(self):
         shapes, total = self.shapes(packed=False)
         self.assertEqual(shapes, [(1, 40), (2, 9), (2, 3)])
-        self.assertEqual(total, {"tokens": 57, "scored": 57 - 5, "places": 40 + 18 + 6})
+        self.assertEqual(total, {"tokens": 57, "scored": 57 - 5, "computed": 40 + 18 + 6})
 
-    def test_a_packed_pass_has_no_place_without_a_token(self):
+    def test_a_packed_pass_has_no_padding(self):
         shapes, total = self.shapes(packed=True)
         # The last token of a sequence is only a target.
         self.assertEqual(shapes, [(1, 39), (1, 17 - 4)])
-        self.assertEqual(total, {"tokens": 57, "scored": 57 - 5, "places": 57})
+        self.assertEqual(total, {"tokens": 57, "scored": 57 - 5, "computed": 57})
 
 
 if __name__ == "__main__":

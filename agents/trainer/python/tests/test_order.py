@@ -8,7 +8,7 @@ from flotilla_trainer import order, schedule
 
 class Order(unittest.TestCase):
     def test_the_hash_is_blake3(self):
-        # The first eight bytes of BLAKE3 of the empty text, as its authors publish them.
+        # From the published test vectors of BLAKE3: the hash of the empty input.
         empty = int.from_bytes(bytes.fromhex("af1349b9f5f9a1a6"), "little")
         self.assertEqual(order.blake3_u64(""), empty)
         with self.assertRaises(ValueError):
@@ -22,19 +22,19 @@ class Order(unittest.TestCase):
         self.assertEqual(epochs[0], order.epoch_order(7, 0, 50))
         self.assertNotEqual(epochs[0], order.epoch_order(8, 0, 50))
 
-    def test_steps_go_on_over_epochs_and_the_last_of_each_may_be_smaller(self):
-        steps = list(order.Steps(count=10, batch_size=4, steps=7, seed=1))
+    def test_steps_continue_over_epochs_and_the_last_of_each_may_be_smaller(self):
+        steps = list(order.StepSampler(count=10, batch_size=4, steps=7, seed=1))
         self.assertEqual([len(step) for step in steps], [4, 4, 2, 4, 4, 2, 4])
         self.assertEqual(sorted(sum(steps[:3], [])), list(range(10)))
-        self.assertEqual(len(order.Steps(10, 4, 7, 1)), 7)
+        self.assertEqual(len(order.StepSampler(10, 4, 7, 1)), 7)
 
 
-class Cadence(unittest.TestCase):
+class CheckpointSchedule(unittest.TestCase):
     def saved(self, steps, save_every, step_s):
-        cadence = schedule.Cadence(steps, save_every, 600.0, 0.0, False)
-        return [step for step in range(1, steps + 1) if cadence.due(step, step * step_s)]
+        checkpoints = schedule.CheckpointSchedule(steps, save_every, 600.0, 0.0, False)
+        return [step for step in range(1, steps + 1) if checkpoints.due(step, step * step_s)]
 
-    def test_it_saves_as_the_embedded_trainer_does(self):
+    def test_saves_the_same_steps_as_the_embedded_trainer(self):
         self.assertEqual(self.saved(50, 0, 0.01), [50])
         self.assertEqual(self.saved(50, 20, 0.01), [20, 40, 50])
         self.assertEqual(self.saved(57, 100, 0.01), [57])
@@ -48,12 +48,12 @@ class Rate(unittest.TestCase):
         training = types.SimpleNamespace(warmup_ratio=warmup, final_ratio=final, schedule=kind)
         return [schedule.factor(step, steps, training) for step in range(1, steps + 1)]
 
-    def test_it_climbs_then_falls_towards_its_final_share(self):
+    def test_rate_rises_then_falls_to_its_final_share(self):
         factors = self.factors(100)
         for step, expected in [(1, 0.1), (10, 1.0), (55, 1 - 0.9 * 45 / 91), (100, 1 - 0.9 * 90 / 91)]:
             self.assertAlmostEqual(factors[step - 1], expected, msg=str(step))
 
-    def test_however_few_steps_there_are_none_has_a_rate_of_0_and_one_the_peak(self):
+    def test_no_step_has_a_rate_of_0_and_one_has_the_peak(self):
         for steps in (1, 2, 3, 7):
             for kind in ("CONSTANT", "LINEAR", "COSINE"):
                 for warmup in (0.0, 0.1, 0.5, 1.0):

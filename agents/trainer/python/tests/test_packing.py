@@ -18,7 +18,7 @@ def policy(attention):
 
 
 def model(kind, attention, recomputing=False):
-    """Returns a model of two layers whose weights give attention a large effect."""
+    """Returns a model of two layers, with large weights so that attention has a large effect."""
     config = transformers.CONFIG_MAPPING[kind](
         vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
@@ -32,14 +32,13 @@ def model(kind, attention, recomputing=False):
 
 
 def step(made, parts):
-    """Returns loss and gradients of a step."""
     loss = sum(training._summed_loss(made, part) for part in parts)
     loss.backward()
     return float(loss), {name: p.grad for name, p in made.named_parameters()}
 
 
-def cut(sequences, tokens, packed):
-    return examples.Parts(tokens, packed)(sequences)["parts"]
+def split(sequences, tokens, packed):
+    return examples.PassCollator(tokens, packed)(sequences)["parts"]
 
 
 class Packing(unittest.TestCase):
@@ -51,42 +50,42 @@ class Packing(unittest.TestCase):
 
     def test_loss_and_gradients_are_those_of_each_example_alone(self):
         for kind in packing.MODEL_TYPES:
-            alone = step(model(kind, "eager"), cut(SEQUENCES, 1, False))
-            padded = step(model(kind, "sdpa"), cut(SEQUENCES, 64, False))
+            alone = step(model(kind, "eager"), split(SEQUENCES, 1, False))
+            padded = step(model(kind, "sdpa"), split(SEQUENCES, 64, False))
             self.expect_same(alone, padded)
             for attention in ("sdpa", "eager"):
                 for recomputing in (False, True):
                     made = model(kind, "sdpa", recomputing)
                     name = packing.attention(made.config, policy(attention))
                     made.set_attn_implementation(name)
-                    parts = cut(SEQUENCES, 64, True)
+                    parts = split(SEQUENCES, 64, True)
                     self.assertEqual(len(parts), 1)
                     self.expect_same(alone, step(made, parts))
 
-    def test_the_loss_is_of_completions_and_their_end_alone(self):
+    def test_only_completions_and_end_tokens_have_a_loss(self):
         tokens, scored_from = SEQUENCES[0]
         made = model("qwen2", "sdpa")
         logits = made(torch.tensor([tokens])).logits[0].log_softmax(-1)
         places = range(scored_from, len(tokens))
         expected = -sum(float(logits[place - 1, tokens[place]]) for place in places)
         made.set_attn_implementation(packing.attention(made.config, policy("sdpa")))
-        packed = cut(SEQUENCES[:1], 64, True)
+        packed = split(SEQUENCES[:1], 64, True)
         self.assertAlmostEqual(float(training._summed_loss(made, packed[0])), expected, places=4)
         self.assertEqual(packed[0]["targets"].tolist(), tokens[scored_from:])
 
-    def test_a_model_whose_attention_is_another_is_left_as_it_is(self):
+    def test_other_kinds_of_attention_are_not_replaced(self):
         full = types.SimpleNamespace(model_type="qwen2", layer_types=["full_attention"] * 2)
         self.assertIsNotNone(packing.attention(full, policy("sdpa")))
         for change in ({"model_type": "gpt_oss"}, {"layer_types": ["sliding_attention"]}):
             other = types.SimpleNamespace(**{**vars(full), **change})
             self.assertIsNone(packing.attention(other, policy("sdpa")))
 
-    def test_side_by_side_are_sequences_much_of_one_length(self):
+    def test_a_batch_has_sequences_of_similar_length(self):
         lengths = [100, 80, 75, 74, 60, 12, 9, 3, 1, 1]
         layout = packing.Layout(lengths)
         self.assertEqual([count for _, count in layout.groups], [3, 2, 2, 1, 2])
         places = sum(len(rows) for rows, _ in layout.groups)
-        self.assertLess(places, sum(lengths) / packing.ALIKE)
+        self.assertLess(places, sum(lengths) / packing.MIN_LENGTH_SHARE)
         self.assertEqual(len(set(layout.back.tolist())), sum(lengths))
 
 
@@ -99,26 +98,26 @@ class Tiny(torch.utils.data.Dataset):
 
 
 class Clipping(unittest.TestCase):
-    def test_the_gradient_is_clipped_and_its_norm_before_is_told(self):
-        seen = []
+    def test_the_gradient_is_clipped_and_its_previous_norm_recorded(self):
+        norms_after = []
 
-        class Look(transformers.TrainerCallback):
+        class RecordNorm(transformers.TrainerCallback):
             def on_pre_optimizer_step(self, args, state, control, model=None, **_):
                 norms = [p.grad.norm() for p in model.parameters()]
-                seen.append(float(torch.stack(norms).norm()))
+                norms_after.append(float(torch.stack(norms).norm()))
 
         from .test_eval import trainer
 
         made = trainer(
             change=lambda args: setattr(args, "max_grad_norm", 0.01),
-            callbacks=[Look()],
+            callbacks=[RecordNorm()],
             loader=torch.utils.data.DataLoader(
-                Tiny(), batch_size=1, collate_fn=examples.Parts(64, False)
+                Tiny(), batch_size=1, collate_fn=examples.PassCollator(64, False)
             ),
             model=model("qwen2", "sdpa"),
         )
         made.train()
-        self.assertAlmostEqual(seen[0], 0.01, places=5)
+        self.assertAlmostEqual(norms_after[0], 0.01, places=5)
         self.assertGreater(made.step_norm, 0.1)
 
 

@@ -1,4 +1,4 @@
-"""One task of `flotilla-bench engine` by PyTorch, transformers and PEFT.
+"""Runs one task of `flotilla-bench engine` with PyTorch, transformers and PEFT.
 
 Usage: pytorch_tasks.py MODEL TASK THREADS TEXT; prints {"tokens_per_s": …}.
 """
@@ -14,14 +14,14 @@ PROMPT, NEW, PREFILL, CONTEXT, CHUNKS = 64, 32, 512, 512, 8
 BATCH, LENGTH, STEPS = 2, 256, 3
 
 
-def rows(count, length):
-    """Bytes as tokens, as every engine of the comparison gets them."""
+def token_rows(count, length):
+    """Returns token ids 0 to 255, repeated: the same input as for the other engines."""
     return torch.arange(count * length).remainder(256).reshape(count, length)
 
 
 @torch.inference_mode()
 def prefill(model):
-    tokens = rows(1, PREFILL)
+    tokens = token_rows(1, PREFILL)
     model(tokens[:, :8], logits_to_keep=1)
     began = time.perf_counter()
     model(tokens, logits_to_keep=1)
@@ -30,7 +30,7 @@ def prefill(model):
 
 @torch.inference_mode()
 def decode(model, sequences):
-    out = model(rows(sequences, PROMPT), use_cache=True, logits_to_keep=1)
+    out = model(token_rows(sequences, PROMPT), use_cache=True, logits_to_keep=1)
     began = time.perf_counter()
     for _ in range(NEW):
         token = out.logits[:, -1:].argmax(-1)
@@ -61,7 +61,7 @@ def train(model, checkpointing):
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
-    tokens = rows(BATCH, LENGTH)
+    tokens = token_rows(BATCH, LENGTH)
     labels = tokens.clone()
     labels[:, :LENGTH // 2] = -100
     began = None
@@ -84,11 +84,11 @@ def main():
     elif task.startswith("decode-"):
         speed = decode(model, int(task.removeprefix("decode-")))
     elif task == "perplexity":
-        # The caller counts this process's whole time.
+        # The caller measures the time of the whole process.
         perplexity(model, text)
         speed = 0.0
     else:
-        speed = train(model, task == "train-anew")
+        speed = train(model, task == "train-recompute")
     print(json.dumps({"tokens_per_s": speed}))
 
 
