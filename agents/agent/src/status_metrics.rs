@@ -43,10 +43,14 @@ fn write_agent(page: &mut MetricsPage<'_>, status: &v1::AgentStatus) -> fmt::Res
         (vec![("role", role.clone())], count_value(jobs as u64))
     });
     page.write_gauges("flotilla_jobs_held", "Jobs in progress", &held.collect::<Vec<_>>())?;
-    page.write_counter("flotilla_jobs_done", "Jobs done", Some(count_value(status.jobs_done)))?;
+    page.write_counter(
+        "flotilla_jobs_done",
+        "Completed jobs",
+        Some(count_value(status.jobs_done)),
+    )?;
     page.write_gauge(
         "flotilla_tokens_per_second",
-        "Generated tokens a second over recent jobs",
+        "Generated tokens per second, average of recent jobs",
         Some(status.tokens_per_s),
     )?;
     page.write_gauge(
@@ -63,11 +67,7 @@ fn write_exchange(page: &mut MetricsPage<'_>, exchange: &v1::Exchange) -> fmt::R
     let came = came.map(|(from, bytes)| (vec![("from", from.to_owned())], count_value(*bytes)));
     let (name, help) = ("flotilla_files_received_bytes", "Bytes of files fetched");
     page.write_counters(name, help, &came)?;
-    let (name, help) = (
-        "flotilla_files_sent_bytes",
-        "Bytes of files that peers fetched from this \
-                                                      agent",
-    );
+    let (name, help) = ("flotilla_files_sent_bytes", "Bytes of files sent to other agents");
     page.write_counter(name, help, Some(count_value(*bytes_to_peers)))
 }
 
@@ -77,17 +77,17 @@ fn write_gpus(page: &mut MetricsPage<'_>, gpus: &[v1::telemetry::Gpu]) -> fmt::R
         let values = gpus.iter().filter_map(|gpu| Some((card_labels(gpu), value(gpu)?)));
         page.write_gauges(name, help, &values.collect::<Vec<_>>())
     };
-    each("flotilla_gpu_asleep", "1 while the card is powered down", |gpu| {
+    each("flotilla_gpu_asleep", "1 while the GPU is powered down", |gpu| {
         Some(flag_value(gpu.asleep))
     })?;
     each("node_drm_gpu_busy_percent", "GPU utilization", |gpu| gpu.busy_percent)?;
-    let vram = "The card's total memory";
+    let vram = "Total VRAM of the GPU";
     each("node_drm_memory_vram_size_bytes", vram, |gpu| gpu.vram_total.map(count_value))?;
-    let vram = "The card's used memory";
+    let vram = "Used VRAM of the GPU";
     each("node_drm_memory_vram_used_bytes", vram, |gpu| gpu.vram_used.map(count_value))?;
-    let gtt = "System memory that the card may map";
+    let gtt = "System memory that the GPU can map";
     each("node_drm_memory_gtt_size_bytes", gtt, |gpu| gpu.gtt_total.map(count_value))?;
-    let gtt = "System memory that the card has mapped";
+    let gtt = "System memory mapped by the GPU";
     each("node_drm_memory_gtt_used_bytes", gtt, |gpu| gpu.gtt_used.map(count_value))?;
     let mut sensors = |name: &str, help: &str, values: fn(&Gpu) -> Vec<(String, f64)>| {
         let values = gpus.iter().flat_map(|gpu| {
@@ -95,26 +95,26 @@ fn write_gpus(page: &mut MetricsPage<'_>, gpus: &[v1::telemetry::Gpu]) -> fmt::R
         });
         page.write_gauges(name, help, &values.collect::<Vec<_>>())
     };
-    sensors("node_hwmon_temp_celsius", "Temperature of a GPU's sensor", |gpu| {
+    sensors("node_hwmon_temp_celsius", "GPU temperature", |gpu| {
         gpu.temperatures.iter().map(|one| (one.sensor.clone(), one.celsius)).collect()
     })?;
-    sensors("node_hwmon_temp_crit_celsius", "Temperature at which the GPU shuts down", |gpu| {
+    sensors("node_hwmon_temp_crit_celsius", "Critical GPU temperature", |gpu| {
         let each = gpu.temperatures.iter();
         each.filter_map(|one| Some((one.sensor.clone(), one.critical?))).collect()
     })?;
-    sensors("node_hwmon_power_average_watt", "Power of a GPU", |gpu| {
+    sensors("node_hwmon_power_average_watt", "GPU power", |gpu| {
         gpu.watts.map(|watts| ("power1".to_owned(), watts)).into_iter().collect()
     })?;
-    sensors("node_hwmon_freq_freq_mhz", "Clock of a GPU", |gpu| {
+    sensors("node_hwmon_freq_freq_mhz", "GPU clock frequency", |gpu| {
         gpu.clocks.iter().map(|one| (one.sensor.clone(), count_value(one.hertz) / 1e6)).collect()
     })
 }
 
 fn write_host(page: &mut MetricsPage<'_>, now: &v1::Telemetry) -> fmt::Result {
     let memory = [
-        ("MemTotal", "All memory", now.memory_total),
+        ("MemTotal", "Total memory", now.memory_total),
         ("MemAvailable", "Memory that is free or can be freed", now.memory_available),
-        ("SwapTotal", "All swap", now.swap_total),
+        ("SwapTotal", "Total swap", now.swap_total),
         ("SwapFree", "Free swap", now.swap_free),
     ];
     for (name, help, value) in memory {
@@ -141,30 +141,34 @@ fn write_host(page: &mut MetricsPage<'_>, now: &v1::Telemetry) -> fmt::Result {
             )?;
         }
     }
-    page.write_gauge("flotilla_cpu_busy_ratio", "Share of all cores' time in use", now.cpu_busy)?;
+    page.write_gauge(
+        "flotilla_cpu_busy_ratio",
+        "CPU utilization, share of all cores",
+        now.cpu_busy,
+    )?;
     page.write_gauge(
         "flotilla_cpu_system_ratio",
-        "Share of all cores' time in the kernel and its interrupts",
+        "Kernel and interrupt time, share of all cores",
         now.cpu_system,
     )?;
     page.write_gauge(
         "flotilla_allocation_stalls_per_second",
-        "Allocations that had to wait for memory",
+        "Allocations per second that waited for memory",
         now.allocation_stalls_per_s,
     )?;
     page.write_gauge(
         "flotilla_direct_scans_per_second",
-        "Pages scanned by tasks that wait for memory",
+        "Pages scanned per second by allocations that wait for memory",
         now.direct_scans_per_s,
     )?;
     page.write_gauge(
         "flotilla_swapped_in_pages_per_second",
-        "Pages read back",
+        "Pages swapped in per second",
         now.swapped_in_per_s,
     )?;
     page.write_gauge(
         "flotilla_swapped_out_pages_per_second",
-        "Pages swapped out",
+        "Pages swapped out per second",
         now.swapped_out_per_s,
     )
 }
@@ -195,22 +199,18 @@ fn write_protection(page: &mut MetricsPage<'_>, now: &v1::Telemetry) -> fmt::Res
     )?;
     page.write_gauge(
         "flotilla_power_watts",
-        "Power of GPUs and processor, where sensors report it",
+        "Power of GPUs and CPU, if sensors report it",
         now.watts,
     )?;
     page.write_counter(
         "flotilla_energy_joules",
-        "Energy since the agent started",
+        "Energy used since the agent started",
         now.watts.map(|_| now.joules),
     )?;
     let resting = flag_value(!now.resting.is_empty());
-    page.write_gauge(
-        "flotilla_resting",
-        "1 while owner limits keep the agent from new work",
-        Some(resting),
-    )?;
+    page.write_gauge("flotilla_resting", "1 while owner limits block new work", Some(resting))?;
     let warnings = count_value(now.warnings.len() as u64);
-    page.write_gauge("flotilla_warnings", "Resources that are short or too hot", Some(warnings))
+    page.write_gauge("flotilla_warnings", "Resources that are scarce or too hot", Some(warnings))
 }
 
 fn card_labels(gpu: &v1::telemetry::Gpu) -> MetricLabels {

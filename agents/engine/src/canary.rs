@@ -25,7 +25,7 @@ pub enum CanaryError {
     Tokenizer(#[from] TokenizerError),
     #[error("the canary does not fit the model")]
     Text(#[from] SequenceError),
-    #[error("the canary {text:?} has no token to predict behind its first of {tokens} (R114)")]
+    #[error("the canary {text:?} has no token to predict after its first; tokens: {tokens} (R114)")]
     TooShort { text: String, tokens: usize },
     #[error("could not attach the adapter to the model")]
     Adapter(#[from] AdapterError),

@@ -52,7 +52,9 @@ impl StoreAccess {
             return self.open_local_store(directory).await;
         }
         match (Store::open(&self.url).await, &self.gateway) {
-            (Err(OpenError::Credentials { .. }), Some(door)) => Ok(Store::open_gateway(door)?),
+            (Err(OpenError::Credentials { .. }), Some(gateway)) => {
+                Ok(Store::open_gateway(gateway)?)
+            }
             (opened, _) => Ok(opened?),
         }
     }
@@ -64,10 +66,10 @@ impl StoreAccess {
         match &self.gateway {
             None if is_here => Ok(Store::open(&self.url).await?),
             None => Err(StoreAccessError::Elsewhere(self.url.clone())),
-            Some(door) if is_here && door.serves_directory(Path::new(directory)).await => {
+            Some(gateway) if is_here && gateway.serves_directory(Path::new(directory)).await => {
                 Ok(Store::open(&self.url).await?)
             }
-            Some(door) => Ok(Store::open_gateway(door)?),
+            Some(gateway) => Ok(Store::open_gateway(gateway)?),
         }
     }
 }
@@ -76,7 +78,7 @@ impl StoreAccess {
 mod tests {
     use super::*;
 
-    fn door() -> GatewayStore {
+    fn gateway() -> GatewayStore {
         GatewayStore { gateway: "127.0.0.1:9".into(), ca: None, bearer: None }
     }
 
@@ -86,7 +88,7 @@ mod tests {
         let url = format!("file://{}", directory.path().display());
         let open = StoreAccess::for_url(&url).open().await.unwrap();
         assert_eq!(open.url(), url);
-        let member = StoreAccess { gateway: Some(door()), ..StoreAccess::for_url(&url) };
+        let member = StoreAccess { gateway: Some(gateway()), ..StoreAccess::for_url(&url) };
         assert_eq!(member.open().await.unwrap().url(), "http://127.0.0.1:9/store");
         let told = StoreAccess { override_url: Some(url.clone()), ..member };
         assert_eq!(told.open().await.unwrap().url(), url);
@@ -96,7 +98,7 @@ mod tests {
     async fn what_is_elsewhere_is_reached_through_the_gateway_or_said_to_be() {
         let stores = StoreAccess::for_url("file:///nowhere/at/all");
         assert!(matches!(stores.open().await, Err(StoreAccessError::Elsewhere(_))));
-        let member = StoreAccess { gateway: Some(door()), ..stores };
+        let member = StoreAccess { gateway: Some(gateway()), ..stores };
         assert_eq!(member.open().await.unwrap().url(), "http://127.0.0.1:9/store");
     }
 }

@@ -60,7 +60,7 @@ fn write_runs(page: &mut MetricsPage<'_>, runs: &[RunMetrics]) -> fmt::Result {
             [("run", run.run.clone()), ("name", run.name.clone()), ("kind", run.kind.to_owned())];
         (labels.to_vec(), 1.0)
     };
-    let help = "A run that has not ended; always 1";
+    let help = "Open run; always 1";
     page.write_gauges("flotilla_run_info", help, &runs.iter().map(info).collect::<Vec<_>>())?;
     let phase =
         |run: &RunMetrics| (vec![("run", run.run.clone()), ("phase", run.phase.to_owned())], 1.0);
@@ -72,7 +72,7 @@ fn write_runs(page: &mut MetricsPage<'_>, runs: &[RunMetrics]) -> fmt::Result {
     };
     each("flotilla_run_paused", "1 while the run is paused", |run| Some(flag_value(run.paused)))?;
     each("flotilla_run_cycle", "Current cycle", |run| Some(run.cycle.into()))?;
-    each("flotilla_run_cycles", "The last cycle's number", |run| Some(run.cycles.into()))?;
+    each("flotilla_run_cycles", "Number of cycles", |run| Some(run.cycles.into()))?;
     let samples = "Training samples of the current cycle:";
     each("flotilla_run_samples_planned", &format!("{samples} planned"), |run| {
         Some(count_value(run.samples.planned))
@@ -89,11 +89,12 @@ fn write_runs(page: &mut MetricsPage<'_>, runs: &[RunMetrics]) -> fmt::Result {
     each("flotilla_run_heldout_pass_ratio", help, |run| run.heldout_pass_rate)?;
     let help = "Pass rate of training samples in the last cycle";
     each("flotilla_run_train_pass_ratio", help, |run| run.train_pass_rate)?;
-    each("flotilla_run_loss", "Of the last checkpoint", |run| run.loss)?;
-    each("flotilla_run_learning_rate", "Of the last checkpoint", |run| run.learning_rate)?;
-    let help = "Work that failed, retried or not";
+    each("flotilla_run_loss", "Training loss of the last checkpoint", |run| run.loss)?;
+    let help = "Learning rate of the last checkpoint";
+    each("flotilla_run_learning_rate", help, |run| run.learning_rate)?;
+    let help = "Failed attempts, retried or not";
     each("flotilla_run_failures", help, |run| Some(count_value(run.failures as u64)))?;
-    let help = "Log sequence of the run's last fact: it changes while the run makes progress";
+    let help = "Log sequence of the run's last fact; changes while the run progresses";
     each("flotilla_run_sequence", help, |run| Some(count_value(run.sequence)))?;
     let evals = |value: fn(&(f64, f64)) -> f64| -> Vec<(MetricLabels, f64)> {
         let each = runs.iter().flat_map(|run| {
@@ -105,8 +106,10 @@ fn write_runs(page: &mut MetricsPage<'_>, runs: &[RunMetrics]) -> fmt::Result {
         });
         each.collect()
     };
-    page.write_gauges("flotilla_run_perplexity", "The last of each suite", &evals(|it| it.0))?;
-    page.write_gauges("flotilla_run_bits_per_byte", "The last of each suite", &evals(|it| it.1))
+    let help = "Latest perplexity of each suite";
+    page.write_gauges("flotilla_run_perplexity", help, &evals(|it| it.0))?;
+    let help = "Latest bits per byte of each suite";
+    page.write_gauges("flotilla_run_bits_per_byte", help, &evals(|it| it.1))
 }
 
 fn run_labels(run: &RunMetrics) -> MetricLabels {

@@ -97,11 +97,11 @@ function details(agent) {
   const waits = (pressure) => pressure && `${pressure.someAvg10.toFixed(1)} % of the last 10 s`;
   return facts([
     ["host", agent.host], ["version", agent.version], ["engines", agent.engines.join("; ")], ["abilities", agent.abilities.join(", ")],
-    ["up", agent.startedAt && duration((now() - Date.parse(agent.startedAt)) / 1000)], ["last seen", `${lastSeen(agent)} ago`],
+    ["uptime", agent.startedAt && duration((now() - Date.parse(agent.startedAt)) / 1000)], ["last seen", `${lastSeen(agent)} ago`],
     ["agent memory", bytes(agent.rssBytes)], ["memory for training", agent.trainingBytes && bytes(agent.trainingBytes)],
     ["time per sample", agent.sampleS && duration(agent.sampleS)], ["energy", it?.joules && `${(it.joules / 3.6e6).toFixed(2)} kWh`],
     ["CPU pressure", waits(it?.cpuPressure)], ["I/O pressure", waits(it?.ioPressure)], ["memory pressure", waits(it?.memoryPressure)],
-    ["TLB shootdowns", it && withUnit(it.tlbShootdownsPerS, "per second")], ["storms", it?.storm && `${it.storm.storms} since the agent started`],
+    ["TLB shootdowns", it && withUnit(it.tlbShootdownsPerS, "per second")], ["TLB storms", it?.storm && `${it.storm.storms} since the agent started`],
     ["swap", it?.swapTotal && `${bytes(it.swapTotal - it.swapFree)} of ${bytes(it.swapTotal)}`],
     ["files from the store", exchange && bytes(exchange.bytesFromStore)],
     ["files from / to peers", exchange && `${bytes(exchange.bytesFromPeers)} / ${bytes(exchange.bytesToPeers)}`],

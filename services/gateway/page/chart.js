@@ -60,7 +60,7 @@ function frame({ id, title, unit, subtitle, legend, summary, headings, rows }, s
     h("svg", { width, height: HEIGHT, role: "img", tabindex: 0, onkeydown, "aria-label": `${title} by ${axis}` },
       h("title", title), h("desc", summary), drawing, h("line.cursor", { x1: x(cursor), x2: x(cursor), y1: TOP, y2: HEIGHT - BOTTOM })),
     subtitle && note(subtitle),
-    folded(`table ${id}`, "as a table", shared, () => table(`${title} by ${axis}`, [axis, ...headings], rows())));
+    folded(`table ${id}`, "Show as table", shared, () => table(`${title} by ${axis}`, [axis, ...headings], rows())));
 }
 
 const item = (at, mark, name, value) => h("li", { key: name, class: `s${at % STYLES}` }, mark, h("span.name", name), h("b", value));
@@ -98,7 +98,7 @@ export function lineChart(chart, shared) {
       const here = pointAt(line.points, cursor);
       return item(line.hue ?? at, swatch(at), line.name, here ? withRange(here, write) : "–");
     }),
-    summary: `The newest: ${lines.map(({ name, points }) => `${name} ${withRange(points.at(-1), write)}`).join("; ")}.`,
+    summary: `Latest values: ${lines.map(({ name, points }) => `${name} ${withRange(points.at(-1), write)}`).join("; ")}.`,
     headings: lines.map(({ name }) => name),
     rows: () => xs.map((at) => [place(at), ...lines.map((line) => valueAt(line, at))]),
   }, shared, x, [

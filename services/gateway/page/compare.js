@@ -37,7 +37,7 @@ export function open({ page, route, signal }) {
       const last = [...board.cycles.values()].findLast(({ done }) => done);
       return last ? read(last) : "–";
     });
-    return table("Figures", ["", ...known.map(({ head }) => head.run)], [
+    return table("Metrics", ["", ...known.map(({ head }) => head.run)], [
       ["name", ...known.map(({ head }) => head.name)],
       ["state", ...known.map(({ head }) => state(head.state))],
       ["held-out pass rate", ...lastDone(({ done: { heldout: it } }) => (it ? `${percent(it.mean)} ± ${(it.stderr * 100).toFixed(1)}` : "–"))],
@@ -53,7 +53,7 @@ export function open({ page, route, signal }) {
       h("h1", "Compare"), runPicker(),
       followed.failure && empty(followed.failure),
       known.length ? [
-        section("figures", "Figures", results(known)),
+        section("metrics", "Metrics", results(known)),
         section("learning", "Learning", charts(known)),
         section("differences", "Settings that differ", differing.length
           ? table("Settings that differ", ["setting", ...known.map(({ head }) => head.run)], differing, "settings")

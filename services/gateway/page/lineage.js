@@ -16,7 +16,7 @@ export function lineage(redraw) {
 
   return function draw(board) {
     const { nodes, edges } = ancestry(board);
-    if (nodes.length === 1) return empty("No checkpoints yet: the first training writes the first one.");
+    if (nodes.length === 1) return empty("No checkpoints yet. The first training creates one.");
     const x = (node) => LEFT + node.column * COLUMN;
     const y = (node) => TOP + (node.lane + 1) * LANE;
     const selected = nodes.find(({ manifest }) => manifest === chosenManifest) ?? nodes.find(({ best }) => best) ?? nodes.at(-1);
@@ -43,7 +43,7 @@ export function lineage(redraw) {
     return h("div.panel",
       h("div.scrolled", h("svg", {
         width: LEFT * 2 + (nodes.length - 1) * COLUMN, height: TOP + 3 * LANE, tabindex: 0, onkeydown, role: "application",
-        "aria-label": `${count(nodes.length - 1)} checkpoints and their base. Arrow keys choose one; chosen: ${nameOf(selected)}`,
+        "aria-label": `${count(nodes.length - 1)} checkpoints and their base. Use the arrow keys to select one. Selected: ${nameOf(selected)}`,
       }, edges.map(edge), nodes.map(dot))),
       details(board.head.run, selected));
   };
@@ -52,13 +52,13 @@ export function lineage(redraw) {
 function details(run, node) {
   const ref = `${run}/${node.cycle}/${node.step}`;
   return h("div.details", { "aria-live": "polite" },
-    h("h3", node.isBase ? "The base " : `Cycle ${node.cycle}, step ${count(node.step)} of ${count(node.steps)} `,
+    h("h3", node.isBase ? "Base model " : `Cycle ${node.cycle}, step ${count(node.step)} of ${count(node.steps)} `,
       node.best && chip("★ best so far", "good"), node.rolledBack && chip("↩ rolled back", "warn"), !node.final && chip("intermediate")),
     !node.isBase && facts([["loss", `${decimal(node.loss)} nats`], ["learning rate", decimal(node.learningRate)],
       ["gradient norm", decimal(node.gradNorm)],
       ["weight change", node.weightChange !== null && decimal(node.weightChange)], ["tokens", compact(node.tokens)],
-      ["trained by", `${node.agent}, ${node.engine}`], ["in the store", h("code", node.path)]]),
-    node.evals.length > 0 ? table(`Evals of ${nameOf(node)}`, ["suite", "perplexity", "bits per byte", "agent"], node.evals.map((it) =>
+      ["trained by", `${node.agent}, ${node.engine}`], ["store path", h("code", node.path)]]),
+    node.evals.length > 0 ? table(`Evaluations of ${nameOf(node)}`, ["suite", "perplexity", "bits per byte", "agent"], node.evals.map((it) =>
       [it.suite, `${decimal(it.perplexity)} ± ${decimal(it.stderr, 2)}`, decimal(it.bitsPerByte),
         it.agent + (it.stormed ? ", during a TLB storm" : "")]))
       : note("Not evaluated yet."),

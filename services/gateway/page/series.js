@@ -81,7 +81,7 @@ export function fates(board) {
     const legend = parts.map(({ name, value, hue }) => [name, `${count(value)} (${percent(value / considered)})`, hue]);
     return { cycle, parts, legend, mark: null };
   });
-  return { id: "selection", title: "Kept samples and drop reasons", part: "fate", write: (it) => percent(it, 0), all };
+  return { id: "selection", title: "Kept samples and drop reasons", part: "kept or drop reason", write: (it) => percent(it, 0), all };
 }
 
 /** The histogram of rewards, one per cycle, drawn sideways. */

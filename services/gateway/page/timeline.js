@@ -143,7 +143,7 @@ export function timeline(redraw) {
   const when = (seconds) => clock(Date.parse(all.head.submittedAt) + seconds * 1000, Date.now());
   const describe = (it) => (it.what
     ? `${it.what}: ${it.message}; ${it.agent}, ${when(it.atS)}${it.final ? "; no more retries" : ""}`
-    : `${it.agent}: ${it.work}, cycle ${it.cycle}, ${counted(it.count, "piece")}; `
+    : `${it.agent}: ${it.work}, cycle ${it.cycle}, ${counted(it.count, "item")}; `
       + `${duration(it.endS - it.beginS)}, ${when(it.beginS)} – ${when(it.endS)}`);
 
   const bars = ([from, to]) => all.bars.filter(({ beginS, endS }) => endS >= from && beginS <= to).map((bar) => {
@@ -204,8 +204,8 @@ export function timeline(redraw) {
       hatches(), background(visibleRange()), h("g", bars(visibleRange())), troubles(),
       board.head.endedS === null && now <= width && h("line.now", { x1: now, x2: now, y1: 18, y2: all.height - BOTTOM }))),
       h("p.note.told", { role: "status" }, tip ? describe(tip) : !chosen
-        && "Arrow keys select a bar, + and − zoom, 0 shows all; drag to move."),
-      folded("table", "as a table", { opened, redraw }, () =>
-        table("Work of each agent, newest first", ["agent", "work", "cycle", "start", "duration", "pieces"], rows())));
+        && "Arrow keys select a bar, + and − zoom, 0 shows everything; drag to pan."),
+      folded("table", "Show as table", { opened, redraw }, () =>
+        table("Work of each agent, newest first", ["agent", "work", "cycle", "start", "duration", "items"], rows())));
   };
 }

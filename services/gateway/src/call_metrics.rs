@@ -17,7 +17,7 @@ impl CallCounts {
         page.write_counters("flotilla_gateway_calls", help, &answered.collect::<Vec<_>>())?;
         let took =
             counts.iter().map(|((method, code), it)| (call_labels(method, code), it.seconds));
-        let help = "Time to the answer, or to the opening of a stream";
+        let help = "Seconds until the response, or until a stream is open";
         page.write_counters("flotilla_gateway_call_seconds", help, &took.collect::<Vec<_>>())?;
         let streams = Some(count_value(self.open_streams()));
         page.write_gauge("flotilla_gateway_streams_open", "Open streams", streams)?;

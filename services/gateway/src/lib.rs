@@ -189,8 +189,8 @@ impl BoundGateway {
         };
         let store =
             control.open_store().await.context("open the store for the gateway's members")?;
-        let door = store_proxy::build_routes(store);
-        let router = build_router(&calls, access, self.members.clone(), door)?;
+        let store_routes = store_proxy::build_routes(store);
+        let router = build_router(&calls, access, self.members.clone(), store_routes)?;
         let router = router.add_service(health_service);
         let (tls, closed) = (self.tls.is_some(), self.members.is_some());
         tracing::info!(address = %self.address, tls, closed, "the gateway answers gRPC calls");
@@ -224,7 +224,7 @@ fn build_router(
     calls: &CallContext,
     access: AccessControl,
     members: Option<MemberRegistry>,
-    door: axum::Router,
+    store_routes: axum::Router,
 ) -> anyhow::Result<GatewayRouter> {
     let runs = submission_limit::BoundedRunsService::new(|| runs::RunsService(calls.clone()));
     let evals = EvalsServer::new(evals::EvalsService(calls.clone()))
@@ -248,7 +248,7 @@ fn build_router(
     let mut routes = Routes::default();
     let grpc = routes.axum_router_mut();
     *grpc = std::mem::take(grpc)
-        .merge(door)
+        .merge(store_routes)
         .merge(page::build_routes())
         .merge(openapi::build_routes(json.descriptor_pool()));
     Ok(Server::builder()

@@ -53,13 +53,13 @@ type ProxyResult = Result<Response<Body>, StoreProxyError>;
 
 /// Builds routes that expect a [`GatewayCaller`] in the extensions of each request.
 pub fn build_routes(store: &Store) -> Router {
-    let door = StoreProxy { objects: store.objects_by_key(), transfers: TransferLimiter::new() };
+    let proxy = StoreProxy { objects: store.objects_by_key(), transfers: TransferLimiter::new() };
     let object = format!("{STORE_PATH}/{{*key}}");
     let root = format!("{STORE_PATH}/");
     Router::new()
         .route(&root, any(handle_request))
         .route(&object, any(handle_request))
-        .with_state(door)
+        .with_state(proxy)
 }
 
 /// The object-store proxy. For each request it does these steps:
@@ -76,8 +76,8 @@ struct StoreProxy {
     transfers: TransferLimiter,
 }
 
-async fn handle_request(State(door): State<StoreProxy>, request: Request) -> Response<Body> {
-    let answered = door.answer_request(request).await;
+async fn handle_request(State(proxy): State<StoreProxy>, request: Request) -> Response<Body> {
+    let answered = proxy.answer_request(request).await;
     answered.unwrap_or_else(StoreProxyError::into_response)
 }
 

@@ -239,6 +239,46 @@ fn doc_comments_stand_alone() {
     assert!(wrong.is_empty(), "begin with a verb, or a noun:\n{}", wrong.join("\n"));
 }
 
+/// The words that GLOSSARY.md replaces by others.
+fn replaced_words() -> BTreeSet<String> {
+    let text = fs::read_to_string(root().join("docs/GLOSSARY.md")).expect("a page");
+    let (_, table) = text.split_once("| use | not |\n|---|---|\n").expect("the table");
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let columns = rows.filter_map(|row| row.split('|').nth(2));
+    let words: BTreeSet<String> =
+        columns.flat_map(|it| it.split(',')).map(|word| word.trim().to_owned()).collect();
+    assert!(words.len() > 8, "these are not all: {words:?}");
+    words
+}
+
+/// Splits `CamelCase`, `snake_case` and prose into words in lower case.
+fn split_words(text: &str) -> BTreeSet<String> {
+    let mut spaced = String::new();
+    for letter in text.chars() {
+        if letter.is_ascii_uppercase() {
+            spaced.push(' ');
+        }
+        spaced.push(letter.to_ascii_lowercase());
+    }
+    spaced.split(|it: char| !it.is_alphanumeric()).map(str::to_owned).collect()
+}
+
+#[test]
+fn one_meaning_has_one_word() {
+    let source = source();
+    let replaced = replaced_words();
+    let mut wrong: Vec<String> = Vec::new();
+    for item in source.functions.iter().chain(&source.types) {
+        let words = split_words(&format!("{} {}", item.name, item.doc));
+        for word in &replaced {
+            if words.contains(word) || words.contains(&format!("{word}s")) {
+                wrong.push(format!("{}: {} has {word:?}", item.place, item.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "docs/GLOSSARY.md has other words:\n{}", wrong.join("\n"));
+}
+
 /// Prints the metrics of the language with `--no-capture`, and checks their limits.
 #[test]
 fn the_language_stays_that_of_its_field() {

@@ -105,7 +105,7 @@ def _parse_object(kind, value, name):
     unknown = sorted(set(value) - set(fields))
     if unknown:
         raise Refused(
-            f"{name}: field {unknown[0]!r} is not known to this trainer; it can be given "
+            f"{name}: field {unknown[0]!r} is unknown to this trainer; known fields: "
             f"{', '.join(fields)}"
         )
     missing = [

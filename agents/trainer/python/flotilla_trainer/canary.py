@@ -21,7 +21,7 @@ def read(tokenizer, text, positions):
     tokens = tokens[-min(CONTEXT, positions) :]
     complete = [n for n in range(1, len(tokens)) if "\ufffd" not in tokenizer.decode([tokens[n]])]
     if not complete:
-        raise Refused(f"the canary {text!r} has no token to predict behind its first")
+        raise Refused(f"the canary {text!r} has no token to predict after its first")
     return tokens, complete[-SCORED:]
 
 

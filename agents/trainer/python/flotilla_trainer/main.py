@@ -41,7 +41,7 @@ def _probe(request, respond):
     from . import probe
 
     if not isinstance(request, dict) or set(request) != {"device", "dtype"}:
-        raise Refused("the probe's call has device and dtype, and nothing else")
+        raise Refused("the probe call needs exactly the fields device and dtype")
     return probe.run(request["device"], request["dtype"], respond)
 
 

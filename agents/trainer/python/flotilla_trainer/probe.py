@@ -24,7 +24,7 @@ def run(device, dtype, respond):
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError as error:
             raise Refused(f"{name} is not installed beside torch {torch.__version__}") from error
-    respond.progress({"stage": "look for devices"})
+    respond.progress({"stage": "find devices"})
     if device == "cpu":
         where = torch.device("cpu")
     else:
@@ -39,7 +39,7 @@ def run(device, dtype, respond):
         # "gfx1151" may be followed by features, as in "gfx90a:sramecc+:xnack-".
         found["gfx"] = getattr(properties, "gcnArchName", "").split(":")[0] or None
         found["targets"] = torch.cuda.get_arch_list()
-    respond.progress({"stage": "run a first kernel"})
+    respond.progress({"stage": "run first kernel"})
     filled = torch.empty(4, device=where).fill_(1.0)
     if filled.sum().item() != 4.0:
         raise Refused("a tensor filled with ones does not hold ones; the driver or wheel is broken")
@@ -55,9 +55,9 @@ def run(device, dtype, respond):
             f"a {dtype} matrix product on {where} is off by {found['error']:.2e}, more than "
             f"{TOLERANCES[dtype]}; do not train with this wheel and driver"
         )
-    respond.progress({"stage": "go backward"})
+    respond.progress({"stage": "run backward pass"})
     weight = torch.ones(SIZE, device=where, requires_grad=True)
     (weight * weight).sum().backward()
     if not bool(torch.isfinite(weight.grad).all()) or weight.grad.sum().item() != 2.0 * SIZE:
-        raise Refused("a gradient came out wrong; the driver or wheel is broken")
+        raise Refused("a gradient is wrong; the driver or wheel is broken")
     return found

@@ -40,7 +40,7 @@ class Channel:
                 message = json.loads(line)
                 return message["call"], message["request"]
             except (ValueError, KeyError, TypeError) as error:
-                print(f"a line that is no call: {error!r}", file=sys.stderr)
+                print(f"ignored an invalid call: {error!r}", file=sys.stderr)
         return None
 
     def end_with_agent(self):

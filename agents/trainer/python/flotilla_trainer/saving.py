@@ -100,7 +100,7 @@ def join(resume, identity, directory):
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError) as error:
-        raise Refused(f"{path} is not the state of a training by this trainer: {error}") from error
+        raise Refused(f"{path} is not a saved training state of this trainer: {error}") from error
     for field, expected in identity.items():
         if not isinstance(found, dict) or found.get(field) != expected:
             seen = found.get(field, "absent") if isinstance(found, dict) else "absent"
@@ -110,7 +110,7 @@ def join(resume, identity, directory):
     if not any(name.startswith(RNG_STATE) for name in names):
         missing.append(f"{RNG_STATE}.pth")
     if missing:
-        raise Refused(f"{resume.state} lacks {missing[0]}; only the whole state goes on exactly")
+        raise Refused(f"{resume.state} lacks {missing[0]}; resuming needs the complete state")
     _check_step(os.path.join(resume.state, "trainer_state.json"), resume.step)
     os.makedirs(directory)
     # Both trees also contain files of the store.

@@ -222,7 +222,7 @@ class StepCallback(TrainerCallback):
         save_every = self.call.training.save_every
         if save_every > steps:
             print(
-                f"save_every {save_every} is more than the {steps} steps there are; "
+                f"save_every {save_every} is more than the training's {steps} steps; "
                 "saving by time",
                 file=sys.stderr,
             )
@@ -238,7 +238,7 @@ class StepCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
         step = self.call.resume.step if self.call.resume else 0
         if state.global_step != step:
-            raise Refused(f"the Trainer would go on behind step {state.global_step}, not {step}")
+            raise Refused(f"the Trainer would resume after step {state.global_step}, not {step}")
         self.training.has_started = True
         self.training.stop.training = True
         begun = {

@@ -244,7 +244,7 @@ fn start_boxes(
         let part = SwarmTask::Box {
             name: format!("box-{index}"),
             listen: node_address(index, 0)?,
-            door: node_address(STORE, PORT)?,
+            gateway: node_address(STORE, PORT)?,
             cache: cache_path(scratch, index),
             peers: with != FetchSource::Store,
         };

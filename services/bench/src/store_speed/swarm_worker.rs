@@ -30,7 +30,7 @@ pub(super) enum SwarmTask {
     Box {
         name: String,
         listen: SocketAddr,
-        door: SocketAddr,
+        gateway: SocketAddr,
         cache: PathBuf,
         peers: bool,
     },
@@ -76,9 +76,9 @@ pub(crate) fn run_swarm_node(part: &str) -> anyhow::Result<()> {
         SwarmTask::Store { listen, directory } => {
             match runtime.block_on(serve_store(listen, directory))? {}
         }
-        SwarmTask::Box { name, listen, door, cache, peers } => {
-            let door = GatewayStore { gateway: door.to_string(), ca: None, bearer: None };
-            runtime.block_on(fetch_tree(name.parse()?, listen, &door, (cache, peers)))
+        SwarmTask::Box { name, listen, gateway, cache, peers } => {
+            let gateway = GatewayStore { gateway: gateway.to_string(), ca: None, bearer: None };
+            runtime.block_on(fetch_tree(name.parse()?, listen, &gateway, (cache, peers)))
         }
         SwarmTask::Plain { listen, neighbour, bytes } => {
             runtime.block_on(pass_bytes(listen, neighbour, bytes))
@@ -118,7 +118,7 @@ async fn serve_store(listen: SocketAddr, directory: PathBuf) -> anyhow::Result<I
 async fn fetch_tree(
     name: AgentId,
     listen: SocketAddr,
-    door: &GatewayStore,
+    gateway: &GatewayStore,
     (cache, with_peers): (PathBuf, bool),
 ) -> anyhow::Result<()> {
     let roll = Arc::new(FixedPeers(std::sync::Mutex::default()));
@@ -128,7 +128,7 @@ async fn fetch_tree(
     let elsewhere =
         ExternalSources { peers: with_peers.then(|| peers.clone()), ..ExternalSources::default() };
     let cache = FileCache::open_with_sources(&cache, 1 << 40, elsewhere)?;
-    let store = Store::open_gateway(door)?;
+    let store = Store::open_gateway(gateway)?;
     store.check_access().await?;
     let served = cache.clone();
     tokio::spawn(async move { match peers.serve_files(listener, &served).await {} });

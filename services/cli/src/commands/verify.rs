@@ -62,9 +62,9 @@ pub(crate) fn verify_completions(args: &VerifyArgs, json: bool) -> anyhow::Resul
         if let [first, ..] = &*once.missing_needs(&items) {
             bail!("this box lacks {first} (E117)");
         }
-        for judgement in once.judge_items(&items) {
-            tally.add_verdict(&judgement.verdict);
-            print_verdict(&judgement, json)?;
+        for judged in once.judge_items(&items) {
+            tally.add_verdict(&judged.verdict);
+            print_verdict(&judged, json)?;
         }
     }
     let seconds = began.elapsed().as_secs_f64();
