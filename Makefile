@@ -96,7 +96,7 @@ ADVISORIES := https://github.com/RustSec/advisory-db
 check-dependencies:
 	deploy/fetch-cargo-tools.sh cargo-deny cargo-machete
 	$(CARGO_TOOLS) $(CARGO) deny --locked check licenses bans sources
-	@if git ls-remote --quiet $(ADVISORIES) HEAD >/dev/null 2>&1; then \
+	@if timeout 30 git ls-remote --quiet $(ADVISORIES) HEAD >/dev/null 2>&1; then \
 		$(CARGO_TOOLS) $(CARGO) deny --locked check advisories; \
 	else \
 		echo "skipped: advisories, because $(ADVISORIES) cannot be reached"; \
