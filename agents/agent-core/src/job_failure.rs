@@ -89,7 +89,7 @@ pub enum RetryDecision {
 }
 
 /// Returns the results that a job must produce: each with the id of its failure facts
-/// (`failure.<kind>.<id>.<attempt>`), and with its fact key if that is known in advance. `place` is
+/// (`failure.<kind>.<id>.<attempt>`), and, for evaluations only, with its fact key. `place` is
 /// the key of the fact that requests the job, `suites` are the run's; empty for a fact that
 /// requests no job.
 ///

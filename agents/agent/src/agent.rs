@@ -117,7 +117,7 @@ impl Agent {
         self
     }
 
-    /// Adds a token that drains the agent when cancelled, as a drain command over the bus does.
+    /// Sets the token that drains the agent when cancelled, as a drain command over the bus does.
     #[must_use]
     pub fn with_drain_request(mut self, request: CancellationToken) -> Self {
         self.drain_request = request;

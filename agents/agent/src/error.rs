@@ -107,8 +107,9 @@ impl JobError {
         Self::from_worker(JobFault::WorkFailed, format!("{:#}", error.into()), worker).await
     }
 
-    /// Creates a failure as `from_worker_error` does, and adds the known cause of the worker's
-    /// death.
+    /// Creates a failure as `from_worker_error` does. If the kernel log, the worker's log or the
+    /// message shows a known cause of the worker's death, the message gets cause and remedy, and
+    /// the fault is that of the cause.
     pub async fn from_model_worker(
         error: impl Into<anyhow::Error>,
         worker: &WorkerProcess,

@@ -249,8 +249,9 @@ impl Run {
             .unwrap_or(self.last_cycle())
     }
 
-    /// Returns the number of the cycle that is worked on: the first that is not done, or the next
-    /// one if that one is only being evaluated.
+    /// Returns the number of the cycle that is worked on: the first that is not done, or the last
+    /// if all are done. In a RAFT run it is the one after that if it is planned already, which
+    /// happens while its predecessor is evaluated and no gate can reject that one's checkpoint.
     pub fn active_cycle(&self) -> u32 {
         let number = self.current_cycle();
         let passed_on =

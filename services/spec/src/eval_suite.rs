@@ -98,8 +98,9 @@ pub(super) fn default_pass_at(given: Option<&Vec<u32>>, samples: u32) -> Vec<u32
 
 impl SuiteSpec {
     /// Returns a suite that measures the text file with the path `text` and a size of `bytes`, and
-    /// is named after it. A text must contain two contexts; for a short one the context length is
-    /// reduced so that they fit even if a token has eight bytes. Reads no file.
+    /// is named after it. The context length is a power of two from 16 to 512, such that a plain
+    /// text contains two contexts even if a token has eight bytes; `.jsonl` always gets 512. Reads no
+    /// file.
     pub fn for_file(text: &str, bytes: u64) -> Self {
         const BYTES_A_TOKEN: u64 = 8;
         let file = std::path::Path::new(text);

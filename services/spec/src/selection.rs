@@ -151,7 +151,8 @@ impl SelectionSpec {
         serde_saphyr::from_str(&yaml).map_err(SpecError::Yaml)
     }
 
-    /// Returns the largest number of samples that are kept of a prompt with `samples` samples.
+    /// Returns an upper bound of the samples that are kept of a prompt with `samples` samples, by
+    /// `keep_per_prompt` alone.
     pub fn kept_samples_max(&self, samples: u32) -> u32 {
         match self.to_proto().keep_per_prompt {
             0 => samples,
@@ -205,7 +206,7 @@ impl SelectionSpec {
         }
     }
 
-    /// Checks all fields for a run of `cycles` cycles. `section` is the section's path in the
+    /// Checks all fields, and each value that a schedule takes in `cycles` cycles. `section` is the section's path in the
     /// error, which advises how to correct the first wrong field.
     pub fn check_fields(&self, section: &str, cycles: u32) -> FieldResult {
         let field = |name: &str| format!("{section}.{name}");
