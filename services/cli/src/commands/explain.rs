@@ -83,11 +83,11 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
         let agents = done.samples_by_agent.iter();
         let agents: Vec<String> = agents.map(|(agent, count)| format!("{agent} {count}")).collect();
         if !agents.is_empty() {
-            lines.push(("boxes", agents.join(", ")));
+            lines.push(("agents", agents.join(", ")));
         }
         let prefix = format!("cycle {}: ", done.cycle);
-        let said = cycle_findings(done).into_iter();
-        lines.extend(said.map(|line| ("so", line.trim_start_matches(&prefix).to_owned())));
+        let findings = cycle_findings(done).into_iter();
+        lines.extend(findings.map(|line| ("found", line.trim_start_matches(&prefix).to_owned())));
     }
     lines
 }
@@ -118,8 +118,8 @@ fn print_selection_report(found: &SelectionReport) {
         let (cut, failed) = (found.cut, found.cut_failed);
         output::print_line(&format!("  {cut} stopped at max_new_tokens; {failed} of those failed"));
     }
-    for (heading, said) in [("failures", &found.failures), ("errors", &found.errors)] {
-        for (what, count) in said.iter().filter(|(what, _)| !what.is_empty()) {
+    for (heading, messages) in [("failures", &found.failures), ("errors", &found.errors)] {
+        for (what, count) in messages.iter().filter(|(what, _)| !what.is_empty()) {
             output::print_line(&format!("  {heading}: {count} × {what}"));
         }
     }

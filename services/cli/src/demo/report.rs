@@ -82,7 +82,7 @@ pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bo
     }
     if !up {
         return format!(
-            "the fleet is down; its files are in {directory}. Bring it back with\n  \
+            "the fleet is down; its files are in {directory}. Start it again with\n  \
              flotilla up --dir {directory} --agents trainer,generator=2,verifier,evaluator"
         );
     }
@@ -104,7 +104,7 @@ pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bo
     };
     format!(
         "\
-the fleet is up, and to be looked at in a browser: {page}{enter}. Look further:
+the fleet is running; its web page is {page}{enter}. Next:
   export FLOTILLA_DIR={directory}
   flotilla watch
   flotilla run show {raft}
