@@ -10,8 +10,9 @@ pub(crate) fn find_python(asked: Option<&Path>) -> anyhow::Result<PythonRunner> 
     if let Some(path) = asked {
         return Ok(PythonRunner::Interpreter(check_interpreter(path)?));
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = std::env::split_paths(&path).map(|directory| directory.join("uv"));
+    let path = std::env::var_os("PATH");
+    let directories = path.iter().flat_map(std::env::split_paths);
+    let mut places = directories.map(|directory| directory.join("uv"));
     match places.find(|uv| uv.is_file()) {
         Some(uv) => Ok(PythonRunner::Uv(uv)),
         None => bail!(

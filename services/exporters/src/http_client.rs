@@ -61,11 +61,11 @@ pub(crate) async fn request_text(
         what: what.to_owned(),
         why: format!("it answered more than {ANSWER_BYTES_MAX} bytes"),
     };
-    let text = String::from_utf8_lossy(&body.ok_or_else(too_long)?).into_owned();
     if status.is_success() {
-        return Ok(text);
+        return Ok(String::from_utf8_lossy(&body.ok_or_else(too_long)?).into_owned());
     }
-    let mut why = format!("it answered {status}: {}", text.trim());
+    let text = body.unwrap_or_default();
+    let mut why = format!("it answered {status}: {}", String::from_utf8_lossy(&text).trim());
     why.truncate(why.floor_char_boundary(MESSAGE_BYTES_MAX));
     let what = what.to_owned();
     Err(if is_transient(status) {
