@@ -34,8 +34,13 @@ pub(crate) fn run_program(
             command.env_remove(name);
         }
     }
-    let limits =
-        RunLimits { time: limit, stdout_bytes: OUTPUT_BYTES_MAX, stderr_bytes: STDERR_BYTES_MAX };
+    let limits = RunLimits {
+        time: limit,
+        poll: Duration::from_millis(5),
+        stdout_bytes: OUTPUT_BYTES_MAX,
+        stderr_bytes: STDERR_BYTES_MAX,
+        stderr_of_success: false,
+    };
     match process::run_program(&mut command, input, limits, |_| ()) {
         Ok(output) => Ok(output.stdout),
         Err(error) => Err(match error.stderr.trim() {

@@ -13,6 +13,9 @@ use crate::{calls::VerifyItem, judge::find_document, judge_result::JudgeResult};
 
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
+/// Shorter than the keep-alive of common servers: 5 s for uvicorn, which vLLM uses.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 const EXCERPT_CHARS_MAX: usize = 200;
@@ -26,7 +29,7 @@ pub(crate) struct ModelJudge {
     key: Option<KeyVariable>,
     timeout: Duration,
     pass_at: f64,
-    client: OnceLock<Result<JudgeClient, String>>,
+    client: OnceLock<JudgeClient>,
 }
 
 /// A client whose connections outlive a request, and what drives them.
@@ -67,10 +70,12 @@ impl ModelJudge {
     }
 
     pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
-        let asked = match self.client.get_or_init(JudgeClient::start) {
-            Ok(client) => client.runtime.block_on(self.request_grade(&client.http, item)),
-            Err(problem) => Err(problem.clone()),
+        let client = match self.client.get() {
+            Some(client) => Ok(client),
+            None => JudgeClient::start().map(|client| self.client.get_or_init(|| client)),
         };
+        let asked = client
+            .and_then(|client| client.runtime.block_on(self.request_grade(&client.http, item)));
         match asked.and_then(|body| self.parse_grade(&body)) {
             Ok(result) => result,
             Err(problem) => {
@@ -133,7 +138,10 @@ impl ModelJudge {
 
 impl JudgeClient {
     fn start() -> Result<Self, String> {
-        let http = bounded_http::client_builder().no_proxy().build();
+        // Between requests nobody sees that the server closes a connection, so one that it may have
+        // closed is not used again.
+        let http =
+            bounded_http::client_builder().no_proxy().pool_idle_timeout(IDLE_TIMEOUT).build();
         let http = http.map_err(|error| wire::format_error_chain(&error))?;
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| format!("start a runtime: {error}"))?;

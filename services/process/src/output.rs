@@ -1,7 +1,7 @@
 //! What children print, within bounds.
 
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
     os::unix::process::CommandExt,
     process::{Child, Command, Stdio},
     sync::mpsc::{self, Receiver},
@@ -14,7 +14,6 @@ use crate::{ChildPid, set_death_signal};
 
 /// Time to read the rest of the output after the program has ended; it is already in the pipe.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The end of a text that grows: at most `limit` bytes, cut at a character boundary.
 #[derive(Debug, Clone)]
@@ -49,16 +48,21 @@ impl OutputTail {
 #[derive(Debug, Clone, Copy)]
 pub struct RunLimits {
     pub time: Duration,
-    /// A program that prints more fails.
+    /// The interval at which the program is polled.
+    pub poll: Duration,
+    /// A program that prints more fails. Its pipe is closed, so a further write ends it.
     pub stdout_bytes: usize,
     /// Bytes kept from the start of stderr; the rest is read and dropped.
     pub stderr_bytes: usize,
+    /// If set, a success waits for the end of stderr too, and returns it.
+    pub stderr_of_success: bool,
 }
 
 /// The output and duration of a program that succeeded.
 #[derive(Debug)]
 pub struct ProgramOutput {
     pub stdout: Vec<u8>,
+    /// Empty unless `stderr_of_success` is set.
     pub stderr: String,
     pub wall: Duration,
 }
@@ -73,7 +77,7 @@ pub struct RunError {
 }
 
 /// Runs a program to its end, in a process group that is killed with it, with `input` as its stdin.
-/// `observe` is called with its process id every 5 ms while it runs.
+/// `observe` is called with its process id at each poll while it runs.
 ///
 /// # Errors
 /// When the program cannot be started, fails, exceeds a limit, or leaves a process that holds its
@@ -97,42 +101,48 @@ pub fn run_program(
     // Separate threads, because a process that the program started elsewhere may hold the pipes
     // open forever. A program may also end without reading all of its input.
     std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&input)));
-    let output = read_in_background(stdout, limits.stdout_bytes + 1);
-    let errors = read_in_background(stderr, limits.stderr_bytes);
-    let ended = group.wait_success(limits.time, observe);
+    let output = read_in_background(move || read_bounded(stdout, limits.stdout_bytes));
+    let errors = read_in_background(move || read_start(stderr, limits.stderr_bytes));
+    let stderr = || errors.recv_timeout(OUTPUT_TIMEOUT).unwrap_or_default();
+    let ended = group.wait_success(&limits, observe);
     let wall = began.elapsed();
     group.kill_group();
-    let stderr = errors.recv_timeout(OUTPUT_TIMEOUT).unwrap_or_default();
-    let stderr = String::from_utf8_lossy(&stderr).into_owned();
-    let stdout = ended.and_then(|()| {
-        let held = |_| "a process that it started keeps its output open".to_owned();
-        let stdout = output.recv_timeout(OUTPUT_TIMEOUT).map_err(held)?;
-        if stdout.len() > limits.stdout_bytes {
-            return Err(format!("it printed more than {} bytes", limits.stdout_bytes));
-        }
-        Ok(stdout)
-    });
-    match stdout {
-        Ok(stdout) => Ok(ProgramOutput { stdout, stderr, wall }),
-        Err(problem) => Err(RunError { problem, stderr }),
+    ended.map_err(|problem| RunError { problem, stderr: stderr() })?;
+    let held = |_| no_output("a process that it started keeps its output open".to_owned());
+    let stdout = output.recv_timeout(OUTPUT_TIMEOUT).map_err(held)?.map_err(no_output)?;
+    let stderr = if limits.stderr_of_success { stderr() } else { String::new() };
+    Ok(ProgramOutput { stdout, stderr, wall })
+}
+
+fn read_in_background<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (send, output) = mpsc::channel();
+    // The receiver is gone if it gave up waiting.
+    std::thread::spawn(move || send.send(read()));
+    output
+}
+
+/// Reads a pipe to its end, or closes it when it has more bytes than the limit.
+fn read_bounded(pipe: Option<impl Read>, limit: usize) -> Result<Vec<u8>, String> {
+    let mut output = Vec::new();
+    if let Some(pipe) = pipe {
+        let read = pipe.take(limit as u64 + 1).read_to_end(&mut output);
+        read.map_err(|error| format!("read its output: {error}"))?;
     }
+    if output.len() > limit {
+        return Err(format!("it printed more than {limit} bytes"));
+    }
+    Ok(output)
 }
 
 /// Reads a pipe to its end, so that the program is never blocked, and keeps the first bytes.
-fn read_in_background(pipe: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<Vec<u8>> {
-    let (send, output) = mpsc::channel();
-    std::thread::spawn(move || {
-        let (mut kept, mut chunk) = (Vec::new(), vec![0; 64 * 1024]);
-        if let Some(mut pipe) = pipe {
-            while let Ok(count @ 1..) = pipe.read(&mut chunk) {
-                let room = limit.saturating_sub(kept.len()).min(count);
-                kept.extend_from_slice(&chunk[..room]);
-            }
-        }
-        // The receiver is gone if it gave up waiting.
-        let _ = send.send(kept);
-    });
-    output
+fn read_start(pipe: Option<impl Read>, limit: usize) -> String {
+    let mut kept = Vec::new();
+    if let Some(mut pipe) = pipe {
+        // After an error, what was read is still worth quoting.
+        let _ = pipe.by_ref().take(limit as u64).read_to_end(&mut kept);
+        let _ = io::copy(&mut pipe, &mut io::sink());
+    }
+    String::from_utf8_lossy(&kept).into_owned()
 }
 
 /// A child and all processes of its group.
@@ -141,9 +151,10 @@ struct ChildGroup(Child);
 impl ChildGroup {
     fn wait_success(
         &mut self,
-        limit: Duration,
+        limits: &RunLimits,
         mut observe: impl FnMut(u32),
     ) -> Result<(), String> {
+        let limit = limits.time;
         let deadline = Instant::now() + limit;
         loop {
             observe(self.0.id());
@@ -153,7 +164,7 @@ impl ChildGroup {
                 Ok(None) if Instant::now() >= deadline => {
                     return Err(format!("it ran longer than {limit:?}"));
                 }
-                Ok(None) => std::thread::sleep(POLL_INTERVAL),
+                Ok(None) => std::thread::sleep(limits.poll),
                 Err(error) => return Err(format!("wait for it: {error}")),
             }
         }

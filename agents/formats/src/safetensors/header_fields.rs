@@ -1,7 +1,7 @@
 //! The length field and the JSON text of a safetensors header, for readers that check more or less
 //! of it. Only the syntax is checked here.
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -76,19 +76,45 @@ pub struct DeclaredTensors {
 struct DeclaredTensor {
     data_offsets: (u64, u64),
     #[serde(default)]
-    shape: Value,
+    shape: Vec<u64>,
 }
 
 impl DeclaredTensors {
-    /// Parses the text of a header; every tensor must have `data_offsets`.
+    /// Parses the text of a header; every tensor must have `data_offsets`. Only one tensor is in
+    /// memory at a time.
     pub fn parse(text: &[u8]) -> serde_json::Result<Self> {
-        let tensors = serde_json::from_slice::<HeaderFields<DeclaredTensor>>(text)?.tensors;
-        let data_bytes = tensors.values().map(|tensor| tensor.data_offsets.1).max().unwrap_or(0);
-        let is_empty = |tensor: &DeclaredTensor| {
-            let sizes = tensor.shape.as_array();
-            sizes.is_some_and(|sizes| sizes.iter().any(|size| size.as_u64() == Some(0)))
-        };
-        let empty_tensor = tensors.into_iter().find(|(_, tensor)| is_empty(tensor));
-        Ok(Self { data_bytes, empty_tensor: empty_tensor.map(|(name, _)| name) })
+        serde_json::from_slice(text)
+    }
+}
+
+impl<'de> Deserialize<'de> for DeclaredTensors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(SizeVisitor)
+    }
+}
+
+struct SizeVisitor;
+
+impl<'de> Visitor<'de> for SizeVisitor {
+    type Value = DeclaredTensors;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut all = DeclaredTensors { data_bytes: 0, empty_tensor: None };
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let DeclaredTensor { data_offsets: (_, end), shape } = map.next_value()?;
+            all.data_bytes = all.data_bytes.max(end);
+            if shape.contains(&0) && all.empty_tensor.as_ref().is_none_or(|first| name < *first) {
+                all.empty_tensor = Some(name);
+            }
+        }
+        Ok(all)
     }
 }

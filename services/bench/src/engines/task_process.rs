@@ -7,8 +7,13 @@ use process::RunLimits;
 
 use super::super::procfs::read_status_bytes;
 
-const LIMITS: RunLimits =
-    RunLimits { time: Duration::from_secs(1200), stdout_bytes: 64 << 20, stderr_bytes: 64 << 20 };
+const LIMITS: RunLimits = RunLimits {
+    time: Duration::from_secs(1200),
+    poll: Duration::from_millis(20),
+    stdout_bytes: 64 << 20,
+    stderr_bytes: 64 << 20,
+    stderr_of_success: true,
+};
 
 /// The output, duration and peak memory of a process that succeeded.
 pub(super) struct EndedTask {

@@ -5,8 +5,13 @@ use std::{
 
 use super::{OutputTail, RunLimits, run_program};
 
-const LIMITS: RunLimits =
-    RunLimits { time: Duration::from_secs(20), stdout_bytes: 1000, stderr_bytes: 10 };
+const LIMITS: RunLimits = RunLimits {
+    time: Duration::from_secs(20),
+    poll: Duration::from_millis(5),
+    stdout_bytes: 1000,
+    stderr_bytes: 10,
+    stderr_of_success: true,
+};
 
 fn shell(script: &str) -> Command {
     let mut command = Command::new("/bin/sh");
@@ -55,4 +60,23 @@ fn a_program_that_prints_too_much_or_runs_too_long_fails() {
     let long = run_program(&mut shell("sleep 60 & sleep 60"), Vec::new(), limits, |_| ());
     assert_eq!(long.expect_err("too long").problem, "it ran longer than 100ms");
     assert!(began.elapsed() < Duration::from_secs(30), "the group was killed");
+}
+
+#[test]
+fn a_program_that_prints_without_end_does_not_run_to_its_time_limit() {
+    let began = Instant::now();
+    let error = run_program(&mut shell("exec yes"), Vec::new(), LIMITS, |_| ());
+    let problem = error.expect_err("too much").problem;
+    assert!(problem.starts_with("it ended with signal: 13"), "{problem}");
+    assert!(began.elapsed() < LIMITS.time, "its pipe was closed");
+}
+
+#[test]
+fn a_success_returns_stderr_only_if_that_is_wanted() {
+    let limits = RunLimits { stderr_of_success: false, ..LIMITS };
+    for (limits, stderr) in [(LIMITS, "no\n"), (limits, "")] {
+        let mut command = shell("echo yes; echo no >&2");
+        let ended = run_program(&mut command, Vec::new(), limits, |_| ()).expect("a success");
+        assert_eq!((ended.stdout.as_slice(), ended.stderr.as_str()), (&b"yes\n"[..], stderr));
+    }
 }
