@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-#[path = "hostile/wire.rs"]
 mod wire;
 
 use std::{net::SocketAddr, time::Duration};
