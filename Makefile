@@ -1,12 +1,11 @@
-# The main targets are `make demo` and `make test`. Both fetch missing tools. `make static` and
-# `make deb` build files for other hosts.
+# The main targets are `make demo`, `make test` and `make test-all`. They fetch missing tools.
+# `make static` and `make deb` build files for other hosts.
 
 CARGO ?= cargo
 CARGO_TOOLS := PATH="$(CURDIR)/.tools/cargo/bin:$$PATH"
-NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 
-.PHONY: help demo build static notices deb test test-torch lint check-dependencies tools browser bench sim \
-	fuzz chaos
+.PHONY: help demo build static notices deb test test-all test-torch lint check-dependencies tools \
+	test-tools bench sim fuzz chaos
 
 # Builds contain the commit in their version: 0.1.0+g1234abc. Outside of a checkout it is the
 # version of the package.
@@ -18,18 +17,20 @@ help:
 	@echo "make demo          run a whole fleet on this machine; about a minute after the build"
 	@echo "make build         build the release program"
 	@echo "make static, deb   build one static binary, a Debian package"
-	@echo "make test          run lints and all tests but those of PyTorch"
-	@echo "make test-torch    run the tests of the PyTorch trainer (fetches about 2 GB)"
+	@echo "make test          check formatting and run the quick tests: before each commit"
+	@echo "make test-all      run lints and all tests, those of PyTorch included, as CI does"
+	@echo "make test-torch    run the tests of the PyTorch trainer alone"
 	@echo "make lint          check formatting; run clippy and cargo doc with warnings as errors"
 	@echo "make check-dependencies\n                   check licences, sources, advisories and unused dependencies"
-	@echo "make tools         fetch nats-server and llama.cpp into .tools"
-	@echo "make browser       install chromium for the tests of the web page (root)"
+	@echo "make tools         fetch nats-server, llama.cpp and cargo-nextest"
+	@echo "make test-tools    fetch what all tests need: PyTorch, a browser, promtool and others"
 	@echo "make sim           simulate fleets with faults: SEED=7, or SEEDS=10000"
 	@echo "make chaos         kill processes of a real fleet: CHAOS_KILLS=200, CHAOS_SEED=n"
 	@echo "make bench         measure this machine: ARGS='engine --json'"
 	@echo "make fuzz          fuzz a parser: TARGET=facts SECONDS=60"
 
-demo: tools
+demo:
+	@deploy/fetch-nats-server.sh
 	$(CARGO) run --release --bin flotilla -- demo $(ARGS)
 
 build:
@@ -59,31 +60,40 @@ deb: static notices
 	$(STATIC) completions fish > target/completions/flotilla.fish
 	$(CARGO) deb -p flotilla --no-build --no-strip --target $(MUSL) --output target/debian/
 
-# All checks of CI. The tests of processes need the program, built with the same features as the
-# tests, so that dependencies are compiled once.
-test: tools lint
-	$(CARGO) build --workspace --bins --tests
-ifdef NEXTEST
-	$(CARGO) nextest run --workspace
-else
-	$(CARGO) test --workspace --lib --bins --tests
-endif
+# Unit and component tests, and a few whole fleets. The tests of processes need the programs, built
+# with the same features as the tests, so that dependencies are compiled once.
+BUILT := $(or $(CARGO_TARGET_DIR),target)/debug
+QUICK := --workspace --exclude bench --exclude counts --exclude deploy --exclude fuzz
 
-# The tests of the PyTorch trainer, which `make test` skips. They run on the CPU in an environment
-# in .tools, unless FLOTILLA_TORCH_PYTHON names a suitable interpreter.
+test: tools
+	$(CARGO) fmt --all --check
+	$(CARGO) build $(QUICK) --bins --tests
+	$(BUILT)/skipped-tests clear
+	$(CARGO_TOOLS) $(CARGO) nextest run $(QUICK)
+	$(BUILT)/skipped-tests list
+
+# All tests. With ALLOWED_SKIPS, a skipped test that is not on that list is an error. Tools are
+# fetched while lints compile.
 TORCH_PYTHON := $(or $(FLOTILLA_TORCH_PYTHON),$(CURDIR)/.tools/torch/bin/python)
 
+test-all:
+	$(MAKE) --jobs 2 --output-sync=target test-tools lint
+	$(CARGO) build --workspace --bins --tests
+	$(BUILT)/skipped-tests clear
+	cd agents/trainer/python && $(TORCH_PYTHON) -W ignore -m unittest discover -s tests -t .
+	$(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all
+	$(BUILT)/skipped-tests list $(ALLOWED_SKIPS)
+
+# The tests of the PyTorch trainer. They run on the CPU in an environment in .tools, unless
+# FLOTILLA_TORCH_PYTHON names a suitable interpreter.
 test-torch: tools
 	@FLOTILLA_TORCH_PYTHON=$(FLOTILLA_TORCH_PYTHON) deploy/fetch-torch.sh
-	cd agents/trainer/python && $(TORCH_PYTHON) -W ignore -m unittest discover -s tests -t .
 	$(CARGO) build --workspace --bins --tests
-ifdef NEXTEST
-	FLOTILLA_TORCH_PYTHON=$(TORCH_PYTHON) $(CARGO) nextest run --workspace --no-tests fail \
-		-E 'binary(pytorch) + binary(torch) + test(plain_hugging_face)'
-else
-	FLOTILLA_TORCH_PYTHON=$(TORCH_PYTHON) $(CARGO) test --workspace --test pytorch --test torch -- \
-		--test-threads 1
-endif
+	$(BUILT)/skipped-tests clear
+	cd agents/trainer/python && $(TORCH_PYTHON) -W ignore -m unittest discover -s tests -t .
+	$(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all --no-tests fail \
+		-E 'binary(pytorch) + binary(torch) + test(/^pytorch::/) + test(plain_hugging_face)'
+	$(BUILT)/skipped-tests list
 
 lint:
 	$(CARGO) fmt --all --check
@@ -103,14 +113,18 @@ check-dependencies:
 	fi
 	$(CARGO_TOOLS) $(CARGO) machete
 
-# Fetches nats-server and llama.cpp to .tools, unless they are installed.
+# Fetches nats-server, llama.cpp and cargo-nextest, unless they are installed.
 tools:
 	@deploy/fetch-nats-server.sh
 	@deploy/fetch-llama-cpp.sh || echo "make: no llama.cpp: tests that need it will be skipped" >&2
+	@deploy/fetch-cargo-tools.sh cargo-nextest
 
-# Installs a browser for the tests of the web page, unless there is one.
-browser:
-	@deploy/fetch-chromium.sh || echo "make: no chromium: tests that need it will be skipped" >&2
+# Fetches what all tests need. Some of it is installed by apt-get, as root. The tests of what is
+# absent are skipped, and listed at the end of the run.
+test-tools: tools
+	@deploy/fetch-test-tools.sh
+	@FLOTILLA_TORCH_PYTHON=$(FLOTILLA_TORCH_PYTHON) deploy/fetch-torch.sh || \
+		echo "make: no PyTorch: tests that need it will be skipped" >&2
 
 # Simulates one seed with its trace (make sim SEED=7), or ten thousand seeds.
 sim:

@@ -42,7 +42,7 @@ type SafetensorsHeader = (BTreeMap<String, TensorEntry>, BTreeMap<String, String
 
 /// Expects `data` bytes after the header, which the tensors must fill exactly.
 pub(super) fn parse_header(text: &[u8], data: u64) -> Result<SafetensorsHeader, String> {
-    let HeaderFields::<Value> { tensors, metadata } =
+    let HeaderFields { tensors, metadata } =
         serde_json::from_slice(text).map_err(|error| format!("its header is not JSON: {error}"))?;
     let mut entries = BTreeMap::new();
     for (name, value) in tensors {

@@ -5,7 +5,6 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 
 /// The bytes of the length field, with which a file begins.
 pub const LENGTH_BYTES: usize = 8;
@@ -20,22 +19,22 @@ pub fn parse_header_length(field: [u8; LENGTH_BYTES]) -> Result<u64, u64> {
     if bytes <= HEADER_BYTES_MAX { Ok(bytes) } else { Err(bytes) }
 }
 
-pub(super) struct HeaderFields<T> {
-    pub(super) tensors: BTreeMap<String, T>,
+pub(super) struct HeaderFields {
+    pub(super) tensors: BTreeMap<String, Value>,
     /// The entries of `__metadata__` that are texts.
     pub(super) metadata: BTreeMap<String, String>,
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for HeaderFields<T> {
+impl<'de> Deserialize<'de> for HeaderFields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(HeaderVisitor(PhantomData))
+        deserializer.deserialize_map(HeaderVisitor)
     }
 }
 
-struct HeaderVisitor<T>(PhantomData<T>);
+struct HeaderVisitor;
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for HeaderVisitor<T> {
-    type Value = HeaderFields<T>;
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = HeaderFields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors")
