@@ -102,6 +102,7 @@ impl CoordinatorProcess {
             .kill_on_drop(true)
             .spawn()
             .context("start a coordinator")?;
+        bounded_http::install_crypto_provider();
         let desk = Self { process, gateway, metrics, client: reqwest::Client::new() };
         let began = Instant::now();
         while !desk.get(&format!("http://{gateway}/")).await.is_ok_and(|page| !page.is_empty()) {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, StatusCode, redirect::Policy};
+use rustls::crypto::ring;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -15,9 +16,17 @@ pub struct BoundedResponse {
     pub body: Option<Vec<u8>>,
 }
 
+/// Selects ring as the crypto provider of the process. Without one, reqwest panics when a client is
+/// built. May be called repeatedly.
+pub fn install_crypto_provider() {
+    // This fails if a provider is already installed.
+    let _ = ring::default_provider().install_default();
+}
+
 /// Returns a builder of clients that follow no redirects, as a redirected POST would arrive without
 /// its body.
 pub fn client_builder() -> ClientBuilder {
+    install_crypto_provider();
     Client::builder().redirect(Policy::none()).connect_timeout(CONNECT_TIMEOUT)
 }
 

@@ -169,7 +169,6 @@ impl Bus {
     /// Connects, and checks that the server is new enough and has JetStream. Fails after bounded
     /// time if no server of the list is suitable; the caller decides whether to retry.
     pub async fn connect(options: &ConnectOptions) -> Result<Self, ConnectError> {
-        identity::install_crypto_provider();
         let addresses = parse_addresses(&options.urls)?;
         let urls = display_addresses(&addresses);
         let connection = Arc::new(ConnectionState::new());

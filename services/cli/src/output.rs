@@ -223,10 +223,8 @@ pub(crate) fn set_bar_labels(bar: &ProgressBar, before: &str, after: &str) {
     bar.set_message(escape_line(after));
 }
 
-/// Starts the log on stderr. `RUST_LOG` overrides the default filter. The log of the hub's client
-/// is off by default, because it repeats each error that the client returns.
+/// Starts the log on stderr. `RUST_LOG` overrides the default filter.
 pub fn start_logging(default: &str) {
-    let default = format!("{default},hf_hub=off");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)

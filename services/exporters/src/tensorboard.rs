@@ -167,7 +167,7 @@ fn append_record(bytes: &mut Vec<u8>, event: &TfEvent) {
 
 /// Returns TensorFlow's masked CRC-32C.
 fn masked_crc(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(CRC_MASK_DELTA)
+    crc_fast::crc32_iscsi(bytes).rotate_right(15).wrapping_add(CRC_MASK_DELTA)
 }
 
 #[cfg(test)]

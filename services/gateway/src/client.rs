@@ -99,7 +99,6 @@ pub struct MembershipClient {
 impl MembershipClient {
     /// Connects to the first address that answers. Fails with the error of the last address.
     pub async fn connect_first(target: &GatewayTarget) -> Result<Self, ClientError> {
-        identity::install_crypto_provider();
         let bearer = BearerInterceptor::new(target.bearer.as_deref())?;
         let mut failed = ClientError::NoAddress;
         for address in &target.addresses {

@@ -1,27 +1,26 @@
-//! The hub client. It uses the hub's own library, which reads `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`
-//! and related variables as Hugging Face's other tools do.
+//! The hub client. It reads `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and related variables, and shares
+//! the cache with Hugging Face's tools.
 
 use std::{
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+    sync::Arc,
 };
 
-use futures::{Stream, StreamExt, stream::BoxStream};
-use hf_hub::{
-    HFClient, HFError, HFRepository,
-    progress::{DownloadEvent, ProgressEvent, ProgressHandler},
-    repository::RepoTypeModel,
+use futures::{StreamExt, stream::BoxStream};
+use reqwest::{Response, StatusCode};
+use tokio::{fs, sync::OnceCell};
+
+use crate::{
+    ModelId, ModelRevision,
+    error::{HubError, RequestError},
+    hub_http::{FileMetadata, HubHttp, next_chunk},
+    partial_blob::PartialBlob,
+    repo_cache::{RepoCache, is_commit, is_file_path},
+    settings::HubSettings,
 };
-use tokio::sync::OnceCell;
 
-use crate::{ModelId, ModelRevision};
-
-/// The longest time without data.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+const DEFAULT_REVISION: &str = "main";
+const CONFIG_FILE: &str = "config.json";
 
 pub type HubByteStream = BoxStream<'static, Result<bytes::Bytes, HubError>>;
 
@@ -32,124 +31,56 @@ pub type BytesCallback = Arc<dyn Fn(u64) + Send + Sync>;
 /// set up at the first request.
 #[derive(Clone)]
 pub struct HubClient {
-    endpoint: Option<String>,
-    cache: PathBuf,
-    offline: bool,
-    client: Arc<OnceCell<HFClient>>,
-}
-
-/// The reason why the hub did not deliver a file.
-#[derive(Debug, thiserror::Error)]
-pub enum HubError {
-    #[error("HF_HUB_OFFLINE is set, so the hub is not asked (H101)")]
-    Offline,
-    #[error("set up the hub's client; check HF_ENDPOINT, HF_TOKEN and HF_HOME (H102)")]
-    Settings(#[source] HFError),
-    /// Or hidden from this token.
-    #[error("the hub has no {what} (or HF_TOKEN may not see it) (H103)")]
-    Missing {
-        what: String,
-        #[source]
-        source: HFError,
-    },
-    #[error(
-        "the hub refuses {what}: accept the model's licence on its page, and set HF_TOKEN (H104)"
-    )]
-    Refused {
-        what: String,
-        #[source]
-        source: HFError,
-    },
-    #[error("the hub sent nothing of {what} for {} s (H105)", SILENCE_TIMEOUT.as_secs())]
-    Silent { what: String },
-    #[error("fetch {what} from the hub (H105)")]
-    Failed {
-        what: String,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-}
-
-impl HubError {
-    /// Returns true if the same call may succeed later without a change by the user.
-    pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Silent { .. } | Self::Failed { .. })
-    }
-
-    fn new(what: &str, source: HFError) -> Self {
-        let what = what.to_owned();
-        match source {
-            HFError::RepoNotFound { .. }
-            | HFError::RevisionNotFound { .. }
-            | HFError::EntryNotFound { .. }
-            | HFError::LocalEntryNotFound { .. } => Self::Missing { what, source },
-            HFError::AuthRequired { .. } | HFError::Forbidden { .. } => {
-                Self::Refused { what, source }
-            }
-            HFError::Request { source, .. } => Self::Failed { what, source: source.into() },
-            source => Self::Failed { what, source: source.into() },
-        }
-    }
-}
-
-/// Returns the directory in which Hugging Face's tools keep downloads on this machine.
-pub fn hub_cache_dir() -> PathBuf {
-    hf_hub::resolve_cache_dir()
+    settings: Arc<HubSettings>,
+    http: Arc<OnceCell<HubHttp>>,
 }
 
 impl HubClient {
     /// Creates a client with the settings of the environment. Uses no network.
     pub fn from_env() -> Self {
-        let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default().to_lowercase();
-        Self {
-            endpoint: None,
-            cache: hub_cache_dir(),
-            offline: ["1", "on", "yes", "true"].contains(&offline.as_str()),
-            client: Arc::default(),
-        }
+        Self::new(HubSettings::from_variables(&|name| std::env::var_os(name)))
     }
 
-    /// Creates a client of a hub at another address, with its own cache.
+    /// Creates a client of a hub at another address, with its own cache and without a token.
     pub fn with_endpoint(endpoint: &str, cache: &Path) -> Self {
-        Self {
-            endpoint: Some(endpoint.to_owned()),
-            cache: cache.to_owned(),
-            offline: false,
-            client: Arc::default(),
-        }
+        let (endpoint, cache) = (endpoint.to_owned(), cache.to_owned());
+        Self::new(HubSettings { endpoint, token: None, cache, offline: false })
+    }
+
+    /// Returns a client with another token.
+    pub fn with_token(&self, token: &str) -> Self {
+        Self::new(HubSettings {
+            token: Some(token.to_owned()),
+            ..HubSettings::clone(&self.settings)
+        })
+    }
+
+    fn new(settings: HubSettings) -> Self {
+        Self { settings: Arc::new(settings), http: Arc::default() }
     }
 
     pub fn cache_path(&self) -> &Path {
-        &self.cache
+        &self.settings.cache
     }
 
-    async fn model_repository(&self, repo: &str) -> Result<HFRepository<RepoTypeModel>, HubError> {
-        let build = async || {
-            let mut builder = HFClient::builder().cache_dir(&self.cache);
-            if let Some(endpoint) = &self.endpoint {
-                builder = builder.endpoint(endpoint);
-            }
-            builder.build().map_err(HubError::Settings)
-        };
-        let client = self.client.get_or_try_init(build).await?;
-        let (owner, name) = hf_hub::split_id(repo);
-        Ok(client.model(owner, name))
+    /// Fails if the hub must not be asked.
+    pub(crate) async fn http(&self) -> Result<&HubHttp, HubError> {
+        let HubSettings { endpoint, token, offline, .. } = &*self.settings;
+        if *offline {
+            return Err(HubError::Offline);
+        }
+        self.http.get_or_try_init(async || HubHttp::new(endpoint, token.as_deref())).await
     }
 
     /// Returns the snapshot directory of a model in the cache, if its `config.json` is there.
     pub async fn find_snapshot(&self, id: &ModelId) -> Result<Option<PathBuf>, HubError> {
-        let model = self.model_repository(&id.repo).await?;
-        let file = model
-            .download_file()
-            .filename("config.json")
-            .maybe_revision(id.revision.clone())
-            .local_files_only(true)
-            .send()
-            .await;
-        Ok(file.ok().and_then(|file| Some(file.parent()?.to_owned())))
+        let cache = RepoCache::new(self.cache_path(), &id.repo);
+        let file = cache.find_file(revision_of(id), CONFIG_FILE).await;
+        Ok(file.and_then(|file| Some(file.parent()?.to_owned())))
     }
 
-    /// Returns the path of a model's file in the cache, downloaded if it is missing.
+    /// Returns the path of a model's file in the cache, downloaded if it is missing. If the hub
+    /// cannot be asked, this is the file that the cache has of the revision.
     pub async fn download_file(
         &self,
         id: &ModelId,
@@ -157,27 +88,29 @@ impl HubClient {
         seen: BytesCallback,
     ) -> Result<PathBuf, HubError> {
         let what = format!("{name} of {id}");
-        if self.offline {
-            return Err(HubError::Offline);
+        let failed = |error| HubError::for_download(&what, error);
+        if !is_file_path(name) {
+            return Err(failed("it is not the path of a file".into()));
         }
-        let progress =
-            Arc::new(DownloadProgress { event_count: AtomicU64::new(0), on_bytes: seen });
-        let model = self.model_repository(&id.repo).await?;
-        let download = model
-            .download_file()
-            .filename(name)
-            .maybe_revision(id.revision.clone())
-            .progress(progress.clone())
-            .send();
-        let mut download = std::pin::pin!(download);
-        loop {
-            let before = progress.event_count.load(Ordering::Relaxed);
-            match tokio::time::timeout(SILENCE_TIMEOUT, &mut download).await {
-                Ok(done) => return done.map_err(|source| HubError::new(&what, source)),
-                Err(_) if progress.event_count.load(Ordering::Relaxed) != before => {}
-                Err(_) => return Err(HubError::Silent { what }),
-            }
+        let revision = revision_of(id);
+        let cache = RepoCache::new(self.cache_path(), &id.repo);
+        let cached = cache.find_file(revision, name).await;
+        if let Some(path) = cached.clone().filter(|_| is_commit(revision) || self.settings.offline)
+        {
+            return Ok(path);
         }
+        let http = self.http().await?;
+        let metadata = match http.read_metadata(http.file_url(&id.repo, revision, name)).await {
+            Ok(metadata) => metadata,
+            Err(error) => return cached.filter(|_| error.is_transient()).ok_or(failed(error)),
+        };
+        fetch_blob(http, &cache, &metadata, &seen).await.map_err(failed)?;
+        let linked = async {
+            let path = cache.link_file(&metadata.commit, name, &metadata.etag).await?;
+            cache.write_ref(revision, &metadata.commit).await?;
+            Ok(path)
+        };
+        linked.await.map_err(|error: std::io::Error| failed(error.into()))
     }
 
     /// Streams a file from an offset, without the cache; the range is the offset and the file's
@@ -188,59 +121,76 @@ impl HubClient {
         name: &str,
         (from, bytes): (u64, u64),
     ) -> Result<HubByteStream, HubError> {
-        if self.offline {
-            return Err(HubError::Offline);
-        }
         let ModelRevision { repo, commit } = revision;
         let what = format!("{name} of {repo}@{commit}");
-        let model = self.model_repository(repo).await?;
-        let asked = model
-            .download_file_stream()
-            .filename(name)
-            .revision(commit.clone())
-            .maybe_range((from > 0).then_some(from..bytes))
-            .send();
-        let Ok(answered) = tokio::time::timeout(SILENCE_TIMEOUT, asked).await else {
-            return Err(HubError::Silent { what });
-        };
-        let (_, chunks) = answered.map_err(|source| HubError::new(&what, source))?;
-        Ok(futures::stream::unfold(Some((chunks, what)), next_chunk).boxed())
+        let http = self.http().await?;
+        let url = http.file_url(repo, commit, name);
+        let opened = http.open_file(url, (from, Some(bytes))).await.and_then(|response| {
+            if from > 0 && response.status() != StatusCode::PARTIAL_CONTENT {
+                return Err("it cannot continue a download".into());
+            }
+            Ok(response)
+        });
+        let response = opened.map_err(|error| HubError::for_download(&what, error))?;
+        Ok(futures::stream::unfold(Some((response, what)), next_item).boxed())
     }
 }
 
-type HubChunks = Box<dyn Stream<Item = hf_hub::HFResult<bytes::Bytes>> + Send + Unpin>;
-/// The remaining chunks and the description of the file; `None` after an error.
-type DownloadRest = Option<(HubChunks, String)>;
+pub(crate) fn revision_of(id: &ModelId) -> &str {
+    id.revision.as_deref().unwrap_or(DEFAULT_REVISION)
+}
+
+/// Downloads a blob unless the cache has it, with the lock that all tools use.
+async fn fetch_blob(
+    http: &HubHttp,
+    cache: &RepoCache,
+    metadata: &FileMetadata,
+    seen: &BytesCallback,
+) -> Result<(), RequestError> {
+    let blob = cache.blob_path(&metadata.etag);
+    if fs::try_exists(&blob).await? {
+        return Ok(());
+    }
+    let lock = cache.lock_blob(&metadata.etag).await?;
+    if fs::try_exists(&blob).await? {
+        return Ok(());
+    }
+    let (path, described) = (blob.clone(), metadata.clone());
+    let opened = run_blocking(move || PartialBlob::open(lock, &path, &described)).await;
+    let mut partial = opened?;
+    if !partial.is_complete() {
+        let range = (partial.byte_count(), None);
+        let mut response = http.open_file(metadata.location.clone(), range).await?;
+        if response.status() != StatusCode::PARTIAL_CONTENT {
+            partial = run_blocking(move || partial.restart()).await?;
+        }
+        while let Some(chunk) = next_chunk(&mut response).await? {
+            partial = run_blocking(move || partial.append(&chunk)).await?;
+            seen(partial.byte_count());
+        }
+    }
+    run_blocking(move || partial.commit()).await
+}
+
+/// Runs work that blocks, outside of the threads of asynchronous tasks.
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+    }
+}
+
+/// The answer and the description of the file; `None` after an error.
+type DownloadRest = Option<(Response, String)>;
 
 /// Returns the next chunk and the rest; an error is the last item.
-async fn next_chunk(rest: DownloadRest) -> Option<(Result<bytes::Bytes, HubError>, DownloadRest)> {
-    let (mut chunks, what) = rest?;
-    match tokio::time::timeout(SILENCE_TIMEOUT, chunks.next()).await {
+async fn next_item(rest: DownloadRest) -> Option<(Result<bytes::Bytes, HubError>, DownloadRest)> {
+    let (mut response, what) = rest?;
+    match next_chunk(&mut response).await {
         Ok(None) => None,
-        Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some((chunks, what)))),
-        Ok(Some(Err(source))) => Some((Err(HubError::new(&what, source)), None)),
-        Err(_) => Some((Err(HubError::Silent { what }), None)),
-    }
-}
-
-/// Counts a download's events, to distinguish a slow download from a dead one.
-struct DownloadProgress {
-    event_count: AtomicU64,
-    on_bytes: BytesCallback,
-}
-
-impl ProgressHandler for DownloadProgress {
-    fn on_progress(&self, event: &ProgressEvent) {
-        self.event_count.fetch_add(1, Ordering::Relaxed);
-        let ProgressEvent::Download(event) = event else { return };
-        match event {
-            DownloadEvent::Progress { files } => {
-                files.iter().for_each(|file| (self.on_bytes)(file.bytes_completed));
-            }
-            DownloadEvent::AggregateProgress { bytes_completed, .. } => {
-                (self.on_bytes)(*bytes_completed);
-            }
-            DownloadEvent::Start { .. } | DownloadEvent::Complete => {}
-        }
+        Ok(Some(chunk)) => Some((Ok(chunk), Some((response, what)))),
+        Err(error) => Some((Err(HubError::for_download(&what, error)), None)),
     }
 }

@@ -38,4 +38,4 @@ pub use member::{Member, MemberKind, MemberRole, UnknownRoleError, UnknownScopeE
 pub use peer_tls::{PeerIdentity, PeerTlsError};
 pub use permissions::SubjectPermissions;
 pub use proof::{CLOCK_SKEW_MAX_MS, ProofError, ProofPurpose, ProofStatement, check_user_key};
-pub use tls::{FleetTlsError, fleet_client_config, install_crypto_provider};
+pub use tls::{FleetTlsError, fleet_client_config};

@@ -20,13 +20,6 @@ pub enum FleetTlsError {
     Authority(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Selects the crypto provider of the process. Libraries that leave it open know two providers and
-/// would panic. May be called repeatedly.
-pub fn install_crypto_provider() {
-    // This fails if a provider is already installed.
-    let _ = ring::default_provider().install_default();
-}
-
 /// Returns a TLS configuration that trusts only servers certified by the fleet's authority (one or
 /// several certificates in PEM), at any address.
 pub fn fleet_client_config(authority_pem: &[u8]) -> Result<ClientConfig, FleetTlsError> {

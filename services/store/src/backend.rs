@@ -194,6 +194,7 @@ fn build_s3_client(
     url: &str,
     env: impl IntoIterator<Item = (String, String)>,
 ) -> Result<AmazonS3Builder, OpenError> {
+    bounded_http::install_crypto_provider();
     let mut builder = AmazonS3Builder::new();
     let mut has_credentials = false;
     let mut allow_http = false;

@@ -1,23 +1,28 @@
-//! A model hub for tests. It serves the files of a directory on a free loopback port, in the way
-//! that the client library of Hugging Face expects.
+//! A model hub for tests. It serves the files of a directory on a free loopback port, and writes
+//! uploads there, in the way that the client libraries of Hugging Face expect.
 //!
 //! A model is `<org>/<name>/` below the directory. It has one commit, [`COMMIT`], and the branch
-//! `main`. No file is in Xet.
+//! `main`. Files of [`LFS_BYTES`] or more are in large file storage, which is on a port of its own.
+//! No file is in Xet.
+
+mod downloads;
+mod uploads;
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     fs, io,
-    net::{Ipv4Addr, SocketAddr, TcpListener as Listener},
+    net::{Ipv4Addr, TcpListener as Listener},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::{
-    Method, Request, Response, StatusCode, body::Incoming, header,
-    http::response::Builder as Answer, service::service_fn,
+    Request, Response, StatusCode, body::Incoming, header, http::response::Builder as Answer,
+    service::service_fn,
 };
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -27,15 +32,44 @@ use tokio::{net::TcpListener, runtime::Runtime};
 
 /// The commit of every model.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+/// The size from which a file is in large file storage.
+pub const LFS_BYTES: usize = 1024;
+/// The size of a part of an upload; larger files are uploaded in several.
+pub const PART_BYTES: usize = 64 << 10;
+
+type HubResponse = Response<Full<Bytes>>;
 
 /// A running hub, on its own thread until it is dropped.
 pub struct HubServer {
-    address: SocketAddr,
+    state: Arc<HubState>,
     runtime: Option<Runtime>,
-    requests: Requests,
 }
 
-type Requests = Arc<Mutex<Vec<String>>>;
+struct HubState {
+    models: PathBuf,
+    hub_url: String,
+    storage_url: String,
+    records: Mutex<HubRecords>,
+}
+
+#[derive(Default)]
+struct HubRecords {
+    requests: Vec<RecordedRequest>,
+    /// Objects of large file storage by SHA-256, and parts of them by `<SHA-256>/<number>`.
+    objects: BTreeMap<String, Bytes>,
+}
+
+#[derive(Clone)]
+struct RecordedRequest {
+    line: String,
+    has_token: bool,
+}
+
+/// A request and its body.
+struct HubRequest {
+    head: hyper::http::request::Parts,
+    body: Bytes,
+}
 
 impl HubServer {
     /// Starts a hub for the models below a directory.
@@ -43,24 +77,38 @@ impl HubServer {
     /// # Errors
     /// If no thread or port is available.
     pub fn start(models: &Path) -> io::Result<Self> {
-        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
+        let (hub, storage) = (bind_port()?, bind_port()?);
+        let url = |listener: &Listener| Ok(format!("http://{}", listener.local_addr()?));
+        let (hub_url, storage_url): (_, io::Result<_>) = (url(&hub)?, url(&storage));
+        let state = Arc::new(HubState {
+            models: models.to_owned(),
+            hub_url,
+            storage_url: storage_url?,
+            records: Mutex::default(),
+        });
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let requests = Requests::default();
-        runtime.spawn(serve(listener, models.to_owned(), requests.clone()));
-        Ok(Self { address, runtime: Some(runtime), requests })
+        runtime.spawn(serve(hub, state.clone(), HubState::respond));
+        runtime.spawn(serve(storage, state.clone(), HubState::respond_as_storage));
+        Ok(Self { state, runtime: Some(runtime) })
     }
 
     /// Returns the URL for `HF_ENDPOINT`.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.state.hub_url.clone()
     }
 
-    /// Returns `METHOD /path` of every request so far.
+    /// Returns `METHOD /path` of every request so far, also of those to large file storage, whose
+    /// paths start with `/storage/`.
     pub fn requests(&self) -> Vec<String> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.records().requests.iter().map(|request| request.line.clone()).collect()
+    }
+
+    /// Returns the requests that had a token.
+    pub fn requests_with_token(&self) -> Vec<String> {
+        let records = self.state.records();
+        let with_token = records.requests.iter().filter(|request| request.has_token);
+        with_token.map(|request| request.line.clone()).collect()
     }
 }
 
@@ -73,15 +121,31 @@ impl Drop for HubServer {
     }
 }
 
-async fn serve(listener: Listener, models: PathBuf, requests: Requests) {
+fn bind_port() -> io::Result<Listener> {
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+async fn serve(
+    listener: Listener,
+    state: Arc<HubState>,
+    respond: fn(&HubState, &HubRequest) -> HubResponse,
+) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     while let Ok((stream, _)) = listener.accept().await {
-        let (models, requests) = (models.clone(), requests.clone());
+        let state = state.clone();
         let answer = move |request: Request<Incoming>| {
-            let line = format!("{} {}", request.method(), request.uri().path());
-            requests.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-            let answered = respond(&models, &request);
-            async move { Ok::<_, Infallible>(answered) }
+            let state = state.clone();
+            async move {
+                let (head, body) = request.into_parts();
+                // A body that breaks off is empty.
+                let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+                let line = format!("{} {}", head.method, head.uri.path());
+                let has_token = head.headers.contains_key(header::AUTHORIZATION);
+                state.records().requests.push(RecordedRequest { line, has_token });
+                Ok::<_, Infallible>(respond(&state, &HubRequest { head, body }))
+            }
         };
         tokio::spawn(async move {
             let builder = Builder::new(TokioExecutor::new());
@@ -91,54 +155,52 @@ async fn serve(listener: Listener, models: PathBuf, requests: Requests) {
     }
 }
 
-/// `/<org>/<name>/resolve/<revision>/<file>`.
-fn respond(models: &Path, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    let parts: Vec<&str> = request.uri().path().trim_start_matches('/').split('/').collect();
-    let [org, name, "resolve", revision, file @ ..] = parts.as_slice() else {
-        return not_found("RepoNotFound");
-    };
-    let model = models.join(org).join(name);
-    if !model.is_dir() {
-        return not_found("RepoNotFound");
+impl HubState {
+    fn records(&self) -> MutexGuard<'_, HubRecords> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    if ![COMMIT, "main"].contains(revision) {
-        return not_found("RevisionNotFound");
-    }
-    match fs::read(model.join(file.join("/"))) {
-        Ok(bytes) => file_response(request, Bytes::from(bytes)),
-        Err(_) => not_found("EntryNotFound"),
-    }
-}
 
-fn file_response(request: &Request<Incoming>, bytes: Bytes) -> Response<Full<Bytes>> {
-    // A checksum of the length and of both ends, which is enough for the files of tests.
-    let ends = bytes.iter().take(8).chain(bytes.iter().rev().take(8));
-    let sum = ends.fold(bytes.len() as u64, |sum, b| sum.wrapping_mul(31) + u64::from(*b));
-    let answer = Response::builder()
-        .header(header::ETAG, format!("\"{sum:040x}\""))
-        .header("x-repo-commit", COMMIT)
-        .header(header::ACCEPT_RANGES, "bytes");
-    if request.method() == Method::HEAD {
-        return build_response(answer.header(header::CONTENT_LENGTH, bytes.len()), Bytes::new());
-    }
-    let range = request.headers().get(header::RANGE).and_then(|range| range.to_str().ok());
-    let from =
-        range.and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
-    match from.filter(|from: &usize| *from < bytes.len()) {
-        Some(from) => {
-            build_response(answer.status(StatusCode::PARTIAL_CONTENT), bytes.slice(from..))
+    fn respond(&self, request: &HubRequest) -> HubResponse {
+        match request.path_parts().as_slice() {
+            ["api", "repos", "create"] => self.create_repository(request),
+            ["api", "models", org, name, call, "main"] => {
+                self.answer_upload_call(&self.models.join(org).join(name), call, request)
+            }
+            [_, _, "info", "lfs", "objects", "batch"] => self.answer_batch(request),
+            ["lfs", call] => self.finish_object(call, request),
+            [org, name, "resolve", revision, file @ ..] => {
+                self.describe_file(&[org, name], revision, &file.join("/"), request)
+            }
+            _ => not_found("RepoNotFound"),
         }
-        None => build_response(answer, bytes),
+    }
+
+    fn respond_as_storage(&self, request: &HubRequest) -> HubResponse {
+        match request.path_parts().as_slice() {
+            ["storage", "files", file @ ..] => match fs::read(self.models.join(file.join("/"))) {
+                Ok(bytes) => downloads::send_bytes(Response::builder(), request, bytes),
+                Err(_) => not_found("EntryNotFound"),
+            },
+            ["storage", "objects", key @ ..] => self.store_object(&key.join("/"), request),
+            _ => not_found("EntryNotFound"),
+        }
     }
 }
 
-fn not_found(code: &str) -> Response<Full<Bytes>> {
-    build_response(
-        Response::builder().status(StatusCode::NOT_FOUND).header("x-error-code", code),
-        Bytes::new(),
-    )
+impl HubRequest {
+    fn path_parts(&self) -> Vec<&str> {
+        self.head.uri.path().trim_start_matches('/').split('/').collect()
+    }
 }
 
-fn build_response(answer: Answer, bytes: Bytes) -> Response<Full<Bytes>> {
+fn not_found(code: &str) -> HubResponse {
+    respond_empty(Response::builder().status(StatusCode::NOT_FOUND).header("x-error-code", code))
+}
+
+fn respond_empty(answer: Answer) -> HubResponse {
+    build_response(answer, Bytes::new())
+}
+
+fn build_response(answer: Answer, bytes: Bytes) -> HubResponse {
     answer.body(Full::new(bytes)).expect("its headers are legal")
 }

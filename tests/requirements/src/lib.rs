@@ -4,5 +4,9 @@
 mod find;
 mod skips;
 
-pub use find::{find_program, require_program, require_root};
+pub use find::{
+    find_program, find_python_environment, ordinary_user_command, require_container_engine,
+    require_llama_cpp, require_namespaces, require_program, require_python_environment,
+    require_root, require_system_program, require_torch_python,
+};
 pub use skips::{AllowedSkips, SkippedTest, clear_skipped_tests, read_skipped_tests, skip_test};

@@ -1,4 +1,4 @@
-//! Records of skipped tests: a file each in `skipped-tests` of the target directory.
+//! Records of skipped tests: a file each in `skip-records` of the target directory.
 
 use std::{
     collections::BTreeSet,
@@ -70,8 +70,8 @@ pub fn clear_skipped_tests() -> io::Result<()> {
     }
 }
 
-/// The skips that are accepted: lines of test, `|`, what it lacks, `|`, and the reason. Lines that
-/// begin with `#` are comments.
+/// The skips that are accepted: lines of test, `|`, what it lacks, `|`, and the reason. The test `*`
+/// stands for all tests. Lines that begin with `#` are comments.
 pub struct AllowedSkips(BTreeSet<(String, String)>);
 
 impl AllowedSkips {
@@ -88,34 +88,45 @@ impl AllowedSkips {
     }
 
     pub fn contains(&self, skipped: &SkippedTest) -> bool {
-        self.0.contains(&(skipped.test.clone(), skipped.lacking.clone()))
+        let allows = |test: &str| self.0.contains(&(test.to_owned(), skipped.lacking.clone()));
+        allows(&skipped.test) || allows("*")
     }
 }
 
-/// Returns the binary and the name of the current test. Nextest passes both in the environment;
-/// `cargo test` names the thread.
+/// Returns the binary and the name of the current test, as nextest writes them and passes them in
+/// the environment. For `cargo test` they follow from the package, the executable and the thread.
 fn current_test_name() -> String {
     let variable = |name| std::env::var(name).ok();
     match (variable("NEXTEST_BINARY_ID"), variable("NEXTEST_TEST_NAME")) {
         (Some(binary), Some(test)) => format!("{binary} {test}"),
         _ => {
-            let program = std::env::current_exe().unwrap_or_default();
-            let stem = program.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            let thread = std::thread::current();
-            format!("{stem} {}", thread.name().unwrap_or("unknown"))
+            let package = variable("CARGO_PKG_NAME").unwrap_or_default();
+            let program = current_program();
+            let stem = program.file_stem().unwrap_or_default().to_string_lossy();
+            // Cargo appends a hash.
+            let target = stem.rsplit_once('-').map_or(&*stem, |(target, _)| target);
+            let binary = match target == package.replace('-', "_") {
+                true => package,
+                false => format!("{package}::{target}"),
+            };
+            format!("{binary} {}", std::thread::current().name().unwrap_or("unknown"))
         }
     }
 }
 
-/// Returns `skipped-tests` in the target directory. Programs lie in `target/PROFILE`, tests in
+/// Returns `skip-records` in the target directory. Programs lie in `target/PROFILE`, tests in
 /// `target/PROFILE/deps`.
 fn records_directory() -> PathBuf {
-    let program = std::env::current_exe().expect("a program has a path");
+    let program = current_program();
     let mut directory = program.parent().expect("a program lies in a directory");
     if directory.ends_with("deps") {
         directory = directory.parent().expect("deps lies in a directory");
     }
-    directory.join("skipped-tests")
+    directory.join("skip-records")
+}
+
+fn current_program() -> PathBuf {
+    std::env::current_exe().expect("a program has a path")
 }
 
 #[cfg(test)]
@@ -134,6 +145,9 @@ mod tests {
         assert!(allowed.contains(&skipped("e2e::all partition::a_cut", "tc netem")));
         assert!(!allowed.contains(&skipped("e2e::all partition::a_cut", "root")));
         assert!(!allowed.contains(&skipped("e2e::all partition::b_cut", "tc netem")));
+        let allowed = AllowedSkips::parse("* | torch | 2 GB").unwrap();
+        assert!(allowed.contains(&skipped("trainer::pytorch resumes", "torch")));
+        assert!(!allowed.contains(&skipped("trainer::pytorch resumes", "root")));
         assert!(AllowedSkips::parse("a test | a tool |").is_err());
         assert!(AllowedSkips::parse("a test | a tool").is_err());
     }

@@ -358,7 +358,7 @@ async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
 async fn json_needs_the_same_bearer_and_scope() {
     let closed = Closed::start().await;
     let certificate = reqwest::Certificate::from_pem(closed.ca_pem.as_bytes()).unwrap();
-    let client = reqwest::Client::builder()
+    let client = bounded_http::client_builder()
         .tls_certs_only([certificate])
         .resolve(identity::SERVER_NAME, closed.address.parse().unwrap())
         .build()

@@ -13,8 +13,12 @@ fn url(rig: &Rig, method: &str) -> String {
     format!("{}/flotilla.v1.{method}", rig.url)
 }
 
+fn client() -> Client {
+    bounded_http::client_builder().build().unwrap()
+}
+
 async fn call(rig: &Rig, method: &str, body: &Value) -> (StatusCode, Value) {
-    let asked = Client::new().post(url(rig, method)).header("content-type", "application/json");
+    let asked = client().post(url(rig, method)).header("content-type", "application/json");
     let answer = timeout(PATIENCE, asked.body(body.to_string()).send()).await.unwrap().unwrap();
     assert_eq!(answer.headers()["content-type"], "application/json");
     (answer.status(), serde_json::from_str(&answer.text().await.unwrap()).unwrap())
@@ -87,7 +91,7 @@ async fn what_cannot_be_done_has_a_code_a_reason_and_its_http_status() {
 #[tokio::test]
 async fn the_description_has_every_call_and_answers_are_as_it_says() {
     let rig = Rig::start().await;
-    let described = reqwest::get(format!("{}/openapi.json", rig.url)).await.unwrap();
+    let described = client().get(format!("{}/openapi.json", rig.url)).send().await.unwrap();
     assert_eq!(described.headers()["content-type"], "application/json");
     let described: Value = serde_json::from_str(&described.text().await.unwrap()).unwrap();
     let paths = described["paths"].as_object().unwrap();
@@ -118,7 +122,7 @@ async fn the_description_has_every_call_and_answers_are_as_it_says() {
 async fn a_stream_is_a_line_for_each_message_as_they_come() {
     let rig = Rig::start().await;
     let run = rig.submit().await;
-    let asked = Client::new().post(url(&rig, "Runs/Watch"));
+    let asked = client().post(url(&rig, "Runs/Watch"));
     let asked = asked.header("content-type", "application/json");
     let answer = asked.body(json!({ "run": run }).to_string()).send().await.unwrap();
     assert_eq!(answer.headers()["content-type"], "application/x-ndjson");
@@ -163,7 +167,7 @@ async fn connect_s_clients_have_streams_in_envelopes_and_their_errors_at_the_end
     let rig = Rig::start().await;
     let run = rig.submit().await;
     rig.finish(&run).await;
-    let client = Client::builder().http2_prior_knowledge().build().unwrap();
+    let client = bounded_http::client_builder().http2_prior_knowledge().build().unwrap();
     let ask = async |method: &str, body: Value, timeout_ms: &str| {
         let text = body.to_string();
         let sealed = [&[0][..], &(text.len() as u32).to_be_bytes(), text.as_bytes()].concat();
@@ -188,23 +192,23 @@ async fn connect_s_clients_have_streams_in_envelopes_and_their_errors_at_the_end
 async fn pages_of_others_may_not_call() {
     let rig = Rig::start().await;
     let ask = async |origin: &str| {
-        let asked = Client::new().post(url(&rig, "Runs/List")).header("origin", origin);
+        let asked = client().post(url(&rig, "Runs/List")).header("origin", origin);
         let asked = asked.header("content-type", "application/json");
         asked.body("{}").send().await.unwrap().status()
     };
     assert_eq!(ask(&rig.url).await, StatusCode::OK);
     assert_eq!(ask("http://evil.example").await, StatusCode::FORBIDDEN);
     // DNS rebinding: a public name that points to this gateway.
-    let asked = Client::new().post(url(&rig, "Runs/List")).header("host", "evil.example");
+    let asked = client().post(url(&rig, "Runs/List")).header("host", "evil.example");
     let asked = asked.header("origin", "http://evil.example").bearer_auth("anything");
     let asked = asked.header("content-type", "application/json").body("{}");
     assert_eq!(asked.send().await.unwrap().status(), StatusCode::FORBIDDEN);
     // A browser sends this content type without a preflight request.
-    let plain = Client::new().post(url(&rig, "Runs/List")).header("content-type", "text/plain");
+    let plain = client().post(url(&rig, "Runs/List")).header("content-type", "text/plain");
     let refused = plain.body("{}").send().await.unwrap();
     assert_ne!(refused.headers()["content-type"], "application/json");
     // gRPC over HTTP/1.1 is denied too.
-    let grpc = Client::new().post(url(&rig, "Runs/List")).header("origin", "http://evil.example");
+    let grpc = client().post(url(&rig, "Runs/List")).header("origin", "http://evil.example");
     let grpc = grpc.header("content-type", "application/grpc").body(vec![0; 5]);
     assert_eq!(grpc.send().await.unwrap().status(), StatusCode::FORBIDDEN);
 }

@@ -482,6 +482,7 @@ impl<'a> GatewayCall<'a> {
 }
 
 fn client_builder() -> ClientBuilder {
+    bounded_http::install_crypto_provider();
     reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_initial_stream_window_size(STREAM_WINDOW)

@@ -14,7 +14,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::wire::{Client, call, number_field, text_field};
+use wire::{Client, call, number_field, text_field};
 
 /// More than the 30 s that the gateway waits for the next request of an idle HTTP/1.1 connection.
 const CLOSE_LIMIT: Duration = Duration::from_secs(45);
