@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    hash::{BuildHasher, RandomState},
     net::{Ipv4Addr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -85,10 +86,16 @@ pub fn deploy_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/nats")
 }
 
-/// Returns `N` different free ports.
+/// Returns `N` different free ports. They are below those that Linux gives to connections, which
+/// could take one while a server restarts.
 pub fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners: [TcpListener; N] =
-        std::array::from_fn(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
+    let listeners: [TcpListener; N] = std::array::from_fn(|_| {
+        let mut ports = std::iter::repeat_with(|| {
+            10_000 + RandomState::new().hash_one(std::process::id()) % 22_000
+        });
+        let bind = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, u16::try_from(port).ok()?)).ok();
+        ports.find_map(bind).expect("a free port")
+    });
     listeners.map(|one| one.local_addr().expect("an address").port())
 }
 

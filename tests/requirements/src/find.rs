@@ -37,9 +37,9 @@ pub fn require_llama_cpp() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut candidates: Vec<PathBuf> = match std::env::var_os("FLOTILLA_LLAMA_CPP") {
         Some(named) => vec![named.into()],
-        None => std::env::split_paths(&path)
-            .chain([tools_directory().join("llama.cpp/bin")])
-            .collect(),
+        None => {
+            std::env::split_paths(&path).chain([tools_directory().join("llama.cpp/bin")]).collect()
+        }
     };
     let programs = ["llama-perplexity", "llama-server"];
     candidates.retain(|place| programs.iter().all(|name| is_executable(&place.join(name))));

@@ -23,7 +23,8 @@ fn list_skipped_tests(allowed: Option<&str>) -> anyhow::Result<()> {
     }
     let Some(path) = allowed else { return Ok(()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
-    let allowed = AllowedSkips::parse(&text).map_err(anyhow::Error::msg).context(path.to_owned())?;
+    let allowed =
+        AllowedSkips::parse(&text).map_err(anyhow::Error::msg).context(path.to_owned())?;
     let refused: Vec<_> = skipped.iter().filter(|one| !allowed.contains(one)).collect();
     for one in &refused {
         println!("not allowed by {path}: {one}");

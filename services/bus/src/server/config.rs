@@ -2,8 +2,10 @@
 
 use std::{
     fs::{self, File},
+    hash::{BuildHasher, RandomState},
     io::{self, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -19,6 +21,10 @@ const OPEN_ACCOUNT: &str = "$G";
 
 /// More than a few facts with the server's overhead.
 const PROBE_BYTES: usize = 1 << 20;
+
+/// Below the ports that Linux gives to outgoing connections (from 32 768). A program could hold one
+/// of those when the server starts again.
+const KEPT_PORTS: Range<u16> = 10_000..32_000;
 
 /// Chosen once and kept, because peers reconnect only to addresses they know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,8 +67,14 @@ pub(super) fn choose_ports(
     })
 }
 
+/// Binds a random free port of `KEPT_PORTS`, or any free one if a hundred of those are taken.
 fn bind_free_port() -> io::Result<TcpListener> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+    let first = RandomState::new().hash_one(std::process::id());
+    let ports = (0..100).map(|n| first.wrapping_add(n) % KEPT_PORTS.len() as u64);
+    let mut free = ports
+        .filter_map(|n| KEPT_PORTS.start.checked_add(u16::try_from(n).ok()?))
+        .filter_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok());
+    free.next().map_or_else(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)), Ok)
 }
 
 fn bound_port(listener: &TcpListener) -> io::Result<u16> {

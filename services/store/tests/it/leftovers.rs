@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use door_server::DoorServer;
 use futures::StreamExt;
 use reqwest::{Body, Client, Response};
 use store::{LEFTOVER_AGE, Store};
@@ -162,12 +163,16 @@ async fn publisher_that_is_killed() {
     }
 }
 
-async fn kill_midway(mut publisher: Child, dir: &Path) {
+/// Kills the gateway too, and first: one that lives removes what a broken connection left.
+async fn kill_midway(mut publisher: Child, dir: &Path, gateway: Option<&mut DoorServer>) {
     let is_midway = || {
         assert_eq!(publisher.try_wait().unwrap(), None, "it ended by itself");
         !list_staging(dir).is_empty()
     };
     wait_until("it uploads", is_midway).await;
+    if let Some(gateway) = gateway {
+        gateway.kill();
+    }
     // SIGKILL.
     publisher.kill().unwrap();
     publisher.wait().unwrap();
@@ -194,17 +199,16 @@ async fn what_a_killed_publisher_leaves_is_counted_and_removed_when_it_is_old() 
             } else {
                 spawn_publisher(STORE, root.url())
             };
-            kill_midway(publisher, &at.dir).await;
+            kill_midway(publisher, &at.dir, at.door.as_mut()).await;
             // The file may just be complete.
             let left = list_staging(&at.dir);
+            if let Some(door) = &mut at.door {
+                door.restart().unwrap();
+            }
             if !left.is_empty() {
                 break left;
             }
         };
-        if let Some(door) = &mut at.door {
-            door.kill();
-            door.restart().unwrap();
-        }
         assert!(root.remove_leftovers(LEFTOVER_AGE).await.unwrap().is_empty(), "it is young");
         assert_eq!(list_staging(&at.dir), left);
         make_old(&left);
