@@ -1,6 +1,6 @@
 //! The reasons why the hub did not deliver or accept a file.
 
-use std::{io, time::Duration};
+use std::{fmt, io, time::Duration};
 
 use reqwest::StatusCode;
 
@@ -74,9 +74,8 @@ impl HubError {
     }
 }
 
-/// An answer of the hub that is not a success.
-#[derive(Debug, thiserror::Error)]
-#[error("the hub answered {status}{}{}", prefix_text(" ", .code), prefix_text(": ", .message))]
+/// An answer of the hub that is not a success. It is the cause of a [`HubError`], which has a code.
+#[derive(Debug)]
 pub struct HubAnswerError {
     pub status: u16,
     /// The header `X-Error-Code`, such as `EntryNotFound`; empty if absent.
@@ -85,9 +84,16 @@ pub struct HubAnswerError {
     pub message: String,
 }
 
-fn prefix_text(prefix: &str, text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!("{prefix}{text}") }
+impl fmt::Display for HubAnswerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { status, code, message } = self;
+        write!(f, "the hub answered {status}")?;
+        let mut details = [code, message].into_iter().filter(|text| !text.is_empty());
+        details.try_for_each(|text| write!(f, ": {text}"))
+    }
 }
+
+impl std::error::Error for HubAnswerError {}
 
 impl HubAnswerError {
     fn is_missing(&self) -> bool {

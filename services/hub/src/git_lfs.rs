@@ -197,10 +197,9 @@ async fn put_range(
     file.seek(SeekFrom::Start(from)).await?;
     let chunk_count = Arc::new(AtomicU64::new(0));
     let count = chunk_count.clone();
-    let chunks = ReaderStream::with_capacity(file.take(bytes), READ_BYTES)
-        .inspect(move |_| {
-            count.fetch_add(1, Ordering::Relaxed);
-        });
+    let chunks = ReaderStream::with_capacity(file.take(bytes), READ_BYTES).inspect(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
     let request = http.start_request(Method::PUT, url);
     // Storage does not accept a body whose length it learns at the end.
     let request = request.header(CONTENT_LENGTH, bytes).body(Body::wrap_stream(chunks));

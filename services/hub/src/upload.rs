@@ -54,7 +54,7 @@ struct PreuploadFile {
     should_ignore: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum UploadMethod {
     Lfs,
@@ -108,12 +108,15 @@ async fn upload_commit(
     let mut commit = CommitBody::new(message);
     let mut objects = Vec::new();
     for batch in files.chunks(PREUPLOAD_FILES_MAX) {
-        let modes = choose_methods(http, &id.repo, revision, batch).await?;
+        let plans = plan_uploads(http, &id.repo, revision, batch).await?;
         for UploadFile { name, source } in batch {
-            let Some(mode) = modes.get(name) else { continue };
+            let plan = plans.get(name).ok_or("it does not say how to upload a file")?;
+            if plan.should_ignore {
+                continue;
+            }
             let size = fs::metadata(source).await?.len();
             // Large file storage has no empty objects.
-            if *mode == UploadMethod::Lfs && size > 0 {
+            if plan.upload_mode == UploadMethod::Lfs && size > 0 {
                 let object = LfsObject::from_file(source, size).await?;
                 commit.push_object(name, &object);
                 objects.push(object);
@@ -128,17 +131,18 @@ async fn upload_commit(
     let request = http.start_request(Method::POST, url);
     let request = request.header(CONTENT_TYPE, "application/x-ndjson").body(commit.lines);
     let response = timeout(COMMIT_TIMEOUT, request.send()).await;
-    let answer: CommitAnswer = read_json(response.map_err(|_| RequestError::Silent)??).await?;
+    let late = |_| format!("it did not commit within {} s", COMMIT_TIMEOUT.as_secs());
+    let answer: CommitAnswer = read_json(response.map_err(late)??).await?;
     Ok(answer.commit_oid)
 }
 
-/// Asks the hub how to upload files. Those that it wants to ignore are absent.
-async fn choose_methods(
+/// Asks the hub how to upload files; they are by path.
+async fn plan_uploads(
     http: &HubHttp,
     repo: &str,
     revision: &str,
     files: &[UploadFile],
-) -> Result<BTreeMap<String, UploadMethod>, RequestError> {
+) -> Result<BTreeMap<String, PreuploadFile>, RequestError> {
     let mut described = Vec::new();
     for UploadFile { name, source } in files {
         if !is_file_path(name) {
@@ -151,8 +155,7 @@ async fn choose_methods(
     let request = http.start_request(Method::POST, http.hub_url(&path));
     let response = send(request.json(&json!({ "files": described }))).await?;
     let answer: PreuploadAnswer = read_json(response).await?;
-    let kept = answer.files.into_iter().filter(|file| !file.should_ignore);
-    Ok(kept.map(|file| (file.path, file.upload_mode)).collect())
+    Ok(answer.files.into_iter().map(|file| (file.path.clone(), file)).collect())
 }
 
 async fn read_sample(path: &Path) -> io::Result<(Vec<u8>, u64)> {

@@ -164,7 +164,7 @@ impl HubState {
         match request.path_parts().as_slice() {
             ["api", "repos", "create"] => self.create_repository(request),
             ["api", "models", org, name, call, "main"] => {
-                self.answer_upload_call(&self.models.join(org).join(name), call, request)
+                self.answer_upload_call(&format!("{org}/{name}"), call, request)
             }
             [_, _, "info", "lfs", "objects", "batch"] => self.answer_batch(request),
             ["lfs", call] => self.finish_object(call, request),

@@ -23,28 +23,34 @@ impl HubState {
         let asked = request.json();
         let name = |field: &str| asked[field].as_str().unwrap_or("org").to_owned();
         let repo = format!("{}/{}", name("organization"), name("name"));
-        if self.models.join(&repo).is_dir() {
-            return refuse(StatusCode::CONFLICT, "You already created this model repo");
-        }
-        match fs::create_dir_all(self.models.join(&repo)) {
-            Ok(()) => respond_json(&json!({ "url": format!("{}/{repo}", self.hub_url) })),
+        let (model, url) = (self.models.join(&repo), format!("{}/{repo}", self.hub_url));
+        let status = if model.is_dir() { StatusCode::CONFLICT } else { StatusCode::OK };
+        match fs::create_dir_all(model) {
+            Ok(()) => build_response(
+                Response::builder().status(status),
+                json!({ "url": url }).to_string().into(),
+            ),
             Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
         }
     }
 
     pub(crate) fn answer_upload_call(
         &self,
-        model: &Path,
+        repo: &str,
         call: &str,
         request: &HubRequest,
     ) -> HubResponse {
+        let model = &self.models.join(repo);
         if !model.is_dir() {
             return not_found("RepoNotFound");
         }
         match call {
             "preupload" => choose_upload_modes(&request.json()),
             "commit" => match self.write_commit(model, request) {
-                Ok(()) => respond_json(&json!({ "commitOid": COMMIT, "commitUrl": self.hub_url })),
+                Ok(()) => respond_json(&json!({
+                    "commitOid": COMMIT,
+                    "commitUrl": format!("{}/{repo}/commit/{COMMIT}", self.hub_url),
+                })),
                 Err(error) => refuse(StatusCode::BAD_REQUEST, &error),
             },
             _ => not_found("EntryNotFound"),
