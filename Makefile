@@ -5,7 +5,7 @@ CARGO ?= cargo
 CARGO_TOOLS := PATH="$(CURDIR)/.tools/cargo/bin:$$PATH"
 
 .PHONY: help demo build static notices deb test test-all test-torch lint check-dependencies tools \
-	test-tools bench sim fuzz chaos
+	test-tools goldens bench sim fuzz chaos
 
 # Builds contain the commit in their version: 0.1.0+g1234abc. Outside of a checkout it is the
 # version of the package.
@@ -20,6 +20,7 @@ help:
 	@echo "make test          check formatting and run the quick tests: before each commit"
 	@echo "make test-all      run lints and all tests, those of PyTorch included, as CI does"
 	@echo "make test-torch    run the tests of the PyTorch trainer alone"
+	@echo "make goldens       make the goldens of the tests again, with PyTorch and llama.cpp"
 	@echo "make lint          check formatting; run clippy and cargo doc with warnings as errors"
 	@echo "make check-dependencies\n                   check licences, sources, advisories and unused dependencies"
 	@echo "make tools         fetch nats-server, llama.cpp and cargo-nextest"
@@ -94,6 +95,12 @@ test-torch: tools
 	$(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all --no-tests fail \
 		-E 'binary(pytorch) + binary(torch) + test(/^pytorch::/) + test(plain_hugging_face)'
 	$(BUILT)/skipped-tests list
+
+# Makes the files of tests/golden/data again.
+goldens:
+	@FLOTILLA_TORCH_PYTHON=$(FLOTILLA_TORCH_PYTHON) deploy/fetch-torch.sh
+	HF_HUB_OFFLINE=1 $(TORCH_PYTHON) tests/golden/make.py tests/golden/data \
+		"$$(deploy/fetch-llama-cpp.sh --sources)" "$$(deploy/fetch-llama-cpp.sh)"
 
 lint:
 	$(CARGO) fmt --all --check

@@ -4,7 +4,8 @@
 # one is for tests and CPU machines. On Debian or Ubuntu on x86-64, the packages of Debian's testing
 # release are unpacked to .tools together with their C library (seconds, no root). Otherwise, or if
 # that fails, the sources in a pinned PyPI package are built (minutes, needs a C++ compiler).
-# Idempotent; stdout contains only the path.
+# Idempotent; stdout contains only the path. With --sources it prints the directory of these sources,
+# which contain llama.cpp's converters.
 set -eu
 
 RELEASE=forky
@@ -33,22 +34,35 @@ usable() {
     [ -n "$found" ]
 }
 
-if [ -n "${FLOTILLA_LLAMA_CPP:-}" ]; then
-    usable "$FLOTILLA_LLAMA_CPP" ||
-        die "FLOTILLA_LLAMA_CPP=$FLOTILLA_LLAMA_CPP holds no $PROGRAMS that run"
-    printf '%s\n' "$FLOTILLA_LLAMA_CPP"
-    exit 0
-fi
+# Prints the directory of programs that are here and exits, or returns.
+find_programs() {
+    if [ -n "${FLOTILLA_LLAMA_CPP:-}" ]; then
+        usable "$FLOTILLA_LLAMA_CPP" ||
+            die "FLOTILLA_LLAMA_CPP=$FLOTILLA_LLAMA_CPP holds no $PROGRAMS that run"
+        printf '%s\n' "$FLOTILLA_LLAMA_CPP"
+        exit 0
+    fi
 
-on_path=$(command -v llama-perplexity || true)
-if [ -n "$on_path" ] && usable "$(dirname "$on_path")"; then
-    dirname "$on_path"
-    exit 0
-fi
+    on_path=$(command -v llama-perplexity || true)
+    if [ -n "$on_path" ] && usable "$(dirname "$on_path")"; then
+        dirname "$on_path"
+        exit 0
+    fi
 
-if usable "$target/bin"; then
-    printf '%s\n' "$target/bin"
-    exit 0
+    if usable "$target/bin"; then
+        printf '%s\n' "$target/bin"
+        exit 0
+    fi
+}
+
+if [ "${1:-}" = --sources ]; then
+    target=$root/.tools/$SDIST-$SDIST_VERSION
+    if [ -d "$target" ]; then
+        printf '%s\n' "$target"
+        exit 0
+    fi
+else
+    find_programs
 fi
 
 mkdir -p "$root/.tools"
@@ -111,8 +125,9 @@ WRAPPER
     usable "$tmp/bin"
 }
 
-build_sources() {
-    command -v python3 >/dev/null && command -v c++ >/dev/null || return 1
+# Unpacks the sources to $tmp and sets $sources.
+unpack_sources() {
+    command -v python3 >/dev/null || return 1
     python3 -m venv "$tmp/venv" >&2 || return 1
     "$tmp/venv/bin/pip" install --quiet --disable-pip-version-check cmake ninja >&2 || return 1
     # Builds only this package from sources, because pip needs the build tools as wheels to read its
@@ -122,7 +137,12 @@ build_sources() {
     archive=$tmp/$SDIST-$SDIST_VERSION.tar.gz
     echo "$SDIST_SHA256  $archive" | sha256sum --check --quiet >&2 || return 1
     tar -xzf "$archive" -C "$tmp"
+    rm "$archive"
     sources=$tmp/$SDIST-$SDIST_VERSION/vendor/llama.cpp
+}
+
+build_programs() {
+    command -v c++ >/dev/null && unpack_sources || return 1
     # Flush the log, because lines that are not written when the program returns are lost.
     sed -i 's|^\( *\)llama_backend_free();|\1common_log_flush(common_log_main());\n&|' \
         "$sources/tools/perplexity/perplexity.cpp"
@@ -137,14 +157,20 @@ build_sources() {
     for program in $PROGRAMS; do
         cp "$tmp/build/bin/$program" "$tmp/bin/" || return 1
     done
-    rm -rf "$tmp/build" "$tmp/venv" "$archive" "${tmp:?}/$SDIST-$SDIST_VERSION"
+    rm -rf "$tmp/build" "$tmp/venv" "${tmp:?}/$SDIST-$SDIST_VERSION"
     usable "$tmp/bin"
 }
 
+if [ "${1:-}" = --sources ]; then
+    unpack_sources || die "the sources of llama.cpp could not be fetched"
+    mv "$sources" "$target"
+    printf '%s\n' "$target"
+    exit 0
+fi
 unpack_packages || {
     say "Debian's packages of llama.cpp cannot be used here; building it instead"
     rm -rf "${tmp:?}"/*
-    build_sources || die "llama.cpp could be neither fetched nor built"
+    build_programs || die "llama.cpp could be neither fetched nor built"
 }
 # Rename, so that concurrent fetches never see an incomplete directory.
 rm -rf "$target"

@@ -17,7 +17,7 @@ done_with=.tools/torch/requirements.txt
 if cmp -s "$wanted" "$done_with"; then
     exit 0
 fi
-echo "making .tools/torch (some 2 GB)" >&2
+echo "making .tools/torch (2 GB, or 6 GB if only PyPI can be reached)" >&2
 rm -rf .tools/torch
 python3 -m venv .tools/torch
 # The CPU build has a tenth of the size. If its index cannot be reached, PyPI is used.

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
@@ -248,12 +249,30 @@ def greedy(model, tok, prompt):
     return out[0, prompt.shape[1] :].tolist()
 
 
-def round_to_bf16(model):
-    """Rounds the matrices of the base to bf16 and keeps them as f32."""
+def round_to_bf16(values):
+    return values.bfloat16().float()
+
+
+def multiply_in_bf16(model):
+    """Rounds both factors of every projection to bf16 and sums in f32, as processors with bf16
+    instructions and the engine do. All else stays f32."""
+
+    def round_inputs(module, scale):
+        # The engine scales before it rounds.
+        module.register_forward_pre_hook(lambda _, x: (round_to_bf16(x[0] * scale) / scale,))
+
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "lora_" not in name:
-                parameter.copy_(parameter.bfloat16().float())
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(round_to_bf16(parameter))
+    scales = {
+        module.lora_B["default"]: module.scaling["default"]
+        for module in model.modules()
+        if isinstance(module, LoraLayer)
+    }
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            round_inputs(module, scales.get(module, 1.0))
     return model
 
 
@@ -268,7 +287,7 @@ def reference_case(out, model_name, adapter, text):
         "adapter": path.name if adapter else None,
         "perplexity": perplexity(model, tok, text),
         "greedy": [{"prompt": p, "tokens": greedy(model, tok, p)} for p in PROMPTS],
-        "perplexity_rounded": perplexity(round_to_bf16(model), tok, text),
+        "perplexity_bf16": perplexity(multiply_in_bf16(model), tok, text),
     }
 
 

@@ -4,27 +4,52 @@
 
 use engine::{Device, LanguageModel, ModelTokenizer, score_chunks};
 use formats::convert::{self, ConversionDtype};
+use golden::{GOLDEN_CONTEXT, GoldenSet, golden_sets, small_set};
 use std::path::Path;
+
+/// Checks a file's perplexity against that of its source. `tolerance` is relative.
+fn check_file(set: &GoldenSet, name: &str, path: &Path, tolerance: f64) {
+    let figure = set.first_chunks(name, None);
+    let text = std::fs::read_to_string(set.text_path(&figure.text)).unwrap();
+    let model = LanguageModel::load_f32(path, &Device::Cpu).unwrap();
+    let tokenizer = ModelTokenizer::load_tokenizer(path).unwrap();
+    let ours =
+        score_chunks(&model, &tokenizer, &text, GOLDEN_CONTEXT, figure.limit, |_, _| {}).unwrap();
+    let expected: f64 = figure.perplexity.parse().unwrap();
+    let off = (ours.perplexity / expected - 1.0).abs();
+    assert!(off < tolerance, "{}: {} for {expected}", path.display(), ours.perplexity);
+}
+
+/// Of a perplexity with four decimals.
+const EXACT: f64 = 2e-5;
+/// Of weights with 8 bits.
+const QUANTIZED: f64 = 3e-3;
 
 #[test]
 fn a_gguf_file_gives_the_figures_of_the_directory_it_was_made_of() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
-    if !golden.exists() {
-        println!("skipped: {} is absent", golden.display());
-        return;
-    }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.gguf");
-    let text = std::fs::read_to_string(golden.join("corpus/eval_docs.txt")).unwrap();
-    for (name, expected) in [("qwen2-tiny", 186.1307), ("llama-tiny", 316.5044)] {
-        let base = golden.join("hf").join(name);
-        for (dtype, tolerance) in [(ConversionDtype::F32, 5e-5), (ConversionDtype::Q8_0, 0.5)] {
-            convert::convert_model(&base, &path, dtype, &mut |_, _| {}).unwrap();
-            let model = LanguageModel::load_f32(&path, &Device::Cpu).unwrap();
-            let tokenizer = ModelTokenizer::load_tokenizer(&path).unwrap();
-            let figure = score_chunks(&model, &tokenizer, &text, 512, Some(8), |_, _| {}).unwrap();
-            let off = (figure.perplexity - expected).abs();
-            assert!(off < tolerance, "{name} {dtype:?}: {}", figure.perplexity);
+    for set in golden_sets() {
+        for name in ["qwen2-tiny", "llama-tiny"] {
+            for (dtype, tolerance) in
+                [(ConversionDtype::F32, EXACT), (ConversionDtype::Q8_0, QUANTIZED)]
+            {
+                convert::convert_model(&set.model_path(name), &path, dtype, &mut |_, _| {})
+                    .unwrap();
+                check_file(&set, name, &path, tolerance);
+            }
         }
+    }
+}
+
+#[test]
+fn a_file_of_llama_cpps_converter_gives_the_figures_of_the_directory_it_was_made_of() {
+    let set = small_set();
+    // The weights of the bf16 file are those of its source.
+    for (name, tolerance) in
+        [("qwen2-tiny", QUANTIZED), ("qwen3-tiny", EXACT), ("llama-tiny", QUANTIZED)]
+    {
+        let path = set.root.join("gguf").join(name).with_extension("gguf");
+        check_file(&set, name, &path, tolerance);
     }
 }

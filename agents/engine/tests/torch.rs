@@ -153,7 +153,8 @@ impl References {
             assert_eq!(&serde_json::json!(ours), &theirs["tokens"], "{name}: {}", theirs["prompt"]);
         }
         let narrow = self.load(case, MatrixDtype::Bf16);
-        let (ours, theirs) = (self.perplexity(&narrow), number(&case["perplexity_rounded"]));
+        let (ours, theirs) = (self.perplexity(&narrow), number(&case["perplexity_bf16"]));
+        println!("{name} in bf16: perplexity {ours:.6}, torch {theirs:.6}");
         assert!((ours - theirs).abs() < 5e-5, "{name} in bf16: {ours}, torch {theirs}");
     }
 

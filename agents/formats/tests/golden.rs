@@ -7,15 +7,7 @@ use std::process::Command;
 
 use formats::convert::{self, ConversionDtype};
 use formats::gguf::GgufFile;
-
-fn golden() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
-    let there = path.join("hf").is_dir();
-    if !there {
-        eprintln!("skipped: {} is absent", path.display());
-    }
-    there.then_some(path)
-}
+use golden::{golden_sets, small_set};
 
 fn data(file: &GgufFile, name: &str) -> Vec<u8> {
     let tensor = file.find_tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
@@ -24,30 +16,45 @@ fn data(file: &GgufFile, name: &str) -> Vec<u8> {
     bytes
 }
 
+/// Checks that all tensors are equal, and all fields that ours has.
+fn assert_same_contents(ours: &Path, theirs: &Path) {
+    let (ours, theirs) = (GgufFile::open(ours).unwrap(), GgufFile::open(theirs).unwrap());
+    assert_eq!(ours.tensors.len(), theirs.tensors.len());
+    for tensor in &theirs.tensors {
+        let name = &tensor.name;
+        assert_eq!(ours.find_tensor(name).unwrap().shape, tensor.shape, "{name}");
+        assert_eq!(data(&ours, name), data(&theirs, name), "{name}");
+    }
+    for (name, value) in &ours.fields {
+        assert_eq!(theirs.find_field(name), Some(value), "{name}");
+    }
+}
+
 #[test]
 fn adapters_are_what_llama_cpps_converter_makes_of_them() {
-    let Some(golden) = golden() else { return };
     let directory = tempfile::tempdir().unwrap();
-    for (base, adapter) in [("qwen2-tiny", "qwen2-r8-qv"), ("llama-tiny", "llama-r8-qv")] {
-        let out = directory.path().join(adapter);
-        let (base, peft) = (golden.join("hf").join(base), golden.join("peft").join(adapter));
-        convert::convert_lora(&base, &peft, &out, ConversionDtype::F32).unwrap();
-        let ours = GgufFile::open(&out).unwrap();
-        let theirs =
-            GgufFile::open(&golden.join("gguf-lora").join(adapter).with_extension("gguf")).unwrap();
-        assert_eq!(ours.tensors.len(), theirs.tensors.len());
-        for tensor in &theirs.tensors {
-            assert_eq!(
-                ours.find_tensor(&tensor.name).unwrap().shape,
-                tensor.shape,
-                "{}",
-                tensor.name
-            );
-            assert_eq!(data(&ours, &tensor.name), data(&theirs, &tensor.name), "{}", tensor.name);
+    for set in golden_sets() {
+        for (base, adapter) in set.adapted_models() {
+            let out = directory.path().join(adapter);
+            let (base, peft) = (set.model_path(base), set.adapter_path(adapter));
+            convert::convert_lora(&base, &peft, &out, ConversionDtype::F32).unwrap();
+            let theirs = set.root.join("gguf-lora").join(adapter).with_extension("gguf");
+            assert_same_contents(&out, &theirs);
         }
-        for (name, value) in &ours.fields {
-            assert_eq!(theirs.find_field(name), Some(value), "{name}");
-        }
+    }
+}
+
+#[test]
+fn models_are_what_llama_cpps_converter_makes_of_them() {
+    let (set, directory) = (small_set(), tempfile::tempdir().unwrap());
+    for (name, dtype) in [
+        ("qwen2-tiny", ConversionDtype::Q8_0),
+        ("qwen3-tiny", ConversionDtype::Bf16),
+        ("llama-tiny", ConversionDtype::Q8_0),
+    ] {
+        let out = directory.path().join(name);
+        convert::convert_model(&set.model_path(name), &out, dtype, &mut |_, _| {}).unwrap();
+        assert_same_contents(&out, &set.root.join("gguf").join(name).with_extension("gguf"));
     }
 }
 
@@ -64,13 +71,13 @@ fn llama_perplexity() -> Option<PathBuf> {
     found
 }
 
-/// Measures the first 8 chunks, as llama.cpp prints them. It may lose its last line, so the running
-/// value of each chunk is read too, and the run is repeated when that is lost as well.
+/// Measures the first 8 chunks, as llama.cpp prints them. It may lose its last lines, so it computes
+/// a ninth one after them.
 fn perplexity(program: &Path, model: &Path, adapter: Option<&Path>, text: &Path) -> String {
     for _ in 0..5 {
         let mut command = Command::new(program);
-        command.args(["-c", "512", "-fa", "off", "-ctk", "f32", "-ctv", "f32", "-t", "2"]);
-        command.args(["--chunks", "8", "-f"]).arg(text).arg("-m").arg(model);
+        command.args(["-c", "512", "-b", "512", "-fa", "off", "-ctk", "f32", "-ctv", "f32"]);
+        command.args(["-t", "2", "--chunks", "9", "-f"]).arg(text).arg("-m").arg(model);
         if let Some(adapter) = adapter {
             command.arg("--lora").arg(adapter);
         }
@@ -78,9 +85,6 @@ fn perplexity(program: &Path, model: &Path, adapter: Option<&Path>, text: &Path)
         let printed =
             String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(output.status.success(), "{printed}");
-        if let Some((_, rest)) = printed.split_once("Final estimate: PPL = ") {
-            return rest.split(' ').next().unwrap().to_owned();
-        }
         if let Some((_, rest)) = printed.split_once("[8]") {
             return rest.split(',').next().unwrap().to_owned();
         }
@@ -90,25 +94,25 @@ fn perplexity(program: &Path, model: &Path, adapter: Option<&Path>, text: &Path)
 
 #[test]
 fn llama_cpp_computes_the_same_of_a_converted_model_and_adapter() {
-    let (Some(golden), Some(program)) = (golden(), llama_perplexity()) else { return };
+    let Some(program) = llama_perplexity() else { return };
     let directory = tempfile::tempdir().unwrap();
-    let text = golden.join("corpus/eval_docs.txt");
-    for (base, adapter, alone, adapted) in [
-        ("qwen2-tiny", "qwen2-r8-qv", "186.1307", "187.2695"),
-        ("llama-tiny", "llama-r8-qv", "316.5044", "324.3660"),
-    ] {
-        let (base, peft) = (golden.join("hf").join(base), golden.join("peft").join(adapter));
-        let model = directory.path().join("model.gguf");
-        let lora = directory.path().join("lora.gguf");
-        let mut heard = (0, 0);
-        convert::convert_model(&base, &model, ConversionDtype::F32, &mut |done, total| {
-            heard = (done, total);
-        })
-        .unwrap();
-        assert!(heard.0 == heard.1 && heard.1 > 1 << 20, "{heard:?}");
-        convert::convert_lora(&base, &peft, &lora, ConversionDtype::F32).unwrap();
-        assert_eq!(perplexity(&program, &model, None, &text), alone);
-        assert_eq!(perplexity(&program, &model, Some(&lora), &text), adapted);
+    let (model, lora) = (directory.path().join("model.gguf"), directory.path().join("lora.gguf"));
+    for set in golden_sets() {
+        for (base, adapter) in set.adapted_models() {
+            let (alone, adapted) =
+                (set.first_chunks(base, None), set.first_chunks(base, Some(adapter)));
+            let (base, peft) = (set.model_path(base), set.adapter_path(adapter));
+            let mut heard = (0, 0);
+            convert::convert_model(&base, &model, ConversionDtype::F32, &mut |done, total| {
+                heard = (done, total);
+            })
+            .unwrap();
+            assert!(heard.0 == heard.1 && heard.1 > 100_000, "{heard:?}");
+            convert::convert_lora(&base, &peft, &lora, ConversionDtype::F32).unwrap();
+            let text = set.text_path(&alone.text);
+            assert_eq!(perplexity(&program, &model, None, &text), alone.perplexity);
+            assert_eq!(perplexity(&program, &model, Some(&lora), &text), adapted.perplexity);
+        }
     }
 }
 
@@ -122,9 +126,9 @@ fn weights(directory: &Path) -> std::collections::BTreeMap<String, Vec<f32>> {
 
 #[test]
 fn a_merged_model_is_its_base_and_what_the_adapter_adds() {
-    let (Some(golden), Some(program)) = (golden(), llama_perplexity()) else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let (base, adapter) = (golden.join("hf/llama-tiny"), golden.join("peft/llama-r8-qv"));
+    let Some(program) = llama_perplexity() else { return };
+    let (set, directory) = (small_set(), tempfile::tempdir().unwrap());
+    let (base, adapter) = (set.model_path("llama-tiny"), set.adapter_path("llama-r8-qv"));
     let merged = directory.path().join("merged");
     convert::merge_adapter(&base, &adapter, &merged, &mut |_, _| {}).unwrap();
     let (before, after) = (weights(&base), weights(&merged));
@@ -141,6 +145,7 @@ fn a_merged_model_is_its_base_and_what_the_adapter_adds() {
     assert!(again.to_string().contains("already exists"), "{again}");
     let model = directory.path().join("model.gguf");
     convert::convert_model(&merged, &model, ConversionDtype::F32, &mut |_, _| {}).unwrap();
-    let text = golden.join("corpus/eval_docs.txt");
-    assert_eq!(perplexity(&program, &model, None, &text), "324.3660");
+    let expected = set.first_chunks("llama-tiny", Some("llama-r8-qv"));
+    let text = set.text_path(&expected.text);
+    assert_eq!(perplexity(&program, &model, None, &text), expected.perplexity);
 }

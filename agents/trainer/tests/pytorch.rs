@@ -25,14 +25,6 @@ fn python() -> Option<PathBuf> {
     python
 }
 
-fn golden() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
-    if !path.exists() {
-        println!("skipped: {} is absent", path.display());
-    }
-    path.exists().then_some(path)
-}
-
 struct Bench {
     directory: tempfile::TempDir,
     pytorch: PyTorchProgram,
@@ -217,9 +209,9 @@ async fn the_loss_of_all_weights_follows_the_embedded_engine_s_within_one_percen
 
 #[tokio::test]
 async fn the_loss_of_an_adapter_follows_the_embedded_engine_s_within_one_percent() {
-    let (Some(python), Some(root)) = (python(), golden()) else { return };
-    let base = root.join("hf/qwen2-tiny");
-    let adapter = root.join("peft/qwen2-r8-qv");
+    let Some(python) = python() else { return };
+    let set = golden::small_set();
+    let (base, adapter) = (set.model_path("qwen2-tiny"), set.adapter_path("qwen2-r8-qv"));
     let bench = Bench { base: base.clone(), ..Bench::new(&python) };
     let mut call = bench.call("out");
     call["adapter"] = json!(adapter);

@@ -197,16 +197,12 @@ mod tests {
 
     #[test]
     fn an_adapter_leaves_nothing_behind_for_the_next() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
-        if !root.exists() {
-            println!("skipped: {} is absent", root.display());
-            return;
-        }
-        let adapter = root.join("peft/qwen2-r8-qv");
+        let set = golden::small_set();
+        let adapter = set.adapter_path("qwen2-r8-qv");
         for dtype in [MatrixDtype::F32, MatrixDtype::Bf16] {
             let config = WorkerConfig {
                 backend: GeneratorBackend::Candle,
-                base: root.join("hf/qwen2-tiny"),
+                base: set.model_path("qwen2-tiny"),
                 base_key: String::new(),
                 adapter: None,
                 adapter_key: String::new(),

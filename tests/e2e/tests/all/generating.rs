@@ -19,17 +19,12 @@ use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Tests do not run in the root of the workspace.
-fn from_root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+fn golden_model(name: &str) -> String {
+    golden::small_set().model_path(name).display().to_string()
 }
 
-fn golden_path(path: &str) -> Option<String> {
-    let path = from_root("../shared/data/golden").join(path);
-    if !path.exists() {
-        println!("skipped: no {}", path.display());
-    }
-    path.exists().then(|| path.canonicalize().unwrap().display().to_string())
+fn golden_adapter(name: &str) -> String {
+    golden::small_set().adapter_path(name).display().to_string()
 }
 
 /// Runs `flotilla generate` with its own home directory.
@@ -54,12 +49,13 @@ fn llama_cpp_and_candle_generate_the_same_greedily() {
     let home = tempfile::tempdir().unwrap();
     let mut has_logprobs = false;
     for (model, adapter) in [
-        ("hf/qwen2-tiny", None),
-        ("hf/qwen2-tiny", Some("peft/qwen2-r8-qv")),
-        ("hf/llama-tiny", Some("peft/llama-r8-qv")),
+        ("qwen2-tiny", None),
+        ("qwen2-tiny", Some("qwen2-r8-qv")),
+        ("qwen3-tiny", Some("qwen3-r4-all")),
+        ("llama-tiny", Some("llama-r8-qv")),
     ] {
-        let Some(model) = golden_path(model) else { return };
-        let adapter = adapter.and_then(golden_path);
+        let model = golden_model(model);
+        let adapter = adapter.map(golden_adapter);
         let adapter: Vec<&str> = adapter.iter().flat_map(|path| ["--adapter", path]).collect();
         for prompt in PROMPTS {
             let policy = [&["--model", &model, "--prompt", prompt], &adapter[..], &GREEDY].concat();
@@ -81,9 +77,8 @@ fn llama_cpp_and_candle_generate_the_same_greedily() {
 
 #[test]
 fn a_seed_repeats_its_sample_and_invalid_prompts_are_refused() {
-    let (Some(directory), Some(model)) = (find_llama_cpp(), golden_path("hf/qwen2-tiny")) else {
-        return;
-    };
+    let Some(directory) = find_llama_cpp() else { return };
+    let model = golden_model("qwen2-tiny");
     let home = tempfile::tempdir().unwrap();
     let llama = ["--engine", "llama.cpp", "--llama-cpp", &directory, "--threads", "2"];
     let sampled = |more: &[&str]| {
@@ -168,9 +163,8 @@ fn converted_model(home: &Path) -> PathBuf {
 
 #[test]
 fn an_endpoint_generates_the_same_and_warns_that_it_cannot_be_verified() {
-    let (Some(directory), Some(model)) = (find_llama_cpp(), golden_path("hf/qwen2-tiny")) else {
-        return;
-    };
+    let Some(directory) = find_llama_cpp() else { return };
+    let model = golden_model("qwen2-tiny");
     let home = tempfile::tempdir().unwrap();
     let policy = [&["--model", &model, "--prompt", PROMPTS[0]], &GREEDY[..]].concat();
     let llama = ["--engine", "llama.cpp", "--llama-cpp", &directory, "--dtype", "f32"];
@@ -193,7 +187,7 @@ fn an_endpoint_generates_the_same_and_warns_that_it_cannot_be_verified() {
     );
     assert!(other_output["engine"].as_str().unwrap().starts_with("openai "), "{other_output:#}");
 
-    let Some(adapter) = golden_path("peft/qwen2-r8-qv") else { return };
+    let adapter = golden_adapter("qwen2-r8-qv");
     let refused = |more: &[&str]| generate(home.path(), &[&by_endpoint[..], more].concat());
     refused(&["--adapter", &adapter]).assert_refused(&["serves its own weights and no adapters"]);
     refused(&["--endpoint-model", "other"]).assert_refused(&["it does not serve \"other\""]);
@@ -204,7 +198,7 @@ fn an_endpoint_generates_the_same_and_warns_that_it_cannot_be_verified() {
 
 #[test]
 fn a_failing_llama_cpp_is_reported_with_its_last_output() {
-    let Some(model) = golden_path("hf/qwen2-tiny") else { return };
+    let model = golden_model("qwen2-tiny");
     let home = tempfile::tempdir().unwrap();
     let fakes = home.path().join("bin");
     std::fs::create_dir_all(&fakes).unwrap();
@@ -309,9 +303,8 @@ fn two_engines_share_a_run_and_a_killed_server_changes_no_result() {
 
 #[test]
 fn an_endpoint_only_works_for_runs_that_accept_it() {
-    let (Some(directory), Some(model)) = (find_llama_cpp(), golden_path("hf/qwen2-tiny")) else {
-        return;
-    };
+    let Some(directory) = find_llama_cpp() else { return };
+    let model = golden_model("qwen2-tiny");
     let home = tempfile::tempdir().unwrap();
     let llama = ["--engine", "llama.cpp", "--llama-cpp", &directory, "--threads", "2"];
     generate_json(
