@@ -4,11 +4,14 @@
 set -eu
 
 cd "$(dirname "$0")/.."
+export CARGO_PROFILE_DEV_DEBUG=0
 for tool in "$@"; do
     case $tool in
     # Debug builds compile three times as fast, and these run for seconds.
     cargo-deny) version=0.20.2 options=--debug ;;
     cargo-machete) version=0.9.2 options=--debug ;;
+    # An S3 server for the tests of the store, with the database that it has by default.
+    garage) version=2.5.0 options='--debug --no-default-features --features bundled-libs,lmdb' ;;
     # It compares many licence texts.
     cargo-about) version=0.9.3 options='--features cli' ;;
     *)

@@ -8,7 +8,6 @@
 # which contain llama.cpp's converters.
 set -eu
 
-RELEASE=forky
 SDIST=llama_cpp_python
 SDIST_VERSION=0.3.36
 SDIST_SHA256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
@@ -16,6 +15,8 @@ PROGRAMS="llama-perplexity llama-server"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=$root/.tools/llama.cpp
+# shellcheck source=/dev/null
+. "$root/deploy/debian-packages.sh"
 
 say() { printf '%s\n' "fetch-llama-cpp: $*" >&2; }
 die() {
@@ -70,36 +71,13 @@ tmp=$(mktemp -d "$root/.tools/fetch.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
-# Prints the Debian mirror of this machine, or the default one.
-mirror() {
-    cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | grep -v '^ *#' |
-        grep -oE 'https?://[^ ]+/debian/?( |$)' | head -n 1 | grep . ||
-        echo http://deb.debian.org/debian
-}
-
 unpack_packages() {
-    [ "$(uname -m)" = x86_64 ] || return 1
-    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
-    keys=/usr/share/keyrings/debian-archive-keyring.gpg
-    [ -f "$keys" ] || return 1
-    state=$tmp/apt
-    mkdir -p "$state/lists/partial" "$state/cache/archives/partial" "$tmp/debs" "$tmp/root"
-    : >"$state/status"
-    echo "deb [signed-by=$keys] $(mirror) $RELEASE main" >"$state/sources.list"
-    set -- -q -o Dir::State="$state" -o Dir::State::status="$state/status" \
-        -o Dir::State::lists="$state/lists" -o Dir::Cache="$state/cache" \
-        -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=/dev/null \
-        -o APT::Architecture=amd64 -o APT::Architectures=amd64 -o APT::Sandbox::User=
-    apt-get "$@" update >&2 || return 1
-    needed=$(apt-cache "$@" depends --recurse --no-recommends --no-suggests --no-conflicts \
+    prepare_testing_release "$tmp/apt" || return 1
+    needed=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts \
         --no-breaks --no-replaces --no-enhances libllama0 | grep '^[a-z]' | sort -u |
         grep -vE '^(debconf|cdebconf|perl|wget|curl)') || return 1
     # shellcheck disable=SC2086
-    (cd "$tmp/debs" && apt-get "$@" download $needed llama.cpp-tools llama.cpp-tools-extra) >&2 ||
-        return 1
-    for package in "$tmp"/debs/*.deb; do
-        dpkg-deb -x "$package" "$tmp/root" || return 1
-    done
+    unpack_testing_packages "$tmp/root" $needed llama.cpp-tools llama.cpp-tools-extra || return 1
     if grep -q avx512_bf16 /proc/cpuinfo; then
         kernels=zen4
     elif grep -q avx2 /proc/cpuinfo; then
@@ -121,7 +99,7 @@ exec "\$libraries/ld-linux-x86-64.so.2" --library-path "\$libraries:\$libraries/
 WRAPPER
         chmod 755 "$tmp/bin/$program"
     done
-    rm -rf "$tmp/apt" "$tmp/debs"
+    rm -rf "$tmp/apt"
     usable "$tmp/bin"
 }
 

@@ -1,6 +1,5 @@
 //! Perplexities, greedy generations and training losses of transformers and PEFT, on models they
-//! wrote: `tests/torch/references.py`. Needs a Python with both, named by `FLOTILLA_TORCH_PYTHON`;
-//! skipped without.
+//! wrote: `tests/torch/references.py`. Needs a Python with both: `make test-torch`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -178,10 +177,8 @@ impl References {
 
 #[test]
 fn figures_generations_and_losses_are_those_of_torch() {
-    let Some(python) = std::env::var_os("FLOTILLA_TORCH_PYTHON") else {
-        println!("skipped: FLOTILLA_TORCH_PYTHON names no Python with torch");
-        return;
-    };
+    let Some(python) = requirements::require_torch_python() else { return };
+    let python = python.into_os_string();
     let dir = tempfile::tempdir().unwrap();
     run_script(&python, &[dir.path().as_os_str()]);
     let all = read_json(&dir.path().join("references.json"));

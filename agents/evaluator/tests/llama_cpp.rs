@@ -14,18 +14,7 @@ use evaluator::{
 };
 use golden::{GOLDEN_CONTEXT, GoldenSet, assert_printed, golden_sets, small_set};
 use hardware::HardwareProfile;
-
-fn programs() -> Option<PathBuf> {
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/llama.cpp/bin");
-    let given = std::env::var_os("FLOTILLA_LLAMA_CPP").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = given.into_iter().chain(std::env::split_paths(&path)).chain([fetched]);
-    let found = places.into_iter().find(|place| place.join("llama-perplexity").is_file());
-    if found.is_none() {
-        println!("skipped: no llama.cpp; deploy/fetch-llama-cpp.sh fetches one");
-    }
-    found
-}
+use requirements::require_llama_cpp;
 
 struct Rig {
     golden: GoldenSet,
@@ -39,7 +28,7 @@ impl Rig {
     }
 
     fn with_set(golden: GoldenSet) -> Option<Self> {
-        let programs = programs()?.canonicalize().unwrap();
+        let programs = require_llama_cpp()?;
         Some(Self { golden, programs, directory: tempfile::tempdir().unwrap() })
     }
 

@@ -8,6 +8,7 @@ use std::process::Command;
 use formats::convert::{self, ConversionDtype};
 use formats::gguf::GgufFile;
 use golden::{golden_sets, small_set};
+use requirements::require_llama_cpp;
 
 fn data(file: &GgufFile, name: &str) -> Vec<u8> {
     let tensor = file.find_tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
@@ -58,19 +59,6 @@ fn models_are_what_llama_cpps_converter_makes_of_them() {
     }
 }
 
-/// Finds the program of `make test`, or of `PATH`.
-fn llama_perplexity() -> Option<PathBuf> {
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/llama.cpp/bin");
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::iter::once(fetched).chain(std::env::split_paths(&path));
-    let found =
-        places.into_iter().map(|place| place.join("llama-perplexity")).find(|path| path.is_file());
-    if found.is_none() {
-        eprintln!("skipped: no llama-perplexity; deploy/fetch-llama-cpp.sh gets one");
-    }
-    found
-}
-
 /// Measures the first 8 chunks, as llama.cpp prints them. It may lose its last lines, so it computes
 /// a ninth one after them.
 fn perplexity(program: &Path, model: &Path, adapter: Option<&Path>, text: &Path) -> String {
@@ -94,7 +82,8 @@ fn perplexity(program: &Path, model: &Path, adapter: Option<&Path>, text: &Path)
 
 #[test]
 fn llama_cpp_computes_the_same_of_a_converted_model_and_adapter() {
-    let Some(program) = llama_perplexity() else { return };
+    let Some(llama_cpp) = require_llama_cpp() else { return };
+    let program = llama_cpp.join("llama-perplexity");
     let directory = tempfile::tempdir().unwrap();
     let (model, lora) = (directory.path().join("model.gguf"), directory.path().join("lora.gguf"));
     for set in golden_sets() {
@@ -126,7 +115,8 @@ fn weights(directory: &Path) -> std::collections::BTreeMap<String, Vec<f32>> {
 
 #[test]
 fn a_merged_model_is_its_base_and_what_the_adapter_adds() {
-    let Some(program) = llama_perplexity() else { return };
+    let Some(llama_cpp) = require_llama_cpp() else { return };
+    let program = llama_cpp.join("llama-perplexity");
     let (set, directory) = (small_set(), tempfile::tempdir().unwrap());
     let (base, adapter) = (set.model_path("llama-tiny"), set.adapter_path("llama-r8-qv"));
     let merged = directory.path().join("merged");

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use requirements::{require_program, require_system_program};
 use sandbox::{
     CellLaunch, PathVisibility, ProgramEnd, ProgramLimits, ProgramResult, Sandbox, SandboxCell,
     SandboxLayer, SandboxProgram,
@@ -44,15 +45,6 @@ fn shell(cell: &mut SandboxCell, script: &str) -> String {
     text(&room.run(&program(&["sh", "-c", script]), &limits()).unwrap())
 }
 
-/// Returns true if a tool is available inside; prints a message otherwise.
-fn has(cell: &mut SandboxCell, tool: &str) -> bool {
-    let found = shell(cell, &format!("command -v {tool}")).starts_with("Exited(0)");
-    if !found {
-        println!("skipped: no {tool} on this box");
-    }
-    found
-}
-
 const BUSY: &str = r#"
 import multiprocessing, os, pathlib, subprocess, sys, tempfile, threading
 
@@ -78,10 +70,10 @@ if __name__ == "__main__":
 
 #[test]
 fn python_has_processes_threads_children_and_files() {
-    let mut cell = cell(PathVisibility::default());
-    if !has(&mut cell, "python3") {
+    if require_system_program("python3").is_none() {
         return;
     }
+    let mut cell = cell(PathVisibility::default());
     let mut room = cell.create_room(&[("busy.py", BUSY)]).unwrap();
     let busy = SandboxProgram { stdin: b"input".to_vec(), ..program(&["python3", "busy.py"]) };
     let said = text(&room.run(&busy, &limits()).unwrap());
@@ -91,10 +83,10 @@ fn python_has_processes_threads_children_and_files() {
 
 #[test]
 fn a_compiler_compiles_and_its_product_runs_with_each_input() {
-    let mut cell = cell(PathVisibility::default());
-    if !has(&mut cell, "gcc") {
+    if require_system_program("gcc").is_none() {
         return;
     }
+    let mut cell = cell(PathVisibility::default());
     let source =
         "#include <stdio.h>\nint main(void) { int n; scanf(\"%d\", &n); printf(\"%d\", 2 * n); }";
     let mut room = cell.create_room(&[("src/double.c", source)]).unwrap();
@@ -109,15 +101,12 @@ fn a_compiler_compiles_and_its_product_runs_with_each_input() {
 
 #[test]
 fn a_toolchain_elsewhere_is_shown_where_it_is() {
-    let Some(sysroot) = rust_sysroot() else {
-        println!("skipped: no rustc on this box");
-        return;
-    };
-    let rustc = sysroot.join("bin/rustc");
-    let mut cell = cell(PathVisibility { read_only: vec![sysroot], hidden: Vec::new() });
-    if !has(&mut cell, "cc") {
+    if require_program("rustc").is_none() || require_system_program("cc").is_none() {
         return;
     }
+    let sysroot = rust_sysroot();
+    let rustc = sysroot.join("bin/rustc");
+    let mut cell = cell(PathVisibility { read_only: vec![sysroot], hidden: Vec::new() });
     let source = "fn main() { println!(\"{}\", std::env::args().count()); }";
     let mut room = cell.create_room(&[("main.rs", source)]).unwrap();
     let compiled = room.run(&program(&[rustc.to_str().unwrap(), "main.rs"]), &limits()).unwrap();
@@ -126,10 +115,10 @@ fn a_toolchain_elsewhere_is_shown_where_it_is() {
     assert_eq!(text(&ended), "Exited(0) 3\n");
 }
 
-fn rust_sysroot() -> Option<PathBuf> {
-    let output = std::process::Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
-    let path = String::from_utf8(output.stdout).ok()?;
-    output.status.success().then(|| PathBuf::from(path.trim()))
+fn rust_sysroot() -> PathBuf {
+    let output = std::process::Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().trim().into()
 }
 
 #[test]
@@ -270,11 +259,11 @@ fn parent(pid: i32) -> i32 {
 
 #[test]
 fn an_attack_in_one_cell_is_not_felt_in_another() {
-    let sandbox = Sandbox::open(launch(), PathVisibility::default()).unwrap();
-    let (mut one, mut other) = (sandbox.start_cell().unwrap(), sandbox.start_cell().unwrap());
-    if !has(&mut one, "python3") {
+    if require_system_program("python3").is_none() {
         return;
     }
+    let sandbox = Sandbox::open(launch(), PathVisibility::default()).unwrap();
+    let (mut one, mut other) = (sandbox.start_cell().unwrap(), sandbox.start_cell().unwrap());
     let bomb = include_str!("attacks/fork_bomb.py");
     std::thread::scope(|scope| {
         let attack = scope.spawn(|| {

@@ -4,33 +4,21 @@
 
 use std::process::Command;
 
+use requirements::{ordinary_user_command, require_namespaces, require_root};
+
 /// Returns the error of opening a sandbox after `preparation`, by a user who is root of a namespace
-/// only; `None` if this host does not allow that.
+/// only. Records this test as skipped and returns `None` if this host does not allow that.
 fn open_after(preparation: &str) -> Option<String> {
-    let script = |preparation: &str| format!("{preparation} && exec \"$0\" open");
-    let cell = env!("CARGO_BIN_EXE_sandbox-cell");
-    let run = |script: &str| {
-        let arguments = ["--user", "--map-root-user", "--mount", "sh", "-c", script, cell];
-        as_user("unshare").args(arguments).output().unwrap()
-    };
-    if !run("true").status.success() {
-        println!("skipped: no unshare(1), or users may not have namespaces");
+    if !require_namespaces() {
         return None;
     }
-    let output = run(&script(preparation));
+    let script = format!("{preparation} && exec \"$0\" open");
+    let cell = env!("CARGO_BIN_EXE_sandbox-cell");
+    let arguments = ["--user", "--map-root-user", "--mount", "sh", "-c", &script, cell];
+    let output = ordinary_user_command("unshare").args(arguments).output().unwrap();
     assert!(output.stdout.is_empty(), "{output:?}");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     Some(String::from_utf8(output.stderr).unwrap())
-}
-
-/// Builds a command of an ordinary user.
-fn as_user(program: &str) -> Command {
-    if !rustix::process::geteuid().is_root() {
-        return Command::new(program);
-    }
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
-    command
 }
 
 #[test]
@@ -49,8 +37,7 @@ fn where_parts_of_proc_are_hidden_it_says_so() {
 
 #[test]
 fn root_that_cannot_become_anybody_else_is_refused() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: this is not root");
+    if !require_root() {
         return;
     }
     let arguments = ["--user", "--map-root-user", env!("CARGO_BIN_EXE_sandbox-cell"), "open"];

@@ -1,5 +1,4 @@
-//! The PyTorch trainer as the agent runs it: started, called, ended early, resumed. Tests that need
-//! torch are skipped unless FLOTILLA_TORCH_PYTHON names an interpreter that has it.
+//! The PyTorch trainer as the agent runs it: started, called, ended early, resumed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -9,6 +8,7 @@ use engine::{
     ModelTrainer, ScratchShape, TrainMethod, TrainSpec, write_scratch_model,
 };
 use hardware::HardwareProfile;
+use requirements::require_torch_python;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -16,14 +16,6 @@ use std::time::Duration;
 use trainer::{PyTorchProgram, PythonRunner};
 
 const LIMIT: Duration = Duration::from_secs(240);
-
-fn python() -> Option<PathBuf> {
-    let python = std::env::var_os("FLOTILLA_TORCH_PYTHON").map(PathBuf::from);
-    if python.is_none() {
-        println!("skipped: FLOTILLA_TORCH_PYTHON is not set");
-    }
-    python
-}
 
 struct Bench {
     directory: tempfile::TempDir,
@@ -197,7 +189,7 @@ fn assert_follows(steps: &[Value], candle: &[f64]) {
 
 #[tokio::test]
 async fn the_loss_of_all_weights_follows_the_embedded_engine_s_within_one_percent() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("out");
     call["training"].as_object_mut().unwrap().remove("lora");
@@ -209,7 +201,7 @@ async fn the_loss_of_all_weights_follows_the_embedded_engine_s_within_one_percen
 
 #[tokio::test]
 async fn the_loss_of_an_adapter_follows_the_embedded_engine_s_within_one_percent() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let set = golden::small_set();
     let (base, adapter) = (set.model_path("qwen2-tiny"), set.adapter_path("qwen2-r8-qv"));
     let bench = Bench { base: base.clone(), ..Bench::new(&python) };
@@ -226,7 +218,7 @@ async fn the_loss_of_an_adapter_follows_the_embedded_engine_s_within_one_percent
 
 #[tokio::test]
 async fn a_loaded_checkpoint_has_the_reported_canary_log_probabilities() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     for packing in [true, false] {
         let mut call = bench.call(if packing { "packed" } else { "padded" });
@@ -256,7 +248,7 @@ async fn a_loaded_checkpoint_has_the_reported_canary_log_probabilities() {
 
 #[tokio::test]
 async fn packed_or_padded_it_is_the_same_training() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     let trained = async |out: &str, packing: bool, attention: &str| {
         let mut call = bench.call(out);
@@ -285,7 +277,7 @@ async fn packed_or_padded_it_is_the_same_training() {
 
 #[tokio::test]
 async fn one_step_trains_at_the_full_rate_and_overlong_examples_are_counted() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("out");
     for (name, value) in [("maxSteps", 1), ("maxTokens", 24), ("batchSize", 17)] {
@@ -309,7 +301,7 @@ async fn one_step_trains_at_the_full_rate_and_overlong_examples_are_counted() {
 
 #[tokio::test]
 async fn a_resumed_training_ends_with_the_same_bytes() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("whole");
     call["training"]["saveEvery"] = json!(3);
@@ -354,7 +346,7 @@ async fn a_resumed_training_ends_with_the_same_bytes() {
 
 #[tokio::test]
 async fn on_sigterm_it_saves_at_the_next_step_and_reports_the_step() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("out");
     call["training"]["maxSteps"] = json!(100_000);
@@ -385,7 +377,7 @@ async fn on_sigterm_it_saves_at_the_next_step_and_reports_the_step() {
 
 #[tokio::test]
 async fn unknown_fields_are_refused_so_that_none_can_enable_an_evaluation() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     for (part, field) in [
         ("training", "evalStrategy"),
@@ -409,7 +401,7 @@ async fn unknown_fields_are_refused_so_that_none_can_enable_an_evaluation() {
 
 #[tokio::test]
 async fn every_weight_is_trained_from_scratch_and_read_by_the_embedded_engine() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("out");
     call["random_init"] = json!(true);
@@ -440,7 +432,7 @@ async fn every_weight_is_trained_from_scratch_and_read_by_the_embedded_engine() 
 
 #[tokio::test]
 async fn half_precision_and_recomputation_train_as_well() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     let plain = losses(&bench.train(&bench.call("plain")).await);
     let mut call = bench.call("bf16");
@@ -472,7 +464,7 @@ threading.Thread(target=later, daemon=True).start()
 
 #[tokio::test]
 async fn output_of_libraries_is_no_answer() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let mut bench = Bench::new(&python);
     std::fs::write(bench.path("sitecustomize.py"), NOISE).unwrap();
     let path = bench.directory.path().display().to_string();
@@ -482,7 +474,7 @@ async fn output_of_libraries_is_no_answer() {
 
 #[tokio::test]
 async fn an_adapter_s_files_name_no_place_of_this_machine() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     bench.train(&bench.call("out")).await;
     let checkpoint = bench.path("out/6/checkpoint");
@@ -558,7 +550,7 @@ async fn an_interpreter_that_hangs_is_given_up() {
 
 #[tokio::test]
 async fn steps_that_take_long_are_saved_though_the_order_names_none() {
-    let Some(python) = python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
     let mut call = bench.call("out");
     call["policy"]["save_s"] = json!(0.001);

@@ -1,5 +1,5 @@
 //! Counts the instructions of fixed work with valgrind, so that a regression shows on a busy
-//! machine too. Skipped without valgrind. `FLOTILLA_COUNT=1` rewrites `instructions.txt`.
+//! machine too. `FLOTILLA_COUNT=1` rewrites `instructions.txt`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -13,32 +13,24 @@ const TASKS: [&str; 3] = ["cores", "generate", "train"];
 /// The allowed relative difference between runs and between compiler patch versions.
 const TOLERANCE: f64 = 0.1;
 
-fn count_instructions(task: &str) -> Option<u64> {
+fn count_instructions(valgrind: &Path, task: &str) -> u64 {
     let directory = tempfile::tempdir().unwrap();
-    let mut command = Command::new("valgrind");
+    let mut command = Command::new(valgrind);
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
     command.arg(env!("CARGO_BIN_EXE_counts")).arg(task).env("TMPDIR", directory.path());
-    let output = match command.output() {
-        Ok(output) => output,
-        Err(error) => {
-            println!("skipped: no valgrind: {error}");
-            return None;
-        }
-    };
+    let output = command.output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{task}: {}\n{stderr}", output.status);
     let collected = stderr.lines().find_map(|line| line.split_once("Collected :"));
-    Some(collected.unwrap().1.trim().parse().unwrap())
+    collected.unwrap().1.trim().parse().unwrap()
 }
 
 #[test]
 fn fixed_work_takes_no_more_instructions_than_before() {
+    let Some(valgrind) = requirements::require_program("valgrind") else { return };
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt");
-    let mut counted = BTreeMap::new();
-    for task in TASKS {
-        let Some(count) = count_instructions(task) else { return };
-        counted.insert(task, count);
-    }
+    let counted: BTreeMap<&str, u64> =
+        TASKS.into_iter().map(|task| (task, count_instructions(&valgrind, task))).collect();
     if std::env::var_os("FLOTILLA_COUNT").is_some() {
         let mut text = String::new();
         for (task, count) in &counted {

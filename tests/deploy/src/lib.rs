@@ -1,4 +1,4 @@
-//! The files in `deploy/`, and the external programs that check them. Helpers panic on errors.
+//! The files in `deploy/`, for tests. Helpers panic on errors.
 
 use std::{
     path::{Path, PathBuf},
@@ -36,24 +36,6 @@ pub fn list_files(directory: &str, ending: &str) -> Vec<PathBuf> {
 /// Returns the name of a file.
 pub fn file_name(path: &Path) -> String {
     path.file_name().expect("a file has a name").to_string_lossy().into_owned()
-}
-
-/// Finds a program: the path in the environment variable, or one of these names on PATH or in
-/// .tools. Prints a note and returns `None` without it.
-pub fn find_program(variable: &str, names: &[&str]) -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os(variable) {
-        return Some(path.into());
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    places.push(root().join(".tools"));
-    let found = names.iter().find_map(|name| {
-        places.iter().map(|place| place.join(name)).find(|candidate| candidate.is_file())
-    });
-    if found.is_none() {
-        eprintln!("skipped: no {} on this machine ({variable} names one)", names[0]);
-    }
-    found
 }
 
 /// Runs a program to its end.

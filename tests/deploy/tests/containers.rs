@@ -8,9 +8,8 @@ use std::{
     process::Command,
 };
 
-use deploy::{
-    file_name, find_program, flag_sources, list_files, output_text, read_file, root, run_command,
-};
+use deploy::{file_name, flag_sources, list_files, output_text, read_file, root, run_command};
+use requirements::{require_container_engine, require_program, skip_test};
 use serde::Deserialize;
 
 /// Keys of podman-systemd.unit(5), as of Podman 4.6 and later, that these files may use.
@@ -101,8 +100,7 @@ fn quadlets_only_have_documented_keys_and_existing_units() {
 
 #[test]
 fn podmans_generator_accepts_the_quadlets() {
-    let names = ["quadlet", "podman-system-generator"];
-    let Some(quadlet) = find_program("QUADLET", &names) else { return };
+    let Some(quadlet) = require_program("quadlet") else { return };
     let mut command = Command::new(quadlet);
     command.env("QUADLET_UNIT_DIRS", root().join("deploy/podman"));
     let output = run_command(command.arg("-dryrun"));
@@ -188,22 +186,12 @@ fn the_compose_file_is_complete_and_only_accepts_members() {
     assert!(compose.services["agent"].ports.is_empty());
     // Equal to TimeoutStopSec= of the unit.
     assert_eq!(compose.services["agent"].stop_grace_period.as_deref(), Some("90s"));
-    let Some(docker_compose) = find_program("DOCKER_COMPOSE", &["docker-compose"]) else { return };
+    let Some(docker_compose) = require_program("docker-compose") else { return };
     let mut command = Command::new(docker_compose);
     let output = run_command(
         command.arg("-f").arg(root().join("deploy/compose.yaml")).args(["config", "-q"]),
     );
     assert!(output.status.success(), "{}", output_text(&output));
-}
-
-/// Returns docker or podman, if its engine responds.
-fn docker() -> Option<PathBuf> {
-    let docker = find_program("DOCKER", &["docker", "podman"])?;
-    let answers = run_command(Command::new(&docker).arg("info")).status.success();
-    if !answers {
-        eprintln!("skipped: no container engine answers");
-    }
-    answers.then_some(docker)
 }
 
 /// An image that is removed when it is dropped.
@@ -246,13 +234,13 @@ impl Drop for Image {
 
 #[test]
 fn the_containerfile_builds_and_the_program_runs_in_it() {
-    let Some(docker) = docker() else { return };
+    let Some(docker) = require_container_engine(&["docker", "podman"]) else { return };
     let fixed = root().join("target/x86_64-unknown-linux-musl/release/flotilla");
     let test = std::env::current_exe().expect("a path");
     let built = test.ancestors().nth(2).expect("target/PROFILE").join("flotilla");
     let (binary, libraries) = if fixed.exists() { (fixed, false) } else { (built, true) };
     if !binary.exists() {
-        eprintln!("skipped: {} was not built", binary.display());
+        skip_test("flotilla", "run cargo build -p flotilla");
         return;
     }
     let image = Image::build(&docker, &binary);

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, process::Command};
 
-use deploy::{find_program, list_files, output_text, read_file, root, run_command};
+use deploy::{list_files, output_text, read_file, root, run_command};
+use requirements::require_program;
 use serde_json::Value;
 
 /// Returns the metrics of docs/METRICS.md. A test of each process compares them with its endpoint.
@@ -80,7 +81,7 @@ fn every_alert_queries_existing_metrics_and_has_a_description() {
 
 #[test]
 fn prometheus_accepts_its_configuration_and_rules() {
-    let Some(promtool) = find_program("FLOTILLA_PROMTOOL", &["promtool"]) else { return };
+    let Some(promtool) = require_program("promtool") else { return };
     let checked = run_command(
         Command::new(promtool)
             .args(["check", "config"])
@@ -91,7 +92,7 @@ fn prometheus_accepts_its_configuration_and_rules() {
 
 #[test]
 fn alerts_fire_when_they_are_due_and_not_before() {
-    let Some(promtool) = find_program("FLOTILLA_PROMTOOL", &["promtool"]) else { return };
+    let Some(promtool) = require_program("promtool") else { return };
     let tested = run_command(
         Command::new(promtool)
             .args(["test", "rules", "alerts.yml"])

@@ -9,13 +9,15 @@ use std::{
 };
 
 use async_nats::jetstream::{self, stream};
-use deploy::{file_name, find_program, list_files, output_text, read_file, root, run_command};
+use deploy::{file_name, list_files, output_text, read_file, root, run_command};
+use requirements::require_program;
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn nats_server() -> Option<PathBuf> {
-    find_program("FLOTILLA_NATS_SERVER", &["nats-server"])
+    let named = std::env::var_os("FLOTILLA_NATS_SERVER").map(PathBuf::from);
+    named.or_else(|| require_program("nats-server"))
 }
 
 /// Returns `N` different free ports.

@@ -8,7 +8,8 @@ use std::{
     process::{Command, Output},
 };
 
-use deploy::{find_program, list_files, output_text, root, run_command};
+use deploy::{list_files, output_text, root, run_command};
+use requirements::require_program;
 use tempfile::TempDir;
 
 /// A fake ssh that runs the command locally. A host called `dead` does not respond.
@@ -180,7 +181,7 @@ fn shell_metacharacters_and_missing_settings_are_refused_before_any_connection()
 
 #[test]
 fn shellcheck_finds_nothing_in_any_script() {
-    let Some(shellcheck) = find_program("SHELLCHECK", &["shellcheck"]) else { return };
+    let Some(shellcheck) = require_program("shellcheck") else { return };
     let mut command = Command::new(shellcheck);
     command.args(list_files("deploy", ".sh")).args(list_files("tests/e2e/systemd", ".sh"));
     let output = run_command(&mut command);

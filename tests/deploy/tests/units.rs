@@ -2,9 +2,8 @@
 
 use std::{fs, path::Path, process::Command};
 
-use deploy::{
-    file_name, find_program, flag_sources, list_files, output_text, read_file, root, run_command,
-};
+use deploy::{file_name, flag_sources, list_files, output_text, read_file, root, run_command};
+use requirements::require_program;
 
 const UNITS: &str = "deploy/systemd";
 const DROP_INS: &str = "deploy/systemd/flotilla-agent.service.d";
@@ -41,7 +40,7 @@ fn write_unit(unit: &str, drop_ins: &[&str], directory: &Path) -> std::path::Pat
 
 #[test]
 fn systemd_finds_nothing_wrong_with_any_unit() {
-    let Some(analyze) = find_program("SYSTEMD_ANALYZE", &["systemd-analyze"]) else { return };
+    let Some(analyze) = require_program("systemd-analyze") else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let newer_than_252 = |line: &&str| !line.contains("DelegateSubgroup");
     for unit in list_files(UNITS, ".service").iter().map(|path| file_name(path)) {
@@ -66,7 +65,7 @@ fn systemd_finds_nothing_wrong_with_any_unit() {
 
 #[test]
 fn no_unit_exposes_more_than_is_documented() {
-    let Some(analyze) = find_program("SYSTEMD_ANALYZE", &["systemd-analyze"]) else { return };
+    let Some(analyze) = require_program("systemd-analyze") else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let documented = read_file("docs/DEPLOY.md");
     for (unit, drop_ins, most) in EXPOSURE {
@@ -171,7 +170,7 @@ fn the_s3_servers_configuration_is_complete_and_durable() {
     // The other ports only listen on loopback, or not at all.
     assert!(config["rpc_bind_addr"].as_str().expect("an address").starts_with("127."));
     assert!(!config.contains_key("rpc_secret"), "secrets are in the environment");
-    if let Some(garage) = find_program("GARAGE", &["garage"]) {
+    if let Some(garage) = require_program("garage") {
         let path = root().join("deploy/garage/garage.toml");
         let mut command = Command::new(garage);
         command.env("GARAGE_RPC_SECRET", "ab".repeat(32));

@@ -7,13 +7,16 @@ use std::{
     process::Command,
 };
 
+use requirements::skip_test;
+
 /// A mounted tmpfs of a few MiB.
 pub struct SmallDisk {
     path: PathBuf,
 }
 
 impl SmallDisk {
-    /// Mounts the file system. `None` if mounts are not permitted.
+    /// Mounts the file system. Records this test as skipped and returns `None` if mounts are not
+    /// permitted.
     pub fn mount(path: PathBuf, size: &str) -> Option<Self> {
         std::fs::create_dir_all(&path).expect("a directory");
         let options = format!("size={size}");
@@ -24,7 +27,7 @@ impl SmallDisk {
         if mounted.is_ok_and(|output| output.status.success()) {
             return Some(Self { path });
         }
-        println!("skipped: a tmpfs cannot be mounted here");
+        skip_test("mounts", "run the tests as root, and permit mounts in the container");
         None
     }
 

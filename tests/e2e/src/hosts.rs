@@ -2,7 +2,9 @@
 
 use std::{net::Ipv4Addr, process::Command};
 
-use crate::command::run_checked;
+use requirements::skip_test;
+
+use crate::{command::run_checked, lan::skip_network_test};
 
 /// A network namespace that is connected to this machine by a veth pair.
 pub struct OtherHost {
@@ -12,7 +14,8 @@ pub struct OtherHost {
 }
 
 impl OtherHost {
-    /// Creates the host. Prints why and returns `None` without the rights or the tools.
+    /// Creates the host. Records this test as skipped and returns `None` without the rights or the
+    /// tools.
     pub fn connect() -> Option<Self> {
         let id = std::process::id();
         let third = u8::try_from(id % 250).expect("below 250");
@@ -32,7 +35,7 @@ impl OtherHost {
         ];
         for step in steps {
             if let Err(why) = run("ip", step) {
-                println!("skipped: {why}");
+                skip_network_test(&why);
                 return None;
             }
         }
@@ -58,12 +61,13 @@ impl OtherHost {
         run("ip", &["link", "set", &self.link, "up"]).expect("the cable can be plugged in");
     }
 
-    /// Drops this share of the packets to the host. Returns false if the kernel does not support
-    /// it.
+    /// Drops this share of the packets to the host. Records a skipped part of this test and returns
+    /// false if the kernel does not support it.
     pub fn set_packet_loss(&self, percent: u32) -> bool {
         let loss = format!("{percent}%");
         let rule = ["qdisc", "replace", "dev", &self.link, "root", "netem", "loss", &loss];
-        run("tc", &rule).inspect_err(|why| println!("skipped: {why}")).is_ok()
+        let remedy = |why: &String| format!("load the kernel's module sch_netem: {why}");
+        run("tc", &rule).inspect_err(|why| skip_test("netem", &remedy(why))).is_ok()
     }
 }
 

@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use requirements::skip_test;
+
 use crate::{command::run_checked, wait_until};
 
 /// Hosts on one bridge. The bridge has its own network namespace, away from the firewall of this
@@ -38,8 +40,8 @@ struct Namespace {
 
 impl Lan {
     /// Creates hosts with home directories below `directory`. The first host sees the homes of the
-    /// others, as through a mount; the others do not see the home of the first. Prints why and
-    /// returns `None` without the rights or the tools.
+    /// others, as through a mount; the others do not see the home of the first. Records this test
+    /// as skipped and returns `None` without the rights or the tools.
     pub fn create(names: &[&str], directory: &Path) -> Option<Self> {
         let created = Self::create_bridge(directory, names).and_then(|mut lan| {
             for (n, name) in names.iter().enumerate() {
@@ -47,7 +49,7 @@ impl Lan {
             }
             Ok(lan)
         });
-        created.inspect_err(|why| println!("skipped: {why}")).ok()
+        created.inspect_err(|why| skip_network_test(why)).ok()
     }
 
     /// Returns the address of this machine in the network. The hosts know it as `s3`.
@@ -111,6 +113,11 @@ impl Lan {
         self.hosts.push(Host { name: name.to_owned(), address, home, namespace });
         Ok(())
     }
+}
+
+/// Records this test as skipped, because the hosts of its network cannot be created.
+pub(crate) fn skip_network_test(why: &str) {
+    skip_test("network namespaces", &format!("run the tests as root, with iproute2: {why}"));
 }
 
 fn nth_address(first: Ipv4Addr, n: usize) -> Ipv4Addr {

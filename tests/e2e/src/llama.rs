@@ -1,19 +1,13 @@
 //! llama.cpp, and agents that generate with it.
 
-use std::path::{Path, PathBuf};
+use requirements::require_llama_cpp;
 
 use crate::{Fleet, Member};
 
-/// Returns the directory of the llama.cpp programs. Prints why and returns `None` without them.
+/// Returns the directory of the llama.cpp programs. Records this test as skipped and returns `None`
+/// without them.
 pub fn find_llama_cpp() -> Option<String> {
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/llama.cpp/bin");
-    let directory = std::env::var_os("FLOTILLA_LLAMA_CPP").map_or(fetched, PathBuf::from);
-    let exists = directory.join("llama-server").is_file();
-    if !exists {
-        println!("skipped: no llama.cpp; deploy/fetch-llama-cpp.sh fetches one");
-        return None;
-    }
-    Some(directory.canonicalize().expect("a directory").display().to_string())
+    require_llama_cpp().map(|directory| directory.display().to_string())
 }
 
 /// Starts a generator that uses llama.cpp, in addition to the agents of the fleet.

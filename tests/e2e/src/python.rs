@@ -1,59 +1,35 @@
-//! Python environments in `.tools`, created once for all tests.
+//! Python environments in `.tools`, which `deploy/fetch-test-tools.sh` creates.
 
 use std::{
-    fs::File,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use crate::command::run_checked;
+use requirements::require_python_environment;
 
-/// Packages for the tests only, in addition to the requirements of the client.
-const TEST_PACKAGES: [&str; 3] =
-    ["numpy==2.4.6", "openapi-spec-validator==0.9.0", "safetensors==0.8.0"];
-/// Experiment trackers that the feeds are tested with.
-const TRACKERS: [&str; 3] = ["mlflow==3.17.2", "tensorboard==2.21.0", "trackio==0.43.0"];
-
-/// The AWS command line, which the guides use to copy files of buckets.
-const AWS: &str = "awscli==1.46.3";
-
+/// An environment in `.tools`. Tests that need an absent one are recorded as skipped.
 pub struct PythonEnv {
     program: PathBuf,
 }
 
 impl PythonEnv {
-    /// Returns an environment for the API client. Prints why and returns `None` if Python or its
-    /// packages cannot be installed.
+    /// Returns the environment for the API client and the tests of the API, or `None`.
     pub fn with_client_packages() -> Option<Self> {
-        let requirements = scripts().join("requirements.txt");
-        let text = std::fs::read_to_string(requirements).expect("the client's requirements");
-        Self::create("python", &text.lines().chain(TEST_PACKAGES).collect::<Vec<_>>())
+        Self::require("python", &["requirements.txt", "requirements-tests.txt"])
     }
 
-    /// Returns an environment with MLflow, TensorBoard and trackio (1 GB), or `None`.
+    /// Returns the environment with MLflow, TensorBoard and trackio, or `None`.
     pub fn with_trackers() -> Option<Self> {
-        Self::create("trackers", &TRACKERS)
+        Self::require("trackers", &["requirements-trackers.txt"])
     }
 
-    /// Returns an environment with the AWS command line, or `None`.
+    /// Returns the environment with the AWS command line, which the guides use, or `None`.
     pub fn with_aws() -> Option<Self> {
-        Self::create("aws", &[AWS])
+        Self::require("aws", &["requirements-aws.txt"])
     }
 
-    fn create(name: &str, packages: &[&str]) -> Option<Self> {
-        let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools");
-        std::fs::create_dir_all(&tools).expect("a directory");
-        // The first process creates the environment; the others wait.
-        let lock = File::create(tools.join(format!("{name}.lock"))).expect("a lock");
-        lock.lock().expect("a lock can be waited for");
-        let directory = tools.join(name);
-        match create_venv(&directory, packages) {
-            Ok(()) => Some(Self { program: directory.join("bin/python") }),
-            Err(why) => {
-                println!("skipped: {why}");
-                None
-            }
-        }
+    fn require(name: &str, requirements: &[&str]) -> Option<Self> {
+        Some(Self { program: require_python_environment(name, requirements)? })
     }
 
     /// Returns a command for a program that a package installed.
@@ -81,17 +57,4 @@ impl PythonEnv {
 
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("python")
-}
-
-fn create_venv(directory: &Path, packages: &[&str]) -> Result<(), String> {
-    let wanted = packages.join("\n");
-    let stamp = directory.join("installed.txt");
-    if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
-        return Ok(());
-    }
-    run_checked(Command::new("python3").args(["-m", "venv", "--clear"]).arg(directory))?;
-    let mut pip = Command::new(directory.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    run_checked(pip.args(packages))?;
-    std::fs::write(&stamp, wanted).map_err(|error| error.to_string())
 }

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use requirements::{require_root, skip_test};
 use tempfile::TempDir;
 
 use crate::{Output, nats, program_path, wait_until};
@@ -24,11 +25,14 @@ pub struct Systemd {
 
 impl Systemd {
     /// Boots systemd with these units and files (relative path and content), and with the
-    /// nats-server of the tests as /usr/sbin/nats-server. Prints why and returns `None` if that is
-    /// not possible.
+    /// nats-server of the tests as /usr/sbin/nats-server. Records this test as skipped and returns
+    /// `None` without root or systemd.
     pub fn boot(units: &[(&str, String)], files: &[(&str, String)]) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() || !Path::new(SYSTEMD).exists() {
-            eprintln!("skipped: only root can boot a systemd, where there is one");
+        if !require_root() {
+            return None;
+        }
+        if !Path::new(SYSTEMD).exists() {
+            skip_test("systemd", "run deploy/fetch-test-tools.sh systemd");
             return None;
         }
         let directory = tempfile::tempdir().expect("a temporary directory");

@@ -2,8 +2,11 @@
 //! directory. It can be killed during a request and restarted, and it can inject faults.
 //!
 //! Do not use it to test atomicity: its conditional puts have races.
+//!
+//! [`GarageServer`] is a server of others, to test against its behaviour too.
 
 mod faults;
+mod garage;
 
 use std::{
     collections::BTreeMap,
@@ -29,6 +32,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 
 use faults::FaultState;
 pub use faults::{FaultCounts, Faults};
+pub use garage::GarageServer;
 
 const BUCKET: &str = "fleet";
 const ACCESS_KEY: &str = "test-access-key";
@@ -82,15 +86,7 @@ impl S3Server {
 
     /// Returns the environment variables that a client needs.
     pub fn env(&self) -> BTreeMap<String, String> {
-        [
-            ("AWS_ENDPOINT", format!("http://{}", self.address)),
-            ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
-            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY.to_owned()),
-            ("AWS_REGION", "us-east-1".to_owned()),
-        ]
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect()
+        client_variables(self.address, ACCESS_KEY, SECRET_KEY, "us-east-1")
     }
 
     /// Returns the directory with the objects below `url()`, for tests that damage them.
@@ -163,6 +159,24 @@ impl Drop for S3Server {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Returns the environment variables of a client with these keys.
+fn client_variables(
+    address: SocketAddr,
+    access_key: &str,
+    secret_key: &str,
+    region: &str,
+) -> BTreeMap<String, String> {
+    [
+        ("AWS_ENDPOINT", format!("http://{address}")),
+        ("AWS_ACCESS_KEY_ID", access_key.to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", secret_key.to_owned()),
+        ("AWS_REGION", region.to_owned()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect()
 }
 
 fn service(root: &Path) -> io::Result<s3s::service::S3Service> {

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use requirements::require_namespaces;
 use serde_json::json;
 use tempfile::TempDir;
 use verifier::{OfflineVerifier, OwnerGrants, Toolchain, VerifierTools};
@@ -51,15 +52,16 @@ impl Place {
         path.display().to_string()
     }
 
-    /// Tests a host whose owner opened or allowed this; `None` if it contains nothing.
+    /// Tests a host whose owner opened or allowed this. Records this test as skipped and returns
+    /// `None` if the machine cannot contain programs.
     fn tested(&self, paths: &[PathBuf], commands: &[PathBuf]) -> Option<Toolchain> {
+        if !require_namespaces() {
+            return None;
+        }
         let hidden = vec![self.path("kit")];
         let grants = OwnerGrants::from_flags(paths, commands, &hidden).expect("they are there");
         let (kit, tested) = kit(VerifierTools::default(), hidden, grants).test_host();
-        if let Err(problem) = &tested.contained {
-            eprintln!("skipped: {problem}");
-            return None;
-        }
+        assert!(tested.contained.is_ok(), "there are namespaces, but no sandbox: {tested:?}");
         assert_eq!(tested.unmasked, None);
         Some(kit)
     }

@@ -1,30 +1,55 @@
 //! A host's tools and sandbox, and completions to judge.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process::Command};
 
+use requirements::{find_program, find_python_environment, require_namespaces, skip_test};
 use serde_json::{Map, Value, json};
 use verifier::{OfflineVerifier, OwnerGrants, Toolchain, VerifierTools, VerifyItem};
 use wire::v1::{Verifier, verdicts::Verdict, verifier::How};
 
 const JOBS: usize = 2;
 
-/// Returns `None` with a message if this host lacks something.
+/// Returns a tested host. Records this test as skipped and returns `None` if the machine lacks the
+/// tool or cannot contain programs; the verifier does not take part in that decision.
 pub(crate) fn box_with(tool: &str) -> Option<Toolchain> {
-    let tools = VerifierTools::detect_tools(
-        std::env::var_os("FLOTILLA_VERIFIER_PYTHON").map(PathBuf::from).as_deref(),
-    );
-    if !tools.0.contains_key(tool) {
-        eprintln!("skipped: this box has no {tool}");
+    if !machine_has(tool) {
+        let program = if tool == "python" { "python3" } else { tool };
+        skip_test(program, &format!("run deploy/fetch-test-tools.sh {program}"));
         return None;
     }
-    let kit = kit(tools, Vec::new(), OwnerGrants::default());
-    match kit.test_host() {
-        (kit, tested) if tested.contained.is_ok() => Some(kit),
-        (_, tested) => {
-            eprintln!("skipped: {:?}", tested.contained);
-            None
-        }
+    if !require_namespaces() {
+        return None;
     }
+    let tools = VerifierTools::detect_tools(chosen_python().as_deref());
+    assert!(tools.0.contains_key(tool), "{tool} is on this machine, but not detected: {tools:?}");
+    let (kit, tested) = kit(tools, Vec::new(), OwnerGrants::default()).test_host();
+    assert!(tested.contained.is_ok(), "there are namespaces, but no sandbox: {tested:?}");
+    Some(kit)
+}
+
+fn machine_has(tool: &str) -> bool {
+    let has_one = |programs: &[&str]| programs.iter().any(|name| find_program(name).is_some());
+    match tool {
+        "c" => has_one(&["gcc", "clang", "cc"]),
+        "c++" => has_one(&["g++", "clang++", "c++"]),
+        "rust" => has_one(&["rustc"]) && machine_has("c"),
+        "go" => has_one(&["go"]),
+        "python" => python_succeeds("pass"),
+        "pytest" => python_succeeds("import pytest"),
+        other => panic!("no way to find {other}"),
+    }
+}
+
+fn python_succeeds(code: &str) -> bool {
+    let python = chosen_python().unwrap_or_else(|| "python3".into());
+    let output = Command::new(python).args(["-I", "-c", code]).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// Returns the Python that is not the one on PATH, if there is any.
+fn chosen_python() -> Option<PathBuf> {
+    let named = std::env::var_os("FLOTILLA_VERIFIER_PYTHON").map(PathBuf::from);
+    named.or_else(|| find_python_environment("pytest", &["requirements-pytest.txt"]))
 }
 
 /// Returns a host that is not tested yet.

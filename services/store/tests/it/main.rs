@@ -9,6 +9,7 @@ mod cache;
 mod door;
 mod examine;
 mod figures;
+mod garage;
 mod leftovers;
 mod outage;
 mod peers;

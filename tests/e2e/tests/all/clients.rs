@@ -1,13 +1,16 @@
 //! Clients of the control API in other languages.
 
 use std::{
+    ffi::OsString,
     io::{BufRead, BufReader, Write},
     num::NonZero,
+    path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
 
 use e2e::{ChildGuard, Fleet, PythonEnv, Sampling, SpecFiles, pages::blocks_in_language};
+use requirements::require_program;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -152,7 +155,7 @@ fn peft_tensors() -> Vec<String> {
 
 #[test]
 fn the_shell_commands_of_the_docs_control_and_watch_a_run() {
-    if !are_installed(&["bash", "curl", "jq"]) {
+    if ["bash", "curl", "jq"].into_iter().any(|program| require_program(program).is_none()) {
         return;
     }
     let fleet = Fleet::start_open("trainer,evaluator");
@@ -180,15 +183,13 @@ fn the_shell_commands_of_the_docs_control_and_watch_a_run() {
 
 #[test]
 fn a_terminal_shows_the_fleet_until_q_and_a_script_has_its_lines() {
-    if !are_installed(&["script"]) {
-        return;
-    }
+    let Some(script) = require_program("script") else { return };
     let fleet = Fleet::start_open("trainer,evaluator");
     let files = SpecFiles::create(fleet.path());
     let run = fleet.submit(&files.write_sft_spec(30, 10));
     let shown = fleet.path().join("screen");
     let watch = format!("stty cols 120 rows 40; exec {} watch", e2e::program_path().display());
-    let mut terminal = Command::new("script")
+    let mut terminal = Command::new(script)
         .args(["--quiet", "--flush", "--return", "--command", &watch])
         .arg(&shown)
         .env("FLOTILLA_DIR", fleet.path())
@@ -224,18 +225,6 @@ fn a_terminal_shows_the_fleet_until_q_and_a_script_has_its_lines() {
     let mut read = read.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     assert!(read.any(|line| line["run"]["run"] == *run && line["run"]["evals"].is_array()));
     assert!(read.any(|line| line["agent"]["agent"] == "trainer-1"));
-}
-
-/// Returns true if all programs are installed. Prints the first missing one.
-fn are_installed(programs: &[&str]) -> bool {
-    let lacks = programs.iter().find(|program| {
-        let status = Command::new(program).arg("--version").stdout(Stdio::null()).status();
-        !status.is_ok_and(|status| status.success())
-    });
-    if let Some(program) = lacks {
-        eprintln!("skipped: there is no {program}");
-    }
-    lacks.is_none()
 }
 
 #[test]
@@ -275,6 +264,13 @@ fn run_block(mut command: Command, block: &str) -> String {
     text(&output.stdout)
 }
 
+/// Returns PATH with the directory of a program before it.
+fn path_with(program: &Path) -> OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let own = program.parent().expect("a directory").to_owned();
+    std::env::join_paths([own].into_iter().chain(std::env::split_paths(&path))).unwrap()
+}
+
 #[test]
 fn the_python_code_of_the_docs_works() {
     let Some(python) = PythonEnv::with_client_packages() else { return };
@@ -284,14 +280,8 @@ fn the_python_code_of_the_docs_works() {
     files.write_sft_spec(60, 30);
     let mut make = Command::new("bash");
     let stubs = &blocks_in_language("SCRIPTS.md", "sh")[0];
-    let bin = python.command("python").get_program().to_owned();
-    let bin = std::path::Path::new(&bin).parent().expect("a directory").to_owned();
-    let path = std::env::join_paths(
-        [bin]
-            .into_iter()
-            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
-    );
-    make.args(["-euo", "pipefail", "-c", stubs]).current_dir(&directory).env("PATH", path.unwrap());
+    let path = path_with(python.command("python").get_program().as_ref());
+    make.args(["-euo", "pipefail", "-c", stubs]).current_dir(&directory).env("PATH", path);
     run_block(make, stubs);
     let blocks = blocks_in_language("SCRIPTS.md", "python");
     let run = |block: &str, name: &str, value: &str| {
@@ -318,8 +308,8 @@ fn the_python_code_of_the_docs_works() {
 
 #[test]
 fn the_grpcurl_and_nats_commands_of_the_docs_work() {
-    let installed = ["grpcurl", "nats"].map(|program| are_installed(&[program]));
-    if installed == [false, false] {
+    let installed = ["grpcurl", "nats"].map(require_program);
+    if installed == [None, None] {
         return;
     }
     let blocks = blocks_in_language("SCRIPTS.md", "sh");
@@ -327,20 +317,20 @@ fn the_grpcurl_and_nats_commands_of_the_docs_work() {
     let files = SpecFiles::create(fleet.path());
     let run = fleet.submit(&files.write_sft_spec(60, 30));
     fleet.await_success(&run, LIMIT);
-    let shell = |block: &str| {
+    let shell = |program: &Path, block: &str| {
         let mut command = Command::new("bash");
-        command.args(["-euo", "pipefail", "-c", block]);
+        command.args(["-euo", "pipefail", "-c", block]).env("PATH", path_with(program));
         command.env("GATEWAY", gateway_address(&fleet)).env("NATS", fleet.nats_url());
         run_block(command, block)
     };
     let [grpcurl, nats] = installed;
-    if grpcurl {
-        let output = shell(&blocks[1]);
+    if let Some(grpcurl) = grpcurl {
+        let output = shell(&grpcurl, &blocks[1]);
         assert!(output.contains("flotilla.v1.Runs") && output.contains("trainer-1"), "{output}");
         assert!(output.contains("perplexity"), "{output}");
     }
-    if nats {
-        let output = shell(&blocks[2]);
+    if let Some(nats) = nats {
+        let output = shell(&nats, &blocks[2]);
         assert!(
             output.contains("FLOTILLA") && output.contains(&format!("flotilla.{run}.eval")),
             "{output}"

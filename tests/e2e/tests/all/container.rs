@@ -8,6 +8,7 @@ use std::{
 };
 
 use e2e::{Fleet, program_path, wait_until};
+use requirements::require_container_engine;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -86,15 +87,6 @@ fn libraries() -> Vec<String> {
         .collect()
 }
 
-fn has_engine() -> bool {
-    let answers = Command::new("docker").arg("info").output();
-    let has = answers.is_ok_and(|output| output.status.success());
-    if !has {
-        eprintln!("skipped: no container engine answers");
-    }
-    has
-}
-
 fn agent_state(fleet: &Fleet) -> Option<String> {
     let listed = fleet.run_json(&["agents", "list"]).ok()?;
     let found = listed.as_array()?.iter().find(|agent| agent["agent"] == "boxed")?.clone();
@@ -107,7 +99,7 @@ fn await_ready(fleet: &Fleet) {
 
 #[test]
 fn an_agent_in_a_container_joins_a_fleet_of_its_host_and_shuts_down_cleanly() {
-    if !has_engine() {
+    if require_container_engine(&["docker"]).is_none() {
         return;
     }
     let fleet = Fleet::start_open("evaluator");
@@ -127,7 +119,7 @@ fn an_agent_in_a_container_joins_a_fleet_of_its_host_and_shuts_down_cleanly() {
 
 #[test]
 fn a_container_joins_a_closed_fleet_once_and_is_still_a_member_after_a_restart() {
-    if !has_engine() {
+    if require_container_engine(&["docker"]).is_none() {
         return;
     }
     let fleet = Fleet::start("evaluator");

@@ -11,6 +11,7 @@ use std::{
 };
 
 use e2e::{Client, Member, Sampling, SpecFiles, run_flotilla, wait_until};
+use requirements::skip_test;
 use s3_server::S3Server;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -148,7 +149,7 @@ fn agents_and_users_without_the_fleets_directory_work_through_its_gateway() {
     let prefix = ["unshare", "-m", "sh", "-c", &mount, "sh"].map(str::to_owned).to_vec();
     let possible = Command::new(&prefix[0]).args(&prefix[1..]).arg("true").status();
     if !possible.is_ok_and(|status| status.success()) {
-        println!("skipped: mounts are not permitted on this machine");
+        skip_test("mounts", "run the tests as root, and permit mounts in the container");
         return;
     }
     closed.prefix.clone_from(&prefix);

@@ -2,25 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
-use e2e::{Fleet, Sampling, SpecFiles};
+use e2e::{Fleet, Sampling, SpecFiles, find_llama_cpp};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(300);
-
-/// Returns the directory of the llama.cpp programs. Prints why and returns `None` without them.
-fn find_llama_cpp() -> Option<PathBuf> {
-    let fetched = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.tools/llama.cpp/bin");
-    let given = std::env::var_os("FLOTILLA_LLAMA_CPP").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = given.into_iter().chain(std::env::split_paths(&path)).chain([fetched]);
-    let found = places.into_iter().find(|place| place.join("llama-perplexity").is_file());
-    if found.is_none() {
-        println!("skipped: no llama.cpp; deploy/fetch-llama-cpp.sh fetches one");
-    }
-    found.and_then(|place| place.canonicalize().ok())
-}
 
 mod evaluator {
     use super::*;
@@ -76,7 +63,7 @@ mod evaluator {
         let Some(programs) = find_llama_cpp() else { return };
         let environment = [
             ("FLOTILLA_EVALUATOR_ENGINE".to_owned(), "llama.cpp".to_owned()),
-            ("FLOTILLA_LLAMA_CPP".to_owned(), programs.display().to_string()),
+            ("FLOTILLA_LLAMA_CPP".to_owned(), programs),
             // llama.cpp must not read this option from the environment: its text would be too
             // short.
             ("LLAMA_ARG_CTX_SIZE".to_owned(), "77".to_owned()),

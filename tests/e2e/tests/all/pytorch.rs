@@ -1,9 +1,10 @@
-//! Fleets with PyTorch trainers. Skipped unless FLOTILLA_TORCH_PYTHON names an interpreter with
-//! torch, transformers, peft and accelerate; `make test-torch` creates one.
+//! Fleets with PyTorch trainers. They need torch, transformers, peft and accelerate: `make
+//! test-torch`.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{process::Command, time::Duration};
 
 use e2e::{Fleet, Process, SpecFiles, run_flotilla, wait_until};
+use requirements::require_torch_python;
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
@@ -11,14 +12,6 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 const STEPS: u32 = 200;
 const SAVE_EVERY: u32 = 10;
-
-fn torch_python() -> Option<PathBuf> {
-    let python = std::env::var_os("FLOTILLA_TORCH_PYTHON").map(PathBuf::from);
-    if python.is_none() {
-        println!("skipped: FLOTILLA_TORCH_PYTHON is not set");
-    }
-    python
-}
 
 fn environment(python: &std::path::Path) -> [(String, String); 3] {
     [
@@ -77,7 +70,7 @@ fn weights_digest(ended: &Value) -> Value {
 
 #[test]
 fn killed_and_drained_trainings_end_the_same_and_peft_reads_the_adapter() {
-    let Some(python) = torch_python() else { return };
+    let Some(python) = require_torch_python() else { return };
     let fleet = Fleet::start_with("trainer=2,evaluator", &[], environment(&python));
     let files = SpecFiles::create(fleet.path());
     let model = files.write_model();

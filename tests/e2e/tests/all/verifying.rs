@@ -3,6 +3,7 @@
 use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use e2e::{Fleet, Sampling, SpecFiles};
+use requirements::{require_namespaces, require_program};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -61,6 +62,12 @@ fn create_public_directory() -> TempDir {
     directory
 }
 
+fn assert_can(fleet: &Fleet, ability: &str) {
+    let verifier = find_verifier(fleet).expect("a verifier");
+    let abilities = verifier["abilities"].as_array().expect("abilities");
+    assert!(abilities.contains(&json!(ability)), "{verifier:#}");
+}
+
 fn find_verifier(fleet: &Fleet) -> Option<Value> {
     let listed = fleet.run_json(&["agents", "list"]).ok()?;
     let verifies = |agent: &&Value| {
@@ -71,13 +78,11 @@ fn find_verifier(fleet: &Fleet) -> Option<Value> {
 
 #[test]
 fn programs_written_by_models_are_run_and_judged() {
-    let (fleet, run) = start_run("{ python: {} }");
-    let abilities = find_verifier(&fleet).expect("a verifier")["abilities"].clone();
-    let can = abilities.as_array().is_some_and(|all| all.contains(&json!("verifier:python")));
-    if !can {
-        eprintln!("skipped: no python that can be contained here");
+    if require_program("python3").is_none() || !require_namespaces() {
         return;
     }
+    let (fleet, run) = start_run("{ python: {} }");
+    assert_can(&fleet, "verifier:python");
     let ended = fleet.await_success(&run, LIMIT);
     let [_, cycle] = &ended["cyclesDone"].as_array().expect("cycles")[..] else {
         panic!("{ended:#}")
@@ -144,6 +149,9 @@ fn a_command_that_is_not_allowed_is_not_run_and_the_agent_reports_it() {
 
 #[test]
 fn a_system_command_is_sandboxed_and_can_read_neither_keys_nor_the_agent() {
+    if !require_namespaces() {
+        return;
+    }
     let directory = create_public_directory();
     let secret = directory.path().join("key");
     std::fs::write(&secret, "secret").expect("a file");
@@ -154,11 +162,7 @@ fn a_system_command_is_sandboxed_and_can_read_neither_keys_nor_the_agent() {
     let script = serde_json::to_string(probe).expect("a text");
     let argv = format!("[sh, -c, {script}, sh, '{}']", secret.display());
     let (fleet, run) = start_run(&format!("{{ command: {{ argv: {argv} }} }}"));
-    let abilities = find_verifier(&fleet).expect("a verifier")["abilities"].clone();
-    if !abilities.as_array().is_some_and(|all| all.contains(&json!("verifier:command"))) {
-        eprintln!("skipped: nothing can be contained here");
-        return;
-    }
+    assert_can(&fleet, "verifier:command");
     let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
     fleet.assert_clean_audit(&run);

@@ -199,12 +199,7 @@ fn a_watcher_with_a_role_evaluates_checkpoints_and_reports_what_it_cannot_publis
 /// A real training with a script that does not use Flotilla.
 #[test]
 fn a_plain_hugging_face_script_is_watched() {
-    let Ok(python) = std::env::var("FLOTILLA_TORCH_PYTHON") else {
-        println!(
-            "skipped: FLOTILLA_TORCH_PYTHON names no Python with torch, transformers and peft"
-        );
-        return;
-    };
+    let Some(python) = requirements::require_torch_python() else { return };
     let fleet = Fleet::start_open("evaluator");
     let files = SpecFiles::create(fleet.path());
     let (out, model) = (fleet.path().join("lora"), files.write_model());

@@ -13,6 +13,7 @@ use fantoccini::{
     wd::{Capabilities, TimeoutConfiguration, WebDriverCompatibleCommand},
 };
 use hyper_util::client::legacy::connect::HttpConnector;
+use requirements::require_program;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
@@ -36,18 +37,15 @@ impl Drop for Driver {
 }
 
 impl Browser {
-    /// Starts a browser. Prints why and returns `None` without chromedriver.
+    /// Starts a browser. Records this test as skipped and returns `None` without chromedriver.
     pub(crate) async fn start() -> Option<Self> {
-        let driver = Command::new("chromedriver")
+        let mut driver = Command::new(require_program("chromedriver")?)
             .arg("--port=0")
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .process_group(0)
-            .spawn();
-        let Ok(mut driver) = driver else {
-            println!("skipped: there is no chromedriver (Debian: chromium, chromium-driver)");
-            return None;
-        };
+            .spawn()
+            .expect("chromedriver starts");
         let stdout = BufReader::new(driver.stdout.take().expect("a pipe"));
         let driver = Driver(driver);
         let port = stdout.lines().map_while(Result::ok).find_map(|line| {
