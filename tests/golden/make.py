@@ -77,7 +77,7 @@ LLAMA3_ROPE = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 256,
+    "original_max_position_embeddings": 8192,
 }
 
 MODELS = {
@@ -380,8 +380,9 @@ def measure_sliding(out, name, text):
     """Scores every token once, with the context before it, as transformers' guide to perplexity."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "hf" / name)
     model = load_model(out, name).eval()
-    text_bytes = (out / "corpus" / text).read_bytes()
-    tokens = torch.tensor(tokenizer(text_bytes.decode())["input_ids"])
+    # llama-perplexity leaves out the last newline, and Flotilla too.
+    content = (out / "corpus" / text).read_text().removesuffix("\n")
+    tokens = torch.tensor(tokenizer(content)["input_ids"])
     total, scored = 0.0, 0
     for begin in range(0, len(tokens), STRIDE):
         window = tokens[begin : begin + CONTEXT]
@@ -402,7 +403,7 @@ def measure_sliding(out, name, text):
         "tokens": scored,
         "perplexity": f"{math.exp(mean):.4f}",
         "mean_nll": f"{mean:.6f}",
-        "bits_per_byte": f"{total / math.log(2) / len(text_bytes):.6f}",
+        "bits_per_byte": f"{total / math.log(2) / len(content.encode()):.6f}",
     }
 
 

@@ -145,7 +145,7 @@ fn unsupported_measurements_are_refused_by_name() {
     );
     refused(&MeasurementInput { n_ctx: 30_000, ..source.clone() }, "q", "30000");
     refused(&rig.source("qwen2-tiny", Some("qwen2-dora"), 2), "q", "use_dora");
-    refused(&rig.source("llama-tiny", Some("qwen2-r8-qv"), 2), "l", "adapter");
+    refused(&rig.source("llama-tiny", Some("qwen3-r4-all"), 2), "l", "adapter");
     let text = rig.directory.path().join("short");
     std::fs::write(&text, "too short").unwrap();
     refused(&MeasurementInput { text, ..source }, "q", "1024");
