@@ -193,8 +193,9 @@ impl Agent {
         background.spawn(announce_drain(drain.clone(), roles.clone(), ended.clone()));
         let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
         let (announced, announce_bus, until) = (live_status.clone(), bus.clone(), ended.clone());
+        let record_interval = config.intervals.status_record;
         background.spawn(async move {
-            announced.announce_until_stopped(&announce_bus, refresh, until).await;
+            announced.announce_until_stopped(&announce_bus, record_interval, refresh, until).await;
         });
 
         let (failed, failure) = oneshot::channel();

@@ -1,6 +1,6 @@
 //! The state and connections that an agent's tasks share.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bus::Bus;
 use store::{FileCache, Store};
@@ -11,9 +11,6 @@ use crate::{
     AgentConfig, AgentRole, live_status::LiveStatus, run_tracker::RunTracker,
     telemetry::TelemetryHandle,
 };
-
-/// The interval between two checks of a host that failed one, or of its memory.
-pub(crate) const HOST_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The state and connections that all roles of an agent share. Cheap to clone.
 #[derive(Clone)]
@@ -32,7 +29,7 @@ pub(crate) struct AgentContext {
 }
 
 impl AgentContext {
-    /// Updates the memory for training in the agent's status, once a minute until `over` is
+    /// Updates the memory for training in the agent's status, at each host check until `over` is
     /// cancelled. Does nothing without a trainer role.
     pub(crate) fn watch_training_memory(
         self,
@@ -45,8 +42,8 @@ impl AgentContext {
             while let Some(on_gpu) = on_gpu {
                 let bytes = self.config.doctor.training_budget_bytes(on_gpu).await;
                 self.live_status.update_status(|status| status.training_bytes = bytes.unwrap_or(0));
-                if over.run_until_cancelled(tokio::time::sleep(HOST_CHECK_INTERVAL)).await.is_none()
-                {
+                let pause = tokio::time::sleep(self.config.intervals.host_check);
+                if over.run_until_cancelled(pause).await.is_none() {
                     break;
                 }
             }

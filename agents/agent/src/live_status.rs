@@ -18,9 +18,6 @@ const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two jobs, the next one arrives sooner than this.
 const IDLE_GRACE: Duration = Duration::from_millis(100);
 
-/// Recorded statuses are for late joiners; each is a durable write.
-const RECORD_EVERY_TICKS: u32 = 10;
-
 /// The agent's live status. Cheap to clone; clones share one status.
 #[derive(Debug, Clone)]
 pub(crate) struct LiveStatus {
@@ -134,18 +131,20 @@ impl LiveStatus {
         status
     }
 
-    /// Announces the status each second and as soon as the agent is idle, and records it every ten
-    /// seconds. When `stop` is cancelled it records the state stopped and returns. `refresh` updates
+    /// Announces the status each second and as soon as the agent is idle, and records it for late
+    /// joiners at each `record_interval`, because a record is a durable write. When `stop` is cancelled it records the state stopped and returns. `refresh` updates
     /// parts of the status before each announcement.
     pub(crate) async fn announce_until_stopped(
         &self,
         bus: &Bus,
+        record_interval: Duration,
         refresh: impl Fn(&mut v1::AgentStatus),
         stop: CancellationToken,
     ) {
         let mut tick = tokio::time::interval(ANNOUNCE_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let mut ticks = 0_u32;
+        let record_every = record_interval.as_secs().max(1);
+        let mut ticks = 0_u64;
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -156,7 +155,7 @@ impl LiveStatus {
                 _ = tick.tick() => {}
             }
             self.update_status(&refresh);
-            self.announce_status(bus, ticks.is_multiple_of(RECORD_EVERY_TICKS)).await;
+            self.announce_status(bus, ticks.is_multiple_of(record_every)).await;
             ticks = ticks.wrapping_add(1);
         }
         self.update_status(|status| status.state = v1::agent_status::State::Stopped.into());

@@ -6,12 +6,9 @@ use std::{collections::BTreeMap, time::Duration};
 use agent_core::{MemoryFit, TrainerPeer, TrainingPlacement};
 use wire::v1::{self, agent_status::State};
 
-/// Agents record their statuses as often.
-pub(crate) const PLACEMENT_POLL_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The time for which an agent takes no training after it handed one over, so that the other agent
-/// receives it.
-pub(crate) const HAND_OVER_PAUSE: Duration = Duration::from_secs(12);
+/// The time, beyond the interval of status records, for which an agent takes no training after it
+/// handed one over, so that the other agent receives it.
+pub(crate) const HAND_OVER_MARGIN: Duration = Duration::from_secs(2);
 
 const STATUS_AGE_MAX_S: i64 = 30;
 

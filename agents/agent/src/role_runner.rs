@@ -20,11 +20,11 @@ use wire::{
 
 use crate::{
     AgentRole, JobError, LeasedJob,
-    agent_context::{AgentContext, HOST_CHECK_INTERVAL},
+    agent_context::AgentContext,
     failure, lease,
     lease_journal::LeaseFile,
     live_status::StatusTrouble,
-    memory_placement::{self, HAND_OVER_PAUSE},
+    memory_placement::{self, HAND_OVER_MARGIN},
     role_name::role_name,
 };
 
@@ -90,7 +90,7 @@ impl RoleRunner {
             if reported.replace(id) != Some(id) {
                 tracing::error!(role, id, seen, remedy, "a role is withheld");
             }
-            tokio::time::sleep(HOST_CHECK_INTERVAL).await;
+            tokio::time::sleep(config.intervals.host_check).await;
         }
         live_status.enable_role(role);
         if reported.is_some() {
@@ -229,7 +229,8 @@ impl RoleRunner {
             Err(JobError::Stopped) => self.return_delivery(delivery).await,
             Err(error @ JobError::HandedOver(_)) => {
                 tracing::info!(%subject, %error, "no room here");
-                delivery.nak(Duration::ZERO).await.map(|()| HAND_OVER_PAUSE)
+                let pause = self.shared.config.intervals.status_record + HAND_OVER_MARGIN;
+                delivery.nak(Duration::ZERO).await.map(|()| pause)
             }
             Err(error) => self.settle_failure(job, delivery, &job.explain_termination(error)).await,
         }
@@ -382,7 +383,7 @@ impl RoleRunner {
             }
             job.progress.set_waiting(true, message);
             waiting.get_or_insert_with(|| WaitingGuard::start_waiting(&self.waiting_weight, 1));
-            let pause = tokio::time::sleep(memory_placement::PLACEMENT_POLL_INTERVAL);
+            let pause = tokio::time::sleep(config.intervals.status_record);
             if drain.run_until_cancelled(pause).await.is_none() {
                 return Err(JobError::Stopped);
             }

@@ -232,6 +232,9 @@ impl GeneratorRole {
         };
         let last = warm.take_if(other)?;
         *warm = self.load_policy(Some(last), policy, Some(base), Some(adapter)).await.ok();
+        warm.as_ref()?;
+        let adapter = ahead.checkpoint.tree.as_ref().map(|tree| &tree.manifest);
+        tracing::info!(adapter, "loaded the adapter that the next orders may need");
         Some(())
     }
 

@@ -229,6 +229,8 @@ pub fn start_logging(default: &str) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A log on a full disk cannot be written, and reporting that on stderr would panic.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .fmt_fields(log_fields())

@@ -80,6 +80,25 @@ fn every_alert_queries_existing_metrics_and_has_a_description() {
 }
 
 #[test]
+fn every_alert_has_a_test_of_when_it_fires_and_when_it_does_not() {
+    let read_yaml =
+        |path: &str| -> Value { serde_saphyr::from_str(&read_file(path)).expect("YAML") };
+    let lists = |yaml: &Value, outer: &str, inner: &str| -> Vec<Value> {
+        let outer = yaml[outer].as_array().expect("a list").iter();
+        outer.flat_map(|one| one[inner].as_array().expect("a list").clone()).collect()
+    };
+    let rules = lists(&read_yaml("deploy/prometheus/flotilla.yml"), "groups", "rules");
+    let tests = lists(&read_yaml("tests/deploy/promtool/alerts.yml"), "tests", "alert_rule_test");
+    for rule in rules {
+        let is_own = |test: &&Value| test["alertname"] == rule["alert"];
+        let expected =
+            tests.iter().filter(is_own).map(|test| test["exp_alerts"] == Value::Array(Vec::new()));
+        let expected: BTreeSet<bool> = expected.collect();
+        assert_eq!(expected, [false, true].into(), "{}", rule["alert"]);
+    }
+}
+
+#[test]
 fn prometheus_accepts_its_configuration_and_rules() {
     let Some(promtool) = require_program("promtool") else { return };
     let checked = run_command(

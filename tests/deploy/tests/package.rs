@@ -1,6 +1,6 @@
 //! The Debian package that `make deb` builds: its files exist and fit together.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use deploy::{read_file, root, run_command};
 use serde_json::Value;
@@ -89,5 +89,41 @@ fn units_find_the_program_and_the_settings_where_the_package_puts_them() {
     // Settings may contain secrets.
     for [source, _, mode] in assets(&deb).iter().filter(|asset| asset[0].ends_with(".env")) {
         assert_eq!(mode, "600", "{source}");
+    }
+}
+
+#[test]
+fn the_program_of_the_package_runs_without_any_other_file() {
+    let packages = std::fs::read_dir(root().join("target/debian")).into_iter().flatten().flatten();
+    let packages = packages.map(|entry| entry.path());
+    let newest = packages
+        .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
+        .max_by_key(|path| path.metadata().and_then(|about| about.modified()).ok());
+    let Some(package) = newest else {
+        requirements::skip_test("a Debian package", "run make deb");
+        return;
+    };
+    if !requirements::require_root() {
+        return;
+    }
+    let there = tempfile::tempdir().expect("a temporary directory");
+    let unpacked = run_command(Command::new("dpkg-deb").arg("-x").arg(&package).arg(there.path()));
+    assert!(unpacked.status.success(), "{unpacked:?}");
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new("chroot");
+        let output =
+            run_command(command.arg(there.path()).arg("/usr/bin/flotilla").args(arguments));
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert!(run(&["--version"]).starts_with("flotilla "), "{}", run(&["--version"]));
+    assert!(run(&["topics"]).lines().count() > 10);
+    for [_, destination, _] in assets(&metadata()) {
+        let place = there.path().join(&destination);
+        let is_there = match destination.strip_suffix('/') {
+            Some(_) => Path::read_dir(&place).is_ok_and(|mut entries| entries.next().is_some()),
+            None => place.metadata().is_ok_and(|about| about.len() > 0),
+        };
+        assert!(is_there, "{destination} is not in the package");
     }
 }

@@ -90,7 +90,16 @@ impl Client {
 
     /// Audits a run and checks that there are no findings.
     pub fn assert_clean_audit(&self, run: &str) -> Value {
-        let audit = self.run_json(&["audit", run]).expect("a clean audit");
+        self.assert_no_findings(&["audit", run])
+    }
+
+    /// Audits a run, reads all files that it names, and checks that there are no findings.
+    pub fn assert_clean_deep_audit(&self, run: &str) -> Value {
+        self.assert_no_findings(&["audit", run, "--deep"])
+    }
+
+    fn assert_no_findings(&self, arguments: &[&str]) -> Value {
+        let audit = self.run_json(arguments).expect("a clean audit");
         assert_eq!(audit["findings"], serde_json::json!([]));
         assert_eq!(audit["planned_samples"], audit["accepted_samples"]);
         assert_eq!(audit["accepted_samples"], audit["judged_samples"]);

@@ -12,6 +12,9 @@ use crate::wait_until;
 /// The longest run time of one command. A command that hangs is killed.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Makes agents record their status each second instead of every ten, because tests wait for it.
+pub(crate) const QUICK_RECORDS: (&str, &str) = ("FLOTILLA_STATUS_RECORD_EVERY", "1");
+
 /// The result of a command.
 #[derive(Debug)]
 pub struct Output {

@@ -51,6 +51,12 @@ impl SmallDisk {
         }
     }
 
+    /// Returns true if no byte more can be written.
+    pub fn is_full(&self) -> bool {
+        let space = rustix::fs::statvfs(&self.path).expect("a file system");
+        space.f_bavail == 0
+    }
+
     /// Removes the file that `fill` wrote.
     pub fn free_space(&self) {
         std::fs::remove_file(self.ballast_path()).expect("it was filled");

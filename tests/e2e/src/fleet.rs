@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{Client, Process, program_path, wait_until};
+use crate::{Client, Process, command::QUICK_RECORDS, program_path, wait_until};
 
 /// The limit for the start of all agents on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -178,6 +178,7 @@ fn spawn_up(
         .arg("--dir")
         .arg(directory)
         .args(arguments)
+        .envs([QUICK_RECORDS])
         .envs(environment.iter().cloned())
         .stdin(Stdio::null())
         .stdout(Stdio::null())

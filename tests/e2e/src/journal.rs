@@ -54,6 +54,12 @@ pub fn leadership_changes(logs: &BTreeMap<String, std::path::PathBuf>) -> Vec<Le
     changes
 }
 
+/// Returns how often `flotilla up` restarted a process that had ended by itself.
+pub fn count_restarts(directory: &Path) -> usize {
+    let log = std::fs::read_to_string(directory.join("up.log")).unwrap_or_default();
+    log.lines().filter(|line| line.contains("exited unexpectedly; restarting it")).count()
+}
+
 fn lines(log: &Path) -> Vec<(f64, String)> {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

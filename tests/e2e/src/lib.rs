@@ -1,6 +1,7 @@
 //! Fleets of real processes for tests. Each runs `flotilla up` in its own directory on free ports,
 //! ends with its test, and is used through the command line. Helpers panic if a step fails.
 
+mod bus_proxy;
 mod client;
 mod cluster;
 mod command;
@@ -26,6 +27,7 @@ mod storm;
 mod systemd;
 mod wait;
 
+pub use bus_proxy::{BusProxy, Withheld};
 pub use client::Client;
 pub use cluster::Cluster;
 pub use command::{Output, program_path, run_flotilla};
@@ -45,6 +47,6 @@ pub use python::PythonEnv;
 pub use random::Random;
 pub use reference::ReferenceResults;
 pub use report::ChaosEvidence;
-pub use storm::{FaultInjector, InjectedFault, ProcessKind};
+pub use storm::{FaultInjector, InjectedFault, ProcessKind, unix_time_s};
 pub use systemd::Systemd;
 pub use wait::wait_until;

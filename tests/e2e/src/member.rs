@@ -8,7 +8,10 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Process, command::prefixed_command};
+use crate::{
+    Process,
+    command::{QUICK_RECORDS, prefixed_command},
+};
 
 /// A process of the program that ends when it is dropped.
 pub struct Member {
@@ -82,6 +85,7 @@ fn spawn(
         .arg("--die-with-parent")
         .env_remove("FLOTILLA_DIR")
         .env_remove("FLOTILLA_NATS")
+        .envs([QUICK_RECORDS])
         .envs(environment.iter().cloned())
         .stdin(Stdio::null())
         .stdout(Stdio::null())

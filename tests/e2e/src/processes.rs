@@ -1,5 +1,7 @@
 //! The processes of this machine, from `/proc`.
 
+use std::path::Path;
+
 use rustix::process::Pid;
 
 /// A process. Ids are reused, so a process is compared by its id and its arguments.
@@ -34,6 +36,15 @@ impl Process {
             next += 1;
         }
         tree
+    }
+
+    /// Returns true if one of its arguments is in the directory, or a file that it has open.
+    pub fn uses_directory(&self, directory: &Path) -> bool {
+        let name = directory.display().to_string();
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.id)).into_iter().flatten();
+        let mut open = open.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        self.arguments.iter().any(|argument| argument.contains(&name))
+            || open.any(|file| file.starts_with(directory))
     }
 
     /// Returns true if the process still runs, also under another parent.

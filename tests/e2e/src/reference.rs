@@ -44,14 +44,13 @@ impl ReferenceResults {
         files.write_raft_spec(&base, self.sampling)
     }
 
-    /// Waits until a run has succeeded and checks that its audit is clean and its results equal
-    /// those of the undisturbed run. Returns the audit.
-    pub fn assert_same_results(&self, client: &Client, run: &str, limit: Duration) -> Value {
+    /// Waits until a run has succeeded and checks that its audit is clean, also of all files, and
+    /// its results equal those of the undisturbed run.
+    pub fn assert_same_results(&self, client: &Client, run: &str, limit: Duration) {
         client.await_success(run, limit);
-        let audit = client.assert_clean_audit(run);
+        client.assert_clean_deep_audit(run);
         let found = collect_results(client, run);
         assert_eq!(found, self.results, "{run} is not what a calm run comes to");
-        audit
     }
 }
 

@@ -1,4 +1,5 @@
-//! Kills and stops random processes of a fleet, in an order that a seed determines.
+//! Kills and stops random processes of a fleet, in an order that a seed determines. The first kills
+//! hit a process of each kind.
 
 use std::{
     collections::BTreeMap,
@@ -60,14 +61,21 @@ pub struct FaultInjector {
     /// The shortest and longest time between two faults, in seconds.
     gap_s: (f64, f64),
     next: Instant,
+    /// The kinds that no kill has hit yet, the next one last.
+    unhit: Vec<ProcessKind>,
     stopped: Vec<(Instant, Process)>,
     pub faults: Vec<InjectedFault>,
 }
 
 impl FaultInjector {
     pub fn new(seed: u64, gap_s: (f64, f64)) -> Self {
+        let mut random = Random::new(seed);
+        let mut unhit: Vec<_> =
+            KIND_PERCENTAGES.map(|(kind, _)| (random.next_u64(), kind)).to_vec();
+        unhit.sort_unstable();
+        let unhit = unhit.into_iter().map(|(_, kind)| kind).collect();
         let (stopped, faults) = (Vec::new(), Vec::new());
-        Self { random: Random::new(seed), gap_s, next: Instant::now(), stopped, faults }
+        Self { random, gap_s, next: Instant::now(), unhit, stopped, faults }
     }
 
     pub fn kills(&self) -> usize {
@@ -83,7 +91,7 @@ impl FaultInjector {
         let mut targets = targets(fleet.processes(), "coordinator");
         targets.extend(targets_of(second_coordinator));
         targets.retain(|(_, _, process)| self.stopped.iter().all(|(_, one)| one != process));
-        let kind = self.draw_kind();
+        let kind = self.unhit.last().copied().unwrap_or_else(|| self.draw_kind());
         let found: Vec<_> = targets.iter().filter(|(one, ..)| *one == kind).collect();
         // No process of this kind runs now. Workers, for example, only run during a job.
         if found.is_empty() {
@@ -91,13 +99,14 @@ impl FaultInjector {
         }
         let (_, name, process) = *self.random.pick(&found);
         let (name, process) = (name.clone(), process.clone());
-        let stopped_s = (self.random.next_f64() < 0.33)
+        let stopped_s = (self.unhit.is_empty() && self.random.next_f64() < 0.33)
             .then(|| self.random.next_in_range(STOPPED_S.0, STOPPED_S.1));
         let at_s = unix_time_s();
         if send_signal(&process, if stopped_s.is_some() { Signal::STOP } else { Signal::KILL }) {
             let resume_at = stopped_s.map(|s| Instant::now() + Duration::from_secs_f64(s));
             self.stopped.extend(resume_at.map(|at| (at, process)));
             self.faults.push(InjectedFault { kind, name, at_s, stopped_s });
+            self.unhit.pop();
         }
         let gap = self.random.next_in_range(self.gap_s.0, self.gap_s.1);
         self.next = Instant::now() + Duration::from_secs_f64(gap);
@@ -129,9 +138,10 @@ impl FaultInjector {
         ProcessKind::Agent
     }
 
-    /// Returns the numbers of kills and of stops by kind of process.
+    /// Returns the numbers of kills and of stops of every kind of process.
     pub fn counts(&self) -> BTreeMap<&'static str, (usize, usize)> {
-        let mut counts: BTreeMap<_, (usize, usize)> = BTreeMap::new();
+        let mut counts: BTreeMap<_, (usize, usize)> =
+            KIND_PERCENTAGES.map(|(kind, _)| (kind.as_str(), (0, 0))).into();
         for fault in &self.faults {
             let count = counts.entry(fault.kind.as_str()).or_default();
             match fault.stopped_s {
@@ -179,6 +189,7 @@ fn targets(processes: Vec<Process>, coordinator: &str) -> Vec<Target> {
     processes.into_iter().filter_map(kind).collect()
 }
 
-pub(crate) fn unix_time_s() -> f64 {
+/// Returns the seconds since the Unix epoch.
+pub fn unix_time_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

@@ -55,6 +55,14 @@ pub(crate) struct HostProtectionArgs {
     /// Serve Prometheus /metrics on this address, such as 127.0.0.1:9464
     #[arg(long, value_name = "ADDRESS", env = "FLOTILLA_METRICS")]
     pub metrics: Option<SocketAddr>,
+    /// Seconds between two checks of a host that failed one, or of its memory
+    #[arg(long, hide = true, default_value_t = 60, env = "FLOTILLA_HOST_CHECK_EVERY",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub host_check_every: u64,
+    /// Seconds between two durable records of the agent's status
+    #[arg(long, hide = true, default_value_t = 10, env = "FLOTILLA_STATUS_RECORD_EVERY",
+          value_parser = clap::value_parser!(u64).range(1..=30))]
+    pub status_record_every: u64,
     /// Root directory of /sys and /proc, for tests and for containers that mount the host's
     /// elsewhere
     #[arg(long, hide = true, default_value = "/", env = "FLOTILLA_SYSROOT")]

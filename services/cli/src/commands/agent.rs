@@ -13,8 +13,8 @@ use std::{
 
 use ::trainer::TrainerRole;
 use agent::{
-    Agent, AgentConfig, AgentRole, HostDoctor, PeerExchange, ProcessGroups, WorkerLauncher,
-    agent_lock,
+    Agent, AgentConfig, AgentIntervals, AgentRole, HostDoctor, PeerExchange, ProcessGroups,
+    WorkerLauncher, agent_lock,
 };
 use anyhow::{Context, bail};
 use bus::Bus;
@@ -93,6 +93,10 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
         lease: Duration::from_secs_f64(config.lease_s),
         profile: launch.profile.name.clone(),
         doctor,
+        intervals: AgentIntervals {
+            host_check: Duration::from_secs(args.care.host_check_every),
+            status_record: Duration::from_secs(args.care.status_record_every),
+        },
         withheld,
     };
     let agent = Agent::new(config, bus.clone(), store.clone(), cache.clone(), roles)

@@ -12,6 +12,8 @@ use std::{
 use e2e::{FakeBox, Fleet, Member, Process, Sampling, SpecFiles, wait_until};
 use serde_json::Value;
 
+use crate::raw_log::{QueueState, RawLog};
+
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Thresholds and durations below the defaults.
@@ -149,9 +151,11 @@ fn an_owners_process_on_the_gpu_stops_new_jobs_but_not_the_current_one() {
         await_status(&fleet, "it yields", |agent| has_trouble(agent, "game (4242) uses the GPU"));
     assert_eq!(resting["state"], "DRAINING");
     let run = fleet.submit(&files.write_sft_spec(4000, 500));
-    std::thread::sleep(Duration::from_secs(2));
-    let shown = fleet.run_json(&["run", "show", &run]).unwrap();
-    assert_eq!(shown["checkpoints"], Value::Null, "{shown:#}");
+    let log = RawLog::open(&fleet);
+    wait_until("the order waits and nobody asks for it", LIMIT, || {
+        let wanted = QueueState { pending: 1, waiting: 0, unacknowledged: 0 };
+        (log.queue_state("train-default")? == wanted).then_some(())
+    });
 
     host.remove("/sys/class/kfd/kfd/proc/4242");
     await_first_checkpoint(&fleet, &run);

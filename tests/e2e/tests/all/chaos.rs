@@ -1,22 +1,33 @@
-//! A chaos test: kills and stops random processes of a fleet while runs are in progress. The
-//! results of each run must equal those without faults.
+//! A chaos test: kills and stops random processes of a fleet while runs are in progress, at least
+//! one of each kind. The results of each run must equal those without faults, and no worker
+//! outlives its agent.
 //!
-//! `CHAOS_KILLS` and `CHAOS_SEED` set the number of kills and the seed. `make chaos` runs a long
-//! test.
+//! `CHAOS_KILLS` and `CHAOS_SEED` set the number of kills and the seed, which by default comes from
+//! the commit. `make chaos` runs a long test.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
-use e2e::{ChaosEvidence, FaultInjector, Fleet, Member, ReferenceResults, Sampling, journal};
+use e2e::{
+    ChaosEvidence, FaultInjector, Fleet, Member, Process, ReferenceResults, Sampling, journal,
+    wait_until,
+};
 use serde_json::{Value, json};
 
 /// The limit for one run, including all restarts.
 const LIMIT: Duration = Duration::from_secs(240);
 
+/// The kernel ends a worker with its agent.
+const ORPHAN_LIMIT: Duration = Duration::from_secs(2);
+
 const SAMPLING: Sampling = Sampling { prompts: 192, per_prompt: 8, max_new_tokens: 480, cycles: 2 };
+
+/// The training samples of a run.
+const SAMPLES: usize = (SAMPLING.prompts * SAMPLING.per_prompt * SAMPLING.cycles) as usize;
 
 /// The shortest and longest time between two faults, in seconds.
 const GAP_S: (f64, f64) = (0.2, 1.8);
@@ -28,9 +39,17 @@ fn env_number(name: &str, default: u64) -> u64 {
     }
 }
 
+/// Returns a number that differs from commit to commit; 1 outside of a checkout.
+fn commit_seed() -> u64 {
+    let here = env!("CARGO_MANIFEST_DIR");
+    let commit = Command::new("git").args(["-C", here, "rev-parse", "--short=8", "HEAD"]).output();
+    let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    commit.ok().and_then(|commit| u64::from_str_radix(commit.trim(), 16).ok()).unwrap_or(1)
+}
+
 #[test]
 fn runs_have_the_same_results_while_processes_are_killed_and_stopped() {
-    let (kills, seed) = (env_number("CHAOS_KILLS", 12), env_number("CHAOS_SEED", 1));
+    let (kills, seed) = (env_number("CHAOS_KILLS", 12), env_number("CHAOS_SEED", commit_seed()));
     println!("CHAOS_KILLS={kills} CHAOS_SEED={seed}");
     let reference = ReferenceResults::for_sampling(SAMPLING);
     let mut test = ChaosTest::start(seed, &reference);
@@ -41,7 +60,15 @@ fn runs_have_the_same_results_while_processes_are_killed_and_stopped() {
     let report = test.report(seed);
     println!("{report:#}");
     write_report(&report);
-    assert_eq!((&report["lost_samples"], &report["duplicate_samples"]), (&json!(0), &json!(0)));
+    for (kind, (kills, _)) in test.injector.counts() {
+        assert!(kills > 0, "no {kind} was killed; CHAOS_KILLS must be at least 5");
+    }
+    let directory = test.fleet.path().to_owned();
+    drop(test);
+    wait_until("all processes of the fleet have ended", ORPHAN_LIMIT, || {
+        let all = Process::all();
+        all.iter().all(|process| !process.uses_directory(&directory)).then_some(())
+    });
 }
 
 struct ChaosTest {
@@ -84,15 +111,31 @@ impl ChaosTest {
         self.injector.resume_all();
         self.restart_exited();
         self.fleet.await_agents();
-        let audit = reference.assert_same_results(&self.fleet, &run, LIMIT);
-        for fact in self.fleet.read_facts(&run) {
+        self.assert_no_orphans();
+        reference.assert_same_results(&self.fleet, &run, LIMIT);
+        let facts = self.fleet.read_facts(&run);
+        assert_complete(&facts);
+        for fact in &facts {
             let at_s = fact["time_ms"].as_f64().expect("a time") / 1000.0;
             self.written.insert(fact["subject"].as_str().expect("a subject").to_owned(), at_s);
         }
         let kills = self.injector.kills() - before;
         let wall_s = began.elapsed().as_secs_f64().round();
         println!("{run}: {kills} kills in {wall_s} s, as in peace");
-        self.runs.push(json!({ "run": run, "kills": kills, "wall_s": wall_s, "audit": audit }));
+        self.runs.push(json!({ "run": run, "kills": kills, "wall_s": wall_s }));
+    }
+
+    /// Checks that all workers of the fleet belong to agents that still run.
+    fn assert_no_orphans(&self) {
+        wait_until("no worker without an agent", ORPHAN_LIMIT, || {
+            let owned = self.fleet.processes();
+            let is_orphan = |process: &Process| {
+                process.arguments.get(1).is_some_and(|word| word == "worker")
+                    && process.uses_directory(self.fleet.path())
+                    && !owned.contains(process)
+            };
+            (!Process::all().iter().any(is_orphan)).then_some(())
+        });
     }
 
     /// Restarts `flotilla up` and the second coordinator if they exited, like an init system.
@@ -104,16 +147,6 @@ impl ChaosTest {
     }
 
     fn report(&self, seed: u64) -> Value {
-        let sum = |of: &dyn Fn(&Value) -> u64| -> u64 {
-            self.runs.iter().map(|run| of(&run["audit"])).sum()
-        };
-        let count = |audit: &Value, key: &str| audit[key].as_u64().expect("a count");
-        let lost = |audit: &Value| {
-            count(audit, "planned_samples").saturating_sub(count(audit, "judged_samples"))
-        };
-        let duplicate = |audit: &Value| {
-            count(audit, "judged_samples").saturating_sub(count(audit, "planned_samples"))
-        };
         let logs = ["coordinator", "coordinator-2"];
         let logs = logs.map(|name| (name.to_owned(), log_path(self.fleet.path(), name)));
         let evidence = ChaosEvidence {
@@ -133,13 +166,31 @@ impl ChaosTest {
             "kills": self.injector.kills(),
             "stops": self.injector.faults.len() - self.injector.kills(),
             "by_kind": counts,
-            "samples": sum(&|audit| count(audit, "planned_samples")),
-            "lost_samples": sum(&lost),
-            "duplicate_samples": sum(&duplicate),
+            "samples": self.runs.len() * SAMPLES,
             "lease_s": 3,
             "figures": evidence.to_json(),
             "each_run": self.runs,
         })
+    }
+}
+
+/// Checks that the log contains each training sample and its verdict exactly once.
+fn assert_complete(facts: &[Value]) {
+    for kind in ["samples", "verdicts"] {
+        let (mut entries, mut distinct) = (0, BTreeSet::new());
+        for entry in facts {
+            let (fact, subject) = (&entry["fact"], entry["subject"].as_str().expect("a subject"));
+            if subject.split('.').nth(2) != Some(kind) || fact["purpose"] != "TRAIN" {
+                continue;
+            }
+            for one in fact[kind].as_array().expect("a list") {
+                entries += 1;
+                distinct.insert(
+                    [&fact["cycle"], &one["promptId"], &one["index"]].map(Value::to_string),
+                );
+            }
+        }
+        assert_eq!((entries, distinct.len()), (SAMPLES, SAMPLES), "{kind}: lost or duplicate");
     }
 }
 

@@ -1,4 +1,5 @@
-//! An agent in a container, with a fleet on the host.
+//! An agent in a container, with a fleet on the host. With a static program in `FLOTILLA_BIN`, the
+//! container has no other file.
 
 use std::{
     fs,
@@ -75,8 +76,23 @@ impl Drop for Container {
     }
 }
 
+/// Returns true if the program names no interpreter that loads libraries.
+fn is_static(program: &Path) -> bool {
+    const INTERPRETER: usize = 3;
+    let elf = fs::read(program).expect("a program");
+    let number = |at: usize, bytes: usize| {
+        elf[at..at + bytes].iter().rev().fold(0, |all, byte| all << 8 | usize::from(*byte))
+    };
+    // The place, size and number of the program headers in a 64-bit file.
+    let (first, size, count) = (number(32, 8), number(54, 2), number(56, 2));
+    (0..count).all(|header| number(first + header * size, 4) != INTERPRETER)
+}
+
 /// A test build is linked dynamically and needs the libraries of the host.
 fn libraries() -> Vec<String> {
+    if is_static(&program_path()) {
+        return Vec::new();
+    }
     let all = ["/lib", "/lib64", "/usr/lib"];
     let existing = all.iter().filter(|path| Path::new(path).exists());
     existing

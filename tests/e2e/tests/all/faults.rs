@@ -12,8 +12,6 @@ use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
-
 /// Makes the trainings of the first agent that trains fail, and no others.
 struct BadHost {
     directory: PathBuf,
@@ -56,14 +54,7 @@ fn agents(fleet: &Fleet) -> Vec<Value> {
 
 /// Waits for an agent that matches, and returns it.
 fn await_agent(fleet: &Fleet, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-    wait_until(what, LIMIT, || {
-        let found = agents(fleet).into_iter().find(|agent| holds(agent));
-        if found.is_none() {
-            // Each request uses resources that the server only frees later.
-            std::thread::sleep(POLL_INTERVAL);
-        }
-        found
-    })
+    wait_until(what, LIMIT, || agents(fleet).into_iter().find(|agent| holds(agent)))
 }
 
 fn trouble_of(agent: &Value) -> &str {
@@ -79,7 +70,8 @@ fn start_trainer(fleet: &Fleet, name: &str, arguments: &[&str]) -> Member {
     let nats = fleet.nats_url();
     let home = fleet.path().join(name).display().to_string();
     let fixed = ["agent", "--nats", &nats, "--name", name, "--agent-dir", &home];
-    Member::start(name, &[], &[&fixed[..], arguments].concat(), [], fleet.path())
+    let checks = ("FLOTILLA_HOST_CHECK_EVERY".to_owned(), "1".to_owned());
+    Member::start(name, &[], &[&fixed[..], arguments].concat(), [checks], fleet.path())
 }
 
 fn trained_by(fleet: &Fleet, run: &str) -> Value {

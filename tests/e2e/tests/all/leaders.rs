@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::jetstream;
 use e2e::{Fleet, Member, ReferenceResults, Sampling, journal, wait_until};
-use futures::TryStreamExt;
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::raw_log::RawLog;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -94,39 +94,19 @@ fn a_killed_leader_is_replaced_within_five_seconds_and_a_resumed_one_does_no_har
     reference.assert_same_results(&coordinators.fleet, &run, LIMIT);
 }
 
-/// The log, read with a plain NATS client.
-struct RawLog {
-    runtime: tokio::runtime::Runtime,
-    log: jetstream::stream::Stream,
+/// Returns the names of the jobs of cycle 1 that have facts with this subject filter. The name is
+/// the word with this number.
+fn job_names(log: &RawLog, filter: &str, word: usize) -> BTreeSet<String> {
+    let name = |subject: String| subject.split('.').nth(word).map(str::to_owned);
+    log.subjects(filter).into_iter().filter_map(name).collect()
 }
 
-impl RawLog {
-    fn open(fleet: &Fleet) -> Self {
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let log = runtime.block_on(async {
-            let client = async_nats::connect(fleet.nats_url()).await.expect("the bus");
-            jetstream::new(client).get_stream("FLOTILLA").await.expect("the log")
-        });
-        Self { runtime, log }
-    }
+fn ordered_jobs(log: &RawLog, run: &str) -> BTreeSet<String> {
+    job_names(log, &format!("flotilla.{run}.order.generate.*.1.*.*"), 6)
+}
 
-    /// Returns the names of the jobs of cycle 1 that have facts with this subject filter.
-    fn job_names(&self, filter: &str, word: usize) -> BTreeSet<String> {
-        let subjects: Vec<(String, usize)> = self.runtime.block_on(async {
-            let subjects = self.log.info_with_subjects(filter).await.expect("the log");
-            subjects.try_collect().await.expect("its subjects")
-        });
-        let name = |(subject, _): (String, usize)| subject.split('.').nth(word).map(str::to_owned);
-        subjects.into_iter().filter_map(name).collect()
-    }
-
-    fn ordered_jobs(&self, run: &str) -> BTreeSet<String> {
-        self.job_names(&format!("flotilla.{run}.order.generate.*.1.*.*"), 6)
-    }
-
-    fn sampled_jobs(&self, run: &str) -> BTreeSet<String> {
-        self.job_names(&format!("flotilla.{run}.samples.1.*"), 4)
-    }
+fn sampled_jobs(log: &RawLog, run: &str) -> BTreeSet<String> {
+    job_names(log, &format!("flotilla.{run}.samples.1.*"), 4)
 }
 
 #[test]
@@ -135,24 +115,24 @@ fn generators_complete_all_orders_without_a_coordinator() {
     let fleet = Fleet::start_open("trainer,generator=2,verifier,evaluator");
     let run = fleet.submit(&reference.write_spec(&fleet, fleet.path()));
     let log = RawLog::open(&fleet);
-    wait_until("orders exist", LIMIT, || (log.ordered_jobs(&run).len() >= 8).then_some(()));
+    wait_until("orders exist", LIMIT, || (ordered_jobs(&log, &run).len() >= 8).then_some(()));
     // `flotilla up` would restart the coordinator.
     fleet.signal("up", Signal::STOP);
     fleet.kill("coordinator");
     let killed = Instant::now();
-    let (ordered, sampled) = (log.ordered_jobs(&run), log.sampled_jobs(&run));
+    let (ordered, sampled) = (ordered_jobs(&log, &run), sampled_jobs(&log, &run));
     let out = ordered.difference(&sampled).count();
     assert!(out > 0, "all that was ordered was done already");
     let (mut done, mut last, mut idle_s) = (sampled.len(), Instant::now(), 0.0_f64);
     wait_until("all orders are done", LIMIT, || {
-        let sampled = log.sampled_jobs(&run);
+        let sampled = sampled_jobs(&log, &run);
         if sampled.len() > done {
             (done, last) = (sampled.len(), Instant::now());
         }
         idle_s = idle_s.max(last.elapsed().as_secs_f64());
         ordered.is_subset(&sampled).then_some(())
     });
-    assert_eq!(log.ordered_jobs(&run), ordered, "nobody was there to order more");
+    assert_eq!(ordered_jobs(&log, &run), ordered, "nobody was there to order more");
     let after_s = killed.elapsed().as_secs_f64();
     println!(
         "{out} jobs out, done in {after_s:.2} s without coordinator; longest pause {idle_s:.2} s"

@@ -1,5 +1,7 @@
 //! The tests of whole fleets, in one binary: each links in seconds, and forty would not.
 
+mod acknowledgements;
+mod archives;
 mod audit;
 mod backups;
 mod bad_workers;
@@ -24,11 +26,15 @@ mod hostile;
 mod leaders;
 mod leaf;
 mod members;
+mod older_program;
 mod own_servers;
+mod owner_limits;
 mod page;
 mod partition;
+mod prefetch;
 mod proof;
 mod pytorch;
+mod raw_log;
 mod resume;
 mod runs;
 mod services;

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::{Fleet, Member, OtherHost, ReferenceResults, Sampling, wait_until};
+use e2e::{Fleet, Member, OtherHost, ReferenceResults, Sampling, unix_time_s, wait_until};
 use s3_server::S3Server;
+use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -33,7 +34,7 @@ fn a_host_that_is_cut_off_and_comes_back_changes_no_result() {
     wait_until("the far host has joined", LIMIT, || {
         members.iter_mut().for_each(Member::restart_exited);
         let listed = fleet.run_json(&["agents", "list"]).ok()?;
-        let ready = |agent: &&serde_json::Value| agent["state"] == "READY";
+        let ready = |agent: &&Value| agent["state"] == "READY";
         (listed.as_array()?.iter().filter(ready).count() == 7).then_some(())
     });
     let run = fleet.submit(&reference.write_spec(&fleet, fleet.path()));
@@ -43,6 +44,7 @@ fn a_host_that_is_cut_off_and_comes_back_changes_no_result() {
     fleet.await_samples(&run, 32, LIMIT);
     println!("cut off: more samples after {:.1} s", cut_at.elapsed().as_secs_f64());
     std::thread::sleep(OUTAGE.saturating_sub(cut_at.elapsed()));
+    let restored_s = unix_time_s();
     host.restore_link();
     if host.set_packet_loss(20) {
         std::thread::sleep(Duration::from_secs(5));
@@ -53,8 +55,16 @@ fn a_host_that_is_cut_off_and_comes_back_changes_no_result() {
         fleet.ended_run(&run)
     });
     reference.assert_same_results(&fleet, &run, LIMIT);
-    let samples_by_agent =
-        &fleet.run_json(&["run", "show", &run]).unwrap()["cyclesDone"][1]["samplesByAgent"];
-    println!("{samples_by_agent}");
-    assert!(samples_by_agent["generator-far"].as_u64() > Some(0), "{samples_by_agent}");
+    let facts = fleet.read_facts(&run);
+    for (kind, agent) in [("samples", "generator-far"), ("verdicts", "verifier-far")] {
+        let is_later = |fact: &&Value| {
+            let subject = fact["subject"].as_str().expect("a subject");
+            subject.split('.').nth(2) == Some(kind)
+                && fact["fact"]["agent"] == agent
+                && fact["time_ms"].as_f64().expect("a time") / 1000.0 > restored_s
+        };
+        let count = facts.iter().filter(is_later).count();
+        println!("{agent} wrote {count} results after the outage");
+        assert!(count > 0, "{agent} did not come back");
+    }
 }

@@ -5,6 +5,8 @@ use std::{collections::BTreeSet, time::Duration};
 use e2e::{Fleet, Process, Sampling, SpecFiles};
 use serde_json::Value;
 
+use crate::raw_log::RawLog;
+
 const LIMIT: Duration = Duration::from_secs(180);
 
 const SMALL: Sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 2 };
@@ -153,19 +155,50 @@ fn check_peft(directory: &std::path::Path) {
     assert_eq!((shape("A"), shape("B")), (vec![4, 64], vec![32, 4]));
 }
 
+/// Writes the spec of a run of two cycles whose trainings take long enough to pause in them.
+fn write_long_training_spec(files: &SpecFiles, base: &str) -> std::path::PathBuf {
+    let path = files.write_raft_spec(base, SMALL);
+    let spec = std::fs::read_to_string(&path).expect("a spec");
+    let long = spec.replace("epochs: 1,", "epochs: 100,");
+    assert_ne!(long, spec);
+    std::fs::write(&path, long).expect("a file");
+    path
+}
+
 #[test]
 fn a_paused_run_waits_and_a_cancelled_one_ends() {
-    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
+    let fleet = Fleet::start_open("trainer,generator,verifier,evaluator");
     let files = SpecFiles::create(fleet.path());
     let base = fleet.submit(&files.write_sft_spec(10, 0));
     fleet.await_success(&base, LIMIT);
-    let run = fleet.submit(&files.write_raft_spec(&base, SMALL));
+    let run = fleet.submit(&write_long_training_spec(&files, &base));
+    let log = RawLog::open(&fleet);
+    let await_fact = |kind: &str| {
+        e2e::wait_until(kind, LIMIT, || {
+            log.read(log.subjects(&format!("flotilla.{run}.{kind}")).last()?)
+        })
+    };
+    await_fact("order.train.*.1.*");
     assert_eq!(fleet.run(&["run", "pause", &run, "--reason", "lunch"]).code, 0);
     let shown = fleet.run_json(&["run", "show", &run]).unwrap();
     assert_eq!(shown["state"], "PAUSED");
+    // Without the pause, the next cycle would begin with this checkpoint.
+    await_fact("checkpoint.1.*");
+    // The coordinator that orders this run's work has read the pause and the checkpoint.
+    let other = fleet.submit(&files.write_sft_spec(10, 0));
+    fleet.await_success(&other, LIMIT);
     assert_eq!(fleet.run(&["run", "resume", &run]).code, 0);
     fleet.await_success(&run, LIMIT);
     fleet.assert_clean_audit(&run);
+    let facts = fleet.read_facts(&run);
+    let place = |matches: &dyn Fn(&Value) -> bool| facts.iter().position(matches).unwrap();
+    let paused = place(&|fact| fact["fact"]["action"] == "PAUSE");
+    let resumed = place(&|fact| fact["fact"]["action"] == "RESUME");
+    let is_kind = |fact: &Value, kind: &str| fact["subject"].as_str().unwrap().contains(kind);
+    let trained = place(&|fact| is_kind(fact, ".checkpoint.1."));
+    assert!(paused < trained && trained < resumed, "{paused} {trained} {resumed}");
+    assert!(!facts[trained..resumed].iter().any(|fact| is_kind(fact, ".order.")), "{facts:#?}");
+    assert!(facts[resumed..].iter().any(|fact| is_kind(fact, ".order.generate.")), "{facts:#?}");
 
     let second = fleet.submit(&files.write_raft_spec(&base, SMALL));
     assert_eq!(second, "raft-2");

@@ -3,9 +3,10 @@
 
 use std::{net::TcpListener, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
-use async_nats::jetstream;
 use e2e::{Fleet, NatsServer, Output, Sampling, SmallDisk, SpecFiles, run_flotilla, wait_until};
 use s3_server::S3Server;
+
+use crate::raw_log::RawLog;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -213,37 +214,6 @@ fn a_model_that_cannot_be_used_is_named() {
         measure(&[]).assert_refused(&[text(&file)]);
         sample(&[]).assert_refused(&[text(&file)]);
         std::fs::write(&file, good).unwrap();
-    }
-}
-
-/// The log, read with a plain NATS client.
-struct RawLog {
-    runtime: tokio::runtime::Runtime,
-    context: jetstream::Context,
-}
-
-impl RawLog {
-    fn open(fleet: &Fleet) -> Self {
-        let url = fleet.read_fleet_file()["nats"].as_str().expect("a URL").to_owned();
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let connect = async { jetstream::new(async_nats::connect(url).await.expect("the bus")) };
-        let context = runtime.block_on(connect);
-        Self { runtime, context }
-    }
-
-    fn publish_raw(&self, subject: String, payload: &'static str) {
-        self.runtime.block_on(async {
-            let sent = self.context.publish(subject, payload.into()).await.expect("it is sent");
-            sent.await.expect("it is stored");
-        });
-    }
-
-    fn read(&self, subject: &str) -> Option<serde_json::Value> {
-        self.runtime.block_on(async {
-            let log = self.context.get_stream("FLOTILLA").await.expect("the log");
-            let message = log.get_last_raw_message_by_subject(subject).await.ok()?;
-            serde_json::from_slice(&message.payload).ok()
-        })
     }
 }
 
