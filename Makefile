@@ -26,7 +26,7 @@ help:
 	@echo "make tools         fetch nats-server, llama.cpp and cargo-nextest"
 	@echo "make test-tools    fetch what all tests need: PyTorch, a browser, promtool and others"
 	@echo "make sim           simulate fleets with faults: SEED=7, or SEEDS=10000"
-	@echo "make chaos         kill processes of a real fleet: CHAOS_KILLS=200, CHAOS_SEED=n"
+	@echo "make chaos         kill processes of a real fleet, cut its power: CHAOS_KILLS=200,\n                   CHAOS_SEED=n, POWER_LOSSES=50, POWER_LOSS_SEED=n"
 	@echo "make bench         measure this machine: ARGS='engine --json'"
 	@echo "make fuzz          fuzz a parser: TARGET=facts SECONDS=60"
 
@@ -137,10 +137,11 @@ test-tools: tools
 sim:
 	$(CARGO) run --release -p sim -- $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10000))
 
-# A long chaos test; CI runs a short one. CHAOS_SEED=n repeats a test.
+# Long chaos tests; CI runs short ones. CHAOS_SEED=n and POWER_LOSS_SEED=n repeat a test.
 chaos: tools
 	$(CARGO) build -p flotilla
-	CHAOS_KILLS=$${CHAOS_KILLS:-200} $(CARGO) test -p e2e --test chaos -- --nocapture
+	CHAOS_KILLS=$${CHAOS_KILLS:-200} POWER_LOSSES=$${POWER_LOSSES:-50} \
+		$(CARGO) test -p e2e --test all -- --nocapture --test-threads 1 chaos:: power_loss::
 
 bench: tools
 	$(CARGO) build --release -p flotilla -p bench

@@ -124,7 +124,7 @@ impl ManagedServer {
     pub async fn start(options: &ServerOptions) -> Result<Self, ServerStartError> {
         let dir_error = |source| ServerStartError::Dir { dir: options.dir.clone(), source };
         let binary = find_binary(options.binary.as_deref()).await?;
-        std::fs::create_dir_all(&options.dir).map_err(dir_error)?;
+        durable_files::create_directory(&options.dir, 0o777).map_err(dir_error)?;
         let dir = options.dir.canonicalize().map_err(dir_error)?;
         let lock = match DirLock::acquire_lock(&dir).map_err(dir_error)? {
             Ok(lock) => lock,

@@ -3,8 +3,7 @@
 mod process;
 
 use std::{
-    fs::{self, File},
-    io::{self, Write},
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
@@ -92,20 +91,9 @@ impl FleetFile {
 
     pub(crate) fn write(&self, directory: &Path) -> anyhow::Result<()> {
         let path = Self::path_in(directory);
-        let partial = path.with_extension("json.partial");
-        let text = serde_json::to_vec_pretty(self)?;
-        write_new_file(&partial, &text)
-            .and_then(|()| fs::rename(&partial, &path))
+        // Follows no links, because root writes into directories of other users.
+        durable_files::replace_file(&path, &serde_json::to_vec_pretty(self)?, 0o666)
             .with_context(|| format!("write {}", path.display()))
-    }
-}
-
-/// Writes a new file in place of an existing one, without following links, because root writes into
-/// directories of other users.
-fn write_new_file(path: &Path, text: &[u8]) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => File::create_new(path)?.write_all(text),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -45,17 +45,10 @@ impl CursorFile {
 
     /// Writes the file atomically: after a failure it has its previous content.
     pub(crate) fn save_file(&self) -> Result<(), ExporterError> {
-        let beside = self.path.with_extension("new");
-        let write = || {
-            let text = serde_json::to_vec(&self.cursors)?;
-            let mut file = std::fs::File::create(&beside)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            std::fs::rename(&beside, &self.path)
-        };
-        write().map_err(|error: io::Error| {
-            ExporterError::from_file_error(describe_action(&self.path), &error)
-        })
+        let written = serde_json::to_vec(&self.cursors)
+            .map_err(io::Error::from)
+            .and_then(|text| durable_files::replace_file(&self.path, &text, 0o666));
+        written.map_err(|error| ExporterError::from_file_error(describe_action(&self.path), &error))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -35,7 +35,7 @@ pub enum KeyFileError {
 /// Creates a directory that only its owner can access, or restricts an existing one.
 pub(crate) fn create_private_directory(path: &Path) -> Result<(), KeyFileError> {
     let failed = |source| KeyFileError::Write { path: path.to_owned(), source };
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+    durable_files::create_directory(path, 0o700).map_err(failed)?;
     // An existing directory keeps its files; access of others ends.
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed)
 }
@@ -49,16 +49,8 @@ pub(crate) fn write_public(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError
 }
 
 fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), KeyFileError> {
-    let whole = || {
-        let partial = path.with_extension("partial");
-        // A leftover file may be readable by others.
-        let _ = fs::remove_file(&partial);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(partial, path)
-    };
-    whole().map_err(|source| KeyFileError::Write { path: path.to_owned(), source })
+    let written = durable_files::replace_file(path, bytes, mode);
+    written.map_err(|source| KeyFileError::Write { path: path.to_owned(), source })
 }
 
 /// Locks a directory until the file is dropped; waits for the lock.

@@ -135,7 +135,9 @@ async fn open_directory(url: &str, dir: &str) -> Result<StoreBackend, OpenError>
     }
     let path = PathBuf::from(dir);
     let failed = |source| OpenError::Directory { path: path.clone(), source };
-    tokio::fs::create_dir_all(&path).await.map_err(failed)?;
+    let created = path.clone();
+    let created = run_blocking(move || durable_files::create_directory(&created, 0o777)).await;
+    created.map_err(failed)?;
     let settings = |source| OpenError::Settings { url: url.to_owned(), source: Box::new(source) };
     let local = LocalFileSystem::new_with_prefix(&path).map_err(settings)?.with_fsync(true);
     let objects = Arc::new(local.clone());

@@ -3,7 +3,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process,
 };
@@ -17,7 +16,7 @@ pub(crate) fn uploads_directory(root: &Path) -> PathBuf {
 }
 
 pub(crate) fn create_private_dir(directory: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+    durable_files::create_directory(directory, 0o700)
 }
 
 pub(crate) fn identity_file(root: &Path) -> PathBuf {
@@ -36,7 +35,9 @@ pub(crate) fn read_or_create_identity(root: &Path) -> io::Result<String> {
         let now = wire::clock::unix_time().as_nanos();
         let seed = format!("{} {now} {}", root.display(), process::id());
         let draft = path.with_extension(process::id().to_string());
-        fs::write(&draft, &Digest::hash_bytes(seed.as_bytes()).to_hex()[..32])?;
+        // An empty identity after a power loss would equal that of another store.
+        let identity = &Digest::hash_bytes(seed.as_bytes()).to_hex()[..32];
+        durable_files::replace_file(&draft, identity.as_bytes(), 0o666)?;
         // Of several processes, the first that links sets the identity.
         let linked = fs::hard_link(&draft, &path);
         fs::remove_file(&draft)?;

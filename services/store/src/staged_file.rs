@@ -9,6 +9,11 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use durable_files::{create_directory, sync_parent};
+
+/// Limited by the umask.
+const DIRECTORY_MODE: u32 = 0o777;
+
 /// An unfinished file, which is removed on drop unless it was renamed.
 pub(crate) struct StagedFile(PathBuf);
 
@@ -25,7 +30,7 @@ pub(crate) fn create_staged(target: &Path) -> io::Result<(File, StagedFile)> {
     let create = || File::options().read(true).write(true).create_new(true).open(&staged);
     let file = match create() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(target.parent().unwrap_or(target))?;
+            create_directory(target.parent().unwrap_or(target), DIRECTORY_MODE)?;
             create()?
         }
         file => file?,
@@ -49,18 +54,18 @@ pub(crate) fn link_file(from: &Path, target: &Path) -> io::Result<()> {
     let staged = StagedFile(staging_path(target));
     match fs::hard_link(from, &staged.0) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && from.exists() => {
-            fs::create_dir_all(target.parent().unwrap_or(target))?;
+            create_directory(target.parent().unwrap_or(target), DIRECTORY_MODE)?;
             fs::hard_link(from, &staged.0)?;
         }
         linked => linked?,
     }
     fs::rename(&staged.0, target)?;
-    File::open(target.parent().unwrap_or(target))?.sync_all()
+    sync_parent(target)
 }
 
 /// Renames a file to its target, and syncs the file and its directory.
 pub(crate) fn commit_staged(file: &File, staged: &StagedFile, target: &Path) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&staged.0, target)?;
-    File::open(target.parent().unwrap_or(target))?.sync_all()
+    sync_parent(target)
 }

@@ -2,13 +2,18 @@
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{Output, command::run_prefixed, wait_until};
+use crate::{
+    Output,
+    command::{prefixed_command, run_prefixed},
+    wait_until,
+};
 
 /// Runs commands of the program with a fixed environment, and collects logs for failing tests.
 #[derive(Debug, Clone)]
@@ -34,6 +39,13 @@ impl Client {
     /// Runs a command of the program on this fleet.
     pub fn run(&self, arguments: &[&str]) -> Output {
         run_prefixed(&self.prefix, arguments, self.environment.iter().cloned())
+    }
+
+    /// Returns a command of the program on this fleet, for tests that read its output while it runs.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = prefixed_command(&self.prefix);
+        command.args(arguments).envs(self.environment.iter().cloned());
+        command
     }
 
     /// Runs a command with `--json` and returns the document that it prints.

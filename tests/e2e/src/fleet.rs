@@ -151,6 +151,22 @@ impl Fleet {
         i32::try_from(self.up.id()).ok().and_then(Pid::from_raw).expect("a process has a number")
     }
 
+    /// Kills `flotilla up` and all of its descendants with SIGKILL, as a power loss does, and waits
+    /// for their end.
+    pub fn kill_all(&mut self) {
+        // Stopped, it restarts none of the others.
+        kill_process(self.up_pid(), Signal::STOP).expect("our own process can be signalled");
+        let processes = self.processes();
+        for pid in processes.iter().filter_map(Process::pid) {
+            // Its parent's end may have ended it already.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        self.up.wait().expect("a killed process ends");
+        wait_until("all processes have ended", STOP_LIMIT, || {
+            processes.iter().all(|process| !process.is_alive()).then_some(())
+        });
+    }
+
     /// Kills a member with SIGKILL.
     pub fn kill(&self, member: &str) {
         self.signal(member, Signal::KILL);

@@ -43,6 +43,11 @@ impl NatsServer {
         server
     }
 
+    /// Kills the server with SIGKILL and waits for its end.
+    pub fn kill(mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).expect("our own process can be killed");
+    }
+
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }

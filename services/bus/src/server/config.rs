@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     hash::{BuildHasher, RandomState},
-    io::{self, Write},
+    io,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     ops::Range,
     path::{Path, PathBuf},
@@ -25,6 +25,9 @@ const PROBE_BYTES: usize = 1 << 20;
 /// Below the ports that Linux gives to outgoing connections (from 32 768). A program could hold one
 /// of those when the server starts again.
 const KEPT_PORTS: Range<u16> = 10_000..32_000;
+
+/// Limited by the umask.
+const FILE_MODE: u32 = 0o666;
 
 /// Chosen once and kept, because peers reconnect only to addresses they know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,7 +127,7 @@ jetstream {{
             log = quote_path(&self.log)?,
             store = quote_path(&self.dir.join("store"))?,
         );
-        write_atomic(&self.config, text.as_bytes())
+        durable_files::replace_file(&self.config, text.as_bytes(), FILE_MODE)
     }
 
     /// Moves the streams of an open fleet to `account` when the fleet becomes closed. A server
@@ -139,12 +142,12 @@ jetstream {{
     }
 
     pub(super) fn save_ports(&self, ports: &ServerPorts) -> io::Result<()> {
-        write_atomic(&self.ports, &serde_json::to_vec(ports)?)
+        durable_files::replace_file(&self.ports, &serde_json::to_vec(ports)?, FILE_MODE)
     }
 
     /// A later process uses it to find a leftover server.
     pub(super) fn save_pid(&self, pid: u32) -> io::Result<()> {
-        write_atomic(&self.pid, pid.to_string().as_bytes())
+        durable_files::replace_file(&self.pid, pid.to_string().as_bytes(), FILE_MODE)
     }
 
     /// Returns a server that an earlier process started here and that still runs.
@@ -185,13 +188,4 @@ fn quote_path(path: &Path) -> io::Result<String> {
     text.map(|text| format!("\"{text}\"")).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "nats-server cannot have such a path")
     })
-}
-
-/// Replaces the file atomically, even across a crash.
-fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let mut file = File::create(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(new, path)
 }

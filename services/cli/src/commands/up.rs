@@ -107,7 +107,7 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
 
 fn prepare_directory(fleet: &FleetArgs) -> anyhow::Result<PathBuf> {
     let directory = fleet.require_directory()?;
-    std::fs::create_dir_all(directory)
+    durable_files::create_directory(directory, 0o777)
         .and_then(|()| directory.canonicalize())
         .with_context(|| format!("use {} for a fleet", directory.display()))
 }

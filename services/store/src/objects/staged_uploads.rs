@@ -376,11 +376,10 @@ pub(super) async fn commit_upload(
             }
         }
         file.sync_all()?;
-        let directory = target.parent().unwrap_or(&target);
-        fs::create_dir_all(directory)?;
+        durable_files::create_directory(target.parent().unwrap_or(&target), 0o777)?;
         fs::set_permissions(&staged, std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
         fs::rename(&staged, &target)?;
-        File::open(directory)?.sync_all()?;
+        durable_files::sync_parent(&target)?;
         Ok(())
     })
     .await

@@ -24,7 +24,8 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// The kernel ends a worker with its agent.
 const ORPHAN_LIMIT: Duration = Duration::from_secs(2);
 
-const SAMPLING: Sampling = Sampling { prompts: 192, per_prompt: 8, max_new_tokens: 480, cycles: 2 };
+pub(crate) const SAMPLING: Sampling =
+    Sampling { prompts: 192, per_prompt: 8, max_new_tokens: 480, cycles: 2 };
 
 /// The training samples of a run.
 const SAMPLES: usize = (SAMPLING.prompts * SAMPLING.per_prompt * SAMPLING.cycles) as usize;
@@ -32,7 +33,7 @@ const SAMPLES: usize = (SAMPLING.prompts * SAMPLING.per_prompt * SAMPLING.cycles
 /// The shortest and longest time between two faults, in seconds.
 const GAP_S: (f64, f64) = (0.2, 1.8);
 
-fn env_number(name: &str, default: u64) -> u64 {
+pub(crate) fn env_number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text}: write a number")),
         Err(_) => default,

@@ -31,6 +31,7 @@ mod own_servers;
 mod owner_limits;
 mod page;
 mod partition;
+mod power_loss;
 mod prefetch;
 mod proof;
 mod pytorch;
