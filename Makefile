@@ -5,7 +5,7 @@ CARGO ?= cargo
 CARGO_TOOLS := PATH="$(CURDIR)/.tools/cargo/bin:$$PATH"
 
 .PHONY: help demo build static notices deb test test-all test-torch lint check-dependencies tools \
-	test-tools goldens bench sim fuzz chaos
+	test-tools goldens bench sim fuzz mutants chaos
 
 # Builds contain the commit in their version: 0.1.0+g1234abc. Outside of a checkout it is the
 # version of the package.
@@ -29,6 +29,7 @@ help:
 	@echo "make chaos         kill processes of a real fleet, cut its power: CHAOS_KILLS=200,\n                   CHAOS_SEED=n, POWER_LOSSES=50, POWER_LOSS_SEED=n"
 	@echo "make bench         measure this machine: ARGS='engine --json'"
 	@echo "make fuzz          fuzz a parser: TARGET=facts SECONDS=60"
+	@echo "make mutants       change the cores in one place at a time; unit tests must notice it"
 
 demo:
 	@deploy/fetch-nats-server.sh
@@ -159,3 +160,14 @@ fuzz:
 	FUZZ_TARGET=$(TARGET) ./target/debug/libfuzzer $(FUZZ_DIR)/found tests/fuzz/corpus/$(TARGET) \
 		-max_total_time=$(SECONDS) -max_len=65536 -timeout=10 -rss_limit_mb=4096 \
 		-artifact_prefix=$(FUZZ_DIR)/
+
+# Changes the pure cores in one place after another. Fails if the unit tests miss a change, unless
+# .cargo/mutants.toml explains it. MUTANTS='--file services/cycle/src/fold.rs' changes one file.
+mutants:
+	deploy/fetch-cargo-tools.sh cargo-mutants
+	mkdir -p target
+# 0: none is missed; 2: some are; 3: some tests hung, which notices a change, too. Such a test may
+# allocate without end.
+	@ulimit -v 8388608; $(CARGO_TOOLS) $(CARGO) mutants -p agent-core -p cycle --output target \
+		$(MUTANTS); status=$$?; [ $$status -eq 0 ] || [ $$status -eq 2 ] || [ $$status -eq 3 ]
+	@! grep . target/mutants.out/missed.txt

@@ -12,6 +12,8 @@ for tool in "$@"; do
     cargo-machete) version=0.9.2 options=--debug ;;
     # An S3 server for the tests of the store, with the database that it has by default.
     garage) version=2.5.0 options='--debug --no-default-features --features bundled-libs,lmdb' ;;
+    # The compiler, which it starts for each mutant, takes the time.
+    cargo-mutants) version=27.1.0 options=--debug ;;
     # It compares many licence texts.
     cargo-about) version=0.9.3 options='--features cli' ;;
     *)

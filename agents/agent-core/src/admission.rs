@@ -125,6 +125,12 @@ mod tests {
         assert_eq!(of(1, over), DeliveryAction::Acknowledge);
         let redelivered = admit_delivery(&order(1), 99, over, InFlightState::SameDelivery);
         assert_eq!(redelivered, DeliveryAction::Ignore);
+        let without_round = |round| {
+            let order = v1::TrainOrder { attempt: 1, ..Default::default() };
+            let order = FactBody::TrainOrder(order);
+            admit_delivery(&order, 1, status(round, false), InFlightState::NotRunning)
+        };
+        assert_eq!([1, 2].map(without_round), [DeliveryAction::Run, DeliveryAction::Acknowledge]);
         let twice = |delivered| {
             admit_delivery(&order(1), delivered, status(1, false), InFlightState::OtherOrder)
         };
@@ -138,6 +144,12 @@ mod tests {
         assert!(is_dead_letter(21, None) && is_dead_letter(21, Some(&work)));
         assert!(!is_dead_letter(21, Some(&lacking)) && !is_dead_letter(200, Some(&lacking)));
         assert!(is_dead_letter(201, Some(&lacking)));
+        let last = v1::Failure { message: "no GPU".into(), ..lacking };
+        let cases = [(None, "it seems to crash the agents that run it"), (Some(&last), "no GPU")];
+        for (last, why) in cases {
+            let message = format!("delivered 20 times and never completed: {why}");
+            assert_eq!(dead_letter_message(21, last), message);
+        }
     }
 
     #[test]

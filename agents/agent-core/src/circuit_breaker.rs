@@ -184,11 +184,14 @@ mod tests {
     fn three_different_jobs_in_a_row_are_a_quarantine_that_one_success_ends() {
         let mut breaker = CircuitBreaker::default();
         for job in ["a", "a", "a", "b"] {
-            assert!(!fail(&mut breaker, job, JobFault::WorkFailed).is_quarantine);
+            let backoff = fail(&mut breaker, job, JobFault::WorkFailed);
+            let pause = Duration::from_millis(1500);
+            assert_eq!((backoff.pause, backoff.is_quarantine), (pause, false));
         }
         let backoff = fail(&mut breaker, "c", JobFault::WorkFailed);
         assert!(backoff.is_quarantine && backoff.pause == 10 * LEASE, "{backoff:?}");
         assert!(fail(&mut breaker, "d", JobFault::WorkFailed).is_quarantine, "still");
+        assert_eq!(breaker.failed_jobs.len(), FAILED_JOBS_MAX, "the memory is bounded");
         breaker.record_success();
         assert!(!fail(&mut breaker, "e", JobFault::WorkFailed).is_quarantine);
     }
@@ -209,6 +212,8 @@ mod tests {
             }
         }
         assert!(!fail(&mut breaker, "d", JobFault::WorkFailed).is_quarantine);
+        let shared = fail(&mut breaker, "e", JobFault::SharedWorker);
+        assert_eq!(shared.pause, Duration::from_millis(1500));
     }
 
     #[test]
@@ -263,7 +268,9 @@ mod tests {
         assert!(backoffs.windows(2).all(|pair| pair[1] == (2 * pair[0]).min(UNFIT_BACKOFF_MAX)));
         assert_eq!(fail(&mut breaker, "a", JobFault::DiskFull).message, "no");
         assert_eq!(fail(&mut breaker, "b", JobFault::HostUnfit).message, "no");
-        let pauses: Duration = (0..).map_while(CircuitBreaker::dependency_backoff).sum();
-        assert!(pauses > Duration::from_secs(3000) && pauses < Duration::from_secs(4000));
+        let pauses: Vec<Duration> =
+            (0..999).map_while(CircuitBreaker::dependency_backoff).collect();
+        assert_eq!(pauses[..5], [1, 2, 4, 8, 15].map(Duration::from_secs));
+        assert_eq!((pauses.len(), pauses.iter().max()), (240, pauses.last()));
     }
 }

@@ -194,6 +194,8 @@ pub fn hand_back_delay(delivered: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use wire::Subject;
+
     use super::*;
 
     fn fail(fault: JobFault, agents: &[&str]) -> Option<v1::Failure> {
@@ -224,6 +226,26 @@ mod tests {
         assert!(!fail(JobFault::WorkFailed, &["a"; 4]).unwrap().r#final);
         assert!(fail(JobFault::WorkFailed, &["a"; 5]).unwrap().r#final);
         assert!(fail(JobFault::InvalidInput, &["a"]).unwrap().r#final);
+    }
+
+    #[test]
+    fn each_job_has_one_result_and_a_checkpoint_one_per_suite() {
+        let suites = ["heldout", "No Name", "math"];
+        let suites = suites.map(|name| v1::Suite { name: name.into(), ..Default::default() });
+        let expected = |subject: &str| {
+            let subject: Subject = format!("flotilla.r1.{subject}").parse().unwrap();
+            let results = expected_results(&subject.key, &suites).into_iter();
+            let key = |key: FactKey| Subject { key, ..subject.clone() }.to_string();
+            results.map(|(id, eval)| (id, eval.map(key))).collect::<Vec<_>>()
+        };
+        let one = |id: &str| vec![(id.to_owned(), None)];
+        assert_eq!(expected("order.generate.default.2.t1.3"), one("2-t1"));
+        assert_eq!(expected("samples.2.t1"), one("2-t1"));
+        assert_eq!(expected("order.train.default.2.1"), one("2"));
+        let eval =
+            |suite| (format!("2-40-{suite}"), Some(format!("flotilla.r1.eval.2.40.{suite}")));
+        assert_eq!(expected("checkpoint.2.40"), ["heldout", "math"].map(eval));
+        assert_eq!(expected("done"), []);
     }
 
     #[test]

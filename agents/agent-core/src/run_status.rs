@@ -110,6 +110,7 @@ mod tests {
         assert_eq!(state(3), RunStatus { round: 2, paused: false, is_over: false });
         let cancel = [("control.1", r#"{"action":"CANCEL"}"#)];
         assert!(status(&cancel, "checkpoint.1.4").is_over);
+        assert!(status(&[("done", "{}")], "checkpoint.1.4").is_over);
     }
 
     #[test]

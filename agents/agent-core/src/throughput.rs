@@ -54,16 +54,12 @@ pub fn yield_to_faster(
     let late_s = own.sample_s() * (COMPARABLE_SPEED - tokens_per_s / backlog.fastest_tokens_per_s);
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let backlog_s = backlog.samples as f64 * tokens_per_sample / backlog.tokens_per_s;
-    // The speed is unknown until the agent has generated samples.
-    let known = tokens_per_s > 0.0 && late_s.is_finite() && backlog_s.is_finite();
-    if !known || delivered > YIELDS_MAX || late_s <= backlog_s {
-        return None;
-    }
-    Some(
+    // Unknown speeds are 0. They make `late_s` 0 or not a number, or the backlog infinite.
+    (delivered <= YIELDS_MAX && late_s > backlog_s).then(|| {
         Duration::try_from_secs_f64(backlog_s)
             .unwrap_or(YIELD_PAUSE_MAX)
-            .clamp(YIELD_PAUSE_MIN, YIELD_PAUSE_MAX),
-    )
+            .clamp(YIELD_PAUSE_MIN, YIELD_PAUSE_MAX)
+    })
 }
 
 #[cfg(test)]
@@ -89,6 +85,7 @@ mod tests {
         assert_eq!(yield_to_faster(&order(500), 1, own(100.0)), None);
         assert_eq!(yield_to_faster(&order(100), 1, own(100.0)), Some(Duration::from_secs(5)));
         assert_eq!(yield_to_faster(&order(0), 1, own(100.0)), Some(YIELD_PAUSE_MIN));
+        assert_eq!([own(100.0).sample_s(), own(0.0).sample_s()], [16.0, 0.0]);
     }
 
     #[test]
@@ -97,6 +94,11 @@ mod tests {
         assert_eq!(yield_to_faster(&order(0), 1, own(650.0)), None);
         assert_eq!(yield_to_faster(&order(0), 1, own(0.0)), None);
         assert_eq!(yield_to_faster(&v1::GenerateOrder::default(), 1, own(100.0)), None);
+        for samples in [0, 9] {
+            let behind = Some(v1::generate_order::Behind { samples, ..Default::default() });
+            let order = v1::GenerateOrder { behind, ..Default::default() };
+            assert_eq!(yield_to_faster(&order, 1, own(100.0)), None);
+        }
     }
 
     #[test]

@@ -205,3 +205,6 @@ fn is_overdue(
 fn to_f64_ms(milliseconds: u64) -> f64 {
     milliseconds as f64
 }
+
+#[cfg(test)]
+mod tests;

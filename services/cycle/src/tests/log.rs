@@ -15,6 +15,7 @@ pub(super) const WAITING: ReissueTimeouts =
 pub(super) struct Log {
     pub(super) id: RunId,
     records: Vec<Record>,
+    run: Option<Run>,
     subjects: BTreeSet<String>,
     controls: u64,
     barren: BTreeSet<u32>,
@@ -97,6 +98,7 @@ impl Log {
         let mut log = Self {
             id,
             records: Vec::new(),
+            run: None,
             subjects: BTreeSet::new(),
             controls: 0,
             barren: BTreeSet::new(),
@@ -123,22 +125,25 @@ impl Log {
     }
 
     pub(super) fn run(&self) -> Run {
-        let mut run = Run::start(&self.records[0]).unwrap();
-        self.records.iter().for_each(|record| run.fold_record(record));
-        run
+        self.run.clone().unwrap()
     }
 
     pub(super) fn nothing_passes_in_cycle(&mut self, cycle: u32) {
         self.barren.insert(cycle);
     }
 
-    fn write(&mut self, place: FactKey, body: FactBody) {
+    pub(super) fn write(&mut self, place: FactKey, body: FactBody) {
         let subject = Subject::new(&self.id, place);
         if self.subjects.insert(subject.to_string()) {
             let sequence = self.records.len() as u64 + 1;
             let fact = Fact { subject, body };
             let time_ms = self.now_ms.max(sequence * 100);
-            self.records.push(Record { sequence, time_ms, author: None, fact });
+            let record = Record { sequence, time_ms, author: None, fact };
+            match &mut self.run {
+                Some(run) => run.fold_record(&record),
+                None => self.run = Run::start(&record),
+            }
+            self.records.push(record);
         }
     }
 
@@ -345,22 +350,31 @@ impl Log {
     }
 
     pub(super) fn evaluate(&mut self) {
+        self.evaluate_suite("text");
+    }
+
+    pub(super) fn evaluate_suite(&mut self, suite: &str) {
         for record in self.records.clone() {
             let FactBody::Checkpoint(checkpoint) = &record.fact.body else { continue };
             let manifest = checkpoint.tree.clone().unwrap().manifest;
             let (cycle, step) = (checkpoint.cycle, checkpoint.step);
-            let suite = "text".parse().unwrap();
             let body = v1::Eval {
                 run: checkpoint.run.clone(),
                 cycle,
                 step,
-                suite: "text".into(),
+                suite: suite.to_owned(),
                 perplexity: self.perplexities.get(&cycle).copied().unwrap_or(10.0),
                 manifest,
                 ..Default::default()
             };
+            let suite = suite.parse().unwrap();
             self.write(FactKey::Eval { cycle, step, suite }, FactBody::Eval(body));
         }
+    }
+
+    pub(super) fn archive(&mut self, cycle: u32) {
+        let archived = v1::Archived { cycle, ..Default::default() };
+        self.write(FactKey::Archived { cycle }, FactBody::Archived(archived));
     }
 
     pub(super) fn control(&mut self, action: v1::control::Action) {

@@ -19,7 +19,7 @@ fn raft_log() -> Vec<Record> {
     log.records().to_vec()
 }
 
-fn audit(records: &[Record]) -> RunAudit {
+pub(super) fn audit(records: &[Record]) -> RunAudit {
     let mut auditor = RunAuditor::default();
     auditor.add_prompts(v1::Purpose::Train, "", prompts("p", 20));
     auditor.add_prompts(v1::Purpose::Heldout, "", prompts("h", 10));
@@ -41,7 +41,7 @@ macro_rules! body {
     }};
 }
 
-fn position(records: &[Record], subject: &str) -> usize {
+pub(super) fn position(records: &[Record], subject: &str) -> usize {
     records.iter().position(|r| r.fact.subject.to_string().starts_with(subject)).unwrap()
 }
 

@@ -125,6 +125,7 @@ fn length_and_an_end_of_its_own_can_be_asked_for() {
     candidates[1].tokens = 90;
     candidates[2].is_finished = false;
     candidates[3].completion = "";
+    (candidates[4].tokens, candidates[5].tokens) = (2, 80);
     let rules = v1::Selection { min_tokens: 2, max_tokens: 80, finished: true, ..rules() };
     let chosen = choose_samples(&candidates, &rules);
     assert_eq!(chosen.kept.len(), 4);
