@@ -10,6 +10,8 @@ for tool in "$@"; do
     # Debug builds compile three times as fast, and these run for seconds.
     cargo-deny) version=0.20.2 options=--debug ;;
     cargo-machete) version=0.9.2 options=--debug ;;
+    # Runs the tests. Its own site has binaries: nexte.st.
+    cargo-nextest) version=0.9.143 options=--debug ;;
     # An S3 server for the tests of the store, with the database that it has by default.
     garage) version=2.5.0 options='--debug --no-default-features --features bundled-libs,lmdb' ;;
     # The compiler, which it starts for each mutant, takes the time.

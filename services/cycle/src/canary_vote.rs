@@ -140,8 +140,12 @@ pub(crate) fn check_quarantine(run: &Run, quarantine: &v1::Quarantine) -> Option
     let said: Vec<&[f32]> = jobs.map(|samples| &samples.canary[..]).collect();
     let founded = match said.is_empty() {
         // The agent's earlier values count too: by the time the quarantine was written, it may have
-        // reported a correct one.
-        true => agent_readings(run, &key, &quarantine.agent).into_iter().any(wrong),
+        // reported a correct one. So does its newest, whose cycle may have been archived.
+        true => {
+            let newest = run.canary_votes.reports.get(&key).and_then(|r| r.get(&quarantine.agent));
+            let newest = newest.map(|shown| &shown.canary[..]);
+            agent_readings(run, &key, &quarantine.agent).into_iter().chain(newest).any(wrong)
+        }
         false => said.into_iter().all(wrong),
     };
     (!founded).then(|| "it does not follow from the canary log-probs".into())

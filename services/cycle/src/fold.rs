@@ -69,9 +69,9 @@ impl Run {
     fn apply_record(&mut self, record: &Record) -> Result<(), String> {
         let Fact { subject, body } = &record.fact;
         let at = record.time_ms;
-        // Written by a coordinator with an outdated state after the run ended. Agents ignore it,
-        // and so does the fold.
-        if self.done.is_some() && starts_work(body) {
+        // Written by a coordinator with an outdated state after the run ended, or by an agent that
+        // had not read the end either. Others ignore it, and so does the fold.
+        if self.done.is_some() && (starts_work(body) || self.answers_no_order(&subject.key)) {
             return Ok(());
         }
         if subject.key.is_bulky() && self.is_archived(&subject.key) {
@@ -136,6 +136,28 @@ impl Run {
                 Ok(())
             }
             _ => Err("the message does not belong under this subject".into()),
+        }
+    }
+
+    /// Returns true for a result if the order, or the other result, that it answers does not count.
+    pub(crate) fn answers_no_order(&self, place: &FactKey) -> bool {
+        let lacks = |number, found: &dyn Fn(&Cycle) -> bool| {
+            self.cycles.get(number).is_none_or(|cycle| !found(cycle))
+        };
+        match place {
+            FactKey::Samples { cycle, job } => lacks(cycle, &|cycle| {
+                cycle.jobs.get(job).is_some_and(|job| job.orders.last_attempt > 0)
+            }),
+            FactKey::Verdicts { cycle, job } => {
+                lacks(cycle, &|cycle| cycle.jobs.get(job).is_some_and(|job| job.samples.is_some()))
+            }
+            FactKey::Checkpoint { cycle, .. } => {
+                lacks(cycle, &|cycle| cycle.train_orders.last_attempt > 0)
+            }
+            FactKey::Eval { cycle, step, .. } => {
+                lacks(cycle, &|cycle| cycle.checkpoints.contains_key(step))
+            }
+            _ => false,
         }
     }
 

@@ -4,14 +4,14 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use agent_core::{CircuitBreaker, InFlightState, JobFault, QuarantineState, RunStatuses};
-use wire::WorkKind;
+use cycle::HeldJob;
+use wire::{RunId, WorkKind};
 
 use crate::{
     faults::{Bug, Faults},
-    job::{Job, Step},
-    server::{Delivery, LEASE_MS, Settle},
-    user::run,
-    world::{Command, Input, Peer, Reply, Request},
+    job::{Job, JobContext, Step},
+    peer::{Command, Input, Peer, Reply, Request},
+    server::{Delivery, LEASE_MS, Queue, Settle},
 };
 
 const REPLY_MS: u64 = 1_500;
@@ -26,6 +26,9 @@ const FOLLOW: u64 = 1;
 const PULLS: u64 = 2;
 const FIRST_ID: u64 = 16;
 
+/// A job that an agent works on.
+pub(crate) type HeldWork = (WorkKind, HeldJob);
+
 /// The number of the broken agent. It does all kinds of work, and for each kind there are other
 /// agents.
 const BROKEN_AGENT: usize = 5;
@@ -37,9 +40,10 @@ const STALE_AGENT: usize = 1;
 #[derive(Debug, Clone)]
 pub(crate) struct AgentStatus {
     pub(crate) agent: String,
+    pub(crate) pool: &'static str,
     pub(crate) kinds: Vec<WorkKind>,
     pub(crate) tokens_per_s: f64,
-    pub(crate) holds: Vec<(WorkKind, u32, String)>,
+    pub(crate) holds: Vec<HeldWork>,
     /// Samples of its jobs that are not drawn yet.
     pub(crate) remaining_samples: u32,
 }
@@ -62,6 +66,7 @@ pub(crate) struct AgentTraits {
 
 pub(crate) struct Agent {
     traits: AgentTraits,
+    pool: &'static str,
     kinds: Vec<WorkKind>,
     run_statuses: RunStatuses,
     quarantine: QuarantineState,
@@ -76,7 +81,13 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    pub(crate) fn new(name: &str, number: usize, kinds: Vec<WorkKind>, faults: &Faults) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        number: usize,
+        pool: &'static str,
+        kinds: Vec<WorkKind>,
+        faults: &Faults,
+    ) -> Self {
         let traits = AgentTraits {
             name: name.into(),
             samples_per_s: if faults.slow && number == 1 { 0.2 } else { 4.0 },
@@ -96,6 +107,7 @@ impl Agent {
         Self {
             quarantine: QuarantineState::new(name),
             traits,
+            pool,
             kinds,
             run_statuses: RunStatuses::default(),
             known_sequence: 0,
@@ -133,7 +145,7 @@ impl Agent {
             commands.push(Command::SetTimer(PULL_MS / 40, PULLS + index));
             let is_backing_off =
                 self.backoff_until_ms.get(&kind).is_some_and(|until| now_ms < *until);
-            let jobs = || self.jobs.values().filter(|job| job.delivery.kind == kind);
+            let jobs = || self.jobs.values().filter(|job| job.delivery.queue.kind == kind);
             let busy = jobs().filter(|job| !job.is_waiting()).count();
             let is_waiting_for_store = jobs().any(Job::waits_for_store);
             let room = if kind == WorkKind::Generate { 2 } else { 1 };
@@ -146,7 +158,7 @@ impl Agent {
                 && busy < room
             {
                 let id = self.new_id();
-                commands.push(Command::Send(id, Request::Pull(kind)));
+                commands.push(Command::Send(id, Request::Pull(Queue::new(kind, self.pool))));
             }
         }
         commands
@@ -174,48 +186,53 @@ impl Agent {
         reply: Option<Reply>,
     ) -> Vec<Command> {
         let Some(job) = self.jobs.get(&job_id) else { return Vec::new() };
-        let (work_id, sequence) = (job.work_id(), job.delivery.record.sequence);
-        let mut others =
-            self.jobs.iter().filter(|(other, job)| **other != job_id && !job.is_waiting());
-        let in_flight = match others.find(|(_, other)| other.work_id() == work_id) {
-            None => InFlightState::NotRunning,
-            Some((_, other)) if other.delivery.record.sequence == sequence => {
-                InFlightState::SameDelivery
-            }
-            Some(_) => InFlightState::OtherOrder,
+        let in_flight = self.in_flight_state(job_id, job);
+        let subject = &job.delivery.record.fact.subject;
+        let context = JobContext {
+            run_status: self.run_statuses.run_status(&subject.run),
+            status_for_fact: self.run_statuses.status_for_fact(subject),
+            in_flight,
+            is_quarantined: self.quarantine.quarantine_reason().is_some(),
         };
         let Some(job) = self.jobs.get_mut(&job_id) else { return Vec::new() };
         if random.u32(0..1000) < self.traits.death_permille {
             return vec![Command::Die];
         }
-        let run_status = self.run_statuses.run_status(&run());
         let record = job.delivery.record.clone();
-        let step = job.step(&self.traits, random, run_status, in_flight, reply);
-        let kind = job.delivery.kind;
+        let step = job.step(&self.traits, random, context, reply);
+        let kind = job.delivery.queue.kind;
         match step {
-            Step::Send(request) => {
-                let id = self.new_id();
-                self.requests.insert(id, (job_id, request.clone()));
-                vec![Command::Send(id, request), Command::SetTimer(REPLY_MS, id)]
-            }
+            Step::Send(request) => self.send(job_id, request),
             Step::SendAndStart(request) => {
-                let id = self.new_id();
-                self.requests.insert(id, (job_id, request.clone()));
-                vec![
-                    Command::JobStart(record, self.known_sequence),
-                    Command::Send(id, request),
-                    Command::SetTimer(REPLY_MS, id),
-                ]
+                let mut commands = vec![Command::JobStart(record.clone(), self.known_sequence)];
+                if in_flight != InFlightState::NotRunning {
+                    commands.push(Command::DuplicateStart(record));
+                }
+                commands.extend(self.send(job_id, request));
+                commands
+            }
+            Step::PauseAndSend(request) => {
+                let until = now_ms + agent_core::NACK_PAUSE_MS;
+                self.backoff_until_ms.insert(kind, until);
+                self.send(job_id, request)
             }
             Step::SetTimer(after) => {
                 let id = self.new_id();
                 // A timer that comes back as the job's own request.
-                self.requests.insert(id, (job_id, Request::Store));
+                self.requests.insert(id, (job_id, Request::Timer));
                 vec![Command::SetTimer(after, id)]
             }
             Step::Wait => Vec::new(),
             Step::Failed { fault, delay_ms } => {
-                self.record_failure(now_ms, job_id, fault, delay_ms)
+                self.record_failure(now_ms, job_id, fault, delay_ms);
+                let request = self.jobs.get_mut(&job_id).map(Job::settle_request);
+                request.map_or_else(Vec::new, |request| self.send(job_id, request))
+            }
+            Step::Abandoned(fault) => {
+                // The lease expires.
+                self.record_failure(now_ms, job_id, fault, 0);
+                self.jobs.remove(&job_id);
+                Vec::new()
             }
             Step::Finished { succeeded } => {
                 self.jobs.remove(&job_id);
@@ -228,31 +245,36 @@ impl Agent {
         }
     }
 
-    fn record_failure(
-        &mut self,
-        now_ms: u64,
-        job_id: u64,
-        fault: JobFault,
-        delay_ms: u64,
-    ) -> Vec<Command> {
-        let Some(job) = self.jobs.get(&job_id) else { return Vec::new() };
-        let kind = job.delivery.kind;
+    /// Returns the state of a job on this agent, as of the other jobs.
+    fn in_flight_state(&self, job_id: u64, job: &Job) -> InFlightState {
+        let (work_id, sequence) = (job.work_id(), job.delivery.record.sequence);
+        let mut others =
+            self.jobs.iter().filter(|(other, job)| **other != job_id && !job.is_waiting());
+        match others.find(|(_, other)| other.work_id() == work_id) {
+            None => InFlightState::NotRunning,
+            Some((_, other)) if other.delivery.record.sequence == sequence => {
+                InFlightState::SameDelivery
+            }
+            Some(_) => InFlightState::OtherOrder,
+        }
+    }
+
+    fn send(&mut self, job_id: u64, request: Request) -> Vec<Command> {
+        let id = self.new_id();
+        self.requests.insert(id, (job_id, request.clone()));
+        vec![Command::Send(id, request), Command::SetTimer(REPLY_MS, id)]
+    }
+
+    fn record_failure(&mut self, now_ms: u64, job_id: u64, fault: JobFault, delay_ms: u64) {
+        let Some(job) = self.jobs.get(&job_id) else { return };
+        let kind = job.delivery.queue.kind;
         let subject = job.delivery.record.fact.subject.to_string();
         let delay = Duration::from_millis(delay_ms);
         let lease = Duration::from_millis(LEASE_MS);
-        let backoff = self
-            .circuit_breakers
-            .entry(kind)
-            .or_default()
-            .record_failure(&subject, fault, "", delay, lease);
+        let breaker = self.circuit_breakers.entry(kind).or_default();
+        let backoff = breaker.record_failure(&subject, fault, "", delay, lease);
         let until = now_ms + u64::try_from(backoff.pause.as_millis()).unwrap_or(u64::MAX);
         self.backoff_until_ms.insert(kind, until);
-        let request = self.jobs.get_mut(&job_id).map(Job::settle_request);
-        request.map_or_else(Vec::new, |request| {
-            let id = self.new_id();
-            self.requests.insert(id, (job_id, request.clone()));
-            vec![Command::Send(id, request), Command::SetTimer(REPLY_MS, id)]
-        })
     }
 
     fn handle_timer(
@@ -268,6 +290,7 @@ impl Agent {
             let remaining_samples = working.map(Job::sample_count).sum();
             let status = AgentStatus {
                 agent: self.traits.name.clone(),
+                pool: self.pool,
                 kinds: self.kinds.clone(),
                 tokens_per_s: 3.0 * self.traits.samples_per_s,
                 holds,
@@ -289,13 +312,13 @@ impl Agent {
             return self.follow();
         }
         if let Some(job) = self.jobs.get(&token) {
-            let (kind, sequence) = (job.delivery.kind, job.delivery.record.sequence);
+            let (queue, sequence) = (job.delivery.queue, job.delivery.record.sequence);
             let id = self.new_id();
-            let heartbeat = Request::Settle(kind, sequence, Settle::Progress);
+            let heartbeat = Request::Settle(queue, sequence, Settle::Progress);
             return vec![Command::Send(id, heartbeat), Command::SetTimer(LEASE_MS / 3, token)];
         }
         let Some((job_id, request)) = self.requests.get(&token).cloned() else { return Vec::new() };
-        if self.jobs.get(&job_id).is_some_and(Job::is_working) {
+        if matches!(request, Request::Timer) {
             self.requests.remove(&token);
             return self.advance(now_ms, random, job_id, None);
         }
@@ -308,16 +331,14 @@ impl Agent {
         if self.quarantine.quarantine_reason().is_none() {
             return Vec::new();
         }
-        let of = |job: &Job| job.delivery.kind == WorkKind::Generate && job.is_working();
+        let of = |job: &Job| job.delivery.queue.kind == WorkKind::Generate && job.is_working();
         let ids = self.jobs.iter().filter(|(_, job)| of(job)).map(|(job_id, _)| *job_id);
         let mut commands = Vec::new();
         for job_id in ids.collect::<Vec<u64>>() {
             self.requests.retain(|_, (owner, _)| *owner != job_id);
             let Some(job) = self.jobs.get_mut(&job_id) else { continue };
             let request = job.nack();
-            let id = self.new_id();
-            self.requests.insert(id, (job_id, request.clone()));
-            commands.extend([Command::Send(id, request), Command::SetTimer(REPLY_MS, id)]);
+            commands.extend(self.send(job_id, request));
         }
         commands
     }
@@ -329,7 +350,11 @@ impl Agent {
         reply: Reply,
     ) -> Vec<Command> {
         self.follow_request = None;
-        let Reply::Records(records) = reply else { return Vec::new() };
+        let Reply::Records(records, end) = reply else { return Vec::new() };
+        if end < self.known_sequence {
+            // The log was lost in part, so the process ends and is started again.
+            return vec![Command::Die];
+        }
         let more = records.len() == 64;
         for record in records {
             self.known_sequence = self.known_sequence.max(record.sequence);
@@ -342,13 +367,12 @@ impl Agent {
         let mut commands = if more { self.follow() } else { Vec::new() };
         commands.extend(self.return_quarantined_jobs());
         // Parked jobs may start now, and jobs of an ended run end.
-        let run_status = self.run_statuses.run_status(&run());
-        let affected: Vec<u64> = self
-            .jobs
-            .iter()
-            .filter(|(_, job)| job.is_parked() || (run_status.is_over && job.is_working()))
-            .map(|(job_id, _)| *job_id)
-            .collect();
+        let is_over = |run: &RunId| self.run_statuses.run_status(run).is_over;
+        let affected = |job: &Job| {
+            job.is_parked() || (job.is_working() && is_over(&job.delivery.record.fact.subject.run))
+        };
+        let affected = self.jobs.iter().filter(|(_, job)| affected(job));
+        let affected: Vec<u64> = affected.map(|(job_id, _)| *job_id).collect();
         for job_id in affected {
             self.requests.retain(|_, (owner, _)| *owner != job_id);
             commands.extend(self.advance(now_ms, random, job_id, None));

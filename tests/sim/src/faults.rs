@@ -4,6 +4,9 @@
 /// The duration of the phase with faults.
 pub(crate) const FAULTS_MS: u64 = 90_000;
 
+/// The share of seeds whose runs may end with other results than without faults.
+const SPOILED_SHARE: f64 = 0.35;
+
 /// All faults of a seed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Faults {
@@ -14,13 +17,16 @@ pub struct Faults {
     /// The mean time between process crashes, in milliseconds. 0 disables them.
     pub crash_every: u64,
     /// Likewise for processes that stop and continue later, for connections between a peer and the
-    /// server, for restarts of the server and for outages of the store.
+    /// server, for restarts of the server, for outages of the store, for a full disk (of the log,
+    /// the store or an agent), and for a file in the store that is lost or damaged.
     pub freeze_every: u64,
     pub cut_every: u64,
     pub server_every: u64,
     pub store_every: u64,
-    /// The mean time between pauses of the run by the user, and whether the user cancels it in the
-    /// end.
+    pub full_every: u64,
+    pub damage_every: u64,
+    /// The mean time between pauses of a run by its user, and whether the users cancel the runs in
+    /// the end.
     pub pause_every: u64,
     pub cancel: bool,
     /// The probability per 1000 that an agent dies at any step of a job.
@@ -44,6 +50,18 @@ pub struct Faults {
     pub loses_acks: bool,
     /// The clock of the server jumps when it restarts.
     pub clock_jumps: bool,
+    /// A crash of the server may lose the last facts of the log, as without
+    /// `sync_interval: always`.
+    pub loses_tail: bool,
+    /// The clocks of processes differ, and run fast or slow.
+    pub skewed_clocks: bool,
+    /// The server accepts no batches, like those before 2.12.
+    pub unbatched: bool,
+    /// The fleet is closed, and one of its agents is revoked.
+    pub revokes: bool,
+    /// The number of finished cycles whose bulky facts stay in the log; `None` if nothing is
+    /// archived.
+    pub keep_cycles: Option<u32>,
     pub coordinators: usize,
     /// A deliberate bug that the checks must find.
     pub bug: Option<Bug>,
@@ -85,6 +103,8 @@ impl Faults {
             cut_every: 0,
             server_every: 0,
             store_every: 0,
+            full_every: 0,
+            damage_every: 0,
             pause_every: 0,
             cancel: false,
             death_permille: 0,
@@ -98,19 +118,26 @@ impl Faults {
             poison: false,
             loses_acks: false,
             clock_jumps: false,
+            loses_tail: false,
+            skewed_clocks: false,
+            unbatched: false,
+            revokes: false,
+            keep_cycles: None,
             coordinators: 1,
             bug: None,
         }
     }
 
-    /// Draws the faults of a seed.
+    /// Draws the faults of a seed. Those that may change the results of a run are drawn in fewer
+    /// than half of the seeds, so that the results of most can be compared.
     pub fn from_seed(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(wire::derive_seed(seed, &["faults"]));
+        let spoils = random.f64() < SPOILED_SHARE;
         let mut sometimes = |share: f64, value: u64| {
             if random.f64() < share { random.u64(value / 2..=value * 2) } else { 0 }
         };
         let permille = |value: u64| u32::try_from(value).unwrap_or(0);
-        Self {
+        let faults = Self {
             lost: permille(sometimes(0.5, 30)),
             duplicated: permille(sometimes(0.5, 30)),
             late: permille(sometimes(0.4, 20)),
@@ -119,22 +146,54 @@ impl Faults {
             cut_every: sometimes(0.5, 3_000),
             server_every: sometimes(0.4, 9_000),
             store_every: sometimes(0.4, 9_000),
+            full_every: sometimes(0.3, 9_000),
+            damage_every: sometimes(0.3, 20_000),
             pause_every: sometimes(0.3, 6_000),
-            cancel: sometimes(0.1, 2) > 0,
+            cancel: sometimes(0.2, 2) > 0,
             death_permille: permille(sometimes(0.5, 10)),
-            flaky: sometimes(0.3, 2) > 0,
-            all_flaky: sometimes(0.15, 2) > 0,
-            liar: sometimes(0.2, 2) > 0,
+            flaky: sometimes(0.4, 2) > 0,
+            all_flaky: sometimes(0.3, 2) > 0,
+            liar: sometimes(0.4, 2) > 0,
             late_results: sometimes(0.3, 2) > 0,
             slow: sometimes(0.4, 2) > 0,
-            poison: sometimes(0.1, 2) > 0,
+            poison: sometimes(0.25, 2) > 0,
             loses_acks: sometimes(0.5, 2) > 0,
             clock_jumps: sometimes(0.5, 2) > 0,
             coordinators: if sometimes(0.3, 2) > 0 { 3 } else { 2 },
-            // Drawn last, so that the other faults of existing seeds do not change.
             broken: sometimes(0.25, 2) > 0,
-            stale: sometimes(0.25, 2) > 0,
+            stale: sometimes(0.5, 2) > 0,
+            loses_tail: sometimes(0.15, 2) > 0,
+            skewed_clocks: sometimes(0.5, 2) > 0,
+            unbatched: sometimes(0.3, 2) > 0,
+            revokes: sometimes(0.3, 2) > 0,
+            keep_cycles: (sometimes(0.5, 2) > 0).then_some(u32::from(sometimes(0.3, 2) > 0)),
             bug: None,
+        };
+        if spoils { faults } else { faults.without_spoilers() }
+    }
+
+    /// Removes the faults that may change the results of a run.
+    fn without_spoilers(self) -> Self {
+        Self {
+            damage_every: 0,
+            cancel: false,
+            flaky: false,
+            all_flaky: false,
+            liar: false,
+            poison: false,
+            stale: false,
+            ..self
+        }
+    }
+
+    /// Returns what remains after the phase with faults.
+    pub(crate) fn after_healing(&self) -> Self {
+        Self {
+            poison: self.poison,
+            unbatched: self.unbatched,
+            revokes: self.revokes,
+            bug: self.bug,
+            ..Self::none()
         }
     }
 }

@@ -1,20 +1,36 @@
 //! One job of a simulated agent as a state machine. The agent may die between any two steps.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, rc::Rc};
 
 use agent_core::{
-    CircuitBreaker, DeliveryAction, FailedAttempt, InFlightState, JobFault, NACK_PAUSE_MS,
-    RetryDecision, RunStatus,
+    CircuitBreaker, DeliveryAction, FailedAttempt, InFlightState, JobFault, RetryDecision,
+    RunStatus,
 };
+use cycle::HeldJob;
 use wire::{Fact, FactBody, FactKey, Subject, WorkKind, v1};
 
 use crate::{
-    agent::AgentTraits,
+    agent::{AgentTraits, HeldWork},
     faults::Bug,
+    peer::{Reply, Request},
     server::{Delivery, Settle},
+    specs,
+    store::{self, StoreOutcome},
     task,
-    world::{Reply, Request},
 };
+
+/// The pause before a result is written again to a log that was full.
+const WRITE_RETRY_MS: u64 = 1_000;
+
+/// What an agent knows about a job besides its delivery.
+#[derive(Clone, Copy)]
+pub(crate) struct JobContext {
+    pub(crate) run_status: RunStatus,
+    pub(crate) status_for_fact: RunStatus,
+    pub(crate) in_flight: InFlightState,
+    /// The agent may not generate.
+    pub(crate) is_quarantined: bool,
+}
 
 pub(crate) struct Job {
     pub(crate) delivery: Delivery,
@@ -27,6 +43,8 @@ enum Stage {
     Received,
     /// Waits until its run continues.
     Parked,
+    /// Reads the last failure of a job that was delivered too often.
+    ReadingDeadLetter,
     /// Asks whether the result exists already.
     Checking,
     Fetching,
@@ -36,14 +54,18 @@ enum Stage {
     /// Results to write. Each needs its files in the store first.
     Storing(VecDeque<Fact>),
     Writing(VecDeque<Fact>),
+    /// The log is full.
+    WaitingForLog(VecDeque<Fact>),
     /// Reads earlier failures, then writes the next one.
     ReadingFailures(JobFault),
     WritingFailure(JobFault, Box<v1::Failure>),
-    /// Writes a result although the job was settled.
-    WritingLate(VecDeque<Fact>),
+    /// Waits to write its results although the job was settled.
+    WaitingToBeLate(VecDeque<Fact>),
     Settling {
         how: Settle,
         succeeded: bool,
+        /// No attempt was made, so no result may follow.
+        untried: bool,
     },
 }
 
@@ -52,12 +74,16 @@ pub(crate) enum Step {
     Send(Request),
     /// Sends a request with which the work of the job begins.
     SendAndStart(Request),
+    /// Returns a job, so that another agent gets it.
+    PauseAndSend(Request),
     SetTimer(u64),
     Wait,
     Failed {
         fault: JobFault,
         delay_ms: u64,
     },
+    /// The failure could not be written, so the delivery is not settled.
+    Abandoned(JobFault),
     Finished {
         succeeded: bool,
     },
@@ -79,7 +105,7 @@ impl Job {
 
     /// Waits for nothing but a timer.
     pub(crate) fn is_working(&self) -> bool {
-        matches!(self.stage, Stage::Working | Stage::WaitingForStore)
+        matches!(self.stage, Stage::Working | Stage::WaitingForStore | Stage::WaitingForLog(_))
     }
 
     /// Occupies no slot.
@@ -88,16 +114,19 @@ impl Job {
     }
 
     /// Identifies the work. Another order for the same work has the same value.
-    pub(crate) fn work_id(&self) -> (WorkKind, u32, String) {
-        let (cycle, name) = match &self.delivery.record.fact.subject.key {
+    pub(crate) fn work_id(&self) -> HeldWork {
+        let subject = &self.delivery.record.fact.subject;
+        let (cycle, job) = match &subject.key {
             FactKey::GenerateOrder { cycle, job, .. } | FactKey::Samples { cycle, job } => {
                 (*cycle, job.to_string())
             }
             FactKey::TrainOrder { cycle, .. } => (*cycle, "train".into()),
-            FactKey::Checkpoint { cycle, step } => (*cycle, format!("step {step}")),
-            key => (0, format!("{key:?}")),
+            key => match key.checkpoint_position() {
+                Some((cycle, step)) => (cycle, format!("step {step}")),
+                None => (0, format!("{key:?}")),
+            },
         };
-        (self.delivery.kind, cycle, name)
+        (self.delivery.queue.kind, HeldJob { run: subject.run.clone(), cycle, job })
     }
 
     /// The request that settles the delivery.
@@ -106,18 +135,25 @@ impl Job {
             Stage::Settling { how, .. } => how,
             _ => Settle::Ack,
         };
-        Request::Settle(self.delivery.kind, self.delivery.record.sequence, how)
+        Request::Settle(self.delivery.queue, self.delivery.record.sequence, how)
     }
 
     /// Returns the job to the queue for another agent.
     pub(crate) fn nack(&mut self) -> Request {
-        self.stage = Stage::Settling { how: Settle::Nak { delay_ms: 0 }, succeeded: false };
+        let how = Settle::Nak { delay_ms: 0 };
+        self.stage = Stage::Settling { how, succeeded: false, untried: false };
         self.settle_request()
     }
 
     fn settle(&mut self, how: Settle, succeeded: bool) -> Step {
-        self.stage = Stage::Settling { how, succeeded };
+        self.stage = Stage::Settling { how, succeeded, untried: false };
         Step::Send(self.settle_request())
+    }
+
+    fn return_untried(&mut self) -> Request {
+        let how = Settle::Nak { delay_ms: 0 };
+        self.stage = Stage::Settling { how, succeeded: false, untried: true };
+        self.settle_request()
     }
 
     /// Continues after a reply, a timer, or news about its run.
@@ -125,49 +161,51 @@ impl Job {
         &mut self,
         traits: &AgentTraits,
         random: &mut fastrand::Rng,
-        run_status: RunStatus,
-        in_flight: InFlightState,
+        context: JobContext,
         reply: Option<Reply>,
     ) -> Step {
-        if run_status.is_over && self.is_working() {
+        if context.run_status.is_over && self.is_working() {
             return self.settle(Settle::Ack, false);
         }
         match (std::mem::replace(&mut self.stage, Stage::Received), reply) {
-            (Stage::Received | Stage::Parked, _) => {
-                let run_status = match traits.bug {
-                    Some(Bug::WorksOnStaleOrders) => RunStatus::default(),
-                    _ => run_status,
-                };
-                self.admit(run_status, in_flight)
+            (Stage::Received | Stage::Parked, _) => self.admit(traits, context),
+            (Stage::ReadingDeadLetter, Some(Reply::Record(last))) => {
+                self.decide_dead_letter(read_failure(last.as_deref()).as_ref())
             }
             (Stage::Checking, Some(Reply::Record(found))) => {
                 self.handle_existing(traits, found.as_deref())
             }
             (Stage::WaitingForStore, _) => self.fetch(),
-            (Stage::Fetching, Some(Reply::Stored(true))) => {
-                self.stage = Stage::Working;
-                Step::SetTimer(self.work_ms(traits, random))
-            }
-            (Stage::Fetching, Some(Reply::Stored(false))) => self.back_off(),
+            (Stage::Fetching, Some(Reply::Stored(outcome))) => match outcome {
+                StoreOutcome::Done => {
+                    self.stage = Stage::Working;
+                    Step::SetTimer(self.work_ms(traits, random))
+                }
+                StoreOutcome::Away => self.back_off(),
+                // Another agent may have the file.
+                StoreOutcome::Damaged => self.read_failures(JobFault::WorkFailed),
+                StoreOutcome::DiskFull => self.read_failures(JobFault::DiskFull),
+            },
             (Stage::Working, _) => self.finish_work(traits, random),
-            (Stage::Storing(results), Some(Reply::Stored(true))) => {
-                let next = results.front().cloned();
-                self.stage = Stage::Writing(results);
-                next.map_or(Step::Wait, |fact| Step::Send(Request::Publish(Box::new(fact))))
+            (Stage::Storing(results), Some(Reply::Stored(StoreOutcome::Done))) => {
+                self.write_stored(results)
             }
-            // The training is done and its files wait for the store.
+            // The job is done again, because its files could not be stored.
+            (Stage::Storing(_), Some(Reply::Stored(_))) => self.back_off(),
+            // An acknowledgement that was sent too early.
             (Stage::Storing(results), _) => self.write_next(results),
+            (Stage::Writing(results), Some(Reply::LogFull)) => {
+                self.stage = Stage::WaitingForLog(results);
+                Step::SetTimer(WRITE_RETRY_MS)
+            }
+            (Stage::WaitingForLog(results), _) => self.write_stored(results),
             (Stage::Writing(mut results), Some(Reply::Published(_))) => {
                 // If another agent was first, its result is just as good.
                 results.pop_front();
                 self.write_next(results)
             }
             (Stage::ReadingFailures(fault), Some(Reply::Record(last))) => {
-                let last = last.and_then(|record| match &record.fact.body {
-                    FactBody::Failure(failure) => Some(failure.clone()),
-                    _ => None,
-                });
-                self.write_failure(traits, fault, last)
+                self.write_failure(traits, fault, read_failure(last.as_deref()))
             }
             (Stage::WritingFailure(fault, failure), Some(Reply::Published(published))) => {
                 match published.ours {
@@ -175,20 +213,15 @@ impl Job {
                     false => self.read_failures(fault),
                 }
             }
-            (Stage::Settling { succeeded: false, how }, Some(Reply::Settled))
-                if traits.writes_late && how != (Settle::Nak { delay_ms: NACK_PAUSE_MS }) =>
+            (Stage::WritingFailure(fault, _), Some(Reply::LogFull)) => Step::Abandoned(fault),
+            (Stage::Settling { succeeded: false, untried: false, .. }, Some(Reply::Settled))
+                if traits.writes_late =>
             {
                 // The result comes too late, or just in time.
-                self.stage = Stage::WritingLate(self.make_results(traits, random));
+                self.stage = Stage::WaitingToBeLate(self.make_results(traits, random));
                 Step::SetTimer(random.u64(1..5_000))
             }
-            (Stage::WritingLate(mut results), _) => match results.pop_front() {
-                Some(fact) => {
-                    self.stage = Stage::WritingLate(results);
-                    Step::Send(Request::Publish(Box::new(fact)))
-                }
-                None => Step::Finished { succeeded: false },
-            },
+            (Stage::WaitingToBeLate(results), _) => self.write_next(results),
             (Stage::Settling { succeeded, .. }, _) => Step::Finished { succeeded },
             (stage, _) => {
                 // A reply to an earlier request.
@@ -211,26 +244,50 @@ impl Job {
         let results = self.make_results(traits, random);
         if traits.bug == Some(Bug::AcksFirst) {
             self.stage = Stage::Storing(results);
-            let (kind, sequence) = (self.delivery.kind, self.delivery.record.sequence);
-            return Step::Send(Request::Settle(kind, sequence, Settle::Ack));
+            let (queue, sequence) = (self.delivery.queue, self.delivery.record.sequence);
+            return Step::Send(Request::Settle(queue, sequence, Settle::Ack));
         }
         self.write_next(results)
     }
 
-    fn admit(&mut self, run_status: RunStatus, in_flight: InFlightState) -> Step {
-        let body = &self.delivery.record.fact.body;
-        match agent_core::admit_delivery(body, self.delivery.delivered, run_status, in_flight) {
+    fn admit(&mut self, traits: &AgentTraits, context: JobContext) -> Step {
+        let status = match traits.bug {
+            Some(Bug::WorksOnStaleOrders) => RunStatus::default(),
+            _ => context.status_for_fact,
+        };
+        let Delivery { queue, record, delivered } = &self.delivery;
+        let action =
+            agent_core::admit_delivery(&record.fact.body, *delivered, status, context.in_flight);
+        let may_run = !(context.is_quarantined && queue.kind == WorkKind::Generate);
+        match action {
             DeliveryAction::Ignore => Step::Finished { succeeded: false },
             DeliveryAction::Acknowledge => self.settle(Settle::Ack, false),
-            DeliveryAction::Nack => self.settle(Settle::Nak { delay_ms: NACK_PAUSE_MS }, false),
-            DeliveryAction::DeadLetter => self.read_failures(JobFault::InvalidInput),
+            DeliveryAction::Nack => Step::PauseAndSend(self.return_untried()),
             DeliveryAction::Wait => {
                 self.stage = Stage::Parked;
                 Step::Wait
             }
+            DeliveryAction::DeadLetter | DeliveryAction::Run if !may_run => {
+                Step::Send(self.return_untried())
+            }
+            DeliveryAction::DeadLetter => {
+                self.stage = Stage::ReadingDeadLetter;
+                self.find_last_failure().map_or_else(|| self.settle(Settle::Ack, false), Step::Send)
+            }
             DeliveryAction::Run => {
                 self.stage = Stage::Checking;
                 Step::SendAndStart(self.find_result())
+            }
+        }
+    }
+
+    /// Gives up the job, unless the agents before lacked what it needs.
+    fn decide_dead_letter(&mut self, last: Option<&v1::Failure>) -> Step {
+        match agent_core::is_dead_letter(self.delivery.delivered, last) {
+            true => self.read_failures(JobFault::InvalidInput),
+            false => {
+                self.stage = Stage::Checking;
+                Step::Send(self.find_result())
             }
         }
     }
@@ -248,11 +305,10 @@ impl Job {
             FactKey::TrainOrder { cycle, .. } => {
                 Request::LastWithPrefix(format!("flotilla.{}.checkpoint.{cycle}.", subject.run))
             }
-            FactKey::Checkpoint { cycle, step } => {
-                let suite = task::SUITE.parse().expect("a legal name");
-                at(FactKey::Eval { cycle: *cycle, step: *step, suite })
-            }
-            key => Request::Get(format!("{key:?}")),
+            key => match key.checkpoint_position() {
+                Some((cycle, step)) => at(eval_key(cycle, step)),
+                None => Request::Get(format!("{key:?}")),
+            },
         }
     }
 
@@ -264,8 +320,9 @@ impl Job {
         if done {
             return self.settle(Settle::Ack, true);
         }
-        let (kind, cycle, name) = self.work_id();
-        if traits.poison && (kind, cycle, &*name) == (WorkKind::Generate, 1, "t00001") {
+        let (kind, HeldJob { run, cycle, job }) = self.work_id();
+        let named = (run.as_str(), kind, cycle, &*job);
+        if traits.poison && named == (specs::FIRST_RUN, WorkKind::Generate, 1, "t00001") {
             return Step::Die;
         }
         self.fetch()
@@ -273,7 +330,13 @@ impl Job {
 
     fn fetch(&mut self) -> Step {
         self.stage = Stage::Fetching;
-        Step::Send(Request::Store)
+        let fact = &self.delivery.record.fact;
+        Step::Send(Request::Fetch(match &fact.body {
+            FactBody::Samples(_) => {
+                task::blob(b"prompts").map(|blob| blob.digest).into_iter().collect()
+            }
+            _ => store::named_files(fact),
+        }))
     }
 
     fn back_off(&mut self) -> Step {
@@ -311,7 +374,7 @@ impl Job {
         match (&subject.key, &record.fact.body) {
             (FactKey::GenerateOrder { cycle, job, .. }, FactBody::GenerateOrder(order)) => {
                 let reports_other_adapter = traits.reports_other_adapter && random.bool();
-                let wall_s = 0.25 * f64::from(task::PROMPTS);
+                let wall_s = 0.25 * f64::from(specs::PROMPTS);
                 let key = FactKey::Samples { cycle: *cycle, job: job.clone() };
                 let stale = traits.stale && random.u32(0..4) > 0;
                 let samples =
@@ -326,42 +389,58 @@ impl Job {
                 let key = FactKey::Verdicts { cycle: *cycle, job: job.clone() };
                 [fact(key, task::make_verdicts(samples, record.sequence, agent))].into()
             }
-            (FactKey::TrainOrder { cycle, .. }, FactBody::TrainOrder(order)) => (1..=task::STEPS)
-                .filter(|step| step % task::SAVE_EVERY == 0)
+            (FactKey::TrainOrder { cycle, .. }, FactBody::TrainOrder(order)) => task::saved_steps()
                 .map(|step| {
                     let key = FactKey::Checkpoint { cycle: *cycle, step };
                     fact(key, task::make_checkpoint(order, step, agent))
                 })
                 .collect(),
-            (FactKey::Checkpoint { cycle, step }, FactBody::Checkpoint(checkpoint)) => {
-                let suite = task::SUITE.parse().expect("a legal name");
-                let key = FactKey::Eval { cycle: *cycle, step: *step, suite };
-                [fact(key, task::make_eval(checkpoint, agent))].into()
+            (key, FactBody::Checkpoint(checkpoint)) => {
+                let eval =
+                    |(cycle, step)| fact(eval_key(cycle, step), task::make_eval(checkpoint, agent));
+                key.checkpoint_position().map(eval).into_iter().collect()
             }
             _ => VecDeque::new(),
         }
     }
 
-    /// Writes the files first, then the fact that names them.
+    /// Writes the files of a checkpoint first, then the fact that names them.
     fn write_next(&mut self, results: VecDeque<Fact>) -> Step {
-        if results.is_empty() {
-            return self.settle(Settle::Ack, true);
-        }
+        let Some(next) = results.front() else { return self.settle(Settle::Ack, true) };
+        let FactBody::Checkpoint(v1::Checkpoint { tree: Some(tree), .. }) = &next.body else {
+            return self.write_stored(results);
+        };
+        let request = Request::Store(tree.manifest.clone());
         self.stage = Stage::Storing(results);
-        Step::Send(Request::Store)
+        Step::Send(request)
+    }
+
+    fn write_stored(&mut self, results: VecDeque<Fact>) -> Step {
+        let next = results.front().cloned();
+        self.stage = Stage::Writing(results);
+        next.map_or(Step::Wait, |fact| Step::Send(Request::Publish(Rc::new(fact))))
+    }
+
+    /// Returns the id of the failures of the job.
+    fn failure_id(&self) -> Option<String> {
+        let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
+        let subject = &self.delivery.record.fact.subject;
+        let expected = agent_core::expected_results(&subject.key, &suites);
+        expected.into_iter().next().map(|(id, _)| id)
+    }
+
+    fn find_last_failure(&self) -> Option<Request> {
+        let (run, kind) = (&self.delivery.record.fact.subject.run, self.delivery.queue.kind);
+        let id = self.failure_id()?;
+        Some(Request::LastWithPrefix(format!("flotilla.{run}.failure.{kind}.{id}.")))
     }
 
     fn read_failures(&mut self, fault: JobFault) -> Step {
-        let subject = &self.delivery.record.fact.subject;
-        let kind = self.delivery.kind;
-        let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
-        let expected = agent_core::expected_results(&subject.key, &suites);
-        let Some((id, _)) = expected.first() else { return self.settle(Settle::Ack, false) };
+        let Some(request) = self.find_last_failure() else {
+            return self.settle(Settle::Ack, false);
+        };
         self.stage = Stage::ReadingFailures(fault);
-        Step::Send(Request::LastWithPrefix(format!(
-            "flotilla.{}.failure.{kind}.{id}.",
-            subject.run
-        )))
+        Step::Send(request)
     }
 
     fn write_failure(
@@ -371,19 +450,17 @@ impl Job {
         last: Option<v1::Failure>,
     ) -> Step {
         let subject = &self.delivery.record.fact.subject;
-        let kind = self.delivery.kind;
-        let suites = [v1::Suite { name: task::SUITE.into(), ..Default::default() }];
-        let expected = agent_core::expected_results(&subject.key, &suites);
+        let kind = self.delivery.queue.kind;
         let (run, agent) = (&subject.run, traits.name.as_str());
         let attempt = FailedAttempt { run, kind, agent, fault, message: "failed", log_tail: "" };
         let given_up = last.as_ref().is_some_and(|last| last.r#final);
-        let next = expected.first().filter(|_| !given_up);
-        let next = next.and_then(|(id, _)| agent_core::build_failure(&attempt, id, last.as_ref()));
+        let next = self.failure_id().filter(|_| !given_up);
+        let next = next.and_then(|id| agent_core::build_failure(&attempt, &id, last.as_ref()));
         let Some(failure) = next else { return self.finish_failed(fault, last.as_slice()) };
         let key = FactKey::Failure { kind, id: failure.id.clone(), attempt: failure.attempt };
         let fact = task::new_fact(subject, key, FactBody::Failure(failure.clone()));
         self.stage = Stage::WritingFailure(fault, Box::new(failure));
-        Step::Send(Request::Publish(Box::new(fact)))
+        Step::Send(Request::Publish(Rc::new(fact)))
     }
 
     fn finish_failed(&mut self, fault: JobFault, failures: &[v1::Failure]) -> Step {
@@ -391,7 +468,18 @@ impl Job {
             RetryDecision::GiveUp => (Settle::Ack, 0),
             RetryDecision::RetryAfter { delay_ms } => (Settle::Nak { delay_ms }, delay_ms),
         };
-        self.stage = Stage::Settling { how, succeeded: false };
+        self.stage = Stage::Settling { how, succeeded: false, untried: false };
         Step::Failed { fault, delay_ms }
+    }
+}
+
+fn eval_key(cycle: u32, step: u32) -> FactKey {
+    FactKey::Eval { cycle, step, suite: task::SUITE.parse().expect("a legal name") }
+}
+
+fn read_failure(record: Option<&wire::Record>) -> Option<v1::Failure> {
+    match record.map(|record| &record.fact.body) {
+        Some(FactBody::Failure(failure)) => Some(failure.clone()),
+        _ => None,
     }
 }

@@ -5,21 +5,28 @@
 //! accounted for and with the results of a simulation without faults. The same seed always produces
 //! the same trace.
 //!
-//! These parts are models: the server (`server`), the network and the processes (`world`), and the
-//! results of models and verifiers (`task`).
+//! These parts are models: the server (`server`), the store (`store`), the network and the
+//! processes (`world`), and the results of models and verifiers (`task`).
 
 mod agent;
+mod archiver;
 mod check;
 mod coordinator;
 mod faults;
 mod job;
+mod peer;
+mod process;
+mod run_check;
 mod server;
+mod specs;
+mod store;
 mod task;
 mod trace;
 mod user;
 mod world;
 
 pub use faults::{Bug, Faults};
+pub use run_check::RunResults;
 pub use world::{Outcome, simulate};
 
 /// Simulates a seed with its faults and without faults, and compares the results.
@@ -36,12 +43,14 @@ pub fn try_seed(seed: u64) -> Result<Outcome, String> {
 /// See `try_seed`.
 pub fn try_faults(seed: u64, faults: &Faults) -> Result<Outcome, String> {
     let outcome = simulate(seed, faults, false)?;
-    if outcome.comparable {
-        let undisturbed = simulate(seed, &Faults::none(), false)?;
-        if undisturbed.results != outcome.results {
+    let undisturbed = simulate(seed, &Faults::none(), false)?;
+    for (run, results) in &outcome.results {
+        let expected = &undisturbed.results[run];
+        let is_complete = !outcome.comparable || results.len() == expected.len();
+        let is_equal = results.iter().all(|(cycle, result)| expected.get(cycle) == Some(result));
+        if !is_complete || !is_equal {
             return Err(format!(
-                "the run ended otherwise than undisturbed: {:?}, undisturbed {:?}",
-                outcome.results, undisturbed.results
+                "run {run} ended otherwise than undisturbed: {results:?}, undisturbed {expected:?}"
             ));
         }
     }

@@ -49,7 +49,7 @@ fn simulate_one(seed: u64) -> ExitCode {
 fn simulate_many(first: u64, count: u64) -> ExitCode {
     let began = Instant::now();
     let next = AtomicU64::new(first);
-    let [steps, kills, failed] = [0; 3].map(AtomicU64::new);
+    let [steps, kills, failed, comparable, damaged] = [0; 5].map(AtomicU64::new);
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -63,6 +63,8 @@ fn simulate_many(first: u64, count: u64) -> ExitCode {
                         Ok(outcome) => {
                             steps.fetch_add(outcome.steps, Ordering::Relaxed);
                             kills.fetch_add(outcome.kills, Ordering::Relaxed);
+                            comparable.fetch_add(u64::from(outcome.comparable), Ordering::Relaxed);
+                            damaged.fetch_add(u64::from(outcome.damaged), Ordering::Relaxed);
                         }
                         Err(error) => {
                             failed.fetch_add(1, Ordering::Relaxed);
@@ -73,9 +75,11 @@ fn simulate_many(first: u64, count: u64) -> ExitCode {
             });
         }
     });
-    let [steps, kills, failed] = [steps, kills, failed].map(AtomicU64::into_inner);
+    let [steps, kills, failed, comparable, damaged] =
+        [steps, kills, failed, comparable, damaged].map(AtomicU64::into_inner);
     println!(
-        "{count} seeds, {steps} steps, {kills} kills, {failed} failed, {:.1} s",
+        "{count} seeds, {steps} steps, {kills} kills, {failed} failed, {comparable} comparable \
+         with a run without faults, {damaged} with a log that lost facts and shows it, {:.1} s",
         began.elapsed().as_secs_f64()
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,22 +1,26 @@
 //! A model of NATS JetStream: a log that accepts each subject once, and consumers that deliver each
 //! fact to one agent at a time. The tests of `services/bus` check the real one.
 //!
-//! Acknowledged facts survive a crash. Acknowledgements of deliveries may be lost, because the real
-//! server stores them later.
+//! Acknowledged facts survive a crash, unless the server does not sync each write (the default of
+//! `nats-server`, but not of a fleet's own server). Acknowledgements of deliveries may be lost,
+//! because the real server stores them later.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     rc::Rc,
 };
 
-use wire::{Fact, FactBody, Record, WorkKind};
+use wire::{AgentId, Fact, FactBody, FactKey, Record, RunId, WorkKind};
 
-use crate::faults::Bug;
+use crate::{faults::Bug, task::OTHER_POOL};
 
 pub(crate) const LEASE_MS: u64 = 6_000;
 
 /// The age up to which a crash may lose an acknowledgement.
 const ACK_LOSS_MS: u64 = 300;
+
+/// More than the limit of open orders of all runs, including backup orders.
+pub(crate) const QUEUED_MAX: usize = 160;
 
 /// The result of publishing a fact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,10 +30,36 @@ pub(crate) struct Published {
     pub(crate) ours: bool,
 }
 
+/// A work queue. All pools share one queue for verify and eval work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Queue {
+    pub(crate) kind: WorkKind,
+    is_other_pool: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(kind: WorkKind, pool: &str) -> Self {
+        let is_divided = matches!(kind, WorkKind::Generate | WorkKind::Train);
+        Self { kind, is_other_pool: is_divided && pool == OTHER_POOL }
+    }
+
+    /// Returns the queue that a fact is delivered from, if it triggers work.
+    fn triggered_by(fact: &Fact) -> Option<Self> {
+        let (kind, pool) = match (&fact.subject.key, &fact.body) {
+            (FactKey::GenerateOrder { pool, .. }, _) => (WorkKind::Generate, pool.as_str()),
+            (FactKey::TrainOrder { pool, .. }, _) => (WorkKind::Train, pool.as_str()),
+            (_, FactBody::Samples(_)) => (WorkKind::Verify, ""),
+            (_, FactBody::Checkpoint(_)) => (WorkKind::Eval, ""),
+            _ => return None,
+        };
+        Some(Self::new(kind, pool))
+    }
+}
+
 /// A fact that is delivered to an agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Delivery {
-    pub(crate) kind: WorkKind,
+    pub(crate) queue: Queue,
     pub(crate) record: Rc<Record>,
     pub(crate) delivered: u64,
 }
@@ -44,9 +74,11 @@ pub(crate) enum Settle {
 
 #[derive(Debug, Default)]
 pub(crate) struct Server {
-    pub(crate) log: Vec<Rc<Record>>,
+    log: BTreeMap<u64, Rc<Record>>,
+    /// The last sequence, which never decreases when facts are purged.
+    end: u64,
     subjects: BTreeMap<String, u64>,
-    consumers: BTreeMap<WorkKind, Consumer>,
+    consumers: BTreeMap<Queue, Consumer>,
     /// The offset of its clock in milliseconds.
     pub(crate) skew_ms: u64,
     bug: Option<Bug>,
@@ -70,47 +102,122 @@ impl Server {
         Self { bug, ..Self::default() }
     }
 
-    pub(crate) fn publish(&mut self, now_ms: u64, fact: &Fact) -> Published {
+    pub(crate) fn publish(
+        &mut self,
+        now_ms: u64,
+        author: Option<&AgentId>,
+        fact: &Fact,
+    ) -> Published {
         let subject = fact.subject.to_string();
-        let taken = self.subjects.get(&subject).copied();
-        if let Some(sequence) = taken.filter(|_| self.bug != Some(Bug::AcceptsDuplicates)) {
-            let ours = self.record_at(sequence).fact == *fact;
-            return Published { sequence, ours };
+        let taken = self.get(&subject);
+        if let Some(taken) = taken.filter(|_| self.bug != Some(Bug::AcceptsDuplicates)) {
+            return Published { sequence: taken.sequence, ours: taken.fact == *fact };
         }
-        let sequence = self.log.len() as u64 + 1;
+        self.end += 1;
+        let sequence = self.end;
         self.subjects.insert(subject, sequence);
-        let record =
-            Record { sequence, time_ms: now_ms + self.skew_ms, author: None, fact: fact.clone() };
-        if let Some(kind) = triggered_kind(&fact.body) {
-            self.consumers.entry(kind).or_default().ready.push_back((now_ms, sequence));
+        let (time_ms, author) = (now_ms + self.skew_ms, author.cloned());
+        let record = Record { sequence, time_ms, author, fact: fact.clone() };
+        if let Some(queue) = Queue::triggered_by(fact) {
+            self.consumers.entry(queue).or_default().ready.push_back((now_ms, sequence));
         }
-        self.log.push(Rc::new(record));
+        self.log.insert(sequence, Rc::new(record));
         Published { sequence, ours: true }
     }
 
-    fn record_at(&self, sequence: u64) -> &Rc<Record> {
-        let index = usize::try_from(sequence - 1).expect("a log that fits into memory");
-        &self.log[index]
+    /// True if the server accepts the facts as one batch.
+    pub(crate) fn accepts_batch(&self, facts: &[Fact]) -> bool {
+        !facts.iter().any(|fact| self.subjects.contains_key(&fact.subject.to_string()))
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(crate) fn records(&self) -> impl Iterator<Item = &Rc<Record>> {
+        self.log.values()
     }
 
     pub(crate) fn get(&self, subject: &str) -> Option<Rc<Record>> {
-        self.subjects.get(subject).map(|sequence| self.record_at(*sequence).clone())
+        self.subjects.get(subject).and_then(|sequence| self.log.get(sequence)).cloned()
     }
 
     /// Returns the last record whose subject starts with the prefix.
     pub(crate) fn last_with_prefix(&self, prefix: &str) -> Option<Rc<Record>> {
         let below = self.subjects.range(prefix.to_owned()..);
         let below = below.take_while(|(subject, _)| subject.starts_with(prefix));
-        below.map(|(_, sequence)| *sequence).max().map(|sequence| self.record_at(sequence).clone())
+        let last = below.map(|(_, sequence)| *sequence).max()?;
+        self.log.get(&last).cloned()
     }
 
     pub(crate) fn after(&self, sequence: u64, most: usize) -> Vec<Rc<Record>> {
-        let first = usize::try_from(sequence).unwrap_or(usize::MAX);
-        self.log.iter().skip(first).take(most).cloned().collect()
+        self.log.range(sequence + 1..).take(most).map(|(_, record)| record.clone()).collect()
     }
 
-    pub(crate) fn pull(&mut self, kind: WorkKind, agent: usize) {
-        let pulls = &mut self.consumers.entry(kind).or_default().pulls;
+    /// Returns the facts that belong into the archive of a cycle.
+    pub(crate) fn read_cycle(
+        &self,
+        (run, cycle): (&RunId, u32),
+        after: u64,
+        up_to: u64,
+        most: usize,
+    ) -> Vec<Rc<Record>> {
+        let within = self.log.range(after + 1..).map(|(_, record)| record);
+        let within = within.take_while(|record| record.sequence <= up_to);
+        let archived = within.filter(|record| is_archived_with(record, run, cycle));
+        archived.take(most).cloned().collect()
+    }
+
+    pub(crate) fn has_bulky_facts(&self, run: &RunId, cycle: u32, up_to: u64) -> bool {
+        let is_bulky = |record: &Record| {
+            let key = &record.fact.subject.key;
+            record.fact.subject.run == *run && key.is_bulky() && key.cycle_number() == Some(cycle)
+        };
+        self.log.range(..=up_to).any(|(_, record)| is_bulky(record))
+    }
+
+    /// Removes one kind of bulky facts of a cycle, and returns them.
+    pub(crate) fn purge(
+        &mut self,
+        (run, cycle): (&RunId, u32),
+        kind: usize,
+        up_to: u64,
+    ) -> Vec<Rc<Record>> {
+        let is_due = |record: &Record| {
+            let key = &record.fact.subject.key;
+            let same = match kind {
+                0 => matches!(key, FactKey::GenerateOrder { .. }),
+                1 => matches!(key, FactKey::Samples { .. }),
+                _ => matches!(key, FactKey::Verdicts { .. }),
+            };
+            same && record.sequence <= up_to
+                && record.fact.subject.run == *run
+                && key.cycle_number() == Some(cycle)
+        };
+        let purged = self.log.extract_if(.., |_, record| is_due(record));
+        let purged: Vec<Rc<Record>> = purged.map(|(_, record)| record).collect();
+        for record in &purged {
+            self.subjects.remove(&record.fact.subject.to_string());
+        }
+        purged
+    }
+
+    /// Loses the facts after a sequence, as in a crash before they were synced.
+    pub(crate) fn lose_tail(&mut self, end: u64) {
+        for record in self.log.split_off(&(end + 1)).values() {
+            self.subjects.remove(&record.fact.subject.to_string());
+        }
+        self.end = end;
+        for consumer in self.consumers.values_mut() {
+            consumer.ready.retain(|(_, sequence)| *sequence <= end);
+            consumer.leased.split_off(&(end + 1));
+            consumer.delivered.split_off(&(end + 1));
+            consumer.acked.retain(|(sequence, _)| *sequence <= end);
+        }
+    }
+
+    pub(crate) fn pull(&mut self, queue: Queue, agent: usize) {
+        let pulls = &mut self.consumers.entry(queue).or_default().pulls;
         if !pulls.contains(&agent) {
             pulls.push_back(agent);
         }
@@ -119,13 +226,17 @@ impl Server {
     /// Returns new deliveries. Must be called whenever a fact may have become ready.
     pub(crate) fn deliver_ready(&mut self, now_ms: u64) -> Vec<(usize, Delivery)> {
         let mut out = Vec::new();
-        for (kind, consumer) in &mut self.consumers {
+        for (queue, consumer) in &mut self.consumers {
             while let Some((agent, sequence)) = consumer.next_delivery(now_ms) {
+                let Some(record) = self.log.get(&sequence).cloned() else {
+                    // Purged facts are not delivered.
+                    consumer.leased.remove(&sequence);
+                    consumer.pulls.push_front(agent);
+                    continue;
+                };
                 let delivered = consumer.delivered.entry(sequence).or_insert(0);
                 *delivered += 1;
-                let index = usize::try_from(sequence - 1).expect("as in `at`");
-                let record = self.log[index].clone();
-                out.push((agent, Delivery { kind: *kind, record, delivered: *delivered }));
+                out.push((agent, Delivery { queue: *queue, record, delivered: *delivered }));
             }
         }
         out
@@ -133,8 +244,8 @@ impl Server {
 
     /// Settles a delivery for all holders, like the real server, which does not check who holds the
     /// lease.
-    pub(crate) fn settle(&mut self, now_ms: u64, kind: WorkKind, sequence: u64, how: Settle) {
-        let consumer = self.consumers.entry(kind).or_default();
+    pub(crate) fn settle(&mut self, now_ms: u64, queue: Queue, sequence: u64, how: Settle) {
+        let consumer = self.consumers.entry(queue).or_default();
         let leased = consumer.leased.contains_key(&sequence);
         match how {
             Settle::Progress if leased => {
@@ -181,12 +292,16 @@ impl Server {
         }
     }
 
-    /// The number of facts that wait or are leased.
-    pub(crate) fn queued(&self, kind: WorkKind) -> usize {
-        self.consumers.get(&kind).map_or(0, |c| {
+    /// The largest number of facts that wait or are leased in a queue.
+    pub(crate) fn longest_queue(&self) -> usize {
+        let length = |c: &Consumer| {
+            if c.ready.len() + c.leased.len() <= QUEUED_MAX {
+                return c.ready.len() + c.leased.len();
+            }
             let ready = c.ready.iter().map(|(_, sequence)| sequence);
             ready.chain(c.leased.keys()).collect::<BTreeSet<_>>().len()
-        })
+        };
+        self.consumers.values().map(length).max().unwrap_or(0)
     }
 }
 
@@ -200,13 +315,10 @@ impl Consumer {
     }
 }
 
-/// The kind of work that a fact triggers.
-fn triggered_kind(body: &FactBody) -> Option<WorkKind> {
-    match body {
-        FactBody::GenerateOrder(_) => Some(WorkKind::Generate),
-        FactBody::Samples(_) => Some(WorkKind::Verify),
-        FactBody::TrainOrder(_) => Some(WorkKind::Train),
-        FactBody::Checkpoint(_) => Some(WorkKind::Eval),
-        _ => None,
-    }
+/// True if the record belongs into the archive of a cycle.
+pub(crate) fn is_archived_with(record: &Record, run: &RunId, cycle: u32) -> bool {
+    let key = &record.fact.subject.key;
+    record.fact.subject.run == *run
+        && key.cycle_number() == Some(cycle)
+        && !matches!(key, FactKey::Archived { .. } | FactKey::WatchedCheckpoint { .. })
 }

@@ -1,106 +1,38 @@
-//! The run of a simulation, and deterministic results of its models and verifiers. They do not
-//! depend on the agent, as on real machines of one kind.
+//! Deterministic results of the simulated models and verifiers. They do not depend on the agent, as
+//! on real machines of one kind.
 
 use std::collections::BTreeMap;
 
 use wire::{Digest, Fact, FactBody, FactKey, PromptEntry, Subject, derive_seed, v1};
 
-pub(crate) const PROMPTS: u32 = 12;
-const HELDOUT: u32 = 4;
-const SAMPLES: u32 = 4;
-const CYCLES: u32 = 2;
-pub(crate) const SUITE: &str = "text";
-const SUITES: [&str; 2] = ["sums", "code"];
+use crate::specs::{HELDOUT, PROMPTS, SUITES};
 
-/// The allowed difference between canaries of agents, and the actual noise.
-const TOLERANCE: f64 = 0.05;
+pub(crate) const SUITE: &str = "text";
+
+/// The pool of some agents and runs. The others are in the pool `default`.
+pub(crate) const OTHER_POOL: &str = "other";
+
+/// The actual noise of the canaries of agents.
 const NOISE: f32 = 0.01;
 
 /// The adapter that the stale agent uses instead of the ordered one.
 const STALE: &str = "b3:forgotten";
 
 /// Training steps, and steps between two checkpoints.
-pub(crate) const STEPS: u32 = 4;
-pub(crate) const SAVE_EVERY: u32 = 2;
+const STEPS: u32 = 4;
+const SAVE_EVERY: u32 = 2;
 
-fn tree(manifest: &Digest) -> v1::Tree {
+pub(crate) fn saved_steps() -> impl Iterator<Item = u32> {
+    (1..=STEPS).filter(|step| step % SAVE_EVERY == 0)
+}
+
+pub(crate) fn tree(manifest: &Digest) -> v1::Tree {
     v1::Tree { path: format!("trees/{manifest}"), manifest: manifest.to_string() }
 }
 
-fn blob(content: &[u8]) -> Option<v1::Blob> {
+pub(crate) fn blob(content: &[u8]) -> Option<v1::Blob> {
     let digest = Digest::hash_bytes(content).to_string();
     Some(v1::Blob { digest, bytes: content.len() as u64 })
-}
-
-/// Returns the run spec of a seed. Its bits select staleness, the training start (base or previous
-/// adapter), a curriculum with a budget, gates, prompt suites, an entropy limit and the canary.
-pub(crate) fn run_spec(run: &str, seed: u64) -> v1::Spec {
-    let kind = |bit: u32| derive_seed(seed, &["kind"]) >> bit & 1 == 1;
-    let curriculum = v1::Curriculum {
-        difficulty: Some(v1::curriculum::Difficulty { target: vec![0.3], explore: 0.3 }),
-        budget: Some(v1::curriculum::Budget { min: 1, max: 3 * SAMPLES }),
-    };
-    let gate = v1::gates::Gate { then: v1::gates::Then::RollBack.into(), ..Default::default() };
-    let of_suite = v1::gates::Gate { suite: SUITES[0].into(), ..gate };
-    let sure =
-        v1::gates::Gate { margin: 0.9, then: v1::gates::Then::Stop.into(), ..Default::default() };
-    let gates = v1::Gates {
-        pass_rate: Some(gate),
-        patience: 2,
-        pass_rates: if kind(4) { vec![of_suite] } else { Vec::new() },
-        entropy: kind(5).then_some(sure),
-        ..Default::default()
-    };
-    v1::Spec {
-        run: run.into(),
-        seed,
-        base: Some(v1::Base { tree: Some(tree(&Digest::hash_bytes(b"base"))), random_init: false }),
-        pool: "default".into(),
-        suites: vec![v1::Suite { name: SUITE.into(), text: blob(b"text"), ..Default::default() }],
-        kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
-            prompts: blob(b"prompts"),
-            prompt_count: PROMPTS,
-            heldout: blob(b"heldout"),
-            heldout_count: HELDOUT,
-            cycles: CYCLES + u32::from(kind(0)),
-            samples_per_prompt: SAMPLES,
-            heldout_samples_per_prompt: 2,
-            sampling: Some(v1::Sampling { max_new_tokens: 16, ..Default::default() }),
-            selection: Some(v1::Selection {
-                keep_per_prompt: 1,
-                min_reward: 0.5,
-                ..Default::default()
-            }),
-            training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
-            staleness: u32::from(kind(0)),
-            from_base: kind(1),
-            prompts_per_cycle: if kind(2) { PROMPTS / 2 } else { 0 },
-            curriculum: kind(2).then_some(curriculum),
-            gates: kind(3).then_some(gates),
-            prompt_suites: if kind(4) { SUITES.map(prompt_suite).into() } else { Vec::new() },
-            entropy: kind(5),
-            proof: Some(v1::spec::Proof {
-                canary: kind(6),
-                tolerance: TOLERANCE,
-                ..Default::default()
-            }),
-            ..Default::default()
-        })),
-        ..Default::default()
-    }
-}
-
-/// Its prompts have the same ids as the held-out prompts of the run.
-fn prompt_suite(name: &str) -> v1::PromptSuite {
-    v1::PromptSuite {
-        name: name.into(),
-        prompts: blob(name.as_bytes()),
-        count: HELDOUT,
-        samples_per_prompt: 2,
-        sampling: Some(v1::Sampling { max_new_tokens: 8, ..Default::default() }),
-        pass_at: vec![1, 2],
-        ..Default::default()
-    }
 }
 
 pub(crate) fn suite_prompts() -> BTreeMap<String, Vec<PromptEntry>> {

@@ -1,21 +1,29 @@
-//! The user who submits the run, and pauses, resumes and cancels it.
+//! The user of a run, who submits it, and pauses, resumes and cancels it. The user of a watched run
+//! is its watcher, which writes the spec and then each checkpoint.
+
+use std::rc::Rc;
 
 use wire::{Fact, FactBody, FactKey, RunId, Subject, v1};
 
 use crate::{
     faults::Faults,
-    task,
-    world::{Command, Input, Peer, Reply, Request},
+    peer::{Command, Input, Peer, Reply, Request},
+    specs,
 };
 
-pub(crate) const RUN: &str = "r1";
-
 const REPLY_MS: u64 = 1_500;
+/// The time until the run is submitted, or the next checkpoint of a watched run is written.
+const WAIT_MS: u64 = 15_000;
+
 const RETRY: u64 = 1;
 const CHOOSE_ACTION: u64 = 2;
+const SUBMIT: u64 = 3;
 
 pub(crate) struct User {
-    spec: v1::Spec,
+    run: RunId,
+    /// The facts of the submission, and the number of those in the log.
+    facts: Vec<Rc<Fact>>,
+    submitted: usize,
     pause_every: u64,
     cancel: bool,
     /// The pending action.
@@ -34,11 +42,14 @@ enum Action {
 }
 
 impl User {
-    pub(crate) fn new(seed: u64, faults: &Faults) -> Self {
+    pub(crate) fn new(spec: &v1::Spec, faults: &Faults) -> Self {
+        let is_watched = matches!(spec.kind, Some(v1::spec::Kind::Watched(_)));
         Self {
-            spec: task::run_spec(RUN, seed),
-            pause_every: faults.pause_every,
-            cancel: faults.cancel,
+            run: RunId::new(spec.run.as_str()).expect("a legal name"),
+            facts: specs::submitted_facts(spec).into_iter().map(Rc::new).collect(),
+            submitted: 0,
+            pause_every: if is_watched { 0 } else { faults.pause_every },
+            cancel: faults.cancel && !is_watched,
             pending: None,
             request_id: 0,
             paused: false,
@@ -47,26 +58,26 @@ impl User {
     }
 
     fn send_pending(&mut self) -> Vec<Command> {
-        let fact = |place, body| Fact { subject: Subject::new(&run(), place), body };
         let request = match &self.pending {
             None => return Vec::new(),
-            Some(Action::Submit) => {
-                Request::Publish(Box::new(fact(FactKey::Spec, FactBody::Spec(self.spec.clone()))))
-            }
+            Some(Action::Submit) => match self.facts.get(self.submitted) {
+                Some(fact) => Request::Publish(fact.clone()),
+                None => return Vec::new(),
+            },
             Some(Action::ReadNumber(_)) => {
-                Request::LastWithPrefix(format!("flotilla.{RUN}.control."))
+                Request::LastWithPrefix(format!("flotilla.{}.control.", self.run))
             }
             Some(Action::Write(action, number)) => {
                 let control = v1::Control { action: (*action).into(), reason: String::new() };
-                let place = FactKey::Control { number: *number };
-                Request::Publish(Box::new(fact(place, FactBody::Control(control))))
+                let subject = Subject::new(&self.run, FactKey::Control { number: *number });
+                Request::Publish(Rc::new(Fact { subject, body: FactBody::Control(control) }))
             }
         };
         self.request_id += 1;
         vec![Command::Send(self.request_id, request), Command::SetTimer(REPLY_MS, RETRY)]
     }
 
-    fn handle_reply(&mut self, reply: Reply) -> Vec<Command> {
+    fn handle_reply(&mut self, random: &mut fastrand::Rng, reply: Reply) -> Vec<Command> {
         self.pending = match (self.pending, reply) {
             (Some(Action::ReadNumber(action)), Reply::Record(last)) => {
                 let number = last.map_or(0, |record| match record.fact.subject.key {
@@ -78,8 +89,18 @@ impl User {
             (Some(Action::Write(action, _)), Reply::Published(published)) if !published.ours => {
                 Some(Action::ReadNumber(action))
             }
-            (Some(Action::Submit | Action::Write(..)), Reply::Published(_)) => None,
-            (pending, _) => pending,
+            (Some(Action::Submit), Reply::Published(_)) => {
+                self.submitted += 1;
+                self.pending = None;
+                let next = if self.submitted < self.facts.len() { SUBMIT } else { CHOOSE_ACTION };
+                return vec![Command::SetTimer(random.u64(1..WAIT_MS), next)];
+            }
+            (Some(Action::Write(..)), Reply::Published(_)) => None,
+            // The timer repeats the request.
+            (pending, _) => {
+                self.pending = pending;
+                return Vec::new();
+            }
         };
         self.send_pending()
     }
@@ -107,25 +128,30 @@ impl User {
     }
 }
 
-pub(crate) fn run() -> RunId {
-    RunId::new(RUN).expect("a legal name")
-}
-
 impl Peer for User {
     fn handle(&mut self, _now_ms: u64, random: &mut fastrand::Rng, input: Input) -> Vec<Command> {
         match input {
             Input::Start => {
-                self.pending = Some(Action::Submit);
-                let mut commands = self.send_pending();
-                commands.push(Command::SetTimer(2_000, CHOOSE_ACTION));
-                commands
+                let first = self.run.as_str() == specs::FIRST_RUN;
+                let after = if first { 1 } else { random.u64(1..WAIT_MS) };
+                vec![Command::SetTimer(after, SUBMIT)]
             }
-            Input::Reply(id, reply) if id == self.request_id => self.handle_reply(reply),
+            Input::Timer(SUBMIT) => {
+                self.pending = Some(Action::Submit);
+                self.send_pending()
+            }
+            Input::Reply(id, reply) if id == self.request_id => self.handle_reply(random, reply),
             Input::Timer(RETRY) => self.send_pending(),
             Input::Timer(CHOOSE_ACTION) => self.choose_action(random),
             Input::Healed => {
                 self.healed = true;
-                vec![Command::SetTimer(1, CHOOSE_ACTION)]
+                // A log that lost facts may have lost the run, which is then submitted again.
+                if self.facts.len() > 1 {
+                    (self.submitted, self.pending) = (0, None);
+                    return vec![Command::SetTimer(1, SUBMIT)];
+                }
+                let submission = Request::Publish(self.facts[0].clone());
+                vec![Command::Send(0, submission), Command::SetTimer(1, CHOOSE_ACTION)]
             }
             Input::Reply(..)
             | Input::Timer(_)
@@ -135,5 +161,8 @@ impl Peer for User {
         }
     }
 
-    fn reset(&mut self, _incarnation: u64) {}
+    /// Only watchers are killed. They write their facts again, of which each is accepted once.
+    fn reset(&mut self, _incarnation: u64) {
+        (self.submitted, self.pending) = (0, None);
+    }
 }

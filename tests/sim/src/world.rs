@@ -1,91 +1,37 @@
 //! Simulated time, network and processes.
 
-use std::{collections::BTreeMap, rc::Rc};
-
-use wire::{Fact, Record, WorkKind};
-
-use crate::{
-    agent::{Agent, AgentStatus},
-    check::{Checker, Results},
-    coordinator::Coordinator,
-    faults::{FAULTS_MS, Faults},
-    server::{Delivery, Published, Server, Settle},
-    trace::Trace,
-    user::User,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
 };
 
-/// Limits of time and steps for the run to end after the phase with faults.
+use wire::{AgentId, Fact, RunId, Subject};
+
+use crate::{
+    agent::AgentStatus,
+    check::Checker,
+    faults::{FAULTS_MS, Faults},
+    peer::{Command, Input, Reply, Request},
+    process::{Process, ProcessClock, REVOCABLE_AGENTS, create_processes},
+    run_check::RunResults,
+    server::{Published, Server},
+    specs,
+    store::{Store, StoreOutcome},
+    trace::Trace,
+};
+
+/// Limits of time and steps for the runs to end after the phase with faults.
 const RECOVERY_MS: u64 = 4 * 3_600_000;
 const STEPS_MAX: u64 = 3_000_000;
 
-const GENERATORS: usize = 3;
+/// The time for the runs to end after the phase with faults if the log has lost facts.
+const STALL_MS: u64 = 600_000;
 
-/// A request of a peer to the server or the store.
-#[derive(Debug, Clone)]
-pub(crate) enum Request {
-    Publish(Box<Fact>),
-    Get(String),
-    LastWithPrefix(String),
-    After(u64),
-    Pull(WorkKind),
-    Settle(WorkKind, u64, Settle),
-    /// Reads or writes files.
-    Store,
-}
+/// Records in one reply.
+const PAGE: usize = 64;
 
-#[derive(Debug, Clone)]
-pub(crate) enum Reply {
-    Published(Published),
-    Record(Option<Rc<Record>>),
-    Records(Vec<Rc<Record>>),
-    Settled,
-    Stored(bool),
-}
-
-/// An event for a peer.
-#[derive(Debug, Clone)]
-pub(crate) enum Input {
-    Start,
-    Reply(u64, Reply),
-    Deliver(Delivery),
-    /// The log has grown.
-    Notify,
-    /// The broadcast status of an agent.
-    Status(Rc<AgentStatus>),
-    Timer(u64),
-    /// The phase with faults is over.
-    Healed,
-}
-
-/// An action of a peer.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Send(u64, Request),
-    SetTimer(u64, u64),
-    Broadcast(AgentStatus),
-    /// A coordinator decides on an order, with its position in the log.
-    OrderDecision(Box<Fact>, u64),
-    /// An agent starts a job, with its position in the log.
-    JobStart(Rc<Record>, u64),
-    Die,
-}
-
-/// A process that handles events and returns commands.
-pub(crate) trait Peer {
-    fn handle(&mut self, now_ms: u64, random: &mut fastrand::Rng, input: Input) -> Vec<Command>;
-
-    /// Forgets everything, like a killed process.
-    fn reset(&mut self, incarnation: u64);
-}
-
-struct Process {
-    name: String,
-    peer: Box<dyn Peer>,
-    incarnation: u64,
-    up: bool,
-    frozen_until: u64,
-    cut_until: u64,
-}
+/// The largest number of facts that a crash of the server loses.
+const LOST_FACTS_MAX: u64 = 8;
 
 enum Event {
     ToServer { from: usize, incarnation: u64, id: u64, request: Request },
@@ -104,7 +50,27 @@ enum FaultKind {
     Cut,
     Server,
     Store,
+    Full,
+    Damage,
+    Revoke,
 }
+
+impl FaultKind {
+    fn hits_process(self) -> bool {
+        matches!(self, Self::Crash | Self::Freeze | Self::Cut)
+    }
+}
+
+const FAULT_KINDS: [FaultKind; 8] = [
+    FaultKind::Crash,
+    FaultKind::Freeze,
+    FaultKind::Cut,
+    FaultKind::Server,
+    FaultKind::Store,
+    FaultKind::Full,
+    FaultKind::Damage,
+    FaultKind::Revoke,
+];
 
 /// The outcome of a simulation.
 #[derive(Debug, Clone)]
@@ -113,9 +79,12 @@ pub struct Outcome {
     pub steps: u64,
     pub kills: u64,
     pub facts: u64,
-    /// True if the results must equal those without faults.
+    /// True if all results must equal those without faults.
     pub comparable: bool,
-    pub results: Results,
+    /// The log has lost facts, and a run has stalled or contradicts itself.
+    pub damaged: bool,
+    /// The results that must be among those without faults.
+    pub results: BTreeMap<RunId, RunResults>,
 }
 
 struct World {
@@ -125,9 +94,16 @@ struct World {
     events: BTreeMap<(u64, u64), Event>,
     scheduled: u64,
     processes: Vec<Process>,
+    /// The first process that faults may hit. Those before are users.
+    first_exposed: usize,
     server: Server,
     server_down_until: u64,
+    log_full_until: u64,
+    store: Store,
     store_down_until: u64,
+    revoked: BTreeSet<usize>,
+    /// The log has changed since the runs were last seen to be open.
+    log_changed: bool,
     steps: u64,
     kills: u64,
     checker: Checker,
@@ -142,7 +118,7 @@ struct World {
 pub fn simulate(seed: u64, faults: &Faults, print: bool) -> Result<Outcome, String> {
     let mut world = World::new(seed, faults, print);
     world.start();
-    while !world.checker.is_over() {
+    while !world.is_over() {
         let Some(((at, _), event)) = world.events.pop_first() else {
             return Err("nothing happens any more, and the run has not ended".into());
         };
@@ -150,63 +126,61 @@ pub fn simulate(seed: u64, faults: &Faults, print: bool) -> Result<Outcome, Stri
         world.steps += 1;
         world.handle_event(event);
         world.checker.result().map_err(|error| format!("at {} ms: {error}", world.now))?;
+        let stalls = at > FAULTS_MS + STALL_MS && world.checker.has_lost_facts();
+        if stalls {
+            break;
+        }
         if at > FAULTS_MS + RECOVERY_MS || world.steps > STEPS_MAX {
             return Err(format!("the run does not end: {}", world.checker.describe()));
         }
     }
-    let results = world.checker.finish()?;
+    let (results, damaged) = world.checker.finish(&world.server, &world.store)?;
     Ok(Outcome {
         trace: world.trace.hash(),
         steps: world.steps,
         kills: world.kills,
-        facts: world.server.log.len() as u64,
-        comparable: world.checker.is_comparable(),
+        facts: world.server.end(),
+        comparable: !damaged && world.checker.is_comparable(),
+        damaged,
         results,
     })
 }
 
 impl World {
     fn new(seed: u64, faults: &Faults, print: bool) -> Self {
-        let mut processes = Vec::new();
-        let mut add = |name: String, peer: Box<dyn Peer>| {
-            processes.push(Process {
-                name,
-                peer,
-                incarnation: 0,
-                up: true,
-                frozen_until: 0,
-                cut_until: 0,
-            });
-        };
-        add("user".into(), Box::new(User::new(seed, faults)));
-        for number in 0..faults.coordinators {
-            add(format!("coordinator-{number}"), Box::new(Coordinator::new(number)));
+        let mut random = fastrand::Rng::with_seed(wire::derive_seed(seed, &["world"]));
+        let runs = specs::seed_specs(seed);
+        let mut store = Store::default();
+        for fact in runs.iter().flat_map(specs::submitted_facts) {
+            // What a user submits is stored before.
+            crate::store::named_files(&fact).iter().for_each(|digest| store.put_file(digest));
         }
-        let kinds = (0..GENERATORS).map(|_| vec![WorkKind::Generate]).chain([
-            vec![WorkKind::Verify, WorkKind::Train],
-            vec![WorkKind::Verify, WorkKind::Eval],
-            vec![WorkKind::Generate, WorkKind::Verify, WorkKind::Train, WorkKind::Eval],
-        ]);
-        for (number, kinds) in kinds.enumerate() {
-            let name = format!("agent-{number}");
-            add(name.clone(), Box::new(Agent::new(&name, number, kinds, faults)));
-        }
+        let (first_exposed, processes) = create_processes(&runs, faults, &mut random);
         Self {
             now: 0,
-            random: fastrand::Rng::with_seed(wire::derive_seed(seed, &["world"])),
             faults: faults.clone(),
             events: BTreeMap::new(),
             scheduled: 0,
             processes,
+            first_exposed,
+            random,
             server: Server::new(faults.bug),
             server_down_until: 0,
+            log_full_until: 0,
+            store,
             store_down_until: 0,
+            revoked: BTreeSet::new(),
+            log_changed: false,
             steps: 0,
             kills: 0,
-            checker: Checker::new(faults),
+            checker: Checker::new(faults, &runs),
             trace: Trace::new(print),
             healed: false,
         }
+    }
+
+    fn is_over(&mut self) -> bool {
+        std::mem::take(&mut self.log_changed) && self.checker.is_over(&self.server)
     }
 
     fn start(&mut self) {
@@ -215,15 +189,7 @@ impl World {
         }
         self.schedule(FAULTS_MS, Event::Healed);
         self.schedule(500, Event::Expire);
-        for kind in [
-            FaultKind::Crash,
-            FaultKind::Freeze,
-            FaultKind::Cut,
-            FaultKind::Server,
-            FaultKind::Store,
-        ] {
-            self.schedule_fault(kind);
-        }
+        FAULT_KINDS.into_iter().for_each(|kind| self.schedule_fault(kind));
     }
 
     fn schedule(&mut self, after: u64, event: Event) {
@@ -276,20 +242,24 @@ impl World {
             self.schedule(wait, Event::ToPeer { to, incarnation, input });
             return;
         }
-        let commands = process.peer.handle(self.now, &mut self.random, input);
+        let clock = process.clock;
+        let commands = process.peer.handle(clock.read_clock(self.now), &mut self.random, input);
         for command in commands {
             match command {
                 Command::Send(id, request) => self.send_request(to, id, request),
-                Command::SetTimer(after, token) => self.send_input(after, to, Input::Timer(token)),
+                Command::SetTimer(after, token) => {
+                    self.send_input(clock.real_duration(after), to, Input::Timer(token));
+                }
                 Command::Broadcast(status) => self.broadcast_status(to, status),
                 Command::JobStart(record, known) => {
                     let subject = record.fact.subject.to_string();
                     let name = &self.processes[to].name;
                     self.trace.record_event(self.now, &format!("{name} begins {subject}"));
-                    self.checker.check_job_start(&self.server.log, &record, known);
+                    self.checker.check_job_start(&record, known);
                 }
+                Command::DuplicateStart(record) => self.checker.report_duplicate_start(&record),
                 Command::OrderDecision(order, known) => {
-                    self.checker.check_order(&self.server.log, &order, known);
+                    self.checker.check_order(&order, known);
                 }
                 Command::Die => {
                     self.kill(to);
@@ -310,7 +280,7 @@ impl World {
     fn broadcast_status(&mut self, from: usize, status: AgentStatus) {
         let status = Rc::new(status);
         for to in 0..self.processes.len() {
-            if to != from && self.is_connected(to) {
+            if to != from && self.processes[to].follows && self.is_connected(to) {
                 for delay in self.draw_delays(from) {
                     self.send_input(delay, to, Input::Status(status.clone()));
                 }
@@ -333,7 +303,9 @@ impl World {
     }
 
     fn is_connected(&self, peer: usize) -> bool {
-        self.now >= self.processes[peer].cut_until && self.now >= self.server_down_until
+        self.now >= self.processes[peer].cut_until
+            && self.now >= self.server_down_until
+            && !self.revoked.contains(&peer)
     }
 
     fn happens(&mut self, permille: u32) -> bool {
@@ -345,23 +317,37 @@ impl World {
             return;
         }
         let reply = match request {
-            Request::Publish(fact) => Reply::Published(self.publish(from, &fact)),
+            Request::Publish(fact) => self.publish(from, &fact),
+            Request::PublishBatch(facts) => self.publish_batch(from, &facts),
             Request::Get(subject) => Reply::Record(self.server.get(&subject)),
             Request::LastWithPrefix(prefix) => Reply::Record(self.server.last_with_prefix(&prefix)),
-            Request::After(sequence) => Reply::Records(self.server.after(sequence, 64)),
-            Request::Pull(kind) => {
+            Request::After(sequence) => {
+                Reply::Records(self.server.after(sequence, PAGE), self.server.end())
+            }
+            Request::ReadCycle { run, cycle, after, up_to } => {
+                let records = self.server.read_cycle((&run, cycle), after, up_to, PAGE);
+                Reply::Records(records, self.server.end())
+            }
+            Request::Purge { run, cycle, kind, up_to } => {
+                self.purge((&run, cycle), kind, up_to);
+                Reply::Purged
+            }
+            Request::Pull(queue) => {
                 if self.processes[from].incarnation == incarnation {
-                    self.server.pull(kind, from);
+                    self.server.pull(queue, from);
                     self.deliver_ready();
                 }
                 return;
             }
-            Request::Settle(kind, sequence, how) => {
-                self.server.settle(self.now, kind, sequence, how);
+            Request::Settle(queue, sequence, how) => {
+                self.server.settle(self.now, queue, sequence, how);
                 self.deliver_ready();
                 Reply::Settled
             }
-            Request::Store => Reply::Stored(self.now >= self.store_down_until),
+            Request::Fetch(_) | Request::Store(_) | Request::StoreArchive(_) => {
+                Reply::Stored(self.use_store(from, &request))
+            }
+            Request::Timer => return,
         };
         for delay in self.draw_delays(from) {
             let input = Input::Reply(id, reply.clone());
@@ -369,21 +355,76 @@ impl World {
         }
     }
 
-    fn publish(&mut self, from: usize, fact: &Fact) -> Published {
-        let before = self.server.log.len();
-        let published = self.server.publish(self.now, fact);
-        let Some(record) = self.server.log.get(before).cloned() else { return published };
-        let name = &self.processes[from].name;
-        self.trace
-            .record_event(self.now, &format!("{name} wrote {} {}", record.sequence, fact.subject));
-        self.checker.apply_record(&record);
-        self.deliver_ready();
-        for to in 0..self.processes.len() {
-            for delay in self.draw_delays(to) {
-                self.send_input(delay, to, Input::Notify);
+    fn use_store(&mut self, from: usize, request: &Request) -> StoreOutcome {
+        match request {
+            _ if self.now < self.store_down_until => return StoreOutcome::Away,
+            Request::Fetch(_) if self.now < self.processes[from].disk_full_until => {
+                return StoreOutcome::DiskFull;
             }
+            Request::Fetch(files) => return self.store.read_files(self.now, files),
+            Request::StoreArchive(records) => self.store.put_archive(records),
+            Request::Store(digest) => self.store.put_file(digest),
+            _ => {}
+        }
+        StoreOutcome::Done
+    }
+
+    fn publish(&mut self, from: usize, fact: &Fact) -> Reply {
+        if self.now < self.log_full_until {
+            return Reply::LogFull;
+        }
+        let published = self.append(from, fact);
+        self.announce_facts();
+        Reply::Published(published)
+    }
+
+    fn publish_batch(&mut self, from: usize, facts: &[Fact]) -> Reply {
+        if self.faults.unbatched
+            || self.now < self.log_full_until
+            || !self.server.accepts_batch(facts)
+        {
+            return Reply::PublishedBatch(None);
+        }
+        let first = self.server.end() + 1;
+        for fact in facts {
+            self.append(from, fact);
+        }
+        self.announce_facts();
+        Reply::PublishedBatch(Some(first))
+    }
+
+    fn append(&mut self, from: usize, fact: &Fact) -> Published {
+        let before = self.server.end();
+        let name = &self.processes[from].name;
+        let author = self.faults.revokes.then(|| AgentId::new(name.as_str()).ok()).flatten();
+        let published = self.server.publish(self.now, author.as_ref(), fact);
+        if let Some(record) = self.server.after(before, 1).first() {
+            let text = format!("{name} wrote {} {}", record.sequence, fact.subject);
+            self.trace.record_event(self.now, &text);
+            self.checker.apply_record(record, &self.store);
+            self.log_changed = true;
         }
         published
+    }
+
+    fn announce_facts(&mut self) {
+        self.deliver_ready();
+        for to in 0..self.processes.len() {
+            if self.processes[to].follows {
+                for delay in self.draw_delays(to) {
+                    self.send_input(delay, to, Input::Notify);
+                }
+            }
+        }
+    }
+
+    fn purge(&mut self, (run, cycle): (&RunId, u32), kind: usize, up_to: u64) {
+        let purged = self.server.purge((run, cycle), kind, up_to);
+        let archived = Subject::new(run, wire::FactKey::Archived { cycle }).to_string();
+        self.checker.check_purge(&purged, self.server.get(&archived), &self.store);
+        self.log_changed = true;
+        let text = format!("{} facts of {run} cycle {cycle} are purged", purged.len());
+        self.trace.record_event(self.now, &text);
     }
 
     fn deliver_ready(&mut self) {
@@ -405,6 +446,10 @@ impl World {
             FaultKind::Cut => self.faults.cut_every,
             FaultKind::Server => self.faults.server_every,
             FaultKind::Store => self.faults.store_every,
+            FaultKind::Full => self.faults.full_every,
+            FaultKind::Damage => self.faults.damage_every,
+            FaultKind::Revoke if self.faults.revokes && self.revoked.is_empty() => FAULTS_MS / 3,
+            FaultKind::Revoke => 0,
         };
         if every > 0 {
             let after = self.random.u64(1..=2 * every);
@@ -413,41 +458,57 @@ impl World {
     }
 
     fn inject_fault(&mut self, kind: FaultKind) {
-        let process = self.random.usize(1..self.processes.len());
+        let process = self.random.usize(self.first_exposed..self.processes.len());
         let duration_ms = self.random.u64(200..20_000);
         let until = self.now + duration_ms;
         let name = self.processes[process].name.clone();
         match kind {
             FaultKind::Crash => self.kill(process),
-            FaultKind::Freeze => {
-                self.trace
-                    .record_event(self.now, &format!("{name} is stopped for {duration_ms} ms"));
-                self.processes[process].frozen_until = until;
+            FaultKind::Freeze => self.processes[process].frozen_until = until,
+            FaultKind::Cut => self.processes[process].cut_until = until,
+            FaultKind::Server => self.crash_server(duration_ms),
+            FaultKind::Store => self.store_down_until = until,
+            FaultKind::Full if self.random.bool() => self.log_full_until = until,
+            // A store without space is as good as away.
+            FaultKind::Full if self.random.bool() => self.store_down_until = until,
+            FaultKind::Full => self.processes[process].disk_full_until = until,
+            FaultKind::Damage => {
+                self.store.damage_file(&mut self.random, until);
             }
-            FaultKind::Cut => {
-                self.trace
-                    .record_event(self.now, &format!("{name} is cut off for {duration_ms} ms"));
-                self.processes[process].cut_until = until;
-            }
-            FaultKind::Server => {
-                self.trace.record_event(
-                    self.now,
-                    &format!("the server is killed, back after {duration_ms} ms"),
-                );
-                let random = &mut self.random;
-                let loses_acks = self.faults.loses_acks;
-                self.server.crash(self.now, || loses_acks && random.bool());
-                self.server_down_until = until;
-                if self.faults.clock_jumps {
-                    self.server.skew_ms = self.random.u64(0..100_000);
-                }
-                self.schedule(duration_ms, Event::ServerRestart);
-            }
-            FaultKind::Store => {
-                self.trace
-                    .record_event(self.now, &format!("the store is away for {duration_ms} ms"));
-                self.store_down_until = until;
-            }
+            FaultKind::Revoke => self.revoke_agent(),
+        }
+        let of = if kind.hits_process() { name } else { "the server or the store".into() };
+        let text = format!("{kind:?} of {of}, for {duration_ms} ms");
+        self.trace.record_event(self.now, &text);
+    }
+
+    fn crash_server(&mut self, duration_ms: u64) {
+        let random = &mut self.random;
+        let loses_acks = self.faults.loses_acks;
+        self.server.crash(self.now, || loses_acks && random.bool());
+        self.server_down_until = self.now + duration_ms;
+        if self.faults.clock_jumps {
+            self.server.skew_ms = self.random.u64(0..100_000);
+        }
+        if self.faults.loses_tail {
+            let lost = self.random.u64(0..=LOST_FACTS_MAX).min(self.server.end());
+            let end = self.server.end() - lost;
+            self.server.lose_tail(end);
+            self.checker.lose_tail(end);
+            self.trace.record_event(self.now, &format!("the log ends at {end}"));
+        }
+        self.schedule(duration_ms, Event::ServerRestart);
+    }
+
+    /// Ends the membership of an agent, and so its connections, for good.
+    fn revoke_agent(&mut self) {
+        let is_revocable = |process: &Process| REVOCABLE_AGENTS.contains(&process.name.as_str());
+        let revocable = (0..self.processes.len()).filter(|p| is_revocable(&self.processes[*p]));
+        let agent = self.random.choice(revocable.collect::<Vec<usize>>());
+        self.revoked.extend(agent);
+        if let Some(agent) = agent {
+            let text = format!("{} is revoked", self.processes[agent].name);
+            self.trace.record_event(self.now, &text);
         }
     }
 
@@ -460,6 +521,9 @@ impl World {
         process.up = false;
         process.incarnation += 1;
         process.frozen_until = 0;
+        if self.faults.skewed_clocks {
+            process.clock = ProcessClock::draw(&mut self.random);
+        }
         process.peer.reset(process.incarnation);
         let name = process.name.clone();
         self.trace.record_event(self.now, &format!("{name} is killed"));
@@ -470,12 +534,15 @@ impl World {
     fn end_faults(&mut self) {
         self.trace.record_event(self.now, &"healed");
         self.healed = true;
-        self.faults = Faults { poison: self.faults.poison, bug: self.faults.bug, ..Faults::none() };
+        self.faults = self.faults.after_healing();
         self.server_down_until = self.now;
+        self.log_full_until = self.now;
         self.store_down_until = self.now;
+        self.store.repair_files();
         for process in 0..self.processes.len() {
             self.processes[process].cut_until = self.now;
             self.processes[process].frozen_until = self.now;
+            self.processes[process].disk_full_until = self.now;
             self.send_input(1, process, Input::Healed);
         }
         self.deliver_ready();

@@ -1,12 +1,15 @@
 //! Runs whose settings change from cycle to cycle, and runs that their metrics stop or roll back.
 
-use wire::v1::{
-    self,
-    gates::{Gate, Then},
+use wire::{
+    FactKey, Record,
+    v1::{
+        self,
+        gates::{Gate, Then},
+    },
 };
 
-use super::log::{Log, raft};
-use crate::{RunPhase, audit_records};
+use super::log::{Log, raft, sft};
+use crate::{Run, RunPhase, audit_records, fail_run};
 
 fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
     let mut spec = raft(cycles);
@@ -265,4 +268,38 @@ fn a_cycle_that_keeps_nothing_ends_after_the_one_before_it() {
     assert!(run.cycles[&2].done.is_none(), "ended before the cycle before it");
     log.run_to_the_end();
     clean(&log);
+}
+
+/// Returns the facts of a run that ends before a fact, which was written nevertheless.
+fn end_before(log: &Log, is_it: impl Fn(&FactKey) -> bool) -> Vec<Record> {
+    let mut records = log.records().to_vec();
+    let place = records.iter().position(|record| is_it(&record.fact.subject.key)).unwrap();
+    let done = fail_run(&log.run().id, "too hard".into()).fact;
+    records.insert(place, Record { fact: done, ..records[place].clone() });
+    // From 0, so that the later facts keep the positions that verdicts name.
+    (0..).zip(records).map(|(sequence, record)| Record { sequence, ..record }).collect()
+}
+
+#[test]
+fn work_that_was_ordered_and_done_after_the_end_contradicts_nothing() {
+    let mut sampled = Log::new(raft(1));
+    sampled.until(RunPhase::Generate);
+    sampled.generate();
+    sampled.verify();
+    let is_order =
+        |key: &FactKey| matches!(key, FactKey::GenerateOrder { cycle: 1, attempt: 1, .. });
+    let sampled = end_before(&sampled, is_order);
+    let mut trained = Log::new(sft());
+    trained.coordinate();
+    trained.train();
+    trained.evaluate();
+    let trained = end_before(&trained, |key| matches!(key, FactKey::TrainOrder { .. }));
+    for records in [sampled, trained] {
+        let report = audit_records(&records).unwrap();
+        assert_eq!(report.findings, []);
+        let mut run = Run::start(&records[0]).unwrap();
+        records.iter().for_each(|record| run.fold_record(record));
+        assert!(run.cycles.get(&1).is_none_or(|c| c.jobs.values().all(|j| j.samples.is_none())));
+        assert_eq!(run.cycles.get(&0).map_or(0, |cycle| cycle.evals.len()), 0);
+    }
 }

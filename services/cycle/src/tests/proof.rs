@@ -178,6 +178,26 @@ fn samples_that_show_nothing_are_void_and_so_are_those_of_another_tokenizer() {
 }
 
 #[test]
+fn a_quarantine_may_follow_from_samples_of_an_archived_cycle() {
+    let mut log = Log::new(proven(1));
+    log.coordinate();
+    let orders: Vec<v1::GenerateOrder> = log.generate_orders().cloned().collect();
+    for order in orders.iter().filter(|order| order.cycle == 0) {
+        log.show(order, "b", &WRONG);
+    }
+    log.verify();
+    log.evaluate();
+    log.coordinate();
+    assert!(log.run().cycles[&0].done.is_some() && quarantines(&log).is_empty());
+    log.archive(0);
+    generate(&mut log, &[("a", RIGHT), ("c", NEAR)]);
+    log.coordinate();
+    let [found] = quarantines(&log)[..] else { panic!("{:?}", quarantines(&log)) };
+    assert_eq!((&*found.agent, &found.jobs[..]), ("b", &[][..]));
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
+}
+
+#[test]
 fn a_quarantine_that_follows_from_nothing_is_found() {
     let mut log = Log::new(proven(1));
     log.until(RunPhase::Generate);

@@ -1,0 +1,143 @@
+//! The runs of a seed: always a long RAFT run, and in some seeds a short one, an SFT run or a
+//! watched run beside it, perhaps in another pool.
+
+use wire::{Digest, Fact, FactBody, FactKey, RunId, Subject, derive_seed, v1};
+
+use crate::task::{self, OTHER_POOL, SUITE, blob, tree};
+
+pub(crate) const PROMPTS: u32 = 12;
+pub(crate) const HELDOUT: u32 = 4;
+const SAMPLES: u32 = 4;
+const CYCLES: u32 = 2;
+pub(crate) const SUITES: [&str; 2] = ["sums", "code"];
+
+/// The allowed difference between canaries of agents.
+const TOLERANCE: f64 = 0.05;
+
+pub(crate) const FIRST_RUN: &str = "r1";
+
+/// The member that writes the facts of watched runs.
+pub(crate) const WATCHER: &str = "watcher";
+
+/// Returns the specs of the runs of a seed.
+pub(crate) fn seed_specs(seed: u64) -> Vec<v1::Spec> {
+    let mut random = fastrand::Rng::with_seed(derive_seed(seed, &["runs"]));
+    let pool = if random.bool() { OTHER_POOL } else { "default" };
+    let mut specs = vec![raft_spec(FIRST_RUN, "default", seed)];
+    let second = derive_seed(seed, &["second"]);
+    if random.u32(0..4) == 0 {
+        specs.push(raft_spec("r2", pool, second));
+    }
+    if random.u32(0..4) == 0 {
+        let dataset = blob(b"dataset");
+        let training = Some(v1::Training { lora: Some(v1::Lora::default()), ..<_>::default() });
+        let sft = v1::spec::Sft { dataset, training };
+        let kind = Some(v1::spec::Kind::Sft(sft));
+        specs.push(v1::Spec { kind, ..common_spec("sft", pool, second) });
+    }
+    if random.u32(0..4) == 0 {
+        let kind = Some(v1::spec::Kind::Watched(v1::spec::Watched::default()));
+        specs.push(v1::Spec { kind, ..common_spec("watched", "default", second) });
+    }
+    specs
+}
+
+/// Returns the facts that a user, or the watcher of a training, writes for a run.
+pub(crate) fn submitted_facts(spec: &v1::Spec) -> Vec<Fact> {
+    let run = RunId::new(spec.run.as_str()).expect("a legal name");
+    let is_watched = matches!(spec.kind, Some(v1::spec::Kind::Watched(_)));
+    let place = if is_watched { FactKey::WatchedSpec } else { FactKey::Spec };
+    let fact = |key, body| Fact { subject: Subject::new(&run, key), body };
+    let mut facts = vec![fact(place, FactBody::Spec(spec.clone()))];
+    if is_watched {
+        let order = v1::TrainOrder {
+            run: spec.run.clone(),
+            base: spec.base.clone(),
+            seed: spec.seed,
+            ..Default::default()
+        };
+        facts.extend(task::saved_steps().map(|step| {
+            let checkpoint = task::make_checkpoint(&order, step, WATCHER);
+            fact(FactKey::WatchedCheckpoint { step }, checkpoint)
+        }));
+    }
+    facts
+}
+
+fn common_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
+    v1::Spec {
+        run: run.into(),
+        seed,
+        base: Some(v1::Base { tree: Some(tree(&Digest::hash_bytes(b"base"))), random_init: false }),
+        pool: pool.into(),
+        suites: vec![v1::Suite { name: SUITE.into(), text: blob(b"text"), ..Default::default() }],
+        ..Default::default()
+    }
+}
+
+/// Returns the spec of a RAFT run. The bits of its seed select staleness, the training start (base
+/// or previous adapter), a curriculum with a budget, gates, prompt suites, an entropy limit and the
+/// canary.
+fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
+    let kind = |bit: u32| derive_seed(seed, &["kind"]) >> bit & 1 == 1;
+    let curriculum = v1::Curriculum {
+        difficulty: Some(v1::curriculum::Difficulty { target: vec![0.3], explore: 0.3 }),
+        budget: Some(v1::curriculum::Budget { min: 1, max: 3 * SAMPLES }),
+    };
+    let gate = v1::gates::Gate { then: v1::gates::Then::RollBack.into(), ..Default::default() };
+    let of_suite = v1::gates::Gate { suite: SUITES[0].into(), ..gate };
+    let sure =
+        v1::gates::Gate { margin: 0.9, then: v1::gates::Then::Stop.into(), ..Default::default() };
+    let gates = v1::Gates {
+        pass_rate: Some(gate),
+        patience: 2,
+        pass_rates: if kind(4) { vec![of_suite] } else { Vec::new() },
+        entropy: kind(5).then_some(sure),
+        ..Default::default()
+    };
+    v1::Spec {
+        kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
+            prompts: blob(b"prompts"),
+            prompt_count: PROMPTS,
+            heldout: blob(b"heldout"),
+            heldout_count: HELDOUT,
+            cycles: if run == FIRST_RUN { CYCLES + u32::from(kind(0)) } else { 1 },
+            samples_per_prompt: SAMPLES,
+            heldout_samples_per_prompt: 2,
+            sampling: Some(v1::Sampling { max_new_tokens: 16, ..Default::default() }),
+            selection: Some(v1::Selection {
+                keep_per_prompt: 1,
+                min_reward: 0.5,
+                ..Default::default()
+            }),
+            training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
+            staleness: u32::from(kind(0)),
+            from_base: kind(1),
+            prompts_per_cycle: if kind(2) { PROMPTS / 2 } else { 0 },
+            curriculum: kind(2).then_some(curriculum),
+            gates: kind(3).then_some(gates),
+            prompt_suites: if kind(4) { SUITES.map(prompt_suite).into() } else { Vec::new() },
+            entropy: kind(5),
+            proof: Some(v1::spec::Proof {
+                canary: kind(6),
+                tolerance: TOLERANCE,
+                ..Default::default()
+            }),
+            ..Default::default()
+        })),
+        ..common_spec(run, pool, seed)
+    }
+}
+
+/// Its prompts have the same ids as the held-out prompts of the run.
+fn prompt_suite(name: &str) -> v1::PromptSuite {
+    v1::PromptSuite {
+        name: name.into(),
+        prompts: blob(name.as_bytes()),
+        count: HELDOUT,
+        samples_per_prompt: 2,
+        sampling: Some(v1::Sampling { max_new_tokens: 8, ..Default::default() }),
+        pass_at: vec![1, 2],
+        ..Default::default()
+    }
+}
