@@ -132,8 +132,9 @@ impl LiveStatus {
     }
 
     /// Announces the status each second and as soon as the agent is idle, and records it for late
-    /// joiners at each `record_interval`, because a record is a durable write. When `stop` is cancelled it records the state stopped and returns. `refresh` updates
-    /// parts of the status before each announcement.
+    /// joiners at each `record_interval`, because a record is a durable write. When `stop` is
+    /// cancelled it records the state stopped and returns. `refresh` updates parts of the status
+    /// before each announcement.
     pub(crate) async fn announce_until_stopped(
         &self,
         bus: &Bus,

@@ -1,6 +1,7 @@
 //! Programs, environments and rights that tests need.
 
 use std::{
+    fs::File,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
@@ -90,6 +91,13 @@ pub fn require_container_engine(programs: &[&str]) -> Option<PathBuf> {
 pub fn require_root() -> bool {
     let root = is_root().then_some(());
     require("root", "run the tests as root", root).is_some()
+}
+
+/// Returns true if FUSE file systems can be mounted. Records this test as skipped otherwise.
+pub fn require_fuse() -> bool {
+    let device = File::options().read(true).write(true).open("/dev/fuse");
+    let usable = (is_root() && device.is_ok()).then_some(());
+    require("fuse", "run the tests as root, with /dev/fuse", usable).is_some()
 }
 
 /// Returns true if ordinary users can create the namespaces that contain programs, with a /proc of

@@ -383,11 +383,6 @@ impl Log {
         self.write(FactKey::Control { number: self.controls }, FactBody::Control(control));
     }
 
-    pub(super) fn archive(&mut self, cycle: u32) {
-        let archived = v1::Archived { cycle, ..Default::default() };
-        self.write(FactKey::Archived { cycle }, FactBody::Archived(archived));
-    }
-
     pub(super) fn quarantine(&mut self, quarantine: v1::Quarantine) {
         let agent = quarantine.agent.parse().unwrap();
         self.write(FactKey::Quarantine { agent, number: 1 }, FactBody::Quarantine(quarantine));

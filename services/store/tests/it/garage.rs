@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -44,13 +44,13 @@ impl Bucket {
     }
 
     /// Writes a file to upload.
-    fn write_file(&self, seed: u64, len: usize) -> std::path::PathBuf {
+    fn write_file(&self, seed: u64, len: usize) -> PathBuf {
         let path = self.home.path().join(format!("weights-{seed}"));
         fs::write(&path, noise(seed, len)).unwrap();
         path
     }
 
-    fn read_journals(&self) -> Vec<(std::path::PathBuf, String)> {
+    fn read_journals(&self) -> Vec<(PathBuf, String)> {
         let entries = fs::read_dir(self.home.path().join("flotilla/uploads"));
         let paths = entries.into_iter().flatten().map(|entry| entry.unwrap().path());
         paths.filter_map(|path| Some((path.clone(), fs::read_to_string(path).ok()?))).collect()
@@ -115,7 +115,8 @@ async fn two_publishers_at_a_time_write_one_tree_and_a_removed_one_takes_nothing
     let stays = store.publish_tree(other.path(), &at, about()).await.unwrap();
     let objects = store.objects_by_key();
     let listed = objects.list_objects(&key(&*one.path)).await.unwrap();
-    assert_eq!(listed.len(), 5, "{listed:?}");
+    // Three files and the three that describe them.
+    assert_eq!(listed.len(), 6, "{listed:?}");
     assert_eq!(listed[&format!("{}/adapter_model.safetensors", one.path)], 20 * MIB as u64);
     let parent = key(one.path.rsplit_once('/').unwrap().0);
     let mut trees = vec![one.path.clone(), stays.path.clone()];
@@ -145,8 +146,9 @@ async fn a_file_that_the_last_tree_had_is_copied() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_that_was_cut_off_goes_on_or_begins_again_if_it_was_forgotten() {
     let Some(bucket) = Bucket::start() else { return };
-    for (seed, is_forgotten) in [(1, false), (2, true)] {
-        let file = bucket.write_file(seed, 100 * MIB);
+    // Four parts of 16 MiB are sent at a time.
+    for (seed, len, is_forgotten) in [(1, 80 * MIB, false), (2, 40 * MIB, true)] {
+        let file = bucket.write_file(seed, len);
         cut_off_upload(&bucket, &file).await;
         let journals = bucket.read_journals();
         assert_eq!(journals.len(), 1);
@@ -192,7 +194,7 @@ async fn a_member_uses_presigned_urls_and_its_abandoned_upload_is_aborted() {
     let owner = bucket.open().await;
     let door = DoorServer::start(&bucket.server.url(), bucket.env()).unwrap();
     let member = Store::open_gateway(&door.door("box-1.trainer+operator").unwrap()).unwrap();
-    let bytes = noise(3, 40 * MIB);
+    let bytes = noise(3, 20 * MIB);
     let blob = member.put_blob_file(&bucket.write_file(3, bytes.len())).await.unwrap();
     assert_eq!(member.get_blob(&blob, u64::MAX).await.unwrap(), bytes);
     assert_eq!(owner.get_blob(&blob, u64::MAX).await.unwrap(), bytes);

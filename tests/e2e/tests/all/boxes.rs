@@ -153,7 +153,7 @@ fn an_owners_process_on_the_gpu_stops_new_jobs_but_not_the_current_one() {
     let run = fleet.submit(&files.write_sft_spec(4000, 500));
     let log = RawLog::open(&fleet);
     wait_until("the order waits and nobody asks for it", LIMIT, || {
-        let wanted = QueueState { pending: 1, waiting: 0, unacknowledged: 0 };
+        let wanted = QueueState { pending: 1, waiting: 0, acknowledged: 0 };
         (log.queue_state("train-default")? == wanted).then_some(())
     });
 

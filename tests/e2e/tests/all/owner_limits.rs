@@ -62,7 +62,7 @@ fn agents_at_a_limit_of_their_owner_say_so_and_take_no_work() {
     let run = fleet.submit(&SpecFiles::create(fleet.path()).write_sft_spec(5, 0));
     let log = RawLog::open(&fleet);
     wait_until("the order waits and nobody asks for it", LIMIT, || {
-        let wanted = QueueState { pending: 1, waiting: 0, unacknowledged: 0 };
+        let wanted = QueueState { pending: 1, waiting: 0, acknowledged: 0 };
         (log.queue_state("train-default")? == wanted).then_some(())
     });
     let _unlimited = start("unlimited", &[]);

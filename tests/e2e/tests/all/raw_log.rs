@@ -20,8 +20,8 @@ pub(crate) struct QueueState {
     pub pending: u64,
     /// Requests of agents for an order.
     pub waiting: usize,
-    /// Orders that an agent has received and not acknowledged.
-    pub unacknowledged: usize,
+    /// Deliveries that were acknowledged, counted up to the first one that was not.
+    pub acknowledged: u64,
 }
 
 impl RawLog {
@@ -65,7 +65,7 @@ impl RawLog {
         Some(QueueState {
             pending: info.num_pending,
             waiting: info.num_waiting,
-            unacknowledged: info.num_ack_pending,
+            acknowledged: info.ack_floor.consumer_sequence,
         })
     }
 
