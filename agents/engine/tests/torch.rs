@@ -17,6 +17,11 @@ use std::time::{Duration, Instant};
 /// The script needs a minute on an idle machine.
 const SCRIPT_MAX: Duration = Duration::from_secs(900);
 
+/// The largest difference of a perplexity in bf16, relative. Sums in another order are 3e-7 apart, and
+/// those between two bf16 numbers then round the other way. In torch this alone moves a perplexity
+/// by 1e-4 (standard deviation of the worst case); computing in f32 moves the largest ones by 1e-3.
+const BF16_DIFFERENCE_MAX: f64 = 6e-4;
+
 fn run_script(python: &OsString, arguments: &[&OsStr]) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/torch/references.py");
     let mut command = Command::new(python);
@@ -154,7 +159,8 @@ impl References {
         let narrow = self.load(case, MatrixDtype::Bf16);
         let (ours, theirs) = (self.perplexity(&narrow), number(&case["perplexity_bf16"]));
         println!("{name} in bf16: perplexity {ours:.6}, torch {theirs:.6}");
-        assert!((ours - theirs).abs() < 5e-5, "{name} in bf16: {ours}, torch {theirs}");
+        let off = (ours / theirs - 1.0).abs();
+        assert!(off < BF16_DIFFERENCE_MAX, "{name} in bf16: {ours}, torch {theirs}");
     }
 
     fn check_training(&self, training: &Value) {

@@ -264,10 +264,11 @@ fn kill_joins(fleet: &Fleet, name: &str, found: &mut HalfDoneJoins) {
     for delay_ms in (0..).step_by(3) {
         let mut joining = join_command(fleet, name, token).arg("--no-agent").spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay_ms));
+        let has_ended = joining.try_wait().unwrap().is_some();
         let _ = joining.kill();
-        let status = joining.wait().unwrap();
+        joining.wait().unwrap();
         keys.extend(key());
-        if kit.join("fleet.json").exists() || status.success() {
+        if has_ended || kit.join("fleet.json").exists() {
             break;
         }
         if key().is_some() {

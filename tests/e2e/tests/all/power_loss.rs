@@ -93,8 +93,8 @@ impl PowerLossTest {
         Self { random, losses: 0, spec, fleet, nats_disk, fleet_disk, _directory: directory }
     }
 
-    /// Submits a run, cuts the power some times, until there are `losses` in total, and waits for its
-    /// end.
+    /// Submits a run, cuts the power at most [`LOSSES_PER_RUN`] times, until there are `losses` in
+    /// total, and waits for its end.
     fn run_once(&mut self, losses: u64, reference: &ReferenceResults) {
         let began = Instant::now();
         self.fleet.await_agents();
