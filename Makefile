@@ -31,9 +31,10 @@ help:
 	@echo "make fuzz          fuzz a parser: TARGET=facts SECONDS=60"
 	@echo "make mutants       change the cores in one place at a time; unit tests must notice it"
 
+# Not optimised as `make build` does, which takes longer than the demo itself.
 demo:
 	@deploy/fetch-nats-server.sh
-	$(CARGO) run --release --bin flotilla -- demo $(ARGS)
+	$(CARGO) run --bin flotilla -- demo $(ARGS)
 
 build:
 	$(CARGO) build --release
@@ -76,13 +77,10 @@ test: tools
 
 # All tests. With ALLOWED_SKIPS, a skipped test that is not on that list is an error. Tools are
 # fetched while lints compile.
-TORCH_PYTHON := $(or $(FLOTILLA_TORCH_PYTHON),$(CURDIR)/.tools/torch/bin/python)
-
 test-all:
 	$(MAKE) --jobs 2 --output-sync=target test-tools lint
 	$(CARGO) build --workspace --bins --tests
 	$(BUILT)/skipped-tests clear
-	cd agents/trainer/python && $(TORCH_PYTHON) -W ignore -m unittest discover -s tests -t .
 	$(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all
 	$(BUILT)/skipped-tests list $(ALLOWED_SKIPS)
 
@@ -92,12 +90,13 @@ test-torch: tools
 	@FLOTILLA_TORCH_PYTHON=$(FLOTILLA_TORCH_PYTHON) deploy/fetch-torch.sh
 	$(CARGO) build --workspace --bins --tests
 	$(BUILT)/skipped-tests clear
-	cd agents/trainer/python && $(TORCH_PYTHON) -W ignore -m unittest discover -s tests -t .
 	$(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all --no-tests fail \
 		-E 'binary(pytorch) + binary(torch) + test(/^pytorch::/) + test(plain_hugging_face)'
 	$(BUILT)/skipped-tests list
 
 # Makes the files of tests/golden/data again.
+TORCH_PYTHON := $(or $(FLOTILLA_TORCH_PYTHON),$(CURDIR)/.tools/torch/bin/python)
+
 goldens:
 	@FLOTILLA_TORCH_PYTHON=$(FLOTILLA_TORCH_PYTHON) deploy/fetch-torch.sh
 	HF_HUB_OFFLINE=1 $(TORCH_PYTHON) tests/golden/make.py tests/golden/data \

@@ -571,3 +571,15 @@ async fn steps_that_take_long_are_saved_though_the_order_names_none() {
     worker.call_with_progress::<Value, _>(&call, &mut patience, published).await.unwrap();
     assert_eq!(*whole.lock().unwrap(), [true, true, true, true, true, false]);
 }
+
+#[test]
+fn the_unit_tests_of_the_python_program_pass() {
+    let Some(python) = require_torch_python() else { return };
+    let output = std::process::Command::new(python)
+        .args(["-W", "ignore", "-m", "unittest", "discover", "-s", "tests", "-t", "."])
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/python"))
+        .output()
+        .unwrap();
+    let report = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !report.contains("Ran 0 tests"), "{report}");
+}
