@@ -54,7 +54,8 @@ pub fn yield_to_faster(
     let late_s = own.sample_s() * (COMPARABLE_SPEED - tokens_per_s / backlog.fastest_tokens_per_s);
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let backlog_s = backlog.samples as f64 * tokens_per_sample / backlog.tokens_per_s;
-    // Unknown speeds are 0. They make `late_s` 0 or not a number, or the backlog infinite.
+    // Unknown speeds are 0. Then `late_s` is not positive or not a number, or the backlog is infinite
+    // or not a number, and the comparison is false.
     (delivered <= YIELDS_MAX && late_s > backlog_s).then(|| {
         Duration::try_from_secs_f64(backlog_s)
             .unwrap_or(YIELD_PAUSE_MAX)

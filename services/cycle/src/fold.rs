@@ -71,7 +71,7 @@ impl Run {
         let at = record.time_ms;
         // Written by a coordinator with an outdated state after the run ended, or by an agent that
         // had not read the end either. Others ignore it, and so does the fold.
-        if self.done.is_some() && (starts_work(body) || self.answers_no_order(&subject.key)) {
+        if self.done.is_some() && (starts_work(body) || self.is_unordered_result(&subject.key)) {
             return Ok(());
         }
         if subject.key.is_bulky() && self.is_archived(&subject.key) {
@@ -139,24 +139,18 @@ impl Run {
         }
     }
 
-    /// Returns true for a result if the order, or the other result, that it answers does not count.
-    pub(crate) fn answers_no_order(&self, place: &FactKey) -> bool {
-        let lacks = |number, found: &dyn Fn(&Cycle) -> bool| {
-            self.cycles.get(number).is_none_or(|cycle| !found(cycle))
-        };
+    /// Returns true for samples and checkpoints without an order that counts, verdicts without
+    /// samples that count, and evals without such a checkpoint.
+    pub(crate) fn is_unordered_result(&self, place: &FactKey) -> bool {
+        let cycle = place.cycle_number().and_then(|number| self.cycles.get(&number));
+        let job = |id| cycle.and_then(|cycle: &Cycle| cycle.jobs.get(id));
         match place {
-            FactKey::Samples { cycle, job } => lacks(cycle, &|cycle| {
-                cycle.jobs.get(job).is_some_and(|job| job.orders.last_attempt > 0)
-            }),
-            FactKey::Verdicts { cycle, job } => {
-                lacks(cycle, &|cycle| cycle.jobs.get(job).is_some_and(|job| job.samples.is_some()))
-            }
-            FactKey::Checkpoint { cycle, .. } => {
-                lacks(cycle, &|cycle| cycle.train_orders.last_attempt > 0)
-            }
-            FactKey::Eval { cycle, step, .. } => {
-                lacks(cycle, &|cycle| cycle.checkpoints.contains_key(step))
-            }
+            FactKey::Samples { job: id, .. } => job(id).is_none_or(|j| j.orders.last_attempt == 0),
+            FactKey::Verdicts { job: id, .. } => job(id).is_none_or(|j| j.samples.is_none()),
+            // The base model of a RAFT run, which nobody trains.
+            FactKey::Checkpoint { cycle: 0, .. } if self.raft_spec().is_some() => false,
+            FactKey::Checkpoint { .. } => cycle.is_none_or(|c| c.train_orders.last_attempt == 0),
+            FactKey::Eval { step, .. } => cycle.is_none_or(|c| !c.checkpoints.contains_key(step)),
             _ => false,
         }
     }

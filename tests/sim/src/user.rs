@@ -112,12 +112,12 @@ impl User {
                 self.paused = false;
                 Some(Action::ReadNumber(Control::Resume))
             } else if self.healed || self.pause_every == 0 {
-                (self.healed && self.cancel).then_some(Action::ReadNumber(Control::Cancel))
+                let cancels = self.healed && std::mem::take(&mut self.cancel);
+                cancels.then_some(Action::ReadNumber(Control::Cancel))
             } else {
                 self.paused = true;
                 Some(Action::ReadNumber(Control::Pause))
             };
-            self.cancel &= !self.healed;
         }
         let mut commands = self.send_pending();
         if !self.healed || self.pending.is_some() || self.paused {

@@ -493,8 +493,10 @@ impl World {
         if self.faults.loses_tail {
             let lost = self.random.u64(0..=LOST_FACTS_MAX).min(self.server.end());
             let end = self.server.end() - lost;
-            self.server.lose_tail(end);
-            self.checker.lose_tail(end);
+            if lost > 0 {
+                self.server.lose_tail(end);
+                self.checker.lose_tail(end);
+            }
             self.trace.record_event(self.now, &format!("the log ends at {end}"));
         }
         self.schedule(duration_ms, Event::ServerRestart);

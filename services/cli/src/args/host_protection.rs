@@ -61,7 +61,7 @@ pub(crate) struct HostProtectionArgs {
     pub host_check_every: u64,
     /// Seconds between two durable records of the agent's status
     #[arg(long, hide = true, default_value_t = 10, env = "FLOTILLA_STATUS_RECORD_EVERY",
-          value_parser = clap::value_parser!(u64).range(1..=30))]
+          value_parser = clap::value_parser!(u64).range(1..=10))]
     pub status_record_every: u64,
     /// Root directory of /sys and /proc, for tests and for containers that mount the host's
     /// elsewhere

@@ -9,7 +9,7 @@ use wire::{
 };
 
 use super::log::{Log, raft, sft};
-use crate::{Run, RunPhase, audit_records, fail_run};
+use crate::{LogContradiction, Run, RunPhase, audit_records, fail_run};
 
 fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
     let mut spec = raft(cycles);
@@ -302,4 +302,48 @@ fn work_that_was_ordered_and_done_after_the_end_contradicts_nothing() {
         assert!(run.cycles.get(&1).is_none_or(|c| c.jobs.values().all(|j| j.samples.is_none())));
         assert_eq!(run.cycles.get(&0).map_or(0, |cycle| cycle.evals.len()), 0);
     }
+}
+
+#[test]
+fn results_after_the_end_that_nobody_ordered_are_reported() {
+    let mut sampled = Log::new(raft(1));
+    sampled.until(RunPhase::Generate);
+    sampled.generate();
+    sampled.verify();
+    let mut trained = Log::new(sft());
+    trained.coordinate();
+    trained.train();
+    trained.evaluate();
+    let is_order =
+        |key: &FactKey| matches!(key, FactKey::GenerateOrder { .. } | FactKey::TrainOrder { .. });
+    for log in [sampled, trained] {
+        let mut records = end_before(&log, is_order);
+        records.retain(|record| !is_order(&record.fact.subject.key));
+        let is_result = |record: &&Record| {
+            matches!(
+                record.fact.subject.key,
+                FactKey::Samples { .. }
+                    | FactKey::Verdicts { .. }
+                    | FactKey::Checkpoint { cycle: 0, step: 1.. }
+                    | FactKey::Eval { step: 1.., .. }
+            )
+        };
+        let results = records.iter().filter(is_result).count();
+        let findings = audit_records(&records).unwrap().findings;
+        let about_orders = |finding: &&LogContradiction| finding.description.contains("no order");
+        assert!(results > 0);
+        assert_eq!(findings.iter().filter(about_orders).count(), results, "{findings:?}");
+    }
+}
+
+#[test]
+fn a_result_that_was_ordered_before_the_end_counts_after_it() {
+    let mut log = Log::new(sft());
+    log.coordinate();
+    log.train();
+    let records = end_before(&log, |key| matches!(key, FactKey::Checkpoint { .. }));
+    assert_eq!(audit_records(&records).unwrap().findings, []);
+    let mut run = Run::start(&records[0]).unwrap();
+    records.iter().for_each(|record| run.fold_record(record));
+    assert!(!run.cycles[&0].checkpoints.is_empty());
 }
