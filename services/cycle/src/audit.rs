@@ -2,7 +2,6 @@
 //! contradict the state as anomalies; the modules of `audit/` check each fact beyond that, and the
 //! end of the audit checks whether the run is complete.
 
-mod late_work;
 mod order_checks;
 mod plan_checks;
 mod result_checks;
@@ -13,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use wire::{Fact, FactBody, FactKey, JobId, PromptEntry, Record, Subject, v1};
 
-use self::late_work::LateWork;
 use crate::{
     canary_vote,
     state::{Cycle, FactAnomaly, Run},
@@ -62,7 +60,6 @@ pub struct RunAuditor {
     /// Prompts by purpose and suite, as far as they could be read.
     prompts: BTreeMap<(v1::Purpose, String), Vec<PromptEntry>>,
     ordered_attempts: BTreeMap<(u32, JobId), BTreeSet<u32>>,
-    late_work: LateWork,
     findings: Vec<LogContradiction>,
     /// Number of samples by agent and by the reason why their policy could not be verified.
     unverified_samples: BTreeMap<(String, String), u64>,
@@ -111,23 +108,17 @@ impl RunAuditor {
             return;
         };
         let place = &record.fact.subject.key;
-        let unordered = run.done.is_some() && run.is_unordered_result(place);
-        if run.done.is_some() && self.late_work.accept_record(place, unordered) {
-            return;
-        }
         let archived = |number| run.cycles.get(&number).is_some_and(|c| c.archived.is_some());
         if place.is_bulky() && place.cycle_number().is_some_and(archived) {
-            return;
-        }
-        if unordered {
-            self.record_finding(record, "no order asked for this result after the end".into());
             return;
         }
         if let FactKey::Selection { cycle } = place {
             self.undecided_votes.extend(canary_vote::undecided_vote(run, *cycle));
         }
-        for what in self.check_fact(run, &record.fact) {
-            self.record_finding(record, what);
+        if !run.is_late_result(place) {
+            for what in self.check_fact(run, &record.fact) {
+                self.record_finding(record, what);
+            }
         }
         if let FactKey::Archived { cycle } = place {
             self.count_archived_cycle(*cycle);

@@ -2,6 +2,7 @@
 //! earlier ones is recorded as an anomaly and otherwise ignored, so folding never fails, regardless
 //! of the content of the log.
 
+pub(crate) mod late_work;
 mod quarantine;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,7 +72,8 @@ impl Run {
         let at = record.time_ms;
         // Written by a coordinator with an outdated state after the run ended, or by an agent that
         // had not read the end either. Others ignore it, and so does the fold.
-        if self.done.is_some() && (starts_work(body) || self.is_unordered_result(&subject.key)) {
+        if self.done.is_some() && (starts_work(body) || self.is_late_result(&subject.key)) {
+            self.record_late_work(&subject.key);
             return Ok(());
         }
         if subject.key.is_bulky() && self.is_archived(&subject.key) {
@@ -136,22 +138,6 @@ impl Run {
                 Ok(())
             }
             _ => Err("the message does not belong under this subject".into()),
-        }
-    }
-
-    /// Returns true for samples and checkpoints without an order that counts, verdicts without
-    /// samples that count, and evals without such a checkpoint.
-    pub(crate) fn is_unordered_result(&self, place: &FactKey) -> bool {
-        let cycle = place.cycle_number().and_then(|number| self.cycles.get(&number));
-        let job = |id| cycle.and_then(|cycle: &Cycle| cycle.jobs.get(id));
-        match place {
-            FactKey::Samples { job: id, .. } => job(id).is_none_or(|j| j.orders.last_attempt == 0),
-            FactKey::Verdicts { job: id, .. } => job(id).is_none_or(|j| j.samples.is_none()),
-            // The base model of a RAFT run, which nobody trains.
-            FactKey::Checkpoint { cycle: 0, .. } if self.raft_spec().is_some() => false,
-            FactKey::Checkpoint { .. } => cycle.is_none_or(|c| c.train_orders.last_attempt == 0),
-            FactKey::Eval { step, .. } => cycle.is_none_or(|c| !c.checkpoints.contains_key(step)),
-            _ => false,
         }
     }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wire::{AgentId, JobId, RunId, SuiteName, v1};
 
 use self::job_index::{JobIndex, JobStage};
-use crate::cost_probe::count_visit;
+use crate::{cost_probe::count_visit, fold::late_work::LateWork};
 
 pub use self::{canary_votes::CanaryVotes, prompt_history::PromptHistory};
 
@@ -48,6 +48,7 @@ pub struct Run {
     pub canary_votes: CanaryVotes,
     pub quarantines: Vec<v1::Quarantine>,
     pub done: Option<v1::Done>,
+    pub(crate) late_work: LateWork,
     /// Facts that contradict others. Empty unless a participant writes wrong facts or there is a
     /// bug.
     pub anomalies: Vec<FactAnomaly>,
@@ -210,6 +211,7 @@ impl Run {
             training_failure: None,
             prompt_histories: BTreeMap::new(),
             canary_votes: CanaryVotes::default(),
+            late_work: LateWork::default(),
             quarantines: Vec::new(),
             done: None,
             anomalies: Vec::new(),

@@ -26,6 +26,8 @@ const STEPS_MAX: u64 = 3_000_000;
 
 /// The time for the runs to end after the phase with faults if the log has lost facts.
 const STALL_MS: u64 = 600_000;
+/// Simulated time after the end of all runs, in which late facts arrive.
+const LATE_MS: u64 = 20_000;
 
 /// Records in one reply.
 const PAGE: usize = 64;
@@ -118,10 +120,18 @@ struct World {
 pub fn simulate(seed: u64, faults: &Faults, print: bool) -> Result<Outcome, String> {
     let mut world = World::new(seed, faults, print);
     world.start();
-    while !world.is_over() {
+    let mut ends_at = u64::MAX;
+    loop {
         let Some(((at, _), event)) = world.events.pop_first() else {
             return Err("nothing happens any more, and the run has not ended".into());
         };
+        if at > ends_at {
+            if world.checker.is_over(&world.server) {
+                break;
+            }
+            // The log has lost the end.
+            ends_at = u64::MAX;
+        }
         world.now = at;
         world.steps += 1;
         world.handle_event(event);
@@ -132,6 +142,9 @@ pub fn simulate(seed: u64, faults: &Faults, print: bool) -> Result<Outcome, Stri
         }
         if at > FAULTS_MS + RECOVERY_MS || world.steps > STEPS_MAX {
             return Err(format!("the run does not end: {}", world.checker.describe()));
+        }
+        if ends_at == u64::MAX && world.is_over() {
+            ends_at = at + LATE_MS;
         }
     }
     let (results, damaged) = world.checker.finish(&world.server, &world.store)?;

@@ -67,18 +67,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
     elsewhere.peers = exchange.as_ref().map(PeerExchange::peer_handle);
     let bytes = parse_gib("--cache-gib", args.cache_gib)?;
     let cache = FileCache::open_with_sources(&cache_directory, bytes, elsewhere)?;
-    let launch = WorkerLauncher {
-        program: this_program()?,
-        wrapper: args.worker_wrapper.clone(),
-        silence_limit: args.worker_silence.map(Duration::from_secs),
-        threads: args.threads.map_or_else(cpu_cores, |threads| threads as usize),
-        device: args.device.clone(),
-        dtype: args.dtype.type_name().into(),
-        directory: directory.clone(),
-        profile: choose_profile(&args)?,
-        root: args.care.sysroot.clone(),
-        process_groups: ProcessGroups::default(),
-    };
+    let launch = create_worker_launcher(&args, &directory)?;
     let watched =
         telemetry_options::build_telemetry_options(&args, launch.process_groups.clone()).await?;
     let doctor = create_doctor(&args)?;
@@ -117,6 +106,21 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
         .with_background_task("watcher", watching.into_task(id, &directory, bus, (store, cache)));
     run_while_member(member, &stop, agent.run(stop.clone())).await?;
     Ok(adopt::watched_exit_code(over.get()))
+}
+
+fn create_worker_launcher(args: &AgentArgs, directory: &Path) -> anyhow::Result<WorkerLauncher> {
+    Ok(WorkerLauncher {
+        program: this_program()?,
+        wrapper: args.worker_wrapper.clone(),
+        silence_limit: args.worker_silence.map(Duration::from_secs),
+        threads: args.threads.map_or_else(cpu_cores, |threads| threads as usize),
+        device: args.device.clone(),
+        dtype: args.dtype.type_name().into(),
+        directory: directory.to_owned(),
+        profile: choose_profile(args)?,
+        root: args.care.sysroot.clone(),
+        process_groups: ProcessGroups::default(),
+    })
 }
 
 /// Returns the paths that no program run for a verifier may see: this agent's files, its

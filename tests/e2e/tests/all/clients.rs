@@ -1,5 +1,7 @@
 //! Clients of the control API in other languages.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::{
     ffi::OsString,
     io::{BufRead, BufReader, Write},

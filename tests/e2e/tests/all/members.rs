@@ -1,6 +1,8 @@
 //! Members of a closed fleet: they join with one token, lose access at once when they are revoked,
 //! and no secret leaks.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::{
     collections::BTreeMap,
     fs::File,
