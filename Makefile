@@ -31,7 +31,7 @@ help:
 	@echo "make fuzz          fuzz a parser: TARGET=facts SECONDS=60"
 	@echo "make mutants       change the cores in one place at a time; unit tests must notice it"
 
-# Not optimised as `make build` does, which takes longer than the demo itself.
+# Built without optimisation, because optimising takes longer than the demo.
 demo:
 	@deploy/fetch-nats-server.sh
 	$(CARGO) run --bin flotilla -- demo $(ARGS)
@@ -72,8 +72,8 @@ test: tools
 	$(CARGO) fmt --all --check
 	$(CARGO) build $(QUICK) --bins --tests
 	$(BUILT)/skipped-tests clear
-	$(CARGO_TOOLS) $(CARGO) nextest run $(QUICK)
-	$(BUILT)/skipped-tests list
+	$(CARGO_TOOLS) $(CARGO) nextest run $(QUICK); status=$$?; \
+		$(BUILT)/skipped-tests list && exit $$status
 
 # All tests. With ALLOWED_SKIPS, a skipped test that is not on that list is an error. Tools are
 # fetched while lints compile.
@@ -81,8 +81,8 @@ test-all:
 	$(MAKE) --jobs 2 --output-sync=target test-tools lint
 	$(CARGO) build --workspace --bins --tests
 	$(BUILT)/skipped-tests clear
-	$(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all
-	$(BUILT)/skipped-tests list $(ALLOWED_SKIPS)
+	$(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all; status=$$?; \
+		$(BUILT)/skipped-tests list $(ALLOWED_SKIPS) && exit $$status
 
 # The tests of the PyTorch trainer. They run on the CPU in an environment in .tools, unless
 # FLOTILLA_TORCH_PYTHON names a suitable interpreter.

@@ -18,7 +18,7 @@ source=.tools/previous
 rm -rf $source
 git clone --quiet --shared --no-checkout . $source
 git -C $source checkout --quiet "$commit"
-(cd $source && cargo build --locked -p flotilla)
+(cd $source && cargo build --locked -p flotilla --target-dir target)
 mv $source/target/debug/flotilla $program
 echo "$commit" >$program.commit
 rm -rf $source

@@ -99,7 +99,11 @@ fetch_tool() {
     systemd-analyze) install_package systemd-analyze systemd ;;
     tc) install_package tc iproute2 ;;
     script) install_package script bsdutils ;;
-    python3) install_package python3 python3 python3-venv ;;
+    python3)
+        # Debian's python3 has no venv by itself.
+        python3 -c 'import ensurepip, venv' 2>/dev/null ||
+            install_package /no/such/file python3 python3-venv
+        ;;
     gcc | cc | c) install_package gcc gcc libc6-dev ;;
     c++) install_package g++ g++ ;;
     go) install_package go golang-go ;;

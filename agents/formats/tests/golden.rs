@@ -79,17 +79,8 @@ fn models_are_what_llama_cpps_converter_makes_of_them() {
     }
 }
 
-/// Finds the program of `make test`, or of `PATH`.
 fn llama_perplexity() -> Option<PathBuf> {
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/llama.cpp/bin");
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::iter::once(fetched).chain(std::env::split_paths(&path));
-    let found =
-        places.into_iter().map(|place| place.join("llama-perplexity")).find(|path| path.is_file());
-    if found.is_none() {
-        eprintln!("skipped: no llama-perplexity; deploy/fetch-llama-cpp.sh gets one");
-    }
-    found
+    requirements::require_llama_cpp().map(|directory| directory.join("llama-perplexity"))
 }
 
 /// Measures the first 8 chunks, as llama.cpp prints them. It may lose its last lines, so it computes
@@ -123,12 +114,12 @@ fn llama_cpp_computes_the_same_of_a_converted_model_and_adapter() {
             let (alone, adapted) =
                 (set.first_chunks(base, None), set.first_chunks(base, Some(adapter)));
             let (base, peft) = (set.model_path(base), set.adapter_path(adapter));
-            let mut heard = (0, 0);
+            let mut progress = (0, 0);
             convert::convert_model(&base, &model, ConversionDtype::F32, &mut |done, total| {
-                heard = (done, total);
+                progress = (done, total);
             })
             .unwrap();
-            assert!(heard.0 == heard.1 && heard.1 > 100_000, "{heard:?}");
+            assert!(progress.0 == progress.1 && progress.1 > 100_000, "{progress:?}");
             convert::convert_lora(&base, &peft, &lora, ConversionDtype::F32).unwrap();
             let text = set.text_path(&alone.text);
             assert_eq!(perplexity(&program, &model, None, &text), alone.perplexity);

@@ -33,9 +33,18 @@ pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 }
 
 /// Syncs the directory that contains this path, after a file was created, renamed or removed there.
+/// Does nothing on a file system that cannot sync directories.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+    match File::open(parent.unwrap_or(Path::new(".")))?.sync_all() {
+        Err(error) if is_unsupported(&error) => Ok(()),
+        synced => synced,
+    }
+}
+
+/// EINVAL and ENOTSUP, see fsync(2).
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::{
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -85,7 +86,9 @@ impl RepoCache {
         }
         let path = self.dir.join("refs").join(revision);
         create_parent(&path).await?;
-        let temp = path.with_added_extension(format!("{}.tmp", std::process::id()));
+        static TEMP_FILES: AtomicU64 = AtomicU64::new(0);
+        let number = TEMP_FILES.fetch_add(1, Ordering::Relaxed);
+        let temp = path.with_added_extension(format!("{}-{number}.tmp", std::process::id()));
         fs::write(&temp, commit).await?;
         fs::rename(temp, path).await
     }

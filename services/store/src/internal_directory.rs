@@ -5,6 +5,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process,
+    sync::{Mutex, PoisonError},
 };
 
 use wire::Digest;
@@ -25,6 +26,9 @@ pub(crate) fn identity_file(root: &Path) -> PathBuf {
 
 /// Reads the identity of a directory, and creates it if missing. Blocking.
 pub(crate) fn read_or_create_identity(root: &Path) -> io::Result<String> {
+    // The draft's name is that of the process.
+    static DRAFT: Mutex<()> = Mutex::new(());
+    let _draft = DRAFT.lock().unwrap_or_else(PoisonError::into_inner);
     let path = identity_file(root);
     create_private_dir(&root.join(INTERNAL_DIR))?;
     for _ in 0..2 {

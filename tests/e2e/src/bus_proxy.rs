@@ -22,7 +22,7 @@ pub enum Withheld {
     Confirmation,
 }
 
-/// A proxy of a NATS server. Its threads end with the connections.
+/// A proxy of a NATS server. Its threads end with their connections or the test.
 pub struct BusProxy {
     address: SocketAddr,
     is_holding: Arc<AtomicBool>,

@@ -67,8 +67,8 @@ impl PowerLossDisk {
     }
 
     /// Cuts the power: forgets unsynced changes, and fails every operation with `EIO` until
-    /// [`PowerLossDisk::restore_power`]. Returns the number of files and of names that lost
-    /// changes.
+    /// [`PowerLossDisk::restore_power`]. Returns the number of lost writes, and of
+    /// lost changes of names.
     pub fn cut_power(&self, unsynced: UnsyncedChanges) -> LostChanges {
         self.state.cut_power(unsynced)
     }

@@ -51,10 +51,14 @@ pub fn require_llama_cpp() -> Option<PathBuf> {
 /// Returns the Python with torch: what `FLOTILLA_TORCH_PYTHON` names, or the one of `make
 /// test-torch`. Records this test as skipped and returns `None` without it.
 pub fn require_torch_python() -> Option<PathBuf> {
-    let fetched = tools_directory().join("torch/bin/python");
+    let environment = tools_directory().join("torch");
+    let wanted = std::fs::read(repository_root().join("deploy/requirements-torch.txt")).ok();
+    // Written when all of it is installed.
+    let installed = std::fs::read(environment.join("requirements.txt")).ok();
+    let is_complete = installed.is_some() && installed == wanted;
     let named = std::env::var_os("FLOTILLA_TORCH_PYTHON").map(PathBuf::from);
-    let found = named.or_else(|| is_executable(&fetched).then_some(fetched));
-    require("torch", "run make test-torch", found)
+    let found = named.or_else(|| is_complete.then(|| environment.join("bin/python")));
+    require("torch", "run deploy/fetch-torch.sh", found)
 }
 
 /// Returns the Python of an environment in `.tools` that was made from these files of

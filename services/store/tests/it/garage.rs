@@ -147,7 +147,7 @@ async fn a_file_that_the_last_tree_had_is_copied() {
 async fn an_upload_that_was_cut_off_goes_on_or_begins_again_if_it_was_forgotten() {
     let Some(bucket) = Bucket::start() else { return };
     // Four parts of 16 MiB are sent at a time.
-    for (seed, len, is_forgotten) in [(1, 80 * MIB, false), (2, 40 * MIB, true)] {
+    for (seed, len, is_forgotten) in [(1, 80 * MIB, false), (2, 80 * MIB, true)] {
         let file = bucket.write_file(seed, len);
         cut_off_upload(&bucket, &file).await;
         let journals = bucket.read_journals();

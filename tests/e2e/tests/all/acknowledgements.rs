@@ -49,10 +49,10 @@ fn check_acknowledgement(role: &str, queue: &str, result: &str, withheld: Withhe
     // The victim took the first jobs of this queue.
     let acknowledged = log.queue_state(queue).expect("a queue").acknowledged;
     assert_eq!(acknowledged, 0, "a job was acknowledged before its result was in the log");
-    let heir = start_agent(&fleet, &fleet.nats_url(), role, "heir");
+    let successor = start_agent(&fleet, &fleet.nats_url(), role, "successor");
     if withheld == Withheld::Publication {
         wait_until("the job is delivered again", LIMIT, || {
-            let text = std::fs::read_to_string(heir.log()).ok()?;
+            let text = std::fs::read_to_string(successor.log()).ok()?;
             let mut jobs = text.lines().filter(|line| line.contains("job begins"));
             jobs.any(|line| !line.contains("delivered=1")).then_some(())
         });
@@ -82,6 +82,21 @@ fn an_evaluator_that_dies_before_its_eval_is_in_the_log_loses_no_job() {
 }
 
 #[test]
-fn an_agent_whose_result_is_not_confirmed_does_not_acknowledge_its_job() {
+fn a_trainer_whose_checkpoint_is_not_confirmed_does_not_acknowledge_its_job() {
+    check_acknowledgement("trainer", "train-default", "checkpoint", Withheld::Confirmation);
+}
+
+#[test]
+fn a_generator_whose_samples_are_not_confirmed_does_not_acknowledge_its_job() {
+    check_acknowledgement("generator", "generate-default", "samples", Withheld::Confirmation);
+}
+
+#[test]
+fn a_verifier_whose_verdicts_are_not_confirmed_does_not_acknowledge_its_job() {
     check_acknowledgement("verifier", "verify", "verdicts", Withheld::Confirmation);
+}
+
+#[test]
+fn an_evaluator_whose_eval_is_not_confirmed_does_not_acknowledge_its_job() {
+    check_acknowledgement("evaluator", "eval", "eval", Withheld::Confirmation);
 }

@@ -1,4 +1,4 @@
-//! The tests of whole fleets, in one binary: each links in seconds, and forty would not.
+//! The tests of whole fleets: one binary, because linking forty takes minutes.
 
 mod acknowledgements;
 mod archives;

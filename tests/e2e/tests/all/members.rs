@@ -263,7 +263,7 @@ fn kill_joins(fleet: &Fleet, name: &str, found: &mut HalfDoneJoins) {
     let kit = kit_directory(fleet, name);
     let key = || std::fs::read_to_string(kit.join("key.nk")).ok();
     let mut keys = Vec::new();
-    for delay_ms in (0..).step_by(3) {
+    for delay_ms in std::iter::successors(Some(0), |ms| Some(ms + 3 + ms / 10)) {
         let mut joining = join_command(fleet, name, token).arg("--no-agent").spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay_ms));
         let has_ended = joining.try_wait().unwrap().is_some();

@@ -53,6 +53,7 @@ fn runs_have_the_same_results_and_lose_no_fact_if_the_power_is_lost() {
     while test.losses < losses {
         test.run_once(losses, &reference);
     }
+    assert!(test.facts_seen > 0, "no fact was seen before a loss of power");
 }
 
 /// A fleet whose directory forgets names until their directory is synced. That of its nats-server,
@@ -60,6 +61,8 @@ fn runs_have_the_same_results_and_lose_no_fact_if_the_power_is_lost() {
 struct PowerLossTest {
     random: Random,
     losses: u64,
+    /// Before a loss of power.
+    facts_seen: usize,
     spec: PathBuf,
     fleet: Fleet,
     nats_disk: PowerLossDisk,
@@ -90,7 +93,16 @@ impl PowerLossTest {
         let fleet = Fleet::start_in(home, agents, &arguments, []);
         let spec = reference.write_spec(&fleet, directory.path());
         let random = Random::new(seed);
-        Self { random, losses: 0, spec, fleet, nats_disk, fleet_disk, _directory: directory }
+        Self {
+            random,
+            losses: 0,
+            facts_seen: 0,
+            spec,
+            fleet,
+            nats_disk,
+            fleet_disk,
+            _directory: directory,
+        }
     }
 
     /// Submits a run, cuts the power at most [`LOSSES_PER_RUN`] times, until there are `losses` in
@@ -123,6 +135,7 @@ impl PowerLossTest {
         assert!(missing.is_empty(), "of {} facts: {missing:?}", seen.len());
         let wall_s = began.elapsed().as_secs_f64().round();
         println!("{run}: {} facts seen before the losses; ended after {wall_s} s", seen.len());
+        self.facts_seen += seen.len();
     }
 
     /// Cuts the power of the server first, so that nothing is acknowledged later.

@@ -36,10 +36,13 @@ fn a_generator_fetches_and_loads_the_next_adapter_before_it_is_ordered() {
     fleet.await_success(&base, LIMIT);
     let run = fleet.submit(&write_gated_spec(&files, &base));
     let log = RawLog::open(&fleet);
-    wait_until("the first cycle samples", LIMIT, || {
-        (!log.subjects(&format!("flotilla.{run}.samples.1.*")).is_empty()).then_some(())
-    });
-    fleet.signal("evaluator-1", Signal::STOP);
+    // The gate compares with the base.
+    for (what, subject) in [("the eval of the base", "eval.0.>"), ("samples", "samples.1.*")] {
+        wait_until(what, LIMIT, || {
+            (!log.subjects(&format!("flotilla.{run}.{subject}")).is_empty()).then_some(())
+        });
+        fleet.signal("evaluator-1", Signal::STOP);
+    }
     let checkpoint = wait_until("the first checkpoint", LIMIT, || {
         log.read(log.subjects(&format!("flotilla.{run}.checkpoint.1.*")).last()?)
     });
