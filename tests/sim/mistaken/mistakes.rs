@@ -8,7 +8,7 @@ struct CoreMistake {
     wrong: &'static str,
 }
 
-const CORE_MISTAKES: [CoreMistake; 12] = [
+const CORE_MISTAKES: [CoreMistake; 11] = [
     CoreMistake {
         name: "samples of another policy count",
         file: "services/cycle/src/fold.rs",
@@ -33,12 +33,6 @@ const CORE_MISTAKES: [CoreMistake; 12] = [
         file: "services/cycle/src/fold.rs",
         right: "subject.key.is_bulky() && self.is_archived(&subject.key)",
         wrong: "false",
-    },
-    CoreMistake {
-        name: "results of work that was ordered after the end count",
-        file: "services/cycle/src/fold.rs",
-        right: "starts_work(body) || self.is_late_result(&subject.key)",
-        wrong: "starts_work(body)",
     },
     CoreMistake {
         name: "orders of a job are not counted",
