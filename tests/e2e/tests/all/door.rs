@@ -198,12 +198,13 @@ fn agents_fetch_a_checkpoint_from_the_agent_that_trained_it_and_report_the_bytes
         // JSON contains 64-bit numbers as strings.
         agent["exchange"][count].as_str()?.parse().ok()
     };
-    let (sent, came) = wait_until("the agents report the exchanged bytes", LIMIT, || {
+    // Each agent reports by itself, once a second.
+    wait_until("the agents report the exchanged bytes", LIMIT, || {
         let agents = closed.admin.run_json(&["agents", "list"]).ok()?;
         let sent = of(&agents, "box-1", "bytesToPeers")?;
-        Some((sent, of(&agents, "box-2", "bytesFromPeers")?))
+        let received = of(&agents, "box-2", "bytesFromPeers")?;
+        (received > 1 << 20 && sent >= received).then_some(())
     });
-    assert!(came > 1 << 20 && sent >= came, "{came} came of {sent}\n{}", closed.log("box-2"));
 }
 
 #[test]
