@@ -7,7 +7,8 @@ use wire::{FactKey, JobId};
 
 use crate::state::{Cycle, Run};
 
-/// What was ordered after the end of a run and not before it, and done.
+/// Jobs and trainings that were ordered after the end of a run and not before it, and their
+/// results.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LateWork {
     jobs: BTreeSet<(u32, JobId)>,
