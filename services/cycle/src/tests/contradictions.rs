@@ -324,7 +324,7 @@ fn partial_rewards_are_for_verifiers_that_may_give_them() {
             else {
                 panic!("a raft run")
             };
-            raft.verifier = Some(v1::Verifier { how: Some(how.clone()), ..Default::default() });
+            raft.verifier = Some(v1::Verifier { how: Some(how.clone()) });
             let at = position(&records, "flotilla.r1.verdicts.1.t");
             let FactBody::Verdicts(verdicts) = &mut records[at].fact.body else { panic!() };
             (verdicts.verdicts[0].reward, verdicts.verdicts[0].outcome) = (reward, outcome.into());
