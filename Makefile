@@ -26,7 +26,7 @@ help:
 	@echo "make tools         fetch nats-server, llama.cpp and cargo-nextest"
 	@echo "make test-tools    fetch what all tests need: PyTorch, a browser, promtool and others"
 	@echo "make sim           simulate fleets with faults: SEED=7, or SEEDS=10000"
-	@echo "make chaos         kill processes of a real fleet, cut its power: CHAOS_KILLS=200,\n                   CHAOS_SEED=n, POWER_LOSSES=50, POWER_LOSS_SEED=n"
+	@echo "make chaos         kill processes of a real fleet, cut its power: CHAOS_KILLS=1000,\n                   CHAOS_SEED=n, POWER_LOSSES=50, POWER_LOSS_SEED=n"
 	@echo "make bench         measure this machine: ARGS='engine --json'"
 	@echo "make fuzz          fuzz a parser: TARGET=facts SECONDS=60"
 	@echo "make mutants       change the cores in one place at a time; unit tests must notice it"
@@ -140,7 +140,7 @@ sim:
 # Long chaos tests; CI runs short ones. CHAOS_SEED=n and POWER_LOSS_SEED=n repeat a test.
 chaos: tools
 	$(CARGO) build -p flotilla
-	CHAOS_KILLS=$${CHAOS_KILLS:-200} POWER_LOSSES=$${POWER_LOSSES:-50} \
+	CHAOS_KILLS=$${CHAOS_KILLS:-1000} POWER_LOSSES=$${POWER_LOSSES:-50} \
 		$(CARGO) test -p e2e --test all -- --nocapture --test-threads 1 chaos:: power_loss::
 
 bench: tools
