@@ -26,6 +26,10 @@ install_package() {
         return 0
     fi
     shift
+    install_debian_packages "$@"
+}
+
+install_debian_packages() {
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
         say "install it as root (Debian: $*)"
         return 1
@@ -102,7 +106,7 @@ fetch_tool() {
     python3)
         # Debian's python3 has no venv by itself.
         python3 -c 'import ensurepip, venv' 2>/dev/null ||
-            install_package /no/such/file python3 python3-venv
+            install_debian_packages python3 python3-venv
         ;;
     gcc | cc | c) install_package gcc gcc libc6-dev ;;
     c++) install_package g++ g++ ;;

@@ -51,25 +51,15 @@ pub fn require_llama_cpp() -> Option<PathBuf> {
 /// Returns the Python with torch: what `FLOTILLA_TORCH_PYTHON` names, or the one of `make
 /// test-torch`. Records this test as skipped and returns `None` without it.
 pub fn require_torch_python() -> Option<PathBuf> {
-    let environment = tools_directory().join("torch");
-    let wanted = std::fs::read(repository_root().join("deploy/requirements-torch.txt")).ok();
-    // Written when all of it is installed.
-    let installed = std::fs::read(environment.join("requirements.txt")).ok();
-    let is_complete = installed.is_some() && installed == wanted;
     let named = std::env::var_os("FLOTILLA_TORCH_PYTHON").map(PathBuf::from);
-    let found = named.or_else(|| is_complete.then(|| environment.join("bin/python")));
+    let found = named.or_else(|| find_environment("torch", "deploy", &["requirements-torch.txt"]));
     require("torch", "run deploy/fetch-torch.sh", found)
 }
 
 /// Returns the Python of an environment in `.tools` that was made from these files of
 /// `tests/e2e/python`, as they are now.
 pub fn find_python_environment(name: &str, requirements: &[&str]) -> Option<PathBuf> {
-    let environment = tools_directory().join(name);
-    let files = repository_root().join("tests/e2e/python");
-    let read_file = |file: &&str| std::fs::read_to_string(files.join(file)).ok();
-    let wanted: String = requirements.iter().map(read_file).collect::<Option<_>>()?;
-    let installed = std::fs::read_to_string(environment.join("requirements.txt"));
-    (installed.ok()? == wanted).then(|| environment.join("bin/python"))
+    find_environment(name, "tests/e2e/python", requirements)
 }
 
 /// Returns the Python of an environment, see [`find_python_environment`]. Records this test as
@@ -130,6 +120,17 @@ fn require<T>(lacking: &str, remedy: &str, found: Option<T>) -> Option<T> {
         skip_test(lacking, remedy);
     }
     found
+}
+
+/// Returns the Python of a complete environment: its list of requirements, written last, is that of
+/// these files of a directory.
+fn find_environment(name: &str, directory: &str, requirements: &[&str]) -> Option<PathBuf> {
+    let environment = tools_directory().join(name);
+    let files = repository_root().join(directory);
+    let read_file = |file: &&str| std::fs::read_to_string(files.join(file)).ok();
+    let wanted: String = requirements.iter().map(read_file).collect::<Option<_>>()?;
+    let installed = std::fs::read_to_string(environment.join("requirements.txt"));
+    (installed.ok()? == wanted).then(|| environment.join("bin/python"))
 }
 
 fn fetch_remedy(tool: &str) -> String {
