@@ -192,8 +192,10 @@ impl Agent {
         background.spawn(handle);
         background.spawn(announce_drain(drain.clone(), roles.clone(), ended.clone()));
         let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
-        let announced = (live_status.clone(), bus.clone(), config.intervals.status_record);
-        background.spawn(announce_status(announced, refresh, ended.clone()));
+        let (status, record_interval) = (live_status.clone(), config.intervals.status_record);
+        let announcing =
+            status.announce_until_stopped(bus.clone(), record_interval, refresh, ended.clone());
+        background.spawn(announcing);
 
         let (failed, failure) = oneshot::channel();
         let status = TaskStatus::new(live_status.clone());
@@ -228,14 +230,6 @@ impl Agent {
         background.wait().await;
         outcome
     }
-}
-
-async fn announce_status(
-    (live_status, bus, record_interval): (LiveStatus, Bus, Duration),
-    refresh: impl Fn(&mut v1::AgentStatus),
-    ended: CancellationToken,
-) {
-    live_status.announce_until_stopped(&bus, record_interval, refresh, ended).await;
 }
 
 async fn join_work_queues(

@@ -136,8 +136,8 @@ impl LiveStatus {
     /// cancelled it records the state stopped and returns. `refresh` updates parts of the status
     /// before each announcement.
     pub(crate) async fn announce_until_stopped(
-        &self,
-        bus: &Bus,
+        self,
+        bus: Bus,
         record_interval: Duration,
         refresh: impl Fn(&mut v1::AgentStatus),
         stop: CancellationToken,
@@ -150,17 +150,17 @@ impl LiveStatus {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = self.wait_until_idle() => {
-                    self.announce_status(bus, false).await;
+                    self.announce_status(&bus, false).await;
                     continue;
                 }
                 _ = tick.tick() => {}
             }
             self.update_status(&refresh);
-            self.announce_status(bus, ticks.is_multiple_of(record_every)).await;
+            self.announce_status(&bus, ticks.is_multiple_of(record_every)).await;
             ticks = ticks.wrapping_add(1);
         }
         self.update_status(|status| status.state = v1::agent_status::State::Stopped.into());
-        self.announce_status(bus, true).await;
+        self.announce_status(&bus, true).await;
     }
 
     /// Waits for a pause that is longer than between two jobs; other agents' jobs may then be moved

@@ -61,8 +61,8 @@ pub struct FaultInjector {
     /// The shortest and longest time between two faults, in seconds.
     gap_s: (f64, f64),
     next: Instant,
-    /// The kinds that no kill has hit yet, the next one last.
-    unhit: Vec<ProcessKind>,
+    /// The kinds of which no process was killed yet, the next one last.
+    not_killed: Vec<ProcessKind>,
     stopped: Vec<(Instant, Process)>,
     pub faults: Vec<InjectedFault>,
 }
@@ -70,12 +70,12 @@ pub struct FaultInjector {
 impl FaultInjector {
     pub fn new(seed: u64, gap_s: (f64, f64)) -> Self {
         let mut random = Random::new(seed);
-        let mut unhit: Vec<_> =
+        let mut not_killed: Vec<_> =
             KIND_PERCENTAGES.map(|(kind, _)| (random.next_u64(), kind)).to_vec();
-        unhit.sort_unstable();
-        let unhit = unhit.into_iter().map(|(_, kind)| kind).collect();
+        not_killed.sort_unstable();
+        let not_killed = not_killed.into_iter().map(|(_, kind)| kind).collect();
         let (stopped, faults) = (Vec::new(), Vec::new());
-        Self { random, gap_s, next: Instant::now(), unhit, stopped, faults }
+        Self { random, gap_s, next: Instant::now(), not_killed, stopped, faults }
     }
 
     pub fn kills(&self) -> usize {
@@ -91,7 +91,7 @@ impl FaultInjector {
         let mut targets = targets(fleet.processes(), "coordinator");
         targets.extend(targets_of(second_coordinator));
         targets.retain(|(_, _, process)| self.stopped.iter().all(|(_, one)| one != process));
-        let kind = self.unhit.last().copied().unwrap_or_else(|| self.draw_kind());
+        let kind = self.not_killed.last().copied().unwrap_or_else(|| self.draw_kind());
         let found: Vec<_> = targets.iter().filter(|(one, ..)| *one == kind).collect();
         // No process of this kind runs now. Workers, for example, only run during a job.
         if found.is_empty() {
@@ -99,14 +99,14 @@ impl FaultInjector {
         }
         let (_, name, process) = *self.random.pick(&found);
         let (name, process) = (name.clone(), process.clone());
-        let stopped_s = (self.unhit.is_empty() && self.random.next_f64() < 0.33)
+        let stopped_s = (self.not_killed.is_empty() && self.random.next_f64() < 0.33)
             .then(|| self.random.next_in_range(STOPPED_S.0, STOPPED_S.1));
         let at_s = unix_time_s();
         if send_signal(&process, if stopped_s.is_some() { Signal::STOP } else { Signal::KILL }) {
             let resume_at = stopped_s.map(|s| Instant::now() + Duration::from_secs_f64(s));
             self.stopped.extend(resume_at.map(|at| (at, process)));
             self.faults.push(InjectedFault { kind, name, at_s, stopped_s });
-            self.unhit.pop();
+            self.not_killed.pop();
         }
         let gap = self.random.next_in_range(self.gap_s.0, self.gap_s.1);
         self.next = Instant::now() + Duration::from_secs_f64(gap);

@@ -29,7 +29,7 @@ impl Checker {
 
     fn require(&mut self, holds: bool, what: impl FnOnce() -> String) {
         if !holds && self.has_lost_facts {
-            self.runs.values_mut().for_each(RunChecker::mark_spoiled);
+            self.runs.values_mut().for_each(RunChecker::mark_incomparable);
         } else if !holds && self.violation.is_none() {
             self.violation = Some(what());
         }

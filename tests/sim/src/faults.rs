@@ -5,7 +5,7 @@
 pub(crate) const FAULTS_MS: u64 = 90_000;
 
 /// The share of seeds whose runs may end with other results than without faults.
-const SPOILED_SHARE: f64 = 0.35;
+const CHANGED_SHARE: f64 = 0.35;
 
 /// All faults of a seed.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,7 +132,7 @@ impl Faults {
     /// than half of the seeds, so that the results of most can be compared.
     pub fn from_seed(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(wire::derive_seed(seed, &["faults"]));
-        let spoils = random.f64() < SPOILED_SHARE;
+        let may_change_results = random.f64() < CHANGED_SHARE;
         let mut sometimes = |share: f64, value: u64| {
             if random.f64() < share { random.u64(value / 2..=value * 2) } else { 0 }
         };
@@ -169,11 +169,11 @@ impl Faults {
             keep_cycles: (sometimes(0.5, 2) > 0).then_some(u32::from(sometimes(0.3, 2) > 0)),
             bug: None,
         };
-        if spoils { faults } else { faults.without_spoilers() }
+        if may_change_results { faults } else { faults.without_changed_results() }
     }
 
     /// Removes the faults that may change the results of a run.
-    fn without_spoilers(self) -> Self {
+    fn without_changed_results(self) -> Self {
         Self {
             damage_every: 0,
             cancel: false,

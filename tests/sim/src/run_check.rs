@@ -33,7 +33,7 @@ pub(crate) struct RunChecker {
     states: Vec<(u64, bool, bool, u32)>,
     results: RunResults,
     /// A finished cycle may have other results than without faults.
-    is_spoiled: bool,
+    results_may_differ: bool,
     /// The log has lost facts, so others may contradict what is left.
     has_lost_facts: bool,
     violation: Option<String>,
@@ -50,7 +50,7 @@ impl RunChecker {
             settled: BTreeMap::new(),
             states: Vec::new(),
             results: RunResults::new(),
-            is_spoiled: false,
+            results_may_differ: false,
             has_lost_facts: false,
             violation: None,
         }
@@ -77,13 +77,13 @@ impl RunChecker {
         &self.results
     }
 
-    pub(crate) fn mark_spoiled(&mut self) {
-        self.is_spoiled = true;
+    pub(crate) fn mark_incomparable(&mut self) {
+        self.results_may_differ = true;
     }
 
     fn require(&mut self, holds: bool, what: impl FnOnce() -> String) {
         if !holds && self.has_lost_facts {
-            self.is_spoiled = true;
+            self.results_may_differ = true;
         } else if !holds && self.violation.is_none() {
             self.violation = Some(what());
         }
@@ -122,7 +122,7 @@ impl RunChecker {
         self.check_settled_jobs();
         if let FactBody::CycleDone(done) = &record.fact.body {
             self.record_finished_cycle(done.cycle);
-            if !self.is_spoiled {
+            if !self.results_may_differ {
                 self.check_suites(done);
             }
         }
@@ -203,12 +203,12 @@ impl RunChecker {
             expected && judged == job.set_aside.is_some()
         };
         let wrong = cycle.jobs.iter().find(|(_, job)| is_wrong(job)).map(|(id, _)| id.to_string());
-        let is_spoiled = |job: &PlannedJob| {
+        let may_differ = |job: &PlannedJob| {
             job.set_aside.is_some() || job.samples.as_ref().is_some_and(|s| s.void_reason.is_some())
         };
-        self.is_spoiled |=
-            cycle.jobs.values().any(is_spoiled) || self.has_undetectable_samples(run, cycle);
-        if !self.is_spoiled {
+        self.results_may_differ |=
+            cycle.jobs.values().any(may_differ) || self.has_undetectable_samples(run, cycle);
+        if !self.results_may_differ {
             let dataset = cycle.selected.as_ref().and_then(|selected| selected.dataset.clone());
             let tree = cycle.final_checkpoint().and_then(|checkpoint| checkpoint.tree.clone());
             let results = (dataset.map(|blob| blob.digest), tree.map(|tree| tree.manifest));
@@ -419,13 +419,14 @@ impl RunChecker {
     /// True if the run must have the same results as without faults.
     pub(crate) fn is_comparable(&self) -> bool {
         let done = self.run.as_ref().and_then(|run| run.done.as_ref());
-        !self.is_spoiled && done.is_some_and(|done| done.status() == v1::done::Status::Succeeded)
+        !self.results_may_differ
+            && done.is_some_and(|done| done.status() == v1::done::Status::Succeeded)
     }
 
     /// Audits the whole log of the ended run, with the facts that were archived and purged.
     pub(crate) fn finish(&self) -> Result<(), String> {
         let run = self.run.as_ref().ok_or("there is no run")?;
-        if self.has_lost_facts && self.is_spoiled {
+        if self.has_lost_facts && self.results_may_differ {
             return Err("facts contradict what is left of the log".into());
         }
         let status = run.done.as_ref().map(v1::Done::status);

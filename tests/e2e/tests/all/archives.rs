@@ -55,10 +55,10 @@ fn cycles_are_archived_and_purged_while_coordinators_are_killed_and_the_store_fa
     while !waiting.is_finished() {
         assert!(began.elapsed() < LIMIT, "{run} does not end: {}", fleet.log_tails());
         std::thread::sleep(Duration::from_secs_f64(random.next_in_range(GAP_S.0, GAP_S.1)));
-        let struck = random.next_u64() % 3;
+        let target = random.next_u64() % 3;
         for (number, coordinator) in (0..).zip(&mut coordinators) {
-            // The third case strikes both.
-            if struck == number || struck == 2 {
+            // In the third case both are killed.
+            if target == number || target == 2 {
                 coordinator.kill();
                 coordinator.restart_exited();
                 kills += 1;
