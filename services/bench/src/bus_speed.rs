@@ -87,7 +87,9 @@ async fn measure_publishing(bus: &Bus) -> anyhow::Result<Vec<BenchFigure>> {
             unit: "µs",
             limit: Some(PUBLISH_RATIO * plain),
             how: format!(
-                "sequential: {:.0} facts/s; plain messages of the same size {plain:.0} µs: {:.2} ×",
+                "nats-server {}, sequential: {:.0} facts/s; plain messages of the same size \
+                 {plain:.0} µs: {:.2} ×",
+                bus.server_version(),
                 1e6 / single,
                 single / plain
             ),

@@ -11,6 +11,7 @@ use std::{path::Path, process::ExitCode, time::Instant};
 
 use anyhow::Context;
 use cli::{
+    VERSION,
     demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
     fleet::{self, FleetProcess, FleetProcessOptions},
     output, run_to_success, signals,
@@ -68,6 +69,7 @@ const fn selection_variant(
 #[derive(Debug, Serialize)]
 struct RaftReport {
     machine: String,
+    version: &'static str,
     release: bool,
     load_before: Vec<f64>,
     load_after: Vec<f64>,
@@ -129,6 +131,7 @@ async fn measure_raft(directory: &Path, args: &BenchArgs) -> anyhow::Result<Raft
             .await?;
     Ok(RaftReport {
         machine: super::engines::describe_machine(),
+        version: VERSION,
         release: !cfg!(debug_assertions),
         load_before,
         load_after: super::read_load_average(),

@@ -227,10 +227,17 @@ async fn measure_bucket(url: &str, args: &BenchArgs) -> anyhow::Result<[BenchFig
             }
         }
     }
+    let peer = s5cmd.as_deref().map_or_else(|| Ok("s5cmd".into()), describe_s5cmd)?;
     Ok([
-        put.to_figure("store: put, S3", mib, "s5cmd", Some(PUT_SPEED)),
-        get.to_figure("store: get, S3", mib, "s5cmd", Some(GET_SPEED)),
+        put.to_figure("store: put, S3", mib, &peer, Some(PUT_SPEED)),
+        get.to_figure("store: get, S3", mib, &peer, Some(GET_SPEED)),
     ])
+}
+
+/// Returns its name and version, as in `s5cmd v2.3.0-991c9fb`.
+fn describe_s5cmd(program: &Path) -> anyhow::Result<String> {
+    let output = Command::new(program).arg("version").output()?;
+    Ok(format!("s5cmd {}", String::from_utf8_lossy(&output.stdout).trim()))
 }
 
 fn find_s5cmd(args: &BenchArgs) -> Option<PathBuf> {
