@@ -150,7 +150,7 @@ fn check_unknown_device(gpu: &GpuInfo) -> Option<DoctorFinding> {
         severity: Severity::Info,
         seen: format!("{} with a PCI id not known here, {:#06x}", gpu.gfx, gpu.device_id),
         why: "a new card of a known target: its settings here may not fit",
-        remedy: "report it with a capture: flotilla doctor --capture box.tar.zst".into(),
+        remedy: "report it with a capture: flotilla doctor --capture box.tar.gz".into(),
         source: "the list of PCI ids here",
     })
 }

@@ -11,7 +11,7 @@ use super::float_dtype_parser;
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct DoctorArgs {
-    /// Also save the readings to a file for a bug report, such as box.tar.zst
+    /// Also save the readings to a file for a bug report, such as box.tar.gz
     #[arg(long, value_name = "FILE", conflicts_with = "from")]
     pub capture: Option<PathBuf>,
     /// Check a capture file instead of this box

@@ -17,6 +17,7 @@ use std::{
 
 use async_nats::jetstream;
 use e2e::{Fleet, Sampling, SpecFiles, wait_until};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -59,8 +60,8 @@ fn assert_includes(now: &Value, then: &Value, at: &str) {
 fn the_log_of_the_previous_version_is_read_and_its_open_run_is_completed() {
     let directory = tempfile::tempdir().unwrap();
     let recording = recordings().join(PREVIOUS);
-    let packed = File::open(recording.join("fleet.tar.zst")).unwrap();
-    tar::Archive::new(zstd::Decoder::new(packed).unwrap()).unpack(directory.path()).unwrap();
+    let packed = File::open(recording.join("fleet.tar.gz")).unwrap();
+    tar::Archive::new(GzDecoder::new(packed)).unpack(directory.path()).unwrap();
     let then: Value =
         serde_json::from_slice(&fs::read(directory.path().join("answers.json")).unwrap()).unwrap();
     let fleet = Fleet::start_in(directory, AGENTS, &["--open", "--keep-cycles", "1"], []);
@@ -152,10 +153,13 @@ fn record() {
     let recording = recordings().join(version);
     fs::create_dir_all(&recording).unwrap();
     let lines: String = facts.iter().map(|fact| format!("{fact}\n")).collect();
-    let packed = zstd::encode_all(lines.as_bytes(), 19).unwrap();
-    fs::write(recording.join("facts.jsonl.zst"), packed).unwrap();
-    let file = File::create(recording.join("fleet.tar.zst")).unwrap();
-    let mut tar = tar::Builder::new(zstd::Encoder::new(file, 19).unwrap());
+    let create = |name: &str| {
+        GzEncoder::new(File::create(recording.join(name)).unwrap(), Compression::best())
+    };
+    let mut packed = create("facts.jsonl.gz");
+    packed.write_all(lines.as_bytes()).unwrap();
+    packed.finish().unwrap();
+    let mut tar = tar::Builder::new(create("fleet.tar.gz"));
     let text = serde_json::to_vec_pretty(&answers).unwrap();
     fs::write(fleet.path().join("answers.json"), text).unwrap();
     tar.append_path_with_name(fleet.path().join("answers.json"), "answers.json").unwrap();

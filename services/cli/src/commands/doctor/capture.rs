@@ -1,4 +1,4 @@
-//! Capture files: a tar archive, compressed by zstd, of the files that were read under their own
+//! Capture files: a tar archive, compressed by gzip, of the files that were read under their own
 //! paths, and an index of the reads that returned something else.
 
 use std::{
@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use hardware::host_files::{CapturedEntry, HostCapture};
 
 const INDEX_FILE: &str = "index.json";
@@ -16,11 +17,10 @@ const INDEX_FILE: &str = "index.json";
 /// Against decompression bombs.
 const UNPACKED_BYTES_MAX: u64 = 64 << 20;
 
-const ZSTD_LEVEL: i32 = 9;
-
 pub(super) fn write_capture(capture: &HostCapture, path: &Path) -> anyhow::Result<()> {
     let mut index = BTreeMap::new();
-    let mut archive = tar::Builder::new(zstd::Encoder::new(File::create(path)?, ZSTD_LEVEL)?);
+    let packed = GzEncoder::new(File::create(path)?, Compression::best());
+    let mut archive = tar::Builder::new(packed);
     for (place, seen) in &capture.entries {
         if let CapturedEntry::File(bytes) = seen {
             append_file(&mut archive, place.trim_start_matches('/'), bytes)?;
@@ -47,7 +47,7 @@ fn append_file(
 
 pub(super) fn read_capture(path: &Path) -> anyhow::Result<HostCapture> {
     // One byte above the limit shows that there is more.
-    let unpacked = zstd::Decoder::new(File::open(path)?)?.take(UNPACKED_BYTES_MAX + 1);
+    let unpacked = GzDecoder::new(File::open(path)?).take(UNPACKED_BYTES_MAX + 1);
     let mut archive = tar::Archive::new(unpacked);
     let mut capture = HostCapture::default();
     let (mut index, mut total) = (None, 0);
@@ -97,7 +97,7 @@ mod tests {
         let capture =
             HostCapture { entries: seen.map(|(path, seen)| (path.to_owned(), seen)).into() };
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("box.tar.zst");
+        let path = directory.path().join("box.tar.gz");
         write_capture(&capture, &path).unwrap();
         assert_eq!(read_capture(&path).unwrap(), capture);
         let bytes = std::fs::read(&path).unwrap();
