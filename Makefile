@@ -63,14 +63,16 @@ deb: static notices
 	$(STATIC) completions fish > target/completions/flotilla.fish
 	$(CARGO) deb -p flotilla --no-build --no-strip --target $(MUSL) --output target/debian/
 
-# Unit and component tests, and a few whole fleets. The tests of processes need the programs, built
-# with the same features as the tests, so that dependencies are compiled once.
+# Unit tests, the quicker component tests, and a few whole fleets. The tests of processes need the
+# programs, built with the same features as the tests, so that dependencies are compiled once.
 BUILT := $(or $(CARGO_TARGET_DIR),target)/debug
-QUICK := --workspace --exclude bench --exclude counts --exclude deploy --exclude fuzz
+QUICK := --workspace --exclude bench --exclude counts --exclude deploy --exclude fuzz --exclude sim \
+	--lib --bins $(addprefix --test ,adapters all boxes bus errors gateway golden gguf hub \
+	language links skew structure)
 
 test: tools
 	$(CARGO) fmt --all --check
-	$(CARGO) build $(QUICK) --bins --tests
+	$(CARGO) build $(QUICK)
 	$(BUILT)/skipped-tests clear
 	$(CARGO_TOOLS) $(CARGO) nextest run $(QUICK); status=$$?; \
 		$(BUILT)/skipped-tests list && exit $$status

@@ -82,7 +82,8 @@ mod tests {
         GatewayStore { gateway: "127.0.0.1:9".into(), ca: None, bearer: None }
     }
 
-    #[tokio::test]
+    // The gateway is asked for ten seconds, which pass at once.
+    #[tokio::test(start_paused = true)]
     async fn a_directory_that_is_not_the_gateways_is_not_used() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("file://{}", directory.path().display());

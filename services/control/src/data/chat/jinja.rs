@@ -15,7 +15,7 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 pub(super) const TEMPLATE_NAME: &str = "chat_template";
 
 /// Template instructions for one conversation. More count as an endless loop.
-const FUEL_PER_CONVERSATION: u64 = 50_000_000;
+const FUEL_PER_CONVERSATION: u64 = 10_000_000;
 
 /// Builds an environment with the functions of transformers; its `strftime_now` formats the time
 /// `now`.
