@@ -127,6 +127,16 @@ struct LocalModel {
     revision: Option<ModelRevision>,
 }
 
+/// A base in the store.
+enum StoredModel {
+    Published(v1::Tree),
+    /// Not published yet, with the wanted files and their sizes.
+    Files {
+        root: RelativePath,
+        files: BTreeMap<String, u64>,
+    },
+}
+
 impl FleetControl {
     /// Resolves the name in `base.model` to a tree in the store. `store:PATH` names a directory of
     /// the store; any other name is a local directory, a directory of the hub's cache, or a model
@@ -149,6 +159,27 @@ impl FleetControl {
             }
         };
         Ok(v1::Base { tree: Some(tree), random_init: false })
+    }
+
+    /// Fails as [`FleetControl::resolve_model`] does. Stores nothing; of a model that is only on the
+    /// hub it downloads the small files.
+    pub(crate) async fn check_model(&self, name: &str, files: &SpecFiles) -> Result<(), BaseError> {
+        if let Some(path) = name.strip_prefix("store:") {
+            return self.examine_stored_model(path).await.map(drop);
+        }
+        let path = files.resolve_directory(name)?;
+        if let Some(id) = hub_model_id(&path, name)? {
+            let is_cached = self.cached_hub_model(&id).await?.is_some();
+            return if is_cached {
+                Ok(())
+            } else {
+                self.fetch_hub_small_files(&id, &(Arc::new(|_| ()) as TransferCallback))
+                    .await
+                    .map(drop)
+            };
+        }
+        let dir = self.local_model_dir(&path)?;
+        run_blocking(move || examine_model(&dir)).await.map(drop)
     }
 
     pub(crate) fn local_model_dir(&self, path: &Path) -> Result<PathBuf, BaseError> {
@@ -185,15 +216,9 @@ impl FleetControl {
         name: &str,
         watch: &TransferCallback,
     ) -> Result<LocalModel, BaseError> {
-        if path.is_dir() {
-            return find_snapshot(&path, self.hub.cache_path());
-        }
-        if is_gguf(&path) {
-            return Err(BaseError::Gguf { path: path.display().to_string() });
-        }
-        match name.parse::<ModelId>() {
-            Ok(id) => self.fetch_hub_model(&id, watch).await,
-            Err(reason) => Err(BaseError::NotFound { path: path.display().to_string(), reason }),
+        match hub_model_id(&path, name)? {
+            Some(id) => self.fetch_hub_model(&id, watch).await,
+            None => find_snapshot(&path, self.hub.cache_path()),
         }
     }
 
@@ -204,30 +229,58 @@ impl FleetControl {
         id: &ModelId,
         watch: &TransferCallback,
     ) -> Result<LocalModel, BaseError> {
-        let failed = |source| BaseError::Download { id: id.to_string(), source };
-        let of = |dir: PathBuf| {
-            let name = id.repo.rsplit('/').next().unwrap_or("model").to_owned();
-            LocalModel { name, revision: ModelRevision::from_snapshot_path(&dir), dir }
-        };
-        if let Some(dir) = self.hub.find_snapshot(id).await.map_err(failed)? {
-            let examined = dir.clone();
-            match run_blocking(move || examine_model(&examined)).await {
-                // An incomplete cached model may be completed by a download.
-                Err(
-                    BaseError::Incomplete { .. } | BaseError::Directory(_) | BaseError::Weights(_),
-                ) => {}
-                examined => return examined.map(|_| of(dir)),
+        let dir = match self.cached_hub_model(id).await? {
+            Some(dir) => dir,
+            None => {
+                // The small files may rule the model out.
+                let dir = self.fetch_hub_small_files(id, watch).await?;
+                for name in list_weight_names(&dir)? {
+                    self.fetch_hub_file(id, &name, watch)
+                        .await
+                        .map_err(|source| BaseError::Download { id: id.to_string(), source })?;
+                }
+                dir
             }
-        }
-        let fetch = async |name: &str| {
-            let seen = watch.clone();
-            let doing = "downloading";
-            let seen =
-                Arc::new(move |bytes| seen(TransferProgress { activity: doing, bytes, total: 0 }));
-            self.hub.download_file(id, name, seen).await
         };
-        // Fetch the small files that may rule the model out before the large ones.
-        let config = match fetch(CONFIG_FILE).await {
+        let name = id.repo.rsplit('/').next().unwrap_or("model").to_owned();
+        Ok(LocalModel { name, revision: ModelRevision::from_snapshot_path(&dir), dir })
+    }
+
+    /// Returns the model's directory in the hub's cache if it is complete there. Fails if it is
+    /// complete and cannot be trained.
+    async fn cached_hub_model(&self, id: &ModelId) -> Result<Option<PathBuf>, BaseError> {
+        let Some(dir) = self.hub.find_snapshot(id).await else { return Ok(None) };
+        let examined = dir.clone();
+        match run_blocking(move || examine_model(&examined)).await {
+            // An incomplete cached model may be completed by a download.
+            Err(BaseError::Incomplete { .. } | BaseError::Directory(_) | BaseError::Weights(_)) => {
+                Ok(None)
+            }
+            examined => examined.map(|_| Some(dir)),
+        }
+    }
+
+    async fn fetch_hub_file(
+        &self,
+        id: &ModelId,
+        name: &str,
+        watch: &TransferCallback,
+    ) -> Result<PathBuf, HubError> {
+        let (seen, doing) = (watch.clone(), "downloading");
+        let seen =
+            Arc::new(move |bytes| seen(TransferProgress { activity: doing, bytes, total: 0 }));
+        self.hub.download_file(id, name, seen).await
+    }
+
+    /// Downloads all files of a model but its weights, and returns their directory. Fails if such a
+    /// model cannot be trained.
+    async fn fetch_hub_small_files(
+        &self,
+        id: &ModelId,
+        watch: &TransferCallback,
+    ) -> Result<PathBuf, BaseError> {
+        let failed = |source| BaseError::Download { id: id.to_string(), source };
+        let config = match self.fetch_hub_file(id, CONFIG_FILE, watch).await {
             Err(HubError::Missing { .. }) if id.repo.to_lowercase().ends_with("gguf") => {
                 return Err(BaseError::Gguf { path: id.to_string() });
             }
@@ -236,25 +289,32 @@ impl FleetControl {
         let dir = config.parent().unwrap_or(&config).to_owned();
         ModelConfig::from_dir(&dir)?;
         for name in SIDE_FILES.iter().chain([&INDEX_FILE]) {
-            match fetch(name).await {
+            match self.fetch_hub_file(id, name, watch).await {
                 Err(HubError::Missing { .. }) => {}
                 fetched => fetched.map(drop).map_err(failed)?,
             }
         }
         require_file(&dir, TOKENIZER_FILE)?;
-        for name in list_weight_names(&dir)? {
-            fetch(&name).await.map_err(failed)?;
-        }
-        Ok(of(dir))
+        Ok(dir)
     }
 
-    /// Accepts a published tree, or files that a user copied there; such files are examined and
-    /// registered.
+    /// Registers files that a user copied to the store.
     async fn resolve_stored_model(
         &self,
         path: &str,
         watch: &TransferCallback,
     ) -> Result<v1::Tree, BaseError> {
+        match self.examine_stored_model(path).await? {
+            StoredModel::Published(tree) => Ok(tree),
+            StoredModel::Files { root, files } => {
+                let seen = byte_meter("hashing", files.values().sum(), watch.clone());
+                Ok(self.open_store().await?.register_in_place(&root, &files, &seen).await?)
+            }
+        }
+    }
+
+    /// Accepts a published tree, or the files of a complete model that a user copied there.
+    async fn examine_stored_model(&self, path: &str) -> Result<StoredModel, BaseError> {
         let root = RelativePath::new(path.trim_end_matches('/'))?;
         let store = self.open_store().await?;
         let found = store.read_directory(&root).await?;
@@ -276,7 +336,9 @@ impl FleetControl {
         let ours = ["runs", "blobs"].contains(&root.as_str().split('/').next().unwrap_or(""));
         match &found.published {
             // The publisher, who had the files, examined them at publication.
-            Some((tree, manifest)) if manifest.is_external() => return Ok(tree.clone()),
+            Some((tree, manifest)) if manifest.is_external() => {
+                return Ok(StoredModel::Published(tree.clone()));
+            }
             None if ours => return Err(BaseError::ReservedPath(path.to_owned())),
             _ => {}
         }
@@ -290,14 +352,24 @@ impl FleetControl {
             tokio::fs::write(staged.path().join(name), bytes).await.map_err(BaseError::Stage)?;
         }
         let url = format!("{}/{root}", store.url());
-        let wanted = examine_listing(staged.path(), &names, &url)?;
-        if let Some((tree, _)) = found.published {
-            return Ok(tree);
-        }
-        let total = wanted.values().sum();
-        let seen = byte_meter("hashing", total, watch.clone());
-        Ok(store.register_in_place(&root, &wanted, &seen).await?)
+        let files = examine_listing(staged.path(), &names, &url)?;
+        Ok(match found.published {
+            Some((tree, _)) => StoredModel::Published(tree),
+            None => StoredModel::Files { root, files },
+        })
     }
+}
+
+/// Returns the hub's id of a model that is not a local directory. Fails if the name is neither.
+fn hub_model_id(path: &Path, name: &str) -> Result<Option<ModelId>, BaseError> {
+    if path.is_dir() {
+        return Ok(None);
+    }
+    if is_gguf(path) {
+        return Err(BaseError::Gguf { path: path.display().to_string() });
+    }
+    let not_found = |reason| BaseError::NotFound { path: path.display().to_string(), reason };
+    name.parse::<ModelId>().map(Some).map_err(not_found)
 }
 
 fn byte_meter(

@@ -15,7 +15,7 @@ mod token_counts;
 
 pub(crate) use self::{
     error::BaseFilesError,
-    file_content::{check_text, read_spec_file},
+    model_dir::stage_init_files,
     prepare::{DataReader, PreparedKind, PreparedRun, PreparedSuite},
 };
 pub use self::{

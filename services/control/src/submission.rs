@@ -12,7 +12,7 @@ use crate::{
     FleetControl,
     base_model::TransferCallback,
     checkpoints,
-    data::{DataReader, PreparedKind, PreparedRun, PreparedSuite, check_text, read_spec_file},
+    data::{DataReader, PreparedKind, PreparedRun, PreparedSuite, stage_init_files},
     spec_files::SpecFiles,
     submit_error::{NUMBER_MAX, SubmitError},
 };
@@ -64,16 +64,17 @@ impl FleetControl {
         Ok(SubmittedRun { run: self.write_spec_fact(&spec.name, resolved).await?, report })
     }
 
-    /// Reads and checks a spec and its files as a submission does, and returns the report. Stores
-    /// and starts nothing. Of the base, only the files that chat templates need are read, if the
-    /// data contains conversations.
+    /// Reads and checks a spec, its files and its base as a submission does, and returns the report.
+    /// Stores and starts nothing, and downloads no weights.
     pub async fn check_spec(
         &self,
         yaml: &str,
         files: &SpecFiles,
     ) -> Result<v1::DataReport, SubmitError> {
         let spec = RunSpec::parse(yaml)?;
-        Ok(self.prepare_run(&spec, files).await?.report)
+        let report = self.prepare_run(&spec, files).await?.report;
+        self.check_base(&spec.base, files).await?;
+        Ok(report)
     }
 
     pub(crate) async fn prepare_text_suites(
@@ -184,12 +185,8 @@ impl FleetControl {
         watch: &TransferCallback,
     ) -> Result<v1::Base, SubmitError> {
         if let Some(name) = &base.checkpoint {
-            let reference = checkpoints::parse_checkpoint_ref(name)?;
-            let checkpoint = self.get_checkpoint(&reference).await?.checkpoint.unwrap_or_default();
-            if checkpoint.content() == v1::checkpoint::Content::Adapter {
-                return Err(SubmitError::AdapterBase { run: reference.run });
-            }
-            return Ok(v1::Base { tree: checkpoint.tree, random_init: false });
+            let tree = self.find_base_checkpoint(name).await?.tree;
+            return Ok(v1::Base { tree, random_init: false });
         }
         if let Some(name) = &base.model {
             let upload = base.upload.unwrap_or(UploadSpec::Auto);
@@ -200,17 +197,36 @@ impl FleetControl {
         self.publish_init(init, files).await
     }
 
+    /// Fails as [`FleetControl::resolve_base`] does. Stores nothing and downloads no weights.
+    async fn check_base(&self, base: &BaseSpec, files: &SpecFiles) -> Result<(), SubmitError> {
+        if let Some(name) = &base.checkpoint {
+            self.find_base_checkpoint(name).await?;
+        }
+        if let Some(name) = &base.model {
+            self.check_model(name, files).await.map_err(SubmitError::base_error)?;
+        }
+        if let Some(init) = &base.init {
+            stage_init_files(init, files).await?;
+        }
+        Ok(())
+    }
+
+    /// Fails if the checkpoint is an adapter.
+    async fn find_base_checkpoint(&self, name: &str) -> Result<v1::Checkpoint, SubmitError> {
+        let reference = checkpoints::parse_checkpoint_ref(name)?;
+        let checkpoint = self.get_checkpoint(&reference).await?.checkpoint.unwrap_or_default();
+        if checkpoint.content() == v1::checkpoint::Content::Adapter {
+            return Err(SubmitError::AdapterBase { run: reference.run });
+        }
+        Ok(checkpoint)
+    }
+
     async fn publish_init(
         &self,
         init: &InitSpec,
         files: &SpecFiles,
     ) -> Result<v1::Base, SubmitError> {
-        let staged = tempfile::tempdir().map_err(SubmitError::Stage)?;
-        for (field, file, name) in init.file_fields() {
-            let bytes = read_spec_file(field, file, files).await?;
-            check_text(field, file, &bytes)?;
-            tokio::fs::write(staged.path().join(name), &bytes).await.map_err(SubmitError::Stage)?;
-        }
+        let staged = stage_init_files(init, files).await?;
         let place = TreePlace::for_model("init").expect("\"init\" is a legal name");
         let tree = self
             .open_store()

@@ -73,10 +73,10 @@ impl HubClient {
     }
 
     /// Returns the snapshot directory of a model in the cache, if its `config.json` is there.
-    pub async fn find_snapshot(&self, id: &ModelId) -> Result<Option<PathBuf>, HubError> {
+    pub async fn find_snapshot(&self, id: &ModelId) -> Option<PathBuf> {
         let cache = RepoCache::new(self.cache_path(), &id.repo);
-        let file = cache.find_file(revision_of(id), CONFIG_FILE).await;
-        Ok(file.and_then(|file| Some(file.parent()?.to_owned())))
+        let file = cache.find_file(revision_of(id), CONFIG_FILE).await?;
+        Some(file.parent()?.to_owned())
     }
 
     /// Returns the path of a model's file in the cache, downloaded if it is missing. If the hub

@@ -8,7 +8,10 @@ use hub::{HubError, ModelId};
 use store::RelativePath;
 use tempfile::TempDir;
 
-use super::{error::BaseFilesError, file_content::read_spec_file};
+use super::{
+    error::BaseFilesError,
+    file_content::{check_text, read_spec_file},
+};
 use crate::{
     FleetControl, SpecFiles, SubmitError,
     base_model::{BaseError, SMALL_BYTES_MAX},
@@ -55,7 +58,7 @@ impl FleetControl {
             return self.stage_from_store(&path).await;
         }
         if let Some(init) = &base.init {
-            return stage_init_files(init, files).await;
+            return Ok(ModelDir::Staged(stage_init_files(init, files).await?));
         }
         let name = base.model.as_deref().unwrap_or_default();
         if let Some(path) = name.strip_prefix("store:") {
@@ -95,13 +98,13 @@ impl FleetControl {
     async fn fetch_small_files(&self, id: &ModelId) -> Result<ModelDir, SubmitError> {
         let failed =
             |source| SubmitError::base_error(BaseError::Download { id: id.to_string(), source });
-        if let Some(dir) = self.hub.find_snapshot(id).await.map_err(failed)? {
+        if let Some(dir) = self.hub.find_snapshot(id).await {
             return Ok(ModelDir::Existing(dir));
         }
         let mut dir = None;
         for name in SMALL_FILES {
-            let unheard = std::sync::Arc::new(|_| {});
-            match self.hub.download_file(id, name, unheard).await {
+            let ignore_progress = std::sync::Arc::new(|_| {});
+            match self.hub.download_file(id, name, ignore_progress).await {
                 Ok(path) => dir = dir.or_else(|| path.parent().map(Path::to_owned)),
                 Err(HubError::Missing { .. }) => {}
                 Err(error) => return Err(failed(error)),
@@ -111,11 +114,16 @@ impl FleetControl {
     }
 }
 
-async fn stage_init_files(init: &InitSpec, files: &SpecFiles) -> Result<ModelDir, SubmitError> {
+/// Writes the files that the section names to a temporary directory.
+pub(crate) async fn stage_init_files(
+    init: &InitSpec,
+    files: &SpecFiles,
+) -> Result<TempDir, SubmitError> {
     let staged = tempfile::tempdir().map_err(BaseFilesError::Stage)?;
     for (field, file, name) in init.file_fields() {
         let bytes = read_spec_file(field, file, files).await?;
+        check_text(field, file, &bytes)?;
         tokio::fs::write(staged.path().join(name), &bytes).await.map_err(BaseFilesError::Stage)?;
     }
-    Ok(ModelDir::Staged(staged))
+    Ok(staged)
 }

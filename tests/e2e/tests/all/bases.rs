@@ -70,9 +70,13 @@ sft:
     }
 
     fn submit(&self, fleet: &Fleet, base: &str, more: &[(&str, &str)]) -> Output {
+        self.run("submit", fleet, base, more)
+    }
+
+    fn run(&self, command: &str, fleet: &Fleet, base: &str, more: &[(&str, &str)]) -> Output {
         let spec = self.spec(base).display().to_string();
         let dir = fleet.path().display().to_string();
-        run_flotilla(&["run", "submit", &spec, "--dir", &dir], self.environment(more))
+        run_flotilla(&["run", command, &spec, "--dir", &dir], self.environment(more))
     }
 }
 
@@ -201,9 +205,13 @@ fn invalid_bases_are_refused_before_anything_is_stored() {
         ("model: 'store:../x'", ["'..'", "store"]),
         ("model: 'store:x', upload: never", ["base.upload", "omit it"]),
         ("model: ../models/tiny, upload: perhaps", ["perhaps", "never"]),
+        ("checkpoint: base-7", ["there is no checkpoint base-7", "R106"]),
+        ("model: org/typo", ["org/typo is not a directory here", "hf download"]),
     ] {
+        home.run("check", &fleet, base, &[]).assert_refused(&names);
         home.submit(&fleet, base, &[]).assert_refused(&names);
     }
+    home.run("check", &fleet, "model: ../models/tiny", &[]).assert_success();
     assert!(!fleet.path().join("store/models").exists());
 }
 
