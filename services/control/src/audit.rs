@@ -13,7 +13,7 @@ use futures::StreamExt;
 use serde::Serialize;
 use wire::{FactBody, FactKey, PromptEntry, Record, RunId, Subject, v1};
 
-use crate::FleetControl;
+use crate::{FleetControl, RunError};
 use archive_merge::ArchiveMerge;
 use store_check::ReferencedObjects;
 
@@ -105,6 +105,8 @@ pub enum AuditError {
     Unknown(RunId),
     #[error("read the log")]
     Read(#[from] ReadError),
+    #[error(transparent)]
+    Run(#[from] RunError),
 }
 
 impl AuditReport {
@@ -335,7 +337,10 @@ impl FleetControl {
         let Some(origin) = origin_run(&base).filter(|origin| *origin != run.id) else {
             return Ok(());
         };
-        let checkpoints = self.list_checkpoints(&origin).await?;
+        let checkpoints = match self.list_checkpoints(&origin).await {
+            Err(RunError::Unknown(_)) => Vec::new(),
+            found => found?,
+        };
         let made = checkpoints
             .iter()
             .filter_map(|info| info.checkpoint.as_ref()?.tree.as_ref())

@@ -2,26 +2,35 @@
 
 use std::path::Path;
 
-use bus::ReadError;
 use bytes::Bytes;
+use cycle::Run;
 use futures::{Stream, StreamExt, TryStreamExt};
 use store::GetError;
 use tokio::io::AsyncWriteExt;
-use wire::{FactBody, Record, RunId, v1};
+use wire::{FactBody, Record, RunId, Timestamp, v1};
 
-use crate::{FleetControl, StoreAccessError, TaskProgress, runs::to_timestamp};
+use crate::{
+    FleetControl, RunError, StoreAccessError, TaskProgress,
+    runs::{fold_run, to_timestamp},
+};
+
+/// In a checkpoint reference, in place of a cycle.
+const NEWEST: &str = "newest";
 
 /// A failure to find, read or export a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    #[error("{0:?} is not a checkpoint; write RUN, RUN/CYCLE or RUN/CYCLE/STEP (R106)")]
+    #[error(
+        "{0:?} is not a checkpoint; write RUN (its best), RUN/newest, RUN/CYCLE or RUN/CYCLE/STEP \
+         (R106)"
+    )]
     Reference(String),
     #[error(
         "there is no checkpoint {0}; `flotilla checkpoint list RUN` shows which there are (R106)"
     )]
     Unknown(String),
-    #[error("read the log")]
-    Read(#[from] ReadError),
+    #[error(transparent)]
+    Run(#[from] RunError),
     #[error(transparent)]
     OpenStore(#[from] StoreAccessError),
     #[error("read the checkpoint's files")]
@@ -34,14 +43,22 @@ pub enum CheckpointError {
     },
 }
 
-/// Parses a checkpoint reference: `RUN`, `RUN/CYCLE` or `RUN/CYCLE/STEP`.
+/// Parses a checkpoint reference: `RUN` for the best of the run, `RUN/newest`, `RUN/CYCLE` for the
+/// last of a cycle, or `RUN/CYCLE/STEP`.
 pub fn parse_checkpoint_ref(text: &str) -> Result<v1::CheckpointRef, CheckpointError> {
     let wrong = || CheckpointError::Reference(text.to_owned());
     let mut parts = text.split('/');
     let run = parts.next().and_then(|run| RunId::new(run).ok()).ok_or_else(wrong)?;
-    let mut number = || parts.next().map(str::parse).transpose().map_err(|_| wrong());
-    let reference = v1::CheckpointRef { run: run.to_string(), cycle: number()?, step: number()? };
-    if parts.next().is_some() { Err(wrong()) } else { Ok(reference) }
+    let rest: Vec<&str> = parts.collect();
+    let number = |text: &str| text.parse::<u32>().map(Some).map_err(|_| wrong());
+    let (cycle, step, newest) = match rest[..] {
+        [] => (None, None, false),
+        [NEWEST] => (None, None, true),
+        [cycle] => (number(cycle)?, None, false),
+        [cycle, step] => (number(cycle)?, number(step)?, false),
+        _ => return Err(wrong()),
+    };
+    Ok(v1::CheckpointRef { run: run.to_string(), cycle, step, newest })
 }
 
 fn format_reference(reference: &v1::CheckpointRef) -> String {
@@ -50,42 +67,84 @@ fn format_reference(reference: &v1::CheckpointRef) -> String {
     format!("{}{}", reference.run, numbers.collect::<String>())
 }
 
-/// Omits the files. Returns `None` for other facts.
-fn checkpoint_info(record: Record) -> Option<v1::CheckpointInfo> {
-    let FactBody::Checkpoint(checkpoint) = record.fact.body else { return None };
-    let at = Some(to_timestamp(record.time_ms));
-    Some(v1::CheckpointInfo { checkpoint: Some(checkpoint), files: Vec::new(), at })
+/// Returns the checkpoints that count of a run, in the order of cycles and steps, with their figures
+/// and without times and files.
+pub(crate) fn checkpoint_infos(run: &Run) -> Vec<v1::CheckpointInfo> {
+    let (best, newest) = (cycle::best_checkpoint(run), cycle::newest_checkpoint(run));
+    let all = run
+        .cycles
+        .values()
+        .flat_map(|cycle| cycle.checkpoints.values().map(move |checkpoint| (cycle, checkpoint)));
+    all.map(|(cycle, checkpoint)| {
+        let heldout = cycle.done.as_ref().and_then(|done| done.heldout.as_ref());
+        let evals = cycle.evals.iter().filter(|((step, _), _)| *step == checkpoint.step);
+        let perplexities = evals.map(|((_, suite), eval)| v1::checkpoint_info::SuitePerplexity {
+            suite: suite.to_string(),
+            perplexity: eval.perplexity,
+        });
+        v1::CheckpointInfo {
+            checkpoint: Some(checkpoint.clone()),
+            best: best == Some(checkpoint),
+            newest: newest == Some(checkpoint),
+            pass_rate: heldout.filter(|_| checkpoint.r#final).map(|rate| rate.mean),
+            perplexities: perplexities.collect(),
+            ..Default::default()
+        }
+    })
+    .collect()
+}
+
+fn publication_time(records: &[Record], checkpoint: &v1::Checkpoint) -> Option<Timestamp> {
+    let is_it = |record: &&Record| matches!(&record.fact.body, FactBody::Checkpoint(found) if found == checkpoint);
+    records.iter().find(is_it).map(|record| to_timestamp(record.time_ms))
 }
 
 impl FleetControl {
-    /// Returns a run's checkpoints in the order of publication, without their files.
-    pub async fn list_checkpoints(
-        &self,
-        run: &RunId,
-    ) -> Result<Vec<v1::CheckpointInfo>, ReadError> {
-        let records = self.read_records(vec![format!("flotilla.{run}.checkpoint.*.*")]).await?;
-        Ok(records.into_iter().filter_map(checkpoint_info).collect())
+    /// Returns a run's checkpoints in the order of cycles and steps, with their figures and without
+    /// their files. Fails if the run does not exist.
+    pub async fn list_checkpoints(&self, id: &RunId) -> Result<Vec<v1::CheckpointInfo>, RunError> {
+        let records = self.records_without_samples(id).await?;
+        let run = fold_run(&records).ok_or_else(|| RunError::Unknown(id.clone()))?;
+        let mut infos = checkpoint_infos(&run);
+        for info in &mut infos {
+            info.at = info.checkpoint.as_ref().and_then(|found| publication_time(&records, found));
+        }
+        Ok(infos)
     }
 
-    /// Returns the latest checkpoint that the reference matches, with its files.
+    /// Returns the checkpoint that the reference names, with its files.
     pub async fn get_checkpoint(
         &self,
         reference: &v1::CheckpointRef,
     ) -> Result<v1::CheckpointInfo, CheckpointError> {
         let unknown = || CheckpointError::Unknown(format_reference(reference));
         let run = RunId::new(reference.run.as_str()).map_err(|_| unknown())?;
-        let fits = |checkpoint: &v1::Checkpoint| {
-            reference.cycle.is_none_or(|cycle| cycle == checkpoint.cycle)
-                && reference.step.is_none_or(|step| step == checkpoint.step)
+        let fits = |info: &v1::CheckpointInfo| match (reference.cycle, &info.checkpoint) {
+            (None, _) => {
+                if reference.newest {
+                    info.newest
+                } else {
+                    info.best
+                }
+            }
+            (Some(cycle), Some(checkpoint)) => {
+                cycle == checkpoint.cycle
+                    && reference.step.is_none_or(|step| step == checkpoint.step)
+            }
+            (Some(_), None) => false,
         };
         let key = |info: &v1::CheckpointInfo| {
             info.checkpoint.as_ref().map(|checkpoint| (checkpoint.cycle, checkpoint.step))
         };
         let mut found = self
             .list_checkpoints(&run)
-            .await?
+            .await
+            .map_err(|error| match error {
+                RunError::Unknown(_) => unknown(),
+                error => error.into(),
+            })?
             .into_iter()
-            .filter(|info| info.checkpoint.as_ref().is_some_and(fits))
+            .filter(fits)
             .max_by_key(key)
             .ok_or_else(unknown)?;
         let tree = checkpoint_tree(&found).ok_or_else(unknown)?;
@@ -180,10 +239,13 @@ mod tests {
 
     #[test]
     fn a_checkpoint_is_named_by_run_cycle_and_step() {
-        let parsed = |text| parse_checkpoint_ref(text).map(|r| (r.run, r.cycle, r.step));
-        assert_eq!(parsed("raft-1").unwrap(), ("raft-1".into(), None, None));
-        assert_eq!(parsed("raft-1/2/48").unwrap(), ("raft-1".into(), Some(2), Some(48)));
-        for wrong in ["", "raft-1/x", "raft-1/1/2/3", "../x"] {
+        let parsed = |text| parse_checkpoint_ref(text).map(|r| (r.run, r.cycle, r.step, r.newest));
+        let raft_1 = |cycle, step, newest| ("raft-1".to_owned(), cycle, step, newest);
+        assert_eq!(parsed("raft-1").unwrap(), raft_1(None, None, false));
+        assert_eq!(parsed("raft-1/newest").unwrap(), raft_1(None, None, true));
+        assert_eq!(parsed("raft-1/2").unwrap(), raft_1(Some(2), None, false));
+        assert_eq!(parsed("raft-1/2/48").unwrap(), raft_1(Some(2), Some(48), false));
+        for wrong in ["", "raft-1/x", "raft-1/newest/3", "raft-1/1/2/3", "../x"] {
             assert!(parsed(wrong).is_err(), "{wrong:?} was accepted");
         }
     }

@@ -87,9 +87,9 @@ impl FleetControl {
     pub(crate) async fn records_without_samples(
         &self,
         id: &RunId,
-    ) -> Result<Vec<Record>, HistoryError> {
+    ) -> Result<Vec<Record>, ReadError> {
         let filters = RETAINED_FACTS.map(|kind| format!("flotilla.{id}.{kind}"));
-        Ok(self.read_records(filters.to_vec()).await?)
+        self.read_records(filters.to_vec()).await
     }
 
     /// Returns all facts in the archive of a cycle.

@@ -10,7 +10,7 @@ use futures::{
 };
 use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, Timestamp, v1};
 
-use crate::FleetControl;
+use crate::{FleetControl, checkpoints::checkpoint_infos};
 
 /// Attempts while other writers take the same number.
 const CONTROL_ATTEMPTS_MAX: u32 = 16;
@@ -169,7 +169,6 @@ pub(crate) fn fold_run(records: &[Record]) -> Option<Run> {
 
 /// Converts a run to the API's form.
 pub fn run_to_proto(run: &Run) -> v1::Run {
-    let checkpoints = run.cycles.values().flat_map(|cycle| cycle.checkpoints.values());
     v1::Run {
         run: run.id.to_string(),
         name: run.spec.name.clone(),
@@ -183,12 +182,7 @@ pub fn run_to_proto(run: &Run) -> v1::Run {
         cycles: run.last_cycle(),
         phase: run.current_phase().as_str().into(),
         cycles_done: run.cycles.values().filter_map(|cycle| cycle.done.clone()).collect(),
-        checkpoints: checkpoints
-            .map(|checkpoint| v1::CheckpointInfo {
-                checkpoint: Some(checkpoint.clone()),
-                ..Default::default()
-            })
-            .collect(),
+        checkpoints: checkpoint_infos(run),
         evals: run.cycles.values().flat_map(|cycle| cycle.evals.values().cloned()).collect(),
         failures: run.failures.clone(),
         cursor: run.sequence,

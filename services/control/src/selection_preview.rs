@@ -56,7 +56,7 @@ impl FleetControl {
         cycle: u32,
         rules: &SelectionSpec,
     ) -> Result<SelectionComparison, PreviewError> {
-        let records = self.records_without_samples(id).await?;
+        let records = self.records_without_samples(id).await.map_err(HistoryError::from)?;
         let run = self.run_before_selection(id, cycle, records).await?;
         let raft = run.raft_spec().ok_or_else(|| HistoryError::SelectsNothing(id.clone()))?;
         rules.check_fields("policy", raft.cycles)?;

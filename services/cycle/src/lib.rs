@@ -14,6 +14,7 @@
 
 mod audit;
 mod backlog;
+mod best_checkpoint;
 mod canary_vote;
 mod command;
 mod cost_probe;
@@ -34,6 +35,7 @@ mod speculation;
 mod state;
 
 pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
+pub use best_checkpoint::{best_checkpoint, newest_checkpoint};
 pub use canary_vote::{CanaryAgreement, CanaryValue, canary_agreement};
 pub use command::{PlannerInputs, ReissueTimeouts, WriteCommand};
 pub use curriculum::BUDGET_SAMPLES_MAX;

@@ -21,8 +21,8 @@ export function ancestry(board) {
     node.column = column;
     node.lane = node.isBase || trunk.has(node) ? 0 : node.final ? -1 : 1;
   });
-  const best = bestOf(board);
-  for (const node of nodes) node.best = node.final && node.cycle === best;
+  const best = bestNode(board, nodes);
+  for (const node of nodes) node.best = node === best;
   return { nodes, edges: points.map((node) => ({ from: parentOf(node), to: node, trunk: trunk.has(node) })) };
 }
 
@@ -32,6 +32,22 @@ function trunkOf(points, parentOf) {
   // The set also ends a cycle of parents, which no valid log contains.
   for (let node = newest; node && !trunk.has(node); node = parentOf(node)) trunk.add(node);
   return trunk;
+}
+
+/**
+ * The best node: of a RAFT run the last checkpoint of the best cycle, of others the one with the
+ * lowest perplexity of the first suite. Undefined if nothing was measured.
+ */
+function bestNode(board, nodes) {
+  if (board.head.cycles) {
+    const best = bestOf(board);
+    const isMeasured = (node) => node.evals.length > 0 || board.cycles.get(node.cycle)?.done?.heldout;
+    return nodes.findLast((node) => node.final && node.cycle === best && isMeasured(node));
+  }
+  const suite = board.spec.suites?.[0]?.name;
+  const perplexity = (node) => node.evals.find((it) => it.suite === suite)?.perplexity ?? Infinity;
+  const best = nodes.reduce((a, b) => (perplexity(b) < perplexity(a) ? b : a));
+  return perplexity(best) < Infinity ? best : undefined;
 }
 
 /** The best cycle according to the last finished one, 0 for the base; null if unknown. */

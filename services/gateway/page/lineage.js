@@ -45,16 +45,16 @@ export function lineage(redraw) {
         width: LEFT * 2 + (nodes.length - 1) * COLUMN, height: TOP + 3 * LANE, tabindex: 0, onkeydown, role: "application",
         "aria-label": `${count(nodes.length - 1)} checkpoints and their base. Use the arrow keys to select one. Selected: ${nameOf(selected)}`,
       }, edges.map(edge), nodes.map(dot))),
-      details(board.head.run, selected));
+      details(board, selected));
   };
 }
 
-function details(run, node) {
-  const ref = `${run}/${node.cycle}/${node.step}`;
+function details(board, node) {
+  const ref = `${board.head.run}/${node.cycle}/${node.step}`;
   return h("div.details", { "aria-live": "polite" },
     h("h3", node.isBase ? "Base model " : `Cycle ${node.cycle}, step ${count(node.step)} of ${count(node.steps)} `,
-      node.best && chip("★ best so far", "good"), node.rolledBack && chip("↩ rolled back", "warn"), !node.final && chip("intermediate")),
-    !node.isBase && facts([["loss", `${decimal(node.loss)} nats`], ["learning rate", decimal(node.learningRate)],
+      node.best && chip(board.head.endedS === null ? "★ best so far" : "★ best", "good"), node.rolledBack && chip("↩ rolled back", "warn"), !node.final && chip("intermediate")),
+    !node.isBase && facts([["loss", `${decimal(node.loss)} nats`], ["last learning rate", decimal(node.learningRate)],
       ["gradient norm", decimal(node.gradNorm)],
       ["weight change", node.weightChange !== null && decimal(node.weightChange)], ["tokens", compact(node.tokens)],
       ["trained by", `${node.agent}, ${node.engine}`], ["store path", h("code", node.path)]]),

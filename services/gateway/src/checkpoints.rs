@@ -26,7 +26,6 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
         let v1::ListCheckpointsRequest { run } = request.into_inner();
         let list = async {
             let run = RunId::new(run.as_str())?;
-            self.0.ensure_run_exists(&run).await?;
             let checkpoints = self.0.control.list_checkpoints(&run).await?;
             Ok(v1::ListCheckpointsResponse { checkpoints })
         };

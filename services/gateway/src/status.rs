@@ -87,9 +87,8 @@ impl HasStatusCode for PathError {
 impl HasStatusCode for SubmitError {
     fn status_code(&self) -> Code {
         match self {
-            Self::Checkpoint(CheckpointError::Read(error)) | Self::Read(error) => {
-                error.status_code()
-            }
+            Self::Read(error) => error.status_code(),
+            Self::Checkpoint(CheckpointError::Run(error)) => error.status_code(),
             Self::Checkpoint(CheckpointError::Get(error)) => error.status_code(),
             Self::Store(error) => error.status_code(),
             Self::Publish(error) => error.status_code(),
@@ -129,6 +128,7 @@ impl HasStatusCode for AuditError {
     fn status_code(&self) -> Code {
         match self {
             Self::Unknown(_) => Code::NotFound,
+            Self::Run(error) => error.status_code(),
             Self::Read(error) => error.status_code(),
         }
     }
@@ -139,7 +139,7 @@ impl HasStatusCode for CheckpointError {
         match self {
             Self::Reference(_) => Code::InvalidArgument,
             Self::Unknown(_) => Code::NotFound,
-            Self::Read(error) => error.status_code(),
+            Self::Run(error) => error.status_code(),
             Self::Get(error) => error.status_code(),
             Self::OpenStore(_) => Code::Unavailable,
             Self::Write { .. } => Code::Internal,

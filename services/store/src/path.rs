@@ -141,6 +141,14 @@ impl TreePlace {
         }
     }
 
+    /// Parses the path of a checkpoint's tree into run, cycle and step. `None` for other trees.
+    pub fn parse_checkpoint_path(path: &str) -> Option<(RunId, u32, u32)> {
+        let (run, name) = path.strip_prefix("runs/")?.split_once("/checkpoints/c")?;
+        let (cycle, step) = name.split_once("-s")?;
+        let (step, _suffix) = step.split_once('-')?;
+        Some((RunId::new(run).ok()?, cycle.parse().ok()?, step.parse().ok()?))
+    }
+
     /// Returns the place of the optimizer state of a checkpoint:
     /// `runs/<run>/resume/c<cycle>-s<step>-…`.
     pub fn for_resume_state(run: &RunId, cycle: u32, step: u32) -> Self {
@@ -168,6 +176,17 @@ impl TreePlace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_path_of_a_checkpoint_names_its_run_cycle_and_step() {
+        let run = RunId::new("raft-1").unwrap();
+        let path =
+            TreePlace::for_checkpoint(&run, 2, 48).tree_path(Digest::hash_bytes(b"a manifest"));
+        assert_eq!(TreePlace::parse_checkpoint_path(path.as_str()), Some((run, 2, 48)));
+        for other in ["models/tiny-0123456789ab", "runs/raft-1/resume/c2-s48-0123456789ab", ""] {
+            assert_eq!(TreePlace::parse_checkpoint_path(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn a_path_that_could_leave_its_root_is_refused() {

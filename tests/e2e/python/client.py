@@ -107,7 +107,7 @@ def agents(pb, rpc, channel, args):
 
 
 def download(pb, rpc, channel, args):
-    """Downloads a file of a run's last checkpoint. OUT is either complete and verified or absent."""
+    """Downloads a file of a run's best checkpoint. OUT is either complete and verified or absent."""
     request = pb.DownloadRequest(checkpoint=pb.CheckpointRef(run=args.run), path=args.file)
     partial = f"{args.out}.partial"
     try:

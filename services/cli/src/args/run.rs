@@ -68,7 +68,7 @@ pub(crate) enum RunCommand {
 /// Arguments of `flotilla run reproduce`.
 #[derive(Debug, Args)]
 pub(crate) struct ReproduceArgs {
-    /// Checkpoint: RUN (its newest), RUN/CYCLE or RUN/CYCLE/STEP
+    /// Checkpoint: RUN (its best), RUN/newest, RUN/CYCLE or RUN/CYCLE/STEP
     pub checkpoint: String,
     /// Device of the candle engine: cpu, cuda, cuda:1, metal
     #[arg(long, default_value = "cpu")]
@@ -108,13 +108,13 @@ pub(crate) enum CheckpointCommand {
     List { run: String },
     /// Show a checkpoint and its files.
     Get {
-        /// Checkpoint: RUN (its newest), RUN/CYCLE or RUN/CYCLE/STEP.
+        /// Checkpoint: RUN (its best), RUN/newest, RUN/CYCLE or RUN/CYCLE/STEP.
         checkpoint: String,
     },
     /// Explain the origin of a checkpoint: its trainings, samples, verdicts and boxes, back to the
     /// base.
     Explain {
-        /// Checkpoint: RUN (its newest), RUN/CYCLE or RUN/CYCLE/STEP.
+        /// Checkpoint: RUN (its best), RUN/newest, RUN/CYCLE or RUN/CYCLE/STEP.
         checkpoint: String,
         /// Show all samples it was trained on.
         #[arg(long)]
@@ -122,11 +122,17 @@ pub(crate) enum CheckpointCommand {
     },
     /// Copy the files of a checkpoint to a directory and verify them.
     Export {
-        /// Checkpoint: RUN (its newest), RUN/CYCLE or RUN/CYCLE/STEP.
+        /// Checkpoint: RUN (its best), RUN/newest, RUN/CYCLE or RUN/CYCLE/STEP.
         checkpoint: String,
         /// Directory to copy the files to.
         #[arg(long)]
         out: PathBuf,
+        /// Export the last checkpoint of this cycle, as RUN/CYCLE does.
+        #[arg(long, conflicts_with = "newest")]
+        cycle: Option<u32>,
+        /// Export the newest checkpoint instead of the best, as RUN/newest does.
+        #[arg(long)]
+        newest: bool,
     },
 }
 

@@ -1,6 +1,9 @@
 //! `flotilla checkpoint`: list, inspect and export checkpoints.
 
+use std::path::Path;
+
 use control::{TaskProgress, parse_checkpoint_ref};
+use store::TreePlace;
 use wire::{RunId, v1};
 
 use super::explain;
@@ -18,7 +21,6 @@ pub(crate) async fn handle_checkpoints(
     match command {
         CheckpointCommand::List { run } => {
             let run = RunId::new(run)?;
-            control.read_run_records(&run).await?;
             let checkpoints = control.list_checkpoints(&run).await?;
             output::print_json_or(flags.json, &checkpoints, || print_checkpoints(&checkpoints))?;
         }
@@ -34,36 +36,96 @@ pub(crate) async fn handle_checkpoints(
                 explain::print_lineage(&lineage, samples);
             })?;
         }
-        CheckpointCommand::Export { checkpoint, out } => {
+        CheckpointCommand::Export { checkpoint, out, cycle, newest } => {
+            let reference = exported_reference(&checkpoint, cycle, newest)?;
             let meter = ProgressMeter::new();
             let show = |TaskProgress { unit, done, total }| {
                 meter.show_progress("export", unit, done, total);
             };
-            let info =
-                control.export_checkpoint(&parse_checkpoint_ref(&checkpoint)?, &out, &show).await?;
+            let info = control.export_checkpoint(&reference, &out, &show).await?;
             meter.finish_bar();
-            output::print_json_or(flags.json, &info, || {
-                output::print_line(&format!("{} files in {}", info.files.len(), out.display()));
-            })?;
+            output::print_json_or(flags.json, &info, || print_export(&info, &out))?;
         }
     }
     Ok(())
+}
+
+/// `--cycle` and `--newest` select a checkpoint of a run that is named alone.
+fn exported_reference(
+    checkpoint: &str,
+    cycle: Option<u32>,
+    newest: bool,
+) -> anyhow::Result<v1::CheckpointRef> {
+    let reference = parse_checkpoint_ref(checkpoint)?;
+    let is_run = reference.cycle.is_none() && !reference.newest;
+    anyhow::ensure!(
+        is_run || (cycle.is_none() && !newest),
+        "{checkpoint} names a checkpoint already; write only the run beside --cycle or --newest (R106)"
+    );
+    Ok(if is_run { v1::CheckpointRef { cycle, newest, ..reference } } else { reference })
 }
 
 fn print_checkpoints(checkpoints: &[v1::CheckpointInfo]) {
     let rows = checkpoints.iter().filter_map(|info| {
         let c = info.checkpoint.as_ref()?;
         let kind = c.content().as_str_name().to_lowercase();
-        let path = c.tree.as_ref().map_or(String::new(), |tree| tree.path.clone());
         let loss = if c.step == 0 { "-".into() } else { format!("{:.4}", c.loss) };
-        let last = if c.r#final { "yes" } else { "" };
+        let rate = info.pass_rate.map_or("-".into(), percent_text);
+        let perplexity = info.perplexities.first();
+        let perplexity =
+            perplexity.map_or("-".into(), |measured| format!("{:.4}", measured.perplexity));
+        let mark = match (info.best, info.newest) {
+            (true, _) => "best",
+            (false, true) => "newest",
+            (false, false) => "",
+        };
         let engine = short_engine(&c.engine);
-        Some([c.cycle.to_string(), c.step.to_string(), kind, last.into(), loss, engine, path])
+        let (cycle, step) = (c.cycle.to_string(), c.step.to_string());
+        Some([cycle, step, kind, mark.into(), rate, perplexity, loss, engine])
     });
-    output::print_table(
-        [">cycle", ">step", "what", "final", ">loss", "engine", "in the store"],
-        rows,
-    );
+    let headings = [">cycle", ">step", "what", "", ">pass rate", ">perplexity", ">loss", "engine"];
+    output::print_table(headings, rows);
+}
+
+fn percent_text(rate: f64) -> String {
+    format!("{:.1} %", rate * 100.0)
+}
+
+/// The held-out pass rate and the perplexities.
+fn figures_text(info: &v1::CheckpointInfo) -> String {
+    let rate = info.pass_rate.map(|rate| format!("pass rate {}", percent_text(rate)));
+    let perplexities = info.perplexities.iter();
+    let perplexities = perplexities
+        .map(|measured| format!("perplexity of {} {:.4}", measured.suite, measured.perplexity));
+    let all: Vec<String> = rate.into_iter().chain(perplexities).collect();
+    if all.is_empty() { "not measured".into() } else { all.join(", ") }
+}
+
+fn print_export(info: &v1::CheckpointInfo, out: &Path) {
+    let checkpoint = info.checkpoint.clone().unwrap_or_default();
+    let v1::Checkpoint { run, cycle, step, base, .. } = &checkpoint;
+    let mark = match (info.best, info.newest) {
+        (true, true) => ", the best and the newest",
+        (true, false) => ", the best so far; --newest exports the newest",
+        (false, true) => ", the newest",
+        (false, false) => "",
+    };
+    output::print_line(&format!("{run} cycle {cycle} step {step}{mark}: {}", figures_text(info)));
+    output::print_line(&format!("{} files in {}", info.files.len(), out.display()));
+    if let Some(base) = base {
+        output::print_line(&format!("It is an adapter of {}.", base_text(base)));
+    }
+}
+
+/// Says how to get the base of an adapter.
+fn base_text(base: &v1::Tree) -> String {
+    match TreePlace::parse_checkpoint_path(&base.path) {
+        Some((run, cycle, step)) => {
+            let reference = format!("{run}/{cycle}/{step}");
+            format!("{reference}: flotilla checkpoint export {reference} --out base")
+        }
+        None => format!("{} in the store", base.path),
+    }
 }
 
 fn short_engine(engine: &str) -> String {
@@ -96,6 +158,7 @@ fn print_checkpoint(info: &v1::CheckpointInfo) {
         let tree = c.tree.clone().unwrap_or_default();
         let parent = c.parent.clone().unwrap_or_default();
         output::print_line(&format!("{} cycle {} step {} of {}", c.run, c.cycle, c.step, c.steps));
+        output::print_line(&format!("measured:     {}", figures_text(info)));
         output::print_line(&format!("in the store: {}", tree.path));
         output::print_line(&format!("manifest:     {}", tree.manifest));
         output::print_line(&format!("trained from: {}", parent.path));

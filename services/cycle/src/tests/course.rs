@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use wire::{
-    FactKey, Record,
+    FactKey, Record, SuiteName,
     v1::{
         self,
         gates::{Gate, Then},
@@ -11,7 +11,7 @@ use wire::{
 };
 
 use super::log::{Log, raft, sft};
-use crate::{Run, RunPhase, audit_records, fail_run};
+use crate::{Run, RunPhase, audit_records, best_checkpoint, fail_run, newest_checkpoint};
 
 fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
     let mut spec = raft(cycles);
@@ -156,6 +156,33 @@ fn a_cycle_that_forgets_is_rolled_back_to_the_best_one() {
     assert_eq!(sampled_with(&log, 4), ["adapter-1"]);
     assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
     clean(&log);
+}
+
+#[test]
+fn the_best_checkpoint_is_of_the_best_cycle_or_has_the_lowest_perplexity() {
+    let mut log = log(4, |raft| raft.gates = Some(gates(Then::RollBack)));
+    log.perplexities = [(1, 9.0), (2, 9.2), (3, 9.9)].into();
+    log.run_to_the_end();
+    let cycles =
+        |run: &Run| [best_checkpoint(run), newest_checkpoint(run)].map(|c| c.unwrap().cycle);
+    assert_eq!(cycles(&log.run()), [1, 4]);
+
+    let mut run = Log::new(sft()).run();
+    assert_eq!(best_checkpoint(&run), None);
+    let cycle = run.cycles.entry(0).or_default();
+    for step in [10, 20, 30, 40] {
+        cycle.checkpoints.insert(step, v1::Checkpoint { step, ..Default::default() });
+    }
+    assert_eq!(best_checkpoint(&run).unwrap().step, 40, "nothing was measured");
+    let suite = |name: &str| SuiteName::new(name).unwrap();
+    let measured =
+        [(10, "text", 9.0), (20, "text", 8.0), (30, "text", 8.0), (40, "text", f64::NAN)];
+    for (step, name, perplexity) in measured.into_iter().chain([(10, "other", 1.0)]) {
+        let eval = v1::Eval { perplexity, ..Default::default() };
+        run.cycles.entry(0).or_default().evals.insert((step, suite(name)), eval);
+    }
+    assert_eq!(best_checkpoint(&run).unwrap().step, 20);
+    assert_eq!(newest_checkpoint(&run).unwrap().step, 40);
 }
 
 #[test]

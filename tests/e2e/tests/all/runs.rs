@@ -119,7 +119,8 @@ fn check_explanations(fleet: &Fleet, run: &str, base: &str) {
     let failures = yields["failures"].as_array().expect("a list");
     assert!(failures.iter().any(|failure| failure[0] == "the pattern is not found"), "{yields:#}");
 
-    let lineage = fleet.run_json(&["checkpoint", "explain", run]).expect("a lineage");
+    let newest = format!("{run}/newest");
+    let lineage = fleet.run_json(&["checkpoint", "explain", &newest]).expect("a lineage");
     let links = lineage["links"].as_array().expect("a list");
     let of = |place: usize| links[place]["checkpoint"]["cycle"].as_u64();
     assert_eq!((links.len(), of(0), of(1)), (2, Some(2), Some(1)), "{lineage:#}");
@@ -128,7 +129,7 @@ fn check_explanations(fleet: &Fleet, run: &str, base: &str) {
     assert_eq!(Some(samples.len() as u64), yields["kept"].as_u64());
     let makers: BTreeSet<&str> = samples.iter().filter_map(|s| s["generator"].as_str()).collect();
     assert!(makers.iter().all(|maker| maker.starts_with("generator-")), "{makers:?}");
-    let explained = fleet.run(&["checkpoint", "explain", run]);
+    let explained = fleet.run(&["checkpoint", "explain", &newest]);
     assert!(explained.stdout.contains("started from"), "{}", explained.stdout);
 
     let diff = fleet.run_json(&["run", "diff", run, base]).expect("a difference");
