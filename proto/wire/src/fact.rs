@@ -36,6 +36,7 @@ pub enum FactBody {
     Checkpoint(v1::Checkpoint),
     Eval(v1::Eval),
     Failure(v1::Failure),
+    PassRates(v1::PassRates),
     CycleDone(v1::CycleDone),
     Archived(v1::Archived),
     Done(v1::Done),
@@ -125,6 +126,9 @@ impl FactBody {
             }
             FactKey::Eval { .. } => Self::Eval(parse_message(subject, "Eval", payload)?),
             FactKey::Failure { .. } => Self::Failure(parse_message(subject, "Failure", payload)?),
+            FactKey::PassRates { .. } => {
+                Self::PassRates(parse_message(subject, "PassRates", payload)?)
+            }
             FactKey::CycleDone { .. } => {
                 Self::CycleDone(parse_message(subject, "CycleDone", payload)?)
             }
@@ -149,6 +153,7 @@ impl FactBody {
             Self::Checkpoint(message) => serialize_message(message),
             Self::Eval(message) => serialize_message(message),
             Self::Failure(message) => serialize_message(message),
+            Self::PassRates(message) => serialize_message(message),
             Self::CycleDone(message) => serialize_message(message),
             Self::Archived(message) => serialize_message(message),
             Self::Done(message) => serialize_message(message),
@@ -183,6 +188,7 @@ impl FactBody {
             Self::Checkpoint(_) => "Checkpoint",
             Self::Eval(_) => "Eval",
             Self::Failure(_) => "Failure",
+            Self::PassRates(_) => "PassRates",
             Self::CycleDone(_) => "CycleDone",
             Self::Archived(_) => "Archived",
             Self::Done(_) => "Done",

@@ -6,7 +6,7 @@ use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
 /// The subject filters of the log's stream. Each kind has two, because in a closed fleet a subject
 /// ends with one more token, the name of the author.
-pub const STREAM_SUBJECTS: [&str; 25] = [
+pub const STREAM_SUBJECTS: [&str; 26] = [
     "flotilla.*.spec",
     "flotilla.*.spec.*",
     "flotilla.*.watched",
@@ -24,6 +24,7 @@ pub const STREAM_SUBJECTS: [&str; 25] = [
     "flotilla.*.selection.*.*",
     "flotilla.*.checkpoint.*.*",
     "flotilla.*.checkpoint.*.*.*",
+    "flotilla.*.eval.*.*",
     "flotilla.*.eval.*.*.*",
     "flotilla.*.eval.*.*.*.*",
     "flotilla.*.failure.*.*.*",
@@ -108,6 +109,11 @@ pub enum FactKey {
         step: u32,
         suite: SuiteName,
     },
+    /// Pass rates on held-out prompts. The subject is shorter than that of an eval, so that the NATS
+    /// server lets only the coordinator write it.
+    PassRates {
+        cycle: u32,
+    },
     Failure {
         kind: WorkKind,
         id: String,
@@ -135,6 +141,7 @@ impl FactKey {
             | Self::TrainOrder { cycle, .. }
             | Self::Checkpoint { cycle, .. }
             | Self::Eval { cycle, .. }
+            | Self::PassRates { cycle }
             | Self::CycleDone { cycle }
             | Self::Archived { cycle } => Some(*cycle),
             Self::WatchedCheckpoint { .. } => Some(0),
@@ -275,6 +282,7 @@ impl fmt::Display for Subject {
             FactKey::Checkpoint { cycle, step } => write!(f, "checkpoint.{cycle}.{step}"),
             FactKey::WatchedCheckpoint { step } => write!(f, "checkpoint.watched.{step}"),
             FactKey::Eval { cycle, step, suite } => write!(f, "eval.{cycle}.{step}.{suite}"),
+            FactKey::PassRates { cycle } => write!(f, "eval.{cycle}.pass-rates"),
             FactKey::Failure { kind, id, attempt } => write!(f, "failure.{kind}.{id}.{attempt}"),
             FactKey::CycleDone { cycle } => write!(f, "cycle.{cycle}.done"),
             FactKey::Archived { cycle } => write!(f, "cycle.{cycle}.archived"),
@@ -331,6 +339,7 @@ fn parse_subject(text: &str) -> Option<Subject> {
         ["checkpoint", cycle, step] => {
             FactKey::Checkpoint { cycle: cycle.parse().ok()?, step: step.parse().ok()? }
         }
+        ["eval", cycle, "pass-rates"] => FactKey::PassRates { cycle: cycle.parse().ok()? },
         ["eval", cycle, step, suite] => FactKey::Eval {
             cycle: cycle.parse().ok()?,
             step: step.parse().ok()?,
@@ -369,6 +378,7 @@ mod tests {
             "flotilla.r1.checkpoint.1.24",
             "flotilla.r1.checkpoint.watched.24",
             "flotilla.r1.eval.1.24.heldout",
+            "flotilla.r1.eval.1.pass-rates",
             "flotilla.r1.failure.generate.1-j3.2",
             "flotilla.r1.done",
         ];

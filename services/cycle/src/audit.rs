@@ -221,6 +221,9 @@ impl RunAuditor {
             (FactKey::Eval { suite, .. }, FactBody::Eval(eval)) => {
                 result_checks::check_eval(run, suite, eval)
             }
+            (FactKey::PassRates { cycle }, FactBody::PassRates(rates)) => {
+                result_checks::check_pass_rates(run, *cycle, rates)
+            }
             (FactKey::CycleDone { cycle }, FactBody::CycleDone(done)) => {
                 result_checks::check_cycle_done(run, *cycle, done)
             }

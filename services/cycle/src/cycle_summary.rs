@@ -109,6 +109,22 @@ fn suite_rates(run: &Run, cycle: &Cycle) -> Vec<v1::cycle_done::SuiteRate> {
     suites.iter().map(of).collect()
 }
 
+/// Returns the pass rates of the final checkpoint. `None` if no held-out sample was judged.
+pub(crate) fn pass_rates(run: &Run, number: u32, cycle: &Cycle) -> Option<v1::PassRates> {
+    let checkpoint = cycle.final_checkpoint()?;
+    let v1::CycleDone { heldout, pass_at, suites, .. } = compute_metrics(run, number, cycle);
+    let is_measured = heldout.is_some() || suites.iter().any(|suite| suite.rate.is_some());
+    is_measured.then(|| v1::PassRates {
+        run: run.id.to_string(),
+        cycle: number,
+        step: checkpoint.step,
+        manifest: checkpoint.tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone()),
+        heldout,
+        pass_at,
+        suites,
+    })
+}
+
 /// Samples of a prompt that passed, and that were judged.
 type PassTally = (u32, u32);
 

@@ -116,6 +116,10 @@ impl Run {
             (FactKey::Eval { cycle, step, suite }, FactBody::Eval(eval)) => {
                 self.apply_eval(*cycle, *step, suite, eval, at)
             }
+            (FactKey::PassRates { cycle }, FactBody::PassRates(rates)) => {
+                self.require_cycle(*cycle)?.pass_rates = Some(rates.clone());
+                Ok(())
+            }
             (FactKey::Failure { kind, .. }, FactBody::Failure(failure)) => {
                 self.apply_failure(*kind, failure);
                 Ok(())

@@ -129,11 +129,17 @@ fn order_training(
 }
 
 /// Ends a cycle once each checkpoint has been evaluated on each suite and the held-out samples are
-/// settled.
+/// settled. Writes the pass rates first.
 fn finish_cycle(run: &Run, number: u32, cycle: &Cycle) -> Vec<WriteCommand> {
     let measured = cycle.has_all_evals(&run.spec.suites) && cycle.is_settled(v1::Purpose::Heldout);
     if !measured {
         return Vec::new();
+    }
+    if cycle.pass_rates.is_none()
+        && let Some(rates) = cycle_summary::pass_rates(run, number, cycle)
+    {
+        let place = FactKey::PassRates { cycle: number };
+        return vec![write_command(run, place, FactBody::PassRates(rates))];
     }
     let done = cycle_summary::summarize_cycle(run, number, cycle);
     vec![write_command(run, FactKey::CycleDone { cycle: number }, FactBody::CycleDone(done))]
@@ -154,7 +160,7 @@ fn has_only_errors(selected: &v1::Selected) -> bool {
 /// all jobs settled     -> selection and its dataset
 /// samples selected     -> train order
 /// final checkpoint     -> generate orders for the held-out samples
-/// evals complete       -> cycle done
+/// evals complete       -> pass rates, then cycle done
 /// ```
 ///
 /// While a cycle trains or is evaluated, the planner of the next one may already run: see

@@ -80,6 +80,8 @@ pub struct Cycle {
     pub checkpoints: BTreeMap<u32, v1::Checkpoint>,
     /// Evals by step and suite.
     pub evals: BTreeMap<(u32, SuiteName), v1::Eval>,
+    /// Of the final checkpoint.
+    pub pass_rates: Option<v1::PassRates>,
     /// Finally failed evals, by step and suite.
     pub failed_evals: BTreeSet<(u32, SuiteName)>,
     pub done: Option<v1::CycleDone>,

@@ -182,7 +182,7 @@ impl Rogue {
     }
 }
 
-const FACTS: [&str; 21] = [
+const FACTS: [&str; 22] = [
     "flotilla.r1.spec",
     "flotilla.r1.watched",
     "flotilla.r1.control.1",
@@ -198,6 +198,7 @@ const FACTS: [&str; 21] = [
     "flotilla.r1.checkpoint.0.8",
     "flotilla.r1.checkpoint.watched.8",
     "flotilla.r1.eval.1.8.held",
+    "flotilla.r1.eval.1.pass-rates",
     "flotilla.r1.failure.generate.1-j1.1",
     "flotilla.r1.failure.verify.1-j1.1",
     "flotilla.r1.failure.train.1.1",
@@ -229,6 +230,7 @@ fn writers(place: &FactKey) -> &'static [Who] {
         | FactKey::Quarantine { .. }
         | FactKey::Selection { .. }
         | FactKey::TrainOrder { .. }
+        | FactKey::PassRates { .. }
         | FactKey::CycleDone { .. }
         | FactKey::Archived { .. }
         | FactKey::Done => &[],

@@ -3,7 +3,11 @@
 mod local;
 
 use futures::StreamExt;
-use wire::{RunId, v1};
+use run_view::rate_text;
+use wire::{
+    RunId,
+    v1::{self, eval_event::Result as EvalResult},
+};
 
 use crate::{
     args::{EvalCommand, EvalFilterArgs, GlobalArgs},
@@ -33,35 +37,64 @@ async fn print_history(flags: &GlobalArgs, filter: EvalFilterArgs) -> anyhow::Re
     if flags.json {
         return output::print_json(&evals);
     }
-    let rows = evals.iter().filter_map(|event| {
-        let eval = event.eval.as_ref()?;
-        Some([
-            eval.run.clone(),
-            eval.cycle.to_string(),
-            eval.step.to_string(),
-            eval.suite.clone(),
-            format!("{:.4} ± {:.4}", eval.perplexity, eval.stderr),
-            format!("{:.4}", eval.bits_per_byte),
-            eval.tokens.to_string(),
-            eval.agent.clone(),
-            output::format_time(event.at.as_ref()),
-            shootdown_text(eval),
-        ])
-    });
+    if evals.is_empty() {
+        output::print_message("no results yet; `flotilla eval watch` waits for them");
+        return Ok(());
+    }
     let headings = [
         "run",
         ">cycle",
         ">step",
         "suite",
+        ">pass rate",
         ">perplexity",
-        ">bits/byte",
-        ">tokens",
-        "agent",
+        ">?bits/byte",
+        ">?tokens",
+        "?agent",
         "at",
         ">?TLB/s, peak",
     ];
-    output::print_table(headings, rows);
+    output::print_table(headings, evals.iter().flat_map(history_rows));
     Ok(())
+}
+
+fn history_rows(event: &v1::EvalEvent) -> Vec<[String; 11]> {
+    let at = output::format_time(event.at.as_ref());
+    let none = || "-".to_owned();
+    match &event.result {
+        Some(EvalResult::Eval(eval)) => vec![[
+            eval.run.clone(),
+            eval.cycle.to_string(),
+            eval.step.to_string(),
+            eval.suite.clone(),
+            none(),
+            format!("{:.4} ± {:.4}", eval.perplexity, eval.stderr),
+            format!("{:.4}", eval.bits_per_byte),
+            eval.tokens.to_string(),
+            eval.agent.clone(),
+            at,
+            shootdown_text(eval),
+        ]],
+        Some(EvalResult::PassRates(rates)) => {
+            let v1::PassRates { run, cycle, step, .. } = rates;
+            let row = |(suite, rate): (String, String)| {
+                let (cycle, step, at) = (cycle.to_string(), step.to_string(), at.clone());
+                let [a, b, c, d, e] = std::array::from_fn(|_| none());
+                [run.clone(), cycle, step, suite, rate, a, b, c, d, at, e]
+            };
+            suite_rates(rates).into_iter().map(row).collect()
+        }
+        None => Vec::new(),
+    }
+}
+
+/// The measured suites of prompts with their pass rates, the run's own first.
+fn suite_rates(rates: &v1::PassRates) -> Vec<(String, String)> {
+    let own = ("held out".to_owned(), rates.heldout.as_ref());
+    let others =
+        rates.suites.iter().map(|measured| (measured.suite.clone(), measured.rate.as_ref()));
+    let all = [own].into_iter().chain(others);
+    all.filter(|(_, rate)| rate.is_some()).map(|(suite, rate)| (suite, rate_text(rate))).collect()
 }
 
 fn shootdown_text(eval: &v1::Eval) -> String {
@@ -78,11 +111,24 @@ async fn watch_evals(flags: &GlobalArgs, filter: EvalFilterArgs, after: u64) -> 
     while let Some(event) = evals.next().await.transpose()? {
         if flags.json {
             output::print_json(&event)?;
-        } else if let Some(eval) = &event.eval {
-            output::print_line(&format_eval(eval));
+        } else if let Some(result) = &event.result {
+            format_result(result).iter().for_each(|line| output::print_line(line));
         }
     }
     Ok(())
+}
+
+fn format_result(result: &EvalResult) -> Vec<String> {
+    match result {
+        EvalResult::Eval(eval) => vec![format_eval(eval)],
+        EvalResult::PassRates(rates) => {
+            let v1::PassRates { run, cycle, step, .. } = rates;
+            let line = |(suite, rate)| {
+                format!("{run} cycle {cycle} step {step} {suite}: pass rate {rate}")
+            };
+            suite_rates(rates).into_iter().map(line).collect()
+        }
+    }
 }
 
 fn format_eval(eval: &v1::Eval) -> String {

@@ -197,6 +197,13 @@ pub(super) fn check_eval(run: &Run, suite: &SuiteName, eval: &v1::Eval) -> Vec<S
     found
 }
 
+pub(super) fn check_pass_rates(run: &Run, number: u32, rates: &v1::PassRates) -> Vec<String> {
+    let Some(cycle) = run.cycles.get(&number) else { return Vec::new() };
+    let follow = cycle_summary::pass_rates(run, number, cycle).as_ref() == Some(rates);
+    let wrong = (!follow).then(|| "they do not follow from the cycle's verdicts".to_owned());
+    wrong.into_iter().collect()
+}
+
 pub(super) fn check_cycle_done(run: &Run, number: u32, done: &v1::CycleDone) -> Vec<String> {
     let Some(cycle) = run.cycles.get(&number) else { return Vec::new() };
     let before = number.checked_sub(1).and_then(|before| run.cycles.get(&before));

@@ -54,6 +54,9 @@ pub(super) fn check_subject(fact: &Fact) -> Option<String> {
             ("step", eval.step == *step),
             ("suite", eval.suite == suite.as_str()),
         ],
+        (FactKey::PassRates { cycle }, FactBody::PassRates(rates)) => {
+            vec![run(&rates.run), cycle_of(*cycle, rates.cycle)]
+        }
         (FactKey::Failure { kind, id, .. }, FactBody::Failure(failure)) => vec![
             run(&failure.run),
             ("kind", failure.kind == kind.as_str()),

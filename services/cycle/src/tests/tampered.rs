@@ -292,6 +292,10 @@ fn without_any_one_fact_a_finished_run_is_not_clean() {
     for left_out in 1..clean.len() - 1 {
         let mut records = clean.clone();
         let dropped = records.remove(left_out).fact.subject;
+        // Version 0.2.0 did not write them; the end of the cycle repeats them.
+        if matches!(dropped.key, FactKey::PassRates { .. }) {
+            continue;
+        }
         assert_ne!(audit(&records).findings, [], "{dropped} is not missed");
     }
 }

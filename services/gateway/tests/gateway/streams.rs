@@ -3,9 +3,19 @@
 use std::time::Duration;
 
 use tonic::{Code, Request};
-use wire::{FactBody, v1};
+use wire::{
+    FactBody,
+    v1::{self, eval_event::Result as EvalResult},
+};
 
 use crate::rig::{Rig, next};
+
+fn eval_step(event: &v1::EvalEvent) -> u32 {
+    match &event.result {
+        Some(EvalResult::Eval(eval)) => eval.step,
+        other => panic!("not a perplexity: {other:?}"),
+    }
+}
 
 #[tokio::test]
 async fn a_watched_run_is_resumed_from_its_cursor_and_ends_with_the_run() {
@@ -54,7 +64,7 @@ async fn evals_come_as_they_are_measured_and_from_a_cursor() {
     rig.publish_eval(&other, 1).await;
     rig.publish_eval(&ours, 2).await;
     let second = next(&mut stream).await.unwrap().unwrap();
-    assert_eq!((first.eval.unwrap().step, second.eval.clone().unwrap().step), (1, 2));
+    assert_eq!((eval_step(&first), eval_step(&second)), (1, 2));
 
     let mut resumed = rig.evals().watch(watch(first.cursor)).await.unwrap().into_inner();
     assert_eq!(next(&mut resumed).await.unwrap().unwrap(), second);
@@ -67,16 +77,35 @@ async fn evals_come_as_they_are_measured_and_from_a_cursor() {
 }
 
 #[tokio::test]
+async fn pass_rates_come_in_the_same_stream() {
+    let rig = Rig::start().await;
+    let run = rig.submit().await;
+    let mut stream =
+        rig.evals().watch(v1::WatchEvalsRequest::default()).await.unwrap().into_inner();
+    rig.publish_eval(&run, 1).await;
+    let suite = v1::cycle_done::SuiteRate { suite: "hard".into(), ..Default::default() };
+    let rates = v1::PassRates { cycle: 1, suites: vec![suite], ..Default::default() };
+    let subject = format!("flotilla.{run}.eval.1.pass-rates");
+    rig.publish(&subject, FactBody::PassRates(rates.clone())).await;
+    assert_eq!(eval_step(&next(&mut stream).await.unwrap().unwrap()), 1);
+    let second = next(&mut stream).await.unwrap().unwrap();
+    assert_eq!(second.result, Some(EvalResult::PassRates(rates)));
+    let filter = v1::EvalFilter { suite: "hard".into(), ..Default::default() };
+    let history = rig.evals().history(filter).await.unwrap().into_inner().evals;
+    assert_eq!(history, [second]);
+}
+
+#[tokio::test]
 async fn a_watch_goes_on_when_the_bus_was_restarted() {
     let mut rig = Rig::start().await;
     let run = rig.submit().await;
     let mut stream =
         rig.evals().watch(v1::WatchEvalsRequest::default()).await.unwrap().into_inner();
     rig.publish_eval(&run, 1).await;
-    assert_eq!(next(&mut stream).await.unwrap().unwrap().eval.unwrap().step, 1);
+    assert_eq!(eval_step(&next(&mut stream).await.unwrap().unwrap()), 1);
     rig.nats.restart().await.unwrap();
     rig.publish_eval(&run, 2).await;
-    assert_eq!(next(&mut stream).await.unwrap().unwrap().eval.unwrap().step, 2);
+    assert_eq!(eval_step(&next(&mut stream).await.unwrap().unwrap()), 2);
 }
 
 #[tokio::test]
