@@ -17,7 +17,8 @@ use crate::{Member, MemberKind, MemberRole, UserScope};
 const LOG: &str = "FLOTILLA";
 const FLEET: &str = "FLOTILLA_FLEET";
 
-const INBOX: &str = "_INBOX_";
+/// Inboxes are private to the member's account. `_INBOX_NAME` is that of Flotilla's own programs.
+const INBOX: &str = "_INBOX";
 
 /// The subjects of one member; all others are denied. No subject contains another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,12 +72,14 @@ impl SubjectPermissions {
     /// Allows reading everything. Consumers are excluded, because a consumer could be set to
     /// deliver to any subject of the fleet.
     fn for_reader(name: &AgentId) -> Self {
-        let subscribe = vec![format!("{INBOX}{name}.>"), "flotilla.>".to_owned()];
+        let subscribe = vec![format!("{INBOX}_{name}.>"), "flotilla.>".to_owned()];
         Self { publish: read_subjects().collect(), subscribe }
     }
 
     fn for_user(name: &AgentId, scope: UserScope) -> Self {
         let mut all = Self::for_reader(name);
+        // Where other NATS clients expect their answers.
+        all.subscribe.push(format!("{INBOX}.>"));
         if scope >= UserScope::Operator {
             all.publish.extend([
                 format!("flotilla.*.spec.{name}"),

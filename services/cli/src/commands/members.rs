@@ -98,13 +98,15 @@ pub(crate) async fn handle_users(flags: &GlobalArgs, command: UserCommand) -> an
             let gateway =
                 membership.gateways.first().context("the fleet has no gateway address")?;
             credentials::write_credentials(&out, &membership, gateway)?;
+            identity.write_creds_file(&out.join("nats.creds"))?;
             output::print_message(&format!(
-                "{} may use this fleet as {} until {}, with --dir {}; keep that directory to \
-                 whoever it is for",
+                "{} may use this fleet as {} until {}, with --dir {dir}; keep that directory to \
+                 whoever it is for. The nats command takes --creds {dir}/nats.creds and \
+                 --tlsca {dir}/ca.pem",
                 membership.name,
                 membership.scope,
                 output::format_time(membership.expires_at.as_ref()),
-                out.display(),
+                dir = out.display(),
             ));
         }
         UserCommand::List => {

@@ -292,20 +292,47 @@ fn the_python_code_of_the_docs_works() {
         run_block(command, block)
     };
     let gateway_address = gateway_address(&fleet);
-    let submitted = run(&blocks[0], "GATEWAY", &gateway_address);
+    let submitted = run(&blocks[1], "GATEWAY", &gateway_address);
     let last = submitted.lines().last().expect("a line");
     assert!(last.starts_with("base-1 succeeded"), "{submitted}");
-    let evals = run(&blocks[1], "GATEWAY", &gateway_address);
-    assert!(evals.starts_with("base-1 0/30 heldout: "), "{evals}");
+    let evals = run(&blocks[2], "GATEWAY", &gateway_address);
+    assert!(evals.starts_with("base-1 0/30: perplexity "), "{evals}");
     let sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 };
     let raft = fleet.submit(&files.write_raft_spec("base-1", sampling));
     fleet.await_success(&raft, LIMIT);
-    let kept = run(&blocks[2], "GATEWAY", &gateway_address);
+    let kept = run(&blocks[3], "GATEWAY", &gateway_address);
     assert!(kept.lines().any(|line| line.starts_with("p0 '0+1='")), "{kept}");
+}
 
-    let closed = Fleet::start("verifier");
-    let agents = run(&blocks[3], "KIT", &closed.path().display().to_string());
-    assert!(agents.starts_with("verifier-1 verifier "), "{agents}");
+#[test]
+fn the_first_script_of_the_docs_prints_results_of_a_closed_fleet() {
+    let Some(python) = PythonEnv::with_client_packages() else { return };
+    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let directory = create_script_directory(&fleet, &files);
+    let base = fleet.submit(&files.write_sft_spec(10, 10));
+    fleet.await_success(&base, LIMIT);
+    let user = fleet.path().join("kit-of-eve");
+    let kit = user.display().to_string();
+    fleet.run(&["user", "create", "eve", "--scope", "reader", "--out", &kit]).assert_success();
+    for place in [fleet.path(), &user] {
+        let printed = directory.join("printed");
+        let mut command = python.command("python");
+        command.args(["-u", "-c", &blocks_in_language("SCRIPTS.md", "python")[0]]);
+        command.current_dir(&directory).env("FLOTILLA_DIR", place);
+        command.stdout(std::fs::File::create(&printed).unwrap());
+        let _guard = ChildGuard(command.spawn().unwrap());
+        let await_words = |words: &str| {
+            e2e::wait_until("the script prints results", LIMIT, || {
+                std::fs::read_to_string(&printed).unwrap().contains(words).then_some(())
+            });
+        };
+        await_words("perplexity: ");
+        let sampling = Sampling { prompts: 4, per_prompt: 2, max_new_tokens: 8, cycles: 1 };
+        let raft = fleet.submit(&files.write_raft_spec(&base, sampling));
+        await_words(&format!("run: \"{raft}\""));
+        await_words("pass_rates {");
+    }
 }
 
 #[test]
