@@ -77,6 +77,7 @@ fn collect_results(client: &Client, run: &str) -> Value {
         let result = match kind {
             "selection" => json!([fact["dataset"]["digest"], fact["kept"], fact["dropped"]]),
             "checkpoint" => fact["tree"]["manifest"].clone(),
+            "eval" if place.ends_with(".pass-rates") => json!([fact["heldout"], fact["suites"]]),
             "eval" => fact["perplexity"].clone(),
             "cycle" if place.ends_with(".done") => {
                 json!([fact["sampled"], fact["kept"], fact["train"], fact["heldout"]])
