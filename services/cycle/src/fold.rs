@@ -125,13 +125,7 @@ impl Run {
                 Ok(())
             }
             (FactKey::CycleDone { cycle }, FactBody::CycleDone(done)) => {
-                self.canary_votes.drop_before(*cycle);
-                let cycle = self.require_cycle(*cycle)?;
-                cycle.done = Some(done.clone());
-                // An audit still counts the verdicts, but their details are no longer needed.
-                let verdicts = cycle.jobs.values_mut().filter_map(|job| job.verdicts.as_mut());
-                verdicts.flat_map(|v| &mut v.verdicts).for_each(|v| v.detail = String::new());
-                Ok(())
+                self.apply_cycle_done(*cycle, done)
             }
             (FactKey::Archived { cycle }, FactBody::Archived(archived)) => {
                 self.apply_archived(*cycle, archived)
@@ -408,6 +402,16 @@ impl Run {
         cycle.evals.insert((step, suite.clone()), eval.clone());
         cycle.times.last_evaluation = Some(at);
         if same { Ok(()) } else { Err("measured something else than its checkpoint".into()) }
+    }
+
+    fn apply_cycle_done(&mut self, number: u32, done: &v1::CycleDone) -> Result<(), String> {
+        self.canary_votes.drop_before(number);
+        let cycle = self.require_cycle(number)?;
+        cycle.done = Some(done.clone());
+        // An audit still counts the verdicts, but their details are no longer needed.
+        let verdicts = cycle.jobs.values_mut().filter_map(|job| job.verdicts.as_mut());
+        verdicts.flat_map(|v| &mut v.verdicts).for_each(|v| v.detail = String::new());
+        Ok(())
     }
 
     /// Drops the plan and jobs, because the log may no longer contain them, and the anomalies of

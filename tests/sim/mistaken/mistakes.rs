@@ -8,7 +8,7 @@ struct CoreMistake {
     wrong: &'static str,
 }
 
-const CORE_MISTAKES: [CoreMistake; 11] = [
+const CORE_MISTAKES: [CoreMistake; 10] = [
     CoreMistake {
         name: "samples of another policy count",
         file: "services/cycle/src/fold.rs",
@@ -69,11 +69,5 @@ const CORE_MISTAKES: [CoreMistake; 11] = [
         file: "agents/agent-core/src/run_status.rs",
         right: "status.is_over || gone",
         wrong: "gone",
-    },
-    CoreMistake {
-        name: "the circuit breaker never closes",
-        file: "agents/agent-core/src/circuit_breaker.rs",
-        right: "lease.saturating_mul(QUARANTINE_LEASES)",
-        wrong: "Duration::from_secs(1 << 40)",
     },
 ];

@@ -6,7 +6,7 @@ use mistaken_sim::{Bug, Faults};
 include!("../mistaken/mistakes.rs");
 
 /// Each mistake must be found within this many seeds.
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 500;
 
 /// Returns the first seed that fails, and its error.
 fn find_failure(bug: Option<Bug>) -> Option<(u64, String)> {
