@@ -742,11 +742,11 @@ impl Closed {
 async fn a_member_goes_on_with_its_renewed_token() {
     let closed = Closed::start().await;
     let generator = agent("g1", &[MemberRole::Generator]);
-    let short = Some(now() + 2);
+    let short = Some(now() + 6);
     let identity = closed.admit(&generator, short).await;
     let bus = Bus::connect(&reach(&closed.server, identity)).await.unwrap();
     kit(&closed.authority, closed.directory.path(), &generator, None);
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    tokio::time::sleep(Duration::from_millis(6500)).await;
     until("it is back", async || bus.is_connected()).await;
     let written = bus.publish_fact(&samples("j1", "g1")).await.unwrap();
     assert!(matches!(written, PublishOutcome::New { .. }), "{written:?}");
