@@ -26,6 +26,7 @@ mod members;
 mod middleware;
 mod openapi;
 mod page;
+mod reserved_port;
 mod runs;
 mod status;
 pub mod store_proxy;
@@ -59,6 +60,7 @@ use crate::{
 };
 
 pub use call_counts::{CallCounts, CallStats};
+pub use reserved_port::ReservedPort;
 pub use tls::{GatewayTls, GatewayTlsError};
 
 /// Generated servers and clients of the services; their messages are `wire::v1`.
@@ -117,6 +119,16 @@ pub enum BindError {
     },
 }
 
+impl BindError {
+    fn new(address: SocketAddr, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::AddrInUse => Self::PortTaken { address },
+            io::ErrorKind::AddrNotAvailable => Self::NoSuchAddress { address },
+            _ => Self::Failed { address, source },
+        }
+    }
+}
+
 /// A gateway that owns its port but does not answer calls yet.
 ///
 /// ```text
@@ -140,14 +152,9 @@ impl std::fmt::Debug for BoundGateway {
 
 /// Opens the configured port.
 pub async fn bind_port(config: Config) -> Result<BoundGateway, BindError> {
-    let address = config.listen;
     let tls = config.tls.as_ref().map(tls::build_acceptor).transpose()?;
-    let error = |source: io::Error| match source.kind() {
-        io::ErrorKind::AddrInUse => BindError::PortTaken { address },
-        io::ErrorKind::AddrNotAvailable => BindError::NoSuchAddress { address },
-        _ => BindError::Failed { address, source },
-    };
-    let listener = TcpListener::bind(address).await.map_err(error)?;
+    let error = |source| BindError::new(config.listen, source);
+    let listener = TcpListener::bind(config.listen).await.map_err(error)?;
     let address = listener.local_addr().map_err(error)?;
     Ok(BoundGateway { listener, address, tls, members: None, counts: CallCounts::default() })
 }

@@ -148,6 +148,8 @@ impl Client {
     pub fn log_tails(&self) -> String {
         let mut found = Vec::new();
         collect_logs(&self.logs, &mut found);
+        // That of `flotilla up`, which has the coordinator's lines, comes first.
+        found.sort_by_key(|path| path.components().count());
         let tail = |path: &PathBuf| {
             let text = std::fs::read_to_string(path).unwrap_or_default();
             let lines: Vec<&str> = text.lines().collect();

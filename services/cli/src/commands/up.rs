@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, bail};
 use bus::server::{ManagedServer, ServerOptions};
 use control::{MemberRegistry, MembershipConfig, MembershipError};
-use gateway::discovery::FleetAnnouncement;
+use gateway::{ReservedPort, discovery::FleetAnnouncement};
 use identity::{Fingerprint, MemberIdentity, MemberKind};
 use rustix::process::Signal;
 use store::Store;
@@ -57,9 +57,9 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
     super::backup::refuse_unfinished_restore(&directory)?;
     let agents = parse_agents(&args.agents)?;
     let stop = signals::stop_token()?;
-    // The port stays reserved until the NATS server has its ports, so that they differ.
-    let held = reserve_gateway_port(args, &directory).await?;
-    let gateway = held.local_address();
+    // Reserved until the end, so that no other program has it when the coordinator (re)starts.
+    let reserved = reserve_gateway_port(args, &directory)?;
+    let gateway = reserved.address();
     let keys = prepare_keys(args, &directory, gateway)?;
     let nats = directory.join(NATS_DIRECTORY);
     let options = ServerOptions {
@@ -82,7 +82,6 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
     let (working, coordinating) = (CancellationToken::new(), CancellationToken::new());
     let (workers, services) = (TaskTracker::new(), TaskTracker::new());
     let coordinator = local.coordinator_process(&server)?;
-    drop(held);
     services.spawn(coordinator.run_until_stopped(coordinating.clone()));
     let joinable = stop.run_until_cancelled(wait_coordinator_ready(&directory)).await;
     let refused = local.admit_agents(&agents).await?;
@@ -112,19 +111,16 @@ fn prepare_directory(fleet: &FleetArgs) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("use {} for a fleet", directory.display()))
 }
 
-async fn reserve_gateway_port(
-    args: &UpArgs,
-    directory: &Path,
-) -> anyhow::Result<gateway::BoundGateway> {
+/// Reserves the port that the user chose, else that of the last time, else any free one.
+fn reserve_gateway_port(args: &UpArgs, directory: &Path) -> anyhow::Result<ReservedPort> {
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let before = FleetFile::read(directory)?.and_then(|file| file.gateway.parse().ok());
-    if let (None, Some(listen)) = (args.gateway, before)
-        && let Ok(bound) = gateway::bind_port(gateway::Config { listen, tls: None }).await
+    if let (None, Some(before)) = (args.gateway, before)
+        && let Ok(reserved) = ReservedPort::reserve(before)
     {
-        return Ok(bound);
+        return Ok(reserved);
     }
-    let listen = args.gateway.unwrap_or(free);
-    Ok(gateway::bind_port(gateway::Config { listen, tls: None }).await?)
+    Ok(ReservedPort::reserve(args.gateway.unwrap_or(free))?)
 }
 
 /// Checked now, because a coordinator with an unusable store would only restart forever.

@@ -177,7 +177,7 @@ async fn who_publishes_has_it_for_peers_and_all_tell_what_came_from_where() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_at_once_all_get_it_and_the_store_sends_little_more_than_one_copy() {
+async fn many_at_once_get_most_of_it_from_each_other() {
     let (at, tree, bytes) = published(24 * MIB).await;
     let directory = KnownPeers::default();
     let mut boxes = Vec::new();
@@ -188,9 +188,10 @@ async fn many_at_once_all_get_it_and_the_store_sends_little_more_than_one_copy()
     for fetched in futures::future::join_all(fetching).await {
         assert!(fetched.unwrap() == bytes);
     }
-    // Each asks for half a MiB, so one copy takes 48 requests, and six would take 288.
-    let requests = at.count(&["GET", WEIGHTS]);
-    assert!(requests < 48 * 3, "{requests} requests for one file");
+    // A busy machine sends some parts late, and then the store sends them once more.
+    let sent: u64 = boxes.iter().map(|one| one.peers.transfer_totals().from_store).sum();
+    assert!(sent < 3 * bytes.len() as u64, "the store sent {sent} bytes");
+    eprintln!("copies {}", sent as f64 / bytes.len() as f64);
 }
 
 #[tokio::test]
