@@ -26,4 +26,4 @@ pub use micro_batch::halve_micro_batch;
 pub use placement::{MemoryFit, TrainerPeer, TrainingPlacement, place_training};
 pub use quarantine_state::QuarantineState;
 pub use run_status::{RunStatus, RunStatuses};
-pub use throughput::{SamplingThroughput, yield_to_faster};
+pub use throughput::{DeclinableOrder, SamplingThroughput, consider_declining};

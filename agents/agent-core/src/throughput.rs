@@ -1,5 +1,5 @@
-//! Throughput of generation, and the decision of a slow agent to leave orders to faster ones: the
-//! samples that it starts last would delay the whole cycle.
+//! Throughput of generation, and the decision of a slow agent to decline an order: the samples that
+//! it starts last would delay the whole cycle.
 
 use std::time::Duration;
 
@@ -27,39 +27,67 @@ impl SamplingThroughput {
 /// Share of the fastest agent's speed from which an agent counts as equally fast.
 const COMPARABLE_SPEED: f64 = 0.75;
 
-/// Deliveries after which an order is not left to others: no other agent takes it.
-const YIELDS_MAX: u64 = 5;
+/// Deliveries after which nobody declines an order.
+const DECLINES_MAX: u64 = 5;
 
-/// Minimum pause after an order is left to others: time for another agent to pull it. This agent
-/// may be needed for the next cycle right after it.
-const YIELD_PAUSE_MIN: Duration = Duration::from_millis(250);
+/// Minimum pause after an order is declined: time for another agent to pull it. This agent may be
+/// needed for the next cycle right after it.
+const DECLINE_PAUSE_MIN: Duration = Duration::from_millis(250);
 
-const YIELD_PAUSE_MAX: Duration = Duration::from_secs(120);
+const DECLINE_PAUSE_MAX: Duration = Duration::from_secs(120);
 
-/// Decides whether an agent leaves an order to faster agents. Returns the pause until it takes jobs
-/// again, 0.25 s to 120 s: the time in which the fleet starts all samples planned after this order.
-/// `None` if it takes the order. `delivered` is the number of deliveries including this one.
+/// An order that an agent could decline.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeclinableOrder {
+    /// The fact to write before the order is returned.
+    pub fact: v1::Declined,
+    /// The pause until the agent takes jobs again, 0.25 s to 120 s.
+    pub pause: Duration,
+}
+
+/// Decides whether an agent should leave an order to the fastest one, because its own samples would
+/// end long after all others. Returns `None` if it takes the order.
 ///
-/// The agent leaves it if `sample_s * (0.75 - own speed / fastest speed)`, the extra time of its
-/// samples compared with the fastest agent's, exceeds the time that the fleet needs for the
-/// backlog. It takes it if its speed or the backlog is unknown, or the order was delivered more
-/// than 5 times.
-pub fn yield_to_faster(
+/// It takes the order unless `sample_s * (0.75 - own speed / fastest speed)`, the extra time of its
+/// samples compared with the fastest agent's, exceeds both the time in which the fleet starts all
+/// samples planned after this order and the time in which the fastest agent draws those it holds.
+/// The pause is the longer of both. It also takes the order if a speed or the backlog is unknown, if it is
+/// the fastest itself, or if the order was delivered more than 5 times; `delivered` counts this
+/// delivery too.
+///
+/// The caller still has to find out whether any other agent works at all, and whether it declined
+/// this order before: an agent declines an order at most once.
+pub fn consider_declining(
     order: &v1::GenerateOrder,
     delivered: u64,
+    agent: &str,
     own: SamplingThroughput,
-) -> Option<Duration> {
-    let backlog = order.behind?;
+) -> Option<DeclinableOrder> {
+    let backlog = order.behind.as_ref()?;
     let SamplingThroughput { tokens_per_s, tokens_per_sample, .. } = own;
     let late_s = own.sample_s() * (COMPARABLE_SPEED - tokens_per_s / backlog.fastest_tokens_per_s);
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let backlog_s = backlog.samples as f64 * tokens_per_sample / backlog.tokens_per_s;
-    // Unknown speeds are 0. Then `late_s` is not positive or not a number, or the backlog is infinite
-    // or not a number, and the comparison is false.
-    (delivered <= YIELDS_MAX && late_s > backlog_s).then(|| {
-        Duration::try_from_secs_f64(backlog_s)
-            .unwrap_or(YIELD_PAUSE_MAX)
-            .clamp(YIELD_PAUSE_MIN, YIELD_PAUSE_MAX)
+    let busy_s =
+        f64::from(backlog.fastest_samples) * tokens_per_sample / backlog.fastest_tokens_per_s;
+    // Unknown speeds are 0. Then `late_s` is not positive or not a number, or a duration is infinite
+    // or not a number, and a comparison is false.
+    let declines = delivered <= DECLINES_MAX
+        && backlog.fastest != agent
+        && late_s > backlog_s
+        && late_s > busy_s;
+    declines.then(|| DeclinableOrder {
+        fact: v1::Declined {
+            run: order.run.clone(),
+            cycle: order.cycle,
+            job: order.job.clone(),
+            attempt: order.attempt,
+            agent: agent.to_owned(),
+            faster: backlog.fastest.clone(),
+        },
+        pause: Duration::try_from_secs_f64(backlog_s.max(busy_s))
+            .unwrap_or(DECLINE_PAUSE_MAX)
+            .clamp(DECLINE_PAUSE_MIN, DECLINE_PAUSE_MAX),
     })
 }
 
@@ -72,6 +100,8 @@ mod tests {
             samples,
             tokens_per_s: 1000.0,
             fastest_tokens_per_s: 800.0,
+            fastest: "fast".into(),
+            fastest_samples: 32,
         };
         v1::GenerateOrder { behind: Some(behind), ..Default::default() }
     }
@@ -80,31 +110,50 @@ mod tests {
         SamplingThroughput { tokens_per_s, tokens_per_sample: 50.0, slots: 32 }
     }
 
+    fn pause(order: &v1::GenerateOrder, delivered: u64, tokens_per_s: f64) -> Option<Duration> {
+        let declined = consider_declining(order, delivered, "slow", own(tokens_per_s))?;
+        assert_eq!((&*declined.fact.agent, &*declined.fact.faster), ("slow", "fast"));
+        Some(declined.pause)
+    }
+
     #[test]
-    fn a_slow_agent_leaves_orders_that_it_would_finish_last() {
-        // It needs 16 s a sample; the backlog is 25 s at first, then 12 s.
-        assert_eq!(yield_to_faster(&order(500), 1, own(100.0)), None);
-        assert_eq!(yield_to_faster(&order(100), 1, own(100.0)), Some(Duration::from_secs(5)));
-        assert_eq!(yield_to_faster(&order(0), 1, own(100.0)), Some(YIELD_PAUSE_MIN));
+    fn a_slow_agent_declines_orders_that_it_would_finish_last() {
+        // It needs 16 s a sample; the backlog is 25 s at first, then 5 s.
+        assert_eq!(pause(&order(500), 1, 100.0), None);
+        assert_eq!(pause(&order(100), 1, 100.0), Some(Duration::from_secs(5)));
+        // The fast agent needs 2 s for its 32 samples.
+        assert_eq!(pause(&order(0), 1, 100.0), Some(Duration::from_secs(2)));
+        let mut idle = order(0);
+        idle.behind.as_mut().unwrap().fastest_samples = 0;
+        assert_eq!(pause(&idle, 1, 100.0), Some(DECLINE_PAUSE_MIN));
         assert_eq!([own(100.0).sample_s(), own(0.0).sample_s()], [16.0, 0.0]);
     }
 
     #[test]
-    fn boxes_that_are_as_fast_and_those_that_do_not_know_take_it() {
-        assert_eq!(yield_to_faster(&order(0), 1, own(800.0)), None);
-        assert_eq!(yield_to_faster(&order(0), 1, own(650.0)), None);
-        assert_eq!(yield_to_faster(&order(0), 1, own(0.0)), None);
-        assert_eq!(yield_to_faster(&v1::GenerateOrder::default(), 1, own(100.0)), None);
+    fn an_agent_that_is_as_fast_or_does_not_know_takes_it() {
+        assert_eq!(pause(&order(0), 1, 800.0), None);
+        assert_eq!(pause(&order(0), 1, 650.0), None);
+        assert_eq!(pause(&order(0), 1, 0.0), None);
+        assert_eq!(pause(&v1::GenerateOrder::default(), 1, 100.0), None);
         for samples in [0, 9] {
             let behind = Some(v1::generate_order::Behind { samples, ..Default::default() });
             let order = v1::GenerateOrder { behind, ..Default::default() };
-            assert_eq!(yield_to_faster(&order, 1, own(100.0)), None);
+            assert_eq!(pause(&order, 1, 100.0), None);
         }
     }
 
     #[test]
-    fn an_order_that_all_agents_leave_is_taken_in_the_end() {
-        assert!(yield_to_faster(&order(0), 5, own(100.0)).is_some());
-        assert_eq!(yield_to_faster(&order(0), 6, own(100.0)), None);
+    fn nothing_is_left_to_an_agent_that_is_busy_for_longer_or_to_oneself() {
+        let mut order = order(0);
+        assert_eq!(consider_declining(&order, 1, "fast", own(100.0)), None);
+        // The fast agent still needs 12.5 s, and the slow one would end 10 s later than it.
+        order.behind.as_mut().unwrap().fastest_samples = 200;
+        assert_eq!(pause(&order, 1, 100.0), None);
+    }
+
+    #[test]
+    fn an_order_that_all_agents_decline_is_taken_in_the_end() {
+        assert!(pause(&order(0), 5, 100.0).is_some());
+        assert_eq!(pause(&order(0), 6, 100.0), None);
     }
 }

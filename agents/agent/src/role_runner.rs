@@ -3,14 +3,18 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use agent_core::{
-    CircuitBreaker, DeliveryAction, InFlightState, JobFault, RetryDecision, TrainingPlacement,
+    CircuitBreaker, DeclinableOrder, DeliveryAction, InFlightState, JobFault, RetryDecision,
+    TrainingPlacement,
 };
-use bus::{AckError, Delivery, ReadError};
+use bus::{AckError, Delivery, PublishOutcome, ReadError};
 use doctor::DoctorFinding;
 use futures::FutureExt;
 use tokio::sync::watch;
@@ -42,9 +46,9 @@ const DEPENDENCY_WAIT_WEIGHT: u32 = WAITING_JOBS_MAX;
 ///
 /// A delivery takes these steps (`handle_delivery`):
 ///
-/// 1. Admit: `agent-core` decides from the run's state whether the job is run, waits,
+/// 1. Decline: a slow generator returns a job that a faster agent would finish sooner.
+/// 2. Admit: `agent-core` decides from the run's state whether the job is run, waits,
 ///    is acknowledged, returned or given up.
-/// 2. Yield: a slow generator returns a job that faster hosts finish sooner.
 /// 3. Run: `run_with_retries` runs the job with its lease renewed, and waits with backoff
 ///    while a dependency is down.
 /// 4. Settle: acknowledge a success. After a failure, write failure facts, then return the
@@ -62,6 +66,7 @@ pub(crate) struct RoleRunner {
     circuit_breaker: Mutex<CircuitBreaker>,
     /// Each with the sequence of the fact that ordered it.
     jobs_in_flight: Mutex<BTreeMap<String, u64>>,
+    held_deliveries: AtomicU64,
     waiting_weight: watch::Sender<u32>,
 }
 
@@ -72,6 +77,7 @@ impl RoleRunner {
             role,
             circuit_breaker: Mutex::default(),
             jobs_in_flight: Mutex::default(),
+            held_deliveries: AtomicU64::new(0),
             waiting_weight: watch::Sender::new(0),
         }
     }
@@ -129,6 +135,7 @@ impl RoleRunner {
 
     /// Handles a delivery until it is settled. Returns the pause before the role's next job.
     pub(crate) async fn handle_delivery(&self, delivery: Delivery) -> Duration {
+        self.held_deliveries.fetch_add(1, Ordering::Relaxed);
         let settled = match &delivery.record {
             Ok(record) => self.process_record(record, &delivery).await,
             Err(error) => {
@@ -137,6 +144,7 @@ impl RoleRunner {
                 delivery.ack().await.map(|()| Duration::ZERO)
             }
         };
+        self.held_deliveries.fetch_sub(1, Ordering::Relaxed);
         settled.unwrap_or_else(|error| {
             // The lease expires, and the next agent (perhaps this one) finds the result in the log.
             tracing::warn!(%error, "settling a job");
@@ -161,6 +169,13 @@ impl RoleRunner {
         }
         let lease_file = LeaseFile::create_for(&self.shared.config.directory, delivery);
         let leased = LeasedDelivery { delivery, lease_file };
+        if admit() == DeliveryAction::Run
+            && self.quarantine_reason().is_none()
+            && let Some(pause) = self.decline_order(record, delivery).await
+        {
+            return delivery.nak(Duration::ZERO).await.map(|()| pause);
+        }
+        // The run may have paused or ended meanwhile.
         while admit() == DeliveryAction::Wait {
             let waiting = WaitingGuard::start_waiting(&self.waiting_weight, 1);
             let stopped = self
@@ -185,12 +200,6 @@ impl RoleRunner {
         }
         if self.quarantine_reason().is_some() {
             return self.return_delivery(delivery).await;
-        }
-        if action == DeliveryAction::Run
-            && let Some(rest) = self.yield_pause(record, delivery.delivered)
-        {
-            tracing::info!(subject = %record.fact.subject, ?rest, "left to faster boxes");
-            return delivery.nak(Duration::ZERO).await.map(|()| rest);
         }
         if let Some(settled) = self.refuse_author(record, delivery).await {
             return settled;
@@ -271,11 +280,28 @@ impl RoleRunner {
         Ok(check_checkpoint_author(place, record.author.as_ref(), origin))
     }
 
-    /// Returns a pause if faster hosts should take the order, because this host would finish it
-    /// last.
-    fn yield_pause(&self, record: &Record, delivered: u64) -> Option<Duration> {
+    /// Declines an order that a faster agent would finish sooner, unless no other agent works or
+    /// this agent declined the order before. Returns the pause before the role's next job; `None` if
+    /// the order is to be run here.
+    async fn decline_order(&self, record: &Record, delivery: &Delivery) -> Option<Duration> {
         let FactBody::GenerateOrder(order) = &record.fact.body else { return None };
-        agent_core::yield_to_faster(order, delivered, self.role.current_throughput()?)
+        let AgentContext { config, bus, .. } = &self.shared;
+        let own = self.role.current_throughput()?;
+        let DeclinableOrder { fact, pause } =
+            agent_core::consider_declining(order, delivery.delivered, config.id.as_str(), own)?;
+        let held = || self.held_deliveries.load(Ordering::Relaxed);
+        let held_before = held();
+        let leased = delivery.count_leased_facts().await.ok()?;
+        if leased <= held_before.max(held()) {
+            return None;
+        }
+        let faster = fact.faster.clone();
+        let subject = record.fact.subject.declined_by(&config.id)?;
+        let fact = Fact { subject, body: FactBody::Declined(fact) };
+        // Written before the order is returned, so that it is declined once also after a crash.
+        let Ok(PublishOutcome::New { .. }) = bus.publish_fact(&fact).await else { return None };
+        tracing::info!(subject = %record.fact.subject, faster, ?pause, "declined");
+        Some(pause)
     }
 
     /// Runs a job again, after a backoff, for as long as it fails because a dependency is down;

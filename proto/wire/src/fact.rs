@@ -29,6 +29,7 @@ pub enum FactBody {
     Plan(v1::Plan),
     GenerateOrder(v1::GenerateOrder),
     Samples(v1::Samples),
+    Declined(v1::Declined),
     Quarantine(v1::Quarantine),
     Verdicts(v1::Verdicts),
     Selected(v1::Selected),
@@ -109,6 +110,9 @@ impl FactBody {
                 Self::GenerateOrder(parse_message(subject, "GenerateOrder", payload)?)
             }
             FactKey::Samples { .. } => Self::Samples(parse_message(subject, "Samples", payload)?),
+            FactKey::Declined { .. } => {
+                Self::Declined(parse_message(subject, "Declined", payload)?)
+            }
             FactKey::Quarantine { .. } => {
                 Self::Quarantine(parse_message(subject, "Quarantine", payload)?)
             }
@@ -146,6 +150,7 @@ impl FactBody {
             Self::Plan(message) => serialize_message(message),
             Self::GenerateOrder(message) => serialize_message(message),
             Self::Samples(message) => serialize_message(message),
+            Self::Declined(message) => serialize_message(message),
             Self::Quarantine(message) => serialize_message(message),
             Self::Verdicts(message) => serialize_message(message),
             Self::Selected(message) => serialize_message(message),
@@ -164,6 +169,7 @@ impl FactBody {
     fn named_agent(&self) -> Option<&str> {
         let agent = match self {
             Self::Samples(samples) => &samples.agent,
+            Self::Declined(declined) => &declined.agent,
             Self::Verdicts(verdicts) => &verdicts.agent,
             Self::Checkpoint(checkpoint) => &checkpoint.agent,
             Self::Eval(eval) => &eval.agent,
@@ -181,6 +187,7 @@ impl FactBody {
             Self::Plan(_) => "Plan",
             Self::GenerateOrder(_) => "GenerateOrder",
             Self::Samples(_) => "Samples",
+            Self::Declined(_) => "Declined",
             Self::Quarantine(_) => "Quarantine",
             Self::Verdicts(_) => "Verdicts",
             Self::Selected(_) => "Selected",

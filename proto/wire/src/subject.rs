@@ -6,7 +6,7 @@ use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
 /// The subject filters of the log's stream. Each kind has two, because in a closed fleet a subject
 /// ends with one more token, the name of the author.
-pub const STREAM_SUBJECTS: [&str; 26] = [
+pub const STREAM_SUBJECTS: [&str; 28] = [
     "flotilla.*.spec",
     "flotilla.*.spec.*",
     "flotilla.*.watched",
@@ -18,6 +18,8 @@ pub const STREAM_SUBJECTS: [&str; 26] = [
     "flotilla.*.order.>",
     "flotilla.*.samples.*.*",
     "flotilla.*.samples.*.*.*",
+    "flotilla.*.declined.*.*.*.*",
+    "flotilla.*.declined.*.*.*.*.*",
     "flotilla.*.verdicts.*.*",
     "flotilla.*.verdicts.*.*.*",
     "flotilla.*.selection.*",
@@ -79,6 +81,13 @@ pub enum FactKey {
         cycle: u32,
         job: JobId,
     },
+    /// An agent left a generate order to a faster one.
+    Declined {
+        cycle: u32,
+        job: JobId,
+        attempt: u32,
+        agent: AgentId,
+    },
     Quarantine {
         agent: AgentId,
         number: u32,
@@ -136,6 +145,7 @@ impl FactKey {
             Self::Plan { cycle }
             | Self::GenerateOrder { cycle, .. }
             | Self::Samples { cycle, .. }
+            | Self::Declined { cycle, .. }
             | Self::Verdicts { cycle, .. }
             | Self::Selection { cycle }
             | Self::TrainOrder { cycle, .. }
@@ -245,6 +255,15 @@ impl Subject {
         Self { run: run.clone(), key }
     }
 
+    /// Returns the subject of the fact with which an agent declines this generate order; `None` for
+    /// other facts.
+    pub fn declined_by(&self, agent: &AgentId) -> Option<Self> {
+        let FactKey::GenerateOrder { cycle, job, attempt, .. } = &self.key else { return None };
+        let (cycle, job, attempt) = (*cycle, job.clone(), *attempt);
+        let key = FactKey::Declined { cycle, job, attempt, agent: agent.clone() };
+        Some(Self::new(&self.run, key))
+    }
+
     /// Returns the subject as the log of a closed fleet stores it, with the author at the end.
     pub fn with_author(&self, author: &AgentId) -> String {
         format!("{self}.{author}")
@@ -273,6 +292,9 @@ impl fmt::Display for Subject {
                 write!(f, "order.generate.{pool}.{cycle}.{job}.{attempt}")
             }
             FactKey::Samples { cycle, job } => write!(f, "samples.{cycle}.{job}"),
+            FactKey::Declined { cycle, job, attempt, agent } => {
+                write!(f, "declined.{cycle}.{job}.{attempt}.{agent}")
+            }
             FactKey::Quarantine { agent, number } => write!(f, "quarantine.{agent}.{number}"),
             FactKey::Verdicts { cycle, job } => write!(f, "verdicts.{cycle}.{job}"),
             FactKey::Selection { cycle } => write!(f, "selection.{cycle}"),
@@ -328,6 +350,12 @@ fn parse_subject(text: &str) -> Option<Subject> {
         ["samples", cycle, job] => {
             FactKey::Samples { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
         }
+        ["declined", cycle, job, attempt, agent] => FactKey::Declined {
+            cycle: cycle.parse().ok()?,
+            job: job.parse().ok()?,
+            attempt: attempt.parse().ok()?,
+            agent: agent.parse().ok()?,
+        },
         ["quarantine", agent, number] => {
             FactKey::Quarantine { agent: agent.parse().ok()?, number: number.parse().ok()? }
         }
@@ -372,6 +400,7 @@ mod tests {
             "flotilla.r1.order.generate.default.1.j3.1",
             "flotilla.r1.order.train.default.1.2",
             "flotilla.r1.samples.1.j3",
+            "flotilla.r1.declined.1.j3.1.box-3",
             "flotilla.r1.quarantine.box-3.1",
             "flotilla.r1.verdicts.1.j3",
             "flotilla.r1.selection.1",

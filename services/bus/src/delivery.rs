@@ -4,12 +4,16 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
+use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 use wire::{FactError, Record};
 
 use crate::{
-    Bus, backoff::RetryBackoff, consumer_pull::duration_nanos, request::ANSWER_LIMIT,
+    Bus, STREAM,
+    backoff::RetryBackoff,
+    consumer_pull::duration_nanos,
+    request::{ANSWER_LIMIT, parse_answer},
     request_error::RequestError,
 };
 
@@ -46,9 +50,17 @@ pub struct Delivery {
     pub delivered: u64,
     /// On an error the receiver has to publish a failure, because no agent can do the work.
     pub record: Result<Record, FactError>,
+    /// The consumer that delivered it.
+    pub(crate) queue: String,
     pub(crate) lease: Duration,
     pub(crate) ack_subject: async_nats::Subject,
     pub(crate) bus: Bus,
+}
+
+/// The server's description of a consumer, in part.
+#[derive(Deserialize)]
+struct LeasedCount {
+    num_ack_pending: u64,
 }
 
 impl Bus {
@@ -65,6 +77,14 @@ impl Bus {
 }
 
 impl Delivery {
+    /// Asks the server how many facts of the queue are leased to agents, this one included.
+    pub async fn count_leased_facts(&self) -> Result<u64, RequestError> {
+        let subject = format!("$JS.API.CONSUMER.INFO.{STREAM}.{}", self.queue);
+        // The server refuses this request if it has a body.
+        let asked = self.bus.send_request(subject, HeaderMap::new(), Bytes::new(), ANSWER_LIMIT);
+        Ok(parse_answer::<LeasedCount>(&asked.await?)?.num_ack_pending)
+    }
+
     /// Returns the time after which the lease ends unless renewed. Renew after each third of it.
     pub fn lease_duration(&self) -> Duration {
         self.lease

@@ -232,6 +232,7 @@ impl WorkQueue {
             subject,
             sequence,
             delivered: u64::try_from(delivered).unwrap_or(1),
+            queue: self.name.clone(),
             lease: self.lease,
             ack_subject: message.message.reply?,
             bus: self.bus.clone(),

@@ -8,7 +8,7 @@ use wire::{FactBody, Record, RunId, v1};
 
 use crate::{FleetControl, HistoryError, runs::fold_run};
 
-pub use cycle::SelectionReport;
+pub use cycle::{MessageGroup, SelectionReport};
 
 /// A report on a run, cycle by cycle.
 #[derive(Debug, Clone, Serialize)]
@@ -71,6 +71,8 @@ pub struct CycleReport {
     /// Perplexity of each text suite at the last checkpoint.
     pub perplexities: BTreeMap<String, f64>,
     pub done: Option<v1::CycleDone>,
+    /// Orders that agents left to faster ones, by agent.
+    pub declined: BTreeMap<String, u32>,
 }
 
 /// The trainings that led to a checkpoint, back to the base.
@@ -121,6 +123,7 @@ impl FleetControl {
         let records = self.records_without_samples(id).await?;
         let run = fold_run(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
         let (orders, plans) = (last_train_orders(&records), cycle_plans(&records));
+        let declined = count_declined(&records);
         let mut selected = run.cycles.iter().rev().filter(|(_, cycle)| cycle.selected.is_some());
         let cycle = cycle.or(selected.next().map(|(number, _)| *number));
         let mut proof = None;
@@ -134,7 +137,10 @@ impl FleetControl {
             Some(_) => return Err(HistoryError::SelectsNothing(id.clone())),
             None => None,
         };
-        let story = |number: &u32| cycle_report(&run, *number, &plans, &orders);
+        let story = |number: &u32| CycleReport {
+            declined: declined.get(number).cloned().unwrap_or_default(),
+            ..cycle_report(&run, *number, &plans, &orders)
+        };
         Ok(RunReport {
             run: id.to_string(),
             kind: run.kind_name(),
@@ -256,6 +262,18 @@ fn last_train_orders(records: &[Record]) -> BTreeMap<u32, v1::TrainOrder> {
         _ => None,
     });
     orders.collect()
+}
+
+/// Counts declined orders by cycle and agent.
+fn count_declined(records: &[Record]) -> BTreeMap<u32, BTreeMap<String, u32>> {
+    let mut counts: BTreeMap<u32, BTreeMap<String, u32>> = BTreeMap::new();
+    for record in records {
+        if let FactBody::Declined(declined) = &record.fact.body {
+            let by_agent = counts.entry(declined.cycle).or_default();
+            *by_agent.entry(declined.agent.clone()).or_default() += 1;
+        }
+    }
+    counts
 }
 
 /// A folded run drops the plan once the cycle is archived.

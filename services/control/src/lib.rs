@@ -39,7 +39,7 @@ pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use data::{DataError, remove_duplicate_prompts, report_data_file, split_prompt_file};
 pub use explain::{
     CanaryFigure, CanaryReport, CheckpointLineage, CycleReport, LineageSample, LineageStep,
-    RunReport, SelectionReport,
+    MessageGroup, RunReport, SelectionReport,
 };
 pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,

@@ -7,7 +7,7 @@ use wire::{FactBody, FactKey, Record, RunId, v1};
 use crate::{FleetControl, StoreAccessError, archived_facts};
 
 /// Facts that the log keeps after cycles are archived, as subject patterns.
-const RETAINED_FACTS: [&str; 11] = [
+const RETAINED_FACTS: [&str; 12] = [
     "spec",
     "watched",
     "control.*",
@@ -16,6 +16,7 @@ const RETAINED_FACTS: [&str; 11] = [
     "checkpoint.>",
     "eval.>",
     "failure.>",
+    "declined.>",
     "quarantine.>",
     "cycle.*.*",
     "done",

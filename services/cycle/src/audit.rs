@@ -203,6 +203,12 @@ impl RunAuditor {
                 let ordered = attempts.is_some_and(|all| all.contains(&samples.attempt));
                 result_checks::check_samples(run, *cycle, job, samples, ordered)
             }
+            (FactKey::Declined { cycle, job, attempt, .. }, FactBody::Declined(declined)) => {
+                let archived = run.cycles.get(cycle).is_some_and(|it| it.archived.is_some());
+                let attempts = self.ordered_attempts.get(&(*cycle, job.clone()));
+                let ordered = attempts.is_some_and(|all| all.contains(attempt));
+                order_checks::check_declined(declined, ordered || archived)
+            }
             (FactKey::Quarantine { .. }, FactBody::Quarantine(quarantine)) => {
                 canary_vote::check_quarantine(run, quarantine).into_iter().collect()
             }

@@ -4,22 +4,28 @@
 use wire::v1;
 
 use crate::{
-    FleetSnapshot,
+    FleetMember, FleetSnapshot,
     state::{PlannedJob, job_index::PurposeIndex},
 };
 
-/// The samples planned behind the next order, and the speed of the fleet.
-#[derive(Debug, Clone, Copy)]
+/// The samples planned behind the next order, the speed of the fleet, and its fastest agent.
+#[derive(Debug, Clone)]
 pub(crate) struct SampleBacklog(v1::generate_order::Behind);
 
 impl SampleBacklog {
     pub(crate) fn from_index(account: &PurposeIndex, fleet: &FleetSnapshot) -> Self {
-        let rates = || fleet.generators.iter().map(|generator| generator.tokens_per_s);
-        Self(v1::generate_order::Behind {
+        let rates = fleet.generators.iter().map(|generator| generator.tokens_per_s);
+        let by_rate =
+            |a: &&FleetMember, b: &&FleetMember| a.tokens_per_s.total_cmp(&b.tokens_per_s);
+        let backlog = Self(v1::generate_order::Behind {
             samples: account.unordered_samples,
-            tokens_per_s: rates().sum(),
-            fastest_tokens_per_s: rates().fold(0.0, f64::max),
-        })
+            tokens_per_s: rates.sum(),
+            ..Default::default()
+        });
+        match fleet.generators.iter().max_by(by_rate) {
+            Some(fastest) => backlog.with_fastest(fastest),
+            None => backlog,
+        }
     }
 
     /// Called for a job that is being ordered.
@@ -27,15 +33,17 @@ impl SampleBacklog {
         self.0.samples = self.0.samples.saturating_sub(u64::from(job.planned_samples()));
     }
 
-    /// Sets the fastest rate to that of the agent which the order is meant for, so that this agent,
-    /// or one as fast, does not decline it.
-    pub(crate) fn with_fastest_rate(mut self, tokens_per_s: f64) -> Self {
-        self.0.fastest_tokens_per_s = tokens_per_s;
+    /// Names the agent that the order is meant for as the fastest, so that it does not decline the
+    /// order, nor does one as fast.
+    pub(crate) fn with_fastest(mut self, fastest: &FleetMember) -> Self {
+        self.0.fastest_tokens_per_s = fastest.tokens_per_s;
+        self.0.fastest.clone_from(&fastest.agent);
+        self.0.fastest_samples = fastest.remaining_samples;
         self
     }
 
     /// Returns `None` if no generator has reported its speed.
-    pub(crate) fn to_proto(self) -> Option<v1::generate_order::Behind> {
-        (self.0.fastest_tokens_per_s > 0.0).then_some(self.0)
+    pub(crate) fn to_proto(&self) -> Option<v1::generate_order::Behind> {
+        (self.0.fastest_tokens_per_s > 0.0).then(|| self.0.clone())
     }
 }

@@ -93,6 +93,8 @@ impl Run {
             (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
                 self.apply_samples(*cycle, job, samples, record)
             }
+            // Only reports need it: the order stays open, and another agent takes it.
+            (FactKey::Declined { .. }, FactBody::Declined(_)) => Ok(()),
             (FactKey::Quarantine { number, .. }, FactBody::Quarantine(quarantine)) => {
                 self.apply_quarantine(*number, quarantine, record.sequence)
             }

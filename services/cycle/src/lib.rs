@@ -45,7 +45,7 @@ pub use planner::next_commands;
 pub use run_set::{RunSet, fail_run};
 pub use schedule::{generate_seed, sampling_settings, scheduled_value};
 pub use select::{KeptSample, SelectionOutcome, preview_selection, sample_outcomes};
-pub use selection_report::{SelectionReport, report_selection};
+pub use selection_report::{MessageGroup, SelectionReport, report_selection};
 pub use state::{
     CanaryVotes, Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, PromptHistory, Run,
     RunPhase,

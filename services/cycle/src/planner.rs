@@ -280,7 +280,7 @@ impl CyclePlanner<'_> {
         let orders: Vec<WriteCommand> = next
             .map(|(id, job)| {
                 behind.remove_job(job);
-                self.order_job(id, job, purpose, &policy, &behind)
+                self.order_job(id, job, purpose, &policy, behind.to_proto())
             })
             .collect();
         if !orders.is_empty() {
@@ -290,8 +290,9 @@ impl CyclePlanner<'_> {
             speculation::backup_orders(self.run, self.number, self.cycle, purpose, self.inputs);
         again
             .into_iter()
-            .map(|BackupOrder { id, job, tokens_per_s }| {
-                self.order_job(id, job, purpose, &policy, &behind.with_fastest_rate(tokens_per_s))
+            .map(|BackupOrder { id, job, agent }| {
+                let behind = agent.and_then(|agent| behind.clone().with_fastest(agent).to_proto());
+                self.order_job(id, job, purpose, &policy, behind)
             })
             .collect()
     }
@@ -302,7 +303,7 @@ impl CyclePlanner<'_> {
         job: &PlannedJob,
         purpose: v1::Purpose,
         policy: &PolicyWeights,
-        behind: &SampleBacklog,
+        behind: Option<v1::generate_order::Behind>,
     ) -> WriteCommand {
         let suite = job.suite.as_str();
         let prompts = self.inputs.prompts_for(purpose, suite);
@@ -332,7 +333,7 @@ impl CyclePlanner<'_> {
             suite: suite.to_owned(),
             logprobs: schedule::needs_logprobs(self.raft, purpose),
             canary: canary_vote::canary_text_for(self.run, cycle, purpose, self.inputs.prompts),
-            behind: behind.to_proto(),
+            behind,
         };
         let place =
             FactKey::GenerateOrder { pool: run_pool(self.run), cycle, job: id.clone(), attempt };

@@ -31,10 +31,10 @@ pub struct SelectionReport {
     /// Samples that were cut off and failed.
     pub cut_failed: u32,
     pub dropped: BTreeMap<String, u32>,
-    /// Most frequent messages of verifiers about failed samples, with their counts.
-    pub failures: Vec<(String, u32)>,
-    /// Most frequent messages of verifiers about their own errors, with their counts.
-    pub errors: Vec<(String, u32)>,
+    /// Failed samples, grouped by the verifier's message; the most frequent groups.
+    pub failures: Vec<MessageGroup>,
+    /// Samples on which the verifier itself failed, likewise.
+    pub errors: Vec<MessageGroup>,
     /// Mean over prompts of distinct completions per judged sample.
     pub diversity: f64,
     /// Entropy of the policy in nats per token, if the samples report log-probabilities.
@@ -43,7 +43,21 @@ pub struct SelectionReport {
     pub advice: Vec<String>,
 }
 
+/// Samples whose verdicts have the same message apart from numbers, and the first of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct MessageGroup {
+    pub count: u32,
+    /// The first line of the verifier's message, which may be empty.
+    pub message: String,
+    pub prompt_id: String,
+    /// The completion, in part.
+    pub completion: String,
+}
+
 const MESSAGES_MAX: usize = 5;
+
+/// In characters.
+const COMPLETION_MAX: usize = 60;
 
 /// Minimum share of samples affected by a problem for which the report gives advice.
 const ADVICE_SHARE_MIN: f64 = 0.25;
@@ -86,12 +100,8 @@ pub fn report_selection(before: &Run, selected: &v1::Selected) -> Option<Selecti
             found.cut += u32::from(cut);
             found.cut_failed += u32::from(cut && failed);
             match verdict.outcome() {
-                Outcome::Error => {
-                    *errors.entry(normalize_message(&verdict.detail)).or_default() += 1;
-                }
-                Outcome::Fail if failed => {
-                    *failures.entry(normalize_message(&verdict.detail)).or_default() += 1;
-                }
+                Outcome::Error => add_to_group(&mut errors, sample, &verdict.detail),
+                Outcome::Fail if failed => add_to_group(&mut failures, sample, &verdict.detail),
                 _ => {}
             }
         }
@@ -122,26 +132,39 @@ fn check_collapse(first: &v1::Selected, now: &v1::Selected) -> Option<String> {
     })
 }
 
-/// Returns the first line with its numbers replaced by `#`, because they differ from sample to
-/// sample.
-fn normalize_message(detail: &str) -> String {
-    let line = detail.lines().next().unwrap_or_default();
-    let mut said = String::new();
-    for sign in line.chars() {
-        match sign {
-            '0'..='9' if said.ends_with('#') => {}
-            '0'..='9' => said.push('#'),
-            other => said.push(other),
+type MessageGroups = BTreeMap<String, MessageGroup>;
+
+fn add_to_group(groups: &mut MessageGroups, sample: &v1::samples::Sample, detail: &str) {
+    let message = detail.lines().next().unwrap_or_default();
+    let group = groups.entry(mask_numbers(message)).or_insert_with(|| {
+        let mut completion: String = sample.text.chars().take(COMPLETION_MAX).collect();
+        if completion.len() < sample.text.len() {
+            completion.push('…');
         }
-    }
-    said
+        let (message, prompt_id) = (message.to_owned(), sample.prompt_id.clone());
+        MessageGroup { count: 0, message, prompt_id, completion }
+    });
+    group.count = group.count.saturating_add(1);
 }
 
-fn most_frequent(said: BTreeMap<String, u32>) -> Vec<(String, u32)> {
-    let mut said: Vec<(String, u32)> = said.into_iter().collect();
-    said.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    said.truncate(MESSAGES_MAX);
-    said
+/// Replaces numbers by `#`, because they differ from sample to sample.
+fn mask_numbers(line: &str) -> String {
+    let mut masked = String::new();
+    for sign in line.chars() {
+        match sign {
+            '0'..='9' if masked.ends_with('#') => {}
+            '0'..='9' => masked.push('#'),
+            other => masked.push(other),
+        }
+    }
+    masked
+}
+
+fn most_frequent(groups: MessageGroups) -> Vec<MessageGroup> {
+    let mut groups: Vec<MessageGroup> = groups.into_values().collect();
+    groups.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.message.cmp(&b.message)));
+    groups.truncate(MESSAGES_MAX);
+    groups
 }
 
 fn build_advice(found: &SelectionReport, raft: &v1::spec::Raft) -> Vec<String> {
@@ -219,11 +242,26 @@ mod tests {
     }
 
     #[test]
-    fn sayings_differ_in_words_not_in_numbers() {
-        assert_eq!(normalize_message("found 132, expected 1330\nmore"), "found #, expected #");
-        let said = BTreeMap::from([("a".to_owned(), 1), ("b".to_owned(), 9), ("c".to_owned(), 1)]);
-        let found: Vec<String> = most_frequent(said).into_iter().map(|(what, _)| what).collect();
-        assert_eq!(found, ["b", "a", "c"]);
+    fn messages_are_grouped_without_numbers_and_shown_with_an_example() {
+        let mut groups = MessageGroups::new();
+        let sample = |prompt: &str, text: &str| v1::samples::Sample {
+            prompt_id: prompt.into(),
+            text: text.into(),
+            ..Default::default()
+        };
+        add_to_group(&mut groups, &sample("p0", "none"), "no number");
+        add_to_group(&mut groups, &sample("p1", "6+7=132"), "found 132, expected 13\nmore");
+        add_to_group(&mut groups, &sample("p2", &"9".repeat(90)), "found 9, expected 4");
+        let found = most_frequent(groups);
+        let shown = |group: &MessageGroup| {
+            let MessageGroup { count, message, prompt_id, completion } = group.clone();
+            (count, message, prompt_id, completion)
+        };
+        let expected = [
+            (2, "found 132, expected 13".into(), "p1".into(), "6+7=132".into()),
+            (1, "no number".into(), "p0".into(), "none".into()),
+        ];
+        assert_eq!(found.iter().map(shown).collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -40,8 +40,8 @@ const STRAGGLER_ORDERS_MAX: u32 = 2;
 pub(crate) struct BackupOrder<'a> {
     pub(crate) id: &'a JobId,
     pub(crate) job: &'a PlannedJob,
-    /// 0 if any agent may take the order.
-    pub(crate) tokens_per_s: f64,
+    /// The idle agent that is to take the order; `None` if any may.
+    pub(crate) agent: Option<&'a FleetMember>,
 }
 
 /// Returns the in-flight jobs of one purpose to order again.
@@ -61,7 +61,7 @@ pub(crate) fn backup_orders<'a>(
     number: u32,
     cycle: &'a Cycle,
     purpose: v1::Purpose,
-    inputs: PlannerInputs<'_>,
+    inputs: PlannerInputs<'a>,
 ) -> Vec<BackupOrder<'a>> {
     if !inputs.check_stragglers {
         return Vec::new();
@@ -85,14 +85,14 @@ pub(crate) fn backup_orders<'a>(
         let Some(holder) = holders.get(&held) else {
             let unheld = inputs.fleet.unclaimed_ms(WorkKind::Generate, &held, waited);
             if is_lost(&job.orders, unheld, inputs.timeouts) {
-                again.push(BackupOrder { id, job, tokens_per_s: 0.0 });
+                again.push(BackupOrder { id, job, agent: None });
             } else if more && unheld >= STRAGGLER_UNCLAIMED_MS {
                 slow.push((f64::INFINITY, id, job));
             }
             continue;
         };
         if expected.is_some_and(|ms| is_overdue(&job.orders, waited, ms, inputs.timeouts)) {
-            again.push(BackupOrder { id, job, tokens_per_s: 0.0 });
+            again.push(BackupOrder { id, job, agent: None });
             continue;
         }
         let stuck = expected.is_some_and(|expected| {
@@ -141,11 +141,11 @@ impl<'a> IdleGenerators<'a> {
     /// `slow` holds each job with the seconds its holder still needs; infinity means unknown or
     /// stuck. Such a job is assigned only to a generator without any other assignment, or to one of
     /// unknown speed.
-    fn assign_stragglers<'b>(
+    fn assign_stragglers(
         mut self,
-        mut slow: Vec<(f64, &'b JobId, &'b PlannedJob)>,
+        mut slow: Vec<(f64, &'a JobId, &'a PlannedJob)>,
         tokens_a_sample: f64,
-    ) -> Vec<BackupOrder<'b>> {
+    ) -> Vec<BackupOrder<'a>> {
         slow.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
         let mut given = Vec::new();
         for (left_s, id, job) in slow {
@@ -161,10 +161,10 @@ impl<'a> IdleGenerators<'a> {
             });
             if let Some((member, before)) = better {
                 *before += tokens;
-                given.push(BackupOrder { id, job, tokens_per_s: member.tokens_per_s });
+                given.push(BackupOrder { id, job, agent: Some(member) });
             } else if self.unmeasured > 0 && left_s.is_infinite() {
                 self.unmeasured -= 1;
-                given.push(BackupOrder { id, job, tokens_per_s: 0.0 });
+                given.push(BackupOrder { id, job, agent: None });
             }
         }
         given

@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use agent_core::{CircuitBreaker, InFlightState, JobFault, QuarantineState, RunStatuses};
+use agent_core::{
+    CircuitBreaker, InFlightState, JobFault, QuarantineState, RunStatuses, SamplingThroughput,
+};
 use cycle::HeldJob;
 use wire::{RunId, WorkKind};
 
@@ -32,6 +34,10 @@ pub(crate) type HeldWork = (WorkKind, HeldJob);
 /// The number of the broken agent. It does all kinds of work, and for each kind there are other
 /// agents.
 const BROKEN_AGENT: usize = 5;
+
+const TOKENS_PER_SAMPLE: f64 = 3.0;
+/// Samples that an agent counts as drawn at the same time.
+const SLOTS: u32 = 8;
 
 /// The number of the stale agent, which is a generator.
 const STALE_AGENT: usize = 1;
@@ -62,6 +68,16 @@ pub(crate) struct AgentTraits {
     pub(crate) poison: bool,
     pub(crate) writes_late: bool,
     pub(crate) bug: Option<Bug>,
+}
+
+impl AgentTraits {
+    pub(crate) fn throughput(&self) -> SamplingThroughput {
+        SamplingThroughput {
+            tokens_per_s: TOKENS_PER_SAMPLE * self.samples_per_s,
+            tokens_per_sample: TOKENS_PER_SAMPLE,
+            slots: SLOTS,
+        }
+    }
 }
 
 pub(crate) struct Agent {
@@ -187,12 +203,13 @@ impl Agent {
     ) -> Vec<Command> {
         let Some(job) = self.jobs.get(&job_id) else { return Vec::new() };
         let in_flight = self.in_flight_state(job_id, job);
-        let subject = &job.delivery.record.fact.subject;
+        let (subject, queue) = (&job.delivery.record.fact.subject, job.delivery.queue);
         let context = JobContext {
             run_status: self.run_statuses.run_status(&subject.run),
             status_for_fact: self.run_statuses.status_for_fact(subject),
             in_flight,
             is_quarantined: self.quarantine.quarantine_reason().is_some(),
+            held: self.jobs.values().filter(|other| other.delivery.queue == queue).count(),
         };
         let Some(job) = self.jobs.get_mut(&job_id) else { return Vec::new() };
         if random.u32(0..1000) < self.traits.death_permille {
@@ -211,8 +228,8 @@ impl Agent {
                 commands.extend(self.send(job_id, request));
                 commands
             }
-            Step::PauseAndSend(request) => {
-                let until = now_ms + agent_core::NACK_PAUSE_MS;
+            Step::PauseAndSend(pause_ms, request) => {
+                let until = now_ms + pause_ms;
                 self.backoff_until_ms.insert(kind, until);
                 self.send(job_id, request)
             }
@@ -292,7 +309,7 @@ impl Agent {
                 agent: self.traits.name.clone(),
                 pool: self.pool,
                 kinds: self.kinds.clone(),
-                tokens_per_s: 3.0 * self.traits.samples_per_s,
+                tokens_per_s: self.traits.throughput().tokens_per_s,
                 holds,
                 remaining_samples,
             };

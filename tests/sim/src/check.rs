@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, rc::Rc};
 
-use wire::{Fact, FactBody, Record, RunId, v1};
+use wire::{Fact, FactBody, FactKey, Record, RunId, v1};
 
 use crate::{
     faults::Faults,
@@ -15,6 +15,8 @@ use crate::{
 pub(crate) struct Checker {
     faults: Faults,
     runs: BTreeMap<RunId, RunChecker>,
+    /// Whether another agent held an order when an agent considered declining one.
+    others_work: BTreeMap<(usize, String), bool>,
     /// The log has lost facts, so processes may still know what it does not hold.
     has_lost_facts: bool,
     violation: Option<String>,
@@ -24,7 +26,13 @@ impl Checker {
     pub(crate) fn new(faults: &Faults, specs: &[v1::Spec]) -> Self {
         let run = |spec: &v1::Spec| RunId::new(spec.run.as_str()).expect("a legal name");
         let runs = specs.iter().map(|spec| (run(spec), RunChecker::new(faults))).collect();
-        Self { faults: faults.clone(), runs, has_lost_facts: false, violation: None }
+        Self {
+            faults: faults.clone(),
+            runs,
+            others_work: BTreeMap::new(),
+            has_lost_facts: false,
+            violation: None,
+        }
     }
 
     fn require(&mut self, holds: bool, what: impl FnOnce() -> String) {
@@ -52,6 +60,18 @@ impl Checker {
         if let Some(run) = self.runs.get_mut(&record.fact.subject.run) {
             run.apply_record(record);
         }
+    }
+
+    pub(crate) fn note_leased(&mut self, agent_and_order: (usize, String), others_work: bool) {
+        self.others_work.insert(agent_and_order, others_work);
+    }
+
+    /// Checks that no agent with free room declines an order while nobody works.
+    pub(crate) fn check_declined(&mut self, agent: usize, fact: &Fact) {
+        let FactKey::Declined { cycle, job, attempt, .. } = &fact.subject.key else { return };
+        let order = format!("{} {cycle} {job} {attempt}", fact.subject.run);
+        let others_work = self.others_work.get(&(agent, order)).copied().unwrap_or(false);
+        self.require(others_work, || format!("{} was written while nobody works", fact.subject));
     }
 
     /// Checks that an archive holds each fact that is removed from the log.

@@ -199,7 +199,7 @@ impl Coordinator {
         commands
     }
 
-    fn record_published(&mut self, fact: &Fact, Published { sequence, ours }: Published) {
+    fn record_published(&mut self, fact: &Fact, Published { sequence, ours, .. }: Published) {
         self.runs.record_write(sequence);
         if !ours {
             self.runs.record_conflict(&fact.subject, sequence);
@@ -308,7 +308,7 @@ impl Coordinator {
             }
             (WriteStage::Batch(batch), _, Reply::PublishedBatch(Some(first))) => {
                 for (fact, sequence) in batch.iter().zip(first..) {
-                    self.record_published(fact, Published { sequence, ours: true });
+                    self.record_published(fact, Published { sequence, ours: true, is_new: true });
                 }
                 Vec::new()
             }

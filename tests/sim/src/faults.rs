@@ -78,16 +78,19 @@ pub enum Bug {
     AcceptsDuplicates,
     /// Agents sample with another policy than they report.
     WrongPolicy,
+    /// Agents decline orders although nobody else works.
+    DeclinesAlone,
     /// Expired leases are never given to another agent.
     NeverExpiresLeases,
 }
 
 impl Bug {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::AcksFirst,
         Self::WorksOnStaleOrders,
         Self::AcceptsDuplicates,
         Self::WrongPolicy,
+        Self::DeclinesAlone,
         Self::NeverExpiresLeases,
     ];
 }

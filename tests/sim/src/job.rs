@@ -3,11 +3,11 @@
 use std::{collections::VecDeque, rc::Rc};
 
 use agent_core::{
-    CircuitBreaker, DeliveryAction, FailedAttempt, InFlightState, JobFault, RetryDecision,
-    RunStatus,
+    CircuitBreaker, DeclinableOrder, DeliveryAction, FailedAttempt, InFlightState, JobFault,
+    RetryDecision, RunStatus,
 };
 use cycle::HeldJob;
-use wire::{Fact, FactBody, FactKey, Subject, WorkKind, v1};
+use wire::{AgentId, Fact, FactBody, FactKey, Subject, WorkKind, v1};
 
 use crate::{
     agent::{AgentTraits, HeldWork},
@@ -30,12 +30,16 @@ pub(crate) struct JobContext {
     pub(crate) in_flight: InFlightState,
     /// The agent may not generate.
     pub(crate) is_quarantined: bool,
+    /// Deliveries of the queue that the agent holds, this one included.
+    pub(crate) held: usize,
 }
 
 pub(crate) struct Job {
     pub(crate) delivery: Delivery,
     stage: Stage,
     store_attempts: u32,
+    /// The agent has decided not to decline the order.
+    is_taken: bool,
 }
 
 #[derive(Debug)]
@@ -45,6 +49,12 @@ enum Stage {
     Parked,
     /// Reads the last failure of a job that was delivered too often.
     ReadingDeadLetter,
+    /// Asks whether other agents work, before it declines the order.
+    CountingLeased {
+        declinable: DeclinableOrder,
+        held_before: usize,
+    },
+    Declining(DeclinableOrder),
     /// Asks whether the result exists already.
     Checking,
     Fetching,
@@ -74,8 +84,8 @@ pub(crate) enum Step {
     Send(Request),
     /// Sends a request with which the work of the job begins.
     SendAndStart(Request),
-    /// Returns a job, so that another agent gets it.
-    PauseAndSend(Request),
+    /// Returns a job, so that another agent gets it, and takes none for this time.
+    PauseAndSend(u64, Request),
     SetTimer(u64),
     Wait,
     Failed {
@@ -92,7 +102,7 @@ pub(crate) enum Step {
 
 impl Job {
     pub(crate) fn new(delivery: Delivery) -> Self {
-        Self { delivery, stage: Stage::Received, store_attempts: 0 }
+        Self { delivery, stage: Stage::Received, store_attempts: 0, is_taken: false }
     }
 
     pub(crate) fn is_parked(&self) -> bool {
@@ -175,6 +185,21 @@ impl Job {
             (Stage::Checking, Some(Reply::Record(found))) => {
                 self.handle_existing(traits, found.as_deref())
             }
+            (Stage::CountingLeased { declinable, held_before }, Some(Reply::Leased(leased))) => {
+                let others_work = leased > held_before.max(context.held);
+                match others_work || traits.bug == Some(Bug::DeclinesAlone) {
+                    true => self.decline(traits, declinable),
+                    false => self.take(traits, context),
+                }
+            }
+            (Stage::Declining(declinable), Some(Reply::Published(published))) => {
+                match published.is_new {
+                    true => self.return_declined(&declinable),
+                    // It was declined before.
+                    false => self.take(traits, context),
+                }
+            }
+            (Stage::Declining(_), Some(Reply::LogFull)) => self.take(traits, context),
             (Stage::WaitingForStore, _) => self.fetch(),
             (Stage::Fetching, Some(Reply::Stored(outcome))) => match outcome {
                 StoreOutcome::Done => {
@@ -262,7 +287,9 @@ impl Job {
         match action {
             DeliveryAction::Ignore => Step::Finished { succeeded: false },
             DeliveryAction::Acknowledge => self.settle(Settle::Ack, false),
-            DeliveryAction::Nack => Step::PauseAndSend(self.return_untried()),
+            DeliveryAction::Nack => {
+                Step::PauseAndSend(agent_core::NACK_PAUSE_MS, self.return_untried())
+            }
             DeliveryAction::Wait => {
                 self.stage = Stage::Parked;
                 Step::Wait
@@ -274,11 +301,47 @@ impl Job {
                 self.stage = Stage::ReadingDeadLetter;
                 self.find_last_failure().map_or_else(|| self.settle(Settle::Ack, false), Step::Send)
             }
-            DeliveryAction::Run => {
-                self.stage = Stage::Checking;
-                Step::SendAndStart(self.find_result())
-            }
+            DeliveryAction::Run => match self.consider_declining(traits) {
+                Some(declinable) if !self.is_taken => self.count_leased(declinable, context.held),
+                _ => {
+                    self.stage = Stage::Checking;
+                    Step::SendAndStart(self.find_result())
+                }
+            },
         }
+    }
+
+    /// Decides again, because the run may have paused or ended meanwhile.
+    fn take(&mut self, traits: &AgentTraits, context: JobContext) -> Step {
+        self.is_taken = true;
+        self.admit(traits, context)
+    }
+
+    fn consider_declining(&self, traits: &AgentTraits) -> Option<DeclinableOrder> {
+        let Delivery { record, delivered, .. } = &self.delivery;
+        let FactBody::GenerateOrder(order) = &record.fact.body else { return None };
+        agent_core::consider_declining(order, *delivered, &traits.name, traits.throughput())
+    }
+
+    fn count_leased(&mut self, declinable: DeclinableOrder, own: usize) -> Step {
+        let v1::Declined { run, cycle, job, attempt, .. } = &declinable.fact;
+        let order = format!("{run} {cycle} {job} {attempt}");
+        self.stage = Stage::CountingLeased { declinable, held_before: own };
+        Step::Send(Request::CountLeased { queue: self.delivery.queue, order, own })
+    }
+
+    fn decline(&mut self, traits: &AgentTraits, declinable: DeclinableOrder) -> Step {
+        let agent = AgentId::new(traits.name.as_str()).expect("a legal name");
+        let order = &self.delivery.record.fact.subject;
+        let subject = order.declined_by(&agent).expect("a generate order");
+        let fact = Fact { subject, body: FactBody::Declined(declinable.fact.clone()) };
+        self.stage = Stage::Declining(declinable);
+        Step::Send(Request::Publish(Rc::new(fact)))
+    }
+
+    fn return_declined(&mut self, declinable: &DeclinableOrder) -> Step {
+        let pause = u64::try_from(declinable.pause.as_millis()).unwrap_or(u64::MAX);
+        Step::PauseAndSend(pause, self.return_untried())
     }
 
     /// Gives up the job, unless the agents before lacked what it needs.

@@ -35,6 +35,12 @@ pub(crate) enum Request {
     },
     Pull(Queue),
     Settle(Queue, u64, Settle),
+    /// Counts the leases of a queue, for an agent that could decline an order and holds this many.
+    CountLeased {
+        queue: Queue,
+        order: String,
+        own: usize,
+    },
     /// Reads files, by their digests.
     Fetch(Vec<String>),
     /// Writes a file with this digest.
@@ -57,6 +63,7 @@ pub(crate) enum Reply {
     Records(Vec<Rc<Record>>, u64),
     Purged,
     Settled,
+    Leased(usize),
     Stored(StoreOutcome),
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct Published {
     pub(crate) sequence: u64,
     /// False if another fact has this subject already.
     pub(crate) ours: bool,
+    /// True if this call wrote the fact.
+    pub(crate) is_new: bool,
 }
 
 /// A work queue. All pools share one queue for verify and eval work.
@@ -111,7 +113,8 @@ impl Server {
         let subject = fact.subject.to_string();
         let taken = self.get(&subject);
         if let Some(taken) = taken.filter(|_| self.bug != Some(Bug::AcceptsDuplicates)) {
-            return Published { sequence: taken.sequence, ours: taken.fact == *fact };
+            let ours = taken.fact == *fact;
+            return Published { sequence: taken.sequence, ours, is_new: false };
         }
         self.end += 1;
         let sequence = self.end;
@@ -122,7 +125,7 @@ impl Server {
             self.consumers.entry(queue).or_default().ready.push_back((now_ms, sequence));
         }
         self.log.insert(sequence, Rc::new(record));
-        Published { sequence, ours: true }
+        Published { sequence, ours: true, is_new: true }
     }
 
     /// True if the server accepts the facts as one batch.
@@ -240,6 +243,11 @@ impl Server {
             }
         }
         out
+    }
+
+    /// Counts the facts of a queue that are leased to agents.
+    pub(crate) fn count_leased(&self, queue: Queue) -> usize {
+        self.consumers.get(&queue).map_or(0, |consumer| consumer.leased.len())
     }
 
     /// Settles a delivery for all holders, like the real server, which does not check who holds the

@@ -357,6 +357,11 @@ impl World {
                 self.deliver_ready();
                 Reply::Settled
             }
+            Request::CountLeased { queue, order, own } => {
+                let leased = self.server.count_leased(queue);
+                self.checker.note_leased((from, order), leased > own);
+                Reply::Leased(leased)
+            }
             Request::Fetch(_) | Request::Store(_) | Request::StoreArchive(_) => {
                 Reply::Stored(self.use_store(from, &request))
             }
@@ -415,6 +420,7 @@ impl World {
             let text = format!("{name} wrote {} {}", record.sequence, fact.subject);
             self.trace.record_event(self.now, &text);
             self.checker.apply_record(record, &self.store);
+            self.checker.check_declined(from, fact);
             self.log_changed = true;
         }
         published

@@ -103,6 +103,8 @@ struct PhaseSimulation {
     last_status: BTreeMap<usize, (u64, FleetMember)>,
     held: BTreeMap<HeldJob, u64>,
     written: BTreeSet<String>,
+    /// Boxes with the orders that they declined.
+    declined: BTreeSet<(usize, usize)>,
     ended: u64,
     tokens: u64,
     shares: Vec<u32>,
@@ -129,6 +131,7 @@ pub(super) fn simulate_phase(
         last_status: BTreeMap::new(),
         held: BTreeMap::new(),
         written: BTreeSet::new(),
+        declined: BTreeSet::new(),
         ended: 0,
         tokens: 0,
         shares: vec![0; speeds.len()],
@@ -275,17 +278,8 @@ impl PhaseSimulation {
         let job = &self.orders[order].job;
         let twin =
             self.machines[machine].held_orders().into_iter().any(|o| self.orders[o].job == *job);
-        let left = agent_core::yield_to_faster(
-            &self.orders[order],
-            self.delivered[order],
-            self.machines[machine].sampling_throughput(),
-        );
-        let rest = if twin {
-            Some(DUPLICATE_PAUSE)
-        } else {
-            left.map(|r| to_nanoseconds(r.as_secs_f64()))
-        };
-        if let Some(rest) = rest {
+        let declined = if twin { None } else { self.decline_order(machine, order) };
+        if let Some(rest) = declined.or(twin.then_some(DUPLICATE_PAUSE)) {
             self.machines[machine].backing_off = true;
             self.schedule_event(rest, SimulationEvent::BackoffEnded { machine });
             self.schedule_event(PULL_TIME, SimulationEvent::Returned { order });
@@ -297,6 +291,23 @@ impl PhaseSimulation {
             self.start_step(machine);
         }
         self.open_pull(machine);
+    }
+
+    /// Returns the pause of a box that declines an order, as in real agents: once, and only while
+    /// another box works.
+    fn decline_order(&mut self, machine: usize, order: usize) -> Option<u64> {
+        let declinable = agent_core::consider_declining(
+            &self.orders[order],
+            self.delivered[order],
+            &machine.to_string(),
+            self.machines[machine].sampling_throughput(),
+        )?;
+        let works = |(other, state): (usize, &SimulatedGenerator)| {
+            other != machine && !state.held_orders().is_empty()
+        };
+        let declines =
+            self.machines.iter().enumerate().any(works) && self.declined.insert((machine, order));
+        declines.then(|| to_nanoseconds(declinable.pause.as_secs_f64()))
     }
 
     fn start_step(&mut self, machine: usize) {

@@ -15,9 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use agent_core::DeclinableOrder;
+use anyhow::{Context, anyhow, ensure};
 use bus::{
-    Bus, ConnectOptions, Delivery, FactProducer, WorkQueue,
+    Bus, ConnectOptions, Delivery, FactProducer, PublishOutcome, WorkQueue,
     server::{ManagedServer, ServerOptions},
 };
 use cli::{output, supervisor::open_log, work_directory::WorkDirectory};
@@ -29,7 +30,7 @@ use tokio::{
     sync::mpsc,
     task::JoinSet,
 };
-use wire::{Fact, FactBody, FactKey, Pool, RunId, Subject, WorkKind, v1};
+use wire::{AgentId, Fact, FactBody, FactKey, Pool, RunId, Subject, WorkKind, v1};
 
 use crate::{
     BenchFigure,
@@ -292,9 +293,10 @@ async fn run_generator(
         tokens_per_sample: TOKENS_A_SAMPLE,
         slots: SLOTS,
     };
-    let pulling = pull_jobs(queue, hand, &held, pace);
+    let agent = AgentId::new(format!("g{number:04}"))?;
+    let pulling = pull_jobs((&bus, &agent), queue, hand, &held, pace);
     let status = v1::AgentStatus {
-        agent: format!("g{number:04}"),
+        agent: agent.to_string(),
         roles: vec!["generator".into()],
         pool: "default".into(),
         state: v1::agent_status::State::Ready.into(),
@@ -324,6 +326,7 @@ async fn run_generator(
 
 /// Pulls jobs into `hand`, and declines those that a faster box should take.
 async fn pull_jobs(
+    (bus, agent): (&Bus, &AgentId),
     mut queue: WorkQueue,
     hand: mpsc::Sender<Arc<Delivery>>,
     held: &Mutex<Vec<v1::ActiveJob>>,
@@ -341,10 +344,17 @@ async fn pull_jobs(
         let Ok(room) = room else { return Ok(()) };
         let delivery = Arc::new(next_delivery(&mut queue).await);
         let order = parse_order(&delivery)?;
-        if let Some(rest) = agent_core::yield_to_faster(order, delivery.delivered, pace) {
-            delivery.nak(Duration::ZERO).await?;
-            tokio::time::sleep(rest).await;
-            continue;
+        let declinable =
+            agent_core::consider_declining(order, delivery.delivered, agent.as_str(), pace);
+        if let Some(DeclinableOrder { fact, pause }) = declinable {
+            let order = &delivery.record.as_ref().map_err(|error| anyhow!("{error}"))?.fact.subject;
+            let subject = order.declined_by(agent).context("a generate order")?;
+            let fact = Fact { subject, body: FactBody::Declined(fact) };
+            if let PublishOutcome::New { .. } = bus.publish_fact(&fact).await? {
+                delivery.nak(Duration::ZERO).await?;
+                tokio::time::sleep(pause).await;
+                continue;
+            }
         }
         let job = v1::ActiveJob {
             role: "generator".into(),

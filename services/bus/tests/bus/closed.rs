@@ -182,7 +182,7 @@ impl Rogue {
     }
 }
 
-const FACTS: [&str; 22] = [
+const FACTS: [&str; 23] = [
     "flotilla.r1.spec",
     "flotilla.r1.watched",
     "flotilla.r1.control.1",
@@ -192,6 +192,7 @@ const FACTS: [&str; 22] = [
     "flotilla.r1.order.generate.default.1.j1.1",
     "flotilla.r1.order.train.default.1.1",
     "flotilla.r1.samples.1.j1",
+    "flotilla.r1.declined.1.j1.1.me",
     "flotilla.r1.verdicts.1.j1",
     "flotilla.r1.selection.1",
     "flotilla.r1.checkpoint.1.8",
@@ -213,7 +214,7 @@ fn writers(place: &FactKey) -> &'static [Who] {
     match place {
         FactKey::Spec | FactKey::Control { .. } => &[Who::Operator],
         FactKey::WatchedSpec => &[Who::Watcher],
-        FactKey::Samples { .. } => &[Who::Generator],
+        FactKey::Samples { .. } | FactKey::Declined { .. } => &[Who::Generator],
         FactKey::Verdicts { .. } => &[Who::Verifier],
         FactKey::Checkpoint { .. } => &[Who::Trainer],
         // Readers refuse a trainer's: it did not write the run's spec.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use control::{
     CanaryFigure, CanaryReport, CheckpointLineage, CycleReport, LineageSample, LineageStep,
-    RunReport, SelectionReport,
+    MessageGroup, RunReport, SelectionReport,
 };
 use run_view::{cycle_findings, describe_quarantine, rate_text};
 use wire::v1;
@@ -85,6 +85,11 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
         if !agents.is_empty() {
             lines.push(("agents", agents.join(", ")));
         }
+        if !cycle.declined.is_empty() {
+            let by_agent = cycle.declined.iter().map(|(agent, count)| format!("{agent} {count}"));
+            let by_agent: Vec<String> = by_agent.collect();
+            lines.push(("declined", format!("{} (left to faster agents)", by_agent.join(", "))));
+        }
         let prefix = format!("cycle {}: ", done.cycle);
         let findings = cycle_findings(done).into_iter();
         lines.extend(findings.map(|line| ("found", line.trim_start_matches(&prefix).to_owned())));
@@ -119,8 +124,10 @@ fn print_selection_report(found: &SelectionReport) {
         output::print_line(&format!("  {cut} stopped at max_new_tokens; {failed} of those failed"));
     }
     for (heading, messages) in [("failures", &found.failures), ("errors", &found.errors)] {
-        for (what, count) in messages.iter().filter(|(what, _)| !what.is_empty()) {
-            output::print_line(&format!("  {heading}: {count} × {what}"));
+        for MessageGroup { count, message, prompt_id, completion } in messages {
+            let message = if message.is_empty() { "(no message)" } else { message };
+            output::print_line(&format!("  {heading}: {count} like: {message}"));
+            output::print_line(&format!("    prompt {prompt_id}, completion {completion:?}"));
         }
     }
     found.advice.iter().for_each(|advice| output::print_line(&format!("  advice: {advice}")));

@@ -59,7 +59,8 @@ fn assigned(rates: &[f64], left_s: &[f64]) -> Vec<(String, f64)> {
     let slow = left_s.iter().zip(&ids).map(|(left_s, id)| (*left_s, id, &job)).collect();
     let idle = fleet(rates);
     let orders = IdleGenerators::from_fleet(&idle).assign_stragglers(slow, 10.0);
-    orders.into_iter().map(|order| (order.id.to_string(), order.tokens_per_s)).collect()
+    let rate = |agent: Option<&FleetMember>| agent.map_or(0.0, |agent| agent.tokens_per_s);
+    orders.into_iter().map(|order| (order.id.to_string(), rate(order.agent))).collect()
 }
 
 #[test]

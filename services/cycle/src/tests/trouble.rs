@@ -230,11 +230,14 @@ fn orders_tell_what_is_planned_behind_them() {
     }
     log.coordinate();
     let orders = log.generate_orders().filter(|order| order.cycle == 1);
-    let behind: Vec<_> = orders.map(|order| order.behind.unwrap()).collect();
+    let behind: Vec<_> = orders.map(|order| order.behind.clone().unwrap()).collect();
     assert!(behind.iter().all(|b| (b.tokens_per_s, b.fastest_tokens_per_s) == (40.0, 30.0)));
     let samples: Vec<u64> = behind.iter().map(|behind| behind.samples).collect();
     assert!(samples.windows(2).all(|two| two[0] > two[1]), "{samples:?}");
     assert_eq!(samples.last(), Some(&0));
+    let fastest = &log.fleet.generators[1];
+    assert!(behind.iter().all(|behind| behind.fastest == fastest.agent));
+    assert!(behind.iter().all(|behind| behind.fastest_samples == fastest.remaining_samples));
     let mut unknown = Log::new(raft(1));
     unknown.coordinate();
     assert!(unknown.generate_orders().all(|order| order.behind.is_none()));

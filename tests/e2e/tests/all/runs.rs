@@ -117,7 +117,12 @@ fn check_explanations(fleet: &Fleet, run: &str, base: &str) {
     assert_eq!(yields["judged"], 64 * 8, "{yields:#}");
     assert_eq!(yields["kept"], cycles[2]["done"]["kept"]);
     let failures = yields["failures"].as_array().expect("a list");
-    assert!(failures.iter().any(|failure| failure[0] == "the pattern is not found"), "{yields:#}");
+    let unmatched = failures.iter().find(|it| it["message"] == "the pattern is not found");
+    let unmatched = unmatched.unwrap_or_else(|| panic!("{yields:#}"));
+    assert!(unmatched["count"].as_u64() > Some(0), "{unmatched:#}");
+    assert!(unmatched["prompt_id"].as_str().is_some_and(|id| !id.is_empty()), "{unmatched:#}");
+    let read = fleet.run(&["run", "explain", run]).stdout;
+    assert!(read.contains("like: the pattern is not found\n    prompt "), "{read}");
 
     let newest = format!("{run}/newest");
     let lineage = fleet.run_json(&["checkpoint", "explain", &newest]).expect("a lineage");
