@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::json_lines::{JsonLineError, deserialize_lines};
+use crate::json_lines::{EncodingError, JsonLineError, JsonMistake, deserialize_lines};
 
 /// A prompt and the completion to learn after it. Unknown fields are ignored; a missing prompt is
 /// empty.
@@ -24,12 +24,12 @@ pub enum ExamplesError {
     Json {
         line: usize,
         #[source]
-        source: serde_json::Error,
+        source: JsonMistake,
     },
     #[error("line {line}: field \"completion\" is empty (D102)")]
     Empty { line: usize },
-    #[error("not UTF-8 text (D102)")]
-    Encoding(#[from] std::str::Utf8Error),
+    #[error(transparent)]
+    Encoding(#[from] EncodingError),
     #[error("no examples in it (D102)")]
     None,
 }

@@ -20,7 +20,52 @@ pub struct JsonLine<'a> {
 pub struct JsonLineError {
     pub number: usize,
     #[source]
-    pub source: serde_json::Error,
+    pub source: JsonMistake,
+}
+
+/// What is wrong within a line of JSON.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("column {column}: {reason}")]
+pub struct JsonMistake {
+    /// Counted from 1, in bytes.
+    pub column: usize,
+    pub reason: String,
+}
+
+impl From<serde_json::Error> for JsonMistake {
+    fn from(error: serde_json::Error) -> Self {
+        let column = error.column();
+        let (text, place) =
+            (error.to_string(), format!(" at line {} column {column}", error.line()));
+        Self { column, reason: text.strip_suffix(&place).unwrap_or(&text).to_owned() }
+    }
+}
+
+/// Bytes that are not UTF-8 text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "line {line}, column {column}: the byte {byte:#04x} is not UTF-8 text; if the file is Latin-1, \
+     convert it with `iconv -f LATIN1 -t UTF-8` (D102)"
+)]
+pub struct EncodingError {
+    pub line: usize,
+    /// In characters, counted from 1.
+    pub column: usize,
+    pub byte: u8,
+}
+
+/// Returns the bytes as text. Fails at the first byte that is not UTF-8.
+pub fn decode_text(bytes: &[u8]) -> Result<&str, EncodingError> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let (before, rest) = bytes.split_at(error.valid_up_to());
+        let before = String::from_utf8_lossy(before);
+        let line = before.rsplit('\n').next().unwrap_or_default();
+        EncodingError {
+            line: before.matches('\n').count() + 1,
+            column: line.chars().count() + 1,
+            byte: rest.first().copied().unwrap_or_default(),
+        }
+    })
 }
 
 /// Parses the lines of a file one by one and skips blank ones.
@@ -30,7 +75,7 @@ pub struct JsonLineError {
 /// iterator.
 pub fn parse_json_lines(
     text: &[u8],
-) -> Result<impl Iterator<Item = Result<JsonLine<'_>, JsonLineError>>, std::str::Utf8Error> {
+) -> Result<impl Iterator<Item = Result<JsonLine<'_>, JsonLineError>>, EncodingError> {
     let to_line = |(number, text, fields)| JsonLine { number, text, fields };
     Ok(deserialize_lines(text)?.map(move |line| line.map(to_line)))
 }
@@ -38,11 +83,38 @@ pub fn parse_json_lines(
 /// Yields the number, the text and the value of each line that is not blank.
 pub(crate) fn deserialize_lines<'a, T: Deserialize<'a>>(
     text: &'a [u8],
-) -> Result<impl Iterator<Item = Result<(usize, &'a str, T), JsonLineError>>, std::str::Utf8Error> {
-    let lines = std::str::from_utf8(text)?.lines().enumerate();
+) -> Result<impl Iterator<Item = Result<(usize, &'a str, T), JsonLineError>>, EncodingError> {
+    let lines = decode_text(text)?.lines().enumerate();
     Ok(lines.filter(|(_, text)| !text.trim().is_empty()).map(|(index, text)| {
         let number = index + 1;
         let value = serde_json::from_str(text);
-        value.map(|value| (number, text, value)).map_err(|source| JsonLineError { number, source })
+        value
+            .map(|value| (number, text, value))
+            .map_err(|error: serde_json::Error| JsonLineError { number, source: error.into() })
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_is_named_by_line_and_column() {
+        let text = b"{\"a\": 1}\n\n{\"a\": oops}\n";
+        let mut lines = parse_json_lines(text).unwrap();
+        assert_eq!(lines.next().unwrap().unwrap().number, 1);
+        let error = lines.next().unwrap().unwrap_err();
+        assert_eq!(
+            (error.number, error.source.to_string()),
+            (3, "column 7: expected value".into())
+        );
+    }
+
+    #[test]
+    fn a_byte_that_is_no_text_is_named_by_line_and_column() {
+        let error = decode_text("été\nça caf\u{e9}".as_bytes()).map(str::len);
+        assert_eq!(error, Ok(15));
+        let error = decode_text(b"\xc3\xa9t\xc3\xa9\n\xc3\xa7a caf\xe9\n").unwrap_err();
+        assert_eq!(error, EncodingError { line: 2, column: 7, byte: 0xe9 });
+    }
 }

@@ -40,7 +40,9 @@ pub use error_code::ErrorCode;
 pub use example::{ExamplesError, TrainingExample};
 pub use fact::{Fact, FactBody, FactError, Record, RecordLineError};
 pub use id::{AgentId, IdError, JobId, NAME_BYTES_MAX, Pool, RunId, SuiteName, make_slug};
-pub use json_lines::{JsonLine, JsonLineError, parse_json_lines};
+pub use json_lines::{
+    EncodingError, JsonLine, JsonLineError, JsonMistake, decode_text, parse_json_lines,
+};
 pub use pbjson_types::Timestamp;
 pub use prompt::{PROMPT_BYTES_MAX, PromptEntry, PromptsError};
 pub use prompt_set::PromptSet;

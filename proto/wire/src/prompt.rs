@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use crate::json_lines::{JsonLine, JsonLineError, parse_json_lines};
+use crate::json_lines::{EncodingError, JsonLine, JsonLineError, JsonMistake, parse_json_lines};
 
 /// The limit of a prompt's text in bytes: an order has to carry it within the bus's payload limit.
 /// A prompt of exactly this length is refused.
@@ -33,7 +33,7 @@ pub enum PromptsError {
     Json {
         line: usize,
         #[source]
-        source: serde_json::Error,
+        source: JsonMistake,
     },
     #[error(
         "line {line}: there is no field \"prompt\" with the text that a model continues (D101)"
@@ -47,8 +47,8 @@ pub enum PromptsError {
     Empty { line: usize },
     #[error("line {line}: id {id:?} was used before; ids must be unique (D104)")]
     DuplicateId { line: usize, id: String },
-    #[error("not UTF-8 text (D102)")]
-    Encoding(#[from] std::str::Utf8Error),
+    #[error(transparent)]
+    Encoding(#[from] EncodingError),
     #[error("no prompts in it (D102)")]
     None,
 }

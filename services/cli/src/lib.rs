@@ -56,6 +56,9 @@ pub fn run_program() -> ExitCode {
                 .map(|()| ExitCode::SUCCESS),
         );
     }
+    if cli.global.json {
+        output::print_errors_as_json();
+    }
     output::start_logging(cli.command.default_log_filter());
     match cli.command {
         CliCommand::Worker(worker) => {

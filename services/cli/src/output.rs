@@ -5,6 +5,7 @@ use std::{
     fmt::{Debug, Write as _},
     io::{IsTerminal, Write},
     process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use comfy_table::{CellAlignment, ColumnConstraint, LineStyle, Table, TableStyle};
@@ -101,22 +102,50 @@ pub(crate) fn print_status_text(text: &str) {
 /// Returns the exit code of an outcome, and prints the error of a failed one.
 pub fn report_outcome(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
-        write_stderr(&describe_error(&error));
+        let text = if JSON_ERRORS.load(Ordering::Relaxed) {
+            error_json(&error)
+        } else {
+            describe_error(&error)
+        };
+        write_stderr(&text);
         ExitCode::FAILURE
     })
 }
 
-/// Skips causes that are already printed: some libraries repeat their cause in their own message.
-fn describe_error(error: &anyhow::Error) -> String {
+/// Set if the command was asked for JSON.
+static JSON_ERRORS: AtomicBool = AtomicBool::new(false);
+
+/// Prints errors as JSON from now on, one line each.
+pub(crate) fn print_errors_as_json() {
+    JSON_ERRORS.store(true, Ordering::Relaxed);
+}
+
+fn error_json(error: &anyhow::Error) -> String {
+    let (message, causes) = error_messages(error);
+    let code = ErrorCode::from_error(error.as_ref()).unwrap_or(ErrorCode::UNCODED_ERROR);
+    serde_json::json!({ "error": message, "causes": causes, "code": code.to_string() }).to_string()
+}
+
+/// Returns the message and those of its causes. Skips causes that a message has already: some
+/// libraries repeat their cause in their own message.
+fn error_messages(error: &anyhow::Error) -> (String, Vec<String>) {
     let mut said = error.to_string();
-    let mut lines = vec![format!("error: {}", escape_entry(&said))];
+    let message = said.clone();
+    let mut causes = Vec::new();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !said.contains(&cause) {
-            lines.push(format!("  because: {}", escape_entry(&cause)));
             said.push('\n');
             said.push_str(&cause);
+            causes.push(cause);
         }
     }
+    (message, causes)
+}
+
+fn describe_error(error: &anyhow::Error) -> String {
+    let (message, causes) = error_messages(error);
+    let mut lines = vec![format!("error: {}", escape_entry(&message))];
+    lines.extend(causes.iter().map(|cause| format!("  because: {}", escape_entry(cause))));
     let code = ErrorCode::from_error(error.as_ref()).unwrap_or(ErrorCode::UNCODED_ERROR);
     lines.push(format!("  more: flotilla topics {code}"));
     lines.join("\n")

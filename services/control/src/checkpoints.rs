@@ -33,6 +33,11 @@ pub enum CheckpointError {
     Run(#[from] RunError),
     #[error(transparent)]
     OpenStore(#[from] StoreAccessError),
+    #[error(
+        "{run} made an adapter; a run starts from a model (continue the RAFT run with more cycles, \
+         or merge the adapter) (R110)"
+    )]
+    Adapter { run: String },
     #[error("read the checkpoint's files")]
     Get(#[from] GetError),
     #[error("write {path}")]
@@ -41,6 +46,17 @@ pub enum CheckpointError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl CheckpointError {
+    /// Returns true if the named checkpoint cannot be used, rather than read.
+    pub fn is_caller_fault(&self) -> bool {
+        match self {
+            Self::Reference(_) | Self::Unknown(_) | Self::Adapter { .. } => true,
+            Self::Run(error) => matches!(error, RunError::Unknown(_)),
+            Self::OpenStore(_) | Self::Get(_) | Self::Write { .. } => false,
+        }
+    }
 }
 
 /// Parses a checkpoint reference: `RUN` for the best of the run, `RUN/newest`, `RUN/CYCLE` for the

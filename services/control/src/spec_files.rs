@@ -10,6 +10,9 @@ use bytes::Bytes;
 /// 1 GiB; for prompts, examples or text.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
+/// Names of a directory that are compared with the name of a missing file.
+const LISTED_FILES_MAX: usize = 1000;
+
 /// The source of the files that a spec names.
 #[derive(Debug, Clone)]
 pub enum SpecFiles {
@@ -28,6 +31,10 @@ pub enum SpecFileError {
         #[source]
         source: std::io::Error,
     },
+    #[error(
+        "there is no file {path}; a spec names files relative to its own directory{similar} (F101)"
+    )]
+    Missing { path: PathBuf, similar: String },
     #[error("{path} has {bytes} bytes, the limit is {FILE_BYTES_MAX} (D105)")]
     TooLarge { path: PathBuf, bytes: u64 },
     #[error("file {0:?} is not attached to the call; add it to `files` (R108)")]
@@ -59,10 +66,29 @@ impl SpecFiles {
 }
 
 async fn read_local_file(path: &Path) -> Result<Bytes, SpecFileError> {
-    let failed = |source| SpecFileError::Read { path: path.to_owned(), source };
+    let failed = |source: std::io::Error| match source.kind() {
+        std::io::ErrorKind::NotFound => {
+            SpecFileError::Missing { path: path.to_owned(), similar: suggest_file(path) }
+        }
+        _ => SpecFileError::Read { path: path.to_owned(), source },
+    };
     let bytes = tokio::fs::metadata(path).await.map_err(failed)?.len();
     if bytes > FILE_BYTES_MAX {
         return Err(SpecFileError::TooLarge { path: path.to_owned(), bytes });
     }
     Ok(tokio::fs::read(path).await.map_err(failed)?.into())
+}
+
+/// Returns the rest of a sentence: the file in the directory whose name is most similar, if any is.
+fn suggest_file(path: &Path) -> String {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let entries = std::fs::read_dir(directory.unwrap_or(Path::new(".")));
+    let names = entries.into_iter().flatten().flatten().take(LISTED_FILES_MAX);
+    let names: Vec<String> =
+        names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let wanted = path.file_name().unwrap_or_default().to_string_lossy();
+    match spec::find_similar(&wanted, names.iter().map(String::as_str)) {
+        Some(name) => format!("; did you mean {name}?"),
+        None => String::new(),
+    }
 }

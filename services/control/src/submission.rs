@@ -9,7 +9,7 @@ use store::{TreeMetadata, TreePlace};
 use wire::{Fact, FactBody, FactKey, RunId, Subject, clock, v1};
 
 use crate::{
-    FleetControl,
+    CheckpointError, FleetControl,
     base_model::TransferCallback,
     checkpoints,
     data::{DataReader, PreparedKind, PreparedRun, PreparedSuite, stage_init_files},
@@ -37,6 +37,16 @@ impl FleetControl {
     /// Submits a run as [`FleetControl::submit_run`] does, and reports the progress of long
     /// transfers to `watch`.
     pub async fn submit_with_progress(
+        &self,
+        yaml: &str,
+        files: &SpecFiles,
+        watch: &TransferCallback,
+    ) -> Result<SubmittedRun, SubmitError> {
+        let submitted = self.submit_spec(yaml, files, watch).await;
+        submitted.map_err(|error| error.with_line(yaml))
+    }
+
+    async fn submit_spec(
         &self,
         yaml: &str,
         files: &SpecFiles,
@@ -72,9 +82,12 @@ impl FleetControl {
         files: &SpecFiles,
     ) -> Result<v1::DataReport, SubmitError> {
         let spec = RunSpec::parse(yaml)?;
-        let report = self.prepare_run(&spec, files).await?.report;
-        self.check_base(&spec.base, files).await?;
-        Ok(report)
+        let checked = async {
+            let report = self.prepare_run(&spec, files).await?.report;
+            self.check_base(&spec.base, files).await?;
+            Ok(report)
+        };
+        checked.await.map_err(|error: SubmitError| error.with_line(yaml))
     }
 
     pub(crate) async fn prepare_text_suites(
@@ -216,7 +229,7 @@ impl FleetControl {
         let reference = checkpoints::parse_checkpoint_ref(name)?;
         let checkpoint = self.get_checkpoint(&reference).await?.checkpoint.unwrap_or_default();
         if checkpoint.content() == v1::checkpoint::Content::Adapter {
-            return Err(SubmitError::AdapterBase { run: reference.run });
+            return Err(CheckpointError::Adapter { run: reference.run }.into());
         }
         Ok(checkpoint)
     }

@@ -36,11 +36,6 @@ pub enum SubmitError {
     Model(#[from] BaseFilesError),
     #[error("field base.checkpoint")]
     Checkpoint(#[from] CheckpointError),
-    #[error(
-        "field base.checkpoint: {run} made an adapter; a run starts from a model \
-         (continue the RAFT run with more cycles, or merge the adapter) (R110)"
-    )]
-    AdapterBase { run: String },
     #[error("field base.model")]
     Base(#[source] Box<BaseError>),
     #[error("stage the model's files")]
@@ -55,14 +50,18 @@ pub enum SubmitError {
     Publish(#[from] PublishError),
     #[error("read the log")]
     Read(#[from] ReadError),
+    /// Any of the errors above, with the line of the field.
+    #[error("line {line}: {field}")]
+    Placed {
+        line: usize,
+        field: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    #[error(transparent)]
+    Field(#[from] FieldError),
     #[error("{name} has been used for {NUMBER_MAX} runs; choose another name (R109)")]
     TooMany { name: String },
-}
-
-impl From<FieldError> for SubmitError {
-    fn from(error: FieldError) -> Self {
-        Self::Spec(error.into())
-    }
 }
 
 impl SubmitError {
@@ -72,6 +71,34 @@ impl SubmitError {
 
     pub(crate) fn base_error(source: BaseError) -> Self {
         Self::Base(Box::new(source))
+    }
+
+    /// Adds the line of the spec that names the file or the base at fault.
+    pub(crate) fn with_line(self, yaml: &str) -> Self {
+        let place = |field: &str| spec::find_line(yaml, field);
+        let placed = |line, field: String, source| Self::Placed { line, field, source };
+        match self {
+            Self::Field(error) => Self::Spec(SpecError::from_field(yaml, &error)),
+            Self::File { field, source } => match place(&field) {
+                Some(line) => placed(line, field, source.into()),
+                None => Self::File { field, source },
+            },
+            Self::Data { field, source } => match place(&field) {
+                Some(line) => placed(line, field, source),
+                None => Self::Data { field, source },
+            },
+            Self::Base(source) if source.is_caller_fault() => match place("base.model") {
+                Some(line) => placed(line, "base.model".to_owned(), source),
+                None => Self::Base(source),
+            },
+            Self::Checkpoint(source) if source.is_caller_fault() => {
+                match place("base.checkpoint") {
+                    Some(line) => placed(line, "base.checkpoint".to_owned(), source.into()),
+                    None => Self::Checkpoint(source),
+                }
+            }
+            other => other,
+        }
     }
 
     /// Returns true if the caller's spec or files are at fault, rather than the fleet.

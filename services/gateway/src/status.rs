@@ -137,7 +137,7 @@ impl HasStatusCode for AuditError {
 impl HasStatusCode for CheckpointError {
     fn status_code(&self) -> Code {
         match self {
-            Self::Reference(_) => Code::InvalidArgument,
+            Self::Reference(_) | Self::Adapter { .. } => Code::InvalidArgument,
             Self::Unknown(_) => Code::NotFound,
             Self::Run(error) => error.status_code(),
             Self::Get(error) => error.status_code(),

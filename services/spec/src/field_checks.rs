@@ -13,8 +13,13 @@ pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> Field
     ensure_field(
         value.is_finite() && (low..=high).contains(&value),
         field,
-        format!("must be from {low} to {high}, not {value}"),
+        format!("must be from {} to {}, not {value}", write_bound(low), write_bound(high)),
     )
+}
+
+/// Writes small numbers as people do: `1e-12`.
+fn write_bound(bound: f64) -> String {
+    if bound != 0.0 && bound.abs() < 1e-4 { format!("{bound:e}") } else { bound.to_string() }
 }
 
 /// Requires a count from `low` to `high`, both included.

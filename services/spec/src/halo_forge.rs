@@ -7,7 +7,7 @@ mod verifier_section;
 
 use serde_json::Value;
 
-use crate::{error::SpecError, run_spec::RunSpec};
+use crate::{error::SpecError, run_spec::RunSpec, yaml::parse_yaml};
 
 use self::{config_keys::ConfigKeys, spec_draft::SpecDraft};
 
@@ -53,8 +53,8 @@ impl KeyStatus {
 /// The reason why a configuration cannot be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    #[error("it is not YAML (R102)")]
-    Yaml(#[source] serde_saphyr::Error),
+    #[error("it is not YAML")]
+    Yaml(#[source] SpecError),
     #[error("it is not a configuration: expected keys with values (R102)")]
     Shape,
     #[error("key {key}: expected {expected}, not {found} (R102)")]
@@ -73,7 +73,7 @@ pub fn import_halo_forge(
     name: &str,
     prompts: Option<&str>,
 ) -> Result<ImportedSpec, ImportError> {
-    let config: Value = serde_saphyr::from_str(yaml).map_err(ImportError::Yaml)?;
+    let config: Value = parse_yaml(yaml).map_err(ImportError::Yaml)?;
     let mut keys = ConfigKeys::from_config(config)?;
     let draft = SpecDraft::from_keys(&mut keys, prompts)?;
     let spec = draft.to_yaml(name);

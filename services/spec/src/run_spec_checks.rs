@@ -9,6 +9,7 @@ use crate::{
     field_checks::{FieldResult, check_count, ensure_field},
     raft::RaftSpec,
     run_spec::{BaseSpec, RunSpec, WatchSpec},
+    yaml::parse_checked,
 };
 
 /// The resolved spec must fit in one fact, which has a smaller limit.
@@ -24,10 +25,9 @@ impl RunSpec {
         let bytes = yaml.len();
         let remedy =
             format!("it has {bytes} bytes, the limit is {SPEC_BYTES_MAX}; put texts in files");
-        ensure_field(bytes <= SPEC_BYTES_MAX, "spec", remedy)?;
-        let spec: Self = serde_saphyr::from_str(yaml).map_err(SpecError::Yaml)?;
-        spec.check_fields()?;
-        Ok(spec)
+        let sized = ensure_field(bytes <= SPEC_BYTES_MAX, "spec", remedy);
+        sized.map_err(|error| SpecError::from_field("", &error))?;
+        parse_checked(yaml, Self::check_fields)
     }
 
     /// Checks all fields of the spec. The error advises how to correct the first wrong one.
@@ -68,9 +68,7 @@ impl WatchSpec {
     /// Parses a watch spec from YAML and checks its fields, without reading the files it names.
     /// Fails as `check_fields` does, or if the YAML has another form.
     pub fn parse(yaml: &str) -> Result<Self, SpecError> {
-        let spec: Self = serde_saphyr::from_str(yaml).map_err(SpecError::Yaml)?;
-        spec.check_fields()?;
-        Ok(spec)
+        parse_checked(yaml, Self::check_fields)
     }
 
     /// Checks all fields of the spec. The error advises how to correct the first wrong one.

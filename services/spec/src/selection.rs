@@ -7,6 +7,7 @@ use crate::cycle_schedule::CycleSchedule;
 use crate::{
     error::SpecError,
     field_checks::{FieldResult, check_count, check_range, ensure_field},
+    yaml::parse_yaml,
 };
 
 /// A named selection strategy, with settings that override it.
@@ -148,7 +149,7 @@ impl SelectionSpec {
     pub fn parse(text: &str) -> Result<Self, SpecError> {
         let named = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let yaml = if named { format!("policy: {text}") } else { text.to_owned() };
-        serde_saphyr::from_str(&yaml).map_err(SpecError::Yaml)
+        parse_yaml(&yaml)
     }
 
     /// Returns an upper bound of the samples that are kept of a prompt with `samples` samples, by

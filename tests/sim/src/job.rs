@@ -185,21 +185,9 @@ impl Job {
             (Stage::Checking, Some(Reply::Record(found))) => {
                 self.handle_existing(traits, found.as_deref())
             }
-            (Stage::CountingLeased { declinable, held_before }, Some(Reply::Leased(leased))) => {
-                let others_work = leased > held_before.max(context.held);
-                match others_work || traits.bug == Some(Bug::DeclinesAlone) {
-                    true => self.decline(traits, declinable),
-                    false => self.take(traits, context),
-                }
+            (stage @ (Stage::CountingLeased { .. } | Stage::Declining(_)), Some(reply)) => {
+                self.continue_declining(traits, context, stage, reply)
             }
-            (Stage::Declining(declinable), Some(Reply::Published(published))) => {
-                match published.is_new {
-                    true => self.return_declined(&declinable),
-                    // It was declined before.
-                    false => self.take(traits, context),
-                }
-            }
-            (Stage::Declining(_), Some(Reply::LogFull)) => self.take(traits, context),
             (Stage::WaitingForStore, _) => self.fetch(),
             (Stage::Fetching, Some(Reply::Stored(outcome))) => match outcome {
                 StoreOutcome::Done => {
@@ -315,6 +303,35 @@ impl Job {
     fn take(&mut self, traits: &AgentTraits, context: JobContext) -> Step {
         self.is_taken = true;
         self.admit(traits, context)
+    }
+
+    fn continue_declining(
+        &mut self,
+        traits: &AgentTraits,
+        context: JobContext,
+        stage: Stage,
+        reply: Reply,
+    ) -> Step {
+        match (stage, reply) {
+            (Stage::CountingLeased { declinable, held_before }, Reply::Leased(leased))
+                if leased > held_before.max(context.held)
+                    || traits.bug == Some(Bug::DeclinesAlone) =>
+            {
+                self.decline(traits, declinable)
+            }
+            (Stage::Declining(declinable), Reply::Published(published)) if published.is_new => {
+                self.return_declined(&declinable)
+            }
+            // Nobody else works, the order was declined before, or the log is full.
+            (Stage::CountingLeased { .. }, Reply::Leased(_))
+            | (Stage::Declining(_), Reply::Published(_) | Reply::LogFull) => {
+                self.take(traits, context)
+            }
+            (stage, _) => {
+                self.stage = stage;
+                Step::Wait
+            }
+        }
     }
 
     fn consider_declining(&self, traits: &AgentTraits) -> Option<DeclinableOrder> {

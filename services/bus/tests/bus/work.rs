@@ -43,6 +43,20 @@ async fn one_order_goes_to_one_of_two_agents_and_an_acknowledged_one_to_nobody()
 }
 
 #[tokio::test]
+async fn leased_facts_of_a_queue_are_counted_for_all_agents() {
+    let (rig, bus) = Rig::start().await;
+    let other = rig.bus("other").await;
+    let (mut a, mut b) = (queue(&bus, LONG).await, queue(&other, LONG).await);
+    for number in 1..=3 {
+        bus.publish_fact(&order(number)).await.unwrap();
+    }
+    let (first, second) = (take(&mut a).await, take(&mut b).await);
+    assert_eq!(first.count_leased_facts().await.unwrap(), 2);
+    second.ack().await.unwrap();
+    assert_eq!(first.count_leased_facts().await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn waiting_wakes_as_soon_as_an_order_is_written() {
     let (_rig, bus) = Rig::start().await;
     let mut work = queue(&bus, LONG).await;

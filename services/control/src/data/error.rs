@@ -1,6 +1,7 @@
 //! The reasons why a file of a spec cannot be used.
 
 use store::GetError;
+use wire::EncodingError;
 
 use super::{
     chat::{ChatError, TemplateError},
@@ -24,8 +25,12 @@ pub enum DataError {
         #[source]
         source: ExampleError,
     },
-    #[error("{file} is not UTF-8 text (D102)")]
-    Encoding { file: String },
+    #[error("{file}")]
+    Encoding {
+        file: String,
+        #[source]
+        source: EncodingError,
+    },
     #[error("{file} is empty (D102)")]
     Empty { file: String },
     #[error("{file} has conversations in it")]

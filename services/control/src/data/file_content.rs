@@ -20,8 +20,8 @@ pub(crate) fn check_text(field: &str, file: &str, bytes: &[u8]) -> Result<(), Su
     if bytes.is_empty() {
         return wrong(DataError::Empty { file: file.to_owned() });
     }
-    match std::str::from_utf8(bytes) {
+    match wire::decode_text(bytes) {
         Ok(_) => Ok(()),
-        Err(_) => wrong(DataError::Encoding { file: file.to_owned() }),
+        Err(source) => wrong(DataError::Encoding { file: file.to_owned(), source }),
     }
 }

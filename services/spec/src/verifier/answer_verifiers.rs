@@ -71,13 +71,13 @@ impl Default for NumericSpec {
 
 impl ExactSpec {
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
-        check_pattern(field, &self.extract, EXTRACT_COMPILED_MAX)
+        check_pattern(&format!("{field}.extract"), &self.extract, EXTRACT_COMPILED_MAX)
     }
 }
 
 impl NumericSpec {
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
-        check_pattern(field, &self.extract, EXTRACT_COMPILED_MAX)?;
+        check_pattern(&format!("{field}.extract"), &self.extract, EXTRACT_COMPILED_MAX)?;
         check_range(&format!("{field}.tolerance"), self.tolerance, 0.0, f64::MAX)?;
         check_range(&format!("{field}.relative_tolerance"), self.relative_tolerance, 0.0, 1.0)
     }
@@ -108,7 +108,12 @@ fn check_pattern(field: &str, pattern: &str, compiled_max: usize) -> FieldResult
     ensure_field(bytes <= PATTERN_BYTES_MAX, field, remedy)?;
     match RegexBuilder::new(pattern).size_limit(compiled_max).build() {
         Ok(_) => Ok(()),
-        Err(error) => ensure_field(false, field, format!("not a regular expression: {error}")),
+        Err(error) => {
+            // The last line of several, which show the pattern.
+            let error = error.to_string();
+            let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+            ensure_field(false, field, format!("not a regular expression: {reason}"))
+        }
     }
 }
 

@@ -1,0 +1,252 @@
+//! Reads YAML into sections, with errors that name the key, what may stand there, and the line.
+
+use serde::de::DeserializeOwned;
+use serde_saphyr::Error as YamlError;
+
+use crate::{
+    error::{FieldError, SpecError, SpecErrorCode},
+    similar::find_similar,
+    source_map::{SourceMap, SourcePlace},
+};
+
+/// Parses YAML. The error names the place of the mistake and what may stand there.
+pub(crate) fn parse_yaml<T: DeserializeOwned>(yaml: &str) -> Result<T, SpecError> {
+    serde_saphyr::from_str(yaml).map_err(|error| explain_error(yaml, error.without_snippet()))
+}
+
+/// Parses YAML and checks its fields. A number of another form or size is refused with the range
+/// that the check of its field allows.
+pub(crate) fn parse_checked<T: DeserializeOwned>(
+    yaml: &str,
+    check: impl Fn(&T) -> Result<(), FieldError>,
+) -> Result<T, SpecError> {
+    let parsed: T = match serde_saphyr::from_str(yaml) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            let error = error.without_snippet();
+            let found = refused_number(yaml, error, &check);
+            return Err(found.unwrap_or_else(|| explain_error(yaml, error)));
+        }
+    };
+    check(&parsed).map_err(|error| SpecError::from_field(yaml, &error))?;
+    Ok(parsed)
+}
+
+/// Returns the error of a scalar that is no number of its type, with the range that the check
+/// allows: the check is asked about the largest number in its place.
+fn refused_number<T: DeserializeOwned>(
+    yaml: &str,
+    error: &YamlError,
+    check: impl Fn(&T) -> Result<(), FieldError>,
+) -> Option<SpecError> {
+    let YamlError::InvalidScalar { ty: "u32", .. } = error else { return None };
+    let map = SourceMap::read(yaml);
+    let place = place_of(&map, error)?;
+    let written = text_at(yaml, place);
+    let largest = u32::MAX.to_string();
+    let lines = yaml.lines().enumerate().map(|(index, line)| {
+        if index + 1 != place.line {
+            return line.to_owned();
+        }
+        let before: String = line.chars().take(place.column - 1).collect();
+        let after: String = line.chars().skip(place.column - 1 + place.width).collect();
+        format!("{before}{largest}{after}")
+    });
+    let tried: T = serde_saphyr::from_str(&lines.collect::<Vec<_>>().join("\n")).ok()?;
+    let FieldError { field, remedy } = check(&tried).err()?;
+    if map.path_at(place.line, place.column) != Some(&*field) {
+        return None;
+    }
+    let range = remedy.strip_suffix(&format!(", not {largest}"))?;
+    let message = format!("{field}: {range}, not {written}");
+    Some(SpecError::new(yaml, SpecErrorCode::InvalidField, message, Some(place)))
+}
+
+fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
+    let map = SourceMap::read(yaml);
+    let mut place = place_of(&map, error);
+    let path = place.and_then(|place| map.path_at(place.line, place.column));
+    let written = place.map_or_else(String::new, |place| text_at(yaml, place));
+    let field = path.map_or(String::new(), |path| format!("{path}: "));
+    let section = path.and_then(|path| path.rsplit_once('.')).map_or("", |(section, _)| section);
+    let within = if section.is_empty() { String::new() } else { format!(" in {section}") };
+    let message = match error {
+        YamlError::SerdeUnknownField { field: key, expected, .. }
+        | YamlError::SerdeUnknownVariant { variant: key, expected, .. } => {
+            format!("unknown key {key}{within}{}", known_keys(key, expected))
+        }
+        YamlError::SerdeMissingField { field: key, .. } => {
+            place = map.find_key(section).or(place);
+            format!("the key {key} is missing{within}")
+        }
+        YamlError::InvalidScalar { ty, .. } => {
+            format!("{field}must be {}, not {written}", scalar_name(ty))
+        }
+        YamlError::InvalidBooleanStrict { .. } => {
+            format!("{field}must be true or false, not {written}")
+        }
+        YamlError::NullIntoString { .. } => format!("{field}has no value"),
+        YamlError::DuplicateMappingKey { key, .. } => {
+            format!("the key {} is written twice", key.as_deref().unwrap_or(&written))
+        }
+        YamlError::SerdeInvalidType { unexpected, expected, .. }
+        | YamlError::SerdeInvalidValue { unexpected, expected, .. } => {
+            format!("{field}must be {expected}, not {unexpected}")
+        }
+        YamlError::Unexpected { expected, .. } => format!("{field}expected {expected}"),
+        YamlError::Message { msg, .. } => format!("{field}{msg}"),
+        YamlError::ExternalMessage { msg, .. } if msg.contains("found a tab") => {
+            place = place.map(|place| find_tab(yaml, place));
+            "a tab; YAML is indented by spaces".to_owned()
+        }
+        YamlError::ExternalMessage { msg, .. } => msg.clone(),
+        other => format!("{field}{}", plain_text(other)),
+    };
+    SpecError::new(yaml, SpecErrorCode::Unreadable, message, place)
+}
+
+/// Returns the text of an error without its location.
+fn plain_text(error: &YamlError) -> String {
+    let text = error.to_string();
+    let text = text.trim_start_matches("error: ").lines().next().unwrap_or_default();
+    let is_place = |part: &str| part.starts_with("line ") && part.contains(" column ");
+    text.split_once(": ")
+        .filter(|(part, _)| is_place(part))
+        .map_or(text, |(_, rest)| rest)
+        .to_owned()
+}
+
+fn place_of(map: &SourceMap, error: &YamlError) -> Option<SourcePlace> {
+    let location = error.location()?;
+    let number = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
+    Some(map.place_at(number(location.line())?, number(location.column())?))
+}
+
+/// Returns the place of the first tab that indents a line, from a place on.
+fn find_tab(yaml: &str, from: SourcePlace) -> SourcePlace {
+    let lines = yaml.lines().enumerate().skip(from.line.saturating_sub(1));
+    let indented = lines.filter_map(|(index, text)| {
+        let indent = text.chars().take_while(|sign| sign.is_whitespace());
+        let column = indent.collect::<Vec<char>>().iter().position(|sign| *sign == '\t')? + 1;
+        Some(SourcePlace { line: index + 1, column, width: 1 })
+    });
+    indented.into_iter().next().unwrap_or(from)
+}
+
+fn text_at(yaml: &str, place: SourcePlace) -> String {
+    let line = yaml.lines().nth(place.line.saturating_sub(1)).unwrap_or_default();
+    line.chars().skip(place.column.saturating_sub(1)).take(place.width).collect()
+}
+
+/// Returns the rest of a sentence about an unknown key: the most similar key, or else all.
+fn known_keys(key: &str, known: &[&str]) -> String {
+    let suggestion = match find_similar(key, known.iter().copied()) {
+        Some(known) => format!("; did you mean {known}?"),
+        None => ";".to_owned(),
+    };
+    format!("{suggestion} The known keys are: {}", known.join(", "))
+}
+
+/// Returns words for a Rust type.
+fn scalar_name(ty: &str) -> &str {
+    match ty {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number of 0 or more",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "bool" => "true or false",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::RunSpec;
+
+    const GOOD: &str = "\
+name: mine
+base: { checkpoint: base-1 }
+raft:
+  prompts: prompts.jsonl
+  cycles: 3
+  verifier: { exact: { extract: '#(\\d+)$' } }
+  training:
+    learning_rate: 0.002
+";
+
+    /// Returns the error of the spec with a change.
+    fn refused(from: &str, to: &str) -> String {
+        assert!(GOOD.contains(from), "{from}");
+        RunSpec::parse(&GOOD.replace(from, to)).unwrap_err().to_string()
+    }
+
+    /// Requires these words in the first line, and the mark below them in the others.
+    fn assert_says(error: &str, words: &[&str], marked: &str) {
+        for word in words {
+            assert!(
+                error.lines().next().is_some_and(|line| line.contains(word)),
+                "{word}: {error}"
+            );
+        }
+        let mut lines = error.lines().rev();
+        let (marks, text) = (lines.next().unwrap(), lines.next().unwrap());
+        let start = marks.chars().position(|sign| sign == '^').unwrap();
+        let width = marks.chars().filter(|sign| *sign == '^').count();
+        let found: String = text.chars().skip(start).take(width).collect();
+        assert_eq!(found, marked, "{error}");
+    }
+
+    #[test]
+    fn a_good_spec_is_read() {
+        RunSpec::parse(GOOD).unwrap();
+    }
+
+    #[test]
+    fn an_unknown_key_is_marked_with_the_most_similar_one() {
+        let error = refused("cycles:", "cycels:");
+        let words =
+            ["line 5, column 3: unknown key cycels in raft; did you mean cycles?", "(R102)"];
+        assert_says(&error, &words, "cycels");
+        assert_eq!(error.matches("samples_per_prompt").count(), 2, "keys are listed once: {error}");
+        let error = refused("exact:", "exakt:");
+        assert_says(&error, &["unknown key exakt in raft.verifier; did you mean exact?"], "exakt");
+    }
+
+    #[test]
+    fn a_number_of_another_form_or_size_is_refused_with_the_range() {
+        for number in ["two", "-2", "0", "99999999999", "4000000000", "1.5"] {
+            let error = refused("cycles: 3", &format!("cycles: {number}"));
+            let expected = format!("raft.cycles: must be from 1 to 10000, not {number} (R103)");
+            assert_says(&error, &["line 5, column 11: ", &expected], number);
+        }
+        let error = refused("0.002", "1e9");
+        assert_says(&error, &["learning_rate: must be from 1e-12 to 10, not 1000000000"], "1e9");
+        let error = refused("learning_rate: 0.002", "epochs: many");
+        assert_says(&error, &["raft.training.epochs: must be ", "not many"], "many");
+    }
+
+    #[test]
+    fn a_missing_key_is_marked_at_its_section() {
+        let error = refused("  verifier: { exact: { extract: '#(\\d+)$' } }\n", "");
+        assert_says(&error, &["line 3, column 1: the key verifier is missing in raft"], "raft");
+    }
+
+    #[test]
+    fn mistakes_of_yaml_are_marked() {
+        let error = refused("  cycles: 3", "\tcycles: 3");
+        assert_says(&error, &["line 5, column 1: a tab; YAML is indented by spaces"], "\t");
+        let error = refused("checkpoint: base-1 }", "checkpoint: base-1");
+        assert!(error.starts_with("line 3, column 5: "), "{error}");
+        let error = refused("prompts: prompts.jsonl", "prompts: [a, b]");
+        assert!(error.starts_with("line 4, column 12: raft.prompts: expected string"), "{error}");
+        let error = refused("  cycles: 3", "  cycles: 3\n  cycles: 4");
+        assert_says(&error, &["line 6", "the key cycles is written twice"], "cycles");
+    }
+
+    #[test]
+    fn a_bad_pattern_is_marked_with_the_reason() {
+        let error = refused("(\\d+)$", "(\\d+$");
+        let words = ["raft.verifier.exact.extract: not a regular expression: unclosed group"];
+        assert!(error.lines().next().is_some_and(|line| line.contains(words[0])), "{error}");
+        assert_says(&error, &words, "'#(\\d+$'");
+    }
+}
