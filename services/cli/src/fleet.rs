@@ -13,6 +13,7 @@ use bus::{Bus, ConnectOptions, FactProducer};
 use clap::Args;
 use control::{FleetControl, StoreAccess};
 use identity::MemberIdentity;
+use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 use store::GatewayStore;
 use wire::v1;
@@ -65,6 +66,16 @@ impl FleetFile {
         }
     }
 
+    /// Returns the process of `flotilla up`, if it runs on this machine.
+    pub(crate) fn find_process(&self) -> Option<Pid> {
+        Pid::from_raw(i32::try_from(self.pid).ok()?).filter(|pid| is_fleet_process(*pid))
+    }
+
+    /// Returns true if this machine ran the services and does not now.
+    fn is_down(&self) -> bool {
+        self.pid != 0 && self.find_process().is_none()
+    }
+
     pub(crate) fn path_in(directory: &Path) -> PathBuf {
         directory.join("fleet.json")
     }
@@ -106,6 +117,13 @@ impl FleetArgs {
         let file = self.dir.as_deref().map(FleetFile::read).transpose()?.flatten();
         let urls = match (&self.nats[..], &file, &self.dir) {
             ([], Some(file), _) => file.nats.split(',').map(str::to_owned).collect(),
+            ([], None, Some(directory)) if !directory.is_dir() => {
+                bail!(
+                    "there is no directory {}; pass that of a fleet, or of a member's credentials \
+                     (A103)",
+                    directory.display()
+                )
+            }
             ([], None, Some(directory)) => {
                 let directory = directory.display();
                 bail!(
@@ -144,7 +162,23 @@ impl FleetArgs {
     }
 
     pub(crate) async fn connect_bus(&self, producer: &str, role: &str) -> anyhow::Result<Bus> {
-        Ok(Bus::connect(&self.connect_options(producer, role)?).await?)
+        let connected = Bus::connect(&self.connect_options(producer, role)?).await;
+        connected.map_err(|error| self.explain_failure(error.into()))
+    }
+
+    /// Names the command that starts the fleet, if the fleet of the directory is down.
+    pub(crate) fn explain_failure(&self, error: anyhow::Error) -> anyhow::Error {
+        let file = self.dir.as_deref().and_then(|directory| FleetFile::read(directory).ok()?);
+        match (&self.dir, file) {
+            (Some(directory), Some(file)) if self.nats.is_empty() && file.is_down() => {
+                let directory = directory.display();
+                anyhow::anyhow!(
+                    "the fleet in {directory} is down; `flotilla up --dir {directory}` starts it, \
+                     with the --agents and other options that it had (A106)"
+                )
+            }
+            _ => error,
+        }
     }
 
     pub(crate) async fn connect_control(&self) -> anyhow::Result<FleetControl> {
@@ -166,6 +200,21 @@ impl FleetArgs {
         });
         Ok(StoreAccess { url: config.store.clone(), override_url: named, gateway })
     }
+}
+
+/// Returns true if the process is a `flotilla up`: the id may belong to another process by now.
+pub(crate) fn is_fleet_process(pid: Pid) -> bool {
+    let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+    let named = |path: PathBuf| path.file_name().map(std::ffi::OsStr::to_owned);
+    let program = fs::read_link(process.join("exe")).ok().and_then(named);
+    let ours = std::env::current_exe().ok().and_then(named);
+    let command = fs::read(process.join("cmdline")).unwrap_or_default();
+    let is_up = command.split(|byte| *byte == 0).any(|argument| argument == b"up");
+    // Linux shows a program that was replaced while it runs as "flotilla (deleted)".
+    let same = program.zip(ours).is_some_and(|(program, ours)| {
+        program.to_string_lossy().starts_with(&*ours.to_string_lossy())
+    });
+    same && is_up && test_kill_process(pid).is_ok()
 }
 
 pub(crate) async fn read_fleet_config(bus: &Bus) -> anyhow::Result<v1::FleetConfig> {

@@ -22,6 +22,8 @@ pub struct RunReport {
     pub seed: u64,
     /// Path of the base's tree, or `nothing`.
     pub base: String,
+    /// What users did to the run: pauses, resumes and cancellations, in log order.
+    pub controls: Vec<ControlReport>,
     pub cycles: Vec<CycleReport>,
     /// Selection diagnostics of one cycle: the reasons why no more samples were kept.
     #[serde(rename = "yield")]
@@ -29,6 +31,18 @@ pub struct RunReport {
     /// Canary of the policy that drew that cycle's samples, if the spec enables it.
     pub proof: Option<CanaryReport>,
     pub quarantines: Vec<v1::Quarantine>,
+}
+
+/// A pause, resume or cancellation.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ControlReport {
+    pub time_ms: u64,
+    /// `pause`, `resume` or `cancel`.
+    pub action: String,
+    /// The user, in a closed fleet.
+    pub by: Option<String>,
+    /// May be empty.
+    pub reason: String,
 }
 
 /// The canary results of one policy.
@@ -124,6 +138,7 @@ impl FleetControl {
         let run = fold_run(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
         let (orders, plans) = (last_train_orders(&records), cycle_plans(&records));
         let declined = count_declined(&records);
+        let controls = list_controls(&records);
         let mut selected = run.cycles.iter().rev().filter(|(_, cycle)| cycle.selected.is_some());
         let cycle = cycle.or(selected.next().map(|(number, _)| *number));
         let mut proof = None;
@@ -152,6 +167,7 @@ impl FleetControl {
             }),
             seed: run.spec.seed,
             base: base_path(&run),
+            controls,
             cycles: run.cycles.keys().map(story).collect(),
             yields,
             proof,
@@ -262,6 +278,19 @@ fn last_train_orders(records: &[Record]) -> BTreeMap<u32, v1::TrainOrder> {
         _ => None,
     });
     orders.collect()
+}
+
+fn list_controls(records: &[Record]) -> Vec<ControlReport> {
+    let controls = records.iter().filter_map(|record| match &record.fact.body {
+        FactBody::Control(control) => {
+            let action = control.action().as_str_name().to_lowercase();
+            let by = record.author.as_ref().map(ToString::to_string);
+            let reason = control.reason.clone();
+            Some(ControlReport { time_ms: record.time_ms, action, by, reason })
+        }
+        _ => None,
+    });
+    controls.collect()
 }
 
 /// Counts declined orders by cycle and agent.

@@ -38,8 +38,8 @@ pub use base_model::{BaseError, TransferCallback, TransferProgress};
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use data::{DataError, remove_duplicate_prompts, report_data_file, split_prompt_file};
 pub use explain::{
-    CanaryFigure, CanaryReport, CheckpointLineage, CycleReport, LineageSample, LineageStep,
-    MessageGroup, RunReport, SelectionReport,
+    CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
+    LineageStep, MessageGroup, RunReport, SelectionReport,
 };
 pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,

@@ -174,7 +174,7 @@ pub fn run_to_proto(run: &Run) -> v1::Run {
         name: run.spec.name.clone(),
         kind: run.kind_name().into(),
         state: run.current_state().into(),
-        message: run.done.as_ref().map_or(String::new(), |done| done.message.clone()),
+        message: run.state_reason().to_owned(),
         seed: run.spec.seed,
         submitted_at: Some(to_timestamp(run.submitted_ms)),
         ended_at: run.ended_ms.map(to_timestamp),

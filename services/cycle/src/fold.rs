@@ -175,7 +175,10 @@ impl Run {
         use v1::control::Action;
         self.last_control = self.last_control.max(number);
         match control.action() {
-            Action::Pause => self.paused = true,
+            Action::Pause => {
+                self.paused = true;
+                self.pause_reason.clone_from(&control.reason);
+            }
             Action::Resume => {
                 self.round = self.round.saturating_add(u32::from(self.paused));
                 self.paused = false;

@@ -34,6 +34,8 @@ pub struct Run {
     pub last_control: u64,
     /// No work is ordered while set.
     pub paused: bool,
+    /// The user's reason for the last pause; may be empty.
+    pub pause_reason: String,
     /// A user has cancelled the run.
     pub cancelled: bool,
     /// 1 + the number of resumes. Agents drop orders of earlier rounds.
@@ -206,6 +208,7 @@ impl Run {
             sequence: 0,
             last_control: 0,
             paused: false,
+            pause_reason: String::new(),
             cancelled: false,
             round: 1,
             cycles: BTreeMap::new(),
@@ -302,6 +305,15 @@ impl Run {
             Some(Status::Cancelled) => State::Cancelled,
             None if self.paused => State::Paused,
             None => State::Running,
+        }
+    }
+
+    /// Returns why the run has ended or is paused; empty if it runs or nobody said why.
+    pub fn state_reason(&self) -> &str {
+        match &self.done {
+            Some(done) => &done.message,
+            None if self.paused => &self.pause_reason,
+            None => "",
         }
     }
 

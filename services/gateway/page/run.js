@@ -100,8 +100,8 @@ function steps({ cycle, cycles, phase, state: word, kind }) {
       h("li", { class: is(PHASES.indexOf(it), PHASES.indexOf(phase)), "aria-current": it === phase && "step" }, it))));
 }
 
-function etas({ state: word, runEnds, phaseEnds, phase, submittedAt }) {
-  if (word === "paused") return "Paused: no new jobs start.";
+function etas({ state: word, message, runEnds, phaseEnds, phase, submittedAt }) {
+  if (word === "paused") return `Paused${message ? `: ${message}` : ""}. No new jobs start.`;
   const run = ending(runEnds, submittedAt, now());
   const step = ending(phaseEnds, submittedAt, now());
   if (!run && !step) return "No estimate of the end yet.";

@@ -12,7 +12,9 @@ pub fn describe_fact(run: &Run, record: &Record) -> Option<String> {
             |watched| format!("{id}: watched run of {} on {}", watched.source, watched.host),
         ),
         (_, FactBody::Control(control)) => {
-            format!("{id}: {}", control.action().as_str_name().to_lowercase())
+            let action = control.action().as_str_name().to_lowercase();
+            let by = record.author.as_ref().map(wire::AgentId::as_str);
+            format!("{id}: {}", describe_control(&action, by, &control.reason))
         }
         (FactKey::Plan { cycle }, FactBody::Plan(plan)) => {
             let samples: u32 = plan.jobs.iter().flat_map(|job| &job.draws).map(|d| d.count).sum();
@@ -45,6 +47,13 @@ pub fn describe_fact(run: &Run, record: &Record) -> Option<String> {
         }
         _ => return None,
     })
+}
+
+/// Returns words such as `pause by ann: the fan is loud`.
+pub fn describe_control(action: &str, by: Option<&str>, reason: &str) -> String {
+    let by = by.map_or(String::new(), |user| format!(" by {user}"));
+    let colon = if reason.is_empty() { "" } else { ": " };
+    format!("{action}{by}{colon}{reason}")
 }
 
 fn watched_spec(run: &Run) -> Option<&v1::spec::Watched> {

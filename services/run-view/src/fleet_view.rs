@@ -124,8 +124,14 @@ impl RunLineState {
     fn apply_record(&mut self, record: &Record) {
         match &record.fact.body {
             FactBody::Control(control) => match control.action() {
-                v1::control::Action::Pause => self.paused = true,
-                v1::control::Action::Resume => self.paused = false,
+                v1::control::Action::Pause => {
+                    self.paused = true;
+                    self.line.message.clone_from(&control.reason);
+                }
+                v1::control::Action::Resume => {
+                    self.paused = false;
+                    self.line.message.clear();
+                }
                 v1::control::Action::Cancel | v1::control::Action::Unspecified => {}
             },
             FactBody::CycleDone(done) => {

@@ -17,7 +17,7 @@ mod timeline;
 
 pub use agent_text::{agent_state_text, job_text, status_line, telemetry_text, trouble_text};
 pub use cycle_text::{cycle_findings, energy_line, rate_text};
-pub use fact_text::{describe_fact, describe_quarantine};
+pub use fact_text::{describe_control, describe_fact, describe_quarantine};
 pub use fleet_view::FleetView;
 pub use phase_progress::{ActiveJobs, PhaseProgress};
 pub use run_view::RunView;

@@ -303,7 +303,7 @@ impl RunView {
             name: run.spec.name.clone(),
             kind: run.kind_name().into(),
             state: run.current_state().as_str_name().to_lowercase(),
-            message: run.done.as_ref().map_or(String::new(), |done| done.message.clone()),
+            message: run.state_reason().to_owned(),
             submitted_at: Some(wire::to_timestamp(std::time::Duration::from_millis(
                 run.submitted_ms,
             ))),

@@ -42,8 +42,9 @@ pub(crate) struct JoinArgs {
     /// Join token, as printed by `flotilla token create`; `-` reads it from stdin
     ///
     /// A token on the command line is visible to all users of this machine until the box has
-    /// joined. FLOTILLA_TOKEN, --token-file and `-` are not visible.
-    #[arg(env = "FLOTILLA_TOKEN", hide_env_values = true, required_unless_present = "token_file")]
+    /// joined. FLOTILLA_TOKEN, --token-file and `-` are not visible. A box that has joined needs
+    /// none.
+    #[arg(env = "FLOTILLA_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
     /// File with the join token
     #[arg(long, value_name = "FILE", conflicts_with = "token")]

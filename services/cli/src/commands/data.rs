@@ -18,15 +18,26 @@ pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Resu
         DataCommand::Stats { files } => {
             ensure!(!files.is_empty(), "name at least one file (A100)");
             let mut report = DataReport::default();
+            let mut outcome = Ok(());
             for path in files {
-                let (name, bytes) = read_data_file(&path)?;
-                let (file, warnings) = control::report_data_file(&name, &bytes)?;
-                report.files.push(file);
-                report.warnings.extend(warnings);
+                let read = read_data_file(&path)
+                    .and_then(|(name, bytes)| Ok(control::report_data_file(&name, &bytes)?));
+                match read {
+                    Ok((file, warnings)) => {
+                        report.files.push(file);
+                        report.warnings.extend(warnings);
+                    }
+                    Err(error) => {
+                        outcome = Err(error);
+                        break;
+                    }
+                }
             }
+            // Also of the files before one that cannot be read.
             output::print_json_or(json, &report, || {
                 report_lines(&report).iter().for_each(|line| output::print_line(line));
             })?;
+            outcome?;
         }
         DataCommand::Split { file, held, seed, out_train, out_heldout } => {
             let places = [("--out-train", &out_train), ("--out-heldout", &out_heldout)];

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use control::{
-    CanaryFigure, CanaryReport, CheckpointLineage, CycleReport, LineageSample, LineageStep,
-    MessageGroup, RunReport, SelectionReport,
+    CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
+    LineageStep, MessageGroup, RunReport, SelectionReport,
 };
-use run_view::{cycle_findings, describe_quarantine, rate_text};
+use run_view::{cycle_findings, describe_control, describe_quarantine, rate_text};
 use wire::v1;
 
 use crate::output;
@@ -17,6 +17,11 @@ pub(super) fn print_run_report(story: &RunReport) {
     let ended = story.ended.as_ref().map_or(format!("in phase {}", story.phase), String::clone);
     output::print_line(&format!("{}: {} run, {ended}", story.run, story.kind));
     output::print_line(&format!("seed {}, base {}", story.seed, story.base));
+    for ControlReport { time_ms, action, by, reason } in &story.controls {
+        let text = describe_control(action, by.as_deref(), reason);
+        let time = output::format_time(Some(&control::to_timestamp(*time_ms)));
+        output::print_line(&format!("{time} {text}"));
+    }
     for cycle in &story.cycles {
         output::print_line("");
         output::print_line(&format!("cycle {}", cycle.cycle));

@@ -161,8 +161,12 @@ async fn connect_gateway(fleet: &FleetArgs) -> anyhow::Result<MembershipClient> 
     let directory = fleet.dir.as_deref().context(
         "no fleet given; pass --dir with the fleet's directory or an admin's kit, or set FLOTILLA_DIR",
     )?;
-    let file = FleetFile::read(directory)?
-        .with_context(|| format!("no fleet has run in {}", directory.display()))?;
+    let file = FleetFile::read(directory)?.with_context(|| {
+        format!(
+            "no fleet has run in {}; pass the fleet's directory or an admin's kit (A103)",
+            directory.display()
+        )
+    })?;
     let member = fleet.read_member()?;
     let (_, identity) = member.with_context(|| {
         let directory = directory.display();
@@ -176,7 +180,8 @@ async fn connect_gateway(fleet: &FleetArgs) -> anyhow::Result<MembershipClient> 
         ca_pem: identity.read_ca()?,
         bearer: Some(identity.read_bearer()?),
     };
-    Ok(MembershipClient::connect_first(&target).await?)
+    let connected = MembershipClient::connect_first(&target).await;
+    connected.map_err(|error| fleet.explain_failure(error.into()))
 }
 
 fn gateway_addresses(file: &FleetFile) -> Vec<String> {

@@ -48,11 +48,6 @@ impl FleetProcess {
         directory: &Path,
         wanted: &FleetProcessOptions,
     ) -> anyhow::Result<Self> {
-        if let Some(before) = FleetFile::read(directory)? {
-            // A stale file would be taken for that of the new fleet.
-            let _ = std::fs::remove_file(FleetFile::path_in(directory));
-            tracing::debug!(?before, "a fleet has run here before");
-        }
         let log = directory.join("logs/up.log");
         let mut command = Command::new(program);
         command.arg("up").arg("--dir").arg(directory);
@@ -66,7 +61,8 @@ impl FleetProcess {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(open_log(&log)?).process_group(0);
         let mut up = command.spawn().context("start the fleet")?;
         let began = Instant::now();
-        while FleetFile::read(directory)?.is_none() {
+        // A file of an earlier fleet has the id of another process.
+        while FleetFile::read(directory)?.is_none_or(|file| Some(file.pid) != up.id()) {
             if let Some(status) = up.try_wait()? {
                 let log_text = std::fs::read_to_string(&log).unwrap_or_default();
                 bail!("the fleet did not start ({status}): {} (A106)", find_last_error(&log_text));
@@ -102,10 +98,16 @@ impl FleetProcess {
     }
 }
 
+/// Returns the last error of a log in one line, without its code's topic.
 fn find_last_error(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     let start = lines.iter().rposition(|line| line.starts_with("error:")).unwrap_or(0);
-    lines[start..].join(" ")
+    let parts = lines[start..].iter().map(|line| line.trim_start());
+    let parts = parts.filter(|line| !line.starts_with("more: "));
+    let parts: Vec<&str> = parts
+        .map(|line| line.trim_start_matches("error: ").trim_start_matches("because: "))
+        .collect();
+    parts.join(": ")
 }
 
 /// Waits until the services answer and at least `wanted` agents are ready.

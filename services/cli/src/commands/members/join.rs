@@ -45,6 +45,10 @@ pub(crate) async fn join_fleet(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Res
                 directory.display()
             ));
         }
+        _ if line.trim().is_empty() => bail!(
+            "no join token: `flotilla token create` on the fleet's machine prints one; pass it as \
+             FLOTILLA_TOKEN, as --token-file FILE, or as the argument (A102)"
+        ),
         _ => request_membership(line.parse()?, &directory, &args).await?,
     }
     if args.no_agent {
