@@ -18,17 +18,21 @@ mod service;
 mod verify;
 mod worker;
 
-use std::{ops::RangeInclusive, path::PathBuf};
+use std::{fmt::Write, ops::RangeInclusive, path::PathBuf};
 
 use clap::{
-    Args, Parser, Subcommand,
-    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+    Args, CommandFactory, Parser, Subcommand,
+    builder::{PossibleValue, PossibleValuesParser, Styles, TypedValueParser},
 };
 use clap_complete::Shell;
 use engine::MatrixDtype;
 use formats::{ConversionDtype, FloatDtype};
 
-use crate::{commands::topics, fleet::FleetArgs, version::VERSION};
+use crate::{
+    commands::topics,
+    fleet::{CONNECTION_HEADING, FleetArgs},
+    version::VERSION,
+};
 
 pub(crate) use {
     access::{BackupArgs, FleetAccessArgs, InitArgs, KeysCommand, RestoreArgs},
@@ -66,13 +70,21 @@ pub(crate) struct Cli {
 pub(crate) struct GlobalArgs {
     #[command(flatten)]
     pub fleet: FleetArgs,
-    /// Print JSON on stdout instead of text.
-    #[arg(long, global = true)]
+    /// Print JSON on stdout instead of text, and errors as JSON on stderr.
+    #[arg(long, global = true, help_heading = OUTPUT_HEADING)]
     pub json: bool,
+    /// Show all columns of tables, however narrow the terminal is.
+    #[arg(long, global = true, help_heading = OUTPUT_HEADING)]
+    pub wide: bool,
+    /// Print jobs and transfers too, where a terminal shows only changes of state.
+    #[arg(long, short, global = true, help_heading = OUTPUT_HEADING)]
+    pub verbose: bool,
     /// Print every setting of the command and its source, then exit.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = OUTPUT_HEADING)]
     pub print_config: bool,
 }
+
+const OUTPUT_HEADING: &str = "Output options";
 
 /// A subcommand of `flotilla`.
 #[derive(Debug, Subcommand)]
@@ -89,7 +101,7 @@ pub(crate) enum CliCommand {
     Backup(BackupArgs),
     /// Restore a fleet from a backup into a new directory.
     Restore(RestoreArgs),
-    /// Start a fleet on this machine: NATS server, coordinator, gateway and optional agents.
+    /// Start a fleet on this machine: NATS server, coordinator, gateway and agents.
     Up(UpArgs),
     /// Stop the fleet in --dir.
     Down,
@@ -113,8 +125,7 @@ pub(crate) enum CliCommand {
     /// Install this box's agent as a systemd service.
     #[command(subcommand)]
     Service(ServiceCommand),
-    /// Replace the flotilla program on this box, draining its agents first and restarting them
-    /// after.
+    /// Replace the flotilla program on this box, and drain and restart its agents.
     Upgrade(UpgradeArgs),
     /// Submit, watch and control runs.
     #[command(subcommand)]
@@ -133,7 +144,7 @@ pub(crate) enum CliCommand {
     /// List, drain and revoke agents.
     #[command(subcommand)]
     Agents(AgentsCommand),
-    /// Check a run: replay its log, compare it with the store and report every contradiction.
+    /// Replay the log of a run, compare it with the store and report contradictions.
     Audit(AuditArgs),
     /// Preview what another selection strategy would keep of a cycle.
     Select(SelectArgs),
@@ -151,20 +162,116 @@ pub(crate) enum CliCommand {
     Convert(ConvertCommand),
     /// Read the documentation: list all topics, or print one.
     #[command(after_help = topics::list_topics())]
-    Topics { topic: Option<String> },
+    Topics {
+        /// Name of a topic, or code of an error
+        topic: Option<String>,
+    },
     /// Print a completion script for a shell.
-    Completions { shell: Shell },
+    Completions {
+        /// Name of the shell
+        shell: Shell,
+    },
     /// Write manual pages of all commands to a directory.
-    Man { directory: PathBuf },
+    Man {
+        /// Directory for the pages; created if missing
+        directory: PathBuf,
+    },
     /// Run a worker process of an agent.
     #[command(hide = true, subcommand)]
     Worker(WorkerCommand),
 }
 
+/// The sections of the list of commands.
+const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
+    ("Start here", &["demo", "up", "down", "watch", "topics"]),
+    ("Runs", &["run", "checkpoint", "eval", "select", "data"]),
+    ("Look inside", &["agents", "audit", "doctor", "feed"]),
+    (
+        "Build a fleet",
+        &[
+            "init",
+            "token",
+            "join",
+            "agent",
+            "discover",
+            "user",
+            "members",
+            "keys",
+            "service",
+            "upgrade",
+            "backup",
+            "restore",
+            "coordinator",
+        ],
+    ),
+    ("Tools without a fleet", &["generate", "verify", "convert", "completions", "man"]),
+];
+
+/// Commands that connect to no fleet, whose help therefore lacks the connection options.
+const WITHOUT_FLEET: [&str; 8] =
+    ["generate", "verify", "data", "doctor", "convert", "topics", "completions", "man"];
+
+impl Cli {
+    /// Returns the definition of the command line, with a list of commands in sections.
+    pub(crate) fn build_command() -> clap::Command {
+        let mut command = Self::command();
+        let template = format!(
+            "{{about}}\n\n{{usage-heading}} {{usage}}\n{}\n{{all-args}}\n",
+            list_commands(&command)
+        );
+        // Adds the options of all commands to each of them, so that they can be hidden there.
+        command.build();
+        for name in WITHOUT_FLEET {
+            command = command.mut_subcommand(name, hide_connection_options);
+        }
+        let shown: Vec<String> = command.get_subcommands().map(|it| it.get_name().into()).collect();
+        for name in shown {
+            command = command.mut_subcommand(name, |it| it.hide(true));
+        }
+        command.help_template(template).override_usage("flotilla [OPTIONS] <COMMAND>")
+    }
+}
+
+/// Lists the commands with their descriptions, in the sections of [`COMMAND_GROUPS`].
+fn list_commands(command: &clap::Command) -> String {
+    let heading = *Styles::styled().get_header();
+    let literal = *Styles::styled().get_literal();
+    let mut text = String::new();
+    for (title, names) in COMMAND_GROUPS {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{heading}{title}:{heading:#}\n");
+        for name in names {
+            let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            let _ = writeln!(text, "  {literal}{name:<12}{literal:#} {about}");
+        }
+    }
+    text
+}
+
+fn hide_connection_options(mut command: clap::Command) -> clap::Command {
+    let is_connection = |arg: &&clap::Arg| arg.get_help_heading() == Some(CONNECTION_HEADING);
+    let names = command.get_arguments().filter(is_connection).map(|arg| arg.get_id().clone());
+    for name in names.collect::<Vec<_>>() {
+        command = command.mut_arg(name, |arg| arg.hide(true));
+    }
+    let within: Vec<String> = command.get_subcommands().map(|it| it.get_name().into()).collect();
+    for name in within {
+        command = command.mut_subcommand(name, hide_connection_options);
+    }
+    command
+}
+
 impl CliCommand {
-    pub(crate) fn default_log_filter(&self) -> &'static str {
+    /// Returns the filter of the log. A person at a terminal reads changes of state; a log file has
+    /// the jobs and transfers too, as has a terminal with --verbose.
+    pub(crate) fn default_log_filter(&self, has_reader: bool) -> &'static str {
         match self {
             // File notifications are only hints: a change that they miss is found by the next scan.
+            Self::Agent(_) if has_reader => {
+                "info,agent=warn,generator=warn,verifier=warn,trainer=warn,evaluator=warn,\
+                 store=warn,async_nats=warn,notify=error,inotify=error"
+            }
             Self::Agent(_) => "info,async_nats=warn,notify=error,inotify=error",
             Self::Coordinator(_) | Self::Up(_) => "info,async_nats=warn",
             _ => "warn,async_nats=error",
@@ -214,12 +321,71 @@ fn parse_gib(text: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use std::collections::BTreeSet;
 
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+        Cli::build_command().debug_assert();
+    }
+
+    #[test]
+    fn each_command_is_in_one_section_of_the_help() {
+        let command = Cli::command();
+        let all = command.get_subcommands().filter(|it| !it.is_hide_set());
+        let all: BTreeSet<&str> = all.map(clap::Command::get_name).collect();
+        let listed: Vec<&str> =
+            COMMAND_GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        assert_eq!(listed.len(), all.len(), "{listed:?}");
+        assert_eq!(listed.into_iter().collect::<BTreeSet<&str>>(), all);
+        let help = Cli::build_command().render_help().to_string();
+        assert!(help.contains("Start here:\n  demo         Start a complete fleet"), "{help}");
+        assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    }
+
+    #[test]
+    fn connection_options_are_in_a_section_of_commands_that_connect() {
+        let help = |path: &[&str]| {
+            let mut command = Cli::build_command();
+            for name in path {
+                command = command.find_subcommand(name).unwrap_or_else(|| panic!("{name}")).clone();
+            }
+            command.render_help().to_string()
+        };
+        let list = help(&["run", "list"]);
+        assert!(list.contains("Connection options:\n      --dir <DIR>"), "{list}");
+        for path in [&["generate"][..], &["verify"], &["doctor", "estimate"], &["data", "stats"]] {
+            let help = help(path);
+            assert!(!help.contains("--nats"), "{help}");
+        }
+    }
+
+    /// Collects the visible arguments and commands without a description.
+    fn collect_undescribed(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+        let path = format!("{path} {}", command.get_name());
+        for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+            if arg.get_help().is_none_or(|help| help.to_string().trim().is_empty()) {
+                found.push(format!("{path}: {}", arg.get_id()));
+            }
+        }
+        for inner in command.get_subcommands() {
+            if !inner.is_hide_set() && inner.get_about().is_none() {
+                found.push(format!("{path} {}", inner.get_name()));
+            }
+            collect_undescribed(inner, &path, found);
+        }
+    }
+
+    #[test]
+    fn every_command_and_argument_is_described() {
+        let command = Cli::command().mut_subcommand("worker", |worker| {
+            // Internal.
+            clap::Command::new("worker").about("").hide(worker.is_hide_set())
+        });
+        let mut found = Vec::new();
+        collect_undescribed(&command, "", &mut found);
+        assert!(found.is_empty(), "{found:#?}");
     }
 }

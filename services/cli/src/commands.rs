@@ -49,7 +49,7 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Agent(args) => return agent::run_agent(fleet, args).await,
         CliCommand::Run(command) => return run::handle_run_command(&global, command).await,
         CliCommand::Audit(args) => return audit::audit_run(&global, &args).await,
-        CliCommand::Doctor(args) => return doctor::run_doctor(&args, json),
+        CliCommand::Doctor(args) => return doctor::run_doctor(&args, json).await,
         CliCommand::Verify(args) => {
             let judge = move || verify::verify_completions(&args, json);
             return tokio::task::spawn_blocking(judge).await?;

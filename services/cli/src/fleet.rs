@@ -24,24 +24,27 @@ pub use self::process::{FleetProcess, FleetProcessOptions, wait_ready};
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct FleetArgs {
     /// Directory of the fleet on this machine
-    #[arg(long, env = "FLOTILLA_DIR", global = true)]
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_DIR", global = true, help_heading = CONNECTION_HEADING)]
     pub dir: Option<PathBuf>,
     /// URL of the fleet's NATS server; separate several of a cluster by commas
-    #[arg(long, env = "FLOTILLA_NATS", value_delimiter = ',', global = true)]
+    #[arg(long, value_name = "URL", env = "FLOTILLA_NATS", value_delimiter = ',', global = true, help_heading = CONNECTION_HEADING)]
     pub nats: Vec<String>,
     /// Credentials file for the NATS server
-    #[arg(long, env = "FLOTILLA_NATS_CREDS", global = true)]
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_NATS_CREDS", global = true, help_heading = CONNECTION_HEADING)]
     pub nats_creds: Option<PathBuf>,
     /// Certificate authority of the NATS server
-    #[arg(long, env = "FLOTILLA_NATS_CA", global = true)]
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_NATS_CA", global = true, help_heading = CONNECTION_HEADING)]
     pub nats_ca: Option<PathBuf>,
     /// Client certificate for the NATS server
-    #[arg(long, env = "FLOTILLA_NATS_CERT", requires = "nats_key", global = true)]
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_NATS_CERT", requires = "nats_key", global = true, help_heading = CONNECTION_HEADING)]
     pub nats_cert: Option<PathBuf>,
     /// Private key of the client certificate
-    #[arg(long, env = "FLOTILLA_NATS_KEY", requires = "nats_cert", global = true)]
+    #[arg(long, value_name = "FILE", env = "FLOTILLA_NATS_KEY", requires = "nats_cert", global = true, help_heading = CONNECTION_HEADING)]
     pub nats_key: Option<PathBuf>,
 }
+
+/// The section of the help with the options that select a fleet.
+pub(crate) const CONNECTION_HEADING: &str = "Connection options";
 
 /// The file `fleet.json` in a fleet's directory: the addresses of its services.
 #[derive(Debug, Clone, Serialize, Deserialize)]

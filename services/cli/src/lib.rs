@@ -32,7 +32,7 @@ pub mod work_directory;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches;
 
 use crate::{
     args::{Cli, CliCommand},
@@ -47,7 +47,7 @@ const ASYNC_THREADS: usize = 2;
 /// Runs the program with the arguments of this process and returns its exit code.
 pub fn run_program() -> ExitCode {
     output::install_panic_hook();
-    let command = Cli::command();
+    let command = Cli::build_command();
     let matches = command.clone().try_get_matches().unwrap_or_else(|error| exit_with_usage(&error));
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| exit_with_usage(&error));
     if cli.global.print_config {
@@ -59,7 +59,11 @@ pub fn run_program() -> ExitCode {
     if cli.global.json {
         output::print_errors_as_json();
     }
-    output::start_logging(cli.command.default_log_filter());
+    if cli.global.wide {
+        output::show_all_columns();
+    }
+    let has_reader = output::stderr_is_terminal() && !cli.global.verbose;
+    output::start_logging(cli.command.default_log_filter(has_reader));
     match cli.command {
         CliCommand::Worker(worker) => {
             report_outcome(commands::worker::run_worker(worker).map(|()| ExitCode::SUCCESS))

@@ -1,13 +1,16 @@
 //! Models on this machine and caches of them, for commands without a fleet.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use agent::{ProcessGroups, WorkerLauncher};
 use anyhow::Context;
 use engine::MatrixDtype;
 use formats::{HubCache, ModelDirError, find_model};
 use hardware::HardwareProfile;
-use hub::HubClient;
+use hub::{BytesCallback, HubClient, ModelId};
 use store::ExternalSources;
 
 use crate::this_machine::{cpu_cores, this_program};
@@ -20,6 +23,23 @@ pub(crate) fn find_local_model(named: &Path) -> Result<PathBuf, ModelDirError> {
         return Ok(named.to_owned());
     }
     find_model(&named.to_string_lossy(), &HubCache::from_environment(|name| std::env::var_os(name)))
+}
+
+/// Returns the path of a model's directory or of its `config.json`. That of a hub model is
+/// downloaded if the hub's cache lacks it.
+pub(crate) async fn find_model_config(named: &Path) -> anyhow::Result<PathBuf> {
+    if named.exists() {
+        return Ok(named.to_owned());
+    }
+    let id: ModelId = named.to_string_lossy().parse().map_err(|_| {
+        anyhow::anyhow!(
+            "there is no file or directory {}; name a model's directory, its config.json, or a \
+             hub model as org/name (F101)",
+            named.display()
+        )
+    })?;
+    let ignore_progress: BytesCallback = Arc::new(|_| ());
+    Ok(HubClient::from_env().download_file(&id, "config.json", ignore_progress).await?)
 }
 
 pub(crate) fn gguf_cache_directory() -> anyhow::Result<PathBuf> {

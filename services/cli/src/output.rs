@@ -8,8 +8,11 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use comfy_table::{CellAlignment, ColumnConstraint, LineStyle, Table, TableStyle};
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
+};
 use indicatif::ProgressBar;
+use ratatui::crossterm::terminal;
 use serde::Serialize;
 use tracing::field::Field;
 use tracing_subscriber::{
@@ -296,36 +299,101 @@ pub fn install_panic_hook() {
 const TABLE_STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Formats a table. Columns whose heading starts with `>` are aligned to the right; a column with
-/// `?` in its heading is hidden if all its cells are `-`.
+/// Formats a table with all columns.
+///
+/// Marks at the start of a heading: `>` aligns the column to the right; `?` hides it if all its
+/// cells are `-`; `~` lets [`fit_table`] leave it out if the terminal is too narrow.
 pub fn format_table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
+    format_table_within(headings, rows, None).0
+}
+
+/// Formats a table of at most `width` characters and returns the headings that it lacks. Columns
+/// marked with `~` are left out first, the last one first; then cells are wrapped.
+fn format_table_within<const N: usize>(
+    headings: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    width: Option<u16>,
+) -> (String, Vec<String>) {
+    const MARKS: [char; 3] = ['>', '?', '~'];
+    let is_marked = |heading: &str, mark: char| {
+        heading.chars().take_while(|sign| MARKS.contains(sign)).any(|sign| sign == mark)
+    };
     let rows: Vec<[String; N]> = rows.into_iter().collect();
     let mut table = Table::new();
     table.load_style(TABLE_STYLE);
-    let shown = |heading: &str| escape_line(heading.trim_start_matches(['>', '?']));
+    let shown = |heading: &str| escape_line(heading.trim_start_matches(MARKS));
     table.set_header(headings.map(shown));
     for row in &rows {
         table.add_row(row.each_ref().map(|cell| escape_line(cell)));
     }
+    let is_empty = |n: usize| is_marked(headings[n], '?') && rows.iter().all(|row| row[n] == "-");
     for (n, (heading, column)) in headings.iter().zip(table.column_iter_mut()).enumerate() {
-        if heading.starts_with('>') {
+        if is_marked(heading, '>') {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        if heading.contains('?') && rows.iter().all(|row| row[n] == "-") {
+        if is_empty(n) {
             column.set_constraint(ColumnConstraint::Hidden);
         }
     }
-    table.trim_fmt()
+    let mut left_out = Vec::new();
+    let Some(width) = width else { return (table.trim_fmt(), left_out) };
+    let is_wide = |table: &Table| {
+        let longest = table.trim_fmt().lines().map(|line| line.trim_end().chars().count()).max();
+        longest.unwrap_or(0) > usize::from(width)
+    };
+    let optional = (0..N).rev().filter(|n| is_marked(headings[*n], '~') && !is_empty(*n));
+    for n in optional {
+        if !is_wide(&table) {
+            break;
+        }
+        if let Some(column) = table.column_mut(n) {
+            column.set_constraint(ColumnConstraint::Hidden);
+            left_out.insert(0, shown(headings[n]));
+        }
+    }
+    if is_wide(&table) {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    }
+    (table.trim_fmt(), left_out)
+}
+
+/// Set if tables show all columns, however narrow the terminal is.
+static WIDE_TABLES: AtomicBool = AtomicBool::new(false);
+
+/// Shows all columns of tables from now on.
+pub(crate) fn show_all_columns() {
+    WIDE_TABLES.store(true, Ordering::Relaxed);
+}
+
+/// Formats a table for stdout. If that is a terminal, columns marked with `~` that do not fit are
+/// left out, and named in a last line.
+pub(crate) fn fit_table<const N: usize>(
+    headings: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let is_fitted = std::io::stdout().is_terminal() && !WIDE_TABLES.load(Ordering::Relaxed);
+    let width = is_fitted.then(|| terminal::size().ok()).flatten();
+    let width = width.map(|(columns, _)| columns).filter(|columns| *columns > 0);
+    let (mut text, left_out) = format_table_within(headings, rows, width);
+    if !left_out.is_empty() {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\nnot shown: {}; --wide shows all columns", left_out.join(", "));
+    }
+    text
 }
 
 pub(crate) fn print_table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) {
-    print_text(&format_table(headings, rows));
+    print_text(&fit_table(headings, rows));
+}
+
+pub(crate) fn text_or_dash(text: String) -> String {
+    if text.is_empty() { "-".into() } else { text }
 }
 
 pub(crate) fn stderr_is_terminal() -> bool {

@@ -205,7 +205,13 @@ pub(crate) enum AgentsCommand {
     /// List agents and what they are doing.
     List,
     /// Drain an agent: it finishes its jobs, takes no new ones and exits.
-    Drain { agent: String },
+    Drain {
+        /// Name of the agent, as in `flotilla agents list`
+        agent: String,
+    },
     /// Revoke an agent's access immediately and permanently.
-    Revoke { agent: String },
+    Revoke {
+        /// Name of the agent, as in `flotilla agents list`
+        agent: String,
+    },
 }

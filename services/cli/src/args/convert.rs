@@ -13,8 +13,8 @@ pub(crate) enum ConvertCommand {
     /// Convert a PEFT LoRA adapter to a GGUF file for llama.cpp's --lora.
     Lora {
         /// Base model of the adapter: a directory, or an `org/name` in the Hugging Face cache.
-        #[arg(long)]
-        base: PathBuf,
+        #[arg(long, alias = "base")]
+        model: PathBuf,
         /// PEFT LoRA adapter directory.
         #[arg(long)]
         adapter: PathBuf,
@@ -38,8 +38,8 @@ pub(crate) enum ConvertCommand {
     /// Merge a PEFT LoRA adapter into its base and write a model directory in the base's dtype.
     Merge {
         /// Base model of the adapter: a directory, or an `org/name` in the Hugging Face cache.
-        #[arg(long)]
-        base: PathBuf,
+        #[arg(long, alias = "base")]
+        model: PathBuf,
         /// PEFT LoRA adapter directory.
         #[arg(long)]
         adapter: PathBuf,
@@ -48,7 +48,10 @@ pub(crate) enum ConvertCommand {
         out: PathBuf,
     },
     /// Show the contents of a GGUF or safetensors file, or of a model or adapter directory.
-    Show { path: PathBuf },
+    Show {
+        /// GGUF file, safetensors file, or directory of a model or an adapter
+        path: PathBuf,
+    },
 }
 
 /// The output file of a conversion.

@@ -8,7 +8,10 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataCommand {
     /// Show line counts, fields, duplicates and lengths of files.
-    Stats { files: Vec<PathBuf> },
+    Stats {
+        /// Files of prompts, examples or texts
+        files: Vec<PathBuf>,
+    },
     /// Split a prompt file into training and held-out prompts, as a run with that seed does.
     Split {
         /// Prompt file to split.

@@ -12,7 +12,10 @@ pub(crate) enum TokenCommand {
     /// List join tokens, without their secrets, which are never stored.
     List,
     /// Revoke a join token; members that joined with it stay.
-    Revoke { id: String },
+    Revoke {
+        /// Id of the token, as in `flotilla token list`
+        id: String,
+    },
 }
 
 /// Arguments of `flotilla token create`.
@@ -93,7 +96,10 @@ pub(crate) enum UserCommand {
     /// List users.
     List,
     /// Revoke a user's access.
-    Revoke { name: String },
+    Revoke {
+        /// Name of the user, as in `flotilla user list`
+        name: String,
+    },
 }
 
 /// The subcommands of `flotilla members`.

@@ -37,9 +37,13 @@ pub(crate) enum RunCommand {
     /// List all runs.
     List,
     /// Show the state, cycles and failures of a run.
-    Show { run: String },
+    Show {
+        /// Id of the run, as in `flotilla run list`
+        run: String,
+    },
     /// Follow a run until it ends.
     Watch {
+        /// Id of the run, as in `flotilla run list`
         run: String,
         /// Print only facts after this position of the log.
         #[arg(long, default_value_t = 0)]
@@ -48,13 +52,19 @@ pub(crate) enum RunCommand {
     /// Explain a run: what each cycle sampled, kept, trained and measured, and why samples were
     /// dropped.
     Explain {
+        /// Id of the run, as in `flotilla run list`
         run: String,
         /// Cycle whose selection is explained [default: the last one with a selection]
         #[arg(long)]
         cycle: Option<u32>,
     },
     /// Compare the settings and results of two runs.
-    Diff { a: String, b: String },
+    Diff {
+        /// Id of one run
+        a: String,
+        /// Id of the other run
+        b: String,
+    },
     /// Train a checkpoint again on this machine and compare the result.
     Reproduce(ReproduceArgs),
     /// Pause a run: finish current work and start nothing new.
@@ -105,7 +115,10 @@ pub(crate) struct SteerArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointCommand {
     /// List the checkpoints of a run.
-    List { run: String },
+    List {
+        /// Id of the run, as in `flotilla run list`
+        run: String,
+    },
     /// Show a checkpoint and its files.
     Get {
         /// Checkpoint: RUN (its best), RUN/newest, RUN/CYCLE or RUN/CYCLE/STEP.

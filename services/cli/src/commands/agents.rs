@@ -18,7 +18,12 @@ pub(crate) async fn handle_agents(
             output::print_json_or(flags.json, &agents, || print_agents(&agents))?;
         }
         AgentsCommand::Drain { agent } => {
-            flags.fleet.connect_control().await?.drain_agent(&AgentId::new(agent)?).await?;
+            let agent = AgentId::new(agent)?;
+            flags.fleet.connect_control().await?.drain_agent(&agent).await?;
+            output::print_message(&format!(
+                "{agent} takes no more jobs, finishes those it has and stops; it comes back when it \
+                 is started again on its box"
+            ));
         }
         AgentsCommand::Revoke { agent } => {
             super::members::revoke_member(&flags.fleet, &agent).await?;
@@ -43,24 +48,24 @@ fn print_agents(agents: &[v1::AgentStatus]) {
             agent.profile.clone(),
             agent.engines.join("; "),
             agent.telemetry.as_ref().map_or("-".into(), telemetry_text),
-            jobs.join("; "),
-            trouble_text(agent),
+            output::text_or_dash(jobs.join("; ")),
+            output::text_or_dash(trouble_text(agent)),
         ]
     });
     let headings = [
         "agent",
-        "host",
+        "~host",
         "roles",
-        "pool",
+        "~pool",
         "state",
-        ">tokens/s",
-        ">memory",
-        "version",
-        "profile",
-        "engines",
-        "box",
-        "jobs",
-        "trouble",
+        ">?tokens/s",
+        ">~memory",
+        "~version",
+        "~profile",
+        "~engines",
+        "~box",
+        "?jobs",
+        "?trouble",
     ];
     output::print_table(headings, rows);
 }

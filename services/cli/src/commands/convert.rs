@@ -22,7 +22,7 @@ const SETTING_CHARS_MAX: usize = 100;
 
 pub(crate) async fn run_convert_command(command: ConvertCommand, json: bool) -> anyhow::Result<()> {
     match command {
-        ConvertCommand::Lora { base, adapter, dtype, out } => {
+        ConvertCommand::Lora { model: base, adapter, dtype, out } => {
             let to = check_output(out)?;
             let doing = format!("convert the adapter {}", adapter.display());
             run_conversion(to.clone(), doing, json, move |_| {
@@ -40,7 +40,7 @@ pub(crate) async fn run_convert_command(command: ConvertCommand, json: bool) -> 
             })
             .await?;
         }
-        ConvertCommand::Merge { base, adapter, out } => {
+        ConvertCommand::Merge { model: base, adapter, out } => {
             let doing = format!("merge the adapter {}", adapter.display());
             run_conversion(out.clone(), doing, json, move |progress| {
                 let base = local_models::find_local_model(&base)?;

@@ -13,8 +13,8 @@ pub(crate) fn perplexities_table(run: &v1::Run) -> String {
         let path = c.tree.as_ref().map_or(String::new(), |tree| tree.path.clone());
         [c.cycle.to_string(), c.step.to_string(), loss, perplexity_text(eval), bits, path]
     });
-    let headings = [">cycle", ">step", ">loss", ">perplexity", ">bits/byte", "in the store"];
-    output::format_table(headings, rows)
+    let headings = [">cycle", ">step", ">loss", ">perplexity", ">~bits/byte", "~in the store"];
+    output::fit_table(headings, rows)
 }
 
 fn perplexity_text(eval: Option<&v1::Eval>) -> String {
@@ -45,11 +45,11 @@ pub(crate) fn cycles_table(run: &v1::Run) -> String {
         ">held-out pass rate",
         ">perplexity",
         ">kept",
-        ">generate s",
-        ">verify s",
-        ">train s",
-        ">eval s",
-        "samples by agent",
+        ">~generate s",
+        ">~verify s",
+        ">~train s",
+        ">~eval s",
+        "~samples by agent",
     ];
-    output::format_table(headings, rows)
+    output::fit_table(headings, rows)
 }

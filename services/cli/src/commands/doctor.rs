@@ -4,7 +4,10 @@ mod capture;
 mod estimate;
 mod training_plan;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::Context;
 use doctor::{DoctorFinding, Severity};
@@ -17,20 +20,29 @@ use serde_json::json;
 
 use crate::{
     args::{DoctorArgs, DoctorCommand, ROLE_NAMES},
-    exit_codes, output,
+    exit_codes, local_models, output,
     python_runner::check_interpreter,
 };
 
-pub(crate) fn run_doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run_doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
     match &args.command {
-        Some(DoctorCommand::Estimate(args)) => estimate::run_estimate(args, json)?,
+        Some(DoctorCommand::Estimate(args)) => {
+            let model = local_models::find_model_config(&args.model).await?;
+            estimate::run_estimate(args, &model, json)?;
+        }
         Some(DoctorCommand::Profile { name }) => print_profile(name.as_deref())?,
-        None => return check_box(args, json),
+        None => {
+            let model = match &args.model {
+                Some(model) => Some(local_models::find_model_config(model).await?),
+                None => None,
+            };
+            return check_box(args, model.as_deref(), json);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn check_box(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
+fn check_box(args: &DoctorArgs, model: Option<&Path>, json: bool) -> anyhow::Result<ExitCode> {
     let seen = take_snapshot(args)?;
     let profile = match args.profile.as_deref() {
         Some(name) => HardwareProfile::load_named(name)?,
@@ -40,8 +52,10 @@ fn check_box(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
     if let Some(role) = &args.role {
         findings = doctor::filter_by_role(findings, role);
     }
+    let mut planned = None;
     if let Some(file) = &args.run {
-        let plan = training_plan::read_plan(file, args, &seen, &profile)?;
+        let plan = training_plan::read_plan((file, model), args, &seen, &profile)?;
+        planned = Some(training_plan::describe_plan(file, &plan));
         findings.extend(doctor::check_plan(&seen, &profile, &plan));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     }
@@ -52,9 +66,12 @@ fn check_box(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
             .collect();
         output::print_json(&json!({
             "profile": profile.name, "findings": findings, "withheld_by": roles, "snapshot": seen,
+            "training": planned,
         }))?;
     } else {
-        print_findings(&seen, &profile, &findings);
+        print_box(&seen, &profile);
+        planned.iter().for_each(|line| output::print_line(line));
+        print_findings(&seen, &findings);
     }
     let failed = doctor::worst_severity(&findings) == Some(Severity::Fail);
     Ok(exit_codes::findings_code(failed))
@@ -100,8 +117,7 @@ fn live_files(args: &DoctorArgs) -> anyhow::Result<LiveFiles> {
     Ok(live)
 }
 
-fn print_findings(seen: &HostSnapshot, profile: &HardwareProfile, findings: &[DoctorFinding]) {
-    print_box(seen, profile);
+fn print_findings(seen: &HostSnapshot, findings: &[DoctorFinding]) {
     for DoctorFinding { id, severity, seen, why, remedy, source } in findings {
         output::print_line("");
         output::print_line(&format!("{} {id}: {seen}", severity_word(*severity)));

@@ -48,11 +48,11 @@ async fn print_history(flags: &GlobalArgs, filter: EvalFilterArgs) -> anyhow::Re
         "suite",
         ">pass rate",
         ">perplexity",
-        ">?bits/byte",
-        ">?tokens",
-        "?agent",
-        "at",
-        ">?TLB/s, peak",
+        ">?~bits/byte",
+        ">?~tokens",
+        "?~agent",
+        "~at",
+        ">?~TLB shootdowns/s, peak",
     ];
     output::print_table(headings, evals.iter().flat_map(history_rows));
     Ok(())

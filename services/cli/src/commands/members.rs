@@ -78,10 +78,6 @@ fn end_text(revoked: Option<&Timestamp>, expires: Option<&Timestamp>) -> String 
     }
 }
 
-fn or_dash(text: String) -> String {
-    if text.is_empty() { "-".into() } else { text }
-}
-
 pub(crate) async fn handle_users(flags: &GlobalArgs, command: UserCommand) -> anyhow::Result<()> {
     match command {
         UserCommand::Create { name, scope, expires, out } => {
@@ -143,12 +139,12 @@ fn print_members(members: Vec<v1::MemberInfo>, json: bool) -> anyhow::Result<()>
         [
             member.name,
             if member.scope.is_empty() { member.roles.join(", ") } else { member.scope },
-            or_dash(member.pool),
+            output::text_or_dash(member.pool),
             output::format_time(member.joined_at.as_ref()),
             end_text(member.revoked_at.as_ref(), member.expires_at.as_ref()),
-            or_dash(member.token),
-            or_dash(member.host),
-            or_dash(member.version),
+            output::text_or_dash(member.token),
+            output::text_or_dash(member.host),
+            output::text_or_dash(member.version),
         ]
     });
     let headings =

@@ -155,7 +155,7 @@ fn difference_texts(settings: Vec<SettingDifference>, [a, b]: [&v1::Run; 2]) -> 
         texts.push(format!("{} and {} have the same settings", a.run, b.run));
     } else {
         let rows = settings.into_iter().map(|it| [it.setting, it.a, it.b]);
-        texts.push(output::format_table(["setting", a.run.as_str(), b.run.as_str()], rows));
+        texts.push(output::fit_table(["setting", a.run.as_str(), b.run.as_str()], rows));
     }
     texts.extend(explain::comparison_tables([a, b]));
     texts

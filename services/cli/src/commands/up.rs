@@ -27,7 +27,7 @@ use crate::{
     args::{ROLE_NAMES, STOP_GRACE_S, UpArgs},
     fleet::{self, FleetArgs, FleetFile},
     fleet_keys::{self, FleetKeys},
-    service_notify, signals,
+    output, service_notify, signals,
     supervisor::{STOP_LIMIT, SupervisedProcess},
     this_machine::{self, SECONDS_PER_HOUR},
     version,
@@ -91,7 +91,11 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
         }
     }
     let FleetFile { nats, gateway: at, store, .. } = &file;
-    tracing::info!(nats, gateway = at, store, page = file.page_url(), "the fleet is up");
+    if output::stderr_is_terminal() {
+        output::print_status_text(&next_steps(&file, &directory));
+    } else {
+        tracing::info!(nats, gateway = at, store, page = file.page_url(), "the fleet is up");
+    }
     let _announced = if args.announce { announce_gateway(&directory, gateway) } else { None };
     tokio::select! {
         () = supervise_server(&mut server, &stop) => {}
@@ -102,6 +106,28 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
     server.stop().await;
     tracing::info!("the fleet is down");
     Ok(())
+}
+
+/// Returns what a user can do with a fleet that has just started.
+fn next_steps(file: &FleetFile, directory: &Path) -> String {
+    let (page, dir) = (file.page_url(), output::escape_line(&directory.display().to_string()));
+    let sign_in = match &file.identity {
+        Some(_) => format!(" (sign in with the content of {dir}/keys/admin/bearer.jwt)"),
+        None => String::new(),
+    };
+    let add_box = match &file.identity {
+        Some(_) => format!(
+            "flotilla token create --dir {dir} --roles trainer,generator,verifier,evaluator"
+        ),
+        None => format!("flotilla agent --nats {}    # on the other box", file.nats),
+    };
+    format!(
+        "the fleet is up; its web page is {page}{sign_in}\n  \
+         watch it:           flotilla watch --dir {dir}\n  \
+         check a run spec:   flotilla run check --dir {dir} SPEC.yaml\n  \
+         add another box:    {add_box}\n  \
+         stop it:            Ctrl-C, or flotilla down --dir {dir}"
+    )
 }
 
 fn prepare_directory(fleet: &FleetArgs) -> anyhow::Result<PathBuf> {

@@ -68,9 +68,8 @@ fn an_error_that_quotes_a_fact_forges_no_line() {
 
 #[test]
 fn an_argument_that_is_quoted_is_escaped() {
-    use clap::CommandFactory;
     let usage = |argument: &str| {
-        let error = crate::args::Cli::command().try_get_matches_from(["flotilla", argument]);
+        let error = crate::args::Cli::build_command().try_get_matches_from(["flotilla", argument]);
         usage_text_to_escape(&error.unwrap_err())
     };
     let text = escape_text(&usage("bo\u{1b}[2J\u{202e}gus").unwrap());
@@ -213,4 +212,24 @@ fn nothing_else_writes_to_a_terminal() {
     assert_eq!(offences, [""; 0], "print by output.rs, which escapes what others wrote");
     let idle: Vec<_> = ALLOWED.iter().zip(used).filter(|(_, used)| !used).collect();
     assert!(idle.is_empty(), "allowed and not there: {idle:?}");
+}
+
+#[test]
+fn a_table_fits_the_terminal_by_leaving_out_optional_columns() {
+    let headings = ["agent", "~host", ">?rate", "~engines", "trouble"];
+    let row = |rate: &str| {
+        ["generator-1", "a-long-host-name", rate, "generator: candle", "none"].map(String::from)
+    };
+    let format = |width| format_table_within(headings, [row("7"), row("-")], width);
+    let (whole, left_out) = format(None);
+    let widest = whole.lines().map(|line| line.trim_end().chars().count()).max().unwrap();
+    assert!(left_out.is_empty() && whole.contains("engines"), "{whole}");
+    assert_eq!(format(u16::try_from(widest).ok()).1, Vec::<String>::new());
+    assert_eq!(format(u16::try_from(widest - 1).ok()).1, ["engines"]);
+    assert_eq!(format(Some(40)).1, ["host", "engines"]);
+    // What cannot be left out is wrapped.
+    let (narrow, _) = format(Some(30));
+    assert!(narrow.lines().all(|line| line.trim_end().chars().count() <= 30), "{narrow}");
+    let (empty, _) = format_table_within(headings, [row("-")], None);
+    assert!(!empty.contains("rate"), "{empty}");
 }

@@ -26,8 +26,8 @@ const KNOWN_BOXES: [(&str, u64); 3] = [
     ("MI50, 32 GB", 31 * BYTES_PER_GIB),
 ];
 
-pub(super) fn run_estimate(args: &EstimateArgs, json: bool) -> anyhow::Result<()> {
-    let shape = read_model_shape(&args.model)?;
+pub(super) fn run_estimate(args: &EstimateArgs, model: &Path, json: bool) -> anyhow::Result<()> {
+    let shape = read_model_shape(model)?;
     let training = PlannedTraining {
         method: match args.method {
             EstimateMethod::Lora => TrainingMethod::Lora { rank: u64::from(args.rank) },
@@ -150,7 +150,7 @@ fn print_parts(rows: &[(&str, u64)], peak: u64, tolerance: &str) {
     output::print_line(&format!("  {:<28}{:>12}  ({tolerance})", "peak", format_gb(peak)));
 }
 
-fn format_gb(bytes: u64) -> String {
+pub(super) fn format_gb(bytes: u64) -> String {
     format!("{:.2} GB", bytes as f64 / 1e9)
 }
 

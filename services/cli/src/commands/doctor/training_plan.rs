@@ -46,8 +46,30 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 const DATA_BYTES_MAX: u64 = 64 << 30;
 
+/// Returns one line about a plan: its steps, its saves and its memory, as far as they are known.
+pub(super) fn describe_plan(file: &Path, plan: &TrainingPlan) -> String {
+    let mut parts = Vec::new();
+    parts.extend(plan.steps.map(|steps| format!("at most {steps} steps")));
+    parts.extend(plan.save_every.map(|every| match (every, plan.saves_by_time) {
+        (0, true) => "saved by time".to_owned(),
+        (0, false) => "not saved before its end".to_owned(),
+        (every, true) => format!("saved every {every} steps and by time"),
+        (every, false) => format!("saved every {every} steps"),
+    }));
+    parts.extend(plan.dtype.map(|dtype| format!("in {}", dtype.name())));
+    parts.push(match &plan.memory {
+        Some((shape, training)) => {
+            let peak = shape.estimate_training(training).peak_bytes;
+            format!("about {} at its peak", estimate::format_gb(peak))
+        }
+        None => "memory unknown, because its base is not a model on this machine".to_owned(),
+    });
+    format!("training of {}: {}", file.display(), parts.join(", "))
+}
+
+/// Reads the plan of a settings file; `model` is that of settings which name none.
 pub(super) fn read_plan(
-    file: &Path,
+    (file, model): (&Path, Option<&Path>),
     args: &DoctorArgs,
     seen: &HostSnapshot,
     profile: &HardwareProfile,
@@ -70,7 +92,7 @@ pub(super) fn read_plan(
         plan_from_spec(&spec, directory, examples, profile)?
     } else if has(&TRAINING_ARGUMENTS_KEYS) {
         let arguments = TrainingArguments::parse(&text).with_context(named)?;
-        let model = args.model.as_deref().map(estimate::read_model_shape).transpose()?;
+        let model = model.map(estimate::read_model_shape).transpose()?;
         arguments.to_plan(examples, model, seen)
     } else {
         bail!(
@@ -216,7 +238,7 @@ mod tests {
         let all = ["doctor", "--run", "-"].iter().chain(flags);
         let args = Line::parse_from(all).args;
         let (seen, profile) = (HostSnapshot::default(), HardwareProfile::load_named("gfx1201")?);
-        let plan = read_plan(&file, &args, &seen, &profile)?;
+        let plan = read_plan((&file, args.model.as_deref()), &args, &seen, &profile)?;
         let findings = check_plan(&seen, &profile, &plan);
         Ok(findings.iter().map(|finding| (finding.id, finding.severity)).collect())
     }
