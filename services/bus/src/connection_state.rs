@@ -53,6 +53,10 @@ impl ConnectionState {
                 // Having no receiver is fine: the error is in the log.
                 let _ = self.violations.send(error.to_string());
             }
+            // Each attempt to reconnect fails in its own way; the lost connection was reported.
+            Event::ClientError(error) if !*self.connected.borrow() => {
+                tracing::debug!(%error, "the bus client reported an error");
+            }
             Event::ClientError(error) => tracing::warn!(%error, "the bus client reported an error"),
             Event::SlowConsumer(subscription) => {
                 tracing::warn!(subscription, "messages of the bus were dropped unread");

@@ -61,21 +61,29 @@ const meters = ({ telemetry: it, cpus }) => it && h("div.meters", it.gpus.map(gp
   it.cpuBusy !== null && meter("CPU", it.cpuBusy, `${percent(it.cpuBusy, 0)} of ${cpus} cores`),
   filled("memory", it.memoryTotal - it.memoryAvailable, it.memoryTotal));
 
+/** The head of the agents of one host, with the host's meters as its newest agent reports them. */
+export function hostHead(host, agents) {
+  const newest = agents.toSorted((a, b) => b.seenAt.localeCompare(a.seenAt))[0];
+  return h("header.host", { key: `host ${host}`, "data-host": host },
+    h("h3", host || "unnamed host", h("small", ` ${counted(agents.length, "agent")}`)), meters(newest));
+}
+
 const boxAttributes = (agent, more) => ({ key: agent.agent, "data-agent": agent.agent, "data-state": stateOf(agent, now()),
   "data-storm": agent.telemetry?.storm?.level, "data-row": true, class: concerns(agent, now()).length && "concerned", ...more });
 
 const rated = (value, unit) => h("span", h("b", value || "–"), ` ${unit}`);
 const lastSeen = (agent) => duration(secondsSinceSeen(agent, now()));
 
-export const card = (agent, more) => h("article.box", boxAttributes(agent, more),
+/** `isShared`: the meters of its host are shown once for all agents of the host. */
+export const card = (agent, more, isShared = false) => h("article.box", boxAttributes(agent, more),
   h("header", h("h3", h("a", { href: toBox(agent.agent) }, agent.agent)), state(stateOf(agent, now())),
     stateOf(agent, now()) === "gone" && h("small", `last seen ${lastSeen(agent)} ago`)),
   h("p.chips", agent.roles.map((role) => chip(role)), chip(agent.profile || "no profile", "soft", agent.engines.join("\n")),
     agent.pool && chip(`pool ${agent.pool}`, "soft")),
   callouts(agent),
-  h("p.rates", rated(agent.tokensPerS && compact(agent.tokensPerS), "tokens/s"),
+  h("p.rates", agent.roles.includes("generator") && rated(agent.tokensPerS && compact(agent.tokensPerS), "tokens/s"),
     Number.isFinite(agent.telemetry?.watts) && rated(count(agent.telemetry.watts), "W"), rated(count(agent.jobsDone), "jobs done")),
-  meters(agent), agent.jobs.length ? h("ul.jobs", agent.jobs.map(jobOf)) : note("No jobs."));
+  !isShared && meters(agent), agent.jobs.length ? h("ul.jobs", agent.jobs.map(jobOf)) : note("No jobs."));
 
 export function row(agent, more) {
   const [concern] = concerns(agent, now());

@@ -112,6 +112,8 @@ const swatch = (at) => h("svg", { width: 22, height: 10, "aria-hidden": "true" }
   h("path.curve", { d: "M0 5H22", "stroke-dasharray": DASHES[at % STYLES] }),
   h("path.mark", { transform: "translate(11 5)", d: SHAPES[at % SHAPES.length](3) }));
 
+const leastSwatch = () => h("svg", { width: 22, height: 10, "aria-hidden": "true" }, h("line.least", { x1: 0, x2: 22, y1: 5, y2: 5 }));
+
 function drawLine({ points, name, hue }, at, { x, y, band, here }) {
   const to = (it, value) => `${x(it.x).toFixed(1)} ${y(value).toFixed(1)}`;
   const wide = points.filter((it) => it.low !== undefined);
@@ -151,7 +153,7 @@ export function columnChart(chart, shared) {
   };
   return frame({
     ...chart,
-    legend: shown.legend.map(([name, value, hue]) => item(hue, h("i.block"), name, value)),
+    legend: shown.legend.map(([name, value, hue, shape]) => item(hue, shape === "line" ? leastSwatch() : h("i.block"), name, value)),
     summary: `Cycle ${shown.cycle}: ${shown.parts.map(({ name, value }) => `${name} ${value}`).join(", ")}.`,
     headings: [part, "samples"],
     rows: () => all.flatMap(({ cycle, parts: listed }) => listed.map(({ name, value }) => [cycle, name, value])),

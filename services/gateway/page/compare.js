@@ -1,5 +1,6 @@
 // Compares runs: their results and curves side by side, and the settings that differ.
 
+import { bestOf } from "./ancestry.js";
 import { chartState, lineChart } from "./chart.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
@@ -15,7 +16,7 @@ const RUNS_MAX = 8;
 export function open({ page, route, signal }) {
   const runs = [...new Set(route.id.split(",").filter(Boolean))].slice(0, RUNS_MAX);
   const followed = followBoards(runs, { page, signal });
-  const shared = chartState(page);
+  const [shared, sharedSteps] = [chartState(page), chartState(page)];
 
   function runPicker() {
     const others = newestFirst(page.fleet.runs).filter(({ run }) => !runs.includes(run));
@@ -27,9 +28,15 @@ export function open({ page, route, signal }) {
   }
 
   function charts(known) {
-    const axis = [...new Set(known.map(axisOf))].join(" or ");
-    const stops = [0, ...new Set(known.flatMap(stopsOf).filter(Boolean))].sort((a, b) => a - b);
-    return h("div.charts", mergedCharts(known).map((chart) => lineChart(chart, shared(axis, stops, stops.at(-1)))));
+    // Cycles and steps have charts of their own, because they are no common axis.
+    const axes = ["cycle", "step"].filter((axis) => known.some((board) => axisOf(board) === axis));
+    return axes.map((axis) => {
+      const boards = known.filter((board) => axisOf(board) === axis);
+      const stops = [0, ...new Set(boards.flatMap(stopsOf).filter(Boolean))].sort((a, b) => a - b);
+      const chartsOf = axis === "cycle" ? shared : sharedSteps;
+      return [axes.length > 1 && h("h3", `By ${axis}`),
+        h("div.charts", { "data-axis": axis }, mergedCharts(boards, known).map((chart) => lineChart(chart, chartsOf(axis, stops, stops.at(-1)))))];
+    });
   }
 
   function results(known) {
@@ -40,11 +47,14 @@ export function open({ page, route, signal }) {
     return table("Metrics", ["", ...known.map(({ head }) => head.run)], [
       ["name", ...known.map(({ head }) => head.name)],
       ["state", ...known.map(({ head }) => state(head.state))],
-      ["held-out pass rate", ...lastDone(({ done: { heldout: it } }) => (it ? `${percent(it.mean)} ± ${(it.stderr * 100).toFixed(1)}` : "–"))],
-      ["best cycle", ...lastDone(({ done }) => done.best)],
+      ["best cycle", ...known.map((board) => (board.head.cycles ? bestOf(board) ?? "–" : "–"))],
+      ["held-out pass rate, best cycle", ...known.map((board) => rate(board.cycles.get(bestOf(board))?.done?.heldout))],
+      ["held-out pass rate, last cycle", ...lastDone(({ done }) => rate(done.heldout))],
       ["kept in the last cycle", ...lastDone(({ selected: it }) => (it ? `${it.kept} of ${it.considered}` : "–"))],
     ]);
   }
+
+  const rate = (it) => (it ? `${percent(it.mean)} ± ${(it.stderr * 100).toFixed(1)}` : "–");
 
   const draw = () => {
     const known = runs.map((run) => followed.boards.get(run)).filter(Boolean);

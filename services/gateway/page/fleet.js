@@ -1,13 +1,13 @@
 // Shows the fleet: a list of runs, and the agents as cards or, if there are many, as rows.
 
 import { now } from "./api.js";
-import { card, row, searchText } from "./box.js";
+import { card, hostHead, row, searchText } from "./box.js";
 import { h, lazy } from "./dom.js";
 import { clock, compact, count, counted, duration, percent } from "./format.js";
 import { button, empty, progress, quiet, section, state } from "./parts.js";
 import { toCompare, toRun } from "./route.js";
 import { linear } from "./scale.js";
-import { fleetTotals, newestFirst, progressOf, stateOf } from "./store.js";
+import { byHost, fleetTotals, newestFirst, progressOf, stateOf } from "./store.js";
 
 const CARDS_MAX = 24;
 const RUNS_SHOWN = 12;
@@ -77,10 +77,13 @@ export function open({ page, signal }) {
     const words = filter.toLowerCase().split(/\s+/);
     const matching = all.filter((agent) => words.every((word) => searchText(agent).includes(word)));
     const [render, name] = total.boxes > CARDS_MAX ? [row, "rows"] : [card, "cards"];
-    const lazyAgent = (agent) =>
-      lazy(agent.agent, [agent, stateOf(agent, now())], () => render(agent, { ref: visibility.observe }), visibility.isOffscreen);
+    const lazyAgent = (isShared) => (agent) =>
+      lazy(agent.agent, [agent, stateOf(agent, now())], () => render(agent, { ref: visibility.observe }, isShared), visibility.isOffscreen);
+    // Agents of one host are one machine: its load is shown once.
+    const groups = total.boxes > CARDS_MAX ? [["", matching]] : byHost(matching);
+    const shares = groups.some(([, agents]) => agents.length > 1) && total.boxes <= CARDS_MAX;
     return [
-      h(`div.${name}`, matching.map(lazyAgent)),
+      groups.map(([host, agents]) => [shares && hostHead(host, agents), h(`div.${name}`, agents.map(lazyAgent(shares)))]),
       !matching.length && empty(`None of ${count(all.length)} agents matches “${filter}”.`),
     ];
   }
@@ -128,7 +131,8 @@ function spark() {
   const x = linear([0, RATES_MAX - 1], [0, 120]);
   const y = linear([0, Math.max(1, ...rates)], [29, 3]);
   const points = rates.map((rate, at) => `${x(RATES_MAX - rates.length + at).toFixed(1)} ${y(rate).toFixed(1)}`);
-  return points.length > 1 && h("svg.spark", { width: 120, height: 30, role: "img", "aria-label": "tokens/s over the last four minutes" },
+  // A few points would be a single slanted stroke.
+  return points.length > 10 && h("svg.spark", { width: 120, height: 30, role: "img", "aria-label": "tokens/s over the last four minutes" },
     h("path.curve.s0", { d: `M${points.join("L")}` }));
 }
 

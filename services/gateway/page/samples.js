@@ -18,7 +18,7 @@ export function open({ page, route, signal }) {
   const { id: run, settings } = route;
   const { suite = "", fate = "", text = "" } = settings;
   const opened = new Set();
-  const cycle = Number(settings.cycle ?? 0);
+  let cycle = Number(settings.cycle ?? 0);
   const offset = Number(settings.offset ?? 0);
   const which = suite || settings.which === "heldout" ? "HELDOUT_SAMPLES" : "TRAIN_SAMPLES";
   let answer = null;
@@ -26,7 +26,14 @@ export function open({ page, route, signal }) {
   let typing = 0;
   let marked = true;
   signal.addEventListener("abort", () => clearTimeout(typing));
-  call("Runs/Samples", { run, cycle, which, suite, fate, text, offset, limit: PAGE }, signal)
+  /** Without a cycle in the address, the newest one whose samples are all judged. */
+  const chosenCycle = async () => {
+    if (settings.cycle !== undefined) return cycle;
+    const { cyclesDone = [], cycle: current = 0 } = await call("Runs/Get", { run }, signal);
+    return Math.max(...cyclesDone.map((done) => done.cycle ?? 0), Math.min(current, 1));
+  };
+  chosenCycle()
+    .then((it) => call("Runs/Samples", { run, cycle: (cycle = it), which, suite, fate, text, offset, limit: PAGE }, signal))
     .then((it) => { answer = samplesPage(it); }, (error) => { failure = error.message; }).finally(page.redraw);
 
   /** The address has all settings. Every other change returns to the first page. */

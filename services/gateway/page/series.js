@@ -70,14 +70,20 @@ export function charts(board) {
   return all.filter(({ lines }) => lines.length).map((chart) => ({ write: decimal, tick: (it) => decimal(it, 3), ...chart }));
 }
 
+/** Drop reasons in the order of docs/RAFT.md, each with its colour; those that occur together differ. */
+const FATES = new Map([["kept", 3], ["unjudged", 7], ["error", 5], ["void", 7], ["set aside", 5], ["all right", 0], ["all wrong", 4], ["empty", 7],
+  ["unfinished", 6], ["short", 5], ["long", 0], ["failed", 4], ["duplicate", 1], ["near duplicate", 6], ["outranked", 2]]);
+const fateOrder = [...FATES.keys()];
+
 /** The shares of kept and dropped samples, by drop reason, one column per cycle. */
 export function fates(board) {
   const selected = [...board.cycles.values()].filter((it) => it.selected?.considered);
-  const names = ["kept", ...new Set(selected.flatMap((it) => Object.keys(it.selected.dropped)))];
   const all = selected.map(({ cycle, selected: { kept, dropped, considered } }) => {
     let to = 0;
-    const parts = Object.entries({ kept, ...dropped }).map(([name, value]) =>
-      ({ name, value, hue: names.indexOf(name), wide: 1, from: to, to: (to += value / considered) }));
+    const place = ([name]) => (FATES.has(name) ? fateOrder.indexOf(name) : fateOrder.length);
+    const ordered = Object.entries({ kept, ...dropped }).sort((a, b) => place(a) - place(b) || a[0].localeCompare(b[0]));
+    const parts = ordered.map(([name, value]) =>
+      ({ name, value, hue: FATES.get(name) ?? 7, wide: 1, from: to, to: (to += value / considered) }));
     const legend = parts.map(({ name, value, hue }) => [name, `${count(value)} (${percent(value / considered)})`, hue]);
     return { cycle, parts, legend, mark: null };
   });
@@ -95,15 +101,16 @@ export function rewards(board) {
       .filter(({ value }) => value);
     const mark = selected?.minReward || null;
     const judged = [`cycle ${cycle}`, `${count(counts.reduce((sum, n) => sum + n, 0))} judged`, 0];
-    return { cycle, parts, mark, legend: [judged, ...(mark ? [["dashed: lowest reward kept", place(mark), 0]] : [])] };
+    return { cycle, parts, mark, legend: [judged, ...(mark ? [["lowest reward kept", place(mark), 0, "line"]] : [])] };
   });
-  return { id: "rewards", title: "Rewards", subtitle: "width: square root of the number of samples", part: "reward", write: String, all };
+  return { id: "rewards", title: "Rewards", subtitle: "wider bars have more samples (by their square root)", part: "reward", write: String, all };
 }
 
-/** Merges the charts of several boards: each run has a colour, each line a dash pattern. */
-export function mergedCharts(boards) {
+/** Merges the charts of several boards: each run has the colour of its place in `all`, each line a dash pattern. */
+export function mergedCharts(boards, all) {
   const merged = new Map();
-  boards.forEach((board, hue) => {
+  boards.forEach((board) => {
+    const hue = all.indexOf(board);
     for (const chart of charts(board)) {
       const into = merged.get(chart.id) ?? { ...chart, band: false, lines: [] };
       const nameOf = ({ name }) => (chart.lines.length > 1 ? `${board.head.run} ${name}` : board.head.run);

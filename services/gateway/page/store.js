@@ -116,6 +116,8 @@ export function concerns(agent, now) {
   ].filter(Boolean);
 }
 
+const isGenerating = (agent) => agent.jobs.some((job) => job.role === "generator" && !job.waits);
+
 /** Totals of the fleet; rates and power only of agents that are online. */
 export function fleetTotals(agents, now) {
   const all = [...agents.values()];
@@ -124,6 +126,14 @@ export function fleetTotals(agents, now) {
   const sum = (read) => online.reduce((total, it) => total + (read(it) ?? 0), 0);
   return {
     boxes: all.length, online: online.length, concerned: concerned.length, concerns: [...new Set(concerned.flat())].sort(),
-    tokensPerS: sum((it) => it.tokensPerS), watts: sum((it) => it.telemetry?.watts),
+    // An idle agent's figure is that of its last jobs.
+    tokensPerS: sum((it) => (isGenerating(it) ? it.tokensPerS : 0)), watts: sum((it) => it.telemetry?.watts),
   };
+}
+
+/** The agents by host, in the order of their names: [host, agents] each. */
+export function byHost(agents) {
+  const hosts = new Map();
+  for (const agent of agents) hosts.set(agent.host, [...(hosts.get(agent.host) ?? []), agent]);
+  return [...hosts];
 }

@@ -160,6 +160,13 @@ export function timeline(redraw) {
 
   function background([from, to]) {
     const bottom = all.height - BOTTOM;
+    // Where the last label of a cycle ends: labels never overlap.
+    let labelled = -Infinity;
+    const cycleLabel = (start, cycle) => {
+      const text = [`cycle ${cycle}`, String(cycle)].find((it) => start >= labelled + 6 && it.length * 7 <= width - RIGHT - start);
+      if (text) labelled = start + text.length * 7;
+      return text && h("text", { x: start + 4, y: 32 }, text);
+    };
     const within = (list, draw) => list.filter(([a, b]) => b >= from && a <= to).map(([a, b, more]) => {
       const start = Math.max(left, x(a));
       return draw(start, Math.max(1, Math.min(width - RIGHT, x(b)) - start), more);
@@ -168,7 +175,7 @@ export function timeline(redraw) {
     return h("g",
       within(all.cycles.map(([cycle, [a, b]]) => [a, b, cycle]), (start, size, cycle) => [
         cycle % 2 === 1 && h("rect.cycle", rect(start, size)), h("line.axis", { x1: start, x2: start, y1: 20, y2: bottom }),
-        h("text", { x: start + 4, y: 32 }, size > 56 ? `cycle ${cycle}` : size > 16 && cycle)]),
+        cycleLabel(start, cycle)]),
       timeTicks(visibleRange(), (width - left) / 90).map((at) => [h("line.axis", { x1: x(at), x2: x(at), y1: TOP, y2: bottom }),
         h("text", { x: x(at), y: 13, "text-anchor": x(at) > width - 40 ? "end" : "middle" }, at ? duration(at) : "0")]),
       within(pauses(all.head, all.end), (start, size, reason) => h("g", h("rect", { ...rect(start, size), fill: "url(#hatch-pause)" }),
@@ -190,7 +197,7 @@ export function timeline(redraw) {
 
   return function draw(board, nowS, wide) {
     all = layOut(board, nowS);
-    [width, left] = [wide - 2, wide < 600 ? 74 : 124];
+    [width, left] = [wide - 2, wide < 600 ? 86 : 124];
     x = linear(visibleRange(), [left, width - RIGHT]);
     const now = x(all.end);
     const rows = () => all.bars.slice(-ROWS_MAX).reverse().map((it) =>

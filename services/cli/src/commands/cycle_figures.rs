@@ -27,7 +27,9 @@ pub(crate) fn cycles_table(run: &v1::Run) -> String {
         let agents: Vec<String> =
             done.samples_by_agent.iter().map(|(agent, n)| format!("{agent} {n}")).collect();
         let phases = [done.generate_s, done.verify_s, done.train_s, done.eval_s];
-        let [generate, verify, train, evaluate] = phases.map(|s| format!("{s:.1}"));
+        // 0 if the cycle did not have the phase.
+        let seconds = |s: f64| if s > 0.0 { format!("{s:.1}") } else { "-".into() };
+        let [generate, verify, train, evaluate] = phases.map(seconds);
         [
             done.cycle.to_string(),
             rate_text(done.heldout.as_ref()),
