@@ -368,15 +368,20 @@ pub(crate) fn show_all_columns() {
     WIDE_TABLES.store(true, Ordering::Relaxed);
 }
 
-/// Formats a table for stdout. If that is a terminal, columns marked with `~` that do not fit are
-/// left out, and named in a last line.
+/// Returns the columns of the terminal on stdout; `None` if tables need not fit.
+pub(crate) fn stdout_width() -> Option<u16> {
+    let is_fitted = std::io::stdout().is_terminal() && !WIDE_TABLES.load(Ordering::Relaxed);
+    let width = is_fitted.then(|| terminal::size().ok()).flatten();
+    width.map(|(columns, _)| columns).filter(|columns| *columns > 0)
+}
+
+/// Formats a table for this many columns. Columns marked with `~` that do not fit are left out, and
+/// named in a last line.
 pub(crate) fn fit_table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
+    width: Option<u16>,
 ) -> String {
-    let is_fitted = std::io::stdout().is_terminal() && !WIDE_TABLES.load(Ordering::Relaxed);
-    let width = is_fitted.then(|| terminal::size().ok()).flatten();
-    let width = width.map(|(columns, _)| columns).filter(|columns| *columns > 0);
     let (mut text, left_out) = format_table_within(headings, rows, width);
     if !left_out.is_empty() {
         // Writing to a string cannot fail.
@@ -389,7 +394,7 @@ pub(crate) fn print_table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) {
-    print_text(&fit_table(headings, rows));
+    print_text(&fit_table(headings, rows, stdout_width()));
 }
 
 pub(crate) fn text_or_dash(text: String) -> String {

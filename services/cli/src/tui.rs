@@ -144,6 +144,9 @@ fn to_tui_key(event: Event) -> Option<TuiKey> {
         KeyCode::Up => TuiKey::Up,
         KeyCode::Down => TuiKey::Down,
         KeyCode::Tab | KeyCode::BackTab => TuiKey::Tab,
+        KeyCode::PageUp => TuiKey::PageUp,
+        KeyCode::PageDown => TuiKey::PageDown,
+        KeyCode::Enter => TuiKey::Enter,
         KeyCode::Esc => TuiKey::Escape,
         _ => return None,
     })

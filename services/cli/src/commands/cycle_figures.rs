@@ -5,7 +5,7 @@ use wire::v1;
 
 use crate::output;
 
-pub(crate) fn perplexities_table(run: &v1::Run) -> String {
+pub(crate) fn perplexities_table(run: &v1::Run, width: Option<u16>) -> String {
     let rows = run.checkpoints.iter().filter_map(|info| info.checkpoint.as_ref()).map(|c| {
         let eval = run.evals.iter().find(|e| (e.cycle, e.step) == (c.cycle, c.step));
         let bits = eval.map_or("-".into(), |e| format!("{:.4}", e.bits_per_byte));
@@ -14,14 +14,14 @@ pub(crate) fn perplexities_table(run: &v1::Run) -> String {
         [c.cycle.to_string(), c.step.to_string(), loss, perplexity_text(eval), bits, path]
     });
     let headings = [">cycle", ">step", ">loss", ">perplexity", ">~bits/byte", "~in the store"];
-    output::fit_table(headings, rows)
+    output::fit_table(headings, rows, width)
 }
 
 fn perplexity_text(eval: Option<&v1::Eval>) -> String {
     eval.map_or("-".into(), |eval| format!("{:.4} ± {:.4}", eval.perplexity, eval.stderr))
 }
 
-pub(crate) fn cycles_table(run: &v1::Run) -> String {
+pub(crate) fn cycles_table(run: &v1::Run, width: Option<u16>) -> String {
     let rows = run.cycles_done.iter().map(|done| {
         let last = run.evals.iter().filter(|eval| eval.cycle == done.cycle).max_by_key(|e| e.step);
         let agents: Vec<String> =
@@ -53,5 +53,5 @@ pub(crate) fn cycles_table(run: &v1::Run) -> String {
         ">~eval s",
         "~samples by agent",
     ];
-    output::fit_table(headings, rows)
+    output::fit_table(headings, rows, width)
 }

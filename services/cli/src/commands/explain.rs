@@ -244,7 +244,7 @@ pub(super) fn comparison_tables([a, b]: [&v1::Run; 2]) -> Vec<String> {
         &format!(">kept, {}", a.run),
         &format!(">kept, {}", b.run),
     ];
-    let mut tables = vec![output::fit_table(headings, rows)];
+    let mut tables = vec![output::fit_table(headings, rows, output::stdout_width())];
     let suites = both().flat_map(|done| done.suites.iter().map(|suite| (&suite.suite, done.cycle)));
     let suites: BTreeSet<(&String, u32)> = suites.collect();
     if !suites.is_empty() {
@@ -256,7 +256,7 @@ pub(super) fn comparison_tables([a, b]: [&v1::Run; 2]) -> Vec<String> {
             [name.clone(), cycle.to_string(), of(a, cycle, &suite), of(b, cycle, &suite)]
         });
         let headings = ["suite", ">cycle", &format!(">{}", a.run), &format!(">{}", b.run)];
-        tables.push(output::fit_table(headings, rows));
+        tables.push(output::fit_table(headings, rows, output::stdout_width()));
     }
     tables
 }

@@ -155,7 +155,11 @@ fn difference_texts(settings: Vec<SettingDifference>, [a, b]: [&v1::Run; 2]) -> 
         texts.push(format!("{} and {} have the same settings", a.run, b.run));
     } else {
         let rows = settings.into_iter().map(|it| [it.setting, it.a, it.b]);
-        texts.push(output::fit_table(["setting", a.run.as_str(), b.run.as_str()], rows));
+        texts.push(output::fit_table(
+            ["setting", a.run.as_str(), b.run.as_str()],
+            rows,
+            output::stdout_width(),
+        ));
     }
     texts.extend(explain::comparison_tables([a, b]));
     texts
@@ -187,7 +191,7 @@ async fn print_run(control: &FleetControl, id: &RunId, json: bool) -> anyhow::Re
         "seed {}, cycle {} of {}, phase {}",
         run.seed, run.cycle, run.cycles, run.phase
     ));
-    output::print_text(&cycles_table(&run));
+    output::print_text(&cycles_table(&run, output::stdout_width()));
     for done in &run.cycles_done {
         cycle_findings(done)
             .into_iter()
@@ -195,7 +199,7 @@ async fn print_run(control: &FleetControl, id: &RunId, json: bool) -> anyhow::Re
             .for_each(|line| output::print_line(&line));
     }
     if !run.checkpoints.is_empty() {
-        output::print_text(&perplexities_table(&run));
+        output::print_text(&perplexities_table(&run, output::stdout_width()));
     }
     for failure in &run.failures {
         let v1::Failure { kind, id, attempt, agent, message, .. } = failure;

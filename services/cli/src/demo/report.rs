@@ -9,6 +9,7 @@ use wire::{RunId, v1};
 use crate::{
     commands::{cycles_table, perplexities_table},
     fleet::FleetFile,
+    output,
 };
 
 pub(super) struct DemoReport {
@@ -36,9 +37,9 @@ pub(super) async fn gather_report(
     let tables = format!(
         "\n{}: held-out perplexity of the base during training\n{}\n\n{}: reward-ranked fine-tuning\n{}\n\n{wall_s:.0} s in total",
         runs[0],
-        perplexities_table(&base),
+        perplexities_table(&base, output::stdout_width()),
         runs[1],
-        cycles_table(&raft)
+        cycles_table(&raft, output::stdout_width())
     );
     Ok(DemoReport { runs: runs.clone(), json, tables })
 }

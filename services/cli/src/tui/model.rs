@@ -10,7 +10,10 @@ use wire::{Record, RunId, v1};
 pub(super) enum TuiKey {
     Up,
     Down,
+    PageUp,
+    PageDown,
     Tab,
+    Enter,
     Escape,
     Char(char),
 }
@@ -48,6 +51,21 @@ pub(super) enum TuiFocus {
     Agents,
 }
 
+/// What the screen shows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum TuiView {
+    /// Agents, runs, and the selected run in short.
+    #[default]
+    Overview,
+    /// All of the selected run.
+    Run,
+    /// All of the selected agent.
+    Agent,
+}
+
+/// Lines that a page key scrolls.
+const PAGE_LINES: isize = 10;
+
 #[derive(Debug, Default)]
 pub(super) struct TuiModel {
     pub(super) agents: BTreeMap<String, v1::AgentStatus>,
@@ -57,6 +75,11 @@ pub(super) struct TuiModel {
     pub(super) run: Option<Run>,
     pub(super) run_view: Option<RunView>,
     pub(super) focus: TuiFocus,
+    pub(super) view: TuiView,
+    /// The list of keys covers the screen.
+    pub(super) shows_keys: bool,
+    /// First line shown of a run or an agent.
+    pub(super) scroll: usize,
     pub(super) selected_agent: usize,
     /// Action that waits for confirmation by `y`.
     pub(super) pending_action: Option<TuiAction>,
@@ -105,30 +128,106 @@ impl TuiModel {
             };
         }
         self.message.clear();
+        let showed_keys = std::mem::take(&mut self.shows_keys);
         match key {
-            TuiKey::Char('q') | TuiKey::Escape => return KeyOutcome::Quit,
+            TuiKey::Char('q') => return KeyOutcome::Quit,
+            TuiKey::Char('?') => self.shows_keys = !showed_keys,
+            // Any other key closes the list of keys.
+            _ if showed_keys => {}
+            TuiKey::Escape => self.show(TuiView::Overview),
+            TuiKey::Enter => self.show(match self.focus {
+                TuiFocus::Runs => TuiView::Run,
+                TuiFocus::Agents => TuiView::Agent,
+            }),
             TuiKey::Tab => {
                 self.focus = match self.focus {
                     TuiFocus::Runs => TuiFocus::Agents,
                     TuiFocus::Agents => TuiFocus::Runs,
                 };
+                if self.view != TuiView::Overview {
+                    return self.handle_key(TuiKey::Enter);
+                }
             }
-            TuiKey::Up | TuiKey::Char('k') => return self.move_selection(-1),
-            TuiKey::Down | TuiKey::Char('j') => return self.move_selection(1),
+            TuiKey::Up | TuiKey::Char('k') => return self.move_by(-1),
+            TuiKey::Down | TuiKey::Char('j') => return self.move_by(1),
+            TuiKey::PageUp => return self.move_by(-PAGE_LINES),
+            TuiKey::PageDown => return self.move_by(PAGE_LINES),
             TuiKey::Char('p') => self.propose_control(v1::control::Action::Pause),
             TuiKey::Char('r') => self.propose_control(v1::control::Action::Resume),
             TuiKey::Char('c') => self.propose_control(v1::control::Action::Cancel),
-            TuiKey::Char('d') => {
-                let agent = self.agents.keys().nth(self.selected_agent).cloned();
-                self.pending_action = agent.map(|agent| TuiAction::Drain { agent });
-            }
+            TuiKey::Char('d') => self.propose_drain(),
             TuiKey::Char(_) => {}
         }
         KeyOutcome::Nothing
     }
 
+    fn show(&mut self, view: TuiView) {
+        self.view = view;
+        self.scroll = 0;
+    }
+
+    pub(super) fn selected_agent(&self) -> Option<&v1::AgentStatus> {
+        self.agents.values().nth(self.selected_agent)
+    }
+
+    /// Returns the state of the selected run; `None` without one.
+    fn selected_run_state(&self) -> Option<v1::run::State> {
+        self.run.as_ref().map(Run::current_state).or_else(|| {
+            let at = self.selected_run_index()?;
+            self.runs.get(at).map(v1::Run::state)
+        })
+    }
+
+    /// Returns the actions that the selected run or agent allows now, each with its key.
+    pub(super) fn possible_actions(&self) -> Vec<(char, &'static str)> {
+        use v1::run::State;
+        let mut actions = match self.selected_run_state() {
+            Some(State::Running) => vec![('p', "pause"), ('c', "cancel")],
+            Some(State::Paused) => vec![('r', "resume"), ('c', "cancel")],
+            _ => Vec::new(),
+        };
+        if self.can_drain() {
+            actions.push(('d', "drain"));
+        }
+        actions
+    }
+
+    fn can_drain(&self) -> bool {
+        use v1::agent_status::State;
+        let state = self.selected_agent().map(v1::AgentStatus::state);
+        self.focus == TuiFocus::Agents && matches!(state, Some(State::Ready | State::Quarantined))
+    }
+
+    /// Asks for confirmation of an action that the selected run allows.
     fn propose_control(&mut self, action: v1::control::Action) {
-        self.pending_action = self.selected_run.clone().map(|run| TuiAction::Steer { run, action });
+        let Some(run) = self.selected_run.clone() else { return };
+        let name = action.as_str_name().to_lowercase();
+        if self.possible_actions().iter().any(|(_, possible)| *possible == name) {
+            self.pending_action = Some(TuiAction::Steer { run, action });
+        } else if let Some(state) = self.selected_run_state() {
+            let state = state.as_str_name().to_lowercase();
+            self.message = format!("{run}: {state}, so there is nothing to {name}");
+        }
+    }
+
+    fn propose_drain(&mut self) {
+        let agent = self.selected_agent().map(|agent| agent.agent.clone());
+        match agent {
+            Some(agent) if self.can_drain() => {
+                self.pending_action = Some(TuiAction::Drain { agent });
+            }
+            Some(_) => self.message = "select an agent that is ready (Tab) to drain it".to_owned(),
+            None => {}
+        }
+    }
+
+    /// Scrolls a run or an agent, and moves the selection of a list.
+    fn move_by(&mut self, by: isize) -> KeyOutcome {
+        if self.view == TuiView::Overview {
+            return self.move_selection(by);
+        }
+        self.scroll = self.scroll.saturating_add_signed(by);
+        KeyOutcome::Nothing
     }
 
     fn move_selection(&mut self, by: isize) -> KeyOutcome {
@@ -166,9 +265,15 @@ mod tests {
     fn model() -> TuiModel {
         let mut model = TuiModel::default();
         for agent in ["box-1", "box-2"] {
-            model.update_agent(v1::AgentStatus { agent: agent.into(), ..Default::default() });
+            let state = v1::agent_status::State::Ready.into();
+            model.update_agent(v1::AgentStatus {
+                agent: agent.into(),
+                state,
+                ..Default::default()
+            });
         }
-        let run = |name: &str| v1::Run { run: name.into(), ..Default::default() };
+        let state = v1::run::State::Running.into();
+        let run = |name: &str| v1::Run { run: name.into(), state, ..Default::default() };
         let newest = model.update_runs(vec![run("r-old"), run("r-new")]).unwrap();
         assert_eq!(newest.as_str(), "r-new", "the newest is chosen at first");
         model.select_run(&newest);
@@ -214,6 +319,44 @@ mod tests {
         let drain = TuiAction::Drain { agent: "box-2".into() };
         assert_eq!(model.handle_key(TuiKey::Char('y')), KeyOutcome::Perform(drain));
         assert_eq!(model.handle_key(TuiKey::Char('q')), KeyOutcome::Quit);
+    }
+
+    #[test]
+    fn only_actions_that_apply_are_offered() {
+        let mut model = model();
+        assert_eq!(model.possible_actions(), [('p', "pause"), ('c', "cancel")]);
+        model.handle_key(TuiKey::Char('r'));
+        assert!(model.pending_action.is_none());
+        assert_eq!(model.message, "r-new: running, so there is nothing to resume");
+        model.handle_key(TuiKey::Char('d'));
+        assert!(model.pending_action.is_none(), "no agent is selected");
+        model.handle_key(TuiKey::Tab);
+        assert_eq!(model.possible_actions(), [('p', "pause"), ('c', "cancel"), ('d', "drain")]);
+        let state = v1::run::State::Succeeded.into();
+        let over = v1::Run { run: "r-new".into(), state, ..Default::default() };
+        model.update_runs(vec![over]);
+        assert_eq!(model.possible_actions(), [('d', "drain")]);
+        model.handle_key(TuiKey::Char('p'));
+        assert_eq!(model.message, "r-new: succeeded, so there is nothing to pause");
+    }
+
+    #[test]
+    fn enter_opens_escape_goes_back_and_a_question_mark_shows_the_keys() {
+        let mut model = model();
+        model.handle_key(TuiKey::Enter);
+        assert_eq!(model.view, TuiView::Run);
+        model.handle_key(TuiKey::PageDown);
+        model.handle_key(TuiKey::Up);
+        assert_eq!(model.scroll, 9);
+        model.handle_key(TuiKey::Tab);
+        assert_eq!((model.view, model.scroll), (TuiView::Agent, 0));
+        model.handle_key(TuiKey::Char('?'));
+        assert!(model.shows_keys);
+        assert_eq!(model.handle_key(TuiKey::Escape), KeyOutcome::Nothing);
+        assert_eq!((model.shows_keys, model.view), (false, TuiView::Agent));
+        assert_eq!(model.handle_key(TuiKey::Escape), KeyOutcome::Nothing);
+        assert_eq!(model.view, TuiView::Overview);
+        assert_eq!(model.handle_key(TuiKey::Escape), KeyOutcome::Nothing, "only q quits");
     }
 
     #[test]

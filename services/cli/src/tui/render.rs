@@ -7,15 +7,17 @@ use ratatui::{
     text::Line,
     widgets::{Block, Borders, Gauge, Paragraph, Row, Table, TableState},
 };
-use run_view::{ActiveJobs, RunView, agent_state_text, telemetry_text, trouble_text};
+use run_view::{
+    ActiveJobs, RunView, agent_state_text, cycle_findings, telemetry_text, trouble_text,
+};
 use wire::{clock::unix_seconds, v1};
 
 use crate::{
     commands::{cycles_table, perplexities_table},
-    output::escape_line,
+    output::{escape_line, format_bytes},
 };
 
-use super::model::{TuiFocus, TuiModel};
+use super::model::{TuiFocus, TuiModel, TuiView};
 
 const AGENT_ROWS_MAX: usize = 12;
 const RUN_ROWS_MAX: usize = 6;
@@ -23,9 +25,35 @@ const RUN_ROWS_MAX: usize = 6;
 const PANEL_EXTRA_ROWS: usize = 3;
 const RUN_PANEL_ROWS_MIN: u16 = 7;
 
-const KEY_HELP: &str = "↑↓ select  Tab agents/runs  p pause  r resume  c cancel  d drain  q quit";
+/// With fewer columns, lists leave out what is also in the view of one run or agent.
+const NARROW_COLUMNS: u16 = 100;
+
+const KEYS: [(&str, &str); 10] = [
+    ("↑ ↓ j k", "select, or scroll"),
+    ("Page Up, Page Down", "scroll by ten lines"),
+    ("Tab", "change between runs and agents"),
+    ("Enter", "open the selected run or agent"),
+    ("Esc", "go back"),
+    ("p, r", "pause and resume the selected run"),
+    ("c", "cancel the selected run"),
+    ("d", "drain the selected agent: it finishes its jobs and stops"),
+    ("?", "show or hide these keys"),
+    ("q", "quit"),
+];
 
 pub(super) fn draw_screen(frame: &mut Frame<'_>, model: &TuiModel) {
+    let [main, foot] =
+        Layout::vertical([Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
+    frame.render_widget(footer_line(model), foot);
+    match model.view {
+        _ if model.shows_keys => draw_keys(frame, main),
+        TuiView::Overview => draw_overview(frame, model, main),
+        TuiView::Run => draw_selected_run(frame, model, main),
+        TuiView::Agent => draw_selected_agent(frame, model, main),
+    }
+}
+
+fn draw_overview(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let height = |rows: usize, most: usize| {
         Constraint::Length(
             u16::try_from(rows.clamp(1, most) + PANEL_EXTRA_ROWS).unwrap_or(u16::MAX),
@@ -35,13 +63,69 @@ pub(super) fn draw_screen(frame: &mut Frame<'_>, model: &TuiModel) {
         height(model.agents.len(), AGENT_ROWS_MAX),
         height(model.runs.len(), RUN_ROWS_MAX),
         Constraint::Min(RUN_PANEL_ROWS_MIN),
-        Constraint::Length(1),
     ]);
-    let [boxes, runs, run, foot] = areas.areas(frame.area());
+    let [boxes, runs, run] = areas.areas(area);
     draw_agents(frame, model, boxes);
     draw_runs(frame, model, runs);
     draw_selected_run(frame, model, run);
-    frame.render_widget(footer_line(model), foot);
+}
+
+fn draw_keys(frame: &mut Frame<'_>, area: Rect) {
+    let lines = KEYS.map(|(keys, what)| Line::from(format!("  {keys:<20}{what}")));
+    let block = panel_block(" keys ".to_owned(), true);
+    frame.render_widget(Paragraph::new(lines.to_vec()).block(block), area);
+}
+
+/// Draws lines from the one that the model has scrolled to; the last line always stays visible.
+fn draw_scrolled(frame: &mut Frame<'_>, lines: &[Line<'static>], model: &TuiModel, area: Rect) {
+    let top = model.scroll.min(lines.len().saturating_sub(usize::from(area.height)));
+    frame.render_widget(Paragraph::new(lines[top..].to_vec()), area);
+}
+
+fn draw_selected_agent(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
+    let Some(agent) = model.selected_agent() else {
+        let block = panel_block(" no agents ".to_owned(), true);
+        return frame.render_widget(block, area);
+    };
+    let block = panel_block(escape_line(&format!(" {} ", agent.agent)), true);
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { format_bytes(bytes) };
+    let facts = [
+        ("state", agent_state_text(agent, unix_seconds())),
+        ("trouble", trouble_text(agent)),
+        ("roles", agent.roles.join(", ")),
+        ("host", agent.host.clone()),
+        ("pool", agent.pool.clone()),
+        ("version", agent.version.clone()),
+        ("profile", agent.profile.clone()),
+        ("load", agent.telemetry.as_ref().map_or_else(String::new, telemetry_text)),
+        ("tokens/s", rate_label(agent.tokens_per_s)),
+        ("memory", bytes(agent.rss_bytes)),
+        ("for training", bytes(agent.training_bytes)),
+        ("jobs done", agent.jobs_done.to_string()),
+    ];
+    let facts = facts.into_iter().filter(|(_, value)| !value.is_empty());
+    let mut lines: Vec<Line<'static>> =
+        facts.map(|(name, value)| fact_line(name, &value)).collect();
+    lines.extend(agent.engines.iter().map(|engine| fact_line("engine", engine)));
+    lines.extend(agent.jobs.iter().map(|job| fact_line("job", &job_label(job))));
+    draw_scrolled(frame, &lines, model, inner);
+}
+
+fn fact_line(name: &str, value: &str) -> Line<'static> {
+    Line::from(format!("  {name:<14}{}", escape_line(value)))
+}
+
+fn rate_label(tokens_per_s: f64) -> String {
+    if tokens_per_s > 0.0 { format!("{tokens_per_s:.0}") } else { "-".into() }
+}
+
+fn job_label(job: &v1::ActiveJob) -> String {
+    match job.total {
+        0 => format!("{} {}", job.run, job.note),
+        total => format!("{} {}/{total} {}", job.run, job.done, job.note),
+    }
 }
 
 fn panel_block(title: String, focused: bool) -> Block<'static> {
@@ -61,43 +145,36 @@ const SELECTED_STYLE: Style = Style::new().add_modifier(Modifier::REVERSED);
 
 fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let rows = model.agents.values().map(|agent| {
-        let jobs = agent.jobs.iter().filter(|job| !job.waits);
-        let jobs = jobs.map(|job| match job.total {
-            0 => format!("{} {}", job.run, job.note),
-            total => format!("{} {}/{total} {}", job.run, job.done, job.note),
-        });
         let trouble = trouble_text(agent);
-        let works: Vec<String> = jobs.collect();
+        let works: Vec<String> =
+            agent.jobs.iter().filter(|job| !job.waits).map(job_label).collect();
         let does = if trouble.is_empty() { works.join("; ") } else { trouble.clone() };
         let style = match agent.state() {
             _ if !trouble.is_empty() => Style::new().fg(Color::Yellow),
             v1::agent_status::State::Ready => Style::new(),
             _ => Style::new().fg(Color::DarkGray),
         };
-        let rate = match agent.tokens_per_s {
-            rate if rate > 0.0 => format!("{rate:.0}"),
-            _ => "-".into(),
-        };
         let on = agent.telemetry.as_ref().map_or("-".into(), telemetry_text);
         let cells = [
             agent.agent.clone(),
             agent.roles.join(", "),
             agent_state_text(agent, unix_seconds()),
-            rate,
+            rate_label(agent.tokens_per_s),
             on,
             does,
         ];
         row(&cells).style(style)
     });
+    let optional = |width| if area.width < NARROW_COLUMNS { 0 } else { width };
     let widths = [
         Constraint::Max(20),
-        Constraint::Max(20),
+        Constraint::Max(optional(20)),
         Constraint::Max(16),
         Constraint::Length(8),
-        Constraint::Max(24),
+        Constraint::Max(optional(24)),
         Constraint::Min(16),
     ];
-    let head = Row::new(["box", "roles", "state", "tokens/s", "doing", "work"]);
+    let head = Row::new(["agent", "roles", "state", "tokens/s", "load", "work"]);
     let focused = model.focus == TuiFocus::Agents;
     let title = count_label(model.agents.len(), "agent", "agents");
     let table = Table::new(rows, widths)
@@ -115,9 +192,6 @@ fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             v1::run::State::Running => Style::new().fg(Color::Green),
             _ => Style::new(),
         };
-        // The list of runs has no jobs, so only the selected run shows its phase.
-        let chosen = model.run.as_ref().filter(|chosen| chosen.id.as_str() == run.run);
-        let phase = chosen.map_or("", |run| run.current_phase().as_str());
         let cycle = match run.cycles {
             0 => "-".into(),
             cycles => format!("{}/{cycles}", run.cycle),
@@ -128,19 +202,20 @@ fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             run.kind.clone(),
             run.state().as_str_name().to_lowercase(),
             cycle,
-            if run.message.is_empty() { phase.to_owned() } else { run.message.clone() },
+            if run.message.is_empty() { run.phase.clone() } else { run.message.clone() },
         ])
         .style(style)
     });
+    let optional = |width| if area.width < NARROW_COLUMNS { 0 } else { width };
     let widths = [
         Constraint::Max(28),
-        Constraint::Max(24),
+        Constraint::Max(optional(24)),
         Constraint::Length(8),
         Constraint::Length(10),
         Constraint::Length(7),
         Constraint::Min(10),
     ];
-    let head = Row::new(["run", "name", "kind", "state", "cycle", "phase"]);
+    let head = Row::new(["run", "name", "kind", "state", "cycle", "phase or reason"]);
     let focused = model.focus == TuiFocus::Runs;
     let table = Table::new(rows, widths)
         .header(head.style(Modifier::BOLD))
@@ -182,10 +257,16 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         .label(escape_line(&label));
     frame.render_widget(bar_of, bar);
     let view = control::run_to_proto(run);
-    let table_text =
-        if view.cycles_done.len() > 1 { cycles_table(&view) } else { perplexities_table(&view) };
-    let mut lines: Vec<Line<'_>> =
+    let table_text = match view.cycles_done.len() {
+        0 | 1 => perplexities_table(&view, Some(rest.width)),
+        _ => cycles_table(&view, Some(rest.width)),
+    };
+    let mut lines: Vec<Line<'static>> =
         table_text.lines().map(|line| Line::from(line.to_owned())).collect();
+    if model.view == TuiView::Run {
+        lines.extend(run_details(&view));
+        return draw_scrolled(frame, &lines, model, rest);
+    }
     if let Some(failure) = view.failures.last() {
         let why = format!("{} {}: {}", failure.kind, failure.id, failure.message);
         let why = escape_line(&why);
@@ -200,6 +281,19 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     frame.render_widget(Paragraph::new(lines), rest);
 }
 
+/// Returns the findings and failures of a run, which the overview has no room for.
+fn run_details(view: &v1::Run) -> Vec<Line<'static>> {
+    let mut lines = vec![Line::default()];
+    let findings = view.cycles_done.iter().flat_map(cycle_findings);
+    lines.extend(findings.map(|finding| Line::from(escape_line(&finding))));
+    let failures = view.failures.iter().map(|it| {
+        let text = format!("{} {} on {}: {}", it.kind, it.id, it.agent, it.message);
+        Line::styled(escape_line(&text), Color::Yellow)
+    });
+    lines.extend(failures);
+    lines
+}
+
 fn footer_line(model: &TuiModel) -> Paragraph<'_> {
     match &model.pending_action {
         Some(act) => {
@@ -208,7 +302,18 @@ fn footer_line(model: &TuiModel) -> Paragraph<'_> {
                 .style(SELECTED_STYLE)
         }
         None if !model.message.is_empty() => Paragraph::new(escape_line(&model.message)),
-        None => Paragraph::new(KEY_HELP),
+        None => {
+            let mut keys = vec!["↑↓ select", "Tab runs/agents", "Enter open"];
+            if model.view != TuiView::Overview {
+                keys = vec!["↑↓ scroll", "Tab runs/agents", "Esc back"];
+            }
+            let actions = model.possible_actions();
+            let actions: Vec<String> =
+                actions.iter().map(|(key, it)| format!("{key} {it}")).collect();
+            keys.extend(actions.iter().map(String::as_str));
+            keys.extend(["? keys", "q quit"]);
+            Paragraph::new(keys.join("  "))
+        }
     }
 }
 
@@ -251,8 +356,27 @@ mod tests {
     }
 
     #[test]
+    fn keys_runs_and_agents_are_opened() {
+        let mut model = model();
+        assert!(!screen(&model, 100, 24).contains("p pause"), "the run has no state yet");
+        model.handle_key(TuiKey::Char('?'));
+        let shown = screen(&model, 100, 24);
+        assert!(shown.contains("open the selected run or agent"), "{shown}");
+        model.handle_key(TuiKey::Escape);
+        model.handle_key(TuiKey::Tab);
+        model.handle_key(TuiKey::Enter);
+        let shown = screen(&model, 60, 16);
+        for word in ["box-1", "roles", "generator", "draining", "Esc back"] {
+            assert!(shown.contains(word), "{word}: {shown}");
+        }
+        assert!(!shown.contains("r-1"), "{shown}");
+    }
+
+    #[test]
     fn what_would_be_done_is_asked_for() {
         let mut model = model();
+        let state = v1::run::State::Running.into();
+        model.update_runs(vec![v1::Run { run: "r-1".into(), state, ..Default::default() }]);
         model.handle_key(TuiKey::Char('c'));
         assert!(screen(&model, 100, 24).contains("cancel r-1? y: confirm"));
     }
