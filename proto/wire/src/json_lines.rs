@@ -23,9 +23,9 @@ pub struct JsonLineError {
     pub source: JsonMistake,
 }
 
-/// What is wrong within a line of JSON.
+/// A mistake within a line of JSON.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("column {column}: {reason}")]
+#[error("column {column}: {reason} (D101)")]
 pub struct JsonMistake {
     /// Counted from 1, in bytes.
     pub column: usize,
@@ -106,7 +106,7 @@ mod tests {
         let error = lines.next().unwrap().unwrap_err();
         assert_eq!(
             (error.number, error.source.to_string()),
-            (3, "column 7: expected value".into())
+            (3, "column 7: expected value (D101)".into())
         );
     }
 

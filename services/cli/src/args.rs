@@ -49,7 +49,9 @@ pub(crate) use {
     generate::GenerateArgs,
     host_protection::HostProtectionArgs,
     members::{JoinArgs, MembersCommand, TokenCommand, TokenCreateArgs, UserCommand},
-    run::{AuditArgs, CheckpointCommand, ReproduceArgs, RunCommand, SelectArgs, SteerArgs},
+    run::{
+        AuditArgs, CheckpointCommand, NewRunArgs, ReproduceArgs, RunCommand, SelectArgs, SteerArgs,
+    },
     service::{ServiceArgs, ServiceCommand, UpgradeArgs},
     verify::{VerifierToolArgs, VerifyArgs},
     worker::WorkerCommand,
@@ -219,10 +221,15 @@ impl Cli {
             "{{about}}\n\n{{usage-heading}} {{usage}}\n{}\n{{all-args}}\n",
             list_commands(&command)
         );
-        // Adds the options of all commands to each of them, so that they can be hidden there.
-        command.build();
+        let is_connection = |arg: &&clap::Arg| arg.get_help_heading() == Some(CONNECTION_HEADING);
+        let connection: Vec<clap::Arg> = command
+            .get_arguments()
+            .filter(is_connection)
+            .map(|arg| arg.clone().hide(true))
+            .collect();
         for name in WITHOUT_FLEET {
-            command = command.mut_subcommand(name, hide_connection_options);
+            // A command's own option takes the place of the one of all commands.
+            command = command.mut_subcommand(name, |it| it.args(connection.clone()));
         }
         let shown: Vec<String> = command.get_subcommands().map(|it| it.get_name().into()).collect();
         for name in shown {
@@ -247,19 +254,6 @@ fn list_commands(command: &clap::Command) -> String {
         }
     }
     text
-}
-
-fn hide_connection_options(mut command: clap::Command) -> clap::Command {
-    let is_connection = |arg: &&clap::Arg| arg.get_help_heading() == Some(CONNECTION_HEADING);
-    let names = command.get_arguments().filter(is_connection).map(|arg| arg.get_id().clone());
-    for name in names.collect::<Vec<_>>() {
-        command = command.mut_arg(name, |arg| arg.hide(true));
-    }
-    let within: Vec<String> = command.get_subcommands().map(|it| it.get_name().into()).collect();
-    for name in within {
-        command = command.mut_subcommand(name, hide_connection_options);
-    }
-    command
 }
 
 impl CliCommand {
@@ -323,6 +317,8 @@ fn parse_gib(text: &str) -> Result<f64, String> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use clap::FromArgMatches;
+
     use super::*;
 
     #[test]
@@ -346,9 +342,26 @@ mod tests {
     }
 
     #[test]
+    fn options_of_all_commands_are_read_after_each() {
+        for line in [
+            "doctor --json --dir fleet",
+            "generate --model m --prompt a --dir fleet -v --json",
+            "run list --json",
+        ] {
+            let words = ["flotilla"].into_iter().chain(line.split(' '));
+            let matches = Cli::build_command().try_get_matches_from(words);
+            let cli = Cli::from_arg_matches(&matches.unwrap()).unwrap();
+            assert!(cli.global.json, "{line}");
+            let directory = line.contains("--dir").then(|| PathBuf::from("fleet"));
+            assert_eq!(cli.global.fleet.dir, directory, "{line}");
+        }
+    }
+
+    #[test]
     fn connection_options_are_in_a_section_of_commands_that_connect() {
         let help = |path: &[&str]| {
             let mut command = Cli::build_command();
+            command.build();
             for name in path {
                 command = command.find_subcommand(name).unwrap_or_else(|| panic!("{name}")).clone();
             }

@@ -19,6 +19,7 @@ mod feed;
 mod generate;
 mod keys;
 mod members;
+mod new_run;
 mod reproduce;
 mod run;
 mod select;

@@ -102,6 +102,13 @@ pub(crate) fn print_status_text(text: &str) {
     write_stderr(&escape_text(text));
 }
 
+/// Prints a question on stderr, without ending the line.
+pub(crate) fn print_question(question: &str) {
+    let mut stderr = std::io::stderr().lock();
+    // A question that cannot be shown is not answered.
+    let _ = stderr.write_all(escape_line(question).as_bytes()).and_then(|()| stderr.flush());
+}
+
 /// Returns the exit code of an outcome, and prints the error of a failed one.
 pub fn report_outcome(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {

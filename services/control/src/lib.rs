@@ -53,7 +53,7 @@ pub use selection_preview::{PreviewError, SelectionComparison, SelectionSummary}
 pub use spec_files::{SpecFileError, SpecFiles};
 pub use store_access::{StoreAccess, StoreAccessError};
 pub use submission::SubmittedRun;
-pub use submit_error::SubmitError;
+pub use submit_error::{PlacedError, SubmitError};
 
 /// A client of a fleet: all operations that users have on runs, checkpoints, evals and agents.
 ///

@@ -15,6 +15,19 @@ use crate::{
 /// Largest number of runs with one name.
 pub(crate) const NUMBER_MAX: u32 = 1_000_000;
 
+/// The reason why the file or the base that a field names cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacedError {
+    #[error(transparent)]
+    File(#[from] SpecFileError),
+    #[error(transparent)]
+    Data(#[from] Box<DataError>),
+    #[error(transparent)]
+    Base(#[from] Box<BaseError>),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
 /// The reason why a run was not submitted.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
@@ -56,7 +69,7 @@ pub enum SubmitError {
         line: usize,
         field: String,
         #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Box<PlacedError>,
     },
     #[error(transparent)]
     Field(#[from] FieldError),
@@ -76,7 +89,10 @@ impl SubmitError {
     /// Adds the line of the spec that names the file or the base at fault.
     pub(crate) fn with_line(self, yaml: &str) -> Self {
         let place = |field: &str| spec::find_line(yaml, field);
-        let placed = |line, field: String, source| Self::Placed { line, field, source };
+        let placed = |line, field: String, source: PlacedError| {
+            let source = Box::new(source);
+            Self::Placed { line, field, source }
+        };
         match self {
             Self::Field(error) => Self::Spec(SpecError::from_field(yaml, &error)),
             Self::File { field, source } => match place(&field) {
@@ -84,11 +100,11 @@ impl SubmitError {
                 None => Self::File { field, source },
             },
             Self::Data { field, source } => match place(&field) {
-                Some(line) => placed(line, field, source),
+                Some(line) => placed(line, field, source.into()),
                 None => Self::Data { field, source },
             },
             Self::Base(source) if source.is_caller_fault() => match place("base.model") {
-                Some(line) => placed(line, "base.model".to_owned(), source),
+                Some(line) => placed(line, "base.model".to_owned(), source.into()),
                 None => Self::Base(source),
             },
             Self::Checkpoint(source) if source.is_caller_fault() => {

@@ -123,7 +123,7 @@ fn start_line(spec: &v1::Spec, record: &Record) -> v1::RunLine {
 impl RunLineState {
     fn apply_record(&mut self, record: &Record) {
         match &record.fact.body {
-            FactBody::Control(control) => match control.action() {
+            FactBody::Control(control) if self.line.ended_at.is_none() => match control.action() {
                 v1::control::Action::Pause => {
                     self.paused = true;
                     self.line.message.clone_from(&control.reason);

@@ -142,7 +142,7 @@ fn text_at(yaml: &str, place: SourcePlace) -> String {
 fn known_keys(key: &str, known: &[&str]) -> String {
     let suggestion = match find_similar(key, known.iter().copied()) {
         Some(known) => format!("; did you mean {known}?"),
-        None => ";".to_owned(),
+        None => ".".to_owned(),
     };
     format!("{suggestion} The known keys are: {}", known.join(", "))
 }

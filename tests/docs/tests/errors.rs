@@ -195,6 +195,8 @@ fn every_error_message_has_a_code_or_a_cause_with_a_code() {
     let files = read_sources();
     let error_types: BTreeSet<&str> =
         files.values().flat_map(|found| &found.types).map(String::as_str).collect();
+    // Its `Display` adds one of two codes.
+    let error_types: BTreeSet<&str> = error_types.into_iter().chain(["SpecError"]).collect();
     assert!(error_types.len() > 90, "these are not all: {}", error_types.len());
     let (code, placeholder) = (code_pattern(), Regex::new(r"\{[^{}]*\}").unwrap());
     let mut without = Vec::new();

@@ -35,10 +35,28 @@ impl Output {
     #[track_caller]
     pub fn assert_refused(&self, names: &[&str]) {
         assert_eq!(self.code, 1, "{self:?}");
-        assert_eq!(self.stderr.matches("error: ").count(), 1, "{}", self.stderr);
-        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        let text = self.read_error();
+        assert_eq!(text.matches("error: ").count(), 1, "{text}");
+        assert!(!text.contains("panicked"), "{text}");
         for name in names {
-            assert!(self.stderr.contains(name), "no {name} in: {}", self.stderr);
+            assert!(text.contains(name), "no {name} in: {text}");
+        }
+    }
+
+    /// Returns the text of stderr, also of an error that was printed as JSON.
+    fn read_error(&self) -> String {
+        let last = self.stderr.lines().last().unwrap_or_default();
+        match serde_json::from_str::<serde_json::Value>(last) {
+            Ok(error) if error["error"].is_string() => {
+                let causes = error["causes"].as_array().into_iter().flatten();
+                let causes: Vec<&str> = causes.filter_map(|cause| cause.as_str()).collect();
+                format!(
+                    "error: {}\n{}",
+                    error["error"].as_str().unwrap_or_default(),
+                    causes.join("\n")
+                )
+            }
+            _ => self.stderr.clone(),
         }
     }
 }

@@ -7,9 +7,49 @@ use engine::MatrixDtype;
 
 use super::parse_dtype;
 
+/// Arguments of `flotilla run new`. At a terminal, missing ones are asked for.
+#[derive(Debug, Args)]
+pub(crate) struct NewRunArgs {
+    /// Model to train: a directory, or org/name on the hub
+    #[arg(long, conflicts_with = "checkpoint")]
+    pub model: Option<String>,
+    /// Checkpoint of an earlier run to train, in place of a model: RUN or RUN/CYCLE/STEP
+    #[arg(long)]
+    pub checkpoint: Option<String>,
+    /// File of prompts, one JSON object per line
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Verifier: the name of a built-in one, or YAML such as 'numeric: {tolerance: 0.01}'
+    #[arg(long)]
+    pub verifier: Option<String>,
+    /// Name of the run and of its spec
+    #[arg(long, default_value = "mine")]
+    pub name: String,
+    /// Pool of the agents that work on the run
+    #[arg(long, default_value = "default")]
+    pub pool: String,
+    /// Number of cycles
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub cycles: u32,
+    /// File to write the spec to [default: NAME.yaml]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Ask nothing, and submit
+    #[arg(long, short)]
+    pub yes: bool,
+    /// Write and check the spec without submitting it
+    #[arg(long, conflicts_with_all = ["yes", "watch"])]
+    pub check_only: bool,
+    /// Follow the run until it ends
+    #[arg(long)]
+    pub watch: bool,
+}
+
 /// The subcommands of `flotilla run`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RunCommand {
+    /// Write the spec of a RAFT run of your own model, check it and submit it.
+    New(NewRunArgs),
     /// Submit a run from a YAML spec; relative file names start at the spec's directory.
     Submit {
         /// Run spec, a YAML file.

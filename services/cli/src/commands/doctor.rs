@@ -18,6 +18,8 @@ use hardware::{
 };
 use serde_json::json;
 
+pub(super) use self::estimate::{format_gb, read_model_shape};
+
 use crate::{
     args::{DoctorArgs, DoctorCommand, ROLE_NAMES},
     exit_codes, local_models, output,

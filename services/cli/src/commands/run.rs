@@ -17,7 +17,7 @@ use crate::{
 
 use super::{
     cycle_figures::{cycles_table, perplexities_table},
-    data, explain, reproduce,
+    data, explain, new_run, reproduce,
 };
 
 pub(crate) async fn handle_run_command(
@@ -28,9 +28,12 @@ pub(crate) async fn handle_run_command(
         data::import_config(config, prompts.as_deref(), out.as_deref(), flags.json)?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let RunCommand::New(args) = command {
+        return new_run::start_new_run(flags, args).await;
+    }
     let control = flags.fleet.connect_control().await?;
     match command {
-        RunCommand::Import { .. } => {}
+        RunCommand::Import { .. } | RunCommand::New(_) => {}
         RunCommand::Submit { spec, watch } => {
             let SubmittedRun { run, report } = submit_run(&control, &spec).await?;
             output::print_json_or(flags.json, &json!({ "run": run, "data": report }), || {
@@ -88,7 +91,11 @@ async fn control_run(
     Ok(control.control_run(&RunId::new(args.run)?, action, &args.reason).await?)
 }
 
-async fn follow_run(control: &FleetControl, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
+pub(super) async fn follow_run(
+    control: &FleetControl,
+    run: &RunId,
+    after: u64,
+) -> anyhow::Result<ExitCode> {
     let ended = run_progress::follow_run(control, run, after).await?;
     Ok(run_exit_code(ended.done.as_ref()))
 }

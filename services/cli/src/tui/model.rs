@@ -51,7 +51,7 @@ pub(super) enum TuiFocus {
     Agents,
 }
 
-/// What the screen shows.
+/// The part of the fleet on the screen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum TuiView {
     /// Agents, runs, and the selected run in short.

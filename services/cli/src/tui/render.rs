@@ -366,7 +366,7 @@ mod tests {
         model.handle_key(TuiKey::Tab);
         model.handle_key(TuiKey::Enter);
         let shown = screen(&model, 60, 16);
-        for word in ["box-1", "roles", "generator", "draining", "Esc back"] {
+        for word in ["box-1", "roles", "generator", "jobs done", "Esc back"] {
             assert!(shown.contains(word), "{word}: {shown}");
         }
         assert!(!shown.contains("r-1"), "{shown}");

@@ -20,6 +20,7 @@ mod door;
 mod engines;
 mod examples;
 mod faults;
+mod first_hour;
 mod generating;
 mod guides;
 mod hostile;

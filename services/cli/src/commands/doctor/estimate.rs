@@ -89,7 +89,7 @@ fn list_boxes(args: &EstimateArgs) -> anyhow::Result<Vec<(String, u64)>> {
     Ok(boxes)
 }
 
-pub(super) fn read_model_shape(model: &Path) -> anyhow::Result<ModelShape> {
+pub(crate) fn read_model_shape(model: &Path) -> anyhow::Result<ModelShape> {
     if model.is_dir() {
         return Ok(::trainer::memory_shape(&ModelConfig::from_dir(model)?));
     }
@@ -150,7 +150,7 @@ fn print_parts(rows: &[(&str, u64)], peak: u64, tolerance: &str) {
     output::print_line(&format!("  {:<28}{:>12}  ({tolerance})", "peak", format_gb(peak)));
 }
 
-pub(super) fn format_gb(bytes: u64) -> String {
+pub(crate) fn format_gb(bytes: u64) -> String {
     format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
