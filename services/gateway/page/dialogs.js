@@ -86,7 +86,8 @@ export function startRun(send) {
       if (run) return close(run);
       result = checkReport(data);
     } catch (error) {
-      result = callout("bad", "✕", error.message);
+      // With a line of the spec and a mark below it.
+      result = callout("bad", "✕", h("pre.mistake", error.message));
     }
     redraw();
   };

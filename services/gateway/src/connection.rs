@@ -2,6 +2,7 @@
 //! closed when the gateway stops, even if a client keeps a call open.
 
 mod connection_limit;
+mod plain_http;
 
 use std::{
     io,
@@ -22,7 +23,10 @@ use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
-use self::connection_limit::{ConnectionLimiter, ConnectionPermit};
+use self::{
+    connection_limit::{ConnectionLimiter, ConnectionPermit},
+    plain_http::TLS_HANDSHAKE,
+};
 
 /// Well below the usual limit of 1024 open files. Further clients wait until one closes.
 const CONNECTIONS_MAX: usize = 512;
@@ -55,6 +59,8 @@ type ShutdownSignal = Pin<Box<WaitForCancellationFutureOwned>>;
 /// that a slow one delays no other; it must end within [`HELLO_LIMIT`].
 enum Socket {
     Plain(TcpStream),
+    /// Waits for the first byte, which tells TLS from plain HTTP. `None` only while it changes.
+    Fresh(Option<(TcpStream, TlsAcceptor)>),
     Shaking(Box<Accept<TcpStream>>),
     Tls(Box<TlsStream<TcpStream>>),
 }
@@ -114,7 +120,7 @@ pub(crate) fn accept_connections(
                     break Ok(Connection {
                         peer,
                         socket: match &tls {
-                            Some(tls) => Socket::Shaking(Box::new(tls.accept(socket))),
+                            Some(tls) => Socket::Fresh(Some((socket, tls.clone()))),
                             None => Socket::Plain(socket),
                         },
                         hello: Some(PendingHello::within(HELLO_LIMIT)),
@@ -150,6 +156,12 @@ macro_rules! open {
             match &mut this.socket {
                 Socket::Plain($socket) => break $go_on,
                 Socket::Tls($socket) => break $go_on,
+                Socket::Fresh(fresh) => {
+                    if is_over(&mut this.hello, &mut this.cut, $cx) {
+                        break Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                    }
+                    this.socket = ready!(begin_tls(fresh, $cx))?;
+                }
                 Socket::Shaking(shaking) => {
                     // A client that only waits to write does not read, and would not reach its
                     // limit there.
@@ -162,6 +174,25 @@ macro_rules! open {
             }
         }
     };
+}
+
+/// Begins the handshake once the client has sent a byte. A client without TLS is told to use it.
+fn begin_tls(
+    fresh: &mut Option<(TcpStream, TlsAcceptor)>,
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<Socket>> {
+    let Some((socket, _)) = fresh.as_ref() else {
+        return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
+    };
+    let mut first = [0];
+    let peeked = ready!(socket.poll_peek(cx, &mut ReadBuf::new(&mut first)))?;
+    Poll::Ready(match fresh.take() {
+        Some((socket, tls)) if peeked == 0 || first[0] == TLS_HANDSHAKE => {
+            Ok(Socket::Shaking(Box::new(tls.accept(socket))))
+        }
+        Some((socket, _)) => Err(plain_http::refuse_plain_http(&socket)),
+        None => Err(io::ErrorKind::NotConnected.into()),
+    })
 }
 
 /// Returns true if the gateway stops or the time for the first bytes is over. Registers the waker
@@ -213,7 +244,7 @@ impl AsyncWrite for Connection {
         match &self.socket {
             Socket::Plain(socket) => socket.is_write_vectored(),
             Socket::Tls(socket) => socket.is_write_vectored(),
-            Socket::Shaking(_) => false,
+            Socket::Fresh(_) | Socket::Shaking(_) => false,
         }
     }
 
@@ -226,7 +257,7 @@ impl AsyncWrite for Connection {
             Socket::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
             Socket::Tls(socket) => Pin::new(socket).poll_shutdown(cx),
             // There is no TLS session yet that could be closed.
-            Socket::Shaking(_) => Poll::Ready(Ok(())),
+            Socket::Fresh(_) | Socket::Shaking(_) => Poll::Ready(Ok(())),
         }
     }
 }

@@ -149,7 +149,7 @@ fn weight_change_text(c: &v1::Checkpoint) -> String {
         None => "weights initialized at random".to_owned(),
     };
     format!(
-        "{weights}; gradient {grad_norm:.3} (at most {grad_norm_max:.3}), rate {learning_rate:e}"
+        "{weights}; gradient {grad_norm:.3} (at most {grad_norm_max:.3}), rate {learning_rate:.3e}"
     )
 }
 

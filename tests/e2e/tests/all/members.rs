@@ -280,6 +280,10 @@ fn kill_joins(fleet: &Fleet, name: &str, found: &mut HalfDoneJoins) {
     }
     let joined = join_command(fleet, name, token).arg("--no-agent").output().unwrap();
     assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
+    // The box has joined, so it needs no token any more.
+    let again = join_command(fleet, name, "").arg("--no-agent").output().unwrap();
+    let text = String::from_utf8_lossy(&again.stderr);
+    assert!(again.status.success() && text.contains("is already a member"), "{text}");
     keys.extend(key());
     keys.dedup();
     assert_eq!(keys.len(), 1, "the key stayed what it was");
