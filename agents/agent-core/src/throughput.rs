@@ -55,8 +55,8 @@ pub struct DeclinableOrder {
 /// the fastest itself, or if the order was delivered more than 5 times; `delivered` counts this
 /// delivery too.
 ///
-/// The caller still has to find out whether any other agent works at all, and whether it declined
-/// this order before: an agent declines an order at most once.
+/// The caller still has to find out whether any other agent holds an order of the queue, and whether
+/// it declined this order before: an agent declines an order at most once.
 pub fn consider_declining(
     order: &v1::GenerateOrder,
     delivered: u64,

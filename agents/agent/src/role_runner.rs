@@ -169,11 +169,13 @@ impl RoleRunner {
         }
         let lease_file = LeaseFile::create_for(&self.shared.config.directory, delivery);
         let leased = LeasedDelivery { delivery, lease_file };
-        if admit() == DeliveryAction::Run
-            && self.quarantine_reason().is_none()
-            && let Some(pause) = self.decline_order(record, delivery).await
-        {
-            return delivery.nak(Duration::ZERO).await.map(|()| pause);
+        if admit() == DeliveryAction::Run && self.quarantine_reason().is_none() {
+            let declining = self.decline_order(record, delivery);
+            match self.while_renewing_lease(&leased, declining).await {
+                Some(Some(pause)) => return delivery.nak(Duration::ZERO).await.map(|()| pause),
+                Some(None) => {}
+                None => return self.return_delivery(delivery).await,
+            }
         }
         // The run may have paused or ended meanwhile.
         while admit() == DeliveryAction::Wait {
@@ -280,8 +282,8 @@ impl RoleRunner {
         Ok(check_checkpoint_author(place, record.author.as_ref(), origin))
     }
 
-    /// Declines an order that a faster agent would finish sooner, unless no other agent works or
-    /// this agent declined the order before. Returns the pause before the role's next job; `None` if
+    /// Declines an order that a faster agent would finish sooner, unless no other agent holds an order
+    /// or this agent declined the order before. Returns the pause before the role's next job; `None` if
     /// the order is to be run here.
     async fn decline_order(&self, record: &Record, delivery: &Delivery) -> Option<Duration> {
         let FactBody::GenerateOrder(order) = &record.fact.body else { return None };

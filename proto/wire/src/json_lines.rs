@@ -27,17 +27,20 @@ pub struct JsonLineError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("column {column}: {reason} (D101)")]
 pub struct JsonMistake {
-    /// Counted from 1, in bytes.
+    /// In characters, counted from 1.
     pub column: usize,
     pub reason: String,
 }
 
-impl From<serde_json::Error> for JsonMistake {
-    fn from(error: serde_json::Error) -> Self {
+impl JsonMistake {
+    fn from_json(line: &str, error: &serde_json::Error) -> Self {
         let column = error.column();
         let (text, place) =
             (error.to_string(), format!(" at line {} column {column}", error.line()));
-        Self { column, reason: text.strip_suffix(&place).unwrap_or(&text).to_owned() }
+        let reason = text.strip_suffix(&place).unwrap_or(&text).to_owned();
+        // serde_json counts bytes.
+        let before = &line.as_bytes()[..column.min(line.len())];
+        Self { column: String::from_utf8_lossy(before).chars().count(), reason }
     }
 }
 
@@ -88,9 +91,10 @@ pub(crate) fn deserialize_lines<'a, T: Deserialize<'a>>(
     Ok(lines.filter(|(_, text)| !text.trim().is_empty()).map(|(index, text)| {
         let number = index + 1;
         let value = serde_json::from_str(text);
-        value
-            .map(|value| (number, text, value))
-            .map_err(|error: serde_json::Error| JsonLineError { number, source: error.into() })
+        value.map(|value| (number, text, value)).map_err(|error: serde_json::Error| JsonLineError {
+            number,
+            source: JsonMistake::from_json(text, &error),
+        })
     }))
 }
 
@@ -100,8 +104,8 @@ mod tests {
 
     #[test]
     fn a_mistake_is_named_by_line_and_column() {
-        let text = b"{\"a\": 1}\n\n{\"a\": oops}\n";
-        let mut lines = parse_json_lines(text).unwrap();
+        let text = "{\"a\": 1}\n\n{\"ä\": oops}\n";
+        let mut lines = parse_json_lines(text.as_bytes()).unwrap();
         assert_eq!(lines.next().unwrap().unwrap().number, 1);
         let error = lines.next().unwrap().unwrap_err();
         assert_eq!(

@@ -13,6 +13,16 @@ impl v1::Spec {
     }
 }
 
+/// A longer reason can only come from a client that does not use the gateway.
+const REASON_BYTES_MAX: usize = 4096;
+
+impl v1::Control {
+    /// Returns the user's reason, cut to 4 KiB.
+    pub fn short_reason(&self) -> &str {
+        &self.reason[..self.reason.floor_char_boundary(REASON_BYTES_MAX)]
+    }
+}
+
 impl v1::Quarantine {
     /// Returns the ids of the jobs of one cycle whose samples this quarantine makes void.
     pub fn jobs_in_cycle(&self, cycle: u32) -> impl Iterator<Item = &str> {

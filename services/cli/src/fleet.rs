@@ -74,9 +74,12 @@ impl FleetFile {
         Pid::from_raw(i32::try_from(self.pid).ok()?).filter(|pid| is_fleet_process(*pid))
     }
 
-    /// Returns true if this machine ran the services and does not now.
+    /// Returns true if this machine ran the services and does not now. A process of another user
+    /// may be the fleet's.
     fn is_down(&self) -> bool {
-        self.pid != 0 && self.find_process().is_none()
+        let process = PathBuf::from(format!("/proc/{}", self.pid));
+        let is_unreadable = process.exists() && fs::read_link(process.join("exe")).is_err();
+        self.pid != 0 && self.find_process().is_none() && !is_unreadable
     }
 
     pub(crate) fn path_in(directory: &Path) -> PathBuf {
@@ -175,10 +178,10 @@ impl FleetArgs {
         match (&self.dir, file) {
             (Some(directory), Some(file)) if self.nats.is_empty() && file.is_down() => {
                 let directory = directory.display();
-                anyhow::anyhow!(
+                error.context(format!(
                     "the fleet in {directory} is down; `flotilla up --dir {directory}` starts it, \
                      with the --agents and other options that it had (A106)"
-                )
+                ))
             }
             _ => error,
         }

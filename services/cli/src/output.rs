@@ -133,7 +133,8 @@ pub(crate) fn print_errors_as_json() {
 fn error_json(error: &anyhow::Error) -> String {
     let (message, causes) = error_messages(error);
     let code = ErrorCode::from_error(error.as_ref()).unwrap_or(ErrorCode::UNCODED_ERROR);
-    serde_json::json!({ "error": message, "causes": causes, "code": code.to_string() }).to_string()
+    let text = serde_json::json!({ "error": message, "causes": causes, "code": code.to_string() });
+    escape_json(&text.to_string())
 }
 
 /// Returns the message and those of its causes. Skips causes that a message has already: some

@@ -285,7 +285,7 @@ fn list_controls(records: &[Record]) -> Vec<ControlReport> {
         FactBody::Control(control) => {
             let action = control.action().as_str_name().to_lowercase();
             let by = record.author.as_ref().map(ToString::to_string);
-            let reason = control.reason.clone();
+            let reason = control.short_reason().to_owned();
             Some(ControlReport { time_ms: record.time_ms, action, by, reason })
         }
         _ => None,

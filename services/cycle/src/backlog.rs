@@ -14,7 +14,8 @@ pub(crate) struct SampleBacklog(v1::generate_order::Behind);
 
 impl SampleBacklog {
     pub(crate) fn from_index(account: &PurposeIndex, fleet: &FleetSnapshot) -> Self {
-        let rates = fleet.generators.iter().map(|generator| generator.tokens_per_s);
+        let known = || fleet.generators.iter().filter(|it| it.tokens_per_s.is_finite());
+        let rates = known().map(|generator| generator.tokens_per_s);
         let by_rate =
             |a: &&FleetMember, b: &&FleetMember| a.tokens_per_s.total_cmp(&b.tokens_per_s);
         let backlog = Self(v1::generate_order::Behind {
@@ -22,7 +23,7 @@ impl SampleBacklog {
             tokens_per_s: rates.sum(),
             ..Default::default()
         });
-        match fleet.generators.iter().max_by(by_rate) {
+        match known().max_by(by_rate) {
             Some(fastest) => backlog.with_fastest(fastest),
             None => backlog,
         }

@@ -177,7 +177,7 @@ impl Run {
         match control.action() {
             Action::Pause => {
                 self.paused = true;
-                self.pause_reason.clone_from(&control.reason);
+                control.short_reason().clone_into(&mut self.pause_reason);
             }
             Action::Resume => {
                 self.round = self.round.saturating_add(u32::from(self.paused));

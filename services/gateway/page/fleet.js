@@ -78,7 +78,7 @@ export function open({ page, signal }) {
     const matching = all.filter((agent) => words.every((word) => searchText(agent).includes(word)));
     const [render, name] = total.boxes > CARDS_MAX ? [row, "rows"] : [card, "cards"];
     const lazyAgent = (isShared) => (agent) =>
-      lazy(agent.agent, [agent, stateOf(agent, now())], () => render(agent, { ref: visibility.observe }, isShared), visibility.isOffscreen);
+      lazy(agent.agent, [agent, stateOf(agent, now()), isShared], () => render(agent, { ref: visibility.observe }, isShared), visibility.isOffscreen);
     // Agents of one host are one machine: its load is shown once.
     const groups = total.boxes > CARDS_MAX ? [["", matching]] : byHost(matching);
     const shares = groups.some(([, agents]) => agents.length > 1) && total.boxes <= CARDS_MAX;

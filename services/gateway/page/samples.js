@@ -36,8 +36,8 @@ export function open({ page, route, signal }) {
     .then((it) => call("Runs/Samples", { run, cycle: (cycle = it), which, suite, fate, text, offset, limit: PAGE }, signal))
     .then((it) => { answer = samplesPage(it); }, (error) => { failure = error.message; }).finally(page.redraw);
 
-  /** The address has all settings. Every other change returns to the first page. */
-  const go = (changes) => page.go(toSamples(run, { ...settings, offset: "", ...changes }));
+  /** The address has all settings, also the cycle that was chosen for it. Every other change returns to the first page. */
+  const go = (changes) => page.go(toSamples(run, { ...settings, cycle: String(cycle), offset: "", ...changes }));
 
   const select = (label, options, value, choose) => h("label", `${label} `,
     h("select", { "aria-label": label, onchange: ({ target }) => choose(target.value) },

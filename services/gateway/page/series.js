@@ -70,9 +70,9 @@ export function charts(board) {
   return all.filter(({ lines }) => lines.length).map((chart) => ({ write: decimal, tick: (it) => decimal(it, 3), ...chart }));
 }
 
-/** Drop reasons in the order of docs/RAFT.md, each with its colour; those that occur together differ. */
-const FATES = new Map([["kept", 3], ["unjudged", 7], ["error", 5], ["void", 7], ["set aside", 5], ["all right", 0], ["all wrong", 4], ["empty", 7],
-  ["unfinished", 6], ["short", 5], ["long", 0], ["failed", 4], ["duplicate", 1], ["near duplicate", 6], ["outranked", 2]]);
+/** Drop reasons in the order of docs/RAFT.md, each with its colour; rare ones share colours. */
+const FATES = new Map([["kept", 3], ["unjudged", 7], ["error", 5], ["void", 7], ["set aside", 7], ["all right", 0], ["all wrong", 6], ["empty", 7],
+  ["unfinished", 5], ["short", 7], ["long", 7], ["failed", 4], ["duplicate", 1], ["near duplicate", 6], ["outranked", 2], ["below the share", 0]]);
 const fateOrder = [...FATES.keys()];
 
 /** The shares of kept and dropped samples, by drop reason, one column per cycle. */

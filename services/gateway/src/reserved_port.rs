@@ -6,7 +6,8 @@ use tokio::net::TcpSocket;
 
 use crate::BindError;
 
-/// A port that only a process which names it can listen on.
+/// A port that only a process which names it can listen on: a guard against accidents, and not
+/// against other users of this machine.
 ///
 /// The kernel gives it to no program that asks for any free port, and to no outgoing connection.
 #[derive(Debug)]

@@ -109,6 +109,10 @@ impl SubjectPermissions {
             MemberRole::Watcher => &["watched", "checkpoint.watched.*"],
         };
         self.publish.extend(results.iter().map(|result| format!("flotilla.*.{result}.{name}")));
+        if role == MemberRole::Generator {
+            // An agent declines orders for itself only.
+            self.publish.push(format!("flotilla.*.declined.*.*.*.{name}.{name}"));
+        }
         if let Some(kind) = role.work_kind() {
             self.allow_work_queue(kind, pool);
         }

@@ -126,7 +126,7 @@ impl RunLineState {
             FactBody::Control(control) if self.line.ended_at.is_none() => match control.action() {
                 v1::control::Action::Pause => {
                     self.paused = true;
-                    self.line.message.clone_from(&control.reason);
+                    control.short_reason().clone_into(&mut self.line.message);
                 }
                 v1::control::Action::Resume => {
                     self.paused = false;

@@ -2,6 +2,11 @@
 
 use serde_saphyr::granit_parser::{Event, Parser, Span};
 
+/// Bounds of what is remembered of a document: the rest has no places. A specification of a run has
+/// some hundred fields, but the author of a document may be anybody.
+const FIELDS_MAX: usize = 10_000;
+const PATH_BYTES_MAX: usize = 256;
+
 /// A place in a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SourcePlace {
@@ -50,6 +55,10 @@ impl SourceMap {
         let mut open: Vec<OpenNode> = Vec::new();
         for event in Parser::new_from_str(yaml) {
             let Ok((event, span)) = event else { break };
+            let is_long = map.fields.last().is_some_and(|it| it.path.len() > PATH_BYTES_MAX);
+            if is_long || map.fields.len() > FIELDS_MAX {
+                break;
+            }
             match event {
                 Event::Scalar(text, ..) => map.add_scalar(&mut open, &text, span),
                 Event::Alias(_) => map.add_scalar(&mut open, "", span),
@@ -72,7 +81,9 @@ impl SourceMap {
     /// Adds a key or a value.
     fn add_scalar(&mut self, open: &mut [OpenNode], text: &str, span: Span) {
         if let Some(OpenNode::Mapping { key: key @ None, .. }) = open.last_mut() {
-            *key = Some((text.to_owned(), place_of(span)));
+            // A longer key is in no section that is known.
+            let name = text.chars().take(PATH_BYTES_MAX).collect();
+            *key = Some((name, place_of(span)));
         } else {
             self.add_value(open, span);
         }
@@ -127,6 +138,13 @@ impl SourceMap {
         found.map(|field| &*field.path)
     }
 
+    /// Returns true if a key begins at a place.
+    pub(crate) fn has_key_at(&self, line: usize, column: usize) -> bool {
+        self.fields
+            .iter()
+            .any(|it| (it.key.line, it.key.column) == (line, column) && it.key != it.value)
+    }
+
     /// Returns the place of the key or value that begins at a line and column.
     pub(crate) fn place_at(&self, line: usize, column: usize) -> SourcePlace {
         let places = self.fields.iter().rev().flat_map(|field| [field.key, field.value]);
@@ -172,6 +190,19 @@ mod tests {
         assert_eq!(find("raft.sampling.top_k"), Some((2, 1, 4)));
         assert_eq!(find("evals[0].text"), Some((6, 5, 1)));
         assert_eq!(find("seed"), None);
+    }
+
+    #[test]
+    fn a_hostile_document_takes_little_memory() {
+        let long_key = format!("? {}\n: [{}]\n", "k".repeat(1 << 19), "0,".repeat(1 << 18));
+        let deep = format!("{}0{}", "{a: ".repeat(200), "}".repeat(200))
+            .replace("a:", &format!("{}:", "k".repeat(900)));
+        let many = format!("a: [{}]\n", "0,".repeat(1 << 18));
+        for yaml in [long_key, deep, many] {
+            let map = SourceMap::read(&yaml);
+            let bytes: usize = map.fields.iter().map(|field| field.path.len()).sum();
+            assert!(bytes < 4 << 20, "{bytes} bytes");
+        }
     }
 
     #[test]

@@ -68,12 +68,20 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
     let path = place.and_then(|place| map.path_at(place.line, place.column));
     let written = place.map_or_else(String::new, |place| text_at(yaml, place));
     let field = path.map_or(String::new(), |path| format!("{path}: "));
-    let section = path.and_then(|path| path.rsplit_once('.')).map_or("", |(section, _)| section);
+    let is_key = place.is_some_and(|place| map.has_key_at(place.line, place.column));
+    let section = match path {
+        Some(path) if is_key => path.rsplit_once('.').map_or("", |(section, _)| section),
+        // The value of the section, such as `{}`.
+        path => path.unwrap_or_default(),
+    };
     let within = if section.is_empty() { String::new() } else { format!(" in {section}") };
     let message = match error {
+        YamlError::SerdeUnknownVariant { variant, expected, .. } if !is_key => {
+            format!("{field}must be {}, not {}", one_of(variant, expected), cut(variant))
+        }
         YamlError::SerdeUnknownField { field: key, expected, .. }
         | YamlError::SerdeUnknownVariant { variant: key, expected, .. } => {
-            format!("unknown key {key}{within}{}", known_keys(key, expected))
+            format!("unknown key {}{within}{}", cut(key), known_keys(key, expected))
         }
         YamlError::SerdeMissingField { field: key, .. } => {
             place = map.find_key(section).or(place);
@@ -87,11 +95,11 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         }
         YamlError::NullIntoString { .. } => format!("{field}has no value"),
         YamlError::DuplicateMappingKey { key, .. } => {
-            format!("the key {} is written twice", key.as_deref().unwrap_or(&written))
+            format!("the key {} is written twice", cut(key.as_deref().unwrap_or(&written)))
         }
         YamlError::SerdeInvalidType { unexpected, expected, .. }
         | YamlError::SerdeInvalidValue { unexpected, expected, .. } => {
-            format!("{field}must be {expected}, not {unexpected}")
+            format!("{field}must be {expected}, not {}", cut(unexpected))
         }
         YamlError::Unexpected { expected, .. } => format!("{field}expected {expected}"),
         YamlError::Message { msg, .. } => format!("{field}{msg}"),
@@ -135,7 +143,19 @@ fn find_tab(yaml: &str, from: SourcePlace) -> SourcePlace {
 
 fn text_at(yaml: &str, place: SourcePlace) -> String {
     let line = yaml.lines().nth(place.line.saturating_sub(1)).unwrap_or_default();
-    line.chars().skip(place.column.saturating_sub(1)).take(place.width).collect()
+    let text: String =
+        line.chars().skip(place.column.saturating_sub(1)).take(place.width).collect();
+    cut(&text)
+}
+
+/// The longest text of a document that an error repeats, in characters.
+const QUOTED_MAX: usize = 60;
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(QUOTED_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// Returns the rest of a sentence about an unknown key: the most similar key, or else all.
@@ -145,6 +165,14 @@ fn known_keys(key: &str, known: &[&str]) -> String {
         None => ".".to_owned(),
     };
     format!("{suggestion} The known keys are: {}", known.join(", "))
+}
+
+/// Returns the allowed values, with the most similar one first.
+fn one_of(written: &str, allowed: &[&str]) -> String {
+    let similar = find_similar(written, allowed.iter().copied());
+    let others = allowed.iter().filter(|it| Some(**it) != similar);
+    let all: Vec<&str> = similar.into_iter().chain(others.copied()).collect();
+    format!("one of {}", all.join(", "))
 }
 
 /// Returns words for a Rust type.
@@ -228,6 +256,18 @@ raft:
     fn a_missing_key_is_marked_at_its_section() {
         let error = refused("  verifier: { exact: { extract: '#(\\d+)$' } }\n", "");
         assert_says(&error, &["line 3, column 1: the key verifier is missing in raft"], "raft");
+    }
+
+    #[test]
+    fn a_value_that_is_none_of_the_allowed_ones_is_refused_with_them() {
+        let error = refused("learning_rate: 0.002", "schedule: cosin");
+        let words =
+            ["line 8, column 15: raft.training.schedule: must be one of cosine, ", "not cosin"];
+        assert_says(&error, &words, "cosin");
+        let error = refused("{ exact: { extract: '#(\\d+)$' } }", "{ json_schema: { schma: 1 } }");
+        assert_says(&error, &["unknown key schma in raft.verifier.json_schema"], "schma");
+        let error = refused("{ checkpoint: base-1 }", "{ init: {} }");
+        assert_says(&error, &["line 2", "the key config is missing in base.init"], "init");
     }
 
     #[test]

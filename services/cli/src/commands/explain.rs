@@ -84,16 +84,16 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
     if !measured.is_empty() {
         lines.push(("measured", measured.join(", ")));
     }
+    if !cycle.declined.is_empty() {
+        let by_agent = cycle.declined.iter().map(|(agent, count)| format!("{agent} {count}"));
+        let by_agent: Vec<String> = by_agent.collect();
+        lines.push(("declined", format!("{} (left to faster agents)", by_agent.join(", "))));
+    }
     if let Some(done) = &cycle.done {
         let agents = done.samples_by_agent.iter();
         let agents: Vec<String> = agents.map(|(agent, count)| format!("{agent} {count}")).collect();
         if !agents.is_empty() {
             lines.push(("agents", agents.join(", ")));
-        }
-        if !cycle.declined.is_empty() {
-            let by_agent = cycle.declined.iter().map(|(agent, count)| format!("{agent} {count}"));
-            let by_agent: Vec<String> = by_agent.collect();
-            lines.push(("declined", format!("{} (left to faster agents)", by_agent.join(", "))));
         }
         let prefix = format!("cycle {}: ", done.cycle);
         let findings = cycle_findings(done).into_iter();

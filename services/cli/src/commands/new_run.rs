@@ -12,7 +12,7 @@ use control::{FleetControl, SpecFiles, SubmittedRun};
 use doctor::estimate::{PlannedTraining, TrainingMethod};
 use serde_json::json;
 use spec::VerifierSpec;
-use wire::{PromptEntry, v1};
+use wire::{Pool, PromptEntry, RunId, v1};
 
 use crate::{
     args::{GlobalArgs, NewRunArgs},
@@ -37,11 +37,16 @@ pub(crate) async fn start_new_run(
     args: NewRunArgs,
 ) -> anyhow::Result<ExitCode> {
     let control = flags.fleet.connect_control().await?;
+    RunId::new(args.name.as_str()).context("--name")?;
+    Pool::new(args.pool.as_str()).context("--pool")?;
     let plan = ask_plan(&args)?;
+    // The memory is only worth knowing.
+    if let Err(error) = report_memory(&control, &plan).await {
+        output::print_message(&format!("the memory that training needs is unknown: {error:#}"));
+    }
     let file = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{}.yaml", args.name)));
     write_new_file(&file, &plan.to_yaml(&file))?;
     output::print_message(&format!("wrote {}", file.display()));
-    report_memory(&control, &plan).await?;
     let (yaml, files): (String, SpecFiles) = read_spec(&file).await?;
     let checked = control.check_spec(&yaml, &files).await;
     let report = checked.with_context(|| {
@@ -137,10 +142,10 @@ fn ask(
     }
     let shown = default.map_or(String::new(), |default| format!(" [{default}]"));
     let answer = read_answer(&format!("{question}{shown}: "))?;
-    match (answer.is_empty(), default) {
-        (false, _) => Ok(answer),
-        (true, Some(default)) => Ok(default.to_owned()),
-        (true, None) => bail!("no answer; pass {option} (A102)"),
+    match (answer, default) {
+        (Some(answer), _) if !answer.is_empty() => Ok(answer),
+        (Some(_), Some(default)) => Ok(default.to_owned()),
+        _ => bail!("no answer; pass {option} (A102)"),
     }
 }
 
@@ -150,14 +155,16 @@ fn confirm(question: &str) -> anyhow::Result<bool> {
         return Ok(false);
     }
     let answer = read_answer(&format!("{question} [Y/n] "))?;
-    Ok(matches!(answer.to_lowercase().as_str(), "" | "y" | "yes"))
+    let answer = answer.map(|answer| answer.to_lowercase());
+    Ok(matches!(answer.as_deref(), Some("" | "y" | "yes")))
 }
 
-fn read_answer(question: &str) -> anyhow::Result<String> {
+/// Returns `None` at the end of the input.
+fn read_answer(question: &str) -> anyhow::Result<Option<String>> {
     output::print_question(question);
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).context("read the answer")?;
-    Ok(line.trim().to_owned())
+    let read = std::io::stdin().lock().read_line(&mut line).context("read the answer")?;
+    Ok((read > 0).then(|| line.trim().to_owned()))
 }
 
 /// Suggests a verifier by the fields of the prompts.
@@ -182,7 +189,9 @@ fn suggest_verifier(prompts: &[PromptEntry]) -> Option<&'static str> {
 
 /// Returns the section of a verifier that was given by its name or as YAML.
 fn verifier_section(given: &str) -> String {
-    let given = given.trim();
+    // One line, so that it stays within its section.
+    let given = given.trim().replace(['\n', '\r'], " ");
+    let given = given.as_str();
     match given {
         name if VerifierSpec::NAMES.contains(&name) => format!("{{ {name}: {{}} }}"),
         yaml if yaml.starts_with('{') => yaml.to_owned(),
@@ -194,7 +203,8 @@ fn verifier_section(given: &str) -> String {
 fn has_chat_template(model: &str) -> bool {
     let Ok(directory) = local_models::find_local_model(Path::new(model)) else {
         let name = model.to_lowercase();
-        return ["instruct", "chat", "-it"].iter().any(|word| name.contains(word));
+        return ["instruct", "chat"].iter().any(|word| name.contains(word))
+            || name.ends_with("-it");
     };
     let settings = fs::read_to_string(directory.join("tokenizer_config.json")).unwrap_or_default();
     directory.join("chat_template.jinja").is_file() || settings.contains("\"chat_template\"")
@@ -203,8 +213,9 @@ fn has_chat_template(model: &str) -> bool {
 impl NewRunPlan {
     /// Returns the spec, with a comment for what users change most. Paths are as seen from `file`.
     fn to_yaml(&self, file: &Path) -> String {
-        let Self { name, pool, verifier, cycles, .. } = self;
+        let Self { verifier, cycles, .. } = self;
         let quoted = |text: &str| json!(text).to_string();
+        let (name, pool) = (quoted(&self.name), quoted(&self.pool));
         let base = match &self.base {
             NewRunBase::Checkpoint(checkpoint) => {
                 format!("{{ checkpoint: {} }}", quoted(checkpoint))
@@ -226,7 +237,7 @@ impl NewRunPlan {
         } else {
             "  # chat: true                   # for a model with a chat template\n"
         };
-        let shown = file.file_name().unwrap_or_default().to_string_lossy();
+        let shown = output::escape_line(&file.file_name().unwrap_or_default().to_string_lossy());
         format!(
             "\
 # Reward-ranked fine-tuning: sample, keep what the verifier passes, train on it, again.

@@ -119,6 +119,9 @@ fn next_steps(file: &FleetFile, directory: &Path) -> String {
         Some(_) => format!(
             "flotilla token create --dir {dir} --roles trainer,generator,verifier,evaluator"
         ),
+        None if file.nats.contains("127.0.0.1") => {
+            "start the fleet with --listen ADDRESS, then flotilla agent --nats URL there".to_owned()
+        }
         None => format!("flotilla agent --nats {}    # on the other box", file.nats),
     };
     format!(

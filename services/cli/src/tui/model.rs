@@ -1,6 +1,6 @@
 //! The state of the terminal UI, and what keys do to it. Knows no terminal, bus or clock.
 
-use std::{collections::BTreeMap, fmt};
+use std::{cell::Cell, collections::BTreeMap, fmt};
 
 use cycle::Run;
 use run_view::RunView;
@@ -80,7 +80,10 @@ pub(super) struct TuiModel {
     pub(super) shows_keys: bool,
     /// First line shown of a run or an agent.
     pub(super) scroll: usize,
-    pub(super) selected_agent: usize,
+    /// The largest useful value of `scroll`, known once the screen is drawn.
+    pub(super) scroll_max: Cell<usize>,
+    /// Name of the selected agent; `None` stands for the first.
+    pub(super) selected_agent: Option<String>,
     /// Action that waits for confirmation by `y`.
     pub(super) pending_action: Option<TuiAction>,
     pub(super) message: String,
@@ -167,7 +170,13 @@ impl TuiModel {
     }
 
     pub(super) fn selected_agent(&self) -> Option<&v1::AgentStatus> {
-        self.agents.values().nth(self.selected_agent)
+        self.agents.values().nth(self.selected_agent_index())
+    }
+
+    /// Returns 0 if the agent is not known any more.
+    pub(super) fn selected_agent_index(&self) -> usize {
+        let name = self.selected_agent.as_ref();
+        name.and_then(|name| self.agents.keys().position(|it| it == name)).unwrap_or(0)
     }
 
     /// Returns the state of the selected run; `None` without one.
@@ -226,7 +235,7 @@ impl TuiModel {
         if self.view == TuiView::Overview {
             return self.move_selection(by);
         }
-        self.scroll = self.scroll.saturating_add_signed(by);
+        self.scroll = self.scroll.saturating_add_signed(by).min(self.scroll_max.get());
         KeyOutcome::Nothing
     }
 
@@ -234,7 +243,10 @@ impl TuiModel {
         let moved =
             |at: usize, count: usize| at.saturating_add_signed(by).min(count.saturating_sub(1));
         match self.focus {
-            TuiFocus::Agents => self.selected_agent = moved(self.selected_agent, self.agents.len()),
+            TuiFocus::Agents => {
+                let to = moved(self.selected_agent_index(), self.agents.len());
+                self.selected_agent = self.agents.keys().nth(to).cloned();
+            }
             TuiFocus::Runs => {
                 let at = self.selected_run_index();
                 let to = moved(at.unwrap_or(0), self.runs.len());
@@ -316,6 +328,9 @@ mod tests {
         model.handle_key(TuiKey::Tab);
         model.handle_key(TuiKey::Down);
         model.handle_key(TuiKey::Char('d'));
+        // An agent whose name comes before does not change the selection.
+        model.update_agent(v1::AgentStatus { agent: "a".into(), ..Default::default() });
+        assert_eq!(model.selected_agent().map(|it| it.agent.as_str()), Some("box-2"));
         let drain = TuiAction::Drain { agent: "box-2".into() };
         assert_eq!(model.handle_key(TuiKey::Char('y')), KeyOutcome::Perform(drain));
         assert_eq!(model.handle_key(TuiKey::Char('q')), KeyOutcome::Quit);
@@ -345,9 +360,11 @@ mod tests {
         let mut model = model();
         model.handle_key(TuiKey::Enter);
         assert_eq!(model.view, TuiView::Run);
+        model.scroll_max.set(12);
+        model.handle_key(TuiKey::PageDown);
         model.handle_key(TuiKey::PageDown);
         model.handle_key(TuiKey::Up);
-        assert_eq!(model.scroll, 9);
+        assert_eq!(model.scroll, 11);
         model.handle_key(TuiKey::Tab);
         assert_eq!((model.view, model.scroll), (TuiView::Agent, 0));
         model.handle_key(TuiKey::Char('?'));

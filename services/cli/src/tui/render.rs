@@ -78,7 +78,8 @@ fn draw_keys(frame: &mut Frame<'_>, area: Rect) {
 
 /// Draws lines from the one that the model has scrolled to; the last line always stays visible.
 fn draw_scrolled(frame: &mut Frame<'_>, lines: &[Line<'static>], model: &TuiModel, area: Rect) {
-    let top = model.scroll.min(lines.len().saturating_sub(usize::from(area.height)));
+    model.scroll_max.set(lines.len().saturating_sub(usize::from(area.height)));
+    let top = model.scroll.min(model.scroll_max.get());
     frame.render_widget(Paragraph::new(lines[top..].to_vec()), area);
 }
 
@@ -181,7 +182,7 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         .header(head.style(Modifier::BOLD))
         .row_highlight_style(if focused { SELECTED_STYLE } else { Style::new() })
         .block(panel_block(title, focused));
-    let mut at = TableState::new().with_selected(Some(model.selected_agent));
+    let mut at = TableState::new().with_selected(Some(model.selected_agent_index()));
     frame.render_stateful_widget(table, area, &mut at);
 }
 
@@ -261,8 +262,9 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         0 | 1 => perplexities_table(&view, Some(rest.width)),
         _ => cycles_table(&view, Some(rest.width)),
     };
-    let mut lines: Vec<Line<'static>> =
-        table_text.lines().map(|line| Line::from(line.to_owned())).collect();
+    // The screen has no option to show more columns.
+    let rows = table_text.lines().filter(|line| !line.starts_with("not shown: "));
+    let mut lines: Vec<Line<'static>> = rows.map(|line| Line::from(line.to_owned())).collect();
     if model.view == TuiView::Run {
         lines.extend(run_details(&view));
         return draw_scrolled(frame, &lines, model, rest);

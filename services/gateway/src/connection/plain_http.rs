@@ -10,13 +10,21 @@ pub(super) const TLS_HANDSHAKE: u8 = 22;
 
 /// Enough for the request line and the host of a browser's request.
 const HEAD_BYTES_MAX: usize = 4096;
+/// Reads of a longer request.
+const RESTS_MAX: usize = 16;
 
 /// Answers a request that arrived without TLS, as far as this is possible at once, and returns the
 /// error of the connection.
 pub(super) fn refuse_plain_http(socket: &TcpStream) -> io::Error {
     let mut head = [0; HEAD_BYTES_MAX];
-    // Also empties the buffer: bytes that nobody read would make the system discard the answer.
     let read = socket.try_read(&mut head).unwrap_or(0);
+    // Bytes that nobody read would make the system discard the answer.
+    let mut rest = [0; HEAD_BYTES_MAX];
+    for _ in 0..RESTS_MAX {
+        if !matches!(socket.try_read(&mut rest), Ok(1..)) {
+            break;
+        }
+    }
     // A client that does not read its answer has none.
     let _ = socket.try_write(answer_plain_http(&head[..read]).as_bytes());
     io::Error::new(io::ErrorKind::InvalidData, "plain HTTP on a port with TLS")
@@ -24,7 +32,11 @@ pub(super) fn refuse_plain_http(socket: &TcpStream) -> io::Error {
 
 fn answer_plain_http(head: &[u8]) -> String {
     let (status, location) = match https_address(head) {
-        Some(address) => ("308 Permanent Redirect", format!("location: {address}\r\n")),
+        // Not a permanent one: the port may serve an open fleet one day.
+        Some(address) => {
+            let headers = format!("location: {address}\r\ncache-control: no-store\r\n");
+            ("307 Temporary Redirect", headers)
+        }
         None => ("400 Bad Request", String::new()),
     };
     let body = "This port uses TLS: write https:// in place of http://.\n";
@@ -35,12 +47,16 @@ fn answer_plain_http(head: &[u8]) -> String {
     )
 }
 
-/// Returns the requested address with `https`; `None` if the bytes are no request.
+/// Returns the requested address with `https`; `None` if the bytes are no request for a page. A
+/// script that posts its bearer in clear text must fail.
 fn https_address(head: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(head).ok()?;
     let mut lines = text.lines();
     let mut request = lines.next()?.split(' ');
-    let (_method, path) = (request.next()?, request.next()?);
+    let (method, path) = (request.next()?, request.next()?);
+    if !matches!(method, "GET" | "HEAD") {
+        return None;
+    }
     request.next()?.strip_prefix("HTTP/1.")?;
     let header = |line: &'_ str| {
         let (name, value) = line.split_once(':')?;
@@ -73,6 +89,7 @@ mod tests {
             &b""[..],
             b"\x80\x2e\x01",
             b"GET / HTTP/1.1\r\n\r\n",
+            b"POST / HTTP/1.1\r\nhost: a\r\n\r\n",
             b"GET / HTTP/1.1\r\nhost: a b\r\n\r\n",
             b"GET / HTTP/1.1\r\nhost: evil.example/x\r\n\r\n",
             b"GET //x\x01 HTTP/1.1\r\nhost: a\r\n\r\n",

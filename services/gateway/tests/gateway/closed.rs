@@ -607,7 +607,7 @@ async fn a_fleet_is_known_by_its_authority_and_by_nothing_else() {
     browser.write_all(b"GET /page?a=1 HTTP/1.1\r\nhost: bus.lan\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     timeout(PATIENCE, browser.read_to_string(&mut answer)).await.unwrap().unwrap();
-    assert!(answer.starts_with("HTTP/1.1 308 "), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 307 "), "{answer}");
     assert!(answer.contains("\r\nlocation: https://bus.lan/page?a=1\r\n"), "{answer}");
 }
 

@@ -62,7 +62,7 @@ pub(super) fn describe_plan(file: &Path, plan: &TrainingPlan) -> String {
             let peak = shape.estimate_training(training).peak_bytes;
             format!("about {} at its peak", estimate::format_gb(peak))
         }
-        None => "memory unknown, because its base is not a model on this machine".to_owned(),
+        None => "memory unknown, because no model on this machine is named".to_owned(),
     });
     format!("training of {}: {}", file.display(), parts.join(", "))
 }
