@@ -101,7 +101,7 @@ impl SubjectPermissions {
     fn allow_role(&mut self, role: MemberRole, name: &AgentId, pool: &Pool) {
         let results: &[&str] = match role {
             MemberRole::Trainer => &["checkpoint.*.*", "failure.train.*.*"],
-            MemberRole::Generator => &["samples.*.*", "declined.*.*.*.*", "failure.generate.*.*"],
+            MemberRole::Generator => &["samples.*.*", "failure.generate.*.*"],
             MemberRole::Verifier => &["verdicts.*.*", "failure.verify.*.*"],
             MemberRole::Evaluator => &["eval.*.*.*", "failure.eval.*.*"],
             // Subjects that only watched runs have: `wire` refuses any other spec there, and the
