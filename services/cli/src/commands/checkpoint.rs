@@ -148,9 +148,9 @@ fn weight_change_text(c: &v1::Checkpoint) -> String {
         Some(change) => format!("weights changed by {:.3} %", change * 100.0),
         None => "weights initialized at random".to_owned(),
     };
-    format!(
-        "{weights}; gradient {grad_norm:.3} (at most {grad_norm_max:.3}), rate {learning_rate:.3e}"
-    )
+    // Four digits, without zeros at the end.
+    let rate: f64 = format!("{learning_rate:.3e}").parse().unwrap_or(*learning_rate);
+    format!("{weights}; gradient {grad_norm:.3} (at most {grad_norm_max:.3}), rate {rate:e}")
 }
 
 fn print_checkpoint(info: &v1::CheckpointInfo) {
