@@ -310,7 +310,7 @@ const TABLE_STYLE: TableStyle =
 /// Formats a table with all columns.
 ///
 /// Marks at the start of a heading: `>` aligns the column to the right; `?` hides it if all its
-/// cells are `-`; `~` lets [`fit_table`] leave it out if the terminal is too narrow.
+/// cells are `-`; `~` allows to leave it out where a terminal is too narrow.
 pub fn format_table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
