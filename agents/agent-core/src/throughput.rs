@@ -51,9 +51,9 @@ pub struct DeclinableOrder {
 /// It takes the order unless `sample_s * (0.75 - own speed / fastest speed)`, the extra time of its
 /// samples compared with the fastest agent's, exceeds both the time in which the fleet starts all
 /// samples planned after this order and the time in which the fastest agent draws those it holds.
-/// The pause is the longer of both. It also takes the order if a speed or the backlog is unknown, if it is
-/// the fastest itself, or if the order was delivered more than 5 times; `delivered` counts this
-/// delivery too.
+/// The pause is the longer of both. It also takes the order if a speed or the backlog is unknown, if
+/// it is the fastest itself, or if the order was delivered more than 5 times; `delivered` counts
+/// this delivery too.
 ///
 /// The caller still has to find out whether any other agent holds an order of the queue, and whether
 /// it declined this order before: an agent declines an order at most once.

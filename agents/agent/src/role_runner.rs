@@ -282,9 +282,9 @@ impl RoleRunner {
         Ok(check_checkpoint_author(place, record.author.as_ref(), origin))
     }
 
-    /// Declines an order that a faster agent would finish sooner, unless no other agent holds an order
-    /// or this agent declined the order before. Returns the pause before the role's next job; `None` if
-    /// the order is to be run here.
+    /// Declines an order that a faster agent would finish sooner, unless no other agent holds an
+    /// order or this agent declined the order before. Returns the pause before the role's next job;
+    /// `None` if the order is to be run here.
     async fn decline_order(&self, record: &Record, delivery: &Delivery) -> Option<Duration> {
         let FactBody::GenerateOrder(order) = &record.fact.body else { return None };
         let AgentContext { config, bus, .. } = &self.shared;

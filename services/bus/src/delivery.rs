@@ -4,16 +4,12 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
-use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 use wire::{FactError, Record};
 
 use crate::{
-    Bus, STREAM,
-    backoff::RetryBackoff,
-    consumer_pull::duration_nanos,
-    request::{ANSWER_LIMIT, parse_answer},
+    Bus, backoff::RetryBackoff, consumer_pull::duration_nanos, request::ANSWER_LIMIT,
     request_error::RequestError,
 };
 
@@ -57,12 +53,6 @@ pub struct Delivery {
     pub(crate) bus: Bus,
 }
 
-/// The server's description of a consumer, in part.
-#[derive(Deserialize)]
-struct LeasedCount {
-    num_ack_pending: u64,
-}
-
 impl Bus {
     /// Returns a delivery on behalf of a process that has ended, by its
     /// [`Delivery::ack_subject_name`]. The server hands the fact out again at once.
@@ -79,10 +69,7 @@ impl Bus {
 impl Delivery {
     /// Asks the server how many facts of the queue are leased to agents, this one included.
     pub async fn count_leased_facts(&self) -> Result<u64, RequestError> {
-        let subject = format!("$JS.API.CONSUMER.INFO.{STREAM}.{}", self.queue);
-        // The server refuses this request if it has a body.
-        let asked = self.bus.send_request(subject, HeaderMap::new(), Bytes::new(), ANSWER_LIMIT);
-        Ok(parse_answer::<LeasedCount>(&asked.await?)?.num_ack_pending)
+        Ok(self.bus.read_consumer_info(&self.queue).await?.num_ack_pending)
     }
 
     /// Returns the time after which the lease ends unless renewed. Renew after each third of it.

@@ -111,15 +111,30 @@ impl Bus {
     }
 }
 
+/// The server's description of a consumer, in part.
 #[derive(Deserialize)]
-struct ConsumerInfo {
+pub(crate) struct ConsumerInfo {
     config: ConsumerInfoConfig,
+    /// Facts that are leased to agents.
+    pub(crate) num_ack_pending: u64,
 }
 
 #[derive(Deserialize)]
 struct ConsumerInfoConfig {
     /// The lease, in nanoseconds.
     ack_wait: u64,
+}
+
+impl Bus {
+    pub(crate) async fn read_consumer_info(
+        &self,
+        queue: &str,
+    ) -> Result<ConsumerInfo, RequestError> {
+        let subject = format!("$JS.API.CONSUMER.INFO.{STREAM}.{queue}");
+        // The server refuses this request if it has a body, even `null`.
+        let asked = self.send_request(subject, HeaderMap::new(), Bytes::new(), ANSWER_LIMIT);
+        parse_answer(&asked.await?)
+    }
 }
 
 impl WorkQueue {
@@ -260,17 +275,9 @@ impl WorkQueue {
 
     /// Waits up to 30 s until a coordinator has created the queue.
     async fn find_lease(&self) -> Result<Duration, RequestError> {
-        let subject = format!("$JS.API.CONSUMER.INFO.{STREAM}.{}", self.name);
         let mut backoff = RetryBackoff::with_deadline(Instant::now() + PREPARE_LIMIT);
         loop {
-            // The server refuses this request if it has a body, even `null`.
-            let asked = self.bus.send_request(
-                subject.clone(),
-                HeaderMap::new(),
-                Bytes::new(),
-                ANSWER_LIMIT,
-            );
-            match asked.await.and_then(|answer| parse_answer::<ConsumerInfo>(&answer)) {
+            match self.bus.read_consumer_info(&self.name).await {
                 Ok(found) => return Ok(Duration::from_nanos(found.config.ack_wait)),
                 Err(error) if is_temporary(&error) && backoff.wait().await => {}
                 Err(error) => return Err(error),

@@ -110,23 +110,27 @@ impl SourceMap {
     /// Returns the place of a field's value, or of the key of the innermost section around it that
     /// is written.
     pub(crate) fn find_field(&self, path: &str) -> Option<SourcePlace> {
-        let field = |path: &str| self.fields.iter().rev().find(|field| field.path == path);
-        if let Some(found) = field(path) {
+        if let Some(found) = self.field(path) {
             return Some(found.value);
         }
         let mut outer = path;
         while let Some(end) = outer.rfind(['.', '[']) {
             outer = &outer[..end];
-            if let Some(found) = field(outer) {
-                return Some(found.key);
+            if let Some(found) = self.find_key(outer) {
+                return Some(found);
             }
         }
         None
     }
 
+    /// Returns the last field with a path: a key may be written twice.
+    fn field(&self, path: &str) -> Option<&SourceField> {
+        self.fields.iter().rev().find(|field| field.path == path)
+    }
+
     /// Returns the place of a field's key.
     pub(crate) fn find_key(&self, path: &str) -> Option<SourcePlace> {
-        self.fields.iter().rev().find(|field| field.path == path).map(|field| field.key)
+        self.field(path).map(|field| field.key)
     }
 
     /// Returns the path of the field whose key or value begins at a place.

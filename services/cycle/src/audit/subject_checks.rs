@@ -7,18 +7,8 @@ type Fields = Vec<(&'static str, bool)>;
 
 pub(super) fn check_subject(fact: &Fact) -> Option<String> {
     let Fact { subject, body } = fact;
-    let fields = match body {
-        FactBody::Spec(_)
-        | FactBody::Plan(_)
-        | FactBody::GenerateOrder(_)
-        | FactBody::TrainOrder(_)
-        | FactBody::Quarantine(_)
-        | FactBody::Selected(_)
-        | FactBody::PassRates(_)
-        | FactBody::CycleDone(_)
-        | FactBody::Archived(_) => compare_decision(subject, body),
-        _ => compare_result(subject, body),
-    };
+    let mut fields = compare_decision(subject, body);
+    fields.extend(compare_result(subject, body));
     let wrong: Vec<&str> =
         fields.into_iter().filter(|(_, agrees)| !agrees).map(|(name, _)| name).collect();
     (!wrong.is_empty()).then(|| format!("its {} is not its subject's", wrong.join(", its ")))
@@ -32,7 +22,7 @@ fn compare_cycle(cycle: u32, found: u32) -> (&'static str, bool) {
     ("cycle", cycle == found)
 }
 
-/// Compares what users and coordinators write.
+/// Compares what users and coordinators write; empty for other facts.
 fn compare_decision(subject: &Subject, body: &FactBody) -> Fields {
     let run = |run: &str| compare_run(subject, run);
     match (&subject.key, body) {
@@ -71,7 +61,7 @@ fn compare_decision(subject: &Subject, body: &FactBody) -> Fields {
     }
 }
 
-/// Compares what agents write.
+/// Compares what agents write; empty for other facts.
 fn compare_result(subject: &Subject, body: &FactBody) -> Fields {
     let run = |run: &str| compare_run(subject, run);
     match (&subject.key, body) {
