@@ -1,13 +1,19 @@
 //! Small file systems, and files that fill them.
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     io::Write,
     path::{Path, PathBuf},
     process::Command,
+    sync::mpsc::{RecvTimeoutError, Sender, channel},
+    thread::JoinHandle,
+    time::Duration,
 };
 
 use requirements::skip_test;
+
+/// How long space that a program frees stays free.
+const REFILL: Duration = Duration::from_millis(5);
 
 /// A mounted tmpfs of a few MiB.
 pub struct SmallDisk {
@@ -42,33 +48,48 @@ impl SmallDisk {
         mounted.is_ok_and(|status| status.success())
     }
 
-    /// Fills the file system to the last byte.
-    pub fn fill(&self) {
-        let mut file = File::create(self.ballast_path()).expect("a file");
-        for size in [1 << 16, 1 << 10, 1] {
-            let bytes = vec![0x5a_u8; size];
-            while file.write_all(&bytes).is_ok() {}
-        }
-    }
-
-    /// Returns true if no byte more can be written.
-    pub fn is_full(&self) -> bool {
-        let space = rustix::fs::statvfs(&self.path).expect("a file system");
-        space.f_bavail == 0
-    }
-
-    /// Removes the file that `fill` wrote.
-    pub fn free_space(&self) {
-        std::fs::remove_file(self.ballast_path()).expect("it was filled");
-    }
-
-    fn ballast_path(&self) -> PathBuf {
-        self.path.join("ballast")
+    /// Fills the file system to the last byte, and keeps it full until the result is dropped: a
+    /// program that removes a file of its own gets no space by it.
+    pub fn fill(&self) -> FullDisk {
+        let path = self.path.join("ballast");
+        let file = OpenOptions::new().create_new(true).append(true).open(&path).expect("a file");
+        fill_with(&file);
+        let (stop, stopped) = channel::<()>();
+        let filler = std::thread::spawn(move || {
+            while stopped.recv_timeout(REFILL) == Err(RecvTimeoutError::Timeout) {
+                fill_with(&file);
+            }
+        });
+        FullDisk { path, stop: Some(stop), filler: Some(filler) }
     }
 }
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
+    }
+}
+
+/// Keeps a file system full. Its space is free again when this is dropped.
+pub struct FullDisk {
+    path: PathBuf,
+    stop: Option<Sender<()>>,
+    filler: Option<JoinHandle<()>>,
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let filled = self.filler.take().is_none_or(|filler| filler.join().is_ok());
+        let removed = std::fs::remove_file(&self.path);
+        assert!(std::thread::panicking() || (filled && removed.is_ok()), "{removed:?}");
+    }
+}
+
+/// Appends to a file until not one byte more can be written.
+fn fill_with(mut file: &File) {
+    for size in [1 << 16, 1 << 10, 1] {
+        let bytes = vec![0x5a_u8; size];
+        while file.write_all(&bytes).is_ok() {}
     }
 }

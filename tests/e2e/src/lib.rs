@@ -32,7 +32,7 @@ pub use bus_proxy::{BusProxy, Withheld};
 pub use client::Client;
 pub use cluster::Cluster;
 pub use command::{Output, program_path, run_flotilla};
-pub use disk::SmallDisk;
+pub use disk::{FullDisk, SmallDisk};
 pub use ended::ChildGuard;
 pub use fact_reader::FactReader;
 pub use fake_box::FakeBox;
