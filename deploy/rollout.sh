@@ -17,7 +17,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 binary=${BINARY:-$here/target/x86_64-unknown-linux-musl/release/flotilla}
 program=/usr/local/bin/flotilla
-kit=/var/lib/flotilla/kit
+credentials=/var/lib/flotilla/credentials
 ssh_options=(-o BatchMode=yes -o ConnectTimeout=10)
 
 fail() {
@@ -53,14 +53,14 @@ join_on() {
     local host=$1
     if [ -n "${TOKEN_FILE:-}" ]; then
         # A file instead of an argument, because all users can see arguments.
-        as_root "$host" "$program join - --dir $kit --service" < "$TOKEN_FILE"
+        as_root "$host" "$program join - --dir $credentials --service" < "$TOKEN_FILE"
     else
         as_root "$host" "$program service install --nats $FLOTILLA_NATS --roles $ROLES" < /dev/null
     fi
 }
 
 upgrade_on() {
-    local host=$1 there fleet="--dir $kit"
+    local host=$1 there fleet="--dir $credentials"
     [ -z "${FLOTILLA_NATS:-}" ] || fleet="--nats $FLOTILLA_NATS"
     there=$(send "$host") || return 1
     local upgrade="$program upgrade --binary $there/flotilla --installed $program --service $fleet"

@@ -2,17 +2,17 @@
 """Submits a run spec with the files it names, and prints progress and results until it ends.
 
     GATEWAY=127.0.0.1:7070 ./submit_and_follow.py sft.yaml    # an open fleet
-    KIT=demo-fleet ./submit_and_follow.py sft.yaml            # a closed one: its directory or a kit
+    FLOTILLA_DIR=demo-fleet ./submit_and_follow.py sft.yaml            # a closed one: its directory or a member's credentials
 """
 import json, os, pathlib, sys, grpc
 from flotilla.v1 import control_pb2 as pb, control_pb2_grpc as rpc  # generated: docs/SCRIPTS.md
 
 def connect():
-    if "KIT" not in os.environ:
+    if "FLOTILLA_DIR" not in os.environ:
         return grpc.insecure_channel(os.environ.get("GATEWAY", "127.0.0.1:7070"))
-    kit = pathlib.Path(os.environ["KIT"])
-    fleet = json.loads((kit / "fleet.json").read_text())
-    read = lambda name: (kit / fleet["identity"][name]).read_bytes()
+    credentials = pathlib.Path(os.environ["FLOTILLA_DIR"])
+    fleet = json.loads((credentials / "fleet.json").read_text())
+    read = lambda name: (credentials / fleet["identity"][name]).read_bytes()
     tls = grpc.ssl_channel_credentials(read("ca"))
     bearer = grpc.access_token_call_credentials(read("bearer").decode().strip())
     name = ("grpc.ssl_target_name_override", "fleet.flotilla.internal")

@@ -233,11 +233,11 @@ mod tests {
     fn a_spec_gets_the_system_and_what_the_owner_opened_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
-        let (judge, kit) = (root.join("opt/judge"), root.join("kit"));
+        let (judge, credentials) = (root.join("opt/judge"), root.join("credentials"));
         write_executable(&judge);
-        write_executable(&kit.join("judge"));
-        std::os::unix::fs::symlink(&kit, root.join("opt/link")).unwrap();
-        let hidden = [kit.clone()];
+        write_executable(&credentials.join("judge"));
+        std::os::unix::fs::symlink(&credentials, root.join("opt/link")).unwrap();
+        let hidden = [credentials.clone()];
         let text = |path: &Path| path.display().to_string();
         let none = OwnerGrants::default();
         let place = |grants: &OwnerGrants, program: &str, paths: &[&Path]| {
@@ -258,7 +258,7 @@ mod tests {
         assert!(error.contains(&flag), "{error}");
         let open = OwnerGrants::from_flags(&[root.join("opt")], &[], &hidden).unwrap();
         assert_eq!(shown(place(&open, &text(&judge), &[])), [root.join("opt")]);
-        for own in [kit.join("judge"), root.join("opt/link/judge")] {
+        for own in [credentials.join("judge"), root.join("opt/link/judge")] {
             for placement in [place(&open, &text(&own), &[]), place(&open, "sh", &[&own])] {
                 let error = placement.unwrap_err();
                 assert!(error.contains("the agent's own directory"), "{error}");
@@ -292,10 +292,12 @@ mod tests {
     fn an_owner_is_kept_from_allowing_too_much_by_mistake() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
-        let kit = root.join("kit");
-        write_executable(&kit.join("judge"));
-        let hidden = [kit.clone()];
-        for path in [Path::new("/"), &root, &kit, &kit.join("judge"), &root.join("absent")] {
+        let credentials = root.join("credentials");
+        write_executable(&credentials.join("judge"));
+        let hidden = [credentials.clone()];
+        for path in
+            [Path::new("/"), &root, &credentials, &credentials.join("judge"), &root.join("absent")]
+        {
             let error =
                 OwnerGrants::from_flags(&[path.to_owned()], &[], &hidden).unwrap_err().to_string();
             assert!(error.starts_with("--verifier-path") && error.ends_with("(V104)"), "{error}");
@@ -305,7 +307,7 @@ mod tests {
                 OwnerGrants::from_flags(&[], &[path.into()], &hidden).unwrap_err().to_string();
             assert!(error.starts_with("--allow-command") && error.ends_with("(V104)"), "{error}");
         }
-        assert!(OwnerGrants::from_flags(&[], &[kit.join("judge")], &hidden).is_err());
+        assert!(OwnerGrants::from_flags(&[], &[credentials.join("judge")], &hidden).is_err());
         for (name, expected) in [("python3.11", true), ("python-judge", false), ("shellac", false)]
         {
             assert_eq!(is_interpreter(Path::new(name)), expected, "{name}");

@@ -72,7 +72,7 @@ impl ClosedFleetFixture {
     ) -> anyhow::Result<(ConnectOptions, String)> {
         let member = Member { name: AgentId::new(name)?, standing };
         let identity = MemberIdentity::with_default_files(name)
-            .resolve_in(&self.directory.as_path().join("kits").join(name));
+            .resolve_in(&self.directory.as_path().join("credentials").join(name));
         let admitted = self.authority.issue_tokens(
             &member,
             &identity.ensure_public_key()?,

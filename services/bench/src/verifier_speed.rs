@@ -38,8 +38,8 @@ pub(super) fn measure_verifier() -> anyhow::Result<Option<BenchFigure>> {
     output::print_message(&format!(
         "verify: {PROGRAMS} programs, {jobs} at a time, {TURNS} times …"
     ));
-    let (kit, tested) = open_toolchain()?.test_host();
-    let python = kit.tools.0.get("python").and_then(|python| python.argv.first());
+    let (toolchain, tested) = open_toolchain()?.test_host();
+    let python = toolchain.tools.0.get("python").and_then(|python| python.argv.first());
     let (layers, python) = match (tested.contained, python) {
         (Ok(layers), Some(python)) => (layers, PathBuf::from(python)),
         (Ok(_), None) => return Ok(report_skip("there is no python3 on PATH")),
@@ -50,7 +50,7 @@ pub(super) fn measure_verifier() -> anyhow::Result<Option<BenchFigure>> {
     let (mut bare, mut contained) = (Duration::MAX, Duration::MAX);
     for turn in 0..TURNS {
         bare = bare.min(run_bare(&python, &files, jobs)?);
-        contained = contained.min(time_verifier(kit.clone(), turn, jobs)?);
+        contained = contained.min(time_verifier(toolchain.clone(), turn, jobs)?);
     }
     let rate = |time: Duration| PROGRAMS as f64 / time.as_secs_f64();
     Ok(Some(BenchFigure {
@@ -134,9 +134,9 @@ fn run_bare(python: &Path, files: &[PathBuf], jobs: usize) -> anyhow::Result<Dur
     }
 }
 
-fn time_verifier(kit: Toolchain, turn: usize, jobs: usize) -> anyhow::Result<Duration> {
+fn time_verifier(toolchain: Toolchain, turn: usize, jobs: usize) -> anyhow::Result<Duration> {
     let settings = Verifier { how: Some(How::Python(Python::default())) };
-    let once = OfflineVerifier::new(settings, kit, jobs)?;
+    let once = OfflineVerifier::new(settings, toolchain, jobs)?;
     let warm: Vec<VerifyItem> = (0..jobs).map(|n| make_item(PROGRAMS + turn * jobs + n)).collect();
     let items: Vec<VerifyItem> = (0..PROGRAMS).map(make_item).collect();
     once.judge_items(&warm);

@@ -131,7 +131,7 @@ pub enum ConnectError {
     Refused { urls: String },
     #[error(
         "connect to the bus at {urls}: TLS failed; is that the right fleet's server, and the \
-         certificate authority (--nats-ca, or the kit's ca.pem) its own? (B103)"
+         certificate authority (--nats-ca, or the credentials' ca.pem) its own? (B103)"
     )]
     Tls {
         urls: String,

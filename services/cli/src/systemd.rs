@@ -24,8 +24,8 @@ const VERIFIER_DROP_IN: &str =
     include_str!("../../../deploy/systemd/flotilla-agent.service.d/verifier.conf");
 
 const PACKAGED_PROGRAM: &str = "/usr/bin/flotilla";
-const SYSTEM_CREDENTIALS: &str = "/var/lib/flotilla/kit";
-const USER_CREDENTIALS: &str = "%S/flotilla/kit";
+const SYSTEM_CREDENTIALS: &str = "/var/lib/flotilla/credentials";
+const USER_CREDENTIALS: &str = "%S/flotilla/credentials";
 
 const STATE_DIRECTORY: &str = "/var/lib/flotilla";
 
@@ -54,7 +54,7 @@ pub(crate) struct ServiceOptions {
 }
 
 pub(crate) fn render_unit(options: &ServiceOptions) -> String {
-    let (text, kit) = match options.scope {
+    let (text, credentials) = match options.scope {
         ServiceScope::System => (SYSTEM_UNIT, SYSTEM_CREDENTIALS),
         ServiceScope::User => (USER_UNIT, USER_CREDENTIALS),
     };
@@ -73,7 +73,7 @@ pub(crate) fn render_unit(options: &ServiceOptions) -> String {
     if let Some(there) = &options.credentials {
         lines +=
             &format!("Environment={}\n", quote_value(&format!("FLOTILLA_DIR={}", there.display())));
-        text = text.replace(&format!("Environment=FLOTILLA_DIR={kit}\n"), "");
+        text = text.replace(&format!("Environment=FLOTILLA_DIR={credentials}\n"), "");
     }
     // These lines come before the settings file, which may override them.
     text.replace("EnvironmentFile=", &format!("{lines}EnvironmentFile="))
@@ -167,14 +167,15 @@ fn check_options(options: &ServiceOptions) -> anyhow::Result<()> {
             );
         }
     }
-    let kit = options.credentials.as_ref();
+    let credentials = options.credentials.as_ref();
     if options.scope == ServiceScope::System
-        && let Some(kit) = kit.filter(|kit| !kit.starts_with(STATE_DIRECTORY))
+        && let Some(credentials) =
+            credentials.filter(|credentials| !credentials.starts_with(STATE_DIRECTORY))
     {
         bail!(
-            "the service is a user of its own and cannot use {}: put the kit into {SYSTEM_CREDENTIALS}, or \
+            "the service is a user of its own and cannot use {}: put the credentials into {SYSTEM_CREDENTIALS}, or \
              install the service for a user (A111)",
-            kit.display()
+            credentials.display()
         );
     }
     Ok(())
@@ -199,14 +200,15 @@ fn write_unit_file(path: &Path, text: &str) -> anyhow::Result<()> {
 /// If the service never ran, its user does not exist yet; systemd changes the owner at the first
 /// start. The service's user may have placed anything in the directory, so only the directory, its
 /// direct entries and files without other hard links are changed.
-pub(crate) fn give_to_service_user(kit: &Path) -> anyhow::Result<()> {
-    change_owner(kit).with_context(|| format!("give {} to the service's user", kit.display()))
+pub(crate) fn give_to_service_user(credentials: &Path) -> anyhow::Result<()> {
+    change_owner(credentials)
+        .with_context(|| format!("give {} to the service's user", credentials.display()))
 }
 
-fn change_owner(kit: &Path) -> io::Result<()> {
-    let state = rustix::fs::stat(kit.parent().unwrap_or(kit))?;
+fn change_owner(credentials: &Path) -> io::Result<()> {
+    let state = rustix::fs::stat(credentials.parent().unwrap_or(credentials))?;
     let owner = (Uid::from_raw(state.st_uid), Gid::from_raw(state.st_gid));
-    let directory = open_no_follow(CWD, kit)?;
+    let directory = open_no_follow(CWD, credentials)?;
     for entry in rustix::fs::Dir::read_from(&directory)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -269,19 +271,19 @@ mod tests {
         let environment = line(&unit, "Environment=FLOTILLA");
         assert!(environment.contains(&"Environment=FLOTILLA_NAME=box-3"), "{environment:?}");
         assert!(environment.contains(&"Environment=FLOTILLA_ROLES=generator,verifier"));
-        assert!(environment.contains(&"Environment=FLOTILLA_DIR=/var/lib/flotilla/kit"));
+        assert!(environment.contains(&"Environment=FLOTILLA_DIR=/var/lib/flotilla/credentials"));
         // The file of settings has the last word.
         assert!(unit.find("FLOTILLA_ROLES") < unit.find("EnvironmentFile="), "{unit}");
     }
 
     #[test]
     fn a_user_s_unit_asks_for_nothing_that_needs_root() {
-        let kit = Some("/home/ada/kit".into());
-        let unit = render_unit(&ServiceOptions { credentials: kit, ..options(ServiceScope::User) });
+        let credentials = Some("/home/ada/credentials".into());
+        let unit = render_unit(&ServiceOptions { credentials, ..options(ServiceScope::User) });
         assert_eq!(line(&unit, "DynamicUser"), [""; 0]);
         assert_eq!(
             line(&unit, "Environment=FLOTILLA_DIR"),
-            ["Environment=FLOTILLA_DIR=/home/ada/kit"]
+            ["Environment=FLOTILLA_DIR=/home/ada/credentials"]
         );
         assert_eq!(line(&unit, "WantedBy"), ["WantedBy=default.target"]);
     }
@@ -322,11 +324,16 @@ mod tests {
     async fn a_kit_that_the_service_cannot_read_is_refused_before_anything_is_written() {
         let directory = tempfile::tempdir().unwrap();
         let manager = manager(directory.path(), ServiceScope::System, "never");
-        for kit in ["/root/kit", "kit", "/var/lib/flotilla/a\nb"] {
-            let options =
-                ServiceOptions { credentials: Some(kit.into()), ..options(ServiceScope::System) };
+        for credentials in ["/root/credentials", "credentials", "/var/lib/flotilla/a\nb"] {
+            let options = ServiceOptions {
+                credentials: Some(credentials.into()),
+                ..options(ServiceScope::System)
+            };
             let error = manager.install_unit(&options).await.unwrap_err().to_string();
-            assert!(error.contains("kit") || error.contains("cannot be used in a unit"), "{error}");
+            assert!(
+                error.contains("credentials") || error.contains("cannot be used in a unit"),
+                "{error}"
+            );
         }
         assert!(!manager.units.exists());
     }
@@ -335,15 +342,15 @@ mod tests {
     fn a_kit_belongs_to_whoever_has_the_directory_it_is_in() {
         use std::os::unix::fs::{MetadataExt, chown};
         let directory = tempfile::tempdir().unwrap();
-        let kit = directory.path().join("kit");
-        fs::create_dir(&kit).unwrap();
-        fs::write(kit.join("key.nk"), "seed").unwrap();
+        let credentials = directory.path().join("credentials");
+        fs::create_dir(&credentials).unwrap();
+        fs::write(credentials.join("key.nk"), "seed").unwrap();
         let to_another = chown(directory.path(), Some(61_234), Some(61_234));
         let owner = directory.path().metadata().unwrap().uid();
         assert_eq!(owner == 61_234, to_another.is_ok(), "only root can give it away");
-        give_to_service_user(&kit).unwrap();
-        assert_eq!(kit.join("key.nk").metadata().unwrap().uid(), owner);
-        assert_eq!(kit.metadata().unwrap().uid(), owner);
+        give_to_service_user(&credentials).unwrap();
+        assert_eq!(credentials.join("key.nk").metadata().unwrap().uid(), owner);
+        assert_eq!(credentials.metadata().unwrap().uid(), owner);
     }
 
     #[test]
@@ -355,18 +362,18 @@ mod tests {
         for path in [&shadow, &twin] {
             fs::write(path, "root's").unwrap();
         }
-        let kit = directory.path().join("kit");
-        fs::create_dir(&kit).unwrap();
-        fs::write(kit.join("key.nk"), "seed").unwrap();
-        symlink(&shadow, kit.join("fleet.json")).unwrap();
-        symlink(directory.path().join("nowhere"), kit.join("dangling")).unwrap();
-        fs::hard_link(&twin, kit.join("twin")).unwrap();
+        let credentials = directory.path().join("credentials");
+        fs::create_dir(&credentials).unwrap();
+        fs::write(credentials.join("key.nk"), "seed").unwrap();
+        symlink(&shadow, credentials.join("fleet.json")).unwrap();
+        symlink(directory.path().join("nowhere"), credentials.join("dangling")).unwrap();
+        fs::hard_link(&twin, credentials.join("twin")).unwrap();
         let before = shadow.metadata().unwrap().uid();
         // Only root can give anything away; others see that links are no errors.
         let _ = chown(directory.path(), Some(61_234), Some(61_234));
-        give_to_service_user(&kit).unwrap();
+        give_to_service_user(&credentials).unwrap();
         let owner = directory.path().metadata().unwrap().uid();
-        assert_eq!(kit.join("key.nk").metadata().unwrap().uid(), owner);
+        assert_eq!(credentials.join("key.nk").metadata().unwrap().uid(), owner);
         for path in [&shadow, &twin] {
             assert_eq!(path.metadata().unwrap().uid(), before, "{}", path.display());
         }

@@ -119,20 +119,20 @@ pub enum MembershipRefusal {
     NameTaken { name: String },
     #[error(
         "the key for {name} belongs to {other}: each member needs its own key; choose another \
-         directory for the kit (K108)"
+         directory for the credentials (K108)"
     )]
     KeyTaken { name: String, other: String },
     #[error("the name {name} is the fleet's own; choose another name (K108)")]
     Reserved { name: String },
     #[error(
         "{name} is already a member with other rights; revoke it (flotilla agents revoke {name}), \
-         remove its kit, and join again (K108)"
+         remove its credentials, and join again (K108)"
     )]
     RightsChanged { name: String },
     #[error("there is no member {name}; `flotilla members list` shows which there are (K109)")]
     NoMember { name: String },
     #[error(
-        "{name} was revoked, and its key with it; remove its kit, and join again with a new join token (K109)"
+        "{name} was revoked, and its key with it; remove its credentials, and join again with a new join token (K109)"
     )]
     Revoked { name: String },
     #[error(
@@ -141,7 +141,7 @@ pub enum MembershipRefusal {
     )]
     ProofReused,
     #[error(
-        "{name} is a user: its kit is not renewed; ask an administrator for a new one (flotilla \
+        "{name} is a user: its credentials are not renewed; ask an administrator for a new one (flotilla \
          user create) (K103)"
     )]
     NotRenewed { name: String },

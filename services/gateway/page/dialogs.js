@@ -55,8 +55,8 @@ export const confirmAction = ({ title, text, verb, tone, reason }) =>
 /** Asks for a bearer. Resolves to its text, or null if it was cancelled. */
 export const askBearer = (wasRefused) =>
   modal("This fleet is closed", (close, fields) => close(fields.bearer.value), (close) => [
-    wasRefused && callout("bad", "✕", "Bearer rejected: it may be expired or revoked. Get a new kit, or paste another bearer."),
-    h("p", "Paste the contents of ", h("code", "bearer.jwt"), " from your kit.",
+    wasRefused && callout("bad", "✕", "Bearer rejected: it may be expired or revoked. Ask for new credentials, or paste another bearer."),
+    h("p", "Paste the contents of ", h("code", "bearer.jwt"), " from your credentials directory.",
       " It is kept until this tab is closed and sent only to this gateway."),
     h("textarea", { name: "bearer", rows: 5, required: true, spellcheck: "false", autocomplete: "off",
       "aria-label": "contents of bearer.jwt" }),

@@ -81,7 +81,7 @@ const JOIN_PATH: &str = "/flotilla.v1.Members/Join";
 #[derive(Debug, thiserror::Error)]
 enum AccessDenied {
     #[error(
-        "this fleet is closed: send a bearer (authorization: Bearer …; commands: --dir KIT); create a kit with `flotilla user create` or `flotilla join` (K101)"
+        "this fleet is closed: send a bearer (authorization: Bearer …; commands: --dir DIR); create credentials with `flotilla user create` or `flotilla join` (K101)"
     )]
     NoBearer,
     #[error(transparent)]
@@ -89,7 +89,7 @@ enum AccessDenied {
     #[error("{0}")]
     Revoked(String),
     #[error(
-        "{name} has {is}, and this needs {needs}; create a kit with `flotilla user create NAME --scope {scope}` (K104)"
+        "{name} has {is}, and this needs {needs}; create credentials with `flotilla user create NAME --scope {scope}` (K104)"
     )]
     Scope { name: String, is: String, needs: String, scope: String },
     #[error("unknown or disabled path {path}; the gateway may be older than the client (G108)")]

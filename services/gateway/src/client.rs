@@ -42,7 +42,7 @@ pub enum ClientError {
     NoAddress,
     #[error("call the gateway: {0:?} is not an address; write it as host:port (G106)")]
     Address(String),
-    #[error("the kit's bearer is malformed; create the kit again (K102)")]
+    #[error("the credentials' bearer is malformed; create the credentials again (K102)")]
     Bearer,
     #[error("call the gateway at {address}: {problem} (G106)")]
     Unreachable { address: String, problem: String },

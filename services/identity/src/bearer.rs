@@ -46,13 +46,15 @@ pub struct BearerInfo {
 pub enum BearerError {
     #[error(
         "the bearer is not a fleet's token: write `authorization: Bearer …` with the contents of \
-         the kit's bearer.jwt (K102)"
+         the credentials' bearer.jwt (K102)"
     )]
     Malformed,
-    #[error("the bearer is not this fleet's; use the kit that was made for this fleet (K102)")]
+    #[error(
+        "the bearer is not this fleet's; use the credentials that were made for this fleet (K102)"
+    )]
     Foreign,
     #[error(
-        "the bearer expired {seconds} s ago; an agent renews it by itself while it runs, and for users `flotilla user create` makes a new kit (K103)"
+        "the bearer expired {seconds} s ago; an agent renews it by itself while it runs, and for users `flotilla user create` makes new credentials (K103)"
     )]
     Expired { seconds: u64 },
     #[error(

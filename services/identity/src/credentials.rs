@@ -73,10 +73,10 @@ impl MemberIdentity {
     }
 
     /// Writes the issued tokens and the certificate authority; each file is replaced atomically.
-    pub fn write_files(&self, kit: &CredentialFiles<'_>) -> Result<(), KeyFileError> {
-        files::write_secret(&self.jwt, kit.jwt.as_bytes())?;
-        files::write_secret(&self.bearer, kit.bearer.as_bytes())?;
-        files::write_public(&self.ca, kit.ca.as_bytes())
+    pub fn write_files(&self, credentials: &CredentialFiles<'_>) -> Result<(), KeyFileError> {
+        files::write_secret(&self.jwt, credentials.jwt.as_bytes())?;
+        files::write_secret(&self.bearer, credentials.bearer.as_bytes())?;
+        files::write_public(&self.ca, credentials.ca.as_bytes())
     }
 
     /// Writes key and token into one file, in the format of other NATS clients (`nats --creds

@@ -35,10 +35,12 @@ pub struct ProofStatement<'a> {
 /// The reason why a proof is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum ProofError {
-    #[error("the key {0:?} is not a user nkey; remove the kit's key.nk and join again (K114)")]
+    #[error(
+        "the key {0:?} is not a user nkey; remove the credentials' key.nk and join again (K114)"
+    )]
     Key(String),
     #[error(
-        "the proof is not signed with the key of {0}; check that its kit's key.nk belongs to it \
+        "the proof is not signed with the key of {0}; check that its credentials' key.nk belongs to it \
          (K114)"
     )]
     Signature(AgentId),

@@ -2,7 +2,7 @@
 """Checks of a fleet with independent Python packages, used by the tests.
 
     ./check.py services 127.0.0.1:7070    list the services with gRPC reflection
-    ./check.py closed KIT    the same for a closed fleet
+    ./check.py closed DIR    the same for a closed fleet
     ./check.py openapi 127.0.0.1:7070    validate the OpenAPI document; print its version and size
     ./check.py tensors adapter.safetensors    print name, type and shape of each tensor
 """
@@ -24,8 +24,8 @@ def services(server):
     describe(grpc.insecure_channel(server))
 
 
-def closed(kit):
-    describe(client.connect(None, kit))
+def closed(credentials):
+    describe(client.connect(None, credentials))
 
 
 def describe(channel):

@@ -4,7 +4,7 @@
     pip install -r requirements.txt
     ./client.py submit spec.yaml config.json tokenizer.json data.jsonl
     ./client.py --server box:7070 watch-evals --run sums-1 --after 17
-    ./client.py --kit KIT agents        # a closed fleet: `flotilla user create` makes a kit
+    ./client.py --credentials DIR agents        # a closed fleet: `flotilla user create` makes credentials
 """
 import argparse, json, os, pathlib, sys, tempfile, time
 
@@ -23,13 +23,13 @@ OPTIONS = [
 RETRY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-def connect(server, kit):
-    """Opens a channel to the gateway of an open fleet, or of a closed fleet with a kit."""
-    if kit is None:
+def connect(server, credentials):
+    """Opens a channel to the gateway of an open fleet, or of a closed fleet with credentials."""
+    if credentials is None:
         return grpc.insecure_channel(server or "127.0.0.1:7070", options=OPTIONS)
-    kit = pathlib.Path(kit)
-    fleet = json.loads((kit / "fleet.json").read_text())
-    read = lambda name: (kit / fleet["identity"][name]).read_bytes()
+    credentials = pathlib.Path(credentials)
+    fleet = json.loads((credentials / "fleet.json").read_text())
+    read = lambda name: (credentials / fleet["identity"][name]).read_bytes()
     tls = grpc.ssl_channel_credentials(root_certificates=read("ca"))
     bearer = grpc.access_token_call_credentials(read("bearer").decode().strip())
     # The address of the gateway may change. All servers of a fleet have this name in their
@@ -122,7 +122,7 @@ def download(pb, rpc, channel, args):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", default=os.environ.get("FLOTILLA_GATEWAY"), help="host:port")
-    parser.add_argument("--kit", help="directory of a closed fleet's member")
+    parser.add_argument("--credentials", help="directory of a closed fleet's member")
     commands = parser.add_subparsers(required=True)
 
     def command(name, run, *positional):
@@ -147,7 +147,7 @@ def parse():
 def main():
     args = parse()
     pb, rpc = stubs()
-    with connect(args.server, args.kit) as channel:
+    with connect(args.server, args.credentials) as channel:
         try:
             return args.call(pb, rpc, channel, args)
         except grpc.RpcError as error:

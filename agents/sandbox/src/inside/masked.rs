@@ -205,8 +205,10 @@ mod tests {
 
     #[test]
     fn only_the_outermost_of_paths_is_kept() {
-        let paths = ["/no/kit/agents/a", "/no/kit", "/no/kitchen", "/no/kit"].map(PathBuf::from);
+        let paths =
+            ["/no/credentials/agents/a", "/no/credentials", "/no/kitchen", "/no/credentials"]
+                .map(PathBuf::from);
         let found = find_outermost(paths.to_vec());
-        assert_eq!(found, ["/no/kit", "/no/kitchen"].map(PathBuf::from));
+        assert_eq!(found, ["/no/credentials", "/no/kitchen"].map(PathBuf::from));
     }
 }

@@ -18,11 +18,11 @@ use wire::v1::{
     verifier::{Command, How},
 };
 
-use crate::rig::{item, judge_all, kit, told};
+use crate::rig::{find_toolchain, item, judge_all, told};
 
 const LONG_S: f64 = 30.0;
 
-/// Directories of a host: an agent's kit, and a place for judges.
+/// Directories of a host: an agent's credentials, and a place for judges.
 struct Place {
     directory: TempDir,
 }
@@ -32,12 +32,12 @@ impl Place {
         let directory = tempfile::tempdir().expect("a directory");
         open_to_all(directory.path());
         let place = Self { directory };
-        for part in ["kit", "judges"] {
+        for part in ["credentials", "judges"] {
             fs::create_dir(place.path(part)).expect("a directory");
             open_to_all(&place.path(part));
         }
         // The file is readable for all, so only hiding protects it.
-        fs::write(place.path("kit/key.nk"), "SUSECRET").expect("a key");
+        fs::write(place.path("credentials/key.nk"), "SUSECRET").expect("a key");
         place
     }
 
@@ -58,12 +58,13 @@ impl Place {
         if !require_namespaces() {
             return None;
         }
-        let hidden = vec![self.path("kit")];
+        let hidden = vec![self.path("credentials")];
         let grants = OwnerGrants::from_flags(paths, commands, &hidden).expect("they are there");
-        let (kit, tested) = kit(VerifierTools::default(), hidden, grants).test_host();
+        let (toolchain, tested) =
+            find_toolchain(VerifierTools::default(), hidden, grants).test_host();
         assert!(tested.contained.is_ok(), "there are namespaces, but no sandbox: {tested:?}");
         assert_eq!(tested.unmasked, None);
-        Some(kit)
+        Some(toolchain)
     }
 }
 
@@ -75,12 +76,12 @@ fn shell(script: &str) -> Vec<String> {
     ["sh", "-c", script].map(str::to_owned).to_vec()
 }
 
-fn judge(kit: &Toolchain, argv: Vec<String>, paths: &[&str], timeout_s: f64) -> Verdict {
+fn judge(toolchain: &Toolchain, argv: Vec<String>, paths: &[&str], timeout_s: f64) -> Verdict {
     let paths = paths.iter().map(|&path| path.to_owned()).collect();
     let how = How::Command(Command { argv, timeout_s, paths });
     let mut item = item("2+2=", "4", json!({}));
     item.answer = Some("4".into());
-    judge_all(kit.clone(), how, &[item]).remove(0)
+    judge_all(toolchain.clone(), how, &[item]).remove(0)
 }
 
 /// Returns a script whose verdict's detail has one word for each line of `script`.
@@ -92,11 +93,12 @@ fn telling(script: &str) -> String {
 
 #[test]
 fn it_sees_the_completion_and_its_word_counts() {
-    let Some(kit) = Place::create().tested(&[], &[]) else { return };
+    let Some(toolchain) = Place::create().tested(&[], &[]) else { return };
     let script = r#"grep -q '"completion":"4"' && echo '{"outcome":"pass","reward":0.7}'"#;
-    let verdict = judge(&kit, shell(script), &[], LONG_S);
+    let verdict = judge(&toolchain, shell(script), &[], LONG_S);
     assert_eq!(told(&verdict), ("pass", 0.7, ""));
-    let verdict = judge(&kit, shell(r#"echo '{"outcome":"fail","detail":"no"}'"#), &[], LONG_S);
+    let verdict =
+        judge(&toolchain, shell(r#"echo '{"outcome":"fail","detail":"no"}'"#), &[], LONG_S);
     assert_eq!(told(&verdict), ("fail", 0.0, "no"));
 }
 
@@ -118,10 +120,10 @@ fn whatever_it_does_wrong_is_an_error_never_a_reward_of_zero() {
     ];
     let began = Instant::now();
     for (wrong, expected) in cases {
-        for (kit, argv) in
+        for (toolchain, argv) in
             [(&contained, shell(wrong)), (&allowed, vec![script.clone(), wrong.to_owned()])]
         {
-            let verdict = judge(kit, argv, &[], 2.0);
+            let verdict = judge(toolchain, argv, &[], 2.0);
             let (outcome, _, detail) = told(&verdict);
             assert_eq!(outcome, "error", "{wrong}: {detail}");
             assert!(detail.contains(expected), "{wrong}: {detail}");
@@ -133,10 +135,10 @@ fn whatever_it_does_wrong_is_an_error_never_a_reward_of_zero() {
 #[test]
 fn one_in_the_sandbox_reads_neither_the_kit_nor_the_agent_nor_the_network() {
     let place = Place::create();
-    let Some(kit) = place.tested(&[place.path("judges")], &[]) else { return };
+    let Some(toolchain) = place.tested(&[place.path("judges")], &[]) else { return };
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("its address").port();
-    let (key, own) = (place.path("kit/key.nk"), std::process::id());
+    let (key, own) = (place.path("credentials/key.nk"), std::process::id());
     let script = telling(&format!(
         "cat {key}; cat /etc/shadow; cat /proc/{own}/cmdline /proc/{own}/environ; ls /root /home; \
          python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", {port})); print(1)'; \
@@ -145,7 +147,7 @@ fn one_in_the_sandbox_reads_neither_the_kit_nor_the_agent_nor_the_network() {
     ));
     let judge_path = place.write_judge(&script);
     for argv in [shell(&script), vec![judge_path]] {
-        assert_eq!(told(&judge(&kit, argv, &[], LONG_S)), ("pass", 1.0, "end"));
+        assert_eq!(told(&judge(&toolchain, argv, &[], LONG_S)), ("pass", 1.0, "end"));
     }
 }
 
@@ -155,7 +157,8 @@ fn a_spec_opens_nothing_that_the_owner_did_not() {
     let script = place.write_judge("cat \"$1\" >/dev/null && echo '{\"outcome\":\"pass\"}'");
     let data = place.path("data");
     fs::write(&data, "x").expect("a file");
-    let (data, key) = (data.display().to_string(), place.path("kit/key.nk").display().to_string());
+    let (data, key) =
+        (data.display().to_string(), place.path("credentials/key.nk").display().to_string());
     let argv = vec![script, data.clone()];
 
     let Some(closed) = place.tested(&[], &[]) else { return };
@@ -184,23 +187,23 @@ fn an_allowed_one_runs_on_the_box_and_reads_neither_the_kit_nor_the_agent() {
     let place = Place::create();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("its address").port();
-    let (kit_path, own) = (place.path("kit"), std::process::id());
-    let kit_path = kit_path.display();
+    let (credentials_path, own) = (place.path("credentials"), std::process::id());
+    let credentials_path = credentials_path.display();
     let script = place.write_judge(&telling(&format!(
-        "cat {kit_path}/key.nk; ls {kit_path}; umount {kit_path} && echo unmounted; \
-         unshare -rm sh -c 'umount {kit_path}; cat {kit_path}/key.nk'; \
-         cat /proc/{own}/cmdline /proc/{own}/environ /proc/{own}/root{kit_path}/key.nk; \
+        "cat {credentials_path}/key.nk; ls {credentials_path}; umount {credentials_path} && echo unmounted; \
+         unshare -rm sh -c 'umount {credentials_path}; cat {credentials_path}/key.nk'; \
+         cat /proc/{own}/cmdline /proc/{own}/environ /proc/{own}/root{credentials_path}/key.nk; \
          env | grep FLOTILLA_; \
          bash -c 'echo > /dev/tcp/127.0.0.1/{port} && echo connected'; \
          grep -q 'CapEff:.*0000000000000000' /proc/self/status && echo powerless"
     )));
-    let Some(kit) = place.tested(&[], &[script.clone().into()]) else { return };
+    let Some(toolchain) = place.tested(&[], &[script.clone().into()]) else { return };
     let expected =
         if Path::new("/bin/bash").exists() { "connected powerless" } else { "powerless" };
-    assert_eq!(told(&judge(&kit, vec![script], &[], LONG_S)), ("pass", 1.0, expected));
+    assert_eq!(told(&judge(&toolchain, vec![script], &[], LONG_S)), ("pass", 1.0, expected));
     // A command that was not allowed is contained as before.
-    let script = telling(&format!("cat {kit_path}/key.nk; echo end"));
-    assert_eq!(told(&judge(&kit, shell(&script), &[], LONG_S)), ("pass", 1.0, "end"));
+    let script = telling(&format!("cat {credentials_path}/key.nk; echo end"));
+    assert_eq!(told(&judge(&toolchain, shell(&script), &[], LONG_S)), ("pass", 1.0, "end"));
 }
 
 #[test]
@@ -208,8 +211,8 @@ fn where_nothing_is_contained_only_what_was_allowed_runs() {
     let place = Place::create();
     let script = place.write_judge("touch \"$1\"; echo '{\"outcome\":\"pass\"}'");
     let ran = place.path("judges/ran").display().to_string();
-    let hidden = vec![place.path("kit")];
-    let mut without = kit(VerifierTools::default(), hidden, OwnerGrants::default());
+    let hidden = vec![place.path("credentials")];
+    let mut without = find_toolchain(VerifierTools::default(), hidden, OwnerGrants::default());
     // A sandbox that cannot be started.
     without.cell_launch.program = "/bin/false".into();
     let (without, tested) = without.test_host();
@@ -231,10 +234,10 @@ fn where_keys_cannot_be_hidden_nothing_is_run_outside_the_sandbox() {
     let place = Place::create();
     let script = place.write_judge("touch \"$1\"; echo '{\"outcome\":\"pass\"}'");
     let ran = place.path("judges/ran").display().to_string();
-    let hidden = vec![place.path("kit")];
+    let hidden = vec![place.path("credentials")];
     let grants =
         OwnerGrants::from_flags(&[], &[script.clone().into()], &hidden).expect("it is there");
-    let mut without = kit(VerifierTools::default(), hidden, grants);
+    let mut without = find_toolchain(VerifierTools::default(), hidden, grants);
     without.masked_launch.program = "/bin/false".into();
     let (without, tested) = without.test_host();
     assert!(tested.unmasked.is_some());
@@ -248,10 +251,10 @@ fn one_that_leaves_something_behind_does_not_hold_the_others_up() {
     let place = Place::create();
     let leaving = "setsid sleep 30 & echo '{\"outcome\":\"pass\"}'";
     let script = place.write_judge(leaving);
-    let Some(kit) = place.tested(&[], &[script.clone().into()]) else { return };
+    let Some(toolchain) = place.tested(&[], &[script.clone().into()]) else { return };
     let began = Instant::now();
     for argv in [shell(leaving), vec![script]] {
-        assert_eq!(told(&judge(&kit, argv, &[], LONG_S)).0, "pass");
+        assert_eq!(told(&judge(&toolchain, argv, &[], LONG_S)).0, "pass");
     }
     assert!(began.elapsed() < Duration::from_secs(10));
 }

@@ -41,7 +41,7 @@ fn solution(prompt: &PromptEntry) -> &str {
 
 #[test]
 fn all_canonical_solutions_pass_and_all_their_mutations_fail() {
-    let Some(kit) = box_with("python") else { return };
+    let Some(toolchain) = box_with("python") else { return };
     let prompts = prompts();
     assert_eq!(prompts.len(), 164);
     let entry =
@@ -61,7 +61,7 @@ fn all_canonical_solutions_pass_and_all_their_mutations_fail() {
         VerifyItem::from_prompt(prompt, 3, code)
     });
     let items: Vec<VerifyItem> = right.chain(fenced).chain(empty).chain(spoiled).collect();
-    let verdicts = judge_all(kit, How::Python(Python::default()), &items);
+    let verdicts = judge_all(toolchain, How::Python(Python::default()), &items);
     assert_eq!(verdicts.len(), 4 * 164);
     for verdict in &verdicts {
         let expected = if verdict.index < 2 { ("pass", 1.0) } else { ("fail", 0.0) };

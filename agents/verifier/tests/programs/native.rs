@@ -30,14 +30,14 @@ const DOUBLES: [(&str, &str); 5] = [
 #[test]
 fn each_language_answers_its_cases_by_field_or_by_fence() {
     for (language, code) in DOUBLES {
-        let Some(kit) = box_with(language) else { continue };
+        let Some(toolchain) = box_with(language) else { continue };
         let fields = cases([("2\n", "4"), ("21", "42\n")]);
         let items = [
             item("", code, and(fields.clone(), json!({ "language": language }))),
             item("", &format!("So:\n```{language}\n{code}```\n"), fields.clone()),
             item("", &code.replace('2', "3"), and(fields, json!({ "language": language }))),
         ];
-        let verdicts = judge_all(kit, How::Stdio(Stdio::default()), &items);
+        let verdicts = judge_all(toolchain, How::Stdio(Stdio::default()), &items);
         for verdict in &verdicts[..2] {
             assert_eq!(told(verdict), ("pass", 1.0, ""), "{language}");
         }
@@ -48,7 +48,7 @@ fn each_language_answers_its_cases_by_field_or_by_fence() {
 
 #[test]
 fn a_program_that_misbehaves_fails_its_case() {
-    let Some(kit) = box_with("python") else { return };
+    let Some(toolchain) = box_with("python") else { return };
     let limits = Limits { timeout_s: 2.0, memory_mib: 256, output_kib: 64, ..Limits::default() };
     let how = How::Stdio(Stdio { limits: Some(limits), partial: true, ..Stdio::default() });
     let fields = and(cases([("1", "1"), ("2", "2")]), json!({ "language": "python" }));
@@ -61,7 +61,7 @@ fn a_program_that_misbehaves_fails_its_case() {
         with("print(input())\nexit(1)"),
         with("print(1)"),
     ];
-    let verdicts = judge_all(kit, how, &items);
+    let verdicts = judge_all(toolchain, how, &items);
     for (item, verdict) in items.iter().zip(&verdicts).take(5) {
         let (outcome, reward, detail) = told(verdict);
         assert_eq!((outcome, reward), ("fail", 0.0), "{}: {detail}", item.completion);
@@ -81,16 +81,16 @@ const RUNGS: [(&str, f64, f64); 6] = [
 
 #[test]
 fn a_compiled_program_is_paid_for_how_far_it_gets() {
-    let Some(kit) = box_with("c") else { return };
+    let Some(toolchain) = box_with("c") else { return };
     let fields = and(cases([("1", "1"), ("2", "2")]), json!({ "language": "c" }));
     let items = |fields: &serde_json::Value| -> Vec<VerifyItem> {
         RUNGS.iter().map(|(code, ..)| item("", code, fields.clone())).collect()
     };
     let how = How::Compile(Compile { run: true, ..Compile::default() });
-    let answered = judge_all(kit.clone(), how.clone(), &items(&fields));
+    let answered = judge_all(toolchain.clone(), how.clone(), &items(&fields));
     let alone = json!({ "language": "c" });
-    let ran = judge_all(kit.clone(), how, &items(&alone));
-    let compiled = judge_all(kit, How::Compile(Compile::default()), &items(&alone));
+    let ran = judge_all(toolchain.clone(), how, &items(&alone));
+    let compiled = judge_all(toolchain, How::Compile(Compile::default()), &items(&alone));
     for (n, (code, with_cases, without)) in RUNGS.iter().enumerate() {
         let close = |found: f64, expected: f64| (found - expected).abs() < 1e-9;
         assert!(close(answered[n].reward, *with_cases), "{code}: {:?}", answered[n]);
@@ -105,15 +105,15 @@ fn a_compiled_program_is_paid_for_how_far_it_gets() {
 
 #[test]
 fn a_language_this_box_lacks_is_an_error_and_one_nobody_knows_is_the_samples_fault() {
-    let Some(mut kit) = box_with("python") else { return };
-    kit.tools.0.remove("go");
+    let Some(mut toolchain) = box_with("python") else { return };
+    toolchain.tools.0.remove("go");
     let fields = cases([("", "")]);
     let items = [
         item("", "```go\npackage main\n```", fields.clone()),
         item("", "```brainfuck\n+\n```", fields.clone()),
         item("", "x", and(fields, json!({ "language": "cobol" }))),
     ];
-    let verdicts = judge_all(kit, How::Stdio(Stdio::default()), &items);
+    let verdicts = judge_all(toolchain, How::Stdio(Stdio::default()), &items);
     let outcomes: Vec<&str> = verdicts.iter().map(|verdict| told(verdict).0).collect();
     assert_eq!(outcomes, ["error", "fail", "error"]);
     assert!(verdicts[0].detail.contains("go.dev"), "{:?}", verdicts[0]);

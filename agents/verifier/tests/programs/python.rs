@@ -78,9 +78,9 @@ const ATTACKS: [(&str, &str); 22] = [
 
 #[test]
 fn a_program_that_would_rather_not_be_judged_fails() {
-    let Some(kit) = box_with("python") else { return };
+    let Some(toolchain) = box_with("python") else { return };
     let items: Vec<VerifyItem> = ATTACKS.iter().map(|(_, code)| human(code)).collect();
-    let verdicts = judge_all(kit, quick(false), &items);
+    let verdicts = judge_all(toolchain, quick(false), &items);
     for ((name, _), verdict) in ATTACKS.iter().zip(&verdicts) {
         let (outcome, reward, detail) = told(verdict);
         assert_eq!((outcome, reward), ("fail", 0.0), "{name}: {detail}");
@@ -90,7 +90,7 @@ fn a_program_that_would_rather_not_be_judged_fails() {
 
 #[test]
 fn honest_programs_pass_whatever_they_do_besides() {
-    let Some(kit) = box_with("python") else { return };
+    let Some(toolchain) = box_with("python") else { return };
     let honest = [
         "    return 2 * x\n",
         "def double(x):\n    return 2 * x\n\nif __name__ == '__main__':\n    print(double(int(input())))\n",
@@ -102,14 +102,14 @@ fn honest_programs_pass_whatever_they_do_besides() {
     ];
     let items: Vec<VerifyItem> = honest.iter().map(|code| human(code)).collect();
     let how = How::Python(Python::default());
-    for (code, verdict) in honest.iter().zip(judge_all(kit, how, &items)) {
+    for (code, verdict) in honest.iter().zip(judge_all(toolchain, how, &items)) {
         assert_eq!(told(&verdict), ("pass", 1.0, ""), "{code}");
     }
 }
 
 #[test]
 fn mbpp_s_asserts_pay_in_part_if_that_is_wanted() {
-    let Some(kit) = box_with("python") else { return };
+    let Some(toolchain) = box_with("python") else { return };
     let fields = json!({
         "test_list": ["assert double(0) == 0", "assert double(k) == 2", "assert double(2) == 4"],
         "test_setup_code": "k = one()",
@@ -119,19 +119,19 @@ fn mbpp_s_asserts_pay_in_part_if_that_is_wanted() {
     let right = code.replace("x * x * 2", "2 * x");
     let right = item("Write a function double.", &right, fields);
     let items = [half, right];
-    let strict = judge_all(kit.clone(), quick(false), &items);
+    let strict = judge_all(toolchain.clone(), quick(false), &items);
     assert_eq!((told(&strict[0]).0, told(&strict[0]).1), ("fail", 0.0));
     assert!(strict[0].detail.contains("assert double(2) == 4"), "{}", strict[0].detail);
     assert_eq!(told(&strict[1]).0, "pass");
-    let partial = judge_all(kit, quick(true), &items);
+    let partial = judge_all(toolchain, quick(true), &items);
     assert!((partial[0].reward - 2.0 / 3.0).abs() < 1e-9, "{:?}", partial[0]);
 }
 
 #[test]
 fn a_prompt_whose_tests_are_no_python_is_the_verifiers_error() {
-    let Some(kit) = box_with("python") else { return };
+    let Some(toolchain) = box_with("python") else { return };
     let item = item("", "x = 1", json!({ "tests": ["assert x ="] }));
-    let [verdict] = &judge_all(kit, quick(false), &[item])[..] else { panic!("one verdict") };
+    let [verdict] = &judge_all(toolchain, quick(false), &[item])[..] else { panic!("one verdict") };
     let (outcome, reward, detail) = told(verdict);
     assert_eq!((outcome, reward), ("error", 0.0));
     assert!(detail.contains("SyntaxError"), "{detail}");
@@ -139,7 +139,7 @@ fn a_prompt_whose_tests_are_no_python_is_the_verifiers_error() {
 
 #[test]
 fn pytest_counts_every_test_and_a_skipped_one_as_not_passed() {
-    let Some(kit) = box_with("pytest") else { return };
+    let Some(toolchain) = box_with("pytest") else { return };
     let tests = "\
 from solution import double
 import pytest
@@ -162,7 +162,7 @@ def test_negative():
         with("import pytest\npytest.exit('done', 0)\n"),
     ];
     let how = How::Pytest(Pytest { partial: true, ..Pytest::default() });
-    let verdicts = judge_all(kit, how, &items);
+    let verdicts = judge_all(toolchain, how, &items);
     assert_eq!(told(&verdicts[0]), ("pass", 1.0, ""));
     assert_eq!(verdicts[1].reward.to_bits(), 0.75_f64.to_bits(), "{:?}", verdicts[1]);
     for verdict in &verdicts[2..] {

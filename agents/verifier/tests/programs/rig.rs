@@ -22,9 +22,9 @@ pub(crate) fn box_with(tool: &str) -> Option<Toolchain> {
     }
     let tools = VerifierTools::detect_tools(chosen_python().as_deref());
     assert!(tools.0.contains_key(tool), "{tool} is on this machine, but not detected: {tools:?}");
-    let (kit, tested) = kit(tools, Vec::new(), OwnerGrants::default()).test_host();
+    let (toolchain, tested) = find_toolchain(tools, Vec::new(), OwnerGrants::default()).test_host();
     assert!(tested.contained.is_ok(), "there are namespaces, but no sandbox: {tested:?}");
-    Some(kit)
+    Some(toolchain)
 }
 
 fn machine_has(tool: &str) -> bool {
@@ -53,7 +53,11 @@ fn chosen_python() -> Option<PathBuf> {
 }
 
 /// Returns a host that is not tested yet.
-pub(crate) fn kit(tools: VerifierTools, hidden: Vec<PathBuf>, grants: OwnerGrants) -> Toolchain {
+pub(crate) fn find_toolchain(
+    tools: VerifierTools,
+    hidden: Vec<PathBuf>,
+    grants: OwnerGrants,
+) -> Toolchain {
     let test = std::env::current_exe().expect("this test has a path");
     let built = test.ancestors().nth(2).expect("it lies in a build directory");
     let cell = built.join("sandbox-cell");
@@ -75,9 +79,9 @@ pub(crate) fn item(prompt: &str, completion: &str, fields: Value) -> VerifyItem 
     }
 }
 
-pub(crate) fn judge_all(kit: Toolchain, how: How, items: &[VerifyItem]) -> Vec<Verdict> {
-    let once =
-        OfflineVerifier::new(Verifier { how: Some(how) }, kit, JOBS).expect("the settings work");
+pub(crate) fn judge_all(toolchain: Toolchain, how: How, items: &[VerifyItem]) -> Vec<Verdict> {
+    let once = OfflineVerifier::new(Verifier { how: Some(how) }, toolchain, JOBS)
+        .expect("the settings work");
     once.judge_items(items).into_iter().map(|judgement| judgement.verdict).collect()
 }
 

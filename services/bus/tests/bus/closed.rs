@@ -48,7 +48,7 @@ impl Closed {
             Some(server::ClosedFleetConfig { config, account: authority.account_public_key() });
         let server = ManagedServer::start(&options).await.unwrap();
         let member = member("coordinator", MemberKind::Coordinator);
-        let identity = kit(&authority, directory.path(), &member, None);
+        let identity = create_credentials(&authority, directory.path(), &member, None);
         let coordinator = Bus::connect(&reach(&server, identity)).await.unwrap();
         coordinator.prepare_log(1).await.unwrap();
         coordinator.prepare_members(1).await.unwrap();
@@ -61,7 +61,8 @@ impl Closed {
 
     /// Admits a member as a coordinator does.
     async fn admit(&self, member: &Member, expires_at: Option<u64>) -> MemberIdentity {
-        let identity = kit(&self.authority, self.directory.path(), member, expires_at);
+        let identity =
+            create_credentials(&self.authority, self.directory.path(), member, expires_at);
         self.tell(member, &identity, MemberAccess::Granted { at: now() }).await;
         identity
     }
@@ -102,14 +103,14 @@ fn agent(name: &str, roles: &[MemberRole]) -> Member {
     member(name, MemberKind::Agent { roles: roles.iter().copied().collect(), pool })
 }
 
-fn kit(
+fn create_credentials(
     authority: &FleetAuthority,
     at: &Path,
     member: &Member,
     expires_at: Option<u64>,
 ) -> MemberIdentity {
     let identity = MemberIdentity::with_default_files(member.name.as_str())
-        .resolve_in(&at.join("kits").join(member.name.as_str()));
+        .resolve_in(&at.join("credentials").join(member.name.as_str()));
     let key = identity.ensure_public_key().unwrap();
     let admitted = authority.issue_tokens(member, &key, now(), expires_at).unwrap();
     identity
@@ -747,7 +748,7 @@ async fn a_member_goes_on_with_its_renewed_token() {
     let short = Some(now() + 6);
     let identity = closed.admit(&generator, short).await;
     let bus = Bus::connect(&reach(&closed.server, identity)).await.unwrap();
-    kit(&closed.authority, closed.directory.path(), &generator, None);
+    create_credentials(&closed.authority, closed.directory.path(), &generator, None);
     tokio::time::sleep(Duration::from_millis(6500)).await;
     until("it is back", async || bus.is_connected()).await;
     let written = bus.publish_fact(&samples("j1", "g1")).await.unwrap();
@@ -765,7 +766,7 @@ async fn strangers_stay_outside() {
     let (stranger, _) =
         FleetAuthority::create_or_open(&other.path().join("keys"), "other", &[], now()).unwrap();
     let g1 = agent("g1", &[MemberRole::Generator]);
-    let identity = kit(&stranger, other.path(), &g1, None);
+    let identity = create_credentials(&stranger, other.path(), &g1, None);
     let error = Bus::connect(&reach(&closed.server, identity.clone())).await.unwrap_err();
     assert!(matches!(error, ConnectError::Tls { .. }), "another authority: {error:?}");
     std::fs::write(&identity.ca, closed.authority.ca_pem()).unwrap();

@@ -208,7 +208,7 @@ fn apply_grant(granted: &BearerInfo, args: &mut AgentArgs) -> anyhow::Result<()>
     let Some(pool) = pool else { return Ok(()) };
     if let Some(wanted) = args.name.as_deref().filter(|wanted| *wanted != name.as_str()) {
         bail!(
-            "--name {wanted}: this kit belongs to {name}; omit --name, or join again under that name (K105)"
+            "--name {wanted}: these credentials belong to {name}; omit --name, or join again under that name (K105)"
         );
     }
     args.name = Some(name.to_string());
@@ -360,8 +360,8 @@ fn create_roles(
                 Arc::new(GeneratorRole::new(generator::GeneratorConfig { launch, backend, slots }))
             }
             "verifier" => {
-                let kit = super::verify::find_toolchain(&args.tools, own.clone())?;
-                Arc::new(VerifierRole::open(launch, kit))
+                let toolchain = super::verify::find_toolchain(&args.tools, own.clone())?;
+                Arc::new(VerifierRole::open(launch, toolchain))
             }
             "evaluator" => {
                 let backend = choose_evaluator_backend(args, &launch, cache)?;

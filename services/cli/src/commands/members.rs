@@ -155,11 +155,11 @@ fn print_members(members: Vec<v1::MemberInfo>, json: bool) -> anyhow::Result<()>
 
 async fn connect_gateway(fleet: &FleetArgs) -> anyhow::Result<MembershipClient> {
     let directory = fleet.dir.as_deref().context(
-        "no fleet given; pass --dir with the fleet's directory or an admin's kit, or set FLOTILLA_DIR",
+        "no fleet given; pass --dir with the fleet's directory or an admin's credentials, or set FLOTILLA_DIR",
     )?;
     let file = FleetFile::read(directory)?.with_context(|| {
         format!(
-            "no fleet has run in {}; pass the fleet's directory or an admin's kit (A103)",
+            "no fleet has run in {}; pass the fleet's directory or an admin's credentials (A103)",
             directory.display()
         )
     })?;
@@ -196,12 +196,12 @@ fn reachable_address(address: &str) -> String {
     address.trim().replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
 }
 
-/// Returns the credentials directory of a joining box: `/var/lib/flotilla/kit` for root, otherwise
-/// `~/.flotilla/kit`.
+/// Returns the credentials directory of a joining box: `/var/lib/flotilla/credentials` for root,
+/// otherwise `~/.flotilla/credentials`.
 pub(crate) fn default_credentials_directory() -> anyhow::Result<std::path::PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Ok("/var/lib/flotilla/kit".into());
+        return Ok(credentials::find_below(Path::new("/var/lib/flotilla")));
     }
     let home = std::env::var_os("HOME").context("HOME is not set; pass --dir")?;
-    Ok(Path::new(&home).join(".flotilla/kit"))
+    Ok(credentials::find_below(&Path::new(&home).join(".flotilla")))
 }

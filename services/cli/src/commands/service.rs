@@ -29,10 +29,10 @@ pub(super) async fn install_service(options: &ServiceOptions) -> anyhow::Result<
     let manager = ServiceManager::for_scope(options.scope)?;
     let unit = manager.install_unit(options).await?;
     output::print_message(&format!("wrote {}", unit.display()));
-    if let Some(kit) =
+    if let Some(credentials) =
         options.credentials.as_ref().filter(|_| options.scope == ServiceScope::System)
     {
-        systemd::give_to_service_user(kit)?;
+        systemd::give_to_service_user(credentials)?;
     }
     manager.enable_service(systemd::SERVICE_NAME).await?;
     output::print_message(&format!("{} is running and starts at boot", systemd::SERVICE_NAME));
@@ -47,10 +47,11 @@ fn service_options(fleet: &FleetArgs, args: &ServiceArgs) -> anyhow::Result<Serv
         Some(program) => program.clone(),
         None => this_program()?,
     };
-    let kit = fleet.dir.as_ref().map(std::path::absolute).transpose().context("use --dir")?;
+    let credentials =
+        fleet.dir.as_ref().map(std::path::absolute).transpose().context("use --dir")?;
     Ok(ServiceOptions {
         program,
-        credentials: kit,
+        credentials,
         nats: fleet.nats.clone(),
         name: args.name.clone(),
         roles: args.roles.clone(),

@@ -312,10 +312,10 @@ impl LocalFleet<'_> {
             arguments.extend(["--metrics".into(), address.to_string().into()]);
         }
         if let Some(keys) = self.keys {
-            let kit = keys.coordinator_directory();
+            let credentials = keys.coordinator_directory();
             let identity = Some(MemberIdentity::with_default_files("coordinator"));
-            FleetFile { identity, pid: 0, ..self.file.clone() }.write(&kit)?;
-            arguments.extend(["--dir".into(), kit.into()]);
+            FleetFile { identity, pid: 0, ..self.file.clone() }.write(&credentials)?;
+            arguments.extend(["--dir".into(), credentials.into()]);
             arguments.extend(["--keys".into(), keys.keys_directory().into()]);
             arguments.extend(["--member-ttl".into(), args.closed.member_ttl.to_string().into()]);
             if !args.closed.hosts.is_empty() {
@@ -373,7 +373,7 @@ impl LocalFleet<'_> {
     }
 
     fn credentials_directory(&self, agent: &str) -> PathBuf {
-        self.directory.join("agents").join(agent).join("kit")
+        credentials::find_below(&self.directory.join("agents").join(agent))
     }
 
     fn agent_processes(&self, agents: &[LocalAgent]) -> Vec<SupervisedProcess> {

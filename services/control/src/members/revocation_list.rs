@@ -34,7 +34,7 @@ pub enum DenyReason {
     )]
     Unknown { name: String },
     #[error(
-        "the name {name} now belongs to another member; use the newer kit, or join under another \
+        "the name {name} now belongs to another member; use the newer credentials, or join under another \
          name (K109)"
     )]
     Replaced { name: String },

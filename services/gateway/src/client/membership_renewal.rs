@@ -122,7 +122,7 @@ impl MembershipRenewal {
                 continue;
             }
             let due = self.is_due().unwrap_or_else(|error| {
-                tracing::error!(error = format!("{error:#}"), "reading the kit");
+                tracing::error!(error = format!("{error:#}"), "reading the credentials");
                 false
             });
             if !due && !locked_out {
@@ -169,7 +169,7 @@ impl MembershipRenewal {
         };
         self.identity
             .write_files(&files)
-            .with_context(|| format!("write the kit {}", self.directory.display()))
+            .with_context(|| format!("write the credentials {}", self.directory.display()))
     }
 }
 

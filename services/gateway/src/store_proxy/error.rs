@@ -17,7 +17,7 @@ use super::{permissions::StoreAccessDenied, request::StoreRequestError};
 pub(super) enum StoreProxyError {
     #[error(transparent)]
     Request(#[from] StoreRequestError),
-    #[error("no bearer: send `authorization: Bearer …` from a kit of this fleet (K101)")]
+    #[error("no bearer: send `authorization: Bearer …` from credentials of this fleet (K101)")]
     Unauthenticated,
     #[error(transparent)]
     Denied(#[from] StoreAccessDenied),

@@ -85,8 +85,8 @@ impl Closed {
         let key = identity.ensure_public_key().unwrap();
         let MemberTokens { jwt, bearer } =
             authority.issue_tokens(&coordinator, &key, now().as_secs(), None).unwrap();
-        let kit = CredentialFiles { jwt: &jwt, bearer: &bearer, ca: authority.ca_pem() };
-        identity.write_files(&kit).unwrap();
+        let credentials = CredentialFiles { jwt: &jwt, bearer: &bearer, ca: authority.ca_pem() };
+        identity.write_files(&credentials).unwrap();
         let options = ConnectOptions {
             urls: vec![nats.client_url()],
             identity: Some(identity),
@@ -186,7 +186,7 @@ impl Closed {
 
     fn identity(&self, name: &str) -> MemberIdentity {
         MemberIdentity::with_default_files(name)
-            .resolve_in(&self.dir.path().join("kits").join(name))
+            .resolve_in(&self.dir.path().join("credentials").join(name))
     }
 
     /// Builds the request of a box with this name and key, which may belong to another member.
@@ -351,7 +351,7 @@ async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
         assert!(status.message().contains(said), "{said} is not in {status}");
     }
     let status = runs.list(v1::ListRunsRequest {}).await.unwrap_err();
-    assert!(status.message().contains("--dir KIT"), "{status}");
+    assert!(status.message().contains("--dir DIR"), "{status}");
 }
 
 #[tokio::test]
@@ -514,7 +514,7 @@ async fn a_member_renews_by_its_key_once_for_each_proof_until_it_is_revoked() {
     let error = client.renew_membership(fleet.renew_request("box-1", ms())).await.unwrap_err();
     assert!(error.is_final() && error.to_string().contains("was revoked"), "{error}");
     // A box that was set up again has a new key, and may use the old name.
-    std::fs::remove_dir_all(fleet.dir.path().join("kits/box-1")).unwrap();
+    std::fs::remove_dir_all(fleet.dir.path().join("credentials/box-1")).unwrap();
     let token = fleet.token(1).await;
     fleet.join(&token, "box-1").await.unwrap();
 }
@@ -524,15 +524,15 @@ async fn who_is_cut_off_stays_out_of_the_bus_however_it_renews_meanwhile() {
     let fleet = Closed::start().await;
     let token = fleet.token(1).await;
     let joined = fleet.join(&token, "box-1").await.unwrap();
-    let kit = fleet.identity("box-1");
+    let credentials = fleet.identity("box-1");
     let files = |one: &v1::Membership| {
         let files = CredentialFiles { jwt: &one.user_jwt, bearer: &one.bearer, ca: &one.ca_pem };
-        kit.write_files(&files).unwrap();
+        credentials.write_files(&files).unwrap();
     };
     files(&joined);
     let options = ConnectOptions {
         urls: vec![fleet.nats.client_url()],
-        identity: Some(kit.clone()),
+        identity: Some(credentials.clone()),
         ..Default::default()
     };
     let bus = Bus::connect(&options).await.unwrap();

@@ -218,7 +218,7 @@ async fn a_request_without_a_bearer_is_refused_by_the_gateway() {
     let stranger = Store::open_gateway(&GatewayStore { gateway, ca: None, bearer: None }).unwrap();
     let error = stranger.get_blob(&blob, 10).await.unwrap_err();
     assert!(
-        format_error_chain(&error).contains("from a kit of this fleet"),
+        format_error_chain(&error).contains("from credentials of this fleet"),
         "{}",
         format_error_chain(&error)
     );

@@ -197,9 +197,9 @@ fn assert_complete(facts: &[Value]) {
 
 fn start_second_coordinator(fleet: &Fleet) -> Member {
     let keys = fleet.path().join("keys").display().to_string();
-    let (nats, kit) = (fleet.nats_url(), format!("{keys}/coordinator"));
+    let (nats, credentials) = (fleet.nats_url(), format!("{keys}/coordinator"));
     let fixed = ["coordinator", "--nats", &nats, "--gateway", "127.0.0.1:0", "--lease", "3"];
-    let arguments = [&fixed[..], &["--dir", &kit, "--keys", &keys]].concat();
+    let arguments = [&fixed[..], &["--dir", &credentials, "--keys", &keys]].concat();
     Member::start("coordinator-2", &[], &arguments, [], &fleet.path().join("logs"))
 }
 

@@ -312,9 +312,11 @@ fn the_first_script_of_the_docs_prints_results_of_a_closed_fleet() {
     let directory = create_script_directory(&fleet, &files);
     let base = fleet.submit(&files.write_sft_spec(10, 10));
     fleet.await_success(&base, LIMIT);
-    let user = fleet.path().join("kit-of-eve");
-    let kit = user.display().to_string();
-    fleet.run(&["user", "create", "eve", "--scope", "reader", "--out", &kit]).assert_success();
+    let user = fleet.path().join("eve");
+    let credentials = user.display().to_string();
+    fleet
+        .run(&["user", "create", "eve", "--scope", "reader", "--out", &credentials])
+        .assert_success();
     for place in [fleet.path(), &user] {
         let printed = directory.join("printed");
         let mut command = python.command("python");

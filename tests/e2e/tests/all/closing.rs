@@ -84,13 +84,13 @@ fn keys_are_rotated_and_all_members_keep_access() {
         run_flotilla(&["keys", command, "--dir", &at], []).assert_success();
     }
     assert_ne!((signing, certificate), (read("signing.nk"), read("server.pem")));
-    let kit = fleet.path().join("ann").display().to_string();
-    let scope = ["--scope", "reader", "--expires", "1h", "--out", &kit];
+    let credentials = fleet.path().join("ann").display().to_string();
+    let scope = ["--scope", "reader", "--expires", "1h", "--out", &credentials];
     let create = [&["user", "create", "ann"][..], &scope].concat();
     e2e::wait_until("the gateway knows the new key", LIMIT, || {
         (fleet.run(&create).code == 0).then_some(())
     });
-    run_flotilla(&["agents", "list", "--dir", &kit], []).assert_success();
+    run_flotilla(&["agents", "list", "--dir", &credentials], []).assert_success();
     stop_fleet(&mut fleet);
     fleet.restart();
     fleet.await_agents();

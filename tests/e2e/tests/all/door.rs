@@ -50,10 +50,21 @@ impl ClosedFleet {
     fn join(&mut self, name: &str, roles: &str) {
         let created = self.admin.run_json(&["token", "create", "--roles", roles]).unwrap();
         let token = ("FLOTILLA_TOKEN".to_owned(), created["line"].as_str().unwrap().to_owned());
-        let (kit, own) = (self.path(&format!("{name}-kit")), self.path(&format!("{name}-own")));
-        let (kit, own) = (kit.display().to_string(), own.display().to_string());
-        let join =
-            ["join", "--name", name, "--dir", &kit, "--", "--roles", roles, "--agent-dir", &own];
+        let (credentials, own) =
+            (self.path(&format!("{name}-credentials")), self.path(&format!("{name}-own")));
+        let (credentials, own) = (credentials.display().to_string(), own.display().to_string());
+        let join = [
+            "join",
+            "--name",
+            name,
+            "--dir",
+            &credentials,
+            "--",
+            "--roles",
+            roles,
+            "--agent-dir",
+            &own,
+        ];
         let home = ("HOME".to_owned(), own.clone());
         let logs = self.root.path().to_owned();
         self.agents.push(Member::start(name, &self.prefix, &join, [token, home], &logs));
@@ -68,13 +79,15 @@ impl ClosedFleet {
         });
     }
 
-    /// Creates a user and returns the kit and a client that uses it.
+    /// Creates a user and returns the credentials and a client that uses it.
     fn create_user(&self, name: &str, scope: &str) -> (String, Client) {
-        let kit = self.path(name).display().to_string();
-        let created = self.admin.run(&["user", "create", name, "--scope", scope, "--out", &kit]);
+        let credentials = self.path(name).display().to_string();
+        let created =
+            self.admin.run(&["user", "create", name, "--scope", scope, "--out", &credentials]);
         assert_eq!(created.code, 0, "{created:?}");
-        let client = Client::new([("FLOTILLA_DIR".to_owned(), kit.clone())], self.root.path());
-        (kit, client)
+        let client =
+            Client::new([("FLOTILLA_DIR".to_owned(), credentials.clone())], self.root.path());
+        (credentials, client)
     }
 
     fn log(&self, name: &str) -> String {
@@ -96,8 +109,8 @@ fn check_run_through_gateway(closed: &mut ClosedFleet, elsewhere: &[String]) {
     let files = SpecFiles::create(closed.root.path());
     let (operators, _) = closed.create_user("olga", "operator");
     let (readers, _) = closed.create_user("rita", "reader");
-    let run_as = |kit: &str, arguments: &[&str]| {
-        let at = [("FLOTILLA_DIR", kit)];
+    let run_as = |credentials: &str, arguments: &[&str]| {
+        let at = [("FLOTILLA_DIR", credentials)];
         let (first, rest) = elsewhere.split_first().map_or((None, &[][..]), |(f, r)| (Some(f), r));
         let mut command = match first {
             Some(first) => {
@@ -223,9 +236,9 @@ fn a_fleet_that_is_announced_is_found_and_joined_without_an_address() {
     assert_ne!(found[0]["authority"], found[1]["authority"], "{found:#}");
     let token = ["token", "create", "--roles", "evaluator", "--gateway", "discover"];
     let created = closed.admin.run_json(&token).unwrap();
-    let kit = closed.path("kit").display().to_string();
+    let credentials = closed.path("credentials").display().to_string();
     let line = ("FLOTILLA_TOKEN".to_owned(), created["line"].as_str().unwrap().to_owned());
-    let join = ["join", "--name", "box-9", "--dir", &kit, "--no-agent"];
+    let join = ["join", "--name", "box-9", "--dir", &credentials, "--no-agent"];
     let joined = run_flotilla(&join, multicast.into_iter().chain([line]));
     assert_eq!(joined.code, 0, "{joined:?}");
     let members = closed.admin.run_json(&["members", "list"]).unwrap();

@@ -66,7 +66,7 @@ impl Examples {
         let client = generate_client(python);
         let mut command = python.command("python");
         command.arg(self.path(script)).arg(self.path(spec));
-        command.env_remove("KIT").env(fleet.0, fleet.1).env("PYTHONPATH", client.path());
+        command.env_remove("FLOTILLA_DIR").env(fleet.0, fleet.1).env("PYTHONPATH", client.path());
         let printed = stdout_of_success(&command.output().expect("Python starts"));
         self.mark_covered(script);
         printed
@@ -185,8 +185,8 @@ fn the_demo_learns_and_the_fleet_that_it_leaves_runs_every_example() {
     examples.mark_covered("judge_sum.py");
 
     if let Some(python) = PythonEnv::with_client_packages() {
-        let kit = fleet.path().display().to_string();
-        let printed = examples.follow(&python, "raft.yaml", ("KIT", &kit));
+        let credentials = fleet.path().display().to_string();
+        let printed = examples.follow(&python, "raft.yaml", ("FLOTILLA_DIR", &credentials));
         assert!(printed.contains(" samples\n"), "progress: {printed}");
         assert!(printed.contains("cycle 0, step 0, worked: perplexity 1."), "{printed}");
         assert!(printed.contains("cycle 2, held-out: pass rate "), "{printed}");

@@ -47,8 +47,8 @@ impl Drop for JoinedAgent {
     }
 }
 
-fn kit_directory(fleet: &Fleet, name: &str) -> PathBuf {
-    fleet.path().join("kits").join(name)
+fn credentials_directory(fleet: &Fleet, name: &str) -> PathBuf {
+    fleet.path().join("credentials").join(name)
 }
 
 /// `flotilla join` without a terminal.
@@ -56,7 +56,7 @@ fn join_command(fleet: &Fleet, name: &str, token: &str) -> Command {
     let mut command = Command::new(program_path());
     command
         .args(["join", "--name", name, "--dir"])
-        .arg(kit_directory(fleet, name))
+        .arg(credentials_directory(fleet, name))
         .env("FLOTILLA_TOKEN", token)
         .env_remove("FLOTILLA_DIR")
         .env_remove("FLOTILLA_NATS")
@@ -130,7 +130,7 @@ fn agents_join_with_one_token_and_a_revoked_one_loses_access_at_once() {
     assert!(!status.success() && stderr.contains("eval-1 was revoked"), "{status}: {stderr}");
     let restarted = Command::new(program_path())
         .args(["agent", "--dir"])
-        .arg(kit_directory(&fleet, "eval-1"))
+        .arg(credentials_directory(&fleet, "eval-1"))
         .output();
     let stderr = String::from_utf8_lossy(&restarted.unwrap().stderr).into_owned();
     assert!(stderr.contains("refused") || stderr.contains("revoked"), "{stderr}");
@@ -188,7 +188,7 @@ fn assert_no_secret_leaks(fleet: &Fleet, token: &str, run: &str) {
     };
     for path in &files {
         // Skips the files of the secrets themselves, and the NATS credentials of the fleet's own
-        // two kits.
+        // two sets of credentials.
         let own = secrets.contains_key(&path.display().to_string());
         if !own && path.extension().is_none_or(|extension| extension != "creds") {
             assert_absent(&path.display().to_string(), &std::fs::read(path).unwrap_or_default());
@@ -244,7 +244,7 @@ fn collect_files(directory: &Path, found: &mut Vec<PathBuf>) {
 /// How many killed joins left these behind.
 #[derive(Debug, Default)]
 struct HalfDoneJoins {
-    /// A key, but no complete kit.
+    /// A key, but no complete credentials.
     keys: u32,
     /// The same, and the token was used.
     spent: u32,
@@ -260,8 +260,8 @@ fn kill_joins(fleet: &Fleet, name: &str, found: &mut HalfDoneJoins) {
         let is_own = |one: &&Value| one["id"] == *id;
         tokens.as_array().unwrap().iter().find(is_own).expect("the token")["usedBy"].clone()
     };
-    let kit = kit_directory(fleet, name);
-    let key = || std::fs::read_to_string(kit.join("key.nk")).ok();
+    let credentials = credentials_directory(fleet, name);
+    let key = || std::fs::read_to_string(credentials.join("key.nk")).ok();
     let mut keys = Vec::new();
     for delay_ms in std::iter::successors(Some(0), |ms| Some(ms + 3 + ms / 10)) {
         let mut joining = join_command(fleet, name, token).arg("--no-agent").spawn().unwrap();
@@ -270,7 +270,7 @@ fn kill_joins(fleet: &Fleet, name: &str, found: &mut HalfDoneJoins) {
         let _ = joining.kill();
         joining.wait().unwrap();
         keys.extend(key());
-        if has_ended || kit.join("fleet.json").exists() {
+        if has_ended || credentials.join("fleet.json").exists() {
             break;
         }
         if key().is_some() {
@@ -291,8 +291,8 @@ fn kill_joins(fleet: &Fleet, name: &str, found: &mut HalfDoneJoins) {
     let joined = members.as_array().unwrap().iter().filter(|member| member["name"] == name);
     assert_eq!(joined.count(), 1, "{members}");
     assert_eq!(used_by(), serde_json::json!([name]));
-    // The kit works.
-    let at = kit.display().to_string();
+    // The credentials work.
+    let at = credentials.display().to_string();
     let listed = e2e::run_flotilla(&["run", "list", "--dir", &at], []);
     assert_eq!(listed.code, 0, "{}", listed.stderr);
 }
@@ -318,10 +318,11 @@ fn an_agent_renews_its_bearer_in_time_although_the_gateway_is_killed() {
     let token = create_token(&fleet, "evaluator", "1");
     let mut joined = JoinedAgent::start(&fleet, "eval-1", &token);
     await_ready(&fleet, "eval-1");
-    let bearer =
-        || std::fs::read_to_string(kit_directory(&fleet, "eval-1").join("bearer.jwt")).unwrap();
+    let bearer = || {
+        std::fs::read_to_string(credentials_directory(&fleet, "eval-1").join("bearer.jwt")).unwrap()
+    };
     let mut seen = vec![bearer()];
-    wait_until("the kit was renewed three times", Duration::from_secs(90), || {
+    wait_until("the credentials were renewed three times", Duration::from_secs(90), || {
         assert!(joined.child.try_wait().unwrap().is_none(), "{}", joined.log_text());
         let now = bearer();
         if seen.last() != Some(&now) {
@@ -340,16 +341,17 @@ fn an_agent_renews_its_bearer_in_time_although_the_gateway_is_killed() {
 fn a_python_client_with_a_kit_has_the_rights_of_its_scope() {
     let Some(python) = PythonEnv::with_client_packages() else { return };
     let fleet = Fleet::start_with("verifier", &[], []);
-    let mut kits = BTreeMap::new();
+    let mut directories = BTreeMap::new();
     for scope in ["reader", "operator"] {
-        let kit = fleet.path().join(scope).display().to_string();
-        let created = fleet.run(&["user", "create", scope, "--scope", scope, "--out", &kit]);
+        let directory = fleet.path().join(scope).display().to_string();
+        let created = fleet.run(&["user", "create", scope, "--scope", scope, "--out", &directory]);
         assert_eq!(created.code, 0, "{}", created.stderr);
-        kits.insert(scope, kit);
+        directories.insert(scope, directory);
     }
-    let agents = python.run_script("client.py", &["--kit", &kits["reader"], "agents"]);
+    let agents =
+        python.run_script("client.py", &["--credentials", &directories["reader"], "agents"]);
     assert!(agents.contains("verifier-1"), "{agents}");
-    let services = python.run_script("check.py", &["closed", &kits["reader"]]);
+    let services = python.run_script("check.py", &["closed", &directories["reader"]]);
     assert!(services.contains("flotilla.v1.Members CreateToken"), "{services}");
 
     let files = SpecFiles::create(fleet.path());
@@ -357,7 +359,7 @@ fn a_python_client_with_a_kit_has_the_rights_of_its_scope() {
     let submit = |scope: &str| {
         let attached = ["sft.yaml", "config.json", "tokenizer.json", "data.jsonl", "heldout.txt"];
         let mut command = python.script_command("client.py");
-        command.args(["--kit", &kits[scope], "submit"]);
+        command.args(["--credentials", &directories[scope], "submit"]);
         command.args(attached.map(|name| files.path(name))).output().unwrap()
     };
     let refused = submit("reader");
@@ -372,8 +374,10 @@ fn a_python_client_with_a_kit_has_the_rights_of_its_scope() {
     assert!(!plain.status.success(), "without TLS nothing is answered");
     let revoked = fleet.run(&["user", "revoke", "reader"]);
     assert_eq!(revoked.code, 0, "{}", revoked.stderr);
-    let refused =
-        python.script_command("client.py").args(["--kit", &kits["reader"], "agents"]).output();
+    let refused = python
+        .script_command("client.py")
+        .args(["--credentials", &directories["reader"], "agents"])
+        .output();
     let stderr = String::from_utf8_lossy(&refused.unwrap().stderr).into_owned();
     assert!(
         stderr.contains("UNAUTHENTICATED") && stderr.contains("reader was revoked"),
@@ -391,7 +395,7 @@ fn kits_contain_the_public_address_of_the_fleet() {
     let ada = fleet.path().join("ada");
     let created = fleet.run(&["user", "create", "ada", "--out", &ada.display().to_string()]);
     assert_eq!(created.code, 0, "{}", created.stderr);
-    for directory in [ada, kit_directory(&fleet, "box-1")] {
+    for directory in [ada, credentials_directory(&fleet, "box-1")] {
         let text = std::fs::read(directory.join("fleet.json")).unwrap();
         let file: Value = serde_json::from_slice(&text).unwrap();
         assert!(file["nats"].as_str().unwrap().starts_with("tls://localhost:"), "{file}");

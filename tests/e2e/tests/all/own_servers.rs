@@ -65,9 +65,9 @@ impl OwnServersFleet {
 
     fn start_coordinator(&mut self, replicas: &str) {
         let keys = self.path().join("fleet/keys").display().to_string();
-        let kit = format!("{keys}/coordinator");
+        let credentials = format!("{keys}/coordinator");
         let store = format!("file://{}", self.path().join("store").display());
-        let fixed = ["coordinator", "--keys", &keys, "--dir", &kit, "--replicas", replicas];
+        let fixed = ["coordinator", "--keys", &keys, "--dir", &credentials, "--replicas", replicas];
         let gateway = self.gateway.clone();
         let more = ["--store", &store, "--gateway", &gateway, "--lease", "3"];
         let arguments = [&fixed[..], &more].concat();
@@ -87,25 +87,26 @@ impl OwnServersFleet {
         self.members.iter_mut().for_each(Member::restart_exited);
     }
 
-    fn kit_directory(&self, name: &str) -> String {
-        self.path().join("kits").join(name).display().to_string()
+    fn credentials_directory(&self, name: &str) -> String {
+        self.path().join("credentials").join(name).display().to_string()
     }
 
-    /// Creates a kit with a join token.
+    /// Creates credentials with a join token.
     fn join_member(&self, name: &str, roles: &str) {
         let created = self.client.run(&["token", "create", "--roles", roles]);
         created.assert_success();
         let token = [("FLOTILLA_TOKEN".to_owned(), created.stdout.trim().to_owned())];
-        let kit = self.kit_directory(name);
-        run_flotilla(&["join", "--name", name, "--dir", &kit, "--no-agent"], token)
+        let credentials = self.credentials_directory(name);
+        run_flotilla(&["join", "--name", name, "--dir", &credentials, "--no-agent"], token)
             .assert_success();
     }
 
-    /// Starts an agent with its kit, on the servers of the kit or these.
+    /// Starts an agent with its credentials, on the servers of the credentials or these.
     fn start_agent(&mut self, name: &str, nats: &[&str]) {
-        let (kit, home) = (self.kit_directory(name), self.path().join("agents").join(name));
+        let (credentials, home) =
+            (self.credentials_directory(name), self.path().join("agents").join(name));
         let home = home.display().to_string();
-        let arguments = ["agent", "--dir", &kit, "--name", name, "--agent-dir", &home];
+        let arguments = ["agent", "--dir", &credentials, "--name", name, "--agent-dir", &home];
         self.start_member(name, &[&arguments[..], nats].concat());
         wait_until("it is ready", LIMIT, || {
             self.restart_exited();
@@ -116,10 +117,10 @@ impl OwnServersFleet {
         });
     }
 
-    /// Sends a request to a server with a member's kit.
+    /// Sends a request to a server with a member's credentials.
     fn try_request(&self, name: &str, port: u16) -> Result<(), String> {
-        let (kit, url) = (self.kit_directory(name), url(port));
-        let output = run_flotilla(&["run", "list", "--dir", &kit, "--nats", &url], []);
+        let (credentials, url) = (self.credentials_directory(name), url(port));
+        let output = run_flotilla(&["run", "list", "--dir", &credentials, "--nats", &url], []);
         if output.code == 0 { Ok(()) } else { Err(output.stderr) }
     }
 

@@ -107,13 +107,14 @@ async fn a_closed_fleets_page_shows_nothing_until_a_bearer_is_pasted() {
     let fleet = Fleet::start("trainer,evaluator");
     let url =
         format!("https://{}/", fleet.read_fleet_file()["gateway"].as_str().expect("an address"));
-    let kit = fleet.path().join("reader");
-    let to = kit.display().to_string();
+    let credentials = fleet.path().join("reader");
+    let to = credentials.display().to_string();
     fleet.run(&["user", "create", "reader", "--scope", "reader", "--out", &to]).assert_success();
     browser.open(&url).await;
     browser.wait_for("dialog[open]").await;
     assert!(!browser.visible_text().await.contains("trainer-1"));
-    let bearer = std::fs::read_to_string(kit.join("bearer.jwt")).expect("a kit has a bearer");
+    let bearer =
+        std::fs::read_to_string(credentials.join("bearer.jwt")).expect("there is a bearer");
     let field = browser.wait_for("dialog[open] textarea, dialog[open] input").await;
     field.send_keys(bearer.trim()).await.expect("a field to paste into");
     browser.click("dialog[open] button[type=submit]").await;

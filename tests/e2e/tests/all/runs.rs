@@ -242,16 +242,17 @@ fn an_ordinary_nats_client_reads_the_log() {
 fn the_nats_credentials_of_a_user_read_the_log_of_a_closed_fleet() {
     let fleet = Fleet::start("trainer,evaluator");
     let files = SpecFiles::create(fleet.path());
-    let kit = fleet.path().join("kit-of-eve");
-    let out = kit.display().to_string();
+    let credentials = fleet.path().join("eve");
+    let out = credentials.display().to_string();
     fleet.run(&["user", "create", "eve", "--scope", "reader", "--out", &out]).assert_success();
     let url = fleet.read_fleet_file()["nats"].as_str().unwrap().to_owned();
     let run = fleet.submit(&files.write_sft_spec(5, 0));
     fleet.await_success(&run, LIMIT);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let message = runtime.block_on(async {
-        let options = async_nats::ConnectOptions::with_credentials_file(kit.join("nats.creds"));
-        let options = options.await.unwrap().add_root_certificates(kit.join("ca.pem"));
+        let options =
+            async_nats::ConnectOptions::with_credentials_file(credentials.join("nats.creds"));
+        let options = options.await.unwrap().add_root_certificates(credentials.join("ca.pem"));
         let client = options.require_tls(true).connect(url).await.unwrap();
         // The answers come to the client's usual inbox.
         let log = async_nats::jetstream::new(client);

@@ -119,15 +119,24 @@ fn a_host_joins_a_closed_fleet_with_one_token_and_runs_as_a_service() {
     systemd.run_checked(&join);
     assert_eq!(find_agent(&fleet).expect("it is in the fleet")["state"], "READY");
     assert_eq!(systemd.run(&["systemctl", "is-enabled", UNIT]).stdout.trim(), "enabled");
-    // Only the service can read its kit.
-    let kit = systemd.run_checked(&["stat", "-c", "%U %a", "/var/lib/flotilla/kit/key.nk"]);
-    assert_eq!(kit.trim(), "flotilla-agent 600");
-    // The upgrade uses the service's own kit, and the right of root to drain its agent.
+    // Only the service can read its credentials.
+    let credentials =
+        systemd.run_checked(&["stat", "-c", "%U %a", "/var/lib/flotilla/credentials/key.nk"]);
+    assert_eq!(credentials.trim(), "flotilla-agent 600");
+    // The upgrade uses the service's own credentials, and the right of root to drain its agent.
     let another = format!("cp {program} /tmp/new && echo another build >> /tmp/new");
     systemd.run_checked(&["sh", "-c", &another]);
     let before = systemd.property(UNIT, "MainPID");
-    let kit = "/var/lib/flotilla/kit";
-    systemd.run_checked(&[program, "upgrade", "--binary", "/tmp/new", "--service", "--dir", kit]);
+    let credentials = "/var/lib/flotilla/credentials";
+    systemd.run_checked(&[
+        program,
+        "upgrade",
+        "--binary",
+        "/tmp/new",
+        "--service",
+        "--dir",
+        credentials,
+    ]);
     assert_ne!(systemd.property(UNIT, "MainPID"), before);
     systemd.run_checked(&["cmp", "/tmp/new", program]);
     assert_eq!(find_agent(&fleet).expect("it is in the fleet")["state"], "READY");
@@ -281,18 +290,27 @@ fn a_closed_fleets_nats_server_and_coordinator_run_as_units_and_only_accept_memb
     systemd.run_checked(&["cp", "-a", &format!("{AT}/keys/nats"), "/var/lib/nats/keys"]);
     start_both(&systemd);
     let admin = ["flotilla", "--dir", AT];
-    let kit = "/tmp/kit";
+    let credentials = "/tmp/credentials";
     let created =
         systemd.run_checked(&[&admin[..], &["token", "create", "--roles", "generator"]].concat());
     let token = created.lines().last().unwrap();
-    systemd.run_checked(&["flotilla", "join", token, "--name", "box", "--dir", kit, "--no-agent"]);
-    systemd.run_checked(&["flotilla", "--dir", kit, "run", "list"]);
+    systemd.run_checked(&[
+        "flotilla",
+        "join",
+        token,
+        "--name",
+        "box",
+        "--dir",
+        credentials,
+        "--no-agent",
+    ]);
+    systemd.run_checked(&["flotilla", "--dir", credentials, "run", "list"]);
     let members = systemd.run_checked(&[&admin[..], &["members", "list"]].concat());
     assert!(members.contains("box"), "{members}");
     let stranger = systemd.run(&["flotilla", "--nats", &nats, "run", "list"]);
     assert_ne!(stranger.code, 0, "{stranger:?}");
     systemd.run_checked(&[&admin[..], &["agents", "revoke", "box"]].concat());
-    let revoked = systemd.run(&["flotilla", "--dir", kit, "run", "list"]);
+    let revoked = systemd.run(&["flotilla", "--dir", credentials, "run", "list"]);
     assert!(revoked.code != 0 && revoked.stderr.contains("refused"), "{revoked:?}");
     systemd.run_checked(&["systemctl", "restart", "nats-server"]);
     wait_until("the coordinator is back", LIMIT, || {

@@ -2,7 +2,7 @@
 //! directory is incomplete, and joining continues with the same key, so that no token use is spent
 //! twice.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use identity::{BearerInfo, CredentialFiles, Fingerprint, JoinToken, MemberIdentity};
@@ -12,16 +12,23 @@ use crate::fleet::FleetFile;
 
 const TOKEN_ID_FILE: &str = "token.id";
 
+/// Returns the credentials directory below another: `credentials`, or the one that an earlier
+/// version created there.
+pub(crate) fn find_below(directory: &Path) -> PathBuf {
+    let earlier = directory.join("kit");
+    if earlier.exists() { earlier } else { directory.join("credentials") }
+}
+
 pub(crate) fn prepare_credentials(directory: &Path, name: &str) -> anyhow::Result<MemberIdentity> {
     match FleetFile::read(directory)? {
         Some(FleetFile { identity: Some(identity), .. }) if identity.name == name => {}
         Some(FleetFile { identity: Some(identity), .. }) => bail!(
-            "{} is the kit of {}; choose another directory, or remove that one (K105)",
+            "{} has the credentials of {}; choose another directory, or remove that one (K105)",
             directory.display(),
             identity.name
         ),
         Some(_) => bail!(
-            "{} is an open fleet's directory; choose another for the kit (K105)",
+            "{} is an open fleet's directory; choose another for the credentials (K105)",
             directory.display()
         ),
         None => {}
@@ -62,7 +69,9 @@ pub(crate) fn write_credentials(
         bearer: &membership.bearer,
         ca: &membership.ca_pem,
     };
-    within.write_files(&files).with_context(|| format!("write the kit {}", directory.display()))?;
+    within
+        .write_files(&files)
+        .with_context(|| format!("write the credentials {}", directory.display()))?;
     let file = FleetFile {
         nats: membership.nats.join(","),
         gateway: gateway.to_owned(),
@@ -78,5 +87,5 @@ pub(crate) fn read_grant(directory: &Path) -> anyhow::Result<Option<BearerInfo>>
     let Some((_, identity)) = FleetFile::read_member(directory)? else { return Ok(None) };
     let bearer = identity.read_bearer()?;
     let grant = BearerInfo::read_unverified(&bearer);
-    grant.map(Some).with_context(|| format!("read the kit {}", directory.display()))
+    grant.map(Some).with_context(|| format!("read the credentials {}", directory.display()))
 }

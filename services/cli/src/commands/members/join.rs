@@ -41,7 +41,7 @@ pub(crate) async fn join_fleet(fleet: &FleetArgs, args: JoinArgs) -> anyhow::Res
     match credentials::find_joined_member(&directory, &line)? {
         Some(name) if args.name.as_ref().is_none_or(|wanted| *wanted == name) => {
             output::print_message(&format!(
-                "{name} is already a member; its kit is {}",
+                "{name} is already a member; its credentials are in {}",
                 directory.display()
             ));
         }
@@ -82,7 +82,10 @@ async fn request_membership(
     };
     let name = join_with_retries(&token, directory, &name, &args.roles).await?;
     credentials::record_token(directory, &token)?;
-    output::print_message(&format!("{name} joined the fleet; its kit is {}", directory.display()));
+    output::print_message(&format!(
+        "{name} joined the fleet; its credentials are in {}",
+        directory.display()
+    ));
     Ok(())
 }
 
@@ -92,7 +95,9 @@ async fn install_agent_service(directory: &Path, args: &JoinArgs) -> anyhow::Res
     let works = granted.iter().map(|role| role.as_str()).filter(|role| ROLE_NAMES.contains(role));
     service::install_service(&ServiceOptions {
         program: this_program()?,
-        credentials: Some(std::path::absolute(directory).context("find the kit's directory")?),
+        credentials: Some(
+            std::path::absolute(directory).context("find the credentials' directory")?,
+        ),
         nats: Vec::new(),
         // The name comes from the credentials.
         name: None,
@@ -121,7 +126,7 @@ fn build_agent_arguments(
     directory: &Path,
     args: &JoinArgs,
 ) -> anyhow::Result<Vec<std::ffi::OsString>> {
-    let directory = std::path::absolute(directory).context("find the kit's directory")?;
+    let directory = std::path::absolute(directory).context("find the credentials' directory")?;
     let mut all: Vec<std::ffi::OsString> = vec!["agent".into(), "--dir".into(), directory.into()];
     all.extend(args.agent.iter().cloned());
     let checked = Cli::try_parse_from(std::iter::once("flotilla".into()).chain(all.clone()));
@@ -144,7 +149,7 @@ async fn join_with_retries(
         && Fingerprint::from_pem(&ca)? != token.ca
     {
         bail!(
-            "{} is a kit of another fleet; choose another directory with --dir, or remove it (K105)",
+            "{} has credentials of another fleet; choose another directory with --dir, or remove it (K105)",
             directory.display()
         );
     }
