@@ -122,6 +122,9 @@ pub fn report_outcome(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
+/// Code of arguments that are not understood.
+const USAGE_ERROR: &str = "A100";
+
 /// Set if the command was asked for JSON.
 static JSON_ERRORS: AtomicBool = AtomicBool::new(false);
 
@@ -133,8 +136,12 @@ pub(crate) fn print_errors_as_json() {
 fn error_json(error: &anyhow::Error) -> String {
     let (message, causes) = error_messages(error);
     let code = ErrorCode::from_error(error.as_ref()).unwrap_or(ErrorCode::UNCODED_ERROR);
-    let text = serde_json::json!({ "error": message, "causes": causes, "code": code.to_string() });
-    escape_json(&text.to_string())
+    format_json_error(&message, &causes, &code.to_string())
+}
+
+fn format_json_error(message: &str, causes: &[String], code: &str) -> String {
+    let error = serde_json::json!({ "error": message, "causes": causes, "code": code });
+    escape_json(&error.to_string())
 }
 
 /// Returns the message and those of its causes. Skips causes that a message has already: some
@@ -162,8 +169,14 @@ fn describe_error(error: &anyhow::Error) -> String {
     lines.join("\n")
 }
 
-/// Prints help on stdout, or a usage error on stderr, and exits with the exit code of clap.
+/// Prints help on stdout, or a usage error on stderr, and exits with the exit code of clap. A usage
+/// error is JSON if `--json` is among the arguments, which were not understood as a whole.
 pub fn exit_with_usage(error: &clap::Error) -> ! {
+    let mut options = std::env::args_os().take_while(|argument| argument != "--");
+    if error.use_stderr() && options.any(|argument| argument == "--json") {
+        write_stderr(&usage_error_json(error));
+        std::process::exit(error.exit_code())
+    }
     match usage_text_to_escape(error) {
         // A failure to print cannot be reported anywhere.
         None => drop(error.print()),
@@ -171,9 +184,18 @@ pub fn exit_with_usage(error: &clap::Error) -> ! {
         Some(text) => write_stdout(&escape_text(&text)),
     }
     if error.use_stderr() {
-        print_status_text("\nmore: flotilla topics A100");
+        print_status_text(&format!("\nmore: flotilla topics {USAGE_ERROR}"));
     }
     std::process::exit(error.exit_code())
+}
+
+/// Returns a usage error with its tips and the usage as causes.
+fn usage_error_json(error: &clap::Error) -> String {
+    let text = strip_colours(&error.render().ansi().to_string());
+    let mut paragraphs = text.trim().trim_start_matches("error: ").split("\n\n").map(str::trim);
+    let message = paragraphs.next().unwrap_or_default();
+    let causes: Vec<String> = paragraphs.map(str::to_owned).collect();
+    format_json_error(message, &causes, USAGE_ERROR)
 }
 
 /// Returns the text of a usage error without colours if it contains characters to escape, otherwise

@@ -39,3 +39,4 @@ pub use similar::find_similar;
 pub use source_map::find_line;
 pub use training::{LoraAdapterSpec, TrainingSpec};
 pub use verifier::VerifierSpec;
+pub use yaml::parse_yaml;

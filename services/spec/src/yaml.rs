@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Parses YAML. The error names the place of the mistake and what may stand there.
-pub(crate) fn parse_yaml<T: DeserializeOwned>(yaml: &str) -> Result<T, SpecError> {
+pub fn parse_yaml<T: DeserializeOwned>(yaml: &str) -> Result<T, SpecError> {
     serde_saphyr::from_str(yaml).map_err(|error| explain_error(yaml, error.without_snippet()))
 }
 

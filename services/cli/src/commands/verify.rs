@@ -111,8 +111,7 @@ fn parse_verifier(text: &str) -> anyhow::Result<v1::Verifier> {
         let names = VerifierSpec::NAMES.join(", ");
         bail!("--verifier {text}: neither a file nor a built-in verifier ({names}) (V103)");
     };
-    let spec: VerifierSpec = serde_saphyr::from_str(&yaml)
-        .map_err(|error| anyhow::anyhow!("{error}"))
+    let spec: VerifierSpec = spec::parse_yaml(&yaml)
         .context("--verifier cannot be read; docs/VERIFIERS.md has examples (V103)")?;
     Ok(spec.to_checked_proto("verifier")?)
 }

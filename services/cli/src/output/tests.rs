@@ -85,6 +85,18 @@ fn an_argument_that_is_quoted_is_escaped() {
 }
 
 #[test]
+fn a_usage_error_in_json_has_its_tips_as_causes() {
+    let error = crate::args::Cli::build_command().try_get_matches_from(["flotilla", "run", "lst"]);
+    let error: serde_json::Value =
+        serde_json::from_str(&usage_error_json(&error.unwrap_err())).expect("it is JSON");
+    assert_eq!(error["error"], "unrecognized subcommand 'lst'");
+    assert_eq!(error["code"], "A100");
+    let causes = error["causes"].as_array().unwrap();
+    assert_eq!(causes[0], "tip: a similar subcommand exists: 'list'");
+    assert!(causes[1].as_str().unwrap().starts_with("Usage: flotilla run"), "{causes:?}");
+}
+
+#[test]
 fn json_for_a_terminal_is_the_same_document() {
     let value = serde_json::json!({"a\u{9b}": "\u{1b}[2J\u{7f}\u{202e}\u{2028}ö\n"});
     let plain = serde_json::to_string(&value).unwrap();

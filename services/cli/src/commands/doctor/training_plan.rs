@@ -76,14 +76,8 @@ pub(super) fn read_plan(
 ) -> anyhow::Result<TrainingPlan> {
     let named = || format!("--run {}", file.display());
     let text = read_settings(file).with_context(named)?;
-    let keys = match serde_saphyr::from_str::<Map<String, Value>>(&text) {
-        Ok(keys) => keys,
-        Err(error) => {
-            let error = error.to_string();
-            let at = error.trim_start_matches("error: ");
-            bail!("--run {}: not a YAML or JSON mapping: {at} (A115)", file.display());
-        }
-    };
+    let keys: Map<String, Value> = spec::parse_yaml(&text)
+        .with_context(|| format!("--run {}: not a YAML or JSON mapping (A115)", file.display()))?;
     let has = |known: &[&str]| known.iter().any(|key| keys.contains_key(*key));
     let examples = args.examples.as_deref().map(count_examples).transpose()?;
     let mut plan = if has(&SPEC_KEYS) {
