@@ -4,14 +4,16 @@
 # one is for tests and CPU machines. On Debian or Ubuntu on x86-64, the packages of Debian's testing
 # release are unpacked to .tools together with their C library (seconds, no root). Otherwise, or if
 # that fails, the sources in a pinned PyPI package are built (minutes, needs a C++ compiler).
-# Idempotent; stdout contains only the path. With --sources it prints the directory of these sources,
-# which contain llama.cpp's converters.
+# Idempotent; stdout contains only the path. With --native it only takes or builds one from these
+# sources for this machine's processor, with the programs that benchmarks compare with. With
+# --sources it prints the directory of the sources, which contain llama.cpp's converters.
 set -eu
 
 SDIST=llama_cpp_python
 SDIST_VERSION=0.3.36
 SDIST_SHA256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 PROGRAMS="llama-perplexity llama-server"
+BENCH_PROGRAMS="llama-bench llama-batched-bench llama-quantize"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=$root/.tools/llama.cpp
@@ -56,15 +58,25 @@ find_programs() {
     fi
 }
 
-if [ "${1:-}" = --sources ]; then
+case "${1:-}" in
+--sources)
     target=$root/.tools/$SDIST-$SDIST_VERSION
     if [ -d "$target" ]; then
         printf '%s\n' "$target"
         exit 0
     fi
-else
-    find_programs
-fi
+    ;;
+--native)
+    target=$root/.tools/llama.cpp-native
+    PROGRAMS="$PROGRAMS $BENCH_PROGRAMS"
+    if usable "$target/bin"; then
+        printf '%s\n' "$target/bin"
+        exit 0
+    fi
+    ;;
+'') find_programs ;;
+*) die "unknown option $1; the options are --native and --sources" ;;
+esac
 
 mkdir -p "$root/.tools"
 tmp=$(mktemp -d "$root/.tools/fetch.XXXXXX")
@@ -88,7 +100,7 @@ unpack_packages() {
     [ -f "$tmp/root/usr/lib/x86_64-linux-gnu/ggml/backends0/libggml-cpu-$kernels.so" ] || return 1
     mkdir "$tmp/bin"
     # Programs of a newer release only run with the C library of that release.
-    for program in $PROGRAMS llama-bench llama-batched-bench; do
+    for program in $PROGRAMS $BENCH_PROGRAMS; do
         cat >"$tmp/bin/$program" <<WRAPPER
 #!/bin/sh
 root=\$(CDPATH='' cd -- "\$(dirname -- "\$0")/../root" && pwd)
@@ -145,11 +157,12 @@ if [ "${1:-}" = --sources ]; then
     printf '%s\n' "$target"
     exit 0
 fi
-unpack_packages || {
-    say "Debian's packages of llama.cpp cannot be used here; building it instead"
+if [ "${1:-}" = --native ] || ! unpack_packages; then
+    [ "${1:-}" = --native ] ||
+        say "Debian's packages of llama.cpp cannot be used here; building it instead"
     rm -rf "${tmp:?}"/*
-    build_programs || die "llama.cpp could be neither fetched nor built"
-}
+    build_programs || die "llama.cpp could not be built"
+fi
 # Rename, so that concurrent fetches never see an incomplete directory.
 rm -rf "$target"
 mv "$tmp" "$target"
