@@ -198,7 +198,7 @@ impl GeneratorBackend {
 
     /// Returns true if a running worker of this engine can load another adapter.
     pub(crate) fn can_swap_adapter(&self) -> bool {
-        matches!(self, Self::Candle)
+        matches!(self, Self::Candle | Self::LlamaCpp(_))
     }
 }
 

@@ -8,6 +8,7 @@ mod http_backend;
 mod llama_server;
 mod pending_calls;
 mod sample_task;
+mod slot_planner;
 
 use std::path::PathBuf;
 

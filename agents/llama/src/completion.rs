@@ -1,4 +1,5 @@
-//! Builds the `llama-server` request for one sample, and parses its reply. Pure.
+//! Builds the `llama-server` requests for a prompt and for one sample, and parses their replies.
+//! Pure.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,6 +29,8 @@ pub struct LlamaCompletion {
     /// if not requested, or if a token lacks one: the server omits tokens of a character that was
     /// still incomplete.
     pub logprobs: Vec<f64>,
+    /// The slot that drew it and still holds its prompt; `None` if the build does not report it.
+    pub slot: Option<u32>,
 }
 
 /// The reason why a sample ended.
@@ -54,14 +57,38 @@ pub enum CompletionError {
 
 const ERROR_CHARS_MAX: usize = 200;
 
-/// Returns the body of a request for one sample.
+/// Returns the body of a request that computes a prompt and keeps its state on a number of free
+/// slots. A build that does not know several completions of a request fills one slot.
+pub fn build_prefill(prompt: &[u32], slots: usize) -> Value {
+    json!({
+        "prompt": prompt,
+        "n_cmpl": slots,
+        // One token, which is drawn from the prompt's own logits.
+        "n_predict": 1,
+        "samplers": ["top_k"],
+        "top_k": 1,
+        "cache_prompt": true,
+        "stream": false,
+        "response_fields": ["id_slot"],
+    })
+}
+
+/// Returns the body of a request for one sample, on a slot or on any free one. A slot that holds
+/// the beginning of the prompt computes only the rest, from state that other requests left.
 ///
 /// `prompt` is a list of tokens, so that the server adds no token and interprets none as special
 /// that our tokenizer would not. All samplers are listed explicitly, including those that are
 /// switched off: the server's defaults (`top_k` 40, `min_p` 0.05, suggestions in the GGUF file)
-/// would be another policy. With `logprobs`, the server sorts its vocabulary for each token: 10 to
-/// 25 ms of one core for 150 000 tokens.
-pub fn build_request(prompt: &[u32], sampling: &LlamaSampling, seed: u64, logprobs: bool) -> Value {
+/// would be another policy. With `logprobs`, the server computes the probabilities of its whole
+/// vocabulary a second time, and builds before 2026 sort it: 10 to 25 ms of one core for 150 000
+/// tokens.
+pub fn build_request(
+    prompt: &[u32],
+    sampling: &LlamaSampling,
+    seed: u64,
+    logprobs: bool,
+    slot: Option<u32>,
+) -> Value {
     let LlamaSampling { temperature, top_k, top_p, max_new_tokens } = *sampling;
     let greedy = temperature == 0.0;
     let mut samplers = Vec::new();
@@ -73,7 +100,7 @@ pub fn build_request(prompt: &[u32], sampling: &LlamaSampling, seed: u64, logpro
         samplers.extend((top_k > 0).then_some("top_k"));
         samplers.extend((top_p < 1.0).then_some("top_p"));
     }
-    let mut fields = vec!["content", "tokens", "tokens_predicted", "stop_type"];
+    let mut fields = vec!["content", "tokens", "tokens_predicted", "stop_type", "id_slot"];
     fields.extend(logprobs.then_some("completion_probabilities"));
     json!({
         "prompt": prompt,
@@ -95,8 +122,9 @@ pub fn build_request(prompt: &[u32], sampling: &LlamaSampling, seed: u64, logpro
         "ignore_eos": false,
         "seed": fold_seed(seed),
         "return_tokens": true,
-        // Cached state of an earlier request belongs to the same tokens but is rounded differently.
-        "cache_prompt": false,
+        "cache_prompt": true,
+        // −1 means any.
+        "id_slot": slot.map_or(-1, i64::from),
         "stream": false,
         // The drawn token is reported together with the most likely ones, of which at least one
         // must be requested.
@@ -127,6 +155,42 @@ struct CompletionReply {
     stop_type: String,
     #[serde(default)]
     completion_probabilities: Vec<TokenProbability>,
+    #[serde(default)]
+    id_slot: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PrefillReply {
+    Several(Vec<FilledSlot>),
+    One(FilledSlot),
+}
+
+#[derive(Deserialize)]
+struct FilledSlot {
+    #[serde(default)]
+    id_slot: Option<i64>,
+}
+
+/// Parses the reply to a prefill. Returns the slots that hold the prompt, as far as the build
+/// reports them.
+pub fn parse_prefill(body: &[u8]) -> Result<Vec<u32>, CompletionError> {
+    let filled = match parse_json(body)? {
+        PrefillReply::Several(filled) => filled,
+        PrefillReply::One(filled) => vec![filled],
+    };
+    Ok(filled.into_iter().filter_map(|filled| slot_number(filled.id_slot)).collect())
+}
+
+fn slot_number(reported: Option<i64>) -> Option<u32> {
+    u32::try_from(reported?).ok()
+}
+
+fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, CompletionError> {
+    serde_json::from_slice(body).map_err(|source| {
+        let start = String::from_utf8_lossy(body).chars().take(ERROR_CHARS_MAX).collect();
+        CompletionError::Json { start, source }
+    })
 }
 
 #[derive(Deserialize)]
@@ -138,17 +202,14 @@ struct TokenProbability {
 
 /// Parses the reply to a completion request. An unknown reason for the end is an error.
 pub fn parse_completion(body: &[u8]) -> Result<LlamaCompletion, CompletionError> {
-    let answer: CompletionReply = serde_json::from_slice(body).map_err(|source| {
-        let start = String::from_utf8_lossy(body).chars().take(ERROR_CHARS_MAX).collect();
-        CompletionError::Json { start, source }
-    })?;
     let CompletionReply {
         content,
         tokens,
         tokens_predicted: count,
         stop_type,
         completion_probabilities,
-    } = answer;
+        id_slot,
+    } = parse_json(body)?;
     let stop = match stop_type.as_str() {
         "eos" => CompletionStop::End,
         "limit" => CompletionStop::Limit,
@@ -161,7 +222,8 @@ pub fn parse_completion(body: &[u8]) -> Result<LlamaCompletion, CompletionError>
         return Err(CompletionError::Incomplete { missing: "tokens", stop_type, count });
     }
     let logprobs = match_logprobs(&tokens, &completion_probabilities).unwrap_or_default();
-    Ok(LlamaCompletion { tokens, text: content, count, stop, logprobs })
+    let slot = slot_number(id_slot);
+    Ok(LlamaCompletion { tokens, text: content, count, stop, logprobs, slot })
 }
 
 /// `None` unless every token has one.
@@ -183,12 +245,13 @@ mod tests {
     #[test]
     fn only_the_order_s_samplers_cut_the_distribution_and_in_its_sequence() {
         let samplers = |sampling: &LlamaSampling| {
-            build_request(&[1, 2], sampling, 3, false)["samplers"].clone()
+            build_request(&[1, 2], sampling, 3, false, None)["samplers"].clone()
         };
         assert_eq!(samplers(&PLAIN), json!(["temperature"]));
         let cut = LlamaSampling { top_k: 40, top_p: 0.9, ..PLAIN };
         assert_eq!(samplers(&cut), json!(["temperature", "top_k", "top_p"]));
-        let greedy = build_request(&[1, 2], &LlamaSampling { temperature: 0.0, ..cut }, 3, false);
+        let greedy = LlamaSampling { temperature: 0.0, ..cut };
+        let greedy = build_request(&[1, 2], &greedy, 3, false, None);
         assert_eq!((&greedy["samplers"], &greedy["top_k"]), (&json!(["top_k"]), &json!(1)));
     }
 
@@ -202,9 +265,9 @@ mod tests {
 
     #[test]
     fn logprobs_are_those_of_all_tokens_or_none() {
-        let asked = build_request(&[1], &PLAIN, 3, true);
+        let asked = build_request(&[1], &PLAIN, 3, true, None);
         assert_eq!((&asked["n_probs"], &asked["post_sampling_probs"]), (&json!(1), &json!(false)));
-        assert_eq!(build_request(&[1], &PLAIN, 3, false)["n_probs"], 0);
+        assert_eq!(build_request(&[1], &PLAIN, 3, false, None)["n_probs"], 0);
         let reported = |probabilities: &str| {
             let body = format!(
                 r#"{{"content":"ab","tokens":[5,6],"tokens_predicted":2,"stop_type":"eos",
@@ -218,6 +281,24 @@ mod tests {
         assert!(reported(r#"{"id":5,"logprob":-1},{"id":6,"logprob":null}"#).is_empty());
         assert!(reported(&both.replace("\"id\":5", "\"id\":7")).is_empty());
         assert!(reported("").is_empty());
+    }
+
+    #[test]
+    fn slots_are_asked_for_and_reported_by_their_number() {
+        assert_eq!(build_request(&[1], &PLAIN, 3, false, Some(5))["id_slot"], 5);
+        assert_eq!(build_request(&[1], &PLAIN, 3, false, None)["id_slot"], -1);
+        let reported = |slot: &str| {
+            let body = format!(r#"{{"tokens":[5],"tokens_predicted":1,"stop_type":"eos"{slot}}}"#);
+            parse_completion(body.as_bytes()).unwrap().slot
+        };
+        assert_eq!(reported(r#","id_slot":5"#), Some(5));
+        assert_eq!((reported(""), reported(r#","id_slot":-1"#)), (None, None));
+        assert_eq!(build_prefill(&[1, 2], 3)["n_cmpl"], 3);
+        let several = br#"[{"id_slot":4},{"id_slot":0},{}]"#;
+        assert_eq!(parse_prefill(several).unwrap(), [4, 0]);
+        assert_eq!(parse_prefill(br#"{"id_slot":2}"#).unwrap(), [2], "a build without n_cmpl");
+        assert_eq!(parse_prefill(b"{}").unwrap(), [0_u32; 0]);
+        assert!(parse_prefill(b"<html>").is_err());
     }
 
     #[test]

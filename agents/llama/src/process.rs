@@ -119,6 +119,10 @@ impl LlamaProcess {
     }
 
     /// Returns the end of the output that was read so far.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.process.id()
+    }
+
     pub fn output_tail(&self) -> &str {
         self.tail.as_str()
     }

@@ -24,10 +24,8 @@ pub enum ScoringError {
 /// Returns the body of a request for the probability of `token` after the tokens `before`.
 pub fn build_request(before: &[u32], token: u32) -> Value {
     let sampling = LlamaSampling { temperature: 0.0, top_k: 1, top_p: 1.0, max_new_tokens: 1 };
-    let mut request = completion::build_request(before, &sampling, 0, true);
+    let mut request = completion::build_request(before, &sampling, 0, true, None);
     request["logit_bias"] = json!([[token, FORCE]]);
-    // Successive requests extend the text by one token.
-    request["cache_prompt"] = json!(true);
     request["response_fields"] = json!(["completion_probabilities"]);
     request
 }

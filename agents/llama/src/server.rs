@@ -2,6 +2,7 @@
 //! module does not know the requests.
 
 mod health;
+mod memory;
 
 use std::{
     ffi::OsString,
@@ -95,6 +96,7 @@ pub struct LlamaServer {
     child: LlamaProcess,
     address: ServerAddress,
     key: String,
+    on_device: bool,
 }
 
 impl LlamaServer {
@@ -127,7 +129,8 @@ impl LlamaServer {
         }
         let child = LlamaProcess::spawn_program(&settings.program, arguments, &environment, true);
         let start = |source| LlamaServerError::Start { program: settings.program.clone(), source };
-        Ok(Self { child: child.map_err(start)?, address, key })
+        let on_device = settings.device.is_some();
+        Ok(Self { child: child.map_err(start)?, address, key, on_device })
     }
 
     /// Waits until the server is ready, at most `limit`. Calls `beat` between two checks.
@@ -161,6 +164,13 @@ impl LlamaServer {
     /// Returns the API key that each request must carry.
     pub fn api_key(&self) -> &str {
         &self.key
+    }
+
+    /// Returns true if this machine has memory for a second server like this one. Weights in the
+    /// processor's memory are mapped once for both; a device would hold them twice, so a server on
+    /// a device gets no second one.
+    pub fn fits_twice(&self) -> bool {
+        !self.on_device && memory::fits_twice(self.child.process_id()).unwrap_or(false)
     }
 
     /// Returns the exit status and the last output if the server ended. Must be called regularly,
@@ -257,7 +267,7 @@ fn command_arguments(
     if !settings.mmap {
         add(options.no_mmap_arguments());
     }
-    // Prompts do not repeat, so a prompt cache would only use memory.
+    // The slots keep the prompts that are drawn from, so a cache besides would only use memory.
     if options.has_option("--cache-ram") {
         add(&["--cache-ram", "0"]);
     }

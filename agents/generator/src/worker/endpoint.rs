@@ -117,7 +117,8 @@ impl EndpointBackend {
             };
             let request = build_request(&model, prompt, &task)
                 .map_err(|message| SampleError { message, connection_lost: false })?;
-            let (limit, bytes_max) = task.answer_limits();
+            let new_tokens = task.request.sampling.max_new_tokens;
+            let (limit, bytes_max) = task.request.answer_limits(new_tokens);
             let answer = http.post_json("/completions", &request, limit, bytes_max).await;
             let answer = answer.map_err(|error| {
                 let broke_off = error.is_transport();
@@ -328,7 +329,8 @@ mod tests {
         let sampling = LlamaSampling { temperature: 0.7, top_k, top_p: 0.9, max_new_tokens: 8 };
         let prompt = HttpPrompt::Text("1+1=".into());
         let of = Rc::new(PreparedRequest { prompt, sampling, positions: 0, logprobs: false });
-        SampleTask { tag: SampleTag { call: 1, request: 0 }, nth: 3, seed: u64::MAX, request: of }
+        let tag = SampleTag { call: 1, request: 0 };
+        SampleTask { tag, nth: 3, seed: u64::MAX, request: of, slot: None }
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Sampling from a server over HTTP: one request for each sample, as many at once as the server has
-//! slots, from all pending calls, first come, first served.
+//! slots, from all pending calls.
 
 use std::{
-    collections::VecDeque,
+    path::PathBuf,
     rc::Rc,
     time::{Duration, Instant},
 };
 
-use agent::{CallInbox, WorkerCall};
+use agent::{CallInbox, CallResponder, WorkerCall};
 use futures::{
     StreamExt,
     future::{FutureExt, LocalBoxFuture},
@@ -23,8 +23,12 @@ use super::{
     endpoint, llama_server,
     pending_calls::{DrawnSample, PendingCalls, SampleTag},
     sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask},
+    slot_planner::{SlotId, SlotPlanner, SlotStep, WaitingPrompt},
 };
-use crate::messages::{GenerateProgress, GenerateRequest, GeneratorRequest, order_longest_first};
+use crate::messages::{
+    AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
+    order_longest_first,
+};
 
 /// Calls read ahead; the agent sends only as many as it holds leases.
 const UNREAD_CALLS_MAX: usize = 64;
@@ -45,7 +49,21 @@ pub(super) enum HttpBackend {
     Endpoint(endpoint::EndpointBackend),
 }
 
-type SampleFuture = LocalBoxFuture<'static, (SampleTask, Result<DrawnSample, SampleError>)>;
+/// A request in progress for the samples of a prompt.
+type StepFuture = LocalBoxFuture<'static, EndedStep>;
+
+enum EndedStep {
+    Prefill {
+        tag: SampleTag,
+        slots: usize,
+        outcome: Result<Vec<SlotId>, SampleError>,
+    },
+    /// The slot is the one that drew the sample, if the server reports it.
+    Draw {
+        tag: SampleTag,
+        outcome: Result<(DrawnSample, Option<SlotId>), SampleError>,
+    },
+}
 
 /// Serves calls until the agent closes the pipe or the server is gone.
 pub(super) fn serve_calls(
@@ -69,25 +87,20 @@ pub(super) fn serve_calls(
     };
     let calls =
         PendingCalls::new(config.backend.describe_engine(), source.policy_caveat(), tokenizer);
-    let (waiting, canaries) = (VecDeque::new(), CanaryCache::default());
-    let table = SampleScheduler { backend: source, calls, canaries, slots, waiting };
+    let plan = SlotPlanner::new(slots, source.keeps_state());
+    let table = SampleScheduler { backend: source, calls, canaries: CanaryCache::default(), plan };
     // The server dies with this thread, so it must be the first thread of the process.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(table.serve_until_closed(forward_calls(inbox)))
 }
 
-/// Refuses requests to swap the adapter.
 fn forward_calls(
     inbox: CallInbox<GeneratorRequest>,
-) -> mpsc::Receiver<WorkerCall<GenerateRequest>> {
+) -> mpsc::Receiver<WorkerCall<GeneratorRequest>> {
     let (send, calls) = mpsc::channel(UNREAD_CALLS_MAX);
     std::thread::spawn(move || {
-        while let Some(WorkerCall { request, responder: respond }) = inbox.next() {
-            let GeneratorRequest::Generate(request) = request else {
-                respond.send_error("this engine keeps the adapter it was started with");
-                continue;
-            };
-            if send.blocking_send(WorkerCall { request, responder: respond }).is_err() {
+        while let Some(call) = inbox.next() {
+            if send.blocking_send(call).is_err() {
                 return;
             }
         }
@@ -97,12 +110,11 @@ fn forward_calls(
 
 /// The scheduler of the samples of all pending calls.
 ///
-/// Samples wait in a queue and are drawn in order, one a slot. Before a sample starts, the
-/// scheduler
+/// The plan says which prompt or sample is next on which slots. Before such a step, the scheduler
 ///
 /// 1. restarts a `llama-server` whose context is too small, once the running samples are done;
 /// 2. makes sure that an external server has the model;
-/// 3. scores the canary text of the sample's call, if it has one.
+/// 3. scores the canary text of the step's call, if it has one.
 ///
 /// Progress messages stop when the server does not respond, so that the agent recognises a hang. If
 /// the server dies during several calls, the process ends with an error, because any of them may be
@@ -111,29 +123,28 @@ struct SampleScheduler {
     backend: HttpBackend,
     calls: PendingCalls,
     canaries: CanaryCache,
-    slots: usize,
-    waiting: VecDeque<SampleTask>,
+    plan: SlotPlanner,
 }
 
 impl SampleScheduler {
     /// Returns when the inbox closes or the server is gone.
     async fn serve_until_closed(
         mut self,
-        mut inbox: mpsc::Receiver<WorkerCall<GenerateRequest>>,
+        mut inbox: mpsc::Receiver<WorkerCall<GeneratorRequest>>,
     ) -> anyhow::Result<()> {
-        let mut drawing: FuturesUnordered<SampleFuture> = FuturesUnordered::new();
+        let mut steps: FuturesUnordered<StepFuture> = FuturesUnordered::new();
         let mut pings: FuturesUnordered<LocalBoxFuture<'static, bool>> = FuturesUnordered::new();
         let mut pinged = Instant::now();
         let mut death_poll = tokio::time::interval(DEATH_POLL_INTERVAL);
         death_poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            if let Err(why) = self.fill_slots(&mut drawing, &mut inbox).await {
+            if let Err(why) = self.fill_slots(&mut steps, &mut inbox).await {
                 return self.shut_down(&why);
             }
             tokio::select! {
                 biased;
-                Some((task, outcome)) = drawing.next() => {
-                    if let Err(why) = self.handle_outcome(&task, outcome).await {
+                Some(ended) = steps.next() => {
+                    if let Err(why) = self.handle_outcome(ended).await {
                         return self.shut_down(&why);
                     }
                 }
@@ -145,14 +156,18 @@ impl SampleScheduler {
                     }
                 }
                 call = inbox.recv() => match call {
-                    Some(call) => self.admit_call(call),
+                    Some(call) => {
+                        if let Err(why) = self.serve_call(call) {
+                            return self.shut_down(&why);
+                        }
+                    }
                     None => return Ok(()),
                 },
                 _ = death_poll.tick() => {
                     if let Some(death) = self.backend.server_death() {
                         return self.shut_down(&death);
                     }
-                    if !drawing.is_empty() && pings.is_empty() && pinged.elapsed() > PING_INTERVAL {
+                    if !steps.is_empty() && pings.is_empty() && pinged.elapsed() > PING_INTERVAL {
                         pinged = Instant::now();
                         pings.push(self.backend.check_alive());
                     }
@@ -161,7 +176,50 @@ impl SampleScheduler {
         }
     }
 
-    /// Adds a call's samples to the queue, or refuses the call.
+    /// An error means that the server is gone.
+    fn serve_call(&mut self, call: WorkerCall<GeneratorRequest>) -> Result<(), String> {
+        let WorkerCall { request, responder } = call;
+        match request {
+            GeneratorRequest::Generate(request) => {
+                self.admit_call(WorkerCall { request, responder });
+                Ok(())
+            }
+            GeneratorRequest::Adopt(AdoptRequest { adapter }) => {
+                self.swap_adapter(adapter, &responder)
+            }
+        }
+    }
+
+    /// Draws with another adapter from now on. An error means that the server is gone.
+    fn swap_adapter(
+        &mut self,
+        adapter: Option<PathBuf>,
+        caller: &CallResponder,
+    ) -> Result<(), String> {
+        if !self.calls.is_empty() || !self.plan.is_idle() {
+            caller.send_error("another adapter is generating; retry when it is done");
+            return Ok(());
+        }
+        self.plan.forget_state();
+        self.canaries = CanaryCache::default();
+        let mut reported_at = Instant::now();
+        let swapped = self.backend.swap_adapter(adapter, &mut || {
+            if reported_at.elapsed() >= PING_INTERVAL {
+                reported_at = Instant::now();
+                caller.send_progress(&GenerateProgress { samples: 0 });
+            }
+        });
+        match swapped {
+            Ok(()) => caller.send_reply(&GeneratorAnswer::Adopted),
+            Err(why) => {
+                caller.send_error(&why);
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a call's samples to the plan, or refuses the call.
     fn admit_call(&mut self, call: WorkerCall<GenerateRequest>) {
         let Some((call, request)) = self.calls.open_call(call) else { return };
         let sampling = LlamaSampling {
@@ -170,7 +228,7 @@ impl SampleScheduler {
             top_p: request.sampling.top_p,
             max_new_tokens: request.sampling.max_new_tokens,
         };
-        let mut tasks = Vec::new();
+        let mut prompts = Vec::new();
         for (index, wanted) in order_longest_first(request.requests) {
             let prepared = match validate_sampling(&sampling).and_then(|()| {
                 self.backend.prepare_request(wanted.text, &sampling, request.logprobs)
@@ -181,31 +239,32 @@ impl SampleScheduler {
                     return self.calls.refuse_call(call, &message);
                 }
             };
-            tasks.extend((0..wanted.count).map(|nth| SampleTask {
+            let seed =
+                |nth| derive_sample_seed(request.seed, &wanted.prompt_id, wanted.first + nth);
+            prompts.push(WaitingPrompt {
                 tag: SampleTag { call, request: index },
-                nth,
-                seed: derive_sample_seed(request.seed, &wanted.prompt_id, wanted.first + nth),
-                request: prepared.clone(),
-            }));
+                request: prepared,
+                samples: (0..wanted.count).map(|nth| (nth, seed(nth))).collect(),
+            });
         }
-        self.waiting.extend(tasks);
+        prompts.into_iter().for_each(|prompt| self.plan.add_prompt(prompt));
         self.calls.reply_if_complete(call);
     }
 
-    /// Starts samples while there are free slots. An error means that the server is gone.
+    /// Starts steps while there are free slots. An error means that the server is gone.
     async fn fill_slots(
         &mut self,
-        drawing: &mut FuturesUnordered<SampleFuture>,
-        inbox: &mut mpsc::Receiver<WorkerCall<GenerateRequest>>,
+        steps: &mut FuturesUnordered<StepFuture>,
+        inbox: &mut mpsc::Receiver<WorkerCall<GeneratorRequest>>,
     ) -> Result<(), String> {
-        while drawing.len() < self.slots {
-            let Some(task) = self.waiting.front() else { return Ok(()) };
-            if !self.calls.contains(task.tag.call) {
-                self.waiting.pop_front();
+        while let Some(prompt) = self.plan.next_prompt() {
+            let call = prompt.tag.call;
+            if !self.calls.contains(call) {
+                self.plan.remove_call(call);
                 continue;
             }
-            if !self.backend.fits_context(task.request.positions) {
-                if !drawing.is_empty() {
+            if !self.backend.fits_context(prompt.request.positions) {
+                if !self.plan.is_idle() {
                     // The running samples end before a restart.
                     return Ok(());
                 }
@@ -216,13 +275,16 @@ impl SampleScheduler {
                 self.decline_all(&why);
                 continue;
             }
-            let call = task.tag.call;
             if let Some(text) = self.calls.unscored_canary(call).map(str::to_owned) {
                 self.score_canary(call, &text).await?;
                 continue;
             }
-            if let Some(task) = self.waiting.pop_front() {
-                drawing.push(self.backend.draw_sample(task));
+            match self.plan.begin_step() {
+                Some(SlotStep::Prefill { tag, request, slots }) => {
+                    steps.push(self.backend.prefill_prompt(tag, request, slots));
+                }
+                Some(SlotStep::Draw(task)) => steps.push(self.backend.draw_sample(task)),
+                None => return Ok(()),
             }
         }
         Ok(())
@@ -251,9 +313,10 @@ impl SampleScheduler {
     /// process is alive.
     fn enlarge_context(
         &mut self,
-        inbox: &mut mpsc::Receiver<WorkerCall<GenerateRequest>>,
+        inbox: &mut mpsc::Receiver<WorkerCall<GeneratorRequest>>,
     ) -> Result<(), String> {
-        let most = self.waiting.iter().map(|task| task.request.positions).max().unwrap_or(0);
+        let most = self.plan.largest_context();
+        self.plan.forget_state();
         let (calls, mut late, mut reported_at) = (&mut self.calls, Vec::new(), Instant::now());
         let made = self.backend.enlarge_context(most, &mut || {
             late.extend(std::iter::from_fn(|| inbox.try_recv().ok()));
@@ -265,7 +328,9 @@ impl SampleScheduler {
                 });
             }
         });
-        late.into_iter().for_each(|call| self.admit_call(call));
+        for call in late {
+            self.serve_call(call)?;
+        }
         made
     }
 
@@ -274,21 +339,26 @@ impl SampleScheduler {
         while let Some(call) = self.calls.oldest_call() {
             self.calls.decline_call(call, why);
         }
-        self.waiting.clear();
+        self.plan.remove_all();
     }
 
     /// An error means that the server is gone.
-    async fn handle_outcome(
-        &mut self,
-        task: &SampleTask,
-        outcome: Result<DrawnSample, SampleError>,
-    ) -> Result<(), String> {
-        match outcome {
-            Ok(drawn) => {
-                self.calls.add_sample(task.tag, drawn);
-                self.calls.report_progress();
+    async fn handle_outcome(&mut self, ended: EndedStep) -> Result<(), String> {
+        let (call, failed) = match ended {
+            EndedStep::Prefill { tag, slots, outcome } => {
+                self.plan.end_prefill(tag, slots, outcome.as_deref().unwrap_or_default());
+                (tag.call, outcome.err())
             }
-            Err(failed) => self.handle_failure(task.tag.call, failed).await?,
+            EndedStep::Draw { tag, outcome } => {
+                let held = outcome.as_ref().ok().and_then(|(_, slot)| *slot);
+                self.plan.end_sample(tag, held);
+                let drawn = outcome.map(|(drawn, _)| self.calls.add_sample(tag, drawn));
+                (tag.call, drawn.err())
+            }
+        };
+        match failed {
+            None => self.calls.report_progress(),
+            Some(failed) => self.handle_failure(call, failed).await?,
         }
         Ok(())
     }
@@ -373,9 +443,23 @@ impl HttpBackend {
     fn enlarge_context(&mut self, positions: usize, beat: &mut dyn FnMut()) -> Result<(), String> {
         match self {
             Self::LlamaCpp(llama) => {
-                llama.start_server(positions, beat).map_err(|error| format!("{error:#}"))
+                llama.enlarge_context(positions, beat).map_err(|error| format!("{error:#}"))
             }
             Self::Endpoint(_) => Ok(()),
+        }
+    }
+
+    /// Fails for an external server, whose adapter is loaded by name.
+    fn swap_adapter(
+        &mut self,
+        adapter: Option<PathBuf>,
+        beat: &mut dyn FnMut(),
+    ) -> Result<(), String> {
+        match self {
+            Self::LlamaCpp(llama) => {
+                llama.swap_adapter(adapter, beat).map_err(|error| format!("{error:#}"))
+            }
+            Self::Endpoint(_) => Err("an external server is asked for each adapter".to_owned()),
         }
     }
 
@@ -389,17 +473,48 @@ impl HttpBackend {
         }
     }
 
-    fn draw_sample(&self, task: SampleTask) -> SampleFuture {
+    /// Returns true if a slot's state can be used again. An external server decides that by itself.
+    fn keeps_state(&self) -> bool {
+        matches!(self, Self::LlamaCpp(_))
+    }
+
+    fn draw_sample(&self, task: SampleTask) -> StepFuture {
+        let tag = task.tag;
         match self {
             Self::LlamaCpp(llama) => {
-                let drawing = llama.draw_sample(task.clone());
-                async move { (task, drawing.await) }.boxed_local()
+                let drawing = llama.draw_sample(task);
+                async move { EndedStep::Draw { tag, outcome: drawing.await } }.boxed_local()
             }
             Self::Endpoint(endpoint) => {
-                let drawing = endpoint.draw_sample(task.clone());
-                async move { (task, drawing.await) }.boxed_local()
+                let drawing = endpoint.draw_sample(task);
+                async move {
+                    let outcome = drawing.await.map(|drawn| (drawn, None));
+                    EndedStep::Draw { tag, outcome }
+                }
+                .boxed_local()
             }
         }
+    }
+
+    /// Computes a prompt on free slots; does nothing for an external server.
+    fn prefill_prompt(
+        &self,
+        tag: SampleTag,
+        request: Rc<PreparedRequest>,
+        slots: usize,
+    ) -> StepFuture {
+        let filling = match self {
+            Self::LlamaCpp(llama) => Some(llama.prefill_prompt(request, slots)),
+            Self::Endpoint(_) => None,
+        };
+        async move {
+            let outcome = match filling {
+                Some(filling) => filling.await,
+                None => Ok(Vec::new()),
+            };
+            EndedStep::Prefill { tag, slots, outcome }
+        }
+        .boxed_local()
     }
 
     /// Returns the log-probabilities of a text's last tokens; empty if the server does not report

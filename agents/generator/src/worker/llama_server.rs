@@ -5,6 +5,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    rc::Rc,
     time::Duration,
 };
 
@@ -17,6 +18,7 @@ use llama::{
     completion::{self, CompletionStop, LlamaCompletion, LlamaSampling},
     scoring,
 };
+use serde_json::Value;
 use wire::v1;
 
 use super::{
@@ -24,6 +26,7 @@ use super::{
     completion_client::CompletionClient,
     pending_calls::DrawnSample,
     sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask},
+    slot_planner::SlotId,
 };
 use crate::LlamaCppGenerator;
 
@@ -42,8 +45,8 @@ const CONTEXT_MIN: usize = 512;
 /// Added to the context, because llama-server stops a sequence this many positions before its end.
 const CONTEXT_SPARE: usize = 2;
 
-/// A `llama-server` with one policy, started when the first sample needs it and restarted when a
-/// sample needs a larger context.
+/// A `llama-server` with one policy, started when the first sample needs it, restarted when a sample
+/// needs a larger context, and replaced by another when the adapter changes.
 pub(super) struct LlamaServerBackend {
     config: LlamaCppGenerator,
     model: PathBuf,
@@ -57,6 +60,8 @@ pub(super) struct LlamaServerBackend {
     eos_tokens: Vec<u32>,
     slots: u32,
     running: Option<RunningServer>,
+    /// The servers started so far.
+    started: usize,
 }
 
 struct ConvertedPolicy {
@@ -64,6 +69,9 @@ struct ConvertedPolicy {
     adapter: Option<PathBuf>,
     _in_use: Option<CachedGguf>,
 }
+
+/// The directories that servers use in turn, because two may run while one replaces the other.
+const SERVER_DIRECTORIES: [&str; 2] = ["a", "b"];
 
 struct RunningServer {
     server: LlamaServer,
@@ -98,6 +106,7 @@ impl LlamaServerBackend {
             model_config: model,
             slots,
             running: None,
+            started: 0,
         })
     }
 
@@ -136,17 +145,42 @@ impl LlamaServerBackend {
         self.running.as_ref().is_some_and(|running| positions <= running.context)
     }
 
-    /// Starts or restarts the server with at least this many positions a sequence. Calls `beat`
-    /// while it waits.
-    pub(super) fn start_server(
+    /// Draws with another adapter on the same base from now on. A server with it replaces the
+    /// running one: if there is memory for both, it starts before that one ends.
+    pub(super) fn swap_adapter(
+        &mut self,
+        adapter: Option<PathBuf>,
+        beat: &mut dyn FnMut(),
+    ) -> anyhow::Result<()> {
+        self.adapter = adapter;
+        let converted = self.convert_own_adapter()?;
+        if let Some(policy) = &mut self.converted {
+            policy.adapter = converted;
+        }
+        let Some(running) = &self.running else { return Ok(()) };
+        let context = running.context;
+        if !running.server.fits_twice() {
+            self.running = None;
+        }
+        self.start_server(context, beat)
+    }
+
+    /// Starts the server with at least this many positions a sequence, and ends the one that runs.
+    /// Calls `beat` while it waits.
+    pub(super) fn enlarge_context(
         &mut self,
         positions: usize,
         beat: &mut dyn FnMut(),
     ) -> anyhow::Result<()> {
-        // The new server needs the memory and the socket name of the old one.
+        // The new server needs the memory of the old one.
         self.running = None;
+        self.start_server(positions, beat)
+    }
+
+    fn start_server(&mut self, positions: usize, beat: &mut dyn FnMut()) -> anyhow::Result<()> {
         self.convert_policy(beat)?;
         let converted = self.converted.as_ref().context("nothing was converted")?;
+        let directory = self.config.directory.join(self.server_directory());
         let most = self.max_positions.max(positions);
         let context = positions.next_power_of_two().max(CONTEXT_MIN).min(most);
         let serve = ServedModel {
@@ -155,8 +189,9 @@ impl LlamaServerBackend {
             slots: self.slots,
             context: u32::try_from(context + CONTEXT_SPARE)?,
             exact: self.config.dtype == FloatDtype::F32,
-            directory: &self.config.directory,
+            directory: &directory,
         };
+        self.started += 1;
         let mut server = LlamaServer::start(&self.config.server, &serve)?;
         server.wait_ready(self.config.ready_limit, beat)?;
         let http = match server.listen_address() {
@@ -177,9 +212,7 @@ impl LlamaServerBackend {
             return Ok(());
         }
         let llama = &self.config;
-        let adapter = self.adapter.as_deref();
-        let adapter = adapter.map(|adapter| convert_adapter(&self.model, adapter, llama));
-        let adapter = adapter.transpose()?;
+        let adapter = self.convert_own_adapter()?;
         let in_use = if is_gguf(&self.model) {
             None
         } else {
@@ -192,36 +225,63 @@ impl LlamaServerBackend {
         Ok(())
     }
 
+    /// Returns the name of the directory of the next server.
+    fn server_directory(&self) -> &'static str {
+        SERVER_DIRECTORIES[self.started % SERVER_DIRECTORIES.len()]
+    }
+
+    /// Converts the adapter for the next server.
+    fn convert_own_adapter(&self) -> anyhow::Result<Option<PathBuf>> {
+        let name = format!("adapter-{}.gguf", self.server_directory());
+        let converted = self.config.directory.join(name);
+        let adapter = self.adapter.as_deref();
+        adapter.map(|adapter| convert_adapter(&self.model, adapter, converted)).transpose()
+    }
+
+    /// Also returns the slot that drew the sample.
     pub(super) fn draw_sample(
         &self,
         task: SampleTask,
-    ) -> impl Future<Output = Result<DrawnSample, SampleError>> + use<> {
-        let http = self.running.as_ref().map(|running| running.http.clone());
+    ) -> impl Future<Output = Result<(DrawnSample, Option<SlotId>), SampleError>> + use<> {
+        let http = self.client();
         let (tokenizer, ends) = (self.tokenizer.clone(), self.eos_tokens.clone());
         async move {
-            let Some(http) = http else {
-                return Err(sample_error("llama-server was not started"));
-            };
-            let HttpPrompt::Tokens(prompt) = &task.request.prompt else {
-                return Err(sample_error("the prompt has no tokens"));
-            };
-            let request = completion::build_request(
-                prompt,
-                &task.request.sampling,
-                task.seed,
-                task.request.logprobs,
+            let SampleTask { seed, request, slot, .. } = &task;
+            let body = completion::build_request(
+                prompt_tokens(request)?,
+                &request.sampling,
+                *seed,
+                request.logprobs,
+                *slot,
             );
-            let (limit, bytes_max) = task.answer_limits();
-            let answer = http.post_json("/completion", &request, limit, bytes_max).await;
-            let answer = answer.map_err(|error| {
-                let broke_off = error.is_transport();
-                let message = format!("{:#}", anyhow::Error::from(error));
-                SampleError { message, connection_lost: broke_off }
-            })?;
+            let (limit, bytes_max) = request.answer_limits(request.sampling.max_new_tokens);
+            let answer = post_completion(&http?, &body, limit, bytes_max).await?;
             let completion =
                 completion::parse_completion(&answer).map_err(|error| sample_error(&error))?;
-            parse_sample(completion, &task, &tokenizer, &ends)
+            let slot = completion.slot;
+            Ok((parse_sample(completion, &task, &tokenizer, &ends)?, slot))
         }
+    }
+
+    /// Computes a prompt and keeps its state on free slots, and returns these.
+    pub(super) fn prefill_prompt(
+        &self,
+        request: Rc<PreparedRequest>,
+        slots: usize,
+    ) -> impl Future<Output = Result<Vec<SlotId>, SampleError>> + use<> {
+        let http = self.client();
+        async move {
+            let body = completion::build_prefill(prompt_tokens(&request)?, slots);
+            let new_tokens = u32::try_from(slots).unwrap_or(u32::MAX);
+            let (limit, bytes_max) = request.answer_limits(new_tokens);
+            let answer = post_completion(&http?, &body, limit, bytes_max).await?;
+            completion::parse_prefill(&answer).map_err(|error| sample_error(&error))
+        }
+    }
+
+    fn client(&self) -> Result<CompletionClient, SampleError> {
+        let running = self.running.as_ref().map(|running| running.http.clone());
+        running.ok_or_else(|| sample_error("llama-server was not started"))
     }
 
     /// Sends one request for each token, because the server reports no more at a time.
@@ -230,8 +290,7 @@ impl LlamaServerBackend {
         text: &str,
         beat: &mut dyn FnMut(),
     ) -> Result<Vec<f32>, SampleError> {
-        let http = self.running.as_ref().map(|running| running.http.clone());
-        let http = http.ok_or_else(|| sample_error("llama-server was not started"))?;
+        let http = self.client()?;
         let CanaryText { tokens, scored } = CanaryText::from_text(
             &self.tokenizer,
             &self.model_config,
@@ -242,13 +301,7 @@ impl LlamaServerBackend {
         let mut canary = Vec::with_capacity(scored.len());
         for place in scored {
             let request = scoring::build_request(&tokens[..place], tokens[place]);
-            let answer =
-                http.post_json("/completion", &request, SCORE_TIMEOUT, SCORE_BYTES_MAX).await;
-            let answer = answer.map_err(|error| {
-                let broke_off = error.is_transport();
-                let message = format!("{:#}", anyhow::Error::from(error));
-                SampleError { message, connection_lost: broke_off }
-            })?;
+            let answer = post_completion(&http, &request, SCORE_TIMEOUT, SCORE_BYTES_MAX).await?;
             let scored = scoring::parse_logprob(&answer, tokens[place]);
             canary.push(scored.map_err(|error| sample_error(&error))?);
             beat();
@@ -280,6 +333,26 @@ impl LlamaServerBackend {
     }
 }
 
+fn prompt_tokens(request: &PreparedRequest) -> Result<&[u32], SampleError> {
+    match &request.prompt {
+        HttpPrompt::Tokens(tokens) => Ok(tokens),
+        HttpPrompt::Text(_) => Err(sample_error("the prompt has no tokens")),
+    }
+}
+
+async fn post_completion(
+    http: &CompletionClient,
+    body: &Value,
+    limit: Duration,
+    bytes_max: usize,
+) -> Result<Vec<u8>, SampleError> {
+    http.post_json("/completion", body, limit, bytes_max).await.map_err(|error| {
+        let connection_lost = error.is_transport();
+        let message = format!("{:#}", anyhow::Error::from(error));
+        SampleError { message, connection_lost }
+    })
+}
+
 fn sample_error(error: &(impl ToString + ?Sized)) -> SampleError {
     SampleError { message: error.to_string(), connection_lost: false }
 }
@@ -293,7 +366,7 @@ fn parse_sample(
     ends: &[u32],
 ) -> Result<DrawnSample, SampleError> {
     use v1::samples::Finish;
-    let LlamaCompletion { mut tokens, text, count, stop, logprobs } = completion;
+    let LlamaCompletion { mut tokens, text, count, stop, logprobs, .. } = completion;
     let mut finish = match stop {
         CompletionStop::End => Finish::Stop,
         CompletionStop::Limit => Finish::Length,
@@ -327,11 +400,7 @@ fn reset_directory(directory: &Path) -> std::io::Result<()> {
     fs::create_dir_all(directory)
 }
 
-fn convert_adapter(
-    base: &Path,
-    adapter: &Path,
-    llama: &LlamaCppGenerator,
-) -> anyhow::Result<PathBuf> {
+fn convert_adapter(base: &Path, adapter: &Path, converted: PathBuf) -> anyhow::Result<PathBuf> {
     if is_gguf(adapter) {
         return Ok(adapter.to_owned());
     }
@@ -343,7 +412,6 @@ fn convert_adapter(
             adapter.display()
         );
     }
-    let converted = llama.directory.join("adapter.gguf");
     convert::convert_lora(base, adapter, &converted, convert::ConversionDtype::F32)
         .with_context(|| format!("convert the adapter {} for llama.cpp", adapter.display()))?;
     Ok(converted)

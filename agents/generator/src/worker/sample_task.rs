@@ -4,7 +4,7 @@ use std::{rc::Rc, time::Duration};
 
 use llama::completion::LlamaSampling;
 
-use super::pending_calls::SampleTag;
+use super::{pending_calls::SampleTag, slot_planner::SlotId};
 
 /// The longest time for one token of one sequence, prompt or new, however slow the host.
 const TOKEN_TIME_MAX: Duration = Duration::from_secs(2);
@@ -31,24 +31,24 @@ pub(super) struct PreparedRequest {
     pub logprobs: bool,
 }
 
+impl PreparedRequest {
+    /// Returns the limits of an answer with a number of tokens in time and bytes.
+    pub(super) fn answer_limits(&self, new_tokens: u32) -> (Duration, usize) {
+        let tokens = u32::try_from(self.positions).unwrap_or(u32::MAX).max(new_tokens);
+        let time = TOKEN_TIME_MAX.saturating_mul(tokens).max(SAMPLE_TIMEOUT_MIN);
+        let each = if self.logprobs { ANSWER_BYTES_PER_LOGPROB } else { ANSWER_BYTES_PER_TOKEN };
+        (time, ANSWER_BYTES_BASE + each * new_tokens as usize)
+    }
+}
+
 #[derive(Clone)]
 pub(super) struct SampleTask {
     pub tag: SampleTag,
     pub nth: u32,
     pub seed: u64,
     pub request: Rc<PreparedRequest>,
-}
-
-impl SampleTask {
-    /// Returns the limits of an answer in time and bytes.
-    pub(super) fn answer_limits(&self) -> (Duration, usize) {
-        let new = self.request.sampling.max_new_tokens;
-        let tokens = u32::try_from(self.request.positions).unwrap_or(u32::MAX).max(new);
-        let time = TOKEN_TIME_MAX.saturating_mul(tokens).max(SAMPLE_TIMEOUT_MIN);
-        let each =
-            if self.request.logprobs { ANSWER_BYTES_PER_LOGPROB } else { ANSWER_BYTES_PER_TOKEN };
-        (time, ANSWER_BYTES_BASE + each * new as usize)
-    }
+    /// The slot that holds the prompt's state; `None` for any free one.
+    pub slot: Option<SlotId>,
 }
 
 #[derive(Debug)]
