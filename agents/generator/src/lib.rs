@@ -12,7 +12,7 @@ pub use backend::{
     GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
     GeneratorPaths, LlamaCppGenerator, OpenAiEndpoint,
 };
-pub use offline::{OfflineRequest, OfflineSamples, generate_offline};
+pub use offline::{OfflineGenerator, OfflinePolicy, OfflineRequest, OfflineSamples};
 pub use role::{GeneratorConfig, GeneratorRole};
 pub use worker::{WorkerConfig, run_generate_worker};
 

@@ -1,4 +1,4 @@
-//! Samples of one request without a fleet, drawn by a worker that serves this request only.
+//! Samples without a fleet, drawn by a worker as an agent runs it.
 
 use std::path::Path;
 
@@ -9,14 +9,15 @@ use wire::v1;
 use crate::{
     GeneratorBackend,
     messages::{
-        GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest, count_samples,
+        AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
+        count_samples,
     },
     role::{self, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN, PolicyFiles},
 };
 
-/// The policy to load and the samples to draw.
+/// The policy of an offline generator.
 #[derive(Debug, Clone)]
-pub struct OfflineRequest<'a> {
+pub struct OfflinePolicy<'a> {
     /// A directory or GGUF file.
     pub base: &'a Path,
     /// The digest that identifies the base.
@@ -24,8 +25,11 @@ pub struct OfflineRequest<'a> {
     pub adapter: Option<&'a Path>,
     /// The digest that identifies the adapter; empty for none.
     pub adapter_key: String,
-    /// The number of samples drawn at once.
-    pub slots: u32,
+}
+
+/// The samples to draw.
+#[derive(Debug, Clone)]
+pub struct OfflineRequest {
     pub sampling: v1::Sampling,
     pub seed: u64,
     /// True if samples must have their log-probability.
@@ -42,38 +46,87 @@ pub struct OfflineSamples {
     pub caveat: String,
 }
 
-/// Starts a worker for one request and returns its samples. `progress` receives the samples done
-/// and their total.
-pub async fn generate_offline(
-    launch: &WorkerLauncher,
-    backend: &GeneratorBackend,
-    once: OfflineRequest<'_>,
-    mut progress: impl FnMut(u32, u32) + Send,
-) -> anyhow::Result<OfflineSamples> {
-    let total = count_samples(&once.requests).map_err(anyhow::Error::msg)?;
-    let key = (once.base_key, once.adapter_key);
-    let policy = PolicyFiles { key: &key, base: Some(once.base), adapter: once.adapter };
-    let worker =
-        WorkerProcess::start(&role::worker_command(launch, backend, &policy, once.slots)?)?;
-    let OfflineRequest { sampling, seed, logprobs, requests, .. } = once;
-    let call = GenerateRequest { sampling, seed, requests, logprobs, canary: String::new() };
-    let request = GeneratorRequest::Generate(call);
-    let mut patience = launch.silence_timeout(PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN);
-    let answer = worker.call_with_progress(&request, &mut patience, |message| {
-        if let Ok(GenerateProgress { samples }) = serde_json::from_value(message) {
-            progress(samples, total);
-        }
-        ready(())
-    });
-    match answer.await {
-        Ok(GeneratorAnswer::Generated(made)) => {
-            Ok(OfflineSamples { samples: made.samples, engine: made.engine, caveat: made.caveat })
-        }
-        Ok(GeneratorAnswer::NotHere(why)) => Err(anyhow::Error::msg(why)),
-        Ok(GeneratorAnswer::Adopted) => {
-            Err(anyhow::Error::msg("unexpected answer from the worker"))
-        }
-        Err(WorkerError::Refused(why)) => Err(anyhow::Error::msg(why)),
-        Err(error) => Err(worker.add_last_log_line(error).await),
+/// A worker that draws samples. It ends when this is dropped.
+pub struct OfflineGenerator {
+    launch: WorkerLauncher,
+    worker: WorkerProcess,
+}
+
+impl OfflineGenerator {
+    /// Starts the worker, which draws a number of samples at once. It loads the policy with the
+    /// first request.
+    ///
+    /// # Errors
+    /// When the process cannot be started.
+    pub fn start(
+        launch: &WorkerLauncher,
+        backend: &GeneratorBackend,
+        policy: OfflinePolicy<'_>,
+        slots: u32,
+    ) -> anyhow::Result<Self> {
+        let key = (policy.base_key, policy.adapter_key);
+        let files = PolicyFiles { key: &key, base: Some(policy.base), adapter: policy.adapter };
+        let worker = WorkerProcess::start(&role::worker_command(launch, backend, &files, slots)?)?;
+        Ok(Self { launch: launch.clone(), worker })
     }
+
+    /// Draws samples. `progress` receives the samples done and their total.
+    ///
+    /// # Errors
+    /// When the worker refuses the request, hangs or ends.
+    pub async fn generate(
+        &self,
+        request: OfflineRequest,
+        mut progress: impl FnMut(u32, u32) + Send,
+    ) -> anyhow::Result<OfflineSamples> {
+        let total = count_samples(&request.requests).map_err(anyhow::Error::msg)?;
+        let OfflineRequest { sampling, seed, logprobs, requests } = request;
+        let call = GenerateRequest { sampling, seed, requests, logprobs, canary: String::new() };
+        let request = GeneratorRequest::Generate(call);
+        match self.call(&request, |samples| progress(samples, total)).await? {
+            GeneratorAnswer::Generated(made) => Ok(OfflineSamples {
+                samples: made.samples,
+                engine: made.engine,
+                caveat: made.caveat,
+            }),
+            GeneratorAnswer::NotHere(why) => Err(anyhow::Error::msg(why)),
+            GeneratorAnswer::Adopted => Err(unexpected_answer()),
+        }
+    }
+
+    /// Draws with another adapter on the same base from now on; `None` for the base alone.
+    ///
+    /// # Errors
+    /// When the engine cannot, or the worker hangs or ends.
+    pub async fn swap_adapter(&self, adapter: Option<&Path>) -> anyhow::Result<()> {
+        let adapter = adapter.map(Path::to_owned);
+        let request = GeneratorRequest::Adopt(AdoptRequest { adapter });
+        match self.call(&request, |_| ()).await? {
+            GeneratorAnswer::Adopted => Ok(()),
+            _ => Err(unexpected_answer()),
+        }
+    }
+
+    async fn call(
+        &self,
+        request: &GeneratorRequest,
+        mut progress: impl FnMut(u32) + Send,
+    ) -> anyhow::Result<GeneratorAnswer> {
+        let mut patience = self.launch.silence_timeout(PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN);
+        let answer = self.worker.call_with_progress(request, &mut patience, |message| {
+            if let Ok(GenerateProgress { samples }) = serde_json::from_value(message) {
+                progress(samples);
+            }
+            ready(())
+        });
+        match answer.await {
+            Ok(answer) => Ok(answer),
+            Err(WorkerError::Refused(why)) => Err(anyhow::Error::msg(why)),
+            Err(error) => Err(self.worker.add_last_log_line(error).await),
+        }
+    }
+}
+
+fn unexpected_answer() -> anyhow::Error {
+    anyhow::Error::msg("unexpected answer from the worker")
 }

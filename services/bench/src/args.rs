@@ -93,12 +93,22 @@ pub(crate) enum BenchTarget {
     Raft,
 }
 
-/// A subcommand, for processes that the benchmarks start.
+/// A subcommand.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Run a worker process of a benchmark.
     #[command(hide = true, subcommand)]
     Worker(WorkerCommand),
+    /// Compare two files of `--json` output; fails if a figure became worse.
+    Compare {
+        /// The earlier report
+        old: PathBuf,
+        /// The later report
+        new: PathBuf,
+        /// Share of the old value by which a figure may be worse
+        #[arg(long, default_value_t = 0.1)]
+        tolerance: f64,
+    },
 }
 
 /// The worker processes that the benchmarks start.

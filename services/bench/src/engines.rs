@@ -9,6 +9,7 @@ mod candle;
 mod generate_order;
 mod goals;
 mod llama;
+mod llama_build;
 mod markdown;
 mod pytorch;
 mod scratch_model;
@@ -114,6 +115,8 @@ struct TaskSpeed {
 #[derive(Debug, Serialize, Deserialize)]
 struct EngineSpeeds {
     name: String,
+    /// False for a build that does not use what this machine can do. A ratio to it is no result.
+    strong_peer: bool,
     speeds: BTreeMap<String, TaskSpeed>,
 }
 
@@ -129,6 +132,10 @@ struct ConversionSpeed {
 struct OrderSpeed {
     engine: String,
     tokens_per_s: f64,
+    /// Seconds from the request for another adapter until the worker can draw with it.
+    swap_s: f64,
+    /// The tokens per second that the engine's own benchmark allows, if it has one.
+    limit_per_s: Option<f64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -174,15 +181,14 @@ fn measure_engines(args: &BenchArgs, tasks: &[EngineTask]) -> anyhow::Result<Eng
     let scratch = tempfile::tempdir().context("make a directory for the model")?;
     let model = scratch_model::write_model(scratch.path())?;
     let threads = args.threads.map_or(2, |threads| threads as usize);
-    let mut runners: Vec<Box<dyn EngineRunner + '_>> =
-        vec![Box::new(candle::CandleRunner::new(&model, threads)?)];
     let gguf = scratch.path().join("model.gguf");
     let mut conversions = vec![llama::convert_model(&model, &gguf)?];
     let llama =
         llama::LlamaRunner::find_installation(args.llama_cpp.as_deref(), &model, &gguf, threads);
-    if let Some(llama) = skip_on_error("llama.cpp", llama).flatten() {
-        runners.push(Box::new(llama));
-    }
+    let llama = skip_on_error("llama.cpp", llama).flatten();
+    let mut runners: Vec<Box<dyn EngineRunner + '_>> =
+        vec![Box::new(candle::CandleRunner::new(&model, threads)?)];
+    runners.extend(llama.iter().map(|llama| Box::new(llama) as Box<dyn EngineRunner + '_>));
     if let Some(python) = &args.python {
         if let Some(torch) =
             skip_on_error("PyTorch", pytorch::PyTorchRunner::new(python, &model, threads))
@@ -197,7 +203,7 @@ fn measure_engines(args: &BenchArgs, tasks: &[EngineTask]) -> anyhow::Result<Eng
     scratch_model::evict_files(&[&model.weights, &gguf])?;
     let engines = run_in_turns(runners, tasks)?;
     let sampled = if tasks == TASKS {
-        measure_orders(args, &engines, &model, &gguf, threads)
+        measure_orders(llama.as_ref(), &engines, &model, &gguf, threads)
     } else {
         Vec::new()
     };
@@ -213,7 +219,7 @@ fn measure_engines(args: &BenchArgs, tasks: &[EngineTask]) -> anyhow::Result<Eng
 }
 
 fn measure_orders(
-    args: &BenchArgs,
+    llama: Option<&llama::LlamaRunner<'_>>,
     engines: &[EngineSpeeds],
     model: &BenchModel,
     gguf: &Path,
@@ -225,11 +231,17 @@ fn measure_orders(
     ];
     let sampled = choices.iter().filter_map(|(choice, name, base)| {
         let engine = engines.iter().find(|engine| engine.name.starts_with(name))?;
+        let programs = llama.map(llama::LlamaRunner::program_directory);
         let made =
-            generate_order::measure_order(engine, choice, args.llama_cpp.as_deref(), base, threads);
+            generate_order::measure_order(engine, choice, programs.as_deref(), base, threads);
         skip_on_error(&format!("{name}'s generate order"), made)
     });
-    sampled.collect()
+    let mut sampled: Vec<OrderSpeed> = sampled.collect();
+    let of_llama = sampled.iter_mut().find(|made| made.engine.starts_with("llama.cpp"));
+    if let (Some(llama), Some(made)) = (llama, of_llama) {
+        made.limit_per_s = skip_on_error("llama.cpp's own limit", llama.measure_order_limit());
+    }
+    sampled
 }
 
 /// Reports an error of another engine and continues without it, so that minutes of measurements are
@@ -247,8 +259,27 @@ struct BenchModel {
     weight_bytes: u64,
 }
 
+impl<T: EngineRunner> EngineRunner for &T {
+    fn engine_name(&self) -> &str {
+        (**self).engine_name()
+    }
+
+    fn is_strong_peer(&self) -> bool {
+        (**self).is_strong_peer()
+    }
+
+    fn measure_speed(&self, task: EngineTask) -> anyhow::Result<Option<TaskSpeed>> {
+        (**self).measure_speed(task)
+    }
+}
+
 trait EngineRunner {
     fn engine_name(&self) -> &str;
+
+    /// Returns false for a build that does not use what this machine can do.
+    fn is_strong_peer(&self) -> bool {
+        true
+    }
 
     /// Runs a task and returns its speed, or `None` if the engine does not support the task.
     fn measure_speed(&self, task: EngineTask) -> anyhow::Result<Option<TaskSpeed>>;
@@ -261,8 +292,8 @@ fn run_in_turns(
     tasks: &[EngineTask],
 ) -> anyhow::Result<Vec<EngineSpeeds>> {
     let with_engine = runners.into_iter().map(|runner| {
-        let name = runner.engine_name().to_owned();
-        (runner, EngineSpeeds { name, speeds: BTreeMap::new() })
+        let (name, strong_peer) = (runner.engine_name().to_owned(), runner.is_strong_peer());
+        (runner, EngineSpeeds { name, strong_peer, speeds: BTreeMap::new() })
     });
     let mut all: Vec<_> = with_engine.collect();
     let turns = (1..=ROUNDS).flat_map(|round| tasks.iter().map(move |task| (round, *task)));

@@ -9,6 +9,7 @@ mod args;
 mod balance;
 mod bus_speed;
 mod closed_fleet;
+mod comparison;
 mod doctor;
 mod engines;
 mod eval_start;
@@ -22,6 +23,7 @@ mod performance_page;
 mod procfs;
 mod raft_effect;
 mod replay;
+mod report_file;
 mod sandbox_cost;
 mod store_speed;
 mod stub_agents;
@@ -40,9 +42,15 @@ use crate::args::{BenchArgs, BenchCommand, BenchTarget, WorkerCommand};
 fn main() -> ExitCode {
     output::install_panic_hook();
     let args = BenchArgs::try_parse().unwrap_or_else(|error| output::exit_with_usage(&error));
-    if let Some(BenchCommand::Worker(worker)) = args.command {
-        output::start_logging("warn,async_nats=error");
-        return output::report_outcome(run_worker(worker));
+    match args.command {
+        Some(BenchCommand::Worker(worker)) => {
+            output::start_logging("warn,async_nats=error");
+            return output::report_outcome(run_worker(worker));
+        }
+        Some(BenchCommand::Compare { old, new, tolerance }) => {
+            return output::report_outcome(comparison::compare_files(&old, &new, tolerance));
+        }
+        None => {}
     }
     // The benchmarks close thousands of connections on purpose.
     output::start_logging("warn,async_nats=off,bus=error");

@@ -1,35 +1,11 @@
 //! Writes `docs/PERFORMANCE.md` from the JSON reports of measurements.
 
-use std::{
-    fmt::Write,
-    path::{Path, PathBuf},
+use std::{fmt::Write, path::PathBuf};
+
+use super::{
+    engines, format_load, format_value,
+    report_file::{FigureRow, ReportFile, read_report},
 };
-
-use anyhow::Context;
-use serde::Deserialize;
-
-use super::{engines, format_load, format_value};
-
-#[derive(Debug, Deserialize)]
-struct BenchDocument {
-    machine: String,
-    load: Vec<f64>,
-    release: bool,
-    version: String,
-    figures: Vec<FigureRow>,
-    engines: Option<engines::EnginesReport>,
-}
-
-#[derive(Debug, Deserialize)]
-struct FigureRow {
-    name: String,
-    measured: f64,
-    unit: String,
-    limit: Option<f64>,
-    ratio: Option<f64>,
-    over: bool,
-    how: String,
-}
 
 /// The beginning of the page.
 const PAGE_HEAD: &str = "# Performance
@@ -41,8 +17,8 @@ or what a peer or the machine took in the same run, times the ratio aimed at. A 
 pub(super) fn write_page(files: &[PathBuf]) -> anyhow::Result<String> {
     let mut text = PAGE_HEAD.to_owned();
     for path in files {
-        let measured = read_document(path)?;
-        let BenchDocument { machine, load, release, version, figures, engines } = &measured;
+        let measured = read_report(path)?;
+        let ReportFile { machine, load, release, version, figures, engines } = &measured;
         let build = if *release { "release" } else { "debug" };
         // Writing to a string cannot fail.
         let _ = write!(
@@ -76,12 +52,6 @@ fn section_title(figures: &[FigureRow]) -> String {
         }
     }
     titles.join(", ")
-}
-
-fn read_document(path: &Path) -> anyhow::Result<BenchDocument> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-    serde_json::from_str(&text)
-        .with_context(|| format!("{} is not what `flotilla-bench --json` prints", path.display()))
 }
 
 #[cfg(test)]

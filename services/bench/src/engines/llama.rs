@@ -13,9 +13,12 @@ use serde_json::Value;
 
 use super::{
     BenchModel, CHUNKS, CONTEXT, ConversionSpeed, EngineRunner, EngineTask, NEW, PREFILL, PROMPT,
-    TaskSpeed, path_text, task_process,
+    TaskSpeed, generate_order, llama_build::LlamaBuild, path_text, task_process,
 };
 use crate::flotilla_program::find_flotilla;
+
+/// Where `deploy/fetch-llama-cpp.sh --native` puts its build.
+const NATIVE_BUILD: &str = ".tools/llama.cpp-native/bin";
 
 pub(super) fn convert_model(model: &BenchModel, out: &Path) -> anyhow::Result<ConversionSpeed> {
     output::print_message("engines: converting to GGUF …");
@@ -31,6 +34,7 @@ pub(super) fn convert_model(model: &BenchModel, out: &Path) -> anyhow::Result<Co
 
 pub(super) struct LlamaRunner<'a> {
     name: String,
+    build: LlamaBuild,
     installation: LlamaInstallation,
     model: &'a BenchModel,
     gguf: PathBuf,
@@ -38,23 +42,88 @@ pub(super) struct LlamaRunner<'a> {
 }
 
 impl<'a> LlamaRunner<'a> {
-    /// Finds an installation; returns `None` if no directory is given and llama.cpp is missing.
+    /// Opens the installation in a directory, or the fastest of those that are found. Returns `None`
+    /// if no directory is given and llama.cpp is missing.
     pub(super) fn find_installation(
         directory: Option<&Path>,
         model: &'a BenchModel,
         gguf: &Path,
         threads: usize,
     ) -> anyhow::Result<Option<Self>> {
-        let installation = match LlamaInstallation::find_installation(directory) {
-            Ok(installation) => installation,
-            Err(error) if directory.is_none() => {
-                output::print_message(&format!("engines: llama.cpp left out: {error}"));
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
+        let open = |directory: Option<&Path>| -> anyhow::Result<Self> {
+            let installation = LlamaInstallation::find_installation(directory)?;
+            let build = LlamaBuild::read(&installation)?;
+            let name = format!("llama.cpp {}, {build}", installation.version);
+            Ok(Self { name, build, installation, model, gguf: gguf.to_owned(), threads })
         };
-        let name = format!("llama.cpp {}", installation.version);
-        Ok(Some(Self { name, installation, model, gguf: gguf.to_owned(), threads }))
+        if directory.is_some() {
+            return open(directory).map(Some);
+        }
+        let mut fastest: Option<(f64, Self)> = None;
+        for place in [Some(Path::new(NATIVE_BUILD)), None] {
+            let found = open(place).and_then(|runner| Ok((runner.measure_prefill(1)?.1, runner)));
+            match found {
+                Ok((speed, runner)) => {
+                    output::print_message(&format!(
+                        "engines: found {}: prefill {speed:.1} tokens/s",
+                        runner.name
+                    ));
+                    if fastest.as_ref().is_none_or(|(best, _)| speed > *best) {
+                        fastest = Some((speed, runner));
+                    }
+                }
+                Err(error) => {
+                    output::print_message(&format!("engines: llama.cpp left out: {error:#}"));
+                }
+            }
+        }
+        Ok(fastest.map(|(_, runner)| runner))
+    }
+
+    pub(super) fn program_directory(&self) -> PathBuf {
+        let perplexity = self.installation.perplexity_path();
+        perplexity.parent().map_or_else(PathBuf::new, Path::to_owned)
+    }
+
+    fn measure_prefill(&self, rounds: u32) -> anyhow::Result<(task_process::EndedTask, f64)> {
+        let mut command = self.program_command("llama-bench");
+        command.args(["-p", &PREFILL.to_string(), "-n", "0", "-o", "json"]);
+        let ended = task_process::run_task(command.args(["-r", &rounds.to_string()]))?;
+        let report: Value =
+            serde_json::from_str(&ended.stdout).context("read llama-bench's report")?;
+        let speed = report[0]["avg_ts"].as_f64().context("llama-bench's report has no avg_ts")?;
+        Ok((ended, speed))
+    }
+
+    /// Runs `llama-batched-bench`. Returns the tokens per second of prefill and of decoding.
+    fn measure_batch(
+        &self,
+        arguments: &[&str],
+        (prompt, new, sequences): (usize, usize, usize),
+    ) -> anyhow::Result<(task_process::EndedTask, f64, f64)> {
+        let context = sequences * (prompt + new).next_multiple_of(256);
+        let mut command = self.program_command("llama-batched-bench");
+        command.args(["-npp", &prompt.to_string(), "-ntg", &new.to_string()]);
+        command.args(["-npl", &sequences.to_string(), "-c", &context.to_string()]);
+        command.args(["--output-format", "jsonl"]).args(arguments);
+        let ended = task_process::run_task(&mut command)?;
+        let mut reports = ended.stdout.lines().filter_map(|line| serde_json::from_str(line).ok());
+        let report: Value = reports.next_back().context("llama-batched-bench reported nothing")?;
+        let speed = |field: &str| {
+            let speed = report[field].as_f64();
+            speed.with_context(|| format!("llama-batched-bench's report has no {field}"))
+        };
+        let (prefill, decode) = (speed("speed_pp")?, speed("speed_tg")?);
+        Ok((ended, prefill, decode))
+    }
+
+    /// Returns the tokens per second of a generate order that llama.cpp's own speeds allow: each
+    /// prompt is computed once, and all slots decode at once.
+    pub(super) fn measure_order_limit(&self) -> anyhow::Result<f64> {
+        let (prompt, new, slots) =
+            (generate_order::PROMPT, generate_order::NEW as usize, generate_order::SLOTS as usize);
+        let (_, prefill, decode) = self.measure_batch(&["-pps"], (prompt, new, slots))?;
+        Ok(generate_order::limit_speed(prefill, decode))
     }
 
     fn program_command(&self, program: &str) -> Command {
@@ -70,29 +139,16 @@ impl EngineRunner for LlamaRunner<'_> {
         &self.name
     }
 
+    fn is_strong_peer(&self) -> bool {
+        self.build.is_native()
+    }
+
     fn measure_speed(&self, task: EngineTask) -> anyhow::Result<Option<TaskSpeed>> {
         let (ended, tokens_per_s) = match task {
-            EngineTask::Prefill => {
-                let mut command = self.program_command("llama-bench");
-                command.args(["-p", &PREFILL.to_string(), "-n", "0", "-r", "3", "-o", "json"]);
-                let ended = task_process::run_task(&mut command)?;
-                let report: Value =
-                    serde_json::from_str(&ended.stdout).context("read llama-bench's report")?;
-                let speed = report[0]["avg_ts"].as_f64();
-                (ended, speed.context("llama-bench's report has no avg_ts")?)
-            }
+            EngineTask::Prefill => self.measure_prefill(3)?,
             EngineTask::Decode(sequences) => {
-                let context = sequences * (PROMPT + NEW).next_multiple_of(256);
-                let mut command = self.program_command("llama-batched-bench");
-                command.args(["-npp", &PROMPT.to_string(), "-ntg", &NEW.to_string()]);
-                command.args(["-npl", &sequences.to_string(), "-c", &context.to_string()]);
-                command.args(["--output-format", "jsonl"]);
-                let ended = task_process::run_task(&mut command)?;
-                let mut reports = ended.stdout.lines().filter_map(|line| {
-                    serde_json::from_str::<Value>(line).ok()?["speed_tg"].as_f64()
-                });
-                let speed = reports.next_back();
-                (ended, speed.context("llama-batched-bench's report has no speed_tg")?)
+                let (ended, _, decode) = self.measure_batch(&[], (PROMPT, NEW, sequences))?;
+                (ended, decode)
             }
             EngineTask::Perplexity => {
                 let began = Instant::now();

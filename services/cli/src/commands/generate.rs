@@ -7,8 +7,8 @@ use anyhow::{Context, bail};
 use engine::{FinishReason, MatrixDtype, PromptInput, PromptRequest};
 use formats::FloatDtype;
 use generator::{
-    GeneratorBackend, GeneratorEngineChoice, GeneratorLimits, GeneratorPaths, OfflineRequest,
-    OfflineSamples,
+    GeneratorBackend, GeneratorEngineChoice, GeneratorLimits, GeneratorPaths, OfflineGenerator,
+    OfflinePolicy, OfflineRequest, OfflineSamples,
 };
 use serde_json::json;
 use wire::{derive_sample_seed, v1};
@@ -105,7 +105,7 @@ async fn generate_with_worker(args: &GenerateArgs) -> anyhow::Result<OfflineSamp
         first: 0,
         count: args.n,
     };
-    let once = OfflineRequest {
+    let policy = OfflinePolicy {
         base_key: match &backend {
             GeneratorBackend::LlamaCpp(_) => llama::local_model_key(&base)?,
             GeneratorBackend::Candle | GeneratorBackend::Endpoint(_) => String::new(),
@@ -117,7 +117,9 @@ async fn generate_with_worker(args: &GenerateArgs) -> anyhow::Result<OfflineSamp
             wire::Digest::hash_bytes(path.as_os_str().as_encoded_bytes()).to_string()
         }),
         adapter: adapter.as_deref(),
-        slots: args.n.min(SLOTS_MAX),
+    };
+    let generator = OfflineGenerator::start(&launch, &backend, policy, args.n.min(SLOTS_MAX))?;
+    let request = OfflineRequest {
         sampling: v1::Sampling {
             temperature: args.temperature,
             top_k: args.top_k,
@@ -128,7 +130,7 @@ async fn generate_with_worker(args: &GenerateArgs) -> anyhow::Result<OfflineSamp
         logprobs: true,
         requests: vec![request],
     };
-    generator::generate_offline(&launch, &backend, once, |_, _| {}).await
+    generator.generate(request, |_, _| {}).await
 }
 
 fn choose_backend(
