@@ -1,5 +1,5 @@
-//! Builds the `llama-server` requests for a prompt and for one sample, and parses their replies.
-//! Pure.
+//! Builds the `llama-server` requests for a prompt and for one sample, and parses the reply to the
+//! latter. Pure.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -29,8 +29,6 @@ pub struct LlamaCompletion {
     /// if not requested, or if a token lacks one: the server omits tokens of a character that was
     /// still incomplete.
     pub logprobs: Vec<f64>,
-    /// The slot that drew it and still holds its prompt; `None` if the build does not report it.
-    pub slot: Option<u32>,
 }
 
 /// The reason why a sample ended.
@@ -57,12 +55,11 @@ pub enum CompletionError {
 
 const ERROR_CHARS_MAX: usize = 200;
 
-/// Returns the body of a request that computes a prompt and keeps its state on a number of free
-/// slots. A build that does not know several completions of a request fills one slot.
-pub fn build_prefill(prompt: &[u32], slots: usize) -> Value {
+/// Returns the body of a request that computes a prompt and keeps its state on a slot.
+pub fn build_prefill(prompt: &[u32], slot: u32) -> Value {
     json!({
         "prompt": prompt,
-        "n_cmpl": slots,
+        "id_slot": slot,
         // One token, which is drawn from the prompt's own logits.
         "n_predict": 1,
         "samplers": ["top_k"],
@@ -73,7 +70,18 @@ pub fn build_prefill(prompt: &[u32], slots: usize) -> Value {
     })
 }
 
-/// Returns the body of a request for one sample, on a slot or on any free one. A slot that holds
+/// Returns the path and the body of a request that writes the state of a slot to a file in the
+/// server's directory for them.
+pub fn build_state_save(slot: u32, file: &str) -> (String, Value) {
+    (format!("/slots/{slot}?action=save"), json!({ "filename": file }))
+}
+
+/// Returns the path and the body of a request that reads the state of a slot from such a file.
+pub fn build_state_restore(slot: u32, file: &str) -> (String, Value) {
+    (format!("/slots/{slot}?action=restore"), json!({ "filename": file }))
+}
+
+/// Returns the body of a request for one sample on a slot; any free one if `None`. A slot that holds
 /// the beginning of the prompt computes only the rest, from state that other requests left.
 ///
 /// `prompt` is a list of tokens, so that the server adds no token and interprets none as special
@@ -100,7 +108,7 @@ pub fn build_request(
         samplers.extend((top_k > 0).then_some("top_k"));
         samplers.extend((top_p < 1.0).then_some("top_p"));
     }
-    let mut fields = vec!["content", "tokens", "tokens_predicted", "stop_type", "id_slot"];
+    let mut fields = vec!["content", "tokens", "tokens_predicted", "stop_type"];
     fields.extend(logprobs.then_some("completion_probabilities"));
     json!({
         "prompt": prompt,
@@ -155,42 +163,6 @@ struct CompletionReply {
     stop_type: String,
     #[serde(default)]
     completion_probabilities: Vec<TokenProbability>,
-    #[serde(default)]
-    id_slot: Option<i64>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum PrefillReply {
-    Several(Vec<FilledSlot>),
-    One(FilledSlot),
-}
-
-#[derive(Deserialize)]
-struct FilledSlot {
-    #[serde(default)]
-    id_slot: Option<i64>,
-}
-
-/// Parses the reply to a prefill. Returns the slots that hold the prompt, as far as the build
-/// reports them.
-pub fn parse_prefill(body: &[u8]) -> Result<Vec<u32>, CompletionError> {
-    let filled = match parse_json(body)? {
-        PrefillReply::Several(filled) => filled,
-        PrefillReply::One(filled) => vec![filled],
-    };
-    Ok(filled.into_iter().filter_map(|filled| slot_number(filled.id_slot)).collect())
-}
-
-fn slot_number(reported: Option<i64>) -> Option<u32> {
-    u32::try_from(reported?).ok()
-}
-
-fn parse_json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, CompletionError> {
-    serde_json::from_slice(body).map_err(|source| {
-        let start = String::from_utf8_lossy(body).chars().take(ERROR_CHARS_MAX).collect();
-        CompletionError::Json { start, source }
-    })
 }
 
 #[derive(Deserialize)]
@@ -202,14 +174,17 @@ struct TokenProbability {
 
 /// Parses the reply to a completion request. An unknown reason for the end is an error.
 pub fn parse_completion(body: &[u8]) -> Result<LlamaCompletion, CompletionError> {
+    let answer: CompletionReply = serde_json::from_slice(body).map_err(|source| {
+        let start = String::from_utf8_lossy(body).chars().take(ERROR_CHARS_MAX).collect();
+        CompletionError::Json { start, source }
+    })?;
     let CompletionReply {
         content,
         tokens,
         tokens_predicted: count,
         stop_type,
         completion_probabilities,
-        id_slot,
-    } = parse_json(body)?;
+    } = answer;
     let stop = match stop_type.as_str() {
         "eos" => CompletionStop::End,
         "limit" => CompletionStop::Limit,
@@ -222,8 +197,7 @@ pub fn parse_completion(body: &[u8]) -> Result<LlamaCompletion, CompletionError>
         return Err(CompletionError::Incomplete { missing: "tokens", stop_type, count });
     }
     let logprobs = match_logprobs(&tokens, &completion_probabilities).unwrap_or_default();
-    let slot = slot_number(id_slot);
-    Ok(LlamaCompletion { tokens, text: content, count, stop, logprobs, slot })
+    Ok(LlamaCompletion { tokens, text: content, count, stop, logprobs })
 }
 
 /// `None` unless every token has one.
@@ -281,24 +255,6 @@ mod tests {
         assert!(reported(r#"{"id":5,"logprob":-1},{"id":6,"logprob":null}"#).is_empty());
         assert!(reported(&both.replace("\"id\":5", "\"id\":7")).is_empty());
         assert!(reported("").is_empty());
-    }
-
-    #[test]
-    fn slots_are_asked_for_and_reported_by_their_number() {
-        assert_eq!(build_request(&[1], &PLAIN, 3, false, Some(5))["id_slot"], 5);
-        assert_eq!(build_request(&[1], &PLAIN, 3, false, None)["id_slot"], -1);
-        let reported = |slot: &str| {
-            let body = format!(r#"{{"tokens":[5],"tokens_predicted":1,"stop_type":"eos"{slot}}}"#);
-            parse_completion(body.as_bytes()).unwrap().slot
-        };
-        assert_eq!(reported(r#","id_slot":5"#), Some(5));
-        assert_eq!((reported(""), reported(r#","id_slot":-1"#)), (None, None));
-        assert_eq!(build_prefill(&[1, 2], 3)["n_cmpl"], 3);
-        let several = br#"[{"id_slot":4},{"id_slot":0},{}]"#;
-        assert_eq!(parse_prefill(several).unwrap(), [4, 0]);
-        assert_eq!(parse_prefill(br#"{"id_slot":2}"#).unwrap(), [2], "a build without n_cmpl");
-        assert_eq!(parse_prefill(b"{}").unwrap(), [0_u32; 0]);
-        assert!(parse_prefill(b"<html>").is_err());
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub struct ServedModel<'a> {
     pub exact: bool,
     /// The directory for the server's socket and key, created with access for this user only.
     pub directory: &'a Path,
+    /// The directory to which the server may write the state of slots, created with access for this
+    /// user only.
+    pub states: &'a Path,
 }
 
 /// The address that a server listens on.
@@ -118,6 +121,7 @@ impl LlamaServer {
             let path = serve.directory.to_owned();
             LlamaServerError::Directory { path, source }
         };
+        create_private_directory(serve.states).map_err(directory)?;
         let (key, key_file) = prepare_directory(serve.directory).map_err(directory)?;
         let address = choose_address(serve.directory).map_err(directory)?;
         let arguments = command_arguments(settings, serve, &address, &key_file);
@@ -223,10 +227,14 @@ impl Drop for LlamaServer {
     }
 }
 
+fn create_private_directory(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
 /// Creates the private directory, and a new key in a file there. The key is not passed as an
 /// argument because other users can read the arguments of a process.
 fn prepare_directory(directory: &Path) -> io::Result<(String, PathBuf)> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    create_private_directory(directory)?;
     let mut bytes = [0_u8; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     let key: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -284,6 +292,9 @@ fn command_arguments(
         all.extend(["--host".into(), path.into()]);
     }
     all.extend(["--api-key-file".into(), key_file.into()]);
+    if options.has_option("--slot-save-path") {
+        all.extend(["--slot-save-path".into(), serve.states.into()]);
+    }
     all.extend(["--model".into(), serve.base.into()]);
     if let Some(adapter) = serve.adapter {
         all.extend(["--lora".into(), adapter.into()]);

@@ -330,7 +330,7 @@ mod tests {
         let prompt = HttpPrompt::Text("1+1=".into());
         let of = Rc::new(PreparedRequest { prompt, sampling, positions: 0, logprobs: false });
         let tag = SampleTag { call: 1, request: 0 };
-        SampleTask { tag, nth: 3, seed: u64::MAX, request: of, slot: None }
+        SampleTask { tag, nth: 3, seed: u64::MAX, request: of, slot: 0 }
     }
 
     #[test]

@@ -53,15 +53,16 @@ pub(super) enum HttpBackend {
 type StepFuture = LocalBoxFuture<'static, EndedStep>;
 
 enum EndedStep {
+    /// The outcome is the slots that hold the prompt.
     Prefill {
         tag: SampleTag,
-        slots: usize,
+        slots: Vec<SlotId>,
         outcome: Result<Vec<SlotId>, SampleError>,
     },
-    /// The slot is the one that drew the sample, if the server reports it.
     Draw {
         tag: SampleTag,
-        outcome: Result<(DrawnSample, Option<SlotId>), SampleError>,
+        slot: SlotId,
+        outcome: Result<DrawnSample, SampleError>,
     },
 }
 
@@ -71,8 +72,8 @@ pub(super) fn serve_calls(
     inbox: CallInbox<GeneratorRequest>,
     source: impl FnOnce(u32) -> anyhow::Result<HttpBackend>,
 ) -> anyhow::Result<()> {
-    let slots = config.slots.max(1);
-    let source = source(u32::try_from(slots).unwrap_or(u32::MAX));
+    let slots = u32::try_from(config.slots.max(1)).unwrap_or(u32::MAX);
+    let source = source(slots);
     let source =
         source.and_then(|source| Ok((source, canary_cache::digest_tokenizer(&config.base)?)));
     let (source, tokenizer) = match source {
@@ -346,13 +347,12 @@ impl SampleScheduler {
     async fn handle_outcome(&mut self, ended: EndedStep) -> Result<(), String> {
         let (call, failed) = match ended {
             EndedStep::Prefill { tag, slots, outcome } => {
-                self.plan.end_prefill(tag, slots, outcome.as_deref().unwrap_or_default());
+                self.plan.end_prefill(tag, &slots, outcome.as_deref().unwrap_or_default());
                 (tag.call, outcome.err())
             }
-            EndedStep::Draw { tag, outcome } => {
-                let held = outcome.as_ref().ok().and_then(|(_, slot)| *slot);
-                self.plan.end_sample(tag, held);
-                let drawn = outcome.map(|(drawn, _)| self.calls.add_sample(tag, drawn));
+            EndedStep::Draw { tag, slot, outcome } => {
+                self.plan.end_sample(tag, slot, outcome.is_ok());
+                let drawn = outcome.map(|drawn| self.calls.add_sample(tag, drawn));
                 (tag.call, drawn.err())
             }
         };
@@ -479,19 +479,15 @@ impl HttpBackend {
     }
 
     fn draw_sample(&self, task: SampleTask) -> StepFuture {
-        let tag = task.tag;
+        let SampleTask { tag, slot, .. } = task;
         match self {
             Self::LlamaCpp(llama) => {
                 let drawing = llama.draw_sample(task);
-                async move { EndedStep::Draw { tag, outcome: drawing.await } }.boxed_local()
+                async move { EndedStep::Draw { tag, slot, outcome: drawing.await } }.boxed_local()
             }
             Self::Endpoint(endpoint) => {
                 let drawing = endpoint.draw_sample(task);
-                async move {
-                    let outcome = drawing.await.map(|drawn| (drawn, None));
-                    EndedStep::Draw { tag, outcome }
-                }
-                .boxed_local()
+                async move { EndedStep::Draw { tag, slot, outcome: drawing.await } }.boxed_local()
             }
         }
     }
@@ -501,10 +497,10 @@ impl HttpBackend {
         &self,
         tag: SampleTag,
         request: Rc<PreparedRequest>,
-        slots: usize,
+        slots: Vec<SlotId>,
     ) -> StepFuture {
         let filling = match self {
-            Self::LlamaCpp(llama) => Some(llama.prefill_prompt(request, slots)),
+            Self::LlamaCpp(llama) => Some(llama.prefill_prompt(request, slots.clone())),
             Self::Endpoint(_) => None,
         };
         async move {

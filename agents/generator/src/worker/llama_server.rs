@@ -38,6 +38,11 @@ const PING_BYTES_MAX: usize = 16 * 1024 * 1024;
 const SCORE_TIMEOUT: Duration = Duration::from_secs(120);
 const SCORE_BYTES_MAX: usize = 64 * 1024;
 
+/// For writing or reading the state of a slot, between two of the server's steps.
+const COPY_TIMEOUT: Duration = Duration::from_secs(120);
+
+const COMPLETION_PATH: &str = "/completion";
+
 /// The smallest context, in positions a sequence, that a server is started with; most orders then
 /// fit.
 const CONTEXT_MIN: usize = 512;
@@ -181,6 +186,7 @@ impl LlamaServerBackend {
         self.convert_policy(beat)?;
         let converted = self.converted.as_ref().context("nothing was converted")?;
         let directory = self.config.directory.join(self.server_directory());
+        let states = self.state_directory();
         let most = self.max_positions.max(positions);
         let context = positions.next_power_of_two().max(CONTEXT_MIN).min(most);
         let serve = ServedModel {
@@ -190,6 +196,7 @@ impl LlamaServerBackend {
             context: u32::try_from(context + CONTEXT_SPARE)?,
             exact: self.config.dtype == FloatDtype::F32,
             directory: &directory,
+            states: &states,
         };
         self.started += 1;
         let mut server = LlamaServer::start(&self.config.server, &serve)?;
@@ -238,11 +245,10 @@ impl LlamaServerBackend {
         adapter.map(|adapter| convert_adapter(&self.model, adapter, converted)).transpose()
     }
 
-    /// Also returns the slot that drew the sample.
     pub(super) fn draw_sample(
         &self,
         task: SampleTask,
-    ) -> impl Future<Output = Result<(DrawnSample, Option<SlotId>), SampleError>> + use<> {
+    ) -> impl Future<Output = Result<DrawnSample, SampleError>> + use<> {
         let http = self.client();
         let (tokenizer, ends) = (self.tokenizer.clone(), self.eos_tokens.clone());
         async move {
@@ -252,31 +258,47 @@ impl LlamaServerBackend {
                 &request.sampling,
                 *seed,
                 request.logprobs,
-                *slot,
+                Some(*slot),
             );
             let (limit, bytes_max) = request.answer_limits(request.sampling.max_new_tokens);
-            let answer = post_completion(&http?, &body, limit, bytes_max).await?;
+            let answer = post(&http?, COMPLETION_PATH, &body, (limit, bytes_max)).await?;
             let completion =
                 completion::parse_completion(&answer).map_err(|error| sample_error(&error))?;
-            let slot = completion.slot;
-            Ok((parse_sample(completion, &task, &tokenizer, &ends)?, slot))
+            parse_sample(completion, &task, &tokenizer, &ends)
         }
     }
 
-    /// Computes a prompt and keeps its state on free slots, and returns these.
+    /// Computes a prompt on the first of some idle slots and copies its state to the others.
+    /// Returns the slots that hold it: only the first if the build cannot copy.
     pub(super) fn prefill_prompt(
         &self,
         request: Rc<PreparedRequest>,
-        slots: usize,
+        slots: Vec<SlotId>,
     ) -> impl Future<Output = Result<Vec<SlotId>, SampleError>> + use<> {
         let http = self.client();
+        let directory = self.state_directory();
         async move {
-            let body = completion::build_prefill(prompt_tokens(&request)?, slots);
-            let new_tokens = u32::try_from(slots).unwrap_or(u32::MAX);
-            let (limit, bytes_max) = request.answer_limits(new_tokens);
-            let answer = post_completion(&http?, &body, limit, bytes_max).await?;
-            completion::parse_prefill(&answer).map_err(|error| sample_error(&error))
+            let (http, Some((first, others))) = (http?, slots.split_first()) else {
+                return Ok(Vec::new());
+            };
+            let limits = request.answer_limits(1);
+            let body = completion::build_prefill(prompt_tokens(&request)?, *first);
+            post(&http, COMPLETION_PATH, &body, limits).await?;
+            let file = format!("slot-{first}");
+            let copied = copy_state(&http, *first, others, &file).await;
+            // A server without the state of a slot has written no file.
+            let _ = fs::remove_file(directory.join(&file));
+            if let Err(error) = copied {
+                tracing::warn!(error = error.message, "llama-server cannot copy a prompt's state");
+                return Ok(vec![*first]);
+            }
+            Ok(slots)
         }
+    }
+
+    /// Returns the directory to which the server writes the state of slots.
+    fn state_directory(&self) -> PathBuf {
+        self.config.directory.join("slots")
     }
 
     fn client(&self) -> Result<CompletionClient, SampleError> {
@@ -301,7 +323,8 @@ impl LlamaServerBackend {
         let mut canary = Vec::with_capacity(scored.len());
         for place in scored {
             let request = scoring::build_request(&tokens[..place], tokens[place]);
-            let answer = post_completion(&http, &request, SCORE_TIMEOUT, SCORE_BYTES_MAX).await?;
+            let limits = (SCORE_TIMEOUT, SCORE_BYTES_MAX);
+            let answer = post(&http, COMPLETION_PATH, &request, limits).await?;
             let scored = scoring::parse_logprob(&answer, tokens[place]);
             canary.push(scored.map_err(|error| sample_error(&error))?);
             beat();
@@ -340,13 +363,29 @@ fn prompt_tokens(request: &PreparedRequest) -> Result<&[u32], SampleError> {
     }
 }
 
-async fn post_completion(
+/// Copies the state of a slot to others through a file.
+async fn copy_state(
     http: &CompletionClient,
+    from: SlotId,
+    to: &[SlotId],
+    file: &str,
+) -> Result<(), SampleError> {
+    let (path, body) = completion::build_state_save(from, file);
+    post(http, &path, &body, (COPY_TIMEOUT, SCORE_BYTES_MAX)).await?;
+    for slot in to {
+        let (path, body) = completion::build_state_restore(*slot, file);
+        post(http, &path, &body, (COPY_TIMEOUT, SCORE_BYTES_MAX)).await?;
+    }
+    Ok(())
+}
+
+async fn post(
+    http: &CompletionClient,
+    path: &str,
     body: &Value,
-    limit: Duration,
-    bytes_max: usize,
+    (limit, bytes_max): (Duration, usize),
 ) -> Result<Vec<u8>, SampleError> {
-    http.post_json("/completion", body, limit, bytes_max).await.map_err(|error| {
+    http.post_json(path, body, limit, bytes_max).await.map_err(|error| {
         let connection_lost = error.is_transport();
         let message = format!("{:#}", anyhow::Error::from(error));
         SampleError { message, connection_lost }

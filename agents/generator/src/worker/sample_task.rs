@@ -47,8 +47,8 @@ pub(super) struct SampleTask {
     pub nth: u32,
     pub seed: u64,
     pub request: Rc<PreparedRequest>,
-    /// The slot that holds the prompt's state; `None` for any free one.
-    pub slot: Option<SlotId>,
+    /// The slot that draws it; without a meaning for an external server.
+    pub slot: SlotId,
 }
 
 #[derive(Debug)]

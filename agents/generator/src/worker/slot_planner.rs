@@ -7,7 +7,7 @@
 //! their own.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     rc::Rc,
 };
 
@@ -16,7 +16,7 @@ use super::{
     sample_task::{PreparedRequest, SampleTask},
 };
 
-/// The number of a slot in its server.
+/// The number of a slot in its server, from 0.
 pub(super) type SlotId = u32;
 
 /// The samples of a prompt that are not begun.
@@ -29,9 +29,12 @@ pub(super) struct WaitingPrompt {
 
 /// The next request to the server.
 pub(super) enum SlotStep {
-    /// Compute a prompt and keep its state on a number of free slots.
-    Prefill { tag: SampleTag, request: Rc<PreparedRequest>, slots: usize },
-    /// Draw a sample, on its slot or on any free one.
+    /// Compute a prompt and copy its state to slots.
+    Prefill {
+        tag: SampleTag,
+        request: Rc<PreparedRequest>,
+        slots: Vec<SlotId>,
+    },
     Draw(SampleTask),
 }
 
@@ -40,8 +43,8 @@ pub(super) struct SlotPlanner {
     /// True if a slot's state can be used again.
     keeps_state: bool,
     slots: usize,
-    /// Slots without a use for their state.
-    free: usize,
+    /// Idle slots without a use for their state.
+    free: BTreeSet<SlotId>,
     /// Idle slots with the state of a waiting prompt.
     warm: BTreeMap<SlotId, SampleTag>,
     prompts: VecDeque<PlannedPrompt>,
@@ -57,14 +60,14 @@ struct PlannedPrompt {
 enum Choice {
     Warm(SlotId, usize),
     Prefill(usize, usize),
-    Free(usize),
+    Free(SlotId, usize),
 }
 
 impl SlotPlanner {
     /// Without `keeps_state`, samples are drawn in their order on any slot.
-    pub(super) fn new(slots: usize, keeps_state: bool) -> Self {
+    pub(super) fn new(slots: u32, keeps_state: bool) -> Self {
         let (warm, prompts) = (BTreeMap::new(), VecDeque::new());
-        Self { keeps_state, slots, free: slots, warm, prompts }
+        Self { keeps_state, slots: slots as usize, free: (0..slots).collect(), warm, prompts }
     }
 
     pub(super) fn add_prompt(&mut self, waiting: WaitingPrompt) {
@@ -86,18 +89,17 @@ impl SlotPlanner {
 
     /// Returns true if the server does nothing.
     pub(super) fn is_idle(&self) -> bool {
-        self.free + self.warm.len() == self.slots
+        self.free.len() + self.warm.len() == self.slots
     }
 
     /// Forgets what the slots of an idle server hold, because another server takes its place.
     pub(super) fn forget_state(&mut self) {
-        self.free += self.warm.len();
-        self.warm.clear();
+        self.free.extend(std::mem::take(&mut self.warm).into_keys());
     }
 
     /// Returns the prompt that the next step is for.
     pub(super) fn next_prompt(&self) -> Option<&WaitingPrompt> {
-        let (Choice::Warm(_, index) | Choice::Prefill(index, _) | Choice::Free(index)) =
+        let (Choice::Warm(_, index) | Choice::Prefill(index, _) | Choice::Free(_, index)) =
             self.choose_step()?;
         Some(&self.prompts[index].waiting)
     }
@@ -114,14 +116,14 @@ impl SlotPlanner {
         match self.choose_step()? {
             Choice::Warm(slot, index) => {
                 self.warm.remove(&slot);
-                Some(SlotStep::Draw(self.begin_sample(index, Some(slot))))
+                Some(SlotStep::Draw(self.begin_sample(index, slot)))
             }
-            Choice::Free(index) => {
-                self.free -= 1;
-                Some(SlotStep::Draw(self.begin_sample(index, None)))
+            Choice::Free(slot, index) => {
+                self.free.remove(&slot);
+                Some(SlotStep::Draw(self.begin_sample(index, slot)))
             }
-            Choice::Prefill(index, slots) => {
-                self.free -= slots;
+            Choice::Prefill(index, count) => {
+                let slots = std::iter::from_fn(|| self.free.pop_first()).take(count).collect();
                 let prompt = &mut self.prompts[index];
                 prompt.begun = true;
                 let WaitingPrompt { tag, request, .. } = &prompt.waiting;
@@ -130,22 +132,26 @@ impl SlotPlanner {
         }
     }
 
-    /// Takes the end of a prefill that was begun for a number of slots. `held` are those that have
-    /// the prompt's state now.
-    pub(super) fn end_prefill(&mut self, tag: SampleTag, slots: usize, held: &[SlotId]) {
-        let held: BTreeMap<_, _> = held.iter().take(slots).map(|slot| (*slot, tag)).collect();
-        self.free += slots - held.len();
-        self.warm.extend(held);
+    /// Takes the end of a prefill of some slots. `held` are those that have the prompt's state now.
+    pub(super) fn end_prefill(&mut self, tag: SampleTag, slots: &[SlotId], held: &[SlotId]) {
+        for slot in slots {
+            if held.contains(slot) {
+                self.warm.insert(*slot, tag);
+            } else {
+                self.free.insert(*slot);
+            }
+        }
         self.release_useless_slots();
     }
 
-    /// Takes the end of a sample. `held` is its slot, if the server reported it.
-    pub(super) fn end_sample(&mut self, tag: SampleTag, held: Option<SlotId>) {
-        match held.filter(|_| self.keeps_state) {
-            Some(slot) => drop(self.warm.insert(slot, tag)),
-            None => self.free += 1,
+    /// Takes the end of a sample on a slot. `holds_prompt` is false if its request failed.
+    pub(super) fn end_sample(&mut self, tag: SampleTag, slot: SlotId, holds_prompt: bool) {
+        if self.keeps_state && holds_prompt {
+            self.warm.insert(slot, tag);
+            self.release_useless_slots();
+        } else {
+            self.free.insert(slot);
         }
-        self.release_useless_slots();
     }
 
     fn choose_step(&self) -> Option<Choice> {
@@ -153,24 +159,23 @@ impl SlotPlanner {
             let index = self.prompts.iter().position(|prompt| prompt.waiting.tag == *tag);
             return index.map(|index| Choice::Warm(*slot, index));
         }
-        if self.free == 0 {
-            return None;
-        }
+        let slot = *self.free.first()?;
         if !self.keeps_state {
-            return (!self.prompts.is_empty()).then_some(Choice::Free(0));
+            return (!self.prompts.is_empty()).then_some(Choice::Free(slot, 0));
         }
         let waiting = self.prompts.iter().filter(|prompt| !prompt.begun).count();
         let Some(index) = self.prompts.iter().position(|prompt| !prompt.begun) else {
             let left = |index: &usize| self.prompts[*index].waiting.samples.len();
             // Of those with equally many samples left, the one that came first.
             let index = (0..self.prompts.len()).rev().max_by_key(left)?;
-            return Some(Choice::Free(index));
+            return Some(Choice::Free(slot, index));
         };
-        let share = self.free.div_ceil(waiting).min(self.prompts[index].waiting.samples.len());
-        Some(if share > 1 { Choice::Prefill(index, share) } else { Choice::Free(index) })
+        let samples = self.prompts[index].waiting.samples.len();
+        let share = self.free.len().div_ceil(waiting).min(samples);
+        Some(if share > 1 { Choice::Prefill(index, share) } else { Choice::Free(slot, index) })
     }
 
-    fn begin_sample(&mut self, index: usize, slot: Option<SlotId>) -> SampleTask {
+    fn begin_sample(&mut self, index: usize, slot: SlotId) -> SampleTask {
         let prompt = &mut self.prompts[index];
         prompt.begun = true;
         let WaitingPrompt { tag, request, samples } = &mut prompt.waiting;
@@ -184,9 +189,13 @@ impl SlotPlanner {
     }
 
     fn release_useless_slots(&mut self) {
-        let before = self.warm.len();
-        self.warm.retain(|_, tag| self.prompts.iter().any(|prompt| prompt.waiting.tag == *tag));
-        self.free += before - self.warm.len();
+        let waits = |tag: &SampleTag| self.prompts.iter().any(|prompt| prompt.waiting.tag == *tag);
+        let useless: Vec<SlotId> =
+            self.warm.iter().filter(|(_, tag)| !waits(tag)).map(|(slot, _)| *slot).collect();
+        for slot in useless {
+            self.warm.remove(&slot);
+            self.free.insert(slot);
+        }
     }
 }
 
@@ -208,93 +217,48 @@ mod tests {
         }
     }
 
-    /// A server that gives out its slots in order.
-    struct TestServer {
-        planner: SlotPlanner,
-        prefills: usize,
-        drawn: Vec<(usize, u32)>,
-        busy: Vec<(SampleTag, SlotId)>,
-        idle: Vec<SlotId>,
-        state: BTreeMap<SlotId, SampleTag>,
-    }
-
-    impl TestServer {
-        fn new(slots: u32, prompts: usize, samples: u32) -> Self {
-            let mut planner = SlotPlanner::new(slots as usize, true);
-            (0..prompts).for_each(|number| planner.add_prompt(prompt(number, samples)));
-            let (prefills, drawn, busy, state) = (0, Vec::new(), Vec::new(), BTreeMap::new());
-            Self { planner, prefills, drawn, busy, idle: (0..slots).rev().collect(), state }
-        }
-
-        fn take_slot(&mut self, wanted: Option<SlotId>, tag: SampleTag) -> SlotId {
-            let index = wanted.map_or(self.idle.len() - 1, |wanted| {
-                self.idle.iter().position(|slot| *slot == wanted).expect("the slot is idle")
-            });
-            let slot = self.idle.remove(index);
-            if wanted.is_some() {
-                assert_eq!(self.state.get(&slot), Some(&tag), "the slot has the prompt's state");
-            } else if self.state.insert(slot, tag) != Some(tag) {
-                self.prefills += 1;
-            }
-            slot
-        }
-
-        /// Begins all steps that are possible. Prefills end at once.
-        fn begin_steps(&mut self) {
-            while let Some(step) = self.planner.begin_step() {
+    /// Draws all samples and returns the number of prefills. All slots are busy as long as samples
+    /// wait; those that were begun first end first.
+    fn draw_all(slots: u32, prompts: usize, samples: u32) -> usize {
+        let mut planner = SlotPlanner::new(slots, true);
+        (0..prompts).for_each(|number| planner.add_prompt(prompt(number, samples)));
+        let mut state: BTreeMap<SlotId, SampleTag> = BTreeMap::new();
+        let (mut prefills, mut drawn, mut busy) = (0, Vec::new(), VecDeque::new());
+        let all = prompts * samples as usize;
+        loop {
+            while let Some(step) = planner.begin_step() {
                 match step {
                     SlotStep::Prefill { tag, slots, .. } => {
-                        let held = self.idle.split_off(self.idle.len() - slots);
-                        self.state.extend(held.iter().map(|slot| (*slot, tag)));
-                        self.prefills += 1;
-                        self.planner.end_prefill(tag, slots, &held);
-                        self.idle.extend(held);
+                        state.extend(slots.iter().map(|slot| (*slot, tag)));
+                        prefills += 1;
+                        planner.end_prefill(tag, &slots, &slots);
                     }
-                    SlotStep::Draw(task) => {
-                        let slot = self.take_slot(task.slot, task.tag);
-                        self.drawn.push((task.tag.request, task.nth));
-                        self.busy.push((task.tag, slot));
+                    SlotStep::Draw(SampleTask { tag, nth, slot, .. }) => {
+                        prefills += usize::from(state.insert(slot, tag) != Some(tag));
+                        assert!(!busy.contains(&(tag, slot)), "a slot draws one sample at a time");
+                        drawn.push((tag.request, nth));
+                        busy.push_back((tag, slot));
                     }
                 }
             }
+            assert!(drawn.len() == all || busy.len() == slots as usize, "a slot is idle");
+            let Some((tag, slot)) = busy.pop_front() else { break };
+            planner.end_sample(tag, slot, true);
         }
-
-        /// Ends the sample that was begun first.
-        fn end_sample(&mut self) {
-            let (tag, slot) = self.busy.remove(0);
-            self.idle.push(slot);
-            self.planner.end_sample(tag, Some(slot));
-        }
-
-        /// Returns the number of prefills after all samples were drawn with all slots busy as long
-        /// as samples wait.
-        fn draw_all(mut self) -> usize {
-            let slots = self.idle.len();
-            let all: usize = self.planner.prompts.iter().map(|p| p.waiting.samples.len()).sum();
-            loop {
-                self.begin_steps();
-                let begun = self.drawn.len();
-                assert!(begun == all || self.busy.len() == slots, "no slot is idle without need");
-                if self.busy.is_empty() {
-                    break;
-                }
-                self.end_sample();
-            }
-            self.drawn.sort_unstable();
-            self.drawn.dedup();
-            assert_eq!(self.drawn.len(), all, "each sample is drawn once");
-            assert!(self.planner.is_idle() && self.planner.warm.is_empty());
-            self.prefills
-        }
+        drawn.sort_unstable();
+        drawn.dedup();
+        assert_eq!(drawn.len(), all, "each sample is drawn once");
+        assert!(planner.is_idle() && planner.warm.is_empty());
+        prefills
     }
 
     #[test]
     fn samples_of_a_prompt_share_its_prefill() {
-        assert_eq!(TestServer::new(4, 4, 8).draw_all(), 4, "one slot each");
-        assert_eq!(TestServer::new(64, 16, 8).draw_all(), 16, "copied to four slots each");
-        assert_eq!(TestServer::new(64, 4, 8).draw_all(), 4, "more slots than samples");
-        assert_eq!(TestServer::new(1, 3, 5).draw_all(), 3);
-        let uneven = TestServer::new(6, 4, 8).draw_all();
+        assert_eq!(draw_all(4, 4, 8), 4, "one slot each");
+        assert_eq!(draw_all(64, 16, 8), 16, "copied to four slots each");
+        assert_eq!(draw_all(64, 4, 8), 4, "more slots than samples");
+        assert_eq!(draw_all(1, 3, 5), 3);
+        let uneven = draw_all(6, 4, 8);
         assert!((4..=8).contains(&uneven), "the last slots help: {uneven}");
     }
 
@@ -302,29 +266,30 @@ mod tests {
     fn a_prompt_of_a_removed_call_is_not_drawn() {
         let mut planner = SlotPlanner::new(2, true);
         planner.add_prompt(prompt(0, 3));
-        let Some(SlotStep::Prefill { tag, slots: 2, .. }) = planner.begin_step() else {
+        let Some(SlotStep::Prefill { tag, slots, .. }) = planner.begin_step() else {
             panic!("both slots are prefilled");
         };
         planner.remove_call(0);
         assert!(planner.next_prompt().is_none() && !planner.is_idle());
-        planner.end_prefill(tag, 2, &[0, 1]);
+        planner.end_prefill(tag, &slots, &slots);
         assert!(planner.is_idle() && planner.begin_step().is_none());
     }
 
     #[test]
-    fn slots_that_a_server_did_not_fill_are_free() {
+    fn slots_that_a_server_could_not_fill_are_free() {
         let mut planner = SlotPlanner::new(4, true);
-        planner.add_prompt(prompt(0, 4));
-        let Some(SlotStep::Prefill { tag, slots: 4, .. }) = planner.begin_step() else {
+        planner.add_prompt(prompt(0, 5));
+        let Some(SlotStep::Prefill { tag, slots, .. }) = planner.begin_step() else {
             panic!("all slots are prefilled");
         };
-        // A server that does not know several completions of a request fills one slot.
-        planner.end_prefill(tag, 4, &[2]);
-        let slots = std::iter::from_fn(|| match planner.begin_step()? {
+        planner.end_prefill(tag, &slots, &[2]);
+        let begun = std::iter::from_fn(|| match planner.begin_step()? {
             SlotStep::Draw(task) => Some(task.slot),
             SlotStep::Prefill { .. } => None,
         });
-        assert_eq!(slots.collect::<Vec<_>>(), [Some(2), None, None, None]);
+        assert_eq!(begun.collect::<Vec<_>>(), [2, 0, 1, 3]);
+        planner.end_sample(tag, 0, false);
+        assert!(planner.warm.is_empty() && planner.free.contains(&0), "its request failed");
     }
 
     #[test]
@@ -334,9 +299,9 @@ mod tests {
         let mut drawn = Vec::new();
         while let Some(step) = planner.begin_step() {
             let SlotStep::Draw(task) = step else { panic!("nothing is prefilled") };
-            drawn.push((task.tag.request, task.nth, task.slot));
-            planner.end_sample(task.tag, Some(7));
+            drawn.push((task.tag.request, task.nth));
+            planner.end_sample(task.tag, task.slot, true);
         }
-        assert_eq!(drawn, [(0, 0, None), (0, 1, None), (1, 0, None), (1, 1, None)]);
+        assert_eq!(drawn, [(0, 0), (0, 1), (1, 0), (1, 1)]);
     }
 }

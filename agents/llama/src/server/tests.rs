@@ -26,6 +26,7 @@ fn started(directory: &Path, script: &str, limit: Duration) -> Result<(), LlamaS
         context: 512,
         exact: false,
         directory: &private,
+        states: &private,
     };
     LlamaServer::start(&fake(directory, script), &serve)?.wait_ready(limit, || {})
 }
@@ -87,6 +88,7 @@ fn a_path_that_llama_cpp_would_take_apart_is_refused() {
         context: 512,
         exact: false,
         directory: directory.path(),
+        states: directory.path(),
     };
     let error = LlamaServer::start(&settings, &serve).unwrap_err().to_string();
     assert!(error.contains("/a:0.5,b.gguf"), "{error}");
