@@ -12,6 +12,7 @@ mod example;
 mod fact;
 mod id;
 mod json_lines;
+mod json_schema;
 mod message_methods;
 mod number;
 mod prompt;
@@ -43,6 +44,7 @@ pub use id::{AgentId, IdError, JobId, NAME_BYTES_MAX, Pool, RunId, SuiteName, ma
 pub use json_lines::{
     EncodingError, JsonLine, JsonLineError, JsonMistake, decode_text, parse_json_lines,
 };
+pub use json_schema::{COMPILED_PATTERN_MAX, check_schema_patterns};
 pub use pbjson_types::Timestamp;
 pub use prompt::{PROMPT_BYTES_MAX, PromptEntry, PromptsError};
 pub use prompt_set::PromptSet;

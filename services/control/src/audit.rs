@@ -167,6 +167,7 @@ impl FleetControl {
         let audit = auditor.finish_audit().ok_or_else(|| AuditError::Unknown(run.clone()))?;
         report.tally = audit.counts;
         report.caveats = audit.caveats;
+        report.findings_left_out += audit.findings_left_out;
         let unread = std::mem::take(&mut report.findings);
         let mut findings: Vec<AuditFinding> =
             audit.findings.into_iter().map(AuditFinding::from).collect();
@@ -229,7 +230,7 @@ impl FleetControl {
                             None
                         };
                         let whole =
-                            plan.jobs.is_empty() || self.log_has_samples(run, *cycle).await?;
+                            plan.jobs.is_empty() || self.log_has_orders(run, *cycle).await?;
                         if store.is_some() || !whole {
                             archives.open_archive(*cycle, record.sequence, store, reading).await;
                         }
@@ -251,9 +252,12 @@ impl FleetControl {
         Ok(())
     }
 
-    /// Returns true for samples of archived cycles too.
-    async fn log_has_samples(&self, run: &RunId, cycle: u32) -> Result<bool, ReadError> {
-        match self.bus.get_fact(&format!("flotilla.{run}.samples.{cycle}.*")).await {
+    /// Returns true if the log has the generate orders of a cycle. Of the facts that are purged
+    /// after a cycle they are the first to go, and only coordinators write them, so no late result
+    /// of an agent makes a purged cycle look whole.
+    async fn log_has_orders(&self, run: &RunId, cycle: u32) -> Result<bool, ReadError> {
+        let [orders, ..] = FactKey::bulky_filters(run, cycle);
+        match self.bus.get_fact(&orders).await {
             Ok(found) => Ok(found.is_some()),
             Err(ReadError::Unreadable { .. }) => Ok(true),
             Err(error) => Err(error),

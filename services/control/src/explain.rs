@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cycle::{Run, report_selection};
 use serde::Serialize;
-use wire::{FactBody, Record, RunId, v1};
+use wire::{FactBody, FactKey, Record, RunId, v1};
 
 use crate::{FleetControl, HistoryError, runs::fold_run};
 
@@ -297,9 +297,9 @@ fn list_controls(records: &[Record]) -> Vec<ControlReport> {
 fn count_declined(records: &[Record]) -> BTreeMap<u32, BTreeMap<String, u32>> {
     let mut counts: BTreeMap<u32, BTreeMap<String, u32>> = BTreeMap::new();
     for record in records {
-        if let FactBody::Declined(declined) = &record.fact.body {
-            let by_agent = counts.entry(declined.cycle).or_default();
-            *by_agent.entry(declined.agent.clone()).or_default() += 1;
+        if let FactKey::Declined { cycle, agent, .. } = &record.fact.subject.key {
+            let by_agent = counts.entry(*cycle).or_default();
+            *by_agent.entry(agent.to_string()).or_default() += 1;
         }
     }
     counts

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use bus::{PublishOutcome, ReadError};
 use spec::{BaseSpec, InitSpec, RaftSpec, RunSpec, SuiteMeasure, SuiteSpec, UploadSpec};
 use store::{TreeMetadata, TreePlace};
+use tokio::sync::Semaphore;
 use wire::{Fact, FactBody, FactKey, RunId, Subject, clock, v1};
 
 use crate::{
     CheckpointError, FleetControl,
-    base_model::TransferCallback,
+    base_model::{TransferCallback, run_blocking},
     checkpoints,
     data::{DataReader, PreparedKind, PreparedRun, PreparedSuite, stage_init_files},
     spec_files::SpecFiles,
@@ -22,6 +23,17 @@ use crate::{
 pub struct SubmittedRun {
     pub run: RunId,
     pub report: v1::DataReport,
+}
+
+/// Specs that are parsed at once: their patterns may take a second to compile.
+static PARSERS: Semaphore = Semaphore::const_new(2);
+
+/// Parses and checks a spec on a blocking thread.
+async fn parse_spec(yaml: &str) -> Result<RunSpec, SubmitError> {
+    // The semaphore is never closed.
+    let _permit = PARSERS.acquire().await;
+    let yaml = yaml.to_owned();
+    Ok(run_blocking(move || RunSpec::parse(&yaml)).await?)
 }
 
 impl FleetControl {
@@ -52,7 +64,7 @@ impl FleetControl {
         files: &SpecFiles,
         watch: &TransferCallback,
     ) -> Result<SubmittedRun, SubmitError> {
-        let spec = RunSpec::parse(yaml)?;
+        let spec = parse_spec(yaml).await?;
         let PreparedRun { suites, kind, report } = self.prepare_run(&spec, files).await?;
         let texts = self.store_text_suites(&spec.evals, &suites).await?;
         let mut kind = self.store_training_data(&spec, kind, &suites).await?;
@@ -81,7 +93,7 @@ impl FleetControl {
         yaml: &str,
         files: &SpecFiles,
     ) -> Result<v1::DataReport, SubmitError> {
-        let spec = RunSpec::parse(yaml)?;
+        let spec = parse_spec(yaml).await?;
         let checked = async {
             let report = self.prepare_run(&spec, files).await?.report;
             self.check_base(&spec.base, files).await?;

@@ -23,6 +23,8 @@ pub struct RunAudit {
     pub counts: AuditCounts,
     /// Contradictions in log order. Empty for a clean log.
     pub findings: Vec<LogContradiction>,
+    /// Contradictions beyond those that are listed.
+    pub findings_left_out: u64,
     /// Facts that cannot be verified but that the spec accepts, and undecided canary votes; for
     /// display.
     pub caveats: Vec<String>,
@@ -60,7 +62,10 @@ pub struct RunAuditor {
     /// Prompts by purpose and suite, as far as they could be read.
     prompts: BTreeMap<(v1::Purpose, String), Vec<PromptEntry>>,
     ordered_attempts: BTreeMap<(u32, JobId), BTreeSet<u32>>,
-    findings: Vec<LogContradiction>,
+    findings: FindingList,
+    /// Number of orders by agent that it declined though they were not there. Such facts change
+    /// nothing.
+    unknown_declines: BTreeMap<String, u64>,
     /// Number of samples by agent and by the reason why their policy could not be verified.
     unverified_samples: BTreeMap<(String, String), u64>,
     undecided_votes: Vec<String>,
@@ -70,6 +75,34 @@ pub struct RunAuditor {
     unfinished: Vec<String>,
     /// Findings about these cycles are meaningless.
     unreadable_cycles: BTreeSet<u32>,
+}
+
+/// The contradictions found so far. Of each kind only some are listed, so that one member cannot
+/// hide others behind many of its own.
+#[derive(Debug, Default)]
+struct FindingList {
+    listed: Vec<LogContradiction>,
+    by_kind: BTreeMap<String, u32>,
+    left_out: u64,
+}
+
+/// The listed contradictions with the same description.
+const FINDINGS_OF_KIND_MAX: u32 = 100;
+
+/// The listed contradictions of all kinds.
+const FINDINGS_MAX: usize = 10_000;
+
+impl FindingList {
+    fn add_finding(&mut self, finding: LogContradiction) {
+        let full = self.listed.len() >= FINDINGS_MAX;
+        let of_kind = self.by_kind.get(&finding.description).copied().unwrap_or(0);
+        if full || of_kind >= FINDINGS_OF_KIND_MAX {
+            self.left_out += 1;
+            return;
+        }
+        self.by_kind.insert(finding.description.clone(), of_kind + 1);
+        self.listed.push(finding);
+    }
 }
 
 /// Audits the facts of one run, in log order, without its prompts: orders are not compared with
@@ -115,6 +148,12 @@ impl RunAuditor {
         if let FactKey::Selection { cycle } = place {
             self.undecided_votes.extend(canary_vote::undecided_vote(run, *cycle));
         }
+        if let FactKey::Declined { cycle, job, attempt, agent } = place {
+            let ordered = self.ordered_attempts.get(&(*cycle, job.clone()));
+            if !archived(*cycle) && !ordered.is_some_and(|all| all.contains(attempt)) {
+                *self.unknown_declines.entry(agent.to_string()).or_default() += 1;
+            }
+        }
         if !run.is_late_result(place) {
             for what in self.check_fact(run, &record.fact) {
                 self.record_finding(record, what);
@@ -137,7 +176,8 @@ impl RunAuditor {
                 subject: Some(subject),
                 description: what,
             };
-            self.findings.extend(std::mem::take(&mut run.anomalies).into_iter().map(anomaly));
+            let anomalies = std::mem::take(&mut run.anomalies);
+            anomalies.into_iter().map(anomaly).for_each(|found| self.findings.add_finding(found));
         }
     }
 
@@ -203,12 +243,6 @@ impl RunAuditor {
                 let ordered = attempts.is_some_and(|all| all.contains(&samples.attempt));
                 result_checks::check_samples(run, *cycle, job, samples, ordered)
             }
-            (FactKey::Declined { cycle, job, attempt, .. }, FactBody::Declined(declined)) => {
-                let archived = run.cycles.get(cycle).is_some_and(|it| it.archived.is_some());
-                let attempts = self.ordered_attempts.get(&(*cycle, job.clone()));
-                let ordered = attempts.is_some_and(|all| all.contains(attempt));
-                order_checks::check_declined(declined, ordered || archived)
-            }
             (FactKey::Quarantine { .. }, FactBody::Quarantine(quarantine)) => {
                 canary_vote::check_quarantine(run, quarantine).into_iter().collect()
             }
@@ -240,7 +274,7 @@ impl RunAuditor {
 
     fn record_finding(&mut self, record: &Record, what: String) {
         let subject = Some(record.fact.subject.to_string());
-        self.findings.push(LogContradiction {
+        self.findings.add_finding(LogContradiction {
             sequence: Some(record.sequence),
             subject,
             description: what,
@@ -253,7 +287,8 @@ impl RunAuditor {
         let Self {
             run,
             facts,
-            mut findings,
+            findings: FindingList { listed: mut findings, left_out, .. },
+            unknown_declines,
             unverified_samples: unverified,
             undecided_votes: disputed,
             archived_counts: settled,
@@ -287,8 +322,13 @@ impl RunAuditor {
         let caveat = |((agent, why), count): ((String, String), u64)| {
             format!("{count} samples by {agent} count, as the spec accepts, though {why}")
         };
-        let caveats = unverified.into_iter().map(caveat).chain(disputed).collect();
-        Some(RunAudit { counts: count_run(&run, facts, settled), findings, caveats })
+        let declined = |(agent, count): (String, u64)| {
+            format!("{agent} declined {count} orders that were not there; that changes nothing")
+        };
+        let declined = unknown_declines.into_iter().map(declined);
+        let caveats = unverified.into_iter().map(caveat).chain(disputed).chain(declined).collect();
+        let counts = count_run(&run, facts, settled);
+        Some(RunAudit { counts, findings, findings_left_out: left_out, caveats })
     }
 }
 

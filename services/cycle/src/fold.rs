@@ -19,6 +19,25 @@ use crate::{
     },
 };
 
+/// The failures that a run keeps; the oldest are dropped.
+const FAILURES_MAX: usize = 1000;
+
+/// The length of each text of a failure that a run keeps, in bytes.
+const FAILURE_TEXT_MAX: usize = 4096;
+
+/// The anomalies that a run keeps.
+const ANOMALIES_MAX: usize = 1000;
+
+/// Returns a failure with its texts cut: members may write any, and a run keeps many.
+fn shorten_failure(failure: &v1::Failure) -> v1::Failure {
+    let cut = |text: &str| text[..text.floor_char_boundary(FAILURE_TEXT_MAX)].to_owned();
+    v1::Failure {
+        message: cut(&failure.message),
+        log_tail: cut(&failure.log_tail),
+        ..failure.clone()
+    }
+}
+
 impl Run {
     /// Returns the initial state of the run that a `spec` fact defines; `None` for any other fact.
     pub fn start(record: &Record) -> Option<Self> {
@@ -40,11 +59,13 @@ impl Run {
         self.reindex_job(&record.fact.subject.key);
         if let Err(what) = outcome {
             let subject = record.fact.subject.to_string();
-            self.anomalies.push(FactAnomaly {
-                sequence: record.sequence,
-                subject,
-                description: what,
-            });
+            if self.anomalies.len() < ANOMALIES_MAX {
+                self.anomalies.push(FactAnomaly {
+                    sequence: record.sequence,
+                    subject,
+                    description: what,
+                });
+            }
         }
     }
 
@@ -447,7 +468,10 @@ impl Run {
 
     /// Gives up the job, eval or training on a final failure.
     fn apply_failure(&mut self, kind: WorkKind, failure: &v1::Failure) {
-        self.failures.push(failure.clone());
+        if self.failures.len() == FAILURES_MAX {
+            self.failures.remove(0);
+        }
+        self.failures.push(shorten_failure(failure));
         if !failure.r#final {
             return;
         }

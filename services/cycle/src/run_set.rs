@@ -108,7 +108,10 @@ impl RunSet {
         let waited = |subject: &Subject| {
             !matches!(
                 subject.key,
-                FactKey::Spec | FactKey::WatchedSpec | FactKey::WatchedCheckpoint { .. }
+                FactKey::Spec
+                    | FactKey::WatchedSpec
+                    | FactKey::WatchedCheckpoint { .. }
+                    | FactKey::Declined { .. }
             )
         };
         let run = read.filter(waited).map(|subject| subject.run);

@@ -290,12 +290,17 @@ impl StoreProxy {
         Ok(no_content())
     }
 
-    /// Returns true for an existing file in a run's tree whose manifest exists too.
+    /// Returns true for an existing file in the tree of a run or model whose manifest exists too.
     async fn is_committed(&self, key: &RelativePath) -> Result<bool, StoreProxyError> {
         let segments: Vec<&str> = key.as_str().split('/').collect();
-        let ["runs", run, kind, tree, _, ..] = segments[..] else { return Ok(false) };
-        let manifest = RelativePath::new(format!("runs/{run}/{kind}/{tree}/{MANIFEST}"));
-        let Ok(manifest) = manifest else { return Ok(false) };
+        let tree = match segments[..] {
+            ["runs", run, kind, tree, _, ..] => format!("runs/{run}/{kind}/{tree}"),
+            ["models", tree, _, ..] => format!("models/{tree}"),
+            _ => return Ok(false),
+        };
+        let Ok(manifest) = RelativePath::new(format!("{tree}/{MANIFEST}")) else {
+            return Ok(false);
+        };
         if manifest == *key {
             return Ok(false);
         }

@@ -227,6 +227,10 @@ mod tests {
             ("stdio: { language: cobol }", "verifier.stdio.language"),
             ("compile: { language: python }", "verifier.compile.language"),
             ("json_schema: { schema: { type: 7 } }", "verifier.json_schema.schema"),
+            (
+                "json_schema: { schema: { pattern: '(\\p{L}{99}){99}' } }",
+                "verifier.json_schema.schema",
+            ),
             ("json_schema: { schema: { $ref: 'http://a/b' } }", "verifier.json_schema.schema"),
             ("command: { argv: [] }", "verifier.command.argv"),
             ("command: { argv: [a], paths: [opt] }", "verifier.command.paths[0]"),

@@ -45,7 +45,9 @@ impl SchemaVerifier {
 
 /// Never fetches references; patterns take time linear in the text.
 fn compile_schema(schema: &Value) -> Result<Validator, String> {
-    let options = jsonschema::options().with_pattern_options(PatternOptions::regex());
+    wire::check_schema_patterns(schema)?;
+    let patterns = PatternOptions::regex().size_limit(wire::COMPILED_PATTERN_MAX);
+    let options = jsonschema::options().with_pattern_options(patterns);
     options.build(schema).map_err(|error| error.to_string())
 }
 

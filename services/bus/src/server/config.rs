@@ -119,6 +119,8 @@ jetstream {{
   max_memory_store: 256MB
   # An acknowledged fact is on disk. The default loses up to two minutes of them.
   sync_interval: always
+  # What may wait for the disk. A member that floods the log delays others by as much.
+  max_buffered_msgs: 1024
 }}
 {closed}"#,
             listen = SocketAddr::new(options.listen, ports.client),

@@ -92,18 +92,6 @@ fn check_requests(
     })
 }
 
-/// Checks that there was such an order, and that another agent was to take it.
-pub(super) fn check_declined(declined: &v1::Declined, ordered: bool) -> Vec<String> {
-    let mut found = Vec::new();
-    if !ordered {
-        found.push("declines what was not ordered".into());
-    }
-    if declined.faster == declined.agent {
-        found.push("leaves the order to its own agent".into());
-    }
-    found
-}
-
 /// Checks dataset, settings, replay, canary, weights, seed and round.
 pub(super) fn check_train_order(run: &Run, number: u32, order: &v1::TrainOrder) -> Vec<String> {
     let mut found = Vec::new();

@@ -99,6 +99,7 @@ fn what_a_watcher_writes_where_no_run_waits_ends_no_run() {
     };
     assert!(ends("flotilla.r1.samples.1.j1.g1"), "others wait for what should stand there");
     assert!(ends("flotilla.r1.samples.1.j1"), "in an open fleet too");
+    assert!(!ends("flotilla.r1.declined.9.j1.1.g1.g1"), "it only says that somebody waits");
     assert!(!ends("flotilla.r1.watched.w1"));
     assert!(!ends("flotilla.r1.checkpoint.watched.4.w1"));
 }

@@ -423,3 +423,46 @@ fn archived_cycles_are_counted_and_unreadable_ones_are_not_judged() {
     auditor.mark_unreadable(1);
     assert_eq!(auditor.finish_audit().unwrap().findings, []);
 }
+
+/// A fact by which an agent declines an order.
+fn declined(sequence: u64, job: &str, agent: &str) -> Record {
+    let subject = format!("flotilla.r1.declined.1.{job}.1.{agent}").parse().unwrap();
+    let body = v1::Declined {
+        run: "r1".into(),
+        cycle: 1,
+        job: job.into(),
+        attempt: 1,
+        agent: agent.into(),
+        ..Default::default()
+    };
+    let fact = wire::Fact { subject, body: FactBody::Declined(body) };
+    Record { sequence, time_ms: sequence, author: None, fact }
+}
+
+#[test]
+fn declined_orders_that_were_not_there_are_counted_and_no_contradiction() {
+    let mut records = raft_log().records().to_vec();
+    let last = records.last().unwrap().sequence;
+    records.extend((1..=3).map(|number| declined(last + number, &format!("x{number}"), "g9")));
+    let audit = audit(&records);
+    assert_eq!(audit.findings, []);
+    assert_eq!(audit.caveats, ["g9 declined 3 orders that were not there; that changes nothing"]);
+}
+
+#[test]
+fn many_contradictions_of_a_kind_do_not_hide_others() {
+    let mut records = raft_log().records().to_vec();
+    let last = records.last().unwrap().sequence;
+    for number in 1..=150 {
+        let mut spec = records[0].clone();
+        spec.sequence = last + number;
+        records.push(spec);
+    }
+    let subject = "flotilla.r1.control.1".parse().unwrap();
+    let fact = wire::Fact { subject, body: FactBody::Control(<_>::default()) };
+    records.push(Record { sequence: last + 151, time_ms: last, author: None, fact });
+    let audit = audit(&records);
+    let seconds = audit.findings.iter().filter(|found| found.description == "a second spec");
+    assert_eq!((seconds.count(), audit.findings_left_out), (100, 50));
+    assert!(audit.findings.iter().any(|found| found.sequence == Some(last + 151)));
+}

@@ -138,3 +138,23 @@ fn results_that_come_too_late_change_nothing() {
         assert_eq!(again(&mut run, subject), None, "{subject}");
     }
 }
+
+#[test]
+fn a_flood_of_failures_keeps_the_last_ones_and_cuts_their_texts() {
+    let mut log = Log::new(raft(1));
+    log.until(RunPhase::Generate);
+    let mut run = log.run();
+    for number in 0..1100 {
+        let (subject, FactBody::Failure(body)) = failure("generate", &format!("j{number}"), false)
+        else {
+            panic!("a failure");
+        };
+        let message = "ö".repeat(5000);
+        let body = v1::Failure { message, log_tail: "x".repeat(1 << 20), ..body };
+        assert_eq!(fold(&mut run, &subject, FactBody::Failure(body)), None);
+    }
+    assert_eq!(run.failures.len(), 1000);
+    let (first, last) = (&run.failures[0], &run.failures[999]);
+    assert_eq!((first.id.as_str(), last.id.as_str()), ("j100", "j1099"));
+    assert_eq!((last.message.len(), last.log_tail.len()), (4096, 4096));
+}

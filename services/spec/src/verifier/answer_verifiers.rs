@@ -1,5 +1,6 @@
 //! Verifiers that compare the completion with an expected answer.
 
+use jsonschema::PatternOptions;
 use regex::RegexBuilder;
 use serde::Deserialize;
 use serde_json::Value;
@@ -93,8 +94,12 @@ impl JsonSchemaSpec {
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         let Some(schema) = &self.schema else { return Ok(()) };
         let at = format!("{field}.schema");
-        // References of the schema to other documents are not fetched.
-        match jsonschema::validator_for(schema) {
+        if let Err(remedy) = wire::check_schema_patterns(schema) {
+            return ensure_field(false, &at, remedy);
+        }
+        // As the verifier compiles it. References to other documents are not fetched.
+        let patterns = PatternOptions::regex().size_limit(wire::COMPILED_PATTERN_MAX);
+        match jsonschema::options().with_pattern_options(patterns).build(schema) {
             Ok(_) => Ok(()),
             Err(error) => ensure_field(false, &at, format!("not a JSON schema: {error}")),
         }

@@ -143,6 +143,12 @@ async fn committed_files_never_change_and_bytes_must_match_their_name() {
         let weights = format!("{}/adapter_model.safetensors", tree.path);
         assert_eq!(put(weights.clone(), vec![0; 10]).await, 204);
         assert_eq!(fs::read(at.dir.join(&weights)).unwrap(), noise(1, 10));
+        // Models are trees too.
+        let place = TreePlace::for_model("base").unwrap();
+        let model = at.store.publish_tree(adapter(1, 10).path(), &place, about()).await.unwrap();
+        let weights = format!("{}/adapter_model.safetensors", model.path);
+        assert_eq!(put(weights.clone(), vec![0; 10]).await, 204);
+        assert_eq!(fs::read(at.dir.join(&weights)).unwrap(), noise(1, 10));
         // Another tree's manifest, and a blob, under wrong names.
         let stranger = "runs/raft-1/checkpoints/c0-s9-0123456789ab/manifest.json";
         assert_eq!(put(stranger.to_owned(), json).await, 400);
