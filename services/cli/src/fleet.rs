@@ -78,8 +78,9 @@ impl FleetFile {
     /// may be the fleet's.
     fn is_down(&self) -> bool {
         let process = PathBuf::from(format!("/proc/{}", self.pid));
-        let is_unreadable = process.exists() && fs::read_link(process.join("exe")).is_err();
-        self.pid != 0 && self.find_process().is_none() && !is_unreadable
+        // One that ended but was not waited for has no command line.
+        let of_another = fs::read_link(process.join("exe")).is_err() && runs_up(&process);
+        self.pid != 0 && self.find_process().is_none() && !of_another
     }
 
     pub(crate) fn path_in(directory: &Path) -> PathBuf {
@@ -214,13 +215,17 @@ pub(crate) fn is_fleet_process(pid: Pid) -> bool {
     let named = |path: PathBuf| path.file_name().map(std::ffi::OsStr::to_owned);
     let program = fs::read_link(process.join("exe")).ok().and_then(named);
     let ours = std::env::current_exe().ok().and_then(named);
-    let command = fs::read(process.join("cmdline")).unwrap_or_default();
-    let is_up = command.split(|byte| *byte == 0).any(|argument| argument == b"up");
     // Linux shows a program that was replaced while it runs as "flotilla (deleted)".
     let same = program.zip(ours).is_some_and(|(program, ours)| {
         program.to_string_lossy().starts_with(&*ours.to_string_lossy())
     });
-    same && is_up && test_kill_process(pid).is_ok()
+    same && runs_up(&process) && test_kill_process(pid).is_ok()
+}
+
+/// Returns true if the command of a process, a directory of `/proc`, has the argument `up`.
+fn runs_up(process: &Path) -> bool {
+    let command = fs::read(process.join("cmdline")).unwrap_or_default();
+    command.split(|byte| *byte == 0).any(|argument| argument == b"up")
 }
 
 pub(crate) async fn read_fleet_config(bus: &Bus) -> anyhow::Result<v1::FleetConfig> {

@@ -226,7 +226,9 @@ impl TuiSession {
 
     async fn try_action(&self, act: &TuiAction) -> anyhow::Result<()> {
         match act {
-            TuiAction::Steer { run, action } => self.control.control_run(run, *action, "").await?,
+            TuiAction::Steer { run, action } => {
+                self.control.control_run(run, *action, "").await?;
+            }
             TuiAction::Drain { agent } => self.control.drain_agent(&AgentId::new(agent)?).await?,
         }
         Ok(())

@@ -89,7 +89,7 @@ impl FleetControl {
         id: &RunId,
         action: v1::control::Action,
         reason: &str,
-    ) -> Result<(), RunError> {
+    ) -> Result<bool, RunError> {
         for _ in 0..CONTROL_ATTEMPTS_MAX {
             let run = self.read_run_status(id).await?;
             if let Some(done) = &run.done {
@@ -97,14 +97,14 @@ impl FleetControl {
                 return Err(RunError::Ended { run: id.clone(), state });
             }
             if has_state(&run, action) {
-                return Ok(());
+                return Ok(false);
             }
             let place = FactKey::Control { number: run.last_control.saturating_add(1) };
             let body =
                 FactBody::Control(v1::Control { action: action.into(), reason: reason.into() });
             let fact = Fact { subject: Subject::new(id, place), body };
             if let PublishOutcome::New { .. } = self.bus.publish_fact(&fact).await? {
-                return Ok(());
+                return Ok(true);
             }
         }
         Err(RunError::Busy(id.clone()))

@@ -207,7 +207,12 @@ impl Run {
                 let open = self.cycles.values_mut().filter(|cycle| cycle.done.is_none());
                 open.for_each(|cycle| cycle.reindex_all(round));
             }
-            Action::Cancel => self.cancelled = true,
+            Action::Cancel => {
+                if !self.cancelled {
+                    control.short_reason().clone_into(&mut self.cancel_reason);
+                }
+                self.cancelled = true;
+            }
             Action::Unspecified => return Err("a control without an action".into()),
         }
         Ok(())

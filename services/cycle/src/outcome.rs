@@ -27,7 +27,9 @@ pub(crate) fn run_outcome(run: &Run, fleet: &FleetSnapshot) -> Option<v1::Done> 
     use v1::done::Status;
     let done = |status: Status, message: String| Some(v1::Done { status: status.into(), message });
     if run.cancelled {
-        return done(Status::Cancelled, "cancelled by a user".into());
+        let why = Some(&run.cancel_reason).filter(|why| !why.is_empty());
+        let why = why.map_or(String::new(), |why| format!(": {why}"));
+        return done(Status::Cancelled, format!("cancelled by a user{why}"));
     }
     if let Some(number) = run.stopped_after() {
         let why = gate_stop_message(run, number);

@@ -38,6 +38,8 @@ pub struct Run {
     pub pause_reason: String,
     /// A user has cancelled the run.
     pub cancelled: bool,
+    /// The user's reason for that; may be empty.
+    pub cancel_reason: String,
     /// 1 + the number of resumes. Agents drop orders of earlier rounds.
     pub round: u32,
     pub cycles: BTreeMap<u32, Cycle>,
@@ -210,6 +212,7 @@ impl Run {
             paused: false,
             pause_reason: String::new(),
             cancelled: false,
+            cancel_reason: String::new(),
             round: 1,
             cycles: BTreeMap::new(),
             failures: Vec::new(),

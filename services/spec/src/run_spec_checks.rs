@@ -35,6 +35,8 @@ impl RunSpec {
         check_run_name(&self.name)?;
         ensure_field(wire::Pool::new(self.pool.as_str()).is_ok(), "pool", "must be a short name")?;
         self.base.check_fields()?;
+        // Suites inherit it, and errors must name where it is written.
+        self.raft.as_ref().map_or(Ok(()), |raft| raft.sampling.check_fields(raft.cycles))?;
         check_suites(&self.evals, self.raft.as_ref())?;
         match (&self.sft, &self.raft) {
             (Some(sft), None) => {
@@ -194,6 +196,9 @@ raft:
     fn only_a_raft_run_samples_prompts() {
         let prompts = "evals: [{ name: a, prompts: a.jsonl, verifier: { exact: {} } }]\n";
         assert_eq!(parse(&format!("{prompts}{RAFT}")).check_fields(), Ok(()));
+        let cold = format!("{prompts}{RAFT}  sampling: {{ temperature: -1 }}\n");
+        let error = parse(&cold).check_fields().unwrap_err();
+        assert_eq!(error.field, "raft.sampling.temperature", "not the suite that inherits it");
         let sft = "base: { checkpoint: base-1 }\nsft: { data: data.jsonl }\n";
         let error = parse(&format!("{prompts}{sft}")).check_fields().unwrap_err();
         assert_eq!(error.field, "evals[0].prompts", "{error}");

@@ -110,7 +110,17 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         YamlError::ExternalMessage { msg, .. } => msg.clone(),
         other => format!("{field}{}", plain_text(other)),
     };
+    let line = place.and_then(|place| yaml.lines().nth(place.line - 1)).unwrap_or_default();
+    let open = if is_left_open(line) { "; is a bracket of this line left open?" } else { "" };
+    let message = format!("{message}{open}");
     SpecError::new(yaml, SpecErrorCode::Unreadable, message, place)
+}
+
+/// Returns true if a line has more opening than closing brackets.
+fn is_left_open(line: &str) -> bool {
+    let text = line.split(" #").next().unwrap_or_default();
+    let count = |bracket: char| text.matches(bracket).count();
+    count('{') > count('}') || count('[') > count(']')
 }
 
 /// Returns the text of an error without its location.
@@ -276,6 +286,11 @@ raft:
         assert_says(&error, &["line 5, column 1: a tab; YAML is indented by spaces"], "\t");
         let error = refused("checkpoint: base-1 }", "checkpoint: base-1");
         assert!(error.starts_with("line 3, column 5: "), "{error}");
+        let error = refused("  cycles: 3", "  cycles: 3\n  lora: { r: 16, alpha: 32");
+        assert!(
+            error.contains("line 6") && error.contains("is a bracket of this line left open?"),
+            "{error}"
+        );
         let error = refused("prompts: prompts.jsonl", "prompts: [a, b]");
         assert!(error.starts_with("line 4, column 12: raft.prompts: expected string"), "{error}");
         let error = refused("  cycles: 3", "  cycles: 3\n  cycles: 4");

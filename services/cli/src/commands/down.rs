@@ -16,6 +16,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) async fn stop_fleet(fleet: &FleetArgs) -> anyhow::Result<()> {
     let directory = fleet.require_directory()?;
+    if !directory.exists() {
+        bail!("there is no directory {}; pass the fleet's with --dir (A103)", directory.display());
+    }
     let file = FleetFile::read(directory)?;
     let Some(pid) = file.and_then(|file| file.find_process()) else {
         output::print_message(&format!("no fleet is running in {}", directory.display()));

@@ -72,12 +72,14 @@ pub(crate) async fn handle_run_command(
         RunCommand::Reproduce(args) => {
             return reproduce::reproduce_checkpoint(&control, &args, flags.json).await;
         }
-        RunCommand::Pause(args) => control_run(&control, args, v1::control::Action::Pause).await?,
+        RunCommand::Pause(args) => {
+            control_run(&control, args, v1::control::Action::Pause, flags.json).await?;
+        }
         RunCommand::Resume(args) => {
-            control_run(&control, args, v1::control::Action::Resume).await?;
+            control_run(&control, args, v1::control::Action::Resume, flags.json).await?;
         }
         RunCommand::Cancel(args) => {
-            control_run(&control, args, v1::control::Action::Cancel).await?;
+            control_run(&control, args, v1::control::Action::Cancel, flags.json).await?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -87,8 +89,24 @@ async fn control_run(
     control: &FleetControl,
     args: SteerArgs,
     action: v1::control::Action,
+    json: bool,
 ) -> anyhow::Result<()> {
-    Ok(control.control_run(&RunId::new(args.run)?, action, &args.reason).await?)
+    use v1::control::Action;
+    let run = RunId::new(args.run)?;
+    let changed = control.control_run(&run, action, &args.reason).await?;
+    let (state, next) = match action {
+        Action::Pause => ("paused", format!("; `flotilla run resume {run}` continues it")),
+        Action::Cancel => ("cancelled", String::new()),
+        Action::Resume | Action::Unspecified => ("running", String::new()),
+    };
+    if json {
+        return output::print_json(
+            &serde_json::json!({ "run": run.as_str(), "state": state, "changed": changed }),
+        );
+    }
+    let already = if changed { "" } else { " already" };
+    output::print_message(&format!("{run} is {state}{already}{next}"));
+    Ok(())
 }
 
 pub(super) async fn follow_run(
