@@ -1,6 +1,6 @@
 //! Prompt files: one JSON object per line.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
@@ -45,8 +45,8 @@ pub enum PromptsError {
     TooLong { line: usize, bytes: usize },
     #[error("line {line}: field \"prompt\" is empty (D102)")]
     Empty { line: usize },
-    #[error("line {line}: id {id:?} was used before; ids must be unique (D104)")]
-    DuplicateId { line: usize, id: String },
+    #[error("line {line}: id {id:?} was used in line {first}; ids must be unique (D104)")]
+    DuplicateId { line: usize, first: usize, id: String },
     #[error(transparent)]
     Encoding(#[from] EncodingError),
     #[error("no prompts in it (D102)")]
@@ -64,13 +64,13 @@ impl PromptEntry {
     /// or a file without prompts.
     pub fn parse_all(text: &[u8]) -> Result<Vec<Self>, PromptsError> {
         let mut prompts = Vec::new();
-        let mut ids = BTreeSet::new();
+        let mut ids = BTreeMap::new();
         for line in parse_json_lines(text)? {
             let line = line?;
             let number = line.number;
             let prompt = Self::from_line(line)?;
-            if !ids.insert(prompt.id.clone()) {
-                return Err(PromptsError::DuplicateId { line: number, id: prompt.id });
+            if let Some(first) = ids.insert(prompt.id.clone(), number) {
+                return Err(PromptsError::DuplicateId { line: number, first, id: prompt.id });
             }
             prompts.push(prompt);
         }

@@ -63,7 +63,7 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Up(args) => up::run_fleet(fleet, &args).await?,
         CliCommand::Upgrade(args) => upgrade::upgrade_program(fleet, &args).await?,
         CliCommand::Service(command) => service::run_service_command(fleet, &command).await?,
-        CliCommand::Down => down::stop_fleet(fleet).await?,
+        CliCommand::Down => down::stop_fleet(fleet, json).await?,
         CliCommand::Join(args) => members::join::join_fleet(fleet, args).await?,
         CliCommand::Discover(args) => discover::list_announced_fleets(&args, json).await?,
         CliCommand::Token(command) => members::handle_tokens(&global, command).await?,

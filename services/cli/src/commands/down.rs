@@ -14,15 +14,15 @@ use crate::{
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-pub(crate) async fn stop_fleet(fleet: &FleetArgs) -> anyhow::Result<()> {
+pub(crate) async fn stop_fleet(fleet: &FleetArgs, json: bool) -> anyhow::Result<()> {
     let directory = fleet.require_directory()?;
     if !directory.exists() {
         bail!("there is no directory {}; pass the fleet's with --dir (A103)", directory.display());
     }
     let file = FleetFile::read(directory)?;
     let Some(pid) = file.and_then(|file| file.find_process()) else {
-        output::print_message(&format!("no fleet is running in {}", directory.display()));
-        return Ok(());
+        let text = format!("no fleet is running in {}", directory.display());
+        return report_state(json, false, &text);
     };
     kill_process(pid, Signal::TERM).context("end the fleet")?;
     let deadline = tokio::time::Instant::now() + STOP_LIMIT;
@@ -35,6 +35,13 @@ pub(crate) async fn stop_fleet(fleet: &FleetArgs) -> anyhow::Result<()> {
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    output::print_message("the fleet is down");
+    report_state(json, true, "the fleet is down")
+}
+
+fn report_state(json: bool, changed: bool, text: &str) -> anyhow::Result<()> {
+    if json {
+        return output::print_json(&serde_json::json!({ "state": "down", "changed": changed }));
+    }
+    output::print_message(text);
     Ok(())
 }

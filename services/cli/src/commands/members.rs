@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use gateway::client::{GatewayTarget, MembershipClient, MembershipRenewal};
+use identity::JoinToken;
 use wire::{Timestamp, v1};
 
 use crate::{
@@ -52,7 +53,24 @@ async fn create_token(
         output::format_time(token.expires_at.as_ref()),
         output::escape_line(&token.roles.join(", ")),
     ));
+    if is_local_only(&made.line) {
+        output::print_message(
+            "other boxes cannot use it: this fleet only listens on loopback addresses; start it \
+             with `flotilla up --listen ADDRESS --host NAME`",
+        );
+    }
     Ok(())
+}
+
+/// Returns true if all gateways of a token are addresses of this machine alone.
+fn is_local_only(line: &str) -> bool {
+    let Ok(token) = line.parse::<JoinToken>() else { return false };
+    let is_local = |gateway: &String| {
+        let host = gateway.rsplit_once(':').map_or(&**gateway, |(host, _)| host);
+        let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+        host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    };
+    !token.gateways.is_empty() && token.gateways.iter().all(is_local)
 }
 
 fn print_tokens(tokens: &[v1::JoinTokenInfo]) {
@@ -95,6 +113,14 @@ pub(crate) async fn handle_users(flags: &GlobalArgs, command: UserCommand) -> an
                 membership.gateways.first().context("the fleet has no gateway address")?;
             credentials::write_credentials(&out, &membership, gateway)?;
             identity.write_creds_file(&out.join("nats.creds"))?;
+            if flags.json {
+                return output::print_json(&serde_json::json!({
+                    "name": membership.name,
+                    "scope": membership.scope,
+                    "expires_at": output::format_time(membership.expires_at.as_ref()),
+                    "directory": out.display().to_string(),
+                }));
+            }
             output::print_message(&format!(
                 "{} may use this fleet as {} until {}, with --dir {dir}; keep that directory to \
                  whoever it is for. The nats command takes --creds {dir}/nats.creds and \

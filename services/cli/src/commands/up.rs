@@ -112,7 +112,9 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
 fn next_steps(file: &FleetFile, directory: &Path) -> String {
     let (page, dir) = (file.page_url(), output::escape_line(&directory.display().to_string()));
     let sign_in = match &file.identity {
-        Some(_) => format!(" (sign in with the content of {dir}/keys/admin/bearer.jwt)"),
+        Some(_) => format!(
+            " (accept its certificate; sign in with the content of {dir}/keys/admin/bearer.jwt)"
+        ),
         None => String::new(),
     };
     let add_box = match &file.identity {

@@ -149,11 +149,11 @@ fn read_batch(
             continue;
         }
         let line: CompletionLine = serde_json::from_slice(&text).with_context(|| {
-            format!("line {number}: expected an object such as {{\"prompt_id\": \"p1\", \"completion\": \"4\"}}")
+            format!("line {number}: expected an object such as {{\"prompt_id\": \"p1\", \"completion\": \"4\"}} (D101)")
         })?;
-        let prompt = prompts
-            .get(&line.prompt_id)
-            .with_context(|| format!("line {number}: no prompt has the id {:?}", line.prompt_id))?;
+        let prompt = prompts.get(&line.prompt_id).with_context(|| {
+            format!("line {number}: no prompt has the id {:?} (D101)", line.prompt_id)
+        })?;
         items.push(VerifyItem::from_prompt(prompt, line.index, line.completion));
     }
     Ok(items)

@@ -90,7 +90,13 @@ pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bo
     let file = FleetFile::read(Path::new(&directory.to_string())).ok().flatten();
     let closed = file.as_ref().is_some_and(|file| file.identity.is_some());
     let page = file.as_ref().map_or_else(String::new, FleetFile::page_url);
-    let enter = if closed { " (sign in with the contents of keys/admin/bearer.jwt)" } else { "" };
+    let enter = if closed {
+        format!(
+            " (accept its certificate; sign in with the content of {directory}/keys/admin/bearer.jwt)"
+        )
+    } else {
+        String::new()
+    };
     let (nats, gateway) = file.map_or_else(Default::default, |file| (file.nats, file.gateway));
     let (nats_as, grpc_as) = if closed {
         let keys = "$FLOTILLA_DIR/keys";

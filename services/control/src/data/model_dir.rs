@@ -28,6 +28,11 @@ const SMALL_FILES: [&str; 6] = [
     "chat_template.jinja",
 ];
 
+/// The settings of a tokenizer without any: `tokenizer.json` says all. Without this file
+/// transformers would choose the tokenizer class of the model's type, which may add tokens.
+const DEFAULT_TOKENIZER_CONFIG: &[u8] =
+    b"{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n";
+
 /// May contain only the small files.
 pub(super) enum ModelDir {
     Existing(PathBuf),
@@ -120,10 +125,17 @@ pub(crate) async fn stage_init_files(
     files: &SpecFiles,
 ) -> Result<TempDir, SubmitError> {
     let staged = tempfile::tempdir().map_err(BaseFilesError::Stage)?;
+    let write = async |name: &str, bytes: &[u8]| {
+        let written = tokio::fs::write(staged.path().join(name), bytes).await;
+        written.map_err(BaseFilesError::Stage)
+    };
     for (field, file, name) in init.file_fields() {
         let bytes = read_spec_file(field, file, files).await?;
         check_text(field, file, &bytes)?;
-        tokio::fs::write(staged.path().join(name), &bytes).await.map_err(BaseFilesError::Stage)?;
+        write(name, &bytes).await?;
+    }
+    if init.tokenizer_config.is_none() {
+        write("tokenizer_config.json", DEFAULT_TOKENIZER_CONFIG).await?;
     }
     Ok(staged)
 }

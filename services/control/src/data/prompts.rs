@@ -61,7 +61,7 @@ impl PromptFile {
     /// Returns the first line that cannot be used as an error. A conversation needs a chat template
     /// in `manner`.
     pub(crate) fn read(bytes: &Bytes, manner: ChatFormat<'_>) -> Result<Self, PromptLineError> {
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = std::collections::BTreeMap::new();
         let mut prompts: Vec<NumberedPrompt> = Vec::new();
         for line in parse_json_lines(bytes).map_err(PromptsError::from)? {
             let mut line = line.map_err(PromptsError::from)?;
@@ -78,8 +78,9 @@ impl PromptFile {
                 }
             }
             let prompt = PromptEntry::from_line(line)?;
-            if !seen.insert(prompt.id.clone()) {
-                return Err(PromptsError::DuplicateId { line: number, id: prompt.id }.into());
+            if let Some(first) = seen.insert(prompt.id.clone(), number) {
+                let id = prompt.id;
+                return Err(PromptsError::DuplicateId { line: number, first, id }.into());
             }
             let rendered = same.is_some();
             let asked = normalise_question(same.as_ref().unwrap_or(&prompt.prompt));

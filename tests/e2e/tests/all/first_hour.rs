@@ -82,7 +82,7 @@ const MISTAKES: [Mistake; 21] = [
     mistake(
         "prompts.jsonl",
         "twice.jsonl",
-        &["line 5", "twice.jsonl", "line 2", "id \"p\" was used before"],
+        &["line 5", "twice.jsonl", "line 2", "id \"p\" was used in line 1"],
     ),
     mistake("prompts.jsonl", "nothing.jsonl", &["line 5", "nothing.jsonl", "no field \"prompt\""]),
     mistake(
