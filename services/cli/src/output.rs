@@ -228,6 +228,32 @@ pub(crate) fn print_line(line: &str) {
     write_stdout(&escape_entry(line));
 }
 
+/// Prints an entry of data on stdout, escaped, wrapped between words where the terminal is narrower.
+/// Further lines are indented like the first, and a bit more.
+pub(crate) fn print_wrapped(line: &str) {
+    write_stdout(&wrap_words(&escape_entry(line), stdout_width().map_or(usize::MAX, usize::from)));
+}
+
+fn wrap_words(text: &str, width: usize) -> String {
+    let indent = text.len() - text.trim_start_matches(' ').len();
+    let mut wrapped = " ".repeat(indent);
+    let mut column = indent;
+    for (place, word) in text.trim_start_matches(' ').split(' ').enumerate() {
+        let letters = word.chars().count();
+        if place > 0 && column + 1 + letters > width {
+            column = indent + 2;
+            wrapped.push('\n');
+            wrapped.push_str(&" ".repeat(column));
+        } else if place > 0 {
+            wrapped.push(' ');
+            column += 1;
+        }
+        wrapped.push_str(word);
+        column += letters;
+    }
+    wrapped
+}
+
 /// Prints data of several lines. It is escaped only for a terminal.
 pub fn print_text(text: &str) {
     if std::io::stdout().is_terminal() {
@@ -385,6 +411,12 @@ fn format_table_within<const N: usize>(
         }
     }
     if is_wide(&table) {
+        // Numbers are not wrapped.
+        for (n, column) in table.column_iter_mut().enumerate() {
+            if is_marked(headings[n], '>') && column.constraint().is_none() {
+                column.set_constraint(ColumnConstraint::ContentWidth);
+            }
+        }
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
     (table.trim_fmt(), left_out)

@@ -52,9 +52,10 @@ export function lineage(redraw) {
 function details(board, node) {
   const ref = `${board.head.run}/${node.cycle}/${node.step}`;
   return h("div.details", { "aria-live": "polite" },
-    h("h3", node.isBase ? "Base model " : `Cycle ${node.cycle}, step ${count(node.step)} of ${count(node.steps)} `,
+    h("h3", node.isBase ? "Base model " : !node.steps ? `Cycle ${node.cycle}: the base as it was given `
+      : `Cycle ${node.cycle}, step ${count(node.step)} of ${count(node.steps)} `,
       node.best && chip(board.head.endedS === null ? "★ best so far" : "★ best", "good"), node.rolledBack && chip("↩ rolled back", "warn"), !node.final && chip("intermediate")),
-    !node.isBase && facts([["loss", `${decimal(node.loss)} nats`], ["last learning rate", decimal(node.learningRate)],
+    node.steps > 0 && facts([["loss", `${decimal(node.loss)} nats`], ["last learning rate", decimal(node.learningRate)],
       ["gradient norm", decimal(node.gradNorm)],
       ["weight change", node.weightChange !== null && decimal(node.weightChange)], ["tokens", compact(node.tokens)],
       ["trained by", `${node.agent}, ${node.engine}`], ["store path", h("code", node.path)]]),
@@ -62,5 +63,5 @@ function details(board, node) {
       [it.suite, `${decimal(it.perplexity)} ± ${decimal(it.stderr, 2)}`, decimal(it.bitsPerByte),
         it.agent + (it.stormed ? ", during a TLB storm" : "")]))
       : note("Not evaluated yet."),
-    !node.isBase && h("p", command(`flotilla checkpoint get ${ref}`), command(`flotilla checkpoint export ${ref} --out adapter`)));
+    !node.isBase && h("p", command(`flotilla checkpoint get ${ref}`), command(`flotilla checkpoint export ${ref} --out exported`)));
 }

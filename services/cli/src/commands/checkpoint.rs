@@ -106,7 +106,7 @@ fn print_export(info: &v1::CheckpointInfo, out: &Path) {
     let v1::Checkpoint { run, cycle, step, base, .. } = &checkpoint;
     let mark = match (info.best, info.newest) {
         (true, true) => ", the best and the newest",
-        (true, false) => ", the best so far; --newest exports the newest",
+        (true, false) => ", the best; --newest exports the newest",
         (false, true) => ", the newest",
         (false, false) => "",
     };

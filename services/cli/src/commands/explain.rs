@@ -119,7 +119,7 @@ fn print_selection_report(found: &SelectionReport) {
     let SelectionReport { cycle, judged, passed, all_right, mixed, all_wrong, .. } = found;
     output::print_line("");
     output::print_line(&format!("why cycle {cycle} kept no more samples"));
-    output::print_line(&format!(
+    output::print_wrapped(&format!(
         "  {passed} of {judged} judged samples reached {}; of the prompts {all_right} always, \
          {mixed} sometimes, {all_wrong} never",
         found.min_reward
@@ -131,11 +131,11 @@ fn print_selection_report(found: &SelectionReport) {
     for (heading, messages) in [("failures", &found.failures), ("errors", &found.errors)] {
         for MessageGroup { count, message, prompt_id, completion } in messages {
             let message = if message.is_empty() { "(no message)" } else { message };
-            output::print_line(&format!("  {heading}: {count} like: {message}"));
-            output::print_line(&format!("    prompt {prompt_id}, completion {completion:?}"));
+            output::print_wrapped(&format!("  {heading}: {count} like: {message}"));
+            output::print_wrapped(&format!("    prompt {prompt_id}, completion {completion:?}"));
         }
     }
-    found.advice.iter().for_each(|advice| output::print_line(&format!("  advice: {advice}")));
+    found.advice.iter().for_each(|advice| output::print_wrapped(&format!("  advice: {advice}")));
 }
 
 pub(super) fn print_lineage(lineage: &CheckpointLineage, all: bool) {

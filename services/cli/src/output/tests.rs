@@ -245,3 +245,17 @@ fn a_table_fits_the_terminal_by_leaving_out_optional_columns() {
     let (empty, _) = format_table_within(headings, [row("-")], None);
     assert!(!empty.contains("rate"), "{empty}");
 }
+
+#[test]
+fn long_lines_are_wrapped_between_words_with_their_indent() {
+    assert_eq!(wrap_words("  advice: raise it a bit", 15), "  advice: raise\n    it a bit");
+    assert_eq!(wrap_words("one", 2), "one", "a word stays whole");
+    assert_eq!(wrap_words("  a  b", usize::MAX), "  a  b");
+}
+
+#[test]
+fn numbers_in_narrow_tables_stay_whole() {
+    let rows = [["0.123456".to_owned(), "some words that are wrapped".to_owned()]];
+    let text = fit_table([">rate", "text"], rows, Some(24));
+    assert!(text.contains("0.123456") && text.lines().count() > 3, "{text}");
+}

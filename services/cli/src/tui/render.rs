@@ -203,7 +203,13 @@ fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             run.kind.clone(),
             run.state().as_str_name().to_lowercase(),
             cycle,
-            if run.message.is_empty() { run.phase.clone() } else { run.message.clone() },
+            match &model.run {
+                // The list is made of few facts, which do not tell what a run does.
+                Some(shown) if shown.id.as_str() == run.run && run.message.is_empty() => {
+                    shown.current_phase().as_str().to_owned()
+                }
+                _ => run.message.clone(),
+            },
         ])
         .style(style)
     });
@@ -226,6 +232,11 @@ fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     frame.render_stateful_widget(table, area, &mut at);
 }
 
+/// Returns the state of a run in words.
+fn view_state(run: &cycle::Run) -> String {
+    control::run_to_proto(run).state().as_str_name().to_lowercase()
+}
+
 fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let Some(run) = &model.run else {
         let nothing = "no runs yet: submit one with `flotilla run submit SPEC`";
@@ -241,7 +252,7 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let ratio = gauge.done as f64 / gauge.total.max(1) as f64;
     let (cycle, phase) = (run.active_cycle(), run.current_phase());
     let label = match phase {
-        cycle::RunPhase::Done => "done".into(),
+        cycle::RunPhase::Done => view_state(run),
         phase => format!(
             "cycle {cycle}: {} {}/{} {}{}",
             phase.as_str(),
@@ -251,7 +262,7 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             model.run_view.as_ref().map_or(String::new(), RunView::end_text)
         ),
     };
-    let whole = phase == cycle::RunPhase::Done;
+    let whole = run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded);
     let bar_of = Gauge::default()
         .gauge_style(Style::new().fg(Color::Cyan))
         .ratio(if whole { 1.0 } else { ratio.clamp(0.0, 1.0) })
