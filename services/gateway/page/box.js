@@ -81,7 +81,7 @@ export const card = (agent, more, isShared = false) => h("article.box", boxAttri
   h("p.chips", agent.roles.map((role) => chip(role)), chip(agent.profile || "no profile", "soft", agent.engines.join("\n")),
     agent.pool && chip(`pool ${agent.pool}`, "soft")),
   callouts(agent),
-  h("p.rates", agent.roles.includes("generator") && rated(agent.tokensPerS && compact(agent.tokensPerS), "tokens/s"),
+  h("p.rates", agent.roles.includes("generator") && rated(agent.jobs.length > 0 && agent.tokensPerS && compact(agent.tokensPerS), "tokens/s"),
     Number.isFinite(agent.telemetry?.watts) && rated(count(agent.telemetry.watts), "W"), rated(count(agent.jobsDone), "jobs done")),
   !isShared && meters(agent), agent.jobs.length ? h("ul.jobs", agent.jobs.map(jobOf)) : note("No jobs."));
 

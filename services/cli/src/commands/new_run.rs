@@ -26,8 +26,10 @@ use super::{
     run::{follow_run, report_missing_roles},
 };
 
-/// With fewer prompts, none are held out.
+/// The fewest prompts that tell a pass rate.
 const HELDOUT_PROMPTS_MIN: usize = 20;
+/// With less than this many times as many prompts, none are held out.
+const TRAINED_PER_HELDOUT_MIN: usize = 3;
 /// Of the LoRA adapter.
 const RANK: u64 = 16;
 const TRAINED_TOKENS: u64 = 1024;
@@ -82,7 +84,8 @@ struct NewRunPlan {
     prompts: PathBuf,
     /// YAML of the section.
     verifier: String,
-    holds_out: bool,
+    /// The prompts that are held out.
+    heldout: Option<usize>,
     /// The model has a chat template.
     is_chat: bool,
     cycles: u32,
@@ -100,23 +103,29 @@ fn ask_plan(args: &NewRunArgs) -> anyhow::Result<NewRunPlan> {
     let base = match (&args.checkpoint, &args.model) {
         (Some(checkpoint), _) => NewRunBase::Checkpoint(checkpoint.clone()),
         (None, Some(model)) => NewRunBase::Model(model.clone()),
-        (None, None) => {
-            NewRunBase::Model(ask(args, "Model (a directory, or org/name)", None, "--model")?)
+        (None, None) => NewRunBase::Model(ask(
+            args,
+            ("Model (a directory, or org/name)", None, "--model or --checkpoint"),
+            check_model,
+        )?),
+    };
+    let prompts: PathBuf = match &args.prompts {
+        Some(prompts) => prompts.clone(),
+        None => {
+            let question = ("File of prompts (JSON lines)", None, "--prompts");
+            ask(args, question, |file| read_prompts(Path::new(file)).map(drop))?.into()
         }
     };
-    let prompts = match &args.prompts {
-        Some(prompts) => prompts.clone(),
-        None => ask(args, "File of prompts (JSON lines)", None, "--prompts")?.into(),
-    };
-    let bytes = fs::read(&prompts).with_context(|| format!("read {}", prompts.display()))?;
-    let entries = PromptEntry::parse_all(&bytes).with_context(|| prompts.display().to_string())?;
+    let entries = read_prompts(&prompts)?;
     let verifier = match &args.verifier {
         Some(verifier) => verifier.clone(),
         None => {
             let question = format!("Verifier ({})", VerifierSpec::NAMES.join(", "));
-            ask(args, &question, suggest_verifier(&entries), "--verifier")?
+            let question = (&*question, suggest_verifier(&entries), "--verifier");
+            ask(args, question, check_verifier)?
         }
     };
+    check_verifier(&verifier)?;
     let is_chat = matches!(&base, NewRunBase::Model(model) if has_chat_template(model));
     Ok(NewRunPlan {
         name: args.name.clone(),
@@ -124,30 +133,71 @@ fn ask_plan(args: &NewRunArgs) -> anyhow::Result<NewRunPlan> {
         base,
         prompts,
         verifier: verifier_section(&verifier),
-        holds_out: entries.len() >= HELDOUT_PROMPTS_MIN,
+        heldout: count_heldout(entries.len()),
         is_chat,
         cycles: args.cycles,
     })
 }
 
-/// Returns the answer, or the default if the answer is empty or questions are not wanted.
+/// Returns a tenth of the prompts, but enough to tell a pass rate. `None` if few would be left.
+fn count_heldout(prompts: usize) -> Option<usize> {
+    let count = HELDOUT_PROMPTS_MIN.max(prompts / 10);
+    (prompts >= (1 + TRAINED_PER_HELDOUT_MIN) * count).then_some(count)
+}
+
+fn read_prompts(file: &Path) -> anyhow::Result<Vec<PromptEntry>> {
+    let bytes = fs::read(file).with_context(|| format!("read {} (A104)", file.display()))?;
+    PromptEntry::parse_all(&bytes).with_context(|| file.display().to_string())
+}
+
+fn check_model(model: &str) -> anyhow::Result<()> {
+    if !Path::new(model).exists() && model.parse::<hub::ModelId>().is_err() {
+        bail!("{model}: neither a file or directory here nor a name such as org/name (A104)");
+    }
+    Ok(())
+}
+
+/// Checks that it is a built-in verifier or the YAML of one.
+fn check_verifier(given: &str) -> anyhow::Result<()> {
+    if !given.contains([':', '{']) && !VerifierSpec::NAMES.contains(&given) {
+        let similar = spec::find_similar(given, VerifierSpec::NAMES.iter().copied());
+        let similar = similar.map_or(String::new(), |name| format!(", did you mean {name}?"));
+        bail!(
+            "{given}: no such verifier{similar}; the built-in ones are {} (V103)",
+            VerifierSpec::NAMES.join(", ")
+        );
+    }
+    let parsed: VerifierSpec = spec::parse_yaml(&verifier_section(given))?;
+    parsed.to_checked_proto("verifier").map(drop).map_err(Into::into)
+}
+
+/// Returns the answer to a question, its default if the answer is empty or questions are not
+/// wanted, and asks again after an answer that `check` refuses.
 fn ask(
     args: &NewRunArgs,
-    question: &str,
-    default: Option<&str>,
-    option: &str,
+    (question, default, option): (&str, Option<&str>, &str),
+    check: impl Fn(&str) -> anyhow::Result<()>,
 ) -> anyhow::Result<String> {
     if args.yes || !output::is_interactive_terminal() {
         return default.map(str::to_owned).with_context(|| format!("pass {option} (A102)"));
     }
     let shown = default.map_or(String::new(), |default| format!(" [{default}]"));
-    let answer = read_answer(&format!("{question}{shown}: "))?;
-    match (answer, default) {
-        (Some(answer), _) if !answer.is_empty() => Ok(answer),
-        (Some(_), Some(default)) => Ok(default.to_owned()),
-        _ => bail!("no answer; pass {option} (A102)"),
+    for _ in 0..ANSWERS_MAX {
+        let answer = match (read_answer(&format!("{question}{shown}: "))?, default) {
+            (Some(answer), _) if !answer.is_empty() => answer,
+            (Some(_), Some(default)) => return Ok(default.to_owned()),
+            _ => break,
+        };
+        match check(&answer) {
+            Ok(()) => return Ok(answer),
+            Err(error) => output::print_message(&format!("{error:#}")),
+        }
     }
+    bail!("no answer; pass {option} (A102)")
 }
+
+/// The answers to a question before it is given up.
+const ANSWERS_MAX: usize = 5;
 
 /// Without a terminal, nothing is confirmed.
 fn confirm(question: &str) -> anyhow::Result<bool> {
@@ -227,10 +277,14 @@ impl NewRunPlan {
             }
         };
         let prompts = quoted(&seen_from(file, &self.prompts));
-        let heldout = if self.holds_out {
-            "  heldout: { share: 0.1 }        # measured after each cycle, never trained on\n"
-        } else {
-            "  # heldout: { share: 0.1 }      # prompts to measure by; there are too few of them now\n"
+        let heldout = match self.heldout {
+            Some(count) => format!(
+                "  heldout: {{ count: {count} }}         # measured after each cycle, never trained on\n"
+            ),
+            None => {
+                "  # heldout: { count: 20 }       # prompts to measure by; there are too few now\n"
+                    .to_owned()
+            }
         };
         let chat = if self.is_chat {
             "  chat: true                     # prompts become messages of a user\n"
@@ -335,6 +389,23 @@ mod tests {
     }
 
     #[test]
+    fn enough_prompts_are_held_out_to_tell_a_pass_rate() {
+        assert_eq!([79, 80, 1000].map(count_heldout), [None, Some(20), Some(100)]);
+    }
+
+    #[test]
+    fn answers_are_checked_before_a_spec_is_written() {
+        let refused = |given: &str| format!("{:#}", check_verifier(given).unwrap_err());
+        assert!(refused("numerc").contains("did you mean numeric?"));
+        assert!(refused("exact: { extrac: a }").contains("extrac"));
+        assert!(check_verifier("exact: { extract: '(a)' }").is_ok());
+        assert!(check_model("zzz").unwrap_err().to_string().contains("org/name"));
+        assert!(check_model("org/name").is_ok());
+        let missing = format!("{:#}", read_prompts(Path::new("/no/prompts.jsonl")).unwrap_err());
+        assert!(missing.contains("/no/prompts.jsonl"), "{missing}");
+    }
+
+    #[test]
     fn the_spec_of_a_plan_is_valid() {
         let directory = tempfile::tempdir().unwrap();
         let (file, prompts) =
@@ -346,7 +417,7 @@ mod tests {
             base: NewRunBase::Model("org/a model: 7B".into()),
             prompts,
             verifier: verifier_section("numeric"),
-            holds_out: true,
+            heldout: count_heldout(100),
             is_chat: true,
             cycles: 3,
         };
@@ -359,7 +430,7 @@ mod tests {
         let other = NewRunPlan {
             base: NewRunBase::Checkpoint("base-1".into()),
             verifier: verifier_section("exact: { extract: '#(\\d+)$' }"),
-            holds_out: false,
+            heldout: count_heldout(79),
             is_chat: false,
             ..plan
         };

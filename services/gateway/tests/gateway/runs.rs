@@ -20,7 +20,7 @@ async fn a_wrong_submission_gets_an_error_that_names_the_field() {
     };
     let cases = [
         (submission(""), vec!["spec_yaml"]),
-        (submission("name: [unclosed"), vec!["name: expected string scalar (R102)"]),
+        (submission("name: [unclosed"), vec!["name: expected string scalar", "left open? (R102)"]),
         (submission(&SPEC.replace("sft:", "stf:")), vec!["line ", "unknown key stf"]),
         (submission(&SPEC.replace("n_ctx: 64", "n_ctx: 1")), vec!["evals[0].n_ctx", "from 8"]),
         (no_data, vec!["sft.data", "data.jsonl", "not attached"]),
