@@ -132,6 +132,13 @@ impl FleetArgs {
                 )
             }
             ([], None, Some(directory)) => {
+                if let Some(fleet) = find_fleet_above(directory) {
+                    bail!(
+                        "{} is a directory inside a fleet's; pass --dir {} (A103)",
+                        directory.display(),
+                        fleet.display()
+                    );
+                }
                 let directory = directory.display();
                 bail!(
                     "no fleet has run in {directory}; start one with `flotilla up --dir {directory}` (A103)"
@@ -209,6 +216,13 @@ impl FleetArgs {
     }
 }
 
+/// Returns the nearest directory above another that is a fleet's.
+fn find_fleet_above(directory: &Path) -> Option<PathBuf> {
+    let directory = directory.canonicalize().ok()?;
+    let found = directory.ancestors().skip(1).find(|above| FleetFile::path_in(above).is_file());
+    found.map(Path::to_owned)
+}
+
 /// Returns true if the process is a `flotilla up`: the id may belong to another process by now.
 pub(crate) fn is_fleet_process(pid: Pid) -> bool {
     let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
@@ -236,6 +250,18 @@ pub(crate) async fn read_fleet_config(bus: &Bus) -> anyhow::Result<v1::FleetConf
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_inside_a_fleets_leads_to_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let inside = directory.path().join("keys/admin");
+        fs::create_dir_all(&inside).unwrap();
+        assert_eq!(find_fleet_above(&inside), None);
+        let (nats, gateway, store) = ("nats://a:1".into(), "a:2".into(), "file:///c".into());
+        let file = FleetFile { nats, gateway, store, pid: 0, identity: None };
+        file.write(directory.path()).unwrap();
+        assert_eq!(find_fleet_above(&inside), Some(directory.path().canonicalize().unwrap()));
+    }
 
     #[test]
     fn a_link_where_a_fleets_file_is_written_is_replaced_and_not_followed() {

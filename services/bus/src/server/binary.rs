@@ -23,8 +23,8 @@ const VERSION_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum NatsBinaryError {
     #[error(
-        "no nats-server found: neither {VARIABLE} nor PATH nor {FETCHED} has one; run \
-         deploy/fetch-nats-server.sh or install nats-server {} or newer (B106)",
+        "no nats-server found: neither {VARIABLE} nor PATH nor {FETCHED} has one; install \
+         nats-server {} or newer from its releases, or run deploy/fetch-nats-server.sh (B106)",
         version::MINIMUM
     )]
     NotFound,

@@ -35,7 +35,7 @@ pub(crate) async fn handle_agents(
 fn print_agents(agents: &[v1::AgentStatus]) {
     let rows = agents.iter().map(|agent| {
         let jobs: Vec<String> = agent.jobs.iter().map(job_text).collect();
-        let rate = Some(agent.tokens_per_s).filter(|rate| *rate > 0.0);
+        let rate = Some(agent.tokens_per_s).filter(|rate| *rate > 0.0 && !agent.jobs.is_empty());
         [
             agent.agent.clone(),
             agent.host.clone(),

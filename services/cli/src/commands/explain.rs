@@ -109,7 +109,7 @@ fn selection_text(selected: &v1::Selected) -> String {
         selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
     format!(
         "{kept} of {considered} that reached {min_reward}; {}; {:.0} % of a prompt's samples \
-         are distinct{entropy}",
+         differ from each other{entropy}",
         dropped.join(", "),
         diversity * 100.0
     )

@@ -132,7 +132,8 @@ pub(super) async fn report_missing_roles(
     for role in control::missing_roles(&state, &control.list_agents().await?) {
         let pool = &state.spec.pool;
         output::print_message(&format!(
-            "{run} is waiting: pool {pool} has no {role}; start one with `flotilla agent`"
+            "{run} is waiting: pool {pool} has no {role}; start one with `flotilla agent --pool \
+             {pool}`"
         ));
     }
     Ok(())

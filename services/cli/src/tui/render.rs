@@ -101,7 +101,7 @@ fn draw_selected_agent(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         ("version", agent.version.clone()),
         ("profile", agent.profile.clone()),
         ("load", agent.telemetry.as_ref().map_or_else(String::new, telemetry_text)),
-        ("tokens/s", rate_label(agent.tokens_per_s)),
+        ("tokens/s", rate_label(agent)),
         ("memory", bytes(agent.rss_bytes)),
         ("for training", bytes(agent.training_bytes)),
         ("jobs done", agent.jobs_done.to_string()),
@@ -118,8 +118,10 @@ fn fact_line(name: &str, value: &str) -> Line<'static> {
     Line::from(format!("  {name:<14}{}", escape_line(value)))
 }
 
-fn rate_label(tokens_per_s: f64) -> String {
-    if tokens_per_s > 0.0 { format!("{tokens_per_s:.0}") } else { "-".into() }
+/// The rate of an agent that draws nothing is that of its last jobs.
+fn rate_label(agent: &v1::AgentStatus) -> String {
+    let rate = Some(agent.tokens_per_s).filter(|rate| *rate > 0.0 && !agent.jobs.is_empty());
+    rate.map_or("-".into(), |rate| format!("{rate:.0}"))
 }
 
 fn job_label(job: &v1::ActiveJob) -> String {
@@ -160,7 +162,7 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             agent.agent.clone(),
             agent.roles.join(", "),
             agent_state_text(agent, unix_seconds()),
-            rate_label(agent.tokens_per_s),
+            rate_label(agent),
             on,
             does,
         ];
@@ -351,6 +353,7 @@ mod tests {
             roles: vec!["generator".into()],
             state: v1::agent_status::State::Draining.into(),
             tokens_per_s: 123.4,
+            jobs: vec![v1::ActiveJob::default()],
             ..Default::default()
         });
         let run =
