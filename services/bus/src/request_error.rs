@@ -11,6 +11,8 @@ pub(crate) mod code {
     pub(crate) const STREAM_NOT_FOUND: u64 = 10059;
     pub(crate) const WRONG_LAST_SEQUENCE: u64 = 10071;
     pub(crate) const STORE_FULL: [u64; 4] = [10002, 10023, 10047, 10077];
+    /// More messages wait for the disk than the server holds.
+    pub(crate) const TOO_MANY_REQUESTS: u64 = 10167;
     /// A message with the same id is being replicated.
     pub(crate) const DUPLICATE_IN_PROCESS: u64 = 10158;
     /// Another write to the subject with an expected sequence is being replicated.
@@ -56,6 +58,7 @@ impl RequestError {
                 *code == 503
                     || [
                         code::CLUSTER_NOT_AVAILABLE,
+                        code::TOO_MANY_REQUESTS,
                         code::DUPLICATE_IN_PROCESS,
                         code::SEQUENCE_IN_PROCESS,
                     ]

@@ -59,3 +59,28 @@ async fn a_full_log_refuses_new_facts_loses_none_and_goes_on_when_it_may_take_mo
     let more = bus.publish_fact(&control(written + 1, &text)).await.unwrap();
     assert!(matches!(more, PublishOutcome::New { .. }), "{more:?}");
 }
+
+/// Subjects of a member that does not wait for acknowledgements.
+const FLOOD: u64 = 20_000;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn facts_are_written_while_a_member_floods_the_log() {
+    let (rig, bus) = Rig::start().await;
+    let flooder = rig.raw().await.client();
+    let flood = async {
+        for number in 0..FLOOD {
+            let subject = format!("flotilla.r2.control.{number}");
+            flooder.publish(subject, "{}".into()).await.unwrap();
+        }
+        flooder.flush().await.unwrap();
+    };
+    let honest = async {
+        for number in 1..=50 {
+            bus.publish_fact(&control(number, "honest")).await.unwrap();
+        }
+    };
+    tokio::join!(flood, honest);
+    let stored = bus.log_usage().await.unwrap().facts;
+    assert!(stored < FLOOD, "{stored}: the queue in front of the disk has no bound");
+    assert!(bus.get_fact("flotilla.r1.control.50").await.unwrap().is_some());
+}
