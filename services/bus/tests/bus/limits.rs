@@ -61,7 +61,7 @@ async fn a_full_log_refuses_new_facts_loses_none_and_goes_on_when_it_may_take_mo
 }
 
 /// Subjects of a member that does not wait for acknowledgements.
-const FLOOD: u64 = 20_000;
+const FLOOD: u64 = 300_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn facts_are_written_while_a_member_floods_the_log() {
