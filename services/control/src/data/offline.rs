@@ -43,14 +43,49 @@ pub fn split_prompt_file(
 /// Returns the file without the prompts that ask the same as an earlier one, and the number of
 /// removed prompts.
 pub fn remove_duplicate_prompts(file: &str, bytes: &Bytes) -> Result<(Bytes, usize), DataError> {
-    let prompts = read_prompts(file, bytes)?;
+    let (bytes, repeated) = blank_repeated_lines(bytes);
+    let prompts = read_prompts(file, &bytes)?;
     let again = find_duplicates(&prompts);
     let lines: std::collections::BTreeSet<usize> = again.iter().map(|(line, _)| *line).collect();
     let kept = prompts.prompts.iter().filter(|numbered| !lines.contains(&numbered.line));
-    Ok((PromptFile::from_prompts(kept.cloned().collect()).to_bytes(), lines.len()))
+    let kept = PromptFile::from_prompts(kept.cloned().collect()).to_bytes();
+    Ok((kept, lines.len() + repeated))
+}
+
+/// Empties lines that repeat an earlier one, ids included, and returns their number. Other lines
+/// keep their numbers.
+fn blank_repeated_lines(bytes: &Bytes) -> (Bytes, usize) {
+    let (mut seen, mut repeated) = (std::collections::BTreeSet::new(), 0);
+    let lines = bytes.split(|byte| *byte == b'\n').map(|line| {
+        if seen.insert(line.trim_ascii()) || line.trim_ascii().is_empty() {
+            return line;
+        }
+        repeated += 1;
+        &[]
+    });
+    let lines: Vec<&[u8]> = lines.collect();
+    (lines.join(&b'\n').into(), repeated)
 }
 
 fn read_prompts(file: &str, bytes: &Bytes) -> Result<PromptFile, DataError> {
     PromptFile::read(bytes, ChatFormat::default())
         .map_err(|source| DataError::Prompts { file: file.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_lines_are_removed_and_repeated_ids_are_not() {
+        let file = |lines: &[&str]| Bytes::from(lines.join("\n"));
+        let one = r#"{"id": "a", "prompt": "1+1", "answer": "2"}"#;
+        let other = r#"{"id": "a", "prompt": "1+2", "answer": "3"}"#;
+        let (kept, removed) =
+            remove_duplicate_prompts("p.jsonl", &file(&[one, "", one, "", one])).unwrap();
+        assert_eq!((removed, kept.iter().filter(|byte| **byte == b'\n').count()), (2, 1));
+        let error = remove_duplicate_prompts("p.jsonl", &file(&[one, one, other])).unwrap_err();
+        let error = wire::format_error_chain(&error);
+        assert!(error.contains("line 3") && error.contains("used in line 1"), "{error}");
+    }
 }
