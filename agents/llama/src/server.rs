@@ -181,6 +181,11 @@ impl LlamaServer {
         !self.on_device && memory::fits_twice(self.child.process_id()).unwrap_or(false)
     }
 
+    /// Asks the server to end, and returns at once.
+    pub fn request_stop(&self) {
+        self.child.send_sigterm();
+    }
+
     /// Returns the exit status and the last output if the server ended. Must be called regularly,
     /// because it reads the server's output.
     pub fn poll_exit(&mut self) -> Option<(String, String)> {
@@ -296,6 +301,10 @@ fn command_arguments(
         all.extend(["--host".into(), path.into()]);
     }
     all.extend(["--api-key-file".into(), key_file.into()]);
+    // A server that computes nothing to warm up is ready sooner.
+    if options.has_option("--no-warmup") {
+        all.push("--no-warmup".into());
+    }
     if options.has_option("--slot-save-path") {
         all.extend(["--slot-save-path".into(), serve.states.into()]);
     }

@@ -65,6 +65,8 @@ pub(super) struct LlamaServerBackend {
     eos_tokens: Vec<u32>,
     slots: u32,
     running: Option<RunningServer>,
+    /// A server that was replaced and is ending.
+    replaced: Option<LlamaServer>,
     /// The servers started so far.
     started: usize,
 }
@@ -111,6 +113,7 @@ impl LlamaServerBackend {
             model_config: model,
             slots,
             running: None,
+            replaced: None,
             started: 0,
         })
     }
@@ -162,11 +165,18 @@ impl LlamaServerBackend {
         if let Some(policy) = &mut self.converted {
             policy.adapter = converted;
         }
-        let Some(running) = &self.running else { return Ok(()) };
-        let context = running.context;
-        if !running.server.fits_twice() {
-            self.running = None;
+        let Some(RunningServer { server, context, .. }) = self.running.take() else {
+            return Ok(());
+        };
+        // One that was replaced before must be gone, because the new server takes its directory.
+        self.replaced = None;
+        if server.fits_twice() {
+            self.start_server(context, beat)?;
+            server.request_stop();
+            self.replaced = Some(server);
+            return Ok(());
         }
+        drop(server);
         self.start_server(context, beat)
     }
 
@@ -351,6 +361,9 @@ impl LlamaServerBackend {
 
     /// Describes how the server ended, if it did.
     pub(super) fn server_death(&mut self) -> Option<String> {
+        if self.replaced.as_mut().is_some_and(|replaced| replaced.poll_exit().is_some()) {
+            self.replaced = None;
+        }
         let (ending, output) = self.running.as_mut()?.server.poll_exit()?;
         Some(format!("llama-server ended ({ending}); last output: {output}"))
     }
