@@ -216,10 +216,11 @@ impl FleetArgs {
     }
 }
 
-/// Returns the nearest directory above another that is a fleet's.
+/// Returns the fleet's directory that has another in it, such as `keys/admin`.
 fn find_fleet_above(directory: &Path) -> Option<PathBuf> {
     let directory = directory.canonicalize().ok()?;
-    let found = directory.ancestors().skip(1).find(|above| FleetFile::path_in(above).is_file());
+    let is_fleet = |above: &&Path| FleetFile::read(above).is_ok_and(|file| file.is_some());
+    let found = directory.ancestors().skip(1).take(2).find(is_fleet);
     found.map(Path::to_owned)
 }
 
