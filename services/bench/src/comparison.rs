@@ -66,7 +66,7 @@ impl FigureChange {
         let change =
             ratio.map_or("-".to_owned(), |ratio| format!("{:+.0} %", 100.0 * (ratio - 1.0)));
         let mark = match ratio {
-            Some(ratio) if ratio > 1.0 + tolerance => "worse",
+            Some(_) if self.is_worse(tolerance) => "worse",
             Some(ratio) if ratio < 1.0 - tolerance => "better",
             _ => "",
         };

@@ -1,6 +1,6 @@
 //! Facts about this machine and this process, and conversions of units.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::Context;
 
@@ -12,6 +12,12 @@ pub(crate) fn cpu_cores() -> usize {
 
 pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Returns true if a host's name or address means only the machine that uses it.
+pub(crate) fn is_local_host(host: &str) -> bool {
+    let address: Result<IpAddr, _> = host.trim_matches(['[', ']']).parse();
+    host == "localhost" || address.is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
 }
 
 pub(crate) fn this_program() -> anyhow::Result<PathBuf> {

@@ -38,6 +38,13 @@ pub fn telemetry_text(now: &v1::Telemetry) -> String {
     now.gpus.iter().map(gpu).collect::<Vec<_>>().join(", ")
 }
 
+/// Returns the tokens per second of an agent that draws samples, otherwise `-`: the status of one
+/// that draws nothing has the rate of its last jobs.
+pub fn sampling_rate_text(agent: &v1::AgentStatus) -> String {
+    let rate = Some(agent.tokens_per_s).filter(|rate| *rate > 0.0 && !agent.jobs.is_empty());
+    rate.map_or("-".into(), |rate| format!("{rate:.0}"))
+}
+
 /// Returns the state of an agent, or when it was last seen if it stopped publishing without a final
 /// status. `now` is in seconds since 1970.
 pub fn agent_state_text(agent: &v1::AgentStatus, now: u64) -> String {

@@ -418,7 +418,7 @@ fn parse_sample(
     ends: &[u32],
 ) -> Result<DrawnSample, SampleError> {
     use v1::samples::Finish;
-    let LlamaCompletion { mut tokens, text, count, stop, logprobs, .. } = completion;
+    let LlamaCompletion { mut tokens, text, count, stop, logprobs } = completion;
     let mut finish = match stop {
         CompletionStop::End => Finish::Stop,
         CompletionStop::Limit => Finish::Length,

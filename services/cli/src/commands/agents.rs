@@ -1,6 +1,6 @@
 //! `flotilla agents`: list, drain and revoke agents.
 
-use run_view::{agent_state_text, job_text, telemetry_text, trouble_text};
+use run_view::{agent_state_text, job_text, sampling_rate_text, telemetry_text, trouble_text};
 use wire::{AgentId, clock::unix_seconds, v1};
 
 use crate::{
@@ -35,14 +35,13 @@ pub(crate) async fn handle_agents(
 fn print_agents(agents: &[v1::AgentStatus]) {
     let rows = agents.iter().map(|agent| {
         let jobs: Vec<String> = agent.jobs.iter().map(job_text).collect();
-        let rate = Some(agent.tokens_per_s).filter(|rate| *rate > 0.0 && !agent.jobs.is_empty());
         [
             agent.agent.clone(),
             agent.host.clone(),
             agent.roles.join(", "),
             agent.pool.clone(),
             agent_state_text(agent, unix_seconds()),
-            rate.map_or("-".into(), |rate| format!("{rate:.0}")),
+            sampling_rate_text(agent),
             output::format_bytes(agent.rss_bytes),
             agent.version.clone(),
             agent.profile.clone(),

@@ -15,6 +15,7 @@ use crate::{
     args::{GlobalArgs, TokenCommand, TokenCreateArgs, UserCommand},
     fleet::{FleetArgs, FleetFile},
     output,
+    this_machine::is_local_host,
 };
 
 pub(crate) async fn handle_tokens(flags: &GlobalArgs, command: TokenCommand) -> anyhow::Result<()> {
@@ -66,9 +67,7 @@ async fn create_token(
 fn is_local_only(line: &str) -> bool {
     let Ok(token) = line.parse::<JoinToken>() else { return false };
     let is_local = |gateway: &String| {
-        let host = gateway.rsplit_once(':').map_or(&**gateway, |(host, _)| host);
-        let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-        host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+        is_local_host(gateway.rsplit_once(':').map_or(&**gateway, |(host, _)| host))
     };
     !token.gateways.is_empty() && token.gateways.iter().all(is_local)
 }

@@ -8,7 +8,8 @@ use ratatui::{
     widgets::{Block, Borders, Gauge, Paragraph, Row, Table, TableState},
 };
 use run_view::{
-    ActiveJobs, RunView, agent_state_text, cycle_findings, telemetry_text, trouble_text,
+    ActiveJobs, RunView, agent_state_text, cycle_findings, sampling_rate_text, telemetry_text,
+    trouble_text,
 };
 use wire::{clock::unix_seconds, v1};
 
@@ -101,7 +102,7 @@ fn draw_selected_agent(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         ("version", agent.version.clone()),
         ("profile", agent.profile.clone()),
         ("load", agent.telemetry.as_ref().map_or_else(String::new, telemetry_text)),
-        ("tokens/s", rate_label(agent)),
+        ("tokens/s", sampling_rate_text(agent)),
         ("memory", bytes(agent.rss_bytes)),
         ("for training", bytes(agent.training_bytes)),
         ("jobs done", agent.jobs_done.to_string()),
@@ -116,12 +117,6 @@ fn draw_selected_agent(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
 
 fn fact_line(name: &str, value: &str) -> Line<'static> {
     Line::from(format!("  {name:<14}{}", escape_line(value)))
-}
-
-/// The rate of an agent that draws nothing is that of its last jobs.
-fn rate_label(agent: &v1::AgentStatus) -> String {
-    let rate = Some(agent.tokens_per_s).filter(|rate| *rate > 0.0 && !agent.jobs.is_empty());
-    rate.map_or("-".into(), |rate| format!("{rate:.0}"))
 }
 
 fn job_label(job: &v1::ActiveJob) -> String {
@@ -162,7 +157,7 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             agent.agent.clone(),
             agent.roles.join(", "),
             agent_state_text(agent, unix_seconds()),
-            rate_label(agent),
+            sampling_rate_text(agent),
             on,
             does,
         ];

@@ -1,10 +1,6 @@
 //! TLS and membership configuration of a closed fleet's coordinator.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::Path,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::Context;
 use control::MembershipConfig;
@@ -12,7 +8,7 @@ use identity::FleetAuthority;
 
 use crate::{
     args::CoordinatorArgs,
-    this_machine::{self, SECONDS_PER_HOUR},
+    this_machine::{self, SECONDS_PER_HOUR, is_local_host},
 };
 
 pub(super) fn read_server_tls(keys: &FleetAuthority) -> anyhow::Result<gateway::GatewayTls> {
@@ -67,11 +63,6 @@ fn external_nats_urls(hosts: &[String], urls: &[String]) -> Vec<String> {
     let mut seen = std::collections::BTreeSet::new();
     all.retain(|url| seen.insert(url.clone()));
     all
-}
-
-fn is_local_host(host: &str) -> bool {
-    let address: Result<IpAddr, _> = host.trim_matches(['[', ']']).parse();
-    host == "localhost" || address.is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
 }
 
 fn format_host_port(host: &str, port: impl std::fmt::Display) -> String {
