@@ -6,13 +6,16 @@
 # that fails, the sources in a pinned PyPI package are built (minutes, needs a C++ compiler).
 # Idempotent; stdout contains only the path. With --native it only takes or builds one from these
 # sources for this machine's processor, with the programs that benchmarks compare with. With
-# --sources it prints the directory of the sources, which contain llama.cpp's converters.
+# --sources it prints the directory of the sources, which contain llama.cpp's converters. With
+# --vulkan it unpacks Debian's packages with the Vulkan backend and Mesa's driver for CPUs, for tests
+# of boxes with a GPU.
 set -eu
 
 SDIST=llama_cpp_python
 SDIST_VERSION=0.3.36
 SDIST_SHA256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 PROGRAMS="llama-perplexity llama-server"
+VULKAN_PACKAGES="libggml0-backend-vulkan libvulkan1 mesa-vulkan-drivers"
 BENCH_PROGRAMS="llama-bench llama-batched-bench llama-quantize"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -74,8 +77,15 @@ case "${1:-}" in
         exit 0
     fi
     ;;
+--vulkan)
+    target=$root/.tools/llama.cpp-vulkan
+    if usable "$target/bin"; then
+        printf '%s\n' "$target/bin"
+        exit 0
+    fi
+    ;;
 '') find_programs ;;
-*) die "unknown option $1; the options are --native and --sources" ;;
+*) die "unknown option $1; the options are --native, --sources and --vulkan" ;;
 esac
 
 mkdir -p "$root/.tools"
@@ -83,10 +93,11 @@ tmp=$(mktemp -d "$root/.tools/fetch.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
+# Unpacks llama.cpp and the packages of the arguments to $tmp.
 unpack_packages() {
     prepare_testing_release "$tmp/apt" || return 1
     needed=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts \
-        --no-breaks --no-replaces --no-enhances libllama0 | grep '^[a-z]' | sort -u |
+        --no-breaks --no-replaces --no-enhances libllama0 "$@" | grep '^[a-z]' | sort -u |
         grep -vE '^(debconf|cdebconf|perl|wget|curl)') || return 1
     # shellcheck disable=SC2086
     unpack_testing_packages "$tmp/root" $needed llama.cpp-tools llama.cpp-tools-extra || return 1
@@ -97,15 +108,27 @@ unpack_packages() {
     else
         kernels=x64
     fi
-    [ -f "$tmp/root/usr/lib/x86_64-linux-gnu/ggml/backends0/libggml-cpu-$kernels.so" ] || return 1
+    libraries=$tmp/root/usr/lib/x86_64-linux-gnu
+    [ -f "$libraries/ggml/backends0/libggml-cpu-$kernels.so" ] || return 1
     mkdir "$tmp/bin"
+    # Backends beside the dynamic linker are all loaded, those elsewhere only one at a time. The
+    # backend leaves out drivers for CPUs unless a device is named by its number.
+    # shellcheck disable=SC2016
+    backends='export GGML_BACKEND_PATH="$libraries/ggml/backends0/libggml-cpu-'$kernels'.so"'
+    if [ $# -gt 0 ]; then
+        (cd "$libraries" && ln -s "ggml/backends0/libggml-cpu-$kernels.so" \
+            ggml/backends0/libggml-vulkan.so .) || return 1
+        # shellcheck disable=SC2016
+        backends='export GGML_VK_VISIBLE_DEVICES=0
+export VK_DRIVER_FILES="${VK_DRIVER_FILES:-$root/usr/share/vulkan/icd.d/lvp_icd.json}"'
+    fi
     # Programs of a newer release only run with the C library of that release.
     for program in $PROGRAMS $BENCH_PROGRAMS; do
         cat >"$tmp/bin/$program" <<WRAPPER
 #!/bin/sh
 root=\$(CDPATH='' cd -- "\$(dirname -- "\$0")/../root" && pwd)
 libraries=\$root/usr/lib/x86_64-linux-gnu
-export GGML_BACKEND_PATH="\$libraries/ggml/backends0/libggml-cpu-$kernels.so"
+$backends
 exec "\$libraries/ld-linux-x86-64.so.2" --library-path "\$libraries:\$libraries/llama" \\
     "\$root/usr/bin/$program" "\$@"
 WRAPPER
@@ -157,7 +180,10 @@ if [ "${1:-}" = --sources ]; then
     printf '%s\n' "$target"
     exit 0
 fi
-if [ "${1:-}" = --native ] || ! unpack_packages; then
+if [ "${1:-}" = --vulkan ]; then
+    # shellcheck disable=SC2086
+    unpack_packages $VULKAN_PACKAGES || die "Debian's packages with Vulkan cannot be used here"
+elif [ "${1:-}" = --native ] || ! unpack_packages; then
     [ "${1:-}" = --native ] ||
         say "Debian's packages of llama.cpp cannot be used here; building it instead"
     rm -rf "${tmp:?}"/*

@@ -2,6 +2,7 @@
 
 mod peft;
 
+use crate::ops::{matrix::WeightMatrix, packed::MatmulKernel};
 use crate::random::RandomStream;
 use crate::tensor_file::TensorFileError;
 use candle_core::{DType, Device, Tensor};
@@ -18,6 +19,15 @@ pub(crate) struct AdapterPair {
     /// `[out, rank]`
     pub(crate) b: Tensor,
     pub(crate) scale: f64,
+    /// A and B, packed as the weights of the model that has the adapter.
+    pub(crate) packed: Option<[WeightMatrix; 2]>,
+}
+
+impl AdapterPair {
+    /// Returns A and B, packed if the pair is.
+    pub(crate) fn matrices(&self) -> [WeightMatrix; 2] {
+        self.packed.clone().unwrap_or_else(|| [(&self.a).into(), (&self.b).into()])
+    }
 }
 
 /// A LoRA adapter in memory: f32 on the CPU or, during training, on the model's device.
@@ -83,7 +93,7 @@ impl LoraAdapter {
                     &Device::Cpu,
                 )?;
                 let scale = settings.module_scale(layer, module, spec.rank);
-                pairs.insert((layer, module), AdapterPair { a, b, scale });
+                pairs.insert((layer, module), AdapterPair { a, b, scale, packed: None });
             }
         }
         Ok(Self { pairs, settings })
@@ -135,6 +145,16 @@ impl LoraAdapter {
             (pair.a, pair.b) = (pair.a.to_device(device)?, pair.b.to_device(device)?);
         }
         Ok(moved)
+    }
+
+    /// Packs the matrices, which must not change afterwards.
+    pub(crate) fn pack_matrices(&mut self, kernel: MatmulKernel) -> candle_core::Result<()> {
+        let mut matrices: Vec<_> = self.pairs.values().map(AdapterPair::matrices).collect();
+        WeightMatrix::pack_all(kernel, &mut matrices.iter_mut().flatten().collect::<Vec<_>>())?;
+        for (pair, matrices) in self.pairs.values_mut().zip(matrices) {
+            pair.packed = Some(matrices);
+        }
+        Ok(())
     }
 
     pub(crate) fn cast_matrices(&self, precision: DType) -> candle_core::Result<Self> {

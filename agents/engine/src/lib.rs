@@ -9,8 +9,10 @@ mod adapter;
 mod canary;
 mod dropout;
 mod generate;
+mod huge_pages;
 mod layout;
 mod load;
+mod machine_limits;
 mod model;
 mod ops;
 mod perplexity;
@@ -31,6 +33,7 @@ pub use generate::{
 };
 pub use layout::{ChunkLayout, layout_chunks};
 pub use load::{ModelLoadError, load_model};
+pub use machine_limits::MachineLimits;
 pub use model::{LanguageModel, MatrixDtype, ModelError, parse_device};
 pub use perplexity::{
     PerplexityError, PerplexityScore, ScoredDocument, score_chunks, score_documents, score_sliding,

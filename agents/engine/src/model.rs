@@ -6,7 +6,9 @@ mod memory;
 pub(crate) mod weights;
 
 use crate::adapter::{AdapterError, LoraAdapter};
-use crate::ops::{attention::HeadShape, matmul, matrix::WeightMatrix, rope};
+use crate::ops::matrix::{MatrixForm, WeightMatrix};
+use crate::ops::packed::{MatmulKernel, MatmulPhase};
+use crate::ops::{attention::HeadShape, matmul, rope};
 use crate::random::RandomStream;
 use crate::tensor_file::{self, TensorFile, TensorFileError};
 use candle_core::{DType, Device, Tensor};
@@ -25,14 +27,16 @@ pub enum MatrixDtype {
     #[default]
     F32,
     Bf16,
+    /// 8-bit integers, 32 of which share a scale; only on the CPU, and not for training.
+    Q8_0,
 }
 
 impl MatrixDtype {
-    pub const NAMES: [&str; 2] = ["f32", "bf16"];
+    pub const NAMES: [&str; 3] = ["f32", "bf16", "q8_0"];
 
     /// Parses the name of a type.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::F32, Self::Bf16].into_iter().find(|dtype| dtype.type_name() == name)
+        [Self::F32, Self::Bf16, Self::Q8_0].into_iter().find(|dtype| dtype.type_name() == name)
     }
 
     /// Returns the name of the type.
@@ -40,23 +44,29 @@ impl MatrixDtype {
         Self::NAMES[self as usize]
     }
 
+    /// Returns true if a model of this type merges an adapter into its weights.
+    pub fn merges_adapters(self) -> bool {
+        self == Self::F32
+    }
+
+    /// Returns the type of a parameter's tensor; matrices in 8 bits are made from f32.
     fn for_kind(self, kind: ParameterKind) -> DType {
         match (self, kind) {
             (Self::Bf16, ParameterKind::Matrix) => DType::BF16,
-            (Self::Bf16, ParameterKind::Bias | ParameterKind::Norm) | (Self::F32, _) => DType::F32,
+            _ => DType::F32,
         }
     }
 }
 
 /// A decoder-only language model in memory. A clone shares the weights.
 ///
-/// An f32 model merges an adapter into its weights. A bf16 model keeps it separate, because bf16
-/// weights would lose most of the adapter's small change.
+/// An f32 model merges an adapter into its weights. Others keep it separate, because their weights
+/// would lose most of the adapter's small change.
 #[derive(Debug, Clone)]
 pub struct LanguageModel {
     pub(crate) config: ModelConfig,
     pub(crate) weights: DecoderWeights,
-    /// Only in a bf16 model.
+    /// Not in an f32 model.
     pub(crate) unmerged_adapter: Option<Arc<LoraAdapter>>,
     pub(crate) device: Device,
     pub(crate) dtype: MatrixDtype,
@@ -86,8 +96,12 @@ pub enum ModelError {
         "the model that config.json describes has {parameters} parameters, {needed_gib} GiB as {dtype}, and {available_gib} GiB of memory are available; take a smaller model, bf16 or a larger box (M108)"
     )]
     TooLarge { parameters: u128, needed_gib: u128, available_gib: u128, dtype: &'static str },
-    #[error("a bf16 model is not saved with an adapter beside it; merge the two as files (M113)")]
-    UnmergedAdapter,
+    #[error(
+        "a {dtype} model is not saved with an adapter beside it; merge the two as files (M113)"
+    )]
+    UnmergedAdapter { dtype: &'static str },
+    #[error("a q8_0 model runs on the CPU only; choose --device cpu or --dtype bf16 (M109)")]
+    QuantizedDevice,
     #[error("tensor operation failed on the model (X101)")]
     Tensor(#[from] candle_core::Error),
 }
@@ -138,13 +152,13 @@ impl ParameterSource for DirectoryWeights<'_> {
     /// Maps the matrix into memory if the file has it in the wanted type.
     fn load_matrix(&mut self, parameter: ModelParameter) -> Result<WeightMatrix, TensorFileError> {
         let mapped = match self.dtype {
-            MatrixDtype::Bf16 if self.device.is_cpu() => {
+            MatrixDtype::Bf16 | MatrixDtype::Q8_0 if self.device.is_cpu() => {
                 self.find_file(&parameter.name)?.map_matrix(&parameter.name, &parameter.shape)?
             }
             _ => None,
         };
         match mapped {
-            Some(mapped) => Ok(WeightMatrix::Mapped(mapped)),
+            Some(mapped) => Ok(mapped.into()),
             None => Ok(self.load_vector(parameter)?.into()),
         }
     }
@@ -164,6 +178,9 @@ impl LanguageModel {
         device: &Device,
         dtype: MatrixDtype,
     ) -> Result<Self, ModelError> {
+        if dtype == MatrixDtype::Q8_0 && !device.is_cpu() {
+            return Err(ModelError::QuantizedDevice);
+        }
         if dir.is_file() {
             return Self::load_gguf(dir, device, dtype);
         }
@@ -178,6 +195,7 @@ impl LanguageModel {
         }
         let weights = DecoderWeights::build(
             &config,
+            dtype,
             DirectoryWeights { dir, files_by_name: places, dtype, device },
         )?;
         Ok(Self { source: Some(dir.into()), ..Self::from_parts(config, weights, device, dtype) })
@@ -203,19 +221,21 @@ impl LanguageModel {
     ) -> Result<Self, ModelError> {
         memory::check_memory(&config, MatrixDtype::F32, device)?;
         let deviation = config.initializer_range;
-        let weights = DecoderWeights::build(&config, |ModelParameter { name, shape, kind }| {
-            let count: usize = shape.iter().product();
-            let values: Vec<f32> = match kind {
-                ParameterKind::Norm => vec![1.0; count],
-                ParameterKind::Bias => vec![0.0; count],
-                ParameterKind::Matrix => {
-                    let mut random = RandomStream::for_part(seed, &name);
-                    (0..count).map(|_| (random.next_normal() * deviation) as f32).collect()
-                }
-            };
-            Tensor::from_vec(values, shape, device)
-        })?;
-        Ok(Self::from_parts(config, weights, device, MatrixDtype::F32))
+        let f32 = MatrixDtype::F32;
+        let weights =
+            DecoderWeights::build(&config, f32, |ModelParameter { name, shape, kind }| {
+                let count: usize = shape.iter().product();
+                let values: Vec<f32> = match kind {
+                    ParameterKind::Norm => vec![1.0; count],
+                    ParameterKind::Bias => vec![0.0; count],
+                    ParameterKind::Matrix => {
+                        let mut random = RandomStream::for_part(seed, &name);
+                        (0..count).map(|_| (random.next_normal() * deviation) as f32).collect()
+                    }
+                };
+                Tensor::from_vec(values, shape, device)
+            })?;
+        Ok(Self::from_parts(config, weights, device, f32))
     }
 
     /// Creates a random model with the configuration of a directory. `save_directory` copies the
@@ -239,6 +259,35 @@ impl LanguageModel {
         self.dtype.for_kind(ParameterKind::Matrix)
     }
 
+    pub(crate) fn matrix_form(&self) -> MatrixForm {
+        self.weights.output_matrix().matrix_form()
+    }
+
+    /// Packs the weights for a process that draws samples: decoding is then up to twice as fast,
+    /// and the memory is not shared with other processes. Returns the model as it is if that would
+    /// leave less memory than the weights have, on other devices than the CPU, for f32, and on
+    /// processors without bf16 instructions.
+    pub fn into_packed(mut self) -> Result<Self, ModelError> {
+        let elements: usize =
+            self.weights.matrices_mut().iter().map(|matrix| matrix.element_count()).sum();
+        let fits = memory::available_bytes().is_some_and(|free| free >= 4 * elements as u128);
+        let kernel = MatmulKernel::for_packed_weights().filter(|_| fits);
+        let Some(kernel) = kernel.filter(|_| self.matrix_form() == MatrixForm::Bf16Rows) else {
+            return Ok(self);
+        };
+        WeightMatrix::pack_all(kernel, &mut self.weights.matrices_mut())?;
+        if let Some(adapter) = &mut self.unmerged_adapter {
+            Arc::make_mut(adapter).pack_matrices(kernel)?;
+        }
+        Ok(self)
+    }
+
+    /// Drops the packed weights, with which a model cannot be trained.
+    pub(crate) fn into_unpacked(mut self) -> Self {
+        self.weights.matrices_mut().into_iter().for_each(WeightMatrix::drop_packed);
+        self
+    }
+
     pub(crate) fn head_shape(&self) -> HeadShape {
         let ModelConfig { heads, kv_heads, head_dim, .. } = self.config;
         HeadShape { count: heads, kv_count: kv_heads, dim: head_dim }
@@ -250,16 +299,18 @@ impl LanguageModel {
     }
 
     /// Returns the model with an adapter. An f32 model merges it, which needs no more memory for
-    /// weights that are not shared; a bf16 model keeps it unmerged.
+    /// weights that are not shared; others keep it unmerged.
     pub fn into_adapted(mut self, adapter: &LoraAdapter) -> Result<Self, AdapterError> {
         adapter.check_fits(&self.config)?;
-        if self.dtype == MatrixDtype::Bf16 {
+        if !self.dtype.merges_adapters() {
             if self.unmerged_adapter.is_some() {
                 return Err(AdapterError::SecondAdapter);
             }
-            self.unmerged_adapter = Some(Arc::new(
-                adapter.to_device(&self.device)?.cast_matrices(self.matrix_dtype())?,
-            ));
+            let mut own = adapter.to_device(&self.device)?.cast_matrices(DType::BF16)?;
+            if self.matrix_form().for_adapter() == MatrixForm::Packed {
+                own.pack_matrices(MatmulKernel::select_best(MatmulPhase::Decode))?;
+            }
+            self.unmerged_adapter = Some(Arc::new(own));
             return Ok(self);
         }
         for ((layer, module), pair) in &adapter.pairs {
@@ -271,11 +322,11 @@ impl LanguageModel {
         Ok(self)
     }
 
-    /// Returns the engine's name for records, with `-bf16` appended if the matrices are bf16.
+    /// Returns the engine's name for records, with the type of the matrices unless it is f32.
     pub fn engine_name(&self) -> String {
         match self.dtype {
             MatrixDtype::F32 => crate::ENGINE.to_owned(),
-            MatrixDtype::Bf16 => format!("{}-bf16", crate::ENGINE),
+            dtype => format!("{}-{}", crate::ENGINE, dtype.type_name()),
         }
     }
 
@@ -287,7 +338,7 @@ impl LanguageModel {
             move |source| ModelError::File { path, source }
         };
         if self.unmerged_adapter.is_some() {
-            return Err(ModelError::UnmergedAdapter);
+            return Err(ModelError::UnmergedAdapter { dtype: self.dtype.type_name() });
         }
         std::fs::create_dir_all(dir).map_err(file(dir))?;
         tensor_file::write_tensors(&dir.join(SINGLE_WEIGHTS_FILE), self.weights.named_tensors()?)?;

@@ -112,6 +112,8 @@ pub enum TrainError {
         "every weight of a bf16 model cannot be trained; load it as f32, or train an adapter (M113)"
     )]
     FullBf16,
+    #[error("a q8_0 model cannot be trained; load it as f32 or bf16 (M113)")]
+    Quantized,
     #[error(
         "the model has an adapter beside it; train on the base, or continue training the adapter \
          (M113)"
@@ -161,6 +163,7 @@ impl ModelTrainer {
         spec: TrainSpec,
     ) -> Result<Self, TrainError> {
         check_spec(&spec)?;
+        let model = model.into_unpacked();
         check_model(&model, &method)?;
         tokenizer.check_fits(&model.config)?;
         let sequences = tokenize_examples(&model, tokenizer, examples, spec.max_tokens)?;
@@ -308,7 +311,8 @@ fn replace_weights(
     model: &mut LanguageModel,
     mut updated: BTreeMap<String, Tensor>,
 ) -> candle_core::Result<()> {
-    model.weights = DecoderWeights::build(&model.config, |parameter: ModelParameter| {
+    let dtype = model.dtype;
+    model.weights = DecoderWeights::build(&model.config, dtype, |parameter: ModelParameter| {
         updated
             .remove(&parameter.name)
             .ok_or_else(|| candle_core::Error::msg(format!("`{}` got no update", parameter.name)))
@@ -318,6 +322,7 @@ fn replace_weights(
 
 fn check_model(model: &LanguageModel, method: &TrainMethod) -> Result<(), TrainError> {
     match method {
+        _ if model.dtype == MatrixDtype::Q8_0 => Err(TrainError::Quantized),
         TrainMethod::Full if model.dtype == MatrixDtype::Bf16 => Err(TrainError::FullBf16),
         _ if model.unmerged_adapter.is_some() => Err(TrainError::UnmergedAdapter),
         _ => Ok(()),

@@ -87,9 +87,15 @@ fn a_sample_s_logprob_is_the_model_s_own_however_it_was_drawn() {
     assert!(likely > 0.05, "some are likelier than others: {likely}");
 }
 
-/// In bf16 an adapter is computed beside the weights.
+/// An adapter is computed beside weights that are not f32.
 #[test]
-fn a_sample_of_a_bf16_model_with_an_adapter_does_not_depend_on_slots() {
+fn a_sample_of_a_bf16_or_q8_0_model_with_an_adapter_does_not_depend_on_slots() {
+    for dtype in [MatrixDtype::Bf16, MatrixDtype::Q8_0] {
+        check_adapted_samples(dtype);
+    }
+}
+
+fn check_adapted_samples(dtype: MatrixDtype) {
     let dir = tempfile::tempdir().unwrap();
     let mut config = write_scratch_model(dir.path(), &ScratchShape::default()).unwrap();
     config.initializer_range = 0.3;
@@ -97,8 +103,7 @@ fn a_sample_of_a_bf16_model_with_an_adapter_does_not_depend_on_slots() {
         .unwrap()
         .save_directory(dir.path())
         .unwrap();
-    let model =
-        LanguageModel::load_with_dtype(dir.path(), &Device::Cpu, MatrixDtype::Bf16).unwrap();
+    let model = LanguageModel::load_with_dtype(dir.path(), &Device::Cpu, dtype).unwrap();
     let spec = LoraSpec { rank: 4, alpha: 8.0, modules: LayerModule::ALL.into(), rslora: false };
     let path = dir.path().join("adapter");
     LoraAdapter::new(&spec, model.model_config(), 1).unwrap().save_peft(&path, "base").unwrap();
@@ -115,6 +120,16 @@ fn a_sample_of_a_bf16_model_with_an_adapter_does_not_depend_on_slots() {
     for slots in [2, 7, 64] {
         assert_eq!(run(&adapted, slots), alone, "{slots} slots");
     }
+    // Packed weights have the same sums, whether they are packed before or after.
+    let packed = model.clone().into_packed().unwrap();
+    for packed in [packed.with_adapter(&adapter), Ok(adapted.clone().into_packed().unwrap())] {
+        assert_eq!(run(&packed.unwrap(), 7), alone, "packed");
+    }
+    let text = "a text that is as long as a canary";
+    let score = |model: LanguageModel| {
+        BatchGenerator::<()>::new(model, tokenizer.clone(), 1).score_canary(text, 20).unwrap()
+    };
+    assert_eq!(score(packed), score(model));
     assert!(adapted.with_adapter(&adapter).is_err());
     assert!(adapted.save_directory(&path).is_err());
 }

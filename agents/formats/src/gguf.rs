@@ -1,7 +1,7 @@
 //! GGUF files, versions 2 and 3, little-endian: fields, then a list of tensors, then their data.
 
 mod ggml_type;
-pub(crate) mod q8_0;
+pub mod q8_0;
 mod reader;
 mod value;
 mod writer;

@@ -14,6 +14,7 @@ pub mod safetensors;
 
 pub use config::{Architecture, ModelConfig, ModelConfigError, RopeScaling};
 pub use dtype::{ConversionDtype, FloatDtype};
+pub use gguf::q8_0;
 pub use gguf_model::{GgufModel, GgufModelError, is_gguf};
 pub use layer_module::{LayerModule, LoraSpec};
 pub use model_dir::{

@@ -88,7 +88,7 @@ fn training_on_profile(
     // sequence.
     let sequence = tokens.min(training.max_tokens.max(1));
     let narrow = match engine {
-        TrainingEngine::Candle => dtype == "bf16",
+        TrainingEngine::Candle => dtype != "f32",
         TrainingEngine::PyTorch(_) => policy.dtype != FloatDtype::F32,
     };
     let method = match &training.lora {

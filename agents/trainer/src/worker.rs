@@ -59,6 +59,8 @@ fn run_training(
     respond: &CallResponder,
 ) -> anyhow::Result<()> {
     let began = Instant::now();
+    // Weights in 8 bits are not trained beside.
+    let dtype = if dtype == MatrixDtype::Q8_0 { MatrixDtype::Bf16 } else { dtype };
     let place = ComputePlace { device: engine::parse_device(device)?, dtype };
     let (mut trainer, before) = start_trainer(call, &place, respond)?;
     let steps = to_u32(trainer.total_steps());

@@ -58,17 +58,22 @@ const ROUNDS: usize = 3;
 enum EngineTask {
     Prefill,
     Decode(usize),
+    /// With weights in 8 bits, Q8_0.
+    DecodeQuantized(usize),
     Perplexity,
     Train,
     TrainCheckpointed,
 }
 
 /// All tasks, in the order of the report.
-const TASKS: [EngineTask; 7] = [
+const TASKS: [EngineTask; 10] = [
     EngineTask::Prefill,
     EngineTask::Decode(1),
     EngineTask::Decode(8),
     EngineTask::Decode(32),
+    EngineTask::DecodeQuantized(1),
+    EngineTask::DecodeQuantized(8),
+    EngineTask::DecodeQuantized(32),
     EngineTask::Perplexity,
     EngineTask::Train,
     EngineTask::TrainCheckpointed,
@@ -79,6 +84,7 @@ impl EngineTask {
         match self {
             Self::Prefill => "prefill".into(),
             Self::Decode(sequences) => format!("decode-{sequences}"),
+            Self::DecodeQuantized(sequences) => format!("decode-q8_0-{sequences}"),
             Self::Perplexity => "perplexity".into(),
             Self::Train => "train".into(),
             Self::TrainCheckpointed => "train-recompute".into(),
@@ -94,6 +100,7 @@ impl EngineTask {
         match self {
             Self::Prefill => format!("prefill, {PREFILL} tokens"),
             Self::Decode(sequences) => format!("decode, {sequences} at once"),
+            Self::DecodeQuantized(sequences) => format!("decode in q8_0, {sequences} at once"),
             Self::Perplexity => format!("perplexity, {CHUNKS} × {CONTEXT}, load included"),
             Self::Train => format!("LoRA training, {BATCH} × {LENGTH}"),
             Self::TrainCheckpointed => "with gradient checkpointing".into(),
@@ -138,9 +145,32 @@ struct OrderSpeed {
     limit_per_s: Option<f64>,
 }
 
+/// The limits of the machine, with the threads of the engines.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct MachineSpeed {
+    read_bytes_per_s: f64,
+    /// Of operands in registers.
+    multiply_adds_per_s: f64,
+}
+
+/// The parameters of the model, by how often a token uses them.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct ModelSize {
+    /// Bytes of the weights that a decoded token reads.
+    decoded_bytes: u64,
+    /// Multiplications of a prefilled token, without attention and without the output layer, which
+    /// only the last token needs.
+    prefill_products: u64,
+    /// Multiplications of a decoded token, without attention.
+    decode_products: u64,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct EnginesReport {
     machine: String,
+    /// Absent in older reports.
+    #[serde(default)]
+    limits: Option<(MachineSpeed, ModelSize)>,
     threads: usize,
     load_before: Vec<f64>,
     load_after: Vec<f64>,
@@ -181,13 +211,18 @@ fn measure_engines(args: &BenchArgs, tasks: &[EngineTask]) -> anyhow::Result<Eng
     let scratch = tempfile::tempdir().context("make a directory for the model")?;
     let model = scratch_model::write_model(scratch.path())?;
     let threads = args.threads.map_or(2, |threads| threads as usize);
-    let gguf = scratch.path().join("model.gguf");
-    let mut conversions = vec![llama::convert_model(&model, &gguf)?];
+    let [gguf, quantized] = ["model.gguf", "q8_0.gguf"].map(|name| scratch.path().join(name));
+    let mut conversions = vec![
+        llama::convert_model(&model, "bf16", &gguf)?,
+        llama::convert_model(&model, "q8_0", &quantized)?,
+    ];
+    let files = llama::ModelFiles { bf16: gguf.clone(), quantized: quantized.clone() };
     let llama =
-        llama::LlamaRunner::find_installation(args.llama_cpp.as_deref(), &model, &gguf, threads);
+        llama::LlamaRunner::find_installation(args.llama_cpp.as_deref(), &model, &files, threads);
     let llama = skip_on_error("llama.cpp", llama).flatten();
-    let mut runners: Vec<Box<dyn EngineRunner + '_>> =
-        vec![Box::new(candle::CandleRunner::new(&model, threads)?)];
+    let embedded = candle::CandleRunner::new(&model, threads)?;
+    let limits = (tasks == TASKS).then(|| embedded.measure_limits()).transpose()?;
+    let mut runners: Vec<Box<dyn EngineRunner + '_>> = vec![Box::new(embedded)];
     runners.extend(llama.iter().map(|llama| Box::new(llama) as Box<dyn EngineRunner + '_>));
     if let Some(python) = &args.python {
         if let Some(torch) =
@@ -200,7 +235,7 @@ fn measure_engines(args: &BenchArgs, tasks: &[EngineTask]) -> anyhow::Result<Eng
             conversions.extend(skip_on_error("llama.cpp's converter", converted));
         }
     }
-    scratch_model::evict_files(&[&model.weights, &gguf])?;
+    scratch_model::evict_files(&[&model.weights, &gguf, &quantized])?;
     let engines = run_in_turns(runners, tasks)?;
     let sampled = if tasks == TASKS {
         measure_orders(llama.as_ref(), &engines, &model, &gguf, threads)
@@ -209,6 +244,7 @@ fn measure_engines(args: &BenchArgs, tasks: &[EngineTask]) -> anyhow::Result<Eng
     };
     Ok(EnginesReport {
         machine: describe_machine(),
+        limits: limits.map(|limits| (limits, model.size)),
         threads,
         load_before,
         load_after: super::read_load_average(),
@@ -257,6 +293,7 @@ struct BenchModel {
     text: PathBuf,
     weights: PathBuf,
     weight_bytes: u64,
+    size: ModelSize,
 }
 
 impl<T: EngineRunner> EngineRunner for &T {

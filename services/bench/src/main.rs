@@ -34,10 +34,15 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Parser;
 use cli::{VERSION, output};
+use mimalloc::MiMalloc;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::args::{BenchArgs, BenchCommand, BenchTarget, WorkerCommand};
+
+/// The allocator of the `flotilla` program, whose engine this program measures.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     output::install_panic_hook();

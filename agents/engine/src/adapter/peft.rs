@@ -36,7 +36,7 @@ impl LoraAdapter {
                     }
                 }
                 let scale = settings.module_scale(layer, module, rank);
-                pairs.insert((layer, module), AdapterPair { a, b, scale });
+                pairs.insert((layer, module), AdapterPair { a, b, scale, packed: None });
             }
         }
         match found.into_keys().next() {

@@ -5,6 +5,7 @@ use super::LanguageModel;
 use crate::adapter::LoraAdapter;
 use crate::dropout::LoraDropout;
 use crate::ops::matmul::{self, MatmulPhase, PreparedRows, ProjectionSum};
+use crate::ops::matrix::WeightMatrix;
 use crate::ops::{add_tensors, norm, rope::RotaryEmbedding, swiglu};
 use candle_core::{Result, Tensor};
 use formats::LayerModule;
@@ -26,11 +27,11 @@ pub(crate) struct ForwardPass<'a> {
     pub(crate) trained: Option<TrainedAdapter<'a>>,
 }
 
-struct LowRankInput<'a> {
+struct LowRankInput {
     /// `scale * x Aᵀ`.
     values: Tensor,
     rows: PreparedRows,
-    b: &'a Tensor,
+    b: WeightMatrix,
 }
 
 pub(crate) struct ProjectionOutput {
@@ -115,7 +116,7 @@ impl LanguageModel {
         attend: &mut AttentionFn<'_>,
     ) -> Result<LayerTape> {
         let (mut tape, activated) = self.run_before_down(index, pass, input, attend)?;
-        let rows = PreparedRows::new(pass.phase, &activated, self.matrix_dtype())?;
+        let rows = PreparedRows::new(pass.phase, &activated, self.matrix_form())?;
         let [low] = self.low_rank_inputs(index, [LayerModule::Down], pass, &activated, &rows)?;
         tape.lows.push(low.map(|low| low.values));
         Ok(tape)
@@ -179,12 +180,12 @@ impl LanguageModel {
         pass: &ForwardPass<'_>,
         x: &Tensor,
     ) -> Result<[ProjectionOutput; N]> {
-        let rows = PreparedRows::new(pass.phase, x, self.matrix_dtype())?;
+        let rows = PreparedRows::new(pass.phase, x, self.matrix_form())?;
         let lows = self.low_rank_inputs(index, modules, pass, x, &rows)?;
         let linears = modules.map(|module| &self.weights.layers[index].linears[module as usize]);
         let all = linears.iter().zip(&lows).map(|(linear, low)| {
             let mut terms = vec![(&rows, linear.weight.clone())];
-            terms.extend(low.iter().map(|low| (&low.rows, low.b.into())));
+            terms.extend(low.iter().map(|low| (&low.rows, low.b.clone())));
             ProjectionSum { terms, bias: linear.bias.as_ref() }
         });
         let outs = matmul::project_all(&all.collect::<Vec<_>>())?;
@@ -198,15 +199,16 @@ impl LanguageModel {
     }
 
     /// Computes `scale * x Aᵀ` for each module; `rows` are the prepared rows of `x`.
-    fn low_rank_inputs<'a, const N: usize>(
-        &'a self,
+    fn low_rank_inputs<const N: usize>(
+        &self,
         index: usize,
         modules: [LayerModule; N],
-        pass: &ForwardPass<'a>,
+        pass: &ForwardPass<'_>,
         x: &Tensor,
         rows: &PreparedRows,
-    ) -> Result<[Option<LowRankInput<'a>>; N]> {
-        let (precision, &ForwardPass { phase, trained, .. }) = (self.matrix_dtype(), pass);
+    ) -> Result<[Option<LowRankInput>; N]> {
+        let &ForwardPass { phase, trained, .. } = pass;
+        let form = self.matrix_form().for_adapter();
         let adapter =
             trained.map_or(self.unmerged_adapter.as_deref(), |trained| Some(trained.adapter));
         let dropout = trained.and_then(|trained| trained.dropout);
@@ -215,19 +217,24 @@ impl LanguageModel {
             let pair = adapter.and_then(|adapter| adapter.pairs.get(&(index, module)));
             let Some(pair) = pair else { continue };
             let seen = dropout.map(|dropout| dropout.apply_mask(index, module, x)).transpose()?;
-            let seen = seen.map(|seen| PreparedRows::new(phase, &seen, precision)).transpose()?;
-            pairs.push((place, pair, seen));
+            let seen = seen.map(|seen| PreparedRows::new(phase, &seen, form)).transpose()?;
+            pairs.push((place, pair, pair.matrices(), seen));
         }
-        let down = pairs.iter().map(|(_, pair, seen)| {
-            let terms = vec![(seen.as_ref().unwrap_or(rows), (&pair.a).into())];
+        let own = match pairs.is_empty() || form == self.matrix_form() {
+            true => None,
+            false => Some(PreparedRows::new(phase, x, form)?),
+        };
+        let rows = own.as_ref().unwrap_or(rows);
+        let down = pairs.iter().map(|(_, _, [a, _], seen)| {
+            let terms = vec![(seen.as_ref().unwrap_or(rows), a.clone())];
             ProjectionSum { terms, bias: None }
         });
         let narrow = matmul::project_all(&down.collect::<Vec<_>>())?;
         let mut lows = [const { None }; N];
-        for ((place, pair, _), values) in pairs.iter().zip(narrow) {
+        for ((place, pair, [_, b], _), values) in pairs.into_iter().zip(narrow) {
             let values = (values * pair.scale)?;
-            let rows = PreparedRows::new(phase, &values, precision)?;
-            lows[*place] = Some(LowRankInput { rows, values, b: &pair.b });
+            let rows = PreparedRows::new(phase, &values, form)?;
+            lows[place] = Some(LowRankInput { rows, values, b });
         }
         Ok(lows)
     }

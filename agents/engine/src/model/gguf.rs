@@ -8,6 +8,7 @@ use std::path::Path;
 
 impl LanguageModel {
     /// Loads one tensor at a time; quantised tensors are converted to the values they represent.
+    /// As 8 bits they become the same blocks again.
     pub(super) fn load_gguf(
         path: &Path,
         device: &Device,
@@ -16,11 +17,12 @@ impl LanguageModel {
         let file = GgufModel::open(path)?;
         let config = file.model_config().clone();
         memory::check_memory(&config, dtype, device)?;
-        let weights = DecoderWeights::build(&config, |ModelParameter { name, shape, kind }| {
-            let values = file.read_values(&name)?;
-            let tensor = Tensor::from_vec(values, shape, device)?;
-            Ok::<_, ModelError>(tensor.to_dtype(dtype.for_kind(kind))?)
-        })?;
+        let weights =
+            DecoderWeights::build(&config, dtype, |ModelParameter { name, shape, kind }| {
+                let values = file.read_values(&name)?;
+                let tensor = Tensor::from_vec(values, shape, device)?;
+                Ok::<_, ModelError>(tensor.to_dtype(dtype.for_kind(kind))?)
+            })?;
         Ok(Self::from_parts(config, weights, device, dtype))
     }
 }

@@ -25,11 +25,12 @@ fn check_against(
     available: u128,
 ) -> Result<(), ModelError> {
     let parameters = config.count_parameters();
-    let bytes = match dtype {
-        MatrixDtype::F32 => 4,
-        MatrixDtype::Bf16 => 2,
+    // 32 elements in 8 bits and their scale have 34 bytes.
+    let needed = match dtype {
+        MatrixDtype::F32 => parameters * 4,
+        MatrixDtype::Bf16 => parameters * 2,
+        MatrixDtype::Q8_0 => (parameters * 34).div_ceil(32),
     };
-    let needed = parameters * bytes;
     if needed <= available {
         return Ok(());
     }
@@ -42,7 +43,7 @@ fn check_against(
 }
 
 /// Returns the available memory and swap, in bytes.
-fn available_bytes() -> Option<u128> {
+pub(super) fn available_bytes() -> Option<u128> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;

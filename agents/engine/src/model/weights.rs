@@ -1,5 +1,6 @@
 //! The parameters of a model, each under its Hugging Face name.
 
+use super::MatrixDtype;
 use crate::ops::matrix::WeightMatrix;
 use candle_core::Tensor;
 use formats::LayerModule;
@@ -56,7 +57,7 @@ pub(crate) fn layer_parameter_name(layer: usize, rest: &str) -> String {
 
 /// A source of parameters, for example a directory or a random stream.
 pub(crate) trait ParameterSource {
-    type Error;
+    type Error: From<candle_core::Error>;
 
     fn load_vector(&mut self, parameter: ModelParameter) -> Result<Tensor, Self::Error>;
 
@@ -64,7 +65,9 @@ pub(crate) trait ParameterSource {
     fn load_matrix(&mut self, parameter: ModelParameter) -> Result<WeightMatrix, Self::Error>;
 }
 
-impl<E, F: FnMut(ModelParameter) -> Result<Tensor, E>> ParameterSource for F {
+impl<E: From<candle_core::Error>, F: FnMut(ModelParameter) -> Result<Tensor, E>> ParameterSource
+    for F
+{
     type Error = E;
 
     fn load_vector(&mut self, parameter: ModelParameter) -> Result<Tensor, E> {
@@ -76,8 +79,36 @@ impl<E, F: FnMut(ModelParameter) -> Result<Tensor, E>> ParameterSource for F {
     }
 }
 
+/// Converts the matrices of another source to 8 bits.
+struct QuantizingSource<S>(S);
+
+impl<S: ParameterSource> ParameterSource for QuantizingSource<S> {
+    type Error = S::Error;
+
+    fn load_vector(&mut self, parameter: ModelParameter) -> Result<Tensor, S::Error> {
+        self.0.load_vector(parameter)
+    }
+
+    fn load_matrix(&mut self, parameter: ModelParameter) -> Result<WeightMatrix, S::Error> {
+        Ok(self.0.load_matrix(parameter)?.into_quantized()?)
+    }
+}
+
 impl DecoderWeights {
+    /// Loads the parameters from a source. Matrices are converted to 8 bits one by one if `dtype`
+    /// says so.
     pub(crate) fn build<S: ParameterSource>(
+        config: &ModelConfig,
+        dtype: MatrixDtype,
+        source: S,
+    ) -> Result<Self, S::Error> {
+        match dtype {
+            MatrixDtype::F32 | MatrixDtype::Bf16 => Self::load_parts(config, source),
+            MatrixDtype::Q8_0 => Self::load_parts(config, QuantizingSource(source)),
+        }
+    }
+
+    fn load_parts<S: ParameterSource>(
         config: &ModelConfig,
         mut source: S,
     ) -> Result<Self, S::Error> {
@@ -107,6 +138,13 @@ impl DecoderWeights {
     /// Returns the matrix of the head, `[vocab, hidden]`.
     pub(crate) fn output_matrix(&self) -> &WeightMatrix {
         self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Returns the matrices that rows of activations are multiplied with.
+    pub(crate) fn matrices_mut(&mut self) -> Vec<&mut WeightMatrix> {
+        let linears = self.layers.iter_mut().flat_map(|layer| &mut layer.linears);
+        let output = self.head.as_mut().unwrap_or(&mut self.embedding);
+        linears.map(|linear| &mut linear.weight).chain([output]).collect()
     }
 
     pub(crate) fn named_parameters(&self) -> Vec<(String, WeightMatrix)> {

@@ -135,7 +135,7 @@ struct ScoredPart<'a> {
 impl<'a> ScoredPart<'a> {
     fn new(scored: &ScoredRows<'a>, start: usize, targets: &'a [u32]) -> Result<Self> {
         let hidden = scored.hidden.narrow(0, start, targets.len())?;
-        let rows = PreparedRows::new(MatmulPhase::Prefill, &hidden, scored.head.element_type())?;
+        let rows = PreparedRows::new(MatmulPhase::Prefill, &hidden, scored.head.matrix_form())?;
         let vocabulary = scored.head.matrix_shape()?.0;
         Ok(Self { hidden, rows, head: scored.head, targets, vocabulary })
     }

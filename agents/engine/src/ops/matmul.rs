@@ -4,7 +4,7 @@
 //! choose its number of threads by itself. For bf16 weights both factors are narrowed to bf16 and
 //! multiplied by the packed kernels. All sums are f32.
 
-use super::matrix::WeightMatrix;
+use super::matrix::{MatrixForm, WeightMatrix};
 pub(crate) use super::packed::MatmulPhase;
 use super::packed::{self, LeftFactor, MatmulKernel, ProjectionInputs, RightFactor};
 use super::{for_row_blocks, host_f32, math};
@@ -19,15 +19,20 @@ pub(crate) struct PreparedRows {
 }
 
 impl PreparedRows {
-    pub(crate) fn new(phase: MatmulPhase, x: &Tensor, weights: DType) -> Result<Self> {
+    pub(crate) fn new(phase: MatmulPhase, x: &Tensor, weights: MatrixForm) -> Result<Self> {
+        let kernel = MatmulKernel::select_best(phase);
         let packed = match weights {
-            DType::BF16 if x.device().is_cpu() => Some(ProjectionInputs::new(
-                MatmulKernel::select_best(phase),
-                phase,
-                &host_f32(x)?,
-                x.dim(1)?,
-            )),
-            _ => None,
+            MatrixForm::Tensor => None,
+            _ if !x.device().is_cpu() => None,
+            MatrixForm::Bf16Rows => {
+                Some(ProjectionInputs::new(kernel, phase, &host_f32(x)?, x.dim(1)?))
+            }
+            MatrixForm::Packed => {
+                Some(ProjectionInputs::for_packed_weights(kernel, &host_f32(x)?, x.dim(1)?))
+            }
+            MatrixForm::Quantized => {
+                Some(ProjectionInputs::for_quantized_weights(kernel, &host_f32(x)?, x.dim(1)?))
+            }
         };
         Ok(Self { x: x.clone(), packed })
     }
@@ -51,19 +56,19 @@ pub(crate) fn project_all(projections: &[ProjectionSum<'_>]) -> Result<Vec<Tenso
         let Some((rows, weight)) = terms.first() else { bail!("no terms to sum") };
         let columns = weight.matrix_shape()?.0;
         outs.push((vec![0f32; rows.x.dim(0)? * columns], columns));
-        weights.push(terms.iter().map(|(_, w)| w.bf16_elements()).collect::<Result<Vec<_>>>()?);
+        weights.push(terms.iter().map(|(_, w)| w.host_elements()).collect::<Result<Vec<_>>>()?);
         biases.push(bias.map(host_f32).transpose()?);
     }
     let mut work = Vec::with_capacity(projections.len());
     for (index, (out, _)) in outs.iter_mut().enumerate() {
         let mut terms = Vec::new();
-        for ((rows, weight), values) in projections[index].terms.iter().zip(&weights[index]) {
+        for ((rows, weight), elements) in projections[index].terms.iter().zip(&weights[index]) {
             let Some(inputs) = &rows.packed else { bail!("rows that are not packed") };
             let (columns, width) = weight.matrix_shape()?;
             if rows.x.dim(1)? != width {
                 bail!("cannot project {:?} by [{columns}, {width}]", rows.x.shape());
             }
-            terms.push((inputs, packed::Bf16Rows::new(values, width)));
+            terms.push((inputs, elements.projection_weight()));
         }
         work.push(packed::PackedProjection { out, terms, bias: biases[index].as_deref() });
     }
@@ -81,7 +86,7 @@ pub(crate) fn project_rows(
     weight: &WeightMatrix,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let rows = PreparedRows::new(phase, x, weight.element_type())?;
+    let rows = PreparedRows::new(phase, x, weight.matrix_form())?;
     let projections = project_all(&[ProjectionSum { terms: vec![(&rows, weight.clone())], bias }])?;
     projections.into_iter().next().ok_or_else(|| candle_core::Error::msg("one projection"))
 }
@@ -403,7 +408,7 @@ mod tests {
             };
             let (first, second, bias) = (weight(1, 50), weight(2, 33), random(&[50], 3));
             let x = random(&[21, 70], 4);
-            let rows = PreparedRows::new(PREFILL, &x, dtype).unwrap();
+            let rows = PreparedRows::new(PREFILL, &x, first.matrix_form()).unwrap();
             let all = project_all(&[
                 ProjectionSum { terms: vec![(&rows, first.clone())], bias: Some(&bias) },
                 ProjectionSum { terms: vec![(&rows, second.clone())], bias: None },

@@ -1,5 +1,6 @@
-//! Matrix products of bf16 factors with f32 sums. One factor is used as it lies in memory, the
-//! other is packed into the tiles that the processor's instructions take. The sum of an element has
+//! Matrix products of bf16 or 8-bit factors with f32 sums. One factor is used as it lies in memory, the
+//! other is packed into the tiles that the processor's instructions take: for each product, or
+//! once, if a model's weights are used for long. The sum of an element has
 //! one order, that of the inner dimension in its phase: it depends neither on other rows and
 //! columns nor on threads.
 
@@ -7,15 +8,20 @@ mod factor_tile;
 mod kernel;
 mod left_right;
 mod projection;
+mod quantized;
+mod strip_sums;
 mod tiles;
+mod weights;
 
 use factor_tile::SIDE;
 use half::bf16;
 pub(crate) use kernel::MatmulKernel;
 use kernel::TileSums;
 pub(crate) use left_right::{LeftFactor, RightFactor, multiply_packed};
-pub(crate) use projection::{PackedProjection, ProjectionInputs, project_packed};
+pub(crate) use projection::{PackedProjection, ProjectionInputs, ProjectionWeight, project_packed};
+pub(crate) use quantized::QuantizedMatrix;
 use std::marker::PhantomData;
+pub(crate) use weights::PackedMatrix;
 
 /// The kind of rows of activations. Sequences have many rows and single tokens few; the fastest
 /// method differs, so each phase has its own order of sums.

@@ -2,7 +2,8 @@
 
 use half::f16;
 
-const BLOCK_VALUES: usize = 32;
+/// The values that share a scale.
+pub const BLOCK_VALUES: usize = 32;
 /// An f16 scale and one byte for each value.
 const BLOCK_BYTES: usize = 34;
 
@@ -10,13 +11,20 @@ const BLOCK_BYTES: usize = 34;
 pub(crate) fn encode_blocks(values: &[f32], bytes: &mut Vec<u8>) {
     bytes.reserve(values.len() / BLOCK_VALUES * BLOCK_BYTES);
     for block in values.as_chunks::<BLOCK_VALUES>().0 {
-        let largest = block.iter().fold(0_f32, |largest, value| largest.max(value.abs()));
-        let scale = largest / 127.0;
-        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-        bytes.extend(f16::from_f32(scale).to_le_bytes());
-        // Rounds half away from zero, like C's `roundf`.
-        bytes.extend(block.map(|value| (value * inverse).round() as i8 as u8));
+        let (scale, quantized) = quantize_block(block);
+        bytes.extend(scale.to_le_bytes());
+        bytes.extend(quantized.map(i8::cast_unsigned));
     }
+}
+
+/// Returns the scale of a block and its values in units of it.
+#[inline(always)]
+pub fn quantize_block(block: &[f32; BLOCK_VALUES]) -> (f16, [i8; BLOCK_VALUES]) {
+    let largest = block.iter().fold(0_f32, |largest, value| largest.max(value.abs()));
+    let scale = largest / 127.0;
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    // Rounds half away from zero, like C's `roundf`.
+    (f16::from_f32(scale), block.map(|value| (value * inverse).round() as i8))
 }
 
 /// Decodes whole blocks into `values`, whose old content is dropped.

@@ -14,8 +14,8 @@ use engine::{
 };
 
 use super::{
-    BATCH, BenchModel, CHUNKS, CONTEXT, EngineRunner, EngineTask, LENGTH, NEW, PREFILL, PROMPT,
-    STEPS, TaskOutput, TaskSpeed, path_text, task_process, task_speed,
+    BATCH, BenchModel, CHUNKS, CONTEXT, EngineRunner, EngineTask, LENGTH, MachineSpeed, NEW,
+    PREFILL, PROMPT, STEPS, TaskOutput, TaskSpeed, path_text, task_process, task_speed,
 };
 
 pub(super) struct CandleRunner<'a> {
@@ -37,20 +37,46 @@ impl EngineRunner for CandleRunner<'_> {
     }
 
     fn measure_speed(&self, task: EngineTask) -> anyhow::Result<Option<TaskSpeed>> {
+        task_speed(task, &self.run_worker(&task.cli_name())?).map(Some)
+    }
+}
+
+/// The name of the task that measures the machine instead of an engine.
+const LIMITS_TASK: &str = "limits";
+
+impl CandleRunner<'_> {
+    /// Measures what this machine allows, in a process with the threads of the engine.
+    pub(super) fn measure_limits(&self) -> anyhow::Result<MachineSpeed> {
+        let ended = self.run_worker(LIMITS_TASK)?;
+        serde_json::from_str(&ended.stdout).context("read the machine's limits")
+    }
+
+    /// Runs a task in a process of its own, with the threads of the engine.
+    fn run_worker(&self, task: &str) -> anyhow::Result<task_process::EndedTask> {
         let BenchModel { directory, text, .. } = self.model;
         let mut command = Command::new(&self.program);
-        command.args(["worker", "bench", "--task", &task.cli_name()]);
+        command.args(["worker", "bench", "--task", task]);
         command.args(["--model", &path_text(directory), "--text", &path_text(text)]);
         command.env("RAYON_NUM_THREADS", self.threads.to_string());
-        task_speed(task, &task_process::run_task(&mut command)?).map(Some)
+        task_process::run_task(&mut command)
     }
 }
 
 pub(crate) fn run_engine_task(model: &Path, text: &Path, task: &str) -> anyhow::Result<()> {
+    if task == LIMITS_TASK {
+        let engine::MachineLimits { read_bytes_per_s, multiply_adds_per_s } =
+            engine::MachineLimits::measure().context("measure the memory")?;
+        return output::print_json(&MachineSpeed { read_bytes_per_s, multiply_adds_per_s });
+    }
     let Some(task) = EngineTask::parse(task) else { bail!("--task {task}: no such task") };
     let tokens_per_s = match task {
-        EngineTask::Prefill => measure_generate(model, 1, PREFILL, 1)?.0,
-        EngineTask::Decode(sequences) => measure_generate(model, sequences, PROMPT, NEW + 1)?.1,
+        EngineTask::Prefill => measure_generate(model, MatrixDtype::Bf16, 1, PREFILL, 1)?.0,
+        EngineTask::Decode(sequences) => {
+            measure_generate(model, MatrixDtype::Bf16, sequences, PROMPT, NEW + 1)?.1
+        }
+        EngineTask::DecodeQuantized(sequences) => {
+            measure_generate(model, MatrixDtype::Q8_0, sequences, PROMPT, NEW + 1)?.1
+        }
         EngineTask::Perplexity => run_perplexity(model, text)?,
         EngineTask::Train => measure_training(model, false)?,
         EngineTask::TrainCheckpointed => measure_training(model, true)?,
@@ -63,12 +89,13 @@ pub(crate) fn run_engine_task(model: &Path, text: &Path, task: &str) -> anyhow::
 /// It admits `sequences` prompts of `prompt` tokens and samples `new` tokens each.
 fn measure_generate(
     model: &Path,
+    dtype: MatrixDtype,
     sequences: usize,
     prompt: usize,
     new: usize,
 ) -> anyhow::Result<(f64, f64)> {
-    let (model, tokenizer) = engine::load_model(model, None, "cpu", MatrixDtype::Bf16)?;
-    let mut generator = BatchGenerator::new(model, tokenizer, sequences);
+    let (model, tokenizer) = engine::load_model(model, None, "cpu", dtype)?;
+    let mut generator = BatchGenerator::new(model.into_packed()?, tokenizer, sequences);
     for first in 0..sequences {
         let tokens = (0..prompt).map(|n| ((first * prompt + n) % 256) as u32).collect();
         let sampling =

@@ -107,6 +107,7 @@ fn build_order(prompts: u32, samples: u32) -> OfflineRequest {
         // llama.cpp would compute its probabilities twice.
         logprobs: false,
         requests: (0..prompts).map(request).collect(),
+        canary: String::new(),
     }
 }
 

@@ -27,11 +27,14 @@ const LLAMA_LIMIT: &str = "llama-batched-bench";
 const TORCH: &str = "PyTorch";
 
 /// The required speeds, by task.
-const SPEED_GOALS: [SpeedGoal; 7] = [
+const SPEED_GOALS: [SpeedGoal; 10] = [
     speed_goal("engine: prefill", EngineTask::Prefill, LLAMA, 1.15),
     speed_goal("engine: decode, 1 sequence", EngineTask::Decode(1), LLAMA, 1.0),
     speed_goal("engine: decode, 8 sequences", EngineTask::Decode(8), LLAMA, 1.8),
     speed_goal("engine: decode, 32 sequences", EngineTask::Decode(32), LLAMA, 1.6),
+    speed_goal("engine: decode in 8 bits, 1", EngineTask::DecodeQuantized(1), LLAMA, 1.0),
+    speed_goal("engine: decode in 8 bits, 8", EngineTask::DecodeQuantized(8), LLAMA, 1.3),
+    speed_goal("engine: decode in 8 bits, 32", EngineTask::DecodeQuantized(32), LLAMA, 1.3),
     speed_goal("engine: perplexity", EngineTask::Perplexity, LLAMA, 1.25),
     speed_goal("engine: LoRA training", EngineTask::Train, TORCH, 1.5),
     speed_goal("engine: LoRA, checkpointing", EngineTask::TrainCheckpointed, TORCH, 1.5),

@@ -20,16 +20,27 @@ use crate::flotilla_program::find_flotilla;
 /// Where `deploy/fetch-llama-cpp.sh --native` puts its build.
 const NATIVE_BUILD: &str = ".tools/llama.cpp-native/bin";
 
-pub(super) fn convert_model(model: &BenchModel, out: &Path) -> anyhow::Result<ConversionSpeed> {
+pub(super) fn convert_model(
+    model: &BenchModel,
+    dtype: &str,
+    out: &Path,
+) -> anyhow::Result<ConversionSpeed> {
     output::print_message("engines: converting to GGUF …");
     let mut command = Command::new(find_flotilla()?);
-    command.args(["convert", "model", "--dtype", "bf16", "--model"]).arg(&model.directory);
+    command.args(["convert", "model", "--dtype", dtype, "--model"]).arg(&model.directory);
     let ended = task_process::run_task(command.arg("--out").arg(out))?;
     Ok(ConversionSpeed {
-        name: "flotilla convert model".into(),
+        name: format!("flotilla convert model, {dtype}"),
         megabytes_per_s: model.weight_bytes as f64 / 1e6 / ended.wall.as_secs_f64(),
         peak_rss_bytes: ended.peak_rss_bytes,
     })
+}
+
+/// The model as GGUF files.
+#[derive(Clone)]
+pub(super) struct ModelFiles {
+    pub(super) bf16: PathBuf,
+    pub(super) quantized: PathBuf,
 }
 
 pub(super) struct LlamaRunner<'a> {
@@ -37,7 +48,7 @@ pub(super) struct LlamaRunner<'a> {
     build: LlamaBuild,
     installation: LlamaInstallation,
     model: &'a BenchModel,
-    gguf: PathBuf,
+    files: ModelFiles,
     threads: usize,
 }
 
@@ -47,14 +58,14 @@ impl<'a> LlamaRunner<'a> {
     pub(super) fn find_installation(
         directory: Option<&Path>,
         model: &'a BenchModel,
-        gguf: &Path,
+        files: &ModelFiles,
         threads: usize,
     ) -> anyhow::Result<Option<Self>> {
         let open = |directory: Option<&Path>| -> anyhow::Result<Self> {
             let installation = LlamaInstallation::find_installation(directory)?;
             let build = LlamaBuild::read(&installation)?;
             let name = format!("llama.cpp {}, {build}", installation.version);
-            Ok(Self { name, build, installation, model, gguf: gguf.to_owned(), threads })
+            Ok(Self { name, build, installation, model, files: files.clone(), threads })
         };
         if directory.is_some() {
             return open(directory).map(Some);
@@ -86,7 +97,7 @@ impl<'a> LlamaRunner<'a> {
     }
 
     fn measure_prefill(&self, rounds: u32) -> anyhow::Result<(task_process::EndedTask, f64)> {
-        let mut command = self.program_command("llama-bench");
+        let mut command = self.program_command("llama-bench", &self.files.bf16);
         command.args(["-p", &PREFILL.to_string(), "-n", "0", "-o", "json"]);
         let ended = task_process::run_task(command.args(["-r", &rounds.to_string()]))?;
         let report: Value =
@@ -98,11 +109,12 @@ impl<'a> LlamaRunner<'a> {
     /// Runs `llama-batched-bench`. Returns the tokens per second of prefill and of decoding.
     fn measure_batch(
         &self,
+        file: &Path,
         arguments: &[&str],
         (prompt, new, sequences): (usize, usize, usize),
     ) -> anyhow::Result<(task_process::EndedTask, f64, f64)> {
         let context = sequences * (prompt + new).next_multiple_of(256);
-        let mut command = self.program_command("llama-batched-bench");
+        let mut command = self.program_command("llama-batched-bench", file);
         command.args(["-npp", &prompt.to_string(), "-ntg", &new.to_string()]);
         command.args(["-npl", &sequences.to_string(), "-c", &context.to_string()]);
         command.args(["--output-format", "jsonl"]).args(arguments);
@@ -122,14 +134,15 @@ impl<'a> LlamaRunner<'a> {
     pub(super) fn measure_order_limit(&self) -> anyhow::Result<f64> {
         let (prompt, new, slots) =
             (generate_order::PROMPT, generate_order::NEW as usize, generate_order::SLOTS as usize);
-        let (_, prefill, decode) = self.measure_batch(&["-pps"], (prompt, new, slots))?;
+        let (_, prefill, decode) =
+            self.measure_batch(&self.files.bf16, &["-pps"], (prompt, new, slots))?;
         Ok(generate_order::limit_speed(prefill, decode))
     }
 
-    fn program_command(&self, program: &str) -> Command {
+    fn program_command(&self, program: &str, file: &Path) -> Command {
         let perplexity = self.installation.perplexity_path();
         let mut command = Command::new(perplexity.with_file_name(program));
-        command.args(["-t", &self.threads.to_string(), "-m"]).arg(&self.gguf);
+        command.args(["-t", &self.threads.to_string(), "-m"]).arg(file);
         command
     }
 }
@@ -146,13 +159,17 @@ impl EngineRunner for LlamaRunner<'_> {
     fn measure_speed(&self, task: EngineTask) -> anyhow::Result<Option<TaskSpeed>> {
         let (ended, tokens_per_s) = match task {
             EngineTask::Prefill => self.measure_prefill(3)?,
-            EngineTask::Decode(sequences) => {
-                let (ended, _, decode) = self.measure_batch(&[], (PROMPT, NEW, sequences))?;
+            EngineTask::Decode(sequences) | EngineTask::DecodeQuantized(sequences) => {
+                let file = match task {
+                    EngineTask::DecodeQuantized(_) => &self.files.quantized,
+                    _ => &self.files.bf16,
+                };
+                let (ended, _, decode) = self.measure_batch(file, &[], (PROMPT, NEW, sequences))?;
                 (ended, decode)
             }
             EngineTask::Perplexity => {
                 let began = Instant::now();
-                let mut command = self.program_command("llama-perplexity");
+                let mut command = self.program_command("llama-perplexity", &self.files.bf16);
                 command.args(["-c", &CONTEXT.to_string(), "--chunks", &CHUNKS.to_string()]);
                 let ended =
                     task_process::run_task(command.args(["-f", &path_text(&self.model.text)]))?;

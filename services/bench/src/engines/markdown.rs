@@ -20,6 +20,7 @@ pub(super) fn write_markdown(report: &EnginesReport) -> String {
         format_load(&report.load_before),
         format_load(&report.load_after),
     );
+    write_limits(&mut text, report);
     for engine in &report.engines {
         let _ = writeln!(text, "- **{}**: {}", short_name(&engine.name), engine.name);
     }
@@ -58,6 +59,32 @@ pub(super) fn write_markdown(report: &EnginesReport) -> String {
         );
     }
     text.trim_end().to_owned()
+}
+
+/// Writes the machine's limits, and the share of them that the embedded engine reaches.
+fn write_limits(text: &mut String, report: &EnginesReport) {
+    let (Some((machine, size)), Some(ours)) = (report.limits, report.engines.first()) else {
+        return;
+    };
+    let rate = |task: EngineTask| {
+        ours.speeds.get(&task.cli_name()).map_or(0.0, |speed| speed.tokens_per_s)
+    };
+    let reading =
+        rate(EngineTask::Decode(1)) * size.decoded_bytes as f64 / machine.read_bytes_per_s;
+    let multiplying =
+        |task, products: u64| 100.0 * rate(task) * products as f64 / machine.multiply_adds_per_s;
+    let _ = writeln!(
+        text,
+        "Memory is read at {:.1} GB/s, and registers are multiplied at {:.0} G multiply-adds/s. The\n\
+         embedded engine decodes one sequence at {:.0} % of the former (bytes of the weights ÷ time);\n\
+         of the latter, prefill reaches {:.0} %, and decoding 8 and 32 sequences {:.0} and {:.0} %.\n",
+        machine.read_bytes_per_s / 1e9,
+        machine.multiply_adds_per_s / 1e9,
+        100.0 * reading,
+        multiplying(EngineTask::Prefill, size.prefill_products),
+        multiplying(EngineTask::Decode(8), size.decode_products),
+        multiplying(EngineTask::Decode(32), size.decode_products),
+    );
 }
 
 fn write_order_row(text: &mut String, report: &EnginesReport) {

@@ -6,10 +6,11 @@ use std::{fs::File, path::Path};
 use anyhow::Context;
 use cli::output;
 use engine::{Device, MatrixDtype, ScratchShape};
+use formats::ModelConfig;
 use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 
-use super::{BenchModel, CHUNKS, CONTEXT};
+use super::{BenchModel, CHUNKS, CONTEXT, ModelSize};
 
 /// The shape of Qwen2.5-0.5B.
 const SHAPE: ScratchShape = ScratchShape {
@@ -41,7 +42,20 @@ pub(super) fn write_model(scratch: &Path) -> anyhow::Result<BenchModel> {
     std::fs::write(&text, bytes).context("write the text")?;
     let weights = directory.join("model.safetensors");
     let weight_bytes = std::fs::metadata(&weights).context("measure the weights")?.len();
-    Ok(BenchModel { directory, text, weights, weight_bytes })
+    let size = model_size(&ModelConfig::from_dir(&directory)?)?;
+    Ok(BenchModel { directory, text, weights, weight_bytes, size })
+}
+
+fn model_size(config: &ModelConfig) -> anyhow::Result<ModelSize> {
+    let all = u64::try_from(config.count_parameters()).context("count the parameters")?;
+    let table = u64::from(VOCAB) * SHAPE.hidden_size as u64;
+    // Looking up a token multiplies nothing.
+    let decode_products = if config.tied_embeddings { all } else { all - table };
+    Ok(ModelSize {
+        decoded_bytes: 2 * decode_products,
+        prefill_products: decode_products - table,
+        decode_products,
+    })
 }
 
 /// Engines read model files in different ways. Without this, the placement of freshly written pages

@@ -20,9 +20,8 @@ pub(super) struct TileSums(pub(super) [f32; SIDE * SIDE]);
 impl TileSums {
     pub(super) const ZERO: Self = Self([0.0; SIDE * SIDE]);
 
-    pub(super) fn transpose_sums(&self, kernel: MatmulKernel) -> Self {
-        let bits = self.0.map(f32::to_bits);
-        Self(kernel.transpose_tile(&bits).map(f32::from_bits))
+    pub(super) fn transpose_sums(&mut self, kernel: MatmulKernel) {
+        kernel.transpose_tile(pulp::bytemuck::cast_slice_mut(&mut self.0));
     }
 }
 
@@ -34,15 +33,17 @@ pub(super) type SumBlock = [[TileSums; 2]; 2];
 pub(super) struct LeftRows<'a> {
     pub(super) values: &'a [bf16],
     pub(super) stride: usize,
-    /// 16 or 32.
+    /// From 1 to 32. Up to the next multiple of 16 there are more values, which some kernels read.
     pub(super) rows: usize,
 }
 
 /// One or two columns of tiles of the right factor, with equally many steps.
 #[derive(Clone, Copy)]
-pub(super) struct RightTiles<'a> {
-    pub(super) first: &'a [FactorTile],
-    pub(super) second: Option<&'a [FactorTile]>,
+pub(super) struct RightTiles<'a, T = FactorTile> {
+    pub(super) first: &'a [T],
+    pub(super) second: Option<&'a [T]>,
+    /// The tiles that will be used next, which a kernel may request from memory meanwhile.
+    pub(super) next: [&'a [T]; 2],
 }
 
 /// Rows of activations and rows of weights, of the same width.
@@ -76,6 +77,31 @@ impl MatmulKernel {
             #[cfg(target_arch = "x86_64")]
             (Self::Amx, MatmulPhase::Decode) if avx512::is_available() => Self::Avx512,
             (best, _) => best,
+        }
+    }
+
+    /// Returns the fastest kernel of this processor.
+    pub(crate) fn fastest() -> Self {
+        Self::select_best(MatmulPhase::Prefill)
+    }
+
+    /// Multiplies and adds vectors in registers, and returns the number of multiplications: their
+    /// speed is what the kernel could reach if it never waited for memory. AMX is measured by its
+    /// AVX-512 instructions.
+    pub(crate) fn multiply_registers(self, rounds: usize) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx | Self::Avx512 => avx512::multiply_registers(rounds),
+            Self::Portable => portable::multiply_registers(rounds),
+        }
+    }
+
+    /// Returns a kernel for which packed weights are faster than rows of them, in each phase.
+    pub(crate) fn for_packed_weights() -> Option<Self> {
+        match Self::select_best(MatmulPhase::Decode) {
+            Self::Portable => None,
+            #[cfg(target_arch = "x86_64")]
+            kernel => Some(kernel),
         }
     }
 
@@ -159,8 +185,9 @@ impl MatmulKernel {
         right: RightTiles<'_>,
     ) {
         let steps = right.first.len();
-        assert!(left.rows == SIDE || left.rows == 2 * SIDE);
-        assert!((left.rows - 1) * left.stride + steps * STEP <= left.values.len());
+        assert!((1..=2 * SIDE).contains(&left.rows));
+        let read = left.rows.next_multiple_of(SIDE);
+        assert!((read - 1) * left.stride + steps * STEP <= left.values.len());
         assert!(right.second.is_none_or(|second| second.len() == steps));
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -171,7 +198,10 @@ impl MatmulKernel {
         }
     }
 
-    pub(super) fn transpose_tile(self, rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
+    /// Transposes 16 rows in place.
+    #[inline(always)]
+    pub(super) fn transpose_tile(self, rows: &mut [[u32; SIDE]]) {
+        assert!(rows.len() == SIDE);
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Amx | Self::Avx512 => avx512::transpose_tile(rows),

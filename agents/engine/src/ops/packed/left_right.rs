@@ -2,7 +2,8 @@
 //! its own strip of columns.
 
 use super::factor_tile::{FactorTile, SIDE, STEP};
-use super::kernel::{LeftRows, MatmulKernel, RightTiles, SumBlock, TileSums};
+use super::kernel::{LeftRows, MatmulKernel};
+use super::strip_sums::StripSums;
 use super::tiles;
 use super::{Bf16Rows, SharedOutput};
 use half::bf16;
@@ -47,6 +48,13 @@ impl LeftFactor {
     /// Returns the distance between the starts of two rows.
     fn padded_width(&self) -> usize {
         self.width.next_multiple_of(STEP)
+    }
+
+    /// Returns up to 32 rows, from a step of 32 elements on.
+    pub(super) fn rows_from(&self, row: usize, step: usize) -> LeftRows<'_> {
+        let stride = self.padded_width();
+        let rows = (self.rows - row).min(2 * SIDE);
+        LeftRows { values: &self.values[row * stride + step * STEP..], stride, rows }
     }
 }
 
@@ -117,10 +125,8 @@ fn multiply_strip(
     rows: Range<usize>,
 ) {
     let groups = strip.len().div_ceil(SIDE);
-    let pairs = groups.div_ceil(2);
-    let mut blocks: Vec<SumBlock> =
-        vec![[[TileSums::ZERO; 2]; 2]; rows.len().div_ceil(2 * SIDE) * pairs];
-    let mut tiles = Vec::new();
+    let (mut sums, mut tiles) = (StripSums::default(), Vec::new());
+    sums.reset(rows, strip.clone(), None);
     for (left, right) in terms {
         for from in (0..left.width).step_by(PACKED_ROWS) {
             let inner = from..left.width.min(from + PACKED_ROWS);
@@ -129,29 +135,14 @@ fn multiply_strip(
             tiles.resize(groups * steps, FactorTile::ZERO);
             right.pack_tiles(&inner, out.width, strip.start, &mut tiles);
             let columns: Vec<&[FactorTile]> = tiles.chunks_exact(steps).collect();
-            for (blocks, row) in blocks.chunks_exact_mut(pairs).zip(rows.clone().step_by(2 * SIDE))
-            {
-                let count = if left.rows - row <= SIDE { SIDE } else { 2 * SIDE };
-                let values = &left.values[row * left.padded_width() + from..];
-                let left_rows = LeftRows { values, stride: left.padded_width(), rows: count };
-                for (block, pair) in blocks.iter_mut().zip(columns.chunks(2)) {
-                    let tiles = RightTiles { first: pair[0], second: pair.get(1).copied() };
-                    left.kernel.add_product(block, left_rows, tiles);
-                }
-            }
+            sums.add_product(&columns, [&[]; 2], |block, row, right| {
+                left.kernel.add_product(block, left.rows_from(row, from / STEP), right);
+            });
         }
     }
-    for (blocks, row) in blocks.chunks_exact(pairs).zip(rows.step_by(2 * SIDE)) {
-        for (block, column) in blocks.iter().zip(strip.clone().step_by(2 * SIDE)) {
-            for (tiles, row) in block.iter().zip([row, row + SIDE]) {
-                for (sums, column) in tiles.iter().zip([column, column + SIDE]) {
-                    #[expect(unsafe_code, reason = "a strip's columns are its task's alone")]
-                    // SAFETY: the columns of a strip are written by its task only.
-                    unsafe {
-                        out.write_tile(sums, row, column, strip.end);
-                    }
-                }
-            }
-        }
+    #[expect(unsafe_code, reason = "a strip's columns are its task's alone")]
+    // SAFETY: the columns of a strip are written by its task only.
+    unsafe {
+        sums.write_to(out);
     }
 }

@@ -1,6 +1,6 @@
 use super::{
-    Bf16Rows, LeftFactor, MatmulKernel, MatmulPhase, PackedProjection, ProjectionInputs,
-    RightFactor, multiply_packed, project_packed,
+    Bf16Rows, LeftFactor, MatmulKernel, MatmulPhase, PackedMatrix, PackedProjection,
+    ProjectionInputs, ProjectionWeight, RightFactor, multiply_packed, project_packed,
 };
 use crate::random::RandomStream;
 use half::bf16;
@@ -26,9 +26,46 @@ fn narrow(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|value| bf16::from_f32(*value)).collect()
 }
 
-fn ways() -> impl Iterator<Item = (MatmulKernel, MatmulPhase)> {
-    MatmulKernel::available_kernels()
-        .flat_map(|kernel| [(kernel, MatmulPhase::Prefill), (kernel, MatmulPhase::Decode)])
+/// A way to project: kernel, phase, and whether the weights are packed before.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    kernel: MatmulKernel,
+    phase: MatmulPhase,
+    packed: bool,
+}
+
+fn ways() -> impl Iterator<Item = Way> {
+    let phases = [MatmulPhase::Prefill, MatmulPhase::Decode];
+    MatmulKernel::available_kernels().flat_map(move |kernel| {
+        phases
+            .into_iter()
+            .flat_map(move |phase| [false, true].map(|packed| Way { kernel, phase, packed }))
+    })
+}
+
+/// Rows of activations and rows of weights, of the same width.
+type Factors<'a> = (&'a [f32], &'a [bf16], usize);
+
+impl Way {
+    fn project(self, columns: usize, factors: &[Factors<'_>], bias: Option<&[f32]>) -> Vec<f32> {
+        let Self { kernel, phase, packed } = self;
+        let rows: Vec<_> = factors.iter().map(|(_, w, width)| Bf16Rows::new(w, *width)).collect();
+        let tiles = PackedMatrix::pack_all(kernel, &rows, |_| ()).unwrap();
+        let inputs = factors.iter().map(|(x, _, width)| match packed {
+            true => ProjectionInputs::for_packed_weights(kernel, x, *width),
+            false => ProjectionInputs::new(kernel, phase, x, *width),
+        });
+        let inputs: Vec<_> = inputs.collect();
+        let weights = rows.iter().zip(&tiles).map(|(rows, tiles)| match packed {
+            true => ProjectionWeight::Packed(tiles),
+            false => ProjectionWeight::Rows(*rows),
+        });
+        let (x, _, width) = factors[0];
+        let mut out = vec![f32::NAN; x.len() / width * columns];
+        let terms = inputs.iter().zip(weights).collect();
+        project_packed(vec![PackedProjection { out: &mut out, terms, bias }]);
+        out
+    }
 }
 
 /// Computes in f64, `[rows, inner] · [inner, columns]`.
@@ -56,28 +93,20 @@ fn assert_close(ours: &[f32], exact: &[f64], what: &str) {
 
 #[test]
 fn every_kernel_projects_as_the_definition_says() {
-    for (kernel, phase) in ways() {
+    for way in ways() {
         for shape @ (rows, columns, inner) in SHAPES {
             let (x, bias) = (values(rows * inner, 1), values(columns, 3));
             let weight = values(columns * inner, 2);
             let (more, more_weight) = (values(rows * 7, 4), values(columns * 7, 5));
             let (narrowed, more_narrowed) = (narrow(&weight), narrow(&more_weight));
-            let inputs = [
-                ProjectionInputs::new(kernel, phase, &x, inner),
-                ProjectionInputs::new(kernel, phase, &more, 7),
-            ];
-            let terms = vec![
-                (&inputs[0], Bf16Rows::new(&narrowed, inner)),
-                (&inputs[1], Bf16Rows::new(&more_narrowed, 7)),
-            ];
-            let mut out = vec![f32::NAN; rows * columns];
-            project_packed(vec![PackedProjection { out: &mut out, terms, bias: Some(&bias) }]);
+            let factors = [(&x[..], &narrowed[..], inner), (&more, &more_narrowed, 7)];
+            let out = way.project(columns, &factors, Some(&bias));
             let first = naive(shape, |r, i| x[r * inner + i], |i, c| weight[c * inner + i]);
             let shape = (rows, columns, 7);
             let second = naive(shape, |r, i| more[r * 7 + i], |i, c| more_weight[c * 7 + i]);
             let sums = first.iter().zip(second).zip(bias.iter().cycle());
             let exact: Vec<f64> = sums.map(|((a, b), bias)| a + b + f64::from(*bias)).collect();
-            assert_close(&out, &exact, &format!("{kernel:?} {phase:?} {shape:?}"));
+            assert_close(&out, &exact, &format!("{way:?} {shape:?}"));
         }
     }
 }
@@ -113,57 +142,41 @@ fn every_kernel_mixes_as_the_definition_says() {
 fn no_kernel_s_sums_depend_on_company_or_threads() {
     let (columns, inner) = (100, 1100);
     let weight = narrow(&values(columns * inner, 2));
-    let x = values(150 * inner, 1);
-    for (kernel, phase) in ways() {
+    let x = values(550 * inner, 1);
+    for way in ways() {
         let project = |first: usize, rows: usize| {
-            let inputs = ProjectionInputs::new(
-                kernel,
-                phase,
-                &x[first * inner..(first + rows) * inner],
-                inner,
-            );
-            let mut out = vec![f32::NAN; rows * columns];
-            let terms = vec![(&inputs, Bf16Rows::new(&weight, inner))];
-            project_packed(vec![PackedProjection { out: &mut out, terms, bias: None }]);
-            out
+            let x = &x[first * inner..(first + rows) * inner];
+            way.project(columns, &[(x, &weight, inner)], None)
         };
-        let all = project(0, 150);
-        for (first, rows) in [(0, 1), (7, 2), (31, 16), (100, 17), (3, 64), (49, 101)] {
+        let all = project(0, 550);
+        for (first, rows) in [(0, 1), (7, 2), (31, 16), (100, 17), (3, 64), (499, 51)] {
             let alone = project(first, rows);
             let same = alone == all[first * columns..(first + rows) * columns];
-            assert!(same, "{kernel:?} {phase:?}: {rows} rows from {first}");
+            assert!(same, "{way:?}: {rows} rows from {first}");
         }
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            assert!(
-                pool.install(|| project(0, 150)) == all,
-                "{kernel:?} {phase:?}: {threads} threads"
-            );
+            assert!(pool.install(|| project(0, 550)) == all, "{way:?}: {threads} threads");
         }
     }
 }
 
 #[test]
-fn a_row_has_one_sum_in_whichever_way_dot_products_multiply_it() {
-    // Only this kernel chooses by the number of rows.
-    let Some(kernel) =
-        MatmulKernel::available_kernels().find(|kernel| format!("{kernel:?}") == "Avx512")
-    else {
-        return;
-    };
+fn a_row_has_one_sum_in_whichever_way_avx512_multiplies_it() {
+    // Only this kernel chooses by the number of rows, and has one order of sums for all ways.
     let (columns, inner) = (100, 1201);
     let (weight, bias) = (narrow(&values(columns * inner, 2)), values(columns, 3));
     let x = values(20 * inner, 1);
-    let project = |rows: usize| {
-        let inputs = ProjectionInputs::new(kernel, MatmulPhase::Decode, &x[..rows * inner], inner);
-        let mut out = vec![f32::NAN; rows * columns];
-        let terms = vec![(&inputs, Bf16Rows::new(&weight, inner))];
-        project_packed(vec![PackedProjection { out: &mut out, terms, bias: Some(&bias) }]);
-        out
-    };
-    let all = project(20);
-    for rows in 1..20 {
-        assert!(project(rows) == all[..rows * columns], "{rows} rows");
+    let mut first = None;
+    for way in ways().filter(|way| format!("{:?}", way.kernel) == "Avx512") {
+        let project = |rows: usize| {
+            way.project(columns, &[(&x[..rows * inner], &weight, inner)], Some(&bias))
+        };
+        let all = project(20);
+        for rows in 1..20 {
+            assert!(project(rows) == all[..rows * columns], "{way:?}: {rows} rows");
+        }
+        assert!(*first.get_or_insert_with(|| all.clone()) == all, "{way:?}");
     }
 }
 
@@ -182,16 +195,38 @@ fn numbers_become_the_nearest_bf16_and_what_is_none_stays_none() {
 
 #[test]
 fn an_infinite_weight_stays_where_it_is() {
-    for (kernel, phase) in ways() {
+    for way in ways() {
         let mut weight = vec![bf16::ONE; 20 * 40];
         weight[19 * 40 + 39] = bf16::INFINITY;
-        let inputs = ProjectionInputs::new(kernel, phase, &[1.0; 3 * 40], 40);
-        let mut out = vec![f32::NAN; 3 * 20];
-        let terms = vec![(&inputs, Bf16Rows::new(&weight, 40))];
-        project_packed(vec![PackedProjection { out: &mut out, terms, bias: None }]);
+        let out = way.project(20, &[(&[1.0; 3 * 40], &weight, 40)], None);
         for row in out.chunks_exact(20) {
-            assert!(row[..19].iter().all(|sum| *sum == 40.0), "{kernel:?} {phase:?}: {row:?}");
-            assert_eq!(row[19], f32::INFINITY, "{kernel:?} {phase:?}");
+            assert!(row[..19].iter().all(|sum| *sum == 40.0), "{way:?}: {row:?}");
+            assert_eq!(row[19], f32::INFINITY, "{way:?}");
         }
     }
+}
+
+#[test]
+fn parts_of_packed_weights_are_the_columns_that_they_name() {
+    let (columns, inner) = (70, 100);
+    let weight = narrow(&values(columns * inner, 2));
+    let x = values(3 * inner, 1);
+    let kernel = MatmulKernel::Portable;
+    let rows = Bf16Rows::new(&weight, inner);
+    let whole = PackedMatrix::pack_all(kernel, &[rows, rows], |_| ()).unwrap().remove(1);
+    let project = |weight: &PackedMatrix, columns: usize| {
+        let inputs = ProjectionInputs::for_packed_weights(kernel, &x, inner);
+        let mut out = vec![f32::NAN; 3 * columns];
+        let terms = vec![(&inputs, ProjectionWeight::Packed(weight))];
+        project_packed(vec![PackedProjection { out: &mut out, terms, bias: None }]);
+        out
+    };
+    let all = project(&whole, columns);
+    for part in [0..70, 16..48, 64..70, 32..33] {
+        let sums = project(&whole.slice_columns(&part).unwrap(), part.len());
+        let rows = all.chunks_exact(columns).flat_map(|row| &row[part.clone()]);
+        assert!(sums.iter().eq(rows), "{part:?}");
+    }
+    assert!(whole.slice_columns(&(8..16)).is_none());
+    assert!(whole.slice_columns(&(64..71)).is_none());
 }

@@ -31,10 +31,14 @@ impl Bf16Source for bf16 {
 
 /// Packs the transpose of `x`, `[rows, inner]`: each row becomes a column of the tiles, with `inner
 /// / 32` tiles for every 16 rows.
-pub(super) fn pack_transposed(kernel: MatmulKernel, x: &[f32], inner: usize) -> Vec<FactorTile> {
-    let rows = x.len() / inner;
-    let steps = inner.div_ceil(STEP);
-    let mut tiles = vec![FactorTile::ZERO; rows.div_ceil(SIDE) * steps];
+pub(super) fn pack_transposed<T: Bf16Source>(
+    kernel: MatmulKernel,
+    x: &[T],
+    inner: usize,
+    tiles: &mut [FactorTile],
+) {
+    let (rows, steps) = (x.len() / inner, inner.div_ceil(STEP));
+    assert!(tiles.len() == rows.div_ceil(SIDE) * steps);
     let pack = |(group, tiles): (usize, &mut [FactorTile])| {
         let x = &x[group * SIDE * inner..rows.min((group + 1) * SIDE) * inner];
         run_vectorised(
@@ -47,16 +51,20 @@ pub(super) fn pack_transposed(kernel: MatmulKernel, x: &[f32], inner: usize) -> 
     } else {
         tiles.par_chunks_exact_mut(steps).enumerate().for_each(pack);
     }
-    tiles
 }
 
-/// Packs at most 16 rows.
+/// Packs at most 16 rows into tiles of zeros.
 #[inline(always)]
-fn pack_column_group(kernel: MatmulKernel, x: &[f32], inner: usize, tiles: &mut [FactorTile]) {
-    let mut pairs = [0u32; SIDE * SIDE];
+fn pack_column_group<T: Bf16Source>(
+    kernel: MatmulKernel,
+    x: &[T],
+    inner: usize,
+    tiles: &mut [FactorTile],
+) {
     for (step, tile) in tiles.iter_mut().enumerate() {
         let columns = step * STEP..inner.min((step + 1) * STEP);
-        for (row, pairs) in x.chunks_exact(inner).zip(pairs.chunks_exact_mut(SIDE)) {
+        let pairs = tile.0.as_chunks_mut::<SIDE>().0;
+        for (row, pairs) in x.chunks_exact(inner).zip(&mut *pairs) {
             let mut halves = [0u16; STEP];
             for (half, value) in halves.iter_mut().zip(&row[columns.clone()]) {
                 *half = value.bf16_bits();
@@ -65,7 +73,7 @@ fn pack_column_group(kernel: MatmulKernel, x: &[f32], inner: usize, tiles: &mut 
                 *pair = join_pair(*halves);
             }
         }
-        tile.0 = kernel.transpose_tile(&pairs);
+        kernel.transpose_tile(pairs);
     }
 }
 

@@ -2,6 +2,7 @@
 //! are multiplied and added with the available vectors.
 
 mod dots;
+mod registers;
 mod tiles;
 
 use super::SIDE;
@@ -9,6 +10,7 @@ pub(super) use dots::{DOT_ROWS, add_dot_products};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use pulp::{Simd, bytemuck};
+pub(super) use registers::multiply_registers;
 pub(super) use tiles::add_product;
 
 /// The lanes of the widest vectors.
@@ -51,6 +53,11 @@ fn split_row<S: Simd>(simd: S, row: &[bf16], firsts: &mut [f32], seconds: &mut [
     }
 }
 
-pub(super) fn transpose_tile(rows: &[u32; SIDE * SIDE]) -> [u32; SIDE * SIDE] {
-    std::array::from_fn(|at| rows[at % SIDE * SIDE + at / SIDE])
+pub(super) fn transpose_tile(rows: &mut [[u32; SIDE]]) {
+    for row in 0..SIDE {
+        let (above, below) = rows.split_at_mut(row + 1);
+        for (lane, other) in (row + 1..).zip(below) {
+            std::mem::swap(&mut above[row][lane], &mut other[row]);
+        }
+    }
 }

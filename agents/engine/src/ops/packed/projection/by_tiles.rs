@@ -50,11 +50,15 @@ pub(super) fn project_tiles(
                 let second = (group + 1 < groups).then(|| term.group_tiles(group + 1, &steps));
                 for (block, part) in room.blocks.iter_mut().zip(split_panel(panel)) {
                     let left = left_rows(term.weight, part, &steps, &mut room.padded);
-                    job.kernel.add_product(block, left, RightTiles { first, second });
+                    job.kernel.add_product(
+                        block,
+                        left,
+                        RightTiles { first, second, next: [&[]; 2] },
+                    );
                 }
             }
         }
-        for (block, part) in room.blocks.iter().zip(split_panel(panel)) {
+        for (block, part) in room.blocks.iter_mut().zip(split_panel(panel)) {
             write_block(job, block, part.start, panel.end, group * SIDE);
         }
     }
@@ -73,15 +77,21 @@ fn bias_block(job: &ProjectionJob<'_>, columns: Range<usize>) -> SumBlock {
 }
 
 /// Writes the transpose.
-fn write_block(job: &ProjectionJob<'_>, block: &SumBlock, column: usize, end: usize, row: usize) {
-    for (tiles, column) in block.iter().zip([column, column + SIDE]) {
-        for (sums, row) in tiles.iter().zip([row, row + SIDE]) {
+fn write_block(
+    job: &ProjectionJob<'_>,
+    block: &mut SumBlock,
+    column: usize,
+    end: usize,
+    row: usize,
+) {
+    for (tiles, column) in block.iter_mut().zip([column, column + SIDE]) {
+        for (sums, row) in tiles.iter_mut().zip([row, row + SIDE]) {
             if column < end && row < job.rows {
-                let sums = sums.transpose_sums(job.kernel);
+                sums.transpose_sums(job.kernel);
                 #[expect(unsafe_code, reason = "a panel's columns are its task's alone")]
                 // SAFETY: the columns of a panel are written by its task only.
                 unsafe {
-                    job.out.write_tile(&sums, row, column, end);
+                    job.out.write_tile(sums, row, column, end);
                 }
             }
         }
