@@ -5,7 +5,7 @@
 # their tool are recorded as skipped. Fails if a tool could not be installed.
 set -u
 
-TOOLS="nats-server llama.cpp chromedriver promtool quadlet garage docker docker-compose
+TOOLS="nats-server llama.cpp llama.cpp-vulkan chromedriver promtool quadlet garage docker docker-compose
     systemd systemd-analyze tc valgrind shellcheck jq curl bash script python3 gcc cc c c++ go
     python trackers aws pytest grpcurl nats"
 
@@ -89,6 +89,7 @@ build_go_program() {
 fetch_tool() {
     case $1 in
     nats-server | llama.cpp) "deploy/fetch-$(echo "$1" | tr . -).sh" >/dev/null ;;
+    llama.cpp-vulkan) deploy/fetch-llama-cpp.sh --vulkan >/dev/null ;;
     chromedriver) deploy/fetch-chromium.sh ;;
     torch) deploy/fetch-torch.sh ;;
     garage) deploy/fetch-cargo-tools.sh garage ;;

@@ -287,6 +287,7 @@ fn status_updater(
 ) -> impl Fn(&mut v1::AgentStatus) {
     move |status| {
         let throughput = roles.iter().find_map(|role| role.current_throughput());
+        status.engines = roles.iter().filter_map(|role| describe_engine(&**role)).collect();
         status.tokens_per_s = throughput.map_or(0.0, |own| own.tokens_per_s);
         status.sample_s = throughput.map_or(0.0, |own| own.sample_s());
         peer_exchange::update_byte_counts(peers.as_ref(), status);

@@ -1,7 +1,5 @@
 //! Measurement with the embedded engine, which has every protocol.
 
-use std::path::Path;
-
 use anyhow::bail;
 use engine::MatrixDtype;
 use formats::is_gguf;
@@ -58,7 +56,7 @@ pub fn measure_perplexity(
 /// Checks that twice the size of the model's files fits into the available memory, because weights
 /// may be converted to f32. Succeeds if the available memory is unknown.
 pub(crate) fn check_memory(source: &MeasurementInput) -> anyhow::Result<()> {
-    let Some(available) = read_available_bytes(Path::new("/proc/meminfo")) else { return Ok(()) };
+    let Some(available) = hardware::available_memory_bytes() else { return Ok(()) };
     let files = formats::list_weight_files(&source.base)?;
     let sizes = files.iter().filter_map(|path| path.metadata().ok()).map(|data| data.len());
     let needed = 2 * sizes.sum::<u64>();
@@ -74,10 +72,4 @@ pub(crate) fn check_memory(source: &MeasurementInput) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-fn read_available_bytes(meminfo: &Path) -> Option<u64> {
-    let text = std::fs::read_to_string(meminfo).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }

@@ -2,15 +2,22 @@
 //! agent; `run_generate_worker` is the worker process that the role keeps warm.
 
 mod backend;
+mod calibration;
+mod engine_speed;
 mod messages;
 mod offline;
 mod role;
 mod throughput_meter;
 mod worker;
+mod worker_command;
 
 pub use backend::{
     GeneratorBackend, GeneratorEngineChoice, GeneratorEngineOptions, GeneratorLimits,
     GeneratorPaths, LlamaCppGenerator, OpenAiEndpoint,
+};
+pub use calibration::EngineCalibration;
+pub use engine_speed::{
+    EngineCandidate, EngineRates, EngineSpeed, choose_fastest, measure_engines,
 };
 pub use offline::{OfflineGenerator, OfflinePolicy, OfflineRequest, OfflineSamples};
 pub use role::{GeneratorConfig, GeneratorRole};

@@ -12,7 +12,7 @@ use crate::{
         AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
         count_samples,
     },
-    role::{self, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN, PolicyFiles},
+    worker_command::{PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN, PolicyFiles, worker_command},
 };
 
 /// The policy of an offline generator.
@@ -35,6 +35,8 @@ pub struct OfflineRequest {
     /// True if samples must have their log-probability.
     pub logprobs: bool,
     pub requests: Vec<v1::generate_order::Request>,
+    /// The text whose log-probabilities are wanted; empty for none.
+    pub canary: String,
 }
 
 /// The samples of an offline request.
@@ -44,6 +46,9 @@ pub struct OfflineSamples {
     pub engine: String,
     /// The reason why the policy cannot be verified; empty if it was.
     pub caveat: String,
+    /// Log-probabilities of the canary's tokens, in nats; empty if none were wanted, or the engine
+    /// reports none.
+    pub canary: Vec<f32>,
 }
 
 /// A worker that draws samples. It ends when this is dropped.
@@ -66,7 +71,7 @@ impl OfflineGenerator {
     ) -> anyhow::Result<Self> {
         let key = (policy.base_key, policy.adapter_key);
         let files = PolicyFiles { key: &key, base: Some(policy.base), adapter: policy.adapter };
-        let worker = WorkerProcess::start(&role::worker_command(launch, backend, &files, slots)?)?;
+        let worker = WorkerProcess::start(&worker_command(launch, backend, &files, slots)?)?;
         Ok(Self { launch: launch.clone(), worker })
     }
 
@@ -80,14 +85,15 @@ impl OfflineGenerator {
         mut progress: impl FnMut(u32, u32) + Send,
     ) -> anyhow::Result<OfflineSamples> {
         let total = count_samples(&request.requests).map_err(anyhow::Error::msg)?;
-        let OfflineRequest { sampling, seed, logprobs, requests } = request;
-        let call = GenerateRequest { sampling, seed, requests, logprobs, canary: String::new() };
+        let OfflineRequest { sampling, seed, logprobs, requests, canary } = request;
+        let call = GenerateRequest { sampling, seed, requests, logprobs, canary };
         let request = GeneratorRequest::Generate(call);
         match self.call(&request, |samples| progress(samples, total)).await? {
             GeneratorAnswer::Generated(made) => Ok(OfflineSamples {
                 samples: made.samples,
                 engine: made.engine,
                 caveat: made.caveat,
+                canary: made.canary,
             }),
             GeneratorAnswer::NotHere(why) => Err(anyhow::Error::msg(why)),
             GeneratorAnswer::Adopted => Err(unexpected_answer()),

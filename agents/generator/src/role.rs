@@ -2,15 +2,17 @@
 //! samples.
 
 use std::{
-    ffi::OsString,
     path::Path,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use agent::{
-    AgentRole, ChildCommand, JobError, LeasedJob, PrefetchedCheckpoint, SamplingThroughput,
-    WorkerError, WorkerLauncher, WorkerProcess,
+    AgentRole, JobError, LeasedJob, PrefetchedCheckpoint, SamplingThroughput, WorkerError,
+    WorkerLauncher, WorkerProcess,
 };
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
@@ -19,19 +21,17 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use wire::{FactBody, FactKey, WorkKind, v1};
 
 use crate::{
-    GeneratorBackend,
+    EngineCalibration, GeneratorBackend, OfflinePolicy,
+    calibration::ChosenEngine,
     messages::{
         AdoptRequest, GenerateProgress, GenerateRequest, GeneratedSamples, GeneratorAnswer,
         GeneratorRequest, count_samples,
     },
     throughput_meter::ThroughputMeter,
+    worker_command::{
+        PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN, PolicyFiles, PolicyKey, worker_command,
+    },
 };
-
-/// A worker that reports nothing for this long is hung.
-pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// The lower bound of the adaptive timeout, however quick the worker was before.
-pub(crate) const PROGRESS_TIMEOUT_MIN: Duration = Duration::from_secs(60);
 
 /// Jobs that run one at a time after a worker died while it served several.
 const ISOLATED_JOBS: u32 = 16;
@@ -41,6 +41,9 @@ const ISOLATED_JOBS: u32 = 16;
 pub struct GeneratorConfig {
     pub launch: WorkerLauncher,
     pub backend: GeneratorBackend,
+    /// The engines among which the fastest on a base is used instead of `backend`; `None` for no
+    /// choice.
+    pub calibration: Option<EngineCalibration>,
     /// The number of sequences that the worker runs at once.
     pub slots: u32,
 }
@@ -58,6 +61,8 @@ pub struct GeneratorConfig {
 /// several jobs, the next 16 jobs run one at a time, so that the job at fault fails alone.
 pub struct GeneratorRole {
     config: GeneratorConfig,
+    /// The engine of the last base, if one is chosen by its speed.
+    chosen: Mutex<Option<ChosenEngine>>,
     loaded: RwLock<Option<LoadedWorker>>,
     /// The samples of held jobs that are not done yet.
     outstanding: watch::Sender<u32>,
@@ -76,9 +81,6 @@ struct LoadedWorker {
     _files: (Option<CachedTree>, Option<CachedTree>),
 }
 
-/// The manifest digests of base and adapter.
-type PolicyKey = (String, String);
-
 impl LoadedWorker {
     fn has_policy(&self, policy: &PolicyKey) -> bool {
         self.policy == *policy && self.worker.is_alive()
@@ -90,6 +92,7 @@ impl GeneratorRole {
     pub fn new(config: GeneratorConfig) -> Self {
         Self {
             config,
+            chosen: Mutex::new(None),
             loaded: RwLock::new(None),
             outstanding: watch::Sender::new(0),
             in_flight: AtomicU32::new(0),
@@ -212,7 +215,11 @@ impl GeneratorRole {
             // The old worker is taken first, so that a cancelled change leaves no half-loaded
             // worker.
             let last = warm.take();
-            *warm = Some(self.load_policy(last, policy, base, adapter).await?);
+            let progress = |done, total| {
+                let count = |number| u32::try_from(number).unwrap_or(u32::MAX);
+                job.progress.set_progress(count(done), count(total), "engines timed");
+            };
+            *warm = Some(self.load_policy(last, policy, (base, adapter), progress).await?);
         }
         require_worker(warm.downgrade())
     }
@@ -231,7 +238,8 @@ impl GeneratorRole {
             self.can_swap_adapter(warm, &policy.0) && !warm.has_policy(&policy)
         };
         let last = warm.take_if(other)?;
-        *warm = self.load_policy(Some(last), policy, Some(base), Some(adapter)).await.ok();
+        let files = (Some(base), Some(adapter));
+        *warm = self.load_policy(Some(last), policy, files, |_, _| ()).await.ok();
         warm.as_ref()?;
         let adapter = ahead.checkpoint.tree.as_ref().map(|tree| &tree.manifest);
         tracing::info!(adapter, "loaded the adapter that the next orders may need");
@@ -248,10 +256,10 @@ impl GeneratorRole {
         &self,
         last: Option<LoadedWorker>,
         policy: PolicyKey,
-        base: Option<CachedTree>,
-        adapter: Option<CachedTree>,
+        (base, adapter): (Option<CachedTree>, Option<CachedTree>),
+        progress: impl Fn(usize, usize),
     ) -> Result<LoadedWorker, JobError> {
-        let GeneratorConfig { launch, backend, slots } = &self.config;
+        let GeneratorConfig { launch, slots, .. } = &self.config;
         let load = PolicyFiles {
             key: &policy,
             base: base.as_ref().map(|tree| tree.path()),
@@ -264,12 +272,48 @@ impl GeneratorRole {
         let worker = match worker {
             Some(worker) => worker,
             None => {
-                let command = worker_command(launch, backend, &load, *slots)
+                let (launch, backend) = self.choose_engine(&load, progress).await?;
+                let command = worker_command(&launch, &backend, &load, *slots)
                     .map_err(JobError::retryable_failure)?;
                 WorkerProcess::start(&command)?
             }
         };
         Ok(LoadedWorker { policy, worker, _files: (base, adapter) })
+    }
+}
+
+impl GeneratorRole {
+    /// Returns the settings of a worker for a policy. If the engine is chosen by its speed, and no
+    /// figures of the base are known, times all engines while nothing else runs.
+    async fn choose_engine(
+        &self,
+        policy: &PolicyFiles<'_>,
+        progress: impl Fn(usize, usize),
+    ) -> Result<(WorkerLauncher, GeneratorBackend), JobError> {
+        let GeneratorConfig { launch, backend, calibration, .. } = &self.config;
+        let (Some(calibration), Some(base)) = (calibration, policy.base) else {
+            return Ok((launch.clone(), backend.clone()));
+        };
+        let known = self.chosen().filter(|chosen| chosen.base == policy.key.0);
+        let chosen = match known {
+            Some(chosen) => chosen,
+            None => {
+                let policy = OfflinePolicy {
+                    base,
+                    base_key: policy.key.0.clone(),
+                    adapter: None,
+                    adapter_key: String::new(),
+                };
+                let choice = calibration.choose_engine(launch, &policy, progress).await;
+                choice.map_err(JobError::retryable_failure)?
+            }
+        };
+        *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = Some(chosen.clone());
+        Ok((chosen.candidate.to_launcher(launch), chosen.candidate.backend))
+    }
+
+    fn chosen(&self) -> Option<ChosenEngine> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -294,33 +338,6 @@ async fn swap_adapter(
             None
         }
     }
-}
-
-/// The files of a policy that a worker loads.
-pub(crate) struct PolicyFiles<'a> {
-    /// The digests that identify base and adapter.
-    pub key: &'a PolicyKey,
-    /// `None` for an external server, which has it.
-    pub base: Option<&'a Path>,
-    pub adapter: Option<&'a Path>,
-}
-
-pub(crate) fn worker_command(
-    launch: &WorkerLauncher,
-    backend: &GeneratorBackend,
-    policy: &PolicyFiles<'_>,
-    slots: u32,
-) -> serde_json::Result<ChildCommand> {
-    let mut arguments: Vec<OsString> = Vec::new();
-    arguments.extend(["--backend".into(), serde_json::to_string(backend)?.into()]);
-    for (name, path) in [("--base", policy.base), ("--adapter", policy.adapter)] {
-        arguments.extend(path.into_iter().flat_map(|path| [name.into(), path.into()]));
-    }
-    let (base, adapter) = policy.key;
-    arguments.extend(["--base-key".into(), base.into()]);
-    arguments.extend(["--adapter-key".into(), adapter.into()]);
-    arguments.extend(["--slots".into(), slots.to_string().into()]);
-    Ok(launch.worker_command("generate", "generate", arguments))
 }
 
 fn require_worker(
@@ -391,7 +408,8 @@ impl AgentRole for GeneratorRole {
     }
 
     fn describe_engine(&self) -> String {
-        self.config.backend.describe_engine()
+        let chosen = self.chosen().map(|chosen| chosen.description);
+        chosen.unwrap_or_else(|| self.config.backend.describe_engine())
     }
 
     fn current_throughput(&self) -> Option<SamplingThroughput> {

@@ -3,6 +3,7 @@
 
 mod built_in_profiles;
 mod classify;
+mod free_memory;
 pub mod hang_detector;
 pub mod host_files;
 pub mod host_snapshot;
@@ -16,6 +17,7 @@ pub mod telemetry;
 pub mod torch_environment;
 
 pub use classify::{FaultEvidence, KnownFault, RetryAdvice, classify_fault};
+pub use free_memory::available_memory_bytes;
 pub use kernel_log::KernelLog;
 pub use profile::{
     AttentionKind, HardwareProfile, LlamaProfile, LlamaTaskProfile, ProfileError, PythonRange,

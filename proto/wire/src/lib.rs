@@ -4,6 +4,7 @@
 //! Defines formats only; transport is the task of the crate `bus`.
 
 mod authorship;
+mod canary;
 pub mod clock;
 mod digest;
 mod error_chain;
@@ -28,13 +29,11 @@ pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/flotilla.v1.serde.rs"));
 }
 
-/// The reported log-probabilities of a canary text's tokens.
-pub const CANARY_TOKENS_MAX: usize = 32;
-
 /// The compiled `.proto` files, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flotilla.bin"));
 
 pub use authorship::{SpecOrigin, check_checkpoint_author};
+pub use canary::{CANARY_TOKENS_MAX, CANARY_TOLERANCE, mean_logprob, mean_logprob_distance};
 pub use digest::{Digest, DigestError};
 pub use error_chain::format_error_chain;
 pub use error_code::ErrorCode;

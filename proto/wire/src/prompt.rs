@@ -49,7 +49,7 @@ pub enum PromptsError {
     DuplicateId { line: usize, first: usize, id: String },
     #[error(transparent)]
     Encoding(#[from] EncodingError),
-    #[error("no prompts in it (D102)")]
+    #[error("no prompts in it; write one JSON object a line: {{\"prompt\": \"2 + 2 =\"}} (D102)")]
     None,
 }
 

@@ -21,10 +21,13 @@ mod logprobs;
 
 use std::collections::BTreeMap;
 
-use wire::{AgentId, Fact, FactBody, FactKey, JobId, PromptEntry, Subject, v1};
+use wire::{
+    AgentId, Fact, FactBody, FactKey, JobId, PromptEntry, Subject, mean_logprob,
+    mean_logprob_distance, v1,
+};
 
 pub(crate) use self::canary_text::text_from_dataset;
-use self::logprobs::{CanaryVote, mean_distance, mean_logprob, select_reference};
+use self::logprobs::{CanaryVote, select_reference};
 use crate::{
     command::WriteCommand,
     state::{
@@ -165,7 +168,7 @@ pub fn canary_agreement(run: &Run, cycle: u32, purpose: v1::Purpose) -> Option<C
     let figure = |who: String, canary: &[f32]| CanaryValue {
         voter: who,
         mean: mean_logprob(canary),
-        distance: reference.as_ref().and_then(|right| mean_distance(canary, &right.canary)),
+        distance: reference.as_ref().and_then(|right| mean_logprob_distance(canary, &right.canary)),
     };
     let agents = run.canary_votes.reports.get(&key).into_iter().flatten();
     let agents = agents.map(|(agent, shown)| figure(agent.clone(), &shown.canary));
@@ -204,7 +207,7 @@ struct CanaryReference {
 }
 
 fn is_within_tolerance(a: &[f32], b: &[f32], tolerance: f64) -> bool {
-    mean_distance(a, b).is_some_and(|distance| distance <= tolerance)
+    mean_logprob_distance(a, b).is_some_and(|distance| distance <= tolerance)
 }
 
 fn find_reference(run: &Run, key: &PolicyManifests, tolerance: f64) -> Option<CanaryReference> {
@@ -334,7 +337,7 @@ fn find_outlier(
         adapter: key.1.clone(),
         said: mean_logprob(said),
         reference: mean_logprob(&right.canary),
-        distance: mean_distance(said, &right.canary),
+        distance: mean_logprob_distance(said, &right.canary),
         tolerance,
         agreed: right.agreed.clone(),
         jobs: jobs.iter().map(named).collect(),

@@ -29,7 +29,7 @@ pub(crate) fn run_outcome(run: &Run, fleet: &FleetSnapshot) -> Option<v1::Done> 
     if run.cancelled {
         let why = Some(&run.cancel_reason).filter(|why| !why.is_empty());
         let why = why.map_or(String::new(), |why| format!(": {why}"));
-        return done(Status::Cancelled, format!("cancelled by a user{why}"));
+        return done(Status::Cancelled, format!("a user asked for it{why}"));
     }
     if let Some(number) = run.stopped_after() {
         let why = gate_stop_message(run, number);

@@ -40,7 +40,7 @@ pub use files::{Sampling, SpecFiles};
 pub use fleet::Fleet;
 pub use hosts::OtherHost;
 pub use lan::{Host, Lan};
-pub use llama::{find_llama_cpp, start_llama_generator};
+pub use llama::{find_llama_cpp, find_llama_cpp_with_vulkan, start_llama_generator};
 pub use member::Member;
 pub use misbehaving::{FaultyWorkers, WorkerFault};
 pub use nats::NatsServer;

@@ -1,6 +1,6 @@
 //! llama.cpp, and agents that generate with it.
 
-use requirements::require_llama_cpp;
+use requirements::{require_llama_cpp, require_llama_cpp_with_vulkan};
 
 use crate::{Fleet, Member};
 
@@ -8,6 +8,12 @@ use crate::{Fleet, Member};
 /// without them.
 pub fn find_llama_cpp() -> Option<String> {
     require_llama_cpp().map(|directory| directory.display().to_string())
+}
+
+/// Returns the directory of a llama.cpp that computes on Vulkan with a driver for CPUs. Records this
+/// test as skipped and returns `None` without it.
+pub fn find_llama_cpp_with_vulkan() -> Option<String> {
+    require_llama_cpp_with_vulkan().map(|directory| directory.display().to_string())
 }
 
 /// Starts a generator that uses llama.cpp, in addition to the agents of the fleet.

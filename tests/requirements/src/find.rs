@@ -42,10 +42,22 @@ pub fn require_llama_cpp() -> Option<PathBuf> {
             std::env::split_paths(&path).chain([tools_directory().join("llama.cpp/bin")]).collect()
         }
     };
-    let programs = ["llama-perplexity", "llama-server"];
-    candidates.retain(|place| programs.iter().all(|name| is_executable(&place.join(name))));
+    candidates.retain(|place| has_llama_cpp(place));
     let found = candidates.first().and_then(|place| place.canonicalize().ok());
     require("llama.cpp", "run deploy/fetch-llama-cpp.sh", found)
+}
+
+/// Returns the directory of a llama.cpp that computes on Vulkan with a driver for CPUs. Records this
+/// test as skipped and returns `None` without it.
+pub fn require_llama_cpp_with_vulkan() -> Option<PathBuf> {
+    let directory = tools_directory().join("llama.cpp-vulkan/bin");
+    let found = has_llama_cpp(&directory).then_some(directory);
+    require("llama.cpp-vulkan", "run deploy/fetch-llama-cpp.sh --vulkan", found)
+}
+
+fn has_llama_cpp(directory: &Path) -> bool {
+    let programs = ["llama-perplexity", "llama-server"];
+    programs.iter().all(|name| is_executable(&directory.join(name)))
 }
 
 /// Returns the Python with torch: what `FLOTILLA_TORCH_PYTHON` names, or the one of `make

@@ -6,8 +6,8 @@ use std::path::Path;
 use agent::{CallInbox, CallResponder, WorkerCall};
 use anyhow::Context;
 use engine::{
-    BatchGenerator, FinishReason, LanguageModel, LoraAdapter, MatrixDtype, ModelTokenizer,
-    PromptInput, SampleCompletion, SamplingParameters,
+    BatchGenerator, FinishReason, LanguageModel, LoraAdapter, ModelTokenizer, PromptInput,
+    SampleCompletion, SamplingParameters,
 };
 use wire::{derive_sample_seed, v1};
 
@@ -58,6 +58,7 @@ impl<'a> LoadedBase<'a> {
     fn load_base(config: &'a WorkerConfig) -> anyhow::Result<Self> {
         let WorkerConfig { base, device, dtype, .. } = config;
         let (model, tokenizer) = engine::load_model(base, None, device, *dtype)?;
+        let model = model.into_packed()?;
         Ok(Self {
             config,
             tokenizer,
@@ -68,14 +69,14 @@ impl<'a> LoadedBase<'a> {
 
     /// Returns an empty batch that draws with an adapter. The caller must have dropped the previous
     /// batch. In f32 there is memory for one model, with the adapter merged into its weights, so
-    /// the next adapter needs the weights read again. In bf16 the adapter stays beside the weights.
+    /// the next adapter needs the weights read again. In other types it stays beside the weights.
     fn new_batch(&mut self, adapter: Option<&Path>) -> anyhow::Result<CandleBatch> {
         let WorkerConfig { base, device, dtype, slots, .. } = self.config;
         let mut model = match self.model.take() {
             Some(model) => model,
             None => engine::load_model(base, None, device, *dtype)?.0,
         };
-        if adapter.is_none() || *dtype == MatrixDtype::Bf16 {
+        if adapter.is_none() || !dtype.merges_adapters() {
             self.model = Some(model.clone());
         }
         if let Some(path) = adapter {
@@ -192,6 +193,8 @@ impl CandleBatch {
 
 #[cfg(test)]
 mod tests {
+    use engine::MatrixDtype;
+
     use super::*;
     use crate::GeneratorBackend;
 
@@ -199,7 +202,7 @@ mod tests {
     fn an_adapter_leaves_nothing_behind_for_the_next() {
         let set = golden::small_set();
         let adapter = set.adapter_path("qwen2-r8-qv");
-        for dtype in [MatrixDtype::F32, MatrixDtype::Bf16] {
+        for dtype in [MatrixDtype::F32, MatrixDtype::Bf16, MatrixDtype::Q8_0] {
             let config = WorkerConfig {
                 backend: GeneratorBackend::Candle,
                 base: set.model_path("qwen2-tiny"),

@@ -47,6 +47,8 @@ pub(crate) struct DoctorArgs {
 pub(crate) enum DoctorCommand {
     /// Estimate the memory of a training and check which boxes fit it.
     Estimate(EstimateArgs),
+    /// Time this box's engines, devices and weight types on a model, and compare their results.
+    Speed(SpeedArgs),
     /// Print a hardware profile, to edit and pass as --profile FILE.
     Profile {
         /// Name of the profile [default: that of this box]
@@ -97,4 +99,24 @@ pub(crate) struct EstimateArgs {
 pub(crate) enum EstimateMethod {
     Lora,
     Full,
+}
+
+/// Arguments of `flotilla doctor speed`.
+#[derive(Debug, Args)]
+pub(crate) struct SpeedArgs {
+    /// Model: a directory, or an `org/name` in the Hugging Face cache
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Directory of llama.cpp's programs [default: searched on PATH]
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
+    pub llama_cpp: Option<PathBuf>,
+    /// Hardware profile to use instead of the detected one: a name or a file
+    #[arg(long)]
+    pub profile: Option<String>,
+    /// CPU cores to use [default: all]
+    #[arg(long, env = "FLOTILLA_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+    /// Largest difference in log-probability that counts as the same policy, in nats per token
+    #[arg(long, default_value_t = wire::CANARY_TOLERANCE)]
+    pub tolerance: f64,
 }

@@ -2,6 +2,7 @@
 
 mod capture;
 mod estimate;
+mod speed;
 mod training_plan;
 
 use std::{
@@ -32,6 +33,7 @@ pub(crate) async fn run_doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<
             let model = local_models::find_model_config(&args.model).await?;
             estimate::run_estimate(args, &model, json)?;
         }
+        Some(DoctorCommand::Speed(args)) => speed::measure_speed(args, json).await?,
         Some(DoctorCommand::Profile { name }) => print_profile(name.as_deref())?,
         None => {
             let model = match &args.model {

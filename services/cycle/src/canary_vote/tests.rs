@@ -41,17 +41,6 @@ fn of_two_halves_the_trainers_is_right_and_without_it_nobody_knows() {
 }
 
 #[test]
-fn differences_of_tokens_do_not_make_up_for_each_other() {
-    let close = |a: &[f32], b: &[f32]| mean_distance(a, b);
-    assert_eq!(mean_logprob(&[-1.0, -3.0]), mean_logprob(&[-2.0, -2.0]));
-    assert_eq!(close(&[-1.0, -3.0], &[-2.0, -2.0]), Some(1.0));
-    assert_eq!(close(&[-40.0], &[f32::NEG_INFINITY]), Some(0.0), "as good as impossible");
-    assert_eq!(close(&[-1.0], &[-1.0, -2.0]), None);
-    assert_eq!(close(&[], &[]), None);
-    assert_eq!(close(&[f32::NAN], &[f32::NAN]), None);
-}
-
-#[test]
 fn a_canary_is_some_of_what_was_trained_on_and_bounded() {
     let line =
         |completion: &str| format!("{{\"prompt\":\"1+1=\",\"completion\":\"{completion}\"}}\n");

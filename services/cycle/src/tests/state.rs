@@ -232,5 +232,5 @@ fn a_finished_run_tells_what_it_lacks_and_why_a_gate_stopped_it() {
         assert_eq!(message(&run).as_deref(), Some(why));
     }
     run.cancelled = true;
-    assert_eq!(message(&run).as_deref(), Some("cancelled by a user"));
+    assert_eq!(message(&run).as_deref(), Some("a user asked for it"));
 }

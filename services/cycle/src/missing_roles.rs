@@ -1,0 +1,96 @@
+//! The roles that a run needs and no agent offers.
+
+use wire::v1;
+
+/// Seconds without a status after which an agent counts as gone. Agents publish one every 10 s;
+/// the rest is for clocks that differ.
+const GONE_AFTER_S: u64 = 120;
+
+/// Returns the roles that a run of this spec needs and that no ready agent of its pool has.
+/// Verifiers and evaluators serve all pools. `now_s` is in seconds since 1970.
+pub fn missing_roles<'a>(
+    spec: &v1::Spec,
+    agents: impl IntoIterator<Item = &'a v1::AgentStatus>,
+    now_s: u64,
+) -> Vec<&'static str> {
+    let mut missing = match spec.kind {
+        Some(v1::spec::Kind::Raft(_)) => vec!["trainer", "generator", "verifier"],
+        Some(v1::spec::Kind::Watched(_)) => Vec::new(),
+        Some(v1::spec::Kind::Sft(_)) | None => vec!["trainer"],
+    };
+    if !spec.suites.is_empty() {
+        missing.push("evaluator");
+    }
+    for agent in agents {
+        if agent.state() == v1::agent_status::State::Ready && !is_gone(agent, now_s) {
+            let in_pool =
+                |role: &str| agent.pool == spec.pool || matches!(role, "verifier" | "evaluator");
+            missing.retain(|role| !(in_pool(role) && agent.roles.iter().any(|has| has == role)));
+        }
+    }
+    missing
+}
+
+fn is_gone(agent: &v1::AgentStatus, now_s: u64) -> bool {
+    let seen = agent.seen_at.as_ref().and_then(|at| u64::try_from(at.seconds).ok());
+    seen.is_some_and(|seen| now_s.saturating_sub(seen) > GONE_AFTER_S)
+}
+
+/// Returns a message for users about the missing roles; empty if there are none.
+pub fn describe_missing_roles<'a>(
+    spec: &v1::Spec,
+    agents: impl IntoIterator<Item = &'a v1::AgentStatus>,
+    now_s: u64,
+) -> String {
+    let missing = missing_roles(spec, agents, now_s);
+    if missing.is_empty() {
+        return String::new();
+    }
+    let pool = &spec.pool;
+    let without: Vec<String> = missing.iter().map(|role| format!("no {role}")).collect();
+    format!(
+        "waits: pool {pool} has {}; start one with `flotilla agent --pool {pool} --roles {}`",
+        without.join(" and "),
+        missing.join(",")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(pool: &str, roles: &[&str]) -> v1::AgentStatus {
+        v1::AgentStatus {
+            pool: pool.into(),
+            roles: roles.iter().map(|role| (*role).to_owned()).collect(),
+            state: v1::agent_status::State::Ready.into(),
+            ..v1::AgentStatus::default()
+        }
+    }
+
+    #[test]
+    fn a_run_waits_for_the_roles_that_its_pool_lacks() {
+        let spec = v1::Spec {
+            pool: "gpu".into(),
+            suites: vec![v1::Suite::default()],
+            kind: Some(v1::spec::Kind::Raft(v1::spec::Raft::default())),
+            ..v1::Spec::default()
+        };
+        let all = ["trainer", "generator", "verifier", "evaluator"];
+        assert_eq!(missing_roles(&spec, [], 0), all);
+        let elsewhere = agent("default", &all);
+        assert_eq!(missing_roles(&spec, [&elsewhere], 0), ["trainer", "generator"]);
+        let here = agent("gpu", &["generator"]);
+        let said = describe_missing_roles(&spec, [&elsewhere, &here], 0);
+        assert!(said.contains("pool gpu has no trainer;"), "{said}");
+        let mut trainer = agent("gpu", &["trainer"]);
+        assert_eq!(describe_missing_roles(&spec, [&elsewhere, &here, &trainer], 0), "");
+        trainer.set_state(v1::agent_status::State::Draining);
+        assert_eq!(missing_roles(&spec, [&elsewhere, &here, &trainer], 0), ["trainer"]);
+        trainer.set_state(v1::agent_status::State::Ready);
+        trainer.seen_at = Some(wire::Timestamp { seconds: 1000, nanos: 0 });
+        let missing_at = |now_s| missing_roles(&spec, [&elsewhere, &here, &trainer], now_s);
+        assert!(missing_at(1000 + GONE_AFTER_S).is_empty());
+        assert_eq!(missing_at(1001 + GONE_AFTER_S), ["trainer"]);
+    }
+}
