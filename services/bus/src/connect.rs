@@ -22,6 +22,9 @@ use crate::{
     version::{self, ServerVersion},
 };
 
+/// Attempts of a member whose credentials are refused, and the pause between them.
+const REFUSED_ATTEMPTS: u32 = 3;
+const REFUSED_PAUSE: Duration = Duration::from_millis(300);
 /// For one address: DNS, TCP, TLS and the NATS handshake on a bad Wi-Fi link.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// For the first answer of JetStream. A server may still recover its streams; the servers of a new
@@ -168,7 +171,25 @@ pub enum ConnectError {
 impl Bus {
     /// Connects, and checks that the server is new enough and has JetStream. Fails after bounded
     /// time if no server of the list is suitable; the caller decides whether to retry.
+    ///
+    /// While a server takes the accounts of new members, it may refuse members that it knows:
+    /// credentials of a member are tried a few times.
     pub async fn connect(options: &ConnectOptions) -> Result<Self, ConnectError> {
+        let mut attempt = 1;
+        loop {
+            match Self::connect_once(options).await {
+                Err(ConnectError::Refused { .. })
+                    if options.identity.is_some() && attempt < REFUSED_ATTEMPTS =>
+                {
+                    attempt += 1;
+                    tokio::time::sleep(REFUSED_PAUSE).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn connect_once(options: &ConnectOptions) -> Result<Self, ConnectError> {
         let addresses = parse_addresses(&options.urls)?;
         let urls = display_addresses(&addresses);
         let connection = Arc::new(ConnectionState::new());

@@ -49,7 +49,7 @@ impl ConnectionState {
                 tracing::warn!("connection to the bus lost; reconnecting");
             }
             Event::ServerError(error) => {
-                tracing::warn!(%error, "the bus server reported an error");
+                tracing::warn!(target: "bus::server_error", %error, "the bus server reported an error");
                 // Having no receiver is fine: the error is in the log.
                 let _ = self.violations.send(error.to_string());
             }

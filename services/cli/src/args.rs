@@ -42,7 +42,7 @@ pub(crate) use {
     },
     convert::{ConvertCommand, ConvertOutputArgs},
     data::{DataCommand, HeldoutArgs},
-    doctor::{DoctorArgs, DoctorCommand, EstimateArgs, EstimateMethod},
+    doctor::{DoctorArgs, DoctorCommand, EstimateArgs, EstimateMethod, SpeedArgs},
     eval::{EvalCommand, EvalEngine, EvalFilterArgs, EvalLocalArgs},
     feed::{FeedCommand, FeedRunArgs, TrackerTokenArgs},
     fleet::{CoordinatorArgs, DemoArgs, DiscoverArgs, TuiArgs, UpArgs},
@@ -50,7 +50,8 @@ pub(crate) use {
     host_protection::HostProtectionArgs,
     members::{JoinArgs, MembersCommand, TokenCommand, TokenCreateArgs, UserCommand},
     run::{
-        AuditArgs, CheckpointCommand, NewRunArgs, ReproduceArgs, RunCommand, SelectArgs, SteerArgs,
+        AuditArgs, CheckpointCommand, NewRunArgs, ReproduceArgs, RunCommand, SamplesArgs,
+        SelectArgs, SteerArgs,
     },
     service::{ServiceArgs, ServiceCommand, UpgradeArgs},
     verify::{VerifierToolArgs, VerifyArgs},
@@ -94,7 +95,7 @@ const OUTPUT_HEADING: &str = "Output options";
 pub(crate) enum CliCommand {
     /// Start a complete fleet on this machine and train a small model.
     Demo(DemoArgs),
-    /// Create the keys of a closed fleet; `up` does this by itself for a new fleet.
+    /// Create the keys of a closed fleet, as `up` does for a new one.
     Init(InitArgs),
     /// Show and rotate the keys of a closed fleet.
     #[command(subcommand)]
@@ -103,7 +104,7 @@ pub(crate) enum CliCommand {
     Backup(BackupArgs),
     /// Restore a fleet from a backup into a new directory.
     Restore(RestoreArgs),
-    /// Start a fleet on this machine: NATS server, coordinator, gateway and agents.
+    /// Start a fleet here: NATS server, coordinator, gateway, agents.
     Up(UpArgs),
     /// Stop the fleet in --dir.
     Down,
@@ -122,12 +123,12 @@ pub(crate) enum CliCommand {
     /// List the members of a closed fleet.
     #[command(subcommand)]
     Members(MembersCommand),
-    /// Run the coordinator and gateway of a fleet on an existing NATS server.
+    /// Run a fleet's coordinator and gateway on an existing NATS server.
     Coordinator(CoordinatorArgs),
     /// Install this box's agent as a systemd service.
     #[command(subcommand)]
     Service(ServiceCommand),
-    /// Replace the flotilla program on this box, and drain and restart its agents.
+    /// Replace the program on this box, and restart its agents.
     Upgrade(UpgradeArgs),
     /// Submit, watch and control runs.
     #[command(subcommand)]
@@ -140,13 +141,13 @@ pub(crate) enum CliCommand {
     Checkpoint(CheckpointCommand),
     /// Watch the fleet and its runs in the terminal.
     Watch(TuiArgs),
-    /// Export runs to trackers: MLflow, TensorBoard, trackio, OTLP, a webhook or files.
+    /// Export runs to MLflow, TensorBoard, trackio, OTLP and others.
     #[command(subcommand)]
     Feed(FeedCommand),
     /// List, drain and revoke agents.
     #[command(subcommand)]
     Agents(AgentsCommand),
-    /// Replay the log of a run, compare it with the store and report contradictions.
+    /// Check the log of a run against its rules and the store.
     Audit(AuditArgs),
     /// Preview what another selection strategy would keep of a cycle.
     Select(SelectArgs),
@@ -154,7 +155,7 @@ pub(crate) enum CliCommand {
     Generate(GenerateArgs),
     /// Judge completions from a file, without a fleet.
     Verify(VerifyArgs),
-    /// Inspect, split and deduplicate files of prompts and examples, without a fleet.
+    /// Inspect, split and deduplicate files of prompts and examples.
     #[command(subcommand)]
     Data(DataCommand),
     /// Check this box for problems and suggest remedies.
@@ -268,7 +269,8 @@ impl CliCommand {
             }
             Self::Agent(_) => "info,async_nats=warn,notify=error,inotify=error",
             Self::Coordinator(_) | Self::Up(_) => "info,async_nats=warn",
-            _ => "warn,async_nats=error",
+            // A refusal of the server becomes the error of the command.
+            _ => "warn,async_nats=error,bus::server_error=error",
         }
     }
 }
@@ -338,7 +340,8 @@ mod tests {
         assert_eq!(listed.into_iter().collect::<BTreeSet<&str>>(), all);
         let help = Cli::build_command().render_help().to_string();
         assert!(help.contains("Start here:\n  demo         Start a complete fleet"), "{help}");
-        assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+        let mut list = help.lines().take_while(|line| !line.starts_with("Options:"));
+        assert!(list.all(|line| line.chars().count() <= 80), "{help}");
     }
 
     #[test]
@@ -355,6 +358,19 @@ mod tests {
             let directory = line.contains("--dir").then(|| PathBuf::from("fleet"));
             assert_eq!(cli.global.fleet.dir, directory, "{line}");
         }
+    }
+
+    #[test]
+    fn only_the_last_options_of_an_agent_are_in_sections() {
+        let mut command = Cli::build_command();
+        command.build();
+        let agent = command.find_subcommand("agent").unwrap();
+        let heading = |id: &str| {
+            let found = agent.get_arguments().find(|arg| arg.get_id() == id).unwrap();
+            found.get_help_heading().map(ToOwned::to_owned)
+        };
+        assert_eq!(heading("worker_silence"), None);
+        assert_eq!(heading("on_storm").as_deref(), Some("Host protection"));
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod members;
 mod new_run;
 mod reproduce;
 mod run;
+mod samples;
 mod select;
 mod service;
 pub(crate) mod topics;
@@ -42,13 +43,26 @@ use crate::{
     demo, output, tui,
 };
 
+/// Says which credentials a user needs whose own may not write what the command writes.
+fn explain_denial(error: anyhow::Error) -> anyhow::Error {
+    if format!("{error:#}").contains("(B108)") {
+        return anyhow::anyhow!(
+            "these credentials may not do that; an admin makes others with `flotilla user create \
+             NAME --scope operator --out DIR` (K104)"
+        );
+    }
+    error
+}
+
 /// Runs a subcommand and returns its exit code.
 pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
     let Cli { global, command } = cli;
     let (fleet, json) = (&global.fleet, global.json);
     match command {
         CliCommand::Agent(args) => return agent::run_agent(fleet, args).await,
-        CliCommand::Run(command) => return run::handle_run_command(&global, command).await,
+        CliCommand::Run(command) => {
+            return run::handle_run_command(&global, command).await.map_err(explain_denial);
+        }
         CliCommand::Audit(args) => return audit::audit_run(&global, &args).await,
         CliCommand::Doctor(args) => return doctor::run_doctor(&args, json).await,
         CliCommand::Verify(args) => {
@@ -76,7 +90,9 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         CliCommand::Watch(args) => tui::run_tui(&global, args).await?,
         CliCommand::Feed(command) => feed::handle_feed(&global, command).await?,
-        CliCommand::Agents(command) => agents::handle_agents(&global, command).await?,
+        CliCommand::Agents(command) => {
+            agents::handle_agents(&global, command).await.map_err(explain_denial)?;
+        }
         CliCommand::Select(args) => select::preview_selection(&global, &args).await?,
         CliCommand::Convert(command) => convert::run_convert_command(command, json).await?,
         CliCommand::Generate(args) => generate::generate_samples(&args, json).await?,

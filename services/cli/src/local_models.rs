@@ -8,7 +8,7 @@ use std::{
 use agent::{ProcessGroups, WorkerLauncher};
 use anyhow::Context;
 use engine::MatrixDtype;
-use formats::{HubCache, ModelDirError, find_model};
+use formats::{ConversionDtype, HubCache, ModelDirError, find_model};
 use hardware::HardwareProfile;
 use hub::{BytesCallback, HubClient, ModelId};
 use store::ExternalSources;
@@ -83,5 +83,15 @@ pub fn worker_launcher(
         profile: HardwareProfile::choose_profile(profile).context("choose the profile")?,
         root: "/".into(),
         process_groups: ProcessGroups::default(),
+    })
+}
+
+pub(crate) fn candle_dtype(dtype: ConversionDtype) -> anyhow::Result<MatrixDtype> {
+    MatrixDtype::from_name(dtype.name()).with_context(|| {
+        format!(
+            "--dtype {}: candle supports {} only; pass one of these, or --engine llama.cpp (A101)",
+            dtype.name(),
+            MatrixDtype::NAMES.join(", ")
+        )
     })
 }

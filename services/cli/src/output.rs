@@ -411,9 +411,13 @@ fn format_table_within<const N: usize>(
         }
     }
     if is_wide(&table) {
-        // Numbers are not wrapped.
+        // Numbers are not wrapped, and neither are names, unless they leave too little to the rest.
+        let longest_name =
+            rows.iter().filter_map(|row| row.first()).map(|name| name.chars().count());
+        let are_names_short = longest_name.max().unwrap_or(0) <= usize::from(width) / 2;
         for (n, column) in table.column_iter_mut().enumerate() {
-            if is_marked(headings[n], '>') && column.constraint().is_none() {
+            let is_whole = is_marked(headings[n], '>') || (n == 0 && are_names_short);
+            if is_whole && column.constraint().is_none() {
                 column.set_constraint(ColumnConstraint::ContentWidth);
             }
         }
@@ -457,6 +461,16 @@ pub(crate) fn print_table<const N: usize>(
     rows: impl IntoIterator<Item = [String; N]>,
 ) {
     print_text(&fit_table(headings, rows, stdout_width()));
+}
+
+/// Prints a table, or a message if it has no rows.
+pub(crate) fn print_list<const N: usize>(
+    headings: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    empty: &str,
+) {
+    let rows: Vec<[String; N]> = rows.into_iter().collect();
+    if rows.is_empty() { print_message(empty) } else { print_table(headings, rows) }
 }
 
 pub(crate) fn text_or_dash(text: String) -> String {

@@ -12,6 +12,11 @@ use crate::{progress_meter::ProgressMeter, run_progress};
 /// Reads a spec; the files it names are searched beside it.
 pub(crate) async fn read_spec(spec: &Path) -> anyhow::Result<(String, SpecFiles)> {
     let read = || format!("read {}", spec.display());
+    anyhow::ensure!(
+        tokio::fs::try_exists(spec).await.with_context(read)?,
+        "there is no spec {}; `flotilla run new` writes one (F101)",
+        spec.display()
+    );
     let bytes = tokio::fs::read(spec).await.with_context(read)?;
     let yaml = wire::decode_text(&bytes).with_context(read)?.to_owned();
     Ok((yaml, SpecFiles::Local(spec.parent().unwrap_or(Path::new("")).to_owned())))

@@ -240,8 +240,6 @@ fn poll_runs(control: FleetControl) -> impl Stream<Item = Result<Vec<v1::Run>, R
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     stream::unfold((control, again), async |(control, mut again)| {
         again.tick().await;
-        let runs = control.list_runs().await;
-        let runs = runs.map(|runs| runs.iter().map(control::run_to_proto).collect());
-        Some((runs, (control, again)))
+        Some((control.describe_runs().await, (control, again)))
     })
 }

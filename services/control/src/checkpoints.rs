@@ -154,11 +154,7 @@ impl FleetControl {
         };
         let mut found = self
             .list_checkpoints(&run)
-            .await
-            .map_err(|error| match error {
-                RunError::Unknown(_) => unknown(),
-                error => error.into(),
-            })?
+            .await?
             .into_iter()
             .filter(fits)
             .max_by_key(key)

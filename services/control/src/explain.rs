@@ -6,7 +6,10 @@ use cycle::{Run, report_selection};
 use serde::Serialize;
 use wire::{FactBody, FactKey, Record, RunId, v1};
 
-use crate::{FleetControl, HistoryError, runs::fold_run};
+use crate::{
+    FleetControl, HistoryError,
+    runs::{fold_run, run_to_proto},
+};
 
 pub use cycle::{MessageGroup, SelectionReport};
 
@@ -16,9 +19,11 @@ pub struct RunReport {
     pub run: String,
     /// For example `raft`.
     pub kind: &'static str,
-    pub phase: &'static str,
+    pub phase: String,
     /// Final status with its message, if the run has ended.
     pub ended: Option<String>,
+    /// Why the run is paused, or for which agents it waits; may be empty.
+    pub message: String,
     pub seed: u64,
     /// Path of the base's tree, or `nothing`.
     pub base: String,
@@ -31,6 +36,8 @@ pub struct RunReport {
     /// Canary of the policy that drew that cycle's samples, if the spec enables it.
     pub proof: Option<CanaryReport>,
     pub quarantines: Vec<v1::Quarantine>,
+    /// Failed jobs, in log order.
+    pub failures: Vec<v1::Failure>,
 }
 
 /// A pause, resume or cancellation.
@@ -156,10 +163,17 @@ impl FleetControl {
             declined: declined.get(number).cloned().unwrap_or_default(),
             ..cycle_report(&run, *number, &plans, &orders)
         };
+        // Only samples and verdicts, which these records lack, tell the phase of an open cycle.
+        let now = match run.done {
+            Some(_) => run_to_proto(&run),
+            None => self.describe_run(id).await?,
+        };
         Ok(RunReport {
             run: id.to_string(),
             kind: run.kind_name(),
-            phase: run.current_phase().as_str(),
+            phase: now.phase,
+            message: now.message,
+            failures: now.failures,
             ended: run.done.as_ref().map(|done| {
                 let status = done.status().as_str_name().to_lowercase();
                 let colon = if done.message.is_empty() { "" } else { ": " };

@@ -12,7 +12,6 @@ mod data;
 mod evals;
 mod explain;
 mod members;
-mod missing_roles;
 mod run_comparison;
 mod run_history;
 mod runs;
@@ -45,7 +44,6 @@ pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,
     MembershipView, RevocationList,
 };
-pub use missing_roles::missing_roles;
 pub use run_comparison::{SettingDifference, compare_settings};
 pub use run_history::HistoryError;
 pub use runs::{RunError, run_to_proto, to_timestamp};

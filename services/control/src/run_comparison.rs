@@ -31,7 +31,8 @@ fn collect_differences(path: &str, a: &Value, b: &Value, found: &mut Vec<Setting
         keys.sort();
         keys.dedup();
         for key in keys {
-            let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            let name = to_snake_case(key);
+            let inner = if path.is_empty() { name } else { format!("{path}.{name}") };
             let value = |map: &Map<String, Value>| map.get(key).cloned().unwrap_or_default();
             collect_differences(&inner, &value(&left), &value(&right), found);
         }
@@ -43,6 +44,15 @@ fn collect_differences(path: &str, a: &Value, b: &Value, found: &mut Vec<Setting
         };
         found.push(SettingDifference { setting: path.to_owned(), a: text(a), b: text(b) });
     }
+}
+
+/// Returns a name as specs write it: Protobuf's JSON writes `minReward` for `min_reward`.
+fn to_snake_case(name: &str) -> String {
+    let letters = name.chars().flat_map(|letter| {
+        let before = letter.is_ascii_uppercase().then_some('_');
+        before.into_iter().chain([letter.to_ascii_lowercase()])
+    });
+    letters.collect()
 }
 
 /// Returns both values as objects, if at least one is an object and the other is one or null.
@@ -71,6 +81,8 @@ mod tests {
             collect_differences("", a, b, &mut found);
             found.into_iter().map(|difference| difference.setting).collect::<Vec<String>>()
         };
+        let (deep, deeper) = (json!({"raft": {"minReward": 1}}), json!({"raft": {"minReward": 2}}));
+        assert_eq!(differing(&deep, &deeper), ["raft.min_reward"]);
         let expected = ["raft.cycles", "raft.gates.patience", "raft.sampling.temperature"];
         assert_eq!(differing(&a, &b), expected);
         assert!(differing(&a, &a).is_empty());

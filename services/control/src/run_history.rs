@@ -4,7 +4,7 @@ use bus::ReadError;
 use cycle::Run;
 use wire::{FactBody, FactKey, Record, RunId, v1};
 
-use crate::{FleetControl, StoreAccessError, archived_facts};
+use crate::{FleetControl, RunError, StoreAccessError, archived_facts};
 
 /// Facts that the log keeps after cycles are archived, as subject patterns.
 const RETAINED_FACTS: [&str; 12] = [
@@ -41,6 +41,8 @@ pub enum HistoryError {
     Store(#[from] StoreAccessError),
     #[error("read the log")]
     Read(#[from] ReadError),
+    #[error(transparent)]
+    Run(#[from] RunError),
 }
 
 impl FleetControl {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use bus::{LogEvent, PublishError, PublishOutcome, ReadError};
-use cycle::Run;
+use bus::{LogEvent, PresenceError, PublishError, PublishOutcome, ReadError};
+use cycle::{Run, describe_missing_roles};
 use futures::{
     Stream, StreamExt, TryStreamExt,
     stream::{self, BoxStream},
@@ -21,13 +21,15 @@ pub enum RunError {
     #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
     Unknown(RunId),
     #[error("run {run} has ended ({state}); start a new one (R104)")]
-    Ended { run: RunId, state: &'static str },
+    Ended { run: RunId, state: String },
     #[error("too many concurrent changes to {0}; try again (R105)")]
     Busy(RunId),
     #[error("read the log")]
     Read(#[from] ReadError),
     #[error("write to the log")]
     Publish(#[from] PublishError),
+    #[error(transparent)]
+    Presence(#[from] PresenceError),
 }
 
 impl FleetControl {
@@ -74,6 +76,19 @@ impl FleetControl {
         Ok(runs)
     }
 
+    /// Returns a run in the API's form. If it waits for agents, its message says for which.
+    pub async fn describe_run(&self, id: &RunId) -> Result<v1::Run, RunError> {
+        let run = self.get_run(id).await?;
+        Ok(run_with_message(&run, &self.list_agents().await?))
+    }
+
+    /// Returns every run as [`FleetControl::describe_run`] does, oldest first, without checkpoints
+    /// and evals.
+    pub async fn describe_runs(&self) -> Result<Vec<v1::Run>, RunError> {
+        let (runs, agents) = (self.list_runs().await?, self.list_agents().await?);
+        Ok(runs.iter().map(|run| run_with_message(run, &agents)).collect())
+    }
+
     /// Folds only the spec, control and done facts. The cost does not depend on the number of
     /// samples.
     async fn read_run_status(&self, id: &RunId) -> Result<Run, RunError> {
@@ -93,7 +108,7 @@ impl FleetControl {
         for _ in 0..CONTROL_ATTEMPTS_MAX {
             let run = self.read_run_status(id).await?;
             if let Some(done) = &run.done {
-                let state = done.status().as_str_name();
+                let state = done.status().as_str_name().to_lowercase();
                 return Err(RunError::Ended { run: id.clone(), state });
             }
             if has_state(&run, action) {
@@ -165,6 +180,14 @@ pub(crate) fn fold_run(records: &[Record]) -> Option<Run> {
     let mut run = records.by_ref().find_map(Run::start)?;
     records.for_each(|record| run.fold_record(record));
     Some(run)
+}
+
+fn run_with_message(run: &Run, agents: &[v1::AgentStatus]) -> v1::Run {
+    let mut view = run_to_proto(run);
+    if view.state() == v1::run::State::Running {
+        view.message = describe_missing_roles(&run.spec, agents, wire::clock::unix_seconds());
+    }
+    view
 }
 
 /// Converts a run to the API's form.

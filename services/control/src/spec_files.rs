@@ -35,6 +35,8 @@ pub enum SpecFileError {
         "there is no file {path}; a spec names files relative to its own directory{similar} (F101)"
     )]
     Missing { path: PathBuf, similar: String },
+    #[error("{path} is a directory; name a file in it (F101)")]
+    Directory { path: PathBuf },
     #[error("{path} has {bytes} bytes, the limit is {FILE_BYTES_MAX} (D105)")]
     TooLarge { path: PathBuf, bytes: u64 },
     #[error("file {0:?} is not attached to the call; add it to `files` (R108)")]
@@ -72,7 +74,11 @@ async fn read_local_file(path: &Path) -> Result<Bytes, SpecFileError> {
         }
         _ => SpecFileError::Read { path: path.to_owned(), source },
     };
-    let bytes = tokio::fs::metadata(path).await.map_err(failed)?.len();
+    let metadata = tokio::fs::metadata(path).await.map_err(failed)?;
+    if metadata.is_dir() {
+        return Err(SpecFileError::Directory { path: path.to_owned() });
+    }
+    let bytes = metadata.len();
     if bytes > FILE_BYTES_MAX {
         return Err(SpecFileError::TooLarge { path: path.to_owned(), bytes });
     }

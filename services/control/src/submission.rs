@@ -95,11 +95,30 @@ impl FleetControl {
     ) -> Result<v1::DataReport, SubmitError> {
         let spec = parse_spec(yaml).await?;
         let checked = async {
-            let report = self.prepare_run(&spec, files).await?.report;
+            let mut report = self.prepare_run(&spec, files).await?.report;
             self.check_base(&spec.base, files).await?;
+            report.warnings.extend(self.missing_roles_warning(&spec).await);
             Ok(report)
         };
         checked.await.map_err(|error: SubmitError| error.with_line(yaml))
+    }
+
+    /// Returns what a run of the spec would wait for; `None` for nothing, or if it is unknown.
+    async fn missing_roles_warning(&self, spec: &RunSpec) -> Option<String> {
+        let texts = spec.evals.iter().filter(|suite| suite.text.is_some());
+        let kind = match spec.raft {
+            Some(_) => v1::spec::Kind::Raft(v1::spec::Raft::default()),
+            None => v1::spec::Kind::Sft(v1::spec::Sft::default()),
+        };
+        let needed = v1::Spec {
+            pool: spec.pool.clone(),
+            suites: texts.map(|_| v1::Suite::default()).collect(),
+            kind: Some(kind),
+            ..v1::Spec::default()
+        };
+        let agents = self.list_agents().await.ok()?;
+        let missing = cycle::describe_missing_roles(&needed, &agents, wire::clock::unix_seconds());
+        (!missing.is_empty()).then(|| format!("the run {missing}"))
     }
 
     pub(crate) async fn prepare_text_suites(

@@ -11,19 +11,22 @@ export function ancestry(board) {
   const points = [...board.cycles.values()].flatMap(({ cycle, checkpoints, done, evals }) =>
     checkpoints.map((it) => ({ ...it, cycle, rolledBack: it.final && done?.then === "ROLL_BACK",
       evals: evals.filter((one) => one.step === it.step) })));
-  const base = { cycle: 0, step: 0, manifest: BASE, final: true, isBase: true,
-    evals: (board.cycles.get(0)?.evals ?? []).filter((it) => it.step === 0) };
-  const nodes = [base, ...points];
+  // A RAFT run publishes its base as the checkpoint of cycle 0.
+  const given = points.find(({ cycle, steps }) => cycle === 0 && !steps);
+  const base = { manifest: BASE, evals: (board.cycles.get(0)?.evals ?? []).filter((it) => it.step === 0),
+    ...given, cycle: 0, step: 0, final: true, isBase: true, isStored: Boolean(given) };
+  const trained = points.filter((it) => it !== given);
+  const nodes = [base, ...trained];
   const byManifest = new Map(nodes.map((node) => [node.manifest, node]));
   const parentOf = (node) => (node.isBase ? null : byManifest.get(node.parent) ?? base);
-  const trunk = trunkOf(points, parentOf);
+  const trunk = trunkOf(trained, parentOf);
   nodes.forEach((node, column) => {
     node.column = column;
     node.lane = node.isBase || trunk.has(node) ? 0 : node.final ? -1 : 1;
   });
   const best = bestNode(board, nodes);
   for (const node of nodes) node.best = node === best;
-  return { nodes, edges: points.map((node) => ({ from: parentOf(node), to: node, trunk: trunk.has(node) })) };
+  return { nodes, edges: trained.map((node) => ({ from: parentOf(node), to: node, trunk: trunk.has(node) })) };
 }
 
 function trunkOf(points, parentOf) {

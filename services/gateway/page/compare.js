@@ -3,7 +3,7 @@
 import { bestOf } from "./ancestry.js";
 import { chartState, lineChart } from "./chart.js";
 import { h } from "./dom.js";
-import { percent } from "./format.js";
+import { passRate } from "./format.js";
 import { empty, note, quiet, section, state, table } from "./parts.js";
 import { toCompare, toRun } from "./route.js";
 import { followBoards } from "./run.js";
@@ -54,7 +54,7 @@ export function open({ page, route, signal }) {
     ]);
   }
 
-  const rate = (it) => (it ? `${percent(it.mean)} ± ${(it.stderr * 100).toFixed(1)}` : "–");
+  const rate = (it) => (it ? passRate(it) : "–");
 
   const draw = () => {
     const known = runs.map((run) => followed.boards.get(run)).filter(Boolean);

@@ -52,6 +52,13 @@ export const confirmAction = ({ title, text, verb, tone, reason }) =>
     buttonRow(close, submit(verb, { class: tone, "data-action": "confirm" })),
   ]);
 
+/** A bearer is one line. */
+function submitOnEnter(event) {
+  if (event.key !== "Enter") return;
+  event.preventDefault();
+  event.currentTarget.form.requestSubmit();
+}
+
 /** Asks for a bearer. Resolves to its text, or null if it was cancelled. */
 export const askBearer = (wasRefused) =>
   modal("This fleet is closed", (close, fields) => close(fields.bearer.value), (close) => [
@@ -59,7 +66,7 @@ export const askBearer = (wasRefused) =>
     h("p", "Paste the contents of ", h("code", "bearer.jwt"), " from your credentials directory.",
       " It is kept until this tab is closed and sent only to this gateway."),
     h("textarea", { name: "bearer", rows: 5, required: true, spellcheck: "false", autocomplete: "off",
-      "aria-label": "contents of bearer.jwt" }),
+      "aria-label": "contents of bearer.jwt", onkeydown: submitOnEnter }),
     buttonRow(close, submit("Sign in")),
   ]);
 

@@ -104,7 +104,7 @@ export function open({ page, signal }) {
   const draw = () => {
     const total = fleetTotals(page.fleet.agents, now());
     return [
-      summary(total, page.fleet.runs),
+      summary(total, page.fleet.runs, page.isLoaded),
       section("runs", "Runs", h("div.tools", compared.size === 1 && h("small", "Select another run to compare"),
         compared.size > 1 && h("a.button", { href: toCompare([...compared]) }, `Compare ${compared.size}`),
         page.may() && button("Start …", () => page.steer.start(), { "data-action": "start" })), runs()),
@@ -116,8 +116,10 @@ export function open({ page, signal }) {
 
 const tile = (value, unit, more) => h("div.tile", h("b", value), h("span", unit), more);
 
-function summary(total, runs) {
+function summary(total, runs, isLoaded) {
   const working = [...runs.values()].filter((it) => it.state === "running").length;
+  // Before the first data, none of the numbers is known.
+  if (!isLoaded) return h("h1.unseen", "The fleet");
   return h("div.summary", h("h1.unseen", "The fleet"),
     tile(count(total.online) + (total.online < total.boxes ? ` of ${count(total.boxes)}` : ""),
       total.boxes === 1 ? "agent online" : "agents online"),

@@ -20,6 +20,8 @@ export function decimal(value, digits = 4) {
 }
 
 export const percent = (share, digits = 1) => `${(share * 100).toFixed(digits)} %`;
+/** A pass rate with its standard error. */
+export const passRate = ({ mean, stderr }) => `${percent(mean)} ± ${(stderr * 100).toFixed(1)}`;
 export const withUnit = (value, unit) => (value === null ? null : `${count(value)} ${unit}`);
 /** A value on a cycle axis, such as 3 or 2.25. */
 export const place = (x) => String(Number(x.toFixed(2)));

@@ -58,7 +58,7 @@ export function open({ page, route, signal }) {
     if (!board) return empty(followed.failure ?? `Loading ${route.id} …`, " ", h("a", { href: "#/" }, "All runs"));
     const settings = settingsOf(board.spec);
     return [
-      header(board.head, page),
+      header({ ...board.head, message: board.head.message || page.fleet.runs.get(route.id)?.message }, page),
       section("timeline", "Timeline", drawTimeline(board, (now() - Date.parse(board.head.submittedAt)) / 1000, page.width())),
       section("learning", "Learning", learning(board, shared)),
       section("checkpoints", "Checkpoints", drawLineage(board)),
@@ -141,10 +141,12 @@ const finding = (cycle, { gate, then, value, limit, best }) =>
 
 function troubles({ troubles: all, troublesInAll, submittedAt }) {
   if (!troublesInAll) return note("None.");
+  // Equal problems are shown once, with the time of the newest.
+  const groups = Map.groupBy(all.toReversed(), (it) => [it.agent, it.message, it.final].join("\n"));
   return [
-    all.toReversed().map((it) => h("div.callout", { class: it.final ? "bad" : "warn" },
+    [...groups.values()].map(([it, ...others]) => h("div.callout", { class: it.final ? "bad" : "warn" },
       h("time", clock(Date.parse(submittedAt) + it.atS * 1000, now())),
-      h("span", h("b", it.what), " ", it.agent && h("a", { href: toBox(it.agent) }, it.agent),
+      h("span", h("b", it.what, others.length > 0 && ` and ${count(others.length)} more`), " ", it.agent && h("a", { href: toBox(it.agent) }, it.agent),
         it.final && " (no more retries)", `: ${it.message}`))),
     troublesInAll > all.length && note(`Showing the last ${count(all.length)} of ${count(troublesInAll)}.`),
   ];

@@ -6,8 +6,10 @@ import { button, folded, table } from "./parts.js";
 import { linear, timeTicks } from "./scale.js";
 
 const BAR = 14, PAD = 5, TOP = 40, BOTTOM = 8, RIGHT = 12;
-/** In pixels: the minimum width of a bar, that of a labelled bar, and the distance of a drag. */
-const BAR_MIN = 2, LABELLED_MIN = 62, DRAG_MIN = 4;
+/** In pixels: the minimum width of a bar, the space at both ends of a label, the distance of a drag. */
+const BAR_MIN = 2, LABEL_MARGIN = 6, DRAG_MIN = 4;
+/** The width of a letter in a label, at most, in pixels. */
+const LETTER = 7.5;
 const ZOOM = 1.5;
 const NARROWEST_S = 1;
 const ROWS_MAX = 500;
@@ -146,16 +148,29 @@ export function timeline(redraw) {
     : `${it.agent}: ${it.work}, cycle ${it.cycle}, ${counted(it.count, "item")}; `
       + `${duration(it.endS - it.beginS)}, ${when(it.beginS)} – ${when(it.endS)}`);
 
-  const bars = ([from, to]) => all.bars.filter(({ beginS, endS }) => endS >= from && beginS <= to).map((bar) => {
-    const start = Math.max(left, x(bar.beginS));
+  const startOf = (bar) => Math.max(left, x(bar.beginS));
+  /** The bars that intersect the range, each with the start of the next one in its line. */
+  function visibleBars([from, to]) {
+    const visible = all.bars.filter(({ beginS, endS }) => endS >= from && beginS <= to).sort((a, b) => b.beginS - a.beginS);
+    const next = new Map();
+    return visible.map((bar) => {
+      const before = next.get(all.yOf(bar)) ?? Infinity;
+      next.set(all.yOf(bar), startOf(bar));
+      return [bar, before];
+    }).reverse();
+  }
+
+  const bars = (seconds) => visibleBars(seconds).map(([bar, next]) => {
+    const start = startOf(bar);
     const size = Math.max(BAR_MIN, Math.min(width - RIGHT, x(bar.endS)) - start);
+    const room = Math.min(size, next - start) - 2 * LABEL_MARGIN;
     const rect = { x: start, y: all.yOf(bar), width: size, height: BAR - 1, rx: 2 };
     return h(`g.bar.${bar.work}`, {
       key: bar.key, class: bar.key === chosen && "chosen", "data-agent": bar.agent, "data-work": bar.work,
       "data-cycle": bar.cycle, onpointerenter: showTip(bar), onpointerleave: showTip(null), onclick: () => choose(bar),
     },
     h("rect.solid", rect), h("rect", { ...rect, fill: `url(#hatch-${bar.work})` }),
-    size > LABELLED_MIN && h("text", { x: start + 6, y: rect.y + 10 }, bar.work));
+    room >= bar.work.length * LETTER && h("text", { x: start + LABEL_MARGIN, y: rect.y + 10 }, bar.work));
   });
 
   function background([from, to]) {

@@ -41,16 +41,14 @@ impl runs_server::Runs for RunsService {
         let v1::GetRunRequest { run } = request.into_inner();
         let get = async {
             let run = RunId::new(run.as_str())?;
-            Ok(control::run_to_proto(&self.0.control.get_run(&run).await?))
+            Ok(self.0.control.describe_run(&run).await?)
         };
         self.0.answer_unary(create_call_span("Runs.Get", &run), get).await
     }
 
     async fn list(&self, _: Request<v1::ListRunsRequest>) -> RunsResult<v1::ListRunsResponse> {
-        let list = async {
-            let runs = self.0.control.list_runs().await?;
-            Ok(v1::ListRunsResponse { runs: runs.iter().map(control::run_to_proto).collect() })
-        };
+        let list =
+            async { Ok(v1::ListRunsResponse { runs: self.0.control.describe_runs().await? }) };
         self.0.answer_unary(create_call_span("Runs.List", ""), list).await
     }
 

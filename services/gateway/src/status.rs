@@ -88,6 +88,7 @@ impl HasStatusCode for SubmitError {
     fn status_code(&self) -> Code {
         match self {
             Self::Read(error) => error.status_code(),
+            Self::Checkpoint(error) if error.is_caller_fault() => Code::InvalidArgument,
             Self::Checkpoint(CheckpointError::Run(error)) => error.status_code(),
             Self::Checkpoint(CheckpointError::Get(error)) => error.status_code(),
             Self::Store(error) => error.status_code(),
@@ -107,6 +108,7 @@ impl HasStatusCode for RunError {
             Self::Busy(_) => Code::Aborted,
             Self::Read(error) => error.status_code(),
             Self::Publish(error) => error.status_code(),
+            Self::Presence(error) => error.status_code(),
         }
     }
 }
@@ -120,6 +122,7 @@ impl HasStatusCode for HistoryError {
             Self::Archive { .. } | Self::Store(_) => Code::Unavailable,
             Self::Page(_) => Code::Internal,
             Self::Read(error) => error.status_code(),
+            Self::Run(error) => error.status_code(),
         }
     }
 }

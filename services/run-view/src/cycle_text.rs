@@ -14,6 +14,9 @@ pub fn cycle_findings(done: &v1::CycleDone) -> Vec<String> {
         let (name, rate) = (&suite.suite, rate_text(suite.rate.as_ref()));
         lines.push(format!("cycle {cycle}: {name} {rate}{at}{}", pass_at_text(&suite.pass_at)));
     }
+    if done.sampled > 0 && done.kept == 0 {
+        lines.push(format!("cycle {cycle}: no sample was kept, so nothing was trained"));
+    }
     for finding in &done.findings {
         let v1::cycle_done::Finding { gate, value, limit, .. } = finding;
         let then = match finding.then() {

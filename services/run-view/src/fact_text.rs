@@ -18,7 +18,10 @@ pub fn describe_fact(run: &Run, record: &Record) -> Option<String> {
         }
         (FactKey::Plan { cycle }, FactBody::Plan(plan)) => {
             let samples: u32 = plan.jobs.iter().flat_map(|job| &job.draws).map(|d| d.count).sum();
-            format!("{id}: cycle {cycle}: {samples} samples planned in {} jobs", plan.jobs.len())
+            match plan.jobs.len() {
+                0 => format!("{id}: cycle {cycle}: nothing to sample"),
+                jobs => format!("{id}: cycle {cycle}: {samples} samples planned in {jobs} jobs"),
+            }
         }
         (_, FactBody::Selected(selected)) => describe_selection(id, selected),
         (_, FactBody::Checkpoint(v1::Checkpoint { step: 0, .. })) => return None,
@@ -47,6 +50,29 @@ pub fn describe_fact(run: &Run, record: &Record) -> Option<String> {
         }
         _ => return None,
     })
+}
+
+/// Returns a line for each different failure, such as `17 verify jobs failed on box-1, last 3-12 in
+/// try 2: no such file`.
+pub fn failure_lines(failures: &[v1::Failure]) -> Vec<String> {
+    let mut groups: Vec<(usize, &v1::Failure)> = Vec::new();
+    for failure in failures {
+        let key = |it: &v1::Failure| (it.kind.clone(), it.agent.clone(), it.message.clone());
+        match groups.iter_mut().find(|(_, group)| key(group) == key(failure)) {
+            Some((count, last)) => (*count, *last) = (*count + 1, failure),
+            None => groups.push((1, failure)),
+        }
+    }
+    let line = |(count, failure): (usize, &v1::Failure)| {
+        let v1::Failure { kind, id, attempt, agent, message, .. } = failure;
+        match count {
+            1 => format!("{kind} {id} failed on {agent} in try {attempt}: {message}"),
+            _ => format!(
+                "{count} {kind} jobs failed on {agent}, last {id} in try {attempt}: {message}"
+            ),
+        }
+    };
+    groups.into_iter().map(line).collect()
 }
 
 /// Returns words such as `pause by ann: the fan is loud`.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cycle::describe_missing_roles;
 use wire::{FactBody, Record, RunId, v1};
 
 /// Beyond that, the agent that was silent longest is removed.
@@ -9,6 +10,9 @@ const AGENTS_MAX: usize = 4096;
 
 /// Agents and runs of one message, some hundred kilobytes.
 const CHANGES_PER_MESSAGE: usize = 128;
+
+/// Seconds between updates of the messages of waiting runs, for agents that stopped in silence.
+const UPDATE_MESSAGES_EVERY_S: u64 = 10;
 
 /// A projection of agents' statuses and of the facts that [`FleetView::FACT_KINDS`] lists.
 ///
@@ -25,6 +29,10 @@ pub struct FleetView {
     agents: BTreeMap<String, RevisionedValue<v1::AgentStatus>>,
     runs: BTreeMap<RunId, RevisionedValue<RunLineState>>,
     revision: u64,
+    /// The time of the newest status, in seconds since 1970.
+    now_s: u64,
+    /// When the messages of waiting runs were last updated, in the same seconds.
+    messages_at_s: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -37,6 +45,8 @@ struct RevisionedValue<T> {
 struct RunLineState {
     line: v1::RunLine,
     paused: bool,
+    /// Of a run that has not ended.
+    open_spec: Option<Box<v1::Spec>>,
 }
 
 impl FleetView {
@@ -55,8 +65,27 @@ impl FleetView {
         if self.agents.len() >= AGENTS_MAX && !self.agents.contains_key(&status.agent) {
             self.evict_silent_agent();
         }
+        let seen = status.seen_at.as_ref().and_then(|at| u64::try_from(at.seconds).ok());
+        self.now_s = self.now_s.max(seen.unwrap_or_default());
         let known = RevisionedValue { value: status, revision: self.revision };
-        self.agents.insert(known.value.agent.clone(), known);
+        let offer = |it: &v1::AgentStatus| (it.state, it.roles.clone(), it.pool.clone());
+        let offered = offer(&known.value);
+        let before = self.agents.insert(known.value.agent.clone(), known);
+        if self.now_s >= self.messages_at_s + UPDATE_MESSAGES_EVERY_S
+            || before.is_none_or(|before| offer(&before.value) != offered)
+        {
+            self.update_waiting_runs();
+        }
+    }
+
+    fn update_waiting_runs(&mut self) {
+        self.messages_at_s = self.now_s;
+        for known in self.runs.values_mut() {
+            let agents = self.agents.values().map(|agent| &agent.value);
+            if known.value.update_waiting_message(agents, self.now_s) {
+                known.revision = self.revision;
+            }
+        }
     }
 
     fn evict_silent_agent(&mut self) {
@@ -70,15 +99,16 @@ impl FleetView {
     pub fn apply_fact(&mut self, record: &Record) {
         let run = &record.fact.subject.run;
         if let FactBody::Spec(spec) = &record.fact.body {
-            let line = RunLineState { line: start_line(spec, record), paused: false };
-            self.revision += 1;
-            self.runs.insert(run.clone(), RevisionedValue { value: line, revision: self.revision });
-            return;
+            let open_spec = Some(Box::new(spec.clone()));
+            let value = RunLineState { line: start_line(spec, record), paused: false, open_spec };
+            self.runs.insert(run.clone(), RevisionedValue { value, revision: 0 });
         }
         let Some(known) = self.runs.get_mut(run) else { return };
         self.revision += 1;
         known.revision = self.revision;
         known.value.apply_record(record);
+        let agents = self.agents.values().map(|agent| &agent.value);
+        known.value.update_waiting_message(agents, self.now_s);
     }
 
     /// Returns what changed after a revision (everything after 0), and the revision that this
@@ -142,12 +172,26 @@ impl RunLineState {
                 self.line.state = done.status().as_str_name().to_lowercase();
                 self.line.message.clone_from(&done.message);
                 self.line.ended_at = Some(record_time(record));
+                self.open_spec = None;
             }
             _ => {}
         }
         if self.line.ended_at.is_none() {
             self.line.state = if self.paused { "paused" } else { "running" }.into();
         }
+    }
+
+    /// Updates the message of a run that may wait for agents. Returns true if it changed.
+    fn update_waiting_message<'a>(
+        &mut self,
+        agents: impl Iterator<Item = &'a v1::AgentStatus>,
+        now_s: u64,
+    ) -> bool {
+        let Some(spec) = self.open_spec.as_ref().filter(|_| !self.paused) else { return false };
+        let message = describe_missing_roles(spec, agents, now_s);
+        let changed = message != self.line.message;
+        self.line.message = message;
+        changed
     }
 }
 
@@ -210,6 +254,49 @@ mod tests {
         let line = &fleet.changes_since(0).unwrap().0.runs[0];
         assert_eq!((line.state.as_str(), line.message.as_str()), ("failed", "said"));
         assert!(line.ended_at.is_some());
+    }
+
+    #[test]
+    fn a_run_says_which_agents_it_waits_for() {
+        let mut fleet = fleet();
+        let message = |fleet: &FleetView| fleet.changes_since(0).unwrap().0.runs[0].message.clone();
+        assert!(message(&fleet).contains("no trainer and no generator and no verifier"));
+        let mut agent = v1::AgentStatus { agent: "box".into(), ..Default::default() };
+        agent.set_state(v1::agent_status::State::Ready);
+        agent.roles = ["trainer", "generator", "verifier"].map(Into::into).into();
+        let before = fleet.current_revision();
+        fleet.update_agent(agent.clone());
+        assert_eq!(message(&fleet), "");
+        assert_eq!(fleet.changes_since(before).unwrap().0.runs.len(), 1);
+        let before = fleet.current_revision();
+        fleet.update_agent(agent.clone());
+        assert_eq!(fleet.changes_since(before).unwrap().0.runs.len(), 0, "nothing changed");
+        fleet.apply_fact(&control(2, v1::control::Action::Pause));
+        agent.set_state(v1::agent_status::State::Draining);
+        fleet.update_agent(agent);
+        assert_eq!(message(&fleet), "");
+        fleet.apply_fact(&control(3, v1::control::Action::Resume));
+        assert!(message(&fleet).starts_with("waits: "));
+        fleet.apply_fact(&done(4, v1::done::Status::Cancelled));
+        assert_eq!(message(&fleet), "said");
+    }
+
+    #[test]
+    fn a_run_waits_for_agents_that_stopped_in_silence() {
+        let mut fleet = fleet();
+        let agent = |name: &str, roles: &[&str], seconds| v1::AgentStatus {
+            agent: name.into(),
+            roles: roles.iter().map(|role| (*role).to_owned()).collect(),
+            state: v1::agent_status::State::Ready.into(),
+            seen_at: Some(wire::Timestamp { seconds, nanos: 0 }),
+            ..Default::default()
+        };
+        fleet.update_agent(agent("a", &["trainer", "generator"], 1000));
+        fleet.update_agent(agent("b", &["verifier"], 1000));
+        assert_eq!(fleet.changes_since(0).unwrap().0.runs[0].message, "");
+        fleet.update_agent(agent("b", &["verifier"], 1200));
+        let (change, _) = fleet.changes_since(0).unwrap();
+        assert!(change.runs[0].message.contains("no trainer and no generator;"), "{change:?}");
     }
 
     #[test]

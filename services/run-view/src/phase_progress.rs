@@ -81,7 +81,8 @@ impl ActiveJobs {
         let active: Vec<&v1::ActiveJob> =
             self.0.values().flatten().filter(|job| job.role == "generator").collect();
         done += active.iter().map(|job| u64::from(job.done)).sum::<u64>();
-        let note = format!("samples, {} jobs running", active.len());
+        let jobs = if active.len() == 1 { "job" } else { "jobs" };
+        let note = format!("samples, {} {jobs} running", active.len());
         PhaseProgress { done: done.min(total), total: total.max(1), note }
     }
 }

@@ -16,7 +16,7 @@ pub struct CanarySpec {
 
 impl Default for CanarySpec {
     fn default() -> Self {
-        Self { canary: false, tolerance: 0.02 }
+        Self { canary: false, tolerance: wire::CANARY_TOLERANCE }
     }
 }
 

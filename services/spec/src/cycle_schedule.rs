@@ -86,6 +86,11 @@ impl CycleSchedule {
             .unwrap_or_else(|| self.first_value())
     }
 
+    /// Returns the lowest of the values of all cycles.
+    pub(crate) fn lowest_value(&self, cycles: u32) -> f64 {
+        self.cycle_values(cycles).into_iter().fold(self.first_value(), f64::min)
+    }
+
     pub(crate) fn check_range(&self, field: &str, cycles: u32, low: f64, high: f64) -> FieldResult {
         let values = self.cycle_values(cycles);
         check_range(field, self.first_value(), low, high)?;

@@ -14,6 +14,7 @@ mod gates;
 mod halo_forge;
 mod heldout;
 mod raft;
+mod run_draft;
 mod run_spec;
 mod run_spec_checks;
 mod sampling;
@@ -32,6 +33,7 @@ pub use eval_suite::{
 pub use halo_forge::{ImportError, ImportNote, ImportedSpec, KeyStatus, import_halo_forge};
 pub use heldout::{HeldoutSize, HeldoutSpec};
 pub use raft::RaftSpec;
+pub use run_draft::{DraftBase, RunDraft};
 pub use run_spec::{BaseSpec, InitSpec, RunSpec, SftSpec, UploadSpec, WatchSpec};
 pub use sampling::SamplingSpec;
 pub use selection::SelectionSpec;

@@ -105,6 +105,16 @@ impl RaftSpec {
         self.proof.check_fields("raft.proof")?;
         self.sampling.check_fields(self.cycles)?;
         self.verifier.check_fields("raft.verifier")?;
+        if let Some(highest) = self.verifier.max_reward() {
+            let least = self.selection.min_reward.lowest_value(self.cycles);
+            ensure_field(
+                least <= highest,
+                "raft.selection.min_reward",
+                format!(
+                    "must be at most {highest}, the highest reward of this verifier, not {least}"
+                ),
+            )?;
+        }
         self.training.check_fields("raft.training", self.cycles)?;
         let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
         ensure_field(

@@ -51,7 +51,7 @@ pub struct WatchSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseSpec {
-    /// `RUN` for the last checkpoint of a run, or `RUN/CYCLE/STEP`.
+    /// `RUN` for the best checkpoint of a run, or `RUN/CYCLE/STEP`.
     pub checkpoint: Option<String>,
     /// A Hugging Face model: a local directory (as `save_pretrained` writes it, or of the hub's
     /// cache), `org/name[@revision]` on the hub, or `store:PATH` for a directory in the fleet's

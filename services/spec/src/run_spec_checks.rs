@@ -55,7 +55,14 @@ impl RunSpec {
                 )?;
                 raft.check_fields(&self.measured_suites())
             }
-            _ => ensure_field(false, "sft, raft", "write exactly one of the two sections"),
+            (Some(_), Some(_)) => {
+                ensure_field(false, "raft", "a run has a section sft or a section raft, not both")
+            }
+            (None, None) => ensure_field(
+                false,
+                "spec",
+                "has neither a section raft nor a section sft; `flotilla run new` writes one",
+            ),
         }
     }
 }

@@ -27,6 +27,8 @@ struct SourceField {
     key: SourcePlace,
     /// The value, or its first character if it is a mapping or a list.
     value: SourcePlace,
+    /// Nothing is written as the value.
+    is_empty: bool,
 }
 
 /// The places of all fields of a document.
@@ -86,6 +88,9 @@ impl SourceMap {
             *key = Some((name, place_of(span)));
         } else {
             self.add_value(open, span);
+            if let Some(field) = self.fields.last_mut() {
+                field.is_empty = span.start.index() == span.end.index();
+            }
         }
     }
 
@@ -103,7 +108,7 @@ impl SourceMap {
                 (if path.is_empty() { name } else { format!("{path}.{name}") }, place)
             }
         };
-        self.fields.push(SourceField { path: path.clone(), key, value });
+        self.fields.push(SourceField { path: path.clone(), key, value, is_empty: false });
         path
     }
 
@@ -147,6 +152,18 @@ impl SourceMap {
         self.fields
             .iter()
             .any(|it| (it.key.line, it.key.column) == (line, column) && it.key != it.value)
+    }
+
+    /// Returns true if nothing is written in the document.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.fields.iter().all(|field| field.is_empty && field.path.is_empty())
+    }
+
+    /// Returns true if the value at a place, or of the key at a place, is not written.
+    pub(crate) fn is_empty_at(&self, line: usize, column: usize) -> bool {
+        let begins = |place: &SourcePlace| (place.line, place.column) == (line, column);
+        let mut fields = self.fields.iter().rev();
+        fields.any(|it| it.is_empty && (begins(&it.key) || begins(&it.value)))
     }
 
     /// Returns the place of the key or value that begins at a line and column.

@@ -137,6 +137,11 @@ impl VerifierSpec {
             .collect()
     }
 
+    /// Returns the highest reward; `None` if a program may give any.
+    pub fn max_reward(&self) -> Option<f64> {
+        self.list_command_programs().is_empty().then_some(1.0)
+    }
+
     /// Returns the programs of the `command` verifiers among the verifier and its stages: the first
     /// element of each `argv`. Empty if there are none; programs that other verifiers start are not
     /// listed.

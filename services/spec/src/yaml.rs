@@ -62,12 +62,19 @@ fn refused_number<T: DeserializeOwned>(
     Some(SpecError::new(yaml, SpecErrorCode::InvalidField, message, Some(place)))
 }
 
+const SPEC_FORM: &str =
+    "a spec is a section of keys, such as name, base and raft; `flotilla run new` writes one";
+
 fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
     let map = SourceMap::read(yaml);
     let mut place = place_of(&map, error);
     let path = place.and_then(|place| map.path_at(place.line, place.column));
     let written = place.map_or_else(String::new, |place| text_at(yaml, place));
-    let field = path.map_or(String::new(), |path| format!("{path}: "));
+    let is_empty = place.is_some_and(|place| map.is_empty_at(place.line, place.column));
+    let field = match path {
+        Some("") | None => String::new(),
+        Some(path) => format!("{path}: "),
+    };
     let is_key = place.is_some_and(|place| map.has_key_at(place.line, place.column));
     let section = match path {
         Some(path) if is_key => path.rsplit_once('.').map_or("", |(section, _)| section),
@@ -76,6 +83,8 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
     };
     let within = if section.is_empty() { String::new() } else { format!(" in {section}") };
     let message = match error {
+        _ if map.is_blank() => SPEC_FORM.to_owned(),
+        _ if is_empty && !is_key => format!("{field}has no value"),
         YamlError::SerdeUnknownVariant { variant, expected, .. } if !is_key => {
             format!("{field}must be {}, not {}", one_of(variant, expected), cut(variant))
         }
@@ -85,7 +94,7 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         }
         YamlError::SerdeMissingField { field: key, .. } => {
             place = map.find_key(section).or(place);
-            format!("the key {key} is missing{within}")
+            format!("the key {key} is missing{within}{}", missing_key_example(key))
         }
         YamlError::InvalidScalar { ty, .. } => {
             format!("{field}must be {}, not {written}", scalar_name(ty))
@@ -101,7 +110,9 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         | YamlError::SerdeInvalidValue { unexpected, expected, .. } => {
             format!("{field}must be {expected}, not {}", cut(unexpected))
         }
-        YamlError::Unexpected { expected, .. } => format!("{field}expected {expected}"),
+        YamlError::Unexpected { expected, .. } => {
+            describe_unexpected(path.unwrap_or_default(), expected, &written)
+        }
         YamlError::Message { msg, .. } => format!("{field}{msg}"),
         YamlError::ExternalMessage { msg, .. } if msg.contains("found a tab") => {
             place = place.map(|place| find_tab(yaml, place));
@@ -110,15 +121,62 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         YamlError::ExternalMessage { msg, .. } => msg.clone(),
         other => format!("{field}{}", plain_text(other)),
     };
-    let line = place.and_then(|place| yaml.lines().nth(place.line - 1)).unwrap_or_default();
-    let open = if is_left_open(line) { "; is a bracket of this line left open?" } else { "" };
-    let message = format!("{message}{open}");
+    let until = place.map_or(usize::MAX, |place| place.line);
+    let message = match yaml_advice(yaml, until, &message) {
+        Some(advice) => format!("{advice}: {message}"),
+        None => message,
+    };
     SpecError::new(yaml, SpecErrorCode::Unreadable, message, place)
 }
 
-/// Returns true if a line has more opening than closing brackets.
-fn is_left_open(line: &str) -> bool {
-    let text = line.split(" #").next().unwrap_or_default();
+/// Returns a message about a value of another kind than its field takes.
+fn describe_unexpected(path: &str, expected: &str, written: &str) -> String {
+    let example = missing_key_example(path.rsplit('.').next().unwrap_or_default());
+    match (path, expected) {
+        ("", _) => SPEC_FORM.to_owned(),
+        (_, "mapping start") => {
+            format!("{path}: must be a section of keys{example}, not {written}")
+        }
+        (_, "sequence start") => format!("{path}: must be a list, such as [a, b], not {written}"),
+        (_, "string scalar") => format!("{path}: must be one text, not a list or a section"),
+        _ => format!("{path}: expected {expected}"),
+    }
+}
+
+/// Returns the likely cause of a mistake, up to a line, that YAML's own message does not name.
+fn yaml_advice(yaml: &str, until: usize, message: &str) -> Option<String> {
+    let advice = if message.contains("escape") {
+        "write a pattern in single quotes, in which a backslash stays one"
+    } else if message.contains("mapping values are not allowed") {
+        "this line is indented otherwise than the one above, or a text with a colon lacks quotes"
+    } else if is_left_open(yaml) {
+        let lines = yaml.lines().take(until).enumerate();
+        let (index, _) = lines.filter(|(_, line)| is_left_open(line)).last()?;
+        return Some(format!("a bracket of line {} may be left open", index + 1));
+    } else {
+        return None;
+    };
+    Some(advice.to_owned())
+}
+
+/// Returns words with an example of a key that every spec needs.
+fn missing_key_example(key: &str) -> &'static str {
+    match key {
+        "base" => ", such as base: { model: org/name } or base: { checkpoint: RUN }",
+        "verifier" => ", such as verifier: { numeric: {} }",
+        "prompts" => ", such as prompts: prompts.jsonl",
+        "data" => ", such as data: examples.jsonl",
+        "lora" => ", such as lora: { r: 16, alpha: 32 }",
+        "training" => ", such as training: { epochs: 1 }",
+        "sampling" => ", such as sampling: { temperature: 0.8 }",
+        _ => "",
+    }
+}
+
+/// Returns true if lines have more opening than closing brackets.
+fn is_left_open(lines: &str) -> bool {
+    let texts = lines.lines().map(|line| line.split(" #").next().unwrap_or_default());
+    let text: String = texts.collect();
     let count = |bracket: char| text.matches(bracket).count();
     count('{') > count('}') || count('[') > count(']')
 }
@@ -263,6 +321,37 @@ raft:
     }
 
     #[test]
+    fn a_section_is_shown_by_an_example() {
+        let error = refused("{ checkpoint: base-1 }", "base-1");
+        let words = ["line 2, column 7: base: must be a section of keys", "{ model: org/name }"];
+        assert_says(&error, &words, "base-1");
+        let error = refused("  cycles: 3", "  lora: yes");
+        assert_says(&error, &["raft.lora: must be a section", "{ r: 16, alpha: 32 }"], "yes");
+        for (whole, said) in [
+            ("", "a spec is a section of keys"),
+            ("# nothing\n", "a spec is a section of keys"),
+            ("- name: mine\n", "a spec is a section of keys"),
+            ("name: mine\n", "the key base is missing, such as base: { model: org/name }"),
+            ("base: { model: a/b }\n", "spec: has neither a section raft nor a section sft"),
+        ] {
+            let error = RunSpec::parse(whole).unwrap_err().to_string();
+            assert!(error.contains(said), "{whole:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_missing_value_is_marked() {
+        for key in ["cycles", "prompts"] {
+            let (from, to) = match key {
+                "cycles" => ("cycles: 3", "cycles:"),
+                _ => ("prompts: prompts.jsonl", "prompts:"),
+            };
+            let error = refused(from, to);
+            assert!(error.contains(&format!("raft.{key}: has no value")), "{error}");
+        }
+    }
+
+    #[test]
     fn a_missing_key_is_marked_at_its_section() {
         let error = refused("  verifier: { exact: { extract: '#(\\d+)$' } }\n", "");
         assert_says(&error, &["line 3, column 1: the key verifier is missing in raft"], "raft");
@@ -288,11 +377,17 @@ raft:
         assert!(error.starts_with("line 3, column 5: "), "{error}");
         let error = refused("  cycles: 3", "  cycles: 3\n  lora: { r: 16, alpha: 32");
         assert!(
-            error.contains("line 6") && error.contains("is a bracket of this line left open?"),
+            error.contains("line 6") && error.contains("a bracket of line 6 may be left open"),
             "{error}"
         );
+        let error = refused("{ exact: { extract: '#(\\d+)$' } }", "{ numeric: {");
+        assert!(error.contains("a bracket of line 6 may be left open"), "{error}");
         let error = refused("prompts: prompts.jsonl", "prompts: [a, b]");
-        assert!(error.starts_with("line 4, column 12: raft.prompts: expected string"), "{error}");
+        assert!(error.starts_with("line 4, column 12: raft.prompts: must be one text"), "{error}");
+        let error = refused("'#(\\d+)$'", "\"#(\\d+)$\"");
+        assert!(error.contains("write a pattern in single quotes"), "{error}");
+        let error = refused("  cycles: 3", "    cycles: 3");
+        assert!(error.contains("line 5") && error.contains("indented otherwise"), "{error}");
         let error = refused("  cycles: 3", "  cycles: 3\n  cycles: 4");
         assert_says(&error, &["line 6", "the key cycles is written twice"], "cycles");
     }

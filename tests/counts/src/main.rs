@@ -31,7 +31,7 @@ fn model() -> anyhow::Result<(LanguageModel, ModelTokenizer)> {
 
 fn generate() -> anyhow::Result<()> {
     let (model, tokenizer) = model()?;
-    let mut generator = BatchGenerator::new(model, tokenizer, 8);
+    let mut generator = BatchGenerator::new(model.into_packed()?, tokenizer, 8);
     let sampling =
         SamplingParameters { temperature: 0.8, top_k: 0, top_p: 1.0, max_new_tokens: 16 };
     let prompt = PromptInput::Text("what is counted here".into());

@@ -16,7 +16,7 @@ const CIRCLE_FILES_MAX: usize = 10;
 /// Most lines of the program's own crates, `cli` and `flotilla`.
 const PROGRAM_LINES_MAX: usize = 11_500;
 /// Most words of the pages outside of `docs/adr`.
-const PAGE_WORDS_MAX: usize = 32_500;
+const PAGE_WORDS_MAX: usize = 32_600;
 
 /// A module path inside a crate, such as `["select", "rules"]`. The root module is empty.
 type ModulePath = Vec<String>;

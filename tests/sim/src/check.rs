@@ -63,7 +63,9 @@ impl Checker {
     }
 
     pub(crate) fn note_leased(&mut self, agent_and_order: (usize, String), others_work: bool) {
-        self.others_work.insert(agent_and_order, others_work);
+        // An answer that allows to decline may be followed by a later one that does not, before the
+        // fact arrives: the agent was frozen, or cut off, and the order delivered to it again.
+        *self.others_work.entry(agent_and_order).or_default() |= others_work;
     }
 
     /// Checks that no agent with free room declines an order while nobody works.

@@ -16,10 +16,6 @@ pub(crate) struct AgentArgs {
     /// roles its join token granted]
     #[arg(long, value_delimiter = ',', env = "FLOTILLA_ROLES")]
     pub roles: Vec<String>,
-    #[command(flatten)]
-    pub watch: TrainingWatchArgs,
-    #[command(flatten)]
-    pub care: HostProtectionArgs,
     /// Name of the agent in the fleet [default: this machine's name; with --watch and no roles,
     /// followed by the name of its runs]
     #[arg(long, env = "FLOTILLA_NAME")]
@@ -49,7 +45,8 @@ pub(crate) struct AgentArgs {
     /// Device that runs models: cpu, cuda, cuda:1, metal
     #[arg(long, default_value = "cpu", env = "FLOTILLA_DEVICE")]
     pub device: String,
-    /// Weight type of the candle engine: f32, or bf16 for half the memory
+    /// Weight type of the candle engine: f32, bf16 for half the memory, or q8_0 for a quarter on
+    /// the CPU; training takes bf16 instead of q8_0
     #[arg(long, default_value = "f32", env = "FLOTILLA_DTYPE", value_parser = parse_dtype)]
     pub dtype: MatrixDtype,
     /// Hardware profile: cpu, gfx906, gfx1151, gfx1201, rocm, or a profile file [default: detected]
@@ -67,6 +64,10 @@ pub(crate) struct AgentArgs {
     /// cannot be checked, so it works only for runs with `raft.accept_unverified_policy: true`.
     #[arg(long, default_value = "auto", value_name = "ENGINE", env = "FLOTILLA_GENERATOR_ENGINE")]
     pub generator_engine: generator::GeneratorEngineChoice,
+    /// Time all engines, devices and weight types of this box on each base, also those timed
+    /// before, and generate with the fastest; on a box with a GPU, `auto` does so once
+    #[arg(long, env = "FLOTILLA_CALIBRATE")]
+    pub calibrate: bool,
     #[command(flatten)]
     pub generator_tools: GeneratorToolArgs,
     /// Engine that trains: the embedded candle engine, or PyTorch in a bundled Python program; auto
@@ -119,6 +120,11 @@ pub(crate) struct AgentArgs {
     /// Exit when the parent process exits
     #[arg(long, hide = true)]
     pub die_with_parent: bool,
+    // Last, because the options after a section would be in it.
+    #[command(flatten)]
+    pub watch: TrainingWatchArgs,
+    #[command(flatten)]
+    pub care: HostProtectionArgs,
 }
 
 /// Flags of the engines that generate samples.

@@ -30,7 +30,7 @@ pub(crate) struct EvalFilterArgs {
     /// Show only results of this run
     pub run: Option<String>,
     /// Show only results of this suite
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "", hide_default_value = true)]
     pub suite: String,
 }
 
@@ -65,7 +65,8 @@ pub(crate) struct EvalLocalArgs {
     /// Directory of the llama.cpp programs [default: found on PATH or in .tools]
     #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
     pub llama_cpp: Option<PathBuf>,
-    /// Weight type: f32, or bf16 for half the memory; llama.cpp also supports f16 and q8_0
+    /// Weight type: f32, bf16 for half the memory, or q8_0 for a quarter; llama.cpp also supports
+    /// f16
     #[arg(long, default_value = "f32", value_parser = conversion_dtype_parser())]
     pub dtype: ConversionDtype,
     /// Hardware profile for llama.cpp: cpu, gfx906, gfx1151, gfx1201, rocm, or a profile file

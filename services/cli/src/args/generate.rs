@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use formats::FloatDtype;
+use formats::ConversionDtype;
 
-use super::{GeneratorToolArgs, float_dtype_parser};
+use super::{GeneratorToolArgs, conversion_dtype_parser};
 
 /// Arguments of `flotilla generate`.
 #[derive(Debug, Args)]
@@ -45,10 +45,10 @@ pub(crate) struct GenerateArgs {
     /// Hardware profile for llama.cpp: a name or a file [default: detected]
     #[arg(long, env = "FLOTILLA_PROFILE")]
     pub profile: Option<String>,
-    /// Weight type: f32 or bf16 for candle; f32, f16 or bf16 for llama.cpp, where f32 also computes
-    /// in f32 [default: f32 for candle, the profile's type for llama.cpp]
-    #[arg(long, value_name = "TYPE", value_parser = float_dtype_parser())]
-    pub dtype: Option<FloatDtype>,
+    /// Weight type: f32, bf16 or q8_0 for candle; f32, f16 or bf16 for llama.cpp, where f32 also
+    /// computes in f32 [default: f32 for candle, the profile's type for llama.cpp]
+    #[arg(long, value_name = "TYPE", value_parser = conversion_dtype_parser())]
+    pub dtype: Option<ConversionDtype>,
     /// CPU cores of llama.cpp [default: all]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,

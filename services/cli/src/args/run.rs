@@ -34,6 +34,9 @@ pub(crate) struct NewRunArgs {
     /// File to write the spec to [default: NAME.yaml]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Overwrite an existing spec
+    #[arg(long)]
+    pub force: bool,
     /// Ask nothing, and submit
     #[arg(long, short)]
     pub yes: bool,
@@ -98,6 +101,8 @@ pub(crate) enum RunCommand {
         #[arg(long)]
         cycle: Option<u32>,
     },
+    /// Show the texts that a cycle drew, with their rewards and outcomes.
+    Samples(SamplesArgs),
     /// Compare the settings and results of two runs.
     Diff {
         /// Id of one run
@@ -113,6 +118,35 @@ pub(crate) enum RunCommand {
     Resume(SteerArgs),
     /// Cancel a run.
     Cancel(SteerArgs),
+}
+
+/// Arguments of `flotilla run samples`.
+#[derive(Debug, Args)]
+pub(crate) struct SamplesArgs {
+    /// Id of the run, as in `flotilla run list`
+    pub run: String,
+    /// Cycle that drew the samples [default: the newest with samples]
+    #[arg(long)]
+    pub cycle: Option<u32>,
+    /// Show the samples of held-out prompts, which are never trained on
+    #[arg(long)]
+    pub heldout: bool,
+    /// Show the samples of this suite of prompts
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub suite: String,
+    /// Show only prompts with a sample of this outcome: pass, fail, error, kept, or a reason why
+    /// samples were dropped
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub outcome: String,
+    /// Show only prompts of which the text or a sample contains this
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub text: String,
+    /// Number of prompts to skip
+    #[arg(long, default_value_t = 0)]
+    pub skip: u32,
+    /// Number of prompts to show
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub limit: u32,
 }
 
 /// Arguments of `flotilla run reproduce`.
@@ -147,7 +181,7 @@ pub(crate) struct SteerArgs {
     /// Run to control
     pub run: String,
     /// Reason to record in the log
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "", hide_default_value = true)]
     pub reason: String,
 }
 
@@ -186,6 +220,9 @@ pub(crate) enum CheckpointCommand {
         /// Export the newest checkpoint instead of the best, as RUN/newest does.
         #[arg(long)]
         newest: bool,
+        /// Write into a directory that has files already, over those of the same names.
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -316,22 +316,37 @@ fn create_agent_directory(args: &AgentArgs, id: &AgentId) -> anyhow::Result<Path
         .with_context(|| format!("use {} for an agent", directory.display()))
 }
 
-fn choose_generator_backend(
+/// On a box with a GPU, `auto` is the fastest engine; on others too if `--calibrate` asks for it.
+fn generator_config(
     args: &AgentArgs,
-    launch: &WorkerLauncher,
+    launch: WorkerLauncher,
     cache: &Path,
-) -> anyhow::Result<generator::GeneratorBackend> {
+) -> anyhow::Result<generator::GeneratorConfig> {
     let places = generator::GeneratorPaths {
         gguf_cache: cache.join("gguf"),
         gguf_cache_bytes: parse_gib("--cache-gib", args.cache_gib)?,
         directory: launch.directory.join("generate"),
     };
-    generator::GeneratorBackend::select_backend(
-        &args.generator_tools.engine_options(&args.generator_engine),
-        &launch.profile,
-        generator::GeneratorLimits::from_launcher(launch),
-        places,
-    )
+    let wanted = args.generator_tools.engine_options(&args.generator_engine);
+    let limits = generator::GeneratorLimits::from_launcher(&launch);
+    let is_auto = args.generator_engine == generator::GeneratorEngineChoice::Auto;
+    if args.calibrate && !is_auto {
+        bail!("--calibrate chooses the engine: omit --generator-engine (A102)");
+    }
+    let calibration = if is_auto && (args.calibrate || !launch.profile.is_cpu()) {
+        let (llama_cpp, profile) = (wanted.llama_cpp, &launch.profile);
+        let candidates =
+            generator::EngineCandidate::list_candidates(llama_cpp, profile, limits, &places);
+        let file = launch.directory.join("engine-speeds.json");
+        let opened = generator::EngineCalibration::open(candidates, file, args.calibrate);
+        Some(opened.context("forget the speeds of this box's engines")?)
+    } else {
+        None
+    };
+    let backend =
+        generator::GeneratorBackend::select_backend(&wanted, &launch.profile, limits, places)?;
+    let slots = args.slots;
+    Ok(generator::GeneratorConfig { launch, backend, calibration, slots })
 }
 
 fn create_roles(
@@ -354,11 +369,7 @@ fn create_roles(
                     continue;
                 }
             },
-            "generator" => {
-                let backend = choose_generator_backend(args, &launch, cache)?;
-                let slots = args.slots;
-                Arc::new(GeneratorRole::new(generator::GeneratorConfig { launch, backend, slots }))
-            }
+            "generator" => Arc::new(GeneratorRole::new(generator_config(args, launch, cache)?)),
             "verifier" => {
                 let toolchain = super::verify::find_toolchain(&args.tools, own.clone())?;
                 Arc::new(VerifierRole::open(launch, toolchain))

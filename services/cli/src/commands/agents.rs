@@ -33,7 +33,9 @@ pub(crate) async fn handle_agents(
 }
 
 fn print_agents(agents: &[v1::AgentStatus]) {
-    let rows = agents.iter().map(|agent| {
+    let mut agents: Vec<&v1::AgentStatus> = agents.iter().collect();
+    agents.sort_by_key(|agent| (&agent.host, &agent.agent));
+    let rows = agents.into_iter().map(|agent| {
         let jobs: Vec<String> = agent.jobs.iter().map(job_text).collect();
         [
             agent.agent.clone(),
@@ -62,9 +64,9 @@ fn print_agents(agents: &[v1::AgentStatus]) {
         "~version",
         "~profile",
         "~engines",
-        "~box",
+        "~load of host",
         "?jobs",
         "?trouble",
     ];
-    output::print_table(headings, rows);
+    output::print_list(headings, rows, "no agents yet; `flotilla agent` starts one");
 }

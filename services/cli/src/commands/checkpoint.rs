@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::Context;
 use control::{TaskProgress, parse_checkpoint_ref};
 use store::TreePlace;
 use wire::{RunId, v1};
@@ -36,15 +37,21 @@ pub(crate) async fn handle_checkpoints(
                 explain::print_lineage(&lineage, samples);
             })?;
         }
-        CheckpointCommand::Export { checkpoint, out, cycle, newest } => {
+        CheckpointCommand::Export { checkpoint, out, cycle, newest, force } => {
             let reference = exported_reference(&checkpoint, cycle, newest)?;
+            anyhow::ensure!(
+                force || is_empty_directory(&out)?,
+                "{} is not empty; choose another directory, or write into it with --force (A104)",
+                out.display()
+            );
             let meter = ProgressMeter::new();
             let show = |TaskProgress { unit, done, total }| {
                 meter.show_progress("export", unit, done, total);
             };
             let info = control.export_checkpoint(&reference, &out, &show).await?;
             meter.finish_bar();
-            output::print_json_or(flags.json, &info, || print_export(&info, &out))?;
+            let others = control.list_checkpoints(&RunId::new(reference.run)?).await?;
+            output::print_json_or(flags.json, &info, || print_export(&info, &others, &out))?;
         }
     }
     Ok(())
@@ -65,6 +72,15 @@ fn exported_reference(
     Ok(if is_run { v1::CheckpointRef { cycle, newest, ..reference } } else { reference })
 }
 
+/// Returns true if nothing would be overwritten or mixed with other files.
+fn is_empty_directory(path: &Path) -> anyhow::Result<bool> {
+    match path.read_dir() {
+        Ok(mut entries) => Ok(entries.next().is_none()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+    }
+}
+
 fn print_checkpoints(checkpoints: &[v1::CheckpointInfo]) {
     let rows = checkpoints.iter().filter_map(|info| {
         let c = info.checkpoint.as_ref()?;
@@ -83,8 +99,8 @@ fn print_checkpoints(checkpoints: &[v1::CheckpointInfo]) {
         let (cycle, step) = (c.cycle.to_string(), c.step.to_string());
         Some([cycle, step, kind, mark.into(), rate, perplexity, loss, engine])
     });
-    let headings = [">cycle", ">step", "what", "", ">pass rate", ">perplexity", ">loss", "engine"];
-    output::print_table(headings, rows);
+    let headings = [">cycle", ">step", "what", "", ">pass rate", ">perplexity", ">loss", "~engine"];
+    output::print_list(headings, rows, "no checkpoints yet; `flotilla run watch` follows the run");
 }
 
 fn percent_text(rate: f64) -> String {
@@ -101,7 +117,7 @@ fn figures_text(info: &v1::CheckpointInfo) -> String {
     if all.is_empty() { "not measured".into() } else { all.join(", ") }
 }
 
-fn print_export(info: &v1::CheckpointInfo, out: &Path) {
+fn print_export(info: &v1::CheckpointInfo, others: &[v1::CheckpointInfo], out: &Path) {
     let checkpoint = info.checkpoint.clone().unwrap_or_default();
     let v1::Checkpoint { run, cycle, step, base, .. } = &checkpoint;
     let mark = match (info.best, info.newest) {
@@ -110,22 +126,39 @@ fn print_export(info: &v1::CheckpointInfo, out: &Path) {
         (false, true) => ", the newest",
         (false, false) => "",
     };
-    output::print_line(&format!("{run} cycle {cycle} step {step}{mark}: {}", figures_text(info)));
+    let untrained = if *step == 0 { ", the base before any training" } else { "" };
+    output::print_wrapped(&format!(
+        "{run} cycle {cycle} step {step}{untrained}{mark}: {}",
+        figures_text(info)
+    ));
     output::print_line(&format!("{} files in {}", info.files.len(), out.display()));
     if let Some(base) = base {
-        output::print_line(&format!("It is an adapter of {}.", base_text(base)));
+        adapter_lines(base, others, out).iter().for_each(|line| output::print_line(line));
     }
 }
 
-/// Says how to get the base of an adapter.
-fn base_text(base: &v1::Tree) -> String {
-    match TreePlace::parse_checkpoint_path(&base.path) {
-        Some((run, cycle, step)) => {
-            let reference = format!("{run}/{cycle}/{step}");
-            format!("{reference}: flotilla checkpoint export {reference} --out base")
-        }
-        None => format!("{} in the store", base.path),
-    }
+/// Says how to get the base of an adapter, and how to use both.
+fn adapter_lines(base: &v1::Tree, others: &[v1::CheckpointInfo], out: &Path) -> Vec<String> {
+    let has_base = |info: &&v1::CheckpointInfo| {
+        info.checkpoint.as_ref().is_some_and(|other| other.tree.as_ref() == Some(base))
+    };
+    let of_this_run = others.iter().find(has_base).and_then(|info| info.checkpoint.as_ref());
+    let reference = match TreePlace::parse_checkpoint_path(&base.path) {
+        Some((run, cycle, step)) => format!("{run}/{cycle}/{step}"),
+        None => match of_this_run {
+            Some(v1::Checkpoint { run, cycle, step, .. }) => format!("{run}/{cycle}/{step}"),
+            None => return vec![format!("It is an adapter of {} in the store.", base.path)],
+        },
+    };
+    let out = out.display();
+    vec![
+        format!("It is an adapter of {reference}. Get that base, and merge both:"),
+        format!("  flotilla checkpoint export {reference} --out base"),
+        format!("  flotilla convert merge --model base --adapter {out} --out merged"),
+        "or load both in Python:".to_owned(),
+        "  base = AutoModelForCausalLM.from_pretrained(\"base\")".to_owned(),
+        format!("  model = PeftModel.from_pretrained(base, \"{out}\")"),
+    ]
 }
 
 fn short_engine(engine: &str) -> String {

@@ -30,15 +30,16 @@ fn parse_run_filter(filter: &EvalFilterArgs) -> anyhow::Result<Option<RunId>> {
 async fn print_history(flags: &GlobalArgs, filter: EvalFilterArgs) -> anyhow::Result<()> {
     let control = flags.fleet.connect_control().await?;
     let run = parse_run_filter(&filter)?;
-    if let Some(run) = &run {
-        control.read_run_records(run).await?;
-    }
+    let of_run = match &run {
+        Some(run) => Some(control.get_run(run).await?),
+        None => None,
+    };
     let evals = control.list_evals(run.as_ref(), &filter.suite).await?;
     if flags.json {
         return output::print_json(&evals);
     }
     if evals.is_empty() {
-        output::print_message("no results yet; `flotilla eval watch` waits for them");
+        output::print_message(&no_results_text(of_run.as_ref(), &filter.suite));
         return Ok(());
     }
     let headings = [
@@ -52,10 +53,30 @@ async fn print_history(flags: &GlobalArgs, filter: EvalFilterArgs) -> anyhow::Re
         ">?~tokens",
         "?~agent",
         "~at",
-        ">?~TLB shootdowns/s, peak",
+        ">?~TLB shootdowns/s (peak)",
     ];
     output::print_table(headings, evals.iter().flat_map(history_rows));
     Ok(())
+}
+
+fn no_results_text(run: Option<&cycle::Run>, suite: &str) -> String {
+    let of = if suite.is_empty() { String::new() } else { format!(" of suite {suite}") };
+    let Some(run) = run else {
+        return format!("no results{of} yet; `flotilla eval watch` waits for them");
+    };
+    let prompts = run.raft_spec().into_iter().flat_map(|raft| &raft.prompt_suites);
+    let texts = run.spec.suites.iter().map(|suite| suite.name.as_str());
+    let suites: Vec<&str> = texts.chain(prompts.map(|suite| suite.name.as_str())).collect();
+    if !suite.is_empty() && !suites.contains(&suite) {
+        let others = if suites.is_empty() { "none".into() } else { suites.join(", ") };
+        return format!("{} has no suite {suite}; its suites are: {others}", run.id);
+    }
+    match run.done {
+        Some(_) => format!("{} ended without results{of}", run.id),
+        None => {
+            format!("no results{of} yet; `flotilla eval watch {}` waits for them", run.id)
+        }
+    }
 }
 
 fn history_rows(event: &v1::EvalEvent) -> Vec<[String; 11]> {
@@ -100,7 +121,7 @@ fn suite_rates(rates: &v1::PassRates) -> Vec<(String, String)> {
 fn shootdown_text(eval: &v1::Eval) -> String {
     eval.shootdowns.as_ref().map_or("-".into(), |seen| {
         let storm = if seen.stormed { " STORM" } else { "" };
-        format!("{:.0}, {:.0}{storm}", seen.mean_per_s, seen.peak_per_s)
+        format!("{:.0} ({:.0}){storm}", seen.mean_per_s, seen.peak_per_s)
     })
 }
 

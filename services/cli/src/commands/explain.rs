@@ -6,7 +6,7 @@ use control::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
     LineageStep, MessageGroup, RunReport, SelectionReport,
 };
-use run_view::{cycle_findings, describe_control, describe_quarantine, rate_text};
+use run_view::{cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text};
 use wire::v1;
 
 use crate::output;
@@ -15,7 +15,10 @@ const SAMPLES_SHOWN: usize = 10;
 
 pub(super) fn print_run_report(story: &RunReport) {
     let ended = story.ended.as_ref().map_or(format!("in phase {}", story.phase), String::clone);
-    output::print_line(&format!("{}: {} run, {ended}", story.run, story.kind));
+    output::print_wrapped(&format!("{}: {} run, {ended}", story.run, story.kind));
+    if story.ended.is_none() && !story.message.is_empty() {
+        output::print_wrapped(&story.message);
+    }
     output::print_line(&format!("seed {}, base {}", story.seed, story.base));
     for ControlReport { time_ms, action, by, reason } in &story.controls {
         let text = describe_control(action, by.as_deref(), reason);
@@ -33,6 +36,7 @@ pub(super) fn print_run_report(story: &RunReport) {
         print_selection_report(yields);
     }
     print_canaries(story.proof.as_ref(), &story.quarantines);
+    failure_lines(&story.failures).iter().for_each(|line| output::print_wrapped(line));
 }
 
 fn print_canaries(proof: Option<&CanaryReport>, quarantines: &[v1::Quarantine]) {
@@ -173,7 +177,7 @@ pub(super) fn print_lineage(lineage: &CheckpointLineage, all: bool) {
         ]
     });
     let headings =
-        ["prompt", ">sample", ">reward", ">tokens", "job", "generator", "engine", "verifier"];
+        ["prompt", ">sample", ">reward", ">tokens", "job", "~generator", "~engine", "~verifier"];
     output::print_table(headings, rows);
     if shown < count {
         output::print_line(&format!("and {} more; --samples shows all", count - shown));

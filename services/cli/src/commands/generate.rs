@@ -4,8 +4,8 @@ use std::path::Path;
 
 use agent::WorkerLauncher;
 use anyhow::{Context, bail};
-use engine::{FinishReason, MatrixDtype, PromptInput, PromptRequest};
-use formats::FloatDtype;
+use engine::{FinishReason, PromptInput, PromptRequest};
+use formats::{ConversionDtype, FloatDtype};
 use generator::{
     GeneratorBackend, GeneratorEngineChoice, GeneratorLimits, GeneratorPaths, OfflineGenerator,
     OfflinePolicy, OfflineRequest, OfflineSamples,
@@ -44,13 +44,14 @@ pub(crate) async fn generate_samples(args: &GenerateArgs, json: bool) -> anyhow:
 }
 
 fn generate_with_candle(args: &GenerateArgs) -> anyhow::Result<OfflineSamples> {
-    let dtype = to_candle_dtype(args.dtype)?;
+    let dtype = local_models::candle_dtype(args.dtype.unwrap_or(ConversionDtype::F32))?;
     let (model, tokenizer) = engine::load_model(
         &local_models::find_local_model(&args.model)?,
         args.adapter.as_deref(),
         &args.device,
         dtype,
     )?;
+    let model = model.into_packed()?;
     let request = PromptRequest {
         tag: (),
         prompt: PromptInput::Text(args.prompt.clone()),
@@ -77,15 +78,12 @@ fn generate_with_candle(args: &GenerateArgs) -> anyhow::Result<OfflineSamples> {
         logprob: Some(done.logprob),
     });
     let engine = model.engine_name();
-    Ok(OfflineSamples { samples: samples.collect(), engine, caveat: String::new() })
-}
-
-fn to_candle_dtype(dtype: Option<FloatDtype>) -> anyhow::Result<MatrixDtype> {
-    match dtype {
-        None | Some(FloatDtype::F32) => Ok(MatrixDtype::F32),
-        Some(FloatDtype::Bf16) => Ok(MatrixDtype::Bf16),
-        Some(FloatDtype::F16) => bail!("--dtype f16: candle supports f32 and bf16 only (A101)"),
-    }
+    Ok(OfflineSamples {
+        samples: samples.collect(),
+        engine,
+        caveat: String::new(),
+        canary: Vec::new(),
+    })
 }
 
 /// Generates in a worker process, as an agent does; the worker ends with this process.
@@ -129,6 +127,7 @@ async fn generate_with_worker(args: &GenerateArgs) -> anyhow::Result<OfflineSamp
         seed: args.seed,
         logprobs: true,
         requests: vec![request],
+        canary: String::new(),
     };
     generator.generate(request, |_, _| {}).await
 }
@@ -149,7 +148,11 @@ fn choose_backend(
         places,
     )?;
     if let (GeneratorBackend::LlamaCpp(llama), Some(dtype)) = (&mut backend, args.dtype) {
-        llama.dtype = dtype;
+        let known = FloatDtype::from_name(dtype.name());
+        llama.dtype = known.context(
+            "--dtype q8_0: llama.cpp generates with f32, f16 or bf16 here; --engine candle \
+             supports q8_0 (A101)",
+        )?;
     }
     Ok(backend)
 }

@@ -85,7 +85,7 @@ fn print_tokens(tokens: &[v1::JoinTokenInfo]) {
         ]
     });
     let headings = ["token", "roles", "pool", ">uses left", "expires", "made by", "used by"];
-    output::print_table(headings, rows);
+    output::print_list(headings, rows, "no tokens; `flotilla token create` makes one");
 }
 
 fn end_text(revoked: Option<&Timestamp>, expires: Option<&Timestamp>) -> String {
@@ -174,7 +174,7 @@ fn print_members(members: Vec<v1::MemberInfo>, json: bool) -> anyhow::Result<()>
     });
     let headings =
         ["member", "may", "?pool", "joined", "good until", "?token", "?host", "?version"];
-    output::print_table(headings, rows);
+    output::print_list(headings, rows, "no members yet; they join with `flotilla join`");
     Ok(())
 }
 

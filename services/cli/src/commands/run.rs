@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use control::{FleetControl, SettingDifference, SubmittedRun, compare_settings, run_to_proto};
 use futures::StreamExt;
-use run_view::{cycle_findings, energy_line};
+use run_view::{cycle_findings, energy_line, failure_lines};
 use serde_json::json;
 use wire::{RunId, v1};
 
@@ -17,7 +17,7 @@ use crate::{
 
 use super::{
     cycle_figures::{cycles_table, perplexities_table},
-    data, explain, new_run, reproduce,
+    data, explain, new_run, reproduce, samples,
 };
 
 pub(crate) async fn handle_run_command(
@@ -60,12 +60,14 @@ pub(crate) async fn handle_run_command(
             if flags.json {
                 return print_facts(&control, &run, after).await;
             }
+            report_missing_roles(&control, &run).await?;
             return follow_run(&control, &run, after).await;
         }
         RunCommand::Explain { run, cycle } => {
             let story = control.explain_run(&RunId::new(run)?, cycle).await?;
             output::print_json_or(flags.json, &story, || explain::print_run_report(&story))?;
         }
+        RunCommand::Samples(args) => samples::print_samples(&control, args, flags.json).await?,
         RunCommand::Diff { a, b } => {
             print_diff(&control, [RunId::new(a)?, RunId::new(b)?], flags.json).await?;
         }
@@ -104,7 +106,11 @@ async fn control_run(
             &serde_json::json!({ "run": run.as_str(), "state": state, "changed": changed }),
         );
     }
-    let already = if changed { "" } else { " already" };
+    let already = match (changed, args.reason.is_empty()) {
+        (true, _) => "",
+        (false, true) => " already",
+        (false, false) => " already, and the new reason was not recorded",
+    };
     output::print_message(&format!("{run} is {state}{already}{next}"));
     Ok(())
 }
@@ -128,13 +134,9 @@ pub(super) async fn report_missing_roles(
     control: &FleetControl,
     run: &RunId,
 ) -> anyhow::Result<()> {
-    let state = control.get_run(run).await?;
-    for role in control::missing_roles(&state, &control.list_agents().await?) {
-        let pool = &state.spec.pool;
-        output::print_message(&format!(
-            "{run} is waiting: pool {pool} has no {role}; start one with `flotilla agent --pool \
-             {pool}`"
-        ));
+    let v1::Run { message, .. } = control.describe_run(run).await?;
+    if !message.is_empty() {
+        output::print_message(&format!("{run} {message}"));
     }
     Ok(())
 }
@@ -192,22 +194,25 @@ fn difference_texts(settings: Vec<SettingDifference>, [a, b]: [&v1::Run; 2]) -> 
 }
 
 async fn print_runs(control: &FleetControl, json: bool) -> anyhow::Result<()> {
-    let runs: Vec<v1::Run> = control.list_runs().await?.iter().map(run_to_proto).collect();
+    let runs = control.describe_runs().await?;
     if json {
         return output::print_json(&runs);
     }
     let rows = runs.iter().map(|run| {
-        let cycle = format!("{}/{}", run.cycle, run.cycles);
+        let cycle = match run.cycles {
+            0 => "-".to_owned(),
+            cycles => format!("{}/{cycles}", run.cycle),
+        };
         let submitted = output::format_time(run.submitted_at.as_ref());
         [run.run.clone(), run.kind.clone(), state_text(run), cycle, submitted, run.message.clone()]
     });
     let headings = ["run", "kind", "state", ">cycle", "submitted", "message"];
-    output::print_table(headings, rows);
+    output::print_list(headings, rows, "no runs yet; `flotilla run new` starts one");
     Ok(())
 }
 
 async fn print_run(control: &FleetControl, id: &RunId, json: bool) -> anyhow::Result<()> {
-    let run = run_to_proto(&control.get_run(id).await?);
+    let run = control.describe_run(id).await?;
     if json {
         return output::print_json(&run);
     }
@@ -227,12 +232,9 @@ async fn print_run(control: &FleetControl, id: &RunId, json: bool) -> anyhow::Re
     if !run.checkpoints.is_empty() {
         output::print_text(&perplexities_table(&run, output::stdout_width()));
     }
-    for failure in &run.failures {
-        let v1::Failure { kind, id, attempt, agent, message, .. } = failure;
-        output::print_line(&format!("failure: {kind} {id}, try {attempt} on {agent}: {message}"));
-        if !failure.log_tail.is_empty() {
-            output::print_line(&failure.log_tail);
-        }
+    failure_lines(&run.failures).iter().for_each(|line| output::print_wrapped(line));
+    if let Some(failure) = run.failures.iter().rfind(|failure| !failure.log_tail.is_empty()) {
+        output::print_line(&failure.log_tail);
     }
     Ok(())
 }

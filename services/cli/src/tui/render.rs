@@ -8,8 +8,8 @@ use ratatui::{
     widgets::{Block, Borders, Gauge, Paragraph, Row, Table, TableState},
 };
 use run_view::{
-    ActiveJobs, RunView, agent_state_text, cycle_findings, sampling_rate_text, telemetry_text,
-    trouble_text,
+    ActiveJobs, RunView, agent_state_text, cycle_findings, failure_lines, sampling_rate_text,
+    telemetry_text, trouble_text,
 };
 use wire::{clock::unix_seconds, v1};
 
@@ -22,12 +22,17 @@ use super::model::{TuiFocus, TuiModel, TuiView};
 
 const AGENT_ROWS_MAX: usize = 12;
 const RUN_ROWS_MAX: usize = 6;
+/// On a screen with fewer lines, agents get the room of runs, which can be scrolled to.
+const LOW_LINES: u16 = 32;
+const LOW_RUN_ROWS_MAX: usize = 3;
 /// Rows of a list panel besides its items: two borders and the heading.
 const PANEL_EXTRA_ROWS: usize = 3;
 const RUN_PANEL_ROWS_MIN: u16 = 7;
 
 /// With fewer columns, lists leave out what is also in the view of one run or agent.
 const NARROW_COLUMNS: u16 = 100;
+/// With fewer columns, only names, states and messages are listed.
+const TINY_COLUMNS: u16 = 60;
 
 const KEYS: [(&str, &str); 10] = [
     ("↑ ↓ j k", "select, or scroll"),
@@ -60,9 +65,10 @@ fn draw_overview(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             u16::try_from(rows.clamp(1, most) + PANEL_EXTRA_ROWS).unwrap_or(u16::MAX),
         )
     };
+    let run_rows = if area.height < LOW_LINES { LOW_RUN_ROWS_MAX } else { RUN_ROWS_MAX };
     let areas = Layout::vertical([
         height(model.agents.len(), AGENT_ROWS_MAX),
-        height(model.runs.len(), RUN_ROWS_MAX),
+        height(model.runs.len(), run_rows),
         Constraint::Min(RUN_PANEL_ROWS_MIN),
     ]);
     let [boxes, runs, run] = areas.areas(area);
@@ -210,14 +216,14 @@ fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         ])
         .style(style)
     });
-    let optional = |width| if area.width < NARROW_COLUMNS { 0 } else { width };
+    let from = |least: u16, width: u16| if area.width < least { 0 } else { width };
     let widths = [
-        Constraint::Max(28),
-        Constraint::Max(optional(24)),
-        Constraint::Length(8),
+        Constraint::Max(if area.width < TINY_COLUMNS { 16 } else { 28 }),
+        Constraint::Max(from(NARROW_COLUMNS, 24)),
+        Constraint::Length(from(TINY_COLUMNS, 8)),
         Constraint::Length(10),
-        Constraint::Length(7),
-        Constraint::Min(10),
+        Constraint::Length(from(TINY_COLUMNS, 7)),
+        Constraint::Min(8),
     ];
     let head = Row::new(["run", "name", "kind", "state", "cycle", "phase or reason"]);
     let focused = model.focus == TuiFocus::Runs;
@@ -250,14 +256,14 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let (cycle, phase) = (run.active_cycle(), run.current_phase());
     let label = match phase {
         cycle::RunPhase::Done => view_state(run),
-        phase => format!(
-            "cycle {cycle}: {} {}/{} {}{}",
-            phase.as_str(),
-            gauge.done,
-            gauge.total,
-            gauge.note,
-            model.run_view.as_ref().map_or(String::new(), RunView::end_text)
-        ),
+        phase => {
+            let (phase, done, total) = (phase.as_str(), gauge.done, gauge.total);
+            let before = format!("cycle {cycle}: {phase} {done}/{total}");
+            let end = model.run_view.as_ref().map_or(String::new(), RunView::end_text);
+            let whole = format!("{before} {}{end}", gauge.note);
+            let is_cut = whole.chars().count() > usize::from(bar.width);
+            if is_cut { format!("{before}{end}") } else { whole }
+        }
     };
     let whole = run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded);
     let bar_of = Gauge::default()
@@ -296,10 +302,8 @@ fn run_details(view: &v1::Run) -> Vec<Line<'static>> {
     let mut lines = vec![Line::default()];
     let findings = view.cycles_done.iter().flat_map(cycle_findings);
     lines.extend(findings.map(|finding| Line::from(escape_line(&finding))));
-    let failures = view.failures.iter().map(|it| {
-        let text = format!("{} {} on {}: {}", it.kind, it.id, it.agent, it.message);
-        Line::styled(escape_line(&text), Color::Yellow)
-    });
+    let failures = failure_lines(&view.failures).into_iter();
+    let failures = failures.map(|text| Line::styled(escape_line(&text), Color::Yellow));
     lines.extend(failures);
     lines
 }
@@ -381,6 +385,21 @@ mod tests {
             assert!(shown.contains(word), "{word}: {shown}");
         }
         assert!(!shown.contains("r-1"), "{shown}");
+    }
+
+    #[test]
+    fn all_agents_are_on_a_small_screen_beside_many_runs() {
+        let mut model = model();
+        for agent in ["verifier-1", "evaluator-1", "trainer-1"] {
+            model.update_agent(v1::AgentStatus { agent: agent.into(), ..Default::default() });
+        }
+        let run = |number| v1::Run { run: format!("run-{number}"), ..Default::default() };
+        model.update_runs((1..20).map(run).collect());
+        let shown = screen(&model, 80, 24);
+        for agent in ["verifier-1", "evaluator-1", "trainer-1", "box-1"] {
+            assert!(shown.contains(agent), "{agent}: {shown}");
+        }
+        assert!(screen(&model, 40, 24).contains("run-19"), "names stay on a tiny screen");
     }
 
     #[test]

@@ -33,6 +33,11 @@ pub enum DataError {
     },
     #[error("{file} is empty (D102)")]
     Empty { file: String },
+    #[error(
+        "{file}: no prompt has {missing}, which the verifier needs; add it, or choose another \
+         verifier (D110)"
+    )]
+    NoField { file: String, missing: String },
     #[error("{file} has conversations in it")]
     Template {
         file: String,

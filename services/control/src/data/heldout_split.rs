@@ -10,11 +10,12 @@ use super::prompts::{NumberedPrompt, PromptFile};
 /// A split that leaves one side without prompts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "it would hold out {held} of {prompts} distinct prompts; both sides need at least one: change \
-     the share or the count (D109)"
+    "of {prompts} different prompts, {held} would be held out; hold out from 1 to {}, so that both \
+     sides have some (D109)", prompts.saturating_sub(1)
 )]
 pub struct SplitError {
     pub prompts: usize,
+    /// A count may be above the number of prompts.
     pub held: usize,
 }
 
@@ -61,7 +62,11 @@ pub(crate) fn split_prompts(
         .map(|(_, text, _)| *text)
         .collect();
     if out.is_empty() || out.len() == texts.len() {
-        return Err(SplitError { prompts: texts.len(), held: out.len() });
+        let held = match held {
+            HeldoutSize::Count(count) => count as usize,
+            HeldoutSize::Share(_) => out.len(),
+        };
+        return Err(SplitError { prompts: texts.len(), held });
     }
     let is_out = |numbered: &&NumberedPrompt| out.contains(&numbered.question);
     let (heldout, train): (Vec<_>, Vec<_>) = prompts.prompts.iter().partition(is_out);

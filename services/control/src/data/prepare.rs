@@ -142,7 +142,7 @@ impl<'a> DataReader<'a> {
         report: &mut DataReport,
     ) -> Result<PreparedSuite, SubmitError> {
         let prompts = self.read_prompts(field, suite.prompts, &raft.chat).await?;
-        self.report_prompts(field, suite.prompts, &prompts, suite.verifier, report).await;
+        self.report_prompts(field, suite.prompts, &prompts, suite.verifier, report).await?;
         report.warnings.extend(check_overlap(raft, (field, suite.prompts), train, &prompts)?);
         report.heldout_samples_per_cycle +=
             u64::from(prompts.prompt_count()) * u64::from(suite.samples_per_prompt);
@@ -214,7 +214,7 @@ impl<'a> DataReader<'a> {
         let sides = [(PROMPTS, file, Some(&train)), (HELDOUT, heldout_file, heldout.as_ref())];
         for (field, file, prompts) in sides {
             let Some(prompts) = prompts else { continue };
-            let tokens = self.report_prompts(field, file, prompts, &raft.verifier, report).await;
+            let tokens = self.report_prompts(field, file, prompts, &raft.verifier, report).await?;
             // Held-out prompts are not trained on, so their length does not matter.
             let Some(tokens) = tokens.filter(|_| field == PROMPTS) else { continue };
             let (max, made) = (raft.training.max_tokens, raft.sampling.max_new_tokens);
@@ -241,7 +241,7 @@ impl<'a> DataReader<'a> {
     }
 
     /// Adds statistics and warnings to the report. Returns the token counts of the prompts, if the
-    /// tokenizer is available.
+    /// tokenizer is available. Fails if no prompt has what the verifier needs.
     async fn report_prompts(
         &self,
         field: &str,
@@ -249,7 +249,7 @@ impl<'a> DataReader<'a> {
         prompts: &PromptFile,
         verifier: &VerifierSpec,
         report: &mut DataReport,
-    ) -> Option<Vec<usize>> {
+    ) -> Result<Option<Vec<usize>>, SubmitError> {
         let mut file_report = statistics::prompt_statistics(field, file, prompts);
         let tokens = self.token_counts(prompts).await;
         file_report.prompt_tokens = tokens
@@ -257,8 +257,9 @@ impl<'a> DataReader<'a> {
             .and_then(|tokens| statistics::length_statistics(tokens.iter().copied()));
         report.files.push(file_report);
         report.warnings.extend(statistics::duplicates_warning(file, prompts));
-        report.warnings.extend(statistics::missing_fields_warning(verifier, file, prompts));
-        tokens
+        let warning = statistics::check_prompt_fields(verifier, file, prompts);
+        report.warnings.extend(warning.map_err(|error| SubmitError::data_error(field, error))?);
+        Ok(tokens)
     }
 
     /// Fails, naming `field`, if the file cannot be read, a line is invalid, or the chat template

@@ -6,6 +6,7 @@ use spec::VerifierSpec;
 use wire::v1::{DataFile, data_file::Lengths};
 
 use super::{
+    error::DataError,
     examples::ExampleFile,
     heldout_split::{PromptOverlap, find_duplicates},
     prompts::PromptFile,
@@ -70,11 +71,12 @@ pub(crate) fn length_statistics(values: impl Iterator<Item = usize>) -> Option<L
     Some(Lengths { min: values[0], median: at(50), p95: at(95), max: values[last] })
 }
 
-pub(crate) fn missing_fields_warning(
+/// Returns a warning about prompts that lack a field that the verifier needs. Fails if all lack it.
+pub(crate) fn check_prompt_fields(
     verifier: &VerifierSpec,
     file: &str,
     prompts: &PromptFile,
-) -> Option<String> {
+) -> Result<Option<String>, DataError> {
     let needs = verifier.required_fields();
     let lacking: Vec<(usize, &[&str])> = prompts
         .prompts
@@ -89,16 +91,18 @@ pub(crate) fn missing_fields_warning(
             Some((numbered.line, *missing))
         })
         .collect();
-    let (_, missing) = lacking.first()?;
+    let Some((_, missing)) = lacking.first() else { return Ok(None) };
     let missing: Vec<String> = missing.iter().map(|name| format!("{name:?}")).collect();
+    let missing = missing.join(" or ");
+    let (count, all) = (lacking.len(), prompts.prompts.len());
+    if count == all {
+        return Err(DataError::NoField { file: file.to_owned(), missing });
+    }
     let lines = format_lines(lacking.iter().map(|(line, _)| *line));
-    Some(format!(
-        "{file}: {} of {} prompts have no {} for the verifier, so their samples will be errors \
-         ({lines})",
-        lacking.len(),
-        prompts.prompts.len(),
-        missing.join(" or "),
-    ))
+    Ok(Some(format!(
+        "{file}: {count} of {all} prompts have no {missing} for the verifier, so their samples \
+         will be errors ({lines})"
+    )))
 }
 
 pub(crate) fn duplicates_warning(file: &str, prompts: &PromptFile) -> Option<String> {
@@ -162,19 +166,24 @@ mod tests {
         );
         let said = |yaml: &str| {
             let verifier: VerifierSpec = serde_saphyr::from_str(yaml).unwrap();
-            missing_fields_warning(&verifier, "p.jsonl", &prompts)
+            check_prompt_fields(&verifier, "p.jsonl", &prompts)
         };
-        let python = said("python: {}").unwrap();
+        let python = said("python: {}").unwrap().unwrap();
         assert!(
             python.starts_with("p.jsonl: 2 of 3 prompts have no \"test\" or \"tests\""),
             "{python}"
         );
         assert!(python.ends_with("(line 2, line 3)"), "{python}");
-        assert!(said("numeric: {}").unwrap().contains("3 of 3 prompts have no \"answer\""));
-        assert!(said("chain: { stages: [{ verifier: { exact: {} } }] }").is_some());
-        assert!(said("regex: { pattern: '{answer}' }").is_some());
+        for needs_answer in [
+            "numeric: {}",
+            "chain: { stages: [{ verifier: { exact: {} } }] }",
+            "regex: { pattern: '{answer}' }",
+        ] {
+            let error = said(needs_answer).unwrap_err().to_string();
+            assert!(error.starts_with("p.jsonl: no prompt has \"answer\""), "{error}");
+        }
         for needs_nothing in ["regex: { pattern: a }", "compile: {}", "json_schema: {schema: {}}"] {
-            assert_eq!(said(needs_nothing), None, "{needs_nothing}");
+            assert_eq!(said(needs_nothing).unwrap(), None, "{needs_nothing}");
         }
     }
 

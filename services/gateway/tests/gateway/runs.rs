@@ -20,13 +20,16 @@ async fn a_wrong_submission_gets_an_error_that_names_the_field() {
     };
     let cases = [
         (submission(""), vec!["spec_yaml"]),
-        (submission("name: [unclosed"), vec!["name: expected string scalar", "left open? (R102)"]),
+        (
+            submission("name: [unclosed"),
+            vec!["a bracket of line 1 may be left open: name: ", "(R102)"],
+        ),
         (submission(&SPEC.replace("sft:", "stf:")), vec!["line ", "unknown key stf"]),
         (submission(&SPEC.replace("n_ctx: 64", "n_ctx: 1")), vec!["evals[0].n_ctx", "from 8"]),
         (no_data, vec!["sft.data", "data.jsonl", "not attached"]),
         (bad_data, vec!["sft.data", "line 1", "completion"]),
         (on_checkpoint("nope/x"), vec!["base.checkpoint", "nope/x"]),
-        (on_checkpoint("nope-1"), vec!["base.checkpoint", "no checkpoint nope-1"]),
+        (on_checkpoint("nope-1"), vec!["base.checkpoint", "no run nope-1"]),
     ];
     for (request, words) in cases {
         let status = rig.runs().submit(request).await.unwrap_err();

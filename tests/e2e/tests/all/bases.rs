@@ -205,7 +205,7 @@ fn invalid_bases_are_refused_before_anything_is_stored() {
         ("model: 'store:../x'", ["'..'", "store"]),
         ("model: 'store:x', upload: never", ["base.upload", "omit it"]),
         ("model: ../models/tiny, upload: perhaps", ["perhaps", "never"]),
-        ("checkpoint: base-7", ["there is no checkpoint base-7", "R106"]),
+        ("checkpoint: base-7", ["there is no run base-7", "R101"]),
         ("model: org/typo", ["org/typo is not a directory here", "hf download"]),
     ] {
         home.run("check", &fleet, base, &[]).assert_refused(&names);

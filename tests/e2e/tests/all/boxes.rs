@@ -130,7 +130,7 @@ fn an_eval_contains_its_shootdown_rates_and_names_a_storm() {
     let [mean, peak] = ["meanPerS", "peakPerS"].map(|name| storm[name].as_f64().unwrap());
     assert!(mean > 50_000.0 && peak >= mean, "{storm}");
     let history = fleet.run(&["eval", "history"]).stdout;
-    assert!(history.contains("TLB shootdowns/s, peak") && history.contains(" STORM"), "{history}");
+    assert!(history.contains("TLB shootdowns/s (peak)") && history.contains(" STORM"), "{history}");
 
     host.set_shootdown_rate(110);
     await_status(&fleet, "it is calm", |agent| agent["trouble"].is_null());

@@ -146,11 +146,18 @@ fn check_run_through_gateway(closed: &mut ClosedFleet, elsewhere: &[String]) {
     let (code, _, stderr) = run_as(&readers, &["checkpoint", "export", &raft, "--out", &out]);
     assert_eq!(code, 0, "{stderr}");
     assert!(Path::new(&out).join("adapter_model.safetensors").exists());
-    // The request is refused, and the error names the user.
+    // Requests are refused, and the error names the remedy.
     let spec = files.write_sft_spec(20, 10).display().to_string();
     let (code, _, stderr) = run_as(&readers, &["run", "submit", &spec]);
     assert_eq!(code, 1, "{stderr}");
-    assert!(stderr.contains("rita"), "{stderr}");
+    assert!(stderr.contains("K104") && stderr.contains("--scope operator"), "{stderr}");
+    let (_, agents, _) = run_as(&readers, &["agents", "list", "--json"]);
+    let agents: serde_json::Value = serde_json::from_str(&agents).unwrap();
+    let agent = agents[0]["agent"].as_str().unwrap();
+    let (code, _, stderr) = run_as(&readers, &["agents", "drain", agent]);
+    assert_eq!(code, 1, "{stderr}");
+    // Without the server's own words.
+    assert!(stderr.contains("K104") && !stderr.contains("Permissions Violation"), "{stderr}");
 }
 
 #[test]

@@ -38,7 +38,20 @@ const fn mistake(from: &'static str, to: &'static str, words: &'static [&'static
 }
 
 /// Each is named by the spec's line and key, with the value, and what may stand there.
-const MISTAKES: [Mistake; 21] = [
+const MISTAKES: [Mistake; 30] = [
+    mistake("{ model: model }", "base-1", &["line 3", "base: must be a section", "org/name"]),
+    mistake("lora: { r: 16, alpha: 32 }", "lora: yes", &["line 12", "raft.lora: ", "r: 16"]),
+    mistake("cycles: 3", "cycles:", &["line 7", "raft.cycles: has no value"]),
+    mistake("  cycles: 3", "    cycles: 3", &["line 7", "indented otherwise"]),
+    mistake("{ exact:", "{ exact: {", &["line 9", "a bracket of line 9 may be left open"]),
+    mistake("heldout.jsonl", "{ count: 5000 }", &["line 6: raft.heldout", "from 1 to 29"]),
+    mistake("prompts.jsonl", ".", &["line 5: raft.prompts", "is a directory"]),
+    mistake("exact: { extract: '#(\\d+)$' }", "python: {}", &["no prompt has \"test\""]),
+    mistake(
+        "lora: {",
+        "selection: { min_reward: 7 }\n  lora: {",
+        &["line 12", "raft.selection.min_reward: must be at most 1", "not 7"],
+    ),
     mistake("cycles:", "cycels:", &["line 7", "unknown key cycels in raft; did you mean cycles?"]),
     mistake(
         "cycles: 3",
@@ -56,7 +69,7 @@ const MISTAKES: [Mistake; 21] = [
     mistake(
         "model: model",
         "checkpoint: base-7",
-        &["line 3: base.checkpoint", "base-7", "checkpoint list"],
+        &["line 3: base.checkpoint", "no run base-7", "run list"],
     ),
     mistake("alpha: 32 }", "alpha: 32", &["line 12", "unclosed bracket"]),
     mistake("exact:", "exakt:", &["line 9", "in raft.verifier; did you mean exact?"]),
@@ -179,7 +192,17 @@ fn a_run_of_ones_own_model_is_started_paused_and_explained_and_a_fleet_that_is_d
     let run = started.stdout.trim();
     assert_eq!(run, "mine-1", "{started:?}");
     assert!(started.stderr.contains("training needs at least"), "{started:?}");
-    assert!(started.stderr.contains("pool default has no generator"), "{started:?}");
+    let waits = "waits: pool default has no trainer and no generator and no verifier";
+    assert!(started.stderr.contains(waits), "{started:?}");
+    for command in [
+        &["run", "list"][..],
+        &["run", "show", run],
+        &["run", "explain", run],
+        &["run", "check", &out],
+    ] {
+        let shown = fleet.run(command).stdout.replace("\n  ", " ");
+        assert!(shown.contains(waits), "{command:?}: {shown}");
+    }
     let written = fs::read_to_string(&out).unwrap();
     for line in
         ["base: { model: \"model\" }", "prompts: \"prompts.jsonl\"", "verifier: { numeric: {} }"]
@@ -188,7 +211,7 @@ fn a_run_of_ones_own_model_is_started_paused_and_explained_and_a_fleet_that_is_d
     }
     // The spec of the first run stays as it is.
     let again = new(&["--yes"]);
-    assert!(again.code == 1 && again.stderr.contains("--out"), "{again:?}");
+    assert!(again.code == 1 && again.stderr.contains("--force"), "{again:?}");
     let asked = fleet.run(&["run", "new", "--model", &model, "--yes"]);
     assert!(asked.stderr.contains("pass --prompts (A102)"), "{asked:?}");
 

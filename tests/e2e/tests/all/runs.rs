@@ -65,7 +65,13 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
     let exported =
         fleet.run(&["checkpoint", "export", &format!("{run}/2"), "--out", out.to_str().unwrap()]);
     assert_eq!(exported.code, 0, "{}", exported.stderr);
+    assert!(exported.stdout.contains("flotilla convert merge --model base"), "{exported:?}");
     check_peft(&out);
+    let again = fleet.run(&["checkpoint", "export", &run, "--out", out.to_str().unwrap()]);
+    assert!(again.code == 1 && again.stderr.contains("is not empty"), "{again:?}");
+    let samples = fleet.run(&["run", "samples", &run, "--cycle", "2", "--outcome", "kept"]);
+    assert!(samples.stdout.contains("reward 1, pass, kept"), "{samples:?}");
+    assert!(samples.stderr.contains("--skip 5 continues"), "{samples:?}");
 }
 
 /// A worker's arguments show how it was started. It was started with the base, before there was an

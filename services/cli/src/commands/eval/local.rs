@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use evaluator::{
     EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator, MeasureStep, MeasurementInput,
     PerplexityResult, TextFormat,
 };
-use formats::ConversionDtype;
 use hardware::HardwareProfile;
 use serde_json::json;
 use wire::Digest;
@@ -39,7 +38,7 @@ pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<
     };
     let figures = match args.engine {
         EvalEngine::Candle => {
-            let dtype = to_candle_dtype(args.dtype)?;
+            let dtype = local_models::candle_dtype(args.dtype)?;
             evaluator::measure_with_candle(&source, &args.device, dtype, chunks)
         }
         EvalEngine::LlamaCpp => measure_with_llama_cpp(&source, &args, &mut |step| match step {
@@ -52,18 +51,6 @@ pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<
     let bytes =
         std::fs::read(&source.text).with_context(|| format!("read {}", source.text.display()))?;
     print_result(&source, &figures, Digest::hash_bytes(&bytes), json)
-}
-
-fn to_candle_dtype(dtype: ConversionDtype) -> anyhow::Result<engine::MatrixDtype> {
-    match dtype {
-        ConversionDtype::F32 => Ok(engine::MatrixDtype::F32),
-        ConversionDtype::Bf16 => Ok(engine::MatrixDtype::Bf16),
-        ConversionDtype::F16 | ConversionDtype::Q8_0 => {
-            bail!(
-                "candle supports f32 and bf16 only: pass one of these, or --engine llama.cpp (A101)"
-            )
-        }
-    }
 }
 
 fn measure_with_llama_cpp(

@@ -1,0 +1,79 @@
+//! `flotilla run samples`: the texts that a cycle drew, with their rewards and outcomes.
+
+use control::FleetControl;
+use wire::{
+    RunId,
+    v1::{self, samples_page::Sample, samples_request::Which},
+};
+
+use crate::{args::SamplesArgs, output};
+
+pub(super) async fn print_samples(
+    control: &FleetControl,
+    args: SamplesArgs,
+    json: bool,
+) -> anyhow::Result<()> {
+    let run = RunId::new(args.run)?;
+    let cycle = match args.cycle {
+        Some(cycle) => cycle,
+        None => newest_sampled_cycle(&control.get_run(&run).await?),
+    };
+    let which = if args.heldout || !args.suite.is_empty() {
+        Which::HeldoutSamples
+    } else {
+        Which::TrainSamples
+    };
+    let request = v1::SamplesRequest {
+        run: run.to_string(),
+        cycle,
+        which: which.into(),
+        suite: args.suite,
+        fate: args.outcome,
+        text: args.text,
+        offset: args.skip,
+        limit: args.limit,
+    };
+    let page = control.get_samples_page(&run, &request).await?;
+    output::print_json_or(json, &page, || print_page(&page, &request))
+}
+
+/// Returns the last cycle with judged or drawn samples, or else the active one.
+fn newest_sampled_cycle(run: &cycle::Run) -> u32 {
+    let has_samples = |cycle: &cycle::Cycle| cycle.jobs.values().any(|job| job.samples.is_some());
+    let newest = run.cycles.iter().rev().find(|(_, cycle)| has_samples(cycle));
+    newest.map_or(run.active_cycle(), |(number, _)| *number)
+}
+
+fn print_page(page: &v1::SamplesPage, request: &v1::SamplesRequest) {
+    for prompt in &page.prompts {
+        output::print_line(&format!("prompt {}", prompt.prompt_id));
+        prompt.text.lines().for_each(|line| output::print_line(&format!("  {line}")));
+        for sample in &prompt.samples {
+            output::print_line(&format!("  {}", sample_heading(sample)));
+            sample.text.lines().for_each(|line| output::print_line(&format!("    {line}")));
+        }
+        output::print_line("");
+    }
+    let (first, count) = (request.offset, u32::try_from(page.prompts.len()).unwrap_or(u32::MAX));
+    let (all, last) = (page.prompts_in_all, first.saturating_add(count));
+    let counts = page.outcomes.iter().chain(&page.fates);
+    let mut counts: Vec<String> = counts.map(|(name, count)| format!("{count} {name}")).collect();
+    counts.sort_unstable();
+    let of = format!("cycle {}: {all} prompts match", request.cycle);
+    output::print_message(&match (counts.is_empty(), last < all) {
+        (true, _) => format!("{of}; the cycle has no such samples"),
+        (false, false) => format!("{of}; of all samples: {}", counts.join(", ")),
+        (false, true) => format!("{of}; --skip {last} continues; of all: {}", counts.join(", ")),
+    });
+}
+
+/// Returns `sample 3: reward 1, pass, kept, 12 tokens`.
+fn sample_heading(sample: &Sample) -> String {
+    let Sample { index, reward, outcome, fate, detail, tokens, finish, .. } = sample;
+    let judged = (!outcome.is_empty()).then(|| format!("reward {reward}, {outcome}"));
+    let cut = (finish == "length").then(|| "stopped at max_new_tokens".to_owned());
+    let known = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let parts = [judged, known(fate), Some(format!("{tokens} tokens")), cut, known(detail)];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    format!("sample {index}: {}", parts.join(", "))
+}
