@@ -19,9 +19,9 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 const HEARTBEAT_MIN: Duration = Duration::from_millis(250);
 /// Additional silence allowed to a busy host.
 const SILENCE_GRACE: Duration = Duration::from_secs(1);
-/// Above any single message, and below the 64 MB that a server buffers for a slow reader before it
-/// cuts the connection.
-const PULL_BYTES_MAX: usize = 32 << 20;
+/// Above any single message. Two are below the 64 MB that a server buffers for a slow reader before
+/// it cuts the connection.
+const PULL_BYTES_MAX: usize = 16 << 20;
 /// Time to wait for messages in flight when a pull is released.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -91,6 +91,11 @@ impl ConsumerPull {
             generation,
             violations,
         })
+    }
+
+    /// Returns how many of the requested messages have not arrived.
+    pub(crate) fn remaining(&self) -> usize {
+        self.remaining
     }
 
     /// Cancel-safe.

@@ -18,8 +18,10 @@ use crate::{
     tail_message::TailMessage,
 };
 
-/// Few round trips, and little is sent twice after a break.
+/// Little is sent twice after a break.
 const PULL_MESSAGES: usize = 256;
+/// The next pull is opened at this many missing messages, so that the server never waits for it.
+const PREFETCH_AT: usize = PULL_MESSAGES / 2;
 const PULL_EXPIRY: Duration = Duration::from_secs(30);
 /// The server deletes a silent consumer after this; the reader then creates another. Short, because
 /// a server has room for only some thousand consumers.
@@ -67,6 +69,8 @@ struct TailConsumer {
     /// Messages received. The server numbers deliveries, so a jump shows a lost message.
     deliveries: u64,
     pull: Option<ConsumerPull>,
+    /// The server serves it after `pull`.
+    next_pull: Option<ConsumerPull>,
 }
 
 #[derive(Debug)]
@@ -154,8 +158,8 @@ impl StreamTail {
         outage
     }
 
-    /// Opens a session and a pull unless they are open. Checks that the stream does not end before
-    /// the present position.
+    /// Opens a session and its pulls unless they are open. Checks that the stream does not end
+    /// before the present position.
     async fn ensure_session(&mut self) -> Result<(), TailError> {
         if self.session.is_none() {
             let last = self.bus.stream_end(&self.stream).await?;
@@ -167,17 +171,8 @@ impl StreamTail {
             }
             self.session = Some(self.start_session().await?);
         }
-        if let Some(TailSession::Consumer(consumer)) = &mut self.session
-            && consumer.pull.is_none()
-        {
-            let pull = ConsumerPull::open(
-                &self.bus,
-                &self.stream,
-                &consumer.name,
-                PULL_MESSAGES,
-                PULL_EXPIRY,
-            );
-            consumer.pull = Some(pull.await?);
+        if let Some(TailSession::Consumer(consumer)) = &mut self.session {
+            consumer.ensure_pulls(&self.bus, &self.stream).await?;
         }
         Ok(())
     }
@@ -190,7 +185,8 @@ impl StreamTail {
             ));
         }
         let name = self.create_consumer().await?;
-        Ok(TailSession::Consumer(TailConsumer { name, deliveries: 0, pull: None }))
+        let consumer = TailConsumer { name, deliveries: 0, pull: None, next_pull: None };
+        Ok(TailSession::Consumer(consumer))
     }
 
     async fn find_target(&self, last: u64) -> Result<u64, RequestError> {
@@ -266,7 +262,7 @@ impl StreamTail {
             }
             PullEvent::Finished => {
                 if let Some(TailSession::Consumer(consumer)) = &mut self.session {
-                    consumer.pull = None;
+                    consumer.pull = consumer.next_pull.take();
                 }
                 self.mark_healthy();
             }
@@ -310,6 +306,22 @@ impl StreamTail {
     fn mark_healthy(&mut self) {
         self.backoff.reset_delay();
         self.healthy_at = Instant::now();
+    }
+}
+
+impl TailConsumer {
+    /// Opens a pull, and the next one once half of its messages have arrived.
+    async fn ensure_pulls(&mut self, bus: &Bus, stream: &str) -> Result<(), RequestError> {
+        let missing = match &self.pull {
+            None => &mut self.pull,
+            Some(pull) if pull.remaining() <= PREFETCH_AT && self.next_pull.is_none() => {
+                &mut self.next_pull
+            }
+            Some(_) => return Ok(()),
+        };
+        let pull = ConsumerPull::open(bus, stream, &self.name, PULL_MESSAGES, PULL_EXPIRY);
+        *missing = Some(pull.await?);
+        Ok(())
     }
 }
 
