@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 use agent::WorkerLauncher;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
-use wire::CANARY_TOLERANCE;
 
 use crate::{EngineCandidate, EngineSpeed, OfflinePolicy, choose_fastest, measure_engines};
 
@@ -30,6 +29,8 @@ struct CalibrationFile {
 pub(crate) struct ChosenEngine {
     /// The digest of the base.
     pub(crate) base: String,
+    /// Its largest accepted distance from the first engine, in nats per token.
+    pub(crate) tolerance: f64,
     pub(crate) candidate: EngineCandidate,
     /// The engine with its figures.
     pub(crate) description: String,
@@ -52,7 +53,8 @@ impl EngineCalibration {
     }
 
     /// Returns the fastest engine on a base, by the figures in the file, or else by timing all
-    /// engines. `progress` receives the number of timed engines and their total.
+    /// engines. Engines whose distance from the first is above `tolerance` are left out.
+    /// `progress` receives the number of timed engines and their total.
     ///
     /// # Errors
     /// When no engine works.
@@ -60,6 +62,7 @@ impl EngineCalibration {
         &self,
         launch: &WorkerLauncher,
         policy: &OfflinePolicy<'_>,
+        tolerance: f64,
         progress: impl Fn(usize, usize),
     ) -> anyhow::Result<ChosenEngine> {
         let mut file = self.read_file();
@@ -69,12 +72,13 @@ impl EngineCalibration {
             Some(speeds) => speeds,
             None => self.measure_base(launch, policy, progress).await,
         };
-        let Some(fastest) = choose_fastest(&speeds, CANARY_TOLERANCE) else {
+        let Some(fastest) = choose_fastest(&speeds, tolerance) else {
             let problems = speeds.iter().map(|it| format!("{}: {}", it.engine, it.problem));
             bail!("no engine works here: {} (E107)", problems.collect::<Vec<_>>().join("; "));
         };
         let chosen = ChosenEngine {
             base: policy.base_key.clone(),
+            tolerance,
             candidate: self.candidates[fastest].clone(),
             description: describe_choice(&speeds, fastest),
         };
@@ -173,7 +177,7 @@ mod tests {
         let mut own = calibration(&directory);
         let found = |own: &EngineCalibration| {
             let speeds = own.read_file().bases.remove("b3:x")?;
-            own.has_same_engines(&speeds).then(|| choose_fastest(&speeds, CANARY_TOLERANCE))?
+            own.has_same_engines(&speeds).then(|| choose_fastest(&speeds, 0.02))?
         };
         assert_eq!(found(&own), None);
         let mut file = CalibrationFile::default();

@@ -18,7 +18,7 @@ use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt, ready};
 use store::CachedTree;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
-use wire::{FactBody, FactKey, WorkKind, v1};
+use wire::{CANARY_TOLERANCE, FactBody, FactKey, WorkKind, v1};
 
 use crate::{
     EngineCalibration, GeneratorBackend, OfflinePolicy,
@@ -76,14 +76,16 @@ pub struct GeneratorRole {
 
 struct LoadedWorker {
     policy: PolicyKey,
+    /// The largest distance that was accepted when its engine was chosen, in nats per token.
+    tolerance: f64,
     worker: WorkerProcess,
     /// Kept in use, loaded or being loaded, so that they are not evicted.
     _files: (Option<CachedTree>, Option<CachedTree>),
 }
 
 impl LoadedWorker {
-    fn has_policy(&self, policy: &PolicyKey) -> bool {
-        self.policy == *policy && self.worker.is_alive()
+    fn has_policy(&self, policy: &PolicyKey, tolerance: f64) -> bool {
+        self.policy == *policy && self.tolerance <= tolerance && self.worker.is_alive()
     }
 }
 
@@ -199,8 +201,9 @@ impl GeneratorRole {
         let adapter = order.adapter.as_ref();
         let policy =
             (base.manifest.clone(), adapter.map_or(String::new(), |tree| tree.manifest.clone()));
+        let tolerance = self.read_tolerance(job).await?;
         let warm = self.loaded.read().await;
-        if warm.as_ref().is_some_and(|warm| warm.has_policy(&policy)) {
+        if warm.as_ref().is_some_and(|warm| warm.has_policy(&policy, tolerance)) {
             return require_worker(warm);
         }
         drop(warm);
@@ -211,7 +214,7 @@ impl GeneratorRole {
         };
         let adapter = job.fetch_optional_tree(adapter).await?;
         let mut warm = self.loaded.write().await;
-        if !warm.as_ref().is_some_and(|warm| warm.has_policy(&policy)) {
+        if !warm.as_ref().is_some_and(|warm| warm.has_policy(&policy, tolerance)) {
             // The old worker is taken first, so that a cancelled change leaves no half-loaded
             // worker.
             let last = warm.take();
@@ -219,7 +222,8 @@ impl GeneratorRole {
                 let count = |number| u32::try_from(number).unwrap_or(u32::MAX);
                 job.progress.set_progress(count(done), count(total), "engines timed");
             };
-            *warm = Some(self.load_policy(last, policy, (base, adapter), progress).await?);
+            *warm =
+                Some(self.load_policy(last, policy, (base, adapter), tolerance, progress).await?);
         }
         require_worker(warm.downgrade())
     }
@@ -234,20 +238,22 @@ impl GeneratorRole {
         let (base, adapter) =
             (ahead.fetch_tree(base).await.ok()?, ahead.fetch_tree(adapter).await.ok()?);
         let mut warm = self.loaded.try_write().ok()?;
+        let tolerance = warm.as_ref()?.tolerance;
         let other = |warm: &mut LoadedWorker| {
-            self.can_swap_adapter(warm, &policy.0) && !warm.has_policy(&policy)
+            self.can_swap_adapter(warm, &policy.0, tolerance) && warm.policy != policy
         };
         let last = warm.take_if(other)?;
         let files = (Some(base), Some(adapter));
-        *warm = self.load_policy(Some(last), policy, files, |_, _| ()).await.ok();
+        *warm = self.load_policy(Some(last), policy, files, tolerance, |_, _| ()).await.ok();
         warm.as_ref()?;
         let adapter = ahead.checkpoint.tree.as_ref().map(|tree| &tree.manifest);
         tracing::info!(adapter, "loaded the adapter that the next orders may need");
         Some(())
     }
 
-    fn can_swap_adapter(&self, warm: &LoadedWorker, base: &str) -> bool {
-        self.config.backend.can_swap_adapter() && warm.policy.0 == base && warm.worker.is_alive()
+    fn can_swap_adapter(&self, warm: &LoadedWorker, base: &str, tolerance: f64) -> bool {
+        let has_base = warm.policy.0 == base && warm.tolerance <= tolerance;
+        self.config.backend.can_swap_adapter() && has_base && warm.worker.is_alive()
     }
 
     /// Swaps the adapter of a worker that has the base, if possible; otherwise ends that worker
@@ -257,6 +263,7 @@ impl GeneratorRole {
         last: Option<LoadedWorker>,
         policy: PolicyKey,
         (base, adapter): (Option<CachedTree>, Option<CachedTree>),
+        tolerance: f64,
         progress: impl Fn(usize, usize),
     ) -> Result<LoadedWorker, JobError> {
         let GeneratorConfig { launch, slots, .. } = &self.config;
@@ -265,36 +272,54 @@ impl GeneratorRole {
             base: base.as_ref().map(|tree| tree.path()),
             adapter: adapter.as_ref().map(|tree| tree.path()),
         };
-        let worker = match last.filter(|last| self.can_swap_adapter(last, &policy.0)) {
-            Some(last) => swap_adapter(launch, last.worker, &load).await,
+        let worker = match last.filter(|last| self.can_swap_adapter(last, &policy.0, tolerance)) {
+            Some(last) => {
+                let tolerance = last.tolerance;
+                swap_adapter(launch, last.worker, &load).await.map(|worker| (worker, tolerance))
+            }
             None => None,
         };
-        let worker = match worker {
+        let (worker, tolerance) = match worker {
             Some(worker) => worker,
             None => {
-                let (launch, backend) = self.choose_engine(&load, progress).await?;
+                let (launch, backend) = self.choose_engine(&load, tolerance, progress).await?;
                 let command = worker_command(&launch, &backend, &load, *slots)
                     .map_err(JobError::retryable_failure)?;
-                WorkerProcess::start(&command)?
+                (WorkerProcess::start(&command)?, tolerance)
             }
         };
-        Ok(LoadedWorker { policy, worker, _files: (base, adapter) })
+        Ok(LoadedWorker { policy, tolerance, worker, _files: (base, adapter) })
     }
 }
 
 impl GeneratorRole {
+    /// Returns the largest distance from the ordered policy that the job's run accepts, in nats per
+    /// token. It matters only where an engine is chosen.
+    async fn read_tolerance(&self, job: &LeasedJob) -> Result<f64, JobError> {
+        if self.config.calibration.is_none() {
+            return Ok(CANARY_TOLERANCE);
+        }
+        let proof = match job.read_spec().await?.kind {
+            Some(v1::spec::Kind::Raft(raft)) => raft.proof,
+            _ => None,
+        };
+        Ok(proof.map_or(CANARY_TOLERANCE, |proof| proof.tolerance))
+    }
+
     /// Returns the settings of a worker for a policy. If the engine is chosen by its speed, and no
     /// figures of the base are known, times all engines while nothing else runs.
     async fn choose_engine(
         &self,
         policy: &PolicyFiles<'_>,
+        tolerance: f64,
         progress: impl Fn(usize, usize),
     ) -> Result<(WorkerLauncher, GeneratorBackend), JobError> {
         let GeneratorConfig { launch, backend, calibration, .. } = &self.config;
         let (Some(calibration), Some(base)) = (calibration, policy.base) else {
             return Ok((launch.clone(), backend.clone()));
         };
-        let known = self.chosen().filter(|chosen| chosen.base == policy.key.0);
+        let fits = |it: &ChosenEngine| it.base == policy.key.0 && it.tolerance == tolerance;
+        let known = self.chosen().filter(fits);
         let chosen = match known {
             Some(chosen) => chosen,
             None => {
@@ -304,7 +329,7 @@ impl GeneratorRole {
                     adapter: None,
                     adapter_key: String::new(),
                 };
-                let choice = calibration.choose_engine(launch, &policy, progress).await;
+                let choice = calibration.choose_engine(launch, &policy, tolerance, progress).await;
                 choice.map_err(JobError::retryable_failure)?
             }
         };

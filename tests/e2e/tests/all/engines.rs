@@ -196,11 +196,25 @@ mod vulkan {
         assert!(timed.iter().any(|it| it["engine"].as_str().unwrap().contains("Vulkan0")));
         let words = format!("tokens/s, the fastest of {}", timed.len());
         // With the agent's next status.
-        wait_until("the list of agents has the figures", LIMIT, || {
-            let agents = fleet.run_json(&["agents", "list"]).ok()?;
-            let engines = |agent: &Value| agent["engines"].as_array().cloned().unwrap_or_default();
-            let mut all = agents.as_array()?.iter().flat_map(engines);
-            all.any(|engine| engine.as_str().unwrap().ends_with(&words)).then_some(())
+        let await_engine = |what: &str, is_it: &dyn Fn(&str) -> bool| {
+            wait_until(what, LIMIT, || {
+                let agents = fleet.run_json(&["agents", "list"]).ok()?;
+                let engines =
+                    |agent: &Value| agent["engines"].as_array().cloned().unwrap_or_default();
+                let mut all = agents.as_array()?.iter().flat_map(engines);
+                all.any(|engine| is_it(engine.as_str().unwrap())).then_some(())
+            });
+        };
+        await_engine("the list of agents has the figures", &|engine| engine.ends_with(&words));
+
+        let spec = files.write_raft_spec(&base, sampling);
+        let strict = std::fs::read_to_string(&spec).unwrap();
+        let strict = strict.replace("raft:\n", "raft:\n  proof: { tolerance: 0.000001 }\n");
+        std::fs::write(&spec, strict).unwrap();
+        let run = fleet.submit(&spec);
+        fleet.await_success(&run, LIMIT);
+        await_engine("a strict run is drawn by the most exact engine", &|engine| {
+            engine.starts_with("candle-") && engine.contains(" f32: prefill ")
         });
     }
 }
