@@ -141,9 +141,11 @@ sim:
 
 # Long chaos tests; CI runs short ones. CHAOS_SEED=n and POWER_LOSS_SEED=n repeat a test.
 chaos: tools
-	$(CARGO) build -p flotilla
+	$(CARGO) build -p flotilla -p requirements
+	$(BUILT)/skipped-tests clear
 	CHAOS_KILLS=$${CHAOS_KILLS:-1000} POWER_LOSSES=$${POWER_LOSSES:-50} \
-		$(CARGO) test -p e2e --test all -- --nocapture --test-threads 1 chaos:: power_loss::
+		$(CARGO) test -p e2e --test all -- --nocapture --test-threads 1 chaos:: power_loss::; \
+		status=$$?; $(BUILT)/skipped-tests list && exit $$status
 
 bench: tools
 	$(CARGO) build --release -p flotilla -p bench

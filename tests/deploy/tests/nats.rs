@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -10,7 +10,7 @@ use std::{
 
 use async_nats::jetstream::{self, stream};
 use deploy::{file_name, list_files, output_text, read_file, root, run_command};
-use requirements::require_program;
+use requirements::{free_ports, require_program};
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -18,13 +18,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 fn nats_server() -> Option<PathBuf> {
     let named = std::env::var_os("FLOTILLA_NATS_SERVER").map(PathBuf::from);
     named.or_else(|| require_program("nats-server"))
-}
-
-/// Returns `N` different free ports.
-fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners: Vec<TcpListener> =
-        (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port")).collect();
-    std::array::from_fn(|one| listeners[one].local_addr().expect("an address").port())
 }
 
 /// The directory of a server: all configurations, and keys that give everybody access.

@@ -2,12 +2,13 @@
 
 use std::{
     fs::{self, File},
-    hash::{BuildHasher, RandomState},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
+
+use requirements::free_ports;
 
 use crate::wait_until;
 
@@ -89,19 +90,6 @@ pub fn copy_configs(home: &Path, keys: &Path, replaced: &[(&str, String)]) {
 /// Returns `deploy/nats`. Its own `keys` give everybody access.
 pub fn deploy_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/nats")
-}
-
-/// Returns `N` different free ports. They are below those that Linux gives to connections, which
-/// could take one while a server restarts.
-pub fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners: [TcpListener; N] = std::array::from_fn(|_| {
-        let mut ports = std::iter::repeat_with(|| {
-            10_000 + RandomState::new().hash_one(std::process::id()) % 22_000
-        });
-        let bind = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, u16::try_from(port).ok()?)).ok();
-        ports.find_map(bind).expect("a free port")
-    });
-    listeners.map(|one| one.local_addr().expect("an address").port())
 }
 
 /// The server that `deploy/fetch-nats-server.sh` fetched, or one on PATH.

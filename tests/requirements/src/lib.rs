@@ -2,6 +2,7 @@
 //! runners count it as passed. `skipped-tests` lists the records at the end of a run.
 
 mod find;
+mod ports;
 mod skips;
 
 pub use find::{
@@ -10,4 +11,5 @@ pub use find::{
     require_program, require_python_environment, require_root, require_system_program,
     require_torch_python,
 };
+pub use ports::free_ports;
 pub use skips::{AllowedSkips, SkippedTest, clear_skipped_tests, read_skipped_tests, skip_test};

@@ -4,13 +4,14 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
+use requirements::free_ports;
 use tempfile::TempDir;
 
 use crate::{BUCKET, client_variables};
@@ -34,7 +35,7 @@ impl GarageServer {
     /// If it cannot be started or ends at once; the error contains its log.
     pub fn start(program: &Path) -> io::Result<Self> {
         let directory = tempfile::tempdir()?;
-        let ports = free_ports()?;
+        let ports: [u16; 3] = free_ports();
         let configuration = CONFIGURATION
             .replace("/var/lib/garage", &directory.path().display().to_string())
             .replace("[::]:3900", &format!("127.0.0.1:{}", ports[0]))
@@ -99,14 +100,4 @@ fn access_key() -> String {
 
 fn secret_key() -> String {
     "34".repeat(32)
-}
-
-fn free_ports() -> io::Result<[u16; 3]> {
-    let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let listeners = [bind()?, bind()?, bind()?];
-    let mut ports = [0; 3];
-    for (port, listener) in ports.iter_mut().zip(&listeners) {
-        *port = listener.local_addr()?.port();
-    }
-    Ok(ports)
 }

@@ -11,6 +11,7 @@ use wire::{Digest, Fact, FactBody, FactKey, Record, RunId, Subject, v1};
 
 use crate::{
     peer::{Command, Input, Peer, Reply, Request},
+    server::PAGE,
     store::{StoreOutcome, archive_digest},
     task,
 };
@@ -19,7 +20,6 @@ const REPLY_MS: u64 = 1_500;
 const TRIES_MAX: u32 = 6;
 const LOOK_MS: u64 = 2_000;
 const BACKOFF_MAX_MS: u64 = 300_000;
-const PAGE: usize = 64;
 
 /// Generate orders, samples and verdicts, which are purged one after the other.
 const BULKY_KINDS: usize = 3;

@@ -15,7 +15,7 @@ use wire::{Digest, Fact, FactBody, FactKey, PromptEntry, RunId, WorkKind, v1};
 use crate::{
     agent::{AgentStatus, HeldWork},
     peer::{Command, Input, Peer, Reply, Request},
-    server::{LEASE_MS, Published},
+    server::{LEASE_MS, PAGE, Published},
     store::StoreOutcome,
     task,
 };
@@ -27,7 +27,6 @@ const SILENT_MS: u64 = 5_000;
 const RETRY_MS: u64 = 2_000;
 const IDLE_CHECK_MS: u64 = 300;
 const FACTS_IN_FLIGHT: usize = 16;
-const PAGE: usize = 64;
 
 const TICK: u64 = 0;
 const FIRST_ID: u64 = 1;

@@ -16,6 +16,9 @@ use crate::{faults::Bug, task::OTHER_POOL};
 
 pub(crate) const LEASE_MS: u64 = 6_000;
 
+/// The most records of a reply.
+pub(crate) const PAGE: usize = 64;
+
 /// The age up to which a crash may lose an acknowledgement.
 const ACK_LOSS_MS: u64 = 300;
 

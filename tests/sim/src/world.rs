@@ -14,7 +14,7 @@ use crate::{
     peer::{Command, Input, Reply, Request},
     process::{Process, ProcessClock, REVOCABLE_AGENTS, create_processes},
     run_check::RunResults,
-    server::{Published, Server},
+    server::{PAGE, Published, Server},
     specs,
     store::{Store, StoreOutcome},
     trace::Trace,
@@ -28,9 +28,6 @@ const STEPS_MAX: u64 = 3_000_000;
 const STALL_MS: u64 = 600_000;
 /// Simulated time after the end of all runs, in which late facts arrive.
 const LATE_MS: u64 = 20_000;
-
-/// Records in one reply.
-const PAGE: usize = 64;
 
 /// The largest number of facts that a crash of the server loses.
 const LOST_FACTS_MAX: u64 = 8;

@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use e2e::{Client, Member, NatsServer, ReferenceResults, Sampling, nats, wait_until};
+use requirements::free_ports;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -29,7 +30,7 @@ fn start_server(
 fn agents_behind_a_leaf_node_do_a_run_of_the_hub() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
-    let [here, there, line, monitor, far_monitor] = nats::free_ports();
+    let [here, there, line, monitor, far_monitor] = free_ports();
     let [line, monitor, far_monitor] =
         [line, monitor, far_monitor].map(|port| format!("127.0.0.1:{port}"));
     let replaced = [("0.0.0.0:7422", line.clone()), ("127.0.0.1:8222", monitor)];

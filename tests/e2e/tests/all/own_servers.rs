@@ -7,6 +7,7 @@ use std::{
 };
 
 use e2e::{Client, Member, NatsServer, SpecFiles, nats, run_flotilla, wait_until};
+use requirements::free_ports;
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -33,7 +34,7 @@ impl OwnServersFleet {
         let directory = tempfile::tempdir().expect("a directory");
         let fleet = directory.path().join("fleet").display().to_string();
         let nats = ports.iter().map(|&port| url(port)).collect::<Vec<_>>().join(",");
-        let gateway = local(nats::free_ports::<1>()[0]);
+        let gateway = local(free_ports::<1>()[0]);
         let arguments = ["init", "--dir", &fleet, "--nats", &nats, "--gateway", &gateway];
         run_flotilla(&[&arguments[..], &["--host", "127.0.0.1"]].concat(), []).assert_success();
         let client = Client::new([("FLOTILLA_DIR".to_owned(), fleet)], directory.path());
@@ -57,7 +58,7 @@ impl OwnServersFleet {
         replaced: &[(&str, String)],
     ) -> NatsServer {
         let keys = self.keys(if config == "leaf.conf" { "leaf" } else { "nats" });
-        let monitor = local(nats::free_ports::<1>()[0]);
+        let monitor = local(free_ports::<1>()[0]);
         let listen = [("0.0.0.0:4222", local(port)), ("127.0.0.1:8222", monitor)];
         nats::copy_configs(&self.path().join(host), &keys, &[&listen[..], replaced].concat());
         NatsServer::start_with_config(&self.path().join(host), config, port)
@@ -150,7 +151,7 @@ impl OwnServersFleet {
 
 #[test]
 fn one_server_only_accepts_members_of_the_fleet() {
-    let [port] = nats::free_ports();
+    let [port] = free_ports();
     let mut fleet = OwnServersFleet::init(&[port]);
     let _server = fleet.start_server("nats", "single.conf", port, &[]);
     fleet.start_coordinator("1");
@@ -164,7 +165,7 @@ fn one_server_only_accepts_members_of_the_fleet() {
 
 #[test]
 fn a_cluster_of_three_works_without_one_and_each_refuses_revoked_members() {
-    let [clients @ .., a, b, c] = nats::free_ports::<6>();
+    let [clients @ .., a, b, c] = free_ports::<6>();
     let routes = [a, b, c];
     let mut fleet = OwnServersFleet::init(&clients);
     let start_server = |fleet: &OwnServersFleet, one: usize| {
@@ -213,7 +214,7 @@ fn a_cluster_of_three_works_without_one_and_each_refuses_revoked_members() {
 
 #[test]
 fn an_agent_behind_a_leaf_node_works_and_loses_access_there_when_revoked() {
-    let [hub, leaf, line] = nats::free_ports();
+    let [hub, leaf, line] = free_ports();
     let mut fleet = OwnServersFleet::init(&[hub]);
     let _hub = fleet.start_server("hub", "hub.conf", hub, &[("0.0.0.0:7422", local(line))]);
     let _leaf = fleet.start_server("leaf", "leaf.conf", leaf, &[("127.0.0.1:7422", local(line))]);

@@ -13,10 +13,10 @@ use std::{
 };
 
 use e2e::{
-    Client, FactReader, Fleet, Member, NatsServer, Random, ReferenceResults, SpecFiles, nats,
-    wait_until,
+    Client, FactReader, Fleet, Member, NatsServer, Random, ReferenceResults, SpecFiles, wait_until,
 };
 use power_loss_fs::{EntryDurability, LostChanges, PowerLossDisk, UnsyncedChanges};
+use requirements::free_ports;
 use tempfile::TempDir;
 
 use crate::chaos::{SAMPLING, env_number};
@@ -163,7 +163,7 @@ struct LazyFleet {
 impl LazyFleet {
     /// Starts a nats-server without `sync_interval`, and a coordinator that can ask for it.
     fn start(streams: &Path, home: &Path) -> Self {
-        let [monitor, gateway] = nats::free_ports().map(|port| port.to_string());
+        let [monitor, gateway] = free_ports().map(|port| port.to_string());
         let server =
             NatsServer::start(&["-js", "-sd", &streams.display().to_string(), "-m", &monitor]);
         let client = Client::new([("FLOTILLA_NATS".to_owned(), server.url())], home);

@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use e2e::{ChildGuard, Fleet, PythonEnv, SpecFiles, nats};
+use e2e::{ChildGuard, Fleet, PythonEnv, SpecFiles};
+use requirements::free_ports;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -70,11 +71,6 @@ fn feed_command(fleet: &Fleet, arguments: &[&str]) -> Command {
     feed_command
 }
 
-fn free_port() -> u16 {
-    let [port] = nats::free_ports();
-    port
-}
-
 fn log_file(directory: &Path, name: &str) -> Stdio {
     std::fs::File::create(directory.join(name)).expect("a log").into()
 }
@@ -98,7 +94,7 @@ fn mlflow_has_every_metric_once_after_an_outage_and_a_killed_feed() {
     let Some(python) = PythonEnv::with_trackers() else { return };
     let fleet = Fleet::start_open("trainer,evaluator");
     let run = run_training(&fleet);
-    let port = free_port();
+    let [port] = free_ports();
     let url = format!("http://127.0.0.1:{port}");
     // The feed waits until the server starts.
     let mut feeding = ChildGuard(feed_command(&fleet, &["mlflow", &url]).spawn().unwrap());
@@ -182,7 +178,7 @@ fn tensorboard_reads_files_of_killed_feeds() {
     let status =
         feed_command(&fleet, &["tensorboard", &logdir, "--run", &run, "--once"]).status().unwrap();
     assert!(status.success());
-    let port = free_port().to_string();
+    let [port] = free_ports().map(|port| port.to_string());
     let server = python
         .command("tensorboard")
         .args(["--logdir", &logdir, "--port", &port, "--host", "127.0.0.1"])
@@ -208,7 +204,7 @@ fn trackio_has_every_metric_once_after_repeated_feeds() {
     let fleet = Fleet::start_open("trainer,evaluator");
     let run = run_training(&fleet);
     let home = fleet.path().join("trackio");
-    let port = free_port();
+    let [port] = free_ports();
     let mut server = python
         .script_command("trackers.py")
         .args(["serve-trackio", &port.to_string()])
