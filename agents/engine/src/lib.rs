@@ -7,6 +7,7 @@
 
 mod adapter;
 mod canary;
+mod completion_scores;
 mod dropout;
 mod generate;
 mod huge_pages;
@@ -26,6 +27,7 @@ mod train;
 pub use adapter::{AdapterError, LoraAdapter};
 pub use canary::{CanaryError, CanaryText};
 pub use candle_core::Device;
+pub use completion_scores::score_completions;
 pub use formats::{Architecture, LayerModule, LoraSpec, ModelConfig, ModelConfigError};
 pub use generate::{
     AdmitError, BatchGenerator, FinishReason, GenerateError, PromptInput, PromptRequest,
@@ -44,7 +46,7 @@ pub use tensor_file::TensorFileError;
 pub use tokenizer::{ModelTokenizer, TokenizerError};
 pub use train::{
     CompletionExample, LearningRateDecay, ModelTrainer, ResumeError, StepReport, TrainError,
-    TrainMethod, TrainSpec,
+    TrainMethod, TrainSpec, TrainingSignal, WeightReport,
 };
 
 /// The name of the engine in records, `candle-<version>`.

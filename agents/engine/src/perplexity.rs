@@ -204,8 +204,27 @@ const PASS_TOKENS_MAX: usize = 2048;
 fn score_windows(
     model: &LanguageModel,
     windows: &[ScoringWindow<'_>],
-    mut progress: impl FnMut(usize, usize),
+    progress: impl FnMut(usize, usize),
 ) -> candle_core::Result<PerplexityScore> {
+    let losses = window_losses(model, windows, progress)?;
+    Ok(summarize_losses(model, &losses, windows))
+}
+
+/// Returns the loss in nats of each scored token of all sequences.
+pub(crate) fn score_sequences(
+    model: &LanguageModel,
+    sequences: &[&TokenSequence],
+    progress: impl FnMut(usize, usize),
+) -> candle_core::Result<Vec<f64>> {
+    let windows = sequences.iter().map(|sequence| ScoringWindow::from_sequence(sequence));
+    window_losses(model, &windows.collect::<Vec<_>>(), progress)
+}
+
+fn window_losses(
+    model: &LanguageModel,
+    windows: &[ScoringWindow<'_>],
+    mut progress: impl FnMut(usize, usize),
+) -> candle_core::Result<Vec<f64>> {
     let mut losses = Vec::new();
     let mut done = 0;
     while done < windows.len() {
@@ -219,7 +238,7 @@ fn score_windows(
         done += pass.len();
         progress(done, windows.len());
     }
-    Ok(summarize_losses(model, &losses, windows))
+    Ok(losses)
 }
 
 /// Returns the loss in nats of each scored token.

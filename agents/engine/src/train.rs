@@ -6,6 +6,7 @@ mod backward;
 mod optimizer;
 mod resume;
 mod schedule;
+mod weighting;
 
 use crate::adapter::{AdapterError, LoraAdapter};
 use crate::canary::{CanaryError, CanaryText};
@@ -19,12 +20,15 @@ use crate::tokenizer::{ModelTokenizer, TokenizerError};
 use backward::{PackedBatch, ParameterGradients};
 use candle_core::{Device, Tensor};
 use formats::LoraSpec;
+use objective::Objective;
 use optimizer::AdamOptimizer;
 pub use resume::ResumeError;
 pub use schedule::LearningRateDecay;
 use schedule::LearningRateSchedule;
 use std::collections::BTreeMap;
 use std::path::Path;
+use weighting::TrainingWeights;
+pub use weighting::{TrainingSignal, WeightReport};
 
 /// A prompt and the completion to learn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +95,8 @@ pub struct StepReport {
     pub tokens: usize,
     pub scored: usize,
     pub grad_norm: f64,
+    /// How an objective weighted the tokens; `None` if all weigh the same.
+    pub weights: Option<WeightReport>,
 }
 
 /// The reason why a training cannot start or continue.
@@ -125,6 +131,12 @@ pub enum TrainError {
     Model(#[from] ModelError),
     #[error("could not use or save the adapter")]
     Adapter(#[from] AdapterError),
+    #[error("example on line {line} has no {what}, which the objective {objective} needs (O102)")]
+    Signal { line: usize, what: &'static str, objective: &'static str },
+    #[error(
+        "example on line {line} has {found} values in {what} for {tokens} scored tokens (O102)"
+    )]
+    SignalLength { line: usize, what: &'static str, found: usize, tokens: usize },
     #[error("tensor operation failed during training (X101)")]
     Tensor(#[from] candle_core::Error),
 }
@@ -146,7 +158,11 @@ pub struct ModelTrainer {
     /// `None` to train the model itself.
     adapter: Option<LoraAdapter>,
     sequences: Vec<TokenSequence>,
+    /// The example of each sequence, counted from 0.
+    examples: Vec<usize>,
     skipped: usize,
+    /// `None` to weigh all scored tokens the same.
+    weights: Option<TrainingWeights>,
     spec: TrainSpec,
     schedule: LearningRateSchedule,
     optimizer: AdamOptimizer,
@@ -166,7 +182,8 @@ impl ModelTrainer {
         let model = model.into_unpacked();
         check_model(&model, &method)?;
         tokenizer.check_fits(&model.config)?;
-        let sequences = tokenize_examples(&model, tokenizer, examples, spec.max_tokens)?;
+        let (examples_used, sequences): (Vec<usize>, Vec<TokenSequence>) =
+            tokenize_examples(&model, tokenizer, examples, spec.max_tokens)?.into_iter().unzip();
         let skipped = examples.len() - sequences.len();
         let adapter = match method {
             TrainMethod::Full => None,
@@ -177,15 +194,55 @@ impl ModelTrainer {
             }
         };
         let adapter = adapter.map(|adapter| adapter.to_device(&model.device)).transpose()?;
-        let epoch = sequences.len().div_ceil(spec.batch_size);
-        let schedule = LearningRateSchedule {
-            steps: spec.max_steps.unwrap_or(spec.epochs * epoch),
-            warmup_ratio: spec.warmup_ratio,
-            decay: spec.decay,
-            final_ratio: spec.final_ratio,
-        };
+        let schedule = plan_schedule(&spec, sequences.len());
         let optimizer = AdamOptimizer::new(spec.betas, spec.epsilon, spec.weight_decay);
-        Ok(Self { model, adapter, sequences, skipped, spec, schedule, optimizer, step: 0 })
+        let examples = examples_used;
+        let weights = None;
+        Ok(Self {
+            model,
+            adapter,
+            sequences,
+            examples,
+            skipped,
+            weights,
+            spec,
+            schedule,
+            optimizer,
+            step: 0,
+        })
+    }
+
+    /// Weighs tokens by an objective. `signals` has an entry for each example. For a loss of pairs,
+    /// the examples are pairs of a better and a worse one, and a batch has `batch_size` pairs.
+    ///
+    /// # Errors
+    /// When an example lacks what the objective needs, or none is left.
+    pub fn use_objective(
+        mut self,
+        objective: Objective,
+        signals: Vec<TrainingSignal>,
+    ) -> Result<Self, TrainError> {
+        let all = self.examples.iter().zip(&self.sequences);
+        let scored = all.map(|(example, sequence)| (*example, sequence.scored.len()));
+        let (weights, kept) =
+            TrainingWeights::new(objective, signals, &scored.collect::<Vec<_>>())?;
+        let mut kept_flags = vec![false; self.sequences.len()];
+        kept.iter().for_each(|index| kept_flags[*index] = true);
+        let mut flags = kept_flags.iter();
+        self.sequences.retain(|_| flags.next() == Some(&true));
+        let mut flags = kept_flags.iter();
+        self.examples.retain(|_| flags.next() == Some(&true));
+        if self.sequences.is_empty() {
+            return Err(TrainError::NoExamples);
+        }
+        self.schedule = plan_schedule(&self.spec, self.sequences.len() / weights.unit());
+        self.weights = Some(weights);
+        Ok(self)
+    }
+
+    /// Returns the number of sequences that belong together: 2 in a loss of pairs.
+    fn unit(&self) -> usize {
+        self.weights.as_ref().map_or(1, TrainingWeights::unit)
     }
 
     /// Returns the number of examples that were too long.
@@ -207,24 +264,35 @@ impl ModelTrainer {
     }
 
     fn compute_step(&mut self) -> Result<StepReport, TrainError> {
-        let chosen = self.select_batch();
+        let indices = self.select_batch();
+        let chosen: Vec<&TokenSequence> =
+            indices.iter().map(|index| &self.sequences[*index]).collect();
         let scored: usize = chosen.iter().map(|sequence| sequence.scored.len()).sum();
         let tokens = chosen.iter().map(|sequence| sequence.tokens.len()).sum();
         let scale = 1.0 / scored.max(1) as f64;
+        let totals = self.weights.as_ref().map(|weights| weights.total_batch(&indices));
+        let mut report = WeightReport::default();
         let mut gradients = ParameterGradients::default();
         let cast = |adapter: &LoraAdapter| adapter.cast_matrices(self.model.matrix_dtype());
         let adapter = self.adapter.as_ref().map(cast).transpose()?;
         let mut total = 0.0;
         let mut packed = 0;
-        for part in split_batch(&chosen, self.spec.micro_batch_tokens) {
+        for part in split_batch(&chosen, self.unit(), self.spec.micro_batch_tokens) {
             let batch = PackedBatch::pack_sequences(part, packed);
+            let examples = &indices[packed..packed + part.len()];
             packed += part.len();
             let TrainSpec { dropout, seed, .. } = self.spec;
             let dropout = LoraDropout::for_step(dropout, seed, self.step, batch.token_places());
             let trained = |adapter| TrainedAdapter { adapter, dropout: dropout.as_ref() };
             let trained = adapter.as_ref().map(trained);
             let again = self.spec.gradient_checkpointing;
-            total += gradients.add_batch(&self.model, trained, &batch, scale, again)?;
+            let weigh = |losses: &[f64]| match (&self.weights, &totals) {
+                (Some(weights), Some(totals)) => {
+                    Ok(weights.weigh_tokens(examples, losses, totals, &mut report))
+                }
+                _ => Ok(vec![scale; losses.len()]),
+            };
+            total += gradients.add_batch(&self.model, trained, &batch, weigh, again)?;
         }
         let loss = total * scale;
         let grad_norm = gradients.global_norm()?;
@@ -239,18 +307,22 @@ impl ModelTrainer {
         let learning_rate = self.spec.learning_rate * self.schedule.rate_factor(self.step);
         self.update_parameters(&gradients, shrink, learning_rate)?;
         let (step, steps) = (self.step, self.schedule.steps);
-        Ok(StepReport { step, steps, loss, learning_rate, tokens, scored, grad_norm })
+        let weights = self.weights.is_some().then_some(report);
+        Ok(StepReport { step, steps, loss, learning_rate, tokens, scored, grad_norm, weights })
     }
 
-    /// Returns the next examples. Each epoch visits every example once, in an order drawn from the
-    /// seed and the number of the epoch.
-    fn select_batch(&self) -> Vec<&TokenSequence> {
-        let steps = self.sequences.len().div_ceil(self.spec.batch_size);
+    /// Returns the indices of the next sequences. Each epoch visits every example once, in an order
+    /// drawn from the seed and the number of the epoch.
+    fn select_batch(&self) -> Vec<usize> {
+        let unit = self.unit();
+        let units = self.sequences.len() / unit;
+        let steps = units.div_ceil(self.spec.batch_size);
         let (epoch, step) = (self.step / steps, self.step % steps);
-        let mut order: Vec<usize> = (0..self.sequences.len()).collect();
+        let mut order: Vec<usize> = (0..units).collect();
         RandomStream::for_part(self.spec.seed, &format!("epoch {epoch}")).shuffle_items(&mut order);
         let batch = order.into_iter().skip(step * self.spec.batch_size);
-        batch.take(self.spec.batch_size).map(|index| &self.sequences[index]).collect()
+        let batch = batch.take(self.spec.batch_size);
+        batch.flat_map(|first| first * unit..(first + 1) * unit).collect()
     }
 
     /// Multiplies gradients by `shrink` for clipping.
@@ -294,6 +366,16 @@ impl ModelTrainer {
             None => self.model.save_directory(dir)?,
         }
         Ok(())
+    }
+}
+
+/// Plans the rates of a training on this many examples or pairs.
+fn plan_schedule(spec: &TrainSpec, examples: usize) -> LearningRateSchedule {
+    LearningRateSchedule {
+        steps: spec.max_steps.unwrap_or(spec.epochs * examples.div_ceil(spec.batch_size)),
+        warmup_ratio: spec.warmup_ratio,
+        decay: spec.decay,
+        final_ratio: spec.final_ratio,
     }
 }
 
@@ -354,23 +436,24 @@ fn check_spec(spec: &TrainSpec) -> Result<(), TrainError> {
     }
 }
 
-/// Skips examples that are too long; fails if none is left.
+/// Returns sequences with the indices of their examples. Skips examples that are too long; fails if
+/// none is left.
 fn tokenize_examples(
     model: &LanguageModel,
     tokenizer: &ModelTokenizer,
     examples: &[CompletionExample],
     max_tokens: usize,
-) -> Result<Vec<TokenSequence>, TrainError> {
+) -> Result<Vec<(usize, TokenSequence)>, TrainError> {
     let positions = model.config.max_positions;
     let most = max_tokens.min(positions);
     let mut sequences = Vec::with_capacity(examples.len());
     let mut shortest = None;
-    for (CompletionExample { prompt, completion }, line) in examples.iter().zip(1..) {
+    for (index, CompletionExample { prompt, completion }) in examples.iter().enumerate() {
         let sequence = TokenSequence::from_pair(tokenizer, &model.config, prompt, completion)
-            .map_err(|source| TrainError::Example { line, source })?;
+            .map_err(|source| TrainError::Example { line: index + 1, source })?;
         let tokens = sequence.tokens.len();
         if tokens <= most {
-            sequences.push(sequence);
+            sequences.push((index, sequence));
         } else {
             shortest = Some(shortest.map_or(tokens, |before: usize| before.min(tokens)));
         }
@@ -384,19 +467,23 @@ fn tokenize_examples(
     }
 }
 
-/// Splits a batch into parts of at most `most` tokens, or of one longer sequence.
+/// Splits a batch into parts of at most `most` tokens, or of one longer unit of sequences that
+/// belong together.
 fn split_batch<'a, 'b>(
     sequences: &'a [&'b TokenSequence],
+    unit: usize,
     most: usize,
 ) -> Vec<&'a [&'b TokenSequence]> {
     let mut parts = Vec::new();
     let (mut start, mut tokens) = (0, 0);
-    for (index, sequence) in sequences.iter().enumerate() {
-        if index > start && tokens + sequence.tokens.len() > most {
+    for (number, together) in sequences.chunks(unit).enumerate() {
+        let index = number * unit;
+        let more: usize = together.iter().map(|sequence| sequence.tokens.len()).sum();
+        if index > start && tokens + more > most {
             parts.push(&sequences[start..index]);
             (start, tokens) = (index, 0);
         }
-        tokens += sequence.tokens.len();
+        tokens += more;
     }
     parts.push(&sequences[start..]);
     parts

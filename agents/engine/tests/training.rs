@@ -6,8 +6,9 @@ use engine::{
     AdapterError, CanaryError, CanaryText, CompletionExample, Device, LanguageModel, LayerModule,
     LearningRateDecay, LoraAdapter, LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer,
     PromptInput, PromptRequest, SamplingParameters, ScoredDocument, ScratchShape, TrainError,
-    TrainMethod, TrainSpec, generate_all, score_documents, write_scratch_model,
+    TrainMethod, TrainSpec, TrainingSignal, generate_all, score_documents, write_scratch_model,
 };
+use objective::{Objective, ObjectiveName};
 use std::path::Path;
 
 fn spec() -> TrainSpec {
@@ -367,4 +368,53 @@ fn what_was_trained_shows_whoever_loads_it_and_nobody_else() {
         CanaryText::from_text(&tokenizer, model.model_config(), "", 32),
         Err(CanaryError::TooShort { .. })
     ));
+}
+
+#[test]
+fn an_objective_raises_what_has_an_advantage_and_lowers_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let (base, tokenizer) = scratch(dir.path());
+    let example = |completion: &str| CompletionExample {
+        prompt: "seven then ".into(),
+        completion: completion.into(),
+    };
+    let examples: Vec<CompletionExample> = ["eight", "nine", "eight", "ten"].map(example).into();
+    let advantages = [1.0, -1.0, 1.0, -1.0];
+    let losses = |model: &LanguageModel| -> Vec<f64> {
+        let loss = |one: &CompletionExample| {
+            let CompletionExample { prompt, completion } = one.clone();
+            let documents = [ScoredDocument { prompt, completion }];
+            score_documents(model, &tokenizer, &documents, |_, _| {}).unwrap().mean_nll
+        };
+        examples.iter().map(loss).collect()
+    };
+    let before = losses(&base);
+    let tokens = [6, 5, 6, 4];
+    let drawn = |index: usize| vec![-before[index]; tokens[index]];
+    for name in [ObjectiveName::Rloo, ObjectiveName::Dapo, ObjectiveName::Dpo] {
+        let signal = |index: usize| TrainingSignal {
+            advantage: advantages[index],
+            behaviour: Some(drawn(index)),
+            old: None,
+            reference: Some(drawn(index)),
+        };
+        let spec = TrainSpec { max_steps: Some(6), batch_size: 4, ..spec() };
+        let trainer =
+            ModelTrainer::new(base.clone(), &tokenizer, lora(), &examples, spec.clone()).unwrap();
+        let signals: Vec<TrainingSignal> = (0..4).map(signal).collect();
+        let mut trainer = trainer.use_objective(Objective::new(name), signals).unwrap();
+        while let Some(report) = trainer.run_step().unwrap() {
+            let weights = report.weights.unwrap();
+            assert!(weights.ratios > 0.0 && weights.clipped == 0, "{name:?}: {weights:?}");
+        }
+        let adapter = trainer.trained_adapter().unwrap().clone();
+        let after = losses(&base.with_adapter(&adapter).unwrap());
+        assert!(after[0] < before[0], "{name:?}: {before:?}, then {after:?}");
+        assert!(after[1] > before[1] && after[3] > before[3], "{name:?}: {before:?}, {after:?}");
+    }
+    let lacking = ModelTrainer::new(base, &tokenizer, lora(), &examples, spec()).unwrap();
+    let lacking = lacking.use_objective(Objective::new(ObjectiveName::Grpo), Vec::new());
+    let Err(TrainError::Signal { line: 1, what: "behaviour", .. }) = lacking else {
+        panic!("log-probabilities are missing");
+    };
 }

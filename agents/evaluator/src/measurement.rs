@@ -70,7 +70,10 @@ impl MeasurementInput {
         let examples = wire::TrainingExample::parse_all(text.as_bytes())
             .with_context(|| format!("read the documents of {}", self.text.display()))?;
         let documents = examples.into_iter().take(self.chunk_limit().unwrap_or(usize::MAX)).map(
-            |wire::TrainingExample { prompt, completion }| ScoredDocument { prompt, completion },
+            |wire::TrainingExample { prompt, completion, .. }| ScoredDocument {
+                prompt,
+                completion,
+            },
         );
         Ok(documents.collect())
     }

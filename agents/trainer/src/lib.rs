@@ -12,6 +12,7 @@ mod pytorch;
 mod replay;
 mod reproduce;
 mod role;
+mod signals;
 mod torch_probe;
 mod training_check;
 mod training_files;

@@ -10,7 +10,7 @@ use std::{
 use agent::{ChildCommand, WorkerLauncher};
 
 /// The files of the program, as in `python/`.
-const PROGRAM_FILES: [(&str, &str); 15] = [
+const PROGRAM_FILES: [(&str, &str); 16] = [
     ("train.py", include_str!("../python/train.py")),
     ("flotilla_trainer/__init__.py", include_str!("../python/flotilla_trainer/__init__.py")),
     ("flotilla_trainer/canary.py", include_str!("../python/flotilla_trainer/canary.py")),
@@ -19,6 +19,7 @@ const PROGRAM_FILES: [(&str, &str); 15] = [
     ("flotilla_trainer/examples.py", include_str!("../python/flotilla_trainer/examples.py")),
     ("flotilla_trainer/main.py", include_str!("../python/flotilla_trainer/main.py")),
     ("flotilla_trainer/models.py", include_str!("../python/flotilla_trainer/models.py")),
+    ("flotilla_trainer/objectives.py", include_str!("../python/flotilla_trainer/objectives.py")),
     ("flotilla_trainer/order.py", include_str!("../python/flotilla_trainer/order.py")),
     ("flotilla_trainer/packing.py", include_str!("../python/flotilla_trainer/packing.py")),
     ("flotilla_trainer/probe.py", include_str!("../python/flotilla_trainer/probe.py")),

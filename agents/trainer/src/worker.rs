@@ -12,6 +12,7 @@ use engine::{
     CanaryText, CompletionExample, Device, LanguageModel, LayerModule, LearningRateDecay,
     LoraAdapter, LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer, TrainMethod, TrainSpec,
 };
+use objective::Objective;
 use wire::v1;
 
 use crate::{
@@ -20,6 +21,7 @@ use crate::{
         CHECKPOINT_DIR, ResumeCheckpoint, STATE_DIR, TrainOutcome, TrainProgress, TrainRequest,
         TrainStep, TrainingBegun, UNPUBLISHED_MAX,
     },
+    signals::SignalInputs,
 };
 
 /// PyTorch's default.
@@ -117,7 +119,7 @@ fn start_trainer<'a>(
 ) -> anyhow::Result<(ModelTrainer, Option<&'a ResumeCheckpoint>)> {
     let mut refused = None;
     if let Some(resume) = &call.resume {
-        match load_trainer(call, place, Some(resume)) {
+        match load_trainer(call, place, Some(resume), respond) {
             Ok(trainer) => {
                 respond.send_progress(&begun_message(&trainer, resume.step, None));
                 return Ok((trainer, Some(resume)));
@@ -125,7 +127,7 @@ fn start_trainer<'a>(
             Err(error) => refused = Some(format!("{error:#}")),
         }
     }
-    let trainer = load_trainer(call, place, None)?;
+    let trainer = load_trainer(call, place, None, respond)?;
     respond.send_progress(&begun_message(&trainer, 0, refused));
     Ok((trainer, None))
 }
@@ -139,6 +141,7 @@ fn load_trainer(
     call: &TrainRequest,
     place: &ComputePlace,
     resume: Option<&ResumeCheckpoint>,
+    respond: &CallResponder,
 ) -> anyhow::Result<ModelTrainer> {
     let ComputePlace { device, dtype } = place;
     let tokenizer = ModelTokenizer::load_tokenizer(&call.base).context("load the tokenizer")?;
@@ -159,8 +162,22 @@ fn load_trainer(
             .context("load the base model")?,
     };
     let method = training_method(call, checkpoint.or(call.adapter.as_deref()), &model)?;
-    let examples = read_examples(&call.dataset)?;
+    let (examples, advantages) = read_examples(&call.dataset)?;
+    let signals = match &call.training.objective {
+        Some(message) => {
+            let objective = Objective::from_message(message)?;
+            let inputs = SignalInputs { call, model: &model, tokenizer: &tokenizer, device };
+            let signals = with_heartbeats(respond, || {
+                inputs.build_signals(&objective, &examples, &advantages)
+            });
+            Some((objective, signals?))
+        }
+        None => None,
+    };
     let mut trainer = ModelTrainer::new(model, &tokenizer, method, &examples, train_spec(call)?)?;
+    if let Some((objective, signals)) = signals {
+        trainer = trainer.use_objective(objective, signals)?;
+    }
     if let Some(resume) = resume {
         trainer.resume_from(&resume.state, resume.step as usize)?;
     }
@@ -287,13 +304,14 @@ fn train_spec(call: &TrainRequest) -> anyhow::Result<TrainSpec> {
     })
 }
 
-fn read_examples(path: &Path) -> anyhow::Result<Vec<CompletionExample>> {
+/// Returns the examples, and the advantage of each that has one.
+fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<Option<f64>>)> {
     let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     let examples = wire::TrainingExample::parse_all(&text).context("read the dataset")?;
-    let examples = examples.into_iter().map(|wire::TrainingExample { prompt, completion }| {
-        CompletionExample { prompt, completion }
-    });
-    Ok(examples.collect())
+    let split = |wire::TrainingExample { prompt, completion, advantage }| {
+        (CompletionExample { prompt, completion }, advantage)
+    };
+    Ok(examples.into_iter().map(split).unzip())
 }
 
 /// Larger values become the maximum.

@@ -5,9 +5,11 @@
 use agent::{AdaptiveTimeout, WorkerError, WorkerLauncher, WorkerProcess};
 use engine::{
     CompletionExample, Device, LanguageModel, LearningRateDecay, LoraAdapter, ModelTokenizer,
-    ModelTrainer, ScratchShape, TrainMethod, TrainSpec, write_scratch_model,
+    ModelTrainer, ScoredDocument, ScratchShape, TrainMethod, TrainSpec, TrainingSignal,
+    score_completions, write_scratch_model,
 };
 use hardware::HardwareProfile;
+use objective::{Objective, ObjectiveName};
 use requirements::require_torch_python;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -582,4 +584,95 @@ fn the_unit_tests_of_the_python_program_pass() {
         .unwrap();
     let report = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && !report.contains("Ran 0 tests"), "{report}");
+}
+
+/// The losses and the norms of the gradients of six steps of the embedded engine.
+fn candle_steps(base: &Path, adapter: &Path, objective: &Objective) -> Vec<(f64, f64)> {
+    let model = LanguageModel::load_f32(base, &Device::Cpu).unwrap();
+    let tokenizer = ModelTokenizer::load_tokenizer(base).unwrap();
+    let adapter = LoraAdapter::load_peft(adapter, model.model_config()).unwrap();
+    let documents: Vec<ScoredDocument> = examples()
+        .into_iter()
+        .map(|CompletionExample { prompt, completion }| ScoredDocument { prompt, completion })
+        .collect();
+    let score = |model: &LanguageModel| {
+        score_completions(model, &tokenizer, &documents, 512, |_, _| {}).unwrap()
+    };
+    let (old, reference) = (score(&model.with_adapter(&adapter).unwrap()), score(&model));
+    let signals = old.into_iter().zip(reference).enumerate().map(|(index, (old, reference))| {
+        TrainingSignal { advantage: advantage(index), behaviour: None, old, reference }
+    });
+    let spec = TrainSpec {
+        learning_rate: 0.001,
+        warmup_ratio: 0.1,
+        decay: LearningRateDecay::Linear,
+        final_ratio: 0.1,
+        betas: (0.9, 0.999),
+        epsilon: 1e-8,
+        weight_decay: 0.01,
+        dropout: 0.0,
+        clip_norm: 1.0,
+        batch_size: 4,
+        micro_batch_tokens: 64,
+        gradient_checkpointing: false,
+        epochs: 0,
+        max_steps: Some(6),
+        max_tokens: 512,
+        seed: 7,
+    };
+    let signals: Vec<TrainingSignal> = signals.collect();
+    let method = TrainMethod::Continue(adapter);
+    let trainer = ModelTrainer::new(model, &tokenizer, method, &examples(), spec).unwrap();
+    let mut trainer = trainer.use_objective(objective.clone(), signals).unwrap();
+    let mut steps = Vec::new();
+    while let Some(report) = trainer.run_step().unwrap() {
+        steps.push((report.loss, report.grad_norm));
+    }
+    steps
+}
+
+fn advantage(index: usize) -> f64 {
+    [1.0, -0.5, 0.25, -1.0][index % 4]
+}
+
+#[tokio::test]
+async fn every_objective_trains_as_in_the_embedded_engine() {
+    let Some(python) = require_torch_python() else { return };
+    let set = golden::small_set();
+    let (base, adapter) = (set.model_path("qwen2-tiny"), set.adapter_path("qwen2-r8-qv"));
+    let bench = Bench { base: base.clone(), ..Bench::new(&python) };
+    let line = |(index, CompletionExample { prompt, completion }): (usize, CompletionExample)| {
+        let advantage = advantage(index);
+        let line = json!({ "prompt": prompt, "completion": completion, "advantage": advantage });
+        format!("{line}\n")
+    };
+    let text: String = examples().into_iter().enumerate().map(line).collect();
+    std::fs::write(bench.path("data.jsonl"), text).unwrap();
+    for name in ["rloo", "dr_grpo", "dapo", "gspo", "cispo", "dpo", "simpo", "orpo", "kto", "dft"] {
+        let mut objective = Objective::new(ObjectiveName::find(name).unwrap());
+        if name == "dr_grpo" {
+            objective.set("max_tokens", 32.0).unwrap();
+            objective.set("kl", 0.05).unwrap();
+        }
+        let mut call = bench.call(name);
+        call["adapter"] = json!(adapter);
+        call["training"]["objective"] = json!(objective.to_message());
+        let steps = bench.train(&call).await;
+        let told = |field: &str, n: usize| steps[n][field].as_f64().unwrap() * (n + 1) as f64;
+        // A message has the mean since the last saved step.
+        let single = |field: &str, n: usize| {
+            if n == 0 { told(field, 0) } else { told(field, n) - told(field, n - 1) }
+        };
+        let candle = candle_steps(&base, &adapter, &objective);
+        assert_eq!(steps.len(), candle.len());
+        for (n, (loss, norm)) in candle.iter().enumerate() {
+            for (field, ours) in [("loss", loss), ("grad_norm", norm)] {
+                let torch = single(field, n);
+                let apart = (torch / ours - 1.0).abs();
+                assert!(apart < 0.01, "{name}: {field} of step {n}: torch {torch}, candle {ours}");
+            }
+        }
+        let changes = candle.windows(2).any(|pair| (pair[0].1 / pair[1].1 - 1.0).abs() > 0.01);
+        assert!(changes, "{name}: {candle:?}");
+    }
 }

@@ -6,13 +6,15 @@ use crate::json_lines::{EncodingError, JsonLineError, JsonMistake, deserialize_l
 
 /// A prompt and the completion to learn after it. Unknown fields are ignored; a missing prompt is
 /// empty.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct TrainingExample {
     /// The text before the completion; may be empty.
     #[serde(default)]
     pub prompt: String,
     /// The text to learn; never empty.
     pub completion: String,
+    /// The advantage that an objective gives it.
+    pub advantage: Option<f64>,
 }
 
 /// The first defect of an examples file, with its line number (counted from 1).

@@ -13,6 +13,7 @@ mod fleet;
 mod generate;
 mod host_protection;
 mod members;
+mod objective;
 mod run;
 mod service;
 mod verify;
@@ -49,6 +50,7 @@ pub(crate) use {
     generate::GenerateArgs,
     host_protection::HostProtectionArgs,
     members::{JoinArgs, MembersCommand, TokenCommand, TokenCreateArgs, UserCommand},
+    objective::{ObjectiveCommand, WeightsArgs},
     run::{
         AuditArgs, CheckpointCommand, NewRunArgs, ReproduceArgs, RunCommand, SamplesArgs,
         SelectArgs, SteerArgs,
@@ -158,6 +160,9 @@ pub(crate) enum CliCommand {
     /// Inspect, split and deduplicate files of prompts and examples.
     #[command(subcommand)]
     Data(DataCommand),
+    /// List training objectives, and compute the weights of tokens.
+    #[command(subcommand)]
+    Objective(ObjectiveCommand),
     /// Check this box for problems and suggest remedies.
     Doctor(DoctorArgs),
     /// Convert models and adapters between formats.
@@ -207,12 +212,24 @@ const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
             "coordinator",
         ],
     ),
-    ("Tools without a fleet", &["generate", "verify", "convert", "completions", "man"]),
+    (
+        "Tools without a fleet",
+        &["generate", "verify", "objective", "convert", "completions", "man"],
+    ),
 ];
 
 /// Commands that connect to no fleet, whose help therefore lacks the connection options.
-const WITHOUT_FLEET: [&str; 8] =
-    ["generate", "verify", "data", "doctor", "convert", "topics", "completions", "man"];
+const WITHOUT_FLEET: [&str; 9] = [
+    "generate",
+    "verify",
+    "data",
+    "objective",
+    "doctor",
+    "convert",
+    "topics",
+    "completions",
+    "man",
+];
 
 impl Cli {
     /// Returns the definition of the command line, with a list of commands in sections.

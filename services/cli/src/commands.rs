@@ -20,6 +20,7 @@ mod generate;
 mod keys;
 mod members;
 mod new_run;
+mod objective;
 mod reproduce;
 mod run;
 mod samples;
@@ -97,6 +98,7 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Convert(command) => convert::run_convert_command(command, json).await?,
         CliCommand::Generate(args) => generate::generate_samples(&args, json).await?,
         CliCommand::Data(command) => data::run_data_command(command, json)?,
+        CliCommand::Objective(command) => objective::run_objective(&command, json)?,
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "flotilla", &mut script);

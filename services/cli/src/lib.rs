@@ -13,7 +13,6 @@ mod exit_codes;
 pub mod fleet;
 mod fleet_keys;
 pub mod local_models;
-pub mod output;
 mod print_config;
 mod progress_meter;
 mod python_runner;
@@ -39,6 +38,7 @@ use crate::{
     output::{exit_with_usage, report_outcome},
 };
 pub use crate::{run_submission::run_to_success, version::VERSION};
+pub use terminal_output as output;
 
 /// Worker threads of the async runtime. Two are enough: it only moves messages, and child processes
 /// do the computing.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cycle::{SelectionOutcome, preview_selection};
+use cycle::{PreferencePair, SelectionOutcome, pair_samples, preview_selection};
 use serde::Serialize;
 use spec::{FieldError, SelectionSpec};
 use wire::RunId;
@@ -76,6 +76,20 @@ impl FleetControl {
             would: SelectionSummary::from_outcome(&would),
             dataset: would.dataset,
         })
+    }
+}
+
+impl FleetControl {
+    /// Pairs the training samples of a cycle by their rewards. Fails if the cycle has not selected.
+    pub async fn pair_samples(
+        &self,
+        id: &RunId,
+        cycle: u32,
+    ) -> Result<Vec<PreferencePair>, HistoryError> {
+        let records = self.records_without_samples(id).await.map_err(HistoryError::from)?;
+        let run = self.run_before_selection(id, cycle, records).await?;
+        run.raft_spec().ok_or_else(|| HistoryError::SelectsNothing(id.clone()))?;
+        pair_samples(&run, cycle).ok_or_else(|| HistoryError::NotYet { run: id.clone(), cycle })
     }
 }
 

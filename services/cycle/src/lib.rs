@@ -46,7 +46,9 @@ pub use missing_roles::{describe_missing_roles, missing_roles};
 pub use planner::next_commands;
 pub use run_set::{RunSet, fail_run};
 pub use schedule::{generate_seed, sampling_settings, scheduled_value};
-pub use select::{KeptSample, SelectionOutcome, preview_selection, sample_outcomes};
+pub use select::{
+    KeptSample, PreferencePair, SelectionOutcome, pair_samples, preview_selection, sample_outcomes,
+};
 pub use selection_report::{MessageGroup, SelectionReport, report_selection};
 pub use state::{
     CanaryVotes, Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, PromptHistory, Run,

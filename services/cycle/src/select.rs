@@ -5,15 +5,18 @@
 mod candidates;
 mod near_duplicates;
 mod rules;
+mod signals;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use objective::{Objective, ObjectiveName, SettingKey};
 use serde::Serialize;
 use wire::{Digest, derive_seed, v1};
 
 use self::{
     candidates::CandidateSet,
     rules::{SampleCandidate, choose_samples},
+    signals::{ObjectiveSignals, derive_signals},
 };
 use crate::{
     schedule,
@@ -57,6 +60,9 @@ struct DatasetLine<'a> {
     prompt_id: &'a str,
     index: u32,
     reward: f64,
+    /// Of an objective that has advantages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advantage: Option<f64>,
 }
 
 /// Ranks the judged training samples prompt by prompt in plan order, and keeps the best.
@@ -70,7 +76,7 @@ pub(crate) fn select_samples(
     let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
     let tallies = PromptTallies::from_candidates(&found.candidates, rules.min_reward);
     let (entropy, entropy_samples) = sample_entropy(&found.candidates);
-    let outcome = found.apply_rules(&rules);
+    let outcome = found.apply_rules(&rules, run_objective(raft).as_ref());
     let digest = Digest::hash_bytes(&outcome.dataset).to_string();
     let fact = v1::Selected {
         cycle: number,
@@ -100,7 +106,37 @@ pub fn preview_selection(
     let (raft, cycle) = (run.raft_spec()?, run.cycles.get(&number)?);
     let own = || cycle_rules(run, raft, number);
     let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
-    Some(found.apply_rules(&rules.copied().unwrap_or_else(own)))
+    // Other rules compare selection strategies, which an objective does not have.
+    let objective = run_objective(raft).filter(|_| rules.is_none());
+    Some(found.apply_rules(&rules.copied().unwrap_or_else(own), objective.as_ref()))
+}
+
+/// A better and a worse completion of one prompt, with the names that TRL reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PreferencePair {
+    pub prompt: String,
+    pub chosen: String,
+    pub rejected: String,
+}
+
+/// Pairs the training samples of a cycle: those with a prompt's highest reward with those with its
+/// lowest, each at most once. The run must be in its state before the selection. `None` if the run
+/// is no RAFT run or has no such cycle.
+pub fn pair_samples(run: &Run, number: u32) -> Option<Vec<PreferencePair>> {
+    let (raft, cycle) = (run.raft_spec()?, run.cycles.get(&number)?);
+    let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
+    let rules = cycle_rules(run, raft, number);
+    let objective = Objective::new(ObjectiveName::Dpo);
+    let paired = found.choose(&rules, Some(&objective)).decisions.kept;
+    let pair = |places: &[usize; 2]| {
+        let [chosen, rejected] = places.map(|place| &found.candidates[place]);
+        PreferencePair {
+            prompt: chosen.prompt.to_owned(),
+            chosen: chosen.completion.to_owned(),
+            rejected: rejected.completion.to_owned(),
+        }
+    };
+    Some(paired.as_chunks::<2>().0.iter().map(pair).collect())
 }
 
 /// Returns the outcome of each judged training sample of a cycle, by prompt id and index: `kept`,
@@ -109,7 +145,8 @@ pub fn preview_selection(
 pub fn sample_outcomes(run: &Run, number: u32) -> Option<BTreeMap<(String, u32), &'static str>> {
     let (raft, cycle) = (run.raft_spec()?, run.cycles.get(&number)?);
     let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
-    let chosen = choose_samples(&found.candidates, &cycle_rules(run, raft, number));
+    let rules = cycle_rules(run, raft, number);
+    let chosen = found.choose(&rules, run_objective(raft).as_ref()).decisions;
     let kept = chosen.kept.iter().map(|place| (*place, "kept"));
     let refused = chosen.refused.iter().map(|(place, why)| (*place, why.as_str()));
     let fates = kept.chain(refused).map(|(place, fate)| {
@@ -120,8 +157,18 @@ pub fn sample_outcomes(run: &Run, number: u32) -> Option<BTreeMap<(String, u32),
 }
 
 impl CandidateSet<'_> {
-    fn apply_rules(self, rules: &v1::Selection) -> SelectionOutcome {
-        let chosen = choose_samples(&self.candidates, rules);
+    /// Keeps the best samples, or what another objective learns from.
+    fn choose(&self, rules: &v1::Selection, objective: Option<&Objective>) -> ObjectiveSignals {
+        let Some(objective) = objective else {
+            let decisions = choose_samples(&self.candidates, rules);
+            return ObjectiveSignals { decisions, ..ObjectiveSignals::default() };
+        };
+        let keeps_equal = objective.value(SettingKey::Kl) > 0.0;
+        derive_signals(&self.candidates, rules, objective, keeps_equal)
+    }
+
+    fn apply_rules(self, rules: &v1::Selection, objective: Option<&Objective>) -> SelectionOutcome {
+        let ObjectiveSignals { decisions: chosen, advantages } = self.choose(rules, objective);
         let mut dropped = self.unusable;
         for (why, count) in chosen.count_reasons() {
             *dropped.entry(why.as_str().to_owned()).or_default() += count;
@@ -129,12 +176,18 @@ impl CandidateSet<'_> {
         let mut dataset = Vec::new();
         let kept = chosen.kept.into_iter().map(|place| {
             let SampleCandidate { prompt_id, index, reward, tokens, .. } = self.candidates[place];
-            self.candidates[place].write_line(&mut dataset);
+            self.candidates[place].write_line(advantages.get(&place).copied(), &mut dataset);
             KeptSample { prompt_id: prompt_id.to_owned(), index, reward, tokens }
         });
         let kept = kept.collect();
         SelectionOutcome { considered: self.considered, kept, dropped, dataset }
     }
+}
+
+/// Returns the run's objective; `None` for RAFT. Facts with an unknown objective are refused before.
+pub(crate) fn run_objective(raft: &v1::spec::Raft) -> Option<Objective> {
+    let message = raft.training.as_ref()?.objective.as_ref()?;
+    Objective::from_message(message).ok()
 }
 
 fn tie_break_seed(seed: u64, cycle: u32) -> u64 {
@@ -222,13 +275,14 @@ impl PromptTallies {
 }
 
 impl SampleCandidate<'_> {
-    fn write_line(&self, dataset: &mut Vec<u8>) {
+    fn write_line(&self, advantage: Option<f64>, dataset: &mut Vec<u8>) {
         let line = DatasetLine {
             prompt: self.prompt,
             completion: self.completion,
             prompt_id: self.prompt_id,
             index: self.index,
             reward: self.reward,
+            advantage,
         };
         serde_json::to_writer(&mut *dataset, &line).expect("strings and numbers are always JSON");
         dataset.push(b'\n');

@@ -13,6 +13,7 @@ mod field_checks;
 mod gates;
 mod halo_forge;
 mod heldout;
+mod objective;
 mod raft;
 mod run_draft;
 mod run_spec;
@@ -32,6 +33,7 @@ pub use eval_suite::{
 };
 pub use halo_forge::{ImportError, ImportNote, ImportedSpec, KeyStatus, import_halo_forge};
 pub use heldout::{HeldoutSize, HeldoutSpec};
+pub use objective::ObjectiveSpec;
 pub use raft::RaftSpec;
 pub use run_draft::{DraftBase, RunDraft};
 pub use run_spec::{BaseSpec, InitSpec, RunSpec, SftSpec, UploadSpec, WatchSpec};

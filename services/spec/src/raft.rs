@@ -11,6 +11,7 @@ use crate::{
     field_checks::{FieldResult, check_count, ensure_field},
     gates::GatesSpec,
     heldout::HeldoutSpec,
+    objective::{ObjectiveContext, ObjectiveSpec},
     sampling::SamplingSpec,
     selection::SelectionSpec,
     training::{LoraAdapterSpec, TrainingSpec},
@@ -47,6 +48,9 @@ pub struct RaftSpec {
     pub selection: SelectionSpec,
     #[serde(default)]
     pub training: TrainingSpec,
+    /// The loss that the training of a cycle minimises.
+    #[serde(default)]
+    pub objective: ObjectiveSpec,
     #[serde(default)]
     pub lora: LoraAdapterSpec,
     /// Endpoints may generate whose weights cannot be verified by digest.
@@ -116,6 +120,13 @@ impl RaftSpec {
             )?;
         }
         self.training.check_fields("raft.training", self.cycles)?;
+        let context = ObjectiveContext {
+            samples_per_prompt: self.samples_per_prompt,
+            max_new_tokens: self.sampling.max_new_tokens,
+            is_on_policy: self.staleness == 0 && !self.from_base,
+            replays: self.selection.replay.is_some(),
+        };
+        self.objective.check_fields("raft.objective", context)?;
         let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
         ensure_field(
             max_tokens > made,
@@ -141,7 +152,10 @@ impl RaftSpec {
             sampling: Some((&self.sampling).into()),
             verifier: self.verifier.to_proto(),
             selection: Some(self.selection.to_proto()),
-            training: Some(self.training.to_proto(Some(&self.lora))),
+            training: Some(v1::Training {
+                objective: self.objective.to_proto(self.sampling.max_new_tokens),
+                ..self.training.to_proto(Some(&self.lora))
+            }),
             accept_unverified_policy: self.accept_unverified_policy,
             schedules: Some(self.schedules_to_proto()),
             curriculum: Some(self.curriculum.to_proto(self.cycles)),

@@ -54,9 +54,8 @@ pub enum SelectionStrategySpec {
     Raft,
     /// Keep all samples that reach `min_reward`, up to ten of a prompt (ReST-EM, arXiv:2312.06585).
     RestEm,
-    /// Keep all samples that reach `min_reward`, of prompts with both passing and failing samples
-    /// (Reinforce-Rej, arXiv:2504.11343).
-    ReinforceRej,
+    /// Keep all samples that reach `min_reward`, of prompts with both passing and failing samples.
+    MixedPrompts,
     /// Keep the better half of all samples that reach `min_reward`, regardless of the prompt and
     /// including duplicates. halo-forge does the same, except that it prefers the first prompts
     /// among equal rewards.
@@ -134,7 +133,7 @@ impl SelectionStrategySpec {
         match self {
             Self::Raft => 1,
             Self::RestEm => 10,
-            Self::ReinforceRej | Self::TopPercent => 0,
+            Self::MixedPrompts | Self::TopPercent => 0,
         }
     }
 
@@ -173,7 +172,7 @@ impl SelectionSpec {
             keep_per_prompt: self.keep_per_prompt.unwrap_or(policy.default_keep_per_prompt()),
             min_reward: self.min_reward.first_value(),
             keep_share: share,
-            mixed: self.mixed.unwrap_or(policy == SelectionStrategySpec::ReinforceRej),
+            mixed: self.mixed.unwrap_or(policy == SelectionStrategySpec::MixedPrompts),
             similarity: self.similarity,
             min_tokens: self.min_tokens,
             max_tokens: self.max_tokens,
@@ -256,7 +255,7 @@ mod tests {
         assert_eq!((raft.keep_per_prompt, raft.keep_share, raft.mixed), (1, 0.0, false));
         assert_eq!(rules("policy: rest_em").keep_per_prompt, 10);
         assert_eq!(rules("{policy: rest_em, keep_per_prompt: 4}").keep_per_prompt, 4);
-        let rejecting = rules("policy: reinforce_rej");
+        let rejecting = rules("policy: mixed_prompts");
         assert_eq!((rejecting.keep_per_prompt, rejecting.mixed), (0, true));
         let halo = rules("policy: top_percent");
         assert_eq!((halo.keep_share, halo.keep_duplicates, halo.keep_per_prompt), (0.5, true, 0));

@@ -115,6 +115,7 @@ impl TrainingSpec {
             max_tokens: self.max_tokens,
             save_every: self.save_every,
             packing: Some(self.packing),
+            objective: None,
             lora: lora.map(|lora| v1::Lora {
                 r: lora.r,
                 alpha: lora.alpha,

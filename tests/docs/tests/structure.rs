@@ -14,9 +14,9 @@ use walkdir::WalkDir;
 /// Most files that may import each other in a circle inside their crate.
 const CIRCLE_FILES_MAX: usize = 10;
 /// Most lines of the program's own crates, `cli` and `flotilla`.
-const PROGRAM_LINES_MAX: usize = 11_500;
+const PROGRAM_LINES_MAX: usize = 11_900;
 /// Most words of the pages outside of `docs/adr`.
-const PAGE_WORDS_MAX: usize = 32_600;
+const PAGE_WORDS_MAX: usize = 33_600;
 
 /// A module path inside a crate, such as `["select", "rules"]`. The root module is empty.
 type ModulePath = Vec<String>;
@@ -221,8 +221,13 @@ fn the_program_and_its_pages_stay_small() {
         };
         let texts = paths.filter(is_source).map(|path| fs::read_to_string(path).expect("a source"));
         let programs = texts.map(|text| {
-            let program = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-            program.lines().count()
+            // A declaration of a module in another file ends no program.
+            let ends = |(at, _): &(usize, &str)| {
+                text[*at..].lines().nth(1).is_some_and(|line| line.ends_with('{'))
+            };
+            let end =
+                text.match_indices("#[cfg(test)]\nmod ").find(ends).map_or(text.len(), |it| it.0);
+            text[..end].lines().count()
         });
         programs.sum::<usize>()
     };

@@ -76,8 +76,8 @@ fn common_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
 }
 
 /// Returns the spec of a RAFT run. The bits of its seed select staleness, the training start (base
-/// or previous adapter), a curriculum with a budget, gates, prompt suites, an entropy limit and the
-/// canary.
+/// or previous adapter), a curriculum with a budget, gates, prompt suites, an entropy limit, the
+/// canary and the objective.
 fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
     let kind = |bit: u32| derive_seed(seed, &["kind"]) >> bit & 1 == 1;
     let curriculum = v1::Curriculum {
@@ -95,6 +95,8 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         entropy: kind(5).then_some(sure),
         ..Default::default()
     };
+    let name = if kind(8) { "dpo" } else { "rloo" };
+    let objective = kind(7).then(|| v1::Objective { name: name.into(), ..Default::default() });
     v1::Spec {
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
             prompts: blob(b"prompts"),
@@ -110,7 +112,11 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
                 min_reward: 0.5,
                 ..Default::default()
             }),
-            training: Some(v1::Training { lora: Some(v1::Lora::default()), ..Default::default() }),
+            training: Some(v1::Training {
+                lora: Some(v1::Lora::default()),
+                objective,
+                ..Default::default()
+            }),
             staleness: u32::from(kind(0)),
             from_base: kind(1),
             prompts_per_cycle: if kind(2) { PROMPTS / 2 } else { 0 },

@@ -92,15 +92,16 @@ impl ParameterGradients {
         Ok(squares.iter().sum::<f64>().sqrt())
     }
 
-    /// Adds the gradients of `scale` times the summed loss, which is returned. Trains the adapter
-    /// if there is one, otherwise the whole model. With `recomputes`, only the input of each
-    /// layer is kept for the backward pass.
+    /// Adds the gradients of the weighted sum of losses, and returns the sum without weights.
+    /// `weigh` gets the loss of each scored token and returns its weight. Trains the adapter if
+    /// there is one, otherwise the whole model. With `recomputes`, only the input of each layer is
+    /// kept for the backward pass.
     pub(super) fn add_batch(
         &mut self,
         model: &LanguageModel,
         trained: Option<TrainedAdapter<'_>>,
         batch: &PackedBatch,
-        scale: f64,
+        weigh: impl FnOnce(&[f64]) -> Result<Vec<f64>>,
         recomputes: bool,
     ) -> Result<f64> {
         let heads = model.head_shape();
@@ -122,7 +123,7 @@ impl ParameterGradients {
         }
         let full = trained.is_none();
         let hidden = model.apply_final_norm(&x)?;
-        let (loss, hidden_grad) = self.add_head_gradient(model, full, batch, &hidden, scale)?;
+        let (loss, hidden_grad) = self.add_head_gradient(model, full, batch, &hidden, weigh)?;
         let epsilon = model.config.norm_epsilon;
         let (mut grad, norm_grad) =
             norm::rms_norm_backward(&x, &model.weights.norm, &hidden_grad, epsilon, full)?;
@@ -157,7 +158,7 @@ impl ParameterGradients {
         full: bool,
         batch: &PackedBatch,
         hidden: &Tensor,
-        scale: f64,
+        weigh: impl FnOnce(&[f64]) -> Result<Vec<f64>>,
     ) -> Result<(f64, Tensor)> {
         let name = if model.config.tied_embeddings { EMBEDDING } else { HEAD };
         let rows = Tensor::new(batch.scored_rows.as_slice(), &model.device)?;
@@ -166,7 +167,7 @@ impl ParameterGradients {
         let scored = ScoredRows { hidden: &scored, head, targets: &batch.targets };
         let mut weights: BTreeMap<usize, Tensor> = BTreeMap::new();
         let (loss, gradient) = if full {
-            scored.gradient_with_logits(scale, |of_logits, block, hidden| {
+            scored.gradient_with_logits(weigh, |of_logits, block, hidden| {
                 let more = multiply_transposed(of_logits, hidden, model.matrix_dtype())?;
                 let sum = match weights.remove(&block.start) {
                     Some(before) => add_tensors(&before, &more)?,
@@ -176,7 +177,7 @@ impl ParameterGradients {
                 Ok(())
             })?
         } else {
-            scored.loss_gradient(scale)?
+            scored.loss_gradient(weigh)?
         };
         if !weights.is_empty() {
             let parts: Vec<Tensor> = weights.into_values().collect();

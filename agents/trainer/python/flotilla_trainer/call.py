@@ -15,6 +15,13 @@ class Lora:
 
 
 @dataclasses.dataclass
+class Objective:
+    name: str = ""
+    # Those that differ from the defaults.
+    settings: dict = None
+
+
+@dataclasses.dataclass
 class Training:
     """The training parameters of the order. Protobuf's JSON omits zeros, so the defaults are 0."""
 
@@ -34,6 +41,7 @@ class Training:
     save_every: int = 0
     packing: bool = True
     lora: Lora = None
+    objective: Objective = None
 
 
 @dataclasses.dataclass
@@ -91,6 +99,9 @@ def read(request):
     if call.training.lora is not None:
         lora = _to_snake_case(call.training.lora)
         call.training.lora = _parse_object(Lora, lora, "training.lora")
+    if call.training.objective is not None:
+        objective = _parse_object(Objective, call.training.objective, "training.objective")
+        call.training.objective = objective
     call.policy = _parse_object(Policy, call.policy, "policy")
     if call.resume is not None:
         call.resume = _parse_object(Resume, call.resume, "resume")

@@ -11,7 +11,8 @@ IGNORED = -100
 
 
 def read(path):
-    """Returns the examples as (line number, prompt, completion). Blank lines count as lines."""
+    """Returns the examples as (line number, prompt, completion, advantage). Blank lines count as
+    lines."""
     examples = []
     with open(path, "rb") as file:
         try:
@@ -32,24 +33,26 @@ def _parse_example(number, line):
     try:
         value = json.loads(line)
         prompt, completion = value.get("prompt", ""), value["completion"]
+        advantage = value.get("advantage")
     except (ValueError, KeyError, TypeError, AttributeError):
-        prompt = completion = None
+        prompt = completion = advantage = None
     if not isinstance(prompt, str) or not isinstance(completion, str):
         raise Refused(f"read the dataset: line {number}: expected an object such as {expected}")
     if not completion:
         raise Refused(f'read the dataset: line {number}: field "completion" is empty')
-    return prompt, completion
+    return prompt, completion, advantage
 
 
 class Sequences:
-    """The examples that are not too long, tokenized on access. All are checked at creation."""
+    """The examples that are not too long, tokenized on access. All are checked at creation. With a
+    `unit` of 2, examples are pairs, which are kept or skipped together."""
 
-    def __init__(self, examples, tokenizer, end_token, vocab_size, max_tokens, positions):
+    def __init__(self, examples, tokenizer, end_token, vocab_size, max_tokens, positions, unit=1):
         self._examples, self._tokenizer, self._end = examples, tokenizer, end_token
         most = min(max_tokens or positions, positions)
         kept, shortest = [], None
-        for index, (line, _, _) in enumerate(examples):
-            tokens, _ = self[index]
+        for index, (line, *_) in enumerate(examples):
+            tokens, *_ = self[index]
             highest = max(tokens)
             if highest >= vocab_size:
                 raise Refused(
@@ -57,9 +60,12 @@ class Sequences:
                     f"says vocab_size {vocab_size}; the two files do not belong together"
                 )
             if len(tokens) <= most:
-                kept.append(examples[index])
+                kept.append(index)
             else:
                 shortest = min(len(tokens), shortest or len(tokens))
+        if unit == 2:
+            both = set(kept)
+            kept = [index for index in kept if index ^ 1 in both]
         self.skipped = len(examples) - len(kept)
         if not kept:
             raise Refused(
@@ -67,19 +73,24 @@ class Sequences:
                 f"shortest has {shortest}; raise training.max_tokens (the model has {positions} "
                 "positions)"
             )
-        self._examples = kept
+        self._examples = [examples[index] for index in kept]
+
+    def advantages(self):
+        """Returns the advantage of each sequence; 1 for an example without one."""
+        given = [advantage for _, _, _, advantage in self._examples]
+        return [1.0 if advantage is None else float(advantage) for advantage in given]
 
     def __len__(self):
         return len(self._examples)
 
     def __getitem__(self, index):
-        """Returns the tokens and the position of the first scored one."""
-        _, prompt, completion = self._examples[index]
+        """Returns the tokens, the position of the first scored one, and the index."""
+        _, prompt, completion, _ = self._examples[index]
         tokens = self._tokenizer.encode(prompt, add_special_tokens=True).ids
         # The first token cannot be predicted, because it has no context.
         scored_from = max(len(tokens), 1)
         tokens += self._tokenizer.encode(completion, add_special_tokens=False).ids
-        return tokens + [self._end], scored_from
+        return tokens + [self._end], scored_from, index
 
 
 def load_tokenizer(directory):
@@ -136,30 +147,49 @@ def _read(base, name):
 
 class PassCollator:
     """Splits a step's examples into passes of at most `pass_tokens` tokens with padding, or of one
-    longer example. Similar lengths share a pass to reduce padding. The gradient does not change."""
+    longer example. Similar lengths share a pass to reduce padding. The gradient does not change.
+    `unit` examples that follow each other stay in one pass."""
 
-    def __init__(self, pass_tokens, packed):
-        self.pass_tokens, self.packed = pass_tokens, packed
+    def __init__(self, pass_tokens, packed, unit=1):
+        self.pass_tokens, self.packed, self.unit = pass_tokens, packed, unit
 
     def __call__(self, sequences):
+        starts = range(0, len(sequences), self.unit)
+        units = [sequences[start : start + self.unit] for start in starts]
         parts, filled = [], 0
-        for sequence in sorted(sequences, key=lambda sequence: -len(sequence[0])):
-            # The first example of a pass is its longest.
-            size = len(sequence[0]) if self.packed or not parts else len(parts[-1][0][0])
+        for together in sorted(units, key=lambda unit: -_longest(unit)):
+            # The first examples of a pass have its longest.
+            longest = _longest(together if not parts else parts[-1])
+            size = self._size(together, longest)
             if not parts or filled + size > self.pass_tokens:
-                size = len(sequence[0])
+                size = self._size(together, _longest(together))
                 parts.append([])
                 filled = 0
-            parts[-1].append(sequence)
+            parts[-1].extend(together)
             filled += size
-        return {"parts": [(_pack if self.packed else _pad)(part) for part in parts]}
+        ordered = [sorted(part, key=lambda sequence: -len(sequence[0])) for part in parts]
+        return {"parts": [(_pack if self.packed else _pad)(part) for part in ordered]}
+
+    def _size(self, sequences, longest):
+        if self.packed:
+            return sum(len(sequence[0]) for sequence in sequences)
+        return longest * len(sequences)
+
+
+def _longest(sequences):
+    return max(len(sequence[0]) for sequence in sequences)
 
 
 def _counts(part, computed):
-    """Returns the counts of a pass; `computed` includes padding."""
-    tokens = sum(len(tokens) for tokens, _ in part)
-    scored = sum(len(tokens) - scored_from for tokens, scored_from in part)
-    return {"tokens": tokens, "scored": scored, "computed": computed}
+    """Returns the counts of a pass, and its sequences; `computed` includes padding."""
+    lengths = [len(tokens) - scored_from for tokens, scored_from, *_ in part]
+    return {
+        "tokens": sum(len(tokens) for tokens, *_ in part),
+        "scored": sum(lengths),
+        "computed": computed,
+        "lengths": lengths,
+        "indices": [index for _, _, *indices in part for index in indices],
+    }
 
 
 def _pack(part):
@@ -169,7 +199,7 @@ def _pack(part):
     from .packing import Layout
 
     ids, positions, rows, targets = [], [], [], []
-    for tokens, scored_from in part:
+    for tokens, scored_from, *_ in part:
         rows.extend(range(len(ids) + scored_from - 1, len(ids) + len(tokens) - 1))
         targets.extend(tokens[scored_from:])
         ids.extend(tokens[:-1])
@@ -179,7 +209,7 @@ def _pack(part):
         "position_ids": torch.tensor([positions]),
         "rows": torch.tensor(rows),
         "targets": torch.tensor(targets),
-        "layout": Layout([len(tokens) - 1 for tokens, _ in part]),
+        "layout": Layout([len(tokens) - 1 for tokens, *_ in part]),
         # The last token of a sequence is not computed, but counts as such.
         **_counts(part, len(ids) + len(part)),
     }
@@ -188,11 +218,11 @@ def _pack(part):
 def _pad(part):
     import torch
 
-    longest = max(len(tokens) for tokens, _ in part)
+    longest = _longest(part)
     ids = torch.zeros((len(part), longest), dtype=torch.long)
     mask = torch.zeros((len(part), longest), dtype=torch.long)
     labels = torch.full((len(part), longest), IGNORED, dtype=torch.long)
-    for row, (tokens, scored_from) in enumerate(part):
+    for row, (tokens, scored_from, *_) in enumerate(part):
         tokens = torch.tensor(tokens)
         ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = 1

@@ -70,10 +70,11 @@ def epoch_order(seed, epoch, count):
 
 class StepSampler:
     """A batch sampler with one batch per optimizer step. Each epoch visits every example once; its
-    last batch may be smaller."""
+    last batch may be smaller. With a `unit` of 2, count and batch size are in pairs."""
 
-    def __init__(self, count, batch_size, steps, seed):
+    def __init__(self, count, batch_size, steps, seed, unit=1):
         self.count, self.batch_size, self.steps, self.seed = count, batch_size, steps, seed
+        self.unit = unit
 
     def __len__(self):
         return self.steps
@@ -85,7 +86,8 @@ class StepSampler:
             epoch, place = divmod(step, per_epoch)
             if place == 0:
                 order = epoch_order(self.seed, epoch, self.count)
-            yield order[place * self.batch_size : (place + 1) * self.batch_size]
+            chosen = order[place * self.batch_size : (place + 1) * self.batch_size]
+            yield [one * self.unit + side for one in chosen for side in range(self.unit)]
 
 
 def steps_per_epoch(count, batch_size):

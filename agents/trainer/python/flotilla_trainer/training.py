@@ -1,5 +1,6 @@
 """Trains with Hugging Face's Trainer, one optimizer step at a time."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -12,7 +13,7 @@ import torch
 import transformers
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback
 
-from . import canary, examples, models, order, packing, saving, schedule
+from . import canary, examples, models, objectives, order, packing, saving, schedule
 from .errors import Refused
 
 # The engine name in the metadata of checkpoints.
@@ -29,6 +30,9 @@ STEP_LIMIT_MIN_S = 300.0
 STEPS_REMEMBERED = 16
 
 ADAM_EPSILON = 1e-8
+
+# The sequences that are scored before a training are collated in groups of this even number.
+SCORED_TOGETHER = 256
 
 # The version of saved states. Raised when the meaning of a step changes: older states are rejected.
 FORMAT = 2
@@ -65,10 +69,16 @@ class Training:
         call, resume = self.call, self.call.resume
         device = models.device(call.policy)
         config = transformers.AutoConfig.from_pretrained(call.base, local_files_only=True)
-        sequences = self._sequences(config)
         training = call.training
+        objective = None
+        if training.objective:
+            asked = training.objective
+            objective = objectives.Objective(asked.name, asked.settings or {})
+        unit = objective.unit if objective else 1
+        sequences = self._sequences(config, unit)
         attention = packing.attention(config, call.policy) if training.packing else None
-        per_epoch = order.steps_per_epoch(len(sequences), training.batch_size)
+        count = len(sequences) // unit
+        per_epoch = order.steps_per_epoch(count, training.batch_size)
         steps = training.max_steps or training.epochs * per_epoch
         identity = self._identity(len(sequences), steps)
         joined = saving.join(resume, identity, self._scratch("resume")) if resume else None
@@ -76,8 +86,8 @@ class Training:
         callback = StepCallback(self, steps, identity, resume_error, sequences.skipped)
         loader = torch.utils.data.DataLoader(
             sequences,
-            batch_sampler=order.StepSampler(len(sequences), training.batch_size, steps, call.seed),
-            collate_fn=examples.PassCollator(call.pass_tokens(), packed=attention is not None),
+            batch_sampler=order.StepSampler(count, training.batch_size, steps, call.seed, unit),
+            collate_fn=examples.PassCollator(call.pass_tokens(), attention is not None, unit),
             num_workers=call.policy.dataloader_workers,
             pin_memory=call.policy.pin_memory and device.type != "cpu",
             # Its own generator: reading the data must not change the training's random numbers.
@@ -92,13 +102,52 @@ class Training:
             dropout_seed=call.seed if training.lora and training.lora.dropout else None,
         )
         callback.trainer = trainer
+        if objective:
+            signals = self._signals(trainer, objective, sequences, attention)
+            trainer.weights = objectives.StepWeights(objective, signals)
         if call.canary:
             callback.canary = self._canary(config, attention is not None)
         forbid_eval(trainer)
         trainer.train(resume_from_checkpoint=joined)
         return callback.stopped_at
 
-    def _sequences(self, config):
+    def _signals(self, trainer, objective, sequences, attention):
+        """Scores the sequences with the weights from which the training starts, and with the base,
+        as far as the objective needs it."""
+        call, model = self.call, trainer.model
+        if call.resume:
+            start = dataclasses.replace(call, resume=None)
+            attention = attention or call.policy.attention
+            model = models.load(start, trainer.args.device, attention)
+        signals = [objectives.Signal(advantage) for advantage in sequences.advantages()]
+        if objective.needs_old():
+            for signal, found in zip(signals, self._score(trainer, model, sequences)):
+                signal.old = found
+        if objective.needs_reference():
+            base = contextlib.nullcontext() if call.training.lora is None else model.disable_adapter()
+            with base:
+                for signal, found in zip(signals, self._score(trainer, model, sequences)):
+                    signal.reference = found
+        return signals
+
+    def _score(self, trainer, model, sequences):
+        """Returns the log-probabilities of the scored tokens of each sequence."""
+        was_training = model.training
+        model.eval()
+        collate, found = trainer.loader.collate_fn, [None] * len(sequences)
+        for start in range(0, len(sequences), SCORED_TOGETHER):
+            together = range(start, min(start + SCORED_TOGETHER, len(sequences)))
+            for part in collate([sequences[index] for index in together])["parts"]:
+                part = trainer._prepare_inputs(part)
+                with torch.no_grad(), trainer.compute_loss_context_manager():
+                    losses = _token_losses(model, part)
+                logprobs = (-losses).to("cpu", torch.float64).split(part["lengths"])
+                for index, values in zip(part["indices"], logprobs):
+                    found[index] = values
+        model.train(was_training)
+        return found
+
+    def _sequences(self, config, unit):
         call = self.call
         return examples.Sequences(
             examples.read(call.dataset),
@@ -107,6 +156,7 @@ class Training:
             config.vocab_size,
             call.training.max_tokens,
             config.max_position_embeddings,
+            unit,
         )
 
     def _canary(self, config, packed):
@@ -119,6 +169,8 @@ class Training:
         training = dataclasses.asdict(self.call.training)
         # The save interval does not change the training.
         training.pop("save_every")
+        if training["objective"] is None:
+            training.pop("objective")
         names = {
             "format": FORMAT, "engine": "pytorch", "base": self.call.base_name, "examples": count,
         }  # fmt: skip
@@ -133,6 +185,8 @@ class StepTrainer(Trainer):
         super().__init__(train_dataset=loader.dataset, **options)
         self.loader, self.dropout_seed = loader, dropout_seed
         self.step_loss, self.step_norm, self.step_counts = 0.0, 0.0, {}
+        # The weights of tokens; None to weigh all the same.
+        self.weights = None
         self._clip = self.accelerator.clip_grad_norm_
         self.accelerator.clip_grad_norm_ = self._clip_and_record
 
@@ -156,12 +210,19 @@ class StepTrainer(Trainer):
         self.step_counts = {name: sum(part[name] for part in parts) for name in names}
         scored = self.step_counts["scored"]
         total = torch.zeros((), device=self.args.device)
+        totals = self.weights.totals(parts) if self.weights else None
         for part in parts:
             part = self._prepare_inputs(part)
             with self.compute_loss_context_manager():
-                loss = _summed_loss(model, part) / max(scored, 1)
+                if self.weights:
+                    losses = _token_losses(model, part)
+                    loss = (self.weights.weigh_pass(part, losses, totals) * losses).sum()
+                    mean = losses.detach().sum() / max(scored, 1)
+                else:
+                    loss = _summed_loss(model, part) / max(scored, 1)
+                    mean = loss.detach()
             self.accelerator.backward(loss)
-            total += loss.detach()
+            total += mean
         self.step_loss = float(total)
         return total
 
@@ -175,18 +236,27 @@ class StepTrainer(Trainer):
 
 
 def _summed_loss(model, part):
-    return _packed_loss(model, part) if "layout" in part else _padded_loss(model, part)
+    """Returns the summed loss of the scored tokens of a pass."""
+    logits, targets = _scored_logits(model, part)
+    return torch.nn.functional.cross_entropy(
+        logits, targets, ignore_index=examples.IGNORED, reduction="sum"
+    )
 
 
-def _packed_loss(model, part):
-    """Returns the summed loss of packed sequences."""
-    logits = packing.row_logits(model, part)
-    return torch.nn.functional.cross_entropy(logits.float(), part["targets"], reduction="sum")
+def _token_losses(model, part):
+    """Returns the loss of each scored token of a pass, sequence by sequence."""
+    logits, targets = _scored_logits(model, part)
+    losses = torch.nn.functional.cross_entropy(
+        logits, targets, ignore_index=examples.IGNORED, reduction="none"
+    )
+    return losses[targets != examples.IGNORED]
 
 
-def _padded_loss(model, part):
-    """Returns the summed loss of padded rows, one sequence per row. Computes logits only from the
-    first scored position."""
+def _scored_logits(model, part):
+    """Returns logits and targets. Of padded rows, one sequence per row, those from the first scored
+    position on; positions that are not scored have the target IGNORED."""
+    if "layout" in part:
+        return packing.row_logits(model, part).float(), part["targets"]
     labels = part["labels"]
     scored = (labels != examples.IGNORED).any(dim=0).nonzero()
     first = int(scored[0]) if len(scored) else labels.shape[1] - 1
@@ -199,9 +269,7 @@ def _padded_loss(model, part):
     ).logits
     # The last position has no target.
     logits, targets = logits[:, -keep:-1].float(), labels[:, 1 - keep :]
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=examples.IGNORED, reduction="sum"
-    )
+    return logits.flatten(0, 1), targets.flatten()
 
 
 class StepCallback(TrainerCallback):

@@ -66,19 +66,26 @@ class Reading(unittest.TestCase):
 
     def test_other_fields_are_ignored_and_blank_lines_counted(self):
         found = self.read(b'\n{"prompt":"a","completion":"b","reward":1.0}\r\n')
-        self.assertEqual(found, [(2, "a", "b")])
+        self.assertEqual(found, [(2, "a", "b", None)])
+        found = self.read(b'{"completion":"b","advantage":-0.5}')
+        self.assertEqual(found, [(1, "", "b", -0.5)])
 
-    def sequences(self, most, lines, vocab_size=257):
-        return examples.Sequences(lines, Bytes(), 256, vocab_size, most, 100)
+    def sequences(self, most, lines, vocab_size=257, unit=1):
+        lines = [(*line, 0.5) for line in lines]
+        return examples.Sequences(lines, Bytes(), 256, vocab_size, most, 100, unit)
 
     def test_long_examples_are_skipped_and_counted(self):
         lines = [(1, "ab", "c"), (4, "abc", "de"), (5, "", "x")]
         kept = self.sequences(6, lines)
         self.assertEqual((len(kept), kept.skipped), (3, 0))
-        self.assertEqual(kept[1], ([97, 98, 99, 100, 101, 256], 3))
+        self.assertEqual(kept[1], ([97, 98, 99, 100, 101, 256], 3, 1))
         kept = self.sequences(5, lines)
         self.assertEqual((len(kept), kept.skipped), (2, 1))
-        self.assertEqual(kept[1], ([120, 256], 1))
+        self.assertEqual(kept[1], ([120, 256], 1, 1))
+        self.assertEqual(kept.advantages(), [0.5, 0.5])
+        pairs = self.sequences(5, [*lines, (6, "", "y")], unit=2)
+        self.assertEqual((len(pairs), pairs.skipped), (2, 2))
+        self.assertEqual(pairs[0], ([120, 256], 1, 0))
         with self.assertRaisesRegex(Refused, "all 2 examples are longer than the 3 tokens allowed"):
             self.sequences(3, lines[:2])
 
@@ -100,6 +107,16 @@ class Splitting(unittest.TestCase):
         shapes, total = self.shapes(packed=False)
         self.assertEqual(shapes, [(1, 40), (2, 9), (2, 3)])
         self.assertEqual(total, {"tokens": 57, "scored": 57 - 5, "computed": 40 + 18 + 6})
+
+    def test_pairs_stay_in_one_pass(self):
+        lengths = (3, 9, 2, 40, 3, 4)
+        sequences = [([1] * length, 1, index) for index, length in enumerate(lengths)]
+        for packed in (True, False):
+            parts = examples.PassCollator(20, packed, 2)(sequences)["parts"]
+            found = [part["indices"] for part in parts]
+            self.assertGreater(len(found), 1)
+            for pair in ({0, 1}, {2, 3}, {4, 5}):
+                self.assertTrue(any(pair <= set(indices) for indices in found), found)
 
     def test_a_packed_pass_has_no_padding(self):
         shapes, total = self.shapes(packed=True)

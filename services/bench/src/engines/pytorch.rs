@@ -65,6 +65,10 @@ impl EngineRunner for PyTorchRunner<'_> {
     }
 
     fn measure_speed(&self, task: EngineTask) -> anyhow::Result<Option<TaskSpeed>> {
+        // It has no weights in blocks of 8 bits.
+        if let EngineTask::DecodeQuantized(_) = task {
+            return Ok(None);
+        }
         let BenchModel { directory, text, .. } = self.model;
         let threads = self.threads.to_string();
         let mut command = Command::new(self.python);

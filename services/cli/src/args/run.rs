@@ -248,10 +248,14 @@ pub(crate) struct SelectArgs {
     /// Cycle whose samples to select from
     #[arg(long)]
     pub cycle: u32,
-    /// Selection strategy: raft, rest_em, reinforce_rej, top_percent, or settings as in a spec's
+    /// Selection strategy: raft, rest_em, mixed_prompts, top_percent, or settings as in a spec's
     /// raft.selection, such as '{policy: rest_em, keep_per_prompt: 4}'
     #[arg(long, value_name = "POLICY", default_value = "raft")]
     pub policy: String,
+    /// Write {"prompt", "chosen", "rejected"} lines, as TRL reads them: samples of a prompt's
+    /// highest reward beside those of its lowest
+    #[arg(long, conflicts_with = "policy", requires = "out")]
+    pub pairs: bool,
     /// Write the samples that would be kept to a file of {"prompt", "completion"} lines
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Context;
 use control::{SelectionComparison, SelectionSummary};
+use serde_json::json;
 use spec::SelectionSpec;
 use wire::RunId;
 
@@ -16,6 +17,17 @@ pub(crate) async fn preview_selection(flags: &GlobalArgs, args: &SelectArgs) -> 
     let run = RunId::new(args.run.as_str())?;
     let rules = SelectionSpec::parse(&args.policy).context("--policy")?;
     let control = flags.fleet.connect_control().await?;
+    if let (true, Some(path)) = (args.pairs, &args.out) {
+        let pairs = control.pair_samples(&run, args.cycle).await?;
+        let lines = pairs.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
+        let written =
+            std::fs::write(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>());
+        written.with_context(|| format!("write {}", path.display()))?;
+        let document = json!({ "run": run.as_str(), "cycle": args.cycle, "pairs": pairs.len() });
+        return output::print_json_or(flags.json, &document, || {
+            output::print_line(&format!("{} pairs in {}", pairs.len(), path.display()));
+        });
+    }
     let comparison = control.preview_selection(&run, args.cycle, &rules).await?;
     if let Some(path) = &args.out {
         let written = std::fs::write(path, &comparison.dataset);

@@ -37,6 +37,7 @@ const TOPICS: &[Topic] = topics! {
     "data" "DATA" "Prompt and example files, chats, and their checks",
     "verifiers" "VERIFIERS" "Verifiers: the fields they read and the rewards they give",
     "training" "TRAINING" "Training engines, hosts and settings",
+    "objectives" "OBJECTIVES" "Training objectives as weights of tokens",
     "watching" "watch" "Publish and evaluate checkpoints of a training of your own",
     "page" "PAGE" "The web page and the terminal view",
     "trackers" "TRACKERS" "Export to MLflow, TensorBoard, trackio, webhooks and files",

@@ -48,6 +48,10 @@ pub(super) enum DropReason {
     Outranked,
     /// Enough samples of the cycle rank higher.
     BelowShare,
+    /// The objective learns nothing from it: the samples of its prompt have equal rewards.
+    NoAdvantage,
+    /// No sample of the prompt is left to pair it with.
+    Unpaired,
 }
 
 impl DropReason {
@@ -64,13 +68,16 @@ impl DropReason {
             Self::NearDuplicate => "near duplicate",
             Self::Outranked => "outranked",
             Self::BelowShare => "below the share",
+            Self::NoAdvantage => "no advantage",
+            Self::Unpaired => "unpaired",
         }
     }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct KeepDecisions {
-    /// Indices of candidates, by prompt and then by descending rank.
+    /// Indices of candidates, by prompt and then by descending rank; in pairs of a better and a
+    /// worse one for a loss of pairs.
     pub kept: Vec<usize>,
     pub refused: BTreeMap<usize, DropReason>,
 }
@@ -83,6 +90,20 @@ impl KeepDecisions {
         }
         dropped
     }
+}
+
+/// Returns the reason why a sample cannot be trained on, whatever its reward.
+pub(super) fn find_defect(
+    candidate: &SampleCandidate<'_>,
+    rules: &v1::Selection,
+) -> Option<DropReason> {
+    let reasons = [
+        (candidate.completion.is_empty(), DropReason::Empty),
+        (rules.finished && !candidate.is_finished, DropReason::Unfinished),
+        (candidate.tokens < rules.min_tokens, DropReason::Short),
+        (rules.max_tokens > 0 && candidate.tokens > rules.max_tokens, DropReason::Long),
+    ];
+    reasons.into_iter().find(|(holds, _)| *holds).map(|(_, why)| why)
 }
 
 pub(super) fn choose_samples(
@@ -165,14 +186,8 @@ impl<'a> CandidateSelector<'a> {
     /// Returns the reason why a sample cannot be kept regardless of the others.
     fn unfit_reason(&self, place: usize) -> Option<DropReason> {
         let (candidate, rules) = (&self.candidates[place], self.rules);
-        let reasons = [
-            (candidate.completion.is_empty(), DropReason::Empty),
-            (rules.finished && !candidate.is_finished, DropReason::Unfinished),
-            (candidate.tokens < rules.min_tokens, DropReason::Short),
-            (rules.max_tokens > 0 && candidate.tokens > rules.max_tokens, DropReason::Long),
-            (candidate.reward < rules.min_reward, DropReason::Failed),
-        ];
-        reasons.into_iter().find(|(holds, _)| *holds).map(|(_, why)| why)
+        find_defect(candidate, rules)
+            .or((candidate.reward < rules.min_reward).then_some(DropReason::Failed))
     }
 
     /// Keeps the highest-ranked candidate of each group with equal or nearly equal completions.

@@ -27,6 +27,7 @@ mod hostile;
 mod leaders;
 mod leaf;
 mod members;
+mod objectives;
 mod older_program;
 mod own_servers;
 mod owner_limits;

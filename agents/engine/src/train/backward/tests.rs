@@ -207,7 +207,15 @@ fn compare(architecture: Architecture, lora: bool, rate: f64) {
     let dropout = LoraDropout::for_step(rate, 3, 1, batch.token_places());
     let trained = |adapter| TrainedAdapter { adapter, dropout: dropout.as_ref() };
     let mut ours = ParameterGradients::default();
-    let loss = ours.add_batch(&model, adapter.as_ref().map(trained), &batch, 0.5, false).unwrap();
+    let loss = ours
+        .add_batch(
+            &model,
+            adapter.as_ref().map(trained),
+            &batch,
+            |losses| Ok(vec![0.5; losses.len()]),
+            false,
+        )
+        .unwrap();
     let naive = Naive::new(&model, adapter.as_ref(), rate);
     let losses: Vec<Tensor> =
         sequences.iter().zip(0..).map(|(one, number)| naive.summed_loss(one, number)).collect();

@@ -1,4 +1,5 @@
-//! Printing: data on stdout, messages on stderr.
+//! Prints data on stdout and messages on stderr, escaped: what others wrote cannot control a
+//! terminal. Tables, progress bars, logs and errors included.
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
@@ -33,7 +34,7 @@ const CONTINUATION_MARGIN: &str = "\n    │ ";
 
 /// Returns text that is safe to print on a terminal. Characters that control the terminal, change
 /// the direction of text or are invisible are written as in `\u{1b}`. Line breaks and tabs stay.
-pub(crate) fn escape_text(text: &str) -> String {
+pub fn escape_text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
         if is_control(letter) {
@@ -46,7 +47,7 @@ pub(crate) fn escape_text(text: &str) -> String {
 }
 
 /// Escapes text for a part of one line: as [`escape_text`], and line breaks and tabs too.
-pub(crate) fn escape_line(text: &str) -> String {
+pub fn escape_line(text: &str) -> String {
     escape_text(text).replace('\n', "\\n").replace('\t', "\\t")
 }
 
@@ -98,12 +99,12 @@ pub fn print_message(line: &str) {
 
 /// Prints lines of this program on stderr. Parts that come from elsewhere must have passed
 /// [`escape_line`].
-pub(crate) fn print_status_text(text: &str) {
+pub fn print_status_text(text: &str) {
     write_stderr(&escape_text(text));
 }
 
 /// Prints a question on stderr, without ending the line.
-pub(crate) fn print_question(question: &str) {
+pub fn print_question(question: &str) {
     let mut stderr = std::io::stderr().lock();
     // A question that cannot be shown is not answered.
     let _ = stderr.write_all(escape_line(question).as_bytes()).and_then(|()| stderr.flush());
@@ -129,7 +130,7 @@ const USAGE_ERROR: &str = "A100";
 static JSON_ERRORS: AtomicBool = AtomicBool::new(false);
 
 /// Prints errors as JSON from now on, one line each.
-pub(crate) fn print_errors_as_json() {
+pub fn print_errors_as_json() {
     JSON_ERRORS.store(true, Ordering::Relaxed);
 }
 
@@ -224,13 +225,13 @@ fn strip_colours(text: &str) -> String {
 }
 
 /// Prints an entry of data on stdout, escaped.
-pub(crate) fn print_line(line: &str) {
+pub fn print_line(line: &str) {
     write_stdout(&escape_entry(line));
 }
 
 /// Prints an entry of data on stdout, escaped, wrapped between words where the terminal is narrower.
 /// Further lines are indented like the first, and a bit more.
-pub(crate) fn print_wrapped(line: &str) {
+pub fn print_wrapped(line: &str) {
     write_stdout(&wrap_words(&escape_entry(line), stdout_width().map_or(usize::MAX, usize::from)));
 }
 
@@ -274,7 +275,7 @@ pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) fn print_json_or(
+pub fn print_json_or(
     json: bool,
     value: &impl Serialize,
     print_plain: impl FnOnce(),
@@ -298,7 +299,7 @@ fn write_stdout(escaped: &str) {
 }
 
 /// Prints a line above a progress bar, which only a terminal shows.
-pub(crate) fn print_above_bar(bar: &ProgressBar, line: &str) {
+pub fn print_above_bar(bar: &ProgressBar, line: &str) {
     if stderr_is_terminal() {
         bar.println(escape_entry(line));
     } else {
@@ -306,7 +307,7 @@ pub(crate) fn print_above_bar(bar: &ProgressBar, line: &str) {
     }
 }
 
-pub(crate) fn set_bar_labels(bar: &ProgressBar, before: &str, after: &str) {
+pub fn set_bar_labels(bar: &ProgressBar, before: &str, after: &str) {
     bar.set_prefix(escape_line(before));
     bar.set_message(escape_line(after));
 }
@@ -430,12 +431,12 @@ fn format_table_within<const N: usize>(
 static WIDE_TABLES: AtomicBool = AtomicBool::new(false);
 
 /// Shows all columns of tables from now on.
-pub(crate) fn show_all_columns() {
+pub fn show_all_columns() {
     WIDE_TABLES.store(true, Ordering::Relaxed);
 }
 
 /// Returns the columns of the terminal on stdout; `None` if tables need not fit.
-pub(crate) fn stdout_width() -> Option<u16> {
+pub fn stdout_width() -> Option<u16> {
     let is_fitted = std::io::stdout().is_terminal() && !WIDE_TABLES.load(Ordering::Relaxed);
     let width = is_fitted.then(|| terminal::size().ok()).flatten();
     width.map(|(columns, _)| columns).filter(|columns| *columns > 0)
@@ -443,7 +444,7 @@ pub(crate) fn stdout_width() -> Option<u16> {
 
 /// Formats a table for this many columns. Columns marked with `~` that do not fit are left out, and
 /// named in a last line.
-pub(crate) fn fit_table<const N: usize>(
+pub fn fit_table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
     width: Option<u16>,
@@ -456,7 +457,7 @@ pub(crate) fn fit_table<const N: usize>(
     text
 }
 
-pub(crate) fn print_table<const N: usize>(
+pub fn print_table<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) {
@@ -464,7 +465,7 @@ pub(crate) fn print_table<const N: usize>(
 }
 
 /// Prints a table, or a message if it has no rows.
-pub(crate) fn print_list<const N: usize>(
+pub fn print_list<const N: usize>(
     headings: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
     empty: &str,
@@ -473,15 +474,15 @@ pub(crate) fn print_list<const N: usize>(
     if rows.is_empty() { print_message(empty) } else { print_table(headings, rows) }
 }
 
-pub(crate) fn text_or_dash(text: String) -> String {
+pub fn text_or_dash(text: String) -> String {
     if text.is_empty() { "-".into() } else { text }
 }
 
-pub(crate) fn stderr_is_terminal() -> bool {
+pub fn stderr_is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
-pub(crate) fn is_interactive_terminal() -> bool {
+pub fn is_interactive_terminal() -> bool {
     std::io::stdout().is_terminal() && std::io::stdin().is_terminal()
 }
 
@@ -491,7 +492,7 @@ pub fn format_bytes(count: u64) -> String {
 }
 
 /// `2026-11-20 14:03:05Z`, in UTC; `-` if the time is missing.
-pub(crate) fn format_time(at: Option<&wire::Timestamp>) -> String {
+pub fn format_time(at: Option<&wire::Timestamp>) -> String {
     let time = at.and_then(|at| jiff::Timestamp::from_second(at.seconds).ok());
     time.map_or("-".into(), |time| time.strftime("%Y-%m-%d %H:%M:%SZ").to_string())
 }

@@ -1,0 +1,38 @@
+//! Log-probabilities of completions, token by token.
+
+use crate::model::LanguageModel;
+use crate::perplexity::{PerplexityError, ScoredDocument, score_sequences};
+use crate::sequence::TokenSequence;
+use crate::tokenizer::ModelTokenizer;
+
+/// Returns the natural log-probability of each token of each completion, its end token included,
+/// as a training scores them. `None` for a document of more than `max_tokens` tokens, which a
+/// training skips. `progress` is called with (finished documents, all documents).
+///
+/// # Errors
+/// When a document cannot be tokenized, or a tensor operation fails.
+pub fn score_completions(
+    model: &LanguageModel,
+    tokenizer: &ModelTokenizer,
+    documents: &[ScoredDocument],
+    max_tokens: usize,
+    progress: impl FnMut(usize, usize),
+) -> Result<Vec<Option<Vec<f64>>>, PerplexityError> {
+    let most = max_tokens.min(model.model_config().max_positions);
+    let mut sequences = Vec::with_capacity(documents.len());
+    for (ScoredDocument { prompt, completion }, line) in documents.iter().zip(1..) {
+        let sequence =
+            TokenSequence::from_pair(tokenizer, model.model_config(), prompt, completion)
+                .map_err(|source| PerplexityError::Document { line, source })?;
+        sequences.push(Some(sequence).filter(|it| it.tokens.len() <= most));
+    }
+    let fitting: Vec<&TokenSequence> = sequences.iter().flatten().collect();
+    let losses = score_sequences(model, &fitting, progress)?;
+    let mut rest = losses.as_slice();
+    let of_sequence = |sequence: &Option<TokenSequence>| {
+        let (own, others) = rest.split_at(sequence.as_ref()?.scored.len());
+        rest = others;
+        Some(own.iter().map(|loss| -loss).collect())
+    };
+    Ok(sequences.iter().map(of_sequence).collect())
+}

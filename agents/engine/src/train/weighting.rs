@@ -1,0 +1,189 @@
+//! Weighs the tokens of a batch by an objective.
+
+use super::TrainError;
+use objective::{BatchTotals, Objective, Recipe, Requirement, SequenceLogprobs, WeightedTokens};
+
+/// The knowledge of an example that an objective uses. Lists have a value for each token of the completion, in
+/// nats.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TrainingSignal {
+    /// See `objective::Advantage`; unused in a loss of pairs.
+    pub advantage: f64,
+    /// Of the policy that drew the completion, by the engine that drew it.
+    pub behaviour: Option<Vec<f64>>,
+    /// Of the policy that drew the completion, by this engine.
+    pub old: Option<Vec<f64>>,
+    /// Of the reference model or the teacher.
+    pub reference: Option<Vec<f64>>,
+}
+
+/// Counts and sums over the tokens of a step that an objective weighted.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct WeightReport {
+    /// Tokens with a weight of 0 in sequences whose advantage is not 0.
+    pub dropped: usize,
+    /// Tokens with a weight beyond `objective::WEIGHT_MAX`.
+    pub clipped: usize,
+    /// The sum over tokens of `exp(now - drawn)`; that of tokens alone without log-probabilities
+    /// when drawn.
+    pub ratios: f64,
+    /// The sum over tokens of `exp(d) - d - 1`, with `d = reference - now`: an estimate of the KL
+    /// divergence from the reference, in nats.
+    pub divergence: f64,
+}
+
+/// The objective of a training, with the signal of each sequence.
+pub(super) struct TrainingWeights {
+    objective: Objective,
+    signals: Vec<TrainingSignal>,
+    /// The number of scored tokens of each sequence.
+    scored: Vec<usize>,
+}
+
+impl TrainingWeights {
+    /// Takes the signals of all examples, and the example and the number of scored tokens of each
+    /// sequence. Returns the indices of the sequences that are kept: in a loss of pairs, those
+    /// whose partner was not skipped.
+    pub(super) fn new(
+        objective: Objective,
+        signals: Vec<TrainingSignal>,
+        sequences: &[(usize, usize)],
+    ) -> Result<(Self, Vec<usize>), TrainError> {
+        let unit = if matches!(objective.recipe(), Recipe::Pairs(_)) { 2 } else { 1 };
+        let has = |example: usize| sequences.binary_search_by_key(&example, |it| it.0).is_ok();
+        let partner = |example: usize| if unit == 2 { example ^ 1 } else { example };
+        let kept: Vec<usize> =
+            (0..sequences.len()).filter(|index| has(partner(sequences[*index].0))).collect();
+        let mut weights = Self { objective, signals: Vec::new(), scored: Vec::new() };
+        for (example, scored) in kept.iter().map(|index| sequences[*index]) {
+            let signal = signals.get(example).cloned().unwrap_or_default();
+            weights.check_signal(&signal, example + 1, scored)?;
+            weights.signals.push(signal);
+            weights.scored.push(scored);
+        }
+        Ok((weights, kept))
+    }
+
+    fn check_signal(
+        &self,
+        signal: &TrainingSignal,
+        line: usize,
+        tokens: usize,
+    ) -> Result<(), TrainError> {
+        let needs = self.objective.requirements();
+        let lists = [
+            ("behaviour", &signal.behaviour, Requirement::BehaviourLogprobs),
+            ("old", &signal.old, Requirement::BehaviourLogprobs),
+            ("reference", &signal.reference, Requirement::ReferenceLogprobs),
+        ];
+        for (what, list, requirement) in lists {
+            let is_other = what == "old" || (what == "behaviour" && signal.old.is_some());
+            match list {
+                Some(list) if list.len() != tokens => {
+                    let found = list.len();
+                    return Err(TrainError::SignalLength { line, what, found, tokens });
+                }
+                None if needs.contains(&requirement) && !is_other => {
+                    let objective = self.objective.name().as_str();
+                    return Err(TrainError::Signal { line, what, objective });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of sequences that belong together.
+    pub(super) fn unit(&self) -> usize {
+        if matches!(self.objective.recipe(), Recipe::Pairs(_)) { 2 } else { 1 }
+    }
+
+    /// Counts what the loss of a batch is a mean over. The mean gain is that of the policy that
+    /// drew the sequences.
+    pub(super) fn total_batch(&self, batch: &[usize]) -> BatchTotals {
+        let gain = |index: &usize| {
+            let signal = &self.signals[*index];
+            let before = signal.old.as_ref().or(signal.behaviour.as_ref());
+            before.map_or(0.0, |now| SequenceLogprobs { now, ..signal.logprobs(&[]) }.gain())
+        };
+        BatchTotals {
+            sequences: batch.len(),
+            tokens: batch.iter().map(|index| self.scored[*index]).sum(),
+            pairs: batch.len() / 2,
+            mean_gain: batch.iter().map(gain).sum::<f64>() / batch.len().max(1) as f64,
+        }
+    }
+
+    /// Returns the weight of each scored token of some sequences of a batch, by their losses in
+    /// nats.
+    pub(super) fn weigh_tokens(
+        &self,
+        sequences: &[usize],
+        losses: &[f64],
+        totals: &BatchTotals,
+        report: &mut WeightReport,
+    ) -> Vec<f64> {
+        let now: Vec<f64> = losses.iter().map(|loss| -loss).collect();
+        let mut rest = now.as_slice();
+        let logprobs: Vec<SequenceLogprobs<'_>> = sequences
+            .iter()
+            .map(|index| {
+                let (own, others) = rest.split_at(self.scored[*index]);
+                rest = others;
+                self.signals[*index].logprobs(own)
+            })
+            .collect();
+        let mut weights = Vec::with_capacity(losses.len());
+        for (indices, logprobs) in sequences.chunks(self.unit()).zip(logprobs.chunks(self.unit())) {
+            let found: Vec<WeightedTokens> = match logprobs {
+                [chosen, rejected] => {
+                    self.objective.weigh_pair([*chosen, *rejected], totals).into()
+                }
+                _ => {
+                    let single = indices.iter().zip(logprobs).map(|(index, logprobs)| {
+                        let advantage = self.signals[*index].advantage;
+                        self.objective.weigh_sequence(advantage, *logprobs, totals)
+                    });
+                    single.collect()
+                }
+            };
+            for ((index, logprobs), found) in indices.iter().zip(logprobs).zip(found) {
+                report.add_sequence(self.signals[*index].advantage, logprobs, &found);
+                weights.extend(found.weights);
+            }
+        }
+        weights
+    }
+}
+
+impl TrainingSignal {
+    fn logprobs<'a>(&'a self, now: &'a [f64]) -> SequenceLogprobs<'a> {
+        SequenceLogprobs {
+            now,
+            old: self.old.as_deref(),
+            behaviour: self.behaviour.as_deref(),
+            reference: self.reference.as_deref(),
+        }
+    }
+}
+
+impl WeightReport {
+    fn add_sequence(
+        &mut self,
+        advantage: f64,
+        logprobs: &SequenceLogprobs<'_>,
+        found: &WeightedTokens,
+    ) {
+        if advantage != 0.0 {
+            self.dropped += found.weights.iter().filter(|weight| **weight == 0.0).count();
+        }
+        self.clipped += found.clipped;
+        let drawn = logprobs.old.or(logprobs.behaviour).unwrap_or(logprobs.now);
+        self.ratios +=
+            logprobs.now.iter().zip(drawn).map(|(now, drawn)| (now - drawn).exp()).sum::<f64>();
+        let apart = logprobs.reference.unwrap_or(logprobs.now).iter().zip(logprobs.now);
+        self.divergence += apart
+            .map(|(reference, now)| (reference - now).exp_m1() - (reference - now))
+            .sum::<f64>();
+    }
+}

@@ -1,0 +1,209 @@
+"""Weighs the tokens of a step by a training objective, with the formulas of `services/objective`.
+The loss of each token is multiplied by its weight, which is a constant for the gradient."""
+
+import dataclasses
+
+import torch
+
+from .errors import Refused
+
+# Larger weights, before they are divided by a number of tokens or sequences, are clipped to this.
+WEIGHT_MAX = 1e4
+
+
+@dataclasses.dataclass
+class Signal:
+    """What an objective knows of a sequence. Tensors have a value for each scored token, in nats:
+    by the weights from which the training starts, and by the reference."""
+
+    advantage: float = 1.0
+    old: torch.Tensor = None
+    reference: torch.Tensor = None
+
+
+@dataclasses.dataclass
+class Totals:
+    """The counts over which the loss of a step is a mean, and the mean gain on the reference."""
+
+    sequences: int
+    tokens: int
+    mean_gain: float
+
+
+def _ignored(_settings, signal, now):
+    return torch.full_like(now, signal.advantage)
+
+
+def _probability(_settings, signal, now):
+    return signal.advantage * now.exp()
+
+
+def _clipped(settings, signal, now):
+    return _clip(settings, signal.advantage, (now - signal.old).exp())
+
+
+def _clipped_sequence(settings, signal, now):
+    ratio = (now - signal.old).mean().exp()
+    return _clip(settings, signal.advantage, ratio.expand_as(now))
+
+
+def _clip(settings, advantage, ratio):
+    if advantage > 0:
+        clipped = ratio > 1 + settings["clip_high"]
+    else:
+        clipped = ratio < 1 - settings["clip_low"]
+    return torch.where(clipped, torch.zeros_like(ratio), advantage * ratio)
+
+
+def _truncated(settings, signal, now):
+    return signal.advantage * (now - signal.old).exp().clamp(max=settings["max_ratio"])
+
+
+def _teacher(_settings, signal, now):
+    return signal.reference - now
+
+
+# What the sum of the tokens' losses is divided by, besides the number of sequences.
+_SUM, _MEAN, _LONGEST, _ALL_TOKENS = "sum", "mean", "longest", "all tokens"
+
+_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+
+# The rule, the divisor and the defaults of each objective of single sequences.
+_SINGLE = {
+    "ssd": (_ignored, _SUM, {}),
+    "dft": (_probability, _SUM, {}),
+    "raft_plus_plus": (_clipped, _MEAN, _CLIP),
+    "reinforce_rej": (_clipped, _MEAN, _CLIP),
+    "rloo": (_ignored, _SUM, {}),
+    "grpo": (_clipped, _MEAN, _CLIP),
+    "dr_grpo": (_clipped, _LONGEST, {**_CLIP, "max_tokens": None}),
+    "dapo": (_clipped, _ALL_TOKENS, {"clip_low": 0.2, "clip_high": 0.28}),
+    "gspo": (_clipped_sequence, _MEAN, {"clip_low": 3e-4, "clip_high": 4e-4}),
+    "cispo": (_truncated, _ALL_TOKENS, {"max_ratio": 5.0}),
+    "distillation": (_teacher, _ALL_TOKENS, {}),
+}
+
+
+def _dpo(settings, chosen, rejected):
+    gains = [now.sum() - signal.reference.sum() for signal, now in (chosen, rejected)]
+    beta = settings["beta"]
+    weight = beta * torch.sigmoid(-beta * (gains[0] - gains[1]))
+    return weight + settings["nll"] / len(chosen[1]), -weight
+
+
+def _simpo(settings, chosen, rejected):
+    (_, better), (_, worse) = chosen, rejected
+    beta = settings["beta"]
+    margin = beta * (better.mean() - worse.mean()) - settings["gamma"]
+    weight = beta * torch.sigmoid(-margin)
+    return weight / len(better), -weight / len(worse)
+
+
+def _orpo(settings, chosen, rejected):
+    means = [now.mean() for _, now in (chosen, rejected)]
+    left = [(-mean.expm1()).clamp(min=torch.finfo(torch.float64).eps) for mean in means]
+    odds = [mean - rest.log() for mean, rest in zip(means, left)]
+    weight = settings["lambda"] * torch.sigmoid(odds[1] - odds[0])
+    better = (1 + weight / left[0]) / len(chosen[1])
+    return better, -weight / (left[1] * len(rejected[1]))
+
+
+_PAIRS = {
+    "dpo": (_dpo, {"beta": 0.1, "nll": 0.0}),
+    "simpo": (_simpo, {"beta": 2.5, "gamma": 1.375}),
+    "orpo": (_orpo, {"lambda": 0.1}),
+}
+
+_KTO = {"beta": 0.1, "desirable": 1.0, "undesirable": 1.0, "min_reward": 0.5}
+
+
+class Objective:
+    def __init__(self, name, settings):
+        if name == "kto":
+            defaults = _KTO
+        elif name in _PAIRS:
+            defaults = _PAIRS[name][1]
+        elif name in _SINGLE:
+            defaults = _SINGLE[name][2]
+        else:
+            raise Refused(f"objective {name!r} is unknown to this trainer")
+        self.name, self.settings = name, {**defaults, "kl": 0.0, **settings}
+        unknown = sorted(set(self.settings) - set(defaults) - {"kl"})
+        if unknown:
+            raise Refused(f"objective {name}: this trainer has no setting {unknown[0]!r}")
+        missing = [key for key, value in self.settings.items() if value is None]
+        if missing:
+            raise Refused(f"objective {name}: setting {missing[0]!r} is missing")
+        # The sequences that belong together.
+        self.unit = 2 if name in _PAIRS else 1
+
+    def needs_old(self):
+        ratios = (_clipped, _clipped_sequence, _truncated)
+        return self.name == "kto" or (self.name in _SINGLE and _SINGLE[self.name][0] in ratios)
+
+    def needs_reference(self):
+        return self.settings["kl"] > 0 or self.name in ("dpo", "kto", "distillation")
+
+    def weigh(self, unit, totals):
+        """Takes the signal and the present log-probabilities of a sequence, or of a better and a
+        worse one. Returns the weights of their tokens: -dloss/dlogprob."""
+        if self.name in _PAIRS:
+            weights = _PAIRS[self.name][0](self.settings, *unit)
+            weights = [weight.expand_as(now) for weight, (_, now) in zip(weights, unit)]
+            divisors = [totals.sequences / 2] * 2
+        elif self.name == "kto":
+            weights, divisors = [self._weigh_kto(*unit[0], totals)], [totals.sequences]
+        else:
+            [(signal, now)] = unit
+            rule, mean, _ = _SINGLE[self.name]
+            weights, divisors = [rule(self.settings, signal, now)], [totals.sequences]
+            divisors[0] *= {_MEAN: len(now), _LONGEST: self.settings.get("max_tokens")}.get(mean, 1)
+            if mean == _ALL_TOKENS:
+                divisors = [totals.tokens]
+        pairs = zip(unit, weights, divisors)
+        return [self._finish(*sequence, raw, divisor) for sequence, raw, divisor in pairs]
+
+    def _weigh_kto(self, signal, now, totals):
+        beta, passes = self.settings["beta"], signal.advantage > 0
+        importance = self.settings["desirable" if passes else "undesirable"]
+        gain = now.sum() - signal.reference.sum() - max(totals.mean_gain, 0.0)
+        sign = 1.0 if passes else -1.0
+        share = torch.sigmoid(sign * beta * gain)
+        return (sign * importance * beta * share * (1 - share)).expand_as(now)
+
+    def _finish(self, signal, now, weights, divisor):
+        kl = self.settings["kl"]
+        if kl > 0:
+            weights = weights + kl * torch.expm1(signal.reference - now)
+        return weights.clamp(-WEIGHT_MAX, WEIGHT_MAX) / divisor
+
+
+class StepWeights:
+    """The objective of a training, with the signal of each sequence."""
+
+    def __init__(self, objective, signals):
+        self.objective, self.signals = objective, signals
+
+    def totals(self, parts):
+        """Counts the sequences and tokens of a step."""
+        indices = [index for part in parts for index in part["indices"]]
+        signals = [self.signals[index] for index in indices]
+        gains = [
+            float(signal.old.sum() - signal.reference.sum())
+            for signal in signals
+            if signal.old is not None and signal.reference is not None
+        ]
+        tokens = sum(part["scored"] for part in parts)
+        return Totals(len(indices), tokens, sum(gains) / max(len(gains), 1))
+
+    def weigh_pass(self, part, losses, totals):
+        """Returns the weights of the scored tokens of a pass, in order."""
+        now = (-losses.detach()).to("cpu", torch.float64).split(part["lengths"])
+        places = sorted(range(len(now)), key=lambda place: part["indices"][place])
+        weights = [None] * len(now)
+        for start in range(0, len(places), self.objective.unit):
+            together = places[start : start + self.objective.unit]
+            unit = [(self.signals[part["indices"][place]], now[place]) for place in together]
+            for place, found in zip(together, self.objective.weigh(unit, totals)):
+                weights[place] = found
+        return torch.cat(weights).to(losses.device, losses.dtype)

@@ -1,0 +1,257 @@
+//! An objective with its settings, as specs and commands name it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use wire::v1;
+
+use crate::{
+    SettingError, SettingKey,
+    settings::{COMMON_KEYS, CORRECTION_KEYS},
+};
+
+/// The name of an objective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ObjectiveName {
+    Raft,
+    Ssd,
+    Dft,
+    RaftPlusPlus,
+    ReinforceRej,
+    Rloo,
+    Grpo,
+    DrGrpo,
+    Dapo,
+    Gspo,
+    Cispo,
+    Dpo,
+    Simpo,
+    Orpo,
+    Kto,
+    Distillation,
+}
+
+/// An objective with the values of all its settings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Objective {
+    name: ObjectiveName,
+    /// `None` for a setting that has no default and was not set.
+    values: BTreeMap<SettingKey, Option<f64>>,
+}
+
+impl ObjectiveName {
+    pub const ALL: [Self; 16] = [
+        Self::Raft,
+        Self::Ssd,
+        Self::Dft,
+        Self::RaftPlusPlus,
+        Self::ReinforceRej,
+        Self::Rloo,
+        Self::Grpo,
+        Self::DrGrpo,
+        Self::Dapo,
+        Self::Gspo,
+        Self::Cispo,
+        Self::Dpo,
+        Self::Simpo,
+        Self::Orpo,
+        Self::Kto,
+        Self::Distillation,
+    ];
+
+    /// Returns the name in specs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Raft => "raft",
+            Self::Ssd => "ssd",
+            Self::Dft => "dft",
+            Self::RaftPlusPlus => "raft_plus_plus",
+            Self::ReinforceRej => "reinforce_rej",
+            Self::Rloo => "rloo",
+            Self::Grpo => "grpo",
+            Self::DrGrpo => "dr_grpo",
+            Self::Dapo => "dapo",
+            Self::Gspo => "gspo",
+            Self::Cispo => "cispo",
+            Self::Dpo => "dpo",
+            Self::Simpo => "simpo",
+            Self::Orpo => "orpo",
+            Self::Kto => "kto",
+            Self::Distillation => "distillation",
+        }
+    }
+
+    /// Finds an objective by its name in specs.
+    ///
+    /// # Errors
+    /// With all names, if none is this one.
+    pub fn find(name: &str) -> Result<Self, SettingError> {
+        let found = Self::ALL.into_iter().find(|it| it.as_str() == name);
+        let known = || Self::ALL.map(Self::as_str).join(", ");
+        found.ok_or_else(|| SettingError::NoObjective { name: name.to_owned(), known: known() })
+    }
+}
+
+impl Objective {
+    /// Creates an objective with the settings of its paper.
+    pub fn new(name: ObjectiveName) -> Self {
+        let common = COMMON_KEYS.map(|key| (key, Some(0.0)));
+        let own = default_settings(name).iter().copied();
+        Self { name, values: own.chain(common).collect() }
+    }
+
+    /// Reads the form in facts.
+    ///
+    /// # Errors
+    /// When there is no such objective, or a setting is not valid.
+    pub fn from_message(message: &v1::Objective) -> Result<Self, SettingError> {
+        let mut objective = Self::new(ObjectiveName::find(&message.name)?);
+        for (key, value) in &message.settings {
+            objective.set(key, *value)?;
+        }
+        objective.check_settings()?;
+        Ok(objective)
+    }
+
+    /// Returns the form in facts.
+    pub fn to_message(&self) -> v1::Objective {
+        let plain = Self::new(self.name);
+        let changed = self.values.iter().filter(|(key, value)| plain.values[*key] != **value);
+        let settings = changed.filter_map(|(key, value)| Some((key.to_string(), (*value)?)));
+        v1::Objective { name: self.name.as_str().to_owned(), settings: settings.collect() }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> ObjectiveName {
+        self.name
+    }
+
+    /// Returns each setting with its value, `None` where one must be set.
+    pub fn settings(&self) -> impl Iterator<Item = (SettingKey, Option<f64>)> + '_ {
+        self.values.iter().map(|(key, value)| (*key, *value))
+    }
+
+    /// Changes a setting. `clip` stands for `clip_low` and `clip_high`.
+    ///
+    /// # Errors
+    /// When the objective has no such setting, or the value is out of range.
+    pub fn set(&mut self, key: &str, value: f64) -> Result<(), SettingError> {
+        let objective = self.name.as_str();
+        let is_named = |it: &SettingKey| {
+            let both = [SettingKey::ClipLow, SettingKey::ClipHigh];
+            it.as_str() == key || (key == "clip" && both.contains(it))
+        };
+        let keys: Vec<SettingKey> = self.values.keys().copied().filter(is_named).collect();
+        if keys.is_empty() {
+            let known = self.values.keys().map(|key| key.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(SettingError::Unknown { objective, key: key.to_owned(), known });
+        }
+        for key in keys {
+            let (min, max) = key.range();
+            if !(min..=max).contains(&value) {
+                return Err(SettingError::OutOfRange { objective, key, value, min, max });
+            }
+            self.values.insert(key, Some(value));
+        }
+        Ok(())
+    }
+
+    /// Checks that no setting is missing and none excludes another.
+    ///
+    /// # Errors
+    /// With the first setting that is missing or excluded.
+    pub fn check_settings(&self) -> Result<(), SettingError> {
+        let objective = self.name.as_str();
+        if let Some((key, _)) = self.values.iter().find(|(_, value)| value.is_none()) {
+            let meaning = key.meaning();
+            return Err(SettingError::Missing { objective, key: *key, meaning });
+        }
+        let mut corrections = CORRECTION_KEYS.into_iter().filter(|key| self.value(*key) > 0.0);
+        if let (Some(first), Some(second)) = (corrections.next(), corrections.next()) {
+            return Err(SettingError::Excluded { objective, first, second });
+        }
+        Ok(())
+    }
+
+    /// Returns the value of a setting, 0 if the objective does not have it.
+    pub fn value(&self, key: SettingKey) -> f64 {
+        self.values.get(&key).copied().flatten().unwrap_or(0.0)
+    }
+
+    pub(crate) fn corrects(&self) -> bool {
+        CORRECTION_KEYS.into_iter().any(|key| self.value(key) > 0.0)
+    }
+}
+
+/// Returns the settings that an objective has besides the common ones, with their defaults; `None`
+/// where a value must be set.
+fn default_settings(name: ObjectiveName) -> &'static [(SettingKey, Option<f64>)] {
+    use SettingKey::{
+        Beta, ClipHigh, ClipLow, Desirable, Gamma, Lambda, MaxRatio, MaxTokens, MinReward, Nll,
+        Undesirable,
+    };
+    match name {
+        ObjectiveName::Raft
+        | ObjectiveName::Ssd
+        | ObjectiveName::Dft
+        | ObjectiveName::Rloo
+        | ObjectiveName::Distillation => &[],
+        ObjectiveName::RaftPlusPlus | ObjectiveName::ReinforceRej | ObjectiveName::Grpo => {
+            &[(ClipLow, Some(0.2)), (ClipHigh, Some(0.2))]
+        }
+        ObjectiveName::DrGrpo => &[(ClipLow, Some(0.2)), (ClipHigh, Some(0.2)), (MaxTokens, None)],
+        ObjectiveName::Dapo => &[(ClipLow, Some(0.2)), (ClipHigh, Some(0.28))],
+        ObjectiveName::Gspo => &[(ClipLow, Some(3e-4)), (ClipHigh, Some(4e-4))],
+        ObjectiveName::Cispo => &[(MaxRatio, Some(5.0))],
+        ObjectiveName::Dpo => &[(Beta, Some(0.1)), (Nll, Some(0.0))],
+        ObjectiveName::Simpo => &[(Beta, Some(2.5)), (Gamma, Some(1.375))],
+        ObjectiveName::Orpo => &[(Lambda, Some(0.1))],
+        ObjectiveName::Kto => &[
+            (Beta, Some(0.1)),
+            (Desirable, Some(1.0)),
+            (Undesirable, Some(1.0)),
+            (MinReward, Some(0.5)),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_found_and_read_from_a_spec() {
+        for name in ObjectiveName::ALL {
+            assert_eq!(ObjectiveName::find(name.as_str()), Ok(name));
+            let quoted = format!("{:?}", name.as_str());
+            assert_eq!(serde_json::from_str::<ObjectiveName>(&quoted).unwrap(), name);
+        }
+        let unknown = ObjectiveName::find("ppo").unwrap_err().to_string();
+        assert!(unknown.contains("must be one of: raft, ssd"), "{unknown}");
+        let mut dapo = Objective::new(ObjectiveName::Dapo);
+        dapo.set("kl", 0.5).unwrap();
+        assert_eq!(dapo.to_message().settings, [("kl".to_owned(), 0.5)].into());
+        assert_eq!(Objective::from_message(&dapo.to_message()), Ok(dapo));
+    }
+
+    #[test]
+    fn settings_are_checked() {
+        let mut grpo = Objective::new(ObjectiveName::Grpo);
+        assert!(grpo.check_settings().is_ok());
+        grpo.set("clip", 0.3).unwrap();
+        assert_eq!(grpo.value(SettingKey::ClipLow), 0.3);
+        assert_eq!(grpo.value(SettingKey::ClipHigh), 0.3);
+        let unknown = grpo.set("gama", 1.0).unwrap_err().to_string();
+        assert!(unknown.contains("clip_low, clip_high"), "{unknown}");
+        assert!(matches!(grpo.set("kl", -1.0), Err(SettingError::OutOfRange { .. })));
+        assert!(matches!(grpo.set("kl", f64::NAN), Err(SettingError::OutOfRange { .. })));
+        grpo.set("truncate_tokens", 2.0).unwrap();
+        grpo.set("mask_sequences", 2.0).unwrap();
+        assert!(matches!(grpo.check_settings(), Err(SettingError::Excluded { .. })));
+        let mut dr_grpo = Objective::new(ObjectiveName::DrGrpo);
+        assert!(matches!(dr_grpo.check_settings(), Err(SettingError::Missing { .. })));
+        dr_grpo.set("max_tokens", 64.0).unwrap();
+        assert!(dr_grpo.check_settings().is_ok());
+    }
+}

@@ -1,0 +1,158 @@
+//! The `raft.objective` setting: the loss that a cycle's training minimises.
+
+use std::collections::BTreeMap;
+
+use objective::{Objective, ObjectiveName, Requirement, SettingError, SettingKey};
+use serde::Deserialize;
+use wire::v1;
+
+use crate::field_checks::{FieldResult, ensure_field};
+
+/// An objective's name, or its name with settings.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "expected an objective such as dr_grpo, or {dapo: {kl: 0.001}}")]
+pub enum ObjectiveSpec {
+    Name(String),
+    Settings(BTreeMap<String, BTreeMap<String, f64>>),
+}
+
+impl Default for ObjectiveSpec {
+    fn default() -> Self {
+        Self::Name(ObjectiveName::Raft.as_str().to_owned())
+    }
+}
+
+/// The other settings of a run on which an objective depends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ObjectiveContext {
+    pub(crate) samples_per_prompt: u32,
+    pub(crate) max_new_tokens: u32,
+    /// The samples of a cycle are drawn by the weights from which its training starts.
+    pub(crate) is_on_policy: bool,
+    /// Samples of earlier cycles are trained on again.
+    pub(crate) replays: bool,
+}
+
+impl ObjectiveSpec {
+    fn parse(&self, max_new_tokens: u32) -> Result<Objective, SettingError> {
+        let (name, settings) = match self {
+            Self::Name(name) => (name.as_str(), None),
+            Self::Settings(all) => all
+                .first_key_value()
+                .map_or(("", None), |(name, settings)| (name.as_str(), Some(settings))),
+        };
+        let mut objective = Objective::new(ObjectiveName::find(name)?);
+        for (key, value) in settings.into_iter().flatten() {
+            objective.set(key, *value)?;
+        }
+        if objective.settings().any(|it| it == (SettingKey::MaxTokens, None)) {
+            objective.set(SettingKey::MaxTokens.as_str(), f64::from(max_new_tokens))?;
+        }
+        objective.check_settings()?;
+        Ok(objective)
+    }
+
+    pub(crate) fn check_fields(&self, field: &str, context: ObjectiveContext) -> FieldResult {
+        let is_one = !matches!(self, Self::Settings(all) if all.len() != 1);
+        ensure_field(is_one, field, "must name one objective")?;
+        let objective = match self.parse(context.max_new_tokens) {
+            Ok(objective) => objective,
+            Err(error) => return ensure_field(false, field, format!("is not valid: {error}")),
+        };
+        let name = objective.name().as_str();
+        ensure_field(
+            objective.name() != ObjectiveName::Distillation,
+            field,
+            "distillation needs the log-probabilities of a teacher, which no run has",
+        )?;
+        let corrects = objective
+            .settings()
+            .any(|(key, value)| key.is_correction() && value.is_some_and(|value| value > 0.0));
+        ensure_field(
+            !corrects,
+            field,
+            "corrections need log-probabilities of the engine that drew, which samples do not have",
+        )?;
+        let needs = objective.requirements();
+        if needs.contains(&Requirement::Groups) {
+            ensure_field(
+                context.samples_per_prompt > 1,
+                "raft.samples_per_prompt",
+                format!("must be at least 2: {name} compares the samples of a prompt"),
+            )?;
+        }
+        if needs.contains(&Requirement::BehaviourLogprobs) {
+            ensure_field(
+                context.is_on_policy,
+                field,
+                format!(
+                    "{name} compares with the weights that drew the samples; set \
+                     `staleness: 0` and `from_base: false`"
+                ),
+            )?;
+        }
+        ensure_field(
+            !context.replays || objective.name() == ObjectiveName::Raft,
+            "raft.selection.replay",
+            format!("must be left out: {name} trains on samples of the present weights"),
+        )
+    }
+
+    /// Converts the setting to its form in the `spec` fact; `None` for `raft`.
+    pub(crate) fn to_proto(&self, max_new_tokens: u32) -> Option<v1::Objective> {
+        let objective = self.parse(max_new_tokens).ok()?;
+        (objective.name() != ObjectiveName::Raft).then(|| objective.to_message())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTEXT: ObjectiveContext = ObjectiveContext {
+        samples_per_prompt: 8,
+        max_new_tokens: 64,
+        is_on_policy: true,
+        replays: false,
+    };
+
+    fn read(yaml: &str) -> ObjectiveSpec {
+        serde_saphyr::from_str(yaml).unwrap()
+    }
+
+    #[test]
+    fn an_objective_is_a_name_or_a_name_with_settings() {
+        assert_eq!(read("raft").to_proto(64), None);
+        let dr_grpo = read("dr_grpo");
+        assert!(dr_grpo.check_fields("raft.objective", CONTEXT).is_ok());
+        assert_eq!(dr_grpo.to_proto(64).unwrap().settings, [("max_tokens".into(), 64.0)].into());
+        let dapo = read("{dapo: {kl: 0.001}}");
+        assert!(dapo.check_fields("raft.objective", CONTEXT).is_ok());
+        assert_eq!(dapo.to_proto(64).unwrap().settings, [("kl".into(), 0.001)].into());
+    }
+
+    #[test]
+    fn what_a_run_lacks_for_an_objective_is_named() {
+        let refused = |yaml: &str, context| {
+            let error = read(yaml).check_fields("raft.objective", context).unwrap_err();
+            format!("{}: {}", error.field, error.remedy)
+        };
+        let lonely = ObjectiveContext { samples_per_prompt: 1, ..CONTEXT };
+        let stale = ObjectiveContext { is_on_policy: false, ..CONTEXT };
+        let replaying = ObjectiveContext { replays: true, ..CONTEXT };
+        for (yaml, context, expected) in [
+            ("ppo", CONTEXT, "must be one of: raft, ssd"),
+            ("{grpo: {gama: 1}}", CONTEXT, "clip_low, clip_high"),
+            ("{grpo: {}, rloo: {}}", CONTEXT, "must name one objective"),
+            ("rloo", lonely, "raft.samples_per_prompt: must be at least 2"),
+            ("grpo", stale, "staleness: 0"),
+            ("dpo", replaying, "raft.selection.replay: must be left out"),
+            ("distillation", CONTEXT, "teacher"),
+            ("{ssd: {mask_tokens: 2}}", CONTEXT, "corrections need"),
+        ] {
+            let said = refused(yaml, context);
+            assert!(said.contains(expected), "{said}");
+        }
+        assert!(read("rloo").check_fields("raft.objective", stale).is_ok());
+    }
+}
