@@ -1,6 +1,8 @@
 //! Compares the weights of every objective with finite differences of its loss, which is written
 //! here from the papers, sequence by sequence.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use objective::{Objective, ObjectiveName, ScoredSequence, compute_weights};
 
 const STEP: f64 = 1e-6;
@@ -73,128 +75,118 @@ fn surrogate(now: &[f64], one: &ScoredSequence, gain: f64, low: f64, high: f64) 
     each.collect()
 }
 
+/// Returns the part of one sequence in the loss of an objective, before it is divided; `None` if the
+/// objective has no such part.
+fn sequence_loss(
+    name: ObjectiveName,
+    all: &[ScoredSequence],
+    one: &ScoredSequence,
+    now: &[f64],
+) -> Option<f64> {
+    let length = now.len() as f64;
+    let best = if is_best(all, one) { 1.0 } else { 0.0 };
+    let clipped = |gain: f64| sum(&surrogate(now, one, gain, 0.2, 0.2));
+    Some(match name {
+        ObjectiveName::Raft => -best * sum(now),
+        ObjectiveName::Ssd => -sum(now),
+        ObjectiveName::Dft => {
+            now.iter().zip(&one.logprobs).map(|(now, start)| -start.exp() * now).sum()
+        }
+        ObjectiveName::RaftPlusPlus => clipped(best) / length,
+        ObjectiveName::ReinforceRej => {
+            let is_mixed = group(all, one).iter().any(|it| it.reward != one.reward);
+            clipped(if is_mixed { 2.0 * one.reward - 1.0 } else { 0.0 }) / length
+        }
+        ObjectiveName::Rloo => {
+            let rewards: Vec<f64> = group(all, one).iter().map(|it| it.reward).collect();
+            let others = (sum(&rewards) - one.reward) / (rewards.len() as f64 - 1.0);
+            -(one.reward - others) * sum(now)
+        }
+        ObjectiveName::Grpo => clipped(standardized(all, one)) / length,
+        ObjectiveName::DrGrpo => clipped(centered(all, one).0) / 9.0,
+        ObjectiveName::Dapo => sum(&surrogate(now, one, standardized(all, one), 0.2, 0.28)),
+        ObjectiveName::Gspo => {
+            let drawn = one.behaviour.as_ref().unwrap();
+            let ratio = ((sum(now) - sum(drawn)) / length).exp();
+            let gain = standardized(all, one);
+            -(ratio * gain).min(ratio.clamp(1.0 - 3e-4, 1.0 + 4e-4) * gain)
+        }
+        ObjectiveName::Cispo => {
+            let drawn = one.behaviour.as_ref().unwrap();
+            let fixed = one.logprobs.iter().zip(drawn).map(|(it, drawn)| (it - drawn).exp());
+            let gain = standardized(all, one);
+            fixed.zip(now).map(|(ratio, now)| -ratio.min(5.0) * gain * now).sum()
+        }
+        ObjectiveName::Distillation => {
+            let teacher = one.reference.as_ref().unwrap();
+            let each = one.logprobs.iter().zip(teacher).zip(now);
+            each.map(|((fixed, teacher), now)| -(teacher - fixed) * now).sum()
+        }
+        ObjectiveName::Dpo | ObjectiveName::Simpo | ObjectiveName::Orpo | ObjectiveName::Kto => {
+            return None;
+        }
+    })
+}
+
+/// Returns the loss of each best and worst sequence of a prompt, by their positions.
+fn pair_losses(all: &[ScoredSequence], of: &dyn Fn(usize, usize) -> f64) -> Vec<f64> {
+    let mut losses = Vec::new();
+    for (better, one) in all.iter().enumerate() {
+        let rewards: Vec<f64> = group(all, one).iter().map(|it| it.reward).collect();
+        let best = rewards.iter().copied().fold(f64::MIN, f64::max);
+        let worst = rewards.iter().copied().fold(f64::MAX, f64::min);
+        for (worse, other) in all.iter().enumerate() {
+            let is_pair = one.prompt_id == other.prompt_id && best > worst;
+            if is_pair && one.reward == best && other.reward == worst {
+                losses.push(of(better, worse));
+            }
+        }
+    }
+    losses
+}
+
 /// Returns the loss of an objective with the log-probabilities `now`; `start` has those that count
 /// as constants.
 fn loss(name: ObjectiveName, start: &[ScoredSequence], now: &[Vec<f64>]) -> f64 {
-    let count = start.len() as f64;
     let tokens: usize = now.iter().map(Vec::len).sum();
-    let by_sequence = |of: &dyn Fn(usize, &ScoredSequence, &[f64]) -> f64| -> f64 {
-        start.iter().enumerate().map(|(index, one)| of(index, one, &now[index])).sum()
-    };
-    let by_pair = |of: &dyn Fn(usize, usize) -> f64| -> f64 {
-        let mut losses = Vec::new();
-        for (better, one) in start.iter().enumerate() {
-            for (worse, other) in start.iter().enumerate() {
-                let rewards: Vec<f64> = group(start, one).iter().map(|it| it.reward).collect();
-                let best = rewards.iter().copied().fold(f64::MIN, f64::max);
-                let worst = rewards.iter().copied().fold(f64::MAX, f64::min);
-                let is_pair = one.prompt_id == other.prompt_id && best > worst;
-                if is_pair && one.reward == best && other.reward == worst {
-                    losses.push(of(better, worse));
-                }
-            }
-        }
-        sum(&losses) / losses.len() as f64
-    };
+    let parts: Option<Vec<f64>> =
+        start.iter().zip(now).map(|(one, now)| sequence_loss(name, start, one, now)).collect();
+    if let Some(parts) = parts {
+        let by_tokens = matches!(
+            name,
+            ObjectiveName::Dapo | ObjectiveName::Cispo | ObjectiveName::Distillation
+        );
+        return sum(&parts) / if by_tokens { tokens as f64 } else { start.len() as f64 };
+    }
     let mean = |index: usize| sum(&now[index]) / now[index].len() as f64;
     let gain = |index: usize| sum(&now[index]) - sum(start[index].reference.as_ref().unwrap());
-    match name {
-        ObjectiveName::Raft => {
-            by_sequence(&|_, one, now| {
-                if is_best(start, one) { -sum(now) } else { 0.0 }
-            }) / count
-        }
-        ObjectiveName::Ssd => by_sequence(&|_, _, now| -sum(now)) / count,
-        ObjectiveName::Dft => {
-            by_sequence(&|_, one, now| {
-                now.iter().zip(&one.logprobs).map(|(now, start)| -start.exp() * now).sum()
-            }) / count
-        }
-        ObjectiveName::RaftPlusPlus => {
-            by_sequence(&|_, one, now| {
-                let gain = if is_best(start, one) { 1.0 } else { 0.0 };
-                sum(&surrogate(now, one, gain, 0.2, 0.2)) / now.len() as f64
-            }) / count
-        }
-        ObjectiveName::ReinforceRej => {
-            by_sequence(&|_, one, now| {
-                let all = group(start, one);
-                let gain = if all.iter().all(|it| it.reward == one.reward) {
-                    0.0
-                } else {
-                    2.0 * one.reward - 1.0
-                };
-                sum(&surrogate(now, one, gain, 0.2, 0.2)) / now.len() as f64
-            }) / count
-        }
-        ObjectiveName::Rloo => {
-            by_sequence(&|_, one, now| {
-                let all = group(start, one);
-                let others = (all.iter().map(|it| it.reward).sum::<f64>() - one.reward)
-                    / (all.len() as f64 - 1.0);
-                -(one.reward - others) * sum(now)
-            }) / count
-        }
-        ObjectiveName::Grpo => {
-            by_sequence(&|_, one, now| {
-                sum(&surrogate(now, one, standardized(start, one), 0.2, 0.2)) / now.len() as f64
-            }) / count
-        }
-        ObjectiveName::DrGrpo => {
-            by_sequence(&|_, one, now| {
-                sum(&surrogate(now, one, centered(start, one).0, 0.2, 0.2)) / 9.0
-            }) / count
-        }
-        ObjectiveName::Dapo => {
-            by_sequence(&|_, one, now| {
-                sum(&surrogate(now, one, standardized(start, one), 0.2, 0.28))
-            }) / tokens as f64
-        }
-        ObjectiveName::Gspo => {
-            by_sequence(&|_, one, now| {
-                let drawn = one.behaviour.as_ref().unwrap();
-                let ratio = ((sum(now) - sum(drawn)) / now.len() as f64).exp();
-                let gain = standardized(start, one);
-                -(ratio * gain).min(ratio.clamp(1.0 - 3e-4, 1.0 + 4e-4) * gain)
-            }) / count
-        }
-        ObjectiveName::Cispo => {
-            by_sequence(&|_, one, now| {
-                let drawn = one.behaviour.as_ref().unwrap();
-                let fixed =
-                    one.logprobs.iter().zip(drawn).map(|(it, drawn)| (it - drawn).exp().min(5.0));
-                let each =
-                    fixed.zip(now).map(|(ratio, now)| -ratio * standardized(start, one) * now);
-                each.sum()
-            }) / tokens as f64
-        }
+    let odds = |index: usize| mean(index) - (1.0 - mean(index).exp()).ln();
+    let losses = match name {
         ObjectiveName::Dpo => {
-            by_pair(&|better, worse| -sigmoid(0.1 * (gain(better) - gain(worse))).ln())
+            pair_losses(start, &|better, worse| -sigmoid(0.1 * (gain(better) - gain(worse))).ln())
         }
-        ObjectiveName::Simpo => {
-            by_pair(&|better, worse| -sigmoid(2.5 * (mean(better) - mean(worse)) - 1.375).ln())
-        }
-        ObjectiveName::Orpo => by_pair(&|better, worse| {
-            let odds = |index| mean(index) - (1.0 - mean(index).exp()).ln();
+        ObjectiveName::Simpo => pair_losses(start, &|better, worse| {
+            -sigmoid(2.5 * (mean(better) - mean(worse)) - 1.375).ln()
+        }),
+        ObjectiveName::Orpo => pair_losses(start, &|better, worse| {
             -mean(better) - 0.1 * sigmoid(odds(better) - odds(worse)).ln()
         }),
-        ObjectiveName::Kto => {
-            let start_gain =
-                |one: &ScoredSequence| sum(&one.logprobs) - sum(one.reference.as_ref().unwrap());
-            let base = (start.iter().map(start_gain).sum::<f64>() / count).max(0.0);
-            by_sequence(&|index, one, _| {
-                let sign = if one.reward >= 0.5 { 1.0 } else { -1.0 };
-                1.0 - sigmoid(sign * 0.1 * (gain(index) - base))
-            }) / count
-        }
-        ObjectiveName::Distillation => {
-            by_sequence(&|_, one, now| {
-                let teacher = one.reference.as_ref().unwrap();
-                let each = one.logprobs.iter().zip(teacher).zip(now);
-                each.map(|((fixed, teacher), now)| -(teacher - fixed) * now).sum()
-            }) / tokens as f64
-        }
-    }
+        _ => kto_losses(start, &gain),
+    };
+    sum(&losses) / losses.len() as f64
+}
+
+/// Returns the loss of each sequence by KTO. The gains at the start give its reference point.
+fn kto_losses(start: &[ScoredSequence], gain: &dyn Fn(usize) -> f64) -> Vec<f64> {
+    let start_gain =
+        |one: &ScoredSequence| sum(&one.logprobs) - sum(one.reference.as_ref().unwrap());
+    let gains: Vec<f64> = start.iter().map(start_gain).collect();
+    let base = (sum(&gains) / gains.len() as f64).max(0.0);
+    let each = start.iter().enumerate().map(|(index, one)| {
+        let sign = if one.reward >= 0.5 { 1.0 } else { -1.0 };
+        1.0 - sigmoid(sign * 0.1 * (gain(index) - base))
+    });
+    each.collect()
 }
 
 fn objective(name: ObjectiveName) -> Objective {
