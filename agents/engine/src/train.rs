@@ -28,7 +28,7 @@ use schedule::LearningRateSchedule;
 use std::collections::BTreeMap;
 use std::path::Path;
 use weighting::TrainingWeights;
-pub use weighting::{TrainingSignal, WeightReport};
+pub use weighting::{RATIO_BOUNDS, TrainingSignal, WeightReport};
 
 /// A prompt and the completion to learn.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -122,6 +122,9 @@ pub(crate) struct TrainStep {
     /// The log-probabilities of the canary's tokens, with the last step, if requested.
     #[serde(default)]
     pub canary: Vec<f32>,
+    /// The weights of tokens since the last saved step; `None` if all are the same.
+    #[serde(default)]
+    pub weighting: Option<v1::checkpoint::Weighting>,
 }
 
 /// The reply when the training has ended.

@@ -123,6 +123,7 @@ fn checkpoint_fact(
         trained_tokens: step.trained_tokens,
         packing: step.packing,
         canary: step.canary.clone(),
+        weighting: step.weighting.clone(),
         ..Default::default()
     }
 }

@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use engine::{
     CanaryText, CompletionExample, Device, LanguageModel, LayerModule, LearningRateDecay,
     LoraAdapter, LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer, TrainMethod, TrainSpec,
+    WeightReport,
 };
 use objective::Objective;
 use wire::v1;
@@ -74,11 +75,15 @@ fn run_training(
     let spent = before.map_or(0.0, |resume| resume.wall_s);
     // The values of the steps since the last saved one.
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let mut weighting: Option<WeightReport> = None;
     while let Some(report) = trainer.run_step()? {
         tokens += report.tokens as u64;
         trained_tokens += report.scored as u64;
         losses.push(report.loss);
         norms.push(report.grad_norm);
+        if let Some(weights) = &report.weights {
+            weighting.get_or_insert_default().add(weights);
+        }
         let (step, steps) = (to_u32(report.step), to_u32(report.steps));
         let due = cadence.is_due(step, began.elapsed().as_secs_f64());
         let saved = due.then(|| call.out.join(step.to_string()));
@@ -101,10 +106,11 @@ fn run_training(
             wall_s: spent + began.elapsed().as_secs_f64(),
             saved,
             canary: if step == steps { score_canary(&trainer, call)? } else { Vec::new() },
+            weighting: weighting.as_ref().map(weighting_message),
         }));
         if due {
             cadence.record_save(began.elapsed().as_secs_f64());
-            (losses, norms) = (Vec::new(), Vec::new());
+            (losses, norms, weighting) = (Vec::new(), Vec::new(), None);
         }
     }
     Ok(())
@@ -236,6 +242,24 @@ fn with_heartbeats<T>(respond: &CallResponder, work: impl FnOnce() -> T) -> T {
         drop(working);
         done
     })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
+fn weighting_message(report: &WeightReport) -> v1::checkpoint::Weighting {
+    let mean = |sum: f64, count: usize| (count > 0).then(|| sum / count as f64);
+    let compared = report.ratios.iter().sum();
+    v1::checkpoint::Weighting {
+        tokens: report.tokens as u64,
+        dropped: report.dropped as u64,
+        clipped: report.clipped as u64,
+        ratio: mean(report.ratio_sum, compared),
+        drift: mean(report.drift_sum, compared),
+        divergence: mean(report.divergence_sum, report.referenced),
+        ratios: match compared {
+            0 => Vec::new(),
+            _ => report.ratios.iter().map(|count| *count as u64).collect(),
+        },
+    }
 }
 
 /// Returns 0 for an empty list.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cycle::{Run, report_selection};
+use cycle::{Run, advise_on_training, report_selection};
 use serde::Serialize;
 use wire::{FactBody, FactKey, Record, RunId, v1};
 
@@ -154,7 +154,11 @@ impl FleetControl {
                 let before = self.run_before_selection(id, cycle, records).await?;
                 proof = canary_report(&before, cycle);
                 let selected = run.cycles.get(&cycle).and_then(|cycle| cycle.selected.as_ref());
-                selected.and_then(|selected| report_selection(&before, selected))
+                let mut found = selected.and_then(|selected| report_selection(&before, selected));
+                let trained = run.cycles.get(&cycle).and_then(|cycle| cycle.final_checkpoint());
+                let advice = trained.map(advise_on_training).unwrap_or_default();
+                found.iter_mut().for_each(|found| found.advice.extend_from_slice(&advice));
+                found
             }
             Some(_) => return Err(HistoryError::SelectsNothing(id.clone())),
             None => None,

@@ -43,6 +43,7 @@ pub(crate) fn evaluate_gates(
         let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
         findings.extend(rates.filter_map(|gate| check_pass_rate(done, before?, gate)));
     }
+    findings.extend(gates.into_iter().flat_map(|gates| check_weighting(cycle, gates)));
     let spoiled = findings.iter().any(|finding| finding.then() >= Then::RollBack);
     let here = CycleScore::from_cycle(run, number, cycle, done.heldout.as_ref());
     let best = match best_before {
@@ -149,6 +150,24 @@ fn check_diversity(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
 
 fn check_entropy(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
     check_minimum("entropy", cycle.selected.as_ref()?.entropy?, gate)
+}
+
+/// Limits the last checkpoint's dropped tokens and divergence, as its objective measured them.
+fn check_weighting(cycle: &Cycle, gates: &v1::Gates) -> Vec<Finding> {
+    let checkpoint = cycle.final_checkpoint();
+    let Some(found) = checkpoint.and_then(|it| it.weighting.as_ref()) else { return Vec::new() };
+    #[expect(clippy::cast_precision_loss, reason = "far fewer tokens than 2^52")]
+    let dropped = found.dropped as f64 / found.tokens.max(1) as f64;
+    let values = [
+        ("dropped tokens", Some(dropped), &gates.dropped_tokens),
+        ("divergence", found.divergence, &gates.divergence),
+    ];
+    let check = |(name, value, gate): (&str, Option<f64>, &Option<Gate>)| {
+        let (value, gate) = (value?, gate.as_ref()?);
+        let limit = gate.margin;
+        (value > limit).then(|| new_finding(name, value, limit, limit, gate.then()))
+    };
+    values.into_iter().filter_map(check).collect()
 }
 
 fn check_minimum(name: &str, value: f64, gate: &Gate) -> Option<Finding> {

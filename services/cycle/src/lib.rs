@@ -34,6 +34,7 @@ mod select;
 mod selection_report;
 mod speculation;
 mod state;
+mod training_advice;
 
 pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
 pub use best_checkpoint::{best_checkpoint, newest_checkpoint};
@@ -54,6 +55,7 @@ pub use state::{
     CanaryVotes, Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, PromptHistory, Run,
     RunPhase,
 };
+pub use training_advice::advise_on_training;
 
 #[cfg(test)]
 mod tests;

@@ -200,6 +200,13 @@ fn build_advice(found: &SelectionReport, raft: &v1::spec::Raft) -> Vec<String> {
                 .to_owned(),
         ),
         (
+            all(of("no advantage")) >= 0.5,
+            "most samples taught nothing, because all of their prompt earned the same: raise \
+             samples_per_prompt or sampling.temperature, or choose prompts near a pass rate of 0.5 \
+             (curriculum.difficulty)"
+                .to_owned(),
+        ),
+        (
             all(of("duplicate") + of("near duplicate")) >= ADVICE_SHARE_MIN,
             "many samples are near duplicates: raise sampling.temperature".to_owned(),
         ),
@@ -287,6 +294,8 @@ mod tests {
         assert!(found[0].contains("cut at 64 tokens"), "{found:?}");
         let found = some(|found| found.dropped = [("outranked".into(), 80)].into());
         assert!(found[0].contains("keep_per_prompt above 1"), "{found:?}");
+        let found = some(|found| found.dropped = [("no advantage".into(), 50)].into());
+        assert!(found[0].contains("taught nothing"), "{found:?}");
         let found = some(|found| found.all_wrong = 20);
         assert!(found[0].contains("never passed"), "{found:?}");
     }

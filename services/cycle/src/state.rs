@@ -411,7 +411,8 @@ fn can_reject_checkpoint(raft: &v1::spec::Raft) -> bool {
     let Some(gates) = &raft.gates else { return false };
     let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
     let of_samples = gates.diversity.iter().chain(&gates.entropy);
-    let mut all = gates.perplexity.iter().chain(rates).chain(of_samples);
+    let of_training = gates.dropped_tokens.iter().chain(&gates.divergence);
+    let mut all = gates.perplexity.iter().chain(rates).chain(of_samples).chain(of_training);
     gates.patience > 0 || all.any(|gate| gate.then() >= v1::gates::Then::RollBack)
 }
 

@@ -98,6 +98,9 @@ impl RunProgress {
         figures.add_value("train/learning_rate", checkpoint.learning_rate, step);
         figures.add_value("train/grad_norm", checkpoint.grad_norm, step);
         figures.add_optional("train/weight_change", checkpoint.weight_change, step);
+        if let Some(found) = &checkpoint.weighting {
+            add_weighting(figures, found, step);
+        }
         #[expect(clippy::cast_precision_loss, reason = "far fewer tokens than 2^52")]
         figures.add_value("train/tokens", checkpoint.tokens as f64, step);
     }
@@ -106,6 +109,20 @@ impl RunProgress {
     fn total_step(&self, cycle: u32, step: u32) -> u64 {
         let before = self.cycle_steps.range(..cycle).map(|(_, steps)| u64::from(*steps));
         before.sum::<u64>() + u64::from(step)
+    }
+}
+
+/// Adds the weights that an objective gave to tokens.
+fn add_weighting(figures: &mut MetricList, found: &v1::checkpoint::Weighting, step: u64) {
+    #[expect(clippy::cast_precision_loss, reason = "far fewer tokens than 2^52")]
+    let share = |part: u64| part as f64 / found.tokens.max(1) as f64;
+    figures.add_value("train/dropped_tokens", share(found.dropped), step);
+    figures.add_value("train/clipped_weights", share(found.clipped), step);
+    figures.add_optional("train/ratio", found.ratio, step);
+    figures.add_optional("train/drift", found.drift, step);
+    figures.add_optional("train/divergence", found.divergence, step);
+    for (number, count) in found.ratios.iter().enumerate() {
+        figures.add_value(format!("train/ratio_class_{number}"), share(*count), step);
     }
 }
 

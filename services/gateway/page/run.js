@@ -7,7 +7,7 @@ import { clock, count, counted, decimal, duration, ending, place } from "./forma
 import { lineage } from "./lineage.js";
 import { button, callout, chip, empty, folded, note, progress, section, state, table } from "./parts.js";
 import { toBox, toSamples } from "./route.js";
-import { axisOf, charts, fates, rewards, stopsOf } from "./series.js";
+import { axisOf, charts, fates, ratios, rewards, stopsOf } from "./series.js";
 import { settingsOf } from "./spec.js";
 import { isOver, mergeBoard } from "./store.js";
 import { timeline } from "./timeline.js";
@@ -111,7 +111,7 @@ function etas({ state: word, message, runEnds, phaseEnds, phase, submittedAt }) 
 
 function learning(board, share) {
   const lineCharts = charts(board);
-  const columnCharts = [rewards(board), fates(board)].filter(({ all }) => all.length);
+  const columnCharts = [rewards(board), fates(board), ratios(board)].filter(({ all }) => all.length);
   if (!lineCharts.length && !columnCharts.length) return empty("No measurements yet: the base is evaluated first.");
   const cycles = [...board.cycles.values()];
   const [axis, stops] = [axisOf(board), stopsOf(board)];

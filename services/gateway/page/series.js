@@ -49,6 +49,9 @@ export function charts(board) {
   // The checkpoint of step 0 was not trained.
   const training = (field) => linesOf(board, (cycle) => cycle.checkpoints.filter((it) => it.step && it[field] !== null)
     .map((it) => ["training", { x: placeOf(board, cycle, it.step), y: it[field] }]));
+  const weighting = (value, has, name = "training") => linesOf(board, (cycle) => cycle.checkpoints
+    .filter((it) => it.step && it.weighting && has(it.weighting))
+    .map((it) => [name, { x: placeOf(board, cycle, it.step), y: value(it.weighting) }]));
   const selected = (field) => linesOf(board, ({ cycle, selected: it }) =>
     (it && it[field] !== null ? [[field, { x: cycle, y: it[field] }]] : []));
   const share = { write: (it) => percent(it), tick: (it) => percent(it, 0), max: 1 };
@@ -63,6 +66,11 @@ export function charts(board) {
     { id: "learning-rate", title: "Learning rate", zero: true, lines: training("learningRate") },
     { id: "gradient-norm", title: "Gradient norm", subtitle: "before clipping", zero: true, lines: training("gradNorm") },
     { id: "weight-change", title: "Weight change", subtitle: "L2 distance from the start of the cycle", zero: true, lines: training("weightChange") },
+    { id: "dropped-tokens", title: "Dropped tokens", subtitle: "out of the bounds of the objective’s ratio", ...share, zero: true,
+      lines: weighting((it) => it.dropped / it.tokens, (it) => it.tokens > 0) },
+    { id: "divergence", title: "Divergence", unit: "nats per token", subtitle: "KL divergence of the trained weights, estimated (k3)", zero: true,
+      lines: [...weighting((it) => it.drift, (it) => it.drift !== null, "from those that drew"),
+        ...weighting((it) => it.divergence, (it) => it.divergence !== null, "from the reference")] },
     { id: "entropy", title: "Entropy of samples", unit: "nats per token", zero: true, lines: selected("entropy") },
     { id: "diversity", title: "Diversity of samples", subtitle: "distinct completions per judged sample", ...share, zero: true,
       lines: selected("diversity") },
@@ -72,7 +80,8 @@ export function charts(board) {
 
 /** Drop reasons in the order of docs/RAFT.md, each with its colour; rare ones share colours. */
 const FATES = new Map([["kept", 3], ["unjudged", 7], ["error", 5], ["void", 7], ["set aside", 7], ["all right", 0], ["all wrong", 6], ["empty", 7],
-  ["unfinished", 5], ["short", 7], ["long", 7], ["failed", 4], ["duplicate", 1], ["near duplicate", 6], ["outranked", 2], ["below the share", 0]]);
+  ["unfinished", 5], ["short", 7], ["long", 7], ["failed", 4], ["duplicate", 1], ["near duplicate", 6], ["outranked", 2], ["below the share", 0],
+  ["no advantage", 0], ["unpaired", 2]]);
 const fateOrder = [...FATES.keys()];
 
 /** The shares of kept and dropped samples, by drop reason, one column per cycle. */
@@ -104,6 +113,24 @@ export function rewards(board) {
     return { cycle, parts, mark, legend: [judged, ...(mark ? [["lowest reward kept", place(mark), 0, "line"]] : [])] };
   });
   return { id: "rewards", title: "Rewards", subtitle: "wider bars have more samples (by their square root)", part: "reward", write: String, all };
+}
+
+const RATIO_CLASSES = ["below 0.5", "0.5 to 0.8", "0.8 to 0.95", "0.95 to 1.05", "1.05 to 1.25", "1.25 to 2", "2 and more"];
+const RATIO_HUES = [4, 5, 1, 3, 2, 0, 6];
+
+/** The shares of tokens by how much likelier training made them, at the last checkpoint of each cycle. */
+export function ratios(board) {
+  const last = [...board.cycles.values()].map(({ cycle, checkpoints }) => [cycle, checkpoints.findLast((it) => it.weighting?.ratios.length)]);
+  const all = last.filter(([, found]) => found).map(([cycle, { weighting: { ratios: counts } }]) => {
+    const sum = Math.max(1, counts.reduce((all, n) => all + n, 0));
+    let to = 0;
+    const parts = counts.map((value, at) => ({ name: RATIO_CLASSES[at], value, hue: RATIO_HUES[at], wide: 1, from: to, to: (to += value / sum) }))
+      .filter(({ value }) => value);
+    const legend = parts.map(({ name, value, hue }) => [name, `${count(value)} (${percent(value / sum)})`, hue]);
+    return { cycle, parts, legend, mark: null };
+  });
+  return { id: "ratios", title: "Ratios of tokens", subtitle: "probability in training, relative to that when drawn", part: "ratio",
+    write: (it) => percent(it, 0), all };
 }
 
 /** Merges the charts of several boards: each run has the colour of its place in `all`, each line a dash pattern. */

@@ -55,7 +55,9 @@ const cycleOf = message("cycle#", {
     suites: [message("suite", { rate, passAt })],
   }),
   spans: [message("agent work beginS# endS# count#")],
-  checkpoints: [message("agent engine manifest parent path step# steps# atS# loss# learningRate# gradNorm# weightChange? tokens# final!")],
+  checkpoints: [message("agent engine manifest parent path step# steps# atS# loss# learningRate# gradNorm# weightChange? tokens# final!", {
+    weighting: message("tokens# dropped# ratio? drift? divergence?", { ratios: [number] }),
+  })],
   evals: [message("suite agent step# perplexity# stderr# bitsPerByte# stormed!")],
 });
 export const samplesPage = message("promptsInAll#", {

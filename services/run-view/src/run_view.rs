@@ -484,6 +484,7 @@ fn to_point(checkpoint: &v1::Checkpoint, shown: &CycleDetails) -> Point {
         manifest: manifest(&checkpoint.tree),
         parent: manifest(&checkpoint.parent),
         path: checkpoint.tree.as_ref().map_or(String::new(), |tree| tree.path.clone()),
+        weighting: checkpoint.weighting.clone(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The gates of a spec: the action to take when a run's results get worse.
 
+use objective::{Objective, Requirement};
 use serde::Deserialize;
 use wire::v1;
 
@@ -16,6 +17,10 @@ pub struct GatesSpec {
     pub diversity: Option<MinimumSpec>,
     /// A gate on the entropy in nats per token.
     pub entropy: Option<MinimumSpec>,
+    /// A gate on the share of the training's tokens that the objective drops.
+    pub dropped_tokens: Option<MaximumSpec>,
+    /// A gate on the divergence from the reference in nats per token.
+    pub divergence: Option<MaximumSpec>,
     /// Cycles without improvement after which the run ends. 0: no limit.
     pub patience: u32,
 }
@@ -63,6 +68,16 @@ pub struct MinimumSpec {
     pub then: GateActionSpec,
 }
 
+/// A gate on a largest value of a training.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaximumSpec {
+    /// A share of tokens, or nats per token.
+    pub most: f64,
+    #[serde(default = "tell")]
+    pub then: GateActionSpec,
+}
+
 /// The action of a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -98,6 +113,9 @@ fn gate_to_proto(suite: &str, margin: f64, then: GateActionSpec) -> v1::gates::G
 /// More than the entropy of any vocabulary.
 const ENTROPY_NATS_MAX: f64 = 20.0;
 
+/// A model that diverges by more is another model.
+const DIVERGENCE_NATS_MAX: f64 = 100.0;
+
 impl PassRateSpec {
     /// The empty name is that of `raft.heldout`. Returns `None` if the suite does not exist or the
     /// choice is ambiguous.
@@ -131,8 +149,39 @@ impl GatesSpec {
             pass_rates: own.chain(of_suites).collect(),
             diversity: self.diversity.map(|spec| gate_to_proto("", spec.least, spec.then)),
             entropy: self.entropy.map(|spec| gate_to_proto("", spec.least, spec.then)),
+            dropped_tokens: self.dropped_tokens.map(|spec| gate_to_proto("", spec.most, spec.then)),
+            divergence: self.divergence.map(|spec| gate_to_proto("", spec.most, spec.then)),
             patience: self.patience,
         }
+    }
+
+    /// Checks that the objective measures what the gates limit.
+    pub(crate) fn check_objective(&self, section: &str, objective: &Objective) -> FieldResult {
+        let needs = objective.requirements();
+        let name = objective.name().as_str();
+        let measured = [
+            (
+                "dropped_tokens",
+                &self.dropped_tokens,
+                Requirement::BehaviourLogprobs,
+                "drops no tokens; leave it out, or choose an objective with a ratio, such as grpo",
+            ),
+            (
+                "divergence",
+                &self.divergence,
+                Requirement::ReferenceLogprobs,
+                "has no reference; leave it out, or set the objective's kl",
+            ),
+        ];
+        for (gate, spec, requirement, remedy) in measured {
+            let holds = spec.is_none() || needs.contains(&requirement);
+            ensure_field(
+                holds,
+                &format!("{section}.{gate}"),
+                format!("objective {name} {remedy}"),
+            )?;
+        }
+        Ok(())
     }
 
     fn pass_rate_gates(&self) -> &[PassRateSpec] {
@@ -188,6 +237,14 @@ impl GatesSpec {
                 remedy,
             )?;
         }
+        let most = [
+            ("dropped_tokens", &self.dropped_tokens, 1.0),
+            ("divergence", &self.divergence, DIVERGENCE_NATS_MAX),
+        ];
+        for (name, spec, limit) in most {
+            let Some(spec) = spec else { continue };
+            check_range(&field(&format!("{name}.most")), spec.most, 0.0, limit)?;
+        }
         let improves = measured.has_heldout || !suites.is_empty();
         let remedy = "needs a metric that can improve; name raft.heldout, or a text among evals";
         ensure_field(improves || self.patience == 0, &field("patience"), remedy)?;
@@ -197,6 +254,8 @@ impl GatesSpec {
 
 #[cfg(test)]
 mod tests {
+    use objective::ObjectiveName;
+
     use super::*;
 
     fn parse(yaml: &str) -> GatesSpec {
@@ -265,5 +324,22 @@ mod tests {
         let back = "diversity: {least: 0.2, then: roll_back}";
         assert_eq!(refused(back, &[], &[], false), "g.diversity.then");
         assert_eq!(refused("entropy: {least: -1}", &[], &[], false), "g.entropy.least");
+        assert_eq!(refused("divergence: {most: -1}", &[], &[], false), "g.divergence.most");
+        assert_eq!(refused("dropped_tokens: {most: 2}", &[], &[], false), "g.dropped_tokens.most");
+    }
+
+    #[test]
+    fn gates_on_training_need_an_objective_that_measures_it() {
+        let gates = parse("{dropped_tokens: {most: 0.2}, divergence: {most: 0.1}}");
+        let check = |name, kl| {
+            let mut objective = Objective::new(name);
+            objective.set("kl", kl).unwrap();
+            gates.check_objective("g", &objective)
+        };
+        assert_eq!(check(ObjectiveName::Grpo, 0.01), Ok(()));
+        assert_eq!(check(ObjectiveName::Grpo, 0.0).unwrap_err().field, "g.divergence");
+        assert_eq!(check(ObjectiveName::Raft, 0.01).unwrap_err().field, "g.dropped_tokens");
+        let then = gates.to_proto(&measured(&[], &[], true)).divergence.unwrap().then();
+        assert_eq!(then, v1::gates::Then::Tell);
     }
 }

@@ -52,13 +52,17 @@ impl ObjectiveSpec {
         Ok(objective)
     }
 
-    pub(crate) fn check_fields(&self, field: &str, context: ObjectiveContext) -> FieldResult {
+    /// Returns the objective, if the run has what it needs.
+    pub(crate) fn check_fields(
+        &self,
+        field: &str,
+        context: ObjectiveContext,
+    ) -> Result<Objective, FieldError> {
         let is_one = !matches!(self, Self::Settings(all) if all.len() != 1);
         ensure_field(is_one, field, "must name one objective")?;
-        let objective = match self.parse(context.max_new_tokens) {
-            Ok(objective) => objective,
-            Err(error) => return ensure_field(false, field, format!("is not valid: {error}")),
-        };
+        let parsed = self.parse(context.max_new_tokens);
+        let objective =
+            parsed.map_err(|error| FieldError::new(field, format!("is not valid: {error}")))?;
         let name = objective.name().as_str();
         ensure_field(
             objective.name() != ObjectiveName::Distillation,
@@ -95,7 +99,8 @@ impl ObjectiveSpec {
             !context.replays || objective.name() == ObjectiveName::Raft,
             "raft.selection.replay",
             format!("must be left out: {name} trains on samples of the present weights"),
-        )
+        )?;
+        Ok(objective)
     }
 
     /// Converts the setting to its form in the `spec` fact; `None` for `raft`.

@@ -126,7 +126,8 @@ impl RaftSpec {
             is_on_policy: self.staleness == 0 && !self.from_base,
             replays: self.selection.replay.is_some(),
         };
-        self.objective.check_fields("raft.objective", context)?;
+        let objective = self.objective.check_fields("raft.objective", context)?;
+        self.gates.check_objective("raft.gates", &objective)?;
         let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
         ensure_field(
             max_tokens > made,

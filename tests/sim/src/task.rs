@@ -189,6 +189,20 @@ pub(crate) fn make_checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) ->
         base,
         parent,
         agent: agent.into(),
+        weighting: make_weighting(order, step),
+        ..Default::default()
+    })
+}
+
+/// The weights of tokens if the order has an objective; the divergence depends on its dataset.
+fn make_weighting(order: &v1::TrainOrder, step: u32) -> Option<v1::checkpoint::Weighting> {
+    order.training.as_ref()?.objective.as_ref()?;
+    let dataset = order.dataset.as_ref().map_or("", |blob| &blob.digest);
+    let drawn = derive_seed(order.seed, &["weighting", dataset, &step.to_string()]) % 10;
+    Some(v1::checkpoint::Weighting {
+        tokens: 100,
+        dropped: drawn,
+        divergence: Some(f64::from(u8::try_from(drawn).unwrap_or_default()) / 10.0),
         ..Default::default()
     })
 }

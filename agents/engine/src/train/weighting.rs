@@ -3,8 +3,8 @@
 use super::TrainError;
 use objective::{BatchTotals, Objective, Recipe, Requirement, SequenceLogprobs, WeightedTokens};
 
-/// The knowledge of an example that an objective uses. Lists have a value for each token of the completion, in
-/// nats.
+/// The knowledge of an example that an objective uses. Lists have a value for each token of the
+/// completion, in nats.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TrainingSignal {
     /// See `objective::Advantage`; unused in a loss of pairs.
@@ -17,19 +17,27 @@ pub struct TrainingSignal {
     pub reference: Option<Vec<f64>>,
 }
 
-/// Counts and sums over the tokens of a step that an objective weighted.
+/// The upper bounds of the classes of [`WeightReport::ratios`], but for the last.
+pub const RATIO_BOUNDS: [f64; 6] = [0.5, 0.8, 0.95, 1.05, 1.25, 2.0];
+
+/// Counts and sums over the tokens that an objective weighted. A ratio is `exp(now - drawn)`. An
+/// estimate of a KL divergence in nats is `exp(d) - d - 1`, with `d = other - now`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct WeightReport {
+    pub tokens: usize,
     /// Tokens with a weight of 0 in sequences whose advantage is not 0.
     pub dropped: usize,
     /// Tokens with a weight beyond `objective::WEIGHT_MAX`.
     pub clipped: usize,
-    /// The sum over tokens of `exp(now - drawn)`; that of tokens alone without log-probabilities
-    /// when drawn.
-    pub ratios: f64,
-    /// The sum over tokens of `exp(d) - d - 1`, with `d = reference - now`: an estimate of the KL
-    /// divergence from the reference, in nats.
-    pub divergence: f64,
+    /// Tokens with a log-probability when drawn, by their ratio.
+    pub ratios: [usize; RATIO_BOUNDS.len() + 1],
+    pub ratio_sum: f64,
+    /// The sum of the estimated divergence from the weights that drew the tokens.
+    pub drift_sum: f64,
+    /// Tokens with a log-probability by the reference.
+    pub referenced: usize,
+    /// The sum of the estimated divergence from the reference.
+    pub divergence_sum: f64,
 }
 
 /// The objective of a training, with the signal of each sequence.
@@ -174,16 +182,42 @@ impl WeightReport {
         logprobs: &SequenceLogprobs<'_>,
         found: &WeightedTokens,
     ) {
+        self.tokens += logprobs.now.len();
         if advantage != 0.0 {
             self.dropped += found.weights.iter().filter(|weight| **weight == 0.0).count();
         }
         self.clipped += found.clipped;
-        let drawn = logprobs.old.or(logprobs.behaviour).unwrap_or(logprobs.now);
-        self.ratios +=
-            logprobs.now.iter().zip(drawn).map(|(now, drawn)| (now - drawn).exp()).sum::<f64>();
-        let apart = logprobs.reference.unwrap_or(logprobs.now).iter().zip(logprobs.now);
-        self.divergence += apart
-            .map(|(reference, now)| (reference - now).exp_m1() - (reference - now))
-            .sum::<f64>();
+        for (now, drawn) in
+            logprobs.now.iter().zip(logprobs.old.or(logprobs.behaviour).unwrap_or(&[]))
+        {
+            let ratio = (now - drawn).exp();
+            self.ratios[RATIO_BOUNDS.partition_point(|bound| *bound <= ratio)] += 1;
+            self.ratio_sum += ratio;
+            self.drift_sum += estimate_divergence(*now, *drawn);
+        }
+        for (now, reference) in logprobs.now.iter().zip(logprobs.reference.unwrap_or(&[])) {
+            self.referenced += 1;
+            self.divergence_sum += estimate_divergence(*now, *reference);
+        }
     }
+
+    /// Adds the counts and sums of another report.
+    pub fn add(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        self.dropped += other.dropped;
+        self.clipped += other.clipped;
+        for (sum, count) in self.ratios.iter_mut().zip(other.ratios) {
+            *sum += count;
+        }
+        self.ratio_sum += other.ratio_sum;
+        self.drift_sum += other.drift_sum;
+        self.referenced += other.referenced;
+        self.divergence_sum += other.divergence_sum;
+    }
+}
+
+/// Estimates the KL divergence of the present weights from others by one token (J. Schulman's k3).
+fn estimate_divergence(now: f64, other: f64) -> f64 {
+    let apart = other - now;
+    apart.exp_m1() - apart
 }

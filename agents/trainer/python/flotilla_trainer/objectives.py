@@ -10,6 +10,9 @@ from .errors import Refused
 # Larger weights, before they are divided by a number of tokens or sequences, are clipped to this.
 WEIGHT_MAX = 1e4
 
+# The upper bounds of the classes of ratios that are counted, but for the last.
+RATIO_BOUNDS = [0.5, 0.8, 0.95, 1.05, 1.25, 2.0]
+
 
 @dataclasses.dataclass
 class Signal:
@@ -146,7 +149,8 @@ class Objective:
 
     def weigh(self, unit, totals):
         """Takes the signal and the present log-probabilities of a sequence, or of a better and a
-        worse one. Returns the weights of their tokens: -dloss/dlogprob."""
+        worse one. Returns for each the weights of its tokens, -dloss/dlogprob, and the number of
+        weights that were beyond the largest one."""
         if self.name in _PAIRS:
             weights = _PAIRS[self.name][0](self.settings, *unit)
             weights = [weight.expand_as(now) for weight, (_, now) in zip(weights, unit)]
@@ -175,7 +179,51 @@ class Objective:
         kl = self.settings["kl"]
         if kl > 0:
             weights = weights + kl * torch.expm1(signal.reference - now)
-        return weights.clamp(-WEIGHT_MAX, WEIGHT_MAX) / divisor
+        bounded = weights.clamp(-WEIGHT_MAX, WEIGHT_MAX)
+        return bounded / divisor, int((weights != bounded).sum())
+
+
+class WeightReport:
+    """Counts and sums over the tokens that an objective weighted. A ratio is exp(now - old)."""
+
+    def __init__(self):
+        self.tokens, self.dropped, self.clipped, self.referenced = 0, 0, 0, 0
+        self.ratios = torch.zeros(len(RATIO_BOUNDS) + 1, dtype=torch.int64)
+        self.ratio_sum, self.drift_sum, self.divergence_sum = 0.0, 0.0, 0.0
+
+    def add_sequence(self, signal, now, weights, clipped):
+        self.tokens += len(now)
+        self.clipped += clipped
+        if signal.advantage != 0:
+            self.dropped += int((weights == 0).sum())
+        if signal.old is not None:
+            ratios = (now - signal.old).exp()
+            bounds = torch.tensor(RATIO_BOUNDS, dtype=ratios.dtype)
+            classes = torch.bucketize(ratios, bounds, right=True)
+            self.ratios += torch.bincount(classes, minlength=len(self.ratios))
+            self.ratio_sum += float(ratios.sum())
+            self.drift_sum += _divergence_sum(now, signal.old)
+        if signal.reference is not None:
+            self.referenced += len(now)
+            self.divergence_sum += _divergence_sum(now, signal.reference)
+
+    def to_message(self):
+        """Returns the checkpoint's `weighting`."""
+        message = {"tokens": self.tokens, "dropped": self.dropped, "clipped": self.clipped}
+        compared = int(self.ratios.sum())
+        if compared:
+            message["ratio"] = self.ratio_sum / compared
+            message["drift"] = self.drift_sum / compared
+            message["ratios"] = self.ratios.tolist()
+        if self.referenced:
+            message["divergence"] = self.divergence_sum / self.referenced
+        return message
+
+
+def _divergence_sum(now, other):
+    """Estimates the KL divergence of the present weights from others, as a sum over tokens (k3)."""
+    apart = other - now
+    return float((torch.expm1(apart) - apart).sum())
 
 
 class StepWeights:
@@ -183,6 +231,8 @@ class StepWeights:
 
     def __init__(self, objective, signals):
         self.objective, self.signals = objective, signals
+        # The tokens since it was last replaced.
+        self.report = WeightReport()
 
     def totals(self, parts):
         """Counts the sequences and tokens of a step."""
@@ -204,6 +254,7 @@ class StepWeights:
         for start in range(0, len(places), self.objective.unit):
             together = places[start : start + self.objective.unit]
             unit = [(self.signals[part["indices"][place]], now[place]) for place in together]
-            for place, found in zip(together, self.objective.weigh(unit, totals)):
-                weights[place] = found
+            for place, sequence, found in zip(together, unit, self.objective.weigh(unit, totals)):
+                self.report.add_sequence(*sequence, *found)
+                weights[place], _ = found
         return torch.cat(weights).to(losses.device, losses.dtype)

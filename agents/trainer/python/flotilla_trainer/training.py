@@ -301,6 +301,8 @@ class StepCallback(TrainerCallback):
     def _reset_interval(self):
         """Resets the values that are accumulated since the last saved step."""
         self.losses, self.norms = [], []
+        if self.trainer and self.trainer.weights:
+            self.trainer.weights.report = objectives.WeightReport()
         self.interval_tokens, self.interval_computed = 0, 0
 
     def on_train_begin(self, args, state, control, **_):
@@ -386,6 +388,8 @@ class StepCallback(TrainerCallback):
         }
         if self.canary and step == self.steps:
             report["canary"] = self.canary(self.trainer)
+        if self.trainer.weights:
+            report["weighting"] = self.trainer.weights.report.to_message()
         self.training.respond.progress({"step": report})
 
     def _check_weights(self, step):

@@ -96,7 +96,7 @@ class Objectives(unittest.TestCase):
         fixed = [(signal, now.detach()) for signal, now in all_]
         starts = range(0, len(fixed), objective.unit)
         units = [fixed[start : start + objective.unit] for start in starts]
-        found = [weights for unit in units for weights in objective.weigh(unit, totals)]
+        found = [weights for unit in units for weights, _ in objective.weigh(unit, totals)]
         for weights, gradient in zip(found, gradients):
             torch.testing.assert_close(weights, -gradient, rtol=1e-9, atol=1e-12, msg=name)
         self.assertGreater(max(float(weights.abs().max()) for weights in found), 1e-4, name)

@@ -186,6 +186,23 @@ fn weight_change_text(c: &v1::Checkpoint) -> String {
     format!("{weights}; gradient {grad_norm:.3} (at most {grad_norm_max:.3}), rate {rate:e}")
 }
 
+/// Returns the weights that an objective gave to tokens, in words.
+pub(super) fn weighting_text(found: &v1::checkpoint::Weighting) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
+    let percent = |part: u64| part as f64 * 100.0 / found.tokens.max(1) as f64;
+    let mut text = format!("{:.1} % of tokens dropped", percent(found.dropped));
+    if let (Some(ratio), Some(drift)) = (found.ratio, found.drift) {
+        text.push_str(&format!(", mean ratio {ratio:.3}, drift {drift:.4} nats per token"));
+    }
+    if let Some(divergence) = found.divergence {
+        text.push_str(&format!(", {divergence:.4} nats per token from the reference"));
+    }
+    if found.clipped > 0 {
+        text.push_str(&format!(", {} weights cut to the largest", found.clipped));
+    }
+    text
+}
+
 fn print_checkpoint(info: &v1::CheckpointInfo) {
     if let Some(c) = &info.checkpoint {
         let tree = c.tree.clone().unwrap_or_default();
@@ -201,6 +218,9 @@ fn print_checkpoint(info: &v1::CheckpointInfo) {
         if c.trained_tokens > 0 {
             output::print_line(&format!("trained on:   {}", training_tokens_text(c)));
             output::print_line(&format!("update:       {}", weight_change_text(c)));
+            if let Some(found) = &c.weighting {
+                output::print_line(&format!("objective:    {}", weighting_text(found)));
+            }
         }
     }
     let rows = info

@@ -9,6 +9,7 @@ use control::{
 use run_view::{cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text};
 use wire::v1;
 
+use super::checkpoint::weighting_text;
 use crate::output;
 
 const SAMPLES_SHOWN: usize = 10;
@@ -78,6 +79,9 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
             text.push_str(&format!(", {steps} steps to a loss of {loss:.4}; {agent}, {engine}"));
         }
         lines.push(("trained", text));
+    }
+    if let Some(found) = cycle.checkpoint.as_ref().and_then(|it| it.weighting.as_ref()) {
+        lines.push(("weighted", weighting_text(found)));
     }
     let mut measured: Vec<String> = Vec::new();
     if let Some(heldout) = cycle.done.as_ref().and_then(|done| done.heldout.as_ref()) {

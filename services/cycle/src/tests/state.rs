@@ -156,12 +156,14 @@ fn a_policy_is_the_tree_of_its_checkpoint_on_its_base() {
 fn the_next_cycle_waits_only_for_gates_that_may_reject_a_checkpoint() {
     use v1::gates::{Gate, Then};
     let gate = |then: Then| Gate { then: then.into(), ..Default::default() };
-    let kinds: [fn(&mut v1::Gates, Gate); 5] = [
+    let kinds: [fn(&mut v1::Gates, Gate); 7] = [
         |gates, gate| gates.perplexity.push(gate),
         |gates, gate| gates.pass_rate = Some(gate),
         |gates, gate| gates.pass_rates.push(gate),
         |gates, gate| gates.diversity = Some(gate),
         |gates, gate| gates.entropy = Some(gate),
+        |gates, gate| gates.dropped_tokens = Some(gate),
+        |gates, gate| gates.divergence = Some(gate),
     ];
     let mut cycle = Cycle::default();
     let allows = |cycle: &Cycle, gates: Option<v1::Gates>| {
