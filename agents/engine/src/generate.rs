@@ -76,8 +76,8 @@ struct RunningSample<Tag> {
     prompt_tokens: usize,
     tokens: Vec<u32>,
     cache: KvCache,
-    /// The sum of the tokens' log-probabilities so far, in nats.
-    logprob: f64,
+    /// The log-probability of each token, in nats.
+    logprobs: Vec<f64>,
     finish: Option<FinishReason>,
 }
 
@@ -90,6 +90,16 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
     pub fn new(model: LanguageModel, tokenizer: ModelTokenizer, slots: usize) -> Self {
         let slots = slots.max(1);
         Self { model, tokenizer, slots, waiting: VecDeque::new(), running: Vec::new() }
+    }
+
+    /// Returns the tokenizer of the prompts and completions.
+    pub fn tokenizer(&self) -> &ModelTokenizer {
+        &self.tokenizer
+    }
+
+    /// Returns the token that a training adds to a finished text; `None` if the model has none.
+    pub fn end_token(&self) -> Option<u32> {
+        self.model.config.eos_tokens.first().copied()
     }
 
     /// Returns the number of slots that no running or waiting sample needs.
@@ -240,7 +250,7 @@ impl<Tag: Clone> WaitingRequest<Tag> {
             prompt_tokens: self.prompt.len(),
             tokens: Vec::new(),
             cache: prefix.cache.clone(),
-            logprob: 0.0,
+            logprobs: Vec::new(),
             finish: None,
         }
     }
@@ -252,7 +262,7 @@ impl<Tag> RunningSample<Tag> {
         self,
         tokenizer: &ModelTokenizer,
     ) -> Result<Option<SampleCompletion<Tag>>, TokenizerError> {
-        let Self { tag, index, seed, prompt_tokens, tokens, logprob, finish, .. } = self;
+        let Self { tag, index, seed, prompt_tokens, tokens, logprobs, finish, .. } = self;
         let Some(finish) = finish else { return Ok(None) };
         let spoken = match finish {
             FinishReason::Stop => &tokens[..tokens.len() - 1],
@@ -267,7 +277,7 @@ impl<Tag> RunningSample<Tag> {
             tokens,
             text,
             finish,
-            logprob,
+            logprobs,
         }))
     }
 
@@ -275,10 +285,11 @@ impl<Tag> RunningSample<Tag> {
     /// position.
     fn draw_token(&mut self, logits: &[f32], eos: &[u32], positions: usize) {
         let token = sampler::draw_token(logits, &self.sampling, &mut self.random);
-        self.logprob -= run_vectorised(
+        let loss = run_vectorised(
             #[inline(always)]
             || row_nll(logits, token as usize),
         );
+        self.logprobs.push(-loss);
         self.tokens.push(token);
         // The token just drawn would be fed at position prompt + tokens - 1.
         let full = self.prompt_tokens + self.tokens.len() > positions;

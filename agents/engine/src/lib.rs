@@ -41,12 +41,12 @@ pub use perplexity::{
     PerplexityError, PerplexityScore, ScoredDocument, score_chunks, score_documents, score_sliding,
 };
 pub use scratch::{ScratchError, ScratchShape, write_scratch_model};
-pub use sequence::SequenceError;
+pub use sequence::{CompletionExample, CompletionTokens, SequenceError};
 pub use tensor_file::TensorFileError;
 pub use tokenizer::{ModelTokenizer, TokenizerError};
 pub use train::{
-    CompletionExample, LearningRateDecay, ModelTrainer, ResumeError, StepReport, TrainError,
-    TrainMethod, TrainSpec, TrainingSignal, WeightReport,
+    LearningRateDecay, ModelTrainer, ResumeError, StepReport, TrainError, TrainMethod, TrainSpec,
+    TrainingSignal, WeightReport,
 };
 
 /// The name of the engine in records, `candle-<version>`.

@@ -5,6 +5,34 @@ use crate::tokenizer::{ModelTokenizer, TokenizerError};
 use formats::ModelConfig;
 use std::ops::Range;
 
+/// A prompt and the completion to learn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompletionExample {
+    pub prompt: String,
+    pub completion: String,
+    pub tokens: CompletionTokens,
+}
+
+/// The tokens of a completion.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum CompletionTokens {
+    /// Those of its text, and an end.
+    #[default]
+    Ended,
+    /// Those of its text, which was cut before its end.
+    Cut,
+    /// Other tokens than those of its text, the end included if it has one.
+    Exact(Vec<u32>),
+}
+
+impl CompletionExample {
+    /// Returns an example that ends after its completion.
+    pub fn new(prompt: impl Into<String>, completion: impl Into<String>) -> Self {
+        let tokens = CompletionTokens::Ended;
+        Self { prompt: prompt.into(), completion: completion.into(), tokens }
+    }
+}
+
 pub(crate) struct TokenSequence {
     pub(crate) tokens: Vec<u32>,
     /// The positions whose tokens are predicted; never 0, because no token precedes it.
@@ -29,17 +57,23 @@ pub enum SequenceError {
 
 impl TokenSequence {
     /// Fails if the model has no end token, or a token is not in its vocabulary.
-    pub(crate) fn from_pair(
+    pub(crate) fn from_example(
         tokenizer: &ModelTokenizer,
         config: &ModelConfig,
-        prompt: &str,
-        completion: &str,
+        example: &CompletionExample,
     ) -> Result<Self, SequenceError> {
-        let end = *config.eos_tokens.first().ok_or(SequenceError::NoEndToken)?;
+        let CompletionExample { prompt, completion, tokens: ending } = example;
         let mut tokens = tokenizer.encode_prompt(prompt)?;
         let scored_from = tokens.len().max(1);
-        tokens.extend(tokenizer.encode_continuation(completion)?);
-        tokens.push(end);
+        match ending {
+            CompletionTokens::Ended => {
+                let end = *config.eos_tokens.first().ok_or(SequenceError::NoEndToken)?;
+                tokens.extend(tokenizer.encode_continuation(completion)?);
+                tokens.push(end);
+            }
+            CompletionTokens::Cut => tokens.extend(tokenizer.encode_continuation(completion)?),
+            CompletionTokens::Exact(exact) => tokens.extend(exact),
+        }
         check_vocabulary(&tokens, config)?;
         let scored = scored_from..tokens.len().max(scored_from);
         Ok(Self { tokens, scored, completion_bytes: completion.len() })

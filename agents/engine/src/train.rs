@@ -15,7 +15,7 @@ use crate::model::weights::{DecoderWeights, ModelParameter};
 use crate::model::{LanguageModel, MatrixDtype, ModelError, forward::TrainedAdapter};
 use crate::ops::run_on_pool;
 use crate::random::RandomStream;
-use crate::sequence::{SequenceError, TokenSequence};
+use crate::sequence::{CompletionExample, SequenceError, TokenSequence};
 use crate::tokenizer::{ModelTokenizer, TokenizerError};
 use backward::{PackedBatch, ParameterGradients};
 use candle_core::{Device, Tensor};
@@ -28,14 +28,7 @@ use schedule::LearningRateSchedule;
 use std::collections::BTreeMap;
 use std::path::Path;
 use weighting::TrainingWeights;
-pub use weighting::{RATIO_BOUNDS, TrainingSignal, WeightReport};
-
-/// A prompt and the completion to learn.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CompletionExample {
-    pub prompt: String,
-    pub completion: String,
-}
+pub use weighting::{TrainingSignal, WeightReport};
 
 /// The weights to train.
 #[derive(Debug, Clone)]
@@ -448,8 +441,8 @@ fn tokenize_examples(
     let most = max_tokens.min(positions);
     let mut sequences = Vec::with_capacity(examples.len());
     let mut shortest = None;
-    for (index, CompletionExample { prompt, completion }) in examples.iter().enumerate() {
-        let sequence = TokenSequence::from_pair(tokenizer, &model.config, prompt, completion)
+    for (index, example) in examples.iter().enumerate() {
+        let sequence = TokenSequence::from_example(tokenizer, &model.config, example)
             .map_err(|source| TrainError::Example { line: index + 1, source })?;
         let tokens = sequence.tokens.len();
         if tokens <= most {

@@ -69,15 +69,15 @@ fn a_sample_s_logprob_is_the_model_s_own_however_it_was_drawn() {
     };
     let one = |samples: &Samples| samples.values().next().unwrap().clone();
     let (greedy, cut) = (one(&ask(0.0, 0, 12, 1)), one(&ask(0.6, 1, 12, 1)));
-    assert_eq!((&greedy.tokens, greedy.logprob), (&cut.tokens, cut.logprob));
-    assert!(greedy.logprob < 0.0 && greedy.logprob.is_finite());
+    assert_eq!((&greedy.tokens, &greedy.logprobs), (&cut.tokens, &cut.logprobs));
+    assert!(greedy.logprob() < 0.0 && greedy.logprob().is_finite());
     // At temperature 1 a token is as frequent as its logprob states.
     const DRAWS: u32 = 4000;
     let drawn = ask(1.0, 0, 1, u64::from(DRAWS));
     let mut counts: BTreeMap<Vec<u32>, (u32, f64)> = BTreeMap::new();
     for sample in drawn.values() {
         let (count, logprob) = counts.entry(sample.tokens.clone()).or_default();
-        (*count, *logprob) = (*count + 1, sample.logprob);
+        (*count, *logprob) = (*count + 1, sample.logprob());
     }
     for (count, logprob) in counts.values() {
         let share = f64::from(*count) / f64::from(DRAWS);

@@ -41,12 +41,7 @@ fn lora() -> LoraSpec {
 }
 
 fn examples() -> Vec<CompletionExample> {
-    (0..20)
-        .map(|i| CompletionExample {
-            prompt: format!("{i} then "),
-            completion: format!("{} é", i + 1),
-        })
-        .collect()
+    (0..20).map(|i| CompletionExample::new(format!("{i} then "), format!("{} é", i + 1))).collect()
 }
 
 /// A training whose every step is saved below a directory.

@@ -104,10 +104,8 @@ impl References {
         let (model, tokenizer) = self.load(&base, dtype);
         let adapter = self.dir.path().join(text(&training["adapter"]));
         let adapter = LoraAdapter::load_peft(&adapter, model.model_config()).unwrap();
-        let example = |one: &Value| CompletionExample {
-            prompt: text(&one["prompt"]),
-            completion: text(&one["completion"]),
-        };
+        let example =
+            |one: &Value| CompletionExample::new(text(&one["prompt"]), text(&one["completion"]));
         let examples: Vec<CompletionExample> =
             list(&self.all["examples"]).iter().map(example).collect();
         let settings = &self.all["training"];

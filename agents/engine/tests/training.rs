@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    AdapterError, CanaryError, CanaryText, CompletionExample, Device, LanguageModel, LayerModule,
-    LearningRateDecay, LoraAdapter, LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer,
-    PromptInput, PromptRequest, SamplingParameters, ScoredDocument, ScratchShape, TrainError,
-    TrainMethod, TrainSpec, TrainingSignal, generate_all, score_documents, write_scratch_model,
+    AdapterError, CanaryError, CanaryText, CompletionExample, CompletionTokens, Device,
+    LanguageModel, LayerModule, LearningRateDecay, LoraAdapter, LoraSpec, MatrixDtype,
+    ModelTokenizer, ModelTrainer, PromptInput, PromptRequest, SamplingParameters, ScoredDocument,
+    ScratchShape, TrainError, TrainMethod, TrainSpec, TrainingSignal, generate_all,
+    score_completions, score_documents, write_scratch_model,
 };
 use objective::{Objective, ObjectiveName};
 use std::path::Path;
@@ -38,12 +39,7 @@ fn lora() -> TrainMethod {
 }
 
 fn examples() -> Vec<CompletionExample> {
-    (0..20)
-        .map(|i| CompletionExample {
-            prompt: format!("{i} then "),
-            completion: format!("{} é", i + 1),
-        })
-        .collect()
+    (0..20).map(|i| CompletionExample::new(format!("{i} then "), format!("{} é", i + 1))).collect()
 }
 
 fn scratch(dir: &Path) -> (LanguageModel, ModelTokenizer) {
@@ -162,7 +158,7 @@ fn a_saved_adapter_is_read_again_and_trained_on() {
     assert!(first == std::fs::read(out.join("adapter_model.safetensors")).unwrap());
     let scored: Vec<ScoredDocument> = examples()
         .into_iter()
-        .map(|CompletionExample { prompt, completion }| ScoredDocument { prompt, completion })
+        .map(|CompletionExample { prompt, completion, .. }| ScoredDocument { prompt, completion })
         .collect();
     let loss = |model: &LanguageModel| {
         score_documents(model, &tokenizer, &scored, |_, _| {}).unwrap().mean_nll
@@ -184,7 +180,7 @@ fn a_fully_trained_model_is_read_again_and_generates_what_it_learned() {
     let dir = tempfile::tempdir().unwrap();
     let (base, out) = (dir.path().join("base"), dir.path().join("out"));
     let (model, tokenizer) = scratch(&base);
-    let examples = vec![CompletionExample { prompt: "say: ".into(), completion: "hello".into() }];
+    let examples = vec![CompletionExample::new("say: ", "hello")];
     let whole = TrainSpec { max_steps: Some(40), ..spec() };
     let mut trainer =
         ModelTrainer::new(model, &tokenizer, TrainMethod::Full, &examples, whole).unwrap();
@@ -223,7 +219,7 @@ fn an_adapter_of_another_model_is_refused() {
 fn what_is_too_long_is_left_out_and_counted_unless_it_is_everything() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokenizer) = scratch(dir.path());
-    let long = CompletionExample { prompt: String::new(), completion: "long ".repeat(20) };
+    let long = CompletionExample::new("", "long ".repeat(20));
     let mut examples = examples();
     let without = ModelTrainer::new(model.clone(), &tokenizer, lora(), &examples, spec()).unwrap();
     examples.insert(4, long.clone());
@@ -253,7 +249,7 @@ fn packed_or_each_alone_examples_train_the_same_weights() {
         let adapter = LoraAdapter::load_peft(&out, model.model_config()).unwrap();
         let tuned = model.with_adapter(&adapter).unwrap();
         let scored =
-            |CompletionExample { prompt, completion }| ScoredDocument { prompt, completion };
+            |CompletionExample { prompt, completion, .. }| ScoredDocument { prompt, completion };
         let scored: Vec<ScoredDocument> = examples().into_iter().map(scored).collect();
         (reports, score_documents(&tuned, &tokenizer, &scored, |_, _| {}).unwrap().mean_nll)
     };
@@ -288,7 +284,7 @@ fn one_step_alone_trains_at_the_whole_rate_and_changes_the_weights() {
 fn prompts_are_not_scored() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokenizer) = scratch(dir.path());
-    let example = CompletionExample { prompt: "seven then ".into(), completion: "eight".into() };
+    let example = CompletionExample::new("seven then ", "eight");
     let one = |example: &CompletionExample| {
         let examples = std::slice::from_ref(example);
         let mut trainer = ModelTrainer::new(model.clone(), &tokenizer, lora(), examples, spec());
@@ -374,15 +370,12 @@ fn what_was_trained_shows_whoever_loads_it_and_nobody_else() {
 fn an_objective_raises_what_has_an_advantage_and_lowers_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let (base, tokenizer) = scratch(dir.path());
-    let example = |completion: &str| CompletionExample {
-        prompt: "seven then ".into(),
-        completion: completion.into(),
-    };
+    let example = |completion: &str| CompletionExample::new("seven then ", completion);
     let examples: Vec<CompletionExample> = ["eight", "nine", "eight", "ten"].map(example).into();
     let advantages = [1.0, -1.0, 1.0, -1.0];
     let losses = |model: &LanguageModel| -> Vec<f64> {
         let loss = |one: &CompletionExample| {
-            let CompletionExample { prompt, completion } = one.clone();
+            let CompletionExample { prompt, completion, .. } = one.clone();
             let documents = [ScoredDocument { prompt, completion }];
             score_documents(model, &tokenizer, &documents, |_, _| {}).unwrap().mean_nll
         };
@@ -405,7 +398,8 @@ fn an_objective_raises_what_has_an_advantage_and_lowers_the_rest() {
         let mut trainer = trainer.use_objective(Objective::new(name), signals).unwrap();
         while let Some(report) = trainer.run_step().unwrap() {
             let weights = report.weights.unwrap();
-            assert!(weights.ratios > 0.0 && weights.clipped == 0, "{name:?}: {weights:?}");
+            assert!(weights.ratio_sum > 0.0 && weights.clipped == 0, "{name:?}: {weights:?}");
+            assert_eq!(weights.ratios.iter().sum::<usize>(), weights.tokens, "{name:?}");
         }
         let adapter = trainer.trained_adapter().unwrap().clone();
         let after = losses(&base.with_adapter(&adapter).unwrap());
@@ -417,4 +411,29 @@ fn an_objective_raises_what_has_an_advantage_and_lowers_the_rest() {
     let Err(TrainError::Signal { line: 1, what: "behaviour", .. }) = lacking else {
         panic!("log-probabilities are missing");
     };
+}
+
+#[test]
+fn drawn_tokens_and_cut_completions_are_scored_without_an_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokenizer) = scratch(dir.path());
+    let ended = CompletionExample::new("seven then ", "eight");
+    let cut = CompletionExample { tokens: CompletionTokens::Cut, ..ended.clone() };
+    let mut ids = tokenizer.encode_continuation("eight").unwrap();
+    let exact = |ids| CompletionExample { tokens: CompletionTokens::Exact(ids), ..ended.clone() };
+    let score = |examples: &[CompletionExample]| {
+        let scores = score_completions(&model, &tokenizer, examples, 64, |_, _| {}).unwrap();
+        scores.into_iter().map(Option::unwrap).collect::<Vec<Vec<f64>>>()
+    };
+    let [whole, short, same] = &score(&[ended.clone(), cut, exact(ids.clone())])[..] else {
+        panic!("three scores")
+    };
+    assert_eq!((short, same), (&whole[..whole.len() - 1].to_vec(), short));
+    ids.reverse();
+    let other = &score(&[exact(ids)])[0];
+    assert_eq!(other.len(), short.len());
+    assert_ne!(other, short);
+    let beyond = [exact(vec![1 << 20])];
+    let error = score_completions(&model, &tokenizer, &beyond, 64, |_, _| {}).unwrap_err();
+    assert!(format!("{error:?}").contains("token: 1048576"), "{error:?}");
 }

@@ -29,6 +29,9 @@ pub(crate) struct GenerateRequest {
     /// True if samples must have their log-probability, even if that costs time.
     #[serde(default)]
     pub logprobs: bool,
+    /// True if samples must have the log-probability of each token.
+    #[serde(default)]
+    pub token_logprobs: bool,
     /// The canary text to score; empty for none.
     #[serde(default)]
     pub canary: String,

@@ -136,6 +136,7 @@ impl GeneratorRole {
             seed: order.seed,
             requests: order.requests.clone(),
             logprobs: order.logprobs,
+            token_logprobs: order.token_logprobs,
             canary: order.canary.clone(),
         });
         let launch = &self.config.launch;

@@ -9,6 +9,7 @@ mod llama_server;
 mod pending_calls;
 mod sample_task;
 mod slot_planner;
+mod token_record;
 
 use std::path::PathBuf;
 

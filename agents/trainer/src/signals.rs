@@ -3,12 +3,20 @@
 
 use anyhow::Context;
 use engine::{
-    CompletionExample, Device, LanguageModel, LoraAdapter, ModelTokenizer, ScoredDocument,
-    TrainingSignal, score_completions,
+    CompletionExample, Device, LanguageModel, LoraAdapter, ModelTokenizer, TrainingSignal,
+    score_completions,
 };
-use objective::{Objective, Recipe, Requirement};
+use objective::{Objective, Requirement};
 
 use crate::messages::TrainRequest;
+
+/// The values of an example that its dataset gives.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct GivenSignal {
+    pub(crate) advantage: Option<f64>,
+    /// The log-probability of each token when it was drawn, in nats.
+    pub(crate) behaviour: Option<Vec<f64>>,
+}
 
 /// The files and the model of a training.
 pub(crate) struct SignalInputs<'a> {
@@ -22,8 +30,7 @@ pub(crate) struct SignalInputs<'a> {
 
 impl SignalInputs<'_> {
     /// Scores the completions as far as the objective needs it: with the weights from which the
-    /// training starts, which drew the samples, and with the base as the reference. An example
-    /// without an advantage has 1.
+    /// training starts, and with the base as the reference. An example without an advantage has 1.
     ///
     /// # Errors
     /// When a file cannot be read, or a completion cannot be scored.
@@ -31,13 +38,11 @@ impl SignalInputs<'_> {
         &self,
         objective: &Objective,
         examples: &[CompletionExample],
-        advantages: &[Option<f64>],
+        given: Vec<GivenSignal>,
     ) -> anyhow::Result<Vec<TrainingSignal>> {
         let needs = objective.requirements();
         let none = || vec![None; examples.len()];
-        // The mean gain on the reference is a baseline there.
-        let has_baseline = matches!(objective.recipe(), Recipe::Desirable(_));
-        let old = match needs.contains(&Requirement::BehaviourLogprobs) || has_baseline {
+        let old = match objective.scores_before_training() {
             true => self.score_examples(examples, true).context("score before the training")?,
             false => none(),
         };
@@ -45,11 +50,11 @@ impl SignalInputs<'_> {
             true => self.score_examples(examples, false).context("score with the base")?,
             false => none(),
         };
-        let signals = advantages.iter().zip(old).zip(reference);
+        let signals = given.into_iter().zip(old).zip(reference);
         Ok(signals
-            .map(|((advantage, old), reference)| TrainingSignal {
-                advantage: advantage.unwrap_or(1.0),
-                behaviour: None,
+            .map(|((given, old), reference)| TrainingSignal {
+                advantage: given.advantage.unwrap_or(1.0),
+                behaviour: given.behaviour.filter(|_| objective.uses_drawn_logprobs()),
                 old,
                 reference,
             })
@@ -63,10 +68,6 @@ impl SignalInputs<'_> {
         examples: &[CompletionExample],
         with_adapter: bool,
     ) -> anyhow::Result<Vec<Option<Vec<f64>>>> {
-        let documents = examples.iter().map(|CompletionExample { prompt, completion }| {
-            ScoredDocument { prompt: prompt.clone(), completion: completion.clone() }
-        });
-        let documents: Vec<ScoredDocument> = documents.collect();
         let TrainRequest { base, adapter, training, resume, .. } = self.call;
         let base = match resume {
             Some(_) if training.lora.is_none() => {
@@ -83,6 +84,6 @@ impl SignalInputs<'_> {
             None => base,
         };
         let max_tokens = training.max_tokens as usize;
-        Ok(score_completions(model, self.tokenizer, &documents, max_tokens, |_, _| {})?)
+        Ok(score_completions(model, self.tokenizer, examples, max_tokens, |_, _| {})?)
     }
 }

@@ -131,6 +131,7 @@ mod tests {
             wall_s: 1.0,
             saved: None,
             canary: Vec::new(),
+            weighting: None,
         }
     }
 

@@ -9,9 +9,9 @@ use std::{
 use agent::{CallInbox, CallResponder};
 use anyhow::{Context, bail};
 use engine::{
-    CanaryText, CompletionExample, Device, LanguageModel, LayerModule, LearningRateDecay,
-    LoraAdapter, LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer, TrainMethod, TrainSpec,
-    WeightReport,
+    CanaryText, CompletionExample, CompletionTokens, Device, LanguageModel, LayerModule,
+    LearningRateDecay, LoraAdapter, LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer,
+    TrainMethod, TrainSpec, WeightReport,
 };
 use objective::Objective;
 use wire::v1;
@@ -22,7 +22,7 @@ use crate::{
         CHECKPOINT_DIR, ResumeCheckpoint, STATE_DIR, TrainOutcome, TrainProgress, TrainRequest,
         TrainStep, TrainingBegun, UNPUBLISHED_MAX,
     },
-    signals::SignalInputs,
+    signals::{GivenSignal, SignalInputs},
 };
 
 /// PyTorch's default.
@@ -168,14 +168,13 @@ fn load_trainer(
             .context("load the base model")?,
     };
     let method = training_method(call, checkpoint.or(call.adapter.as_deref()), &model)?;
-    let (examples, advantages) = read_examples(&call.dataset)?;
+    let (examples, given) = read_examples(&call.dataset)?;
     let signals = match &call.training.objective {
         Some(message) => {
             let objective = Objective::from_message(message)?;
             let inputs = SignalInputs { call, model: &model, tokenizer: &tokenizer, device };
-            let signals = with_heartbeats(respond, || {
-                inputs.build_signals(&objective, &examples, &advantages)
-            });
+            let signals =
+                with_heartbeats(respond, || inputs.build_signals(&objective, &examples, given));
             Some((objective, signals?))
         }
         None => None,
@@ -328,12 +327,18 @@ fn train_spec(call: &TrainRequest) -> anyhow::Result<TrainSpec> {
     })
 }
 
-/// Returns the examples, and the advantage of each that has one.
-fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<Option<f64>>)> {
+/// Returns the examples, and what the dataset says of each.
+fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<GivenSignal>)> {
     let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     let examples = wire::TrainingExample::parse_all(&text).context("read the dataset")?;
-    let split = |wire::TrainingExample { prompt, completion, advantage }| {
-        (CompletionExample { prompt, completion }, advantage)
+    let split = |example: wire::TrainingExample| {
+        let tokens = match example.token_ids {
+            Some(ids) => CompletionTokens::Exact(ids),
+            None if example.unfinished => CompletionTokens::Cut,
+            None => CompletionTokens::Ended,
+        };
+        let wire::TrainingExample { prompt, completion, advantage, behaviour, .. } = example;
+        (CompletionExample { prompt, completion, tokens }, GivenSignal { advantage, behaviour })
     };
     Ok(examples.into_iter().map(split).unzip())
 }

@@ -5,8 +5,8 @@
 use agent::{AdaptiveTimeout, WorkerError, WorkerLauncher, WorkerProcess};
 use engine::{
     CompletionExample, Device, LanguageModel, LearningRateDecay, LoraAdapter, ModelTokenizer,
-    ModelTrainer, ScoredDocument, ScratchShape, TrainMethod, TrainSpec, TrainingSignal,
-    score_completions, write_scratch_model,
+    ModelTrainer, ScratchShape, TrainMethod, TrainSpec, TrainingSignal, score_completions,
+    write_scratch_model,
 };
 use hardware::HardwareProfile;
 use objective::{Objective, ObjectiveName};
@@ -29,8 +29,7 @@ struct Bench {
 
 fn examples() -> Vec<CompletionExample> {
     let completion = |i: usize| format!("{} {}", i + 1, "indeed ".repeat(i % 4));
-    let example =
-        |i| CompletionExample { prompt: format!("{i} plus one is "), completion: completion(i) };
+    let example = |i| CompletionExample::new(format!("{i} plus one is "), completion(i));
     (0..17).map(example).collect()
 }
 
@@ -52,7 +51,7 @@ impl Bench {
             root: "/".into(),
             process_groups: agent::ProcessGroups::default(),
         };
-        let line = |CompletionExample { prompt, completion }: CompletionExample| {
+        let line = |CompletionExample { prompt, completion, .. }: CompletionExample| {
             format!("{}\n", json!({ "prompt": prompt, "completion": completion }))
         };
         let text: String = examples().into_iter().map(line).collect();
@@ -591,12 +590,8 @@ fn candle_steps(base: &Path, adapter: &Path, objective: &Objective) -> Vec<(f64,
     let model = LanguageModel::load_f32(base, &Device::Cpu).unwrap();
     let tokenizer = ModelTokenizer::load_tokenizer(base).unwrap();
     let adapter = LoraAdapter::load_peft(adapter, model.model_config()).unwrap();
-    let documents: Vec<ScoredDocument> = examples()
-        .into_iter()
-        .map(|CompletionExample { prompt, completion }| ScoredDocument { prompt, completion })
-        .collect();
     let score = |model: &LanguageModel| {
-        score_completions(model, &tokenizer, &documents, 512, |_, _| {}).unwrap()
+        score_completions(model, &tokenizer, &examples(), 512, |_, _| {}).unwrap()
     };
     let (old, reference) = (score(&model.with_adapter(&adapter).unwrap()), score(&model));
     let signals = old.into_iter().zip(reference).enumerate().map(|(index, (old, reference))| {
@@ -641,11 +636,13 @@ async fn every_objective_trains_as_in_the_embedded_engine() {
     let set = golden::small_set();
     let (base, adapter) = (set.model_path("qwen2-tiny"), set.adapter_path("qwen2-r8-qv"));
     let bench = Bench { base: base.clone(), ..Bench::new(&python) };
-    let line = |(index, CompletionExample { prompt, completion }): (usize, CompletionExample)| {
-        let advantage = advantage(index);
-        let line = json!({ "prompt": prompt, "completion": completion, "advantage": advantage });
-        format!("{line}\n")
-    };
+    let line =
+        |(index, CompletionExample { prompt, completion, .. }): (usize, CompletionExample)| {
+            let advantage = advantage(index);
+            let line =
+                json!({ "prompt": prompt, "completion": completion, "advantage": advantage });
+            format!("{line}\n")
+        };
     let text: String = examples().into_iter().enumerate().map(line).collect();
     std::fs::write(bench.path("data.jsonl"), text).unwrap();
     for name in ["rloo", "dr_grpo", "dapo", "gspo", "cispo", "dpo", "simpo", "orpo", "kto", "dft"] {

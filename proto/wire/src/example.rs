@@ -15,6 +15,13 @@ pub struct TrainingExample {
     pub completion: String,
     /// The advantage that an objective gives it.
     pub advantage: Option<f64>,
+    /// True if the completion was cut before its end, so that no end follows it.
+    #[serde(default)]
+    pub unfinished: bool,
+    /// The log-probability of each of its tokens when it was drawn, in nats.
+    pub behaviour: Option<Vec<f64>>,
+    /// Its tokens, if they are not those of the text.
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// The first defect of an examples file, with its line number (counted from 1).

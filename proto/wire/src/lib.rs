@@ -21,6 +21,7 @@ mod prompt_set;
 mod seed;
 mod subject;
 mod timestamps;
+mod token_logprobs;
 
 /// The messages of `proto/flotilla/v1`. Their serde form is canonical proto3 JSON.
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, reason = "generated code")]
@@ -52,3 +53,4 @@ pub use subject::{
     FactKey, STREAM_SUBJECTS, Subject, SubjectError, WorkKind, expand_author_filters,
 };
 pub use timestamps::to_timestamp;
+pub use token_logprobs::{decode_logprobs, encode_logprobs};

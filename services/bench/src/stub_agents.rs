@@ -54,6 +54,7 @@ pub(super) fn make_samples(order: &v1::GenerateOrder) -> v1::Samples {
                 tokens: 24,
                 finish: v1::samples::Finish::Stop.into(),
                 logprob: None,
+                ..Default::default()
             });
         }
     }
@@ -121,6 +122,7 @@ fn make_checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
         engine: engine::ENGINE.into(),
         grad_norm: 0.625,
         grad_norm_max: 1.25,
+        weighting: None,
         weight_change: Some(0.0625),
         trained_tokens: 49_152,
         packing: 1.0,

@@ -229,7 +229,7 @@ fn samples(order: &v1::GenerateOrder) -> v1::Samples {
         text: format!("{id} {index} {}", "x".repeat(SAMPLE_BYTES)),
         tokens: 7,
         finish: v1::samples::Finish::Stop.into(),
-        logprob: None,
+        ..Default::default()
     };
     let requests = order.requests.iter();
     let drawn = requests.flat_map(|r| (0..r.count).map(|n| sample(&r.prompt_id, r.first + n)));

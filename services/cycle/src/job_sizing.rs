@@ -36,6 +36,15 @@ const REMAINING_SHARE: f64 = 0.5;
 const TOKEN_BYTES: u64 = 8;
 /// Bytes in addition to the text.
 const SAMPLE_BYTES: u64 = 128;
+/// Maximum bytes of a token's log-probability: two bytes in base64, and its id if the text has other
+/// tokens.
+const LOGPROB_BYTES: u64 = 10;
+
+/// Returns the maximum bytes of a sample in a samples fact.
+pub(crate) fn estimate_sample_bytes(max_new_tokens: u32, token_logprobs: bool) -> u64 {
+    let each = TOKEN_BYTES + if token_logprobs { LOGPROB_BYTES } else { 0 };
+    SAMPLE_BYTES + each * u64::from(max_new_tokens)
+}
 
 /// Returns how many copies of the slowest generator would be as fast as the whole fleet.
 fn slowest_equivalents(fleet: &FleetSnapshot) -> f64 {
@@ -69,11 +78,10 @@ pub(crate) struct JobTemplate<'a> {
 pub(crate) fn split_into_jobs(
     kind: JobTemplate<'_>,
     prompts: &[PromptDraw],
-    max_new_tokens: u32,
+    sample_bytes: u64,
     fleet: &FleetSnapshot,
     sizing: &JobSizing,
 ) -> Vec<v1::plan::Job> {
-    let sample_bytes = SAMPLE_BYTES + TOKEN_BYTES * u64::from(max_new_tokens);
     let equivalents = slowest_equivalents(fleet);
     let mut left: u64 = prompts.iter().map(|prompt| u64::from(prompt.count)).sum();
     let most = prompts.iter().map(|prompt| prompt.count).max().unwrap_or(1).max(1);
@@ -111,8 +119,7 @@ pub(crate) fn split_into_jobs(
 }
 
 /// Returns the minimum number of jobs for the samples of one prompt set.
-pub(crate) fn job_count_min(samples: u64, max_new_tokens: u32, sizing: &JobSizing) -> u64 {
-    let sample_bytes = SAMPLE_BYTES + TOKEN_BYTES * u64::from(max_new_tokens);
+pub(crate) fn job_count_min(samples: u64, sample_bytes: u64, sizing: &JobSizing) -> u64 {
     samples.div_ceil((sizing.bytes_max / sample_bytes).max(1))
 }
 

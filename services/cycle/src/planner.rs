@@ -332,6 +332,7 @@ impl CyclePlanner<'_> {
             accept_unverified_policy: self.raft.accept_unverified_policy,
             suite: suite.to_owned(),
             logprobs: schedule::needs_logprobs(self.raft, purpose),
+            token_logprobs: schedule::needs_token_logprobs(self.raft, purpose),
             canary: canary_vote::canary_text_for(self.run, cycle, purpose, self.inputs.prompts),
             behind,
         };

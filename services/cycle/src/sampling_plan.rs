@@ -8,6 +8,7 @@ use crate::{
     command::PlannerInputs,
     curriculum,
     job_sizing::{self, JobTemplate, PromptDraw},
+    schedule,
     state::Run,
 };
 
@@ -25,7 +26,7 @@ pub(crate) fn plan_jobs(
     for set in raft.prompt_sets() {
         let drawn = u64::from(set.samples_per_prompt) * u64::from(available_prompts(&set, inputs));
         samples = samples.saturating_add(drawn);
-        least += job_sizing::job_count_min(drawn, max_new_tokens(&set), inputs.sizing);
+        least += job_sizing::job_count_min(drawn, sample_bytes(raft, &set), inputs.sizing);
     }
     if least > PLAN_JOBS_MAX {
         return Err(format!("{samples} samples are more than a plan can hold"));
@@ -49,7 +50,7 @@ pub(crate) fn plan_jobs(
         jobs.extend(job_sizing::split_into_jobs(
             kind,
             &wanted,
-            max_new_tokens(&set),
+            sample_bytes(raft, &set),
             inputs.fleet,
             inputs.sizing,
         ));
@@ -63,8 +64,10 @@ fn available_prompts(set: &PromptSet<'_>, inputs: &PlannerInputs<'_>) -> u32 {
     set.count.min(u32::try_from(prompts).unwrap_or(u32::MAX))
 }
 
-fn max_new_tokens(set: &PromptSet<'_>) -> u32 {
-    set.sampling.unwrap_or_default().max_new_tokens
+fn sample_bytes(raft: &v1::spec::Raft, set: &PromptSet<'_>) -> u64 {
+    let max_new_tokens = set.sampling.unwrap_or_default().max_new_tokens;
+    let token_logprobs = schedule::needs_token_logprobs(raft, set.purpose);
+    job_sizing::estimate_sample_bytes(max_new_tokens, token_logprobs)
 }
 
 /// Combines each draw (line and sample count) with the size of its prompt. Lines without a prompt

@@ -41,6 +41,11 @@ pub(crate) fn needs_logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) -> boo
     raft.entropy && purpose != v1::Purpose::Heldout
 }
 
+/// Returns true for training samples of a spec that asks for the log-probability of each token.
+pub(crate) fn needs_token_logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) -> bool {
+    raft.token_logprobs && purpose != v1::Purpose::Heldout
+}
+
 /// Rewards are rounded to multiples of 1 / this.
 const REWARD_STEPS: f64 = 1e9;
 

@@ -9,9 +9,9 @@ mod signals;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use objective::{Objective, ObjectiveName, SettingKey};
+use objective::{Objective, ObjectiveName};
 use serde::Serialize;
-use wire::{Digest, derive_seed, v1};
+use wire::{Digest, decode_logprobs, derive_seed, v1};
 
 use self::{
     candidates::CandidateSet,
@@ -63,6 +63,15 @@ struct DatasetLine<'a> {
     /// Of an objective that has advantages.
     #[serde(skip_serializing_if = "Option::is_none")]
     advantage: Option<f64>,
+    /// Of an objective: the completion was cut before its end.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    unfinished: bool,
+    /// Of an objective: the log-probability of each token when it was drawn, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    behaviour: Option<Vec<f64>>,
+    /// Of an objective: the drawn tokens, if the text has others.
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    token_ids: &'a [u32],
 }
 
 /// Ranks the judged training samples prompt by prompt in plan order, and keeps the best.
@@ -76,6 +85,8 @@ pub(crate) fn select_samples(
     let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
     let tallies = PromptTallies::from_candidates(&found.candidates, rules.min_reward);
     let (entropy, entropy_samples) = sample_entropy(&found.candidates);
+    let found_retokenized =
+        found.candidates.iter().filter(|candidate| !candidate.token_ids.is_empty()).count();
     let outcome = found.apply_rules(&rules, run_objective(raft).as_ref());
     let digest = Digest::hash_bytes(&outcome.dataset).to_string();
     let fact = v1::Selected {
@@ -91,6 +102,7 @@ pub(crate) fn select_samples(
         diversity: tallies.diversity,
         entropy,
         entropy_samples,
+        retokenized: to_u32(found_retokenized),
     };
     CycleSelection { fact, dataset: outcome.dataset }
 }
@@ -163,8 +175,7 @@ impl CandidateSet<'_> {
             let decisions = choose_samples(&self.candidates, rules);
             return ObjectiveSignals { decisions, ..ObjectiveSignals::default() };
         };
-        let keeps_equal = objective.value(SettingKey::Kl) > 0.0;
-        derive_signals(&self.candidates, rules, objective, keeps_equal)
+        derive_signals(&self.candidates, rules, objective)
     }
 
     fn apply_rules(self, rules: &v1::Selection, objective: Option<&Objective>) -> SelectionOutcome {
@@ -176,7 +187,8 @@ impl CandidateSet<'_> {
         let mut dataset = Vec::new();
         let kept = chosen.kept.into_iter().map(|place| {
             let SampleCandidate { prompt_id, index, reward, tokens, .. } = self.candidates[place];
-            self.candidates[place].write_line(advantages.get(&place).copied(), &mut dataset);
+            let advantage = advantages.get(&place).copied();
+            self.candidates[place].write_line(objective, advantage, &mut dataset);
             KeptSample { prompt_id: prompt_id.to_owned(), index, reward, tokens }
         });
         let kept = kept.collect();
@@ -275,7 +287,13 @@ impl PromptTallies {
 }
 
 impl SampleCandidate<'_> {
-    fn write_line(&self, advantage: Option<f64>, dataset: &mut Vec<u8>) {
+    fn write_line(
+        &self,
+        objective: Option<&Objective>,
+        advantage: Option<f64>,
+        dataset: &mut Vec<u8>,
+    ) {
+        let has_objective = objective.is_some();
         let line = DatasetLine {
             prompt: self.prompt,
             completion: self.completion,
@@ -283,6 +301,12 @@ impl SampleCandidate<'_> {
             index: self.index,
             reward: self.reward,
             advantage,
+            unfinished: has_objective && !self.is_finished,
+            behaviour: self
+                .token_logprobs
+                .filter(|_| has_objective)
+                .and_then(|bytes| decode_logprobs(bytes, self.tokens as usize)),
+            token_ids: if has_objective { self.token_ids } else { &[] },
         };
         serde_json::to_writer(&mut *dataset, &line).expect("strings and numbers are always JSON");
         dataset.push(b'\n');

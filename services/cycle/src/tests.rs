@@ -6,6 +6,7 @@ mod course;
 mod fold;
 mod growth;
 mod log;
+mod objectives;
 mod proof;
 mod state;
 mod suites;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::{
-    SettingError, SettingKey,
+    Recipe, Requirement, SettingError, SettingKey,
     settings::{COMMON_KEYS, CORRECTION_KEYS},
 };
 
@@ -38,6 +38,8 @@ pub struct Objective {
     name: ObjectiveName,
     /// `None` for a setting that has no default and was not set.
     values: BTreeMap<SettingKey, Option<f64>>,
+    /// Other weights drew the samples than those from which the training starts.
+    off_policy: bool,
 }
 
 impl ObjectiveName {
@@ -98,7 +100,7 @@ impl Objective {
     pub fn new(name: ObjectiveName) -> Self {
         let common = COMMON_KEYS.map(|key| (key, Some(0.0)));
         let own = default_settings(name).iter().copied();
-        Self { name, values: own.chain(common).collect() }
+        Self { name, values: own.chain(common).collect(), off_policy: false }
     }
 
     /// Reads the form in facts.
@@ -107,6 +109,7 @@ impl Objective {
     /// When there is no such objective, or a setting is not valid.
     pub fn from_message(message: &v1::Objective) -> Result<Self, SettingError> {
         let mut objective = Self::new(ObjectiveName::find(&message.name)?);
+        objective.off_policy = message.off_policy;
         for (key, value) in &message.settings {
             objective.set(key, *value)?;
         }
@@ -119,7 +122,33 @@ impl Objective {
         let plain = Self::new(self.name);
         let changed = self.values.iter().filter(|(key, value)| plain.values[*key] != **value);
         let settings = changed.filter_map(|(key, value)| Some((key.to_string(), (*value)?)));
-        v1::Objective { name: self.name.as_str().to_owned(), settings: settings.collect() }
+        v1::Objective {
+            name: self.name.as_str().to_owned(),
+            settings: settings.collect(),
+            off_policy: self.off_policy,
+        }
+    }
+
+    /// Says whether other weights drew the samples than those from which the training starts.
+    pub fn set_off_policy(&mut self, off_policy: bool) {
+        self.off_policy = off_policy;
+    }
+
+    /// Returns true if samples need the log-probabilities with which they were drawn: for a
+    /// correction, or for ratios if other weights drew them.
+    pub fn uses_drawn_logprobs(&self) -> bool {
+        self.corrects() || (self.off_policy && self.needs_behaviour())
+    }
+
+    /// Returns true if the engine that trains must score the samples before the training, with the
+    /// weights from which it starts: for ratios, and for a mean gain.
+    pub fn scores_before_training(&self) -> bool {
+        let has_baseline = matches!(self.recipe(), Recipe::Desirable(_));
+        has_baseline || self.corrects() || (self.needs_behaviour() && !self.off_policy)
+    }
+
+    fn needs_behaviour(&self) -> bool {
+        self.requirements().contains(&Requirement::BehaviourLogprobs)
     }
 
     /// Returns the name.

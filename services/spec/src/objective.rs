@@ -6,7 +6,8 @@ use objective::{Objective, ObjectiveName, Requirement, SettingError, SettingKey}
 use serde::Deserialize;
 use wire::v1;
 
-use crate::field_checks::{FieldResult, ensure_field};
+use crate::error::FieldError;
+use crate::field_checks::ensure_field;
 
 /// An objective's name, or its name with settings.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -31,6 +32,8 @@ pub(crate) struct ObjectiveContext {
     pub(crate) is_on_policy: bool,
     /// Samples of earlier cycles are trained on again.
     pub(crate) replays: bool,
+    /// Samples have the log-probability of each token.
+    pub(crate) has_token_logprobs: bool,
 }
 
 impl ObjectiveSpec {
@@ -61,21 +64,29 @@ impl ObjectiveSpec {
         let is_one = !matches!(self, Self::Settings(all) if all.len() != 1);
         ensure_field(is_one, field, "must name one objective")?;
         let parsed = self.parse(context.max_new_tokens);
-        let objective =
-            parsed.map_err(|error| FieldError::new(field, format!("is not valid: {error}")))?;
+        let mut objective = parsed.map_err(|error| FieldError {
+            field: field.to_owned(),
+            remedy: format!("is not valid: {error}"),
+        })?;
         let name = objective.name().as_str();
         ensure_field(
             objective.name() != ObjectiveName::Distillation,
             field,
             "distillation needs the log-probabilities of a teacher, which no run has",
         )?;
-        let corrects = objective
-            .settings()
-            .any(|(key, value)| key.is_correction() && value.is_some_and(|value| value > 0.0));
+        objective.set_off_policy(!context.is_on_policy);
         ensure_field(
-            !corrects,
+            context.has_token_logprobs || !objective.uses_drawn_logprobs(),
             field,
-            "corrections need log-probabilities of the engine that drew, which samples do not have",
+            format!(
+                "{name} needs the log-probabilities with which the samples were drawn; set \
+                 `raft.token_logprobs: true`{}",
+                if context.is_on_policy {
+                    ""
+                } else {
+                    ", or `staleness: 0` and `from_base: false`"
+                }
+            ),
         )?;
         let needs = objective.requirements();
         if needs.contains(&Requirement::Groups) {
@@ -83,16 +94,6 @@ impl ObjectiveSpec {
                 context.samples_per_prompt > 1,
                 "raft.samples_per_prompt",
                 format!("must be at least 2: {name} compares the samples of a prompt"),
-            )?;
-        }
-        if needs.contains(&Requirement::BehaviourLogprobs) {
-            ensure_field(
-                context.is_on_policy,
-                field,
-                format!(
-                    "{name} compares with the weights that drew the samples; set \
-                     `staleness: 0` and `from_base: false`"
-                ),
             )?;
         }
         ensure_field(
@@ -104,8 +105,13 @@ impl ObjectiveSpec {
     }
 
     /// Converts the setting to its form in the `spec` fact; `None` for `raft`.
-    pub(crate) fn to_proto(&self, max_new_tokens: u32) -> Option<v1::Objective> {
-        let objective = self.parse(max_new_tokens).ok()?;
+    pub(crate) fn to_proto(
+        &self,
+        max_new_tokens: u32,
+        is_on_policy: bool,
+    ) -> Option<v1::Objective> {
+        let mut objective = self.parse(max_new_tokens).ok()?;
+        objective.set_off_policy(!is_on_policy);
         (objective.name() != ObjectiveName::Raft).then(|| objective.to_message())
     }
 }
@@ -119,6 +125,7 @@ mod tests {
         max_new_tokens: 64,
         is_on_policy: true,
         replays: false,
+        has_token_logprobs: false,
     };
 
     fn read(yaml: &str) -> ObjectiveSpec {
@@ -127,13 +134,16 @@ mod tests {
 
     #[test]
     fn an_objective_is_a_name_or_a_name_with_settings() {
-        assert_eq!(read("raft").to_proto(64), None);
+        assert_eq!(read("raft").to_proto(64, true), None);
         let dr_grpo = read("dr_grpo");
         assert!(dr_grpo.check_fields("raft.objective", CONTEXT).is_ok());
-        assert_eq!(dr_grpo.to_proto(64).unwrap().settings, [("max_tokens".into(), 64.0)].into());
+        assert_eq!(
+            dr_grpo.to_proto(64, true).unwrap().settings,
+            [("max_tokens".into(), 64.0)].into()
+        );
         let dapo = read("{dapo: {kl: 0.001}}");
         assert!(dapo.check_fields("raft.objective", CONTEXT).is_ok());
-        assert_eq!(dapo.to_proto(64).unwrap().settings, [("kl".into(), 0.001)].into());
+        assert_eq!(dapo.to_proto(64, true).unwrap().settings, [("kl".into(), 0.001)].into());
     }
 
     #[test]
@@ -153,11 +163,16 @@ mod tests {
             ("grpo", stale, "staleness: 0"),
             ("dpo", replaying, "raft.selection.replay: must be left out"),
             ("distillation", CONTEXT, "teacher"),
-            ("{ssd: {mask_tokens: 2}}", CONTEXT, "corrections need"),
+            ("{ssd: {mask_tokens: 2}}", CONTEXT, "raft.token_logprobs: true"),
         ] {
             let said = refused(yaml, context);
             assert!(said.contains(expected), "{said}");
         }
         assert!(read("rloo").check_fields("raft.objective", stale).is_ok());
+        let recorded = ObjectiveContext { has_token_logprobs: true, ..stale };
+        assert!(
+            read("grpo").check_fields("raft.objective", recorded).unwrap().uses_drawn_logprobs()
+        );
+        assert!(read("grpo").to_proto(64, false).unwrap().off_policy);
     }
 }

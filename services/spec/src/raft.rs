@@ -74,6 +74,9 @@ pub struct RaftSpec {
     /// speed. A gate on entropy has the same effect.
     #[serde(default)]
     pub entropy: bool,
+    /// Training samples keep the log-probability of each token, under the policy that drew them.
+    #[serde(default)]
+    pub token_logprobs: bool,
     #[serde(default)]
     pub proof: CanarySpec,
 }
@@ -123,8 +126,9 @@ impl RaftSpec {
         let context = ObjectiveContext {
             samples_per_prompt: self.samples_per_prompt,
             max_new_tokens: self.sampling.max_new_tokens,
-            is_on_policy: self.staleness == 0 && !self.from_base,
+            is_on_policy: self.is_on_policy(),
             replays: self.selection.replay.is_some(),
+            has_token_logprobs: self.token_logprobs,
         };
         let objective = self.objective.check_fields("raft.objective", context)?;
         self.gates.check_objective("raft.gates", &objective)?;
@@ -154,7 +158,9 @@ impl RaftSpec {
             verifier: self.verifier.to_proto(),
             selection: Some(self.selection.to_proto()),
             training: Some(v1::Training {
-                objective: self.objective.to_proto(self.sampling.max_new_tokens),
+                objective: self
+                    .objective
+                    .to_proto(self.sampling.max_new_tokens, self.is_on_policy()),
                 ..self.training.to_proto(Some(&self.lora))
             }),
             accept_unverified_policy: self.accept_unverified_policy,
@@ -167,7 +173,14 @@ impl RaftSpec {
             prompt_suites: Vec::new(),
             entropy: self.entropy || self.gates.entropy.is_some(),
             proof: Some(self.proof.to_proto()),
+            token_logprobs: self.token_logprobs,
         }
+    }
+
+    /// Returns true if the samples of a cycle are drawn by the weights from which its training
+    /// starts.
+    fn is_on_policy(&self) -> bool {
+        self.staleness == 0 && !self.from_base
     }
 
     /// Returns the values of k for which pass@k of held-out prompts is reported: the given ones,

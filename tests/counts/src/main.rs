@@ -51,8 +51,7 @@ fn train() -> anyhow::Result<()> {
     let (model, tokenizer) = model()?;
     let modules = LayerModule::ALL.into_iter().collect();
     let method = TrainMethod::Lora(LoraSpec { rank: 8, alpha: 16.0, modules, rslora: false });
-    let example =
-        CompletionExample { prompt: "one prompt".into(), completion: "and what follows".into() };
+    let example = CompletionExample::new("one prompt", "and what follows");
     let spec = TrainSpec {
         learning_rate: 1e-3,
         warmup_ratio: 0.0,

@@ -77,7 +77,7 @@ fn common_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
 
 /// Returns the spec of a RAFT run. The bits of its seed select staleness, the training start (base
 /// or previous adapter), a curriculum with a budget, gates, prompt suites, an entropy limit, the
-/// canary and the objective.
+/// canary, the objective and log-probabilities of tokens.
 fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
     let kind = |bit: u32| derive_seed(seed, &["kind"]) >> bit & 1 == 1;
     let curriculum = v1::Curriculum {
@@ -89,7 +89,7 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
     let sure =
         v1::gates::Gate { margin: 0.9, then: v1::gates::Then::Stop.into(), ..Default::default() };
     let gates = v1::Gates {
-        pass_rate: Some(gate),
+        pass_rate: Some(gate.clone()),
         patience: 2,
         pass_rates: if kind(4) { vec![of_suite] } else { Vec::new() },
         entropy: kind(5).then_some(sure),
@@ -97,7 +97,13 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         ..Default::default()
     };
     let name = if kind(8) { "dpo" } else { "rloo" };
-    let objective = kind(7).then(|| v1::Objective { name: name.into(), ..Default::default() });
+    // A correction needs the log-probabilities of tokens.
+    let corrected = [("truncate_tokens".to_owned(), 2.0)].into();
+    let objective = kind(7).then(|| v1::Objective {
+        name: name.into(),
+        settings: if kind(9) { corrected } else { Default::default() },
+        off_policy: false,
+    });
     v1::Spec {
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
             prompts: blob(b"prompts"),
@@ -125,6 +131,7 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
             gates: kind(3).then_some(gates),
             prompt_suites: if kind(4) { SUITES.map(prompt_suite).into() } else { Vec::new() },
             entropy: kind(5),
+            token_logprobs: kind(9),
             proof: Some(v1::spec::Proof {
                 canary: kind(6),
                 tolerance: TOLERANCE,

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use wire::{Digest, Fact, FactBody, FactKey, PromptEntry, Subject, derive_seed, v1};
+use wire::{
+    Digest, Fact, FactBody, FactKey, PromptEntry, Subject, derive_seed, encode_logprobs, v1,
+};
 
 use crate::specs::{HELDOUT, PROMPTS, SUITES};
 
@@ -105,6 +107,11 @@ pub(crate) fn make_samples(
                 tokens: 3,
                 finish: v1::samples::Finish::Stop.into(),
                 logprob: order.logprobs.then(|| -3.0 * f64::from(policy_entropy(&policy)) / 10.0),
+                token_logprobs: match order.token_logprobs {
+                    true => encode_logprobs(&[-f64::from(policy_entropy(&policy)) / 10.0; 3]),
+                    false => Vec::new(),
+                },
+                ..Default::default()
             });
         }
     }

@@ -50,15 +50,20 @@ pub struct SampleCompletion<Tag> {
     pub tokens: Vec<u32>,
     pub text: String,
     pub finish: FinishReason,
-    /// The sum of the tokens' log-probabilities in nats, over the whole vocabulary at temperature
-    /// 1, independent of the sampling parameters.
-    pub logprob: f64,
+    /// The log-probability of each token in nats, over the whole vocabulary at temperature 1,
+    /// independent of the sampling parameters.
+    pub logprobs: Vec<f64>,
 }
 
 impl<Tag> SampleCompletion<Tag> {
+    /// Returns the log-probability of the sample in nats.
+    pub fn logprob(&self) -> f64 {
+        self.logprobs.iter().sum()
+    }
+
     pub(super) fn with_tag<Other>(self, tag: Other) -> SampleCompletion<Other> {
-        let Self { tag: _, index, seed, prompt_tokens, tokens, text, finish, logprob } = self;
-        SampleCompletion { tag, index, seed, prompt_tokens, tokens, text, finish, logprob }
+        let Self { tag: _, index, seed, prompt_tokens, tokens, text, finish, logprobs } = self;
+        SampleCompletion { tag, index, seed, prompt_tokens, tokens, text, finish, logprobs }
     }
 }
 

@@ -18,7 +18,7 @@ pub struct TrainingSignal {
 }
 
 /// The upper bounds of the classes of [`WeightReport::ratios`], but for the last.
-pub const RATIO_BOUNDS: [f64; 6] = [0.5, 0.8, 0.95, 1.05, 1.25, 2.0];
+const RATIO_BOUNDS: [f64; 6] = [0.5, 0.8, 0.95, 1.05, 1.25, 2.0];
 
 /// Counts and sums over the tokens that an objective weighted. A ratio is `exp(now - drawn)`. An
 /// estimate of a KL divergence in nats is `exp(d) - d - 1`, with `d = other - now`.

@@ -15,6 +15,7 @@ use super::{
     WorkerConfig,
     canary_cache::{self, CanaryCache},
     pending_calls::{DrawnSample, PendingCalls, SampleTag},
+    token_record::TokenRecord,
 };
 use crate::messages::{
     AdoptRequest, GenerateRequest, GeneratorAnswer, GeneratorRequest, order_longest_first,
@@ -185,9 +186,14 @@ impl CandleBatch {
             FinishReason::Length => v1::samples::Finish::Length,
         };
         let (nth, tokens) = (count(done.index), count(done.tokens.len()));
-        let logprob = Some(done.logprob);
-        self.calls
-            .add_sample(done.tag, DrawnSample { nth, text: done.text, tokens, finish, logprob });
+        let record = self.calls.records_tokens(done.tag.call).then(|| {
+            let (tokenizer, end) = (self.generator.tokenizer(), self.generator.end_token());
+            let spoken = (done.text.as_str(), finish);
+            TokenRecord::new(tokenizer, end, spoken, &done.tokens, done.logprobs.clone())
+        });
+        let logprob = Some(done.logprob());
+        let drawn = DrawnSample { nth, text: done.text, tokens, finish, logprob, record };
+        self.calls.add_sample(done.tag, drawn);
     }
 }
 

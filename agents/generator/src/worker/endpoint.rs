@@ -313,7 +313,8 @@ fn parse_sample(answer: &[u8], task: &SampleTask) -> anyhow::Result<DrawnSample>
     }
     // The server's own settings decide what its probabilities mean, and they are not visible here.
     let logprob = None;
-    Ok(DrawnSample { nth: task.nth, text: choice.text.clone(), tokens, finish, logprob })
+    let text = choice.text.clone();
+    Ok(DrawnSample { nth: task.nth, text, tokens, finish, logprob, record: None })
 }
 
 #[cfg(test)]
@@ -323,12 +324,16 @@ mod tests {
     use llama::completion::LlamaSampling;
 
     use super::*;
-    use crate::worker::{pending_calls::SampleTag, sample_task::PreparedRequest};
+    use crate::worker::{
+        pending_calls::SampleTag,
+        sample_task::{PreparedRequest, WantedLogprobs},
+    };
 
     fn task(top_k: u32) -> SampleTask {
         let sampling = LlamaSampling { temperature: 0.7, top_k, top_p: 0.9, max_new_tokens: 8 };
         let prompt = HttpPrompt::Text("1+1=".into());
-        let of = Rc::new(PreparedRequest { prompt, sampling, positions: 0, logprobs: false });
+        let wanted = WantedLogprobs::None;
+        let of = Rc::new(PreparedRequest { prompt, sampling, positions: 0, wanted });
         let tag = SampleTag { call: 1, request: 0 };
         SampleTask { tag, nth: 3, seed: u64::MAX, request: of, slot: 0 }
     }

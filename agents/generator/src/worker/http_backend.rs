@@ -22,7 +22,7 @@ use super::{
     canary_cache::{self, CanaryCache},
     endpoint, llama_server,
     pending_calls::{DrawnSample, PendingCalls, SampleTag},
-    sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask},
+    sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask, WantedLogprobs},
     slot_planner::{SlotId, SlotPlanner, SlotStep, WaitingPrompt},
 };
 use crate::messages::{
@@ -229,11 +229,16 @@ impl SampleScheduler {
             top_p: request.sampling.top_p,
             max_new_tokens: request.sampling.max_new_tokens,
         };
+        let logprobs = match (request.token_logprobs, request.logprobs) {
+            (true, _) => WantedLogprobs::OfTokens,
+            (false, true) => WantedLogprobs::OfSamples,
+            (false, false) => WantedLogprobs::None,
+        };
         let mut prompts = Vec::new();
         for (index, wanted) in order_longest_first(request.requests) {
-            let prepared = match validate_sampling(&sampling).and_then(|()| {
-                self.backend.prepare_request(wanted.text, &sampling, request.logprobs)
-            }) {
+            let prepared = match validate_sampling(&sampling)
+                .and_then(|()| self.backend.prepare_request(wanted.text, &sampling, logprobs))
+            {
                 Ok(prepared) => Rc::new(prepared),
                 Err(why) => {
                     let message = format!("prompt {:?}: {why}", wanted.prompt_id);
@@ -420,13 +425,14 @@ impl HttpBackend {
         &self,
         text: String,
         sampling: &LlamaSampling,
-        logprobs: bool,
+        wanted: WantedLogprobs,
     ) -> Result<PreparedRequest, String> {
         match self {
-            Self::LlamaCpp(llama) => llama.prepare_request(&text, sampling, logprobs),
+            Self::LlamaCpp(llama) => llama.prepare_request(&text, sampling, wanted),
             Self::Endpoint(_) => {
                 let prompt = HttpPrompt::Text(text);
-                Ok(PreparedRequest { prompt, sampling: *sampling, positions: 0, logprobs: false })
+                let wanted = WantedLogprobs::None;
+                Ok(PreparedRequest { prompt, sampling: *sampling, positions: 0, wanted })
             }
         }
     }

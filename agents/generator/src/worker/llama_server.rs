@@ -25,8 +25,9 @@ use super::{
     WorkerConfig,
     completion_client::CompletionClient,
     pending_calls::DrawnSample,
-    sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask},
+    sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask, WantedLogprobs},
     slot_planner::SlotId,
+    token_record::TokenRecord,
 };
 use crate::LlamaCppGenerator;
 
@@ -124,7 +125,7 @@ impl LlamaServerBackend {
         &self,
         text: &str,
         sampling: &LlamaSampling,
-        logprobs: bool,
+        wanted: WantedLogprobs,
     ) -> Result<PreparedRequest, String> {
         let prompt = self.tokenizer.encode_prompt(text).map_err(|error| error.to_string())?;
         let (tokens, positions) = (prompt.len(), self.max_positions);
@@ -145,7 +146,7 @@ impl LlamaServerBackend {
             prompt: HttpPrompt::Tokens(prompt),
             sampling: LlamaSampling { max_new_tokens, ..*sampling },
             positions: tokens + max_new_tokens as usize,
-            logprobs,
+            wanted,
         })
     }
 
@@ -267,7 +268,7 @@ impl LlamaServerBackend {
                 prompt_tokens(request)?,
                 &request.sampling,
                 *seed,
-                request.logprobs,
+                request.wanted.any(),
                 Some(*slot),
             );
             let (limit, bytes_max) = request.answer_limits(request.sampling.max_new_tokens);
@@ -425,7 +426,7 @@ fn parse_sample(
     };
     let nth = task.nth;
     if tokens.is_empty() {
-        return Ok(DrawnSample { nth, text, tokens: count, finish, logprob: None });
+        return Ok(DrawnSample { nth, text, tokens: count, finish, logprob: None, record: None });
     }
     // A character that was incomplete at the limit may have added a token.
     tokens.truncate(task.request.sampling.max_new_tokens as usize);
@@ -439,9 +440,15 @@ fn parse_sample(
         _ => &tokens[..],
     };
     let text = tokenizer.decode_tokens(spoken).map_err(|error| sample_error(&error))?;
-    let logprob = logprobs.get(..tokens.len()).map(|each| each.iter().sum());
+    let logprobs = logprobs.get(..tokens.len());
+    let logprob = logprobs.map(|each| each.iter().sum());
+    let recorded = logprobs.filter(|_| task.request.wanted == WantedLogprobs::OfTokens);
+    let record = recorded.map(|logprobs| {
+        let end = ends.first().copied();
+        TokenRecord::new(tokenizer, end, (&text, finish), &tokens, logprobs.to_vec())
+    });
     let tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    Ok(DrawnSample { nth, text, tokens, finish, logprob })
+    Ok(DrawnSample { nth, text, tokens, finish, logprob, record })
 }
 
 fn reset_directory(directory: &Path) -> std::io::Result<()> {

@@ -6,8 +6,9 @@ use std::{
 };
 
 use agent::{CallResponder, WorkerCall};
-use wire::v1;
+use wire::{encode_logprobs, v1};
 
+use super::token_record::TokenRecord;
 use crate::messages::{
     GenerateProgress, GenerateRequest, GeneratedSamples, GeneratorAnswer, count_samples,
 };
@@ -29,6 +30,8 @@ pub(super) struct DrawnSample {
     pub finish: v1::samples::Finish,
     /// The value of a samples fact; `None` if the engine does not report it.
     pub logprob: Option<f64>,
+    /// `None` if it was not requested, or the engine does not report log-probabilities.
+    pub record: Option<TokenRecord>,
 }
 
 /// The pending calls by number, and the description of what draws their samples.
@@ -48,6 +51,7 @@ struct PendingCall {
     reported_at: Instant,
     canary_text: String,
     canary: Option<Vec<f32>>,
+    token_logprobs: bool,
 }
 
 impl PendingCalls {
@@ -83,6 +87,7 @@ impl PendingCalls {
         let requests = request.requests.clone();
         let samples = Vec::with_capacity(total);
         let asked = request.canary.clone();
+        let token_logprobs = request.token_logprobs;
         let (reported_at, canary) = (Instant::now(), None);
         let open = PendingCall {
             responder: respond,
@@ -92,6 +97,7 @@ impl PendingCalls {
             reported_at,
             canary_text: asked,
             canary,
+            token_logprobs,
         };
         self.calls.insert(number, open);
         Some((number, request))
@@ -121,6 +127,7 @@ impl PendingCalls {
     pub(super) fn add_sample(&mut self, tag: SampleTag, drawn: DrawnSample) {
         let Some(open) = self.calls.get_mut(&tag.call) else { return };
         let request = &open.requests[tag.request];
+        let record = drawn.record.unwrap_or_default();
         open.samples.push(v1::samples::Sample {
             prompt_id: request.prompt_id.clone(),
             index: request.first.saturating_add(drawn.nth),
@@ -128,8 +135,15 @@ impl PendingCalls {
             tokens: drawn.tokens,
             finish: drawn.finish.into(),
             logprob: drawn.logprob,
+            token_logprobs: encode_logprobs(&record.logprobs),
+            token_ids: record.ids,
         });
         self.reply_if_complete(tag.call);
+    }
+
+    /// Returns true if the samples of a call must have the log-probability of each token.
+    pub(super) fn records_tokens(&self, call: u64) -> bool {
+        self.calls.get(&call).is_some_and(|open| open.token_logprobs)
     }
 
     /// Returns the canary text of a call, if it has one that is not scored yet.

@@ -22,13 +22,27 @@ pub(super) enum HttpPrompt {
     Text(String),
 }
 
+/// The log-probabilities that samples must have, even if they cost time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum WantedLogprobs {
+    #[default]
+    None,
+    OfSamples,
+    OfTokens,
+}
+
+impl WantedLogprobs {
+    pub(super) fn any(self) -> bool {
+        self != Self::None
+    }
+}
+
 pub(super) struct PreparedRequest {
     pub prompt: HttpPrompt,
     pub sampling: LlamaSampling,
     /// The positions that its longest sample uses.
     pub positions: usize,
-    /// True if its samples must have their log-probability, even if that costs time.
-    pub logprobs: bool,
+    pub wanted: WantedLogprobs,
 }
 
 impl PreparedRequest {
@@ -36,7 +50,8 @@ impl PreparedRequest {
     pub(super) fn answer_limits(&self, new_tokens: u32) -> (Duration, usize) {
         let tokens = u32::try_from(self.positions).unwrap_or(u32::MAX).max(new_tokens);
         let time = TOKEN_TIME_MAX.saturating_mul(tokens).max(SAMPLE_TIMEOUT_MIN);
-        let each = if self.logprobs { ANSWER_BYTES_PER_LOGPROB } else { ANSWER_BYTES_PER_TOKEN };
+        let each =
+            if self.wanted.any() { ANSWER_BYTES_PER_LOGPROB } else { ANSWER_BYTES_PER_TOKEN };
         (time, ANSWER_BYTES_BASE + each * new_tokens as usize)
     }
 }

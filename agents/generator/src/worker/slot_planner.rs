@@ -204,12 +204,13 @@ mod tests {
     use llama::completion::LlamaSampling;
 
     use super::*;
-    use crate::worker::sample_task::HttpPrompt;
+    use crate::worker::sample_task::{HttpPrompt, WantedLogprobs};
 
     fn prompt(number: usize, samples: u32) -> WaitingPrompt {
         let sampling = LlamaSampling { temperature: 1.0, top_k: 0, top_p: 1.0, max_new_tokens: 4 };
         let prompt = HttpPrompt::Tokens(vec![1; 8]);
-        let request = PreparedRequest { prompt, sampling, positions: 12, logprobs: false };
+        let request =
+            PreparedRequest { prompt, sampling, positions: 12, wanted: WantedLogprobs::None };
         WaitingPrompt {
             tag: SampleTag { call: 0, request: number },
             request: Rc::new(request),

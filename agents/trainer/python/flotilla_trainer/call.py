@@ -19,6 +19,8 @@ class Objective:
     name: str = ""
     # Those that differ from the defaults.
     settings: dict = None
+    # Other weights drew the samples than those from which the training starts.
+    off_policy: bool = False
 
 
 @dataclasses.dataclass
@@ -100,7 +102,8 @@ def read(request):
         lora = _to_snake_case(call.training.lora)
         call.training.lora = _parse_object(Lora, lora, "training.lora")
     if call.training.objective is not None:
-        objective = _parse_object(Objective, call.training.objective, "training.objective")
+        objective = _to_snake_case(call.training.objective)
+        objective = _parse_object(Objective, objective, "training.objective")
         call.training.objective = objective
     call.policy = _parse_object(Policy, call.policy, "policy")
     if call.resume is not None:

@@ -1,6 +1,7 @@
 """Tokenizes prompt and completion as one sequence, exactly as the embedded engine does: the
 completion and one end token are scored, and examples that are too long are skipped, never cut."""
 
+import dataclasses
 import json
 import os
 
@@ -10,9 +11,23 @@ from .errors import Refused
 IGNORED = -100
 
 
+@dataclasses.dataclass
+class Example:
+    # Counted from 1.
+    line: int
+    prompt: str
+    completion: str
+    advantage: float = None
+    # The completion was cut before its end, so that no end follows it.
+    unfinished: bool = False
+    # The log-probability of each token when it was drawn, in nats.
+    behaviour: list = None
+    # The tokens of the completion, if they are not those of its text.
+    token_ids: list = None
+
+
 def read(path):
-    """Returns the examples as (line number, prompt, completion, advantage). Blank lines count as
-    lines."""
+    """Returns the examples. Blank lines count as lines."""
     examples = []
     with open(path, "rb") as file:
         try:
@@ -22,7 +37,7 @@ def read(path):
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        examples.append((number, *_parse_example(number, line)))
+        examples.append(_parse_example(number, line))
     if not examples:
         raise Refused("read the dataset: no examples in it")
     return examples
@@ -32,15 +47,22 @@ def _parse_example(number, line):
     expected = '{"prompt": "2+2=", "completion": "4"}'
     try:
         value = json.loads(line)
-        prompt, completion = value.get("prompt", ""), value["completion"]
-        advantage = value.get("advantage")
+        example = Example(
+            line=number,
+            prompt=value.get("prompt", ""),
+            completion=value["completion"],
+            advantage=value.get("advantage"),
+            unfinished=value.get("unfinished", False),
+            behaviour=value.get("behaviour"),
+            token_ids=value.get("token_ids"),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
-        prompt = completion = advantage = None
-    if not isinstance(prompt, str) or not isinstance(completion, str):
+        example = Example(number, None, None)
+    if not isinstance(example.prompt, str) or not isinstance(example.completion, str):
         raise Refused(f"read the dataset: line {number}: expected an object such as {expected}")
-    if not completion:
+    if not example.completion:
         raise Refused(f'read the dataset: line {number}: field "completion" is empty')
-    return prompt, completion, advantage
+    return example
 
 
 class Sequences:
@@ -51,12 +73,12 @@ class Sequences:
         self._examples, self._tokenizer, self._end = examples, tokenizer, end_token
         most = min(max_tokens or positions, positions)
         kept, shortest = [], None
-        for index, (line, *_) in enumerate(examples):
+        for index, example in enumerate(examples):
             tokens, *_ = self[index]
             highest = max(tokens)
             if highest >= vocab_size:
                 raise Refused(
-                    f"example on line {line}: the tokenizer yields token {highest} but config.json "
+                    f"example on line {example.line}: the tokenizer yields token {highest} but config.json "
                     f"says vocab_size {vocab_size}; the two files do not belong together"
                 )
             if len(tokens) <= most:
@@ -75,22 +97,23 @@ class Sequences:
             )
         self._examples = [examples[index] for index in kept]
 
-    def advantages(self):
-        """Returns the advantage of each sequence; 1 for an example without one."""
-        given = [advantage for _, _, _, advantage in self._examples]
-        return [1.0 if advantage is None else float(advantage) for advantage in given]
+    def examples(self):
+        """Returns the example of each sequence."""
+        return self._examples
 
     def __len__(self):
         return len(self._examples)
 
     def __getitem__(self, index):
         """Returns the tokens, the position of the first scored one, and the index."""
-        _, prompt, completion, _ = self._examples[index]
-        tokens = self._tokenizer.encode(prompt, add_special_tokens=True).ids
+        example = self._examples[index]
+        tokens = self._tokenizer.encode(example.prompt, add_special_tokens=True).ids
         # The first token cannot be predicted, because it has no context.
         scored_from = max(len(tokens), 1)
-        tokens += self._tokenizer.encode(completion, add_special_tokens=False).ids
-        return tokens + [self._end], scored_from, index
+        if example.token_ids:
+            return tokens + example.token_ids, scored_from, index
+        tokens += self._tokenizer.encode(example.completion, add_special_tokens=False).ids
+        return tokens + ([] if example.unfinished else [self._end]), scored_from, index
 
 
 def load_tokenizer(directory):

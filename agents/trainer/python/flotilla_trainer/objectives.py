@@ -17,11 +17,17 @@ RATIO_BOUNDS = [0.5, 0.8, 0.95, 1.05, 1.25, 2.0]
 @dataclasses.dataclass
 class Signal:
     """What an objective knows of a sequence. Tensors have a value for each scored token, in nats:
-    by the weights from which the training starts, and by the reference."""
+    by the weights from which the training starts, by the reference, and by the engine and weights
+    that drew the sequence."""
 
     advantage: float = 1.0
     old: torch.Tensor = None
     reference: torch.Tensor = None
+    behaviour: torch.Tensor = None
+
+    def drawn(self):
+        """Returns the log-probabilities that a ratio compares with."""
+        return self.behaviour if self.old is None else self.old
 
 
 @dataclasses.dataclass
@@ -42,11 +48,11 @@ def _probability(_settings, signal, now):
 
 
 def _clipped(settings, signal, now):
-    return _clip(settings, signal.advantage, (now - signal.old).exp())
+    return _clip(settings, signal.advantage, (now - signal.drawn()).exp())
 
 
 def _clipped_sequence(settings, signal, now):
-    ratio = (now - signal.old).mean().exp()
+    ratio = (now - signal.drawn()).mean().exp()
     return _clip(settings, signal.advantage, ratio.expand_as(now))
 
 
@@ -59,7 +65,7 @@ def _clip(settings, advantage, ratio):
 
 
 def _truncated(settings, signal, now):
-    return signal.advantage * (now - signal.old).exp().clamp(max=settings["max_ratio"])
+    return signal.advantage * (now - signal.drawn()).exp().clamp(max=settings["max_ratio"])
 
 
 def _teacher(_settings, signal, now):
@@ -120,8 +126,14 @@ _PAIRS = {
 _KTO = {"beta": 0.1, "desirable": 1.0, "undesirable": 1.0, "min_reward": 0.5}
 
 
+# Bounds of exp(old - behaviour), by which weights are multiplied; at most one is set.
+_CORRECTIONS = ("truncate_tokens", "truncate_sequences", "mask_tokens", "mask_sequences")
+
+_COMMON = {"kl": 0.0, **dict.fromkeys(_CORRECTIONS, 0.0)}
+
+
 class Objective:
-    def __init__(self, name, settings):
+    def __init__(self, name, settings, off_policy=False):
         if name == "kto":
             defaults = _KTO
         elif name in _PAIRS:
@@ -130,8 +142,8 @@ class Objective:
             defaults = _SINGLE[name][2]
         else:
             raise Refused(f"objective {name!r} is unknown to this trainer")
-        self.name, self.settings = name, {**defaults, "kl": 0.0, **settings}
-        unknown = sorted(set(self.settings) - set(defaults) - {"kl"})
+        self.name, self.settings = name, {**defaults, **_COMMON, **settings}
+        unknown = sorted(set(self.settings) - set(defaults) - set(_COMMON))
         if unknown:
             raise Refused(f"objective {name}: this trainer has no setting {unknown[0]!r}")
         missing = [key for key, value in self.settings.items() if value is None]
@@ -139,10 +151,19 @@ class Objective:
             raise Refused(f"objective {name}: setting {missing[0]!r} is missing")
         # The sequences that belong together.
         self.unit = 2 if name in _PAIRS else 1
+        self.off_policy = off_policy
+        self.corrects = any(self.settings[key] > 0 for key in _CORRECTIONS)
+
+    def _has_ratios(self):
+        ratios = (_clipped, _clipped_sequence, _truncated)
+        return self.name in _SINGLE and _SINGLE[self.name][0] in ratios
 
     def needs_old(self):
-        ratios = (_clipped, _clipped_sequence, _truncated)
-        return self.name == "kto" or (self.name in _SINGLE and _SINGLE[self.name][0] in ratios)
+        ratios = self._has_ratios() and not self.off_policy
+        return self.name == "kto" or self.corrects or ratios
+
+    def needs_behaviour(self):
+        return self.corrects or (self.off_policy and self._has_ratios())
 
     def needs_reference(self):
         return self.settings["kl"] > 0 or self.name in ("dpo", "kto", "distillation")
@@ -175,7 +196,22 @@ class Objective:
         share = torch.sigmoid(sign * beta * gain)
         return (sign * importance * beta * share * (1 - share)).expand_as(now)
 
+    def _correct(self, signal, weights):
+        """Multiplies by exp(old - behaviour), truncated or masked."""
+        apart = signal.old - signal.behaviour
+        for key in _CORRECTIONS:
+            most = self.settings[key]
+            if most > 0:
+                whole = key.endswith("sequences")
+                ratio = apart.sum().exp().expand_as(apart) if whole else apart.exp()
+                if key.startswith("truncate"):
+                    return weights * ratio.clamp(max=most)
+                return torch.where(ratio > most, torch.zeros_like(ratio), weights * ratio)
+        return weights
+
     def _finish(self, signal, now, weights, divisor):
+        if self.corrects:
+            weights = self._correct(signal, weights)
         kl = self.settings["kl"]
         if kl > 0:
             weights = weights + kl * torch.expm1(signal.reference - now)
@@ -196,13 +232,14 @@ class WeightReport:
         self.clipped += clipped
         if signal.advantage != 0:
             self.dropped += int((weights == 0).sum())
-        if signal.old is not None:
-            ratios = (now - signal.old).exp()
+        drawn = signal.drawn()
+        if drawn is not None:
+            ratios = (now - drawn).exp()
             bounds = torch.tensor(RATIO_BOUNDS, dtype=ratios.dtype)
             classes = torch.bucketize(ratios, bounds, right=True)
             self.ratios += torch.bincount(classes, minlength=len(self.ratios))
             self.ratio_sum += float(ratios.sum())
-            self.drift_sum += _divergence_sum(now, signal.old)
+            self.drift_sum += _divergence_sum(now, drawn)
         if signal.reference is not None:
             self.referenced += len(now)
             self.divergence_sum += _divergence_sum(now, signal.reference)
@@ -239,9 +276,9 @@ class StepWeights:
         indices = [index for part in parts for index in part["indices"]]
         signals = [self.signals[index] for index in indices]
         gains = [
-            float(signal.old.sum() - signal.reference.sum())
+            float(signal.drawn().sum() - signal.reference.sum())
             for signal in signals
-            if signal.old is not None and signal.reference is not None
+            if signal.drawn() is not None and signal.reference is not None
         ]
         tokens = sum(part["scored"] for part in parts)
         return Totals(len(indices), tokens, sum(gains) / max(len(gains), 1))

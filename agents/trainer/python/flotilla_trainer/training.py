@@ -73,7 +73,8 @@ class Training:
         objective = None
         if training.objective:
             asked = training.objective
-            objective = objectives.Objective(asked.name, asked.settings or {})
+            settings = asked.settings or {}
+            objective = objectives.Objective(asked.name, settings, asked.off_policy)
         unit = objective.unit if objective else 1
         sequences = self._sequences(config, unit)
         attention = packing.attention(config, call.policy) if training.packing else None
@@ -119,10 +120,17 @@ class Training:
             start = dataclasses.replace(call, resume=None)
             attention = attention or call.policy.attention
             model = models.load(start, trainer.args.device, attention)
-        signals = [objectives.Signal(advantage) for advantage in sequences.advantages()]
+        signals = []
+        for example in sequences.examples():
+            advantage = 1.0 if example.advantage is None else float(example.advantage)
+            signals.append(objectives.Signal(advantage))
         if objective.needs_old():
             for signal, found in zip(signals, self._score(trainer, model, sequences)):
                 signal.old = found
+        if objective.needs_behaviour():
+            for index, (signal, example) in enumerate(zip(signals, sequences.examples())):
+                tokens, scored_from, _ = sequences[index]
+                signal.behaviour = _drawn_logprobs(example, len(tokens) - scored_from)
         if objective.needs_reference():
             base = contextlib.nullcontext() if call.training.lora is None else model.disable_adapter()
             with base:
@@ -233,6 +241,17 @@ class StepTrainer(Trainer):
         raise Refused("this trainer never evaluates; evaluators measure its checkpoints")
 
     evaluation_loop = predict = get_eval_dataloader = evaluate
+
+
+def _drawn_logprobs(example, tokens):
+    """Returns the log-probabilities of the scored tokens when they were drawn."""
+    found = len(example.behaviour or [])
+    if found != tokens:
+        raise Refused(
+            f"example on line {example.line} has {found} values in behaviour for {tokens} scored "
+            "tokens"
+        )
+    return torch.tensor(example.behaviour, dtype=torch.float64)
 
 
 def _summed_loss(model, part):

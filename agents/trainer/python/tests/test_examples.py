@@ -66,12 +66,12 @@ class Reading(unittest.TestCase):
 
     def test_other_fields_are_ignored_and_blank_lines_counted(self):
         found = self.read(b'\n{"prompt":"a","completion":"b","reward":1.0}\r\n')
-        self.assertEqual(found, [(2, "a", "b", None)])
+        self.assertEqual(found, [examples.Example(2, "a", "b")])
         found = self.read(b'{"completion":"b","advantage":-0.5}')
-        self.assertEqual(found, [(1, "", "b", -0.5)])
+        self.assertEqual(found, [examples.Example(1, "", "b", -0.5)])
 
     def sequences(self, most, lines, vocab_size=257, unit=1):
-        lines = [(*line, 0.5) for line in lines]
+        lines = [examples.Example(*line, 0.5) for line in lines]
         return examples.Sequences(lines, Bytes(), 256, vocab_size, most, 100, unit)
 
     def test_long_examples_are_skipped_and_counted(self):
@@ -82,12 +82,19 @@ class Reading(unittest.TestCase):
         kept = self.sequences(5, lines)
         self.assertEqual((len(kept), kept.skipped), (2, 1))
         self.assertEqual(kept[1], ([120, 256], 1, 1))
-        self.assertEqual(kept.advantages(), [0.5, 0.5])
+        self.assertEqual([one.line for one in kept.examples()], [1, 5])
         pairs = self.sequences(5, [*lines, (6, "", "y")], unit=2)
         self.assertEqual((len(pairs), pairs.skipped), (2, 2))
         self.assertEqual(pairs[0], ([120, 256], 1, 0))
         with self.assertRaisesRegex(Refused, "all 2 examples are longer than the 3 tokens allowed"):
             self.sequences(3, lines[:2])
+
+    def test_drawn_tokens_and_cut_completions_have_no_end_added(self):
+        exact = examples.Example(1, "ab", "c", token_ids=[7, 256])
+        cut = examples.Example(2, "ab", "c", unfinished=True)
+        found = examples.Sequences([exact, cut], Bytes(), 256, 257, 9, 100)
+        self.assertEqual(found[0], ([97, 98, 7, 256], 2, 0))
+        self.assertEqual(found[1], ([97, 98, 99], 2, 1))
 
     def test_tokens_the_model_lacks_are_refused(self):
         with self.assertRaisesRegex(Refused, "vocab_size 200"):

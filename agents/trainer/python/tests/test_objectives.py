@@ -1,6 +1,7 @@
 """Tests that the weights of every objective are the negative gradient of its loss, which is written
 here from the papers and differentiated by autograd."""
 
+import math
 import unittest
 
 import torch
@@ -120,10 +121,43 @@ class Objectives(unittest.TestCase):
         totals = Totals(len(all_), sum(LENGTHS), 0.0)
         self.expect_weights("rloo", {"kl": 0.3}, all_, loss, totals)
 
+    def test_corrections_multiply_by_a_bounded_ratio_of_the_engines(self):
+        all_ = [(signal, now.detach()) for signal, now in sequences()]
+        for signal, now in all_:
+            signal.behaviour = signal.old + torch.linspace(-2.0, 1.0, len(now), dtype=now.dtype)
+        totals = Totals(len(all_), sum(LENGTHS), 0.0)
+        for key, masks, whole in [
+            ("truncate_tokens", False, False),
+            ("truncate_sequences", False, True),
+            ("mask_tokens", True, False),
+            ("mask_sequences", True, True),
+        ]:
+            corrected, bounded = Objective("rloo", {key: 1.5}), 0
+            self.assertTrue(corrected.needs_old() and corrected.needs_behaviour())
+            for signal, now in all_:
+                [(plain, _)] = Objective("rloo", {}).weigh([(signal, now)], totals)
+                [(found, _)] = corrected.weigh([(signal, now)], totals)
+                apart = [float(value) for value in signal.old - signal.behaviour]
+                for token, difference in enumerate(apart):
+                    ratio = math.exp(sum(apart) if whole else difference)
+                    bounded += ratio > 1.5
+                    factor = ratio if ratio <= 1.5 else (0.0 if masks else 1.5)
+                    self.assertAlmostEqual(float(found[token]), float(plain[token]) * factor)
+            self.assertGreater(bounded, 0, key)
+
+    def test_ratios_compare_with_what_was_drawn_if_other_weights_drew_it(self):
+        objective = Objective("grpo", {}, off_policy=True)
+        self.assertEqual((objective.needs_old(), objective.needs_behaviour()), (False, True))
+        totals = Totals(1, 3, 0.0)
+        drawn = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64)
+        now = drawn + 0.1
+        [(found, _)] = objective.weigh([(Signal(1.0, behaviour=drawn), now)], totals)
+        torch.testing.assert_close(found, (now - drawn).exp() / 3)
+
     def test_what_it_does_not_know_is_refused(self):
         for name, settings, expected in [
             ("ppo", {}, "objective 'ppo' is unknown"),
-            ("grpo", {"mask_tokens": 2.0}, "no setting 'mask_tokens'"),
+            ("grpo", {"mask": 2.0}, "no setting 'mask'"),
             ("dr_grpo", {}, "'max_tokens' is missing"),
         ]:
             with self.assertRaisesRegex(Refused, expected):

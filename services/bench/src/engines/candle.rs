@@ -136,8 +136,7 @@ fn measure_training(model: &Path, gradient_checkpointing: bool) -> anyhow::Resul
     let (model, tokenizer) = engine::load_model(model, None, "cpu", MatrixDtype::Bf16)?;
     // Each byte is one token; the end token completes the sequence.
     let half = |letter: char, length| std::iter::repeat_n(letter, length).collect::<String>();
-    let example =
-        CompletionExample { prompt: half('p', LENGTH / 2), completion: half('c', LENGTH / 2 - 1) };
+    let example = CompletionExample::new(half('p', LENGTH / 2), half('c', LENGTH / 2 - 1));
     let modules = LayerModule::ALL.into_iter().collect();
     let method = TrainMethod::Lora(LoraSpec { rank: 16, alpha: 32.0, modules, rslora: false });
     let spec = TrainSpec {

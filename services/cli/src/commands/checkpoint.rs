@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use control::{TaskProgress, parse_checkpoint_ref};
+use run_view::weighting_text;
 use store::TreePlace;
 use wire::{RunId, v1};
 
@@ -184,23 +185,6 @@ fn weight_change_text(c: &v1::Checkpoint) -> String {
     // Four digits, without zeros at the end.
     let rate: f64 = format!("{learning_rate:.3e}").parse().unwrap_or(*learning_rate);
     format!("{weights}; gradient {grad_norm:.3} (at most {grad_norm_max:.3}), rate {rate:e}")
-}
-
-/// Returns the weights that an objective gave to tokens, in words.
-pub(super) fn weighting_text(found: &v1::checkpoint::Weighting) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
-    let percent = |part: u64| part as f64 * 100.0 / found.tokens.max(1) as f64;
-    let mut text = format!("{:.1} % of tokens dropped", percent(found.dropped));
-    if let (Some(ratio), Some(drift)) = (found.ratio, found.drift) {
-        text.push_str(&format!(", mean ratio {ratio:.3}, drift {drift:.4} nats per token"));
-    }
-    if let Some(divergence) = found.divergence {
-        text.push_str(&format!(", {divergence:.4} nats per token from the reference"));
-    }
-    if found.clipped > 0 {
-        text.push_str(&format!(", {} weights cut to the largest", found.clipped));
-    }
-    text
 }
 
 fn print_checkpoint(info: &v1::CheckpointInfo) {

@@ -158,6 +158,10 @@ pub(crate) fn report_lines(report: &DataReport) -> Vec<String> {
         };
         lines.push(format!("{} samples per cycle{heldout}", report.samples_per_cycle));
     }
+    if report.token_logprob_bytes > 0 {
+        let bytes = output::format_bytes(report.token_logprob_bytes);
+        lines.push(format!("log-probabilities of tokens: at most {bytes} of log per cycle"));
+    }
     lines.extend(report.warnings.iter().map(|warning| format!("warning: {warning}")));
     lines
 }
@@ -211,6 +215,7 @@ mod tests {
             files: vec![file],
             samples_per_cycle: 96,
             heldout_samples_per_cycle: 4,
+            token_logprob_bytes: 12_288,
             warnings: vec!["w".into()],
         };
         assert_eq!(
@@ -219,6 +224,7 @@ mod tests {
                 "raft.prompts: p.jsonl: 12 prompts, 2 duplicates",
                 "  prompts of 3 to 9 bytes (median 5, 95 % up to 8); fields answer (11), prompt",
                 "96 samples per cycle, and 4 of held-out prompts",
+                "log-probabilities of tokens: at most 12.00 KiB of log per cycle",
                 "warning: w",
             ]
         );

@@ -6,10 +6,11 @@ use control::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
     LineageStep, MessageGroup, RunReport, SelectionReport,
 };
-use run_view::{cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text};
+use run_view::{
+    cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text, weighting_text,
+};
 use wire::v1;
 
-use super::checkpoint::weighting_text;
 use crate::output;
 
 const SAMPLES_SHOWN: usize = 10;

@@ -68,6 +68,7 @@ fn generate_with_candle(args: &GenerateArgs) -> anyhow::Result<OfflineSamples> {
     let completions = answers.pop().context("the engine returned no completion")??;
     let samples = completions.into_iter().map(|done| v1::samples::Sample {
         prompt_id: PROMPT_ID.into(),
+        logprob: Some(done.logprob()),
         index: u32::try_from(done.index).unwrap_or(u32::MAX),
         text: done.text,
         tokens: u32::try_from(done.tokens.len()).unwrap_or(u32::MAX),
@@ -75,7 +76,7 @@ fn generate_with_candle(args: &GenerateArgs) -> anyhow::Result<OfflineSamples> {
             FinishReason::Stop => v1::samples::Finish::Stop.into(),
             FinishReason::Length => v1::samples::Finish::Length.into(),
         },
-        logprob: Some(done.logprob),
+        ..Default::default()
     });
     let engine = model.engine_name();
     Ok(OfflineSamples {

@@ -48,6 +48,9 @@ pub(crate) struct DataReader<'a> {
     template: OnceCell<ChatTemplate>,
 }
 
+/// The log-probabilities of three tokens: two bytes each, in base64.
+const BYTES_PER_3_TOKENS: u64 = 8;
+
 impl FleetControl {
     pub(crate) async fn prepare_run(
         &self,
@@ -237,6 +240,10 @@ impl<'a> DataReader<'a> {
             some => some.min(train.prompt_count()),
         };
         report.samples_per_cycle = u64::from(prompts) * u64::from(raft.samples_per_prompt);
+        if raft.token_logprobs {
+            let tokens = report.samples_per_cycle * u64::from(raft.sampling.max_new_tokens);
+            report.token_logprob_bytes = tokens * BYTES_PER_3_TOKENS / 3;
+        }
         Ok(PreparedKind::Raft { prompts: train, heldout })
     }
 

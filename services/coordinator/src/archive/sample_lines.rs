@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use wire::{FactBody, FactKey, JobId, Record, derive_sample_seed, v1};
+use wire::{FactBody, FactKey, JobId, Record, decode_logprobs, derive_sample_seed, v1};
 
 /// Kept samples by prompt id and index.
 pub(super) type KeptSamples = BTreeSet<(String, u32)>;
@@ -28,6 +28,10 @@ struct SampleLine<'a> {
     tokens: u32,
     /// Nats; `null` if not reported.
     logprob: Option<f64>,
+    /// Nats for each token; `null` if not requested.
+    token_logprobs: Option<Vec<f64>>,
+    /// The drawn tokens; `null` if they are those of the completion.
+    token_ids: Option<&'a [u32]>,
     finish: &'static str,
     kept: bool,
     base: &'a str,
@@ -113,6 +117,9 @@ fn format_lines(
             detail: &verdict.detail,
             tokens: sample.tokens,
             logprob: sample.logprob,
+            token_logprobs: decode_logprobs(&sample.token_logprobs, sample.tokens as usize)
+                .filter(|logprobs| !logprobs.is_empty()),
+            token_ids: Some(&*sample.token_ids).filter(|ids| !ids.is_empty()),
             finish: finish_name(sample.finish()),
             kept: trains && kept.contains(&(sample.prompt_id.clone(), sample.index)),
             base: &samples.base,

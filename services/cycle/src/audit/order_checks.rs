@@ -43,6 +43,9 @@ pub(super) fn check_generate_order(
     if order.logprobs != schedule::needs_logprobs(raft, job.purpose) {
         found.push("its request for log-probs differs from the spec".into());
     }
+    if order.token_logprobs != schedule::needs_token_logprobs(raft, job.purpose) {
+        found.push("its request for log-probs of tokens differs from the spec".into());
+    }
     if order.seed != schedule::generate_seed(run.spec.seed, number, job.purpose, &job.suite) {
         found.push("its seed does not follow from the run's".into());
     }

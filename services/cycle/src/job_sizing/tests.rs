@@ -13,7 +13,7 @@ fn cut_up(
 ) -> Vec<v1::plan::Job> {
     let wanted = |line| PromptDraw { line, prompt_bytes: 10, count };
     let prompts: Vec<PromptDraw> = (0..u32::try_from(prompts).unwrap()).map(wanted).collect();
-    split_into_jobs(KIND, &prompts, 36, fleet, sizing)
+    split_into_jobs(KIND, &prompts, estimate_sample_bytes(36, false), fleet, sizing)
 }
 
 const KIND: JobTemplate<'_> = JobTemplate { prefix: "t", purpose: v1::Purpose::Train, suite: "" };
@@ -69,7 +69,8 @@ fn prompts_may_want_different_numbers_of_samples() {
         .zip(0..)
         .map(|(count, line)| PromptDraw { line, prompt_bytes: 10, count })
         .collect();
-    let jobs = split_into_jobs(KIND, &wanted, 36, &fleet(&[1.0]), &JobSizing::default());
+    let bytes = estimate_sample_bytes(36, false);
+    let jobs = split_into_jobs(KIND, &wanted, bytes, &fleet(&[1.0]), &JobSizing::default());
     let mut drawn = std::collections::BTreeMap::<u32, u32>::new();
     for draw in jobs.iter().flat_map(|job| &job.draws) {
         assert_eq!(draw.first, drawn.get(&draw.prompt).copied().unwrap_or(0), "in order");

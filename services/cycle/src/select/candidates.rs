@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use wire::{
-    derive_seed,
+    decode_logprobs, derive_seed,
     v1::{self, samples::Finish, verdicts::Outcome},
 };
 
@@ -74,6 +74,14 @@ impl<'a> CandidateSet<'a> {
                 completion: &sample.text,
                 tokens: sample.tokens,
                 logprob: sample.logprob.filter(|sum| sum.is_finite() && *sum <= 0.0),
+                token_logprobs: Some(&*sample.token_logprobs).filter(|bytes| {
+                    let found = decode_logprobs(bytes, sample.tokens as usize);
+                    found.is_some_and(|logprobs| !logprobs.is_empty())
+                }),
+                token_ids: match sample.token_ids.len() == sample.tokens as usize {
+                    true => &sample.token_ids,
+                    false => &[],
+                },
                 is_finished: sample.finish() == Finish::Stop,
                 reward: verdict.reward,
                 tie_break: derive_seed(seed, &[&sample.prompt_id, &sample.index.to_string()]),

@@ -22,6 +22,10 @@ pub(super) struct SampleCandidate<'a> {
     pub tokens: u32,
     /// Log-probability of the completion in nats, never above 0; `None` if unknown.
     pub logprob: Option<f64>,
+    /// Log-probability of each token, as in the samples fact; `None` if unknown or not valid.
+    pub token_logprobs: Option<&'a [u8]>,
+    /// The drawn tokens; empty if they are those of the completion.
+    pub token_ids: &'a [u32],
     /// The completion ended by itself, before `max_new_tokens`.
     pub is_finished: bool,
     pub reward: f64,
@@ -52,6 +56,8 @@ pub(super) enum DropReason {
     NoAdvantage,
     /// No sample of the prompt is left to pair it with.
     Unpaired,
+    /// The objective needs the log-probabilities with which it was drawn.
+    NoLogprobs,
 }
 
 impl DropReason {
@@ -70,6 +76,7 @@ impl DropReason {
             Self::BelowShare => "below the share",
             Self::NoAdvantage => "no advantage",
             Self::Unpaired => "unpaired",
+            Self::NoLogprobs => "no log-probabilities",
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use objective::{Advantage, Objective};
+use objective::{Advantage, Objective, SettingKey};
 use wire::v1;
 
 use super::rules::{DropReason, KeepDecisions, SampleCandidate, find_defect};
@@ -17,79 +17,80 @@ pub(super) struct ObjectiveSignals {
 }
 
 /// Groups the candidates by prompt. Advantages compare all judged samples of a prompt, also those
-/// that the rules leave out. With `keeps_equal`, samples without an advantage are kept: they count
-/// for a divergence from the reference.
+/// that the rules leave out.
 pub(super) fn derive_signals(
     candidates: &[SampleCandidate<'_>],
     rules: &v1::Selection,
     objective: &Objective,
-    keeps_equal: bool,
 ) -> ObjectiveSignals {
     let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (place, candidate) in candidates.iter().enumerate() {
         groups.entry(candidate.line).or_default().push(place);
     }
+    let grouping = SampleGrouping {
+        candidates,
+        rules,
+        keeps_equal: objective.value(SettingKey::Kl) > 0.0,
+        needs_logprobs: objective.uses_drawn_logprobs(),
+    };
     let mut signals = ObjectiveSignals::default();
     for mut group in groups.into_values() {
         group.sort_by_key(|place| candidates[*place].index);
         match objective.recipe().advantage() {
-            Some(advantage) => {
-                signals.add_group(candidates, rules, &group, advantage, keeps_equal);
-            }
-            None => signals.add_pairs(candidates, rules, &group),
+            Some(advantage) => grouping.weigh_group(&group, advantage, &mut signals),
+            None => grouping.pair_group(&group, &mut signals),
         }
     }
     signals
 }
 
-impl ObjectiveSignals {
-    fn refuse(&mut self, place: usize, why: DropReason) {
-        self.decisions.refused.insert(place, why);
+/// The samples of a cycle, and what makes one fit for training.
+struct SampleGrouping<'a> {
+    candidates: &'a [SampleCandidate<'a>],
+    rules: &'a v1::Selection,
+    /// Samples without an advantage are kept: they count for a divergence from the reference.
+    keeps_equal: bool,
+    needs_logprobs: bool,
+}
+
+impl SampleGrouping<'_> {
+    fn find_defect(&self, place: usize) -> Option<DropReason> {
+        let candidate = &self.candidates[place];
+        let lacks = self.needs_logprobs && candidate.token_logprobs.is_none();
+        find_defect(candidate, self.rules).or(lacks.then_some(DropReason::NoLogprobs))
     }
 
-    fn add_group(
-        &mut self,
-        candidates: &[SampleCandidate<'_>],
-        rules: &v1::Selection,
-        group: &[usize],
-        advantage: Advantage,
-        keeps_equal: bool,
-    ) {
-        let rewards: Vec<f64> = group.iter().map(|place| candidates[*place].reward).collect();
+    fn weigh_group(&self, group: &[usize], advantage: Advantage, signals: &mut ObjectiveSignals) {
+        let rewards: Vec<f64> = group.iter().map(|place| self.candidates[*place].reward).collect();
         let advantages = if group.len() < advantage.group_min() {
             vec![0.0; group.len()]
         } else {
             advantage.compute_advantages(&rewards)
         };
         for (place, advantage) in group.iter().zip(advantages) {
-            match find_defect(&candidates[*place], rules) {
-                Some(why) => self.refuse(*place, why),
-                None if advantage == 0.0 && !keeps_equal => {
-                    self.refuse(*place, DropReason::NoAdvantage);
+            match self.find_defect(*place) {
+                Some(why) => signals.refuse(*place, why),
+                None if advantage == 0.0 && !self.keeps_equal => {
+                    signals.refuse(*place, DropReason::NoAdvantage);
                 }
                 None => {
-                    self.decisions.kept.push(*place);
-                    self.advantages.insert(*place, advantage);
+                    signals.decisions.kept.push(*place);
+                    signals.advantages.insert(*place, advantage);
                 }
             }
         }
     }
 
     /// Pairs the samples of the highest reward with those of the lowest, each at most once.
-    fn add_pairs(
-        &mut self,
-        candidates: &[SampleCandidate<'_>],
-        rules: &v1::Selection,
-        group: &[usize],
-    ) {
+    fn pair_group(&self, group: &[usize], signals: &mut ObjectiveSignals) {
         let mut fit = Vec::new();
         for place in group {
-            match find_defect(&candidates[*place], rules) {
-                Some(why) => self.refuse(*place, why),
+            match self.find_defect(*place) {
+                Some(why) => signals.refuse(*place, why),
                 None => fit.push(*place),
             }
         }
-        let reward = |place: &usize| candidates[*place].reward;
+        let reward = |place: &usize| self.candidates[*place].reward;
         let highest = fit.iter().map(reward).fold(f64::NEG_INFINITY, f64::max);
         let lowest = fit.iter().map(reward).fold(f64::INFINITY, f64::min);
         let with = |wanted: f64| fit.iter().copied().filter(move |place| reward(place) == wanted);
@@ -99,9 +100,15 @@ impl ObjectiveSignals {
         }
         let why = if highest > lowest { DropReason::Unpaired } else { DropReason::NoAdvantage };
         for place in fit.into_iter().filter(|place| !paired.contains(place)) {
-            self.refuse(place, why);
+            signals.refuse(place, why);
         }
-        self.decisions.kept.extend(paired);
+        signals.decisions.kept.extend(paired);
+    }
+}
+
+impl ObjectiveSignals {
+    fn refuse(&mut self, place: usize, why: DropReason) {
+        self.decisions.refused.insert(place, why);
     }
 }
 
@@ -120,6 +127,8 @@ mod tests {
             completion: "4",
             tokens: 1,
             logprob: None,
+            token_logprobs: None,
+            token_ids: &[],
             is_finished: true,
             reward,
             tie_break: 0,
@@ -128,7 +137,7 @@ mod tests {
 
     fn derive(name: ObjectiveName, candidates: &[SampleCandidate<'_>]) -> ObjectiveSignals {
         let rules = v1::Selection { finished: true, min_reward: 1.0, ..Default::default() };
-        derive_signals(candidates, &rules, &Objective::new(name), false)
+        derive_signals(candidates, &rules, &Objective::new(name))
     }
 
     #[test]
@@ -148,13 +157,21 @@ mod tests {
         let why = |place: usize| signals.decisions.refused[&place];
         assert_eq!(why(0), DropReason::Unfinished);
         assert_eq!([2, 3, 4].map(why), [DropReason::NoAdvantage; 3]);
-        let kept = derive_signals(
-            &all,
-            &v1::Selection::default(),
-            &Objective::new(ObjectiveName::Rloo),
-            true,
-        );
+        let mut with_kl = Objective::new(ObjectiveName::Rloo);
+        with_kl.set("kl", 0.1).unwrap();
+        let kept = derive_signals(&all, &v1::Selection::default(), &with_kl);
         assert_eq!(kept.decisions.kept.len(), all.len());
+    }
+
+    #[test]
+    fn samples_without_the_needed_logprobs_are_left_out() {
+        let mut all = vec![candidate(0, 0, 1.0), candidate(0, 1, 0.0)];
+        all[0].token_logprobs = Some(&[0, 0xb8]);
+        let mut corrected = Objective::new(ObjectiveName::Rloo);
+        corrected.set("truncate_tokens", 2.0).unwrap();
+        let signals = derive_signals(&all, &v1::Selection::default(), &corrected);
+        assert_eq!(signals.decisions.kept, [0]);
+        assert_eq!(signals.decisions.refused, [(1, DropReason::NoLogprobs)].into());
     }
 
     #[test]

@@ -163,7 +163,7 @@ fn samples(order: &v1::GenerateOrder) -> v1::Samples {
             text: "answer".into(),
             tokens: 2,
             finish: v1::samples::Finish::Stop.into(),
-            logprob: None,
+            ..Default::default()
         })
     });
     let manifest =

@@ -27,6 +27,11 @@ pub(super) struct Log {
     pub(super) forgotten: BTreeSet<(u32, String)>,
     /// Mean log-probability in nats per token, for the cycles whose samples report it.
     pub(super) surprise: BTreeMap<u32, f64>,
+    /// Log-probabilities and tokens of training samples, in turn by index. The first is cut if
+    /// there are several.
+    pub(super) drawn: Vec<(Vec<u8>, Vec<u32>)>,
+    /// The weights of tokens that the training of a cycle reports.
+    pub(super) weighting: BTreeMap<u32, v1::checkpoint::Weighting>,
     pub(super) fleet: FleetSnapshot,
     pub(super) now_ms: u64,
 }
@@ -106,6 +111,8 @@ impl Log {
             forgetful: BTreeSet::new(),
             forgotten: BTreeSet::new(),
             surprise: BTreeMap::new(),
+            drawn: Vec::new(),
+            weighting: BTreeMap::new(),
             fleet: FleetSnapshot::default(),
             now_ms: 0,
         };
@@ -216,14 +223,23 @@ impl Log {
         agent: &str,
         canary: &[f32],
     ) {
+        use v1::samples::Finish;
         let samples = order.requests.iter().flat_map(|request| {
-            (request.first..request.first + request.count).map(|index| v1::samples::Sample {
-                prompt_id: request.prompt_id.clone(),
-                index,
-                text: format!("answer {}", index % 3),
-                tokens: 2,
-                finish: v1::samples::Finish::Stop.into(),
-                logprob: self.surprise.get(&order.cycle).map(|nats| -2.0 * nats),
+            (request.first..request.first + request.count).map(|index| {
+                let turn = index as usize % self.drawn.len().max(1);
+                let drawn = self.drawn.get(turn).filter(|_| order.token_logprobs);
+                let (token_logprobs, token_ids) = drawn.cloned().unwrap_or_default();
+                let is_cut = self.drawn.len() > 1 && drawn.is_some() && turn == 0;
+                v1::samples::Sample {
+                    prompt_id: request.prompt_id.clone(),
+                    index,
+                    text: format!("answer {}", index % 3),
+                    tokens: 2,
+                    finish: if is_cut { Finish::Length } else { Finish::Stop }.into(),
+                    logprob: self.surprise.get(&order.cycle).map(|nats| -2.0 * nats),
+                    token_logprobs,
+                    token_ids,
+                }
             })
         });
         let body = v1::Samples {
@@ -323,6 +339,7 @@ impl Log {
                 base: order.base.clone().unwrap().tree.filter(|_| lora),
                 parent,
                 canary: canary.to_owned(),
+                weighting: self.weighting.get(&order.cycle).cloned(),
                 ..Default::default()
             };
             self.write(

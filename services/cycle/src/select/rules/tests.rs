@@ -9,6 +9,8 @@ fn candidate(line: u32, index: u32, completion: &str, reward: f64) -> SampleCand
         completion,
         tokens: 4,
         logprob: None,
+        token_logprobs: None,
+        token_ids: &[],
         is_finished: true,
         reward,
         tie_break: wire::derive_seed(1, &[&line.to_string(), &index.to_string()]),
