@@ -432,11 +432,15 @@ impl RunClock {
     }
 }
 
-/// Texts are most of a run's size, and the view does not show them.
+/// Texts and tokens are most of a run's size, and the view does not show them.
 fn drop_texts(body: &mut FactBody) {
     match body {
         FactBody::Samples(samples) => {
-            samples.samples.iter_mut().for_each(|sample| sample.text = String::new());
+            for sample in &mut samples.samples {
+                sample.text = String::new();
+                sample.token_logprobs = Vec::new();
+                sample.token_ids = Vec::new();
+            }
         }
         FactBody::GenerateOrder(order) => {
             order.requests.iter_mut().for_each(|request| request.text = String::new());

@@ -191,7 +191,7 @@ mod tests {
                 r#"{"run":"r1","cycle":2,"job":"t00000","attempt":1,"purpose":"TRAIN","agent":"g1",
                     "base":"b3:b","samples":[
                     {"promptId":"p1","index":0,"text":"2\n","tokens":2,"finish":"STOP",
-                     "logprob":-1.5},
+                     "logprob":-1.5,"tokenLogprobs":"ALwAuA==","tokenIds":[7,9]},
                     {"promptId":"p1","index":1,"text":"é3","tokens":3,"finish":"LENGTH"}]}"#,
             ),
             record(
@@ -217,12 +217,15 @@ mod tests {
         let expected = serde_json::json!({
             "run": "r1", "cycle": 2, "job": "t00000", "purpose": "train", "suite": "",
             "prompt_id": "p1", "prompt": "1+1=", "index": 0, "completion": "2\n", "reward": 1.0, "outcome": "pass",
-            "detail": "", "tokens": 2, "logprob": -1.5, "finish": "stop", "kept": true,
+            "detail": "", "tokens": 2, "logprob": -1.5,
+            "token_logprobs": [-1.0, -0.5], "token_ids": [7, 9], "finish": "stop", "kept": true,
             "base": "b3:b", "adapter": "", "seed": derive_sample_seed(9, "p1", 0).to_string(), "agent": "g1",
             "verifier": "exact",
         });
         assert_eq!(lines[0], expected);
-        assert!(lines[1]["logprob"].is_null(), "unknown, and not 0");
+        for unknown in ["logprob", "token_logprobs", "token_ids"] {
+            assert!(lines[1][unknown].is_null(), "unknown, and not 0: {}", lines[1]);
+        }
         assert_eq!((&lines[1]["outcome"], &lines[1]["kept"]), (&"fail".into(), &false.into()));
         assert!(joiner.orders.is_empty() && joiner.samples.is_empty(), "nothing is held");
     }
