@@ -214,7 +214,7 @@ mod vulkan {
         let run = fleet.submit(&spec);
         fleet.await_success(&run, LIMIT);
         await_engine("a strict run is drawn by the most exact engine", &|engine| {
-            engine.starts_with("candle-") && engine.contains(" f32: prefill ")
+            engine.starts_with("generator: candle-") && engine.contains(" f32: prefill ")
         });
     }
 }
