@@ -85,7 +85,7 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         budget: Some(v1::curriculum::Budget { min: 1, max: 3 * SAMPLES }),
     };
     let gate = v1::gates::Gate { then: v1::gates::Then::RollBack.into(), ..Default::default() };
-    let of_suite = v1::gates::Gate { suite: SUITES[0].into(), ..gate.clone() };
+    let of_suite = v1::gates::Gate { suite: SUITES[0].into(), ..gate };
     let sure =
         v1::gates::Gate { margin: 0.9, then: v1::gates::Then::Stop.into(), ..Default::default() };
     let gates = v1::Gates {

@@ -1,5 +1,7 @@
 //! Runs that train with other objectives than the likelihood of the best samples.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::time::Duration;
 
 use e2e::{Fleet, Sampling, SpecFiles};
