@@ -13,6 +13,8 @@ pub const WEIGHT_MAX: f64 = 1e4;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WeightedTokens {
     pub weights: Vec<f64>,
+    /// The number of weights that are 0 without a divergence, because a ratio is out of bounds.
+    pub dropped: usize,
     /// The number of weights that were beyond [`WEIGHT_MAX`].
     pub clipped: usize,
 }
@@ -43,7 +45,11 @@ impl Objective {
             }
             Recipe::Pairs(_) => (vec![0.0; tokens], 1.0),
         };
-        self.finish_weights(raw, divisor, logprobs)
+        let mut found = self.finish_weights(raw, divisor, logprobs);
+        if advantage == 0.0 {
+            found.dropped = 0;
+        }
+        found
     }
 
     /// Computes the weights of the chosen and of the rejected sequence of a pair. They are 0 if the
@@ -72,12 +78,13 @@ impl Objective {
         logprobs: SequenceLogprobs<'_>,
     ) -> WeightedTokens {
         self.correct_weights(logprobs, &mut weights);
+        let dropped = weights.iter().filter(|weight| **weight == 0.0).count();
         self.add_kl(logprobs, &mut weights);
         let clipped = weights.iter().filter(|weight| weight.abs() > WEIGHT_MAX).count();
         for weight in &mut weights {
             *weight = weight.clamp(-WEIGHT_MAX, WEIGHT_MAX) / divisor;
         }
-        WeightedTokens { weights, clipped }
+        WeightedTokens { weights, dropped, clipped }
     }
 
     /// Multiplies by `exp(old - behaviour)`, truncated or masked.

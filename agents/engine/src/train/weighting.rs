@@ -25,7 +25,7 @@ const RATIO_BOUNDS: [f64; 6] = [0.5, 0.8, 0.95, 1.05, 1.25, 2.0];
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct WeightReport {
     pub tokens: usize,
-    /// Tokens with a weight of 0 in sequences whose advantage is not 0.
+    /// Tokens that an objective dropped, see `objective::WeightedTokens`.
     pub dropped: usize,
     /// Tokens with a weight beyond `objective::WEIGHT_MAX`.
     pub clipped: usize,
@@ -155,8 +155,8 @@ impl TrainingWeights {
                     single.collect()
                 }
             };
-            for ((index, logprobs), found) in indices.iter().zip(logprobs).zip(found) {
-                report.add_sequence(self.signals[*index].advantage, logprobs, &found);
+            for (logprobs, found) in logprobs.iter().zip(found) {
+                report.add_sequence(logprobs, &found);
                 weights.extend(found.weights);
             }
         }
@@ -176,16 +176,9 @@ impl TrainingSignal {
 }
 
 impl WeightReport {
-    fn add_sequence(
-        &mut self,
-        advantage: f64,
-        logprobs: &SequenceLogprobs<'_>,
-        found: &WeightedTokens,
-    ) {
+    fn add_sequence(&mut self, logprobs: &SequenceLogprobs<'_>, found: &WeightedTokens) {
         self.tokens += logprobs.now.len();
-        if advantage != 0.0 {
-            self.dropped += found.weights.iter().filter(|weight| **weight == 0.0).count();
-        }
+        self.dropped += found.dropped;
         self.clipped += found.clipped;
         for (now, drawn) in
             logprobs.now.iter().zip(logprobs.old.or(logprobs.behaviour).unwrap_or(&[]))

@@ -170,8 +170,8 @@ class Objective:
 
     def weigh(self, unit, totals):
         """Takes the signal and the present log-probabilities of a sequence, or of a better and a
-        worse one. Returns for each the weights of its tokens, -dloss/dlogprob, and the number of
-        weights that were beyond the largest one."""
+        worse one. Returns for each the weights of its tokens, -dloss/dlogprob, the number of those
+        that are 0 without a divergence, and of those that were beyond the largest one."""
         if self.name in _PAIRS:
             weights = _PAIRS[self.name][0](self.settings, *unit)
             weights = [weight.expand_as(now) for weight, (_, now) in zip(weights, unit)]
@@ -212,11 +212,12 @@ class Objective:
     def _finish(self, signal, now, weights, divisor):
         if self.corrects:
             weights = self._correct(signal, weights)
+        dropped = int((weights == 0).sum()) if signal.advantage != 0 else 0
         kl = self.settings["kl"]
         if kl > 0:
             weights = weights + kl * torch.expm1(signal.reference - now)
         bounded = weights.clamp(-WEIGHT_MAX, WEIGHT_MAX)
-        return bounded / divisor, int((weights != bounded).sum())
+        return bounded / divisor, dropped, int((weights != bounded).sum())
 
 
 class WeightReport:
@@ -227,11 +228,10 @@ class WeightReport:
         self.ratios = torch.zeros(len(RATIO_BOUNDS) + 1, dtype=torch.int64)
         self.ratio_sum, self.drift_sum, self.divergence_sum = 0.0, 0.0, 0.0
 
-    def add_sequence(self, signal, now, weights, clipped):
+    def add_sequence(self, signal, now, dropped, clipped):
         self.tokens += len(now)
+        self.dropped += dropped
         self.clipped += clipped
-        if signal.advantage != 0:
-            self.dropped += int((weights == 0).sum())
         drawn = signal.drawn()
         if drawn is not None:
             ratios = (now - drawn).exp()
@@ -292,6 +292,6 @@ class StepWeights:
             together = places[start : start + self.objective.unit]
             unit = [(self.signals[part["indices"][place]], now[place]) for place in together]
             for place, sequence, found in zip(together, unit, self.objective.weigh(unit, totals)):
-                self.report.add_sequence(*sequence, *found)
-                weights[place], _ = found
+                weights[place], *counts = found
+                self.report.add_sequence(*sequence, *counts)
         return torch.cat(weights).to(losses.device, losses.dtype)

@@ -97,7 +97,7 @@ class Objectives(unittest.TestCase):
         fixed = [(signal, now.detach()) for signal, now in all_]
         starts = range(0, len(fixed), objective.unit)
         units = [fixed[start : start + objective.unit] for start in starts]
-        found = [weights for unit in units for weights, _ in objective.weigh(unit, totals)]
+        found = [weights for unit in units for weights, *_ in objective.weigh(unit, totals)]
         for weights, gradient in zip(found, gradients):
             torch.testing.assert_close(weights, -gradient, rtol=1e-9, atol=1e-12, msg=name)
         self.assertGreater(max(float(weights.abs().max()) for weights in found), 1e-4, name)
@@ -135,8 +135,8 @@ class Objectives(unittest.TestCase):
             corrected, bounded = Objective("rloo", {key: 1.5}), 0
             self.assertTrue(corrected.needs_old() and corrected.needs_behaviour())
             for signal, now in all_:
-                [(plain, _)] = Objective("rloo", {}).weigh([(signal, now)], totals)
-                [(found, _)] = corrected.weigh([(signal, now)], totals)
+                [(plain, *_)] = Objective("rloo", {}).weigh([(signal, now)], totals)
+                [(found, *_)] = corrected.weigh([(signal, now)], totals)
                 apart = [float(value) for value in signal.old - signal.behaviour]
                 for token, difference in enumerate(apart):
                     ratio = math.exp(sum(apart) if whole else difference)
@@ -151,8 +151,12 @@ class Objectives(unittest.TestCase):
         totals = Totals(1, 3, 0.0)
         drawn = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64)
         now = drawn + 0.1
-        [(found, _)] = objective.weigh([(Signal(1.0, behaviour=drawn), now)], totals)
+        [(found, *_)] = objective.weigh([(Signal(1.0, behaviour=drawn), now)], totals)
         torch.testing.assert_close(found, (now - drawn).exp() / 3)
+        far = Objective("grpo", {"kl": 0.1})
+        signal = Signal(1.0, drawn, drawn)
+        [(_, dropped, clipped)] = far.weigh([(signal, now + 0.2)], totals)
+        self.assertEqual((dropped, clipped), (3, 0))
 
     def test_what_it_does_not_know_is_refused(self):
         for name, settings, expected in [

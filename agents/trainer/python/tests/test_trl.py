@@ -67,7 +67,7 @@ class Gradients(unittest.TestCase):
         weights = []
         for start in range(0, SEQUENCES, objective.unit):
             found = objective.weigh(every[start : start + objective.unit], totals)
-            weights += [weights for weights, _ in found]
+            weights += [weights for weights, *_ in found]
         return self.gradient(-(torch.stack(weights).float() * self.logprobs()).sum())
 
     def expect_gradient(self, name, settings, loss, scale=1.0, advantages=ADVANTAGES):

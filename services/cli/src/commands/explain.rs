@@ -70,7 +70,7 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
         lines.push(("sampled", format!("{samples} of {prompts} prompts with {with}{hot}")));
     }
     if let Some(selected) = &cycle.selected {
-        lines.push(("kept", selection_text(selected)));
+        lines.push(("kept", selection_text(selected, cycle.training.as_ref())));
     }
     if let (Some(from), Some(training)) = (&cycle.trained_from, &cycle.training) {
         let rate = training.learning_rate;
@@ -111,15 +111,23 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
     lines
 }
 
-fn selection_text(selected: &v1::Selected) -> String {
+/// Objectives other than RAFT keep samples of any reward.
+fn selection_text(selected: &v1::Selected, training: Option<&v1::Training>) -> String {
     let v1::Selected { kept, considered, min_reward, diversity, entropy, .. } = selected;
     let entropy = entropy.map_or(String::new(), |nats| format!(", {nats:.3} nats per token"));
     let dropped: Vec<String> =
         selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    let dropped = match dropped.len() {
+        0 => String::new(),
+        _ => format!(" {};", dropped.join(", ")),
+    };
+    let why = match training.and_then(|training| training.objective.as_ref()) {
+        Some(objective) => format!("for {}", objective.name),
+        None => format!("that reached {min_reward}"),
+    };
     format!(
-        "{kept} of {considered} that reached {min_reward}; {}; {:.0} % of a prompt's samples \
-         differ from each other{entropy}",
-        dropped.join(", "),
+        "{kept} of {considered} {why};{dropped} {:.0} % of a prompt's samples differ from each \
+         other{entropy}",
         diversity * 100.0
     )
 }
@@ -223,7 +231,8 @@ fn lineage_step_lines(link: &LineageStep) -> Vec<String> {
         lines.push(format!("  on        dataset {}{replayed}", dataset.digest));
     }
     if let Some(selected) = &link.selected {
-        lines.push(format!("  kept      {}", selection_text(selected)));
+        let training = link.order.as_ref().and_then(|order| order.training.as_ref());
+        lines.push(format!("  kept      {}", selection_text(selected, training)));
     }
     lines
 }
