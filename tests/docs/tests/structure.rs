@@ -15,8 +15,9 @@ use walkdir::WalkDir;
 const CIRCLE_FILES_MAX: usize = 10;
 /// Most lines of the program's own crates, `cli` and `flotilla`.
 const PROGRAM_LINES_MAX: usize = 11_900;
-/// Most words of the pages outside of `docs/adr`.
-const PAGE_WORDS_MAX: usize = 33_600;
+/// Most words of the pages outside of `docs/adr`, but for the page of figures, which a program
+/// writes.
+const PAGE_WORDS_MAX: usize = 32_500;
 
 /// A module path inside a crate, such as `["select", "rules"]`. The root module is empty.
 type ModulePath = Vec<String>;
@@ -235,7 +236,10 @@ fn the_program_and_its_pages_stay_small() {
         fs::read_dir(root().join("docs")).expect("docs").map(|it| it.expect("a page").path());
     let own = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
     let pages = pages.chain(own.map(|name| root().join(name)));
-    let pages = pages.filter(|path| path.extension().is_some_and(|it| it == "md"));
+    let is_written = |path: &PathBuf| {
+        path.extension().is_some_and(|it| it == "md") && !path.ends_with("PERFORMANCE.md")
+    };
+    let pages = pages.filter(is_written);
     let words: usize =
         pages.map(|path| count_words(&fs::read_to_string(path).expect("a page"))).sum();
     let (program, all) =
