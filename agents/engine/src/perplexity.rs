@@ -8,7 +8,7 @@
 
 use crate::model::LanguageModel;
 use crate::ops::{attention::causal_attention, loss::ScoredRows, matmul::MatmulPhase, run_on_pool};
-use crate::sequence::{CompletionExample, SequenceError, TokenSequence, check_vocabulary};
+use crate::sequence::{CompletionTokens, SequenceError, TokenSequence, check_vocabulary};
 use crate::tokenizer::{EncodedText, ModelTokenizer, TokenizerError};
 use candle_core::Tensor;
 use std::ops::Range;
@@ -146,9 +146,9 @@ pub fn score_documents(
 ) -> Result<PerplexityScore, PerplexityError> {
     let mut sequences = Vec::with_capacity(documents.len());
     for (document, line) in documents.iter().zip(1..) {
-        let ScoredDocument { prompt, completion } = document.clone();
-        let example = CompletionExample::new(prompt, completion);
-        let sequence = TokenSequence::from_example(tokenizer, &model.config, &example)
+        let texts = [document.prompt.as_str(), &document.completion];
+        let ended = CompletionTokens::Ended;
+        let sequence = TokenSequence::from_texts(tokenizer, &model.config, texts, &ended)
             .map_err(|source| PerplexityError::Document { line, source })?;
         let (tokens, most) = (sequence.tokens.len(), model.config.max_positions);
         if tokens > most {

@@ -62,7 +62,17 @@ impl TokenSequence {
         config: &ModelConfig,
         example: &CompletionExample,
     ) -> Result<Self, SequenceError> {
-        let CompletionExample { prompt, completion, tokens: ending } = example;
+        let CompletionExample { prompt, completion, tokens } = example;
+        Self::from_texts(tokenizer, config, [prompt, completion], tokens)
+    }
+
+    /// Like [`Self::from_example`], of a prompt and its completion.
+    pub(crate) fn from_texts(
+        tokenizer: &ModelTokenizer,
+        config: &ModelConfig,
+        [prompt, completion]: [&str; 2],
+        ending: &CompletionTokens,
+    ) -> Result<Self, SequenceError> {
         let mut tokens = tokenizer.encode_prompt(prompt)?;
         let scored_from = tokens.len().max(1);
         match ending {

@@ -85,7 +85,7 @@ pub(crate) fn select_samples(
     let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
     let tallies = PromptTallies::from_candidates(&found.candidates, rules.min_reward);
     let (entropy, entropy_samples) = sample_entropy(&found.candidates);
-    let found_retokenized =
+    let retokenized =
         found.candidates.iter().filter(|candidate| !candidate.token_ids.is_empty()).count();
     let outcome = found.apply_rules(&rules, run_objective(raft).as_ref());
     let digest = Digest::hash_bytes(&outcome.dataset).to_string();
@@ -102,7 +102,7 @@ pub(crate) fn select_samples(
         diversity: tallies.diversity,
         entropy,
         entropy_samples,
-        retokenized: to_u32(found_retokenized),
+        retokenized: to_u32(retokenized),
     };
     CycleSelection { fact, dataset: outcome.dataset }
 }

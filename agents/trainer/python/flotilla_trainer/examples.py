@@ -78,8 +78,8 @@ class Sequences:
             highest = max(tokens)
             if highest >= vocab_size:
                 raise Refused(
-                    f"example on line {example.line}: the tokenizer yields token {highest} but config.json "
-                    f"says vocab_size {vocab_size}; the two files do not belong together"
+                    f"example on line {example.line}: the tokenizer yields token {highest} but "
+                    f"config.json says vocab_size {vocab_size}; the two files do not belong together"
                 )
             if len(tokens) <= most:
                 kept.append(index)

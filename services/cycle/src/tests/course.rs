@@ -13,13 +13,6 @@ use wire::{
 use super::log::{Log, raft, sft};
 use crate::{Run, RunPhase, audit_records, best_checkpoint, fail_run, newest_checkpoint};
 
-fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
-    let mut spec = raft(cycles);
-    let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
-    change(raft);
-    Log::new(spec)
-}
-
 fn gates(then: Then) -> v1::Gates {
     let gate = |suite: &str, margin| Gate { suite: suite.into(), margin, then: then.into() };
     v1::Gates {
@@ -46,7 +39,7 @@ fn sampled_with(log: &Log, cycle: u32) -> Vec<String> {
 
 #[test]
 fn each_cycle_has_its_own_settings_but_held_out_samples_are_drawn_alike() {
-    let mut log = log(3, |raft| {
+    let mut log = Log::start_raft(3, |raft| {
         raft.sampling = Some(v1::Sampling { temperature: 0.8, ..raft.sampling.unwrap() });
         raft.schedules = Some(v1::Schedules {
             temperature: vec![1.0, 0.9],
@@ -78,7 +71,7 @@ fn each_cycle_has_its_own_settings_but_held_out_samples_are_drawn_alike() {
 
 #[test]
 fn the_least_reward_follows_the_pass_rate() {
-    let mut log = log(3, |raft| {
+    let mut log = Log::start_raft(3, |raft| {
         let adaptive = v1::selection::Adaptive { target: 0.3, step: 0.25, low: 0.25, high: 0.75 };
         let rules = raft.selection.unwrap();
         raft.selection = Some(v1::Selection { adaptive: Some(adaptive), ..rules });
@@ -95,7 +88,7 @@ fn the_least_reward_follows_the_pass_rate() {
 
 #[test]
 fn a_run_may_train_each_cycle_from_the_base() {
-    let mut log = log(3, |raft| raft.from_base = true);
+    let mut log = Log::start_raft(3, |raft| raft.from_base = true);
     log.run_to_the_end();
     assert!(log.train_orders().all(|order| order.adapter.is_none()), "trained on an adapter");
     assert_eq!(sampled_with(&log, 3), ["adapter-2"], "samples are of the newest all the same");
@@ -105,7 +98,7 @@ fn a_run_may_train_each_cycle_from_the_base() {
 
 #[test]
 fn earlier_winners_are_trained_on_again_where_the_rules_say_so() {
-    let mut log = log(4, |raft| {
+    let mut log = Log::start_raft(4, |raft| {
         let replay = v1::selection::Replay { cycles: 2, share: 0.5 };
         let rules = raft.selection.unwrap();
         raft.selection = Some(v1::Selection { replay: Some(replay), ..rules });
@@ -123,7 +116,7 @@ fn earlier_winners_are_trained_on_again_where_the_rules_say_so() {
 
 #[test]
 fn with_a_staleness_of_one_the_next_cycle_is_sampled_while_this_one_trains() {
-    let mut log = log(3, |raft| raft.staleness = 1);
+    let mut log = Log::start_raft(3, |raft| raft.staleness = 1);
     log.until(RunPhase::Train);
     assert_eq!(log.run().current_cycle(), 1);
     log.generate();
@@ -143,7 +136,7 @@ fn with_a_staleness_of_one_the_next_cycle_is_sampled_while_this_one_trains() {
 
 #[test]
 fn a_cycle_that_forgets_is_rolled_back_to_the_best_one() {
-    let mut log = log(4, |raft| raft.gates = Some(gates(Then::RollBack)));
+    let mut log = Log::start_raft(4, |raft| raft.gates = Some(gates(Then::RollBack)));
     log.perplexities = [(1, 9.0), (2, 9.2), (3, 9.9)].into();
     log.run_to_the_end();
     let run = log.run();
@@ -160,7 +153,7 @@ fn a_cycle_that_forgets_is_rolled_back_to_the_best_one() {
 
 #[test]
 fn the_best_checkpoint_is_of_the_best_cycle_or_has_the_lowest_perplexity() {
-    let mut log = log(4, |raft| raft.gates = Some(gates(Then::RollBack)));
+    let mut log = Log::start_raft(4, |raft| raft.gates = Some(gates(Then::RollBack)));
     log.perplexities = [(1, 9.0), (2, 9.2), (3, 9.9)].into();
     log.run_to_the_end();
     let cycles =
@@ -187,7 +180,7 @@ fn the_best_checkpoint_is_of_the_best_cycle_or_has_the_lowest_perplexity() {
 
 #[test]
 fn a_run_without_held_out_prompts_goes_by_perplexity() {
-    let mut log = log(3, |raft| {
+    let mut log = Log::start_raft(3, |raft| {
         raft.heldout_count = 0;
         raft.gates = Some(gates(Then::RollBack));
     });
@@ -201,7 +194,7 @@ fn a_run_without_held_out_prompts_goes_by_perplexity() {
 
 #[test]
 fn a_gate_may_end_the_run_with_what_was_best() {
-    let mut log = log(4, |raft| {
+    let mut log = Log::start_raft(4, |raft| {
         raft.gates = Some(gates(Then::Stop));
         raft.staleness = 1;
     });
@@ -219,7 +212,7 @@ fn a_gate_may_end_the_run_with_what_was_best() {
 
 #[test]
 fn a_run_that_gets_no_better_ends_when_patience_does() {
-    let mut log = log(9, |raft| {
+    let mut log = Log::start_raft(9, |raft| {
         raft.heldout_count = 0;
         raft.gates = Some(v1::Gates { patience: 2, ..Default::default() });
     });
@@ -234,7 +227,7 @@ fn a_run_that_gets_no_better_ends_when_patience_does() {
 
 #[test]
 fn what_was_seen_of_prompts_is_known_from_the_log_alone() {
-    let mut log = log(2, |raft| raft.prompts_per_cycle = 5);
+    let mut log = Log::start_raft(2, |raft| raft.prompts_per_cycle = 5);
     log.run_to_the_end();
     let run = log.run();
     assert_eq!(run.prompt_histories.len(), 10, "two cycles of five prompts each");
@@ -246,7 +239,7 @@ fn what_was_seen_of_prompts_is_known_from_the_log_alone() {
 
 #[test]
 fn the_next_cycle_is_drawn_while_this_one_is_measured() {
-    let mut log = log(3, |_| ());
+    let mut log = Log::start_raft(3, |_| ());
     log.until(RunPhase::Train);
     assert!(sampled_with(&log, 2).is_empty());
     log.train();
@@ -271,7 +264,7 @@ fn the_next_cycle_is_drawn_while_this_one_is_measured() {
 #[test]
 fn a_cycle_whose_figures_may_take_its_checkpoint_back_is_waited_for() {
     for (then, waits) in [(Then::Tell, false), (Then::RollBack, true), (Then::Stop, true)] {
-        let mut log = log(2, |raft| raft.gates = Some(gates(then)));
+        let mut log = Log::start_raft(2, |raft| raft.gates = Some(gates(then)));
         log.until(RunPhase::Train);
         log.train();
         log.coordinate();
@@ -283,7 +276,7 @@ fn a_cycle_whose_figures_may_take_its_checkpoint_back_is_waited_for() {
 
 #[test]
 fn a_cycle_that_keeps_nothing_ends_after_the_one_before_it() {
-    let mut log = log(3, |_| ());
+    let mut log = Log::start_raft(3, |_| ());
     log.nothing_passes_in_cycle(2);
     log.until(RunPhase::Train);
     log.train();

@@ -127,6 +127,14 @@ impl Log {
         log
     }
 
+    /// Begins a RAFT run with a changed spec.
+    pub(super) fn start_raft(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Self {
+        let mut spec = raft(cycles);
+        let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
+        change(raft);
+        Self::new(spec)
+    }
+
     pub(super) fn records(&self) -> &[Record] {
         &self.records
     }

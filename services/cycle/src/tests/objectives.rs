@@ -9,21 +9,20 @@ use wire::{
     },
 };
 
-use super::log::{Log, raft};
+use super::log::Log;
 use crate::{Run, audit_records, preview_selection};
 
 fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
-    let mut spec = raft(cycles);
-    let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
     let objective = v1::Objective {
         name: "grpo".into(),
         settings: [("truncate_tokens".into(), 2.0)].into(),
         off_policy: false,
     };
-    raft.training.as_mut().unwrap().objective = Some(objective);
-    raft.token_logprobs = true;
-    change(raft);
-    Log::new(spec)
+    Log::start_raft(cycles, |raft| {
+        raft.training.as_mut().unwrap().objective = Some(objective);
+        raft.token_logprobs = true;
+        change(raft);
+    })
 }
 
 #[test]

@@ -10,12 +10,10 @@ use wire::{
     },
 };
 
-use super::log::{Log, prompts, raft, suites};
+use super::log::{Log, prompts, suites};
 use crate::{RunAuditor, audit_records};
 
 fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
-    let mut spec = raft(cycles);
-    let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
     let suite = |name: &str, count, samples_per_prompt, pass_at: &[u32]| v1::PromptSuite {
         name: name.into(),
         count,
@@ -24,10 +22,11 @@ fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
         pass_at: pass_at.into(),
         ..Default::default()
     };
-    raft.pass_at = vec![1, 2];
-    raft.prompt_suites = vec![suite("sums", 5, 4, &[1, 4]), suite("code", 3, 1, &[1])];
-    change(raft);
-    Log::new(spec)
+    Log::start_raft(cycles, |raft| {
+        raft.pass_at = vec![1, 2];
+        raft.prompt_suites = vec![suite("sums", 5, 4, &[1, 4]), suite("code", 3, 1, &[1])];
+        change(raft);
+    })
 }
 
 fn findings(log: &Log, records: &[Record]) -> Vec<String> {
