@@ -1,7 +1,7 @@
 //! The shell that every agent shares, regardless of its roles: it announces the status, pulls work,
 //! holds the lease while a child process works, writes the result, acknowledges, and drains.
 //!
-//! Roles (trainer, generator, verifier, evaluator) are in their own crates; this one knows neither
+//! Roles (trainer, generator, verifier, scorer, evaluator) are in their own crates; this one knows neither
 //! models nor verifiers. Decisions (retry, backoff, admission, placement) are made in `agent-core`.
 
 mod adaptive_timeout;
@@ -23,6 +23,7 @@ mod peer_exchange;
 mod prefetch;
 mod prefetched_checkpoint;
 mod process_groups;
+mod prompt_files;
 mod role;
 mod role_name;
 mod role_runner;
@@ -46,6 +47,7 @@ pub use memory_placement::MemoryNeeds;
 pub use peer_exchange::PeerExchange;
 pub use prefetched_checkpoint::PrefetchedCheckpoint;
 pub use process_groups::ProcessGroups;
+pub use prompt_files::{PromptFiles, PromptIndex};
 pub use role::AgentRole;
 pub use task_context::{TaskContext, TaskStatus};
 pub use worker_process::{WorkerError, WorkerProcess};

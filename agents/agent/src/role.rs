@@ -11,7 +11,7 @@ use crate::{JobError, LeasedJob, MemoryNeeds, PrefetchedCheckpoint};
 /// The time that held jobs have to end when the process must stop.
 const DEFAULT_GRACE: Duration = Duration::from_secs(2);
 
-/// One role of an agent: generator, verifier, trainer or evaluator.
+/// One role of an agent: generator, verifier, scorer, trainer or evaluator.
 ///
 /// For each role the agent repeats: `wait_for_room`, pull a job of `work_kind`, wait until the host
 /// has the memory of `memory_needs`, then `run` under a renewed lease. Several jobs run at once

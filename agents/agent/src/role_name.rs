@@ -7,6 +7,7 @@ pub(crate) fn role_name(kind: WorkKind) -> &'static str {
     match kind {
         WorkKind::Generate => "generator",
         WorkKind::Verify => "verifier",
+        WorkKind::Score => "scorer",
         WorkKind::Train => "trainer",
         WorkKind::Eval => "evaluator",
     }

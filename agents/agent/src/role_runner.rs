@@ -121,7 +121,7 @@ impl RoleRunner {
     fn quarantine_reason(&self) -> Option<String> {
         match self.role.work_kind() {
             WorkKind::Generate => self.shared.runs.quarantine_reason(),
-            WorkKind::Verify | WorkKind::Train | WorkKind::Eval => None,
+            WorkKind::Verify | WorkKind::Score | WorkKind::Train | WorkKind::Eval => None,
         }
     }
 
@@ -129,7 +129,9 @@ impl RoleRunner {
     pub(crate) async fn wait_for_quarantine(&self) {
         match self.role.work_kind() {
             WorkKind::Generate => self.shared.runs.wait_for_quarantine().await,
-            WorkKind::Verify | WorkKind::Train | WorkKind::Eval => std::future::pending().await,
+            WorkKind::Verify | WorkKind::Score | WorkKind::Train | WorkKind::Eval => {
+                std::future::pending().await
+            }
         }
     }
 

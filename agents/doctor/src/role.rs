@@ -29,7 +29,7 @@ pub fn filter_by_role(mut findings: Vec<DoctorFinding>, role: &str) -> Vec<Docto
 
 fn concerns_role(part: CheckedPart, role: &str) -> bool {
     match part {
-        CheckedPart::Gpu => matches!(role, "trainer" | "generator" | "evaluator"),
+        CheckedPart::Gpu => matches!(role, "trainer" | "generator" | "scorer" | "evaluator"),
         CheckedPart::Torch | CheckedPart::Plan => role == "trainer",
         CheckedPart::Disk => true,
     }
@@ -42,7 +42,7 @@ mod tests {
     use hardware::host_snapshot::{DeviceAccess, GpuInfo};
     use hardware::torch_environment;
 
-    const ROLES: [&str; 4] = ["trainer", "generator", "verifier", "evaluator"];
+    const ROLES: [&str; 5] = ["trainer", "generator", "verifier", "scorer", "evaluator"];
 
     /// The roles that a host cannot take.
     fn withheld(box_: &HostSnapshot) -> Vec<&'static str> {
@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(withheld(&HostSnapshot::default()), [""; 0], "a CPU does everything");
         assert_eq!(withheld(&card()), [""; 0]);
         let denied = HostSnapshot { kfd: DeviceAccess::Denied, ..card() };
-        assert_eq!(withheld(&denied), ["trainer", "generator", "evaluator"]);
+        assert_eq!(withheld(&denied), ["trainer", "generator", "scorer", "evaluator"]);
         assert_eq!(findings_for_role(&denied, "trainer")[0].id, "C-07");
         // An environment was named, but it has no torch.
         let python = Some(torch_environment::TorchEnvironment::default());

@@ -9,10 +9,12 @@ mod request;
 mod sampler;
 
 use crate::canary::{CanaryError, CanaryText};
+use crate::completion_scores::score_completions;
 use crate::model::LanguageModel;
 use crate::ops::{host_f32, loss::row_nll, matmul::MatmulPhase, run_on_pool, run_vectorised};
+use crate::perplexity::PerplexityError;
 use crate::random::RandomStream;
-use crate::sequence::check_vocabulary;
+use crate::sequence::{CompletionExample, check_vocabulary};
 use crate::tokenizer::{ModelTokenizer, TokenizerError};
 use candle_core::{Device, Tensor};
 use kv_cache::{KvCache, RowOwner};
@@ -113,6 +115,19 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
     pub fn score_canary(&self, text: &str, most_scored: usize) -> Result<Vec<f32>, CanaryError> {
         CanaryText::from_text(&self.tokenizer, &self.model.config, text, most_scored)?
             .score_tokens(&self.model)
+    }
+
+    /// Returns the log-probabilities of given completions; see `score_completions`. `None` for an
+    /// example of more tokens than the model's context.
+    ///
+    /// # Errors
+    /// When an example cannot be tokenized, or a tensor operation fails.
+    pub fn score_completions(
+        &self,
+        examples: &[CompletionExample],
+        progress: impl FnMut(usize, usize),
+    ) -> Result<Vec<Option<Vec<f64>>>, PerplexityError> {
+        score_completions(&self.model, &self.tokenizer, examples, usize::MAX, progress)
     }
 
     /// Returns true if no sample is running or waiting.

@@ -41,7 +41,7 @@ pub use perplexity::{
     PerplexityError, PerplexityScore, ScoredDocument, score_chunks, score_documents, score_sliding,
 };
 pub use scratch::{ScratchError, ScratchShape, write_scratch_model};
-pub use sequence::{CompletionExample, CompletionTokens, SequenceError};
+pub use sequence::{CompletionExample, CompletionTokens, SequenceError, TokenSequence};
 pub use tensor_file::TensorFileError;
 pub use tokenizer::{ModelTokenizer, TokenizerError};
 pub use train::{

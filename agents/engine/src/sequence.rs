@@ -33,10 +33,12 @@ impl CompletionExample {
     }
 }
 
-pub(crate) struct TokenSequence {
-    pub(crate) tokens: Vec<u32>,
+/// The tokens of a prompt and its completion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenSequence {
+    pub tokens: Vec<u32>,
     /// The positions whose tokens are predicted; never 0, because no token precedes it.
-    pub(crate) scored: Range<usize>,
+    pub scored: Range<usize>,
     pub(crate) completion_bytes: usize,
 }
 
@@ -56,8 +58,11 @@ pub enum SequenceError {
 }
 
 impl TokenSequence {
-    /// Fails if the model has no end token, or a token is not in its vocabulary.
-    pub(crate) fn from_example(
+    /// Tokenizes an example as a training does.
+    ///
+    /// # Errors
+    /// When the model has no end token, or a token is not in its vocabulary.
+    pub fn from_example(
         tokenizer: &ModelTokenizer,
         config: &ModelConfig,
         example: &CompletionExample,

@@ -1,11 +1,13 @@
 //! The generator: writes the samples that generate orders ask for. `GeneratorRole` runs in the
-//! agent; `run_generate_worker` is the worker process that the role keeps warm.
+//! agent; `run_generate_worker` is the worker process that the role keeps warm. A [`PolicyWorker`]
+//! can also score given samples, which the role of a scorer does.
 
 mod backend;
 mod calibration;
 mod engine_speed;
 mod messages;
 mod offline;
+mod policy_worker;
 mod role;
 mod throughput_meter;
 mod worker;
@@ -19,8 +21,10 @@ pub use calibration::EngineCalibration;
 pub use engine_speed::{
     EngineCandidate, EngineRates, EngineSpeed, choose_fastest, measure_engines,
 };
+pub use messages::{GeneratorAnswer, GeneratorRequest, SampleToScore, ScoreRequest, ScoredSamples};
 pub use offline::{OfflineGenerator, OfflinePolicy, OfflineRequest, OfflineSamples};
-pub use role::{GeneratorConfig, GeneratorRole};
+pub use policy_worker::{GeneratorConfig, LoadedWorker, LoadedWorkerGuard, PolicyWorker};
+pub use role::GeneratorRole;
 pub use worker::{WorkerConfig, run_generate_worker};
 
 /// Parsers of the worker's messages, for tests with hostile input.

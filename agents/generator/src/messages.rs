@@ -2,27 +2,47 @@
 
 use std::{cmp::Reverse, path::PathBuf};
 
+use engine::{CompletionExample, CompletionTokens};
 use serde::{Deserialize, Serialize};
 use wire::v1;
 
+/// A request to a worker that has a policy loaded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum GeneratorRequest {
+pub enum GeneratorRequest {
     Generate(GenerateRequest),
     Adopt(AdoptRequest),
+    Score(ScoreRequest),
+}
+
+/// A request for the log-probabilities of given samples.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ScoreRequest {
+    pub samples: Vec<SampleToScore>,
+}
+
+/// A sample as it was drawn, perhaps by another model with the same tokenizer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SampleToScore {
+    pub prompt: String,
+    pub text: String,
+    /// False if the text was cut before its end.
+    pub is_finished: bool,
+    /// The drawn tokens; empty if they are those of the text and, if it is finished, an end.
+    pub token_ids: Vec<u32>,
 }
 
 /// A request to draw with this adapter from now on, on the base that is loaded. It is sent only to
 /// a worker that draws nothing, and only if `GeneratorBackend::can_swap_adapter`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct AdoptRequest {
+pub struct AdoptRequest {
     /// `None` to draw with the base alone.
     pub adapter: Option<PathBuf>,
 }
 
-/// The seed of a sample is derived from `seed`, its prompt and its index.
+/// A request to draw samples. The seed of a sample is derived from `seed`, its prompt and its index.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct GenerateRequest {
+pub struct GenerateRequest {
     pub sampling: v1::Sampling,
     pub seed: u64,
     pub requests: Vec<v1::generate_order::Request>,
@@ -35,6 +55,19 @@ pub(crate) struct GenerateRequest {
     /// The canary text to score; empty for none.
     #[serde(default)]
     pub canary: String,
+}
+
+impl SampleToScore {
+    /// Returns the sample as a training has it.
+    pub(crate) fn to_example(&self) -> CompletionExample {
+        let tokens = match (self.token_ids.is_empty(), self.is_finished) {
+            (false, _) => CompletionTokens::Exact(self.token_ids.clone()),
+            (true, true) => CompletionTokens::Ended,
+            (true, false) => CompletionTokens::Cut,
+        };
+        let (prompt, completion) = (self.prompt.clone(), self.text.clone());
+        CompletionExample { prompt, completion, tokens }
+    }
 }
 
 /// A planned job has far fewer.
@@ -71,17 +104,29 @@ pub(crate) struct GenerateProgress {
     pub samples: u32,
 }
 
+/// The answer to a request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum GeneratorAnswer {
+pub enum GeneratorAnswer {
     Generated(GeneratedSamples),
     Adopted,
+    Scored(ScoredSamples),
     /// This host cannot draw the samples now, or must not; others may. The text is the reason.
     NotHere(String),
 }
 
+/// The log-probabilities of given samples.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct GeneratedSamples {
+pub struct ScoredSamples {
+    pub engine: String,
+    /// Of each token of each sample, its end included, in nats. Empty for a sample that has more
+    /// tokens than the model's context, or a value that is not finite.
+    pub logprobs: Vec<Vec<f64>>,
+}
+
+/// The samples that a worker has drawn.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct GeneratedSamples {
     pub samples: Vec<v1::samples::Sample>,
     pub engine: String,
     /// The reason why the policy cannot be verified; empty if it was.

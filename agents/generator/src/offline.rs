@@ -4,7 +4,7 @@ use std::path::Path;
 
 use agent::{WorkerError, WorkerLauncher, WorkerProcess};
 use futures::future::ready;
-use wire::v1;
+use wire::{WorkKind, v1};
 
 use crate::{
     GeneratorBackend,
@@ -71,7 +71,12 @@ impl OfflineGenerator {
     ) -> anyhow::Result<Self> {
         let key = (policy.base_key, policy.adapter_key);
         let files = PolicyFiles { key: &key, base: Some(policy.base), adapter: policy.adapter };
-        let worker = WorkerProcess::start(&worker_command(launch, backend, &files, slots)?)?;
+        let worker = WorkerProcess::start(&worker_command(
+            launch,
+            backend,
+            &files,
+            (WorkKind::Generate, slots),
+        )?)?;
         Ok(Self { launch: launch.clone(), worker })
     }
 
@@ -97,7 +102,7 @@ impl OfflineGenerator {
                 canary: made.canary,
             }),
             GeneratorAnswer::NotHere(why) => Err(anyhow::Error::msg(why)),
-            GeneratorAnswer::Adopted => Err(unexpected_answer()),
+            GeneratorAnswer::Adopted | GeneratorAnswer::Scored(_) => Err(unexpected_answer()),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::Path, time::Duration};
 
 use agent::{ChildCommand, WorkerLauncher};
+use wire::WorkKind;
 
 use crate::GeneratorBackend;
 
@@ -28,7 +29,7 @@ pub(crate) fn worker_command(
     launch: &WorkerLauncher,
     backend: &GeneratorBackend,
     policy: &PolicyFiles<'_>,
-    slots: u32,
+    (kind, slots): (WorkKind, u32),
 ) -> serde_json::Result<ChildCommand> {
     let mut arguments: Vec<OsString> = Vec::new();
     arguments.extend(["--backend".into(), serde_json::to_string(backend)?.into()]);
@@ -39,5 +40,5 @@ pub(crate) fn worker_command(
     arguments.extend(["--base-key".into(), base.into()]);
     arguments.extend(["--adapter-key".into(), adapter.into()]);
     arguments.extend(["--slots".into(), slots.to_string().into()]);
-    Ok(launch.worker_command("generate", "generate", arguments))
+    Ok(launch.worker_command("generate", kind.as_str(), arguments))
 }

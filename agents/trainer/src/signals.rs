@@ -16,6 +16,8 @@ pub(crate) struct GivenSignal {
     pub(crate) advantage: Option<f64>,
     /// The log-probability of each token when it was drawn, in nats.
     pub(crate) behaviour: Option<Vec<f64>>,
+    /// The log-probability of each token by the teacher, in nats.
+    pub(crate) teacher: Option<Vec<f64>>,
 }
 
 /// The files and the model of a training.
@@ -30,7 +32,8 @@ pub(crate) struct SignalInputs<'a> {
 
 impl SignalInputs<'_> {
     /// Scores the completions as far as the objective needs it: with the weights from which the
-    /// training starts, and with the base as the reference. An example without an advantage has 1.
+    /// training starts, and with the base as the reference. A teacher has scored them before. An
+    /// example without an advantage has 1.
     ///
     /// # Errors
     /// When a file cannot be read, or a completion cannot be scored.
@@ -40,13 +43,14 @@ impl SignalInputs<'_> {
         examples: &[CompletionExample],
         given: Vec<GivenSignal>,
     ) -> anyhow::Result<Vec<TrainingSignal>> {
-        let needs = objective.requirements();
+        let distills = objective.uses_teacher();
+        let needs_reference = objective.requirements().contains(&Requirement::ReferenceLogprobs);
         let none = || vec![None; examples.len()];
         let old = match objective.scores_before_training() {
             true => self.score_examples(examples, true).context("score before the training")?,
             false => none(),
         };
-        let reference = match needs.contains(&Requirement::ReferenceLogprobs) {
+        let reference = match needs_reference && !distills {
             true => self.score_examples(examples, false).context("score with the base")?,
             false => none(),
         };
@@ -56,7 +60,7 @@ impl SignalInputs<'_> {
                 advantage: given.advantage.unwrap_or(1.0),
                 behaviour: given.behaviour.filter(|_| objective.uses_drawn_logprobs()),
                 old,
-                reference,
+                reference: reference.or(given.teacher.filter(|_| distills)),
             })
             .collect())
     }

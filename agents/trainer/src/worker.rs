@@ -337,8 +337,10 @@ fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<Giv
             None if example.unfinished => CompletionTokens::Cut,
             None => CompletionTokens::Ended,
         };
-        let wire::TrainingExample { prompt, completion, advantage, behaviour, .. } = example;
-        (CompletionExample { prompt, completion, tokens }, GivenSignal { advantage, behaviour })
+        let wire::TrainingExample { prompt, completion, advantage, behaviour, teacher, .. } =
+            example;
+        let signal = GivenSignal { advantage, behaviour, teacher };
+        (CompletionExample { prompt, completion, tokens }, signal)
     };
     Ok(examples.into_iter().map(split).unzip())
 }

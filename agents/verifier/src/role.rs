@@ -1,17 +1,19 @@
 //! The agent's side of the verifier role: reads samples, calls one warm worker, writes verdicts.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     path::Path,
-    sync::{Arc, Mutex},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
-use agent::{AgentRole, JobError, LeasedJob, WorkerError, WorkerLauncher, WorkerProcess};
+use agent::{
+    AgentRole, JobError, LeasedJob, PromptFiles, WorkerError, WorkerLauncher, WorkerProcess,
+};
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::Semaphore;
-use wire::{FactBody, FactKey, PromptEntry, WorkKind, v1};
+use wire::{FactBody, FactKey, WorkKind, v1};
 
 use crate::{
     Toolchain, ToolchainTest,
@@ -27,12 +29,8 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(3600 + 60);
 /// One job uses all cores that it may use.
 const JOBS_MAX: usize = 1;
 
-const PROMPT_FILES_MAX: usize = 4;
-
 /// Keys of judge models, which the worker inherits.
 const KEY_VARIABLE_PREFIX: &str = "FLOTILLA_JUDGE_KEY";
-
-type PromptIndex = Arc<BTreeMap<String, PromptEntry>>;
 
 /// The verifier role of an agent. It holds one job at a time and keeps one worker running between
 /// jobs.
@@ -42,7 +40,7 @@ pub struct VerifierRole {
     toolchain_test: ToolchainTest,
     job_permits: Semaphore,
     worker: Mutex<Option<WorkerProcess>>,
-    prompt_files: Mutex<Vec<(String, PromptIndex)>>,
+    prompt_files: PromptFiles,
 }
 
 impl VerifierRole {
@@ -79,7 +77,7 @@ impl VerifierRole {
             toolchain_test,
             job_permits: Semaphore::new(JOBS_MAX),
             worker: Mutex::new(None),
-            prompt_files: Mutex::default(),
+            prompt_files: PromptFiles::default(),
         }
     }
 
@@ -94,7 +92,7 @@ impl VerifierRole {
         if job.is_written(place.clone()).await? {
             return Ok(());
         }
-        let call = self.build_request(job, samples).await?;
+        let Some(call) = self.build_request(job, samples).await? else { return Ok(()) };
         let needs = call.verifier.how.as_ref().map(|how| required_tools(how, call.items.iter()));
         let needs = needs.unwrap_or_default();
         self.check_needs(job, &needs).await?;
@@ -176,26 +174,28 @@ impl VerifierRole {
         Err(JobError::host_unfit(anyhow!("{why}; {whom} (E117)")))
     }
 
-    /// Joins the samples with the fields of their prompts.
+    /// Joins the samples with the fields of their prompts. Returns `None` if the prompts have no
+    /// verifier.
     async fn build_request(
         &self,
         job: &LeasedJob,
         samples: &v1::Samples,
-    ) -> Result<VerifyRequest, JobError> {
+    ) -> Result<Option<VerifyRequest>, JobError> {
         let Some(v1::spec::Kind::Raft(raft)) = job.read_spec().await?.kind else {
             return Err(JobError::fatal_failure(anyhow!(
                 "runs of this kind are not verified (E111)"
             )));
         };
         let set = raft.find_prompt_set(samples.purpose(), &samples.suite);
-        let file = set.and_then(|set| Some((set.file?, set.verifier?)));
-        let (file, verifier) = file.ok_or_else(|| {
+        let found = set.and_then(|set| Some((set.file?, set.verifier)));
+        let (file, verifier) = found.ok_or_else(|| {
             JobError::fatal_failure(anyhow!(
                 "the spec names no prompts of suite {:?} (E111)",
                 samples.suite
             ))
         })?;
-        let prompts = self.load_prompts(job, file).await?;
+        let Some(verifier) = verifier else { return Ok(None) };
+        let prompts = self.prompt_files.load_prompts(job, file).await?;
         let join = |sample: &v1::samples::Sample| {
             let prompt = prompts.get(&sample.prompt_id).with_context(|| {
                 format!("the prompts file has no prompt {:?}", sample.prompt_id)
@@ -203,40 +203,10 @@ impl VerifierRole {
             Ok(VerifyItem::from_prompt(prompt, sample.index, sample.text.clone()))
         };
         let items: anyhow::Result<Vec<VerifyItem>> = samples.samples.iter().map(join).collect();
-        Ok(VerifyRequest {
+        Ok(Some(VerifyRequest {
             verifier: verifier.clone(),
             items: items.map_err(JobError::fatal_failure)?,
-        })
-    }
-
-    async fn load_prompts(
-        &self,
-        job: &LeasedJob,
-        file: &v1::Blob,
-    ) -> Result<PromptIndex, JobError> {
-        let known = |files: &Vec<(String, PromptIndex)>| {
-            let found = files.iter().find(|(digest, _)| *digest == file.digest);
-            found.map(|(_, prompts)| prompts.clone())
-        };
-        if let Some(prompts) = self.prompt_files.lock().ok().and_then(|files| known(&files)) {
-            return Ok(prompts);
-        }
-        let cached = job.cache.fetch_blob(&job.store, file).await?;
-        let text = tokio::fs::read(cached.path())
-            .await
-            .with_context(|| format!("read {}", cached.path().display()))
-            .map_err(JobError::retryable_failure)?;
-        // Parsing a large file takes seconds, and this thread renews leases.
-        let parsed = tokio::task::spawn_blocking(move || PromptEntry::parse_all(&text)).await;
-        let prompts =
-            parsed.map_err(JobError::retryable_failure)?.map_err(JobError::fatal_failure)?;
-        let prompts: PromptIndex =
-            Arc::new(prompts.into_iter().map(|prompt| (prompt.id.clone(), prompt)).collect());
-        if let Ok(mut files) = self.prompt_files.lock() {
-            files.truncate(PROMPT_FILES_MAX - 1);
-            files.insert(0, (file.digest.clone(), prompts.clone()));
-        }
-        Ok(prompts)
+        }))
     }
 
     fn ensure_worker(&self) -> Result<WorkerProcess, JobError> {

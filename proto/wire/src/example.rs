@@ -20,6 +20,8 @@ pub struct TrainingExample {
     pub unfinished: bool,
     /// The log-probability of each of its tokens when it was drawn, in nats.
     pub behaviour: Option<Vec<f64>>,
+    /// The log-probability of each of its tokens by a teacher, in nats.
+    pub teacher: Option<Vec<f64>>,
     /// Its tokens, if they are not those of the text.
     pub token_ids: Option<Vec<u32>>,
 }

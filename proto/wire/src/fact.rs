@@ -32,6 +32,7 @@ pub enum FactBody {
     Declined(v1::Declined),
     Quarantine(v1::Quarantine),
     Verdicts(v1::Verdicts),
+    Scores(v1::Scores),
     Selected(v1::Selected),
     TrainOrder(v1::TrainOrder),
     Checkpoint(v1::Checkpoint),
@@ -119,6 +120,7 @@ impl FactBody {
             FactKey::Verdicts { .. } => {
                 Self::Verdicts(parse_message(subject, "Verdicts", payload)?)
             }
+            FactKey::Scores { .. } => Self::Scores(parse_message(subject, "Scores", payload)?),
             FactKey::Selection { .. } => {
                 Self::Selected(parse_message(subject, "Selected", payload)?)
             }
@@ -153,6 +155,7 @@ impl FactBody {
             Self::Declined(message) => serialize_message(message),
             Self::Quarantine(message) => serialize_message(message),
             Self::Verdicts(message) => serialize_message(message),
+            Self::Scores(message) => serialize_message(message),
             Self::Selected(message) => serialize_message(message),
             Self::TrainOrder(message) => serialize_message(message),
             Self::Checkpoint(message) => serialize_message(message),
@@ -171,6 +174,7 @@ impl FactBody {
             Self::Samples(samples) => &samples.agent,
             Self::Declined(declined) => &declined.agent,
             Self::Verdicts(verdicts) => &verdicts.agent,
+            Self::Scores(scores) => &scores.agent,
             Self::Checkpoint(checkpoint) => &checkpoint.agent,
             Self::Eval(eval) => &eval.agent,
             Self::Failure(failure) => &failure.agent,
@@ -190,6 +194,7 @@ impl FactBody {
             Self::Declined(_) => "Declined",
             Self::Quarantine(_) => "Quarantine",
             Self::Verdicts(_) => "Verdicts",
+            Self::Scores(_) => "Scores",
             Self::Selected(_) => "Selected",
             Self::TrainOrder(_) => "TrainOrder",
             Self::Checkpoint(_) => "Checkpoint",

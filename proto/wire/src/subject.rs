@@ -6,7 +6,7 @@ use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
 /// The subject filters of the log's stream. Each kind has two, because in a closed fleet a subject
 /// ends with one more token, the name of the author.
-pub const STREAM_SUBJECTS: [&str; 28] = [
+pub const STREAM_SUBJECTS: [&str; 30] = [
     "flotilla.*.spec",
     "flotilla.*.spec.*",
     "flotilla.*.watched",
@@ -22,6 +22,8 @@ pub const STREAM_SUBJECTS: [&str; 28] = [
     "flotilla.*.declined.*.*.*.*.*",
     "flotilla.*.verdicts.*.*",
     "flotilla.*.verdicts.*.*.*",
+    "flotilla.*.scores.*.*",
+    "flotilla.*.scores.*.*.*",
     "flotilla.*.selection.*",
     "flotilla.*.selection.*.*",
     "flotilla.*.checkpoint.*.*",
@@ -96,6 +98,11 @@ pub enum FactKey {
         cycle: u32,
         job: JobId,
     },
+    /// The log-probabilities of a job's samples by the run's teacher.
+    Scores {
+        cycle: u32,
+        job: JobId,
+    },
     Selection {
         cycle: u32,
     },
@@ -147,6 +154,7 @@ impl FactKey {
             | Self::Samples { cycle, .. }
             | Self::Declined { cycle, .. }
             | Self::Verdicts { cycle, .. }
+            | Self::Scores { cycle, .. }
             | Self::Selection { cycle }
             | Self::TrainOrder { cycle, .. }
             | Self::Checkpoint { cycle, .. }
@@ -174,17 +182,24 @@ impl FactKey {
     }
 
     /// Returns true for facts that the log purges once their cycle is archived: generate orders,
-    /// samples, verdicts.
+    /// samples, verdicts, scores.
     pub fn is_bulky(&self) -> bool {
-        matches!(self, Self::GenerateOrder { .. } | Self::Samples { .. } | Self::Verdicts { .. })
+        matches!(
+            self,
+            Self::GenerateOrder { .. }
+                | Self::Samples { .. }
+                | Self::Verdicts { .. }
+                | Self::Scores { .. }
+        )
     }
 
     /// Returns the subject filters of the bulky facts of one cycle.
-    pub fn bulky_filters(run: &RunId, cycle: u32) -> [String; 3] {
+    pub fn bulky_filters(run: &RunId, cycle: u32) -> [String; 4] {
         [
             format!("flotilla.{run}.order.generate.*.{cycle}.>"),
             format!("flotilla.{run}.samples.{cycle}.>"),
             format!("flotilla.{run}.verdicts.{cycle}.>"),
+            format!("flotilla.{run}.scores.{cycle}.>"),
         ]
     }
 }
@@ -194,41 +209,43 @@ impl FactKey {
 pub enum WorkKind {
     Generate,
     Verify,
+    Score,
     Train,
     Eval,
 }
 
 impl WorkKind {
     /// In the order of a cycle.
-    pub const ALL: [Self; 4] = [Self::Generate, Self::Verify, Self::Train, Self::Eval];
+    pub const ALL: [Self; 5] = [Self::Generate, Self::Verify, Self::Score, Self::Train, Self::Eval];
 
     /// Returns the name as used in subjects.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Generate => "generate",
             Self::Verify => "verify",
+            Self::Score => "score",
             Self::Train => "train",
             Self::Eval => "eval",
         }
     }
 
-    /// Returns the filter of the facts that request this work in a pool. Samples request verify
-    /// work and checkpoints request eval work, in all pools.
+    /// Returns the filter of the facts that request this work in a pool. Samples request verify and
+    /// score work, and checkpoints request eval work, in all pools.
     pub fn subject_filter(self, pool: &Pool) -> String {
         match self {
             Self::Generate => format!("flotilla.*.order.generate.{pool}.>"),
-            Self::Verify => "flotilla.*.samples.>".to_owned(),
+            Self::Verify | Self::Score => "flotilla.*.samples.>".to_owned(),
             Self::Train => format!("flotilla.*.order.train.{pool}.>"),
             Self::Eval => "flotilla.*.checkpoint.>".to_owned(),
         }
     }
 
-    /// Returns the queue from which agents take this work, for example `generate-default`. Verify
-    /// and eval work is not divided by pool.
+    /// Returns the queue from which agents take this work, for example `generate-default`. Verify,
+    /// score and eval work is not divided by pool.
     pub fn queue_name(self, pool: &Pool) -> String {
         match self {
             Self::Generate | Self::Train => format!("{self}-{pool}"),
-            Self::Verify | Self::Eval => self.to_string(),
+            Self::Verify | Self::Score | Self::Eval => self.to_string(),
         }
     }
 }
@@ -297,6 +314,7 @@ impl fmt::Display for Subject {
             }
             FactKey::Quarantine { agent, number } => write!(f, "quarantine.{agent}.{number}"),
             FactKey::Verdicts { cycle, job } => write!(f, "verdicts.{cycle}.{job}"),
+            FactKey::Scores { cycle, job } => write!(f, "scores.{cycle}.{job}"),
             FactKey::Selection { cycle } => write!(f, "selection.{cycle}"),
             FactKey::TrainOrder { pool, cycle, attempt } => {
                 write!(f, "order.train.{pool}.{cycle}.{attempt}")
@@ -362,6 +380,9 @@ fn parse_subject(text: &str) -> Option<Subject> {
         ["verdicts", cycle, job] => {
             FactKey::Verdicts { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
         }
+        ["scores", cycle, job] => {
+            FactKey::Scores { cycle: cycle.parse().ok()?, job: job.parse().ok()? }
+        }
         ["selection", cycle] => FactKey::Selection { cycle: cycle.parse().ok()? },
         ["checkpoint", "watched", step] => FactKey::WatchedCheckpoint { step: step.parse().ok()? },
         ["checkpoint", cycle, step] => {
@@ -403,6 +424,7 @@ mod tests {
             "flotilla.r1.declined.1.j3.1.box-3",
             "flotilla.r1.quarantine.box-3.1",
             "flotilla.r1.verdicts.1.j3",
+            "flotilla.r1.scores.1.j3",
             "flotilla.r1.selection.1",
             "flotilla.r1.checkpoint.1.24",
             "flotilla.r1.checkpoint.watched.24",
@@ -419,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn only_orders_samples_and_verdicts_of_one_cycle_are_let_go() {
+    fn only_bulky_facts_of_one_cycle_are_let_go() {
         let run = RunId::new("r1").unwrap();
         let filters = FactKey::bulky_filters(&run, 1);
         let caught = |text: &str| filters.iter().any(|filter| matches(filter, text));
@@ -427,6 +449,7 @@ mod tests {
             "flotilla.r1.order.generate.default.1.j3.1",
             "flotilla.r1.samples.1.j3",
             "flotilla.r1.verdicts.1.j3",
+            "flotilla.r1.scores.1.j3",
             "flotilla.r1.order.generate.default.2.j3.1",
             "flotilla.r2.samples.1.j3",
             "flotilla.r1.order.train.default.1.2",

@@ -119,6 +119,7 @@ pub(super) fn make_raft_spec(run: &str, workload: RaftWorkload) -> v1::Spec {
         pool: "default".into(),
         suites: suites.into_iter().map(suite).collect(),
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
+            verifier: Some(v1::Verifier::default()),
             prompts: Some(v1::Blob::default()),
             prompt_count: prompts,
             heldout_count: heldout,

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 
 use bus::{PublishOutcome, ReadError};
-use spec::{BaseSpec, InitSpec, RaftSpec, RunSpec, SuiteMeasure, SuiteSpec, UploadSpec};
+use spec::{
+    BaseSpec, FieldError, InitSpec, RaftSpec, RunSpec, SuiteMeasure, SuiteSpec, UploadSpec,
+    VerifierSpec,
+};
 use store::{TreeMetadata, TreePlace};
 use tokio::sync::Semaphore;
 use wire::{Fact, FactBody, FactKey, RunId, Subject, clock, v1};
@@ -24,6 +27,8 @@ pub struct SubmittedRun {
     pub run: RunId,
     pub report: v1::DataReport,
 }
+
+const TEACHER_FIELD: &str = "raft.teacher";
 
 /// Specs that are parsed at once: their patterns may take a second to compile.
 static PARSERS: Semaphore = Semaphore::const_new(2);
@@ -70,8 +75,13 @@ impl FleetControl {
         let mut kind = self.store_training_data(&spec, kind, &suites).await?;
         // Last, because it may take long.
         let base = self.resolve_base(&spec.base, files, watch).await?;
-        if let v1::spec::Kind::Raft(v1::spec::Raft { proof: Some(proof), .. }) = &mut kind {
-            proof.tokenizer = self.tokenizer_digest(&base).await?;
+        if let v1::spec::Kind::Raft(raft) = &mut kind {
+            let tokenizer = self.tokenizer_digest(&base).await?;
+            let teacher = spec.raft.as_ref().and_then(|raft| raft.teacher.as_ref());
+            raft.teacher = self.resolve_teacher(teacher, &tokenizer, files, watch).await?;
+            if let Some(proof) = &mut raft.proof {
+                proof.tokenizer = tokenizer;
+            }
         }
         let resolved = v1::Spec {
             run: String::new(),
@@ -97,6 +107,10 @@ impl FleetControl {
         let checked = async {
             let mut report = self.prepare_run(&spec, files).await?.report;
             self.check_base(&spec.base, files).await?;
+            if let Some(teacher) = spec.raft.as_ref().and_then(|raft| raft.teacher.as_ref()) {
+                let checked = self.check_base(teacher, files).await;
+                checked.map_err(|error| error.in_section(TEACHER_FIELD))?;
+            }
             report.warnings.extend(self.missing_roles_warning(&spec).await);
             Ok(report)
         };
@@ -106,8 +120,12 @@ impl FleetControl {
     /// Returns what a run of the spec would wait for; `None` for nothing, or if it is unknown.
     async fn missing_roles_warning(&self, spec: &RunSpec) -> Option<String> {
         let texts = spec.evals.iter().filter(|suite| suite.text.is_some());
-        let kind = match spec.raft {
-            Some(_) => v1::spec::Kind::Raft(v1::spec::Raft::default()),
+        let kind = match &spec.raft {
+            Some(raft) => v1::spec::Kind::Raft(v1::spec::Raft {
+                verifier: raft.verifier.as_ref().and_then(VerifierSpec::to_proto),
+                teacher: raft.teacher.as_ref().map(|_| v1::Tree::default()),
+                ..v1::spec::Raft::default()
+            }),
             None => v1::spec::Kind::Sft(v1::spec::Sft::default()),
         };
         let needed = v1::Spec {
@@ -235,10 +253,31 @@ impl FleetControl {
         if let Some(name) = &base.model {
             let upload = base.upload.unwrap_or(UploadSpec::Auto);
             let found = self.resolve_model(name, upload, files, watch).await;
-            return found.map_err(|source| SubmitError::Base(Box::new(source)));
+            return found.map_err(SubmitError::base_error);
         }
         let init = base.init.as_ref().expect("checked: one of the three is there");
         self.publish_init(init, files).await
+    }
+
+    /// Resolves the `raft.teacher` section to a tree in the store. Fails if the teacher has another
+    /// tokenizer than the base, because it scores the base's tokens.
+    async fn resolve_teacher(
+        &self,
+        teacher: Option<&BaseSpec>,
+        tokenizer: &str,
+        files: &SpecFiles,
+        watch: &TransferCallback,
+    ) -> Result<Option<v1::Tree>, SubmitError> {
+        let Some(teacher) = teacher else { return Ok(None) };
+        let found = self.resolve_base(teacher, files, watch).await;
+        let found = found.map_err(|error| error.in_section(TEACHER_FIELD))?;
+        if self.tokenizer_digest(&found).await? != tokenizer {
+            let remedy = "must have the same tokenizer.json as the base: it scores the base's \
+                          tokens; use a model of the same family";
+            let field = TEACHER_FIELD.to_owned();
+            return Err(FieldError { field, remedy: remedy.to_owned() }.into());
+        }
+        Ok(found.tree)
     }
 
     /// Fails as [`FleetControl::resolve_base`] does. Stores nothing and downloads no weights.

@@ -47,10 +47,18 @@ pub enum SubmitError {
     },
     #[error("field base")]
     Model(#[from] BaseFilesError),
-    #[error("field base.checkpoint")]
-    Checkpoint(#[from] CheckpointError),
-    #[error("field base.model")]
-    Base(#[source] Box<BaseError>),
+    #[error("field {field}")]
+    Checkpoint {
+        field: String,
+        #[source]
+        source: CheckpointError,
+    },
+    #[error("field {field}")]
+    Base {
+        field: String,
+        #[source]
+        source: Box<BaseError>,
+    },
     #[error("stage the model's files")]
     Stage(#[source] std::io::Error),
     #[error("read the base's manifest")]
@@ -77,13 +85,30 @@ pub enum SubmitError {
     TooMany { name: String },
 }
 
+impl From<CheckpointError> for SubmitError {
+    fn from(source: CheckpointError) -> Self {
+        Self::Checkpoint { field: "base.checkpoint".to_owned(), source }
+    }
+}
+
 impl SubmitError {
     pub(crate) fn data_error(field: &str, source: DataError) -> Self {
         Self::Data { field: field.into(), source: Box::new(source) }
     }
 
     pub(crate) fn base_error(source: BaseError) -> Self {
-        Self::Base(Box::new(source))
+        Self::Base { field: "base.model".to_owned(), source: Box::new(source) }
+    }
+
+    /// Names another section of the spec than `base` as the place of a base's error.
+    pub(crate) fn in_section(self, section: &str) -> Self {
+        match self {
+            Self::Base { source, .. } => Self::Base { field: format!("{section}.model"), source },
+            Self::Checkpoint { source, .. } => {
+                Self::Checkpoint { field: format!("{section}.checkpoint"), source }
+            }
+            other => other,
+        }
     }
 
     /// Adds the line of the spec that names the file or the base at fault.
@@ -103,16 +128,14 @@ impl SubmitError {
                 Some(line) => placed(line, field, source.into()),
                 None => Self::Data { field, source },
             },
-            Self::Base(source) if source.is_caller_fault() => match place("base.model") {
-                Some(line) => placed(line, "base.model".to_owned(), source.into()),
-                None => Self::Base(source),
+            Self::Base { field, source } if source.is_caller_fault() => match place(&field) {
+                Some(line) => placed(line, field, source.into()),
+                None => Self::Base { field, source },
             },
-            Self::Checkpoint(source) if source.is_caller_fault() => {
-                match place("base.checkpoint") {
-                    Some(line) => placed(line, "base.checkpoint".to_owned(), source.into()),
-                    None => Self::Checkpoint(source),
-                }
-            }
+            Self::Checkpoint { field, source } if source.is_caller_fault() => match place(&field) {
+                Some(line) => placed(line, field, source.into()),
+                None => Self::Checkpoint { field, source },
+            },
             other => other,
         }
     }
@@ -120,7 +143,7 @@ impl SubmitError {
     /// Returns true if the caller's spec or files are at fault, rather than the fleet.
     pub fn is_caller_fault(&self) -> bool {
         match self {
-            Self::Base(error) => error.is_caller_fault(),
+            Self::Base { source, .. } => source.is_caller_fault(),
             Self::Model(BaseFilesError::Get(error)) => !error.is_transient(),
             Self::Model(BaseFilesError::Stage(_)) => false,
             Self::Stage(_)

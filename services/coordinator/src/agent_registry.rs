@@ -20,9 +20,10 @@ const HELD_JOB_TTL: Duration = Duration::from_secs(3600);
 /// Limits the cost with many status reports.
 const SNAPSHOT_TTL: Duration = Duration::from_millis(250);
 
-const ROLES: [(&str, WorkKind); 3] = [
+const ROLES: [(&str, WorkKind); 4] = [
     ("generator", WorkKind::Generate),
     ("verifier", WorkKind::Verify),
+    ("scorer", WorkKind::Score),
     ("trainer", WorkKind::Train),
 ];
 
@@ -73,6 +74,7 @@ impl AgentRegistry {
         let (kind, cycle, job) = match place {
             FactKey::Samples { cycle, job } => (WorkKind::Generate, cycle, job),
             FactKey::Verdicts { cycle, job } => (WorkKind::Verify, cycle, job),
+            FactKey::Scores { cycle, job } => (WorkKind::Score, cycle, job),
             _ => return,
         };
         if !self.last_held.is_empty() {
@@ -81,7 +83,8 @@ impl AgentRegistry {
         }
     }
 
-    /// Returns a snapshot at most [`SNAPSHOT_TTL`] old. Verifiers serve all pools.
+    /// Returns a snapshot at most [`SNAPSHOT_TTL`] old. Verifiers and scorers serve all
+    /// pools.
     pub(crate) fn fleet_snapshot(&mut self, pool: &str) -> &FleetSnapshot {
         let known = self.snapshots.get(pool).is_some_and(|(made, _)| made.elapsed() < SNAPSHOT_TTL);
         if !known {
@@ -111,6 +114,7 @@ impl AgentRegistry {
         FleetSnapshot {
             generators: with("generator", false),
             verifiers: with("verifier", true),
+            scorers: with("scorer", true),
             trainers: with("trainer", false),
             last_held_ago_ms: self
                 .last_held

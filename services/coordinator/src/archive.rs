@@ -24,7 +24,7 @@ use tokio::{
 use wire::{Fact, FactBody, FactKey, JobId, Record, RunId, Subject, v1};
 
 use archive_writer::ArchiveWriter;
-use sample_lines::KeptSamples;
+use sample_lines::{KeptSamples, SampleJoiner};
 
 /// Records read ahead of the disk; each is at most the samples of one job.
 const RECORDS_AHEAD_MAX: usize = 16;
@@ -286,11 +286,9 @@ impl CycleArchiver<'_> {
     /// Returns the number of records. Compression runs on a blocking thread, behind a bounded
     /// channel.
     async fn write_files(&self, directory: &std::path::Path) -> anyhow::Result<u64> {
-        let mut files = ArchiveWriter::create_files(
-            directory,
-            self.load_kept().await?,
-            self.replaced_jobs().await?,
-        )?;
+        let (kept, replaced) = (self.load_kept().await?, self.replaced_jobs().await?);
+        let joiner = SampleJoiner::new(kept, replaced, self.is_unverified().await?);
+        let mut files = ArchiveWriter::create_files(directory, joiner)?;
         let (send, mut records) = mpsc::channel::<Record>(RECORDS_AHEAD_MAX);
         let writing = tokio::task::spawn_blocking(move || {
             while let Some(record) = records.blocking_recv() {
@@ -355,6 +353,16 @@ impl CycleArchiver<'_> {
             }
         }
         Ok(jobs)
+    }
+
+    /// Returns true if the run's training samples have no verifier.
+    async fn is_unverified(&self) -> anyhow::Result<bool> {
+        let spec = self.bus.find_spec(self.run).await?.map(|record| record.fact.body);
+        let Some(FactBody::Spec(v1::Spec { kind: Some(v1::spec::Kind::Raft(raft)), .. })) = spec
+        else {
+            return Ok(false);
+        };
+        Ok(raft.verifier.is_none())
     }
 
     /// Returns the samples that the cycle's selection kept; none without a selection.

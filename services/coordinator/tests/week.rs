@@ -86,6 +86,7 @@ impl Fleet {
             .map(|n| format!("{}\n", json!({ "id": format!("p{n}"), "prompt": format!("{n}+1=") })))
             .collect();
         let raft = v1::spec::Raft {
+            verifier: Some(v1::Verifier::default()),
             prompts: Some(self.store.put_blob(lines.into()).await.unwrap()),
             prompt_count: PROMPTS,
             cycles,

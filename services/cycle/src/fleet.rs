@@ -13,6 +13,8 @@ pub struct FleetSnapshot {
     pub generators: Vec<FleetMember>,
     /// Verifiers of all pools.
     pub verifiers: Vec<FleetMember>,
+    /// Scorers of all pools.
+    pub scorers: Vec<FleetMember>,
     pub trainers: Vec<FleetMember>,
     /// Since each job was last reported as held by an agent.
     pub last_held_ago_ms: BTreeMap<(WorkKind, HeldJob), u64>,
@@ -63,6 +65,7 @@ impl FleetSnapshot {
         match kind {
             WorkKind::Generate => &self.generators,
             WorkKind::Verify => &self.verifiers,
+            WorkKind::Score => &self.scorers,
             WorkKind::Train => &self.trainers,
             WorkKind::Eval => &[],
         }

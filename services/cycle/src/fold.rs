@@ -15,7 +15,8 @@ use wire::{
 use crate::{
     canary_vote, select,
     state::{
-        AcceptedSamples, Cycle, FactAnomaly, PlannedJob, PolicyWeights, Run, job_index::JobIndex,
+        AcceptedSamples, Cycle, FactAnomaly, JobNeeds, PlannedJob, PolicyWeights, Run,
+        job_index::JobIndex,
     },
 };
 
@@ -74,7 +75,8 @@ impl Run {
         let (number, id) = match place {
             FactKey::GenerateOrder { cycle, job, .. }
             | FactKey::Samples { cycle, job }
-            | FactKey::Verdicts { cycle, job } => (*cycle, job),
+            | FactKey::Verdicts { cycle, job }
+            | FactKey::Scores { cycle, job } => (*cycle, job),
             FactKey::Failure { id, .. } => {
                 failed = parse_job_id(id);
                 let Some((number, id)) = &failed else { return };
@@ -121,6 +123,9 @@ impl Run {
             }
             (FactKey::Verdicts { cycle, job }, FactBody::Verdicts(verdicts)) => {
                 self.apply_verdicts(*cycle, job, verdicts, at)
+            }
+            (FactKey::Scores { cycle, job }, FactBody::Scores(scores)) => {
+                self.apply_scores(*cycle, job, scores, at)
             }
             (FactKey::Selection { cycle }, FactBody::Selected(selected)) => {
                 self.apply_selection(*cycle, selected)
@@ -220,18 +225,32 @@ impl Run {
 
     fn apply_plan(&mut self, number: u32, plan: &v1::Plan, at: u64) -> Result<(), String> {
         let round = self.round;
+        let needs = |job: &v1::plan::Job| self.job_needs(job.purpose(), &job.suite);
+        let needs: Vec<JobNeeds> = plan.jobs.iter().map(needs).collect();
         let cycle = self.cycles.entry(number).or_default();
         cycle.times.planned = Some(at);
-        for planned in &plan.jobs {
+        for (planned, needs) in plan.jobs.iter().zip(needs) {
             let id = JobId::new(planned.job.as_str()).map_err(|error| error.to_string())?;
             let (suite, draws) = (planned.suite.clone(), planned.draws.clone());
             // If a plan contains a job twice, the last entry counts; an audit reports it.
             cycle.remove_job(&id);
-            cycle.jobs.insert(id.clone(), PlannedJob::new(planned.purpose(), suite, draws));
+            cycle.jobs.insert(id.clone(), PlannedJob::new(planned.purpose(), suite, draws, needs));
             cycle.reindex_job(&id, round);
         }
         cycle.plan = Some(plan.clone());
         Ok(())
+    }
+
+    /// Training samples need scores if the run has a teacher. Samples need verdicts if their prompts
+    /// have a verifier.
+    fn job_needs(&self, purpose: v1::Purpose, suite: &str) -> JobNeeds {
+        let raft = self.raft_spec();
+        let set = raft.and_then(|raft| raft.find_prompt_set(purpose, suite));
+        JobNeeds {
+            verdicts: set.is_none_or(|set| set.verifier.is_some()),
+            scores: purpose != v1::Purpose::Heldout
+                && raft.is_some_and(|raft| raft.teacher.is_some()),
+        }
     }
 
     /// Stores samples that may not be used as void, and returns the reason as an error.
@@ -337,6 +356,9 @@ impl Run {
         if past || job.set_aside.is_some() {
             return Ok(());
         }
+        if !job.needs.verdicts {
+            return Err("judges samples that have no verifier".into());
+        }
         let samples = job.samples.as_ref().ok_or("verdicts before any samples")?;
         let judged: BTreeSet<_> =
             verdicts.verdicts.iter().map(|v| (&v.prompt_id, v.index)).collect();
@@ -356,6 +378,44 @@ impl Run {
             (true, true) => Ok(()),
             (false, _) => Err(format!("judges samples {}", verdicts.samples_sequence)),
             (true, false) => Err("does not judge each sample of its job once".into()),
+        }
+    }
+
+    /// Fails if the scores are not those of the accepted samples by the spec's teacher.
+    fn apply_scores(
+        &mut self,
+        number: u32,
+        id: &JobId,
+        scores: &v1::Scores,
+        at: u64,
+    ) -> Result<(), String> {
+        if self.require_cycle(number)?.replaced_jobs.contains(id) {
+            return Ok(());
+        }
+        let teacher = self.raft_spec().and_then(|raft| raft.teacher.as_ref());
+        let same_teacher = teacher.is_some_and(|teacher| teacher.manifest == scores.teacher);
+        let purpose = self.require_job(number, id)?.purpose;
+        let past = self.require_cycle(number)?.is_closed_for(purpose);
+        let job = self.require_job(number, id)?;
+        if past || job.set_aside.is_some() {
+            return Ok(());
+        }
+        if !job.needs.scores {
+            return Err("scores samples of a run without a teacher, or held-out ones".into());
+        }
+        let samples = job.samples.as_ref().ok_or("scores before any samples")?;
+        let (scored, drawn) = (scores.samples_sequence, samples.sequence);
+        let is_whole = scores.scores.len() == samples.samples.len();
+        // Wrong scores are stored as none, so that the job does not wait.
+        let fits = same_teacher && scored == drawn && is_whole;
+        let rest = if fits { scores.scores.clone() } else { Vec::new() };
+        job.scores = Some(v1::Scores { scores: rest, ..scores.clone() });
+        self.require_cycle(number)?.times.last_verdicts = Some(at);
+        match (same_teacher, scored == drawn, is_whole) {
+            (true, true, true) => Ok(()),
+            (false, ..) => Err("scored by another model than the spec's teacher".into()),
+            (_, false, _) => Err(format!("scores samples {scored}")),
+            (_, _, false) => Err("does not score each sample of its job once".into()),
         }
     }
 
@@ -488,7 +548,9 @@ impl Run {
                     cycle.failed_evals.insert((step, suite));
                 }
             }
-            WorkKind::Generate | WorkKind::Verify => self.set_job_aside(kind, failure),
+            WorkKind::Generate | WorkKind::Verify | WorkKind::Score => {
+                self.set_job_aside(kind, failure);
+            }
             WorkKind::Train => drop(self.training_failure.get_or_insert_with(|| failure.clone())),
         }
     }
@@ -500,7 +562,10 @@ impl Run {
         let Ok(job) = self.require_job(number, &id) else { return };
         let missing = match kind {
             WorkKind::Generate => job.samples.is_none(),
-            WorkKind::Verify => job.samples.is_some() && job.verdicts.is_none(),
+            WorkKind::Verify => {
+                job.needs.verdicts && job.samples.is_some() && job.verdicts.is_none()
+            }
+            WorkKind::Score => job.needs.scores && job.samples.is_some() && job.scores.is_none(),
             WorkKind::Train | WorkKind::Eval => false,
         };
         if missing && job.set_aside.is_none() {
@@ -526,6 +591,9 @@ impl PlannedJob {
         self.requests = Vec::new();
         if let Some(samples) = &mut self.samples {
             samples.samples = Vec::new();
+        }
+        if let Some(scores) = &mut self.scores {
+            scores.scores = Vec::new();
         }
     }
 }

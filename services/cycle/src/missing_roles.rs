@@ -7,14 +7,20 @@ use wire::v1;
 const GONE_AFTER_S: u64 = 120;
 
 /// Returns the roles that a run of this spec needs and that no ready agent of its pool has.
-/// Verifiers and evaluators serve all pools. `now_s` is in seconds since 1970.
+/// Verifiers, scorers and evaluators serve all pools. `now_s` is in seconds since 1970.
 pub fn missing_roles<'a>(
     spec: &v1::Spec,
     agents: impl IntoIterator<Item = &'a v1::AgentStatus>,
     now_s: u64,
 ) -> Vec<&'static str> {
-    let mut missing = match spec.kind {
-        Some(v1::spec::Kind::Raft(_)) => vec!["trainer", "generator", "verifier"],
+    let mut missing = match &spec.kind {
+        Some(v1::spec::Kind::Raft(raft)) => {
+            let mut needed = vec!["trainer", "generator"];
+            needed
+                .extend(raft.prompt_sets().any(|set| set.verifier.is_some()).then_some("verifier"));
+            needed.extend(raft.teacher.is_some().then_some("scorer"));
+            needed
+        }
         Some(v1::spec::Kind::Watched(_)) => Vec::new(),
         Some(v1::spec::Kind::Sft(_)) | None => vec!["trainer"],
     };
@@ -23,8 +29,8 @@ pub fn missing_roles<'a>(
     }
     for agent in agents {
         if agent.state() == v1::agent_status::State::Ready && !is_gone(agent, now_s) {
-            let in_pool =
-                |role: &str| agent.pool == spec.pool || matches!(role, "verifier" | "evaluator");
+            let serves_all = |role: &str| matches!(role, "verifier" | "scorer" | "evaluator");
+            let in_pool = |role: &str| agent.pool == spec.pool || serves_all(role);
             missing.retain(|role| !(in_pool(role) && agent.roles.iter().any(|has| has == role)));
         }
     }
@@ -73,11 +79,22 @@ mod tests {
         let spec = v1::Spec {
             pool: "gpu".into(),
             suites: vec![v1::Suite::default()],
-            kind: Some(v1::spec::Kind::Raft(v1::spec::Raft::default())),
+            kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
+                verifier: Some(v1::Verifier::default()),
+                ..v1::spec::Raft::default()
+            })),
             ..v1::Spec::default()
         };
         let all = ["trainer", "generator", "verifier", "evaluator"];
         assert_eq!(missing_roles(&spec, [], 0), all);
+        let taught = v1::Spec {
+            kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
+                teacher: Some(v1::Tree::default()),
+                ..v1::spec::Raft::default()
+            })),
+            ..v1::Spec::default()
+        };
+        assert_eq!(missing_roles(&taught, [], 0), ["trainer", "generator", "scorer"]);
         let elsewhere = agent("default", &all);
         assert_eq!(missing_roles(&spec, [&elsewhere], 0), ["trainer", "generator"]);
         let here = agent("gpu", &["generator"]);

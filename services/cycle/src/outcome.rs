@@ -106,7 +106,7 @@ fn cycle_jobs_failing(
             let account = cycle.purpose_index(purpose);
             let count = account.set_aside;
             let all = count > 0 && count == account.job_count();
-            let given_up = all || (account.judged_count() == 0 && count >= SET_ASIDE_JOBS_MAX);
+            let given_up = all || (account.finished_count() == 0 && count >= SET_ASIDE_JOBS_MAX);
             if !given_up {
                 return None;
             }
@@ -115,7 +115,7 @@ fn cycle_jobs_failing(
             Some(format!("{count} jobs of cycle {number} were set aside and none done: {last}"))
         })
         .or_else(|| {
-            [WorkKind::Generate, WorkKind::Verify]
+            [WorkKind::Generate, WorkKind::Verify, WorkKind::Score]
                 .into_iter()
                 .find_map(|kind| all_agents_failing(run, number, cycle, fleet, kind))
         })
@@ -133,6 +133,7 @@ fn all_agents_failing(
     let members = fleet.members_for(kind);
     let is_done = |job: &PlannedJob| match kind {
         WorkKind::Generate => job.samples.is_some(),
+        WorkKind::Score => job.scores.is_some(),
         _ => job.verdicts.is_some(),
     };
     // The cheap conditions first: this runs for each fact. In a cycle with finished jobs, the scan

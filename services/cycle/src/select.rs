@@ -69,6 +69,9 @@ struct DatasetLine<'a> {
     /// Of an objective: the log-probability of each token when it was drawn, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     behaviour: Option<Vec<f64>>,
+    /// Of distillation: the log-probability of each token by the teacher, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    teacher: Option<Vec<f64>>,
     /// Of an objective: the drawn tokens, if the text has others.
     #[serde(skip_serializing_if = "<[u32]>::is_empty")]
     token_ids: &'a [u32],
@@ -252,7 +255,7 @@ fn sample_entropy(candidates: &[SampleCandidate<'_>]) -> (Option<f64>, u32) {
     (mean, samples)
 }
 
-/// Parallel lists, one entry for each prompt of a cycle, and the diversity of its completions.
+/// Parallel lists, one entry for each judged prompt of a cycle, and the diversity of all completions.
 #[derive(Default)]
 struct PromptTallies {
     /// Lines of the prompts.
@@ -261,27 +264,38 @@ struct PromptTallies {
     judged: Vec<u32>,
     /// Judged samples that reached the minimum reward.
     passed: Vec<u32>,
-    /// Mean over prompts of distinct completions per judged sample.
+    /// Mean over prompts of distinct completions per sample.
     diversity: f64,
 }
 
 impl PromptTallies {
     fn from_candidates(candidates: &[SampleCandidate<'_>], min_reward: f64) -> Self {
-        let mut groups: BTreeMap<u32, (u32, u32, BTreeSet<&str>)> = BTreeMap::new();
+        #[derive(Default)]
+        struct Group<'a> {
+            samples: u32,
+            judged: u32,
+            passed: u32,
+            distinct: BTreeSet<&'a str>,
+        }
+        let mut groups: BTreeMap<u32, Group<'_>> = BTreeMap::new();
         for candidate in candidates {
-            let (judged, passed, distinct) = groups.entry(candidate.line).or_default();
-            *judged += 1;
-            *passed += u32::from(candidate.reward >= min_reward);
-            distinct.insert(candidate.completion);
+            let group = groups.entry(candidate.line).or_default();
+            group.samples += 1;
+            group.judged += u32::from(candidate.is_judged);
+            group.passed += u32::from(candidate.is_judged && candidate.reward >= min_reward);
+            group.distinct.insert(candidate.completion);
         }
         let mut tallies = Self::default();
-        for (line, (judged, passed, distinct)) in groups {
-            tallies.prompts.push(line);
-            tallies.judged.push(judged);
-            tallies.passed.push(passed);
-            tallies.diversity += f64::from(to_u32(distinct.len())) / f64::from(judged);
+        let count = groups.len();
+        for (line, Group { samples, judged, passed, distinct }) in groups {
+            if judged > 0 {
+                tallies.prompts.push(line);
+                tallies.judged.push(judged);
+                tallies.passed.push(passed);
+            }
+            tallies.diversity += f64::from(to_u32(distinct.len())) / f64::from(samples);
         }
-        tallies.diversity /= f64::from(to_u32(tallies.prompts.len()).max(1));
+        tallies.diversity /= f64::from(to_u32(count).max(1));
         tallies
     }
 }
@@ -294,6 +308,10 @@ impl SampleCandidate<'_> {
         dataset: &mut Vec<u8>,
     ) {
         let has_objective = objective.is_some();
+        let distills = objective.is_some_and(Objective::uses_teacher);
+        let decode = |bytes: Option<&[u8]>| {
+            bytes.and_then(|bytes| decode_logprobs(bytes, self.tokens as usize))
+        };
         let line = DatasetLine {
             prompt: self.prompt,
             completion: self.completion,
@@ -302,10 +320,8 @@ impl SampleCandidate<'_> {
             reward: self.reward,
             advantage,
             unfinished: has_objective && !self.is_finished,
-            behaviour: self
-                .token_logprobs
-                .filter(|_| has_objective)
-                .and_then(|bytes| decode_logprobs(bytes, self.tokens as usize)),
+            behaviour: decode(self.token_logprobs.filter(|_| has_objective)),
+            teacher: decode(self.teacher_logprobs.filter(|_| distills)),
             token_ids: if has_objective { self.token_ids } else { &[] },
         };
         serde_json::to_writer(&mut *dataset, &line).expect("strings and numbers are always JSON");

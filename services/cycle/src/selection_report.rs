@@ -274,6 +274,7 @@ mod tests {
     #[test]
     fn what_is_said_follows_from_what_was_lost() {
         let raft = v1::spec::Raft {
+            verifier: Some(v1::Verifier::default()),
             sampling: Some(v1::Sampling { max_new_tokens: 64, ..Default::default() }),
             selection: Some(v1::Selection { keep_per_prompt: 1, ..Default::default() }),
             ..Default::default()

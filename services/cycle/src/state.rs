@@ -101,7 +101,7 @@ pub struct PhaseTimes {
     pub planned: Option<u64>,
     /// Latest training samples.
     pub last_samples: Option<u64>,
-    /// Latest verdicts on training samples.
+    /// Latest verdicts on training samples, or scores of them.
     pub last_verdicts: Option<u64>,
     pub train_ordered: Option<u64>,
     pub trained: Option<u64>,
@@ -123,10 +123,22 @@ pub struct PlannedJob {
     pub requests: Vec<v1::generate_order::Request>,
     pub samples: Option<AcceptedSamples>,
     pub verdicts: Option<v1::Verdicts>,
+    /// Log-probabilities by the run's teacher. Dropped when the cycle has selected.
+    pub scores: Option<v1::Scores>,
+    /// The results that the samples need.
+    pub needs: JobNeeds,
     /// Reason why the job was given up after a final failure. Later results are ignored.
     pub set_aside: Option<String>,
     /// `None` if the job is not indexed.
     pub(crate) indexed_stage: Option<JobStage>,
+}
+
+/// The results that a job's samples need before they can be selected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobNeeds {
+    pub verdicts: bool,
+    /// The log-probabilities by the run's teacher.
+    pub scores: bool,
 }
 
 /// The number of orders of a job or a training, and the time of the last one.
@@ -369,7 +381,12 @@ impl OrderHistory {
 }
 
 impl PlannedJob {
-    pub(crate) fn new(purpose: v1::Purpose, suite: String, draws: Vec<v1::plan::Draw>) -> Self {
+    pub(crate) fn new(
+        purpose: v1::Purpose,
+        suite: String,
+        draws: Vec<v1::plan::Draw>,
+        needs: JobNeeds,
+    ) -> Self {
         Self {
             purpose,
             suite,
@@ -378,6 +395,8 @@ impl PlannedJob {
             requests: Vec::new(),
             samples: None,
             verdicts: None,
+            scores: None,
+            needs,
             set_aside: None,
             indexed_stage: None,
         }
@@ -388,9 +407,16 @@ impl PlannedJob {
         self.samples.is_none() && self.set_aside.is_none()
     }
 
-    /// Returns true if the job has verdicts or was set aside.
+    /// Returns true if the job has all results that it needs, or was set aside.
     pub fn is_settled(&self) -> bool {
-        self.verdicts.is_some() || self.set_aside.is_some()
+        self.has_results() || self.set_aside.is_some()
+    }
+
+    pub(crate) fn has_results(&self) -> bool {
+        let JobNeeds { verdicts, scores } = self.needs;
+        self.samples.is_some()
+            && (self.verdicts.is_some() || !verdicts)
+            && (self.scores.is_some() || !scores)
     }
 
     /// Indexes by prompt id and sample index.
@@ -448,7 +474,7 @@ impl Cycle {
         self.jobs_for(purpose).all(|(_, job)| job.samples.is_some())
     }
 
-    /// Returns true if every job of the purpose is judged or set aside, or if there are none.
+    /// Returns true if every job of the purpose is settled, or if there are none.
     pub fn is_settled(&self, purpose: v1::Purpose) -> bool {
         self.purpose_index(purpose).unsettled_count() == 0
     }

@@ -259,6 +259,7 @@ mod tests {
         let sampling = v1::Sampling { temperature: 0.5, ..Default::default() };
         let schedules = v1::Schedules { temperature: vec![1.0; 3], ..Default::default() };
         let raft = v1::spec::Raft {
+            verifier: Some(v1::Verifier::default()),
             sampling: Some(sampling),
             schedules: Some(schedules),
             prompt_suites: (0..300)

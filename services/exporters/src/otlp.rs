@@ -158,6 +158,13 @@ impl OpenSpans {
                 self.last_verdicts.insert(*cycle, at);
                 return self.verification_spans(*cycle, job.as_str(), verdicts, at);
             }
+            (FactKey::Scores { cycle, job }, FactBody::Scores(scores)) => {
+                self.last_verdicts.insert(*cycle, at);
+                let begin_ms = start_before(at, scores.wall_s);
+                let score = TraceSpan::new_child(*cycle, &format!("score {job}"), (begin_ms, at));
+                let score = score.with_agent(&scores.agent).with_parent(&format!("job {job}"));
+                return vec![score];
+            }
             (FactKey::Selection { cycle }, FactBody::Selected(selected)) => {
                 let begin_ms = self.last_verdicts.get(cycle).copied().unwrap_or(at);
                 let attributes = vec![

@@ -81,7 +81,7 @@ export function charts(board) {
 /** Drop reasons in the order of docs/RAFT.md, each with its colour; rare ones share colours. */
 const FATES = new Map([["kept", 3], ["unjudged", 7], ["error", 5], ["void", 7], ["set aside", 7], ["all right", 0], ["all wrong", 6], ["empty", 7],
   ["unfinished", 5], ["short", 7], ["long", 7], ["failed", 4], ["duplicate", 1], ["near duplicate", 6], ["outranked", 2], ["below the share", 0],
-  ["no advantage", 0], ["unpaired", 2]]);
+  ["no advantage", 0], ["unpaired", 2], ["no log-probabilities", 7], ["not scored", 5]]);
 const fateOrder = [...FATES.keys()];
 
 /** The shares of kept and dropped samples, by drop reason, one column per cycle. */

@@ -88,9 +88,9 @@ impl HasStatusCode for SubmitError {
     fn status_code(&self) -> Code {
         match self {
             Self::Read(error) => error.status_code(),
-            Self::Checkpoint(error) if error.is_caller_fault() => Code::InvalidArgument,
-            Self::Checkpoint(CheckpointError::Run(error)) => error.status_code(),
-            Self::Checkpoint(CheckpointError::Get(error)) => error.status_code(),
+            Self::Checkpoint { source, .. } if source.is_caller_fault() => Code::InvalidArgument,
+            Self::Checkpoint { source: CheckpointError::Run(error), .. } => error.status_code(),
+            Self::Checkpoint { source: CheckpointError::Get(error), .. } => error.status_code(),
             Self::Store(error) => error.status_code(),
             Self::Publish(error) => error.status_code(),
             Self::OpenStore(_) => Code::Unavailable,

@@ -12,6 +12,7 @@ pub enum MemberRole {
     Trainer,
     Generator,
     Verifier,
+    Scorer,
     Evaluator,
     /// Publishes the checkpoints of trainings that run outside of the fleet.
     Watcher,
@@ -52,8 +53,8 @@ pub struct Member {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a role; the roles are trainer, generator, verifier, evaluator and watcher \
-         (K117)"
+    "{0:?} is not a role; the roles are trainer, generator, verifier, scorer, evaluator and \
+         watcher (K117)"
 )]
 pub struct UnknownRoleError(String);
 
@@ -62,14 +63,21 @@ pub struct UnknownRoleError(String);
 pub struct UnknownScopeError(String);
 
 impl MemberRole {
-    pub const ALL: [Self; 5] =
-        [Self::Trainer, Self::Generator, Self::Verifier, Self::Evaluator, Self::Watcher];
+    pub const ALL: [Self; 6] = [
+        Self::Trainer,
+        Self::Generator,
+        Self::Verifier,
+        Self::Scorer,
+        Self::Evaluator,
+        Self::Watcher,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Trainer => "trainer",
             Self::Generator => "generator",
             Self::Verifier => "verifier",
+            Self::Scorer => "scorer",
             Self::Evaluator => "evaluator",
             Self::Watcher => "watcher",
         }
@@ -81,6 +89,7 @@ impl MemberRole {
             Self::Trainer => Some(WorkKind::Train),
             Self::Generator => Some(WorkKind::Generate),
             Self::Verifier => Some(WorkKind::Verify),
+            Self::Scorer => Some(WorkKind::Score),
             Self::Evaluator => Some(WorkKind::Eval),
             Self::Watcher => None,
         }

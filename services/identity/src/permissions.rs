@@ -103,6 +103,7 @@ impl SubjectPermissions {
             MemberRole::Trainer => &["checkpoint.*.*", "failure.train.*.*"],
             MemberRole::Generator => &["samples.*.*", "failure.generate.*.*"],
             MemberRole::Verifier => &["verdicts.*.*", "failure.verify.*.*"],
+            MemberRole::Scorer => &["scores.*.*", "failure.score.*.*"],
             MemberRole::Evaluator => &["eval.*.*.*", "failure.eval.*.*"],
             // Subjects that only watched runs have: `wire` refuses any other spec there, and the
             // log counts checkpoints of a watched run only from the author of its spec.

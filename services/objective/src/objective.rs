@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::{
-    Recipe, Requirement, SettingError, SettingKey,
+    RatioRule, Recipe, Requirement, SettingError, SettingKey,
     settings::{COMMON_KEYS, CORRECTION_KEYS},
 };
 
@@ -145,6 +145,12 @@ impl Objective {
     pub fn scores_before_training(&self) -> bool {
         let has_baseline = matches!(self.recipe(), Recipe::Desirable(_));
         has_baseline || self.corrects() || (self.needs_behaviour() && !self.off_policy)
+    }
+
+    /// Returns true if the reference is a teacher, whose log-probabilities come with the samples.
+    /// Otherwise the engine that trains scores the reference.
+    pub fn uses_teacher(&self) -> bool {
+        matches!(self.recipe(), Recipe::Policy(policy) if policy.ratio == RatioRule::Teacher)
     }
 
     fn needs_behaviour(&self) -> bool {

@@ -223,7 +223,8 @@ mod tests {
 
     fn fleet() -> FleetView {
         let mut fleet = FleetView::default();
-        let raft = v1::spec::Raft { cycles: 3, ..Default::default() };
+        let verifier = Some(v1::Verifier::default());
+        let raft = v1::spec::Raft { cycles: 3, verifier, ..Default::default() };
         let kind = Some(v1::spec::Kind::Raft(raft));
         let spec = v1::Spec { name: "sums".into(), kind, ..Default::default() };
         fleet.apply_fact(&record(1, "r-1", FactKey::Spec, FactBody::Spec(spec)));

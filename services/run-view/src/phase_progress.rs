@@ -48,9 +48,9 @@ impl ActiveJobs {
             }
             RunPhase::Verify => {
                 let all = cycle.jobs_for(v1::Purpose::Train);
-                let judged = all.filter(|(_, job)| job.verdicts.is_some()).count() as u64;
+                let finished = all.filter(|(_, job)| job.is_settled()).count() as u64;
                 let total = cycle.jobs_for(v1::Purpose::Train).count() as u64;
-                PhaseProgress { done: judged, total, note: "jobs".into() }
+                PhaseProgress { done: finished, total, note: "jobs".into() }
             }
             RunPhase::Train if run.is_watched() => watched_progress(cycle),
             RunPhase::Plan | RunPhase::Select | RunPhase::Train | RunPhase::Done => {

@@ -166,6 +166,10 @@ impl RunView {
                     shown.counts_for(job.purpose).count_judged(job);
                 }
             }
+            (FactKey::Scores { cycle, .. }, FactBody::Scores(scores)) => {
+                let shown = self.cycles.entry(*cycle).or_default();
+                shown.timeline.add_work(&scores.agent, "score", scores.wall_s, at_s);
+            }
             (place, FactBody::Checkpoint(checkpoint)) => {
                 let Some((cycle, step)) = place.checkpoint_position() else { return };
                 let shown = self.cycles.entry(cycle).or_default();
@@ -239,8 +243,9 @@ impl RunView {
             self.run.quarantines.iter().flat_map(|quarantine| quarantine.jobs_in_cycle(number));
         let void: BTreeSet<String> = void.map(str::to_owned).collect();
         for record in records {
-            if let FactKey::Samples { job, .. } | FactKey::Verdicts { job, .. } =
-                &record.fact.subject.key
+            if let FactKey::Samples { job, .. }
+            | FactKey::Verdicts { job, .. }
+            | FactKey::Scores { job, .. } = &record.fact.subject.key
                 && void.contains(job.as_str())
             {
                 continue;
@@ -258,6 +263,9 @@ impl RunView {
                 FactBody::Verdicts(verdicts) => {
                     shown.counts_for(verdicts.purpose()).add_verdicts(verdicts);
                     shown.timeline.add_work(&verdicts.agent, "verify", verdicts.wall_s, at_s);
+                }
+                FactBody::Scores(scores) => {
+                    shown.timeline.add_work(&scores.agent, "score", scores.wall_s, at_s);
                 }
                 _ => {}
             }
@@ -448,6 +456,7 @@ fn drop_texts(body: &mut FactBody) {
         FactBody::Verdicts(verdicts) => {
             verdicts.verdicts.iter_mut().for_each(|verdict| verdict.detail = String::new());
         }
+        FactBody::Scores(scores) => scores.scores = Vec::new(),
         _ => {}
     }
 }
@@ -455,7 +464,11 @@ fn drop_texts(body: &mut FactBody) {
 fn is_result(body: &FactBody) -> bool {
     matches!(
         body,
-        FactBody::Samples(_) | FactBody::Verdicts(_) | FactBody::Checkpoint(_) | FactBody::Eval(_)
+        FactBody::Samples(_)
+            | FactBody::Verdicts(_)
+            | FactBody::Scores(_)
+            | FactBody::Checkpoint(_)
+            | FactBody::Eval(_)
     )
 }
 

@@ -34,6 +34,31 @@ pub(crate) struct ObjectiveContext {
     pub(crate) replays: bool,
     /// Samples have the log-probability of each token.
     pub(crate) has_token_logprobs: bool,
+    pub(crate) has_verifier: bool,
+    pub(crate) has_teacher: bool,
+}
+
+impl ObjectiveContext {
+    /// Requires a teacher for distillation, and the drawn tokens that it scores.
+    fn check_teacher(&self, field: &str, objective: &Objective) -> Result<(), FieldError> {
+        let name = objective.name().as_str();
+        if !objective.uses_teacher() {
+            let remedy = format!("must be left out: {name} learns from none; distillation does");
+            return ensure_field(!self.has_teacher, "raft.teacher", remedy);
+        }
+        ensure_field(
+            self.has_teacher,
+            field,
+            format!(
+                "{name} needs the log-probabilities of a teacher; set `raft.teacher: {{model: …}}`"
+            ),
+        )?;
+        ensure_field(
+            self.has_token_logprobs,
+            field,
+            format!("{name} needs the tokens that were drawn; set `raft.token_logprobs: true`"),
+        )
+    }
 }
 
 impl ObjectiveSpec {
@@ -69,11 +94,7 @@ impl ObjectiveSpec {
             remedy: format!("is not valid: {error}"),
         })?;
         let name = objective.name().as_str();
-        ensure_field(
-            objective.name() != ObjectiveName::Distillation,
-            field,
-            "distillation needs the log-probabilities of a teacher, which no run has",
-        )?;
+        context.check_teacher(field, &objective)?;
         objective.set_off_policy(!context.is_on_policy);
         ensure_field(
             context.has_token_logprobs || !objective.uses_drawn_logprobs(),
@@ -89,6 +110,14 @@ impl ObjectiveSpec {
             ),
         )?;
         let needs = objective.requirements();
+        ensure_field(
+            context.has_verifier || !needs.contains(&Requirement::Rewards),
+            "raft.verifier",
+            format!(
+                "is missing: {name} learns from rewards; name the verifier that judges the \
+                 samples, or use the objective ssd or distillation"
+            ),
+        )?;
         if needs.contains(&Requirement::Groups) {
             ensure_field(
                 context.samples_per_prompt > 1,
@@ -126,6 +155,8 @@ mod tests {
         is_on_policy: true,
         replays: false,
         has_token_logprobs: false,
+        has_verifier: true,
+        has_teacher: false,
     };
 
     fn read(yaml: &str) -> ObjectiveSpec {
@@ -155,6 +186,8 @@ mod tests {
         let lonely = ObjectiveContext { samples_per_prompt: 1, ..CONTEXT };
         let stale = ObjectiveContext { is_on_policy: false, ..CONTEXT };
         let replaying = ObjectiveContext { replays: true, ..CONTEXT };
+        let taught = ObjectiveContext { has_teacher: true, ..CONTEXT };
+        let unjudged = ObjectiveContext { has_verifier: false, ..CONTEXT };
         for (yaml, context, expected) in [
             ("ppo", CONTEXT, "must be one of: raft, ssd"),
             ("{grpo: {gama: 1}}", CONTEXT, "clip_low, clip_high"),
@@ -162,13 +195,20 @@ mod tests {
             ("rloo", lonely, "raft.samples_per_prompt: must be at least 2"),
             ("grpo", stale, "staleness: 0"),
             ("dpo", replaying, "raft.selection.replay: must be left out"),
-            ("distillation", CONTEXT, "teacher"),
+            ("distillation", CONTEXT, "raft.teacher: {model"),
+            ("distillation", taught, "raft.token_logprobs: true"),
+            ("ssd", taught, "raft.teacher: must be left out"),
+            ("raft", unjudged, "raft.verifier: is missing"),
             ("{ssd: {mask_tokens: 2}}", CONTEXT, "raft.token_logprobs: true"),
         ] {
             let said = refused(yaml, context);
             assert!(said.contains(expected), "{said}");
         }
         assert!(read("rloo").check_fields("raft.objective", stale).is_ok());
+        let recorded = ObjectiveContext { has_token_logprobs: true, ..taught };
+        let without = ObjectiveContext { has_verifier: false, ..recorded };
+        assert!(read("distillation").check_fields("raft.objective", without).is_ok());
+        assert!(read("ssd").check_fields("raft.objective", unjudged).is_ok());
         let recorded = ObjectiveContext { has_token_logprobs: true, ..stale };
         assert!(
             read("grpo").check_fields("raft.objective", recorded).unwrap().uses_drawn_logprobs()

@@ -12,6 +12,7 @@ use crate::{
     gates::GatesSpec,
     heldout::HeldoutSpec,
     objective::{ObjectiveContext, ObjectiveSpec},
+    run_spec::BaseSpec,
     sampling::SamplingSpec,
     selection::SelectionSpec,
     training::{LoraAdapterSpec, TrainingSpec},
@@ -43,7 +44,8 @@ pub struct RaftSpec {
     pub heldout_samples_per_prompt: u32,
     #[serde(default)]
     pub sampling: SamplingSpec,
-    pub verifier: VerifierSpec,
+    /// May be left out with an objective that needs no rewards.
+    pub verifier: Option<VerifierSpec>,
     #[serde(default)]
     pub selection: SelectionSpec,
     #[serde(default)]
@@ -51,6 +53,9 @@ pub struct RaftSpec {
     /// The loss that the training of a cycle minimises.
     #[serde(default)]
     pub objective: ObjectiveSpec,
+    /// The model whose log-probabilities of the samples distillation learns from. It must have the
+    /// tokenizer of the base.
+    pub teacher: Option<BaseSpec>,
     #[serde(default)]
     pub lora: LoraAdapterSpec,
     /// Endpoints may generate whose weights cannot be verified by digest.
@@ -111,8 +116,8 @@ impl RaftSpec {
         self.gates.check_fields("raft.gates", measured)?;
         self.proof.check_fields("raft.proof")?;
         self.sampling.check_fields(self.cycles)?;
-        self.verifier.check_fields("raft.verifier")?;
-        if let Some(highest) = self.verifier.max_reward() {
+        self.verifier.as_ref().map_or(Ok(()), |it| it.check_fields("raft.verifier"))?;
+        if let Some(highest) = self.verifier.as_ref().and_then(VerifierSpec::max_reward) {
             let least = self.selection.min_reward.lowest_value(self.cycles);
             ensure_field(
                 least <= highest,
@@ -129,9 +134,18 @@ impl RaftSpec {
             is_on_policy: self.is_on_policy(),
             replays: self.selection.replay.is_some(),
             has_token_logprobs: self.token_logprobs,
+            has_verifier: self.verifier.is_some(),
+            has_teacher: self.teacher.is_some(),
         };
         let objective = self.objective.check_fields("raft.objective", context)?;
         self.gates.check_objective("raft.gates", &objective)?;
+        let remedy = "needs `raft.verifier`, which judges their samples";
+        ensure_field(self.heldout.is_none() || self.verifier.is_some(), "raft.heldout", remedy)?;
+        if let Some(teacher) = &self.teacher {
+            teacher.check_fields("raft.teacher")?;
+            let remedy = "a teacher needs trained weights; use model or checkpoint";
+            ensure_field(teacher.init.is_none(), "raft.teacher.init", remedy)?;
+        }
         let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
         ensure_field(
             max_tokens > made,
@@ -142,7 +156,7 @@ impl RaftSpec {
     }
 
     /// Converts the section to its form in the `spec` fact. The digests and counts of the prompt
-    /// files, and the prompt suites, are left empty, for the submission to fill in. `measured` are
+    /// files, the prompt suites and the teacher are left empty, for the submission to fill in. `measured` are
     /// the run's suites, to which gates refer.
     pub fn to_proto(&self, measured: &MeasuredSuites<'_>) -> v1::spec::Raft {
         v1::spec::Raft {
@@ -155,7 +169,7 @@ impl RaftSpec {
             samples_per_prompt: self.samples_per_prompt,
             heldout_samples_per_prompt: self.heldout_samples_per_prompt,
             sampling: Some((&self.sampling).into()),
-            verifier: self.verifier.to_proto(),
+            verifier: self.verifier.as_ref().and_then(VerifierSpec::to_proto),
             selection: Some(self.selection.to_proto()),
             training: Some(v1::Training {
                 objective: self
@@ -174,6 +188,7 @@ impl RaftSpec {
             entropy: self.entropy || self.gates.entropy.is_some(),
             proof: Some(self.proof.to_proto()),
             token_logprobs: self.token_logprobs,
+            teacher: None,
         }
     }
 

@@ -34,7 +34,7 @@ impl RunSpec {
     pub fn check_fields(&self) -> FieldResult {
         check_run_name(&self.name)?;
         ensure_field(wire::Pool::new(self.pool.as_str()).is_ok(), "pool", "must be a short name")?;
-        self.base.check_fields()?;
+        self.base.check_fields("base")?;
         // Suites inherit it, and errors must name where it is written.
         self.raft.as_ref().map_or(Ok(()), |raft| raft.sampling.check_fields(raft.cycles))?;
         check_suites(&self.evals, self.raft.as_ref())?;
@@ -84,7 +84,7 @@ impl WatchSpec {
     pub fn check_fields(&self) -> FieldResult {
         self.name.as_deref().map_or(Ok(()), check_run_name)?;
         if let Some(base) = &self.base {
-            base.check_fields()?;
+            base.check_fields("base")?;
             let remedy = "adapters need an existing model; use base.model or base.checkpoint";
             ensure_field(base.init.is_none(), "base.init", remedy)?;
         }
@@ -95,14 +95,14 @@ impl WatchSpec {
 
 impl BaseSpec {
     /// Requires exactly one source of the base, and `upload` only with a model outside the store.
-    fn check_fields(&self) -> FieldResult {
+    pub(crate) fn check_fields(&self, field: &str) -> FieldResult {
         let named = [self.checkpoint.is_some(), self.model.is_some(), self.init.is_some()];
         let one = named.into_iter().filter(|named| *named).count() == 1;
-        ensure_field(one, "base", "write exactly one of checkpoint, model and init")?;
+        ensure_field(one, field, "write exactly one of checkpoint, model and init")?;
         let uploads = self.model.as_ref().is_some_and(|model| !model.starts_with("store:"));
         ensure_field(
             self.upload.is_none() || uploads,
-            "base.upload",
+            &format!("{field}.upload"),
             "applies only to a model that is not in the store yet; omit it",
         )
     }

@@ -354,7 +354,7 @@ raft:
     #[test]
     fn a_missing_key_is_marked_at_its_section() {
         let error = refused("  verifier: { exact: { extract: '#(\\d+)$' } }\n", "");
-        assert_says(&error, &["line 3, column 1: the key verifier is missing in raft"], "raft");
+        assert_says(&error, &["line 3, column 1: raft.verifier: is missing"], "raft");
     }
 
     #[test]

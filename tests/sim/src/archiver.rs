@@ -21,8 +21,8 @@ const TRIES_MAX: u32 = 6;
 const LOOK_MS: u64 = 2_000;
 const BACKOFF_MAX_MS: u64 = 300_000;
 
-/// Generate orders, samples and verdicts, which are purged one after the other.
-const BULKY_KINDS: usize = 3;
+/// Generate orders, samples, scores and verdicts, which are purged one after the other.
+const BULKY_KINDS: usize = 4;
 
 const TICK: u64 = 0;
 const FIRST_ID: u64 = 1;

@@ -227,13 +227,15 @@ impl Coordinator {
                 remaining_samples: status.remaining_samples,
                 sample_s: 0.0,
             };
-            let in_pool = |status: &&&AgentStatus| kind == WorkKind::Verify || status.pool == pool;
+            let serves_all = matches!(kind, WorkKind::Verify | WorkKind::Score);
+            let in_pool = |status: &&&AgentStatus| serves_all || status.pool == pool;
             let recent = recent.iter().filter(in_pool);
             recent.filter(|status| status.kinds.contains(&kind)).map(member).collect()
         };
         FleetSnapshot {
             generators: with(WorkKind::Generate),
             verifiers: with(WorkKind::Verify),
+            scorers: with(WorkKind::Score),
             trainers: with(WorkKind::Train),
             last_held_ago_ms: self
                 .last_held_ms
@@ -257,6 +259,7 @@ impl Coordinator {
         let (kind, cycle, job) = match &record.fact.subject.key {
             FactKey::Samples { cycle, job } => (WorkKind::Generate, *cycle, job),
             FactKey::Verdicts { cycle, job } => (WorkKind::Verify, *cycle, job),
+            FactKey::Scores { cycle, job } => (WorkKind::Score, *cycle, job),
             _ => return,
         };
         let run = record.fact.subject.run.clone();

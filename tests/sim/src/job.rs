@@ -379,6 +379,9 @@ impl Job {
             FactKey::GenerateOrder { cycle, job, .. } => {
                 at(FactKey::Samples { cycle: *cycle, job: job.clone() })
             }
+            FactKey::Samples { cycle, job } if self.delivery.queue.kind == WorkKind::Score => {
+                at(FactKey::Scores { cycle: *cycle, job: job.clone() })
+            }
             FactKey::Samples { cycle, job } => {
                 at(FactKey::Verdicts { cycle: *cycle, job: job.clone() })
             }
@@ -464,6 +467,12 @@ impl Job {
                     _ => samples,
                 };
                 [fact(key, samples)].into()
+            }
+            (FactKey::Samples { cycle, job }, FactBody::Samples(samples))
+                if self.delivery.queue.kind == WorkKind::Score =>
+            {
+                let key = FactKey::Scores { cycle: *cycle, job: job.clone() };
+                [fact(key, task::make_scores(samples, record.sequence, agent))].into()
             }
             (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
                 let key = FactKey::Verdicts { cycle: *cycle, job: job.clone() };

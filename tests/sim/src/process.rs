@@ -16,7 +16,7 @@ const AGENTS: [(&str, &[WorkKind]); 8] = [
     ("default", &[WorkKind::Generate]),
     ("default", &[WorkKind::Generate]),
     ("default", &[WorkKind::Generate]),
-    ("default", &[WorkKind::Verify, WorkKind::Train]),
+    ("default", &[WorkKind::Verify, WorkKind::Score, WorkKind::Train]),
     ("default", &[WorkKind::Verify, WorkKind::Eval]),
     ("default", &WorkKind::ALL),
     (OTHER_POOL, &[WorkKind::Generate, WorkKind::Train]),

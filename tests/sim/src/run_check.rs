@@ -199,8 +199,10 @@ impl RunChecker {
         let trained = cycle.final_checkpoint().is_some();
         let is_wrong = |job: &PlannedJob| {
             let expected = trained || job.purpose == v1::Purpose::Train;
-            let judged = job.samples.is_some() && job.verdicts.is_some();
-            expected && judged == job.set_aside.is_some()
+            let judged = job.verdicts.is_some() == job.needs.verdicts;
+            let scored = job.scores.is_some() == job.needs.scores;
+            let finished = job.samples.is_some() && judged && scored;
+            expected && finished == job.set_aside.is_some()
         };
         let wrong = cycle.jobs.iter().find(|(_, job)| is_wrong(job)).map(|(id, _)| id.to_string());
         let may_differ = |job: &PlannedJob| {
@@ -514,10 +516,11 @@ impl RunChecker {
     }
 }
 
-/// The sequence of the samples, whether they were judged, and whether the job was set aside.
-type Outcome = (Option<u64>, bool, bool);
+/// The sequence of the samples, whether they were judged and scored, and whether the job was set
+/// aside.
+type Outcome = (Option<u64>, bool, bool, bool);
 
 fn job_outcome(job: &PlannedJob) -> Outcome {
     let samples = job.samples.as_ref().map(|samples| samples.sequence);
-    (samples, job.verdicts.is_some(), job.set_aside.is_some())
+    (samples, job.verdicts.is_some(), job.scores.is_some(), job.set_aside.is_some())
 }

@@ -10,7 +10,7 @@ use std::{
     rc::Rc,
 };
 
-use wire::{AgentId, Fact, FactBody, FactKey, Record, RunId, WorkKind};
+use wire::{AgentId, Fact, FactBody, FactKey, Record, RunId, Subject, WorkKind, v1};
 
 use crate::{faults::Bug, task::OTHER_POOL};
 
@@ -35,7 +35,7 @@ pub(crate) struct Published {
     pub(crate) is_new: bool,
 }
 
-/// A work queue. All pools share one queue for verify and eval work.
+/// A work queue. All pools share one queue for verify, score and eval work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Queue {
     pub(crate) kind: WorkKind,
@@ -48,16 +48,16 @@ impl Queue {
         Self { kind, is_other_pool: is_divided && pool == OTHER_POOL }
     }
 
-    /// Returns the queue that a fact is delivered from, if it triggers work.
-    fn triggered_by(fact: &Fact) -> Option<Self> {
-        let (kind, pool) = match (&fact.subject.key, &fact.body) {
-            (FactKey::GenerateOrder { pool, .. }, _) => (WorkKind::Generate, pool.as_str()),
-            (FactKey::TrainOrder { pool, .. }, _) => (WorkKind::Train, pool.as_str()),
-            (_, FactBody::Samples(_)) => (WorkKind::Verify, ""),
-            (_, FactBody::Checkpoint(_)) => (WorkKind::Eval, ""),
-            _ => return None,
+    /// Returns the queues that a fact is delivered from.
+    fn triggered_by(fact: &Fact) -> Vec<Self> {
+        let (kinds, pool): (&[WorkKind], &str) = match (&fact.subject.key, &fact.body) {
+            (FactKey::GenerateOrder { pool, .. }, _) => (&[WorkKind::Generate], pool.as_str()),
+            (FactKey::TrainOrder { pool, .. }, _) => (&[WorkKind::Train], pool.as_str()),
+            (_, FactBody::Samples(_)) => (&[WorkKind::Verify, WorkKind::Score], ""),
+            (_, FactBody::Checkpoint(_)) => (&[WorkKind::Eval], ""),
+            _ => (&[], ""),
         };
-        Some(Self::new(kind, pool))
+        kinds.iter().map(|kind| Self::new(*kind, pool)).collect()
     }
 }
 
@@ -124,11 +124,31 @@ impl Server {
         self.subjects.insert(subject, sequence);
         let (time_ms, author) = (now_ms + self.skew_ms, author.cloned());
         let record = Record { sequence, time_ms, author, fact: fact.clone() };
-        if let Some(queue) = Queue::triggered_by(fact) {
+        for queue in Queue::triggered_by(fact) {
+            // Agents acknowledge what they have nothing to do for at once.
+            if !self.has_work(queue.kind, fact) {
+                continue;
+            }
             self.consumers.entry(queue).or_default().ready.push_back((now_ms, sequence));
         }
         self.log.insert(sequence, Rc::new(record));
         Published { sequence, ours: true, is_new: true }
+    }
+
+    /// False for samples that need no verdicts, or no scores.
+    fn has_work(&self, kind: WorkKind, fact: &Fact) -> bool {
+        let FactBody::Samples(samples) = &fact.body else { return true };
+        let spec = self.get(&Subject::new(&fact.subject.run, FactKey::Spec).to_string());
+        let Some(FactBody::Spec(v1::Spec { kind: Some(v1::spec::Kind::Raft(raft)), .. })) =
+            spec.map(|record| record.fact.body.clone())
+        else {
+            return true;
+        };
+        let set = raft.find_prompt_set(samples.purpose(), &samples.suite);
+        match kind {
+            WorkKind::Score => raft.teacher.is_some() && samples.purpose() == v1::Purpose::Train,
+            _ => set.is_none_or(|set| set.verifier.is_some()),
+        }
     }
 
     /// True if the server accepts the facts as one batch.
@@ -194,6 +214,7 @@ impl Server {
             let same = match kind {
                 0 => matches!(key, FactKey::GenerateOrder { .. }),
                 1 => matches!(key, FactKey::Samples { .. }),
+                2 => matches!(key, FactKey::Scores { .. }),
                 _ => matches!(key, FactKey::Verdicts { .. }),
             };
             same && record.sequence <= up_to

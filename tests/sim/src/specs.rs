@@ -77,7 +77,8 @@ fn common_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
 
 /// Returns the spec of a RAFT run. The bits of its seed select staleness, the training start (base
 /// or previous adapter), a curriculum with a budget, gates, prompt suites, an entropy limit, the
-/// canary, the objective and log-probabilities of tokens.
+/// canary, the objective, log-probabilities of tokens, and distillation from a teacher with or
+/// without a verifier.
 fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
     let kind = |bit: u32| derive_seed(seed, &["kind"]) >> bit & 1 == 1;
     let curriculum = v1::Curriculum {
@@ -96,7 +97,13 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         divergence: kind(7).then_some(v1::gates::Gate { margin: 0.8, ..gate }),
         ..Default::default()
     };
-    let name = if kind(8) { "dpo" } else { "rloo" };
+    let is_taught = kind(7) && kind(10);
+    let name = match (is_taught, kind(8)) {
+        (true, _) => "distillation",
+        (false, true) => "dpo",
+        (false, false) => "rloo",
+    };
+    let verifier = (!is_taught || kind(11)).then(v1::Verifier::default);
     // A correction needs the log-probabilities of tokens.
     let corrected = [("truncate_tokens".to_owned(), 2.0)].into();
     let objective = kind(7).then(|| v1::Objective {
@@ -108,8 +115,10 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
             prompts: blob(b"prompts"),
             prompt_count: PROMPTS,
-            heldout: blob(b"heldout"),
-            heldout_count: HELDOUT,
+            heldout: blob(b"heldout").filter(|_| verifier.is_some()),
+            heldout_count: if verifier.is_some() { HELDOUT } else { 0 },
+            verifier,
+            teacher: is_taught.then(task::teacher),
             cycles: if run == FIRST_RUN { CYCLES + u32::from(kind(0)) } else { 1 },
             samples_per_prompt: SAMPLES,
             heldout_samples_per_prompt: 2,
@@ -131,7 +140,7 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
             gates: kind(3).then_some(gates),
             prompt_suites: if kind(4) { SUITES.map(prompt_suite).into() } else { Vec::new() },
             entropy: kind(5),
-            token_logprobs: kind(9),
+            token_logprobs: kind(9) || is_taught,
             proof: Some(v1::spec::Proof {
                 canary: kind(6),
                 tolerance: TOLERANCE,
@@ -152,6 +161,7 @@ fn prompt_suite(name: &str) -> v1::PromptSuite {
         samples_per_prompt: 2,
         sampling: Some(v1::Sampling { max_new_tokens: 8, ..Default::default() }),
         pass_at: vec![1, 2],
+        verifier: Some(v1::Verifier::default()),
         ..Default::default()
     }
 }

@@ -32,6 +32,10 @@ pub(crate) fn tree(manifest: &Digest) -> v1::Tree {
     v1::Tree { path: format!("trees/{manifest}"), manifest: manifest.to_string() }
 }
 
+pub(crate) fn teacher() -> v1::Tree {
+    tree(&Digest::hash_bytes(b"teacher"))
+}
+
 pub(crate) fn blob(content: &[u8]) -> Option<v1::Blob> {
     let digest = Digest::hash_bytes(content).to_string();
     Some(v1::Blob { digest, bytes: content.len() as u64 })
@@ -169,6 +173,26 @@ pub(crate) fn make_verdicts(samples: &v1::Samples, sequence: u64, agent: &str) -
         samples_sequence: sequence,
         suite: samples.suite.clone(),
         verdicts: samples.samples.iter().map(judge).collect(),
+        ..Default::default()
+    })
+}
+
+pub(crate) fn make_scores(samples: &v1::Samples, sequence: u64, agent: &str) -> FactBody {
+    // Each seventh sample is too long for the teacher.
+    let score = |sample: &v1::samples::Sample| v1::scores::Score {
+        token_logprobs: match sample.text.len() % 7 {
+            0 => Vec::new(),
+            length => encode_logprobs(&[-0.125 * length as f64; 3]),
+        },
+    };
+    FactBody::Scores(v1::Scores {
+        run: samples.run.clone(),
+        cycle: samples.cycle,
+        job: samples.job.clone(),
+        agent: agent.into(),
+        teacher: teacher().manifest,
+        samples_sequence: sequence,
+        scores: samples.samples.iter().map(score).collect(),
         ..Default::default()
     })
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use agent::{CallInbox, CallResponder, WorkerCall};
 use anyhow::Context;
 use engine::{
-    BatchGenerator, FinishReason, LanguageModel, LoraAdapter, ModelTokenizer, PromptInput,
-    SampleCompletion, SamplingParameters,
+    BatchGenerator, CompletionExample, FinishReason, LanguageModel, LoraAdapter, ModelTokenizer,
+    PromptInput, SampleCompletion, SamplingParameters,
 };
 use wire::{derive_sample_seed, v1};
 
@@ -18,7 +18,8 @@ use super::{
     token_record::TokenRecord,
 };
 use crate::messages::{
-    AdoptRequest, GenerateRequest, GeneratorAnswer, GeneratorRequest, order_longest_first,
+    AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
+    SampleToScore, ScoreRequest, ScoredSamples, order_longest_first,
 };
 
 /// If a model or adapter cannot be loaded, the first caller, or the one that requested the adapter,
@@ -114,6 +115,7 @@ impl CandleBatch {
                     GeneratorRequest::Generate(request) => {
                         self.admit_call(WorkerCall { request, responder: respond });
                     }
+                    GeneratorRequest::Score(request) => self.score_samples(request, &respond),
                     GeneratorRequest::Adopt(request) if self.calls.is_empty() => {
                         return Some(WorkerCall { request, responder: respond });
                     }
@@ -162,6 +164,30 @@ impl CandleBatch {
             }
         }
         self.calls.reply_if_complete(call);
+    }
+
+    /// Scores with the weights that draw samples, while none are drawn.
+    fn score_samples(&mut self, request: ScoreRequest, caller: &CallResponder) {
+        let examples: Vec<CompletionExample> =
+            request.samples.iter().map(SampleToScore::to_example).collect();
+        let calls = &mut self.calls;
+        let scored = self.generator.score_completions(&examples, |done, _| {
+            let samples = u32::try_from(done).unwrap_or(u32::MAX);
+            caller.send_progress(&GenerateProgress { samples });
+            calls.report_progress();
+        });
+        match scored {
+            Ok(scored) => {
+                let is_finite = |list: &Vec<f64>| list.iter().all(|value| value.is_finite());
+                let logprobs =
+                    scored.into_iter().map(|it| it.filter(is_finite).unwrap_or_default());
+                caller.send_reply(&GeneratorAnswer::Scored(ScoredSamples {
+                    engine: self.calls.engine().to_owned(),
+                    logprobs: logprobs.collect(),
+                }));
+            }
+            Err(error) => caller.send_error(&format!("{:#}", anyhow::Error::from(error))),
+        }
     }
 
     /// Uses the same weights that draw the call's samples.

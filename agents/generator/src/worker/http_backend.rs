@@ -2,6 +2,7 @@
 //! slots, from all pending calls.
 
 use std::{
+    collections::VecDeque,
     path::PathBuf,
     rc::Rc,
     time::{Duration, Instant},
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::messages::{
     AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
-    order_longest_first,
+    ScoreRequest, ScoredSamples, order_longest_first,
 };
 
 /// Calls read ahead; the agent sends only as many as it holds leases.
@@ -89,7 +90,13 @@ pub(super) fn serve_calls(
     let calls =
         PendingCalls::new(config.backend.describe_engine(), source.policy_caveat(), tokenizer);
     let plan = SlotPlanner::new(slots, source.keeps_state());
-    let table = SampleScheduler { backend: source, calls, canaries: CanaryCache::default(), plan };
+    let table = SampleScheduler {
+        backend: source,
+        calls,
+        canaries: CanaryCache::default(),
+        plan,
+        scoring: VecDeque::new(),
+    };
     // The server dies with this thread, so it must be the first thread of the process.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(table.serve_until_closed(forward_calls(inbox)))
@@ -125,6 +132,8 @@ struct SampleScheduler {
     calls: PendingCalls,
     canaries: CanaryCache,
     plan: SlotPlanner,
+    /// Samples to score while none are drawn.
+    scoring: VecDeque<WorkerCall<ScoreRequest>>,
 }
 
 impl SampleScheduler {
@@ -141,6 +150,14 @@ impl SampleScheduler {
         loop {
             if let Err(why) = self.fill_slots(&mut steps, &mut inbox).await {
                 return self.shut_down(&why);
+            }
+            if self.plan.is_idle()
+                && let Some(call) = self.scoring.pop_front()
+            {
+                if let Err(why) = self.score_samples(call).await {
+                    return self.shut_down(&why);
+                }
+                continue;
             }
             tokio::select! {
                 biased;
@@ -187,6 +204,44 @@ impl SampleScheduler {
             }
             GeneratorRequest::Adopt(AdoptRequest { adapter }) => {
                 self.swap_adapter(adapter, &responder)
+            }
+            GeneratorRequest::Score(request) => {
+                self.scoring.push_back(WorkerCall { request, responder });
+                Ok(())
+            }
+        }
+    }
+
+    /// Scores samples while none are drawn. An error means that the server is gone.
+    async fn score_samples(&mut self, call: WorkerCall<ScoreRequest>) -> Result<(), String> {
+        let WorkerCall { request, responder: caller } = call;
+        let HttpBackend::LlamaCpp(llama) = &mut self.backend else {
+            let why = "an external server reports no log-probabilities of given tokens";
+            caller.send_reply(&GeneratorAnswer::NotHere(why.to_owned()));
+            return Ok(());
+        };
+        let (mut reported_at, mut scored) = (Instant::now(), 0);
+        let mut beat = |done: u32| {
+            scored = scored.max(done);
+            if reported_at.elapsed() >= PING_INTERVAL {
+                reported_at = Instant::now();
+                caller.send_progress(&GenerateProgress { samples: scored });
+            }
+        };
+        self.plan.forget_state();
+        match llama.score_samples(&request.samples, &mut beat).await {
+            Ok(logprobs) => {
+                let engine = self.calls.engine().to_owned();
+                caller.send_reply(&GeneratorAnswer::Scored(ScoredSamples { engine, logprobs }));
+                Ok(())
+            }
+            Err(failed) => {
+                let death = match failed.connection_lost {
+                    true => self.backend.wait_for_death(DEATH_TIMEOUT).await,
+                    false => None,
+                };
+                caller.send_error(death.as_ref().unwrap_or(&failed.message));
+                death.map_or(Ok(()), Err)
             }
         }
     }

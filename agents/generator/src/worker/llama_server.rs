@@ -3,6 +3,7 @@
 //! tokenizer.
 
 use std::{
+    cell::{Cell, RefCell},
     fs,
     path::{Path, PathBuf},
     rc::Rc,
@@ -10,13 +11,17 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use engine::{CanaryText, ModelConfig, ModelTokenizer};
+use engine::{CanaryText, ModelConfig, ModelTokenizer, TokenSequence};
 use formats::{FloatDtype, GgufModel, convert, is_gguf};
-use futures::future::{FutureExt, LocalBoxFuture};
+use futures::{
+    StreamExt, TryStreamExt,
+    future::{FutureExt, LocalBoxFuture},
+    stream,
+};
 use llama::{
     CachedGguf, GgufCache, LlamaServer, ServedModel, ServerAddress,
     completion::{self, CompletionStop, LlamaCompletion, LlamaSampling},
-    scoring,
+    scoring::{self, ScoringError},
 };
 use serde_json::Value;
 use wire::v1;
@@ -29,7 +34,7 @@ use super::{
     slot_planner::SlotId,
     token_record::TokenRecord,
 };
-use crate::LlamaCppGenerator;
+use crate::{LlamaCppGenerator, messages::SampleToScore};
 
 /// For a request that the server answers between two of its steps.
 const PING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -333,7 +338,7 @@ impl LlamaServerBackend {
         .map_err(|error| sample_error(&format!("{:#}", anyhow::Error::from(error))))?;
         let mut canary = Vec::with_capacity(scored.len());
         for place in scored {
-            let request = scoring::build_request(&tokens[..place], tokens[place]);
+            let request = scoring::build_request(&tokens[..place], tokens[place], None);
             let limits = (SCORE_TIMEOUT, SCORE_BYTES_MAX);
             let answer = post(&http, COMPLETION_PATH, &request, limits).await?;
             let scored = scoring::parse_logprob(&answer, tokens[place]);
@@ -341,6 +346,52 @@ impl LlamaServerBackend {
             beat();
         }
         Ok(canary)
+    }
+
+    /// Returns the log-probabilities of the tokens of given samples: one request for each token, as
+    /// many samples at once as there are slots. `beat` receives the number of scored samples.
+    pub(super) async fn score_samples(
+        &mut self,
+        samples: &[SampleToScore],
+        beat: &mut dyn FnMut(u32),
+    ) -> Result<Vec<Vec<f64>>, SampleError> {
+        let encode = |sample| self.encode_sample(sample);
+        let texts: Vec<TokenSequence> = samples.iter().map(encode).collect::<Result<_, _>>()?;
+        let fitting =
+            texts.iter().map(|text| text.tokens.len()).filter(|n| *n <= self.max_positions);
+        let longest = fitting.max().unwrap_or(0);
+        if !self.fits_context(longest) {
+            self.enlarge_context(longest, &mut || beat(0))
+                .map_err(|error| sample_error(&format!("{error:#}")))?;
+        }
+        let http = self.client()?;
+        let free = RefCell::new((0..self.slots).collect::<Vec<SlotId>>());
+        let (beat, scored) = (RefCell::new(beat), Cell::new(0));
+        let of_sample = async |text: TokenSequence| {
+            if text.tokens.len() > self.max_positions {
+                return Ok(Vec::new());
+            }
+            let slot = free.borrow_mut().pop();
+            let found = score_tokens(&http, &text, slot, &|| beat.borrow_mut()(scored.get())).await;
+            free.borrow_mut().extend(slot);
+            scored.set(scored.get() + 1);
+            found
+        };
+        let slots = self.slots as usize;
+        let scores: Vec<Vec<f64>> =
+            stream::iter(texts.into_iter().map(&of_sample)).buffered(slots).try_collect().await?;
+        if !scores.is_empty() && scores.iter().all(Vec::is_empty) {
+            return Err(sample_error(
+                "llama-server reported the probabilities of no sample; use a build of 2025 or \
+                 later, or the embedded engine (E102)",
+            ));
+        }
+        Ok(scores)
+    }
+
+    fn encode_sample(&self, sample: &SampleToScore) -> Result<TokenSequence, SampleError> {
+        TokenSequence::from_example(&self.tokenizer, &self.model_config, &sample.to_example())
+            .map_err(|error| sample_error(&format!("{:#}", anyhow::Error::from(error))))
     }
 
     /// Sends a request that the server's loop answers between two of its steps.
@@ -368,6 +419,34 @@ impl LlamaServerBackend {
         let (ending, output) = self.running.as_mut()?.server.poll_exit()?;
         Some(format!("llama-server ended ({ending}); last output: {output}"))
     }
+}
+
+/// Returns the log-probabilities of the scored tokens of a text. Empty if a token is only part of a
+/// character, which the server does not report, or has a probability of 0.
+async fn score_tokens(
+    http: &CompletionClient,
+    text: &TokenSequence,
+    slot: Option<SlotId>,
+    beat: &dyn Fn(),
+) -> Result<Vec<f64>, SampleError> {
+    let mut logprobs = Vec::with_capacity(text.scored.len());
+    for place in text.scored.clone() {
+        let (before, token) = (&text.tokens[..place], text.tokens[place]);
+        let request = scoring::build_request(before, token, slot);
+        let answer =
+            post(http, COMPLETION_PATH, &request, (SCORE_TIMEOUT, SCORE_BYTES_MAX)).await?;
+        beat();
+        match scoring::parse_logprob(&answer, token) {
+            Ok(logprob) if logprob.is_finite() => logprobs.push(f64::from(logprob)),
+            Ok(_) => return Ok(Vec::new()),
+            Err(error @ ScoringError::Missing(_)) => {
+                tracing::debug!(%error, "a sample is not scored");
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(sample_error(&error)),
+        }
+    }
+    Ok(logprobs)
 }
 
 fn prompt_tokens(request: &PreparedRequest) -> Result<&[u32], SampleError> {

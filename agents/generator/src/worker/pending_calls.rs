@@ -61,6 +61,11 @@ impl PendingCalls {
         Self { calls: BTreeMap::new(), next_number: 0, engine, caveat, tokenizer }
     }
 
+    /// Describes what draws the samples.
+    pub(super) fn engine(&self) -> &str {
+        &self.engine
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }

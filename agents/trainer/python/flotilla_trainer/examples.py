@@ -22,6 +22,8 @@ class Example:
     unfinished: bool = False
     # The log-probability of each token when it was drawn, in nats.
     behaviour: list = None
+    # The log-probability of each token by a teacher, in nats.
+    teacher: list = None
     # The tokens of the completion, if they are not those of its text.
     token_ids: list = None
 
@@ -54,6 +56,7 @@ def _parse_example(number, line):
             advantage=value.get("advantage"),
             unfinished=value.get("unfinished", False),
             behaviour=value.get("behaviour"),
+            teacher=value.get("teacher"),
             token_ids=value.get("token_ids"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -165,8 +165,13 @@ class Objective:
     def needs_behaviour(self):
         return self.corrects or (self.off_policy and self._has_ratios())
 
+    def uses_teacher(self):
+        """Returns true if the reference is a teacher, whose values come with the examples."""
+        return self.name == "distillation"
+
     def needs_reference(self):
-        return self.settings["kl"] > 0 or self.name in ("dpo", "kto", "distillation")
+        is_scored = self.settings["kl"] > 0 or self.name in ("dpo", "kto")
+        return is_scored and not self.uses_teacher()
 
     def weigh(self, unit, totals):
         """Takes the signal and the present log-probabilities of a sequence, or of a better and a

@@ -127,10 +127,12 @@ class Training:
         if objective.needs_old():
             for signal, found in zip(signals, self._score(trainer, model, sequences)):
                 signal.old = found
-        if objective.needs_behaviour():
-            for index, (signal, example) in enumerate(zip(signals, sequences.examples())):
-                tokens, scored_from, _ = sequences[index]
-                signal.behaviour = _drawn_logprobs(example, len(tokens) - scored_from)
+        for index, (signal, example) in enumerate(zip(signals, sequences.examples())):
+            tokens, scored_from, _ = sequences[index]
+            if objective.needs_behaviour():
+                signal.behaviour = _given_logprobs(example, "behaviour", len(tokens) - scored_from)
+            if objective.uses_teacher():
+                signal.reference = _given_logprobs(example, "teacher", len(tokens) - scored_from)
         if objective.needs_reference():
             base = contextlib.nullcontext() if call.training.lora is None else model.disable_adapter()
             with base:
@@ -243,15 +245,15 @@ class StepTrainer(Trainer):
     evaluation_loop = predict = get_eval_dataloader = evaluate
 
 
-def _drawn_logprobs(example, tokens):
-    """Returns the log-probabilities of the scored tokens when they were drawn."""
-    found = len(example.behaviour or [])
-    if found != tokens:
+def _given_logprobs(example, field, tokens):
+    """Returns the log-probabilities of the scored tokens in a field of an example."""
+    values = getattr(example, field) or []
+    if len(values) != tokens:
         raise Refused(
-            f"example on line {example.line} has {found} values in behaviour for {tokens} scored "
-            "tokens"
+            f"example on line {example.line} has {len(values)} values in {field} for {tokens} "
+            "scored tokens"
         )
-    return torch.tensor(example.behaviour, dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _summed_loss(model, part):

@@ -53,7 +53,7 @@ impl Closed {
         coordinator.prepare_log(1).await.unwrap();
         coordinator.prepare_members(1).await.unwrap();
         let pool = Pool::new("default").unwrap();
-        for kind in [WorkKind::Generate, WorkKind::Verify, WorkKind::Train, WorkKind::Eval] {
+        for kind in WorkKind::ALL {
             coordinator.prepare_work_queue(kind, &pool, LEASE).await.unwrap();
         }
         Self { authority, server, coordinator, directory }
@@ -183,7 +183,7 @@ impl Rogue {
     }
 }
 
-const FACTS: [&str; 23] = [
+const FACTS: [&str; 25] = [
     "flotilla.r1.spec",
     "flotilla.r1.watched",
     "flotilla.r1.control.1",
@@ -195,6 +195,7 @@ const FACTS: [&str; 23] = [
     "flotilla.r1.samples.1.j1",
     "flotilla.r1.declined.1.j1.1.me",
     "flotilla.r1.verdicts.1.j1",
+    "flotilla.r1.scores.1.j1",
     "flotilla.r1.selection.1",
     "flotilla.r1.checkpoint.1.8",
     "flotilla.r1.checkpoint.0.8",
@@ -203,6 +204,7 @@ const FACTS: [&str; 23] = [
     "flotilla.r1.eval.1.pass-rates",
     "flotilla.r1.failure.generate.1-j1.1",
     "flotilla.r1.failure.verify.1-j1.1",
+    "flotilla.r1.failure.score.1-j1.1",
     "flotilla.r1.failure.train.1.1",
     "flotilla.r1.failure.eval.1-8.1",
     "flotilla.r1.quarantine.box.1",
@@ -217,6 +219,7 @@ fn writers(place: &FactKey) -> &'static [Who] {
         FactKey::WatchedSpec => &[Who::Watcher],
         FactKey::Samples { .. } | FactKey::Declined { .. } => &[Who::Generator],
         FactKey::Verdicts { .. } => &[Who::Verifier],
+        FactKey::Scores { .. } => &[Who::Scorer],
         FactKey::Checkpoint { .. } => &[Who::Trainer],
         // Readers refuse a trainer's: it did not write the run's spec.
         FactKey::WatchedCheckpoint { .. } => &[Who::Trainer, Who::Watcher],
@@ -224,6 +227,7 @@ fn writers(place: &FactKey) -> &'static [Who] {
         FactKey::Failure { kind, .. } => match kind {
             WorkKind::Generate => &[Who::Generator],
             WorkKind::Verify => &[Who::Verifier],
+            WorkKind::Score => &[Who::Scorer],
             WorkKind::Train => &[Who::Trainer],
             WorkKind::Eval => &[Who::Evaluator],
         },
@@ -268,6 +272,7 @@ enum Who {
     Trainer,
     Generator,
     Verifier,
+    Scorer,
     Evaluator,
     Watcher,
     Reader,
@@ -275,14 +280,21 @@ enum Who {
 }
 
 impl Who {
-    const AGENTS: [Self; 5] =
-        [Self::Trainer, Self::Generator, Self::Verifier, Self::Evaluator, Self::Watcher];
+    const AGENTS: [Self; 6] = [
+        Self::Trainer,
+        Self::Generator,
+        Self::Verifier,
+        Self::Scorer,
+        Self::Evaluator,
+        Self::Watcher,
+    ];
 
     fn member(self) -> Member {
         match self {
             Self::Trainer => agent("me", &[MemberRole::Trainer]),
             Self::Generator => agent("me", &[MemberRole::Generator]),
             Self::Verifier => agent("me", &[MemberRole::Verifier]),
+            Self::Scorer => agent("me", &[MemberRole::Scorer]),
             Self::Evaluator => agent("me", &[MemberRole::Evaluator]),
             Self::Watcher => agent("me", &[MemberRole::Watcher]),
             Self::Reader => member("me", MemberKind::User { scope: UserScope::Reader }),
@@ -310,6 +322,7 @@ async fn tries(who: Who) {
     for (kind, takes) in [
         (WorkKind::Generate, Who::Generator),
         (WorkKind::Verify, Who::Verifier),
+        (WorkKind::Score, Who::Scorer),
         (WorkKind::Train, Who::Trainer),
         (WorkKind::Eval, Who::Evaluator),
     ] {

@@ -7,13 +7,14 @@ use engine::MatrixDtype;
 
 use super::{HostProtectionArgs, VerifierToolArgs, parse_dtype};
 
-pub(crate) const ROLE_NAMES: [&str; 4] = ["trainer", "generator", "verifier", "evaluator"];
+pub(crate) const ROLE_NAMES: [&str; 5] =
+    ["trainer", "generator", "verifier", "scorer", "evaluator"];
 
 /// Arguments of `flotilla agent`.
 #[derive(Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// Roles of the agent: trainer, generator, verifier, evaluator [default in a closed fleet: all
-    /// roles its join token granted]
+    /// Roles of the agent: trainer, generator, verifier, scorer, evaluator [default in a closed
+    /// fleet: all roles its join token granted]
     #[arg(long, value_delimiter = ',', env = "FLOTILLA_ROLES")]
     pub roles: Vec<String>,
     /// Name of the agent in the fleet [default: this machine's name; with --watch and no roles,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use formats::FloatDtype;
 
-use super::float_dtype_parser;
+use super::{ROLE_NAMES, float_dtype_parser};
 
 /// Arguments of `flotilla doctor`.
 #[derive(Debug, Args)]
@@ -17,8 +17,8 @@ pub(crate) struct DoctorArgs {
     /// Check a capture file instead of this box
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
-    /// Show only findings that affect this role: trainer, generator, verifier or evaluator
-    #[arg(long, value_parser = ["trainer", "generator", "verifier", "evaluator"])]
+    /// Show only findings that affect this role: trainer, generator, verifier, scorer or evaluator
+    #[arg(long, value_parser = ROLE_NAMES)]
     pub role: Option<String>,
     /// Also check the Python environment of a trainer, without starting it: VENV/bin/python
     #[arg(long, value_name = "PATH", conflicts_with = "from")]

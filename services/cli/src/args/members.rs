@@ -21,7 +21,8 @@ pub(crate) enum TokenCommand {
 /// Arguments of `flotilla token create`.
 #[derive(Debug, Args)]
 pub(crate) struct TokenCreateArgs {
-    /// Roles that the token grants: trainer, generator, verifier, evaluator, watcher
+    /// Roles that the token grants: trainer, generator, verifier, scorer,
+    /// evaluator, watcher
     #[arg(long, value_delimiter = ',', required = true)]
     pub roles: Vec<String>,
     /// Number of boxes that may join with the token

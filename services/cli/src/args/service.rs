@@ -16,8 +16,8 @@ pub(crate) enum ServiceCommand {
 /// Arguments of `flotilla service unit` and `flotilla service install`.
 #[derive(Debug, Args)]
 pub(crate) struct ServiceArgs {
-    /// Roles of the agent: trainer, generator, verifier, evaluator [default: FLOTILLA_ROLES in
-    /// /etc/flotilla/agent.env]
+    /// Roles of the agent: trainer, generator, verifier, scorer, evaluator [default:
+    /// FLOTILLA_ROLES in /etc/flotilla/agent.env]
     #[arg(long, value_delimiter = ',')]
     pub roles: Vec<String>,
     /// Name of the agent in the fleet [default: FLOTILLA_NAME in /etc/flotilla/agent.env, or this

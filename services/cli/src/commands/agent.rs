@@ -24,6 +24,7 @@ use generator::GeneratorRole;
 use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
 use identity::BearerInfo;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
+use scorer::ScorerRole;
 use store::{FileCache, Store};
 use tokio_util::sync::CancellationToken;
 use verifier::VerifierRole;
@@ -322,11 +323,7 @@ fn generator_config(
     launch: WorkerLauncher,
     cache: &Path,
 ) -> anyhow::Result<generator::GeneratorConfig> {
-    let places = generator::GeneratorPaths {
-        gguf_cache: cache.join("gguf"),
-        gguf_cache_bytes: parse_gib("--cache-gib", args.cache_gib)?,
-        directory: launch.directory.join("generate"),
-    };
+    let places = generator_paths(args, launch.directory.join("generate"), cache)?;
     let wanted = args.generator_tools.engine_options(&args.generator_engine);
     let limits = generator::GeneratorLimits::from_launcher(&launch);
     let is_auto = args.generator_engine == generator::GeneratorEngineChoice::Auto;
@@ -347,6 +344,32 @@ fn generator_config(
         generator::GeneratorBackend::select_backend(&wanted, &launch.profile, limits, places)?;
     let slots = args.slots;
     Ok(generator::GeneratorConfig { launch, backend, calibration, slots })
+}
+
+/// The engine is that of a generator, without a choice by its speed in generating.
+fn scorer_config(
+    args: &AgentArgs,
+    launch: WorkerLauncher,
+    cache: &Path,
+) -> anyhow::Result<generator::GeneratorConfig> {
+    let places = generator_paths(args, launch.directory.join("score"), cache)?;
+    let wanted = args.generator_tools.engine_options(&args.generator_engine);
+    let limits = generator::GeneratorLimits::from_launcher(&launch);
+    let backend =
+        generator::GeneratorBackend::select_backend(&wanted, &launch.profile, limits, places)?;
+    Ok(generator::GeneratorConfig { launch, backend, calibration: None, slots: args.slots })
+}
+
+fn generator_paths(
+    args: &AgentArgs,
+    directory: PathBuf,
+    cache: &Path,
+) -> anyhow::Result<generator::GeneratorPaths> {
+    Ok(generator::GeneratorPaths {
+        gguf_cache: cache.join("gguf"),
+        gguf_cache_bytes: parse_gib("--cache-gib", args.cache_gib)?,
+        directory,
+    })
 }
 
 fn create_roles(
@@ -374,6 +397,7 @@ fn create_roles(
                 let toolchain = super::verify::find_toolchain(&args.tools, own.clone())?;
                 Arc::new(VerifierRole::open(launch, toolchain))
             }
+            "scorer" => Arc::new(ScorerRole::new(scorer_config(args, launch, cache)?)),
             "evaluator" => {
                 let backend = choose_evaluator_backend(args, &launch, cache)?;
                 Arc::new(EvaluatorRole::new(launch, backend))

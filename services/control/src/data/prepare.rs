@@ -69,7 +69,7 @@ impl FleetControl {
             _ => None,
         };
         let suites = reader.read_suites(&spec.evals, trained, &mut report).await?;
-        let raft = spec.raft.iter().map(|raft| &raft.verifier);
+        let raft = spec.raft.iter().filter_map(|raft| raft.verifier.as_ref());
         let verifiers = raft.chain(spec.evals.iter().filter_map(|suite| suite.verifier.as_ref()));
         report.warnings.extend(warn_of_commands(verifiers));
         Ok(PreparedRun { suites, kind, report })
@@ -145,7 +145,7 @@ impl<'a> DataReader<'a> {
         report: &mut DataReport,
     ) -> Result<PreparedSuite, SubmitError> {
         let prompts = self.read_prompts(field, suite.prompts, &raft.chat).await?;
-        self.report_prompts(field, suite.prompts, &prompts, suite.verifier, report).await?;
+        self.report_prompts(field, suite.prompts, &prompts, Some(suite.verifier), report).await?;
         report.warnings.extend(check_overlap(raft, (field, suite.prompts), train, &prompts)?);
         report.heldout_samples_per_cycle +=
             u64::from(prompts.prompt_count()) * u64::from(suite.samples_per_prompt);
@@ -217,7 +217,8 @@ impl<'a> DataReader<'a> {
         let sides = [(PROMPTS, file, Some(&train)), (HELDOUT, heldout_file, heldout.as_ref())];
         for (field, file, prompts) in sides {
             let Some(prompts) = prompts else { continue };
-            let tokens = self.report_prompts(field, file, prompts, &raft.verifier, report).await?;
+            let tokens =
+                self.report_prompts(field, file, prompts, raft.verifier.as_ref(), report).await?;
             // Held-out prompts are not trained on, so their length does not matter.
             let Some(tokens) = tokens.filter(|_| field == PROMPTS) else { continue };
             let (max, made) = (raft.training.max_tokens, raft.sampling.max_new_tokens);
@@ -254,7 +255,7 @@ impl<'a> DataReader<'a> {
         field: &str,
         file: &str,
         prompts: &PromptFile,
-        verifier: &VerifierSpec,
+        verifier: Option<&VerifierSpec>,
         report: &mut DataReport,
     ) -> Result<Option<Vec<usize>>, SubmitError> {
         let mut file_report = statistics::prompt_statistics(field, file, prompts);
@@ -264,8 +265,10 @@ impl<'a> DataReader<'a> {
             .and_then(|tokens| statistics::length_statistics(tokens.iter().copied()));
         report.files.push(file_report);
         report.warnings.extend(statistics::duplicates_warning(file, prompts));
-        let warning = statistics::check_prompt_fields(verifier, file, prompts);
-        report.warnings.extend(warning.map_err(|error| SubmitError::data_error(field, error))?);
+        if let Some(verifier) = verifier {
+            let warning = statistics::check_prompt_fields(verifier, file, prompts);
+            report.warnings.extend(warning.map_err(|error| SubmitError::data_error(field, error))?);
+        }
         Ok(tokens)
     }
 

@@ -2,16 +2,15 @@
 //! contain no time and no host.
 
 use std::{
-    collections::BTreeSet,
     fs::File,
     io::{self, Write},
     path::Path,
 };
 
 use flate2::{Compression, GzBuilder, write::GzEncoder};
-use wire::{JobId, Record};
+use wire::Record;
 
-use super::sample_lines::{KeptSamples, SampleJoiner};
+use super::sample_lines::SampleJoiner;
 
 /// One line per judged sample.
 pub(super) const SAMPLES_FILE: &str = "samples.jsonl.gz";
@@ -29,14 +28,10 @@ pub(super) struct ArchiveWriter {
 }
 
 impl ArchiveWriter {
-    /// `kept` lists the selected samples, `redrawn` the jobs that were replaced.
-    pub(super) fn create_files(
-        directory: &Path,
-        kept: KeptSamples,
-        redrawn: BTreeSet<JobId>,
-    ) -> io::Result<Self> {
+    /// Creates the files in a directory; `joiner` writes the samples.
+    pub(super) fn create_files(directory: &Path, joiner: SampleJoiner) -> io::Result<Self> {
         Ok(Self {
-            joiner: SampleJoiner::new(kept, redrawn),
+            joiner,
             samples: create_gzip(&directory.join(SAMPLES_FILE))?,
             facts: create_gzip(&directory.join(FACTS_FILE))?,
             records: 0,
@@ -80,8 +75,7 @@ mod tests {
         let write = || {
             let directory = tempfile::tempdir().unwrap();
             let mut files =
-                ArchiveWriter::create_files(directory.path(), KeptSamples::new(), BTreeSet::new())
-                    .unwrap();
+                ArchiveWriter::create_files(directory.path(), SampleJoiner::default()).unwrap();
             (1..=3).for_each(|sequence| files.write(record(sequence)).unwrap());
             assert_eq!(files.finish_files().unwrap(), 3);
             [SAMPLES_FILE, FACTS_FILE]

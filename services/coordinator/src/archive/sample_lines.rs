@@ -22,7 +22,8 @@ struct SampleLine<'a> {
     prompt: &'a str,
     index: u32,
     completion: &'a str,
-    reward: f64,
+    /// `null` if the samples have no verifier.
+    reward: Option<f64>,
     outcome: &'static str,
     detail: &'a str,
     tokens: u32,
@@ -49,16 +50,22 @@ pub(super) struct SampleJoiner {
     kept: KeptSamples,
     /// These jobs are left out.
     replaced_jobs: BTreeSet<JobId>,
+    /// Training samples have no verifier.
+    is_unverified: bool,
     orders: BTreeMap<JobId, BTreeMap<u32, v1::GenerateOrder>>,
     samples: BTreeMap<JobId, v1::Samples>,
 }
 
 impl SampleJoiner {
-    pub(super) fn new(kept: KeptSamples, replaced_jobs: BTreeSet<JobId>) -> Self {
-        Self { kept, replaced_jobs, ..Self::default() }
+    pub(super) fn new(
+        kept: KeptSamples,
+        replaced_jobs: BTreeSet<JobId>,
+        is_unverified: bool,
+    ) -> Self {
+        Self { kept, replaced_jobs, is_unverified, ..Self::default() }
     }
 
-    /// Returns the lines that the record completes; only verdicts complete any.
+    /// Returns the lines that the record completes: verdicts, or samples without a verifier.
     pub(super) fn join_record(&mut self, record: Record) -> Vec<u8> {
         match (record.fact.subject.key, record.fact.body) {
             (
@@ -71,6 +78,13 @@ impl SampleJoiner {
                 self.orders.entry(job).or_default().insert(attempt, order);
                 Vec::new()
             }
+            (FactKey::Samples { job, .. }, FactBody::Samples(samples))
+                if self.is_unverified && samples.purpose() == v1::Purpose::Train =>
+            {
+                let orders = self.orders.remove(&job).unwrap_or_default();
+                let order = orders.get(&samples.attempt).or_else(|| orders.values().next());
+                format_lines(&self.kept, order, &samples, None)
+            }
             (FactKey::Samples { job, .. }, FactBody::Samples(samples)) => {
                 self.samples.insert(job, samples);
                 Vec::new()
@@ -79,7 +93,7 @@ impl SampleJoiner {
                 let orders = self.orders.remove(&job).unwrap_or_default();
                 let Some(samples) = self.samples.remove(&job) else { return Vec::new() };
                 let order = orders.get(&samples.attempt).or_else(|| orders.values().next());
-                format_lines(&self.kept, order, &samples, &verdicts)
+                format_lines(&self.kept, order, &samples, Some(&verdicts))
             }
             _ => Vec::new(),
         }
@@ -90,10 +104,13 @@ fn format_lines(
     kept: &KeptSamples,
     order: Option<&v1::GenerateOrder>,
     samples: &v1::Samples,
-    verdicts: &v1::Verdicts,
+    verdicts: Option<&v1::Verdicts>,
 ) -> Vec<u8> {
-    let judged: BTreeMap<(&str, u32), &v1::verdicts::Verdict> =
-        verdicts.verdicts.iter().map(|v| ((v.prompt_id.as_str(), v.index), v)).collect();
+    let judged: BTreeMap<(&str, u32), &v1::verdicts::Verdict> = verdicts
+        .iter()
+        .flat_map(|verdicts| &verdicts.verdicts)
+        .map(|verdict| ((verdict.prompt_id.as_str(), verdict.index), verdict))
+        .collect();
     let requests = order.iter().flat_map(|order| &order.requests);
     let prompts: BTreeMap<&str, &str> =
         requests.map(|request| (request.prompt_id.as_str(), request.text.as_str())).collect();
@@ -101,7 +118,10 @@ fn format_lines(
     let mut bytes = Vec::new();
     for sample in &samples.samples {
         let id = sample.prompt_id.as_str();
-        let Some(verdict) = judged.get(&(id, sample.index)) else { continue };
+        let verdict = judged.get(&(id, sample.index));
+        if verdict.is_none() && verdicts.is_some() {
+            continue;
+        }
         let line = SampleLine {
             run: &samples.run,
             cycle: samples.cycle,
@@ -112,9 +132,9 @@ fn format_lines(
             prompt: prompts.get(id).copied().unwrap_or_default(),
             index: sample.index,
             completion: &sample.text,
-            reward: verdict.reward,
-            outcome: outcome_name(verdict.outcome()),
-            detail: &verdict.detail,
+            reward: verdict.map(|verdict| verdict.reward),
+            outcome: verdict.map_or("unjudged", |verdict| outcome_name(verdict.outcome())),
+            detail: verdict.map_or("", |verdict| &verdict.detail),
             tokens: sample.tokens,
             logprob: sample.logprob,
             token_logprobs: decode_logprobs(&sample.token_logprobs, sample.tokens as usize)
@@ -128,7 +148,7 @@ fn format_lines(
                 derive_sample_seed(order.seed, id, sample.index).to_string()
             }),
             agent: &samples.agent,
-            verifier: &verdicts.verifier,
+            verifier: verdicts.map_or("", |verdicts| &verdicts.verifier),
         };
         serde_json::to_writer(&mut bytes, &line).expect("strings and finite numbers are JSON");
         bytes.push(b'\n');
@@ -207,7 +227,7 @@ mod tests {
     #[test]
     fn a_judged_sample_is_one_line_with_all_that_is_known_of_it() {
         let kept = parse_kept(b"{\"prompt\":\"1+1=\",\"completion\":\"2\",\"prompt_id\":\"p1\",\"index\":0,\"reward\":1.0}\n");
-        let mut joiner = SampleJoiner::new(kept.unwrap(), BTreeSet::new());
+        let mut joiner = SampleJoiner::new(kept.unwrap(), BTreeSet::new(), false);
         let bytes: Vec<u8> =
             facts().into_iter().flat_map(|record| joiner.join_record(record)).collect();
         let text = String::from_utf8(bytes).unwrap();
@@ -233,10 +253,23 @@ mod tests {
     #[test]
     fn samples_that_were_drawn_again_are_no_lines() {
         let redrawn = BTreeSet::from([JobId::new("t00000").unwrap()]);
-        let mut joiner = SampleJoiner::new(KeptSamples::new(), redrawn);
+        let mut joiner = SampleJoiner::new(KeptSamples::new(), redrawn, false);
         let bytes: Vec<u8> =
             facts().into_iter().flat_map(|record| joiner.join_record(record)).collect();
         assert!(bytes.is_empty());
+    }
+
+    #[test]
+    fn samples_without_a_verifier_are_lines_without_a_reward() {
+        let mut joiner = SampleJoiner::new(KeptSamples::new(), BTreeSet::new(), true);
+        let [order, samples, _] = facts();
+        assert!(joiner.join_record(order).is_empty());
+        let text = String::from_utf8(joiner.join_record(samples)).unwrap();
+        let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        assert_eq!(text.lines().count(), 2);
+        assert!(first["reward"].is_null());
+        assert_eq!(first["outcome"], "unjudged");
+        assert_eq!(first["seed"], derive_sample_seed(9, "p1", 0).to_string());
     }
 
     #[test]

@@ -255,8 +255,11 @@ pub(super) fn find_missing_results(run: &Run, number: u32, cycle: &Cycle) -> Vec
         if expected && job.samples.is_none() {
             findings.push(format!("cycle {number}, job {id}: planned but never sampled"));
         }
-        if expected && job.verdicts.is_none() {
+        if expected && job.needs.verdicts && job.verdicts.is_none() {
             findings.push(format!("cycle {number}, job {id}: never verified"));
+        }
+        if expected && job.needs.scores && job.scores.is_none() {
+            findings.push(format!("cycle {number}, job {id}: never scored"));
         }
     }
     if !cycle.has_all_evals(&run.spec.suites) {

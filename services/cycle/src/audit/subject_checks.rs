@@ -82,6 +82,11 @@ fn compare_result(subject: &Subject, body: &FactBody) -> Fields {
             compare_cycle(*cycle, verdicts.cycle),
             ("job", verdicts.job == job.as_str()),
         ],
+        (FactKey::Scores { cycle, job }, FactBody::Scores(scores)) => vec![
+            run(&scores.run),
+            compare_cycle(*cycle, scores.cycle),
+            ("job", scores.job == job.as_str()),
+        ],
         (FactKey::Checkpoint { cycle, step }, FactBody::Checkpoint(checkpoint)) => vec![
             run(&checkpoint.run),
             compare_cycle(*cycle, checkpoint.cycle),

@@ -25,7 +25,9 @@ impl Run {
         let late = &self.late_work;
         match place {
             FactKey::Samples { cycle, job } => late.jobs.contains(&(*cycle, job.clone())),
-            FactKey::Verdicts { cycle, job } => late.sampled.contains(&(*cycle, job.clone())),
+            FactKey::Verdicts { cycle, job } | FactKey::Scores { cycle, job } => {
+                late.sampled.contains(&(*cycle, job.clone()))
+            }
             FactKey::Checkpoint { cycle, .. } => late.trainings.contains(cycle),
             FactKey::Eval { cycle, step, .. } => late.checkpoints.contains(&(*cycle, *step)),
             _ => false,

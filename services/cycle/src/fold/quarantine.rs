@@ -52,8 +52,8 @@ impl Cycle {
     fn replace_job(&mut self, id: &JobId, replacement: JobId, round: u32) {
         if let Some(job) = self.remove_job(id) {
             self.replaced_jobs.insert(id.clone());
-            self.jobs
-                .insert(replacement.clone(), PlannedJob::new(job.purpose, job.suite, job.draws));
+            let again = PlannedJob::new(job.purpose, job.suite, job.draws, job.needs);
+            self.jobs.insert(replacement.clone(), again);
             self.reindex_job(&replacement, round);
         }
     }

@@ -46,6 +46,8 @@ impl<'a> CandidateSet<'a> {
 
     fn add_job(&mut self, seed: u64, job: &'a PlannedJob) {
         let verdicts = job.verdicts_by_sample();
+        let scores = job.scores.as_ref().map_or(&[][..], |scores| &scores.scores);
+        let mut scores = scores.iter();
         let prompts: BTreeMap<&str, (u32, &str)> = job
             .requests
             .iter()
@@ -55,17 +57,26 @@ impl<'a> CandidateSet<'a> {
             })
             .collect();
         for sample in job.samples.iter().flat_map(|samples| &samples.samples) {
+            let score = scores.next();
             let verdict = verdicts.get(&(sample.prompt_id.as_str(), sample.index));
-            let prompt = prompts.get(sample.prompt_id.as_str());
-            let (Some(verdict), Some((line, prompt))) = (verdict, prompt) else {
+            let is_missing = job.needs.verdicts && verdict.is_none();
+            let prompt = prompts.get(sample.prompt_id.as_str()).filter(|_| !is_missing);
+            let Some((line, prompt)) = prompt else {
                 self.count_unusable("unjudged", 1);
                 continue;
             };
-            let judged = matches!(verdict.outcome(), Outcome::Pass | Outcome::Fail);
-            if !judged || !verdict.reward.is_finite() {
+            let judged = |verdict: &v1::verdicts::Verdict| {
+                let is_told = matches!(verdict.outcome(), Outcome::Pass | Outcome::Fail);
+                is_told && verdict.reward.is_finite()
+            };
+            if verdict.is_some_and(|verdict| !judged(verdict)) {
                 self.count_unusable("error", 1);
                 continue;
             }
+            let valid = |bytes: &&[u8]| {
+                let found = decode_logprobs(bytes, sample.tokens as usize);
+                found.is_some_and(|logprobs| !logprobs.is_empty())
+            };
             self.candidates.push(SampleCandidate {
                 line: *line,
                 prompt_id: &sample.prompt_id,
@@ -74,16 +85,15 @@ impl<'a> CandidateSet<'a> {
                 completion: &sample.text,
                 tokens: sample.tokens,
                 logprob: sample.logprob.filter(|sum| sum.is_finite() && *sum <= 0.0),
-                token_logprobs: Some(&*sample.token_logprobs).filter(|bytes| {
-                    let found = decode_logprobs(bytes, sample.tokens as usize);
-                    found.is_some_and(|logprobs| !logprobs.is_empty())
-                }),
+                token_logprobs: Some(&*sample.token_logprobs).filter(valid),
+                teacher_logprobs: score.map(|score| &*score.token_logprobs).filter(valid),
                 token_ids: match sample.token_ids.len() == sample.tokens as usize {
                     true => &sample.token_ids,
                     false => &[],
                 },
                 is_finished: sample.finish() == Finish::Stop,
-                reward: verdict.reward,
+                reward: verdict.map_or(0.0, |verdict| verdict.reward),
+                is_judged: verdict.is_some(),
                 tie_break: derive_seed(seed, &[&sample.prompt_id, &sample.index.to_string()]),
             });
         }

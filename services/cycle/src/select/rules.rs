@@ -24,11 +24,16 @@ pub(super) struct SampleCandidate<'a> {
     pub logprob: Option<f64>,
     /// Log-probability of each token, as in the samples fact; `None` if unknown or not valid.
     pub token_logprobs: Option<&'a [u8]>,
+    /// The same by the run's teacher.
+    pub teacher_logprobs: Option<&'a [u8]>,
     /// The drawn tokens; empty if they are those of the completion.
     pub token_ids: &'a [u32],
     /// The completion ended by itself, before `max_new_tokens`.
     pub is_finished: bool,
+    /// 0 if it was not judged.
     pub reward: f64,
+    /// False in a run without a verifier.
+    pub is_judged: bool,
     /// Between equal rewards, the smaller value ranks higher.
     pub tie_break: u64,
 }
@@ -58,6 +63,8 @@ pub(super) enum DropReason {
     Unpaired,
     /// The objective needs the log-probabilities with which it was drawn.
     NoLogprobs,
+    /// The objective needs the log-probabilities by the teacher.
+    NoTeacher,
 }
 
 impl DropReason {
@@ -77,6 +84,7 @@ impl DropReason {
             Self::NoAdvantage => "no advantage",
             Self::Unpaired => "unpaired",
             Self::NoLogprobs => "no log-probabilities",
+            Self::NoTeacher => "not scored",
         }
     }
 }

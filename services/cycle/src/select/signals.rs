@@ -32,6 +32,7 @@ pub(super) fn derive_signals(
         rules,
         keeps_equal: objective.value(SettingKey::Kl) > 0.0,
         needs_logprobs: objective.uses_drawn_logprobs(),
+        needs_teacher: objective.uses_teacher(),
     };
     let mut signals = ObjectiveSignals::default();
     for mut group in groups.into_values() {
@@ -51,13 +52,18 @@ struct SampleGrouping<'a> {
     /// Samples without an advantage are kept: they count for a divergence from the reference.
     keeps_equal: bool,
     needs_logprobs: bool,
+    needs_teacher: bool,
 }
 
 impl SampleGrouping<'_> {
     fn find_defect(&self, place: usize) -> Option<DropReason> {
         let candidate = &self.candidates[place];
-        let lacks = self.needs_logprobs && candidate.token_logprobs.is_none();
-        find_defect(candidate, self.rules).or(lacks.then_some(DropReason::NoLogprobs))
+        let lacks = [
+            (self.needs_logprobs && candidate.token_logprobs.is_none(), DropReason::NoLogprobs),
+            (self.needs_teacher && candidate.teacher_logprobs.is_none(), DropReason::NoTeacher),
+        ];
+        let lacking = lacks.into_iter().find(|(lacks, _)| *lacks).map(|(_, why)| why);
+        find_defect(candidate, self.rules).or(lacking)
     }
 
     fn weigh_group(&self, group: &[usize], advantage: Advantage, signals: &mut ObjectiveSignals) {
@@ -128,9 +134,11 @@ mod tests {
             tokens: 1,
             logprob: None,
             token_logprobs: None,
+            teacher_logprobs: None,
             token_ids: &[],
             is_finished: true,
             reward,
+            is_judged: true,
             tie_break: 0,
         }
     }
@@ -172,6 +180,16 @@ mod tests {
         let signals = derive_signals(&all, &v1::Selection::default(), &corrected);
         assert_eq!(signals.decisions.kept, [0]);
         assert_eq!(signals.decisions.refused, [(1, DropReason::NoLogprobs)].into());
+    }
+
+    #[test]
+    fn samples_that_the_teacher_did_not_score_are_left_out() {
+        let mut all = vec![candidate(0, 0, 0.0), candidate(0, 1, 1.0)];
+        all[0].teacher_logprobs = Some(&[0, 0xb8]);
+        let signals = derive(ObjectiveName::Distillation, &all);
+        assert_eq!(signals.decisions.kept, [0]);
+        assert_eq!(signals.advantages, [(0, 1.0)].into());
+        assert_eq!(signals.decisions.refused, [(1, DropReason::NoTeacher)].into());
     }
 
     #[test]

@@ -1,4 +1,7 @@
 use super::*;
+use crate::state::JobNeeds;
+
+const NEEDS: JobNeeds = JobNeeds { verdicts: true, scores: false };
 
 const TIMEOUTS: ReissueTimeouts = ReissueTimeouts { unclaimed_ms: 10, overdue_ms: 100 };
 
@@ -54,7 +57,7 @@ fn an_agent_finishes_after_its_tokens_and_not_before_half_a_sample() {
 /// Returns the name of each assigned job and its generator's speed.
 fn assigned(rates: &[f64], left_s: &[f64]) -> Vec<(String, f64)> {
     let draws = vec![v1::plan::Draw { prompt: 0, first: 0, count: 1 }];
-    let job = PlannedJob::new(v1::Purpose::Train, String::new(), draws);
+    let job = PlannedJob::new(v1::Purpose::Train, String::new(), draws, NEEDS);
     let ids: Vec<JobId> = (0..left_s.len()).map(|n| format!("t{n}").parse().unwrap()).collect();
     let slow = left_s.iter().zip(&ids).map(|(left_s, id)| (*left_s, id, &job)).collect();
     let idle = fleet(rates);

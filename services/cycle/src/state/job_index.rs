@@ -13,9 +13,9 @@ pub(crate) enum JobStage {
     Unordered,
     /// Ordered, without samples yet.
     InFlight,
-    /// Sampled, without verdicts yet.
+    /// Sampled, without all results that it needs.
     Sampled,
-    Judged,
+    Finished,
     SetAside,
 }
 
@@ -29,9 +29,9 @@ pub(crate) struct PurposeIndex {
     pub(crate) unordered: BTreeSet<JobId>,
     /// Ordered, without samples yet.
     pub(crate) in_flight: BTreeSet<JobId>,
-    /// Jobs that wait for verdicts.
+    /// Jobs that wait for verdicts or scores.
     sampled: usize,
-    judged: usize,
+    finished: usize,
     pub(crate) set_aside: usize,
     /// Planned samples of the jobs in `unordered`.
     pub(crate) unordered_samples: u64,
@@ -49,7 +49,7 @@ impl PurposeIndex {
         unordered: BTreeSet::new(),
         in_flight: BTreeSet::new(),
         sampled: 0,
-        judged: 0,
+        finished: 0,
         set_aside: 0,
         unordered_samples: 0,
         drawn_samples: 0,
@@ -58,7 +58,7 @@ impl PurposeIndex {
     };
 
     pub(crate) fn job_count(&self) -> usize {
-        self.missing_count() + self.sampled + self.judged + self.set_aside
+        self.missing_count() + self.sampled + self.finished + self.set_aside
     }
 
     /// Counts the jobs whose samples may still arrive.
@@ -66,13 +66,13 @@ impl PurposeIndex {
         self.unordered.len() + self.in_flight.len()
     }
 
-    /// Counts the jobs that are neither judged nor set aside.
+    /// Counts the jobs that are neither finished nor set aside.
     pub(crate) fn unsettled_count(&self) -> usize {
         self.missing_count() + self.sampled
     }
 
-    pub(crate) fn judged_count(&self) -> usize {
-        self.judged
+    pub(crate) fn finished_count(&self) -> usize {
+        self.finished
     }
 
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
@@ -95,7 +95,7 @@ impl PurposeIndex {
             }
             JobStage::InFlight => drop(self.in_flight.insert(id.clone())),
             JobStage::Sampled => self.sampled += 1,
-            JobStage::Judged => self.judged += 1,
+            JobStage::Finished => self.finished += 1,
             JobStage::SetAside => self.set_aside += 1,
         }
     }
@@ -108,7 +108,7 @@ impl PurposeIndex {
             }
             JobStage::InFlight => drop(self.in_flight.remove(id)),
             JobStage::Sampled => self.sampled -= 1,
-            JobStage::Judged => self.judged -= 1,
+            JobStage::Finished => self.finished -= 1,
             JobStage::SetAside => self.set_aside -= 1,
         }
     }
@@ -118,8 +118,8 @@ impl JobStage {
     fn from_job(job: &PlannedJob, round: u32) -> Self {
         if job.set_aside.is_some() {
             Self::SetAside
-        } else if job.verdicts.is_some() {
-            Self::Judged
+        } else if job.has_results() {
+            Self::Finished
         } else if job.samples.is_some() {
             Self::Sampled
         } else if job.orders.round >= round {

@@ -66,6 +66,7 @@ pub(super) fn raft(cycles: u32) -> v1::Spec {
         prompt_count: 20,
         heldout: blob("h"),
         heldout_count: 10,
+        verifier: Some(v1::Verifier::default()),
         cycles,
         samples_per_prompt: 8,
         heldout_samples_per_prompt: 2,

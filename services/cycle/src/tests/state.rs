@@ -5,7 +5,7 @@ use wire::{JobId, v1};
 use super::log::{Log, raft, sft, watched};
 use crate::{
     Cycle, PlannedJob, PolicyWeights, RunPhase, outcome,
-    state::{AcceptedSamples, OrderHistory},
+    state::{AcceptedSamples, JobNeeds, OrderHistory},
 };
 
 fn accepted() -> AcceptedSamples {
@@ -26,10 +26,11 @@ fn accepted() -> AcceptedSamples {
 fn an_index_counts_the_jobs_of_a_purpose_by_stage() {
     use v1::Purpose::{Heldout, Train};
     let mut cycle = Cycle::default();
+    let needs = JobNeeds { verdicts: true, scores: false };
     let ids: [JobId; 3] = ["a", "b", "c"].map(|id| id.parse().unwrap());
     for id in &ids {
         let draws = vec![v1::plan::Draw { prompt: 0, first: 0, count: 4 }];
-        cycle.jobs.insert(id.clone(), PlannedJob::new(Train, String::new(), draws));
+        cycle.jobs.insert(id.clone(), PlannedJob::new(Train, String::new(), draws, needs));
     }
     let change = |cycle: &mut Cycle, id: &JobId, change: fn(&mut PlannedJob)| {
         change(cycle.jobs.get_mut(id).unwrap());
@@ -39,7 +40,7 @@ fn an_index_counts_the_jobs_of_a_purpose_by_stage() {
             index.unordered.len(),
             index.in_flight.len(),
             index.unsettled_count(),
-            index.judged_count(),
+            index.finished_count(),
             index.set_aside,
             index.job_count(),
         ];

@@ -23,7 +23,8 @@ impl Told<'_> {
     }
 
     fn raft() -> Self {
-        let raft = v1::spec::Raft { cycles: 3, ..Default::default() };
+        let verifier = Some(v1::Verifier::default());
+        let raft = v1::spec::Raft { cycles: 3, verifier, ..Default::default() };
         let mut told = Self::begin(v1::spec::Kind::Raft(raft));
         told.checkpoint(1.0, 0, "base", "base");
         told

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use e2e::{Fleet, Sampling, SpecFiles};
-use serde_json::Value;
+use e2e::{Fleet, Sampling, SpecFiles, find_llama_cpp};
+use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -62,6 +62,104 @@ fn runs_train_on_failures_and_pairs_as_their_objective_says() {
             assert!(has_digit("chosen") && !has_digit("rejected"), "{pair:#}");
         }
     }
+}
+
+/// Returns a spec of distillation from a teacher, without a verifier.
+fn write_distillation(files: &SpecFiles, base: &str, teacher: &str, cycles: u32) -> PathBuf {
+    let spec = files.write_raft_spec(base, Sampling { cycles, ..SAMPLING });
+    let text = std::fs::read_to_string(&spec).unwrap();
+    let kept = |line: &&str| !line.contains("verifier:") && !line.contains("heldout: heldout");
+    let text: Vec<&str> = text.lines().filter(kept).collect();
+    let distillation = format!(
+        "raft:\n  objective: distillation\n  teacher: {{ checkpoint: {teacher} }}\n  \
+         token_logprobs: true\n  selection: {{ finished: false }}"
+    );
+    let text = text.join("\n").replace("raft:", &distillation).replace("epochs: 1", "epochs: 2");
+    std::fs::write(&spec, text.replace("0.001", "0.01")).unwrap();
+    spec
+}
+
+/// Returns the log-probabilities of the tokens of the first dataset, as drawn and as scored.
+fn scored_tokens(fleet: &Fleet, facts: &[Value]) -> Vec<(f64, f64)> {
+    let selected = facts.iter().find(|fact| fact["fact"]["dataset"]["digest"].is_string());
+    let digest = selected.unwrap()["fact"]["dataset"]["digest"].as_str().unwrap().to_owned();
+    let hex = digest.strip_prefix("b3:").unwrap();
+    let path = fleet.path().join("store/blobs").join(&hex[..2]).join(hex);
+    let text = std::fs::read_to_string(path).unwrap();
+    let values = |line: &Value, field: &str| -> Vec<f64> {
+        let list = line[field].as_array().unwrap_or_else(|| panic!("{field}: {line:#}"));
+        list.iter().map(|value| value.as_f64().unwrap()).collect()
+    };
+    let (mut tokens, mut finished) = (Vec::new(), 0);
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        finished += usize::from(line["unfinished"] != true);
+        let (drawn, scored) = (values(&line, "behaviour"), values(&line, "teacher"));
+        assert_eq!(drawn.len(), scored.len());
+        tokens.extend(drawn.into_iter().zip(scored));
+    }
+    assert!(finished > 0, "ends are scored too");
+    eprintln!("{finished} of {} samples ended by themselves", text.lines().count());
+    tokens
+}
+
+fn divergences(facts: &[Value]) -> Vec<f64> {
+    let last = facts.iter().map(|fact| &fact["fact"]).filter(|fact| fact["final"] == true);
+    last.filter_map(|checkpoint| checkpoint["weighting"]["divergence"].as_f64()).collect()
+}
+
+#[test]
+fn a_student_comes_nearer_to_its_teacher_without_a_verifier() {
+    let fleet = Fleet::start("trainer,generator,scorer,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(20, 20));
+    let teacher = fleet.submit(&files.write_sft_spec(120, 120));
+    fleet.await_success(&base, LIMIT);
+    fleet.await_success(&teacher, LIMIT);
+    let run = fleet.submit(&write_distillation(&files, &base, &teacher, 4));
+    fleet.await_success(&run, LIMIT);
+    let audit = fleet.run_json(&["audit", &run]).expect("a clean audit");
+    assert_eq!(audit["findings"], json!([]));
+    assert_eq!(audit["planned_samples"], audit["accepted_samples"]);
+    assert_eq!(audit["judged_samples"], 0);
+    let facts = fleet.read_facts(&run);
+    let found = divergences(&facts);
+    assert_eq!(found.len(), 4, "{found:?}");
+    assert!(found[3] < 0.8 * found[0], "the divergence from the teacher: {found:?}");
+    check_token_logprobs(&facts, true);
+    assert!(!facts.iter().any(|fact| fact["subject"].as_str().unwrap().contains(".verdicts.")));
+
+    // What a policy draws, it scores in the same way.
+    let own = fleet.submit(&write_distillation(&files, &base, &base, 1));
+    fleet.await_success(&own, LIMIT);
+    assert_scored_as_drawn(&fleet, &fleet.read_facts(&own), 0.002);
+}
+
+#[test]
+fn llama_cpp_scores_what_it_draws_alike() {
+    let Some(programs) = find_llama_cpp() else { return };
+    let environment = [
+        ("FLOTILLA_GENERATOR_ENGINE".to_owned(), "llama.cpp".to_owned()),
+        ("FLOTILLA_LLAMA_CPP".to_owned(), programs),
+    ];
+    let fleet = Fleet::start_with("trainer,generator,scorer,evaluator", &[], environment);
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(20, 20));
+    fleet.await_success(&base, LIMIT);
+    let run = fleet.submit(&write_distillation(&files, &base, &base, 1));
+    fleet.await_success(&run, LIMIT);
+    let facts = fleet.read_facts(&run);
+    let scores = facts.iter().find(|fact| fact["subject"].as_str().unwrap().contains(".scores."));
+    let engine = scores.unwrap()["fact"]["engine"].as_str().unwrap();
+    assert!(engine.starts_with("llama.cpp"), "{engine}");
+    assert_scored_as_drawn(&fleet, &facts, 0.01);
+}
+
+fn assert_scored_as_drawn(fleet: &Fleet, facts: &[Value], tolerance: f64) {
+    let tokens = scored_tokens(fleet, facts);
+    assert!(tokens.len() > 100, "{}", tokens.len());
+    let apart = tokens.iter().map(|(drawn, scored)| (drawn - scored).abs()).fold(0.0, f64::max);
+    assert!(apart < tolerance, "{apart}");
 }
 
 /// Checks that each last checkpoint tells how its objective weighted the tokens.

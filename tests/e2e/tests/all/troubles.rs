@@ -259,14 +259,14 @@ fn missing_objects_are_named() {
     assert_eq!(nothing.code, 0, "down is what it is: {}", nothing.stderr);
     assert!(nothing.stderr.contains("no fleet is running"), "{}", nothing.stderr);
     run_without_fleet(&["up", "--dir", text(directory.path()), "--agents", "cook"])
-        .assert_refused(&["cook", "trainer, generator, verifier, evaluator"]);
+        .assert_refused(&["cook", "trainer, generator, verifier, scorer, evaluator"]);
     assert_no_fleet(directory.path());
 
     let fleet = Fleet::start("trainer");
     let agent = directory.path().join("agent");
     fleet
         .run(&["agent", "--roles", "cook", "--agent-dir", text(&agent)])
-        .assert_refused(&["cook", "trainer, generator, verifier, evaluator"]);
+        .assert_refused(&["cook", "trainer, generator, verifier, scorer, evaluator"]);
     for command in [
         &["run", "show"][..],
         &["run", "watch"],

@@ -10,9 +10,11 @@ fn candidate(line: u32, index: u32, completion: &str, reward: f64) -> SampleCand
         tokens: 4,
         logprob: None,
         token_logprobs: None,
+        teacher_logprobs: None,
         token_ids: &[],
         is_finished: true,
         reward,
+        is_judged: true,
         tie_break: wire::derive_seed(1, &[&line.to_string(), &index.to_string()]),
     }
 }
