@@ -250,7 +250,7 @@ mod tests {
         let tree =
             |manifest: &str| Some(v1::Tree { manifest: manifest.into(), ..Default::default() });
         let order = v1::TrainOrder {
-            base: Some(v1::Base { tree: tree("b3:1"), random_init: false }),
+            base: Some(v1::Base { tree: tree("b3:1"), random_init: false, adapter: None }),
             dataset: Some(v1::Blob { digest: "b3:2".into(), bytes: 3 }),
             ..Default::default()
         };
@@ -260,7 +260,7 @@ mod tests {
             checkpoint_metadata(&same, "candle-1", 5, 9),
             "a second attempt is the same training"
         );
-        let base = Some(v1::Base { tree: tree("b3:9"), random_init: false });
+        let base = Some(v1::Base { tree: tree("b3:9"), random_init: false, adapter: None });
         let dataset = Some(v1::Blob { digest: "b3:9".into(), bytes: 3 });
         for other in [
             v1::TrainOrder { base, ..order.clone() },

@@ -115,7 +115,7 @@ pub(super) fn make_raft_spec(run: &str, workload: RaftWorkload) -> v1::Spec {
     v1::Spec {
         run: run.into(),
         seed,
-        base: Some(v1::Base { tree: Some(make_tree("base")), random_init: false }),
+        base: Some(v1::Base { tree: Some(make_tree("base")), random_init: false, adapter: None }),
         pool: "default".into(),
         suites: suites.into_iter().map(suite).collect(),
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {

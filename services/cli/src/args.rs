@@ -5,6 +5,7 @@
 mod access;
 mod agent;
 mod convert;
+mod court;
 mod data;
 mod doctor;
 mod eval;
@@ -42,6 +43,7 @@ pub(crate) use {
         TrainerEngine, TrainingWatchArgs,
     },
     convert::{ConvertCommand, ConvertOutputArgs},
+    court::CourtArgs,
     data::{DataCommand, HeldoutArgs},
     doctor::{DoctorArgs, DoctorCommand, EstimateArgs, EstimateMethod, SpeedArgs},
     eval::{EvalCommand, EvalEngine, EvalFilterArgs, EvalLocalArgs},
@@ -153,6 +155,8 @@ pub(crate) enum CliCommand {
     Audit(AuditArgs),
     /// Preview what another selection strategy would keep of a cycle.
     Select(SelectArgs),
+    /// Compare objectives: train each on the samples of a cycle, and rank them.
+    Court(CourtArgs),
     /// Generate samples with a local model, without a fleet.
     Generate(GenerateArgs),
     /// Judge completions from a file, without a fleet.
@@ -192,7 +196,7 @@ pub(crate) enum CliCommand {
 /// The sections of the list of commands.
 const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
     ("Start here", &["demo", "up", "down", "watch", "topics"]),
-    ("Runs", &["run", "checkpoint", "eval", "select", "data"]),
+    ("Runs", &["run", "checkpoint", "eval", "select", "court", "data"]),
     ("Look inside", &["agents", "audit", "doctor", "feed"]),
     (
         "Build a fleet",

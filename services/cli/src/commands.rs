@@ -8,6 +8,7 @@ mod backup;
 mod checkpoint;
 mod convert;
 mod coordinator;
+mod court;
 mod cycle_figures;
 mod data;
 mod discover;
@@ -95,6 +96,7 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
             agents::handle_agents(&global, command).await.map_err(explain_denial)?;
         }
         CliCommand::Select(args) => select::preview_selection(&global, &args).await?,
+        CliCommand::Court(args) => court::run_court(&global, &args).await?,
         CliCommand::Convert(command) => convert::run_convert_command(command, json).await?,
         CliCommand::Generate(args) => generate::generate_samples(&args, json).await?,
         CliCommand::Data(command) => data::run_data_command(command, json)?,

@@ -63,7 +63,8 @@ fn update_bar(bar: &ProgressBar, run: &Run, jobs: &ActiveJobs) {
     output::set_bar_labels(bar, &format!("cycle {cycle} {}", phase.as_str()), &note);
 }
 
-fn create_bar() -> ProgressBar {
+/// Returns a bar that is hidden unless stderr is a terminal.
+pub(crate) fn create_bar() -> ProgressBar {
     if !output::stderr_is_terminal() {
         return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
     }

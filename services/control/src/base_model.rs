@@ -158,7 +158,7 @@ impl FleetControl {
                 self.publish_model(&found, &names, upload, watch).await?
             }
         };
-        Ok(v1::Base { tree: Some(tree), random_init: false })
+        Ok(v1::Base { tree: Some(tree), random_init: false, adapter: None })
     }
 
     /// Fails as [`FleetControl::resolve_model`] does. Stores nothing; of a model that is only on the

@@ -8,6 +8,7 @@ mod archived_facts;
 mod audit;
 mod base_model;
 mod checkpoints;
+mod court;
 mod data;
 mod evals;
 mod explain;
@@ -35,6 +36,9 @@ pub use agents::DrainError;
 pub use audit::{AuditDepth, AuditError, AuditFinding, AuditReport, FindingSource, TaskProgress};
 pub use base_model::{BaseError, TransferCallback, TransferProgress};
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
+pub use court::{
+    Court, CourtError, CourtRanking, CourtTrial, RankedObjective, SEEDS_MAX, rank_objectives,
+};
 pub use data::{DataError, remove_duplicate_prompts, report_data_file, split_prompt_file};
 pub use explain::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,

@@ -248,7 +248,7 @@ impl FleetControl {
     ) -> Result<v1::Base, SubmitError> {
         if let Some(name) = &base.checkpoint {
             let tree = self.find_base_checkpoint(name).await?.tree;
-            return Ok(v1::Base { tree, random_init: false });
+            return Ok(v1::Base { tree, random_init: false, adapter: None });
         }
         if let Some(name) = &base.model {
             let upload = base.upload.unwrap_or(UploadSpec::Auto);
@@ -316,7 +316,7 @@ impl FleetControl {
             .await?
             .publish_tree(staged.path(), &place, TreeMetadata::default())
             .await?;
-        Ok(v1::Base { tree: Some(tree), random_init: true })
+        Ok(v1::Base { tree: Some(tree), random_init: true, adapter: None })
     }
 
     /// Writes the `spec` fact under the first free number of the name, and returns the run's id.

@@ -103,6 +103,7 @@ impl Fleet {
         let base = v1::Base {
             tree: Some(self.tree("base", Default::default()).await),
             random_init: false,
+            adapter: None,
         };
         let spec = v1::Spec {
             run: self.run.to_string(),

@@ -426,8 +426,9 @@ impl Run {
         let cycle = self.cycles.get(&number).ok_or_else(|| never_planned_message(number))?;
         let select::CycleSelection { fact: expected, dataset } =
             select::select_samples(self, raft, number, cycle);
-        let canary = canary_vote::canary_settings(self)
-            .map_or(String::new(), |_| canary_vote::text_from_dataset(&dataset));
+        let canary = canary_vote::canary_settings(self).map_or(String::new(), |_| {
+            canary_vote::text_from_dataset(&dataset.unwrap_or_default())
+        });
         for (line, (judged, passed)) in
             selected.prompts.iter().zip(selected.judged.iter().zip(&selected.passed))
         {
@@ -472,9 +473,10 @@ impl Run {
     }
 
     fn is_base(&self, checkpoint: &v1::Checkpoint) -> bool {
+        let start = self.spec.base.as_ref();
+        let start = start.and_then(|base| base.adapter.as_ref().or(base.tree.as_ref()));
         let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
-        let base = self.spec.base.as_ref().and_then(|base| base.tree.as_ref());
-        manifest(checkpoint.tree.as_ref()) == manifest(base)
+        manifest(checkpoint.tree.as_ref()) == manifest(start)
     }
 
     /// Fails if the eval measured other weights than its checkpoint's.

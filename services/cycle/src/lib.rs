@@ -35,6 +35,7 @@ mod selection_report;
 mod speculation;
 mod state;
 mod training_advice;
+mod trial;
 
 pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
 pub use best_checkpoint::{best_checkpoint, newest_checkpoint};
@@ -56,6 +57,7 @@ pub use state::{
     RunPhase,
 };
 pub use training_advice::advise_on_training;
+pub use trial::{ObjectiveTrial, prepare_trial};
 
 #[cfg(test)]
 mod tests;

@@ -236,16 +236,22 @@ impl CyclePlanner<'_> {
         }
     }
 
-    /// Writes the base model as the checkpoint of cycle 0, which evaluates it.
+    /// Writes the start of the run as the checkpoint of cycle 0, which evaluates it.
     fn adopt_base(&self) -> Vec<WriteCommand> {
-        let Some(tree) = self.run.spec.base.as_ref().and_then(|base| base.tree.clone()) else {
+        let base = self.run.spec.base.clone().unwrap_or_default();
+        let Some(tree) = base.tree else {
             return vec![fail_command(self.run, "the spec names no base model".into())];
+        };
+        let (content, tree, base) = match base.adapter {
+            Some(adapter) => (v1::checkpoint::Content::Adapter, adapter, Some(tree)),
+            None => (v1::checkpoint::Content::Model, tree, None),
         };
         let checkpoint = v1::Checkpoint {
             run: self.run.id.to_string(),
             r#final: true,
-            content: v1::checkpoint::Content::Model.into(),
+            content: content.into(),
             tree: Some(tree),
+            base,
             ..Default::default()
         };
         let place = FactKey::Checkpoint { cycle: 0, step: 0 };
@@ -343,13 +349,13 @@ impl CyclePlanner<'_> {
 
     fn select_samples(&self) -> WriteCommand {
         let selection = select::select_samples(self.run, self.raft, self.number, self.cycle);
-        debug_assert_eq!(
-            selection.fact.dataset.as_ref().map(|blob| blob.digest.clone()),
-            Some(Digest::hash_bytes(&selection.dataset).to_string())
-        );
+        debug_assert!(selection.dataset.as_ref().is_none_or(|dataset| {
+            let digest = Digest::hash_bytes(dataset).to_string();
+            selection.fact.dataset.as_ref().is_some_and(|blob| blob.digest == digest)
+        }));
         let place = FactKey::Selection { cycle: self.number };
         WriteCommand {
-            blob: Some(selection.dataset),
+            blob: selection.dataset,
             ..write_command(self.run, place, FactBody::Selected(selection.fact))
         }
     }
@@ -359,7 +365,7 @@ impl CyclePlanner<'_> {
             return vec![fail_command(self.run, format!("cycle {} has no policy", self.number))];
         };
         let order = v1::TrainOrder {
-            base: Some(v1::Base { tree: Some(base), random_init: false }),
+            base: Some(v1::Base { tree: Some(base), ..v1::Base::default() }),
             adapter,
             dataset: selected.dataset.clone(),
             training: schedule::training_settings(self.raft, self.number),

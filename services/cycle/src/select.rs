@@ -27,8 +27,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(crate) struct CycleSelection {
     pub fact: v1::Selected,
-    /// JSON lines; the fact contains their digest.
-    pub dataset: Vec<u8>,
+    /// JSON lines; the fact contains their digest. `None` if the spec names the training data.
+    pub dataset: Option<Vec<u8>>,
 }
 
 /// The result of applying selection rules to the samples of a cycle.
@@ -84,6 +84,16 @@ pub(crate) fn select_samples(
     number: u32,
     cycle: &Cycle,
 ) -> CycleSelection {
+    if let Some(v1::spec::Dataset { lines, examples }) = &raft.dataset {
+        let fact = v1::Selected {
+            cycle: number,
+            considered: *examples,
+            kept: *examples,
+            dataset: lines.clone(),
+            ..v1::Selected::default()
+        };
+        return CycleSelection { fact, dataset: None };
+    }
     let rules = cycle_rules(run, raft, number);
     let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
     let tallies = PromptTallies::from_candidates(&found.candidates, rules.min_reward);
@@ -107,7 +117,7 @@ pub(crate) fn select_samples(
         entropy_samples,
         retokenized: to_u32(retokenized),
     };
-    CycleSelection { fact, dataset: outcome.dataset }
+    CycleSelection { fact, dataset: Some(outcome.dataset) }
 }
 
 /// Returns what selection rules (`None`: the run's own) would keep of a cycle's training samples;

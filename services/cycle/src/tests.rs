@@ -11,6 +11,7 @@ mod proof;
 mod state;
 mod suites;
 mod tampered;
+mod teaching;
 mod trouble;
 
 use wire::v1;

@@ -189,6 +189,7 @@ impl RaftSpec {
             proof: Some(self.proof.to_proto()),
             token_logprobs: self.token_logprobs,
             teacher: None,
+            dataset: None,
         }
     }
 

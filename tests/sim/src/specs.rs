@@ -68,7 +68,11 @@ fn common_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
     v1::Spec {
         run: run.into(),
         seed,
-        base: Some(v1::Base { tree: Some(tree(&Digest::hash_bytes(b"base"))), random_init: false }),
+        base: Some(v1::Base {
+            tree: Some(tree(&Digest::hash_bytes(b"base"))),
+            random_init: false,
+            adapter: None,
+        }),
         pool: pool.into(),
         suites: vec![v1::Suite { name: SUITE.into(), text: blob(b"text"), ..Default::default() }],
         ..Default::default()

@@ -31,8 +31,10 @@ pub(super) fn check_plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String>
     found.extend(plan.jobs.iter().find(strange).map(|job| {
         format!("job {:?} draws from suite {:?}, which the spec does not have", job.job, job.suite)
     }));
+    let has_data = raft.dataset.is_some();
     let wanted = match (number, raft.prompts_per_cycle) {
         (0, _) => 0,
+        _ if has_data => 0,
         (_, 0) => raft.prompt_count,
         (_, some) => some.min(raft.prompt_count),
     };
@@ -44,7 +46,8 @@ pub(super) fn check_plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String>
             raft.prompt_count
         ));
     }
-    for set in raft.prompt_sets() {
+    // Cycle 0 of a run with given data measures nothing.
+    for set in raft.prompt_sets().filter(|_| number > 0 || !has_data) {
         let drawn = count_prompts(plan, &set);
         let heldout = set.purpose == v1::Purpose::Heldout;
         let (wanted, count) = (if heldout { set.count } else { wanted }, set.samples_per_prompt);
@@ -55,7 +58,7 @@ pub(super) fn check_plan(run: &Run, number: u32, plan: &v1::Plan) -> Vec<String>
         let draws = match set.purpose {
             _ if !sane || drawn < wanted as usize => continue,
             v1::Purpose::Heldout => (0..wanted).map(|line| (line, count)).collect(),
-            v1::Purpose::Train | v1::Purpose::Unspecified if number == 0 => Vec::new(),
+            v1::Purpose::Train | v1::Purpose::Unspecified if number == 0 || has_data => Vec::new(),
             v1::Purpose::Train | v1::Purpose::Unspecified => {
                 curriculum::select_prompts(run, raft, number, raft.prompt_count)
             }

@@ -105,8 +105,14 @@ pub(super) fn check_checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoi
     let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
     let spec_base = run.spec.base.as_ref().and_then(|base| base.tree.as_ref());
     if run.raft_spec().is_some() && number == 0 {
-        let adopted = manifest(checkpoint.tree.as_ref()) == manifest(spec_base)
-            && checkpoint.content() == v1::checkpoint::Content::Model
+        let adapter = run.spec.base.as_ref().and_then(|base| base.adapter.as_ref());
+        let (content, start, base) = match adapter {
+            Some(_) => (v1::checkpoint::Content::Adapter, adapter, manifest(spec_base)),
+            None => (v1::checkpoint::Content::Model, spec_base, None),
+        };
+        let adopted = manifest(checkpoint.tree.as_ref()) == manifest(start)
+            && manifest(checkpoint.base.as_ref()) == base
+            && checkpoint.content() == content
             && checkpoint.r#final;
         return if adopted { Vec::new() } else { vec!["it is not the spec's base".into()] };
     }

@@ -48,7 +48,7 @@ fn spec(kind: v1::spec::Kind) -> v1::Spec {
     v1::Spec {
         run: "r1".into(),
         seed: 7,
-        base: Some(v1::Base { tree: tree("base"), random_init: false }),
+        base: Some(v1::Base { tree: tree("base"), random_init: false, adapter: None }),
         pool: "default".into(),
         suites: vec![v1::Suite { name: "text".into(), ..Default::default() }],
         kind: Some(kind),

@@ -18,6 +18,7 @@ fn log(cycles: u32, change: impl FnOnce(&mut v1::spec::Raft)) -> Log {
         name: name.into(),
         count,
         samples_per_prompt,
+        verifier: Some(v1::Verifier::default()),
         sampling: Some(v1::Sampling { temperature: 0.3, max_new_tokens: 16, ..Default::default() }),
         pass_at: pass_at.into(),
         ..Default::default()

@@ -15,7 +15,7 @@ struct Told<'a> {
 impl Told<'_> {
     fn begin(kind: v1::spec::Kind) -> Self {
         let suites = vec![v1::Suite { name: "text".into(), ..Default::default() }];
-        let base = Some(v1::Base { tree: Some(tree("base")), random_init: false });
+        let base = Some(v1::Base { tree: Some(tree("base")), random_init: false, adapter: None });
         let kind = Some(kind);
         let spec = v1::Spec { name: "sums".into(), suites, base, kind, ..Default::default() };
         let first = record(1, 0.0, FactKey::Spec, FactBody::Spec(spec));

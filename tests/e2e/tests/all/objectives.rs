@@ -208,3 +208,45 @@ fn check_token_logprobs(facts: &[Value], wanted: bool) {
     assert_eq!(each > 0.0, wanted);
     eprintln!("token log-probabilities: {each:.2} bytes a token");
 }
+
+#[test]
+fn a_court_ranks_objectives_on_the_samples_of_a_cycle() {
+    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(20, 20));
+    fleet.await_success(&base, LIMIT);
+    let run = fleet.submit(&files.write_raft_spec(&base, SAMPLING));
+    fleet.await_success(&run, LIMIT);
+    let court =
+        ["court", &run, "--objectives", "raft,rloo,dpo", "--set", "rloo.kl=0.01", "--seeds", "2"];
+    let ranking = fleet.run_json(&court).expect("a ranking");
+    assert_eq!((&ranking["run"], &ranking["cycle"]), (&json!(run), &json!(2)));
+    let places = ranking["ranking"].as_array().unwrap();
+    let mut names: Vec<&str> =
+        places.iter().map(|place| place["objective"].as_str().unwrap()).collect();
+    let means: Vec<f64> = places.iter().map(|place| place["mean"].as_f64().unwrap()).collect();
+    assert!(means.is_sorted_by(|a, b| a >= b), "{ranking:#}");
+    names.sort_unstable();
+    assert_eq!(names, ["dpo", "raft", "rloo kl=0.01"]);
+    let runs: Vec<&str> = places
+        .iter()
+        .flat_map(|place| place["runs"].as_array().unwrap())
+        .map(|run| run[0].as_str().unwrap())
+        .collect();
+    assert_eq!(runs.len(), 6);
+    for trial in &runs {
+        fleet.assert_clean_audit(trial);
+        let drawn = fleet.read_facts(trial);
+        let trains = |fact: &Value| fact["fact"]["purpose"] == "TRAIN";
+        assert!(!drawn.iter().any(trains), "{trial} draws training samples again");
+    }
+    // The same court finds its runs again.
+    let again = fleet.run_json(&court).expect("a ranking");
+    assert_eq!(again, ranking);
+    fleet
+        .run(&["court", &run, "--objectives", "raft", "--cycle", "7"])
+        .assert_refused(&["cycle 7", "has not selected"]);
+    fleet
+        .run(&["court", &run, "--objectives", "raft", "--set", "dapo.kl=1"])
+        .assert_refused(&["dapo is none of the --objectives"]);
+}
