@@ -130,7 +130,7 @@ impl RoleRunner {
         match self.role.work_kind() {
             WorkKind::Generate => self.shared.runs.wait_for_quarantine().await,
             WorkKind::Verify | WorkKind::Score | WorkKind::Train | WorkKind::Eval => {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         }
     }

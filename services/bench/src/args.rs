@@ -12,7 +12,8 @@ use cli::VERSION;
 #[command(name = "flotilla-bench", version = VERSION)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct BenchArgs {
-    /// Benchmarks to run [default: all except engine, eval, fleet and raft, which take minutes]
+    /// Benchmarks to run [default: all except engine, eval, fleet, raft and objectives, which take
+    /// minutes]
     pub what: Vec<BenchTarget>,
     /// Engine: CPU cores of each engine [default: 2]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -40,13 +41,13 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "MIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub store_mib: u32,
-    /// RAFT: number of base models, each with its own seed
+    /// RAFT, objectives: number of base models, each with its own seed
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=100))]
     pub seeds: u32,
     /// RAFT: cycles of each run that compares selection strategies
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub cycles: u32,
-    /// RAFT: directory of the fleets [default: a temporary one]
+    /// RAFT, objectives: directory of the fleets [default: a temporary one]
     #[arg(long, env = "FLOTILLA_DIR")]
     pub dir: Option<PathBuf>,
     /// Print JSON on stdout instead of text.
@@ -91,6 +92,9 @@ pub(crate) enum BenchTarget {
     Eval,
     /// Effect of selection, more cycles and early sampling on a run, as in docs/RAFT-FIGURES.md
     Raft,
+    /// Compare training objectives, distillation and the ranking of `flotilla court` with RAFT, as
+    /// in docs/RAFT-FIGURES.md; takes an hour with --seeds 10
+    Objectives,
 }
 
 /// A subcommand.

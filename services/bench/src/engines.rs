@@ -18,6 +18,7 @@ mod task_process;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    process::ExitCode,
 };
 
 use anyhow::Context;
@@ -179,7 +180,7 @@ pub(super) struct EnginesReport {
     conversions: Vec<ConversionSpeed>,
 }
 
-pub(super) async fn bench_engines(args: &BenchArgs) -> anyhow::Result<()> {
+pub(super) async fn bench_engines(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let (as_json, args) = (args.json, args.clone());
     let report = tokio::task::spawn_blocking(move || measure_engines(&args, &TASKS)).await??;
     let figures = goals::engine_figures(&report);
@@ -187,11 +188,12 @@ pub(super) async fn bench_engines(args: &BenchArgs) -> anyhow::Result<()> {
         let figures: Vec<_> = figures.iter().map(super::BenchFigure::to_json).collect();
         let mut document = super::build_document(&report.load_before, &figures);
         document["engines"] = json!(report);
-        return output::print_json(&document);
+        output::print_json(&document)?;
+        return Ok(ExitCode::SUCCESS);
     }
     super::print_figures(&figures, &report.load_before);
     output::print_text(&format!("\n{}", format_report(&report)));
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn format_report(report: &EnginesReport) -> String {

@@ -18,6 +18,7 @@ mod fleet_scale;
 mod flotilla_program;
 mod idle;
 mod memory_log;
+mod objective_effect;
 mod observe;
 mod performance_page;
 mod procfs;
@@ -129,15 +130,18 @@ async fn run_bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         output::print_message("this is a debug build: its figures say little");
     }
     match args.what[..] {
-        [BenchTarget::Engine] => {
-            engines::bench_engines(args).await?;
-            return Ok(ExitCode::SUCCESS);
-        }
+        [BenchTarget::Engine] => return engines::bench_engines(args).await,
         [BenchTarget::Raft] => return raft_effect::bench_raft(args).await,
+        [BenchTarget::Objectives] => return objective_effect::bench_objectives(args).await,
         _ => {}
     }
-    if args.what.iter().any(|what| matches!(what, BenchTarget::Engine | BenchTarget::Raft)) {
-        bail!("`engine` and `raft` are measured alone: they would disturb the others");
+    let is_alone = |what: &BenchTarget| {
+        matches!(what, BenchTarget::Engine | BenchTarget::Raft | BenchTarget::Objectives)
+    };
+    if args.what.iter().any(is_alone) {
+        bail!(
+            "`engine`, `raft` and `objectives` are measured alone: they would disturb the others"
+        );
     }
     let wanted = |what| args.what.is_empty() || args.what.contains(&what);
     let mut figures = Vec::new();

@@ -5,7 +5,7 @@
 //! depend on the machine.
 
 mod markdown;
-mod run_result;
+pub(crate) mod run_result;
 
 use std::{path::Path, process::ExitCode, time::Instant};
 
@@ -143,7 +143,7 @@ async fn measure_raft(directory: &Path, args: &BenchArgs) -> anyhow::Result<Raft
     })
 }
 
-pub(super) async fn with_fleet<T>(
+pub(crate) async fn with_fleet<T>(
     directory: &Path,
     wanted: &FleetProcessOptions,
     agents: usize,

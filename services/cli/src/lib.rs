@@ -37,7 +37,10 @@ use crate::{
     args::{Cli, CliCommand},
     output::{exit_with_usage, report_outcome},
 };
-pub use crate::{run_submission::run_to_success, version::VERSION};
+pub use crate::{
+    run_submission::{await_success, run_to_success, submit_run},
+    version::VERSION,
+};
 pub use terminal_output as output;
 
 /// Worker threads of the async runtime. Two are enough: it only moves messages, and child processes

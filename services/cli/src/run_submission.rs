@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Context, bail};
 use control::{FleetControl, SpecFiles, SubmittedRun, TransferCallback};
 use cycle::Run;
-use wire::v1;
+use wire::{RunId, v1};
 
 use crate::{progress_meter::ProgressMeter, run_progress};
 
@@ -22,10 +22,8 @@ pub(crate) async fn read_spec(spec: &Path) -> anyhow::Result<(String, SpecFiles)
     Ok((yaml, SpecFiles::Local(spec.parent().unwrap_or(Path::new("")).to_owned())))
 }
 
-pub(crate) async fn submit_run(
-    control: &FleetControl,
-    spec: &Path,
-) -> anyhow::Result<SubmittedRun> {
+/// Submits the run of a spec file.
+pub async fn submit_run(control: &FleetControl, spec: &Path) -> anyhow::Result<SubmittedRun> {
     let (yaml, files) = read_spec(spec).await?;
     let meter = Arc::new(ProgressMeter::new());
     let shown = meter.clone();
@@ -40,7 +38,12 @@ pub(crate) async fn submit_run(
 /// Submits a run, follows it to its end and returns it; fails if the run does not succeed.
 pub async fn run_to_success(control: &FleetControl, spec: &Path) -> anyhow::Result<Run> {
     let id = submit_run(control, spec).await?.run;
-    let ended = run_progress::follow_run(control, &id, 0).await?;
+    await_success(control, &id).await
+}
+
+/// Follows a run to its end and returns it; fails if the run does not succeed.
+pub async fn await_success(control: &FleetControl, id: &RunId) -> anyhow::Result<Run> {
+    let ended = run_progress::follow_run(control, id, 0).await?;
     match &ended.done {
         Some(done) if done.status() == v1::done::Status::Succeeded => Ok(ended),
         Some(done) => bail!("run {id} ended unexpectedly: {} (A113)", done.message),

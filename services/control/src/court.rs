@@ -103,7 +103,7 @@ impl FleetControl {
             return Err(CourtError::NoHeldout(id.clone()));
         }
         let has_selected = |cycle: &u32| whole.cycles[cycle].selected.is_some();
-        let newest = whole.cycles.keys().copied().filter(has_selected).next_back();
+        let newest = whole.cycles.keys().copied().rfind(has_selected);
         let cycle = cycle.or(newest).unwrap_or(1);
         let run = self.run_before_selection(id, cycle, records).await?;
         let trial = |objective| prepare_court_trial(&run, cycle, objective);
@@ -212,8 +212,9 @@ pub fn rank_objectives(court: &Court, runs: Vec<Vec<(String, Option<f64>)>>) -> 
     CourtRanking { run: court.run.to_string(), cycle: court.cycle, before: court.before, ranking }
 }
 
-/// Returns the mean and, of two values or more, its 95 % interval by Student's t.
-fn mean_interval(values: &[f64]) -> Option<(f64, Option<(f64, f64)>)> {
+/// Returns the mean and, of two values or more, its 95 % interval by Student's t; `None` of no
+/// values.
+pub fn mean_interval(values: &[f64]) -> Option<(f64, Option<(f64, f64)>)> {
     let count = u32::try_from(values.len()).ok().filter(|count| *count > 0).map(f64::from)?;
     let mean = values.iter().sum::<f64>() / count;
     if values.len() < 2 {

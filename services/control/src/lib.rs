@@ -37,7 +37,8 @@ pub use audit::{AuditDepth, AuditError, AuditFinding, AuditReport, FindingSource
 pub use base_model::{BaseError, TransferCallback, TransferProgress};
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use court::{
-    Court, CourtError, CourtRanking, CourtTrial, RankedObjective, SEEDS_MAX, rank_objectives,
+    Court, CourtError, CourtRanking, CourtTrial, RankedObjective, SEEDS_MAX, mean_interval,
+    rank_objectives,
 };
 pub use data::{DataError, remove_duplicate_prompts, report_data_file, split_prompt_file};
 pub use explain::{

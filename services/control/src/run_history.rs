@@ -87,6 +87,26 @@ impl FleetControl {
         Ok(run)
     }
 
+    /// Returns the number of tokens that were drawn for the training of a cycle.
+    ///
+    /// # Errors
+    /// When the log or the cycle's archive cannot be read.
+    pub async fn count_drawn_tokens(&self, id: &RunId, cycle: u32) -> Result<u64, HistoryError> {
+        let is_archive = |record: Record| match record.fact.body {
+            FactBody::Archived(archived) => Some(archived),
+            _ => None,
+        };
+        let filter = format!("flotilla.{id}.cycle.{cycle}.archived");
+        let archived = self.read_records(vec![filter]).await?.into_iter().find_map(is_archive);
+        let facts = self.read_bulky_facts(id, cycle, archived).await?;
+        let drawn = facts.iter().filter_map(|record| match &record.fact.body {
+            FactBody::Samples(samples) if samples.purpose() == v1::Purpose::Train => Some(samples),
+            _ => None,
+        });
+        let tokens = drawn.flat_map(|samples| &samples.samples).map(|it| u64::from(it.tokens));
+        Ok(tokens.sum())
+    }
+
     pub(crate) async fn records_without_samples(
         &self,
         id: &RunId,

@@ -51,7 +51,7 @@ pub enum SubmitError {
     Checkpoint {
         field: String,
         #[source]
-        source: CheckpointError,
+        source: Box<CheckpointError>,
     },
     #[error("field {field}")]
     Base {
@@ -87,7 +87,7 @@ pub enum SubmitError {
 
 impl From<CheckpointError> for SubmitError {
     fn from(source: CheckpointError) -> Self {
-        Self::Checkpoint { field: "base.checkpoint".to_owned(), source }
+        Self::Checkpoint { field: "base.checkpoint".to_owned(), source: Box::new(source) }
     }
 }
 
@@ -133,7 +133,7 @@ impl SubmitError {
                 None => Self::Base { field, source },
             },
             Self::Checkpoint { field, source } if source.is_caller_fault() => match place(&field) {
-                Some(line) => placed(line, field, source.into()),
+                Some(line) => placed(line, field, (*source).into()),
                 None => Self::Checkpoint { field, source },
             },
             other => other,

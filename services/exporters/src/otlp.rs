@@ -160,10 +160,7 @@ impl OpenSpans {
             }
             (FactKey::Scores { cycle, job }, FactBody::Scores(scores)) => {
                 self.last_verdicts.insert(*cycle, at);
-                let begin_ms = start_before(at, scores.wall_s);
-                let score = TraceSpan::new_child(*cycle, &format!("score {job}"), (begin_ms, at));
-                let score = score.with_agent(&scores.agent).with_parent(&format!("job {job}"));
-                return vec![score];
+                return vec![scoring_span(*cycle, job.as_str(), scores, at)];
             }
             (FactKey::Selection { cycle }, FactBody::Selected(selected)) => {
                 let begin_ms = self.last_verdicts.get(cycle).copied().unwrap_or(at);
@@ -263,6 +260,14 @@ impl OpenSpans {
         let ordered = self.train_ordered.get(&cycle).copied().unwrap_or(begin_ms);
         vec![published, TraceSpan::new_child(cycle, "train", (ordered, at))]
     }
+}
+
+fn scoring_span(cycle: u32, job: &str, scores: &v1::Scores, at: u64) -> TraceSpan {
+    let span = (start_before(at, scores.wall_s), at);
+    TraceSpan::new_child(cycle, &format!("score {job}"), span)
+        .with_agent(&scores.agent)
+        .with_parent(&format!("job {job}"))
+        .with_attributes(vec![("flotilla.samples", json!(scores.scores.len()))])
 }
 
 fn generation_span(cycle: u32, job: &str, samples: &v1::Samples, at: u64) -> TraceSpan {

@@ -88,9 +88,12 @@ impl HasStatusCode for SubmitError {
     fn status_code(&self) -> Code {
         match self {
             Self::Read(error) => error.status_code(),
-            Self::Checkpoint { source, .. } if source.is_caller_fault() => Code::InvalidArgument,
-            Self::Checkpoint { source: CheckpointError::Run(error), .. } => error.status_code(),
-            Self::Checkpoint { source: CheckpointError::Get(error), .. } => error.status_code(),
+            Self::Checkpoint { source, .. } => match &**source {
+                error if error.is_caller_fault() => Code::InvalidArgument,
+                CheckpointError::Run(error) => error.status_code(),
+                CheckpointError::Get(error) => error.status_code(),
+                _ => Code::InvalidArgument,
+            },
             Self::Store(error) => error.status_code(),
             Self::Publish(error) => error.status_code(),
             Self::OpenStore(_) => Code::Unavailable,

@@ -3,6 +3,7 @@
 //! form of the `spec` fact, the first message of a run in the log. Reads no files and knows neither
 //! bus nor store.
 
+mod base;
 mod canary;
 mod chat;
 mod curriculum;
@@ -26,6 +27,7 @@ mod training;
 mod verifier;
 mod yaml;
 
+pub use base::{BaseSpec, InitSpec, UploadSpec};
 pub use chat::ChatSpec;
 pub use error::{FieldError, SpecError};
 pub use eval_suite::{
@@ -36,7 +38,7 @@ pub use heldout::{HeldoutSize, HeldoutSpec};
 pub use objective::ObjectiveSpec;
 pub use raft::RaftSpec;
 pub use run_draft::{DraftBase, RunDraft};
-pub use run_spec::{BaseSpec, InitSpec, RunSpec, SftSpec, UploadSpec, WatchSpec};
+pub use run_spec::{RunSpec, SftSpec, WatchSpec};
 pub use sampling::SamplingSpec;
 pub use selection::SelectionSpec;
 pub use similar::find_similar;

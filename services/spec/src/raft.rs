@@ -4,6 +4,7 @@ use serde::Deserialize;
 use wire::v1;
 
 use crate::{
+    base::BaseSpec,
     canary::CanarySpec,
     chat::ChatSpec,
     curriculum::CurriculumSpec,
@@ -12,7 +13,6 @@ use crate::{
     gates::GatesSpec,
     heldout::HeldoutSpec,
     objective::{ObjectiveContext, ObjectiveSpec},
-    run_spec::BaseSpec,
     sampling::SamplingSpec,
     selection::SelectionSpec,
     training::{LoraAdapterSpec, TrainingSpec},

@@ -8,7 +8,7 @@ use crate::{
     eval_suite::{SuiteMeasure, SuiteSpec},
     field_checks::{FieldResult, check_count, ensure_field},
     raft::RaftSpec,
-    run_spec::{BaseSpec, RunSpec, WatchSpec},
+    run_spec::{RunSpec, WatchSpec},
     yaml::parse_checked,
 };
 
@@ -90,21 +90,6 @@ impl WatchSpec {
         }
         self.until.map_or(Ok(()), |until| check_count("until", until, 1, u32::MAX))?;
         check_suites(&self.evals, None)
-    }
-}
-
-impl BaseSpec {
-    /// Requires exactly one source of the base, and `upload` only with a model outside the store.
-    pub(crate) fn check_fields(&self, field: &str) -> FieldResult {
-        let named = [self.checkpoint.is_some(), self.model.is_some(), self.init.is_some()];
-        let one = named.into_iter().filter(|named| *named).count() == 1;
-        ensure_field(one, field, "write exactly one of checkpoint, model and init")?;
-        let uploads = self.model.as_ref().is_some_and(|model| !model.starts_with("store:"));
-        ensure_field(
-            self.upload.is_none() || uploads,
-            &format!("{field}.upload"),
-            "applies only to a model that is not in the store yet; omit it",
-        )
     }
 }
 

@@ -166,6 +166,5 @@ fn prompt_suite(name: &str) -> v1::PromptSuite {
         sampling: Some(v1::Sampling { max_new_tokens: 8, ..Default::default() }),
         pass_at: vec![1, 2],
         verifier: Some(v1::Verifier::default()),
-        ..Default::default()
     }
 }

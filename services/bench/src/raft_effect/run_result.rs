@@ -6,7 +6,7 @@ use cycle::Run;
 use serde::Serialize;
 
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct RunResult {
+pub(crate) struct RunResult {
     pub run: String,
     pub seed: u64,
     pub cycles: Vec<CycleResult>,
@@ -16,7 +16,7 @@ pub(super) struct RunResult {
 }
 
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct CycleResult {
+pub(crate) struct CycleResult {
     pub cycle: u32,
     /// Pass rate on held-out prompts; its standard error treats prompts as independent.
     pub pass_rate: f64,
@@ -30,7 +30,7 @@ pub(super) struct CycleResult {
 }
 
 impl RunResult {
-    pub(super) fn from_run(run: &Run, seed: u64, wall: Duration) -> Self {
+    pub(crate) fn from_run(run: &Run, seed: u64, wall: Duration) -> Self {
         let done = run.cycles.values().filter_map(|cycle| Some((cycle, cycle.done.as_ref()?)));
         let figures = done.map(|(cycle, done)| {
             let rate = done.heldout.unwrap_or_default();
@@ -59,7 +59,7 @@ impl RunResult {
         }
     }
 
-    pub(super) fn last_rate(&self) -> f64 {
+    pub(crate) fn last_rate(&self) -> f64 {
         self.cycles.last().map_or(0.0, |cycle| cycle.pass_rate)
     }
 }
@@ -69,14 +69,14 @@ fn count_items<'a>(of: impl Iterator<Item = &'a u32>) -> u32 {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct MeanEstimate {
+pub(crate) struct MeanEstimate {
     pub mean: f64,
     pub stderr: f64,
 }
 
 impl MeanEstimate {
     /// Estimates the mean of values. With fewer than two values the standard error is infinite.
-    pub(super) fn from_values(values: &[f64]) -> Self {
+    pub(crate) fn from_values(values: &[f64]) -> Self {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count.max(1.0);
         let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();

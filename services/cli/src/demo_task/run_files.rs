@@ -71,6 +71,20 @@ sft:
     }
 }
 
+impl BaseRunFiles {
+    /// Writes `teacher.yaml`, the spec of the base trained on correct sums, beside the base's files.
+    pub fn write_teacher(&self, directory: &Path) -> anyhow::Result<()> {
+        let task = SumTask::new(self.seed, self.digits);
+        let documents = task.correct_documents(BASE_STEPS * BASE_BATCH_SIZE);
+        write_json_lines(&directory.join("teacher.jsonl"), &documents)?;
+        let spec = std::fs::read_to_string(directory.join("base.yaml"))?;
+        let spec =
+            spec.replace("name: base", "name: teacher").replace("base.jsonl", "teacher.jsonl");
+        std::fs::write(directory.join("teacher.yaml"), spec)?;
+        Ok(())
+    }
+}
+
 impl RaftRunFiles<'_> {
     /// Writes `raft.yaml` beside the base's files.
     pub fn write_spec(&self, directory: &Path) -> anyhow::Result<()> {

@@ -120,6 +120,13 @@ impl SumTask {
         (0..count).map(document).collect()
     }
 
+    /// Returns documents that are all worked correctly, none of held-out problems.
+    pub(super) fn correct_documents(&self, count: usize) -> Vec<Value> {
+        let problems = self.training.iter().cycle().take(count);
+        let document = |problem: &SumProblem| json!({ "prompt": problem.prompt_text(), "completion": problem.worked_answer(true) });
+        problems.map(document).collect()
+    }
+
     pub(super) fn raft_prompts(&self) -> Vec<Value> {
         self.training.iter().take(RAFT_PROMPTS).map(|problem| problem.to_prompt_json()).collect()
     }

@@ -1,0 +1,354 @@
+//! Measures `flotilla-bench objectives`: how runs learn with other objectives than RAFT, from a
+//! teacher, and whether `flotilla court` ranks objectives as new runs do.
+//!
+//! It runs the built-in tasks on a real fleet of this machine. Rates depend only on the seeds.
+
+mod markdown;
+
+use std::{path::Path, process::ExitCode, time::Instant};
+
+use anyhow::{Context, bail};
+use cli::{
+    VERSION, await_success,
+    demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
+    fleet::FleetProcessOptions,
+    output, run_to_success, submit_run,
+    work_directory::WorkDirectory,
+};
+use control::{CourtRanking, FleetControl, rank_objectives};
+use cycle::Run;
+use objective::{Objective, ObjectiveName};
+use serde::Serialize;
+use serde_json::json;
+use wire::RunId;
+
+use crate::{
+    args::BenchArgs,
+    raft_effect::{run_result::RunResult, with_fleet},
+};
+
+/// The compared objectives, each with the epochs and the learning rate of its trainings; the first
+/// is the one that others are compared with. Failures count for most of them, and with as many
+/// steps as RAFT, they drive the tiny model away.
+const OBJECTIVES: [(ObjectiveName, u32, f64); 8] = [
+    (ObjectiveName::Raft, 3, 0.002),
+    (ObjectiveName::RaftPlusPlus, 3, 0.002),
+    (ObjectiveName::Rloo, 1, 0.0003),
+    (ObjectiveName::DrGrpo, 1, 0.001),
+    (ObjectiveName::Dapo, 1, 0.001),
+    (ObjectiveName::Cispo, 1, 0.001),
+    (ObjectiveName::Dpo, 1, 0.001),
+    (ObjectiveName::Kto, 1, 0.0003),
+];
+
+/// The objectives that a court ranks, by the training settings of RAFT.
+const COURT: [ObjectiveName; 6] = [
+    ObjectiveName::Raft,
+    ObjectiveName::RaftPlusPlus,
+    ObjectiveName::Rloo,
+    ObjectiveName::DrGrpo,
+    ObjectiveName::Dapo,
+    ObjectiveName::Dpo,
+];
+
+const CYCLES: u32 = 6;
+
+/// The cycle of RAFT whose pass rate a student must reach.
+const REACHED_CYCLE: usize = 4;
+
+const AGENTS: &str = "trainer,generator=2,verifier,scorer,evaluator";
+const AGENT_COUNT: usize = 6;
+
+#[derive(Debug, Serialize)]
+struct ObjectivesReport {
+    machine: String,
+    version: &'static str,
+    release: bool,
+    load_before: Vec<f64>,
+    load_after: Vec<f64>,
+    seeds: u32,
+    tasks: Vec<TaskRuns>,
+    students: Vec<Student>,
+    court: CourtAgreement,
+    wall_s: f64,
+}
+
+/// The runs of all objectives on a task.
+#[derive(Debug, Serialize)]
+struct TaskRuns {
+    title: &'static str,
+    /// One list for each objective, with a run for each seed.
+    objectives: Vec<(&'static str, Vec<RunResult>)>,
+}
+
+/// A student beside the RAFT run on the same base.
+#[derive(Debug, Serialize)]
+struct Student {
+    teacher_rate: f64,
+    /// Pass rate and drawn training tokens after each cycle.
+    student: Vec<(f64, u64)>,
+    raft: Vec<(f64, u64)>,
+}
+
+/// The pass rates of a court, and of new runs of one cycle with the same seeds.
+#[derive(Debug, Serialize)]
+struct CourtAgreement {
+    ranking: CourtRanking,
+    /// Objective and mean pass rate after one cycle.
+    runs: Vec<(String, f64)>,
+    kendall_tau: f64,
+}
+
+pub(super) async fn bench_objectives(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    let directory = WorkDirectory::open_or_create(args.dir.as_deref(), "bench-objectives")?;
+    let (began, load_before) = (Instant::now(), super::read_load_average());
+    let at = directory.as_path();
+    let wanted = FleetProcessOptions { agents: AGENTS.into(), threads: None, detached: false };
+    let measured = with_fleet(at, &wanted, AGENT_COUNT, async |control| {
+        let tasks = [("Two-digit sums", DigitCount::Two), ("Three-digit sums", DigitCount::Three)];
+        let mut all = Vec::new();
+        for (title, digits) in tasks {
+            all.push(compare_objectives(control, at, (title, digits), args.seeds).await?);
+        }
+        let students = teach_students(control, at, args.seeds).await?;
+        Ok((all, students, check_court(control, at, args.seeds).await?))
+    })
+    .await;
+    let (tasks, students, court) = match measured {
+        Ok(measured) => measured,
+        Err(error) => {
+            let kept = directory.keep_files();
+            return Err(error.context(format!("its logs are in {}", kept.display())));
+        }
+    };
+    let report = ObjectivesReport {
+        machine: super::engines::describe_machine(),
+        version: VERSION,
+        release: !cfg!(debug_assertions),
+        load_before,
+        load_after: super::read_load_average(),
+        seeds: args.seeds,
+        tasks,
+        students,
+        court,
+        wall_s: began.elapsed().as_secs_f64(),
+    };
+    if args.json {
+        output::print_json(&json!(report))?;
+    } else {
+        output::print_text(&markdown::write_markdown(&report));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs all objectives on the same bases with the same numbers of samples.
+async fn compare_objectives(
+    control: &FleetControl,
+    directory: &Path,
+    (title, digits): (&'static str, DigitCount),
+    seeds: u32,
+) -> anyhow::Result<TaskRuns> {
+    let mut objectives: Vec<(&str, Vec<RunResult>)> =
+        OBJECTIVES.map(|(name, ..)| (name.as_str(), Vec::new())).into();
+    for seed in 1..=u64::from(seeds) {
+        let files = directory.join(format!("{digits:?}-{seed}").to_lowercase());
+        let base = train_base(control, &files, seed, digits).await?;
+        let mut submitted = Vec::new();
+        for (name, epochs, rate) in OBJECTIVES {
+            let more = format!("objective: {}", name.as_str());
+            let trained = [
+                ("epochs: 3", format!("epochs: {epochs}")),
+                ("learning_rate: 0.002", format!("learning_rate: {rate}")),
+            ];
+            let wanted = (seed, &base, CYCLES);
+            submitted.push(submit_changed(control, &files, wanted, &more, &trained).await?);
+        }
+        for ((_, results), id) in objectives.iter_mut().zip(submitted) {
+            let began = Instant::now();
+            let run = await_success(control, &id).await?;
+            results.push(RunResult::from_run(&run, seed, began.elapsed()));
+        }
+        output::print_message(&format!("{title}: seed {seed} of {seeds}"));
+    }
+    Ok(TaskRuns { title, objectives })
+}
+
+async fn train_base(
+    control: &FleetControl,
+    files: &Path,
+    seed: u64,
+    digits: DigitCount,
+) -> anyhow::Result<RunId> {
+    BaseRunFiles { seed, digits }.write_files(files).context("write the task's files")?;
+    Ok(run_to_success(control, &files.join("base.yaml")).await?.id)
+}
+
+async fn submit_raft(
+    control: &FleetControl,
+    files: &Path,
+    (seed, base, cycles): (u64, &RunId, u32),
+    extra_lines: &str,
+) -> anyhow::Result<RunId> {
+    submit_changed(control, files, (seed, base, cycles), extra_lines, &[]).await
+}
+
+/// Submits the spec of a RAFT run with some lines replaced.
+async fn submit_changed(
+    control: &FleetControl,
+    files: &Path,
+    (seed, base, cycles): (u64, &RunId, u32),
+    extra_lines: &str,
+    changes: &[(&str, String)],
+) -> anyhow::Result<RunId> {
+    let raft = RaftRunFiles { seed, base, cycles, selection: "{}", extra_lines };
+    raft.write_spec(files).context("write the task's files")?;
+    let path = files.join("raft.yaml");
+    let mut text = std::fs::read_to_string(&path)?;
+    for (line, changed) in changes {
+        anyhow::ensure!(text.contains(line), "the spec has no {line}");
+        text = text.replace(line, changed);
+    }
+    std::fs::write(&path, text)?;
+    Ok(submit_run(control, &path).await?.run)
+}
+
+/// Trains a teacher on correct sums, and students of the tiny base on its log-probabilities, with
+/// one sample of each prompt.
+async fn teach_students(
+    control: &FleetControl,
+    directory: &Path,
+    seeds: u32,
+) -> anyhow::Result<Vec<Student>> {
+    let mut students = Vec::new();
+    for seed in 1..=u64::from(seeds) {
+        let files = directory.join(format!("taught-{seed}"));
+        let base = train_base(control, &files, seed, DigitCount::Two).await?;
+        let task = BaseRunFiles { seed, digits: DigitCount::Two };
+        task.write_teacher(&files).context("write the teacher's files")?;
+        let teacher = run_to_success(control, &files.join("teacher.yaml")).await?.id;
+        let raft = submit_raft(control, &files, (seed, &base, 4), "").await?;
+        let more = format!(
+            "objective: distillation\nteacher: {{ checkpoint: {teacher} }}\ntoken_logprobs: true"
+        );
+        // Distillation needs few samples, of the model's own distribution.
+        let changes = [
+            ("samples_per_prompt: 8", "samples_per_prompt: 2".to_owned()),
+            ("temperature: 0.8", "temperature: 1.0".to_owned()),
+        ];
+        let student = submit_changed(control, &files, (seed, &base, 4), &more, &changes).await?;
+        let probe = submit_raft(control, &files, (seed, &teacher, 1), "").await?;
+        let rate = |run: &Run| run.cycles[&0].done.as_ref().and_then(|it| it.heldout);
+        let probed = await_success(control, &probe).await?;
+        students.push(Student {
+            teacher_rate: rate(&probed).map_or(0.0, |rate| rate.mean),
+            student: rates_and_tokens(control, &student).await?,
+            raft: rates_and_tokens(control, &raft).await?,
+        });
+        output::print_message(&format!("distillation: seed {seed} of {seeds}"));
+    }
+    Ok(students)
+}
+
+/// Returns the pass rate and the sampled training tokens after each cycle.
+async fn rates_and_tokens(control: &FleetControl, id: &RunId) -> anyhow::Result<Vec<(f64, u64)>> {
+    let run = await_success(control, id).await?;
+    let mut tokens = 0;
+    let mut found = Vec::new();
+    for (number, cycle) in &run.cycles {
+        let drawn = control.count_drawn_tokens(id, *number).await?;
+        tokens += drawn;
+        let rate = cycle.done.as_ref().and_then(|done| done.heldout);
+        found.push((rate.map_or(0.0, |rate| rate.mean), tokens));
+    }
+    Ok(found)
+}
+
+/// Ranks objectives by a court on the first cycle of a RAFT run, and by new runs of one cycle.
+async fn check_court(
+    control: &FleetControl,
+    directory: &Path,
+    seeds: u32,
+) -> anyhow::Result<CourtAgreement> {
+    let files = directory.join("court");
+    let base = train_base(control, &files, 1, DigitCount::Three).await?;
+    let first = submit_raft(control, &files, (1, &base, 1), "").await?;
+    await_success(control, &first).await?;
+    let names = &COURT;
+    let mut objectives: Vec<Objective> = names.iter().map(|name| Objective::new(*name)).collect();
+    for objective in &mut objectives {
+        if objective.check_settings().is_err() {
+            objective.set("max_tokens", 36.0)?;
+        }
+    }
+    let court = control.prepare_court(&first, Some(1), &objectives).await?;
+    let mut trials = Vec::new();
+    let mut fresh = Vec::new();
+    for (trial, name) in court.trials.iter().zip(names) {
+        let (mut of_trial, mut of_runs) = (Vec::new(), Vec::new());
+        for seed in 1..=seeds {
+            of_trial.push(control.submit_trial(&court, trial, seed, &[]).await?);
+            let more = format!("objective: {}", name.as_str());
+            let wanted = (u64::from(seed), &base, 1);
+            of_runs.push(submit_raft(control, &files, wanted, &more).await?);
+        }
+        trials.push(of_trial);
+        fresh.push(of_runs);
+    }
+    let mut rates = Vec::new();
+    for ids in &trials {
+        let mut of_trial = Vec::new();
+        for id in ids {
+            of_trial.push((id.to_string(), Some(last_rate(control, id).await?)));
+        }
+        rates.push(of_trial);
+    }
+    let ranking = rank_objectives(&court, rates.clone());
+    let mut runs = Vec::new();
+    for (ids, name) in fresh.iter().zip(names) {
+        let mut sum = 0.0;
+        for id in ids {
+            sum += last_rate(control, id).await?;
+        }
+        runs.push((name.as_str().to_owned(), sum / f64::from(seeds)));
+    }
+    let of_court: Vec<f64> = rates
+        .iter()
+        .map(|rates| rates.iter().filter_map(|(_, rate)| *rate).sum::<f64>() / f64::from(seeds))
+        .collect();
+    let of_runs: Vec<f64> = runs.iter().map(|(_, rate)| *rate).collect();
+    let kendall_tau = kendall_tau(&of_court, &of_runs);
+    Ok(CourtAgreement { ranking, runs, kendall_tau })
+}
+
+async fn last_rate(control: &FleetControl, id: &RunId) -> anyhow::Result<f64> {
+    let run = await_success(control, id).await?;
+    let done = run.cycles.values().rev().find_map(|cycle| cycle.done.as_ref());
+    match done.and_then(|done| done.heldout) {
+        Some(rate) => Ok(rate.mean),
+        None => bail!("run {id} has no held-out pass rate"),
+    }
+}
+
+/// Returns Kendall's rank correlation (tau-a): 1 for equal orders, -1 for opposite ones.
+fn kendall_tau(a: &[f64], b: &[f64]) -> f64 {
+    let pairs = (0..a.len()).flat_map(|one| (0..one).map(move |other| (one, other)));
+    let signs: Vec<f64> = pairs
+        .map(|(one, other)| {
+            let (in_a, in_b) = (a[one] - a[other], b[one] - b[other]);
+            if in_a == 0.0 || in_b == 0.0 { 0.0 } else { in_a.signum() * in_b.signum() }
+        })
+        .collect();
+    signs.iter().sum::<f64>() / signs.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_compared_by_pairs() {
+        assert_eq!(kendall_tau(&[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0]), 1.0);
+        assert_eq!(kendall_tau(&[1.0, 2.0, 3.0], &[3.0, 2.0, 1.0]), -1.0);
+        assert!((kendall_tau(&[1.0, 2.0, 3.0], &[1.0, 3.0, 2.0]) - 1.0 / 3.0).abs() < 1e-12);
+    }
+}
