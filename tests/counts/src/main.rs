@@ -4,19 +4,24 @@ use anyhow::{Context, bail};
 use engine::{
     BatchGenerator, CompletionExample, Device, LanguageModel, LayerModule, LearningRateDecay,
     LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer, PromptInput, PromptRequest,
-    SamplingParameters, ScratchShape, TrainMethod, TrainSpec, write_scratch_model,
+    SamplingParameters, ScratchShape, TrainMethod, TrainSpec, TrainingSignal, write_scratch_model,
 };
+use objective::{Objective, ObjectiveName};
 
 /// A small fleet with faults. Any seed would do.
 const SEED: u64 = 7;
 
 fn main() -> anyhow::Result<()> {
-    let task = std::env::args().nth(1).context("name a task: cores, generate or train")?;
+    let task = std::env::args()
+        .nth(1)
+        .context("name a task: cores, generate, prepare, train or train-weighted")?;
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
     match task.as_str() {
         "cores" => sim::try_seed(SEED).map(drop).map_err(anyhow::Error::msg),
         "generate" => generate(),
-        "train" => train(),
+        "prepare" => prepare_training(None).map(drop),
+        "train" => train(None),
+        "train-weighted" => train(Some(ratio_objective()?)),
         other => bail!("no task {other:?}"),
     }
 }
@@ -47,11 +52,26 @@ fn generate() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn train() -> anyhow::Result<()> {
+/// Returns an objective that computes the ratio of each token in each step.
+fn ratio_objective() -> anyhow::Result<Objective> {
+    let mut objective = Objective::new(ObjectiveName::Dapo);
+    objective.set("kl", 0.01)?;
+    objective.set_off_policy(true);
+    Ok(objective)
+}
+
+fn train(objective: Option<Objective>) -> anyhow::Result<()> {
+    let mut trainer = prepare_training(objective)?;
+    while trainer.run_step()?.is_some() {}
+    Ok(())
+}
+
+fn prepare_training(objective: Option<Objective>) -> anyhow::Result<ModelTrainer> {
     let (model, tokenizer) = model()?;
     let modules = LayerModule::ALL.into_iter().collect();
     let method = TrainMethod::Lora(LoraSpec { rank: 8, alpha: 16.0, modules, rslora: false });
-    let example = CompletionExample::new("one prompt", "and what follows");
+    let completion = "and what follows";
+    let example = CompletionExample::new("one prompt", completion);
     let spec = TrainSpec {
         learning_rate: 1e-3,
         warmup_ratio: 0.0,
@@ -70,7 +90,15 @@ fn train() -> anyhow::Result<()> {
         max_tokens: 64,
         seed: 1,
     };
-    let mut trainer = ModelTrainer::new(model, &tokenizer, method, &vec![example; 4], spec)?;
-    while trainer.run_step()?.is_some() {}
-    Ok(())
+    let trainer = ModelTrainer::new(model, &tokenizer, method, &vec![example; 4], spec)?;
+    let Some(objective) = objective else { return Ok(trainer) };
+    // The completion and its end.
+    let logprobs = vec![-1.0; tokenizer.encode_continuation(completion)?.len() + 1];
+    let signal = TrainingSignal {
+        advantage: 1.0,
+        behaviour: Some(logprobs.clone()),
+        reference: Some(logprobs),
+        ..TrainingSignal::default()
+    };
+    Ok(trainer.use_objective(objective, vec![signal; 4])?)
 }
