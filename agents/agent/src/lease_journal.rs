@@ -9,6 +9,7 @@ use std::{
 };
 
 use bus::{Bus, Delivery};
+use wire::WorkKind;
 
 /// No agent holds more jobs.
 const LEASE_FILES_MAX: usize = 1024;
@@ -21,9 +22,10 @@ pub(crate) struct LeaseFile(PathBuf);
 
 impl LeaseFile {
     /// Writes the journal file of a delivery. A write error is only logged.
-    pub(crate) fn create_for(directory: &Path, delivery: &Delivery) -> Self {
+    /// Several roles of an agent may hold the same fact.
+    pub(crate) fn create_for(directory: &Path, kind: WorkKind, delivery: &Delivery) -> Self {
         let directory = journal_directory(directory);
-        let path = directory.join(delivery.sequence.to_string());
+        let path = directory.join(format!("{kind}-{}", delivery.sequence));
         let written = fs::create_dir_all(&directory)
             .and_then(|()| fs::write(&path, delivery.ack_subject_name()));
         if let Err(error) = written {

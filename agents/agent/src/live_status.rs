@@ -11,19 +11,22 @@ use bus::Bus;
 use doctor::DoctorFinding;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use wire::v1;
+use wire::{WorkKind, v1};
 
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Between two jobs, the next one arrives sooner than this.
 const IDLE_GRACE: Duration = Duration::from_millis(100);
 
+/// Identifies a job: several roles of an agent may hold the same fact.
+pub(crate) type JobKey = (WorkKind, u64);
+
 /// The agent's live status. Cheap to clone; clones share one status.
 #[derive(Debug, Clone)]
 pub(crate) struct LiveStatus {
     status: Arc<Mutex<v1::AgentStatus>>,
-    /// By the sequence of the fact that ordered the job.
-    jobs: Arc<Mutex<BTreeMap<u64, v1::ActiveJob>>>,
+    /// By the kind of work and the sequence of the fact that ordered the job.
+    jobs: Arc<Mutex<BTreeMap<JobKey, v1::ActiveJob>>>,
     /// By role or subsystem.
     troubles: Arc<Mutex<BTreeMap<&'static str, StatusTrouble>>>,
     /// Notified when the last job has ended.
@@ -45,8 +48,8 @@ pub struct JobProgress {
 
 #[derive(Debug)]
 struct ProgressEntry {
-    key: u64,
-    jobs: Arc<Mutex<BTreeMap<u64, v1::ActiveJob>>>,
+    key: JobKey,
+    jobs: Arc<Mutex<BTreeMap<JobKey, v1::ActiveJob>>>,
     idle: Arc<Notify>,
 }
 
@@ -61,7 +64,7 @@ impl LiveStatus {
     }
 
     /// Adds a job under a key, which must be unique.
-    pub(crate) fn add_job(&self, key: u64, job: v1::ActiveJob) -> JobProgress {
+    pub(crate) fn add_job(&self, key: JobKey, job: v1::ActiveJob) -> JobProgress {
         if let Ok(mut jobs) = self.jobs.lock() {
             jobs.insert(key, job);
         }

@@ -9,13 +9,14 @@ use wire::WorkKind;
 
 use crate::{AgentRole, PrefetchedCheckpoint, agent_context::AgentContext};
 
-/// Does nothing for an agent that only verifies.
+/// Does nothing for an agent that only verifies and scores, which need no checkpoints.
 pub(crate) async fn run_prefetch(
     shared: AgentContext,
     roles: Vec<Arc<dyn AgentRole>>,
     over: CancellationToken,
 ) {
-    if roles.iter().any(|role| role.work_kind() != WorkKind::Verify) {
+    let needs_none = |kind| matches!(kind, WorkKind::Verify | WorkKind::Score);
+    if roles.iter().any(|role| !needs_none(role.work_kind())) {
         let looking = shared.drain.run_until_cancelled(prefetch_newest(&shared, &roles));
         over.run_until_cancelled(looking).await;
     }

@@ -169,7 +169,8 @@ impl RoleRunner {
         if admit() == DeliveryAction::Ignore {
             return Ok(Duration::ZERO);
         }
-        let lease_file = LeaseFile::create_for(&self.shared.config.directory, delivery);
+        let lease_file =
+            LeaseFile::create_for(&self.shared.config.directory, self.role.work_kind(), delivery);
         let leased = LeasedDelivery { delivery, lease_file };
         if admit() == DeliveryAction::Run && self.quarantine_reason().is_none() {
             let declining = self.decline_order(record, delivery);
@@ -531,7 +532,7 @@ impl RoleRunner {
             store: shared.store.clone(),
             cache: shared.cache.clone(),
             directory: shared.config.directory.clone(),
-            progress: shared.live_status.add_job(record.sequence, active),
+            progress: shared.live_status.add_job((self.role.work_kind(), record.sequence), active),
             telemetry: shared.telemetry.clone(),
             energy_share: shared.telemetry.start_energy_share(),
         }

@@ -1,9 +1,9 @@
 //! What the agent gives to its background task: a stop signal and a status handle.
 
 use tokio_util::sync::CancellationToken;
-use wire::v1;
+use wire::{WorkKind, v1};
 
-use crate::live_status::{JobProgress, LiveStatus, StatusTrouble};
+use crate::live_status::{JobKey, JobProgress, LiveStatus, StatusTrouble};
 
 /// The stop signal and the status handle of a background task.
 pub struct TaskContext {
@@ -22,7 +22,7 @@ pub struct TaskStatus {
 const TASK_NAME: &str = "watcher";
 
 /// Jobs use their fact's sequence, which never reaches this value.
-const PROGRESS_KEY: u64 = u64::MAX;
+const PROGRESS_KEY: JobKey = (WorkKind::Train, u64::MAX);
 
 impl TaskStatus {
     pub(crate) fn new(live_status: LiveStatus) -> Self {

@@ -117,6 +117,11 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
             .score_tokens(&self.model)
     }
 
+    /// Returns the number of tokens that the model knows.
+    pub fn vocab_size(&self) -> usize {
+        self.model.config.vocab_size
+    }
+
     /// Returns the log-probabilities of given completions; see `score_completions`. `None` for an
     /// example of more tokens than the model's context.
     ///

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, path::PathBuf};
 
-use engine::{CompletionExample, CompletionTokens};
+use engine::{CompletionExample, CompletionTokens, ModelTokenizer};
 use serde::{Deserialize, Serialize};
 use wire::v1;
 
@@ -19,6 +19,8 @@ pub enum GeneratorRequest {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ScoreRequest {
     pub samples: Vec<SampleToScore>,
+    /// The token that ends a finished sample.
+    pub end_token: u32,
 }
 
 /// A sample as it was drawn, perhaps by another model with the same tokenizer.
@@ -58,15 +60,23 @@ pub struct GenerateRequest {
 }
 
 impl SampleToScore {
-    /// Returns the sample as a training has it.
-    pub(crate) fn to_example(&self) -> CompletionExample {
-        let tokens = match (self.token_ids.is_empty(), self.is_finished) {
-            (false, _) => CompletionTokens::Exact(self.token_ids.clone()),
-            (true, true) => CompletionTokens::Ended,
-            (true, false) => CompletionTokens::Cut,
-        };
+    /// Returns the sample with its tokens; `end` is the token that ended it. `None` if the model has
+    /// no such token.
+    pub(crate) fn to_example(
+        &self,
+        tokenizer: &ModelTokenizer,
+        vocab_size: usize,
+        end: u32,
+    ) -> Option<CompletionExample> {
+        let mut tokens = self.token_ids.clone();
+        if tokens.is_empty() {
+            tokens = tokenizer.encode_continuation(&self.text).ok()?;
+            tokens.extend(self.is_finished.then_some(end));
+        }
+        let is_known = tokens.iter().all(|token| (*token as usize) < vocab_size);
         let (prompt, completion) = (self.prompt.clone(), self.text.clone());
-        CompletionExample { prompt, completion, tokens }
+        let tokens = CompletionTokens::Exact(tokens);
+        is_known.then_some(CompletionExample { prompt, completion, tokens })
     }
 }
 
@@ -120,7 +130,7 @@ pub enum GeneratorAnswer {
 pub struct ScoredSamples {
     pub engine: String,
     /// Of each token of each sample, its end included, in nats. Empty for a sample that has more
-    /// tokens than the model's context, or a value that is not finite.
+    /// tokens than the model's context, a token that the model lacks, or a value that is not finite.
     pub logprobs: Vec<Vec<f64>>,
 }
 

@@ -43,8 +43,10 @@ impl ScorerRole {
         }
         let Some(v1::spec::Kind::Raft(raft)) = job.read_spec().await?.kind else { return Ok(()) };
         let Some(teacher) = &raft.teacher else { return Ok(()) };
-        let name = samples.job.parse().map_err(JobError::fatal_failure)?;
-        let place = FactKey::Scores { cycle: samples.cycle, job: name };
+        let FactKey::Samples { cycle, job: name } = job.record.fact.subject.key.clone() else {
+            return Err(JobError::fatal_failure(anyhow!("not samples (E111)")));
+        };
+        let place = FactKey::Scores { cycle, job: name.clone() };
         if job.is_written(place.clone()).await? {
             return Ok(());
         }
@@ -52,7 +54,7 @@ impl ScorerRole {
         if !backend.has_verified_weights() {
             return Err(JobError::host_unfit(anyhow!(
                 "{} cannot score: it reports no log-probabilities of given tokens; use another \
-                 engine (E114)",
+                 engine (A102)",
                 backend.describe_engine()
             )));
         }
@@ -61,7 +63,8 @@ impl ScorerRole {
             .as_ref()
             .ok_or_else(|| JobError::fatal_failure(anyhow!("the spec names no prompts (E111)")))?;
         let prompts = self.prompt_files.load_prompts(job, file).await?;
-        let request = build_request(samples, &prompts).map_err(JobError::fatal_failure)?;
+        let request = build_request(samples, &prompts, raft.end_token);
+        let request = request.map_err(JobError::fatal_failure)?;
         let loaded = self.teachers.ensure_loaded(job, teacher, None).await?;
         let began = Instant::now();
         let total = u32::try_from(samples.samples.len()).unwrap_or(u32::MAX);
@@ -79,8 +82,8 @@ impl ScorerRole {
             .map(|logprobs| v1::scores::Score { token_logprobs: encode_logprobs(logprobs) });
         let body = v1::Scores {
             run: samples.run.clone(),
-            cycle: samples.cycle,
-            job: samples.job.clone(),
+            cycle,
+            job: name.to_string(),
             agent: job.agent.clone(),
             engine: scored.engine,
             teacher: teacher.manifest.clone(),
@@ -93,7 +96,11 @@ impl ScorerRole {
 }
 
 /// Joins the samples with their prompts.
-fn build_request(samples: &v1::Samples, prompts: &PromptIndex) -> anyhow::Result<ScoreRequest> {
+fn build_request(
+    samples: &v1::Samples,
+    prompts: &PromptIndex,
+    end_token: u32,
+) -> anyhow::Result<ScoreRequest> {
     let to_score = |sample: &v1::samples::Sample| {
         let id = &sample.prompt_id;
         let prompt = prompts.get(id);
@@ -106,7 +113,7 @@ fn build_request(samples: &v1::Samples, prompts: &PromptIndex) -> anyhow::Result
         })
     };
     let samples: anyhow::Result<_> = samples.samples.iter().map(to_score).collect();
-    Ok(ScoreRequest { samples: samples? })
+    Ok(ScoreRequest { samples: samples?, end_token })
 }
 
 impl AgentRole for ScorerRole {

@@ -274,12 +274,7 @@ async fn check_court(
     let first = submit_raft(control, &files, (1, &base, 1), "").await?;
     await_success(control, &first).await?;
     let names = &COURT;
-    let mut objectives: Vec<Objective> = names.iter().map(|name| Objective::new(*name)).collect();
-    for objective in &mut objectives {
-        if objective.check_settings().is_err() {
-            objective.set("max_tokens", 36.0)?;
-        }
-    }
+    let objectives: Vec<Objective> = names.iter().map(|name| Objective::new(*name)).collect();
     let court = control.prepare_court(&first, Some(1), &objectives).await?;
     let mut trials = Vec::new();
     let mut fresh = Vec::new();

@@ -335,7 +335,8 @@ impl FleetControl {
     /// Adds a finding if the base lies in another run's directory but is no checkpoint of that run.
     async fn check_base_origin(&self, reading: &mut AuditState) -> Result<(), AuditError> {
         let Some(run) = reading.auditor.current_run() else { return Ok(()) };
-        let Some(base) = run.spec.base.as_ref().and_then(|base| base.tree.clone()) else {
+        let start = run.spec.base.as_ref();
+        let Some(base) = start.and_then(|base| base.adapter.clone().or(base.tree.clone())) else {
             return Ok(());
         };
         let Some(origin) = origin_run(&base).filter(|origin| *origin != run.id) else {

@@ -2,14 +2,14 @@
 //! start, and ranked by the held-out pass rate of what it trains.
 
 use cycle::{ObjectiveTrial, Run, prepare_trial};
-use objective::Objective;
+use objective::{Objective, SettingError};
 use serde::Serialize;
 use store::PutError;
 use wire::{RunId, clock, derive_seed, v1};
 
 use crate::{FleetControl, HistoryError, RunError, StoreAccessError, SubmitError};
 
-/// The bounds of a court.
+/// The most seeds of each objective.
 pub const SEEDS_MAX: u32 = 50;
 
 /// The longest name of a run, whose number follows.
@@ -27,6 +27,8 @@ pub enum CourtError {
          leave it out, or choose another cycle (R107)"
     )]
     Empty { objective: String, run: RunId, cycle: u32, considered: u32, dropped: String },
+    #[error("run {run}, cycle {cycle}: {source}")]
+    Setting { run: RunId, cycle: u32, source: SettingError },
     #[error("store the training data of a trial")]
     Store(#[from] PutError),
     #[error(transparent)]
@@ -108,8 +110,8 @@ impl FleetControl {
         let run = self.run_before_selection(id, cycle, records).await?;
         let trial = |objective| prepare_court_trial(&run, cycle, objective);
         let trials = objectives.iter().map(trial).collect::<Result<_, _>>()?;
-        let before = cycle.checked_sub(1).and_then(|before| whole.cycles.get(&before));
-        let before = before.and_then(|cycle| cycle.pass_rates.as_ref()?.heldout.map(|it| it.mean));
+        let start = run.training_cycle(cycle).and_then(|start| whole.cycles.get(&start));
+        let before = start.and_then(|cycle| cycle.pass_rates.as_ref()?.heldout.map(|it| it.mean));
         Ok(Court { run: id.clone(), cycle, before, trials })
     }
 
@@ -129,7 +131,9 @@ impl FleetControl {
         let spec = v1::Spec { name: name.clone(), seed, ..trial.trial.spec.clone() };
         let same = |run: &&Run| {
             let plain = v1::Spec { run: String::new(), submitted_at: None, ..run.spec.clone() };
-            plain == spec && !run.cancelled
+            let has_failed =
+                matches!(run.current_state(), v1::run::State::Failed | v1::run::State::Cancelled);
+            plain == spec && !has_failed
         };
         if let Some(run) = there.iter().find(same) {
             return Ok(run.id.clone());
@@ -148,7 +152,11 @@ fn prepare_court_trial(
 ) -> Result<CourtTrial, CourtError> {
     let name = describe_objective(objective);
     let not_yet = || HistoryError::NotYet { run: run.id.clone(), cycle };
-    let trial = prepare_trial(run, cycle, objective).ok_or_else(not_yet)?;
+    let trial = prepare_trial(run, cycle, objective).map_err(|source| {
+        let run = run.id.clone();
+        CourtError::Setting { run, cycle, source }
+    })?;
+    let trial = trial.ok_or_else(not_yet)?;
     let selection = &trial.selection;
     if selection.kept.is_empty() {
         let dropped = selection.dropped.iter().map(|(why, count)| format!("{count} {why}"));

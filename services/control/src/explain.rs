@@ -261,14 +261,16 @@ impl FleetControl {
         let seed = cycle::generate_seed(run.spec.seed, cycle, v1::Purpose::Train, "");
         let of = |kept: cycle::KeptSample| {
             let (job_id, job) = jobs.get(&(kept.prompt_id.as_str(), kept.index))?;
-            let (samples, verdicts) = (job.samples.as_ref()?, job.verdicts.as_ref()?);
+            let samples = job.samples.as_ref()?;
+            // Absent in a run without a verifier.
+            let verdicts = job.verdicts.clone().unwrap_or_default();
             Some(LineageSample {
                 job: job_id.to_string(),
                 seed,
                 generator: samples.agent.clone(),
                 engine: samples.engine.clone(),
-                verifier_agent: verdicts.agent.clone(),
-                verifier: verdicts.verifier.clone(),
+                verifier_agent: verdicts.agent,
+                verifier: verdicts.verifier,
                 prompt_id: kept.prompt_id,
                 index: kept.index,
                 reward: kept.reward,

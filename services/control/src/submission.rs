@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use bus::{PublishOutcome, ReadError};
 use spec::{
-    BaseSpec, FieldError, InitSpec, RaftSpec, RunSpec, SuiteMeasure, SuiteSpec, UploadSpec,
-    VerifierSpec,
+    BaseSpec, InitSpec, RaftSpec, RunSpec, SuiteMeasure, SuiteSpec, UploadSpec, VerifierSpec,
 };
 use store::{TreeMetadata, TreePlace};
 use tokio::sync::Semaphore;
@@ -73,14 +72,17 @@ impl FleetControl {
         let PreparedRun { suites, kind, report } = self.prepare_run(&spec, files).await?;
         let texts = self.store_text_suites(&spec.evals, &suites).await?;
         let mut kind = self.store_training_data(&spec, kind, &suites).await?;
+        let teacher = self.check_own_teacher(&spec, files).await?;
         // Last, because it may take long.
         let base = self.resolve_base(&spec.base, files, watch).await?;
         if let v1::spec::Kind::Raft(raft) = &mut kind {
-            let tokenizer = self.tokenizer_digest(&base).await?;
-            let teacher = spec.raft.as_ref().and_then(|raft| raft.teacher.as_ref());
-            raft.teacher = self.resolve_teacher(teacher, &tokenizer, files, watch).await?;
+            if let Some((teacher, end_token)) = teacher {
+                let found = self.resolve_base(teacher, files, watch).await;
+                raft.teacher = found.map_err(|error| error.in_section(TEACHER_FIELD))?.tree;
+                raft.end_token = end_token;
+            }
             if let Some(proof) = &mut raft.proof {
-                proof.tokenizer = tokenizer;
+                proof.tokenizer = self.tokenizer_digest(&base).await?;
             }
         }
         let resolved = v1::Spec {
@@ -110,11 +112,24 @@ impl FleetControl {
             if let Some(teacher) = spec.raft.as_ref().and_then(|raft| raft.teacher.as_ref()) {
                 let checked = self.check_base(teacher, files).await;
                 checked.map_err(|error| error.in_section(TEACHER_FIELD))?;
+                self.check_own_teacher(&spec, files).await?;
             }
             report.warnings.extend(self.missing_roles_warning(&spec).await);
             Ok(report)
         };
         checked.await.map_err(|error: SubmitError| error.with_line(yaml))
+    }
+
+    /// Returns the teacher of the spec, if it has one, and the token with which the base ends a
+    /// sample. Fails as [`FleetControl::check_teacher`] does.
+    async fn check_own_teacher<'a>(
+        &self,
+        spec: &'a RunSpec,
+        files: &SpecFiles,
+    ) -> Result<Option<(&'a BaseSpec, u32)>, SubmitError> {
+        let teacher = spec.raft.as_ref().and_then(|raft| raft.teacher.as_ref());
+        let Some(teacher) = teacher else { return Ok(None) };
+        Ok(Some((teacher, self.check_teacher(&spec.base, teacher, files).await?)))
     }
 
     /// Returns what a run of the spec would wait for; `None` for nothing, or if it is unknown.
@@ -257,27 +272,6 @@ impl FleetControl {
         }
         let init = base.init.as_ref().expect("checked: one of the three is there");
         self.publish_init(init, files).await
-    }
-
-    /// Resolves the `raft.teacher` section to a tree in the store. Fails if the teacher has another
-    /// tokenizer than the base, because it scores the base's tokens.
-    async fn resolve_teacher(
-        &self,
-        teacher: Option<&BaseSpec>,
-        tokenizer: &str,
-        files: &SpecFiles,
-        watch: &TransferCallback,
-    ) -> Result<Option<v1::Tree>, SubmitError> {
-        let Some(teacher) = teacher else { return Ok(None) };
-        let found = self.resolve_base(teacher, files, watch).await;
-        let found = found.map_err(|error| error.in_section(TEACHER_FIELD))?;
-        if self.tokenizer_digest(&found).await? != tokenizer {
-            let remedy = "must have the same tokenizer.json as the base: it scores the base's \
-                          tokens; use a model of the same family";
-            let field = TEACHER_FIELD.to_owned();
-            return Err(FieldError { field, remedy: remedy.to_owned() }.into());
-        }
-        Ok(found.tree)
     }
 
     /// Fails as [`FleetControl::resolve_base`] does. Stores nothing and downloads no weights.

@@ -328,6 +328,13 @@ impl Run {
         }
     }
 
+    /// Returns the cycle whose final checkpoint a cycle's training starts from.
+    pub fn training_cycle(&self, cycle: u32) -> Option<u32> {
+        let parent = self.training_parent(cycle)?;
+        let is_parent = |cycle: &Cycle| cycle.final_checkpoint() == Some(parent);
+        self.cycles.iter().find(|(_, cycle)| is_parent(cycle)).map(|(number, _)| *number)
+    }
+
     pub(crate) fn training_policy(&self, cycle: u32) -> Option<PolicyWeights> {
         self.training_parent(cycle).and_then(PolicyWeights::from_checkpoint)
     }
@@ -404,6 +411,9 @@ impl Run {
             return Err("scores samples of a run without a teacher, or held-out ones".into());
         }
         let samples = job.samples.as_ref().ok_or("scores before any samples")?;
+        if samples.void_reason.is_some() {
+            return Ok(());
+        }
         let (scored, drawn) = (scores.samples_sequence, samples.sequence);
         let is_whole = scores.scores.len() == samples.samples.len();
         // Wrong scores are stored as none, so that the job does not wait.
@@ -632,6 +642,10 @@ fn samples_void_reason(
     let Some(policy) = policy else { return Some("no policy to sample from".into()) };
     if samples.base != policy.base.manifest || samples.adapter != policy.adapter_manifest() {
         return Some("made by another policy".into());
+    }
+    // Verifiers and scorers do what the purpose says.
+    if samples.purpose() != job.purpose {
+        return Some("its purpose is not its job's".into());
     }
     // A different suite would use a different verifier.
     if samples.suite != job.suite {

@@ -106,7 +106,12 @@ fn cycle_jobs_failing(
             let account = cycle.purpose_index(purpose);
             let count = account.set_aside;
             let all = count > 0 && count == account.job_count();
-            let given_up = all || (account.finished_count() == 0 && count >= SET_ASIDE_JOBS_MAX);
+            let has_result =
+                |(_, job): (_, &PlannedJob)| job.verdicts.is_some() || job.scores.is_some();
+            let given_up = all
+                || (count >= SET_ASIDE_JOBS_MAX
+                    && account.finished_count() == 0
+                    && !cycle.jobs_for(purpose).any(has_result));
             if !given_up {
                 return None;
             }
@@ -115,8 +120,14 @@ fn cycle_jobs_failing(
             Some(format!("{count} jobs of cycle {number} were set aside and none done: {last}"))
         })
         .or_else(|| {
-            [WorkKind::Generate, WorkKind::Verify, WorkKind::Score]
+            let raft = run.raft_spec();
+            let verifies =
+                raft.is_some_and(|raft| raft.prompt_sets().any(|set| set.verifier.is_some()));
+            let scores = raft.is_some_and(|raft| raft.teacher.is_some());
+            // Agents that do work which nobody needs do not end a run by failing at it.
+            [(WorkKind::Generate, true), (WorkKind::Verify, verifies), (WorkKind::Score, scores)]
                 .into_iter()
+                .filter_map(|(kind, is_needed)| is_needed.then_some(kind))
                 .find_map(|kind| all_agents_failing(run, number, cycle, fleet, kind))
         })
 }

@@ -414,9 +414,10 @@ impl PlannedJob {
 
     pub(crate) fn has_results(&self) -> bool {
         let JobNeeds { verdicts, scores } = self.needs;
-        self.samples.is_some()
-            && (self.verdicts.is_some() || !verdicts)
-            && (self.scores.is_some() || !scores)
+        let Some(samples) = &self.samples else { return false };
+        // A scorer may have taken void samples for those of another purpose.
+        let is_scored = self.scores.is_some() || !scores || samples.void_reason.is_some();
+        (self.verdicts.is_some() || !verdicts) && is_scored
     }
 
     /// Indexes by prompt id and sample index.

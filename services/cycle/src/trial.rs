@@ -1,7 +1,7 @@
 //! A trial of an objective: a run of one cycle that trains on the samples of another run's cycle.
 //! Pure.
 
-use objective::{Objective, ObjectiveName};
+use objective::{Objective, ObjectiveName, SettingError, SettingKey};
 use wire::{Digest, v1};
 
 use crate::{
@@ -22,10 +22,28 @@ pub struct ObjectiveTrial {
 /// settings and held-out prompts, and the data that the objective selects. The run must be in its
 /// state before the selection, which drops the texts. `None` if it is no RAFT run or has no such
 /// cycle.
-pub fn prepare_trial(run: &Run, number: u32, objective: &Objective) -> Option<ObjectiveTrial> {
+///
+/// # Errors
+/// When a setting of the objective is missing, or excludes another.
+pub fn prepare_trial(
+    run: &Run,
+    number: u32,
+    objective: &Objective,
+) -> Result<Option<ObjectiveTrial>, SettingError> {
+    let mut objective = objective.clone();
+    let made = run.raft_spec().and_then(|raft| raft.sampling).map(|it| it.max_new_tokens);
+    if objective.settings().any(|it| it == (SettingKey::MaxTokens, None))
+        && let Some(made) = made
+    {
+        objective.set(SettingKey::MaxTokens.as_str(), f64::from(made))?;
+    }
+    objective.check_settings()?;
+    Ok(build_trial(run, number, objective))
+}
+
+fn build_trial(run: &Run, number: u32, mut objective: Objective) -> Option<ObjectiveTrial> {
     let raft = run.raft_spec()?;
     let PolicyWeights { base, adapter } = run.training_policy(number)?;
-    let mut objective = objective.clone();
     objective.set_off_policy(raft.staleness > 0 || raft.from_base);
     let message = (objective.name() != ObjectiveName::Raft).then(|| objective.to_message());
     let training = schedule::training_settings(raft, number)?;
@@ -52,7 +70,6 @@ pub fn prepare_trial(run: &Run, number: u32, objective: &Objective) -> Option<Ob
         training: Some(training),
         accept_unverified_policy: raft.accept_unverified_policy,
         pass_at: raft.pass_at.clone(),
-        prompt_suites: raft.prompt_suites.clone(),
         dataset: Some(dataset),
         ..v1::spec::Raft::default()
     };

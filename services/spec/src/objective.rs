@@ -115,7 +115,7 @@ impl ObjectiveSpec {
             "raft.verifier",
             format!(
                 "is missing: {name} learns from rewards; name the verifier that judges the \
-                 samples, or use the objective ssd or distillation"
+                 samples, or use the objective ssd, dft or distillation"
             ),
         )?;
         if needs.contains(&Requirement::Groups) {

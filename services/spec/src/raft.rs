@@ -190,6 +190,7 @@ impl RaftSpec {
             token_logprobs: self.token_logprobs,
             teacher: None,
             dataset: None,
+            end_token: 0,
         }
     }
 

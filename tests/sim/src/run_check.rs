@@ -200,7 +200,8 @@ impl RunChecker {
         let is_wrong = |job: &PlannedJob| {
             let expected = trained || job.purpose == v1::Purpose::Train;
             let judged = job.verdicts.is_some() == job.needs.verdicts;
-            let scored = job.scores.is_some() == job.needs.scores;
+            let is_void = job.samples.as_ref().is_some_and(|it| it.void_reason.is_some());
+            let scored = is_void || job.scores.is_some() == job.needs.scores;
             let finished = job.samples.is_some() && judged && scored;
             expected && finished == job.set_aside.is_some()
         };

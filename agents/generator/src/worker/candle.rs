@@ -115,7 +115,7 @@ impl CandleBatch {
                     GeneratorRequest::Generate(request) => {
                         self.admit_call(WorkerCall { request, responder: respond });
                     }
-                    GeneratorRequest::Score(request) => self.score_samples(request, &respond),
+                    GeneratorRequest::Score(request) => self.score_samples(&request, &respond),
                     GeneratorRequest::Adopt(request) if self.calls.is_empty() => {
                         return Some(WorkerCall { request, responder: respond });
                     }
@@ -167,11 +167,14 @@ impl CandleBatch {
     }
 
     /// Scores with the weights that draw samples, while none are drawn.
-    fn score_samples(&mut self, request: ScoreRequest, caller: &CallResponder) {
-        let examples: Vec<CompletionExample> =
-            request.samples.iter().map(SampleToScore::to_example).collect();
+    fn score_samples(&mut self, request: &ScoreRequest, caller: &CallResponder) {
+        let (tokenizer, vocab_size) = (self.generator.tokenizer(), self.generator.vocab_size());
+        let encode =
+            |sample: &SampleToScore| sample.to_example(tokenizer, vocab_size, request.end_token);
+        let examples: Vec<Option<CompletionExample>> = request.samples.iter().map(encode).collect();
+        let known: Vec<CompletionExample> = examples.iter().flatten().cloned().collect();
         let calls = &mut self.calls;
-        let scored = self.generator.score_completions(&examples, |done, _| {
+        let scored = self.generator.score_completions(&known, |done, _| {
             let samples = u32::try_from(done).unwrap_or(u32::MAX);
             caller.send_progress(&GenerateProgress { samples });
             calls.report_progress();
@@ -179,12 +182,12 @@ impl CandleBatch {
         match scored {
             Ok(scored) => {
                 let is_finite = |list: &Vec<f64>| list.iter().all(|value| value.is_finite());
-                let logprobs =
-                    scored.into_iter().map(|it| it.filter(is_finite).unwrap_or_default());
-                caller.send_reply(&GeneratorAnswer::Scored(ScoredSamples {
-                    engine: self.calls.engine().to_owned(),
-                    logprobs: logprobs.collect(),
-                }));
+                let mut scored = scored.into_iter().map(|it| it.filter(is_finite));
+                let mut next = || scored.next().flatten().unwrap_or_default();
+                let of = |it: Option<CompletionExample>| it.map_or_else(Vec::new, |_| next());
+                let logprobs = examples.into_iter().map(of).collect();
+                let engine = self.calls.engine().to_owned();
+                caller.send_reply(&GeneratorAnswer::Scored(ScoredSamples { engine, logprobs }));
             }
             Err(error) => caller.send_error(&format!("{:#}", anyhow::Error::from(error))),
         }

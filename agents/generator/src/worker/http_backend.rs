@@ -2,6 +2,7 @@
 //! slots, from all pending calls.
 
 use std::{
+    cell::Cell,
     collections::VecDeque,
     path::PathBuf,
     rc::Rc,
@@ -220,16 +221,42 @@ impl SampleScheduler {
             caller.send_reply(&GeneratorAnswer::NotHere(why.to_owned()));
             return Ok(());
         };
-        let (mut reported_at, mut scored) = (Instant::now(), 0);
-        let mut beat = |done: u32| {
-            scored = scored.max(done);
+        self.plan.forget_state();
+        let mut reported_at = Instant::now();
+        let prepared = llama.prepare_scoring(&request, &mut || {
             if reported_at.elapsed() >= PING_INTERVAL {
                 reported_at = Instant::now();
-                caller.send_progress(&GenerateProgress { samples: scored });
+                caller.send_progress(&GenerateProgress { samples: 0 });
+            }
+        });
+        let texts = match prepared {
+            Ok(texts) => texts,
+            Err(error) => {
+                caller.send_error(&format!("{error:#}"));
+                return Ok(());
             }
         };
-        self.plan.forget_state();
-        match llama.score_samples(&request.samples, &mut beat).await {
+        let scored = Rc::new(Cell::new(0));
+        let counted = scored.clone();
+        let mut scoring = llama.score_texts(texts, move |done| counted.set(done));
+        let mut pause = tokio::time::interval(PING_INTERVAL);
+        let outcome = loop {
+            tokio::select! {
+                outcome = &mut scoring => break outcome,
+                _ = pause.tick() => {
+                    // Without an answer no progress is sent, so a silent server makes this worker
+                    // silent too.
+                    let mut ping = llama.check_alive();
+                    tokio::select! {
+                        outcome = &mut scoring => break outcome,
+                        lives = &mut ping => if lives {
+                            caller.send_progress(&GenerateProgress { samples: scored.get() });
+                        },
+                    }
+                }
+            }
+        };
+        match outcome {
             Ok(logprobs) => {
                 let engine = self.calls.engine().to_owned();
                 caller.send_reply(&GeneratorAnswer::Scored(ScoredSamples { engine, logprobs }));

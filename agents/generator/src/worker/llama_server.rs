@@ -30,11 +30,16 @@ use super::{
     WorkerConfig,
     completion_client::CompletionClient,
     pending_calls::DrawnSample,
-    sample_task::{HttpPrompt, PreparedRequest, SampleError, SampleTask, WantedLogprobs},
+    sample_task::{
+        HttpPrompt, PreparedRequest, SampleError, SampleTask, TOKEN_TIME_MAX, WantedLogprobs,
+    },
     slot_planner::SlotId,
     token_record::TokenRecord,
 };
-use crate::{LlamaCppGenerator, messages::SampleToScore};
+use crate::{
+    LlamaCppGenerator,
+    messages::{SampleToScore, ScoreRequest},
+};
 
 /// For a request that the server answers between two of its steps.
 const PING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -348,50 +353,66 @@ impl LlamaServerBackend {
         Ok(canary)
     }
 
-    /// Returns the log-probabilities of the tokens of given samples: one request for each token, as
-    /// many samples at once as there are slots. `beat` receives the number of scored samples.
-    pub(super) async fn score_samples(
+    /// Returns the tokens of samples to score, and starts a server that they fit. `None` for a sample
+    /// that the model cannot score. Calls `beat` while it waits.
+    pub(super) fn prepare_scoring(
         &mut self,
-        samples: &[SampleToScore],
-        beat: &mut dyn FnMut(u32),
-    ) -> Result<Vec<Vec<f64>>, SampleError> {
-        let encode = |sample| self.encode_sample(sample);
-        let texts: Vec<TokenSequence> = samples.iter().map(encode).collect::<Result<_, _>>()?;
-        let fitting =
-            texts.iter().map(|text| text.tokens.len()).filter(|n| *n <= self.max_positions);
-        let longest = fitting.max().unwrap_or(0);
-        if !self.fits_context(longest) {
-            self.enlarge_context(longest, &mut || beat(0))
-                .map_err(|error| sample_error(&format!("{error:#}")))?;
-        }
-        let http = self.client()?;
-        let free = RefCell::new((0..self.slots).collect::<Vec<SlotId>>());
-        let (beat, scored) = (RefCell::new(beat), Cell::new(0));
-        let of_sample = async |text: TokenSequence| {
-            if text.tokens.len() > self.max_positions {
-                return Ok(Vec::new());
-            }
-            let slot = free.borrow_mut().pop();
-            let found = score_tokens(&http, &text, slot, &|| beat.borrow_mut()(scored.get())).await;
-            free.borrow_mut().extend(slot);
-            scored.set(scored.get() + 1);
-            found
+        request: &ScoreRequest,
+        beat: &mut dyn FnMut(),
+    ) -> anyhow::Result<Vec<Option<TokenSequence>>> {
+        let encode = |sample: &SampleToScore| -> anyhow::Result<Option<TokenSequence>> {
+            let vocab_size = self.model_config.vocab_size;
+            let example = sample.to_example(&self.tokenizer, vocab_size, request.end_token);
+            let Some(example) = example else { return Ok(None) };
+            let text = TokenSequence::from_example(&self.tokenizer, &self.model_config, &example)?;
+            Ok(Some(text).filter(|text| text.tokens.len() <= self.max_positions))
         };
-        let slots = self.slots as usize;
-        let scores: Vec<Vec<f64>> =
-            stream::iter(texts.into_iter().map(&of_sample)).buffered(slots).try_collect().await?;
-        if !scores.is_empty() && scores.iter().all(Vec::is_empty) {
-            return Err(sample_error(
-                "llama-server reported the probabilities of no sample; use a build of 2025 or \
-                 later, or the embedded engine (E102)",
-            ));
+        let texts = request.samples.iter().map(encode).collect::<anyhow::Result<Vec<_>>>()?;
+        let longest = texts.iter().flatten().map(|text| text.tokens.len()).max();
+        if let Some(longest) = longest.filter(|longest| !self.fits_context(*longest)) {
+            self.enlarge_context(longest, beat)?;
         }
-        Ok(scores)
+        Ok(texts)
     }
 
-    fn encode_sample(&self, sample: &SampleToScore) -> Result<TokenSequence, SampleError> {
-        TokenSequence::from_example(&self.tokenizer, &self.model_config, &sample.to_example())
-            .map_err(|error| sample_error(&format!("{:#}", anyhow::Error::from(error))))
+    /// Returns the log-probabilities of the tokens of texts, empty for one that cannot be scored:
+    /// one request for each token, as many texts at once as there are slots. `beat` receives the
+    /// number of scored texts.
+    pub(super) fn score_texts(
+        &self,
+        texts: Vec<Option<TokenSequence>>,
+        beat: impl Fn(u32) + 'static,
+    ) -> LocalBoxFuture<'static, Result<Vec<Vec<f64>>, SampleError>> {
+        let (running, slots) = (self.client(), self.slots);
+        async move {
+            if texts.iter().all(Option::is_none) {
+                return Ok(vec![Vec::new(); texts.len()]);
+            }
+            let http = running?;
+            let free = RefCell::new((0..slots).collect::<Vec<SlotId>>());
+            let (scored, reported) = (Cell::new(0), Cell::new(false));
+            let of_text = async |(place, text): (usize, Option<TokenSequence>)| {
+                let Some(text) = text else { return Ok((place, Vec::new())) };
+                let slot = free.borrow_mut().pop();
+                let found = score_tokens(&http, &text, slot, &reported).await;
+                free.borrow_mut().extend(slot);
+                scored.set(scored.get() + 1);
+                beat(scored.get());
+                found.map(|logprobs| (place, logprobs))
+            };
+            let all = stream::iter(texts.into_iter().enumerate().map(&of_text));
+            let mut scores: Vec<(usize, Vec<f64>)> =
+                all.buffer_unordered(slots as usize).try_collect().await?;
+            if !reported.get() {
+                return Err(sample_error(
+                    "llama-server reported no probability of any token; use a build of 2025 or \
+                     later, or the embedded engine (E102)",
+                ));
+            }
+            scores.sort_by_key(|(place, _)| *place);
+            Ok(scores.into_iter().map(|(_, logprobs)| logprobs).collect())
+        }
+        .boxed_local()
     }
 
     /// Sends a request that the server's loop answers between two of its steps.
@@ -422,23 +443,30 @@ impl LlamaServerBackend {
 }
 
 /// Returns the log-probabilities of the scored tokens of a text. Empty if a token is only part of a
-/// character, which the server does not report, or has a probability of 0.
+/// character, which the server does not report, or has a probability of 0. Sets `reported` if the
+/// server reports any.
 async fn score_tokens(
     http: &CompletionClient,
     text: &TokenSequence,
     slot: Option<SlotId>,
-    beat: &dyn Fn(),
+    reported: &Cell<bool>,
 ) -> Result<Vec<f64>, SampleError> {
     let mut logprobs = Vec::with_capacity(text.scored.len());
     for place in text.scored.clone() {
         let (before, token) = (&text.tokens[..place], text.tokens[place]);
         let request = scoring::build_request(before, token, slot);
-        let answer =
-            post(http, COMPLETION_PATH, &request, (SCORE_TIMEOUT, SCORE_BYTES_MAX)).await?;
-        beat();
+        // Only the first request of a text computes more than one position.
+        let positions = u32::try_from(before.len()).unwrap_or(u32::MAX);
+        let limit = TOKEN_TIME_MAX.saturating_mul(positions).max(SCORE_TIMEOUT);
+        let answer = post(http, COMPLETION_PATH, &request, (limit, SCORE_BYTES_MAX)).await?;
         match scoring::parse_logprob(&answer, token) {
-            Ok(logprob) if logprob.is_finite() => logprobs.push(f64::from(logprob)),
-            Ok(_) => return Ok(Vec::new()),
+            Ok(logprob) => {
+                reported.set(true);
+                if !logprob.is_finite() {
+                    return Ok(Vec::new());
+                }
+                logprobs.push(f64::from(logprob));
+            }
             Err(error @ ScoringError::Missing(_)) => {
                 tracing::debug!(%error, "a sample is not scored");
                 return Ok(Vec::new());

@@ -7,7 +7,7 @@ use llama::completion::LlamaSampling;
 use super::{pending_calls::SampleTag, slot_planner::SlotId};
 
 /// The longest time for one token of one sequence, prompt or new, however slow the host.
-const TOKEN_TIME_MAX: Duration = Duration::from_secs(2);
+pub(super) const TOKEN_TIME_MAX: Duration = Duration::from_secs(2);
 const SAMPLE_TIMEOUT_MIN: Duration = Duration::from_secs(120);
 
 const ANSWER_BYTES_BASE: usize = 256 * 1024;

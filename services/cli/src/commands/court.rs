@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use control::{Court, CourtRanking, CourtTrial, FleetControl, RankedObjective, rank_objectives};
 use cycle::Run;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -32,11 +32,12 @@ pub(crate) async fn run_court(flags: &GlobalArgs, args: &CourtArgs) -> anyhow::R
         runs.push(submitted.try_collect().await?);
     }
     output::print_message(&format!(
-        "{run}, cycle {}: {} runs train {} objectives; interrupt this at any time, and give the \
-         same command to go on",
+        "{run}, cycle {}: {} runs train {} objectives; to go on after an interruption, give the \
+         same command with --cycle {}",
         court.cycle,
         runs.iter().map(Vec::len).sum::<usize>(),
-        runs.len()
+        runs.len(),
+        court.cycle
     ));
     let ended = await_runs(&control, &runs).await?;
     let rate = |id: &RunId| {
@@ -91,6 +92,9 @@ fn parse_objectives(names: &[String], settings: &[String]) -> anyhow::Result<Vec
     let mut objectives = Vec::new();
     for name in names {
         let found = ObjectiveName::find(name).with_context(|| format!("--objectives {name}"))?;
+        if objectives.iter().any(|it: &Objective| it.name() == found) {
+            bail!("--objectives: {name} is named twice (O101)");
+        }
         objectives.push(Objective::new(found));
     }
     for setting in settings {

@@ -74,12 +74,17 @@ impl ReferencedObjects {
     fn add_spec(&mut self, record: &Record, spec: &v1::Spec) {
         let base = spec.base.as_ref().and_then(|base| base.tree.as_ref());
         self.add_tree(record, base, ExpectedEntries::new());
+        let adapter = spec.base.as_ref().and_then(|base| base.adapter.as_ref());
+        self.add_tree(record, adapter, ExpectedEntries::new());
         for suite in &spec.suites {
             self.add_blob(record, suite.text.as_ref());
         }
         match &spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => {
                 raft.prompt_sets().for_each(|set| self.add_blob(record, set.file));
+                self.add_tree(record, raft.teacher.as_ref(), ExpectedEntries::new());
+                let given = raft.dataset.as_ref().and_then(|dataset| dataset.lines.as_ref());
+                self.add_blob(record, given);
             }
             Some(v1::spec::Kind::Sft(sft)) => {
                 self.datasets.extend(sft.dataset.as_ref().map(|blob| (0, blob.digest.clone())));

@@ -1,7 +1,8 @@
 //! The directory with the chat template and the tokenizer of a run's base: the model's own
 //! directory, or a temporary one with its small files.
 
-use spec::{BaseSpec, InitSpec};
+use formats::ModelConfig;
+use spec::{BaseSpec, FieldError, InitSpec};
 use std::path::{Path, PathBuf};
 
 use hub::{HubError, ModelId};
@@ -17,6 +18,8 @@ use crate::{
     base_model::{BaseError, SMALL_BYTES_MAX},
     checkpoints,
 };
+
+const TEACHER_FIELD: &str = "raft.teacher";
 
 /// Small files that a conversation depends on.
 const SMALL_FILES: [&str; 6] = [
@@ -79,6 +82,39 @@ impl FleetControl {
                 Ok(ModelDir::Existing(found))
             }
         }
+    }
+
+    /// Compares a teacher with the base whose tokens it scores, by their small files. Returns the
+    /// token with which the base ends a sample. Fails if the teacher has another tokenizer, or
+    /// the base has no end token.
+    pub(crate) async fn check_teacher(
+        &self,
+        base: &BaseSpec,
+        teacher: &BaseSpec,
+        files: &SpecFiles,
+    ) -> Result<u32, SubmitError> {
+        let base = self.prepare_model_dir(base, files).await?;
+        let teacher = self.prepare_model_dir(teacher, files).await;
+        let teacher = teacher.map_err(|error| error.in_section(TEACHER_FIELD))?;
+        let refuse = |remedy: &str| -> SubmitError {
+            let field = TEACHER_FIELD.to_owned();
+            FieldError { field, remedy: remedy.to_owned() }.into()
+        };
+        let read = |dir: &ModelDir| std::fs::read(dir.dir_path().join("tokenizer.json")).ok();
+        if read(&base).is_none_or(|base| read(&teacher) != Some(base)) {
+            return Err(refuse(
+                "must have the same tokenizer.json as the base: it scores the base's tokens; use a \
+                 model of the same family",
+            ));
+        }
+        let config = |dir: &ModelDir| {
+            ModelConfig::from_dir(dir.dir_path())
+                .map_err(|source| SubmitError::base_error(BaseError::from(source)))
+        };
+        let learner = config(&base)?;
+        config(&teacher).map_err(|error| error.in_section(TEACHER_FIELD))?;
+        let end = learner.eos_tokens.first().copied();
+        end.ok_or_else(|| refuse("needs a base whose config.json names an eos_token_id"))
     }
 
     /// Fails with [`BaseFilesError::Elsewhere`] if the store does not contain the base's files.

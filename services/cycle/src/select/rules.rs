@@ -64,7 +64,7 @@ pub(super) enum DropReason {
     /// The objective needs the log-probabilities with which it was drawn.
     NoLogprobs,
     /// The objective needs the log-probabilities by the teacher.
-    NoTeacher,
+    NotScored,
 }
 
 impl DropReason {
@@ -84,7 +84,7 @@ impl DropReason {
             Self::NoAdvantage => "no advantage",
             Self::Unpaired => "unpaired",
             Self::NoLogprobs => "no log-probabilities",
-            Self::NoTeacher => "not scored",
+            Self::NotScored => "not scored",
         }
     }
 }

@@ -60,7 +60,7 @@ impl SampleGrouping<'_> {
         let candidate = &self.candidates[place];
         let lacks = [
             (self.needs_logprobs && candidate.token_logprobs.is_none(), DropReason::NoLogprobs),
-            (self.needs_teacher && candidate.teacher_logprobs.is_none(), DropReason::NoTeacher),
+            (self.needs_teacher && candidate.teacher_logprobs.is_none(), DropReason::NotScored),
         ];
         let lacking = lacks.into_iter().find(|(lacks, _)| *lacks).map(|(_, why)| why);
         find_defect(candidate, self.rules).or(lacking)
@@ -189,7 +189,7 @@ mod tests {
         let signals = derive(ObjectiveName::Distillation, &all);
         assert_eq!(signals.decisions.kept, [0]);
         assert_eq!(signals.advantages, [(0, 1.0)].into());
-        assert_eq!(signals.decisions.refused, [(1, DropReason::NoTeacher)].into());
+        assert_eq!(signals.decisions.refused, [(1, DropReason::NotScored)].into());
     }
 
     #[test]

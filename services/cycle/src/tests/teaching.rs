@@ -156,10 +156,19 @@ fn a_trial_trains_on_the_samples_of_another_run_from_the_same_start() {
     let start = log.run().cycles[&1].final_checkpoint().cloned().unwrap();
 
     let rloo = Objective::new(ObjectiveName::Rloo);
-    let trial = prepare_trial(&before, 2, &rloo).unwrap();
+    let trial = prepare_trial(&before, 2, &rloo).unwrap().unwrap();
     let own = preview_selection(&before, 2, None).unwrap();
     assert!(trial.selection.kept.len() > own.kept.len(), "failures count");
-    let raft = prepare_trial(&before, 2, &Objective::new(ObjectiveName::Raft)).unwrap();
+    let dr_grpo = Objective::new(ObjectiveName::DrGrpo);
+    let dr_grpo = prepare_trial(&before, 2, &dr_grpo).unwrap().unwrap();
+    let Some(v1::spec::Kind::Raft(of_trial)) = &dr_grpo.spec.kind else { panic!("a raft run") };
+    let settings = &of_trial.training.as_ref().unwrap().objective.as_ref().unwrap().settings;
+    assert_eq!(settings["max_tokens"], 16.0, "as in a spec");
+    let mut excluding = Objective::new(ObjectiveName::Dapo);
+    excluding.set("truncate_tokens", 2.0).unwrap();
+    excluding.set("mask_tokens", 2.0).unwrap();
+    assert!(prepare_trial(&before, 2, &excluding).is_err());
+    let raft = prepare_trial(&before, 2, &Objective::new(ObjectiveName::Raft)).unwrap().unwrap();
     assert_eq!(raft.selection.dataset, own.dataset);
 
     // The agents of this test measure perplexities as well.

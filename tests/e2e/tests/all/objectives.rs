@@ -217,8 +217,16 @@ fn a_court_ranks_objectives_on_the_samples_of_a_cycle() {
     fleet.await_success(&base, LIMIT);
     let run = fleet.submit(&files.write_raft_spec(&base, SAMPLING));
     fleet.await_success(&run, LIMIT);
-    let court =
-        ["court", &run, "--objectives", "raft,rloo,dpo", "--set", "rloo.kl=0.01", "--seeds", "2"];
+    let court = [
+        "court",
+        &run,
+        "--objectives",
+        "raft,rloo,dr_grpo",
+        "--set",
+        "rloo.kl=0.01",
+        "--seeds",
+        "2",
+    ];
     let ranking = fleet.run_json(&court).expect("a ranking");
     assert_eq!((&ranking["run"], &ranking["cycle"]), (&json!(run), &json!(2)));
     let places = ranking["ranking"].as_array().unwrap();
@@ -227,7 +235,7 @@ fn a_court_ranks_objectives_on_the_samples_of_a_cycle() {
     let means: Vec<f64> = places.iter().map(|place| place["mean"].as_f64().unwrap()).collect();
     assert!(means.is_sorted_by(|a, b| a >= b), "{ranking:#}");
     names.sort_unstable();
-    assert_eq!(names, ["dpo", "raft", "rloo kl=0.01"]);
+    assert_eq!(names, ["dr_grpo", "raft", "rloo kl=0.01"]);
     let runs: Vec<&str> = places
         .iter()
         .flat_map(|place| place["runs"].as_array().unwrap())
