@@ -4,7 +4,10 @@
 //! subject cannot name the author of another subject. Readers close that gap with
 //! [`check_checkpoint_author`]: the coordinator, the audit, and agents before they work.
 
-use crate::{AgentId, FactKey};
+use crate::{AgentId, FactKey, v1};
+
+/// The coordinator's name; members cannot take it.
+const COORDINATOR_NAME: &str = "coordinator";
 
 /// The facts about a run's spec that decide who may publish its checkpoints.
 #[derive(Debug, Clone, Copy)]
@@ -37,9 +40,41 @@ pub fn check_checkpoint_author(
     }
 }
 
+/// Returns the user who paused, resumed or cancelled a run, if known.
+///
+/// The gateway writes as the coordinator, and names the caller in the fact. Other authors act for
+/// themselves, whatever their fact names.
+pub fn control_user(control: &v1::Control, author: Option<&AgentId>) -> Option<AgentId> {
+    let named = || AgentId::new(control.user.as_str()).ok();
+    match author {
+        None => named(),
+        Some(author) if author.as_str() == COORDINATOR_NAME => {
+            named().or_else(|| Some(author.clone()))
+        }
+        Some(author) => Some(author.clone()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_coordinator_can_name_the_user_of_a_control() {
+        let control = |user: &str| v1::Control { user: user.into(), ..v1::Control::default() };
+        for (author, named, user) in [
+            (Some("coordinator"), "ann", Some("ann")),
+            (Some("coordinator"), "", Some("coordinator")),
+            (Some("coordinator"), "no name", Some("coordinator")),
+            (Some("bob"), "ann", Some("bob")),
+            (None, "ann", Some("ann")),
+            (None, "", None),
+        ] {
+            let author = author.map(|name| AgentId::new(name).unwrap());
+            let found = control_user(&control(named), author.as_ref());
+            assert_eq!(found.as_ref().map(AgentId::as_str), user, "{author:?} names {named:?}");
+        }
+    }
 
     #[test]
     fn only_the_author_of_a_watched_spec_adds_checkpoints() {

@@ -33,7 +33,7 @@ pub mod v1 {
 /// The compiled `.proto` files, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flotilla.bin"));
 
-pub use authorship::{SpecOrigin, check_checkpoint_author};
+pub use authorship::{SpecOrigin, check_checkpoint_author, control_user};
 pub use canary::{CANARY_TOKENS_MAX, CANARY_TOLERANCE, mean_logprob, mean_logprob_distance};
 pub use digest::{Digest, DigestError};
 pub use error_chain::format_error_chain;

@@ -227,7 +227,8 @@ impl TuiSession {
     async fn try_action(&self, act: &TuiAction) -> anyhow::Result<()> {
         match act {
             TuiAction::Steer { run, action } => {
-                self.control.control_run(run, *action, "").await?;
+                let control = v1::Control { action: (*action).into(), ..Default::default() };
+                self.control.control_run(run, control).await?;
             }
             TuiAction::Drain { agent } => self.control.drain_agent(&AgentId::new(agent)?).await?,
         }

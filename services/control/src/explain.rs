@@ -304,7 +304,8 @@ fn list_controls(records: &[Record]) -> Vec<ControlReport> {
     let controls = records.iter().filter_map(|record| match &record.fact.body {
         FactBody::Control(control) => {
             let action = control.action().as_str_name().to_lowercase();
-            let by = record.author.as_ref().map(ToString::to_string);
+            let user = wire::control_user(control, record.author.as_ref());
+            let by = user.map(|user| user.to_string());
             let reason = control.short_reason().to_owned();
             Some(ControlReport { time_ms: record.time_ms, action, by, reason })
         }

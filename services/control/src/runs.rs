@@ -99,12 +99,8 @@ impl FleetControl {
 
     /// Pauses, resumes or cancels a run. Has no effect if the run is in the requested state
     /// already. Fails if the run does not exist or has ended.
-    pub async fn control_run(
-        &self,
-        id: &RunId,
-        action: v1::control::Action,
-        reason: &str,
-    ) -> Result<bool, RunError> {
+    pub async fn control_run(&self, id: &RunId, control: v1::Control) -> Result<bool, RunError> {
+        let action = control.action();
         for _ in 0..CONTROL_ATTEMPTS_MAX {
             let run = self.read_run_status(id).await?;
             if let Some(done) = &run.done {
@@ -115,8 +111,7 @@ impl FleetControl {
                 return Ok(false);
             }
             let place = FactKey::Control { number: run.last_control.saturating_add(1) };
-            let body =
-                FactBody::Control(v1::Control { action: action.into(), reason: reason.into() });
+            let body = FactBody::Control(control.clone());
             let fact = Fact { subject: Subject::new(id, place), body };
             if let PublishOutcome::New { .. } = self.bus.publish_fact(&fact).await? {
                 return Ok(true);
@@ -197,7 +192,7 @@ pub fn run_to_proto(run: &Run) -> v1::Run {
         name: run.spec.name.clone(),
         kind: run.kind_name().into(),
         state: run.current_state().into(),
-        message: run.state_reason().to_owned(),
+        message: run.state_reason(),
         seed: run.spec.seed,
         submitted_at: Some(to_timestamp(run.submitted_ms)),
         ended_at: run.ended_ms.map(to_timestamp),

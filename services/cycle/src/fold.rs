@@ -8,8 +8,8 @@ mod quarantine;
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{
-    Fact, FactBody, FactKey, JobId, Record, SpecOrigin, Subject, SuiteName, WorkKind,
-    check_checkpoint_author, v1,
+    AgentId, Fact, FactBody, FactKey, JobId, Record, SpecOrigin, Subject, SuiteName, WorkKind,
+    check_checkpoint_author, control_user, v1,
 };
 
 use crate::{
@@ -106,7 +106,7 @@ impl Run {
         match (&subject.key, body) {
             (FactKey::Spec | FactKey::WatchedSpec, _) => Err("a second spec".into()),
             (FactKey::Control { number }, FactBody::Control(control)) => {
-                self.apply_control(*number, control)
+                self.apply_control(*number, control, record.author.as_ref())
             }
             (FactKey::Plan { cycle }, FactBody::Plan(plan)) => self.apply_plan(*cycle, plan, at),
             (
@@ -197,12 +197,18 @@ impl Run {
     }
 
     /// Starts a new round on a resume after a pause.
-    fn apply_control(&mut self, number: u64, control: &v1::Control) -> Result<(), String> {
+    fn apply_control(
+        &mut self,
+        number: u64,
+        control: &v1::Control,
+        author: Option<&AgentId>,
+    ) -> Result<(), String> {
         use v1::control::Action;
         self.last_control = self.last_control.max(number);
         match control.action() {
             Action::Pause => {
                 self.paused = true;
+                self.paused_by = control_user(control, author);
                 control.short_reason().clone_into(&mut self.pause_reason);
             }
             Action::Resume => {
@@ -214,6 +220,7 @@ impl Run {
             }
             Action::Cancel => {
                 if !self.cancelled {
+                    self.cancelled_by = control_user(control, author);
                     control.short_reason().clone_into(&mut self.cancel_reason);
                 }
                 self.cancelled = true;

@@ -54,7 +54,7 @@ pub use select::{
 pub use selection_report::{MessageGroup, SelectionReport, report_selection};
 pub use state::{
     CanaryVotes, Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, PromptHistory, Run,
-    RunPhase,
+    RunPhase, describe_pause,
 };
 pub use training_advice::advise_on_training;
 pub use trial::{ObjectiveTrial, prepare_trial};

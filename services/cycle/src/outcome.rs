@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wire::{WorkKind, v1};
+use wire::{AgentId, WorkKind, v1};
 
 use crate::{
     FleetSnapshot,
@@ -29,7 +29,8 @@ pub(crate) fn run_outcome(run: &Run, fleet: &FleetSnapshot) -> Option<v1::Done> 
     if run.cancelled {
         let why = Some(&run.cancel_reason).filter(|why| !why.is_empty());
         let why = why.map_or(String::new(), |why| format!(": {why}"));
-        return done(Status::Cancelled, format!("a user asked for it{why}"));
+        let user = run.cancelled_by.as_ref().map_or("a user", AgentId::as_str);
+        return done(Status::Cancelled, format!("{user} asked for it{why}"));
     }
     if let Some(number) = run.stopped_after() {
         let why = gate_stop_message(run, number);

@@ -34,10 +34,14 @@ pub struct Run {
     pub last_control: u64,
     /// No work is ordered while set.
     pub paused: bool,
+    /// The user of the last pause, if known.
+    pub paused_by: Option<AgentId>,
     /// The user's reason for the last pause; may be empty.
     pub pause_reason: String,
     /// A user has cancelled the run.
     pub cancelled: bool,
+    /// That user, if known.
+    pub cancelled_by: Option<AgentId>,
     /// The user's reason for that; may be empty.
     pub cancel_reason: String,
     /// 1 + the number of resumes. Agents drop orders of earlier rounds.
@@ -222,8 +226,10 @@ impl Run {
             sequence: 0,
             last_control: 0,
             paused: false,
+            paused_by: None,
             pause_reason: String::new(),
             cancelled: false,
+            cancelled_by: None,
             cancel_reason: String::new(),
             round: 1,
             cycles: BTreeMap::new(),
@@ -323,12 +329,13 @@ impl Run {
         }
     }
 
-    /// Returns why the run has ended or is paused; empty if it runs or nobody said why.
-    pub fn state_reason(&self) -> &str {
+    /// Returns why the run has ended, or who paused it and why; empty if it runs or that is
+    /// unknown.
+    pub fn state_reason(&self) -> String {
         match &self.done {
-            Some(done) => &done.message,
-            None if self.paused => &self.pause_reason,
-            None => "",
+            Some(done) => done.message.clone(),
+            None if self.paused => describe_pause(self.paused_by.as_ref(), &self.pause_reason),
+            None => String::new(),
         }
     }
 
@@ -522,5 +529,14 @@ impl Cycle {
         } else {
             RunPhase::Select
         }
+    }
+}
+
+/// Returns words such as `by ann: the fan is loud`; empty if both are unknown.
+pub fn describe_pause(user: Option<&AgentId>, reason: &str) -> String {
+    match user {
+        None => reason.to_owned(),
+        Some(user) if reason.is_empty() => format!("by {user}"),
+        Some(user) => format!("by {user}: {reason}"),
     }
 }

@@ -80,7 +80,7 @@ function header(head, page) {
     h("div.tools", h("h1", name || run, h("small", run)), state(word), chip(kind, "soft"),
       h("span.end", kind === "raft" && h("a.button", { href: toSamples(run, { cycle: head.cycle }) }, "Samples"),
         act(word === "running", "pause", "Pause"), act(word === "paused", "resume", "Resume"), act(!over, "cancel", "Cancel"))),
-    message && callout(word === "failed" ? "bad" : "", word === "failed" ? "✕" : "›", message),
+    message && word !== "paused" && callout(word === "failed" ? "bad" : "", word === "failed" ? "✕" : "›", message),
     !over && [steps(head),
       total > 0 && h("p.phase", progress(`${phase} of cycle ${head.cycle}`, done, total),
         h("b", `${count(done)} of ${count(total)} ${unit}`)),
@@ -100,8 +100,11 @@ function steps({ cycle, cycles, phase, state: word, kind }) {
       h("li", { class: is(PHASES.indexOf(it), PHASES.indexOf(phase)), "aria-current": it === phase && "step" }, it))));
 }
 
-function etas({ state: word, message, runEnds, phaseEnds, phase, submittedAt }) {
-  if (word === "paused") return `Paused${message ? `: ${message}` : ""}. No new jobs start.`;
+function etas({ state: word, steered, runEnds, phaseEnds, phase, submittedAt }) {
+  if (word === "paused") {
+    const { by, reason } = steered.at(-1) ?? { by: "", reason: "" };
+    return `Paused${by && ` by ${by}`}${reason && `: ${reason}`}. No new jobs start.`;
+  }
   const run = ending(runEnds, submittedAt, now());
   const step = ending(phaseEnds, submittedAt, now());
   if (!run && !step) return "No estimate of the end yet.";

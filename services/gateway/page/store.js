@@ -45,7 +45,7 @@ const runLine = message("run name kind state message submittedAt endedAt cyclesD
 const passAt = [message("k# mean# low# high#")];
 const eta = message("earlyS# likelyS# lateS#");
 const head = message("run name kind state message submittedAt endedS? cycle# cycles# phase done# total# unit troublesInAll# atS#", {
-  phaseEnds: eta, runEnds: eta, steered: [message("action reason atS#")], troubles: [message("what agent message atS# final!")],
+  phaseEnds: eta, runEnds: eta, steered: [message("action reason by atS#")], troubles: [message("what agent message atS# final!")],
 });
 const cycleOf = message("cycle#", {
   rewards: message("low# width#", { counts: [number] }),

@@ -45,9 +45,9 @@ function extents(bars) {
   return [...found];
 }
 
-/** The pauses as [begin, end, reason]. A pause ends with the next action, or at `end`. */
-const pauses = ({ steered }, end) => steered.flatMap(({ action, atS, reason }, at) =>
-  (action.toLowerCase() === "pause" ? [[atS, steered[at + 1]?.atS ?? end, reason]] : []));
+/** The pauses as [begin, end, description]. A pause ends with the next action, or at `end`. */
+const pauses = ({ steered }, end) => steered.flatMap(({ action, atS, reason, by }, at) =>
+  (action.toLowerCase() === "pause" ? [[atS, steered[at + 1]?.atS ?? end, `paused${by && ` by ${by}`}: ${reason || "no reason given"}`]] : []));
 
 export function timeline(redraw) {
   const opened = new Set();
@@ -194,8 +194,8 @@ export function timeline(redraw) {
         cycleLabel(start, cycle)]),
       timeTicks(visibleRange(), (width - left) / 90).map((at) => [h("line.axis", { x1: x(at), x2: x(at), y1: TOP, y2: bottom }),
         h("text", { x: x(at), y: 13, "text-anchor": x(at) > width - 40 ? "end" : "middle" }, at ? duration(at) : "0")]),
-      within(pauses(all.head, all.end), (start, size, reason) => h("g", h("rect", { ...rect(start, size), fill: "url(#hatch-pause)" }),
-        h("title", `paused: ${reason || "no reason given"}`), size > 44 && h("text.why", { x: start + 3, y: bottom - 3 }, "paused"))),
+      within(pauses(all.head, all.end), (start, size, description) => h("g", h("rect", { ...rect(start, size), fill: "url(#hatch-pause)" }),
+        h("title", description), size > 44 && h("text.why", { x: start + 3, y: bottom - 3 }, "paused"))),
       [...all.lanes].map(([agent, { y }]) => h("text.ink", { x: 4, y: y + 16 },
         agent.length * 7 > left - 6 ? `${agent.slice(0, Math.floor(left / 7) - 2)}…` : agent, h("title", agent))));
   }

@@ -5,6 +5,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use control::FleetControl;
 use futures::{Stream, StreamExt, stream, stream::BoxStream};
+use identity::GatewayCaller;
 use prost::Message;
 use run_view::{FleetView, RunView};
 use tokio::{
@@ -46,6 +47,14 @@ pub(crate) fn create_call_span(method: &'static str, run: &str) -> CallSpan {
 
 pub(crate) fn truncate_name(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).collect()
+}
+
+/// Returns the caller's name, which the access layer adds to the request; empty in an open fleet.
+pub(crate) fn caller_name<T>(request: &Request<T>) -> String {
+    request
+        .extensions()
+        .get::<GatewayCaller>()
+        .map_or_else(String::new, |caller| caller.name.to_string())
 }
 
 /// Returns the deadline from the `grpc-timeout` header. Only streams need it; tonic enforces it for

@@ -1,12 +1,11 @@
 //! The gRPC service `flotilla.v1.Members`.
 
 use control::{MemberRegistry as Membership, MembershipError, MembershipRefusal};
-use identity::GatewayCaller;
 use tonic::{Code, Request, Response, Status};
 use wire::{AgentId, v1};
 
 use crate::{
-    call::{CallContext, CallSpan, create_call_span, truncate_name},
+    call::{CallContext, CallSpan, caller_name, create_call_span, truncate_name},
     error::CallRefusal as Refused,
     rpc::members_server,
     status::HasStatusCode,
@@ -37,14 +36,6 @@ impl MembersService {
 
 fn create_member_span(method: &'static str, name: &str) -> CallSpan {
     CallSpan { method, span: tracing::info_span!("call", method, name = ?truncate_name(name)) }
-}
-
-/// Returns the caller's name for the log; the access layer adds it to the request.
-fn caller_name<T>(request: &Request<T>) -> String {
-    request
-        .extensions()
-        .get::<GatewayCaller>()
-        .map_or_else(String::new, |caller| caller.name.to_string())
 }
 
 #[tonic::async_trait]

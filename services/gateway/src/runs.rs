@@ -10,7 +10,7 @@ use wire::{Record, RunId, v1};
 
 use crate::{
     arguments,
-    call::{CallContext, ItemStream, create_call_span, read_deadline},
+    call::{CallContext, ItemStream, caller_name, create_call_span, read_deadline},
     rpc::runs_server,
 };
 
@@ -53,21 +53,21 @@ impl runs_server::Runs for RunsService {
     }
 
     async fn pause(&self, request: Request<v1::ControlRequest>) -> RunsResult<v1::ControlResponse> {
-        self.control_run("Runs.Pause", v1::control::Action::Pause, request.into_inner()).await
+        self.control_run("Runs.Pause", v1::control::Action::Pause, request).await
     }
 
     async fn resume(
         &self,
         request: Request<v1::ControlRequest>,
     ) -> RunsResult<v1::ControlResponse> {
-        self.control_run("Runs.Resume", v1::control::Action::Resume, request.into_inner()).await
+        self.control_run("Runs.Resume", v1::control::Action::Resume, request).await
     }
 
     async fn cancel(
         &self,
         request: Request<v1::ControlRequest>,
     ) -> RunsResult<v1::ControlResponse> {
-        self.control_run("Runs.Cancel", v1::control::Action::Cancel, request.into_inner()).await
+        self.control_run("Runs.Cancel", v1::control::Action::Cancel, request).await
     }
 
     async fn audit(&self, request: Request<v1::AuditRequest>) -> RunsResult<v1::AuditReport> {
@@ -127,12 +127,15 @@ impl RunsService {
         &self,
         method: &'static str,
         action: v1::control::Action,
-        request: v1::ControlRequest,
+        request: Request<v1::ControlRequest>,
     ) -> RunsResult<v1::ControlResponse> {
-        let v1::ControlRequest { run, reason } = request;
+        let user = caller_name(&request);
+        let v1::ControlRequest { run, reason } = request.into_inner();
         let steer = async {
             let run = RunId::new(run.as_str())?;
-            self.0.control.control_run(&run, action, arguments::check_reason(&reason)?).await?;
+            let reason = arguments::check_reason(&reason)?.to_owned();
+            let control = v1::Control { action: action.into(), reason, user };
+            self.0.control.control_run(&run, control).await?;
             Ok(v1::ControlResponse {})
         };
         self.0.answer_unary(create_call_span(method, &run), steer).await

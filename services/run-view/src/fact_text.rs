@@ -13,7 +13,8 @@ pub fn describe_fact(run: &Run, record: &Record) -> Option<String> {
         ),
         (_, FactBody::Control(control)) => {
             let action = control.action().as_str_name().to_lowercase();
-            let by = record.author.as_ref().map(wire::AgentId::as_str);
+            let by = wire::control_user(control, record.author.as_ref());
+            let by = by.as_ref().map(wire::AgentId::as_str);
             format!("{id}: {}", describe_control(&action, by, &control.reason))
         }
         (FactKey::Plan { cycle }, FactBody::Plan(plan)) => {

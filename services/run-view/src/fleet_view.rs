@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cycle::describe_missing_roles;
+use cycle::{describe_missing_roles, describe_pause};
 use wire::{FactBody, Record, RunId, v1};
 
 /// Beyond that, the agent that was silent longest is removed.
@@ -156,7 +156,8 @@ impl RunLineState {
             FactBody::Control(control) if self.line.ended_at.is_none() => match control.action() {
                 v1::control::Action::Pause => {
                     self.paused = true;
-                    control.short_reason().clone_into(&mut self.line.message);
+                    let user = wire::control_user(control, record.author.as_ref());
+                    self.line.message = describe_pause(user.as_ref(), control.short_reason());
                 }
                 v1::control::Action::Resume => {
                     self.paused = false;
@@ -201,7 +202,7 @@ fn record_time(record: &Record) -> wire::Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use wire::{Fact, FactKey, Subject};
+    use wire::{AgentId, Fact, FactKey, Subject};
 
     use super::*;
 
@@ -212,7 +213,7 @@ mod tests {
     }
 
     fn control(sequence: u64, action: v1::control::Action) -> Record {
-        let body = FactBody::Control(v1::Control { action: action.into(), reason: String::new() });
+        let body = FactBody::Control(v1::Control { action: action.into(), ..Default::default() });
         record(sequence, "r-1", FactKey::Control { number: sequence }, body)
     }
 
@@ -245,8 +246,11 @@ mod tests {
         fleet.update_agent(v1::AgentStatus { agent: "box".into(), ..Default::default() });
         let (heard, _) = fleet.changes_since(seen).unwrap();
         assert_eq!((heard.agents.len(), heard.runs.len()), (1, 0));
-        fleet.apply_fact(&control(2, v1::control::Action::Pause));
+        let mut pause = control(2, v1::control::Action::Pause);
+        pause.author = Some(AgentId::new("ann").unwrap());
+        fleet.apply_fact(&pause);
         assert_eq!(state(&fleet), "paused");
+        assert_eq!(fleet.changes_since(0).unwrap().0.runs[0].message, "by ann");
         fleet.apply_fact(&control(3, v1::control::Action::Resume));
         assert_eq!(state(&fleet), "running");
         fleet.apply_fact(&done(4, v1::done::Status::Failed));

@@ -148,7 +148,9 @@ impl RunView {
         match (place, &record.fact.body) {
             (_, FactBody::Control(control)) => {
                 let action = control.action().as_str_name().to_lowercase();
-                let steered = Steered { at_s, action, reason: control.reason.clone() };
+                let user = wire::control_user(control, record.author.as_ref());
+                let by = user.map_or_else(String::new, |user| user.to_string());
+                let steered = Steered { at_s, action, reason: control.reason.clone(), by };
                 push_bounded(&mut self.steered, steered, CONTROLS_MAX);
             }
             (FactKey::Plan { cycle }, FactBody::Plan(_)) => self.recount_samples(*cycle),
@@ -311,7 +313,7 @@ impl RunView {
             name: run.spec.name.clone(),
             kind: run.kind_name().into(),
             state: run.current_state().as_str_name().to_lowercase(),
-            message: run.state_reason().to_owned(),
+            message: run.state_reason(),
             submitted_at: Some(wire::to_timestamp(std::time::Duration::from_millis(
                 run.submitted_ms,
             ))),

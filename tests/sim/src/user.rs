@@ -68,7 +68,7 @@ impl User {
                 Request::LastWithPrefix(format!("flotilla.{}.control.", self.run))
             }
             Some(Action::Write(action, number)) => {
-                let control = v1::Control { action: (*action).into(), reason: String::new() };
+                let control = v1::Control { action: (*action).into(), ..Default::default() };
                 let subject = Subject::new(&self.run, FactKey::Control { number: *number });
                 Request::Publish(Rc::new(Fact { subject, body: FactBody::Control(control) }))
             }

@@ -71,7 +71,11 @@ impl Rig {
 pub(crate) fn control(number: u64, reason: &str) -> Fact {
     Fact {
         subject: format!("flotilla.r1.control.{number}").parse().unwrap(),
-        body: FactBody::Control(v1::Control { action: 1, reason: reason.to_owned() }),
+        body: FactBody::Control(v1::Control {
+            action: 1,
+            reason: reason.to_owned(),
+            ..Default::default()
+        }),
     }
 }
 

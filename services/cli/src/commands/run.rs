@@ -95,7 +95,9 @@ async fn control_run(
 ) -> anyhow::Result<()> {
     use v1::control::Action;
     let run = RunId::new(args.run)?;
-    let changed = control.control_run(&run, action, &args.reason).await?;
+    let (reason, user) = (args.reason.clone(), String::new());
+    let fact = v1::Control { action: action.into(), reason, user };
+    let changed = control.control_run(&run, fact).await?;
     let (state, next) = match action {
         Action::Pause => ("paused", format!("; `flotilla run resume {run}` continues it")),
         Action::Cancel => ("cancelled", String::new()),

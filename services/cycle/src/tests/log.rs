@@ -405,7 +405,7 @@ impl Log {
 
     pub(super) fn control(&mut self, action: v1::control::Action) {
         self.controls += 1;
-        let control = v1::Control { action: action.into(), reason: String::new() };
+        let control = v1::Control { action: action.into(), ..Default::default() };
         self.write(FactKey::Control { number: self.controls }, FactBody::Control(control));
     }
 

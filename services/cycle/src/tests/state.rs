@@ -236,4 +236,6 @@ fn a_finished_run_tells_what_it_lacks_and_why_a_gate_stopped_it() {
     }
     run.cancelled = true;
     assert_eq!(message(&run).as_deref(), Some("a user asked for it"));
+    run.cancelled_by = Some(wire::AgentId::new("ann").unwrap());
+    assert_eq!(message(&run).as_deref(), Some("ann asked for it"));
 }

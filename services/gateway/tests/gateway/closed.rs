@@ -35,7 +35,7 @@ use tonic::{
     codegen::http::uri::PathAndQuery,
     transport::{Certificate, Channel, ClientTlsConfig},
 };
-use wire::{AgentId, v1};
+use wire::{AgentId, Fact, FactBody, FactKey, RunId, Subject, v1};
 
 use crate::rig::PATIENCE;
 
@@ -156,6 +156,10 @@ impl Closed {
             ca_pem: self.ca_pem.clone(),
             bearer: bearer.map(str::to_owned),
         }
+    }
+
+    async fn store(&self) -> Store {
+        Store::open(&format!("file://{}/store", self.dir.path().display())).await.unwrap()
     }
 
     async fn client(&self, bearer: Option<&str>) -> MembershipClient {
@@ -323,6 +327,32 @@ async fn each_scope_may_call_its_methods_and_no_others() {
     let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
     is_let_through(&channel, reflection, None).await.unwrap_err();
     is_let_through(&channel, reflection, Some(&callers[0].1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_controls_a_run_is_attributed_to_its_caller() {
+    let fleet = Closed::start().await;
+    let mut runs = RunsClient::new(fleet.channel().await);
+    let run = RunId::new("r-1").unwrap();
+    let kind = Some(v1::spec::Kind::Watched(v1::spec::Watched::default()));
+    let spec = FactBody::Spec(v1::Spec { kind, ..Default::default() });
+    let spec = Fact { subject: Subject::new(&run, FactKey::WatchedSpec), body: spec };
+    fleet.bus.publish_fact(&spec).await.unwrap();
+    let request = || v1::ControlRequest { run: run.to_string(), reason: "lunch".into() };
+    let [olga, ada] = [("olga", UserScope::Operator), ("ada", UserScope::Admin)]
+        .map(|(name, scope)| fleet.bearer(name, scope));
+    runs.pause(with(request(), &olga)).await.unwrap();
+    let shown = runs.get(with(v1::GetRunRequest { run: run.to_string() }, &ada)).await.unwrap();
+    assert_eq!(shown.into_inner().message, "by olga: lunch");
+    runs.resume(with(request(), &ada)).await.unwrap();
+    runs.cancel(with(request(), &olga)).await.unwrap();
+    let report = FleetControl::with_store(fleet.bus.clone(), fleet.store().await)
+        .explain_run(&run, None)
+        .await
+        .unwrap();
+    let by: Vec<_> = report.controls.iter().map(|it| (&*it.action, it.by.as_deref())).collect();
+    let expected = [("pause", Some("olga")), ("resume", Some("ada")), ("cancel", Some("olga"))];
+    assert_eq!(by, expected);
 }
 
 #[tokio::test]

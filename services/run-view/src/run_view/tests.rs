@@ -131,7 +131,8 @@ impl Told<'_> {
     }
 
     fn control(&mut self, at_s: f64, number: u64, action: v1::control::Action) {
-        let control = v1::Control { action: action.into(), reason: "a game".into() };
+        let control =
+            v1::Control { action: action.into(), reason: "a game".into(), ..Default::default() };
         self.tell(at_s, FactKey::Control { number }, FactBody::Control(control));
     }
 
