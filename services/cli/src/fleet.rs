@@ -18,6 +18,8 @@ use serde::{Deserialize, Serialize};
 use store::GatewayStore;
 use wire::v1;
 
+use crate::output;
+
 pub use self::process::{FleetProcess, FleetProcessOptions, wait_ready};
 
 /// Flags that select a fleet.
@@ -55,6 +57,9 @@ pub(crate) struct FleetFile {
     /// Process id of `flotilla up`; 0 if this machine does not run the services.
     #[serde(default)]
     pub pid: u32,
+    /// Agents that `flotilla up` started here last, in the format of `--agents`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub agents: Vec<String>,
     /// Member that uses this directory, in a closed fleet; its paths are relative to the directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<MemberIdentity>,
@@ -67,6 +72,19 @@ impl FleetFile {
             Ok(all) if all.ip().is_unspecified() => format!("{scheme}://localhost:{}/", all.port()),
             _ => format!("{scheme}://{}/", self.gateway),
         }
+    }
+
+    /// Returns the page's URL, and how to sign in to a closed fleet's.
+    pub(crate) fn describe_page(&self, directory: &Path) -> String {
+        let page = self.page_url();
+        if self.identity.is_none() {
+            return page;
+        }
+        let directory = output::escape_line(&directory.display().to_string());
+        format!(
+            "{page} (accept its certificate; sign in with the content of \
+             {directory}/keys/admin/bearer.jwt)"
+        )
     }
 
     /// Returns the process of `flotilla up`, if it runs on this machine.
@@ -187,8 +205,8 @@ impl FleetArgs {
             (Some(directory), Some(file)) if self.nats.is_empty() && file.is_down() => {
                 let directory = directory.display();
                 error.context(format!(
-                    "the fleet in {directory} is down; `flotilla up --dir {directory}` starts it, \
-                     with the --agents and other options that it had (A106)"
+                    "the fleet in {directory} is down; `flotilla up --dir {directory}` starts it \
+                     with the agents that it had; pass its other options again (A106)"
                 ))
             }
             _ => error,
@@ -259,7 +277,7 @@ mod tests {
         fs::create_dir_all(&inside).unwrap();
         assert_eq!(find_fleet_above(&inside), None);
         let (nats, gateway, store) = ("nats://a:1".into(), "a:2".into(), "file:///c".into());
-        let file = FleetFile { nats, gateway, store, pid: 0, identity: None };
+        let file = FleetFile { nats, gateway, store, pid: 0, agents: Vec::new(), identity: None };
         file.write(directory.path()).unwrap();
         assert_eq!(find_fleet_above(&inside), Some(directory.path().canonicalize().unwrap()));
     }
@@ -273,7 +291,7 @@ mod tests {
             std::os::unix::fs::symlink(&shadow, directory.path().join(name)).unwrap();
         }
         let (nats, gateway, store) = ("nats://a:1".into(), "a:2".into(), "file:///c".into());
-        let file = FleetFile { nats, gateway, store, pid: 0, identity: None };
+        let file = FleetFile { nats, gateway, store, pid: 0, agents: Vec::new(), identity: None };
         file.write(directory.path()).unwrap();
         assert_eq!(fs::read_to_string(&shadow).unwrap(), "root's");
         assert_eq!(FleetFile::read(directory.path()).unwrap().unwrap().gateway, "a:2");

@@ -60,7 +60,8 @@ pub(crate) struct UpArgs {
     /// Serve the coordinator's Prometheus /metrics on this address, such as 127.0.0.1:9463
     #[arg(long, value_name = "ADDRESS", env = "FLOTILLA_COORDINATOR_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Agents to start on this machine, by role and count: trainer,generator=2,verifier,evaluator
+    /// Agents to start on this machine, by role and count: trainer,generator=2,verifier,evaluator;
+    /// or none [default: those that this fleet had before]
     #[arg(long, value_delimiter = ',', value_name = "ROLE[=N]")]
     pub agents: Vec<String>,
     /// CPU cores of each agent [default: agents share all cores]

@@ -121,6 +121,7 @@ pub(crate) async fn restore_fleet(flags: &GlobalArgs, args: &RestoreArgs) -> any
         gateway: "127.0.0.1:0".into(),
         store: about.store.clone(),
         pid: 0,
+        agents: Vec::new(),
         identity: keys.as_ref().map(FleetKeys::admin_identity),
     }
     .write(&directory)?;

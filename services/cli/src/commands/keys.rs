@@ -68,7 +68,14 @@ fn external_servers_file(
     let gateway = args.gateway.clone().or(before).unwrap_or_else(here);
     // The coordinator decides the location of the store.
     let store = String::new();
-    Ok(FleetFile { nats: fleet.nats.join(","), gateway, store, pid: 0, identity: None })
+    Ok(FleetFile {
+        nats: fleet.nats.join(","),
+        gateway,
+        store,
+        pid: 0,
+        agents: Vec::new(),
+        identity: None,
+    })
 }
 
 pub(crate) async fn handle_keys(flags: &GlobalArgs, command: KeysCommand) -> anyhow::Result<()> {

@@ -55,7 +55,8 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
     }
     let directory = prepare_directory(fleet)?;
     super::backup::refuse_unfinished_restore(&directory)?;
-    let agents = parse_agents(&args.agents)?;
+    let wanted = choose_agents(&args.agents, FleetFile::read(&directory)?.as_ref());
+    let agents = parse_agents(&wanted)?;
     let stop = signals::stop_token()?;
     // Reserved until the end, so that no other program has it when the coordinator (re)starts.
     let reserved = reserve_gateway_port(args, &directory)?;
@@ -75,6 +76,7 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
         gateway: gateway.to_string(),
         store: checked_store_url(args, &directory).await?,
         pid: std::process::id(),
+        agents: wanted,
         identity: keys.as_ref().map(FleetKeys::admin_identity),
     };
     file.write(&directory)?;
@@ -90,12 +92,7 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
             workers.spawn(member.run_until_stopped(working.clone()));
         }
     }
-    let FleetFile { nats, gateway: at, store, .. } = &file;
-    if output::stderr_is_terminal() {
-        output::print_status_text(&next_steps(&file, &directory));
-    } else {
-        tracing::info!(nats, gateway = at, store, page = file.page_url(), "the fleet is up");
-    }
+    report_started(&file, &directory, &agents);
     let _announced = if args.announce { announce_gateway(&directory, gateway) } else { None };
     tokio::select! {
         () = supervise_server(&mut server, &stop) => {}
@@ -108,15 +105,28 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
     Ok(())
 }
 
+fn report_started(file: &FleetFile, directory: &Path, agents: &[LocalAgent]) {
+    let FleetFile { nats, gateway, store, .. } = file;
+    if output::stderr_is_terminal() {
+        output::print_status_text(&next_steps(file, directory, agents));
+        return;
+    }
+    let page = file.page_url();
+    tracing::info!(nats, gateway, store, page, agents = list_agents(agents), "the fleet is up");
+}
+
+/// Returns the names of the agents, or how to start some.
+fn list_agents(agents: &[LocalAgent]) -> String {
+    if agents.is_empty() {
+        return format!("none; --agents {} starts some here", ROLE_NAMES.join(","));
+    }
+    agents.iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
 /// Returns what a user can do with a fleet that has just started.
-fn next_steps(file: &FleetFile, directory: &Path) -> String {
-    let (page, dir) = (file.page_url(), output::escape_line(&directory.display().to_string()));
-    let sign_in = match &file.identity {
-        Some(_) => format!(
-            " (accept its certificate; sign in with the content of {dir}/keys/admin/bearer.jwt)"
-        ),
-        None => String::new(),
-    };
+fn next_steps(file: &FleetFile, directory: &Path, agents: &[LocalAgent]) -> String {
+    let dir = output::escape_line(&directory.display().to_string());
+    let (page, agents) = (file.describe_page(directory), list_agents(agents));
     let add_box = match &file.identity {
         Some(_) => format!(
             "flotilla token create --dir {dir} --roles trainer,generator,verifier,evaluator"
@@ -127,7 +137,8 @@ fn next_steps(file: &FleetFile, directory: &Path) -> String {
         None => format!("flotilla agent --nats {}    # on the other box", file.nats),
     };
     format!(
-        "the fleet is up; its web page is {page}{sign_in}\n  \
+        "the fleet is up; its web page is {page}\n  \
+         agents:             {agents}\n  \
          watch it:           flotilla watch --dir {dir}\n  \
          check a run spec:   flotilla run check --dir {dir} SPEC.yaml\n  \
          add another box:    {add_box}\n  \
@@ -423,6 +434,15 @@ fn default_log_gib(directory: &Path) -> f64 {
     (free as f64 / (1_u64 << 30) as f64 / 2.0).clamp(LOG_GIB_MIN, LOG_GIB_MAX)
 }
 
+/// Returns the agents of the command line, else those that the fleet had before.
+fn choose_agents(wanted: &[String], before: Option<&FleetFile>) -> Vec<String> {
+    match wanted {
+        [] => before.map(|file| file.agents.clone()).unwrap_or_default(),
+        [none] if none == "none" => Vec::new(),
+        _ => wanted.to_vec(),
+    }
+}
+
 fn parse_agents(wanted: &[String]) -> anyhow::Result<Vec<LocalAgent>> {
     let mut agents = Vec::new();
     for text in wanted {
@@ -443,4 +463,27 @@ fn parse_agents(wanted: &[String]) -> anyhow::Result<Vec<LocalAgent>> {
 fn trainer_stop_grace() -> Duration {
     let said = std::env::var("FLOTILLA_STOP_GRACE").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(said.unwrap_or(STOP_GRACE_S))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fleet_starts_the_agents_that_it_had_unless_others_are_named() {
+        let list = |text: &str| text.split_terminator(',').map(str::to_owned).collect::<Vec<_>>();
+        let text = r#"{"nats": "nats://a:1", "gateway": "a:2", "store": "file:///c",
+            "agents": ["trainer", "generator=2"]}"#;
+        let before: FleetFile = serde_json::from_str(text).unwrap();
+        for (wanted, before, chosen) in [
+            ("", Some(&before), "trainer-1, generator-1, generator-2"),
+            ("verifier", Some(&before), "verifier-1"),
+            ("none", Some(&before), "none; --agents trainer,generator,verifier,"),
+            ("", None, "none; --agents trainer,generator,verifier,"),
+        ] {
+            let agents = parse_agents(&choose_agents(&list(wanted), before)).unwrap();
+            let listed = list_agents(&agents);
+            assert!(listed.starts_with(chosen), "{wanted:?}: {listed}");
+        }
+    }
 }

@@ -84,7 +84,7 @@ pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bo
     if !up {
         return format!(
             "the fleet is down; its files are in {directory}. Start it again with\n  \
-             flotilla up --dir {directory} --agents trainer,generator=2,verifier,evaluator"
+             flotilla up --dir {directory}"
         );
     }
     let file = FleetFile::read(Path::new(&directory.to_string())).ok().flatten();

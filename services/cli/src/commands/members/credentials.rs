@@ -77,6 +77,7 @@ pub(crate) fn write_credentials(
         gateway: gateway.to_owned(),
         store: membership.store.clone(),
         pid: 0,
+        agents: Vec::new(),
         identity: Some(identity),
     };
     file.write(directory)
