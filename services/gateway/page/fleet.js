@@ -62,7 +62,7 @@ export function open({ page, signal }) {
       h("a", { href: toRun(run.run) }, h("b", run.name || run.run), h("small", run.run)), state(run.state), h("span.soft.kind", run.kind),
       h("span.far", share !== null && [progress(`cycles of ${run.run}`, share, 1),
         h("small", `${Math.max(0, run.cyclesDone - 1)} of ${counted(run.cycles, "cycle")}`)]),
-      h("span.far", run.heldout && [h("b", percent(run.heldout.mean)), h("small", ` ± ${(run.heldout.stderr * 100).toFixed(1)} held-out`)]),
+      h("span.far.heldout", heldOut(run)),
       h("time.soft", { datetime: run.submittedAt, title: clock(submitted, now()) },
         run.endedAt ? `took ${duration((Date.parse(run.endedAt) - submitted) / 1000)}` : `${duration((now() - submitted) / 1000)} ago`),
       run.message && h("small.far", run.message));
@@ -112,6 +112,17 @@ export function open({ page, signal }) {
     ];
   };
   return { title: () => "", draw, ticks: true };
+}
+
+/** The held-out pass rates of the best and the last cycle; one line if they are the same. */
+function heldOut({ heldout: last, bestHeldout: best, bestCycle, cyclesDone }) {
+  const line = (label, { mean, stderr }) =>
+    h("span", h("small", `${label} `), h("b", percent(mean)), h("small", ` ± ${(stderr * 100).toFixed(1)}`));
+  const isLast = bestCycle === cyclesDone - 1;
+  return last && [
+    best && !isLast && line("held-out, best", best),
+    line(best && isLast ? "held-out, best and last" : "held-out, last", last),
+  ];
 }
 
 const tile = (value, unit, more) => h("div.tile", h("b", value), h("span", unit), more);

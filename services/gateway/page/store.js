@@ -40,7 +40,7 @@ const agent = message("agent host version pool state startedAt seenAt trouble pr
   exchange: message("bytesFromStore# bytesFromPeers# bytesToPeers#"),
 });
 const rate = message("mean# stderr# prompts# samples#");
-const runLine = message("run name kind state message submittedAt endedAt cyclesDone# cycles#", { heldout: rate });
+const runLine = message("run name kind state message submittedAt endedAt cyclesDone# cycles# bestCycle#", { heldout: rate, bestHeldout: rate });
 
 const passAt = [message("k# mean# low# high#")];
 const eta = message("earlyS# likelyS# lateS#");

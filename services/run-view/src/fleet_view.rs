@@ -45,6 +45,8 @@ struct RevisionedValue<T> {
 struct RunLineState {
     line: v1::RunLine,
     paused: bool,
+    /// Held-out pass rates by cycle, of a run that has not ended.
+    heldouts: BTreeMap<u32, Option<v1::cycle_done::Rate>>,
     /// Of a run that has not ended.
     open_spec: Option<Box<v1::Spec>>,
 }
@@ -100,7 +102,8 @@ impl FleetView {
         let run = &record.fact.subject.run;
         if let FactBody::Spec(spec) = &record.fact.body {
             let open_spec = Some(Box::new(spec.clone()));
-            let value = RunLineState { line: start_line(spec, record), paused: false, open_spec };
+            let line = start_line(spec, record);
+            let value = RunLineState { line, open_spec, ..RunLineState::default() };
             self.runs.insert(run.clone(), RevisionedValue { value, revision: 0 });
         }
         let Some(known) = self.runs.get_mut(run) else { return };
@@ -168,12 +171,15 @@ impl RunLineState {
             FactBody::CycleDone(done) => {
                 self.line.cycles_done = self.line.cycles_done.saturating_add(1);
                 self.line.heldout = done.heldout;
+                self.heldouts.insert(done.cycle, done.heldout);
+                self.line.best_cycle = done.best;
+                self.line.best_heldout = self.heldouts.get(&done.best).copied().flatten();
             }
             FactBody::Done(done) => {
                 self.line.state = done.status().as_str_name().to_lowercase();
                 self.line.message.clone_from(&done.message);
                 self.line.ended_at = Some(record_time(record));
-                self.open_spec = None;
+                (self.open_spec, self.heldouts) = (None, BTreeMap::new());
             }
             _ => {}
         }
@@ -220,6 +226,12 @@ mod tests {
     fn done(sequence: u64, status: v1::done::Status) -> Record {
         let done = v1::Done { status: status.into(), message: "said".into() };
         record(sequence, "r-1", FactKey::Done, FactBody::Done(done))
+    }
+
+    fn cycle_done(sequence: u64, cycle: u32, best: u32, mean: f64) -> Record {
+        let heldout = Some(v1::cycle_done::Rate { mean, ..Default::default() });
+        let done = v1::CycleDone { cycle, best, heldout, ..Default::default() };
+        record(sequence, "r-1", FactKey::CycleDone { cycle }, FactBody::CycleDone(done))
     }
 
     fn fleet() -> FleetView {
@@ -309,6 +321,20 @@ mod tests {
         let mut fleet = FleetView::default();
         fleet.apply_fact(&done(1, v1::done::Status::Succeeded));
         assert_eq!(fleet.changes_since(0), None);
+    }
+
+    #[test]
+    fn a_line_has_the_best_and_the_last_pass_rate() {
+        let mut fleet = fleet();
+        for (sequence, cycle, best, mean) in
+            [(2, 0, 0, 0.1), (3, 1, 1, 0.4), (4, 2, 2, 0.6), (5, 3, 1, 0.2)]
+        {
+            fleet.apply_fact(&cycle_done(sequence, cycle, best, mean));
+        }
+        fleet.apply_fact(&done(6, v1::done::Status::Succeeded));
+        let line = fleet.changes_since(0).unwrap().0.runs.remove(0);
+        let [last, best] = [line.heldout, line.best_heldout].map(|rate| rate.unwrap().mean);
+        assert_eq!((last, line.best_cycle, best), (0.2, 1, 0.4));
     }
 
     #[test]

@@ -97,6 +97,12 @@ async fn a_page_shows_the_outcome_of_every_sample() {
     let kept = browser.evaluate(kept).await.as_u64().expect("a number");
     let done = &shown["cyclesDone"];
     assert_eq!(done[1]["kept"].as_u64(), Some(kept), "{done}");
+    browser.open(&page_url(&fleet)).await;
+    let rates = format!("[data-row][data-run='{run}'] .heldout");
+    let rates = browser.wait_for(&rates).await.text().await.expect("a text");
+    for word in ["held-out", "best", "last"] {
+        assert!(rates.contains(word), "{rates}");
+    }
     assert_eq!(browser.console_errors().await, Vec::<String>::new());
     browser.close().await;
 }
