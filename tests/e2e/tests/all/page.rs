@@ -103,6 +103,14 @@ async fn a_page_shows_the_outcome_of_every_sample() {
     for word in ["held-out", "best", "last"] {
         assert!(rates.contains(word), "{rates}");
     }
+    // The fields of a dialog shrink with it.
+    browser.click("[data-action=start]").await;
+    browser.wait_for("dialog[open] .spec").await;
+    let inside = "const form = document.querySelector('dialog form');
+        form.parentElement.style.width = '320px';
+        const end = (it) => it.getBoundingClientRect().right;
+        return [...form.querySelectorAll('input, textarea')].every((it) => end(it) <= end(form) + 1)";
+    assert_eq!(browser.evaluate(inside).await, true);
     assert_eq!(browser.console_errors().await, Vec::<String>::new());
     browser.close().await;
 }
