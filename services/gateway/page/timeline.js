@@ -36,13 +36,15 @@ function layOut({ head, cycles }, nowS) {
   return { head, bars, lanes, yOf, height: y + BOTTOM, end: Math.max(1, head.endedS ?? Math.max(nowS, head.atS)), cycles: extents(bars) };
 }
 
+/** The cycles as [cycle, [begin, end], next], by their begin; `next` is the begin of the next one. */
 function extents(bars) {
   const found = new Map();
   for (const { cycle, beginS, endS } of bars) {
     const [from, to] = found.get(cycle) ?? [Infinity, 0];
     found.set(cycle, [Math.min(from, beginS), Math.max(to, endS)]);
   }
-  return [...found];
+  const sorted = [...found].sort(([, [a]], [, [b]]) => a - b);
+  return sorted.map(([cycle, extent], at) => [cycle, extent, sorted[at + 1]?.[1][0] ?? Infinity]);
 }
 
 /** The pauses as [begin, end, description]. A pause ends with the next action, or at `end`. */
@@ -176,12 +178,11 @@ export function timeline(redraw) {
 
   function background([from, to]) {
     const bottom = all.height - BOTTOM;
-    // Where the last label of a cycle ends: labels never overlap.
-    let labelled = -Infinity;
-    const cycleLabel = (start, cycle) => {
-      const text = [`cycle ${cycle}`, String(cycle)].find((it) => start >= labelled + 6 && it.length * 7 <= width - RIGHT - start);
-      if (text) labelled = start + text.length * 7;
-      return text && h("text", { x: start + 4, y: 32 }, text);
+    // A label has its place between its line and the next one.
+    const cycleLabel = (start, cycle, next) => {
+      const room = Math.min(width - RIGHT, x(next)) - start - LABEL_MARGIN;
+      const text = [`cycle ${cycle}`, String(cycle)].find((it) => it.length * LETTER <= room);
+      return text && h("text.label", { x: start + 4, y: 32 }, text);
     };
     const within = (list, draw) => list.filter(([a, b]) => b >= from && a <= to).map(([a, b, more]) => {
       const start = Math.max(left, x(a));
@@ -189,9 +190,9 @@ export function timeline(redraw) {
     });
     const rect = (start, size) => ({ x: start, y: TOP, width: size, height: bottom - TOP });
     return h("g",
-      within(all.cycles.map(([cycle, [a, b]]) => [a, b, cycle]), (start, size, cycle) => [
-        cycle % 2 === 1 && h("rect.cycle", rect(start, size)), h("line.axis", { x1: start, x2: start, y1: 20, y2: bottom }),
-        cycleLabel(start, cycle)]),
+      within(all.cycles.map(([cycle, [a, b], next]) => [a, Math.min(b, next), { cycle, next }]), (start, size, { cycle, next }) => [
+        cycle % 2 === 1 && h("rect.cycle", rect(start, size)), h("line.axis.begin", { x1: start, x2: start, y1: 20, y2: bottom }),
+        cycleLabel(start, cycle, next)]),
       timeTicks(visibleRange(), (width - left) / 90).map((at) => [h("line.axis", { x1: x(at), x2: x(at), y1: TOP, y2: bottom }),
         h("text", { x: x(at), y: 13, "text-anchor": x(at) > width - 40 ? "end" : "middle" }, at ? duration(at) : "0")]),
       within(pauses(all.head, all.end), (start, size, description) => h("g", h("rect", { ...rect(start, size), fill: "url(#hatch-pause)" }),

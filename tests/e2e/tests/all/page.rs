@@ -88,6 +88,7 @@ async fn a_page_shows_the_outcome_of_every_sample() {
             "{measured} is not in {drawn:?}"
         );
     }
+    check_timeline(&browser).await;
     browser.open(&format!("{}#/run/{run}/samples?cycle=1", page_url(&fleet))).await;
     browser.wait_for("[data-view=samples]").await;
     browser
@@ -113,6 +114,27 @@ async fn a_page_shows_the_outcome_of_every_sample() {
     assert_eq!(browser.evaluate(inside).await, true);
     assert_eq!(browser.console_errors().await, Vec::<String>::new());
     browser.close().await;
+}
+
+/// Checks that no label of a cycle crosses a line, that each cycle's shade ends before the next line,
+/// and that wide cycles have a label, also on a narrow screen.
+async fn check_timeline(browser: &Browser) {
+    let script = "const svg = document.querySelector('.timeline');
+        if (!svg || Math.abs(svg.width.baseVal.value - innerWidth) > 120) return null;
+        const boxes = (kind) => [...document.querySelectorAll(`.timeline ${kind}`)]
+            .map((it) => it.getBBox());
+        const lines = boxes('line.begin').map((it) => it.x);
+        const crossed = [...boxes('text.label'), ...boxes('rect.cycle')].filter((it) =>
+            lines.some((line) => line > it.x + 1 && line < it.x + it.width - 1));
+        const wide = lines.filter((line, at) => (lines[at + 1] ?? 0) - line > 70).length;
+        return [lines.length, crossed.length, wide, boxes('text.label').length]";
+    for width in [1280, 500] {
+        browser.client.set_window_size(width, 900).await.expect("a size");
+        let found = browser.wait_until_true(script).await;
+        let [lines, crossed, wide, labels] = [0, 1, 2, 3].map(|at| found[at].as_u64().unwrap());
+        assert!(lines > 1 && crossed == 0 && labels >= wide, "{width} px: {found}");
+    }
+    browser.client.set_window_size(1280, 900).await.expect("a size");
 }
 
 #[tokio::test(flavor = "multi_thread")]
