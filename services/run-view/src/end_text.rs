@@ -1,5 +1,7 @@
 //! The estimated end of a run as text.
 
+use wire::v1::board::Eta;
+
 use crate::RunView;
 
 impl RunView {
@@ -12,10 +14,15 @@ impl RunView {
             (None, Some(eta)) => ("phase", eta),
             (None, None) => return String::new(),
         };
-        let left = |end: f64| duration_text(end - head.at_s);
-        let (early, late) = (left(eta.early_s), left(eta.late_s));
-        format!(", {what} ends in {} ({early} to {late})", left(eta.likely_s))
+        format!(", {what} ends in {}", range_text(&eta, head.at_s))
     }
+}
+
+/// Returns the time that is left, with its range unless both ends read the same.
+fn range_text(eta: &Eta, at_s: f64) -> String {
+    let left = |end: f64| duration_text(end - at_s);
+    let (early, likely, late) = (left(eta.early_s), left(eta.likely_s), left(eta.late_s));
+    if early == late { likely } else { format!("{likely} ({early} to {late})") }
 }
 
 /// Formats a duration in seconds, minutes or hours, by its size.
@@ -31,6 +38,13 @@ fn duration_text(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_end_has_a_range_unless_both_of_its_ends_read_the_same() {
+        let eta = |early_s, likely_s, late_s| Eta { early_s, likely_s, late_s };
+        assert_eq!(range_text(&eta(1210.0, 1810.0, 2530.0), 10.0), "30 min (20 min to 42 min)");
+        assert_eq!(range_text(&eta(305.0, 310.0, 315.0), 10.0), "5 min");
+    }
 
     #[test]
     fn a_duration_is_said_as_exactly_as_it_is_worth() {
