@@ -20,7 +20,7 @@ pub fn trouble_text(agent: &v1::AgentStatus) -> String {
 }
 
 /// Returns `GPU 97 % 71 °C 212 W` for each GPU, or `CPU 53 %`.
-pub fn telemetry_text(now: &v1::Telemetry) -> String {
+fn telemetry_text(now: &v1::Telemetry) -> String {
     let one = |value: Option<f64>, unit: &str| value.map(|value| format!(" {value:.0} {unit}"));
     let gpu = |gpu: &v1::telemetry::Gpu| {
         if gpu.asleep {
@@ -38,6 +38,14 @@ pub fn telemetry_text(now: &v1::Telemetry) -> String {
     now.gpus.iter().map(gpu).collect::<Vec<_>>().join(", ")
 }
 
+/// Returns the load of an agent's host, or `-` if the agent stopped or is silent: its last status
+/// has the load of that time. `now` is in seconds since 1970.
+pub fn load_text(agent: &v1::AgentStatus, now: u64) -> String {
+    let is_current = is_running(agent) && !is_silent(agent, now);
+    let telemetry = agent.telemetry.as_ref().filter(|_| is_current);
+    telemetry.map_or_else(|| "-".into(), telemetry_text)
+}
+
 /// Returns the tokens per second of an agent that draws samples, otherwise `-`: the status of one
 /// that draws nothing has the rate of its last jobs.
 pub fn sampling_rate_text(agent: &v1::AgentStatus) -> String {
@@ -48,16 +56,29 @@ pub fn sampling_rate_text(agent: &v1::AgentStatus) -> String {
 /// Returns the state of an agent, or when it was last seen if it stopped publishing without a final
 /// status. `now` is in seconds since 1970.
 pub fn agent_state_text(agent: &v1::AgentStatus, now: u64) -> String {
-    let now = i64::try_from(now).unwrap_or(i64::MAX);
-    let silent_s = agent.seen_at.as_ref().map_or(i64::MAX, |at| now.saturating_sub(at.seconds));
     match agent.state() {
         v1::agent_status::State::Ready | v1::agent_status::State::Draining
-            if silent_s > SILENT_AFTER_S =>
+            if is_silent(agent, now) =>
         {
-            format!("last seen {silent_s} s ago")
+            format!("last seen {} s ago", silent_seconds(agent, now))
         }
         state => state.as_str_name().to_lowercase(),
     }
+}
+
+fn is_running(agent: &v1::AgentStatus) -> bool {
+    use v1::agent_status::State;
+    matches!(agent.state(), State::Ready | State::Draining | State::Quarantined)
+}
+
+fn is_silent(agent: &v1::AgentStatus, now: u64) -> bool {
+    silent_seconds(agent, now) > SILENT_AFTER_S
+}
+
+/// Returns the seconds since the agent's last status.
+fn silent_seconds(agent: &v1::AgentStatus, now: u64) -> i64 {
+    let now = i64::try_from(now).unwrap_or(i64::MAX);
+    agent.seen_at.as_ref().map_or(i64::MAX, |at| now.saturating_sub(at.seconds))
 }
 
 /// Returns the jobs, speed, state and trouble of an agent: `3 jobs, 412 tokens/s`.
@@ -98,6 +119,18 @@ mod tests {
         let now = v1::Telemetry { cpu_busy: Some(0.534), ..v1::Telemetry::default() };
         assert_eq!(telemetry_text(&now), "CPU 53 %");
         assert_eq!(telemetry_text(&v1::Telemetry::default()), "-");
+    }
+
+    #[test]
+    fn an_agent_that_stopped_or_is_silent_has_no_load() {
+        let telemetry = Some(v1::Telemetry { cpu_busy: Some(0.99), ..v1::Telemetry::default() });
+        let seen_at = Some(wire::Timestamp { seconds: 1000, nanos: 0 });
+        let mut agent = v1::AgentStatus { telemetry, seen_at, ..Default::default() };
+        agent.set_state(v1::agent_status::State::Ready);
+        assert_eq!(load_text(&agent, 1010), "CPU 99 %");
+        assert_eq!(load_text(&agent, 1031), "-");
+        agent.set_state(v1::agent_status::State::Stopped);
+        assert_eq!(load_text(&agent, 1010), "-");
     }
 
     #[test]

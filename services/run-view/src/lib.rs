@@ -16,7 +16,7 @@ mod sample_counts;
 mod timeline;
 
 pub use agent_text::{
-    agent_state_text, job_text, sampling_rate_text, status_line, telemetry_text, trouble_text,
+    agent_state_text, job_text, load_text, sampling_rate_text, status_line, trouble_text,
 };
 pub use cycle_text::{cycle_findings, energy_line, rate_text, weighting_text};
 pub use fact_text::{describe_control, describe_fact, describe_quarantine, failure_lines};

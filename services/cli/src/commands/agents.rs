@@ -1,6 +1,6 @@
 //! `flotilla agents`: list, drain and revoke agents.
 
-use run_view::{agent_state_text, job_text, sampling_rate_text, telemetry_text, trouble_text};
+use run_view::{agent_state_text, job_text, load_text, sampling_rate_text, trouble_text};
 use wire::{AgentId, clock::unix_seconds, v1};
 
 use crate::{
@@ -48,7 +48,7 @@ fn print_agents(agents: &[v1::AgentStatus]) {
             agent.version.clone(),
             agent.profile.clone(),
             agent.engines.join("; "),
-            agent.telemetry.as_ref().map_or("-".into(), telemetry_text),
+            load_text(agent, unix_seconds()),
             output::text_or_dash(jobs.join("; ")),
             output::text_or_dash(trouble_text(agent)),
         ]
