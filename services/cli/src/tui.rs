@@ -11,7 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bus::ReadError;
 use control::{FleetControl, RunError};
-use futures::{Stream, StreamExt, stream, stream::BoxStream};
+use futures::{
+    Stream, StreamExt, stream,
+    stream::{BoxStream, SelectAll},
+};
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers},
@@ -104,7 +107,12 @@ async fn run_event_loop(
             }
             seen = session.next_event() => {
                 drawn = false;
-                session.apply_event(seen?).await;
+                let seen = seen?;
+                let are_runs = matches!(seen, TuiEvent::Runs(_));
+                session.apply_event(seen).await;
+                if are_runs {
+                    session.follow_open_runs().await;
+                }
             }
         }
     }
@@ -158,6 +166,8 @@ struct TuiSession {
     statuses: BoxStream<'static, v1::AgentStatus>,
     runs: BoxStream<'static, Result<Vec<v1::Run>, RunError>>,
     facts: BoxStream<'static, Result<Record, ReadError>>,
+    /// Facts of the other open runs.
+    followed: SelectAll<BoxStream<'static, Result<Record, ReadError>>>,
 }
 
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
@@ -165,6 +175,7 @@ enum TuiEvent {
     Status(v1::AgentStatus),
     Runs(Vec<v1::Run>),
     Fact(Record),
+    FollowedFact(Record),
 }
 
 impl TuiSession {
@@ -173,7 +184,8 @@ impl TuiSession {
         let mut model = TuiModel::default();
         control.list_agents().await?.into_iter().for_each(|agent| model.update_agent(agent));
         let (runs, facts) = (poll_runs(control.clone()).boxed(), stream::empty().boxed());
-        let mut session = Self { control, model, statuses, runs, facts };
+        let followed = SelectAll::new();
+        let mut session = Self { control, model, statuses, runs, facts, followed };
         if let Some(run) = run {
             // An unknown run is reported before anything is drawn.
             session.control.get_run(&run).await?;
@@ -187,6 +199,7 @@ impl TuiSession {
         Ok(tokio::select! {
             Some(status) = self.statuses.next() => TuiEvent::Status(status),
             Some(record) = self.facts.next() => TuiEvent::Fact(record?),
+            Some(record) = self.followed.next() => TuiEvent::FollowedFact(record?),
             Some(runs) = self.runs.next() => TuiEvent::Runs(runs?),
             else => bail!("the bus is closed (B102)"),
         })
@@ -196,10 +209,21 @@ impl TuiSession {
         match seen {
             TuiEvent::Status(status) => self.model.update_agent(status),
             TuiEvent::Fact(record) => self.model.apply_fact(&record),
+            TuiEvent::FollowedFact(record) => self.model.apply_followed_fact(&record),
             TuiEvent::Runs(runs) => {
                 if let Some(run) = self.model.update_runs(runs) {
                     self.select_run(&run).await;
                 }
+            }
+        }
+    }
+
+    /// Starts to read the facts of open runs that are not read yet.
+    async fn follow_open_runs(&mut self) {
+        for run in self.model.runs_to_follow() {
+            // Without its facts, only its phase is missing.
+            if let Ok(facts) = self.control.watch_run(&run, 0).await {
+                self.followed.push(facts);
             }
         }
     }

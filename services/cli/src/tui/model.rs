@@ -63,6 +63,9 @@ pub(super) enum TuiView {
     Agent,
 }
 
+/// Runs whose facts are read besides the selected run's.
+const FOLLOWED_RUNS_MAX: usize = 16;
+
 /// Lines that a page key scrolls.
 const PAGE_LINES: isize = 10;
 
@@ -74,6 +77,8 @@ pub(super) struct TuiModel {
     pub(super) selected_run: Option<RunId>,
     pub(super) run: Option<Run>,
     pub(super) run_view: Option<RunView>,
+    /// Open runs besides the selected one, for their phases; `None` before the first fact.
+    followed: BTreeMap<RunId, Option<Run>>,
     pub(super) focus: TuiFocus,
     pub(super) view: TuiView,
     /// The list of keys covers the screen.
@@ -99,6 +104,8 @@ impl TuiModel {
     pub(super) fn update_runs(&mut self, mut runs: Vec<v1::Run>) -> Option<RunId> {
         runs.reverse();
         self.runs = runs;
+        let Self { runs, followed, .. } = self;
+        followed.retain(|id, _| runs.iter().any(|run| run.run == id.as_str() && is_open(run)));
         match self.selected_run {
             None => self.run_id_at(0),
             Some(_) => None,
@@ -119,6 +126,35 @@ impl TuiModel {
             Some(board) => board.apply_fact(record.clone()),
             None => self.run_view = RunView::start(record),
         }
+    }
+
+    /// Returns the open runs whose facts are not read yet, and counts them as followed.
+    pub(super) fn runs_to_follow(&mut self) -> Vec<RunId> {
+        let room = FOLLOWED_RUNS_MAX.saturating_sub(self.followed.len());
+        let open = self.runs.iter().filter(|run| is_open(run));
+        let others = open
+            .filter_map(|run| RunId::new(run.run.as_str()).ok())
+            .filter(|id| Some(id) != self.selected_run.as_ref() && !self.followed.contains_key(id));
+        let wanted: Vec<RunId> = others.take(room).collect();
+        self.followed.extend(wanted.iter().map(|id| (id.clone(), None)));
+        wanted
+    }
+
+    /// Applies a fact of a run that is followed besides the selected one.
+    pub(super) fn apply_followed_fact(&mut self, record: &Record) {
+        match self.followed.get_mut(&record.fact.subject.run) {
+            Some(Some(run)) => run.fold_record(record),
+            Some(started) => *started = Run::start(record),
+            None => {}
+        }
+    }
+
+    /// Returns a run folded from all of its facts. The list of runs is made of few facts, which do
+    /// not tell the phase.
+    pub(super) fn folded_run(&self, id: &str) -> Option<&Run> {
+        let followed = self.followed.iter().find(|(run, _)| run.as_str() == id);
+        let selected = self.run.as_ref().filter(|run| run.id.as_str() == id);
+        selected.or_else(|| followed?.1.as_ref())
     }
 
     /// While an action is pending, only `y` confirms it; any other key cancels it.
@@ -268,6 +304,10 @@ impl TuiModel {
     fn run_id_at(&self, at: usize) -> Option<RunId> {
         RunId::new(self.runs.get(at)?.run.as_str()).ok()
     }
+}
+
+fn is_open(run: &v1::Run) -> bool {
+    matches!(run.state(), v1::run::State::Running | v1::run::State::Paused)
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 
 use ratatui::{
     Frame,
-    layout::{Constraint, Layout, Rect},
+    layout::{Constraint, Layout, Margin, Rect},
     style::{Color, Modifier, Style},
     text::Line,
     widgets::{Block, Borders, Gauge, Paragraph, Row, Table, TableState},
 };
 use run_view::{
-    ActiveJobs, RunView, agent_state_text, cycle_findings, failure_lines, sampling_rate_text,
-    telemetry_text, trouble_text,
+    ActiveJobs, PhaseProgress, RunView, agent_state_text, cycle_findings, failure_lines, load_text,
+    sampling_rate_text, trouble_text,
 };
 use wire::{clock::unix_seconds, v1};
 
@@ -107,7 +107,7 @@ fn draw_selected_agent(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         ("pool", agent.pool.clone()),
         ("version", agent.version.clone()),
         ("profile", agent.profile.clone()),
-        ("load", agent.telemetry.as_ref().map_or_else(String::new, telemetry_text)),
+        ("load", load_text(agent, unix_seconds())),
         ("tokens/s", sampling_rate_text(agent)),
         ("memory", bytes(agent.rss_bytes)),
         ("for training", bytes(agent.training_bytes)),
@@ -158,13 +158,12 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             v1::agent_status::State::Ready => Style::new(),
             _ => Style::new().fg(Color::DarkGray),
         };
-        let on = agent.telemetry.as_ref().map_or("-".into(), telemetry_text);
         let cells = [
             agent.agent.clone(),
             agent.roles.join(", "),
             agent_state_text(agent, unix_seconds()),
             sampling_rate_text(agent),
-            on,
+            load_text(agent, unix_seconds()),
             does,
         ];
         row(&cells).style(style)
@@ -187,6 +186,19 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         .block(panel_block(title, focused));
     let mut at = TableState::new().with_selected(Some(model.selected_agent_index()));
     frame.render_stateful_widget(table, area, &mut at);
+    draw_rows_below(frame, area, model.agents.len(), &at);
+}
+
+/// Writes on the lower border of a list how many rows are below it.
+fn draw_rows_below(frame: &mut Frame<'_>, area: Rect, rows: usize, at: &TableState) {
+    let shown = usize::from(area.height).saturating_sub(PANEL_EXTRA_ROWS);
+    let below = rows.saturating_sub(at.offset() + shown);
+    if below == 0 || area.height == 0 {
+        return;
+    }
+    let border = Rect { x: area.x, y: area.bottom() - 1, width: area.width, height: 1 };
+    let label = Line::from(format!("{below} more ↓")).right_aligned();
+    frame.render_widget(label, border.inner(Margin::new(2, 0)));
 }
 
 fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
@@ -206,10 +218,9 @@ fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
             run.kind.clone(),
             run.state().as_str_name().to_lowercase(),
             cycle,
-            match &model.run {
-                // The list is made of few facts, which do not tell what a run does.
-                Some(shown) if shown.id.as_str() == run.run && run.message.is_empty() => {
-                    shown.current_phase().as_str().to_owned()
+            match model.folded_run(&run.run) {
+                Some(folded) if run.message.is_empty() => {
+                    folded.current_phase().as_str().to_owned()
                 }
                 _ => run.message.clone(),
             },
@@ -233,6 +244,7 @@ fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         .block(panel_block(count_label(model.runs.len(), "run", "runs"), focused));
     let mut at = TableState::new().with_selected(model.selected_run_index());
     frame.render_stateful_widget(table, area, &mut at);
+    draw_rows_below(frame, area, model.runs.len(), &at);
 }
 
 /// Returns the state of a run in words.
@@ -253,16 +265,12 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let jobs = ActiveJobs::from_statuses(run, model.agents.values());
     let gauge = jobs.phase_progress(run);
     let ratio = gauge.done as f64 / gauge.total.max(1) as f64;
-    let (cycle, phase) = (run.active_cycle(), run.current_phase());
-    let label = match phase {
+    let label = match run.current_phase() {
         cycle::RunPhase::Done => view_state(run),
         phase => {
-            let (phase, done, total) = (phase.as_str(), gauge.done, gauge.total);
-            let before = format!("cycle {cycle}: {phase} {done}/{total}");
+            let what = format!("cycle {}: {}", run.active_cycle(), phase.as_str());
             let end = model.run_view.as_ref().map_or(String::new(), RunView::end_text);
-            let whole = format!("{before} {}{end}", gauge.note);
-            let is_cut = whole.chars().count() > usize::from(bar.width);
-            if is_cut { format!("{before}{end}") } else { whole }
+            progress_label(&what, &gauge, &end, usize::from(bar.width))
         }
     };
     let whole = run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded);
@@ -295,6 +303,16 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         lines.drain(head..(head + over).min(lines.len()));
     }
     frame.render_widget(Paragraph::new(lines), rest);
+}
+
+/// Returns a label such as `cycle 1: train 3/9 loss 0.4, run ends in 5 min`, without the note if it
+/// does not fit.
+fn progress_label(what: &str, progress: &PhaseProgress, end: &str, width: usize) -> String {
+    let PhaseProgress { done, total, note } = progress;
+    let before = format!("{what} {done}/{total}");
+    let whole = format!("{before} {note}{end}");
+    let is_cut = whole.chars().count() > width;
+    if note.is_empty() || is_cut { format!("{before}{end}") } else { whole }
 }
 
 /// Returns the findings and failures of a run, which the overview has no room for.
@@ -400,6 +418,44 @@ mod tests {
             assert!(shown.contains(agent), "{agent}: {shown}");
         }
         assert!(screen(&model, 40, 24).contains("run-19"), "names stay on a tiny screen");
+    }
+
+    #[test]
+    fn a_list_shows_how_many_rows_are_below_it() {
+        let mut model = model();
+        let run = |number| v1::Run { run: format!("run-{number}"), ..Default::default() };
+        model.update_runs((1..12).map(run).collect());
+        assert!(screen(&model, 80, 24).contains("8 more ↓"), "{}", screen(&model, 80, 24));
+        model.update_runs((1..4).map(run).collect());
+        assert!(!screen(&model, 80, 24).contains("more ↓"));
+    }
+
+    #[test]
+    fn the_list_has_the_phase_of_each_running_run() {
+        let mut model = model();
+        let state = v1::run::State::Running.into();
+        let run = |name: &str| v1::Run { run: name.into(), state, ..Default::default() };
+        model.update_runs(vec![run("r-2"), run("r-1")]);
+        assert_eq!(model.runs_to_follow(), [RunId::new("r-2").unwrap()], "r-1 is selected");
+        let spec = wire::FactBody::Spec(v1::Spec::default());
+        let subject = "flotilla.r-2.spec".parse().unwrap();
+        let fact = wire::Fact { subject, body: spec };
+        model.apply_followed_fact(&wire::Record { sequence: 1, time_ms: 1, author: None, fact });
+        let shown = screen(&model, 100, 24);
+        let row = shown.lines().find(|line| line.contains("r-2")).unwrap();
+        assert!(row.contains("plan"), "{shown}");
+        assert!(model.runs_to_follow().is_empty());
+    }
+
+    #[test]
+    fn a_label_has_a_note_only_if_there_is_one_and_it_fits() {
+        let label = |note: &str, width| {
+            let progress = PhaseProgress { done: 0, total: 1, note: note.into() };
+            progress_label("cycle 1: train", &progress, ", run ends in 5 min", width)
+        };
+        assert_eq!(label("", 80), "cycle 1: train 0/1, run ends in 5 min");
+        assert_eq!(label("loss 0.4", 80), "cycle 1: train 0/1 loss 0.4, run ends in 5 min");
+        assert_eq!(label("loss 0.4", 40), "cycle 1: train 0/1, run ends in 5 min");
     }
 
     #[test]
