@@ -113,14 +113,15 @@ pub fn print_question(question: &str) {
 /// Returns the exit code of an outcome, and prints the error of a failed one.
 pub fn report_outcome(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
-        let text = if JSON_ERRORS.load(Ordering::Relaxed) {
-            error_json(&error)
-        } else {
-            describe_error(&error)
-        };
-        write_stderr(&text);
+        print_error(&error);
         ExitCode::FAILURE
     })
+}
+
+/// Prints an error on stderr with its causes and its code.
+pub fn print_error(error: &anyhow::Error) {
+    let is_json = JSON_ERRORS.load(Ordering::Relaxed);
+    write_stderr(&if is_json { error_json(error) } else { describe_error(error) });
 }
 
 /// Code of arguments that are not understood.

@@ -1,6 +1,6 @@
 //! `flotilla data` and `flotilla run import`, and reports about the files of a run.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
@@ -17,27 +17,14 @@ pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Resu
     match command {
         DataCommand::Stats { files } => {
             ensure!(!files.is_empty(), "name at least one file (A100)");
-            let mut report = DataReport::default();
-            let mut outcome = Ok(());
-            for path in files {
-                let read = read_data_file(&path)
-                    .and_then(|(name, bytes)| Ok(control::report_data_file(&name, &bytes)?));
-                match read {
-                    Ok((file, warnings)) => {
-                        report.files.push(file);
-                        report.warnings.extend(warnings);
-                    }
-                    Err(error) => {
-                        outcome = Err(error);
-                        break;
-                    }
-                }
-            }
-            // Also of the files before one that cannot be read.
+            let (report, mut errors) = report_data_files(&files);
             output::print_json_or(json, &report, || {
                 report_lines(&report).iter().for_each(|line| output::print_line(line));
             })?;
-            outcome?;
+            if let Some(last) = errors.pop() {
+                errors.iter().for_each(output::print_error);
+                return Err(last);
+            }
         }
         DataCommand::Split { file, held, seed, out_train, out_heldout } => {
             let places = [("--out-train", &out_train), ("--out-heldout", &out_heldout)];
@@ -71,6 +58,23 @@ pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Resu
         }
     }
     Ok(())
+}
+
+/// Returns a report on the files that can be read, and the errors of the others.
+fn report_data_files(files: &[PathBuf]) -> (DataReport, Vec<anyhow::Error>) {
+    let (mut report, mut errors) = (DataReport::default(), Vec::new());
+    for path in files {
+        let read = read_data_file(path)
+            .and_then(|(name, bytes)| Ok(control::report_data_file(&name, &bytes)?));
+        match read {
+            Ok((file, warnings)) => {
+                report.files.push(file);
+                report.warnings.extend(warnings);
+            }
+            Err(error) => errors.push(error),
+        }
+    }
+    (report, errors)
 }
 
 const NAME_CHARS_MAX: usize = 48;
@@ -199,6 +203,17 @@ fn file_lines(file: &DataFile) -> [String; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_does_not_hide_the_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let [missing, good, bad] =
+            ["missing", "good", "bad"].map(|name| directory.path().join(name));
+        std::fs::write(&good, r#"{"prompt": "2 + 2 ="}"#).unwrap();
+        std::fs::write(&bad, "no JSON").unwrap();
+        let (report, errors) = report_data_files(&[missing, bad, good]);
+        assert_eq!((report.files.len(), errors.len()), (1, 2), "{errors:?}");
+    }
 
     #[test]
     fn a_file_is_told_of_in_two_lines_and_each_warning_in_one() {
