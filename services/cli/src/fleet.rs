@@ -12,13 +12,14 @@ use anyhow::{Context, bail};
 use bus::{Bus, ConnectOptions, FactProducer};
 use clap::Args;
 use control::{FleetControl, StoreAccess};
+use gateway::client::ClientError;
 use identity::MemberIdentity;
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 use store::GatewayStore;
 use wire::v1;
 
-use crate::output;
+use crate::{fleet_keys::KEYS_DIRECTORY, output};
 
 pub use self::process::{FleetProcess, FleetProcessOptions, wait_ready};
 
@@ -99,6 +100,11 @@ impl FleetFile {
         // One that ended but was not waited for has no command line.
         let of_another = fs::read_link(process.join("exe")).is_err() && runs_up(&process);
         self.pid != 0 && self.find_process().is_none() && !of_another
+    }
+
+    /// Returns true if the directory has the credentials of a member, and not the fleet itself.
+    pub(crate) fn is_elsewhere(&self, directory: &Path) -> bool {
+        self.pid == 0 && self.identity.is_some() && !directory.join(KEYS_DIRECTORY).is_dir()
     }
 
     pub(crate) fn path_in(directory: &Path) -> PathBuf {
@@ -209,6 +215,18 @@ impl FleetArgs {
                      with the agents that it had; pass its other options again (A106)"
                 ))
             }
+            (Some(directory), Some(file))
+                if self.nats.is_empty()
+                    && file.is_elsewhere(directory)
+                    && is_unreachable(&error) =>
+            {
+                let (directory, FleetFile { nats, gateway, .. }) = (directory.display(), &file);
+                error.context(format!(
+                    "the fleet that the credentials in {directory} belong to is not reachable at \
+                     {nats} (gateway {gateway}); start it on its box with `flotilla up`, and check \
+                     the network (B102)"
+                ))
+            }
             _ => error,
         }
     }
@@ -232,6 +250,14 @@ impl FleetArgs {
         });
         Ok(StoreAccess { url: config.store.clone(), override_url: named, gateway })
     }
+}
+
+/// Returns true if nothing answered, unlike a server that refused.
+fn is_unreachable(error: &anyhow::Error) -> bool {
+    use bus::ConnectError::{TimedOut, Unreachable};
+    let is_silent_bus = matches!(error.downcast_ref(), Some(TimedOut { .. } | Unreachable { .. }));
+    let is_silent_gateway = matches!(error.downcast_ref(), Some(ClientError::Unreachable { .. }));
+    is_silent_bus || is_silent_gateway
 }
 
 /// Returns the fleet's directory that has another in it, such as `keys/admin`.
@@ -280,6 +306,24 @@ mod tests {
         let file = FleetFile { nats, gateway, store, pid: 0, agents: Vec::new(), identity: None };
         file.write(directory.path()).unwrap();
         assert_eq!(find_fleet_above(&inside), Some(directory.path().canonicalize().unwrap()));
+    }
+
+    #[test]
+    fn a_member_learns_that_its_fleet_is_not_reachable() {
+        let directory = tempfile::tempdir().unwrap();
+        let identity = Some(MemberIdentity::with_default_files("ann"));
+        let (nats, gateway, store) = ("tls://a:1".into(), "a:2".into(), "file:///c".into());
+        let file = FleetFile { nats, gateway, store, pid: 0, agents: Vec::new(), identity };
+        file.write(directory.path()).unwrap();
+        let fleet = FleetArgs::in_directory(directory.path());
+        let explain = |error: anyhow::Error| fleet.explain_failure(error).to_string();
+        let limit = std::time::Duration::from_secs(5);
+        let silent = bus::ConnectError::TimedOut { urls: "tls://a:1".into(), limit };
+        let told = explain(silent.into());
+        assert!(told.contains("not reachable at tls://a:1 (gateway a:2)"), "{told}");
+        let refused = bus::ConnectError::Refused { urls: "tls://a:1".into() };
+        let told = explain(refused.into());
+        assert!(told.contains("refused these credentials"), "{told}");
     }
 
     #[test]
