@@ -46,6 +46,9 @@ pub(crate) struct FleetArgs {
     pub nats_key: Option<PathBuf>,
 }
 
+/// The key of a member in its credentials directory.
+const KEY_FILE: &str = "key.nk";
+
 /// The section of the help with the options that select a fleet.
 pub(crate) const CONNECTION_HEADING: &str = "Connection options";
 
@@ -163,7 +166,14 @@ impl FleetArgs {
                         fleet.display()
                     );
                 }
+                let has_key = directory.join(KEY_FILE).exists();
                 let directory = directory.display();
+                if has_key {
+                    bail!(
+                        "{directory} has the key of a member that was not admitted; run its \
+                         `flotilla join` or `flotilla user create` again (A103)"
+                    );
+                }
                 bail!(
                     "no fleet has run in {directory}; start one with `flotilla up --dir {directory}` (A103)"
                 )

@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
+use identity::UserScope;
 
 /// The subcommands of `flotilla token`.
 #[derive(Debug, Subcommand)]
@@ -86,7 +87,7 @@ pub(crate) enum UserCommand {
         name: String,
         /// Scope: reader (view), operator (also submit and control runs), admin (also admit members).
         #[arg(long, default_value = "reader")]
-        scope: String,
+        scope: UserScope,
         /// Lifetime of the credentials: 12h, 30d, 1y.
         #[arg(long, default_value = "30d", value_parser = parse_duration)]
         expires: Duration,

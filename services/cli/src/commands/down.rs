@@ -20,6 +20,13 @@ pub(crate) async fn stop_fleet(fleet: &FleetArgs, json: bool) -> anyhow::Result<
         bail!("there is no directory {}; pass the fleet's with --dir (A103)", directory.display());
     }
     let file = FleetFile::read(directory)?;
+    if file.as_ref().is_some_and(|file| file.is_elsewhere(directory)) {
+        bail!(
+            "{} has the credentials of a member, and its fleet runs elsewhere; stop it with \
+             `flotilla down` on its box (A103)",
+            directory.display()
+        );
+    }
     let Some(pid) = file.and_then(|file| file.find_process()) else {
         let text = format!("no fleet is running in {}", directory.display());
         return report_state(json, false, &text);
@@ -44,4 +51,23 @@ fn report_state(json: bool, changed: bool, text: &str) -> anyhow::Result<()> {
     }
     output::print_message(text);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use identity::MemberIdentity;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn credentials_of_a_member_stop_no_fleet() {
+        let directory = tempfile::tempdir().unwrap();
+        let identity = Some(MemberIdentity::with_default_files("ann"));
+        let (nats, gateway, store) = ("tls://a:1".into(), "a:2".into(), "file:///c".into());
+        let file = FleetFile { nats, gateway, store, pid: 0, agents: Vec::new(), identity };
+        file.write(directory.path()).unwrap();
+        let fleet = FleetArgs::in_directory(directory.path());
+        let told = stop_fleet(&fleet, false).await.unwrap_err().to_string();
+        assert!(told.contains("its fleet runs elsewhere"), "{told}");
+    }
 }

@@ -7,7 +7,7 @@ pub(crate) mod join;
 use std::path::Path;
 
 use anyhow::Context;
-use gateway::client::{GatewayTarget, MembershipClient, MembershipRenewal};
+use gateway::client::{ClientError, GatewayTarget, MembershipClient, MembershipRenewal};
 use identity::JoinToken;
 use wire::{Timestamp, v1};
 
@@ -99,13 +99,17 @@ pub(crate) async fn handle_users(flags: &GlobalArgs, command: UserCommand) -> an
     match command {
         UserCommand::Create { name, scope, expires, out } => {
             let identity = credentials::prepare_credentials(&out, &name)?;
-            let request = v1::CreateUserRequest {
-                public_key: identity.ensure_public_key()?,
-                name,
-                scope,
-                expires_in_s: expires.as_secs_f64(),
-            };
-            let membership = connect_gateway(&flags.fleet).await?.create_user(request).await?;
+            let mut client = connect_gateway(&flags.fleet).await?;
+            let (pending, public_key) = credentials::PendingKey::create(&identity)?;
+            let expires_in_s = expires.as_secs_f64();
+            let scope = scope.to_string();
+            let request = v1::CreateUserRequest { public_key, name, scope, expires_in_s };
+            let created = client.create_user(request).await;
+            // Without an answer, the fleet may have admitted this key, and the next try needs it.
+            if created.as_ref().err().is_none_or(ClientError::is_transient) {
+                pending.keep();
+            }
+            let membership = created?;
             // The user may be on another machine, where our address of the gateway is not
             // reachable.
             let gateway =
@@ -134,6 +138,7 @@ pub(crate) async fn handle_users(flags: &GlobalArgs, command: UserCommand) -> an
             let members = connect_gateway(&flags.fleet).await?.list_members().await?;
             print_members(
                 members.into_iter().filter(|member| !member.scope.is_empty()).collect(),
+                "no users yet; `flotilla user create NAME --out DIR` adds one",
                 flags.json,
             )?;
         }
@@ -143,8 +148,8 @@ pub(crate) async fn handle_users(flags: &GlobalArgs, command: UserCommand) -> an
 }
 
 pub(crate) async fn list_members(flags: &GlobalArgs) -> anyhow::Result<()> {
-    print_members(connect_gateway(&flags.fleet).await?.list_members().await?, flags.json)?;
-    Ok(())
+    let members = connect_gateway(&flags.fleet).await?.list_members().await?;
+    print_members(members, "no members yet; they join with `flotilla join`", flags.json)
 }
 
 pub(crate) async fn revoke_member(fleet: &FleetArgs, name: &str) -> anyhow::Result<()> {
@@ -156,7 +161,7 @@ pub(crate) async fn revoke_member(fleet: &FleetArgs, name: &str) -> anyhow::Resu
     Ok(())
 }
 
-fn print_members(members: Vec<v1::MemberInfo>, json: bool) -> anyhow::Result<()> {
+fn print_members(members: Vec<v1::MemberInfo>, empty: &str, json: bool) -> anyhow::Result<()> {
     if json {
         return output::print_json(&members);
     }
@@ -174,7 +179,7 @@ fn print_members(members: Vec<v1::MemberInfo>, json: bool) -> anyhow::Result<()>
     });
     let headings =
         ["member", "may", "?pool", "joined", "good until", "?token", "?host", "?version"];
-    output::print_list(headings, rows, "no members yet; they join with `flotilla join`");
+    output::print_list(headings, rows, empty);
     Ok(())
 }
 

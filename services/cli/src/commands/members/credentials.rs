@@ -36,6 +36,45 @@ pub(crate) fn prepare_credentials(directory: &Path, name: &str) -> anyhow::Resul
     Ok(MemberIdentity::with_default_files(name).resolve_in(directory))
 }
 
+/// A key that was created for a request. Unless it is kept, it is removed again, with the
+/// directories that were created for it.
+pub(super) struct PendingKey {
+    /// `None` if the key was there before.
+    key: Option<PathBuf>,
+    /// Innermost first.
+    directories: Vec<PathBuf>,
+}
+
+impl PendingKey {
+    /// Creates the key if it is missing, and returns its public key.
+    pub(super) fn create(identity: &MemberIdentity) -> anyhow::Result<(Self, String)> {
+        let above = identity.key.ancestors().skip(1);
+        let missing = above.take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+        let directories = missing.map(Path::to_owned).collect();
+        let key = (!identity.key.exists()).then(|| identity.key.clone());
+        let pending = Self { key, directories };
+        let public_key = identity.ensure_public_key()?;
+        Ok((pending, public_key))
+    }
+
+    pub(super) fn keep(mut self) {
+        self.key = None;
+        self.directories.clear();
+    }
+}
+
+impl Drop for PendingKey {
+    fn drop(&mut self) {
+        if let Some(key) = &self.key {
+            // What cannot be removed does no harm.
+            let _ = std::fs::remove_file(key);
+        }
+        for directory in &self.directories {
+            let _ = std::fs::remove_dir(directory);
+        }
+    }
+}
+
 /// Returns the member that this token admitted here before. An empty line matches any member: a
 /// restarted container may or may not pass its token again.
 pub(super) fn find_joined_member(directory: &Path, line: &str) -> anyhow::Result<Option<String>> {
@@ -89,4 +128,26 @@ pub(crate) fn read_grant(directory: &Path) -> anyhow::Result<Option<BearerInfo>>
     let bearer = identity.read_bearer()?;
     let grant = BearerInfo::read_unverified(&bearer);
     grant.map(Some).with_context(|| format!("read the credentials {}", directory.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_not_kept_leaves_nothing_behind() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path().join("new/ann");
+        let identity = MemberIdentity::with_default_files("ann").resolve_in(&at);
+        let (pending, _) = PendingKey::create(&identity).unwrap();
+        assert!(identity.key.exists());
+        drop(pending);
+        assert!(!directory.path().join("new").exists());
+        let (pending, kept) = PendingKey::create(&identity).unwrap();
+        pending.keep();
+        // A key of an earlier call stays, also if this call fails.
+        let (pending, again) = PendingKey::create(&identity).unwrap();
+        drop(pending);
+        assert!(identity.key.exists() && kept == again);
+    }
 }

@@ -163,7 +163,6 @@ async fn join_with_retries(
             "join token has no gateway address; create one with `flotilla token create --gateway HOST:PORT` (A117)"
         );
     }
-    identity.ensure_public_key()?;
     let mut tries = 0;
     loop {
         tries += 1;
@@ -202,6 +201,7 @@ async fn join_any_gateway(
         };
         let target = GatewayTarget { addresses: vec![address.clone()], ca_pem, bearer: None };
         let mut client = MembershipClient::connect_first(&target).await?;
+        let (pending, public_key) = credentials::PendingKey::create(identity)?;
         let at_ms = unix_millis();
         let purpose = ProofPurpose::Join { token: &token.id };
         let statement = ProofStatement { purpose, fleet: token.ca, name, at_ms };
@@ -209,13 +209,18 @@ async fn join_any_gateway(
             id: token.id.clone(),
             secret: token.secret.clone(),
             name: name.to_string(),
-            public_key: identity.ensure_public_key()?,
+            public_key,
             roles: roles.to_vec(),
             host: host_name(),
             version: env!("CARGO_PKG_VERSION").into(),
             proof: Some(v1::KeyProof { at_ms, signature: statement.sign_with(identity)? }),
         };
-        return Ok((client.join_fleet(request).await?, address.clone()));
+        let joined = client.join_fleet(request).await;
+        // Without an answer, the fleet may have admitted this key, and the next try needs it.
+        if joined.as_ref().err().is_none_or(ClientError::is_transient) {
+            pending.keep();
+        }
+        return Ok((joined?, address.clone()));
     }
     Err(failed.context("join token has no gateway address")?)
 }
