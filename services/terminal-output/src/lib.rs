@@ -443,6 +443,9 @@ pub fn stdout_width() -> Option<u16> {
     width.map(|(columns, _)| columns).filter(|columns| *columns > 0)
 }
 
+/// Begins the last lines of a table without all columns.
+pub const HIDDEN_COLUMNS: &str = "not shown: ";
+
 /// Formats a table for this many columns. Columns marked with `~` that do not fit are left out, and
 /// named in a last line.
 pub fn fit_table<const N: usize>(
@@ -452,8 +455,9 @@ pub fn fit_table<const N: usize>(
 ) -> String {
     let (mut text, left_out) = format_table_within(headings, rows, width);
     if !left_out.is_empty() {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "\nnot shown: {}; --wide shows all columns", left_out.join(", "));
+        let hint = format!("{HIDDEN_COLUMNS}{}; --wide shows all columns", left_out.join(", "));
+        text.push('\n');
+        text.push_str(&wrap_words(&hint, width.map_or(usize::MAX, usize::from)));
     }
     text
 }

@@ -256,6 +256,14 @@ fn long_lines_are_wrapped_between_words_with_their_indent() {
 }
 
 #[test]
+fn the_list_of_hidden_columns_is_wrapped() {
+    let row = ["a name that leaves no room".to_owned(), "x".repeat(30), "y".repeat(30)];
+    let text = fit_table(["name", "~first long heading", "~second long heading"], [row], Some(30));
+    assert!(text.ends_with("--wide\n  shows all columns"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
+}
+
+#[test]
 fn numbers_in_narrow_tables_stay_whole() {
     let rows = [["0.123456".to_owned(), "some words that are wrapped".to_owned()]];
     let text = fit_table([">rate", "text"], rows, Some(24));

@@ -165,22 +165,25 @@ fn print_members(members: Vec<v1::MemberInfo>, empty: &str, json: bool) -> anyho
     if json {
         return output::print_json(&members);
     }
-    let rows = members.into_iter().map(|member| {
-        [
-            member.name,
-            if member.scope.is_empty() { member.roles.join(", ") } else { member.scope },
-            output::text_or_dash(member.pool),
-            output::format_time(member.joined_at.as_ref()),
-            end_text(member.revoked_at.as_ref(), member.expires_at.as_ref()),
-            output::text_or_dash(member.token),
-            output::text_or_dash(member.host),
-            output::text_or_dash(member.version),
-        ]
-    });
-    let headings =
-        ["member", "may", "?pool", "joined", "good until", "?token", "?host", "?version"];
-    output::print_list(headings, rows, empty);
+    let rows = members.into_iter().map(member_row);
+    output::print_list(MEMBER_HEADINGS, rows, empty);
     Ok(())
+}
+
+const MEMBER_HEADINGS: [&str; 8] =
+    ["member", "may", "~?pool", "~joined", "good until", "~?token", "~?host", "~?version"];
+
+fn member_row(member: v1::MemberInfo) -> [String; 8] {
+    [
+        member.name,
+        if member.scope.is_empty() { member.roles.join(", ") } else { member.scope },
+        output::text_or_dash(member.pool),
+        output::format_time(member.joined_at.as_ref()),
+        end_text(member.revoked_at.as_ref(), member.expires_at.as_ref()),
+        output::text_or_dash(member.token),
+        output::text_or_dash(member.host),
+        output::text_or_dash(member.version),
+    ]
 }
 
 async fn connect_gateway(fleet: &FleetArgs) -> anyhow::Result<MembershipClient> {
@@ -234,4 +237,30 @@ pub(crate) fn default_credentials_directory() -> anyhow::Result<std::path::PathB
     }
     let home = std::env::var_os("HOME").context("HOME is not set; pass --dir")?;
     Ok(credentials::find_below(&Path::new(&home).join(".flotilla")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_listed_in_80_columns_without_broken_words() {
+        let at = Some(Timestamp { seconds: 1_795_176_000, nanos: 0 });
+        let member = v1::MemberInfo {
+            name: "generator-12".into(),
+            roles: ["trainer", "generator", "verifier", "evaluator"].map(str::to_owned).into(),
+            pool: "default".into(),
+            host: "strix-halo-1".into(),
+            token: "k3v9x2m1".into(),
+            version: "0.2.0+g1234abc".into(),
+            joined_at: at,
+            expires_at: at,
+            ..Default::default()
+        };
+        let shown = output::fit_table(MEMBER_HEADINGS, [member_row(member)], Some(80));
+        for word in ["generator-12", "verifier, evaluator", "2026-11-20 12:00:00Z", "--wide"] {
+            assert!(shown.contains(word), "{word}:\n{shown}");
+        }
+        assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+    }
 }

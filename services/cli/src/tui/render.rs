@@ -15,7 +15,7 @@ use wire::{clock::unix_seconds, v1};
 
 use crate::{
     commands::{cycles_table, perplexities_table},
-    output::{escape_line, format_bytes},
+    output::{HIDDEN_COLUMNS, escape_line, format_bytes},
 };
 
 use super::model::{TuiFocus, TuiModel, TuiView};
@@ -285,7 +285,7 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         _ => cycles_table(&view, Some(rest.width)),
     };
     // The screen has no option to show more columns.
-    let rows = table_text.lines().filter(|line| !line.starts_with("not shown: "));
+    let rows = table_text.lines().take_while(|line| !line.starts_with(HIDDEN_COLUMNS));
     let mut lines: Vec<Line<'static>> = rows.map(|line| Line::from(line.to_owned())).collect();
     if model.view == TuiView::Run {
         lines.extend(run_details(&view));
