@@ -86,7 +86,7 @@ async fn read_local_file(path: &Path) -> Result<Bytes, SpecFileError> {
 }
 
 /// Returns the rest of a sentence: the file in the directory whose name is most similar, if any is.
-fn suggest_file(path: &Path) -> String {
+pub fn suggest_file(path: &Path) -> String {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let entries = std::fs::read_dir(directory.unwrap_or(Path::new(".")));
     let names = entries.into_iter().flatten().flatten().take(LISTED_FILES_MAX);

@@ -153,6 +153,11 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
     real(a) == real(b)
 }
 
+/// Returns the lines about a spec that passed all checks.
+pub(super) fn verdict_lines(report: &DataReport) -> Vec<String> {
+    std::iter::once("the spec is valid".to_owned()).chain(report_lines(report)).collect()
+}
+
 pub(crate) fn report_lines(report: &DataReport) -> Vec<String> {
     let mut lines: Vec<String> = report.files.iter().flat_map(file_lines).collect();
     if report.samples_per_cycle > 0 {
@@ -243,5 +248,6 @@ mod tests {
                 "warning: w",
             ]
         );
+        assert_eq!(verdict_lines(&report)[0], "the spec is valid");
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use control::{FleetControl, SpecFiles, SubmittedRun};
+use control::{FleetControl, SpecFiles, SubmittedRun, suggest_file};
 use doctor::estimate::{PlannedTraining, TrainingMethod};
 use serde_json::json;
 use spec::{DraftBase, RunDraft, VerifierSpec};
@@ -128,6 +128,9 @@ fn ask_draft(args: &NewRunArgs, file: &Path) -> anyhow::Result<RunDraft> {
 }
 
 fn read_prompts(file: &Path) -> anyhow::Result<Vec<PromptEntry>> {
+    if !file.exists() {
+        bail!("there is no file {}{} (F101)", file.display(), suggest_file(file));
+    }
     let bytes = fs::read(file).with_context(|| format!("read {} (A104)", file.display()))?;
     PromptEntry::parse_all(&bytes).with_context(|| file.display().to_string())
 }
@@ -280,6 +283,11 @@ mod tests {
         assert!(check_model("org/name").is_ok());
         let missing = format!("{:#}", read_prompts(Path::new("/no/prompts.jsonl")).unwrap_err());
         assert!(missing.contains("/no/prompts.jsonl"), "{missing}");
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("prompts.jsonl"), "{}").unwrap();
+        let wrong = directory.path().join("prompt.jsonl");
+        let missing = format!("{:#}", read_prompts(&wrong).unwrap_err());
+        assert!(missing.contains("did you mean prompts.jsonl? (F101)"), "{missing}");
     }
 
     #[test]

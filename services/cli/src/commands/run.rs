@@ -50,7 +50,7 @@ pub(crate) async fn handle_run_command(
             let checked = control.check_spec(&yaml, &files).await;
             let report = checked.with_context(|| format!("check {}", spec.display()))?;
             output::print_json_or(flags.json, &report, || {
-                data::report_lines(&report).iter().for_each(|line| output::print_line(line));
+                data::verdict_lines(&report).iter().for_each(|line| output::print_line(line));
             })?;
         }
         RunCommand::List => print_runs(&control, flags.json).await?,
