@@ -5,6 +5,8 @@
 
 mod report;
 
+use std::path::Path;
+
 use anyhow::Context;
 use control::FleetControl;
 use wire::RunId;
@@ -12,7 +14,7 @@ use wire::RunId;
 use crate::{
     args::{DemoArgs, GlobalArgs},
     demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
-    fleet::{self, FleetProcess, FleetProcessOptions},
+    fleet::{self, FleetFile, FleetProcess, FleetProcessOptions},
     output,
     run_submission::run_to_success,
     signals, this_machine,
@@ -67,6 +69,12 @@ pub(crate) async fn run_demo(flags: &GlobalArgs, args: &DemoArgs) -> anyhow::Res
     Ok(())
 }
 
+/// Returns a line about the web page, which is there before the runs end.
+fn describe_page(directory: &Path) -> anyhow::Result<Option<String>> {
+    let file = FleetFile::read(directory)?;
+    Ok(file.map(|file| format!("its web page is {}", file.describe_page(directory))))
+}
+
 async fn run_demo_runs(
     directory: &WorkDirectory,
     args: &DemoArgs,
@@ -74,6 +82,11 @@ async fn run_demo_runs(
     let DemoArgs { seed, cycles, generators, .. } = *args;
     let control =
         fleet::wait_ready(directory.as_path(), generators as usize + OTHER_AGENTS).await?;
+    if args.keep
+        && let Some(line) = describe_page(directory.as_path())?
+    {
+        output::print_status_text(&line);
+    }
     let files = directory.as_path().join("demo");
     BaseRunFiles { seed, digits: DigitCount::Two }
         .write_files(&files)
@@ -84,4 +97,20 @@ async fn run_demo_runs(
     raft.write_spec(&files).context("write the demo's files")?;
     let raft = run_to_success(&control, &files.join("raft.yaml")).await?.id;
     Ok((control, [base, raft]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_demo_tells_its_page_and_how_to_sign_in() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(describe_page(directory.path()).unwrap(), None);
+        let text = r#"{"nats": "tls://a:1", "gateway": "127.0.0.1:2", "store": "file:///c",
+            "identity": {"name": "admin", "key": "k", "jwt": "j", "bearer": "b", "ca": "c"}}"#;
+        std::fs::write(FleetFile::path_in(directory.path()), text).unwrap();
+        let line = describe_page(directory.path()).unwrap().unwrap();
+        assert!(line.contains("https://127.0.0.1:2/ (accept its certificate; sign in"), "{line}");
+    }
 }

@@ -73,8 +73,8 @@ fn cycle_json(raft: &v1::Run, done: &v1::CycleDone) -> Value {
     })
 }
 
-pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bool) -> String {
-    let directory = directory.display();
+pub(super) fn next_steps(path: &Path, runs: &[RunId; 2], up: bool, kept: bool) -> String {
+    let directory = path.display();
     let raft = &runs[1];
     if !kept {
         return "the fleet is down and its files are gone; look further with \
@@ -87,16 +87,9 @@ pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bo
              flotilla up --dir {directory}"
         );
     }
-    let file = FleetFile::read(Path::new(&directory.to_string())).ok().flatten();
+    let file = FleetFile::read(path).ok().flatten();
     let closed = file.as_ref().is_some_and(|file| file.identity.is_some());
-    let page = file.as_ref().map_or_else(String::new, FleetFile::page_url);
-    let enter = if closed {
-        format!(
-            " (accept its certificate; sign in with the content of {directory}/keys/admin/bearer.jwt)"
-        )
-    } else {
-        String::new()
-    };
+    let page = file.as_ref().map_or_else(String::new, |file| file.describe_page(path));
     let (nats, gateway) = file.map_or_else(Default::default, |file| (file.nats, file.gateway));
     let (nats_as, grpc_as) = if closed {
         let keys = "$FLOTILLA_DIR/keys";
@@ -111,7 +104,7 @@ pub(super) fn next_steps(directory: &Path, runs: &[RunId; 2], up: bool, kept: bo
     };
     format!(
         "\
-the fleet is running; its web page is {page}{enter}. Next:
+the fleet is running; its web page is {page}. Next:
   export FLOTILLA_DIR={directory}
   flotilla watch
   flotilla run show {raft}
