@@ -33,7 +33,7 @@ use wire::{AgentId, Pool, v1};
 use crate::{
     args::{AgentArgs, EvaluatorEngine, ROLE_NAMES},
     fleet::{self, FleetArgs},
-    local_models, service_notify, signals,
+    local_models, output, service_notify, signals,
     supervisor::STOP_LIMIT,
     this_machine::{self, cpu_cores, gib_to_bytes, this_program},
     version::VERSION,
@@ -43,6 +43,9 @@ use super::{
     adopt::{self, TrainingAdoption},
     members::{self, credentials},
 };
+
+/// Interval between two looks whether the agent is ready.
+const READY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 type EnabledRoles = (Vec<Arc<dyn AgentRole>>, Vec<v1::Withheld>);
 
@@ -99,6 +102,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
     let member = renewal.map(|renewal| renewal.run_until_revoked(bus.clone()));
     let Some(watching) = watching else {
         run_while_member(member, &stop, agent.run(stop.clone())).await?;
+        report_stop(&id);
         return Ok(ExitCode::SUCCESS);
     };
     watching.check_spec(&bus, &store).await?;
@@ -177,7 +181,7 @@ async fn open_peer_exchange(
 }
 
 fn with_service_status(agent: Agent) -> Agent {
-    let Some(every) = service_notify::status_interval() else { return agent };
+    let Some(every) = service_notify::status_interval() else { return with_ready_message(agent) };
     let mut ready = false;
     agent.with_status_reports(every, move |status| {
         if !std::mem::replace(&mut ready, true) {
@@ -185,6 +189,35 @@ fn with_service_status(agent: Agent) -> Agent {
         }
         service_notify::notify_alive(&run_view::status_line(status));
     })
+}
+
+/// Tells a person at a terminal once that the agent is ready.
+fn with_ready_message(agent: Agent) -> Agent {
+    if !output::stderr_is_terminal() {
+        return agent;
+    }
+    let mut told = false;
+    agent.with_status_reports(READY_POLL_INTERVAL, move |status| {
+        if !told && let Some(line) = ready_line(status) {
+            output::print_message(&line);
+            told = true;
+        }
+    })
+}
+
+/// Returns a line about an agent that takes work.
+fn ready_line(status: &v1::AgentStatus) -> Option<String> {
+    let is_ready = status.state() == v1::agent_status::State::Ready;
+    let v1::AgentStatus { agent, roles, pool, .. } = status;
+    is_ready.then(|| {
+        format!("{agent} is ready in the pool {pool}, as {}; Ctrl-C stops it", roles.join(", "))
+    })
+}
+
+fn report_stop(id: &AgentId) {
+    if output::stderr_is_terminal() {
+        output::print_message(&format!("{id} has stopped; other agents take its open jobs"));
+    }
 }
 
 async fn prepare_membership(
@@ -431,4 +464,23 @@ fn choose_evaluator_backend(
     let (llama_cpp, cache) = (args.generator_tools.llama_cpp.as_deref(), cache.join("gguf"));
     evaluator::EvaluatorBackend::select_backend(choice, llama_cpp, launch, cache, cache_bytes)
         .context("--evaluator-engine")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_is_ready_once_it_takes_work() {
+        let mut status = v1::AgentStatus {
+            agent: "box-2".into(),
+            pool: "default".into(),
+            roles: vec!["trainer".into(), "verifier".into()],
+            ..Default::default()
+        };
+        assert_eq!(ready_line(&status), None);
+        status.set_state(v1::agent_status::State::Ready);
+        let line = "box-2 is ready in the pool default, as trainer, verifier; Ctrl-C stops it";
+        assert_eq!(ready_line(&status).as_deref(), Some(line));
+    }
 }
