@@ -32,7 +32,7 @@ pub(crate) struct DoctorArgs {
     /// Number of training examples, or a file with one example per line
     #[arg(long, requires = "run")]
     pub examples: Option<String>,
-    /// Model of the TrainingArguments: its directory, or its config.json
+    /// Model, if --run names none on this machine: a directory, its config.json, or org/name
     #[arg(long, requires = "run")]
     pub model: Option<PathBuf>,
     /// Measured duration of a training step, in seconds
@@ -59,7 +59,7 @@ pub(crate) enum DoctorCommand {
 /// Arguments of `flotilla doctor estimate`.
 #[derive(Debug, Args)]
 pub(crate) struct EstimateArgs {
-    /// Model directory, or its config.json
+    /// Model directory, its config.json, or a hub model as org/name
     #[arg(long)]
     pub model: PathBuf,
     /// Training method

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use control::suggest_file;
 use doctor::{
     TrainingArguments, TrainingPlan,
     estimate::{ModelShape, PlannedTraining, TrainingMethod},
@@ -62,12 +63,14 @@ pub(super) fn describe_plan(file: &Path, plan: &TrainingPlan) -> String {
             let peak = shape.estimate_training(training).peak_bytes;
             format!("about {} at its peak", estimate::format_gb(peak))
         }
-        None => "memory unknown, because no model on this machine is named".to_owned(),
+        None => "memory unknown, because no model on this machine is named; pass --model DIR or \
+                 --model org/name"
+            .to_owned(),
     });
     format!("training of {}: {}", file.display(), parts.join(", "))
 }
 
-/// Reads the plan of a settings file; `model` is that of settings which name none.
+/// Reads the plan of a settings file; `model` is that of settings which name none on this machine.
 pub(super) fn read_plan(
     (file, model): (&Path, Option<&Path>),
     args: &DoctorArgs,
@@ -83,7 +86,7 @@ pub(super) fn read_plan(
     let mut plan = if has(&SPEC_KEYS) {
         let spec = RunSpec::parse(&text).with_context(named)?;
         let directory = file.parent().unwrap_or(Path::new(""));
-        plan_from_spec(&spec, directory, examples, profile)?
+        plan_from_spec(&spec, &text, (directory, model), examples, profile).with_context(named)?
     } else if has(&TRAINING_ARGUMENTS_KEYS) {
         let arguments = TrainingArguments::parse(&text).with_context(named)?;
         let model = model.map(estimate::read_model_shape).transpose()?;
@@ -131,22 +134,29 @@ fn count_lines(file: &Path) -> anyhow::Result<u64> {
 /// precision and batch size from the hardware profile.
 fn plan_from_spec(
     spec: &RunSpec,
-    directory: &Path,
+    text: &str,
+    (directory, model): (&Path, Option<&Path>),
     examples: Option<u64>,
     profile: &HardwareProfile,
 ) -> anyhow::Result<TrainingPlan> {
-    let data = |name: &str| {
+    let data = |field: &str, name: &str| {
         let path = directory.join(name);
+        if !path.exists() {
+            let line =
+                spec::find_line(text, field).map_or(String::new(), |n| format!("line {n}: "));
+            let similar = suggest_file(&path);
+            bail!("{line}{field}: there is no file {}{similar} (F101)", path.display());
+        }
         count_lines(&path).with_context(|| format!("count the examples in {}", path.display()))
     };
     // A RAFT run trains on the samples it keeps; this is their maximum number.
     let (training, rank, most) = match (&spec.sft, &spec.raft) {
         (Some(sft), _) => {
             let rank = sft.lora.as_ref().map(|lora| lora.r);
-            (&sft.training, rank, examples.map_or_else(|| data(&sft.data), Ok)?)
+            (&sft.training, rank, examples.map_or_else(|| data("sft.data", &sft.data), Ok)?)
         }
         (None, Some(raft)) => {
-            let prompts = examples.map_or_else(|| data(&raft.prompts), Ok)?;
+            let prompts = examples.map_or_else(|| data("raft.prompts", &raft.prompts), Ok)?;
             let asked = match raft.prompts_per_cycle {
                 0 => prompts,
                 limit => prompts.min(u64::from(limit)),
@@ -171,6 +181,10 @@ fn plan_from_spec(
         rank.map_or(TrainingMethod::Full, |rank| TrainingMethod::Lora { rank: u64::from(rank) });
     let [tokens, micro] = [training.max_tokens, training.micro_batch_tokens].map(u64::from);
     let shape = local_model_shape(spec, directory)?;
+    let shape = match (shape, model) {
+        (None, Some(model)) => Some(estimate::read_model_shape(model)?),
+        (shape, _) => shape,
+    };
     let memory = shape.map(|shape| (shape, trainer_pass(method, tokens, micro, profile)));
     Ok(TrainingPlan {
         steps: Some(steps),
@@ -244,6 +258,14 @@ sft:
   training: { batch_size: 16, epochs: 3, save_every: 100 }
   lora: { r: 32 }
 ";
+
+    #[test]
+    fn a_missing_file_is_named_with_its_line_and_a_similar_one() {
+        let wrong = SPEC.replace("data.jsonl", "dat.jsonl");
+        let told = format!("{:#}", found(&wrong, &[]).unwrap_err());
+        assert!(told.contains("line 3: sft.data: there is no file"), "{told}");
+        assert!(told.contains("did you mean data.jsonl? (F101)"), "{told}");
+    }
 
     const ARGUMENTS: &str = "{\"per_device_train_batch_size\": 2, \"save_steps\": 100, \
         \"gradient_accumulation_steps\": 8, \"num_train_epochs\": 3, \"unheard_of\": 1}";
