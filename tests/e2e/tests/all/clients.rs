@@ -279,7 +279,7 @@ fn path_with(program: &Path) -> OsString {
 #[test]
 fn the_python_code_of_the_docs_works() {
     let Some(python) = PythonEnv::with_client_packages() else { return };
-    let fleet = Fleet::start_open("trainer,generator,verifier,evaluator");
+    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
     let files = SpecFiles::create(fleet.path());
     let directory = create_script_directory(&fleet, &files);
     files.write_sft_spec(60, 30);
@@ -289,21 +289,20 @@ fn the_python_code_of_the_docs_works() {
     make.args(["-euo", "pipefail", "-c", stubs]).current_dir(&directory).env("PATH", path);
     run_block(make, stubs);
     let blocks = blocks_in_language("SCRIPTS.md", "python");
-    let run = |block: &str, name: &str, value: &str| {
+    let run = |block: &str| {
         let mut command = python.command("python");
-        command.args(["-c", block]).current_dir(&directory).env(name, value);
+        command.args(["-c", block]).current_dir(&directory).env("FLOTILLA_DIR", fleet.path());
         run_block(command, block)
     };
-    let gateway_address = gateway_address(&fleet);
-    let submitted = run(&blocks[1], "GATEWAY", &gateway_address);
+    let submitted = run(&blocks[1]);
     let last = submitted.lines().last().expect("a line");
     assert!(last.starts_with("base-1 succeeded"), "{submitted}");
-    let evals = run(&blocks[2], "GATEWAY", &gateway_address);
+    let evals = run(&blocks[2]);
     assert!(evals.starts_with("base-1 0/30: perplexity "), "{evals}");
     let sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 };
     let raft = fleet.submit(&files.write_raft_spec("base-1", sampling));
     fleet.await_success(&raft, LIMIT);
-    let kept = run(&blocks[3], "GATEWAY", &gateway_address);
+    let kept = run(&blocks[3]);
     assert!(kept.lines().any(|line| line.starts_with("p0 '0+1='")), "{kept}");
 }
 
