@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use store::GatewayStore;
 use wire::v1;
 
-use crate::{fleet_keys::KEYS_DIRECTORY, output};
+use crate::output;
 
 pub use self::process::{FleetProcess, FleetProcessOptions, wait_ready};
 
@@ -45,6 +45,9 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "FILE", env = "FLOTILLA_NATS_KEY", requires = "nats_cert", global = true, help_heading = CONNECTION_HEADING)]
     pub nats_key: Option<PathBuf>,
 }
+
+/// The directory of a closed fleet's keys, in the fleet's directory.
+pub(crate) const KEYS_DIRECTORY: &str = "keys";
 
 /// The key of a member in its credentials directory.
 const KEY_FILE: &str = "key.nk";

@@ -16,9 +16,11 @@ use identity::{
 };
 use wire::{AgentId, clock::unix_seconds};
 
-use crate::{fleet::FleetFile, output};
+use crate::{
+    fleet::{FleetFile, KEYS_DIRECTORY},
+    output,
+};
 
-pub(crate) const KEYS_DIRECTORY: &str = "keys";
 const ADMIN_NAME: &str = "admin";
 const COORDINATOR_NAME: &str = "coordinator";
 

@@ -170,7 +170,6 @@ struct TuiSession {
     followed: SelectAll<BoxStream<'static, Result<Record, ReadError>>>,
 }
 
-#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum TuiEvent {
     Status(v1::AgentStatus),
     Runs(Vec<v1::Run>),

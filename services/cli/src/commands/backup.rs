@@ -20,7 +20,7 @@ use wire::Digest;
 use crate::{
     args::{BackupArgs, GlobalArgs, RestoreArgs},
     fleet::{self, FleetArgs, FleetFile},
-    fleet_keys::{self, FleetKeys},
+    fleet_keys::FleetKeys,
     output,
 };
 
@@ -93,13 +93,12 @@ pub(crate) async fn restore_fleet(flags: &GlobalArgs, args: &RestoreArgs) -> any
         .dir
         .as_ref()
         .context("pass --dir DIR, the directory to restore the fleet to (A103)")?;
-    ensure_empty(directory, &[fleet_keys::KEYS_DIRECTORY])?;
+    ensure_empty(directory, &[fleet::KEYS_DIRECTORY])?;
     let directory = directory.canonicalize().context("find the fleet's directory")?;
     let unfinished = directory.join(UNFINISHED_MARKER);
     std::fs::write(&unfinished, "").with_context(|| format!("write {}", unfinished.display()))?;
     // Existing keys are those of a new fleet that replaces the one in the backup.
-    if FleetKeys::open(&directory)?.is_none() && args.from.join(fleet_keys::KEYS_DIRECTORY).is_dir()
-    {
+    if FleetKeys::open(&directory)?.is_none() && args.from.join(fleet::KEYS_DIRECTORY).is_dir() {
         copy_keys(&args.from, &directory)?;
     }
     let keys = FleetKeys::open(&directory)?;
@@ -221,10 +220,10 @@ async fn hash_file(path: &Path) -> anyhow::Result<Digest> {
 
 /// With its permissions, because keys must stay private.
 fn copy_keys(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let from = from.join(fleet_keys::KEYS_DIRECTORY);
+    let from = from.join(fleet::KEYS_DIRECTORY);
     let mut left: Vec<PathBuf> = vec![from.clone()];
     while let Some(directory) = left.pop() {
-        let at = to.join(fleet_keys::KEYS_DIRECTORY).join(directory.strip_prefix(&from)?);
+        let at = to.join(fleet::KEYS_DIRECTORY).join(directory.strip_prefix(&from)?);
         let mut copied = || -> std::io::Result<()> {
             std::fs::create_dir_all(&at)?;
             std::fs::set_permissions(&at, std::fs::metadata(&directory)?.permissions())?;

@@ -26,7 +26,7 @@ use wire::AgentId;
 use crate::{
     args::{ROLE_NAMES, STOP_GRACE_S, UpArgs},
     fleet::{self, FleetArgs, FleetFile},
-    fleet_keys::{self, FleetKeys},
+    fleet_keys::FleetKeys,
     output, service_notify, signals,
     supervisor::{STOP_LIMIT, SupervisedProcess},
     this_machine::{self, SECONDS_PER_HOUR},
@@ -196,7 +196,7 @@ fn prepare_keys(
 ) -> anyhow::Result<Option<FleetKeys>> {
     let has_keys = FleetKeys::open(directory)?.is_some();
     if has_keys && args.closed.open {
-        let keys = directory.join(fleet_keys::KEYS_DIRECTORY);
+        let keys = directory.join(fleet::KEYS_DIRECTORY);
         bail!(
             "--open: this fleet has keys, and its agents look for a closed one; leave --open out, \
              or begin another in a directory without {} (K105)",
@@ -207,7 +207,7 @@ fn prepare_keys(
     if !has_keys && before.as_ref().is_some_and(|file| file.identity.is_some()) {
         bail!(
             "keys of this closed fleet are missing: restore {}, for example from a backup (K105)",
-            directory.join(fleet_keys::KEYS_DIRECTORY).display()
+            directory.join(fleet::KEYS_DIRECTORY).display()
         );
     }
     let was_open = !has_keys && before.is_some();
