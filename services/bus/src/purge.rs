@@ -21,9 +21,8 @@ struct PurgeAnswer {
 }
 
 impl Bus {
-    /// Removes the generate orders, samples and verdicts of a cycle up to and including the
-    /// position `up_to`, and returns their number. Repeating the call is harmless; after an error
-    /// some may be removed.
+    /// Removes the bulky facts of a cycle up to and including the position `up_to`, and returns
+    /// their number. Repeating the call is harmless; after an error some may be removed.
     pub async fn purge_cycle(
         &self,
         run: &RunId,

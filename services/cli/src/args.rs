@@ -155,7 +155,7 @@ pub(crate) enum CliCommand {
     Audit(AuditArgs),
     /// Preview what another selection strategy would keep of a cycle.
     Select(SelectArgs),
-    /// Compare objectives: train each on the samples of a cycle, and rank them.
+    /// Compare training objectives on the samples of a cycle.
     Court(CourtArgs),
     /// Generate samples with a local model, without a fleet.
     Generate(GenerateArgs),

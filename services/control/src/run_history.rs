@@ -128,7 +128,7 @@ impl FleetControl {
         Ok(records)
     }
 
-    /// Reads orders, samples and verdicts from the archive if `archived` is given, else from the
+    /// Reads the bulky facts from the archive if `archived` is given, else from the
     /// log.
     pub(crate) async fn read_bulky_facts(
         &self,

@@ -35,7 +35,7 @@ pub struct SelectionReport {
     pub failures: Vec<MessageGroup>,
     /// Samples on which the verifier itself failed, likewise.
     pub errors: Vec<MessageGroup>,
-    /// Mean over prompts of distinct completions per judged sample.
+    /// Mean over prompts of distinct completions per sample.
     pub diversity: f64,
     /// Entropy of the policy in nats per token, if the samples report log-probabilities.
     pub entropy: Option<f64>,

@@ -72,7 +72,7 @@ export function charts(board) {
       lines: [...weighting((it) => it.drift, (it) => it.drift !== null, "from those that drew"),
         ...weighting((it) => it.divergence, (it) => it.divergence !== null, "from the reference")] },
     { id: "entropy", title: "Entropy of samples", unit: "nats per token", zero: true, lines: selected("entropy") },
-    { id: "diversity", title: "Diversity of samples", subtitle: "distinct completions per judged sample", ...share, zero: true,
+    { id: "diversity", title: "Diversity of samples", subtitle: "distinct completions per sample", ...share, zero: true,
       lines: selected("diversity") },
   ];
   return all.filter(({ lines }) => lines.length).map((chart) => ({ write: decimal, tick: (it) => decimal(it, 3), ...chart }));

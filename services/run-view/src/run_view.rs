@@ -348,8 +348,11 @@ impl RunView {
         match self.run.current_phase() {
             RunPhase::Generate => samples(shown.train.samples.drawn, shown.train.samples.planned),
             RunPhase::Verify => {
-                let v1::board::Samples { judged, errors, drawn, .. } = shown.train.samples;
-                samples(judged.saturating_add(errors), drawn)
+                // Judged, and scored by the teacher.
+                let jobs = cycle.jobs_for(v1::Purpose::Train).map(|(_, job)| job);
+                let settled = jobs.filter(|job| job.is_settled());
+                let done = settled.map(cycle::PlannedJob::planned_samples);
+                samples(done.fold(0, u32::saturating_add), shown.train.samples.drawn)
             }
             RunPhase::Train => {
                 let last = cycle.checkpoints.values().next_back();

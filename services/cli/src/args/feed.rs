@@ -60,7 +60,7 @@ pub(crate) enum FeedCommand {
         /// File that stores the cursor of the export.
         #[arg(long, value_name = "FILE")]
         state: PathBuf,
-        /// Also export orders, samples and verdicts that are still in the log.
+        /// Also export orders, samples, verdicts and scores that are still in the log.
         #[arg(long)]
         everything: bool,
         #[command(flatten)]
@@ -72,7 +72,7 @@ pub(crate) enum FeedCommand {
     Files {
         /// Output directory.
         directory: PathBuf,
-        /// Also export orders, samples and verdicts that are still in the log.
+        /// Also export orders, samples, verdicts and scores that are still in the log.
         #[arg(long)]
         everything: bool,
         #[command(flatten)]

@@ -390,6 +390,13 @@ fn scorer_config(
     let limits = generator::GeneratorLimits::from_launcher(&launch);
     let backend =
         generator::GeneratorBackend::select_backend(&wanted, &launch.profile, limits, places)?;
+    if !backend.has_verified_weights() {
+        bail!(
+            "--generator-engine {}: such a server reports no log-probabilities of given tokens, \
+             which a scorer needs; omit the role scorer, or use candle or llama.cpp (A102)",
+            backend.describe_engine()
+        );
+    }
     Ok(generator::GeneratorConfig { launch, backend, calibration: None, slots: args.slots })
 }
 

@@ -136,11 +136,13 @@ fn print_selection_report(found: &SelectionReport) {
     let SelectionReport { cycle, judged, passed, all_right, mixed, all_wrong, .. } = found;
     output::print_line("");
     output::print_line(&format!("why cycle {cycle} kept no more samples"));
-    output::print_wrapped(&format!(
-        "  {passed} of {judged} judged samples reached {}; of the prompts {all_right} always, \
-         {mixed} sometimes, {all_wrong} never",
-        found.min_reward
-    ));
+    if *judged > 0 {
+        output::print_wrapped(&format!(
+            "  {passed} of {judged} judged samples reached {}; of the prompts {all_right} always, \
+             {mixed} sometimes, {all_wrong} never",
+            found.min_reward
+        ));
+    }
     if found.cut > 0 {
         let (cut, failed) = (found.cut, found.cut_failed);
         output::print_line(&format!("  {cut} stopped at max_new_tokens; {failed} of those failed"));

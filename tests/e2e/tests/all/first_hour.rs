@@ -101,7 +101,7 @@ const MISTAKES: [Mistake; 30] = [
     mistake(
         "  verifier: { exact: { extract: '#(\\d+)$' } }\n",
         "",
-        &["line 4", "verifier is missing in raft"],
+        &["line 4", "raft.verifier: is missing"],
     ),
     mistake("  cycles: 3", "\tcycles: 3", &["line 7, column 1: a tab; YAML is indented by spaces"]),
     mistake(
