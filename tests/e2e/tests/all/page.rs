@@ -131,7 +131,8 @@ async fn check_timeline(browser: &Browser) {
     for width in [1280, 500] {
         browser.client.set_window_size(width, 900).await.expect("a size");
         let found = browser.wait_until_true(script).await;
-        let [lines, crossed, wide, labels] = [0, 1, 2, 3].map(|at| found[at].as_u64().unwrap());
+        let [lines, crossed, wide, labels] =
+            [0, 1, 2, 3].map(|at| found[at].as_u64().expect("a number"));
         assert!(lines > 1 && crossed == 0 && labels >= wide, "{width} px: {found}");
     }
     browser.client.set_window_size(1280, 900).await.expect("a size");
