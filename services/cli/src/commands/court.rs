@@ -68,7 +68,7 @@ async fn await_runs(
     let wanted: Vec<&RunId> = runs.iter().flatten().collect();
     let bar = run_progress::create_bar();
     bar.set_length(wanted.len() as u64);
-    let mut reported = 0;
+    let (mut reported, mut told) = (0, String::new());
     loop {
         let all = control.list_runs().await?;
         let ours = all.into_iter().filter(|run| wanted.contains(&&run.id));
@@ -80,6 +80,16 @@ async fn await_runs(
             output::print_message(&format!("{over} of {} runs have ended", wanted.len()));
         }
         reported = over;
+        let open = ours.values().find(|run| run.current_state() == State::Running);
+        if let Some(open) = open {
+            let agents = control.list_agents().await?;
+            let now_s = wire::clock::unix_seconds();
+            let waits = cycle::describe_missing_roles(&open.spec, &agents, now_s);
+            if !waits.is_empty() && waits != told {
+                output::print_message(&format!("{} {waits}", open.id));
+            }
+            told = waits;
+        }
         if over == wanted.len() {
             bar.finish_and_clear();
             return Ok(ours);
