@@ -584,7 +584,11 @@ impl Run {
             WorkKind::Verify => {
                 job.needs.verdicts && job.samples.is_some() && job.verdicts.is_none()
             }
-            WorkKind::Score => job.needs.scores && job.samples.is_some() && job.scores.is_none(),
+            WorkKind::Score => {
+                // Void samples are settled without scores.
+                let to_score = job.samples.as_ref().is_some_and(|it| it.void_reason.is_none());
+                job.needs.scores && to_score && job.scores.is_none()
+            }
             WorkKind::Train | WorkKind::Eval => false,
         };
         if missing && job.set_aside.is_none() {
