@@ -1,8 +1,8 @@
 //! The shell that every agent shares, regardless of its roles: it announces the status, pulls work,
 //! holds the lease while a child process works, writes the result, acknowledges, and drains.
 //!
-//! Roles (trainer, generator, verifier, scorer, evaluator) are in their own crates; this one knows neither
-//! models nor verifiers. Decisions (retry, backoff, admission, placement) are made in `agent-core`.
+//! Roles (trainer, generator, verifier, scorer, evaluator) are in their own crates; this one knows
+//! neither models nor verifiers. Decisions (retry, backoff, admission, placement) are made in `agent-core`.
 
 mod adaptive_timeout;
 mod agent;

@@ -248,8 +248,8 @@ impl Run {
         Ok(())
     }
 
-    /// Training samples need scores if the run has a teacher. Samples need verdicts if their prompts
-    /// have a verifier.
+    /// Returns what samples need: scores if they are trained on and the run has a teacher, verdicts
+    /// if their prompts have a verifier.
     fn job_needs(&self, purpose: v1::Purpose, suite: &str) -> JobNeeds {
         let raft = self.raft_spec();
         let set = raft.and_then(|raft| raft.find_prompt_set(purpose, suite));
@@ -581,14 +581,8 @@ impl Run {
         let Ok(job) = self.require_job(number, &id) else { return };
         let missing = match kind {
             WorkKind::Generate => job.samples.is_none(),
-            WorkKind::Verify => {
-                job.needs.verdicts && job.samples.is_some() && job.verdicts.is_none()
-            }
-            WorkKind::Score => {
-                // Void samples are settled without scores.
-                let to_score = job.samples.as_ref().is_some_and(|it| it.void_reason.is_none());
-                job.needs.scores && to_score && job.scores.is_none()
-            }
+            WorkKind::Verify => job.awaits_verdicts(),
+            WorkKind::Score => job.awaits_scores(),
             WorkKind::Train | WorkKind::Eval => false,
         };
         if missing && job.set_aside.is_none() {

@@ -265,7 +265,8 @@ fn sample_entropy(candidates: &[SampleCandidate<'_>]) -> (Option<f64>, u32) {
     (mean, samples)
 }
 
-/// Parallel lists, one entry for each judged prompt of a cycle, and the diversity of all completions.
+/// Parallel lists, one entry for each judged prompt of a cycle, and the diversity of all
+/// completions.
 #[derive(Default)]
 struct PromptTallies {
     /// Lines of the prompts.

@@ -420,11 +420,24 @@ impl PlannedJob {
     }
 
     pub(crate) fn has_results(&self) -> bool {
-        let JobNeeds { verdicts, scores } = self.needs;
-        let Some(samples) = &self.samples else { return false };
-        // A scorer may have taken void samples for those of another purpose.
-        let is_scored = self.scores.is_some() || !scores || samples.void_reason.is_some();
-        (self.verdicts.is_some() || !verdicts) && is_scored
+        self.samples.is_some() && !self.awaits_verdicts() && !self.awaits_scores()
+    }
+
+    /// Returns true if none of the samples may be used.
+    pub fn is_void(&self) -> bool {
+        self.samples.as_ref().is_some_and(|samples| samples.void_reason.is_some())
+    }
+
+    /// Returns true if the samples need verdicts and have none.
+    pub(crate) fn awaits_verdicts(&self) -> bool {
+        self.needs.verdicts && self.samples.is_some() && self.verdicts.is_none()
+    }
+
+    /// Returns true if the samples need scores and have none. Void ones need none, because a scorer
+    /// may have taken them for those of another purpose.
+    pub(crate) fn awaits_scores(&self) -> bool {
+        let to_score = self.samples.is_some() && !self.is_void();
+        self.needs.scores && to_score && self.scores.is_none()
     }
 
     /// Indexes by prompt id and sample index.

@@ -200,15 +200,12 @@ impl RunChecker {
         let is_wrong = |job: &PlannedJob| {
             let expected = trained || job.purpose == v1::Purpose::Train;
             let judged = job.verdicts.is_some() == job.needs.verdicts;
-            let is_void = job.samples.as_ref().is_some_and(|it| it.void_reason.is_some());
-            let scored = is_void || job.scores.is_some() == job.needs.scores;
+            let scored = job.is_void() || job.scores.is_some() == job.needs.scores;
             let finished = job.samples.is_some() && judged && scored;
             expected && finished == job.set_aside.is_some()
         };
         let wrong = cycle.jobs.iter().find(|(_, job)| is_wrong(job)).map(|(id, _)| id.to_string());
-        let may_differ = |job: &PlannedJob| {
-            job.set_aside.is_some() || job.samples.as_ref().is_some_and(|s| s.void_reason.is_some())
-        };
+        let may_differ = |job: &PlannedJob| job.set_aside.is_some() || job.is_void();
         self.results_may_differ |=
             cycle.jobs.values().any(may_differ) || self.has_undetectable_samples(run, cycle);
         if !self.results_may_differ {

@@ -379,7 +379,8 @@ fn generator_config(
     Ok(generator::GeneratorConfig { launch, backend, calibration, slots })
 }
 
-/// The engine is that of a generator, without a choice by its speed in generating.
+/// Returns the settings of a scorer: those of a generator, whose engine is not chosen by its speed
+/// in generating.
 fn scorer_config(
     args: &AgentArgs,
     launch: WorkerLauncher,

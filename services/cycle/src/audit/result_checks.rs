@@ -264,8 +264,7 @@ pub(super) fn find_missing_results(run: &Run, number: u32, cycle: &Cycle) -> Vec
         if expected && job.needs.verdicts && job.verdicts.is_none() {
             findings.push(format!("cycle {number}, job {id}: never verified"));
         }
-        let is_void = job.samples.as_ref().is_some_and(|samples| samples.void_reason.is_some());
-        if expected && job.needs.scores && job.scores.is_none() && !is_void {
+        if expected && job.needs.scores && job.scores.is_none() && !job.is_void() {
             findings.push(format!("cycle {number}, job {id}: never scored"));
         }
     }
