@@ -10,6 +10,7 @@ mod balance;
 mod bus_speed;
 mod closed_fleet;
 mod comparison;
+mod conditions;
 mod doctor;
 mod engines;
 mod eval_start;

@@ -9,7 +9,7 @@ use std::{path::Path, process::ExitCode, time::Instant};
 
 use anyhow::{Context, bail};
 use cli::{
-    VERSION, await_success,
+    await_success,
     demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
     fleet::FleetProcessOptions,
     output, run_to_success, submit_run,
@@ -24,6 +24,7 @@ use wire::RunId;
 
 use crate::{
     args::BenchArgs,
+    conditions::{Conditions, ConditionsMeter},
     raft_effect::{run_result::RunResult, with_fleet},
 };
 
@@ -61,16 +62,12 @@ const AGENT_COUNT: usize = 6;
 
 #[derive(Debug, Serialize)]
 struct ObjectivesReport {
-    machine: String,
-    version: &'static str,
-    release: bool,
-    load_before: Vec<f64>,
-    load_after: Vec<f64>,
+    #[serde(flatten)]
+    conditions: Conditions,
     seeds: u32,
     tasks: Vec<TaskRuns>,
     students: Vec<Student>,
     court: CourtAgreement,
-    wall_s: f64,
 }
 
 /// The runs of all objectives on a task.
@@ -101,7 +98,7 @@ struct CourtAgreement {
 
 pub(super) async fn bench_objectives(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let directory = WorkDirectory::open_or_create(args.dir.as_deref(), "bench-objectives")?;
-    let (began, load_before) = (Instant::now(), super::read_load_average());
+    let meter = ConditionsMeter::start();
     let at = directory.as_path();
     let wanted = FleetProcessOptions { agents: AGENTS.into(), threads: None, detached: false };
     let measured = with_fleet(at, &wanted, AGENT_COUNT, async |control| {
@@ -121,18 +118,8 @@ pub(super) async fn bench_objectives(args: &BenchArgs) -> anyhow::Result<ExitCod
             return Err(error.context(format!("its logs are in {}", kept.display())));
         }
     };
-    let report = ObjectivesReport {
-        machine: super::engines::describe_machine(),
-        version: VERSION,
-        release: !cfg!(debug_assertions),
-        load_before,
-        load_after: super::read_load_average(),
-        seeds: args.seeds,
-        tasks,
-        students,
-        court,
-        wall_s: began.elapsed().as_secs_f64(),
-    };
+    let report =
+        ObjectivesReport { conditions: meter.finish(), seeds: args.seeds, tasks, students, court };
     if args.json {
         output::print_json(&json!(report))?;
     } else {

@@ -11,7 +11,6 @@ use std::{path::Path, process::ExitCode, time::Instant};
 
 use anyhow::Context;
 use cli::{
-    VERSION,
     demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
     fleet::{self, FleetProcess, FleetProcessOptions},
     output, run_to_success, signals,
@@ -23,7 +22,11 @@ use serde::Serialize;
 use serde_json::json;
 use wire::RunId;
 
-use crate::{args::BenchArgs, flotilla_program::find_flotilla};
+use crate::{
+    args::BenchArgs,
+    conditions::{Conditions, ConditionsMeter},
+    flotilla_program::find_flotilla,
+};
 
 use self::run_result::RunResult;
 
@@ -68,17 +71,13 @@ const fn selection_variant(
 
 #[derive(Debug, Serialize)]
 struct RaftReport {
-    machine: String,
-    version: &'static str,
-    release: bool,
-    load_before: Vec<f64>,
-    load_after: Vec<f64>,
+    #[serde(flatten)]
+    conditions: Conditions,
     seeds: u32,
     policies: Vec<VariantRuns>,
     harder: RunResult,
     /// The runs with `staleness` 0 and 1.
     ahead: [RunResult; 2],
-    wall_s: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -108,7 +107,7 @@ pub(super) async fn bench_raft(args: &BenchArgs) -> anyhow::Result<ExitCode> {
 
 /// Runs the strategies, the harder task and the comparison of staleness.
 async fn measure_raft(directory: &Path, args: &BenchArgs) -> anyhow::Result<RaftReport> {
-    let (began, load_before) = (Instant::now(), super::read_load_average());
+    let meter = ConditionsMeter::start();
     let sharing = FleetProcessOptions {
         agents: "trainer,generator=2,verifier,evaluator=2".into(),
         threads: None,
@@ -129,18 +128,7 @@ async fn measure_raft(directory: &Path, args: &BenchArgs) -> anyhow::Result<Raft
     let ahead =
         with_fleet(&at, &apart, 4, async |control| compare_staleness(control, &at, args).await)
             .await?;
-    Ok(RaftReport {
-        machine: super::engines::describe_machine(),
-        version: VERSION,
-        release: !cfg!(debug_assertions),
-        load_before,
-        load_after: super::read_load_average(),
-        seeds: args.seeds,
-        policies,
-        harder,
-        ahead,
-        wall_s: began.elapsed().as_secs_f64(),
-    })
+    Ok(RaftReport { conditions: meter.finish(), seeds: args.seeds, policies, harder, ahead })
 }
 
 pub(crate) async fn with_fleet<T>(
