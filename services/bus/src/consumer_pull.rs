@@ -1,9 +1,10 @@
-//! One pull request to a consumer, and its answers. Not taken from async-nats, whose `batch()`
-//! loses the wake-up after a heartbeat and whose `stream()` prefetches.
+//! Pull requests to a consumer, and their answers. Not taken from async-nats, whose `batch()` loses
+//! the wake-up after a heartbeat and whose `stream()` prefetches.
 
 use std::{cmp, time::Duration};
 
 use async_nats::{Message, StatusCode, Subscriber};
+use bytes::Bytes;
 use futures::StreamExt;
 use serde_json::json;
 use tokio::{
@@ -25,14 +26,23 @@ const PULL_BYTES_MAX: usize = 16 << 20;
 /// Time to wait for messages in flight when a pull is released.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
-/// An open pull request. It yields messages until all requested ones have arrived, its time is
-/// over, the consumer is gone, or it was silent for longer than two heartbeats plus 1 s.
+/// Tells with the status that ends a request how many of its messages the server did not send.
+const PENDING_HEADER: &str = "Nats-Pending-Messages";
+
+/// Open pull requests with a common inbox. It yields messages until all requested ones have
+/// arrived, the time is over, the consumer is gone, or it was silent for longer than two heartbeats
+/// plus 1 s.
 pub(crate) struct ConsumerPull {
+    bus: Bus,
     subscriber: Subscriber,
+    inbox: String,
     subject: String,
+    request: Bytes,
     silence_limit: Duration,
     batch: usize,
     remaining: usize,
+    /// True if a message has arrived.
+    has_yielded: bool,
     generation: watch::Receiver<u64>,
     violations: broadcast::Receiver<String>,
 }
@@ -53,8 +63,7 @@ pub(crate) enum PullEvent {
 }
 
 impl ConsumerPull {
-    /// Requests `batch` messages within `expires`. Each pull has its own inbox, so that two never
-    /// mix.
+    /// Requests `batch` messages within `expires`.
     pub(crate) async fn open(
         bus: &Bus,
         stream: &str,
@@ -76,21 +85,33 @@ impl ConsumerPull {
         let inbox = shared.client.new_inbox();
         let closed = |_| RequestError::Closed;
         let subscriber = shared.client.subscribe(inbox.clone()).await.map_err(closed)?;
-        shared
-            .client
-            .publish_with_reply(subject.clone(), inbox, body.to_string().into())
-            .await
-            .map_err(|_| RequestError::Closed)?;
         let silence = heartbeat.map_or(expires, |heartbeat| heartbeat * 2) + SILENCE_GRACE;
-        Ok(Self {
+        let mut pull = Self {
+            bus: bus.clone(),
             subscriber,
+            inbox,
             subject,
+            request: body.to_string().into(),
             silence_limit: silence,
             batch,
-            remaining: batch,
+            remaining: 0,
+            has_yielded: false,
             generation,
             violations,
-        })
+        };
+        pull.request_more().await?;
+        Ok(pull)
+    }
+
+    /// Requests the same number of messages again. The server answers open requests in turns, so
+    /// only a common inbox keeps their messages in order.
+    pub(crate) async fn request_more(&mut self) -> Result<(), RequestError> {
+        let (subject, inbox) = (self.subject.clone(), self.inbox.clone());
+        let client = &self.bus.shared.client;
+        let sent = client.publish_with_reply(subject, inbox, self.request.clone()).await;
+        sent.map_err(|_| RequestError::Closed)?;
+        self.remaining += self.batch;
+        Ok(())
     }
 
     /// Returns how many of the requested messages have not arrived.
@@ -130,14 +151,17 @@ impl ConsumerPull {
     fn classify_message(&mut self, message: Message) -> Option<PullEvent> {
         Some(match message.status {
             None | Some(StatusCode::OK) => {
-                self.remaining -= 1;
+                self.remaining = self.remaining.saturating_sub(1);
+                self.has_yielded = true;
                 PullEvent::Message(message)
             }
             Some(StatusCode::IDLE_HEARTBEAT) => PullEvent::Idle,
-            Some(StatusCode::TIMEOUT | StatusCode::NOT_FOUND) => PullEvent::Finished,
+            Some(StatusCode::TIMEOUT | StatusCode::NOT_FOUND) => {
+                return self.end_request(&message);
+            }
             Some(StatusCode::NO_RESPONDERS) => PullEvent::ConsumerGone,
             Some(status) => {
-                let description = message.description.unwrap_or_default();
+                let description = message.description.clone().unwrap_or_default();
                 tracing::debug!(%status, description, subject = self.subject, "pull ended");
                 match description.as_str() {
                     // In a cluster, a message is sent only after its delivery was replicated, and
@@ -145,8 +169,8 @@ impl ConsumerPull {
                     "Batch Completed" if self.remaining > 0 => return None,
                     "Batch Completed" => PullEvent::Finished,
                     // The next message does not fit into the remaining size of this pull.
-                    "Message Size Exceeds MaxBytes" if self.remaining < self.batch => {
-                        PullEvent::Finished
+                    "Message Size Exceeds MaxBytes" if self.has_yielded => {
+                        return self.end_request(&message);
                     }
                     "Consumer Deleted" | "Leadership Change" => PullEvent::ConsumerGone,
                     _ => PullEvent::Broken,
@@ -155,14 +179,22 @@ impl ConsumerPull {
         })
     }
 
+    /// Counts the messages that an ended request leaves. Returns `None` if another one is open.
+    fn end_request(&mut self, status: &Message) -> Option<PullEvent> {
+        let header = status.headers.as_ref().and_then(|headers| headers.get(PENDING_HEADER));
+        let pending = header.and_then(|pending| pending.as_str().parse().ok());
+        self.remaining = self.remaining.saturating_sub(pending.unwrap_or(self.remaining));
+        (self.remaining == 0).then_some(PullEvent::Finished)
+    }
+
     /// Returns messages in flight, so that other agents get them at once instead of after the
     /// lease.
-    pub(crate) async fn release_messages(mut self, bus: Bus) {
+    pub(crate) async fn release_messages(mut self) {
         // This fails only if the connection is closed; then no message can be returned.
         let _ = self.subscriber.drain().await;
         while let Ok(Some(message)) = timeout(RELEASE_LIMIT, self.subscriber.next()).await {
             if let (None, Some(reply)) = (message.status, message.reply) {
-                let _ = bus.shared.client.publish(reply, "-NAK".into()).await;
+                let _ = self.bus.shared.client.publish(reply, "-NAK".into()).await;
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::{
 
 /// Little is sent twice after a break.
 const PULL_MESSAGES: usize = 256;
-/// The next pull is opened at this many missing messages, so that the server never waits for it.
+/// More is requested at this many missing messages, so that the server never waits for it.
 const PREFETCH_AT: usize = PULL_MESSAGES / 2;
 const PULL_EXPIRY: Duration = Duration::from_secs(30);
 /// The server deletes a silent consumer after this; the reader then creates another. Short, because
@@ -69,8 +69,6 @@ struct TailConsumer {
     /// Messages received. The server numbers deliveries, so a jump shows a lost message.
     deliveries: u64,
     pull: Option<ConsumerPull>,
-    /// The server serves it after `pull`.
-    next_pull: Option<ConsumerPull>,
 }
 
 #[derive(Debug)]
@@ -158,7 +156,7 @@ impl StreamTail {
         outage
     }
 
-    /// Opens a session and its pulls unless they are open. Checks that the stream does not end
+    /// Opens a session and its pull unless they are open. Checks that the stream does not end
     /// before the present position.
     async fn ensure_session(&mut self) -> Result<(), TailError> {
         if self.session.is_none() {
@@ -172,7 +170,7 @@ impl StreamTail {
             self.session = Some(self.start_session().await?);
         }
         if let Some(TailSession::Consumer(consumer)) = &mut self.session {
-            consumer.ensure_pulls(&self.bus, &self.stream).await?;
+            consumer.ensure_pull(&self.bus, &self.stream).await?;
         }
         Ok(())
     }
@@ -185,7 +183,7 @@ impl StreamTail {
             ));
         }
         let name = self.create_consumer().await?;
-        let consumer = TailConsumer { name, deliveries: 0, pull: None, next_pull: None };
+        let consumer = TailConsumer { name, deliveries: 0, pull: None };
         Ok(TailSession::Consumer(consumer))
     }
 
@@ -262,7 +260,7 @@ impl StreamTail {
             }
             PullEvent::Finished => {
                 if let Some(TailSession::Consumer(consumer)) = &mut self.session {
-                    consumer.pull = consumer.next_pull.take();
+                    consumer.pull = None;
                 }
                 self.mark_healthy();
             }
@@ -310,17 +308,16 @@ impl StreamTail {
 }
 
 impl TailConsumer {
-    /// Opens a pull, and the next one once half of its messages have arrived.
-    async fn ensure_pulls(&mut self, bus: &Bus, stream: &str) -> Result<(), RequestError> {
-        let missing = match &self.pull {
-            None => &mut self.pull,
-            Some(pull) if pull.remaining() <= PREFETCH_AT && self.next_pull.is_none() => {
-                &mut self.next_pull
+    /// Opens a pull, and requests more once half of its messages have arrived.
+    async fn ensure_pull(&mut self, bus: &Bus, stream: &str) -> Result<(), RequestError> {
+        match &mut self.pull {
+            None => {
+                let pull = ConsumerPull::open(bus, stream, &self.name, PULL_MESSAGES, PULL_EXPIRY);
+                self.pull = Some(pull.await?);
             }
-            Some(_) => return Ok(()),
-        };
-        let pull = ConsumerPull::open(bus, stream, &self.name, PULL_MESSAGES, PULL_EXPIRY);
-        *missing = Some(pull.await?);
+            Some(pull) if pull.remaining() <= PREFETCH_AT => pull.request_more().await?,
+            Some(_) => {}
+        }
         Ok(())
     }
 }

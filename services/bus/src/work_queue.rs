@@ -291,7 +291,7 @@ impl WorkQueue {
         if let Some(pull) = self.pull.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn(pull.release_messages(self.bus.clone()));
+            runtime.spawn(pull.release_messages());
         }
     }
 

@@ -59,6 +59,20 @@ async fn who_stops_reading_leaves_nothing_at_the_server() {
     drop(still_reading);
 }
 
+/// More than the messages that a reader requests at a time.
+const FACTS: u64 = 600;
+
+#[tokio::test]
+async fn a_follower_has_each_fact_at_once_however_many_it_has_read() {
+    let (_rig, bus) = Rig::start().await;
+    let mut follower = bus.follow_facts(vec![], 0);
+    assert!(matches!(next(&mut follower).await, LogEvent::CaughtUp));
+    for number in 1..=FACTS {
+        bus.publish_fact(&control(number, "one by one")).await.unwrap();
+        assert_eq!(next_sequence(&mut follower).await, number);
+    }
+}
+
 #[tokio::test]
 async fn of_sixteen_writers_of_one_subject_one_wins() {
     let (rig, bus) = Rig::start().await;
