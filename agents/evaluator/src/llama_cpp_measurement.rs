@@ -59,10 +59,10 @@ pub fn measure_perplexity(
         chunks: text.select_chunks(source),
         exact: base.is_exact,
     };
-    let counted = text.layout.as_ref().map(|layout| layout.chunks);
+    let needed = text.layout.as_ref().map(|layout| layout.chunks).or(source.chunk_limit());
     let mut chunks = |done: usize, total: usize| {
-        // An added last chunk is not reported.
-        let total = counted.unwrap_or(total);
+        // Chunks that are computed after the needed ones are not reported.
+        let total = needed.map_or(total, |needed| needed.min(total));
         progress(MeasureStep::Chunks(done.min(total), total));
     };
     let scored = llama.perplexity.measure_perplexity(&request, &mut chunks)?;

@@ -1,7 +1,7 @@
 //! Runs `llama-perplexity` until it reports a result.
 //!
 //! A thread of the program writes its log, and the program does not wait for it: on a busy machine
-//! the last lines are lost although the exit code is 0. Therefore the text has one chunk more than
+//! the last lines are lost although the exit code is 0. Therefore it computes more chunks than
 //! needed. The row of the last needed chunk is printed one chunk's time before the end, and that
 //! row is used. Every version prints rows on stdout, with two digits more than the final line.
 
@@ -20,8 +20,9 @@ use serde::{Deserialize, Serialize};
 use self::output::PerplexityOutput;
 use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions};
 
-/// Runs that may end with exit code 0 and no result before the measurement fails.
-const RUNS_MAX: u32 = 3;
+/// Runs that may end with exit code 0 and no result before the measurement fails. Only models whose
+/// chunks take milliseconds lose rows, so repeated runs are short.
+const RUNS_MAX: u32 = 5;
 
 /// The time that a process may take to exit after it closed its pipes.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -74,6 +75,18 @@ pub enum ChunkSelection {
     /// The first `n` chunks, or fewer if the text is shorter.
     First(usize),
     All,
+}
+
+impl ChunkSelection {
+    /// Returns how many chunks a run computes; `None` for the whole text. After a run that lost
+    /// rows, the next computes more chunks than needed, except for the last run.
+    fn chunk_limit(self, run: u32) -> Option<usize> {
+        match self {
+            Self::First(needed) if run == RUNS_MAX => Some(needed),
+            Self::First(needed) => Some(needed + 4_usize.pow(run - 1)),
+            Self::AllButLast(_) | Self::All => None,
+        }
+    }
 }
 
 /// A perplexity that `llama-perplexity` measured.
@@ -151,7 +164,7 @@ impl PerplexityRunner {
                 chunks => chunks,
             };
             match (
-                self.run_once(&PerplexityRequest { chunks, ..*request }, progress),
+                self.run_once(&PerplexityRequest { chunks, ..*request }, attempt, progress),
                 request.chunks,
             ) {
                 (Ok(Ok(scored)), _) => return Ok(scored),
@@ -176,12 +189,13 @@ impl PerplexityRunner {
     fn run_once(
         &self,
         request: &PerplexityRequest<'_>,
+        attempt: u32,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Result<LlamaPerplexity, String>, LlamaPerplexityError> {
         let program = &self.program;
         let mut child = LlamaProcess::spawn_program(
             program,
-            self.command_arguments(request),
+            self.command_arguments(request, request.chunks.chunk_limit(attempt)),
             &self.environment,
             self.repeat,
         )
@@ -228,7 +242,11 @@ impl PerplexityRunner {
         Ok(ended.map_err(|source| LlamaPerplexityError::Wait { program, source })?.is_some())
     }
 
-    fn command_arguments(&self, request: &PerplexityRequest<'_>) -> Vec<OsString> {
+    fn command_arguments(
+        &self,
+        request: &PerplexityRequest<'_>,
+        chunk_limit: Option<usize>,
+    ) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["-m".into(), request.base.into()];
         if let Some(adapter) = request.adapter {
             arguments.extend(["--lora".into(), adapter.into()]);
@@ -239,7 +257,7 @@ impl PerplexityRunner {
         // One sequence at a time, so that the first column of a row identifies its chunk.
         let fixed = ["-c", &context, "-b", &context, "--ppl-output-type", "1", "-t", &threads];
         arguments.extend(fixed.map(OsString::from));
-        if let ChunkSelection::First(chunks) = request.chunks {
+        if let Some(chunks) = chunk_limit {
             arguments.extend(["--chunks".into(), chunks.to_string().into()]);
         }
         if request.exact {

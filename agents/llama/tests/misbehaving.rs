@@ -100,17 +100,42 @@ fn a_final_line_glued_to_other_text_counts_when_rows_never_come() {
     let scored = fake.measure().unwrap();
     assert_eq!(format!("{:.4} {:.5}", scored.perplexity, scored.stderr), "268.6434 5.77250");
     let runs = fake.runs();
-    assert_eq!(runs.len(), 3, "rows are asked for twice");
-    assert!(runs[2].contains("--chunks 3") && !runs[1].contains("--chunks"), "{runs:#?}");
+    assert_eq!(runs.len(), 5, "all but the last run must print rows");
+    assert!(runs[4].contains("--chunks 3") && !runs[3].contains("--chunks"), "{runs:#?}");
 }
 
 #[test]
-fn an_end_without_a_result_is_tried_three_times() {
+fn the_first_chunks_of_a_text_are_computed_with_more_after_each_lost_row() {
+    // It loses the last four rows.
+    let fake = Fake::new(
+        "while [ \"$1\" != --chunks ]; do shift; done\n\
+         echo \"calculating perplexity over $2 chunks\" >&2\n\
+         i=0; while [ $i -lt $(($2 - 4)) ]; do\n\
+         printf '%d  7.3891  2.000000  0.010000\\n' $((i * 512)); i=$((i + 1)); done\n",
+    );
+    let scored = fake.measure_with(ChunkSelection::First(2), Duration::from_secs(30)).unwrap();
+    assert_eq!((scored.chunks, scored.tokens, scored.mean_nll), (2, 2 * 255, 2.0));
+    let runs = fake.runs();
+    assert!(runs[0].contains("--chunks 3") && runs[1].contains("--chunks 6"), "{runs:#?}");
+    assert_eq!(runs.len(), 2);
+}
+
+#[test]
+fn a_final_line_over_more_chunks_than_needed_is_no_result() {
+    let fake = Fake::new(&format!("{OVER}{FINAL}"));
+    let error = fake.measure_with(ChunkSelection::First(3), Duration::from_secs(30)).unwrap_err();
+    assert!(matches!(error, LlamaPerplexityError::NoResult { .. }), "{error}");
+    let scored = fake.measure_with(ChunkSelection::First(8), Duration::from_secs(30)).unwrap();
+    assert_eq!(scored.chunks, 4, "the text has no more");
+}
+
+#[test]
+fn an_end_without_a_result_is_tried_five_times() {
     let fake = Fake::new("echo 'llama_perf: total time = 12 ms' >&2\n");
     let error = fake.measure().unwrap_err();
-    assert!(matches!(error, LlamaPerplexityError::NoResult { tries: 3, .. }), "{error}");
+    assert!(matches!(error, LlamaPerplexityError::NoResult { tries: 5, .. }), "{error}");
     assert!(error.to_string().contains("total time = 12 ms"), "{error}");
-    assert_eq!(fake.runs().len(), 3);
+    assert_eq!(fake.runs().len(), 5);
 
     let garbage = Fake::new("head -c 300000 /dev/urandom; head -c 300000 /dev/urandom >&2\n");
     let error = garbage.measure().unwrap_err();

@@ -134,12 +134,15 @@ impl PerplexityOutput {
         match chunks {
             // Only that line proves that the program splits the text as we do.
             ChunkSelection::AllButLast(count) => self.chunks.and_then(|_| row(count)),
-            ChunkSelection::First(_) | ChunkSelection::All => {
-                let ((Some(count), _) | (None, ChunkSelection::First(count))) =
-                    (self.chunks, chunks)
-                else {
-                    return None;
-                };
+            ChunkSelection::First(needed) => {
+                let computed = self.chunks.unwrap_or(needed);
+                let is_final = computed <= needed;
+                let last =
+                    || is_final.then_some(self.final_row.as_ref()?).map(|row| (row, computed));
+                row(computed.min(needed)).or_else(last)
+            }
+            ChunkSelection::All => {
+                let count = self.chunks?;
                 row(count).or_else(|| Some((self.final_row.as_ref()?, count)))
             }
         }
