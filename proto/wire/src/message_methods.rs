@@ -23,6 +23,19 @@ impl v1::Control {
     }
 }
 
+impl v1::checkpoint::Weighting {
+    /// Returns the share of the weighted tokens that `tokens` of them are.
+    #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^52")]
+    pub fn token_share(&self, tokens: u64) -> f64 {
+        tokens as f64 / self.tokens.max(1) as f64
+    }
+
+    /// Returns the share of tokens of weight 0, because their ratio is out of bounds.
+    pub fn dropped_share(&self) -> f64 {
+        self.token_share(self.dropped)
+    }
+}
+
 impl v1::Quarantine {
     /// Returns the ids of the jobs of one cycle whose samples this quarantine makes void.
     pub fn jobs_in_cycle(&self, cycle: u32) -> impl Iterator<Item = &str> {

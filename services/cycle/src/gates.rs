@@ -156,18 +156,19 @@ fn check_entropy(cycle: &Cycle, gate: &Gate) -> Option<Finding> {
 fn check_weighting(cycle: &Cycle, gates: &v1::Gates) -> Vec<Finding> {
     let checkpoint = cycle.final_checkpoint();
     let Some(found) = checkpoint.and_then(|it| it.weighting.as_ref()) else { return Vec::new() };
-    #[expect(clippy::cast_precision_loss, reason = "far fewer tokens than 2^52")]
-    let dropped = found.dropped as f64 / found.tokens.max(1) as f64;
     let values = [
-        ("dropped tokens", Some(dropped), &gates.dropped_tokens),
+        ("dropped tokens", Some(found.dropped_share()), &gates.dropped_tokens),
         ("divergence", found.divergence, &gates.divergence),
     ];
-    let check = |(name, value, gate): (&str, Option<f64>, &Option<Gate>)| {
-        let (value, gate) = (value?, gate.as_ref()?);
-        let limit = gate.margin;
-        (value > limit).then(|| new_finding(name, value, limit, limit, gate.then()))
-    };
-    values.into_iter().filter_map(check).collect()
+    values
+        .into_iter()
+        .filter_map(|(name, value, gate)| check_maximum(name, value?, gate.as_ref()?))
+        .collect()
+}
+
+fn check_maximum(name: &str, value: f64, gate: &Gate) -> Option<Finding> {
+    let limit = gate.margin;
+    (value > limit).then(|| new_finding(name, value, limit, limit, gate.then()))
 }
 
 fn check_minimum(name: &str, value: f64, gate: &Gate) -> Option<Finding> {

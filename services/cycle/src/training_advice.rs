@@ -16,9 +16,8 @@ const DIVERGENCE_MAX: f64 = 0.5;
 /// if nothing is wrong or no objective weighted them.
 pub fn advise_on_training(checkpoint: &v1::Checkpoint) -> Vec<String> {
     let Some(found) = &checkpoint.weighting else { return Vec::new() };
-    let share = |part: u64| to_f64(part) / to_f64(found.tokens.max(1));
     let mut advice = Vec::new();
-    let (dropped, drift) = (share(found.dropped), found.drift.unwrap_or_default());
+    let (dropped, drift) = (found.dropped_share(), found.drift.unwrap_or_default());
     if dropped > DROPPED_SHARE_MAX || drift > DRIFT_MAX {
         advice.push(format!(
             "training moved far from the weights that drew its samples: it drifted by {drift:.3} \
@@ -40,11 +39,6 @@ pub fn advise_on_training(checkpoint: &v1::Checkpoint) -> Vec<String> {
         ));
     }
     advice
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^52")]
-fn to_f64(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

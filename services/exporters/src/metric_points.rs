@@ -114,15 +114,13 @@ impl RunProgress {
 
 /// Adds the weights that an objective gave to tokens.
 fn add_weighting(figures: &mut MetricList, found: &v1::checkpoint::Weighting, step: u64) {
-    #[expect(clippy::cast_precision_loss, reason = "far fewer tokens than 2^52")]
-    let share = |part: u64| part as f64 / found.tokens.max(1) as f64;
-    figures.add_value("train/dropped_tokens", share(found.dropped), step);
-    figures.add_value("train/clipped_weights", share(found.clipped), step);
+    figures.add_value("train/dropped_tokens", found.dropped_share(), step);
+    figures.add_value("train/clipped_weights", found.token_share(found.clipped), step);
     figures.add_optional("train/ratio", found.ratio, step);
     figures.add_optional("train/drift", found.drift, step);
     figures.add_optional("train/divergence", found.divergence, step);
     for (number, count) in found.ratios.iter().enumerate() {
-        figures.add_value(format!("train/ratio_class_{number}"), share(*count), step);
+        figures.add_value(format!("train/ratio_class_{number}"), found.token_share(*count), step);
     }
 }
 

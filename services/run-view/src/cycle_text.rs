@@ -65,9 +65,7 @@ pub fn energy_line(done: &v1::CycleDone) -> Option<String> {
 
 /// Returns the weights that an objective gave to tokens, in words.
 pub fn weighting_text(found: &v1::checkpoint::Weighting) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
-    let percent = |part: u64| part as f64 * 100.0 / found.tokens.max(1) as f64;
-    let mut text = format!("{:.1} % of tokens dropped", percent(found.dropped));
+    let mut text = format!("{:.1} % of tokens dropped", 100.0 * found.dropped_share());
     if let (Some(ratio), Some(drift)) = (found.ratio, found.drift) {
         text.push_str(&format!(", mean ratio {ratio:.3}, drift {drift:.4} nats per token"));
     }
