@@ -47,7 +47,8 @@ pub(crate) struct BenchArgs {
     /// RAFT: cycles of each run that compares selection strategies
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub cycles: u32,
-    /// RAFT, objectives: directory of the fleets [default: a temporary one]
+    /// RAFT, objectives: directory of the fleets [default: a temporary one]; objectives that were
+    /// measured there are not measured again
     #[arg(long, env = "FLOTILLA_DIR")]
     pub dir: Option<PathBuf>,
     /// Print JSON on stdout instead of text.
@@ -93,7 +94,7 @@ pub(crate) enum BenchTarget {
     /// Effect of selection, more cycles and early sampling on a run, as in docs/RAFT-FIGURES.md
     Raft,
     /// Compare training objectives, distillation and the ranking of `flotilla court` with RAFT, as
-    /// in docs/RAFT-FIGURES.md; takes an hour with --seeds 10
+    /// in docs/RAFT-FIGURES.md; takes hours with --seeds 10
     Objectives,
 }
 

@@ -1,11 +1,17 @@
 //! Measures `flotilla-bench objectives`: how runs learn with other objectives than RAFT, from a
 //! teacher, and whether `flotilla court` ranks objectives as new runs do.
 //!
-//! It runs the built-in tasks on a real fleet of this machine. Rates depend only on the seeds.
+//! It runs the built-in tasks on a real fleet of this machine. Rates depend only on the seeds. With
+//! `--dir`, results that an earlier process measured are read instead of measured again.
 
 mod markdown;
 
-use std::{path::Path, process::ExitCode, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
 
 use anyhow::{Context, bail};
 use cli::{
@@ -16,9 +22,8 @@ use cli::{
     work_directory::WorkDirectory,
 };
 use control::{CourtRanking, FleetControl, rank_objectives};
-use cycle::Run;
 use objective::{Objective, ObjectiveName};
-use serde::Serialize;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
 use wire::RunId;
 
@@ -79,7 +84,7 @@ struct TaskRuns {
 }
 
 /// A student beside the RAFT run on the same base.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Student {
     teacher_rate: f64,
     /// Pass rate and drawn training tokens after each cycle.
@@ -88,7 +93,7 @@ struct Student {
 }
 
 /// The pass rates of a court, and of new runs of one cycle with the same seeds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct CourtAgreement {
     ranking: CourtRanking,
     /// Objective and mean pass rate after one cycle.
@@ -101,14 +106,16 @@ pub(super) async fn bench_objectives(args: &BenchArgs) -> anyhow::Result<ExitCod
     let meter = ConditionsMeter::start();
     let at = directory.as_path();
     let wanted = FleetProcessOptions { agents: AGENTS.into(), threads: None, detached: false };
-    let measured = with_fleet(at, &wanted, AGENT_COUNT, async |control| {
+    let measured = with_fleet(&new_fleet_directory(at), &wanted, AGENT_COUNT, async |control| {
         let tasks = [("Two-digit sums", DigitCount::Two), ("Three-digit sums", DigitCount::Three)];
         let mut all = Vec::new();
         for (title, digits) in tasks {
             all.push(compare_objectives(control, at, (title, digits), args.seeds).await?);
         }
         let students = teach_students(control, at, args.seeds).await?;
-        Ok((all, students, check_court(control, at, args.seeds).await?))
+        let file = at.join(format!("court-{}.json", args.seeds));
+        let court = read_or_measure(&file, check_court(control, at, args.seeds)).await?;
+        Ok((all, students, court))
     })
     .await;
     let (tasks, students, court) = match measured {
@@ -128,6 +135,34 @@ pub(super) async fn bench_objectives(args: &BenchArgs) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns a directory for a fleet that no earlier process used.
+fn new_fleet_directory(parent: &Path) -> PathBuf {
+    let mut number = 1;
+    loop {
+        let path = parent.join(format!("fleet-{number}"));
+        if !path.exists() {
+            return path;
+        }
+        number += 1;
+    }
+}
+
+/// Reads a result from a file, or measures it and writes the file.
+async fn read_or_measure<T: Serialize + DeserializeOwned>(
+    file: &Path,
+    measurement: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    if file.exists() {
+        let bytes = fs::read(file).with_context(|| format!("read {}", file.display()))?;
+        return serde_json::from_slice(&bytes)
+            .with_context(|| format!("{}: not a result of this build; delete it", file.display()));
+    }
+    let result = measurement.await?;
+    fs::write(file, serde_json::to_vec(&result)?)
+        .with_context(|| format!("write {}", file.display()))?;
+    Ok(result)
+}
+
 /// Runs all objectives on the same bases with the same numbers of samples.
 async fn compare_objectives(
     control: &FleetControl,
@@ -139,25 +174,42 @@ async fn compare_objectives(
         OBJECTIVES.map(|(name, ..)| (name.as_str(), Vec::new())).into();
     for seed in 1..=u64::from(seeds) {
         let files = directory.join(format!("{digits:?}-{seed}").to_lowercase());
-        let base = train_base(control, &files, seed, digits).await?;
-        let mut submitted = Vec::new();
-        for (name, epochs, rate) in OBJECTIVES {
-            let more = format!("objective: {}", name.as_str());
-            let trained = [
-                ("epochs: 3", format!("epochs: {epochs}")),
-                ("learning_rate: 0.002", format!("learning_rate: {rate}")),
-            ];
-            let wanted = (seed, &base, CYCLES);
-            submitted.push(submit_changed(control, &files, wanted, &more, &trained).await?);
-        }
-        for ((_, results), id) in objectives.iter_mut().zip(submitted) {
-            let began = Instant::now();
-            let run = await_success(control, &id).await?;
-            results.push(RunResult::from_run(&run, seed, began.elapsed()));
+        let results = run_objectives(control, &files, seed, digits);
+        let results: Vec<RunResult> =
+            read_or_measure(&files.with_extension("json"), results).await?;
+        for ((_, of_objective), result) in objectives.iter_mut().zip(results) {
+            of_objective.push(result);
         }
         output::print_message(&format!("{title}: seed {seed} of {seeds}"));
     }
     Ok(TaskRuns { title, objectives })
+}
+
+/// Returns the runs in the order of [`OBJECTIVES`].
+async fn run_objectives(
+    control: &FleetControl,
+    files: &Path,
+    seed: u64,
+    digits: DigitCount,
+) -> anyhow::Result<Vec<RunResult>> {
+    let base = train_base(control, files, seed, digits).await?;
+    let mut submitted = Vec::new();
+    for (name, epochs, rate) in OBJECTIVES {
+        let more = format!("objective: {}", name.as_str());
+        let trained = [
+            ("epochs: 3", format!("epochs: {epochs}")),
+            ("learning_rate: 0.002", format!("learning_rate: {rate}")),
+        ];
+        let wanted = (seed, &base, CYCLES);
+        submitted.push(submit_changed(control, files, wanted, &more, &trained).await?);
+    }
+    let mut results = Vec::new();
+    for id in submitted {
+        let began = Instant::now();
+        let run = await_success(control, &id).await?;
+        results.push(RunResult::from_run(&run, seed, began.elapsed()));
+    }
+    Ok(results)
 }
 
 async fn train_base(
@@ -209,31 +261,36 @@ async fn teach_students(
     let mut students = Vec::new();
     for seed in 1..=u64::from(seeds) {
         let files = directory.join(format!("taught-{seed}"));
-        let base = train_base(control, &files, seed, DigitCount::Two).await?;
-        let task = BaseRunFiles { seed, digits: DigitCount::Two };
-        task.write_teacher(&files).context("write the teacher's files")?;
-        let teacher = run_to_success(control, &files.join("teacher.yaml")).await?.id;
-        let raft = submit_raft(control, &files, (seed, &base, 4), "").await?;
-        let more = format!(
-            "objective: distillation\nteacher: {{ checkpoint: {teacher} }}\ntoken_logprobs: true"
-        );
-        // Distillation needs few samples, of the model's own distribution.
-        let changes = [
-            ("samples_per_prompt: 8", "samples_per_prompt: 2".to_owned()),
-            ("temperature: 0.8", "temperature: 1.0".to_owned()),
-        ];
-        let student = submit_changed(control, &files, (seed, &base, 4), &more, &changes).await?;
-        let probe = submit_raft(control, &files, (seed, &teacher, 1), "").await?;
-        let rate = |run: &Run| run.cycles[&0].done.as_ref().and_then(|it| it.heldout);
-        let probed = await_success(control, &probe).await?;
-        students.push(Student {
-            teacher_rate: rate(&probed).map_or(0.0, |rate| rate.mean),
-            student: rates_and_tokens(control, &student).await?,
-            raft: rates_and_tokens(control, &raft).await?,
-        });
+        let taught = teach_student(control, &files, seed);
+        students.push(read_or_measure(&files.with_extension("json"), taught).await?);
         output::print_message(&format!("distillation: seed {seed} of {seeds}"));
     }
     Ok(students)
+}
+
+async fn teach_student(control: &FleetControl, files: &Path, seed: u64) -> anyhow::Result<Student> {
+    let base = train_base(control, files, seed, DigitCount::Two).await?;
+    let task = BaseRunFiles { seed, digits: DigitCount::Two };
+    task.write_teacher(files).context("write the teacher's files")?;
+    let teacher = run_to_success(control, &files.join("teacher.yaml")).await?.id;
+    let raft = submit_raft(control, files, (seed, &base, 4), "").await?;
+    let more = format!(
+        "objective: distillation\nteacher: {{ checkpoint: {teacher} }}\ntoken_logprobs: true"
+    );
+    // Distillation needs few samples, of the model's own distribution.
+    let changes = [
+        ("samples_per_prompt: 8", "samples_per_prompt: 2".to_owned()),
+        ("temperature: 0.8", "temperature: 1.0".to_owned()),
+    ];
+    let student = submit_changed(control, files, (seed, &base, 4), &more, &changes).await?;
+    let probe = submit_raft(control, files, (seed, &teacher, 1), "").await?;
+    let probed = await_success(control, &probe).await?;
+    let rate = probed.cycles[&0].done.as_ref().and_then(|done| done.heldout);
+    Ok(Student {
+        teacher_rate: rate.map_or(0.0, |rate| rate.mean),
+        student: rates_and_tokens(control, &student).await?,
+        raft: rates_and_tokens(control, &raft).await?,
+    })
 }
 
 /// Returns the pass rate and the sampled training tokens after each cycle.

@@ -3,7 +3,7 @@
 
 use cycle::{ObjectiveTrial, Run, prepare_trial};
 use objective::{Objective, SettingError};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use store::PutError;
 use wire::{RunId, clock, derive_seed, v1};
 
@@ -61,7 +61,7 @@ pub struct CourtTrial {
 }
 
 /// A finished court: the objectives by descending pass rate.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CourtRanking {
     pub run: String,
     pub cycle: u32,
@@ -70,7 +70,7 @@ pub struct CourtRanking {
 }
 
 /// The pass rates of an objective's runs.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankedObjective {
     pub objective: String,
     pub kept: usize,

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use cycle::Run;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct RunResult {
     pub run: String,
     pub seed: u64,
@@ -15,7 +15,7 @@ pub(crate) struct RunResult {
     pub wall_s: f64,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CycleResult {
     pub cycle: u32,
     /// Pass rate on held-out prompts; its standard error treats prompts as independent.
