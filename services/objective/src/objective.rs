@@ -150,7 +150,8 @@ impl Objective {
     /// Returns true if the reference is a teacher, whose log-probabilities come with the samples.
     /// Otherwise the engine that trains scores the reference.
     pub fn uses_teacher(&self) -> bool {
-        matches!(self.recipe(), Recipe::Policy(policy) if policy.ratio == RatioRule::Teacher)
+        let Recipe::Policy(policy) = self.recipe() else { return false };
+        matches!(policy.ratio, RatioRule::Teacher { .. })
     }
 
     fn needs_behaviour(&self) -> bool {
@@ -223,15 +224,12 @@ impl Objective {
 /// where a value must be set.
 fn default_settings(name: ObjectiveName) -> &'static [(SettingKey, Option<f64>)] {
     use SettingKey::{
-        Beta, ClipHigh, ClipLow, Desirable, Gamma, Lambda, MaxRatio, MaxTokens, MinReward, Nll,
-        Undesirable,
+        Beta, ClipHigh, ClipLow, Desirable, Gamma, Lambda, MaxGap, MaxRatio, MaxTokens, MinReward,
+        Nll, Undesirable,
     };
     match name {
-        ObjectiveName::Raft
-        | ObjectiveName::Ssd
-        | ObjectiveName::Dft
-        | ObjectiveName::Rloo
-        | ObjectiveName::Distillation => &[],
+        ObjectiveName::Raft | ObjectiveName::Ssd | ObjectiveName::Dft | ObjectiveName::Rloo => &[],
+        ObjectiveName::Distillation => &[(MaxGap, Some(0.0))],
         ObjectiveName::RaftPlusPlus | ObjectiveName::ReinforceRej | ObjectiveName::Grpo => {
             &[(ClipLow, Some(0.2)), (ClipHigh, Some(0.2))]
         }

@@ -18,15 +18,15 @@ pub enum RatioRule {
     ClippedSequence { low: f64, high: f64 },
     /// `A · min(ratio, max)`.
     Truncated { max: f64 },
-    /// `teacher - now`, with the reference as teacher.
-    Teacher,
+    /// `teacher - now`, with the reference as teacher, at most `max_gap` from 0.
+    Teacher { max_gap: f64 },
 }
 
 impl RatioRule {
     /// Returns true if log-probabilities of the policy that drew the sequence are needed.
     pub fn needs_old(self) -> bool {
         match self {
-            Self::Ignored | Self::Probability | Self::Teacher => false,
+            Self::Ignored | Self::Probability | Self::Teacher { .. } => false,
             Self::Clipped { .. } | Self::ClippedSequence { .. } | Self::Truncated { .. } => true,
         }
     }
@@ -49,8 +49,9 @@ impl RatioRule {
                 vec![weigh_clipped(advantage, mean, low, high); now.len()]
             }
             Self::Truncated { max } => ratios().map(|ratio| advantage * ratio.min(max)).collect(),
-            Self::Teacher => {
-                now.iter().zip(reference.unwrap_or(now)).map(|(now, wanted)| wanted - now).collect()
+            Self::Teacher { max_gap } => {
+                let pairs = now.iter().zip(reference.unwrap_or(now));
+                pairs.map(|(now, wanted)| (wanted - now).clamp(-max_gap, max_gap)).collect()
             }
         }
     }
@@ -67,4 +68,19 @@ fn weigh_clipped(advantage: f64, ratio: f64, low: f64, high: f64) -> f64 {
 fn mean_difference(now: &[f64], old: &[f64]) -> f64 {
     let sum: f64 = now.iter().zip(old).map(|(now, old)| now - old).sum();
     sum / now.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_to_the_teacher_counts_up_to_its_limit() {
+        let (now, reference) = ([-0.5, -2.0, -0.1], [-0.25, -0.25, -4.0]);
+        let logprobs =
+            SequenceLogprobs { now: &now, old: None, behaviour: None, reference: Some(&reference) };
+        let weigh = |max_gap| RatioRule::Teacher { max_gap }.weigh_tokens(1.0, logprobs);
+        assert_eq!(weigh(1.0), [0.25, 1.0, -1.0]);
+        assert_eq!(weigh(f64::INFINITY), [0.25, 1.75, -3.9]);
+    }
 }

@@ -24,7 +24,7 @@ impl Objective {
             ObjectiveName::Simpo => simpo(self),
             ObjectiveName::Orpo => orpo(self),
             ObjectiveName::Kto => kto(self),
-            ObjectiveName::Distillation => distillation(),
+            ObjectiveName::Distillation => distillation(self),
         }
     }
 
@@ -33,7 +33,7 @@ impl Objective {
         let (old, reference, group, rewards) = match self.recipe() {
             Recipe::Policy(policy) => (
                 policy.ratio.needs_old(),
-                policy.ratio == RatioRule::Teacher,
+                matches!(policy.ratio, RatioRule::Teacher { .. }),
                 policy.advantage.group_min() > 1,
                 policy.advantage != Advantage::One,
             ),
@@ -161,8 +161,10 @@ fn kto(objective: &Objective) -> Recipe {
 
 /// On-policy distillation: the reverse KL divergence from a teacher, token by token, of sequences
 /// that the student drew (arXiv:2306.13649).
-fn distillation() -> Recipe {
-    policy(Advantage::One, RatioRule::Teacher, Mean::Tokens)
+fn distillation(objective: &Objective) -> Recipe {
+    let limit = objective.value(SettingKey::MaxGap);
+    let max_gap = if limit > 0.0 { limit } else { f64::INFINITY };
+    policy(Advantage::One, RatioRule::Teacher { max_gap }, Mean::Tokens)
 }
 
 #[cfg(test)]

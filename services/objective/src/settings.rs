@@ -8,6 +8,7 @@ pub enum SettingKey {
     ClipLow,
     ClipHigh,
     MaxRatio,
+    MaxGap,
     MaxTokens,
     Beta,
     Gamma,
@@ -62,6 +63,7 @@ impl SettingKey {
             Self::ClipLow => "clip_low",
             Self::ClipHigh => "clip_high",
             Self::MaxRatio => "max_ratio",
+            Self::MaxGap => "max_gap",
             Self::MaxTokens => "max_tokens",
             Self::Beta => "beta",
             Self::Gamma => "gamma",
@@ -88,6 +90,9 @@ impl SettingKey {
                 "how far above 1 a ratio may be before a better sequence stops counting"
             }
             Self::MaxRatio => "the largest ratio that counts",
+            Self::MaxGap => {
+                "the largest difference from the teacher that counts, in nats; 0 is no limit"
+            }
             Self::MaxTokens => "the number of tokens that every sequence is divided by",
             Self::Beta => "how strongly the difference of a pair, or from the reference, counts",
             Self::Gamma => "the margin by which the better sequence of a pair should win",
@@ -121,6 +126,7 @@ impl SettingKey {
             Self::MinReward => (-1e9, 1e9),
             Self::Beta | Self::MaxRatio => (1e-9, 1e3),
             Self::ClipHigh
+            | Self::MaxGap
             | Self::Gamma
             | Self::Lambda
             | Self::Nll

@@ -2,6 +2,7 @@
 The loss of each token is multiplied by its weight, which is a constant for the gradient."""
 
 import dataclasses
+import math
 
 import torch
 
@@ -68,8 +69,9 @@ def _truncated(settings, signal, now):
     return signal.advantage * (now - signal.drawn()).exp().clamp(max=settings["max_ratio"])
 
 
-def _teacher(_settings, signal, now):
-    return signal.reference - now
+def _teacher(settings, signal, now):
+    gap = settings["max_gap"] or math.inf
+    return (signal.reference - now).clamp(-gap, gap)
 
 
 # What the sum of the tokens' losses is divided by, besides the number of sequences.
@@ -89,7 +91,7 @@ _SINGLE = {
     "dapo": (_clipped, _ALL_TOKENS, {"clip_low": 0.2, "clip_high": 0.28}),
     "gspo": (_clipped_sequence, _MEAN, {"clip_low": 3e-4, "clip_high": 4e-4}),
     "cispo": (_truncated, _ALL_TOKENS, {"max_ratio": 5.0}),
-    "distillation": (_teacher, _ALL_TOKENS, {}),
+    "distillation": (_teacher, _ALL_TOKENS, {"max_gap": 0.0}),
 }
 
 

@@ -121,6 +121,14 @@ class Objectives(unittest.TestCase):
         totals = Totals(len(all_), sum(LENGTHS), 0.0)
         self.expect_weights("rloo", {"kl": 0.3}, all_, loss, totals)
 
+    def test_a_gap_to_the_teacher_counts_up_to_its_limit(self):
+        all_, tokens = sequences(), sum(LENGTHS)
+        gaps = [(signal.reference - now.detach()).clamp(-0.1, 0.1) for signal, now in all_]
+        self.assertTrue(any(bool((gap.abs() < 0.1).any()) for gap in gaps))
+        loss = sum(-(gap * now).sum() for gap, (_, now) in zip(gaps, all_)) / tokens
+        totals = Totals(len(all_), tokens, 0.0)
+        self.expect_weights("distillation", {"max_gap": 0.1}, all_, loss, totals)
+
     def test_corrections_multiply_by_a_bounded_ratio_of_the_engines(self):
         all_ = [(signal, now.detach()) for signal, now in sequences()]
         for signal, now in all_:
