@@ -25,7 +25,7 @@ pub struct RunReport {
     /// Why the run is paused, or for which agents it waits; may be empty.
     pub message: String,
     pub seed: u64,
-    /// Path of the base's tree, or `nothing`.
+    /// Paths of the base's tree and of a trial's adapter, or `nothing`.
     pub base: String,
     /// What users did to the run: pauses, resumes and cancellations, in log order.
     pub controls: Vec<ControlReport>,
@@ -101,7 +101,7 @@ pub struct CycleReport {
 pub struct CheckpointLineage {
     /// Newest first.
     pub links: Vec<LineageStep>,
-    /// Path of the base's tree, or `nothing`.
+    /// Paths of the base's tree and of a trial's adapter, or `nothing`.
     pub base: String,
     /// Samples that the newest checkpoint was trained on.
     pub samples: Vec<LineageSample>,
@@ -335,9 +335,15 @@ fn cycle_plans(records: &[Record]) -> BTreeMap<u32, v1::Plan> {
     plans.collect()
 }
 
+/// Returns the path of the base's tree, with that of the adapter from which a trial starts.
 fn base_path(run: &Run) -> String {
-    let tree = run.spec.base.as_ref().and_then(|base| base.tree.as_ref());
-    tree.map_or_else(|| "nothing".into(), |tree| tree.path.clone())
+    let Some(v1::Base { tree: Some(tree), adapter, .. }) = &run.spec.base else {
+        return "nothing".into();
+    };
+    match adapter {
+        Some(adapter) => format!("{} with {}", tree.path, adapter.path),
+        None => tree.path.clone(),
+    }
 }
 
 /// Returns `the base` or `cycle 2 step 57`.

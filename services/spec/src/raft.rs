@@ -140,7 +140,12 @@ impl RaftSpec {
         let objective = self.objective.check_fields("raft.objective", context)?;
         self.gates.check_objective("raft.gates", &objective)?;
         let remedy = "needs `raft.verifier`, which judges their samples";
-        ensure_field(self.heldout.is_none() || self.verifier.is_some(), "raft.heldout", remedy)?;
+        for (field, is_set) in [
+            ("raft.heldout", self.heldout.is_some()),
+            ("raft.curriculum", self.curriculum != CurriculumSpec::default()),
+        ] {
+            ensure_field(!is_set || self.verifier.is_some(), field, remedy)?;
+        }
         if let Some(teacher) = &self.teacher {
             teacher.check_fields("raft.teacher")?;
             let remedy = "a teacher needs trained weights; use model or checkpoint";

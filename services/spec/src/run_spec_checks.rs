@@ -220,6 +220,8 @@ raft:
                 "  verifier: { exact: {} }\n  training: { learning_rate: 0 }",
                 "raft.training.learning_rate",
             ),
+            ("  objective: ssd\n  heldout: a.jsonl", "raft.heldout"),
+            ("  objective: ssd\n  curriculum: { budget: { max: 16 } }", "raft.curriculum"),
         ];
         let head = RAFT.split("  verifier").next().unwrap();
         for (tail, field) in cases {

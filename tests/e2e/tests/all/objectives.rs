@@ -247,6 +247,9 @@ fn a_court_ranks_objectives_on_the_samples_of_a_cycle() {
         let drawn = fleet.read_facts(trial);
         let trains = |fact: &Value| fact["fact"]["purpose"] == "TRAIN";
         assert!(!drawn.iter().any(trains), "{trial} draws training samples again");
+        let explained = fleet.run_json(&["run", "explain", trial]).expect("an explanation");
+        let base = explained["base"].as_str().unwrap();
+        assert!(base.contains(" with runs/"), "{base}");
     }
     // The same court finds its runs again.
     let again = fleet.run_json(&court).expect("a ranking");
