@@ -13,18 +13,26 @@ fn eval_filter(run: Option<&RunId>) -> Vec<String> {
     vec![format!("flotilla.{}.eval.>", run.map_or("*", RunId::as_str))]
 }
 
+/// The name by which users refer to the pass rate of a run's own held-out prompts.
+pub const HELDOUT_SUITE: &str = "held out";
+
 /// Returns `None` for other facts and other suites; an empty `suite` matches all.
 fn eval_event(record: Record, suite: &str) -> Option<v1::EvalEvent> {
-    let (wanted, result) = match record.fact.body {
+    let (is_wanted, result) = match record.fact.body {
         FactBody::Eval(eval) => (eval.suite == suite, EvalResult::Eval(eval)),
-        FactBody::PassRates(rates) => {
-            let wanted = rates.suites.iter().any(|measured| measured.suite == suite);
-            (wanted, EvalResult::PassRates(rates))
+        FactBody::PassRates(rates) if suite.is_empty() => (true, EvalResult::PassRates(rates)),
+        FactBody::PassRates(mut rates) => {
+            rates.suites.retain(|measured| measured.suite == suite);
+            if suite != HELDOUT_SUITE {
+                rates.heldout = None;
+                rates.pass_at.clear();
+            }
+            let has_rates = rates.heldout.is_some() || !rates.suites.is_empty();
+            (has_rates, EvalResult::PassRates(rates))
         }
         _ => return None,
     };
-    let wanted = wanted || suite.is_empty();
-    wanted.then(|| v1::EvalEvent {
+    (is_wanted || suite.is_empty()).then(|| v1::EvalEvent {
         cursor: record.sequence,
         at: Some(to_timestamp(record.time_ms)),
         result: Some(result),
@@ -33,7 +41,7 @@ fn eval_event(record: Record, suite: &str) -> Option<v1::EvalEvent> {
 
 impl FleetControl {
     /// Returns the results so far in the order of measurement, for one run or all, and for one suite
-    /// or all (an empty name).
+    /// or all (an empty name). [`HELDOUT_SUITE`] is the run's own held-out prompts.
     pub async fn list_evals(
         &self,
         run: Option<&RunId>,
@@ -57,5 +65,43 @@ impl FleetControl {
             };
             std::future::ready(Ok(event))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::{Fact, FactKey, Subject};
+
+    use super::*;
+
+    fn pass_rates() -> Record {
+        let rate = |mean| Some(v1::cycle_done::Rate { mean, ..Default::default() });
+        let carry = v1::cycle_done::SuiteRate {
+            suite: "carry".into(),
+            rate: rate(0.25),
+            ..Default::default()
+        };
+        let rates = v1::PassRates { heldout: rate(0.5), suites: vec![carry], ..Default::default() };
+        let subject = Subject::new(&"r-1".parse().unwrap(), FactKey::PassRates { cycle: 1 });
+        let fact = Fact { subject, body: FactBody::PassRates(rates) };
+        Record { sequence: 1, time_ms: 0, author: None, fact }
+    }
+
+    #[test]
+    fn a_suite_s_events_have_no_rates_of_others() {
+        for (suite, expected) in [
+            ("", Some((true, 1))),
+            (HELDOUT_SUITE, Some((true, 0))),
+            ("carry", Some((false, 1))),
+            ("other", None),
+        ] {
+            let found = eval_event(pass_rates(), suite).and_then(|event| match event.result {
+                Some(EvalResult::PassRates(rates)) => {
+                    Some((rates.heldout.is_some(), rates.suites.len()))
+                }
+                _ => None,
+            });
+            assert_eq!(found, expected, "{suite}");
+        }
     }
 }

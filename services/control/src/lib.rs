@@ -41,6 +41,7 @@ pub use court::{
     rank_objectives,
 };
 pub use data::{DataError, remove_duplicate_prompts, report_data_file, split_prompt_file};
+pub use evals::HELDOUT_SUITE;
 pub use explain::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
     LineageStep, MessageGroup, RunReport, SelectionReport,

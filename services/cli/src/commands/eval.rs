@@ -2,6 +2,9 @@
 
 mod local;
 
+use anyhow::bail;
+use control::{FleetControl, HELDOUT_SUITE};
+use cycle::Run;
 use futures::StreamExt;
 use run_view::rate_text;
 use wire::{
@@ -30,10 +33,7 @@ fn parse_run_filter(filter: &EvalFilterArgs) -> anyhow::Result<Option<RunId>> {
 async fn print_history(flags: &GlobalArgs, filter: EvalFilterArgs) -> anyhow::Result<()> {
     let control = flags.fleet.connect_control().await?;
     let run = parse_run_filter(&filter)?;
-    let of_run = match &run {
-        Some(run) => Some(control.get_run(run).await?),
-        None => None,
-    };
+    let of_run = find_run(&control, run.as_ref(), &filter.suite).await?;
     let evals = control.list_evals(run.as_ref(), &filter.suite).await?;
     if flags.json {
         return output::print_json(&evals);
@@ -59,18 +59,32 @@ async fn print_history(flags: &GlobalArgs, filter: EvalFilterArgs) -> anyhow::Re
     Ok(())
 }
 
-fn no_results_text(run: Option<&cycle::Run>, suite: &str) -> String {
+/// Returns the run, if one is named. Fails if it does not have the suite.
+async fn find_run(
+    control: &FleetControl,
+    run: Option<&RunId>,
+    suite: &str,
+) -> anyhow::Result<Option<Run>> {
+    let Some(run) = run else { return Ok(None) };
+    let run = control.get_run(run).await?;
+    let raft = run.raft_spec();
+    let own = raft.and_then(|raft| raft.heldout.as_ref()).map(|_| HELDOUT_SUITE);
+    let prompts = raft.into_iter().flat_map(|raft| &raft.prompt_suites);
+    let texts = run.spec.suites.iter().map(|suite| suite.name.as_str());
+    let suites: Vec<&str> =
+        own.into_iter().chain(texts).chain(prompts.map(|suite| suite.name.as_str())).collect();
+    if !suite.is_empty() && !suites.contains(&suite) {
+        let others = if suites.is_empty() { "none".into() } else { suites.join(", ") };
+        bail!("{} has no suite {suite}; its suites are: {others} (A102)", run.id);
+    }
+    Ok(Some(run))
+}
+
+fn no_results_text(run: Option<&Run>, suite: &str) -> String {
     let of = if suite.is_empty() { String::new() } else { format!(" of suite {suite}") };
     let Some(run) = run else {
         return format!("no results{of} yet; `flotilla eval watch` waits for them");
     };
-    let prompts = run.raft_spec().into_iter().flat_map(|raft| &raft.prompt_suites);
-    let texts = run.spec.suites.iter().map(|suite| suite.name.as_str());
-    let suites: Vec<&str> = texts.chain(prompts.map(|suite| suite.name.as_str())).collect();
-    if !suite.is_empty() && !suites.contains(&suite) {
-        let others = if suites.is_empty() { "none".into() } else { suites.join(", ") };
-        return format!("{} has no suite {suite}; its suites are: {others}", run.id);
-    }
     match run.done {
         Some(_) => format!("{} ended without results{of}", run.id),
         None => {
@@ -111,7 +125,7 @@ fn history_rows(event: &v1::EvalEvent) -> Vec<[String; 11]> {
 
 /// The measured suites of prompts with their pass rates, the run's own first.
 fn suite_rates(rates: &v1::PassRates) -> Vec<(String, String)> {
-    let own = ("held out".to_owned(), rates.heldout.as_ref());
+    let own = (HELDOUT_SUITE.to_owned(), rates.heldout.as_ref());
     let others =
         rates.suites.iter().map(|measured| (measured.suite.clone(), measured.rate.as_ref()));
     let all = [own].into_iter().chain(others);
@@ -128,6 +142,7 @@ fn shootdown_text(eval: &v1::Eval) -> String {
 async fn watch_evals(flags: &GlobalArgs, filter: EvalFilterArgs, after: u64) -> anyhow::Result<()> {
     let control = flags.fleet.connect_control().await?;
     let run = parse_run_filter(&filter)?;
+    find_run(&control, run.as_ref(), &filter.suite).await?;
     let mut evals = std::pin::pin!(control.watch_evals(run.as_ref(), filter.suite, after));
     while let Some(event) = evals.next().await.transpose()? {
         if flags.json {
