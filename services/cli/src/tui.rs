@@ -38,6 +38,8 @@ const FRAME_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval between two reads of the list of runs. Facts of the selected run arrive as they are
 /// written.
 const RUN_LIST_INTERVAL: Duration = Duration::from_secs(2);
+/// Agents record their status every ten seconds.
+const STATUS_LIST_INTERVAL: Duration = Duration::from_secs(10);
 /// Time that the keyboard thread waits for a key, which bounds how long it takes to end.
 const KEY_POLL_TIMEOUT: Duration = Duration::from_millis(100);
 const KEY_QUEUE_CAPACITY: usize = 64;
@@ -179,7 +181,8 @@ enum TuiEvent {
 
 impl TuiSession {
     async fn start_session(control: FleetControl, run: Option<RunId>) -> anyhow::Result<Self> {
-        let statuses = control.bus().watch_statuses().await?.boxed();
+        let announced = control.bus().watch_statuses().await?;
+        let statuses = stream::select(announced, poll_statuses(control.clone())).boxed();
         let mut model = TuiModel::default();
         control.list_agents().await?.into_iter().for_each(|agent| model.update_agent(agent));
         let (runs, facts) = (poll_runs(control.clone()).boxed(), stream::empty().boxed());
@@ -257,6 +260,19 @@ impl TuiSession {
         }
         Ok(())
     }
+}
+
+/// Yields the statuses that agents record. In a closed fleet, users do not hear announced ones.
+fn poll_statuses(control: FleetControl) -> impl Stream<Item = v1::AgentStatus> + Send {
+    let mut again = interval(STATUS_LIST_INTERVAL);
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    stream::unfold((control, again), async |(control, mut again)| {
+        again.tick().await;
+        // Without an answer, the last statuses become old, which is shown.
+        let statuses = control.list_agents().await.unwrap_or_default();
+        Some((stream::iter(statuses), (control, again)))
+    })
+    .flatten()
 }
 
 fn poll_runs(control: FleetControl) -> impl Stream<Item = Result<Vec<v1::Run>, RunError>> + Send {

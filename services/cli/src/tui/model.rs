@@ -95,8 +95,12 @@ pub(super) struct TuiModel {
 }
 
 impl TuiModel {
+    /// Replaces an agent's status, unless it has a newer one.
     pub(super) fn update_agent(&mut self, status: v1::AgentStatus) {
-        self.agents.insert(status.agent.clone(), status);
+        let seen = |status: &v1::AgentStatus| status.seen_at.map(|at| (at.seconds, at.nanos));
+        if self.agents.get(&status.agent).is_none_or(|known| seen(known) <= seen(&status)) {
+            self.agents.insert(status.agent.clone(), status);
+        }
     }
 
     /// Replaces the list of runs, given oldest first. Returns the newest run if no run is selected
