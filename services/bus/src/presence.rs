@@ -47,6 +47,11 @@ pub enum PresenceError {
     },
     #[error("command agent {agent}: it is not connected to the bus (B115)")]
     NotListening { agent: String },
+    #[error(
+        "command agent {agent}: a user's command reaches agents only through the gateway: use the \
+         fleet's web page, or call Fleet.Drain (B115)"
+    )]
+    OnlyByGateway { agent: String },
     #[error("{what}: the connection to the bus is closed (B102)")]
     Closed {
         what: String,
@@ -145,7 +150,10 @@ impl Bus {
         agent: &AgentId,
         command: &AgentCommand,
     ) -> Result<(), PresenceError> {
-        let not_listening = || PresenceError::NotListening { agent: agent.to_string() };
+        let not_listening = || match self.shared.restricted {
+            true => PresenceError::OnlyByGateway { agent: agent.to_string() },
+            false => PresenceError::NotListening { agent: agent.to_string() },
+        };
         let client = &self.shared.client;
         let answers = client.subscribe(answer_subject(agent)).await;
         let answers = answers.map_err(|error| closed_error("command an agent", error))?;

@@ -119,7 +119,7 @@ impl HasStatusCode for RunError {
 impl HasStatusCode for HistoryError {
     fn status_code(&self) -> Code {
         match self {
-            Self::Unknown(_) => Code::NotFound,
+            Self::Unknown(_) | Self::NoCycle { .. } => Code::NotFound,
             Self::NoRun(_) => Code::InvalidArgument,
             Self::SelectsNothing(_) | Self::NotYet { .. } => Code::FailedPrecondition,
             Self::Archive { .. } | Self::Store(_) => Code::Unavailable,
@@ -167,7 +167,9 @@ impl HasStatusCode for PresenceError {
         match self {
             Self::Request { source, .. } => source.status_code(),
             Self::Malformed { .. } => Code::DataLoss,
-            Self::NotListening { .. } | Self::Closed { .. } => Code::Unavailable,
+            Self::NotListening { .. } | Self::OnlyByGateway { .. } | Self::Closed { .. } => {
+                Code::Unavailable
+            }
         }
     }
 }
