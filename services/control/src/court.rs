@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use store::PutError;
 use wire::{RunId, clock, derive_seed, v1};
 
-use crate::{FleetControl, HistoryError, RunError, StoreAccessError, SubmitError};
+use crate::{
+    FleetControl, HistoryError, RunError, StoreAccessError, SubmitError, run_history::check_cycle,
+};
 
 /// The most seeds of each objective.
 pub const SEEDS_MAX: u32 = 50;
@@ -151,6 +153,9 @@ fn prepare_court_trial(
     objective: &Objective,
 ) -> Result<CourtTrial, CourtError> {
     let name = describe_objective(objective);
+    if let Some(raft) = run.raft_spec() {
+        check_cycle(&run.id, cycle, raft)?;
+    }
     let not_yet = || HistoryError::NotYet { run: run.id.clone(), cycle };
     let trial = prepare_trial(run, cycle, objective).map_err(|source| {
         let run = run.id.clone();
@@ -196,6 +201,7 @@ pub fn rank_objectives(court: &Court, runs: Vec<Vec<(String, Option<f64>)>>) -> 
         let rates: Vec<f64> = runs.iter().filter_map(|(_, rate)| *rate).collect();
         let (mean, interval) =
             mean_interval(&rates).map_or((None, None), |(mean, interval)| (Some(mean), interval));
+        let interval = interval.map(|(low, high)| (low.max(0.0), high.min(1.0)));
         RankedObjective {
             objective: trial.objective.clone(),
             kept: trial.kept,

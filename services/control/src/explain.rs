@@ -80,9 +80,9 @@ pub struct CycleReport {
     /// Policy that the training samples were drawn from.
     pub sampled_with: Option<String>,
     pub temperature: Option<f64>,
-    /// Number of different prompts that are sampled.
+    /// Number of different prompts that are sampled; `None` in a trial.
     pub prompts: Option<usize>,
-    /// Planned training samples.
+    /// Planned training samples; `None` in a trial.
     pub samples: Option<u64>,
     pub selected: Option<v1::Selected>,
     pub training: Option<v1::Training>,
@@ -346,8 +346,11 @@ fn base_path(run: &Run) -> String {
     }
 }
 
-/// Returns `the base` or `cycle 2 step 57`.
+/// Returns `the base`, `cycle 2 step 57`, or the path of the adapter from which a trial starts.
 fn tree_name(run: &Run, tree: &v1::Tree) -> String {
+    if run.spec.base.as_ref().and_then(|base| base.adapter.as_ref()) == Some(tree) {
+        return tree.path.clone();
+    }
     let all = run.cycles.values().flat_map(|cycle| cycle.checkpoints.values());
     let found = all.into_iter().find(|checkpoint| checkpoint.tree.as_ref() == Some(tree));
     match found {
@@ -372,8 +375,11 @@ fn cycle_report(
         let mut lines: Vec<u32> = draws.iter().map(|draw| draw.prompt).collect();
         lines.sort_unstable();
         lines.dedup();
-        story.prompts = Some(lines.len());
-        story.samples = Some(draws.iter().map(|draw| u64::from(draw.count)).sum());
+        // A trial is trained on samples of another run.
+        if run.raft_spec().is_some_and(|raft| raft.dataset.is_none()) {
+            story.prompts = Some(lines.len());
+            story.samples = Some(draws.iter().map(|draw| u64::from(draw.count)).sum());
+        }
         let policy = run.sampling_policy(number, v1::Purpose::Train);
         story.sampled_with = policy.map(|policy| tree_name(run, policy.top_tree()));
         let sampling = run

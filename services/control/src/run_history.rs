@@ -33,6 +33,8 @@ pub enum HistoryError {
     SelectsNothing(RunId),
     #[error("cycle {cycle} of run {run} has not selected yet (R107)")]
     NotYet { run: RunId, cycle: u32 },
+    #[error("run {run} has no cycle {cycle}; its last one is {last} (R107)")]
+    NoCycle { run: RunId, cycle: u32, last: u32 },
     #[error("the archive of cycle {cycle}: {why} (R107)")]
     Archive { cycle: u32, why: String },
     #[error("put the page together: {0} (X101)")]
@@ -43,6 +45,16 @@ pub enum HistoryError {
     Read(#[from] ReadError),
     #[error(transparent)]
     Run(#[from] RunError),
+}
+
+/// Fails if a run never has this cycle.
+pub(crate) fn check_cycle(
+    run: &RunId,
+    cycle: u32,
+    raft: &v1::spec::Raft,
+) -> Result<(), HistoryError> {
+    let (run, last) = (run.clone(), raft.cycles);
+    if cycle > last { Err(HistoryError::NoCycle { run, cycle, last }) } else { Ok(()) }
 }
 
 impl FleetControl {
@@ -57,9 +69,10 @@ impl FleetControl {
     ) -> Result<Run, HistoryError> {
         let spec = records.first().ok_or_else(|| HistoryError::Unknown(id.clone()))?;
         let mut run = Run::start(spec).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
-        if run.raft_spec().is_none() {
+        let Some(raft) = run.raft_spec() else {
             return Err(HistoryError::SelectsNothing(id.clone()));
-        }
+        };
+        check_cycle(id, cycle, raft)?;
         let selected = |record: &Record| matches!(record.fact.subject.key, FactKey::Selection { cycle: found } if found == cycle);
         let end = records.iter().position(selected);
         let end = end.ok_or_else(|| HistoryError::NotYet { run: id.clone(), cycle })?;

@@ -6,7 +6,7 @@ use cycle::Run;
 use prost::Message;
 use wire::{FactBody, FactKey, JobId, Record, RunId, v1};
 
-use crate::{FleetControl, HistoryError};
+use crate::{FleetControl, HistoryError, run_history::check_cycle};
 
 use v1::samples_request::Which;
 
@@ -42,6 +42,9 @@ impl FleetControl {
         let spec = records.first().and_then(Run::start);
         let spec = spec.ok_or_else(|| HistoryError::Unknown(id.clone()))?.spec;
         let number = request.cycle;
+        if let Some(v1::spec::Kind::Raft(raft)) = &spec.kind {
+            check_cycle(id, number, raft)?;
+        }
         let archived = records.iter().find_map(|record| match &record.fact.body {
             FactBody::Archived(archived) if archived.cycle == number => Some(archived.clone()),
             _ => None,

@@ -34,7 +34,12 @@ pub(crate) fn cycles_table(run: &v1::Run, width: Option<u16>) -> String {
             done.cycle.to_string(),
             rate_text(done.heldout.as_ref()),
             perplexity_text(last),
-            format!("{}/{}", done.kept, done.sampled),
+            match (done.kept, done.sampled) {
+                (0, 0) => "-".into(),
+                // A trial's samples are another run's.
+                (kept, 0) => kept.to_string(),
+                (kept, sampled) => format!("{kept}/{sampled}"),
+            },
             generate,
             verify,
             train,

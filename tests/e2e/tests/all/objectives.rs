@@ -256,7 +256,7 @@ fn a_court_ranks_objectives_on_the_samples_of_a_cycle() {
     assert_eq!(again, ranking);
     fleet
         .run(&["court", &run, "--objectives", "raft", "--cycle", "7"])
-        .assert_refused(&["cycle 7", "has not selected"]);
+        .assert_refused(&["has no cycle 7; its last one is"]);
     fleet
         .run(&["court", &run, "--objectives", "raft", "--set", "dapo.kl=1"])
         .assert_refused(&["dapo is none of the --objectives"]);
