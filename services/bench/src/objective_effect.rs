@@ -62,6 +62,9 @@ const CYCLES: u32 = 6;
 /// The cycle of RAFT whose pass rate a student must reach.
 const REACHED_CYCLE: usize = 4;
 
+/// With a quarter of RAFT's samples a cycle, a student draws less than a third of its tokens.
+const STUDENT_CYCLES: u32 = 5;
+
 const AGENTS: &str = "trainer,generator=2,verifier,scorer,evaluator";
 const AGENT_COUNT: usize = 6;
 
@@ -201,11 +204,11 @@ async fn run_objectives(
             ("learning_rate: 0.002", format!("learning_rate: {rate}")),
         ];
         let wanted = (seed, &base, CYCLES);
-        submitted.push(submit_changed(control, files, wanted, &more, &trained).await?);
+        let id = submit_changed(control, files, wanted, &more, &trained).await?;
+        submitted.push((id, Instant::now()));
     }
     let mut results = Vec::new();
-    for id in submitted {
-        let began = Instant::now();
+    for (id, began) in submitted {
         let run = await_success(control, &id).await?;
         results.push(RunResult::from_run(&run, seed, began.elapsed()));
     }
@@ -273,16 +276,21 @@ async fn teach_student(control: &FleetControl, files: &Path, seed: u64) -> anyho
     let task = BaseRunFiles { seed, digits: DigitCount::Two };
     task.write_teacher(files).context("write the teacher's files")?;
     let teacher = run_to_success(control, &files.join("teacher.yaml")).await?.id;
-    let raft = submit_raft(control, files, (seed, &base, 4), "").await?;
+    let cycles = u32::try_from(REACHED_CYCLE)?;
+    let raft = submit_raft(control, files, (seed, &base, cycles), "").await?;
     let more = format!(
-        "objective: distillation\nteacher: {{ checkpoint: {teacher} }}\ntoken_logprobs: true"
+        "objective: {{ distillation: {{ max_gap: 1 }} }}\n\
+         teacher: {{ checkpoint: {teacher} }}\n\
+         token_logprobs: true"
     );
-    // Distillation needs few samples, of the model's own distribution.
+    // Few samples, which are trained on more often, with smaller and smaller steps.
     let changes = [
         ("samples_per_prompt: 8", "samples_per_prompt: 2".to_owned()),
-        ("temperature: 0.8", "temperature: 1.0".to_owned()),
+        ("epochs: 3", "epochs: 6".to_owned()),
+        ("learning_rate: 0.002", "learning_rate: { linear: [0.002, 0.0001] }".to_owned()),
     ];
-    let student = submit_changed(control, files, (seed, &base, 4), &more, &changes).await?;
+    let wanted = (seed, &base, STUDENT_CYCLES);
+    let student = submit_changed(control, files, wanted, &more, &changes).await?;
     let probe = submit_raft(control, files, (seed, &teacher, 1), "").await?;
     let probed = await_success(control, &probe).await?;
     let rate = probed.cycles[&0].done.as_ref().and_then(|done| done.heldout);

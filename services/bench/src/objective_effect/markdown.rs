@@ -100,19 +100,19 @@ fn write_students(text: &mut String, students: &[Student]) {
     );
     let cycles = students.first().map_or(0, |student| student.student.len());
     for cycle in 0..cycles {
-        let rate = |list: fn(&Student) -> &Vec<(f64, u64)>| {
-            100.0 * mean(&|student| list(student)[cycle].0)
+        // RAFT has fewer cycles.
+        let columns = |list: fn(&Student) -> &Vec<(f64, u64)>| {
+            let there = students.iter().filter_map(|student| list(student).get(cycle));
+            let (rates, tokens): (Vec<f64>, Vec<f64>) =
+                there.map(|(rate, tokens)| (100.0 * rate, *tokens as f64)).unzip();
+            if rates.is_empty() {
+                return "- | -".to_owned();
+            }
+            let mean = |values: &[f64]| MeanEstimate::from_values(values).mean;
+            format!("{:.1} | {:.0}", mean(&rates), mean(&tokens))
         };
-        let tokens =
-            |list: fn(&Student) -> &Vec<(f64, u64)>| mean(&|student| list(student)[cycle].1 as f64);
-        let _ = writeln!(
-            text,
-            "| {cycle} | {:.1} | {:.0} | {:.1} | {:.0} |",
-            rate(|it| &it.raft),
-            tokens(|it| &it.raft),
-            rate(|it| &it.student),
-            tokens(|it| &it.student),
-        );
+        let (raft, student) = (columns(|it| &it.raft), columns(|it| &it.student));
+        let _ = writeln!(text, "| {cycle} | {raft} | {student} |");
     }
     let share = |student: &Student| {
         let (wanted, tokens) = student.raft[REACHED_CYCLE];
