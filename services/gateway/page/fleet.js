@@ -117,7 +117,7 @@ export function open({ page, signal }) {
 /** The held-out pass rates of the best and the last cycle; one line if they are the same. */
 function heldOut({ heldout: last, bestHeldout: best, bestCycle, cyclesDone }) {
   const line = (label, { mean, stderr }) =>
-    h("span", h("small", `${label} `), h("b", percent(mean)), h("small", ` ± ${(stderr * 100).toFixed(1)}`));
+    h("span", h("small", `${label} `), h("span.figure", h("b", percent(mean)), h("small", ` ± ${(stderr * 100).toFixed(1)}`)));
   const isLast = bestCycle === cyclesDone - 1;
   return last && [
     best && !isLast && line("held-out, best", best),

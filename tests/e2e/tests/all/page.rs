@@ -104,6 +104,9 @@ async fn a_page_shows_the_outcome_of_every_sample() {
     for word in ["held-out", "best", "last"] {
         assert!(rates.contains(word), "{rates}");
     }
+    let broken = "return [...document.querySelectorAll('.heldout .figure')]
+        .filter((it) => it.getClientRects().length > 1).length";
+    assert_eq!(browser.evaluate(broken).await, 0, "a rate is on two lines");
     // The fields of a dialog shrink with it.
     browser.click("[data-action=start]").await;
     browser.wait_for("dialog[open] .spec").await;
