@@ -4,7 +4,7 @@ import { bestOf } from "./ancestry.js";
 import { chartState, lineChart } from "./chart.js";
 import { h } from "./dom.js";
 import { passRate } from "./format.js";
-import { empty, note, quiet, section, state, table } from "./parts.js";
+import { empty, note, quiet, section, settingsTable, state, table } from "./parts.js";
 import { toCompare, toRun } from "./route.js";
 import { followBoards } from "./run.js";
 import { axisOf, mergedCharts, stopsOf } from "./series.js";
@@ -66,7 +66,7 @@ export function open({ page, route, signal }) {
         section("metrics", "Metrics", results(known)),
         section("learning", "Learning", charts(known)),
         section("differences", "Settings that differ", differing.length
-          ? table("Settings that differ", ["setting", ...known.map(({ head }) => head.run)], differing, "settings")
+          ? settingsTable("Settings that differ", ["setting", ...known.map(({ head }) => head.run)], differing)
           : note(known.length > 1 ? "None: the settings are the same." : "Select another run to compare.")),
       ] : !followed.failure && empty("Loading runs …"),
     ];

@@ -36,6 +36,13 @@ export const table = (caption, headings, rows, tone) =>
     h("thead", h("tr", headings.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", rows.map(([first, ...cells]) => h("tr", h("th", { scope: "row" }, first), cells.map((cell) => h("td", cell)))))));
 
+/** Allows a line break after each dot and underscore of a setting's name. */
+const breakable = (name) => name.split(/(?<=[._])/).flatMap((part, at) => (at ? [h("wbr"), part] : [part]));
+
+/** A table of settings, which is shown whole; the first cell of each row is the setting's name. */
+export const settingsTable = (caption, headings, rows) =>
+  table(caption, headings, rows.map(([name, ...values]) => [breakable(name), ...values]), "settings");
+
 /** A section whose content is only drawn while it is open; `opened` has the keys of open ones. */
 export const folded = (key, summary, { opened, redraw }, content) =>
   h("details", { key, open: opened.has(key), ontoggle: ({ currentTarget }) => {

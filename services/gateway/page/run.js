@@ -5,7 +5,7 @@ import { chartState, columnChart, lineChart } from "./chart.js";
 import { h } from "./dom.js";
 import { clock, count, counted, decimal, duration, ending, place } from "./format.js";
 import { lineage } from "./lineage.js";
-import { button, callout, chip, empty, folded, note, progress, section, state, table } from "./parts.js";
+import { button, callout, chip, empty, folded, note, progress, section, settingsTable, state } from "./parts.js";
 import { toBox, toSamples } from "./route.js";
 import { axisOf, charts, fates, ratios, rewards, stopsOf } from "./series.js";
 import { settingsOf } from "./spec.js";
@@ -64,7 +64,7 @@ export function open({ page, route, signal }) {
       section("checkpoints", "Checkpoints", drawLineage(board)),
       section("troubles", "Problems", troubles(board.head)),
       section("settings", "Settings", folded("settings", `Show ${counted(settings.length, "setting")}`, { opened, redraw: page.redraw },
-        () => table("Settings", ["setting", "value"], settings, "settings"))),
+        () => settingsTable("Settings", ["setting", "value"], settings))),
     ];
   };
   return { title, draw, ticks: true };

@@ -89,6 +89,7 @@ async fn a_page_shows_the_outcome_of_every_sample() {
         );
     }
     check_timeline(&browser).await;
+    check_settings(&browser).await;
     browser.open(&format!("{}#/run/{run}/samples?cycle=1", page_url(&fleet))).await;
     browser.wait_for("[data-view=samples]").await;
     browser
@@ -139,6 +140,15 @@ async fn check_timeline(browser: &Browser) {
         assert!(lines > 1 && crossed == 0 && labels >= wide, "{width} px: {found}");
     }
     browser.client.set_window_size(1280, 900).await.expect("a size");
+}
+
+/// Checks that the settings of a run are shown whole, not in a box that scrolls.
+async fn check_settings(browser: &Browser) {
+    browser.click("#settings ~ details summary").await;
+    browser.wait_for(".settings").await;
+    let hidden = "const box = document.querySelector('.wide:has(.settings)');
+        return box.scrollHeight - box.clientHeight";
+    assert_eq!(browser.evaluate(hidden).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
