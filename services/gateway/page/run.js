@@ -91,7 +91,8 @@ function header(head, page) {
 
 /** The cycles as a row of marks, and the phases of the current cycle. */
 function steps({ cycle, cycles, phase, state: word, kind }) {
-  const shown = kind === "raft" ? PHASES : PHASES.slice(-2);
+  // Cycle 0 of a RAFT run only evaluates the base.
+  const shown = kind !== "raft" ? PHASES.slice(-2) : cycle ? PHASES : ["evaluate"];
   const is = (at, here) => (at < here ? "past" : at === here ? "here" : "");
   return h("div.steps", { class: `is-${word}` },
     cycles > 0 && h("p", h("b", cycle ? `cycle ${cycle} of ${cycles} ` : "evaluating the base "),
