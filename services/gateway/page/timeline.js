@@ -168,12 +168,15 @@ export function timeline(redraw) {
     const size = Math.max(BAR_MIN, Math.min(width - RIGHT, x(bar.endS)) - start);
     const room = Math.min(size, next - start) - 2 * LABEL_MARGIN;
     const rect = { x: start, y: all.yOf(bar), width: size, height: BAR - 1, rx: 2 };
+    const label = bar.work.length * LETTER;
+    // Without a pattern behind it, a label is easy to read.
+    const plain = room >= label ? label + LABEL_MARGIN : 0;
     return h(`g.bar.${bar.work}`, {
       key: bar.key, class: bar.key === chosen && "chosen", "data-agent": bar.agent, "data-work": bar.work,
       "data-cycle": bar.cycle, onpointerenter: showTip(bar), onpointerleave: showTip(null), onclick: () => choose(bar),
     },
-    h("rect.solid", rect), h("rect", { ...rect, fill: `url(#hatch-${bar.work})` }),
-    room >= bar.work.length * LETTER && h("text", { x: start + LABEL_MARGIN, y: rect.y + 10 }, bar.work));
+    h("rect.solid", rect), h("rect", { ...rect, x: start + plain, width: size - plain, fill: `url(#hatch-${bar.work})` }),
+    plain > 0 && h("text", { x: start + LABEL_MARGIN, y: rect.y + 10 }, bar.work));
   });
 
   function background([from, to]) {
