@@ -63,7 +63,7 @@ export function charts(board) {
       lines: evals((it) => interval95(it.perplexity, it.stderr)) },
     { id: "bits-per-byte", title: "Bits per byte", subtitle: "± 1.96 standard errors, derived from perplexity", lines: evals(bits) },
     { id: "loss", title: "Training loss", unit: "nats", subtitle: "mean since the previous checkpoint", lines: training("loss") },
-    { id: "learning-rate", title: "Learning rate", zero: true, lines: training("learningRate") },
+    { id: "learning-rate", title: "Learning rate", subtitle: "at the last step of each checkpoint", zero: true, lines: training("learningRate") },
     { id: "gradient-norm", title: "Gradient norm", subtitle: "before clipping", zero: true, lines: training("gradNorm") },
     { id: "weight-change", title: "Weight change", subtitle: "L2 distance from the start of the cycle", zero: true, lines: training("weightChange") },
     { id: "dropped-tokens", title: "Dropped tokens", subtitle: "out of the bounds of the objective’s ratio", ...share, zero: true,
