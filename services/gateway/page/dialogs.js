@@ -42,14 +42,14 @@ function modal(name, onConfirm, draw) {
   });
 }
 
-const buttonRow = (close, ...buttons) => h("p.feet", quiet("Cancel", () => close()), buttons);
+const buttonRow = (close, buttons, dismiss = "Cancel") => h("p.feet", quiet(dismiss, () => close()), buttons);
 
 /** Asks for a confirmation. Resolves to {reason}, or null if it was cancelled. */
-export const confirmAction = ({ title, text, verb, tone, reason }) =>
+export const confirmAction = ({ title, text, verb, tone, reason, dismiss }) =>
   modal(title, (close, fields) => close({ reason: fields.reason?.value.trim() }), (close) => [
     text.map((it) => h("p", it)),
     reason && h("label", "Reason (recorded in the run’s log)", h("input", { name: "reason", autocomplete: "off", maxlength: 500 })),
-    buttonRow(close, submit(verb, { class: tone, "data-action": "confirm" })),
+    buttonRow(close, submit(verb, { class: tone, "data-action": "confirm" }), dismiss),
   ]);
 
 /** A bearer is one line. */
@@ -114,8 +114,8 @@ export function startRun(send) {
         h("textarea.spec", { rows: 12, required: true, spellcheck: "false", oninput: ({ target }) => { spec = target.value; } })),
       h("label", "Files referenced in the spec", h("input", { type: "file", multiple: true, onchange: addFiles })), h("ul", [...files].map(fileRow)),
       h("div", { role: "status" }, result),
-      buttonRow(close, button("Check", () => sendSpec(true, close, redraw), { "data-action": "check" }),
-        submit("Start", { "data-action": "confirm" })),
+      buttonRow(close, [button("Check", () => sendSpec(true, close, redraw), { "data-action": "check" }),
+        submit("Start", { "data-action": "confirm" })]),
     ];
   });
 }

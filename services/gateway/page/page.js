@@ -48,7 +48,7 @@ const page = {
     resume: (run, name) => steer("Runs/Resume", { run }, { title: `Resume ${run}?`, verb: "Resume", done: `${run} resumed`,
       text: [`${named(run, name)} continues from where it was paused.`] }),
     cancel: (run, name) => steer("Runs/Cancel", { run }, { title: `Cancel ${run}?`, verb: "Cancel run", tone: "bad", reason: true,
-      done: `${run} cancelled`,
+      done: `${run} cancelled`, dismiss: page.fleet.runs.get(run)?.state === "paused" ? "Keep paused" : "Keep running",
       text: [`${named(run, name)} ends now and cannot be resumed.`, "Its checkpoints and samples stay in the store."] }),
     drain: (agent) => steer("Fleet/Drain", { agent }, { title: `Drain ${agent}?`, verb: "Drain", done: `${agent} is draining`,
       text: [`${agent} finishes its current jobs, accepts no new ones, and leaves the fleet.`,

@@ -330,7 +330,7 @@ fn footer_line(model: &TuiModel) -> Paragraph<'_> {
     match &model.pending_action {
         Some(act) => {
             let act = escape_line(&act.to_string());
-            Paragraph::new(format!("{act}? y: confirm, any other key: cancel"))
+            Paragraph::new(format!("{act}? y: confirm, any other key: go back"))
                 .style(SELECTED_STYLE)
         }
         None if !model.message.is_empty() => Paragraph::new(escape_line(&model.message)),
