@@ -3,6 +3,7 @@
 
 import { call, follow, gateway, signIn } from "./api.js";
 import { patch, perFrame } from "./dom.js";
+import { button, empty } from "./parts.js";
 import { parse, toRun } from "./route.js";
 import { emptyFleet, mergeFleet } from "./store.js";
 
@@ -24,12 +25,18 @@ let viewAbort = new AbortController();
 let retryAt = 0;
 /** 0 until the page is laid out; nothing is drawn before that. */
 let width = 0;
+/** The sign-in dialog was cancelled. */
+let isSignedOut = false;
 
 const redraw = perFrame(() => {
   if (!view || !width) return;
   document.title = [view.title(), "Flotilla"].filter(Boolean).join(" · ");
-  patch(main, [view.draw()]);
+  // What was loaded before stays visible.
+  patch(main, [isSignedOut && !page.isLoaded ? signInHint() : view.draw()]);
 });
+
+const askSignIn = () => gateway.dispatchEvent(new Event("sign-in-required"));
+const signInHint = () => empty("This fleet is closed. Sign in to see runs and agents. ", button("Sign in", askSignIn));
 
 const named = (run, name) => (name && name !== run ? `${run} (${name})` : run);
 
@@ -141,6 +148,8 @@ gateway.addEventListener("sign-in-required", async () => {
   asking = false;
   hadBearer = Boolean(bearer);
   byId("enter").hidden = hadBearer;
+  isSignedOut = !hadBearer;
+  redraw();
   if (hadBearer) signIn(bearer);
 });
 gateway.addEventListener("signed-in", navigate);
@@ -215,7 +224,7 @@ byId("theme").onclick = () => {
   setTheme(names[(names.indexOf(root.dataset.theme) + 1) % names.length]);
 };
 byId("keys").onclick = showShortcuts;
-byId("enter").onclick = () => gateway.dispatchEvent(new Event("sign-in-required"));
+byId("enter").onclick = askSignIn;
 byId("skip").onclick = (event) => {
   event.preventDefault();
   main.focus();

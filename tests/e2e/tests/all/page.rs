@@ -163,6 +163,10 @@ async fn a_closed_fleets_page_shows_nothing_until_a_bearer_is_pasted() {
     browser.open(&url).await;
     browser.wait_for("dialog[open]").await;
     assert!(!browser.visible_text().await.contains("trainer-1"));
+    // Without a bearer, the page says what is missing, and asks again.
+    browser.click("dialog[open] .quiet").await;
+    browser.click("main > .empty button").await;
+    browser.wait_for("dialog[open]").await;
     let bearer =
         std::fs::read_to_string(credentials.join("bearer.jwt")).expect("there is a bearer");
     let field = browser.wait_for("dialog[open] textarea, dialog[open] input").await;
