@@ -60,7 +60,7 @@ pub fn agent_state_text(agent: &v1::AgentStatus, now: u64) -> String {
         v1::agent_status::State::Ready | v1::agent_status::State::Draining
             if is_silent(agent, now) =>
         {
-            format!("last seen {} s ago", silent_seconds(agent, now))
+            format!("seen {} s ago", silent_seconds(agent, now))
         }
         state => state.as_str_name().to_lowercase(),
     }
@@ -129,6 +129,7 @@ mod tests {
         agent.set_state(v1::agent_status::State::Ready);
         assert_eq!(load_text(&agent, 1010), "CPU 99 %");
         assert_eq!(load_text(&agent, 1031), "-");
+        assert_eq!(agent_state_text(&agent, 1068), "seen 68 s ago");
         agent.set_state(v1::agent_status::State::Stopped);
         assert_eq!(load_text(&agent, 1010), "-");
     }
