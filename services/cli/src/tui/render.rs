@@ -1,5 +1,7 @@
 //! Drawing of the terminal UI. Everything shown by colour is also shown by a word.
 
+use std::collections::BTreeMap;
+
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Margin, Rect},
@@ -126,10 +128,24 @@ fn fact_line(name: &str, value: &str) -> Line<'static> {
 }
 
 fn job_label(job: &v1::ActiveJob) -> String {
-    match job.total {
+    let label = match job.total {
         0 => format!("{} {}", job.run, job.note),
         total => format!("{} {}/{total} {}", job.run, job.done, job.note),
+    };
+    label.trim_end().to_owned()
+}
+
+/// Returns the work of an agent, with each run once: `r-1 3/9 loss 0.4; r-2 ×4`.
+fn work_text(agent: &v1::AgentStatus) -> String {
+    let mut runs: BTreeMap<&str, Vec<&v1::ActiveJob>> = BTreeMap::new();
+    for job in agent.jobs.iter().filter(|job| !job.waits) {
+        runs.entry(job.run.as_str()).or_default().push(job);
     }
+    let labels = runs.into_iter().map(|(run, jobs)| match jobs.as_slice() {
+        [job] => job_label(job),
+        more => format!("{run} ×{}", more.len()),
+    });
+    labels.collect::<Vec<_>>().join("; ")
 }
 
 fn panel_block(title: String, focused: bool) -> Block<'static> {
@@ -150,9 +166,7 @@ const SELECTED_STYLE: Style = Style::new().add_modifier(Modifier::REVERSED);
 fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
     let rows = model.agents.values().map(|agent| {
         let trouble = trouble_text(agent);
-        let works: Vec<String> =
-            agent.jobs.iter().filter(|job| !job.waits).map(job_label).collect();
-        let does = if trouble.is_empty() { works.join("; ") } else { trouble.clone() };
+        let does = if trouble.is_empty() { work_text(agent) } else { trouble.clone() };
         let style = match agent.state() {
             _ if !trouble.is_empty() => Style::new().fg(Color::Yellow),
             v1::agent_status::State::Ready => Style::new(),
@@ -386,6 +400,19 @@ mod tests {
         for word in ["1 agent", "box-1", "generator", "123", "r-1", "sums", "0/3", "q quit"] {
             assert!(shown.contains(word), "{word}: {shown}");
         }
+    }
+
+    #[test]
+    fn the_work_of_an_agent_has_each_run_once() {
+        let mut model = model();
+        let job = |run: &str, done| {
+            let note = "loss 0.4".into();
+            v1::ActiveJob { run: run.into(), done, total: 9, note, ..Default::default() }
+        };
+        let jobs = vec![job("r-2", 1), job("r-1", 3), job("r-2", 2)];
+        model.update_agent(v1::AgentStatus { agent: "box-1".into(), jobs, ..Default::default() });
+        let shown = screen(&model, 80, 24);
+        assert!(shown.contains("r-1 3/9 loss 0.4; r-2 ×2"), "{shown}");
     }
 
     #[test]
