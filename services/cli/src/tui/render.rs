@@ -272,7 +272,7 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         return frame
             .render_widget(Paragraph::new(nothing).block(panel_block(String::new(), false)), area);
     };
-    let block = panel_block(escape_line(&format!(" {} {} ", run.id, run.spec.name)), false);
+    let block = panel_block(format!(" {} ", run.id), false);
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let [bar, rest] = Layout::vertical([Constraint::Length(1), Constraint::Min(1)]).areas(inner);
@@ -394,6 +394,12 @@ mod tests {
         model
     }
 
+    fn spec_record(run: &str) -> wire::Record {
+        let body = wire::FactBody::Spec(v1::Spec { name: "sums".into(), ..Default::default() });
+        let fact = wire::Fact { subject: format!("flotilla.{run}.spec").parse().unwrap(), body };
+        wire::Record { sequence: 1, time_ms: 1, author: None, fact }
+    }
+
     #[test]
     fn boxes_runs_and_keys_are_on_the_screen() {
         let shown = screen(&model(), 100, 24);
@@ -464,14 +470,19 @@ mod tests {
         let run = |name: &str| v1::Run { run: name.into(), state, ..Default::default() };
         model.update_runs(vec![run("r-2"), run("r-1")]);
         assert_eq!(model.runs_to_follow(), [RunId::new("r-2").unwrap()], "r-1 is selected");
-        let spec = wire::FactBody::Spec(v1::Spec::default());
-        let subject = "flotilla.r-2.spec".parse().unwrap();
-        let fact = wire::Fact { subject, body: spec };
-        model.apply_followed_fact(&wire::Record { sequence: 1, time_ms: 1, author: None, fact });
+        model.apply_followed_fact(&spec_record("r-2"));
         let shown = screen(&model, 100, 24);
         let row = shown.lines().find(|line| line.contains("r-2")).unwrap();
         assert!(row.contains("plan"), "{shown}");
         assert!(model.runs_to_follow().is_empty());
+    }
+
+    #[test]
+    fn the_panel_of_a_run_has_its_id() {
+        let mut model = model();
+        model.apply_fact(&spec_record("r-1"));
+        let shown = screen(&model, 80, 24);
+        assert!(shown.contains("┌ r-1 ─") && !shown.contains("sums"), "{shown}");
     }
 
     #[test]
