@@ -207,12 +207,17 @@ fn draw_agents(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
 fn draw_rows_below(frame: &mut Frame<'_>, area: Rect, rows: usize, at: &TableState) {
     let shown = usize::from(area.height).saturating_sub(PANEL_EXTRA_ROWS);
     let below = rows.saturating_sub(at.offset() + shown);
-    if below == 0 || area.height == 0 {
-        return;
+    if below > 0 {
+        let label = Line::from(format!("{below} more ↓")).right_aligned();
+        draw_on_lower_border(frame, area, label);
     }
-    let border = Rect { x: area.x, y: area.bottom() - 1, width: area.width, height: 1 };
-    let label = Line::from(format!("{below} more ↓")).right_aligned();
-    frame.render_widget(label, border.inner(Margin::new(2, 0)));
+}
+
+fn draw_on_lower_border(frame: &mut Frame<'_>, area: Rect, label: Line<'_>) {
+    if area.height > 0 {
+        let border = Rect { x: area.x, y: area.bottom() - 1, width: area.width, height: 1 };
+        frame.render_widget(label, border.inner(Margin::new(2, 0)));
+    }
 }
 
 fn draw_runs(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
@@ -298,9 +303,12 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         0 | 1 => perplexities_table(&view, Some(rest.width)),
         _ => cycles_table(&view, Some(rest.width)),
     };
-    // The screen has no option to show more columns.
-    let rows = table_text.lines().take_while(|line| !line.starts_with(HIDDEN_COLUMNS));
-    let mut lines: Vec<Line<'static>> = rows.map(|line| Line::from(line.to_owned())).collect();
+    let (rows, hidden) = split_hidden_columns(&table_text);
+    if !hidden.is_empty() {
+        draw_on_lower_border(frame, area, Line::from(format!(" {HIDDEN_COLUMNS}{hidden} ")));
+    }
+    let mut lines: Vec<Line<'static>> =
+        rows.lines().map(|line| Line::from(line.to_owned())).collect();
     if model.view == TuiView::Run {
         lines.extend(run_details(&view));
         return draw_scrolled(frame, &lines, model, rest);
@@ -317,6 +325,15 @@ fn draw_selected_run(frame: &mut Frame<'_>, model: &TuiModel, area: Rect) {
         lines.drain(head..(head + over).min(lines.len()));
     }
     frame.render_widget(Paragraph::new(lines), rest);
+}
+
+/// Splits off the last lines of a table, which name the columns that it lacks. Returns the other
+/// lines and these names, without the hint at an option, which the screen does not have.
+fn split_hidden_columns(table: &str) -> (&str, String) {
+    let begin = format!("\n{HIDDEN_COLUMNS}");
+    let (rows, hint) = table.split_once(begin.as_str()).unwrap_or((table, ""));
+    let names = hint.split(';').next().unwrap_or_default();
+    (rows, names.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// Returns a label such as `cycle 1: train 3/9 loss 0.4, run ends in 5 min`, without the note if it
@@ -483,6 +500,17 @@ mod tests {
         model.apply_fact(&spec_record("r-1"));
         let shown = screen(&model, 80, 24);
         assert!(shown.contains("┌ r-1 ─") && !shown.contains("sums"), "{shown}");
+    }
+
+    #[test]
+    fn the_panel_of_a_run_names_columns_that_do_not_fit() {
+        let mut model = model();
+        model.apply_fact(&spec_record("r-1"));
+        assert!(!screen(&model, 100, 24).contains("not shown"));
+        let shown = screen(&model, 40, 24);
+        assert!(shown.contains("└─ not shown: "), "{shown}");
+        assert!(shown.contains("in the store ─"), "{shown}");
+        assert!(!shown.contains("--wide"), "{shown}");
     }
 
     #[test]
