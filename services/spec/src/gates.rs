@@ -1,7 +1,15 @@
 //! The gates of a spec: the action to take when a run's results get worse.
 
+use std::fmt;
+
 use objective::{Objective, Requirement};
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
 use wire::v1;
 
 use crate::eval_suite::MeasuredSuites;
@@ -38,11 +46,35 @@ pub struct PerplexitySpec {
 }
 
 /// One gate on a pass rate, or a list of them.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(untagged, expecting = "expected {suite: NAME, margin: SHARE, then: …}, or a list of them")]
+#[derive(Debug, Clone, PartialEq)]
 pub enum PassRatesSpec {
     One(PassRateSpec),
     Several(Vec<PassRateSpec>),
+}
+
+/// Decides by the shape of the value, so that an error names the field inside it that is wrong.
+impl<'de> Deserialize<'de> for PassRatesSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PassRatesVisitor)
+    }
+}
+
+struct PassRatesVisitor;
+
+impl<'de> Visitor<'de> for PassRatesVisitor {
+    type Value = PassRatesSpec;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("{suite: NAME, margin: SHARE, then: …}, or a list of them")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        PassRateSpec::deserialize(MapAccessDeserializer::new(map)).map(PassRatesSpec::One)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(list)).map(PassRatesSpec::Several)
+    }
 }
 
 /// A gate on a held-out pass rate, relative to the best cycle.
@@ -257,6 +289,7 @@ mod tests {
     use objective::ObjectiveName;
 
     use super::*;
+    use crate::parse_yaml;
 
     fn parse(yaml: &str) -> GatesSpec {
         serde_saphyr::from_str(yaml).unwrap()
@@ -303,7 +336,22 @@ mod tests {
         assert_eq!(resolved.entropy.unwrap().then(), v1::gates::Then::Tell);
         let unknown = serde_saphyr::from_str::<GatesSpec>("pass_rate: [{margn: 0.1}]");
         let error = unknown.unwrap_err().to_string();
-        assert!(error.contains("suite: NAME, margin"), "{error}");
+        assert!(error.contains("margn") && error.contains("suite, margin"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_field_of_a_pass_rate_is_named_and_not_the_whole_gate() {
+        let refused = |yaml: &str| parse_yaml::<GatesSpec>(yaml).unwrap_err().to_string();
+        let allowed = "then: must be one of roll_back, tell, stop, not rollback";
+        for (yaml, said) in [
+            ("pass_rate: {margin: 0.1, then: rollback}", allowed),
+            ("pass_rate: [{margin: 0.1, then: rollback}]", allowed),
+            ("pass_rate: [{margn: 0.1}]", "did you mean margin?"),
+            ("pass_rate: 0.1", "or a list of them"),
+        ] {
+            let error = refused(yaml);
+            assert!(error.contains(said), "{yaml}: {error}");
+        }
     }
 
     #[test]
