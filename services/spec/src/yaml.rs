@@ -1,5 +1,7 @@
 //! Reads YAML into sections, with errors that name the key, what may stand there, and the line.
 
+use std::collections::BTreeSet;
+
 use serde::de::DeserializeOwned;
 use serde_saphyr::Error as YamlError;
 
@@ -118,7 +120,7 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
             place = place.map(|place| find_tab(yaml, place));
             "a tab; YAML is indented by spaces".to_owned()
         }
-        YamlError::ExternalMessage { msg, .. } => msg.clone(),
+        YamlError::ExternalMessage { msg, .. } => describe_structure(yaml, place, msg),
         other => format!("{field}{}", plain_text(other)),
     };
     let until = place.map_or(usize::MAX, |place| place.line);
@@ -127,6 +129,57 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         None => message,
     };
     SpecError::new(yaml, SpecErrorCode::Unreadable, message, place)
+}
+
+/// Returns a message about a line that YAML cannot place, or else YAML's own message.
+fn describe_structure(yaml: &str, place: Option<SourcePlace>, own: &str) -> String {
+    let plain = if own.contains("did not find expected key") {
+        "a key is expected here, such as name: mine; check the indentation and the quotes"
+    } else if own.contains("expected '-' indicator") {
+        "an item that begins with - is expected here; check the indentation"
+    } else if own.contains("invalid indentation") || own.contains("<document start>") {
+        "the indentation does not fit the lines above"
+    } else {
+        return own.to_owned();
+    };
+    let indentation = place.and_then(|place| describe_indentation(yaml, place));
+    indentation.unwrap_or_else(|| plain.to_owned())
+}
+
+/// Returns a message about the first text of a line, if it begins where no section above it does.
+fn describe_indentation(yaml: &str, place: SourcePlace) -> Option<String> {
+    let lines: Vec<&str> = yaml.lines().take(place.line).collect();
+    let (line, above) = lines.split_last()?;
+    let found = place.column.checked_sub(1)?;
+    if line.len() - line.trim_start_matches(' ').len() != found {
+        return None;
+    }
+    let is_written = |line: &&&str| !matches!(line.trim_start().chars().next(), None | Some('#'));
+    let (mut open, mut innermost) = (BTreeSet::new(), usize::MAX);
+    for begins in above.iter().rev().filter(is_written).map(|line| item_indents(line)) {
+        // What is further in than a later line has ended before that line.
+        open.extend(begins.iter().copied().filter(|indent| *indent < innermost));
+        innermost = begins.first().map_or(innermost, |least| innermost.min(*least));
+    }
+    if open.is_empty() || open.contains(&found) {
+        return None;
+    }
+    let open: Vec<String> = open.iter().map(usize::to_string).collect();
+    let spaces = if found == 1 { "space" } else { "spaces" };
+    Some(format!("indented by {found} {spaces}; the lines above have {}", open.join(" or ")))
+}
+
+/// Returns the spaces before the text of a line, and before the text of each list item in it.
+fn item_indents(line: &str) -> Vec<usize> {
+    let (mut indents, mut rest) = (Vec::new(), line);
+    loop {
+        let text = rest.trim_start_matches(' ');
+        indents.push(line.len() - text.len());
+        match text.strip_prefix("- ") {
+            Some(item) => rest = item,
+            None => return indents,
+        }
+    }
 }
 
 /// Returns a message about a value of another kind than its field takes.
@@ -390,6 +443,19 @@ raft:
         assert!(error.contains("line 5") && error.contains("indented otherwise"), "{error}");
         let error = refused("  cycles: 3", "  cycles: 3\n  cycles: 4");
         assert_says(&error, &["line 6", "the key cycles is written twice"], "cycles");
+    }
+
+    #[test]
+    fn a_line_of_another_indentation_is_refused_with_that_of_the_lines_above() {
+        let error = refused("  training:", " training:");
+        let said = "line 7, column 2: indented by 1 space; the lines above have 0 or 2 (R102)";
+        assert!(error.starts_with(said), "{error}");
+        let error = refused("  training:", "   training:");
+        assert!(error.contains("indented by 3 spaces; the lines above have 0 or 2"), "{error}");
+        let other = "while parsing a block mapping, did not find expected key";
+        let error = super::describe_structure("", None, other);
+        assert!(error.starts_with("a key is expected here, such as name: mine"), "{error}");
+        assert_eq!(super::item_indents("  - - a: 1"), [2, 4, 6]);
     }
 
     #[test]
