@@ -39,6 +39,7 @@ pub use objective::ObjectiveSpec;
 pub use raft::RaftSpec;
 pub use run_draft::{DraftBase, RunDraft};
 pub use run_spec::{RunSpec, SftSpec, WatchSpec};
+pub use run_spec_checks::check_run_name;
 pub use sampling::SamplingSpec;
 pub use selection::SelectionSpec;
 pub use similar::find_similar;

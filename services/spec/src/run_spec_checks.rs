@@ -4,7 +4,7 @@
 use wire::SuiteName;
 
 use crate::{
-    error::SpecError,
+    error::{FieldError, SpecError},
     eval_suite::{SuiteMeasure, SuiteSpec},
     field_checks::{FieldResult, check_count, ensure_field},
     raft::RaftSpec,
@@ -14,6 +14,9 @@ use crate::{
 
 /// The resolved spec must fit in one fact, which has a smaller limit.
 const SPEC_BYTES_MAX: usize = 1 << 20;
+
+/// Leaves room for a number behind the name in the id of a run.
+const RUN_NAME_BYTES_MAX: usize = 48;
 
 /// Each suite is measured at every checkpoint.
 const SUITES_MAX: usize = 64;
@@ -68,9 +71,13 @@ impl RunSpec {
 }
 
 /// Requires a name that can begin the ids of runs.
-fn check_run_name(name: &str) -> FieldResult {
-    let legal = wire::RunId::new(name).is_ok() && name.len() <= 48;
-    ensure_field(legal, "name", "must be 1 to 48 of a-z, 0-9, '-' and '_'")
+pub fn check_run_name(name: &str) -> Result<(), FieldError> {
+    let legal = wire::RunId::new(name).is_ok() && name.len() <= RUN_NAME_BYTES_MAX;
+    let remedy = format!(
+        "must be 1 to {RUN_NAME_BYTES_MAX} of a-z, 0-9, '-' and '_', and start with a letter or \
+         digit"
+    );
+    ensure_field(legal, "name", remedy)
 }
 
 impl WatchSpec {
@@ -101,7 +108,8 @@ fn check_suites(suites: &[SuiteSpec], raft: Option<&RaftSpec>) -> FieldResult {
     for (index, suite) in suites.iter().enumerate() {
         let field = |name: &str| format!("evals[{index}].{name}");
         let legal = SuiteName::new(suite.name.as_str());
-        ensure_field(legal.is_ok(), &field("name"), "must be 1 to 64 of a-z, 0-9, '-' and '_'")?;
+        let remedy = "must be 1 to 64 of a-z, 0-9, '-' and '_', and start with a letter or digit";
+        ensure_field(legal.is_ok(), &field("name"), remedy)?;
         let twice = suites.iter().take(index).any(|other| other.name == suite.name);
         ensure_field(!twice, &field("name"), format!("{:?} is used twice", suite.name))?;
         let at = format!("evals[{index}]");
@@ -133,6 +141,15 @@ raft:
 
     fn parse(text: &str) -> RunSpec {
         serde_saphyr::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_run_name_is_short_and_starts_with_a_letter_or_digit() {
+        for name in ["-x", "_x", "Bad Name", "", &"x".repeat(49)] {
+            let remedy = check_run_name(name).unwrap_err().remedy;
+            assert!(remedy.contains("1 to 48") && remedy.contains("start with"), "{remedy}");
+        }
+        assert_eq!(check_run_name(&"0".repeat(48)), Ok(()));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use control::{FleetControl, SpecFiles, SubmittedRun, suggest_file};
 use doctor::estimate::{PlannedTraining, TrainingMethod};
 use serde_json::json;
 use spec::{DraftBase, RunDraft, VerifierSpec};
-use wire::{Pool, PromptEntry, RunId, v1};
+use wire::{Pool, PromptEntry, v1};
 
 use crate::{
     args::{GlobalArgs, NewRunArgs},
@@ -31,7 +31,8 @@ pub(crate) async fn start_new_run(
     args: NewRunArgs,
 ) -> anyhow::Result<ExitCode> {
     let control = flags.fleet.connect_control().await?;
-    RunId::new(args.name.as_str()).context("--name")?;
+    spec::check_run_name(&args.name)
+        .map_err(|error| anyhow::anyhow!("--name {:?} {} (R115)", args.name, error.remedy))?;
     Pool::new(args.pool.as_str()).context("--pool")?;
     let file = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{}.yaml", args.name)));
     anyhow::ensure!(

@@ -1,7 +1,7 @@
 //! Joining a fleet, renewal of memberships, and the creation of users.
 
 use identity::{Member, MemberKind, ProofPurpose, ProofStatement, UserScope, join_token};
-use wire::{AgentId, clock, v1};
+use wire::{AgentId, IdError, clock, v1};
 
 use super::{
     MEMBER, MemberRegistry, MembershipError, MembershipRefusal, join_tokens, parse_duration_ms,
@@ -269,7 +269,8 @@ impl MemberRegistry {
         by: &str,
         request: &v1::CreateUserRequest,
     ) -> Result<v1::Membership, MembershipError> {
-        let name = AgentId::new(request.name.as_str()).map_err(MembershipRefusal::from)?;
+        let of_user = |error| MembershipRefusal::from(IdError { what: "user", ..error });
+        let name = AgentId::new(request.name.as_str()).map_err(of_user)?;
         let scope: UserScope = request.scope.parse().map_err(MembershipRefusal::from)?;
         identity::check_user_key(&request.public_key).map_err(MembershipRefusal::from)?;
         let granted = MemberGrant {

@@ -428,6 +428,9 @@ async fn a_revoked_caller_loses_its_streams_within_a_second_and_another_keeps_it
         assert_eq!((made.scope.as_str(), made.valid_s), ("reader", 60.0));
         std::fs::write(fleet.dir.path().join(name), made.bearer).unwrap();
     }
+    let wrong = v1::CreateUserRequest { name: "Bob X".into(), ..Default::default() };
+    let error = fleet.admin().await.create_user(wrong).await.unwrap_err().to_string();
+    assert!(error.contains("user \"Bob X\" must be"), "{error}");
     let bearer = |name: &str| std::fs::read_to_string(fleet.dir.path().join(name)).unwrap();
     let mut evals = EvalsClient::new(fleet.channel().await);
     let watch = |name: &str| with(v1::WatchEvalsRequest::default(), &bearer(name));
