@@ -17,6 +17,7 @@ pub(crate) async fn read_spec(spec: &Path) -> anyhow::Result<(String, SpecFiles)
         "there is no spec {}; `flotilla run new` writes one (F101)",
         spec.display()
     );
+    control::require_named_file(spec)?;
     let bytes = tokio::fs::read(spec).await.with_context(read)?;
     let yaml = wire::decode_text(&bytes).with_context(read)?.to_owned();
     Ok((yaml, SpecFiles::Local(spec.parent().unwrap_or(Path::new("")).to_owned())))

@@ -1,7 +1,10 @@
-//! The files that a spec names: local files beside the spec, or files attached to the call.
+//! The files that a spec names: local files beside the spec, or files attached to the call. Files
+//! that a user names in a command are read in the same way.
 
 use std::{
     collections::BTreeMap,
+    fs::Metadata,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -29,12 +32,10 @@ pub enum SpecFileError {
     Read {
         path: PathBuf,
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
-    #[error(
-        "there is no file {path}; a spec names files relative to its own directory{similar} (F101)"
-    )]
-    Missing { path: PathBuf, similar: String },
+    #[error("there is no file {path}{remedy} (F101)")]
+    Missing { path: PathBuf, remedy: String },
     #[error("{path} is a directory; name a file in it (F101)")]
     Directory { path: PathBuf },
     #[error("{path} has {bytes} bytes, the limit is {FILE_BYTES_MAX} (D105)")]
@@ -68,21 +69,45 @@ impl SpecFiles {
 }
 
 async fn read_local_file(path: &Path) -> Result<Bytes, SpecFileError> {
-    let failed = |source: std::io::Error| match source.kind() {
-        std::io::ErrorKind::NotFound => {
-            SpecFileError::Missing { path: path.to_owned(), similar: suggest_file(path) }
+    let hint = "; a spec names files relative to its own directory";
+    let bytes = file_size(path, tokio::fs::metadata(path).await, hint)?;
+    check_size(path, bytes)?;
+    let read = tokio::fs::read(path).await;
+    Ok(read.map_err(|source| SpecFileError::Read { path: path.to_owned(), source })?.into())
+}
+
+/// Reads a file that a user named.
+pub fn read_named_file(path: &Path) -> Result<Bytes, SpecFileError> {
+    check_size(path, file_size(path, std::fs::metadata(path), "")?)?;
+    let read = std::fs::read(path);
+    Ok(read.map_err(|source| SpecFileError::Read { path: path.to_owned(), source })?.into())
+}
+
+/// Requires that a path that a user named is there and is no directory.
+pub fn require_named_file(path: &Path) -> Result<(), SpecFileError> {
+    file_size(path, std::fs::metadata(path), "").map(drop)
+}
+
+/// Returns the size of a file in bytes. `hint` follows the name of one that is missing.
+fn file_size(path: &Path, found: io::Result<Metadata>, hint: &str) -> Result<u64, SpecFileError> {
+    match found {
+        Ok(metadata) if metadata.is_dir() => {
+            Err(SpecFileError::Directory { path: path.to_owned() })
         }
-        _ => SpecFileError::Read { path: path.to_owned(), source },
-    };
-    let metadata = tokio::fs::metadata(path).await.map_err(failed)?;
-    if metadata.is_dir() {
-        return Err(SpecFileError::Directory { path: path.to_owned() });
+        Ok(metadata) => Ok(metadata.len()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let remedy = format!("{hint}{}", suggest_file(path));
+            Err(SpecFileError::Missing { path: path.to_owned(), remedy })
+        }
+        Err(source) => Err(SpecFileError::Read { path: path.to_owned(), source }),
     }
-    let bytes = metadata.len();
-    if bytes > FILE_BYTES_MAX {
-        return Err(SpecFileError::TooLarge { path: path.to_owned(), bytes });
+}
+
+fn check_size(path: &Path, bytes: u64) -> Result<(), SpecFileError> {
+    match bytes {
+        0..=FILE_BYTES_MAX => Ok(()),
+        _ => Err(SpecFileError::TooLarge { path: path.to_owned(), bytes }),
     }
-    Ok(tokio::fs::read(path).await.map_err(failed)?.into())
 }
 
 /// Returns the rest of a sentence: the file in the directory whose name is most similar, if any is.
@@ -96,5 +121,29 @@ pub fn suggest_file(path: &Path) -> String {
     match spec::find_similar(&wanted, names.iter().map(String::as_str)) {
         Some(name) => format!("; did you mean {name}?"),
         None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_file_and_a_directory_are_refused_with_a_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let there = directory.path().join("prompts.jsonl");
+        std::fs::write(&there, "{}").unwrap();
+        assert_eq!(read_named_file(&there).unwrap(), "{}");
+        require_named_file(&there).unwrap();
+        let refused = |path: &Path| {
+            let error = require_named_file(path).unwrap_err().to_string();
+            assert_eq!(error, read_named_file(path).unwrap_err().to_string());
+            error
+        };
+        let missing = refused(&directory.path().join("prompt.jsonl"));
+        assert!(missing.contains("there is no file /"), "{missing}");
+        assert!(missing.ends_with("prompt.jsonl; did you mean prompts.jsonl? (F101)"), "{missing}");
+        let named = refused(directory.path());
+        assert!(named.ends_with("is a directory; name a file in it (F101)"), "{named}");
     }
 }

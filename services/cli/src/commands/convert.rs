@@ -49,6 +49,9 @@ pub(crate) async fn run_convert_command(command: ConvertCommand, json: bool) -> 
             .await?;
         }
         ConvertCommand::Show { path } => {
+            if !path.is_dir() {
+                control::require_named_file(&path)?;
+            }
             let listing = convert::list_contents(&path);
             print_listing(&listing.with_context(|| format!("list {}", path.display()))?, json)?;
         }

@@ -86,6 +86,7 @@ pub(super) fn import_config(
     json: bool,
 ) -> anyhow::Result<()> {
     let what = || format!("import {}", config.display());
+    control::require_named_file(config).with_context(what)?;
     let yaml = std::fs::read_to_string(config).with_context(what)?;
     let stem = config.file_stem().unwrap_or_default().to_string_lossy();
     let name = wire::make_slug(&stem).unwrap_or_else(|| "run".into());
@@ -125,18 +126,9 @@ fn parse_heldout_size(held: &HeldoutArgs) -> anyhow::Result<HeldoutSize> {
     }
 }
 
-const FILE_BYTES_MAX: u64 = 1 << 30;
-
 /// Returns the name of the file and its content.
 fn read_data_file(path: &Path) -> anyhow::Result<(String, Bytes)> {
-    let what = || format!("read {}", path.display());
-    let bytes = std::fs::metadata(path).with_context(what)?.len();
-    ensure!(
-        bytes <= FILE_BYTES_MAX,
-        "{} has {bytes} bytes, the limit is {FILE_BYTES_MAX} (D105)",
-        path.display()
-    );
-    Ok((path.display().to_string(), std::fs::read(path).with_context(what)?.into()))
+    Ok((path.display().to_string(), control::read_named_file(path)?))
 }
 
 fn write_atomically(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

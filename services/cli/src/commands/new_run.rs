@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use control::{FleetControl, SpecFiles, SubmittedRun, suggest_file};
+use control::{FleetControl, SpecFiles, SubmittedRun};
 use doctor::estimate::{PlannedTraining, TrainingMethod};
 use serde_json::json;
 use spec::{DraftBase, RunDraft, VerifierSpec};
@@ -129,11 +129,8 @@ fn ask_draft(args: &NewRunArgs, file: &Path) -> anyhow::Result<RunDraft> {
 }
 
 fn read_prompts(file: &Path) -> anyhow::Result<Vec<PromptEntry>> {
-    if !file.exists() {
-        bail!("there is no file {}{} (F101)", file.display(), suggest_file(file));
-    }
-    let bytes = fs::read(file).with_context(|| format!("read {} (A104)", file.display()))?;
-    PromptEntry::parse_all(&bytes).with_context(|| file.display().to_string())
+    PromptEntry::parse_all(&control::read_named_file(file)?)
+        .with_context(|| file.display().to_string())
 }
 
 fn check_model(model: &str) -> anyhow::Result<()> {

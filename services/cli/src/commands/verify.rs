@@ -118,7 +118,7 @@ fn parse_verifier(text: &str) -> anyhow::Result<v1::Verifier> {
 
 fn read_prompts(path: &Path) -> anyhow::Result<BTreeMap<String, PromptEntry>> {
     let at = || format!("--prompts {}", path.display());
-    let text = std::fs::read(path).with_context(at)?;
+    let text = control::read_named_file(path).with_context(at)?;
     let prompts = PromptEntry::parse_all(&text).with_context(at)?;
     Ok(prompts.into_iter().map(|prompt| (prompt.id.clone(), prompt)).collect())
 }
@@ -127,8 +127,9 @@ fn open_completions(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
     if path == Path::new("-") {
         return Ok(Box::new(std::io::stdin().lock()));
     }
-    let file = File::open(path).with_context(|| format!("--completions {}", path.display()))?;
-    Ok(Box::new(BufReader::new(file)))
+    let at = || format!("--completions {}", path.display());
+    control::require_named_file(path).with_context(at)?;
+    Ok(Box::new(BufReader::new(File::open(path).with_context(at)?)))
 }
 
 /// Empty at the end. `number` is the line number, for errors.

@@ -46,6 +46,7 @@ fn append_file(
 }
 
 pub(super) fn read_capture(path: &Path) -> anyhow::Result<HostCapture> {
+    control::require_named_file(path)?;
     // One byte above the limit shows that there is more.
     let unpacked = GzDecoder::new(File::open(path)?).take(UNPACKED_BYTES_MAX + 1);
     let mut archive = tar::Archive::new(unpacked);

@@ -103,6 +103,7 @@ pub(super) fn read_plan(
 }
 
 fn read_settings(file: &Path) -> anyhow::Result<String> {
+    control::require_named_file(file)?;
     let mut text = String::new();
     File::open(file)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
     if text.len() as u64 > FILE_BYTES_MAX {

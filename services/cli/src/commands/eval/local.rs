@@ -21,6 +21,7 @@ use crate::{
 const SILENCE_LIMIT: Duration = Duration::from_secs(900);
 
 pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
+    control::require_named_file(&args.text).context("--text")?;
     let lines = args.text.extension().is_some_and(|extension| extension == "jsonl");
     let source = MeasurementInput {
         base: local_models::find_local_model(&args.model)?,
