@@ -115,7 +115,9 @@ pub enum MembershipRefusal {
          for another token (K107)"
     )]
     RoleNotOffered { role: MemberRole, offered: String },
-    #[error("the name {name} is another member's; choose another one (join: --name NAME) (K108)")]
+    #[error(
+        "the name {name} is another member's; choose another name, or revoke that member (K108)"
+    )]
     NameTaken { name: String },
     #[error(
         "the key for {name} belongs to {other}: each member needs its own key; choose another \

@@ -89,7 +89,7 @@ enum AccessDenied {
     #[error("{0}")]
     Revoked(String),
     #[error(
-        "{name} has {is}, and this needs {needs}; create credentials with `flotilla user create NAME --scope {scope}` (K104)"
+        "{name} has {is}, and this needs {needs}; an admin makes credentials with `flotilla user create NAME --scope {scope} --out DIR` (K104)"
     )]
     Scope { name: String, is: String, needs: String, scope: String },
     #[error("unknown or disabled path {path}; the gateway may be older than the client (G108)")]

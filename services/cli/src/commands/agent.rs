@@ -22,7 +22,7 @@ use evaluator::EvaluatorRole;
 use gateway::client::MembershipRenewal;
 use generator::GeneratorRole;
 use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
-use identity::BearerInfo;
+use identity::{BearerInfo, UserScope};
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
 use scorer::ScorerRole;
 use store::{FileCache, Store};
@@ -236,7 +236,10 @@ async fn prepare_membership(
 }
 
 fn apply_grant(granted: &BearerInfo, args: &mut AgentArgs) -> anyhow::Result<()> {
-    let BearerInfo { name, roles, pool, .. } = granted;
+    let BearerInfo { name, scope, roles, pool } = granted;
+    if let Some(scope @ (UserScope::Reader | UserScope::Operator)) = scope {
+        bail!("{name} is a user ({scope}), not an agent; run `flotilla join` with a token (K104)");
+    }
     // The credentials of an admin have no pool: an agent started with them takes its name and roles
     // from the arguments.
     let Some(pool) = pool else { return Ok(()) };

@@ -204,6 +204,13 @@ fn prepare_keys(
         );
     }
     let before = FleetFile::read(directory)?;
+    if before.as_ref().is_some_and(|file| file.is_elsewhere(directory)) {
+        bail!(
+            "{} has the credentials of a member, and its fleet runs elsewhere; choose another \
+             directory for a fleet of your own (A103)",
+            directory.display()
+        );
+    }
     if !has_keys && before.as_ref().is_some_and(|file| file.identity.is_some()) {
         bail!(
             "keys of this closed fleet are missing: restore {}, for example from a backup (K105)",
@@ -451,8 +458,8 @@ fn parse_agents(wanted: &[String]) -> anyhow::Result<Vec<LocalAgent>> {
             bail!("--agents {text}: the roles are {} (A101)", ROLE_NAMES.join(", "));
         }
         let count: Option<u32> = count.parse().ok().filter(|count| (1..=64).contains(count));
-        let count =
-            count.with_context(|| format!("--agents {text}: write {role}=N, N from 1 to 64"))?;
+        let count = count
+            .with_context(|| format!("--agents {text}: write {role}=N, N from 1 to 64 (A101)"))?;
         let agent = |number| LocalAgent { role: role.to_owned(), name: format!("{role}-{number}") };
         agents.extend((1..=count).map(agent));
     }
@@ -475,6 +482,8 @@ mod tests {
         let text = r#"{"nats": "nats://a:1", "gateway": "a:2", "store": "file:///c",
             "agents": ["trainer", "generator=2"]}"#;
         let before: FleetFile = serde_json::from_str(text).unwrap();
+        let wrong = parse_agents(&list("generator=x")).map(drop).unwrap_err().to_string();
+        assert!(wrong.ends_with("write generator=N, N from 1 to 64 (A101)"), "{wrong}");
         for (wanted, before, chosen) in [
             ("", Some(&before), "trainer-1, generator-1, generator-2"),
             ("verifier", Some(&before), "verifier-1"),
