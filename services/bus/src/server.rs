@@ -91,9 +91,10 @@ pub enum ServerStartError {
         source: io::Error,
     },
     #[error(
-        "{} is in use by {holder}; stop that or choose another directory: two servers would \
-         destroy each other's data (B107)",
-        dir.display()
+        "the fleet of {fleet} runs already: {} is in use by {holder}; stop it with \
+         `flotilla down --dir {fleet}`, or choose another directory (B107)",
+        dir.display(),
+        fleet = dir.parent().unwrap_or(dir).display()
     )]
     InUse { dir: PathBuf, holder: String },
     #[error(

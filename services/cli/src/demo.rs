@@ -53,10 +53,10 @@ pub(crate) async fn run_demo(flags: &GlobalArgs, args: &DemoArgs) -> anyhow::Res
     let report = match outcome {
         Ok(report) => report,
         Err(error) => {
-            let kept = directory.keep_files();
-            return Err(
-                error.context(format!("the demo failed; its logs are in {}", kept.display()))
-            );
+            let logs = directory.keep_files().join("logs");
+            let what = if stop.is_cancelled() { "was stopped" } else { "failed" };
+            let text = format!("the demo {what}; its logs are in {}", logs.display());
+            return Err(error.context(text));
         }
     };
     output::print_json_or(flags.json, &report.json, || output::print_text(&report.tables))?;

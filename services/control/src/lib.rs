@@ -54,7 +54,7 @@ pub use run_comparison::{SettingDifference, compare_settings};
 pub use run_history::HistoryError;
 pub use runs::{RunError, run_to_proto, to_timestamp};
 pub use selection_preview::{PreviewError, SelectionComparison, SelectionSummary};
-pub use spec_files::{SpecFileError, SpecFiles, read_named_file, require_named_file, suggest_file};
+pub use spec_files::{SpecFileError, SpecFiles, read_named_file, require_named_file};
 pub use store_access::{StoreAccess, StoreAccessError};
 pub use submission::SubmittedRun;
 pub use submit_error::{PlacedError, SubmitError};

@@ -111,14 +111,18 @@ fn check_size(path: &Path, bytes: u64) -> Result<(), SpecFileError> {
 }
 
 /// Returns the rest of a sentence: the file in the directory whose name is most similar, if any is.
-pub fn suggest_file(path: &Path) -> String {
+fn suggest_file(path: &Path) -> String {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let entries = std::fs::read_dir(directory.unwrap_or(Path::new(".")));
     let names = entries.into_iter().flatten().flatten().take(LISTED_FILES_MAX);
     let names: Vec<String> =
         names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let wanted = path.file_name().unwrap_or_default().to_string_lossy();
-    match spec::find_similar(&wanted, names.iter().map(String::as_str)) {
+    // Names of the same kind resemble each other by their ends alone.
+    let stem = |name: &str| name.split_once('.').map_or(name, |(stem, _)| stem).to_owned();
+    let is_similar = |name: &&str| spec::find_similar(&stem(&wanted), [&*stem(name)]).is_some();
+    let candidates = names.iter().map(String::as_str).filter(is_similar);
+    match spec::find_similar(&wanted, candidates) {
         Some(name) => format!("; did you mean {name}?"),
         None => String::new(),
     }
@@ -143,6 +147,8 @@ mod tests {
         let missing = refused(&directory.path().join("prompt.jsonl"));
         assert!(missing.contains("there is no file /"), "{missing}");
         assert!(missing.ends_with("prompt.jsonl; did you mean prompts.jsonl? (F101)"), "{missing}");
+        let other = refused(&directory.path().join("nope.jsonl"));
+        assert!(other.ends_with("nope.jsonl (F101)"), "{other}");
         let named = refused(directory.path());
         assert!(named.ends_with("is a directory; name a file in it (F101)"), "{named}");
     }

@@ -77,7 +77,8 @@ async fn await_runs(
         let over = ours.values().filter(is_over).count();
         bar.set_position(over as u64);
         if over > reported && !output::stderr_is_terminal() {
-            output::print_message(&format!("{over} of {} runs have ended", wanted.len()));
+            let verb = if over == 1 { "has" } else { "have" };
+            output::print_message(&format!("{over} of {} runs {verb} ended", wanted.len()));
         }
         reported = over;
         let open = ours.values().find(|run| run.current_state() == State::Running);

@@ -12,15 +12,11 @@ pub(crate) async fn list_announced_fleets(args: &DiscoverArgs, json: bool) -> an
         output::print_json(&all)?;
         return Ok(());
     }
-    if all.is_empty() {
-        output::print_message(
-            "no fleet found on this network; announce one with `flotilla up --announce`",
-        );
-    }
     let rows = all.into_iter().map(|fleet| {
         let authority = if fleet.authority.is_empty() { "open".into() } else { fleet.authority };
         [fleet.name, fleet.gateways.join(" "), authority]
     });
-    output::print_table(["fleet", "gateway", "authority"], rows);
+    let none = "no fleet found on this network; announce one with `flotilla up --announce`";
+    output::print_list(["fleet", "gateway", "authority"], rows, none);
     Ok(())
 }

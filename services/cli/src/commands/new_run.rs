@@ -49,7 +49,8 @@ pub(crate) async fn start_new_run(
     let yaml = draft.to_yaml(&output::escape_line(&shown));
     let files = SpecFiles::Local(file.parent().unwrap_or(Path::new("")).to_owned());
     // A spec that is refused is not written, so that the same command can be tried again.
-    let report = control.check_spec(&yaml, &files).await.context("check the new spec")?;
+    let refused = || format!("{shown} was not written; lines are those that it would have");
+    let report = control.check_spec(&yaml, &files).await.with_context(refused)?;
     data::report_lines(&report).iter().for_each(|line| output::print_message(line));
     fs::write(&file, yaml).with_context(|| format!("write {} (A104)", file.display()))?;
     output::print_message(&format!("wrote {}", file.display()));

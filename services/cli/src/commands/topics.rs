@@ -91,7 +91,9 @@ pub(crate) fn print_topics(topic: Option<&str>, json: bool) -> anyhow::Result<()
 }
 
 fn topic_text(name: &str) -> Option<&'static str> {
-    let page = |name| TOPICS.iter().find(|topic| topic.name == name).map(|topic| topic.text);
+    let page = |name: &str| {
+        TOPICS.iter().find(|topic| topic.name.eq_ignore_ascii_case(name)).map(|topic| topic.text)
+    };
     let text = match ErrorCode::parse(&name.to_ascii_uppercase()) {
         None => page(name)?,
         Some(code) => {
@@ -131,5 +133,6 @@ mod tests {
         assert!(!told.contains('#'), "{told}");
         assert!(topic_text("X101").unwrap().contains("report"));
         assert_eq!(topic_text("B999"), None);
+        assert!(topic_text("RUNS").is_some_and(|text| topic_text("runs") == Some(text)));
     }
 }

@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use control::suggest_file;
 use doctor::{
     TrainingArguments, TrainingPlan,
     estimate::{ModelShape, PlannedTraining, TrainingMethod},
@@ -142,12 +141,8 @@ fn plan_from_spec(
 ) -> anyhow::Result<TrainingPlan> {
     let data = |field: &str, name: &str| {
         let path = directory.join(name);
-        if !path.exists() {
-            let line =
-                spec::find_line(text, field).map_or(String::new(), |n| format!("line {n}: "));
-            let similar = suggest_file(&path);
-            bail!("{line}{field}: there is no file {}{similar} (F101)", path.display());
-        }
+        let line = spec::find_line(text, field).map_or(String::new(), |n| format!("line {n}: "));
+        control::require_named_file(&path).with_context(|| format!("{line}{field}"))?;
         count_lines(&path).with_context(|| format!("count the examples in {}", path.display()))
     };
     // A RAFT run trains on the samples it keeps; this is their maximum number.
