@@ -77,8 +77,6 @@ fn report_data_files(files: &[PathBuf]) -> (DataReport, Vec<anyhow::Error>) {
     (report, errors)
 }
 
-const NAME_CHARS_MAX: usize = 48;
-
 pub(super) fn import_config(
     config: &Path,
     prompts: Option<&str>,
@@ -90,7 +88,6 @@ pub(super) fn import_config(
     let yaml = std::fs::read_to_string(config).with_context(what)?;
     let stem = config.file_stem().unwrap_or_default().to_string_lossy();
     let name = wire::make_slug(&stem).unwrap_or_else(|| "run".into());
-    let name: String = name.chars().take(NAME_CHARS_MAX).collect();
     let ImportedSpec { spec, notes } =
         spec::import_halo_forge(&yaml, &name, prompts).with_context(what)?;
     if let Some(path) = out {

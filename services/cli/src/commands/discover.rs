@@ -9,8 +9,7 @@ use crate::{args::DiscoverArgs, output};
 pub(crate) async fn list_announced_fleets(args: &DiscoverArgs, json: bool) -> anyhow::Result<()> {
     let all = discovery::find_fleets(Duration::from_secs_f64(args.wait), |_| false).await?;
     if json {
-        output::print_json(&all)?;
-        return Ok(());
+        return output::print_json(&all);
     }
     let rows = all.into_iter().map(|fleet| {
         let authority = if fleet.authority.is_empty() { "open".into() } else { fleet.authority };

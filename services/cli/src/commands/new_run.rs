@@ -54,8 +54,7 @@ pub(crate) async fn start_new_run(
     data::report_lines(&report).iter().for_each(|line| output::print_message(line));
     fs::write(&file, yaml).with_context(|| format!("write {} (A104)", file.display()))?;
     output::print_message(&format!("wrote {}", file.display()));
-    let submits = !args.check_only && (args.yes || confirm("Submit it now?")?);
-    if !submits {
+    if args.check_only || !(args.yes || confirm("Submit it now?")?) {
         let next = format!("submit it with: flotilla run submit {}", file.display());
         output::print_json_or(flags.json, &json!({ "spec": file }), || {
             output::print_message(&next);
@@ -80,14 +79,14 @@ fn ask_draft(args: &NewRunArgs, file: &Path) -> anyhow::Result<RunDraft> {
         (None, Some(model)) => DraftBase::Model(model.clone()),
         (None, None) => DraftBase::Model(ask(
             args,
-            ("Model (a directory, or org/name)", None, "--model or --checkpoint"),
+            ("Model (a directory, or org/name)", None, "pass --model or --checkpoint"),
             check_model,
         )?),
     };
     let prompts: PathBuf = match &args.prompts {
         Some(prompts) => prompts.clone(),
         None => {
-            let question = ("File of prompts (JSON lines)", None, "--prompts");
+            let question = ("File of prompts (JSON lines)", None, "pass --prompts");
             ask(args, question, |file| read_prompts(Path::new(file)).map(drop))?.into()
         }
     };
@@ -96,8 +95,8 @@ fn ask_draft(args: &NewRunArgs, file: &Path) -> anyhow::Result<RunDraft> {
         Some(verifier) => verifier.clone(),
         None => {
             let question = format!("Verifier ({})", VerifierSpec::NAMES.join(", "));
-            let question = (&*question, RunDraft::suggest_verifier(&entries), "--verifier");
-            ask(args, question, check_verifier)?
+            let suggested = RunDraft::suggest_verifier(&entries);
+            ask(args, (&question, suggested, &verifier_remedy(&prompts)), check_verifier)?
         }
     };
     check_verifier(&verifier)?;
@@ -127,6 +126,16 @@ fn ask_draft(args: &NewRunArgs, file: &Path) -> anyhow::Result<RunDraft> {
         is_chat,
         cycles: args.cycles,
     })
+}
+
+/// Returns the remedy for prompts that suggest no verifier.
+fn verifier_remedy(prompts: &Path) -> String {
+    format!(
+        "not every prompt of {} has `answer`, so no verifier can be chosen; pass --verifier NAME \
+         (one of {})",
+        prompts.display(),
+        VerifierSpec::NAMES.join(", ")
+    )
 }
 
 fn read_prompts(file: &Path) -> anyhow::Result<Vec<PromptEntry>> {
@@ -159,11 +168,11 @@ fn check_verifier(given: &str) -> anyhow::Result<()> {
 /// wanted, and asks again after an answer that `check` refuses.
 fn ask(
     args: &NewRunArgs,
-    (question, default, option): (&str, Option<&str>, &str),
+    (question, default, remedy): (&str, Option<&str>, &str),
     check: impl Fn(&str) -> anyhow::Result<()>,
 ) -> anyhow::Result<String> {
     if args.yes || !output::is_interactive_terminal() {
-        return default.map(str::to_owned).with_context(|| format!("pass {option} (A102)"));
+        return default.map(str::to_owned).with_context(|| format!("{remedy} (A102)"));
     }
     let shown = default.map_or(String::new(), |default| format!(" [{default}]"));
     for _ in 0..ANSWERS_MAX {
@@ -177,7 +186,7 @@ fn ask(
             Err(error) => output::print_message(&format!("{error:#}")),
         }
     }
-    bail!("no answer; pass {option} (A102)")
+    bail!("no answer: {remedy} (A102)")
 }
 
 /// The answers to a question before it is given up.
@@ -280,6 +289,9 @@ mod tests {
         assert!(check_verifier("exact: { extract: '(a)' }").is_ok());
         assert!(check_model("zzz").unwrap_err().to_string().contains("org/name"));
         assert!(check_model("org/name").is_ok());
+        let remedy = verifier_remedy(Path::new("sft.jsonl"));
+        assert!(remedy.starts_with("not every prompt of sft.jsonl has `answer`"), "{remedy}");
+        assert!(remedy.contains("pass --verifier NAME (one of exact, "), "{remedy}");
         let missing = format!("{:#}", read_prompts(Path::new("/no/prompts.jsonl")).unwrap_err());
         assert!(missing.contains("/no/prompts.jsonl"), "{missing}");
         let directory = tempfile::tempdir().unwrap();

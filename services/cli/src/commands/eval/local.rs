@@ -21,7 +21,7 @@ use crate::{
 const SILENCE_LIMIT: Duration = Duration::from_secs(900);
 
 pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
-    control::require_named_file(&args.text).context("--text")?;
+    let text = Digest::hash_bytes(&control::read_named_file(&args.text).context("--text")?);
     let lines = args.text.extension().is_some_and(|extension| extension == "jsonl");
     let source = MeasurementInput {
         base: local_models::find_local_model(&args.model)?,
@@ -49,9 +49,7 @@ pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<
     };
     let figures = figures.with_context(|| format!("measure {}", source.text.display()))?;
     bar.finish_and_clear();
-    let bytes =
-        std::fs::read(&source.text).with_context(|| format!("read {}", source.text.display()))?;
-    print_result(&source, &figures, Digest::hash_bytes(&bytes), json)
+    print_result(&source, &figures, text, json)
 }
 
 fn measure_with_llama_cpp(
