@@ -55,7 +55,7 @@ pub(crate) async fn start_new_run(
     fs::write(&file, yaml).with_context(|| format!("write {} (A104)", file.display()))?;
     output::print_message(&format!("wrote {}", file.display()));
     if args.check_only || !(args.yes || confirm("Submit it now?")?) {
-        let next = format!("submit it with: flotilla run submit {}", file.display());
+        let next = format!("submit it: flotilla run submit {} (next time: --yes)", file.display());
         output::print_json_or(flags.json, &json!({ "spec": file }), || {
             output::print_message(&next);
         })?;
