@@ -14,7 +14,7 @@ use walkdir::WalkDir;
 /// Most files that may import each other in a circle inside their crate.
 const CIRCLE_FILES_MAX: usize = 10;
 /// Most lines of the program's own crates, `cli` and `flotilla`.
-const PROGRAM_LINES_MAX: usize = 12_200;
+const PROGRAM_LINES_MAX: usize = 12_300;
 /// Most words of the pages outside of `docs/adr`, but for the page of figures, which a program
 /// writes.
 const PAGE_WORDS_MAX: usize = 32_700;

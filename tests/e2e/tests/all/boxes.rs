@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::raw_log::{QueueState, RawLog};
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Thresholds and durations below the defaults.
 const QUICK: [&str; 6] = ["--storm-at", "200000:1", "--warn-at", "50000:2", "--calm-at", "10000:1"];
