@@ -136,10 +136,8 @@ impl PerplexityOutput {
             ChunkSelection::AllButLast(count) => self.chunks.and_then(|_| row(count)),
             ChunkSelection::First(needed) => {
                 let computed = self.chunks.unwrap_or(needed);
-                let is_final = computed <= needed;
-                let last =
-                    || is_final.then_some(self.final_row.as_ref()?).map(|row| (row, computed));
-                row(computed.min(needed)).or_else(last)
+                let last = self.final_row.as_ref().filter(|_| computed <= needed);
+                row(computed.min(needed)).or_else(|| Some((last?, computed)))
             }
             ChunkSelection::All => {
                 let count = self.chunks?;
