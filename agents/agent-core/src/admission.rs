@@ -24,6 +24,8 @@ pub enum DeliveryAction {
     Ignore,
     /// Return the delivery and take no jobs for [`NACK_PAUSE_MS`], so that another agent gets it.
     Nack,
+    /// Return the delivery for [`LEAVE_DELAY_MS`]: it is sized for another agent.
+    LeaveToAgent,
     /// Give up the job if [`is_dead_letter`] agrees.
     DeadLetter,
 }
@@ -44,6 +46,12 @@ pub const NACK_PAUSE_MS: u64 = 1000;
 /// Returns of such an order after which it is acknowledged.
 const NACKS_MAX: u64 = 8;
 
+/// Delay in milliseconds before a delivery is made again after [`DeliveryAction::LeaveToAgent`].
+pub const LEAVE_DELAY_MS: u64 = 200;
+
+/// Returns of an order that is sized for another agent after which any agent takes it.
+const LEAVES_MAX: u64 = 8;
+
 /// Decides what to do with a delivery. `body` is the fact that requests work, `delivered` the
 /// number of its deliveries including this one, `status` that of its run (see
 /// [`RunStatuses::status_for_fact`](crate::RunStatuses::status_for_fact)).
@@ -51,8 +59,10 @@ const NACKS_MAX: u64 = 8;
 /// The first rule that applies decides: a redelivery of a running job is ignored; jobs of ended
 /// runs and orders of stale rounds (of a paused run: all orders) are acknowledged; results of a
 /// paused run wait; a second order of a running job is returned, and acknowledged after 8 returns;
-/// a job delivered more than 20 times is given up; any other job runs.
+/// a slice that is sized for another agent than `agent` is left to it, 8 times; a job delivered
+/// more than 20 times is given up; any other job runs.
 pub fn admit_delivery(
+    agent: &str,
     body: &FactBody,
     delivered: u64,
     status: RunStatus,
@@ -72,6 +82,8 @@ pub fn admit_delivery(
         DeliveryAction::Wait
     } else if in_flight == InFlightState::OtherOrder {
         if delivered > NACKS_MAX { DeliveryAction::Acknowledge } else { DeliveryAction::Nack }
+    } else if delivered <= LEAVES_MAX && is_for_other_agent(agent, body) {
+        DeliveryAction::LeaveToAgent
     } else if delivered > DELIVERIES_MAX {
         DeliveryAction::DeadLetter
     } else {
@@ -91,6 +103,13 @@ pub fn is_dead_letter(delivered: u64, last: Option<&v1::Failure>) -> bool {
 pub fn dead_letter_message(delivered: u64, last: Option<&v1::Failure>) -> String {
     let last = last.map_or("it seems to crash the agents that run it", |failure| &failure.message);
     format!("delivered {} times and never completed: {last}", delivered - 1)
+}
+
+/// Returns true for a slice of a training that is sized for the speed of another agent.
+fn is_for_other_agent(agent: &str, body: &FactBody) -> bool {
+    let FactBody::TrainOrder(order) = body else { return false };
+    let Some(v1::train_order::Part::Slice(slice)) = &order.part else { return false };
+    slice.planned.as_ref().is_some_and(|slice| !slice.agent.is_empty() && slice.agent != agent)
 }
 
 /// Returns the round of an order; `None` for facts that are results.
@@ -115,26 +134,40 @@ mod tests {
     #[test]
     fn orders_of_an_earlier_round_and_those_of_a_paused_run_are_dropped() {
         let status = |round, paused| RunStatus { round, paused, is_over: false };
-        let of =
-            |round, status| admit_delivery(&order(round), 1, status, InFlightState::NotRunning);
+        let of = |round, status| {
+            admit_delivery("a", &order(round), 1, status, InFlightState::NotRunning)
+        };
         assert_eq!(of(1, status(1, false)), DeliveryAction::Run);
         assert_eq!(of(1, status(1, true)), DeliveryAction::Acknowledge);
         assert_eq!(of(1, status(2, false)), DeliveryAction::Acknowledge);
         assert_eq!(of(2, status(1, true)), DeliveryAction::Run, "the resume is received later");
         let over = RunStatus { is_over: true, ..RunStatus::default() };
         assert_eq!(of(1, over), DeliveryAction::Acknowledge);
-        let redelivered = admit_delivery(&order(1), 99, over, InFlightState::SameDelivery);
+        let redelivered = admit_delivery("a", &order(1), 99, over, InFlightState::SameDelivery);
         assert_eq!(redelivered, DeliveryAction::Ignore);
         let without_round = |round| {
             let order = v1::TrainOrder { attempt: 1, ..Default::default() };
             let order = FactBody::TrainOrder(order);
-            admit_delivery(&order, 1, status(round, false), InFlightState::NotRunning)
+            admit_delivery("a", &order, 1, status(round, false), InFlightState::NotRunning)
         };
         assert_eq!([1, 2].map(without_round), [DeliveryAction::Run, DeliveryAction::Acknowledge]);
         let twice = |delivered| {
-            admit_delivery(&order(1), delivered, status(1, false), InFlightState::OtherOrder)
+            admit_delivery("a", &order(1), delivered, status(1, false), InFlightState::OtherOrder)
         };
         assert_eq!((twice(8), twice(9)), (DeliveryAction::Nack, DeliveryAction::Acknowledge));
+    }
+
+    #[test]
+    fn a_slice_is_left_to_its_agent_for_some_time() {
+        let planned = v1::slice_plan::Slice { agent: "b".into(), ..Default::default() };
+        let slice = v1::train_order::Slice { planned: Some(planned), ..Default::default() };
+        let part = Some(v1::train_order::Part::Slice(slice));
+        let order = v1::TrainOrder { round: 1, part, ..Default::default() };
+        let order = FactBody::TrainOrder(order);
+        let status = RunStatus { round: 1, ..RunStatus::default() };
+        let admit = |agent, n| admit_delivery(agent, &order, n, status, InFlightState::NotRunning);
+        assert_eq!(admit("a", 8), DeliveryAction::LeaveToAgent);
+        assert_eq!((admit("a", 9), admit("b", 1)), (DeliveryAction::Run, DeliveryAction::Run));
     }
 
     #[test]
@@ -157,15 +190,15 @@ mod tests {
         let samples = FactBody::Samples(v1::Samples::default());
         let paused = RunStatus { paused: true, ..RunStatus::default() };
         assert_eq!(
-            admit_delivery(&samples, 99, paused, InFlightState::NotRunning),
+            admit_delivery("a", &samples, 99, paused, InFlightState::NotRunning),
             DeliveryAction::Wait
         );
         assert_eq!(
-            admit_delivery(&samples, 20, RunStatus::default(), InFlightState::NotRunning),
+            admit_delivery("a", &samples, 20, RunStatus::default(), InFlightState::NotRunning),
             DeliveryAction::Run
         );
         assert_eq!(
-            admit_delivery(&samples, 21, RunStatus::default(), InFlightState::NotRunning),
+            admit_delivery("a", &samples, 21, RunStatus::default(), InFlightState::NotRunning),
             DeliveryAction::DeadLetter
         );
     }

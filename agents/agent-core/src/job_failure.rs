@@ -100,6 +100,9 @@ pub fn expected_results(place: &FactKey, suites: &[v1::Suite]) -> Vec<(String, O
             vec![(format!("{cycle}-{job}"), None)]
         }
         FactKey::TrainOrder { cycle, .. } => vec![(cycle.to_string(), None)],
+        FactKey::TrainPartOrder { cycle, outer, part, .. } => {
+            vec![(format!("{cycle}-{outer}-{part}"), None)]
+        }
         _ => {
             let Some((cycle, step)) = place.checkpoint_position() else { return Vec::new() };
             let names = suites.iter().filter_map(|suite| SuiteName::new(suite.name.as_str()).ok());

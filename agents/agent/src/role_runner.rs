@@ -164,7 +164,8 @@ impl RoleRunner {
         let admit = || {
             let status = self.shared.runs.status_for_fact(&record.fact.subject);
             let in_flight = InFlightGuard::find_duplicate(&self.jobs_in_flight, record);
-            agent_core::admit_delivery(&record.fact.body, delivery.delivered, status, in_flight)
+            let (agent, body) = (self.shared.config.id.as_str(), &record.fact.body);
+            agent_core::admit_delivery(agent, body, delivery.delivered, status, in_flight)
         };
         if admit() == DeliveryAction::Ignore {
             return Ok(Duration::ZERO);
@@ -200,6 +201,10 @@ impl RoleRunner {
                 // The server redelivers it at once; the pause lets another agent take it.
                 let rest = Duration::from_millis(agent_core::NACK_PAUSE_MS);
                 return delivery.nak(Duration::ZERO).await.map(|()| rest);
+            }
+            DeliveryAction::LeaveToAgent => {
+                let delay = Duration::from_millis(agent_core::LEAVE_DELAY_MS);
+                return delivery.nak(delay).await.map(|()| Duration::ZERO);
             }
             DeliveryAction::Wait | DeliveryAction::Run | DeliveryAction::DeadLetter => {}
         }
@@ -552,6 +557,9 @@ fn describe_fact(fact: &Fact) -> (u32, String) {
             (*cycle, job.to_string())
         }
         FactKey::TrainOrder { cycle, .. } => (*cycle, "train".into()),
+        FactKey::TrainPartOrder { cycle, outer, part, .. } => {
+            (*cycle, wire::train_part_name(*outer, *part))
+        }
         place => match place.checkpoint_position() {
             Some((cycle, step)) => (cycle, format!("step {step}")),
             None => (0, Subject::to_string(&fact.subject)),

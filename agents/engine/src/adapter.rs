@@ -1,6 +1,9 @@
 //! LoRA adapters in memory: the projections that have a low-rank pair, and the scale of each pair.
 
+mod merge;
 mod peft;
+
+pub use merge::{AdapterMerge, OuterOptimizer};
 
 use crate::ops::{matrix::WeightMatrix, packed::MatmulKernel};
 use crate::random::RandomStream;

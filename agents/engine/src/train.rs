@@ -248,6 +248,11 @@ impl ModelTrainer {
         self.schedule.steps
     }
 
+    /// Returns the number of steps before the next one.
+    pub fn completed_steps(&self) -> usize {
+        self.step
+    }
+
     /// Takes one optimizer step; returns `None` if all are done.
     pub fn run_step(&mut self) -> Result<Option<StepReport>, TrainError> {
         if self.step == self.schedule.steps {

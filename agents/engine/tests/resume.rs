@@ -155,6 +155,41 @@ fn stopped_after_every_step_it_is_still_the_same_training() {
     }
 }
 
+#[test]
+fn a_slice_continues_with_the_state_of_an_earlier_one_or_a_new_one() {
+    for training in Training::all() {
+        let mut unbroken = training.start();
+        while training.step(&mut unbroken).is_some() {}
+        let end = training.files(STEPS);
+        let state = training.dir(3, "state");
+        let mut next = training.reload(3, spec());
+        next.start_slice(Some(&state), 3).unwrap();
+        while training.step(&mut next).is_some() {}
+        assert!(end == training.files(STEPS), "nothing was trained elsewhere");
+
+        let counts = |state: Option<&Path>| {
+            let mut later = training.reload(5, spec());
+            later.start_slice(state, 5).unwrap();
+            training.step(&mut later).unwrap();
+            let text = fs::read_to_string(training.dir(6, "state").join("state.json")).unwrap();
+            let state: serde_json::Value = serde_json::from_str(&text).unwrap();
+            (state["step"].as_u64(), state["updates"].as_u64())
+        };
+        assert_eq!(
+            counts(Some(&state)),
+            (Some(6), Some(4)),
+            "steps 4 and 5 were trained elsewhere"
+        );
+        assert_eq!(counts(None), (Some(6), Some(1)));
+        let mut other = training.reload(3, TrainSpec { seed: 8, ..spec() });
+        let refused = other.start_slice(Some(&state), 3).unwrap_err().to_string();
+        assert!(refused.contains("`seed`"), "{refused}");
+        let mut past = training.reload(3, spec());
+        past.start_slice(None, STEPS + 9).unwrap();
+        assert!(past.run_step().unwrap().is_none(), "past the end");
+    }
+}
+
 /// The weights alone are not enough: without this the tests above would prove nothing.
 #[test]
 fn without_its_state_a_training_goes_on_otherwise() {

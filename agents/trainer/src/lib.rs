@@ -16,6 +16,8 @@ mod signals;
 mod torch_probe;
 mod training_check;
 mod training_files;
+mod training_part;
+mod training_process;
 mod weight_delta;
 mod worker;
 

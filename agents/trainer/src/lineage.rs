@@ -227,6 +227,39 @@ pub(crate) fn checkpoint_metadata(
     entries.into_iter().chain(replay).map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
+/// The metadata of the weights of one box after its slice, in a training on several boxes.
+pub(crate) fn delta_metadata(
+    order: &v1::TrainOrder,
+    engine: &str,
+    delta: &v1::Delta,
+) -> TreeMetadata {
+    let mut about =
+        checkpoint_metadata(order, engine, delta.first + delta.steps, delta.total_steps);
+    let slice = json!([delta.outer, delta.slice, delta.first, delta.steps]);
+    about.extend([("slice".to_owned(), slice), ("start".to_owned(), json!(delta.start))]);
+    about
+}
+
+/// The metadata of merged weights. It does not name the box that merged.
+pub(crate) fn merge_metadata(
+    order: &v1::TrainOrder,
+    content: &str,
+    merge: &v1::train_order::Merge,
+) -> TreeMetadata {
+    let manifest = |tree: Option<&v1::Tree>| tree.map(|tree| tree.manifest.clone());
+    let base = order.base.as_ref().and_then(|base| base.tree.as_ref());
+    let deltas: Vec<_> = merge.deltas.iter().map(|delta| manifest(delta.tree.as_ref())).collect();
+    let entries = [
+        ("content", json!(content)),
+        ("base", json!(manifest(base))),
+        ("cycle", json!(order.cycle)),
+        ("outer", json!(merge.outer)),
+        ("start", json!(manifest(merge.start.as_ref()))),
+        ("merged", json!(deltas)),
+    ];
+    entries.map(|(key, value)| (key.to_owned(), value)).into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

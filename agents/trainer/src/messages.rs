@@ -31,6 +31,9 @@ pub(crate) struct TrainRequest {
     /// The directory for saved steps.
     pub out: PathBuf,
     pub resume: Option<ResumeCheckpoint>,
+    /// The steps to take, in a training on several boxes; `None` for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<TrainSlice>,
     /// The text whose log-probabilities the last step reports; empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub canary: String,
@@ -73,6 +76,19 @@ pub(crate) struct ResumeCheckpoint {
     pub wall_s: f64,
 }
 
+/// A range of steps. The last one is saved with the optimizer's state.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct TrainSlice {
+    /// The number of steps before the first one.
+    pub first: u32,
+    /// 0 to save the weights at the start.
+    pub steps: u32,
+    /// The adapter to start from; `None` to create a new one.
+    pub start: Option<PathBuf>,
+    /// The directory of the optimizer's state; `None` for a new state.
+    pub state: Option<PathBuf>,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TrainProgress {
@@ -87,13 +103,16 @@ pub(crate) enum TrainProgress {
 pub(crate) struct TrainingBegun {
     /// The step from which training continues; 0 at the start.
     pub step: u32,
-    /// The reason why the worker does not resume from the given checkpoint; `None` if it does, or
-    /// none was given.
+    /// The reason why the worker does not resume from the given checkpoint, or does not use the
+    /// state of its slice; `None` if it does, or none was given.
     pub refused: Option<String>,
     /// The engine that trains, with its versions.
     pub engine: String,
     /// The number of examples left out because they are too long.
     pub skipped: u32,
+    /// The number of steps of the whole training.
+    #[serde(default)]
+    pub steps: u32,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use crate::{
     config::TrainerConfig,
     lineage,
     messages::{CHECKPOINT_DIR, TrainHostSettings, TrainOutcome, TrainProgress, TrainStep},
-    role::{SILENCE_LIMIT, SILENCE_LIMIT_MIN},
     training_files::TrainingFiles,
+    training_process::{SILENCE_LIMIT, SILENCE_LIMIT_MIN},
     weight_delta::{self, InitialWeights},
 };
 

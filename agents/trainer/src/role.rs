@@ -1,17 +1,12 @@
 //! The agent's side: fetches the files, starts the worker, and publishes each checkpoint as it is
 //! saved.
 
-use std::{
-    convert::Infallible,
-    path::{Path, PathBuf},
-    sync::Mutex,
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Mutex, time::Duration};
 
 use agent::{
     AgentRole, JobError, JobFault, LeasedJob, MemoryNeeds, WorkerProcess, halve_micro_batch,
 };
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use doctor::DoctorFinding;
 use futures::future::{BoxFuture, FutureExt};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -21,19 +16,15 @@ use crate::{
     config::{TrainerConfig, TrainingEngine},
     lineage::TrainingLineage,
     memory_needs,
-    messages::{TrainOutcome, TrainProgress, TrainStep, TrainingBegun, UNPUBLISHED_MAX},
+    messages::{TrainOutcome, UNPUBLISHED_MAX},
     publish::{self, SavedStep},
     torch_probe::TorchProbe,
     training_check::StepStats,
     training_files::TrainingFiles,
+    training_part::{TrainingPart, is_part_done},
+    training_process::{SILENCE_LIMIT, SILENCE_LIMIT_MIN, TrainingDir, handle_progress},
     weight_delta::InitialWeights,
 };
-
-/// The longest time without a message after which any worker counts as hung.
-pub(crate) const SILENCE_LIMIT: Duration = Duration::from_secs(1800);
-
-/// The lower bound of the adaptive timeout, even for quick steps.
-pub(crate) const SILENCE_LIMIT_MIN: Duration = Duration::from_secs(60);
 
 /// The trainer role of an agent. It runs one training at a time.
 ///
@@ -120,8 +111,36 @@ impl TrainerRole {
         }
     }
 
-    /// Trains once, from the newest checkpoint, with passes halved `halvings` times.
+    /// Trains once, or does the ordered part of a training, with passes halved `halvings` times.
     async fn train_once(
+        &self,
+        job: &LeasedJob,
+        order: &v1::TrainOrder,
+        halvings: u32,
+    ) -> Result<(), JobError> {
+        let Some(ordered) = &order.part else {
+            return self.train_whole(job, order, halvings).await;
+        };
+        if is_part_done(job, order).await? {
+            return Ok(());
+        }
+        let part = TrainingPart { config: &self.config, job, order, halvings };
+        match ordered {
+            v1::train_order::Part::Slice(slice) => {
+                self.check_engine(order).await?;
+                part.train_slice(slice).await
+            }
+            v1::train_order::Part::Merge(merge) => {
+                if merge.outer == 0 {
+                    self.check_engine(order).await?;
+                }
+                part.merge_deltas(merge).await
+            }
+        }
+    }
+
+    /// Trains from the newest checkpoint to the end.
+    async fn train_whole(
         &self,
         job: &LeasedJob,
         order: &v1::TrainOrder,
@@ -134,11 +153,8 @@ impl TrainerRole {
             lineage.remove_state_before(last.step).await;
             return Ok(());
         }
-        self.check_host(order).await?;
-        if let TrainingEngine::PyTorch(pytorch) = engine {
-            self.probe.ensure_passed(pytorch, launch).await?;
-        }
-        let scratch = TrainingDir::create_for(job, order.cycle)?;
+        self.check_engine(order).await?;
+        let scratch = TrainingDir::create_for(job, &order.cycle.to_string())?;
         let point = lineage.find_resume_point().await?;
         if let Some(point) = &point {
             lineage.remove_state_before(point.fact.step).await;
@@ -187,6 +203,17 @@ impl TrainerRole {
             }
             Err(_) if self.is_handing_over() => Err(JobError::Stopped),
             Err(error) => Err(JobError::from_model_worker(error, &worker).await),
+        }
+    }
+
+    /// Checks the host, and PyTorch if it is the engine.
+    async fn check_engine(&self, order: &v1::TrainOrder) -> Result<(), JobError> {
+        self.check_host(order).await?;
+        match &self.config.engine {
+            TrainingEngine::PyTorch(pytorch) => {
+                self.probe.ensure_passed(pytorch, &self.config.launch).await
+            }
+            TrainingEngine::Candle => Ok(()),
         }
     }
 
@@ -242,60 +269,6 @@ fn expect_train_order(job: &LeasedJob) -> Result<&v1::TrainOrder, JobError> {
     }
 }
 
-/// Forwards a progress message to the log and to the agent's status. Returns the step, if it is
-/// one.
-fn handle_progress(
-    job: &LeasedJob,
-    progress: serde_json::Value,
-    stats: &mut StepStats,
-) -> Option<TrainStep> {
-    match serde_json::from_value(progress).ok()? {
-        TrainProgress::Begun(TrainingBegun { step, refused, engine, skipped }) => {
-            *stats = StepStats::new(engine, skipped);
-            if skipped > 0 {
-                tracing::warn!(run = %job.run, skipped, "examples longer than training.max_tokens are left out");
-            }
-            match refused {
-                None => tracing::info!(run = %job.run, step, "training begins after a step"),
-                Some(error) => {
-                    tracing::warn!(run = %job.run, step, error, "a checkpoint was refused; starting over");
-                }
-            }
-            None
-        }
-        TrainProgress::Step(step) => {
-            job.progress.set_progress(step.step, step.steps, format!("loss {:.4}", step.loss));
-            stats.record_step(&step);
-            Some(step)
-        }
-        TrainProgress::Busy => None,
-    }
-}
-
-/// The directory of one training, removed when it ends.
-struct TrainingDir(PathBuf);
-
-impl TrainingDir {
-    fn create_for(job: &LeasedJob, cycle: u32) -> Result<Self, JobError> {
-        let path = job.directory.join("work").join(format!("{}-c{cycle}", job.run));
-        let create = |path: &Path| -> std::io::Result<()> {
-            // Files of an agent that died here are useless.
-            let _ = std::fs::remove_dir_all(path);
-            std::fs::create_dir_all(path)
-        };
-        create(&path)
-            .with_context(|| format!("create {}", path.display()))
-            .map_err(JobError::retryable_failure)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for TrainingDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 impl AgentRole for TrainerRole {
     fn work_kind(&self) -> WorkKind {
         WorkKind::Train
@@ -316,6 +289,9 @@ impl AgentRole for TrainerRole {
     ) -> BoxFuture<'a, Result<Option<MemoryNeeds>, JobError>> {
         async {
             let order = expect_train_order(job)?;
+            if is_part_done(job, order).await? {
+                return Ok(None);
+            }
             let lineage = TrainingLineage { job, order, engine: self.config.engine.lineage_name() };
             if lineage.newest_checkpoint().await?.is_some_and(|newest| newest.r#final) {
                 return Ok(None);

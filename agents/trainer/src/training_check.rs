@@ -73,15 +73,36 @@ pub(crate) async fn check_saved_step(
     step: &TrainStep,
     stats: &StepStats,
 ) -> Result<Option<f64>, JobError> {
-    let (path, start) = (checkpoint.to_owned(), start.clone());
+    let weights = compare_weights(checkpoint, start).await?;
+    judge_training(&weights, step, stats).map_err(JobError::fatal_failure)?;
+    Ok(weights.change)
+}
+
+/// Returns the relative change of merged weights since the start of their training, if it is known.
+///
+/// # Errors
+/// Fatal if a value is not finite. Retryable if the files cannot be read.
+pub(crate) async fn measure_change(
+    merged: &Path,
+    start: &InitialWeights,
+) -> Result<Option<f64>, JobError> {
+    let weights = compare_weights(merged, start).await?;
+    match weights.non_finite {
+        Some((tensor, value)) => Err(JobError::fatal_failure(anyhow::anyhow!(
+            "the merge gave `{tensor}` the value {value}; lower training.across.outer.rate (R113)"
+        ))),
+        None => Ok(weights.change),
+    }
+}
+
+async fn compare_weights(saved: &Path, start: &InitialWeights) -> Result<WeightDelta, JobError> {
+    let (path, start) = (saved.to_owned(), start.clone());
     let compare = move || weight_delta::compare_weights(&path, &start);
     let compared =
         tokio::task::spawn_blocking(compare).await.map_err(JobError::retryable_failure)?;
-    let weights = compared
-        .with_context(|| format!("look at {}", checkpoint.display()))
-        .map_err(JobError::retryable_failure)?;
-    judge_training(&weights, step, stats).map_err(JobError::fatal_failure)?;
-    Ok(weights.change)
+    compared
+        .with_context(|| format!("look at {}", saved.display()))
+        .map_err(JobError::retryable_failure)
 }
 
 /// Checks the learning rate, the scored tokens, the weights and the gradient of a step. The change

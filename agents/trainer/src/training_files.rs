@@ -63,6 +63,7 @@ impl TrainingFiles<'_> {
             canary: order.canary.clone(),
             out,
             policy,
+            slice: None,
             resume: point.as_ref().map(|point| ResumeCheckpoint {
                 checkpoint: point.checkpoint.path().to_owned(),
                 state: point.state.path().to_owned(),

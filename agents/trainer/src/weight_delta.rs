@@ -222,6 +222,7 @@ mod tests {
                 seed: 1,
                 out: PathBuf::new(),
                 resume: None,
+                slice: None,
                 canary: String::new(),
                 policy: crate::messages::TrainHostSettings::default(),
             })

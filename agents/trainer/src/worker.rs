@@ -20,10 +20,13 @@ use crate::{
     checkpoint_schedule::CheckpointSchedule,
     messages::{
         CHECKPOINT_DIR, ResumeCheckpoint, STATE_DIR, TrainOutcome, TrainProgress, TrainRequest,
-        TrainStep, TrainingBegun, UNPUBLISHED_MAX,
+        TrainSlice, TrainStep, TrainingBegun, UNPUBLISHED_MAX,
     },
     signals::{GivenSignal, SignalInputs},
 };
+
+/// The directory of the new adapter, if a slice has no steps.
+pub(crate) const NEW_ADAPTER_DIR: &str = "0";
 
 /// PyTorch's default.
 const ADAM_EPSILON: f64 = 1e-8;
@@ -61,12 +64,21 @@ fn run_training(
     dtype: MatrixDtype,
     respond: &CallResponder,
 ) -> anyhow::Result<()> {
-    let began = Instant::now();
+    let loading = Instant::now();
     // Weights in 8 bits are not trained beside.
     let dtype = if dtype == MatrixDtype::Q8_0 { MatrixDtype::Bf16 } else { dtype };
     let place = ComputePlace { device: engine::parse_device(device)?, dtype };
-    let (mut trainer, before) = start_trainer(call, &place, respond)?;
+    let (mut trainer, before) = match &call.slice {
+        Some(slice) => (start_slice(call, slice, &place, respond)?, None),
+        None => start_trainer(call, &place, respond)?,
+    };
+    // The speed of a box is that of its steps.
+    let began = if call.slice.is_some() { Instant::now() } else { loading };
     let steps = to_u32(trainer.total_steps());
+    let last = call.slice.as_ref().map_or(steps, |slice| steps.min(slice.first + slice.steps));
+    if call.slice.as_ref().is_some_and(|slice| slice.steps == 0) {
+        save_step(&trainer, call, &call.out.join(NEW_ADAPTER_DIR), true)?;
+    }
     let TrainRequest { training, policy, .. } = call;
     let mut cadence =
         CheckpointSchedule::new(steps, training.save_every, policy.save_s, before.is_some());
@@ -76,7 +88,9 @@ fn run_training(
     // The values of the steps since the last saved one.
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     let mut weighting: Option<WeightReport> = None;
-    while let Some(report) = trainer.run_step()? {
+    while trainer.completed_steps() < last as usize
+        && let Some(report) = trainer.run_step()?
+    {
         tokens += report.tokens as u64;
         trained_tokens += report.scored as u64;
         losses.push(report.loss);
@@ -85,10 +99,14 @@ fn run_training(
             weighting.get_or_insert_default().add(weights);
         }
         let (step, steps) = (to_u32(report.step), to_u32(report.steps));
-        let due = cadence.is_due(step, began.elapsed().as_secs_f64());
+        let due = match &call.slice {
+            Some(_) => step == last,
+            None => cadence.is_due(step, began.elapsed().as_secs_f64()),
+        };
         let saved = due.then(|| call.out.join(step.to_string()));
         if let Some(directory) = &saved {
-            let save = || save_step(&trainer, call, directory, step == steps);
+            let is_last = step == steps && call.slice.is_none();
+            let save = || save_step(&trainer, call, directory, is_last);
             with_heartbeats(respond, save)
                 .with_context(|| format!("save {}", directory.display()))?;
         }
@@ -105,7 +123,10 @@ fn run_training(
             packing: 1.0,
             wall_s: spent + began.elapsed().as_secs_f64(),
             saved,
-            canary: if step == steps { score_canary(&trainer, call)? } else { Vec::new() },
+            canary: match step == steps && call.slice.is_none() {
+                true => score_canary(&trainer, call)?,
+                false => Vec::new(),
+            },
             weighting: weighting.as_ref().map(weighting_message),
         }));
         if due {
@@ -125,7 +146,12 @@ fn start_trainer<'a>(
 ) -> anyhow::Result<(ModelTrainer, Option<&'a ResumeCheckpoint>)> {
     let mut refused = None;
     if let Some(resume) = &call.resume {
-        match load_trainer(call, place, Some(resume), respond) {
+        let checkpoint = Some(resume.checkpoint.as_path());
+        let loaded = load_trainer(call, place, checkpoint, respond).and_then(|mut trainer| {
+            trainer.resume_from(&resume.state, resume.step as usize)?;
+            Ok(trainer)
+        });
+        match loaded {
             Ok(trainer) => {
                 respond.send_progress(&begun_message(&trainer, resume.step, None));
                 return Ok((trainer, Some(resume)));
@@ -138,20 +164,38 @@ fn start_trainer<'a>(
     Ok((trainer, None))
 }
 
-fn begun_message(trainer: &ModelTrainer, step: u32, refused: Option<String>) -> TrainProgress {
-    let (engine, skipped) = (engine::ENGINE.to_owned(), to_u32(trainer.skipped_examples()));
-    TrainProgress::Begun(TrainingBegun { step, refused, engine, skipped })
+/// Starts with a new optimizer state if that of the request cannot be used.
+fn start_slice(
+    call: &TrainRequest,
+    slice: &TrainSlice,
+    place: &ComputePlace,
+    respond: &CallResponder,
+) -> anyhow::Result<ModelTrainer> {
+    let mut trainer = load_trainer(call, place, slice.start.as_deref(), respond)?;
+    let refused = trainer.start_slice(slice.state.as_deref(), slice.first as usize).err();
+    if refused.is_some() {
+        trainer.start_slice(None, slice.first as usize)?;
+    }
+    let refused = refused.map(|error| format!("{:#}", anyhow::Error::from(error)));
+    respond.send_progress(&begun_message(&trainer, slice.first, refused));
+    Ok(trainer)
 }
 
+fn begun_message(trainer: &ModelTrainer, step: u32, refused: Option<String>) -> TrainProgress {
+    let (engine, skipped) = (engine::ENGINE.to_owned(), to_u32(trainer.skipped_examples()));
+    let steps = to_u32(trainer.total_steps());
+    TrainProgress::Begun(TrainingBegun { step, refused, engine, skipped, steps })
+}
+
+/// Loads the weights of a checkpoint, or of the request's adapter or base.
 fn load_trainer(
     call: &TrainRequest,
     place: &ComputePlace,
-    resume: Option<&ResumeCheckpoint>,
+    checkpoint: Option<&Path>,
     respond: &CallResponder,
 ) -> anyhow::Result<ModelTrainer> {
     let ComputePlace { device, dtype } = place;
     let tokenizer = ModelTokenizer::load_tokenizer(&call.base).context("load the tokenizer")?;
-    let checkpoint = resume.map(|resume| resume.checkpoint.as_path());
     let is_full = call.training.lora.is_none();
     let model = match checkpoint.filter(|_| is_full) {
         Some(checkpoint) => {
@@ -182,9 +226,6 @@ fn load_trainer(
     let mut trainer = ModelTrainer::new(model, &tokenizer, method, &examples, train_spec(call)?)?;
     if let Some((objective, signals)) = signals {
         trainer = trainer.use_objective(objective, signals)?;
-    }
-    if let Some(resume) = resume {
-        trainer.resume_from(&resume.state, resume.step as usize)?;
     }
     Ok(trainer)
 }

@@ -346,6 +346,47 @@ async fn a_resumed_training_ends_with_the_same_bytes() {
 }
 
 #[tokio::test]
+async fn slices_one_after_the_other_end_with_the_bytes_of_the_whole_training() {
+    let Some(python) = require_torch_python() else { return };
+    let bench = Bench::new(&python);
+    let with_dropout = |out: &str| {
+        let mut call = bench.call(out);
+        call["training"]["lora"]["dropout"] = json!(0.1);
+        call
+    };
+    bench.train(&with_dropout("whole")).await;
+    let train_slice = async |out: &str, slice: Value| {
+        let mut call = with_dropout(out);
+        call["slice"] = slice;
+        let (answer, heard) = bench.ask(&bench.start(), &call).await;
+        assert_eq!(answer.unwrap(), json!({ "stopped_at": null }));
+        let begun = heard.iter().find_map(|progress| progress.get("begun")).unwrap();
+        (begun.clone(), steps(&heard))
+    };
+    let (begun, none) = train_slice("new", json!({ "first": 0, "steps": 0 })).await;
+    assert_eq!((&begun["steps"], none.len()), (&json!(6), 0));
+    let new = bench.path("new/0/checkpoint");
+    let (_, first) =
+        train_slice("one", json!({ "first": 0, "steps": 4, "start": new, "state": null })).await;
+    assert_eq!(first.len(), 4);
+    let (start, state) = (bench.path("one/4/checkpoint"), bench.path("one/4/state"));
+    let slice = |state: &Path| json!({ "first": 4, "steps": 4, "start": start, "state": state });
+    let (begun, rest) = train_slice("two", slice(&state)).await;
+    assert_eq!((&begun["refused"], rest.len()), (&Value::Null, 2), "the training ends");
+    assert_eq!(rest[1]["step"], 6);
+    let file = |out: &str| std::fs::read(bench.path(out).join("adapter_model.safetensors"));
+    assert!(file("whole/6/checkpoint").unwrap() == file("two/6/checkpoint").unwrap());
+    assert!(bench.path("two/6/state/optimizer.pt").exists(), "later steps may continue");
+
+    std::fs::write(state.join("training.json"), "{}").unwrap();
+    let (begun, rest) = train_slice("three", slice(&state)).await;
+    assert!(begun["refused"].as_str().unwrap().contains("training.json"), "{begun}");
+    assert_eq!(rest.len(), 2, "with a new state");
+    let (begun, none) = train_slice("four", json!({ "first": 9, "steps": 4, "start": new })).await;
+    assert_eq!((&begun["steps"], none.len()), (&json!(6), 0), "past the end");
+}
+
+#[tokio::test]
 async fn on_sigterm_it_saves_at_the_next_step_and_reports_the_step() {
     let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);

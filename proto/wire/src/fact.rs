@@ -35,6 +35,10 @@ pub enum FactBody {
     Scores(v1::Scores),
     Selected(v1::Selected),
     TrainOrder(v1::TrainOrder),
+    SlicePlan(v1::SlicePlan),
+    Delta(v1::Delta),
+    SliceClose(v1::SliceClose),
+    Merge(v1::Merge),
     Checkpoint(v1::Checkpoint),
     Eval(v1::Eval),
     Failure(v1::Failure),
@@ -124,9 +128,17 @@ impl FactBody {
             FactKey::Selection { .. } => {
                 Self::Selected(parse_message(subject, "Selected", payload)?)
             }
-            FactKey::TrainOrder { .. } => {
+            FactKey::TrainOrder { .. } | FactKey::TrainPartOrder { .. } => {
                 Self::TrainOrder(parse_message(subject, "TrainOrder", payload)?)
             }
+            FactKey::SlicePlan { .. } => {
+                Self::SlicePlan(parse_message(subject, "SlicePlan", payload)?)
+            }
+            FactKey::Delta { .. } => Self::Delta(parse_message(subject, "Delta", payload)?),
+            FactKey::SliceClose { .. } => {
+                Self::SliceClose(parse_message(subject, "SliceClose", payload)?)
+            }
+            FactKey::Merge { .. } => Self::Merge(parse_message(subject, "Merge", payload)?),
             FactKey::Checkpoint { .. } | FactKey::WatchedCheckpoint { .. } => {
                 Self::Checkpoint(parse_message(subject, "Checkpoint", payload)?)
             }
@@ -158,6 +170,10 @@ impl FactBody {
             Self::Scores(message) => serialize_message(message),
             Self::Selected(message) => serialize_message(message),
             Self::TrainOrder(message) => serialize_message(message),
+            Self::SlicePlan(message) => serialize_message(message),
+            Self::Delta(message) => serialize_message(message),
+            Self::SliceClose(message) => serialize_message(message),
+            Self::Merge(message) => serialize_message(message),
             Self::Checkpoint(message) => serialize_message(message),
             Self::Eval(message) => serialize_message(message),
             Self::Failure(message) => serialize_message(message),
@@ -175,6 +191,8 @@ impl FactBody {
             Self::Declined(declined) => &declined.agent,
             Self::Verdicts(verdicts) => &verdicts.agent,
             Self::Scores(scores) => &scores.agent,
+            Self::Delta(delta) => &delta.agent,
+            Self::Merge(merge) => &merge.agent,
             Self::Checkpoint(checkpoint) => &checkpoint.agent,
             Self::Eval(eval) => &eval.agent,
             Self::Failure(failure) => &failure.agent,
@@ -197,6 +215,10 @@ impl FactBody {
             Self::Scores(_) => "Scores",
             Self::Selected(_) => "Selected",
             Self::TrainOrder(_) => "TrainOrder",
+            Self::SlicePlan(_) => "SlicePlan",
+            Self::Delta(_) => "Delta",
+            Self::SliceClose(_) => "SliceClose",
+            Self::Merge(_) => "Merge",
             Self::Checkpoint(_) => "Checkpoint",
             Self::Eval(_) => "Eval",
             Self::Failure(_) => "Failure",

@@ -50,7 +50,8 @@ pub use prompt::{PROMPT_BYTES_MAX, PromptEntry, PromptsError};
 pub use prompt_set::PromptSet;
 pub use seed::{derive_sample_seed, derive_seed};
 pub use subject::{
-    FactKey, STREAM_SUBJECTS, Subject, SubjectError, WorkKind, expand_author_filters,
+    FactKey, STREAM_SUBJECTS, Subject, SubjectError, TrainPart, WorkKind, expand_author_filters,
+    train_part_name,
 };
 pub use timestamps::to_timestamp;
 pub use token_logprobs::{decode_logprobs, encode_logprobs};

@@ -1,12 +1,12 @@
 //! Subjects of facts: `flotilla.<run>.<kind>.…`, one subject for each fact.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, num::ParseIntError, str::FromStr};
 
 use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
 /// The subject filters of the log's stream. Each kind has two, because in a closed fleet a subject
 /// ends with one more token, the name of the author.
-pub const STREAM_SUBJECTS: [&str; 30] = [
+pub const STREAM_SUBJECTS: [&str; 38] = [
     "flotilla.*.spec",
     "flotilla.*.spec.*",
     "flotilla.*.watched",
@@ -26,6 +26,14 @@ pub const STREAM_SUBJECTS: [&str; 30] = [
     "flotilla.*.scores.*.*.*",
     "flotilla.*.selection.*",
     "flotilla.*.selection.*.*",
+    "flotilla.*.slices.*.*",
+    "flotilla.*.slices.*.*.*",
+    "flotilla.*.delta.*.*.*",
+    "flotilla.*.delta.*.*.*.*",
+    "flotilla.*.close.*.*",
+    "flotilla.*.close.*.*.*",
+    "flotilla.*.merge.*.*",
+    "flotilla.*.merge.*.*.*",
     "flotilla.*.checkpoint.*.*",
     "flotilla.*.checkpoint.*.*.*",
     "flotilla.*.eval.*.*",
@@ -111,6 +119,35 @@ pub enum FactKey {
         cycle: u32,
         attempt: u32,
     },
+    /// The order of a part of a training on several boxes.
+    TrainPartOrder {
+        pool: Pool,
+        cycle: u32,
+        outer: u32,
+        part: TrainPart,
+        attempt: u32,
+    },
+    /// The slices of an outer step of a training on several boxes.
+    SlicePlan {
+        cycle: u32,
+        outer: u32,
+    },
+    /// The weights of one box after its slice.
+    Delta {
+        cycle: u32,
+        outer: u32,
+        slice: u32,
+    },
+    /// The slices of an outer step that count.
+    SliceClose {
+        cycle: u32,
+        outer: u32,
+    },
+    /// The weights after an outer step.
+    Merge {
+        cycle: u32,
+        outer: u32,
+    },
     Checkpoint {
         cycle: u32,
         step: u32,
@@ -157,6 +194,11 @@ impl FactKey {
             | Self::Scores { cycle, .. }
             | Self::Selection { cycle }
             | Self::TrainOrder { cycle, .. }
+            | Self::TrainPartOrder { cycle, .. }
+            | Self::SlicePlan { cycle, .. }
+            | Self::Delta { cycle, .. }
+            | Self::SliceClose { cycle, .. }
+            | Self::Merge { cycle, .. }
             | Self::Checkpoint { cycle, .. }
             | Self::Eval { cycle, .. }
             | Self::PassRates { cycle }
@@ -201,6 +243,39 @@ impl FactKey {
             format!("flotilla.{run}.verdicts.{cycle}.>"),
             format!("flotilla.{run}.scores.{cycle}.>"),
         ]
+    }
+}
+
+/// A part of a training on several boxes that is ordered by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TrainPart {
+    /// The slice of this number, from 1.
+    Slice(u32),
+    /// The merge after the slices.
+    Merge,
+}
+
+impl fmt::Display for TrainPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Slice(number) => number.fmt(f),
+            Self::Merge => f.write_str("merge"),
+        }
+    }
+}
+
+/// Returns the name of a part's job in the statuses of agents, for example `train-3-merge`.
+pub fn train_part_name(outer: u32, part: TrainPart) -> String {
+    format!("train-{outer}-{part}")
+}
+
+impl FromStr for TrainPart {
+    type Err = ParseIntError;
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        match text {
+            "merge" => Ok(Self::Merge),
+            _ => text.parse().map(Self::Slice),
+        }
     }
 }
 
@@ -319,6 +394,13 @@ impl fmt::Display for Subject {
             FactKey::TrainOrder { pool, cycle, attempt } => {
                 write!(f, "order.train.{pool}.{cycle}.{attempt}")
             }
+            FactKey::TrainPartOrder { pool, cycle, outer, part, attempt } => {
+                write!(f, "order.train.{pool}.{cycle}.{outer}.{part}.{attempt}")
+            }
+            FactKey::SlicePlan { cycle, outer } => write!(f, "slices.{cycle}.{outer}"),
+            FactKey::Delta { cycle, outer, slice } => write!(f, "delta.{cycle}.{outer}.{slice}"),
+            FactKey::SliceClose { cycle, outer } => write!(f, "close.{cycle}.{outer}"),
+            FactKey::Merge { cycle, outer } => write!(f, "merge.{cycle}.{outer}"),
             FactKey::Checkpoint { cycle, step } => write!(f, "checkpoint.{cycle}.{step}"),
             FactKey::WatchedCheckpoint { step } => write!(f, "checkpoint.watched.{step}"),
             FactKey::Eval { cycle, step, suite } => write!(f, "eval.{cycle}.{step}.{suite}"),
@@ -400,9 +482,37 @@ fn parse_subject(text: &str) -> Option<Subject> {
             attempt: attempt.parse().ok()?,
         },
         ["done"] => FactKey::Done,
-        _ => return None,
+        other => parse_outer_step(other)?,
     };
     Some(Subject { run, key: place })
+}
+
+/// Parses the key of a fact of a training on several boxes.
+fn parse_outer_step(tokens: &[&str]) -> Option<FactKey> {
+    Some(match tokens {
+        ["order", "train", pool, cycle, outer, part, attempt] => FactKey::TrainPartOrder {
+            pool: pool.parse().ok()?,
+            cycle: cycle.parse().ok()?,
+            outer: outer.parse().ok()?,
+            part: part.parse().ok()?,
+            attempt: attempt.parse().ok()?,
+        },
+        ["slices", cycle, outer] => {
+            FactKey::SlicePlan { cycle: cycle.parse().ok()?, outer: outer.parse().ok()? }
+        }
+        ["delta", cycle, outer, slice] => FactKey::Delta {
+            cycle: cycle.parse().ok()?,
+            outer: outer.parse().ok()?,
+            slice: slice.parse().ok()?,
+        },
+        ["close", cycle, outer] => {
+            FactKey::SliceClose { cycle: cycle.parse().ok()?, outer: outer.parse().ok()? }
+        }
+        ["merge", cycle, outer] => {
+            FactKey::Merge { cycle: cycle.parse().ok()?, outer: outer.parse().ok()? }
+        }
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -420,6 +530,12 @@ mod tests {
             "flotilla.r1.cycle.0.archived",
             "flotilla.r1.order.generate.default.1.j3.1",
             "flotilla.r1.order.train.default.1.2",
+            "flotilla.r1.order.train.default.1.3.2.1",
+            "flotilla.r1.order.train.default.1.3.merge.1",
+            "flotilla.r1.slices.1.3",
+            "flotilla.r1.delta.1.3.2",
+            "flotilla.r1.close.1.3",
+            "flotilla.r1.merge.1.0",
             "flotilla.r1.samples.1.j3",
             "flotilla.r1.declined.1.j3.1.box-3",
             "flotilla.r1.quarantine.box-3.1",

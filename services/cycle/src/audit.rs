@@ -238,6 +238,12 @@ impl RunAuditor {
             (FactKey::TrainOrder { cycle, .. }, FactBody::TrainOrder(order)) => {
                 order_checks::check_train_order(run, *cycle, order)
             }
+            (FactKey::TrainPartOrder { cycle, outer, part, .. }, FactBody::TrainOrder(order)) => {
+                let mut found = order_checks::check_train_order(run, *cycle, order);
+                let part = (*cycle, *outer, *part);
+                found.extend(order_checks::check_train_part(run, part, order));
+                found
+            }
             (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
                 let attempts = self.ordered_attempts.get(&(*cycle, job.clone()));
                 let ordered = attempts.is_some_and(|all| all.contains(&samples.attempt));

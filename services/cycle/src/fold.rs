@@ -3,6 +3,7 @@
 //! of the content of the log.
 
 pub(crate) mod late_work;
+mod outer_steps;
 mod quarantine;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,8 +134,7 @@ impl Run {
             (FactKey::TrainOrder { cycle, attempt, .. }, FactBody::TrainOrder(order)) => {
                 let cycle = self.cycles.entry(*cycle).or_default();
                 cycle.train_orders.record_order(*attempt, order.round, at);
-                cycle.canary_text.clone_from(&order.canary);
-                cycle.times.train_ordered.get_or_insert(at);
+                cycle.record_training_order(order, at);
                 Ok(())
             }
             (
@@ -163,7 +163,7 @@ impl Run {
                 self.ended_ms = Some(at);
                 Ok(())
             }
-            _ => Err("the message does not belong under this subject".into()),
+            (place, body) => self.apply_outer_step(place, body, at),
         }
     }
 
@@ -570,8 +570,21 @@ impl Run {
             WorkKind::Generate | WorkKind::Verify | WorkKind::Score => {
                 self.set_job_aside(kind, failure);
             }
+            WorkKind::Train if self.is_needless_slice(&failure.id) => {}
             WorkKind::Train => drop(self.training_failure.get_or_insert_with(|| failure.clone())),
         }
+    }
+
+    /// Returns true for the failure of a slice (`<cycle>-<outer>-<slice>`) whose outer step is
+    /// closed: its steps are planned again.
+    fn is_needless_slice(&self, id: &str) -> bool {
+        let mut parts = id.splitn(3, '-');
+        let mut number = || parts.next()?.parse::<u32>().ok();
+        let (Some(cycle), Some(outer), Some(_slice)) = (number(), number(), number()) else {
+            return false;
+        };
+        let step = self.cycles.get(&cycle).and_then(|cycle| cycle.across.outer_steps.get(&outer));
+        step.is_some_and(|step| step.closed.is_some())
     }
 
     /// Gives up a job after a final failure. If the log contains both a result and a final failure,
@@ -592,6 +605,11 @@ impl Run {
 }
 
 impl Cycle {
+    fn record_training_order(&mut self, order: &v1::TrainOrder, at: u64) {
+        self.canary_text.clone_from(&order.canary);
+        self.times.train_ordered.get_or_insert(at);
+    }
+
     /// Returns true if new samples of this purpose can no longer count.
     pub(crate) fn is_closed_for(&self, purpose: v1::Purpose) -> bool {
         match purpose {
@@ -620,7 +638,14 @@ fn never_planned_message(cycle: u32) -> String {
 }
 
 fn starts_work(body: &FactBody) -> bool {
-    matches!(body, FactBody::Plan(_) | FactBody::GenerateOrder(_) | FactBody::TrainOrder(_))
+    matches!(
+        body,
+        FactBody::Plan(_)
+            | FactBody::GenerateOrder(_)
+            | FactBody::TrainOrder(_)
+            | FactBody::SlicePlan(_)
+            | FactBody::SliceClose(_)
+    )
 }
 
 /// Parses `<cycle>-<job>`, the id of a failed generation or verification.

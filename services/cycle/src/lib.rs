@@ -12,6 +12,7 @@
 //! Where to start reading: `state` (the data of a run), `fold` (facts into state), `planner` (state
 //! into commands), `run_set` (all open runs of a coordinator).
 
+mod across;
 mod audit;
 mod backlog;
 mod best_checkpoint;
@@ -37,6 +38,7 @@ mod state;
 mod training_advice;
 mod trial;
 
+pub use across::{AcrossTraining, OuterStep, SliceState};
 pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
 pub use best_checkpoint::{best_checkpoint, newest_checkpoint};
 pub use canary_vote::{CanaryAgreement, CanaryValue, canary_agreement};

@@ -18,6 +18,9 @@ const SET_ASIDE_JOBS_MAX: usize = 3;
 /// After this many in one cycle, an agent counts as unable to do the work.
 const FAILED_JOBS_PER_AGENT: usize = 3;
 
+/// Consecutive outer steps of a training without any counted slice after which the run fails.
+const EMPTY_OUTER_STEPS_MAX: usize = 3;
+
 /// Consecutive cycles without any kept sample after which the run fails.
 const EMPTY_SELECTIONS_MAX: usize = 3;
 
@@ -83,8 +86,15 @@ fn format_shortcomings(run: &Run) -> String {
 }
 
 fn training_failed(run: &Run) -> Option<String> {
-    let failure = run.training_failure.as_ref()?;
-    Some(format!("train {}: {}", failure.id, failure.message))
+    if let Some(failure) = &run.training_failure {
+        return Some(format!("train {}: {}", failure.id, failure.message));
+    }
+    let mut open = run.cycles.iter().filter(|(_, cycle)| cycle.done.is_none());
+    let (number, _) = open.find(|(_, cycle)| cycle.across.is_stuck(EMPTY_OUTER_STEPS_MAX))?;
+    Some(format!(
+        "the results of {EMPTY_OUTER_STEPS_MAX} outer steps of cycle {number} contradict the log, so \
+         none of their slices counts"
+    ))
 }
 
 fn all_jobs_failing(run: &Run, fleet: &FleetSnapshot) -> Option<String> {

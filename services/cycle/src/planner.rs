@@ -1,15 +1,14 @@
 //! The planner: returns the facts that a run needs next. Pure: the same state gives the same facts,
 //! and writing a fact that already exists changes nothing.
 
-use wire::{Digest, FactBody, FactKey, JobId, Pool, WorkKind, derive_seed, v1};
+use wire::{Digest, FactBody, FactKey, JobId, Pool, derive_seed, v1};
 
 use crate::{
+    across,
     backlog::SampleBacklog,
     canary_vote,
     command::{PlannerInputs, WriteCommand, fail_command, write_command},
-    cycle_summary,
-    fleet::HeldJob,
-    outcome, sampling_plan, schedule, select,
+    cycle_summary, outcome, sampling_plan, schedule, select,
     speculation::{self, BackupOrder},
     state::{Cycle, PlannedJob, PolicyWeights, Run},
 };
@@ -100,27 +99,19 @@ fn base_train_order(run: &Run, cycle: u32) -> v1::TrainOrder {
     }
 }
 
-/// Orders the training once per round, and again if no trainer holds it although one is idle.
+/// Orders the training, or the next parts of one on several boxes.
 fn order_training(
     run: &Run,
     cycle: &Cycle,
     mut order: v1::TrainOrder,
     inputs: PlannerInputs<'_>,
 ) -> Vec<WriteCommand> {
+    if order.training.as_ref().is_some_and(|training| training.across.is_some()) {
+        return across::next_commands(run, &cycle.across, &order, &run_pool(run), inputs);
+    }
     let ordered = &cycle.train_orders;
-    if ordered.round == run.round {
-        let held = HeldJob { run: run.id.clone(), cycle: order.cycle, job: "train".into() };
-        let waited = inputs.now_ms.saturating_sub(ordered.last_ordered_ms);
-        let lost = inputs.fleet.idle_count(WorkKind::Train) > 0
-            && !inputs.fleet.is_held(WorkKind::Train, &held)
-            && speculation::is_lost(
-                ordered,
-                inputs.fleet.unclaimed_ms(WorkKind::Train, &held, waited),
-                inputs.timeouts,
-            );
-        if !lost {
-            return Vec::new();
-        }
+    if !speculation::is_training_due(run, order.cycle, "train", ordered, inputs) {
+        return Vec::new();
     }
     order.attempt = ordered.last_attempt.saturating_add(1);
     let place =

@@ -109,6 +109,30 @@ pub(crate) fn backup_orders<'a>(
     again
 }
 
+/// Returns true if work of a trainer is to be ordered: once per round, and again if no trainer holds
+/// it although one is idle.
+pub(crate) fn is_training_due(
+    run: &Run,
+    cycle: u32,
+    job: &str,
+    ordered: &OrderHistory,
+    inputs: PlannerInputs<'_>,
+) -> bool {
+    // An order may be of a later round, if the log has lost the resume before it.
+    if ordered.round < run.round {
+        return true;
+    }
+    let held = HeldJob { run: run.id.clone(), cycle, job: job.to_owned() };
+    let waited = inputs.now_ms.saturating_sub(ordered.last_ordered_ms);
+    inputs.fleet.idle_count(WorkKind::Train) > 0
+        && !inputs.fleet.is_held(WorkKind::Train, &held)
+        && is_lost(
+            ordered,
+            inputs.fleet.unclaimed_ms(WorkKind::Train, &held, waited),
+            inputs.timeouts,
+        )
+}
+
 fn index_holders(fleet: &FleetSnapshot) -> BTreeMap<&HeldJob, &FleetMember> {
     let mut holders = BTreeMap::new();
     for member in &fleet.generators {

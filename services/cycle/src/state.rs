@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wire::{AgentId, JobId, RunId, SuiteName, v1};
 
 use self::job_index::{JobIndex, JobStage};
-use crate::{cost_probe::count_visit, fold::late_work::LateWork};
+use crate::{across::AcrossTraining, cost_probe::count_visit, fold::late_work::LateWork};
 
 pub use self::{canary_votes::CanaryVotes, prompt_history::PromptHistory};
 
@@ -81,6 +81,8 @@ pub struct Cycle {
     pub replaced_jobs: BTreeSet<JobId>,
     pub selected: Option<v1::Selected>,
     pub train_orders: OrderHistory,
+    /// The training, if the spec asks for several boxes.
+    pub across: AcrossTraining,
     /// Text whose log-probabilities identify the trained weights; empty if the cycle has selected
     /// nothing or the spec has no canary.
     pub canary_text: String,
@@ -519,6 +521,11 @@ impl Cycle {
         })
     }
 
+    /// Returns true if the cycle's training, or a part of it, has been ordered.
+    pub(crate) fn is_training_ordered(&self) -> bool {
+        self.train_orders.last_attempt > 0 || !self.across.outer_steps.is_empty()
+    }
+
     /// Counts the evals that have failed finally and have no result.
     pub(crate) fn missing_eval_count(&self) -> usize {
         self.failed_evals.iter().filter(|key| !self.evals.contains_key(*key)).count()
@@ -531,7 +538,7 @@ impl Cycle {
             RunPhase::Done
         } else if self.final_checkpoint().is_some() {
             RunPhase::Evaluate
-        } else if self.train_orders.last_attempt > 0 {
+        } else if self.is_training_ordered() {
             RunPhase::Train
         } else if train.job_count() == 0 {
             RunPhase::Plan

@@ -1,5 +1,6 @@
 //! Whole runs against an in-memory log that, like the real one, accepts each subject once.
 
+mod across;
 mod authors;
 mod contradictions;
 mod course;

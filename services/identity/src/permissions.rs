@@ -100,7 +100,9 @@ impl SubjectPermissions {
 
     fn allow_role(&mut self, role: MemberRole, name: &AgentId, pool: &Pool) {
         let results: &[&str] = match role {
-            MemberRole::Trainer => &["checkpoint.*.*", "failure.train.*.*"],
+            MemberRole::Trainer => {
+                &["checkpoint.*.*", "delta.*.*.*", "merge.*.*", "failure.train.*.*"]
+            }
             MemberRole::Generator => &["samples.*.*", "failure.generate.*.*"],
             MemberRole::Verifier => &["verdicts.*.*", "failure.verify.*.*"],
             MemberRole::Scorer => &["scores.*.*", "failure.score.*.*"],

@@ -3,6 +3,7 @@
 //! form of the `spec` fact, the first message of a run in the log. Reads no files and knows neither
 //! bus nor store.
 
+mod across;
 mod base;
 mod canary;
 mod chat;
@@ -27,6 +28,7 @@ mod training;
 mod verifier;
 mod yaml;
 
+pub use across::{AcrossSpec, MergeSpec, OuterSpec, WorkersSpec};
 pub use base::{BaseSpec, InitSpec, UploadSpec};
 pub use chat::ChatSpec;
 pub use error::{FieldError, SpecError};

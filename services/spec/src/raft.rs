@@ -1,5 +1,6 @@
 //! The `raft` section of a spec.
 
+use objective::ObjectiveName;
 use serde::Deserialize;
 use wire::v1;
 
@@ -139,6 +140,12 @@ impl RaftSpec {
         };
         let objective = self.objective.check_fields("raft.objective", context)?;
         self.gates.check_objective("raft.gates", &objective)?;
+        let fits = matches!(objective.name(), ObjectiveName::Raft | ObjectiveName::Ssd);
+        let remedy = format!(
+            "must be left out: {} is trained on one box; raft and ssd on several",
+            objective.name().as_str()
+        );
+        ensure_field(self.training.across.is_none() || fits, "raft.training.across", remedy)?;
         let remedy = "needs `raft.verifier`, which judges their samples";
         for (field, is_set) in [
             ("raft.heldout", self.heldout.is_some()),

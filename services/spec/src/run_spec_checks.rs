@@ -47,6 +47,9 @@ impl RunSpec {
                 let constant = sft.training.learning_rate.cycle_values(1).is_empty();
                 let remedy = "is one number: supervised training has one cycle";
                 ensure_field(constant, "sft.training.learning_rate", remedy)?;
+                let is_adapter = sft.training.across.is_none() || sft.lora.is_some();
+                let remedy = "needs `sft.lora`: only an adapter is trained on several boxes";
+                ensure_field(is_adapter, "sft.training.across", remedy)?;
                 sft.lora.as_ref().map_or(Ok(()), |lora| lora.check_fields("sft.lora"))
             }
             (None, Some(raft)) => {
@@ -236,6 +239,10 @@ raft:
             (
                 "  verifier: { exact: {} }\n  training: { learning_rate: 0 }",
                 "raft.training.learning_rate",
+            ),
+            (
+                "  verifier: { exact: {} }\n  objective: rloo\n  training: { across: {} }",
+                "raft.training.across",
             ),
             ("  objective: ssd\n  heldout: a.jsonl", "raft.heldout"),
             ("  objective: ssd\n  curriculum: { budget: { max: 16 } }", "raft.curriculum"),

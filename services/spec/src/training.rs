@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use wire::v1;
 
+use crate::across::AcrossSpec;
 use crate::cycle_schedule::CycleSchedule;
 use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
 
@@ -46,6 +47,8 @@ pub struct TrainingSpec {
     pub save_every: u32,
     /// Place the examples of a pass one after another without padding.
     pub packing: bool,
+    /// Train on several boxes.
+    pub across: Option<AcrossSpec>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -86,6 +89,7 @@ impl Default for TrainingSpec {
             max_tokens: 1024,
             save_every: 0,
             packing: true,
+            across: None,
         }
     }
 }
@@ -116,6 +120,7 @@ impl TrainingSpec {
             save_every: self.save_every,
             packing: Some(self.packing),
             objective: None,
+            across: self.across.as_ref().map(AcrossSpec::to_proto),
             lora: lora.map(|lora| v1::Lora {
                 r: lora.r,
                 alpha: lora.alpha,
@@ -140,7 +145,8 @@ impl TrainingSpec {
         check_range(&field("beta1"), self.beta1, 0.0, 0.999_999)?;
         check_range(&field("beta2"), self.beta2, 0.0, 0.999_999_9)?;
         check_range(&field("max_grad_norm"), self.max_grad_norm, 1e-9, 1e9)?;
-        check_count(&field("max_tokens"), self.max_tokens, 2, 1_048_576)
+        check_count(&field("max_tokens"), self.max_tokens, 2, 1_048_576)?;
+        self.across.as_ref().map_or(Ok(()), |across| across.check_fields(&field("across")))
     }
 }
 

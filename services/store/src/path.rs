@@ -158,6 +158,25 @@ impl TreePlace {
         }
     }
 
+    /// Returns the place of the weights of a slice, in a training on several boxes:
+    /// `runs/<run>/deltas/c<cycle>-o<outer step>-<slice>-…`.
+    pub fn for_delta(run: &RunId, cycle: u32, outer: u32, slice: u32) -> Self {
+        Self {
+            parent: RelativePath(format!("runs/{run}/deltas")),
+            name: RelativePath(format!("c{cycle}-o{outer}-{slice}")),
+        }
+    }
+
+    /// Returns the place of merged weights, or of the `momentum` of the merge:
+    /// `runs/<run>/merges/c<cycle>-o<outer step>-…`.
+    pub fn for_merge(run: &RunId, cycle: u32, outer: u32, is_momentum: bool) -> Self {
+        let suffix = if is_momentum { "-momentum" } else { "" };
+        Self {
+            parent: RelativePath(format!("runs/{run}/merges")),
+            name: RelativePath(format!("c{cycle}-o{outer}{suffix}")),
+        }
+    }
+
     /// Returns the place of a model: `models/<name>-…`.
     pub fn for_model(name: &str) -> Result<Self, PathError> {
         Self::new("models", name)

@@ -8,7 +8,7 @@ struct CoreMistake {
     wrong: &'static str,
 }
 
-const CORE_MISTAKES: [CoreMistake; 10] = [
+const CORE_MISTAKES: [CoreMistake; 11] = [
     CoreMistake {
         name: "samples of another policy count",
         file: "services/cycle/src/fold.rs",
@@ -45,6 +45,12 @@ const CORE_MISTAKES: [CoreMistake; 10] = [
         file: "services/cycle/src/planner.rs",
         right: "run.paused",
         wrong: "false",
+    },
+    CoreMistake {
+        name: "a slice that is closed is trained again",
+        file: "services/cycle/src/across/fold.rs",
+        right: "self.covered.add_range(delta.first..delta.first.saturating_add(delta.steps))",
+        wrong: "true",
     },
     CoreMistake {
         name: "a run ends before its last evaluation",

@@ -154,7 +154,10 @@ impl Coordinator {
         let blobs = blobs.map(|bytes| Digest::hash_bytes(bytes).to_string()).collect();
         let facts: Vec<Fact> = writes.into_iter().map(|write| write.fact).collect();
         let orders = facts.iter().filter(|fact| {
-            matches!(fact.body, FactBody::GenerateOrder(_) | FactBody::TrainOrder(_))
+            matches!(
+                fact.body,
+                FactBody::GenerateOrder(_) | FactBody::TrainOrder(_) | FactBody::SlicePlan(_)
+            )
         });
         let mut commands: Vec<Command> = orders
             .map(|order| Command::OrderDecision(Rc::new(order.clone()), self.known_sequence))

@@ -7,7 +7,7 @@ use agent_core::{
     RetryDecision, RunStatus,
 };
 use cycle::HeldJob;
-use wire::{AgentId, Fact, FactBody, FactKey, Subject, WorkKind, v1};
+use wire::{AgentId, Fact, FactBody, FactKey, Subject, TrainPart, WorkKind, v1};
 
 use crate::{
     agent::{AgentTraits, HeldWork},
@@ -131,6 +131,9 @@ impl Job {
                 (*cycle, job.to_string())
             }
             FactKey::TrainOrder { cycle, .. } => (*cycle, "train".into()),
+            FactKey::TrainPartOrder { cycle, outer, part, .. } => {
+                (*cycle, wire::train_part_name(*outer, *part))
+            }
             key => match key.checkpoint_position() {
                 Some((cycle, step)) => (cycle, format!("step {step}")),
                 None => (0, format!("{key:?}")),
@@ -269,14 +272,19 @@ impl Job {
             _ => context.status_for_fact,
         };
         let Delivery { queue, record, delivered } = &self.delivery;
-        let action =
-            agent_core::admit_delivery(&record.fact.body, *delivered, status, context.in_flight);
+        let (agent, body) = (traits.name.as_str(), &record.fact.body);
+        let action = agent_core::admit_delivery(agent, body, *delivered, status, context.in_flight);
         let may_run = !(context.is_quarantined && queue.kind == WorkKind::Generate);
         match action {
             DeliveryAction::Ignore => Step::Finished { succeeded: false },
             DeliveryAction::Acknowledge => self.settle(Settle::Ack, false),
             DeliveryAction::Nack => {
                 Step::PauseAndSend(agent_core::NACK_PAUSE_MS, self.return_untried())
+            }
+            DeliveryAction::LeaveToAgent => {
+                let how = Settle::Nak { delay_ms: agent_core::LEAVE_DELAY_MS };
+                self.stage = Stage::Settling { how, succeeded: false, untried: true };
+                Step::Send(self.settle_request())
             }
             DeliveryAction::Wait => {
                 self.stage = Stage::Parked;
@@ -388,6 +396,12 @@ impl Job {
             FactKey::TrainOrder { cycle, .. } => {
                 Request::LastWithPrefix(format!("flotilla.{}.checkpoint.{cycle}.", subject.run))
             }
+            FactKey::TrainPartOrder { cycle, outer, part: TrainPart::Slice(slice), .. } => {
+                at(FactKey::Delta { cycle: *cycle, outer: *outer, slice: *slice })
+            }
+            FactKey::TrainPartOrder { cycle, outer, part: TrainPart::Merge, .. } => {
+                at(FactKey::Merge { cycle: *cycle, outer: *outer })
+            }
             key => match key.checkpoint_position() {
                 Some((cycle, step)) => at(eval_key(cycle, step)),
                 None => Request::Get(format!("{key:?}")),
@@ -484,6 +498,10 @@ impl Job {
                     fact(key, task::make_checkpoint(order, step, agent))
                 })
                 .collect(),
+            (FactKey::TrainPartOrder { .. }, FactBody::TrainOrder(order)) => {
+                let results = task::make_part_results(order, agent);
+                results.into_iter().map(|(key, body)| fact(key, body)).collect()
+            }
             (key, FactBody::Checkpoint(checkpoint)) => {
                 let eval =
                     |(cycle, step)| fact(eval_key(cycle, step), task::make_eval(checkpoint, agent));
@@ -496,9 +514,13 @@ impl Job {
     /// Writes the files of a checkpoint first, then the fact that names them.
     fn write_next(&mut self, results: VecDeque<Fact>) -> Step {
         let Some(next) = results.front() else { return self.settle(Settle::Ack, true) };
-        let FactBody::Checkpoint(v1::Checkpoint { tree: Some(tree), .. }) = &next.body else {
-            return self.write_stored(results);
+        let tree = match &next.body {
+            FactBody::Checkpoint(checkpoint) => &checkpoint.tree,
+            FactBody::Delta(delta) => &delta.tree,
+            FactBody::Merge(merge) => &merge.tree,
+            _ => &None,
         };
+        let Some(tree) = tree else { return self.write_stored(results) };
         let request = Request::Store(tree.manifest.clone());
         self.stage = Stage::Storing(results);
         Step::Send(request)

@@ -206,8 +206,13 @@ impl RunChecker {
         };
         let wrong = cycle.jobs.iter().find(|(_, job)| is_wrong(job)).map(|(id, _)| id.to_string());
         let may_differ = |job: &PlannedJob| job.set_aside.is_some() || job.is_void();
-        self.results_may_differ |=
-            cycle.jobs.values().any(may_differ) || self.has_undetectable_samples(run, cycle);
+        // Which slices count, and so the merged weights, depends on when boxes die.
+        let is_merged = !cycle.across.outer_steps.is_empty();
+        self.results_may_differ |= is_merged
+            || cycle.jobs.values().any(may_differ)
+            || self.has_undetectable_samples(run, cycle);
+        let counted = (is_merged && trained).then(|| self.count_merged_steps(number));
+        let miscounted = counted.filter(|counts| counts.iter().any(|count| *count != 1));
         if !self.results_may_differ {
             let dataset = cycle.selected.as_ref().and_then(|selected| selected.dataset.clone());
             let tree = cycle.final_checkpoint().and_then(|checkpoint| checkpoint.tree.clone());
@@ -217,6 +222,35 @@ impl RunChecker {
         self.require(wrong.is_none(), || {
             format!("job {wrong:?} of cycle {number} is not accounted for once")
         });
+        self.require(miscounted.is_none(), || {
+            format!("the steps of cycle {number} count so often: {miscounted:?}")
+        });
+    }
+
+    /// Returns how often each step of a training on several boxes is in a slice that counts.
+    fn count_merged_steps(&self, number: u32) -> Vec<u32> {
+        let of_cycle = || {
+            let all = self.records.iter().map(|record| &record.fact);
+            all.filter(|fact| fact.subject.key.cycle_number() == Some(number))
+        };
+        let closed: BTreeSet<(u32, u32)> = of_cycle()
+            .flat_map(|fact| match &fact.body {
+                FactBody::SliceClose(v1::SliceClose { outer, slices, .. }) => {
+                    slices.iter().map(|slice| (*outer, *slice)).collect()
+                }
+                _ => Vec::new(),
+            })
+            .collect();
+        let mut counts = Vec::new();
+        for fact in of_cycle() {
+            let FactBody::Delta(delta) = &fact.body else { continue };
+            counts.resize(counts.len().max(delta.total_steps as usize), 0);
+            if closed.contains(&(delta.outer, delta.slice)) {
+                let steps = delta.first as usize..(delta.first + delta.steps) as usize;
+                counts[steps].iter_mut().for_each(|count| *count += 1);
+            }
+        }
+        counts
     }
 
     /// Stale samples cannot be detected without a canary or without a majority.

@@ -52,7 +52,9 @@ impl Queue {
     fn triggered_by(fact: &Fact) -> Vec<Self> {
         let (kinds, pool): (&[WorkKind], &str) = match (&fact.subject.key, &fact.body) {
             (FactKey::GenerateOrder { pool, .. }, _) => (&[WorkKind::Generate], pool.as_str()),
-            (FactKey::TrainOrder { pool, .. }, _) => (&[WorkKind::Train], pool.as_str()),
+            (FactKey::TrainOrder { pool, .. } | FactKey::TrainPartOrder { pool, .. }, _) => {
+                (&[WorkKind::Train], pool.as_str())
+            }
             (_, FactBody::Samples(_)) => (&[WorkKind::Verify, WorkKind::Score], ""),
             (_, FactBody::Checkpoint(_)) => (&[WorkKind::Eval], ""),
             _ => (&[], ""),

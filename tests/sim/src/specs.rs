@@ -14,6 +14,10 @@ pub(crate) const SUITES: [&str; 2] = ["sums", "code"];
 /// The allowed difference between canaries of agents.
 const TOLERANCE: f64 = 0.05;
 
+/// The training of an adapter on several boxes, one step of each at a time.
+const ACROSS: v1::Across =
+    v1::Across { workers: 0, every: 1, outer_rate: 0.7, outer_momentum: 0.9 };
+
 pub(crate) const FIRST_RUN: &str = "r1";
 
 /// The member that writes the facts of watched runs.
@@ -30,7 +34,9 @@ pub(crate) fn seed_specs(seed: u64) -> Vec<v1::Spec> {
     }
     if random.u32(0..4) == 0 {
         let dataset = blob(b"dataset");
-        let training = Some(v1::Training { lora: Some(v1::Lora::default()), ..<_>::default() });
+        let across = random.bool().then_some(ACROSS);
+        let lora = Some(v1::Lora::default());
+        let training = Some(v1::Training { lora, across, ..<_>::default() });
         let sft = v1::spec::Sft { dataset, training };
         let kind = Some(v1::spec::Kind::Sft(sft));
         specs.push(v1::Spec { kind, ..common_spec("sft", pool, second) });
@@ -81,8 +87,8 @@ fn common_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
 
 /// Returns the spec of a RAFT run. The bits of its seed select staleness, the training start (base
 /// or previous adapter), a curriculum with a budget, gates, prompt suites, an entropy limit, the
-/// canary, the objective, log-probabilities of tokens, and distillation from a teacher with or
-/// without a verifier.
+/// canary, the objective, log-probabilities of tokens, distillation from a teacher with or without a
+/// verifier, and training on several boxes.
 fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
     let kind = |bit: u32| derive_seed(seed, &["kind"]) >> bit & 1 == 1;
     let curriculum = v1::Curriculum {
@@ -134,6 +140,7 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
             }),
             training: Some(v1::Training {
                 lora: Some(v1::Lora::default()),
+                across: (kind(12) && objective.is_none()).then_some(ACROSS),
                 objective,
                 ..Default::default()
             }),

@@ -94,10 +94,21 @@ pub(crate) fn named_files(fact: &Fact) -> Vec<String> {
         }
         FactBody::GenerateOrder(order) => vec![tree(&order.base), tree(&order.adapter)],
         FactBody::TrainOrder(order) => {
-            vec![base(&order.base), tree(&order.adapter), blob(&order.dataset)]
+            let mut files = vec![base(&order.base), tree(&order.adapter), blob(&order.dataset)];
+            match &order.part {
+                Some(v1::train_order::Part::Slice(slice)) => files.push(tree(&slice.start)),
+                Some(v1::train_order::Part::Merge(merge)) => {
+                    files.push(tree(&merge.start));
+                    files.extend(merge.deltas.iter().map(|delta| tree(&delta.tree)));
+                }
+                None => {}
+            }
+            files
         }
         FactBody::Selected(selected) => vec![blob(&selected.dataset)],
         FactBody::Checkpoint(checkpoint) => vec![tree(&checkpoint.base), tree(&checkpoint.tree)],
+        FactBody::Delta(delta) => vec![tree(&delta.tree)],
+        FactBody::Merge(merge) => vec![tree(&merge.tree)],
         FactBody::Archived(archived) => vec![tree(&archived.tree)],
         _ => Vec::new(),
     };

@@ -225,6 +225,68 @@ pub(crate) fn make_checkpoint(order: &v1::TrainOrder, step: u32, agent: &str) ->
     })
 }
 
+/// The facts of a part of a training on several boxes: a delta, or a checkpoint if one is due and a
+/// merge.
+pub(crate) fn make_part_results(order: &v1::TrainOrder, agent: &str) -> Vec<(FactKey, FactBody)> {
+    let manifest =
+        |tree: &Option<v1::Tree>| tree.as_ref().map_or(String::new(), |tree| tree.manifest.clone());
+    let hash = |content: String| Some(tree(&Digest::hash_bytes(content.as_bytes())));
+    let cycle = order.cycle;
+    match &order.part {
+        Some(v1::train_order::Part::Slice(slice)) => {
+            let planned = slice.planned.clone().unwrap_or_default();
+            let start = manifest(&slice.start);
+            let end = planned.first.saturating_add(planned.steps).min(STEPS);
+            let steps = end.saturating_sub(planned.first);
+            let content = format!("{start} {} {} {steps}", order.seed, planned.first);
+            let delta = v1::Delta {
+                run: order.run.clone(),
+                cycle,
+                outer: slice.outer,
+                slice: slice.slice,
+                agent: agent.into(),
+                start,
+                tree: hash(content).filter(|_| steps > 0),
+                first: planned.first,
+                steps,
+                total_steps: STEPS,
+                tokens: u64::from(steps) * 10,
+                trained_tokens: u64::from(steps) * 4,
+                wall_s: f64::from(steps),
+                ..Default::default()
+            };
+            let key = FactKey::Delta { cycle, outer: slice.outer, slice: slice.slice };
+            vec![(key, FactBody::Delta(delta))]
+        }
+        Some(v1::train_order::Part::Merge(merge)) => {
+            let deltas: Vec<String> =
+                merge.deltas.iter().map(|delta| manifest(&delta.tree)).collect();
+            let start = manifest(&merge.start);
+            let merged = hash(format!("{start} {deltas:?} {}", order.seed));
+            let mut facts = Vec::new();
+            if let Some(due) = &merge.checkpoint {
+                let (agent, tree) = (agent.into(), merged.clone());
+                let checkpoint = v1::Checkpoint { tree, agent, ..due.clone() };
+                let key = FactKey::Checkpoint { cycle, step: due.step };
+                facts.push((key, FactBody::Checkpoint(checkpoint)));
+            }
+            let fact = v1::Merge {
+                run: order.run.clone(),
+                cycle,
+                outer: merge.outer,
+                agent: agent.into(),
+                start,
+                deltas,
+                tree: merged,
+                ..Default::default()
+            };
+            facts.push((FactKey::Merge { cycle, outer: merge.outer }, FactBody::Merge(fact)));
+            facts
+        }
+        None => Vec::new(),
+    }
+}
+
 /// The weights of tokens if the order has an objective; the divergence depends on its dataset.
 fn make_weighting(order: &v1::TrainOrder, step: u32) -> Option<v1::checkpoint::Weighting> {
     order.training.as_ref()?.objective.as_ref()?;

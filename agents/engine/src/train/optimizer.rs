@@ -104,6 +104,11 @@ impl AdamOptimizer {
         })
     }
 
+    /// Returns the number of updates, on which the correction of the moments depends.
+    pub(super) fn update_count(&self) -> i32 {
+        self.step
+    }
+
     pub(super) fn restore_state(&mut self, step: usize, moments: BTreeMap<String, AdamMoments>) {
         self.step = i32::try_from(step).unwrap_or(i32::MAX);
         self.moments = moments;

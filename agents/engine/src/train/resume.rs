@@ -53,6 +53,7 @@ impl ModelTrainer {
         tensor_file::write_tensors(&dir.join(MOMENTS_FILE), self.optimizer.named_moments())?;
         let mut state = self.training_identity();
         state.insert("step".into(), json!(self.step));
+        state.insert("updates".into(), json!(self.optimizer.update_count()));
         let path = dir.join(STATE_FILE);
         std::fs::write(&path, format!("{:#}\n", Value::Object(state))).map_err(file(&path))
     }
@@ -60,35 +61,51 @@ impl ModelTrainer {
     /// Continues after a step. This trainer must have been created with the weights saved with the
     /// state. The rest of the training gives the same bytes as without the interruption.
     pub fn resume_from(&mut self, dir: &Path, step: usize) -> Result<(), ResumeError> {
-        self.check_state(&dir.join(STATE_FILE), step)?;
-        let moments = self.read_moments(&dir.join(MOMENTS_FILE))?;
-        self.optimizer.restore_state(step, moments);
+        let state = self.read_own_state(&dir.join(STATE_FILE))?;
+        let found = state.get("step");
+        let wrong = |expected| wrong_field(&dir.join(STATE_FILE), "step", found, expected);
+        if found != Some(&json!(step)) {
+            return Err(wrong(step.to_string()));
+        }
+        if step > self.schedule.steps {
+            return Err(wrong(format!("at most {}", self.schedule.steps)));
+        }
+        self.restore_optimizer(dir, step)?;
         self.step = step;
         Ok(())
     }
 
-    fn check_state(&self, path: &Path, step: usize) -> Result<(), ResumeError> {
-        let wrong = |field: &str, found: Option<&Value>, expected: String| ResumeError::Field {
-            path: path.into(),
-            field: field.into(),
-            found: found.map_or("absent".into(), Value::to_string),
-            expected,
-        };
+    /// Continues after a step with weights that others have trained as well. The optimizer's state
+    /// is that of an earlier step of the same training; with `None` it is new.
+    pub fn start_slice(&mut self, dir: Option<&Path>, step: usize) -> Result<(), ResumeError> {
+        if let Some(dir) = dir {
+            let path = dir.join(STATE_FILE);
+            let state = self.read_own_state(&path)?;
+            let found = state.get("updates");
+            let updates = found.and_then(Value::as_u64).and_then(|it| usize::try_from(it).ok());
+            let missing = || wrong_field(&path, "updates", found, "a number".into());
+            self.restore_optimizer(dir, updates.ok_or_else(missing)?)?;
+        }
+        self.step = step.min(self.schedule.steps);
+        Ok(())
+    }
+
+    fn restore_optimizer(&mut self, dir: &Path, updates: usize) -> Result<(), ResumeError> {
+        let moments = self.read_moments(&dir.join(MOMENTS_FILE))?;
+        self.optimizer.restore_state(updates, moments);
+        Ok(())
+    }
+
+    /// Reads a state and checks that it is of this training.
+    fn read_own_state(&self, path: &Path) -> Result<Map<String, Value>, ResumeError> {
         let state = read_state(path)?;
         for (field, expected) in self.training_identity() {
             let found = state.get(&field);
             if found != Some(&expected) {
-                return Err(wrong(&field, found, expected.to_string()));
+                return Err(wrong_field(path, &field, found, expected.to_string()));
             }
         }
-        let found = state.get("step");
-        if found != Some(&json!(step)) {
-            return Err(wrong("step", found, step.to_string()));
-        }
-        if step > self.schedule.steps {
-            return Err(wrong("step", found, format!("at most {}", self.schedule.steps)));
-        }
-        Ok(())
+        Ok(state)
     }
 
     /// Checks the size of the file first.
@@ -134,6 +151,15 @@ impl ModelTrainer {
             ("max_tokens", json!(spec.max_tokens)),
         ];
         fields.map(|(field, value)| (field.to_owned(), value)).into_iter().collect()
+    }
+}
+
+fn wrong_field(path: &Path, field: &str, found: Option<&Value>, expected: String) -> ResumeError {
+    ResumeError::Field {
+        path: path.into(),
+        field: field.into(),
+        found: found.map_or("absent".into(), Value::to_string),
+        expected,
     }
 }
 

@@ -24,6 +24,16 @@ class Objective:
 
 
 @dataclasses.dataclass
+class Across:
+    """Only the coordinator needs these; the slice has what this box does."""
+
+    workers: int = 0
+    every: int = 0
+    outer_rate: float = 0.0
+    outer_momentum: float = 0.0
+
+
+@dataclasses.dataclass
 class Training:
     """The training parameters of the order. Protobuf's JSON omits zeros, so the defaults are 0."""
 
@@ -44,6 +54,7 @@ class Training:
     packing: bool = True
     lora: Lora = None
     objective: Objective = None
+    across: Across = None
 
 
 @dataclasses.dataclass
@@ -74,6 +85,20 @@ class Resume:
 
 
 @dataclasses.dataclass
+class Slice:
+    """A range of steps, in a training on several boxes."""
+
+    # Steps before the first one.
+    first: int
+    # 0 to save the new adapter.
+    steps: int
+    # The adapter to start from; None to create a new one.
+    start: str = None
+    # The directory of the optimizer's state; None for a new state.
+    state: str = None
+
+
+@dataclasses.dataclass
 class Call:
     base: str
     base_name: str
@@ -87,6 +112,8 @@ class Call:
     policy: Policy
     # The text whose log-probabilities the last step reports; empty for none.
     canary: str = ""
+    # The steps to take; None for all.
+    slice: Slice = None
 
     def pass_tokens(self):
         """The tokens of one forward and backward pass, which do not affect a step's gradient."""
@@ -105,6 +132,11 @@ def read(request):
         objective = _to_snake_case(call.training.objective)
         objective = _parse_object(Objective, objective, "training.objective")
         call.training.objective = objective
+    if call.training.across is not None:
+        across = _to_snake_case(call.training.across)
+        call.training.across = _parse_object(Across, across, "training.across")
+    if call.slice is not None:
+        call.slice = _parse_object(Slice, call.slice, "slice")
     call.policy = _parse_object(Policy, call.policy, "policy")
     if call.resume is not None:
         call.resume = _parse_object(Resume, call.resume, "resume")

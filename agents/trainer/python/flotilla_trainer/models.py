@@ -40,7 +40,8 @@ def load(call, where, attention):
     model.config.use_cache = False
     if lora is None:
         return model
-    return _add_adapter(model, call, checkpoint or call.adapter)
+    start = call.slice.start if call.slice else checkpoint
+    return _add_adapter(model, call, start or call.adapter)
 
 
 def _load_base(source, options, where, from_config):

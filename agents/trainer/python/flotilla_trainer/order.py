@@ -69,22 +69,23 @@ def epoch_order(seed, epoch, count):
 
 
 class StepSampler:
-    """A batch sampler with one batch per optimizer step. Each epoch visits every example once; its
-    last batch may be smaller. With a `unit` of 2, count and batch size are in pairs."""
+    """A batch sampler with one batch per optimizer step, for the steps from `first` to `end`. Each
+    epoch visits every example once; its last batch may be smaller. With a `unit` of 2, count and
+    batch size are in pairs."""
 
-    def __init__(self, count, batch_size, steps, seed, unit=1):
-        self.count, self.batch_size, self.steps, self.seed = count, batch_size, steps, seed
-        self.unit = unit
+    def __init__(self, count, batch_size, end, seed, unit=1, first=0):
+        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self.unit, self.steps = unit, range(first, end)
 
     def __len__(self):
-        return self.steps
+        return len(self.steps)
 
     def __iter__(self):
         per_epoch = steps_per_epoch(self.count, self.batch_size)
         order = []
-        for step in range(self.steps):
+        for step in self.steps:
             epoch, place = divmod(step, per_epoch)
-            if place == 0:
+            if place == 0 or not order:
                 order = epoch_order(self.seed, epoch, self.count)
             chosen = order[place * self.batch_size : (place + 1) * self.batch_size]
             yield [one * self.unit + side for one in chosen for side in range(self.unit)]

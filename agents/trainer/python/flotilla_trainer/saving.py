@@ -95,16 +95,7 @@ def _write_json(path, value):
 def join(resume, identity, directory):
     """Builds the Trainer's checkpoint of a published step from links. Rejects missing files and the
     checkpoint of another training, because the Trainer checks neither."""
-    path = os.path.join(resume.state, IDENTITY)
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path} is not a saved training state of this trainer: {error}") from error
-    for field, expected in identity.items():
-        if not isinstance(found, dict) or found.get(field) != expected:
-            seen = found.get(field, "absent") if isinstance(found, dict) else "absent"
-            raise Refused(f"{path}: field `{field}` is {seen}, expected {expected}")
+    check_identity(resume.state, identity)
     names = os.listdir(resume.state)
     missing = [name for name in REQUIRED if name not in names]
     if not any(name.startswith(RNG_STATE) for name in names):
@@ -119,6 +110,20 @@ def join(resume, identity, directory):
             if is_state(name) == is_state_tree:
                 os.symlink(os.path.join(os.path.abspath(source), name), os.path.join(directory, name))
     return directory
+
+
+def check_identity(state, identity):
+    """Rejects the state of another training."""
+    path = os.path.join(state, IDENTITY)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path} is not a saved training state of this trainer: {error}") from error
+    for field, expected in identity.items():
+        if not isinstance(found, dict) or found.get(field) != expected:
+            seen = found.get(field, "absent") if isinstance(found, dict) else "absent"
+            raise Refused(f"{path}: field `{field}` is {seen}, expected {expected}")
 
 
 def _check_step(path, step):

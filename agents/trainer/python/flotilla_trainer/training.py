@@ -84,10 +84,20 @@ class Training:
         identity = self._identity(len(sequences), steps)
         joined = saving.join(resume, identity, self._scratch("resume")) if resume else None
         model = models.load(call, device, attention or call.policy.attention)
-        callback = StepCallback(self, steps, identity, resume_error, sequences.skipped)
+        first, end = 0, steps
+        if call.slice:
+            first, end = call.slice.first, min(call.slice.first + call.slice.steps, steps)
+        optimizer, refused = _optimizer(call, model, steps, identity)
+        callback = StepCallback(
+            self, steps, (first, end), identity, resume_error or refused, sequences.skipped
+        )
+        if end <= first:
+            return self._save_new(model, callback)
         loader = torch.utils.data.DataLoader(
             sequences,
-            batch_sampler=order.StepSampler(count, training.batch_size, steps, call.seed, unit),
+            batch_sampler=order.StepSampler(
+                count, training.batch_size, end, call.seed, unit, first
+            ),
             collate_fn=examples.PassCollator(call.pass_tokens(), attention is not None, unit),
             num_workers=call.policy.dataloader_workers,
             pin_memory=call.policy.pin_memory and device.type != "cpu",
@@ -96,21 +106,31 @@ class Training:
         )
         trainer = StepTrainer(
             model=model,
-            args=arguments(call, self._scratch(), steps, device),
-            optimizers=_optimizer(model, training, steps),
+            args=arguments(call, self._scratch(), end - first, device),
+            optimizers=optimizer,
             callbacks=[callback],
             loader=loader,
             dropout_seed=call.seed if training.lora and training.lora.dropout else None,
+            first=first,
         )
         callback.trainer = trainer
         if objective:
             signals = self._signals(trainer, objective, sequences, attention)
             trainer.weights = objectives.StepWeights(objective, signals)
-        if call.canary:
+        if call.canary and not call.slice:
             callback.canary = self._canary(config, attention is not None)
         forbid_eval(trainer)
         trainer.train(resume_from_checkpoint=joined)
         return callback.stopped_at
+
+    def _save_new(self, model, callback):
+        """Saves the new adapter if the slice has no steps. Past the end of the training, it only
+        reports the number of its steps."""
+        callback.report_begin()
+        if self.call.slice.steps == 0:
+            saved = self._scratch("new")
+            model.save_pretrained(saved)
+            saving.split(saved, os.path.join(self.call.out, "0"), self.call, None, True)
 
     def _signals(self, trainer, objective, sequences, attention):
         """Scores the sequences with the weights from which the training starts, and with the base,
@@ -179,8 +199,9 @@ class Training:
         training = dataclasses.asdict(self.call.training)
         # The save interval does not change the training.
         training.pop("save_every")
-        if training["objective"] is None:
-            training.pop("objective")
+        for name in ("objective", "across"):
+            if training[name] is None:
+                training.pop(name)
         names = {
             "format": FORMAT, "engine": "pytorch", "base": self.call.base_name, "examples": count,
         }  # fmt: skip
@@ -191,9 +212,10 @@ class StepTrainer(Trainer):
     """A Trainer that receives the batch of a whole optimizer step and splits it into passes by
     tokens. The loss is the mean over the step's scored tokens. It cannot evaluate."""
 
-    def __init__(self, *, loader, dropout_seed=None, **options):
+    def __init__(self, *, loader, dropout_seed=None, first=0, **options):
         super().__init__(train_dataset=loader.dataset, **options)
-        self.loader, self.dropout_seed = loader, dropout_seed
+        # `first`: the steps of the training before this Trainer's first one.
+        self.loader, self.dropout_seed, self.first = loader, dropout_seed, first
         self.step_loss, self.step_norm, self.step_counts = 0.0, 0.0, {}
         # The weights of tokens; None to weigh all the same.
         self.weights = None
@@ -213,7 +235,7 @@ class StepTrainer(Trainer):
         model.train()
         if self.dropout_seed is not None:
             # Dropout depends on the step, so that a resumed training drops the same values.
-            text = f"dropout {self.dropout_seed} {self.state.global_step}"
+            text = f"dropout {self.dropout_seed} {self.first + self.state.global_step}"
             torch.manual_seed(order.blake3_u64(text) >> 1)
         parts = inputs["parts"]
         names = ("tokens", "scored", "computed")
@@ -296,9 +318,11 @@ def _scored_logits(model, part):
 class StepCallback(TrainerCallback):
     """Counts and reports each step, and saves and stops after it if needed."""
 
-    def __init__(self, training, steps, identity, resume_error, skipped):
+    def __init__(self, training, steps, bounds, identity, resume_error, skipped):
         self.training, self.call = training, training.call
         self.steps, self.identity = steps, identity
+        # Steps before the first one here, and before the one after the last.
+        self.first, self.end = bounds
         self.resume_error, self.skipped = resume_error, skipped
         self.trainer, self.canary = None, None
         resume = self.call.resume
@@ -332,13 +356,21 @@ class StepCallback(TrainerCallback):
             raise Refused(f"the Trainer would resume after step {state.global_step}, not {step}")
         self.training.has_started = True
         self.training.stop.training = True
-        begun = {
-            "step": step, "refused": self.resume_error, "engine": ENGINE, "skipped": self.skipped,
-        }  # fmt: skip
-        self.training.respond.progress({"begun": begun})
+        if self.call.slice:
+            # The speed of a box is that of its steps.
+            self.training.began = time.monotonic()
+        self.report_begin()
         if self.training.stop.requested:
             # The Trainer checks its control flags only at the end of a step.
             raise Stopped(step)
+
+    def report_begin(self):
+        step = self.call.resume.step if self.call.resume else self.first
+        begun = {
+            "step": step, "refused": self.resume_error, "engine": ENGINE, "skipped": self.skipped,
+            "steps": self.steps,
+        }  # fmt: skip
+        self.training.respond.progress({"begun": begun})
 
     def on_step_begin(self, args, state, control, **_):
         self.step_began = time.monotonic()
@@ -348,11 +380,11 @@ class StepCallback(TrainerCallback):
         self.training.heartbeats.start_phase(limit if self.durations else PHASE_LIMIT_S)
 
     def on_step_end(self, args, state, control, **_):
-        step, now = state.global_step, time.monotonic()
+        step, now = self.first + state.global_step, time.monotonic()
         self.durations = [*self.durations[1 - STEPS_REMEMBERED :], now - self.step_began]
         self._count(step)
-        due = self.checkpoint_schedule.due(step, now)
-        if self.training.stop.requested and step < self.steps:
+        due = step == self.end if self.call.slice else self.checkpoint_schedule.due(step, now)
+        if self.training.stop.requested and step < self.end:
             self.stopped_at = step
             control.should_training_stop = True
             due = True
@@ -365,10 +397,11 @@ class StepCallback(TrainerCallback):
             self._report(step, None)
 
     def on_save(self, args, state, control, **_):
-        step = state.global_step
-        saved = os.path.join(args.output_dir, f"checkpoint-{step}")
+        step = self.first + state.global_step
+        saved = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         directory = os.path.join(self.call.out, str(step))
-        saving.split(saved, directory, self.call, self.identity, step == self.steps)
+        is_last = step == self.steps and not self.call.slice
+        saving.split(saved, directory, self.call, self.identity, is_last)
         self.checkpoint_schedule.saved(time.monotonic())
         self._report(step, directory)
         self._reset_interval()
@@ -487,8 +520,10 @@ def forbid_eval(trainer):
     trainer.remove_callback(PrinterCallback)
 
 
-def _optimizer(model, training, steps):
-    """Returns AdamW with decoupled decay of matrices only, and the embedded engine's schedule."""
+def _optimizer(call, model, steps, identity):
+    """Returns AdamW with decoupled decay of matrices only and the embedded engine's schedule, and
+    the reason why the state of the slice is not used; None if it is, or there is none."""
+    training = call.training
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim == 2], "weight_decay": training.weight_decay},
@@ -500,8 +535,26 @@ def _optimizer(model, training, steps):
         betas=(training.beta1, training.beta2),
         eps=ADAM_EPSILON,
     )
-    # The scheduler counts completed steps; the rate is that of the next step.
+    first = call.slice.first if call.slice else 0
+    refused = None
+    if call.slice and call.slice.state:
+        try:
+            _load_state(optimizer, call.slice.state, identity)
+        except Exception as error:
+            refused = f"{type(error).__name__}: {error}"
+            optimizer.state.clear()
+    for group in optimizer.param_groups:
+        # A saved state contains the rate of its last step.
+        group["lr"] = training.learning_rate
+        group.pop("initial_lr", None)
+    # The scheduler counts the steps completed here; the rate is that of the next step.
     rates = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda taken: schedule.factor(min(taken + 1, steps), steps, training)
+        optimizer, lambda taken: schedule.factor(min(first + taken + 1, steps), steps, training)
     )
-    return optimizer, rates
+    return (optimizer, rates), refused
+
+
+def _load_state(optimizer, directory, identity):
+    saving.check_identity(directory, identity)
+    path = os.path.join(directory, "optimizer.pt")
+    optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))

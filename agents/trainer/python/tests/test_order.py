@@ -23,7 +23,7 @@ class Order(unittest.TestCase):
         self.assertNotEqual(epochs[0], order.epoch_order(8, 0, 50))
 
     def test_steps_continue_over_epochs_and_the_last_of_each_may_be_smaller(self):
-        steps = list(order.StepSampler(count=10, batch_size=4, steps=7, seed=1))
+        steps = list(order.StepSampler(count=10, batch_size=4, end=7, seed=1))
         self.assertEqual([len(step) for step in steps], [4, 4, 2, 4, 4, 2, 4])
         self.assertEqual(sorted(sum(steps[:3], [])), list(range(10)))
         self.assertEqual(len(order.StepSampler(10, 4, 7, 1)), 7)

@@ -183,7 +183,7 @@ impl Rogue {
     }
 }
 
-const FACTS: [&str; 25] = [
+const FACTS: [&str; 30] = [
     "flotilla.r1.spec",
     "flotilla.r1.watched",
     "flotilla.r1.control.1",
@@ -197,6 +197,11 @@ const FACTS: [&str; 25] = [
     "flotilla.r1.verdicts.1.j1",
     "flotilla.r1.scores.1.j1",
     "flotilla.r1.selection.1",
+    "flotilla.r1.order.train.default.1.2.merge.1",
+    "flotilla.r1.slices.1.2",
+    "flotilla.r1.delta.1.2.3",
+    "flotilla.r1.close.1.2",
+    "flotilla.r1.merge.1.2",
     "flotilla.r1.checkpoint.1.8",
     "flotilla.r1.checkpoint.0.8",
     "flotilla.r1.checkpoint.watched.8",
@@ -220,7 +225,9 @@ fn writers(place: &FactKey) -> &'static [Who] {
         FactKey::Samples { .. } | FactKey::Declined { .. } => &[Who::Generator],
         FactKey::Verdicts { .. } => &[Who::Verifier],
         FactKey::Scores { .. } => &[Who::Scorer],
-        FactKey::Checkpoint { .. } => &[Who::Trainer],
+        FactKey::Checkpoint { .. } | FactKey::Delta { .. } | FactKey::Merge { .. } => {
+            &[Who::Trainer]
+        }
         // Readers refuse a trainer's: it did not write the run's spec.
         FactKey::WatchedCheckpoint { .. } => &[Who::Trainer, Who::Watcher],
         FactKey::Eval { .. } => &[Who::Evaluator],
@@ -236,6 +243,9 @@ fn writers(place: &FactKey) -> &'static [Who] {
         | FactKey::Quarantine { .. }
         | FactKey::Selection { .. }
         | FactKey::TrainOrder { .. }
+        | FactKey::TrainPartOrder { .. }
+        | FactKey::SlicePlan { .. }
+        | FactKey::SliceClose { .. }
         | FactKey::PassRates { .. }
         | FactKey::CycleDone { .. }
         | FactKey::Archived { .. }

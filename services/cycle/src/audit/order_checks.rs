@@ -1,8 +1,9 @@
 //! Checks that orders follow from the state of the run: its plan, policy and seeds.
 
-use wire::{JobId, PromptEntry, derive_seed, v1};
+use wire::{JobId, PromptEntry, TrainPart, derive_seed, v1};
 
 use crate::{
+    across::{self, AcrossTraining},
     canary_vote, schedule, select,
     state::{PolicyWeights, Run},
 };
@@ -142,4 +143,24 @@ pub(super) fn check_train_order(run: &Run, number: u32, order: &v1::TrainOrder) 
     expect(order.seed == seed, "its seed does not follow from the run's");
     found.extend(check_round(run, order.round));
     found
+}
+
+/// Checks that the part of a training on several boxes follows from its facts.
+pub(super) fn check_train_part(
+    run: &Run,
+    (number, outer, part): (u32, u32, TrainPart),
+    order: &v1::TrainOrder,
+) -> Option<String> {
+    let untouched = AcrossTraining::default();
+    let training = run.cycles.get(&number).map_or(&untouched, |cycle| &cycle.across);
+    let expected = match part {
+        TrainPart::Slice(slice) => {
+            across::slice_order(training, order, outer, slice).map(v1::train_order::Part::Slice)
+        }
+        TrainPart::Merge => {
+            Some(v1::train_order::Part::Merge(across::merge_order(training, order, outer)))
+        }
+    };
+    (order.part != expected || order.part.is_none())
+        .then(|| "its part does not follow from the outer steps before it".into())
 }

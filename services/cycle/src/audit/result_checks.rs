@@ -126,7 +126,7 @@ pub(super) fn check_checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoi
         }
     };
     expect(
-        run.cycles.get(&number).is_some_and(|cycle| cycle.train_orders.last_attempt > 0),
+        run.cycles.get(&number).is_some_and(Cycle::is_training_ordered),
         "no training was ordered",
     );
     let v1::Checkpoint { step, steps, r#final, .. } = checkpoint;
@@ -267,6 +267,9 @@ pub(super) fn find_missing_results(run: &Run, number: u32, cycle: &Cycle) -> Vec
         if expected && job.needs.scores && job.scores.is_none() && !job.is_void() {
             findings.push(format!("cycle {number}, job {id}: never scored"));
         }
+    }
+    if trained && !cycle.across.outer_steps.is_empty() && !cycle.across.is_complete() {
+        findings.push(format!("cycle {number}: steps of its training never counted"));
     }
     if !cycle.has_all_evals(&run.spec.suites) {
         findings.push(format!("cycle {number}: a checkpoint was never evaluated"));

@@ -41,6 +41,17 @@ fn compare_decision(subject: &Subject, body: &FactBody) -> Fields {
             compare_cycle(*cycle, order.cycle),
             ("attempt", order.attempt == *attempt),
         ],
+        (FactKey::TrainPartOrder { cycle, attempt, .. }, FactBody::TrainOrder(order)) => vec![
+            run(&order.run),
+            compare_cycle(*cycle, order.cycle),
+            ("attempt", order.attempt == *attempt),
+        ],
+        (FactKey::SlicePlan { cycle, outer }, FactBody::SlicePlan(plan)) => {
+            vec![compare_cycle(*cycle, plan.cycle), ("outer step", plan.outer == *outer)]
+        }
+        (FactKey::SliceClose { cycle, outer }, FactBody::SliceClose(close)) => {
+            vec![compare_cycle(*cycle, close.cycle), ("outer step", close.outer == *outer)]
+        }
         (FactKey::Quarantine { agent, .. }, FactBody::Quarantine(quarantine)) => {
             vec![("agent", quarantine.agent == agent.as_str())]
         }
@@ -86,6 +97,17 @@ fn compare_result(subject: &Subject, body: &FactBody) -> Fields {
             run(&scores.run),
             compare_cycle(*cycle, scores.cycle),
             ("job", scores.job == job.as_str()),
+        ],
+        (FactKey::Delta { cycle, outer, slice }, FactBody::Delta(delta)) => vec![
+            run(&delta.run),
+            compare_cycle(*cycle, delta.cycle),
+            ("outer step", delta.outer == *outer),
+            ("slice", delta.slice == *slice),
+        ],
+        (FactKey::Merge { cycle, outer }, FactBody::Merge(merge)) => vec![
+            run(&merge.run),
+            compare_cycle(*cycle, merge.cycle),
+            ("outer step", merge.outer == *outer),
         ],
         (FactKey::Checkpoint { cycle, step }, FactBody::Checkpoint(checkpoint)) => vec![
             run(&checkpoint.run),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use wire::{FactKey, JobId};
+use wire::{FactKey, JobId, TrainPart};
 
 use crate::state::{Cycle, Run};
 
@@ -15,6 +15,8 @@ pub(crate) struct LateWork {
     sampled: BTreeSet<(u32, JobId)>,
     /// Cycles.
     trainings: BTreeSet<u32>,
+    /// Outer steps of trainings on several boxes, by cycle and number.
+    outer_steps: BTreeSet<(u32, u32)>,
     /// Cycle and step.
     checkpoints: BTreeSet<(u32, u32)>,
 }
@@ -27,6 +29,9 @@ impl Run {
             FactKey::Samples { cycle, job } => late.jobs.contains(&(*cycle, job.clone())),
             FactKey::Verdicts { cycle, job } | FactKey::Scores { cycle, job } => {
                 late.sampled.contains(&(*cycle, job.clone()))
+            }
+            FactKey::Delta { cycle, outer, .. } | FactKey::Merge { cycle, outer } => {
+                late.outer_steps.contains(&(*cycle, *outer))
             }
             FactKey::Checkpoint { cycle, .. } => late.trainings.contains(cycle),
             FactKey::Eval { cycle, step, .. } => late.checkpoints.contains(&(*cycle, *step)),
@@ -49,6 +54,19 @@ impl Run {
                 if cycle.is_none_or(|cycle| cycle.train_orders.last_attempt == 0) =>
             {
                 late.trainings.insert(*number);
+            }
+            FactKey::SlicePlan { cycle, outer } | FactKey::SliceClose { cycle, outer } => {
+                late.outer_steps.insert((*cycle, *outer));
+            }
+            FactKey::TrainPartOrder { cycle: number, outer, part, .. } => {
+                let step = cycle.and_then(|cycle| cycle.across.outer_steps.get(outer));
+                let is_known = step.is_some_and(|step| match part {
+                    TrainPart::Slice(_) => step.plan.is_some(),
+                    TrainPart::Merge => step.closed.is_some(),
+                });
+                if !is_known {
+                    late.outer_steps.insert((*number, *outer));
+                }
             }
             FactKey::Samples { cycle, job } => {
                 late.sampled.insert((*cycle, job.clone()));

@@ -32,6 +32,10 @@ pub(super) struct Log {
     pub(super) drawn: Vec<(Vec<u8>, Vec<u32>)>,
     /// The weights of tokens that the training of a cycle reports.
     pub(super) weighting: BTreeMap<u32, v1::checkpoint::Weighting>,
+    /// Steps of a training on several boxes.
+    pub(super) total_steps: u32,
+    /// Steps per second of trainers on several boxes; 1 for the others. With 0, an agent takes none.
+    pub(super) speeds: BTreeMap<String, f64>,
     pub(super) fleet: FleetSnapshot,
     pub(super) now_ms: u64,
 }
@@ -114,6 +118,8 @@ impl Log {
             surprise: BTreeMap::new(),
             drawn: Vec::new(),
             weighting: BTreeMap::new(),
+            total_steps: 50,
+            speeds: BTreeMap::new(),
             fleet: FleetSnapshot::default(),
             now_ms: 0,
         };
@@ -335,6 +341,17 @@ impl Log {
         use v1::checkpoint::Content;
         for record in self.records.clone() {
             let FactBody::TrainOrder(order) = &record.fact.body else { continue };
+            match &order.part {
+                Some(v1::train_order::Part::Slice(slice)) => {
+                    self.train_slice(order, slice);
+                    continue;
+                }
+                Some(v1::train_order::Part::Merge(merge)) => {
+                    self.merge(order, merge);
+                    continue;
+                }
+                None => {}
+            }
             let parent = order.adapter.clone().or(order.base.clone().unwrap().tree);
             let lora = order.training.as_ref().is_some_and(|training| training.lora.is_some());
             let body = v1::Checkpoint {
@@ -356,6 +373,67 @@ impl Log {
                 FactBody::Checkpoint(body),
             );
         }
+    }
+
+    fn train_slice(&mut self, order: &v1::TrainOrder, slice: &v1::train_order::Slice) {
+        let planned = slice.planned.as_ref().unwrap();
+        let speed = self.speeds.get(&planned.agent).copied().unwrap_or(1.0);
+        if speed > 0.0 {
+            let delta = self.delta(order, slice, speed);
+            let (cycle, outer, slice) = (order.cycle, slice.outer, slice.slice);
+            self.write(FactKey::Delta { cycle, outer, slice }, FactBody::Delta(delta));
+        }
+    }
+
+    pub(super) fn delta(
+        &self,
+        order: &v1::TrainOrder,
+        slice: &v1::train_order::Slice,
+        speed: f64,
+    ) -> v1::Delta {
+        let planned = slice.planned.clone().unwrap();
+        let end = (planned.first + planned.steps).min(self.total_steps);
+        let steps = end.saturating_sub(planned.first);
+        let name = format!("delta-{}-{}-{}", order.cycle, slice.outer, slice.slice);
+        v1::Delta {
+            run: order.run.clone(),
+            cycle: order.cycle,
+            outer: slice.outer,
+            slice: slice.slice,
+            agent: planned.agent,
+            start: slice.start.clone().unwrap().manifest,
+            tree: tree(&name).filter(|_| steps > 0),
+            first: planned.first,
+            steps,
+            total_steps: self.total_steps,
+            state: planned.state,
+            tokens: u64::from(steps) * 10,
+            trained_tokens: u64::from(steps) * 4,
+            loss: 1.0,
+            wall_s: f64::from(steps) / speed,
+            ..Default::default()
+        }
+    }
+
+    fn merge(&mut self, order: &v1::TrainOrder, merge: &v1::train_order::Merge) {
+        let (cycle, outer) = (order.cycle, merge.outer);
+        let merged = tree(&format!("merge-{cycle}-{outer}"));
+        if let Some(checkpoint) = &merge.checkpoint {
+            let place = FactKey::Checkpoint { cycle, step: checkpoint.step };
+            let checkpoint = v1::Checkpoint { tree: merged.clone(), ..checkpoint.clone() };
+            self.write(place, FactBody::Checkpoint(checkpoint));
+        }
+        let manifest = |tree: &Option<v1::Tree>| tree.clone().unwrap_or_default().manifest;
+        let fact = v1::Merge {
+            run: order.run.clone(),
+            cycle,
+            outer,
+            start: manifest(&merge.start),
+            deltas: merge.deltas.iter().map(|delta| manifest(&delta.tree)).collect(),
+            tree: merged,
+            ..Default::default()
+        };
+        self.write(FactKey::Merge { cycle, outer }, FactBody::Merge(fact));
     }
 
     /// Publishes a checkpoint that an agent found in a watched directory, of a training of 30

@@ -1,6 +1,7 @@
 //! The tests of whole fleets: one binary, because linking forty takes minutes.
 
 mod acknowledgements;
+mod across;
 mod archives;
 mod audit;
 mod backups;

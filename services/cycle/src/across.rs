@@ -1,0 +1,104 @@
+//! Trainings of one adapter on several boxes (DiLoCo, arXiv:2311.08105).
+//!
+//! The steps of such a training are those of the same training on one box: which examples a step
+//! has follows from the dataset and the seed. An outer step gives each box a slice, a range of these
+//! steps. All start from the same weights, and the merge of their weights starts the next outer
+//! step:
+//!
+//! ```text
+//! merge 0 (new adapter) -> slices 1 -> delta 1.1, delta 1.2, … -> close 1 -> merge 1 -> slices 2 …
+//! ```
+//!
+//! Steps of a slice that does not count, because its box died or is far behind, are planned again in
+//! a later outer step. So each step counts once. When all have counted, the merged weights are the
+//! final checkpoint.
+
+mod fold;
+mod planner;
+mod step_ranges;
+
+use std::collections::BTreeMap;
+
+use wire::v1;
+
+pub(crate) use planner::{merge_order, next_commands, slice_order};
+pub(crate) use step_ranges::StepRanges;
+
+use crate::state::OrderHistory;
+
+/// A training on several boxes, derived from its facts.
+#[derive(Debug, Clone, Default)]
+pub struct AcrossTraining {
+    /// By number. 0 has only a merge.
+    pub outer_steps: BTreeMap<u32, OuterStep>,
+    /// Steps of the whole training, as the first slice reported them.
+    pub total_steps: Option<u32>,
+    /// The steps that count so far, those of closed outer steps.
+    pub(crate) covered: StepRanges,
+}
+
+/// One outer step.
+#[derive(Debug, Clone, Default)]
+pub struct OuterStep {
+    pub plan: Option<v1::SlicePlan>,
+    /// By slice.
+    pub slices: BTreeMap<u32, SliceState>,
+    pub closed: Option<v1::SliceClose>,
+    pub(crate) merge_orders: OrderHistory,
+    pub merge: Option<v1::Merge>,
+}
+
+/// One slice of an outer step.
+#[derive(Debug, Clone, Default)]
+pub struct SliceState {
+    pub(crate) orders: OrderHistory,
+    /// The result, if it contradicts nothing.
+    pub delta: Option<v1::Delta>,
+    /// Log time of the result, in milliseconds since 1970; `None` before it.
+    pub(crate) settled_ms: Option<u64>,
+}
+
+impl AcrossTraining {
+    /// Returns the number of steps that count so far.
+    pub fn covered_steps(&self) -> u32 {
+        self.covered.step_count()
+    }
+
+    /// Returns the number and the merge of the last merged outer step.
+    pub fn last_merge(&self) -> Option<(u32, &v1::Merge)> {
+        let mut steps = self.outer_steps.iter().rev();
+        steps.find_map(|(number, step)| Some((*number, step.merge.as_ref()?)))
+    }
+
+    /// Returns the weights from which the slices of an outer step start. `adapter` is that of the
+    /// training's order. `None` if they do not exist yet.
+    fn start_of<'a>(&'a self, outer: u32, adapter: Option<&'a v1::Tree>) -> Option<&'a v1::Tree> {
+        let before = self.outer_steps.get(&outer.checked_sub(1)?);
+        let merged = before.and_then(|step| step.merge.as_ref()?.tree.as_ref());
+        merged.or(adapter.filter(|_| outer == 1))
+    }
+
+    /// Returns true if every step of the training has counted.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.total_steps.is_some_and(|total| self.covered.next_gap(total).is_none())
+    }
+
+    /// Returns true if no slice counts in the last `most` outer steps that are closed.
+    pub(crate) fn is_stuck(&self, most: usize) -> bool {
+        let closed = self.outer_steps.values().rev().filter_map(|step| step.closed.as_ref());
+        closed.take_while(|closed| closed.slices.is_empty()).count() >= most
+    }
+
+    /// Returns the deltas of all closed outer steps that count, in order.
+    pub fn counted_deltas(&self) -> impl Iterator<Item = &v1::Delta> {
+        self.outer_steps.values().flat_map(OuterStep::counted_deltas)
+    }
+}
+
+impl OuterStep {
+    /// Returns the deltas that count, in the order of their slices; none before the step is closed.
+    pub fn counted_deltas(&self) -> impl Iterator<Item = &v1::Delta> {
+        let counted = self.closed.iter().flat_map(|closed| &closed.slices);
+        counted.filter_map(|slice| self.slices.get(slice)?.delta.as_ref())
+    }
+}

@@ -1,0 +1,276 @@
+//! The next facts of a training on several boxes.
+
+use std::collections::BTreeMap;
+
+use wire::{FactBody, FactKey, Pool, TrainPart, v1};
+
+use super::{AcrossTraining, OuterStep};
+use crate::{
+    FleetMember,
+    command::{PlannerInputs, WriteCommand, write_command},
+    speculation::is_training_due,
+    state::Run,
+};
+
+/// An outer step with at least half of its slices is closed this share of its longest slice after
+/// the last one, …
+const GRACE_SHARE: f64 = 0.5;
+
+/// … or this time after it, if that is longer.
+const GRACE_MIN_MS: f64 = 5_000.0;
+
+/// Returns the next facts of the training that `order` describes as a whole. None while boxes train,
+/// and when the last merge has been ordered.
+pub(crate) fn next_commands(
+    run: &Run,
+    training: &AcrossTraining,
+    order: &v1::TrainOrder,
+    pool: &Pool,
+    inputs: PlannerInputs<'_>,
+) -> Vec<WriteCommand> {
+    let planner = AcrossPlanner { run, training, order, pool, inputs };
+    let outer = match training.last_merge() {
+        Some((last, _)) => last + 1,
+        None => u32::from(order.adapter.is_some()),
+    };
+    if outer == 0 {
+        return planner.order_merge(0);
+    }
+    match training.outer_steps.get(&outer).filter(|step| step.plan.is_some()) {
+        None if training.is_complete() => Vec::new(),
+        None => vec![planner.plan_slices(outer)],
+        Some(step) if step.closed.is_some() => planner.order_merge(outer),
+        Some(step) => match planner.close_step(outer, step) {
+            Some(close) => vec![close],
+            None => planner.order_slices(outer, step),
+        },
+    }
+}
+
+/// Returns the order of a slice; `None` if it is not planned or its start does not exist yet.
+pub(crate) fn slice_order(
+    training: &AcrossTraining,
+    order: &v1::TrainOrder,
+    outer: u32,
+    slice: u32,
+) -> Option<v1::train_order::Slice> {
+    let planned = training.outer_steps.get(&outer)?.planned_slice(slice)?.clone();
+    let start = training.start_of(outer, order.adapter.as_ref())?.clone();
+    Some(v1::train_order::Slice { outer, slice, planned: Some(planned), start: Some(start) })
+}
+
+/// Returns the order of a merge with the deltas that count, and with the checkpoint to publish if
+/// one is due.
+pub(crate) fn merge_order(
+    training: &AcrossTraining,
+    order: &v1::TrainOrder,
+    outer: u32,
+) -> v1::train_order::Merge {
+    let before = outer.checked_sub(1).and_then(|before| training.outer_steps.get(&before));
+    let momentum = before.and_then(|step| step.merge.as_ref()?.momentum.clone());
+    let deltas = training.outer_steps.get(&outer).into_iter().flat_map(OuterStep::counted_deltas);
+    v1::train_order::Merge {
+        outer,
+        start: training.start_of(outer, order.adapter.as_ref()).cloned(),
+        momentum,
+        deltas: deltas.filter(|delta| delta.tree.is_some()).cloned().collect(),
+        checkpoint: due_checkpoint(training, order, outer),
+    }
+}
+
+/// Returns the checkpoint that the merge of an outer step publishes: the final one once every step
+/// counts, others at the training's interval. Without the fields that only the merge knows.
+fn due_checkpoint(
+    training: &AcrossTraining,
+    order: &v1::TrainOrder,
+    outer: u32,
+) -> Option<v1::Checkpoint> {
+    let steps = training.total_steps?;
+    let settings = order.training.as_ref()?;
+    let new: Vec<&v1::Delta> = training.outer_steps.get(&outer)?.counted_deltas().collect();
+    // Up to this outer step: an order may be repeated after later ones.
+    let until = || training.outer_steps.range(..=outer).map(|(_, step)| step);
+    let all = || until().flat_map(OuterStep::counted_deltas);
+    let step: u32 = all().map(|delta| delta.steps).sum();
+    let before = step.saturating_sub(new.iter().map(|delta| delta.steps).sum());
+    let every = settings.save_every;
+    let is_final = step == steps;
+    let is_due = every > 0 && step / every > before / every;
+    if !is_final && !is_due {
+        return None;
+    }
+    let tokens = |delta: &v1::Delta| delta.trained_tokens as f64;
+    let weigh = |value: fn(&v1::Delta) -> f64| {
+        let total: f64 = new.iter().map(|delta| tokens(delta)).sum();
+        let sum: f64 = new.iter().map(|delta| value(delta) * tokens(delta)).sum();
+        if total > 0.0 { sum / total } else { 0.0 }
+    };
+    let largest = |value: fn(&v1::Delta) -> f64| new.iter().map(|it| value(it)).fold(0.0, f64::max);
+    let longest = |step: &OuterStep| step.counted_deltas().map(|it| it.wall_s).fold(0.0, f64::max);
+    let base = order.base.as_ref().and_then(|base| base.tree.clone());
+    Some(v1::Checkpoint {
+        run: order.run.clone(),
+        cycle: order.cycle,
+        step,
+        steps,
+        r#final: is_final,
+        content: v1::checkpoint::Content::Adapter.into(),
+        parent: order.adapter.clone().or_else(|| base.clone()),
+        base,
+        loss: weigh(|delta| delta.loss),
+        learning_rate: new.last().map_or(0.0, |delta| delta.learning_rate),
+        tokens: all().map(|delta| delta.tokens).sum(),
+        trained_tokens: all().map(|delta| delta.trained_tokens).sum(),
+        wall_s: until().map(longest).sum(),
+        grad_norm: weigh(|delta| delta.grad_norm),
+        grad_norm_max: largest(|delta| delta.grad_norm_max),
+        packing: weigh(|delta| delta.packing),
+        skipped: new.iter().map(|delta| delta.skipped).max().unwrap_or(0),
+        ..Default::default()
+    })
+}
+
+struct AcrossPlanner<'a> {
+    run: &'a Run,
+    training: &'a AcrossTraining,
+    order: &'a v1::TrainOrder,
+    pool: &'a Pool,
+    inputs: PlannerInputs<'a>,
+}
+
+impl AcrossPlanner<'_> {
+    fn across(&self) -> v1::Across {
+        self.order.training.as_ref().and_then(|training| training.across).unwrap_or_default()
+    }
+
+    /// Splits the next steps among the boxes in proportion to their speeds. Each box has one range;
+    /// steps that did not count before come first.
+    fn plan_slices(&self, outer: u32) -> WriteCommand {
+        let v1::Across { workers, every, .. } = self.across();
+        let boxes = self.available_boxes(workers);
+        let speeds = self.measured_speeds();
+        let mean = match speeds.len() {
+            0 => 1.0,
+            #[expect(clippy::cast_precision_loss, reason = "a count of boxes")]
+            count => speeds.values().map(|(speed, _)| speed).sum::<f64>() / count as f64,
+        };
+        let speed_of = |agent: &str| speeds.get(agent).map_or(mean, |(speed, _)| *speed);
+        let sum: f64 = boxes.iter().map(|agent| speed_of(agent)).sum();
+        let end = self.training.total_steps.unwrap_or(u32::MAX);
+        let left = end.saturating_sub(self.training.covered_steps());
+        let count = u32::try_from(boxes.len()).unwrap_or(u32::MAX);
+        let steps = f64::from(every.max(1).saturating_mul(count).min(left));
+        let mut covered = self.training.covered.clone();
+        let mut slices = Vec::new();
+        for agent in boxes {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded")]
+            let share = ((steps * speed_of(&agent) / sum).round() as u32).max(1);
+            let Some(gap) = covered.next_gap(end) else { break };
+            let share = share.min(gap.end - gap.start);
+            covered.add_range(gap.start..gap.start + share);
+            let state = speeds.get(&agent).map_or(String::new(), |(_, state)| state.clone());
+            slices.push(v1::slice_plan::Slice { first: gap.start, steps: share, agent, state });
+        }
+        let plan = v1::SlicePlan { cycle: self.order.cycle, outer, slices };
+        let place = FactKey::SlicePlan { cycle: self.order.cycle, outer };
+        write_command(self.run, place, FactBody::SlicePlan(plan))
+    }
+
+    /// Returns the names of the trainers that do no other training, at most `most` if it is not 0;
+    /// one without a name if there is none.
+    fn available_boxes(&self, most: u32) -> Vec<String> {
+        let is_free = |member: &&FleetMember| {
+            let ours = |run: &wire::RunId, cycle| *run == self.run.id && cycle == self.order.cycle;
+            member.held_jobs.iter().all(|held| ours(&held.run, held.cycle))
+        };
+        let free = self.inputs.fleet.trainers.iter().filter(is_free);
+        let mut names: Vec<String> = free.map(|member| member.agent.clone()).collect();
+        names.sort();
+        if most > 0 {
+            names.truncate(most as usize);
+        }
+        if names.is_empty() {
+            names.push(String::new());
+        }
+        names
+    }
+
+    /// Returns each agent's speed in steps per second, and the manifest digest of its weights, as of
+    /// its last slice that counts.
+    fn measured_speeds(&self) -> BTreeMap<String, (f64, String)> {
+        let mut speeds = BTreeMap::new();
+        for delta in self.training.counted_deltas() {
+            let Some(tree) = &delta.tree else { continue };
+            let speed = f64::from(delta.steps) / delta.wall_s.max(1e-3);
+            speeds.insert(delta.agent.clone(), (speed, tree.manifest.clone()));
+        }
+        speeds
+    }
+
+    fn order_slices(&self, outer: u32, step: &OuterStep) -> Vec<WriteCommand> {
+        let count = step.plan.as_ref().map_or(0, |plan| plan.slices.len());
+        let untouched = super::SliceState::default();
+        let mut commands = Vec::new();
+        for slice in 1..=u32::try_from(count).unwrap_or(u32::MAX) {
+            let state = step.slices.get(&slice).unwrap_or(&untouched);
+            if state.is_settled() {
+                continue;
+            }
+            let part = TrainPart::Slice(slice);
+            let Some(ordered) = slice_order(self.training, self.order, outer, slice) else {
+                continue;
+            };
+            let ordered = v1::train_order::Part::Slice(ordered);
+            commands.extend(self.order_part(outer, part, ordered, state.orders));
+        }
+        commands
+    }
+
+    fn order_merge(&self, outer: u32) -> Vec<WriteCommand> {
+        let orders = self.training.outer_steps.get(&outer).map(|step| step.merge_orders);
+        let ordered = merge_order(self.training, self.order, outer);
+        let ordered = v1::train_order::Part::Merge(ordered);
+        let command = self.order_part(outer, TrainPart::Merge, ordered, orders.unwrap_or_default());
+        command.into_iter().collect()
+    }
+
+    fn order_part(
+        &self,
+        outer: u32,
+        part: TrainPart,
+        ordered: v1::train_order::Part,
+        orders: crate::state::OrderHistory,
+    ) -> Option<WriteCommand> {
+        let cycle = self.order.cycle;
+        let job = wire::train_part_name(outer, part);
+        if !is_training_due(self.run, cycle, &job, &orders, self.inputs) {
+            return None;
+        }
+        let attempt = orders.last_attempt.saturating_add(1);
+        let order = v1::TrainOrder { attempt, part: Some(ordered), ..self.order.clone() };
+        let place =
+            FactKey::TrainPartOrder { pool: self.pool.clone(), cycle, outer, part, attempt };
+        Some(write_command(self.run, place, FactBody::TrainOrder(order)))
+    }
+
+    /// Closes an outer step when all its slices have results, or at least half of them and the others
+    /// are late.
+    fn close_step(&self, outer: u32, step: &OuterStep) -> Option<WriteCommand> {
+        let planned = step.plan.as_ref()?.slices.len();
+        let settled = step.slices.values().filter_map(|state| state.settled_ms).count();
+        let last_ms = step.slices.values().filter_map(|state| state.settled_ms).max()?;
+        let trained =
+            || step.slices.iter().filter_map(|(it, state)| Some((it, state.delta.as_ref()?)));
+        let longest_s = trained().map(|(_, delta)| delta.wall_s).fold(0.0, f64::max);
+        let grace_ms = (longest_s * 1000.0 * GRACE_SHARE).max(GRACE_MIN_MS);
+        #[expect(clippy::cast_precision_loss, reason = "milliseconds")]
+        let is_late = self.inputs.now_ms.saturating_sub(last_ms) as f64 > grace_ms;
+        if settled < planned && (!is_late || settled * 2 < planned) {
+            return None;
+        }
+        let slices = trained().map(|(slice, _)| *slice).collect();
+        let close = v1::SliceClose { cycle: self.order.cycle, outer, slices };
+        let place = FactKey::SliceClose { cycle: self.order.cycle, outer };
+        Some(write_command(self.run, place, FactBody::SliceClose(close)))
+    }
+}

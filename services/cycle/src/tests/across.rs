@@ -1,0 +1,226 @@
+//! Trainings on several boxes.
+
+use wire::{FactBody, FactKey, v1};
+
+use super::log::{Log, raft, sft, tree};
+use crate::{AcrossTraining, FleetMember, RunPhase, audit_records};
+
+const ACROSS: v1::Across =
+    v1::Across { workers: 0, every: 4, outer_rate: 1.0, outer_momentum: 0.0 };
+
+/// Starts an SFT run of 50 steps on these trainers.
+fn start(trainers: &[&str], across: v1::Across, save_every: u32) -> Log {
+    let mut spec = sft();
+    let training = v1::Training {
+        lora: Some(v1::Lora::default()),
+        across: Some(across),
+        save_every,
+        ..Default::default()
+    };
+    if let Some(v1::spec::Kind::Sft(sft)) = &mut spec.kind {
+        sft.training = Some(training);
+    }
+    with_trainers(Log::new(spec), trainers)
+}
+
+fn with_trainers(mut log: Log, trainers: &[&str]) -> Log {
+    let member = |agent: &&str| FleetMember { agent: (*agent).into(), ..FleetMember::default() };
+    log.fleet.trainers = trainers.iter().map(member).collect();
+    log
+}
+
+fn training(log: &Log, cycle: u32) -> AcrossTraining {
+    log.run().cycles[&cycle].across.clone()
+}
+
+/// Returns first step and length of each slice of an outer step.
+fn slices(log: &Log, outer: u32) -> Vec<(u32, u32)> {
+    let plan = training(log, 0).outer_steps[&outer].plan.clone().unwrap();
+    plan.slices.iter().map(|slice| (slice.first, slice.steps)).collect()
+}
+
+fn assert_clean(log: &Log) {
+    assert_eq!(log.run().anomalies, []);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
+}
+
+fn merge_fact(outer: u32, start: &str, deltas: &[&str]) -> FactBody {
+    FactBody::Merge(v1::Merge {
+        run: "r1".into(),
+        outer,
+        start: start.into(),
+        deltas: deltas.iter().map(|delta| (*delta).to_owned()).collect(),
+        tree: tree("merged"),
+        ..Default::default()
+    })
+}
+
+#[test]
+fn each_step_counts_once_and_the_last_merge_is_the_checkpoint() {
+    let mut log = start(&["t1", "t2", "t3"], ACROSS, 20);
+    log.run_to_the_end();
+    assert_clean(&log);
+    let run = log.run();
+    let across = &run.cycles[&0].across;
+    assert_eq!((across.covered_steps(), across.last_merge().unwrap().0), (50, 5));
+    let checkpoints: Vec<_> = run.cycles[&0].checkpoints.values().collect();
+    let steps: Vec<(u32, bool)> = checkpoints.iter().map(|it| (it.step, it.r#final)).collect();
+    assert_eq!(steps, [(24, false), (48, false), (50, true)], "every 20 steps, after a merge");
+    let last = checkpoints.last().unwrap();
+    assert_eq!((last.tokens, last.trained_tokens, last.steps), (500, 200, 50));
+    assert_eq!((last.tree.clone(), last.parent.clone()), (tree("merge-0-5"), tree("base")));
+    assert_eq!(slices(&log, 5), [(48, 1), (49, 1)], "two steps were left for three boxes");
+}
+
+#[test]
+fn a_faster_box_has_more_steps_and_continues_with_its_state() {
+    let mut log = start(&["t1", "t2"], ACROSS, 0);
+    log.speeds = [("t1".into(), 1.0), ("t2".into(), 3.0)].into();
+    log.run_to_the_end();
+    assert_clean(&log);
+    assert_eq!(slices(&log, 1), [(0, 4), (4, 4)], "before any speed is known");
+    assert_eq!(slices(&log, 2), [(8, 2), (10, 6)]);
+    let plan = training(&log, 0).outer_steps[&3].plan.clone().unwrap();
+    let states: Vec<_> = plan.slices.iter().map(|slice| slice.state.as_str()).collect();
+    assert_eq!(states, ["delta-0-2-1", "delta-0-2-2"]);
+}
+
+#[test]
+fn steps_of_a_dead_box_are_planned_again_and_its_late_result_does_not_count() {
+    let mut log = start(&["t1", "t2", "t3"], ACROSS, 0);
+    log.speeds = [("t2".into(), 0.0)].into();
+    for _ in 0..4 {
+        log.coordinate();
+        log.train();
+    }
+    let step = |log: &Log| training(log, 0).outer_steps[&1].clone();
+    assert_eq!(step(&log).closed, None, "the second box has some time left");
+    log.now_ms += 10_000;
+    log.coordinate();
+    assert_eq!(step(&log).closed.unwrap().slices, [1, 3]);
+    let order = log.train_orders().find(|order| match &order.part {
+        Some(v1::train_order::Part::Slice(slice)) => slice.slice == 2,
+        _ => false,
+    });
+    let order = order.unwrap().clone();
+    let Some(v1::train_order::Part::Slice(slice)) = &order.part else { panic!("a slice") };
+    let late = log.delta(&order, slice, 1.0);
+    log.write(FactKey::Delta { cycle: 0, outer: 1, slice: 2 }, FactBody::Delta(late));
+    log.fleet.trainers.remove(1);
+    log.speeds.clear();
+    log.run_to_the_end();
+    assert_clean(&log);
+    assert_eq!(slices(&log, 2), [(4, 4), (12, 4)], "the missing steps come first");
+    assert_eq!(training(&log, 0).counted_deltas().map(|delta| delta.steps).sum::<u32>(), 50);
+}
+
+#[test]
+fn a_cycle_starts_from_the_adapter_of_the_one_before() {
+    let mut spec = raft(2);
+    if let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind {
+        raft.training.as_mut().unwrap().across = Some(v1::Across { workers: 1, ..ACROSS });
+    }
+    let mut log = with_trainers(Log::new(spec), &["t1", "t2"]);
+    log.run_to_the_end();
+    assert_clean(&log);
+    let first = |cycle| *training(&log, cycle).outer_steps.keys().next().unwrap();
+    assert_eq!((first(1), first(2)), (0, 1), "only the first adapter is new");
+    let plan = training(&log, 2).outer_steps[&1].plan.clone().unwrap();
+    assert_eq!(plan.slices.len(), 1, "one worker");
+    let delta = training(&log, 2).outer_steps[&1].slices[&1].delta.clone().unwrap();
+    assert_eq!(
+        delta.start,
+        training(&log, 1).last_merge().unwrap().1.tree.clone().unwrap().manifest
+    );
+}
+
+#[test]
+fn facts_that_contradict_an_outer_step_are_found() {
+    let mut log = start(&["t1", "t2"], ACROSS, 0);
+    log.coordinate();
+    log.train();
+    log.coordinate();
+    let plan = |outer, first| {
+        let slice = v1::slice_plan::Slice { first, steps: 3, ..Default::default() };
+        FactBody::SlicePlan(v1::SlicePlan { cycle: 0, outer, slices: vec![slice.clone(), slice] })
+    };
+    let delta = |slice, first, start: &str| {
+        FactBody::Delta(v1::Delta {
+            run: "r1".into(),
+            outer: 1,
+            slice,
+            start: start.into(),
+            tree: tree("other"),
+            first,
+            steps: 4,
+            total_steps: 50,
+            ..Default::default()
+        })
+    };
+    let close =
+        |outer| FactBody::SliceClose(v1::SliceClose { cycle: 0, outer, slices: vec![1, 2, 3] });
+    let (cycle, outer) = (0, 1);
+    log.write(FactKey::Delta { cycle, outer, slice: 3 }, delta(3, 0, "merge-0-0"));
+    log.write(FactKey::Delta { cycle, outer, slice: 2 }, delta(2, 3, "merge-0-0"));
+    log.write(FactKey::Delta { cycle, outer, slice: 1 }, delta(1, 0, "other"));
+    log.write(FactKey::SlicePlan { cycle, outer: 3 }, plan(3, 0));
+    log.write(FactKey::Merge { cycle, outer }, merge_fact(1, "merge-0-0", &[]));
+    log.write(FactKey::SliceClose { cycle, outer }, close(1));
+    log.write(FactKey::SlicePlan { cycle, outer: 2 }, plan(2, 2));
+    log.write(FactKey::Merge { cycle, outer: 2 }, merge_fact(2, "x", &["y"]));
+    let found: Vec<_> = log.run().anomalies.into_iter().map(|it| it.description).collect();
+    let expected = [
+        "its slice was never planned",
+        "has 4 steps from 3, the plan 4 from 4",
+        "started from other weights than those of the last merge",
+        "planned while outer step 0 is the last merged one",
+        "merged before it was closed",
+        "counts slices without a delta",
+        "plans steps that have counted, or twice",
+        "merged before it was closed",
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(log.run().current_phase(), RunPhase::Train);
+}
+
+#[test]
+fn results_that_contradict_the_plan_never_count_and_end_the_run() {
+    let mut log = start(&["t1"], ACROSS, 0);
+    for outer in 1..=3 {
+        log.coordinate();
+        log.train();
+        log.coordinate();
+        let delta = v1::Delta { run: "r1".into(), outer, slice: 1, ..Default::default() };
+        log.write(FactKey::Delta { cycle: 0, outer, slice: 1 }, FactBody::Delta(delta));
+        log.coordinate();
+        let closed = training(&log, 0).outer_steps[&outer].closed.clone().unwrap();
+        assert!(closed.slices.is_empty(), "{closed:?}");
+    }
+    let done = log.run().done.unwrap();
+    assert_eq!(done.status(), v1::done::Status::Failed);
+    assert!(done.message.contains("3 outer steps of cycle 0"), "{}", done.message);
+    assert_eq!(training(&log, 0).covered_steps(), 0);
+}
+
+#[test]
+fn a_final_failure_of_a_slice_counts_until_its_outer_step_is_closed() {
+    let mut log = start(&["t1", "t2"], ACROSS, 0);
+    log.speeds = [("t2".into(), 0.0)].into();
+    log.coordinate();
+    log.train();
+    log.coordinate();
+    log.train();
+    log.now_ms += 10_000;
+    log.coordinate();
+    log.fail("train", "0-1-2", "the box is broken");
+    log.speeds.clear();
+    log.run_to_the_end();
+    assert_eq!(log.run().done.unwrap().status(), v1::done::Status::Succeeded);
+    let mut log = start(&["t1", "t2"], ACROSS, 0);
+    log.coordinate();
+    log.train();
+    log.coordinate();
+    log.fail("train", "0-1-2", "no memory");
+    log.coordinate();
+    assert_eq!(log.run().done.unwrap().message, "train 0-1-2: no memory");
+}

@@ -1,0 +1,137 @@
+//! The `training.across` section: one adapter trained on several boxes.
+
+use serde::Deserialize;
+use wire::v1;
+
+use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
+
+/// Boxes that train at most.
+const WORKERS_MAX: u32 = 64;
+
+/// A number of boxes, or `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(untagged, expecting = "expected a number of boxes, or auto")]
+pub enum WorkersSpec {
+    Count(u32),
+    Word(AutoWord),
+    #[default]
+    #[serde(skip)]
+    Auto,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AutoWord {
+    Auto,
+}
+
+/// The way in which the weights of boxes are merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MergeSpec {
+    /// The mean of the weights, by trained tokens.
+    Average,
+    /// A step of the outer optimizer along the mean change.
+    #[default]
+    Nesterov,
+}
+
+/// The outer optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OuterSpec {
+    pub rate: f64,
+    pub momentum: f64,
+}
+
+impl Default for OuterSpec {
+    /// The values of arXiv:2311.08105.
+    fn default() -> Self {
+        Self { rate: 0.7, momentum: 0.9 }
+    }
+}
+
+/// The training of one adapter on several boxes.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AcrossSpec {
+    /// The largest number of boxes.
+    pub workers: WorkersSpec,
+    /// Steps of a box between two merges.
+    pub every: u32,
+    pub merge: MergeSpec,
+    /// Only with `merge: nesterov`.
+    pub outer: Option<OuterSpec>,
+}
+
+impl Default for AcrossSpec {
+    fn default() -> Self {
+        Self {
+            workers: WorkersSpec::default(),
+            every: 20,
+            merge: MergeSpec::default(),
+            outer: None,
+        }
+    }
+}
+
+impl AcrossSpec {
+    pub(crate) fn check_fields(&self, section: &str) -> FieldResult {
+        let field = |name: &str| format!("{section}.{name}");
+        if let WorkersSpec::Count(count) = self.workers {
+            check_count(&field("workers"), count, 1, WORKERS_MAX)?;
+        }
+        check_count(&field("every"), self.every, 1, 100_000)?;
+        let is_used = self.outer.is_none() || self.merge == MergeSpec::Nesterov;
+        ensure_field(is_used, &field("outer"), "needs `merge: nesterov`")?;
+        let outer = self.outer.unwrap_or_default();
+        check_range(&field("outer.rate"), outer.rate, 1e-3, 10.0)?;
+        check_range(&field("outer.momentum"), outer.momentum, 0.0, 0.999)
+    }
+
+    /// Converts the section to its form in the `spec` fact.
+    pub(crate) fn to_proto(&self) -> v1::Across {
+        let outer = match self.merge {
+            MergeSpec::Average => OuterSpec { rate: 1.0, momentum: 0.0 },
+            MergeSpec::Nesterov => self.outer.unwrap_or_default(),
+        };
+        v1::Across {
+            workers: match self.workers {
+                WorkersSpec::Count(count) => count,
+                WorkersSpec::Auto | WorkersSpec::Word(AutoWord::Auto) => 0,
+            },
+            every: self.every,
+            outer_rate: outer.rate,
+            outer_momentum: outer.momentum,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_section_gives_its_outer_optimizer() {
+        let parse = |text: &str| serde_saphyr::from_str::<AcrossSpec>(text).unwrap();
+        let values = |text: &str| {
+            let spec = parse(text);
+            spec.check_fields("a").map_err(|error| error.field)?;
+            let v1::Across { workers, every, outer_rate, outer_momentum } = spec.to_proto();
+            Ok::<_, String>((workers, every, outer_rate, outer_momentum))
+        };
+        assert_eq!(values("workers: auto"), Ok((0, 20, 0.7, 0.9)));
+        assert_eq!(values("{ workers: 4, merge: average, every: 5 }"), Ok((4, 5, 1.0, 0.0)));
+        assert_eq!(values("outer: { rate: 0.5 }"), Ok((0, 20, 0.5, 0.9)));
+        for (text, field) in [
+            ("workers: 0", "a.workers"),
+            ("every: 0", "a.every"),
+            ("{ merge: average, outer: { rate: 0.5 } }", "a.outer"),
+            ("outer: { momentum: 1 }", "a.outer.momentum"),
+        ] {
+            assert_eq!(values(text), Err(field.to_owned()));
+        }
+        assert!(serde_saphyr::from_str::<AcrossSpec>("merge: soup").is_err());
+        assert!(serde_saphyr::from_str::<AcrossSpec>("workers: all").is_err());
+    }
+}

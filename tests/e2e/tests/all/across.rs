@@ -1,0 +1,92 @@
+//! Trainings of one adapter on several boxes.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use e2e::{Fleet, SpecFiles, wait_until};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Writes the spec of an adapter's training with settings of `training.across`.
+fn write_spec(
+    files: &SpecFiles,
+    model: &Path,
+    (steps, save_every): (u32, u32),
+    across: &str,
+) -> PathBuf {
+    let path = files.write_adapter_spec(model, steps, save_every);
+    let spec = std::fs::read_to_string(&path).expect("a spec");
+    let spec = spec.replace("max_tokens: 64,", &format!("max_tokens: 64, {across}"));
+    std::fs::write(&path, spec).expect("a spec");
+    path
+}
+
+/// Returns the bytes of the tensors of a run's final checkpoint.
+fn final_weights(fleet: &Fleet, ended: &Value) -> Vec<u8> {
+    let last =
+        &ended["checkpoints"].as_array().expect("a list").last().expect("a last one")["checkpoint"];
+    let tree = fleet.path().join("store").join(last["tree"]["path"].as_str().expect("a text"));
+    std::fs::read(tree.join("adapter_model.safetensors")).expect("a text")
+}
+
+fn facts_of(fleet: &Fleet, run: &str, kind: &str) -> Vec<Value> {
+    let all = fleet.read_facts(run);
+    let prefix = format!("flotilla.{run}.{kind}.");
+    let of_kind = |fact: &Value| fact["subject"].as_str().expect("a text").starts_with(&prefix);
+    all.into_iter().filter(of_kind).map(|fact| fact["fact"].clone()).collect()
+}
+
+fn directories(parent: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().into_string().expect("a text")).collect()
+}
+
+#[test]
+fn one_box_alone_gives_the_weights_of_a_training_that_is_not_merged() {
+    let fleet = Fleet::start("trainer,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let model = files.write_model();
+    let alone = fleet.submit(&files.write_adapter_spec(&model, 20, 0));
+    let alone = fleet.await_success(&alone, LIMIT);
+    let across = "across: { every: 6, merge: average },";
+    let merged = fleet.submit(&write_spec(&files, &model, (20, 8), across));
+    let ended = fleet.await_success(&merged, LIMIT);
+    assert_eq!(final_weights(&fleet, &alone), final_weights(&fleet, &ended), "the same bytes");
+    let steps = |info: &Value| info["checkpoint"]["step"].as_u64().unwrap();
+    let saved: Vec<u64> = ended["checkpoints"].as_array().unwrap().iter().map(steps).collect();
+    assert_eq!(saved, [12, 18, 20], "merges after every 8 steps");
+    fleet.assert_clean_audit(&merged);
+    let states: Vec<bool> =
+        facts_of(&fleet, &merged, "delta").iter().map(|delta| delta["state"].is_string()).collect();
+    assert_eq!(states, [false, true, true, true], "the optimizer continues");
+    let run = fleet.path().join("store/runs").join(&merged);
+    assert!(directories(&run.join("deltas")).is_empty(), "merged weights are removed");
+    assert_eq!(directories(&run.join("merges")).len(), 1);
+}
+
+#[test]
+fn boxes_share_a_training_and_each_step_counts_once_although_one_is_killed() {
+    let mut fleet = Fleet::start("trainer=2,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let model = files.write_model();
+    let across = "across: { every: 200, outer: { rate: 0.7, momentum: 0.9 } },";
+    let run = fleet.submit(&write_spec(&files, &model, (6000, 0), across));
+    let merges = fleet.path().join("store/runs").join(&run).join("merges");
+    let is_third = |name: &String| name.starts_with("c0-o3-");
+    wait_until("an outer step is merged", LIMIT, || {
+        directories(&merges).iter().any(is_third).then_some(())
+    });
+    fleet.kill("trainer-2");
+    fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_deep_audit(&run);
+    let deltas = facts_of(&fleet, &run, "delta");
+    for agent in ["trainer-1", "trainer-2"] {
+        assert!(deltas.iter().any(|delta| delta["agent"] == agent), "{agent}: {deltas:#?}");
+    }
+    let momentum = |merge: &Value| merge["momentum"]["manifest"].is_string();
+    assert!(facts_of(&fleet, &run, "merge")[1..].iter().all(momentum));
+    fleet.await_agents();
+}
