@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use agent::{JobError, LeasedJob};
 use anyhow::{Context, ensure};
+use engine::OuterOptimizer;
 use serde_json::json;
 use store::{CachedTree, TreeMetadata, TreePlace};
 use wire::{FactBody, FactKey, Subject, v1};
@@ -196,6 +197,16 @@ fn matches_accepted(own: &v1::Checkpoint, accepted: Option<&v1::Checkpoint>) -> 
 pub(crate) fn state_metadata(checkpoint: &v1::Tree) -> TreeMetadata {
     let entries = [("content", json!("resume")), (CHECKPOINT_KEY, json!(checkpoint.manifest))];
     entries.map(|(key, value)| (key.to_owned(), value)).into()
+}
+
+/// The engine in the metadata of checkpoints that are merges.
+pub(crate) const MERGED_ENGINE: &str = "merge";
+
+/// Returns the outer optimizer of a training on several boxes.
+pub(crate) fn outer_optimizer(order: &v1::TrainOrder) -> OuterOptimizer {
+    let across = order.training.as_ref().and_then(|training| training.across);
+    let v1::Across { outer_rate, outer_momentum, .. } = across.unwrap_or_default();
+    OuterOptimizer { rate: outer_rate, momentum: outer_momentum }
 }
 
 pub(crate) fn trains_adapter(order: &v1::TrainOrder) -> bool {

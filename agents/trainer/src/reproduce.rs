@@ -1,19 +1,28 @@
 //! Repeats a training of the log and checks that it gives the same weights.
 
-use std::{future::ready, path::Path};
+use std::{
+    collections::BTreeMap,
+    future::ready,
+    path::{Path, PathBuf},
+};
 
 use agent::WorkerProcess;
 use anyhow::{Context, bail};
+use engine::AdapterMerge;
 use store::{FileCache, Store, TreeManifest};
 use wire::{Digest, v1};
 
 use crate::{
     config::TrainerConfig,
     lineage,
-    messages::{CHECKPOINT_DIR, TrainHostSettings, TrainOutcome, TrainProgress, TrainStep},
+    messages::{
+        CHECKPOINT_DIR, STATE_DIR, TrainHostSettings, TrainOutcome, TrainProgress, TrainSlice,
+        TrainStep,
+    },
     training_files::TrainingFiles,
     training_process::{SILENCE_LIMIT, SILENCE_LIMIT_MIN},
     weight_delta::{self, InitialWeights},
+    worker::NEW_ADAPTER_DIR,
 };
 
 /// A training to be repeated, and the means to do it.
@@ -109,6 +118,112 @@ impl Reproduction<'_> {
         let directory = directory.join(CHECKPOINT_DIR);
         let (manifest, here) = Store::describe_directory(&directory, about).await?;
         compare_with_log(files, checkpoint, &directory, (manifest, here, engine)).await
+    }
+}
+
+impl Reproduction<'_> {
+    /// Repeats a training on several boxes here, slice after slice. `outer_steps` are the deltas
+    /// that count up to the checkpoint, a list for each outer step. `progress` receives the number
+    /// of steps so far and of all.
+    ///
+    /// # Errors
+    /// When a slice was trained by another engine than this one, or cannot be trained.
+    pub async fn reproduce_merges(
+        &self,
+        outer_steps: &[Vec<v1::Delta>],
+        mut progress: impl FnMut(u32, u32),
+    ) -> anyhow::Result<ReproductionResult> {
+        let Self { order, checkpoint, store, cache, config, scratch } = *self;
+        let files = TrainingFiles { store, cache };
+        let mut all = outer_steps.iter().flatten();
+        let family = |engine: &str| engine.split('-').next().unwrap_or_default().to_owned();
+        let own = family(config.engine.lineage_name());
+        if let Some(delta) = all.find(|delta| family(&delta.engine) != own) {
+            let v1::Delta { outer, slice, agent, engine, .. } = delta;
+            bail!(
+                "slice {slice} of outer step {outer} was trained by {engine} ({agent}), and only \
+                 one engine trains here (E111)"
+            );
+        }
+        let adapter = match &order.adapter {
+            Some(adapter) => Some(cache.fetch_tree(store, adapter).await?),
+            None => None,
+        };
+        let mut start = match &adapter {
+            Some(adapter) => adapter.path().to_owned(),
+            None => {
+                let new = TrainSlice { first: 0, steps: 0, start: None, state: None };
+                let out = scratch.join("new");
+                self.train_slice(files, new, &out).await?;
+                out.join(NEW_ADAPTER_DIR).join(CHECKPOINT_DIR)
+            }
+        };
+        let mut states: BTreeMap<String, PathBuf> = BTreeMap::new();
+        let mut velocity: Option<PathBuf> = None;
+        let (mut engine, mut steps) = (String::new(), 0);
+        for (number, deltas) in outer_steps.iter().enumerate() {
+            let mut trained = Vec::new();
+            for delta in deltas {
+                let Some(tree) = &delta.tree else { continue };
+                let out = scratch.join(format!("{}-{}", delta.outer, delta.slice));
+                let slice = TrainSlice {
+                    first: delta.first,
+                    steps: delta.steps,
+                    start: Some(start.clone()),
+                    state: states.remove(&delta.state),
+                };
+                engine = self.train_slice(files, slice, &out).await?;
+                let saved = out.join((delta.first + delta.steps).to_string());
+                states.insert(tree.manifest.clone(), saved.join(STATE_DIR));
+                trained.push((saved.join(CHECKPOINT_DIR), delta.trained_tokens));
+                steps += delta.steps;
+                progress(steps, checkpoint.step);
+            }
+            let merge =
+                AdapterMerge { start, velocity, trained, outer: lineage::outer_optimizer(order) };
+            let out = scratch.join(format!("merge-{number}"));
+            let moved = scratch.join(format!("velocity-{number}"));
+            start = out.clone();
+            velocity = Some(moved.clone()).filter(|_| merge.outer.momentum > 0.0);
+            tokio::task::spawn_blocking(move || merge.write_merged(&out, &moved)).await??;
+        }
+        let v1::Checkpoint { step, steps, .. } = *checkpoint;
+        let about = lineage::checkpoint_metadata(order, lineage::MERGED_ENGINE, step, steps);
+        let (manifest, here) = Store::describe_directory(&start, about).await?;
+        compare_with_log(files, checkpoint, &start, (manifest, here, engine)).await
+    }
+
+    /// Trains one slice into `out`. Returns the engine with its versions.
+    async fn train_slice(
+        &self,
+        files: TrainingFiles<'_>,
+        slice: TrainSlice,
+        out: &Path,
+    ) -> anyhow::Result<String> {
+        let Self { order, config, .. } = *self;
+        tokio::fs::create_dir_all(out).await?;
+        let mut call =
+            files.fetch_request(order, config.host_settings(), None, out.to_owned()).await?;
+        let has_state = slice.state.is_some();
+        call.request.slice = Some(slice);
+        let worker = WorkerProcess::start(&config.engine.worker_command(&config.launch))?;
+        let mut patience = config.launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT_MIN);
+        let mut begun = None;
+        let trained =
+            worker.call_with_progress::<TrainOutcome, _>(&call.request, &mut patience, |message| {
+                if let Ok(TrainProgress::Begun(message)) = serde_json::from_value(message) {
+                    begun = Some(message);
+                }
+                ready(())
+            });
+        if let Err(error) = trained.await {
+            return Err(worker.add_last_log_line(error).await);
+        }
+        let begun = begun.context("the worker ended before it began (E112)")?;
+        match begun.refused.filter(|_| has_state) {
+            Some(why) => bail!("the optimizer's state of a slice cannot be used: {why} (R116)"),
+            None => Ok(begun.engine),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use agent::{JobError, LeasedJob, WorkerProcess};
 use anyhow::{Context, anyhow};
-use engine::{AdapterMerge, OuterOptimizer};
+use engine::AdapterMerge;
 use store::{CachedTree, TreeMetadata, TreePlace};
 use wire::{FactBody, FactKey, v1};
 
@@ -28,9 +28,6 @@ use crate::{
     weight_delta::InitialWeights,
     worker::NEW_ADAPTER_DIR,
 };
-
-/// The engine in the metadata of checkpoints that are merges.
-const MERGED_ENGINE: &str = "merge";
 
 /// The longest time for which the removal of merged weights may delay a training.
 const REMOVE_LIMIT: Duration = Duration::from_secs(30);
@@ -258,8 +255,6 @@ impl TrainingPart<'_> {
         for delta in &merge.deltas {
             deltas.push((fetch(delta.tree.clone(), "weights").await?, delta.trained_tokens));
         }
-        let across = order.training.as_ref().and_then(|training| training.across);
-        let across = across.unwrap_or_default();
         let files = AdapterMerge {
             start: start.path().to_owned(),
             velocity: velocity.as_ref().map(|tree| tree.path().to_owned()),
@@ -267,7 +262,7 @@ impl TrainingPart<'_> {
                 .iter()
                 .map(|(tree, tokens)| (tree.path().to_owned(), *tokens))
                 .collect(),
-            outer: OuterOptimizer { rate: across.outer_rate, momentum: across.outer_momentum },
+            outer: lineage::outer_optimizer(order),
         };
         let (adapter, momentum) = (adapter.to_owned(), momentum.to_owned());
         let merging = move || files.write_merged(&adapter, &momentum);
@@ -300,7 +295,7 @@ impl TrainingPart<'_> {
             None => InitialWeights::NewAdapter,
         };
         let weight_change = training_check::measure_change(adapter, &initial).await?;
-        let about = lineage::checkpoint_metadata(order, MERGED_ENGINE, step, steps);
+        let about = lineage::checkpoint_metadata(order, lineage::MERGED_ENGINE, step, steps);
         let place = TreePlace::for_checkpoint(&job.run, order.cycle, step);
         let tree = self.publish(adapter, &place, about).await?;
         let checkpoint = v1::Checkpoint {

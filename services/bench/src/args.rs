@@ -12,7 +12,7 @@ use cli::VERSION;
 #[command(name = "flotilla-bench", version = VERSION)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct BenchArgs {
-    /// Benchmarks to run [default: all except engine, eval, fleet, raft and objectives, which take
+    /// Benchmarks to run [default: all except engine, eval, fleet, raft, objectives and across, which take
     /// minutes]
     pub what: Vec<BenchTarget>,
     /// Engine: CPU cores of each engine [default: 2]
@@ -41,7 +41,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "MIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub store_mib: u32,
-    /// RAFT, objectives: number of base models, each with its own seed
+    /// RAFT, objectives, across: number of base models, each with its own seed
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=100))]
     pub seeds: u32,
     /// RAFT: cycles of each run that compares selection strategies
@@ -96,6 +96,15 @@ pub(crate) enum BenchTarget {
     /// Compare training objectives, distillation and the ranking of `flotilla court` with RAFT, as
     /// in docs/RAFT-FIGURES.md; takes hours with --seeds 10
     Objectives,
+    /// Train one adapter on several boxes, compared with one box, as in docs/ACROSS.md
+    Across,
+}
+
+impl BenchTarget {
+    /// Returns true if others would disturb the measurement.
+    pub(crate) fn is_alone(&self) -> bool {
+        matches!(self, Self::Engine | Self::Raft | Self::Objectives | Self::Across)
+    }
 }
 
 /// A subcommand.

@@ -5,6 +5,7 @@
 //! is marked, but the exit status stays successful. The load average shows whether the machine was
 //! busy.
 
+mod across_effect;
 mod args;
 mod balance;
 mod bus_speed;
@@ -134,14 +135,13 @@ async fn run_bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         [BenchTarget::Engine] => return engines::bench_engines(args).await,
         [BenchTarget::Raft] => return raft_effect::bench_raft(args).await,
         [BenchTarget::Objectives] => return objective_effect::bench_objectives(args).await,
+        [BenchTarget::Across] => return across_effect::bench_across(args),
         _ => {}
     }
-    let is_alone = |what: &BenchTarget| {
-        matches!(what, BenchTarget::Engine | BenchTarget::Raft | BenchTarget::Objectives)
-    };
-    if args.what.iter().any(is_alone) {
+    if args.what.iter().any(BenchTarget::is_alone) {
         bail!(
-            "`engine`, `raft` and `objectives` are measured alone: they would disturb the others"
+            "`engine`, `raft`, `objectives` and `across` are measured alone: they would disturb \
+             the others"
         );
     }
     let wanted = |what| args.what.is_empty() || args.what.contains(&what);

@@ -11,7 +11,7 @@ use crate::{
     runs::{fold_run, run_to_proto},
 };
 
-pub use cycle::{MessageGroup, SelectionReport};
+pub use cycle::{MessageGroup, SelectionReport, SplitReport};
 
 /// A report on a run, cycle by cycle.
 #[derive(Debug, Clone, Serialize)]
@@ -89,6 +89,8 @@ pub struct CycleReport {
     /// Checkpoint that training started from.
     pub trained_from: Option<String>,
     pub checkpoint: Option<v1::Checkpoint>,
+    /// Of a training on several boxes.
+    pub split: Option<SplitReport>,
     /// Perplexity of each text suite at the last checkpoint.
     pub perplexities: BTreeMap<String, f64>,
     pub done: Option<v1::CycleDone>,
@@ -240,6 +242,28 @@ impl FleetControl {
         let id = id.map_err(|_| HistoryError::NoRun(checkpoint.run.clone()))?;
         let records = self.read_records(vec![format!("flotilla.{id}.order.train.>")]).await?;
         Ok(last_train_orders(&records).remove(&checkpoint.cycle))
+    }
+
+    /// Returns the deltas that a merged checkpoint was made of, a list for each outer step.
+    pub async fn find_merged_deltas(
+        &self,
+        checkpoint: &v1::Checkpoint,
+    ) -> Result<Vec<Vec<v1::Delta>>, HistoryError> {
+        let id = RunId::new(checkpoint.run.as_str());
+        let id = id.map_err(|_| HistoryError::NoRun(checkpoint.run.clone()))?;
+        let records = self.records_without_samples(&id).await?;
+        let run = fold_run(&records).ok_or(HistoryError::Unknown(id))?;
+        let training = run.cycles.get(&checkpoint.cycle).map(|cycle| &cycle.across);
+        let mut steps = 0;
+        let mut merged = Vec::new();
+        for step in training.into_iter().flat_map(|training| training.outer_steps.values()) {
+            let deltas: Vec<v1::Delta> = step.counted_deltas().cloned().collect();
+            if steps < checkpoint.step && !deltas.is_empty() {
+                steps += deltas.iter().map(|delta| delta.steps).sum::<u32>();
+                merged.push(deltas);
+            }
+        }
+        Ok(merged)
     }
 
     /// Returns the samples that a cycle kept, with the agents that generated and judged them.
@@ -394,6 +418,7 @@ fn cycle_report(
         story.training = order.training.clone();
     }
     story.checkpoint = cycle.final_checkpoint().cloned();
+    story.split = cycle.across.report_split();
     let step = story.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
     let evals = cycle.evals.iter().filter(|((at, _), _)| Some(*at) == step);
     story.perplexities =

@@ -44,7 +44,7 @@ pub use data::{DataError, remove_duplicate_prompts, report_data_file, split_prom
 pub use evals::HELDOUT_SUITE;
 pub use explain::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
-    LineageStep, MessageGroup, RunReport, SelectionReport,
+    LineageStep, MessageGroup, RunReport, SelectionReport, SplitReport,
 };
 pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,

@@ -7,12 +7,16 @@ use wire::{FactBody, FactKey, Record, RunId, v1};
 use crate::{FleetControl, RunError, StoreAccessError, archived_facts};
 
 /// Facts that the log keeps after cycles are archived, as subject patterns.
-const RETAINED_FACTS: [&str; 12] = [
+const RETAINED_FACTS: [&str; 16] = [
     "spec",
     "watched",
     "control.*",
     "selection.*",
     "order.train.>",
+    "slices.*.*",
+    "delta.>",
+    "close.*.*",
+    "merge.*.*",
     "checkpoint.>",
     "eval.>",
     "failure.>",

@@ -330,7 +330,11 @@ impl CycleArchiver<'_> {
             format!("flotilla.{run}.cycle.{cycle}.plan"),
             format!("flotilla.{run}.cycle.{cycle}.done"),
             format!("flotilla.{run}.selection.{cycle}"),
-            format!("flotilla.{run}.order.train.*.{cycle}.*"),
+            format!("flotilla.{run}.order.train.*.{cycle}.>"),
+            format!("flotilla.{run}.slices.{cycle}.*"),
+            format!("flotilla.{run}.delta.{cycle}.>"),
+            format!("flotilla.{run}.close.{cycle}.*"),
+            format!("flotilla.{run}.merge.{cycle}.*"),
             format!("flotilla.{run}.checkpoint.{cycle}.*"),
             format!("flotilla.{run}.eval.{cycle}.*.*"),
         ];

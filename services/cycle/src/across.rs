@@ -15,6 +15,7 @@
 
 mod fold;
 mod planner;
+mod split_report;
 mod step_ranges;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 use wire::v1;
 
 pub(crate) use planner::{merge_order, next_commands, slice_order};
+pub use split_report::{BoxShare, SplitReport};
 pub(crate) use step_ranges::StepRanges;
 
 use crate::state::OrderHistory;
@@ -46,6 +48,9 @@ pub struct OuterStep {
     pub closed: Option<v1::SliceClose>,
     pub(crate) merge_orders: OrderHistory,
     pub merge: Option<v1::Merge>,
+    /// Log times of plan and merge, in milliseconds since 1970.
+    pub(crate) planned_ms: u64,
+    pub(crate) merged_ms: u64,
 }
 
 /// One slice of an outer step.

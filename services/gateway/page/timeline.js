@@ -13,11 +13,11 @@ const LETTER = 7.5;
 const ZOOM = 1.5;
 const NARROWEST_S = 1;
 const ROWS_MAX = 500;
-const WORKS = ["generate", "verify", "score", "train", "evaluate"];
+const WORKS = ["generate", "verify", "score", "train", "merge", "evaluate"];
 /** Kinds of work differ by pattern as well as by colour. */
 const HATCHES = {
   generate: [8, ""], verify: [6, "M0 6L6 0M-1 1L1 -1M5 7L7 5"], score: [5, "M2.5 0V5M0 2.5H5"],
-  train: [5, "M0 2.5H5"], evaluate: [6, "M3 0V6"],
+  train: [5, "M0 2.5H5"], merge: [4, "M0 0L4 4"], evaluate: [6, "M3 0V6"],
   pause: [8, "M0 0L8 8M-1 7L1 9M7 -1L9 1"],
 };
 

@@ -53,6 +53,7 @@ impl ActiveJobs {
                 PhaseProgress { done: finished, total, note: "jobs".into() }
             }
             RunPhase::Train if run.is_watched() => watched_progress(cycle),
+            RunPhase::Train if !cycle.across.outer_steps.is_empty() => shared_progress(cycle),
             RunPhase::Plan | RunPhase::Select | RunPhase::Train | RunPhase::Done => {
                 self.training_progress(phase)
             }
@@ -85,6 +86,15 @@ impl ActiveJobs {
         let note = format!("samples, {} {jobs} running", active.len());
         PhaseProgress { done: done.min(total), total: total.max(1), note }
     }
+}
+
+/// The steps that count, of a training on several boxes.
+fn shared_progress(cycle: &Cycle) -> PhaseProgress {
+    let total = cycle.across.total_steps.unwrap_or(1).max(1);
+    let last = cycle.across.outer_steps.values().next_back();
+    let boxes = last.and_then(|step| step.plan.as_ref()).map_or(0, |plan| plan.slices.len());
+    let note = if boxes > 1 { format!("on {boxes} boxes") } else { String::new() };
+    PhaseProgress { done: cycle.across.covered_steps().into(), total: total.into(), note }
 }
 
 /// A watched training is known only by its checkpoints.

@@ -176,7 +176,20 @@ impl RunView {
                 let Some((cycle, step)) = place.checkpoint_position() else { return };
                 let shown = self.cycles.entry(cycle).or_default();
                 shown.published.insert(step, at_s);
-                shown.timeline.add_work(&checkpoint.agent, "train", checkpoint.wall_s, at_s);
+                // Merged weights were trained by others, before.
+                let merged = self.run.cycles.get(&cycle).map(|cycle| &cycle.across);
+                if merged.is_none_or(|across| across.outer_steps.is_empty()) {
+                    let wall_s = checkpoint.wall_s;
+                    shown.timeline.add_work(&checkpoint.agent, "train", wall_s, at_s);
+                }
+            }
+            (FactKey::Delta { cycle, .. }, FactBody::Delta(delta)) => {
+                let shown = self.cycles.entry(*cycle).or_default();
+                shown.timeline.add_work(&delta.agent, "train", delta.wall_s, at_s);
+            }
+            (FactKey::Merge { cycle, .. }, FactBody::Merge(merge)) => {
+                let shown = self.cycles.entry(*cycle).or_default();
+                shown.timeline.add_work(&merge.agent, "merge", merge.wall_s, at_s);
             }
             (FactKey::Eval { cycle, .. }, FactBody::Eval(eval)) => {
                 let wall_s = eval.process.map_or(0.0, |process| process.wall_s);
@@ -472,6 +485,7 @@ fn is_result(body: &FactBody) -> bool {
         FactBody::Samples(_)
             | FactBody::Verdicts(_)
             | FactBody::Scores(_)
+            | FactBody::Delta(_)
             | FactBody::Checkpoint(_)
             | FactBody::Eval(_)
     )

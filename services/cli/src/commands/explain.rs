@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use control::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
-    LineageStep, MessageGroup, RunReport, SelectionReport,
+    LineageStep, MessageGroup, RunReport, SelectionReport, SplitReport,
 };
 use run_view::{
     cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text, weighting_text,
@@ -81,6 +81,7 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
         }
         lines.push(("trained", text));
     }
+    lines.extend(cycle.split.as_ref().map(|split| ("boxes", split_text(split))));
     if let Some(found) = cycle.checkpoint.as_ref().and_then(|it| it.weighting.as_ref()) {
         lines.push(("weighted", weighting_text(found)));
     }
@@ -109,6 +110,23 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
         lines.extend(findings.map(|line| ("found", line.trim_start_matches(&prefix).to_owned())));
     }
     lines
+}
+
+fn split_text(split: &SplitReport) -> String {
+    let boxes: Vec<String> =
+        split.boxes.iter().map(|(agent, share)| format!("{agent} {} steps", share.steps)).collect();
+    let again = match split.repeated_steps {
+        0 => String::new(),
+        steps => format!(", {steps} steps trained again"),
+    };
+    format!(
+        "{} in {} merges; {:.1} times as fast as one box, {:.1} s in merges; drift {:.3}{again}",
+        boxes.join(", "),
+        split.merges,
+        split.speedup(),
+        split.merging_s,
+        split.drift
+    )
 }
 
 /// Objectives other than RAFT keep samples of any reward. A trial drew none.

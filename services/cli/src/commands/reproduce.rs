@@ -54,11 +54,16 @@ pub(super) async fn reproduce_checkpoint(
         scratch: &out,
     };
     let meter = ProgressMeter::new();
-    let reproduced = again
-        .reproduce_training(|step, steps| {
-            meter.show_progress("training again", "steps", u64::from(step), u64::from(steps));
-        })
-        .await;
+    let progress = |step, steps| {
+        meter.show_progress("training again", "steps", u64::from(step), u64::from(steps));
+    };
+    let reproduced = match order.part {
+        None => again.reproduce_training(progress).await,
+        Some(_) => {
+            let outer_steps = control.find_merged_deltas(&checkpoint).await?;
+            again.reproduce_merges(&outer_steps, progress).await
+        }
+    };
     meter.finish_bar();
     let reproduced = reproduced.with_context(|| format!("train {name} again"))?;
     if as_json {

@@ -10,7 +10,7 @@ type Applied = Result<(), String>;
 impl AcrossTraining {
     /// Fails unless the outer step follows the last merged one and its slices have steps that have
     /// not counted yet, each once.
-    pub(crate) fn apply_plan(&mut self, outer: u32, plan: &v1::SlicePlan) -> Applied {
+    pub(crate) fn apply_plan(&mut self, outer: u32, plan: &v1::SlicePlan, at_ms: u64) -> Applied {
         let last = self.last_merge().map_or(0, |(number, _)| number);
         let is_next = outer == last + 1;
         let mut covered = self.covered.clone();
@@ -20,6 +20,7 @@ impl AcrossTraining {
             .all(|slice| covered.add_range(slice.first..slice.first.saturating_add(slice.steps)));
         let step = self.outer_steps.entry(outer).or_default();
         step.plan = Some(plan.clone());
+        step.planned_ms = at_ms;
         match (is_next, once, plan.slices.is_empty()) {
             (true, true, false) => Ok(()),
             (false, ..) => Err(format!("planned while outer step {last} is the last merged one")),
@@ -115,10 +116,12 @@ impl AcrossTraining {
         outer: u32,
         adapter: Option<&v1::Tree>,
         merge: &v1::Merge,
+        at_ms: u64,
     ) -> Applied {
         let start = self.start_of(outer, adapter).map(|tree| tree.manifest.clone());
         let step = self.outer_steps.entry(outer).or_default();
         step.merge = Some(merge.clone());
+        step.merged_ms = at_ms;
         let merged = step.merged_manifests();
         if outer > 0 && step.closed.is_none() {
             return Err("merged before it was closed".into());

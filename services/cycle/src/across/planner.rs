@@ -19,6 +19,9 @@ const GRACE_SHARE: f64 = 0.5;
 /// … or this time after it, if that is longer.
 const GRACE_MIN_MS: f64 = 5_000.0;
 
+/// While no speed is known, slices have this share of their steps, so that fast boxes do not wait.
+const FIRST_SHARE: u32 = 8;
+
 /// Returns the next facts of the training that `order` describes as a whole. None while boxes train,
 /// and when the last merge has been ordered.
 pub(crate) fn next_commands(
@@ -149,12 +152,20 @@ impl AcrossPlanner<'_> {
         let v1::Across { workers, every, .. } = self.across();
         let boxes = self.available_boxes(workers);
         let speeds = self.measured_speeds();
+        let every = match speeds.is_empty() && boxes.len() > 1 {
+            true => (every / FIRST_SHARE).max(1),
+            false => every,
+        };
         let mean = match speeds.len() {
             0 => 1.0,
             #[expect(clippy::cast_precision_loss, reason = "a count of boxes")]
-            count => speeds.values().map(|(speed, _)| speed).sum::<f64>() / count as f64,
+            count => speeds.values().sum::<f64>() / count as f64,
         };
-        let speed_of = |agent: &str| speeds.get(agent).map_or(mean, |(speed, _)| *speed);
+        let speed_of = |agent: &str| speeds.get(agent).copied().unwrap_or(mean);
+        let counted = self.training.counted_deltas().filter(|delta| delta.tree.is_some());
+        let state_of = |delta: &v1::Delta| delta.tree.clone().unwrap_or_default().manifest;
+        let states: BTreeMap<String, String> =
+            counted.map(|delta| (delta.agent.clone(), state_of(delta))).collect();
         let sum: f64 = boxes.iter().map(|agent| speed_of(agent)).sum();
         let end = self.training.total_steps.unwrap_or(u32::MAX);
         let left = end.saturating_sub(self.training.covered_steps());
@@ -168,7 +179,7 @@ impl AcrossPlanner<'_> {
             let Some(gap) = covered.next_gap(end) else { break };
             let share = share.min(gap.end - gap.start);
             covered.add_range(gap.start..gap.start + share);
-            let state = speeds.get(&agent).map_or(String::new(), |(_, state)| state.clone());
+            let state = states.get(&agent).cloned().unwrap_or_default();
             slices.push(v1::slice_plan::Slice { first: gap.start, steps: share, agent, state });
         }
         let plan = v1::SlicePlan { cycle: self.order.cycle, outer, slices };
@@ -195,16 +206,14 @@ impl AcrossPlanner<'_> {
         names
     }
 
-    /// Returns each agent's speed in steps per second, and the manifest digest of its weights, as of
-    /// its last slice that counts.
-    fn measured_speeds(&self) -> BTreeMap<String, (f64, String)> {
-        let mut speeds = BTreeMap::new();
-        for delta in self.training.counted_deltas() {
-            let Some(tree) = &delta.tree else { continue };
-            let speed = f64::from(delta.steps) / delta.wall_s.max(1e-3);
-            speeds.insert(delta.agent.clone(), (speed, tree.manifest.clone()));
-        }
-        speeds
+    /// Returns each agent's speed in steps per second, as of its last slice that counts in this
+    /// training or in that of an earlier cycle.
+    fn measured_speeds(&self) -> BTreeMap<String, f64> {
+        let trainings = self.run.cycles.values().map(|cycle| &cycle.across);
+        let deltas = trainings.flat_map(AcrossTraining::counted_deltas);
+        let speed = |delta: &v1::Delta| f64::from(delta.steps) / delta.wall_s.max(1e-3);
+        let trained = deltas.filter(|delta| delta.steps > 0);
+        trained.map(|delta| (delta.agent.clone(), speed(delta))).collect()
     }
 
     fn order_slices(&self, outer: u32, step: &OuterStep) -> Vec<WriteCommand> {

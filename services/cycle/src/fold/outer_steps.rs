@@ -22,7 +22,7 @@ impl Run {
                 Ok(())
             }
             (FactKey::SlicePlan { outer, .. }, FactBody::SlicePlan(plan)) => {
-                self.cycles.entry(number).or_default().across.apply_plan(*outer, plan)
+                self.cycles.entry(number).or_default().across.apply_plan(*outer, plan, at)
             }
             (FactKey::Delta { outer, slice, .. }, FactBody::Delta(delta)) => {
                 let adapter = adapter();
@@ -35,7 +35,7 @@ impl Run {
             (FactKey::Merge { outer, .. }, FactBody::Merge(merge)) => {
                 let adapter = adapter();
                 let across = &mut self.require_cycle(number)?.across;
-                across.apply_merge(*outer, adapter.as_ref(), merge)
+                across.apply_merge(*outer, adapter.as_ref(), merge, at)
             }
             _ => Err("the message does not belong under this subject".into()),
         }

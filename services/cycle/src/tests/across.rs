@@ -65,11 +65,13 @@ fn each_step_counts_once_and_the_last_merge_is_the_checkpoint() {
     assert_eq!((across.covered_steps(), across.last_merge().unwrap().0), (50, 5));
     let checkpoints: Vec<_> = run.cycles[&0].checkpoints.values().collect();
     let steps: Vec<(u32, bool)> = checkpoints.iter().map(|it| (it.step, it.r#final)).collect();
-    assert_eq!(steps, [(24, false), (48, false), (50, true)], "every 20 steps, after a merge");
+    assert_eq!(steps, [(27, false), (50, true)], "every 20 steps, after a merge");
     let last = checkpoints.last().unwrap();
     assert_eq!((last.tokens, last.trained_tokens, last.steps), (500, 200, 50));
     assert_eq!((last.tree.clone(), last.parent.clone()), (tree("merge-0-5"), tree("base")));
-    assert_eq!(slices(&log, 5), [(48, 1), (49, 1)], "two steps were left for three boxes");
+    assert_eq!(slices(&log, 1), [(0, 1), (1, 1), (2, 1)], "short, before any speed is known");
+    assert_eq!(slices(&log, 2), [(3, 4), (7, 4), (11, 4)]);
+    assert_eq!(slices(&log, 5), [(39, 4), (43, 4), (47, 3)], "the rest");
 }
 
 #[test]
@@ -78,8 +80,8 @@ fn a_faster_box_has_more_steps_and_continues_with_its_state() {
     log.speeds = [("t1".into(), 1.0), ("t2".into(), 3.0)].into();
     log.run_to_the_end();
     assert_clean(&log);
-    assert_eq!(slices(&log, 1), [(0, 4), (4, 4)], "before any speed is known");
-    assert_eq!(slices(&log, 2), [(8, 2), (10, 6)]);
+    assert_eq!(slices(&log, 1), [(0, 1), (1, 1)], "before any speed is known");
+    assert_eq!(slices(&log, 2), [(2, 2), (4, 6)]);
     let plan = training(&log, 0).outer_steps[&3].plan.clone().unwrap();
     let states: Vec<_> = plan.slices.iter().map(|slice| slice.state.as_str()).collect();
     assert_eq!(states, ["delta-0-2-1", "delta-0-2-2"]);
@@ -110,8 +112,12 @@ fn steps_of_a_dead_box_are_planned_again_and_its_late_result_does_not_count() {
     log.speeds.clear();
     log.run_to_the_end();
     assert_clean(&log);
-    assert_eq!(slices(&log, 2), [(4, 4), (12, 4)], "the missing steps come first");
+    assert_eq!(slices(&log, 2), [(1, 1), (3, 4)], "the missing step comes first");
     assert_eq!(training(&log, 0).counted_deltas().map(|delta| delta.steps).sum::<u32>(), 50);
+    let report = training(&log, 0).report_split().unwrap();
+    let steps: Vec<u32> = report.boxes.values().map(|share| share.steps).collect();
+    assert_eq!((report.repeated_steps, steps.iter().sum::<u32>()), (1, 50));
+    assert!(report.elapsed_s > 0.0 && report.speedup() > 0.0, "{report:?}");
 }
 
 #[test]
@@ -144,7 +150,7 @@ fn facts_that_contradict_an_outer_step_are_found() {
         let slice = v1::slice_plan::Slice { first, steps: 3, ..Default::default() };
         FactBody::SlicePlan(v1::SlicePlan { cycle: 0, outer, slices: vec![slice.clone(), slice] })
     };
-    let delta = |slice, first, start: &str| {
+    let delta = |slice, (first, steps), start: &str| {
         FactBody::Delta(v1::Delta {
             run: "r1".into(),
             outer: 1,
@@ -152,7 +158,7 @@ fn facts_that_contradict_an_outer_step_are_found() {
             start: start.into(),
             tree: tree("other"),
             first,
-            steps: 4,
+            steps,
             total_steps: 50,
             ..Default::default()
         })
@@ -160,9 +166,9 @@ fn facts_that_contradict_an_outer_step_are_found() {
     let close =
         |outer| FactBody::SliceClose(v1::SliceClose { cycle: 0, outer, slices: vec![1, 2, 3] });
     let (cycle, outer) = (0, 1);
-    log.write(FactKey::Delta { cycle, outer, slice: 3 }, delta(3, 0, "merge-0-0"));
-    log.write(FactKey::Delta { cycle, outer, slice: 2 }, delta(2, 3, "merge-0-0"));
-    log.write(FactKey::Delta { cycle, outer, slice: 1 }, delta(1, 0, "other"));
+    log.write(FactKey::Delta { cycle, outer, slice: 3 }, delta(3, (0, 4), "merge-0-0"));
+    log.write(FactKey::Delta { cycle, outer, slice: 2 }, delta(2, (3, 4), "merge-0-0"));
+    log.write(FactKey::Delta { cycle, outer, slice: 1 }, delta(1, (0, 1), "other"));
     log.write(FactKey::SlicePlan { cycle, outer: 3 }, plan(3, 0));
     log.write(FactKey::Merge { cycle, outer }, merge_fact(1, "merge-0-0", &[]));
     log.write(FactKey::SliceClose { cycle, outer }, close(1));
@@ -171,7 +177,7 @@ fn facts_that_contradict_an_outer_step_are_found() {
     let found: Vec<_> = log.run().anomalies.into_iter().map(|it| it.description).collect();
     let expected = [
         "its slice was never planned",
-        "has 4 steps from 3, the plan 4 from 4",
+        "has 4 steps from 3, the plan 1 from 1",
         "started from other weights than those of the last merge",
         "planned while outer step 0 is the last merged one",
         "merged before it was closed",

@@ -86,6 +86,13 @@ fn boxes_share_a_training_and_each_step_counts_once_although_one_is_killed() {
     for agent in ["trainer-1", "trainer-2"] {
         assert!(deltas.iter().any(|delta| delta["agent"] == agent), "{agent}: {deltas:#?}");
     }
+    let again = fleet.run(&["run", "reproduce", &run]);
+    assert_eq!(again.code, 0, "{again:?}");
+    assert!(again.stdout.contains("reproduced bit for bit"), "{}", again.stdout);
+    let told = fleet.run(&["run", "explain", &run]).stdout;
+    for words in ["trainer-1", "trainer-2", " merges; ", "times as fast as one box", "drift "] {
+        assert!(told.contains(words), "{told}");
+    }
     let momentum = |merge: &Value| merge["momentum"]["manifest"].is_string();
     assert!(facts_of(&fleet, &run, "merge")[1..].iter().all(momentum));
     fleet.await_agents();

@@ -1,0 +1,179 @@
+//! Measures `flotilla-bench across`: how well an adapter learns if several boxes train it, and how
+//! busy the planner keeps them.
+//!
+//! The trainings are real, one after the other on this machine: the demo's base learns correct sums.
+//! Times are those of boxes that take as long for a step as others and merge in no time. Figures
+//! depend only on the seeds.
+
+mod markdown;
+mod shared_training;
+mod split_efficiency;
+
+use std::{path::Path, process::ExitCode};
+
+use anyhow::Context;
+use cli::{
+    demo_task::{BaseRunFiles, DigitCount},
+    output,
+    work_directory::WorkDirectory,
+};
+use engine::{
+    CompletionExample, Device, LanguageModel, LearningRateDecay, ModelTokenizer, ModelTrainer,
+    TrainMethod, TrainSpec,
+};
+use serde::Serialize;
+use serde_json::json;
+
+use self::shared_training::{MergeMethod, SharedTraining, TrainedShare};
+use crate::{
+    args::BenchArgs,
+    conditions::{Conditions, ConditionsMeter},
+};
+
+/// Steps of the base, as in the demo.
+const BASE_STEPS: usize = 400;
+
+/// Steps of an adapter on one box; boxes together take as many.
+const STEPS: usize = 400;
+const BATCH_SIZE: usize = 16;
+const EPOCHS: usize = 8;
+
+/// Steps of a box between two merges.
+const INTERVALS: [usize; 3] = [5, 20, 100];
+
+const BOXES: [usize; 2] = [2, 4];
+
+/// Four boxes take this share more steps to reach the likelihood of one.
+const MORE_STEPS: f64 = 1.25;
+
+/// The trainings of a seed.
+#[derive(Debug, Serialize)]
+struct SeedResult {
+    seed: u64,
+    one_box: TrainedShare,
+    /// Trainings with as many tokens as on one box.
+    shared: Vec<SharedResult>,
+    /// Four boxes with more tokens.
+    longer: SharedResult,
+}
+
+#[derive(Debug, Serialize)]
+struct SharedResult {
+    boxes: usize,
+    every: usize,
+    merge: &'static str,
+    result: TrainedShare,
+}
+
+#[derive(Debug, Serialize)]
+struct AcrossReport {
+    #[serde(flatten)]
+    conditions: Conditions,
+    seeds: Vec<SeedResult>,
+    /// Relative speeds of boxes, and the share of the sum of their speeds that is used.
+    efficiency: Vec<(Vec<f64>, f64)>,
+}
+
+pub(super) fn bench_across(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    let directory = WorkDirectory::open_or_create(args.dir.as_deref(), "bench-across")?;
+    let meter = ConditionsMeter::start();
+    let mut seeds = Vec::new();
+    for seed in 1..=u64::from(args.seeds) {
+        seeds.push(train_seed(&directory.as_path().join(seed.to_string()), seed)?);
+        output::print_message(&format!("seed {seed} of {}", args.seeds));
+    }
+    let efficiency = split_efficiency::measure_efficiency();
+    let report = AcrossReport { conditions: meter.finish(), seeds, efficiency };
+    if args.json {
+        output::print_json(&json!(report))?;
+    } else {
+        output::print_text(&markdown::write_markdown(&report));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
+    let files = BaseRunFiles { seed, digits: DigitCount::Two };
+    files.write_files(directory).context("write the task's files")?;
+    files.write_teacher(directory)?;
+    let base = directory.join("base");
+    train_base(directory, &base, seed)?;
+    let training = SharedTraining {
+        base: &base,
+        examples: read_examples(&directory.join("teacher.jsonl"), STEPS * BATCH_SIZE / EPOCHS)?,
+        heldout: read_examples(&directory.join("worked.jsonl"), usize::MAX)?,
+        spec: adapter_spec(seed, STEPS),
+    };
+    let alone = MergeMethod::Average;
+    let one_box = training.train_boxes(&directory.join("one"), 1, STEPS, alone)?;
+    let mut shared = Vec::new();
+    for merge in MergeMethod::ALL {
+        for boxes in BOXES {
+            for every in INTERVALS {
+                let name = format!("{}-{boxes}-{every}", merge.as_str());
+                let result = training.train_boxes(&directory.join(name), boxes, every, merge)?;
+                shared.push(SharedResult { boxes, every, merge: merge.as_str(), result });
+            }
+        }
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "hundreds")]
+    let more = (STEPS as f64 * MORE_STEPS) as usize;
+    let longer = SharedTraining { spec: adapter_spec(seed, more), ..training };
+    let (boxes, every, merge) = (4, 20, MergeMethod::Nesterov);
+    let result = longer.train_boxes(&directory.join("longer"), boxes, every, merge)?;
+    let longer = SharedResult { boxes, every, merge: merge.as_str(), result };
+    Ok(SeedResult { seed, one_box, shared, longer })
+}
+
+/// Trains the demo's base from random weights.
+fn train_base(directory: &Path, base: &Path, seed: u64) -> anyhow::Result<()> {
+    let scratch = directory.join("model");
+    let examples = read_examples(&directory.join("base.jsonl"), usize::MAX)?;
+    let model = LanguageModel::init_from_directory(&scratch, seed, &Device::Cpu)?;
+    let tokenizer = ModelTokenizer::load_tokenizer(&scratch)?;
+    let spec = TrainSpec {
+        learning_rate: 0.003,
+        warmup_ratio: 0.125,
+        decay: LearningRateDecay::Cosine,
+        betas: (0.9, 0.98),
+        weight_decay: 0.01,
+        batch_size: 64,
+        ..adapter_spec(seed, BASE_STEPS)
+    };
+    let mut trainer = ModelTrainer::new(model, &tokenizer, TrainMethod::Full, &examples, spec)?;
+    while trainer.run_step()?.is_some() {}
+    trainer.save_directory(base, "base")?;
+    let tokenizer = "tokenizer.json";
+    std::fs::copy(scratch.join(tokenizer), base.join(tokenizer)).context("copy the tokenizer")?;
+    Ok(())
+}
+
+fn adapter_spec(seed: u64, steps: usize) -> TrainSpec {
+    TrainSpec {
+        learning_rate: 0.002,
+        warmup_ratio: 0.1,
+        decay: LearningRateDecay::Cosine,
+        final_ratio: 0.1,
+        betas: (0.9, 0.999),
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+        dropout: 0.0,
+        clip_norm: 1.0,
+        batch_size: BATCH_SIZE,
+        micro_batch_tokens: 4096,
+        gradient_checkpointing: false,
+        epochs: 1,
+        max_steps: Some(steps),
+        max_tokens: 64,
+        seed,
+    }
+}
+
+/// Reads at most `most` examples of a file of JSON lines.
+fn read_examples(path: &Path, most: usize) -> anyhow::Result<Vec<CompletionExample>> {
+    let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    let examples = wire::TrainingExample::parse_all(&text)
+        .with_context(|| format!("read {}", path.display()))?;
+    let examples = examples.into_iter().take(most);
+    Ok(examples.map(|it| CompletionExample::new(it.prompt, it.completion)).collect())
+}

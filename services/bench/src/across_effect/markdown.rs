@@ -1,0 +1,60 @@
+//! The report of `flotilla-bench across` as Markdown.
+
+use std::fmt::Write;
+
+use super::{AcrossReport, SeedResult, SharedResult};
+
+/// Writes the tables of docs/ACROSS.md.
+pub(super) fn write_markdown(report: &AcrossReport) -> String {
+    let mut page = format!(
+        "{}\n\n{} seeds; mean change of the held-out negative log-likelihood against one box, ± \
+         standard error. {}\n\n| boxes | `every` | `merge` | change | worst seed | drift |\n\
+         |---|---|---|---|---|---|\n",
+        report.conditions.to_markdown(),
+        report.seeds.len(),
+        describe_single(&report.seeds),
+    );
+    let kinds = report.seeds.first().map_or(0, |seed| seed.shared.len());
+    for kind in 0..kinds {
+        write_row(&mut page, report, |seed| &seed.shared[kind]);
+    }
+    page.push_str("\nWith a quarter more tokens:\n\n| boxes | `every` | `merge` | change | worst seed | drift |\n|---|---|---|---|---|---|\n");
+    write_row(&mut page, report, |seed| &seed.longer);
+    page.push_str("\n| speeds of the boxes | share of their sum that is used |\n|---|---|\n");
+    for (speeds, share) in &report.efficiency {
+        let speeds: Vec<String> = speeds.iter().map(ToString::to_string).collect();
+        let _ = writeln!(page, "| {} | {:.0} % |", speeds.join(" : "), share * 100.0);
+    }
+    page
+}
+
+fn describe_single(seeds: &[SeedResult]) -> String {
+    let nlls: Vec<f64> = seeds.iter().map(|seed| seed.one_box.nll).collect();
+    let (mean, error) = mean_and_error(&nlls);
+    format!("One box: {mean:.4} ± {error:.4} nats per token.")
+}
+
+fn write_row(page: &mut String, report: &AcrossReport, of: impl Fn(&SeedResult) -> &SharedResult) {
+    let change = |seed: &SeedResult| of(seed).result.nll / seed.one_box.nll - 1.0;
+    let changes: Vec<f64> = report.seeds.iter().map(|seed| 100.0 * change(seed)).collect();
+    let drifts: Vec<f64> =
+        report.seeds.iter().flat_map(|seed| of(seed).result.drifts.iter().copied()).collect();
+    let (mean, error) = mean_and_error(&changes);
+    let worst = changes.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let Some(first) = report.seeds.first() else { return };
+    let SharedResult { boxes, every, merge, .. } = of(first);
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        page,
+        "| {boxes} | {every} | {merge} | {mean:+.1} ± {error:.1} % | {worst:+.1} % | {:.3} |",
+        mean_and_error(&drifts).0
+    );
+}
+
+#[expect(clippy::cast_precision_loss, reason = "tens of seeds")]
+fn mean_and_error(values: &[f64]) -> (f64, f64) {
+    let count = values.len().max(1) as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (mean, (squares / (count - 1.0).max(1.0) / count).sqrt())
+}

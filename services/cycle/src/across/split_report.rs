@@ -1,0 +1,82 @@
+//! What it gives and costs to share a training among boxes.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{AcrossTraining, OuterStep};
+
+/// Gains and costs of a training that boxes shared.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SplitReport {
+    /// Outer steps that were merged.
+    pub merges: u32,
+    /// By agent.
+    pub boxes: BTreeMap<String, BoxShare>,
+    /// Seconds from the plan of each outer step to its merge, added up.
+    pub elapsed_s: f64,
+    /// The part of it in which weights were merged.
+    pub merging_s: f64,
+    /// Steps of slices that did not count and were planned again.
+    pub repeated_steps: u32,
+    /// Mean error of merging A and B separately, relative to the mean of the products BA.
+    pub drift: f64,
+}
+
+/// The part of one box in a training.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct BoxShare {
+    /// Steps that count.
+    pub steps: u32,
+    /// Seconds in which they were trained.
+    pub seconds: f64,
+}
+
+impl SplitReport {
+    /// Returns how many times as fast the boxes were as one of their mean speed.
+    pub fn speedup(&self) -> f64 {
+        let trained: f64 = self.boxes.values().map(|share| share.seconds).sum();
+        if self.elapsed_s > 0.0 { trained / self.elapsed_s } else { 0.0 }
+    }
+}
+
+impl AcrossTraining {
+    /// Reports on the merged outer steps; `None` before the first.
+    pub fn report_split(&self) -> Option<SplitReport> {
+        let merged =
+            || self.outer_steps.values().filter(|it| it.plan.is_some() && it.merge.is_some());
+        let merges = u32::try_from(merged().count()).unwrap_or(u32::MAX);
+        if merges == 0 {
+            return None;
+        }
+        let mut boxes: BTreeMap<String, BoxShare> = BTreeMap::new();
+        for delta in merged().flat_map(OuterStep::counted_deltas) {
+            let share = boxes.entry(delta.agent.clone()).or_default();
+            share.steps = share.steps.saturating_add(delta.steps);
+            share.seconds += delta.wall_s;
+        }
+        let elapsed_ms = |step: &OuterStep| step.merged_ms.saturating_sub(step.planned_ms);
+        #[expect(clippy::cast_precision_loss, reason = "milliseconds")]
+        let elapsed_s = merged().map(elapsed_ms).sum::<u64>() as f64 / 1000.0;
+        let merges_of = || merged().filter_map(|step| step.merge.as_ref());
+        Some(SplitReport {
+            merges,
+            boxes,
+            elapsed_s,
+            merging_s: merges_of().map(|merge| merge.wall_s).sum(),
+            repeated_steps: merged().map(|step| self.missed_steps(step)).sum(),
+            drift: merges_of().map(|merge| merge.drift).sum::<f64>() / f64::from(merges),
+        })
+    }
+
+    /// Returns the planned steps of a closed outer step that do not count.
+    fn missed_steps(&self, step: &OuterStep) -> u32 {
+        let total = self.total_steps.unwrap_or(u32::MAX);
+        let planned = step.plan.iter().flat_map(|plan| &plan.slices).map(|slice| {
+            let end = slice.first.saturating_add(slice.steps).min(total);
+            end.saturating_sub(slice.first)
+        });
+        let counted: u32 = step.counted_deltas().map(|delta| delta.steps).sum();
+        planned.sum::<u32>().saturating_sub(counted)
+    }
+}
