@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Fleet, SpecFiles, wait_until};
+use e2e::{Fleet, Sampling, SpecFiles, wait_until};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(300);
@@ -68,18 +68,21 @@ fn one_box_alone_gives_the_weights_of_a_training_that_is_not_merged() {
 }
 
 #[test]
-fn boxes_share_a_training_and_each_step_counts_once_although_one_is_killed() {
+fn boxes_share_a_training_and_each_step_counts_once_although_processes_are_killed() {
     let mut fleet = Fleet::start("trainer=2,evaluator");
     let files = SpecFiles::create(fleet.path());
     let model = files.write_model();
     let across = "across: { every: 200, outer: { rate: 0.7, momentum: 0.9 } },";
     let run = fleet.submit(&write_spec(&files, &model, (6000, 0), across));
     let merges = fleet.path().join("store/runs").join(&run).join("merges");
-    let is_third = |name: &String| name.starts_with("c0-o3-");
-    wait_until("an outer step is merged", LIMIT, || {
-        directories(&merges).iter().any(is_third).then_some(())
-    });
-    fleet.kill("trainer-2");
+    let newest_merge = || {
+        let outer = |name: &String| name.strip_prefix("c0-o")?.split('-').next()?.parse().ok();
+        directories(&merges).iter().filter_map(outer).max().unwrap_or(0)
+    };
+    for (member, outer) in [("trainer-2", 3), ("coordinator", 6), ("trainer-1", 8)] {
+        wait_until("an outer step is merged", LIMIT, || (newest_merge() >= outer).then_some(()));
+        fleet.kill(member);
+    }
     fleet.await_success(&run, LIMIT);
     fleet.assert_clean_deep_audit(&run);
     let deltas = facts_of(&fleet, &run, "delta");
@@ -96,4 +99,34 @@ fn boxes_share_a_training_and_each_step_counts_once_although_one_is_killed() {
     let momentum = |merge: &Value| merge["momentum"]["manifest"].is_string();
     assert!(facts_of(&fleet, &run, "merge")[1..].iter().all(momentum));
     fleet.await_agents();
+}
+
+#[test]
+fn each_cycle_of_a_raft_run_is_shared_and_continues_the_adapter_before() {
+    let fleet = Fleet::start("trainer=2,generator,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(20, 0));
+    fleet.await_success(&base, LIMIT);
+    let sampling = Sampling { prompts: 16, per_prompt: 8, max_new_tokens: 24, cycles: 2 };
+    let path = files.write_raft_spec(&base, sampling);
+    let spec = std::fs::read_to_string(&path).unwrap();
+    let across = "batch_size: 2, across: { every: 2, merge: average }";
+    std::fs::write(&path, spec.replace("batch_size: 8", across)).unwrap();
+    let run = fleet.submit(&path);
+    let ended = fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_audit(&run);
+    let merged: Vec<(u64, u64)> = facts_of(&fleet, &run, "merge")
+        .iter()
+        .map(|merge| (merge["cycle"].as_u64().unwrap(), merge["outer"].as_u64().unwrap_or(0)))
+        .collect();
+    assert!(merged.contains(&(1, 0)) && merged.contains(&(2, 1)), "{merged:?}");
+    assert!(!merged.contains(&(2, 0)), "the second cycle needs no new adapter: {merged:?}");
+    let checkpoints = ended["checkpoints"].as_array().unwrap();
+    let of_cycle = |cycle: u64| {
+        let found = checkpoints.iter().map(|info| &info["checkpoint"]);
+        found.into_iter().find(|it| it["cycle"].as_u64() == Some(cycle)).unwrap()
+    };
+    assert_eq!(of_cycle(2)["parent"]["manifest"], of_cycle(1)["tree"]["manifest"]);
+    let again = fleet.run(&["run", "reproduce", &format!("{run}/2")]);
+    assert_eq!(again.code, 0, "{again:?}");
 }
