@@ -12,7 +12,7 @@ use agent::{JobError, LeasedJob, WorkerProcess};
 use anyhow::{Context, anyhow};
 use engine::AdapterMerge;
 use store::{CachedTree, TreeMetadata, TreePlace};
-use wire::{FactBody, FactKey, v1};
+use wire::{FactBody, FactKey, Subject, v1};
 
 use self::optimizer_states::OptimizerStates;
 use crate::{
@@ -220,9 +220,30 @@ impl TrainingPart<'_> {
             wall_s: began.elapsed().as_secs_f64(),
         };
         let place = FactKey::Merge { cycle: order.cycle, outer: merge.outer };
-        job.write_result(place, FactBody::Merge(fact)).await?;
+        job.write_result(place.clone(), FactBody::Merge(fact.clone())).await?;
+        self.check_merge(place, &fact).await?;
         self.remove_merged(merge).await;
         Ok(())
+    }
+
+    /// Fails if the log has other bytes for the merge: two boxes do not compute alike. A new adapter
+    /// is not compared, because engines create different ones.
+    async fn check_merge(self, place: FactKey, own: &v1::Merge) -> Result<(), JobError> {
+        let subject = Subject::new(&self.job.run, place).to_string();
+        let record = self.job.bus.get_fact(&subject).await.map_err(JobError::retryable_failure)?;
+        let Some(FactBody::Merge(accepted)) = record.map(|record| record.fact.body) else {
+            return Ok(());
+        };
+        let manifest = |merge: &v1::Merge| merge.tree.clone().unwrap_or_default().manifest;
+        let (ours, theirs) = (manifest(own), manifest(&accepted));
+        if own.outer == 0 || ours == theirs {
+            return Ok(());
+        }
+        let v1::Merge { cycle, outer, agent, .. } = &accepted;
+        Err(JobError::host_unfit(anyhow!(
+            "merge {outer} of cycle {cycle} has the digest {ours} here and {theirs} on {agent}; one \
+             of the two boxes computes wrong: check memory and processor of both (E118)"
+        )))
     }
 
     /// Writes the adapter from which all boxes start, as the engine of this box creates it.

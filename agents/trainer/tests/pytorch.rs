@@ -4,9 +4,9 @@
 
 use agent::{AdaptiveTimeout, WorkerError, WorkerLauncher, WorkerProcess};
 use engine::{
-    CompletionExample, Device, LanguageModel, LearningRateDecay, LoraAdapter, ModelTokenizer,
-    ModelTrainer, ScratchShape, TrainMethod, TrainSpec, TrainingSignal, score_completions,
-    write_scratch_model,
+    AdapterMerge, CompletionExample, Device, LanguageModel, LearningRateDecay, LoraAdapter,
+    ModelTokenizer, ModelTrainer, OuterOptimizer, ScratchShape, TrainMethod, TrainSpec,
+    TrainingSignal, score_completions, write_scratch_model,
 };
 use hardware::HardwareProfile;
 use objective::{Objective, ObjectiveName};
@@ -147,9 +147,8 @@ fn scratch(directory: &Path) -> PathBuf {
     base
 }
 
-fn candle_losses(base: &Path, method: TrainMethod, rate: f64) -> Vec<f64> {
-    let model = LanguageModel::load_f32(base, &Device::Cpu).unwrap();
-    let spec = TrainSpec {
+fn candle_spec(rate: f64, steps: usize) -> TrainSpec {
+    TrainSpec {
         learning_rate: rate,
         warmup_ratio: 0.1,
         decay: LearningRateDecay::Linear,
@@ -163,12 +162,20 @@ fn candle_losses(base: &Path, method: TrainMethod, rate: f64) -> Vec<f64> {
         micro_batch_tokens: 64,
         gradient_checkpointing: false,
         epochs: 0,
-        max_steps: Some(12),
+        max_steps: Some(steps),
         max_tokens: 512,
         seed: 7,
-    };
+    }
+}
+
+fn candle_trainer(base: &Path, method: TrainMethod, spec: TrainSpec) -> ModelTrainer {
+    let model = LanguageModel::load_f32(base, &Device::Cpu).unwrap();
     let tokenizer = ModelTokenizer::load_tokenizer(base).unwrap();
-    let mut trainer = ModelTrainer::new(model, &tokenizer, method, &examples(), spec).unwrap();
+    ModelTrainer::new(model, &tokenizer, method, &examples(), spec).unwrap()
+}
+
+fn candle_losses(base: &Path, method: TrainMethod, rate: f64) -> Vec<f64> {
+    let mut trainer = candle_trainer(base, method, candle_spec(rate, 12));
     let mut losses = Vec::new();
     while let Some(report) = trainer.run_step().unwrap() {
         losses.push(report.loss);
@@ -384,6 +391,51 @@ async fn slices_one_after_the_other_end_with_the_bytes_of_the_whole_training() {
     assert_eq!(rest.len(), 2, "with a new state");
     let (begun, none) = train_slice("four", json!({ "first": 9, "steps": 4, "start": new })).await;
     assert_eq!((&begun["steps"], none.len()), (&json!(6), 0), "past the end");
+}
+
+#[tokio::test]
+async fn slices_of_both_engines_merge_and_either_continues() {
+    let Some(python) = require_torch_python() else { return };
+    let bench = Bench::new(&python);
+    let train_slice = async |out: &str, slice: Value| {
+        let mut call = bench.call(out);
+        call["slice"] = slice;
+        bench.train(&call).await
+    };
+    train_slice("new", json!({ "first": 0, "steps": 0 })).await;
+    let new = bench.path("new/0/checkpoint");
+    train_slice("torch", json!({ "first": 0, "steps": 2, "start": new })).await;
+    let torch = bench.path("torch/2/checkpoint");
+
+    let config = LanguageModel::load_f32(&bench.base, &Device::Cpu).unwrap().model_config().clone();
+    let adapter = LoraAdapter::load_peft(&new, &config).unwrap();
+    let method = TrainMethod::Continue(adapter);
+    let mut trainer = candle_trainer(&bench.base, method, candle_spec(0.001, 6));
+    trainer.start_slice(None, 2).unwrap();
+    for _ in 0..2 {
+        trainer.run_step().unwrap().unwrap();
+    }
+    let candle = bench.path("candle");
+    trainer.save_directory(&candle, "b3:base").unwrap();
+
+    let merge = AdapterMerge {
+        start: new,
+        velocity: None,
+        trained: vec![(torch, 30), (candle, 10)],
+        outer: OuterOptimizer { rate: 0.7, momentum: 0.9 },
+    };
+    let merged = bench.path("merged");
+    let drift = merge.write_merged(&merged, &bench.path("velocity")).unwrap();
+    assert!(drift > 0.0 && drift < 1.0, "{drift}");
+    let rest = train_slice("rest", json!({ "first": 4, "steps": 2, "start": merged })).await;
+    assert_eq!(rest[1]["step"], 6);
+    let adapter = LoraAdapter::load_peft(&merged, &config).unwrap();
+    let method = TrainMethod::Continue(adapter);
+    let mut trainer = candle_trainer(&bench.base, method, candle_spec(0.001, 6));
+    trainer.start_slice(None, 4).unwrap();
+    let loss = trainer.run_step().unwrap().unwrap().loss;
+    let torch_loss = rest[0]["loss"].as_f64().unwrap();
+    assert!((loss - torch_loss).abs() < 0.01 * loss, "{loss} {torch_loss}");
 }
 
 #[tokio::test]
