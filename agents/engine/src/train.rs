@@ -57,6 +57,8 @@ pub struct TrainSpec {
     pub weight_decay: f64,
     /// The share of an adapter's inputs that is dropped in each step; from 0 to below 1.
     pub dropout: f64,
+    /// True to train only B of an adapter; A keeps its values (FFA-LoRA, arXiv:2403.12313).
+    pub freezes_a: bool,
     /// The largest global gradient norm; 0 for no limit.
     pub clip_norm: f64,
     /// The number of examples of an optimizer step; the last step of an epoch may have fewer.
@@ -292,6 +294,9 @@ impl ModelTrainer {
             };
             total += gradients.add_batch(&self.model, trained, &batch, weigh, again)?;
         }
+        if self.spec.freezes_a {
+            gradients.retain_named(is_not_a);
+        }
         let loss = total * scale;
         let grad_norm = gradients.global_norm()?;
         self.step += 1;
@@ -330,11 +335,28 @@ impl ModelTrainer {
         shrink: f64,
         rate: f64,
     ) -> candle_core::Result<()> {
-        let parameters = trainable_parameters(&self.model, self.adapter.as_ref())?;
-        let updated = self.optimizer.compute_update(&parameters, gradients, shrink, rate)?;
+        let parameters = self.trained_parameters()?;
+        let mut updated = self.optimizer.compute_update(&parameters, gradients, shrink, rate)?;
         match &mut self.adapter {
-            Some(adapter) => adapter.replace_parameters(updated),
+            Some(adapter) => {
+                for (name, frozen) in adapter.named_parameters() {
+                    updated.entry(name).or_insert(frozen);
+                }
+                adapter.replace_parameters(updated)
+            }
             None => replace_weights(&mut self.model, updated),
+        }
+    }
+
+    /// Returns the parameters that change, with their names.
+    fn trained_parameters(&self) -> candle_core::Result<Vec<(String, Tensor)>> {
+        match &self.adapter {
+            Some(adapter) => {
+                let mut named = adapter.named_parameters();
+                named.retain(|(name, _)| !self.spec.freezes_a || is_not_a(name));
+                Ok(named)
+            }
+            None => self.model.weights.named_tensors(),
         }
     }
 
@@ -377,14 +399,9 @@ fn plan_schedule(spec: &TrainSpec, examples: usize) -> LearningRateSchedule {
     }
 }
 
-fn trainable_parameters(
-    model: &LanguageModel,
-    adapter: Option<&LoraAdapter>,
-) -> candle_core::Result<Vec<(String, Tensor)>> {
-    match adapter {
-        Some(adapter) => Ok(adapter.named_parameters()),
-        None => model.weights.named_tensors(),
-    }
+/// Returns false for the matrix A of an adapter.
+fn is_not_a(name: &str) -> bool {
+    !name.ends_with(".lora_A.weight")
 }
 
 fn replace_weights(

@@ -23,6 +23,7 @@ fn spec() -> TrainSpec {
         epsilon: 1e-8,
         weight_decay: 0.01,
         dropout: 0.1,
+        freezes_a: false,
         clip_norm: 1.0,
         batch_size: 8,
         micro_batch_tokens: 100,

@@ -118,6 +118,7 @@ impl References {
             epsilon: number(&settings["epsilon"]),
             weight_decay: number(&settings["weight_decay"]),
             dropout: 0.0,
+            freezes_a: false,
             clip_norm: number(&settings["clip_norm"]),
             batch_size: examples.len(),
             micro_batch_tokens: 300,

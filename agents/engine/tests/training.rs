@@ -10,6 +10,7 @@ use engine::{
     score_completions, score_documents, write_scratch_model,
 };
 use objective::{Objective, ObjectiveName};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 fn spec() -> TrainSpec {
@@ -22,6 +23,7 @@ fn spec() -> TrainSpec {
         epsilon: 1e-8,
         weight_decay: 0.01,
         dropout: 0.0,
+        freezes_a: false,
         clip_norm: 1.0,
         batch_size: 8,
         micro_batch_tokens: 100,
@@ -233,6 +235,35 @@ fn what_is_too_long_is_left_out_and_counted_unless_it_is_everything() {
     let result = ModelTrainer::new(model, &tokenizer, lora(), &[long.clone(), long], spec());
     let error = result.err().unwrap();
     assert!(matches!(error, TrainError::TooLong { examples: 2, most: 64, shortest: 101, .. }));
+}
+
+#[test]
+fn with_a_frozen_a_only_b_is_trained() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokenizer) = scratch(dir.path());
+    let saved = |name: &str, trainer: &ModelTrainer| {
+        let out = dir.path().join(name);
+        trainer.save_directory(&out, "base").unwrap();
+        let bytes = std::fs::read(out.join("adapter_model.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let of = |part: &str| -> BTreeMap<String, Vec<u8>> {
+            let named = tensors.iter().filter(|(name, _)| name.contains(part));
+            named.map(|(name, tensor)| (name.to_owned(), tensor.data().to_vec())).collect()
+        };
+        [of("lora_A"), of("lora_B")]
+    };
+    let spec = TrainSpec { freezes_a: true, ..spec() };
+    let mut trainer = ModelTrainer::new(model, &tokenizer, lora(), &examples(), spec).unwrap();
+    let [a, b] = saved("before", &trainer);
+    let reports: Vec<_> = std::iter::from_fn(|| trainer.run_step().unwrap()).collect();
+    assert!(reports[5].loss < reports[0].loss, "{reports:?}");
+    let [a_after, b_after] = saved("after", &trainer);
+    assert!(a == a_after, "A is as before");
+    assert!(b.iter().all(|(name, before)| b_after[name] != *before), "each B has changed");
+    trainer.save_state(&dir.path().join("state")).unwrap();
+    let state = std::fs::read(dir.path().join("state/moments.safetensors")).unwrap();
+    let state = safetensors::SafeTensors::deserialize(&state).unwrap();
+    assert!(state.names().iter().all(|name| name.contains("lora_B")), "half the moments");
 }
 
 #[test]

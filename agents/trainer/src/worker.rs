@@ -353,6 +353,7 @@ fn train_spec(call: &TrainRequest) -> anyhow::Result<TrainSpec> {
         epsilon: ADAM_EPSILON,
         weight_decay: training.weight_decay,
         dropout: training.lora.as_ref().map_or(0.0, |lora| lora.dropout),
+        freezes_a: training.lora.as_ref().is_some_and(|lora| lora.freeze_a),
         clip_norm: training.max_grad_norm,
         batch_size: training.batch_size as usize,
         micro_batch_tokens: match training.micro_batch_tokens {

@@ -157,6 +157,7 @@ fn candle_spec(rate: f64, steps: usize) -> TrainSpec {
         epsilon: 1e-8,
         weight_decay: 0.01,
         dropout: 0.0,
+        freezes_a: false,
         clip_norm: 1.0,
         batch_size: 4,
         micro_batch_tokens: 64,
@@ -222,6 +223,29 @@ async fn the_loss_of_an_adapter_follows_the_embedded_engine_s_within_one_percent
         TrainMethod::Continue(LoraAdapter::load_peft(&adapter, model.model_config()).unwrap());
     assert_follows(&steps, &candle_losses(&base, method, 0.001));
     LoraAdapter::load_peft(&bench.path("out/12/checkpoint"), model.model_config()).unwrap();
+}
+
+#[tokio::test]
+async fn with_a_frozen_a_the_loss_follows_the_embedded_engine_s_within_one_percent() {
+    let Some(python) = require_torch_python() else { return };
+    let set = golden::small_set();
+    let (base, adapter) = (set.model_path("qwen2-tiny"), set.adapter_path("qwen2-r8-qv"));
+    let bench = Bench { base: base.clone(), ..Bench::new(&python) };
+    let mut call = bench.call("out");
+    call["adapter"] = json!(adapter);
+    call["training"]["maxSteps"] = json!(12);
+    call["training"]["lora"]["freezeA"] = json!(true);
+    let steps = bench.train(&call).await;
+    let model = LanguageModel::load_f32(&base, &Device::Cpu).unwrap();
+    let method =
+        TrainMethod::Continue(LoraAdapter::load_peft(&adapter, model.model_config()).unwrap());
+    let spec = TrainSpec { freezes_a: true, ..candle_spec(0.001, 12) };
+    let mut trainer = candle_trainer(&base, method, spec);
+    let mut losses = Vec::new();
+    while let Some(report) = trainer.run_step().unwrap() {
+        losses.push(report.loss);
+    }
+    assert_follows(&steps, &losses);
 }
 
 #[tokio::test]
@@ -699,6 +723,7 @@ fn candle_steps(base: &Path, adapter: &Path, objective: &Objective) -> Vec<(f64,
         epsilon: 1e-8,
         weight_decay: 0.01,
         dropout: 0.0,
+        freezes_a: false,
         clip_norm: 1.0,
         batch_size: 4,
         micro_batch_tokens: 64,

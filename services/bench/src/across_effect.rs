@@ -108,9 +108,12 @@ fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
     let one_box = training.train_boxes(&directory.join("one"), 1, STEPS, alone)?;
     let mut shared = Vec::new();
     for merge in MergeMethod::ALL {
+        let frozen = merge == MergeMethod::FrozenAverage;
+        let spec = TrainSpec { freezes_a: frozen, ..adapter_spec(seed, STEPS) };
+        let training = SharedTraining { spec, ..training.clone() };
         for boxes in BOXES {
             for every in INTERVALS {
-                let name = format!("{}-{boxes}-{every}", merge.as_str());
+                let name = format!("{merge:?}-{boxes}-{every}");
                 let result = training.train_boxes(&directory.join(name), boxes, every, merge)?;
                 shared.push(SharedResult { boxes, every, merge: merge.as_str(), result });
             }
@@ -118,7 +121,7 @@ fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "hundreds")]
     let more = (STEPS as f64 * MORE_STEPS) as usize;
-    let longer = SharedTraining { spec: adapter_spec(seed, more), ..training };
+    let longer = SharedTraining { spec: adapter_spec(seed, more), ..training.clone() };
     let (boxes, every, merge) = (4, 20, MergeMethod::Nesterov);
     let result = longer.train_boxes(&directory.join("longer"), boxes, every, merge)?;
     let longer = SharedResult { boxes, every, merge: merge.as_str(), result };
@@ -158,6 +161,7 @@ fn adapter_spec(seed: u64, steps: usize) -> TrainSpec {
         epsilon: 1e-8,
         weight_decay: 0.0,
         dropout: 0.0,
+        freezes_a: false,
         clip_norm: 1.0,
         batch_size: BATCH_SIZE,
         micro_batch_tokens: 4096,

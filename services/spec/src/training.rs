@@ -61,13 +61,15 @@ pub struct LoraAdapterSpec {
     pub target_modules: Vec<String>,
     /// Share of an adapter's inputs that is dropped in each step.
     pub dropout: f64,
+    /// Train only B; A keeps its random values.
+    pub freeze_a: bool,
 }
 
 impl Default for LoraAdapterSpec {
     fn default() -> Self {
         let modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
         let target_modules = modules.map(str::to_owned).to_vec();
-        Self { r: 16, alpha: 32.0, target_modules, dropout: 0.0 }
+        Self { r: 16, alpha: 32.0, target_modules, dropout: 0.0, freeze_a: false }
     }
 }
 
@@ -126,6 +128,7 @@ impl TrainingSpec {
                 alpha: lora.alpha,
                 target_modules: lora.target_modules.clone(),
                 dropout: lora.dropout,
+                freeze_a: lora.freeze_a,
             }),
         }
     }

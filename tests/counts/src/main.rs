@@ -81,6 +81,7 @@ fn prepare_training(objective: Option<Objective>) -> anyhow::Result<ModelTrainer
         epsilon: 1e-8,
         weight_decay: 0.0,
         dropout: 0.0,
+        freezes_a: false,
         clip_norm: 1.0,
         batch_size: 4,
         micro_batch_tokens: 512,

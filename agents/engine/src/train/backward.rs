@@ -79,6 +79,10 @@ impl ParameterGradients {
         Ok(())
     }
 
+    pub(super) fn retain_named(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.by_name.retain(|name, _| is_kept(name));
+    }
+
     /// Returns the Euclidean norm, in f64 and in a fixed order.
     pub(super) fn global_norm(&self) -> Result<f64> {
         let tensors: Vec<&Tensor> = self.by_name.values().collect();

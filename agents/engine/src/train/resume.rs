@@ -2,8 +2,8 @@
 //! the parameters that identify the training, so that a resumed training gives the same bytes as an
 //! uninterrupted one. The order of the data follows from the seed and the step.
 
+use super::ModelTrainer;
 use super::optimizer::AdamMoments;
-use super::{ModelTrainer, trainable_parameters};
 use crate::tensor_file::{self, TensorFileError};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -110,8 +110,7 @@ impl ModelTrainer {
 
     /// Checks the size of the file first.
     fn read_moments(&self, path: &Path) -> Result<BTreeMap<String, AdamMoments>, ResumeError> {
-        let parameters = trainable_parameters(&self.model, self.adapter.as_ref());
-        let parameters = parameters.map_err(TensorFileError::from)?;
+        let parameters = self.trained_parameters().map_err(TensorFileError::from)?;
         let moments = 2 * parameters.len() as u64;
         let elements: usize = parameters.iter().map(|(_, tensor)| tensor.elem_count()).sum();
         check_size(path, 2 * 4 * elements as u64 + moments * HEADER_BYTES_MAX)?;
@@ -150,7 +149,10 @@ impl ModelTrainer {
             ("micro_batch_tokens", json!(spec.micro_batch_tokens)),
             ("max_tokens", json!(spec.max_tokens)),
         ];
-        fields.map(|(field, value)| (field.to_owned(), value)).into_iter().collect()
+        // States from before the setting existed lack it.
+        let freezes_a = spec.freezes_a.then_some(("freezes_a", json!(true)));
+        let fields = fields.into_iter().chain(freezes_a);
+        fields.map(|(field, value)| (field.to_owned(), value)).collect()
     }
 }
 

@@ -12,6 +12,8 @@ class Lora:
     alpha: float
     target_modules: list
     dropout: float = 0.0
+    # Only B is trained.
+    freeze_a: bool = False
 
 
 @dataclasses.dataclass

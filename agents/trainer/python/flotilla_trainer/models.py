@@ -41,7 +41,12 @@ def load(call, where, attention):
     if lora is None:
         return model
     start = call.slice.start if call.slice else checkpoint
-    return _add_adapter(model, call, start or call.adapter)
+    model = _add_adapter(model, call, start or call.adapter)
+    if lora.freeze_a:
+        for name, parameter in model.named_parameters():
+            if ".lora_A." in name:
+                parameter.requires_grad_(False)
+    return model
 
 
 def _load_base(source, options, where, from_config):

@@ -202,6 +202,8 @@ class Training:
         for name in ("objective", "across"):
             if training[name] is None:
                 training.pop(name)
+        if training["lora"] is not None and not training["lora"]["freeze_a"]:
+            training["lora"].pop("freeze_a")
         names = {
             "format": FORMAT, "engine": "pytorch", "base": self.call.base_name, "examples": count,
         }  # fmt: skip

@@ -15,28 +15,32 @@ use serde::Serialize;
 pub(super) enum MergeMethod {
     Average,
     Nesterov,
+    /// The mean, and A is not trained, so that the mean is exact.
+    FrozenAverage,
 }
 
 impl MergeMethod {
-    pub(super) const ALL: [Self; 2] = [Self::Average, Self::Nesterov];
+    pub(super) const ALL: [Self; 3] = [Self::Average, Self::Nesterov, Self::FrozenAverage];
 
-    /// Returns the name in specs.
+    /// Returns the settings in words.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Average => "average",
             Self::Nesterov => "nesterov",
+            Self::FrozenAverage => "average, frozen A",
         }
     }
 
     fn outer_optimizer(self) -> OuterOptimizer {
         match self {
-            Self::Average => OuterOptimizer { rate: 1.0, momentum: 0.0 },
+            Self::Average | Self::FrozenAverage => OuterOptimizer { rate: 1.0, momentum: 0.0 },
             Self::Nesterov => OuterOptimizer { rate: 0.7, momentum: 0.9 },
         }
     }
 }
 
 /// The data and parameters of trainings of the same adapter.
+#[derive(Clone)]
 pub(super) struct SharedTraining<'a> {
     pub base: &'a Path,
     pub examples: Vec<CompletionExample>,

@@ -148,6 +148,7 @@ fn measure_training(model: &Path, gradient_checkpointing: bool) -> anyhow::Resul
         epsilon: 1e-8,
         weight_decay: 0.0,
         dropout: 0.0,
+        freezes_a: false,
         clip_norm: 1.0,
         batch_size: BATCH,
         micro_batch_tokens: BATCH * LENGTH,
