@@ -1,7 +1,7 @@
 //! Measures `flotilla-bench across`: how well an adapter learns if several boxes train it, and how
 //! busy the planner keeps them.
 //!
-//! The trainings are real, one after the other on this machine: the demo's base learns correct sums.
+//! The trainings are real, one after the other on this machine: the demo's base learns more correct sums.
 //! Times are those of boxes that take as long for a step as others and merge in no time. Figures
 //! depend only on the seeds.
 
@@ -36,7 +36,10 @@ const BASE_STEPS: usize = 400;
 /// Steps of an adapter on one box; boxes together take as many.
 const STEPS: usize = 400;
 const BATCH_SIZE: usize = 16;
-const EPOCHS: usize = 8;
+const EPOCHS: usize = 4;
+
+/// Held-out examples.
+const HELDOUT: usize = 400;
 
 /// Steps of a box between two merges.
 const INTERVALS: [usize; 3] = [5, 20, 100];
@@ -98,10 +101,11 @@ fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
     files.write_teacher(directory)?;
     let base = directory.join("base");
     train_base(directory, &base, seed)?;
+    let mut examples = mix_examples(directory)?;
     let training = SharedTraining {
         base: &base,
-        examples: read_examples(&directory.join("teacher.jsonl"), STEPS * BATCH_SIZE / EPOCHS)?,
-        heldout: read_examples(&directory.join("worked.jsonl"), usize::MAX)?,
+        heldout: examples.split_off(STEPS * BATCH_SIZE / EPOCHS),
+        examples,
         spec: adapter_spec(seed, STEPS),
     };
     let alone = MergeMethod::Average;
@@ -122,7 +126,7 @@ fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "hundreds")]
     let more = (STEPS as f64 * MORE_STEPS) as usize;
     let longer = SharedTraining { spec: adapter_spec(seed, more), ..training.clone() };
-    let (boxes, every, merge) = (4, 20, MergeMethod::Nesterov);
+    let (boxes, every, merge) = (4, 20, MergeMethod::Average);
     let result = longer.train_boxes(&directory.join("longer"), boxes, every, merge)?;
     let longer = SharedResult { boxes, every, merge: merge.as_str(), result };
     Ok(SeedResult { seed, one_box, shared, longer })
@@ -171,6 +175,15 @@ fn adapter_spec(seed: u64, steps: usize) -> TrainSpec {
         max_tokens: 64,
         seed,
     }
+}
+
+/// Returns examples to train on and the held-out ones after them: half are worked correctly, half are
+/// as the base's. So the likelihood has a limit that the base is far from.
+fn mix_examples(directory: &Path) -> anyhow::Result<Vec<CompletionExample>> {
+    let each = (STEPS * BATCH_SIZE / EPOCHS + HELDOUT) / 2;
+    let correct = read_examples(&directory.join("teacher.jsonl"), each)?;
+    let others = read_examples(&directory.join("base.jsonl"), each)?;
+    Ok(correct.into_iter().zip(others).flat_map(|(correct, other)| [correct, other]).collect())
 }
 
 /// Reads at most `most` examples of a file of JSON lines.

@@ -30,9 +30,9 @@ pub enum AutoWord {
 #[serde(rename_all = "lowercase")]
 pub enum MergeSpec {
     /// The mean of the weights, by trained tokens.
+    #[default]
     Average,
     /// A step of the outer optimizer along the mean change.
-    #[default]
     Nesterov,
 }
 
@@ -120,14 +120,14 @@ mod tests {
             let v1::Across { workers, every, outer_rate, outer_momentum } = spec.to_proto();
             Ok::<_, String>((workers, every, outer_rate, outer_momentum))
         };
-        assert_eq!(values("workers: auto"), Ok((0, 20, 0.7, 0.9)));
-        assert_eq!(values("{ workers: 4, merge: average, every: 5 }"), Ok((4, 5, 1.0, 0.0)));
-        assert_eq!(values("outer: { rate: 0.5 }"), Ok((0, 20, 0.5, 0.9)));
+        assert_eq!(values("workers: auto"), Ok((0, 20, 1.0, 0.0)));
+        assert_eq!(values("{ workers: 4, merge: nesterov, every: 5 }"), Ok((4, 5, 0.7, 0.9)));
+        assert_eq!(values("{ merge: nesterov, outer: { rate: 0.5 } }"), Ok((0, 20, 0.5, 0.9)));
         for (text, field) in [
             ("workers: 0", "a.workers"),
             ("every: 0", "a.every"),
-            ("{ merge: average, outer: { rate: 0.5 } }", "a.outer"),
-            ("outer: { momentum: 1 }", "a.outer.momentum"),
+            ("outer: { rate: 0.5 }", "a.outer"),
+            ("{ merge: nesterov, outer: { momentum: 1 } }", "a.outer.momentum"),
         ] {
             assert_eq!(values(text), Err(field.to_owned()));
         }

@@ -51,7 +51,7 @@ fn one_box_alone_gives_the_weights_of_a_training_that_is_not_merged() {
     let model = files.write_model();
     let alone = fleet.submit(&files.write_adapter_spec(&model, 20, 0));
     let alone = fleet.await_success(&alone, LIMIT);
-    let across = "across: { every: 6, merge: average },";
+    let across = "across: { every: 6 },";
     let merged = fleet.submit(&write_spec(&files, &model, (20, 8), across));
     let ended = fleet.await_success(&merged, LIMIT);
     assert_eq!(final_weights(&fleet, &alone), final_weights(&fleet, &ended), "the same bytes");
@@ -72,7 +72,7 @@ fn boxes_share_a_training_and_each_step_counts_once_although_processes_are_kille
     let mut fleet = Fleet::start("trainer=2,evaluator");
     let files = SpecFiles::create(fleet.path());
     let model = files.write_model();
-    let across = "across: { every: 200, outer: { rate: 0.7, momentum: 0.9 } },";
+    let across = "across: { every: 200, merge: nesterov, outer: { rate: 0.7 } },";
     let run = fleet.submit(&write_spec(&files, &model, (6000, 0), across));
     let merges = fleet.path().join("store/runs").join(&run).join("merges");
     let newest_merge = || {
