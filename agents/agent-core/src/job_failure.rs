@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use wire::{FactKey, RunId, SuiteName, WorkKind, v1};
+use wire::{FactKey, RunId, SuiteName, TrainPart, WorkKind, v1};
 
 /// Agents on which a job may fail before it is given up: the cause is then not the agents.
 const FAILED_AGENTS_MAX: usize = 3;
@@ -101,7 +101,12 @@ pub fn expected_results(place: &FactKey, suites: &[v1::Suite]) -> Vec<(String, O
         }
         FactKey::TrainOrder { cycle, .. } => vec![(cycle.to_string(), None)],
         FactKey::TrainPartOrder { cycle, outer, part, .. } => {
-            vec![(format!("{cycle}-{outer}-{part}"), None)]
+            let (cycle, outer) = (*cycle, *outer);
+            let result = match *part {
+                TrainPart::Slice(slice) => FactKey::Delta { cycle, outer, slice },
+                TrainPart::Merge => FactKey::Merge { cycle, outer },
+            };
+            vec![(format!("{cycle}-{outer}-{part}"), Some(result))]
         }
         _ => {
             let Some((cycle, step)) = place.checkpoint_position() else { return Vec::new() };

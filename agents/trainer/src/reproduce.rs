@@ -133,18 +133,9 @@ impl Reproduction<'_> {
         outer_steps: &[Vec<v1::Delta>],
         mut progress: impl FnMut(u32, u32),
     ) -> anyhow::Result<ReproductionResult> {
-        let Self { order, checkpoint, store, cache, config, scratch } = *self;
+        let Self { order, checkpoint, store, cache, scratch, .. } = *self;
         let files = TrainingFiles { store, cache };
-        let mut all = outer_steps.iter().flatten();
-        let family = |engine: &str| engine.split('-').next().unwrap_or_default().to_owned();
-        let own = family(config.engine.lineage_name());
-        if let Some(delta) = all.find(|delta| family(&delta.engine) != own) {
-            let v1::Delta { outer, slice, agent, engine, .. } = delta;
-            bail!(
-                "slice {slice} of outer step {outer} was trained by {engine} ({agent}), and only \
-                 one engine trains here (E111)"
-            );
-        }
+        self.check_engines(outer_steps)?;
         let adapter = match &order.adapter {
             Some(adapter) => Some(cache.fetch_tree(store, adapter).await?),
             None => None,
@@ -172,7 +163,11 @@ impl Reproduction<'_> {
                     start: Some(start.clone()),
                     state: states.remove(&delta.state),
                 };
+                let used = slice.state.clone();
                 engine = self.train_slice(files, slice, &out).await?;
+                if let Some(used) = used {
+                    tokio::fs::remove_dir_all(used).await?;
+                }
                 let saved = out.join((delta.first + delta.steps).to_string());
                 states.insert(tree.manifest.clone(), saved.join(STATE_DIR));
                 trained.push((saved.join(CHECKPOINT_DIR), delta.trained_tokens));
@@ -185,12 +180,34 @@ impl Reproduction<'_> {
             let moved = scratch.join(format!("velocity-{number}"));
             start = out.clone();
             velocity = Some(moved.clone()).filter(|_| merge.outer.momentum > 0.0);
-            tokio::task::spawn_blocking(move || merge.write_merged(&out, &moved)).await??;
+            let merged = tokio::task::spawn_blocking(move || {
+                let written = merge.write_merged(&out, &moved);
+                (merge.trained, written)
+            });
+            let (trained, written) = merged.await?;
+            written?;
+            // Only the last merge and the optimizers' states are needed.
+            for (directory, _) in trained {
+                tokio::fs::remove_dir_all(directory).await?;
+            }
         }
         let v1::Checkpoint { step, steps, .. } = *checkpoint;
         let about = lineage::checkpoint_metadata(order, lineage::MERGED_ENGINE, step, steps);
         let (manifest, here) = Store::describe_directory(&start, about).await?;
         compare_with_log(files, checkpoint, &start, (manifest, here, engine)).await
+    }
+
+    fn check_engines(&self, outer_steps: &[Vec<v1::Delta>]) -> anyhow::Result<()> {
+        let family = |engine: &str| engine.split('-').next().unwrap_or_default().to_owned();
+        let own = family(self.config.engine.lineage_name());
+        let mut all = outer_steps.iter().flatten();
+        match all.find(|delta| family(&delta.engine) != own) {
+            Some(v1::Delta { outer, slice, agent, engine, .. }) => bail!(
+                "slice {slice} of outer step {outer} was trained by {engine} ({agent}), and only \
+                 one engine trains here (E111)"
+            ),
+            None => Ok(()),
+        }
     }
 
     /// Trains one slice into `out`. Returns the engine with its versions.

@@ -121,10 +121,14 @@ impl TrainerRole {
         let Some(ordered) = &order.part else {
             return self.train_whole(job, order, halvings).await;
         };
+        let part = TrainingPart { config: &self.config, job, order, halvings };
         if is_part_done(job, order).await? {
+            // The box that merged may have died before it removed what it merged.
+            if let v1::train_order::Part::Merge(merge) = ordered {
+                part.remove_merged(merge).await;
+            }
             return Ok(());
         }
-        let part = TrainingPart { config: &self.config, job, order, halvings };
         match ordered {
             v1::train_order::Part::Slice(slice) => {
                 self.check_engine(order).await?;

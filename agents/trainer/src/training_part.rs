@@ -29,6 +29,9 @@ use crate::{
     worker::NEW_ADAPTER_DIR,
 };
 
+/// The interval at which a box that trains a slice asks whether it is still needed.
+const CLOSE_POLL: Duration = Duration::from_secs(5);
+
 /// The longest time for which the removal of merged weights may delay a training.
 const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -70,6 +73,22 @@ pub(crate) async fn is_part_done(
     }
 }
 
+/// Returns the delta with the figures of its last step.
+fn add_figures(delta: v1::Delta, step: &TrainStep) -> v1::Delta {
+    v1::Delta {
+        steps: step.step.saturating_sub(delta.first),
+        tokens: step.tokens,
+        trained_tokens: step.trained_tokens,
+        loss: step.loss,
+        learning_rate: step.learning_rate,
+        grad_norm: step.grad_norm,
+        grad_norm_max: step.grad_norm_max,
+        packing: step.packing,
+        wall_s: step.wall_s,
+        ..delta
+    }
+}
+
 impl TrainingPart<'_> {
     /// Trains the steps of a slice, publishes the weights and writes the `delta` fact. The
     /// optimizer's state stays on this host.
@@ -90,7 +109,14 @@ impl TrainingPart<'_> {
             state: states.find_state(&planned.state),
         };
         let has_state = asked.state.is_some();
-        let SavedSlice { begun, step, stats } = self.run_worker(asked, &scratch).await?;
+        let saved = tokio::select! {
+            saved = self.run_worker(asked, &scratch) => saved?,
+            () = self.wait_until_closed(outer) => {
+                tracing::info!(run = %job.run, outer, slice = number, "closed without this slice");
+                return Ok(());
+            }
+        };
+        let SavedSlice { begun, step, stats } = saved;
         let continued = has_state && begun.refused.is_none();
         let mut delta = v1::Delta {
             run: job.run.to_string(),
@@ -111,26 +137,39 @@ impl TrainingPart<'_> {
             let files = directory.join(CHECKPOINT_DIR);
             let initial = InitialWeights::Files(from.path().to_owned());
             training_check::check_saved_step(&files, &initial, &step, &stats).await?;
-            delta = v1::Delta {
-                steps: step.step.saturating_sub(planned.first),
-                tokens: step.tokens,
-                trained_tokens: step.trained_tokens,
-                loss: step.loss,
-                learning_rate: step.learning_rate,
-                grad_norm: step.grad_norm,
-                grad_norm_max: step.grad_norm_max,
-                packing: step.packing,
-                wall_s: step.wall_s,
-                ..delta
-            };
+            delta = add_figures(delta, &step);
             let about = lineage::delta_metadata(order, config.engine.lineage_name(), &delta);
             let place = TreePlace::for_delta(&job.run, order.cycle, outer, number);
             let tree = job.cache.publish_tree(&job.store, &files, &place, about).await?;
-            states.keep_state(&tree.manifest, &directory.join(STATE_DIR), &planned.state);
+            states.keep_state(&tree.manifest, &directory.join(STATE_DIR));
             delta.tree = Some(tree);
         }
         let place = FactKey::Delta { cycle: order.cycle, outer, slice: number };
-        job.write_result(place, FactBody::Delta(delta)).await
+        job.write_result(place.clone(), FactBody::Delta(delta.clone())).await?;
+        // If another box was first, or the outer step is closed, nobody needs these weights.
+        let is_accepted = match self.read_fact(place).await? {
+            Some(FactBody::Delta(accepted)) => accepted.tree == delta.tree,
+            _ => true,
+        };
+        if let Some(tree) = delta.tree.filter(|_| !is_accepted) {
+            let place = TreePlace::for_delta(&job.run, order.cycle, outer, number);
+            self.remove_trees(vec![(place, tree)]).await;
+        }
+        Ok(())
+    }
+
+    async fn read_fact(self, place: FactKey) -> Result<Option<FactBody>, JobError> {
+        let subject = Subject::new(&self.job.run, place).to_string();
+        let record = self.job.bus.get_fact(&subject).await.map_err(JobError::dependency_down)?;
+        Ok(record.map(|record| record.fact.body))
+    }
+
+    /// Waits until the outer step is closed. An unreachable log is asked again.
+    async fn wait_until_closed(self, outer: u32) {
+        let place = FactKey::SliceClose { cycle: self.order.cycle, outer };
+        while !matches!(self.job.is_written(place.clone()).await, Ok(true)) {
+            tokio::time::sleep(CLOSE_POLL).await;
+        }
     }
 
     /// Runs the steps of a slice in a worker.
@@ -167,7 +206,11 @@ impl TrainingPart<'_> {
             worker.call_with_progress::<TrainOutcome, _>(&call.request, &mut patience, note).await;
         match trained {
             Ok(TrainOutcome { stopped_at: None }) => {}
-            Ok(TrainOutcome { stopped_at: Some(_) }) => return Err(JobError::Stopped),
+            Ok(TrainOutcome { stopped_at: Some(_) }) => {
+                return Err(JobError::retryable_failure(anyhow!(
+                    "the slice was ended by SIGTERM; it is trained again (E112)"
+                )));
+            }
             Err(error) => return Err(JobError::from_model_worker(error, &worker).await),
         }
         let (begun, step) = seen.into_inner().unwrap_or_default();
@@ -229,9 +272,7 @@ impl TrainingPart<'_> {
     /// Fails if the log has other bytes for the merge: two boxes do not compute alike. A new adapter
     /// is not compared, because engines create different ones.
     async fn check_merge(self, place: FactKey, own: &v1::Merge) -> Result<(), JobError> {
-        let subject = Subject::new(&self.job.run, place).to_string();
-        let record = self.job.bus.get_fact(&subject).await.map_err(JobError::retryable_failure)?;
-        let Some(FactBody::Merge(accepted)) = record.map(|record| record.fact.body) else {
+        let Some(FactBody::Merge(accepted)) = self.read_fact(place).await? else {
             return Ok(());
         };
         let manifest = |merge: &v1::Merge| merge.tree.clone().unwrap_or_default().manifest;
@@ -289,7 +330,13 @@ impl TrainingPart<'_> {
         let merging = move || files.write_merged(&adapter, &momentum);
         let merged =
             tokio::task::spawn_blocking(merging).await.map_err(JobError::retryable_failure)?;
-        merged.context("merge the weights of the slices").map_err(JobError::fatal_failure)
+        merged.context("merge the weights of the slices").map_err(|error| {
+            // Another box may have room on its disk.
+            match error.chain().any(|cause| cause.is::<std::io::Error>()) {
+                true => JobError::retryable_failure(error),
+                false => JobError::fatal_failure(error),
+            }
+        })
     }
 
     async fn publish(
@@ -330,9 +377,8 @@ impl TrainingPart<'_> {
         job.write_result(place, FactBody::Checkpoint(checkpoint)).await
     }
 
-    /// Removes the weights that went into a merge, which nobody needs any more. A failure is only
-    /// logged.
-    async fn remove_merged(self, merge: &v1::train_order::Merge) {
+    /// Removes the weights that went into a merge, which nobody needs any more.
+    pub(crate) async fn remove_merged(self, merge: &v1::train_order::Merge) {
         let Self { job, order, .. } = self;
         let outer = merge.outer;
         let mut removed: Vec<(TreePlace, v1::Tree)> = Vec::new();
@@ -348,14 +394,23 @@ impl TrainingPart<'_> {
             let place = TreePlace::for_merge(&job.run, order.cycle, before, is_momentum);
             removed.extend(tree.map(|tree| (place, tree)));
         }
-        for (place, tree) in removed {
-            let removal = job.store.remove_tree(&place, &tree);
-            let error = match tokio::time::timeout(REMOVE_LIMIT, removal).await {
-                Ok(Ok(())) => continue,
-                Ok(Err(error)) => format!("{:#}", anyhow::Error::from(error)),
-                Err(_) => format!("the store took longer than {REMOVE_LIMIT:?}"),
-            };
-            tracing::warn!(path = tree.path, error, "could not remove merged weights");
+        self.remove_trees(removed).await;
+    }
+
+    /// A failure is only logged.
+    async fn remove_trees(self, trees: Vec<(TreePlace, v1::Tree)>) {
+        let removal = async {
+            for (place, tree) in trees {
+                if let Err(error) = self.job.store.remove_tree(&place, &tree).await {
+                    let error = format!("{:#}", anyhow::Error::from(error));
+                    tracing::warn!(path = tree.path, error, "could not remove merged weights");
+                }
+            }
+        };
+        if tokio::time::timeout(REMOVE_LIMIT, removal).await.is_err() {
+            tracing::warn!(
+                "merged weights stay in the store: it took longer than {REMOVE_LIMIT:?}"
+            );
         }
     }
 }

@@ -75,7 +75,10 @@ fn run_training(
     // The speed of a box is that of its steps.
     let began = if call.slice.is_some() { Instant::now() } else { loading };
     let steps = to_u32(trainer.total_steps());
-    let last = call.slice.as_ref().map_or(steps, |slice| steps.min(slice.first + slice.steps));
+    let last = call
+        .slice
+        .as_ref()
+        .map_or(steps, |slice| steps.min(slice.first.saturating_add(slice.steps)));
     if call.slice.as_ref().is_some_and(|slice| slice.steps == 0) {
         save_step(&trainer, call, &call.out.join(NEW_ADAPTER_DIR), true)?;
     }

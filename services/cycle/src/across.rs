@@ -18,9 +18,9 @@ mod planner;
 mod split_report;
 mod step_ranges;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use wire::v1;
+use wire::{TrainPart, v1};
 
 pub(crate) use planner::{merge_order, next_commands, slice_order};
 pub use split_report::{BoxShare, SplitReport};
@@ -86,6 +86,21 @@ impl AcrossTraining {
     /// Returns true if every step of the training has counted.
     pub(crate) fn is_complete(&self) -> bool {
         self.total_steps.is_some_and(|total| self.covered.next_gap(total).is_none())
+    }
+
+    /// Returns the names of the jobs that are in the log or no longer needed.
+    pub(crate) fn settled_jobs(&self) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for (outer, step) in &self.outer_steps {
+            let settled = step.slices.iter().filter(|(_, slice)| slice.is_settled());
+            names.extend(
+                settled.map(|(slice, _)| wire::train_part_name(*outer, TrainPart::Slice(*slice))),
+            );
+            if step.merge.is_some() {
+                names.insert(wire::train_part_name(*outer, TrainPart::Merge));
+            }
+        }
+        names
     }
 
     /// Returns true if no slice counts in the last `most` outer steps that are closed.

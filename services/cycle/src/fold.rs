@@ -9,11 +9,12 @@ mod quarantine;
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{
-    AgentId, Fact, FactBody, FactKey, JobId, Record, SpecOrigin, Subject, SuiteName, WorkKind,
-    check_checkpoint_author, control_user, v1,
+    AgentId, Fact, FactBody, FactKey, JobId, Record, SpecOrigin, Subject, SuiteName, TrainPart,
+    WorkKind, check_checkpoint_author, control_user, v1,
 };
 
 use crate::{
+    across::SliceState,
     canary_vote, select,
     state::{
         AcceptedSamples, Cycle, FactAnomaly, JobNeeds, PlannedJob, PolicyWeights, Run,
@@ -570,21 +571,32 @@ impl Run {
             WorkKind::Generate | WorkKind::Verify | WorkKind::Score => {
                 self.set_job_aside(kind, failure);
             }
-            WorkKind::Train if self.is_needless_slice(&failure.id) => {}
+            WorkKind::Train if self.is_needless_part(&failure.id) => {}
             WorkKind::Train => drop(self.training_failure.get_or_insert_with(|| failure.clone())),
         }
     }
 
-    /// Returns true for the failure of a slice (`<cycle>-<outer>-<slice>`) whose outer step is
-    /// closed: its steps are planned again.
-    fn is_needless_slice(&self, id: &str) -> bool {
-        let mut parts = id.splitn(3, '-');
-        let mut number = || parts.next()?.parse::<u32>().ok();
-        let (Some(cycle), Some(outer), Some(_slice)) = (number(), number(), number()) else {
+    /// Returns true for the failure of a slice or merge (`<cycle>-<outer>-<part>`) that is in the log,
+    /// or of a slice whose outer step is closed: its steps are planned again.
+    fn is_needless_part(&self, id: &str) -> bool {
+        let mut texts = id.splitn(3, '-');
+        let (Some(cycle), Some(outer), Some(part)) = (texts.next(), texts.next(), texts.next())
+        else {
+            return false;
+        };
+        let (Ok(cycle), Ok(outer), Ok(part)) =
+            (cycle.parse::<u32>(), outer.parse::<u32>(), part.parse::<TrainPart>())
+        else {
             return false;
         };
         let step = self.cycles.get(&cycle).and_then(|cycle| cycle.across.outer_steps.get(&outer));
-        step.is_some_and(|step| step.closed.is_some())
+        step.is_some_and(|step| match part {
+            TrainPart::Slice(slice) => {
+                let settled = step.slices.get(&slice).is_some_and(SliceState::is_settled);
+                settled || step.closed.is_some()
+            }
+            TrainPart::Merge => step.merge.is_some(),
+        })
     }
 
     /// Gives up a job after a final failure. If the log contains both a result and a final failure,

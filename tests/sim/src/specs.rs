@@ -34,7 +34,7 @@ pub(crate) fn seed_specs(seed: u64) -> Vec<v1::Spec> {
     }
     if random.u32(0..4) == 0 {
         let dataset = blob(b"dataset");
-        let across = random.bool().then_some(ACROSS);
+        let across = (random.u32(0..4) == 0).then_some(ACROSS);
         let lora = Some(v1::Lora::default());
         let training = Some(v1::Training { lora, across, ..<_>::default() });
         let sft = v1::spec::Sft { dataset, training };
@@ -140,7 +140,7 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
             }),
             training: Some(v1::Training {
                 lora: Some(v1::Lora::default()),
-                across: (kind(12) && objective.is_none()).then_some(ACROSS),
+                across: (kind(12) && kind(13) && objective.is_none()).then_some(ACROSS),
                 objective,
                 ..Default::default()
             }),

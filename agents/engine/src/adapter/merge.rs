@@ -98,7 +98,11 @@ impl OuterOptimizer {
         let Self { rate, momentum } = self;
         let all = merged.iter_mut().zip(&mut moved).zip(&mean).zip(values(start)?);
         for (((merged, moved), sum), start) in all {
-            let mean = if trained.is_empty() { f64::from(start) } else { sum / total };
+            if trained.is_empty() {
+                *merged = start;
+                continue;
+            }
+            let mean = sum / total;
             let gradient = f64::from(start) - mean;
             *moved = (momentum * f64::from(*moved) + gradient) as f32;
             // start - rate * (gradient + momentum * velocity), exact where that is the mean.

@@ -11,6 +11,9 @@ const STATES_DIR: &str = "optimizer-states";
 /// Trainings whose states are kept; those that were used last.
 const TRAININGS_MAX: usize = 4;
 
+/// States of a training that are kept: a slice may be ordered again, and a box may have two.
+const STATES_MAX: usize = 3;
+
 /// The states of one training, by the digests of the weights that they belong to.
 #[derive(Debug, Clone)]
 pub(super) struct OptimizerStates {
@@ -35,11 +38,9 @@ impl OptimizerStates {
         Some(self.directory.join(digest.to_hex()))
     }
 
-    /// Moves the state in `from` here, as that of weights. Of the other states of the training, only
-    /// that of `previous` stays, because the slice may be ordered again. A failure is logged.
-    pub(super) fn keep_state(&self, manifest: &str, from: &Path, previous: &str) {
+    /// Moves the state in `from` here, as that of weights. A failure is logged.
+    pub(super) fn keep_state(&self, manifest: &str, from: &Path) {
         let Some(path) = self.path_for(manifest) else { return };
-        let kept = [Some(path.clone()), self.path_for(previous)];
         let moved = std::fs::create_dir_all(&self.directory).and_then(|()| {
             let _ = std::fs::remove_dir_all(&path);
             std::fs::rename(from, &path)
@@ -48,17 +49,18 @@ impl OptimizerStates {
             let path = path.display().to_string();
             tracing::warn!(path, %error, "an optimizer's state could not be kept");
         }
-        for state in list_directories(&self.directory) {
-            if !kept.contains(&Some(state.clone())) {
-                let _ = std::fs::remove_dir_all(state);
-            }
-        }
-        let mut trainings = list_directories(&self.root);
-        let changed = |path: &PathBuf| path.metadata().and_then(|about| about.modified()).ok();
-        trainings.sort_by_key(|path| std::cmp::Reverse(changed(path)));
-        for old in trainings.into_iter().skip(TRAININGS_MAX) {
-            let _ = std::fs::remove_dir_all(old);
-        }
+        remove_oldest(&self.directory, STATES_MAX);
+        remove_oldest(&self.root, TRAININGS_MAX);
+    }
+}
+
+/// Removes all directories but those that changed last.
+fn remove_oldest(parent: &Path, kept: usize) {
+    let mut directories = list_directories(parent);
+    let changed = |path: &PathBuf| path.metadata().and_then(|about| about.modified()).ok();
+    directories.sort_by_key(|path| std::cmp::Reverse(changed(path)));
+    for old in directories.into_iter().skip(kept) {
+        let _ = std::fs::remove_dir_all(old);
     }
 }
 
@@ -72,29 +74,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_two_states_of_a_few_trainings_are_kept() {
+    fn the_last_states_of_a_few_trainings_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let digest = |text: &str| Digest::hash_bytes(text.as_bytes()).to_string();
-        let keep = |run: &str, name: &str, previous: &str| {
+        let keep = |run: &str, name: &str| {
+            // File systems have coarse times.
+            std::thread::sleep(std::time::Duration::from_millis(20));
             let states = OptimizerStates::for_training(dir.path(), &run.parse().unwrap(), 0);
             let from = dir.path().join("saved");
             std::fs::create_dir_all(&from).unwrap();
             std::fs::write(from.join("state.json"), name).unwrap();
-            states.keep_state(&digest(name), &from, previous);
+            states.keep_state(&digest(name), &from);
             states
         };
-        let states = keep("r0", "a", "");
-        keep("r0", "b", &digest("a"));
-        assert!(["a", "b"].iter().all(|name| states.find_state(&digest(name)).is_some()));
-        keep("r0", "c", &digest("b"));
-        assert_eq!(states.find_state(&digest("a")), None);
-        let path = states.find_state(&digest("c")).unwrap();
-        assert_eq!(std::fs::read_to_string(path.join("state.json")).unwrap(), "c");
-        assert!(states.find_state(&digest("b")).is_some() && states.find_state("").is_none());
+        let states = ["a", "b", "c", "d"].map(|name| keep("r0", name))[3].clone();
+        let has = |name: &str| states.find_state(&digest(name)).is_some();
+        assert_eq!(["a", "b", "c", "d"].map(has), [false, true, true, true]);
+        let path = states.find_state(&digest("d")).unwrap();
+        assert_eq!(std::fs::read_to_string(path.join("state.json")).unwrap(), "d");
+        assert!(states.find_state("").is_none());
         for run in ["r1", "r2", "r3", "r4"] {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            keep(run, "a", "");
+            keep(run, "a");
         }
-        assert_eq!(states.find_state(&digest("c")), None, "the oldest training");
+        assert!(!has("d"), "the oldest training");
     }
 }

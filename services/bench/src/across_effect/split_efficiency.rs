@@ -108,6 +108,7 @@ impl VirtualFleet {
                     start: manifest(&slice.start),
                     wall_s: f64::from(steps) / speed,
                     total_steps: STEPS,
+                    trained_tokens: steps.into(),
                     agent,
                     first,
                     steps,

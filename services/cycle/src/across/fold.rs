@@ -80,8 +80,9 @@ impl AcrossTraining {
                 delta.steps, delta.first, planned.first
             ));
         }
-        if delta.tree.is_some() != (steps > 0) {
-            return Err("has weights without steps, or steps without weights".into());
+        let is_trained = steps > 0;
+        if delta.tree.is_some() != is_trained || (delta.trained_tokens > 0) != is_trained {
+            return Err("has steps without weights or tokens, or these without steps".into());
         }
         if delta.total_steps != total {
             return Err(format!("says {} steps in all, others {total}", delta.total_steps));

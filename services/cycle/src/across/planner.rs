@@ -12,12 +12,12 @@ use crate::{
     state::Run,
 };
 
-/// An outer step with at least half of its slices is closed this share of its longest slice after
-/// the last one, …
-const GRACE_SHARE: f64 = 0.5;
+/// An outer step with at least half of its slices is closed this share of the time of its longest
+/// slice after the last one, or after the second time if that is longer.
+const GRACE: (f64, f64) = (0.5, 5_000.0);
 
-/// … or this time after it, if that is longer.
-const GRACE_MIN_MS: f64 = 5_000.0;
+/// The same while the speed of a missing box is unknown: it may be many times slower.
+const FIRST_GRACE: (f64, f64) = (8.0, 60_000.0);
 
 /// While no speed is known, slices have this share of their steps, so that fast boxes do not wait.
 const FIRST_SHARE: u32 = 8;
@@ -94,8 +94,8 @@ fn due_checkpoint(
     // Up to this outer step: an order may be repeated after later ones.
     let until = || training.outer_steps.range(..=outer).map(|(_, step)| step);
     let all = || until().flat_map(OuterStep::counted_deltas);
-    let step: u32 = all().map(|delta| delta.steps).sum();
-    let before = step.saturating_sub(new.iter().map(|delta| delta.steps).sum());
+    let step = all().map(|delta| delta.steps).fold(0, u32::saturating_add);
+    let before = new.iter().map(|delta| delta.steps).fold(step, u32::saturating_sub);
     let every = settings.save_every;
     let is_final = step == steps;
     let is_due = every > 0 && step / every > before / every;
@@ -122,8 +122,8 @@ fn due_checkpoint(
         base,
         loss: weigh(|delta| delta.loss),
         learning_rate: new.last().map_or(0.0, |delta| delta.learning_rate),
-        tokens: all().map(|delta| delta.tokens).sum(),
-        trained_tokens: all().map(|delta| delta.trained_tokens).sum(),
+        tokens: all().map(|delta| delta.tokens).fold(0, u64::saturating_add),
+        trained_tokens: all().map(|delta| delta.trained_tokens).fold(0, u64::saturating_add),
         wall_s: until().map(longest).sum(),
         grad_norm: weigh(|delta| delta.grad_norm),
         grad_norm_max: largest(|delta| delta.grad_norm_max),
@@ -187,12 +187,16 @@ impl AcrossPlanner<'_> {
         write_command(self.run, place, FactBody::SlicePlan(plan))
     }
 
-    /// Returns the names of the trainers that do no other training, at most `most` if it is not 0;
-    /// one without a name if there is none.
+    /// Returns the names of the trainers that do nothing else, at most `most` if it is not 0; one
+    /// without a name if there is none.
     fn available_boxes(&self, most: u32) -> Vec<String> {
+        // Statuses are seconds old: a box may seem to hold what it has done already.
+        let settled = self.training.settled_jobs();
         let is_free = |member: &&FleetMember| {
-            let ours = |run: &wire::RunId, cycle| *run == self.run.id && cycle == self.order.cycle;
-            member.held_jobs.iter().all(|held| ours(&held.run, held.cycle))
+            member.held_jobs.iter().all(|held| {
+                let ours = held.run == self.run.id && held.cycle == self.order.cycle;
+                ours && settled.contains(&held.job)
+            })
         };
         let free = self.inputs.fleet.trainers.iter().filter(is_free);
         let mut names: Vec<String> = free.map(|member| member.agent.clone()).collect();
@@ -206,11 +210,13 @@ impl AcrossPlanner<'_> {
         names
     }
 
-    /// Returns each agent's speed in steps per second, as of its last slice that counts in this
-    /// training or in that of an earlier cycle.
+    /// Returns each agent's speed in steps per second, as of its last slice in this training or in
+    /// that of an earlier cycle, even if it was too late to count.
     fn measured_speeds(&self) -> BTreeMap<String, f64> {
         let trainings = self.run.cycles.values().map(|cycle| &cycle.across);
-        let deltas = trainings.flat_map(AcrossTraining::counted_deltas);
+        let slices = trainings.flat_map(|training| training.outer_steps.values());
+        let slices = slices.flat_map(|step| step.slices.values());
+        let deltas = slices.filter_map(|slice| slice.delta.as_ref());
         let speed = |delta: &v1::Delta| f64::from(delta.steps) / delta.wall_s.max(1e-3);
         let trained = deltas.filter(|delta| delta.steps > 0);
         trained.map(|delta| (delta.agent.clone(), speed(delta))).collect()
@@ -265,18 +271,25 @@ impl AcrossPlanner<'_> {
     /// Closes an outer step when all its slices have results, or at least half of them and the others
     /// are late.
     fn close_step(&self, outer: u32, step: &OuterStep) -> Option<WriteCommand> {
-        let planned = step.plan.as_ref()?.slices.len();
+        let plan = step.plan.as_ref()?;
+        let planned = plan.slices.len();
         let settled = step.slices.values().filter_map(|state| state.settled_ms).count();
         let last_ms = step.slices.values().filter_map(|state| state.settled_ms).max()?;
-        let trained =
-            || step.slices.iter().filter_map(|(it, state)| Some((it, state.delta.as_ref()?)));
-        let longest_s = trained().map(|(_, delta)| delta.wall_s).fold(0.0, f64::max);
-        let grace_ms = (longest_s * 1000.0 * GRACE_SHARE).max(GRACE_MIN_MS);
+        let speeds = self.measured_speeds();
+        let is_missing = |slice: u32| step.slices.get(&slice).is_none_or(|it| !it.is_settled());
+        let mut missing = (1..).zip(&plan.slices).filter(|(number, _)| is_missing(*number));
+        let is_known = missing.all(|(_, slice)| speeds.contains_key(&slice.agent));
+        let (share, least_ms) = if is_known { GRACE } else { FIRST_GRACE };
         #[expect(clippy::cast_precision_loss, reason = "milliseconds")]
-        let is_late = self.inputs.now_ms.saturating_sub(last_ms) as f64 > grace_ms;
+        let [longest_ms, waited_ms] = [
+            last_ms.saturating_sub(step.planned_ms) as f64,
+            self.inputs.now_ms.saturating_sub(last_ms) as f64,
+        ];
+        let is_late = waited_ms > (longest_ms * share).max(least_ms);
         if settled < planned && (!is_late || settled * 2 < planned) {
             return None;
         }
+        let trained = || step.slices.iter().filter(|(_, state)| state.delta.is_some());
         let slices = trained().map(|(slice, _)| *slice).collect();
         let close = v1::SliceClose { cycle: self.order.cycle, outer, slices };
         let place = FactKey::SliceClose { cycle: self.order.cycle, outer };

@@ -57,14 +57,16 @@ impl AcrossTraining {
         }
         let elapsed_ms = |step: &OuterStep| step.merged_ms.saturating_sub(step.planned_ms);
         #[expect(clippy::cast_precision_loss, reason = "milliseconds")]
-        let elapsed_s = merged().map(elapsed_ms).sum::<u64>() as f64 / 1000.0;
+        let elapsed_s = merged().map(elapsed_ms).fold(0, u64::saturating_add) as f64 / 1000.0;
         let merges_of = || merged().filter_map(|step| step.merge.as_ref());
         Some(SplitReport {
             merges,
             boxes,
             elapsed_s,
             merging_s: merges_of().map(|merge| merge.wall_s).sum(),
-            repeated_steps: merged().map(|step| self.missed_steps(step)).sum(),
+            repeated_steps: merged()
+                .map(|step| self.missed_steps(step))
+                .fold(0, u32::saturating_add),
             drift: merges_of().map(|merge| merge.drift).sum::<f64>() / f64::from(merges),
         })
     }
@@ -76,7 +78,7 @@ impl AcrossTraining {
             let end = slice.first.saturating_add(slice.steps).min(total);
             end.saturating_sub(slice.first)
         });
-        let counted: u32 = step.counted_deltas().map(|delta| delta.steps).sum();
-        planned.sum::<u32>().saturating_sub(counted)
+        let planned = planned.fold(0, u32::saturating_add);
+        step.counted_deltas().map(|delta| delta.steps).fold(planned, u32::saturating_sub)
     }
 }
