@@ -96,8 +96,14 @@ impl LeasedJob {
 
     /// Returns true if the log already contains the fact with this key in the job's run.
     pub async fn is_written(&self, place: FactKey) -> Result<bool, JobError> {
+        Ok(self.read_fact(place).await?.is_some())
+    }
+
+    /// Reads the fact with this key in the job's run; `None` if the log does not contain it.
+    pub async fn read_fact(&self, place: FactKey) -> Result<Option<FactBody>, JobError> {
         let subject = Subject::new(&self.run, place).to_string();
-        Ok(self.bus.get_fact(&subject).await.map_err(JobError::dependency_down)?.is_some())
+        let record = self.bus.get_fact(&subject).await.map_err(JobError::dependency_down)?;
+        Ok(record.map(|record| record.fact.body))
     }
 
     /// Replaces the error of a job whose worker was killed in the last 10 s to protect the host by

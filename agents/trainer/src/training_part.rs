@@ -12,7 +12,7 @@ use agent::{JobError, LeasedJob, WorkerProcess};
 use anyhow::{Context, anyhow};
 use engine::AdapterMerge;
 use store::{CachedTree, TreeMetadata, TreePlace};
-use wire::{FactBody, FactKey, Subject, v1};
+use wire::{FactBody, FactKey, v1};
 
 use self::optimizer_states::OptimizerStates;
 use crate::{
@@ -146,8 +146,8 @@ impl TrainingPart<'_> {
         }
         let place = FactKey::Delta { cycle: order.cycle, outer, slice: number };
         job.write_result(place.clone(), FactBody::Delta(delta.clone())).await?;
-        // If another box was first, or the outer step is closed, nobody needs these weights.
-        let is_accepted = match self.read_fact(place).await? {
+        // If another box was first, nobody needs these weights.
+        let is_accepted = match job.read_fact(place).await? {
             Some(FactBody::Delta(accepted)) => accepted.tree == delta.tree,
             _ => true,
         };
@@ -156,12 +156,6 @@ impl TrainingPart<'_> {
             self.remove_trees(vec![(place, tree)]).await;
         }
         Ok(())
-    }
-
-    async fn read_fact(self, place: FactKey) -> Result<Option<FactBody>, JobError> {
-        let subject = Subject::new(&self.job.run, place).to_string();
-        let record = self.job.bus.get_fact(&subject).await.map_err(JobError::dependency_down)?;
-        Ok(record.map(|record| record.fact.body))
     }
 
     /// Waits until the outer step is closed. An unreachable log is asked again.
@@ -272,7 +266,7 @@ impl TrainingPart<'_> {
     /// Fails if the log has other bytes for the merge: two boxes do not compute alike. A new adapter
     /// is not compared, because engines create different ones.
     async fn check_merge(self, place: FactKey, own: &v1::Merge) -> Result<(), JobError> {
-        let Some(FactBody::Merge(accepted)) = self.read_fact(place).await? else {
+        let Some(FactBody::Merge(accepted)) = self.job.read_fact(place).await? else {
             return Ok(());
         };
         let manifest = |merge: &v1::Merge| merge.tree.clone().unwrap_or_default().manifest;

@@ -273,8 +273,8 @@ impl AcrossPlanner<'_> {
     fn close_step(&self, outer: u32, step: &OuterStep) -> Option<WriteCommand> {
         let plan = step.plan.as_ref()?;
         let planned = plan.slices.len();
-        let settled = step.slices.values().filter_map(|state| state.settled_ms).count();
-        let last_ms = step.slices.values().filter_map(|state| state.settled_ms).max()?;
+        let settled_ms = || step.slices.values().filter_map(|state| state.settled_ms);
+        let (settled, last_ms) = (settled_ms().count(), settled_ms().max()?);
         let speeds = self.measured_speeds();
         let is_missing = |slice: u32| step.slices.get(&slice).is_none_or(|it| !it.is_settled());
         let mut missing = (1..).zip(&plan.slices).filter(|(number, _)| is_missing(*number));
@@ -289,8 +289,8 @@ impl AcrossPlanner<'_> {
         if settled < planned && (!is_late || settled * 2 < planned) {
             return None;
         }
-        let trained = || step.slices.iter().filter(|(_, state)| state.delta.is_some());
-        let slices = trained().map(|(slice, _)| *slice).collect();
+        let trained = step.slices.iter().filter(|(_, state)| state.delta.is_some());
+        let slices = trained.map(|(slice, _)| *slice).collect();
         let close = v1::SliceClose { cycle: self.order.cycle, outer, slices };
         let place = FactKey::SliceClose { cycle: self.order.cycle, outer };
         Some(write_command(self.run, place, FactBody::SliceClose(close)))
