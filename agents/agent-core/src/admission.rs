@@ -24,7 +24,7 @@ pub enum DeliveryAction {
     Ignore,
     /// Return the delivery and take no jobs for [`NACK_PAUSE_MS`], so that another agent gets it.
     Nack,
-    /// Return the delivery for [`LEAVE_DELAY_MS`]: it is sized for another agent.
+    /// Return the delivery for [`leave_delay_ms`]: it is sized for another agent.
     LeaveToAgent,
     /// Give up the job if [`is_dead_letter`] agrees.
     DeadLetter,
@@ -46,8 +46,8 @@ pub const NACK_PAUSE_MS: u64 = 1000;
 /// Returns of such an order after which it is acknowledged.
 const NACKS_MAX: u64 = 8;
 
-/// Delay in milliseconds before a delivery is made again after [`DeliveryAction::LeaveToAgent`].
-pub const LEAVE_DELAY_MS: u64 = 200;
+/// Bounds of [`leave_delay_ms`].
+const LEAVE_DELAY_MS: std::ops::RangeInclusive<u64> = 50..=350;
 
 /// Returns of an order that is sized for another agent after which any agent takes it.
 const LEAVES_MAX: u64 = 8;
@@ -89,6 +89,14 @@ pub fn admit_delivery(
     } else {
         DeliveryAction::Run
     }
+}
+
+/// Returns the delay in milliseconds before a delivery is made again after
+/// [`DeliveryAction::LeaveToAgent`]. It differs by agent and delivery: two agents that hold each
+/// other's slice would otherwise get the same ones again and again.
+pub fn leave_delay_ms(agent: &str, delivered: u64) -> u64 {
+    let (least, most) = LEAVE_DELAY_MS.into_inner();
+    least + wire::derive_seed(delivered, &["leave", agent]) % (most - least + 1)
 }
 
 /// Returns true if a job with this many deliveries is given up: more than 20, or more than 200 if

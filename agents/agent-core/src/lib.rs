@@ -14,8 +14,8 @@ mod run_status;
 mod throughput;
 
 pub use admission::{
-    DeliveryAction, InFlightState, LEAVE_DELAY_MS, NACK_PAUSE_MS, admit_delivery,
-    dead_letter_message, is_dead_letter,
+    DeliveryAction, InFlightState, NACK_PAUSE_MS, admit_delivery, dead_letter_message,
+    is_dead_letter, leave_delay_ms,
 };
 pub use circuit_breaker::{CircuitBreaker, RoleBackoff};
 pub use job_failure::{

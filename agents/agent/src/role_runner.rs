@@ -203,7 +203,9 @@ impl RoleRunner {
                 return delivery.nak(Duration::ZERO).await.map(|()| rest);
             }
             DeliveryAction::LeaveToAgent => {
-                let delay = Duration::from_millis(agent_core::LEAVE_DELAY_MS);
+                let delay =
+                    agent_core::leave_delay_ms(self.shared.config.id.as_str(), delivery.delivered);
+                let delay = Duration::from_millis(delay);
                 return delivery.nak(delay).await.map(|()| Duration::ZERO);
             }
             DeliveryAction::Wait | DeliveryAction::Run | DeliveryAction::DeadLetter => {}

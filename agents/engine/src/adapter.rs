@@ -2,8 +2,10 @@
 
 mod merge;
 mod peft;
+mod weight_change;
 
-pub use merge::{AdapterMerge, OuterOptimizer};
+pub use merge::{AdapterMerge, MergeErrors, MergeRule, OuterOptimizer};
+pub use weight_change::WeightChange;
 
 use crate::ops::{matrix::WeightMatrix, packed::MatmulKernel};
 use crate::random::RandomStream;
@@ -68,6 +70,11 @@ pub enum AdapterError {
     /// A bf16 model has an adapter already.
     #[error("a bf16 model takes one adapter; merge the first into the base as files (M113)")]
     SecondAdapter,
+    #[error(
+        "{path} does not fit the adapter that it changes; it was damaged or belongs to another \
+         training (M107)"
+    )]
+    Change { path: PathBuf },
     #[error("could not use the adapter's tensors")]
     Tensors(#[from] TensorFileError),
     #[error("tensor operation failed on the adapter (X101)")]

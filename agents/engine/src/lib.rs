@@ -24,7 +24,9 @@ mod tensor_file;
 mod tokenizer;
 mod train;
 
-pub use adapter::{AdapterError, AdapterMerge, LoraAdapter, OuterOptimizer};
+pub use adapter::{
+    AdapterError, AdapterMerge, LoraAdapter, MergeErrors, MergeRule, OuterOptimizer, WeightChange,
+};
 pub use canary::{CanaryError, CanaryText};
 pub use candle_core::Device;
 pub use completion_scores::score_completions;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use agent::{JobError, LeasedJob};
 use anyhow::{Context, ensure};
-use engine::OuterOptimizer;
+use engine::{MergeRule, OuterOptimizer};
 use serde_json::json;
 use store::{CachedTree, TreeMetadata, TreePlace};
 use wire::{FactBody, FactKey, Subject, v1};
@@ -202,11 +202,25 @@ pub(crate) fn state_metadata(checkpoint: &v1::Tree) -> TreeMetadata {
 /// The engine in the metadata of checkpoints that are merges.
 pub(crate) const MERGED_ENGINE: &str = "merge";
 
-/// Returns the outer optimizer of a training on several boxes.
-pub(crate) fn outer_optimizer(order: &v1::TrainOrder) -> OuterOptimizer {
-    let across = order.training.as_ref().and_then(|training| training.across);
-    let v1::Across { outer_rate, outer_momentum, .. } = across.unwrap_or_default();
-    OuterOptimizer { rate: outer_rate, momentum: outer_momentum }
+/// Returns the rule by which a training on several boxes merges.
+pub(crate) fn merge_rule(order: &v1::TrainOrder) -> MergeRule {
+    let across = across_of(order);
+    let v1::Across { outer_rate, outer_momentum, .. } = across;
+    match across.method() {
+        v1::across::Method::Stack => MergeRule::Stack,
+        v1::across::Method::Step => {
+            MergeRule::Step(OuterOptimizer { rate: outer_rate, momentum: outer_momentum })
+        }
+    }
+}
+
+/// Returns the share of the changed values that a box sends; `None` if it sends its weights.
+pub(crate) fn send_share(order: &v1::TrainOrder) -> Option<f64> {
+    Some(across_of(order).send_share).filter(|share| *share > 0.0)
+}
+
+fn across_of(order: &v1::TrainOrder) -> v1::Across {
+    order.training.as_ref().and_then(|training| training.across).unwrap_or_default()
 }
 
 pub(crate) fn trains_adapter(order: &v1::TrainOrder) -> bool {
@@ -248,6 +262,9 @@ pub(crate) fn delta_metadata(
         checkpoint_metadata(order, engine, delta.first + delta.steps, delta.total_steps);
     let slice = json!([delta.outer, delta.slice, delta.first, delta.steps]);
     about.extend([("slice".to_owned(), slice), ("start".to_owned(), json!(delta.start))]);
+    if send_share(order).is_some() {
+        about.insert("content".to_owned(), json!("change"));
+    }
     about
 }
 

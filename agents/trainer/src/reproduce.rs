@@ -8,7 +8,7 @@ use std::{
 
 use agent::WorkerProcess;
 use anyhow::{Context, bail};
-use engine::AdapterMerge;
+use engine::{AdapterMerge, MergeRule, WeightChange};
 use store::{FileCache, Store, TreeManifest};
 use wire::{Digest, v1};
 
@@ -165,21 +165,29 @@ impl Reproduction<'_> {
                 };
                 let used = slice.state.clone();
                 engine = self.train_slice(files, slice, &out).await?;
+                let saved = out.join((delta.first + delta.steps).to_string());
+                let mut sent = saved.join(CHECKPOINT_DIR);
+                if let Some(keep) = lineage::send_share(order) {
+                    let (start, left_out) = (start.clone(), used.clone());
+                    let change = WeightChange { start, trained: sent, left_out, keep };
+                    sent = out.join("change");
+                    let (to, state) = (sent.clone(), saved.join(STATE_DIR));
+                    tokio::task::spawn_blocking(move || change.write_change(&to, &state)).await??;
+                }
                 if let Some(used) = used {
                     tokio::fs::remove_dir_all(used).await?;
                 }
-                let saved = out.join((delta.first + delta.steps).to_string());
                 states.insert(tree.manifest.clone(), saved.join(STATE_DIR));
-                trained.push((saved.join(CHECKPOINT_DIR), delta.trained_tokens));
+                trained.push((sent, delta.trained_tokens));
                 steps += delta.steps;
                 progress(steps, checkpoint.step);
             }
-            let merge =
-                AdapterMerge { start, velocity, trained, outer: lineage::outer_optimizer(order) };
+            let merge = AdapterMerge { start, velocity, trained, rule: lineage::merge_rule(order) };
+            let has_momentum = matches!(merge.rule, MergeRule::Step(outer) if outer.momentum > 0.0);
             let out = scratch.join(format!("merge-{number}"));
             let moved = scratch.join(format!("velocity-{number}"));
             start = out.clone();
-            velocity = Some(moved.clone()).filter(|_| merge.outer.momentum > 0.0);
+            velocity = Some(moved.clone()).filter(|_| has_momentum);
             let merged = tokio::task::spawn_blocking(move || {
                 let written = merge.write_merged(&out, &moved);
                 (merge.trained, written)

@@ -5,8 +5,8 @@
 use agent::{AdaptiveTimeout, WorkerError, WorkerLauncher, WorkerProcess};
 use engine::{
     AdapterMerge, CompletionExample, Device, LanguageModel, LearningRateDecay, LoraAdapter,
-    ModelTokenizer, ModelTrainer, OuterOptimizer, ScratchShape, TrainMethod, TrainSpec,
-    TrainingSignal, score_completions, write_scratch_model,
+    MergeErrors, MergeRule, ModelTokenizer, ModelTrainer, OuterOptimizer, ScratchShape,
+    TrainMethod, TrainSpec, TrainingSignal, score_completions, write_scratch_model,
 };
 use hardware::HardwareProfile;
 use objective::{Objective, ObjectiveName};
@@ -446,10 +446,10 @@ async fn slices_of_both_engines_merge_and_either_continues() {
         start: new,
         velocity: None,
         trained: vec![(torch, 30), (candle, 10)],
-        outer: OuterOptimizer { rate: 0.7, momentum: 0.9 },
+        rule: MergeRule::Step(OuterOptimizer { rate: 0.7, momentum: 0.9 }),
     };
     let merged = bench.path("merged");
-    let drift = merge.write_merged(&merged, &bench.path("velocity")).unwrap();
+    let MergeErrors { drift, .. } = merge.write_merged(&merged, &bench.path("velocity")).unwrap();
     assert!(drift > 0.0 && drift < 1.0, "{drift}");
     let rest = train_slice("rest", json!({ "first": 4, "steps": 2, "start": merged })).await;
     assert_eq!(rest[1]["step"], 6);

@@ -24,7 +24,7 @@ use engine::{
 use serde::Serialize;
 use serde_json::json;
 
-use self::shared_training::{MergeMethod, SharedTraining, TrainedShare};
+use self::shared_training::{SharedTraining, SharingMethod, TrainedShare};
 use crate::{
     args::BenchArgs,
     conditions::{Conditions, ConditionsMeter},
@@ -42,12 +42,17 @@ const EPOCHS: usize = 4;
 const HELDOUT: usize = 400;
 
 /// Steps of a box between two merges.
-const INTERVALS: [usize; 3] = [5, 20, 100];
+const INTERVAL: usize = 20;
+
+/// Those of `average` and `stack`.
+const INTERVALS: [usize; 3] = [5, INTERVAL, 100];
 
 const BOXES: [usize; 2] = [2, 4];
 
 /// Four boxes take this share more steps to reach the likelihood of one.
 const MORE_STEPS: f64 = 1.25;
+
+const AVERAGE: SharingMethod = SharingMethod::AVERAGE;
 
 /// The trainings of a seed.
 #[derive(Debug, Serialize)]
@@ -108,28 +113,36 @@ fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
         examples,
         spec: adapter_spec(seed, STEPS),
     };
-    let alone = MergeMethod::Average;
-    let one_box = training.train_boxes(&directory.join("one"), 1, STEPS, alone)?;
+    let one_box = training.train_boxes(&directory.join("one"), 1, STEPS, AVERAGE)?;
     let mut shared = Vec::new();
-    for merge in MergeMethod::ALL {
-        let frozen = merge == MergeMethod::FrozenAverage;
-        let spec = TrainSpec { freezes_a: frozen, ..adapter_spec(seed, STEPS) };
+    for (number, (method, boxes, every)) in list_cases().into_iter().enumerate() {
+        let spec = TrainSpec { freezes_a: method.freezes_a, ..adapter_spec(seed, STEPS) };
         let training = SharedTraining { spec, ..training.clone() };
-        for boxes in BOXES {
-            for every in INTERVALS {
-                let name = format!("{merge:?}-{boxes}-{every}");
-                let result = training.train_boxes(&directory.join(name), boxes, every, merge)?;
-                shared.push(SharedResult { boxes, every, merge: merge.as_str(), result });
-            }
-        }
+        let scratch = directory.join(number.to_string());
+        let result = training.train_boxes(&scratch, boxes, every, method)?;
+        std::fs::remove_dir_all(&scratch)?;
+        shared.push(SharedResult { boxes, every, merge: method.name, result });
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "hundreds")]
     let more = (STEPS as f64 * MORE_STEPS) as usize;
     let longer = SharedTraining { spec: adapter_spec(seed, more), ..training.clone() };
-    let (boxes, every, merge) = (4, 20, MergeMethod::Average);
-    let result = longer.train_boxes(&directory.join("longer"), boxes, every, merge)?;
-    let longer = SharedResult { boxes, every, merge: merge.as_str(), result };
+    let (boxes, every) = (4, INTERVAL);
+    let result = longer.train_boxes(&directory.join("longer"), boxes, every, AVERAGE)?;
+    let longer = SharedResult { boxes, every, merge: AVERAGE.name, result };
     Ok(SeedResult { seed, one_box, shared, longer })
+}
+
+/// Returns the trainings that are compared with one box: the method, the number of boxes and the
+/// steps between two merges.
+fn list_cases() -> Vec<(SharingMethod, usize, usize)> {
+    let all = [AVERAGE, SharingMethod::STACK].into_iter().flat_map(|method| {
+        BOXES.into_iter().flat_map(move |boxes| INTERVALS.map(|every| (method, boxes, every)))
+    });
+    let others = [SharingMethod::NESTEROV, SharingMethod::FROZEN_A].into_iter();
+    let others =
+        others.flat_map(|method| BOXES.into_iter().map(move |boxes| (method, boxes, INTERVAL)));
+    let changes = SharingMethod::CHANGES.map(|method| (method, 4, INTERVAL));
+    all.chain(others).chain(changes).collect()
 }
 
 /// Trains the demo's base from random weights.

@@ -34,6 +34,8 @@ pub enum MergeSpec {
     Average,
     /// A step of the outer optimizer along the mean change.
     Nesterov,
+    /// The mean of the products BA, reduced to the rank of the adapter.
+    Stack,
 }
 
 /// The outer optimizer.
@@ -62,6 +64,8 @@ pub struct AcrossSpec {
     pub merge: MergeSpec,
     /// Only with `merge: nesterov`.
     pub outer: Option<OuterSpec>,
+    /// The share of the changed values that a box sends, in 2 bits each; `None` to send its weights.
+    pub send_share: Option<f64>,
 }
 
 impl Default for AcrossSpec {
@@ -71,6 +75,7 @@ impl Default for AcrossSpec {
             every: 20,
             merge: MergeSpec::default(),
             outer: None,
+            send_share: None,
         }
     }
 }
@@ -86,13 +91,17 @@ impl AcrossSpec {
         ensure_field(is_used, &field("outer"), "needs `merge: nesterov`")?;
         let outer = self.outer.unwrap_or_default();
         check_range(&field("outer.rate"), outer.rate, 1e-3, 10.0)?;
-        check_range(&field("outer.momentum"), outer.momentum, 0.0, 0.999)
+        check_range(&field("outer.momentum"), outer.momentum, 0.0, 0.999)?;
+        let Some(share) = self.send_share else { return Ok(()) };
+        check_range(&field("send_share"), share, 1e-4, 1.0)?;
+        let remedy = "does not go with `merge: stack`; use average or nesterov";
+        ensure_field(self.merge != MergeSpec::Stack, &field("send_share"), remedy)
     }
 
     /// Converts the section to its form in the `spec` fact.
     pub(crate) fn to_proto(&self) -> v1::Across {
         let outer = match self.merge {
-            MergeSpec::Average => OuterSpec { rate: 1.0, momentum: 0.0 },
+            MergeSpec::Average | MergeSpec::Stack => OuterSpec { rate: 1.0, momentum: 0.0 },
             MergeSpec::Nesterov => self.outer.unwrap_or_default(),
         };
         v1::Across {
@@ -103,6 +112,12 @@ impl AcrossSpec {
             every: self.every,
             outer_rate: outer.rate,
             outer_momentum: outer.momentum,
+            method: match self.merge {
+                MergeSpec::Average | MergeSpec::Nesterov => v1::across::Method::Step,
+                MergeSpec::Stack => v1::across::Method::Stack,
+            }
+            .into(),
+            send_share: self.send_share.unwrap_or_default(),
         }
     }
 }
@@ -117,7 +132,7 @@ mod tests {
         let values = |text: &str| {
             let spec = parse(text);
             spec.check_fields("a").map_err(|error| error.field)?;
-            let v1::Across { workers, every, outer_rate, outer_momentum } = spec.to_proto();
+            let v1::Across { workers, every, outer_rate, outer_momentum, .. } = spec.to_proto();
             Ok::<_, String>((workers, every, outer_rate, outer_momentum))
         };
         assert_eq!(values("workers: auto"), Ok((0, 20, 1.0, 0.0)));
@@ -128,9 +143,16 @@ mod tests {
             ("every: 0", "a.every"),
             ("outer: { rate: 0.5 }", "a.outer"),
             ("{ merge: nesterov, outer: { momentum: 1 } }", "a.outer.momentum"),
+            ("{ merge: stack, outer: {} }", "a.outer"),
+            ("send_share: 0", "a.send_share"),
+            ("send_share: 1.5", "a.send_share"),
+            ("{ merge: stack, send_share: 0.01 }", "a.send_share"),
         ] {
             assert_eq!(values(text), Err(field.to_owned()));
         }
+        let proto = |text: &str| parse(text).to_proto();
+        assert_eq!(proto("merge: stack").method(), v1::across::Method::Stack);
+        assert_eq!(proto("send_share: 0.01").send_share, 0.01);
         assert!(serde_saphyr::from_str::<AcrossSpec>("merge: soup").is_err());
         assert!(serde_saphyr::from_str::<AcrossSpec>("workers: all").is_err());
     }

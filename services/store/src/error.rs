@@ -67,6 +67,8 @@ pub enum CheckError {
 pub enum PutError {
     #[error(transparent)]
     Storage(#[from] StorageError),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     #[error("cannot read {} to publish it", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("cannot publish {}: it is neither a regular file nor a directory (S108)", path.display())]

@@ -234,7 +234,7 @@ impl Store {
     }
 }
 
-async fn build_manifest(
+pub(crate) async fn build_manifest(
     dir: &FsPath,
     about: TreeMetadata,
 ) -> Result<(TreeManifest, Bytes), PutError> {

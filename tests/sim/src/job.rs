@@ -282,7 +282,7 @@ impl Job {
                 Step::PauseAndSend(agent_core::NACK_PAUSE_MS, self.return_untried())
             }
             DeliveryAction::LeaveToAgent => {
-                let how = Settle::Nak { delay_ms: agent_core::LEAVE_DELAY_MS };
+                let how = Settle::Nak { delay_ms: agent_core::leave_delay_ms(agent, *delivered) };
                 self.stage = Stage::Settling { how, succeeded: false, untried: true };
                 Step::Send(self.settle_request())
             }

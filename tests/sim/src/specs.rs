@@ -15,8 +15,17 @@ pub(crate) const SUITES: [&str; 2] = ["sums", "code"];
 const TOLERANCE: f64 = 0.05;
 
 /// The training of an adapter on several boxes, one step of each at a time.
-const ACROSS: v1::Across =
-    v1::Across { workers: 0, every: 1, outer_rate: 0.7, outer_momentum: 0.9 };
+const ACROSS: v1::Across = v1::Across {
+    workers: 0,
+    every: 1,
+    outer_rate: 0.7,
+    outer_momentum: 0.9,
+    method: 0,
+    send_share: 0.0,
+};
+
+/// The same between boxes that send only changes.
+const CHANGES_ACROSS: v1::Across = v1::Across { send_share: 0.01, ..ACROSS };
 
 pub(crate) const FIRST_RUN: &str = "r1";
 
@@ -34,7 +43,7 @@ pub(crate) fn seed_specs(seed: u64) -> Vec<v1::Spec> {
     }
     if random.u32(0..4) == 0 {
         let dataset = blob(b"dataset");
-        let across = (random.u32(0..4) == 0).then_some(ACROSS);
+        let across = [ACROSS, CHANGES_ACROSS].get(random.usize(0..6)).copied();
         let lora = Some(v1::Lora::default());
         let training = Some(v1::Training { lora, across, ..<_>::default() });
         let sft = v1::spec::Sft { dataset, training };
@@ -121,6 +130,7 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         settings: if kind(9) { corrected } else { Default::default() },
         off_policy: false,
     });
+    let across = if kind(14) { CHANGES_ACROSS } else { ACROSS };
     v1::Spec {
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
             prompts: blob(b"prompts"),
@@ -140,7 +150,7 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
             }),
             training: Some(v1::Training {
                 lora: Some(v1::Lora::default()),
-                across: (kind(12) && kind(13) && objective.is_none()).then_some(ACROSS),
+                across: (kind(12) && kind(13) && objective.is_none()).then_some(across),
                 objective,
                 ..Default::default()
             }),

@@ -96,9 +96,11 @@ pub(crate) fn named_files(fact: &Fact) -> Vec<String> {
         FactBody::TrainOrder(order) => {
             let mut files = vec![base(&order.base), tree(&order.adapter), blob(&order.dataset)];
             match &order.part {
-                Some(v1::train_order::Part::Slice(slice)) => files.push(tree(&slice.start)),
+                Some(v1::train_order::Part::Slice(slice)) => {
+                    files.extend(start_files(slice.start.as_ref(), &slice.derivation));
+                }
                 Some(v1::train_order::Part::Merge(merge)) => {
-                    files.push(tree(&merge.start));
+                    files.extend(start_files(merge.start.as_ref(), &merge.derivation));
                     files.extend(merge.deltas.iter().map(|delta| tree(&delta.tree)));
                 }
                 None => {}
@@ -108,9 +110,22 @@ pub(crate) fn named_files(fact: &Fact) -> Vec<String> {
         FactBody::Selected(selected) => vec![blob(&selected.dataset)],
         FactBody::Checkpoint(checkpoint) => vec![tree(&checkpoint.base), tree(&checkpoint.tree)],
         FactBody::Delta(delta) => vec![tree(&delta.tree)],
-        FactBody::Merge(merge) => vec![tree(&merge.tree)],
+        FactBody::Merge(merge) => vec![tree(&merge.tree).filter(|_| !merge.derived)],
         FactBody::Archived(archived) => vec![tree(&archived.tree)],
         _ => Vec::new(),
     };
     files.into_iter().flatten().collect()
+}
+
+/// Returns the digests of the files from which a box can have the start of a part, even if it joins
+/// the training only now.
+fn start_files(
+    start: Option<&v1::Tree>,
+    derivation: &[v1::train_order::Merge],
+) -> Vec<Option<String>> {
+    let digest = |tree: &v1::Tree| tree.manifest.clone();
+    let Some(first) = derivation.first() else { return vec![start.map(digest)] };
+    let changes = derivation.iter().flat_map(|merge| &merge.deltas);
+    let changes = changes.map(|delta| delta.tree.as_ref().map(digest));
+    changes.chain([first.start.as_ref().map(digest)]).collect()
 }

@@ -278,6 +278,7 @@ pub(crate) fn make_part_results(order: &v1::TrainOrder, agent: &str) -> Vec<(Fac
                 start,
                 deltas,
                 tree: merged,
+                derived: merge.derived,
                 ..Default::default()
             };
             facts.push((FactKey::Merge { cycle, outer: merge.outer }, FactBody::Merge(fact)));

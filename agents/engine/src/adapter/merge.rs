@@ -1,9 +1,12 @@
-//! Merges adapters that were trained apart from the same start (DiLoCo, arXiv:2311.08105), as PEFT
-//! directories of any model. Sums are in f64 and in a fixed order, so that every box gets the same
-//! bytes.
+//! Merges adapters that were trained apart from the same start, as PEFT directories of any model.
+//! Sums are in f64 and in a fixed order, so that every box gets the same bytes.
+
+mod drift;
+mod stack;
 
 use super::AdapterError;
-use crate::tensor_file::{self, TensorFileError};
+use super::weight_change::{CHANGE_FILE, read_changed};
+use crate::tensor_file;
 use candle_core::{Device, Tensor};
 use formats::peft::{CONFIG_FILE, TENSOR_FILE};
 use rayon::prelude::*;
@@ -13,14 +16,24 @@ use std::path::{Path, PathBuf};
 /// The name of the file with the outer optimizer's velocity in its directory.
 const VELOCITY_FILE: &str = "velocity.safetensors";
 
-type NamedTensors = BTreeMap<String, Tensor>;
+pub(super) type NamedTensors = BTreeMap<String, Tensor>;
 
-/// The outer optimizer: SGD with Nesterov's momentum, as in PyTorch. With a rate of 1 and no
-/// momentum, the merged weights are the mean.
+/// The outer optimizer: SGD with Nesterov's momentum, as in PyTorch (DiLoCo, arXiv:2311.08105). With
+/// a rate of 1 and no momentum, the merged weights are the mean.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OuterOptimizer {
     pub rate: f64,
     pub momentum: f64,
+}
+
+/// The way in which adapters are merged.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MergeRule {
+    /// A and B apart, each by a step of the outer optimizer.
+    Step(OuterOptimizer),
+    /// The mean of the products BA: A and B are stacked (FLoRA, arXiv:2409.05976), and reduced to
+    /// their rank by a singular value decomposition.
+    Stack,
 }
 
 /// The adapters of a merge, as directories.
@@ -30,66 +43,96 @@ pub struct AdapterMerge {
     pub start: PathBuf,
     /// The velocity of the outer optimizer; `None` for 0.
     pub velocity: Option<PathBuf>,
-    /// Each trained adapter with its weight in the mean.
+    /// Each trained adapter, or its change from the start, with its weight in the mean.
     pub trained: Vec<(PathBuf, u64)>,
-    pub outer: OuterOptimizer,
+    pub rule: MergeRule,
 }
 
+/// The errors of a merge, as Frobenius norms over all modules, divided by that of mean(BA).
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct MergeErrors {
+    /// The error of merging A and B apart: mean(BA) - mean(B) mean(A).
+    pub drift: f64,
+    /// The error of reducing stacked adapters to their rank; 0 for other merges.
+    pub residual: f64,
+}
+
+/// Adapters in memory, each with its weight in the mean.
+type TrainedAdapters = [(NamedTensors, f64)];
+
 impl AdapterMerge {
-    /// Writes the merged adapter, and the new velocity if there is momentum. Returns the drift: the
-    /// Frobenius norm of mean(BA) - mean(B) mean(A) over all modules, divided by that of mean(BA).
+    /// Writes the merged adapter, and the new velocity if there is momentum.
     ///
     /// # Errors
     /// When a file cannot be read or written, or an adapter has other tensors than the start.
-    pub fn write_merged(&self, adapter: &Path, velocity: &Path) -> Result<f64, AdapterError> {
+    pub fn write_merged(
+        &self,
+        adapter: &Path,
+        velocity: &Path,
+    ) -> Result<MergeErrors, AdapterError> {
         let start = tensor_file::read_all(&self.start.join(TENSOR_FILE))?;
-        let before = self.velocity.as_ref().map(|dir| dir.join(VELOCITY_FILE));
-        let before = before.map(|path| read_like(&path, &start)).transpose()?;
-        let mut trained = Vec::new();
-        for (dir, weight) in &self.trained {
-            #[expect(clippy::cast_precision_loss, reason = "a count of tokens")]
-            let weight = *weight as f64;
-            trained.push((read_like(&dir.join(TENSOR_FILE), &start)?, weight));
-        }
-        let step = |(name, from): (&String, &Tensor)| {
-            let velocity = before.as_ref().map(|tensors| &tensors[name]);
-            let values = self.outer.step_tensor(name, from, velocity, &trained)?;
-            Ok::<_, candle_core::Error>((name.clone(), values))
+        let trained = self.read_trained(&start)?;
+        let drift = drift::measure_drift(&trained)?;
+        let (merged, residual) = match self.rule {
+            MergeRule::Step(outer) => {
+                let before = self.velocity.as_ref().map(|dir| dir.join(VELOCITY_FILE));
+                let before = before.map(|path| read_like(&path, &start)).transpose()?;
+                let (merged, moved) = outer.step_tensors(&start, before.as_ref(), &trained)?;
+                if outer.momentum > 0.0 {
+                    write_directory(velocity, VELOCITY_FILE, moved)?;
+                }
+                (merged, 0.0)
+            }
+            MergeRule::Stack => stack::stack_adapters(&start, &trained)?,
         };
-        let stepped = start.par_iter().map(step).collect::<Result<Vec<_>, _>>()?;
-        let (mut merged, mut moved) = (NamedTensors::new(), NamedTensors::new());
-        for (name, [value, velocity]) in stepped {
-            merged.insert(name.clone(), value);
-            moved.insert(name, velocity);
-        }
         write_directory(adapter, TENSOR_FILE, merged)?;
         let config = adapter.join(CONFIG_FILE);
         std::fs::copy(self.start.join(CONFIG_FILE), &config)
             .map_err(|source| AdapterError::File { path: config, source })?;
-        if self.outer.momentum > 0.0 {
-            write_directory(velocity, VELOCITY_FILE, moved)?;
-        }
-        Ok(measure_drift(&trained)?)
+        Ok(MergeErrors { drift, residual })
+    }
+
+    fn read_trained(&self, start: &NamedTensors) -> Result<Vec<(NamedTensors, f64)>, AdapterError> {
+        let read = |(dir, weight): &(PathBuf, u64)| {
+            let change = dir.join(CHANGE_FILE);
+            let tensors = match change.exists() {
+                true => read_changed(&change, start)?,
+                false => read_like(&dir.join(TENSOR_FILE), start)?,
+            };
+            #[expect(clippy::cast_precision_loss, reason = "a count of tokens")]
+            let weight = *weight as f64;
+            Ok((tensors, weight))
+        };
+        self.trained.iter().map(read).collect()
     }
 }
 
 impl OuterOptimizer {
+    /// Returns the new tensors and their new velocities.
+    fn step_tensors(
+        self,
+        start: &NamedTensors,
+        velocity: Option<&NamedTensors>,
+        trained: &TrainedAdapters,
+    ) -> candle_core::Result<(NamedTensors, NamedTensors)> {
+        let step = |(name, from): (&String, &Tensor)| {
+            let velocity = velocity.map(|tensors| &tensors[name]);
+            let [value, moved] = self.step_tensor(name, from, velocity, trained)?;
+            Ok::<_, candle_core::Error>(((name.clone(), value), (name.clone(), moved)))
+        };
+        let stepped = start.par_iter().map(step).collect::<candle_core::Result<Vec<_>>>()?;
+        Ok(stepped.into_iter().unzip())
+    }
+
     /// Returns the new values of a tensor and its new velocity.
     fn step_tensor(
         self,
         name: &str,
         start: &Tensor,
         velocity: Option<&Tensor>,
-        trained: &[(NamedTensors, f64)],
+        trained: &TrainedAdapters,
     ) -> candle_core::Result<[Tensor; 2]> {
-        let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
-        let mut mean = vec![0f64; start.elem_count()];
-        let total: f64 = trained.iter().map(|(_, weight)| weight).sum();
-        for (tensors, weight) in trained {
-            for (sum, value) in mean.iter_mut().zip(values(&tensors[name])?) {
-                *sum += weight * f64::from(value);
-            }
-        }
+        let (mean, total) = sum_weighted(name, start, trained)?;
         let mut moved = match velocity {
             Some(velocity) => values(velocity)?,
             None => vec![0f32; start.elem_count()],
@@ -117,8 +160,28 @@ impl OuterOptimizer {
     }
 }
 
+/// Returns the sum of a tensor's values, each times the weight of its adapter, and the sum of the
+/// weights.
+fn sum_weighted(
+    name: &str,
+    start: &Tensor,
+    trained: &TrainedAdapters,
+) -> candle_core::Result<(Vec<f64>, f64)> {
+    let mut sums = vec![0f64; start.elem_count()];
+    for (tensors, weight) in trained {
+        for (sum, value) in sums.iter_mut().zip(values(&tensors[name])?) {
+            *sum += weight * f64::from(value);
+        }
+    }
+    Ok((sums, trained.iter().map(|(_, weight)| weight).sum()))
+}
+
+pub(super) fn values(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
+    tensor.flatten_all()?.to_vec1()
+}
+
 /// Reads a file that must have tensors of the same names and shapes.
-fn read_like(path: &Path, wanted: &NamedTensors) -> Result<NamedTensors, AdapterError> {
+pub(super) fn read_like(path: &Path, wanted: &NamedTensors) -> Result<NamedTensors, AdapterError> {
     let mut found = tensor_file::read_all(path)?;
     let mut taken = NamedTensors::new();
     for (name, tensor) in wanted {
@@ -131,71 +194,14 @@ fn read_like(path: &Path, wanted: &NamedTensors) -> Result<NamedTensors, Adapter
     }
 }
 
-fn write_directory(dir: &Path, name: &str, tensors: NamedTensors) -> Result<(), AdapterError> {
+pub(super) fn write_directory(
+    dir: &Path,
+    name: &str,
+    tensors: NamedTensors,
+) -> Result<(), AdapterError> {
     std::fs::create_dir_all(dir)
         .map_err(|source| AdapterError::File { path: dir.into(), source })?;
     Ok(tensor_file::write_tensors(&dir.join(name), tensors)?)
-}
-
-/// Returns the drift over all modules; 0 if nothing was trained.
-fn measure_drift(trained: &[(NamedTensors, f64)]) -> Result<f64, TensorFileError> {
-    let Some((first, _)) = trained.first() else { return Ok(0.0) };
-    let modules: Vec<&str> =
-        first.keys().filter_map(|name| name.strip_suffix("lora_A.weight")).collect();
-    let squares = modules
-        .par_iter()
-        .map(|module| module_drift(module, trained))
-        .collect::<candle_core::Result<Vec<_>>>()?;
-    let sum = |index: usize| squares.iter().map(|square| square[index]).sum::<f64>();
-    let (error, whole) = (sum(0).max(0.0), sum(1));
-    Ok(if whole > 0.0 { (error / whole).sqrt() } else { 0.0 })
-}
-
-/// Returns the squared Frobenius norms of mean(BA) - mean(B) mean(A) and of mean(BA) of a module.
-/// Both are sums over pairs of ranks: |sum_i b_i a_i|^2 = sum_ij (b_i . b_j)(a_i . a_j).
-fn module_drift(module: &str, trained: &[(NamedTensors, f64)]) -> candle_core::Result<[f64; 2]> {
-    let total: f64 = trained.iter().map(|(_, weight)| weight).sum();
-    // Rows of A, columns of B, and the factor of their product.
-    let mut ranks: Vec<(Vec<f64>, Vec<f64>, f64)> = Vec::new();
-    let mut means: Vec<(Vec<f64>, Vec<f64>, f64)> = Vec::new();
-    for (tensors, weight) in trained {
-        let share = weight / total;
-        let rows = |name: &str| -> candle_core::Result<Option<Vec<Vec<f32>>>> {
-            let tensor = tensors.get(&format!("{module}{name}"));
-            let flip = name.starts_with("lora_B");
-            let rows = tensor.map(|it| if flip { it.t()?.to_vec2() } else { it.to_vec2() });
-            rows.transpose()
-        };
-        let (Some(a), Some(b)) = (rows("lora_A.weight")?, rows("lora_B.weight")?) else {
-            return Ok([0.0, 0.0]);
-        };
-        let widen = |row: &[f32]| row.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
-        for (rank, (a, b)) in a.iter().zip(&b).enumerate() {
-            let (a, b) = (widen(a), widen(b));
-            if means.len() <= rank {
-                means.push((vec![0.0; a.len()], vec![0.0; b.len()], -1.0));
-            }
-            let (mean_a, mean_b, _) = &mut means[rank];
-            mean_a.iter_mut().zip(&a).for_each(|(sum, value)| *sum += share * value);
-            mean_b.iter_mut().zip(&b).for_each(|(sum, value)| *sum += share * value);
-            ranks.push((a, b, share));
-        }
-    }
-    let whole = ranks.len();
-    ranks.extend(means);
-    let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
-    let mut squares = [0.0, 0.0];
-    for (i, (a, b, factor)) in ranks.iter().enumerate() {
-        for (j, (other_a, other_b, other)) in ranks.iter().enumerate().take(i + 1) {
-            let twice = if i == j { 1.0 } else { 2.0 };
-            let term = twice * factor * other * dot(a, other_a) * dot(b, other_b);
-            squares[0] += term;
-            if i < whole {
-                squares[1] += term;
-            }
-        }
-    }
-    Ok(squares)
 }
 
 #[cfg(test)]
@@ -203,6 +209,7 @@ mod tests {
     use super::*;
     use crate::ops::testing::random;
 
+    const MEAN: MergeRule = MergeRule::Step(OuterOptimizer { rate: 1.0, momentum: 0.0 });
     const MODULE: &str = "model.layers.0.mlp.up_proj.";
 
     fn adapter(seed: u64) -> NamedTensors {
@@ -229,10 +236,10 @@ mod tests {
             start: write(dir.path(), "start", adapter(1)),
             velocity: None,
             trained: vec![(write(dir.path(), "one", adapter(2)), 12_345)],
-            outer: OuterOptimizer { rate: 1.0, momentum: 0.0 },
+            rule: MEAN,
         };
         let (out, velocity) = (dir.path().join("out"), dir.path().join("velocity"));
-        let drift = merge.write_merged(&out, &velocity).unwrap();
+        let MergeErrors { drift, .. } = merge.write_merged(&out, &velocity).unwrap();
         assert!(drift < 1e-7, "{drift}");
         let read = |dir: &Path| std::fs::read(dir.join(TENSOR_FILE)).unwrap();
         assert_eq!(read(&out), read(&dir.path().join("one")), "the same bytes");
@@ -246,10 +253,10 @@ mod tests {
         let trained: Vec<_> = [(2, 100), (3, 300)]
             .map(|(seed, tokens)| (write(dir.path(), &format!("t{seed}"), adapter(seed)), tokens))
             .into();
-        let outer = OuterOptimizer { rate: 0.7, momentum: 0.9 };
-        let mut merge = AdapterMerge { start, velocity: None, trained, outer };
+        let rule = MergeRule::Step(OuterOptimizer { rate: 0.7, momentum: 0.9 });
+        let mut merge = AdapterMerge { start, velocity: None, trained, rule };
         let (out, velocity) = (dir.path().join("out"), dir.path().join("velocity"));
-        let drift = merge.write_merged(&out, &velocity).unwrap();
+        let MergeErrors { drift, .. } = merge.write_merged(&out, &velocity).unwrap();
         let again = (dir.path().join("again"), dir.path().join("velocity-2"));
         merge.velocity = Some(velocity);
         merge.write_merged(&again.0, &again.1).unwrap();
@@ -294,7 +301,7 @@ mod tests {
             start: write(dir.path(), "start", adapter(1)),
             velocity: None,
             trained: vec![(write(dir.path(), "other", other), 1)],
-            outer: OuterOptimizer { rate: 1.0, momentum: 0.0 },
+            rule: MEAN,
         };
         let merged = |merge: &AdapterMerge| {
             merge.write_merged(&dir.path().join("out"), &dir.path().join("velocity"))

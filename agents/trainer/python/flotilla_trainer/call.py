@@ -33,6 +33,8 @@ class Across:
     every: int = 0
     outer_rate: float = 0.0
     outer_momentum: float = 0.0
+    method: str = "STEP"
+    send_share: float = 0.0
 
 
 @dataclasses.dataclass

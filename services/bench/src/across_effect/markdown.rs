@@ -8,8 +8,8 @@ use super::{AcrossReport, SeedResult, SharedResult};
 pub(super) fn write_markdown(report: &AcrossReport) -> String {
     let mut page = format!(
         "{}\n\n{} seeds; mean change of the held-out negative log-likelihood against one box, ± \
-         standard error. {}\n\n| boxes | `every` | `merge` | change | worst seed | drift |\n\
-         |---|---|---|---|---|---|\n",
+         standard error. {}\n\n| boxes | `every` | `merge` | change | worst seed | drift | sent a \
+         slice |\n|---|---|---|---|---|---|---|\n",
         report.conditions.to_markdown(),
         report.seeds.len(),
         describe_single(&report.seeds),
@@ -18,7 +18,7 @@ pub(super) fn write_markdown(report: &AcrossReport) -> String {
     for kind in 0..kinds {
         write_row(&mut page, report, |seed| &seed.shared[kind]);
     }
-    page.push_str("\nWith a quarter more tokens:\n\n| boxes | `every` | `merge` | change | worst seed | drift |\n|---|---|---|---|---|---|\n");
+    page.push_str("\nWith a quarter more tokens:\n\n| boxes | `every` | `merge` | change | worst seed | drift | sent a slice |\n|---|---|---|---|---|---|---|\n");
     write_row(&mut page, report, |seed| &seed.longer);
     page.push_str("\n| speeds of the boxes | share of their sum that is used |\n|---|---|\n");
     for (speeds, share) in &report.efficiency {
@@ -42,12 +42,13 @@ fn write_row(page: &mut String, report: &AcrossReport, of: impl Fn(&SeedResult) 
     let (mean, error) = mean_and_error(&changes);
     let worst = changes.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let Some(first) = report.seeds.first() else { return };
-    let SharedResult { boxes, every, merge, .. } = of(first);
+    let SharedResult { boxes, every, merge, result } = of(first);
     // Writing to a string cannot fail.
     let _ = writeln!(
         page,
-        "| {boxes} | {every} | {merge} | {mean:+.1} ± {error:.1} % | {worst:+.1} % | {:.3} |",
-        mean_and_error(&drifts).0
+        "| {boxes} | {every} | {merge} | {mean:+.1} ± {error:.1} % | {worst:+.1} % | {:.3} | {:.0} kB |",
+        mean_and_error(&drifts).0,
+        result.sent_bytes / 1e3
     );
 }
 

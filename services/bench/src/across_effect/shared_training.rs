@@ -5,37 +5,43 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use engine::{
     AdapterMerge, CompletionExample, Device, LanguageModel, LayerModule, LoraAdapter, LoraSpec,
-    MatrixDtype, ModelTokenizer, ModelTrainer, OuterOptimizer, TrainMethod, TrainSpec, load_model,
-    score_completions,
+    MatrixDtype, MergeRule, ModelTokenizer, ModelTrainer, OuterOptimizer, TrainMethod, TrainSpec,
+    WeightChange, load_model, score_completions,
 };
 use serde::Serialize;
 
-/// The method by which the weights of boxes are merged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MergeMethod {
-    Average,
-    Nesterov,
-    /// The mean, and A is not trained, so that the mean is exact.
-    FrozenAverage,
+/// The method by which boxes share a training.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SharingMethod {
+    pub name: &'static str,
+    pub rule: MergeRule,
+    pub freezes_a: bool,
+    /// As in `training.across.send_share`.
+    pub send_share: Option<f64>,
 }
 
-impl MergeMethod {
-    pub(super) const ALL: [Self; 3] = [Self::Average, Self::Nesterov, Self::FrozenAverage];
+const MEAN: MergeRule = MergeRule::Step(OuterOptimizer { rate: 1.0, momentum: 0.0 });
+const NESTEROV: MergeRule = MergeRule::Step(OuterOptimizer { rate: 0.7, momentum: 0.9 });
 
-    /// Returns the settings in words.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Average => "average",
-            Self::Nesterov => "nesterov",
-            Self::FrozenAverage => "average, frozen A",
-        }
+impl SharingMethod {
+    pub(super) const AVERAGE: Self = Self::new("average", MEAN);
+    pub(super) const NESTEROV: Self = Self::new("nesterov", NESTEROV);
+    pub(super) const FROZEN_A: Self =
+        Self { freezes_a: true, ..Self::new("average, frozen A", MEAN) };
+    pub(super) const STACK: Self = Self::new("stack", MergeRule::Stack);
+    pub(super) const CHANGES: [Self; 3] = [
+        Self { send_share: Some(0.01), ..Self::new("average, 1 % sent", MEAN) },
+        Self { send_share: Some(0.1), ..Self::new("average, 10 % sent", MEAN) },
+        Self { send_share: Some(1.0), ..Self::new("average, all in 2 bits", MEAN) },
+    ];
+
+    const fn new(name: &'static str, rule: MergeRule) -> Self {
+        Self { name, rule, freezes_a: false, send_share: None }
     }
 
-    fn outer_optimizer(self) -> OuterOptimizer {
-        match self {
-            Self::Average | Self::FrozenAverage => OuterOptimizer { rate: 1.0, momentum: 0.0 },
-            Self::Nesterov => OuterOptimizer { rate: 0.7, momentum: 0.9 },
-        }
+    /// Stacked weights have other factors, to which no optimizer state belongs.
+    fn keeps_states(self) -> bool {
+        self.rule != MergeRule::Stack
     }
 }
 
@@ -55,6 +61,10 @@ pub(super) struct TrainedShare {
     pub nll: f64,
     /// The drift of each merge.
     pub drifts: Vec<f64>,
+    /// What each merge lost to the rank.
+    pub residuals: Vec<f64>,
+    /// Mean bytes that a box sent after a slice.
+    pub sent_bytes: f64,
 }
 
 /// The weights and the optimizer's state of a box after its slice.
@@ -71,14 +81,15 @@ impl SharedTraining<'_> {
         directory: &Path,
         boxes: usize,
         every: usize,
-        merge: MergeMethod,
+        method: SharingMethod,
     ) -> anyhow::Result<TrainedShare> {
         let total = self.spec.max_steps.context("a number of steps")?;
         let mut start = directory.join("0");
         self.new_adapter()?.save_peft(&start, "base")?;
         let mut states: Vec<Option<PathBuf>> = vec![None; boxes];
         let mut velocity = None;
-        let mut drifts = Vec::new();
+        let (mut drifts, mut residuals) = (Vec::new(), Vec::new());
+        let (mut sent_bytes, mut slices) = (0, 0u32);
         let mut first = 0;
         while first < total {
             let outer = drifts.len() + 1;
@@ -90,19 +101,33 @@ impl SharedTraining<'_> {
                 }
                 let out = directory.join(format!("{outer}-{number}"));
                 let slice = self.train_slice(&start, state.as_deref(), (first, steps), &out)?;
-                *state = Some(slice.state);
-                trained.push((slice.adapter, slice.scored));
+                let sent = match method.send_share {
+                    None => slice.adapter,
+                    Some(keep) => {
+                        let (start, left_out) = (start.clone(), state.take());
+                        let change = WeightChange { start, trained: slice.adapter, left_out, keep };
+                        change.write_change(&out.join("change"), &slice.state)?;
+                        out.join("change")
+                    }
+                };
+                sent_bytes += count_bytes(&sent)?;
+                slices += 1;
+                *state = Some(slice.state).filter(|_| method.keeps_states());
+                trained.push((sent, slice.scored));
                 first += steps;
             }
             let (merged, moved) =
                 (directory.join(outer.to_string()), directory.join(format!("{outer}-velocity")));
-            let outer = merge.outer_optimizer();
-            let files = AdapterMerge { start, velocity, trained, outer };
-            drifts.push(files.write_merged(&merged, &moved)?);
+            let files = AdapterMerge { start, velocity, trained, rule: method.rule };
+            let errors = files.write_merged(&merged, &moved)?;
+            drifts.push(errors.drift);
+            residuals.push(errors.residual);
             velocity = moved.exists().then_some(moved);
             start = merged;
         }
-        Ok(TrainedShare { nll: self.heldout_nll(&start)?, drifts })
+        #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+        let sent_bytes = sent_bytes as f64 / f64::from(slices);
+        Ok(TrainedShare { nll: self.heldout_nll(&start)?, drifts, residuals, sent_bytes })
     }
 
     fn new_adapter(&self) -> anyhow::Result<LoraAdapter> {
@@ -146,4 +171,13 @@ impl SharedTraining<'_> {
         let count = scores.len() as f64;
         Ok(-scores.iter().sum::<f64>() / count)
     }
+}
+
+/// Returns the bytes of the files in a directory.
+fn count_bytes(directory: &Path) -> anyhow::Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(directory)? {
+        bytes += entry?.metadata()?.len();
+    }
+    Ok(bytes)
 }

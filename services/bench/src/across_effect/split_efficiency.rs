@@ -30,7 +30,7 @@ struct VirtualFleet {
 
 impl VirtualFleet {
     fn new(speeds: &[f64]) -> Self {
-        let across = v1::Across { workers: 0, every: EVERY, outer_rate: 0.7, outer_momentum: 0.9 };
+        let across = v1::Across { workers: 0, every: EVERY, outer_rate: 0.7, ..Default::default() };
         let training = v1::Training {
             lora: Some(v1::Lora::default()),
             across: Some(across),

@@ -119,12 +119,18 @@ fn split_text(split: &SplitReport) -> String {
         0 => String::new(),
         steps => format!(", {steps} steps trained again"),
     };
+    let residual = match split.residual {
+        0.0 => String::new(),
+        share => format!(", {:.0} % lost to the rank", share * 100.0),
+    };
     format!(
-        "{} in {} merges; {:.1} times as fast as one box, {:.1} s in merges; drift {:.3}{again}",
+        "{} in {} merges; {:.1} times as fast as one box, {:.1} s in merges; {:.1} MB sent a slice; \
+         drift {:.3}{residual}{again}",
         boxes.join(", "),
         split.merges,
         split.speedup(),
         split.merging_s,
+        split.sent_bytes / 1e6,
         split.drift
     )
 }

@@ -19,6 +19,10 @@ const GRACE: (f64, f64) = (0.5, 5_000.0);
 /// The same while the speed of a missing box is unknown: it may be many times slower.
 const FIRST_GRACE: (f64, f64) = (8.0, 60_000.0);
 
+/// If boxes send only changes, the merged weights of every 8th outer step are in the store, so that a
+/// box that joins has few merges to repeat.
+const STORED_EVERY: u32 = 8;
+
 /// While no speed is known, slices have this share of their steps, so that fast boxes do not wait.
 const FIRST_SHARE: u32 = 8;
 
@@ -59,12 +63,34 @@ pub(crate) fn slice_order(
 ) -> Option<v1::train_order::Slice> {
     let planned = training.outer_steps.get(&outer)?.planned_slice(slice)?.clone();
     let start = training.start_of(outer, order.adapter.as_ref())?.clone();
-    Some(v1::train_order::Slice { outer, slice, planned: Some(planned), start: Some(start) })
+    Some(v1::train_order::Slice {
+        outer,
+        slice,
+        planned: Some(planned),
+        start: Some(start),
+        derivation: list_derived(training, order, outer),
+    })
 }
 
 /// Returns the order of a merge with the deltas that count, and with the checkpoint to publish if
 /// one is due.
 pub(crate) fn merge_order(
+    training: &AcrossTraining,
+    order: &v1::TrainOrder,
+    outer: u32,
+) -> v1::train_order::Merge {
+    let checkpoint = due_checkpoint(training, order, outer);
+    let sends_changes = across_of(order).send_share > 0.0;
+    v1::train_order::Merge {
+        derived: sends_changes && checkpoint.is_none() && outer % STORED_EVERY != 0,
+        checkpoint,
+        derivation: list_derived(training, order, outer),
+        ..merge_inputs(training, order, outer)
+    }
+}
+
+/// Returns the order of a merge with only the files that go into it.
+fn merge_inputs(
     training: &AcrossTraining,
     order: &v1::TrainOrder,
     outer: u32,
@@ -77,8 +103,27 @@ pub(crate) fn merge_order(
         start: training.start_of(outer, order.adapter.as_ref()).cloned(),
         momentum,
         deltas: deltas.filter(|delta| delta.tree.is_some()).cloned().collect(),
-        checkpoint: due_checkpoint(training, order, outer),
+        ..Default::default()
     }
+}
+
+/// Returns the last merges before an outer step whose weights are not in the store, in order.
+fn list_derived(
+    training: &AcrossTraining,
+    order: &v1::TrainOrder,
+    outer: u32,
+) -> Vec<v1::train_order::Merge> {
+    let before = training.outer_steps.range(..outer).rev();
+    let is_derived = |step: &OuterStep| step.merge.as_ref().is_some_and(|merge| merge.derived);
+    let derived = before.take_while(|(_, step)| is_derived(step));
+    let mut merges: Vec<_> =
+        derived.map(|(number, _)| merge_inputs(training, order, *number)).collect();
+    merges.reverse();
+    merges
+}
+
+fn across_of(order: &v1::TrainOrder) -> v1::Across {
+    order.training.as_ref().and_then(|training| training.across).unwrap_or_default()
 }
 
 /// Returns the checkpoint that the merge of an outer step publishes: the final one once every step
@@ -142,14 +187,11 @@ struct AcrossPlanner<'a> {
 }
 
 impl AcrossPlanner<'_> {
-    fn across(&self) -> v1::Across {
-        self.order.training.as_ref().and_then(|training| training.across).unwrap_or_default()
-    }
-
     /// Splits the next steps among the boxes in proportion to their speeds. Each box has one range;
     /// steps that did not count before come first.
     fn plan_slices(&self, outer: u32) -> WriteCommand {
-        let v1::Across { workers, every, .. } = self.across();
+        let across = across_of(self.order);
+        let v1::Across { workers, every, .. } = across;
         let boxes = self.available_boxes(workers);
         let speeds = self.measured_speeds();
         let every = match speeds.is_empty() && boxes.len() > 1 {
@@ -162,7 +204,10 @@ impl AcrossPlanner<'_> {
             count => speeds.values().sum::<f64>() / count as f64,
         };
         let speed_of = |agent: &str| speeds.get(agent).copied().unwrap_or(mean);
-        let counted = self.training.counted_deltas().filter(|delta| delta.tree.is_some());
+        // Stacked weights have other factors, to which no optimizer state belongs.
+        let has_states = across.method() != v1::across::Method::Stack;
+        let counted = self.training.counted_deltas();
+        let counted = counted.filter(|delta| has_states && delta.tree.is_some());
         let state_of = |delta: &v1::Delta| delta.tree.clone().unwrap_or_default().manifest;
         let states: BTreeMap<String, String> =
             counted.map(|delta| (delta.agent.clone(), state_of(delta))).collect();

@@ -21,6 +21,10 @@ pub struct SplitReport {
     pub repeated_steps: u32,
     /// Mean error of merging A and B separately, relative to the mean of the products BA.
     pub drift: f64,
+    /// Mean loss of reducing stacked adapters to their rank, relative to the mean of the products.
+    pub residual: f64,
+    /// Mean bytes of the weights, or of their change, that a box published after its slice.
+    pub sent_bytes: f64,
 }
 
 /// The part of one box in a training.
@@ -50,7 +54,12 @@ impl AcrossTraining {
             return None;
         }
         let mut boxes: BTreeMap<String, BoxShare> = BTreeMap::new();
+        let (mut sent, mut slices) = (0.0, 0.0);
         for delta in merged().flat_map(OuterStep::counted_deltas) {
+            #[expect(clippy::cast_precision_loss, reason = "a figure")]
+            let bytes = delta.bytes as f64;
+            sent += bytes;
+            slices += 1.0;
             let share = boxes.entry(delta.agent.clone()).or_default();
             share.steps = share.steps.saturating_add(delta.steps);
             share.seconds += delta.wall_s;
@@ -68,6 +77,8 @@ impl AcrossTraining {
                 .map(|step| self.missed_steps(step))
                 .fold(0, u32::saturating_add),
             drift: merges_of().map(|merge| merge.drift).sum::<f64>() / f64::from(merges),
+            residual: merges_of().map(|merge| merge.residual).sum::<f64>() / f64::from(merges),
+            sent_bytes: if slices > 0.0 { sent / slices } else { 0.0 },
         })
     }
 

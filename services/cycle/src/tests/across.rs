@@ -5,8 +5,14 @@ use wire::{FactBody, FactKey, v1};
 use super::log::{Log, raft, sft, tree};
 use crate::{AcrossTraining, FleetMember, RunPhase, audit_records};
 
-const ACROSS: v1::Across =
-    v1::Across { workers: 0, every: 4, outer_rate: 1.0, outer_momentum: 0.0 };
+const ACROSS: v1::Across = v1::Across {
+    workers: 0,
+    every: 4,
+    outer_rate: 1.0,
+    outer_momentum: 0.0,
+    method: 0,
+    send_share: 0.0,
+};
 
 /// Starts an SFT run of 50 steps on these trainers.
 fn start(trainers: &[&str], across: v1::Across, save_every: u32) -> Log {
@@ -140,6 +146,46 @@ fn a_cycle_starts_from_the_adapter_of_the_one_before() {
         delta.start,
         training(&log, 1).last_merge().unwrap().1.tree.clone().unwrap().manifest
     );
+}
+
+#[test]
+fn boxes_that_send_changes_can_derive_merges_from_one_that_is_stored() {
+    let across = v1::Across { every: 2, send_share: 0.01, ..ACROSS };
+    let mut log = start(&["t1", "t2"], across, 0);
+    log.run_to_the_end();
+    assert_clean(&log);
+    let merges: Vec<_> = training(&log, 0).outer_steps.into_iter().collect();
+    let stored = merges.iter().filter(|(_, step)| !step.merge.as_ref().unwrap().derived);
+    let stored: Vec<u32> = stored.map(|(outer, _)| *outer).collect();
+    assert_eq!(stored, [0, 8, 13], "the new adapter, every 8th and the last");
+    let listed = |outer| {
+        let order = log.train_orders().find_map(|order| match &order.part {
+            Some(v1::train_order::Part::Slice(slice)) if slice.outer == outer => Some(slice),
+            _ => None,
+        });
+        let merges = order.unwrap().derivation.iter();
+        merges.map(|merge| (merge.outer, merge.deltas.len())).collect::<Vec<_>>()
+    };
+    assert_eq!((listed(1), listed(2)), (vec![], vec![(1, 2)]));
+    assert_eq!(listed(8).len(), 7);
+    assert_eq!((listed(9), listed(10)), (vec![], vec![(9, 2)]));
+    let order = log.train_orders().find_map(|order| match &order.part {
+        Some(v1::train_order::Part::Merge(merge)) if merge.outer == 8 => Some(merge.clone()),
+        _ => None,
+    });
+    let order = order.unwrap();
+    assert_eq!((order.derivation.len(), order.derived), (7, false));
+    assert_eq!(order.derivation[0].start, tree("merge-0-0"));
+}
+
+#[test]
+fn stacked_weights_begin_with_a_new_optimizer_state() {
+    let method = v1::across::Method::Stack.into();
+    let mut log = start(&["t1", "t2"], v1::Across { method, ..ACROSS }, 0);
+    log.run_to_the_end();
+    assert_clean(&log);
+    let plan = training(&log, 0).outer_steps[&3].plan.clone().unwrap();
+    assert!(plan.slices.iter().all(|slice| slice.state.is_empty()), "{plan:?}");
 }
 
 #[test]

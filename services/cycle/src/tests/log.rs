@@ -431,6 +431,7 @@ impl Log {
             start: manifest(&merge.start),
             deltas: merge.deltas.iter().map(|delta| manifest(&delta.tree)).collect(),
             tree: merged,
+            derived: merge.derived,
             ..Default::default()
         };
         self.write(FactKey::Merge { cycle, outer }, FactBody::Merge(fact));

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, FileTimes},
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
 };
@@ -31,7 +31,7 @@ impl FileCache {
     pub async fn fetch_tree(&self, store: &Store, tree: &v1::Tree) -> Result<CachedTree, GetError> {
         let digest: Digest = tree.manifest.parse()?;
         let root = RelativePath::new(&*tree.path)?;
-        let path = self.inner.quota.cache_dir().join("trees").join(digest.to_hex());
+        let path = self.tree_path(digest);
         let _flight = self.lock_fetch(&format!("t-{}", digest.to_hex())).await?;
         let (inner, at) = (self.inner.clone(), path.clone());
         if let Some((json, in_use)) = run_blocking(move || inner.hold_tree(&at, digest)).await? {
@@ -52,6 +52,19 @@ impl FileCache {
         Ok(CachedTree { path, manifest, _in_use: in_use })
     }
 
+    /// Returns a tree that is complete in the cache; `None` if it is not.
+    pub async fn find_tree(&self, tree: &v1::Tree) -> Result<Option<CachedTree>, GetError> {
+        let digest: Digest = tree.manifest.parse()?;
+        let (inner, path) = (self.inner.clone(), self.tree_path(digest));
+        let found = run_blocking(move || inner.hold_complete_tree(&path, digest)).await?;
+        let path = self.tree_path(digest);
+        Ok(found.map(|(manifest, in_use)| CachedTree { path, manifest, _in_use: in_use }))
+    }
+
+    pub(super) fn tree_path(&self, digest: Digest) -> PathBuf {
+        self.inner.quota.cache_dir().join("trees").join(digest.to_hex())
+    }
+
     /// Reads one file of a tree without fetching the whole tree. Returns `None` if the tree has no
     /// file of that name, or the file is larger than `limit` bytes.
     pub async fn read_tree_file(
@@ -63,7 +76,7 @@ impl FileCache {
     ) -> Result<Option<Vec<u8>>, GetError> {
         let digest: Digest = tree.manifest.parse()?;
         let root = RelativePath::new(&*tree.path)?;
-        let at = self.inner.quota.cache_dir().join("trees").join(digest.to_hex());
+        let at = self.tree_path(digest);
         let inner = self.inner.clone();
         let (json, _in_use) = match run_blocking(move || inner.hold_tree(&at, digest)).await? {
             Some((json, in_use)) => (json, Some(in_use)),
@@ -149,6 +162,21 @@ impl CacheInner {
         Ok(None)
     }
 
+    /// Returns the manifest of a cached tree with all its files, and a lock against eviction.
+    /// Blocking.
+    pub(super) fn hold_complete_tree(
+        &self,
+        path: &Path,
+        digest: Digest,
+    ) -> Result<Option<(TreeManifest, File)>, CacheError> {
+        let Some((json, in_use)) = self.hold_tree(path, digest)? else { return Ok(None) };
+        let Ok(manifest) = TreeManifest::parse(&json) else { return Ok(None) };
+        let absent = self.missing_files(path, manifest.files.clone())?;
+        // The modification time decides the order of eviction.
+        let _ = in_use.set_times(FileTimes::new().set_modified(SystemTime::now()));
+        Ok(absent.is_empty().then_some((manifest, in_use)))
+    }
+
     fn missing_files(&self, dir: &Path, files: Vec<TreeFile>) -> Result<Vec<TreeFile>, CacheError> {
         let mut absent = Vec::new();
         for file in files {
@@ -183,8 +211,15 @@ impl CacheInner {
         if fs::hard_link(from.path(), temp.path()).is_ok() {
             return temp.rename_to(to).map_err(failed);
         }
-        let (mut copy, temp) = self.quota.reserve_file(wanted.bytes)?;
-        let mut source = File::open(from.path()).map_err(failed)?;
+        self.copy_file(from.path(), to, wanted.bytes)
+    }
+
+    /// Blocking.
+    pub(super) fn copy_file(&self, from: &Path, to: &Path, bytes: u64) -> Result<(), CacheError> {
+        let failed = |source| CacheError::from_io("copy", to, source);
+        fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;
+        let (mut copy, temp) = self.quota.reserve_file(bytes)?;
+        let mut source = File::open(from).map_err(failed)?;
         io::copy(&mut source, &mut copy).map_err(failed)?;
         copy.set_permissions(read_only_mode()).map_err(failed)?;
         temp.rename_to(to).map_err(failed)
@@ -192,7 +227,7 @@ impl CacheInner {
 
     /// Writes the manifest and the sums of a tree and renames it to its place; from then on the
     /// tree exists. Blocking.
-    fn complete_tree(
+    pub(super) fn complete_tree(
         &self,
         staged: TempPath,
         path: &Path,

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use wire::v1;
+use wire::{Digest, v1};
 
 use super::FileCache;
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     parts::PartHashes,
     path::TreePlace,
     store::Store,
+    tree::build_manifest,
 };
 
 impl FileCache {
@@ -43,6 +44,36 @@ impl FileCache {
             }
         }
         Ok(tree)
+    }
+
+    /// Copies a directory into the cache, as the tree that publishing it would give. Nothing is
+    /// written to the store.
+    pub async fn keep_tree(
+        &self,
+        dir: &Path,
+        place: &TreePlace,
+        about: TreeMetadata,
+    ) -> Result<v1::Tree, PutError> {
+        let (manifest, json) = build_manifest(dir, about).await?;
+        let digest = Digest::hash_bytes(&json);
+        let kept =
+            v1::Tree { path: place.tree_path(digest).to_string(), manifest: digest.to_string() };
+        let _flight = self.lock_fetch(&format!("t-{}", digest.to_hex())).await?;
+        let (inner, from, path) = (self.inner.clone(), dir.to_owned(), self.tree_path(digest));
+        run_blocking(move || {
+            if inner.hold_complete_tree(&path, digest)?.is_some() {
+                return Ok(());
+            }
+            let (_in_use, staged) = inner.quota.create_staging_dir()?;
+            for file in &manifest.files {
+                let (from, to) =
+                    (from.join(file.path.as_str()), staged.path().join(file.path.as_str()));
+                inner.copy_file(&from, &to, file.bytes)?;
+            }
+            inner.complete_tree(staged, &path, &json, &manifest.to_sums())
+        })
+        .await?;
+        Ok(kept)
     }
 
     /// Copies a file that was just published into the cache, unless it has changed.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use e2e::{Fleet, Sampling, SpecFiles, wait_until};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(300);
@@ -99,6 +100,61 @@ fn boxes_share_a_training_and_each_step_counts_once_although_processes_are_kille
     let momentum = |merge: &Value| merge["momentum"]["manifest"].is_string();
     assert!(facts_of(&fleet, &run, "merge")[1..].iter().all(momentum));
     fleet.await_agents();
+}
+
+#[test]
+fn boxes_that_send_changes_derive_the_merges_even_if_one_has_lost_its_files() {
+    let mut fleet = Fleet::start("trainer=2,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let model = files.write_model();
+    let outer = "merge: nesterov, outer: { rate: 0.7, momentum: 0.5 }";
+    let across = format!("across: {{ every: 100, send_share: 0.05, {outer} }},");
+    let run = fleet.submit(&write_spec(&files, &model, (4000, 0), &across));
+    let merged = || facts_of(&fleet, &run, "merge").len();
+    wait_until("outer steps are merged", LIMIT, || (merged() >= 5).then_some(()));
+    let trainers = ["trainer-1", "trainer-2"];
+    trainers.iter().for_each(|name| fleet.signal(name, Signal::STOP));
+    std::fs::remove_dir_all(fleet.path().join("cache/trees")).expect("the cache of both");
+    trainers.iter().for_each(|name| fleet.kill(name));
+    let ended = fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_audit(&run);
+    let merges = facts_of(&fleet, &run, "merge");
+    let is_derived = |merge: &Value| merge["derived"] == true;
+    assert!(merges.len() > 9, "{merges:#?}");
+    for (number, merge) in merges.iter().enumerate() {
+        let stored = number % 8 == 0 || number == merges.len() - 1;
+        assert_eq!(is_derived(merge), !stored, "{number}: {merge:#?}");
+    }
+    let deltas = facts_of(&fleet, &run, "delta");
+    let bytes = |delta: &Value| delta["bytes"].as_str().expect("bytes").parse::<u64>().unwrap();
+    let adapter = u64::try_from(final_weights(&fleet, &ended).len()).unwrap();
+    assert!(deltas.iter().all(|delta| bytes(delta) * 5 < adapter), "{adapter}: {deltas:#?}");
+    let run_directory = fleet.path().join("store/runs").join(&run);
+    assert!(directories(&run_directory.join("deltas")).is_empty(), "changes are removed");
+    assert_eq!(directories(&run_directory.join("merges")).len(), 2, "weights and velocity");
+    let again = fleet.run(&["run", "reproduce", &run]);
+    assert_eq!(again.code, 0, "{again:?}");
+    assert!(again.stdout.contains("reproduced bit for bit"), "{}", again.stdout);
+    fleet.await_agents();
+}
+
+#[test]
+fn stacked_adapters_are_merged_and_reproduced() {
+    let fleet = Fleet::start("trainer=2,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let model = files.write_model();
+    let across = "across: { every: 100, merge: stack },";
+    let run = fleet.submit(&write_spec(&files, &model, (800, 0), across));
+    fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_audit(&run);
+    let merges = facts_of(&fleet, &run, "merge");
+    let lost = |merge: &Value| merge["residual"].as_f64().unwrap_or(0.0);
+    assert!(merges.iter().any(|merge| lost(merge) > 0.0), "{merges:#?}");
+    assert!(merges.iter().all(|merge| lost(merge) < 0.9), "{merges:#?}");
+    let told = fleet.run(&["run", "explain", &run]).stdout;
+    assert!(told.contains("lost to the rank") && told.contains("MB sent a slice"), "{told}");
+    let again = fleet.run(&["run", "reproduce", &run]);
+    assert_eq!(again.code, 0, "{again:?}");
 }
 
 #[test]
