@@ -1,6 +1,7 @@
 //! LoRA adapters in memory: the projections that have a low-rank pair, and the scale of each pair.
 
 mod merge;
+mod named_tensors;
 mod peft;
 mod weight_change;
 

@@ -207,6 +207,19 @@ impl ModelTrainer {
         })
     }
 
+    /// Continues with the values of another adapter of the same shape.
+    ///
+    /// # Errors
+    /// When the adapter does not fit the model, or the model itself is trained.
+    pub fn replace_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), TrainError> {
+        adapter.check_fits(&self.model.config)?;
+        if self.adapter.is_none() {
+            return Err(AdapterError::OtherModel.into());
+        }
+        self.adapter = Some(adapter.to_device(&self.model.device)?);
+        Ok(())
+    }
+
     /// Weighs tokens by an objective. `signals` has an entry for each example. For a loss of pairs,
     /// the examples are pairs of a better and a worse one, and a batch has `batch_size` pairs.
     ///

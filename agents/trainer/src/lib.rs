@@ -1,6 +1,6 @@
 //! The trainer: answers train orders with checkpoints. [`TrainerRole`] runs in the agent and
 //! publishes the checkpoints; [`run_train_worker`] is the process that trains, a new one for each
-//! order.
+//! training.
 
 mod checkpoint_schedule;
 mod config;

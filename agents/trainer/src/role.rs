@@ -21,7 +21,7 @@ use crate::{
     torch_probe::TorchProbe,
     training_check::StepStats,
     training_files::TrainingFiles,
-    training_part::{TrainingPart, is_part_done},
+    training_part::{KeptWorker, TrainingPart, is_part_done, training_name},
     training_process::{SILENCE_LIMIT, SILENCE_LIMIT_MIN, TrainingDir, handle_progress},
     weight_delta::InitialWeights,
 };
@@ -45,6 +45,7 @@ pub struct TrainerRole {
     drain_tx: watch::Sender<bool>,
     /// The training that last ran out of memory, and the number of times its passes were halved.
     last_halved: Mutex<(String, u32)>,
+    kept_worker: KeptWorker,
 }
 
 impl TrainerRole {
@@ -58,6 +59,7 @@ impl TrainerRole {
             training_permit,
             drain_tx,
             last_halved: Mutex::default(),
+            kept_worker: KeptWorker::default(),
         }
     }
 
@@ -65,7 +67,7 @@ impl TrainerRole {
     async fn train_order(&self, job: &LeasedJob) -> Result<(), JobError> {
         let _busy = self.training_permit.acquire().await.map_err(JobError::retryable_failure)?;
         let order = expect_train_order(job)?;
-        let name = format!("{} c{}", job.run, order.cycle);
+        let name = halved_name(job, order);
         loop {
             let halvings = self.halving_count(&name);
             let outcome = self.train_once(job, order, halvings).await;
@@ -119,9 +121,11 @@ impl TrainerRole {
         halvings: u32,
     ) -> Result<(), JobError> {
         let Some(ordered) = &order.part else {
+            self.kept_worker.end_worker();
             return self.train_whole(job, order, halvings).await;
         };
-        let part = TrainingPart { config: &self.config, job, order, halvings };
+        let (config, kept_worker) = (&self.config, &self.kept_worker);
+        let part = TrainingPart { config, job, order, halvings, kept_worker };
         if is_part_done(job, order).await? {
             // The box that merged may have died before it removed what it merged.
             if let v1::train_order::Part::Merge(merge) = ordered {
@@ -131,7 +135,9 @@ impl TrainerRole {
         }
         match ordered {
             v1::train_order::Part::Slice(slice) => {
-                self.check_engine(order).await?;
+                if !kept_worker.serves_training(&training_name(order, halvings)) {
+                    self.check_engine(order).await?;
+                }
                 part.train_slice(slice).await
             }
             v1::train_order::Part::Merge(merge) => {
@@ -266,6 +272,11 @@ impl TrainerRole {
     }
 }
 
+/// Identifies run and cycle.
+fn halved_name(job: &LeasedJob, order: &v1::TrainOrder) -> String {
+    format!("{} c{}", job.run, order.cycle)
+}
+
 fn expect_train_order(job: &LeasedJob) -> Result<&v1::TrainOrder, JobError> {
     match &job.record.fact.body {
         FactBody::TrainOrder(order) => Ok(order),
@@ -293,7 +304,9 @@ impl AgentRole for TrainerRole {
     ) -> BoxFuture<'a, Result<Option<MemoryNeeds>, JobError>> {
         async {
             let order = expect_train_order(job)?;
-            if is_part_done(job, order).await? {
+            let halvings = self.halving_count(&halved_name(job, order));
+            let has_room = self.kept_worker.serves_training(&training_name(order, halvings));
+            if is_part_done(job, order).await? || has_room {
                 return Ok(None);
             }
             let lineage = TrainingLineage { job, order, engine: self.config.engine.lineage_name() };
@@ -310,6 +323,7 @@ impl AgentRole for TrainerRole {
     }
 
     fn begin_drain(&self) {
+        self.kept_worker.end_worker();
         self.drain_tx.send_replace(true);
     }
 

@@ -1,5 +1,6 @@
 //! The parts of a training on several boxes: slices and merges.
 
+mod kept_worker;
 mod merge;
 mod optimizer_states;
 mod start_weights;
@@ -16,6 +17,7 @@ use engine::WeightChange;
 use store::TreePlace;
 use wire::{FactBody, FactKey, v1};
 
+pub(crate) use self::kept_worker::KeptWorker;
 use self::optimizer_states::OptimizerStates;
 use crate::{
     config::TrainerConfig,
@@ -33,6 +35,11 @@ use crate::{
 /// The interval at which a box that trains a slice asks whether it is still needed.
 const CLOSE_POLL: Duration = Duration::from_secs(5);
 
+/// Returns the name of the training of an order, for its kept worker.
+pub(crate) fn training_name(order: &v1::TrainOrder, halvings: u32) -> String {
+    format!("{} {} {halvings}", order.run, order.cycle)
+}
+
 /// A part of a training on several boxes, as ordered.
 #[derive(Clone, Copy)]
 pub(crate) struct TrainingPart<'a> {
@@ -41,6 +48,7 @@ pub(crate) struct TrainingPart<'a> {
     pub order: &'a v1::TrainOrder,
     /// The number of times that the tokens of a pass are halved.
     pub halvings: u32,
+    pub kept_worker: &'a KeptWorker,
 }
 
 /// The saved result of a slice.
@@ -198,20 +206,36 @@ impl TrainingPart<'_> {
         }
     }
 
-    /// Runs the steps of a slice in a worker.
+    /// Returns true if the training has slices after those of this outer step.
+    fn has_more_slices(self) -> bool {
+        match &self.order.part {
+            Some(v1::train_order::Part::Slice(slice)) => slice.more,
+            Some(v1::train_order::Part::Merge(_)) => true,
+            None => false,
+        }
+    }
+
+    /// Runs the steps of a slice in the worker of an earlier slice, or in a new one.
     async fn run_worker(
         self,
         slice: TrainSlice,
         scratch: &TrainingDir,
     ) -> Result<SavedSlice, JobError> {
-        let Self { config, job, order, halvings } = self;
+        let Self { config, job, order, halvings, .. } = self;
         let TrainerConfig { launch, engine, .. } = config;
         let files = TrainingFiles { store: &job.store, cache: &job.cache };
         let settings = config.host_settings();
         let mut call = files.fetch_request(order, settings, None, scratch.0.clone()).await?;
         call.request.policy.halvings = halvings;
         call.request.slice = Some(slice);
-        let worker = WorkerProcess::start(&engine.worker_command(launch))?;
+        let training = training_name(order, halvings);
+        let worker = match self.kept_worker.take_worker(&training) {
+            Some(worker) => {
+                tracing::info!(run = %job.run, "the process of the slice before trains this one");
+                worker
+            }
+            None => WorkerProcess::start(&engine.worker_command(launch))?,
+        };
         let mut patience = launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT_MIN);
         let mut stats = StepStats::new(engine.describe_engine(), 0);
         let seen: Mutex<(Option<TrainingBegun>, Option<TrainStep>)> = Mutex::default();
@@ -243,6 +267,9 @@ impl TrainingPart<'_> {
         let begun = begun.ok_or_else(|| {
             JobError::retryable_failure(anyhow!("the worker ended before it began (E112)"))
         })?;
+        if self.has_more_slices() {
+            self.kept_worker.keep_worker(training, worker);
+        }
         Ok(SavedSlice { begun, step, stats })
     }
 }

@@ -47,29 +47,39 @@ struct ComputePlace {
     dtype: MatrixDtype,
 }
 
-/// Answers one train request from standard input, and returns.
+/// Answers one train request from standard input, and returns; after a slice, waits for the next
+/// slice of the same training, until standard input ends.
 pub fn run_train_worker(device: &str, dtype: MatrixDtype) {
     let inbox: CallInbox<TrainRequest> = CallInbox::read_stdin();
-    if let Some(call) = inbox.next() {
-        match run_training(&call.request, device, dtype, &call.responder) {
-            Ok(()) => call.responder.send_reply(&TrainOutcome { stopped_at: None }),
+    let mut kept = None;
+    while let Some(call) = inbox.next() {
+        match run_training(&call.request, device, dtype, &call.responder, kept.take()) {
+            Ok(trainer) => {
+                kept = Some(trainer);
+                call.responder.send_reply(&TrainOutcome { stopped_at: None });
+            }
             Err(error) => call.responder.send_error(&format!("{error:#}")),
+        }
+        if call.request.slice.is_none() {
+            return;
         }
     }
 }
 
+/// Returns the trainer after the last step. `kept` is that of another slice of the same training.
 fn run_training(
     call: &TrainRequest,
     device: &str,
     dtype: MatrixDtype,
     respond: &CallResponder,
-) -> anyhow::Result<()> {
+    kept: Option<ModelTrainer>,
+) -> anyhow::Result<ModelTrainer> {
     let loading = Instant::now();
     // Weights in 8 bits are not trained beside.
     let dtype = if dtype == MatrixDtype::Q8_0 { MatrixDtype::Bf16 } else { dtype };
     let place = ComputePlace { device: engine::parse_device(device)?, dtype };
     let (mut trainer, before) = match &call.slice {
-        Some(slice) => (start_slice(call, slice, &place, respond)?, None),
+        Some(slice) => (start_slice(call, slice, &place, respond, kept)?, None),
         None => start_trainer(call, &place, respond)?,
     };
     // The speed of a box is that of its steps.
@@ -137,7 +147,7 @@ fn run_training(
             (losses, norms, weighting) = (Vec::new(), Vec::new(), None);
         }
     }
-    Ok(())
+    Ok(trainer)
 }
 
 /// Starts from the beginning if the request's checkpoint cannot be used, which only takes longer.
@@ -173,8 +183,16 @@ fn start_slice(
     slice: &TrainSlice,
     place: &ComputePlace,
     respond: &CallResponder,
+    kept: Option<ModelTrainer>,
 ) -> anyhow::Result<ModelTrainer> {
-    let mut trainer = load_trainer(call, place, slice.start.as_deref(), respond)?;
+    let mut trainer = match (kept, &slice.start) {
+        (Some(mut trainer), Some(start)) => {
+            let adapter = LoraAdapter::load_peft(start, trainer.trained_model().model_config());
+            trainer.replace_adapter(&adapter.context("load the adapter")?)?;
+            trainer
+        }
+        _ => load_trainer(call, place, slice.start.as_deref(), respond)?,
+    };
     let refused = trainer.start_slice(slice.state.as_deref(), slice.first as usize).err();
     if refused.is_some() {
         trainer.start_slice(None, slice.first as usize)?;

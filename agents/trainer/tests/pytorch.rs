@@ -409,6 +409,18 @@ async fn slices_one_after_the_other_end_with_the_bytes_of_the_whole_training() {
     assert!(file("whole/6/checkpoint").unwrap() == file("two/6/checkpoint").unwrap());
     assert!(bench.path("two/6/state/optimizer.pt").exists(), "later steps may continue");
 
+    let worker = bench.start();
+    let slices = [json!({ "first": 0, "steps": 0 }), slice(&state), slice(&state)];
+    for (number, slice) in slices.into_iter().enumerate() {
+        let mut call = with_dropout(&format!("same-{number}"));
+        call["slice"] = slice;
+        let (answer, _) = bench.ask(&worker, &call).await;
+        assert_eq!(answer.unwrap(), json!({ "stopped_at": null }));
+    }
+    for again in ["same-1/6/checkpoint", "same-2/6/checkpoint"] {
+        assert!(file("two/6/checkpoint").unwrap() == file(again).unwrap(), "{again}: one process");
+    }
+
     std::fs::write(state.join("training.json"), "{}").unwrap();
     let (begun, rest) = train_slice("three", slice(&state)).await;
     assert!(begun["refused"].as_str().unwrap().contains("training.json"), "{begun}");

@@ -5,18 +5,16 @@ mod drift;
 mod stack;
 
 use super::AdapterError;
+use super::named_tensors::{NamedTensors, read_like, values, write_directory};
 use super::weight_change::{CHANGE_FILE, read_changed};
 use crate::tensor_file;
 use candle_core::{Device, Tensor};
 use formats::peft::{CONFIG_FILE, TENSOR_FILE};
 use rayon::prelude::*;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The name of the file with the outer optimizer's velocity in its directory.
 const VELOCITY_FILE: &str = "velocity.safetensors";
-
-pub(super) type NamedTensors = BTreeMap<String, Tensor>;
 
 /// The outer optimizer: SGD with Nesterov's momentum, as in PyTorch (DiLoCo, arXiv:2311.08105). With
 /// a rate of 1 and no momentum, the merged weights are the mean.
@@ -174,34 +172,6 @@ fn sum_weighted(
         }
     }
     Ok((sums, trained.iter().map(|(_, weight)| weight).sum()))
-}
-
-pub(super) fn values(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
-    tensor.flatten_all()?.to_vec1()
-}
-
-/// Reads a file that must have tensors of the same names and shapes.
-pub(super) fn read_like(path: &Path, wanted: &NamedTensors) -> Result<NamedTensors, AdapterError> {
-    let mut found = tensor_file::read_all(path)?;
-    let mut taken = NamedTensors::new();
-    for (name, tensor) in wanted {
-        let value = tensor_file::take_tensor(&mut found, path, name.clone(), tensor.dims())?;
-        taken.insert(name.clone(), value);
-    }
-    match found.into_keys().next() {
-        Some(name) => Err(AdapterError::UnknownTensor { path: path.into(), name }),
-        None => Ok(taken),
-    }
-}
-
-pub(super) fn write_directory(
-    dir: &Path,
-    name: &str,
-    tensors: NamedTensors,
-) -> Result<(), AdapterError> {
-    std::fs::create_dir_all(dir)
-        .map_err(|source| AdapterError::File { path: dir.into(), source })?;
-    Ok(tensor_file::write_tensors(&dir.join(name), tensors)?)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! - `magnitudes` (f32): two of each tensor.
 
 use super::AdapterError;
-use super::merge::{NamedTensors, read_like, values, write_directory};
+use super::named_tensors::{NamedTensors, read_like, values, write_directory};
 use crate::tensor_file::{self, TensorFileError};
 use candle_core::{Device, Tensor};
 use formats::peft::TENSOR_FILE;

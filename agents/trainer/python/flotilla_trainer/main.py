@@ -1,4 +1,4 @@
-"""Reads one call, runs it and sends one answer."""
+"""Reads calls, runs them and sends an answer to each: one call, or the slices of one training."""
 
 import resource
 import sys
@@ -8,33 +8,38 @@ from . import call as calls
 from . import protocol
 from .errors import Refused
 
+PHASE_IMPORT_S = 1800.0
+
 
 def main():
     channel = protocol.Channel()
     protocol.die_with_parent()
     # A core dump of a GPU process is as large as its memory and slows the host for minutes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    stop = protocol.Stop()
-    message = channel.next_call()
-    if message is None:
-        return 0
-    number, request = message
-    respond = protocol.Responder(channel, number)
-    channel.end_with_agent()
-    try:
-        if isinstance(request, dict) and "probe" in request:
-            respond.reply(_probe(request["probe"], respond))
+    stop, heartbeats = protocol.Stop(), protocol.Heartbeats()
+    loaded = None
+    while (message := channel.next_call()) is not None:
+        number, request = message
+        respond = protocol.Responder(channel, number)
+        try:
+            if isinstance(request, dict) and "probe" in request:
+                respond.reply(_probe(request["probe"], respond))
+                return 0
+            call = calls.read(request)
+            stopped, loaded = _train(call, respond, heartbeats, stop, loaded)
+        except Refused as error:
+            respond.error(str(error))
             return 0
-        stopped = _train(request, respond, stop)
-    except Refused as error:
-        respond.error(str(error))
-        return 0
-    except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        respond.error(f"{type(error).__name__}: {error}")
-        return 1
-    respond.reply({"stopped_at": stopped})
-    return 0 if stopped is None else protocol.Stop.EXIT_CODE
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            respond.error(f"{type(error).__name__}: {error}")
+            return 1
+        respond.reply({"stopped_at": stopped})
+        if stopped is not None:
+            return protocol.Stop.EXIT_CODE
+        if call.slice is None:
+            return 0
+    return 0
 
 
 def _probe(request, respond):
@@ -45,17 +50,19 @@ def _probe(request, respond):
     return probe.run(request["device"], request["dtype"], respond)
 
 
-def _train(request, respond, stop):
-    call = calls.read(request)
-    heartbeats = protocol.Heartbeats(respond)
+def _train(call, respond, heartbeats, stop, loaded):
+    """Returns the step at which SIGTERM stopped the training, or None, and what the next slice of
+    the training can use."""
+    heartbeats.start_call(respond)
     heartbeats.start_phase(PHASE_IMPORT_S)
     # Importing takes from seconds to minutes on a cold disk.
     from . import training
 
+    run = training.Training(call, respond, heartbeats, stop, loaded)
     try:
-        return training.Training(call, respond, heartbeats, stop).run()
+        return run.run(), run.loaded
     except training.Stopped as stopped:
-        return stopped.step
-
-
-PHASE_IMPORT_S = 1800.0
+        return stopped.step, None
+    finally:
+        heartbeats.end_call()
+        stop.training = False

@@ -49,6 +49,18 @@ def load(call, where, attention):
     return model
 
 
+def restart(model, call):
+    """Returns a loaded model with the values of the slice's adapter."""
+    start = call.slice.start
+    transformers.set_seed(call.seed % 2**32)
+    try:
+        weights = peft.utils.load_peft_weights(start, device="cpu")
+        peft.set_peft_model_state_dict(model, weights)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise Refused(f"load the adapter {start}: {error}") from error
+    return model
+
+
 def _load_base(source, options, where, from_config):
     if from_config:
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)

@@ -7,6 +7,7 @@ the log.
 import ctypes
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -20,6 +21,11 @@ HEARTBEAT_INTERVAL_S = 2.0
 
 PR_SET_PDEATHSIG = 1
 
+# The agent sends one call at a time.
+CALLS_WAITING_MAX = 4
+
+END_POLL_S = 0.2
+
 
 class Channel:
     """The pipes to the agent. Other code in this process can no longer write to them."""
@@ -32,26 +38,29 @@ class Channel:
         self._in = os.fdopen(os.dup(0), "rb")
         # Other code cannot read from the agent either.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        self._calls, self._busy = queue.Queue(CALLS_WAITING_MAX), False
+        threading.Thread(target=self._read_calls, daemon=True).start()
 
     def next_call(self):
         """Returns the next call as (number, request); None at the end of the input."""
+        self._busy = False
+        call = self._calls.get()
+        self._busy = call is not None
+        return call
+
+    def _read_calls(self):
+        """Ends this process when the agent closes the pipe during a call, because no answer can be
+        sent."""
         for line in iter(lambda: self._in.readline(LINE_BYTES_MAX), b""):
             try:
                 message = json.loads(line)
-                return message["call"], message["request"]
+                self._calls.put((message["call"], message["request"]))
             except (ValueError, KeyError, TypeError) as error:
                 print(f"ignored an invalid call: {error!r}", file=sys.stderr)
-        return None
-
-    def end_with_agent(self):
-        """Ends this process when the agent closes the pipe, because no answer can be sent."""
-
-        def wait_for_end():
-            while self._in.read(4096):
-                pass
-            os._exit(1)
-
-        threading.Thread(target=wait_for_end, daemon=True).start()
+        self._calls.put(None)
+        while not self._busy:
+            time.sleep(END_POLL_S)
+        os._exit(1)
 
     def send(self, call, answer):
         line = json.dumps({"call": call, **answer}, allow_nan=False).encode() + b"\n"
@@ -79,11 +88,17 @@ class Responder:
 
 
 class Heartbeats:
-    """Sends heartbeats during a phase, at most until the phase's time limit."""
+    """Sends heartbeats during a phase of a call, at most until the phase's time limit."""
 
-    def __init__(self, respond):
-        self._respond, self._until = respond, 0.0
+    def __init__(self):
+        self._respond, self._until = None, 0.0
         threading.Thread(target=self._run, daemon=True).start()
+
+    def start_call(self, respond):
+        self._respond = respond
+
+    def end_call(self):
+        self._until = 0.0
 
     def start_phase(self, limit_s):
         self._until = time.monotonic() + limit_s
@@ -116,5 +131,5 @@ def die_with_parent():
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
-        # On other systems, end_with_agent ends the process.
+        # On other systems, the end of the input ends the process.
         pass

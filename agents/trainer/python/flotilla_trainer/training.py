@@ -38,11 +38,20 @@ SCORED_TOGETHER = 256
 FORMAT = 2
 
 
-class Training:
-    """One training, from input files to saved steps."""
+@dataclasses.dataclass
+class Loaded:
+    """What slices of one training share."""
 
-    def __init__(self, call, respond, heartbeats, stop):
+    sequences: examples.Sequences
+    model: torch.nn.Module
+
+
+class Training:
+    """One training, from input files to saved steps. `loaded` is that of an earlier slice."""
+
+    def __init__(self, call, respond, heartbeats, stop, loaded=None):
         self.call, self.respond, self.heartbeats, self.stop = call, respond, heartbeats, stop
+        self.loaded = loaded if call.slice and call.slice.start else None
         self.began = time.monotonic()
         self.has_started = False
 
@@ -76,14 +85,17 @@ class Training:
             settings = asked.settings or {}
             objective = objectives.Objective(asked.name, settings, asked.off_policy)
         unit = objective.unit if objective else 1
-        sequences = self._sequences(config, unit)
+        sequences = self.loaded.sequences if self.loaded else self._sequences(config, unit)
         attention = packing.attention(config, call.policy) if training.packing else None
         count = len(sequences) // unit
         per_epoch = order.steps_per_epoch(count, training.batch_size)
         steps = training.max_steps or training.epochs * per_epoch
         identity = self._identity(len(sequences), steps)
         joined = saving.join(resume, identity, self._scratch("resume")) if resume else None
-        model = models.load(call, device, attention or call.policy.attention)
+        if self.loaded:
+            model = models.restart(self.loaded.model, call)
+        else:
+            model = models.load(call, device, attention or call.policy.attention)
         first, end = 0, steps
         if call.slice:
             first, end = call.slice.first, min(call.slice.first + call.slice.steps, steps)
@@ -91,6 +103,7 @@ class Training:
         callback = StepCallback(
             self, steps, (first, end), identity, resume_error or refused, sequences.skipped
         )
+        self.loaded = Loaded(sequences, model) if call.slice else None
         if end <= first:
             return self._save_new(model, callback)
         loader = torch.utils.data.DataLoader(
@@ -121,6 +134,9 @@ class Training:
             callback.canary = self._canary(config, attention is not None)
         forbid_eval(trainer)
         trainer.train(resume_from_checkpoint=joined)
+        if call.slice:
+            # Without the wrapper of this Trainer, which the next one adds again.
+            trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         return callback.stopped_at
 
     def _save_new(self, model, callback):

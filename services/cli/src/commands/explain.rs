@@ -119,10 +119,8 @@ fn split_text(split: &SplitReport) -> String {
         0 => String::new(),
         steps => format!(", {steps} steps trained again"),
     };
-    let residual = match split.residual {
-        0.0 => String::new(),
-        share => format!(", {:.0} % lost to the rank", share * 100.0),
-    };
+    let lost = format!(", {:.0} % lost to the rank", split.residual * 100.0);
+    let residual = if split.residual > 0.0 { lost.as_str() } else { "" };
     format!(
         "{} in {} merges; {:.1} times as fast as one box, {:.1} s in merges; {:.1} MB sent a slice; \
          drift {:.3}{residual}{again}",

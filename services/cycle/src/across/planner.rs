@@ -69,7 +69,20 @@ pub(crate) fn slice_order(
         planned: Some(planned),
         start: Some(start),
         derivation: list_derived(training, order, outer),
+        more: has_more_steps(training, outer),
     })
+}
+
+/// Returns true if steps remain after those of an outer step, or if no earlier one says so. Does not
+/// depend on results of the outer step, so that it is the same in a repeated order.
+fn has_more_steps(training: &AcrossTraining, outer: u32) -> bool {
+    let before = training.outer_steps.range(..outer).map(|(_, step)| step);
+    let counted: Vec<&v1::Delta> = before.flat_map(OuterStep::counted_deltas).collect();
+    let Some(total) = counted.first().map(|delta| delta.total_steps) else { return true };
+    let counted = counted.iter().map(|delta| delta.steps);
+    let plan = training.outer_steps.get(&outer).and_then(|step| step.plan.as_ref());
+    let planned = plan.into_iter().flat_map(|plan| &plan.slices).map(|slice| slice.steps);
+    counted.chain(planned).fold(0, u32::saturating_add) < total
 }
 
 /// Returns the order of a merge with the deltas that count, and with the checkpoint to publish if

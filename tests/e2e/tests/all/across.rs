@@ -63,6 +63,9 @@ fn one_box_alone_gives_the_weights_of_a_training_that_is_not_merged() {
     let states: Vec<bool> =
         facts_of(&fleet, &merged, "delta").iter().map(|delta| delta["state"].is_string()).collect();
     assert_eq!(states, [false, true, true, true], "the optimizer continues");
+    let log = std::fs::read_to_string(fleet.path().join("agents/trainer-1/agent.log")).unwrap();
+    let kept = log.matches("the process of the slice before trains this one").count();
+    assert_eq!(kept, 4, "a new adapter and four slices in one process: {log}");
     let run = fleet.path().join("store/runs").join(&merged);
     assert!(directories(&run.join("deltas")).is_empty(), "merged weights are removed");
     assert_eq!(directories(&run.join("merges")).len(), 1);

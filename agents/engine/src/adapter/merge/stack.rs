@@ -1,6 +1,7 @@
 //! The mean of the products BA of adapters, as an adapter of the same rank.
 
-use super::{NamedTensors, TrainedAdapters, sum_weighted, values};
+use super::{TrainedAdapters, sum_weighted};
+use crate::adapter::named_tensors::{NamedTensors, values};
 use candle_core::{Device, Tensor};
 use nalgebra::{DMatrix, SVD};
 use rayon::prelude::*;
@@ -82,7 +83,7 @@ fn stack_module(
     let core = b_rest * a_rest.transpose();
     let decomposed = SVD::try_new(core, true, true, f64::EPSILON, ITERATIONS_MAX);
     let Some(SVD { u: Some(u), v_t: Some(v_t), singular_values }) = decomposed else {
-        candle_core::bail!("the product of {module} cannot be decomposed")
+        candle_core::bail!("the product of {module} cannot be decomposed (X101)")
     };
     let length = (squares / rank.max(1) as f64).sqrt();
     let length = if length > 0.0 { length } else { 1.0 };
