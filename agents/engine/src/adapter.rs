@@ -3,9 +3,11 @@
 mod merge;
 mod named_tensors;
 mod peft;
+mod soup;
 mod weight_change;
 
 pub use merge::{AdapterMerge, MergeErrors, MergeRule, OuterOptimizer};
+pub use soup::SoupChoice;
 pub use weight_change::WeightChange;
 
 use crate::ops::{matrix::WeightMatrix, packed::MatmulKernel};

@@ -25,7 +25,8 @@ mod tokenizer;
 mod train;
 
 pub use adapter::{
-    AdapterError, AdapterMerge, LoraAdapter, MergeErrors, MergeRule, OuterOptimizer, WeightChange,
+    AdapterError, AdapterMerge, LoraAdapter, MergeErrors, MergeRule, OuterOptimizer, SoupChoice,
+    WeightChange,
 };
 pub use canary::{CanaryError, CanaryText};
 pub use candle_core::Device;

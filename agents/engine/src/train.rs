@@ -160,6 +160,8 @@ pub struct ModelTrainer {
     weights: Option<TrainingWeights>,
     spec: TrainSpec,
     schedule: LearningRateSchedule,
+    /// A schedule of learning rates of its own, and the step at which it begins.
+    slice_schedule: Option<(usize, LearningRateSchedule)>,
     optimizer: AdamOptimizer,
     step: usize,
 }
@@ -202,6 +204,7 @@ impl ModelTrainer {
             weights,
             spec,
             schedule,
+            slice_schedule: None,
             optimizer,
             step: 0,
         })
@@ -218,6 +221,12 @@ impl ModelTrainer {
         }
         self.adapter = Some(adapter.to_device(&self.model.device)?);
         Ok(())
+    }
+
+    /// Gives the next `steps` steps the learning rates of a training that has no others.
+    pub fn schedule_slice(&mut self, steps: usize) {
+        let steps = steps.min(self.schedule.steps - self.step);
+        self.slice_schedule = Some((self.step, LearningRateSchedule { steps, ..self.schedule }));
     }
 
     /// Weighs tokens by an objective. `signals` has an entry for each example. For a loss of pairs,
@@ -320,7 +329,11 @@ impl ModelTrainer {
         }
         let clip = self.spec.clip_norm;
         let shrink = if clip > 0.0 && grad_norm > clip { clip / grad_norm } else { 1.0 };
-        let learning_rate = self.spec.learning_rate * self.schedule.rate_factor(self.step);
+        let factor = match self.slice_schedule {
+            Some((first, schedule)) => schedule.rate_factor(self.step - first),
+            None => self.schedule.rate_factor(self.step),
+        };
+        let learning_rate = self.spec.learning_rate * factor;
         self.update_parameters(&gradients, shrink, learning_rate)?;
         let (step, steps) = (self.step, self.schedule.steps);
         let weights = self.weights.is_some().then_some(report);

@@ -208,10 +208,15 @@ pub(crate) fn merge_rule(order: &v1::TrainOrder) -> MergeRule {
     let v1::Across { outer_rate, outer_momentum, .. } = across;
     match across.method() {
         v1::across::Method::Stack => MergeRule::Stack,
-        v1::across::Method::Step => {
+        v1::across::Method::Step | v1::across::Method::Soup => {
             MergeRule::Step(OuterOptimizer { rate: outer_rate, momentum: outer_momentum })
         }
     }
+}
+
+/// Returns true if boxes train apart, and those that improve the held-out likelihood are merged.
+pub(crate) fn is_soup(order: &v1::TrainOrder) -> bool {
+    across_of(order).method() == v1::across::Method::Soup
 }
 
 /// Returns the share of the changed values that a box sends; `None` if it sends its weights.

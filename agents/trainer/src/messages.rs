@@ -77,7 +77,7 @@ pub(crate) struct ResumeCheckpoint {
 }
 
 /// A range of steps. The last one is saved with the optimizer's state.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct TrainSlice {
     /// The number of steps before the first one.
     pub first: u32,
@@ -87,6 +87,12 @@ pub(crate) struct TrainSlice {
     pub start: Option<PathBuf>,
     /// The directory of the optimizer's state; `None` for a new state.
     pub state: Option<PathBuf>,
+    /// True if the learning rate rises and falls within the slice.
+    #[serde(default)]
+    pub own_schedule: bool,
+    /// The file with completions of which the start's likelihood is measured, instead of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heldout: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -95,6 +101,8 @@ pub(crate) enum TrainProgress {
     /// The first message: everything is loaded.
     Begun(TrainingBegun),
     Step(TrainStep),
+    /// The mean negative log-likelihood of the held-out completions, in nats per token.
+    Heldout(f64),
     /// A heartbeat during work that may take long.
     Busy,
 }

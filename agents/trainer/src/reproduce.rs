@@ -98,7 +98,7 @@ impl Reproduction<'_> {
                             reached.notify_one();
                         }
                     }
-                    Ok(TrainProgress::Busy) | Err(_) => {}
+                    Ok(TrainProgress::Heldout(_) | TrainProgress::Busy) | Err(_) => {}
                 }
                 ready(())
             });
@@ -143,7 +143,7 @@ impl Reproduction<'_> {
         let mut start = match &adapter {
             Some(adapter) => adapter.path().to_owned(),
             None => {
-                let new = TrainSlice { first: 0, steps: 0, start: None, state: None };
+                let new = TrainSlice::default();
                 let out = scratch.join("new");
                 self.train_slice(files, new, &out).await?;
                 out.join(NEW_ADAPTER_DIR).join(CHECKPOINT_DIR)
@@ -162,6 +162,8 @@ impl Reproduction<'_> {
                     steps: delta.steps,
                     start: Some(start.clone()),
                     state: states.remove(&delta.state),
+                    own_schedule: lineage::is_soup(order),
+                    heldout: None,
                 };
                 let used = slice.state.clone();
                 engine = self.train_slice(files, slice, &out).await?;

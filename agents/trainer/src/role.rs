@@ -141,7 +141,7 @@ impl TrainerRole {
                 part.train_slice(slice).await
             }
             v1::train_order::Part::Merge(merge) => {
-                if merge.outer == 0 {
+                if merge.outer == 0 || merge.heldout.is_some() {
                     self.check_engine(order).await?;
                 }
                 part.merge_deltas(merge).await

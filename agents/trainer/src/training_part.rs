@@ -3,6 +3,7 @@
 mod kept_worker;
 mod merge;
 mod optimizer_states;
+mod soup;
 mod start_weights;
 
 use std::{
@@ -57,6 +58,7 @@ struct SavedSlice {
     /// `None` if the training ends before the slice, and for a new adapter.
     step: Option<TrainStep>,
     stats: StepStats,
+    heldout_nll: Option<f64>,
 }
 
 /// Returns true if the part of an order is in the log, or no longer needed. False for orders of
@@ -137,6 +139,8 @@ impl TrainingPart<'_> {
             steps: planned.steps,
             start: Some(from.path().to_owned()),
             state: states.find_state(&planned.state),
+            own_schedule: lineage::is_soup(order),
+            heldout: None,
         };
         let state = asked.state.clone();
         let saved = tokio::select! {
@@ -146,7 +150,7 @@ impl TrainingPart<'_> {
                 return Ok(());
             }
         };
-        let SavedSlice { begun, step, stats } = saved;
+        let SavedSlice { begun, step, stats, .. } = saved;
         let state = state.filter(|_| begun.refused.is_none());
         let mut delta = v1::Delta {
             run: job.run.to_string(),
@@ -210,7 +214,9 @@ impl TrainingPart<'_> {
     fn has_more_slices(self) -> bool {
         match &self.order.part {
             Some(v1::train_order::Part::Slice(slice)) => slice.more,
-            Some(v1::train_order::Part::Merge(_)) => true,
+            Some(v1::train_order::Part::Merge(merge)) => {
+                merge.checkpoint.as_ref().is_none_or(|due| !due.r#final)
+            }
             None => false,
         }
     }
@@ -238,13 +244,15 @@ impl TrainingPart<'_> {
         };
         let mut patience = launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT_MIN);
         let mut stats = StepStats::new(engine.describe_engine(), 0);
-        let seen: Mutex<(Option<TrainingBegun>, Option<TrainStep>)> = Mutex::default();
+        let seen: Mutex<(Option<TrainingBegun>, Option<TrainStep>, Option<f64>)> = Mutex::default();
         let note = |progress: serde_json::Value| {
-            let begun = serde_json::from_value::<TrainProgress>(progress.clone()).ok();
+            let message = serde_json::from_value::<TrainProgress>(progress.clone()).ok();
             let step = handle_progress(job, progress, &mut stats);
             if let Ok(mut seen) = seen.lock() {
-                if let Some(TrainProgress::Begun(begun)) = begun {
-                    seen.0 = Some(begun);
+                match message {
+                    Some(TrainProgress::Begun(begun)) => seen.0 = Some(begun),
+                    Some(TrainProgress::Heldout(nll)) => seen.2 = Some(nll),
+                    _ => {}
                 }
                 if let Some(step) = step.filter(|step| step.saved.is_some()) {
                     seen.1 = Some(step);
@@ -263,13 +271,13 @@ impl TrainingPart<'_> {
             }
             Err(error) => return Err(JobError::from_model_worker(error, &worker).await),
         }
-        let (begun, step) = seen.into_inner().unwrap_or_default();
+        let (begun, step, heldout_nll) = seen.into_inner().unwrap_or_default();
         let begun = begun.ok_or_else(|| {
             JobError::retryable_failure(anyhow!("the worker ended before it began (E112)"))
         })?;
         if self.has_more_slices() {
             self.kept_worker.keep_worker(training, worker);
         }
-        Ok(SavedSlice { begun, step, stats })
+        Ok(SavedSlice { begun, step, stats, heldout_nll })
     }
 }

@@ -7,11 +7,11 @@ use std::{
 };
 
 use agent::{CallInbox, CallResponder};
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use engine::{
     CanaryText, CompletionExample, CompletionTokens, Device, LanguageModel, LayerModule,
     LearningRateDecay, LoraAdapter, LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer,
-    TrainMethod, TrainSpec, WeightReport,
+    TrainMethod, TrainSpec, WeightReport, score_completions,
 };
 use objective::Objective;
 use wire::v1;
@@ -89,6 +89,11 @@ fn run_training(
         .slice
         .as_ref()
         .map_or(steps, |slice| steps.min(slice.first.saturating_add(slice.steps)));
+    if let Some(heldout) = call.slice.as_ref().and_then(|slice| slice.heldout.as_ref()) {
+        let nll = with_heartbeats(respond, || score_heldout(&trainer, call, heldout))?;
+        respond.send_progress(&TrainProgress::Heldout(nll));
+        return Ok(trainer);
+    }
     if call.slice.as_ref().is_some_and(|slice| slice.steps == 0) {
         save_step(&trainer, call, &call.out.join(NEW_ADAPTER_DIR), true)?;
     }
@@ -197,6 +202,9 @@ fn start_slice(
     if refused.is_some() {
         trainer.start_slice(None, slice.first as usize)?;
     }
+    if slice.own_schedule {
+        trainer.schedule_slice(slice.steps as usize);
+    }
     let refused = refused.map(|error| format!("{:#}", anyhow::Error::from(error)));
     respond.send_progress(&begun_message(&trainer, slice.first, refused));
     Ok(trainer)
@@ -276,6 +284,27 @@ fn score_canary(trainer: &ModelTrainer, call: &TrainRequest) -> anyhow::Result<V
     let config = trainer.trained_model().model_config();
     let canary = CanaryText::from_text(&tokenizer, config, &call.canary, wire::CANARY_TOKENS_MAX)?;
     trainer.score_canary(&canary).context("score the order's canary")
+}
+
+/// Returns the mean negative log-likelihood of held-out completions with the slice's adapter, in nats
+/// per token.
+fn score_heldout(
+    trainer: &ModelTrainer,
+    call: &TrainRequest,
+    heldout: &Path,
+) -> anyhow::Result<f64> {
+    let start = call.slice.as_ref().and_then(|slice| slice.start.as_ref());
+    let start = start.context("the slice names no start (E111)")?;
+    let base = trainer.trained_model();
+    let adapter = LoraAdapter::load_peft(start, base.model_config()).context("load the adapter")?;
+    let model = base.with_adapter(&adapter)?;
+    let tokenizer = ModelTokenizer::load_tokenizer(&call.base).context("load the tokenizer")?;
+    let (examples, _) = read_examples(heldout)?;
+    let most = call.training.max_tokens as usize;
+    let scores = score_completions(&model, &tokenizer, &examples, most, |_, _| {})?;
+    let scores: Vec<f64> = scores.into_iter().flatten().flatten().collect();
+    ensure!(!scores.is_empty(), "every held-out completion is longer than max_tokens (R113)");
+    Ok(-mean_value(&scores))
 }
 
 /// The agent removes the saved steps that it has published, so the disk does not fill.

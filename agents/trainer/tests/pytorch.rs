@@ -175,6 +175,17 @@ fn candle_trainer(base: &Path, method: TrainMethod, spec: TrainSpec) -> ModelTra
     ModelTrainer::new(model, &tokenizer, method, &examples(), spec).unwrap()
 }
 
+/// Returns the embedded engine's negative log-likelihood of the dataset, in nats per token.
+fn candle_nll(base: &Path, adapter: &Path) -> f64 {
+    let model = LanguageModel::load_f32(base, &Device::Cpu).unwrap();
+    let adapter = LoraAdapter::load_peft(adapter, model.model_config()).unwrap();
+    let model = model.with_adapter(&adapter).unwrap();
+    let tokenizer = ModelTokenizer::load_tokenizer(base).unwrap();
+    let scores = score_completions(&model, &tokenizer, &examples(), usize::MAX, |_, _| {}).unwrap();
+    let scores: Vec<f64> = scores.into_iter().flatten().flatten().collect();
+    -scores.iter().sum::<f64>() / scores.len() as f64
+}
+
 fn candle_losses(base: &Path, method: TrainMethod, rate: f64) -> Vec<f64> {
     let mut trainer = candle_trainer(base, method, candle_spec(rate, 12));
     let mut losses = Vec::new();
@@ -465,6 +476,15 @@ async fn slices_of_both_engines_merge_and_either_continues() {
     assert!(drift > 0.0 && drift < 1.0, "{drift}");
     let rest = train_slice("rest", json!({ "first": 4, "steps": 2, "start": merged })).await;
     assert_eq!(rest[1]["step"], 6);
+    let own = json!({ "first": 4, "steps": 2, "start": merged, "own_schedule": true });
+    let own = train_slice("own", own).await;
+    assert_ne!(own[1]["learning_rate"], rest[1]["learning_rate"]);
+    let mut call = bench.call("heldout");
+    call["slice"] = json!({ "first": 0, "steps": 0, "start": merged, "heldout": call["dataset"] });
+    let (_, heard) = bench.ask(&bench.start(), &call).await;
+    let torch_nll = heard.iter().find_map(|progress| progress["heldout"].as_f64()).unwrap();
+    let candle_nll = candle_nll(&bench.base, &merged);
+    assert!((torch_nll - candle_nll).abs() < 1e-3, "{torch_nll} {candle_nll}");
     let adapter = LoraAdapter::load_peft(&merged, &config).unwrap();
     let method = TrainMethod::Continue(adapter);
     let mut trainer = candle_trainer(&bench.base, method, candle_spec(0.001, 6));

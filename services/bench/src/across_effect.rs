@@ -38,8 +38,9 @@ const STEPS: usize = 400;
 const BATCH_SIZE: usize = 16;
 const EPOCHS: usize = 4;
 
-/// Held-out examples.
+/// Held-out examples that are measured, and others by which a soup is chosen.
 const HELDOUT: usize = 400;
+const CHOSEN_BY: usize = 200;
 
 /// Steps of a box between two merges.
 const INTERVAL: usize = 20;
@@ -107,9 +108,11 @@ fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
     let base = directory.join("base");
     train_base(directory, &base, seed)?;
     let mut examples = mix_examples(directory)?;
+    let chosen_by = examples.split_off(STEPS * BATCH_SIZE / EPOCHS + HELDOUT);
     let training = SharedTraining {
         base: &base,
         heldout: examples.split_off(STEPS * BATCH_SIZE / EPOCHS),
+        chosen_by,
         examples,
         spec: adapter_spec(seed, STEPS),
     };
@@ -142,7 +145,8 @@ fn list_cases() -> Vec<(SharingMethod, usize, usize)> {
     let others =
         others.flat_map(|method| BOXES.into_iter().map(move |boxes| (method, boxes, INTERVAL)));
     let changes = SharingMethod::CHANGES.map(|method| (method, 4, INTERVAL));
-    all.chain(others).chain(changes).collect()
+    let soups = BOXES.map(|boxes| (SharingMethod::SOUP, boxes, STEPS / boxes));
+    all.chain(others).chain(changes).chain(soups).collect()
 }
 
 /// Trains the demo's base from random weights.
@@ -193,7 +197,7 @@ fn adapter_spec(seed: u64, steps: usize) -> TrainSpec {
 /// Returns examples to train on and the held-out ones after them: half are worked correctly, half are
 /// as the base's. So the likelihood has a limit that the base is far from.
 fn mix_examples(directory: &Path) -> anyhow::Result<Vec<CompletionExample>> {
-    let each = (STEPS * BATCH_SIZE / EPOCHS + HELDOUT) / 2;
+    let each = (STEPS * BATCH_SIZE / EPOCHS + HELDOUT + CHOSEN_BY) / 2;
     let correct = read_examples(&directory.join("teacher.jsonl"), each)?;
     let others = read_examples(&directory.join("base.jsonl"), each)?;
     Ok(correct.into_iter().zip(others).flat_map(|(correct, other)| [correct, other]).collect())

@@ -257,10 +257,10 @@ impl FleetControl {
         let mut steps = 0;
         let mut merged = Vec::new();
         for step in training.into_iter().flat_map(|training| training.outer_steps.values()) {
-            let deltas: Vec<v1::Delta> = step.counted_deltas().cloned().collect();
-            if steps < checkpoint.step && !deltas.is_empty() {
-                steps += deltas.iter().map(|delta| delta.steps).sum::<u32>();
-                merged.push(deltas);
+            let counted: u32 = step.counted_deltas().map(|delta| delta.steps).sum();
+            if steps < checkpoint.step && counted > 0 {
+                steps += counted;
+                merged.push(step.merged_deltas().cloned().collect());
             }
         }
         Ok(merged)

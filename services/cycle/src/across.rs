@@ -121,4 +121,10 @@ impl OuterStep {
         let counted = self.closed.iter().flat_map(|closed| &closed.slices);
         counted.filter_map(|slice| self.slices.get(slice)?.delta.as_ref())
     }
+
+    /// Returns the deltas in the merged weights: those that count or, of a soup, that it kept.
+    pub fn merged_deltas(&self) -> impl Iterator<Item = &v1::Delta> {
+        let kept = self.merge.iter().flat_map(|merge| &merge.kept).collect::<BTreeSet<_>>();
+        self.counted_deltas().filter(move |delta| kept.is_empty() || kept.contains(&delta.slice))
+    }
 }

@@ -36,6 +36,8 @@ pub enum MergeSpec {
     Nesterov,
     /// The mean of the products BA, reduced to the rank of the adapter.
     Stack,
+    /// One merge, of those adapters that improve the likelihood of a held-out text.
+    Soup,
 }
 
 /// The outer optimizer.
@@ -94,14 +96,17 @@ impl AcrossSpec {
         check_range(&field("outer.momentum"), outer.momentum, 0.0, 0.999)?;
         let Some(share) = self.send_share else { return Ok(()) };
         check_range(&field("send_share"), share, 1e-4, 1.0)?;
-        let remedy = "does not go with `merge: stack`; use average or nesterov";
-        ensure_field(self.merge != MergeSpec::Stack, &field("send_share"), remedy)
+        let remedy = "needs `merge: average` or `nesterov`";
+        let fits = matches!(self.merge, MergeSpec::Average | MergeSpec::Nesterov);
+        ensure_field(fits, &field("send_share"), remedy)
     }
 
     /// Converts the section to its form in the `spec` fact.
     pub(crate) fn to_proto(&self) -> v1::Across {
         let outer = match self.merge {
-            MergeSpec::Average | MergeSpec::Stack => OuterSpec { rate: 1.0, momentum: 0.0 },
+            MergeSpec::Average | MergeSpec::Stack | MergeSpec::Soup => {
+                OuterSpec { rate: 1.0, momentum: 0.0 }
+            }
             MergeSpec::Nesterov => self.outer.unwrap_or_default(),
         };
         v1::Across {
@@ -115,6 +120,7 @@ impl AcrossSpec {
             method: match self.merge {
                 MergeSpec::Average | MergeSpec::Nesterov => v1::across::Method::Step,
                 MergeSpec::Stack => v1::across::Method::Stack,
+                MergeSpec::Soup => v1::across::Method::Soup,
             }
             .into(),
             send_share: self.send_share.unwrap_or_default(),
@@ -147,13 +153,15 @@ mod tests {
             ("send_share: 0", "a.send_share"),
             ("send_share: 1.5", "a.send_share"),
             ("{ merge: stack, send_share: 0.01 }", "a.send_share"),
+            ("{ merge: soup, send_share: 0.01 }", "a.send_share"),
         ] {
             assert_eq!(values(text), Err(field.to_owned()));
         }
         let proto = |text: &str| parse(text).to_proto();
         assert_eq!(proto("merge: stack").method(), v1::across::Method::Stack);
         assert_eq!(proto("send_share: 0.01").send_share, 0.01);
-        assert!(serde_saphyr::from_str::<AcrossSpec>("merge: soup").is_err());
+        assert_eq!(proto("merge: soup").method(), v1::across::Method::Soup);
+        assert!(serde_saphyr::from_str::<AcrossSpec>("merge: mean").is_err());
         assert!(serde_saphyr::from_str::<AcrossSpec>("workers: all").is_err());
     }
 }

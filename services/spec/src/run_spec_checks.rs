@@ -4,6 +4,7 @@
 use wire::SuiteName;
 
 use crate::{
+    across::MergeSpec,
     error::{FieldError, SpecError},
     eval_suite::{SuiteMeasure, SuiteSpec},
     field_checks::{FieldResult, check_count, ensure_field},
@@ -41,6 +42,7 @@ impl RunSpec {
         // Suites inherit it, and errors must name where it is written.
         self.raft.as_ref().map_or(Ok(()), |raft| raft.sampling.check_fields(raft.cycles))?;
         check_suites(&self.evals, self.raft.as_ref())?;
+        self.check_soup()?;
         match (&self.sft, &self.raft) {
             (Some(sft), None) => {
                 sft.training.check_fields("sft.training", 1)?;
@@ -104,6 +106,26 @@ impl WatchSpec {
 }
 
 /// Checks number, unique names and fields. Suites of prompts need a RAFT run.
+impl RunSpec {
+    /// Checks that there is a text by which a soup can be chosen.
+    fn check_soup(&self) -> FieldResult {
+        let (section, training) = match (&self.sft, &self.raft) {
+            (Some(sft), _) => ("sft", &sft.training),
+            (None, Some(raft)) => ("raft", &raft.training),
+            (None, None) => return Ok(()),
+        };
+        let is_soup = training.across.as_ref().is_some_and(|it| it.merge == MergeSpec::Soup);
+        let is_lines =
+            |suite: &SuiteSpec| suite.text.as_ref().is_some_and(|text| text.ends_with(".jsonl"));
+        ensure_field(
+            !is_soup || self.evals.iter().any(is_lines),
+            &format!("{section}.training.across.merge"),
+            "soup needs `evals` with a text of {\"prompt\", \"completion\"} lines (.jsonl), by \
+             whose likelihood it chooses",
+        )
+    }
+}
+
 fn check_suites(suites: &[SuiteSpec], raft: Option<&RaftSpec>) -> FieldResult {
     let given = suites.len();
     let remedy = format!("{given} suites are given, the limit is {SUITES_MAX}");
@@ -243,6 +265,10 @@ raft:
             (
                 "  verifier: { exact: {} }\n  objective: rloo\n  training: { across: {} }",
                 "raft.training.across",
+            ),
+            (
+                "  verifier: { exact: {} }\n  training: { across: { merge: soup } }",
+                "raft.training.across.merge",
             ),
             ("  objective: ssd\n  heldout: a.jsonl", "raft.heldout"),
             ("  objective: ssd\n  curriculum: { budget: { max: 16 } }", "raft.curriculum"),

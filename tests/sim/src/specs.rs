@@ -24,6 +24,9 @@ const ACROSS: v1::Across = v1::Across {
     send_share: 0.0,
 };
 
+/// The same, all steps at once.
+const SOUP: v1::Across = v1::Across { method: v1::across::Method::Soup as i32, ..ACROSS };
+
 /// The same between boxes that send only changes.
 const CHANGES_ACROSS: v1::Across = v1::Across { send_share: 0.01, ..ACROSS };
 
@@ -43,7 +46,7 @@ pub(crate) fn seed_specs(seed: u64) -> Vec<v1::Spec> {
     }
     if random.u32(0..4) == 0 {
         let dataset = blob(b"dataset");
-        let across = [ACROSS, CHANGES_ACROSS].get(random.usize(0..6)).copied();
+        let across = [ACROSS, CHANGES_ACROSS, SOUP].get(random.usize(0..9)).copied();
         let lora = Some(v1::Lora::default());
         let training = Some(v1::Training { lora, across, ..<_>::default() });
         let sft = v1::spec::Sft { dataset, training };
@@ -89,7 +92,12 @@ fn common_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
             adapter: None,
         }),
         pool: pool.into(),
-        suites: vec![v1::Suite { name: SUITE.into(), text: blob(b"text"), ..Default::default() }],
+        suites: vec![v1::Suite {
+            name: SUITE.into(),
+            text: blob(b"text"),
+            format: v1::suite::Format::Documents.into(),
+            ..Default::default()
+        }],
         ..Default::default()
     }
 }
@@ -130,7 +138,11 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         settings: if kind(9) { corrected } else { Default::default() },
         off_policy: false,
     });
-    let across = if kind(14) { CHANGES_ACROSS } else { ACROSS };
+    let across = match (kind(14), kind(15)) {
+        (true, _) => CHANGES_ACROSS,
+        (false, true) => SOUP,
+        (false, false) => ACROSS,
+    };
     v1::Spec {
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
             prompts: blob(b"prompts"),

@@ -279,6 +279,11 @@ pub(crate) fn make_part_results(order: &v1::TrainOrder, agent: &str) -> Vec<(Fac
                 deltas,
                 tree: merged,
                 derived: merge.derived,
+                kept: match merge.heldout {
+                    Some(_) => merge.deltas.iter().map(|delta| delta.slice).collect(),
+                    None => Vec::new(),
+                },
+                total_steps: if merge.outer == 0 { STEPS } else { 0 },
                 ..Default::default()
             };
             facts.push((FactKey::Merge { cycle, outer: merge.outer }, FactBody::Merge(fact)));

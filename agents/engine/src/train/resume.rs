@@ -79,6 +79,7 @@ impl ModelTrainer {
     /// is that of an earlier step of the same training; with `None` it is new.
     pub fn start_slice(&mut self, dir: Option<&Path>, step: usize) -> Result<(), ResumeError> {
         self.optimizer.restore_state(0, BTreeMap::new());
+        self.slice_schedule = None;
         if let Some(dir) = dir {
             let path = dir.join(STATE_FILE);
             let state = self.read_own_state(&path)?;

@@ -100,6 +100,10 @@ class Slice:
     start: str = None
     # The directory of the optimizer's state; None for a new state.
     state: str = None
+    # The learning rate rises and falls within the slice.
+    own_schedule: bool = False
+    # The file with completions of which the start's likelihood is measured, instead of training.
+    heldout: str = None
 
 
 @dataclasses.dataclass

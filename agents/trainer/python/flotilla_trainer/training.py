@@ -104,12 +104,16 @@ class Training:
             self, steps, (first, end), identity, resume_error or refused, sequences.skipped
         )
         self.loaded = Loaded(sequences, model) if call.slice else None
+        heldout = call.slice.heldout if call.slice else None
+        if heldout:
+            # Only scored, one pass after the other.
+            sequences, first, end = self._sequences(config, unit, heldout), 0, 1
         if end <= first:
             return self._save_new(model, callback)
         loader = torch.utils.data.DataLoader(
             sequences,
             batch_sampler=order.StepSampler(
-                count, training.batch_size, end, call.seed, unit, first
+                len(sequences) // unit, training.batch_size, end, call.seed, unit, first
             ),
             collate_fn=examples.PassCollator(call.pass_tokens(), attention is not None, unit),
             num_workers=call.policy.dataloader_workers,
@@ -127,6 +131,9 @@ class Training:
             first=first,
         )
         callback.trainer = trainer
+        if heldout:
+            callback.report_begin()
+            return self._report_heldout(trainer, sequences)
         if objective:
             signals = self._signals(trainer, objective, sequences, attention)
             trainer.weights = objectives.StepWeights(objective, signals)
@@ -193,10 +200,17 @@ class Training:
         model.train(was_training)
         return found
 
-    def _sequences(self, config, unit):
+    def _report_heldout(self, trainer, sequences):
+        """Reports the mean negative log-likelihood of the held-out completions, in nats per token."""
+        found = self._score(trainer, trainer.model, sequences)
+        nll = -float(torch.cat(found).mean())
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+        self.respond.progress({"heldout": nll})
+
+    def _sequences(self, config, unit, path=None):
         call = self.call
         return examples.Sequences(
-            examples.read(call.dataset),
+            examples.read(path or call.dataset),
             examples.load_tokenizer(call.base),
             examples.end_token(call.base),
             config.vocab_size,
@@ -444,7 +458,7 @@ class StepCallback(TrainerCallback):
 
     def _report(self, step, saved):
         training = self.call.training
-        rate = training.learning_rate * schedule.factor(step, self.steps, training)
+        rate = training.learning_rate * _rate_factor(self.call, step, self.steps)
         report = {
             "step": step,
             "steps": self.steps,
@@ -567,9 +581,17 @@ def _optimizer(call, model, steps, identity):
         group.pop("initial_lr", None)
     # The scheduler counts the steps completed here; the rate is that of the next step.
     rates = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda taken: schedule.factor(min(first + taken + 1, steps), steps, training)
+        optimizer, lambda taken: _rate_factor(call, min(first + taken + 1, steps), steps)
     )
     return (optimizer, rates), refused
+
+
+def _rate_factor(call, step, steps):
+    """Returns the share of the peak rate at a step, in the schedule of the training or the slice."""
+    if call.slice and call.slice.own_schedule:
+        own = max(min(call.slice.steps, steps - call.slice.first), 1)
+        return schedule.factor(min(step - call.slice.first, own), own, call.training)
+    return schedule.factor(step, steps, call.training)
 
 
 def _load_state(optimizer, directory, identity):

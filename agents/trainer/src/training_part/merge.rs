@@ -40,19 +40,26 @@ impl TrainingPart<'_> {
         let name = format!("{}-{}-merge", order.cycle, merge.outer);
         let scratch = TrainingDir::create_for(job, &name)?;
         let (adapter, momentum) = (scratch.0.join("adapter"), scratch.0.join("momentum"));
+        let mut soup = None;
+        let mut total_steps = 0;
         let MergeErrors { drift, residual } = match merge.outer {
             0 => {
-                self.create_adapter(&adapter, &scratch).await?;
+                total_steps = self.create_adapter(&adapter, &scratch).await?;
                 MergeErrors::default()
             }
             _ => {
                 let start = self.fetch_merge_inputs(merge).await?;
+                if let Some(heldout) = &merge.heldout {
+                    soup = Some(self.choose_soup(merge, &start, heldout, &scratch).await?);
+                }
+                let merge = soup.as_ref().map_or(merge, |soup| &soup.merge);
                 self.write_merged(merge, &start, (&adapter, &momentum)).await?
             }
         };
-        let tree = self.publish_merged(merge, MergedFiles::Adapter, &adapter).await?;
+        let written = soup.as_ref().map_or(merge, |soup| &soup.merge);
+        let tree = self.publish_merged(written, MergedFiles::Adapter, &adapter).await?;
         let momentum = match momentum.exists() {
-            true => Some(self.publish_merged(merge, MergedFiles::Velocity, &momentum).await?),
+            true => Some(self.publish_merged(written, MergedFiles::Velocity, &momentum).await?),
             false => None,
         };
         if let Some(checkpoint) = &merge.checkpoint {
@@ -71,6 +78,9 @@ impl TrainingPart<'_> {
             drift,
             residual,
             derived: merge.derived,
+            kept: soup.iter().flat_map(|it| &it.merge.deltas).map(|delta| delta.slice).collect(),
+            heldout_nll: soup.as_ref().map_or(0.0, |soup| soup.heldout_nll),
+            total_steps,
             wall_s: began.elapsed().as_secs_f64(),
         };
         let place = FactKey::Merge { cycle: order.cycle, outer: merge.outer };
@@ -80,15 +90,17 @@ impl TrainingPart<'_> {
         Ok(())
     }
 
-    /// Fails if the log has other bytes for the merge: two boxes do not compute alike. A new adapter
-    /// is not compared, because engines create different ones.
+    /// Fails if the log has other bytes for the merge: two boxes do not compute alike. New adapters
+    /// and different soups are not compared.
     async fn check_merge(self, place: FactKey, own: &v1::Merge) -> Result<(), JobError> {
         let Some(FactBody::Merge(accepted)) = self.job.read_fact(place).await? else {
             return Ok(());
         };
         let manifest = |merge: &v1::Merge| merge.tree.clone().unwrap_or_default().manifest;
         let (ours, theirs) = (manifest(own), manifest(&accepted));
-        if own.outer == 0 || ours == theirs {
+        // Two boxes may choose different soups if their engines score differently.
+        let is_other = own.outer == 0 || own.kept != accepted.kept;
+        if is_other || ours == theirs {
             return Ok(());
         }
         let v1::Merge { cycle, outer, agent, .. } = &accepted;
@@ -98,15 +110,16 @@ impl TrainingPart<'_> {
         )))
     }
 
-    /// Writes the adapter from which all boxes start, as the engine of this box creates it.
-    async fn create_adapter(self, adapter: &Path, scratch: &TrainingDir) -> Result<(), JobError> {
-        let slice = TrainSlice { first: 0, steps: 0, start: None, state: None };
-        self.run_worker(slice, scratch).await?;
+    /// Writes the adapter from which all boxes start, as the engine of this box creates it. Returns the
+    /// number of steps of the training.
+    async fn create_adapter(self, adapter: &Path, scratch: &TrainingDir) -> Result<u32, JobError> {
+        let saved = self.run_worker(TrainSlice::default(), scratch).await?;
         let made = scratch.0.join(NEW_ADAPTER_DIR).join(CHECKPOINT_DIR);
         let moved = tokio::fs::rename(&made, adapter).await;
         moved
             .with_context(|| format!("move {}", made.display()))
-            .map_err(JobError::retryable_failure)
+            .map_err(JobError::retryable_failure)?;
+        Ok(saved.begun.steps)
     }
 
     /// Publishes files of a merge, or only keeps them in the cache if every box derives them.

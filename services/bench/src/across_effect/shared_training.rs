@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use engine::{
     AdapterMerge, CompletionExample, Device, LanguageModel, LayerModule, LoraAdapter, LoraSpec,
-    MatrixDtype, MergeRule, ModelTokenizer, ModelTrainer, OuterOptimizer, TrainMethod, TrainSpec,
-    WeightChange, load_model, score_completions,
+    MatrixDtype, MergeRule, ModelTokenizer, ModelTrainer, OuterOptimizer, SoupChoice, TrainMethod,
+    TrainSpec, WeightChange, load_model, score_completions,
 };
 use serde::Serialize;
 
@@ -18,6 +18,8 @@ pub(super) struct SharingMethod {
     pub freezes_a: bool,
     /// As in `training.across.send_share`.
     pub send_share: Option<f64>,
+    /// True if the merge keeps only adapters that improve the likelihood.
+    pub is_soup: bool,
 }
 
 const MEAN: MergeRule = MergeRule::Step(OuterOptimizer { rate: 1.0, momentum: 0.0 });
@@ -29,6 +31,7 @@ impl SharingMethod {
     pub(super) const FROZEN_A: Self =
         Self { freezes_a: true, ..Self::new("average, frozen A", MEAN) };
     pub(super) const STACK: Self = Self::new("stack", MergeRule::Stack);
+    pub(super) const SOUP: Self = Self { is_soup: true, ..Self::new("soup", MEAN) };
     pub(super) const CHANGES: [Self; 3] = [
         Self { send_share: Some(0.01), ..Self::new("average, 1 % sent", MEAN) },
         Self { send_share: Some(0.1), ..Self::new("average, 10 % sent", MEAN) },
@@ -36,7 +39,7 @@ impl SharingMethod {
     ];
 
     const fn new(name: &'static str, rule: MergeRule) -> Self {
-        Self { name, rule, freezes_a: false, send_share: None }
+        Self { name, rule, freezes_a: false, send_share: None, is_soup: false }
     }
 
     /// Stacked weights have other factors, to which no optimizer state belongs.
@@ -51,6 +54,8 @@ pub(super) struct SharedTraining<'a> {
     pub base: &'a Path,
     pub examples: Vec<CompletionExample>,
     pub heldout: Vec<CompletionExample>,
+    /// By which a soup is chosen.
+    pub chosen_by: Vec<CompletionExample>,
     pub spec: TrainSpec,
 }
 
@@ -91,6 +96,7 @@ impl SharedTraining<'_> {
         let (mut drifts, mut residuals) = (Vec::new(), Vec::new());
         let (mut sent_bytes, mut slices) = (0, 0u32);
         let mut first = 0;
+        let every = if method.is_soup { total.div_ceil(boxes) } else { every };
         while first < total {
             let outer = drifts.len() + 1;
             let mut trained = Vec::new();
@@ -100,7 +106,8 @@ impl SharedTraining<'_> {
                     break;
                 }
                 let out = directory.join(format!("{outer}-{number}"));
-                let slice = self.train_slice(&start, state.as_deref(), (first, steps), &out)?;
+                let begin = (start.as_path(), state.as_deref(), method.is_soup);
+                let slice = self.train_slice(begin, (first, steps), &out)?;
                 let sent = match method.send_share {
                     None => slice.adapter,
                     Some(keep) => {
@@ -118,7 +125,10 @@ impl SharedTraining<'_> {
             }
             let (merged, moved) =
                 (directory.join(outer.to_string()), directory.join(format!("{outer}-velocity")));
-            let files = AdapterMerge { start, velocity, trained, rule: method.rule };
+            let mut files = AdapterMerge { start, velocity, trained, rule: method.rule };
+            if method.is_soup {
+                files.trained = self.choose_soup(&files, &directory.join("candidate"))?;
+            }
             let errors = files.write_merged(&merged, &moved)?;
             drifts.push(errors.drift);
             residuals.push(errors.residual);
@@ -127,7 +137,12 @@ impl SharedTraining<'_> {
         }
         #[expect(clippy::cast_precision_loss, reason = "megabytes")]
         let sent_bytes = sent_bytes as f64 / f64::from(slices);
-        Ok(TrainedShare { nll: self.heldout_nll(&start)?, drifts, residuals, sent_bytes })
+        Ok(TrainedShare {
+            nll: self.measure_nll(&start, &self.heldout)?,
+            drifts,
+            residuals,
+            sent_bytes,
+        })
     }
 
     fn new_adapter(&self) -> anyhow::Result<LoraAdapter> {
@@ -137,10 +152,27 @@ impl SharedTraining<'_> {
         Ok(LoraAdapter::new(&lora, &config, self.spec.seed)?)
     }
 
+    fn choose_soup(
+        &self,
+        all: &AdapterMerge,
+        scratch: &Path,
+    ) -> anyhow::Result<Vec<(PathBuf, u64)>> {
+        let trained = |chosen: &[usize]| {
+            chosen.iter().map(|index| all.trained[*index].clone()).collect::<Vec<_>>()
+        };
+        let mut choice = SoupChoice::new(all.trained.len());
+        while let Some(candidate) = choice.next_candidate() {
+            let merge = AdapterMerge { trained: trained(&candidate), ..all.clone() };
+            merge.write_merged(scratch, scratch)?;
+            choice.record_score(self.measure_nll(scratch, &self.chosen_by)?);
+        }
+        Ok(trained(choice.chosen().0))
+    }
+
+    /// `begin`: the adapter, the optimizer's state, and true for a schedule of its own.
     fn train_slice(
         &self,
-        start: &Path,
-        state: Option<&Path>,
+        (start, state, own_schedule): (&Path, Option<&Path>, bool),
         (first, steps): (usize, usize),
         out: &Path,
     ) -> anyhow::Result<TrainedSlice> {
@@ -151,6 +183,9 @@ impl SharedTraining<'_> {
         let spec = self.spec.clone();
         let mut trainer = ModelTrainer::new(model, &tokenizer, method, &self.examples, spec)?;
         trainer.start_slice(state, first)?;
+        if own_schedule {
+            trainer.schedule_slice(steps);
+        }
         let mut scored = 0;
         for _ in 0..steps {
             let step = trainer.run_step()?.ok_or_else(|| anyhow!("the training ended early"))?;
@@ -162,10 +197,11 @@ impl SharedTraining<'_> {
         Ok(slice)
     }
 
-    fn heldout_nll(&self, adapter: &Path) -> anyhow::Result<f64> {
+    /// Returns the mean negative log-likelihood of completions, in nats per token.
+    fn measure_nll(&self, adapter: &Path, examples: &[CompletionExample]) -> anyhow::Result<f64> {
         let (model, tokenizer) = load_model(self.base, Some(adapter), "cpu", MatrixDtype::F32)?;
         let most = self.spec.max_tokens;
-        let scores = score_completions(&model, &tokenizer, &self.heldout, most, |_, _| {})?;
+        let scores = score_completions(&model, &tokenizer, examples, most, |_, _| {})?;
         let scores: Vec<f64> = scores.into_iter().flatten().flatten().collect();
         #[expect(clippy::cast_precision_loss, reason = "thousands of tokens")]
         let count = scores.len() as f64;

@@ -38,7 +38,7 @@ pub(crate) fn next_commands(
     let planner = AcrossPlanner { run, training, order, pool, inputs };
     let outer = match training.last_merge() {
         Some((last, _)) => last + 1,
-        None => u32::from(order.adapter.is_some()),
+        None => u32::from(order.adapter.is_some() && !is_soup(order)),
     };
     if outer == 0 {
         return planner.order_merge(0);
@@ -88,6 +88,7 @@ fn has_more_steps(training: &AcrossTraining, outer: u32) -> bool {
 /// Returns the order of a merge with the deltas that count, and with the checkpoint to publish if
 /// one is due.
 pub(crate) fn merge_order(
+    run: &Run,
     training: &AcrossTraining,
     order: &v1::TrainOrder,
     outer: u32,
@@ -97,6 +98,7 @@ pub(crate) fn merge_order(
     v1::train_order::Merge {
         derived: sends_changes && checkpoint.is_none() && outer % STORED_EVERY != 0,
         checkpoint,
+        heldout: heldout_text(run).filter(|_| is_soup(order) && outer > 0),
         derivation: list_derived(training, order, outer),
         ..merge_inputs(training, order, outer)
     }
@@ -118,6 +120,18 @@ fn merge_inputs(
         deltas: deltas.filter(|delta| delta.tree.is_some()).cloned().collect(),
         ..Default::default()
     }
+}
+
+/// Returns true if each box trains its share of all steps at once. The first merge then says how many
+/// there are.
+fn is_soup(order: &v1::TrainOrder) -> bool {
+    across_of(order).method() == v1::across::Method::Soup
+}
+
+/// Returns the text by which a soup is chosen.
+fn heldout_text(run: &Run) -> Option<v1::Blob> {
+    let is_completions = |suite: &&v1::Suite| suite.format() == v1::suite::Format::Documents;
+    run.spec.suites.iter().find(is_completions).and_then(|suite| suite.text.clone())
 }
 
 /// Returns the last merges before an outer step whose weights are not in the store, in order.
@@ -208,6 +222,7 @@ impl AcrossPlanner<'_> {
         let boxes = self.available_boxes(workers);
         let speeds = self.measured_speeds();
         let every = match speeds.is_empty() && boxes.len() > 1 {
+            _ if is_soup(self.order) => u32::MAX,
             true => (every / FIRST_SHARE).max(1),
             false => every,
         };
@@ -218,7 +233,7 @@ impl AcrossPlanner<'_> {
         };
         let speed_of = |agent: &str| speeds.get(agent).copied().unwrap_or(mean);
         // Stacked weights have other factors, to which no optimizer state belongs.
-        let has_states = across.method() != v1::across::Method::Stack;
+        let has_states = across.method() == v1::across::Method::Step;
         let counted = self.training.counted_deltas();
         let counted = counted.filter(|delta| has_states && delta.tree.is_some());
         let state_of = |delta: &v1::Delta| delta.tree.clone().unwrap_or_default().manifest;
@@ -301,7 +316,7 @@ impl AcrossPlanner<'_> {
 
     fn order_merge(&self, outer: u32) -> Vec<WriteCommand> {
         let orders = self.training.outer_steps.get(&outer).map(|step| step.merge_orders);
-        let ordered = merge_order(self.training, self.order, outer);
+        let ordered = merge_order(self.run, self.training, self.order, outer);
         let ordered = v1::train_order::Part::Merge(ordered);
         let command = self.order_part(outer, TrainPart::Merge, ordered, orders.unwrap_or_default());
         command.into_iter().collect()

@@ -158,7 +158,7 @@ pub(super) fn check_train_part(
             across::slice_order(training, order, outer, slice).map(v1::train_order::Part::Slice)
         }
         TrainPart::Merge => {
-            Some(v1::train_order::Part::Merge(across::merge_order(training, order, outer)))
+            Some(v1::train_order::Part::Merge(across::merge_order(run, training, order, outer)))
         }
     };
     (order.part != expected || order.part.is_none())

@@ -161,6 +161,37 @@ fn stacked_adapters_are_merged_and_reproduced() {
 }
 
 #[test]
+fn a_soup_is_one_merge_of_the_adapters_that_help() {
+    let fleet = Fleet::start("trainer=2,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let model = files.write_model();
+    let path = write_spec(&files, &model, (60, 0), "across: { merge: soup },");
+    let refused = fleet.run(&["run", "check", path.to_str().unwrap()]);
+    assert!(refused.stderr.contains("sft.training.across.merge"), "{refused:?}");
+    let spec = std::fs::read_to_string(&path).unwrap();
+    let suite = "{ name: lines, text: lines.jsonl }";
+    std::fs::write(&path, spec.replace("evals: [", &format!("evals: [{suite}, "))).unwrap();
+    let lines =
+        (0..20).map(|n| format!("{{\"prompt\": \"{n}+1=\", \"completion\": \"{}\"}}\n", n + 1));
+    std::fs::write(path.with_file_name("lines.jsonl"), lines.collect::<String>()).unwrap();
+    let run = fleet.submit(&path);
+    fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_audit(&run);
+    let merges = facts_of(&fleet, &run, "merge");
+    let [new, soup] = merges.as_slice() else { panic!("{merges:#?}") };
+    assert_eq!(new["totalSteps"], 60);
+    assert!(soup["heldoutNll"].as_f64().unwrap() > 0.0, "{soup}");
+    assert!(!soup["kept"].as_array().unwrap().is_empty(), "{soup}");
+    let deltas = facts_of(&fleet, &run, "delta");
+    let steps: Vec<_> = deltas.iter().map(|delta| delta["steps"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [30, 30]);
+    let rates: Vec<_> = deltas.iter().map(|delta| delta["learningRate"].as_f64()).collect();
+    assert_eq!(rates[0], rates[1], "each has its own schedule");
+    let again = fleet.run(&["run", "reproduce", &run]);
+    assert_eq!(again.code, 0, "{again:?}");
+}
+
+#[test]
 fn each_cycle_of_a_raft_run_is_shared_and_continues_the_adapter_before() {
     let fleet = Fleet::start("trainer=2,generator,verifier,evaluator");
     let files = SpecFiles::create(fleet.path());
