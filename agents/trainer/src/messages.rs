@@ -101,8 +101,9 @@ pub(crate) enum TrainProgress {
     /// The first message: everything is loaded.
     Begun(TrainingBegun),
     Step(TrainStep),
-    /// The mean negative log-likelihood of the held-out completions, in nats per token.
-    Heldout(f64),
+    /// The mean negative log-likelihood of the held-out completions, in nats per token; `None` if it
+    /// is not finite, or all are too long.
+    Heldout(Option<f64>),
     /// A heartbeat during work that may take long.
     Busy,
 }

@@ -136,7 +136,8 @@ impl Reproduction<'_> {
         let Self { order, checkpoint, store, cache, scratch, .. } = *self;
         let files = TrainingFiles { store, cache };
         self.check_engines(outer_steps)?;
-        let adapter = match &order.adapter {
+        // A soup starts from the adapter as the first merge saved it again.
+        let adapter = match order.adapter.as_ref().filter(|_| !lineage::is_soup(order)) {
             Some(adapter) => Some(cache.fetch_tree(store, adapter).await?),
             None => None,
         };

@@ -305,7 +305,9 @@ impl AgentRole for TrainerRole {
         async {
             let order = expect_train_order(job)?;
             let halvings = self.halving_count(&halved_name(job, order));
-            let has_room = self.kept_worker.serves_training(&training_name(order, halvings));
+            let training = training_name(order, halvings);
+            self.kept_worker.end_others(&training);
+            let has_room = self.kept_worker.serves_training(&training);
             if is_part_done(job, order).await? || has_room {
                 return Ok(None);
             }

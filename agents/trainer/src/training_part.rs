@@ -188,15 +188,21 @@ impl TrainingPart<'_> {
             states.keep_state(&tree.manifest, &directory.join(STATE_DIR));
             delta.tree = Some(tree);
         }
-        let place = FactKey::Delta { cycle: order.cycle, outer, slice: number };
+        self.write_delta(delta).await
+    }
+
+    /// Writes the `delta` fact. If another box was first, removes the weights, which nobody needs.
+    async fn write_delta(self, delta: v1::Delta) -> Result<(), JobError> {
+        let Self { job, .. } = self;
+        let v1::Delta { cycle, outer, slice, .. } = delta;
+        let place = FactKey::Delta { cycle, outer, slice };
         job.write_result(place.clone(), FactBody::Delta(delta.clone())).await?;
-        // If another box was first, nobody needs these weights.
         let is_accepted = match job.read_fact(place).await? {
             Some(FactBody::Delta(accepted)) => accepted.tree == delta.tree,
             _ => true,
         };
         if let Some(tree) = delta.tree.filter(|_| !is_accepted) {
-            let place = TreePlace::for_delta(&job.run, order.cycle, outer, number);
+            let place = TreePlace::for_delta(&job.run, cycle, outer, slice);
             self.remove_trees(vec![(place, tree)]).await;
         }
         Ok(())
@@ -233,6 +239,7 @@ impl TrainingPart<'_> {
         let settings = config.host_settings();
         let mut call = files.fetch_request(order, settings, None, scratch.0.clone()).await?;
         call.request.policy.halvings = halvings;
+        let is_score = slice.heldout.is_some();
         call.request.slice = Some(slice);
         let training = training_name(order, halvings);
         let worker = match self.kept_worker.take_worker(&training) {
@@ -251,7 +258,7 @@ impl TrainingPart<'_> {
             if let Ok(mut seen) = seen.lock() {
                 match message {
                     Some(TrainProgress::Begun(begun)) => seen.0 = Some(begun),
-                    Some(TrainProgress::Heldout(nll)) => seen.2 = Some(nll),
+                    Some(TrainProgress::Heldout(nll)) => seen.2 = nll,
                     _ => {}
                 }
                 if let Some(step) = step.filter(|step| step.saved.is_some()) {
@@ -275,7 +282,7 @@ impl TrainingPart<'_> {
         let begun = begun.ok_or_else(|| {
             JobError::retryable_failure(anyhow!("the worker ended before it began (E112)"))
         })?;
-        if self.has_more_slices() {
+        if is_score || self.has_more_slices() {
             self.kept_worker.keep_worker(training, worker);
         }
         Ok(SavedSlice { begun, step, stats, heldout_nll })

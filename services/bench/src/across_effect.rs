@@ -1,8 +1,8 @@
 //! Measures `flotilla-bench across`: how well an adapter learns if several boxes train it, and how
 //! busy the planner keeps them.
 //!
-//! The trainings are real, one after the other on this machine: the demo's base learns more correct sums.
-//! Times are those of boxes that take as long for a step as others and merge in no time. Figures
+//! The trainings are real, one after the other on this machine: the demo's base learns more
+//! correct sums. Times are those of boxes that take as long for a step as others and merge in no time. Figures
 //! depend only on the seeds.
 
 mod markdown;
@@ -21,10 +21,11 @@ use engine::{
     CompletionExample, Device, LanguageModel, LearningRateDecay, ModelTokenizer, ModelTrainer,
     TrainMethod, TrainSpec,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use self::shared_training::{SharedTraining, SharingMethod, TrainedShare};
+use self::split_efficiency::{SlowLink, SlowShare};
 use crate::{
     args::BenchArgs,
     conditions::{Conditions, ConditionsMeter},
@@ -56,7 +57,7 @@ const MORE_STEPS: f64 = 1.25;
 const AVERAGE: SharingMethod = SharingMethod::AVERAGE;
 
 /// The trainings of a seed.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct SeedResult {
     seed: u64,
     one_box: TrainedShare,
@@ -66,11 +67,11 @@ struct SeedResult {
     longer: SharedResult,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct SharedResult {
     boxes: usize,
     every: usize,
-    merge: &'static str,
+    merge: String,
     result: TrainedShare,
 }
 
@@ -81,6 +82,15 @@ struct AcrossReport {
     seeds: Vec<SeedResult>,
     /// Relative speeds of boxes, and the share of the sum of their speeds that is used.
     efficiency: Vec<(Vec<f64>, f64)>,
+    slow: SlowReport,
+}
+
+/// An adapter of a 7B model between boxes behind a slow link.
+#[derive(Debug, Serialize)]
+struct SlowReport {
+    weight_bytes: u64,
+    change_bytes: u64,
+    shares: Vec<SlowShare>,
 }
 
 pub(super) fn bench_across(args: &BenchArgs) -> anyhow::Result<ExitCode> {
@@ -88,17 +98,30 @@ pub(super) fn bench_across(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let meter = ConditionsMeter::start();
     let mut seeds = Vec::new();
     for seed in 1..=u64::from(args.seeds) {
-        seeds.push(train_seed(&directory.as_path().join(seed.to_string()), seed)?);
+        seeds.push(read_or_train(&directory.as_path().join(seed.to_string()), seed)?);
         output::print_message(&format!("seed {seed} of {}", args.seeds));
     }
     let efficiency = split_efficiency::measure_efficiency();
-    let report = AcrossReport { conditions: meter.finish(), seeds, efficiency };
+    let slow = measure_slow_link(&directory.as_path().join("large"))?;
+    let report = AcrossReport { conditions: meter.finish(), seeds, efficiency, slow };
     if args.json {
         output::print_json(&json!(report))?;
     } else {
         output::print_text(&markdown::write_markdown(&report));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the result of a seed, from its file if an earlier benchmark wrote it.
+fn read_or_train(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
+    let file = directory.with_extension("json");
+    if let Ok(bytes) = std::fs::read(&file) {
+        return serde_json::from_slice(&bytes).with_context(|| format!("read {}", file.display()));
+    }
+    let result = train_seed(directory, seed)?;
+    std::fs::write(&file, serde_json::to_vec(&result)?)
+        .with_context(|| format!("write {}", file.display()))?;
+    Ok(result)
 }
 
 fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
@@ -124,14 +147,14 @@ fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
         let scratch = directory.join(number.to_string());
         let result = training.train_boxes(&scratch, boxes, every, method)?;
         std::fs::remove_dir_all(&scratch)?;
-        shared.push(SharedResult { boxes, every, merge: method.name, result });
+        shared.push(SharedResult { boxes, every, merge: method.name.into(), result });
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "hundreds")]
     let more = (STEPS as f64 * MORE_STEPS) as usize;
     let longer = SharedTraining { spec: adapter_spec(seed, more), ..training.clone() };
     let (boxes, every) = (4, INTERVAL);
     let result = longer.train_boxes(&directory.join("longer"), boxes, every, AVERAGE)?;
-    let longer = SharedResult { boxes, every, merge: AVERAGE.name, result };
+    let longer = SharedResult { boxes, every, merge: AVERAGE.name.into(), result };
     Ok(SeedResult { seed, one_box, shared, longer })
 }
 
@@ -147,6 +170,43 @@ fn list_cases() -> Vec<(SharingMethod, usize, usize)> {
     let changes = SharingMethod::CHANGES.map(|method| (method, 4, INTERVAL));
     let soups = BOXES.map(|boxes| (SharingMethod::SOUP, boxes, STEPS / boxes));
     all.chain(others).chain(changes).chain(soups).collect()
+}
+
+/// The link of the bench, such as a box behind bad Wi-Fi.
+const SLOW_LINK: SlowLink = SlowLink { bits_s: 20e6, round_trip_s: 0.1, loss: 0.02 };
+
+/// The share of changed values that is sent over it.
+const SENT: f64 = 0.01;
+
+/// Shape of Qwen2.5-7B.
+const LARGE_CONFIG: &str = r#"{
+  "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584,
+  "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+  "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
+  "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": false
+}"#;
+
+/// Two new adapters of 36 ranks differ in as many values, those of A, as all of an adapter of 16
+/// ranks.
+fn measure_slow_link(directory: &Path) -> anyhow::Result<SlowReport> {
+    std::fs::create_dir_all(directory)?;
+    std::fs::write(directory.join("config.json"), LARGE_CONFIG)?;
+    let config = engine::ModelConfig::from_dir(directory)?;
+    let write = |name: &str, rank: usize, seed: u64| {
+        let modules = engine::LayerModule::ALL.into_iter().collect();
+        let lora = engine::LoraSpec { rank, alpha: 32.0, rslora: false, modules };
+        let path = directory.join(name);
+        engine::LoraAdapter::new(&lora, &config, seed)?.save_peft(&path, "base")?;
+        anyhow::Ok(path)
+    };
+    let (usual, start, trained) = (write("usual", 16, 1)?, write("a", 36, 1)?, write("b", 36, 2)?);
+    let change = engine::WeightChange { start, trained, left_out: None, keep: SENT };
+    change.write_change(&directory.join("change"), &directory.join("left"))?;
+    let weight_bytes = shared_training::count_bytes(&usual)?;
+    let change_bytes = shared_training::count_bytes(&directory.join("change"))?;
+    #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+    let shares = SLOW_LINK.measure_shares(weight_bytes as f64, change_bytes as f64);
+    Ok(SlowReport { weight_bytes, change_bytes, shares })
 }
 
 /// Trains the demo's base from random weights.

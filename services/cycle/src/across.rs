@@ -124,7 +124,8 @@ impl OuterStep {
 
     /// Returns the deltas in the merged weights: those that count or, of a soup, that it kept.
     pub fn merged_deltas(&self) -> impl Iterator<Item = &v1::Delta> {
-        let kept = self.merge.iter().flat_map(|merge| &merge.kept).collect::<BTreeSet<_>>();
-        self.counted_deltas().filter(move |delta| kept.is_empty() || kept.contains(&delta.slice))
+        let soup = self.merge.as_ref().filter(|merge| merge.heldout_nll > 0.0);
+        self.counted_deltas()
+            .filter(move |delta| soup.is_none_or(|soup| soup.kept.contains(&delta.slice)))
     }
 }

@@ -42,7 +42,7 @@ impl RunSpec {
         // Suites inherit it, and errors must name where it is written.
         self.raft.as_ref().map_or(Ok(()), |raft| raft.sampling.check_fields(raft.cycles))?;
         check_suites(&self.evals, self.raft.as_ref())?;
-        self.check_soup()?;
+        self.check_merge()?;
         match (&self.sft, &self.raft) {
             (Some(sft), None) => {
                 sft.training.check_fields("sft.training", 1)?;
@@ -72,6 +72,31 @@ impl RunSpec {
                 "has neither a section raft nor a section sft; `flotilla run new` writes one",
             ),
         }
+    }
+
+    /// Checks that there is a text by which a soup can be chosen, and that A is not frozen if it is
+    /// replaced.
+    fn check_merge(&self) -> FieldResult {
+        let (section, training, lora) = match (&self.sft, &self.raft) {
+            (Some(sft), _) => ("sft", &sft.training, sft.lora.as_ref()),
+            (None, Some(raft)) => ("raft", &raft.training, Some(&raft.lora)),
+            (None, None) => return Ok(()),
+        };
+        let merge = training.across.as_ref().map(|across| across.merge);
+        let freezes_a = lora.is_some_and(|lora| lora.freeze_a);
+        let field = format!("{section}.training.across.merge");
+        let remedy =
+            "stack replaces A, which `lora.freeze_a` keeps; use average, which is exact then";
+        ensure_field(merge != Some(MergeSpec::Stack) || !freezes_a, &field, remedy)?;
+        let is_soup = merge == Some(MergeSpec::Soup);
+        let is_lines =
+            |suite: &SuiteSpec| suite.text.as_ref().is_some_and(|text| text.ends_with(".jsonl"));
+        ensure_field(
+            !is_soup || self.evals.iter().any(is_lines),
+            &field,
+            "soup needs `evals` with a text of {\"prompt\", \"completion\"} lines (.jsonl), by \
+             whose likelihood it chooses",
+        )
     }
 }
 
@@ -106,26 +131,6 @@ impl WatchSpec {
 }
 
 /// Checks number, unique names and fields. Suites of prompts need a RAFT run.
-impl RunSpec {
-    /// Checks that there is a text by which a soup can be chosen.
-    fn check_soup(&self) -> FieldResult {
-        let (section, training) = match (&self.sft, &self.raft) {
-            (Some(sft), _) => ("sft", &sft.training),
-            (None, Some(raft)) => ("raft", &raft.training),
-            (None, None) => return Ok(()),
-        };
-        let is_soup = training.across.as_ref().is_some_and(|it| it.merge == MergeSpec::Soup);
-        let is_lines =
-            |suite: &SuiteSpec| suite.text.as_ref().is_some_and(|text| text.ends_with(".jsonl"));
-        ensure_field(
-            !is_soup || self.evals.iter().any(is_lines),
-            &format!("{section}.training.across.merge"),
-            "soup needs `evals` with a text of {\"prompt\", \"completion\"} lines (.jsonl), by \
-             whose likelihood it chooses",
-        )
-    }
-}
-
 fn check_suites(suites: &[SuiteSpec], raft: Option<&RaftSpec>) -> FieldResult {
     let given = suites.len();
     let remedy = format!("{given} suites are given, the limit is {SUITES_MAX}");
@@ -268,6 +273,11 @@ raft:
             ),
             (
                 "  verifier: { exact: {} }\n  training: { across: { merge: soup } }",
+                "raft.training.across.merge",
+            ),
+            (
+                "  verifier: { exact: {} }\n  lora: { freeze_a: true }\n  training: { across: { merge: \
+                 stack } }",
                 "raft.training.across.merge",
             ),
             ("  objective: ssd\n  heldout: a.jsonl", "raft.heldout"),

@@ -25,8 +25,8 @@ pub(super) const CHANGE_FILE: &str = "change.safetensors";
 /// The file with the values that were left out, in the directory of a slice's state.
 const LEFT_OUT_FILE: &str = "left-out.safetensors";
 
-/// A change in a file is no longer than the adapter.
-const CHANGE_BYTES_MAX: u64 = 4 << 30;
+/// Bytes of a change that do not depend on the number of values.
+const HEADER_BYTES_MAX: usize = 4096;
 
 /// A trained adapter whose change is to be written.
 #[derive(Debug, Clone)]
@@ -191,6 +191,9 @@ fn read_gaps(gaps: &[u8], total: usize) -> Option<Vec<usize>> {
     let (mut indices, mut next) = (Vec::new(), 0usize);
     for gap in gaps {
         next += usize::from(*gap);
+        if next > total {
+            return None;
+        }
         if *gap < 255 {
             indices.push(next);
             next += 1;
@@ -205,7 +208,9 @@ pub(super) fn read_changed(
     start: &NamedTensors,
 ) -> Result<NamedTensors, AdapterError> {
     let failed = |source| AdapterError::File { path: path.into(), source };
-    if std::fs::metadata(path).map_err(failed)?.len() > CHANGE_BYTES_MAX {
+    let values_in: usize = start.values().map(Tensor::elem_count).sum();
+    let most = 2 * values_in + 8 * start.len() + HEADER_BYTES_MAX;
+    if std::fs::metadata(path).map_err(failed)?.len() > most as u64 {
         return Err(AdapterError::Change { path: path.into() });
     }
     let bytes = std::fs::read(path).map_err(failed)?;

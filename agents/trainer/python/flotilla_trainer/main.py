@@ -35,7 +35,7 @@ def main():
             respond.error(f"{type(error).__name__}: {error}")
             return 1
         respond.reply({"stopped_at": stopped})
-        if stopped is not None:
+        if stopped is not None or stop.requested:
             return protocol.Stop.EXIT_CODE
         if call.slice is None:
             return 0

@@ -204,6 +204,7 @@ class Training:
         """Reports the mean negative log-likelihood of the held-out completions, in nats per token."""
         found = self._score(trainer, trainer.model, sequences)
         nll = -float(torch.cat(found).mean())
+        nll = nll if math.isfinite(nll) else None
         trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         self.respond.progress({"heldout": nll})
 

@@ -53,6 +53,13 @@ impl KeptWorker {
         });
     }
 
+    /// Ends the worker of another training than this one.
+    pub(crate) fn end_others(&self, training: &str) {
+        if let Ok(mut kept) = self.0.lock() {
+            kept.take_if(|kept| !kept.serves_training(training));
+        }
+    }
+
     /// Ends the worker.
     pub(crate) fn end_worker(&self) {
         if let Ok(mut kept) = self.0.lock() {

@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use agent::JobError;
-use anyhow::anyhow;
 use engine::SoupChoice;
 use wire::v1;
 
@@ -14,7 +13,7 @@ use crate::{messages::TrainSlice, training_process::TrainingDir};
 /// A merge of the chosen adapters only.
 pub(super) struct ChosenSoup {
     pub merge: v1::train_order::Merge,
-    /// In nats per token.
+    /// In nats per token; 0 if there was nothing to choose.
     pub heldout_nll: f64,
 }
 
@@ -34,12 +33,27 @@ impl TrainingPart<'_> {
             let deltas = slices.iter().map(|slice| merge.deltas[*slice].clone()).collect();
             v1::train_order::Merge { deltas, ..merge.clone() }
         };
+        let alone = merge.deltas.len() == 1 && merge.outer == 1;
+        if alone {
+            return Ok(ChosenSoup { merge: merge.clone(), heldout_nll: 0.0 });
+        }
         let mut choice = SoupChoice::new(merge.deltas.len());
         while let Some(slices) = choice.next_candidate() {
             self.write_merged(&merge_of(&slices), start, (&adapter, &velocity)).await?;
             choice.record_score(self.score_adapter(&adapter, text.path(), scratch).await?);
         }
-        let (kept, heldout_nll) = choice.chosen();
+        let (mut kept, mut heldout_nll) = choice.chosen();
+        if merge.outer > 1 {
+            // The start is a soup already.
+            self.write_merged(&merge_of(&[]), start, (&adapter, &velocity)).await?;
+            let before = self.score_adapter(&adapter, text.path(), scratch).await?;
+            if before < heldout_nll {
+                (kept, heldout_nll) = (&[], before);
+            }
+        }
+        self.kept_worker.end_worker();
+        // Likelihoods that are not finite say nothing of the soup.
+        let heldout_nll = if heldout_nll.is_finite() { heldout_nll } else { f64::MAX };
         Ok(ChosenSoup { merge: merge_of(kept), heldout_nll })
     }
 
@@ -54,9 +68,7 @@ impl TrainingPart<'_> {
             heldout: Some(heldout.to_owned()),
             ..TrainSlice::default()
         };
-        let scored = self.run_worker(slice, scratch).await?.heldout_nll;
-        scored.ok_or_else(|| {
-            JobError::retryable_failure(anyhow!("the worker gave no likelihood (E112)"))
-        })
+        // An adapter that cannot be scored is the worst.
+        Ok(self.run_worker(slice, scratch).await?.heldout_nll.unwrap_or(f64::INFINITY))
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use agent::JobError;
 use anyhow::{Context, anyhow};
 use engine::{AdapterMerge, MergeErrors};
+use futures::future::try_join_all;
 use store::CachedTree;
 use wire::v1;
 
@@ -143,11 +144,12 @@ impl TrainingPart<'_> {
         (adapter, velocity): (&Path, &Path),
     ) -> Result<MergeErrors, JobError> {
         let Self { job, order, .. } = self;
-        let mut trained = Vec::new();
-        for delta in &merge.deltas {
+        let fetch = async |delta: &v1::Delta| {
             let tree = delta.tree.as_ref().ok_or_else(|| missing("weights"))?;
-            trained.push((job.cache.fetch_tree(&job.store, tree).await?, delta.trained_tokens));
-        }
+            let fetched = job.cache.fetch_tree(&job.store, tree).await?;
+            Ok::<_, JobError>((fetched, delta.trained_tokens))
+        };
+        let trained = try_join_all(merge.deltas.iter().map(fetch)).await?;
         let files = AdapterMerge {
             start: start.adapter.path().to_owned(),
             velocity: start.velocity.as_ref().map(|tree| tree.path().to_owned()),

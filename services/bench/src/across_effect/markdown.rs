@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{AcrossReport, SeedResult, SharedResult};
+use super::{AcrossReport, SeedResult, SharedResult, SlowReport};
 
 /// Writes the tables of docs/ACROSS.md.
 pub(super) fn write_markdown(report: &AcrossReport) -> String {
@@ -25,7 +25,27 @@ pub(super) fn write_markdown(report: &AcrossReport) -> String {
         let speeds: Vec<String> = speeds.iter().map(ToString::to_string).collect();
         let _ = writeln!(page, "| {} | {:.0} % |", speeds.join(" : "), share * 100.0);
     }
+    write_slow(&mut page, &report.slow);
     page
+}
+
+fn write_slow(page: &mut String, slow: &SlowReport) {
+    #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+    let [weights, change] = [slow.weight_bytes, slow.change_bytes].map(|bytes| bytes as f64 / 1e6);
+    // Writing to a string cannot fail.
+    let _ = write!(
+        page,
+        "\nFour boxes with 20 Mb/s, 100 ms and 2 % loss (computed from TCP's steady state), a 7B model \
+         with 2.65 s a step and a rank of 16: a slice's weights have {weights:.0} MB, its change \
+         (`send_share: 0.01`) {change:.2} MB.\n\n| `every` | weights: share of the speed | changes \
+         |\n|---|---|---|\n"
+    );
+    for share in &slow.shares {
+        let percent = |share: f64| 100.0 * share;
+        let (with_weights, with_changes) =
+            (percent(share.with_weights), percent(share.with_changes));
+        let _ = writeln!(page, "| {} | {with_weights:.0} % | {with_changes:.0} % |", share.every);
+    }
 }
 
 fn describe_single(seeds: &[SeedResult]) -> String {

@@ -8,7 +8,7 @@ use engine::{
     MatrixDtype, MergeRule, ModelTokenizer, ModelTrainer, OuterOptimizer, SoupChoice, TrainMethod,
     TrainSpec, WeightChange, load_model, score_completions,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The method by which boxes share a training.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +60,7 @@ pub(super) struct SharedTraining<'a> {
 }
 
 /// The result of a training.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct TrainedShare {
     /// The mean negative log-likelihood of held-out completions, in nats per token.
     pub nll: f64,
@@ -91,6 +91,7 @@ impl SharedTraining<'_> {
         let total = self.spec.max_steps.context("a number of steps")?;
         let mut start = directory.join("0");
         self.new_adapter()?.save_peft(&start, "base")?;
+        let mut trainer = self.load_trainer(&start)?;
         let mut states: Vec<Option<PathBuf>> = vec![None; boxes];
         let mut velocity = None;
         let (mut drifts, mut residuals) = (Vec::new(), Vec::new());
@@ -106,8 +107,14 @@ impl SharedTraining<'_> {
                     break;
                 }
                 let out = directory.join(format!("{outer}-{number}"));
-                let begin = (start.as_path(), state.as_deref(), method.is_soup);
-                let slice = self.train_slice(begin, (first, steps), &out)?;
+                let adapter =
+                    LoraAdapter::load_peft(&start, trainer.trained_model().model_config())?;
+                trainer.replace_adapter(&adapter)?;
+                trainer.start_slice(state.as_deref(), first)?;
+                if method.is_soup {
+                    trainer.schedule_slice(steps);
+                }
+                let slice = train_slice(&mut trainer, steps, &out)?;
                 let sent = match method.send_share {
                     None => slice.adapter,
                     Some(keep) => {
@@ -169,32 +176,11 @@ impl SharedTraining<'_> {
         Ok(trained(choice.chosen().0))
     }
 
-    /// `begin`: the adapter, the optimizer's state, and true for a schedule of its own.
-    fn train_slice(
-        &self,
-        (start, state, own_schedule): (&Path, Option<&Path>, bool),
-        (first, steps): (usize, usize),
-        out: &Path,
-    ) -> anyhow::Result<TrainedSlice> {
+    fn load_trainer(&self, start: &Path) -> anyhow::Result<ModelTrainer> {
         let model = LanguageModel::load_f32(self.base, &Device::Cpu)?;
         let tokenizer = ModelTokenizer::load_tokenizer(self.base)?;
-        let adapter = LoraAdapter::load_peft(start, model.model_config())?;
-        let method = TrainMethod::Continue(adapter);
-        let spec = self.spec.clone();
-        let mut trainer = ModelTrainer::new(model, &tokenizer, method, &self.examples, spec)?;
-        trainer.start_slice(state, first)?;
-        if own_schedule {
-            trainer.schedule_slice(steps);
-        }
-        let mut scored = 0;
-        for _ in 0..steps {
-            let step = trainer.run_step()?.ok_or_else(|| anyhow!("the training ended early"))?;
-            scored += step.scored as u64;
-        }
-        let slice = TrainedSlice { adapter: out.join("adapter"), state: out.join("state"), scored };
-        trainer.save_directory(&slice.adapter, "base")?;
-        trainer.save_state(&slice.state)?;
-        Ok(slice)
+        let method = TrainMethod::Continue(LoraAdapter::load_peft(start, model.model_config())?);
+        Ok(ModelTrainer::new(model, &tokenizer, method, &self.examples, self.spec.clone())?)
     }
 
     /// Returns the mean negative log-likelihood of completions, in nats per token.
@@ -209,8 +195,25 @@ impl SharedTraining<'_> {
     }
 }
 
+/// Trains the next steps and saves weights and state.
+fn train_slice(
+    trainer: &mut ModelTrainer,
+    steps: usize,
+    out: &Path,
+) -> anyhow::Result<TrainedSlice> {
+    let mut scored = 0;
+    for _ in 0..steps {
+        let step = trainer.run_step()?.ok_or_else(|| anyhow!("the training ended early"))?;
+        scored += step.scored as u64;
+    }
+    let slice = TrainedSlice { adapter: out.join("adapter"), state: out.join("state"), scored };
+    trainer.save_directory(&slice.adapter, "base")?;
+    trainer.save_state(&slice.state)?;
+    Ok(slice)
+}
+
 /// Returns the bytes of the files in a directory.
-fn count_bytes(directory: &Path) -> anyhow::Result<u64> {
+pub(super) fn count_bytes(directory: &Path) -> anyhow::Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(directory)? {
         bytes += entry?.metadata()?.len();

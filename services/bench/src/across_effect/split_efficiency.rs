@@ -5,32 +5,93 @@ use std::collections::BTreeMap;
 use cycle::{
     FleetMember, FleetSnapshot, JobSizing, PlannerInputs, ReissueTimeouts, Run, next_commands,
 };
+use serde::Serialize;
 use wire::{Digest, Fact, FactBody, FactKey, Record, RunId, Subject, v1};
 
 /// Steps of the training.
 const STEPS: u32 = 2000;
 const EVERY: u32 = 20;
 
+/// Steps between two merges over a slow link.
+const SLOW_INTERVALS: [u32; 3] = [EVERY, 50, 100];
+
+/// Equal boxes behind the slow link.
+const SLOW_BOXES: u32 = 4;
+
+/// Steps a second of a box behind the slow link: a 7B model on a Strix Halo.
+const SLOW_SPEED: f64 = 1.0 / 2.65;
+
 /// Returns relative speeds of boxes, and the share of the sum of their speeds that is used.
 pub(super) fn measure_efficiency() -> Vec<(Vec<f64>, f64)> {
     let fleets: [&[f64]; 3] = [&[1.0; 4], &[1.0, 2.0, 4.0], &[1.0, 2.0, 4.0, 8.0]];
-    let measure = |speeds: &[f64]| {
-        let seconds = VirtualFleet::new(speeds).train();
-        (speeds.to_vec(), f64::from(STEPS) / speeds.iter().sum::<f64>() / seconds)
-    };
+    let measure =
+        |speeds: &[f64]| (speeds.to_vec(), VirtualFleet::new(speeds, EVERY).use_of_speeds(0.0));
     fleets.into_iter().map(measure).collect()
 }
+
+/// A link in TCP's steady state.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SlowLink {
+    pub bits_s: f64,
+    pub round_trip_s: f64,
+    pub loss: f64,
+}
+
+/// The share of the sum of speeds that is used behind a slow link.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct SlowShare {
+    pub every: u32,
+    /// If boxes send their weights.
+    pub with_weights: f64,
+    /// If they send changes.
+    pub with_changes: f64,
+}
+
+impl SlowLink {
+    /// Returns the shares for files of these sizes. Boxes send one file each and fetch the merged
+    /// weights, or the changes of all others at once.
+    pub(super) fn measure_shares(self, weights: f64, change: f64) -> Vec<SlowShare> {
+        let others = f64::from(SLOW_BOXES - 1);
+        let exchange_weights = 2.0 * self.transfer_s(weights, PARTS);
+        let exchange_changes =
+            self.transfer_s(change, 1.0) + self.transfer_s(others * change, others);
+        let share = |every, exchange_s: f64| {
+            let speeds = [SLOW_SPEED; SLOW_BOXES as usize];
+            VirtualFleet::new(&speeds, every).use_of_speeds(exchange_s)
+        };
+        let shares = SLOW_INTERVALS.map(|every| SlowShare {
+            every,
+            with_weights: share(every, exchange_weights),
+            with_changes: share(every, exchange_changes),
+        });
+        shares.into()
+    }
+
+    /// Returns the seconds of a transfer over several connections. Each is as fast as losses allow
+    /// (Mathis et al. 1997, doi:10.1145/263932.264023).
+    fn transfer_s(self, bytes: f64, connections: f64) -> f64 {
+        let connection = 8.0 * SEGMENT_BYTES / self.round_trip_s * (1.5 / self.loss).sqrt();
+        self.round_trip_s + 8.0 * bytes / (connections * connection).min(self.bits_s)
+    }
+}
+
+const SEGMENT_BYTES: f64 = 1460.0;
+
+/// Connections over which a large file is transferred.
+const PARTS: f64 = 8.0;
 
 struct VirtualFleet {
     run: Run,
     speeds: BTreeMap<String, f64>,
     sequence: u64,
     now_s: f64,
+    /// Seconds of each outer step in which boxes do not train.
+    exchange_s: f64,
 }
 
 impl VirtualFleet {
-    fn new(speeds: &[f64]) -> Self {
-        let across = v1::Across { workers: 0, every: EVERY, outer_rate: 0.7, ..Default::default() };
+    fn new(speeds: &[f64], every: u32) -> Self {
+        let across = v1::Across { workers: 0, every, outer_rate: 0.7, ..Default::default() };
         let training = v1::Training {
             lora: Some(v1::Lora::default()),
             across: Some(across),
@@ -43,7 +104,14 @@ impl VirtualFleet {
         let run = Run::new(RunId::new("r1").expect("a legal name"), spec, 0);
         let name = |number: usize| format!("box-{number}");
         let speeds = speeds.iter().enumerate().map(|(number, speed)| (name(number), *speed));
-        Self { run, speeds: speeds.collect(), sequence: 0, now_s: 0.0 }
+        Self { run, speeds: speeds.collect(), sequence: 0, now_s: 0.0, exchange_s: 0.0 }
+    }
+
+    /// Returns the share of the sum of the speeds that a training uses.
+    fn use_of_speeds(mut self, exchange_s: f64) -> f64 {
+        self.exchange_s = exchange_s;
+        let sum: f64 = self.speeds.values().sum();
+        f64::from(STEPS) / sum / self.train()
     }
 
     /// Returns the seconds until the final checkpoint.
@@ -57,7 +125,7 @@ impl VirtualFleet {
                     longest_s = longest_s.max(delta.wall_s);
                 }
             }
-            self.now_s += longest_s;
+            self.now_s += longest_s + if longest_s > 0.0 { self.exchange_s } else { 0.0 };
             results.into_iter().for_each(|fact| self.write(fact));
         }
         self.now_s
@@ -163,6 +231,16 @@ mod tests {
     fn boxes_of_different_speeds_are_busy() {
         for (speeds, share) in measure_efficiency() {
             assert!((0.85..=1.0).contains(&share), "{speeds:?}: {share}");
+        }
+    }
+
+    #[test]
+    fn over_a_slow_link_changes_leave_boxes_time_to_train() {
+        let link = SlowLink { bits_s: 20e6, round_trip_s: 0.1, loss: 0.02 };
+        // 1460 bytes a round trip of .1 s, times 8.66: a megabit a second.
+        assert!((link.transfer_s(1e6, 1.0) - 8.0).abs() < 0.2);
+        for share in link.measure_shares(160e6, 0.5e6) {
+            assert!(share.with_weights < 0.5 && share.with_changes > 0.8, "{share:?}");
         }
     }
 }

@@ -120,19 +120,18 @@ impl AcrossTraining {
         at_ms: u64,
     ) -> Applied {
         let start = self.start_of(outer, adapter).map(|tree| tree.manifest.clone());
+        if outer == 0 && merge.total_steps > 0 {
+            self.total_steps = Some(merge.total_steps);
+        }
         let step = self.outer_steps.entry(outer).or_default();
         step.merge = Some(merge.clone());
         step.merged_ms = at_ms;
         let merged = step.merged_manifests();
         let counted = step.closed.iter().flat_map(|closed| &closed.slices);
         let counted: Vec<u32> = counted.copied().collect();
-        if outer == 0 && merge.total_steps > 0 {
-            self.total_steps = Some(merge.total_steps);
-        }
         if merge.kept.iter().any(|slice| !counted.contains(slice)) {
             return Err("merges slices that do not count".into());
         }
-        let step = self.outer_steps.entry(outer).or_default();
         if outer > 0 && step.closed.is_none() {
             return Err("merged before it was closed".into());
         }

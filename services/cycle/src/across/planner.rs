@@ -78,7 +78,10 @@ pub(crate) fn slice_order(
 fn has_more_steps(training: &AcrossTraining, outer: u32) -> bool {
     let before = training.outer_steps.range(..outer).map(|(_, step)| step);
     let counted: Vec<&v1::Delta> = before.flat_map(OuterStep::counted_deltas).collect();
-    let Some(total) = counted.first().map(|delta| delta.total_steps) else { return true };
+    let new = training.outer_steps.get(&0).and_then(|step| step.merge.as_ref());
+    let total = new.map(|merge| merge.total_steps).filter(|steps| *steps > 0);
+    let total = total.or(counted.first().map(|delta| delta.total_steps));
+    let Some(total) = total else { return true };
     let counted = counted.iter().map(|delta| delta.steps);
     let plan = training.outer_steps.get(&outer).and_then(|step| step.plan.as_ref());
     let planned = plan.into_iter().flat_map(|plan| &plan.slices).map(|slice| slice.steps);
@@ -143,10 +146,21 @@ fn list_derived(
     let before = training.outer_steps.range(..outer).rev();
     let is_derived = |step: &OuterStep| step.merge.as_ref().is_some_and(|merge| merge.derived);
     let derived = before.take_while(|(_, step)| is_derived(step));
-    let mut merges: Vec<_> =
-        derived.map(|(number, _)| merge_inputs(training, order, *number)).collect();
+    let inputs = |(number, _): (&u32, _)| {
+        let mut merge = merge_inputs(training, order, *number);
+        merge.deltas.iter_mut().for_each(keep_files);
+        merge
+    };
+    let mut merges: Vec<_> = derived.map(inputs).collect();
     merges.reverse();
     merges
+}
+
+/// Drops the figures of a delta.
+fn keep_files(delta: &mut v1::Delta) {
+    let v1::Delta { outer, slice, trained_tokens, .. } = *delta;
+    let tree = delta.tree.take();
+    *delta = v1::Delta { outer, slice, trained_tokens, tree, ..Default::default() };
 }
 
 fn across_of(order: &v1::TrainOrder) -> v1::Across {
@@ -246,9 +260,14 @@ impl AcrossPlanner<'_> {
         let steps = f64::from(every.max(1).saturating_mul(count).min(left));
         let mut covered = self.training.covered.clone();
         let mut slices = Vec::new();
+        // Shares are rounded so that they add up to all steps.
+        let (mut speed, mut shared) = (0.0, 0u32);
         for agent in boxes {
+            speed += speed_of(&agent);
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded")]
-            let share = ((steps * speed_of(&agent) / sum).round() as u32).max(1);
+            let until = (steps * speed / sum).round() as u32;
+            let share = until.saturating_sub(shared).max(1);
+            shared = shared.saturating_add(share);
             let Some(gap) = covered.next_gap(end) else { break };
             let share = share.min(gap.end - gap.start);
             covered.add_range(gap.start..gap.start + share);

@@ -177,6 +177,17 @@ impl CacheInner {
         Ok(absent.is_empty().then_some((manifest, in_use)))
     }
 
+    /// Blocking.
+    pub(super) fn remove_incomplete_tree(&self, path: &Path) -> Result<(), CacheError> {
+        let doomed = self.quota.new_temp_path();
+        match fs::rename(path, doomed.path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(CacheError::from_io("use", path, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn missing_files(&self, dir: &Path, files: Vec<TreeFile>) -> Result<Vec<TreeFile>, CacheError> {
         let mut absent = Vec::new();
         for file in files {

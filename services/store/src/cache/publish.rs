@@ -64,6 +64,7 @@ impl FileCache {
             if inner.hold_complete_tree(&path, digest)?.is_some() {
                 return Ok(());
             }
+            inner.remove_incomplete_tree(&path)?;
             let (_in_use, staged) = inner.quota.create_staging_dir()?;
             for file in &manifest.files {
                 let (from, to) =

@@ -4,7 +4,7 @@ use std::{
     path::Path,
 };
 
-use store::{CacheError, FileCache, GetError};
+use store::{CacheError, FileCache, GetError, Store};
 use tempfile::TempDir;
 use wire::v1;
 
@@ -215,4 +215,30 @@ async fn many_users_of_a_small_cache_stay_within_its_bound_and_see_only_good_fil
     for user in users.collect::<Vec<_>>() {
         user.await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_tree_that_is_only_kept_has_the_digest_of_a_published_one_and_is_repaired() {
+    let at = Place::file().await;
+    let source = adapter(1, MIB);
+    let published = at.store.publish_tree(source.path(), &place(1), about()).await.unwrap();
+    let (dir, empty) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let cache = cache(&dir, u64::MAX);
+    assert!(cache.find_tree(&published).await.unwrap().is_none());
+    let keep = async || cache.keep_tree(source.path(), &place(1), about()).await.unwrap();
+    assert_eq!(keep().await, published);
+    for _ in 0..2 {
+        let found = cache.find_tree(&published).await.unwrap().expect("kept");
+        assert_eq!(fs::read(found.path().join(WEIGHTS)).unwrap(), noise(1, MIB));
+        // As after a power loss.
+        let path = found.path().join(WEIGHTS);
+        drop(found);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "torn").unwrap();
+        assert!(cache.find_tree(&published).await.unwrap().is_none());
+        keep().await;
+    }
+    let nothing = Store::open(&format!("file://{}", empty.path().display())).await.unwrap();
+    let found = cache.fetch_tree(&nothing, &published).await.unwrap();
+    assert!(found.path().join(WEIGHTS).exists(), "needs no store");
 }
