@@ -169,14 +169,7 @@ impl Reproduction<'_> {
                 let used = slice.state.clone();
                 engine = self.train_slice(files, slice, &out).await?;
                 let saved = out.join((delta.first + delta.steps).to_string());
-                let mut sent = saved.join(CHECKPOINT_DIR);
-                if let Some(keep) = lineage::send_share(order) {
-                    let (start, left_out) = (start.clone(), used.clone());
-                    let change = WeightChange { start, trained: sent, left_out, keep };
-                    sent = out.join("change");
-                    let (to, state) = (sent.clone(), saved.join(STATE_DIR));
-                    tokio::task::spawn_blocking(move || change.write_change(&to, &state)).await??;
-                }
+                let sent = self.write_sent(&start, &saved, used.clone()).await?;
                 if let Some(used) = used {
                     tokio::fs::remove_dir_all(used).await?;
                 }
@@ -206,6 +199,23 @@ impl Reproduction<'_> {
         let about = lineage::checkpoint_metadata(order, lineage::MERGED_ENGINE, step, steps);
         let (manifest, here) = Store::describe_directory(&start, about).await?;
         compare_with_log(files, checkpoint, &start, (manifest, here, engine)).await
+    }
+
+    /// Returns the directory of what a box sends after a slice: its weights or, beside them, their
+    /// change. `left_out` has what the change before left out.
+    async fn write_sent(
+        &self,
+        start: &Path,
+        saved: &Path,
+        left_out: Option<PathBuf>,
+    ) -> anyhow::Result<PathBuf> {
+        let trained = saved.join(CHECKPOINT_DIR);
+        let Some(keep) = lineage::send_share(self.order) else { return Ok(trained) };
+        let change = WeightChange { start: start.to_owned(), trained, left_out, keep };
+        let (sent, state) = (saved.join("change"), saved.join(STATE_DIR));
+        let to = sent.clone();
+        tokio::task::spawn_blocking(move || change.write_change(&to, &state)).await??;
+        Ok(sent)
     }
 
     fn check_engines(&self, outer_steps: &[Vec<v1::Delta>]) -> anyhow::Result<()> {

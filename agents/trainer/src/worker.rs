@@ -82,21 +82,14 @@ fn run_training(
         Some(slice) => (start_slice(call, slice, &place, respond, kept)?, None),
         None => start_trainer(call, &place, respond)?,
     };
+    if let Some(slice) = call.slice.as_ref().filter(|slice| slice.steps == 0) {
+        answer_without_steps(&trainer, call, slice, respond)?;
+        return Ok(trainer);
+    }
     // The speed of a box is that of its steps.
     let began = if call.slice.is_some() { Instant::now() } else { loading };
     let steps = to_u32(trainer.total_steps());
-    let last = call
-        .slice
-        .as_ref()
-        .map_or(steps, |slice| steps.min(slice.first.saturating_add(slice.steps)));
-    if let Some(heldout) = call.slice.as_ref().and_then(|slice| slice.heldout.as_ref()) {
-        let nll = with_heartbeats(respond, || score_heldout(&trainer, call, heldout))?;
-        respond.send_progress(&TrainProgress::Heldout(nll));
-        return Ok(trainer);
-    }
-    if call.slice.as_ref().is_some_and(|slice| slice.steps == 0) {
-        save_step(&trainer, call, &call.out.join(NEW_ADAPTER_DIR), true)?;
-    }
+    let last = last_step(call, steps);
     let TrainRequest { training, policy, .. } = call;
     let mut cadence =
         CheckpointSchedule::new(steps, training.save_every, policy.save_s, before.is_some());
@@ -153,6 +146,27 @@ fn run_training(
         }
     }
     Ok(trainer)
+}
+
+/// Returns the number of steps before the end of the slice, or else of the training.
+fn last_step(call: &TrainRequest, steps: u32) -> u32 {
+    let end = |slice: &TrainSlice| steps.min(slice.first.saturating_add(slice.steps));
+    call.slice.as_ref().map_or(steps, end)
+}
+
+/// Reports the likelihood of the held-out completions, or saves the new adapter.
+fn answer_without_steps(
+    trainer: &ModelTrainer,
+    call: &TrainRequest,
+    slice: &TrainSlice,
+    respond: &CallResponder,
+) -> anyhow::Result<()> {
+    let Some(heldout) = &slice.heldout else {
+        return save_step(trainer, call, &call.out.join(NEW_ADAPTER_DIR), true);
+    };
+    let nll = with_heartbeats(respond, || score_heldout(trainer, call, heldout))?;
+    respond.send_progress(&TrainProgress::Heldout(nll));
+    Ok(())
 }
 
 /// Starts from the beginning if the request's checkpoint cannot be used, which only takes longer.

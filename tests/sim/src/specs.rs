@@ -125,11 +125,8 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         ..Default::default()
     };
     let is_taught = kind(7) && kind(10);
-    let name = match (is_taught, kind(8)) {
-        (true, _) => "distillation",
-        (false, true) => "dpo",
-        (false, false) => "rloo",
-    };
+    let other = if kind(8) { "dpo" } else { "rloo" };
+    let name = if is_taught { "distillation" } else { other };
     let verifier = (!is_taught || kind(11)).then(v1::Verifier::default);
     // A correction needs the log-probabilities of tokens.
     let corrected = [("truncate_tokens".to_owned(), 2.0)].into();
@@ -138,11 +135,6 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
         settings: if kind(9) { corrected } else { Default::default() },
         off_policy: false,
     });
-    let across = match (kind(14), kind(15)) {
-        (true, _) => CHANGES_ACROSS,
-        (false, true) => SOUP,
-        (false, false) => ACROSS,
-    };
     v1::Spec {
         kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
             prompts: blob(b"prompts"),
@@ -162,7 +154,8 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
             }),
             training: Some(v1::Training {
                 lora: Some(v1::Lora::default()),
-                across: (kind(12) && kind(13) && objective.is_none()).then_some(across),
+                across: (kind(12) && kind(13) && objective.is_none())
+                    .then(|| shared_training(seed)),
                 objective,
                 ..Default::default()
             }),
@@ -186,6 +179,11 @@ fn raft_spec(run: &str, pool: &str, seed: u64) -> v1::Spec {
 }
 
 /// Its prompts have the same ids as the held-out prompts of the run.
+fn shared_training(seed: u64) -> v1::Across {
+    let kinds = [ACROSS, SOUP, CHANGES_ACROSS, CHANGES_ACROSS];
+    kinds[fastrand::Rng::with_seed(derive_seed(seed, &["across"])).usize(0..kinds.len())]
+}
+
 fn prompt_suite(name: &str) -> v1::PromptSuite {
     v1::PromptSuite {
         name: name.into(),

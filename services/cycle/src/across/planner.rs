@@ -99,7 +99,7 @@ pub(crate) fn merge_order(
     let checkpoint = due_checkpoint(training, order, outer);
     let sends_changes = across_of(order).send_share > 0.0;
     v1::train_order::Merge {
-        derived: sends_changes && checkpoint.is_none() && outer % STORED_EVERY != 0,
+        derived: sends_changes && checkpoint.is_none() && !outer.is_multiple_of(STORED_EVERY),
         checkpoint,
         heldout: heldout_text(run).filter(|_| is_soup(order) && outer > 0),
         derivation: list_derived(training, order, outer),

@@ -63,7 +63,8 @@ fn create_public_directory() -> TempDir {
 }
 
 fn assert_can(fleet: &Fleet, ability: &str) {
-    let verifier = find_verifier(fleet).expect("a verifier");
+    // Its first status may follow the submission.
+    let verifier = e2e::wait_until("a verifier is listed", LIMIT, || find_verifier(fleet));
     let abilities = verifier["abilities"].as_array().expect("abilities");
     assert!(abilities.contains(&json!(ability)), "{verifier:#}");
 }
