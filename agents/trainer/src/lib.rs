@@ -12,6 +12,7 @@ mod pytorch;
 mod replay;
 mod reproduce;
 mod role;
+mod sent_weights;
 mod signals;
 mod torch_probe;
 mod training_check;

@@ -8,7 +8,7 @@ use std::{
 
 use agent::WorkerProcess;
 use anyhow::{Context, bail};
-use engine::{AdapterMerge, MergeRule, WeightChange};
+use engine::{AdapterMerge, MergeRule};
 use store::{FileCache, Store, TreeManifest};
 use wire::{Digest, v1};
 
@@ -19,6 +19,7 @@ use crate::{
         CHECKPOINT_DIR, STATE_DIR, TrainHostSettings, TrainOutcome, TrainProgress, TrainSlice,
         TrainStep,
     },
+    sent_weights::write_sent_weights,
     training_files::TrainingFiles,
     training_process::{SILENCE_LIMIT, SILENCE_LIMIT_MIN},
     weight_delta::{self, InitialWeights},
@@ -169,7 +170,7 @@ impl Reproduction<'_> {
                 let used = slice.state.clone();
                 engine = self.train_slice(files, slice, &out).await?;
                 let saved = out.join((delta.first + delta.steps).to_string());
-                let sent = self.write_sent(&start, &saved, used.clone()).await?;
+                let sent = write_sent_weights(order, &start, &saved, used.clone()).await?;
                 if let Some(used) = used {
                     tokio::fs::remove_dir_all(used).await?;
                 }
@@ -199,23 +200,6 @@ impl Reproduction<'_> {
         let about = lineage::checkpoint_metadata(order, lineage::MERGED_ENGINE, step, steps);
         let (manifest, here) = Store::describe_directory(&start, about).await?;
         compare_with_log(files, checkpoint, &start, (manifest, here, engine)).await
-    }
-
-    /// Returns the directory of what a box sends after a slice: its weights or, beside them, their
-    /// change. `left_out` has what the change before left out.
-    async fn write_sent(
-        &self,
-        start: &Path,
-        saved: &Path,
-        left_out: Option<PathBuf>,
-    ) -> anyhow::Result<PathBuf> {
-        let trained = saved.join(CHECKPOINT_DIR);
-        let Some(keep) = lineage::send_share(self.order) else { return Ok(trained) };
-        let change = WeightChange { start: start.to_owned(), trained, left_out, keep };
-        let (sent, state) = (saved.join("change"), saved.join(STATE_DIR));
-        let to = sent.clone();
-        tokio::task::spawn_blocking(move || change.write_change(&to, &state)).await??;
-        Ok(sent)
     }
 
     fn check_engines(&self, outer_steps: &[Vec<v1::Delta>]) -> anyhow::Result<()> {

@@ -6,15 +6,10 @@ mod optimizer_states;
 mod soup;
 mod start_weights;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Mutex,
-    time::Duration,
-};
+use std::{path::Path, sync::Mutex, time::Duration};
 
 use agent::{JobError, LeasedJob, WorkerProcess};
-use anyhow::{Context, anyhow};
-use engine::WeightChange;
+use anyhow::anyhow;
 use store::TreePlace;
 use wire::{FactBody, FactKey, v1};
 
@@ -27,6 +22,7 @@ use crate::{
         CHECKPOINT_DIR, STATE_DIR, TrainOutcome, TrainProgress, TrainSlice, TrainStep,
         TrainingBegun,
     },
+    sent_weights::write_sent_weights,
     training_check::{self, StepStats},
     training_files::TrainingFiles,
     training_process::{SILENCE_LIMIT, SILENCE_LIMIT_MIN, TrainingDir, handle_progress},
@@ -106,21 +102,6 @@ fn count_bytes(directory: &Path) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
-/// Writes a change into `to` and what it leaves out into the directory of the slice's state. Returns
-/// `to`.
-async fn write_change(
-    change: WeightChange,
-    to: PathBuf,
-    state: PathBuf,
-) -> Result<PathBuf, JobError> {
-    let writing = move || change.write_change(&to, &state).map(|()| to);
-    let written =
-        tokio::task::spawn_blocking(writing).await.map_err(JobError::retryable_failure)?;
-    written
-        .context("write the change of the adapter's weights")
-        .map_err(JobError::retryable_failure)
-}
-
 impl TrainingPart<'_> {
     /// Trains the steps of a slice, publishes the weights and writes the `delta` fact. The
     /// optimizer's state stays on this host.
@@ -172,15 +153,8 @@ impl TrainingPart<'_> {
             let initial = InitialWeights::Files(from.path().to_owned());
             training_check::check_saved_step(&files, &initial, &step, &stats).await?;
             delta = add_figures(delta, &step);
-            let sent = match lineage::send_share(order) {
-                None => files,
-                Some(keep) => {
-                    let (start, left_out) = (from.path().to_owned(), state);
-                    let change = WeightChange { start, trained: files, left_out, keep };
-                    write_change(change, scratch.0.join("change"), directory.join(STATE_DIR))
-                        .await?
-                }
-            };
+            let sent = write_sent_weights(order, from.path(), &directory, state).await;
+            let sent = sent.map_err(JobError::retryable_failure)?;
             let about = lineage::delta_metadata(order, config.engine.lineage_name(), &delta);
             let place = TreePlace::for_delta(&job.run, order.cycle, outer, number);
             delta.bytes = count_bytes(&sent).map_err(JobError::retryable_failure)?;

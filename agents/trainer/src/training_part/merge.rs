@@ -31,6 +31,19 @@ pub(super) enum MergedFiles {
     Velocity,
 }
 
+/// Returns the error for a merge with another digest here than elsewhere.
+pub(super) fn differing_merge(
+    (cycle, outer): (u32, u32),
+    ours: &str,
+    theirs: &str,
+    elsewhere: &str,
+) -> JobError {
+    JobError::host_unfit(anyhow!(
+        "merge {outer} of cycle {cycle} has the digest {ours} here and {theirs} {elsewhere}; one of \
+         the two boxes computes wrong: check memory and processor of both (E118)"
+    ))
+}
+
 impl TrainingPart<'_> {
     /// Merges the weights of an outer step, or creates the new adapter, and writes the `merge` fact.
     /// A checkpoint that is due is published first.
@@ -104,10 +117,7 @@ impl TrainingPart<'_> {
             return Ok(());
         }
         let v1::Merge { cycle, outer, agent, .. } = &accepted;
-        Err(JobError::host_unfit(anyhow!(
-            "merge {outer} of cycle {cycle} has the digest {ours} here and {theirs} on {agent}; one \
-             of the two boxes computes wrong: check memory and processor of both (E118)"
-        )))
+        Err(differing_merge((*cycle, *outer), &ours, &theirs, &format!("on {agent}")))
     }
 
     /// Writes the adapter from which all boxes start, as the engine of this box creates it. Returns the

@@ -9,7 +9,10 @@ use futures::future::try_join_all;
 use store::CachedTree;
 use wire::v1;
 
-use super::{TrainingPart, merge::MergedFiles};
+use super::{
+    TrainingPart,
+    merge::{MergedFiles, differing_merge},
+};
 use crate::{lineage, training_process::TrainingDir};
 
 /// The adapter from which a merge starts, and the outer optimizer's velocity.
@@ -120,14 +123,8 @@ impl TrainingPart<'_> {
         let (place, about) = self.describe_merged(merge, MergedFiles::Adapter);
         let kept = job.cache.keep_tree(&adapter, &place, about).await?;
         if kept.manifest != wanted.adapter.manifest {
-            return Err(JobError::host_unfit(anyhow!(
-                "merge {} of cycle {} has the digest {} here and {} in the log; one of two boxes \
-                 computes wrong: check memory and processor of both (E118)",
-                merge.outer,
-                order.cycle,
-                kept.manifest,
-                wanted.adapter.manifest
-            )));
+            let (ours, theirs) = (&kept.manifest, &wanted.adapter.manifest);
+            return Err(differing_merge((order.cycle, merge.outer), ours, theirs, "in the log"));
         }
         if velocity.exists() {
             let (place, about) = self.describe_merged(merge, MergedFiles::Velocity);
