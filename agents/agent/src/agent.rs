@@ -29,7 +29,7 @@ use crate::{
     role_name::role_name,
     role_runner::RoleRunner,
     run_tracker::RunTracker,
-    task_context::{TaskContext, TaskStatus},
+    task_context::{TaskContext, TaskStatus, WATCHER_TASK},
     telemetry::{self, TelemetryHandle},
 };
 
@@ -56,7 +56,7 @@ pub struct Agent {
     store: Store,
     cache: FileCache,
     roles: Vec<Arc<dyn AgentRole>>,
-    background_task: Option<BackgroundTask>,
+    background_tasks: Vec<BackgroundTask>,
     telemetry_options: Option<telemetry::TelemetryOptions>,
     exchange: Option<PeerExchange>,
     status_reporter: Option<StatusReporter>,
@@ -85,15 +85,14 @@ impl Agent {
         roles: Vec<Arc<dyn AgentRole>>,
     ) -> Self {
         let drain_request = CancellationToken::new();
-        let (background_task, telemetry_options, exchange, status_reporter) =
-            (None, None, None, None);
+        let (telemetry_options, exchange, status_reporter) = (None, None, None);
         Self {
             config,
             bus,
             store,
             cache,
             roles,
-            background_task,
+            background_tasks: Vec::new(),
             telemetry_options,
             exchange,
             status_reporter,
@@ -138,16 +137,16 @@ impl Agent {
         self
     }
 
-    /// Adds one background task, listed by this name among the agent's roles; a second one replaces
-    /// it. If the task returns an error, [`Agent::run`] ends with that error. After success the
-    /// other roles continue, and an agent without any ends.
+    /// Adds a background task, listed by this name among the agent's roles. If the task returns an
+    /// error, [`Agent::run`] ends with that error. After success the other roles continue, and an
+    /// agent without any ends. When the agent stops, it waits for the task.
     #[must_use]
     pub fn with_background_task(
         mut self,
         name: &'static str,
         work: impl FnOnce(TaskContext) -> BoxFuture<'static, anyhow::Result<()>> + Send + 'static,
     ) -> Self {
-        self.background_task = Some(BackgroundTask { name, start: Box::new(work) });
+        self.background_tasks.push(BackgroundTask { name, start: Box::new(work) });
         self
     }
 
@@ -159,8 +158,7 @@ impl Agent {
     /// or when the log that the agent follows has been replaced.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let Self { config, bus, store, cache, roles, exchange, .. } = self;
-        let live_status =
-            LiveStatus::new(initial_status(&config, &roles, self.background_task.as_ref()));
+        let live_status = LiveStatus::new(initial_status(&config, &roles, &self.background_tasks));
         live_status.update_status(|status| {
             status.exchange = exchange.as_ref().map(PeerExchange::build_announcement);
         });
@@ -178,8 +176,9 @@ impl Agent {
         let telemetry = TelemetryHandle::new(root);
         if let Some(options) = self.telemetry_options {
             let (handle, status) = (telemetry.clone(), live_status.clone());
-            let is_aside = self.background_task.is_some();
-            let run = telemetry::run_telemetry(options, handle, status, is_aside, ended.clone());
+            let trains_aside = self.background_tasks.iter().any(|task| task.name == WATCHER_TASK);
+            let run =
+                telemetry::run_telemetry(options, handle, status, trains_aside, ended.clone());
             background.spawn(run);
         }
         let refresh =
@@ -198,8 +197,8 @@ impl Agent {
         background.spawn(announcing);
 
         let (failed, failure) = oneshot::channel();
-        let status = TaskStatus::new(live_status.clone());
-        let task = run_background_task(self.background_task, drain.clone(), status, failed);
+        let tasks = self.background_tasks;
+        let task = run_background_tasks(tasks, drain.clone(), live_status.clone(), failed);
         let report = report_status(self.status_reporter, bus.clone(), live_status.clone());
         let stop_jobs = CancellationToken::new();
         let drained = drain.clone();
@@ -245,14 +244,17 @@ async fn join_work_queues(
 }
 
 /// A failure is sent to `failed`; this future then never ends.
-async fn run_background_task(
-    task: Option<BackgroundTask>,
+async fn run_background_tasks(
+    tasks: Vec<BackgroundTask>,
     stop: CancellationToken,
-    status: TaskStatus,
+    live_status: LiveStatus,
     failed: oneshot::Sender<anyhow::Error>,
 ) {
-    let Some(BackgroundTask { start, .. }) = task else { return };
-    if let Err(error) = start(TaskContext { stop, status }).await {
+    let runs = tasks.into_iter().map(|BackgroundTask { name, start }| {
+        let status = TaskStatus::new(name, live_status.clone());
+        start(TaskContext { stop: stop.clone(), status })
+    });
+    if let Err(error) = futures::future::try_join_all(runs).await {
         // The receiver lives as long as this future, so the send cannot be lost.
         let _ = failed.send(error);
         pending::<()>().await;
@@ -316,16 +318,16 @@ async fn report_status(
 fn initial_status(
     config: &AgentConfig,
     roles: &[Arc<dyn AgentRole>],
-    background_task: Option<&BackgroundTask>,
+    background_tasks: &[BackgroundTask],
 ) -> v1::AgentStatus {
     // Roles of jobs are added when they are enabled.
-    let names = background_task.map(|task| task.name.to_owned());
+    let names = background_tasks.iter().map(|task| task.name.to_owned());
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     v1::AgentStatus {
         agent: config.id.to_string(),
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         version: config.version.clone(),
-        roles: names.into_iter().collect(),
+        roles: names.collect(),
         pool: config.pool.to_string(),
         state: v1::agent_status::State::Ready.into(),
         started_at: Some(wire::clock::now()),

@@ -49,7 +49,7 @@ pub use prefetched_checkpoint::PrefetchedCheckpoint;
 pub use process_groups::ProcessGroups;
 pub use prompt_files::{PromptFiles, PromptIndex};
 pub use role::AgentRole;
-pub use task_context::{TaskContext, TaskStatus};
+pub use task_context::{TaskContext, TaskStatus, WATCHER_TASK};
 pub use worker_process::{WorkerError, WorkerProcess};
 #[doc(hidden)]
 pub use worker_protocol::fuzzing;

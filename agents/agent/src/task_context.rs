@@ -14,26 +14,32 @@ pub struct TaskContext {
 
 /// A handle through which a background task reports its trouble and progress in the agent's status.
 pub struct TaskStatus {
+    name: &'static str,
     live_status: LiveStatus,
     current_job: std::sync::Mutex<Option<(String, JobProgress)>>,
 }
 
-/// The role name of the background task in the agent's status.
-const TASK_NAME: &str = "watcher";
+/// The task that publishes the checkpoints of a training that runs outside of the fleet.
+pub const WATCHER_TASK: &str = "watcher";
 
 /// Jobs use their fact's sequence, which never reaches this value.
 const PROGRESS_KEY: JobKey = (WorkKind::Train, u64::MAX);
 
 impl TaskStatus {
-    pub(crate) fn new(live_status: LiveStatus) -> Self {
-        Self { live_status, current_job: std::sync::Mutex::default() }
+    pub(crate) fn new(name: &'static str, live_status: LiveStatus) -> Self {
+        Self { name, live_status, current_job: std::sync::Mutex::default() }
     }
 
     /// Sets the reason, for users, why the task does not work; `None` clears it. The agent's next
     /// status contains it.
     pub fn report_trouble(&self, message: Option<String>) {
         let trouble = message.map(|message| StatusTrouble { message, quarantine: false });
-        self.live_status.set_trouble(TASK_NAME, trouble);
+        self.live_status.set_trouble(self.name, trouble);
+    }
+
+    /// Sets the channels that this agent serves. The agent's next status contains them.
+    pub fn report_served(&self, served: Vec<v1::ServedChannel>) {
+        self.live_status.update_status(|status| status.served = served);
     }
 
     /// Sets the task's progress for a run: `done` of `total`, with a note for users. A new `run`
@@ -42,7 +48,7 @@ impl TaskStatus {
         let Ok(mut job) = self.current_job.lock() else { return };
         if job.as_ref().is_none_or(|(known, _)| known != run) {
             let entry =
-                v1::ActiveJob { role: TASK_NAME.into(), run: run.into(), ..Default::default() };
+                v1::ActiveJob { role: self.name.into(), run: run.into(), ..Default::default() };
             *job = Some((run.to_owned(), self.live_status.add_job(PROGRESS_KEY, entry)));
         }
         if let Some((_, progress)) = &*job {

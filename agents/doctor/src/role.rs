@@ -29,7 +29,9 @@ pub fn filter_by_role(mut findings: Vec<DoctorFinding>, role: &str) -> Vec<Docto
 
 fn concerns_role(part: CheckedPart, role: &str) -> bool {
     match part {
-        CheckedPart::Gpu => matches!(role, "trainer" | "generator" | "scorer" | "evaluator"),
+        CheckedPart::Gpu => {
+            matches!(role, "trainer" | "generator" | "scorer" | "evaluator" | "server")
+        }
         CheckedPart::Torch | CheckedPart::Plan => role == "trainer",
         CheckedPart::Disk => true,
     }

@@ -5,6 +5,7 @@
 mod backend;
 mod calibration;
 mod engine_speed;
+mod gguf_policy;
 mod messages;
 mod offline;
 mod policy_worker;
@@ -21,6 +22,7 @@ pub use calibration::EngineCalibration;
 pub use engine_speed::{
     EngineCandidate, EngineRates, EngineSpeed, choose_fastest, measure_engines,
 };
+pub use gguf_policy::ConvertedBase;
 pub use messages::{GeneratorAnswer, GeneratorRequest, SampleToScore, ScoreRequest, ScoredSamples};
 pub use offline::{OfflineGenerator, OfflinePolicy, OfflineRequest, OfflineSamples};
 pub use policy_worker::{GeneratorConfig, LoadedWorker, LoadedWorkerGuard, PolicyWorker};

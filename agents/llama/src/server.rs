@@ -49,11 +49,16 @@ pub struct LlamaServerSettings {
 #[derive(Debug, Clone, Copy)]
 pub struct ServedModel<'a> {
     pub base: &'a Path,
-    pub adapter: Option<&'a Path>,
+    pub adapters: &'a [PathBuf],
+    /// True if each request names the adapter that it uses by its place in `adapters`; else all
+    /// requests use all adapters.
+    pub adapter_by_request: bool,
     /// The number of sequences at once.
     pub slots: u32,
     /// The largest number of tokens of a sequence, prompt included.
     pub context: u32,
+    /// The name of the model in OpenAI's answers; `None` for the file's path.
+    pub alias: Option<&'a str>,
     /// True to compute attention and its cache in f32, for a base in f32.
     pub exact: bool,
     /// The directory for the server's socket and key, created with access for this user only.
@@ -115,7 +120,8 @@ impl LlamaServer {
         settings: &LlamaServerSettings,
         serve: &ServedModel<'_>,
     ) -> Result<Self, LlamaServerError> {
-        for path in serve.adapter.iter().copied().chain([serve.base]) {
+        let adapters = serve.adapters.iter().map(PathBuf::as_path);
+        for path in adapters.chain([serve.base]) {
             if path.to_string_lossy().contains([':', ',']) {
                 return Err(LlamaServerError::Name { path: path.to_owned() });
             }
@@ -309,8 +315,14 @@ fn command_arguments(
         all.extend(["--slot-save-path".into(), serve.states.into()]);
     }
     all.extend(["--model".into(), serve.base.into()]);
-    if let Some(adapter) = serve.adapter {
+    if let Some(alias) = serve.alias {
+        all.extend(["--alias".into(), alias.into()]);
+    }
+    for adapter in serve.adapters {
         all.extend(["--lora".into(), adapter.into()]);
+    }
+    if serve.adapter_by_request && !serve.adapters.is_empty() {
+        all.push("--lora-init-without-apply".into());
     }
     all
 }

@@ -26,6 +26,7 @@ pub struct Fact {
 pub enum FactBody {
     Spec(v1::Spec),
     Control(v1::Control),
+    Channel(v1::ChannelMove),
     Plan(v1::Plan),
     GenerateOrder(v1::GenerateOrder),
     Samples(v1::Samples),
@@ -110,6 +111,9 @@ impl FactBody {
         Ok(match subject.key {
             FactKey::Spec | FactKey::WatchedSpec => Self::Spec(decode_spec(subject, payload)?),
             FactKey::Control { .. } => Self::Control(parse_message(subject, "Control", payload)?),
+            FactKey::Channel { .. } => {
+                Self::Channel(parse_message(subject, "ChannelMove", payload)?)
+            }
             FactKey::Plan { .. } => Self::Plan(parse_message(subject, "Plan", payload)?),
             FactKey::GenerateOrder { .. } => {
                 Self::GenerateOrder(parse_message(subject, "GenerateOrder", payload)?)
@@ -161,6 +165,7 @@ impl FactBody {
         match self {
             Self::Spec(message) => serialize_message(message),
             Self::Control(message) => serialize_message(message),
+            Self::Channel(message) => serialize_message(message),
             Self::Plan(message) => serialize_message(message),
             Self::GenerateOrder(message) => serialize_message(message),
             Self::Samples(message) => serialize_message(message),
@@ -206,6 +211,7 @@ impl FactBody {
         match self {
             Self::Spec(_) => "Spec",
             Self::Control(_) => "Control",
+            Self::Channel(_) => "ChannelMove",
             Self::Plan(_) => "Plan",
             Self::GenerateOrder(_) => "GenerateOrder",
             Self::Samples(_) => "Samples",

@@ -6,13 +6,15 @@ use crate::{AgentId, JobId, Pool, RunId, SuiteName};
 
 /// The subject filters of the log's stream. Each kind has two, because in a closed fleet a subject
 /// ends with one more token, the name of the author.
-pub const STREAM_SUBJECTS: [&str; 38] = [
+pub const STREAM_SUBJECTS: [&str; 40] = [
     "flotilla.*.spec",
     "flotilla.*.spec.*",
     "flotilla.*.watched",
     "flotilla.*.watched.*",
     "flotilla.*.control.*",
     "flotilla.*.control.*.*",
+    "flotilla.*.channel.*",
+    "flotilla.*.channel.*.*",
     "flotilla.*.cycle.*.*",
     "flotilla.*.cycle.*.*.*",
     "flotilla.*.order.>",
@@ -76,6 +78,10 @@ pub enum FactKey {
     /// write these and no other specs.
     WatchedSpec,
     Control {
+        number: u64,
+    },
+    /// A move of a channel, whose name takes the place of the run's.
+    Channel {
         number: u64,
     },
     Plan {
@@ -208,6 +214,7 @@ impl FactKey {
             Self::Spec
             | Self::WatchedSpec
             | Self::Control { .. }
+            | Self::Channel { .. }
             | Self::Quarantine { .. }
             | Self::Failure { .. }
             | Self::Done => None,
@@ -379,6 +386,7 @@ impl fmt::Display for Subject {
             FactKey::Spec => write!(f, "spec"),
             FactKey::WatchedSpec => write!(f, "watched"),
             FactKey::Control { number } => write!(f, "control.{number}"),
+            FactKey::Channel { number } => write!(f, "channel.{number}"),
             FactKey::Plan { cycle } => write!(f, "cycle.{cycle}.plan"),
             FactKey::GenerateOrder { pool, cycle, job, attempt } => {
                 write!(f, "order.generate.{pool}.{cycle}.{job}.{attempt}")
@@ -433,6 +441,7 @@ fn parse_subject(text: &str) -> Option<Subject> {
         ["spec"] => FactKey::Spec,
         ["watched"] => FactKey::WatchedSpec,
         ["control", number] => FactKey::Control { number: number.parse().ok()? },
+        ["channel", number] => FactKey::Channel { number: number.parse().ok()? },
         ["cycle", cycle, "plan"] => FactKey::Plan { cycle: cycle.parse().ok()? },
         ["cycle", cycle, "done"] => FactKey::CycleDone { cycle: cycle.parse().ok()? },
         ["cycle", cycle, "archived"] => FactKey::Archived { cycle: cycle.parse().ok()? },
@@ -525,6 +534,7 @@ mod tests {
             "flotilla.r1.spec",
             "flotilla.r1.watched",
             "flotilla.r1.control.2",
+            "flotilla.stable.channel.2",
             "flotilla.r1.cycle.0.plan",
             "flotilla.r1.cycle.0.done",
             "flotilla.r1.cycle.0.archived",

@@ -26,6 +26,7 @@ mod purge;
 mod request;
 mod request_error;
 pub mod server;
+mod serving;
 mod snapshot;
 mod stream_tail;
 pub mod system_account;
@@ -46,6 +47,10 @@ pub use presence::PresenceError;
 pub use publish::{PublishError, PublishOutcome};
 pub use purge::PurgeError;
 pub use request_error::RequestError;
+pub use serving::{
+    AnswerHead, AnswerPart, AnswerReceiver, AnswerSender, ServingClient, ServingClosed,
+    ServingMessage, ServingRequest,
+};
 pub use snapshot::{SnapshotError, StreamSnapshot};
 pub use work_queue::{WorkError, WorkQueue};
 

@@ -4,6 +4,8 @@
 
 mod access;
 mod agent;
+mod channel;
+mod compare;
 mod convert;
 mod court;
 mod data;
@@ -39,9 +41,11 @@ use crate::{
 pub(crate) use {
     access::{BackupArgs, FleetAccessArgs, InitArgs, KeysCommand, RestoreArgs},
     agent::{
-        AgentArgs, AgentsCommand, EvaluatorEngine, GeneratorToolArgs, ROLE_NAMES, STOP_GRACE_S,
-        TrainerEngine, TrainingWatchArgs,
+        AgentArgs, AgentsCommand, EvaluatorEngine, GeneratorToolArgs, ROLE_NAMES, SERVER_ROLE,
+        STOP_GRACE_S, TrainerEngine, TrainingWatchArgs,
     },
+    channel::{ChannelCommand, ChannelModelArgs, MoveArgs, ServeArgs},
+    compare::CompareArgs,
     convert::{ConvertCommand, ConvertOutputArgs},
     court::CourtArgs,
     data::{DataCommand, HeldoutArgs},
@@ -157,6 +161,13 @@ pub(crate) enum CliCommand {
     Select(SelectArgs),
     /// Compare training objectives on the samples of a cycle.
     Court(CourtArgs),
+    /// Let agents answer requests to a model, with the API of OpenAI.
+    Serve(ServeArgs),
+    /// List and move channels: names that point to a model.
+    #[command(subcommand)]
+    Channel(ChannelCommand),
+    /// Compare two checkpoints, or a file of paired scores.
+    Compare(CompareArgs),
     /// Generate samples with a local model, without a fleet.
     Generate(GenerateArgs),
     /// Judge completions from a file, without a fleet.
@@ -194,9 +205,10 @@ pub(crate) enum CliCommand {
 }
 
 /// The sections of the list of commands.
-const COMMAND_GROUPS: [(&str, &[&str]); 5] = [
+const COMMAND_GROUPS: [(&str, &[&str]); 6] = [
     ("Start here", &["demo", "up", "down", "watch", "topics"]),
     ("Runs", &["run", "checkpoint", "eval", "select", "court", "data"]),
+    ("Use models", &["serve", "channel", "compare"]),
     ("Look inside", &["agents", "audit", "doctor", "feed"]),
     (
         "Build a fleet",

@@ -5,7 +5,9 @@ pub(crate) mod agent;
 pub(crate) mod agents;
 mod audit;
 mod backup;
+mod channel;
 mod checkpoint;
+mod compare;
 mod convert;
 mod coordinator;
 mod court;
@@ -97,6 +99,13 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         CliCommand::Select(args) => select::preview_selection(&global, &args).await?,
         CliCommand::Court(args) => court::run_court(&global, &args).await?,
+        CliCommand::Serve(args) => {
+            channel::serve_channel(&global, args).await.map_err(explain_denial)?;
+        }
+        CliCommand::Channel(command) => {
+            channel::handle_channels(&global, command).await.map_err(explain_denial)?;
+        }
+        CliCommand::Compare(args) => compare::compare_models(&global, &args).await?,
         CliCommand::Convert(command) => convert::run_convert_command(command, json).await?,
         CliCommand::Generate(args) => generate::generate_samples(&args, json).await?,
         CliCommand::Data(command) => data::run_data_command(command, json)?,

@@ -295,7 +295,8 @@ impl FleetControl {
         }
     }
 
-    async fn load_prompts(&self, blob: Option<&v1::Blob>) -> Option<Vec<PromptEntry>> {
+    /// Returns the prompts of a file in the store; `None` if they cannot be read.
+    pub(crate) async fn load_prompts(&self, blob: Option<&v1::Blob>) -> Option<Vec<PromptEntry>> {
         let bytes = self.open_store().await.ok()?.get_blob(blob?, PROMPTS_BYTES_MAX).await.ok()?;
         PromptEntry::parse_all(&bytes).ok()
     }

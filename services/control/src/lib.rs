@@ -7,12 +7,14 @@ mod agents;
 mod archived_facts;
 mod audit;
 mod base_model;
+mod channels;
 mod checkpoints;
 mod court;
 mod data;
 mod evals;
 mod explain;
 mod members;
+mod model_comparison;
 mod run_comparison;
 mod run_history;
 mod runs;
@@ -35,6 +37,7 @@ pub use adopted_runs::DetectedTraining;
 pub use agents::DrainError;
 pub use audit::{AuditDepth, AuditError, AuditFinding, AuditReport, FindingSource, TaskProgress};
 pub use base_model::{BaseError, TransferCallback, TransferProgress};
+pub use channels::{ChannelError, build_serving, parse_channel_name};
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use court::{
     Court, CourtError, CourtRanking, CourtTrial, RankedObjective, SEEDS_MAX, mean_interval,
@@ -49,6 +52,9 @@ pub use explain::{
 pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,
     MembershipView, RevocationList,
+};
+pub use model_comparison::{
+    CategoryComparison, CompareError, ComparedCheckpoint, DEFAULT_ALPHA, ModelComparison,
 };
 pub use run_comparison::{SettingDifference, compare_settings};
 pub use run_history::HistoryError;

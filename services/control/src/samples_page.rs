@@ -39,6 +39,48 @@ impl FleetControl {
         request: &v1::SamplesRequest,
     ) -> Result<v1::SamplesPage, HistoryError> {
         let records = self.records_without_samples(id).await?;
+        let (spec, jobs) = self.read_jobs(id, &records, request).await?;
+        let fates = match request.which() {
+            Which::HeldoutSamples => Some(SampleOutcomes::new()),
+            Which::TrainSamples | Which::Unspecified => {
+                self.sample_outcomes(id, request.cycle, records).await?
+            }
+        };
+        let suites = match spec.kind {
+            Some(v1::spec::Kind::Raft(raft)) => raft.prompt_suites,
+            _ => Vec::new(),
+        };
+        let suites = suites.into_iter().map(|suite| suite.name).collect();
+        // This searches many texts.
+        let request = request.clone();
+        let page =
+            tokio::task::spawn_blocking(move || build_page(&request, jobs, fates.as_ref(), suites));
+        page.await.map_err(|error| HistoryError::Page(error.to_string()))
+    }
+
+    /// Returns the spec of a run, and a cycle's held-out samples of a suite (`""`: of the run's own
+    /// prompts) with their verdicts, by prompt.
+    pub(crate) async fn heldout_samples(
+        &self,
+        id: &RunId,
+        cycle: u32,
+        suite: &str,
+    ) -> Result<(v1::Spec, Vec<v1::samples_page::Prompt>), HistoryError> {
+        let records = self.records_without_samples(id).await?;
+        let which = Which::HeldoutSamples.into();
+        let suite = suite.to_owned();
+        let request = v1::SamplesRequest { cycle, which, suite, ..Default::default() };
+        let (spec, jobs) = self.read_jobs(id, &records, &request).await?;
+        Ok((spec, group_by_prompt(jobs, None)))
+    }
+
+    /// Returns the spec of a run, and the jobs of a cycle that the request asks for.
+    async fn read_jobs(
+        &self,
+        id: &RunId,
+        records: &[Record],
+        request: &v1::SamplesRequest,
+    ) -> Result<(v1::Spec, BTreeMap<JobId, JobSamples>), HistoryError> {
         let spec = records.first().and_then(Run::start);
         let spec = spec.ok_or_else(|| HistoryError::Unknown(id.clone()))?.spec;
         let number = request.cycle;
@@ -50,24 +92,8 @@ impl FleetControl {
             _ => None,
         });
         let bulky = self.read_bulky_facts(id, number, archived).await?;
-        let void = quarantined_jobs(&records, number);
-        let fates = match request.which() {
-            Which::HeldoutSamples => Some(SampleOutcomes::new()),
-            Which::TrainSamples | Which::Unspecified => {
-                self.sample_outcomes(id, number, records).await?
-            }
-        };
-        let jobs = collect_jobs(bulky, request, &void);
-        let suites = match spec.kind {
-            Some(v1::spec::Kind::Raft(raft)) => raft.prompt_suites,
-            _ => Vec::new(),
-        };
-        let suites = suites.into_iter().map(|suite| suite.name).collect();
-        // This searches many texts.
-        let request = request.clone();
-        let page =
-            tokio::task::spawn_blocking(move || build_page(&request, jobs, fates.as_ref(), suites));
-        page.await.map_err(|error| HistoryError::Page(error.to_string()))
+        let jobs = collect_jobs(bulky, request, &quarantined_jobs(records, number));
+        Ok((spec, jobs))
     }
 
     async fn sample_outcomes(

@@ -15,7 +15,7 @@ use std::{
 };
 
 use control::{MemberRegistry, MembershipView};
-use identity::{BearerError, GatewayCaller};
+use identity::{BearerError, GatewayCaller, UserScope};
 use tokio::{sync::watch, time::timeout};
 use tonic::{
     Code,
@@ -199,17 +199,17 @@ impl AccessGate {
             }
         };
         enforce_rate(&self.members, caller.name.to_string(), self.started.elapsed())?;
-        match need {
-            AccessRequirement::Scope(scope) if !need.is_met_by(&caller) => {
-                Err(AccessDenied::Scope {
-                    name: caller.name.to_string(),
-                    is: caller
-                        .scope
-                        .map_or("no scope".into(), |scope| format!("the scope {scope}")),
-                    needs: scope.to_string(),
-                    scope: scope.to_string(),
-                })
-            }
+        let least = match need {
+            AccessRequirement::Scope(scope) => scope,
+            _ => UserScope::Reader,
+        };
+        match least {
+            scope if !need.is_met_by(&caller) => Err(AccessDenied::Scope {
+                name: caller.name.to_string(),
+                is: caller.scope.map_or("no scope".into(), |scope| format!("the scope {scope}")),
+                needs: scope.to_string(),
+                scope: scope.to_string(),
+            }),
             _ => Ok(Some(caller)),
         }
     }

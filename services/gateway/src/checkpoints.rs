@@ -1,6 +1,7 @@
 //! The gRPC service `flotilla.v1.Checkpoints`.
 
 use bytes::Bytes;
+use control::{CategoryComparison, ComparedCheckpoint, DEFAULT_ALPHA, ModelComparison};
 use futures::{Stream, StreamExt, stream};
 use store::GetError;
 use tonic::{Request, Response, Status};
@@ -61,6 +62,52 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
             Ok(split_chunks(self.0.control.read_checkpoint_file(&reference, path.as_str()).await?))
         };
         self.0.open_stream(call, deadline, open).await
+    }
+
+    async fn compare(
+        &self,
+        request: Request<v1::CompareRequest>,
+    ) -> Result<Response<v1::Comparison>, Status> {
+        let v1::CompareRequest { a, b, suite, alpha } = request.into_inner();
+        let call = create_call_span("Checkpoints.Compare", a.as_ref().map_or("", |a| &a.run));
+        let compare = async {
+            let a = arguments::check_checkpoint_ref(a)?;
+            let b = arguments::check_checkpoint_ref(b)?;
+            let alpha = if alpha == 0.0 { DEFAULT_ALPHA } else { alpha };
+            let comparison = self.0.control.compare_checkpoints(&a, &b, &suite, alpha).await?;
+            Ok(comparison_to_proto(comparison))
+        };
+        self.0.answer_unary(call, compare).await
+    }
+}
+
+fn comparison_to_proto(comparison: ModelComparison) -> v1::Comparison {
+    let ModelComparison { test, pairs, unpaired, a, b, categories } = comparison;
+    let side = |it: ComparedCheckpoint| v1::comparison::Side {
+        run: it.run.to_string(),
+        cycle: Some(it.cycle),
+        mean_tokens: it.mean_tokens,
+        perplexities: it.perplexities.into_iter().collect(),
+    };
+    let category = |it: CategoryComparison| v1::comparison::Category {
+        category: it.category,
+        pairs: it.pairs,
+        mean_a: Some(it.mean_a),
+        mean_b: Some(it.mean_b),
+    };
+    v1::Comparison {
+        decision: test.decision.as_str().into(),
+        at: u32::try_from(test.at).unwrap_or(u32::MAX),
+        p: Some(test.p),
+        difference: Some(test.difference),
+        interval: test.interval.to_vec(),
+        mean_a: Some(test.mean_a),
+        mean_b: Some(test.mean_b),
+        pairs,
+        unpaired,
+        a: Some(side(a)),
+        b: Some(side(b)),
+        categories: categories.into_iter().map(category).collect(),
     }
 }
 

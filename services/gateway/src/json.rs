@@ -36,6 +36,7 @@ use self::grpc_messages::GrpcMessages;
 use crate::{
     REQUEST_BYTES_MAX, SUBMIT_BYTES_MAX,
     middleware::{InnerService, Middleware},
+    openai::OPENAI_PATHS,
     status::build_status,
     submission_limit::{SUBMIT, SUBMIT_LIMIT},
 };
@@ -91,6 +92,8 @@ impl Middleware for JsonTranslator {
                 form.map_or_else(|| plain_response(&status), |form| form.error_response(&status));
             return Box::pin(async move { Ok(refused) });
         }
+        // These have their own JSON.
+        let form = form.filter(|_| !request.uri().path().starts_with(OPENAI_PATHS));
         let Some(form) = form else { return Box::pin(inner.call(request)) };
         let (inner, json) = (inner.clone(), self.clone());
         Box::pin(async move {

@@ -13,6 +13,7 @@ mod arguments;
 mod call;
 mod call_counts;
 mod call_metrics;
+mod channels;
 mod checkpoints;
 pub mod client;
 mod connection;
@@ -24,6 +25,7 @@ mod health;
 mod json;
 mod members;
 mod middleware;
+mod openai;
 mod openapi;
 mod page;
 mod reserved_port;
@@ -53,9 +55,10 @@ use crate::{
     call::CallContext,
     json::JsonTranslator,
     middleware::MiddlewareLayer,
+    openai::ModelProxy,
     rpc::{
-        checkpoints_server::CheckpointsServer, evals_server::EvalsServer,
-        fleet_server::FleetServer, members_server::MembersServer,
+        channels_server::ChannelsServer, checkpoints_server::CheckpointsServer,
+        evals_server::EvalsServer, fleet_server::FleetServer, members_server::MembersServer,
     },
 };
 
@@ -197,7 +200,9 @@ impl BoundGateway {
         let store =
             control.open_store().await.context("open the store for the gateway's members")?;
         let store_routes = store_proxy::build_routes(store);
-        let router = build_router(&calls, access, self.members.clone(), store_routes)?;
+        let models = ModelProxy::open(&control).await.context("receive answers of models")?;
+        let routes = store_routes.merge(models.build_routes());
+        let router = build_router(&calls, access, self.members.clone(), routes)?;
         let router = router.add_service(health_service);
         let (tls, closed) = (self.tls.is_some(), self.members.is_some());
         tracing::info!(address = %self.address, tls, closed, "the gateway answers gRPC calls");
@@ -219,6 +224,7 @@ impl BoundGateway {
             served = serving => served.with_context(|| format!("serve gRPC on {}", self.address)),
             never = stopping => match never {},
             never = sweep::sweep_store(store, &self.counts) => match never {},
+            never = models.follow_agents(control.bus()) => match never {},
             never = access::sync_access(self.members.as_ref(), &view) => match never {},
         }
     }
@@ -231,13 +237,16 @@ fn build_router(
     calls: &CallContext,
     access: AccessControl,
     members: Option<MemberRegistry>,
-    store_routes: axum::Router,
+    http_routes: axum::Router,
 ) -> anyhow::Result<GatewayRouter> {
     let runs = submission_limit::BoundedRunsService::new(|| runs::RunsService(calls.clone()));
     let evals = EvalsServer::new(evals::EvalsService(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let checkpoints = CheckpointsServer::new(checkpoints::CheckpointsService(calls.clone()))
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let channels = ChannelsServer::new(channels::ChannelsService(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let fleet = FleetServer::new(fleet::FleetService(calls.clone()))
@@ -255,7 +264,7 @@ fn build_router(
     let mut routes = Routes::default();
     let grpc = routes.axum_router_mut();
     *grpc = std::mem::take(grpc)
-        .merge(store_routes)
+        .merge(http_routes)
         .merge(page::build_routes())
         .merge(openapi::build_routes(json.descriptor_pool()));
     Ok(Server::builder()
@@ -273,6 +282,7 @@ fn build_router(
         .add_service(runs)
         .add_service(evals)
         .add_service(checkpoints)
+        .add_service(channels)
         .add_service(fleet)
         .add_service(members)
         .add_service(reflection().build_v1().context("describe the services")?)

@@ -4,7 +4,10 @@
 use std::error::Error;
 
 use bus::{PresenceError, PublishError, ReadError, RequestError};
-use control::{AuditError, CheckpointError, DrainError, HistoryError, RunError, SubmitError};
+use control::{
+    AuditError, ChannelError, CheckpointError, CompareError, DrainError, HistoryError, RunError,
+    SubmitError,
+};
 use store::{GetError, PathError, PutError, StorageError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -149,6 +152,39 @@ impl HasStatusCode for CheckpointError {
             Self::Get(error) => error.status_code(),
             Self::OpenStore(_) => Code::Unavailable,
             Self::Write { .. } => Code::Internal,
+        }
+    }
+}
+
+impl HasStatusCode for CompareError {
+    fn status_code(&self) -> Code {
+        match self {
+            Self::Alpha(_) => Code::InvalidArgument,
+            Self::NoSamples(_) | Self::NothingInCommon { .. } => Code::FailedPrecondition,
+            Self::Checkpoint(error) => error.status_code(),
+            Self::History(error) => error.status_code(),
+        }
+    }
+}
+
+impl HasStatusCode for ChannelError {
+    fn status_code(&self) -> Code {
+        match self {
+            Self::Name(_) | Self::RunName(_) | Self::TwoModels | Self::NoModel(_) => {
+                Code::InvalidArgument
+            }
+            Self::Base { .. } => Code::InvalidArgument,
+            Self::Unknown(_) => Code::NotFound,
+            Self::NothingBefore(_) | Self::NotBetter { .. } | Self::NotComparable(_) => {
+                Code::FailedPrecondition
+            }
+            Self::Busy(_) => Code::Aborted,
+            Self::Checkpoint(error) => error.status_code(),
+            Self::Compare(error) => error.status_code(),
+            Self::Run(error) => error.status_code(),
+            Self::Read(error) => error.status_code(),
+            Self::Publish(error) => error.status_code(),
+            Self::Presence(error) => error.status_code(),
         }
     }
 }

@@ -112,7 +112,7 @@ pub(crate) enum AccountPurpose<'a> {
 /// Subjects that the fleet's account exports as services. Only accounts signed by this fleet can
 /// import them. API requests with several answers are listed separately, because a server remembers
 /// the requester for as long as answers may arrive.
-const EXPORTED_SERVICES: [(&str, ResponseType); 8] = [
+const EXPORTED_SERVICES: [(&str, ResponseType); 9] = [
     ("$JS.API.INFO", ResponseType::One),
     ("$JS.API.STREAM.>", ResponseType::One),
     ("$JS.API.CONSUMER.INFO.>", ResponseType::One),
@@ -121,8 +121,9 @@ const EXPORTED_SERVICES: [(&str, ResponseType); 8] = [
     ("$JS.ACK.>", ResponseType::One),
     ("$KV.>", ResponseType::One),
     ("flotilla.>", ResponseType::One),
+    ("flotilla-serving.answer.>", ResponseType::One),
 ];
-const EXPORTED_STREAM: &str = "flotilla.>";
+const EXPORTED_STREAMS: [&str; 2] = ["flotilla.>", "flotilla-serving.request.*"];
 
 #[derive(Clone, Copy)]
 enum ResponseType {
@@ -194,7 +195,8 @@ fn build_exports() -> Value {
                 "response_type": answers.as_str() })
     };
     let mut exports: Vec<Value> = EXPORTED_SERVICES.into_iter().map(service).collect();
-    exports.push(json!({ "name": EXPORTED_STREAM, "subject": EXPORTED_STREAM, "type": "stream" }));
+    let stream = |subject| json!({ "name": subject, "subject": subject, "type": "stream" });
+    exports.extend(EXPORTED_STREAMS.map(stream));
     exports.into()
 }
 

@@ -16,12 +16,16 @@ pub enum MemberRole {
     Evaluator,
     /// Publishes the checkpoints of trainings that run outside of the fleet.
     Watcher,
+    /// Answers requests to the models of channels.
+    Server,
 }
 
 /// The rights of a user; each scope includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UserScope {
+    /// May send requests to served models, and nothing else.
+    Client,
     /// May read everything except secrets.
     Reader,
     Operator,
@@ -53,23 +57,24 @@ pub struct Member {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a role; the roles are trainer, generator, verifier, scorer, evaluator and \
-         watcher (K117)"
+    "{0:?} is not a role; the roles are trainer, generator, verifier, scorer, evaluator, watcher \
+         and server (K117)"
 )]
 pub struct UnknownRoleError(String);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a scope; the scopes are reader, operator and admin (K117)")]
+#[error("{0:?} is not a scope; the scopes are client, reader, operator and admin (K117)")]
 pub struct UnknownScopeError(String);
 
 impl MemberRole {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Trainer,
         Self::Generator,
         Self::Verifier,
         Self::Scorer,
         Self::Evaluator,
         Self::Watcher,
+        Self::Server,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -80,10 +85,11 @@ impl MemberRole {
             Self::Scorer => "scorer",
             Self::Evaluator => "evaluator",
             Self::Watcher => "watcher",
+            Self::Server => "server",
         }
     }
 
-    /// Returns the work that the role takes from the log; a watcher takes none.
+    /// Returns the work that the role takes from the log; watchers and servers take none.
     pub fn work_kind(self) -> Option<WorkKind> {
         match self {
             Self::Trainer => Some(WorkKind::Train),
@@ -91,17 +97,18 @@ impl MemberRole {
             Self::Verifier => Some(WorkKind::Verify),
             Self::Scorer => Some(WorkKind::Score),
             Self::Evaluator => Some(WorkKind::Eval),
-            Self::Watcher => None,
+            Self::Watcher | Self::Server => None,
         }
     }
 }
 
 impl UserScope {
     /// The weakest scope comes first.
-    pub const ALL: [Self; 3] = [Self::Reader, Self::Operator, Self::Admin];
+    pub const ALL: [Self; 4] = [Self::Client, Self::Reader, Self::Operator, Self::Admin];
 
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Client => "client",
             Self::Reader => "reader",
             Self::Operator => "operator",
             Self::Admin => "admin",

@@ -16,6 +16,8 @@ use crate::{Member, MemberKind, MemberRole, UserScope};
 
 const LOG: &str = "FLOTILLA";
 const FLEET: &str = "FLOTILLA_FLEET";
+/// Requests to served models, and their answers.
+const SERVING: &str = "flotilla-serving";
 
 /// Inboxes are private to the member's account. `_INBOX_NAME` is that of Flotilla's own programs.
 const INBOX: &str = "_INBOX";
@@ -54,7 +56,11 @@ impl SubjectPermissions {
     /// Returns the permissions of a leaf node: all messages of its site's members, except those
     /// that only the coordinator and admins send to the bus itself.
     pub(crate) fn for_leaf_node() -> Self {
-        let mut publish = vec!["flotilla.>".to_owned(), format!("$KV.{FLEET}.agent.*")];
+        let mut publish = vec![
+            "flotilla.>".to_owned(),
+            format!("$KV.{FLEET}.agent.*"),
+            format!("{SERVING}.answer.>"),
+        ];
         publish.extend(read_subjects());
         publish.extend([
             format!("$JS.API.CONSUMER.INFO.{LOG}.*"),
@@ -77,6 +83,11 @@ impl SubjectPermissions {
     }
 
     fn for_user(name: &AgentId, scope: UserScope) -> Self {
+        if scope < UserScope::Reader {
+            // Models are asked through the gateway. NATS takes an empty list as everything.
+            let subscribe = vec![format!("{INBOX}_{name}.>")];
+            return Self { publish: vec!["$JS.API.INFO".to_owned()], subscribe };
+        }
         let mut all = Self::for_reader(name);
         // Where other NATS clients expect their answers.
         all.subscribe.push(format!("{INBOX}.>"));
@@ -84,6 +95,7 @@ impl SubjectPermissions {
             all.publish.extend([
                 format!("flotilla.*.spec.{name}"),
                 format!("flotilla.*.control.*.{name}"),
+                format!("flotilla.*.channel.*.{name}"),
                 "flotilla.agent.command.*".to_owned(),
             ]);
         }
@@ -110,11 +122,17 @@ impl SubjectPermissions {
             // Subjects that only watched runs have: `wire` refuses any other spec there, and the
             // log counts checkpoints of a watched run only from the author of its spec.
             MemberRole::Watcher => &["watched", "checkpoint.watched.*"],
+            MemberRole::Server => &[],
         };
         self.publish.extend(results.iter().map(|result| format!("flotilla.*.{result}.{name}")));
         if role == MemberRole::Generator {
             // An agent declines orders for itself only.
             self.publish.push(format!("flotilla.*.declined.*.*.*.{name}.{name}"));
+        }
+        if role == MemberRole::Server {
+            // Outside of `flotilla.>`, which all members hear: requests contain what users write.
+            self.publish.push(format!("{SERVING}.answer.{name}.>"));
+            self.subscribe.push(format!("{SERVING}.request.{name}"));
         }
         if let Some(kind) = role.work_kind() {
             self.allow_work_queue(kind, pool);

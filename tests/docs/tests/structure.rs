@@ -14,10 +14,10 @@ use walkdir::WalkDir;
 /// Most files that may import each other in a circle inside their crate.
 const CIRCLE_FILES_MAX: usize = 10;
 /// Most lines of the program's own crates, `cli` and `flotilla`.
-const PROGRAM_LINES_MAX: usize = 12_300;
+const PROGRAM_LINES_MAX: usize = 13_500;
 /// Most words of the pages outside of `docs/adr`, but for the page of figures, which a program
 /// writes.
-const PAGE_WORDS_MAX: usize = 33_600;
+const PAGE_WORDS_MAX: usize = 35_000;
 
 /// A module path inside a crate, such as `["select", "rules"]`. The root module is empty.
 type ModulePath = Vec<String>;

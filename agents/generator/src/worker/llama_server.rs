@@ -10,16 +10,16 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use engine::{CanaryText, ModelConfig, ModelTokenizer, TokenSequence};
-use formats::{FloatDtype, GgufModel, convert, is_gguf};
+use formats::{FloatDtype, GgufModel, is_gguf};
 use futures::{
     StreamExt, TryStreamExt,
     future::{FutureExt, LocalBoxFuture},
     stream,
 };
 use llama::{
-    CachedGguf, GgufCache, LlamaServer, ServedModel, ServerAddress,
+    LlamaServer, ServedModel, ServerAddress,
     completion::{self, CompletionStop, LlamaCompletion, LlamaSampling},
     scoring::{self, ScoringError},
 };
@@ -37,7 +37,7 @@ use super::{
     token_record::TokenRecord,
 };
 use crate::{
-    LlamaCppGenerator,
+    ConvertedBase, LlamaCppGenerator,
     messages::{SampleToScore, ScoreRequest},
 };
 
@@ -83,9 +83,8 @@ pub(super) struct LlamaServerBackend {
 }
 
 struct ConvertedPolicy {
-    base: PathBuf,
+    base: ConvertedBase,
     adapter: Option<PathBuf>,
-    _in_use: Option<CachedGguf>,
 }
 
 /// The directories that servers use in turn, because two may run while one replaces the other.
@@ -211,8 +210,10 @@ impl LlamaServerBackend {
         let most = self.max_positions.max(positions);
         let context = positions.next_power_of_two().max(CONTEXT_MIN).min(most);
         let serve = ServedModel {
-            base: &converted.base,
-            adapter: converted.adapter.as_deref(),
+            base: &converted.base.path,
+            adapters: converted.adapter.as_slice(),
+            adapter_by_request: false,
+            alias: None,
             slots: self.slots,
             context: u32::try_from(context + CONTEXT_SPARE)?,
             exact: self.config.dtype == FloatDtype::F32,
@@ -239,17 +240,9 @@ impl LlamaServerBackend {
         if self.converted.is_some() {
             return Ok(());
         }
-        let llama = &self.config;
         let adapter = self.convert_own_adapter()?;
-        let in_use = if is_gguf(&self.model) {
-            None
-        } else {
-            let cache = GgufCache::open(&llama.shelf, llama.shelf_bytes)?;
-            let dtype = llama.dtype.into();
-            Some(cache.get_or_convert(&self.model_key, &self.model, dtype, &mut |_, _| beat())?)
-        };
-        let base = in_use.as_ref().map_or(&*self.model, CachedGguf::file_path).to_owned();
-        self.converted = Some(ConvertedPolicy { base, adapter, _in_use: in_use });
+        let base = self.config.convert_base(&self.model_key, &self.model, beat)?;
+        self.converted = Some(ConvertedPolicy { base, adapter });
         Ok(())
     }
 
@@ -263,7 +256,8 @@ impl LlamaServerBackend {
         let name = format!("adapter-{}.gguf", self.server_directory());
         let converted = self.config.directory.join(name);
         let adapter = self.adapter.as_deref();
-        adapter.map(|adapter| convert_adapter(&self.model, adapter, converted)).transpose()
+        let convert = |adapter| self.config.convert_adapter(&self.model, adapter, converted);
+        adapter.map(convert).transpose()
     }
 
     pub(super) fn draw_sample(
@@ -564,21 +558,4 @@ fn reset_directory(directory: &Path) -> std::io::Result<()> {
         _ => {}
     }
     fs::create_dir_all(directory)
-}
-
-fn convert_adapter(base: &Path, adapter: &Path, converted: PathBuf) -> anyhow::Result<PathBuf> {
-    if is_gguf(adapter) {
-        return Ok(adapter.to_owned());
-    }
-    if is_gguf(base) {
-        bail!(
-            "{} is a GGUF file, so the adapter must be one too: convert {} with `flotilla convert \
-             lora` (M111)",
-            base.display(),
-            adapter.display()
-        );
-    }
-    convert::convert_lora(base, adapter, &converted, convert::ConversionDtype::F32)
-        .with_context(|| format!("convert the adapter {} for llama.cpp", adapter.display()))?;
-    Ok(converted)
 }

@@ -21,7 +21,9 @@ fn started(directory: &Path, script: &str, limit: Duration) -> Result<(), LlamaS
     let private = directory.join("private");
     let serve = ServedModel {
         base: Path::new("/base.gguf"),
-        adapter: None,
+        adapters: &[],
+        adapter_by_request: false,
+        alias: None,
         slots: 2,
         context: 512,
         exact: false,
@@ -83,7 +85,9 @@ fn a_path_that_llama_cpp_would_take_apart_is_refused() {
     let settings = fake(directory.path(), "exit 0");
     let serve = ServedModel {
         base: Path::new("/base.gguf"),
-        adapter: Some(Path::new("/a:0.5,b.gguf")),
+        adapters: &["/a:0.5,b.gguf".into()],
+        adapter_by_request: false,
+        alias: None,
         slots: 1,
         context: 512,
         exact: false,

@@ -183,10 +183,11 @@ impl Rogue {
     }
 }
 
-const FACTS: [&str; 30] = [
+const FACTS: [&str; 31] = [
     "flotilla.r1.spec",
     "flotilla.r1.watched",
     "flotilla.r1.control.1",
+    "flotilla.stable.channel.1",
     "flotilla.r1.cycle.1.plan",
     "flotilla.r1.cycle.1.done",
     "flotilla.r1.cycle.1.archived",
@@ -220,7 +221,7 @@ const FACTS: [&str; 30] = [
 /// without its row.
 fn writers(place: &FactKey) -> &'static [Who] {
     match place {
-        FactKey::Spec | FactKey::Control { .. } => &[Who::Operator],
+        FactKey::Spec | FactKey::Control { .. } | FactKey::Channel { .. } => &[Who::Operator],
         FactKey::WatchedSpec => &[Who::Watcher],
         FactKey::Samples { .. } | FactKey::Declined { .. } => &[Who::Generator],
         FactKey::Verdicts { .. } => &[Who::Verifier],

@@ -7,14 +7,17 @@ use engine::MatrixDtype;
 
 use super::{HostProtectionArgs, VerifierToolArgs, parse_dtype};
 
-pub(crate) const ROLE_NAMES: [&str; 5] =
-    ["trainer", "generator", "verifier", "scorer", "evaluator"];
+pub(crate) const ROLE_NAMES: [&str; 6] =
+    ["trainer", "generator", "verifier", "scorer", "evaluator", SERVER_ROLE];
+
+/// The role that answers requests to models. It takes no jobs.
+pub(crate) const SERVER_ROLE: &str = "server";
 
 /// Arguments of `flotilla agent`.
 #[derive(Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// Roles of the agent: trainer, generator, verifier, scorer, evaluator [default in a closed
-    /// fleet: all roles its join token granted]
+    /// Roles of the agent: trainer, generator, verifier, scorer, evaluator, server [default in a
+    /// closed fleet: all roles its join token granted]
     #[arg(long, value_delimiter = ',', env = "FLOTILLA_ROLES")]
     pub roles: Vec<String>,
     /// Name of the agent in the fleet [default: this machine's name; with --watch and no roles,
@@ -43,6 +46,14 @@ pub(crate) struct AgentArgs {
     /// Sequences that a generator runs at once
     #[arg(long, default_value_t = 64, env = "FLOTILLA_SLOTS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub slots: u32,
+    /// Requests that a server answers at once
+    #[arg(long, value_name = "N", default_value_t = 8, env = "FLOTILLA_SERVE_SLOTS",
+          value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub serve_slots: u32,
+    /// Most tokens of a request to a server with its answer; the model's own limit applies too
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, env = "FLOTILLA_SERVE_CONTEXT",
+          value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    pub serve_context: u32,
     /// Device that runs models: cpu, cuda, cuda:1, metal
     #[arg(long, default_value = "cpu", env = "FLOTILLA_DEVICE")]
     pub device: String,

@@ -23,7 +23,7 @@ pub(crate) enum TokenCommand {
 #[derive(Debug, Args)]
 pub(crate) struct TokenCreateArgs {
     /// Roles that the token grants: trainer, generator, verifier, scorer,
-    /// evaluator, watcher
+    /// evaluator, watcher, server
     #[arg(long, value_delimiter = ',', required = true)]
     pub roles: Vec<String>,
     /// Number of boxes that may join with the token

@@ -14,11 +14,12 @@ use std::{
 use ::trainer::TrainerRole;
 use agent::{
     Agent, AgentConfig, AgentIntervals, AgentRole, HostDoctor, PeerExchange, ProcessGroups,
-    WorkerLauncher, agent_lock,
+    WATCHER_TASK, WorkerLauncher, agent_lock,
 };
 use anyhow::{Context, bail};
 use bus::Bus;
 use evaluator::EvaluatorRole;
+use futures::FutureExt;
 use gateway::client::MembershipRenewal;
 use generator::GeneratorRole;
 use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
@@ -31,7 +32,7 @@ use verifier::VerifierRole;
 use wire::{AgentId, Pool, v1};
 
 use crate::{
-    args::{AgentArgs, EvaluatorEngine, ROLE_NAMES},
+    args::{AgentArgs, EvaluatorEngine, ROLE_NAMES, SERVER_ROLE},
     fleet::{self, FleetArgs},
     local_models, output, service_notify, signals,
     supervisor::STOP_LIMIT,
@@ -77,6 +78,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
     let doctor = create_doctor(&args)?;
     let stored = store.is_local().then(|| args.store.clone().unwrap_or(config.store));
     let own = collect_hidden_paths(fleet, &args, &directory, stored.as_deref());
+    let serving = model_server_config(&args, &launch, &id, &cache_directory)?;
     let (roles, withheld) = create_roles(&args, &launch, &doctor, (&cache_directory, own))?;
     let config = AgentConfig {
         id: id.clone(),
@@ -98,6 +100,15 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
         Some(exchange) => agent.with_exchange(exchange),
         None => agent,
     };
+    let agent = match serving {
+        Some(serving) => {
+            let (bus, files) = (bus.clone(), (store.clone(), cache.clone()));
+            agent.with_background_task(SERVER_ROLE, move |context| {
+                model_server::serve_channels(serving, bus, files, context).boxed()
+            })
+        }
+        None => agent,
+    };
     let agent = with_service_status(agent).with_drain_request(signals::drain_token()?);
     let member = renewal.map(|renewal| renewal.run_until_revoked(bus.clone()));
     let Some(watching) = watching else {
@@ -107,8 +118,10 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
     };
     watching.check_spec(&bus, &store).await?;
     let over = watching.final_status.clone();
-    let agent = agent
-        .with_background_task("watcher", watching.into_task(id, &directory, bus, (store, cache)));
+    let agent = agent.with_background_task(
+        WATCHER_TASK,
+        watching.into_task(id, &directory, bus, (store, cache)),
+    );
     run_while_member(member, &stop, agent.run(stop.clone())).await?;
     Ok(adopt::watched_exit_code(over.get()))
 }
@@ -237,7 +250,7 @@ async fn prepare_membership(
 
 fn apply_grant(granted: &BearerInfo, args: &mut AgentArgs) -> anyhow::Result<()> {
     let BearerInfo { name, scope, roles, pool } = granted;
-    if let Some(scope @ (UserScope::Reader | UserScope::Operator)) = scope {
+    if let Some(scope @ (UserScope::Client | UserScope::Reader | UserScope::Operator)) = scope {
         bail!("{name} is a user ({scope}), not an agent; run `flotilla join` with a token (K104)");
     }
     // The credentials of an admin have no pool: an agent started with them takes its name and roles
@@ -416,6 +429,27 @@ fn generator_paths(
     })
 }
 
+/// Returns the settings of the role server; `None` if the agent does not have it.
+fn model_server_config(
+    args: &AgentArgs,
+    launch: &WorkerLauncher,
+    id: &AgentId,
+    cache: &Path,
+) -> anyhow::Result<Option<model_server::ModelServerConfig>> {
+    if !args.roles.iter().any(|role| role == SERVER_ROLE) {
+        return Ok(None);
+    }
+    let places = generator_paths(args, launch.directory.join("serve"), cache)?;
+    let limits = generator::GeneratorLimits::from_launcher(launch);
+    let directory = args.generator_tools.llama_cpp.as_deref();
+    let llama =
+        generator::LlamaCppGenerator::find_installation(directory, &launch.profile, limits, places);
+    let llama = llama.context("the role server needs llama.cpp")?;
+    let (agent, pool) = (id.clone(), Pool::new(args.pool.as_str())?);
+    let (slots, context) = (args.serve_slots, args.serve_context);
+    Ok(Some(model_server::ModelServerConfig { agent, pool, llama, slots, context }))
+}
+
 fn create_roles(
     args: &AgentArgs,
     launch: &WorkerLauncher,
@@ -426,6 +460,8 @@ fn create_roles(
     let mut named = args.roles.clone();
     named.sort();
     named.dedup();
+    let serves = named.iter().any(|role| role == SERVER_ROLE);
+    named.retain(|role| role != SERVER_ROLE);
     for role in &named {
         let launch = launch.clone();
         roles.push(match role.as_str() {
@@ -449,13 +485,13 @@ fn create_roles(
             other => bail!("--roles {other}: the roles are {} (A101)", ROLE_NAMES.join(", ")),
         });
     }
-    if named.is_empty() && args.watch.watch.is_none() {
+    if named.is_empty() && !serves && args.watch.watch.is_none() {
         bail!(
             "no roles given; pass --roles with some of {}, or --watch DIR (A100)",
             ROLE_NAMES.join(", ")
         );
     }
-    if roles.is_empty() && !named.is_empty() {
+    if roles.is_empty() && !named.is_empty() && !serves {
         bail!("this host cannot run any of the requested roles; the log has the reasons (A112)");
     }
     Ok((roles, withheld))

@@ -39,6 +39,7 @@ const TOPICS: &[Topic] = topics! {
     "training" "TRAINING" "Training engines, hosts and settings",
     "objectives" "OBJECTIVES" "Training objectives as weights of tokens",
     "across" "ACROSS" "Train one adapter on several boxes",
+    "loop" "LOOP" "Serve models, compare them, promote the better one",
     "watching" "watch" "Publish and evaluate checkpoints of a training of your own",
     "page" "PAGE" "The web page and the terminal view",
     "trackers" "TRACKERS" "Export to MLflow, TensorBoard, trackio, webhooks and files",

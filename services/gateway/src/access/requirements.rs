@@ -2,7 +2,7 @@
 
 use identity::{GatewayCaller, UserScope};
 
-use crate::{openapi, page};
+use crate::{openai::OPENAI_PATHS, openapi, page};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AccessRequirement {
@@ -10,10 +10,13 @@ pub(crate) enum AccessRequirement {
     Anonymous,
     /// Any valid bearer; the called service checks more.
     AnyMember,
+    /// An agent, or a user who may read everything.
+    AgentOrReader,
     /// At least this scope.
     Scope(UserScope),
 }
 
+const CLIENT: AccessRequirement = AccessRequirement::Scope(UserScope::Client);
 const READER: AccessRequirement = AccessRequirement::Scope(UserScope::Reader);
 const OPERATOR: AccessRequirement = AccessRequirement::Scope(UserScope::Operator);
 const ADMIN: AccessRequirement = AccessRequirement::Scope(UserScope::Admin);
@@ -35,7 +38,14 @@ const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
         ],
     ),
     ("flotilla.v1.Evals", &[("History", READER), ("Watch", READER)]),
-    ("flotilla.v1.Checkpoints", &[("List", READER), ("Get", READER), ("Download", READER)]),
+    (
+        "flotilla.v1.Checkpoints",
+        &[("List", READER), ("Get", READER), ("Download", READER), ("Compare", READER)],
+    ),
+    (
+        "flotilla.v1.Channels",
+        &[("List", READER), ("History", READER), ("Move", OPERATOR), ("RollBack", OPERATOR)],
+    ),
     (
         "flotilla.v1.Fleet",
         &[
@@ -75,7 +85,7 @@ const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
 
 /// By path prefix, for paths that are not gRPC.
 const PATH_REQUIREMENTS: &[(&str, AccessRequirement)] =
-    &[("/store/", AccessRequirement::AnyMember)];
+    &[("/store/", AccessRequirement::AgentOrReader), (OPENAI_PATHS, CLIENT)];
 
 /// Returns `None` if the path is unknown and no caller may use it.
 pub(crate) fn requirement_for(path: &str) -> Option<AccessRequirement> {
@@ -96,6 +106,7 @@ impl AccessRequirement {
     pub(crate) fn is_met_by(self, caller: &GatewayCaller) -> bool {
         match self {
             Self::Anonymous | Self::AnyMember => true,
+            Self::AgentOrReader => caller.scope.is_none_or(|has| has >= UserScope::Reader),
             Self::Scope(scope) => caller.scope.is_some_and(|has| has >= scope),
         }
     }
@@ -144,7 +155,8 @@ mod tests {
         {
             assert_eq!(requirement_for(path), None, "{path}");
         }
-        assert_eq!(requirement_for("/store/blobs/b3/00"), Some(AccessRequirement::AnyMember));
+        assert_eq!(requirement_for("/store/blobs/b3/00"), Some(AccessRequirement::AgentOrReader));
+        assert_eq!(requirement_for("/v1/models"), Some(CLIENT));
         assert_eq!(
             requirement_for("/page.js"),
             Some(AccessRequirement::Anonymous),

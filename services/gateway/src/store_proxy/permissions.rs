@@ -108,6 +108,7 @@ fn is_hidden(key: &RelativePath) -> bool {
 fn describe_caller(caller: &GatewayCaller) -> String {
     let name = &caller.name;
     match caller.scope {
+        Some(UserScope::Client) => format!("{name}, a client,"),
         Some(UserScope::Reader) => format!("{name}, a reader,"),
         Some(UserScope::Operator) => format!("{name}, an operator,"),
         Some(UserScope::Admin) => format!("{name}, an admin,"),

@@ -272,8 +272,15 @@ fn methods() -> BTreeSet<String> {
     paths.collect()
 }
 
-const OPERATORS: [&str; 5] =
-    ["Runs/Submit", "Runs/Pause", "Runs/Resume", "Runs/Cancel", "Fleet/Drain"];
+const OPERATORS: [&str; 7] = [
+    "Runs/Submit",
+    "Runs/Pause",
+    "Runs/Resume",
+    "Runs/Cancel",
+    "Fleet/Drain",
+    "Channels/Move",
+    "Channels/RollBack",
+];
 const ADMINS: [&str; 5] = [
     "Members/CreateToken",
     "Members/ListTokens",
@@ -292,6 +299,7 @@ async fn each_scope_may_call_its_methods_and_no_others() {
         MemberKind::Agent { roles: [MemberRole::Trainer].into(), pool: "default".parse().unwrap() };
     let callers = [
         (0, fleet.bearer_until("box-3", agent, None)),
+        (0, fleet.bearer("carl", UserScope::Client)),
         (1, fleet.bearer("rita", UserScope::Reader)),
         (2, fleet.bearer("olga", UserScope::Operator)),
         (3, fleet.bearer("ada", UserScope::Admin)),

@@ -42,6 +42,7 @@ mod raw_log;
 mod resume;
 mod runs;
 mod services;
+mod serving;
 mod skew;
 mod store_faults;
 mod suites;

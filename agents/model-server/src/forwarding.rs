@@ -1,0 +1,115 @@
+//! Passes one request to `llama-server`, and its answer back in parts.
+
+use std::time::Duration;
+
+use bus::{AnswerHead, AnswerPart, AnswerSender, ServingClosed, ServingRequest};
+use bytes::Bytes;
+use reqwest::{Response, StatusCode, header::CONTENT_TYPE};
+use serde_json::{Map, Value};
+use wire::RunId;
+
+use crate::model_process::{MODEL_ALIAS, ModelProcess};
+
+/// Without anything to send, the gateway hears this often that the request is still worked on.
+const WAITING_INTERVAL: Duration = Duration::from_secs(1);
+const DATA_BYTES_MAX: usize = 256 << 10;
+
+/// Answers a request. Errors end as parts of the answer.
+pub(crate) async fn answer_request(
+    process: &ModelProcess,
+    channel: &RunId,
+    request: &ServingRequest,
+    answer: &AnswerSender,
+) -> Result<(), ServingClosed> {
+    let _active = process.count_request();
+    answer.send_part(AnswerPart::Waiting).await?;
+    let body: Map<String, Value> = match serde_json::from_slice(&request.body) {
+        Ok(body) => body,
+        Err(error) => {
+            let message = format!("the body is no JSON object: {error}");
+            return answer.send_part(AnswerPart::Refused { message }).await;
+        }
+    };
+    let sent = process.post(channel, &request.path, body);
+    let response = match await_sending_waits(answer, sent).await? {
+        // It is loading, or ending.
+        Ok(response) if response.status() == StatusCode::SERVICE_UNAVAILABLE => {
+            let message = "llama-server is not ready".to_owned();
+            return answer.send_part(AnswerPart::Refused { message }).await;
+        }
+        Ok(response) => response,
+        Err(error) => return refuse_answer(answer, &error).await,
+    };
+    forward_response(response, channel, answer).await
+}
+
+async fn forward_response(
+    mut response: Response,
+    channel: &RunId,
+    answer: &AnswerSender,
+) -> Result<(), ServingClosed> {
+    let content_type = response.headers().get(CONTENT_TYPE).and_then(|it| it.to_str().ok());
+    let content_type = content_type.unwrap_or("application/json").to_owned();
+    let head = AnswerHead { status: response.status().as_u16(), content_type };
+    answer.send_part(AnswerPart::Begin(head)).await?;
+    loop {
+        match await_sending_waits(answer, response.chunk()).await? {
+            Ok(Some(bytes)) => {
+                let mut bytes = name_channel(bytes, channel);
+                while !bytes.is_empty() {
+                    let piece = bytes.split_to(bytes.len().min(DATA_BYTES_MAX));
+                    answer.send_part(AnswerPart::Data(piece)).await?;
+                }
+            }
+            Ok(None) => return answer.send_part(AnswerPart::End).await,
+            Err(error) => return refuse_answer(answer, &error).await,
+        }
+    }
+}
+
+/// Puts the channel's name in place of the process's name for its model. A name that is split between
+/// two pieces stays. Texts of the model cannot contain it: their quotes are escaped.
+fn name_channel(bytes: Bytes, channel: &RunId) -> Bytes {
+    let name = format!(r#""model":"{MODEL_ALIAS}""#);
+    let Ok(text) = std::str::from_utf8(&bytes) else { return bytes };
+    if !text.contains(&name) {
+        return bytes;
+    }
+    text.replace(&name, &format!(r#""model":"{channel}""#)).into()
+}
+
+async fn refuse_answer(answer: &AnswerSender, error: &reqwest::Error) -> Result<(), ServingClosed> {
+    tracing::warn!(%error, "llama-server did not answer a request");
+    let message = format!("llama-server did not answer: {error}");
+    answer.send_part(AnswerPart::Refused { message }).await
+}
+
+/// Waits for something, and tells the gateway now and then that it lasts.
+async fn await_sending_waits<T>(
+    answer: &AnswerSender,
+    work: impl Future<Output = T>,
+) -> Result<T, ServingClosed> {
+    tokio::pin!(work);
+    loop {
+        match tokio::time::timeout(WAITING_INTERVAL, &mut work).await {
+            Ok(done) => return Ok(done),
+            Err(_) => answer.send_part(AnswerPart::Waiting).await?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_name_the_channel_as_their_model() {
+        let channel = "stable".parse().unwrap();
+        let named =
+            |text: &'static str| name_channel(Bytes::from_static(text.as_bytes()), &channel);
+        let answer = r#"{"model":"flotilla-channel","text":"\"model\":\"flotilla-channel\""}"#;
+        let expected = r#"{"model":"stable","text":"\"model\":\"flotilla-channel\""}"#;
+        assert_eq!(named(answer), expected);
+        assert_eq!(named(r#"{"a":1}"#), r#"{"a":1}"#);
+    }
+}

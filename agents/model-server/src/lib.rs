@@ -1,0 +1,15 @@
+//! Answers requests to the models of channels, with `llama-server` as a child process for each base.
+//!
+//! - `placement` decides which channels this agent serves. Pure.
+//! - `channel_server` follows channels and agents, loads models and hands out requests.
+//! - `model_process` runs one `llama-server` with a base and its adapters.
+//! - `forwarding` passes a request to it, and the answer back to the gateway.
+//!
+//! A moved channel is loaded beside the old model, which ends after its last answer.
+
+mod channel_server;
+mod forwarding;
+mod model_process;
+mod placement;
+
+pub use channel_server::{ModelServerConfig, serve_channels};

@@ -1,0 +1,243 @@
+//! A running `llama-server` with one base and the adapters of its channels.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use anyhow::Context;
+use formats::{FloatDtype, GgufModel, ModelConfig, is_gguf};
+use generator::LlamaCppGenerator;
+use llama::{LlamaServer, ServedModel, ServerAddress};
+use store::CachedTree;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use wire::RunId;
+
+use crate::placement::ServedModels;
+
+/// The process's name for its model, which answers have in place of the channel's.
+pub(crate) const MODEL_ALIAS: &str = "flotilla-channel";
+
+/// Interval between two looks at the process.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The files of the models that a process loads.
+pub(crate) struct ModelFiles {
+    pub base: CachedTree,
+    /// By channel, in the order in which the process numbers them.
+    pub adapters: Vec<(RunId, CachedTree)>,
+}
+
+/// The settings of a process.
+#[derive(Debug, Clone)]
+pub(crate) struct ProcessSettings {
+    pub llama: LlamaCppGenerator,
+    pub slots: u32,
+    /// Most tokens of a conversation with its answer.
+    pub context: u32,
+    /// For the socket and the converted adapters of this process alone.
+    pub directory: PathBuf,
+}
+
+/// A `llama-server` that answers requests. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ModelProcess {
+    pub models: ServedModels,
+    pub slots: u32,
+    http: reqwest::Client,
+    root: String,
+    key: String,
+    /// The channels with an adapter, in the order of the process's numbers.
+    adapters: Vec<RunId>,
+    active: AtomicU32,
+    fits_twice: Arc<AtomicBool>,
+    ended: CancellationToken,
+    /// Closed when this is dropped, which ends the thread.
+    _stop: mpsc::Sender<()>,
+}
+
+/// The address of a process that is ready.
+struct ReadyServer {
+    address: ServerAddress,
+    key: String,
+}
+
+/// Counts a request for as long as it is answered.
+pub(crate) struct ActiveRequest<'a>(&'a ModelProcess);
+
+impl Drop for ActiveRequest<'_> {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl ModelProcess {
+    /// Converts the models and starts a process; returns once it is ready.
+    ///
+    /// # Errors
+    /// A model cannot be converted, or the process does not become ready.
+    pub(crate) async fn start(
+        settings: ProcessSettings,
+        models: ServedModels,
+        files: ModelFiles,
+    ) -> anyhow::Result<Self> {
+        let adapters = files.adapters.iter().map(|(channel, _)| channel.clone()).collect();
+        let base_key = models.values().next().map(|it| it.base.manifest.clone());
+        let base_key = base_key.context("no model to serve (X101)")?;
+        let (ready, is_ready) = oneshot::channel();
+        let (stop, stopped) = mpsc::channel();
+        let (fits_twice, ended) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
+        let slots = settings.slots;
+        let (fits, over) = (fits_twice.clone(), ended.clone());
+        // llama-server dies with the thread that started it.
+        std::thread::Builder::new()
+            .name("llama-server".into())
+            .spawn(move || {
+                let _over = over.drop_guard();
+                run_process(&settings, &base_key, &files, ready, &stopped, &fits);
+            })
+            .context("start a thread")?;
+        let ready = is_ready.await.context("the thread of llama-server ended (X101)")??;
+        let client = bounded_http::client_builder().no_proxy();
+        let (client, root) = match &ready.address {
+            ServerAddress::Socket(path) => {
+                (client.unix_socket(path.as_path()), "http://localhost".to_owned())
+            }
+            ServerAddress::Port(port) => (client, format!("http://127.0.0.1:{port}")),
+        };
+        let http = client.build().context("set up the client of llama-server")?;
+        let (key, active) = (ready.key, AtomicU32::new(0));
+        Ok(Self {
+            models,
+            slots,
+            http,
+            root,
+            key,
+            adapters,
+            active,
+            fits_twice,
+            ended,
+            _stop: stop,
+        })
+    }
+
+    pub(crate) fn count_request(&self) -> ActiveRequest<'_> {
+        self.active.fetch_add(1, Ordering::Relaxed);
+        ActiveRequest(self)
+    }
+
+    pub(crate) fn active_requests(&self) -> u32 {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the machine has memory for a second process like this one.
+    pub(crate) fn fits_twice(&self) -> bool {
+        self.fits_twice.load(Ordering::Relaxed)
+    }
+
+    /// Cancelled when the process has ended.
+    pub(crate) fn ended(&self) -> &CancellationToken {
+        &self.ended
+    }
+
+    /// Sends a request for the model of a channel.
+    pub(crate) async fn post(
+        &self,
+        channel: &RunId,
+        path: &str,
+        mut body: serde_json::Map<String, serde_json::Value>,
+    ) -> reqwest::Result<reqwest::Response> {
+        if !self.adapters.is_empty() {
+            let scales = self.adapters.iter().enumerate().map(|(id, name)| {
+                serde_json::json!({ "id": id, "scale": f64::from(u8::from(name == channel)) })
+            });
+            body.insert("lora".into(), scales.collect());
+        }
+        let request = self.http.post(format!("{}{path}", self.root)).bearer_auth(&self.key);
+        let body = serde_json::Value::Object(body).to_string();
+        request.header("content-type", "application/json").body(body).send().await
+    }
+}
+
+/// Runs a process until it ends, or the other side of `stopped` is gone.
+fn run_process(
+    settings: &ProcessSettings,
+    base_key: &str,
+    files: &ModelFiles,
+    ready: oneshot::Sender<anyhow::Result<ReadyServer>>,
+    stopped: &mpsc::Receiver<()>,
+    fits_twice: &AtomicBool,
+) {
+    let mut server = match start_server(settings, base_key, files) {
+        Ok(server) => server,
+        Err(error) => {
+            // The caller may have given up.
+            let _ = ready.send(Err(error));
+            return;
+        }
+    };
+    fits_twice.store(server.fits_twice(), Ordering::Relaxed);
+    let (address, key) = (server.listen_address().clone(), server.api_key().to_owned());
+    if ready.send(Ok(ReadyServer { address, key })).is_err() {
+        return;
+    }
+    while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
+        if let Some((ending, last_output)) = server.poll_exit() {
+            tracing::error!(ending, last_output, "llama-server ended");
+            return;
+        }
+        fits_twice.store(server.fits_twice(), Ordering::Relaxed);
+    }
+}
+
+fn start_server(
+    settings: &ProcessSettings,
+    base_key: &str,
+    files: &ModelFiles,
+) -> anyhow::Result<LlamaServer> {
+    let ProcessSettings { llama, slots, context, directory } = settings;
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("create {}", directory.display()))?;
+    let model = files.base.path();
+    let positions = match is_gguf(model) {
+        true => GgufModel::open(model)?.model_config().max_positions,
+        false => ModelConfig::from_dir(model)?.max_positions,
+    };
+    let base = llama.convert_base(base_key, model, &mut || ())?;
+    // Two channels may have the same adapter: it is converted once.
+    let mut converted: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
+    let mut adapters = Vec::new();
+    for (_, adapter) in &files.adapters {
+        let path = adapter.path().to_owned();
+        let gguf = match converted.get(&path) {
+            Some(known) => known.clone(),
+            None => {
+                let file = directory.join(format!("adapter-{}.gguf", converted.len()));
+                llama.convert_adapter(model, &path, file)?
+            }
+        };
+        converted.insert(path, gguf.clone());
+        adapters.push(gguf);
+    }
+    let serve = ServedModel {
+        base: &base.path,
+        adapters: &adapters,
+        adapter_by_request: true,
+        alias: Some(MODEL_ALIAS),
+        slots: *slots,
+        context: u32::try_from(positions).unwrap_or(u32::MAX).min(*context),
+        exact: llama.dtype == FloatDtype::F32,
+        directory,
+        states: directory,
+    };
+    let mut server = LlamaServer::start(&llama.server, &serve)?;
+    server.wait_ready(llama.ready_limit, || ())?;
+    Ok(server)
+}

@@ -1,0 +1,112 @@
+//! Decides which channels an agent serves, from what all agents know, so that they agree without a
+//! message.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wire::{AgentId, Pool, RunId, derive_seed, v1};
+
+/// A channel's model, as its newest move names it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ChannelModel {
+    /// The move.
+    pub number: u64,
+    pub base: v1::Tree,
+    pub adapter: Option<v1::Tree>,
+}
+
+/// The channels of one base, by name: what one `llama-server` serves.
+pub(crate) type ServedModels = BTreeMap<RunId, ChannelModel>;
+
+/// Returns the channels that this agent serves, by the manifest digest of their base. `agents` are
+/// the agents of the pool that can serve, with this one.
+pub(crate) fn assign_models(
+    moves: &BTreeMap<RunId, (u64, v1::ChannelMove)>,
+    (own, pool): (&AgentId, &Pool),
+    agents: &BTreeSet<String>,
+) -> BTreeMap<String, ServedModels> {
+    let mut assigned: BTreeMap<String, ServedModels> = BTreeMap::new();
+    for (channel, (number, found)) in moves {
+        let (Some(serving), Some(base)) = (&found.serving, &found.base) else { continue };
+        if serving.pool != pool.as_str() || !is_chosen(channel, serving.replicas, own, agents) {
+            continue;
+        }
+        let (base, adapter) = (base.clone(), found.adapter.clone());
+        let models = assigned.entry(base.manifest.clone()).or_default();
+        models.insert(channel.clone(), ChannelModel { number: *number, base, adapter });
+    }
+    assigned
+}
+
+/// Returns true if this agent is among the `replicas` with the highest weights for the channel
+/// (rendezvous hashing): if an agent leaves, only its channels move.
+fn is_chosen(channel: &RunId, replicas: u32, own: &AgentId, agents: &BTreeSet<String>) -> bool {
+    let weight =
+        |agent: &str| (derive_seed(0, &["serve", channel.as_str(), agent]), agent.to_owned());
+    let own_weight = weight(own.as_str());
+    let before = agents.iter().filter(|agent| weight(agent) > own_weight).count();
+    replicas == 0 || u64::try_from(before).is_ok_and(|before| before < u64::from(replicas))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn channel_move(pool: &str, replicas: u32, base: &str) -> v1::ChannelMove {
+        let serving = v1::channel_move::Serving { pool: pool.into(), replicas };
+        let base = v1::Tree { path: base.into(), manifest: base.into() };
+        v1::ChannelMove { serving: Some(serving), base: Some(base), ..Default::default() }
+    }
+
+    fn agents(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn serving(replicas: u32, names: &[&str]) -> Vec<String> {
+        let moves =
+            [("stable".parse().unwrap(), (1, channel_move("default", replicas, "m")))].into();
+        let pool = "default".parse().unwrap();
+        let serves = |name: &&&str| {
+            let own = name.parse().unwrap();
+            !assign_models(&moves, (&own, &pool), &agents(names)).is_empty()
+        };
+        names.iter().filter(serves).map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn as_many_agents_as_wanted_serve_a_channel() {
+        let names = ["a", "b", "c", "d"];
+        assert_eq!(serving(0, &names), names);
+        assert_eq!(serving(2, &names).len(), 2);
+        assert_eq!(serving(9, &names), names);
+    }
+
+    #[test]
+    fn if_an_agent_leaves_the_others_keep_the_channel() {
+        let before = serving(2, &["a", "b", "c", "d"]);
+        let left: Vec<&str> =
+            ["a", "b", "c", "d"].into_iter().filter(|name| *name != before[0]).collect();
+        let after = serving(2, &left);
+        assert!(after.contains(&before[1]) && after.len() == 2, "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn channels_of_a_base_are_served_together_and_others_apart() {
+        let mut moves: BTreeMap<RunId, (u64, v1::ChannelMove)> = BTreeMap::new();
+        for (name, pool, base) in [
+            ("a", "default", "m"),
+            ("b", "default", "m"),
+            ("c", "default", "n"),
+            ("d", "other", "m"),
+        ] {
+            moves.insert(name.parse().unwrap(), (1, channel_move(pool, 0, base)));
+        }
+        moves.get_mut(&"b".parse().unwrap()).unwrap().1.serving = None;
+        moves.insert("e".parse().unwrap(), (2, channel_move("default", 0, "m")));
+        let own = "me".parse().unwrap();
+        let assigned = assign_models(&moves, (&own, &"default".parse().unwrap()), &agents(&["me"]));
+        let names =
+            |base: &str| -> Vec<&str> { assigned[base].keys().map(RunId::as_str).collect() };
+        assert_eq!(assigned.len(), 2);
+        assert_eq!((names("m"), names("n")), (vec!["a", "e"], vec!["c"]));
+    }
+}

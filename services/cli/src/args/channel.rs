@@ -1,0 +1,70 @@
+//! Arguments of `flotilla channel` and `flotilla serve`.
+
+use clap::{Args, Subcommand};
+
+/// The subcommands of `flotilla channel`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ChannelCommand {
+    /// List the channels, their models and the agents that serve them.
+    List,
+    /// List the moves of a channel, oldest first.
+    History {
+        /// Name of the channel, as in `flotilla channel list`
+        channel: String,
+    },
+    /// Point a channel to another model; a new name creates a channel.
+    Move(MoveArgs),
+    /// Point a channel to the model before its present one.
+    RollBack {
+        /// Name of the channel, as in `flotilla channel list`
+        channel: String,
+        /// Reason, for the history
+        #[arg(long, default_value = "", hide_default_value = true)]
+        reason: String,
+    },
+}
+
+/// Arguments of `flotilla channel move`.
+#[derive(Debug, Args)]
+pub(crate) struct MoveArgs {
+    /// Name of the channel, such as stable
+    pub channel: String,
+    #[command(flatten)]
+    pub model: ChannelModelArgs,
+    /// Refuse unless the checkpoint passes more held-out prompts than the channel's present one, as
+    /// `flotilla compare` decides
+    #[arg(long, requires = "checkpoint")]
+    pub if_better: bool,
+    /// Reason, for the history
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub reason: String,
+}
+
+/// The model that a channel is to name.
+#[derive(Debug, Args)]
+pub(crate) struct ChannelModelArgs {
+    /// Checkpoint: RUN (its best), RUN/newest, RUN/CYCLE or RUN/CYCLE/STEP; cycle 0 is the base
+    #[arg(long, value_name = "RUN[/CYCLE]", conflicts_with = "base")]
+    pub checkpoint: Option<String>,
+    /// Model without training: a directory, org/name on the hub, or store:PATH
+    #[arg(long, value_name = "MODEL")]
+    pub base: Option<String>,
+}
+
+/// Arguments of `flotilla serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Name of the channel; clients name it as their model
+    pub channel: String,
+    #[command(flatten)]
+    pub model: ChannelModelArgs,
+    /// Pool whose agents serve it
+    #[arg(long, default_value = "default")]
+    pub pool: String,
+    /// Number of agents that serve it; 0: all that have the role server
+    #[arg(long, default_value_t = 0)]
+    pub replicas: u32,
+    /// Stop serving the channel
+    #[arg(long, conflicts_with_all = ["checkpoint", "base"])]
+    pub stop: bool,
+}

@@ -1,0 +1,12 @@
+//! Compares two models by paired scores, with a test that may be looked at after every pair.
+//!
+//! [`PairedTest`] takes the scores that both models got for the same prompt and seed, in order.
+//! It decides as soon as the evidence suffices. Its error rate holds at every moment, so a caller
+//! may look after each pair and stop when it likes. All functions are pure.
+
+mod bets;
+mod import;
+mod paired_test;
+
+pub use import::{PairLineError, read_pair_line};
+pub use paired_test::{AlphaError, Comparison, Decision, Pair, PairedTest};

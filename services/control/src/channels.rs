@@ -1,0 +1,342 @@
+//! Channels: names that point to a model, such as `stable`. Each move is a fact, so that the history
+//! of a channel and the reasons for it are kept.
+
+use std::collections::BTreeMap;
+
+use bus::{PresenceError, PublishError, PublishOutcome, ReadError};
+use comparison::Decision;
+use spec::UploadSpec;
+use wire::{Fact, FactBody, FactKey, IdError, Pool, Record, RunId, Subject, v1};
+
+use crate::{
+    BaseError, CheckpointError, CompareError, DEFAULT_ALPHA, FleetControl, RunError, SpecFiles,
+    TransferCallback, to_timestamp,
+};
+
+/// Attempts while other writers take the same number.
+const MOVE_ATTEMPTS_MAX: u32 = 16;
+
+/// A failure to read or move a channel.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    #[error(transparent)]
+    Name(#[from] IdError),
+    #[error("{0}: a channel's name must not end with a number, as the names of runs do (R115)")]
+    RunName(String),
+    #[error("there is no channel {0}; `flotilla channel list` shows which there are (R118)")]
+    Unknown(RunId),
+    #[error("channel {0} is new: name a checkpoint or a base (R118)")]
+    NoModel(RunId),
+    #[error("write either a checkpoint or a base, not both (R118)")]
+    TwoModels,
+    #[error("channel {0} has named no other model before (R118)")]
+    NothingBefore(RunId),
+    #[error("{new} is not shown to be better than {old}, which {channel} names: {why} (R119)")]
+    NotBetter { channel: RunId, old: String, new: String, why: String },
+    #[error("{0} names a base of no run, with which no checkpoint can be compared (R119)")]
+    NotComparable(RunId),
+    #[error("too many concurrent moves of {0}; try again (R105)")]
+    Busy(RunId),
+    #[error("base {name:?}")]
+    Base {
+        name: String,
+        #[source]
+        source: Box<BaseError>,
+    },
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Compare(#[from] CompareError),
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error("read the log")]
+    Read(#[from] ReadError),
+    #[error("write to the log")]
+    Publish(#[from] PublishError),
+    #[error(transparent)]
+    Presence(#[from] PresenceError),
+}
+
+/// Parses the name of a channel: an identifier that cannot be that of a run.
+///
+/// # Errors
+/// The name is no identifier, or ends with `-` and a number.
+pub fn parse_channel_name(name: &str) -> Result<RunId, ChannelError> {
+    let channel = RunId::new(name)?;
+    let number = name.rsplit_once('-').map(|(_, number)| number);
+    if number.is_some_and(|it| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit())) {
+        return Err(ChannelError::RunName(name.to_owned()));
+    }
+    Ok(channel)
+}
+
+impl FleetControl {
+    /// Returns the last move of every channel, by name, with the agents that serve it.
+    pub async fn list_channels(&self) -> Result<Vec<v1::Channel>, ChannelError> {
+        let records = self.read_records(vec!["flotilla.*.channel.*".to_owned()]).await?;
+        let mut last: BTreeMap<RunId, v1::Channel> = BTreeMap::new();
+        for record in &records {
+            let Some(found) = channel_from_record(record) else { continue };
+            let known = last.entry(record.fact.subject.run.clone()).or_default();
+            if found.number > known.number {
+                *known = found;
+            }
+        }
+        let agents = self.list_agents().await?;
+        let mut channels: Vec<v1::Channel> = last.into_values().collect();
+        for channel in &mut channels {
+            channel.agents = serving_agents(&agents, channel);
+        }
+        Ok(channels)
+    }
+
+    /// Returns all moves of a channel, oldest first; fails if there are none.
+    pub async fn list_channel_moves(
+        &self,
+        channel: &RunId,
+    ) -> Result<Vec<v1::Channel>, ChannelError> {
+        let moves = self.read_moves(channel).await?;
+        if moves.is_empty() { Err(ChannelError::Unknown(channel.clone())) } else { Ok(moves) }
+    }
+
+    async fn read_moves(&self, channel: &RunId) -> Result<Vec<v1::Channel>, ChannelError> {
+        let records = self.read_records(vec![format!("flotilla.{channel}.channel.*")]).await?;
+        let mut moves: Vec<v1::Channel> = records.iter().filter_map(channel_from_record).collect();
+        moves.sort_by_key(|found| found.number);
+        Ok(moves)
+    }
+
+    /// Moves a channel as requested; what the request leaves out stays as it is. `user` is the
+    /// caller, if this process writes for one. `files` are where `base` names a local model.
+    ///
+    /// # Errors
+    /// The model does not exist, or is not shown to be better although that is required.
+    pub async fn move_channel(
+        &self,
+        request: v1::MoveChannelRequest,
+        user: String,
+        files: &SpecFiles,
+        watch: &TransferCallback,
+    ) -> Result<v1::Channel, ChannelError> {
+        let channel = parse_channel_name(&request.channel)?;
+        let model = match (&request.checkpoint, request.base.as_str()) {
+            (Some(_), base) if !base.is_empty() => return Err(ChannelError::TwoModels),
+            (Some(reference), _) => Some(self.find_checkpoint_model(reference).await?),
+            (None, "") => None,
+            (None, name) => Some(self.find_base_model(name, files, watch).await?),
+        };
+        self.write_move(&channel, |last| {
+            let (request, user, model) = (request.clone(), user.clone(), model.clone());
+            async move {
+                let before = last.and_then(|it| it.r#move).unwrap_or_default();
+                let mut next = match model {
+                    Some(model) => model,
+                    None if before.base.is_some() => before.clone(),
+                    None => {
+                        return Err(ChannelError::NoModel(parse_channel_name(&request.channel)?));
+                    }
+                };
+                next.serving = match request.serving {
+                    _ if request.stop_serving => None,
+                    Some(serving) => Some(serving),
+                    None => before.serving.clone(),
+                };
+                next.evidence = None;
+                if request.if_better && before.base.is_some() {
+                    let channel = parse_channel_name(&request.channel)?;
+                    next.evidence = Some(self.require_better(&channel, &before, &next).await?);
+                }
+                Ok(v1::ChannelMove { reason: request.reason, user, ..next })
+            }
+        })
+        .await
+    }
+
+    /// Points a channel to the model before its present one.
+    ///
+    /// # Errors
+    /// The channel does not exist, or has named only one model.
+    pub async fn roll_back_channel(
+        &self,
+        channel: &RunId,
+        reason: &str,
+        user: String,
+    ) -> Result<v1::Channel, ChannelError> {
+        let moves = self.list_channel_moves(channel).await?;
+        let model = |it: &v1::Channel| {
+            it.r#move.as_ref().map(|found| (found.base.clone(), found.adapter.clone()))
+        };
+        let last = moves.last().ok_or_else(|| ChannelError::Unknown(channel.clone()))?;
+        let before = moves.iter().rev().find(|it| model(it) != model(last));
+        let before = before.and_then(|it| it.r#move.clone());
+        let before = before.ok_or_else(|| ChannelError::NothingBefore(channel.clone()))?;
+        let number = last.number;
+        self.write_move(channel, |last| {
+            let (before, user, reason) = (before.clone(), user.clone(), reason.to_owned());
+            async move {
+                // Another move came first: what is before it is another question.
+                let last = last.filter(|it| it.number == number);
+                let last = last.ok_or_else(|| ChannelError::Busy(channel.clone()))?;
+                let serving = last.r#move.and_then(|it| it.serving);
+                Ok(v1::ChannelMove { serving, reason, user, evidence: None, ..before })
+            }
+        })
+        .await
+    }
+
+    /// Writes the move that `next` makes of the last one, under the next free number.
+    async fn write_move<F: Future<Output = Result<v1::ChannelMove, ChannelError>>>(
+        &self,
+        channel: &RunId,
+        next: impl Fn(Option<v1::Channel>) -> F,
+    ) -> Result<v1::Channel, ChannelError> {
+        for _ in 0..MOVE_ATTEMPTS_MAX {
+            let last = self.read_moves(channel).await?.pop();
+            let number = last.as_ref().map_or(0, |it| it.number).saturating_add(1);
+            let found = next(last).await?;
+            let subject = Subject::new(channel, FactKey::Channel { number });
+            let fact = Fact { subject, body: FactBody::Channel(found.clone()) };
+            if let PublishOutcome::New { .. } = self.bus.publish_fact(&fact).await? {
+                return Ok(v1::Channel {
+                    channel: channel.to_string(),
+                    number,
+                    r#move: Some(found),
+                    at: Some(wire::to_timestamp(wire::clock::unix_time())),
+                    agents: Vec::new(),
+                });
+            }
+        }
+        Err(ChannelError::Busy(channel.clone()))
+    }
+
+    /// Returns a move to a checkpoint, or to the base of a run's cycle 0.
+    async fn find_checkpoint_model(
+        &self,
+        reference: &v1::CheckpointRef,
+    ) -> Result<v1::ChannelMove, ChannelError> {
+        let run = RunId::new(reference.run.as_str())?;
+        let found = match self.get_checkpoint(reference).await {
+            Err(CheckpointError::Unknown(_)) if reference.cycle == Some(0) => {
+                let spec = self.get_run(&run).await?.spec;
+                let base = spec.base.filter(|base| !base.random_init).unwrap_or_default();
+                let v1::Base { tree, adapter, .. } = base;
+                v1::ChannelMove { base: tree, adapter, run: run.to_string(), ..Default::default() }
+            }
+            found => {
+                let checkpoint = found?.checkpoint.unwrap_or_default();
+                let (base, adapter) = match checkpoint.content() {
+                    v1::checkpoint::Content::Adapter => (checkpoint.base, checkpoint.tree),
+                    _ => (checkpoint.tree, None),
+                };
+                let (cycle, step) = (checkpoint.cycle, checkpoint.step);
+                let run = checkpoint.run;
+                v1::ChannelMove { base, adapter, run, cycle, step, ..Default::default() }
+            }
+        };
+        if found.base.is_none() {
+            return Err(CheckpointError::Unknown(format!("{run}/0")).into());
+        }
+        Ok(found)
+    }
+
+    async fn find_base_model(
+        &self,
+        name: &str,
+        files: &SpecFiles,
+        watch: &TransferCallback,
+    ) -> Result<v1::ChannelMove, ChannelError> {
+        let found = self.resolve_model(name, UploadSpec::Auto, files, watch).await;
+        let found = found.map_err(|source| {
+            let (name, source) = (name.to_owned(), Box::new(source));
+            ChannelError::Base { name, source }
+        })?;
+        Ok(v1::ChannelMove { base: found.tree, ..Default::default() })
+    }
+
+    async fn require_better(
+        &self,
+        channel: &RunId,
+        before: &v1::ChannelMove,
+        next: &v1::ChannelMove,
+    ) -> Result<v1::channel_move::Evidence, ChannelError> {
+        if before.run.is_empty() || next.run.is_empty() {
+            return Err(ChannelError::NotComparable(channel.clone()));
+        }
+        let reference = |it: &v1::ChannelMove| v1::CheckpointRef {
+            run: it.run.clone(),
+            cycle: Some(it.cycle),
+            ..Default::default()
+        };
+        let (a, b) = (reference(before), reference(next));
+        let found = self.compare_checkpoints(&a, &b, "", DEFAULT_ALPHA).await?;
+        let comparison::Comparison { decision, p, difference, interval, at, .. } = found.test;
+        if decision != Decision::B {
+            let points = difference * 100.0;
+            return Err(ChannelError::NotBetter {
+                channel: channel.clone(),
+                old: format!("{}/{}", before.run, before.cycle),
+                new: format!("{}/{}", next.run, next.cycle),
+                why: format!("it scores {points:+.1} points on {at} pairs, p = {p:.3}"),
+            });
+        }
+        Ok(v1::channel_move::Evidence {
+            run: before.run.clone(),
+            cycle: before.cycle,
+            pairs: u32::try_from(at).unwrap_or(u32::MAX),
+            p,
+            difference,
+            interval: interval.to_vec(),
+        })
+    }
+}
+
+/// Returns a serving by all agents of a pool, or by some.
+///
+/// # Errors
+/// The pool is no name.
+pub fn build_serving(pool: &str, replicas: u32) -> Result<v1::channel_move::Serving, ChannelError> {
+    Ok(v1::channel_move::Serving { pool: Pool::new(pool)?.to_string(), replicas })
+}
+
+fn channel_from_record(record: &Record) -> Option<v1::Channel> {
+    let (FactKey::Channel { number }, FactBody::Channel(found)) =
+        (&record.fact.subject.key, &record.fact.body)
+    else {
+        return None;
+    };
+    let user = record.author.as_ref().map_or_else(|| found.user.clone(), ToString::to_string);
+    Some(v1::Channel {
+        channel: record.fact.subject.run.to_string(),
+        number: *number,
+        r#move: Some(v1::ChannelMove { user, ..found.clone() }),
+        at: Some(to_timestamp(record.time_ms)),
+        agents: Vec::new(),
+    })
+}
+
+/// Returns the agents whose status says that they answer requests to this move's model.
+fn serving_agents(agents: &[v1::AgentStatus], channel: &v1::Channel) -> Vec<String> {
+    let serves = |agent: &&v1::AgentStatus| {
+        agent.state() != v1::agent_status::State::Stopped
+            && agent
+                .served
+                .iter()
+                .any(|served| served.channel == channel.channel && served.number == channel.number)
+    };
+    agents.iter().filter(serves).map(|agent| agent.agent.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_is_not_named_as_a_run() {
+        assert!(parse_channel_name("stable").is_ok());
+        assert!(parse_channel_name("qwen-7b").is_ok());
+        assert!(parse_channel_name("v2").is_ok());
+        for name in ["raft-1", "Stable", "", "a b"] {
+            assert!(parse_channel_name(name).is_err(), "{name:?} was accepted");
+        }
+    }
+}

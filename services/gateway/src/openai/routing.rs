@@ -1,0 +1,187 @@
+//! Which agents serve which channels, and the choice of one for a request.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bus::Bus;
+use futures::StreamExt;
+use tokio::time::Instant;
+use wire::{AgentId, v1};
+
+/// Agents announce their status each second.
+const STATUS_AGE_MAX: Duration = Duration::from_secs(10);
+/// An agent that did not answer gets no requests for this long.
+const SUSPECT_TIME: Duration = Duration::from_secs(5);
+/// Between two attempts to follow the agents, while the bus is unreachable.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The agents that serve channels, by name. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ServingAgents {
+    agents: Arc<Mutex<BTreeMap<AgentId, ServingAgent>>>,
+}
+
+#[derive(Debug)]
+struct ServingAgent {
+    served: Vec<v1::ServedChannel>,
+    seen: Instant,
+    /// Requests of this gateway that the agent works on.
+    active: u32,
+    suspect_until: Option<Instant>,
+}
+
+/// A request that counts for its agent's load until it is dropped.
+#[derive(Debug)]
+pub(super) struct AgentRequest {
+    agent: AgentId,
+    agents: ServingAgents,
+}
+
+impl AgentRequest {
+    pub(super) fn agent(&self) -> &AgentId {
+        &self.agent
+    }
+}
+
+impl Drop for AgentRequest {
+    fn drop(&mut self) {
+        if let Some(agent) = self.agents.lock_agents().get_mut(&self.agent) {
+            agent.active = agent.active.saturating_sub(1);
+        }
+    }
+}
+
+impl ServingAgents {
+    /// Follows the statuses of all agents.
+    pub(super) async fn follow_statuses(&self, bus: &Bus) -> Infallible {
+        loop {
+            match bus.watch_statuses().await {
+                Ok(mut statuses) => {
+                    while let Some(status) = statuses.next().await {
+                        self.note_status(status);
+                    }
+                }
+                Err(error) => tracing::debug!(%error, "following the agents that serve models"),
+            }
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    fn note_status(&self, status: v1::AgentStatus) {
+        let Ok(name) = AgentId::new(status.agent.as_str()) else { return };
+        let is_gone = status.state() == v1::agent_status::State::Stopped;
+        let mut agents = self.lock_agents();
+        if status.served.is_empty() || is_gone {
+            // Its open requests still count until they end.
+            if let Some(known) = agents.get_mut(&name) {
+                known.served.clear();
+            }
+            agents.retain(|_, known| !known.served.is_empty() || known.active > 0);
+            return;
+        }
+        let new = || ServingAgent {
+            served: Vec::new(),
+            seen: Instant::now(),
+            active: 0,
+            suspect_until: None,
+        };
+        let known = agents.entry(name).or_insert_with(new);
+        (known.served, known.seen) = (status.served, Instant::now());
+    }
+
+    /// Returns the agent with the newest model of a channel and the smallest load; `None` if no
+    /// agent but those in `tried` serves it.
+    pub(super) fn choose_agent(&self, channel: &str, tried: &[AgentId]) -> Option<AgentRequest> {
+        let now = Instant::now();
+        let mut agents = self.lock_agents();
+        let candidates = agents.iter().filter_map(|(name, agent)| {
+            let is_usable = now.duration_since(agent.seen) < STATUS_AGE_MAX
+                && agent.suspect_until.is_none_or(|until| until < now)
+                && !tried.contains(name);
+            let served = agent.served.iter().find(|it| it.channel == channel && it.number > 0)?;
+            is_usable.then(|| {
+                let load = f64::from(agent.active) / f64::from(served.slots.max(1));
+                (std::cmp::Reverse(served.number), load, name.clone())
+            })
+        });
+        let best = candidates
+            .min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then_with(|| a.2.cmp(&b.2)));
+        let (_, _, name) = best?;
+        agents.get_mut(&name)?.active += 1;
+        Some(AgentRequest { agent: name, agents: self.clone() })
+    }
+
+    pub(super) fn suspect_agent(&self, name: &AgentId) {
+        if let Some(agent) = self.lock_agents().get_mut(name) {
+            agent.suspect_until = Some(Instant::now() + SUSPECT_TIME);
+        }
+    }
+
+    /// Returns the channels that some agent serves now.
+    pub(super) fn served_channels(&self) -> BTreeSet<String> {
+        let now = Instant::now();
+        let agents = self.lock_agents();
+        let fresh = agents.values().filter(|it| now.duration_since(it.seen) < STATUS_AGE_MAX);
+        let served = fresh.flat_map(|agent| &agent.served).filter(|it| it.number > 0);
+        served.map(|it| it.channel.clone()).collect()
+    }
+
+    fn lock_agents(&self) -> MutexGuard<'_, BTreeMap<AgentId, ServingAgent>> {
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(agent: &str, served: &[(&str, u64)]) -> v1::AgentStatus {
+        let served = served.iter().map(|(channel, number)| v1::ServedChannel {
+            channel: (*channel).into(),
+            number: *number,
+            slots: 2,
+            ..Default::default()
+        });
+        v1::AgentStatus { agent: agent.into(), served: served.collect(), ..Default::default() }
+    }
+
+    fn chosen(agents: &ServingAgents, tried: &[&str]) -> Option<AgentRequest> {
+        let tried: Vec<AgentId> = tried.iter().map(|name| name.parse().unwrap()).collect();
+        agents.choose_agent("stable", &tried)
+    }
+
+    #[tokio::test]
+    async fn requests_are_spread_and_go_to_the_newest_model() {
+        let agents = ServingAgents::default();
+        agents.note_status(status("a", &[("stable", 1)]));
+        agents.note_status(status("b", &[("stable", 1), ("other", 7)]));
+        let first = chosen(&agents, &[]).unwrap();
+        let second = chosen(&agents, &[]).unwrap();
+        assert_eq!((first.agent().as_str(), second.agent().as_str()), ("a", "b"));
+        drop(first);
+        assert_eq!(chosen(&agents, &[]).unwrap().agent().as_str(), "a");
+        agents.note_status(status("b", &[("stable", 2)]));
+        assert_eq!(chosen(&agents, &[]).unwrap().agent().as_str(), "b");
+        assert_eq!(chosen(&agents, &["b"]).unwrap().agent().as_str(), "a");
+        assert!(chosen(&agents, &["a", "b"]).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn agents_that_are_silent_failed_or_still_load_get_no_requests() {
+        let agents = ServingAgents::default();
+        agents.note_status(status("a", &[("stable", 0)]));
+        assert!(chosen(&agents, &[]).is_none(), "it has not loaded the model");
+        agents.note_status(status("a", &[("stable", 1)]));
+        agents.suspect_agent(&"a".parse().unwrap());
+        assert!(chosen(&agents, &[]).is_none());
+        tokio::time::advance(SUSPECT_TIME + Duration::from_secs(1)).await;
+        assert!(chosen(&agents, &[]).is_some());
+        tokio::time::advance(STATUS_AGE_MAX).await;
+        assert!(chosen(&agents, &[]).is_none());
+        assert!(agents.served_channels().is_empty());
+    }
+}
