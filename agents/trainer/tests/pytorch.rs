@@ -27,6 +27,11 @@ struct Bench {
     environment: Vec<(String, String)>,
 }
 
+/// Returns the device that PyTorch trains on: the CPU, unless `FLOTILLA_TORCH_DEVICE` names another.
+fn device() -> String {
+    std::env::var("FLOTILLA_TORCH_DEVICE").unwrap_or_else(|_| "cpu".into())
+}
+
 fn examples() -> Vec<CompletionExample> {
     let completion = |i: usize| format!("{} {}", i + 1, "indeed ".repeat(i % 4));
     let example = |i| CompletionExample::new(format!("{i} plus one is "), completion(i));
@@ -44,7 +49,7 @@ impl Bench {
             wrapper: None,
             silence_limit: None,
             threads: 2,
-            device: "cpu".into(),
+            device: device(),
             dtype: "f32".into(),
             directory: directory.path().to_owned(),
             profile: HardwareProfile::load_named("cpu").unwrap(),
@@ -77,7 +82,7 @@ impl Bench {
                 "lora": { "r": 8, "alpha": 16, "targetModules": ["v_proj", "q_proj"] },
             },
             "policy": {
-                "device": "cpu", "dtype": "f32", "attention": "sdpa",
+                "device": device(), "dtype": "f32", "attention": "sdpa",
                 "gradient_checkpointing": false, "dataloader_workers": 0, "pin_memory": false,
                 "micro_batch_tokens": 64, "memory_fraction": null, "save_s": 86_400.0,
             },

@@ -1,5 +1,7 @@
 //! Error rate, power and intervals of the paired test, on simulated pairs with fixed seeds.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use comparison::{Comparison, Decision, Pair, PairedTest, read_pair_line};
 
 const ALPHA: f64 = 0.05;

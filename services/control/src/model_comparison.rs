@@ -146,10 +146,11 @@ impl FleetControl {
         };
         let (spec, prompts) = self.heldout_samples(&run, cycle, suite).await?;
         let infos = self.list_checkpoints(&run).await.map_err(HistoryError::from)?;
-        let of_cycle = infos.into_iter().filter(|info| {
+        let of_cycle = |info: &v1::CheckpointInfo| {
             info.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.cycle == cycle)
-        });
-        let perplexities = of_cycle.last().map(|info| info.perplexities).unwrap_or_default();
+        };
+        let last = infos.into_iter().rfind(of_cycle);
+        let perplexities = last.map(|info| info.perplexities).unwrap_or_default();
         let perplexities = perplexities.into_iter().map(|it| (it.suite, it.perplexity)).collect();
         let heldout = match &spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => {

@@ -100,15 +100,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
         Some(exchange) => agent.with_exchange(exchange),
         None => agent,
     };
-    let agent = match serving {
-        Some(serving) => {
-            let (bus, files) = (bus.clone(), (store.clone(), cache.clone()));
-            agent.with_background_task(SERVER_ROLE, move |context| {
-                model_server::serve_channels(serving, bus, files, context).boxed()
-            })
-        }
-        None => agent,
-    };
+    let agent = with_model_server(agent, serving, &bus, (&store, &cache));
     let agent = with_service_status(agent).with_drain_request(signals::drain_token()?);
     let member = renewal.map(|renewal| renewal.run_until_revoked(bus.clone()));
     let Some(watching) = watching else {
@@ -124,6 +116,19 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
     );
     run_while_member(member, &stop, agent.run(stop.clone())).await?;
     Ok(adopt::watched_exit_code(over.get()))
+}
+
+fn with_model_server(
+    agent: Agent,
+    serving: Option<model_server::ModelServerConfig>,
+    bus: &Bus,
+    (store, cache): (&Store, &FileCache),
+) -> Agent {
+    let Some(serving) = serving else { return agent };
+    let (bus, files) = (bus.clone(), (store.clone(), cache.clone()));
+    agent.with_background_task(SERVER_ROLE, move |context| {
+        model_server::serve_channels(serving, bus, files, context).boxed()
+    })
 }
 
 fn create_worker_launcher(args: &AgentArgs, directory: &Path) -> anyhow::Result<WorkerLauncher> {
