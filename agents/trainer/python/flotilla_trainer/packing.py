@@ -15,6 +15,14 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3")
 # The minimum length of a sequence in a batch, as a share of the batch's longest.
 MIN_LENGTH_SHARE = 0.75
 
+# cuDNN's attention plans each new shape on the CPU for milliseconds; the lengths of batches differ
+# in every step.
+_BACKENDS = [
+    torch.nn.attention.SDPBackend.FLASH_ATTENTION,
+    torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION,
+    torch.nn.attention.SDPBackend.MATH,
+]
+
 _NAMES = {"sdpa": "flotilla_packed_sdpa", "eager": "flotilla_packed_eager"}
 
 
@@ -40,7 +48,10 @@ def row_logits(model, part):
 
 class Layout:
     """The indices that split a row into batches, and those that restore the row. Sequences must be
-    in order of descending length."""
+    in order of descending length.
+
+    `rows` has the place in the row of each position of the batches, `back` the position of each
+    place, and `batches` the number of sequences and the length of each batch."""
 
     def __init__(self, lengths):
         groups, start = [], 0
@@ -49,44 +60,83 @@ class Layout:
                 groups.append([])
             groups[-1].append((start, length))
             start += length
-        self.groups, back, before = [], [], 0
+        self.batches, all_rows, back, before = [], [], [], 0
         for group in groups:
             longest = group[0][1]
             # Shorter sequences are extended by the tokens behind them. Causal attention hides these
             # from the sequence, and `back` drops their results.
             rows = [min(begin + i, start - 1) for begin, _ in group for i in range(longest)]
-            self.groups.append((torch.tensor(rows), len(group)))
+            self.batches.append((len(group), longest))
+            all_rows.extend(rows)
             for index, (_, length) in enumerate(group):
                 first = before + index * longest
                 back.extend(range(first, first + length))
             before += len(rows)
-        self.back = torch.tensor(back)
+        self.rows, self.back = torch.tensor(all_rows), torch.tensor(back)
 
     def to(self, device):
-        self.groups = [(rows.to(device), count) for rows, count in self.groups]
-        self.back = self.back.to(device)
+        self.rows, self.back = self.rows.to(device), self.back.to(device)
         return self
 
 
-def _attend(module, query, key, value, _mask, *, layout, dropout=0.0, scaling=None, **_options):
-    parts = []
-    for rows, count in layout.groups:
-        # [1, heads, row, dim] to [sequences, heads, positions, dim]
-        split = [
-            states[0].index_select(1, rows).unflatten(1, (count, -1)).transpose(0, 1)
-            for states in (query, key, value)
-        ]
+class _Split(torch.autograd.Function):
+    """Gathers the positions of all batches from a row.
+
+    A place that extends another sequence gets no gradient from there, so the gradient is gathered
+    too. That of `index_select` adds with atomic operations, which are slow in 16 bits."""
+
+    @staticmethod
+    def forward(context, states, layout):
+        context.layout = layout
+        return states.index_select(0, layout.rows)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient.index_select(0, context.layout.back), None
+
+
+class _Join(torch.autograd.Function):
+    """Gathers a row from the positions of all batches."""
+
+    @staticmethod
+    def forward(context, states, layout):
+        context.layout = layout
+        return states.index_select(0, layout.back)
+
+    @staticmethod
+    def backward(context, gradient):
+        layout = context.layout
+        positions = gradient.new_zeros((len(layout.rows), *gradient.shape[1:]))
+        return positions.index_copy_(0, layout.back, gradient), None
+
+
+def _attend_packed(
+    module, query, key, value, _mask, *, layout, dropout=0.0, scaling=None, **_options
+):
+    # [1, heads, row, dim] to [positions, heads, dim]
+    split = [_Split.apply(states[0].transpose(0, 1), layout) for states in (query, key, value)]
+    parts, start = [], 0
+    for count, length in layout.batches:
+        end = start + count * length
+        # To [sequences, heads, positions, dim]
+        batch = [states[start:end].unflatten(0, (count, length)).transpose(1, 2) for states in split]
         out, _ = sdpa_attention_forward(
-            module, *split, None, dropout=dropout, scaling=scaling, is_causal=True
+            module, *batch, None, dropout=dropout, scaling=scaling, is_causal=True
         )
         parts.append(out.flatten(0, 1))
-    return torch.cat(parts).index_select(0, layout.back).unsqueeze(0), None
+        start = end
+    return _Join.apply(torch.cat(parts), layout).unsqueeze(0), None
+
+
+def _attend_sdpa(*states, **options):
+    with torch.nn.attention.sdpa_kernel(_BACKENDS):
+        return _attend_packed(*states, **options)
 
 
 def _attend_eager(*states, **options):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        return _attend(*states, **options)
+        return _attend_packed(*states, **options)
 
 
-AttentionInterface.register(_NAMES["sdpa"], _attend)
+AttentionInterface.register(_NAMES["sdpa"], _attend_sdpa)
 AttentionInterface.register(_NAMES["eager"], _attend_eager)

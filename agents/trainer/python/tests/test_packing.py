@@ -83,9 +83,8 @@ class Packing(unittest.TestCase):
     def test_a_batch_has_sequences_of_similar_length(self):
         lengths = [100, 80, 75, 74, 60, 12, 9, 3, 1, 1]
         layout = packing.Layout(lengths)
-        self.assertEqual([count for _, count in layout.groups], [3, 2, 2, 1, 2])
-        places = sum(len(rows) for rows, _ in layout.groups)
-        self.assertLess(places, sum(lengths) / packing.MIN_LENGTH_SHARE)
+        self.assertEqual([count for count, _ in layout.batches], [3, 2, 2, 1, 2])
+        self.assertLess(len(layout.rows), sum(lengths) / packing.MIN_LENGTH_SHARE)
         self.assertEqual(len(set(layout.back.tolist())), sum(lengths))
 
 
