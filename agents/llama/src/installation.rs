@@ -120,6 +120,10 @@ impl LlamaInstallation {
         self.directory.join("llama-perplexity")
     }
 
+    pub fn quantize_path(&self) -> PathBuf {
+        self.directory.join("llama-quantize")
+    }
+
     pub fn server_path(&self) -> PathBuf {
         self.directory.join("llama-server")
     }

@@ -7,6 +7,7 @@ mod gguf_cache;
 mod installation;
 mod perplexity;
 mod process;
+mod quantize;
 pub mod scoring;
 mod server;
 
@@ -17,4 +18,5 @@ pub use perplexity::{
     ChunkSelection, LlamaPerplexity, LlamaPerplexityError, PerplexityRequest, PerplexityRunner,
 };
 pub use process::{LlamaProcess, ProcessEvent, ProcessLine, ProcessStream};
+pub use quantize::{QuantizeError, quantize_model};
 pub use server::{LlamaServer, LlamaServerError, LlamaServerSettings, ServedModel, ServerAddress};

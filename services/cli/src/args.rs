@@ -58,8 +58,8 @@ pub(crate) use {
     members::{JoinArgs, MembersCommand, TokenCommand, TokenCreateArgs, UserCommand},
     objective::{ObjectiveCommand, WeightsArgs},
     run::{
-        AuditArgs, CheckpointCommand, NewRunArgs, ReproduceArgs, RunCommand, SamplesArgs,
-        SelectArgs, SteerArgs,
+        AuditArgs, CheckpointCommand, ExportFormatArg, ExportFormatArgs, NewRunArgs, ReproduceArgs,
+        RunCommand, SamplesArgs, SelectArgs, SteerArgs,
     },
     service::{ServiceArgs, ServiceCommand, UpgradeArgs},
     verify::{VerifierToolArgs, VerifyArgs},

@@ -200,17 +200,31 @@ impl FleetControl {
         let info = self.get_checkpoint(reference).await?;
         let tree = checkpoint_tree(&info)
             .ok_or_else(|| CheckpointError::Unknown(format_reference(reference)))?;
-        let total = info.files.iter().map(|file| file.bytes).sum();
+        self.export_tree(&tree, directory, progress).await?;
+        Ok(info)
+    }
+
+    /// Copies the files of a tree into a directory, as [`FleetControl::export_checkpoint`] does.
+    pub async fn export_tree(
+        &self,
+        tree: &v1::Tree,
+        directory: &Path,
+        progress: &(dyn Fn(TaskProgress) + Sync),
+    ) -> Result<(), CheckpointError> {
+        let store = self.open_store().await?;
+        let files = store.read_manifest(tree).await?.files;
+        let total = files.iter().map(|file| file.bytes).sum();
         let mut done = 0;
-        for file in &info.files {
-            let bytes = self.open_store().await?.stream_tree_file(&tree, &file.path).await?;
+        for file in &files {
+            let path = file.path.to_string();
+            let bytes = store.stream_tree_file(tree, &path).await?;
             let bytes = bytes.err_into().inspect_ok(|bytes| {
                 done += bytes.len() as u64;
                 progress(TaskProgress { unit: "bytes", done, total });
             });
-            write_verified(bytes.boxed(), &directory.join(&file.path)).await?;
+            write_verified(bytes.boxed(), &directory.join(&path)).await?;
         }
-        Ok(info)
+        Ok(())
     }
 }
 

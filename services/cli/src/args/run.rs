@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use engine::MatrixDtype;
 
 use super::parse_dtype;
@@ -223,7 +223,38 @@ pub(crate) enum CheckpointCommand {
         /// Write into a directory that has files already, over those of the same names.
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        convert: ExportFormatArgs,
     },
+}
+
+/// The form in which `flotilla checkpoint export` writes a model.
+#[derive(Debug, Args)]
+pub(crate) struct ExportFormatArgs {
+    /// Program to write the model for: the files as stored, a merged Hugging Face directory, or a
+    /// GGUF file for llama.cpp, Ollama or Lemonade
+    #[arg(long, value_enum, default_value = "files")]
+    pub format: ExportFormatArg,
+    /// Type of the weights in a GGUF file; llama.cpp makes those from q4_0 on
+    #[arg(long = "type", value_name = "TYPE", default_value = "q8_0",
+          value_parser = PossibleValuesParser::new(model_export::WeightType::names().collect::<Vec<_>>()))]
+    pub weight_type: String,
+    /// Name of the exported model [default: the run's name]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Directory of the llama.cpp programs [default: found on PATH or in .tools]
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
+    pub llama_cpp: Option<PathBuf>,
+}
+
+/// A program that loads exported models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportFormatArg {
+    Files,
+    Merged,
+    Gguf,
+    Ollama,
+    Lemonade,
 }
 
 /// Arguments of `flotilla audit`.

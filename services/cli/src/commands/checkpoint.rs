@@ -1,5 +1,7 @@
 //! `flotilla checkpoint`: list, inspect and export checkpoints.
 
+mod export;
+
 use std::path::Path;
 
 use anyhow::Context;
@@ -38,13 +40,20 @@ pub(crate) async fn handle_checkpoints(
                 explain::print_lineage(&lineage, samples);
             })?;
         }
-        CheckpointCommand::Export { checkpoint, out, cycle, newest, force } => {
+        CheckpointCommand::Export { checkpoint, out, cycle, newest, force, convert } => {
             let reference = exported_reference(&checkpoint, cycle, newest)?;
             anyhow::ensure!(
                 force || is_empty_directory(&out)?,
                 "{} is not empty; choose another directory, or write into it with --force (A104)",
                 out.display()
             );
+            if let Some(format) = export::model_format(convert.format) {
+                let exported =
+                    export::export_model(&control, &reference, &out, format, &convert).await?;
+                return output::print_json_or(flags.json, &exported, || {
+                    export::print_exported(&exported);
+                });
+            }
             let meter = ProgressMeter::new();
             let show = |TaskProgress { unit, done, total }| {
                 meter.show_progress("export", unit, done, total);

@@ -1,0 +1,195 @@
+//! The steps of an export.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use formats::{
+    ConversionDtype, ModelConfig, ModelConfigError,
+    convert::{self, ConvertError},
+};
+use llama::{
+    InstallationError, LlamaInstallation, PerplexityRunner, ProcessEnvironment, QuantizeError,
+    quantize_model,
+};
+
+use crate::{
+    format::{ExportFormat, WeightType},
+    settings,
+    verify::{self, VerifyError},
+};
+
+/// For a chunk of a few tokens, however large the model.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
+
+/// A model to export.
+#[derive(Debug, Clone, Copy)]
+pub struct ExportRequest<'a> {
+    pub base: &'a Path,
+    pub adapter: Option<&'a Path>,
+    /// The directory to write into.
+    pub out: &'a Path,
+    /// Names the file, and the model in other programs.
+    pub name: &'a str,
+    pub format: ExportFormat,
+    /// Not for `Merged`, which keeps the type of the base.
+    pub weight_type: WeightType,
+    /// The directory of llama.cpp's programs, if they are not on PATH.
+    pub llama_cpp: Option<&'a Path>,
+}
+
+/// A model that was written and compared.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExportedModel {
+    /// The file, or the directory of a merged model.
+    pub path: PathBuf,
+    /// Mean distance from the trained model, in nats per token, and the accepted one.
+    pub distance: f64,
+    pub tolerance: f64,
+    /// Commands that load it.
+    pub commands: Vec<String>,
+}
+
+/// The reason why a model was not exported.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    #[error("write into {path}")]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("read the base's config.json")]
+    Config(#[from] ModelConfigError),
+    #[error("convert the model")]
+    Convert(#[from] Box<ConvertError>),
+    #[error("quantize the model")]
+    Installation(#[from] InstallationError),
+    #[error("quantize the model")]
+    Quantize(#[from] QuantizeError),
+    #[error("compare the exported model with the trained one")]
+    Verify(#[from] VerifyError),
+    #[error(
+        "{path} differs from the trained model by {distance:.3} nats per token, more than \
+         {tolerance}: it was removed; choose a type with more bits (E106)"
+    )]
+    Differs { path: PathBuf, distance: f64, tolerance: f64 },
+}
+
+/// Writes a model for another program and compares it with the trained one: the log-probabilities of
+/// a sample text, or, for types that only llama.cpp reads, the mean likelihood that it measures.
+/// `progress` is called with the activity, and the bytes done and in all.
+///
+/// # Errors
+/// A file cannot be read or written, llama.cpp is needed and absent, or the written model differs
+/// too much; it is removed then.
+pub fn export_model(
+    request: &ExportRequest<'_>,
+    progress: &mut dyn FnMut(&'static str, u64, u64),
+) -> Result<ExportedModel, ExportError> {
+    let ExportRequest { base, adapter, out, name, format, weight_type, .. } = *request;
+    let failed = |source| ExportError::Write { path: out.to_owned(), source };
+    fs::create_dir_all(out).map_err(failed)?;
+    let scratch = tempfile::Builder::new().prefix(".export-").tempdir_in(out).map_err(failed)?;
+    let merged = match adapter {
+        Some(adapter) => {
+            let merged = scratch.path().join("merged");
+            let mut report = |done, total| progress("merge", done, total);
+            convert::merge_adapter(base, adapter, &merged, &mut report).map_err(Box::new)?;
+            merged
+        }
+        None => base.to_owned(),
+    };
+    let (path, distance, tolerance) = if format == ExportFormat::Merged {
+        let path = out.join(name);
+        let distance = verify::compare_logprobs((base, adapter), &merged)?;
+        let tolerance = WeightType::Converted(ConversionDtype::Bf16).tolerance();
+        check_distance(&path, distance, tolerance)?;
+        move_directory(&merged, &path, adapter.is_some())
+            .map_err(|source| ExportError::Write { path: path.clone(), source })?;
+        (path, distance, tolerance)
+    } else {
+        let path = out.join(format!("{name}.gguf"));
+        let partial = scratch.path().join("model.gguf");
+        let distance = write_gguf(request, &merged, &partial, progress)?;
+        let tolerance = weight_type.tolerance();
+        check_distance(&path, distance, tolerance)?;
+        fs::rename(&partial, &path)
+            .map_err(|source| ExportError::Write { path: path.clone(), source })?;
+        (path, distance, tolerance)
+    };
+    if format == ExportFormat::Ollama {
+        let text = settings::modelfile_text(&format!("{name}.gguf"), &ModelConfig::from_dir(base)?);
+        fs::write(out.join("Modelfile"), text).map_err(failed)?;
+    }
+    let commands = settings::load_commands(format, name, &path);
+    Ok(ExportedModel { path, distance, tolerance, commands })
+}
+
+fn check_distance(path: &Path, distance: f64, tolerance: f64) -> Result<(), ExportError> {
+    // A distance that is not a number is none.
+    if distance <= tolerance {
+        return Ok(());
+    }
+    Err(ExportError::Differs { path: path.to_owned(), distance, tolerance })
+}
+
+/// Writes the GGUF file and returns its distance from the trained model.
+fn write_gguf(
+    request: &ExportRequest<'_>,
+    merged: &Path,
+    file: &Path,
+    progress: &mut dyn FnMut(&'static str, u64, u64),
+) -> Result<f64, ExportError> {
+    let ExportRequest { base, adapter, weight_type, llama_cpp, .. } = *request;
+    let mut report = |done, total| progress("convert", done, total);
+    let name = match weight_type {
+        WeightType::Converted(dtype) => {
+            convert::convert_model(merged, file, dtype, &mut report).map_err(Box::new)?;
+            progress("compare", 0, 0);
+            return Ok(verify::compare_logprobs((base, adapter), file)?);
+        }
+        WeightType::Quantized(name) => name.to_uppercase(),
+    };
+    let installation = LlamaInstallation::find_installation(llama_cpp)?;
+    let environment = ProcessEnvironment::new(&Default::default(), &[]);
+    let exact = file.with_file_name("exact.gguf");
+    convert::convert_model(merged, &exact, ConversionDtype::Bf16, &mut report).map_err(Box::new)?;
+    let program = installation.quantize_path();
+    quantize_model(&program, (&exact, file), &name, &environment, &mut || {
+        progress("quantize", 0, 0);
+    })?;
+    progress("compare", 0, 0);
+    let program = installation.perplexity_path();
+    let runner = PerplexityRunner {
+        options: LlamaInstallation::read_options(&program, &environment)?,
+        program,
+        device: None,
+        environment,
+        mmap: true,
+        threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        silence: SILENCE_MAX,
+        repeat: false,
+    };
+    let directory = file.parent().unwrap_or(file);
+    // The 16-bit file is compared with the trained model, the small one with it.
+    let first = verify::compare_logprobs((base, adapter), &exact)?;
+    Ok(first + verify::compare_likelihoods(&runner, &exact, file, directory)?)
+}
+
+/// Moves a merged model into place, or copies a model that has no adapter.
+fn move_directory(from: &Path, to: &Path, is_ours: bool) -> io::Result<()> {
+    if is_ours {
+        return fs::rename(from, to);
+    }
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}

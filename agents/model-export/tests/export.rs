@@ -1,0 +1,88 @@
+//! Exports of a small model with an adapter.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use std::path::{Path, PathBuf};
+
+use model_export::{ExportError, ExportFormat, ExportRequest, WeightType, export_model};
+
+fn base() -> PathBuf {
+    golden::small_set().model_path("qwen2-tiny")
+}
+
+fn adapter() -> PathBuf {
+    golden::small_set().adapter_path("qwen2-r8-qv")
+}
+
+fn request<'a>(
+    (base, adapter, out): (&'a Path, &'a Path, &'a Path),
+    format: ExportFormat,
+    weight_type: &str,
+) -> ExportRequest<'a> {
+    ExportRequest {
+        base,
+        adapter: Some(adapter),
+        out,
+        name: "stable",
+        format,
+        weight_type: WeightType::from_name(weight_type).unwrap(),
+        llama_cpp: None,
+    }
+}
+
+#[test]
+fn each_format_is_written_and_near_the_trained_model() {
+    let (base, adapter) = (base(), adapter());
+    for (format, weight_type, files) in [
+        (ExportFormat::Merged, "f32", vec!["stable"]),
+        (ExportFormat::Gguf, "f32", vec!["stable.gguf"]),
+        (ExportFormat::Gguf, "q8_0", vec!["stable.gguf"]),
+        (ExportFormat::Ollama, "f16", vec!["Modelfile", "stable.gguf"]),
+        (ExportFormat::Lemonade, "bf16", vec!["stable.gguf"]),
+    ] {
+        let out = tempfile::tempdir().unwrap();
+        let asked = request((&base, &adapter, out.path()), format, weight_type);
+        let exported = export_model(&asked, &mut |_, _, _| ()).unwrap();
+        let mut found: Vec<String> = std::fs::read_dir(out.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        found.sort();
+        assert_eq!(found, files, "{format:?}: nothing else is left");
+        assert!(exported.distance <= exported.tolerance, "{format:?}: {exported:?}");
+        assert!(!exported.commands.is_empty());
+        println!("{format:?} {weight_type}: {:.5} nats per token", exported.distance);
+    }
+}
+
+#[test]
+fn llama_cpp_s_own_types_are_made_and_compared_by_it() {
+    let Some(llama_cpp) = requirements::require_llama_cpp() else { return };
+    let (base, adapter) = (base(), adapter());
+    let out = tempfile::tempdir().unwrap();
+    let asked = ExportRequest {
+        llama_cpp: Some(&llama_cpp),
+        ..request((&base, &adapter, out.path()), ExportFormat::Gguf, "Q4_K_M")
+    };
+    let exported = export_model(&asked, &mut |_, _, _| ()).unwrap();
+    println!("Q4_K_M: {:.5} nats per token", exported.distance);
+    assert!(exported.distance > 0.0, "it is not the same model");
+    let exact = out.path().join("f16");
+    let asked = request((&base, &adapter, &exact), ExportFormat::Gguf, "f16");
+    let exact = export_model(&asked, &mut |_, _, _| ()).unwrap();
+    let bytes = |path: &Path| path.metadata().unwrap().len();
+    assert!(bytes(&exported.path) < bytes(&exact.path));
+}
+
+#[test]
+fn a_missing_llama_cpp_is_named() {
+    let (base, adapter) = (base(), adapter());
+    let out = tempfile::tempdir().unwrap();
+    let asked = ExportRequest {
+        llama_cpp: Some(Path::new("/nonexistent")),
+        ..request((&base, &adapter, out.path()), ExportFormat::Gguf, "q4_k_m")
+    };
+    let error = export_model(&asked, &mut |_, _, _| ()).unwrap_err();
+    assert!(matches!(error, ExportError::Installation(_)), "{error}");
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "no parts are left");
+}
