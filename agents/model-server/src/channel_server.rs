@@ -8,8 +8,8 @@ use std::{
 
 use agent::TaskContext;
 use anyhow::Context;
-use bus::{Bus, LogEvent, ServingMessage, ServingRequest};
-use futures::StreamExt;
+use bus::{AnswerPart, AnswerSender, Bus, LogEvent, ServingMessage, ServingRequest};
+use futures::{StreamExt, stream::BoxStream};
 use generator::LlamaCppGenerator;
 use store::{FileCache, Store};
 use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
@@ -18,7 +18,7 @@ use wire::{AgentId, FactBody, FactKey, Pool, Record, RunId, v1};
 use crate::{
     forwarding,
     model_process::{ModelFiles, ModelProcess, ProcessSettings},
-    placement::{ServedModels, assign_models},
+    placement::{ChannelModel, ServedModels, ServingAgents, assign_models, have_same_weights},
 };
 
 /// An agent that announced nothing for this long is gone; agents announce each second.
@@ -28,6 +28,9 @@ const DISCOVERY_TIME: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_secs(1);
 /// Requests that end after the agent was asked to stop.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// A process that ran for so long did not end because of its models.
+const STABLE_TIME: Duration = Duration::from_secs(120);
 const RETRY_MIN: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(300);
 /// For a process whose memory the next one needs.
@@ -61,6 +64,8 @@ pub async fn serve_channels(
     let mut moves = std::pin::pin!(bus.follow_facts(filters, 0));
     let mut statuses = bus.watch_statuses().await?;
     let mut requests = bus.receive_serving_requests(&config.agent).await?;
+    // Sockets and keys of processes that died with an earlier agent; a missing directory has none.
+    let _ = std::fs::remove_dir_all(&config.llama.directory);
     let (loaded, mut loads) = mpsc::channel(1);
     let mut tick = tokio::time::interval(TICK);
     let mut server = ChannelServer::new(config, bus.clone(), (store, cache), loaded);
@@ -77,7 +82,7 @@ pub async fn serve_channels(
                 server.handle_message(message);
                 continue;
             }
-            Some(outcome) = loads.recv() => server.finish_load(outcome),
+            Some(event) = loads.recv() => server.handle_load(event),
             _ = tick.tick() => {}
         }
         server.start_due_load();
@@ -86,12 +91,23 @@ pub async fn serve_channels(
     }
     // Gateways send new requests elsewhere.
     context.status.report_served(Vec::new());
-    server.drain().await;
+    server.drain(&mut requests).await;
     Ok(())
 }
 
-/// The base and the models of a load, and the process or the reason of its failure.
-type LoadOutcome = (String, ServedModels, anyhow::Result<ModelProcess>);
+/// A message from a task that loads the models of a base.
+enum LoadEvent {
+    /// The files are converted; a process that is in the way may end now.
+    Prepared(String),
+    /// The process, or the reason of its failure.
+    Ended(String, ServedModels, Box<anyhow::Result<ModelProcess>>),
+}
+
+/// A request that is being answered.
+struct ActiveAnswer {
+    task: AbortHandle,
+    answer: AnswerSender,
+}
 
 struct ChannelServer {
     config: ModelServerConfig,
@@ -101,17 +117,24 @@ struct ChannelServer {
     has_read_log: bool,
     /// The newest move of each channel.
     moves: BTreeMap<RunId, (u64, v1::ChannelMove)>,
-    /// When each agent of the pool that can serve was last heard of.
-    agents: HashMap<String, Instant>,
+    /// When each agent of the pool that can serve was last heard of, and the channels that it failed
+    /// to load.
+    agents: HashMap<String, (Instant, BTreeSet<String>)>,
     /// By the manifest digest of the base.
-    processes: BTreeMap<String, Arc<ModelProcess>>,
+    processes: BTreeMap<String, RunningProcess>,
     failures: BTreeMap<String, LoadFailure>,
     loading: Option<String>,
-    loaded: mpsc::Sender<LoadOutcome>,
+    loaded: mpsc::Sender<LoadEvent>,
     /// The processes started so far.
     process_count: u64,
     /// Requests that are being answered, by id.
-    active: HashMap<String, AbortHandle>,
+    active: HashMap<String, ActiveAnswer>,
+}
+
+/// A process, and when it became ready.
+struct RunningProcess {
+    process: Arc<ModelProcess>,
+    since: Instant,
 }
 
 /// The reason why the models of a base are not served, and the time of the next attempt.
@@ -120,6 +143,14 @@ struct LoadFailure {
     message: String,
     pause: Duration,
     retry_at: Instant,
+    /// False once the models are loaded again.
+    is_current: bool,
+}
+
+impl LoadFailure {
+    fn is_waiting(&self) -> bool {
+        self.is_current && Instant::now() < self.retry_at
+    }
 }
 
 impl ChannelServer {
@@ -127,7 +158,7 @@ impl ChannelServer {
         config: ModelServerConfig,
         bus: Bus,
         files: (Store, FileCache),
-        loaded: mpsc::Sender<LoadOutcome>,
+        loaded: mpsc::Sender<LoadEvent>,
     ) -> Self {
         Self {
             config,
@@ -164,7 +195,9 @@ impl ChannelServer {
             && status.roles.iter().any(|role| role == "server")
             && !matches!(status.state(), State::Stopped | State::Draining);
         if serves {
-            self.agents.insert(status.agent.clone(), Instant::now());
+            let failed = status.served.iter().filter(|it| !it.error.is_empty());
+            let failed = failed.map(|it| it.channel.clone()).collect();
+            self.agents.insert(status.agent.clone(), (Instant::now(), failed));
         } else {
             self.agents.remove(&status.agent);
         }
@@ -172,9 +205,10 @@ impl ChannelServer {
 
     /// Returns what this agent should serve now.
     fn wanted_models(&mut self) -> BTreeMap<String, ServedModels> {
-        self.agents.retain(|_, seen| seen.elapsed() < AGENT_SILENCE_MAX);
-        let mut agents: BTreeSet<String> = self.agents.keys().cloned().collect();
-        agents.insert(self.config.agent.to_string());
+        self.agents.retain(|_, (seen, _)| seen.elapsed() < AGENT_SILENCE_MAX);
+        let mut agents: ServingAgents =
+            self.agents.iter().map(|(name, (_, failed))| (name.clone(), failed.clone())).collect();
+        agents.entry(self.config.agent.to_string()).or_default();
         assign_models(&self.moves, (&self.config.agent, &self.config.pool), &agents)
     }
 
@@ -184,20 +218,66 @@ impl ChannelServer {
             return;
         }
         let wanted = self.wanted_models();
-        self.processes
-            .retain(|base, process| wanted.contains_key(base) && !process.ended().is_cancelled());
-        self.failures.retain(|base, failure| wanted.get(base) == Some(&failure.models));
+        self.note_ended_processes(&wanted);
+        let kept: BTreeSet<String> =
+            self.processes.keys().filter(|base| self.is_needed(base, &wanted)).cloned().collect();
+        self.processes.retain(|base, _| kept.contains(base));
+        // An agent that failed stays last in the choice until the channel moves.
+        let moves = &self.moves;
+        self.failures.retain(|_, failure| {
+            failure.models.iter().all(|(channel, model)| model.is_named_by(moves.get(channel)))
+        });
         if self.loading.is_some() {
             return;
         }
         let due = wanted.into_iter().find(|(base, models)| {
-            let is_loaded = self.processes.get(base).is_some_and(|it| it.models == *models);
-            let waits = self.failures.get(base).is_some_and(|it| Instant::now() < it.retry_at);
+            let loaded = self.processes.get(base);
+            let is_loaded = loaded.is_some_and(|it| have_same_weights(&it.process.models, models));
+            let waits = self.failures.get(base).is_some_and(LoadFailure::is_waiting);
             !is_loaded && !waits
         });
         if let Some((base, models)) = due {
             self.start_load(base, models);
         }
+    }
+
+    /// Removes processes that ended by themselves. They are started again after a pause, which grows
+    /// if they end soon after their start.
+    fn note_ended_processes(&mut self, wanted: &BTreeMap<String, ServedModels>) {
+        let ended = |it: &RunningProcess| it.process.ended().is_cancelled();
+        let names: Vec<String> = self
+            .processes
+            .iter()
+            .filter(|(_, it)| ended(it))
+            .map(|(base, _)| base.clone())
+            .collect();
+        for base in names {
+            let Some(gone) = self.processes.remove(&base) else { continue };
+            if let Some(models) = wanted.get(&base) {
+                let message = "llama-server ended; the agent's log has its last output (E104)";
+                if gone.since.elapsed() > STABLE_TIME {
+                    self.failures.remove(&base);
+                }
+                self.record_failure(base, models.clone(), message.to_owned());
+            }
+        }
+    }
+
+    /// Returns true while a process serves a wanted base, or a channel whose new model is not loaded
+    /// yet.
+    fn is_needed(&self, base: &str, wanted: &BTreeMap<String, ServedModels>) -> bool {
+        if wanted.contains_key(base) {
+            return true;
+        }
+        let Some(old) = self.processes.get(base) else { return false };
+        let is_pending = |channel: &RunId| {
+            let next = wanted.iter().find(|(_, models)| models.contains_key(channel));
+            next.is_some_and(|(next, _)| {
+                let loaded = self.processes.get(next);
+                !loaded.is_some_and(|it| it.process.models.contains_key(channel))
+            })
+        };
+        old.process.models.keys().any(is_pending)
     }
 
     fn start_load(&mut self, base: String, models: ServedModels) {
@@ -207,58 +287,78 @@ impl ChannelServer {
             llama: self.config.llama.clone(),
             slots: self.config.slots,
             context: self.config.context,
-            directory: self.config.llama.directory.join((self.process_count % 16).to_string()),
+            directory: self.config.llama.directory.join(self.process_count.to_string()),
         };
-        // Without memory for both, the old process ends first.
-        let in_the_way = self.processes.get(&base).filter(|old| !old.fits_twice());
-        let gone = in_the_way.map(|old| old.ended().clone());
-        if gone.is_some() {
-            self.processes.remove(&base);
-        }
+        // Without memory for both, the old process ends first, but not before the files are ready.
+        let in_the_way = self.processes.get(&base).filter(|old| !old.process.fits_twice());
+        let gone = in_the_way.map(|old| old.process.ended().clone());
         let (files, loaded) = (self.files.clone(), self.loaded.clone());
         tokio::spawn(async move {
-            if let Some(gone) = gone {
-                // If it does not end, the new one may fail, and is tried again.
-                let _ = tokio::time::timeout(END_LIMIT, gone.cancelled()).await;
-            }
-            let wanted = models.clone();
+            let (wanted, events, name) = (models.clone(), loaded.clone(), base.clone());
             let load = tokio::spawn(async move {
                 let files = fetch_files(&files, &wanted).await?;
-                ModelProcess::start(settings, wanted, files).await
+                let room = async move {
+                    let Some(gone) = gone else { return };
+                    // The receiver is gone if the agent stops.
+                    let _ = events.send(LoadEvent::Prepared(name)).await;
+                    // If it does not end, the new one may fail, and is tried again.
+                    let _ = tokio::time::timeout(END_LIMIT, gone.cancelled()).await;
+                };
+                ModelProcess::start(settings, wanted, files, room).await
             });
             let outcome = load.await.unwrap_or_else(|panic| Err(panic.into()));
-            // The receiver is gone if the agent stops.
-            let _ = loaded.send((base, models, outcome)).await;
+            let _ = loaded.send(LoadEvent::Ended(base, models, Box::new(outcome))).await;
         });
     }
 
-    fn finish_load(&mut self, (base, models, outcome): LoadOutcome) {
+    fn handle_load(&mut self, event: LoadEvent) {
+        let (base, models, outcome) = match event {
+            LoadEvent::Prepared(base) => {
+                self.processes.remove(&base);
+                return;
+            }
+            LoadEvent::Ended(base, models, outcome) => (base, models, *outcome),
+        };
         self.loading = None;
         match outcome {
             Ok(process) => {
                 let channels: Vec<&str> = models.keys().map(RunId::as_str).collect();
                 tracing::info!(channels = channels.join(", "), "serving");
-                self.failures.remove(&base);
+                if let Some(failure) = self.failures.get_mut(&base) {
+                    failure.is_current = false;
+                }
                 // The old process ends after the last of its answers.
-                self.processes.insert(base, Arc::new(process));
+                let (process, since) = (Arc::new(process), Instant::now());
+                self.processes.insert(base, RunningProcess { process, since });
             }
-            Err(error) => {
-                let message = format!("{error:#}");
-                tracing::warn!(error = message, "a model cannot be served; trying again later");
-                let last = self.failures.get(&base).map(|it| it.pause * 2);
-                let pause = last.unwrap_or(RETRY_MIN).min(RETRY_MAX);
-                let retry_at = Instant::now() + pause;
-                self.failures.insert(base, LoadFailure { models, message, pause, retry_at });
-            }
+            Err(error) => self.record_failure(base, models, format!("{error:#}")),
         }
     }
 
+    fn record_failure(&mut self, base: String, models: ServedModels, message: String) {
+        tracing::warn!(error = message, "a model cannot be served; trying again later");
+        let last = self.failures.get(&base).map(|it| it.pause * 2);
+        let pause = last.unwrap_or(RETRY_MIN).min(RETRY_MAX);
+        let retry_at = Instant::now() + pause;
+        self.failures
+            .insert(base, LoadFailure { models, message, pause, retry_at, is_current: true });
+    }
+
+    /// Returns the process with the newest model of a channel.
+    fn find_process(&self, channel: &RunId) -> Option<Arc<ModelProcess>> {
+        let serving = self
+            .processes
+            .values()
+            .filter_map(|it| Some((it.process.models.get(channel)?.number, &it.process)));
+        serving.max_by_key(|(number, _)| *number).map(|(_, process)| process.clone())
+    }
+
     fn handle_message(&mut self, message: ServingMessage) {
-        self.active.retain(|_, task| !task.is_finished());
+        self.active.retain(|_, answer| !answer.task.is_finished());
         match message {
             ServingMessage::Cancel { id } => {
-                if let Some(task) = self.active.remove(&id) {
-                    task.abort();
+                if let Some(answer) = self.active.remove(&id) {
+                    answer.task.abort();
                 }
             }
             ServingMessage::Request(request) => self.start_answer(request),
@@ -267,75 +367,98 @@ impl ChannelServer {
 
     fn start_answer(&mut self, request: ServingRequest) {
         let answer = self.bus.open_answer(&self.config.agent, &request.id);
-        let process = RunId::new(request.channel.as_str()).ok().and_then(|channel| {
-            let process = self.processes.values().find(|it| it.models.contains_key(&channel))?;
-            Some((channel, process.clone()))
-        });
-        let id = request.id.clone();
+        let channel = RunId::new(request.channel.as_str()).ok();
+        let process = channel.and_then(|channel| Some((self.find_process(&channel)?, channel)));
+        let (id, sender) = (request.id.clone(), answer.clone());
         let task = tokio::spawn(async move {
             let sent = match process {
-                Some((channel, process)) => {
+                Some((process, channel)) => {
                     forwarding::answer_request(&process, &channel, &request, &answer).await
                 }
                 None => {
                     let message = format!("{} is not loaded here", request.channel);
-                    answer.send_part(bus::AnswerPart::Refused { message }).await
+                    answer.send_part(AnswerPart::Refused { message }).await
                 }
             };
             if let Err(error) = sent {
                 tracing::warn!(%error, "answering a request");
             }
         });
-        self.active.insert(id, task.abort_handle());
+        let task = task.abort_handle();
+        self.active.insert(id, ActiveAnswer { task, answer: sender });
     }
 
     fn served_channels(&self) -> Vec<v1::ServedChannel> {
-        let loaded = self.processes.values().flat_map(|process| {
-            let (slots, active) = (process.slots, process.active_requests());
-            process.models.iter().map(move |(channel, model)| v1::ServedChannel {
-                channel: channel.to_string(),
-                number: model.number,
-                slots,
-                active,
-                error: String::new(),
-            })
-        });
-        let mut served: Vec<v1::ServedChannel> = loaded.collect();
-        for failure in self.failures.values() {
-            for channel in failure.models.keys() {
-                let error = failure.message.clone();
-                match served.iter_mut().find(|it| it.channel == channel.as_str()) {
-                    Some(known) => known.error = error,
-                    None => {
-                        let channel = channel.to_string();
-                        served.push(v1::ServedChannel { channel, error, ..Default::default() });
-                    }
+        let mut served: BTreeMap<&RunId, v1::ServedChannel> = BTreeMap::new();
+        for RunningProcess { process, .. } in self.processes.values() {
+            for (channel, model) in &process.models {
+                let found = v1::ServedChannel {
+                    channel: channel.to_string(),
+                    number: self.served_number(channel, model),
+                    slots: process.slots,
+                    active: process.active_requests(),
+                    error: String::new(),
+                };
+                let known = served.entry(channel).or_default();
+                if known.number <= found.number {
+                    *known = found;
                 }
             }
         }
-        served
+        for failure in self.failures.values().filter(|it| it.is_current) {
+            for channel in failure.models.keys() {
+                let known = served.entry(channel).or_default();
+                known.channel = channel.to_string();
+                known.error.clone_from(&failure.message);
+            }
+        }
+        served.into_values().collect()
+    }
+
+    /// Returns the newest move that names the loaded model: a later one may change only who serves
+    /// it.
+    fn served_number(&self, channel: &RunId, model: &ChannelModel) -> u64 {
+        let newest = self.moves.get(channel).filter(|it| model.is_named_by(Some(it)));
+        newest.map_or(model.number, |(number, _)| *number)
     }
 
     fn trouble(&self) -> Option<String> {
-        let failure = self.failures.values().next()?;
+        let failure = self.failures.values().find(|it| it.is_current)?;
         let channels: Vec<&str> = failure.models.keys().map(RunId::as_str).collect();
         Some(format!("cannot serve {}: {}", channels.join(", "), failure.message))
     }
 
-    /// Waits for the answers that have begun, within a limit.
-    async fn drain(&mut self) {
+    /// Finishes the answers that have begun, within a limit, and refuses new requests.
+    async fn drain(&mut self, requests: &mut BoxStream<'static, ServingMessage>) {
         let until = Instant::now() + DRAIN_LIMIT;
-        while Instant::now() < until && self.active.values().any(|task| !task.is_finished()) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        let is_open = |it: &ActiveAnswer| !it.task.is_finished();
+        while Instant::now() < until && self.active.values().any(is_open) {
+            match tokio::time::timeout(DRAIN_POLL_INTERVAL, requests.next()).await {
+                Ok(Some(ServingMessage::Request(request))) => {
+                    let answer = self.bus.open_answer(&self.config.agent, &request.id);
+                    refuse(&answer).await;
+                }
+                Ok(Some(cancel)) => self.handle_message(cancel),
+                Ok(None) | Err(_) => {}
+            }
         }
-        self.active.values().for_each(AbortHandle::abort);
-        let ended: Vec<_> = self.processes.values().map(|it| it.ended().clone()).collect();
+        for open in self.active.values().filter(|it| is_open(it)) {
+            open.task.abort();
+            refuse(&open.answer).await;
+        }
+        let ended: Vec<_> = self.processes.values().map(|it| it.process.ended().clone()).collect();
         self.processes.clear();
         for ended in ended {
             // Its socket is removed when it ends; the kernel ends it in any case.
             let _ = tokio::time::timeout_at(until, ended.cancelled()).await;
         }
     }
+}
+
+/// Sends a request to another agent. A failure shows there as silence.
+async fn refuse(answer: &AnswerSender) {
+    let message = "this agent is stopping".to_owned();
+    let _ = answer.send_part(AnswerPart::Refused { message }).await;
 }
 
 /// Fetches the base and the adapters of models into the cache.

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::Context;
 use formats::{FloatDtype, GgufModel, ModelConfig, is_gguf};
-use generator::LlamaCppGenerator;
+use generator::{ConvertedBase, LlamaCppGenerator};
 use llama::{LlamaServer, ServedModel, ServerAddress};
 use store::CachedTree;
 use tokio::sync::oneshot;
@@ -79,7 +79,7 @@ impl Drop for ActiveRequest<'_> {
 }
 
 impl ModelProcess {
-    /// Converts the models and starts a process; returns once it is ready.
+    /// Converts the models, waits for `room`, and starts a process; returns once it is ready.
     ///
     /// # Errors
     /// A model cannot be converted, or the process does not become ready.
@@ -87,10 +87,20 @@ impl ModelProcess {
         settings: ProcessSettings,
         models: ServedModels,
         files: ModelFiles,
+        room: impl Future<Output = ()>,
     ) -> anyhow::Result<Self> {
         let adapters = files.adapters.iter().map(|(channel, _)| channel.clone()).collect();
         let base_key = models.values().next().map(|it| it.base.manifest.clone());
         let base_key = base_key.context("no model to serve (X101)")?;
+        let (converted, settings) = {
+            let settings = settings.clone();
+            let convert = move || {
+                let converted = convert_models(&settings, &base_key, files)?;
+                anyhow::Ok((converted, settings))
+            };
+            tokio::task::spawn_blocking(convert).await.context("convert the models")??
+        };
+        room.await;
         let (ready, is_ready) = oneshot::channel();
         let (stop, stopped) = mpsc::channel();
         let (fits_twice, ended) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
@@ -101,7 +111,9 @@ impl ModelProcess {
             .name("llama-server".into())
             .spawn(move || {
                 let _over = over.drop_guard();
-                run_process(&settings, &base_key, &files, ready, &stopped, &fits);
+                run_process(&settings, &converted, ready, &stopped, &fits);
+                // Its socket, key and adapters; what remains is removed at the next start.
+                let _ = std::fs::remove_dir_all(&settings.directory);
             })
             .context("start a thread")?;
         let ready = is_ready.await.context("the thread of llama-server ended (X101)")??;
@@ -166,16 +178,25 @@ impl ModelProcess {
     }
 }
 
+/// The models of a process as GGUF files.
+struct ConvertedModels {
+    base: ConvertedBase,
+    adapters: Vec<PathBuf>,
+    /// Most tokens of a sequence that the base supports.
+    positions: usize,
+    /// Not evicted from the cache while they are in use.
+    _files: ModelFiles,
+}
+
 /// Runs a process until it ends, or the other side of `stopped` is gone.
 fn run_process(
     settings: &ProcessSettings,
-    base_key: &str,
-    files: &ModelFiles,
+    models: &ConvertedModels,
     ready: oneshot::Sender<anyhow::Result<ReadyServer>>,
     stopped: &mpsc::Receiver<()>,
     fits_twice: &AtomicBool,
 ) {
-    let mut server = match start_server(settings, base_key, files) {
+    let mut server = match start_server(settings, models) {
         Ok(server) => server,
         Err(error) => {
             // The caller may have given up.
@@ -197,12 +218,12 @@ fn run_process(
     }
 }
 
-fn start_server(
+fn convert_models(
     settings: &ProcessSettings,
     base_key: &str,
-    files: &ModelFiles,
-) -> anyhow::Result<LlamaServer> {
-    let ProcessSettings { llama, slots, context, directory } = settings;
+    files: ModelFiles,
+) -> anyhow::Result<ConvertedModels> {
+    let ProcessSettings { llama, directory, .. } = settings;
     std::fs::create_dir_all(directory)
         .with_context(|| format!("create {}", directory.display()))?;
     let model = files.base.path();
@@ -226,13 +247,21 @@ fn start_server(
         converted.insert(path, gguf.clone());
         adapters.push(gguf);
     }
+    Ok(ConvertedModels { base, adapters, positions, _files: files })
+}
+
+fn start_server(
+    settings: &ProcessSettings,
+    models: &ConvertedModels,
+) -> anyhow::Result<LlamaServer> {
+    let ProcessSettings { llama, slots, context, directory } = settings;
     let serve = ServedModel {
-        base: &base.path,
-        adapters: &adapters,
+        base: &models.base.path,
+        adapters: &models.adapters,
         adapter_by_request: true,
         alias: Some(MODEL_ALIAS),
         slots: *slots,
-        context: u32::try_from(positions).unwrap_or(u32::MAX).min(*context),
+        context: u32::try_from(models.positions).unwrap_or(u32::MAX).min(*context),
         exact: llama.dtype == FloatDtype::F32,
         directory,
         states: directory,

@@ -14,15 +14,38 @@ pub(crate) struct ChannelModel {
     pub adapter: Option<v1::Tree>,
 }
 
+impl ChannelModel {
+    /// Returns true if a move names these weights, whatever else it says.
+    pub(crate) fn is_named_by(&self, newest: Option<&(u64, v1::ChannelMove)>) -> bool {
+        newest.is_some_and(|(_, found)| {
+            found.base.as_ref() == Some(&self.base) && found.adapter == self.adapter
+        })
+    }
+}
+
 /// The channels of one base, by name: what one `llama-server` serves.
 pub(crate) type ServedModels = BTreeMap<RunId, ChannelModel>;
 
+/// Returns true if a process with one set of models can serve the other: only moves differ.
+pub(crate) fn have_same_weights(one: &ServedModels, other: &ServedModels) -> bool {
+    let weights = |models: &ServedModels| {
+        let of = |(channel, model): (&RunId, &ChannelModel)| {
+            (channel.clone(), model.base.manifest.clone(), model.adapter.clone())
+        };
+        models.iter().map(of).collect::<Vec<_>>()
+    };
+    weights(one) == weights(other)
+}
+
+/// The agents of a pool that can serve, with the channels that they failed to load.
+pub(crate) type ServingAgents = BTreeMap<String, BTreeSet<String>>;
+
 /// Returns the channels that this agent serves, by the manifest digest of their base. `agents` are
-/// the agents of the pool that can serve, with this one.
+/// those of the pool, with this one.
 pub(crate) fn assign_models(
     moves: &BTreeMap<RunId, (u64, v1::ChannelMove)>,
     (own, pool): (&AgentId, &Pool),
-    agents: &BTreeSet<String>,
+    agents: &ServingAgents,
 ) -> BTreeMap<String, ServedModels> {
     let mut assigned: BTreeMap<String, ServedModels> = BTreeMap::new();
     for (channel, (number, found)) in moves {
@@ -38,12 +61,15 @@ pub(crate) fn assign_models(
 }
 
 /// Returns true if this agent is among the `replicas` with the highest weights for the channel
-/// (rendezvous hashing): if an agent leaves, only its channels move.
-fn is_chosen(channel: &RunId, replicas: u32, own: &AgentId, agents: &BTreeSet<String>) -> bool {
-    let weight =
-        |agent: &str| (derive_seed(0, &["serve", channel.as_str(), agent]), agent.to_owned());
+/// (rendezvous hashing): if an agent leaves, only its channels move. Agents that failed to load it
+/// come last.
+fn is_chosen(channel: &RunId, replicas: u32, own: &AgentId, agents: &ServingAgents) -> bool {
+    let weight = |agent: &str| {
+        let failed = agents.get(agent).is_some_and(|it| it.contains(channel.as_str()));
+        (!failed, derive_seed(0, &["serve", channel.as_str(), agent]), agent.to_owned())
+    };
     let own_weight = weight(own.as_str());
-    let before = agents.iter().filter(|agent| weight(agent) > own_weight).count();
+    let before = agents.keys().filter(|agent| weight(agent) > own_weight).count();
     replicas == 0 || u64::try_from(before).is_ok_and(|before| before < u64::from(replicas))
 }
 
@@ -57,8 +83,8 @@ mod tests {
         v1::ChannelMove { serving: Some(serving), base: Some(base), ..Default::default() }
     }
 
-    fn agents(names: &[&str]) -> BTreeSet<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
+    fn agents(names: &[&str]) -> ServingAgents {
+        names.iter().map(|name| ((*name).to_owned(), BTreeSet::new())).collect()
     }
 
     fn serving(replicas: u32, names: &[&str]) -> Vec<String> {
@@ -78,6 +104,19 @@ mod tests {
         assert_eq!(serving(0, &names), names);
         assert_eq!(serving(2, &names).len(), 2);
         assert_eq!(serving(9, &names), names);
+    }
+
+    #[test]
+    fn an_agent_that_cannot_load_a_channel_is_replaced() {
+        let moves: BTreeMap<_, _> =
+            [("stable".parse().unwrap(), (1, channel_move("default", 1, "m")))].into();
+        let (first, pool) = (serving(1, &["a", "b"])[0].clone(), "default".parse().unwrap());
+        let mut known = agents(&["a", "b"]);
+        known.get_mut(&first).unwrap().insert("stable".into());
+        let serves =
+            |name: &str| !assign_models(&moves, (&name.parse().unwrap(), &pool), &known).is_empty();
+        let other = if first == "a" { "b" } else { "a" };
+        assert!(serves(other) && !serves(&first));
     }
 
     #[test]

@@ -12,8 +12,8 @@ use cli::VERSION;
 #[command(name = "flotilla-bench", version = VERSION)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct BenchArgs {
-    /// Benchmarks to run [default: all except engine, eval, fleet, raft, objectives and across, which take
-    /// minutes]
+    /// Benchmarks to run [default: all except engine, eval, fleet, serve, raft, objectives and across, which
+    /// take minutes or need llama.cpp]
     pub what: Vec<BenchTarget>,
     /// Engine: CPU cores of each engine [default: 2]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -86,6 +86,8 @@ pub(crate) enum BenchTarget {
     Look,
     /// Cost of TLS and tokens, and a thousand agents in a closed fleet
     Closed,
+    /// Delay of a model that answers through the gateway, compared with its llama-server
+    Serve,
     /// Compare the embedded engine with llama.cpp and PyTorch, as in docs/PERFORMANCE.md
     #[value(alias = "engines")]
     Engine,

@@ -28,6 +28,7 @@ mod raft_effect;
 mod replay;
 mod report_file;
 mod sandbox_cost;
+mod serve_overhead;
 mod store_speed;
 mod stub_agents;
 mod verifier_speed;
@@ -172,6 +173,10 @@ async fn run_bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     // This writes a model of 2 GB first.
     if args.what.contains(&BenchTarget::Eval) {
         figures.extend(engines::measure_eval(args).await?);
+    }
+    // This needs llama.cpp.
+    if args.what.contains(&BenchTarget::Serve) {
+        figures.extend(serve_overhead::measure_serving().await?);
     }
     if wanted(BenchTarget::Look) {
         figures.extend(observe::measure_observers().await?);

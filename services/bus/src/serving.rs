@@ -79,7 +79,7 @@ pub struct AnswerHead {
 
 /// The reason why a part or a request was not sent.
 #[derive(Debug, thiserror::Error)]
-#[error("the connection to the bus is closed (B102)")]
+#[error("send to the bus: the connection is closed, or the message is too large (B102)")]
 pub struct ServingClosed;
 
 /// An agent's answer to one request.
@@ -161,6 +161,8 @@ type WaitingAnswers = Arc<Mutex<HashMap<String, PartReceiver>>>;
 
 #[derive(Debug)]
 struct PartReceiver {
+    /// The agent that was asked; others may not answer.
+    agent: AgentId,
     parts: mpsc::Sender<AnswerPart>,
     next: u64,
 }
@@ -210,7 +212,8 @@ impl ServingClient {
         let number = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let id = format!("{}.{number}", self.gateway);
         let (sender, parts) = mpsc::channel(PARTS_WAITING_MAX);
-        self.lock_waiting().insert(id.clone(), PartReceiver { parts: sender, next: 0 });
+        let waiting = PartReceiver { agent: agent.clone(), parts: sender, next: 0 };
+        self.lock_waiting().insert(id.clone(), waiting);
         let (client, agent) = (self.clone(), agent.clone());
         let receiver = AnswerReceiver { client, agent, id, parts, has_ended: false };
         let mut headers = HeaderMap::new();
@@ -281,11 +284,14 @@ fn parse_request(message: &Message) -> Option<ServingMessage> {
 fn deliver_part(waiting: &WaitingAnswers, message: Message) {
     let mut tokens = message.subject.rsplit('.');
     let number = tokens.next().and_then(|number| number.parse::<u64>().ok());
-    let (request, gateway) = (tokens.next(), tokens.next());
+    let (request, gateway, agent) = (tokens.next(), tokens.next(), tokens.next());
     let (Some(number), Some(request), Some(gateway)) = (number, request, gateway) else { return };
     let id = format!("{gateway}.{request}");
     let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(receiver) = waiting.get_mut(&id) else { return };
+    if agent != Some(receiver.agent.as_str()) {
+        return;
+    }
     let part = parse_part(&message).filter(|_| number == receiver.next);
     receiver.next += 1;
     let delivered = part.is_some_and(|part| receiver.parts.try_send(part).is_ok());

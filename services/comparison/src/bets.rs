@@ -40,13 +40,26 @@ impl BetsOnLarger {
     }
 }
 
-/// Returns the largest mean that the differences refute as too small, at some time before their
-/// end: every mean up to it gives a wealth of at least `limit`.
-pub(crate) fn refuted_up_to(differences: &[f64], limit: f64) -> f64 {
+/// The moments at which a mean may be refuted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moments {
+    /// After any difference.
+    Any,
+    /// After the last one.
+    Last,
+}
+
+/// Returns the largest mean that the differences refute as too small: every mean up to it gives a
+/// wealth of at least `limit`.
+pub(crate) fn refuted_up_to(differences: &[f64], limit: f64, moments: Moments) -> f64 {
     const STEPS: usize = 24;
     let is_refuted = |mean: f64| {
         let mut bets = BetsOnLarger::new(mean);
-        differences.iter().any(|difference| bets.add(*difference) >= limit)
+        let mut wealth = differences.iter().map(|difference| bets.add(*difference));
+        match moments {
+            Moments::Any => wealth.any(|wealth| wealth >= limit),
+            Moments::Last => wealth.last().is_some_and(|wealth| wealth >= limit),
+        }
     };
     // The wealth of each bet falls as the mean rises, so there is one border.
     let (mut refuted, mut open) = (-1.0, 1.0);

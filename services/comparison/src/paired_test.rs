@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::bets::{BetsOnLarger, refuted_up_to};
+use crate::bets::{BetsOnLarger, Moments, refuted_up_to};
 
 /// The scores of two models for one prompt and seed, each from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,8 +66,9 @@ pub struct Comparison {
 /// Two gamblers start with a wealth of 1. One bets that `b - a` has a mean above 0, the other that
 /// it has one below 0. The first whose wealth reaches `2 / alpha` decides. If the models are equally
 /// good, that ever happens with probability `alpha` at most, however often one looks; if one is
-/// better, the other is named with probability `alpha / 2` at most. Pairs may depend on earlier
-/// ones, and the prompts may differ in difficulty.
+/// better, the other is named with probability `alpha / 2` at most. Prompts may differ in
+/// difficulty, but their order must not depend on the scores, and several samples of one prompt are
+/// one pair of means: after the first, the next would be predictable.
 ///
 /// Source: Waudby-Smith and Ramdas (2024), "Estimating means of bounded random variables by
 /// betting", arXiv:2010.09686.
@@ -162,8 +163,13 @@ impl PairedTest {
     fn summarize(&self, pairs: &[Pair]) -> Comparison {
         let differences: Vec<f64> = pairs.iter().map(|pair| pair.b - pair.a).collect();
         let negated: Vec<f64> = differences.iter().map(|difference| -difference).collect();
-        let low = refuted_up_to(&differences, self.limit);
-        let high = -refuted_up_to(&negated, self.limit);
+        let interval = |moments| {
+            let low = refuted_up_to(&differences, self.limit, moments);
+            [low, -refuted_up_to(&negated, self.limit, moments)]
+        };
+        // If the differences change over time, no mean fits all moments.
+        let fits_all = Some(interval(Moments::Any)).filter(|[low, high]| low <= high);
+        let interval = fits_all.unwrap_or_else(|| interval(Moments::Last));
         let count = pairs.len().max(1) as f64;
         let mean_a = pairs.iter().map(|pair| pair.a).sum::<f64>() / count;
         let mean_b = pairs.iter().map(|pair| pair.b).sum::<f64>() / count;
@@ -172,7 +178,7 @@ impl PairedTest {
             at: pairs.len(),
             p: 1.0,
             difference: mean_b - mean_a,
-            interval: [low, high],
+            interval,
             mean_a,
             mean_b,
         }

@@ -107,6 +107,19 @@ fn interval_p_and_decision_agree_and_name_the_pair_that_decided() {
 }
 
 #[test]
+fn an_interval_has_its_ends_in_order_although_the_models_change() {
+    let pair = |a, b| Pair { a, b };
+    let first = std::iter::repeat_n(pair(0.0, 1.0), 100);
+    let changed = first.chain(std::iter::repeat_n(pair(1.0, 0.0), 150));
+    let mut test = PairedTest::new(ALPHA).unwrap();
+    changed.for_each(|pair| {
+        test.add_pair(pair);
+    });
+    let Comparison { interval: [low, high], difference, .. } = test.overall();
+    assert!(low <= difference && difference <= high, "{low} {difference} {high}");
+}
+
+#[test]
 fn a_longer_series_gives_a_narrower_interval() {
     let mut random = fastrand::Rng::with_seed(6);
     let pairs: Vec<Pair> = (0..1000).map(|_| draw_pair(&mut random, 0.1, 0.1)).collect();

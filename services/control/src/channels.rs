@@ -138,13 +138,16 @@ impl FleetControl {
                 };
                 next.serving = match request.serving {
                     _ if request.stop_serving => None,
-                    Some(serving) => Some(serving),
+                    Some(serving) => Some(check_serving(serving)?),
                     None => before.serving.clone(),
                 };
                 next.evidence = None;
                 if request.if_better && before.base.is_some() {
                     let channel = parse_channel_name(&request.channel)?;
-                    next.evidence = Some(self.require_better(&channel, &before, &next).await?);
+                    // The request's reference, as a run's best was chosen by the same samples.
+                    let candidate = request.checkpoint.as_ref();
+                    let evidence = self.require_better(&channel, &before, &next, candidate).await?;
+                    next.evidence = Some(evidence);
                 }
                 Ok(v1::ChannelMove { reason: request.reason, user, ..next })
             }
@@ -258,6 +261,7 @@ impl FleetControl {
         channel: &RunId,
         before: &v1::ChannelMove,
         next: &v1::ChannelMove,
+        candidate: Option<&v1::CheckpointRef>,
     ) -> Result<v1::channel_move::Evidence, ChannelError> {
         if before.run.is_empty() || next.run.is_empty() {
             return Err(ChannelError::NotComparable(channel.clone()));
@@ -267,10 +271,11 @@ impl FleetControl {
             cycle: Some(it.cycle),
             ..Default::default()
         };
-        let (a, b) = (reference(before), reference(next));
+        let (a, b) = (reference(before), candidate.cloned().unwrap_or_else(|| reference(next)));
         let found = self.compare_checkpoints(&a, &b, "", DEFAULT_ALPHA).await?;
         let comparison::Comparison { decision, p, difference, interval, at, .. } = found.test;
-        if decision != Decision::B {
+        // The prompts after the decision may say otherwise.
+        if decision != Decision::B || found.b.pass_rate <= found.a.pass_rate {
             let points = difference * 100.0;
             return Err(ChannelError::NotBetter {
                 channel: channel.clone(),
@@ -296,6 +301,14 @@ impl FleetControl {
 /// The pool is no name.
 pub fn build_serving(pool: &str, replicas: u32) -> Result<v1::channel_move::Serving, ChannelError> {
     Ok(v1::channel_move::Serving { pool: Pool::new(pool)?.to_string(), replicas })
+}
+
+/// An empty pool is the default one.
+fn check_serving(
+    serving: v1::channel_move::Serving,
+) -> Result<v1::channel_move::Serving, ChannelError> {
+    let pool = if serving.pool.is_empty() { "default" } else { &serving.pool };
+    build_serving(pool, serving.replicas)
 }
 
 fn channel_from_record(record: &Record) -> Option<v1::Channel> {

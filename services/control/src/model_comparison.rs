@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use comparison::{AlphaError, Comparison, Pair, PairedTest};
 use serde::Serialize;
-use wire::{RunId, v1};
+use wire::{RunId, derive_seed, v1};
 
 use v1::samples_page::{Prompt, Sample};
 
@@ -12,6 +12,8 @@ use crate::{CheckpointError, FleetControl, HistoryError};
 
 /// Most probability of a wrong decision, unless the user names another.
 pub const DEFAULT_ALPHA: f64 = 0.05;
+/// However many cycles there are.
+const ALPHA_MIN: f64 = 1e-6;
 /// Field of a prompt that names its category.
 const CATEGORY_FIELD: &str = "category";
 /// Further categories are left out.
@@ -27,9 +29,20 @@ pub enum CompareError {
     #[error(transparent)]
     History(#[from] HistoryError),
     #[error(
-        "{0} has no judged held-out samples; compare cycles of RAFT runs with `heldout` (R117)"
+        "{name} has no judged samples of {prompts}; compare cycles of RAFT runs that evaluate them \
+         (R117)"
     )]
-    NoSamples(String),
+    NoSamples { name: String, prompts: String },
+    #[error(
+        "{a} and {b} were measured with different settings: {field}; compare runs in which it is \
+         equal (R117)"
+    )]
+    OtherSettings { a: String, b: String, field: &'static str },
+    #[error(
+        "{name} is not the last checkpoint of its cycle, which drew the held-out samples; leave out \
+         the step (R117)"
+    )]
+    NotLast { name: String },
     #[error(
         "{a} and {b} drew no held-out samples of the same prompts; runs can be compared if their \
          `heldout` files and chat templates are equal (R117)"
@@ -42,6 +55,8 @@ pub enum CompareError {
 pub struct ComparedCheckpoint {
     pub run: RunId,
     pub cycle: u32,
+    /// Over all pairs, from 0 to 1.
+    pub pass_rate: f64,
     /// Mean length of the paired samples, in tokens.
     pub mean_tokens: f64,
     /// Of the cycle's last checkpoint, by suite.
@@ -60,12 +75,14 @@ pub struct CategoryComparison {
 /// Two checkpoints, compared by the samples that both drew of the same held-out prompts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelComparison {
-    /// The test of the pass marks (1 or 0), in the order of prompts and samples. Means, interval and
-    /// p-value are those of all pairs.
+    /// The test of the prompts' pass rates, in an order that depends only on their texts.
     #[serde(flatten)]
     pub test: Comparison,
-    /// All pairs; the test may decide before the last.
+    /// Prompts with samples of both; the test may decide before the last.
     pub pairs: u32,
+    /// Probability of a wrong decision: `alpha` divided by the number of cycles among which the
+    /// compared ones were chosen by these samples.
+    pub alpha: f64,
     /// Samples without a partner, or whose verifier failed.
     pub unpaired: u32,
     pub a: ComparedCheckpoint,
@@ -81,13 +98,16 @@ struct Side {
     perplexities: BTreeMap<String, f64>,
     prompts: Vec<Prompt>,
     categories: BTreeMap<String, String>,
+    /// The cycles among which it was chosen by its held-out pass rate; 1 if it was named.
+    candidates: u32,
+    settings: Option<(Option<v1::Verifier>, Option<v1::Sampling>)>,
 }
 
-/// Two judged samples of the same prompt with the same index.
-struct SamplePair<'a> {
+/// The judged samples of a prompt that both sides have, by index.
+struct PromptPair<'a> {
     prompt_id: &'a str,
-    a: &'a Sample,
-    b: &'a Sample,
+    a: Vec<&'a Sample>,
+    b: Vec<&'a Sample>,
 }
 
 impl FleetControl {
@@ -95,9 +115,12 @@ impl FleetControl {
     /// (`""`: of the runs' own ones), paired by prompt and sample index. Cycles of one run, and runs
     /// with the same seed, drew these with the same random numbers.
     ///
+    /// The best checkpoint of a run was chosen by the same samples. `alpha` is then divided by the
+    /// number of cycles that it was chosen among, so that the error rate holds (Bonferroni).
+    ///
     /// # Errors
-    /// A checkpoint does not exist or has no judged samples, they have no prompts in common, or
-    /// `alpha` is no probability.
+    /// A checkpoint does not exist or has no judged samples, they have no prompts or other settings
+    /// in common, or `alpha` is no probability.
     pub async fn compare_checkpoints(
         &self,
         a: &v1::CheckpointRef,
@@ -105,9 +128,12 @@ impl FleetControl {
         suite: &str,
         alpha: f64,
     ) -> Result<ModelComparison, CompareError> {
-        let mut test = PairedTest::new(alpha)?;
+        PairedTest::new(alpha)?;
         let a = self.read_side(a, suite).await?;
         let b = self.read_side(b, suite).await?;
+        require_equal_settings(&a, &b)?;
+        let alpha = (alpha / f64::from(a.candidates * b.candidates)).max(ALPHA_MIN);
+        let mut test = PairedTest::new(alpha)?;
         let (pairs, unpaired) = pair_samples(&a.prompts, &b.prompts);
         if pairs.is_empty() {
             return Err(CompareError::NothingInCommon { a: a.name(), b: b.name() });
@@ -116,18 +142,16 @@ impl FleetControl {
             test.add_pair(pair.scores());
         }
         let categories = compare_categories(&pairs, &a.categories);
-        let count = to_count(pairs.len());
-        let mean_tokens = |of: fn(&SamplePair<'_>) -> u32| {
-            pairs.iter().map(|pair| f64::from(of(pair))).sum::<f64>() / f64::from(count)
-        };
-        let tokens_a = mean_tokens(|pair| pair.a.tokens);
-        let tokens_b = mean_tokens(|pair| pair.b.tokens);
+        let (all, test) = (test.overall(), test.comparison());
+        let tokens_a = mean_tokens(pairs.iter().map(|it| &it.a));
+        let tokens_b = mean_tokens(pairs.iter().map(|it| &it.b));
         Ok(ModelComparison {
-            test: test.overall(),
-            pairs: count,
+            test,
+            pairs: to_count(pairs.len()),
+            alpha,
             unpaired,
-            a: a.to_compared(tokens_a),
-            b: b.to_compared(tokens_b),
+            a: a.to_compared(all.mean_a, tokens_a),
+            b: b.to_compared(all.mean_b, tokens_b),
             categories,
         })
     }
@@ -139,36 +163,51 @@ impl FleetControl {
     ) -> Result<Side, CompareError> {
         let run = RunId::new(reference.run.as_str())
             .map_err(|_| HistoryError::NoRun(reference.run.clone()))?;
-        let cycle = match reference.cycle {
+        let infos = self.list_checkpoints(&run).await.map_err(HistoryError::from)?;
+        let (cycle, candidates) = match reference.cycle {
             // The base has samples, but no checkpoint.
-            Some(cycle) => cycle,
-            None => self.get_checkpoint(reference).await?.checkpoint.unwrap_or_default().cycle,
+            Some(cycle) => (cycle, 1),
+            None => {
+                let found = self.get_checkpoint(reference).await?.checkpoint.unwrap_or_default();
+                let measured = infos.iter().filter(|info| info.pass_rate.is_some()).count();
+                let is_chosen = !reference.newest && suite.is_empty();
+                (found.cycle, if is_chosen { to_count(measured.max(1)) } else { 1 })
+            }
         };
         let (spec, prompts) = self.heldout_samples(&run, cycle, suite).await?;
-        let infos = self.list_checkpoints(&run).await.map_err(HistoryError::from)?;
         let of_cycle = |info: &v1::CheckpointInfo| {
             info.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.cycle == cycle)
         };
         let last = infos.into_iter().rfind(of_cycle);
+        let step = last.as_ref().and_then(|it| it.checkpoint.as_ref()).map(|it| it.step);
+        if reference.step.is_some_and(|named| step != Some(named)) {
+            let name = format!("{run}/{cycle}/{}", reference.step.unwrap_or_default());
+            return Err(CompareError::NotLast { name });
+        }
         let perplexities = last.map(|info| info.perplexities).unwrap_or_default();
         let perplexities = perplexities.into_iter().map(|it| (it.suite, it.perplexity)).collect();
-        let heldout = match &spec.kind {
-            Some(v1::spec::Kind::Raft(raft)) => {
-                raft.find_prompt_set(v1::Purpose::Heldout, suite).and_then(|set| set.file)
-            }
+        let set = match &spec.kind {
+            Some(v1::spec::Kind::Raft(raft)) => raft.find_prompt_set(v1::Purpose::Heldout, suite),
             _ => None,
         };
-        let categories = self.load_prompts(heldout).await.unwrap_or_default();
+        let settings = set.as_ref().map(|set| (set.verifier.cloned(), set.sampling));
+        let file = set.and_then(|set| set.file);
+        let categories = self.load_prompts(file).await.unwrap_or_default();
         let categories = categories.into_iter().filter_map(|prompt| {
             let category = prompt.fields.get(CATEGORY_FIELD)?.as_str()?.to_owned();
             Some((prompt.id, category))
         });
-        let side = Side { run, cycle, perplexities, prompts, categories: categories.collect() };
+        let categories = categories.collect();
+        let side = Side { run, cycle, perplexities, prompts, categories, candidates, settings };
         let is_judged = |prompt: &Prompt| prompt.samples.iter().any(|it| score_of(it).is_some());
         if side.prompts.iter().any(is_judged) {
             Ok(side)
         } else {
-            Err(CompareError::NoSamples(side.name()))
+            let prompts = match suite {
+                "" => "the run's held-out prompts".to_owned(),
+                suite => format!("the suite {suite}"),
+            };
+            Err(CompareError::NoSamples { name: side.name(), prompts })
         }
     }
 }
@@ -178,21 +217,47 @@ impl Side {
         format!("{}/{}", self.run, self.cycle)
     }
 
-    fn to_compared(&self, mean_tokens: f64) -> ComparedCheckpoint {
+    fn to_compared(&self, pass_rate: f64, mean_tokens: f64) -> ComparedCheckpoint {
         ComparedCheckpoint {
             run: self.run.clone(),
             cycle: self.cycle,
+            pass_rate,
             mean_tokens,
             perplexities: self.perplexities.clone(),
         }
     }
 }
 
-impl SamplePair<'_> {
+impl PromptPair<'_> {
+    /// Returns the pass rates of both sides.
     fn scores(&self) -> Pair {
-        let score = |sample| score_of(sample).unwrap_or_default();
-        Pair { a: score(self.a), b: score(self.b) }
+        let mean = |samples: &[&Sample]| {
+            let passed: f64 = samples.iter().filter_map(|it| score_of(it)).sum();
+            passed / samples.len().max(1) as f64
+        };
+        Pair { a: mean(&self.a), b: mean(&self.b) }
     }
+}
+
+/// Refuses sides whose samples were drawn or judged in different ways.
+fn require_equal_settings(a: &Side, b: &Side) -> Result<(), CompareError> {
+    let (Some((verifier_a, sampling_a)), Some((verifier_b, sampling_b))) =
+        (&a.settings, &b.settings)
+    else {
+        return Ok(());
+    };
+    let field = match (verifier_a == verifier_b, sampling_a == sampling_b) {
+        (true, true) => return Ok(()),
+        (false, _) => "verifier",
+        (true, false) => "sampling",
+    };
+    Err(CompareError::OtherSettings { a: a.name(), b: b.name(), field })
+}
+
+/// Returns the mean length of samples, in tokens.
+fn mean_tokens<'a>(samples: impl Iterator<Item = &'a Vec<&'a Sample>>) -> f64 {
+    let tokens: Vec<u32> = samples.flatten().map(|it| it.tokens).collect();
+    tokens.iter().copied().map(f64::from).sum::<f64>() / tokens.len().max(1) as f64
 }
 
 /// Returns 1 for a sample that passed and 0 for one that failed; `None` without a verdict.
@@ -204,34 +269,39 @@ fn score_of(sample: &Sample) -> Option<f64> {
     }
 }
 
-/// Returns the judged pairs in the order of `a`'s prompts, and the number of other samples. Prompts
-/// with the same id are the same only if their texts are.
-fn pair_samples<'a>(a: &'a [Prompt], b: &'a [Prompt]) -> (Vec<SamplePair<'a>>, u32) {
-    let others: BTreeMap<(&str, &str, u32), &Sample> = b
-        .iter()
-        .flat_map(|prompt| {
-            let key =
-                |sample: &Sample| (prompt.prompt_id.as_str(), prompt.text.as_str(), sample.index);
-            prompt.samples.iter().map(move |sample| (key(sample), sample))
-        })
-        .filter(|(_, sample)| score_of(sample).is_some())
-        .collect();
-    let mut pairs = Vec::new();
+/// Returns the prompts with judged samples of both sides, in an order that depends only on their ids
+/// and texts, and the number of other samples. Prompts with the same id are the same only if their
+/// texts are.
+fn pair_samples<'a>(a: &'a [Prompt], b: &'a [Prompt]) -> (Vec<PromptPair<'a>>, u32) {
+    let key = |prompt: &'a Prompt| (prompt.prompt_id.as_str(), prompt.text.as_str());
+    let others: BTreeMap<(&str, &str), &Prompt> = b.iter().map(|it| (key(it), it)).collect();
+    let mut pairs: Vec<PromptPair<'a>> = Vec::new();
     for prompt in a {
-        for sample in prompt.samples.iter().filter(|it| score_of(it).is_some()) {
-            let key = (prompt.prompt_id.as_str(), prompt.text.as_str(), sample.index);
-            if let Some(other) = others.get(&key) {
-                pairs.push(SamplePair { prompt_id: &prompt.prompt_id, a: sample, b: other });
-            }
+        let Some(other) = others.get(&key(prompt)) else { continue };
+        let judged = |sample: &&Sample| score_of(sample).is_some();
+        let theirs: BTreeMap<u32, &Sample> =
+            other.samples.iter().filter(judged).map(|it| (it.index, it)).collect();
+        let ours = prompt.samples.iter().filter(judged);
+        let (a, b): (Vec<_>, Vec<_>) =
+            ours.filter_map(|it| Some((it, *theirs.get(&it.index)?))).unzip();
+        if !a.is_empty() {
+            pairs.push(PromptPair { prompt_id: &prompt.prompt_id, a, b });
         }
     }
+    let texts: BTreeMap<&str, &str> =
+        a.iter().map(|it| (it.prompt_id.as_str(), it.text.as_str())).collect();
+    // A file may be sorted by difficulty or category.
+    pairs.sort_by_cached_key(|pair| {
+        let text = texts.get(pair.prompt_id).copied().unwrap_or_default();
+        derive_seed(0, &["compare", pair.prompt_id, text])
+    });
     let samples: usize = a.iter().chain(b).map(|prompt| prompt.samples.len()).sum();
-    let unpaired = to_count(samples - 2 * pairs.len());
-    (pairs, unpaired)
+    let paired: usize = pairs.iter().map(|pair| 2 * pair.a.len()).sum();
+    (pairs, to_count(samples - paired))
 }
 
 fn compare_categories(
-    pairs: &[SamplePair<'_>],
+    pairs: &[PromptPair<'_>],
     categories: &BTreeMap<String, String>,
 ) -> Vec<CategoryComparison> {
     let mut sums: BTreeMap<&str, (u32, f64, f64)> = BTreeMap::new();

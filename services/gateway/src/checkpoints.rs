@@ -82,10 +82,11 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
 }
 
 fn comparison_to_proto(comparison: ModelComparison) -> v1::Comparison {
-    let ModelComparison { test, pairs, unpaired, a, b, categories } = comparison;
+    let ModelComparison { test, pairs, alpha, unpaired, a, b, categories } = comparison;
     let side = |it: ComparedCheckpoint| v1::comparison::Side {
         run: it.run.to_string(),
         cycle: Some(it.cycle),
+        pass_rate: Some(it.pass_rate),
         mean_tokens: it.mean_tokens,
         perplexities: it.perplexities.into_iter().collect(),
     };
@@ -104,6 +105,7 @@ fn comparison_to_proto(comparison: ModelComparison) -> v1::Comparison {
         mean_a: Some(test.mean_a),
         mean_b: Some(test.mean_b),
         pairs,
+        alpha,
         unpaired,
         a: Some(side(a)),
         b: Some(side(b)),

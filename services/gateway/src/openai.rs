@@ -6,7 +6,7 @@
 
 mod routing;
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -16,12 +16,12 @@ use axum::{
     routing::{get, post},
 };
 use bus::{AnswerHead, AnswerPart, AnswerReceiver, Bus, ServingClient};
-use control::{FleetControl, parse_channel_name};
+use control::{ChannelError, FleetControl, parse_channel_name};
 use futures::stream;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{Instant, sleep, timeout},
 };
 use wire::AgentId;
@@ -43,6 +43,12 @@ const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(3);
 const SILENCE_LIMIT: Duration = Duration::from_secs(5);
 /// The longest wait for an agent that can answer: it may be loading the model.
 const AGENT_WAIT_LIMIT: Duration = Duration::from_secs(120);
+/// Agents that fail after they passed a request to their model; the request may be the cause.
+const FAILURES_MAX: u32 = 4;
+/// A client that takes nothing for this long is gone.
+const CLIENT_WAIT_LIMIT: Duration = Duration::from_secs(60);
+/// Pieces of an answer that wait for the client.
+const PIECES_WAITING_MAX: usize = 64;
 const AGENT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Passes requests to agents that serve models.
@@ -58,8 +64,7 @@ pub(crate) struct ModelProxy {
 #[derive(Debug, Deserialize)]
 struct CompletionRequest {
     model: String,
-    #[serde(default)]
-    stream: bool,
+    stream: Option<bool>,
 }
 
 /// A failure to answer, in OpenAI's form.
@@ -73,7 +78,7 @@ enum CompletionError {
     NoModel(String),
     #[error("{REQUESTS_MAX} requests are open already; try again later (G104)")]
     TooMany,
-    #[error("no agent could answer within {AGENT_WAIT_LIMIT:?}: {0} (G105)")]
+    #[error("no agent could answer: {0} (G105)")]
     NoAgent(String),
     #[error("the connection to the bus is closed (B102)")]
     Closed(#[from] bus::ServingClosed),
@@ -103,8 +108,10 @@ impl CompletionError {
 /// A failure of one agent to answer. Another one may succeed.
 struct AgentFailure {
     message: String,
-    /// The agent said nothing at all.
+    /// The agent did not acknowledge the request, or went silent.
     was_silent: bool,
+    /// The agent had passed the request to its model.
+    had_begun: bool,
 }
 
 /// An answer of which the client has received nothing yet.
@@ -113,7 +120,7 @@ struct BegunAnswer {
     first: Bytes,
     /// `None` if the answer has ended.
     rest: Option<AnswerReceiver>,
-    _request: AgentRequest,
+    request: AgentRequest,
 }
 
 impl ModelProxy {
@@ -138,7 +145,7 @@ impl ModelProxy {
     }
 
     /// Follows which agents serve what, until dropped.
-    pub(crate) async fn follow_agents(&self, bus: &Bus) -> std::convert::Infallible {
+    pub(crate) async fn follow_agents(&self, bus: &Bus) -> Infallible {
         self.agents.follow_statuses(bus).await
     }
 
@@ -148,19 +155,23 @@ impl ModelProxy {
         let path = request.uri().path().to_owned();
         let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
         let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
-        let asked: CompletionRequest = serde_json::from_slice(&body)?;
+        let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&body)?;
+        let asked: CompletionRequest = serde_json::from_value(fields.into())?;
+        if parse_channel_name(&asked.model).is_err() {
+            return Err(CompletionError::NoModel(asked.model));
+        }
         let deadline = Instant::now() + AGENT_WAIT_LIMIT;
-        let (mut tried, mut is_known) = (Vec::new(), false);
+        let (mut tried, mut is_known, mut failures) = (Vec::new(), false, 0);
         let mut last = "none serves it yet; `flotilla channel list` shows which do".to_owned();
         loop {
+            if Instant::now() > deadline || failures >= FAILURES_MAX {
+                return Err(CompletionError::NoAgent(last));
+            }
             let Some(request) = self.agents.choose_agent(&asked.model, &tried) else {
                 if !is_known && !self.is_served(&asked.model).await {
                     return Err(CompletionError::NoModel(asked.model));
                 }
                 is_known = true;
-                if Instant::now() > deadline {
-                    return Err(CompletionError::NoAgent(last));
-                }
                 tried.clear();
                 sleep(AGENT_POLL_INTERVAL).await;
                 continue;
@@ -168,7 +179,8 @@ impl ModelProxy {
             let agent = request.agent().clone();
             match self.ask_agent(request, &asked, &path, body.clone()).await? {
                 Ok(begun) => return Ok(begun.into_response(permit)),
-                Err(AgentFailure { message, was_silent }) => {
+                Err(AgentFailure { message, was_silent, had_begun }) => {
+                    failures += u32::from(had_begun);
                     tracing::warn!(%agent, channel = asked.model, message, "asking another agent");
                     if was_silent {
                         self.agents.suspect_agent(&agent);
@@ -180,11 +192,17 @@ impl ModelProxy {
         }
     }
 
-    /// Returns true if the log says that agents should serve a channel.
+    /// Returns true if the log says that agents should serve a channel, or cannot be read.
     async fn is_served(&self, channel: &str) -> bool {
         let Ok(name) = parse_channel_name(channel) else { return false };
-        let moves = self.control.list_channel_moves(&name).await.unwrap_or_default();
-        moves.last().and_then(|it| it.r#move.as_ref()).is_some_and(|it| it.serving.is_some())
+        match self.control.list_channel_moves(&name).await {
+            Ok(moves) => {
+                let last = moves.last().and_then(|it| it.r#move.as_ref());
+                last.is_some_and(|it| it.serving.is_some())
+            }
+            Err(ChannelError::Unknown(_)) => false,
+            Err(_) => true,
+        }
     }
 
     /// Asks an agent, and waits for the first bytes of its answer, or for all of it if it is not
@@ -198,37 +216,43 @@ impl ModelProxy {
     ) -> Result<Result<BegunAnswer, AgentFailure>, CompletionError> {
         let agent: &AgentId = request.agent();
         let mut parts = self.client.send_request(agent, &asked.model, path, body).await?;
-        let failed = |message: &str, was_silent| {
-            Ok(Err(AgentFailure { message: message.to_owned(), was_silent }))
+        let failed = |message: &str, was_silent, had_begun| {
+            let message = message.to_owned();
+            Ok(Err(AgentFailure { message, was_silent, had_begun }))
         };
-        let (mut head, mut first) = (None, Vec::new());
+        let (mut head, mut first, mut had_begun) = (None, Vec::new(), false);
         let mut limit = ACKNOWLEDGE_LIMIT;
         loop {
             let Ok(part) = timeout(limit, parts.next_part()).await else {
-                return failed("it does not answer", true);
+                return failed("it does not answer", true, had_begun);
             };
             limit = SILENCE_LIMIT;
             match part {
-                None => return failed("a part of its answer was lost", false),
-                Some(AnswerPart::Waiting) => {}
-                Some(AnswerPart::Refused { message }) => return failed(&message, false),
+                None => return failed("a part of its answer was lost", false, had_begun),
+                Some(AnswerPart::Waiting) => had_begun = true,
+                Some(AnswerPart::Refused { message }) => {
+                    return failed(&message, false, had_begun);
+                }
                 Some(AnswerPart::Begin(found)) => head = Some(found),
                 Some(AnswerPart::Data(bytes)) => {
-                    let streams = asked.stream && head.is_some();
+                    let streams = asked.stream == Some(true) && head.is_some();
                     first.extend_from_slice(&bytes);
                     if streams {
                         break;
                     }
                     if first.len() > ANSWER_BYTES_MAX {
-                        return failed("its answer is too large", false);
+                        let message = format!("its answer exceeds {ANSWER_BYTES_MAX} bytes");
+                        return Err(CompletionError::NoAgent(message));
                     }
                 }
                 Some(AnswerPart::End) => break,
             }
         }
-        let Some(head) = head else { return failed("its answer has no beginning", false) };
+        let Some(head) = head else {
+            return failed("its answer has no beginning", false, had_begun);
+        };
         let rest = (!parts.has_ended()).then_some(parts);
-        Ok(Ok(BegunAnswer { head, first: first.into(), rest, _request: request }))
+        Ok(Ok(BegunAnswer { head, first: first.into(), rest, request }))
     }
 }
 
@@ -239,8 +263,13 @@ impl BegunAnswer {
         let body = match self.rest {
             None => Body::from(self.first),
             Some(parts) => {
-                let state = (Some(self.first), Some(parts), self._request, permit);
-                Body::from_stream(stream::unfold(state, next_piece))
+                let (pieces, waiting) = mpsc::channel(PIECES_WAITING_MAX);
+                tokio::spawn(pump_answer(self.first, parts, self.request, pieces, permit));
+                let next = async |mut waiting: mpsc::Receiver<Bytes>| {
+                    let piece = waiting.recv().await?;
+                    Some((Ok::<Bytes, Infallible>(piece), waiting))
+                };
+                Body::from_stream(stream::unfold(waiting, next))
             }
         };
         let mut response = Response::new(body);
@@ -251,22 +280,33 @@ impl BegunAnswer {
     }
 }
 
-type StreamState = (Option<Bytes>, Option<AnswerReceiver>, AgentRequest, OwnedSemaphorePermit);
-
-/// Returns the next bytes of a streamed answer. If the agent fails now, the client is told in the
-/// stream, as it has a part of the answer.
-async fn next_piece(
-    (first, mut parts, request, permit): StreamState,
-) -> Option<(Result<Bytes, std::convert::Infallible>, StreamState)> {
-    if let Some(first) = first {
-        return Some((Ok(first), (None, parts, request, permit)));
-    }
+/// Passes an answer to the client as it arrives. If the agent fails now, the client is told in the
+/// stream, as it has a part of the answer. Ends, and tells the agent to stop, when the client is gone
+/// or takes nothing.
+async fn pump_answer(
+    first: Bytes,
+    mut parts: AnswerReceiver,
+    request: AgentRequest,
+    pieces: mpsc::Sender<Bytes>,
+    _permit: OwnedSemaphorePermit,
+) {
+    let mut next = Some(first);
     loop {
-        let failure = match timeout(SILENCE_LIMIT, parts.as_mut()?.next_part()).await {
+        if let Some(piece) = next.take()
+            && pieces.send_timeout(piece, CLIENT_WAIT_LIMIT).await.is_err()
+        {
+            return;
+        }
+        let part = tokio::select! {
+            () = pieces.closed() => return,
+            part = timeout(SILENCE_LIMIT, parts.next_part()) => part,
+        };
+        let failure = match part {
             Ok(Some(AnswerPart::Data(bytes))) => {
-                return Some((Ok(bytes), (None, parts, request, permit)));
+                next = Some(bytes);
+                continue;
             }
-            Ok(Some(AnswerPart::End)) => return None,
+            Ok(Some(AnswerPart::End)) => return,
             Ok(Some(AnswerPart::Waiting | AnswerPart::Begin(_))) => continue,
             Ok(Some(AnswerPart::Refused { message })) => message,
             Ok(None) => "a part of the answer was lost".to_owned(),
@@ -274,7 +314,9 @@ async fn next_piece(
         };
         let message = format!("{}: {failure} (G105)", request.agent());
         let event = format!("data: {}\n\n", error_json(&message, "server_error", None));
-        return Some((Ok(event.into()), (None, None, request, permit)));
+        // The client may be gone too.
+        let _ = pieces.send_timeout(event.into(), CLIENT_WAIT_LIMIT).await;
+        return;
     }
 }
 

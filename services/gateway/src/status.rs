@@ -160,7 +160,10 @@ impl HasStatusCode for CompareError {
     fn status_code(&self) -> Code {
         match self {
             Self::Alpha(_) => Code::InvalidArgument,
-            Self::NoSamples(_) | Self::NothingInCommon { .. } => Code::FailedPrecondition,
+            Self::NoSamples { .. }
+            | Self::NothingInCommon { .. }
+            | Self::OtherSettings { .. }
+            | Self::NotLast { .. } => Code::FailedPrecondition,
             Self::Checkpoint(error) => error.status_code(),
             Self::History(error) => error.status_code(),
         }

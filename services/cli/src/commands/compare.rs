@@ -30,7 +30,7 @@ pub(crate) async fn compare_models(flags: &GlobalArgs, args: &CompareArgs) -> an
     let (reference_a, reference_b) = (parse_checkpoint_ref(a)?, parse_checkpoint_ref(b)?);
     let suite = args.suite.as_deref().unwrap_or_default();
     let found = control.compare_checkpoints(&reference_a, &reference_b, suite, args.alpha).await?;
-    output::print_json_or(flags.json, &found, || print_comparison(&found, args.alpha))
+    output::print_json_or(flags.json, &found, || print_comparison(&found))
 }
 
 /// Returns the comparison, and the number of pairs in the file.
@@ -57,13 +57,13 @@ fn compare_pairs(path: &Path, alpha: f64) -> anyhow::Result<(Comparison, usize)>
     Ok((test.comparison(), pairs))
 }
 
-fn print_comparison(found: &ModelComparison, alpha: f64) {
+fn print_comparison(found: &ModelComparison) {
     let name = |side: &ComparedCheckpoint| format!("{}/{}", side.run, side.cycle);
     let names = [name(&found.a), name(&found.b)];
     let suites = found.a.perplexities.keys().filter(|it| found.b.perplexities.contains_key(*it));
     let tokens = [found.a.mean_tokens, found.b.mean_tokens].map(|it| format!("{it:.1}"));
     let mut rows = vec![
-        ["pass rate".into(), percent(found.test.mean_a), percent(found.test.mean_b)],
+        ["pass rate".into(), percent(found.a.pass_rate), percent(found.b.pass_rate)],
         ["tokens per sample".into(), tokens[0].clone(), tokens[1].clone()],
     ];
     for suite in suites {
@@ -77,7 +77,7 @@ fn print_comparison(found: &ModelComparison, alpha: f64) {
     output::print_table(["", &format!(">{}", names[0]), &format!(">{}", names[1])], rows);
     let pairs = usize::try_from(found.pairs).unwrap_or(usize::MAX);
     let names = names.each_ref().map(String::as_str);
-    output::print_wrapped(&decision_text(&found.test, pairs, alpha, names));
+    output::print_wrapped(&decision_text(&found.test, pairs, found.alpha, names));
     if found.unpaired > 0 {
         output::print_message(&format!(
             "{} samples have no judged partner and do not count",

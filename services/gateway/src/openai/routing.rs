@@ -73,7 +73,8 @@ impl ServingAgents {
 
     fn note_status(&self, status: v1::AgentStatus) {
         let Ok(name) = AgentId::new(status.agent.as_str()) else { return };
-        let is_gone = status.state() == v1::agent_status::State::Stopped;
+        let has_role = status.roles.iter().any(|role| role == "server");
+        let is_gone = status.state() == v1::agent_status::State::Stopped || !has_role;
         let mut agents = self.lock_agents();
         if status.served.is_empty() || is_gone {
             // Its open requests still count until they end.
@@ -146,7 +147,8 @@ mod tests {
             slots: 2,
             ..Default::default()
         });
-        v1::AgentStatus { agent: agent.into(), served: served.collect(), ..Default::default() }
+        let (served, roles) = (served.collect(), vec!["server".to_owned()]);
+        v1::AgentStatus { agent: agent.into(), served, roles, ..Default::default() }
     }
 
     fn chosen(agents: &ServingAgents, tried: &[&str]) -> Option<AgentRequest> {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Fleet, Sampling, SpecFiles, wait_until};
+use e2e::{Fleet, Random, Sampling, SpecFiles, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -45,6 +45,13 @@ fn directories(parent: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().into_string().expect("a text")).collect()
 }
 
+/// Returns the newest outer step whose weights are in the store.
+fn newest_merge(fleet: &Fleet, run: &str) -> u32 {
+    let merges = fleet.path().join("store/runs").join(run).join("merges");
+    let outer = |name: &String| name.strip_prefix("c0-o")?.split('-').next()?.parse().ok();
+    directories(&merges).iter().filter_map(outer).max().unwrap_or(0)
+}
+
 #[test]
 fn one_box_alone_gives_the_weights_of_a_training_that_is_not_merged() {
     let fleet = Fleet::start("trainer,evaluator");
@@ -78,13 +85,10 @@ fn boxes_share_a_training_and_each_step_counts_once_although_processes_are_kille
     let model = files.write_model();
     let across = "across: { every: 200, merge: nesterov, outer: { rate: 0.7 } },";
     let run = fleet.submit(&write_spec(&files, &model, (6000, 0), across));
-    let merges = fleet.path().join("store/runs").join(&run).join("merges");
-    let newest_merge = || {
-        let outer = |name: &String| name.strip_prefix("c0-o")?.split('-').next()?.parse().ok();
-        directories(&merges).iter().filter_map(outer).max().unwrap_or(0)
-    };
     for (member, outer) in [("trainer-2", 3), ("coordinator", 6), ("trainer-1", 8)] {
-        wait_until("an outer step is merged", LIMIT, || (newest_merge() >= outer).then_some(()));
+        wait_until("an outer step is merged", LIMIT, || {
+            (newest_merge(&fleet, &run) >= outer).then_some(())
+        });
         fleet.kill(member);
     }
     fleet.await_success(&run, LIMIT);
@@ -103,6 +107,51 @@ fn boxes_share_a_training_and_each_step_counts_once_although_processes_are_kille
     let momentum = |merge: &Value| merge["momentum"]["manifest"].is_string();
     assert!(facts_of(&fleet, &run, "merge")[1..].iter().all(momentum));
     fleet.await_agents();
+}
+
+/// Trains with one seed, kills a random process after every outer step but the first, and returns
+/// the number of kills. An outer step has 2 000 steps.
+fn train_with_kills(seed: u64, steps: u32) -> usize {
+    let mut fleet = Fleet::start("trainer=2,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let model = files.write_model();
+    let across = "across: { every: 1000, merge: nesterov, outer: { rate: 0.7 } },";
+    let spec = write_spec(&files, &model, (steps, 0), across);
+    let text = std::fs::read_to_string(&spec).expect("a spec");
+    std::fs::write(&spec, text.replace("seed: 5", &format!("seed: {seed}"))).expect("a spec");
+    let run = fleet.submit(&spec);
+    let (mut random, mut kills, mut seen) = (Random::new(seed), 0, 1);
+    while fleet.ended_run(&run).is_none() {
+        let newest = newest_merge(&fleet, &run);
+        if newest == seen {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        }
+        seen = newest;
+        std::thread::sleep(Duration::from_secs_f64(random.next_in_range(0.0, 0.8)));
+        let member: &&str = random.pick(&["trainer-1", "trainer-2", "coordinator"]);
+        fleet.kill(member);
+        kills += 1;
+    }
+    fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_deep_audit(&run);
+    let again = fleet.run(&["run", "reproduce", &run]);
+    assert!(again.stdout.contains("reproduced bit for bit"), "seed {seed}: {again:?}");
+    fleet.await_agents();
+    kills
+}
+
+/// `FLOTILLA_ACROSS_SEEDS` is the number of long trainings; 7 take some 100 kills.
+#[test]
+fn a_training_comes_to_the_same_digest_after_a_kill_at_every_outer_step() {
+    let seeds = std::env::var("FLOTILLA_ACROSS_SEEDS").ok().and_then(|text| text.parse().ok());
+    let (seeds, steps, least) = match seeds {
+        Some(seeds) => (seeds, 26_000, 10),
+        None => (1, 8_000, 2),
+    };
+    let kills: Vec<usize> = (1..=seeds).map(|seed| train_with_kills(seed, steps)).collect();
+    eprintln!("kills by seed: {kills:?}");
+    assert!(kills.iter().all(|kills| *kills >= least), "{kills:?}");
 }
 
 #[test]
