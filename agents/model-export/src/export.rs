@@ -72,8 +72,8 @@ pub enum ExportError {
     #[error("compare the exported model with the trained one")]
     Verify(#[from] VerifyError),
     #[error(
-        "{path} differs from the trained model by {distance:.3} nats per token, more than \
-         {tolerance}: it was removed; choose a type with more bits (E106)"
+        "the exported model would differ from the trained one by {distance:.3} nats per token, more \
+         than {tolerance}, so {path} was not written (E106)"
     )]
     Differs { path: PathBuf, distance: f64, tolerance: f64 },
 }
@@ -90,6 +90,10 @@ pub fn export_model(
     progress: &mut dyn FnMut(&'static str, u64, u64),
 ) -> Result<ExportedModel, ExportError> {
     let ExportRequest { base, adapter, out, name, format, weight_type, .. } = *request;
+    // Before hours of work.
+    if matches!(weight_type, WeightType::Quantized(_)) && format != ExportFormat::Merged {
+        LlamaInstallation::find_installation(request.llama_cpp)?;
+    }
     let failed = |source| ExportError::Write { path: out.to_owned(), source };
     fs::create_dir_all(out).map_err(failed)?;
     let scratch = tempfile::Builder::new().prefix(".export-").tempdir_in(out).map_err(failed)?;
@@ -107,8 +111,12 @@ pub fn export_model(
         let distance = verify::compare_logprobs((base, adapter), &merged)?;
         let tolerance = WeightType::Converted(ConversionDtype::Bf16).tolerance();
         check_distance(&path, distance, tolerance)?;
-        move_directory(&merged, &path, adapter.is_some())
-            .map_err(|source| ExportError::Write { path: path.clone(), source })?;
+        let failed = |source| ExportError::Write { path: path.clone(), source };
+        let staged = match adapter {
+            Some(_) => merged,
+            None => copy_files(&merged, &scratch.path().join("copy")).map_err(failed)?,
+        };
+        replace_directory(&staged, &path, &scratch.path().join("old")).map_err(failed)?;
         (path, distance, tolerance)
     } else {
         let path = out.join(format!("{name}.gguf"));
@@ -179,11 +187,8 @@ fn write_gguf(
     Ok(first + verify::compare_likelihoods(&runner, &exact, file, directory)?)
 }
 
-/// Moves a merged model into place, or copies a model that has no adapter.
-fn move_directory(from: &Path, to: &Path, is_ours: bool) -> io::Result<()> {
-    if is_ours {
-        return fs::rename(from, to);
-    }
+/// Copies the files of a model that has no adapter, and returns the new directory.
+fn copy_files(from: &Path, to: &Path) -> io::Result<PathBuf> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -191,5 +196,14 @@ fn move_directory(from: &Path, to: &Path, is_ours: bool) -> io::Result<()> {
             fs::copy(entry.path(), to.join(entry.file_name()))?;
         }
     }
-    Ok(())
+    Ok(to.to_owned())
+}
+
+/// Moves a directory to `to`. One that is there goes to `old`, so that files of two models never
+/// mix.
+fn replace_directory(from: &Path, to: &Path, old: &Path) -> io::Result<()> {
+    if to.exists() {
+        fs::rename(to, old)?;
+    }
+    fs::rename(from, to)
 }

@@ -43,8 +43,10 @@ impl WeightType {
     /// Returns the largest distance from the trained model that is accepted, in nats per token.
     pub(crate) fn tolerance(self) -> f64 {
         match self {
-            Self::Converted(ConversionDtype::F32) => 0.02,
-            Self::Converted(ConversionDtype::F16 | ConversionDtype::Bf16) => 0.05,
+            // An adapter is merged in the type of the base, which has 16 bits as a rule.
+            Self::Converted(
+                ConversionDtype::F32 | ConversionDtype::F16 | ConversionDtype::Bf16,
+            ) => 0.05,
             Self::Converted(ConversionDtype::Q8_0) => 0.1,
             Self::Quantized(_) => 0.5,
         }

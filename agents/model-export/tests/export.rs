@@ -75,6 +75,25 @@ fn llama_cpp_s_own_types_are_made_and_compared_by_it() {
 }
 
 #[test]
+fn an_export_replaces_an_older_one_as_a_whole() {
+    let (base, adapter) = (base(), adapter());
+    let out = tempfile::tempdir().unwrap();
+    let old = out.path().join("stable");
+    std::fs::create_dir_all(&old).unwrap();
+    std::fs::write(old.join("model.safetensors.index.json"), "{}").unwrap();
+    for adapter in [Some(&*adapter), None] {
+        let asked = ExportRequest {
+            adapter,
+            ..request((&base, &base, out.path()), ExportFormat::Merged, "f32")
+        };
+        let exported = export_model(&asked, &mut |_, _, _| ()).unwrap();
+        assert!(exported.path.join("model.safetensors").exists());
+        assert!(!exported.path.join("model.safetensors.index.json").exists(), "{adapter:?}");
+        assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 1, "nothing else is left");
+    }
+}
+
+#[test]
 fn a_missing_llama_cpp_is_named() {
     let (base, adapter) = (base(), adapter());
     let out = tempfile::tempdir().unwrap();

@@ -235,10 +235,10 @@ pub(crate) struct ExportFormatArgs {
     /// GGUF file for llama.cpp, Ollama or Lemonade
     #[arg(long, value_enum, default_value = "files")]
     pub format: ExportFormatArg,
-    /// Type of the weights in a GGUF file; llama.cpp makes those from q4_0 on
-    #[arg(long = "type", value_name = "TYPE", default_value = "q8_0",
+    /// Type of the weights in a GGUF file; llama.cpp makes those from q4_0 on [default: q8_0]
+    #[arg(long = "type", value_name = "TYPE",
           value_parser = PossibleValuesParser::new(model_export::WeightType::names().collect::<Vec<_>>()))]
-    pub weight_type: String,
+    pub weight_type: Option<String>,
     /// Name of the exported model [default: the run's name]
     #[arg(long)]
     pub name: Option<String>,

@@ -54,6 +54,7 @@ pub(crate) async fn handle_checkpoints(
                     export::print_exported(&exported);
                 });
             }
+            export::require_no_options(&convert)?;
             let meter = ProgressMeter::new();
             let show = |TaskProgress { unit, done, total }| {
                 meter.show_progress("export", unit, done, total);
