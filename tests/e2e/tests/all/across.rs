@@ -182,8 +182,11 @@ fn boxes_that_send_changes_derive_the_merges_even_if_one_has_lost_its_files() {
     let adapter = u64::try_from(final_weights(&fleet, &ended).len()).unwrap();
     assert!(deltas.iter().all(|delta| bytes(delta) * 5 < adapter), "{adapter}: {deltas:#?}");
     let run_directory = fleet.path().join("store/runs").join(&run);
-    assert!(directories(&run_directory.join("deltas")).is_empty(), "changes are removed");
-    assert_eq!(directories(&run_directory.join("merges")).len(), 2, "weights and velocity");
+    // A box that dies between the fact of a merge and its end leaves what that merge would remove:
+    // two changes of each of the eight merges since the last stored one, and that one's trees.
+    let left = |kind: &str| directories(&run_directory.join(kind)).len();
+    let (changes, trees) = (left("deltas"), left("merges"));
+    assert!(changes == 0 && trees == 2 || changes <= 16 && trees <= 4, "{changes} {trees}");
     let again = fleet.run(&["run", "reproduce", &run]);
     assert_eq!(again.code, 0, "{again:?}");
     assert!(again.stdout.contains("reproduced bit for bit"), "{}", again.stdout);
