@@ -117,7 +117,8 @@ impl ModelProcess {
             })
             .context("start a thread")?;
         let ready = is_ready.await.context("the thread of llama-server ended (X101)")??;
-        let client = bounded_http::client_builder().no_proxy();
+        // llama-server closes a connection after some requests, perhaps while the next one is sent.
+        let client = bounded_http::client_builder().no_proxy().pool_max_idle_per_host(0);
         let (client, root) = match &ready.address {
             ServerAddress::Socket(path) => {
                 (client.unix_socket(path.as_path()), "http://localhost".to_owned())

@@ -113,7 +113,9 @@ fn find_server(directory: &Path) -> anyhow::Result<Endpoint> {
         let socket = place.join("server.sock");
         if socket.exists() {
             let key = std::fs::read_to_string(place.join("key"))?.trim().to_owned();
-            let client = bounded_http::client_builder().unix_socket(socket).build()?;
+            // As the agent asks it.
+            let client = bounded_http::client_builder().pool_max_idle_per_host(0);
+            let client = client.unix_socket(socket).build()?;
             return Ok(Endpoint { client, url: "http://localhost/v1/completions".into(), key });
         }
     }
