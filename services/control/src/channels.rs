@@ -118,23 +118,21 @@ impl FleetControl {
         files: &SpecFiles,
         watch: &TransferCallback,
     ) -> Result<v1::Channel, ChannelError> {
-        let channel = parse_channel_name(&request.channel)?;
+        let channel = &parse_channel_name(&request.channel)?;
         let model = match (&request.checkpoint, request.base.as_str()) {
             (Some(_), base) if !base.is_empty() => return Err(ChannelError::TwoModels),
             (Some(reference), _) => Some(self.find_checkpoint_model(reference).await?),
             (None, "") => None,
             (None, name) => Some(self.find_base_model(name, files, watch).await?),
         };
-        self.write_move(&channel, |last| {
+        self.write_move(channel, |last| {
             let (request, user, model) = (request.clone(), user.clone(), model.clone());
             async move {
                 let before = last.and_then(|it| it.r#move).unwrap_or_default();
                 let mut next = match model {
                     Some(model) => model,
                     None if before.base.is_some() => before.clone(),
-                    None => {
-                        return Err(ChannelError::NoModel(parse_channel_name(&request.channel)?));
-                    }
+                    None => return Err(ChannelError::NoModel(channel.clone())),
                 };
                 next.serving = match request.serving {
                     _ if request.stop_serving => None,
@@ -143,10 +141,9 @@ impl FleetControl {
                 };
                 next.evidence = None;
                 if request.if_better && before.base.is_some() {
-                    let channel = parse_channel_name(&request.channel)?;
                     // The request's reference, as a run's best was chosen by the same samples.
                     let candidate = request.checkpoint.as_ref();
-                    let evidence = self.require_better(&channel, &before, &next, candidate).await?;
+                    let evidence = self.require_better(channel, &before, &next, candidate).await?;
                     next.evidence = Some(evidence);
                 }
                 Ok(v1::ChannelMove { reason: request.reason, user, ..next })
@@ -317,7 +314,10 @@ fn channel_from_record(record: &Record) -> Option<v1::Channel> {
     else {
         return None;
     };
-    let user = record.author.as_ref().map_or_else(|| found.user.clone(), ToString::to_string);
+    // As for a control fact: the gateway writes in the coordinator's name, and names its caller.
+    let written = v1::Control { user: found.user.clone(), ..Default::default() };
+    let user = wire::control_user(&written, record.author.as_ref());
+    let user = user.map(|user| user.to_string()).unwrap_or_default();
     Some(v1::Channel {
         channel: record.fact.subject.run.to_string(),
         number: *number,
