@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::json_lines::{EncodingError, JsonLineError, JsonMistake, deserialize_lines};
+use crate::json_lines::{EncodingError, JsonLineError, JsonMistake, RowPlace, deserialize_lines};
 
 /// A prompt and the completion to learn after it. Unknown fields are ignored; a missing prompt is
 /// empty.
@@ -24,21 +24,24 @@ pub struct TrainingExample {
     pub teacher: Option<Vec<f64>>,
     /// Its tokens, if they are not those of the text.
     pub token_ids: Option<Vec<u32>>,
+    /// Ranges `[start, end)` of these tokens that are not learned, ascending and without overlap.
+    #[serde(default)]
+    pub masked: Vec<[u32; 2]>,
 }
 
-/// The first defect of an examples file, with its line number (counted from 1).
+/// The first defect of an examples file, with its place.
 #[derive(Debug, thiserror::Error)]
 pub enum ExamplesError {
     #[error(
-        "line {line}: expected an object such as {{\"prompt\": \"2+2=\", \"completion\": \"4\"}} (D101)"
+        "{place}: expected an object such as {{\"prompt\": \"2+2=\", \"completion\": \"4\"}} (D101)"
     )]
     Json {
-        line: usize,
+        place: RowPlace,
         #[source]
         source: JsonMistake,
     },
-    #[error("line {line}: field \"completion\" is empty (D102)")]
-    Empty { line: usize },
+    #[error("{place}: field \"completion\" is empty (D102)")]
+    Empty { place: RowPlace },
     #[error(transparent)]
     Encoding(#[from] EncodingError),
     #[error("no examples in it (D102)")]
@@ -46,8 +49,8 @@ pub enum ExamplesError {
 }
 
 impl From<JsonLineError> for ExamplesError {
-    fn from(JsonLineError { number: line, source }: JsonLineError) -> Self {
-        Self::Json { line, source }
+    fn from(JsonLineError { place, source }: JsonLineError) -> Self {
+        Self::Json { place, source }
     }
 }
 
@@ -59,10 +62,10 @@ impl TrainingExample {
     /// completion, or a file without examples.
     pub fn parse_all(text: &[u8]) -> Result<Vec<Self>, ExamplesError> {
         let mut examples = Vec::new();
-        for line in deserialize_lines::<Self>(text)? {
-            let (line, _, example) = line?;
+        for line in deserialize_lines::<Self>(text, RowPlace::Line)? {
+            let (place, _, example) = line?;
             if example.completion.is_empty() {
-                return Err(ExamplesError::Empty { line });
+                return Err(ExamplesError::Empty { place });
             }
             examples.push(example);
         }

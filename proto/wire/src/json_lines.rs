@@ -1,13 +1,41 @@
 //! Reads input files with one JSON object per line.
 
+use std::fmt;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
+
+/// The place of an object in the file that a user gave, counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RowPlace {
+    /// A line; blank lines count too.
+    Line(usize),
+    /// A row of a table or an item of a list, which have no lines of their own.
+    Row(usize),
+}
+
+impl RowPlace {
+    /// Returns the number of the line or the row.
+    pub fn number(self) -> usize {
+        match self {
+            Self::Line(number) | Self::Row(number) => number,
+        }
+    }
+}
+
+impl fmt::Display for RowPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(number) => write!(f, "line {number}"),
+            Self::Row(number) => write!(f, "row {number}"),
+        }
+    }
+}
 
 /// A line of an input file with all its fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JsonLine<'a> {
-    /// Line number, counted from 1 and including blank lines.
-    pub number: usize,
+    pub place: RowPlace,
     /// The unchanged text of the line, without its end.
     pub text: &'a str,
     /// The fields of the JSON object.
@@ -16,9 +44,9 @@ pub struct JsonLine<'a> {
 
 /// A line that is not a JSON object.
 #[derive(Debug, thiserror::Error)]
-#[error("line {number}: not a JSON object (D101)")]
+#[error("{place}: not a JSON object (D101)")]
 pub struct JsonLineError {
-    pub number: usize,
+    pub place: RowPlace,
     #[source]
     pub source: JsonMistake,
 }
@@ -79,20 +107,33 @@ pub fn decode_text(bytes: &[u8]) -> Result<&str, EncodingError> {
 pub fn parse_json_lines(
     text: &[u8],
 ) -> Result<impl Iterator<Item = Result<JsonLine<'_>, JsonLineError>>, EncodingError> {
-    let to_line = |(number, text, fields)| JsonLine { number, text, fields };
-    Ok(deserialize_lines(text)?.map(move |line| line.map(to_line)))
+    parse_json_rows(text, RowPlace::Line)
 }
 
-/// Yields the number, the text and the value of each line that is not blank.
+/// Parses lines as [`parse_json_lines`] does, and names the place of each by the number of its
+/// line.
+///
+/// # Errors
+/// As for [`parse_json_lines`].
+pub fn parse_json_rows(
+    text: &[u8],
+    to_place: fn(usize) -> RowPlace,
+) -> Result<impl Iterator<Item = Result<JsonLine<'_>, JsonLineError>>, EncodingError> {
+    let to_line = |(place, text, fields)| JsonLine { place, text, fields };
+    Ok(deserialize_lines(text, to_place)?.map(move |line| line.map(to_line)))
+}
+
+/// Yields the place, the text and the value of each line that is not blank.
 pub(crate) fn deserialize_lines<'a, T: Deserialize<'a>>(
     text: &'a [u8],
-) -> Result<impl Iterator<Item = Result<(usize, &'a str, T), JsonLineError>>, EncodingError> {
+    to_place: fn(usize) -> RowPlace,
+) -> Result<impl Iterator<Item = Result<(RowPlace, &'a str, T), JsonLineError>>, EncodingError> {
     let lines = decode_text(text)?.lines().enumerate();
-    Ok(lines.filter(|(_, text)| !text.trim().is_empty()).map(|(index, text)| {
-        let number = index + 1;
+    Ok(lines.filter(|(_, text)| !text.trim().is_empty()).map(move |(index, text)| {
+        let place = to_place(index + 1);
         let value = serde_json::from_str(text);
-        value.map(|value| (number, text, value)).map_err(|error: serde_json::Error| JsonLineError {
-            number,
+        value.map(|value| (place, text, value)).map_err(|error: serde_json::Error| JsonLineError {
+            place,
             source: JsonMistake::from_json(text, &error),
         })
     }))
@@ -106,11 +147,11 @@ mod tests {
     fn a_mistake_is_named_by_line_and_column() {
         let text = "{\"a\": 1}\n\n{\"ä\": oops}\n";
         let mut lines = parse_json_lines(text.as_bytes()).unwrap();
-        assert_eq!(lines.next().unwrap().unwrap().number, 1);
+        assert_eq!(lines.next().unwrap().unwrap().place, RowPlace::Line(1));
         let error = lines.next().unwrap().unwrap_err();
         assert_eq!(
-            (error.number, error.source.to_string()),
-            (3, "column 7: expected value (D101)".into())
+            (error.place, error.source.to_string()),
+            (RowPlace::Line(3), "column 7: expected value (D101)".into())
         );
     }
 

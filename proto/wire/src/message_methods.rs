@@ -11,6 +11,56 @@ impl v1::Spec {
             Some(v1::spec::Kind::Sft(_)) | None => "sft",
         }
     }
+
+    /// Removes what a fork takes over, which may be large, and returns it. The run and the cycle that
+    /// the spec forks stay in it.
+    pub fn take_forked_cycles(&mut self) -> v1::spec::Fork {
+        let Some(fork) = &mut self.fork else { return v1::spec::Fork::default() };
+        let rest =
+            v1::spec::Fork { run: fork.run.clone(), cycle: fork.cycle, ..Default::default() };
+        std::mem::replace(fork, rest)
+    }
+
+    /// Returns `RUN@CYCLE`, the cycle that a fork continues; empty for other runs.
+    pub fn forked_from(&self) -> String {
+        self.fork.as_ref().map_or(String::new(), |fork| format!("{}@{}", fork.run, fork.cycle))
+    }
+}
+
+impl v1::Verifier {
+    /// Returns the name in the spec.
+    pub fn kind_name(&self) -> &'static str {
+        use v1::verifier::How;
+        match self.how {
+            Some(How::Exact(_)) => "exact",
+            Some(How::Numeric(_)) => "numeric",
+            Some(How::Regex(_)) => "regex",
+            Some(How::Command(_)) => "command",
+            Some(How::JsonSchema(_)) => "json_schema",
+            Some(How::ToolCall(_)) => "tool_call",
+            Some(How::Python(_)) => "python",
+            Some(How::Pytest(_)) => "pytest",
+            Some(How::Stdio(_)) => "stdio",
+            Some(How::Compile(_)) => "compile",
+            Some(How::Chain(_)) => "chain",
+            Some(How::LlmJudge(_)) => "llm_judge",
+            Some(How::Http(_)) => "http",
+            Some(How::Environment(_)) => "environment",
+            None => "none",
+        }
+    }
+}
+
+impl v1::ChannelMove {
+    /// Returns true if the channel has a model; false once it was forgotten.
+    pub fn names_model(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// Returns true if both moves name the same weights.
+    pub fn has_model_of(&self, other: &Self) -> bool {
+        self.base == other.base && self.adapter == other.adapter
+    }
 }
 
 /// A longer reason can only come from a client that does not use the gateway.
@@ -40,5 +90,32 @@ impl v1::Quarantine {
     /// Returns the ids of the jobs of one cycle whose samples this quarantine makes void.
     pub fn jobs_in_cycle(&self, cycle: u32) -> impl Iterator<Item = &str> {
         self.jobs.iter().filter(move |job| job.cycle == cycle).map(|job| job.job.as_str())
+    }
+}
+
+impl v1::data_file::Lengths {
+    /// Returns the minimum, median, 95th percentile and maximum, or `None` without values.
+    pub fn measure(values: impl Iterator<Item = usize>) -> Option<Self> {
+        let mut values: Vec<u64> = values.map(|value| value as u64).collect();
+        values.sort_unstable();
+        let last = values.len().checked_sub(1)?;
+        // The smallest value that at least `percent` per cent of all values do not exceed.
+        let at = |percent: usize| values[(values.len() * percent).div_ceil(100).saturating_sub(1)];
+        Some(Self { min: values[0], median: at(50), p95: at(95), max: values[last] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_those_of_values_that_are_there() {
+        use v1::data_file::Lengths;
+        let all = Lengths::measure(1..=100).unwrap();
+        assert_eq!((all.min, all.median, all.p95, all.max), (1, 50, 95, 100));
+        let one = Lengths::measure([7].into_iter()).unwrap();
+        assert_eq!((one.min, one.median, one.p95, one.max), (7, 7, 7, 7));
+        assert_eq!(Lengths::measure([].into_iter()), None);
     }
 }

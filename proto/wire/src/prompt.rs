@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::json_lines::{EncodingError, JsonLine, JsonLineError, JsonMistake, parse_json_lines};
+use crate::json_lines::{
+    EncodingError, JsonLine, JsonLineError, JsonMistake, RowPlace, parse_json_lines,
+};
 
 /// The limit of a prompt's text in bytes: an order has to carry it within the bus's payload limit.
 /// A prompt of exactly this length is refused.
@@ -24,29 +26,33 @@ pub struct PromptEntry {
     pub fields: Map<String, Value>,
 }
 
-/// The first defect of a prompts file, with its line number (counted from 1).
+/// Returns a text in lower case with single spaces: equal for two prompts that ask the same.
+pub fn normalise_question(text: &str) -> String {
+    let words: Vec<String> = text.split_whitespace().map(str::to_lowercase).collect();
+    words.join(" ")
+}
+
+/// The first defect of a prompts file, with its place.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptsError {
     #[error(
-        "line {line}: expected an object such as {{\"id\": \"p1\", \"prompt\": \"2+2=\", \"answer\": \"4\"}} (D101)"
+        "{place}: expected an object such as {{\"id\": \"p1\", \"prompt\": \"2+2=\", \"answer\": \"4\"}} (D101)"
     )]
     Json {
-        line: usize,
+        place: RowPlace,
         #[source]
         source: JsonMistake,
     },
-    #[error(
-        "line {line}: there is no field \"prompt\" with the text that a model continues (D101)"
-    )]
-    NoPrompt { line: usize },
-    #[error("line {line}: field {field:?} must be {expected} (D101)")]
-    Field { line: usize, field: &'static str, expected: &'static str },
-    #[error("line {line}: the prompt has {bytes} bytes, the limit is {PROMPT_BYTES_MAX} (D103)")]
-    TooLong { line: usize, bytes: usize },
-    #[error("line {line}: field \"prompt\" is empty (D102)")]
-    Empty { line: usize },
-    #[error("line {line}: id {id:?} was used in line {first}; ids must be unique (D104)")]
-    DuplicateId { line: usize, first: usize, id: String },
+    #[error("{place}: there is no field \"prompt\" with the text that a model continues (D101)")]
+    NoPrompt { place: RowPlace },
+    #[error("{place}: field {field:?} must be {expected} (D101)")]
+    Field { place: RowPlace, field: &'static str, expected: &'static str },
+    #[error("{place}: the prompt has {bytes} bytes, the limit is {PROMPT_BYTES_MAX} (D103)")]
+    TooLong { place: RowPlace, bytes: usize },
+    #[error("{place}: field \"prompt\" is empty (D102)")]
+    Empty { place: RowPlace },
+    #[error("{place}: id {id:?} was used in {first}; ids must be unique (D104)")]
+    DuplicateId { place: RowPlace, first: RowPlace, id: String },
     #[error(transparent)]
     Encoding(#[from] EncodingError),
     #[error("no prompts in it; write one JSON object a line: {{\"prompt\": \"2 + 2 =\"}} (D102)")]
@@ -54,8 +60,8 @@ pub enum PromptsError {
 }
 
 impl From<JsonLineError> for PromptsError {
-    fn from(JsonLineError { number: line, source }: JsonLineError) -> Self {
-        Self::Json { line, source }
+    fn from(JsonLineError { place, source }: JsonLineError) -> Self {
+        Self::Json { place, source }
     }
 }
 
@@ -67,10 +73,10 @@ impl PromptEntry {
         let mut ids = BTreeMap::new();
         for line in parse_json_lines(text)? {
             let line = line?;
-            let number = line.number;
+            let place = line.place;
             let prompt = Self::from_line(line)?;
-            if let Some(first) = ids.insert(prompt.id.clone(), number) {
-                return Err(PromptsError::DuplicateId { line: number, first, id: prompt.id });
+            if let Some(first) = ids.insert(prompt.id.clone(), place) {
+                return Err(PromptsError::DuplicateId { place, first, id: prompt.id });
             }
             prompts.push(prompt);
         }
@@ -82,14 +88,14 @@ impl PromptEntry {
 
     /// Builds a prompt from a parsed line.
     pub fn from_line(line: JsonLine<'_>) -> Result<Self, PromptsError> {
-        let JsonLine { number: line, mut fields, .. } = line;
-        let wrong = |field, expected| PromptsError::Field { line, field, expected };
+        let JsonLine { place, mut fields, .. } = line;
+        let wrong = |field, expected| PromptsError::Field { place, field, expected };
         let given = fields.get("prompt").is_some_and(|value| !value.is_null());
         let named = if given || !fields.contains_key("text") { "prompt" } else { "text" };
         let prompt = match fields.remove(named) {
             Some(Value::String(text)) => text,
             Some(value) if !value.is_null() => return Err(wrong(named, "a text")),
-            _ => return Err(PromptsError::NoPrompt { line }),
+            _ => return Err(PromptsError::NoPrompt { place }),
         };
         let id = match fields.remove("id") {
             None | Some(Value::Null) => None,
@@ -105,10 +111,10 @@ impl PromptEntry {
         let id = id
             .filter(known)
             .or_else(|| fields.get("task_id").and_then(scalar_to_text).filter(known))
-            .unwrap_or_else(|| line.to_string());
+            .unwrap_or_else(|| place.number().to_string());
         match prompt.len() {
-            0 => Err(PromptsError::Empty { line }),
-            bytes @ PROMPT_BYTES_MAX.. => Err(PromptsError::TooLong { line, bytes }),
+            0 => Err(PromptsError::Empty { place }),
+            bytes @ PROMPT_BYTES_MAX.. => Err(PromptsError::TooLong { place, bytes }),
             _ => Ok(Self { id, prompt, answer, fields }),
         }
     }
