@@ -1,10 +1,15 @@
-//! HTTP requests to servers that users name, whose answers are bounded. Errors are for callers to
-//! word; they never repeat a URL, which may contain a secret.
+//! HTTP requests to servers that users name, whose answers are bounded, and a client of completion
+//! servers. Other errors are for callers to word; they never repeat a URL, which may contain a
+//! secret.
+
+mod completion_client;
 
 use std::time::Duration;
 
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, StatusCode, redirect::Policy};
 use rustls::crypto::ring;
+
+pub use completion_client::{CompletionClient, CompletionHttpError, read_key_file};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 

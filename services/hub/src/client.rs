@@ -16,6 +16,7 @@ use crate::{
     hub_http::{FileMetadata, HubHttp, next_chunk},
     partial_blob::PartialBlob,
     repo_cache::{RepoCache, is_commit, is_file_path},
+    repo_kind::RepoKind,
     settings::HubSettings,
 };
 
@@ -63,6 +64,11 @@ impl HubClient {
         &self.settings.cache
     }
 
+    /// Returns true if the hub must not be asked.
+    pub(crate) fn is_offline(&self) -> bool {
+        self.settings.offline
+    }
+
     /// Fails if the hub must not be asked.
     pub(crate) async fn http(&self) -> Result<&HubHttp, HubError> {
         let HubSettings { endpoint, token, offline, .. } = &*self.settings;
@@ -74,7 +80,7 @@ impl HubClient {
 
     /// Returns the snapshot directory of a model in the cache, if its `config.json` is there.
     pub async fn find_snapshot(&self, id: &ModelId) -> Option<PathBuf> {
-        let cache = RepoCache::new(self.cache_path(), &id.repo);
+        let cache = RepoCache::new(self.cache_path(), RepoKind::Model, &id.repo);
         let file = cache.find_file(revision_of(id), CONFIG_FILE).await?;
         Some(file.parent()?.to_owned())
     }
@@ -87,20 +93,32 @@ impl HubClient {
         name: &str,
         seen: BytesCallback,
     ) -> Result<PathBuf, HubError> {
+        self.download_repo_file(RepoKind::Model, id, name, seen).await
+    }
+
+    /// Downloads a file of any repository, as [`HubClient::download_file`] does.
+    pub(crate) async fn download_repo_file(
+        &self,
+        kind: RepoKind,
+        id: &ModelId,
+        name: &str,
+        seen: BytesCallback,
+    ) -> Result<PathBuf, HubError> {
         let what = format!("{name} of {id}");
         let failed = |error| HubError::for_download(&what, error);
         if !is_file_path(name) {
             return Err(failed("it is not the path of a file".into()));
         }
         let revision = revision_of(id);
-        let cache = RepoCache::new(self.cache_path(), &id.repo);
+        let cache = RepoCache::new(self.cache_path(), kind, &id.repo);
         let cached = cache.find_file(revision, name).await;
         if let Some(path) = cached.clone().filter(|_| is_commit(revision) || self.settings.offline)
         {
             return Ok(path);
         }
         let http = self.http().await?;
-        let metadata = match http.read_metadata(http.file_url(&id.repo, revision, name)).await {
+        let metadata = match http.read_metadata(http.file_url(kind, &id.repo, revision, name)).await
+        {
             Ok(metadata) => metadata,
             Err(error) => return cached.filter(|_| error.is_transient()).ok_or(failed(error)),
         };
@@ -124,7 +142,7 @@ impl HubClient {
         let ModelRevision { repo, commit } = revision;
         let what = format!("{name} of {repo}@{commit}");
         let http = self.http().await?;
-        let url = http.file_url(repo, commit, name);
+        let url = http.file_url(RepoKind::Model, repo, commit, name);
         let opened = http.open_file(url, (from, Some(bytes))).await.and_then(|response| {
             if from > 0 && response.status() != StatusCode::PARTIAL_CONTENT {
                 return Err("it cannot continue a download".into());

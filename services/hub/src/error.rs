@@ -23,9 +23,7 @@ pub enum HubError {
         #[source]
         source: HubAnswerError,
     },
-    #[error(
-        "the hub refuses {what}: accept the model's licence on its page, and set HF_TOKEN (H104)"
-    )]
+    #[error("the hub refuses {what}: accept its licence on its page, and set HF_TOKEN (H104)")]
     Refused {
         what: String,
         #[source]
@@ -39,12 +37,46 @@ pub enum HubError {
         #[source]
         source: BoxedError,
     },
-    #[error("upload {what} to the hub; HF_TOKEN needs the right to write there (H107)")]
+    #[error("upload {what} to the hub; try again: what it has is not sent again (H107)")]
     Upload {
         what: String,
         #[source]
         source: BoxedError,
     },
+    #[error(
+        "there is no token for the hub; make one with the right to write, and set HF_TOKEN or run \
+         `hf auth login` (H108)"
+    )]
+    NoToken,
+    #[error("the hub does not know the token that would write {what}; set HF_TOKEN anew (H108)")]
+    UnknownToken {
+        what: String,
+        #[source]
+        source: HubAnswerError,
+    },
+    #[error(
+        "the token may not write {what}; use one with the right to write to this namespace (H109)"
+    )]
+    NotPermitted {
+        what: String,
+        #[source]
+        source: HubAnswerError,
+    },
+    #[error(
+        "the hub has no room for {what}; remove files or old revisions there, or buy storage (H110)"
+    )]
+    NoRoom {
+        what: String,
+        #[source]
+        source: HubAnswerError,
+    },
+    #[error(
+        "{what} got another commit meanwhile, and was left as it is; look at it, and push again \
+         (H111)"
+    )]
+    Conflict { what: String },
+    #[error("{what} is public; make it private on the hub, or push without --private (H112)")]
+    Public { what: String },
 }
 
 impl HubError {
@@ -70,7 +102,20 @@ impl HubError {
     }
 
     pub(crate) fn for_upload(what: &str, error: RequestError) -> Self {
-        Self::Upload { what: what.to_owned(), source: error.into_source() }
+        let what = what.to_owned();
+        match error {
+            RequestError::Conflict => Self::Conflict { what },
+            RequestError::Answer(source) if source.is_out_of_room() => {
+                Self::NoRoom { what, source }
+            }
+            RequestError::Answer(source) => match source.status {
+                401 => Self::UnknownToken { what, source },
+                403 => Self::NotPermitted { what, source },
+                404 => Self::Missing { what, source },
+                _ => Self::Upload { what, source: source.into() },
+            },
+            error => Self::Upload { what, source: error.into_source() },
+        }
     }
 }
 
@@ -96,7 +141,7 @@ impl fmt::Display for HubAnswerError {
 impl std::error::Error for HubAnswerError {}
 
 impl HubAnswerError {
-    fn is_missing(&self) -> bool {
+    pub(crate) fn is_missing(&self) -> bool {
         match self.code.as_str() {
             "RepoNotFound" | "RevisionNotFound" | "EntryNotFound" => true,
             "GatedRepo" => false,
@@ -112,6 +157,17 @@ impl HubAnswerError {
         self.code == "GatedRepo" || [401, 403].contains(&self.status)
     }
 
+    /// Returns true if a quota of storage is used up. The hub has no code for it.
+    fn is_out_of_room(&self) -> bool {
+        let message = self.message.to_lowercase();
+        let names_quota = ["storage", "quota", "limit"].iter().any(|word| message.contains(word));
+        match self.status {
+            402 | 507 => true,
+            403 | 413 => names_quota,
+            _ => false,
+        }
+    }
+
     fn is_final(&self) -> bool {
         StatusCode::from_u16(self.status).is_ok_and(|status| {
             status.is_client_error()
@@ -125,6 +181,8 @@ impl HubAnswerError {
 pub(crate) enum RequestError {
     Answer(HubAnswerError),
     Silent,
+    /// The branch has another commit than the one that a push follows.
+    Conflict,
     Other(BoxedError),
 }
 
@@ -133,9 +191,20 @@ impl RequestError {
         !matches!(self, Self::Answer(answer) if answer.is_final())
     }
 
+    /// Returns true if the network or the hub failed, rather than this machine or the request.
+    pub(crate) fn is_worth_retrying(&self) -> bool {
+        match self {
+            Self::Answer(answer) => !answer.is_final(),
+            Self::Silent => true,
+            Self::Conflict => false,
+            Self::Other(source) => source.is::<reqwest::Error>(),
+        }
+    }
+
     fn into_source(self) -> BoxedError {
         match self {
             Self::Answer(answer) => answer.into(),
+            Self::Conflict => "the branch has another commit".into(),
             Self::Silent => {
                 format!("the hub did nothing for {} s", SILENCE_TIMEOUT.as_secs()).into()
             }
@@ -200,6 +269,25 @@ mod tests {
                 _ => "final",
             };
             assert_eq!(found, kind, "{status} {code} {message}");
+        }
+    }
+
+    #[test]
+    fn a_refused_upload_names_its_remedy() {
+        for (status, message, code) in [
+            (401, "Invalid credentials in Authorization header", "(H108)"),
+            (403, "You don't have the rights to create a model under the namespace", "(H109)"),
+            (403, "Private repository storage limit reached", "(H110)"),
+            (402, "", "(H110)"),
+            (404, "", "(H103)"),
+            (429, "", "(H107)"),
+            (503, "", "(H107)"),
+        ] {
+            let answer = HubAnswerError { status, code: String::new(), message: message.into() };
+            let error = HubError::for_upload("org/new", RequestError::Answer(answer));
+            let text = error.to_string();
+            assert!(text.contains(code) && text.contains("org/new"), "{status}: {text}");
+            assert_eq!(error.is_transient(), status == 429 || status == 503, "{status}");
         }
     }
 }

@@ -31,6 +31,7 @@ use crate::{
     client::run_blocking,
     error::{RequestError, SILENCE_TIMEOUT},
     hub_http::{HubHttp, check_status, read_json, send},
+    retry::retry_request,
 };
 
 const MEDIA_TYPE: &str = "application/vnd.git-lfs+json";
@@ -39,8 +40,13 @@ const BATCH_OBJECTS_MAX: usize = 100;
 const PARTS_MAX: u64 = 10_000;
 const READ_BYTES: usize = 256 << 10;
 
+/// A callback with the number of bytes that were just sent.
+pub type SentCallback = Arc<dyn Fn(u64) + Send + Sync>;
+
 /// A file for large file storage.
 pub(crate) struct LfsObject {
+    /// Its path in the repository.
+    pub(crate) name: String,
     pub(crate) source: PathBuf,
     pub(crate) sha256: String,
     pub(crate) size: u64,
@@ -79,10 +85,14 @@ struct LfsError {
 }
 
 impl LfsObject {
-    pub(crate) async fn from_file(source: &Path, size: u64) -> Result<Self, RequestError> {
+    pub(crate) async fn from_file(
+        name: &str,
+        source: &Path,
+        size: u64,
+    ) -> Result<Self, RequestError> {
         let path = source.to_owned();
         let sha256 = run_blocking(move || hash_file(&path)).await?;
-        Ok(Self { source: source.to_owned(), sha256, size })
+        Ok(Self { name: name.to_owned(), source: source.to_owned(), sha256, size })
     }
 }
 
@@ -104,6 +114,7 @@ pub(crate) async fn upload_objects(
     repo: &str,
     revision: &str,
     objects: &[LfsObject],
+    sent: &SentCallback,
 ) -> Result<(), RequestError> {
     let by_digest: BTreeMap<&str, &LfsObject> =
         objects.iter().map(|object| (object.sha256.as_str(), object)).collect();
@@ -124,7 +135,7 @@ pub(crate) async fn upload_objects(
             match answered {
                 BatchObject { error: Some(error), .. } => return Err(error.message.into()),
                 BatchObject { actions: Some(actions), .. } => {
-                    upload_object(http, object, &actions).await?;
+                    upload_object(http, object, &actions, sent).await?;
                 }
                 _ => {}
             }
@@ -142,13 +153,14 @@ async fn upload_object(
     http: &HubHttp,
     object: &LfsObject,
     LfsActions { upload, verify }: &LfsActions,
+    sent: &SentCallback,
 ) -> Result<(), RequestError> {
     let to = parse_url(&upload.href)?;
     match upload.header.get("chunk_size") {
-        None => drop(put_range(http, to, &object.source, (0, object.size)).await?),
+        None => drop(put_range(http, &to, &object.source, (0, object.size), sent).await?),
         Some(chunk) => {
             let chunk = read_number(chunk).ok_or("its part size is no number")?;
-            let parts = upload_parts(http, object, &upload.header, chunk).await?;
+            let parts = upload_parts(http, object, &upload.header, chunk, sent).await?;
             let body = json!({ "oid": object.sha256, "parts": parts });
             check_status(send(post_lfs(http, to, &body)).await?).await?;
         }
@@ -167,6 +179,7 @@ async fn upload_parts(
     object: &LfsObject,
     header: &BTreeMap<String, Value>,
     chunk: u64,
+    sent: &SentCallback,
 ) -> Result<Vec<Value>, RequestError> {
     let urls: BTreeMap<u64, &str> =
         header.iter().filter_map(|(part, url)| Some((part.parse().ok()?, url.as_str()?))).collect();
@@ -178,7 +191,7 @@ async fn upload_parts(
     for (part, url) in urls {
         let from = (part - 1) * chunk;
         let range = (from, chunk.min(object.size - from));
-        let response = put_range(http, parse_url(url)?, &object.source, range).await?;
+        let response = put_range(http, &parse_url(url)?, &object.source, range, sent).await?;
         let etag = response.headers().get(ETAG).and_then(|etag| etag.to_str().ok());
         let etag = etag.ok_or("the storage gave no etag for a part")?;
         parts.push(json!({ "partNumber": part, "etag": etag }));
@@ -186,19 +199,32 @@ async fn upload_parts(
     Ok(parts)
 }
 
-/// Sends bytes of a file from an offset. Fails if nothing was sent for [`SILENCE_TIMEOUT`].
+/// Sends bytes of a file from an offset, again if the storage fails.
 async fn put_range(
+    http: &HubHttp,
+    url: &Url,
+    path: &Path,
+    range: (u64, u64),
+    sent: &SentCallback,
+) -> Result<Response, RequestError> {
+    retry_request(async || put_range_once(http, url.clone(), path, range, sent.clone()).await).await
+}
+
+/// Fails if nothing was sent for [`SILENCE_TIMEOUT`].
+async fn put_range_once(
     http: &HubHttp,
     url: Url,
     path: &Path,
     (from, bytes): (u64, u64),
+    seen: SentCallback,
 ) -> Result<Response, RequestError> {
     let mut file = File::open(path).await?;
     file.seek(SeekFrom::Start(from)).await?;
     let chunk_count = Arc::new(AtomicU64::new(0));
     let count = chunk_count.clone();
-    let chunks = ReaderStream::with_capacity(file.take(bytes), READ_BYTES).inspect(move |_| {
+    let chunks = ReaderStream::with_capacity(file.take(bytes), READ_BYTES).inspect(move |chunk| {
         count.fetch_add(1, Ordering::Relaxed);
+        seen(chunk.as_ref().map_or(0, |chunk| chunk.len() as u64));
     });
     let request = http.start_request(Method::PUT, url);
     // Storage does not accept a body whose length it learns at the end.

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use crate::{
     error::{BoxedError, HubAnswerError, HubError, RequestError, SILENCE_TIMEOUT},
     repo_cache::is_file_path,
+    repo_kind::RepoKind,
 };
 
 const USER_AGENT: &str = concat!("flotilla/", env!("CARGO_PKG_VERSION"));
@@ -78,9 +79,10 @@ impl HubHttp {
         url
     }
 
-    pub(crate) fn file_url(&self, repo: &str, revision: &str, name: &str) -> Url {
-        let name = utf8_percent_encode(name, PATH);
-        self.hub_url(&format!("{repo}/resolve/{}/{name}", encode_component(revision)))
+    pub(crate) fn file_url(&self, kind: RepoKind, repo: &str, revision: &str, name: &str) -> Url {
+        let (prefix, name) = (kind.url_prefix(), utf8_percent_encode(name, PATH));
+        let revision = encode_component(revision);
+        self.hub_url(&format!("{prefix}{repo}/resolve/{revision}/{name}"))
     }
 
     /// Starts a request, which has the token only if it goes to the hub itself.
@@ -91,6 +93,10 @@ impl HubHttp {
             Some(token) => request.header(AUTHORIZATION, token),
             None => request,
         }
+    }
+
+    pub(crate) fn has_token(&self) -> bool {
+        self.token.is_some()
     }
 
     fn is_hub(&self, url: &Url) -> bool {

@@ -1,10 +1,12 @@
-//! The cache of one model, in the layout that all tools of Hugging Face share:
+//! The cache of one repository, in the layout that all tools of Hugging Face share; that of a data
+//! set begins with `datasets--`:
 //!
 //! ```text
 //! models--org--name/refs/main                       the commit of a branch
 //! models--org--name/blobs/<etag>                    the bytes of a file
 //! models--org--name/snapshots/<commit>/config.json  a relative link to a blob
 //! .locks/models--org--name/<etag>.lock              held while the blob is downloaded
+//! datasets--org--name/trees/<commit>.json           the names and sizes of a commit's files
 //! ```
 
 use std::{
@@ -17,7 +19,10 @@ use std::{
 
 use tokio::fs;
 
-use crate::error::{RequestError, SILENCE_TIMEOUT};
+use crate::{
+    error::{RequestError, SILENCE_TIMEOUT},
+    repo_kind::RepoKind,
+};
 
 /// As often as Hugging Face's tools look whether a lock is free, roughly.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
@@ -49,8 +54,8 @@ pub(crate) fn is_file_path(name: &str) -> bool {
 }
 
 impl RepoCache {
-    pub(crate) fn new(cache: &Path, repo: &str) -> Self {
-        let folder = format!("models--{}", repo.replace('/', "--"));
+    pub(crate) fn new(cache: &Path, kind: RepoKind, repo: &str) -> Self {
+        let folder = format!("{}--{}", kind.plural(), repo.replace('/', "--"));
         Self { dir: cache.join(&folder), locks: cache.join(".locks").join(folder) }
     }
 
@@ -73,7 +78,8 @@ impl RepoCache {
         fs::try_exists(&path).await.ok()?.then_some(path)
     }
 
-    async fn read_ref(&self, revision: &str) -> Option<String> {
+    /// Returns the commit of a branch or tag when it was last asked for.
+    pub(crate) async fn read_ref(&self, revision: &str) -> Option<String> {
         let text = fs::read_to_string(self.dir.join("refs").join(revision)).await.ok()?;
         let commit = text.trim();
         (commit.len() <= REF_BYTES_MAX && is_file_path(commit)).then(|| commit.to_owned())
@@ -84,13 +90,20 @@ impl RepoCache {
         if revision == commit || self.read_ref(revision).await.as_deref() == Some(commit) {
             return Ok(());
         }
-        let path = self.dir.join("refs").join(revision);
-        create_parent(&path).await?;
-        static TEMP_FILES: AtomicU64 = AtomicU64::new(0);
-        let number = TEMP_FILES.fetch_add(1, Ordering::Relaxed);
-        let temp = path.with_added_extension(format!("{}-{number}.tmp", std::process::id()));
-        fs::write(&temp, commit).await?;
-        fs::rename(temp, path).await
+        write_whole(&self.dir.join("refs").join(revision), commit.as_bytes()).await
+    }
+
+    /// Returns the names and sizes of a commit's files as JSON, if a tool has listed them.
+    pub(crate) async fn read_tree(&self, commit: &str) -> Option<Vec<u8>> {
+        fs::read(self.tree_path(commit)).await.ok()
+    }
+
+    pub(crate) async fn write_tree(&self, commit: &str, json: &[u8]) -> io::Result<()> {
+        write_whole(&self.tree_path(commit), json).await
+    }
+
+    fn tree_path(&self, commit: &str) -> PathBuf {
+        self.dir.join("trees").join(format!("{commit}.json"))
     }
 
     /// Waits for the lock of a blob, which excludes the downloads of other processes. Fails if the
@@ -149,6 +162,16 @@ impl RepoCache {
             _ => Ok(path),
         }
     }
+}
+
+/// Writes a file of which other processes never see a part.
+async fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    static TEMP_FILES: AtomicU64 = AtomicU64::new(0);
+    create_parent(path).await?;
+    let number = TEMP_FILES.fetch_add(1, Ordering::Relaxed);
+    let temp = path.with_added_extension(format!("{}-{number}.tmp", std::process::id()));
+    fs::write(&temp, content).await?;
+    fs::rename(temp, path).await
 }
 
 async fn create_parent(path: &Path) -> io::Result<()> {

@@ -1,5 +1,5 @@
-//! Uploads of files to a model of the hub. The hub decides which files go to large file storage;
-//! the others are a part of the request that makes the commit.
+//! The files of a push that differ from those on the hub, and the request that commits them. The
+//! hub decides which files go to large file storage; the others are a part of that request.
 
 use std::{
     collections::BTreeMap,
@@ -8,18 +8,19 @@ use std::{
     time::Duration,
 };
 
-use data_encoding::BASE64;
-use reqwest::{Method, StatusCode, header::CONTENT_TYPE};
+use data_encoding::{BASE64, HEXLOWER};
+use reqwest::{Method, header::CONTENT_TYPE};
+use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{fs, fs::File, io::AsyncReadExt, time::timeout};
 
 use crate::{
-    HubClient, HubError, ModelId,
+    ModelId,
     client::revision_of,
     error::RequestError,
-    git_lfs::{LfsObject, upload_objects},
-    hub_http::{HubHttp, check_status, encode_component, read_json, send},
+    git_lfs::LfsObject,
+    hub_http::{HubHttp, encode_component, read_json, send},
     repo_cache::is_file_path,
 };
 
@@ -52,6 +53,8 @@ struct PreuploadFile {
     /// By the repository's `.gitignore`.
     #[serde(default)]
     should_ignore: bool,
+    /// Git's id of the file on the branch, or the SHA-256 if it is in large file storage.
+    oid: Option<String>,
 }
 
 #[derive(PartialEq, Eq, Deserialize)]
@@ -67,48 +70,66 @@ struct CommitAnswer {
     commit_oid: String,
 }
 
-impl HubClient {
-    /// Creates a model's repository, unless it exists.
-    pub async fn create_repository(&self, repo: &str, is_private: bool) -> Result<(), HubError> {
-        let http = self.http().await?;
-        let (organization, name) = repo.split_once('/').unwrap_or(("", repo));
-        let body = json!({
-            "type": "model", "organization": organization, "name": name, "private": is_private,
-        });
-        let request = http.start_request(Method::POST, http.hub_url("api/repos/create"));
-        let answered = async {
-            let response = send(request.json(&body)).await?;
-            let exists = response.status() == StatusCode::CONFLICT;
-            if exists { Ok(()) } else { check_status(response).await.map(drop) }
-        };
-        answered.await.map_err(|error| HubError::for_upload(repo, error))
+/// The files that differ from those on the branch.
+#[derive(Default)]
+pub(crate) struct FileChanges {
+    /// For large file storage.
+    pub(crate) objects: Vec<LfsObject>,
+    /// Names and contents.
+    inline: Vec<(String, Vec<u8>)>,
+}
+
+impl FileChanges {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let objects = self.objects.iter().map(|object| object.name.as_str());
+        objects.chain(self.inline.iter().map(|(name, _)| name.as_str()))
     }
 
-    /// Uploads files to a branch of a repository in one commit, and returns the commit. Bytes that
-    /// the hub's large file storage has are not sent again.
-    pub async fn upload_files(
-        &self,
-        id: &ModelId,
-        message: &str,
-        files: &[UploadFile],
-    ) -> Result<String, HubError> {
-        let http = self.http().await?;
-        let uploaded = upload_commit(http, id, message, files).await;
-        uploaded.map_err(|error| HubError::for_upload(&id.to_string(), error))
+    /// Returns the request that makes a commit: a line of JSON for its message, and one for each
+    /// file.
+    pub(crate) fn commit_body(&self, message: &str, parent: &str, removed: &[String]) -> String {
+        let header = json!({ "summary": message, "description": "", "parentCommit": parent });
+        let mut body = commit_line("header", &header);
+        for LfsObject { name, sha256, size, .. } in &self.objects {
+            let value = json!({ "path": name, "algo": "sha256", "oid": sha256, "size": size });
+            body.push_str(&commit_line("lfsFile", &value));
+        }
+        for (name, bytes) in &self.inline {
+            let content = BASE64.encode(bytes);
+            let value = json!({ "path": name, "encoding": "base64", "content": content });
+            body.push_str(&commit_line("file", &value));
+        }
+        for name in removed {
+            body.push_str(&commit_line("deletedFile", &json!({ "path": name })));
+        }
+        body
+    }
+
+    async fn read_inline(&self, name: &str, source: &Path) -> Result<Vec<u8>, RequestError> {
+        let used: usize = self.inline.iter().map(|(_, bytes)| bytes.len()).sum();
+        let room = INLINE_BYTES_MAX - used as u64;
+        let mut bytes = Vec::new();
+        File::open(source).await?.take(room + 1).read_to_end(&mut bytes).await?;
+        if bytes.len() as u64 > room {
+            return Err(format!("{name} and the files before it are too large").into());
+        }
+        Ok(bytes)
     }
 }
 
-async fn upload_commit(
+fn commit_line(key: &str, value: &Value) -> String {
+    format!("{}\n", json!({ "key": key, "value": value }))
+}
+
+/// Returns the files that differ from those on the branch.
+pub(crate) async fn find_changes(
     http: &HubHttp,
     id: &ModelId,
-    message: &str,
     files: &[UploadFile],
-) -> Result<String, RequestError> {
-    let revision = revision_of(id);
-    let mut commit = CommitBody::new(message);
-    let mut objects = Vec::new();
+) -> Result<FileChanges, RequestError> {
+    let mut changes = FileChanges::default();
     for batch in files.chunks(PREUPLOAD_FILES_MAX) {
-        let plans = plan_uploads(http, &id.repo, revision, batch).await?;
+        let plans = plan_uploads(http, id, batch).await?;
         for UploadFile { name, source } in batch {
             let plan = plans.get(name).ok_or("it does not say how to upload a file")?;
             if plan.should_ignore {
@@ -117,30 +138,32 @@ async fn upload_commit(
             let size = fs::metadata(source).await?.len();
             // Large file storage has no empty objects.
             if plan.upload_mode == UploadMethod::Lfs && size > 0 {
-                let object = LfsObject::from_file(source, size).await?;
-                commit.push_object(name, &object);
-                objects.push(object);
+                let object = LfsObject::from_file(name, source, size).await?;
+                if plan.oid.as_ref() != Some(&object.sha256) {
+                    changes.objects.push(object);
+                }
             } else {
-                commit.push_file(name, source).await?;
+                let bytes = changes.read_inline(name, source).await?;
+                if plan.oid.as_ref() != Some(&git_blob_id(&bytes)) {
+                    changes.inline.push((name.clone(), bytes));
+                }
             }
         }
     }
-    upload_objects(http, &id.repo, revision, &objects).await?;
-    let url =
-        http.hub_url(&format!("api/models/{}/commit/{}", id.repo, encode_component(revision)));
-    let request = http.start_request(Method::POST, url);
-    let request = request.header(CONTENT_TYPE, "application/x-ndjson").body(commit.lines);
-    let response = timeout(COMMIT_TIMEOUT, request.send()).await;
-    let late = |_| format!("it did not commit within {} s", COMMIT_TIMEOUT.as_secs());
-    let answer: CommitAnswer = read_json(response.map_err(late)??).await?;
-    Ok(answer.commit_oid)
+    Ok(changes)
+}
+
+fn git_blob_id(bytes: &[u8]) -> String {
+    let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
+    context.update(format!("blob {}\0", bytes.len()).as_bytes());
+    context.update(bytes);
+    HEXLOWER.encode(context.finish().as_ref())
 }
 
 /// Asks the hub how to upload files; they are by path.
 async fn plan_uploads(
     http: &HubHttp,
-    repo: &str,
-    revision: &str,
+    id: &ModelId,
     files: &[UploadFile],
 ) -> Result<BTreeMap<String, PreuploadFile>, RequestError> {
     let mut described = Vec::new();
@@ -151,7 +174,7 @@ async fn plan_uploads(
         let (sample, size) = read_sample(source).await?;
         described.push(json!({ "path": name, "size": size, "sample": BASE64.encode(&sample) }));
     }
-    let path = format!("api/models/{repo}/preupload/{}", encode_component(revision));
+    let path = format!("api/models/{}/preupload/{}", id.repo, encode_component(revision_of(id)));
     let request = http.start_request(Method::POST, http.hub_url(&path));
     let response = send(request.json(&json!({ "files": described }))).await?;
     let answer: PreuploadAnswer = read_json(response).await?;
@@ -166,40 +189,33 @@ async fn read_sample(path: &Path) -> io::Result<(Vec<u8>, u64)> {
     Ok((sample, size))
 }
 
-/// The request that makes a commit: a line of JSON for its message, and one for each file.
-struct CommitBody {
-    lines: String,
-    inline_bytes: u64,
+/// Commits to the branch that the id names, and returns the commit.
+pub(crate) async fn send_commit(
+    http: &HubHttp,
+    id: &ModelId,
+    body: String,
+) -> Result<String, RequestError> {
+    let path = format!("api/models/{}/commit/{}", id.repo, encode_component(revision_of(id)));
+    let request = http.start_request(Method::POST, http.hub_url(&path));
+    let request = request.header(CONTENT_TYPE, "application/x-ndjson").body(body);
+    let response = timeout(COMMIT_TIMEOUT, request.send()).await;
+    let late = |_| format!("it did not commit within {} s", COMMIT_TIMEOUT.as_secs());
+    match read_json::<CommitAnswer>(response.map_err(late)??).await {
+        Ok(answer) => Ok(answer.commit_oid),
+        // The parent is no longer the branch's commit, or another commit is under way.
+        Err(RequestError::Answer(answer)) if [409, 412].contains(&answer.status) => {
+            Err(RequestError::Conflict)
+        }
+        Err(error) => Err(error),
+    }
 }
 
-impl CommitBody {
-    fn new(message: &str) -> Self {
-        let mut body = Self { lines: String::new(), inline_bytes: 0 };
-        body.push_line("header", &json!({ "summary": message, "description": "" }));
-        body
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn push_line(&mut self, key: &str, value: &Value) {
-        self.lines.push_str(&json!({ "key": key, "value": value }).to_string());
-        self.lines.push('\n');
-    }
-
-    fn push_object(&mut self, name: &str, LfsObject { sha256, size, .. }: &LfsObject) {
-        let value = json!({ "path": name, "algo": "sha256", "oid": sha256, "size": size });
-        self.push_line("lfsFile", &value);
-    }
-
-    async fn push_file(&mut self, name: &str, source: &Path) -> Result<(), RequestError> {
-        let room = INLINE_BYTES_MAX - self.inline_bytes;
-        let mut bytes = Vec::new();
-        File::open(source).await?.take(room + 1).read_to_end(&mut bytes).await?;
-        if bytes.len() as u64 > room {
-            return Err(format!("{name} and the files before it are too large").into());
-        }
-        self.inline_bytes += bytes.len() as u64;
-        let content = BASE64.encode(&bytes);
-        let value = json!({ "path": name, "encoding": "base64", "content": content });
-        self.push_line("file", &value);
-        Ok(())
+    #[test]
+    fn a_file_has_the_id_that_git_gives_it() {
+        assert_eq!(git_blob_id(b"{}"), "9e26dfeeb6e641a33dae4961196235bdb965b21b");
     }
 }

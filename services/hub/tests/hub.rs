@@ -10,8 +10,11 @@ use std::{
 };
 
 use futures::TryStreamExt;
-use hub::{BytesCallback, HubClient, HubError, ModelId, ModelRevision, UploadFile};
-use hub_server::{COMMIT, HubServer, PART_BYTES};
+use hub::{
+    BytesCallback, DatasetError, DatasetSplit, HubClient, HubError, ModelId, ModelRevision,
+    PushOutcome, PushRequest, PushTarget, UploadFile,
+};
+use hub_server::{COMMIT, CONVERTED_COMMIT, HubServer, PART_BYTES};
 use tempfile::TempDir;
 
 fn serve(root: &Path) -> HubServer {
@@ -220,11 +223,55 @@ async fn a_file_s_name_cannot_lead_out_of_the_cache() {
     }
 }
 
+/// Files to push, in a directory.
+struct Local(TempDir);
+
+impl Local {
+    fn with_files(files: &[(&str, &[u8])]) -> Self {
+        let local = Self(tempfile::tempdir().unwrap());
+        files.iter().for_each(|(name, bytes)| local.write(name, bytes));
+        local
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.0.path().join(name.replace('/', "_")), bytes).unwrap();
+    }
+
+    async fn push(
+        &self,
+        hub: &HubClient,
+        target: &PushTarget,
+        names: &[&str],
+    ) -> Result<PushOutcome, HubError> {
+        let files = names.iter().map(|name| {
+            let source = self.0.path().join(name.replace('/', "_"));
+            UploadFile { name: (*name).into(), source }
+        });
+        let request = PushRequest {
+            message: "Add a model",
+            files: &files.collect::<Vec<_>>(),
+            is_replaced: |name| name.ends_with(".bin"),
+            sent: Arc::new(|_| ()),
+        };
+        hub.push_files(target, &request).await
+    }
+}
+
+const TOKEN: &str = "hf_secret";
+
+fn writer(server: &HubServer, cache: &TempDir) -> HubClient {
+    HubClient::with_endpoint(&server.url(), cache.path()).with_token(TOKEN)
+}
+
+fn count_requests(server: &HubServer, start: &str) -> usize {
+    server.requests().iter().filter(|request| request.starts_with(start)).count()
+}
+
 #[tokio::test]
-async fn uploaded_files_are_what_others_download() {
-    let (root, local) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+async fn pushed_files_are_what_others_download_and_are_sent_once() {
+    let root = tempfile::tempdir().unwrap();
     let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
-    let hub = HubClient::with_endpoint(&server.url(), cache.path()).with_token("hf_secret");
+    let hub = writer(&server, &cache);
     let large: Vec<u8> = (0..PART_BYTES * 2 + 5).map(|at| (at % 251) as u8).collect();
     let contents: [(&str, &[u8]); 5] = [
         ("README.md", b"# new"),
@@ -233,25 +280,223 @@ async fn uploaded_files_are_what_others_download() {
         ("parts/three.bin", &large),
         ("parts/same.bin", &large),
     ];
-    let files = contents.map(|(name, bytes)| {
-        let source = local.path().join(name.replace('/', "_"));
-        fs::write(&source, bytes).unwrap();
-        UploadFile { name: name.into(), source }
-    });
-    let upload = async || hub.upload_files(&id("org/new"), "Add a model", &files).await;
-    let error = upload().await.unwrap_err();
-    assert!(matches!(error, HubError::Upload { .. }) && !error.is_transient(), "{error:?}");
-    for _ in 0..2 {
-        hub.create_repository("org/new", true).await.unwrap();
-    }
-    assert_eq!(upload().await.unwrap(), COMMIT);
+    let (local, names) = (Local::with_files(&contents), contents.map(|(name, _)| name));
+    let new = id("org/new");
+    let target = hub.open_push(&new, true).await.unwrap();
+    assert!(!root.path().join("org/new").exists(), "opening a push changes nothing");
+    let first = local.push(&hub, &target, &names).await.unwrap();
+    assert!(first.is_new && first.changed.len() == 5 && first.removed.is_empty(), "{first:?}");
+    assert_eq!(first.url, format!("{}/org/new/tree/main", server.url()));
     for (name, bytes) in contents {
-        let path = hub.download_file(&id("org/new"), name, unheard()).await.unwrap();
+        let path = hub.download_file(&new, name, unheard()).await.unwrap();
         assert_eq!(fs::read(path).unwrap(), bytes, "{name}");
     }
-    let sent = || server.requests().iter().filter(|request| request.starts_with("PUT")).count();
-    assert_eq!(sent(), 1 + 3);
-    upload().await.unwrap();
-    assert_eq!(sent(), 1 + 3, "the storage has the objects");
+    assert_eq!(count_requests(&server, "PUT"), 1 + 3);
+
+    // A push of the same files makes no commit, and one of another file sends that alone.
+    let target = hub.open_push(&new, true).await.unwrap();
+    let again = local.push(&hub, &target, &names).await.unwrap();
+    assert_eq!((again.is_new, &again.commit), (false, &first.commit));
+    assert!(again.changed.is_empty());
+    local.write("README.md", b"# newer");
+    let third = local.push(&hub, &target, &names[..4]).await.unwrap();
+    assert_eq!(
+        (&third.changed[..], &third.removed[..]),
+        (&["README.md".into()][..], &["parts/same.bin".into()][..])
+    );
+    assert_ne!(third.commit, first.commit);
+    assert_eq!(count_requests(&server, "PUT"), 1 + 3);
+    assert_eq!(count_requests(&server, "POST /api/models/org/new/commit"), 2);
+    assert!(!root.path().join("org/new/parts/same.bin").exists());
     assert!(!server.requests_with_token().iter().any(|request| request.contains("/storage/")));
+}
+
+#[tokio::test]
+async fn a_push_to_a_new_branch_leaves_the_others_as_they_are() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
+    let hub = writer(&server, &cache);
+    let local = Local::with_files(&[("config.json", b"{\"of\": \"dev\"}")]);
+    let target = hub.open_push(&id("org/tiny@dev"), false).await.unwrap();
+    local.push(&hub, &target, &["config.json"]).await.unwrap();
+    for (model, expected) in [("org/tiny@dev", "{\"of\": \"dev\"}"), ("org/tiny", "{}")] {
+        let path = hub.download_file(&id(model), "config.json", unheard()).await.unwrap();
+        assert_eq!(fs::read_to_string(path).unwrap(), expected, "{model}");
+    }
+    for model in ["org/tiny", "org/tiny@other"] {
+        let error = hub.open_push(&id(model), true).await.unwrap_err();
+        assert!(matches!(error, HubError::Public { .. }), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_branch_that_got_another_commit_is_left_as_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
+    let hub = writer(&server, &cache);
+    let (mine, theirs) =
+        (Local::with_files(&[("a.txt", b"mine")]), Local::with_files(&[("a.txt", b"theirs")]));
+    let target = hub.open_push(&id("org/tiny"), false).await.unwrap();
+    theirs.push(&hub, &target, &["a.txt"]).await.unwrap();
+    let error = mine.push(&hub, &target, &["a.txt"]).await.unwrap_err();
+    assert!(matches!(error, HubError::Conflict { .. }) && !error.is_transient(), "{error:?}");
+    assert_eq!(fs::read_to_string(root.path().join("org/tiny/a.txt")).unwrap(), "theirs");
+    // The hub itself compares the parent too.
+    let target = hub.open_push(&id("org/tiny"), false).await.unwrap();
+    server.refuse_next("/commit/", 1, 412, "A commit has happened since");
+    let error = mine.push(&hub, &target, &["a.txt"]).await.unwrap_err();
+    assert!(matches!(error, HubError::Conflict { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_failing_hub_is_asked_again_and_keeps_the_branch_until_the_commit() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
+    let hub = writer(&server, &cache);
+    let local = Local::with_files(&[("b.bin", &[3; 5000])]);
+    let target = hub.open_push(&id("org/tiny"), false).await.unwrap();
+    server.refuse_next("/commit/", 5, 503, "");
+    let error = local.push(&hub, &target, &["b.bin"]).await.unwrap_err();
+    assert!(matches!(error, HubError::Upload { .. }) && error.is_transient(), "{error:?}");
+    assert!(!root.path().join("org/tiny/b.bin").exists());
+    let before = count_requests(&server, "PUT");
+    assert_eq!(before, 1, "the object is sent once");
+    server.refuse_next("/preupload/", 1, 429, "slow down");
+    assert!(local.push(&hub, &target, &["b.bin"]).await.unwrap().is_new);
+    assert_eq!(count_requests(&server, "PUT"), before);
+}
+
+#[tokio::test]
+async fn a_refused_push_names_what_the_user_can_do() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
+    let local = Local::with_files(&[("c.txt", b"c")]);
+    let anonymous = HubClient::with_endpoint(&server.url(), cache.path());
+    let error = anonymous.open_push(&id("org/tiny"), false).await.unwrap_err();
+    assert!(matches!(error, HubError::NoToken) && error.to_string().contains("hf auth login"));
+    server.require_token(TOKEN);
+    let hub = writer(&server, &cache);
+    let target = hub.open_push(&id("org/tiny"), false).await.unwrap();
+    let error = local.push(&hub.with_token("hf_old"), &target, &["c.txt"]).await.unwrap_err();
+    assert!(matches!(error, HubError::UnknownToken { .. }), "{error:?}");
+    for (status, message, code) in [
+        (403, "You don't have write access to this repository", "H109"),
+        (403, "Private repository storage limit reached", "H110"),
+        (413, "exceeds your storage quota", "H110"),
+        (404, "", "H103"),
+    ] {
+        server.refuse_next("/preupload/", 1, status, message);
+        let error = local.push(&hub, &target, &["c.txt"]).await.unwrap_err();
+        assert!(error.to_string().contains(code) && !error.is_transient(), "{error:?}");
+    }
+    assert!(!root.path().join("org/tiny/c.txt").exists());
+}
+
+/// Serves a data set with a conversion to parquet, and one without.
+fn serve_datasets(root: &Path) -> HubServer {
+    for (path, content) in [
+        ("sums/train.jsonl", "original"),
+        ("sums.parquet/default/test/0000.parquet", "test"),
+        ("sums.parquet/default/train/0000.parquet", "first"),
+        ("sums.parquet/default/train/0001.parquet", "second"),
+        ("private-sums/data/train-00000-of-00001.parquet", "private"),
+    ] {
+        let path = root.join("datasets/org").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    HubServer::start(root).unwrap()
+}
+
+async fn download(hub: &HubClient, name: &str) -> Result<DatasetSplit, DatasetError> {
+    hub.download_split(&name.parse().unwrap(), 1000, unheard()).await
+}
+
+fn contents(split: &DatasetSplit) -> Vec<String> {
+    split.files.iter().map(|(_, path)| fs::read_to_string(path).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_split_is_that_of_the_conversion_unless_a_revision_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve_datasets(root.path()), tempfile::tempdir().unwrap());
+    let hub = HubClient::with_endpoint(&server.url(), cache.path());
+    let train = download(&hub, "org/sums").await.unwrap();
+    assert_eq!(contents(&train), ["first", "second"]);
+    let pinned = format!("org/sums@{CONVERTED_COMMIT}:default/train");
+    assert_eq!(train.pinned.to_string(), pinned);
+    assert_eq!(contents(&download(&hub, "org/sums:test").await.unwrap()), ["test"]);
+    let original = download(&hub, "org/sums@main").await.unwrap();
+    assert_eq!(contents(&original), ["original"]);
+    assert_eq!(original.pinned.to_string(), format!("org/sums@{COMMIT}:default/train"));
+    // A commit does not change, so no request is needed.
+    let asked = server.requests().len();
+    assert_eq!(download(&hub, &pinned).await.unwrap(), train);
+    assert_eq!(server.requests().len(), asked);
+    let folder = cache.path().join("datasets--org--sums");
+    let link = folder.join("snapshots").join(CONVERTED_COMMIT).join("default/train/0000.parquet");
+    assert_eq!(train.files[0].1, link);
+    assert_eq!(
+        fs::read_to_string(folder.join("refs/refs/convert/parquet")).unwrap(),
+        CONVERTED_COMMIT
+    );
+}
+
+#[tokio::test]
+async fn a_hub_that_is_away_leaves_whole_splits_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve_datasets(root.path()), tempfile::tempdir().unwrap());
+    let hub = HubClient::with_endpoint(&server.url(), cache.path()).with_token("hf_secret");
+    let train = download(&hub, "org/sums").await.unwrap();
+    let private = download(&hub, "org/private-sums").await.unwrap();
+    drop(server);
+    assert_eq!(download(&hub, "org/sums").await.unwrap(), train);
+    assert_eq!(download(&hub, "org/private-sums").await.unwrap(), private);
+    // The listing tells that the cache lacks a file.
+    for name in ["org/sums:test", "org/none"] {
+        let error = download(&hub, name).await.unwrap_err();
+        assert!(matches!(&error, DatasetError::Hub(error) if error.is_transient()), "{error:?}");
+    }
+    fs::remove_file(&train.files[1].1).unwrap();
+    let error = download(&hub, "org/sums").await.unwrap_err();
+    assert!(matches!(&error, DatasetError::Hub(HubError::Failed { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_private_data_set_needs_the_token_which_goes_to_the_hub_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve_datasets(root.path()), tempfile::tempdir().unwrap());
+    let hub = HubClient::with_endpoint(&server.url(), cache.path());
+    let error = download(&hub, "org/private-sums").await.unwrap_err();
+    assert!(matches!(&error, DatasetError::Hub(HubError::Missing { .. })), "{error:?}");
+    let file = root.path().join("datasets/org/private-sums/data/train-00000-of-00001.parquet");
+    fs::write(file, vec![7; hub_server::LFS_BYTES]).unwrap();
+    let hub = hub.with_token("hf_secret");
+    let error = download(&hub, "org/private-sums").await.unwrap_err();
+    assert!(error.to_string().contains("1024 bytes, the limit is 1000"), "{error}");
+    let split = hub.download_split(&"org/private-sums".parse().unwrap(), 2000, unheard()).await;
+    assert_eq!(fs::read(&split.unwrap().files[0].1).unwrap(), vec![7; 1024]);
+    let is_storage = |request: &String| request.contains("/storage/");
+    assert!(server.requests().iter().any(is_storage));
+    assert!(!server.requests_with_token().iter().any(is_storage));
+}
+
+#[tokio::test]
+async fn a_split_that_is_not_there_is_refused_with_those_that_are() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve_datasets(root.path()), tempfile::tempdir().unwrap());
+    let hub = HubClient::with_endpoint(&server.url(), cache.path());
+    for (name, words) in [
+        ("org/sums:dev", "config \"default\" has test, train"),
+        ("org/sums:en/train", "there are default"),
+    ] {
+        let DatasetError::Split { source, .. } = download(&hub, name).await.unwrap_err() else {
+            panic!("{name}")
+        };
+        assert!(source.to_string().contains(words), "{source}");
+    }
+    for name in ["org/none", "org/sums@v2"] {
+        let error = download(&hub, name).await.unwrap_err();
+        assert!(matches!(&error, DatasetError::Hub(HubError::Missing { .. })), "{name}: {error:?}");
+    }
 }

@@ -1,6 +1,6 @@
 //! What the hub answers to those who download.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use bytes::Bytes;
 use data_encoding::HEXLOWER;
@@ -8,32 +8,42 @@ use hyper::{Method, Response, StatusCode, header, http::response::Builder as Ans
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 
 use crate::{
-    COMMIT, HubRequest, HubResponse, HubState, LFS_BYTES, build_response, not_found, respond_empty,
+    HubRequest, HubResponse, HubState, LFS_BYTES, branches::Branch, build_response, not_found,
+    respond_empty,
 };
 
 impl HubState {
-    /// Sends a small file, and redirects to the storage of a large one.
-    pub(crate) fn describe_file(
+    pub(crate) fn describe_model_file(
         &self,
-        model: &[&str; 2],
+        repo: &str,
         revision: &str,
         file: &str,
         request: &HubRequest,
     ) -> HubResponse {
-        let directory = self.models.join(model.join("/"));
-        if !directory.is_dir() {
-            return not_found("RepoNotFound");
+        match self.find_branch(repo, revision) {
+            Ok(Branch { commit, directory, .. }) => {
+                self.describe_file(&directory, &commit, file, request)
+            }
+            Err(code) => not_found(code),
         }
-        if ![COMMIT, "main"].contains(&revision) {
-            return not_found("RevisionNotFound");
-        }
+    }
+
+    /// Sends a small file of a directory, and redirects to the storage of a large one.
+    pub(crate) fn describe_file(
+        &self,
+        directory: &Path,
+        commit: &str,
+        file: &str,
+        request: &HubRequest,
+    ) -> HubResponse {
         let Ok(bytes) = fs::read(directory.join(file)) else { return not_found("EntryNotFound") };
-        let answer = Response::builder().header("x-repo-commit", COMMIT);
+        let answer = Response::builder().header("x-repo-commit", commit);
         if bytes.len() < LFS_BYTES {
             let answer = answer.header(header::ETAG, format!("\"{}\"", git_blob_id(&bytes)));
             return send_bytes(answer, request, bytes);
         }
-        let place = format!("{}/storage/files/{}/{file}", self.storage_url, model.join("/"));
+        let below = directory.strip_prefix(&self.models).unwrap_or(directory).display();
+        let place = format!("{}/storage/files/{below}/{file}", self.storage_url);
         let answer = answer
             .status(StatusCode::FOUND)
             .header(header::LOCATION, place)
@@ -47,7 +57,7 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     HEXLOWER.encode(digest(&SHA256, bytes).as_ref())
 }
 
-fn git_blob_id(bytes: &[u8]) -> String {
+pub(crate) fn git_blob_id(bytes: &[u8]) -> String {
     let object = [format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat();
     HEXLOWER.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &object).as_ref())
 }

@@ -1,15 +1,19 @@
 //! A model hub for tests. It serves the files of a directory on a free loopback port, and writes
 //! uploads there, in the way that the client libraries of Hugging Face expect.
 //!
-//! A model is `<org>/<name>/` below the directory. It has one commit, [`COMMIT`], and the branch
-//! `main`. Files of [`LFS_BYTES`] or more are in large file storage, which is on a port of its own.
-//! No file is in Xet.
+//! A model is `<org>/<name>/` below the directory, with the branch `main` at [`COMMIT`]; another
+//! branch is `<org>/<name>@<branch>/`. A commit replaces the files of its branch. A data set is
+//! `datasets/<org>/<name>/`; `datasets/<org>/<name>.parquet/` is its branch `refs/convert/parquet`,
+//! with [`CONVERTED_COMMIT`]. A data set whose name begins with `private-` needs a token. Files of
+//! [`LFS_BYTES`] or more are in large file storage, which is on a port of its own. No file is in Xet.
 
+mod branches;
+mod datasets;
 mod downloads;
 mod uploads;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     fs, io,
     net::{Ipv4Addr, TcpListener as Listener},
@@ -21,17 +25,20 @@ use std::{
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{
-    Request, Response, StatusCode, body::Incoming, header, http::response::Builder as Answer,
-    service::service_fn,
+    Method, Request, Response, StatusCode, body::Incoming, header,
+    http::response::Builder as Answer, service::service_fn,
 };
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto::Builder,
 };
+use serde_json::{Value, json};
 use tokio::{net::TcpListener, runtime::Runtime};
 
-/// The commit of every model.
+/// The commit of every model before the first upload, and of the default branch of every data set.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+/// The commit of the branch `refs/convert/parquet` of every data set.
+pub const CONVERTED_COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
 /// The size from which a file is in large file storage.
 pub const LFS_BYTES: usize = 1024;
 /// The size of a part of an upload; larger files are uploaded in several.
@@ -57,6 +64,23 @@ struct HubRecords {
     requests: Vec<RecordedRequest>,
     /// Objects of large file storage by SHA-256, and parts of them by `<SHA-256>/<number>`.
     objects: BTreeMap<String, Bytes>,
+    /// The newest commit of a branch, by repository and branch. Absent: [`COMMIT`].
+    heads: BTreeMap<(String, String), String>,
+    /// Private repositories.
+    private: BTreeSet<String>,
+    refusals: Vec<PlannedRefusal>,
+    /// The only token that may write; absent: any.
+    token: Option<String>,
+}
+
+/// Requests that are refused.
+struct PlannedRefusal {
+    /// A part of their paths.
+    path: String,
+    status: u16,
+    message: String,
+    /// The number of them that are left.
+    times: usize,
 }
 
 #[derive(Clone)]
@@ -104,6 +128,17 @@ impl HubServer {
         self.state.records().requests.iter().map(|request| request.line.clone()).collect()
     }
 
+    /// Refuses the next requests whose path contains `path`.
+    pub fn refuse_next(&self, path: &str, times: usize, status: u16, message: &str) {
+        let (path, message) = (path.to_owned(), message.to_owned());
+        self.state.records().refusals.push(PlannedRefusal { path, status, message, times });
+    }
+
+    /// Refuses other tokens for writing.
+    pub fn require_token(&self, token: &str) {
+        self.state.records().token = Some(format!("Bearer {token}"));
+    }
+
     /// Returns the requests that had a token.
     pub fn requests_with_token(&self) -> Vec<String> {
         let records = self.state.records();
@@ -144,7 +179,9 @@ async fn serve(
                 let line = format!("{} {}", head.method, head.uri.path());
                 let has_token = head.headers.contains_key(header::AUTHORIZATION);
                 state.records().requests.push(RecordedRequest { line, has_token });
-                Ok::<_, Infallible>(respond(&state, &HubRequest { head, body }))
+                let request = HubRequest { head, body };
+                let refused = state.refuse_request(&request);
+                Ok::<_, Infallible>(refused.unwrap_or_else(|| respond(&state, &request)))
             }
         };
         tokio::spawn(async move {
@@ -160,16 +197,59 @@ impl HubState {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns an error for a planned refusal, or for another token than the required one.
+    fn refuse_request(&self, request: &HubRequest) -> Option<HubResponse> {
+        let mut records = self.records();
+        let path = request.head.uri.path();
+        let mut planned = records.refusals.iter_mut();
+        if let Some(planned) = planned.find(|it| it.times > 0 && path.contains(&it.path)) {
+            planned.times -= 1;
+            let status = StatusCode::from_u16(planned.status).expect("a legal status");
+            return Some(refuse(status, &planned.message));
+        }
+        let token = request.head.headers.get(header::AUTHORIZATION);
+        let is_wrong = records.token.as_ref().is_some_and(|it| token.is_none_or(|had| had != it));
+        let writes = path.starts_with("/api/") && request.head.method == Method::POST;
+        let message = "Invalid credentials in Authorization header";
+        (is_wrong && writes).then(|| refuse(StatusCode::UNAUTHORIZED, message))
+    }
+
     fn respond(&self, request: &HubRequest) -> HubResponse {
         match request.path_parts().as_slice() {
             ["api", "repos", "create"] => self.create_repository(request),
-            ["api", "models", org, name, call, "main"] => {
-                self.answer_upload_call(&format!("{org}/{name}"), call, request)
+            ["api", "models", org, name, call, revision] => {
+                let repo = format!("{org}/{name}");
+                match *call {
+                    "revision" => self.describe_model(&repo, revision),
+                    "tree" => self.list_tree(&repo, revision),
+                    "branch" => self.create_branch(&repo, revision),
+                    "preupload" | "commit" => {
+                        self.answer_upload_call(&repo, (*call, *revision), request)
+                    }
+                    _ => not_found("EntryNotFound"),
+                }
+            }
+            ["api", "models", org, name] => {
+                self.describe_model(&format!("{org}/{name}"), branches::MAIN)
+            }
+            ["api", "models", ..] => not_found("EntryNotFound"),
+            ["api", "datasets", org, name, "revision", revision] => {
+                self.list_dataset([org, name], revision, request)
+            }
+            ["api", "datasets", org, name, "tree", revision] => {
+                self.list_dataset_tree([org, name], revision, request)
+            }
+            ["api", "datasets", org, name] => {
+                self.list_dataset([org, name], branches::MAIN, request)
+            }
+            ["datasets", org, name, "resolve", revision, file @ ..] => {
+                self.describe_dataset_file([org, name], revision, &file.join("/"), request)
             }
             [_, _, "info", "lfs", "objects", "batch"] => self.answer_batch(request),
             ["lfs", call] => self.finish_object(call, request),
             [org, name, "resolve", revision, file @ ..] => {
-                self.describe_file(&[org, name], revision, &file.join("/"), request)
+                let repo = format!("{org}/{name}");
+                self.describe_model_file(&repo, revision, &file.join("/"), request)
             }
             _ => not_found("RepoNotFound"),
         }
@@ -195,6 +275,16 @@ impl HubRequest {
 
 fn not_found(code: &str) -> HubResponse {
     respond_empty(Response::builder().status(StatusCode::NOT_FOUND).header("x-error-code", code))
+}
+
+fn refuse(status: StatusCode, message: &str) -> HubResponse {
+    let body = json!({ "error": message }).to_string();
+    build_response(Response::builder().status(status), body.into())
+}
+
+fn respond_json(value: &Value) -> HubResponse {
+    let answer = Response::builder().header(header::CONTENT_TYPE, "application/json");
+    build_response(answer, value.to_string().into())
 }
 
 fn respond_empty(answer: Answer) -> HubResponse {

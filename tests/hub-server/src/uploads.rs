@@ -1,6 +1,6 @@
 //! What the hub answers to those who upload.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use bytes::Bytes;
 use data_encoding::BASE64;
@@ -8,8 +8,10 @@ use hyper::{Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    COMMIT, HubRequest, HubResponse, HubState, LFS_BYTES, PART_BYTES, build_response,
-    downloads::sha256_hex, not_found, respond_empty,
+    HubRequest, HubResponse, HubState, LFS_BYTES, PART_BYTES,
+    branches::{Branch, FileChange},
+    downloads::sha256_hex,
+    not_found, refuse, respond_empty, respond_json,
 };
 
 impl HubRequest {
@@ -23,63 +25,71 @@ impl HubState {
         let asked = request.json();
         let name = |field: &str| asked[field].as_str().unwrap_or("org").to_owned();
         let repo = format!("{}/{}", name("organization"), name("name"));
-        let (model, url) = (self.models.join(&repo), format!("{}/{repo}", self.hub_url));
-        let status = if model.is_dir() { StatusCode::CONFLICT } else { StatusCode::OK };
-        match fs::create_dir_all(model) {
-            Ok(()) => build_response(
-                Response::builder().status(status),
-                json!({ "url": url }).to_string().into(),
-            ),
-            Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        if self.has_repository(&repo) {
+            return refuse(StatusCode::CONFLICT, "You already created this model repo");
         }
+        if let Err(error) = fs::create_dir_all(self.models.join(&repo)) {
+            return refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string());
+        }
+        let url = format!("{}/{repo}", self.hub_url);
+        if asked["private"] == true {
+            self.records().private.insert(repo);
+        }
+        respond_json(&json!({ "url": url }))
     }
 
     pub(crate) fn answer_upload_call(
         &self,
         repo: &str,
-        call: &str,
+        (call, revision): (&str, &str),
         request: &HubRequest,
     ) -> HubResponse {
-        let model = &self.models.join(repo);
-        if !model.is_dir() {
-            return not_found("RepoNotFound");
+        let branch = match self.find_branch(repo, revision) {
+            Ok(branch) => branch,
+            Err(code) => return not_found(code),
+        };
+        if call == "preupload" {
+            return choose_upload_modes(&branch, &request.json());
         }
-        match call {
-            "preupload" => choose_upload_modes(&request.json()),
-            "commit" => match self.write_commit(model, request) {
-                Ok(()) => respond_json(&json!({
-                    "commitOid": COMMIT,
-                    "commitUrl": format!("{}/{repo}/commit/{COMMIT}", self.hub_url),
-                })),
-                Err(error) => refuse(StatusCode::BAD_REQUEST, &error),
-            },
-            _ => not_found("EntryNotFound"),
+        let lines = request.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let lines: Result<Vec<Value>, _> = lines.map(serde_json::from_slice).collect();
+        let Ok(lines) = lines else { return refuse(StatusCode::BAD_REQUEST, "no lines of JSON") };
+        let parent = lines.first().and_then(|line| line["value"]["parentCommit"].as_str());
+        if parent.is_some_and(|parent| parent != branch.commit) {
+            let message = "A commit has happened since. Please refresh and try again.";
+            return refuse(StatusCode::PRECONDITION_FAILED, message);
+        }
+        let changes: Result<Vec<_>, String> =
+            lines.iter().skip(1).map(|line| self.read_change(line)).collect();
+        let written = changes.and_then(|changes| {
+            self.change_branch(repo, &branch, &request.body, &changes)
+                .map_err(|error| error.to_string())
+        });
+        match written {
+            Ok(commit) => respond_json(&json!({
+                "commitOid": commit,
+                "commitUrl": format!("{}/{repo}/commit/{commit}", self.hub_url),
+            })),
+            Err(error) => refuse(StatusCode::BAD_REQUEST, &error),
         }
     }
 
-    fn write_commit(&self, model: &Path, request: &HubRequest) -> Result<(), String> {
-        for line in request.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let line: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
-            let value = &line["value"];
-            let text = |field: &str| value[field].as_str().ok_or(format!("no {field}"));
-            let bytes = match line["key"].as_str() {
-                Some("header") => continue,
-                Some("file") => {
-                    let decoded = BASE64.decode(text("content")?.as_bytes());
-                    Bytes::from(decoded.map_err(|error| error.to_string())?)
-                }
-                Some("lfsFile") => {
-                    let object = self.records().objects.get(text("oid")?).cloned();
-                    object.ok_or("it names an object that the storage does not have")?
-                }
-                _ => return Err("it has an unknown operation".into()),
-            };
-            let path = model.join(text("path")?);
-            let written = fs::create_dir_all(path.parent().unwrap_or(model))
-                .and_then(|()| fs::write(&path, bytes));
-            written.map_err(|error| error.to_string())?;
-        }
-        Ok(())
+    fn read_change(&self, line: &Value) -> Result<FileChange, String> {
+        let value = &line["value"];
+        let text = |field: &str| value[field].as_str().ok_or(format!("no {field}"));
+        let bytes = match line["key"].as_str() {
+            Some("file") => {
+                let decoded = BASE64.decode(text("content")?.as_bytes());
+                Some(Bytes::from(decoded.map_err(|error| error.to_string())?))
+            }
+            Some("lfsFile") => {
+                let object = self.records().objects.get(text("oid")?).cloned();
+                Some(object.ok_or("it names an object that the storage does not have")?)
+            }
+            Some("deletedFile") => None,
+            _ => return Err("it has an unknown operation".into()),
+        };
+        Ok((text("path")?.to_owned(), bytes))
     }
 
     /// Tells where to upload objects that the storage lacks.
@@ -149,22 +159,13 @@ impl HubState {
     }
 }
 
-fn choose_upload_modes(asked: &Value) -> HubResponse {
+fn choose_upload_modes(branch: &Branch, asked: &Value) -> HubResponse {
     let files = asked["files"].as_array().cloned().unwrap_or_default();
     let answered = files.into_iter().map(|file| {
         let is_large = file["size"].as_u64().is_some_and(|size| size >= LFS_BYTES as u64);
         let mode = if is_large { "lfs" } else { "regular" };
-        json!({ "path": file["path"], "uploadMode": mode, "shouldIgnore": false })
+        let oid = file["path"].as_str().and_then(|path| branch.file_id(path));
+        json!({ "path": file["path"], "uploadMode": mode, "shouldIgnore": false, "oid": oid })
     });
     respond_json(&json!({ "files": answered.collect::<Vec<_>>() }))
-}
-
-fn refuse(status: StatusCode, message: &str) -> HubResponse {
-    let body = json!({ "error": message }).to_string();
-    build_response(Response::builder().status(status), body.into())
-}
-
-fn respond_json(value: &Value) -> HubResponse {
-    let answer = Response::builder().header(header::CONTENT_TYPE, "application/json");
-    build_response(answer, value.to_string().into())
 }
