@@ -1,0 +1,53 @@
+//! The spec that grows from the settings of a configuration.
+
+use serde_json::Value;
+
+use crate::{
+    import_options::ImportOptions,
+    setting::Setting,
+    settings::ConfigSettings,
+    spec_tree::{SpecTree, write_value},
+    task::TrainingTask,
+};
+
+/// A spec that is being built, with the settings that it is built from.
+pub(crate) struct SpecDraft<'a> {
+    pub(crate) options: &'a ImportOptions<'a>,
+    pub(crate) task: TrainingTask,
+    pub(crate) settings: ConfigSettings,
+    pub(crate) tree: SpecTree,
+}
+
+impl SpecDraft<'_> {
+    /// Returns the path of a field in the task's section.
+    pub(crate) fn field_path(&self, field: &str) -> String {
+        format!("{}.{field}", self.task.section_name())
+    }
+
+    /// Sets a field of the spec to a setting's value, and notes it.
+    pub(crate) fn set_field(&mut self, setting: Setting, field: &str, value: impl Into<Value>) {
+        self.set_with_advice(setting, field, value, "");
+    }
+
+    /// Sets a field of the spec to a setting's value, and notes it with words about it.
+    pub(crate) fn set_with_advice(
+        &mut self,
+        setting: Setting,
+        field: &str,
+        value: impl Into<Value>,
+        advice: &str,
+    ) {
+        let value = value.into();
+        let shown = write_value(&value);
+        let said = if advice.is_empty() { shown } else { format!("{shown}; {advice}") };
+        self.settings.note_used(setting, field, &said);
+        self.tree.set_value(field, value);
+    }
+
+    /// Sets a field to the number of a setting, if it is given.
+    pub(crate) fn copy_number(&mut self, setting: Setting, field: &str) {
+        if let Some(number) = self.settings.number_of(setting) {
+            self.set_field(setting, field, number);
+        }
+    }
+}
