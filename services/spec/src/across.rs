@@ -1,6 +1,7 @@
 //! The `training.across` section: one adapter trained on several boxes.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
@@ -9,24 +10,28 @@ use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
 const WORKERS_MAX: u32 = 64;
 
 /// A number of boxes, or `auto`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a number of boxes, or auto")]
 pub enum WorkersSpec {
-    Count(u32),
+    Count(#[schemars(range(min = 1, max = 64))] u32),
+    /// All boxes that can train.
     Word(AutoWord),
-    #[default]
-    #[serde(skip)]
-    Auto,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+impl Default for WorkersSpec {
+    fn default() -> Self {
+        Self::Word(AutoWord::Auto)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AutoWord {
     Auto,
 }
 
 /// The way in which the weights of boxes are merged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MergeSpec {
     /// The mean of the weights, by trained tokens.
@@ -41,10 +46,14 @@ pub enum MergeSpec {
 }
 
 /// The outer optimizer.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OuterSpec {
+    /// Learning rate of a merge.
+    #[schemars(range(min = 1e-3, max = 10.0))]
     pub rate: f64,
+    /// Share of the previous merge's step that is added to the next one.
+    #[schemars(range(min = 0.0, max = 0.999))]
     pub momentum: f64,
 }
 
@@ -56,17 +65,21 @@ impl Default for OuterSpec {
 }
 
 /// The training of one adapter on several boxes.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AcrossSpec {
     /// The largest number of boxes.
     pub workers: WorkersSpec,
     /// Steps of a box between two merges.
+    #[schemars(range(min = 1, max = 100_000))]
     pub every: u32,
+    /// The way in which the weights of the boxes are merged.
     pub merge: MergeSpec,
-    /// Only with `merge: nesterov`.
+    /// The outer optimizer. Only with `merge: nesterov`.
     pub outer: Option<OuterSpec>,
-    /// The share of the changed values that a box sends, in 2 bits each; `None` to send its weights.
+    /// The share of the changed values that a box sends, in 2 bits each. Absent: a box sends its
+    /// weights. Only with `merge: average` or `nesterov`.
+    #[schemars(range(min = 1e-4, max = 1.0))]
     pub send_share: Option<f64>,
 }
 
@@ -112,7 +125,7 @@ impl AcrossSpec {
         v1::Across {
             workers: match self.workers {
                 WorkersSpec::Count(count) => count,
-                WorkersSpec::Auto | WorkersSpec::Word(AutoWord::Auto) => 0,
+                WorkersSpec::Word(AutoWord::Auto) => 0,
             },
             every: self.every,
             outer_rate: outer.rate,

@@ -1,27 +1,44 @@
 //! A model that a spec names: the base of a run, or a teacher.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::field_checks::{FieldResult, ensure_field};
 
-/// The model that training starts from. Exactly one of `checkpoint`, `model` and `init` is set.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+/// A model. Exactly one of `checkpoint`, `channel`, `model` and `init` is set.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(
+    title = "Model",
+    extend("oneOf" = [
+        { "required": ["checkpoint"] },
+        { "required": ["channel"] },
+        { "required": ["model"] },
+        { "required": ["init"] },
+    ])
+)]
 pub struct BaseSpec {
-    /// `RUN` for the best checkpoint of a run, or `RUN/CYCLE/STEP`.
+    /// `RUN` for the best checkpoint of a run, `RUN/newest`, `RUN/CYCLE` or `RUN/CYCLE/STEP`.
+    #[schemars(example = "base-1", example = "raft-1/3/200")]
     pub checkpoint: Option<String>,
+    /// The model that a channel names now; its adapter is trained further.
+    pub channel: Option<String>,
     /// A Hugging Face model: a local directory (as `save_pretrained` writes it, or of the hub's
     /// cache), `org/name[@revision]` on the hub, or `store:PATH` for a directory in the fleet's
     /// store.
+    #[schemars(example = "Qwen/Qwen2.5-0.5B-Instruct", example = "store:models/mine")]
     pub model: Option<String>,
-    /// Default: `auto`.
+    /// An adapter of `model` in PEFT's format, which a RAFT run trains further: a local directory,
+    /// or `org/name[@revision]` on the hub.
+    pub adapter: Option<String>,
+    /// The files of a model outside the store that are copied into it. Default: `auto`.
     pub upload: Option<UploadSpec>,
     /// A new model with random weights.
     pub init: Option<InitSpec>,
 }
 
 /// The choice of a model's files that are copied into the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum UploadSpec {
     /// The files that the store does not contain.
@@ -34,12 +51,16 @@ pub enum UploadSpec {
 }
 
 /// The files of a new model with random weights.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InitSpec {
+    /// The shape of the model: a `config.json`.
+    #[schemars(example = "model/config.json")]
     pub config: String,
+    /// The tokenizer: a `tokenizer.json`.
+    #[schemars(example = "model/tokenizer.json")]
     pub tokenizer: String,
-    /// Contains a chat template if the model is used for chat.
+    /// A `tokenizer_config.json`, with a chat template if the model is used for chat.
     pub tokenizer_config: Option<String>,
 }
 
@@ -61,9 +82,19 @@ impl InitSpec {
 impl BaseSpec {
     /// Requires exactly one source of the base, and `upload` only with a model outside the store.
     pub(crate) fn check_fields(&self, field: &str) -> FieldResult {
-        let named = [self.checkpoint.is_some(), self.model.is_some(), self.init.is_some()];
+        let named = [
+            self.checkpoint.is_some(),
+            self.channel.is_some(),
+            self.model.is_some(),
+            self.init.is_some(),
+        ];
         let one = named.into_iter().filter(|named| *named).count() == 1;
-        ensure_field(one, field, "write exactly one of checkpoint, model and init")?;
+        ensure_field(one, field, "write exactly one of checkpoint, channel, model and init")?;
+        ensure_field(
+            self.adapter.is_none() || self.model.is_some() && field == "base",
+            &format!("{field}.adapter"),
+            "applies only to base.model: the model that it belongs to",
+        )?;
         let uploads = self.model.as_ref().is_some_and(|model| !model.starts_with("store:"));
         ensure_field(
             self.upload.is_none() || uploads,

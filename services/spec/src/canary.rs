@@ -1,16 +1,19 @@
 //! Canary settings: the proof that agents sample from the policy that was ordered.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::field_checks::{FieldResult, check_range};
 
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+/// The proof that agents sample from the policy that was ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CanarySpec {
     /// Agents report the log-probabilities of a canary text.
     pub canary: bool,
     /// Largest mean absolute difference between two agents that agree, in nats per token.
+    #[schemars(range(min = 1e-6, max = 10.0))]
     pub tolerance: f64,
 }
 

@@ -1,19 +1,24 @@
 //! Decides whether the plain texts of a file are user messages.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// The chat settings: `true`, `false`, or `{system: "…"}`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// The use of plain texts as messages: `true`, `false`, or `{system: "…"}`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged, expecting = "expected true, false or {system: TEXT}")]
 pub enum ChatSpec {
+    /// `true`: plain texts are messages of a user. `false`: they are used as they are.
     Whether(bool),
+    /// Plain texts are messages of a user, after a system message.
     With(ChatSettingsSpec),
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// The settings of chats.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChatSettingsSpec {
-    /// Set before each wrapped text.
+    /// System message before each text.
+    #[schemars(example = "Answer in one line.")]
     pub system: Option<String>,
 }
 

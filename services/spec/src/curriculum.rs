@@ -1,34 +1,45 @@
 //! The choice of the prompts that a cycle samples, and the number of samples of each.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::cycle_schedule::CycleSchedule;
 use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+/// The choice of the prompts of a cycle, and of the number of samples of each. Needs a verifier.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CurriculumSpec {
+    /// A preference for prompts of a certain pass rate. Needs `raft.prompts_per_cycle`.
     pub difficulty: Option<DifficultySpec>,
+    /// More samples for prompts with an uncertain outcome.
     pub budget: Option<BudgetSpec>,
 }
 
 /// A preference for prompts whose pass rate is closest to a target.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DifficultySpec {
+    /// The preferred pass rate.
+    #[schemars(extend("minimum" = 0.0, "maximum" = 1.0))]
     pub target: CycleSchedule,
     /// Share of prompts that are taken in turn, regardless of their pass rate.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub explore: f64,
 }
 
 /// A distribution of samples that favours prompts with an uncertain outcome, with bounds for each
 /// prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetSpec {
+    /// Fewest samples of a prompt, at most `raft.samples_per_prompt`.
     #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 4096))]
     pub min: u32,
+    /// Most samples of a prompt, at least `raft.samples_per_prompt`.
+    #[schemars(range(min = 1, max = 4096))]
     pub max: u32,
 }
 

@@ -1,45 +1,57 @@
 //! A number that may change from cycle to cycle.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::field_checks::{FieldResult, check_range};
 
 /// A number, or how one goes from cycle to cycle.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "expected a number, a list with a number for each cycle, {linear: [FIRST, LAST]} \
                  or {decay: {from: FIRST, factor: F, floor: LEAST}}"
 )]
+#[schemars(title = "Schedule")]
 pub enum CycleSchedule {
-    /// Same number in every cycle.
+    /// The same number in every cycle.
     Constant(f64),
     /// One number for each cycle. The last one applies to all further cycles.
-    Each(Vec<f64>),
+    Each(#[schemars(length(min = 1))] Vec<f64>),
+    /// Equal steps from the first cycle's number to the last one's.
     Linear(LinearSchedule),
+    /// A constant factor from cycle to cycle.
     Decay(DecaySchedule),
 }
 
 /// A schedule with equal steps from the first cycle's number to the last one's.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "Linear schedule")]
 pub struct LinearSchedule {
+    /// The numbers of the first and of the last cycle.
+    #[schemars(example = [1.0, 0.5])]
     linear: [f64; 2],
 }
 
 /// A schedule with a constant factor.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "Decaying schedule")]
 pub struct DecaySchedule {
+    /// The first number, the factor and the least number.
     decay: DecayParameters,
 }
 
 /// Each cycle's number is `factor` times the previous one, but at least `floor`.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DecayParameters {
+    /// The number of the first cycle.
     from: f64,
+    /// The factor from each cycle to the next one.
     factor: f64,
+    /// The least number.
     #[serde(default)]
     floor: f64,
 }

@@ -60,11 +60,23 @@ impl SpecError {
         Self { message, code, line }
     }
 
+    /// Returns the message without its place.
+    pub(crate) fn plain_message(&self) -> &str {
+        &self.message
+    }
+
     /// Adds the line of the field to an error about its value, if the field is in the document.
     pub fn from_field(yaml: &str, error: &FieldError) -> Self {
         let FieldError { field, remedy } = error;
-        let place = SourceMap::read(yaml).find_field(field);
-        Self::new(yaml, SpecErrorCode::InvalidField, format!("{field}: {remedy}"), place)
+        let map = SourceMap::read(yaml);
+        let unset = map.find_unset_key(field).map(|key| format!("; {key} has no value"));
+        let message = format!("{field}: {remedy}{}", unset.unwrap_or_default());
+        Self::new(yaml, SpecErrorCode::InvalidField, message, map.find_field(field))
+    }
+
+    /// Removes the line, of a document that the user has not written.
+    pub(crate) fn without_place(self) -> Self {
+        Self { line: None, ..self }
     }
 }
 

@@ -1,9 +1,13 @@
 //! The suites in `evals`: texts whose perplexity is measured, and prompts whose samples are judged.
 
-use serde::Deserialize;
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::{
+    data_source::{columns_schema, names_rows},
     error::FieldError,
     field_checks::{FieldResult, check_count, check_range, ensure_field},
     sampling::SamplingSpec,
@@ -11,37 +15,73 @@ use crate::{
 };
 
 /// One suite: a text or prompts. Fields of the other kind must be absent.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend(
+    "oneOf" = [{ "required": ["text"] }, { "required": ["prompts", "verifier"] }],
+    "dependentRequired" = {
+        "n_ctx": ["text"],
+        "stride": ["text"],
+        "chunks": ["text"],
+        "verifier": ["prompts"],
+        "samples_per_prompt": ["prompts"],
+        "pass_at": ["prompts"],
+        "sampling": ["prompts"],
+    }
+))]
 pub struct SuiteSpec {
-    /// Unique in the spec.
+    /// Name of the suite, unique in the spec.
+    #[schemars(regex(pattern = "^[a-z0-9][a-z0-9_-]{0,63}$"))]
     pub name: String,
-    /// A text file, or a `.jsonl` file with {"prompt", "completion"} lines whose completions are
-    /// scored.
+    /// A text file, or a file or data set of the hub with {"prompt", "completion"} rows whose
+    /// completions are scored. Its perplexity is measured.
+    #[schemars(example = "heldout.txt", example = "hub:org/name:test")]
     pub text: Option<String>,
-    /// Context length in tokens.
+    /// The columns from which fields are taken, by the names of the fields. Default: each field has
+    /// its own column.
+    #[schemars(schema_with = "columns_schema")]
+    #[serde(default)]
+    pub columns: BTreeMap<String, String>,
+    /// Context length in tokens. Default: 512. Only with `text`.
+    #[schemars(range(min = 8, max = 1_048_576))]
     pub n_ctx: Option<u32>,
     /// Tokens by which a sliding window moves forward. Default: 0, for disjoint chunks whose second
-    /// half is scored.
+    /// half is scored. At most `n_ctx`.
+    #[schemars(range(min = 0, max = 1_048_576))]
     pub stride: Option<u32>,
     /// Largest number of chunks to measure. Default: 0, for all.
     pub chunks: Option<u32>,
-    /// A `.jsonl` file of prompts that are not trained on.
+    /// A file of prompts that are not trained on, or a data set of the hub. Their samples are
+    /// judged. Only in RAFT runs.
+    #[schemars(example = "gsm8k.jsonl", example = "hub:openai/gsm8k:main/test")]
     pub prompts: Option<String>,
+    /// The verifier of the samples of these prompts. Only with `prompts`.
     pub verifier: Option<VerifierSpec>,
+    /// Samples of each prompt. Default: 1. Only with `prompts`.
+    #[schemars(range(min = 1, max = 4096))]
     pub samples_per_prompt: Option<u32>,
-    /// Values of k for which pass@k is reported. Default: 1 and the number of samples of a prompt.
+    /// Values of k for which pass@k is reported, at most `samples_per_prompt`. Default: 1 and the
+    /// number of samples of a prompt. Only with `prompts`.
+    #[schemars(inner(range(min = 1, max = 4096)))]
     pub pass_at: Option<Vec<u32>>,
-    /// Absent settings are taken from the run.
+    /// The sampling of these prompts. Absent settings are taken from the run. Only with `prompts`.
     pub sampling: Option<SuiteSamplingSpec>,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+/// The sampling of a suite. Absent settings are those of `raft.sampling`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SuiteSamplingSpec {
+    /// 0: greedy decoding.
+    #[schemars(range(min = 0.0, max = 10.0))]
     temperature: Option<f64>,
+    /// Most likely tokens to draw from. 0: no limit.
     top_k: Option<u32>,
+    /// Least total probability of the tokens to draw from. 1: no limit.
+    #[schemars(range(min = 1e-6, max = 1.0))]
     top_p: Option<f64>,
+    /// Longest completion, in tokens.
+    #[schemars(range(min = 1, max = 32_768))]
     max_new_tokens: Option<u32>,
 }
 
@@ -56,6 +96,7 @@ pub enum SuiteMeasure<'a> {
 pub struct TextSuiteSettings<'a> {
     pub name: &'a str,
     pub text: &'a str,
+    pub columns: &'a BTreeMap<String, String>,
     pub n_ctx: u32,
     pub stride: u32,
     pub chunks: u32,
@@ -65,6 +106,7 @@ pub struct TextSuiteSettings<'a> {
 pub struct PromptSuiteSettings<'a> {
     pub name: &'a str,
     pub prompts: &'a str,
+    pub columns: &'a BTreeMap<String, String>,
     pub verifier: &'a VerifierSpec,
     pub samples_per_prompt: u32,
     pub pass_at: Vec<u32>,
@@ -99,7 +141,7 @@ pub(super) fn default_pass_at(given: Option<&Vec<u32>>, samples: u32) -> Vec<u32
 impl SuiteSpec {
     /// Returns a suite that measures the text file with the path `text` and a size of `bytes`, and
     /// is named after it. The context length is a power of two from 16 to 512, such that a plain
-    /// text contains two contexts even if a token has eight bytes; `.jsonl` always gets 512. Reads no
+    /// text contains two contexts even if a token has eight bytes; rows always get 512. Reads no
     /// file.
     pub fn for_file(text: &str, bytes: u64) -> Self {
         const BYTES_A_TOKEN: u64 = 8;
@@ -107,7 +149,7 @@ impl SuiteSpec {
         let stem = file.file_stem().unwrap_or_default();
         let name = wire::make_slug(&stem.to_string_lossy()).unwrap_or_else(|| "text".into());
         let most = u32::try_from(bytes / BYTES_A_TOKEN / 2).unwrap_or(u32::MAX);
-        let lines = file.extension().is_some_and(|extension| extension == "jsonl");
+        let lines = names_rows(text);
         let n_ctx = if lines { default_context() } else { default_context().min(most.max(1)) };
         // Round down to a power of two.
         let n_ctx = (1 << n_ctx.ilog2()).max(SHORTEST_CONTEXT);
@@ -142,6 +184,7 @@ impl SuiteSpec {
                 Ok(SuiteMeasure::Text(TextSuiteSettings {
                     name: &self.name,
                     text,
+                    columns: &self.columns,
                     n_ctx: self.n_ctx.unwrap_or_else(default_context),
                     stride: self.stride.unwrap_or_default(),
                     chunks: self.chunks.unwrap_or_default(),
@@ -157,6 +200,7 @@ impl SuiteSpec {
                 Ok(SuiteMeasure::Prompts(PromptSuiteSettings {
                     name: &self.name,
                     prompts,
+                    columns: &self.columns,
                     verifier: self.verifier.as_ref().ok_or_else(missing)?,
                     samples_per_prompt,
                     pass_at: default_pass_at(self.pass_at.as_ref(), samples_per_prompt),

@@ -1,6 +1,14 @@
 //! The checks that sections apply to their fields.
 
+use regex::RegexBuilder;
+
 use crate::error::FieldError;
+
+/// A larger expression takes too much memory to compile.
+const PATTERN_BYTES_MAX: usize = 4096;
+
+/// Compiled size of an expression for `extract`.
+pub(crate) const EXTRACT_COMPILED_MAX: usize = 10 << 20;
 
 pub(crate) type FieldResult = Result<(), FieldError>;
 
@@ -25,4 +33,20 @@ fn write_bound(bound: f64) -> String {
 /// Requires a count from `low` to `high`, both included.
 pub(crate) fn check_count(field: &str, value: u32, low: u32, high: u32) -> FieldResult {
     check_range(field, f64::from(value), f64::from(low), f64::from(high))
+}
+
+/// Requires a valid expression with a compiled size of at most `compiled_max` bytes.
+pub(crate) fn check_pattern(field: &str, pattern: &str, compiled_max: usize) -> FieldResult {
+    let bytes = pattern.len();
+    let remedy = format!("the pattern has {bytes} bytes, the limit is {PATTERN_BYTES_MAX}");
+    ensure_field(bytes <= PATTERN_BYTES_MAX, field, remedy)?;
+    match RegexBuilder::new(pattern).size_limit(compiled_max).build() {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            // The last line of several, which show the pattern.
+            let error = error.to_string();
+            let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+            ensure_field(false, field, format!("not a regular expression: {reason}"))
+        }
+    }
 }

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use objective::{Objective, Requirement};
+use schemars::JsonSchema;
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{
         MapAccess, SeqAccess, Visitor,
         value::{MapAccessDeserializer, SeqAccessDeserializer},
@@ -14,10 +15,13 @@ use wire::v1;
 
 use crate::eval_suite::MeasuredSuites;
 use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
+use crate::yaml::describe_choice;
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+/// The actions to take when the results of a run get worse.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GatesSpec {
+    /// Gates on the perplexity of texts among the evals.
     pub perplexity: Vec<PerplexitySpec>,
     /// One or several gates on held-out pass rates.
     pub pass_rate: Option<PassRatesSpec>,
@@ -30,25 +34,30 @@ pub struct GatesSpec {
     /// A gate on the divergence from the reference in nats per token.
     pub divergence: Option<MaximumSpec>,
     /// Cycles without improvement after which the run ends. 0: no limit.
+    #[schemars(range(min = 0, max = 10_000))]
     pub patience: u32,
 }
 
 /// A gate on the perplexity of a suite, relative to the best cycle.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PerplexitySpec {
-    /// May be omitted if the run has only one text suite.
+    /// Name of a text among the evals. May be omitted if there is only one.
     pub suite: Option<String>,
     /// Tolerated increase, as a share of the best perplexity.
+    #[schemars(range(min = 0.0, max = 1000.0))]
     pub margin: f64,
+    /// The action of the gate.
     #[serde(default)]
     pub then: GateActionSpec,
 }
 
 /// One gate on a pass rate, or a list of them.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
 pub enum PassRatesSpec {
     One(PassRateSpec),
+    /// One gate for each of several suites.
     Several(Vec<PassRateSpec>),
 }
 
@@ -78,40 +87,46 @@ impl<'de> Visitor<'de> for PassRatesVisitor {
 }
 
 /// A gate on a held-out pass rate, relative to the best cycle.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PassRateSpec {
-    /// Prompt suite. Default: `raft.heldout`, or else the only prompt suite.
+    /// Name of an eval with prompts. Default: `raft.heldout`, or else the only such eval.
     pub suite: Option<String>,
     /// Tolerated decrease of the pass rate.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub margin: f64,
+    /// The action of the gate.
     #[serde(default)]
     pub then: GateActionSpec,
 }
 
 /// A gate on a least value of diversity or entropy.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MinimumSpec {
-    /// Distinct completions per sample, or nats per token.
+    /// Distinct completions per sample, from 0 to 1, or nats per token.
+    #[schemars(range(min = 0.0, max = 20.0))]
     pub least: f64,
-    /// `tell` or `stop`.
+    /// The action of the gate: `tell` or `stop`.
     #[serde(default = "tell")]
+    #[schemars(extend("enum" = ["tell", "stop"]))]
     pub then: GateActionSpec,
 }
 
 /// A gate on a largest value of a training.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MaximumSpec {
-    /// A share of tokens, or nats per token.
+    /// A share of tokens, from 0 to 1, or nats per token.
+    #[schemars(range(min = 0.0, max = 100.0))]
     pub most: f64,
+    /// The action of the gate.
     #[serde(default = "tell")]
     pub then: GateActionSpec,
 }
 
 /// The action of a gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GateActionSpec {
     /// Log a warning and continue.
@@ -232,9 +247,10 @@ impl GatesSpec {
                 Some(name) => suites.contains(&name.as_str()),
                 None => suites.len() == 1,
             };
-            let remedy = match suites {
-                [] => "the run measures no perplexity; give it evals".to_owned(),
-                some => format!("name one of the run's texts: {}", some.join(", ")),
+            let remedy = match (suites, &spec.suite) {
+                ([], _) => "the run measures no perplexity; give it evals".to_owned(),
+                (some, None) => format!("name one of the run's texts: {}", some.join(", ")),
+                (some, Some(name)) => describe_choice(name, some),
             };
             ensure_field(known, &field("suite"), remedy)?;
             check_range(&field("margin"), spec.margin, 0.0, 1000.0)?;
@@ -342,7 +358,8 @@ mod tests {
     #[test]
     fn a_wrong_field_of_a_pass_rate_is_named_and_not_the_whole_gate() {
         let refused = |yaml: &str| parse_yaml::<GatesSpec>(yaml).unwrap_err().to_string();
-        let allowed = "then: must be one of roll_back, tell, stop, not rollback";
+        let allowed =
+            "then: must be one of tell, roll_back, stop, not rollback; did you mean roll_back?";
         for (yaml, said) in [
             ("pass_rate: {margin: 0.1, then: rollback}", allowed),
             ("pass_rate: [{margin: 0.1, then: rollback}]", allowed),

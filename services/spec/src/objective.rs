@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 
 use objective::{Objective, ObjectiveName, Requirement, SettingError, SettingKey};
-use serde::Deserialize;
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use wire::v1;
 
 use crate::error::FieldError;
 use crate::field_checks::ensure_field;
+use crate::yaml::describe_choice;
 
 /// An objective's name, or its name with settings.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(untagged, expecting = "expected an objective such as dr_grpo, or {dapo: {kl: 0.001}}")]
 pub enum ObjectiveSpec {
     Name(String),
@@ -89,10 +92,7 @@ impl ObjectiveSpec {
         let is_one = !matches!(self, Self::Settings(all) if all.len() != 1);
         ensure_field(is_one, field, "must name one objective")?;
         let parsed = self.parse(context.max_new_tokens);
-        let mut objective = parsed.map_err(|error| FieldError {
-            field: field.to_owned(),
-            remedy: format!("is not valid: {error}"),
-        })?;
+        let mut objective = parsed.map_err(|error| explain_setting(field, error))?;
         let name = objective.name().as_str();
         context.check_teacher(field, &objective)?;
         objective.set_off_policy(!context.is_on_policy);
@@ -145,6 +145,79 @@ impl ObjectiveSpec {
     }
 }
 
+/// Names the setting at fault, and what it may be.
+fn explain_setting(field: &str, error: SettingError) -> FieldError {
+    let names = ObjectiveName::ALL.map(ObjectiveName::as_str);
+    let (field, remedy) = match &error {
+        SettingError::NoObjective { name, .. } => (field.to_owned(), describe_choice(name, &names)),
+        SettingError::Unknown { objective, key, known } => {
+            let known: Vec<&str> = known.split(", ").collect();
+            (format!("{field}.{objective}"), format!("a key {}", describe_choice(key, &known)))
+        }
+        SettingError::OutOfRange { objective, key, value, min, max } => (
+            format!("{field}.{objective}.{key}"),
+            format!("must be from {min} to {max}, not {value}"),
+        ),
+        SettingError::Missing { .. } | SettingError::Excluded { .. } => {
+            (field.to_owned(), format!("is not valid: {error}"))
+        }
+    };
+    FieldError { field, remedy }
+}
+
+/// Describes the names of all objectives, and the settings of each with their ranges and defaults.
+pub(crate) fn objective_schema(_: &mut SchemaGenerator) -> Schema {
+    let names = ObjectiveName::ALL.map(ObjectiveName::as_str);
+    let settings: Map<String, Value> = ObjectiveName::ALL
+        .into_iter()
+        .map(|it| (it.as_str().to_owned(), settings_schema(it)))
+        .collect();
+    json_schema!({
+        "anyOf": [
+            {
+                "description": "The name of an objective, with the settings of its paper.",
+                "type": "string",
+                "enum": names,
+            },
+            {
+                "description": "The name of an objective, with settings that replace its paper's.",
+                "type": "object",
+                "minProperties": 1,
+                "maxProperties": 1,
+                "additionalProperties": false,
+                "properties": settings,
+            },
+        ],
+    })
+}
+
+fn settings_schema(name: ObjectiveName) -> Value {
+    let objective = Objective::new(name);
+    let describe = |key: SettingKey, default: Option<f64>| {
+        let (low, high) = key.range();
+        let mut setting = json!({
+            "description": key.meaning(),
+            "type": "number",
+            "minimum": low,
+            "maximum": high,
+        });
+        if let Some(default) = default {
+            setting["default"] = default.into();
+        }
+        setting
+    };
+    let mut settings: Map<String, Value> = objective
+        .settings()
+        .map(|(key, it)| (key.as_str().to_owned(), describe(key, it)))
+        .collect();
+    if settings.contains_key(SettingKey::ClipLow.as_str()) {
+        let mut both = describe(SettingKey::ClipLow, None);
+        both["description"] = "clip_low and clip_high at once".into();
+        settings.insert("clip".to_owned(), both);
+    }
+    json!({ "type": "object", "additionalProperties": false, "properties": settings })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,8 +262,10 @@ mod tests {
         let taught = ObjectiveContext { has_teacher: true, ..CONTEXT };
         let unjudged = ObjectiveContext { has_verifier: false, ..CONTEXT };
         for (yaml, context, expected) in [
-            ("ppo", CONTEXT, "must be one of: raft, ssd"),
-            ("{grpo: {gama: 1}}", CONTEXT, "clip_low, clip_high"),
+            ("ppo", CONTEXT, "raft.objective: must be one of raft, ssd"),
+            ("grppo", CONTEXT, "not grppo; did you mean grpo?"),
+            ("{grpo: {gama: 1}}", CONTEXT, "raft.objective.grpo: a key must be one of clip_low, "),
+            ("{grpo: {kl: -1}}", CONTEXT, "raft.objective.grpo.kl: must be from 0 to 1000, not -1"),
             ("{grpo: {}, rloo: {}}", CONTEXT, "must name one objective"),
             ("rloo", lonely, "raft.samples_per_prompt: must be at least 2"),
             ("grpo", stale, "staleness: 0"),

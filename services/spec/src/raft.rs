@@ -1,7 +1,10 @@
 //! The `raft` section of a spec.
 
+use std::collections::BTreeMap;
+
 use objective::ObjectiveName;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::{
@@ -9,61 +12,87 @@ use crate::{
     canary::CanarySpec,
     chat::ChatSpec,
     curriculum::CurriculumSpec,
+    data_source::{check_columns, columns_schema},
     eval_suite::{self, MeasuredSuites},
     field_checks::{FieldResult, check_count, ensure_field},
     gates::GatesSpec,
     heldout::HeldoutSpec,
-    objective::{ObjectiveContext, ObjectiveSpec},
+    objective::{ObjectiveContext, ObjectiveSpec, objective_schema},
     sampling::SamplingSpec,
     selection::SelectionSpec,
-    training::{LoraAdapterSpec, TrainingSpec},
+    training::{BaseQuantizationSpec, LoraAdapterSpec, TrainingSpec},
     verifier::VerifierSpec,
 };
 
 /// The settings of reward-ranked fine-tuning (RAFT).
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RaftSpec {
+    /// A file of prompts, `hub:ORG/NAME` for a data set of the hub, or `feedback:CHANNEL` for the
+    /// feedback on a channel's model.
+    #[schemars(
+        example = "prompts.jsonl",
+        example = "hub:openai/gsm8k:main/train",
+        example = "feedback:stable"
+    )]
     pub prompts: String,
+    /// Prompts that are measured in every cycle and never trained on.
     pub heldout: Option<HeldoutSpec>,
+    /// The columns from which fields are taken in `prompts` and in a file of `heldout`, by the
+    /// names of the fields. Default: each field has its own column.
+    #[schemars(schema_with = "columns_schema")]
+    #[serde(default)]
+    pub columns: BTreeMap<String, String>,
     /// Held-out prompts may be in the training data too.
     #[serde(default)]
     pub allow_overlap: bool,
     /// If enabled, plain prompts become user messages.
     #[serde(default)]
     pub chat: ChatSpec,
+    /// Number of cycles.
+    #[schemars(range(min = 1, max = 10_000))]
     #[serde(default = "default_cycles")]
     pub cycles: u32,
     /// Prompts that a cycle samples. 0: all prompts in every cycle.
     #[serde(default)]
     pub prompts_per_cycle: u32,
     /// Training samples of each prompt in a cycle.
+    #[schemars(range(min = 1, max = 4096))]
     #[serde(default = "default_samples")]
     pub samples_per_prompt: u32,
     /// Samples of each held-out prompt in a cycle.
+    #[schemars(range(min = 1, max = 4096))]
     #[serde(default = "default_heldout_samples")]
     pub heldout_samples_per_prompt: u32,
+    /// The settings with which samples are drawn.
     #[serde(default)]
     pub sampling: SamplingSpec,
-    /// May be left out with an objective that needs no rewards.
+    /// The judge of the samples. May be left out with an objective that needs no rewards: `ssd`,
+    /// `dft` or `distillation`.
     pub verifier: Option<VerifierSpec>,
+    /// The choice of the samples that are trained on.
     #[serde(default)]
     pub selection: SelectionSpec,
+    /// The training of a cycle.
     #[serde(default)]
     pub training: TrainingSpec,
-    /// The loss that the training of a cycle minimises.
+    /// The loss that the training of a cycle minimises: a name, or a name with settings.
+    #[schemars(schema_with = "objective_schema")]
     #[serde(default)]
     pub objective: ObjectiveSpec,
     /// The model whose log-probabilities of the samples distillation learns from. It must have the
     /// tokenizer of the base.
     pub teacher: Option<BaseSpec>,
+    /// The adapter that is trained.
     #[serde(default)]
     pub lora: LoraAdapterSpec,
     /// Endpoints may generate whose weights cannot be verified by digest.
     #[serde(default)]
     pub accept_unverified_policy: bool,
+    /// The choice of the prompts of a cycle, and of the number of samples of each.
     #[serde(default)]
     pub curriculum: CurriculumSpec,
+    /// The actions to take when the results get worse.
     #[serde(default)]
     pub gates: GatesSpec,
     /// Each cycle trains a new adapter on the base.
@@ -72,9 +101,11 @@ pub struct RaftSpec {
     /// 1: the samples of a cycle are drawn while the previous cycle trains, from the checkpoint
     /// before that one. 0: they are drawn from the previous cycle's checkpoint.
     #[serde(default)]
+    #[schemars(range(min = 0, max = 1))]
     pub staleness: u32,
-    /// Values of k for which pass@k of held-out prompts is reported. Default: 1 and the number of
-    /// samples of a prompt.
+    /// Values of k for which pass@k of held-out prompts is reported, at most
+    /// `heldout_samples_per_prompt`. Default: 1 and the number of samples of a prompt.
+    #[schemars(inner(range(min = 1, max = 4096)))]
     pub pass_at: Option<Vec<u32>>,
     /// All engines report log-probabilities of samples, even those that do so only at a cost in
     /// speed. A gate on entropy has the same effect.
@@ -83,6 +114,7 @@ pub struct RaftSpec {
     /// Training samples keep the log-probability of each token, under the policy that drew them.
     #[serde(default)]
     pub token_logprobs: bool,
+    /// The proof that agents sample from the policy that was ordered.
     #[serde(default)]
     pub proof: CanarySpec,
 }
@@ -100,8 +132,20 @@ fn default_samples() -> u32 {
 }
 
 impl RaftSpec {
+    /// Checks that the trainer need not prove a policy that it computes with rounded weights.
+    fn check_quantization(&self) -> FieldResult {
+        let is_exact = self.lora.quantize == BaseQuantizationSpec::None;
+        ensure_field(
+            is_exact || !self.proof.canary,
+            "raft.lora.quantize",
+            "nf4 changes what the trainer computes, so it cannot prove the policy; use none, or omit \
+             raft.proof.canary",
+        )
+    }
+
     pub(crate) fn check_fields(&self, measured: &MeasuredSuites<'_>) -> FieldResult {
         check_count("raft.cycles", self.cycles, 1, 10_000)?;
+        check_columns("raft.columns", &self.columns)?;
         check_count("raft.samples_per_prompt", self.samples_per_prompt, 1, 4096)?;
         check_count("raft.heldout_samples_per_prompt", self.heldout_samples_per_prompt, 1, 4096)?;
         check_count("raft.staleness", self.staleness, 0, 1)?;
@@ -116,6 +160,7 @@ impl RaftSpec {
         self.curriculum.check_fields("raft.curriculum", self.cycles, prompts, samples)?;
         self.gates.check_fields("raft.gates", measured)?;
         self.proof.check_fields("raft.proof")?;
+        self.check_quantization()?;
         self.sampling.check_fields(self.cycles)?;
         self.verifier.as_ref().map_or(Ok(()), |it| it.check_fields("raft.verifier"))?;
         if let Some(highest) = self.verifier.as_ref().and_then(VerifierSpec::max_reward) {
@@ -146,18 +191,15 @@ impl RaftSpec {
             objective.name().as_str()
         );
         ensure_field(self.training.across.is_none() || fits, "raft.training.across", remedy)?;
-        let remedy = "needs `raft.verifier`, which judges their samples";
-        for (field, is_set) in [
-            ("raft.heldout", self.heldout.is_some()),
-            ("raft.curriculum", self.curriculum != CurriculumSpec::default()),
+        let has_curriculum = self.curriculum != CurriculumSpec::default();
+        for (field, is_set, judged) in [
+            ("raft.heldout", self.heldout.is_some(), "the samples of these prompts"),
+            ("raft.curriculum", has_curriculum, "the samples that show how hard a prompt is"),
         ] {
+            let remedy = format!("needs `raft.verifier`, which judges {judged}");
             ensure_field(!is_set || self.verifier.is_some(), field, remedy)?;
         }
-        if let Some(teacher) = &self.teacher {
-            teacher.check_fields("raft.teacher")?;
-            let remedy = "a teacher needs trained weights; use model or checkpoint";
-            ensure_field(teacher.init.is_none(), "raft.teacher.init", remedy)?;
-        }
+        self.check_teacher()?;
         let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
         ensure_field(
             max_tokens > made,
@@ -165,6 +207,16 @@ impl RaftSpec {
             format!("must be above sampling.max_new_tokens ({made}), with room for the prompt"),
         )?;
         self.lora.check_fields("raft.lora")
+    }
+
+    fn check_teacher(&self) -> FieldResult {
+        let Some(teacher) = &self.teacher else { return Ok(()) };
+        teacher.check_fields("raft.teacher")?;
+        let remedy = "a teacher needs trained weights; use model or checkpoint";
+        ensure_field(teacher.init.is_none(), "raft.teacher.init", remedy)?;
+        let plays = self.verifier.as_ref().is_some_and(|it| it.environment.is_some());
+        let remedy = "must be left out: a teacher does not score episodes with an environment";
+        ensure_field(!plays, "raft.teacher", remedy)
     }
 
     /// Converts the section to its form in the `spec` fact. The digests and counts of the prompt

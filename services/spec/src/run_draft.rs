@@ -3,7 +3,7 @@
 use serde_json::json;
 use wire::PromptEntry;
 
-use crate::verifier::VerifierSpec;
+use crate::{schema::add_schema_line, verifier::VerifierSpec};
 
 /// The fewest prompts that tell a pass rate.
 const HELDOUT_PROMPTS_MIN: usize = 20;
@@ -33,6 +33,16 @@ pub enum DraftBase {
     /// A directory as seen from the spec's directory, or a hub model.
     Model(String),
     Checkpoint(String),
+}
+
+impl DraftBase {
+    /// Returns the YAML section of the base.
+    pub(crate) fn to_section(&self) -> String {
+        match self {
+            Self::Checkpoint(checkpoint) => format!("{{ checkpoint: {} }}", json!(checkpoint)),
+            Self::Model(model) => format!("{{ model: {} }}", json!(model)),
+        }
+    }
 }
 
 impl RunDraft {
@@ -81,16 +91,11 @@ impl RunDraft {
     }
 
     /// Returns the spec, with a comment for what users change most. `file` is the name that its
-    /// first comment gives the spec.
+    /// comments give the spec.
     pub fn to_yaml(&self, file: &str) -> String {
         let quoted = |text: &str| json!(text).to_string();
         let [name, pool, prompts] = [&self.name, &self.pool, &self.prompts].map(|it| quoted(it));
-        let base = match &self.base {
-            DraftBase::Checkpoint(checkpoint) => {
-                format!("{{ checkpoint: {} }}", quoted(checkpoint))
-            }
-            DraftBase::Model(model) => format!("{{ model: {} }}", quoted(model)),
-        };
+        let base = self.base.to_section();
         let heldout = match self.heldout {
             Some(count) => format!(
                 "  heldout: {{ count: {count} }}         # measured after each cycle, never trained on\n"
@@ -107,7 +112,7 @@ impl RunDraft {
         };
         let (verifier, cycles) = (Self::verifier_section(&self.verifier), self.cycles);
         let (rank, max_tokens) = (Self::RANK, Self::MAX_TOKENS);
-        format!(
+        add_schema_line(&format!(
             "\
 # Reward-ranked fine-tuning: sample, keep what the verifier passes, train on it, again.
 # Check it with `flotilla run check {file}`, start it with `flotilla run submit {file}`.
@@ -126,7 +131,7 @@ raft:
   lora: {{ r: {rank}, alpha: {} }}
 ",
             2 * rank
-        )
+        ))
     }
 }
 

@@ -5,11 +5,14 @@ use wire::SuiteName;
 
 use crate::{
     across::MergeSpec,
+    data_source::{check_columns, names_rows},
     error::{FieldError, SpecError},
     eval_suite::{SuiteMeasure, SuiteSpec},
     field_checks::{FieldResult, check_count, ensure_field},
+    queue::QueueSpec,
     raft::RaftSpec,
     run_spec::{RunSpec, WatchSpec},
+    sweep::check_sweep,
     yaml::parse_checked,
 };
 
@@ -42,9 +45,15 @@ impl RunSpec {
         // Suites inherit it, and errors must name where it is written.
         self.raft.as_ref().map_or(Ok(()), |raft| raft.sampling.check_fields(raft.cycles))?;
         check_suites(&self.evals, self.raft.as_ref())?;
+        self.queue.as_ref().map_or(Ok(()), QueueSpec::check_fields)?;
+        self.sweep.as_ref().map_or(Ok(()), check_sweep)?;
         self.check_merge()?;
+        self.promote.as_ref().map_or(Ok(()), |it| it.check_fields(self.raft.as_ref()))?;
         match (&self.sft, &self.raft) {
             (Some(sft), None) => {
+                let remedy = "is trained further by a raft run alone; omit it, or merge it first";
+                ensure_field(self.base.adapter.is_none(), "base.adapter", remedy)?;
+                check_columns("sft.columns", &sft.columns)?;
                 sft.training.check_fields("sft.training", 1)?;
                 let constant = sft.training.learning_rate.cycle_values(1).is_empty();
                 let remedy = "is one number: supervised training has one cycle";
@@ -89,8 +98,7 @@ impl RunSpec {
             "stack replaces A, which `lora.freeze_a` keeps; use average, which is exact then";
         ensure_field(merge != Some(MergeSpec::Stack) || !freezes_a, &field, remedy)?;
         let is_soup = merge == Some(MergeSpec::Soup);
-        let is_lines =
-            |suite: &SuiteSpec| suite.text.as_ref().is_some_and(|text| text.ends_with(".jsonl"));
+        let is_lines = |suite: &SuiteSpec| suite.text.as_deref().is_some_and(names_rows);
         ensure_field(
             !is_soup || self.evals.iter().any(is_lines),
             &field,
@@ -100,14 +108,18 @@ impl RunSpec {
     }
 }
 
+/// Returns true for a name that can begin ids.
+pub(crate) fn is_run_name(name: &str) -> bool {
+    wire::RunId::new(name).is_ok() && name.len() <= RUN_NAME_BYTES_MAX
+}
+
 /// Requires a name that can begin the ids of runs.
 pub fn check_run_name(name: &str) -> Result<(), FieldError> {
-    let legal = wire::RunId::new(name).is_ok() && name.len() <= RUN_NAME_BYTES_MAX;
     let remedy = format!(
         "must be 1 to {RUN_NAME_BYTES_MAX} of a-z, 0-9, '-' and '_', and start with a letter or \
          digit"
     );
-    ensure_field(legal, "name", remedy)
+    ensure_field(is_run_name(name), "name", remedy)
 }
 
 impl WatchSpec {
@@ -143,6 +155,7 @@ fn check_suites(suites: &[SuiteSpec], raft: Option<&RaftSpec>) -> FieldResult {
         let twice = suites.iter().take(index).any(|other| other.name == suite.name);
         ensure_field(!twice, &field("name"), format!("{:?} is used twice", suite.name))?;
         let at = format!("evals[{index}]");
+        check_columns(&field("columns"), &suite.columns)?;
         match (suite.resolve_kind(&at)?, raft) {
             (SuiteMeasure::Text(text), _) => text.check_fields(&at)?,
             (SuiteMeasure::Prompts(prompts), Some(raft)) => {
@@ -261,7 +274,7 @@ raft:
             ),
             (
                 "  verifier: { exact: {} }\n  lora: { target_modules: [lm_head] }",
-                "raft.lora.target_modules",
+                "raft.lora.target_modules[0]",
             ),
             (
                 "  verifier: { exact: {} }\n  training: { learning_rate: 0 }",
@@ -280,6 +293,10 @@ raft:
                  stack } }",
                 "raft.training.across.merge",
             ),
+            (
+                "  verifier: { exact: {} }\n  lora: { quantize: nf4 }\n  proof: { canary: true }",
+                "raft.lora.quantize",
+            ),
             ("  objective: ssd\n  heldout: a.jsonl", "raft.heldout"),
             ("  objective: ssd\n  curriculum: { budget: { max: 16 } }", "raft.curriculum"),
         ];
@@ -287,6 +304,8 @@ raft:
         for (tail, field) in cases {
             let error = parse(&format!("{head}{tail}\n")).check_fields().unwrap_err();
             assert_eq!(error.field, field, "{error}");
+            let says_why = error.remedy.contains("how hard a prompt is");
+            assert_eq!(says_why, field == "raft.curriculum", "{error}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The `sampling` section of a spec.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::{
@@ -8,15 +9,20 @@ use crate::{
     field_checks::{FieldResult, check_count, check_range},
 };
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// The settings with which samples are drawn.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingSpec {
     /// 0: greedy decoding.
+    #[schemars(extend("minimum" = 0.0, "maximum" = 10.0))]
     pub temperature: CycleSchedule,
     /// Most likely tokens to draw from. 0: no limit.
     pub top_k: u32,
     /// Least total probability of the tokens to draw from. 1: no limit.
+    #[schemars(range(min = 1e-6, max = 1.0))]
     pub top_p: f64,
+    /// Longest completion, in tokens. `training.max_tokens` must be above it.
+    #[schemars(range(min = 1, max = 32_768))]
     pub max_new_tokens: u32,
 }
 

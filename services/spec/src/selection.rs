@@ -1,6 +1,7 @@
 //! The choice of the samples that become training data.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::cycle_schedule::CycleSchedule;
@@ -11,17 +12,21 @@ use crate::{
 };
 
 /// A named selection strategy, with settings that override it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SelectionSpec {
+    /// The named strategy whose settings the other keys override.
     pub policy: SelectionStrategySpec,
     /// Least reward of a kept sample.
+    #[schemars(extend("minimum" = -1e9, "maximum" = 1e9))]
     pub min_reward: CycleSchedule,
     /// Adapts `min_reward` to the pass rate of the previous cycle.
     pub adaptive: Option<AdaptiveSpec>,
-    /// 0: no limit. Default: that of the strategy.
+    /// Most samples that are kept of a prompt. 0: no limit. Default: that of the strategy.
+    #[schemars(range(min = 0, max = 4096))]
     pub keep_per_prompt: Option<u32>,
     /// Share of the remaining samples of a cycle to keep. 0: all. Default: that of the strategy.
+    #[schemars(extend("minimum" = 0.0, "maximum" = 1.0))]
     pub keep_share: Option<CycleSchedule>,
     /// Keep only samples of prompts with both passing and failing samples. Default: that of the
     /// strategy.
@@ -30,9 +35,11 @@ pub struct SelectionSpec {
     pub keep_duplicates: Option<bool>,
     /// Jaccard similarity of word trigrams from which two completions of a prompt are duplicates.
     /// 0: only equal completions are.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub similarity: f64,
+    /// Fewest tokens of a kept completion.
     pub min_tokens: u32,
-    /// 0: no limit.
+    /// Most tokens of a kept completion. 0: no limit.
     pub max_tokens: u32,
     /// Drop samples that were cut at `max_new_tokens`.
     pub finished: bool,
@@ -46,7 +53,7 @@ pub struct SelectionSpec {
 }
 
 /// The named selection strategies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SelectionStrategySpec {
     /// Keep the best sample of each prompt (RAFT, arXiv:2304.06767).
@@ -64,29 +71,36 @@ pub enum SelectionStrategySpec {
 
 /// The adaptation of `min_reward`: it rises by `step` after a cycle in which more than `target` of
 /// the samples reached it, and falls after a cycle in which fewer did.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptiveSpec {
     /// Pass rate to reach.
+    #[schemars(range(min = 0.0, max = 1.0))]
     #[serde(default = "three_tenths")]
     pub target: f64,
     /// Change after each cycle.
+    #[schemars(range(min = 1e-6, max = 1e9))]
     #[serde(default = "a_tenth")]
     pub step: f64,
     /// Lower limit of `min_reward`.
+    #[schemars(range(min = -1e9, max = 1e9))]
     #[serde(default = "a_tenth")]
     pub low: f64,
     /// Upper limit of `min_reward`.
+    #[schemars(range(min = -1e9, max = 1e9))]
     #[serde(default = "one")]
     pub high: f64,
 }
 
 /// The samples of earlier cycles that are trained on again.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaySpec {
+    /// Number of earlier cycles.
+    #[schemars(range(min = 1, max = 1000))]
     pub cycles: u32,
     /// Largest number of replayed samples, as a share of the newly selected ones.
+    #[schemars(range(min = 0.001, max = 100.0))]
     #[serde(default = "half")]
     pub share: f64,
 }

@@ -112,11 +112,11 @@ impl SourceMap {
         path
     }
 
-    /// Returns the place of a field's value, or of the key of the innermost section around it that
-    /// is written.
+    /// Returns the place of a field's value, or of its key if the value begins on another line; of a
+    /// field that is not written, the key of the innermost section around it.
     pub(crate) fn find_field(&self, path: &str) -> Option<SourcePlace> {
-        if let Some(found) = self.field(path) {
-            return Some(found.value);
+        if let Some(SourceField { key, value, .. }) = self.field(path) {
+            return Some(if value.line == key.line { *value } else { *key });
         }
         let mut outer = path;
         while let Some(end) = outer.rfind(['.', '[']) {
@@ -131,6 +131,14 @@ impl SourceMap {
     /// Returns the last field with a path: a key may be written twice.
     fn field(&self, path: &str) -> Option<&SourceField> {
         self.fields.iter().rev().find(|field| field.path == path)
+    }
+
+    /// Returns the first key of a section that is written without a value.
+    pub(crate) fn find_unset_key(&self, section: &str) -> Option<&str> {
+        self.fields.iter().filter(|field| field.is_empty).find_map(|field| {
+            let key = field.path.strip_prefix(section)?.strip_prefix('.')?;
+            (!key.contains(['.', '['])).then_some(key)
+        })
     }
 
     /// Returns the place of a field's key.
@@ -174,9 +182,9 @@ impl SourceMap {
     }
 }
 
-/// Returns the line of a field, counted from 1, or that of the section around it.
-pub fn find_line(yaml: &str, field: &str) -> Option<usize> {
-    SourceMap::read(yaml).find_field(field).map(|place| place.line)
+/// Returns the line and the column of a field's value, counted from 1, or of the section around it.
+pub fn find_place(yaml: &str, field: &str) -> Option<(usize, usize)> {
+    SourceMap::read(yaml).find_field(field).map(|place| (place.line, place.column))
 }
 
 /// Returns the first line of a span.
@@ -204,6 +212,7 @@ mod tests {
         assert_eq!(find("raft.cycles"), Some((3, 11, 2)));
         assert_eq!(find("raft.verifier.exact.strip"), Some((4, 31, 2)));
         assert_eq!(find("evals[1].name"), Some((7, 12, 1)));
+        assert_eq!(find("raft"), Some((2, 1, 4)));
     }
 
     #[test]
@@ -211,6 +220,13 @@ mod tests {
         assert_eq!(find("raft.sampling.top_k"), Some((2, 1, 4)));
         assert_eq!(find("evals[0].text"), Some((6, 5, 1)));
         assert_eq!(find("seed"), None);
+    }
+
+    #[test]
+    fn keys_without_a_value_are_found_in_their_section() {
+        let map = SourceMap::read("raft:\n  verifier: { numeric }\n  lora: {}\n");
+        assert_eq!(map.find_unset_key("raft.verifier"), Some("numeric"));
+        assert_eq!((map.find_unset_key("raft"), map.find_unset_key("raft.lora")), (None, None));
     }
 
     #[test]

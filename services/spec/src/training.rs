@@ -1,14 +1,16 @@
 //! The training settings of a spec.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::across::AcrossSpec;
 use crate::cycle_schedule::CycleSchedule;
 use crate::field_checks::{FieldResult, check_count, check_range, ensure_field};
+use crate::yaml::describe_choice;
 
 /// The learning-rate schedule after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RateScheduleSpec {
     Constant,
@@ -16,32 +18,48 @@ pub enum RateScheduleSpec {
     Cosine,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// The settings of a training.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(title = "Training")]
 pub struct TrainingSpec {
-    /// Passes over the data.
+    /// Passes over the data. At least 1, unless `max_steps` is set.
+    #[schemars(range(min = 0, max = 10_000))]
     pub epochs: u32,
-    /// If it is not 0, `epochs` has no effect.
+    /// Number of steps. If it is not 0, `epochs` has no effect.
+    #[schemars(range(min = 0, max = 100_000_000))]
     pub max_steps: u32,
     /// Sequences of an optimizer step.
+    #[schemars(range(min = 1, max = 65_536))]
     pub batch_size: u32,
     /// Tokens of one forward and backward pass. 0: chosen by the engine.
+    #[schemars(range(min = 0, max = 16_777_216))]
     pub micro_batch_tokens: u32,
-    /// Peak rate.
+    /// Peak rate. In an SFT run one number, without a schedule.
+    #[schemars(extend("minimum" = 1e-12, "maximum" = 10.0))]
     pub learning_rate: CycleSchedule,
+    /// The learning-rate schedule after the warm-up.
     pub schedule: RateScheduleSpec,
-    /// Share of all steps.
+    /// Length of the warm-up, as a share of all steps.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub warmup_ratio: f64,
     /// Learning rate at the end of the schedule, as a share of `learning_rate`.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub final_ratio: f64,
+    /// Weight decay of AdamW.
+    #[schemars(range(min = 0.0, max = 10.0))]
     pub weight_decay: f64,
     /// Decay rate of AdamW's first moment.
+    #[schemars(range(min = 0.0, max = 0.999_999))]
     pub beta1: f64,
     /// Decay rate of AdamW's second moment.
+    #[schemars(range(min = 0.0, max = 0.999_999_9))]
     pub beta2: f64,
     /// L2 norm to which a larger gradient is scaled down.
+    #[schemars(range(min = 1e-9, max = 1e9))]
     pub max_grad_norm: f64,
-    /// Longer examples are skipped.
+    /// Most tokens of an example. Longer examples are skipped.
+    #[schemars(range(min = 2, max = 1_048_576))]
     pub max_tokens: u32,
     /// Steps between two checkpoints. 0: chosen by the trainer.
     pub save_every: u32,
@@ -51,25 +69,48 @@ pub struct TrainingSpec {
     pub across: Option<AcrossSpec>,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// A LoRA adapter.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(title = "LoRA adapter")]
 pub struct LoraAdapterSpec {
+    /// Rank of the adapter.
+    #[schemars(range(min = 1, max = 4096))]
     pub r: u32,
-    /// The adapter's output is multiplied by `alpha / r`.
+    /// Scale of the adapter: its output is multiplied by `alpha / r`.
+    #[schemars(range(min = 1e-6, max = 1e6))]
     pub alpha: f64,
     /// Linear modules that get an adapter.
+    #[schemars(length(min = 1), extend("items" = { "type": "string", "enum": TARGET_MODULES }))]
     pub target_modules: Vec<String>,
     /// Share of an adapter's inputs that is dropped in each step.
+    #[schemars(range(min = 0.0, max = 0.99))]
     pub dropout: f64,
     /// Train only B; A keeps its random values.
     pub freeze_a: bool,
+    /// Base while the adapter is trained: `nf4` takes a quarter of the memory of bf16 (QLoRA), and
+    /// needs trainers with PyTorch and bitsandbytes.
+    pub quantize: BaseQuantizationSpec,
 }
+
+/// The form of the frozen base while an adapter is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BaseQuantizationSpec {
+    #[default]
+    None,
+    Nf4,
+}
+
+/// The linear modules that may get an adapter.
+const TARGET_MODULES: [&str; 7] =
+    ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 impl Default for LoraAdapterSpec {
     fn default() -> Self {
-        let modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-        let target_modules = modules.map(str::to_owned).to_vec();
-        Self { r: 16, alpha: 32.0, target_modules, dropout: 0.0, freeze_a: false }
+        let target_modules = TARGET_MODULES.map(str::to_owned).to_vec();
+        let quantize = BaseQuantizationSpec::None;
+        Self { r: 16, alpha: 32.0, target_modules, dropout: 0.0, freeze_a: false, quantize }
     }
 }
 
@@ -129,6 +170,11 @@ impl TrainingSpec {
                 target_modules: lora.target_modules.clone(),
                 dropout: lora.dropout,
                 freeze_a: lora.freeze_a,
+                quantization: match lora.quantize {
+                    BaseQuantizationSpec::None => v1::lora::Quantization::None,
+                    BaseQuantizationSpec::Nf4 => v1::lora::Quantization::Nf4,
+                }
+                .into(),
             }),
         }
     }
@@ -160,10 +206,11 @@ impl LoraAdapterSpec {
         check_range(&format!("{section}.dropout"), self.dropout, 0.0, 0.99)?;
         let field = format!("{section}.target_modules");
         ensure_field(!self.target_modules.is_empty(), &field, "name at least one module")?;
-        let known = Self::default().target_modules;
-        let stranger = self.target_modules.iter().find(|module| !known.contains(module));
-        let remedy =
-            stranger.map(|module| format!("{module:?} is not one of {}", known.join(", ")));
-        ensure_field(stranger.is_none(), &field, remedy.unwrap_or_default())
+        for (index, module) in self.target_modules.iter().enumerate() {
+            let is_known = TARGET_MODULES.contains(&module.as_str());
+            let remedy = describe_choice(module, &TARGET_MODULES);
+            ensure_field(is_known, &format!("{field}[{index}]"), remedy)?;
+        }
+        Ok(())
     }
 }

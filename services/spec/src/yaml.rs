@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_saphyr::Error as YamlError;
 
 use crate::{
@@ -68,6 +68,9 @@ const SPEC_FORM: &str =
     "a spec is a section of keys, such as name, base and raft; `flotilla run new` writes one";
 
 fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
+    if let Some(error) = explain_json(yaml) {
+        return error;
+    }
     let map = SourceMap::read(yaml);
     let mut place = place_of(&map, error);
     let path = place.and_then(|place| map.path_at(place.line, place.column));
@@ -88,7 +91,7 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         _ if map.is_blank() => SPEC_FORM.to_owned(),
         _ if is_empty && !is_key => format!("{field}has no value"),
         YamlError::SerdeUnknownVariant { variant, expected, .. } if !is_key => {
-            format!("{field}must be {}, not {}", one_of(variant, expected), cut(variant))
+            format!("{field}{}", describe_choice(variant, expected))
         }
         YamlError::SerdeUnknownField { field: key, expected, .. }
         | YamlError::SerdeUnknownVariant { variant: key, expected, .. } => {
@@ -116,11 +119,14 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
             describe_unexpected(path.unwrap_or_default(), expected, &written)
         }
         YamlError::Message { msg, .. } => format!("{field}{msg}"),
-        YamlError::ExternalMessage { msg, .. } if msg.contains("found a tab") => {
+        YamlError::ExternalMessage { msg, .. } if is_about_tab(msg) => {
             place = place.map(|place| find_tab(yaml, place));
             "a tab; YAML is indented by spaces".to_owned()
         }
         YamlError::ExternalMessage { msg, .. } => describe_structure(yaml, place, msg),
+        other if plain_text(other).contains("multiple YAML documents") => {
+            "a spec is one document; remove the line ---".to_owned()
+        }
         other => format!("{field}{}", plain_text(other)),
     };
     let until = place.map_or(usize::MAX, |place| place.line);
@@ -129,6 +135,26 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         None => message,
     };
     SpecError::new(yaml, SpecErrorCode::Unreadable, message, place)
+}
+
+fn is_about_tab(message: &str) -> bool {
+    ["found a tab", "tabs disallowed"].iter().any(|it| message.contains(it))
+}
+
+/// Explains the first mistake in a document that is meant as JSON, which is stricter than YAML;
+/// `None` for other documents, and without a mistake.
+fn explain_json(text: &str) -> Option<SpecError> {
+    let first = text.trim_start().strip_prefix('{')?.trim_start();
+    let error =
+        serde_json::from_str::<IgnoredAny>(text).err().filter(|_| first.starts_with('"'))?;
+    let (line, column) = (error.line(), error.column());
+    let message = error.to_string();
+    let message = message.strip_suffix(&format!(" at line {line} column {column}"));
+    let message = format!("this JSON has a mistake: {}", message?);
+    // The end of a document is after its last line.
+    let line = line.min(text.lines().count());
+    let place = SourcePlace { line, column: column.max(1), width: 1 };
+    Some(SpecError::new(text, SpecErrorCode::Unreadable, message, Some(place)))
 }
 
 /// Returns a message about a line that YAML cannot place, or else YAML's own message.
@@ -185,13 +211,14 @@ fn item_indents(line: &str) -> Vec<usize> {
 /// Returns a message about a value of another kind than its field takes.
 fn describe_unexpected(path: &str, expected: &str, written: &str) -> String {
     let example = missing_key_example(path.rsplit('.').next().unwrap_or_default());
+    let written = if written == "[" { "a list" } else { written };
     match (path, expected) {
         ("", _) => SPEC_FORM.to_owned(),
         (_, "mapping start") => {
             format!("{path}: must be a section of keys{example}, not {written}")
         }
         (_, "sequence start") => format!("{path}: must be a list, such as [a, b], not {written}"),
-        (_, "string scalar") => format!("{path}: must be one text, not a list or a section"),
+        (_, "string scalar") => format!("{path}: must be one value, not a list or a section"),
         _ => format!("{path}: expected {expected}"),
     }
 }
@@ -206,6 +233,8 @@ fn yaml_advice(yaml: &str, until: usize, message: &str) -> Option<String> {
         let lines = yaml.lines().take(until).enumerate();
         let (index, _) = lines.filter(|(_, line)| is_left_open(line)).last()?;
         return Some(format!("a bracket of line {} may be left open", index + 1));
+    } else if message.contains("did not find expected ',' or '}'") {
+        "a comma is missing, or a text with a colon lacks quotes"
     } else {
         return None;
     };
@@ -288,12 +317,11 @@ fn known_keys(key: &str, known: &[&str]) -> String {
     format!("{suggestion} The known keys are: {}", known.join(", "))
 }
 
-/// Returns the allowed values, with the most similar one first.
-fn one_of(written: &str, allowed: &[&str]) -> String {
+/// Returns words about a text that is none of the allowed ones, with the most similar one.
+pub(crate) fn describe_choice(written: &str, allowed: &[&str]) -> String {
     let similar = find_similar(written, allowed.iter().copied());
-    let others = allowed.iter().filter(|it| Some(**it) != similar);
-    let all: Vec<&str> = similar.into_iter().chain(others.copied()).collect();
-    format!("one of {}", all.join(", "))
+    let suggestion = similar.map_or(String::new(), |it| format!("; did you mean {it}?"));
+    format!("must be one of {}, not {}{suggestion}", allowed.join(", "), cut(written))
 }
 
 /// Returns words for a Rust type.
@@ -302,7 +330,7 @@ fn scalar_name(ty: &str) -> &str {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number of 0 or more",
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
         "f32" | "f64" => "a number",
-        "bool" => "true or false",
+        "bool" | "boolean" => "true or false",
         other => other,
     }
 }
@@ -413,8 +441,10 @@ raft:
     #[test]
     fn a_value_that_is_none_of_the_allowed_ones_is_refused_with_them() {
         let error = refused("learning_rate: 0.002", "schedule: cosin");
-        let words =
-            ["line 8, column 15: raft.training.schedule: must be one of cosine, ", "not cosin"];
+        let words = [
+            "line 8, column 15: raft.training.schedule: must be one of constant, linear, cosine",
+            "not cosin; did you mean cosine?",
+        ];
         assert_says(&error, &words, "cosin");
         let error = refused("{ exact: { extract: '#(\\d+)$' } }", "{ json_schema: { schma: 1 } }");
         assert_says(&error, &["unknown key schma in raft.verifier.json_schema"], "schma");
@@ -436,7 +466,7 @@ raft:
         let error = refused("{ exact: { extract: '#(\\d+)$' } }", "{ numeric: {");
         assert!(error.contains("a bracket of line 6 may be left open"), "{error}");
         let error = refused("prompts: prompts.jsonl", "prompts: [a, b]");
-        assert!(error.starts_with("line 4, column 12: raft.prompts: must be one text"), "{error}");
+        assert!(error.starts_with("line 4, column 12: raft.prompts: must be one value"), "{error}");
         let error = refused("'#(\\d+)$'", "\"#(\\d+)$\"");
         assert!(error.contains("write a pattern in single quotes"), "{error}");
         let error = refused("  cycles: 3", "    cycles: 3");

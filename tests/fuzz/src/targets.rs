@@ -3,6 +3,7 @@
 mod engine;
 mod fold;
 mod formats;
+mod tables;
 mod workers;
 
 use std::path::Path;
@@ -24,7 +25,9 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("manifests", manifests),
     ("prompts", prompts),
     ("examples", examples),
+    ("tables", tables::tables),
     ("specs", specs),
+    ("replies", replies),
     ("bucket", bucket),
     ("stores", stores),
     ("tokens", tokens),
@@ -122,7 +125,17 @@ fn examples(input: &[u8]) {
 }
 
 fn specs(input: &[u8]) {
-    let _ = spec::RunSpec::parse(&String::from_utf8_lossy(input));
+    let text = String::from_utf8_lossy(input);
+    let _ = spec::RunSpec::parse(&text);
+    if let Ok(spec) = spec::GenerationSpec::parse(&text) {
+        let total: u32 = spec.category_counts().iter().sum();
+        assert_eq!(total, spec.count.unwrap_or(total), "all samples belong to a category");
+    }
+}
+
+/// The answer of a chat model, as a body and as the text in it.
+fn replies(input: &[u8]) {
+    data_generation::fuzzing::fuzz_reply(input);
 }
 
 /// Values in the fleet's key-value bucket, and messages of agents.

@@ -1,61 +1,64 @@
 //! Verifiers that compare the completion with an expected answer.
 
 use jsonschema::PatternOptions;
-use regex::RegexBuilder;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use wire::v1::verifier::{Exact, JsonSchema, Numeric, Regex, ToolCall};
 
-use crate::field_checks::{FieldResult, check_range, ensure_field};
+use crate::field_checks::{
+    EXTRACT_COMPILED_MAX, FieldResult, check_pattern, check_range, ensure_field,
+};
 
-/// A larger expression takes too much memory to compile.
-const PATTERN_BYTES_MAX: usize = 4096;
-
-/// Compiled size of an expression for `extract`.
-const EXTRACT_COMPILED_MAX: usize = 10 << 20;
 /// Compiled size of an expression for `pattern`: the verifier's own limit for the expression with
 /// the answer inserted.
 const FIND_COMPILED_MAX: usize = 1 << 20;
 
 /// A verifier that compares the candidate with the prompt's answer.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExactSpec {
     /// Regular expression that finds the candidate. Empty: the whole completion.
+    #[schemars(length(max = 4096), example = r"#(\d+)$")]
     pub extract: String,
 }
 
 /// A verifier that compares numbers.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NumericSpec {
     /// Regular expression that finds the candidate. Empty: a `\boxed{…}`, the number after `####`,
     /// or the last number.
+    #[schemars(length(max = 4096))]
     pub extract: String,
-    /// Absolute.
+    /// Largest absolute difference.
+    #[schemars(range(min = 0.0))]
     pub tolerance: f64,
-    /// Share of the expected number.
+    /// Largest difference, as a share of the expected number.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub relative_tolerance: f64,
 }
 
 /// A verifier that searches the completion for a pattern.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegexSpec {
     /// Regular expression. `{answer}` stands for the prompt's answer, escaped.
+    #[schemars(length(max = 4096), example = "(?m)^result: {answer}$")]
     pub pattern: String,
 }
 
 /// A verifier that validates JSON in the completion against a schema.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct JsonSchemaSpec {
-    /// Default: the prompt's field `schema`.
+    /// The JSON schema. Default: the prompt's field `schema`.
     pub schema: Option<Value>,
 }
 
 /// A verifier that compares the tool calls of a completion with the expected ones.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
+)]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolCallSpec {
     /// The order of the calls matters.
@@ -102,22 +105,6 @@ impl JsonSchemaSpec {
         match jsonschema::options().with_pattern_options(patterns).build(schema) {
             Ok(_) => Ok(()),
             Err(error) => ensure_field(false, &at, format!("not a JSON schema: {error}")),
-        }
-    }
-}
-
-/// Requires a valid expression with a compiled size of at most `compiled_max` bytes.
-fn check_pattern(field: &str, pattern: &str, compiled_max: usize) -> FieldResult {
-    let bytes = pattern.len();
-    let remedy = format!("the pattern has {bytes} bytes, the limit is {PATTERN_BYTES_MAX}");
-    ensure_field(bytes <= PATTERN_BYTES_MAX, field, remedy)?;
-    match RegexBuilder::new(pattern).size_limit(compiled_max).build() {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            // The last line of several, which show the pattern.
-            let error = error.to_string();
-            let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
-            ensure_field(false, field, format!("not a regular expression: {reason}"))
         }
     }
 }

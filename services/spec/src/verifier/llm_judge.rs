@@ -1,6 +1,7 @@
 //! A verifier that asks a language model.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use wire::v1::verifier::LlmJudge;
 
 use crate::field_checks::{FieldResult, check_range, ensure_field};
@@ -27,21 +28,30 @@ Reply with one JSON object and nothing else: {\"reward\": R, \"reason\": \"...\"
 (wrong) to 1 (right).";
 
 /// A verifier that asks a model at an OpenAI-compatible endpoint for a reward.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LlmJudgeSpec {
     /// Address of the API.
+    #[schemars(regex(pattern = "^https?://"), example = "http://127.0.0.1:8000/v1")]
     pub url: String,
+    /// Name of the model that judges.
+    #[schemars(length(min = 1))]
     pub model: String,
     /// Template with `{prompt}`, `{answer}` and `{completion}`.
+    #[schemars(regex(pattern = r"\{completion\}"))]
     #[serde(default = "prompt")]
     pub prompt: String,
-    /// Name of the environment variable with the API key; never the key itself.
+    /// Name of the environment variable with the API key; never the key itself. Begins with
+    /// `FLOTILLA_JUDGE_KEY`.
+    #[schemars(regex(pattern = "^(FLOTILLA_JUDGE_KEY[A-Z0-9_]*)?$"))]
     #[serde(default)]
     pub key_env: String,
+    /// Seconds to wait for an answer.
+    #[schemars(range(min = 0.1, max = 3600.0))]
     #[serde(default = "a_minute")]
     pub timeout_s: f64,
     /// Least reward of a passing sample.
+    #[schemars(range(min = 0.0, max = 1.0))]
     #[serde(default = "half")]
     pub pass_at: f64,
 }
@@ -58,6 +68,15 @@ fn half() -> f64 {
     0.5
 }
 
+/// Requires the name of a variable that may contain a key, or an empty one.
+pub(super) fn check_key_variable(field: &str, name: &str) -> FieldResult {
+    let legal = name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+    let remedy = format!(
+        "name a variable that starts with {KEY_PREFIX}, set where verifiers run; never a key"
+    );
+    ensure_field(name.is_empty() || (legal && name.starts_with(KEY_PREFIX)), field, remedy)
+}
+
 impl LlmJudgeSpec {
     pub(super) fn check_fields(&self, field: &str) -> FieldResult {
         let at = |name: &str| format!("{field}.{name}");
@@ -70,13 +89,7 @@ impl LlmJudgeSpec {
         ensure_field(!self.model.is_empty(), &at("model"), "name the model that judges")?;
         let remedy = "must hold {completion}, which is replaced";
         ensure_field(self.prompt.contains("{completion}"), &at("prompt"), remedy)?;
-        let key = &self.key_env;
-        let legal = key.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
-        let remedy = format!(
-            "name a variable that starts with {KEY_PREFIX}, set where verifiers run; never a key"
-        );
-        let named = key.is_empty() || (legal && key.starts_with(KEY_PREFIX));
-        ensure_field(named, &at("key_env"), remedy)?;
+        check_key_variable(&at("key_env"), &self.key_env)?;
         check_range(&at("timeout_s"), self.timeout_s, 0.1, 3600.0)?;
         check_range(&at("pass_at"), self.pass_at, 0.0, 1.0)
     }

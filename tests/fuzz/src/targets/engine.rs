@@ -64,11 +64,15 @@ macro_rules! directory {
     }};
 }
 
-/// `config.json`. An accepted configuration must be written with the same meaning.
+/// `config.json`. An accepted configuration that the engine computes must be written with the same
+/// meaning.
 pub(super) fn configs(input: &[u8]) {
     let path = Path::new("config.json");
     let Ok(map) = serde_json::from_slice(input) else { return };
     let Ok(config) = ModelConfig::from_json(&map, path) else { return };
+    if config.require_embedded(Path::new("")).is_err() {
+        return;
+    }
     let written = config.to_json();
     let parsed = ModelConfig::from_json(written.as_object().expect("an object"), path);
     assert_eq!(parsed.ok(), Some(config));
