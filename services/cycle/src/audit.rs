@@ -312,7 +312,8 @@ impl RunAuditor {
         if run.done.as_ref().is_some_and(|done| done.status() == v1::done::Status::Succeeded) {
             // Samples drawn ahead for a cycle after the last one need not be complete.
             let last = run.stopped_after().unwrap_or(u32::MAX);
-            let open = run.cycles.range(..=last).filter(|(_, cycle)| cycle.archived.is_none());
+            let own = run.cycles.range(run.first_cycle..=last.max(run.first_cycle));
+            let open = own.filter(|(_, cycle)| cycle.archived.is_none());
             for (number, cycle) in open {
                 unfinished.extend(result_checks::find_missing_results(&run, *number, cycle));
             }
@@ -362,7 +363,7 @@ impl AuditCounts {
 
 fn count_run(run: &Run, facts: u64, settled: AuditCounts) -> AuditCounts {
     let mut tally = AuditCounts { facts, ..settled };
-    for cycle in run.cycles.values() {
+    for (_, cycle) in run.cycles.range(run.first_cycle..) {
         let jobs = AuditCounts::from_jobs(cycle);
         tally.planned_samples += jobs.planned_samples;
         tally.accepted_samples += jobs.accepted_samples;

@@ -9,8 +9,8 @@ mod quarantine;
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{
-    AgentId, Fact, FactBody, FactKey, JobId, Record, SpecOrigin, Subject, SuiteName, TrainPart,
-    WorkKind, check_checkpoint_author, control_user, v1,
+    Fact, FactBody, FactKey, JobId, Record, SpecOrigin, Subject, SuiteName, TrainPart, WorkKind,
+    check_checkpoint_author, control_user, v1,
 };
 
 use crate::{
@@ -45,9 +45,13 @@ impl Run {
     /// Returns the initial state of the run that a `spec` fact defines; `None` for any other fact.
     pub fn start(record: &Record) -> Option<Self> {
         let FactBody::Spec(spec) = &record.fact.body else { return None };
-        let mut run = Self::new(record.fact.subject.run.clone(), spec.clone(), record.time_ms);
+        let mut spec = spec.clone();
+        let forked = spec.take_forked_cycles();
+        let mut run = Self::new(record.fact.subject.run.clone(), spec, record.time_ms);
+        run.spec_sequence = record.sequence;
         run.sequence = record.sequence;
         run.author.clone_from(&record.author);
+        run.take_over_cycles(forked);
         Some(run)
     }
 
@@ -58,7 +62,12 @@ impl Run {
             return;
         }
         self.sequence = record.sequence;
-        let outcome = self.apply_record(record);
+        let outcome = match record.fact.subject.key.cycle_number() {
+            Some(number) if number < self.first_cycle => {
+                Err(format!("cycle {number} is that of the run that the spec forks"))
+            }
+            _ => self.apply_record(record),
+        };
         self.reindex_job(&record.fact.subject.key);
         if let Err(what) = outcome {
             let subject = record.fact.subject.to_string();
@@ -108,7 +117,7 @@ impl Run {
         match (&subject.key, body) {
             (FactKey::Spec | FactKey::WatchedSpec, _) => Err("a second spec".into()),
             (FactKey::Control { number }, FactBody::Control(control)) => {
-                self.apply_control(*number, control, record.author.as_ref())
+                self.apply_control(*number, control, record)
             }
             (FactKey::Plan { cycle }, FactBody::Plan(plan)) => self.apply_plan(*cycle, plan, at),
             (
@@ -197,15 +206,18 @@ impl Run {
         self.require_cycle(cycle)?.jobs.get_mut(job).ok_or_else(missing)
     }
 
-    /// Starts a new round on a resume after a pause.
+    /// Starts a new round on a resume after a pause. The first release from the queue starts none,
+    /// because agents count the pauses that they read.
     fn apply_control(
         &mut self,
         number: u64,
         control: &v1::Control,
-        author: Option<&AgentId>,
+        record: &Record,
     ) -> Result<(), String> {
         use v1::control::Action;
         self.last_control = self.last_control.max(number);
+        let author = record.author.as_ref();
+        self.queue = self.queue.after_control(control);
         match control.action() {
             Action::Pause => {
                 self.paused = true;
@@ -227,6 +239,14 @@ impl Run {
                 self.cancelled = true;
             }
             Action::Unspecified => return Err("a control without an action".into()),
+        }
+        match (self.is_halted(), self.halted_since_ms) {
+            (true, None) => self.halted_since_ms = Some(record.time_ms),
+            (false, Some(since)) => {
+                self.halted_ms += record.time_ms.saturating_sub(since);
+                self.halted_since_ms = None;
+            }
+            (true, Some(_)) | (false, None) => {}
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! each job is decided here: large jobs first, to keep batches full, small jobs last, so that all
 //! agents finish together (guided self-scheduling, Polychronopoulos and Kuck, 1987).
 
-use wire::v1;
+use wire::{LAST_OBSERVATION_BYTES_MAX, v1};
 
 use crate::FleetSnapshot;
 
@@ -40,10 +40,20 @@ const SAMPLE_BYTES: u64 = 128;
 /// tokens.
 const LOGPROB_BYTES: u64 = 10;
 
+/// Maximum bytes of a token's id and of its text in a turn, beside its text in the sample.
+const TURN_TOKEN_BYTES: u64 = 8 + TOKEN_BYTES;
+
 /// Returns the maximum bytes of a sample in a samples fact.
-pub(crate) fn estimate_sample_bytes(max_new_tokens: u32, token_logprobs: bool) -> u64 {
-    let each = TOKEN_BYTES + if token_logprobs { LOGPROB_BYTES } else { 0 };
-    SAMPLE_BYTES + each * u64::from(max_new_tokens)
+pub(crate) fn estimate_sample_bytes(
+    max_new_tokens: u32,
+    token_logprobs: bool,
+    episodes: bool,
+) -> u64 {
+    let each = TOKEN_BYTES
+        + if token_logprobs { LOGPROB_BYTES } else { 0 }
+        + if episodes { TURN_TOKEN_BYTES } else { 0 };
+    let last = if episodes { LAST_OBSERVATION_BYTES_MAX as u64 } else { 0 };
+    SAMPLE_BYTES + last + each * u64::from(max_new_tokens)
 }
 
 /// Returns how many copies of the slowest generator would be as fast as the whole fleet.

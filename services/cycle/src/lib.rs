@@ -23,11 +23,13 @@ mod curriculum;
 mod cycle_summary;
 mod fleet;
 mod fold;
+mod fork;
 mod gates;
 mod job_sizing;
 mod missing_roles;
 mod outcome;
 mod planner;
+mod run_queue;
 mod run_set;
 mod sampling_plan;
 mod schedule;
@@ -45,18 +47,22 @@ pub use canary_vote::{CanaryAgreement, CanaryValue, canary_agreement};
 pub use command::{PlannerInputs, ReissueTimeouts, WriteCommand};
 pub use curriculum::BUDGET_SAMPLES_MAX;
 pub use fleet::{FleetMember, FleetSnapshot, HeldJob};
+pub use fork::{check_fork, fork_after};
 pub use job_sizing::JobSizing;
-pub use missing_roles::{describe_missing_roles, missing_roles};
+pub use missing_roles::{describe_missing_roles, is_agent_gone, missing_roles};
 pub use planner::next_commands;
+pub use run_queue::{QueuePlace, QueueTurns, queue_places, run_user};
 pub use run_set::{RunSet, fail_run};
 pub use schedule::{generate_seed, sampling_settings, scheduled_value};
 pub use select::{
-    KeptSample, PreferencePair, SelectionOutcome, pair_samples, preview_selection, sample_outcomes,
+    KeptSample, PreferencePair, SelectionOutcome, jaccard_similarity, pair_samples,
+    preview_selection, sample_outcomes,
 };
 pub use selection_report::{MessageGroup, SelectionReport, report_selection};
 pub use state::{
-    CanaryVotes, Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, PromptHistory, Run,
-    RunPhase, describe_pause,
+    CanaryVotes, Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, PromptHistory,
+    QueueStatus, Run, RunPhase, can_reject_checkpoint, clock_text, describe_pause,
+    describe_queue_wait,
 };
 pub use training_advice::advise_on_training;
 pub use trial::{ObjectiveTrial, prepare_trial};

@@ -28,7 +28,7 @@ pub fn missing_roles<'a>(
         missing.push("evaluator");
     }
     for agent in agents {
-        if agent.state() == v1::agent_status::State::Ready && !is_gone(agent, now_s) {
+        if agent.state() == v1::agent_status::State::Ready && !is_agent_gone(agent, now_s) {
             let serves_all = |role: &str| matches!(role, "verifier" | "scorer" | "evaluator");
             let in_pool = |role: &str| agent.pool == spec.pool || serves_all(role);
             missing.retain(|role| !(in_pool(role) && agent.roles.iter().any(|has| has == role)));
@@ -37,7 +37,9 @@ pub fn missing_roles<'a>(
     missing
 }
 
-fn is_gone(agent: &v1::AgentStatus, now_s: u64) -> bool {
+/// Returns true if an agent has been silent for so long that it counts as gone. `now_s` is in seconds
+/// since 1970.
+pub fn is_agent_gone(agent: &v1::AgentStatus, now_s: u64) -> bool {
     let seen = agent.seen_at.as_ref().and_then(|at| u64::try_from(at.seconds).ok());
     seen.is_some_and(|seen| now_s.saturating_sub(seen) > GONE_AFTER_S)
 }

@@ -74,8 +74,9 @@ fn gate_stop_message(run: &Run, number: u32) -> String {
 /// Lists failed evals, samples set aside, and a rollback in the last cycle. Empty if nothing is
 /// missing.
 fn format_shortcomings(run: &Run) -> String {
-    let unmeasured: usize = run.cycles.values().map(Cycle::missing_eval_count).sum();
-    let done = || run.cycles.values().filter_map(|cycle| cycle.done.as_ref());
+    let own = || run.cycles.range(run.first_cycle..).map(|(_, cycle)| cycle);
+    let unmeasured: usize = own().map(Cycle::missing_eval_count).sum();
+    let done = || own().filter_map(|cycle| cycle.done.as_ref());
     let aside: u64 = done().map(|done| u64::from(done.set_aside)).sum();
     let parts = [(unmeasured as u64, "evals failed"), (aside, "samples were set aside")];
     let said = parts.iter().filter(|(count, _)| *count > 0);
@@ -186,7 +187,8 @@ fn all_agents_failing(
 /// Returns a message if none of the last [`EMPTY_SELECTIONS_MAX`] cycles kept a sample.
 fn keeps_nothing(run: &Run) -> Option<String> {
     let kept = |cycle: &&Cycle| cycle.selected.as_ref().is_some_and(|s| s.kept == 0);
-    let done = run.cycles.values().rev().filter(|cycle| cycle.done.is_some());
+    let own = run.cycles.range(run.first_cycle..).rev().map(|(_, cycle)| cycle);
+    let done = own.filter(|cycle| cycle.done.is_some());
     let barren: Vec<&Cycle> = done.take_while(kept).collect();
     let dropped = &barren.first()?.selected.as_ref()?.dropped;
     let why: Vec<String> = dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();

@@ -24,7 +24,7 @@ const IN_FLIGHT_MIN: usize = 16;
 ///
 /// 1. the run is done: nothing;
 /// 2. the run has an outcome (finished, cancelled, stopped by a gate, hopeless): its `done` fact;
-/// 3. the run is paused: nothing;
+/// 3. the run is paused or queued: nothing;
 /// 4. an agent contradicts the canary majority: its `quarantine` fact, because selection and
 ///    evaluation depend on it;
 /// 5. otherwise: the next facts of the current cycle and, if it may be pipelined, of the next one.
@@ -35,7 +35,7 @@ pub fn next_commands(run: &Run, inputs: PlannerInputs<'_>) -> Vec<WriteCommand> 
     if let Some(done) = outcome::run_outcome(run, inputs.fleet) {
         return vec![write_command(run, FactKey::Done, FactBody::Done(done))];
     }
-    if run.paused {
+    if run.is_halted() {
         return Vec::new();
     }
     if let Some(quarantine) = canary_vote::next_quarantine(run) {
@@ -330,6 +330,7 @@ impl CyclePlanner<'_> {
             suite: suite.to_owned(),
             logprobs: schedule::needs_logprobs(self.raft, purpose),
             token_logprobs: schedule::needs_token_logprobs(self.raft, purpose),
+            episodes: schedule::plays_episodes(self.raft, purpose, suite),
             canary: canary_vote::canary_text_for(self.run, cycle, purpose, self.inputs.prompts),
             behind,
         };

@@ -9,6 +9,7 @@ use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, v1};
 use crate::{
     command::{PlannerInputs, WriteCommand},
     planner::next_commands,
+    run_queue::{QueueTurns, queue_commands},
     state::Run,
 };
 
@@ -20,6 +21,7 @@ use crate::{
 /// ```text
 /// fold_record(record)...        each entry of the log; the run becomes dirty
 /// mark_caught_up()              once, when the replay is complete
+/// queue_commands(minute)        facts to write before the others
 /// for id in take_dirty()        empty until the log contains all own writes
 ///     next_commands(id, inputs) facts to write, in order
 ///     record_write(sequence)    for each fact written
@@ -35,6 +37,10 @@ pub struct RunSet {
     last_written: u64,
     /// The log was replayed to the end it had at the start.
     caught_up: bool,
+    /// Includes the turns of runs that have ended.
+    queue_turns: QueueTurns,
+    /// The queues may have changed since their last decision.
+    is_queue_due: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -65,6 +71,7 @@ impl RunSet {
             Some(open) => {
                 open.run.fold_record(record);
                 open.is_dirty = true;
+                self.queue_turns.record_turn(&open.run, record);
             }
             None => {
                 let open = |run| OpenRun {
@@ -77,6 +84,10 @@ impl RunSet {
                 self.open_runs.extend(Run::start(record).map(|run| (id.clone(), open(run))));
             }
         }
+        self.is_queue_due |= matches!(
+            record.fact.body,
+            FactBody::Spec(_) | FactBody::Control(_) | FactBody::Done(_)
+        );
         if matches!(record.fact.body, FactBody::Done(_)) {
             self.open_runs.remove(id);
             self.ended_runs.insert(id.clone());
@@ -136,6 +147,7 @@ impl RunSet {
     /// Marks every open run as dirty and due for a straggler check, because time has passed or a
     /// write failed.
     pub fn mark_dirty(&mut self) {
+        self.is_queue_due = true;
         self.open_runs
             .values_mut()
             .for_each(|open| (open.is_dirty, open.stragglers_due) = (true, true));
@@ -156,11 +168,32 @@ impl RunSet {
         self.last_folded
     }
 
+    /// Returns the controls by which the queues pause and resume their runs. Empty while
+    /// [`RunSet::take_dirty`] waits for the log, or if nothing has changed. A caller that fails to
+    /// write them must call [`RunSet::mark_dirty`] later. `minute` is that of the local day.
+    pub fn queue_commands(&mut self, minute: u32) -> Vec<WriteCommand> {
+        if !self.is_settled() || !std::mem::take(&mut self.is_queue_due) {
+            return Vec::new();
+        }
+        queue_commands(self.open_runs.values().map(|open| &open.run), &self.queue_turns, minute)
+    }
+
+    /// Returns the last turn of each user in each queue.
+    #[cfg(test)]
+    pub(crate) fn queue_turns(&self) -> &QueueTurns {
+        &self.queue_turns
+    }
+
+    /// Returns true if the log has been replayed, including every fact written by this coordinator.
+    fn is_settled(&self) -> bool {
+        self.caught_up && self.last_folded >= self.last_written
+    }
+
     /// Returns the ids of the dirty runs and clears their flags. Empty until the log has been
     /// replayed, including every fact written by this coordinator. A caller that fails to act on a
     /// run must call [`RunSet::mark_dirty`] later.
     pub fn take_dirty(&mut self) -> Vec<RunId> {
-        if !self.caught_up || self.last_folded < self.last_written {
+        if !self.is_settled() {
             return Vec::new();
         }
         let dirty = self.open_runs.iter_mut().filter(|(_, open)| open.is_dirty);

@@ -70,7 +70,8 @@ fn available_prompts(set: &PromptSet<'_>, inputs: &PlannerInputs<'_>) -> u32 {
 fn sample_bytes(raft: &v1::spec::Raft, set: &PromptSet<'_>) -> u64 {
     let max_new_tokens = set.sampling.unwrap_or_default().max_new_tokens;
     let token_logprobs = schedule::needs_token_logprobs(raft, set.purpose);
-    job_sizing::estimate_sample_bytes(max_new_tokens, token_logprobs)
+    let episodes = schedule::plays_episodes(raft, set.purpose, set.suite);
+    job_sizing::estimate_sample_bytes(max_new_tokens, token_logprobs, episodes)
 }
 
 /// Combines each draw (line and sample count) with the size of its prompt. Lines without a prompt

@@ -46,6 +46,12 @@ pub(crate) fn needs_token_logprobs(raft: &v1::spec::Raft, purpose: v1::Purpose) 
     raft.token_logprobs && purpose != v1::Purpose::Heldout
 }
 
+/// Returns true for samples of prompts whose verifier is an environment.
+pub(crate) fn plays_episodes(raft: &v1::spec::Raft, purpose: v1::Purpose, suite: &str) -> bool {
+    let set = raft.find_prompt_set(purpose, suite);
+    set.and_then(|set| set.verifier).is_some_and(|verifier| verifier.environment().is_some())
+}
+
 /// Rewards are rounded to multiples of 1 / this.
 const REWARD_STEPS: f64 = 1e9;
 

@@ -7,12 +7,16 @@ mod near_duplicates;
 mod rules;
 mod signals;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use objective::{Objective, ObjectiveName};
 use serde::Serialize;
-use wire::{Digest, decode_logprobs, derive_seed, v1};
+use wire::{Digest, EpisodeTokens, decode_logprobs, derive_seed, v1};
 
+pub use self::near_duplicates::jaccard_similarity;
 use self::{
     candidates::CandidateSet,
     rules::{SampleCandidate, choose_samples},
@@ -72,9 +76,12 @@ struct DatasetLine<'a> {
     /// Of distillation: the log-probability of each token by the teacher, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     teacher: Option<Vec<f64>>,
-    /// Of an objective: the drawn tokens, if the text has others.
+    /// The tokens of an episode. Of an objective: the drawn tokens, if the text has others.
     #[serde(skip_serializing_if = "<[u32]>::is_empty")]
-    token_ids: &'a [u32],
+    token_ids: Cow<'a, [u32]>,
+    /// Ranges of an episode's tokens that were not drawn.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    masked: Vec<[u32; 2]>,
 }
 
 /// Ranks the judged training samples prompt by prompt in plan order, and keeps the best.
@@ -323,6 +330,14 @@ impl SampleCandidate<'_> {
         let decode = |bytes: Option<&[u8]>| {
             bytes.and_then(|bytes| decode_logprobs(bytes, self.tokens as usize))
         };
+        let (token_ids, masked) = match self.turns {
+            [] if has_objective => (Cow::Borrowed(self.token_ids), Vec::new()),
+            [] => (Cow::Borrowed(&[][..]), Vec::new()),
+            turns => {
+                let EpisodeTokens { ids, masked } = EpisodeTokens::from_turns(turns);
+                (Cow::Owned(ids), masked)
+            }
+        };
         let line = DatasetLine {
             prompt: self.prompt,
             completion: self.completion,
@@ -333,7 +348,8 @@ impl SampleCandidate<'_> {
             unfinished: has_objective && !self.is_finished,
             behaviour: decode(self.token_logprobs.filter(|_| has_objective)),
             teacher: decode(self.teacher_logprobs.filter(|_| distills)),
-            token_ids: if has_objective { self.token_ids } else { &[] },
+            token_ids,
+            masked,
         };
         serde_json::to_writer(&mut *dataset, &line).expect("strings and numbers are always JSON");
         dataset.push(b'\n');

@@ -3,6 +3,7 @@
 pub(crate) mod canary_votes;
 pub(crate) mod job_index;
 mod prompt_history;
+mod queue_status;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,12 @@ use wire::{AgentId, JobId, RunId, SuiteName, v1};
 use self::job_index::{JobIndex, JobStage};
 use crate::{across::AcrossTraining, cost_probe::count_visit, fold::late_work::LateWork};
 
-pub use self::{canary_votes::CanaryVotes, prompt_history::PromptHistory};
+pub(crate) use self::queue_status::queue_window;
+pub use self::{
+    canary_votes::CanaryVotes,
+    prompt_history::PromptHistory,
+    queue_status::{QueueStatus, clock_text, describe_queue_wait},
+};
 
 /// One run, folded from its facts.
 ///
@@ -21,6 +27,7 @@ pub use self::{canary_votes::CanaryVotes, prompt_history::PromptHistory};
 #[derive(Debug, Clone)]
 pub struct Run {
     pub id: RunId,
+    /// Without the cycles of a fork, which are in `cycles`.
     pub spec: v1::Spec,
     /// Author of the spec; `None` in an open fleet.
     pub author: Option<AgentId>,
@@ -28,12 +35,20 @@ pub struct Run {
     pub submitted_ms: u64,
     /// Time of the done fact, in milliseconds since 1970.
     pub ended_ms: Option<u64>,
+    /// Sequence of the spec fact.
+    pub spec_sequence: u64,
     /// Sequence of the last fact folded.
     pub sequence: u64,
     /// Number of the last control fact.
     pub last_control: u64,
     /// No work is ordered while set.
     pub paused: bool,
+    /// Whether the queue of the pool holds the run.
+    pub queue: QueueStatus,
+    /// The time for which the run was paused or queued, in milliseconds, up to the last control …
+    pub halted_ms: u64,
+    /// … and the time since which it is, in milliseconds since 1970.
+    pub halted_since_ms: Option<u64>,
     /// The user of the last pause, if known.
     pub paused_by: Option<AgentId>,
     /// The user's reason for the last pause; may be empty.
@@ -47,6 +62,9 @@ pub struct Run {
     /// 1 + the number of resumes. Agents drop orders of earlier rounds.
     pub round: u32,
     pub cycles: BTreeMap<u32, Cycle>,
+    /// The first cycle of the run's own facts. Cycles before it are those of the run that the spec
+    /// forks; 0 without a fork.
+    pub first_cycle: u32,
     /// Reported by agents, in log order.
     pub failures: Vec<v1::Failure>,
     pub(crate) training_failure: Option<v1::Failure>,
@@ -219,15 +237,20 @@ impl Run {
     /// Creates the state of a run without any fact after its spec; `at_ms` is the submission time
     /// in milliseconds since 1970.
     pub fn new(id: RunId, spec: v1::Spec, at_ms: u64) -> Self {
+        let queue = QueueStatus::from_spec(&spec);
         Self {
             id,
             spec,
             author: None,
             submitted_ms: at_ms,
             ended_ms: None,
+            spec_sequence: 0,
             sequence: 0,
             last_control: 0,
             paused: false,
+            queue,
+            halted_ms: 0,
+            halted_since_ms: queue.is_waiting().then_some(at_ms),
             paused_by: None,
             pause_reason: String::new(),
             cancelled: false,
@@ -235,6 +258,7 @@ impl Run {
             cancel_reason: String::new(),
             round: 1,
             cycles: BTreeMap::new(),
+            first_cycle: 0,
             failures: Vec::new(),
             training_failure: None,
             prompt_histories: BTreeMap::new(),
@@ -305,12 +329,13 @@ impl Run {
     }
 
     /// Returns the cycle after which a gate (a limit on metrics in the spec) stopped the run;
-    /// `None` if no gate did.
+    /// `None` if no gate did. A gate that stopped a forked run does not stop the fork.
     pub fn stopped_after(&self) -> Option<u32> {
         let stops = |cycle: &Cycle| {
             cycle.done.as_ref().is_some_and(|done| done.then() == v1::gates::Then::Stop)
         };
-        self.cycles.iter().find(|(_, cycle)| stops(cycle)).map(|(number, _)| *number)
+        let mut own = self.cycles.range(self.first_cycle..);
+        own.find(|(_, cycle)| stops(cycle)).map(|(number, _)| *number)
     }
 
     /// Returns how many samples of a prompt were judged and passed in earlier cycles; zeros if none
@@ -319,23 +344,44 @@ impl Run {
         self.prompt_histories.get(&line).copied().unwrap_or_default()
     }
 
-    /// Returns the state that users see: running, paused, succeeded, failed or cancelled.
+    /// Returns true if no work may be ordered: the run is paused, or waits in the queue.
+    pub fn is_halted(&self) -> bool {
+        self.paused || self.queue.is_waiting()
+    }
+
+    /// Returns true if the run waits or works in the queue of its pool.
+    pub fn is_queued(&self) -> bool {
+        let takes_part = self.queue.is_waiting() || self.queue == QueueStatus::Active;
+        takes_part && !self.cancelled && self.done.is_none()
+    }
+
+    /// Returns the time in milliseconds that the run worked until `now_ms` or its end: without
+    /// pauses and queue.
+    pub fn worked_ms(&self, now_ms: u64) -> u64 {
+        let end = self.ended_ms.unwrap_or(now_ms);
+        let halted = self.halted_since_ms.map_or(0, |since| end.saturating_sub(since));
+        end.saturating_sub(self.submitted_ms).saturating_sub(self.halted_ms + halted)
+    }
+
+    /// Returns the state that users see: running, paused, queued, succeeded, failed or cancelled.
     pub fn current_state(&self) -> v1::run::State {
         use v1::{done::Status, run::State};
         match self.done.as_ref().map(v1::Done::status) {
             Some(Status::Succeeded) => State::Succeeded,
             Some(Status::Failed | Status::Unspecified) => State::Failed,
             Some(Status::Cancelled) => State::Cancelled,
+            None if self.queue.is_waiting() => State::Queued,
             None if self.paused => State::Paused,
             None => State::Running,
         }
     }
 
-    /// Returns why the run has ended, or who paused it and why; empty if it runs or that is
-    /// unknown.
+    /// Returns why the run has ended or waits in the queue, or who paused it and why; empty if it
+    /// runs or that is unknown.
     pub fn state_reason(&self) -> String {
         match &self.done {
             Some(done) => done.message.clone(),
+            None if self.queue.is_waiting() => describe_queue_wait(&self.spec, &self.pause_reason),
             None if self.paused => describe_pause(self.paused_by.as_ref(), &self.pause_reason),
             None => String::new(),
         }
@@ -456,7 +502,7 @@ impl PlannedJob {
 
 /// Returns true if a gate can end the run or roll back a checkpoint, so that the next cycle has to
 /// wait for the evaluation.
-fn can_reject_checkpoint(raft: &v1::spec::Raft) -> bool {
+pub fn can_reject_checkpoint(raft: &v1::spec::Raft) -> bool {
     let Some(gates) = &raft.gates else { return false };
     let rates = gates.pass_rate.iter().chain(&gates.pass_rates);
     let of_samples = gates.diversity.iter().chain(&gates.entropy);

@@ -5,6 +5,7 @@ mod authors;
 mod contradictions;
 mod course;
 mod fold;
+mod fork;
 mod growth;
 mod log;
 mod objectives;

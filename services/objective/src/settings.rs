@@ -119,7 +119,7 @@ impl SettingKey {
     }
 
     /// Returns the smallest and largest value.
-    pub(crate) fn range(self) -> (f64, f64) {
+    pub fn range(self) -> (f64, f64) {
         match self {
             Self::ClipLow => (0.0, 1.0),
             Self::MaxTokens => (1.0, 1e9),

@@ -47,6 +47,9 @@ pub(super) fn check_generate_order(
     if order.token_logprobs != schedule::needs_token_logprobs(raft, job.purpose) {
         found.push("its request for log-probs of tokens differs from the spec".into());
     }
+    if order.episodes != schedule::plays_episodes(raft, job.purpose, &job.suite) {
+        found.push("its request for episodes differs from the spec".into());
+    }
     if order.seed != schedule::generate_seed(run.spec.seed, number, job.purpose, &job.suite) {
         found.push("its seed does not follow from the run's".into());
     }

@@ -37,7 +37,19 @@ pub(super) fn check_samples(
             "sample {index} of prompt {prompt_id:?} has {tokens} tokens, the limit was {limit}"
         ));
     }
+    if let Some(sample) = samples.samples.iter().find(|sample| !has_own_tokens(sample)) {
+        let v1::samples::Sample { prompt_id, index, .. } = sample;
+        found.push(format!(
+            "sample {index} of prompt {prompt_id:?} has other tokens than its turns"
+        ));
+    }
     found
+}
+
+/// Returns false for an episode whose drawn tokens are not those of its turns.
+fn has_own_tokens(sample: &v1::samples::Sample) -> bool {
+    let drawn: usize = sample.turns.iter().map(|turn| turn.token_ids.len()).sum();
+    sample.turns.is_empty() || drawn == sample.tokens as usize
 }
 
 pub(super) fn check_verdicts(
@@ -77,7 +89,12 @@ fn allows_partial_reward(how: &v1::verifier::How) -> bool {
         How::Python(python) => python.partial,
         How::Pytest(pytest) => pytest.partial,
         How::Stdio(stdio) => stdio.partial,
-        How::Compile(_) | How::Command(_) | How::Chain(_) | How::LlmJudge(_) => true,
+        How::Compile(_)
+        | How::Command(_)
+        | How::Http(_)
+        | How::Chain(_)
+        | How::LlmJudge(_)
+        | How::Environment(_) => true,
     }
 }
 

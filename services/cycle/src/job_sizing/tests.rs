@@ -13,7 +13,7 @@ fn cut_up(
 ) -> Vec<v1::plan::Job> {
     let wanted = |line| PromptDraw { line, prompt_bytes: 10, count };
     let prompts: Vec<PromptDraw> = (0..u32::try_from(prompts).unwrap()).map(wanted).collect();
-    split_into_jobs(KIND, &prompts, estimate_sample_bytes(36, false), fleet, sizing)
+    split_into_jobs(KIND, &prompts, estimate_sample_bytes(36, false, false), fleet, sizing)
 }
 
 const KIND: JobTemplate<'_> = JobTemplate { prefix: "t", purpose: v1::Purpose::Train, suite: "" };
@@ -69,7 +69,7 @@ fn prompts_may_want_different_numbers_of_samples() {
         .zip(0..)
         .map(|(count, line)| PromptDraw { line, prompt_bytes: 10, count })
         .collect();
-    let bytes = estimate_sample_bytes(36, false);
+    let bytes = estimate_sample_bytes(36, false, false);
     let jobs = split_into_jobs(KIND, &wanted, bytes, &fleet(&[1.0]), &JobSizing::default());
     let mut drawn = std::collections::BTreeMap::<u32, u32>::new();
     for draw in jobs.iter().flat_map(|job| &job.draws) {
@@ -77,4 +77,14 @@ fn prompts_may_want_different_numbers_of_samples() {
         *drawn.entry(draw.prompt).or_default() += draw.count;
     }
     assert_eq!(drawn, [(0, 3), (2, 17), (3, 1)].into());
+}
+
+#[test]
+fn episodes_of_few_tokens_and_long_last_observations_fit_a_message() {
+    let bytes = estimate_sample_bytes(4, false, true);
+    assert!(bytes > LAST_OBSERVATION_BYTES_MAX as u64);
+    let prompts = [PromptDraw { line: 0, prompt_bytes: 10, count: 2000 }];
+    let jobs = split_into_jobs(KIND, &prompts, bytes, &fleet(&[1.0]), &JobSizing::default());
+    let most = jobs.iter().map(size).max().unwrap() as usize;
+    assert!(most * LAST_OBSERVATION_BYTES_MAX < 512 * 1024, "{most} samples");
 }

@@ -91,6 +91,7 @@ impl<'a> CandidateSet<'a> {
                     true => &sample.token_ids,
                     false => &[],
                 },
+                turns: &sample.turns,
                 is_finished: sample.finish() == Finish::Stop,
                 reward: verdict.map_or(0.0, |verdict| verdict.reward),
                 is_judged: verdict.is_some(),

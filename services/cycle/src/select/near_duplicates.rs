@@ -65,8 +65,8 @@ fn split_words(text: &str) -> Vec<&str> {
     words
 }
 
-/// Returns 1 if both sets are empty.
-fn jaccard_similarity(a: &BTreeSet<u64>, b: &BTreeSet<u64>) -> f64 {
+/// Returns the share of common elements in all elements of two sets; 1 if both are empty.
+pub fn jaccard_similarity(a: &BTreeSet<u64>, b: &BTreeSet<u64>) -> f64 {
     let both = a.intersection(b).count();
     let either = a.len() + b.len() - both;
     if either == 0 {

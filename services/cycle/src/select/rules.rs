@@ -28,6 +28,8 @@ pub(super) struct SampleCandidate<'a> {
     pub teacher_logprobs: Option<&'a [u8]>,
     /// The drawn tokens; empty if they are those of the completion.
     pub token_ids: &'a [u32],
+    /// Of an episode, for which `token_ids` is empty.
+    pub turns: &'a [v1::samples::Turn],
     /// The completion ended by itself, before `max_new_tokens`.
     pub is_finished: bool,
     /// 0 if it was not judged.

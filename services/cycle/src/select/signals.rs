@@ -136,6 +136,7 @@ mod tests {
             token_logprobs: None,
             teacher_logprobs: None,
             token_ids: &[],
+            turns: &[],
             is_finished: true,
             reward,
             is_judged: true,

@@ -313,6 +313,7 @@ fn partial_rewards_are_for_verifiers_that_may_give_them() {
         (How::ToolCall(ToolCall { partial, ..Default::default() }), true),
         (How::ToolCall(ToolCall::default()), false),
         (How::Command(Command::default()), true),
+        (How::Http(Http::default()), true),
     ];
     for (how, is_allowed) in cases {
         let log = raft_log();

@@ -30,6 +30,8 @@ pub(super) struct Log {
     /// Log-probabilities and tokens of training samples, in turn by index. The first is cut if
     /// there are several.
     pub(super) drawn: Vec<(Vec<u8>, Vec<u32>)>,
+    /// The turns of each sample of an order for episodes.
+    pub(super) turns: Vec<v1::samples::Turn>,
     /// The weights of tokens that the training of a cycle reports.
     pub(super) weighting: BTreeMap<u32, v1::checkpoint::Weighting>,
     /// Steps of a training on several boxes.
@@ -117,6 +119,7 @@ impl Log {
             forgotten: BTreeSet::new(),
             surprise: BTreeMap::new(),
             drawn: Vec::new(),
+            turns: Vec::new(),
             weighting: BTreeMap::new(),
             total_steps: 50,
             speeds: BTreeMap::new(),
@@ -254,6 +257,7 @@ impl Log {
                     logprob: self.surprise.get(&order.cycle).map(|nats| -2.0 * nats),
                     token_logprobs,
                     token_ids,
+                    turns: if order.episodes { self.turns.clone() } else { Vec::new() },
                 }
             })
         });

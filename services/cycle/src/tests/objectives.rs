@@ -73,6 +73,54 @@ fn a_dataset_has_the_logprobs_and_tokens_that_were_drawn() {
     }
 }
 
+/// The lines of the dataset that the first selection of a log writes.
+fn dataset_lines(log: &Log) -> Vec<Value> {
+    let is_selection = |record: &wire::Record| matches!(record.fact.body, FactBody::Selected(_));
+    let place = log.records().iter().position(is_selection).unwrap();
+    let mut before = Run::start(&log.records()[0]).unwrap();
+    log.records()[1..place].iter().for_each(|record| before.fold_record(record));
+    let dataset = preview_selection(&before, 1, None).unwrap().dataset;
+    let lines = dataset.split(|byte| *byte == b'\n');
+    lines.filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+#[test]
+fn a_dataset_of_episodes_has_their_tokens_and_masks_what_was_not_drawn() {
+    let environment = v1::verifier::Environment { max_turns: 2, ..Default::default() };
+    let how = v1::verifier::How::Environment(environment);
+    let mut log = Log::start_raft(1, |raft| raft.verifier = Some(v1::Verifier { how: Some(how) }));
+    let turn = |token_ids: &[u32], observation_ids: &[u32]| v1::samples::Turn {
+        token_ids: token_ids.into(),
+        observation_ids: observation_ids.into(),
+        ..Default::default()
+    };
+    log.turns = vec![turn(&[7], &[8, 9]), turn(&[5], &[])];
+    log.run_to_the_end();
+    assert!(log.generate_orders().all(|order| order.episodes));
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
+    let lines = dataset_lines(&log);
+    assert!(!lines.is_empty());
+    for line in lines {
+        assert_eq!(line["token_ids"], serde_json::json!([7, 8, 9, 5]));
+        assert_eq!(line["masked"], serde_json::json!([[1, 3]]));
+    }
+    let mut plain = Log::start_raft(1, |_| {});
+    plain.run_to_the_end();
+    let none = |line: &Value| line["masked"].is_null() && line["token_ids"].is_null();
+    assert!(dataset_lines(&plain).iter().all(none));
+}
+
+#[test]
+fn an_episode_with_other_tokens_than_its_turns_is_a_finding() {
+    let how = v1::verifier::How::Environment(v1::verifier::Environment::default());
+    let mut log = Log::start_raft(1, |raft| raft.verifier = Some(v1::Verifier { how: Some(how) }));
+    log.turns = vec![v1::samples::Turn { token_ids: vec![7], ..Default::default() }];
+    log.run_to_the_end();
+    let findings = audit_records(log.records()).unwrap().findings;
+    let text = format!("{findings:?}");
+    assert!(text.contains("has other tokens than its turns"), "{text}");
+}
+
 #[test]
 fn gates_limit_what_a_training_drops_and_how_far_it_goes() {
     let gate = |margin, then: Then| Some(Gate { margin, then: then.into(), ..Default::default() });

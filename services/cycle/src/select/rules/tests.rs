@@ -12,6 +12,7 @@ fn candidate(line: u32, index: u32, completion: &str, reward: f64) -> SampleCand
         token_logprobs: None,
         teacher_logprobs: None,
         token_ids: &[],
+        turns: &[],
         is_finished: true,
         reward,
         is_judged: true,
