@@ -71,12 +71,12 @@ fn is_running(agent: &v1::AgentStatus) -> bool {
     matches!(agent.state(), State::Ready | State::Draining | State::Quarantined)
 }
 
-fn is_silent(agent: &v1::AgentStatus, now: u64) -> bool {
+pub(crate) fn is_silent(agent: &v1::AgentStatus, now: u64) -> bool {
     silent_seconds(agent, now) > SILENT_AFTER_S
 }
 
 /// Returns the seconds since the agent's last status.
-fn silent_seconds(agent: &v1::AgentStatus, now: u64) -> i64 {
+pub(crate) fn silent_seconds(agent: &v1::AgentStatus, now: u64) -> i64 {
     let now = i64::try_from(now).unwrap_or(i64::MAX);
     agent.seen_at.as_ref().map_or(i64::MAX, |at| now.saturating_sub(at.seconds))
 }

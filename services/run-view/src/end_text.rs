@@ -26,7 +26,7 @@ fn range_text(eta: &Eta, at_s: f64) -> String {
 }
 
 /// Formats a duration in seconds, minutes or hours, by its size.
-fn duration_text(seconds: f64) -> String {
+pub(crate) fn duration_text(seconds: f64) -> String {
     let minutes = seconds / 60.0;
     match seconds {
         ..100.0 => format!("{:.0} s", seconds.max(0.0)),

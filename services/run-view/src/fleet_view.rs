@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cycle::{describe_missing_roles, describe_pause};
+use cycle::{QueueStatus, describe_missing_roles, describe_pause, describe_queue_wait};
 use wire::{FactBody, Record, RunId, v1};
 
 /// Beyond that, the agent that was silent longest is removed.
@@ -45,6 +45,9 @@ struct RevisionedValue<T> {
 struct RunLineState {
     line: v1::RunLine,
     paused: bool,
+    queue: QueueStatus,
+    /// The reason of the last pause.
+    pause_reason: String,
     /// Held-out pass rates by cycle, of a run that has not ended.
     heldouts: BTreeMap<u32, Option<v1::cycle_done::Rate>>,
     /// Of a run that has not ended.
@@ -101,9 +104,15 @@ impl FleetView {
     pub fn apply_fact(&mut self, record: &Record) {
         let run = &record.fact.subject.run;
         if let FactBody::Spec(spec) = &record.fact.body {
-            let open_spec = Some(Box::new(spec.clone()));
-            let line = start_line(spec, record);
-            let value = RunLineState { line, open_spec, ..RunLineState::default() };
+            let mut spec = spec.clone();
+            let forked = spec.take_forked_cycles().cycles;
+            let (line, queue) = (start_line(&spec, record), QueueStatus::from_spec(&spec));
+            let open_spec = Some(Box::new(spec));
+            let mut value = RunLineState { line, open_spec, queue, ..RunLineState::default() };
+            forked
+                .iter()
+                .filter_map(|cycle| cycle.done.as_ref())
+                .for_each(|done| value.apply_done(done));
             self.runs.insert(run.clone(), RevisionedValue { value, revision: 0 });
         }
         let Some(known) = self.runs.get_mut(run) else { return };
@@ -155,10 +164,14 @@ fn start_line(spec: &v1::Spec, record: &Record) -> v1::RunLine {
 
 impl RunLineState {
     fn apply_record(&mut self, record: &Record) {
+        if let FactBody::Control(control) = &record.fact.body {
+            self.queue = self.queue.after_control(control);
+        }
         match &record.fact.body {
             FactBody::Control(control) if self.line.ended_at.is_none() => match control.action() {
                 v1::control::Action::Pause => {
                     self.paused = true;
+                    control.short_reason().clone_into(&mut self.pause_reason);
                     let user = wire::control_user(control, record.author.as_ref());
                     self.line.message = describe_pause(user.as_ref(), control.short_reason());
                 }
@@ -168,13 +181,7 @@ impl RunLineState {
                 }
                 v1::control::Action::Cancel | v1::control::Action::Unspecified => {}
             },
-            FactBody::CycleDone(done) => {
-                self.line.cycles_done = self.line.cycles_done.saturating_add(1);
-                self.line.heldout = done.heldout;
-                self.heldouts.insert(done.cycle, done.heldout);
-                self.line.best_cycle = done.best;
-                self.line.best_heldout = self.heldouts.get(&done.best).copied().flatten();
-            }
+            FactBody::CycleDone(done) => self.apply_done(done),
             FactBody::Done(done) => {
                 self.line.state = done.status().as_str_name().to_lowercase();
                 self.line.message.clone_from(&done.message);
@@ -184,8 +191,26 @@ impl RunLineState {
             _ => {}
         }
         if self.line.ended_at.is_none() {
-            self.line.state = if self.paused { "paused" } else { "running" }.into();
+            self.line.state = match (self.queue.is_waiting(), self.paused) {
+                (true, _) => "queued",
+                (false, true) => "paused",
+                (false, false) => "running",
+            }
+            .into();
         }
+        if self.queue.is_waiting()
+            && let Some(spec) = &self.open_spec
+        {
+            self.line.message = describe_queue_wait(spec, &self.pause_reason);
+        }
+    }
+
+    fn apply_done(&mut self, done: &v1::CycleDone) {
+        self.line.cycles_done = self.line.cycles_done.saturating_add(1);
+        self.line.heldout = done.heldout;
+        self.heldouts.insert(done.cycle, done.heldout);
+        self.line.best_cycle = done.best;
+        self.line.best_heldout = self.heldouts.get(&done.best).copied().flatten();
     }
 
     /// Updates the message of a run that may wait for agents. Returns true if it changed.
@@ -194,7 +219,11 @@ impl RunLineState {
         agents: impl Iterator<Item = &'a v1::AgentStatus>,
         now_s: u64,
     ) -> bool {
-        let Some(spec) = self.open_spec.as_ref().filter(|_| !self.paused) else { return false };
+        let Some(spec) =
+            self.open_spec.as_ref().filter(|_| !self.paused && !self.queue.is_waiting())
+        else {
+            return false;
+        };
         let message = describe_missing_roles(spec, agents, now_s);
         let changed = message != self.line.message;
         self.line.message = message;
@@ -271,6 +300,37 @@ mod tests {
         let line = &fleet.changes_since(0).unwrap().0.runs[0];
         assert_eq!((line.state.as_str(), line.message.as_str()), ("failed", "said"));
         assert!(line.ended_at.is_some());
+    }
+
+    #[test]
+    fn a_queued_run_says_why_it_waits() {
+        let mut fleet = fleet();
+        let queue = Some(v1::spec::Queue::default());
+        let spec = v1::Spec { queue, ..v1::Spec::default() };
+        fleet.apply_fact(&record(2, "r-1", FactKey::Spec, FactBody::Spec(spec)));
+        let shown = |fleet: &FleetView| {
+            let line = fleet.changes_since(0).unwrap().0.runs[0].clone();
+            (line.state, line.message)
+        };
+        let queued = |message: &str| ("queued".to_owned(), message.to_owned());
+        assert_eq!(shown(&fleet), queued("waits in the queue"));
+        let by_queue = |sequence, action, reason: &str| {
+            let mut record = control(sequence, action);
+            let control = v1::Control {
+                action: action.into(),
+                reason: reason.into(),
+                queue: true,
+                ..Default::default()
+            };
+            record.fact.body = FactBody::Control(control);
+            record
+        };
+        fleet.apply_fact(&by_queue(3, v1::control::Action::Resume, ""));
+        assert_eq!(shown(&fleet).0, "running");
+        fleet.apply_fact(&by_queue(4, v1::control::Action::Pause, "r-2 goes first"));
+        assert_eq!(shown(&fleet), queued("waits: r-2 goes first"));
+        fleet.apply_fact(&control(5, v1::control::Action::Pause));
+        assert_eq!(shown(&fleet).0, "paused");
     }
 
     #[test]

@@ -8,7 +8,9 @@ mod cycle_text;
 mod end_text;
 mod eta;
 mod fact_text;
+mod fleet_health;
 mod fleet_view;
+mod forecast_text;
 mod histogram;
 mod phase_progress;
 mod run_view;
@@ -20,6 +22,8 @@ pub use agent_text::{
 };
 pub use cycle_text::{cycle_findings, energy_line, rate_text, weighting_text};
 pub use fact_text::{describe_control, describe_fact, describe_quarantine, failure_lines};
+pub use fleet_health::{FleetHealth, FleetProblem, FleetReadings};
 pub use fleet_view::FleetView;
+pub use forecast_text::{forecast_comparison, forecast_lines, remaining_text};
 pub use phase_progress::{ActiveJobs, PhaseProgress};
 pub use run_view::RunView;

@@ -89,10 +89,15 @@ impl RunView {
     /// Creates the view of the run that a `spec` fact defines. Returns `None` for any other fact.
     pub fn start(record: &Record) -> Option<Self> {
         let run = Run::start(record)?;
-        let phase = PhaseStart { phase: (0, run.current_phase()), at: 0.0, results: 0 };
+        let phase = (run.active_cycle(), run.current_phase());
+        let phase = PhaseStart { phase, at: 0.0, results: 0 };
+        // Of the cycles of a forked run, the view has the results alone.
+        let forked = run.cycles.range(..run.first_cycle);
+        let cycles = forked.map(|(number, cycle)| (*number, CycleDetails::from_results(cycle)));
+        let cycles = cycles.collect();
         Some(Self {
             run,
-            cycles: BTreeMap::new(),
+            cycles,
             steered: VecDeque::new(),
             troubles: VecDeque::new(),
             trouble_count: 0,
@@ -120,7 +125,7 @@ impl RunView {
             return;
         }
         let at_s = self.seconds_since_submission(record.time_ms);
-        self.clock.advance_to(at_s, self.run.paused);
+        self.clock.advance_to(at_s, self.run.is_halted());
         drop_texts(&mut record.fact.body);
         self.revision += 1;
         self.run.fold_record(&record);
@@ -386,10 +391,10 @@ impl RunView {
         }
     }
 
-    /// Estimates the ends of the phase and the run; not for a run that is paused, cancelled, done,
-    /// or an adopted external training.
+    /// Estimates the ends of the phase and the run; not for a run that is paused, queued, cancelled,
+    /// done, or an adopted external training.
     fn estimate_ends(&self, progress: PhaseProgress) -> (Option<Eta>, Option<Eta>) {
-        if self.run.paused || self.run.cancelled || self.has_ended() || self.run.is_watched() {
+        if self.run.is_halted() || self.run.cancelled || self.has_ended() || self.run.is_watched() {
             return (None, None);
         }
         let now = self.clock.active_seconds();
@@ -398,7 +403,7 @@ impl RunView {
         let phase =
             eta::estimate_phase_end(self.phase_start.at, now, share, self.phase_start.results);
         let done = self.cycle_ends.len();
-        let all = self.run.last_cycle() as usize + 1;
+        let all = (self.run.last_cycle() + 1).saturating_sub(self.run.first_cycle) as usize;
         let left = u32::try_from(all.saturating_sub(done)).unwrap_or(u32::MAX);
         let run = match self.run.raft_spec() {
             Some(_) => eta::estimate_run_end(&self.cycle_ends, left, now),
@@ -427,6 +432,15 @@ impl RunView {
 }
 
 impl CycleDetails {
+    fn from_results(cycle: &cycle::Cycle) -> Self {
+        let done = cycle.done.clone().unwrap_or_default();
+        let train = SampleCounts::from_rates(done.sampled, [done.train.as_ref()]);
+        let rates = done.suites.iter().map(|suite| suite.rate.as_ref());
+        let rates = rates.chain([done.heldout.as_ref()]);
+        let heldout = SampleCounts::from_rates(0, rates);
+        Self { revision: 1, train, heldout, ..Self::default() }
+    }
+
     fn counts_for(&mut self, purpose: v1::Purpose) -> &mut SampleCounts {
         match purpose {
             v1::Purpose::Heldout => &mut self.heldout,
@@ -466,6 +480,7 @@ fn drop_texts(body: &mut FactBody) {
                 sample.text = String::new();
                 sample.token_logprobs = Vec::new();
                 sample.token_ids = Vec::new();
+                sample.turns = Vec::new();
             }
         }
         FactBody::GenerateOrder(order) => {

@@ -22,6 +22,28 @@ impl SampleCounts {
         tally
     }
 
+    /// Counts samples by the results of a done cycle. `drawn` has those that were not judged too. The
+    /// passed ones are those that the mean rates make likely, and errors are not known.
+    pub(crate) fn from_rates<'a>(
+        drawn: u32,
+        rates: impl IntoIterator<Item = Option<&'a v1::cycle_done::Rate>>,
+    ) -> Self {
+        let mut tally = Self::default();
+        for rate in rates.into_iter().flatten() {
+            add_saturating(&mut tally.samples.judged, rate.samples);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a share of a count is a count"
+            )]
+            let passed = (rate.mean.clamp(0.0, 1.0) * f64::from(rate.samples)).round() as u32;
+            add_saturating(&mut tally.samples.passed, passed);
+        }
+        tally.samples.drawn = drawn.max(tally.samples.judged);
+        tally.samples.planned = tally.samples.drawn;
+        tally
+    }
+
     fn count_planned(&mut self, job: &cycle::PlannedJob) {
         add_saturating(&mut self.samples.planned, job.planned_samples());
     }

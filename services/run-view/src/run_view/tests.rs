@@ -4,6 +4,35 @@ use super::*;
 
 const START_MS: u64 = 1_000_000;
 
+#[test]
+fn the_cycles_that_a_fork_takes_over_have_their_numbers_of_samples() {
+    let rate = |mean, samples| v1::cycle_done::Rate { mean, samples, ..Default::default() };
+    let done = v1::CycleDone {
+        sampled: 64,
+        train: Some(rate(0.25, 60)),
+        heldout: Some(rate(0.5, 8)),
+        suites: vec![v1::cycle_done::SuiteRate {
+            suite: "carry".into(),
+            rate: Some(rate(1.0, 4)),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let cycles = vec![v1::spec::ForkedCycle { done: Some(done), ..Default::default() }];
+    let fork = Some(v1::spec::Fork { run: "a-1".into(), cycles, ..Default::default() });
+    let raft = v1::spec::Raft { cycles: 3, ..Default::default() };
+    let kind = Some(v1::spec::Kind::Raft(raft));
+    let spec = v1::Spec { kind, fork, ..Default::default() };
+    let view = RunView::start(&record(1, 0.0, FactKey::Spec, FactBody::Spec(spec))).unwrap();
+    let (board, _) = view.changes_since(0).unwrap();
+    let counts = |planned, judged, passed| {
+        Some(v1::board::Samples { planned, drawn: planned, judged, passed, errors: 0 })
+    };
+    assert_eq!(board.cycles[0].train, counts(64, 60, 15));
+    assert_eq!(board.cycles[0].heldout, counts(12, 12, 8));
+    assert!(view.missing_archives().is_empty());
+}
+
 /// A view that receives a run's facts one after the other.
 struct Told<'a> {
     board: RunView,
