@@ -10,7 +10,7 @@ use futures::StreamExt;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinHandle,
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
 use self::election::{ElectionState, ElectionStep, LeaderClaim};
@@ -24,6 +24,9 @@ pub use self::election::fuzzing;
 
 const LEADER_KEY: &str = "leader";
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+/// Longer than the lease of a coordinator in a cluster, with its margin.
+const OBSERVE_LIMIT: Duration = Duration::from_secs(20);
+const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A handle to a candidate's campaign, which runs in a task until the handle is dropped or
 /// released.
@@ -65,6 +68,26 @@ impl Bus {
         };
         let task = tokio::spawn(candidate.run(stopped));
         LeadershipHandle { term, reported_epoch: None, stop: Some(stop), task }
+    }
+
+    /// Returns the name of the candidate that leads, or `None` without a leader. As clocks differ,
+    /// it waits for the next renewal: a quarter of a lease; without a leader up to 20 s.
+    pub async fn find_leader(&self) -> Result<Option<String>, RequestError> {
+        let first = self.kv_get(LEADER_KEY).await?;
+        let claim =
+            first.value.and_then(|value| serde_json::from_slice::<LeaderClaim>(&value).ok());
+        let Some(claim) = claim.filter(|claim| !claim.released) else { return Ok(None) };
+        let deadline = Instant::now() + claim.abandon_timeout().min(OBSERVE_LIMIT);
+        while Instant::now() < deadline {
+            sleep(OBSERVE_INTERVAL).await;
+            let now = self.kv_get(LEADER_KEY).await?;
+            if now.revision != first.revision {
+                let newer =
+                    now.value.and_then(|it| serde_json::from_slice::<LeaderClaim>(&it).ok());
+                return Ok(newer.filter(|claim| !claim.released).map(|claim| claim.holder));
+            }
+        }
+        Ok(None)
     }
 }
 

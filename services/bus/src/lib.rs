@@ -12,6 +12,7 @@ mod connect;
 mod connection_state;
 mod consumer_pull;
 mod delivery;
+mod exchanges;
 mod facts;
 mod kv;
 mod leadership;
@@ -36,6 +37,9 @@ mod work_queue;
 
 pub use connect::{Bus, ConnectError, ConnectOptions, FactProducer};
 pub use delivery::{AckError, Delivery};
+pub use exchanges::{
+    EXCHANGE_BYTES_MAX, ExchangeError, ExchangeMessage, ExchangePart, KEEP_DAYS_MAX, is_exchange_id,
+};
 pub use facts::LogEvent;
 pub use leadership::LeadershipHandle;
 #[doc(hidden)]
@@ -62,3 +66,6 @@ pub const BUCKET: &str = "FLOTILLA_FLEET";
 
 /// Key-value bucket of a closed fleet's members and join tokens.
 pub const MEMBERS_BUCKET: &str = "FLOTILLA_MEMBERS";
+
+/// Name of the stream that stores kept requests to served models, and feedback.
+pub const EXCHANGES: &str = "FLOTILLA_EXCHANGES";

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    BUCKET, Bus, MEMBERS_BUCKET, STREAM,
+    BUCKET, Bus, EXCHANGES, MEMBERS_BUCKET, STREAM,
     point_read::with_retries,
     request::parse_answer,
     request_error::{RequestError, code},
@@ -84,9 +84,10 @@ impl StreamSnapshot {
 }
 
 impl Bus {
-    /// Returns the names of all streams of a fleet: the log and both buckets.
-    pub fn stream_names() -> [String; 3] {
-        [STREAM.to_owned(), format!("KV_{BUCKET}"), format!("KV_{MEMBERS_BUCKET}")]
+    /// Returns the names of all streams of a fleet: the log, both buckets and the kept requests.
+    pub fn stream_names() -> [String; 4] {
+        let [fleet, members] = [BUCKET, MEMBERS_BUCKET].map(|bucket| format!("KV_{bucket}"));
+        [STREAM.to_owned(), fleet, members, EXCHANGES.to_owned()]
     }
 
     /// Writes the present state of a stream to `to`. Returns `None` if there is no such stream. On

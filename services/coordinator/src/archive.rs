@@ -271,8 +271,7 @@ impl CycleArchiver<'_> {
         let records = self.write_files(directory.path()).await?;
         let about = [("content", json!("archive")), ("cycle", json!(self.cycle))];
         let about: TreeMetadata = about.map(|(key, value)| (key.to_owned(), value)).into();
-        let place =
-            TreePlace::new(&format!("runs/{}/cycles", self.run), &format!("c{}", self.cycle))?;
+        let place = TreePlace::for_archive(self.run, self.cycle);
         let tree = self.store.publish_tree(directory.path(), &place, about).await?;
         let cycle = self.cycle;
         let body = FactBody::Archived(v1::Archived { cycle, tree: Some(tree), records });

@@ -220,6 +220,12 @@ impl CoordinatorLoop {
     }
 
     async fn advance_dirty_runs(&mut self) {
+        // Other decisions wait until these have come back through the log.
+        let queue = self.runs.queue_commands(wire::clock::minute_of_day().into());
+        if let Err(error) = self.execute_commands(queue).await {
+            // The retry tick asks the queue again.
+            tracing::warn!(error = format!("{error:#}"), "advancing the queue");
+        }
         for id in self.runs.take_dirty() {
             if let Err(error) = self.advance_run(&id).await {
                 // The retry tick marks the run as dirty again.

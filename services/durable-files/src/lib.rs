@@ -4,7 +4,7 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::Path,
 };
 
@@ -18,6 +18,37 @@ pub fn create_directory(path: &Path, mode: u32) -> io::Result<()> {
 
 /// Writes a file with this mode, or replaces it atomically. Does not follow a link in its place.
 pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace_with(path, bytes, mode, |_| Ok(()))
+}
+
+/// Writes a file, or replaces it atomically, as [`replace_file`] does, with exactly this mode,
+/// whatever the mask of the process is. `owner` is the user and the group to give it to; `None`
+/// leaves it to the process. Changes nothing by its path, which others may redirect.
+pub fn replace_owned_file(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    owner: Option<(u32, u32)>,
+) -> io::Result<()> {
+    replace_with(path, bytes, 0o600, |file| {
+        let found = file.metadata()?;
+        if let Some((user, group)) = owner
+            && (user, group) != (found.uid(), found.gid())
+        {
+            fchown(file, Some(user), Some(group))?;
+        }
+        // After the owner, whose change takes bits from the mode.
+        file.set_permissions(fs::Permissions::from_mode(mode))
+    })
+}
+
+/// `finish` is called with the written file before it takes its place.
+fn replace_with(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    finish: impl Fn(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     // A leftover may be readable by others, or a link.
@@ -27,6 +58,7 @@ pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial)?;
     file.write_all(bytes)?;
+    finish(&file)?;
     file.sync_all()?;
     fs::rename(&partial, path)?;
     sync_parent(path)
@@ -49,8 +81,6 @@ fn is_unsupported(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use power_loss_fs::{EntryDurability, PowerLossDisk, UnsyncedChanges};
 
     use super::*;
@@ -86,5 +116,25 @@ mod tests {
         assert_eq!(fs::read_to_string(at("shadow")).unwrap(), "root's");
         assert_eq!(fs::read_to_string(at("file")).unwrap(), "ours");
         assert!(at("file").symlink_metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn a_file_gets_its_mode_and_owner_before_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("theirs"), "theirs").unwrap();
+        let own = fs::metadata(at("theirs")).unwrap();
+        // No mask leaves these bits.
+        let result = replace_owned_file(&at("file"), b"ours", 0o666, Some((own.uid(), own.gid())));
+        result.unwrap();
+        let found = fs::metadata(at("file")).unwrap();
+        assert_eq!(found.permissions().mode() & 0o7777, 0o666);
+        assert_eq!((found.uid(), found.gid()), (own.uid(), own.gid()));
+        if own.uid() != 0 {
+            // An owner that cannot be given leaves the file as it was.
+            let result = replace_owned_file(&at("theirs"), b"ours", 0o666, Some((0, 0)));
+            assert_eq!(result.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+            assert_eq!(fs::read_to_string(at("theirs")).unwrap(), "theirs");
+        }
     }
 }

@@ -53,7 +53,16 @@ impl RunProgress {
     /// Converts a fact. Facts must arrive in log order.
     pub(crate) fn next_update(&mut self, record: Arc<Record>) -> RunUpdate {
         let what = match &record.fact.body {
-            FactBody::Spec(spec) => UpdateKind::Started(start_from_spec(spec)),
+            FactBody::Spec(spec) => {
+                let mut spec = spec.clone();
+                for checkpoint in
+                    spec.take_forked_cycles().cycles.iter().flat_map(|it| &it.checkpoints)
+                {
+                    let steps = self.cycle_steps.entry(checkpoint.cycle).or_default();
+                    *steps = checkpoint.step.max(*steps);
+                }
+                UpdateKind::Started(start_from_spec(&spec))
+            }
             FactBody::Done(done) => UpdateKind::Ended(done.status()),
             body => UpdateKind::Metrics(self.fact_metrics(body)),
         };

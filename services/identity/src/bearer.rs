@@ -30,6 +30,8 @@ pub struct GatewayCaller {
     pub public_key: String,
     /// In seconds since 1970; `None` for the fleet's own members.
     pub expires_at: Option<u64>,
+    /// False for the fleet's own members, which have no member record.
+    pub is_recorded: bool,
 }
 
 /// The content of a bearer token, read by its holder without verification.
@@ -78,6 +80,9 @@ struct BearerClaims {
     roles: BTreeSet<MemberRole>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pool: Option<Pool>,
+    /// True for a session of one of the fleet's own members, which expires although they do not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    own: bool,
 }
 
 pub(crate) fn issue_bearer(
@@ -102,6 +107,30 @@ pub(crate) fn issue_bearer(
         scope,
         roles,
         pool,
+        own: false,
+    };
+    claims::encode_token(signer, &claims)
+}
+
+/// Issues a bearer with the name, key and rights of a verified caller. It ends at `expires_at`, or
+/// with the caller's own bearer if that is earlier.
+pub(crate) fn issue_session_bearer(
+    signer: &KeyPair,
+    caller: &GatewayCaller,
+    now: u64,
+    expires_at: u64,
+) -> Result<String, ClaimsError> {
+    let claims = BearerClaims {
+        aud: AUDIENCE.to_owned(),
+        iss: signer.public_key(),
+        sub: caller.name.to_string(),
+        key: caller.public_key.clone(),
+        iat: now,
+        exp: Some(caller.expires_at.map_or(expires_at, |own| own.min(expires_at))),
+        scope: caller.scope,
+        roles: caller.roles.clone(),
+        pool: None,
+        own: !caller.is_recorded,
     };
     claims::encode_token(signer, &claims)
 }
@@ -150,6 +179,7 @@ impl GatewayCaller {
             roles: claims.roles,
             public_key: claims.key,
             expires_at: claims.exp,
+            is_recorded: claims.exp.is_some() && !claims.own,
         })
     }
 }
@@ -196,6 +226,27 @@ mod tests {
         let caller =
             GatewayCaller::verify_bearer(&bearer, &[signer.public_key()], NOW * 2).unwrap();
         assert_eq!((caller.scope, caller.roles.len()), (Some(UserScope::Operator), 0));
+    }
+
+    #[test]
+    fn a_session_has_the_rights_of_its_caller_and_ends_first() {
+        let signer = KeyPair::new_account();
+        let signers = [signer.public_key()];
+        let user = member("ada", MemberKind::User { scope: UserScope::Operator });
+        for (own_end, end, is_recorded) in [
+            (None, NOW + 60, false),
+            (Some(NOW + 30), NOW + 30, true),
+            (Some(NOW + 90), NOW + 60, true),
+        ] {
+            let bearer = issue_bearer(&signer, &user, "UKEY", NOW, own_end).unwrap();
+            let caller = GatewayCaller::verify_bearer(&bearer, &signers, NOW).unwrap();
+            let session = issue_session_bearer(&signer, &caller, NOW, NOW + 60).unwrap();
+            let seen = GatewayCaller::verify_bearer(&session, &signers, NOW).unwrap();
+            assert_eq!(seen, GatewayCaller { expires_at: Some(end), is_recorded, ..caller });
+            // A session of a session lasts no longer.
+            let second = issue_session_bearer(&signer, &seen, NOW + 5, NOW + 65).unwrap();
+            assert_eq!(GatewayCaller::verify_bearer(&second, &signers, NOW + 5).unwrap(), seen);
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use ring::hmac;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AuthorityError, Member, SubjectPermissions, bearer,
+    AuthorityError, GatewayCaller, Member, SubjectPermissions, bearer,
     certificates::{self, PemPair, ServerUsage},
     claims::{self, AccountClaims, AccountPurpose, UserClaims},
     credentials::{encode_seed, read_key_pair},
@@ -330,6 +330,16 @@ impl FleetAuthority {
         let jwt = claims::sign_user(&self.signing, &account, &claims)?;
         let bearer = bearer::issue_bearer(&self.signing, member, public_key, now, expires_at)?;
         Ok(MemberTokens { jwt, bearer })
+    }
+
+    /// Issues a bearer with the rights of a verified caller that ends no later than the caller's.
+    pub fn issue_session_bearer(
+        &self,
+        caller: &GatewayCaller,
+        now: u64,
+        expires_at: u64,
+    ) -> Result<String, AuthorityError> {
+        Ok(bearer::issue_session_bearer(&self.signing, caller, now, expires_at)?)
     }
 
     /// Returns the account token that servers receive when a member's access begins or ends. For

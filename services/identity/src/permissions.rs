@@ -16,6 +16,8 @@ use crate::{Member, MemberKind, MemberRole, UserScope};
 
 const LOG: &str = "FLOTILLA";
 const FLEET: &str = "FLOTILLA_FLEET";
+/// Kept requests to served models, and feedback.
+const EXCHANGES: &str = "FLOTILLA_EXCHANGES";
 /// Requests to served models, and their answers.
 const SERVING: &str = "flotilla-serving";
 
@@ -98,6 +100,7 @@ impl SubjectPermissions {
                 format!("flotilla.*.channel.*.{name}"),
                 "flotilla.agent.command.*".to_owned(),
             ]);
+            all.publish.extend(stream_read_subjects(EXCHANGES));
         }
         all
     }
@@ -154,13 +157,13 @@ impl SubjectPermissions {
 
 /// Returns the subjects for reading without a consumer.
 fn read_subjects() -> impl Iterator<Item = String> {
-    let bucket = format!("KV_{FLEET}");
-    let of = |stream: &str| {
-        let verbs = ["STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET"];
-        verbs.map(|verb| format!("$JS.API.{verb}.{stream}"))
-    };
-    let all = [of(LOG), of(&bucket)].into_iter().flatten();
+    let all = [LOG, &format!("KV_{FLEET}")].map(stream_read_subjects).into_iter().flatten();
     all.chain(["$JS.API.INFO".to_owned()])
+}
+
+fn stream_read_subjects(stream: &str) -> [String; 3] {
+    let verbs = ["STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET"];
+    verbs.map(|verb| format!("$JS.API.{verb}.{stream}"))
 }
 
 /// Removes subjects that others contain; a server refuses an account that imports one twice.

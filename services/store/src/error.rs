@@ -8,6 +8,7 @@ use hub::ModelRevision;
 use crate::{
     manifest::{ManifestError, TreeFile, TreeManifest},
     path::PathError,
+    removal::TreeRemoval,
 };
 
 type ErrorSource = Box<dyn StdError + Send + Sync>;
@@ -111,6 +112,11 @@ pub enum GetError {
     },
     #[error("{url} has {bytes} bytes, more than the {limit} allowed here (S107)")]
     TooLarge { url: String, bytes: u64, limit: u64 },
+    #[error(
+        "{url} was removed on {} by {}, as none of the rules {} kept it; `flotilla checkpoint list \
+         RUN` shows what is left (S113)", removal.at, removal.by, removal.rules
+    )]
+    Removed { url: String, removal: TreeRemoval },
     #[error("cannot use the manifest {url}")]
     Manifest { url: String, source: ManifestError },
     #[error("the tree {url} has no file {path:?} (S104)")]
@@ -256,6 +262,7 @@ impl GetError {
             | Self::Digest(_)
             | Self::Path(_)
             | Self::Corrupt { .. }
+            | Self::Removed { .. }
             | Self::TooLarge { .. }
             | Self::Manifest { .. }
             | Self::NoSuchFile { .. } => false,

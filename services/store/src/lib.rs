@@ -24,6 +24,7 @@ mod objects;
 mod parts;
 mod path;
 mod peers;
+mod removal;
 mod remove;
 mod request_settings;
 mod scan;
@@ -52,5 +53,6 @@ pub use objects::{
 };
 pub use path::{PathError, RelativePath, TreePlace};
 pub use peers::{PeerAgent, PeerDirectory, PeerNode, TransferTotals};
+pub use removal::{REMOVAL_FILE, TreeRemoval, TreeUsage};
 pub use store::Store;
 pub use verification::{ObjectDefect, VerifyReport};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use wire::Digest;
 
-use crate::{parts::PARTS_FILE, path::RelativePath};
+use crate::{parts::PARTS_FILE, path::RelativePath, removal::REMOVAL_FILE};
 
 /// The file name of a tree's manifest.
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -138,7 +138,7 @@ fn check_files(files: &[TreeFile]) -> Result<(), ManifestError> {
     let mut taken = BTreeSet::new();
     for file in files {
         let path = file.path.as_str();
-        if [MANIFEST, SUMS_FILE, PARTS_FILE].contains(&path) {
+        if [MANIFEST, SUMS_FILE, PARTS_FILE, REMOVAL_FILE].contains(&path) {
             return Err(ManifestError::Reserved(file.path.clone()));
         }
         if !taken.insert(path) {

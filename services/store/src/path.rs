@@ -5,7 +5,7 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
-use wire::{Digest, RunId};
+use wire::{Digest, RunId, v1};
 
 const MAX_PATH_BYTES: usize = 768;
 const MAX_SEGMENT_BYTES: usize = 200;
@@ -177,9 +177,23 @@ impl TreePlace {
         }
     }
 
+    /// Returns the place of the archive of a cycle: `runs/<run>/cycles/c<cycle>-…`.
+    pub fn for_archive(run: &RunId, cycle: u32) -> Self {
+        Self {
+            parent: RelativePath(format!("runs/{run}/cycles")),
+            name: RelativePath(format!("c{cycle}")),
+        }
+    }
+
     /// Returns the place of a model: `models/<name>-…`.
     pub fn for_model(name: &str) -> Result<Self, PathError> {
         Self::new("models", name)
+    }
+
+    /// Returns true if the tree is at this place.
+    pub fn contains_tree(&self, tree: &v1::Tree) -> bool {
+        let manifest = tree.manifest.parse::<Digest>();
+        manifest.is_ok_and(|manifest| self.tree_path(manifest).as_str() == tree.path)
     }
 
     pub(crate) fn parent_path(&self) -> &RelativePath {

@@ -161,7 +161,10 @@ impl Store {
         root: &RelativePath,
         digest: Digest,
     ) -> Result<Bytes, GetError> {
-        self.retry_if_damaged(|| self.fetch_manifest_once(root, digest)).await
+        match self.retry_if_damaged(|| self.fetch_manifest_once(root, digest)).await {
+            Ok(json) => Ok(json),
+            Err(error) => Err(self.explain_missing(root, error).await),
+        }
     }
 
     async fn fetch_manifest_once(

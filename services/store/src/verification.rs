@@ -13,6 +13,7 @@ use crate::{
     manifest::{MANIFEST, MAX_FILES, SUMS_FILE, TreeFile, TreeManifest},
     parts::PARTS_FILE,
     path::RelativePath,
+    removal::{REMOVAL_FILE, TreeRemoval},
     store::{Store, WantedObject},
 };
 
@@ -34,6 +35,8 @@ pub struct VerifyReport {
     pub defects: Vec<ObjectDefect>,
     /// Paths of files that are outside the store by the user's choice.
     pub external: BTreeSet<String>,
+    /// The record of the tree's removal, if it was removed on purpose. It has no defects then.
+    pub removal: Option<TreeRemoval>,
 }
 
 impl Store {
@@ -42,18 +45,19 @@ impl Store {
         let manifest = match self.read_manifest(tree).await {
             Ok(manifest) => manifest,
             Err(error) => {
-                let flaws = vec![self.defect_from_error(error, tree)?];
-                return Ok(VerifyReport {
-                    manifest: None,
-                    defects: flaws,
-                    external: BTreeSet::new(),
-                });
+                let (removal, defects) = match error {
+                    GetError::Removed { removal, .. } => (Some(removal), Vec::new()),
+                    error => (None, vec![self.defect_from_error(error, tree)?]),
+                };
+                let external = BTreeSet::new();
+                return Ok(VerifyReport { manifest: None, defects, external, removal });
             }
         };
         let root = RelativePath::new(&*tree.path)?;
         let mut found = self.list_directory(&root).await?;
         found.remove(MANIFEST);
         found.remove(PARTS_FILE);
+        found.remove(REMOVAL_FILE);
         let sums = manifest.to_sums();
         let wanted = manifest.files.iter().map(|file| (file.path.as_str(), file.bytes));
         let (mut flaws, mut elsewhere) = (Vec::new(), BTreeSet::new());
@@ -79,7 +83,8 @@ impl Store {
             expected: None,
             found: None,
         }));
-        Ok(VerifyReport { manifest: Some(manifest), defects: flaws, external: elsewhere })
+        let (manifest, removal) = (Some(manifest), None);
+        Ok(VerifyReport { manifest, defects: flaws, external: elsewhere, removal })
     }
 
     /// Lists names with their sizes in bytes, at most twice as many as a tree may have.

@@ -36,7 +36,7 @@ impl LeaderClaim {
     }
 
     /// Returns 1.1 times the lease, which is capped at one hour.
-    fn abandon_timeout(&self) -> Duration {
+    pub(super) fn abandon_timeout(&self) -> Duration {
         let lease = Duration::from_millis(self.lease_ms).min(LEASE_MAX);
         lease + lease / ABANDON_MARGIN_DIVISOR
     }

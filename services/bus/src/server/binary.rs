@@ -23,8 +23,9 @@ const VERSION_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum NatsBinaryError {
     #[error(
-        "no nats-server found: neither {VARIABLE} nor PATH nor {FETCHED} has one; install \
-         nats-server {} or newer from its releases, or run deploy/fetch-nats-server.sh (B106)",
+        "no nats-server found: neither {VARIABLE} nor PATH nor the directory of this program nor \
+         {FETCHED} has one; install nats-server {} or newer from its releases, or run \
+         deploy/fetch-nats-server.sh (B106)",
         version::MINIMUM
     )]
     NotFound,
@@ -44,8 +45,8 @@ pub enum NatsBinaryError {
 }
 
 /// Finds the nats-server to run: `named`, or else `FLOTILLA_NATS_SERVER` alone; otherwise the first
-/// suitable one of PATH and `.tools/nats-server`. Reports the first candidate's problem if none is
-/// new enough.
+/// suitable one of PATH, the directory of this program and `.tools/nats-server`. Reports the first
+/// candidate's problem if none is new enough.
 pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, NatsBinaryError> {
     let from_environment = || env::var_os(VARIABLE).filter(|path| !path.is_empty());
     if let Some(path) = named.map(Path::to_owned).or_else(|| from_environment().map(PathBuf::from))
@@ -62,16 +63,20 @@ pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, NatsBinaryErro
     Err(first_error.unwrap_or(NatsBinaryError::NotFound))
 }
 
-/// Lists the executables of PATH and `.tools` in the order in which they are tried.
+/// Lists the executables in the order in which they are tried. Python environments have a server
+/// beside this program.
 fn list_candidates() -> Vec<PathBuf> {
     let on_path = env::var_os("PATH").unwrap_or_default();
-    let on_path = env::split_paths(&on_path).map(|dir| dir.join(BINARY_NAME)).collect::<Vec<_>>();
+    let on_path = env::split_paths(&on_path).collect::<Vec<_>>();
     let executable = env::current_exe().ok();
-    let beside = executable.iter().filter_map(|path| path.parent()).flat_map(Path::ancestors);
+    let own_directory = executable.as_deref().and_then(Path::parent);
+    let installed = on_path.iter().map(PathBuf::as_path).chain(own_directory);
     let here = env::current_dir().ok();
-    let above = here.iter().flat_map(|dir| dir.ancestors());
-    let fetched = beside.chain(above).map(|dir| dir.join(FETCHED));
-    on_path.into_iter().chain(fetched).filter(|path| is_executable(path)).collect()
+    let above_own = own_directory.into_iter().flat_map(Path::ancestors);
+    let above_here = here.iter().flat_map(|dir| dir.ancestors());
+    let fetched = above_own.chain(above_here).map(|dir| dir.join(FETCHED));
+    let paths = installed.map(|dir| dir.join(BINARY_NAME)).chain(fetched);
+    paths.filter(|path| is_executable(path)).collect()
 }
 
 fn is_executable(path: &Path) -> bool {

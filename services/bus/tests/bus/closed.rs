@@ -257,7 +257,8 @@ fn writers(place: &FactKey) -> &'static [Who] {
 const ANNOUNCEMENTS: [&str; 2] = ["flotilla.agent.status", "flotilla.agent.answer"];
 
 /// Subjects that only the coordinator and admins may publish to.
-const NOBODYS: [&str; 18] = [
+const NOBODYS: [&str; 19] = [
+    "flotilla-serving.kept.stable.a1.answer",
     "flotilla.r1.declined.1.j1.1.other.me",
     "flotilla.r1.samples.1.j1",
     "$KV.FLOTILLA_FLEET.config",

@@ -57,3 +57,20 @@ async fn a_leader_keeps_its_term_over_a_restart_and_steps_down_without_a_server(
     until("the leader stepped down", async || !leader.is_leader()).await;
     assert!(!timeout(PATIENCE, leader.wait_changed()).await.unwrap());
 }
+
+#[tokio::test]
+async fn everyone_sees_who_leads_and_that_a_crashed_or_released_leader_does_not() {
+    let (rig, bus) = Rig::start().await;
+    let reader = rig.bus("reader").await;
+    assert_eq!(reader.find_leader().await.unwrap(), None, "none has ever led");
+    let mut first = bus.campaign_for_leadership("a", LEASE);
+    won(&mut first).await;
+    assert_eq!(reader.find_leader().await.unwrap().as_deref(), Some("a"));
+    drop(first);
+    assert_eq!(reader.find_leader().await.unwrap(), None, "its claim is not renewed");
+    let mut second = bus.campaign_for_leadership("b", LEASE);
+    won(&mut second).await;
+    assert_eq!(reader.find_leader().await.unwrap().as_deref(), Some("b"));
+    second.release_leadership().await;
+    assert_eq!(reader.find_leader().await.unwrap(), None, "it was released");
+}

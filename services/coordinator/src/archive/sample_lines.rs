@@ -31,8 +31,10 @@ struct SampleLine<'a> {
     logprob: Option<f64>,
     /// Nats for each token; `null` if not requested.
     token_logprobs: Option<Vec<f64>>,
-    /// The drawn tokens; `null` if they are those of the completion.
+    /// The drawn tokens; `null` if they are those of the completion, or in `turns`.
     token_ids: Option<&'a [u32]>,
+    /// Of an episode; `null` for other samples.
+    turns: Option<Vec<TurnEntry<'a>>>,
     finish: &'static str,
     kept: bool,
     base: &'a str,
@@ -42,6 +44,22 @@ struct SampleLine<'a> {
     seed: String,
     agent: &'a str,
     verifier: &'a str,
+}
+
+/// A turn of the model, and what its environment answered.
+#[derive(Debug, Serialize)]
+struct TurnEntry<'a> {
+    text: &'a str,
+    token_ids: &'a [u32],
+    observation: &'a str,
+    observation_ids: &'a [u32],
+}
+
+impl<'a> From<&'a v1::samples::Turn> for TurnEntry<'a> {
+    fn from(turn: &'a v1::samples::Turn) -> Self {
+        let v1::samples::Turn { text, token_ids, observation, observation_ids } = turn;
+        Self { text, token_ids, observation, observation_ids }
+    }
 }
 
 /// Joins orders, samples and verdicts in log order. Stores only what is not yet judged.
@@ -140,6 +158,8 @@ fn format_lines(
             token_logprobs: decode_logprobs(&sample.token_logprobs, sample.tokens as usize)
                 .filter(|logprobs| !logprobs.is_empty()),
             token_ids: Some(&*sample.token_ids).filter(|ids| !ids.is_empty()),
+            turns: Some(sample.turns.iter().map(TurnEntry::from).collect::<Vec<_>>())
+                .filter(|turns| !turns.is_empty()),
             finish: finish_name(sample.finish()),
             kept: trains && kept.contains(&(sample.prompt_id.clone(), sample.index)),
             base: &samples.base,
@@ -212,7 +232,8 @@ mod tests {
                     "base":"b3:b","samples":[
                     {"promptId":"p1","index":0,"text":"2\n","tokens":2,"finish":"STOP",
                      "logprob":-1.5,"tokenLogprobs":"ALwAuA==","tokenIds":[7,9]},
-                    {"promptId":"p1","index":1,"text":"é3","tokens":3,"finish":"LENGTH"}]}"#,
+                    {"promptId":"p1","index":1,"text":"é3","tokens":3,"finish":"LENGTH",
+                     "turns":[{"text":"é","tokenIds":[4,2],"observation":"3","observationIds":[5]}]}]}"#,
             ),
             record(
                 9,
@@ -238,7 +259,7 @@ mod tests {
             "run": "r1", "cycle": 2, "job": "t00000", "purpose": "train", "suite": "",
             "prompt_id": "p1", "prompt": "1+1=", "index": 0, "completion": "2\n", "reward": 1.0, "outcome": "pass",
             "detail": "", "tokens": 2, "logprob": -1.5,
-            "token_logprobs": [-1.0, -0.5], "token_ids": [7, 9], "finish": "stop", "kept": true,
+            "token_logprobs": [-1.0, -0.5], "token_ids": [7, 9], "turns": null, "finish": "stop", "kept": true,
             "base": "b3:b", "adapter": "", "seed": derive_sample_seed(9, "p1", 0).to_string(), "agent": "g1",
             "verifier": "exact",
         });
@@ -246,6 +267,10 @@ mod tests {
         for unknown in ["logprob", "token_logprobs", "token_ids"] {
             assert!(lines[1][unknown].is_null(), "unknown, and not 0: {}", lines[1]);
         }
+        let turn = serde_json::json!(
+            [{"text": "é", "token_ids": [4, 2], "observation": "3", "observation_ids": [5]}]
+        );
+        assert_eq!(lines[1]["turns"], turn);
         assert_eq!((&lines[1]["outcome"], &lines[1]["kept"]), (&"fail".into(), &false.into()));
         assert!(joiner.orders.is_empty() && joiner.samples.is_empty(), "nothing is held");
     }

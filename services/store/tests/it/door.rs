@@ -4,8 +4,8 @@ use std::{fs, time::Duration};
 
 use futures::stream;
 use store::{
-    FileCache, GatewayStore, PartPosition, PutError, ReceiveError, RemoveError, StorageError,
-    Store, TreePlace,
+    FileCache, GatewayStore, GetError, PartPosition, PutError, ReceiveError, RemoveError,
+    StorageError, Store, TreePlace, TreeRemoval,
 };
 use tempfile::TempDir;
 use wire::{Digest, v1};
@@ -97,7 +97,7 @@ async fn each_member_writes_what_its_role_permits_and_gets_a_reason_otherwise() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_a_trainer_removes_and_only_what_its_optimizer_left() {
+async fn trainers_remove_what_their_optimizer_left_and_admins_what_a_run_made() {
     for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
         let run = "raft-1".parse().unwrap();
         let (kept, state) = (place(1), TreePlace::for_resume_state(&run, 0, 1));
@@ -113,14 +113,24 @@ async fn only_a_trainer_removes_and_only_what_its_optimizer_left() {
             );
         };
         let trainer = at.as_seen_by("box-1.trainer");
-        for who in ["box-2.evaluator", "ann.admin", "box-4.watcher"] {
-            refused(at.as_seen_by(who).remove_tree(&state, &resume).await);
+        let removal = TreeRemoval { at: "now".into(), by: "ann".into(), rules: "best".into() };
+        for who in ["box-2.evaluator", "bob.operator", "box-4.watcher", "box-5.trainer"] {
+            let other = at.as_seen_by(who);
+            if who != "box-5.trainer" {
+                refused(other.remove_tree(&state, &resume).await);
+            }
+            other.mark_removed(&kept, &checkpoint, &removal).await.unwrap_err();
         }
         refused(trainer.remove_tree(&kept, &checkpoint).await);
         trainer.read_manifest(&checkpoint).await.unwrap();
         trainer.remove_tree(&state, &resume).await.unwrap();
         assert!(trainer.read_manifest(&resume).await.is_err());
         assert!(!at.dir.join(&resume.path).join("adapter_config.json").exists());
+        let admin = at.as_seen_by("ann.admin");
+        admin.mark_removed(&kept, &checkpoint, &removal).await.unwrap();
+        admin.remove_tree(&kept, &checkpoint).await.unwrap();
+        let found = trainer.read_manifest(&checkpoint).await;
+        assert!(matches!(found, Err(GetError::Removed { removal: found, .. }) if found == removal));
     }
 }
 

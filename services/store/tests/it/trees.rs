@@ -5,7 +5,7 @@ use std::{
 };
 
 use futures::TryStreamExt;
-use store::{GetError, PutError, RemoveError, StorageError, TreeManifest};
+use store::{GetError, PutError, RemoveError, StorageError, TreeManifest, TreeRemoval, TreeUsage};
 use wire::{Digest, v1};
 
 use crate::support::{MIB, Place, about, adapter, format_error_chain, noise, place, resume};
@@ -200,6 +200,42 @@ async fn a_tree_that_was_half_removed_or_half_published_is_removed() {
         }
         at.store.remove_tree(&resume(1), &tree).await.unwrap();
         assert!(files_below(&dir).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_removal_is_recorded_before_it_begins_and_explains_what_is_missing() {
+    for at in Place::all().await {
+        let admin = match &at.door {
+            Some(_) => at.as_seen_by("ann.admin"),
+            None => at.store.clone(),
+        };
+        let tree = at.store.publish_tree(adapter(1, 20).path(), &place(1), about()).await.unwrap();
+        let whole = at.store.measure_tree(&tree).await.unwrap();
+        assert!(whole.is_readable && !whole.is_marked && whole.objects == 5, "{whole:?}");
+        let removal = |by: &str| TreeRemoval {
+            at: "2026-01-02T03:04:05Z".into(),
+            by: by.into(),
+            rules: "best,last=3".into(),
+        };
+        admin.mark_removed(&place(1), &tree, &removal("ann")).await.unwrap();
+        admin.mark_removed(&place(1), &tree, &removal("bob")).await.unwrap();
+        assert!(at.store.read_manifest(&tree).await.is_ok(), "nothing is removed yet");
+        assert!(at.store.require_kept(&tree).await.is_err());
+        assert!(at.store.list_removed("runs/raft-1/checkpoints").await.unwrap().is_empty());
+        admin.remove_tree(&place(1), &tree).await.unwrap();
+        let error = at.store.read_manifest(&tree).await.unwrap_err();
+        let message = format_error_chain(&error);
+        assert!(message.contains("removed on 2026-01-02T03:04:05Z by ann"), "{message}");
+        let left = at.store.measure_tree(&tree).await.unwrap();
+        assert_eq!(left, TreeUsage { is_marked: true, ..TreeUsage::default() });
+        let listed = at.store.list_removed("runs/raft-1/checkpoints").await.unwrap();
+        assert_eq!(listed, std::slice::from_ref(&tree.path));
+        let examined = at.store.examine_tree(&tree).await.unwrap();
+        assert_eq!((examined.defects, examined.removal), (vec![], Some(removal("ann"))));
+        admin.unmark_removed(&place(1), &tree).await.unwrap();
+        let absent = at.store.read_manifest(&tree).await;
+        assert!(matches!(absent, Err(GetError::Storage(StorageError::Missing { .. }))));
     }
 }
 
