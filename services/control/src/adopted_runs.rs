@@ -1,12 +1,11 @@
 //! Runs of external trainings, whose checkpoints an agent adopts from a directory.
 
-use std::sync::Arc;
 use std::{path::Path, time::Duration};
 
 use spec::{BaseSpec, WatchSpec};
 use wire::{RunId, v1};
 
-use crate::{FleetControl, SpecFiles, SubmitError, base_model::TransferCallback};
+use crate::{FleetControl, SpecFiles, SubmitError, base_model::unwatched};
 
 /// The training that a watching agent detected in a directory.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +41,7 @@ impl FleetControl {
         files: &SpecFiles,
     ) -> Result<RunId, SubmitError> {
         // An agent has no terminal for the progress of a transfer.
-        let unheard: TransferCallback = Arc::new(|_| {});
+        let unheard = unwatched();
         let base = match (&spec.base, found.base) {
             (Some(base), _) => Some(self.resolve_base(base, files, &unheard).await?),
             (None, Some(directory)) => {
@@ -63,6 +62,7 @@ impl FleetControl {
             pool: found.pool.to_owned(),
             suites: self.prepare_text_suites(&spec.evals, files).await?,
             kind: Some(v1::spec::Kind::Watched(watched)),
+            ..v1::Spec::default()
         };
         self.write_spec_fact(name, resolved).await
     }

@@ -126,7 +126,7 @@ impl AuditReport {
 }
 
 impl AuditFinding {
-    fn for_log(what: String, subject: Option<String>, sequence: Option<u64>) -> Self {
+    pub(crate) fn for_log(what: String, subject: Option<String>, sequence: Option<u64>) -> Self {
         let place = FindingSource::Log;
         Self { place, what, subject, sequence, url: None, expected: None, found: None }
     }
@@ -163,6 +163,10 @@ impl FleetControl {
         self.replay_log(run, depth, &mut reading).await?;
         self.find_lost_entries(&mut reading).await?;
         self.check_base_origin(&mut reading).await?;
+        if let Some((finding, note)) = self.check_fork_origin(run).await? {
+            reading.report.findings.extend(finding);
+            reading.report.notes.push(note);
+        }
         let AuditState { auditor, mut report, objects: held, .. } = reading;
         let audit = auditor.finish_audit().ok_or_else(|| AuditError::Unknown(run.clone()))?;
         report.tally = audit.counts;
@@ -398,6 +402,11 @@ impl AuditState {
     fn add_unreadable(&mut self, cycle: u32, why: &str) {
         self.auditor.mark_unreadable(cycle);
         self.report.not_checked.push(format!("the archived facts of cycle {cycle}: {why}"));
+    }
+
+    /// The check of the store notes why.
+    fn add_removed(&mut self, cycle: u32) {
+        self.auditor.mark_unreadable(cycle);
     }
 
     fn extend_range(&mut self, sequence: u64) {

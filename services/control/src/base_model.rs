@@ -12,7 +12,7 @@ use std::{
 
 use formats::{
     HubCache, ModelConfig, ModelConfigError, ModelDirError, SIDE_FILES, find_model, is_gguf,
-    list_weight_files, list_weight_names,
+    list_weight_files, list_weight_names, peft::AdapterSettingsError,
 };
 use hub::{HubError, ModelId, ModelRevision};
 use spec::UploadSpec;
@@ -47,6 +47,11 @@ pub struct TransferProgress {
 /// A callback that receives the progress of transfers.
 pub type TransferCallback = Arc<dyn Fn(TransferProgress) + Send + Sync>;
 
+/// Returns a callback for transfers whose progress has no audience.
+pub(crate) fn unwatched() -> TransferCallback {
+    Arc::new(|_| ())
+}
+
 /// The reason why a model cannot be the base of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
@@ -69,6 +74,8 @@ pub enum BaseError {
     Directory(#[from] ModelDirError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    #[error(transparent)]
+    Adapter(#[from] AdapterSettingsError),
     #[error(
         "{id} is not a directory here, is not complete in this machine's Hugging Face cache, and \
          could not be downloaded; where the network allows, `hf download {id}`, or copy the model \
@@ -173,17 +180,11 @@ impl FleetControl {
             return if is_cached {
                 Ok(())
             } else {
-                self.fetch_hub_small_files(&id, &(Arc::new(|_| ()) as TransferCallback))
-                    .await
-                    .map(drop)
+                self.fetch_hub_small_files(&id, &unwatched()).await.map(drop)
             };
         }
-        let dir = self.local_model_dir(&path)?;
+        let dir = local_model_dir(&path, self.hub.cache_path())?;
         run_blocking(move || examine_model(&dir)).await.map(drop)
-    }
-
-    pub(crate) fn local_model_dir(&self, path: &Path) -> Result<PathBuf, BaseError> {
-        Ok(find_snapshot(path, self.hub.cache_path())?.dir)
     }
 
     async fn publish_model(
@@ -260,7 +261,7 @@ impl FleetControl {
         }
     }
 
-    async fn fetch_hub_file(
+    pub(crate) async fn fetch_hub_file(
         &self,
         id: &ModelId,
         name: &str,
@@ -382,6 +383,11 @@ fn byte_meter(
         let bytes = done.fetch_add(more, Ordering::Relaxed) + more;
         watch(TransferProgress { activity: doing, bytes, total });
     }
+}
+
+/// Returns the directory of the model in a directory, which may be one of the hub's cache.
+pub(crate) fn local_model_dir(path: &Path, hub_cache: &Path) -> Result<PathBuf, BaseError> {
+    Ok(find_snapshot(path, hub_cache)?.dir)
 }
 
 /// Returns the model in a directory; for a model of the hub's cache, its snapshot. Fails with

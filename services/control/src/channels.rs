@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use bus::{PresenceError, PublishError, PublishOutcome, ReadError};
+use bus::{KEEP_DAYS_MAX, PresenceError, PublishError, PublishOutcome, ReadError};
 use comparison::Decision;
 use spec::UploadSpec;
 use wire::{Fact, FactBody, FactKey, IdError, Pool, Record, RunId, Subject, v1};
@@ -35,6 +35,8 @@ pub enum ChannelError {
     NotBetter { channel: RunId, old: String, new: String, why: String },
     #[error("{0} names a base of no run, with which no checkpoint can be compared (R119)")]
     NotComparable(RunId),
+    #[error("requests are kept for at most {KEEP_DAYS_MAX} days, not {0} (A101)")]
+    KeepDays(u32),
     #[error("too many concurrent moves of {0}; try again (R105)")]
     Busy(RunId),
     #[error("base {name:?}")]
@@ -71,19 +73,13 @@ pub fn parse_channel_name(name: &str) -> Result<RunId, ChannelError> {
 }
 
 impl FleetControl {
-    /// Returns the last move of every channel, by name, with the agents that serve it.
+    /// Returns the last move of every channel, by name, with the agents that serve it. Leaves out
+    /// those that are forgotten.
     pub async fn list_channels(&self) -> Result<Vec<v1::Channel>, ChannelError> {
-        let records = self.read_records(vec!["flotilla.*.channel.*".to_owned()]).await?;
-        let mut last: BTreeMap<RunId, v1::Channel> = BTreeMap::new();
-        for record in &records {
-            let Some(found) = channel_from_record(record) else { continue };
-            let known = last.entry(record.fact.subject.run.clone()).or_default();
-            if found.number > known.number {
-                *known = found;
-            }
-        }
+        let moves = self.read_all_moves().await?;
         let agents = self.list_agents().await?;
-        let mut channels: Vec<v1::Channel> = last.into_values().collect();
+        let last = moves.into_values().filter_map(|mut moves| moves.pop());
+        let mut channels: Vec<v1::Channel> = last.filter(names_model).collect();
         for channel in &mut channels {
             channel.agents = serving_agents(&agents, channel);
         }
@@ -97,6 +93,30 @@ impl FleetControl {
     ) -> Result<Vec<v1::Channel>, ChannelError> {
         let moves = self.read_moves(channel).await?;
         if moves.is_empty() { Err(ChannelError::Unknown(channel.clone())) } else { Ok(moves) }
+    }
+
+    /// Returns the last move of a channel; fails if there is none, or the channel is forgotten.
+    pub(crate) async fn find_channel_model(
+        &self,
+        channel: &str,
+    ) -> Result<v1::ChannelMove, ChannelError> {
+        let channel = parse_channel_name(channel)?;
+        let last = self.list_channel_moves(&channel).await?.pop().filter(names_model);
+        last.and_then(|it| it.r#move).ok_or(ChannelError::Unknown(channel))
+    }
+
+    /// Returns the moves of all channels, oldest first.
+    pub(crate) async fn read_all_moves(
+        &self,
+    ) -> Result<BTreeMap<RunId, Vec<v1::Channel>>, ReadError> {
+        let records = self.read_records(vec!["flotilla.*.channel.*".to_owned()]).await?;
+        let mut channels: BTreeMap<RunId, Vec<v1::Channel>> = BTreeMap::new();
+        for record in &records {
+            let Some(found) = channel_from_record(record) else { continue };
+            channels.entry(record.fact.subject.run.clone()).or_default().push(found);
+        }
+        channels.values_mut().for_each(|moves| moves.sort_by_key(|found| found.number));
+        Ok(channels)
     }
 
     async fn read_moves(&self, channel: &RunId) -> Result<Vec<v1::Channel>, ChannelError> {
@@ -119,34 +139,130 @@ impl FleetControl {
         watch: &TransferCallback,
     ) -> Result<v1::Channel, ChannelError> {
         let channel = &parse_channel_name(&request.channel)?;
+        if request.forget {
+            return self.forget_channel(channel, &request.reason, &user).await;
+        }
         let model = match (&request.checkpoint, request.base.as_str()) {
             (Some(_), base) if !base.is_empty() => return Err(ChannelError::TwoModels),
             (Some(reference), _) => Some(self.find_checkpoint_model(reference).await?),
             (None, "") => None,
             (None, name) => Some(self.find_base_model(name, files, watch).await?),
         };
-        self.write_move(channel, |last| {
+        let moved = self.write_move(channel, |last| {
             let (request, user, model) = (request.clone(), user.clone(), model.clone());
             async move {
                 let before = last.and_then(|it| it.r#move).unwrap_or_default();
                 let mut next = match model {
-                    Some(model) => model,
+                    Some(model) => name_model(&before, model),
                     None if before.base.is_some() => before.clone(),
                     None => return Err(ChannelError::NoModel(channel.clone())),
                 };
-                next.serving = match request.serving {
-                    _ if request.stop_serving => None,
-                    Some(serving) => Some(check_serving(serving)?),
-                    None => before.serving.clone(),
-                };
+                match request.serving {
+                    _ if request.stop_serving => next.serving = None,
+                    Some(serving) => next.serving = Some(check_serving(serving)?),
+                    None => {}
+                }
+                if let Some(days) = request.keep_days {
+                    next.keeping = check_keeping(days)?;
+                }
+                next.roll_back = request.auto_roll_back.unwrap_or(next.roll_back);
                 next.evidence = None;
                 if request.if_better && before.base.is_some() {
                     // The request's reference, as a run's best was chosen by the same samples.
-                    let candidate = request.checkpoint.as_ref();
-                    let evidence = self.require_better(channel, &before, &next, candidate).await?;
-                    next.evidence = Some(evidence);
+                    let candidate = request.checkpoint.clone();
+                    let candidate = candidate.unwrap_or_else(|| checkpoint_ref(&next));
+                    let alpha = DEFAULT_ALPHA;
+                    next.evidence = Some(
+                        self.require_better(channel, &before, &next, &candidate, alpha).await?,
+                    );
                 }
                 Ok(v1::ChannelMove { reason: request.reason, user, ..next })
+            }
+        });
+        self.require_stored(channel, moved.await?, user).await
+    }
+
+    /// Ends a channel. Its history stays, and a later move can name a model again.
+    async fn forget_channel(
+        &self,
+        channel: &RunId,
+        reason: &str,
+        user: &str,
+    ) -> Result<v1::Channel, ChannelError> {
+        self.write_move(channel, |last| async move {
+            last.filter(names_model).ok_or_else(|| ChannelError::Unknown(channel.clone()))?;
+            let (reason, user) = (reason.to_owned(), user.to_owned());
+            Ok(v1::ChannelMove { reason, user, ..Default::default() })
+        })
+        .await
+    }
+
+    /// Rolls a channel back if the model that it has just been moved to is removed at the same time.
+    async fn require_stored(
+        &self,
+        channel: &RunId,
+        moved: v1::Channel,
+        user: String,
+    ) -> Result<v1::Channel, ChannelError> {
+        let Err(error) = self.require_trees(&moved.r#move).await else { return Ok(moved) };
+        let reason = "the model is being removed from the store";
+        // Without a model before, the channel keeps this one from a removal that follows.
+        let _ = self.roll_back_channel(channel, reason, user).await;
+        Err(CheckpointError::Get(error).into())
+    }
+
+    /// Points a channel to the best checkpoint of a run that has succeeded, if it is better than the
+    /// channel's model. `number` is that of the channel's last move.
+    ///
+    /// # Errors
+    /// The run does not exist, the channel has moved since, or the checkpoint is not shown to be
+    /// better.
+    pub(crate) async fn promote_run(
+        &self,
+        channel: &RunId,
+        run: &RunId,
+        alpha: f64,
+        number: u64,
+    ) -> Result<v1::Channel, ChannelError> {
+        let candidate = v1::CheckpointRef { run: run.to_string(), ..Default::default() };
+        let model = &self.find_checkpoint_model(&candidate).await?;
+        let moved = self.write_move(channel, |last| {
+            let candidate = candidate.clone();
+            async move {
+                let before = last.filter(|it| it.number == number).and_then(|it| it.r#move);
+                let before = before.ok_or_else(|| ChannelError::Busy(channel.clone()))?;
+                if !before.names_model() {
+                    return Err(ChannelError::Unknown(channel.clone()));
+                }
+                let next = name_model(&before, model.clone());
+                let evidence =
+                    self.require_better(channel, &before, &next, &candidate, alpha).await?;
+                let reason = format!("the best checkpoint of {run}");
+                let (evidence, user) = (Some(evidence), String::new());
+                Ok(v1::ChannelMove { evidence, reason, user, ..next })
+            }
+        });
+        self.require_stored(channel, moved.await?, String::new()).await
+    }
+
+    /// Writes a move that changes only what is learned from feedback.
+    pub(crate) async fn set_learning(
+        &self,
+        channel: &RunId,
+        learning: Option<v1::channel_move::Learning>,
+        user: String,
+    ) -> Result<v1::Channel, ChannelError> {
+        let reason = match learning {
+            Some(_) => "learn from feedback",
+            None => "learn no more from feedback",
+        };
+        self.write_move(channel, |last| {
+            let (learning, user) = (learning.clone(), user.clone());
+            async move {
+                let before = last.filter(names_model).and_then(|it| it.r#move);
+                let before = before.ok_or_else(|| ChannelError::Unknown(channel.clone()))?;
+                let (reason, evidence) = (reason.to_owned(), None);
+                Ok(v1::ChannelMove { learning, reason, user, evidence, ..before })
             }
         })
         .await
@@ -162,23 +278,49 @@ impl FleetControl {
         reason: &str,
         user: String,
     ) -> Result<v1::Channel, ChannelError> {
+        self.roll_back(
+            channel,
+            None,
+            v1::ChannelMove { reason: reason.to_owned(), user, ..Default::default() },
+        )
+        .await
+    }
+
+    /// Points a channel to the model before that of this move, as users rate it higher.
+    pub(crate) async fn roll_back_worse(
+        &self,
+        channel: &RunId,
+        number: u64,
+        evidence: v1::channel_move::Evidence,
+    ) -> Result<v1::Channel, ChannelError> {
+        let (reason, evidence) = ("users rate it higher".to_owned(), Some(evidence));
+        let said = v1::ChannelMove { reason, evidence, ..Default::default() };
+        self.roll_back(channel, Some(number), said).await
+    }
+
+    /// Rolls back with the reason, user and evidence of `said`; from that move only, if `number` is
+    /// given.
+    async fn roll_back(
+        &self,
+        channel: &RunId,
+        number: Option<u64>,
+        said: v1::ChannelMove,
+    ) -> Result<v1::Channel, ChannelError> {
         let moves = self.list_channel_moves(channel).await?;
-        let model = |it: &v1::Channel| {
-            it.r#move.as_ref().map(|found| (found.base.clone(), found.adapter.clone()))
-        };
-        let last = moves.last().ok_or_else(|| ChannelError::Unknown(channel.clone()))?;
-        let before = moves.iter().rev().find(|it| model(it) != model(last));
-        let before = before.and_then(|it| it.r#move.clone());
+        let last = moves.last().filter(|last| names_model(last));
+        let last = last.ok_or_else(|| ChannelError::Unknown(channel.clone()))?;
+        let before = roll_back_target(&moves).and_then(|it| it.r#move.clone());
         let before = before.ok_or_else(|| ChannelError::NothingBefore(channel.clone()))?;
-        let number = last.number;
+        let number = number.unwrap_or(last.number);
         self.write_move(channel, |last| {
-            let (before, user, reason) = (before.clone(), user.clone(), reason.to_owned());
+            let (before, said) = (before.clone(), said.clone());
             async move {
                 // Another move came first: what is before it is another question.
-                let last = last.filter(|it| it.number == number);
+                let last = last.filter(|it| it.number == number).and_then(|it| it.r#move);
                 let last = last.ok_or_else(|| ChannelError::Busy(channel.clone()))?;
-                let serving = last.r#move.and_then(|it| it.serving);
-                Ok(v1::ChannelMove { serving, reason, user, evidence: None, ..before })
+                let next = name_model(&last, before);
+                let v1::ChannelMove { reason, user, evidence, .. } = said;
+                Ok(v1::ChannelMove { reason, user, evidence, ..next })
             }
         })
         .await
@@ -258,18 +400,23 @@ impl FleetControl {
         channel: &RunId,
         before: &v1::ChannelMove,
         next: &v1::ChannelMove,
-        candidate: Option<&v1::CheckpointRef>,
+        candidate: &v1::CheckpointRef,
+        alpha: f64,
     ) -> Result<v1::channel_move::Evidence, ChannelError> {
-        if before.run.is_empty() || next.run.is_empty() {
+        if next.run.is_empty() {
             return Err(ChannelError::NotComparable(channel.clone()));
         }
-        let reference = |it: &v1::ChannelMove| v1::CheckpointRef {
-            run: it.run.clone(),
-            cycle: Some(it.cycle),
-            ..Default::default()
-        };
-        let (a, b) = (reference(before), candidate.cloned().unwrap_or_else(|| reference(next)));
-        let found = self.compare_checkpoints(&a, &b, "", DEFAULT_ALPHA).await?;
+        // A run that starts from the channel's model has measured it in its cycle 0, with the same
+        // prompts and random numbers.
+        let spec = self.get_run(&RunId::new(next.run.as_str())?).await?.spec;
+        let base = spec.base.unwrap_or_default();
+        let mut a = checkpoint_ref(before);
+        if base.tree == before.base && base.adapter == before.adapter {
+            a = v1::CheckpointRef { run: next.run.clone(), cycle: Some(0), ..Default::default() };
+        } else if before.run.is_empty() {
+            return Err(ChannelError::NotComparable(channel.clone()));
+        }
+        let found = self.compare_checkpoints(&a, candidate, "", alpha).await?;
         let comparison::Comparison { decision, p, difference, interval, at, .. } = found.test;
         // The prompts after the decision may say otherwise.
         if decision != Decision::B || found.b.pass_rate <= found.a.pass_rate {
@@ -282,14 +429,48 @@ impl FleetControl {
             });
         }
         Ok(v1::channel_move::Evidence {
-            run: before.run.clone(),
-            cycle: before.cycle,
+            run: a.run,
+            cycle: a.cycle.unwrap_or_default(),
             pairs: u32::try_from(at).unwrap_or(u32::MAX),
             p,
             difference,
             interval: interval.to_vec(),
+            live: false,
         })
     }
+}
+
+/// Returns a move to another model that leaves everything else of the channel as it is.
+fn name_model(before: &v1::ChannelMove, model: v1::ChannelMove) -> v1::ChannelMove {
+    let v1::ChannelMove { base, adapter, run, cycle, step, .. } = model;
+    v1::ChannelMove { base, adapter, run, cycle, step, ..before.clone() }
+}
+
+fn checkpoint_ref(named: &v1::ChannelMove) -> v1::CheckpointRef {
+    let (run, cycle) = (named.run.clone(), Some(named.cycle));
+    v1::CheckpointRef { run, cycle, ..Default::default() }
+}
+
+fn check_keeping(days: u32) -> Result<Option<v1::channel_move::Keeping>, ChannelError> {
+    match days {
+        0 => Ok(None),
+        1..=KEEP_DAYS_MAX => Ok(Some(v1::channel_move::Keeping { days })),
+        _ => Err(ChannelError::KeepDays(days)),
+    }
+}
+
+/// Returns true unless the channel was forgotten.
+fn names_model(channel: &v1::Channel) -> bool {
+    channel.r#move.as_ref().is_some_and(v1::ChannelMove::names_model)
+}
+
+/// Returns the last move to another model than the present one, given all moves in order. `None` for
+/// a channel that is forgotten. Moves before a forgetting do not count: their models may be removed.
+pub(crate) fn roll_back_target(moves: &[v1::Channel]) -> Option<&v1::Channel> {
+    let last = moves.last().filter(|last| names_model(last))?.r#move.as_ref()?;
+    let is_other = |it: &v1::ChannelMove| !it.has_model_of(last);
+    let mut since = moves.iter().rev().take_while(|it| names_model(it));
+    since.find(|it| it.r#move.as_ref().is_some_and(is_other))
 }
 
 /// Returns a serving by all agents of a pool, or by some.
@@ -342,6 +523,26 @@ fn serving_agents(agents: &[v1::AgentStatus], channel: &v1::Channel) -> Vec<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forgotten_channel_has_no_model_to_return_to_and_none_returns_to_it() {
+        let moves = |models: &[&str]| -> Vec<v1::Channel> {
+            let tree = |name: &str| v1::Tree { manifest: name.into(), ..Default::default() };
+            let base = |name: &str| Some(name).filter(|name| !name.is_empty()).map(tree);
+            let moves = (1..).zip(models).map(|(number, name)| v1::Channel {
+                number,
+                r#move: Some(v1::ChannelMove { base: base(name), ..Default::default() }),
+                ..Default::default()
+            });
+            moves.collect()
+        };
+        let target = |models: &[&str]| roll_back_target(&moves(models)).map(|it| it.number);
+        assert_eq!(target(&["a", "b"]), Some(1));
+        assert_eq!(target(&["a", "b", ""]), None);
+        assert_eq!(target(&["a", "", "b"]), None);
+        assert_eq!(target(&["a", "", "a", "b", "b"]), Some(3));
+        assert_eq!(target(&["", "b"]), None);
+    }
 
     #[test]
     fn a_channel_is_not_named_as_a_run() {

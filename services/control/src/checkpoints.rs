@@ -7,7 +7,7 @@ use cycle::Run;
 use futures::{Stream, StreamExt, TryStreamExt};
 use store::GetError;
 use tokio::io::AsyncWriteExt;
-use wire::{FactBody, Record, RunId, Timestamp, v1};
+use wire::{FactBody, Record, RunId, v1};
 
 use crate::{
     FleetControl, RunError, StoreAccessError, TaskProgress,
@@ -54,6 +54,7 @@ impl CheckpointError {
         match self {
             Self::Reference(_) | Self::Unknown(_) | Self::Adapter { .. } => true,
             Self::Run(error) => matches!(error, RunError::Unknown(_)),
+            Self::Get(GetError::Removed { .. }) => true,
             Self::OpenStore(_) | Self::Get(_) | Self::Write { .. } => false,
         }
     }
@@ -110,9 +111,10 @@ pub(crate) fn checkpoint_infos(run: &Run) -> Vec<v1::CheckpointInfo> {
     .collect()
 }
 
-fn publication_time(records: &[Record], checkpoint: &v1::Checkpoint) -> Option<Timestamp> {
+/// Returns the time of the fact about a checkpoint, in milliseconds since 1970.
+pub(crate) fn publication_time_ms(records: &[Record], checkpoint: &v1::Checkpoint) -> Option<u64> {
     let is_it = |record: &&Record| matches!(&record.fact.body, FactBody::Checkpoint(found) if found == checkpoint);
-    records.iter().find(is_it).map(|record| to_timestamp(record.time_ms))
+    records.iter().find(is_it).map(|record| record.time_ms)
 }
 
 impl FleetControl {
@@ -123,7 +125,26 @@ impl FleetControl {
         let run = fold_run(&records).ok_or_else(|| RunError::Unknown(id.clone()))?;
         let mut infos = checkpoint_infos(&run);
         for info in &mut infos {
-            info.at = info.checkpoint.as_ref().and_then(|found| publication_time(&records, found));
+            let checkpoint = info.checkpoint.as_ref();
+            let time_ms = checkpoint.and_then(|found| publication_time_ms(&records, found));
+            info.at = time_ms.map(to_timestamp);
+        }
+        Ok(infos)
+    }
+
+    /// Returns a run's checkpoints as [`FleetControl::list_checkpoints`] does, and marks those whose
+    /// files were removed. Without access to the store, none is marked.
+    pub async fn list_stored_checkpoints(
+        &self,
+        id: &RunId,
+    ) -> Result<Vec<v1::CheckpointInfo>, RunError> {
+        let mut infos = self.list_checkpoints(id).await?;
+        let Ok(store) = self.open_store().await else { return Ok(infos) };
+        let directory = format!("runs/{id}/checkpoints");
+        let removed = store.list_removed(&directory).await.unwrap_or_default();
+        for info in &mut infos {
+            let tree = checkpoint_tree(info);
+            info.removed = tree.is_some_and(|tree| removed.contains(&tree.path));
         }
         Ok(infos)
     }

@@ -7,7 +7,7 @@ use wire::{
     v1::{self, eval_event::Result as EvalResult},
 };
 
-use crate::{FleetControl, runs::to_timestamp};
+use crate::{FleetControl, RunError, runs::to_timestamp};
 
 fn eval_filter(run: Option<&RunId>) -> Vec<String> {
     vec![format!("flotilla.{}.eval.>", run.map_or("*", RunId::as_str))]
@@ -40,6 +40,13 @@ fn eval_event(record: Record, suite: &str) -> Option<v1::EvalEvent> {
 }
 
 impl FleetControl {
+    /// Fails if a run does not exist, or has no suite of this name; an empty name is any.
+    pub async fn require_suite(&self, run: &RunId, suite: &str) -> Result<(), RunError> {
+        let found = self.bus.find_spec(run).await?.map(|record| record.fact.body);
+        let Some(FactBody::Spec(spec)) = found else { return Err(RunError::Unknown(run.clone())) };
+        check_suite(run, &spec, suite)
+    }
+
     /// Returns the results so far in the order of measurement, for one run or all, and for one suite
     /// or all (an empty name). [`HELDOUT_SUITE`] is the run's own held-out prompts.
     pub async fn list_evals(
@@ -68,6 +75,23 @@ impl FleetControl {
     }
 }
 
+fn check_suite(run: &RunId, spec: &v1::Spec, suite: &str) -> Result<(), RunError> {
+    let raft = match &spec.kind {
+        Some(v1::spec::Kind::Raft(raft)) => Some(raft),
+        _ => None,
+    };
+    let own = raft.and_then(|raft| raft.heldout.as_ref()).map(|_| HELDOUT_SUITE);
+    let prompts = raft.into_iter().flat_map(|raft| &raft.prompt_suites);
+    let texts = spec.suites.iter().map(|suite| suite.name.as_str());
+    let suites: Vec<&str> =
+        own.into_iter().chain(texts).chain(prompts.map(|suite| suite.name.as_str())).collect();
+    if suite.is_empty() || suites.contains(&suite) {
+        return Ok(());
+    }
+    let suites = if suites.is_empty() { "none".to_owned() } else { suites.join(", ") };
+    Err(RunError::NoSuite { run: run.clone(), suite: suite.to_owned(), suites })
+}
+
 #[cfg(test)]
 mod tests {
     use wire::{Fact, FactKey, Subject};
@@ -85,6 +109,29 @@ mod tests {
         let subject = Subject::new(&"r-1".parse().unwrap(), FactKey::PassRates { cycle: 1 });
         let fact = Fact { subject, body: FactBody::PassRates(rates) };
         Record { sequence: 1, time_ms: 0, author: None, fact }
+    }
+
+    #[test]
+    fn an_unknown_suite_is_named_with_those_of_the_run() {
+        let raft = v1::spec::Raft {
+            heldout: Some(v1::Blob::default()),
+            prompt_suites: vec![v1::PromptSuite { name: "carry".into(), ..Default::default() }],
+            ..Default::default()
+        };
+        let spec = v1::Spec {
+            suites: vec![v1::Suite { name: "text".into(), ..Default::default() }],
+            kind: Some(v1::spec::Kind::Raft(raft)),
+            ..Default::default()
+        };
+        let check = |suite: &str| {
+            let checked = check_suite(&"r-1".parse().unwrap(), &spec, suite);
+            checked.map_err(|error| error.to_string())
+        };
+        for suite in ["", "text", "carry", HELDOUT_SUITE] {
+            assert_eq!(check(suite), Ok(()), "{suite}");
+        }
+        let said = "run r-1 has no suite \"txt\"; its suites are: held out, text, carry (R107)";
+        assert_eq!(check("txt"), Err(said.to_owned()));
     }
 
     #[test]

@@ -205,7 +205,23 @@ impl FleetControl {
         let id = id.map_err(|_| HistoryError::NoRun(checkpoint.run.clone()))?;
         let records = self.records_without_samples(&id).await?;
         let run = fold_run(&records).ok_or_else(|| HistoryError::Unknown(id.clone()))?;
-        let orders = last_train_orders(&records);
+        let links = self.list_trainings(&run, &records, checkpoint).await?;
+        let trained_on = run.cycles.get(&checkpoint.cycle).and_then(|c| c.selected.as_ref());
+        let samples = match trained_on {
+            Some(_) => self.list_kept_samples(&id, checkpoint.cycle, records).await?,
+            None => Vec::new(),
+        };
+        Ok(CheckpointLineage { links, base: base_path(&run), samples })
+    }
+
+    /// Returns the trainings that led to a checkpoint of a run, the newest first.
+    pub(crate) async fn list_trainings(
+        &self,
+        run: &Run,
+        records: &[Record],
+        checkpoint: &v1::Checkpoint,
+    ) -> Result<Vec<LineageStep>, HistoryError> {
+        let orders = last_train_orders(records);
         let mut links = Vec::new();
         let mut next = Some(checkpoint.clone());
         while let Some(checkpoint) = next.take() {
@@ -216,20 +232,19 @@ impl FleetControl {
                 all.into_iter().find(|other| other.tree.as_ref() == Some(parent)).cloned()
             });
             let cycle = run.cycles.get(&checkpoint.cycle);
+            let order = match checkpoint.cycle < run.first_cycle {
+                true => self.find_train_order(&checkpoint).await?,
+                false => orders.get(&checkpoint.cycle).cloned(),
+            };
             links.push(LineageStep {
-                order: orders.get(&checkpoint.cycle).cloned(),
+                order,
                 selected: cycle.and_then(|cycle| cycle.selected.clone()),
-                from: parent.map_or_else(|| "nothing".into(), |parent| tree_name(&run, parent)),
+                from: parent.map_or_else(|| "nothing".into(), |parent| tree_name(run, parent)),
                 checkpoint,
             });
             next = before.filter(|before| before.cycle > 0);
         }
-        let trained_on = run.cycles.get(&checkpoint.cycle).and_then(|c| c.selected.as_ref());
-        let samples = match trained_on {
-            Some(_) => self.list_kept_samples(&id, checkpoint.cycle, records).await?,
-            None => Vec::new(),
-        };
-        Ok(CheckpointLineage { links, base: base_path(&run), samples })
+        Ok(links)
     }
 
     /// Returns the order that a checkpoint was trained by, or `None` for an adopted base or an

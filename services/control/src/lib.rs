@@ -2,20 +2,31 @@
 //! samples and agents, audit runs, and manage members. Shared by the gRPC gateway and the command
 //! line; knows neither gRPC nor terminals.
 
+mod adapter_model;
 mod adopted_runs;
 mod agents;
 mod archived_facts;
 mod audit;
 mod base_model;
+mod channel_keeper;
+mod channel_learning;
 mod channels;
 mod checkpoints;
 mod court;
 mod data;
 mod evals;
+mod exchanges;
 mod explain;
+mod fork;
+mod hub_push;
 mod members;
+mod model_card;
 mod model_comparison;
+mod push_error;
+mod retention;
 mod run_comparison;
+mod run_files;
+mod run_forecast;
 mod run_history;
 mod runs;
 mod safetensors_check;
@@ -25,6 +36,7 @@ mod spec_files;
 mod store_access;
 mod submission;
 mod submit_error;
+mod sweeps;
 
 use std::sync::Arc;
 
@@ -37,26 +49,38 @@ pub use adopted_runs::DetectedTraining;
 pub use agents::DrainError;
 pub use audit::{AuditDepth, AuditError, AuditFinding, AuditReport, FindingSource, TaskProgress};
 pub use base_model::{BaseError, TransferCallback, TransferProgress};
+pub use channel_learning::LearnError;
 pub use channels::{ChannelError, build_serving, parse_channel_name};
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
 pub use court::{
     Court, CourtError, CourtRanking, CourtTrial, RankedObjective, SEEDS_MAX, mean_interval,
     rank_objectives,
 };
-pub use data::{DataError, remove_duplicate_prompts, report_data_file, split_prompt_file};
+pub use data::{
+    DataError, DataPreview, DataPreviewError, HubDataError, NamedRows, PreviewRow, PreviewSettings,
+    check_example_file, prepare_documents, preview_rows, read_prompt_entries,
+    remove_duplicate_prompts, report_rows, split_prompt_rows,
+};
 pub use evals::HELDOUT_SUITE;
+pub use exchanges::{FeedbackError, build_examples};
 pub use explain::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
     LineageStep, MessageGroup, RunReport, SelectionReport, SplitReport,
 };
+pub use fork::ForkError;
+pub use hub_push::ModelPush;
 pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,
     MembershipView, RevocationList,
 };
+pub use model_card::{CardRequest, ModelCard, ModelForm};
 pub use model_comparison::{
     CategoryComparison, CompareError, ComparedCheckpoint, DEFAULT_ALPHA, ModelComparison,
 };
+pub use push_error::PushError;
+pub use retention::{KeepRules, PruneError, PruneItem, PrunePlan, PruneRequest};
 pub use run_comparison::{SettingDifference, compare_settings};
+pub use run_forecast::{ForecastComparison, ForecastError, parse_end_time};
 pub use run_history::HistoryError;
 pub use runs::{RunError, run_to_proto, to_timestamp};
 pub use selection_preview::{PreviewError, SelectionComparison, SelectionSummary};
@@ -64,6 +88,7 @@ pub use spec_files::{SpecFileError, SpecFiles, read_named_file, require_named_fi
 pub use store_access::{StoreAccess, StoreAccessError};
 pub use submission::SubmittedRun;
 pub use submit_error::{PlacedError, SubmitError};
+pub use sweeps::{SweepPerplexity, SweepReport, SweepRow};
 
 /// A client of a fleet: all operations that users have on runs, checkpoints, evals and agents.
 ///

@@ -7,12 +7,18 @@
 
 mod join;
 mod join_tokens;
+mod login_codes;
 mod provisioning;
 mod records;
 mod revocation;
 mod revocation_list;
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bus::{
     Bus, CasOutcome, MemberEntry, MembersError as BucketError, system_account::PushAccountsError,
@@ -29,7 +35,7 @@ use tokio::{
 };
 use wire::{AgentId, IdError, Timestamp, format_error_chain, v1};
 
-use self::records::MemberRecord;
+use self::{login_codes::LoginCodes, records::MemberRecord};
 
 pub use revocation_list::{DenyReason, RevocationList};
 
@@ -81,6 +87,7 @@ struct RegistryState {
     revocation_lock: tokio::sync::Mutex<()>,
     /// Notified when the servers may know other accounts than the records contain.
     resync_request: Notify,
+    login_codes: Mutex<LoginCodes>,
 }
 
 /// The data by which the gateway judges calls.
@@ -147,6 +154,13 @@ pub enum MembershipRefusal {
          user create) (K103)"
     )]
     NotRenewed { name: String },
+    #[error(
+        "the login code is unknown: it works once, for 10 minutes, until the gateway restarts; \
+         `flotilla open` makes another link (K120)"
+    )]
+    UnknownLoginCode,
+    #[error("there are too many unused login codes; each ends after 10 minutes (G104)")]
+    TooManyLoginCodes,
     #[error("{field}: {problem} (G101)")]
     Field { field: &'static str, problem: String },
     #[error(transparent)]
@@ -210,6 +224,7 @@ impl MemberRegistry {
                 config: terms,
                 revocation_lock: revoking,
                 resync_request: Notify::new(),
+                login_codes: Mutex::default(),
             }),
         }
     }

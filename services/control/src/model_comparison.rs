@@ -15,9 +15,9 @@ pub const DEFAULT_ALPHA: f64 = 0.05;
 /// However many cycles there are.
 const ALPHA_MIN: f64 = 1e-6;
 /// Field of a prompt that names its category.
-const CATEGORY_FIELD: &str = "category";
+pub(crate) const CATEGORY_FIELD: &str = "category";
 /// Further categories are left out.
-const CATEGORIES_MAX: usize = 1000;
+pub(crate) const CATEGORIES_MAX: usize = 1000;
 
 /// The reason why two checkpoints cannot be compared.
 #[derive(Debug, thiserror::Error)]

@@ -77,6 +77,11 @@ impl FleetControl {
             return Err(HistoryError::SelectsNothing(id.clone()));
         };
         check_cycle(id, cycle, raft)?;
+        if cycle < run.first_cycle {
+            let owner = self.cycle_owner(id, cycle).await?;
+            let records = self.records_without_samples(&owner).await?;
+            return Box::pin(self.run_before_selection(&owner, cycle, records)).await;
+        }
         let selected = |record: &Record| matches!(record.fact.subject.key, FactKey::Selection { cycle: found } if found == cycle);
         let end = records.iter().position(selected);
         let end = end.ok_or_else(|| HistoryError::NotYet { run: id.clone(), cycle })?;
@@ -113,6 +118,7 @@ impl FleetControl {
             FactBody::Archived(archived) => Some(archived),
             _ => None,
         };
+        let id = &self.cycle_owner(id, cycle).await?;
         let filter = format!("flotilla.{id}.cycle.{cycle}.archived");
         let archived = self.read_records(vec![filter]).await?.into_iter().find_map(is_archive);
         let facts = self.read_bulky_facts(id, cycle, archived).await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bus::{LogEvent, PresenceError, PublishError, PublishOutcome, ReadError};
-use cycle::{Run, describe_missing_roles};
+use cycle::{QueuePlace, QueueTurns, Run, describe_missing_roles, queue_places, run_user};
 use futures::{
     Stream, StreamExt, TryStreamExt,
     stream::{self, BoxStream},
@@ -22,6 +22,10 @@ pub enum RunError {
     Unknown(RunId),
     #[error("run {run} has ended ({state}); start a new one (R104)")]
     Ended { run: RunId, state: String },
+    #[error("run {0} is part of no sweep (R107)")]
+    NoSweep(RunId),
+    #[error("run {run} has no suite {suite:?}; its suites are: {suites} (R107)")]
+    NoSuite { run: RunId, suite: String, suites: String },
     #[error("too many concurrent changes to {0}; try again (R105)")]
     Busy(RunId),
     #[error("read the log")]
@@ -63,30 +67,49 @@ impl FleetControl {
 
     /// Returns every run of the log, oldest first, without checkpoints and evals.
     pub async fn list_runs(&self) -> Result<Vec<Run>, RunError> {
+        Ok(self.list_queues().await?.0)
+    }
+
+    /// Returns the runs as [`FleetControl::list_runs`] does, and the turns of their queues.
+    async fn list_queues(&self) -> Result<(Vec<Run>, QueueTurns), RunError> {
         let kinds = ["spec", "watched", "control.*", "cycle.*.*", "done"];
         let filters = kinds.iter().map(|kind| format!("flotilla.*.{kind}")).collect();
-        let mut runs: Vec<Run> = Vec::new();
+        let (mut runs, mut turns) = (Vec::<Run>::new(), QueueTurns::default());
         for record in self.read_records(filters).await? {
             let id = &record.fact.subject.run;
             match runs.iter_mut().find(|run| run.id == *id) {
-                Some(run) => run.fold_record(&record),
+                Some(run) => {
+                    run.fold_record(&record);
+                    turns.record_turn(run, &record);
+                }
                 None => runs.extend(Run::start(&record)),
             }
         }
-        Ok(runs)
+        Ok((runs, turns))
     }
 
-    /// Returns a run in the API's form. If it waits for agents, its message says for which.
+    /// Returns a run in the API's form. If it waits for agents or in the queue, its message says
+    /// for which.
     pub async fn describe_run(&self, id: &RunId) -> Result<v1::Run, RunError> {
         let run = self.get_run(id).await?;
-        Ok(run_with_message(&run, &self.list_agents().await?))
+        let view = run_with_message(&run, &self.list_agents().await?);
+        if !run.is_queued() {
+            return Ok(view);
+        }
+        let (runs, turns) = self.list_queues().await?;
+        Ok(with_queue_place(
+            view,
+            &queue_places(&runs, &turns, wire::clock::minute_of_day().into()),
+        ))
     }
 
     /// Returns every run as [`FleetControl::describe_run`] does, oldest first, without checkpoints
     /// and evals.
     pub async fn describe_runs(&self) -> Result<Vec<v1::Run>, RunError> {
-        let (runs, agents) = (self.list_runs().await?, self.list_agents().await?);
-        Ok(runs.iter().map(|run| run_with_message(run, &agents)).collect())
+        let ((runs, turns), agents) = (self.list_queues().await?, self.list_agents().await?);
+        let places = queue_places(&runs, &turns, wire::clock::minute_of_day().into());
+        let view = |run| with_queue_place(run_with_message(run, &agents), &places);
+        Ok(runs.iter().map(view).collect())
     }
 
     /// Folds only the spec, control and done facts. The cost does not depend on the number of
@@ -162,8 +185,9 @@ fn take_until_done(
 fn has_state(run: &Run, action: v1::control::Action) -> bool {
     use v1::control::Action;
     match action {
-        Action::Pause => run.paused,
-        Action::Resume => !run.paused,
+        // The queue's pause is not the user's, which lasts.
+        Action::Pause => run.paused && !run.queue.is_waiting(),
+        Action::Resume => !run.is_halted(),
         Action::Cancel => run.cancelled,
         Action::Unspecified => true,
     }
@@ -181,6 +205,16 @@ fn run_with_message(run: &Run, agents: &[v1::AgentStatus]) -> v1::Run {
     let mut view = run_to_proto(run);
     if view.state() == v1::run::State::Running {
         view.message = describe_missing_roles(&run.spec, agents, wire::clock::unix_seconds());
+    }
+    view
+}
+
+fn with_queue_place(mut view: v1::Run, places: &[QueuePlace]) -> v1::Run {
+    if let Some(place) = places.iter().find(|place| place.run.as_str() == view.run) {
+        view.queue_place = place.place;
+        if view.state() == v1::run::State::Queued {
+            view.message.clone_from(&place.message);
+        }
     }
     view
 }
@@ -204,6 +238,13 @@ pub fn run_to_proto(run: &Run) -> v1::Run {
         evals: run.cycles.values().flat_map(|cycle| cycle.evals.values().cloned()).collect(),
         failures: run.failures.clone(),
         cursor: run.sequence,
+        forked_from: run.spec.forked_from(),
+        pool: run.spec.pool.clone(),
+        user: run_user(run),
+        queue: run.spec.queue,
+        queue_place: 0,
+        sweep: run.spec.sweep.clone(),
+        data_sources: run.spec.data_sources.clone(),
     }
 }
 

@@ -38,6 +38,7 @@ impl FleetControl {
         id: &RunId,
         request: &v1::SamplesRequest,
     ) -> Result<v1::SamplesPage, HistoryError> {
+        let id = &self.cycle_owner(id, request.cycle).await?;
         let records = self.records_without_samples(id).await?;
         let (spec, jobs) = self.read_jobs(id, &records, request).await?;
         let fates = match request.which() {
@@ -66,6 +67,7 @@ impl FleetControl {
         cycle: u32,
         suite: &str,
     ) -> Result<(v1::Spec, Vec<v1::samples_page::Prompt>), HistoryError> {
+        let id = &self.cycle_owner(id, cycle).await?;
         let records = self.records_without_samples(id).await?;
         let which = Which::HeldoutSamples.into();
         let suite = suite.to_owned();
@@ -250,7 +252,12 @@ fn sample_to_proto(
         detail: verdict.map_or(String::new(), |verdict| verdict.detail),
         fate: fate.into(),
         agent: agent.into(),
+        turns: sample.turns.into_iter().map(turn_to_proto).collect(),
     }
+}
+
+fn turn_to_proto(turn: v1::samples::Turn) -> v1::samples_page::Turn {
+    v1::samples_page::Turn { text: turn.text, observation: turn.observation }
 }
 
 /// Requires a sample with the outcome `fate`, and `text` (in lower case) in the prompt or one of
@@ -266,8 +273,9 @@ fn matches_request(prompt: &v1::samples_page::Prompt, fate: &str, text: &str) ->
 fn truncate_prompt(prompt: &mut v1::samples_page::Prompt) -> usize {
     prompt.samples_in_all = u32::try_from(prompt.samples.len()).unwrap_or(u32::MAX);
     prompt.samples.truncate(PROMPT_SAMPLES_MAX);
-    // One prompt, and a text and a detail for each sample.
-    let parts = 2 * prompt.samples.len() + 1;
+    // One prompt, and for each sample a text, a detail and two texts a turn.
+    let turns: usize = prompt.samples.iter().map(|sample| sample.turns.len()).sum();
+    let parts = 2 * (prompt.samples.len() + turns) + 1;
     let most = (PROMPT_BYTES_MAX / parts).max(TEXT_BYTES_MIN);
     let shorten = |text: &mut String| {
         let cut = text.len() > most;
@@ -278,6 +286,10 @@ fn truncate_prompt(prompt: &mut v1::samples_page::Prompt) -> usize {
     for sample in &mut prompt.samples {
         sample.cut = shorten(&mut sample.text);
         shorten(&mut sample.detail);
+        for turn in &mut sample.turns {
+            sample.cut |= shorten(&mut turn.text);
+            sample.cut |= shorten(&mut turn.observation);
+        }
     }
     prompt.encoded_len()
 }
@@ -372,6 +384,17 @@ mod tests {
         assert!(bytes <= PROMPT_BYTES_MAX + 1024);
         let samples = &prompt[0].samples;
         assert!(samples[0].cut && samples[0].text.ends_with('é') && !samples[1].cut);
+        let mut episode = job(&["a"], &["4"]);
+        let turn = v1::samples::Turn {
+            text: long.clone(),
+            observation: long.clone(),
+            ..Default::default()
+        };
+        episode.samples.as_mut().unwrap().samples[0].turns = vec![turn; 3];
+        let mut prompt = group_by_prompt([(JobId::new("j1").unwrap(), episode)].into(), None);
+        assert!(truncate_prompt(&mut prompt[0]) <= PROMPT_BYTES_MAX + 1024);
+        let sample = &prompt[0].samples[0];
+        assert!(sample.cut && sample.text == "4" && sample.turns.len() == 3);
         let many: Vec<&str> = vec![&long; 4096];
         let mut prompt =
             group_by_prompt([(JobId::new("j1").unwrap(), job(&["a"], &many))].into(), None);

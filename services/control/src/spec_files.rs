@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 
 /// 1 GiB; for prompts, examples or text.
-const FILE_BYTES_MAX: u64 = 1 << 30;
+pub(crate) const FILE_BYTES_MAX: u64 = 1 << 30;
 
 /// Names of a directory that are compared with the name of a missing file.
 const LISTED_FILES_MAX: usize = 1000;
@@ -23,6 +23,8 @@ pub enum SpecFiles {
     Local(PathBuf),
     /// Contents that were sent with the call, by name.
     Attached(BTreeMap<String, Bytes>),
+    /// Contents by name, and other files.
+    Overlaid(BTreeMap<String, Bytes>, Box<SpecFiles>),
 }
 
 /// The reason why a file of a spec cannot be read.
@@ -56,6 +58,28 @@ impl SpecFiles {
                 files.get(name).cloned().ok_or_else(|| SpecFileError::NotAttached(name.into()))
             }
             Self::Local(directory) => read_local_file(&directory.join(name)).await,
+            Self::Overlaid(attached, others) => match attached.get(name) {
+                Some(content) => Ok(content.clone()),
+                None => Box::pin(others.read(name)).await,
+            },
+        }
+    }
+
+    /// Returns these files with others added; a content that is attached already stays.
+    pub(crate) fn with_attached(&self, contents: BTreeMap<String, Bytes>) -> Self {
+        if contents.is_empty() {
+            return self.clone();
+        }
+        Self::Overlaid(contents, Box::new(self.clone()))
+    }
+
+    pub(crate) fn has_attached(&self, name: &str) -> bool {
+        match self {
+            Self::Local(_) => false,
+            Self::Attached(files) => files.contains_key(name),
+            Self::Overlaid(attached, others) => {
+                attached.contains_key(name) || others.has_attached(name)
+            }
         }
     }
 
@@ -64,6 +88,7 @@ impl SpecFiles {
         match self {
             Self::Attached(_) => Err(SpecFileError::NotLocal(name.into())),
             Self::Local(directory) => Ok(directory.join(name)),
+            Self::Overlaid(_, others) => others.resolve_directory(name),
         }
     }
 }

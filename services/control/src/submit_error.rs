@@ -1,12 +1,14 @@
 //! The reasons why a run is not submitted.
 
-use bus::{PublishError, ReadError};
+use bus::{ExchangeError, PublishError, ReadError};
 use spec::{FieldError, SpecError};
 use store::{GetError, PutError};
+use wire::RunId;
 
 use crate::{
     StoreAccessError,
     base_model::BaseError,
+    channels::ChannelError,
     checkpoints::CheckpointError,
     data::{BaseFilesError, DataError},
     spec_files::SpecFileError,
@@ -59,6 +61,10 @@ pub enum SubmitError {
         #[source]
         source: Box<BaseError>,
     },
+    #[error("field base.channel")]
+    Channel(#[source] Box<ChannelError>),
+    #[error("read the feedback that the spec names")]
+    Feedback(#[from] ExchangeError),
     #[error("stage the model's files")]
     Stage(#[source] std::io::Error),
     #[error("read the base's manifest")]
@@ -71,18 +77,35 @@ pub enum SubmitError {
     Publish(#[from] PublishError),
     #[error("read the log")]
     Read(#[from] ReadError),
-    /// Any of the errors above, with the line of the field.
-    #[error("line {line}: {field}")]
+    /// Any of the errors above, with the place of the field.
+    #[error("line {line}, column {column}: {field}")]
     Placed {
         line: usize,
+        column: usize,
         field: String,
         #[source]
         source: Box<PlacedError>,
     },
     #[error(transparent)]
     Field(#[from] FieldError),
+    #[error(
+        "wrote {written} of the {of} runs of sweep {sweep}; `flotilla run cancel --sweep {sweep}` ends them"
+    )]
+    Unfinished {
+        sweep: RunId,
+        written: usize,
+        of: usize,
+        #[source]
+        source: Box<SubmitError>,
+    },
     #[error("{name} has been used for {NUMBER_MAX} runs; choose another name (R109)")]
     TooMany { name: String },
+}
+
+impl From<ChannelError> for SubmitError {
+    fn from(source: ChannelError) -> Self {
+        Self::Channel(Box::new(source))
+    }
 }
 
 impl From<CheckpointError> for SubmitError {
@@ -100,6 +123,10 @@ impl SubmitError {
         Self::Base { field: "base.model".to_owned(), source: Box::new(source) }
     }
 
+    pub(crate) fn adapter_error(source: BaseError) -> Self {
+        Self::Base { field: "base.adapter".to_owned(), source: Box::new(source) }
+    }
+
     /// Names another section of the spec than `base` as the place of a base's error.
     pub(crate) fn in_section(self, section: &str) -> Self {
         match self {
@@ -111,29 +138,29 @@ impl SubmitError {
         }
     }
 
-    /// Adds the line of the spec that names the file or the base at fault.
-    pub(crate) fn with_line(self, yaml: &str) -> Self {
-        let place = |field: &str| spec::find_line(yaml, field);
-        let placed = |line, field: String, source: PlacedError| {
+    /// Adds the place in the spec that names the file or the base at fault.
+    pub(crate) fn with_place(self, yaml: &str) -> Self {
+        let place = |field: &str| spec::find_place(yaml, field);
+        let placed = |(line, column), field: String, source: PlacedError| {
             let source = Box::new(source);
-            Self::Placed { line, field, source }
+            Self::Placed { line, column, field, source }
         };
         match self {
             Self::Field(error) => Self::Spec(SpecError::from_field(yaml, &error)),
             Self::File { field, source } => match place(&field) {
-                Some(line) => placed(line, field, source.into()),
+                Some(place) => placed(place, field, source.into()),
                 None => Self::File { field, source },
             },
             Self::Data { field, source } => match place(&field) {
-                Some(line) => placed(line, field, source.into()),
+                Some(place) => placed(place, field, source.into()),
                 None => Self::Data { field, source },
             },
             Self::Base { field, source } if source.is_caller_fault() => match place(&field) {
-                Some(line) => placed(line, field, source.into()),
+                Some(place) => placed(place, field, source.into()),
                 None => Self::Base { field, source },
             },
             Self::Checkpoint { field, source } if source.is_caller_fault() => match place(&field) {
-                Some(line) => placed(line, field, (*source).into()),
+                Some(place) => placed(place, field, (*source).into()),
                 None => Self::Checkpoint { field, source },
             },
             other => other,
@@ -146,10 +173,14 @@ impl SubmitError {
             Self::Base { source, .. } => source.is_caller_fault(),
             Self::Model(BaseFilesError::Get(error)) => !error.is_transient(),
             Self::Model(BaseFilesError::Stage(_)) => false,
+            Self::Channel(error) => !error.is_transient(),
             Self::Stage(_)
+            | Self::OpenStore(_)
+            | Self::Feedback(_)
             | Self::Manifest(_)
             | Self::Store(_)
             | Self::Publish(_)
+            | Self::Unfinished { .. }
             | Self::Read(_) => false,
             _ => true,
         }

@@ -54,7 +54,13 @@ impl ArchiveMerge {
                 // Earlier records were already taken from the log itself.
                 while self.take_if(|next| next <= after).await.is_some() {}
             }
-            Err(why) => reading.add_unreadable(cycle, &why),
+            Err(why) => {
+                let tree = archived.tree.unwrap_or_default();
+                match store.find_removal(&tree).await {
+                    Ok(Some(_)) => reading.add_removed(cycle),
+                    _ => reading.add_unreadable(cycle, &why),
+                }
+            }
         }
     }
 

@@ -10,8 +10,8 @@ use std::{
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use serde_json::{Value, json};
 use store::{
-    GetError, LEFTOVER_AGE, ObjectDefect, Store, TreeFile, TreeManifest, UploadLeftovers,
-    VerifyReport,
+    GetError, LEFTOVER_AGE, ObjectDefect, Store, TreeFile, TreeManifest, TreeRemoval,
+    UploadLeftovers, VerifyReport,
 };
 use wire::{FactBody, Record, v1};
 
@@ -51,19 +51,8 @@ impl ReferencedObjects {
     pub(super) fn add_record(&mut self, record: &Record) {
         match &record.fact.body {
             FactBody::Spec(spec) => self.add_spec(record, spec),
-            FactBody::Selected(selected) => {
-                if let Some(dataset) = &selected.dataset {
-                    self.datasets.insert(selected.cycle, dataset.digest.clone());
-                }
-                // An empty selection has a dataset that is never trained on.
-                self.add_blob(record, selected.dataset.as_ref().filter(|_| selected.kept > 0));
-            }
-            FactBody::Checkpoint(checkpoint) => {
-                let about = self.expected_lineage(checkpoint);
-                self.add_tree(record, checkpoint.tree.as_ref(), about);
-                self.add_tree(record, checkpoint.base.as_ref(), ExpectedEntries::new());
-                self.add_tree(record, checkpoint.parent.as_ref(), ExpectedEntries::new());
-            }
+            FactBody::Selected(selected) => self.add_selection(record, selected),
+            FactBody::Checkpoint(checkpoint) => self.add_checkpoint(record, checkpoint),
             FactBody::Archived(archived) => {
                 self.add_tree(record, archived.tree.as_ref(), ExpectedEntries::new());
             }
@@ -71,11 +60,30 @@ impl ReferencedObjects {
         }
     }
 
+    fn add_selection(&mut self, record: &Record, selected: &v1::Selected) {
+        if let Some(dataset) = &selected.dataset {
+            self.datasets.insert(selected.cycle, dataset.digest.clone());
+        }
+        // An empty selection has a dataset that is never trained on.
+        self.add_blob(record, selected.dataset.as_ref().filter(|_| selected.kept > 0));
+    }
+
+    fn add_checkpoint(&mut self, record: &Record, checkpoint: &v1::Checkpoint) {
+        let about = self.expected_lineage(checkpoint);
+        self.add_tree(record, checkpoint.tree.as_ref(), about);
+        self.add_tree(record, checkpoint.base.as_ref(), ExpectedEntries::new());
+        self.add_tree(record, checkpoint.parent.as_ref(), ExpectedEntries::new());
+    }
+
     fn add_spec(&mut self, record: &Record, spec: &v1::Spec) {
         let base = spec.base.as_ref().and_then(|base| base.tree.as_ref());
         self.add_tree(record, base, ExpectedEntries::new());
         let adapter = spec.base.as_ref().and_then(|base| base.adapter.as_ref());
         self.add_tree(record, adapter, ExpectedEntries::new());
+        for forked in spec.fork.iter().flat_map(|fork| &fork.cycles) {
+            forked.selected.iter().for_each(|selected| self.add_selection(record, selected));
+            forked.checkpoints.iter().for_each(|it| self.add_checkpoint(record, it));
+        }
         for suite in &spec.suites {
             self.add_blob(record, suite.text.as_ref());
         }
@@ -207,6 +215,7 @@ async fn check_files<'a>(
             report.notes.extend(external_files_note(store, tree, &manifest, &examined.external));
             whole.extend(hashable_objects(store, origin, tree, manifest, &examined));
         }
+        report.notes.extend(examined.removal.map(|removal| removal_note(store, tree, &removal)));
         examined.defects.into_iter().for_each(|flaw| report.add_finding(origin.to_finding(flaw)));
         done += 1;
         watch(TaskProgress { unit: "files", done, total });
@@ -296,6 +305,15 @@ async fn note_leftovers(store: &Store) -> Option<String> {
             store.url()
         )
     })
+}
+
+fn removal_note(store: &Store, tree: &v1::Tree, removal: &TreeRemoval) -> String {
+    let TreeRemoval { at, by, rules } = removal;
+    format!(
+        "{}/{} was removed by retention, on {at} by {by} (kept: {rules}); what it had is not checked",
+        store.url(),
+        tree.path
+    )
 }
 
 /// Returns a note if files of a base are not in the store because its user chose not to upload

@@ -4,18 +4,20 @@
 mod jinja;
 mod messages;
 mod special_tokens;
+mod turn_texts;
 
 use std::path::Path;
 
 use formats::{ModelConfig, ModelConfigError};
 use minijinja::{Environment, Value, context};
 
-pub(crate) use self::messages::{
-    ChatMessage, assistant_message, last_user_text, question_text, wrap_prompt,
-};
 use self::{
     messages::{ASSISTANT_ROLE, check_messages, flatten_content},
     special_tokens::{SpecialTokens, SpecialTokensError},
+};
+pub(crate) use self::{
+    messages::{ChatMessage, assistant_message, last_user_text, question_text, wrap_prompt},
+    turn_texts::TurnTexts,
 };
 
 #[derive(Debug)]
@@ -83,6 +85,11 @@ pub enum ChatError {
     #[error("the base's chat template writes nothing for the last message (D106)")]
     Nothing,
     #[error(
+        "the base's chat template writes no message of the role {role:?} after an answer; set \
+         `role: user` in the environment's settings (D106)"
+    )]
+    NoObservation { role: String },
+    #[error(
         "the base's chat template ends a turn with {end:?}, at which generation would not stop; \
          add that token's id to \"eos_token_id\" in the model's generation_config.json (D106)"
     )]
@@ -103,6 +110,20 @@ impl ChatTemplate {
         let stops = ids.iter().filter_map(|id| tokens.token_text(*id)).map(str::to_owned).collect();
         let environment = jinja::build_environment(&text, now).map_err(TemplateError::Syntax)?;
         Ok(Self { environment, tokens, end_token: end, stop_tokens: stops })
+    }
+
+    /// Returns a template for readers, which writes the role before each message. No model knows it.
+    pub(crate) fn for_readers() -> Self {
+        const TEXT: &str = "{% for message in messages %}{{ message.role }}: \
+                            {{ message.content }}\n{% endfor %}\
+                            {% if add_generation_prompt %}assistant: {% endif %}";
+        let environment = jinja::build_environment(TEXT, &jiff::Zoned::now());
+        Self {
+            environment: environment.expect("the template is valid"),
+            tokens: SpecialTokens::default(),
+            end_token: String::new(),
+            stop_tokens: Vec::new(),
+        }
     }
 
     /// Renders messages as the text that the model continues with its answer. Fails if they are no

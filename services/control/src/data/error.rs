@@ -1,5 +1,9 @@
 //! The reasons why a file of a spec cannot be used.
 
+use std::{io, path::PathBuf};
+
+use data_files::DataFileError;
+use hub::{DatasetError, DatasetNameError};
 use store::GetError;
 use wire::EncodingError;
 
@@ -9,10 +13,25 @@ use super::{
     heldout_split::SplitError,
     prompts::PromptLineError,
 };
+use crate::spec_files::SpecFileError;
 
 /// The reason why a file of a spec cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
+    #[error(transparent)]
+    Source(#[from] SpecFileError),
+    #[error("{file}")]
+    Rows {
+        file: String,
+        #[source]
+        source: DataFileError,
+    },
+    #[error("{file}")]
+    Hub {
+        file: String,
+        #[source]
+        source: Box<HubDataError>,
+    },
     #[error("{file}")]
     Prompts {
         file: String,
@@ -50,6 +69,11 @@ pub enum DataError {
         #[source]
         source: ChatError,
     },
+    #[error(
+        "{file}: an environment writes its observations in one form, but only some of the run's \
+         prompts are conversations; write all as conversations or none, or set `chat: true` (D107)"
+    )]
+    MixedPrompts { file: String },
     #[error("{file}")]
     Split {
         file: String,
@@ -72,5 +96,28 @@ pub enum BaseFilesError {
     #[error("read the base in the store")]
     Get(#[from] GetError),
     #[error("stage the base's small files")]
-    Stage(#[source] std::io::Error),
+    Stage(#[source] io::Error),
+}
+
+/// The reason why a data set of the hub cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HubDataError {
+    #[error(transparent)]
+    Name(#[from] DatasetNameError),
+    #[error(transparent)]
+    Dataset(#[from] DatasetError),
+    #[error("read {path}")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{file}")]
+    File {
+        file: String,
+        #[source]
+        source: DataFileError,
+    },
+    #[error("its files together")]
+    Join(#[source] DataFileError),
 }

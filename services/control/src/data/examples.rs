@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use data_files::JsonRows;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use wire::{ExamplesError, JsonLine, parse_json_lines};
+use wire::{ExamplesError, JsonLine, RowPlace};
 
 use super::{
     chat::{ChatError, ChatMessage, PromptCompletion, wrap_prompt},
-    prompts::{ChatFormat, any_line, list_messages},
+    prompts::{ChatFormat, any_row, list_messages},
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -23,10 +24,10 @@ pub(crate) struct ExampleFile {
     file_bytes: Bytes,
 }
 
-/// An example with its line number, counted from 1.
+/// An example with its place in its file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NumberedExample {
-    pub line: usize,
+    pub place: RowPlace,
     pub prompt: String,
     pub completion: String,
 }
@@ -37,15 +38,15 @@ pub enum ExampleError {
     #[error(transparent)]
     Examples(#[from] ExamplesError),
     #[error(
-        "line {line}: expected \"completion\" (or \"response\") with the text to be learned, \
+        "{place}: expected \"completion\" (or \"response\") with the text to be learned, \
          \"text\" alone, or \"messages\" that end with an assistant's (D101)"
     )]
-    Nothing { line: usize },
-    #[error("line {line}: field {field:?} must be a text (D101)")]
-    Field { line: usize, field: &'static str },
-    #[error("line {line}: field \"messages\"")]
+    Nothing { place: RowPlace },
+    #[error("{place}: field {field:?} must be a text (D101)")]
+    Field { place: RowPlace, field: &'static str },
+    #[error("{place}: field \"messages\"")]
     Chat {
-        line: usize,
+        place: RowPlace,
         #[source]
         source: ChatError,
     },
@@ -58,8 +59,8 @@ struct ExampleLine {
     completion: Option<ChatMessage>,
 }
 
-pub(super) fn needs_template(bytes: &[u8]) -> bool {
-    any_line(bytes, |is| {
+pub(super) fn needs_template(rows: &JsonRows) -> bool {
+    any_row(rows, |is| {
         let messages = is("messages", Value::is_array) && !is("prompt", Value::is_string);
         is("prompt", Value::is_array) || is("completion", Value::is_array) || messages
     })
@@ -82,21 +83,21 @@ enum LineForm {
 impl ExampleFile {
     /// Returns the first line that cannot be used as an error; skips none. A conversation needs a
     /// chat template in `manner`.
-    pub(crate) fn read(bytes: &Bytes, manner: ChatFormat<'_>) -> Result<Self, ExampleError> {
+    pub(crate) fn read(rows: &JsonRows, manner: ChatFormat<'_>) -> Result<Self, ExampleError> {
         let (mut examples, mut written) = (Vec::new(), String::new());
         let (mut rendered, mut as_it_is) = (0, true);
         let mut fields = std::collections::BTreeMap::new();
-        for line in parse_json_lines(bytes).map_err(ExamplesError::from)? {
+        for line in rows.parse_rows().map_err(ExamplesError::from)? {
             let line = line.map_err(ExamplesError::from)?;
-            let JsonLine { number, text, fields: mut values } = line;
+            let JsonLine { place, text, fields: mut values } = line;
             values.keys().for_each(|name| *fields.entry(name.clone()).or_default() += 1);
-            let (prompt, completion) = match parse_content(number, &values)? {
+            let (prompt, completion) = match parse_content(place, &values)? {
                 ExampleContent::Texts(prompt, completion, how) if !manner.wrap_texts => {
                     as_it_is &= how == LineForm::Canonical;
                     (prompt, completion)
                 }
                 said => {
-                    let wrong = |source| ExampleError::Chat { line: number, source };
+                    let wrong = |source| ExampleError::Chat { place, source };
                     let messages = build_conversation(said, text, manner).map_err(wrong)?;
                     let template = manner.template.ok_or_else(|| wrong(ChatError::NoTemplate))?;
                     let PromptCompletion { prompt, completion } =
@@ -106,18 +107,18 @@ impl ExampleFile {
                 }
             };
             if completion.is_empty() {
-                return Err(ExamplesError::Empty { line: number }.into());
+                return Err(ExamplesError::Empty { place }.into());
             }
             values.insert("prompt".into(), prompt.as_str().into());
             values.insert("completion".into(), completion.as_str().into());
             written.push_str(&Value::Object(values).to_string());
             written.push('\n');
-            examples.push(NumberedExample { line: number, prompt, completion });
+            examples.push(NumberedExample { place, prompt, completion });
         }
         if examples.is_empty() {
             return Err(ExamplesError::None.into());
         }
-        let bytes = if as_it_is && rendered == 0 { bytes.clone() } else { written.into() };
+        let bytes = if as_it_is && rendered == 0 { rows.lines.clone() } else { written.into() };
         Ok(Self { examples, rendered_count: rendered, field_counts: fields, file_bytes: bytes })
     }
 
@@ -131,19 +132,22 @@ impl ExampleFile {
     }
 }
 
-fn parse_content(line: usize, values: &Map<String, Value>) -> Result<ExampleContent, ExampleError> {
+fn parse_content(
+    place: RowPlace,
+    values: &Map<String, Value>,
+) -> Result<ExampleContent, ExampleError> {
     let given = |name: &str| values.get(name).filter(|value| !value.is_null());
     let text = |field: &'static str| match given(field) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(ExampleError::Field { line, field }),
+        Some(_) => Err(ExampleError::Field { place, field }),
     };
     let list = |name: &str| given(name).is_some_and(Value::is_array);
     if list("completion") || (list("messages") && given("completion").is_none()) {
         return Ok(ExampleContent::Messages);
     }
     if ["completion", "response", "text"].iter().all(|name| given(name).is_none()) {
-        return Err(ExampleError::Nothing { line });
+        return Err(ExampleError::Nothing { place });
     }
     let prompt = text("prompt")?;
     if let Some(completion) = text("completion")? {
@@ -158,7 +162,7 @@ fn parse_content(line: usize, values: &Map<String, Value>) -> Result<ExampleCont
         (None, None, Some(text)) => {
             Ok(ExampleContent::Texts(String::new(), text, LineForm::Converted))
         }
-        _ => Err(ExampleError::Nothing { line }),
+        _ => Err(ExampleError::Nothing { place }),
     }
 }
 
@@ -196,7 +200,7 @@ mod tests {
     use crate::data::chat::tests::chatml;
 
     fn read(lines: &str, manner: ChatFormat<'_>) -> Result<ExampleFile, String> {
-        let read = ExampleFile::read(&Bytes::from(lines.to_owned()), manner);
+        let read = ExampleFile::read(&Bytes::from(lines.to_owned()).into(), manner);
         read.map_err(|error| error.to_string())
     }
 

@@ -1,9 +1,9 @@
 //! Splits held-out prompts from a file, and compares them with the training data.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use spec::HeldoutSize;
-use wire::derive_seed;
+use wire::RowPlace;
 
 use super::prompts::{NumberedPrompt, PromptFile};
 
@@ -19,18 +19,17 @@ pub struct SplitError {
     pub held: usize,
 }
 
-/// Line numbers of two prompts that ask the same.
+/// Places of two prompts that ask the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptOverlap {
-    pub heldout: usize,
-    pub train: usize,
+    pub heldout: RowPlace,
+    pub train: RowPlace,
 }
 
 /// Splits prompts into the training part and the held-out part.
 ///
 /// The side of a prompt depends only on its normalised question and the seed, not on the chat
-/// template. Equal questions stay together. With a share, added prompts do not move the others.
-/// With a count, the last question held out may exceed the count by its duplicates. Fails if a side
+/// template ([`HeldoutSize::choose_questions`]). Equal questions stay together. Fails if a side
 /// would be empty.
 pub(crate) fn split_prompts(
     prompts: &PromptFile,
@@ -41,26 +40,7 @@ pub(crate) fn split_prompts(
     for numbered in &prompts.prompts {
         *texts.entry(numbered.question.clone()).or_default() += 1;
     }
-    let mut order: Vec<(u64, &String, usize)> = texts
-        .iter()
-        .map(|(text, count)| (derive_seed(seed, &["heldout", text]), text, *count))
-        .collect();
-    order.sort_unstable();
-    let mut taken = 0;
-    let out: BTreeSet<&String> = order
-        .iter()
-        .take_while(|(hash, _, count)| {
-            let wanted = match held {
-                // A relative error of 2⁻⁵³ does not matter here.
-                #[expect(clippy::cast_precision_loss, reason = "a share of all hashes")]
-                HeldoutSize::Share(share) => (*hash as f64) < share * u64::MAX as f64,
-                HeldoutSize::Count(most) => taken < most as usize,
-            };
-            taken += count;
-            wanted
-        })
-        .map(|(_, text, _)| *text)
-        .collect();
+    let out = held.choose_questions(&texts, seed);
     if out.is_empty() || out.len() == texts.len() {
         let held = match held {
             HeldoutSize::Count(count) => count as usize,
@@ -75,33 +55,35 @@ pub(crate) fn split_prompts(
     Ok((part(train), part(heldout)))
 }
 
-/// Returns each held-out prompt that is also in the training data, with the first training line
-/// that asks the same.
+/// Returns each held-out prompt that is also in the training data, with the first training
+/// prompt that asks the same.
 pub(crate) fn find_overlaps(train: &PromptFile, heldout: &PromptFile) -> Vec<PromptOverlap> {
     let mut lines = BTreeMap::new();
     for numbered in &train.prompts {
-        lines.entry(&numbered.question).or_insert(numbered.line);
+        lines.entry(&numbered.question).or_insert(numbered.place);
     }
     let found = heldout.prompts.iter().filter_map(|numbered| {
         let train = *lines.get(&numbered.question)?;
-        Some(PromptOverlap { heldout: numbered.line, train })
+        Some(PromptOverlap { heldout: numbered.place, train })
     });
     found.collect()
 }
 
-/// Returns the line of each prompt that asks the same as an earlier one, with the line of the
+/// Returns the place of each prompt that asks the same as an earlier one, with the place of the
 /// first.
-pub(crate) fn find_duplicates(prompts: &PromptFile) -> Vec<(usize, usize)> {
+pub(crate) fn find_duplicates(prompts: &PromptFile) -> Vec<(RowPlace, RowPlace)> {
     let mut first = BTreeMap::new();
     let duplicates = prompts.prompts.iter().filter_map(|numbered| {
-        let line = *first.entry(&numbered.question).or_insert(numbered.line);
-        (line != numbered.line).then_some((numbered.line, line))
+        let place = *first.entry(&numbered.question).or_insert(numbered.place);
+        (place != numbered.place).then_some((numbered.place, place))
     });
     duplicates.collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use bytes::Bytes;
 
     use super::*;
@@ -110,7 +92,7 @@ mod tests {
     fn prompts(texts: impl IntoIterator<Item = String>) -> PromptFile {
         let line = |text: String| format!("{}\n", serde_json::json!({"prompt": text}));
         let lines: String = texts.into_iter().map(line).collect();
-        PromptFile::read(&Bytes::from(lines), ChatFormat::default()).unwrap()
+        PromptFile::read(&Bytes::from(lines).into(), ChatFormat::default()).unwrap()
     }
 
     fn texts(prompts: &PromptFile) -> BTreeSet<String> {
@@ -140,10 +122,10 @@ mod tests {
         let (train, heldout) = split_prompts(&all, HeldoutSize::Count(7), 1).unwrap();
         assert_eq!((train.prompts.len(), heldout.prompts.len()), (33, 7));
         for numbered in &heldout.prompts {
-            assert_eq!(numbered.prompt.id, numbered.line.to_string());
-            assert_eq!(all.prompts[numbered.line - 1], *numbered);
+            assert_eq!(numbered.prompt.id, numbered.place.number().to_string());
+            assert_eq!(all.prompts[numbered.place.number() - 1], *numbered);
         }
-        let again = PromptFile::read(&heldout.to_bytes(), ChatFormat::default()).unwrap();
+        let again = PromptFile::read(&heldout.to_bytes().into(), ChatFormat::default()).unwrap();
         let ids = |prompts: &PromptFile| -> Vec<String> {
             prompts.prompts.iter().map(|numbered| numbered.prompt.id.clone()).collect()
         };
@@ -160,7 +142,9 @@ mod tests {
     fn what_is_also_trained_on_is_found_whatever_its_case_and_spaces() {
         let train = prompts(["a b".into(), "c".into(), "A  b".into()]);
         let heldout = prompts(["x".into(), " A\nB".into()]);
-        assert_eq!(find_overlaps(&train, &heldout), [PromptOverlap { heldout: 2, train: 1 }]);
-        assert_eq!(find_duplicates(&train), [(3, 1)]);
+        let line = RowPlace::Line;
+        let overlap = PromptOverlap { heldout: line(2), train: line(1) };
+        assert_eq!(find_overlaps(&train, &heldout), [overlap]);
+        assert_eq!(find_duplicates(&train), [(line(3), line(1))]);
     }
 }

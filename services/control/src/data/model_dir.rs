@@ -5,7 +5,7 @@ use formats::ModelConfig;
 use spec::{BaseSpec, FieldError, InitSpec};
 use std::path::{Path, PathBuf};
 
-use hub::{HubError, ModelId};
+use hub::{HubClient, HubError, ModelId};
 use store::RelativePath;
 use tempfile::TempDir;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     FleetControl, SpecFiles, SubmitError,
-    base_model::{BaseError, SMALL_BYTES_MAX},
+    base_model::{BaseError, SMALL_BYTES_MAX, local_model_dir},
     checkpoints,
 };
 
@@ -37,13 +37,13 @@ const DEFAULT_TOKENIZER_CONFIG: &[u8] =
     b"{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n";
 
 /// May contain only the small files.
-pub(super) enum ModelDir {
+pub(crate) enum ModelDir {
     Existing(PathBuf),
     Staged(TempDir),
 }
 
 impl ModelDir {
-    pub(super) fn dir_path(&self) -> &Path {
+    pub(crate) fn dir_path(&self) -> &Path {
         match self {
             Self::Existing(path) => path,
             Self::Staged(dir) => dir.path(),
@@ -54,7 +54,7 @@ impl ModelDir {
 impl FleetControl {
     /// Fetches small files from the store or the hub if needed. Fails if the base's name leads to
     /// no model, or its files cannot be read.
-    pub(super) async fn prepare_model_dir(
+    pub(crate) async fn prepare_model_dir(
         &self,
         base: &BaseSpec,
         files: &SpecFiles,
@@ -65,6 +65,10 @@ impl FleetControl {
             let path = checkpoint.tree.unwrap_or_default().path;
             return self.stage_from_store(&path).await;
         }
+        if let Some(name) = &base.channel {
+            let base = self.find_channel_model(name).await?.base.unwrap_or_default();
+            return self.stage_from_store(&base.path).await;
+        }
         if let Some(init) = &base.init {
             return Ok(ModelDir::Staged(stage_init_files(init, files).await?));
         }
@@ -72,16 +76,7 @@ impl FleetControl {
         if let Some(path) = name.strip_prefix("store:") {
             return self.stage_from_store(path.trim_end_matches('/')).await;
         }
-        let path = files
-            .resolve_directory(name)
-            .map_err(|source| SubmitError::base_error(source.into()))?;
-        match name.parse::<ModelId>() {
-            Ok(id) if !path.is_dir() => self.fetch_small_files(&id).await,
-            _ => {
-                let found = self.local_model_dir(&path).map_err(SubmitError::base_error)?;
-                Ok(ModelDir::Existing(found))
-            }
-        }
+        find_model_dir(&self.hub, name, files).await
     }
 
     /// Compares a teacher with the base whose tokens it scores, by their small files. Returns the
@@ -133,26 +128,45 @@ impl FleetControl {
         }
         Ok(ModelDir::Staged(staged))
     }
+}
 
-    /// Returns a directory in the hub's cache. Downloads only the small files of a model that is
-    /// not cached.
-    async fn fetch_small_files(&self, id: &ModelId) -> Result<ModelDir, SubmitError> {
-        let failed =
-            |source| SubmitError::base_error(BaseError::Download { id: id.to_string(), source });
-        if let Some(dir) = self.hub.find_snapshot(id).await {
-            return Ok(ModelDir::Existing(dir));
+/// Returns the directory of a model on this machine. Downloads the small files of a model that is
+/// only on the hub.
+pub(super) async fn find_model_dir(
+    hub: &HubClient,
+    name: &str,
+    files: &SpecFiles,
+) -> Result<ModelDir, SubmitError> {
+    let path =
+        files.resolve_directory(name).map_err(|source| SubmitError::base_error(source.into()))?;
+    match name.parse::<ModelId>() {
+        Ok(id) if !path.is_dir() => fetch_small_files(hub, &id).await,
+        _ => {
+            let found =
+                local_model_dir(&path, hub.cache_path()).map_err(SubmitError::base_error)?;
+            Ok(ModelDir::Existing(found))
         }
-        let mut dir = None;
-        for name in SMALL_FILES {
-            let ignore_progress = std::sync::Arc::new(|_| {});
-            match self.hub.download_file(id, name, ignore_progress).await {
-                Ok(path) => dir = dir.or_else(|| path.parent().map(Path::to_owned)),
-                Err(HubError::Missing { .. }) => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        dir.map(ModelDir::Existing).ok_or_else(|| BaseFilesError::Elsewhere.into())
     }
+}
+
+/// Returns a directory in the hub's cache. Downloads only the small files of a model that is not
+/// cached.
+async fn fetch_small_files(hub: &HubClient, id: &ModelId) -> Result<ModelDir, SubmitError> {
+    let failed =
+        |source| SubmitError::base_error(BaseError::Download { id: id.to_string(), source });
+    if let Some(dir) = hub.find_snapshot(id).await {
+        return Ok(ModelDir::Existing(dir));
+    }
+    let mut dir = None;
+    for name in SMALL_FILES {
+        let ignore_progress = std::sync::Arc::new(|_| {});
+        match hub.download_file(id, name, ignore_progress).await {
+            Ok(path) => dir = dir.or_else(|| path.parent().map(Path::to_owned)),
+            Err(HubError::Missing { .. }) => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    dir.map(ModelDir::Existing).ok_or_else(|| BaseFilesError::Elsewhere.into())
 }
 
 /// Writes the files that the section names to a temporary directory.

@@ -1,18 +1,22 @@
 //! Reads and checks all files of a spec, and reports on them. Nothing is stored yet.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
+use data_files::{ColumnMapping, DataPurpose, RowShape};
 use spec::{
     BaseSpec, ChatSpec, HeldoutSpec, PromptSuiteSettings, RaftSpec, RunSpec, SftSpec, SuiteMeasure,
-    SuiteSpec, VerifierSpec,
+    SuiteSpec, TextSuiteSettings, VerifierSpec, names_rows,
 };
 use tokio::sync::OnceCell;
-use wire::v1::{self, DataReport};
+use wire::v1::{self, DataReport, data_file::Lengths};
 
 use super::{
     chat::ChatTemplate,
     error::DataError,
     examples::{self, ExampleFile},
     file_content::{check_text, read_spec_file},
+    file_rows::{add_shapes, read_spec_rows, shape_warnings},
     heldout_split::{find_overlaps, split_prompts},
     model_dir::ModelDir,
     prompts::{ChatFormat, PromptFile, has_conversations},
@@ -31,6 +35,12 @@ pub(crate) enum PreparedSuite {
     Prompts(PromptFile),
 }
 
+/// The prompts of a file, and the number of its rows of each shape.
+struct ReadPrompts {
+    prompts: PromptFile,
+    shapes: BTreeMap<RowShape, u64>,
+}
+
 pub(crate) enum PreparedKind {
     Sft { dataset: Bytes },
     Raft { prompts: PromptFile, heldout: Option<PromptFile> },
@@ -47,6 +57,9 @@ pub(crate) struct DataReader<'a> {
     model_dir: OnceCell<ModelDir>,
     template: OnceCell<ChatTemplate>,
 }
+
+const PROMPTS: &str = "raft.prompts";
+const HELDOUT: &str = "raft.heldout";
 
 /// The log-probabilities of three tokens: two bytes each, in base64.
 const BYTES_PER_3_TOKENS: u64 = 8;
@@ -121,7 +134,7 @@ impl<'a> DataReader<'a> {
             let field = format!("evals[{index}]");
             suites.push(match (suite.resolve_kind(&field)?, trained) {
                 (SuiteMeasure::Text(suite), _) => {
-                    self.read_text_suite(&format!("{field}.text"), suite.text, report).await?
+                    self.read_text_suite(&format!("{field}.text"), &suite, report).await?
                 }
                 (SuiteMeasure::Prompts(suite), Some(trained)) => {
                     let field = format!("{field}.prompts");
@@ -144,24 +157,29 @@ impl<'a> DataReader<'a> {
         (raft, train): (&RaftSpec, &PromptFile),
         report: &mut DataReport,
     ) -> Result<PreparedSuite, SubmitError> {
-        let prompts = self.read_prompts(field, suite.prompts, &raft.chat).await?;
-        self.report_prompts(field, suite.prompts, &prompts, Some(suite.verifier), report).await?;
+        let read = self.read_prompts(field, suite.prompts, (&raft.chat, suite.columns)).await?;
+        let ReadPrompts { mut prompts, shapes } = read;
+        let verifier = Some(suite.verifier);
+        self.add_turn_texts((field, suite.prompts), &mut prompts, verifier).await?;
+        let file = (field, suite.prompts, &shapes);
+        self.report_prompts(file, &prompts, Some(suite.verifier), report).await?;
         report.warnings.extend(check_overlap(raft, (field, suite.prompts), train, &prompts)?);
         report.heldout_samples_per_cycle +=
             u64::from(prompts.prompt_count()) * u64::from(suite.samples_per_prompt);
         Ok(PreparedSuite::Prompts(prompts))
     }
 
-    /// Accepts a `.jsonl` file of documents, or plain text.
+    /// Accepts rows of documents, or plain text.
     async fn read_text_suite(
         &self,
         field: &str,
-        file: &str,
+        suite: &TextSuiteSettings<'_>,
         report: &mut DataReport,
     ) -> Result<PreparedSuite, SubmitError> {
-        if std::path::Path::new(file).extension().is_some_and(|extension| extension == "jsonl") {
-            let bytes =
-                self.read_examples(field, file, &ChatSpec::default(), report).await?.to_bytes();
+        let file = suite.text;
+        if names_rows(file) {
+            let settings = (&ChatSpec::default(), suite.columns);
+            let bytes = self.read_examples(field, file, settings, report).await?.to_bytes();
             return Ok(PreparedSuite::Text { bytes, format: v1::suite::Format::Documents });
         }
         let bytes = read_spec_file(field, file, self.files).await?;
@@ -174,7 +192,8 @@ impl<'a> DataReader<'a> {
         sft: &SftSpec,
         report: &mut DataReport,
     ) -> Result<PreparedKind, SubmitError> {
-        let examples = self.read_examples("sft.data", &sft.data, &sft.chat, report).await?;
+        let settings = (&sft.chat, &sft.columns);
+        let examples = self.read_examples("sft.data", &sft.data, settings, report).await?;
         let duplicates = examples.duplicate_count();
         if duplicates > 0 {
             let (file, all) = (&sft.data, examples.examples.len());
@@ -193,15 +212,17 @@ impl<'a> DataReader<'a> {
         seed: u64,
         report: &mut DataReport,
     ) -> Result<PreparedKind, SubmitError> {
-        const PROMPTS: &str = "raft.prompts";
-        const HELDOUT: &str = "raft.heldout";
         let file = &raft.prompts;
-        let all = self.read_prompts(PROMPTS, file, &raft.chat).await?;
-        let (train, heldout, heldout_file) = match &raft.heldout {
+        let settings = (&raft.chat, &raft.columns);
+        let ReadPrompts { prompts: all, shapes } =
+            self.read_prompts(PROMPTS, file, settings).await?;
+        let mut heldout_shapes = shapes.clone();
+        let (mut train, mut heldout, heldout_file) = match &raft.heldout {
             None => (all, None, file),
             Some(HeldoutSpec::File(name)) => {
-                let heldout = self.read_prompts(HELDOUT, name, &raft.chat).await?;
-                (all, Some(heldout), name)
+                let heldout = self.read_prompts(HELDOUT, name, settings).await?;
+                heldout_shapes = heldout.shapes;
+                (all, Some(heldout.prompts), name)
             }
             Some(HeldoutSpec::Split(by)) => {
                 let held = by.heldout_size().expect("checked: a share or a count");
@@ -214,11 +235,16 @@ impl<'a> DataReader<'a> {
                 (sides.0, Some(sides.1), file)
             }
         };
-        let sides = [(PROMPTS, file, Some(&train)), (HELDOUT, heldout_file, heldout.as_ref())];
-        for (field, file, prompts) in sides {
-            let Some(prompts) = prompts else { continue };
-            let tokens =
-                self.report_prompts(field, file, prompts, raft.verifier.as_ref(), report).await?;
+        let held = heldout.as_mut().map(|prompts| (heldout_file.as_str(), prompts));
+        self.add_own_turn_texts(raft, &mut train, held).await?;
+        let sides = [
+            ((PROMPTS, file.as_str(), &shapes), Some(&train)),
+            ((HELDOUT, heldout_file.as_str(), &heldout_shapes), heldout.as_ref()),
+        ];
+        for (named, prompts) in sides {
+            let (Some(prompts), (field, file, _)) = (prompts, named) else { continue };
+            let verifier = raft.verifier.as_ref();
+            let tokens = self.report_prompts(named, prompts, verifier, report).await?;
             // Held-out prompts are not trained on, so their length does not matter.
             let Some(tokens) = tokens.filter(|_| field == PROMPTS) else { continue };
             let (max, made) = (raft.training.max_tokens, raft.sampling.max_new_tokens);
@@ -248,21 +274,62 @@ impl<'a> DataReader<'a> {
         Ok(PreparedKind::Raft { prompts: train, heldout })
     }
 
+    /// Adds the texts around observations to the run's own prompts. Fails if only the training
+    /// prompts or only the held-out ones are conversations.
+    async fn add_own_turn_texts(
+        &self,
+        raft: &RaftSpec,
+        train: &mut PromptFile,
+        heldout: Option<(&str, &mut PromptFile)>,
+    ) -> Result<(), SubmitError> {
+        let verifier = raft.verifier.as_ref();
+        self.add_turn_texts((PROMPTS, &raft.prompts), train, verifier).await?;
+        let Some((file, heldout)) = heldout else { return Ok(()) };
+        self.add_turn_texts((HELDOUT, file), heldout, verifier).await?;
+        match heldout.turn_texts == train.turn_texts {
+            true => Ok(()),
+            false => Err(mixed_prompts((HELDOUT, file))),
+        }
+    }
+
+    /// Adds the texts that the chat template writes around the observations of an environment, if
+    /// the verifier is one and the prompts are conversations.
+    async fn add_turn_texts(
+        &self,
+        (field, file): (&str, &str),
+        prompts: &mut PromptFile,
+        verifier: Option<&VerifierSpec>,
+    ) -> Result<(), SubmitError> {
+        let environment = verifier.and_then(|verifier| verifier.environment.as_ref());
+        let Some(environment) = environment.filter(|_| prompts.rendered_count() > 0) else {
+            return Ok(());
+        };
+        if prompts.rendered_count() < prompts.prompts.len() {
+            return Err(mixed_prompts((field, file)));
+        }
+        let Some(template) = self.load_template(field, file, true).await? else { return Ok(()) };
+        let texts = template.render_turn_texts(environment.role.as_str());
+        prompts.turn_texts = texts.map_err(|source| {
+            SubmitError::data_error(field, DataError::Chat { file: file.into(), source })
+        })?;
+        Ok(())
+    }
+
     /// Adds statistics and warnings to the report. Returns the token counts of the prompts, if the
     /// tokenizer is available. Fails if no prompt has what the verifier needs.
     async fn report_prompts(
         &self,
-        field: &str,
-        file: &str,
+        (field, file, shapes): (&str, &str, &BTreeMap<RowShape, u64>),
         prompts: &PromptFile,
         verifier: Option<&VerifierSpec>,
         report: &mut DataReport,
     ) -> Result<Option<Vec<usize>>, SubmitError> {
         let mut file_report = statistics::prompt_statistics(field, file, prompts);
+        add_shapes(&mut file_report, shapes);
+        report.warnings.extend(shape_warnings(file, shapes, DataPurpose::Prompts));
         let tokens = self.token_counts(prompts).await;
-        file_report.prompt_tokens = tokens
-            .as_ref()
-            .and_then(|tokens| statistics::length_statistics(tokens.iter().copied()));
+        file_report.prompt_tokens =
+            tokens.as_ref().and_then(|tokens| Lengths::measure(tokens.iter().copied()));
         report.files.push(file_report);
         report.warnings.extend(statistics::duplicates_warning(file, prompts));
         if let Some(verifier) = verifier {
@@ -272,42 +339,49 @@ impl<'a> DataReader<'a> {
         Ok(tokens)
     }
 
-    /// Fails, naming `field`, if the file cannot be read, a line is invalid, or the chat template
+    /// Fails, naming `field`, if the file cannot be read, a row is invalid, or the chat template
     /// does not end its turns with a stop token.
-    pub(crate) async fn read_prompts(
+    async fn read_prompts(
         &self,
         field: &str,
         file: &str,
-        chat: &ChatSpec,
-    ) -> Result<PromptFile, SubmitError> {
-        let bytes = read_spec_file(field, file, self.files).await?;
-        let written = chat.wraps_texts() || has_conversations(&bytes);
+        (chat, columns): (&ChatSpec, &ColumnMapping),
+    ) -> Result<ReadPrompts, SubmitError> {
+        let settings = (columns, DataPurpose::Prompts);
+        let shaped = read_spec_rows(field, file, self.files, settings).await?;
+        let written = chat.wraps_texts() || has_conversations(&shaped.rows);
         let template = self.load_template(field, file, written).await?;
         if let Some(template) = template {
             template.check_end_token().map_err(|source| {
                 SubmitError::data_error(field, DataError::Chat { file: file.into(), source })
             })?;
         }
-        PromptFile::read(&bytes, chat_format(template, chat)).map_err(|source| {
+        let prompts = PromptFile::read(&shaped.rows, chat_format(template, chat));
+        let prompts = prompts.map_err(|source| {
             SubmitError::data_error(field, DataError::Prompts { file: file.into(), source })
-        })
+        })?;
+        Ok(ReadPrompts { prompts, shapes: shaped.shapes })
     }
 
     async fn read_examples(
         &self,
         field: &str,
         file: &str,
-        chat: &ChatSpec,
+        (chat, columns): (&ChatSpec, &ColumnMapping),
         report: &mut DataReport,
     ) -> Result<ExampleFile, SubmitError> {
-        let bytes = read_spec_file(field, file, self.files).await?;
-        let written = chat.wraps_texts() || examples::needs_template(&bytes);
+        let settings = (columns, DataPurpose::Examples);
+        let shaped = read_spec_rows(field, file, self.files, settings).await?;
+        let written = chat.wraps_texts() || examples::needs_template(&shaped.rows);
         let template = self.load_template(field, file, written).await?;
         let examples =
-            ExampleFile::read(&bytes, chat_format(template, chat)).map_err(|source| {
+            ExampleFile::read(&shaped.rows, chat_format(template, chat)).map_err(|source| {
                 SubmitError::data_error(field, DataError::Examples { file: file.into(), source })
             })?;
-        report.files.push(statistics::example_statistics(field, file, &examples));
+        let mut file_report = statistics::example_statistics(field, file, &examples);
+        add_shapes(&mut file_report, &shaped.shapes);
+        report.files.push(file_report);
+        report.warnings.extend(shape_warnings(file, &shaped.shapes, DataPurpose::Examples));
         Ok(examples)
     }
 
@@ -345,6 +419,10 @@ impl<'a> DataReader<'a> {
     }
 }
 
+fn mixed_prompts((field, file): (&str, &str)) -> SubmitError {
+    SubmitError::data_error(field, DataError::MixedPrompts { file: file.to_owned() })
+}
+
 /// Returns a warning if a prompt is both held out and trained on and the spec allows it; otherwise
 /// fails with [`DataError::Overlap`].
 fn check_overlap(
@@ -365,7 +443,10 @@ fn check_overlap(
     Err(SubmitError::data_error(field, DataError::Overlap { file, count, lines }))
 }
 
-fn chat_format<'a>(template: Option<&'a ChatTemplate>, chat: &'a ChatSpec) -> ChatFormat<'a> {
+pub(super) fn chat_format<'a>(
+    template: Option<&'a ChatTemplate>,
+    chat: &'a ChatSpec,
+) -> ChatFormat<'a> {
     ChatFormat { template, wrap_texts: chat.wraps_texts(), system: chat.system_message() }
 }
 

@@ -1,12 +1,13 @@
 //! A file of prompts: conversations are rendered, and missing ids are filled in.
 
 use bytes::Bytes;
+use data_files::JsonRows;
 use serde::Deserialize;
 use serde_json::Value;
-use wire::{JsonLine, PromptEntry, PromptsError, parse_json_lines};
+use wire::{JsonLine, PromptEntry, PromptsError, RowPlace, normalise_question};
 
 use super::chat::{
-    ChatError, ChatMessage, ChatTemplate, last_user_text, question_text, wrap_prompt,
+    ChatError, ChatMessage, ChatTemplate, TurnTexts, last_user_text, question_text, wrap_prompt,
 };
 
 /// Field with the last user message of a rendered conversation, for verifiers.
@@ -21,10 +22,10 @@ pub(crate) struct ChatFormat<'a> {
     pub system: Option<&'a str>,
 }
 
-/// A prompt with its line number, counted from 1.
+/// A prompt with its place in its file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NumberedPrompt {
-    pub line: usize,
+    pub place: RowPlace,
     pub prompt: PromptEntry,
     /// Normalised, independent of the template: equal for prompts that ask the same.
     pub question: String,
@@ -36,6 +37,8 @@ pub(crate) struct PromptFile {
     pub prompts: Vec<NumberedPrompt>,
     /// Set if no prompt was rendered or removed.
     original: Option<Bytes>,
+    /// Around the observations of an environment; empty without one.
+    pub turn_texts: TurnTexts,
 }
 
 /// The reason why a line of a prompts file cannot be used.
@@ -43,9 +46,9 @@ pub(crate) struct PromptFile {
 pub enum PromptLineError {
     #[error(transparent)]
     Prompts(#[from] PromptsError),
-    #[error("line {line}: field \"messages\"")]
+    #[error("{place}: field \"messages\"")]
     Chat {
-        line: usize,
+        place: RowPlace,
         #[source]
         source: ChatError,
     },
@@ -60,13 +63,13 @@ struct PromptLine {
 impl PromptFile {
     /// Returns the first line that cannot be used as an error. A conversation needs a chat template
     /// in `manner`.
-    pub(crate) fn read(bytes: &Bytes, manner: ChatFormat<'_>) -> Result<Self, PromptLineError> {
+    pub(crate) fn read(rows: &JsonRows, manner: ChatFormat<'_>) -> Result<Self, PromptLineError> {
         let mut seen = std::collections::BTreeMap::new();
         let mut prompts: Vec<NumberedPrompt> = Vec::new();
-        for line in parse_json_lines(bytes).map_err(PromptsError::from)? {
+        for line in rows.parse_rows().map_err(PromptsError::from)? {
             let mut line = line.map_err(PromptsError::from)?;
-            let number = line.number;
-            let wrong = |source| PromptLineError::Chat { line: number, source };
+            let place = line.place;
+            let wrong = |source| PromptLineError::Chat { place, source };
             let mut same = None;
             if let Some(messages) = line_messages(&line, manner).map_err(wrong)? {
                 same = Some(question_text(&messages));
@@ -78,28 +81,24 @@ impl PromptFile {
                 }
             }
             let prompt = PromptEntry::from_line(line)?;
-            if let Some(first) = seen.insert(prompt.id.clone(), number) {
+            if let Some(first) = seen.insert(prompt.id.clone(), place) {
                 let id = prompt.id;
-                return Err(PromptsError::DuplicateId { line: number, first, id }.into());
+                return Err(PromptsError::DuplicateId { place, first, id }.into());
             }
             let rendered = same.is_some();
             let asked = normalise_question(same.as_ref().unwrap_or(&prompt.prompt));
-            prompts.push(NumberedPrompt {
-                line: number,
-                prompt,
-                question: asked,
-                is_rendered: rendered,
-            });
+            prompts.push(NumberedPrompt { place, prompt, question: asked, is_rendered: rendered });
         }
         if prompts.is_empty() {
             return Err(PromptsError::None.into());
         }
-        let original = (!prompts.iter().any(|prompt| prompt.is_rendered)).then(|| bytes.clone());
-        Ok(Self { prompts, original })
+        let original =
+            (!prompts.iter().any(|prompt| prompt.is_rendered)).then(|| rows.lines.clone());
+        Ok(Self { prompts, original, turn_texts: TurnTexts::default() })
     }
 
     pub(crate) fn from_prompts(prompts: Vec<NumberedPrompt>) -> Self {
-        Self { prompts, original: None }
+        Self { prompts, original: None, turn_texts: TurnTexts::default() }
     }
 
     /// Returns one JSON object a line, as agents read it.
@@ -121,26 +120,20 @@ impl PromptFile {
     }
 }
 
-/// Returns the text in lower case with single spaces: equal for two prompts that ask the same.
-fn normalise_question(text: &str) -> String {
-    let words: Vec<String> = text.split_whitespace().map(str::to_lowercase).collect();
-    words.join(" ")
-}
-
-pub(crate) fn has_conversations(bytes: &[u8]) -> bool {
-    any_line(bytes, |is| {
+pub(crate) fn has_conversations(rows: &JsonRows) -> bool {
+    any_row(rows, |is| {
         let text = is("prompt", Value::is_string) || is("text", Value::is_string);
         is("prompt", Value::is_array) || (is("messages", Value::is_array) && !text)
     })
 }
 
-/// Returns true if `such` accepts a line. `such` receives a function that tests whether a field
+/// Returns true if `such` accepts a row. `such` receives a function that tests whether a field
 /// exists and its value passes a test.
-pub(super) fn any_line(
-    bytes: &[u8],
+pub(super) fn any_row(
+    rows: &JsonRows,
     such: impl Fn(&dyn Fn(&str, fn(&Value) -> bool) -> bool) -> bool,
 ) -> bool {
-    let lines = parse_json_lines(bytes).into_iter().flatten().flatten();
+    let lines = rows.parse_rows().into_iter().flatten().flatten();
     lines.into_iter().any(|line| {
         such(&|name: &str, is: fn(&Value) -> bool| line.fields.get(name).is_some_and(is))
     })
@@ -175,11 +168,15 @@ mod tests {
     use crate::data::chat::tests::chatml;
 
     fn read(lines: &str, manner: ChatFormat<'_>) -> Result<PromptFile, String> {
-        let read = PromptFile::read(&Bytes::from(lines.to_owned()), manner);
+        let read = PromptFile::read(&Bytes::from(lines.to_owned()).into(), manner);
         read.map_err(|error| match std::error::Error::source(&error) {
             Some(source) => format!("{error}: {source}"),
             None => error.to_string(),
         })
+    }
+
+    fn rows(lines: &'static [u8]) -> JsonRows {
+        Bytes::from_static(lines).into()
     }
 
     const ASKED: &str = "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n";
@@ -257,8 +254,8 @@ mod tests {
 
     #[test]
     fn a_text_beside_messages_needs_no_template() {
-        assert!(!has_conversations(br#"{"text": "a", "messages": [{"role": "user"}]}"#));
-        assert!(has_conversations(br#"{"messages": [{"role": "user"}]}"#));
+        assert!(!has_conversations(&rows(br#"{"text": "a", "messages": [{"role": "user"}]}"#)));
+        assert!(has_conversations(&rows(br#"{"messages": [{"role": "user"}]}"#)));
     }
 
     #[test]
@@ -286,7 +283,7 @@ mod tests {
             let error = read(lines, manner).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         }
-        assert!(has_conversations(answered.as_bytes()));
-        assert!(!has_conversations(b"{\"prompt\":\"a\",\"messages\":[]}\n{"));
+        assert!(has_conversations(&Bytes::from(answered.to_owned()).into()));
+        assert!(!has_conversations(&rows(b"{\"prompt\":\"a\",\"messages\":[]}\n{")));
     }
 }

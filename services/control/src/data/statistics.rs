@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use spec::VerifierSpec;
-use wire::v1::{DataFile, data_file::Lengths};
+use wire::{
+    RowPlace,
+    v1::{DataFile, data_file::Lengths},
+};
 
 use super::{
     error::DataError,
@@ -19,15 +22,15 @@ pub(crate) fn prompt_statistics(field: &str, file: &str, prompts: &PromptFile) -
     for numbered in &prompts.prompts {
         let prompt = &numbered.prompt;
         // Other prompts got their id from the line number or the task id.
-        let named =
-            prompt.id != numbered.line.to_string() && !prompt.fields.contains_key("task_id");
+        let named = prompt.id != numbered.place.number().to_string()
+            && !prompt.fields.contains_key("task_id");
         let own = [("id", named), ("prompt", true), ("answer", prompt.answer.is_some())];
         let own = own.into_iter().filter(|(_, there)| *there).map(|(name, _)| name);
         let names = own.chain(numbered.prompt.fields.keys().map(String::as_str));
         names.for_each(|name| *fields.entry(name.to_owned()).or_default() += 1);
     }
     let lengths =
-        length_statistics(prompts.prompts.iter().map(|numbered| numbered.prompt.prompt.len()));
+        Lengths::measure(prompts.prompts.iter().map(|numbered| numbered.prompt.prompt.len()));
     DataFile {
         field: field.into(),
         file: file.into(),
@@ -36,8 +39,7 @@ pub(crate) fn prompt_statistics(field: &str, file: &str, prompts: &PromptFile) -
         duplicates: find_duplicates(prompts).len() as u64,
         fields: fields.into_iter().collect(),
         prompt_bytes: lengths,
-        completion_bytes: None,
-        prompt_tokens: None,
+        ..DataFile::default()
     }
 }
 
@@ -51,24 +53,14 @@ pub(crate) fn example_statistics(field: &str, file: &str, examples: &ExampleFile
         rendered: examples.rendered_count as u64,
         duplicates: examples.duplicate_count() as u64,
         fields: fields.collect(),
-        prompt_bytes: length_statistics(
+        prompt_bytes: Lengths::measure(
             examples.examples.iter().map(|example| example.prompt.len()),
         ),
-        completion_bytes: length_statistics(
+        completion_bytes: Lengths::measure(
             examples.examples.iter().map(|example| example.completion.len()),
         ),
-        prompt_tokens: None,
+        ..DataFile::default()
     }
-}
-
-/// Returns the minimum, median, 95th percentile and maximum, or `None` without values.
-pub(crate) fn length_statistics(values: impl Iterator<Item = usize>) -> Option<Lengths> {
-    let mut values: Vec<u64> = values.map(|value| value as u64).collect();
-    values.sort_unstable();
-    let last = values.len().checked_sub(1)?;
-    // The smallest value that at least `percent` per cent of all values do not exceed.
-    let at = |percent: usize| values[(values.len() * percent).div_ceil(100).saturating_sub(1)];
-    Some(Lengths { min: values[0], median: at(50), p95: at(95), max: values[last] })
 }
 
 /// Returns a warning about prompts that lack a field that the verifier needs. Fails if all lack it.
@@ -78,7 +70,7 @@ pub(crate) fn check_prompt_fields(
     prompts: &PromptFile,
 ) -> Result<Option<String>, DataError> {
     let needs = verifier.required_fields();
-    let lacking: Vec<(usize, &[&str])> = prompts
+    let lacking: Vec<(RowPlace, &[&str])> = prompts
         .prompts
         .iter()
         .filter_map(|numbered| {
@@ -88,7 +80,7 @@ pub(crate) fn check_prompt_fields(
                 name => prompt.fields.get(name).is_some_and(|value| !value.is_null()),
             };
             let missing = needs.iter().find(|any| !any.iter().any(&has))?;
-            Some((numbered.line, *missing))
+            Some((numbered.place, *missing))
         })
         .collect();
     let Some((_, missing)) = lacking.first() else { return Ok(None) };
@@ -98,7 +90,7 @@ pub(crate) fn check_prompt_fields(
     if count == all {
         return Err(DataError::NoField { file: file.to_owned(), missing });
     }
-    let lines = format_lines(lacking.iter().map(|(line, _)| *line));
+    let lines = format_places(lacking.iter().map(|(place, _)| *place));
     Ok(Some(format!(
         "{file}: {count} of {all} prompts have no {missing} for the verifier, so their samples \
          will be errors ({lines})"
@@ -107,27 +99,27 @@ pub(crate) fn check_prompt_fields(
 
 pub(crate) fn duplicates_warning(file: &str, prompts: &PromptFile) -> Option<String> {
     let again = find_duplicates(prompts);
-    let lines = format_lines(again.first()?.0..again.first()?.0 + 1);
+    let (repeat, first) = again.first()?;
     Some(format!(
-        "{file}: {} of {} prompts appear more than once ({lines} repeats line {})",
+        "{file}: {} of {} prompts appear more than once ({repeat} repeats {first})",
         again.len(),
         prompts.prompts.len(),
-        again.first()?.1,
     ))
 }
 
 /// Formats as `line 3 repeats line 7 of prompts.jsonl, …`.
 pub(crate) fn format_overlaps(overlaps: &[PromptOverlap], train: &str) -> String {
-    let each = overlaps.iter().take(LISTED_LINES_MAX).map(|overlap| {
-        format!("line {} repeats line {} of {train}", overlap.heldout, overlap.train)
-    });
+    let each = overlaps
+        .iter()
+        .take(LISTED_LINES_MAX)
+        .map(|overlap| format!("{} repeats {} of {train}", overlap.heldout, overlap.train));
     join_with_rest(each.collect(), overlaps.len())
 }
 
-/// Lists at most [`LISTED_LINES_MAX`] numbers.
-fn format_lines(lines: impl ExactSizeIterator<Item = usize>) -> String {
-    let count = lines.len();
-    join_with_rest(lines.take(LISTED_LINES_MAX).map(|line| format!("line {line}")).collect(), count)
+/// Lists at most [`LISTED_LINES_MAX`] places.
+fn format_places(places: impl ExactSizeIterator<Item = RowPlace>) -> String {
+    let count = places.len();
+    join_with_rest(places.take(LISTED_LINES_MAX).map(|place| place.to_string()).collect(), count)
 }
 
 fn join_with_rest(named: Vec<String>, count: usize) -> String {
@@ -147,16 +139,7 @@ mod tests {
     use crate::data::prompts::ChatFormat;
 
     fn prompts(lines: &str) -> PromptFile {
-        PromptFile::read(&Bytes::from(lines.to_owned()), ChatFormat::default()).unwrap()
-    }
-
-    #[test]
-    fn lengths_are_those_of_lines_that_are_there() {
-        let all = length_statistics(1..=100).unwrap();
-        assert_eq!((all.min, all.median, all.p95, all.max), (1, 50, 95, 100));
-        let one = length_statistics([7].into_iter()).unwrap();
-        assert_eq!((one.min, one.median, one.p95, one.max), (7, 7, 7, 7));
-        assert_eq!(length_statistics([].into_iter()), None);
+        PromptFile::read(&Bytes::from(lines.to_owned()).into(), ChatFormat::default()).unwrap()
     }
 
     #[test]

@@ -59,7 +59,7 @@ mod tests {
     fn prompts_without_room_are_counted_and_a_tokenizer_that_is_none_is_nobody_s_fault() {
         let dir = tempfile::tempdir().unwrap();
         let lines = Bytes::from("{\"prompt\":\"a b c\"}\n{\"prompt\":\"a\"}\n");
-        let prompts = PromptFile::read(&lines, ChatFormat::default()).unwrap();
+        let prompts = PromptFile::read(&lines.into(), ChatFormat::default()).unwrap();
         assert_eq!(count_tokens(dir.path(), &prompts), None);
         let tokenizer = serde_json::json!({
             "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},

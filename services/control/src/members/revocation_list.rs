@@ -73,12 +73,11 @@ impl RevocationList {
         self.members.values().filter(|known| !known.revoked).map(|known| &known.standing)
     }
 
-    /// Returns the reason to refuse a caller, if any. The fleet's own members have no record and no
-    /// expiry.
+    /// Returns the reason to refuse a caller, if any. The fleet's own members have no record.
     pub fn deny_reason(&self, caller: &GatewayCaller) -> Option<DenyReason> {
         let name = || caller.name.to_string();
         let Some(known) = self.members.get(caller.name.as_str()) else {
-            return caller.expires_at.map(|_| DenyReason::Unknown { name: name() });
+            return caller.is_recorded.then(|| DenyReason::Unknown { name: name() });
         };
         if known.key != caller.public_key {
             return Some(DenyReason::Replaced { name: name() });
@@ -94,7 +93,8 @@ mod tests {
     fn caller(key: &str) -> GatewayCaller {
         let roles = std::collections::BTreeSet::new();
         let name = "box-3".parse().unwrap();
-        GatewayCaller { name, scope: None, roles, public_key: key.into(), expires_at: Some(1) }
+        let (public_key, expires_at) = (key.into(), Some(1));
+        GatewayCaller { name, scope: None, roles, public_key, expires_at, is_recorded: true }
     }
 
     fn told(key: &str, revoked: bool) -> MembersEvent {
@@ -110,7 +110,7 @@ mod tests {
         let mut roll = RevocationList::default();
         assert!(!roll.is_complete());
         assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Unknown { .. })));
-        let own = GatewayCaller { expires_at: None, ..caller("ours") };
+        let own = GatewayCaller { is_recorded: false, ..caller("ours") };
         assert_eq!(roll.deny_reason(&own), None, "the fleet's own have no record");
         roll.apply_event(told("ours", false));
         roll.apply_event(MembersEvent::CaughtUp);

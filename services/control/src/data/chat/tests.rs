@@ -2,6 +2,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 use serde_json::json;
+use wire::v1;
 
 use super::*;
 
@@ -249,4 +250,25 @@ fn a_template_that_does_not_end_is_stopped() {
     let text = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
     let template = ChatTemplate::load(model(text, &json!(1), false).path(), &noon()).unwrap();
     assert!(matches!(template.render_messages(&[], false), Err(ChatError::Refused(_))));
+}
+
+#[test]
+fn observations_are_written_between_the_end_of_a_turn_and_the_next_answer() {
+    let texts = chatml().render_turn_texts("tool").unwrap();
+    assert_eq!(texts.before, "\n<|im_start|>tool\n");
+    assert_eq!(texts.after, "<|im_end|>\n<|im_start|>assistant\n");
+    let environment = v1::verifier::Environment { max_turns: 3, ..Default::default() };
+    let how = v1::verifier::How::Environment(environment);
+    let verifier = texts.add_to_verifier(Some(v1::Verifier { how: Some(how) })).unwrap();
+    let environment = verifier.environment().unwrap();
+    assert_eq!((&environment.before_observation, environment.max_turns), (&texts.before, 3));
+    let model = model(
+        "{% for m in messages if m.role != 'tool' %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+        &json!(1),
+        false,
+    );
+    let template = ChatTemplate::load(model.path(), &noon()).unwrap();
+    let error = template.render_turn_texts("tool").unwrap_err().to_string();
+    assert!(error.contains("role \"tool\"") && error.contains("role: user"), "{error}");
+    assert_eq!(template.render_turn_texts("user").unwrap().before, "\nuser: ");
 }

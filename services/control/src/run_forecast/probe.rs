@@ -1,0 +1,87 @@
+//! A probe: one small cycle of a spec, run for at most a minute, whose facts show the speeds of a
+//! fleet that has not worked on the base before.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use spec::{RaftSpec, RunSpec};
+use tokio::time::timeout;
+use wire::{RunId, v1};
+
+use super::ForecastError;
+use crate::{FleetControl, SpecFiles, base_model::unwatched, run_files::RunFiles};
+
+/// Time after which a probe is cancelled. The facts that it has written by then count.
+const PROBE_TIME: Duration = Duration::from_secs(60);
+
+/// Prompts that a probe samples from.
+const PROBE_PROMPTS: u32 = 32;
+
+/// Optimizer steps of the probe of an SFT run.
+const PROBE_STEPS: u32 = 8;
+
+/// Name of probes; their ids are `probe-<number>`.
+const PROBE_NAME: &str = "probe";
+
+impl FleetControl {
+    /// Submits a probe of a spec's first run, and waits until it has ended or is cancelled. It
+    /// stores the base, starts at once and moves no channel.
+    ///
+    /// # Errors
+    /// When the spec is wrong, or an agent that the run needs is not there.
+    pub async fn probe_spec(&self, yaml: &str, files: &SpecFiles) -> Result<RunId, ForecastError> {
+        let (_, spec, prepared) = self.check_runs(yaml, files).await?;
+        self.require_agents(&super::describe_spec(&spec, &prepared)).await?;
+        let spec = shrink_spec(spec);
+        let (mut files, watch) = (RunFiles::new(files), unwatched());
+        self.attach_data(&spec, &mut files, &watch).await?;
+        let (resolved, _) =
+            self.resolve_spec(&spec, files.files(), &mut Vec::new(), &watch).await?;
+        let data_sources = files.list_sources(&spec.data_names());
+        let resolved = v1::Spec { data_sources, ..resolved };
+        let run = self.write_spec_fact(PROBE_NAME, resolved).await?;
+        let mut facts = self.watch_run(&run, 0).await?;
+        let has_ended = timeout(PROBE_TIME, async {
+            while let Some(record) = facts.next().await {
+                record?;
+            }
+            Ok::<(), ForecastError>(())
+        });
+        if let Ok(ended) = has_ended.await {
+            ended?;
+            return Ok(run);
+        }
+        let control = v1::Control {
+            action: v1::control::Action::Cancel.into(),
+            reason: "the time of the probe is over".to_owned(),
+            ..v1::Control::default()
+        };
+        match self.control_run(&run, control).await {
+            // It ended at the last moment.
+            Ok(_) | Err(crate::RunError::Ended { .. }) => Ok(run),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Returns one small cycle of a spec, without what slows it down or lasts: held-out prompts, suites
+/// of prompts, queues and promotions.
+fn shrink_spec(mut spec: RunSpec) -> RunSpec {
+    PROBE_NAME.clone_into(&mut spec.name);
+    (spec.promote, spec.queue, spec.sweep) = (None, None, None);
+    spec.evals.retain(|suite| suite.text.is_some());
+    spec.raft = spec.raft.map(|raft| RaftSpec {
+        cycles: 1,
+        prompts_per_cycle: PROBE_PROMPTS,
+        heldout: None,
+        pass_at: None,
+        curriculum: Default::default(),
+        gates: Default::default(),
+        staleness: 0,
+        ..raft
+    });
+    if let Some(sft) = &mut spec.sft {
+        sft.training.max_steps = PROBE_STEPS;
+    }
+    spec
+}
