@@ -1,7 +1,7 @@
 // Calls the gateway and follows its streams, with retries. Knows nothing about the messages.
 
 const BEARER = "flotilla.bearer";
-const CALL_MS = 150_000;
+const CALL_MS = 150_000, LOGIN_MS = 20_000;
 const RETRY_FIRST_MS = 500, RETRY_MAX_MS = 10_000;
 /** A stream that is silent for this long is checked with a probe, as it may be cut off. */
 const SILENCE_MS = 30_000, PROBE_MS = 10_000;
@@ -24,6 +24,24 @@ export function signIn(text) {
   bearer = text.trim().replace(/^Bearer\s+/i, "");
   sessionStorage.setItem(BEARER, bearer);
   emit("signed-in");
+}
+
+const LINK_CODE = /^#code=([\w-]+)$/;
+
+/**
+ * Returns the one-time code of a sign-in link, or null. Removes it from the address and from the
+ * history, so that it is neither reloaded nor shared.
+ */
+export function takeLinkCode() {
+  const code = LINK_CODE.exec(location.hash)?.[1] ?? null;
+  if (code) history.replaceState(null, "", "#/");
+  return code;
+}
+
+/** Signs in with the code of a link. Fails if it was used or has expired. */
+export async function signInWithCode(code) {
+  const answer = await post("Members/ExchangeLoginCode", { code }, AbortSignal.timeout(LOGIN_MS));
+  signIn((await answer.json()).bearer);
 }
 
 async function post(method, message, signal) {

@@ -59,11 +59,12 @@ function submitOnEnter(event) {
   event.currentTarget.form.requestSubmit();
 }
 
-/** Asks for a bearer. Resolves to its text, or null if it was cancelled. */
-export const askBearer = (wasRefused) =>
+/** Asks for a bearer, with the problem of the last one. Resolves to its text, or null if it was cancelled. */
+export const askBearer = (problem) =>
   modal("This fleet is closed", (close, fields) => close(fields.bearer.value), (close) => [
-    wasRefused && callout("bad", "✕", "Bearer rejected: it may be expired or revoked. Ask for new credentials, or paste another bearer."),
-    h("p", "Paste the contents of ", h("code", "bearer.jwt"), " from your credentials directory.",
+    problem && callout("bad", "✕", problem),
+    h("p", "Run ", h("code", "flotilla open --dir DIR"), " with your credentials directory: it prints a link that signs in here."),
+    h("p", "Or paste the contents of its ", h("code", "bearer.jwt"), ".",
       " It is kept until this tab is closed and sent only to this gateway."),
     h("textarea", { name: "bearer", rows: 5, required: true, spellcheck: "false", autocomplete: "off",
       "aria-label": "contents of bearer.jwt", onkeydown: submitOnEnter }),

@@ -66,6 +66,6 @@ export function ending(eta, submittedAt, now) {
 
 /** The signs of states, for users who cannot see colours. */
 export const SIGNS = {
-  running: "▶", paused: "‖", succeeded: "✓", failed: "✕", cancelled: "⊘",
+  running: "▶", paused: "‖", queued: "◷", succeeded: "✓", failed: "✕", cancelled: "⊘",
   ready: "●", draining: "◐", stopped: "○", quarantined: "⚠", gone: "◌",
 };

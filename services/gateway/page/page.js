@@ -1,7 +1,7 @@
 // Opens views, and has what all of them share: the fleet's stream, the user, keyboard shortcuts, the
 // theme and the state of the connection.
 
-import { call, follow, gateway, signIn } from "./api.js";
+import { call, follow, gateway, signIn, signInWithCode, takeLinkCode } from "./api.js";
 import { patch, perFrame } from "./dom.js";
 import { button, empty } from "./parts.js";
 import { parse, toRun } from "./route.js";
@@ -98,7 +98,6 @@ async function navigate() {
   redraw();
 }
 
-addEventListener("hashchange", navigate);
 setInterval(() => {
   if (view?.ticks) redraw();
   showConnection();
@@ -141,28 +140,37 @@ function showConnection() {
 
 let asking = false;
 let hadBearer = false;
+/** The reason why the last attempt to sign in failed. */
+let signInProblem = "";
 gateway.addEventListener("sign-in-required", async () => {
   if (asking) return;
   asking = true;
-  const bearer = await (await dialogs()).askBearer(hadBearer);
+  const refused = hadBearer && "Bearer rejected: it may be expired or revoked.";
+  const bearer = await (await dialogs()).askBearer(signInProblem || refused);
   asking = false;
+  signInProblem = "";
   hadBearer = Boolean(bearer);
   byId("enter").hidden = hadBearer;
   isSignedOut = !hadBearer;
   redraw();
   if (hadBearer) signIn(bearer);
 });
-gateway.addEventListener("signed-in", navigate);
 
-follow("Fleet/Watch", {}, {
-  signal: new AbortController().signal,
-  onMessage(change, first) {
-    page.fleet = mergeFleet(page.fleet, change, first);
-    redraw();
-  },
-  isOver: () => false,
-  onFailure: async ({ message }) => (await dialogs()).toast(`Cannot watch the fleet: ${message}`, "bad"),
-});
+/** Signs in if the address has the code of a link of `flotilla open`. Returns true if it did. */
+async function signInByLink() {
+  const code = takeLinkCode();
+  if (!code) return false;
+  try {
+    await signInWithCode(code);
+    hadBearer = true;
+    return true;
+  } catch ({ message }) {
+    // A page that shows a fleet stays as it is.
+    if (hello) (await dialogs()).toast(message, "bad");
+    else signInProblem = message;
+    return false;
+  }
+}
 
 // ---- keyboard shortcuts
 
@@ -230,4 +238,22 @@ byId("skip").onclick = (event) => {
   main.focus();
 };
 
+// ---- the start
+
+await signInByLink();
+gateway.addEventListener("signed-in", navigate);
+addEventListener("hashchange", async () => {
+  // A link in a tab that shows the page already: all streams begin again, as the user of the link.
+  if (await signInByLink()) location.reload();
+  else navigate();
+});
+follow("Fleet/Watch", {}, {
+  signal: new AbortController().signal,
+  onMessage(change, first) {
+    page.fleet = mergeFleet(page.fleet, change, first);
+    redraw();
+  },
+  isOver: () => false,
+  onFailure: async ({ message }) => (await dialogs()).toast(`Cannot watch the fleet: ${message}`, "bad"),
+});
 navigate();

@@ -79,7 +79,8 @@ function header(head, page) {
   return h("header.panel", { "data-run": run, "data-state": word, "data-cycle": head.cycle, "data-phase": phase },
     h("div.tools", h("h1", name || run, h("small", run)), state(word), chip(kind, "soft"),
       h("span.end", kind === "raft" && h("a.button", { href: toSamples(run, { cycle: head.cycle }) }, "Samples"),
-        act(word === "running", "pause", "Pause"), act(word === "paused", "resume", "Resume"), act(!over, "cancel", "Cancel"))),
+        act(word === "running" || word === "queued", "pause", "Pause"),
+        act(word === "paused" || word === "queued", "resume", word === "queued" ? "Run now" : "Resume"), act(!over, "cancel", "Cancel"))),
     message && word !== "paused" && callout(word === "failed" ? "bad" : "", word === "failed" ? "✕" : "›", message),
     !over && [steps(head),
       total > 0 && h("p.phase", progress(`${phase} of cycle ${head.cycle}`, done, total),
@@ -106,6 +107,7 @@ function etas({ state: word, steered, runEnds, phaseEnds, phase, submittedAt }) 
     const { by, reason } = steered.at(-1) ?? { by: "", reason: "" };
     return `Paused${by && ` by ${by}`}${reason && `: ${reason}`}. No new jobs start.`;
   }
+  if (word === "queued") return "No new jobs start before its turn.";
   const run = ending(runEnds, submittedAt, now());
   const step = ending(phaseEnds, submittedAt, now());
   if (!run && !step) return "No estimate of the end yet.";

@@ -103,11 +103,14 @@ export function open({ page, route, signal }) {
   },
   h("header", h("b", `#${it.index}`), h("b.verdict", `${SIGN[it.outcome] ?? "…"} ${it.outcome || "not judged"}`),
     it.outcome && `reward ${decimal(it.reward, 3)}`, it.fate && chip(it.fate, it.fate === "kept" ? "good" : "soft")),
-  collapsible(key, it.text, () => h("pre", reference ? markedLines(it.text, reference.text) : it.text)),
+  collapsible(key, it.text, () => it.turns.length ? it.turns.map(turnOf) : h("pre", reference ? markedLines(it.text, reference.text) : it.text)),
   it.cut && note("Truncated: the sample is very long."), it.detail && h("p.detail", it.detail),
   note(counted(it.tokens, "token"), it.finish === "length" && ", stopped at the token limit",
     it.logprob !== null && it.tokens > 0 && `, ${decimal(-it.logprob / it.tokens, 3)} nats per token`,
     it.agent && [", ", h("a", { href: toBox(it.agent) }, it.agent)]));
+
+  /** A turn of the model, and what its environment answered. */
+  const turnOf = ({ text: said, observation }) => [h("pre.turn", said), observation && h("pre.asked.observation", observation)];
 
   function collapsible(key, full, content) {
     const n = full.split("\n").length;

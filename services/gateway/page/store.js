@@ -63,7 +63,9 @@ const cycleOf = message("cycle#", {
 export const samplesPage = message("promptsInAll#", {
   outcomes: counts, fates: counts, suites: [text],
   prompts: [message("promptId text samplesInAll#", {
-    samples: [message("index# text cut! tokens# finish logprob? outcome reward# detail fate agent")],
+    samples: [message("index# text cut! tokens# finish logprob? outcome reward# detail fate agent", {
+      turns: [message("text observation")],
+    })],
   })],
 });
 
@@ -92,7 +94,7 @@ function mergeSorted(known, changed) {
 }
 
 export const newestFirst = (runs) => [...runs.values()].sort((a, b) => b.submittedAt.localeCompare(a.submittedAt));
-export const isOver = (state) => state !== "running" && state !== "paused";
+export const isOver = (state) => !["running", "paused", "queued"].includes(state);
 
 /** 0 to 1, or null for runs without cycles. The base of a RAFT run counts as a cycle. */
 export const progressOf = ({ state, kind, cycles, cyclesDone }) =>

@@ -37,7 +37,7 @@ use crate::{
 use self::{
     pace::RequestSender,
     rate_limiter::{RateLimit, RateLimiter},
-    requirements::{AccessRequirement, requirement_for},
+    requirements::{AccessRequirement, has_secret, requirement_for},
 };
 
 /// The middleware that decides which calls pass, and how often.
@@ -62,7 +62,8 @@ struct AccessGate {
     members: Mutex<RateLimiter<String>>,
     /// Requests without a valid bearer.
     strangers: Mutex<RateLimiter<IpAddr>>,
-    joins: Mutex<RateLimiter<IpAddr>>,
+    /// Join tokens and login codes.
+    secrets: Mutex<RateLimiter<IpAddr>>,
 }
 
 /// Enough for a command that reads everything, or a box that fetches many small files.
@@ -70,13 +71,11 @@ const MEMBER_RATE: RateLimit = RateLimit { burst: 2000, interval: Duration::from
 /// Requests without a valid bearer: health checks, renewals, mistakes.
 const STRANGER_RATE: RateLimit = RateLimit { burst: 100, interval: Duration::from_millis(100) };
 /// Too low to guess secrets, high enough for a rack of boxes that join together.
-const JOIN_RATE: RateLimit = RateLimit { burst: 30, interval: Duration::from_secs(2) };
+const SECRET_RATE: RateLimit = RateLimit { burst: 30, interval: Duration::from_secs(2) };
 /// The callers that are counted separately; all further callers share one rate.
 const CALLERS_MAX: usize = 10_000;
 
 const LOAD_LIMIT: Duration = Duration::from_secs(5);
-
-const JOIN_PATH: &str = "/flotilla.v1.Members/Join";
 
 #[derive(Debug, thiserror::Error)]
 enum AccessDenied {
@@ -155,7 +154,7 @@ impl AccessControl {
             started: Instant::now(),
             members: Mutex::new(RateLimiter::new(MEMBER_RATE, CALLERS_MAX)),
             strangers: Mutex::new(RateLimiter::new(STRANGER_RATE, CALLERS_MAX)),
-            joins: Mutex::new(RateLimiter::new(JOIN_RATE, CALLERS_MAX)),
+            secrets: Mutex::new(RateLimiter::new(SECRET_RATE, CALLERS_MAX)),
         };
         Self { gate: Some(Arc::new(gate)) }
     }
@@ -185,8 +184,8 @@ impl AccessGate {
             return Err(AccessDenied::NoSuchMethod { path: path.chars().take(100).collect() });
         };
         if need == AccessRequirement::Anonymous {
-            if path == JOIN_PATH {
-                enforce_rate(&self.joins, peer, self.started.elapsed())?;
+            if has_secret(path) {
+                enforce_rate(&self.secrets, peer, self.started.elapsed())?;
             }
             self.count_stranger(peer)?;
             return Ok(None);

@@ -2,13 +2,15 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use bus::ExchangeError;
 use control::{SpecFiles, TransferCallback, parse_channel_name};
+use futures::stream;
 use tonic::{Request, Response, Status};
 use wire::v1;
 
 use crate::{
     arguments,
-    call::{CallContext, caller_name, create_call_span},
+    call::{CallContext, ItemStream, caller_name, create_call_span, read_deadline},
     rpc::channels_server,
 };
 
@@ -55,6 +57,44 @@ impl channels_server::Channels for ChannelsService {
             Ok(self.0.control.move_channel(request, user, &files, &watch).await?)
         };
         self.0.answer_unary(call, moved).await
+    }
+
+    async fn learn(
+        &self,
+        request: Request<v1::LearnRequest>,
+    ) -> Result<Response<v1::Channel>, Status> {
+        let user = caller_name(&request);
+        let v1::LearnRequest { channel, spec_yaml, files, at_least, stop } = request.into_inner();
+        let call = create_call_span("Channels.Learn", &channel);
+        let learned = async {
+            let channel = parse_channel_name(&channel)?;
+            if stop {
+                return Ok(self.0.control.stop_learning(&channel, user).await?);
+            }
+            let files = files.into_iter().map(|(name, content)| (name, content.into()));
+            let files = SpecFiles::Attached(files.collect());
+            let control = &self.0.control;
+            Ok(control.learn_channel(&channel, &spec_yaml, &files, at_least, user).await?)
+        };
+        self.0.answer_unary(call, learned).await
+    }
+
+    type KeptStream = ItemStream<v1::KeptExchange>;
+
+    async fn kept(
+        &self,
+        request: Request<v1::KeptRequest>,
+    ) -> Result<Response<Self::KeptStream>, Status> {
+        let deadline = read_deadline(&request);
+        let v1::KeptRequest { channel } = request.into_inner();
+        let call = create_call_span("Channels.Kept", &channel);
+        let open = async {
+            let channel = parse_channel_name(&channel)?;
+            self.0.control.list_channel_moves(&channel).await?;
+            let kept = self.0.control.list_exchanges(&channel).await?;
+            Ok(stream::iter(kept.into_iter().map(Ok::<_, ExchangeError>)))
+        };
+        self.0.open_stream(call, deadline, open).await
     }
 
     async fn roll_back(

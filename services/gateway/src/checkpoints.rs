@@ -27,7 +27,7 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
         let v1::ListCheckpointsRequest { run } = request.into_inner();
         let list = async {
             let run = RunId::new(run.as_str())?;
-            let checkpoints = self.0.control.list_checkpoints(&run).await?;
+            let checkpoints = self.0.control.list_stored_checkpoints(&run).await?;
             Ok(v1::ListCheckpointsResponse { checkpoints })
         };
         self.0.answer_unary(create_call_span("Checkpoints.List", &run), list).await

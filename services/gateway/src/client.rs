@@ -93,6 +93,8 @@ impl ClientError {
 
 /// A connection to a gateway for membership calls.
 pub struct MembershipClient {
+    /// The `host:port` that answered.
+    address: String,
     members: MembersClient<InterceptedService<Channel, BearerInterceptor>>,
 }
 
@@ -106,12 +108,17 @@ impl MembershipClient {
                 Ok(channel) => {
                     let members = MembersClient::with_interceptor(channel, bearer)
                         .max_decoding_message_size(MESSAGE_BYTES_MAX);
-                    return Ok(Self { members });
+                    return Ok(Self { address: address.clone(), members });
                 }
                 Err(error) => failed = error,
             }
         }
         Err(failed)
+    }
+
+    /// Returns the `host:port` of the connected gateway.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     pub async fn create_token(
@@ -154,6 +161,11 @@ impl MembershipClient {
 
     pub async fn revoke_member(&mut self, name: &str) -> Result<v1::RevokeResponse, ClientError> {
         into_answer(self.members.revoke(v1::RevokeRequest { name: name.to_owned() }).await)
+    }
+
+    /// Creates a one-time code for this gateway's page.
+    pub async fn create_login_code(&mut self) -> Result<v1::LoginCode, ClientError> {
+        into_answer(self.members.create_login_code(v1::CreateLoginCodeRequest {}).await)
     }
 
     /// Creates a user and returns the membership.

@@ -22,7 +22,7 @@ impl evals_server::Evals for EvalsService {
         let history = async {
             let (run, suite) = arguments::parse_filter(Some(filter))?;
             if let Some(run) = &run {
-                self.0.ensure_run_exists(run).await?;
+                self.0.control.require_suite(run, &suite).await?;
             }
             Ok(v1::EvalHistory { evals: self.0.control.list_evals(run.as_ref(), &suite).await? })
         };
@@ -42,7 +42,7 @@ impl evals_server::Evals for EvalsService {
         let open = async {
             let (run, suite) = arguments::parse_filter(filter)?;
             if let Some(run) = &run {
-                self.0.ensure_run_exists(run).await?;
+                self.0.control.require_suite(run, &suite).await?;
             }
             Ok(self.0.control.watch_evals(run.as_ref(), suite, after))
         };

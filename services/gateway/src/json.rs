@@ -35,6 +35,7 @@ use tonic::{
 use self::grpc_messages::GrpcMessages;
 use crate::{
     REQUEST_BYTES_MAX, SUBMIT_BYTES_MAX,
+    access::requirements::has_secret,
     middleware::{InnerService, Middleware},
     openai::OPENAI_PATHS,
     status::build_status,
@@ -85,8 +86,9 @@ impl Middleware for JsonTranslator {
     ) -> BoxFuture<Response<Body>, Infallible> {
         let form = JsonFormat::from_headers(request.headers())
             .filter(|_| request.method() == Method::POST);
-        // The access layer adds the caller.
-        let is_known = request.extensions().get::<GatewayCaller>().is_some();
+        // The access layer adds the caller. No foreign page has a secret either.
+        let is_known = request.extensions().get::<GatewayCaller>().is_some()
+            || has_secret(request.uri().path());
         if let Err(status) = origin::check_origin(request.uri(), request.headers(), is_known) {
             let refused =
                 form.map_or_else(|| plain_response(&status), |form| form.error_response(&status));

@@ -37,7 +37,7 @@ mod sweep;
 mod tls;
 mod views;
 
-use std::{convert::Infallible, io, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use control::{FleetControl, MemberRegistry, MembershipView};
@@ -74,6 +74,8 @@ pub mod rpc {
 
 /// The largest call in bytes: a submission with a run spec and the files it names.
 pub const SUBMIT_BYTES_MAX: usize = 64 << 20;
+/// The largest call about a channel: a spec from which it learns, and the files that it names.
+const CHANNEL_BYTES_MAX: usize = 4 << 20;
 /// The limit of all other calls, which contain only a few names and numbers.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// The largest answer in bytes: a fact (at most 8 MiB) as escaped JSON in a run event.
@@ -145,6 +147,7 @@ pub struct BoundGateway {
     tls: Option<TlsAcceptor>,
     members: Option<MemberRegistry>,
     counts: CallCounts,
+    redaction: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for BoundGateway {
@@ -159,7 +162,8 @@ pub async fn bind_port(config: Config) -> Result<BoundGateway, BindError> {
     let error = |source| BindError::new(config.listen, source);
     let listener = TcpListener::bind(config.listen).await.map_err(error)?;
     let address = listener.local_addr().map_err(error)?;
-    Ok(BoundGateway { listener, address, tls, members: None, counts: CallCounts::default() })
+    let (members, counts, redaction) = (None, CallCounts::default(), None);
+    Ok(BoundGateway { listener, address, tls, members, counts, redaction })
 }
 
 impl BoundGateway {
@@ -176,6 +180,13 @@ impl BoundGateway {
     #[must_use]
     pub fn with_members(mut self, members: MemberRegistry) -> Self {
         self.members = Some(members);
+        self
+    }
+
+    /// Lets a program remove from requests and answers what must not be kept.
+    #[must_use]
+    pub fn with_redaction(mut self, program: Option<PathBuf>) -> Self {
+        self.redaction = program;
         self
     }
 
@@ -200,7 +211,9 @@ impl BoundGateway {
         let store =
             control.open_store().await.context("open the store for the gateway's members")?;
         let store_routes = store_proxy::build_routes(store);
-        let models = ModelProxy::open(&control).await.context("receive answers of models")?;
+        let models = ModelProxy::open(&control, self.redaction)
+            .await
+            .context("receive answers of models")?;
         let routes = store_routes.merge(models.build_routes());
         let router = build_router(&calls, access, self.members.clone(), routes)?;
         let router = router.add_service(health_service);
@@ -224,7 +237,7 @@ impl BoundGateway {
             served = serving => served.with_context(|| format!("serve gRPC on {}", self.address)),
             never = stopping => match never {},
             never = sweep::sweep_store(store, &self.counts) => match never {},
-            never = models.follow_agents(control.bus()) => match never {},
+            never = models.run(control.bus()) => match never {},
             never = access::sync_access(self.members.as_ref(), &view) => match never {},
         }
     }
@@ -247,7 +260,7 @@ fn build_router(
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let channels = ChannelsServer::new(channels::ChannelsService(calls.clone()))
-        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_decoding_message_size(CHANNEL_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let fleet = FleetServer::new(fleet::FleetService(calls.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)

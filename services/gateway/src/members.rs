@@ -1,6 +1,7 @@
 //! The gRPC service `flotilla.v1.Members`.
 
 use control::{MemberRegistry as Membership, MembershipError, MembershipRefusal};
+use identity::GatewayCaller;
 use tonic::{Code, Request, Response, Status};
 use wire::{AgentId, v1};
 
@@ -124,6 +125,28 @@ impl members_server::Members for MembersService {
             async { Ok(self.require_registry()?.create_user(&by, request.get_ref()).await?) };
         self.0.answer_unary(call, create).await
     }
+
+    async fn create_login_code(
+        &self,
+        request: Request<v1::CreateLoginCodeRequest>,
+    ) -> MembersResult<v1::LoginCode> {
+        // The access layer adds the caller; an open fleet has none, and no registry.
+        let caller = request.extensions().get::<GatewayCaller>().cloned();
+        let create = async {
+            let registry = self.require_registry()?;
+            Ok(registry.create_login_code(caller.ok_or(OpenFleetError)?)?)
+        };
+        self.0.answer_unary(create_call_span("Members.CreateLoginCode", ""), create).await
+    }
+
+    async fn exchange_login_code(
+        &self,
+        request: Request<v1::ExchangeLoginCodeRequest>,
+    ) -> MembersResult<v1::LoginSession> {
+        let exchange =
+            async { Ok(self.require_registry()?.exchange_login_code(&request.get_ref().code)?) };
+        self.0.answer_unary(create_call_span("Members.ExchangeLoginCode", ""), exchange).await
+    }
 }
 
 impl HasStatusCode for MembershipError {
@@ -142,7 +165,10 @@ impl HasStatusCode for MembershipError {
 impl HasStatusCode for MembershipRefusal {
     fn status_code(&self) -> Code {
         match self {
-            Self::NoToken | Self::Proof(_) | Self::ProofReused => Code::Unauthenticated,
+            Self::NoToken | Self::Proof(_) | Self::ProofReused | Self::UnknownLoginCode => {
+                Code::Unauthenticated
+            }
+            Self::TooManyLoginCodes => Code::ResourceExhausted,
             Self::UnknownToken { .. } | Self::NoMember { .. } => Code::NotFound,
             Self::TokenRevoked { .. }
             | Self::TokenExpired { .. }

@@ -1,12 +1,15 @@
 //! The models of channels over OpenAI's HTTP API: `/v1/models`, `/v1/chat/completions` and
-//! `/v1/completions`.
+//! `/v1/completions`; and `/v1/feedback` on their answers.
 //!
 //! A request goes to an agent that serves the channel, over the bus, and its answer comes back in
 //! parts. Until the client has received a part of the answer, another agent can take over.
 
+mod feedback;
+mod keeping;
+mod request_limit;
 mod routing;
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, path::PathBuf, time::Duration};
 
 use axum::{
     Router,
@@ -15,28 +18,33 @@ use axum::{
     http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE},
     routing::{get, post},
 };
-use bus::{AnswerHead, AnswerPart, AnswerReceiver, Bus, ServingClient};
-use control::{ChannelError, FleetControl, parse_channel_name};
+use bus::{AnswerHead, AnswerPart, AnswerReceiver, Bus, EXCHANGE_BYTES_MAX, ServingClient};
+use control::{ChannelError, FeedbackError, FleetControl, parse_channel_name};
 use futures::stream;
+use identity::GatewayCaller;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::mpsc,
     time::{Instant, sleep, timeout},
 };
 use wire::AgentId;
 
-use self::routing::{AgentRequest, ServingAgents};
+use self::{
+    keeping::{AnswerRecorder, ExchangeKeeper, RedactionError},
+    request_limit::{RequestLimit, RequestPermit, RequestsOpen},
+    routing::{AgentRequest, ServingAgents},
+};
 
 /// The prefix of all paths here.
 pub(crate) const OPENAI_PATHS: &str = "/v1/";
 
 /// A conversation, in bytes of JSON; fits into a message of the bus.
 const BODY_BYTES_MAX: usize = 4 << 20;
+/// Feedback with an edit, in bytes of JSON.
+const FEEDBACK_BYTES_MAX: usize = 2 * EXCHANGE_BYTES_MAX;
 /// An answer that is not streamed.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Requests that are answered or wait, in all.
-const REQUESTS_MAX: usize = 1024;
 /// An agent acknowledges a request at once.
 const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(3);
 /// Agents send something each second while they work on a request.
@@ -50,6 +58,8 @@ const CLIENT_WAIT_LIMIT: Duration = Duration::from_secs(60);
 /// Pieces of an answer that wait for the client.
 const PIECES_WAITING_MAX: usize = 64;
 const AGENT_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Tells clients for how many days the request and its answer are kept.
+const KEPT_HEADER: &str = "flotilla-kept-days";
 
 /// Passes requests to agents that serve models.
 #[derive(Clone)]
@@ -57,7 +67,8 @@ pub(crate) struct ModelProxy {
     control: FleetControl,
     client: ServingClient,
     agents: ServingAgents,
-    permits: Arc<Semaphore>,
+    limit: RequestLimit,
+    keeper: ExchangeKeeper,
 }
 
 /// The fields of a request that the proxy reads; the rest is for the model.
@@ -76,22 +87,43 @@ enum CompletionError {
     Json(#[from] serde_json::Error),
     #[error("there is no served model {0:?}; GET /v1/models lists them (R118)")]
     NoModel(String),
-    #[error("{REQUESTS_MAX} requests are open already; try again later (G104)")]
-    TooMany,
+    #[error(transparent)]
+    TooMany(#[from] RequestsOpen),
     #[error("no agent could answer: {0} (G105)")]
     NoAgent(String),
     #[error("the connection to the bus is closed (B102)")]
     Closed(#[from] bus::ServingClosed),
+    #[error("the body must be a JSON object with model, id and rating, reward or edit: {0} (G101)")]
+    Feedback(serde_json::Error),
+    #[error("write rating or reward, not both (G101)")]
+    TwoRatings,
+    #[error("{}", wire::format_error_chain(.0))]
+    NotKept(FeedbackError),
+    #[error(transparent)]
+    Redaction(#[from] RedactionError),
+    #[error("the redaction program keeps nothing of this feedback; send only a rating (G101)")]
+    NotAllowed,
 }
 
 impl CompletionError {
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Body(_) => (StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error"),
-            Self::Json(_) => (StatusCode::BAD_REQUEST, "invalid_request_error"),
-            Self::NoModel(_) => (StatusCode::NOT_FOUND, "invalid_request_error"),
-            Self::TooMany => (StatusCode::TOO_MANY_REQUESTS, "requests"),
-            Self::NoAgent(_) | Self::Closed(_) => (StatusCode::SERVICE_UNAVAILABLE, "server_error"),
+            Self::Json(_) | Self::Feedback(_) | Self::TwoRatings => {
+                (StatusCode::BAD_REQUEST, "invalid_request_error")
+            }
+            Self::NotAllowed => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request_error"),
+            Self::NotKept(FeedbackError::Field { .. }) => {
+                (StatusCode::BAD_REQUEST, "invalid_request_error")
+            }
+            Self::NoModel(_)
+            | Self::NotKept(
+                FeedbackError::Unknown { .. } | FeedbackError::Channel(ChannelError::Unknown(_)),
+            ) => (StatusCode::NOT_FOUND, "invalid_request_error"),
+            Self::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, "requests"),
+            Self::NoAgent(_) | Self::Closed(_) | Self::NotKept(_) | Self::Redaction(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "server_error")
+            }
         }
     }
 
@@ -128,12 +160,16 @@ impl ModelProxy {
     ///
     /// # Errors
     /// The connection to the bus is closed.
-    pub(crate) async fn open(control: &FleetControl) -> Result<Self, bus::ServingClosed> {
+    pub(crate) async fn open(
+        control: &FleetControl,
+        redaction: Option<PathBuf>,
+    ) -> Result<Self, bus::ServingClosed> {
         let now = wire::clock::unix_time();
         let name = format!("{:x}{:x}", now.as_nanos(), std::process::id());
         let client = control.bus().open_serving_client(&name).await?;
-        let (agents, permits) = (ServingAgents::default(), Arc::new(Semaphore::new(REQUESTS_MAX)));
-        Ok(Self { control: control.clone(), client, agents, permits })
+        let (agents, limit) = (ServingAgents::default(), RequestLimit::default());
+        let keeper = ExchangeKeeper::new(control, redaction);
+        Ok(Self { control: control.clone(), client, agents, limit, keeper })
     }
 
     pub(crate) fn build_routes(&self) -> Router {
@@ -141,22 +177,23 @@ impl ModelProxy {
             .route("/v1/models", get(list_models))
             .route("/v1/chat/completions", post(answer_request))
             .route("/v1/completions", post(answer_request))
+            .route("/v1/feedback", post(answer_feedback))
             .with_state(self.clone())
     }
 
-    /// Follows which agents serve what, until dropped.
-    pub(crate) async fn follow_agents(&self, bus: &Bus) -> Infallible {
-        self.agents.follow_statuses(bus).await
+    /// Follows which agents serve what, and keeps requests, until dropped.
+    pub(crate) async fn run(&self, bus: &Bus) -> Infallible {
+        let (never, _) = tokio::join!(self.agents.follow_statuses(bus), self.keeper.run());
+        never
     }
 
     async fn complete(&self, request: Request) -> Result<Response<Body>, CompletionError> {
-        let permit = self.permits.clone().try_acquire_owned();
-        let permit = permit.map_err(|_| CompletionError::TooMany)?;
+        let permit = self.limit.open_request(caller_name(&request))?;
         let path = request.uri().path().to_owned();
         let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
         let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
         let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&body)?;
-        let asked: CompletionRequest = serde_json::from_value(fields.into())?;
+        let asked: CompletionRequest = serde_json::from_value(fields.clone().into())?;
         if parse_channel_name(&asked.model).is_err() {
             return Err(CompletionError::NoModel(asked.model));
         }
@@ -176,9 +213,15 @@ impl ModelProxy {
                 sleep(AGENT_POLL_INTERVAL).await;
                 continue;
             };
-            let agent = request.agent().clone();
+            let (agent, number) = (request.agent().clone(), request.number());
             match self.ask_agent(request, &asked, &path, body.clone()).await? {
-                Ok(begun) => return Ok(begun.into_response(permit)),
+                Ok(begun) => {
+                    let streams = asked.stream == Some(true);
+                    let recorder =
+                        self.keeper.record_request(&asked.model, number, &fields, streams);
+                    let recorder = recorder.filter(|_| begun.head.status == 200);
+                    return Ok(begun.into_response(permit, recorder));
+                }
                 Err(AgentFailure { message, was_silent, had_begun }) => {
                     failures += u32::from(had_begun);
                     tracing::warn!(%agent, channel = asked.model, message, "asking another agent");
@@ -257,14 +300,29 @@ impl ModelProxy {
 }
 
 impl BegunAnswer {
-    fn into_response(self, permit: OwnedSemaphorePermit) -> Response<Body> {
+    fn into_response(
+        self,
+        permit: RequestPermit,
+        mut recorder: Option<AnswerRecorder>,
+    ) -> Response<Body> {
+        let kept_days = recorder.as_ref().map(AnswerRecorder::days);
+        if let Some(recorder) = &mut recorder {
+            recorder.record_bytes(&self.first);
+        }
         let status = StatusCode::from_u16(self.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
         let kind = HeaderValue::from_str(&self.head.content_type);
         let body = match self.rest {
-            None => Body::from(self.first),
+            None => {
+                if let Some(recorder) = recorder {
+                    recorder.finish();
+                }
+                Body::from(self.first)
+            }
             Some(parts) => {
                 let (pieces, waiting) = mpsc::channel(PIECES_WAITING_MAX);
-                tokio::spawn(pump_answer(self.first, parts, self.request, pieces, permit));
+                let pumped =
+                    PumpedAnswer { parts, request: self.request, recorder, _permit: permit };
+                tokio::spawn(pumped.pump(self.first, pieces));
                 let next = async |mut waiting: mpsc::Receiver<Bytes>| {
                     let piece = waiting.recv().await?;
                     Some((Ok::<Bytes, Infallible>(piece), waiting))
@@ -276,52 +334,84 @@ impl BegunAnswer {
         *response.status_mut() = status;
         let kind = kind.unwrap_or(HeaderValue::from_static("application/json"));
         response.headers_mut().insert(CONTENT_TYPE, kind);
+        if let Some(days) = kept_days {
+            response.headers_mut().insert(KEPT_HEADER, HeaderValue::from(days));
+        }
         response
     }
 }
 
-/// Passes an answer to the client as it arrives. If the agent fails now, the client is told in the
-/// stream, as it has a part of the answer. Ends, and tells the agent to stop, when the client is gone
-/// or takes nothing.
-async fn pump_answer(
-    first: Bytes,
-    mut parts: AnswerReceiver,
+/// A streamed answer of which the client has received a part.
+struct PumpedAnswer {
+    parts: AnswerReceiver,
     request: AgentRequest,
-    pieces: mpsc::Sender<Bytes>,
-    _permit: OwnedSemaphorePermit,
-) {
-    let mut next = Some(first);
-    loop {
-        if let Some(piece) = next.take()
-            && pieces.send_timeout(piece, CLIENT_WAIT_LIMIT).await.is_err()
-        {
+    recorder: Option<AnswerRecorder>,
+    _permit: RequestPermit,
+}
+
+impl PumpedAnswer {
+    /// Passes the answer to the client as it arrives. If the agent fails now, the client is told in
+    /// the stream. Ends, and tells the agent to stop, when the client is gone or takes nothing.
+    async fn pump(mut self, first: Bytes, pieces: mpsc::Sender<Bytes>) {
+        let mut next = Some(first);
+        loop {
+            if let Some(piece) = next.take()
+                && pieces.send_timeout(piece, CLIENT_WAIT_LIMIT).await.is_err()
+            {
+                return;
+            }
+            let part = tokio::select! {
+                () = pieces.closed() => return,
+                part = timeout(SILENCE_LIMIT, self.parts.next_part()) => part,
+            };
+            let failure = match part {
+                Ok(Some(AnswerPart::Data(bytes))) => {
+                    if let Some(recorder) = &mut self.recorder {
+                        recorder.record_bytes(&bytes);
+                    }
+                    next = Some(bytes);
+                    continue;
+                }
+                Ok(Some(AnswerPart::End)) => {
+                    if let Some(recorder) = self.recorder {
+                        recorder.finish();
+                    }
+                    return;
+                }
+                Ok(Some(AnswerPart::Waiting | AnswerPart::Begin(_))) => continue,
+                Ok(Some(AnswerPart::Refused { message })) => message,
+                Ok(None) => "a part of the answer was lost".to_owned(),
+                Err(_) => "the agent does not answer any more".to_owned(),
+            };
+            let message = format!("{}: {failure} (G105)", self.request.agent());
+            let event = format!("data: {}\n\n", error_json(&message, "server_error", None));
+            // The client may be gone too.
+            let _ = pieces.send_timeout(event.into(), CLIENT_WAIT_LIMIT).await;
             return;
         }
-        let part = tokio::select! {
-            () = pieces.closed() => return,
-            part = timeout(SILENCE_LIMIT, parts.next_part()) => part,
-        };
-        let failure = match part {
-            Ok(Some(AnswerPart::Data(bytes))) => {
-                next = Some(bytes);
-                continue;
-            }
-            Ok(Some(AnswerPart::End)) => return,
-            Ok(Some(AnswerPart::Waiting | AnswerPart::Begin(_))) => continue,
-            Ok(Some(AnswerPart::Refused { message })) => message,
-            Ok(None) => "a part of the answer was lost".to_owned(),
-            Err(_) => "the agent does not answer any more".to_owned(),
-        };
-        let message = format!("{}: {failure} (G105)", request.agent());
-        let event = format!("data: {}\n\n", error_json(&message, "server_error", None));
-        // The client may be gone too.
-        let _ = pieces.send_timeout(event.into(), CLIENT_WAIT_LIMIT).await;
-        return;
     }
+}
+
+/// Returns the name of the member that the access layer has let in; `None` in an open fleet.
+fn caller_name(request: &Request) -> Option<String> {
+    request.extensions().get::<GatewayCaller>().map(|caller| caller.name.to_string())
 }
 
 async fn answer_request(State(proxy): State<ModelProxy>, request: Request) -> Response<Body> {
     proxy.complete(request).await.unwrap_or_else(CompletionError::into_response)
+}
+
+async fn answer_feedback(State(proxy): State<ModelProxy>, request: Request) -> Response<Body> {
+    let answer = async {
+        let _permit = proxy.limit.open_request(caller_name(&request))?;
+        let body = to_bytes(request.into_body(), FEEDBACK_BYTES_MAX).await;
+        let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
+        proxy.accept_feedback(&body).await
+    };
+    match answer.await {
+        Ok(answer) => json_response(StatusCode::OK, &answer),
+        Err(error) => error.into_response(),
+    }
 }
 
 async fn list_models(State(proxy): State<ModelProxy>) -> Response<Body> {
@@ -329,7 +419,13 @@ async fn list_models(State(proxy): State<ModelProxy>) -> Response<Body> {
         .agents
         .served_channels()
         .into_iter()
-        .map(|channel| json!({ "id": channel, "object": "model", "created": 0, "owned_by": "flotilla" }))
+        .map(|channel| {
+            let kept = proxy.keeper.keeps(&channel);
+            json!({
+                "id": channel, "object": "model", "created": 0, "owned_by": "flotilla",
+                "kept": kept,
+            })
+        })
         .collect();
     json_response(StatusCode::OK, &json!({ "object": "list", "data": models }))
 }
@@ -343,4 +439,21 @@ fn json_response(status: StatusCode, value: &serde_json::Value) -> Response<Body
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::RunId;
+
+    use super::*;
+
+    #[test]
+    fn feedback_for_a_forgotten_channel_is_not_found() {
+        let forgotten = ChannelError::Unknown(RunId::new("stable").unwrap());
+        let error = CompletionError::NotKept(FeedbackError::Channel(forgotten));
+        assert_eq!(error.status().0, StatusCode::NOT_FOUND);
+        let busy = ChannelError::Busy(RunId::new("stable").unwrap());
+        let error = CompletionError::NotKept(FeedbackError::Channel(busy));
+        assert_eq!(error.status().0, StatusCode::SERVICE_UNAVAILABLE);
+    }
 }

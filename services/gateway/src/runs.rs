@@ -21,20 +21,42 @@ type RunsResult<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl runs_server::Runs for RunsService {
     async fn submit(&self, request: Request<v1::SubmitRequest>) -> RunsResult<v1::SubmitResponse> {
-        let v1::SubmitRequest { spec_yaml, files, check_only } = request.into_inner();
+        let user = caller_name(&request);
+        let v1::SubmitRequest { spec_yaml, files, check_only, forecast } = request.into_inner();
         let submit = async {
             let yaml = arguments::require_spec_yaml(&spec_yaml)?;
             let files = files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes)));
             let files = SpecFiles::Attached(files.collect());
+            if let (true, Some(forecast)) = (check_only, &forecast) {
+                let found = self.0.control.forecast_spec(yaml, &files, forecast).await?;
+                let (data, forecast) = (Some(found.0), Some(found.1));
+                return Ok(v1::SubmitResponse { data, forecast, ..Default::default() });
+            }
             if check_only {
                 let data = self.0.control.check_spec(yaml, &files).await?;
-                return Ok(v1::SubmitResponse { run: String::new(), data: Some(data) });
+                return Ok(v1::SubmitResponse { data: Some(data), ..Default::default() });
             }
-            let SubmittedRun { run, report } = self.0.control.submit_run(yaml, &files).await?;
-            tracing::info!(%run, "submitted");
-            Ok(v1::SubmitResponse { run: run.to_string(), data: Some(report) })
+            let submitted = self.0.control.submit_run(yaml, &files, &user).await?;
+            let SubmittedRun { run, runs, report } = submitted;
+            tracing::info!(%run, runs = runs.len(), "submitted");
+            let runs = runs.iter().map(ToString::to_string).collect();
+            let (run, data) = (run.to_string(), Some(report));
+            Ok(v1::SubmitResponse { run, data, runs, forecast: None })
         };
         self.0.answer_unary(create_call_span("Runs.Submit", ""), submit).await
+    }
+
+    async fn fork(&self, request: Request<v1::ForkRequest>) -> RunsResult<v1::ForkResponse> {
+        let user = caller_name(&request);
+        let v1::ForkRequest { run, cycle, settings, name } = request.into_inner();
+        let fork = async {
+            let parent = RunId::new(run.as_str())?;
+            let name = Some(name.as_str()).filter(|name| !name.is_empty());
+            let run = self.0.control.fork_run(&parent, cycle, name, &settings, &user).await?;
+            tracing::info!(%run, %parent, cycle, "forked");
+            Ok(v1::ForkResponse { run: run.to_string() })
+        };
+        self.0.answer_unary(create_call_span("Runs.Fork", &run), fork).await
     }
 
     async fn get(&self, request: Request<v1::GetRunRequest>) -> RunsResult<v1::Run> {
@@ -134,7 +156,7 @@ impl RunsService {
         let steer = async {
             let run = RunId::new(run.as_str())?;
             let reason = arguments::check_reason(&reason)?.to_owned();
-            let control = v1::Control { action: action.into(), reason, user };
+            let control = v1::Control { action: action.into(), reason, user, queue: false };
             self.0.control.control_run(&run, control).await?;
             Ok(v1::ControlResponse {})
         };

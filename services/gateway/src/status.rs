@@ -3,10 +3,10 @@
 
 use std::error::Error;
 
-use bus::{PresenceError, PublishError, ReadError, RequestError};
+use bus::{ExchangeError, PresenceError, PublishError, ReadError, RequestError};
 use control::{
-    AuditError, ChannelError, CheckpointError, CompareError, DrainError, HistoryError, RunError,
-    SubmitError,
+    AuditError, ChannelError, CheckpointError, CompareError, DrainError, ForecastError, ForkError,
+    HistoryError, LearnError, RunError, SubmitError,
 };
 use store::{GetError, PathError, PutError, StorageError};
 use tonic::{Code, Status};
@@ -87,6 +87,31 @@ impl HasStatusCode for PathError {
     }
 }
 
+impl HasStatusCode for ForkError {
+    fn status_code(&self) -> Code {
+        match self {
+            Self::Unknown(_) => Code::NotFound,
+            Self::NoCycles(_) | Self::Trial(_) | Self::NotDone { .. } => Code::FailedPrecondition,
+            Self::Setting(_) | Self::Name(_) => Code::InvalidArgument,
+            Self::Submit(error) => error.status_code(),
+            Self::Read(error) => error.status_code(),
+        }
+    }
+}
+
+impl HasStatusCode for ForecastError {
+    fn status_code(&self) -> Code {
+        match self {
+            Self::NoAgents | Self::MissingRoles(_) | Self::Watched(_) => Code::FailedPrecondition,
+            Self::Time(_) | Self::Past(_) | Self::Price(_) => Code::InvalidArgument,
+            Self::Submit(error) => error.status_code(),
+            Self::Run(error) => error.status_code(),
+            Self::Presence(error) => error.status_code(),
+            Self::Read(error) => error.status_code(),
+        }
+    }
+}
+
 impl HasStatusCode for SubmitError {
     fn status_code(&self) -> Code {
         match self {
@@ -98,7 +123,10 @@ impl HasStatusCode for SubmitError {
                 _ => Code::InvalidArgument,
             },
             Self::Store(error) => error.status_code(),
+            Self::Channel(error) => error.status_code(),
+            Self::Feedback(error) => error.status_code(),
             Self::Publish(error) => error.status_code(),
+            Self::Unfinished { source, .. } => source.status_code(),
             Self::OpenStore(_) => Code::Unavailable,
             error if error.is_caller_fault() => Code::InvalidArgument,
             _ => Code::Internal,
@@ -109,8 +137,8 @@ impl HasStatusCode for SubmitError {
 impl HasStatusCode for RunError {
     fn status_code(&self) -> Code {
         match self {
-            Self::Unknown(_) => Code::NotFound,
-            Self::Ended { .. } => Code::FailedPrecondition,
+            Self::Unknown(_) | Self::NoSuite { .. } => Code::NotFound,
+            Self::Ended { .. } | Self::NoSweep(_) => Code::FailedPrecondition,
             Self::Busy(_) => Code::Aborted,
             Self::Read(error) => error.status_code(),
             Self::Publish(error) => error.status_code(),
@@ -176,7 +204,7 @@ impl HasStatusCode for ChannelError {
             Self::Name(_) | Self::RunName(_) | Self::TwoModels | Self::NoModel(_) => {
                 Code::InvalidArgument
             }
-            Self::Base { .. } => Code::InvalidArgument,
+            Self::Base { .. } | Self::KeepDays(_) => Code::InvalidArgument,
             Self::Unknown(_) => Code::NotFound,
             Self::NothingBefore(_) | Self::NotBetter { .. } | Self::NotComparable(_) => {
                 Code::FailedPrecondition
@@ -189,6 +217,26 @@ impl HasStatusCode for ChannelError {
             Self::Publish(error) => error.status_code(),
             Self::Presence(error) => error.status_code(),
         }
+    }
+}
+
+impl HasStatusCode for LearnError {
+    fn status_code(&self) -> Code {
+        match self {
+            Self::Channel(error) => error.status_code(),
+            Self::Submit(error) => error.status_code(),
+            Self::Spec { .. } | Self::AtLeast(_) | Self::File { .. } => Code::InvalidArgument,
+            Self::Exchange(error) => error.status_code(),
+            Self::Put(error) => error.status_code(),
+            Self::Get(error) => error.status_code(),
+            Self::Store(_) => Code::Unavailable,
+        }
+    }
+}
+
+impl HasStatusCode for ExchangeError {
+    fn status_code(&self) -> Code {
+        self.request_error().status_code()
     }
 }
 
@@ -262,7 +310,9 @@ impl HasStatusCode for GetError {
     fn status_code(&self) -> Code {
         match self {
             Self::Storage(fault) => fault.status_code(),
-            Self::NoSuchFile { .. } | Self::Unavailable { .. } => Code::NotFound,
+            Self::NoSuchFile { .. } | Self::Unavailable { .. } | Self::Removed { .. } => {
+                Code::NotFound
+            }
             Self::Digest(_) | Self::Path(_) | Self::Corrupt { .. } | Self::Manifest { .. } => {
                 Code::DataLoss
             }

@@ -26,6 +26,7 @@ const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
         "flotilla.v1.Runs",
         &[
             ("Submit", OPERATOR),
+            ("Fork", OPERATOR),
             ("Get", READER),
             ("List", READER),
             ("Pause", OPERATOR),
@@ -44,7 +45,14 @@ const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
     ),
     (
         "flotilla.v1.Channels",
-        &[("List", READER), ("History", READER), ("Move", OPERATOR), ("RollBack", OPERATOR)],
+        &[
+            ("List", READER),
+            ("History", READER),
+            ("Move", OPERATOR),
+            ("RollBack", OPERATOR),
+            ("Learn", OPERATOR),
+            ("Kept", OPERATOR),
+        ],
     ),
     (
         "flotilla.v1.Fleet",
@@ -61,12 +69,15 @@ const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
             ("CreateToken", ADMIN),
             ("ListTokens", ADMIN),
             ("RevokeToken", ADMIN),
-            // These two carry their own proof: a secret, or a signature.
+            // These carry their own proof: a secret, or a signature.
             ("Join", AccessRequirement::Anonymous),
             ("Renew", AccessRequirement::Anonymous),
             ("ListMembers", READER),
             ("Revoke", ADMIN),
             ("CreateUser", ADMIN),
+            // A code has the rights of its caller.
+            ("CreateLoginCode", READER),
+            ("ExchangeLoginCode", AccessRequirement::Anonymous),
         ],
     ),
     (
@@ -82,6 +93,15 @@ const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
         &[("ServerReflectionInfo", AccessRequirement::AnyMember)],
     ),
 ];
+
+/// Calls that prove themselves by a secret, which must not be guessed.
+const SECRET_METHODS: [&str; 2] =
+    ["/flotilla.v1.Members/Join", "/flotilla.v1.Members/ExchangeLoginCode"];
+
+/// Returns true if a call to this path contains a secret in place of a bearer.
+pub(crate) fn has_secret(path: &str) -> bool {
+    SECRET_METHODS.contains(&path)
+}
 
 /// By path prefix, for paths that are not gRPC.
 const PATH_REQUIREMENTS: &[(&str, AccessRequirement)] =

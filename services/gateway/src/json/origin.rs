@@ -17,7 +17,7 @@ use crate::status::build_status;
 const PRIVATE_SUFFIXES: [&str; 4] = [".localhost", ".local", ".home.arpa", ".internal"];
 
 /// Checks the `Origin` header against the host. `is_known` is true if the request has a valid
-/// bearer, which no foreign page has. Programs that are not browsers have no origin and pass. Fails
+/// bearer or a secret, which no foreign page has. Programs that are not browsers have no origin and pass. Fails
 /// if the page comes from another host, or an open fleet's page is served at a public name.
 pub(super) fn check_origin(uri: &Uri, headers: &HeaderMap, is_known: bool) -> Result<(), Status> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };

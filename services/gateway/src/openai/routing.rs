@@ -38,12 +38,18 @@ struct ServingAgent {
 #[derive(Debug)]
 pub(super) struct AgentRequest {
     agent: AgentId,
+    /// The channel's move whose model the agent has.
+    number: u64,
     agents: ServingAgents,
 }
 
 impl AgentRequest {
     pub(super) fn agent(&self) -> &AgentId {
         &self.agent
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 }
 
@@ -111,9 +117,9 @@ impl ServingAgents {
         });
         let best = candidates
             .min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then_with(|| a.2.cmp(&b.2)));
-        let (_, _, name) = best?;
+        let (std::cmp::Reverse(number), _, name) = best?;
         agents.get_mut(&name)?.active += 1;
-        Some(AgentRequest { agent: name, agents: self.clone() })
+        Some(AgentRequest { agent: name, number, agents: self.clone() })
     }
 
     pub(super) fn suspect_agent(&self, name: &AgentId) {

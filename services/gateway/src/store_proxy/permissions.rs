@@ -6,10 +6,11 @@
 //! | trainer | `runs/*/checkpoints/`, `runs/*/resume/` | `runs/*/resume/` |
 //! | watcher | `runs/*/checkpoints/`, `blobs/`, `models/` | |
 //! | operator, admin | `blobs/`, `models/`; a manifest or `B3SUMS` beside files of their own | |
+//! | admin | `REMOVED.json` in the trees of runs | `runs/*/checkpoints/`, `runs/*/resume/`, `runs/*/cycles/` |
 //! | others | | |
 
 use identity::{GatewayCaller, MemberRole, UserScope};
-use store::RelativePath;
+use store::{REMOVAL_FILE, RelativePath};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreAction {
@@ -22,6 +23,10 @@ pub(super) enum StoreAction {
 enum KeyKind {
     Checkpoint,
     Resume,
+    /// The archive of a cycle.
+    Archive,
+    /// The record of a tree's removal.
+    Removal,
     Blob,
     Model,
     /// The manifest or the checksums of a directory that a user copied into the store.
@@ -49,9 +54,7 @@ pub(super) fn check_access(
         && match act {
             StoreAction::Read => true,
             StoreAction::Write => may_write(caller, kind),
-            StoreAction::Remove => {
-                caller.roles.contains(&MemberRole::Trainer) && kind == KeyKind::Resume
-            }
+            StoreAction::Remove => may_remove(caller, kind),
         };
     if allowed {
         return Ok(());
@@ -83,13 +86,25 @@ fn may_write(caller: &GatewayCaller, kind: KeyKind) -> bool {
         KeyKind::Resume => trains,
         KeyKind::Blob | KeyKind::Model => submits || watches,
         KeyKind::Adopted => submits,
-        KeyKind::Other => false,
+        KeyKind::Removal => caller.scope == Some(UserScope::Admin),
+        KeyKind::Archive | KeyKind::Other => false,
+    }
+}
+
+fn may_remove(caller: &GatewayCaller, kind: KeyKind) -> bool {
+    let is_admin = caller.scope == Some(UserScope::Admin);
+    match kind {
+        KeyKind::Resume => is_admin || caller.roles.contains(&MemberRole::Trainer),
+        KeyKind::Checkpoint | KeyKind::Archive | KeyKind::Removal => is_admin,
+        KeyKind::Blob | KeyKind::Model | KeyKind::Adopted | KeyKind::Other => false,
     }
 }
 
 fn classify_key(key: &RelativePath) -> KeyKind {
     let segments: Vec<&str> = key.as_str().split('/').collect();
     match segments[..] {
+        ["runs", _, "checkpoints" | "cycles", _, REMOVAL_FILE] => KeyKind::Removal,
+        ["runs", _, "cycles", _, _, ..] => KeyKind::Archive,
         ["runs", _, "checkpoints", _, _, ..] => KeyKind::Checkpoint,
         ["runs", _, "resume", _, _, ..] => KeyKind::Resume,
         ["blobs", _, _] => KeyKind::Blob,
@@ -122,13 +137,15 @@ fn describe_caller(caller: &GatewayCaller) -> String {
 
 fn describe_allowed(kind: KeyKind, act: StoreAction) -> &'static str {
     match (act, kind) {
-        (StoreAction::Remove, KeyKind::Resume) => "trainers may",
+        (StoreAction::Remove, KeyKind::Resume) => "trainers and admins may",
+        (StoreAction::Remove, KeyKind::Checkpoint | KeyKind::Archive | KeyKind::Removal)
+        | (_, KeyKind::Removal) => "admins may",
         (StoreAction::Remove, _) => "not allowed through the gateway",
         (_, KeyKind::Checkpoint) => "trainers and watchers may",
         (_, KeyKind::Resume) => "trainers may",
         (_, KeyKind::Blob | KeyKind::Model) => "operators and watchers may",
         (_, KeyKind::Adopted) => "operators may",
-        (_, KeyKind::Other) => "not allowed through the gateway",
+        (_, KeyKind::Archive | KeyKind::Other) => "not allowed through the gateway",
     }
 }
 
@@ -142,7 +159,8 @@ mod tests {
 
     fn caller(name: &str, scope: Option<UserScope>, roles: BTreeSet<MemberRole>) -> GatewayCaller {
         let name = AgentId::new(name).unwrap();
-        GatewayCaller { name, scope, roles, public_key: String::new(), expires_at: None }
+        let (public_key, expires_at, is_recorded) = (String::new(), None, false);
+        GatewayCaller { name, scope, roles, public_key, expires_at, is_recorded }
     }
 
     fn agent(role: MemberRole) -> GatewayCaller {
@@ -157,7 +175,7 @@ mod tests {
         RelativePath::new(path).unwrap()
     }
 
-    const KEYS: [&str; 9] = [
+    const KEYS: [&str; 11] = [
         "runs/r-1/checkpoints/c1-s2-0123/adapter/x",
         "runs/r-1/resume/c1-s2-0123/optimizer.pt",
         "blobs/ab/abcd",
@@ -166,6 +184,8 @@ mod tests {
         "runs/r-1/archive/c1-0123/samples.jsonl",
         "mine/model.safetensors",
         "manifest",
+        "runs/r-1/cycles/c1-0123/facts.jsonl.gz",
+        "runs/r-1/checkpoints/c1-s2-0123/REMOVED.json",
         ".door/uploads/x",
     ];
 
@@ -183,13 +203,13 @@ mod tests {
             (agent(MemberRole::Evaluator), vec![], vec![]),
             (user(UserScope::Reader), vec![], vec![]),
             (user(UserScope::Operator), vec![2, 3, 4], vec![]),
-            (user(UserScope::Admin), vec![2, 3, 4], vec![]),
+            (user(UserScope::Admin), vec![2, 3, 4, 9], vec![0, 1, 8, 9]),
         ] {
             assert_eq!(allowed(&caller, StoreAction::Write), writes, "{caller:?}");
             assert_eq!(allowed(&caller, StoreAction::Remove), removes, "{caller:?}");
             assert_eq!(
                 allowed(&caller, StoreAction::Read),
-                (0..8).collect::<Vec<_>>(),
+                (0..10).collect::<Vec<_>>(),
                 "{caller:?}"
             );
         }

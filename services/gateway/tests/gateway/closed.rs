@@ -39,7 +39,7 @@ use wire::{AgentId, Fact, FactBody, FactKey, RunId, Subject, v1};
 
 use crate::rig::PATIENCE;
 
-struct Closed {
+pub(crate) struct Closed {
     address: String,
     ca_pem: String,
     keys: PathBuf,
@@ -49,7 +49,7 @@ struct Closed {
     stop: CancellationToken,
 }
 
-fn now() -> Duration {
+pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
@@ -63,7 +63,7 @@ fn user_key() -> String {
 }
 
 impl Closed {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let dir = TempDir::new().unwrap();
         let keys = dir.path().join("keys");
         let (authority, _) =
@@ -138,12 +138,17 @@ impl Closed {
         }
     }
 
-    fn bearer(&self, name: &str, scope: UserScope) -> String {
+    pub(crate) fn bearer(&self, name: &str, scope: UserScope) -> String {
         // The fleet's own members have no records.
         self.bearer_until(name, MemberKind::User { scope }, None)
     }
 
-    fn bearer_until(&self, name: &str, standing: MemberKind, until: Option<u64>) -> String {
+    pub(crate) fn bearer_until(
+        &self,
+        name: &str,
+        standing: MemberKind,
+        until: Option<u64>,
+    ) -> String {
         let member = Member { name: AgentId::new(name).unwrap(), standing };
         let issued = now().as_secs() - 10;
         let authority = FleetAuthority::open(&self.keys).unwrap();
@@ -162,12 +167,24 @@ impl Closed {
         Store::open(&format!("file://{}/store", self.dir.path().display())).await.unwrap()
     }
 
-    async fn client(&self, bearer: Option<&str>) -> MembershipClient {
+    pub(crate) async fn client(&self, bearer: Option<&str>) -> MembershipClient {
         MembershipClient::connect_first(&self.target(bearer)).await.unwrap()
     }
 
-    async fn admin(&self) -> MembershipClient {
+    pub(crate) async fn admin(&self) -> MembershipClient {
         self.client(Some(&self.bearer("admin", UserScope::Admin))).await
+    }
+
+    /// Returns an HTTP client that trusts the gateway's certificate, and its origin.
+    pub(crate) fn http_client(&self) -> (reqwest::Client, String) {
+        let certificate = reqwest::Certificate::from_pem(self.ca_pem.as_bytes()).unwrap();
+        let client = bounded_http::client_builder()
+            .tls_certs_only([certificate])
+            .resolve(identity::SERVER_NAME, self.address.parse().unwrap())
+            .build()
+            .unwrap();
+        let port = self.address.rsplit_once(':').unwrap().1;
+        (client, format!("https://{}:{port}", identity::SERVER_NAME))
     }
 
     async fn channel(&self) -> Channel {
@@ -188,7 +205,7 @@ impl Closed {
         self.admin().await.create_token(request).await.unwrap().line.parse().unwrap()
     }
 
-    fn identity(&self, name: &str) -> MemberIdentity {
+    pub(crate) fn identity(&self, name: &str) -> MemberIdentity {
         MemberIdentity::with_default_files(name)
             .resolve_in(&self.dir.path().join("credentials").join(name))
     }
@@ -272,14 +289,17 @@ fn methods() -> BTreeSet<String> {
     paths.collect()
 }
 
-const OPERATORS: [&str; 7] = [
+const OPERATORS: [&str; 10] = [
     "Runs/Submit",
+    "Runs/Fork",
     "Runs/Pause",
     "Runs/Resume",
     "Runs/Cancel",
     "Fleet/Drain",
     "Channels/Move",
     "Channels/RollBack",
+    "Channels/Learn",
+    "Channels/Kept",
 ];
 const ADMINS: [&str; 5] = [
     "Members/CreateToken",
@@ -289,7 +309,7 @@ const ADMINS: [&str; 5] = [
     "Members/CreateUser",
 ];
 /// These methods have a proof in their request.
-const PROVEN: [&str; 2] = ["Members/Join", "Members/Renew"];
+const PROVEN: [&str; 3] = ["Members/Join", "Members/Renew", "Members/ExchangeLoginCode"];
 
 #[tokio::test]
 async fn each_scope_may_call_its_methods_and_no_others() {
@@ -395,15 +415,9 @@ async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
 #[tokio::test]
 async fn json_needs_the_same_bearer_and_scope() {
     let closed = Closed::start().await;
-    let certificate = reqwest::Certificate::from_pem(closed.ca_pem.as_bytes()).unwrap();
-    let client = bounded_http::client_builder()
-        .tls_certs_only([certificate])
-        .resolve(identity::SERVER_NAME, closed.address.parse().unwrap())
-        .build()
-        .unwrap();
-    let port = closed.address.rsplit_once(':').unwrap().1;
+    let (client, origin) = closed.http_client();
     let call = async |method: &str, bearer: Option<&str>| {
-        let url = format!("https://{}:{port}/flotilla.v1.{method}", identity::SERVER_NAME);
+        let url = format!("{origin}/flotilla.v1.{method}");
         let mut asked = client.post(url).header("content-type", "application/json").body("{}");
         if let Some(bearer) = bearer {
             asked = asked.bearer_auth(bearer);

@@ -4,7 +4,9 @@
 
 mod audit;
 mod closed;
+mod fork;
 mod json;
+mod login;
 mod rig;
 mod runs;
 mod server;

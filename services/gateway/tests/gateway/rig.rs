@@ -116,7 +116,7 @@ pub(crate) fn submission(spec: &str) -> v1::SubmitRequest {
         ("data.jsonl", r#"{"prompt": "2+2=", "completion": "4"}"#),
     ];
     let files = files.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()));
-    v1::SubmitRequest { spec_yaml: spec.into(), files: BTreeMap::from(files), check_only: false }
+    v1::SubmitRequest { spec_yaml: spec.into(), files: BTreeMap::from(files), ..Default::default() }
 }
 
 /// Returns the next message of a stream, or its end.

@@ -55,6 +55,25 @@ async fn a_check_reports_on_a_submission_and_starts_nothing() {
 }
 
 #[tokio::test]
+async fn a_forecast_needs_agents_and_a_time_and_price_that_make_sense() {
+    let rig = Rig::start().await;
+    let ask = async |forecast| {
+        let forecast = Some(forecast);
+        let request = v1::SubmitRequest { check_only: true, forecast, ..submission(SPEC) };
+        rig.runs().submit(request).await.unwrap_err()
+    };
+    let status = ask(v1::ForecastRequest::default()).await;
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("no agents are there"), "{status}");
+    let price_per_kwh = Some(-1.0);
+    let status = ask(v1::ForecastRequest { price_per_kwh, by: None }).await;
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    let by = Some(wire::Timestamp { seconds: 1, nanos: 0 });
+    let status = ask(v1::ForecastRequest { by, price_per_kwh: None }).await;
+    assert!(status.message().contains("in the past"), "{status}");
+}
+
+#[tokio::test]
 async fn a_submitted_run_is_listed_and_readable_even_with_large_files() {
     let rig = Rig::start().await;
     let mut request = submission(SPEC);

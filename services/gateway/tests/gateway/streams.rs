@@ -73,7 +73,16 @@ async fn evals_come_as_they_are_measured_and_from_a_cursor() {
     let all = rig.evals().history(v1::EvalFilter::default()).await.unwrap().into_inner().evals;
     assert_eq!(all.len(), 3);
     let none = v1::EvalFilter { suite: "other".into(), ..filter.clone() };
-    assert!(rig.evals().history(none).await.unwrap().into_inner().evals.is_empty());
+    let watched = v1::WatchEvalsRequest { filter: Some(none.clone()), after: 0 };
+    let refusals = [
+        rig.evals().history(none).await.map(drop).unwrap_err(),
+        rig.evals().watch(watched).await.map(drop).unwrap_err(),
+    ];
+    for refused in refusals {
+        assert_eq!(refused.code(), Code::NotFound);
+        let said = format!("run {ours} has no suite \"other\"; its suites are: held (R107)");
+        assert_eq!(refused.message(), said);
+    }
 }
 
 #[tokio::test]

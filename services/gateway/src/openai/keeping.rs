@@ -1,0 +1,309 @@
+//! Keeps requests and answers of channels that are set up for it.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    path::PathBuf,
+    process::Command,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bus::{EXCHANGE_BYTES_MAX, LogEvent};
+use control::FleetControl;
+use futures::StreamExt;
+use process::RunLimits;
+use serde_json::{Map, Value, json};
+use tokio::sync::{Semaphore, mpsc};
+use wire::{FactBody, FactKey, RunId, v1};
+
+/// Exchanges that wait to be written; further ones are not kept.
+const WAITING_MAX: usize = 1024;
+/// Bytes of an answer as it is sent, with an event for each token; a longer one is not kept.
+const ANSWER_BYTES_MAX: usize = 32 * EXCHANGE_BYTES_MAX;
+/// Redaction programs that run at a time.
+const REDACTIONS_MAX: usize = 4;
+const REDACTION_LIMITS: RunLimits = RunLimits {
+    time: Duration::from_secs(10),
+    poll: Duration::from_millis(5),
+    stdout_bytes: 1 << 20,
+    stderr_bytes: 4096,
+    stderr_of_success: false,
+};
+
+/// The channels that keep their requests, and the queue of what is to be kept. Clones share it.
+#[derive(Clone)]
+pub(super) struct ExchangeKeeper {
+    control: FleetControl,
+    /// The days for which channels keep requests, by the newest move.
+    days: Arc<Mutex<BTreeMap<RunId, (u64, u32)>>>,
+    waiting: mpsc::Sender<KeptRequest>,
+    receiver: Arc<tokio::sync::Mutex<mpsc::Receiver<KeptRequest>>>,
+    /// A program that removes what must not be kept.
+    redaction: Option<PathBuf>,
+    redaction_permits: Arc<Semaphore>,
+}
+
+/// The redaction program failed, so that nothing may be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("the redaction program {program} failed: {problem}; see its own log (G105)")]
+pub(super) struct RedactionError {
+    program: String,
+    problem: String,
+}
+
+/// Texts by name.
+pub(super) type Texts = BTreeMap<String, String>;
+
+struct KeptRequest {
+    channel: RunId,
+    exchange: v1::KeptExchange,
+    days: u32,
+}
+
+/// Collects an answer while it is sent to the client.
+pub(super) struct AnswerRecorder {
+    request: KeptRequest,
+    waiting: mpsc::Sender<KeptRequest>,
+    streams: bool,
+    bytes: Vec<u8>,
+}
+
+impl ExchangeKeeper {
+    pub(super) fn new(control: &FleetControl, redaction: Option<PathBuf>) -> Self {
+        let (waiting, receiver) = mpsc::channel(WAITING_MAX);
+        let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
+        let (days, redaction_permits) = (Arc::default(), Arc::new(Semaphore::new(REDACTIONS_MAX)));
+        Self { control: control.clone(), days, waiting, receiver, redaction, redaction_permits }
+    }
+
+    /// Follows the moves of channels and writes what is to be kept, until dropped.
+    pub(super) async fn run(&self) -> Infallible {
+        let (never, _) = tokio::join!(self.follow_channels(), self.write_exchanges());
+        never
+    }
+
+    async fn follow_channels(&self) -> Infallible {
+        let filters = vec!["flotilla.*.channel.*".to_owned()];
+        let mut facts = self.control.bus().follow_facts(filters, 0);
+        loop {
+            let Some(Ok(LogEvent::Record(record))) = facts.next().await else { continue };
+            let (FactKey::Channel { number }, FactBody::Channel(found)) =
+                (&record.fact.subject.key, &record.fact.body)
+            else {
+                continue;
+            };
+            let days = found.keeping.map_or(0, |keeping| keeping.days);
+            let mut known = self.days.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = known.entry(record.fact.subject.run.clone()).or_default();
+            if *number > last.0 {
+                *last = (*number, days);
+            }
+        }
+    }
+
+    async fn write_exchanges(&self) -> Infallible {
+        let mut receiver = self.receiver.lock().await;
+        loop {
+            let Some(KeptRequest { channel, exchange, days }) = receiver.recv().await else {
+                // This holds a sender.
+                return std::future::pending().await;
+            };
+            let Some(exchange) = self.redact_exchange(exchange).await else { continue };
+            match self.control.keep_exchange(&channel, &exchange, days).await {
+                Ok(true) => {}
+                Ok(false) => tracing::warn!(%channel, "a request is too long to be kept"),
+                Err(error) => {
+                    let error = wire::format_error_chain(&error);
+                    tracing::warn!(%channel, error, "a request was not kept");
+                }
+            }
+        }
+    }
+
+    /// Returns `None` if the exchange must not be kept: the program says so, or failed.
+    async fn redact_exchange(&self, exchange: v1::KeptExchange) -> Option<v1::KeptExchange> {
+        let v1::KeptExchange { messages_json, prompt, answer, .. } = &exchange;
+        let texts = [("messages", messages_json), ("prompt", prompt), ("answer", answer)];
+        let texts = match self.redact_texts(name_texts(texts)).await {
+            Ok(texts) => texts?,
+            Err(error) => {
+                tracing::warn!(%error, "a request was not kept");
+                return None;
+            }
+        };
+        let [messages_json, prompt, answer] =
+            ["messages", "prompt", "answer"].map(|name| texts[name].clone());
+        Some(v1::KeptExchange { messages_json, prompt, answer, ..exchange })
+    }
+
+    /// Returns texts by name as the redaction program returned them; `None` if it printed nothing.
+    ///
+    /// # Errors
+    /// The program fails, or prints something else than an object with the same names and texts.
+    pub(super) async fn redact_texts(&self, given: Texts) -> Result<Option<Texts>, RedactionError> {
+        let Some(program) = self.redaction.clone() else { return Ok(Some(given)) };
+        // The semaphore is never closed.
+        let _permit = self.redaction_permits.acquire().await;
+        let failed =
+            |problem: String| RedactionError { program: program.display().to_string(), problem };
+        let (input, path) = (json!(given).to_string().into_bytes(), program.clone());
+        let run =
+            move || process::run_program(&mut Command::new(&path), input, REDACTION_LIMITS, |_| ());
+        let output = tokio::task::spawn_blocking(run).await;
+        let output = output.map_err(|error| failed(error.to_string()))?;
+        let stdout = output.map_err(|error| failed(error.problem))?.stdout;
+        if stdout.is_empty() {
+            return Ok(None);
+        }
+        let redacted = serde_json::from_slice::<Texts>(&stdout);
+        let redacted = redacted.map_err(|error| failed(format!("its output: {error}")))?;
+        if !redacted.keys().eq(given.keys()) {
+            return Err(failed("its output has other names than its input".to_owned()));
+        }
+        Ok(Some(redacted))
+    }
+
+    /// Starts to record the answer to a request, if its channel keeps requests.
+    pub(super) fn record_request(
+        &self,
+        channel: &str,
+        number: u64,
+        fields: &Map<String, Value>,
+        streams: bool,
+    ) -> Option<AnswerRecorder> {
+        let channel = RunId::new(channel).ok()?;
+        let known = self.days.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, days) = *known.get(&channel)?;
+        if days == 0 {
+            return None;
+        }
+        let (messages_json, prompt) = read_request(fields)?;
+        let exchange = v1::KeptExchange { number, messages_json, prompt, ..Default::default() };
+        let request = KeptRequest { channel, exchange, days };
+        Some(AnswerRecorder { request, waiting: self.waiting.clone(), streams, bytes: Vec::new() })
+    }
+
+    /// Returns true if a channel keeps its requests.
+    pub(super) fn keeps(&self, channel: &str) -> bool {
+        let known = self.days.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = RunId::new(channel).ok();
+        channel.and_then(|channel| known.get(&channel).copied()).is_some_and(|(_, days)| days > 0)
+    }
+}
+
+impl AnswerRecorder {
+    /// Returns for how many days the exchange will be kept.
+    pub(super) fn days(&self) -> u32 {
+        self.request.days
+    }
+
+    pub(super) fn record_bytes(&mut self, bytes: &[u8]) {
+        // One byte more tells that it is too long.
+        let room = (ANSWER_BYTES_MAX + 1).saturating_sub(self.bytes.len());
+        self.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
+    /// Keeps the exchange. The answer is complete.
+    pub(super) fn finish(mut self) {
+        if self.bytes.len() > ANSWER_BYTES_MAX {
+            return;
+        }
+        let read = if self.streams { read_streamed_answer } else { read_answer };
+        let Some((id, answer)) = read(&self.bytes).filter(|(_, answer)| !answer.is_empty()) else {
+            return;
+        };
+        (self.request.exchange.id, self.request.exchange.answer) = (id, answer);
+        if self.waiting.try_send(self.request).is_err() {
+            tracing::warn!("too many requests wait to be kept; one was not kept");
+        }
+    }
+}
+
+pub(super) fn name_texts<const N: usize>(texts: [(&str, &String); N]) -> Texts {
+    texts.map(|(name, text)| (name.to_owned(), text.clone())).into()
+}
+
+/// Returns the conversation as JSON, or the prompt, of a request whose answer can be learned from: it
+/// consists of texts, ends before the model's turn, and is not too long.
+fn read_request(fields: &Map<String, Value>) -> Option<(String, String)> {
+    let is_text = |message: &Value| message["role"].is_string() && message["content"].is_string();
+    let request = match (fields.get("messages"), fields.get("prompt")) {
+        (Some(Value::Array(messages)), None) => {
+            let ends_before = messages.last().is_some_and(|it| it["role"] != "assistant");
+            let is_plain = ends_before && messages.iter().all(is_text);
+            is_plain.then(|| (json!(messages).to_string(), String::new()))?
+        }
+        (None, Some(Value::String(prompt))) if !prompt.is_empty() => {
+            (String::new(), prompt.clone())
+        }
+        _ => return None,
+    };
+    (request.0.len() + request.1.len() < EXCHANGE_BYTES_MAX).then_some(request)
+}
+
+/// Returns the id and the text of the first choice.
+fn read_answer(bytes: &[u8]) -> Option<(String, String)> {
+    let answer: Value = serde_json::from_slice(bytes).ok()?;
+    let choices = answer["choices"].as_array()?;
+    let is_first = |choice: &&Value| choice["index"].as_u64().unwrap_or(0) == 0;
+    let choice = choices.iter().find(is_first)?;
+    let text = choice["message"]["content"].as_str().or(choice["text"].as_str())?;
+    Some((answer["id"].as_str()?.to_owned(), text.to_owned()))
+}
+
+/// Reads the events of a streamed answer.
+fn read_streamed_answer(bytes: &[u8]) -> Option<(String, String)> {
+    let (mut id, mut text) = (None, String::new());
+    for line in std::str::from_utf8(bytes).ok()?.lines() {
+        let Some(data) = line.strip_prefix("data:") else { continue };
+        let Ok(event) = serde_json::from_str::<Value>(data) else { continue };
+        id = id.or_else(|| event["id"].as_str().map(str::to_owned));
+        let choices = event["choices"].as_array().map(Vec::as_slice).unwrap_or_default();
+        for choice in choices.iter().filter(|choice| choice["index"].as_u64() == Some(0)) {
+            let piece = choice["delta"]["content"].as_str().or(choice["text"].as_str());
+            text.push_str(piece.unwrap_or_default());
+        }
+    }
+    Some((id?, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_requests_that_can_be_learned_from_are_kept() {
+        let read = |request: Value| read_request(request.as_object().unwrap());
+        let user = json!({ "role": "user", "content": "hi" });
+        assert!(read(json!({ "messages": [user] })).unwrap().0.contains("hi"));
+        assert_eq!(read(json!({ "prompt": "1+1=" })).unwrap().1, "1+1=");
+        let image = json!({ "role": "user", "content": [{ "type": "image_url" }] });
+        let assistant = json!({ "role": "assistant", "content": "a" });
+        for other in [
+            json!({ "messages": [image] }),
+            json!({ "messages": [user, assistant] }),
+            json!({ "messages": [] }),
+            json!({ "prompt": ["a", "b"] }),
+            json!({ "prompt": "" }),
+            json!({ "prompt": "x".repeat(EXCHANGE_BYTES_MAX) }),
+        ] {
+            assert_eq!(read(other.clone()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_read_whole_or_in_pieces() {
+        let whole = br#"{"id": "c-1", "choices": [{"message": {"content": "46"}}]}"#;
+        assert_eq!(read_answer(whole).unwrap(), ("c-1".into(), "46".into()));
+        let text = br#"{"id": "c-2", "choices": [{"text": "46"}]}"#;
+        assert_eq!(read_answer(text).unwrap(), ("c-2".into(), "46".into()));
+        assert_eq!(read_answer(br#"{"error": {}}"#), None);
+        let streamed = "data: {\"id\":\"c-3\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\"}}]}\n\n\
+            data: {\"id\":\"c-3\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"4\"}}]}\n\n\
+            data: {\"id\":\"c-3\",\"choices\":[{\"index\":1,\"delta\":{\"content\":\"x\"}}]}\n\n\
+            data: {\"id\":\"c-3\",\"choices\":[{\"index\":0,\"text\":\"6\"}]}\n\n\
+            data: [DONE]\n\n";
+        assert_eq!(read_streamed_answer(streamed.as_bytes()).unwrap(), ("c-3".into(), "46".into()));
+    }
+}
