@@ -8,5 +8,5 @@ mod signals;
 
 pub use death_signal::{die_with_parent, set_death_signal};
 pub use output::{OutputTail, ProgramOutput, RunError, RunLimits, run_program};
-pub use owned_child::OwnedChild;
+pub use owned_child::{OwnedChild, spawn_owned};
 pub use signals::{ChildPid, terminate_child};

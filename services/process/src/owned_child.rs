@@ -31,10 +31,7 @@ impl OwnedChild {
     /// # Errors
     /// When the program, or a thread that it needs, cannot be started.
     pub async fn spawn(command: Command) -> io::Result<Self> {
-        let ended = || io::Error::other("the spawner ended");
-        let (answer, spawned) = oneshot::channel();
-        spawner_sender().send((command, answer)).map_err(|_| ended())?;
-        let mut child = spawned.await.map_err(|_| ended())??;
+        let mut child = spawn_owned(command).await?;
         let pid = child.id();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
         let (status_sender, exit_status) = watch::channel(None);
@@ -72,6 +69,19 @@ impl Drop for OwnedChild {
     fn drop(&mut self) {
         self.send_signal(Signal::KILL);
     }
+}
+
+/// Starts a command in a process group of its own. The child receives SIGTERM when this process
+/// ends for any reason; the thread or task that asked for it may end before. The caller ends the
+/// child and waits for it.
+///
+/// # Errors
+/// When the program, or the thread that starts it, cannot be started.
+pub async fn spawn_owned(command: Command) -> io::Result<Child> {
+    let ended = || io::Error::other("the spawner ended");
+    let (answer, spawned) = oneshot::channel();
+    spawner_sender().send((command, answer)).map_err(|_| ended())?;
+    spawned.await.map_err(|_| ended())?
 }
 
 /// Returns the channel to the spawner thread, which is started on first use.

@@ -26,6 +26,10 @@ use tracing_subscriber::{
 };
 use wire::ErrorCode;
 
+pub use questions::{Question, confirm_question};
+
+mod questions;
+
 #[cfg(test)]
 mod tests;
 
@@ -101,13 +105,6 @@ pub fn print_message(line: &str) {
 /// [`escape_line`].
 pub fn print_status_text(text: &str) {
     write_stderr(&escape_text(text));
-}
-
-/// Prints a question on stderr, without ending the line.
-pub fn print_question(question: &str) {
-    let mut stderr = std::io::stderr().lock();
-    // A question that cannot be shown is not answered.
-    let _ = stderr.write_all(escape_line(question).as_bytes()).and_then(|()| stderr.flush());
 }
 
 /// Returns the exit code of an outcome, and prints the error of a failed one.
