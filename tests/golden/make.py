@@ -1,13 +1,15 @@
 """Makes the goldens of this repository: small models, adapters and texts, and what transformers,
 PEFT and llama.cpp compute of them.
 
-    python make.py OUT LLAMA_SOURCES LLAMA_PROGRAMS
+    python make.py OUT LLAMA_SOURCES LLAMA_PROGRAMS [MODEL...]
 
 LLAMA_SOURCES is a directory with llama.cpp's converters, LLAMA_PROGRAMS one with llama-perplexity.
-`make goldens` fetches both and calls this. All seeds are fixed. Every perplexity is computed by
-torch and by llama.cpp, and the script fails if they differ in a printed digit.
+`make goldens` fetches both and calls this. With names of models, only those are made, and the
+others' files and numbers are kept. All seeds are fixed. Every perplexity is computed by torch and
+by llama.cpp, and the script fails if they differ by more than 1e-5 of it.
 """
 
+import io
 import json
 import logging
 import math
@@ -19,13 +21,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import peft
+import sentencepiece
 import torch
 import transformers
 from tokenizers import (
+    AddedToken,
     Regex,
     Tokenizer,
     decoders,
@@ -80,6 +83,51 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 
+# Byte-level tokenizers of the newer models, and those of SentencePiece.
+DIGITS = {"pre": "smollm", "special": ["<|end_of_text|>"], "eos": "<|end_of_text|>"}
+WITHOUT_BOS = {
+    "pre": "smaug-bpe",
+    "pieces": PIECES.replace("NUMBERS", r"\p{N}{1,3}"),
+    "special": ["<|endoftext|>", "<|pad|>"],
+    "eos": "<|endoftext|>",
+    "pad": "<|pad|>",
+}
+MISTRAL_PIECES = {
+    "pre": "sentencepiece",
+    "prefix": True,
+    "special": ["<unk>", "<s>", "</s>"],
+    "bos": "<s>",
+    "eos": "</s>",
+}
+PHI_PIECES = MISTRAL_PIECES | {
+    "special": ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|end|>"],
+    "eos": "<|end|>",
+}
+GEMMA_PIECES = {
+    "pre": "sentencepiece",
+    "prefix": False,
+    "special": ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"],
+    "bos": "<bos>",
+    "eos": "<eos>",
+    "pad": "<pad>",
+}
+# Two layers of half the width of the first models, and two heads.
+SMALL = {
+    "vocab_size": 448,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 1024,
+    "long_factor": [1.0, 1.5, 2.25, 3.0, 4.5, 6.0],
+    "short_factor": [1.0, 1.0, 1.125, 1.25, 1.5, 2.0],
+}
+
 MODELS = {
     "qwen2-tiny": {
         "config": {"model_type": "qwen2", "tie_word_embeddings": True},
@@ -103,14 +151,136 @@ MODELS = {
         "dtype": torch.float32,
         "gguf": "q8_0",
     },
+    "mistral-tiny": {
+        "config": SMALL | {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
+        "tokenizer": MISTRAL_PIECES,
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "gemma2-tiny": {
+        "config": SMALL
+        | {
+            "model_type": "gemma2",
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 48,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 6.0,
+        },
+        "tokenizer": GEMMA_PIECES,
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "gemma3-tiny": {
+        "config": SMALL
+        | {
+            "model_type": "gemma3_text",
+            "intermediate_size": 48,
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 48,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+        "tokenizer": GEMMA_PIECES,
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "phi3-tiny": {
+        "config": SMALL
+        | {
+            "model_type": "phi3",
+            "sliding_window": 2048,
+            "original_max_position_embeddings": 2048,
+            "tie_word_embeddings": False,
+        },
+        "tokenizer": PHI_PIECES,
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "phi4-tiny": {
+        "config": SMALL
+        | {
+            "model_type": "phi3",
+            "vocab_size": VOCAB,
+            "sliding_window": None,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 1024,
+            "rope_parameters": LONG_ROPE,
+            "tie_word_embeddings": True,
+        },
+        "tokenizer": WITHOUT_BOS,
+        "tokenizer_class": "GPT2Tokenizer",
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "qwen3moe-tiny": {
+        "config": SMALL
+        | {
+            "model_type": "qwen3_moe",
+            "vocab_size": VOCAB,
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+        "tokenizer": QWEN | {"template": "chatml"},
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "granite-tiny": {
+        "config": SMALL
+        | {
+            "model_type": "granite",
+            "vocab_size": VOCAB,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.75,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": True,
+        },
+        "tokenizer": DIGITS,
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "olmo2-tiny": {
+        "config": SMALL | {"model_type": "olmo2", "vocab_size": VOCAB},
+        "tokenizer": WITHOUT_BOS,
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "smollm3-tiny": {
+        "config": SMALL
+        | {"model_type": "smollm3", "vocab_size": VOCAB, "num_hidden_layers": 4},
+        "tokenizer": WITHOUT_BOS,
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
 }
+
+# Models whose numbers are in manifest.json; those of the others are in architectures.json.
+FIRST = ["qwen2-tiny", "qwen3-tiny", "llama-tiny"]
+# Models that the embedded engine computes.
+EMBEDDED = [*FIRST, "mistral-tiny"]
 
 TWO = ["q_proj", "v_proj"]
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 ADAPTERS = {
     "qwen2-r8-qv": ("qwen2-tiny", {"r": 8, "lora_alpha": 16, "target_modules": TWO}),
     "qwen3-r4-all": ("qwen3-tiny", {"r": 4, "lora_alpha": 6, "target_modules": SEVEN}),
     "llama-r8-qv": ("llama-tiny", {"r": 8, "lora_alpha": 16, "target_modules": TWO}),
+    "mistral-r4-qv": ("mistral-tiny", {"r": 4, "lora_alpha": 8, "target_modules": TWO}),
+    "gemma2-r4-all": ("gemma2-tiny", {"r": 4, "lora_alpha": 6, "target_modules": SEVEN}),
+    "phi3-r4-all": ("phi3-tiny", {"r": 4, "lora_alpha": 6, "target_modules": FUSED}),
+    "qwen3moe-r4-qkvo": (
+        "qwen3moe-tiny",
+        {"r": 4, "lora_alpha": 6, "target_modules": SEVEN[:4]},
+    ),
     # What must be refused.
     "qwen2-dora": (
         "qwen2-tiny",
@@ -129,6 +299,19 @@ PERPLEXITIES = [
     ("llama-tiny", None, "eval_license.txt", None),
     ("llama-tiny", None, "eval_docs.txt", 8),
     ("llama-tiny", "llama-r8-qv", "eval_docs.txt", 8),
+    ("mistral-tiny", None, "eval_docs.txt", 8),
+    ("mistral-tiny", "mistral-r4-qv", "eval_docs.txt", 8),
+    ("gemma2-tiny", None, "eval_docs.txt", 8),
+    ("gemma2-tiny", "gemma2-r4-all", "eval_docs.txt", 8),
+    ("gemma3-tiny", None, "eval_docs.txt", 8),
+    ("phi3-tiny", None, "eval_docs.txt", 8),
+    ("phi3-tiny", "phi3-r4-all", "eval_docs.txt", 8),
+    ("phi4-tiny", None, "eval_docs.txt", 8),
+    ("qwen3moe-tiny", None, "eval_docs.txt", 8),
+    ("qwen3moe-tiny", "qwen3moe-r4-qkvo", "eval_docs.txt", 8),
+    ("granite-tiny", None, "eval_docs.txt", 8),
+    ("olmo2-tiny", None, "eval_docs.txt", 8),
+    ("smollm3-tiny", None, "eval_docs.txt", 8),
 ]
 
 
@@ -168,15 +351,69 @@ def write_text(lines, seed):
     return "".join(line + draw.choice([" ", "\n", "\n"]) for line in said)
 
 
+def train_pieces(how, text, size):
+    """Trains a BPE of SentencePiece. Returns its file and the same as a tokenizer of transformers."""
+    special, file = how["special"], io.BytesIO()
+    names = {"unk": "<unk>", "bos": how["bos"], "eos": how["eos"], "pad": how.get("pad")}
+    ids = {f"{name}_id": special.index(token) if token else -1 for name, token in names.items()}
+    pieces = {f"{name}_piece": token for name, token in names.items() if token}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text.splitlines()),
+        model_writer=file,
+        model_type="bpe",
+        vocab_size=size,
+        control_symbols=[token for token in special if token not in names.values()],
+        character_coverage=0.995,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=how["prefix"],
+        split_by_whitespace=True,
+        num_threads=1,
+        minloglevel=2,
+        **ids,
+        **pieces,
+    )
+    model = sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
+    vocab = {model.id_to_piece(id): id for id in range(model.vocab_size())}
+    scores = {piece: model.get_score(id) for piece, id in vocab.items() if model.get_score(id)}
+    merges = []
+    for piece, id in vocab.items():
+        halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        normal = not (model.is_control(id) or model.is_unknown(id) or model.is_byte(id))
+        known = [(left, right) for left, right in halves if left in vocab and right in vocab]
+        merges += [(-model.get_score(id), vocab[left], left, right) for left, right in known if normal]
+    merges = [(left, right) for _, _, left, right in sorted(merges)]
+    bpe = Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    replace = normalizers.Replace(" ", "▁")
+    if how["prefix"]:
+        bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+    else:
+        bpe.normalizer = replace
+        bpe.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    start = [decoders.Strip(" ", 1, 0)] if how["prefix"] else []
+    bpe.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *start]
+    )
+    # As in Phi-3, whose spaces after it are dropped.
+    strips = lambda token: token == "<|end|>"
+    bpe.add_special_tokens(
+        [AddedToken(token, normalized=False, rstrip=strips(token)) for token in special]
+    )
+    return file.getvalue(), bpe
+
+
 def train_tokenizer(how, text):
     bpe = Tokenizer(models.BPE(ignore_merges=how["pre"] == "llama-bpe"))
     bpe.normalizer = normalizers.NFC() if how["pre"] == "qwen2" else None
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(how["pieces"]), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    if pieces := how.get("pieces"):
+        split = pre_tokenizers.Split(Regex(pieces), "isolated")
+    else:
+        split = pre_tokenizers.Digits(individual_digits=True)
+    bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex="pieces" not in how)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, bytes])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB - 2 - len(how["special"]),
@@ -185,19 +422,24 @@ def train_tokenizer(how, text):
     )
     bpe.train_from_iterator([text], trainer)
     bpe.add_special_tokens(how["special"])
+    return bpe
+
+
+def wrap_tokenizer(how, bpe):
     if bos := how.get("bos"):
         bpe.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A",
             pair=f"{bos} $A {bos}:1 $B:1",
             special_tokens=[(bos, bpe.token_to_id(bos))],
         )
-    template = (TEMPLATES / f"{how['template']}.jinja").read_text()
+    name = how.get("template")
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token=how.get("bos"),
         eos_token=how["eos"],
-        pad_token=how["pad"],
-        chat_template=template,
+        pad_token=how.get("pad"),
+        unk_token="<unk>" if "<unk>" in how["special"] else None,
+        chat_template=(TEMPLATES / f"{name}.jinja").read_text() if name else None,
     )
 
 
@@ -223,7 +465,11 @@ def train_model(config, tokens):
 
 def make_model(out, name, text):
     how = MODELS[name]
-    tokenizer = train_tokenizer(how["tokenizer"], text)
+    if how["tokenizer"]["pre"] == "sentencepiece":
+        pieces, bpe = train_pieces(how["tokenizer"], text, how["config"]["vocab_size"])
+    else:
+        pieces, bpe = None, train_tokenizer(how["tokenizer"], text)
+    tokenizer = wrap_tokenizer(how["tokenizer"], bpe)
     common = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -242,6 +488,18 @@ def make_model(out, name, text):
     model = train_model(config, torch.tensor(tokenizer(text)["input_ids"])).to(how["dtype"])
     model.save_pretrained(out / "hf" / name)
     tokenizer.save_pretrained(out / "hf" / name)
+    if name not in FIRST:
+        # The file is half as large without its indentation.
+        path = out / "hf" / name / "tokenizer.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
+    if kind := how.get("tokenizer_class"):
+        path = out / "hf" / name / "tokenizer_config.json"
+        settings = json.loads(path.read_text()) | {"tokenizer_class": kind}
+        path.write_text(json.dumps(settings, indent=2) + "\n")
+    if pieces:
+        # The converters need the file, and say `tokenizer.model` of it.
+        (out / "hf" / name / "tokenizer.model").write_bytes(pieces)
 
 
 def load_model(out, name, adapter=None):
@@ -363,7 +621,8 @@ def measure(out, programs, ggufs, model, adapter, text, limit):
     lora = out / "gguf-lora" / f"{adapter}.gguf" if adapter else None
     of_llama_cpp = perplexity_of_llama_cpp(programs, ggufs / model, lora, path, chunks)
     print(model, adapter, text, chunks, of_torch, of_llama_cpp, flush=True)
-    assert of_torch == of_llama_cpp
+    for one, other in zip(of_torch, of_llama_cpp):
+        assert math.isclose(float(one), float(other), rel_tol=1e-5)
     return {
         "model": model,
         "adapter": adapter,
@@ -442,29 +701,35 @@ def main():
     # The models are so small that more threads would be slower; and sums keep their order.
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
-    out, sources, programs = map(Path, sys.argv[1:])
+    out, sources, programs = map(Path, sys.argv[1:4])
+    names = sys.argv[4:]
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
-    # The converters import it before they see that there is no such vocabulary.
-    sys.modules["sentencepiece"] = SimpleNamespace(SentencePieceProcessor=None)
-    for directory in ["hf", "peft", "gguf", "gguf-lora", "corpus"]:
-        shutil.rmtree(out / directory, ignore_errors=True)
-        (out / directory).mkdir(parents=True)
-    (out / "corpus/eval_docs.txt").write_text(write_text(280, 3))
+    corpus = out / "corpus"
+    if not names:
+        for directory in ["hf", "peft", "gguf", "gguf-lora", "corpus"]:
+            shutil.rmtree(out / directory, ignore_errors=True)
+            (out / directory).mkdir(parents=True)
+        (corpus / "eval_docs.txt").write_text(write_text(280, 3))
     licence = (ROOT / "LICENSE").read_text()
     half = len(licence) // 2
-    (out / "corpus/eval_license.txt").write_text(licence[half:])
+    (corpus / "eval_license.txt").write_text(licence[half:])
     text = write_text(1500, 4) + 3 * licence[:half]
+    is_made = lambda name: not names or name in names
+    wanted = [figure for figure in PERPLEXITIES if is_made(figure[0])]
     with tempfile.TemporaryDirectory() as directory:
         ggufs = Path(directory)
         for name, how in MODELS.items():
-            make_model(out, name, text)
-            convert_model(sources, out, name, "f32", ggufs / name)
-            convert_model(sources, out, name, how["gguf"], out / "gguf" / f"{name}.gguf")
-        for name, (_, settings) in ADAPTERS.items():
-            make_adapter(out, name)
-            if not settings.get("use_dora"):
-                convert_adapter(sources, out, name)
-        figures = [measure(out, programs, ggufs, *figure) for figure in PERPLEXITIES]
+            if is_made(name):
+                make_model(out, name, text)
+                convert_model(sources, out, name, "f32", ggufs / name)
+                convert_model(sources, out, name, how["gguf"], out / "gguf" / f"{name}.gguf")
+                (out / "hf" / name / "tokenizer.model").unlink(missing_ok=True)
+        for name, (model, settings) in ADAPTERS.items():
+            if is_made(model):
+                make_adapter(out, name)
+                if not settings.get("use_dora"):
+                    convert_adapter(sources, out, name)
+        figures = [measure(out, programs, ggufs, *figure) for figure in wanted]
     versions = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -472,14 +737,23 @@ def main():
         "llama.cpp": version_of_llama_cpp(programs),
         "converters": sources.name,
     }
-    policies = sorted({figure[:2] for figure in PERPLEXITIES}, key=str)
-    manifest = {
-        "made_with": [{"program": name, "version": version} for name, version in versions.items()],
-        "perplexities": figures,
-        "sliding": [measure_sliding(out, "qwen2-tiny", "eval_docs.txt")],
-        "generations": [row for policy in policies for row in generate(out, *policy)],
-    }
-    write_manifest(out / "manifest.json", manifest)
+    policies = {figure[:2] for figure in wanted if figure[0] in EMBEDDED}
+    generations = [row for policy in sorted(policies, key=str) for row in generate(out, *policy)]
+    made_with = [{"program": name, "version": version} for name, version in versions.items()]
+    for file, is_here in [
+        ("manifest.json", lambda name: name in FIRST),
+        ("architectures.json", lambda name: name not in FIRST),
+    ]:
+        manifest = {"made_with": made_with, "perplexities": figures, "generations": generations}
+        if "qwen2-tiny" in [name for name in MODELS if is_here(name) and is_made(name)]:
+            manifest["sliding"] = [measure_sliding(out, "qwen2-tiny", "eval_docs.txt")]
+        kept = json.loads((out / file).read_text()) if names else {}
+        for section in ["perplexities", "sliding", "generations"]:
+            new = [row for row in manifest.get(section, []) if is_here(row["model"])]
+            old = [row for row in kept.get(section, []) if not is_made(row["model"])]
+            manifest[section] = old + new
+        if not names or any(is_here(name) for name in names):
+            write_manifest(out / file, manifest)
 
 
 main()

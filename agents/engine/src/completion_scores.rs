@@ -29,7 +29,7 @@ pub fn score_completions(
     let losses = score_sequences(model, &fitting, progress)?;
     let mut rest = losses.as_slice();
     let of_sequence = |sequence: &Option<TokenSequence>| {
-        let (own, others) = rest.split_at(sequence.as_ref()?.scored.len());
+        let (own, others) = rest.split_at(sequence.as_ref()?.scored_count());
         rest = others;
         Some(own.iter().map(|loss| -loss).collect())
     };

@@ -117,6 +117,12 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
             .score_tokens(&self.model)
     }
 
+    /// Returns the largest number of tokens of a prompt and its sample together, but for the sample's
+    /// last one.
+    pub fn max_positions(&self) -> usize {
+        self.model.config.max_positions
+    }
+
     /// Returns the number of tokens that the model knows.
     pub fn vocab_size(&self) -> usize {
         self.model.config.vocab_size

@@ -39,7 +39,7 @@ pub use generate::{
 pub use layout::{ChunkLayout, layout_chunks};
 pub use load::{ModelLoadError, load_model};
 pub use machine_limits::MachineLimits;
-pub use model::{LanguageModel, MatrixDtype, ModelError, parse_device};
+pub use model::{LanguageModel, MatrixDtype, ModelError, check_architecture, parse_device};
 pub use perplexity::{
     PerplexityError, PerplexityScore, ScoredDocument, score_chunks, score_documents, score_sliding,
 };

@@ -106,6 +106,12 @@ pub enum ModelError {
     Tensor(#[from] candle_core::Error),
 }
 
+/// Checks that this engine computes the model of a directory. A configuration that cannot be read
+/// passes, because the loader reports it.
+pub fn check_architecture(dir: &Path) -> Result<(), ModelConfigError> {
+    ModelConfig::from_dir(dir).map_or(Ok(()), |config| config.require_embedded(dir))
+}
+
 /// Parses the name of a device: `cpu`, `cuda`, `cuda:1`, `metal`, …
 pub fn parse_device(name: &str) -> Result<Device, ModelError> {
     let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
@@ -185,6 +191,7 @@ impl LanguageModel {
             return Self::load_gguf(dir, device, dtype);
         }
         let config = ModelConfig::from_dir(dir)?;
+        config.require_embedded(dir)?;
         memory::check_memory(&config, dtype, device)?;
         let files = list_weight_files(dir)?;
         let files = files.iter().map(|path| TensorFile::open(path));
@@ -241,7 +248,9 @@ impl LanguageModel {
     /// Creates a random model with the configuration of a directory. `save_directory` copies the
     /// tokenizer of that directory.
     pub fn init_from_directory(dir: &Path, seed: u64, device: &Device) -> Result<Self, ModelError> {
-        let model = Self::init_random(ModelConfig::from_dir(dir)?, seed, device)?;
+        let config = ModelConfig::from_dir(dir)?;
+        config.require_embedded(dir)?;
+        let model = Self::init_random(config, seed, device)?;
         Ok(Self { source: Some(dir.into()), ..model })
     }
 

@@ -8,7 +8,9 @@
 
 use crate::model::LanguageModel;
 use crate::ops::{attention::causal_attention, loss::ScoredRows, matmul::MatmulPhase, run_on_pool};
-use crate::sequence::{CompletionTokens, SequenceError, TokenSequence, check_vocabulary};
+use crate::sequence::{
+    CompletionTokens, SequenceError, TokenSequence, check_vocabulary, unmasked_positions,
+};
 use crate::tokenizer::{EncodedText, ModelTokenizer, TokenizerError};
 use candle_core::Tensor;
 use std::ops::Range;
@@ -98,7 +100,8 @@ pub fn score_chunks(
     let windows = (0..count).map(|chunk| {
         let start = chunk * context;
         let bytes = count_bytes(&spans, start + scored.start..start + scored.end);
-        ScoringWindow { tokens: &tokens[start..start + context], scored: scored.clone(), bytes }
+        let (tokens, scored) = (&tokens[start..start + context], scored.clone());
+        ScoringWindow { tokens, scored, masked: &[], bytes }
     });
     Ok(score_windows(model, &windows.collect::<Vec<_>>(), progress)?)
 }
@@ -131,7 +134,7 @@ pub fn score_sliding(
         let from = scored_to.max(start + 1).min(end);
         let bytes = count_bytes(&spans, scored_to..end);
         let scored = from - start..end - start;
-        windows.push(ScoringWindow { tokens: &tokens[start..end], scored, bytes });
+        windows.push(ScoringWindow { tokens: &tokens[start..end], scored, masked: &[], bytes });
         (start, scored_to) = (start + stride, end);
     }
     Ok(score_windows(model, &windows, progress)?)
@@ -156,7 +159,7 @@ pub fn score_documents(
         }
         sequences.push(sequence);
     }
-    if sequences.iter().all(|sequence| sequence.scored.is_empty()) {
+    if sequences.iter().all(|sequence| sequence.scored_count() == 0) {
         return Err(PerplexityError::NothingToScore { documents: documents.len() });
     }
     let windows: Vec<ScoringWindow<'_>> =
@@ -181,14 +184,16 @@ fn check_context(
 struct ScoringWindow<'a> {
     tokens: &'a [u32],
     scored: Range<usize>,
+    /// Ranges of `scored` that are not scored.
+    masked: &'a [Range<usize>],
     /// The bytes that count for bits per byte.
     bytes: usize,
 }
 
 impl<'a> ScoringWindow<'a> {
     fn from_sequence(sequence: &'a TokenSequence) -> Self {
-        let TokenSequence { tokens, scored, completion_bytes } = sequence;
-        Self { tokens, scored: scored.clone(), bytes: *completion_bytes }
+        let TokenSequence { tokens, scored, masked, completion_bytes } = sequence;
+        Self { tokens, scored: scored.clone(), masked, bytes: *completion_bytes }
     }
 }
 
@@ -248,7 +253,7 @@ pub(crate) fn token_losses(
     tokens: &[u32],
     scored: Range<usize>,
 ) -> candle_core::Result<Vec<f64>> {
-    let window = ScoringWindow { tokens, scored, bytes: 0 };
+    let window = ScoringWindow { tokens, scored, masked: &[], bytes: 0 };
     run_on_pool(|| score_pass(model, &[window]))
 }
 
@@ -263,8 +268,10 @@ fn score_pass(
         tokens.extend_from_slice(window.tokens);
         positions.extend(0..window.tokens.len() as u32);
         sequences.push(start..tokens.len());
-        rows.extend(window.scored.clone().map(|position| (start + position - 1) as u32));
-        targets.extend_from_slice(&window.tokens[window.scored.clone()]);
+        for position in unmasked_positions(&window.scored, window.masked) {
+            rows.push((start + position - 1) as u32);
+            targets.push(window.tokens[position]);
+        }
     }
     let heads = model.head_shape();
     let hidden = model.hidden_states(

@@ -1,7 +1,7 @@
 //! Writes the directory of a model that does not exist yet: a byte-level tokenizer and the
 //! configuration of a small Qwen2, for `LanguageModel::init_random` to fill with random weights.
 
-use formats::{Architecture, ModelConfig};
+use formats::{Architecture, ArchitectureDetails, ModelConfig};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -75,6 +75,7 @@ fn scratch_config(shape: &ScratchShape) -> ModelConfig {
         eos_tokens: vec![BYTES],
         // Hugging Face's 0.02 suits widths around 2 500; a narrow model hardly learns with it.
         initializer_range: 1.0 / (shape.hidden_size.max(1) as f64).sqrt(),
+        details: ArchitectureDetails::default(),
     }
 }
 

@@ -23,6 +23,9 @@ pub enum CompletionTokens {
     Cut,
     /// Other tokens than those of its text, the end included if it has one.
     Exact(Vec<u32>),
+    /// All tokens of an episode, of which the masked ranges are not scored: a model did not draw
+    /// them. The ranges are ascending and do not overlap.
+    Masked { tokens: Vec<u32>, masked: Vec<Range<usize>> },
 }
 
 impl CompletionExample {
@@ -37,8 +40,11 @@ impl CompletionExample {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenSequence {
     pub tokens: Vec<u32>,
-    /// The positions whose tokens are predicted; never 0, because no token precedes it.
+    /// The positions whose tokens are predicted, but for the masked ones; never 0, because no token
+    /// precedes it.
     pub scored: Range<usize>,
+    /// Ranges of `scored` that are not predicted, ascending and without overlap.
+    pub masked: Vec<Range<usize>>,
     pub(crate) completion_bytes: usize,
 }
 
@@ -55,6 +61,10 @@ pub enum SequenceError {
     BeyondVocabulary { token: u32, vocab_size: usize },
     #[error("could not tokenize")]
     Tokenizer(#[from] TokenizerError),
+    #[error(
+        "the masked tokens {start} to {end} of a completion of {tokens} tokens are out of bounds, or not in ascending order (D101)"
+    )]
+    Masked { start: usize, end: usize, tokens: usize },
 }
 
 impl TokenSequence {
@@ -88,11 +98,54 @@ impl TokenSequence {
             }
             CompletionTokens::Cut => tokens.extend(tokenizer.encode_continuation(completion)?),
             CompletionTokens::Exact(exact) => tokens.extend(exact),
+            CompletionTokens::Masked { tokens: all, .. } => tokens.extend(all),
         }
         check_vocabulary(&tokens, config)?;
+        let masked = match ending {
+            CompletionTokens::Masked { tokens: all, masked } => {
+                shift_masked(masked, all.len(), tokens.len() - all.len())?
+            }
+            _ => Vec::new(),
+        };
         let scored = scored_from..tokens.len().max(scored_from);
-        Ok(Self { tokens, scored, completion_bytes: completion.len() })
+        Ok(Self { tokens, scored, masked, completion_bytes: completion.len() })
     }
+
+    /// Returns the positions whose tokens are predicted.
+    pub fn scored_positions(&self) -> impl Iterator<Item = usize> {
+        unmasked_positions(&self.scored, &self.masked)
+    }
+
+    /// Returns the number of predicted tokens.
+    pub fn scored_count(&self) -> usize {
+        self.scored.len() - self.masked.iter().map(Range::len).sum::<usize>()
+    }
+}
+
+/// Returns the positions of a range that are in no masked range.
+pub(crate) fn unmasked_positions(
+    scored: &Range<usize>,
+    masked: &[Range<usize>],
+) -> impl Iterator<Item = usize> {
+    scored.clone().filter(|position| !masked.iter().any(|range| range.contains(position)))
+}
+
+/// Moves masked ranges of a completion of `tokens` tokens behind its prompt. The first token may
+/// not be masked, because a completion begins with drawn tokens.
+fn shift_masked(
+    masked: &[Range<usize>],
+    tokens: usize,
+    prompt: usize,
+) -> Result<Vec<Range<usize>>, SequenceError> {
+    let mut before = 1;
+    for range in masked {
+        let Range { start, end } = *range;
+        if start < before || end < start || end > tokens {
+            return Err(SequenceError::Masked { start, end, tokens });
+        }
+        before = end;
+    }
+    Ok(masked.iter().map(|range| range.start + prompt..range.end + prompt).collect())
 }
 
 pub(crate) fn check_vocabulary(tokens: &[u32], config: &ModelConfig) -> Result<(), SequenceError> {

@@ -240,7 +240,7 @@ impl ModelTrainer {
         signals: Vec<TrainingSignal>,
     ) -> Result<Self, TrainError> {
         let all = self.examples.iter().zip(&self.sequences);
-        let scored = all.map(|(example, sequence)| (*example, sequence.scored.len()));
+        let scored = all.map(|(example, sequence)| (*example, sequence.scored_count()));
         let (weights, kept) =
             TrainingWeights::new(objective, signals, &scored.collect::<Vec<_>>())?;
         let mut kept_flags = vec![false; self.sequences.len()];
@@ -289,7 +289,7 @@ impl ModelTrainer {
         let indices = self.select_batch();
         let chosen: Vec<&TokenSequence> =
             indices.iter().map(|index| &self.sequences[*index]).collect();
-        let scored: usize = chosen.iter().map(|sequence| sequence.scored.len()).sum();
+        let scored: usize = chosen.iter().map(|sequence| sequence.scored_count()).sum();
         let tokens = chosen.iter().map(|sequence| sequence.tokens.len()).sum();
         let scale = 1.0 / scored.max(1) as f64;
         let totals = self.weights.as_ref().map(|weights| weights.total_batch(&indices));

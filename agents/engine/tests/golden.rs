@@ -6,7 +6,10 @@ use engine::{
     Device, LanguageModel, LoraAdapter, ModelTokenizer, PromptInput, PromptRequest,
     SamplingParameters, generate_all, layout_chunks, score_chunks, score_sliding,
 };
-use golden::{GOLDEN_CONTEXT, GoldenSet, assert_printed, golden_sets, small_set};
+use golden::{
+    GOLDEN_CONTEXT, GoldenPerplexity, GoldenSet, GreedyGeneration, architecture_set,
+    assert_printed, golden_sets, small_set,
+};
 
 fn load(set: &GoldenSet, model: &str, adapter: Option<&String>) -> (LanguageModel, ModelTokenizer) {
     let path = set.model_path(model);
@@ -21,23 +24,53 @@ fn read_text(set: &GoldenSet, name: &str) -> String {
     std::fs::read_to_string(set.text_path(name)).unwrap()
 }
 
+fn check_chunks(set: &GoldenSet, figure: &GoldenPerplexity) {
+    let (model, tokenizer) = load(set, &figure.model, figure.adapter.as_ref());
+    let text = read_text(set, &figure.text);
+    let ours =
+        score_chunks(&model, &tokenizer, &text, GOLDEN_CONTEXT, figure.limit, |_, _| {}).unwrap();
+    let what = format!("{}: {figure:?}", set.root.display());
+    assert_printed(ours.perplexity, &figure.perplexity, &what);
+    for (ours, printed) in [(ours.stderr, &figure.stderr), (ours.mean_nll, &figure.mean_nll)] {
+        printed.iter().for_each(|printed| assert_printed(ours, printed, &what));
+    }
+    assert_eq!((ours.chunks, ours.tokens), (figure.chunks, 255 * figure.chunks), "{what}");
+}
+
 #[test]
 fn chunks_give_llama_perplexity_s_figures() {
     for set in golden_sets() {
-        for figure in &set.figures.perplexities {
-            let (model, tokenizer) = load(&set, &figure.model, figure.adapter.as_ref());
-            let text = read_text(&set, &figure.text);
-            let ours =
-                score_chunks(&model, &tokenizer, &text, GOLDEN_CONTEXT, figure.limit, |_, _| {})
-                    .unwrap();
-            let what = format!("{}: {figure:?}", set.root.display());
-            assert_printed(ours.perplexity, &figure.perplexity, &what);
-            for (ours, printed) in
-                [(ours.stderr, &figure.stderr), (ours.mean_nll, &figure.mean_nll)]
-            {
-                printed.iter().for_each(|printed| assert_printed(ours, printed, &what));
-            }
-            assert_eq!((ours.chunks, ours.tokens), (figure.chunks, 255 * figure.chunks), "{what}");
+        set.figures.perplexities.iter().for_each(|figure| check_chunks(&set, figure));
+    }
+}
+
+/// SentencePiece's tokenizer, and adapters of a base without biases.
+#[test]
+fn a_mistral_gives_the_figures_and_tokens_of_transformers() {
+    let set = architecture_set();
+    let of_mistral = |model: &str| model == "mistral-tiny";
+    let figures = set.figures.perplexities.iter().filter(|figure| of_mistral(&figure.model));
+    let figures: Vec<_> = figures.collect();
+    assert_eq!(figures.len(), 2);
+    figures.into_iter().for_each(|figure| check_chunks(&set, figure));
+    let texts = set.figures.generations.iter().filter(|figure| of_mistral(&figure.model));
+    let texts: Vec<_> = texts.collect();
+    assert_eq!(texts.len(), 6);
+    texts.into_iter().for_each(|figure| check_generation(&set, figure));
+}
+
+#[test]
+fn a_model_that_only_others_compute_is_refused_with_their_names() {
+    let set = architecture_set();
+    let refusal = |name: &str| {
+        let error = LanguageModel::load_f32(&set.model_path(name), &Device::Cpu).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap();
+        format!("{error}: {source}")
+    };
+    for name in set.plain_models().filter(|name| *name != "mistral-tiny") {
+        let refused = refusal(name);
+        for part in ["config.json", "--trainer-engine pytorch", "llama.cpp", "qwen2, qwen3"] {
+            assert!(refused.contains(part), "{name}: {refused}");
         }
     }
 }
@@ -59,24 +92,26 @@ fn a_sliding_window_gives_transformers_figures() {
     }
 }
 
+fn check_generation(set: &GoldenSet, figure: &GreedyGeneration) {
+    let (model, tokenizer) = load(set, &figure.model, figure.adapter.as_ref());
+    let sampling = SamplingParameters {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        max_new_tokens: figure.tokens.len(),
+    };
+    let prompt = PromptInput::Text(figure.prompt.clone());
+    let request = PromptRequest { tag: (), prompt, seeds: vec![0], sampling };
+    let answers = generate_all(&model, &tokenizer, 1, vec![request], |_, _| {}).unwrap();
+    let answer = answers.into_iter().next().unwrap().unwrap().remove(0);
+    assert_eq!(answer.tokens, figure.tokens, "{figure:?}");
+}
+
 #[test]
 fn the_most_likely_tokens_are_those_of_transformers() {
     let set = small_set();
     assert!(!set.figures.generations.is_empty());
-    for figure in &set.figures.generations {
-        let (model, tokenizer) = load(&set, &figure.model, figure.adapter.as_ref());
-        let sampling = SamplingParameters {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            max_new_tokens: figure.tokens.len(),
-        };
-        let prompt = PromptInput::Text(figure.prompt.clone());
-        let request = PromptRequest { tag: (), prompt, seeds: vec![0], sampling };
-        let answers = generate_all(&model, &tokenizer, 1, vec![request], |_, _| {}).unwrap();
-        let answer = answers.into_iter().next().unwrap().unwrap().remove(0);
-        assert_eq!(answer.tokens, figure.tokens, "{figure:?}");
-    }
+    set.figures.generations.iter().for_each(|figure| check_generation(&set, figure));
 }
 
 #[test]

@@ -468,3 +468,39 @@ fn drawn_tokens_and_cut_completions_are_scored_without_an_end() {
     let error = score_completions(&model, &tokenizer, &beyond, 64, |_, _| {}).unwrap_err();
     assert!(format!("{error:?}").contains("token: 1048576"), "{error:?}");
 }
+
+#[test]
+fn masked_tokens_of_an_episode_are_read_but_not_scored() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, tokenizer) = scratch(dir.path());
+    let tokens = tokenizer.encode_continuation("eight nine").unwrap();
+    let episode = |tokens| CompletionExample {
+        tokens,
+        ..CompletionExample::new("seven then ", "eight nine")
+    };
+    let masked = |masked: &[(usize, usize)]| {
+        let masked = masked.iter().map(|(start, end)| *start..*end).collect();
+        episode(CompletionTokens::Masked { tokens: tokens.clone(), masked })
+    };
+    let examples = [episode(CompletionTokens::Exact(tokens.clone())), masked(&[(2, 5), (7, 8)])];
+    let scores = score_completions(&model, &tokenizer, &examples, 64, |_, _| {}).unwrap();
+    let [Some(whole), Some(part)] = &scores[..] else { panic!("two scores") };
+    let expected = [&whole[..2], &whole[5..7], &whole[8..]].concat();
+    assert_eq!(part.len(), tokens.len() - 4);
+    let differs = |(one, other): (&f64, &f64)| (one - other).abs() > 1e-5;
+    assert!(!part.iter().zip(&expected).any(differs), "{part:?} {expected:?}");
+    let train = |example: &CompletionExample| {
+        let examples = std::slice::from_ref(example);
+        let trainer = ModelTrainer::new(model.clone(), &tokenizer, lora(), examples, spec());
+        let report = trainer.unwrap().run_step().unwrap().unwrap();
+        (report.tokens, report.scored, report.loss)
+    };
+    let (count, scored, loss) = train(&examples[1]);
+    assert_eq!((count, scored), (train(&examples[0]).0, tokens.len() - 4));
+    let mean = -expected.iter().sum::<f64>() / expected.len() as f64;
+    assert!((loss - mean).abs() < 1e-4, "{loss} {mean}");
+    for wrong in [&[(0, 1)][..], &[(3, 2)], &[(2, 99)], &[(4, 6), (5, 7)]] {
+        let error = score_completions(&model, &tokenizer, &[masked(wrong)], 64, |_, _| {});
+        assert!(format!("{:?}", error.unwrap_err()).contains("Masked"), "{wrong:?}");
+    }
+}

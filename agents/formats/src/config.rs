@@ -1,49 +1,22 @@
-//! Parses a Hugging Face `config.json` into the shape of a model, and refuses models that the
-//! engine cannot compute. It reads the fields of transformers 4 (`rope_theta`, `rope_scaling`) and
-//! of transformers 5 (`rope_parameters`, `layer_types`).
+//! Parses a Hugging Face `config.json` into the shape of a model, and refuses models that cannot be
+//! computed as their files say. It reads the fields of transformers 4 (`rope_theta`, `rope_scaling`)
+//! and of transformers 5 (`rope_parameters`, `layer_types`).
 
+mod details;
 mod end_token;
 mod fields;
+mod model_kind;
+mod rope_fields;
 
+use crate::Architecture;
+use crate::architecture::QueryNorms;
 use crate::layer_module::LayerModule;
+pub use details::{ArchitectureDetails, ExpertShape, GraniteFactors, LongRope};
 use fields::{
     ConfigFields, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, read_object,
 };
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
-
-/// A supported model architecture. `Qwen2` includes Qwen2.5.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Architecture {
-    /// Qwen2 and Qwen2.5: biases on q, k and v.
-    Qwen2,
-    /// Qwen3: each head of q and k is normalised before it is rotated.
-    Qwen3,
-    /// Llama 2 and 3.
-    Llama,
-}
-
-impl Architecture {
-    pub const ALL: [Self; 3] = [Self::Qwen2, Self::Qwen3, Self::Llama];
-
-    /// Returns the `model_type` of `config.json`.
-    pub fn model_type(self) -> &'static str {
-        match self {
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Llama => "llama",
-        }
-    }
-
-    /// Returns the class name in `architectures` of `config.json`.
-    pub fn class_name(self) -> &'static str {
-        match self {
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-            Self::Llama => "LlamaForCausalLM",
-        }
-    }
-}
 
 /// The rope scaling of Llama 3.1, which stretches rotations of low frequency.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,6 +44,8 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// An even number.
     pub head_dim: usize,
+    /// Where the model has a window that llama.cpp and the embedded engine lack, its size: up to
+    /// there all tokens see each other anyway.
     pub max_positions: usize,
     pub norm_epsilon: f64,
     pub rope_theta: f64,
@@ -84,6 +59,7 @@ pub struct ModelConfig {
     pub eos_tokens: Vec<u32>,
     /// The standard deviation of a random initialisation.
     pub initializer_range: f64,
+    pub details: ArchitectureDetails,
 }
 
 /// The reason why a model's configuration cannot be used.
@@ -99,6 +75,25 @@ pub enum ModelConfigError {
     Invalid { path: PathBuf, field: &'static str, found: String, expected: &'static str },
     #[error("{path}: {field} `{found}` is not supported; supported: {supported} (M104)")]
     Unsupported { path: PathBuf, field: &'static str, found: String, supported: &'static str },
+    #[error("{path}: model_type `{found}` is not supported; use a model of {nearest} (M104)")]
+    UnknownModel { path: PathBuf, found: String, nearest: String },
+    #[error(
+        "{path}: field `auto_map` names code of the model's directory ({code}), which is never run; \
+         use a model of {nearest} (M104)"
+    )]
+    OwnCode { path: PathBuf, code: String, nearest: String },
+    #[error(
+        "{path}: field `quantization_config` says that the weights are quantised ({method}); they \
+         can be neither trained nor converted: use the model that they were made from{original} \
+         (M104)"
+    )]
+    Quantized { path: PathBuf, method: String, original: String },
+    #[error(
+        "{path}: the embedded engine does not compute models of {found}, only of {embedded}; choose \
+         llama.cpp (--engine, or --generator-engine and --evaluator-engine of an agent) and \
+         --trainer-engine pytorch (M104)"
+    )]
+    NotEmbedded { path: PathBuf, found: &'static str, embedded: String },
 }
 
 impl ModelConfig {
@@ -129,14 +124,11 @@ impl ModelConfig {
     pub fn from_json(map: &Map<String, Value>, path: &Path) -> Result<Self, ModelConfigError> {
         let fields = ConfigFields { map, path };
         let architecture = fields.read_architecture()?;
-        fields.check_supported()?;
+        fields.check_supported(architecture)?;
         let hidden_size = fields.read_size("hidden_size", MAX_WIDTH)?;
         let heads = fields.read_size("num_attention_heads", MAX_HEADS)?;
         let kv_heads = fields.read_size_or("num_key_value_heads", heads, MAX_HEADS)?;
-        let usual_dim = match architecture {
-            Architecture::Qwen3 => QWEN3_HEAD_DIM,
-            Architecture::Qwen2 | Architecture::Llama => hidden_size / heads,
-        };
+        let usual_dim = usual_head_dim(architecture).unwrap_or(hidden_size / heads);
         let head_dim = fields.read_size_or("head_dim", usual_dim, MAX_WIDTH)?;
         if heads % kv_heads != 0 {
             let found = format!("{kv_heads}");
@@ -147,27 +139,48 @@ impl ModelConfig {
             return Err(fields.invalid_error("head_dim", format!("{head_dim}"), "an even number"));
         }
         let vocab_size = fields.read_size("vocab_size", MAX_VOCAB)?;
-        let (rope_theta, rope_scaling) = fields.read_rope()?;
-        Ok(Self {
+        let layers = fields.read_size("num_hidden_layers", MAX_LAYERS)?;
+        let positions = fields.read_size("max_position_embeddings", MAX_POSITIONS)?;
+        let rope = fields.read_rope_settings(architecture, positions)?;
+        let config = Self {
             architecture,
             vocab_size,
             hidden_size,
             intermediate_size: fields.read_size("intermediate_size", MAX_WIDTH)?,
-            layers: fields.read_size("num_hidden_layers", MAX_LAYERS)?,
+            layers,
             heads,
             kv_heads,
             head_dim,
-            max_positions: fields.read_size("max_position_embeddings", MAX_POSITIONS)?,
+            max_positions: fields.read_window(architecture)?.unwrap_or(positions).min(positions),
             norm_epsilon: fields.read_number_or("rms_norm_eps", 1e-6)?,
-            rope_theta,
-            rope_scaling,
+            rope_theta: rope.theta,
+            rope_scaling: rope.scaling,
             attention_bias: match architecture {
                 Architecture::Qwen2 => true,
-                Architecture::Qwen3 | Architecture::Llama => fields.read_flag("attention_bias")?,
+                Architecture::Mistral => false,
+                _ => fields.read_flag("attention_bias")?,
             },
-            tied_embeddings: fields.read_flag("tie_word_embeddings")?,
+            tied_embeddings: fields
+                .read_flag_or("tie_word_embeddings", architecture.traits().tied_by_default)?,
             eos_tokens: fields.read_eos_tokens(vocab_size)?,
             initializer_range: fields.read_number_or("initializer_range", 0.02)?,
+            details: ArchitectureDetails::read_from(&fields, architecture, rope.details)?,
+        };
+        config.check_details(&fields)?;
+        Ok(config)
+    }
+
+    /// Checks that the embedded engine computes the architecture. `dir` is only named in errors.
+    pub fn require_embedded(&self, dir: &Path) -> Result<(), ModelConfigError> {
+        if self.architecture.is_embedded() {
+            return Ok(());
+        }
+        let embedded: Vec<&str> =
+            Architecture::list_embedded().map(Architecture::model_type).collect();
+        Err(ModelConfigError::NotEmbedded {
+            path: dir.join("config.json"),
+            found: self.architecture.model_type(),
+            embedded: embedded.join(", "),
         })
     }
 
@@ -195,7 +208,16 @@ impl ModelConfig {
 
     /// Returns true if the heads of q and k are normalised, each with its own weights.
     pub fn has_head_norms(&self) -> bool {
-        self.architecture == Architecture::Qwen3
+        self.architecture.traits().query_norms == QueryNorms::Heads
+    }
+
+    /// Returns the numbers of weights that normalise queries and keys.
+    pub(crate) fn query_norm_sizes(&self) -> Option<[usize; 2]> {
+        match self.architecture.traits().query_norms {
+            QueryNorms::Absent => None,
+            QueryNorms::Heads => Some([self.head_dim; 2]),
+            QueryNorms::Whole => Some([self.heads * self.head_dim, self.kv_heads * self.head_dim]),
+        }
     }
 
     /// Counts the parameters; cannot overflow for any model that this type can describe.
@@ -206,14 +228,23 @@ impl ModelConfig {
             let bias = if self.has_bias(module) { wide(outputs) } else { 0 };
             wide(outputs) * wide(inputs) + bias
         };
-        let head_norms = if self.has_head_norms() { 2 * wide(self.head_dim) } else { 0 };
-        let layer: u128 = LayerModule::ALL.into_iter().map(of_module).sum();
+        let (attention, feed_forward) = LayerModule::ALL.split_at(4);
+        let attention: u128 = attention.iter().copied().map(of_module).sum();
+        let feed_forward: u128 = match &self.details.experts {
+            Some(experts) => {
+                wide(experts.count) * wide(self.hidden_size) * (3 * wide(experts.width) + 1)
+            }
+            None => feed_forward.iter().copied().map(of_module).sum(),
+        };
+        let query_norms: u128 = self.query_norm_sizes().iter().flatten().copied().map(wide).sum();
+        let norms = self.architecture.traits().layer_norms.len();
+        let layer = attention + feed_forward + query_norms + wide(norms) * wide(self.hidden_size);
         let tables = if self.tied_embeddings { 1 } else { 2 };
-        wide(self.layers) * (layer + 2 * wide(self.hidden_size) + head_norms)
-            + (tables * wide(self.vocab_size) + 1) * wide(self.hidden_size)
+        wide(self.layers) * layer + (tables * wide(self.vocab_size) + 1) * wide(self.hidden_size)
     }
 
-    /// Returns the `config.json` with which transformers loads the model.
+    /// Returns the `config.json` with which transformers loads the model, of an architecture that
+    /// the embedded engine computes.
     pub fn to_json(&self) -> Value {
         let eos = match self.eos_tokens.as_slice() {
             [] => Value::Null,
@@ -267,8 +298,15 @@ impl ModelConfig {
     }
 }
 
-/// The head size that transformers assumes for a Qwen3 model without the field.
-const QWEN3_HEAD_DIM: usize = 128;
+/// Returns the head size that transformers assumes without the field; `None` if the heads share the
+/// model's width.
+fn usual_head_dim(architecture: Architecture) -> Option<usize> {
+    match architecture {
+        Architecture::Qwen3 => Some(128),
+        Architecture::Gemma2 | Architecture::Gemma3 => Some(256),
+        _ => None,
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ mod error;
 mod listing;
 mod lora;
 mod merge;
+mod metadata;
 mod model;
 mod pairs;
 mod rope;
@@ -24,6 +25,7 @@ pub(crate) use rope::compute_divisors as rope_factors;
 pub(crate) use rows::deinterleave_rows;
 pub(crate) use tensor_mapping::{TensorMapping, map_tensors};
 pub(crate) use tensor_names::ROPE_FACTORS;
+pub use tokenizer::has_byte_level_tokenizer;
 pub(crate) use tokenizer::{kind as token_kind, pre_tokenizer_json};
 
 /// A callback that receives the bytes written and the total.

@@ -2,17 +2,23 @@
 //! and GGUF. The crate knows names, shapes and bytes. It computes nothing and needs no tensor
 //! library.
 
+mod architecture;
 mod config;
 pub mod convert;
 mod dtype;
 pub mod gguf;
 mod gguf_model;
 mod layer_module;
+pub mod memory_estimate;
 mod model_dir;
 pub mod peft;
 pub mod safetensors;
 
-pub use config::{Architecture, ModelConfig, ModelConfigError, RopeScaling};
+pub use architecture::Architecture;
+pub use config::{
+    ArchitectureDetails, ExpertShape, GraniteFactors, LongRope, ModelConfig, ModelConfigError,
+    RopeScaling,
+};
 pub use dtype::{ConversionDtype, FloatDtype};
 pub use gguf::q8_0;
 pub use gguf_model::{GgufModel, GgufModelError, is_gguf};

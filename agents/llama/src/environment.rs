@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-const INHERITED: [&str; 13] = [
+const INHERITED: [&str; 14] = [
     "PATH",
     "HOME",
     "LANG",
@@ -18,6 +18,7 @@ const INHERITED: [&str; 13] = [
     "VK_DRIVER_FILES",
     // The selection of the host's GPUs.
     "CUDA_VISIBLE_DEVICES",
+    "GGML_VK_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "HSA_OVERRIDE_GFX_VERSION",

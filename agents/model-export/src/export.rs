@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use formats::{
@@ -11,18 +10,14 @@ use formats::{
     convert::{self, ConvertError},
 };
 use llama::{
-    InstallationError, LlamaInstallation, PerplexityRunner, ProcessEnvironment, QuantizeError,
-    quantize_model,
+    InstallationError, LlamaInstallation, ProcessEnvironment, QuantizeError, quantize_model,
 };
 
 use crate::{
     format::{ExportFormat, WeightType},
     settings,
-    verify::{self, VerifyError},
+    verify::{self, ExportComparison, VerifyError},
 };
-
-/// For a chunk of a few tokens, however large the model.
-const SILENCE_MAX: Duration = Duration::from_secs(600);
 
 /// A model to export.
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +74,8 @@ pub enum ExportError {
 }
 
 /// Writes a model for another program and compares it with the trained one: the log-probabilities of
-/// a sample text, or, for types that only llama.cpp reads, the mean likelihood that it measures.
+/// a sample text, or, for models and types that only llama.cpp reads, the mean likelihood that it
+/// measures.
 /// `progress` is called with the activity, and the bytes done and in all.
 ///
 /// # Errors
@@ -91,9 +87,13 @@ pub fn export_model(
 ) -> Result<ExportedModel, ExportError> {
     let ExportRequest { base, adapter, out, name, format, weight_type, .. } = *request;
     // Before hours of work.
-    if matches!(weight_type, WeightType::Quantized(_)) && format != ExportFormat::Merged {
-        LlamaInstallation::find_installation(request.llama_cpp)?;
-    }
+    let weights = match format {
+        ExportFormat::Merged => None,
+        ExportFormat::Gguf | ExportFormat::Ollama | ExportFormat::Lemonade => {
+            Some(GgufWeights::find_quantizer(weight_type, request.llama_cpp)?)
+        }
+    };
+    let comparison = ExportComparison::choose_program(base, weights.is_some(), request.llama_cpp)?;
     let failed = |source| ExportError::Write { path: out.to_owned(), source };
     fs::create_dir_all(out).map_err(failed)?;
     let scratch = tempfile::Builder::new().prefix(".export-").tempdir_in(out).map_err(failed)?;
@@ -106,9 +106,18 @@ pub fn export_model(
         }
         None => base.to_owned(),
     };
-    let (path, distance, tolerance) = if format == ExportFormat::Merged {
+    let (path, distance, tolerance) = if let Some(weights) = &weights {
+        let path = out.join(format!("{name}.gguf"));
+        let partial = scratch.path().join("model.gguf");
+        let distance = write_gguf(request, (weights, &comparison), (&merged, &partial), progress)?;
+        let tolerance = weight_type.tolerance();
+        check_distance(&path, distance, tolerance)?;
+        fs::rename(&partial, &path)
+            .map_err(|source| ExportError::Write { path: path.clone(), source })?;
+        (path, distance, tolerance)
+    } else {
         let path = out.join(name);
-        let distance = verify::compare_logprobs((base, adapter), &merged)?;
+        let distance = comparison.measure_distance((base, adapter), &merged, scratch.path())?;
         let tolerance = WeightType::Converted(ConversionDtype::Bf16).tolerance();
         check_distance(&path, distance, tolerance)?;
         let failed = |source| ExportError::Write { path: path.clone(), source };
@@ -117,15 +126,6 @@ pub fn export_model(
             None => copy_files(&merged, &scratch.path().join("copy")).map_err(failed)?,
         };
         replace_directory(&staged, &path, &scratch.path().join("old")).map_err(failed)?;
-        (path, distance, tolerance)
-    } else {
-        let path = out.join(format!("{name}.gguf"));
-        let partial = scratch.path().join("model.gguf");
-        let distance = write_gguf(request, &merged, &partial, progress)?;
-        let tolerance = weight_type.tolerance();
-        check_distance(&path, distance, tolerance)?;
-        fs::rename(&partial, &path)
-            .map_err(|source| ExportError::Write { path: path.clone(), source })?;
         (path, distance, tolerance)
     };
     if format == ExportFormat::Ollama {
@@ -144,47 +144,57 @@ fn check_distance(path: &Path, distance: f64, tolerance: f64) -> Result<(), Expo
     Err(ExportError::Differs { path: path.to_owned(), distance, tolerance })
 }
 
+/// The type of a GGUF file's weights, with the programs that make it.
+enum GgufWeights {
+    Converted(ConversionDtype),
+    Quantized(String, LlamaInstallation),
+}
+
+impl GgufWeights {
+    fn find_quantizer(
+        weight_type: WeightType,
+        llama_cpp: Option<&Path>,
+    ) -> Result<Self, InstallationError> {
+        Ok(match weight_type {
+            WeightType::Converted(dtype) => Self::Converted(dtype),
+            WeightType::Quantized(name) => Self::Quantized(
+                name.to_uppercase(),
+                LlamaInstallation::find_installation(llama_cpp)?,
+            ),
+        })
+    }
+}
+
 /// Writes the GGUF file and returns its distance from the trained model.
 fn write_gguf(
     request: &ExportRequest<'_>,
-    merged: &Path,
-    file: &Path,
+    (weights, comparison): (&GgufWeights, &ExportComparison),
+    (merged, file): (&Path, &Path),
     progress: &mut dyn FnMut(&'static str, u64, u64),
 ) -> Result<f64, ExportError> {
-    let ExportRequest { base, adapter, weight_type, llama_cpp, .. } = *request;
+    let ExportRequest { base, adapter, .. } = *request;
+    let directory = file.parent().unwrap_or(file);
     let mut report = |done, total| progress("convert", done, total);
-    let name = match weight_type {
-        WeightType::Converted(dtype) => {
-            convert::convert_model(merged, file, dtype, &mut report).map_err(Box::new)?;
+    let (name, installation) = match weights {
+        GgufWeights::Converted(dtype) => {
+            convert::convert_model(merged, file, *dtype, &mut report).map_err(Box::new)?;
             progress("compare", 0, 0);
-            return Ok(verify::compare_logprobs((base, adapter), file)?);
+            return Ok(comparison.measure_distance((base, adapter), file, directory)?);
         }
-        WeightType::Quantized(name) => name.to_uppercase(),
+        GgufWeights::Quantized(name, installation) => (name, installation),
     };
-    let installation = LlamaInstallation::find_installation(llama_cpp)?;
     let environment = ProcessEnvironment::new(&Default::default(), &[]);
     let exact = file.with_file_name("exact.gguf");
     convert::convert_model(merged, &exact, ConversionDtype::Bf16, &mut report).map_err(Box::new)?;
     let program = installation.quantize_path();
-    quantize_model(&program, (&exact, file), &name, &environment, &mut || {
+    quantize_model(&program, (&exact, file), name, &environment, &mut || {
         progress("quantize", 0, 0);
     })?;
     progress("compare", 0, 0);
-    let program = installation.perplexity_path();
-    let runner = PerplexityRunner {
-        options: LlamaInstallation::read_options(&program, &environment)?,
-        program,
-        device: None,
-        environment,
-        mmap: true,
-        threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        silence: SILENCE_MAX,
-        repeat: false,
-    };
-    let directory = file.parent().unwrap_or(file);
+    let runner = verify::perplexity_runner(installation)?;
     // The 16-bit file is compared with the trained model, the small one with it.
-    let first = verify::compare_logprobs((base, adapter), &exact)?;
-    Ok(first + verify::compare_likelihoods(&runner, &exact, file, directory)?)
+    let first = comparison.measure_distance((base, adapter), &exact, directory)?;
+    Ok(first + verify::compare_likelihoods(&runner, (&exact, None), file, directory)?)
 }
 
 /// Copies the files of a model that has no adapter, and returns the new directory.

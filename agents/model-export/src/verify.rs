@@ -1,9 +1,21 @@
 //! Compares an exported model with the one that it was made of.
 
-use std::path::Path;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use engine::{CanaryError, CanaryText, MatrixDtype, ModelLoadError, load_model};
-use llama::{ChunkSelection, LlamaPerplexityError, PerplexityRequest, PerplexityRunner};
+use formats::{
+    ConversionDtype, ModelConfig, ModelConfigError,
+    convert::{self, ConvertError},
+};
+use llama::{
+    ChunkSelection, InstallationError, LlamaInstallation, LlamaPerplexityError, PerplexityRequest,
+    PerplexityRunner, ProcessEnvironment,
+};
 
 /// A text of several kinds: prose, sums, code and a list.
 const TEXT: &str = include_str!("sample.txt");
@@ -12,23 +24,116 @@ const SCORED_TOKENS: usize = 96;
 /// Tokens of a chunk that llama.cpp scores, and the number of chunks.
 const CHUNK_TOKENS: usize = 64;
 const CHUNKS: usize = 4;
+/// For a chunk of a few tokens, however large the model.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
 
 /// The reason why an exported model could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
+    #[error("read the base's config.json")]
+    Config(#[from] ModelConfigError),
+    #[error("llama.cpp compares the exported model, because {reason}")]
+    Absent {
+        reason: &'static str,
+        #[source]
+        source: InstallationError,
+    },
     #[error("load the model to compare with")]
     Load(#[from] Box<ModelLoadError>),
     #[error("score the sample text")]
     Score(#[from] Box<CanaryError>),
+    #[error("convert the model to compare with")]
+    Convert(#[from] Box<ConvertError>),
     #[error("score the sample text with llama.cpp")]
     Llama(#[from] LlamaPerplexityError),
     #[error("write the sample text")]
-    Text(#[from] std::io::Error),
+    Text(#[from] io::Error),
+}
+
+/// The program that scores a text with the trained and with the exported model.
+#[derive(Debug)]
+pub(crate) enum ExportComparison {
+    /// The log-probability of each token, by the embedded engine.
+    Embedded,
+    /// The mean likelihood, by llama.cpp: with the base's GGUF file and the adapter's on one side.
+    LlamaCpp(Box<PerplexityRunner>),
+}
+
+impl ExportComparison {
+    /// Chooses the embedded engine if it loads both models, else llama.cpp, which must be installed.
+    /// `is_gguf` is true if the exported model is a GGUF file.
+    pub(crate) fn choose_program(
+        base: &Path,
+        is_gguf: bool,
+        llama_cpp: Option<&Path>,
+    ) -> Result<Self, VerifyError> {
+        let reason = if ModelConfig::from_dir(base)?.require_embedded(base).is_err() {
+            "the embedded engine does not compute this architecture"
+        } else if is_gguf && !convert::has_byte_level_tokenizer(base).map_err(Box::new)? {
+            "the embedded engine does not read this tokenizer from GGUF files"
+        } else {
+            return Ok(Self::Embedded);
+        };
+        let runner = LlamaInstallation::find_installation(llama_cpp)
+            .and_then(|installation| perplexity_runner(&installation));
+        let runner = runner.map_err(|source| VerifyError::Absent { reason, source })?;
+        Ok(Self::LlamaCpp(Box::new(runner)))
+    }
+
+    /// Returns the distance of an exported directory or GGUF file from the trained model, in nats
+    /// per token. GGUF files that are only needed here are written into `scratch`.
+    pub(crate) fn measure_distance(
+        &self,
+        (base, adapter): (&Path, Option<&Path>),
+        exported: &Path,
+        scratch: &Path,
+    ) -> Result<f64, VerifyError> {
+        let runner = match self {
+            Self::Embedded => return compare_logprobs((base, adapter), exported),
+            Self::LlamaCpp(runner) => runner,
+        };
+        let convert = |model: &Path, name: &str| -> Result<PathBuf, VerifyError> {
+            let file = scratch.join(name);
+            convert::convert_model(model, &file, ConversionDtype::Bf16, &mut |_, _| ())
+                .map_err(Box::new)?;
+            Ok(file)
+        };
+        let trained = convert(base, "base.gguf")?;
+        let lora = adapter.map(|adapter| -> Result<PathBuf, VerifyError> {
+            let file = scratch.join("adapter.gguf");
+            convert::convert_lora(base, adapter, &file, ConversionDtype::F32).map_err(Box::new)?;
+            Ok(file)
+        });
+        let lora = lora.transpose()?;
+        let other = match exported.is_dir() {
+            true => convert(exported, "exported.gguf")?,
+            false => exported.to_owned(),
+        };
+        compare_likelihoods(runner, (&trained, lora.as_deref()), &other, scratch)
+    }
+}
+
+/// Returns how llama.cpp measures likelihoods: on the CPU.
+pub(crate) fn perplexity_runner(
+    installation: &LlamaInstallation,
+) -> Result<PerplexityRunner, InstallationError> {
+    let environment = ProcessEnvironment::new(&Default::default(), &[]);
+    let program = installation.perplexity_path();
+    Ok(PerplexityRunner {
+        options: LlamaInstallation::read_options(&program, &environment)?,
+        program,
+        device: None,
+        environment,
+        mmap: true,
+        threads: thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        silence: SILENCE_MAX,
+        repeat: false,
+    })
 }
 
 /// Returns the mean distance of the log-probabilities that two models give to the tokens of a text,
 /// in nats per token.
-pub(crate) fn compare_logprobs(
+fn compare_logprobs(
     (base, adapter): (&Path, Option<&Path>),
     exported: &Path,
 ) -> Result<f64, VerifyError> {
@@ -50,21 +155,21 @@ fn score_text(base: &Path, adapter: Option<&Path>) -> Result<Vec<f32>, VerifyErr
     Ok(canary.score_tokens(&model).map_err(Box::new)?)
 }
 
-/// Returns the distance of the mean negative log-likelihoods that llama.cpp measures for two GGUF
-/// files, in nats per token.
+/// Returns the distance of the mean negative log-likelihoods that llama.cpp measures for a GGUF file
+/// with or without an adapter and for another GGUF file, in nats per token.
 pub(crate) fn compare_likelihoods(
     runner: &PerplexityRunner,
-    one: &Path,
+    one: (&Path, Option<&Path>),
     other: &Path,
     scratch: &Path,
 ) -> Result<f64, VerifyError> {
     let text = scratch.join("sample.txt");
     // Long enough for any tokenizer.
-    std::fs::write(&text, TEXT.repeat(4))?;
-    let measure = |base: &Path| {
+    fs::write(&text, TEXT.repeat(4))?;
+    let measure = |(base, adapter): (&Path, Option<&Path>)| {
         let request = PerplexityRequest {
             base,
-            adapter: None,
+            adapter,
             text: &text,
             n_ctx: CHUNK_TOKENS,
             chunks: ChunkSelection::First(CHUNKS),
@@ -72,7 +177,7 @@ pub(crate) fn compare_likelihoods(
         };
         runner.measure_perplexity(&request, &mut |_, _| ()).map(|found| found.mean_nll)
     };
-    Ok((measure(one)? - measure(other)?).abs())
+    Ok((measure(one)? - measure((other, None))?).abs())
 }
 
 #[cfg(test)]
@@ -86,5 +191,22 @@ mod tests {
         let distance = compare_logprobs((&base, Some(&adapter)), &base).unwrap();
         assert!(distance > 0.15, "{distance}: above what any conversion may differ by");
         assert!(compare_logprobs((&base, None), &base).unwrap() < 1e-6);
+    }
+
+    #[test]
+    fn llama_cpp_compares_what_the_embedded_engine_does_not_load() {
+        let golden = golden::small_set();
+        let choose = |name: &str, is_gguf| {
+            let nowhere = Some(Path::new("/nonexistent"));
+            ExportComparison::choose_program(&golden.model_path(name), is_gguf, nowhere)
+        };
+        for is_gguf in [false, true] {
+            assert!(matches!(choose("qwen2-tiny", is_gguf), Ok(ExportComparison::Embedded)));
+            let absent = choose("qwen3moe-tiny", is_gguf).unwrap_err().to_string();
+            assert!(absent.contains("does not compute this architecture"), "{absent}");
+        }
+        assert!(matches!(choose("mistral-tiny", false), Ok(ExportComparison::Embedded)));
+        let absent = choose("mistral-tiny", true).unwrap_err().to_string();
+        assert!(absent.contains("does not read this tokenizer"), "{absent}");
     }
 }

@@ -75,6 +75,31 @@ fn llama_cpp_s_own_types_are_made_and_compared_by_it() {
 }
 
 #[test]
+fn models_that_only_llama_cpp_loads_are_compared_by_it() {
+    let Some(llama_cpp) = requirements::require_llama_cpp() else { return };
+    let golden = golden::small_set();
+    for (model, adapter, format, weight_type) in [
+        ("qwen3moe-tiny", "qwen3moe-r4-qkvo", ExportFormat::Merged, "bf16"),
+        ("gemma2-tiny", "gemma2-r4-all", ExportFormat::Gguf, "f32"),
+        ("phi3-tiny", "phi3-r4-all", ExportFormat::Ollama, "q8_0"),
+        ("mistral-tiny", "mistral-r4-qv", ExportFormat::Lemonade, "bf16"),
+    ] {
+        let (base, adapter) = (golden.model_path(model), golden.adapter_path(adapter));
+        let out = tempfile::tempdir().unwrap();
+        let asked = ExportRequest {
+            llama_cpp: Some(&llama_cpp),
+            ..request((&base, &adapter, out.path()), format, weight_type)
+        };
+        let exported = export_model(&asked, &mut |_, _, _| ()).unwrap();
+        assert!(exported.path.exists(), "{model}");
+        println!("{model} {weight_type}: {:.5} nats per token", exported.distance);
+        let asked = ExportRequest { llama_cpp: Some(Path::new("/nonexistent")), ..asked };
+        let refused = export_model(&asked, &mut |_, _, _| panic!("work began")).unwrap_err();
+        assert!(matches!(refused, ExportError::Verify(_)), "{refused}");
+    }
+}
+
+#[test]
 fn an_export_replaces_an_older_one_as_a_whole() {
     let (base, adapter) = (base(), adapter());
     let out = tempfile::tempdir().unwrap();

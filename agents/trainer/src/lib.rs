@@ -7,6 +7,7 @@ mod config;
 mod lineage;
 mod memory_needs;
 mod messages;
+mod offline;
 mod publish;
 mod pytorch;
 mod replay;
@@ -23,7 +24,7 @@ mod weight_delta;
 mod worker;
 
 pub use config::{TrainerConfig, TrainingEngine};
-pub use memory_needs::memory_shape;
+pub use offline::{OfflineCheckpoint, OfflineTraining};
 pub use pytorch::{PyTorchProgram, PythonRunner};
 pub use reproduce::{Reproduction, ReproductionResult};
 pub use role::TrainerRole;

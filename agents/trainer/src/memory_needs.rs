@@ -7,8 +7,7 @@ use doctor::{
     TrainingPlan,
     estimate::{ModelShape, PlannedTraining, TrainingMethod},
 };
-use formats::Architecture;
-use formats::FloatDtype;
+use formats::{FloatDtype, ModelConfig};
 use hardware::{AttentionKind, HardwareProfile};
 use wire::v1;
 
@@ -19,23 +18,6 @@ const CONFIG_FILE: &str = "config.json";
 /// A real configuration has a few hundred bytes.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// Returns the part of a model's configuration that decides its memory use.
-pub fn memory_shape(config: &formats::ModelConfig) -> ModelShape {
-    let wide = |size: usize| size as u64;
-    ModelShape {
-        layers: wide(config.layers),
-        hidden: wide(config.hidden_size),
-        intermediate: wide(config.intermediate_size),
-        heads: wide(config.heads),
-        kv_heads: wide(config.kv_heads),
-        head_dim: wide(config.head_dim),
-        vocab: wide(config.vocab_size),
-        tied: config.tied_embeddings,
-        qkv_bias: config.attention_bias,
-        qk_norm: config.architecture == Architecture::Qwen3,
-    }
-}
-
 /// Returns `None` if the available memory or the base is unknown.
 pub(crate) async fn estimate_needs(
     job: &LeasedJob,
@@ -45,14 +27,24 @@ pub(crate) async fn estimate_needs(
     let Some(has) = config.doctor.training_budget_bytes(config.uses_gpu()).await else {
         return Ok(None);
     };
+    let Some(training) = &order.training else { return Ok(None) };
+    let settings = read_base_config(job, order).await?;
+    Ok(settings.map(|settings| {
+        needs_by_profile(&ModelShape::from_config(&settings), training, config, has)
+    }))
+}
+
+/// Reads the configuration of an order's base. Returns `None` if it cannot be read: the worker
+/// refuses it, with the reason.
+pub(crate) async fn read_base_config(
+    job: &LeasedJob,
+    order: &v1::TrainOrder,
+) -> Result<Option<ModelConfig>, JobError> {
     let tree = order.base.as_ref().and_then(|base| base.tree.as_ref());
-    let (Some(tree), Some(training)) = (tree, &order.training) else { return Ok(None) };
+    let Some(tree) = tree else { return Ok(None) };
     let read = job.cache.read_tree_file(&job.store, tree, CONFIG_FILE, CONFIG_BYTES_MAX).await?;
-    // The worker refuses a configuration that cannot be read, with the reason.
     let settings = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let settings =
-        settings.and_then(|map| formats::ModelConfig::from_json(&map, Path::new(CONFIG_FILE)).ok());
-    Ok(settings.map(|settings| needs_by_profile(&memory_shape(&settings), training, config, has)))
+    Ok(settings.and_then(|map| ModelConfig::from_json(&map, Path::new(CONFIG_FILE)).ok()))
 }
 
 /// Estimates the peak memory in bytes on this host, which has `has` bytes, and on each profile.
@@ -104,7 +96,17 @@ fn training_on_profile(
         checkpointing: policy.gradient_checkpointing,
         eager_attention: policy.attention == AttentionKind::Eager,
         dropout: false,
+        quantized: training
+            .lora
+            .as_ref()
+            .is_some_and(|lora| lora.quantization() != v1::lora::Quantization::None),
     }
+}
+
+/// Returns true if the base is quantised while its adapter is trained.
+pub(crate) fn is_quantized(order: &v1::TrainOrder) -> bool {
+    let lora = order.training.as_ref().and_then(|training| training.lora.as_ref());
+    lora.is_some_and(|lora| lora.quantization() != v1::lora::Quantization::None)
 }
 
 /// The memory fit is checked elsewhere.
@@ -118,6 +120,7 @@ pub(crate) fn doctor_plan(order: &v1::TrainOrder, profile: &HardwareProfile) -> 
         dtype: Some(profile.training.dtype),
         dataloader_workers: Some(profile.training.dataloader_workers),
         pin_memory: Some(profile.training.pin_memory),
+        quantised_bits: if is_quantized(order) { 4 } else { 0 },
         ..TrainingPlan::default()
     }
 }
@@ -138,6 +141,8 @@ mod tests {
         tied: false,
         qkv_bias: true,
         qk_norm: false,
+        other_parameters: 0,
+        expert_parameters: 0,
     };
 
     fn gigabytes(profile: &str, training: &v1::Training) -> u64 {

@@ -181,6 +181,9 @@ pub(crate) struct ProbeReport {
     pub hip: Option<String>,
     pub transformers: String,
     pub peft: String,
+    /// True if bitsandbytes is installed.
+    #[serde(default)]
+    pub bitsandbytes: bool,
     #[serde(default)]
     pub device: Option<String>,
     /// The architecture of the GPU as torch reports it.

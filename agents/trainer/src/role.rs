@@ -1,7 +1,7 @@
 //! The agent's side: fetches the files, starts the worker, and publishes each checkpoint as it is
 //! saved.
 
-use std::{convert::Infallible, sync::Mutex, time::Duration};
+use std::{convert::Infallible, path::Path, sync::Mutex, time::Duration};
 
 use agent::{
     AgentRole, JobError, JobFault, LeasedJob, MemoryNeeds, WorkerProcess, halve_micro_batch,
@@ -9,6 +9,7 @@ use agent::{
 use anyhow::anyhow;
 use doctor::DoctorFinding;
 use futures::future::{BoxFuture, FutureExt};
+use hardware::SupportLevel;
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::{FactBody, WorkKind, v1};
 
@@ -136,13 +137,13 @@ impl TrainerRole {
         match ordered {
             v1::train_order::Part::Slice(slice) => {
                 if !kept_worker.serves_training(&training_name(order, halvings)) {
-                    self.check_engine(order).await?;
+                    self.check_engine(job, order).await?;
                 }
                 part.train_slice(slice).await
             }
             v1::train_order::Part::Merge(merge) => {
                 if merge.outer == 0 || merge.heldout.is_some() {
-                    self.check_engine(order).await?;
+                    self.check_engine(job, order).await?;
                 }
                 part.merge_deltas(merge).await
             }
@@ -163,7 +164,7 @@ impl TrainerRole {
             lineage.remove_state_before(last.step).await;
             return Ok(());
         }
-        self.check_engine(order).await?;
+        self.check_engine(job, order).await?;
         let scratch = TrainingDir::create_for(job, &order.cycle.to_string())?;
         let point = lineage.find_resume_point().await?;
         if let Some(point) = &point {
@@ -216,14 +217,20 @@ impl TrainerRole {
         }
     }
 
-    /// Checks the host, and PyTorch if it is the engine.
-    async fn check_engine(&self, order: &v1::TrainOrder) -> Result<(), JobError> {
+    /// Checks the host, and that the engine can train the base: PyTorch is probed.
+    async fn check_engine(&self, job: &LeasedJob, order: &v1::TrainOrder) -> Result<(), JobError> {
         self.check_host(order).await?;
+        check_quantization(order, &self.config)?;
         match &self.config.engine {
             TrainingEngine::PyTorch(pytorch) => {
-                self.probe.ensure_passed(pytorch, &self.config.launch).await
+                let quantized = memory_needs::is_quantized(order);
+                self.probe.ensure_passed(pytorch, &self.config.launch, quantized).await
             }
-            TrainingEngine::Candle => Ok(()),
+            TrainingEngine::Candle => match memory_needs::read_base_config(job, order).await? {
+                // Another host may train with PyTorch.
+                Some(base) => base.require_embedded(Path::new("")).map_err(JobError::host_unfit),
+                None => Ok(()),
+            },
         }
     }
 
@@ -270,6 +277,25 @@ impl TrainerRole {
             "the training was ended by SIGTERM after it saved its state; it is resumed (E112)"
         ))
     }
+}
+
+/// Fails if this host cannot train on a quantised base. Another host may.
+fn check_quantization(order: &v1::TrainOrder, config: &TrainerConfig) -> Result<(), JobError> {
+    let profile = &config.launch.profile;
+    let reason = match &config.engine {
+        _ if !memory_needs::is_quantized(order) => return Ok(()),
+        TrainingEngine::Candle => {
+            "the embedded engine trains on no quantised base; start this agent with \
+             --trainer-engine pytorch"
+                .to_owned()
+        }
+        TrainingEngine::PyTorch(_) if profile.quantisation == SupportLevel::Refuse => {
+            format!("hardware profile {} refuses quantised weights", profile.name)
+        }
+        TrainingEngine::PyTorch(_) => return Ok(()),
+    };
+    let what = "or train without lora.quantize";
+    Err(JobError::host_unfit(anyhow!("{reason}, use another box, {what} (E115)")))
 }
 
 /// Identifies run and cycle.

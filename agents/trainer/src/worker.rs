@@ -438,6 +438,11 @@ fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<Giv
     let examples = wire::TrainingExample::parse_all(&text).context("read the dataset")?;
     let split = |example: wire::TrainingExample| {
         let tokens = match example.token_ids {
+            Some(tokens) if !example.masked.is_empty() => {
+                let range = |[start, end]: [u32; 2]| start as usize..end as usize;
+                let masked = example.masked.into_iter().map(range).collect();
+                CompletionTokens::Masked { tokens, masked }
+            }
             Some(ids) => CompletionTokens::Exact(ids),
             None if example.unfinished => CompletionTokens::Cut,
             None => CompletionTokens::Ended,
@@ -453,4 +458,32 @@ fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<Giv
 /// Larger values become the maximum.
 fn to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_observations_of_an_episode_are_masked() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("dataset.jsonl");
+        let lines = concat!(
+            r#"{"prompt":"p","completion":"ab<7>c","token_ids":[5,0,9,9,6,0],"masked":[[2,4]]}"#,
+            "\n",
+            r#"{"prompt":"p","completion":"ab","token_ids":[5,0]}"#,
+            "\n",
+            r#"{"prompt":"p","completion":"ab","unfinished":true}"#,
+        );
+        std::fs::write(&path, lines).unwrap();
+        let (examples, signals) = read_examples(&path).unwrap();
+        let tokens: Vec<CompletionTokens> = examples.into_iter().map(|one| one.tokens).collect();
+        let masked = std::iter::once(2..4).collect();
+        let expected = [
+            CompletionTokens::Masked { tokens: vec![5, 0, 9, 9, 6, 0], masked },
+            CompletionTokens::Exact(vec![5, 0]),
+            CompletionTokens::Cut,
+        ];
+        assert_eq!((&tokens[..], signals.len()), (&expected[..], 3));
+    }
 }

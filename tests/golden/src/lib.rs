@@ -63,6 +63,13 @@ pub fn small_set() -> GoldenSet {
     GoldenSet { figures: read_figures(&root.join("manifest.json")), root }
 }
 
+/// Returns the models of further architectures in this repository, most of which the embedded engine
+/// does not compute.
+pub fn architecture_set() -> GoldenSet {
+    let root = own_path("data");
+    GoldenSet { figures: read_figures(&root.join("architectures.json")), root }
+}
+
 /// Returns the set of this repository, and the large one if it is present.
 pub fn golden_sets() -> Vec<GoldenSet> {
     let root = own_path("../../../shared/data/golden");
@@ -99,6 +106,12 @@ impl GoldenSet {
             figure.model == model && figure.adapter.as_deref() == adapter && figure.limit.is_some()
         };
         self.figures.perplexities.iter().find(is_it).expect("every policy has this figure")
+    }
+
+    /// Yields each model without an adapter once, if it has a figure.
+    pub fn plain_models(&self) -> impl Iterator<Item = &str> {
+        let plain = self.figures.perplexities.iter().filter(|figure| figure.adapter.is_none());
+        plain.map(|figure| figure.model.as_str())
     }
 
     /// Yields each adapter after its base.

@@ -43,13 +43,16 @@ impl PackedBatch {
             targets: Vec::new(),
             places: Vec::new(),
         };
-        for (TokenSequence { tokens, scored, .. }, number) in sequences.iter().zip(first as u64..) {
+        for (sequence, number) in sequences.iter().zip(first as u64..) {
+            let tokens = &sequence.tokens;
             let (start, inputs) = (batch.tokens.len(), tokens.len() - 1);
             batch.tokens.extend_from_slice(&tokens[..inputs]);
             batch.positions.extend(0..inputs as u32);
             batch.sequences.push(start..start + inputs);
-            batch.scored_rows.extend(scored.clone().map(|target| (start + target - 1) as u32));
-            batch.targets.extend_from_slice(&tokens[scored.clone()]);
+            for target in sequence.scored_positions() {
+                batch.scored_rows.push((start + target - 1) as u32);
+                batch.targets.push(tokens[target]);
+            }
             batch.places.extend((0..inputs as u64).map(|place| number << 32 | place));
         }
         batch

@@ -1,6 +1,6 @@
 //! Typed access to the fields of a `config.json`.
 
-use super::{Architecture, ModelConfigError, RopeScaling};
+use super::{ModelConfigError, RopeScaling};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -11,9 +11,6 @@ pub(super) const MAX_VOCAB: usize = 1 << 22;
 pub(super) const MAX_HEADS: usize = 1 << 12;
 pub(super) const MAX_LAYERS: usize = 1 << 12;
 pub(super) const MAX_POSITIONS: usize = 1 << 28;
-
-/// The value that transformers assumes.
-const DEFAULT_THETA: f64 = 10_000.0;
 
 pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelConfigError> {
     let text = std::fs::read_to_string(path)
@@ -38,7 +35,7 @@ impl<'a> ConfigFields<'a> {
         ModelConfigError::Invalid { path: self.path.into(), field, found, expected }
     }
 
-    fn unsupported_error(
+    pub(super) fn unsupported_error(
         &self,
         field: &'static str,
         found: &Value,
@@ -48,11 +45,11 @@ impl<'a> ConfigFields<'a> {
         ModelConfigError::Unsupported { path: self.path.into(), field, found, supported }
     }
 
-    fn get(&self, field: &str) -> Option<&'a Value> {
+    pub(super) fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    fn require_field(&self, field: &'static str) -> Result<&'a Value, ModelConfigError> {
+    pub(super) fn require_field(&self, field: &'static str) -> Result<&'a Value, ModelConfigError> {
         self.get(field).ok_or_else(|| ModelConfigError::Missing { path: self.path.into(), field })
     }
 
@@ -79,7 +76,7 @@ impl<'a> ConfigFields<'a> {
         if self.get(field).is_some() { self.read_size(field, most) } else { Ok(default) }
     }
 
-    fn read_number(&self, field: &'static str) -> Result<f64, ModelConfigError> {
+    pub(super) fn read_number(&self, field: &'static str) -> Result<f64, ModelConfigError> {
         let value = self.require_field(field)?;
         let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
         number.ok_or_else(|| self.invalid_error(field, value.to_string(), "a positive number"))
@@ -96,11 +93,28 @@ impl<'a> ConfigFields<'a> {
 
     /// Reads a boolean; false if the field is absent.
     pub(super) fn read_flag(&self, field: &'static str) -> Result<bool, ModelConfigError> {
-        let Some(value) = self.get(field) else { return Ok(false) };
+        self.read_flag_or(field, false)
+    }
+
+    /// Also reads a boolean; an absent field gives `default`.
+    pub(super) fn read_flag_or(
+        &self,
+        field: &'static str,
+        default: bool,
+    ) -> Result<bool, ModelConfigError> {
+        let Some(value) = self.get(field) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.invalid_error(field, value.to_string(), "true or false"))
     }
 
-    fn nested_fields(
+    /// Reads a positive number that may be absent.
+    pub(super) fn read_optional_number(
+        &self,
+        field: &'static str,
+    ) -> Result<Option<f64>, ModelConfigError> {
+        self.get(field).map(|_| self.read_number(field)).transpose()
+    }
+
+    pub(super) fn nested_fields(
         &self,
         field: &'static str,
     ) -> Result<Option<ConfigFields<'a>>, ModelConfigError> {
@@ -111,92 +125,8 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// Reads the architecture from `model_type` and checks that `architectures` agrees.
-    pub(super) fn read_architecture(&self) -> Result<Architecture, ModelConfigError> {
-        let found = self.require_field("model_type")?;
-        let architecture = Architecture::ALL.into_iter().find(|one| *found == one.model_type());
-        let Some(architecture) = architecture else {
-            return Err(self.unsupported_error("model_type", found, "qwen2, qwen3, llama"));
-        };
-        let class = architecture.class_name();
-        let classes = self.get("architectures").and_then(Value::as_array);
-        match classes.and_then(|classes| classes.iter().find(|name| **name != class)) {
-            Some(other) => Err(self.unsupported_error("architectures", other, class)),
-            None => Ok(architecture),
-        }
-    }
-
-    /// Checks the settings that change what a model computes: activation, MLP biases, quantisation
-    /// and sliding windows.
-    pub(super) fn check_supported(&self) -> Result<(), ModelConfigError> {
-        if let Some(activation) = self.get("hidden_act").filter(|name| **name != "silu") {
-            return Err(self.unsupported_error("hidden_act", activation, "silu"));
-        }
-        if self.read_flag("mlp_bias")? {
-            return Err(self.unsupported_error("mlp_bias", &Value::Bool(true), "false"));
-        }
-        if let Some(quantization) = self.get("quantization_config") {
-            return Err(self.unsupported_error(
-                "quantization_config",
-                quantization,
-                "f32, bf16, f16",
-            ));
-        }
-        self.check_full_attention()
-    }
-
-    /// Checks that no layer uses a sliding window: by `layer_types` if it exists, by
-    /// `use_sliding_window` otherwise. The size of a window is ignored, because files contain it
-    /// even if no layer uses it.
-    fn check_full_attention(&self) -> Result<(), ModelConfigError> {
-        let Some(kinds) = self.get("layer_types") else {
-            return match self.read_flag("use_sliding_window")? {
-                true => {
-                    Err(self.unsupported_error("use_sliding_window", &Value::Bool(true), "false"))
-                }
-                false => Ok(()),
-            };
-        };
-        let Some(kinds) = kinds.as_array() else {
-            return Err(self.invalid_error("layer_types", kinds.to_string(), "a list of kinds"));
-        };
-        match kinds.iter().find(|kind| **kind != "full_attention") {
-            Some(other) => Err(self.unsupported_error("layer_types", other, "full_attention")),
-            None => Ok(()),
-        }
-    }
-
-    /// Reads `rope_theta` and the rope scaling, from `rope_parameters` or `rope_scaling`.
-    pub(super) fn read_rope(&self) -> Result<(f64, Option<RopeScaling>), ModelConfigError> {
-        let theta = self.read_number_or("rope_theta", DEFAULT_THETA)?;
-        let found = match self.nested_fields("rope_parameters")? {
-            Some(rope) => Some(("rope_parameters", rope)),
-            None => self.nested_fields("rope_scaling")?.map(|rope| ("rope_scaling", rope)),
-        };
-        let Some((field, rope)) = found else { return Ok((theta, None)) };
-        let theta = rope.read_number_or("rope_theta", theta)?;
-        for fields in [self, &rope] {
-            if let Some(share) = fields.get("partial_rotary_factor").filter(|one| **one != 1.0) {
-                return Err(self.unsupported_error("partial_rotary_factor", share, "1"));
-            }
-        }
-        let Some(kind) = rope.get("rope_type").or_else(|| rope.get("type")) else {
-            // Parameters for each kind of layer are nested one level deeper.
-            return match rope.map.values().find(|value| value.is_object()) {
-                Some(deeper) => {
-                    Err(self.unsupported_error(field, deeper, "one rope for all layers"))
-                }
-                None => Ok((theta, None)),
-            };
-        };
-        match kind.as_str() {
-            Some("default") => Ok((theta, None)),
-            Some("llama3") => Ok((theta, Some(rope.read_rope_scaling()?))),
-            _ => Err(self.unsupported_error(field, kind, "default, llama3")),
-        }
-    }
-
-    fn read_rope_scaling(&self) -> Result<RopeScaling, ModelConfigError> {
+    /// Reads the parameters of Llama 3.1's scaling.
+    pub(super) fn read_rope_scaling(&self) -> Result<RopeScaling, ModelConfigError> {
         let scaling = RopeScaling {
             factor: self.read_number("factor")?,
             low_freq_factor: self.read_number("low_freq_factor")?,

@@ -98,7 +98,12 @@ fn what_is_wrong_or_not_computed_is_refused_by_name() {
         })
     };
     for (field, value, expected) in [
-        ("model_type", json!("gemma3"), "model_type `gemma3`"),
+        (
+            "model_type",
+            json!("gemma3"),
+            "`gemma3` is not supported; use a model of gemma2, gemma3_text",
+        ),
+        ("model_type", json!("falcon"), "qwen2, qwen3, llama, mistral"),
         ("architectures", json!(["Qwen2ForRewardModel"]), "Qwen2ForRewardModel"),
         ("hidden_size", Value::Null, "`hidden_size` is missing"),
         ("hidden_size", json!(-5), "`hidden_size` is -5"),
@@ -117,7 +122,8 @@ fn what_is_wrong_or_not_computed_is_refused_by_name() {
         ("hidden_act", json!("gelu"), "gelu"),
         ("eos_token_id", json!(260), "within vocab_size"),
         ("rms_norm_eps", json!("small"), "`rms_norm_eps`"),
-        ("quantization_config", json!({"quant_method": "gptq"}), "gptq"),
+        ("quantization_config", json!({"quant_method": "gptq"}), "are quantised (gptq)"),
+        ("quantization_config", json!({"load_in_4bit": true}), "use the model that they were made"),
     ] {
         let error = with(json!({field: value})).unwrap_err().to_string();
         assert!(error.contains(expected), "{field}: {error}");
@@ -148,4 +154,113 @@ fn what_the_tokenizer_calls_the_end_comes_first_if_generation_stops_there() {
     assert_eq!(ends(), [1, 8, 9], "generation does not stop at it");
     write("tokenizer_config.json", &json!({"eos_token": null}));
     assert_eq!(ends(), [1, 8, 9]);
+}
+
+#[test]
+fn a_model_that_needs_code_of_its_directory_is_refused_with_the_file() {
+    let code = json!({
+        "model_type": "phi4mm", "auto_map": {"AutoConfig": "someone/x--configuration_phi4mm.Phi"},
+    });
+    let error = with(code).unwrap_err().to_string();
+    for part in ["configuration_phi4mm.py", "never run", "use a model of phi3"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let unused = json!({"auto_map": {"AutoConfig": "configuration_qwen2.Qwen2Config"}});
+    assert_eq!(with(unused).unwrap(), parsed(|_| {}).unwrap(), "transformers knows the model");
+}
+
+fn of_kind(kind: &str, class: &str, change: Value) -> Result<ModelConfig, ModelConfigError> {
+    let mut all = json!({"model_type": kind, "architectures": [class]});
+    all.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    with(all)
+}
+
+fn gemma3(change: Value) -> Result<ModelConfig, ModelConfigError> {
+    let mut all = json!({
+        "hidden_activation": "gelu_pytorch_tanh", "head_dim": 32, "query_pre_attn_scalar": 32,
+        "sliding_window": 64, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    });
+    all.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    of_kind("gemma3_text", "Gemma3ForCausalLM", all)
+}
+
+#[test]
+fn both_ropes_of_gemma_are_read_from_both_generations() {
+    let linear = json!({"rope_scaling": {"rope_type": "linear", "factor": 8.0}});
+    let old = gemma3(linear).unwrap();
+    assert_eq!((old.rope_theta, old.details.local_rope_theta), (1e6, Some(1e4)));
+    assert_eq!(old.details.linear_rope_factor, Some(8.0));
+    let new = json!({"rope_theta": null, "rope_local_base_freq": null, "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }});
+    assert_eq!(gemma3(new).unwrap(), old);
+    for (change, expected) in [
+        (json!({"layer_types": ["full_attention"]}), "layer_types `full_attention`"),
+        (json!({"sliding_window_pattern": 4}), "sliding_window_pattern `4`"),
+        (json!({"query_pre_attn_scalar": 168}), "the size of a head"),
+        (json!({"rope_scaling": {"rope_type": "yarn"}}), "default, linear"),
+        (json!({"attention_bias": true}), "attention_bias"),
+        (json!({"hidden_activation": "silu"}), "gelu_pytorch_tanh"),
+    ] {
+        let error = gemma3(change).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_window_that_llama_cpp_lacks_ends_the_positions() {
+    let of_window = |kind: &str, class: &str, window: Value| {
+        of_kind(kind, class, json!({"sliding_window": window})).unwrap()
+    };
+    for (kind, class) in [("mistral", "MistralForCausalLM"), ("phi3", "Phi3ForCausalLM")] {
+        assert_eq!(of_window(kind, class, json!(100)).max_positions, 100);
+        assert_eq!(of_window(kind, class, json!(4096)).max_positions, 512);
+        assert_eq!(of_window(kind, class, Value::Null).max_positions, 512);
+    }
+}
+
+#[test]
+fn factors_of_phi_s_rope_must_fit_its_heads() {
+    let phi3 = |rope: Value| {
+        let all = json!({"original_max_position_embeddings": 256, "rope_scaling": rope});
+        of_kind("phi3", "Phi3ForCausalLM", all)
+    };
+    let rope = |count: usize| json!({"type": "longrope", "long_factor": vec![2.0; count], "short_factor": vec![1; count]});
+    let config = phi3(rope(16)).unwrap();
+    let long = config.details.long_rope.unwrap();
+    // The positions were doubled: the square root of 1 + ln 2 / ln 256.
+    assert!((long.attention_factor - (1.125_f64).sqrt()).abs() < 1e-9, "{long:?}");
+    for (rope, expected) in [
+        (rope(15), "15 numbers"),
+        (json!({"type": "longrope", "long_factor": [1, -1]}), "`long_factor`"),
+        (json!({"type": "yarn"}), "longrope"),
+    ] {
+        let error = phi3(rope).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn experts_that_llama_cpp_computes_otherwise_are_refused() {
+    let moe = |change: Value| {
+        let mut all = json!({
+            "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "norm_topk_prob": true,
+        });
+        all.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        of_kind("qwen3_moe", "Qwen3MoeForCausalLM", all)
+    };
+    let experts = moe(json!({"num_experts": null, "num_local_experts": 8})).unwrap();
+    let expected = ExpertShape { count: 8, used: 2, width: 32 };
+    assert_eq!(experts.details.experts, Some(expected));
+    for (change, expected) in [
+        (json!({"norm_topk_prob": false}), "norm_topk_prob"),
+        (json!({"mlp_only_layers": [0]}), "mlp_only_layers"),
+        (json!({"decoder_sparse_step": 2}), "decoder_sparse_step"),
+        (json!({"num_experts_per_tok": 9}), "at most num_experts"),
+    ] {
+        let error = moe(change).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }

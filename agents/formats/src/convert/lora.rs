@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use super::atomic_file::AtomicFile;
-use super::pairs::{self, LoraPair, PairTarget};
-use super::{ConversionDtype, ConvertError, rows, tensor_names};
+use super::pairs::{self, LoraPair};
+use super::{ConversionDtype, ConvertError, rows};
 use crate::ModelConfig;
 use crate::gguf::{GgmlType, GgufValue, GgufWriter, PlannedGgufTensor};
 use crate::peft::AdapterSettings;
@@ -37,7 +37,7 @@ pub fn convert_lora(
     let mut writer =
         GgufWriter::start(AtomicFile::create_at(out)?, &fields, &planned).map_err(&failed)?;
     for pair in &pairs {
-        for values in [lora_a_values(pair), lora_b_values(pair, &config, alpha)] {
+        for values in [lora_a_values(pair), lora_b_values(pair, alpha)] {
             let mut bytes = Vec::new();
             rows::encode_rows(&values, kind, &mut bytes);
             writer.write(&bytes).map_err(&failed)?;
@@ -47,7 +47,7 @@ pub fn convert_lora(
 }
 
 fn adapter_fields(config: &ModelConfig, alpha: f32) -> Vec<(String, GgufValue)> {
-    let architecture = tensor_names::architecture_name(config.architecture);
+    let architecture = config.architecture.gguf_name();
     [
         ("general.architecture", GgufValue::from(architecture)),
         ("general.type", GgufValue::from("adapter")),
@@ -68,33 +68,29 @@ fn common_alpha(pairs: &[LoraPair]) -> f32 {
 
 fn plan_pair(pair: &LoraPair, kind: GgmlType) -> [PlannedGgufTensor; 2] {
     let tensor = |end: &str, shape: [usize; 2]| PlannedGgufTensor {
-        name: format!("{}.lora_{end}", pair.place.gguf_name()),
+        name: format!("{}.lora_{end}", pair.place.gguf_name),
         shape: shape.map(|size| size as u64).into(),
         kind,
     };
-    let a = match pair.place {
-        PairTarget::Embedding => [pair.inputs, pair.rank],
-        _ => [pair.rank, pair.inputs],
-    };
+    let is_embedding = pair.place.is_embedding();
+    let a = if is_embedding { [pair.inputs, pair.rank] } else { [pair.rank, pair.inputs] };
     [tensor("a", a), tensor("b", [pair.outputs, pair.rank])]
 }
 
 /// Orders the values as llama.cpp does; the A of an embedding is transposed.
 fn lora_a_values(pair: &LoraPair) -> Vec<f32> {
-    match pair.place {
-        PairTarget::Embedding => rows::transpose_rows(&pair.a, pair.inputs),
-        _ => pair.a.clone(),
+    match pair.place.is_embedding() {
+        true => rows::transpose_rows(&pair.a, pair.inputs),
+        false => pair.a.clone(),
     }
 }
 
 /// Multiplies the part of the scale that `alpha` does not cover into B.
-fn lora_b_values(pair: &LoraPair, config: &ModelConfig, alpha: f32) -> Vec<f32> {
+fn lora_b_values(pair: &LoraPair, alpha: f32) -> Vec<f32> {
     let factor = (pair.scale * pair.rank as f64 / f64::from(alpha)) as f32;
-    let mut values = match pair.place {
-        PairTarget::Layer(_, module) if tensor_names::is_permuted(config.architecture, module) => {
-            rows::interleave_rows(&pair.b, pair.rank, config.head_dim)
-        }
-        _ => pair.b.clone(),
+    let mut values = match pair.place.head {
+        Some(head) => rows::interleave_rows(&pair.b, pair.rank, head),
+        None => pair.b.clone(),
     };
     if pair.effective_alpha() != alpha {
         values.iter_mut().for_each(|value| *value *= factor);

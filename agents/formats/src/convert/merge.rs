@@ -9,8 +9,8 @@ use std::path::Path;
 use directory::{AtomicDirectory, WeightShard};
 
 use super::atomic_file::AtomicFile;
-use super::pairs::{self, LoraPair, PairTarget};
-use super::tensor_mapping::{self, TensorMapping};
+use super::pairs::{self, LoraPair};
+use super::tensor_mapping;
 use super::{ConvertError, ConvertProgress, rows};
 use crate::peft::AdapterSettings;
 use crate::safetensors::{LocatedTensor, ModelWeights, PlannedSafetensorsTensor, write_header};
@@ -29,7 +29,12 @@ pub fn merge_adapter(
     let weights = ModelWeights::open(base, &list_weight_files(base)?)?;
     let steps = tensor_mapping::map_tensors(&config);
     tensor_mapping::check_complete(base, &config, &weights, &steps)?;
-    let located = steps.iter().map(|step| weights.get(&step.name));
+    // Each tensor of the base, with the name of its matrix in GGUF files, which pairs know.
+    let names = steps.iter().flat_map(|step| {
+        step.source_names().into_iter().map(move |name| (name, step.gguf_name.as_str()))
+    });
+    let (names, targets): (Vec<String>, Vec<&str>) = names.unzip();
+    let located = names.iter().map(|name| weights.get(name));
     let tensors = located.collect::<Result<Vec<_>, _>>()?;
     let total = tensors.iter().map(tensor_bytes).sum();
     let mut done = 0;
@@ -40,7 +45,8 @@ pub fn merge_adapter(
     let directory = AtomicDirectory::create_at(out)?;
     let shards = directory::plan_shards(&tensors);
     for shard in &shards {
-        write_shard(directory.temporary_path(), shard, &tensors, &steps, &pairs, &mut progress)?;
+        let directory = directory.temporary_path();
+        write_shard(directory, shard, &tensors, &targets, &pairs, &mut progress)?;
     }
     directory.write_index(&shards, &tensors)?;
     directory.copy_side_files(base)?;
@@ -55,7 +61,7 @@ fn write_shard(
     dir: &Path,
     shard: &WeightShard,
     tensors: &[LocatedTensor<'_>],
-    steps: &[TensorMapping],
+    targets: &[&str],
     pairs: &[LoraPair],
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), ConvertError> {
@@ -74,7 +80,7 @@ fn write_shard(
     let mut out = AtomicFile::create_at(&path)?;
     write_header(&mut out, &planned).map_err(&failed)?;
     for index in shard.tensors.clone() {
-        let pair = pairs.iter().find(|pair| pair.place.gguf_name() == steps[index].gguf_name);
+        let pair = pairs.iter().find(|pair| pair.place.gguf_name == targets[index]);
         let delta = pair.map(LowRankDelta::from_pair);
         write_merged(tensors[index], delta.as_ref(), |bytes| {
             progress(bytes.len() as u64);
@@ -113,18 +119,14 @@ struct LowRankDelta {
 impl LowRankDelta {
     fn from_pair(pair: &LoraPair) -> Self {
         let (rank, scale) = (pair.rank, pair.scale as f32);
-        match pair.place {
+        if pair.place.is_embedding() {
             // The pair of an embedding is stored transposed.
-            PairTarget::Embedding => {
-                let left = rows::transpose_rows(&pair.a, pair.inputs);
-                let right = rows::transpose_rows(&pair.b, rank);
-                Self { left, right, rank, columns: pair.outputs, scale }
-            }
-            PairTarget::Layer(..) | PairTarget::Output => {
-                let (left, right) = (pair.b.clone(), pair.a.clone());
-                Self { left, right, rank, columns: pair.inputs, scale }
-            }
+            let left = rows::transpose_rows(&pair.a, pair.inputs);
+            let right = rows::transpose_rows(&pair.b, rank);
+            return Self { left, right, rank, columns: pair.outputs, scale };
         }
+        let (left, right) = (pair.b.clone(), pair.a.clone());
+        Self { left, right, rank, columns: pair.inputs, scale }
     }
 
     /// `first` is the index of the first row in `values`.

@@ -3,48 +3,49 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::tensor_mapping::{TensorMapping, map_tensors};
 use super::{ConvertError, rows, tensor_names};
 use crate::peft::{AdapterSettings, BASE_NAME_PREFIX, MAX_RANK, TENSOR_FILE};
 use crate::safetensors::{LocatedTensor, ModelWeights, SafetensorsFile};
-use crate::{LayerModule, ModelConfig, list_weight_files};
+use crate::{ModelConfig, list_weight_files};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum PairTarget {
-    Embedding,
-    Layer(usize, LayerModule),
-    Output,
+/// The matrix of the base that a pair changes.
+#[derive(Debug, Clone)]
+pub(super) struct PairTarget {
+    /// Its place in the order of the model.
+    index: usize,
+    pub(super) gguf_name: String,
+    /// The rows in a head, if they must be reordered.
+    pub(super) head: Option<usize>,
+    /// (outputs, inputs)
+    weight_shape: (usize, usize),
 }
 
 impl PairTarget {
-    fn parse(path: &str) -> Option<Self> {
-        match path {
-            "model.embed_tokens" => return Some(Self::Embedding),
-            "lm_head" => return Some(Self::Output),
-            _ => {}
-        }
-        let (layer, module) = path.strip_prefix("model.layers.")?.split_once('.')?;
-        let module = LayerModule::ALL.into_iter().find(|known| known.layer_path() == module)?;
-        Some(Self::Layer(layer.parse().ok()?, module))
+    /// Returns true for the embedding, whose pair is stored transposed.
+    pub(super) fn is_embedding(&self) -> bool {
+        self.gguf_name == tensor_names::TOKEN_EMBEDDING
     }
+}
 
-    pub(super) fn gguf_name(self) -> String {
-        match self {
-            Self::Embedding => tensor_names::TOKEN_EMBEDDING.into(),
-            Self::Layer(layer, module) => tensor_names::module_tensor_name(layer, module, "weight"),
-            Self::Output => tensor_names::OUTPUT.into(),
+/// Lists the matrices of a base by the paths of their modules. Experts have no modules.
+fn list_targets(config: &ModelConfig) -> BTreeMap<String, PairTarget> {
+    let target = |(index, step): (usize, TensorMapping)| {
+        let path = step.name.strip_suffix(".weight").filter(|_| step.experts.is_none())?.to_owned();
+        let [rows, columns] = step.shape[..] else { return None };
+        let mut target = PairTarget {
+            index,
+            gguf_name: step.gguf_name,
+            head: step.head,
+            weight_shape: (usize::try_from(rows).ok()?, usize::try_from(columns).ok()?),
+        };
+        if target.is_embedding() {
+            // It takes a token and gives its row.
+            target.weight_shape = (config.hidden_size, config.vocab_size);
         }
-    }
-
-    /// Returns (outputs, inputs); `None` if the base has no such layer.
-    fn weight_shape(self, config: &ModelConfig) -> Option<(usize, usize)> {
-        match self {
-            Self::Embedding => Some((config.hidden_size, config.vocab_size)),
-            Self::Layer(layer, module) => {
-                (layer < config.layers).then(|| config.weight_shape(module))
-            }
-            Self::Output => Some((config.vocab_size, config.hidden_size)),
-        }
-    }
+        Some((path, target))
+    };
+    map_tensors(config).into_iter().enumerate().filter_map(target).collect()
 }
 
 /// A pair adds `scale * B A` to its target; `a` is `[rank, inputs]`, `b` `[outputs, rank]`.
@@ -85,16 +86,20 @@ pub(super) fn read_pairs(
             AdapterTensor::Refused(what) => return Err(adapter_error(&tensor, what)),
         }
     }
+    let targets = list_targets(config);
     let mut pairs = Vec::with_capacity(halves.len());
     for (path, halves) in halves {
         match halves {
-            [Some(a), Some(b)] => pairs.push(build_pair(path, &a, &b, config, settings)?),
+            [Some(a), Some(b)] => {
+                check_untied(path, &a, config)?;
+                pairs.push(build_pair(path, &a, &b, targets.get(path), settings)?);
+            }
             [Some(half), None] => return Err(adapter_error(&half, "has no lora_B beside it")),
             [None, Some(half)] => return Err(adapter_error(&half, "has no lora_A beside it")),
             [None, None] => {}
         }
     }
-    pairs.sort_by_key(|pair| pair.place);
+    pairs.sort_by_key(|pair| pair.place.index);
     if !of_base.is_empty() {
         check_base_unchanged(base, &of_base)?;
     }
@@ -150,26 +155,34 @@ fn adapter_error(tensor: &LocatedTensor<'_>, what: impl Into<String>) -> Convert
     }
 }
 
-fn build_pair(
+/// Fails if a pair changes one of the embedding and the output of a base that ties them.
+fn check_untied(
     path: &str,
     a: &LocatedTensor<'_>,
-    b: &LocatedTensor<'_>,
     config: &ModelConfig,
-    settings: &AdapterSettings,
-) -> Result<LoraPair, ConvertError> {
-    const OTHER: &str = "was the adapter trained on another base?";
-    let place = PairTarget::parse(path);
-    let shape = place.and_then(|place| Some((place, place.weight_shape(config)?)));
-    let Some((place, (outputs, inputs))) = shape else {
-        return Err(adapter_error(a, format!("matches no module of the base; {OTHER}")));
-    };
-    if config.tied_embeddings && matches!(place, PairTarget::Embedding | PairTarget::Output) {
+) -> Result<(), ConvertError> {
+    if config.tied_embeddings && matches!(path, "model.embed_tokens" | "lm_head") {
         return Err(adapter_error(
             a,
             "changes one of the embedding and the output of a base that ties them \
              (tie_word_embeddings): llama.cpp or a merge would change both; train without it",
         ));
     }
+    Ok(())
+}
+
+fn build_pair(
+    path: &str,
+    a: &LocatedTensor<'_>,
+    b: &LocatedTensor<'_>,
+    place: Option<&PairTarget>,
+    settings: &AdapterSettings,
+) -> Result<LoraPair, ConvertError> {
+    const OTHER: &str = "was the adapter trained on another base?";
+    let Some(place) = place.cloned() else {
+        return Err(adapter_error(a, format!("matches no module of the base; {OTHER}")));
+    };
+    let (outputs, inputs) = place.weight_shape;
     let rank = match (a.entry.shape.as_slice(), b.entry.shape.as_slice()) {
         ([rank, a], [b, same]) if rank == same && (*a, *b) == (inputs as u64, outputs as u64) => {
             *rank as usize

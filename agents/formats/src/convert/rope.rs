@@ -1,12 +1,25 @@
-//! Computes the divisors of the rope frequencies for Llama 3.1's scaling, which llama.cpp reads as
-//! a tensor.
+//! The divisors of the rope frequencies, which llama.cpp reads as tensors.
 
 use std::f32::consts::TAU;
 
+use super::tensor_names;
 use crate::{ModelConfig, RopeScaling};
 
-/// Computes a divisor for each frequency; `None` without rope scaling. Rounds at the same points as
-/// llama.cpp's converter, so that the numbers are equal.
+/// Lists the tensors of divisors by name: those of Llama 3.1's scaling or of Phi's; none without
+/// rope scaling.
+pub(super) fn list_factors(config: &ModelConfig) -> Vec<(&'static str, Vec<f32>)> {
+    let computed = compute_divisors(config).map(|factors| (tensor_names::ROPE_FACTORS, factors));
+    let mut lists: Vec<_> = computed.into_iter().collect();
+    if let Some(rope) = &config.details.long_rope {
+        lists.push((tensor_names::ROPE_LONG_FACTORS, rope.long_factors.clone()));
+        lists.push((tensor_names::ROPE_SHORT_FACTORS, rope.short_factors.clone()));
+    }
+    lists.retain(|(_, factors)| !factors.is_empty());
+    lists
+}
+
+/// Computes a divisor for each frequency; `None` without Llama 3.1's scaling. Rounds at the same
+/// points as llama.cpp's converter, so that the numbers are equal.
 pub(crate) fn compute_divisors(config: &ModelConfig) -> Option<Vec<f32>> {
     let scaling = config.rope_scaling?;
     let wavelength = |index: usize| {

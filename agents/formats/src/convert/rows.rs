@@ -47,6 +47,8 @@ pub(super) struct RowConversion {
     pub(super) to: GgmlType,
     /// The rows in a head, if they must be reordered.
     pub(super) head: Option<usize>,
+    /// True to add 1 to each value.
+    pub(super) shifted: bool,
 }
 
 /// Returns the type of a converted tensor. Vectors stay f32. For `Q8_0`, a matrix whose rows are
@@ -73,9 +75,9 @@ pub(super) fn convert_rows<E: From<SafetensorsError>>(
     read_rows(tensor, way.from, way.head.unwrap_or(1), |_, bytes| match way.head {
         Some(head) => {
             let bytes = interleave_rows(bytes, row_bytes, head);
-            piece(scratch.convert_piece(&bytes, way.from, way.to))
+            piece(scratch.convert_piece(&bytes, way))
         }
-        None => piece(scratch.convert_piece(bytes, way.from, way.to)),
+        None => piece(scratch.convert_piece(bytes, way)),
     })
 }
 
@@ -122,7 +124,7 @@ pub(super) fn has_equal_values(
     let mut at = 0;
     let mut bytes = Vec::new();
     let mut same = true;
-    let way = RowConversion { from, to: ggml_type_for(to), head: None };
+    let way = RowConversion { from, to: ggml_type_for(to), head: None, shifted: false };
     convert_rows(original, way, |piece| {
         bytes.resize(piece.len(), 0);
         copy.read(at, &mut bytes)?;
@@ -148,18 +150,16 @@ struct ConversionBuffers {
 }
 
 impl ConversionBuffers {
-    fn convert_piece<'a>(
-        &'a mut self,
-        bytes: &'a [u8],
-        from: FloatDtype,
-        to: GgmlType,
-    ) -> &'a [u8] {
-        if float_dtype_for(to) == Some(from) {
+    fn convert_piece<'a>(&'a mut self, bytes: &'a [u8], way: RowConversion) -> &'a [u8] {
+        if float_dtype_for(way.to) == Some(way.from) && !way.shifted {
             return bytes;
         }
-        from.decode_floats(bytes, &mut self.values);
+        way.from.decode_floats(bytes, &mut self.values);
+        if way.shifted {
+            self.values.iter_mut().for_each(|value| *value += 1.0);
+        }
         self.encoded.clear();
-        encode_rows(&self.values, to, &mut self.encoded);
+        encode_rows(&self.values, way.to, &mut self.encoded);
         &self.encoded
     }
 }

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 
 use super::ConvertError;
-use crate::ModelConfig;
 use crate::gguf::{GgufArray, GgufValue};
+use crate::{Architecture, ModelConfig};
 
 /// The largest known files have 35 MB.
 const FILE_BYTES_MAX: u64 = 128 << 20;
@@ -38,10 +38,43 @@ pub(super) fn tokenizer_fields(
     let path = dir.join("tokenizer.json");
     let json = read_json(&path)?;
     let refuse = |what| ConvertError::Tokenizer { path: path.clone(), what };
+    let json = without_image_token(json, config);
     let mut fields = model_fields(&json, config.vocab_size).map_err(refuse)?;
     fields.extend(special_tokens::special_token_fields(dir, &json, config.vocab_size)?);
     let named = |(name, value): (&str, GgufValue)| (format!("tokenizer.{name}"), value);
-    Ok(fields.into_iter().map(named).collect())
+    let mut fields: Vec<_> = fields.into_iter().map(named).collect();
+    if config.architecture == Architecture::Phi3 && strips_as_phi3(&json) {
+        fields.push(("general.name".into(), GgufValue::from("Phi-3")));
+    }
+    Ok(fields)
+}
+
+/// Returns true if the tokenizer of a Hugging Face directory is a byte-level BPE: the only kind that
+/// is also read from GGUF files here.
+pub fn has_byte_level_tokenizer(dir: &Path) -> Result<bool, ConvertError> {
+    let json = read_json(&dir.join("tokenizer.json"))?;
+    Ok(json["model"]["byte_fallback"] != true)
+}
+
+/// Returns true if special tokens take the spaces after them, as in Phi-3. llama.cpp does that for
+/// models of this name, which must have the tokens that it looks up.
+fn strips_as_phi3(json: &Json) -> bool {
+    let added = json["added_tokens"].as_array().map_or(&[] as &[_], Vec::as_slice);
+    let has = |text: &str| added.iter().any(|token| token["content"] == text);
+    let all = ["<unk>", "<s>", "</s>", "<|endoftext|>"];
+    all.into_iter().all(has) && added.iter().any(|token| token["rstrip"] == true)
+}
+
+/// Removes the token of images, for which Gemma 3 without images has no embedding.
+fn without_image_token(mut json: Json, config: &ModelConfig) -> Json {
+    let has_row =
+        |added: &Json| added["id"].as_u64().is_none_or(|id| id < config.vocab_size as u64);
+    if config.architecture == Architecture::Gemma3
+        && let Some(added) = json.get_mut("added_tokens").and_then(Json::as_array_mut)
+    {
+        added.retain(|added| has_row(added) || added["content"] != "<image_soft_token>");
+    }
+    json
 }
 
 /// The names lack the prefix `tokenizer.`.

@@ -18,7 +18,8 @@ pub(super) fn read_config(file: &GgufFile) -> Result<ModelConfig, GgufModelError
     let Some(name) = file.find_field("general.architecture").and_then(GgufValue::as_str) else {
         return refuse("general.architecture", "is missing".into());
     };
-    let known = Architecture::ALL.into_iter().find(|known| known.model_type() == name);
+    // Mistral's files are those of Llama.
+    let known = Architecture::list_embedded().find(|known| known.model_type() == name);
     let Some(architecture) = known else {
         let what = format!("is {name}, which only llama.cpp runs (--engine llama.cpp)");
         return refuse("general.architecture", what);

@@ -14,6 +14,8 @@ class Lora:
     dropout: float = 0.0
     # Only B is trained.
     freeze_a: bool = False
+    # NF4: the base is in 4 bits.
+    quantization: str = "NONE"
 
 
 @dataclasses.dataclass
@@ -196,6 +198,9 @@ def _check(training, policy):
     if training.lora is not None:
         rate = training.lora.dropout
         _require(number(rate) and 0 <= rate < 1, "lora.dropout", rate, "0 to below 1")
+        quantization = training.lora.quantization
+        known = quantization in ("NONE", "NF4")
+        _require(known, "lora.quantization", quantization, "NONE or NF4")
     halvings = policy.halvings
     is_count = isinstance(halvings, int) and not isinstance(halvings, bool)
     _require(is_count and 0 <= halvings <= 31, "policy.halvings", halvings, "0 to 31")

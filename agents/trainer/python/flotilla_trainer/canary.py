@@ -28,7 +28,8 @@ def read(tokenizer, text, positions):
 def score(trainer, sequence, packed):
     """Returns the natural logarithms of the scored tokens' probabilities."""
     tokens, scored = sequence
-    [part] = examples.PassCollator(len(tokens), packed)([(tokens, scored[0])])["parts"]
+    places = range(scored[0], len(tokens))
+    [part] = examples.PassCollator(len(tokens), packed)([(tokens, places)])["parts"]
     model = trainer.model
     was_training = model.training
     model.eval()

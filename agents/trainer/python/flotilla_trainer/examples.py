@@ -26,6 +26,8 @@ class Example:
     teacher: list = None
     # The tokens of the completion, if they are not those of its text.
     token_ids: list = None
+    # Ranges [start, end) of these tokens that a model did not draw, and that are not learned.
+    masked: list = None
 
 
 def read(path):
@@ -58,6 +60,7 @@ def _parse_example(number, line):
             behaviour=value.get("behaviour"),
             teacher=value.get("teacher"),
             token_ids=value.get("token_ids"),
+            masked=value.get("masked"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         example = Example(number, None, None)
@@ -108,15 +111,34 @@ class Sequences:
         return len(self._examples)
 
     def __getitem__(self, index):
-        """Returns the tokens, the position of the first scored one, and the index."""
+        """Returns the tokens, the positions of the scored ones, and the index."""
         example = self._examples[index]
         tokens = self._tokenizer.encode(example.prompt, add_special_tokens=True).ids
         # The first token cannot be predicted, because it has no context.
         scored_from = max(len(tokens), 1)
         if example.token_ids:
-            return tokens + example.token_ids, scored_from, index
+            scored = _unmasked(example, len(tokens), scored_from)
+            return tokens + example.token_ids, scored, index
         tokens += self._tokenizer.encode(example.completion, add_special_tokens=False).ids
-        return tokens + ([] if example.unfinished else [self._end]), scored_from, index
+        tokens += [] if example.unfinished else [self._end]
+        return tokens, range(scored_from, len(tokens)), index
+
+
+def _unmasked(example, prompt, scored_from):
+    """Returns the positions of the drawn tokens behind a prompt of `prompt` tokens."""
+    count = len(example.token_ids)
+    if not example.masked:
+        return range(scored_from, prompt + count)
+    masked, before = set(), 1
+    for start, end in example.masked:
+        if not before <= start <= end <= count:
+            raise Refused(
+                f"example on line {example.line}: the masked tokens {start} to {end} of a "
+                f"completion of {count} tokens are out of bounds, or not in ascending order"
+            )
+        masked.update(range(prompt + start, prompt + end))
+        before = end
+    return [at for at in range(scored_from, prompt + count) if at not in masked]
 
 
 def load_tokenizer(directory):
@@ -208,7 +230,7 @@ def _longest(sequences):
 
 def _counts(part, computed):
     """Returns the counts of a pass, and its sequences; `computed` includes padding."""
-    lengths = [len(tokens) - scored_from for tokens, scored_from, *_ in part]
+    lengths = [len(scored) for _, scored, *_ in part]
     return {
         "tokens": sum(len(tokens) for tokens, *_ in part),
         "scored": sum(lengths),
@@ -225,9 +247,9 @@ def _pack(part):
     from .packing import Layout
 
     ids, positions, rows, targets = [], [], [], []
-    for tokens, scored_from, *_ in part:
-        rows.extend(range(len(ids) + scored_from - 1, len(ids) + len(tokens) - 1))
-        targets.extend(tokens[scored_from:])
+    for tokens, scored, *_ in part:
+        rows.extend(len(ids) + at - 1 for at in scored)
+        targets.extend(tokens[at] for at in scored)
         ids.extend(tokens[:-1])
         positions.extend(range(len(tokens) - 1))
     return {
@@ -248,10 +270,10 @@ def _pad(part):
     ids = torch.zeros((len(part), longest), dtype=torch.long)
     mask = torch.zeros((len(part), longest), dtype=torch.long)
     labels = torch.full((len(part), longest), IGNORED, dtype=torch.long)
-    for row, (tokens, scored_from, *_) in enumerate(part):
-        tokens = torch.tensor(tokens)
+    for row, (tokens, scored, *_) in enumerate(part):
+        tokens, places = torch.tensor(tokens), torch.tensor(list(scored), dtype=torch.long)
         ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = 1
-        labels[row, scored_from : len(tokens)] = tokens[scored_from:]
+        labels[row, places] = tokens[places]
     counts = _counts(part, ids.numel())
     return {"input_ids": ids, "attention_mask": mask, "labels": labels, **counts}

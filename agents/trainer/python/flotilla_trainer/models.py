@@ -1,5 +1,9 @@
 """Loads the model to train: a base, a base with an adapter, or random weights."""
 
+import importlib.util
+import json
+import os
+
 import peft
 import torch
 import transformers
@@ -7,6 +11,87 @@ import transformers
 from .errors import Refused
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+# Modules of models whose q, k and v are one matrix, or gate and up.
+FUSED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+
+
+def read_config(base):
+    """Returns the configuration of a base. Code of the base is never run."""
+    path = os.path.join(base, "config.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            fields = json.load(file)
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path} cannot be read: {error}") from error
+    if not isinstance(fields, dict):
+        raise Refused(f"{path} is not a JSON object")
+    quantized = fields.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise Refused(
+            f"{path}: field `quantization_config` says that the weights are quantised "
+            f"({method or quantized}), and they cannot be trained; use the model that they were "
+            "made from"
+        )
+    kind = fields.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        code = [name for name in sorted(os.listdir(base)) if name.endswith(".py")]
+        needed = f"`auto_map` and {', '.join(code)}" if code else "`auto_map`"
+        if fields.get("auto_map") or code:
+            raise Refused(
+                f"{path}: model_type {kind!r} needs code of the model's directory ({needed}), and "
+                "code of models is never run; use a model that transformers "
+                f"{transformers.__version__} knows, such as qwen3, llama, mistral or gemma3_text"
+            )
+        raise Refused(
+            f"{path}: transformers {transformers.__version__} does not know model_type {kind!r}; "
+            "install a version that does, or use a model such as qwen3, llama, mistral or "
+            "gemma3_text"
+        )
+    return transformers.AutoConfig.from_pretrained(
+        base, local_files_only=True, trust_remote_code=False
+    )
+
+
+def attention(config, policy):
+    """Returns the attention to compute with: of those of torch, only the plain one caps scores."""
+    return "eager" if getattr(config, "attn_logit_softcapping", None) else policy.attention
+
+
+def target_modules(model, wanted):
+    """Returns the modules of the model that get an adapter: the wanted ones, or those that contain
+    them. Experts are no modules and get none: names of parts of experts alone are refused. Without
+    any, all linear modules but the output."""
+    modules = {
+        name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+    }
+    linear = {_last_part(name) for name in modules}
+    found = {name if name in linear else FUSED.get(name) for name in wanted} & linear
+    if found:
+        return sorted(found)
+    # The weights of all experts of a layer are one parameter of three dimensions.
+    experts = {_last_part(name) for name, value in model.named_parameters() if value.dim() == 3}
+    lost = [name for name in wanted if name in experts or FUSED.get(name) in experts]
+    if lost:
+        output = model.get_output_embeddings()
+        others = {_last_part(name) for name, module in modules.items() if module is not output}
+        raise Refused(
+            f"field lora.target_modules: {', '.join(lost)} are only in the experts of this model, "
+            f"and experts get no adapter; name some of {', '.join(sorted(others))}"
+        )
+    return "all-linear"
+
+
+def _last_part(name):
+    return name.rsplit(".", 1)[-1]
 
 
 def device(policy):
@@ -33,6 +118,8 @@ def load(call, where, attention):
     transformers.set_seed(call.seed % 2**32)
     try:
         options = {"attn_implementation": attention, "dtype": dtype}
+        if lora and lora.quantization == "NF4":
+            options["quantization_config"] = _nf4(dtype)
         from_config = call.random_init and source == call.base
         model = _load_base(source, options, where, from_config)
     except (OSError, ValueError) as error:
@@ -61,9 +148,26 @@ def restart(model, call):
     return model
 
 
+def _nf4(dtype):
+    """Returns the settings of QLoRA: frozen matrices in 4 bits, computed with in `dtype`."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise Refused(
+            "field lora.quantize is nf4, and this Python has no bitsandbytes; run "
+            "`pip install bitsandbytes` in the trainer's environment (--python), or train without "
+            "lora.quantize"
+        )
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
 def _load_base(source, options, where, from_config):
     if from_config:
-        config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+        options.pop("quantization_config", None)
+        config = read_config(source)
         # Initialised on the CPU, so that every device gets the same weights.
         return transformers.AutoModelForCausalLM.from_config(config, **options).to(where)
     if where.type != "cpu":
@@ -86,7 +190,7 @@ def _add_adapter(model, call, adapter):
         settings = peft.LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
-            target_modules=lora.target_modules,
+            target_modules=target_modules(model, lora.target_modules),
             lora_dropout=lora.dropout,
             bias="none",
             task_type="CAUSAL_LM",

@@ -10,7 +10,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # Models whose causal attention can be replaced, and which use the given positions.
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
+MODEL_TYPES = ("granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
 
 # The minimum length of a sequence in a batch, as a share of the batch's longest.
 MIN_LENGTH_SHARE = 0.75
@@ -30,7 +30,9 @@ def attention(config, policy):
     """Returns the name of the attention for packed rows, or None if it cannot replace the model's
     attention."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if config.model_type not in MODEL_TYPES or kinds != {"full_attention"}:
+    # The only window of these models without kinds of layers.
+    has_window = config.model_type in ("mistral", "phi3") and config.sliding_window
+    if config.model_type not in MODEL_TYPES or kinds != {"full_attention"} or has_window:
         return None
     return _NAMES[policy.attention]
 

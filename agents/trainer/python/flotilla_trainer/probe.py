@@ -2,6 +2,7 @@
 driver then ends a process that has no job."""
 
 import importlib.metadata
+import importlib.util
 
 from .errors import Refused
 
@@ -24,6 +25,8 @@ def run(device, dtype, respond):
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError as error:
             raise Refused(f"{name} is not installed beside torch {torch.__version__}") from error
+    # Only trainings with a base in 4 bits need it.
+    found["bitsandbytes"] = importlib.util.find_spec("bitsandbytes") is not None
     respond.progress({"stage": "find devices"})
     if device == "cpu":
         where = torch.device("cpu")

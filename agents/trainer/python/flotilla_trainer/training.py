@@ -77,7 +77,7 @@ class Training:
         self.heartbeats.start_phase(PHASE_LIMIT_S)
         call, resume = self.call, self.call.resume
         device = models.device(call.policy)
-        config = transformers.AutoConfig.from_pretrained(call.base, local_files_only=True)
+        config = models.read_config(call.base)
         training = call.training
         objective = None
         if training.objective:
@@ -95,7 +95,7 @@ class Training:
         if self.loaded:
             model = models.restart(self.loaded.model, call)
         else:
-            model = models.load(call, device, attention or call.policy.attention)
+            model = models.load(call, device, attention or models.attention(config, call.policy))
         first, end = 0, steps
         if call.slice:
             first, end = call.slice.first, min(call.slice.first + call.slice.steps, steps)
@@ -161,7 +161,7 @@ class Training:
         call, model = self.call, trainer.model
         if call.resume:
             start = dataclasses.replace(call, resume=None)
-            attention = attention or call.policy.attention
+            attention = attention or models.attention(trainer.model.config, call.policy)
             model = models.load(start, trainer.args.device, attention)
         signals = []
         for example in sequences.examples():
@@ -171,11 +171,11 @@ class Training:
             for signal, found in zip(signals, self._score(trainer, model, sequences)):
                 signal.old = found
         for index, (signal, example) in enumerate(zip(signals, sequences.examples())):
-            tokens, scored_from, _ = sequences[index]
+            _, scored, _ = sequences[index]
             if objective.needs_behaviour():
-                signal.behaviour = _given_logprobs(example, "behaviour", len(tokens) - scored_from)
+                signal.behaviour = _given_logprobs(example, "behaviour", len(scored))
             if objective.uses_teacher():
-                signal.reference = _given_logprobs(example, "teacher", len(tokens) - scored_from)
+                signal.reference = _given_logprobs(example, "teacher", len(scored))
         if objective.needs_reference():
             base = contextlib.nullcontext() if call.training.lora is None else model.disable_adapter()
             with base:
@@ -233,8 +233,10 @@ class Training:
         for name in ("objective", "across"):
             if training[name] is None:
                 training.pop(name)
-        if training["lora"] is not None and not training["lora"]["freeze_a"]:
-            training["lora"].pop("freeze_a")
+        # States of earlier versions have no entry for these fields.
+        for name, value in (("freeze_a", False), ("quantization", "NONE")):
+            if training["lora"] is not None and training["lora"][name] == value:
+                training["lora"].pop(name)
         names = {
             "format": FORMAT, "engine": "pytorch", "base": self.call.base_name, "examples": count,
         }  # fmt: skip

@@ -78,14 +78,14 @@ class Reading(unittest.TestCase):
         lines = [(1, "ab", "c"), (4, "abc", "de"), (5, "", "x")]
         kept = self.sequences(6, lines)
         self.assertEqual((len(kept), kept.skipped), (3, 0))
-        self.assertEqual(kept[1], ([97, 98, 99, 100, 101, 256], 3, 1))
+        self.assertEqual(kept[1], ([97, 98, 99, 100, 101, 256], range(3, 6), 1))
         kept = self.sequences(5, lines)
         self.assertEqual((len(kept), kept.skipped), (2, 1))
-        self.assertEqual(kept[1], ([120, 256], 1, 1))
+        self.assertEqual(kept[1], ([120, 256], range(1, 2), 1))
         self.assertEqual([one.line for one in kept.examples()], [1, 5])
         pairs = self.sequences(5, [*lines, (6, "", "y")], unit=2)
         self.assertEqual((len(pairs), pairs.skipped), (2, 2))
-        self.assertEqual(pairs[0], ([120, 256], 1, 0))
+        self.assertEqual(pairs[0], ([120, 256], range(1, 2), 0))
         with self.assertRaisesRegex(Refused, "all 2 examples are longer than the 3 tokens allowed"):
             self.sequences(3, lines[:2])
 
@@ -93,8 +93,30 @@ class Reading(unittest.TestCase):
         exact = examples.Example(1, "ab", "c", token_ids=[7, 256])
         cut = examples.Example(2, "ab", "c", unfinished=True)
         found = examples.Sequences([exact, cut], Bytes(), 256, 257, 9, 100)
-        self.assertEqual(found[0], ([97, 98, 7, 256], 2, 0))
-        self.assertEqual(found[1], ([97, 98, 99], 2, 1))
+        self.assertEqual(found[0], ([97, 98, 7, 256], range(2, 4), 0))
+        self.assertEqual(found[1], ([97, 98, 99], range(2, 3), 1))
+
+    def masked(self, *ranges):
+        episode = examples.Example(1, "ab", "c", token_ids=[7, 256, 8, 9, 5], masked=ranges)
+        return examples.Sequences([episode], Bytes(), 256, 257, 9, 100)
+
+    def test_observations_are_read_and_not_learned(self):
+        tokens, scored, _ = self.masked([2, 4])[0]
+        self.assertEqual((tokens, scored), ([97, 98, 7, 256, 8, 9, 5], [2, 3, 6]))
+        for packed in (True, False):
+            part = examples.PassCollator(20, packed)([(tokens, scored, 0)])["parts"][0]
+            self.assertEqual((part["scored"], part["lengths"]), (3, [3]))
+            if packed:
+                self.assertEqual(part["rows"].tolist(), [1, 2, 5])
+                self.assertEqual(part["targets"].tolist(), [7, 256, 5])
+            else:
+                labels = part["labels"][0].tolist()
+                self.assertEqual(labels, [-100, -100, 7, 256, -100, -100, 5])
+
+    def test_masks_out_of_bounds_are_refused(self):
+        for ranges in ([[0, 1]], [[3, 2]], [[2, 9]], [[2, 4], [3, 5]]):
+            with self.assertRaisesRegex(Refused, "line 1: the masked tokens"):
+                self.masked(*ranges)
 
     def test_tokens_the_model_lacks_are_refused(self):
         with self.assertRaisesRegex(Refused, "vocab_size 200"):
@@ -102,7 +124,7 @@ class Reading(unittest.TestCase):
 
 
 class Splitting(unittest.TestCase):
-    SEQUENCES = [([1] * length, 1) for length in (3, 9, 2, 40, 3)]
+    SEQUENCES = [([1] * length, range(1, length)) for length in (3, 9, 2, 40, 3)]
 
     def shapes(self, packed):
         parts = examples.PassCollator(20, packed)(self.SEQUENCES)["parts"]
@@ -117,7 +139,7 @@ class Splitting(unittest.TestCase):
 
     def test_pairs_stay_in_one_pass(self):
         lengths = (3, 9, 2, 40, 3, 4)
-        sequences = [([1] * length, 1, index) for index, length in enumerate(lengths)]
+        sequences = [([1] * length, range(1, length), i) for i, length in enumerate(lengths)]
         for packed in (True, False):
             parts = examples.PassCollator(20, packed, 2)(sequences)["parts"]
             found = [part["indices"] for part in parts]

@@ -8,8 +8,10 @@ import transformers
 from flotilla_trainer import examples, packing, training
 
 SEQUENCES = [
-    ([7, 3, 9, 11, 2, 5, 8, 1, 4, 6], 4), ([5, 2, 9], 1), ([1, 8, 8, 3, 7, 2, 9, 4], 6),
-    ([6, 2], 1), ([3, 4, 5, 6, 7, 8, 9, 10, 11], 2),
+    ([7, 3, 9, 11, 2, 5, 8, 1, 4, 6], range(4, 10)), ([5, 2, 9], range(1, 3)),
+    ([1, 8, 8, 3, 7, 2, 9, 4], range(6, 8)), ([6, 2], range(1, 2)),
+    # An episode, of which two parts were drawn.
+    ([3, 4, 5, 6, 7, 8, 9, 10, 11], [2, 3, 6, 7, 8]),
 ]  # fmt: skip
 
 
@@ -22,7 +24,8 @@ def model(kind, attention, recomputing=False):
     config = transformers.CONFIG_MAPPING[kind](
         vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-        initializer_range=0.4,
+        initializer_range=0.4, sliding_window=None, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2,
     )  # fmt: skip
     transformers.set_seed(3)
     made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -63,15 +66,14 @@ class Packing(unittest.TestCase):
                     self.expect_same(alone, step(made, parts))
 
     def test_only_completions_and_end_tokens_have_a_loss(self):
-        tokens, scored_from = SEQUENCES[0]
+        tokens, places = SEQUENCES[0]
         made = model("qwen2", "sdpa")
         logits = made(torch.tensor([tokens])).logits[0].log_softmax(-1)
-        places = range(scored_from, len(tokens))
         expected = -sum(float(logits[place - 1, tokens[place]]) for place in places)
         made.set_attn_implementation(packing.attention(made.config, policy("sdpa")))
         packed = split(SEQUENCES[:1], 64, True)
         self.assertAlmostEqual(float(training._summed_loss(made, packed[0])), expected, places=4)
-        self.assertEqual(packed[0]["targets"].tolist(), tokens[scored_from:])
+        self.assertEqual(packed[0]["targets"].tolist(), tokens[places.start :])
 
     def test_other_kinds_of_attention_are_not_replaced(self):
         full = types.SimpleNamespace(model_type="qwen2", layer_types=["full_attention"] * 2)

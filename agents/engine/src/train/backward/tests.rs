@@ -33,6 +33,7 @@ fn config(architecture: Architecture) -> ModelConfig {
         tied_embeddings: architecture == Architecture::Qwen2,
         eos_tokens: vec![49],
         initializer_range: 0.3,
+        details: formats::ArchitectureDetails::default(),
     }
 }
 
@@ -178,7 +179,7 @@ fn sequences() -> Vec<TokenSequence> {
     [(9, 4, 1), (3, 1, 2), (17, 10, 3)]
         .map(|(length, from, seed)| {
             let tokens = (0..length).map(|i| ((i * i + 7 * seed) % 50) as u32).collect();
-            TokenSequence { tokens, scored: from..length, completion_bytes: 0 }
+            TokenSequence { tokens, scored: from..length, masked: Vec::new(), completion_bytes: 0 }
         })
         .into()
 }
@@ -238,15 +239,15 @@ fn compare(architecture: Architecture, lora: bool, rate: f64) {
 
 #[test]
 fn every_weight_gets_the_gradient_autograd_finds() {
-    Architecture::ALL.into_iter().for_each(|architecture| compare(architecture, false, 0.0));
+    Architecture::list_embedded().for_each(|architecture| compare(architecture, false, 0.0));
 }
 
 #[test]
 fn every_adapter_matrix_gets_the_gradient_autograd_finds() {
-    Architecture::ALL.into_iter().for_each(|architecture| compare(architecture, true, 0.0));
+    Architecture::list_embedded().for_each(|architecture| compare(architecture, true, 0.0));
 }
 
 #[test]
 fn an_adapter_that_does_not_see_all_gets_the_gradient_of_what_it_saw() {
-    Architecture::ALL.into_iter().for_each(|architecture| compare(architecture, true, 0.3));
+    Architecture::list_embedded().for_each(|architecture| compare(architecture, true, 0.3));
 }

@@ -1,0 +1,175 @@
+//! Checks that a `config.json` describes a model of a supported architecture, whose own settings
+//! change nothing that is not computed.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::ModelConfigError;
+use super::fields::{ConfigFields, MAX_POSITIONS};
+use crate::Architecture;
+
+impl ConfigFields<'_> {
+    /// Reads the architecture from `model_type` and checks that `architectures` agrees.
+    pub(super) fn read_architecture(&self) -> Result<Architecture, ModelConfigError> {
+        let found = self.require_field("model_type")?;
+        let architecture = Architecture::ALL.into_iter().find(|one| *found == one.model_type());
+        let Some(architecture) = architecture else { return Err(self.unknown_model_error(found)) };
+        let class = architecture.class_name();
+        let classes = self.get("architectures").and_then(Value::as_array);
+        match classes.and_then(|classes| classes.iter().find(|name| **name != class)) {
+            Some(other) => Err(self.unsupported_error("architectures", other, class)),
+            None => Ok(architecture),
+        }
+    }
+
+    /// Names the supported architectures of the same family, or all of them.
+    fn unknown_model_error(&self, found: &Value) -> ModelConfigError {
+        let path = PathBuf::from(self.path);
+        let found = found.as_str().map_or_else(|| found.to_string(), str::to_owned);
+        let known = || Architecture::ALL.into_iter().map(Architecture::model_type);
+        let family = family_name(&found);
+        let mut nearest: Vec<&str> =
+            known().filter(|name| !family.is_empty() && family_name(name) == family).collect();
+        if nearest.is_empty() {
+            nearest = known().collect();
+        }
+        let nearest = nearest.join(", ");
+        let code = self.get("auto_map").and_then(Value::as_object);
+        match code.and_then(|map| map.values().next()) {
+            Some(code) => {
+                // `modeling_x.Class`, possibly after the name of another repository and `--`.
+                let class = code.as_str().or_else(|| code[0].as_str()).unwrap_or_default();
+                let class = class.rsplit("--").next().unwrap_or_default();
+                let code = match class.split_once('.') {
+                    Some((module, _)) => format!("{module}.py"),
+                    None => "a Python file".to_owned(),
+                };
+                ModelConfigError::OwnCode { path, code, nearest }
+            }
+            None => ModelConfigError::UnknownModel { path, found, nearest },
+        }
+    }
+
+    /// Checks the settings that change what a model computes.
+    pub(super) fn check_supported(
+        &self,
+        architecture: Architecture,
+    ) -> Result<(), ModelConfigError> {
+        let expected = architecture.traits().activation;
+        for field in ["hidden_activation", "hidden_act"] {
+            if let Some(found) = self.get(field) {
+                if *found != expected {
+                    return Err(self.unsupported_error(field, found, expected));
+                }
+                // Gemma's second field is of its first release.
+                break;
+            }
+        }
+        if self.read_flag("mlp_bias")? {
+            return Err(self.unsupported_error("mlp_bias", &Value::Bool(true), "false"));
+        }
+        if !architecture.is_embedded() && self.read_flag("attention_bias")? {
+            return Err(self.unsupported_error("attention_bias", &Value::Bool(true), "false"));
+        }
+        if let Some(settings) = self.get("quantization_config") {
+            return Err(self.quantized_error(settings));
+        }
+        match architecture {
+            Architecture::Gemma2 => self.check_local_layers(2),
+            Architecture::Gemma3 => self.check_local_layers(6),
+            Architecture::SmolLm3 => {
+                self.check_rotated_layers()?;
+                self.check_full_attention()
+            }
+            _ => self.check_full_attention(),
+        }
+    }
+
+    fn quantized_error(&self, settings: &Value) -> ModelConfigError {
+        let method = settings["quant_method"].as_str().unwrap_or("of an unnamed method");
+        let name = self.get("_name_or_path").and_then(Value::as_str).unwrap_or_default();
+        let original = if name.is_empty() { String::new() } else { format!(", of {name}") };
+        ModelConfigError::Quantized { path: self.path.into(), method: method.to_owned(), original }
+    }
+
+    /// Checks that no layer uses a sliding window: by `layer_types` if it exists, by
+    /// `use_sliding_window` otherwise. The size of a window is ignored, because files contain it
+    /// even if no layer uses it.
+    fn check_full_attention(&self) -> Result<(), ModelConfigError> {
+        let Some(kinds) = self.read_layer_kinds()? else {
+            return match self.read_flag("use_sliding_window")? {
+                true => {
+                    Err(self.unsupported_error("use_sliding_window", &Value::Bool(true), "false"))
+                }
+                false => Ok(()),
+            };
+        };
+        match kinds.iter().find(|kind| **kind != "full_attention") {
+            Some(other) => Err(self.unsupported_error("layer_types", other, "full_attention")),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the last of every `period` layers is global and the others are local, which
+    /// llama.cpp assumes.
+    fn check_local_layers(&self, period: usize) -> Result<(), ModelConfigError> {
+        let expected = if period == 2 {
+            "sliding_attention and full_attention by turns"
+        } else {
+            "five times sliding_attention, then full_attention"
+        };
+        let pattern = self.get("sliding_window_pattern").or(self.get("_sliding_window_pattern"));
+        if let Some(found) = pattern.filter(|found| **found != period) {
+            return Err(self.unsupported_error("sliding_window_pattern", found, expected));
+        }
+        for (layer, kind) in self.read_layer_kinds()?.into_iter().flatten().enumerate() {
+            let is_global = (layer + 1) % period == 0;
+            let right = if is_global { "full_attention" } else { "sliding_attention" };
+            if *kind != right {
+                return Err(self.unsupported_error("layer_types", kind, expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every fourth layer is not rotated, which llama.cpp assumes.
+    fn check_rotated_layers(&self) -> Result<(), ModelConfigError> {
+        let Some(rotated) = self.get("no_rope_layers").and_then(Value::as_array) else {
+            return Ok(());
+        };
+        let differs = |(layer, one): (usize, &Value)| *one != u8::from((layer + 1) % 4 != 0);
+        match rotated.iter().enumerate().any(differs) {
+            true => Err(self.unsupported_error(
+                "no_rope_layers",
+                &Value::Array(rotated.clone()),
+                "0 for every fourth layer, 1 for the others",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn read_layer_kinds(&self) -> Result<Option<&Vec<Value>>, ModelConfigError> {
+        let Some(kinds) = self.get("layer_types") else { return Ok(None) };
+        let refuse = || self.invalid_error("layer_types", kinds.to_string(), "a list of kinds");
+        kinds.as_array().map(Some).ok_or_else(refuse)
+    }
+
+    /// Reads the size of a window that PyTorch computes and the other engines do not.
+    pub(super) fn read_window(
+        &self,
+        architecture: Architecture,
+    ) -> Result<Option<usize>, ModelConfigError> {
+        let has_window = matches!(architecture, Architecture::Mistral | Architecture::Phi3);
+        match self.get("sliding_window").filter(|_| has_window) {
+            Some(_) => self.read_size("sliding_window", MAX_POSITIONS).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Returns the letters before the first digit or sign: `gemma` of `gemma3_text`.
+fn family_name(model_type: &str) -> &str {
+    let end = model_type.find(|letter: char| !letter.is_ascii_alphabetic());
+    &model_type[..end.unwrap_or(model_type.len())]
+}
