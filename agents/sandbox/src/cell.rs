@@ -36,10 +36,31 @@ impl From<io::Error> for SandboxError {
 /// runs.
 #[derive(Debug)]
 pub struct SandboxCell {
-    child: Child,
+    process: CellProcess,
     requests: ChildStdin,
     replies: ChildStdout,
     /// Removed after the process has ended.
+    group: Option<CellCgroup>,
+}
+
+/// The process of a cell, which is killed when this is dropped.
+#[derive(Debug)]
+struct CellProcess(Option<Child>);
+
+/// A program that runs in a cell of its own until it ends, with the pipes of the child as its
+/// standard streams. The child leads a process group; when its stdin is closed or it is killed, the
+/// program and everything that it started end. Its exit code is that of the program, or 128 and the
+/// number of the signal that ended it.
+#[derive(Debug)]
+pub struct ConnectedProgram {
+    pub child: Child,
+    /// Must be dropped after the child has ended.
+    pub guard: ConnectedGuard,
+}
+
+/// The resources of a connected program's cell.
+#[derive(Debug)]
+pub struct ConnectedGuard {
     _group: Option<CellCgroup>,
 }
 
@@ -50,7 +71,27 @@ impl SandboxCell {
             return Err(io::Error::other("it was started without pipes"));
         };
         ioctl_fionbio(&requests, true)?;
-        Ok(Self { child, requests, replies, _group: group })
+        Ok(Self { process: CellProcess(Some(child)), requests, replies, group })
+    }
+
+    /// Starts a program in the room that was created last. The limits of time and output do not
+    /// apply.
+    pub(crate) fn connect_program(
+        mut self,
+        program: &SandboxProgram,
+        limits: &ProgramLimits,
+    ) -> Result<ConnectedProgram, SandboxError> {
+        let limits = ProgramLimits { wall: Duration::MAX, ..limits.clone() };
+        let request = CellRequest::Connect { program: program.clone(), limits };
+        match self.send_request(&request, &[], Duration::ZERO)? {
+            (CellReply::Done, _) => {}
+            (reply, _) => return Err(reply_error(reply)),
+        }
+        let Self { mut process, requests, replies, group } = self;
+        let mut child =
+            process.0.take().ok_or_else(|| SandboxError("its process was taken".into()))?;
+        (child.stdin, child.stdout) = (Some(requests), Some(replies));
+        Ok(ConnectedProgram { child, guard: ConnectedGuard { _group: group } })
     }
 
     /// Creates a new work directory with these files, by relative paths; all are executable. The
@@ -106,12 +147,13 @@ pub(crate) fn reply_error(reply: CellReply) -> SandboxError {
     }
 }
 
-impl Drop for SandboxCell {
+impl Drop for CellProcess {
     fn drop(&mut self) {
+        let Some(child) = &mut self.0 else { return };
         // The inner process dies with this one, and all processes below it too. It may have ended
         // already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 

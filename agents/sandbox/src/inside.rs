@@ -21,7 +21,7 @@ pub(crate) use probe::CONTAINED;
 
 use std::{
     fs::File,
-    io::{self, Read, Write},
+    io::{self, PipeReader, PipeWriter, Read, Write},
     os::fd::AsFd,
 };
 
@@ -35,6 +35,9 @@ use crate::{
 
 /// The work directory of a room, in which its programs start.
 pub const WORK: &str = "/room/work";
+
+/// The exit code of a cell that could not do its work.
+const CELL_FAILED: i32 = 1;
 
 #[derive(Debug)]
 struct LayerError(SandboxLayer, io::Error);
@@ -56,6 +59,12 @@ impl HolderPipes {
         protocol::read_message(&mut self.requests)
     }
 
+    /// Returns copies of the pipes as a program's stdin and stdout.
+    fn program_ends(&self) -> io::Result<(PipeReader, PipeWriter)> {
+        let copy = |pipe: &File| pipe.as_fd().try_clone_to_owned();
+        Ok((copy(&self.requests)?.into(), copy(&self.replies)?.into()))
+    }
+
     fn send_reply(&mut self, reply: &CellReply, body: &[&[u8]]) -> io::Result<()> {
         protocol::write_message(&mut self.replies, reply, body)
     }
@@ -66,15 +75,15 @@ impl HolderPipes {
 /// files: all inherited descriptors except the standard streams are closed.
 pub fn serve_cell() -> ! {
     // The holder is gone, so the error cannot be reported.
-    let code = i32::from(run_cell().is_err());
+    let code = run_cell().unwrap_or(CELL_FAILED);
     std::process::exit(code)
 }
 
-/// Sets up both processes and serves requests in the inner one.
-fn run_cell() -> io::Result<()> {
+/// Sets up both processes and serves requests in the inner one. Returns the exit code.
+fn run_cell() -> io::Result<i32> {
     close_inherited_files()?;
     let mut holder = HolderPipes::open_pipes()?;
-    let Some((CellRequest::Setup(setup), _)) = holder.read_request()? else { return Ok(()) };
+    let Some((CellRequest::Setup(setup), _)) = holder.read_request()? else { return Ok(0) };
     let group = match setup.group.as_deref().map(cgroup_files::CgroupFiles::join_group).transpose()
     {
         Ok(group) => group,
@@ -102,24 +111,25 @@ fn run_cell() -> io::Result<()> {
 fn reply_unfit(
     holder: &mut HolderPipes,
     LayerError(layer, problem): &LayerError,
-) -> io::Result<()> {
+) -> io::Result<i32> {
     use io::ErrorKind::{PermissionDenied, StorageFull};
     // The limit of user namespaces is reported as "no space".
     let refused = matches!(problem.kind(), PermissionDenied | StorageFull);
     let problem = problem.to_string();
-    holder.send_reply(&CellReply::Unfit { layer: *layer, problem, refused }, &[])
+    holder.send_reply(&CellReply::Unfit { layer: *layer, problem, refused }, &[])?;
+    Ok(CELL_FAILED)
 }
 
-/// Runs in the outer process until the inner one has ended.
-fn wait_inner(holder: &mut HolderPipes, inner: Pid, mut map: io::PipeWriter) -> io::Result<()> {
+/// Runs in the outer process until the inner one has ended. Returns the exit code of the inner one.
+fn wait_inner(holder: &mut HolderPipes, inner: Pid, mut map: PipeWriter) -> io::Result<i32> {
     let mapped = identity::map_inner(inner).and_then(|()| map.write_all(&[1]));
     if let Err(error) = mapped {
         // The process may have ended already.
         let _ = kill_process(inner, Signal::KILL);
         reply_unfit(holder, &LayerError(SandboxLayer::Identity, error))?;
     }
-    waitpid(Some(inner), WaitOptions::empty())?;
-    Ok(())
+    let ended = waitpid(Some(inner), WaitOptions::empty())?;
+    Ok(ended.and_then(|(_, status)| status.exit_status()).unwrap_or(CELL_FAILED))
 }
 
 /// Leaves the inner process only what it needs to run programs. Returns their seccomp filter.
@@ -140,7 +150,7 @@ fn serve_requests(
     mut holder: HolderPipes,
     group: Option<cgroup_files::CgroupFiles>,
     filter: syscall_filter::ProgramFilter,
-) -> io::Result<()> {
+) -> io::Result<i32> {
     let runner = run::ProgramRunner::new(filter, group);
     holder.send_reply(&CellReply::Done, &[])?;
     let mut room = room_mount::RoomMount::default();
@@ -158,6 +168,13 @@ fn serve_requests(
             CellRequest::Probe { canary, limits } => runner
                 .run(&init::CellJob::Probe(canary), &body, &limits, &holder.requests)
                 .map(Some),
+            CellRequest::Connect { program, limits } => match room.resize_room(limits.disk_bytes) {
+                Ok(()) => {
+                    holder.send_reply(&CellReply::Done, &[])?;
+                    return runner.run_connected(program, &limits, &holder);
+                }
+                Err(error) => Err(error),
+            },
             CellRequest::Setup(_) => Err(io::Error::other("this cell is set up already")),
         };
         match outcome {
@@ -170,5 +187,5 @@ fn serve_requests(
             Err(error) => holder.send_reply(&CellReply::Broken(error.to_string()), &[])?,
         }
     }
-    Ok(())
+    Ok(0)
 }

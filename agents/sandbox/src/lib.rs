@@ -3,7 +3,8 @@
 //! A [`Sandbox`] is proof that the host can contain programs. Its [`SandboxCell`]s are processes
 //! that have given up access to the host once, so that each program costs two forks and a mount
 //! instead of a container. A [`SandboxRoom`] is a new work directory in a cell, in which programs
-//! run one after another; every process that a program started ends with it.
+//! run one after another; every process that a program started ends with it. A
+//! [`ConnectedProgram`] has a cell of its own and talks to its holder until it ends.
 //!
 //! A program that the host's owner allowed to run outside a cell is started by [`run_masked`],
 //! which hides directories and other processes from it.
@@ -20,7 +21,7 @@ mod sandbox;
 mod syscalls;
 mod unfit_host;
 
-pub use cell::{SandboxCell, SandboxError, SandboxRoom};
+pub use cell::{ConnectedGuard, ConnectedProgram, SandboxCell, SandboxError, SandboxRoom};
 pub use inside::{
     MASKING_FAILED, WORK, find_outermost, hide_from_this_process, run_masked, serve_cell,
 };

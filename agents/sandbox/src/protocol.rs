@@ -27,6 +27,9 @@ pub(crate) enum CellRequest {
     Room { files: Vec<(String, usize)>, disk_bytes: u64 },
     /// The body is the program's input.
     Run { program: SandboxProgram, limits: ProgramLimits },
+    /// The last request: after the reply the pipes are the program's stdin and stdout, and the cell
+    /// ends with it.
+    Connect { program: SandboxProgram, limits: ProgramLimits },
     /// Tests the containment from the place of a program.
     Probe { canary: PathBuf, limits: ProgramLimits },
 }

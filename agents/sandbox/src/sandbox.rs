@@ -3,6 +3,7 @@
 use std::{
     ffi::OsString,
     fmt, io,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
@@ -10,8 +11,8 @@ use std::{
 };
 
 use crate::{
-    PathVisibility, ProgramEnd, ProgramLimits, ProgramResult, SandboxCell, SandboxError,
-    SandboxLayer, SandboxProgram, UnfitHost, cell,
+    ConnectedProgram, PathVisibility, ProgramEnd, ProgramLimits, ProgramResult, SandboxCell,
+    SandboxError, SandboxLayer, SandboxProgram, UnfitHost, cell,
     cgroup::CgroupParent,
     inside::CONTAINED,
     protocol::{CellReply, CellRequest, CellSetup},
@@ -31,6 +32,13 @@ const LIBRARY_VARIABLES: [&str; 1] = ["LD_LIBRARY_PATH"];
 pub struct CellLaunch {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
+}
+
+/// The use of a cell: programs one after another, or one that is connected to the holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CellUse {
+    Requests,
+    OneProgram,
 }
 
 /// The layers that contain programs on this host. All except `cgroup` are active in every sandbox.
@@ -77,7 +85,7 @@ impl Sandbox {
         check_kernel_release(&rustix::system::uname().release().to_string_lossy())?;
         let sandbox =
             Self(Arc::new(SandboxInner { launch, policy, groups: CgroupParent::find_delegated() }));
-        let cell = sandbox.try_start_cell()?;
+        let cell = sandbox.try_start_cell(CellUse::Requests)?;
         run_self_test(cell).map_err(|problem| UnfitHost::new(SandboxLayer::SelfTest, problem))?;
         Ok(sandbox)
     }
@@ -99,15 +107,33 @@ impl Sandbox {
 
     /// Starts a cell in some milliseconds; reuse it for many programs.
     pub fn start_cell(&self) -> Result<SandboxCell, SandboxError> {
-        self.try_start_cell().map_err(|unfit| SandboxError(unfit.to_string()))
+        self.try_start_cell(CellUse::Requests).map_err(|unfit| SandboxError(unfit.to_string()))
     }
 
-    fn try_start_cell(&self) -> Result<SandboxCell, UnfitHost> {
+    /// Starts a program that talks to its holder through pipes until one of them ends, in a new
+    /// cell with an empty room. The limits of time and output do not apply to it; its stdin is not
+    /// read from `program`.
+    pub fn connect_program(
+        &self,
+        program: &SandboxProgram,
+        limits: &ProgramLimits,
+    ) -> Result<ConnectedProgram, SandboxError> {
+        let cell = self.try_start_cell(CellUse::OneProgram);
+        let mut cell = cell.map_err(|unfit| SandboxError(unfit.to_string()))?;
+        cell.create_room::<&str, &[u8]>(&[])?;
+        cell.connect_program(program, limits)
+    }
+
+    fn try_start_cell(&self, cell_use: CellUse) -> Result<SandboxCell, UnfitHost> {
         let lacking = |error: io::Error| UnfitHost::new(SandboxLayer::Cell, error);
         let SandboxInner { launch, policy, groups } = &*self.0;
         let group = groups.as_ref().map(CgroupParent::create_group).transpose().map_err(lacking)?;
         let path = group.as_ref().map(|group| group.group_path().to_owned());
-        let child = Command::new(&launch.program)
+        let mut command = Command::new(&launch.program);
+        if cell_use == CellUse::OneProgram {
+            command.stderr(Stdio::piped()).process_group(0);
+        }
+        let child = command
             .args(&launch.arguments)
             .env_clear()
             .envs(

@@ -3,14 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use std::{
+    io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use requirements::{require_program, require_system_program};
 use sandbox::{
-    CellLaunch, PathVisibility, ProgramEnd, ProgramLimits, ProgramResult, Sandbox, SandboxCell,
-    SandboxLayer, SandboxProgram,
+    CellLaunch, ConnectedProgram, PathVisibility, ProgramEnd, ProgramLimits, ProgramResult,
+    Sandbox, SandboxCell, SandboxLayer, SandboxProgram,
 };
 
 fn launch() -> CellLaunch {
@@ -233,6 +234,66 @@ fn dropping_a_cell_ends_what_it_runs() {
     });
     assert_eq!(await_process(&marker, false), None);
     assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+/// Starts a connected program in a sandbox of its own.
+fn connect(argv: &[&str], limits: &ProgramLimits) -> ConnectedProgram {
+    let sandbox = Sandbox::open(launch(), PathVisibility::default()).unwrap();
+    sandbox.connect_program(&program(argv), limits).unwrap()
+}
+
+/// Waits for the end of a connected program and returns its exit code and stderr.
+fn end_of(mut connected: ConnectedProgram) -> (Option<i32>, String) {
+    let mut stderr = String::new();
+    connected.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    (connected.child.wait().unwrap().code(), stderr)
+}
+
+#[test]
+fn a_connected_program_answers_until_its_holder_closes_the_pipe() {
+    let script = "while read -r line; do echo \"$line $(id -u)\"; done";
+    let mut connected = connect(&["sh", "-c", script], &ProgramLimits::default());
+    let mut stdin = connected.child.stdin.take().unwrap();
+    let mut answers = BufReader::new(connected.child.stdout.take().unwrap()).lines();
+    for number in 0..20 {
+        writeln!(stdin, "{number}").unwrap();
+        assert_eq!(answers.next().unwrap().unwrap(), format!("{number} 1000"));
+    }
+    drop(stdin);
+    assert!(answers.next().is_none());
+    assert_eq!(end_of(connected).0, Some(0));
+}
+
+#[test]
+fn the_end_of_a_connected_program_is_in_its_exit_code_and_stderr() {
+    let limits = ProgramLimits { memory_bytes: 64 << 20, ..ProgramLimits::default() };
+    for (argv, code, expected) in [
+        (&["sh", "-c", "echo oops >&2; exit 3"][..], 3, "oops"),
+        (&["sh", "-c", "kill -9 $$"], 137, ""),
+        (&["no-such-tool"], 127, "it cannot be started in the sandbox"),
+        (&["sh", "-c", "setsid sleep 600 & exit 0"], 0, ""),
+    ] {
+        let (ended, stderr) = end_of(connect(argv, &limits));
+        assert!(ended == Some(code) && stderr.contains(expected), "{argv:?}: {ended:?} {stderr}");
+    }
+    if require_system_program("python3").is_none() {
+        return;
+    }
+    let grow = "import time\nx = b\"x\" * (100 << 20)\ntime.sleep(600)";
+    let (ended, stderr) = end_of(connect(&["python3", "-c", grow], &limits));
+    assert!(ended == Some(125) && stderr.contains("more than 64 MiB of memory"), "{stderr}");
+}
+
+#[test]
+fn killing_the_group_of_a_connected_program_ends_all_that_it_started() {
+    let marker = format!("{}.25", 7_000_000 + std::process::id());
+    let script = format!("setsid sleep {marker} & read -r line");
+    let mut connected = connect(&["sh", "-c", &script], &ProgramLimits::default());
+    assert!(await_process(&marker, true).is_some());
+    let group = rustix::process::Pid::from_child(&connected.child);
+    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+    connected.child.wait().unwrap();
+    assert_eq!(await_process(&marker, false), None);
 }
 
 /// Waits until a process with this argument exists, or no longer exists.

@@ -76,6 +76,7 @@ impl ScorerRole {
                 "unexpected answer from the worker (E107)"
             )));
         };
+        self.teachers.record_answered_job();
         let scores = scored
             .logprobs
             .iter()

@@ -4,6 +4,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use wire::v1;
 
+use crate::episode::{ActionRequest, PlayedEpisode};
+
+/// A call to the worker.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum VerifierCall {
+    Verify(VerifyRequest),
+    Act(ActRequest),
+}
+
+/// A request for an environment's answer to an action.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ActRequest {
+    pub environment: v1::verifier::Environment,
+    pub request: ActionRequest,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct VerifyRequest {
     pub verifier: v1::Verifier,
@@ -17,20 +34,30 @@ pub struct VerifyItem {
     pub prompt: String,
     pub completion: String,
     pub answer: Option<String>,
+    /// The turns of the completion, if an environment judges it.
+    #[serde(rename = "$episode", default, skip_serializing_if = "Option::is_none")]
+    pub episode: Option<PlayedEpisode>,
     #[serde(flatten)]
     pub fields: Map<String, Value>,
 }
 
+/// Names in the JSON of an item that no field of a prompt may replace.
+const ITEM_NAMES: [&str; 6] = ["prompt_id", "index", "prompt", "completion", "answer", "$episode"];
+
 impl VerifyItem {
-    /// Builds the item of one completion of a prompt.
+    /// Builds the item of one completion of a prompt. Fields of the prompt that are named as those
+    /// of an item, such as the `completion` of a training example, are left out.
     pub fn from_prompt(prompt: &wire::PromptEntry, index: u32, completion: String) -> Self {
+        let mut fields = prompt.fields.clone();
+        fields.retain(|name, _| !ITEM_NAMES.contains(&name.as_str()));
         Self {
             prompt_id: prompt.id.clone(),
             index,
             prompt: prompt.prompt.clone(),
             completion,
             answer: prompt.answer.clone(),
-            fields: prompt.fields.clone(),
+            episode: None,
+            fields,
         }
     }
 
@@ -61,6 +88,7 @@ pub(crate) struct VerifyProgress {
 #[doc(hidden)]
 pub fn fuzz_messages(value: &serde_json::Value) {
     // Only panics matter; the parsed messages are dropped.
+    let _ = VerifierCall::deserialize(value);
     let _ = VerifyRequest::deserialize(value);
     let _ = VerifyProgress::deserialize(value);
     let _ = VerifyReply::deserialize(value);
@@ -75,7 +103,23 @@ impl VerifyItem {
             prompt: String::new(),
             completion: String::new(),
             answer: None,
+            episode: None,
             fields: Map::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_s_own_completion_does_not_replace_the_judged_one() {
+        let line = br#"{"id": "a", "prompt": "1+1=", "completion": "2", "answer": "2", "tier": 1}"#;
+        let prompt = wire::PromptEntry::parse_all(line).unwrap().remove(0);
+        let item = VerifyItem::from_prompt(&prompt, 3, "11".into());
+        let json = serde_json::to_string(&item).unwrap();
+        assert_eq!(serde_json::from_str::<VerifyItem>(&json).unwrap(), item, "{json}");
+        assert_eq!((item.completion.as_str(), item.fields.len()), ("11", 1));
     }
 }

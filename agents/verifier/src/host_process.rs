@@ -10,11 +10,20 @@ use process::RunLimits;
 pub(crate) const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
 /// The number of stderr bytes that an error message quotes.
-const STDERR_BYTES_MAX: usize = 300;
+pub(crate) const STDERR_BYTES_MAX: usize = 300;
 
 /// The prefix of the worker's own variables, such as keys of judge models. Programs do not receive
 /// them.
 const OWN_VARIABLE_PREFIX: &str = "FLOTILLA_";
+
+/// Removes the worker's own variables from the environment of a program.
+pub(crate) fn remove_own_variables(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(OWN_VARIABLE_PREFIX.as_bytes()) {
+            command.env_remove(name);
+        }
+    }
+}
 
 /// Runs a program to its end and returns its stdout.
 ///
@@ -29,11 +38,7 @@ pub(crate) fn run_program(
     let (program, arguments) = argv.split_first().ok_or("argv is empty")?;
     let mut command = Command::new(program);
     command.args(arguments);
-    for (name, _) in std::env::vars_os() {
-        if name.as_encoded_bytes().starts_with(OWN_VARIABLE_PREFIX.as_bytes()) {
-            command.env_remove(name);
-        }
-    }
+    remove_own_variables(&mut command);
     let limits = RunLimits {
         time: limit,
         poll: Duration::from_millis(5),

@@ -20,6 +20,8 @@ pub(crate) use self::{
 use crate::{
     calls::VerifyItem,
     command,
+    environment::EnvironmentVerifier,
+    http::HttpVerifier,
     judge_result::JudgeResult,
     model::ModelJudge,
     program::{CompileVerifier, PytestVerifier, PythonVerifier, SandboxSlot, StdioVerifier},
@@ -46,7 +48,9 @@ pub(crate) enum CompletionJudge {
     Stdio(StdioVerifier),
     Compile(CompileVerifier),
     Command(command::CommandVerifier),
+    Http(HttpVerifier),
     Model(ModelJudge),
+    Environment(EnvironmentVerifier),
     Chain(VerifierChain),
 }
 
@@ -77,7 +81,9 @@ impl CompletionJudge {
             How::Stdio(stdio) => Self::Stdio(stdio.into()),
             How::Compile(compile) => Self::Compile(compile.into()),
             How::Command(command) => Self::Command(command.into()),
+            How::Http(http) => Self::Http(http.into()),
             How::LlmJudge(judge) => Self::Model(ModelJudge::new(judge)?),
+            How::Environment(environment) => Self::Environment(environment.into()),
             How::Chain(chain) => Self::Chain(VerifierChain::new(chain)?),
         })
     }
@@ -96,16 +102,18 @@ impl CompletionJudge {
             Self::Stdio(stdio) => stdio.judge_item(item, slot),
             Self::Compile(compile) => compile.judge_item(item, slot),
             Self::Command(verifier) => verifier.judge_item(item, slot),
+            Self::Http(verifier) => verifier.judge_item(item),
             Self::Model(model) => model.judge_item(item),
+            Self::Environment(environment) => environment.judge_item(item, slot),
             Self::Chain(chain) => chain.judge_item(item, slot),
         }
     }
 
-    /// Returns true if equal items always get equal results. An executable may be replaced between
-    /// two items.
+    /// Returns true if equal items always get equal results. An executable or a server may be
+    /// replaced between two items.
     pub(crate) fn is_cacheable(&self) -> bool {
         match self {
-            Self::Command(_) => false,
+            Self::Command(_) | Self::Http(_) | Self::Environment(_) => false,
             Self::Chain(chain) => chain.stage_judges().all(Self::is_cacheable),
             _ => true,
         }
@@ -124,7 +132,7 @@ mod tests {
 
     fn judge(how: &How, item: &VerifyItem) -> JudgeResult {
         let shop = SandboxPool::without_programs();
-        CompletionJudge::new(how).unwrap().judge_item(item, &mut shop.open_slot())
+        CompletionJudge::new(how).unwrap().judge_item(item, &mut shop.open_slot(1))
     }
 
     fn outcome(how: &How, completion: &str, answer: Option<&str>) -> Outcome {
@@ -142,6 +150,8 @@ mod tests {
         assert_eq!(outcome(&how, "7+5=12 #132", Some("132")), Outcome::Pass);
         assert_eq!(outcome(&how, "#132 no, #133", Some("132")), Outcome::Fail);
         assert_eq!(outcome(&how, "132", Some("132")), Outcome::Fail);
+        assert_eq!(outcome(&how, "so #132", Some("7+5=12 #132")), Outcome::Pass);
+        assert_eq!(outcome(&how, "so #13", Some("7+5=12 #132")), Outcome::Fail);
         let whole = How::Exact(Exact { extract: String::new() });
         assert_eq!(outcome(&whole, " yes\n", Some("yes")), Outcome::Pass);
     }

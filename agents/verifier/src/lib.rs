@@ -1,29 +1,41 @@
 //! The verifier role: it reads samples and writes verdicts.
 //!
 //! `judge` compiles the settings of a verifier and decides; `program` runs programs in the sandbox;
-//! `command` and `model` ask an executable or a model; `pipeline` judges many completions at once.
+//! `command`, `http` and `model` ask an executable, a server or a model; `environment` replays
+//! episodes of several turns; `pipeline` judges many completions at once.
 //! An `error` is a failure of the verifier and never a reward of 0. `docs/VERIFIERS.md` lists the
 //! inputs and rewards of each verifier.
 
 mod calls;
 mod command;
+mod endpoint_client;
+mod environment;
+mod environment_host;
+mod episode;
 mod fences;
 mod grants;
 mod host_process;
+mod http;
 mod judge;
 mod judge_result;
 mod language;
 mod model;
 mod offline;
 mod pipeline;
+mod plugin_answer;
 mod program;
 mod role;
+mod served_commands;
 mod toolchain;
 mod tools;
 mod verdict_cache;
+mod warm_worker;
 mod worker;
 
 pub use calls::VerifyItem;
+pub use environment::EpisodeStep;
+pub use environment_host::{ActionError, EnvironmentHost, OpenEnvironment};
+pub use episode::{EnvironmentAnswer, PlayedEpisode, PlayedTurn};
 pub use grants::{GrantError, OwnerGrants};
 pub use offline::{OfflineVerifier, TimedVerdict, verifier_version};
 pub use role::VerifierRole;
@@ -39,9 +51,10 @@ pub mod fuzzing {
     pub use crate::calls::fuzz_messages as calls;
     use crate::{calls::VerifyRequest, pipeline, toolchain::Toolchain};
 
-    /// Parses the answer of a command.
+    /// Parses the answer of a command, and the answers of one that keeps running.
     pub fn fuzz_answer(output: &[u8]) {
         let _ = crate::command::parse_answer(output);
+        line_programs::fuzzing::fuzz_lines(output);
     }
 
     /// Judges as the worker does, but starts no program and contacts no endpoint.
@@ -65,7 +78,7 @@ pub mod fuzzing {
             verifier.and_then(|verifier| verifier.how.as_ref()).is_none_or(is_local)
         };
         match how {
-            How::Command(_) | How::LlmJudge(_) => false,
+            How::Command(_) | How::Http(_) | How::LlmJudge(_) | How::Environment(_) => false,
             How::Chain(chain) => chain.stages.iter().all(|stage| of(stage.verifier.as_ref())),
             _ => true,
         }

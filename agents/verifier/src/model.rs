@@ -1,20 +1,21 @@
 //! A model as a judge, behind an OpenAI-compatible endpoint. Every failure of the endpoint is an
 //! `error`, never a failed sample.
 
-use std::{sync::OnceLock, time::Duration};
+use std::time::Duration;
 
 use bounded_http::BoundedResponse;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::runtime::{self, Runtime};
 use wire::v1::verifier::LlmJudge;
 
-use crate::{calls::VerifyItem, judge::find_document, judge_result::JudgeResult};
+use crate::{
+    calls::VerifyItem,
+    endpoint_client::{EndpointClient, KeyVariable},
+    judge::find_document,
+    judge_result::JudgeResult,
+};
 
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
-
-/// Shorter than the keep-alive of common servers: 5 s for uvicorn, which vLLM uses.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
@@ -29,19 +30,8 @@ pub(crate) struct ModelJudge {
     key: Option<KeyVariable>,
     timeout: Duration,
     pass_at: f64,
-    client: OnceLock<JudgeClient>,
+    client: EndpointClient,
 }
-
-/// A client whose connections outlive a request, and what drives them.
-#[derive(Debug)]
-struct JudgeClient {
-    http: reqwest::Client,
-    runtime: Runtime,
-}
-
-/// Names the environment variable that contains the key; never the key itself.
-#[derive(Debug)]
-struct KeyVariable(String);
 
 /// The model must answer this object.
 #[derive(Debug, Deserialize)]
@@ -62,20 +52,15 @@ impl ModelJudge {
             url: format!("{}/chat/completions", judge.url.trim_end_matches('/')),
             model: judge.model.clone(),
             prompt: judge.prompt.clone(),
-            key: Some(KeyVariable(judge.key_env.clone())).filter(|key| !key.0.is_empty()),
+            key: KeyVariable::from_setting(&judge.key_env),
             timeout: limit.min(TIMEOUT_MAX),
             pass_at: judge.pass_at,
-            client: OnceLock::new(),
+            client: EndpointClient::default(),
         })
     }
 
     pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
-        let client = match self.client.get() {
-            Some(client) => Ok(client),
-            None => JudgeClient::start().map(|client| self.client.get_or_init(|| client)),
-        };
-        let asked = client
-            .and_then(|client| client.runtime.block_on(self.request_grade(&client.http, item)));
+        let asked = self.client.block_on(|http| self.request_grade(http, item));
         match asked.and_then(|body| self.parse_grade(&body)) {
             Ok(result) => result,
             Err(problem) => {
@@ -87,18 +72,24 @@ impl ModelJudge {
     /// Returns the body of a successful answer.
     async fn request_grade(
         &self,
-        client: &reqwest::Client,
+        client: reqwest::Client,
         item: &VerifyItem,
     ) -> Result<Vec<u8>, String> {
+        // A completion that contains `{answer}` does not receive the answer.
+        let values = [
+            ("{prompt}", item.question_text()),
+            ("{completion}", item.completion.as_str()),
+            ("{answer}", item.answer.as_deref().unwrap_or_default()),
+        ];
+        let content = wire::fill_template(&self.prompt, &values);
         let body = json!({
             "model": self.model,
             "temperature": 0,
-            "messages": [{ "role": "user", "content": fill_template(&self.prompt, item) }],
+            "messages": [{ "role": "user", "content": content }],
         });
         let mut request = client.post(&self.url).timeout(self.timeout);
-        if let Some(KeyVariable(variable)) = &self.key {
-            let key = std::env::var(variable).map_err(|_| format!("{variable} is not set here"))?;
-            request = request.bearer_auth(key);
+        if let Some(key) = &self.key {
+            request = key.add_key(request)?;
         }
         let request = request.header("content-type", "application/json").body(body.to_string());
         let response = bounded_http::send_request(request, |_| ANSWER_BYTES_MAX).await;
@@ -133,41 +124,6 @@ impl ModelJudge {
             JudgeResult::failed_because("")
         };
         Ok(JudgeResult { reward, detail: reason, ..result })
-    }
-}
-
-impl JudgeClient {
-    fn start() -> Result<Self, String> {
-        // Between requests nobody sees that the server closes a connection, so one that it may have
-        // closed is not used again.
-        let http =
-            bounded_http::client_builder().no_proxy().pool_idle_timeout(IDLE_TIMEOUT).build();
-        let http = http.map_err(|error| wire::format_error_chain(&error))?;
-        let runtime = runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| format!("start a runtime: {error}"))?;
-        Ok(Self { http, runtime })
-    }
-}
-
-/// Replaces all placeholders in one pass: a completion that contains `{answer}` does not receive
-/// the answer.
-fn fill_template(template: &str, item: &VerifyItem) -> String {
-    let values = [
-        ("{prompt}", item.question_text()),
-        ("{completion}", item.completion.as_str()),
-        ("{answer}", item.answer.as_deref().unwrap_or_default()),
-    ];
-    let mut filled = String::new();
-    let mut rest = template;
-    loop {
-        let found = values.iter().filter_map(|(name, value)| Some((rest.find(name)?, name, value)));
-        let Some((at, name, value)) = found.min_by_key(|(at, ..)| *at) else {
-            filled.push_str(rest);
-            return filled;
-        };
-        filled.push_str(&rest[..at]);
-        filled.push_str(value);
-        rest = &rest[at + name.len()..];
     }
 }
 

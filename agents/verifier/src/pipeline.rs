@@ -15,7 +15,7 @@ use crate::{
     calls::VerifyItem,
     judge::CompletionJudge,
     judge_result::JudgeResult,
-    program::SandboxPool,
+    program::{SandboxPool, SandboxSlot},
     toolchain::Toolchain,
     verdict_cache::{VerdictCache, cache_key},
 };
@@ -29,8 +29,8 @@ use crate::{
 ///    thread,
 /// 3. copies the result to all items of the group, in the order of the items.
 ///
-/// Results of `command` verifiers are never cached or shared, because the executable may be
-/// replaced between two items. A verifier that panics produces a host error for the items of its
+/// Results of `command` and `http` verifiers are never cached or shared, because the executable or
+/// the server may be replaced between two items. A verifier that panics produces a host error for the items of its
 /// thread.
 #[derive(Debug)]
 pub(crate) struct JudgePipeline {
@@ -70,32 +70,17 @@ impl ConfiguredVerifier {
 pub(crate) fn verifier_version(verifier: &v1::Verifier) -> String {
     let settings = serde_json::to_vec(verifier).unwrap_or_default();
     let digest = Digest::hash_bytes(&settings).to_hex();
-    format!("{}/{}+{}", verifier_kind(verifier), env!("CARGO_PKG_VERSION"), &digest[..12])
-}
-
-/// Returns the name in the spec.
-fn verifier_kind(verifier: &v1::Verifier) -> &'static str {
-    use v1::verifier::How;
-    match verifier.how {
-        Some(How::Exact(_)) => "exact",
-        Some(How::Numeric(_)) => "numeric",
-        Some(How::Regex(_)) => "regex",
-        Some(How::Command(_)) => "command",
-        Some(How::JsonSchema(_)) => "json_schema",
-        Some(How::ToolCall(_)) => "tool_call",
-        Some(How::Python(_)) => "python",
-        Some(How::Pytest(_)) => "pytest",
-        Some(How::Stdio(_)) => "stdio",
-        Some(How::Compile(_)) => "compile",
-        Some(How::Chain(_)) => "chain",
-        Some(How::LlmJudge(_)) => "llm_judge",
-        None => "none",
-    }
+    format!("{}/{}+{}", verifier.kind_name(), env!("CARGO_PKG_VERSION"), &digest[..12])
 }
 
 impl JudgePipeline {
     pub(crate) fn new(toolchain: Toolchain) -> Self {
         Self { sandboxes: SandboxPool::new(toolchain), cache: Mutex::default() }
+    }
+
+    /// Opens a sandbox slot for a thread that asks an environment, one of `threads`.
+    pub(crate) fn open_slot(&self, threads: usize) -> SandboxSlot<'_> {
+        self.sandboxes.open_slot(threads)
     }
 
     /// Returns results in the order of the items. Reports the number of items or groups handled so
@@ -110,7 +95,7 @@ impl JudgePipeline {
         let alike = group_equal_items(verifier, items);
         let next = AtomicUsize::new(0);
         let work = || {
-            let mut slot = self.sandboxes.open_slot();
+            let mut slot = self.sandboxes.open_slot(threads);
             let mut found = Vec::new();
             while let Some((key, places)) = alike.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let began = Instant::now();
@@ -202,7 +187,7 @@ mod tests {
     fn an_executable_is_asked_each_time() {
         let argv = ["sh", "-c", "cat >/dev/null; echo '{\"outcome\":\"pass\"}'"];
         let argv = argv.map(str::to_owned).to_vec();
-        let how = Some(How::Command(Command { argv, timeout_s: 20.0, paths: Vec::new() }));
+        let how = Some(How::Command(Command { argv, timeout_s: 20.0, ..Command::default() }));
         let verifier = ConfiguredVerifier::new(&v1::Verifier { how }).unwrap();
         assert_eq!(group_equal_items(&verifier, &items(&["a", "a"])).len(), 2);
     }

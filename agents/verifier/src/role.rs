@@ -1,11 +1,6 @@
 //! The agent's side of the verifier role: reads samples, calls one warm worker, writes verdicts.
 
-use std::{
-    collections::BTreeSet,
-    path::Path,
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, path::Path, time::Instant};
 
 use agent::{
     AgentRole, JobError, LeasedJob, PromptFiles, WorkerError, WorkerLauncher, WorkerProcess,
@@ -13,33 +8,28 @@ use agent::{
 use anyhow::{Context, anyhow};
 use futures::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::Semaphore;
-use wire::{FactBody, FactKey, WorkKind, v1};
+use wire::{FactBody, FactKey, WorkKind, derive_environment_seed, v1};
 
 use crate::{
     Toolchain, ToolchainTest,
-    calls::{VerifyItem, VerifyProgress, VerifyReply, VerifyRequest},
+    calls::{VerifierCall, VerifyItem, VerifyProgress, VerifyReply, VerifyRequest},
+    episode::{PlayedEpisode, PlayedTurn},
     grants::is_system_path,
     pipeline::verifier_version,
     tools::{ToolNeed, required_tools},
+    warm_worker::{SILENCE_LIMIT, WarmWorker},
 };
-
-/// The longest timeout of a command plus a minute; a worker without progress for so long hangs.
-const SILENCE_LIMIT: Duration = Duration::from_secs(3600 + 60);
 
 /// One job uses all cores that it may use.
 const JOBS_MAX: usize = 1;
 
-/// Keys of judge models, which the worker inherits.
-const KEY_VARIABLE_PREFIX: &str = "FLOTILLA_JUDGE_KEY";
-
 /// The verifier role of an agent. It holds one job at a time and keeps one worker running between
 /// jobs.
 pub struct VerifierRole {
-    launch: WorkerLauncher,
     toolchain: Toolchain,
     toolchain_test: ToolchainTest,
     job_permits: Semaphore,
-    worker: Mutex<Option<WorkerProcess>>,
+    worker: WarmWorker,
     prompt_files: PromptFiles,
 }
 
@@ -72,11 +62,10 @@ impl VerifierRole {
             ),
         }
         Self {
-            launch,
             toolchain,
             toolchain_test,
             job_permits: Semaphore::new(JOBS_MAX),
-            worker: Mutex::new(None),
+            worker: WarmWorker::new(launch, "verify"),
             prompt_files: PromptFiles::default(),
         }
     }
@@ -96,14 +85,16 @@ impl VerifierRole {
         let needs = call.verifier.how.as_ref().map(|how| required_tools(how, call.items.iter()));
         let needs = needs.unwrap_or_default();
         self.check_needs(job, &needs).await?;
-        let worker = self.ensure_worker()?;
+        let worker = self.worker.ensure_running(&self.toolchain)?;
         let began = Instant::now();
         let total = u32::try_from(call.items.len()).unwrap_or(u32::MAX);
+        let verifier = verifier_version(&call.verifier);
+        let call = VerifierCall::Verify(call);
         let mut dropped = UnansweredGuard { worker: &worker, answered: false };
         let verified: Result<VerifyReply, _> = worker
             .call_with_progress(
                 &call,
-                &mut self.launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT),
+                &mut self.worker.launch().silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT),
                 |progress| {
                     if let Ok(VerifyProgress { items }) = serde_json::from_value(progress) {
                         job.progress.set_progress(items, total, "verdicts");
@@ -138,7 +129,7 @@ impl VerifierRole {
             job: samples.job.clone(),
             purpose: samples.purpose,
             agent: job.agent.clone(),
-            verifier: verifier_version(&call.verifier),
+            verifier,
             samples_sequence: job.record.sequence,
             verdicts,
             wall_s: began.elapsed().as_secs_f64(),
@@ -181,7 +172,8 @@ impl VerifierRole {
         job: &LeasedJob,
         samples: &v1::Samples,
     ) -> Result<Option<VerifyRequest>, JobError> {
-        let Some(v1::spec::Kind::Raft(raft)) = job.read_spec().await?.kind else {
+        let spec = job.read_spec().await?;
+        let Some(v1::spec::Kind::Raft(raft)) = spec.kind else {
             return Err(JobError::fatal_failure(anyhow!(
                 "runs of this kind are not verified (E111)"
             )));
@@ -200,7 +192,8 @@ impl VerifierRole {
             let prompt = prompts.get(&sample.prompt_id).with_context(|| {
                 format!("the prompts file has no prompt {:?}", sample.prompt_id)
             })?;
-            Ok(VerifyItem::from_prompt(prompt, sample.index, sample.text.clone()))
+            let item = VerifyItem::from_prompt(prompt, sample.index, sample.text.clone());
+            Ok(VerifyItem { episode: played_episode(sample, spec.seed), ..item })
         };
         let items: anyhow::Result<Vec<VerifyItem>> = samples.samples.iter().map(join).collect();
         Ok(Some(VerifyRequest {
@@ -208,34 +201,19 @@ impl VerifierRole {
             items: items.map_err(JobError::fatal_failure)?,
         }))
     }
+}
 
-    fn ensure_worker(&self) -> Result<WorkerProcess, JobError> {
-        let mut warm = self.worker.lock().map_err(|_| JobError::Stopped)?;
-        if let Some(worker) = warm.as_ref().filter(|worker| worker.is_alive()) {
-            return Ok(worker.clone());
-        }
-        let threads = self.launch.threads.to_string();
-        let tools =
-            serde_json::to_string(&self.toolchain.tools).map_err(JobError::retryable_failure)?;
-        let grants =
-            serde_json::to_string(&self.toolchain.grants).map_err(JobError::retryable_failure)?;
-        let mut arguments =
-            vec!["--threads".into(), threads.into(), "--tools".into(), tools.into()];
-        arguments.extend(["--grants".into(), grants.into()]);
-        if self.toolchain.contains {
-            arguments.push("--contains".into());
-        }
-        for hidden in &self.toolchain.hidden {
-            arguments.extend(["--hidden".into(), hidden.into()]);
-        }
-        let mut command = self.launch.worker_command("verify", "verify", arguments);
-        let keys = std::env::vars_os()
-            .filter_map(|(name, key)| Some((name.into_string().ok()?, key.into_string().ok()?)));
-        command.environment.extend(keys.filter(|(name, _)| name.starts_with(KEY_VARIABLE_PREFIX)));
-        let worker = WorkerProcess::start(&command)?;
-        *warm = Some(worker.clone());
-        Ok(worker)
-    }
+/// Returns the turns of a sample; `None` if it has none.
+fn played_episode(sample: &v1::samples::Sample, run_seed: u64) -> Option<PlayedEpisode> {
+    let turn = |turn: &v1::samples::Turn| PlayedTurn {
+        action: turn.text.clone(),
+        observation: turn.observation.clone(),
+    };
+    (!sample.turns.is_empty()).then(|| PlayedEpisode {
+        seed: derive_environment_seed(run_seed, &sample.prompt_id),
+        turns: sample.turns.iter().map(turn).collect(),
+        is_cut: sample.finish() == v1::samples::Finish::Length,
+    })
 }
 
 /// Kills the worker if a call is dropped before its answer, for example because the run was

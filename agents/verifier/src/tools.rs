@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use wire::v1::verifier::How;
+use wire::v1::verifier::{Command, Environment, How, Http, LlmJudge};
 
 use crate::{
     calls::VerifyItem,
@@ -99,14 +99,15 @@ pub(crate) fn required_tools<'a>(
         How::Pytest(_) => [ToolNeed::Pytest].into(),
         How::Stdio(stdio) => languages(&stdio.language),
         How::Compile(compile) => languages(&compile.language),
-        How::Command(command) => {
+        How::Command(Command { argv, paths, .. })
+        | How::Environment(Environment { argv, paths, .. }) => {
             let need = |program: &String| ToolNeed::Command {
                 program: program.clone(),
-                paths: command.paths.clone(),
+                paths: paths.clone(),
             };
-            command.argv.first().map(need).into_iter().collect()
+            argv.first().map(need).into_iter().collect()
         }
-        How::LlmJudge(judge) => Some(&judge.key_env)
+        How::LlmJudge(LlmJudge { key_env, .. }) | How::Http(Http { key_env, .. }) => Some(key_env)
             .filter(|key| !key.is_empty())
             .cloned()
             .map(ToolNeed::Key)
@@ -256,7 +257,7 @@ fn outside_system<const N: usize>(directories: [PathBuf; N]) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use wire::v1::verifier::{Chain, Command, Python, Stdio, chain::Stage};
+    use wire::v1::verifier::{Chain, Python, Stdio, chain::Stage};
 
     use super::*;
 
@@ -272,7 +273,8 @@ mod tests {
         let stage =
             |how| Stage { verifier: Some(wire::v1::Verifier { how: Some(how) }), weight: 1.0 };
         let paths = vec!["/opt/judge".to_owned()];
-        let command = Command { argv: vec!["grade".into()], timeout_s: 1.0, paths: paths.clone() };
+        let command =
+            Command { argv: vec!["grade".into()], paths: paths.clone(), ..Command::default() };
         let stages = vec![stage(How::Command(command)), stage(How::Python(Python::default()))];
         let chain = How::Chain(Chain { stages, stop_at_failure: true });
         let python = ToolNeed::Language(ProgramLanguage::Python);

@@ -20,8 +20,9 @@ pub(crate) struct VerdictCache {
 /// Digests everything that a result depends on except the version of this program; `None` if the
 /// item cannot be serialised.
 pub(crate) fn cache_key(settings: &str, item: &VerifyItem) -> Option<Digest> {
-    let VerifyItem { prompt_id: _, index: _, prompt, completion, answer, fields } = item;
-    let all = serde_json::to_vec(&(settings, prompt, completion, answer, fields)).ok()?;
+    let VerifyItem { prompt_id: _, index: _, prompt, completion, answer, episode, fields } = item;
+    let all = (settings, prompt, completion, answer, episode, fields);
+    let all = serde_json::to_vec(&all).ok()?;
     Some(Digest::hash_bytes(&all))
 }
 

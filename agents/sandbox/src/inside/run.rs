@@ -4,6 +4,7 @@
 use std::{
     fs::File,
     io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe},
+    os::fd::AsFd,
     time::{Duration, Instant},
 };
 
@@ -14,11 +15,12 @@ use rustix::{
 };
 
 use crate::{
-    ProgramEnd, ProgramLimits, ProgramResult,
+    ProgramEnd, ProgramLimits, ProgramResult, SandboxProgram,
     syscalls::{ForkSide, PROGRAM_NAMESPACES, fork_into},
 };
 
 use super::{
+    HolderPipes,
     cgroup_files::CgroupFiles,
     init::{self, CellJob, InitReport, ProgramPipes, ProgramStart},
     memory_watch::{self, MemoryExcess},
@@ -26,6 +28,14 @@ use super::{
 };
 
 const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// For programs that are idle most of the time.
+const CONNECTED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The shell's code for a program that could not be started, and its offset for signals.
+const NOT_STARTED: i32 = 127;
+const SIGNAL_CODE_BASE: i32 = 128;
+/// The exit code if the sandbox ended the program; stderr has the reason.
+const SANDBOX_FAILED: i32 = 125;
 
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
@@ -50,10 +60,7 @@ impl ProgramRunner {
         limits: &ProgramLimits,
         holder: &File,
     ) -> io::Result<ProgramResult> {
-        let killed = self.group.as_ref().map(CgroupFiles::oom_kill_count).transpose()?;
-        if let Some(group) = &self.group {
-            group.set_limits(limits)?;
-        }
+        let killed = self.prepare_group(limits)?;
         let (stdin, feed) = pipe()?;
         let (output, stdout) = pipe()?;
         let (errors, stderr) = pipe()?;
@@ -76,17 +83,101 @@ impl ProgramRunner {
             errors: OutputPipe::new(errors),
             report: OutputPipe::new(reports),
             output_max: usize::try_from(limits.output_bytes).unwrap_or(usize::MAX),
+            memory_interval: MEMORY_CHECK_INTERVAL,
         };
         let how = talk.poll_until_end(limits, began, holder);
         let wall = began.elapsed();
         kill_namespace(first)?;
         let mut ended = talk.into_result(how?, wall)?;
-        let by_kernel = self.group.as_ref().map(CgroupFiles::oom_kill_count).transpose()? > killed;
-        if by_kernel && matches!(ended.how, ProgramEnd::Exited(_) | ProgramEnd::Signalled(_)) {
-            ended.how = ProgramEnd::OutOfMemory;
-        }
+        ended.how = self.correct_end(ended.how, killed)?;
         Ok(ended)
     }
+
+    /// Runs a program whose stdin and stdout are the holder's pipes and whose stderr is that of the
+    /// cell. Returns the exit code of the cell. Ends this process if the holder is gone.
+    pub(crate) fn run_connected(
+        &self,
+        program: SandboxProgram,
+        limits: &ProgramLimits,
+        holder: &HolderPipes,
+    ) -> io::Result<i32> {
+        let killed = self.prepare_group(limits)?;
+        let (stdin, stdout) = holder.program_ends()?;
+        let stderr = PipeWriter::from(io::stderr().as_fd().try_clone_to_owned()?);
+        let (reports, report) = pipe()?;
+        let job = CellJob::Program(program);
+        let order = ProgramStart { job: &job, limits, cores: self.cores, filter: &self.filter };
+        let first = match fork_into(PROGRAM_NAMESPACES)? {
+            ForkSide::Parent(first) => first,
+            ForkSide::Child => {
+                init::run_init(&order, ProgramPipes { stdin, stdout, stderr, report })
+            }
+        };
+        drop((stdin, stdout, stderr, report));
+        let mut talk = ProgramIo {
+            input: None,
+            output: OutputPipe::closed(),
+            errors: OutputPipe::closed(),
+            report: OutputPipe::new(reports),
+            output_max: usize::MAX,
+            memory_interval: CONNECTED_CHECK_INTERVAL,
+        };
+        let began = Instant::now();
+        let how = talk.poll_until_end(limits, began, &holder.requests);
+        kill_namespace(first)?;
+        let ended = how.and_then(|how| talk.into_result(how, began.elapsed()));
+        let how = ended.and_then(|ended| self.correct_end(ended.how, killed));
+        Ok(report_connected_end(how, limits))
+    }
+
+    /// Sets the limits of the group, if there is one. Returns the number of processes that were
+    /// killed in it for lack of memory.
+    fn prepare_group(&self, limits: &ProgramLimits) -> io::Result<Option<u64>> {
+        let killed = self.group.as_ref().map(CgroupFiles::oom_kill_count).transpose()?;
+        if let Some(group) = &self.group {
+            group.set_limits(limits)?;
+        }
+        Ok(killed)
+    }
+
+    /// Recognises a program of which the kernel killed a process for lack of memory.
+    fn correct_end(&self, how: ProgramEnd, killed: Option<u64>) -> io::Result<ProgramEnd> {
+        let by_kernel = self.group.as_ref().map(CgroupFiles::oom_kill_count).transpose()? > killed;
+        match how {
+            ProgramEnd::Exited(_) | ProgramEnd::Signalled(_) if by_kernel => {
+                Ok(ProgramEnd::OutOfMemory)
+            }
+            how => Ok(how),
+        }
+    }
+}
+
+/// Returns the exit code, and writes to stderr what it does not show.
+fn report_connected_end(how: io::Result<ProgramEnd>, limits: &ProgramLimits) -> i32 {
+    let (code, problem) = match how {
+        Ok(ProgramEnd::Exited(code)) => (code, None),
+        Ok(ProgramEnd::Signalled(signal)) => (SIGNAL_CODE_BASE + signal, None),
+        Ok(ProgramEnd::NotStarted(why)) => (
+            NOT_STARTED,
+            Some(format!(
+                "it cannot be started in the sandbox: {why}; if the agent runs as root, its file \
+                 and directory must be readable by all users"
+            )),
+        ),
+        Ok(ProgramEnd::OutOfMemory) => (
+            SANDBOX_FAILED,
+            Some(format!("it used more than {} MiB of memory", limits.memory_bytes >> 20)),
+        ),
+        Ok(end @ (ProgramEnd::TimedOut | ProgramEnd::OutputTooLong)) => {
+            (SANDBOX_FAILED, Some(format!("the sandbox ended it: {end:?}")))
+        }
+        Err(error) => (SANDBOX_FAILED, Some(format!("the sandbox failed: {error}"))),
+    };
+    if let Some(problem) = problem {
+        // The holder may be gone.
+        let _ = writeln!(io::stderr(), "{problem}");
+    }
+    code
 }
 
 /// Waits for the first process, which the kernel lets end only after all others of the namespace.
@@ -109,6 +200,10 @@ impl OutputPipe {
         Self { reader: Some(from), bytes: Vec::new() }
     }
 
+    fn closed() -> Self {
+        Self { reader: None, bytes: Vec::new() }
+    }
+
     fn read_chunk(&mut self) -> io::Result<()> {
         let Some(from) = &mut self.reader else { return Ok(()) };
         let mut chunk = [0; READ_CHUNK_BYTES];
@@ -127,6 +222,8 @@ struct ProgramIo<'a> {
     errors: OutputPipe,
     report: OutputPipe,
     output_max: usize,
+    /// Between two measurements of the program's memory.
+    memory_interval: Duration,
 }
 
 #[derive(Default)]
@@ -146,7 +243,7 @@ impl ProgramIo<'_> {
         began: Instant,
         holder: &File,
     ) -> io::Result<Option<ProgramEnd>> {
-        let mut next_look = began + MEMORY_CHECK_INTERVAL;
+        let mut next_look = began + self.memory_interval;
         while self.report.reader.is_some() && !self.report.bytes.ends_with(b"\n") {
             let now = Instant::now();
             let left = limits.wall.saturating_sub(now - began);
@@ -154,7 +251,7 @@ impl ProgramIo<'_> {
                 return Ok(Some(ProgramEnd::TimedOut));
             }
             if now >= next_look {
-                next_look = now + MEMORY_CHECK_INTERVAL;
+                next_look = now + self.memory_interval;
                 match memory_watch::check_memory(limits.memory_bytes)? {
                     None => {}
                     Some(MemoryExcess::Program) => return Ok(Some(ProgramEnd::OutOfMemory)),

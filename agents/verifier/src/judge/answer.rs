@@ -29,6 +29,10 @@ pub(crate) fn judge_exact(extract: Option<&Regex>, item: &VerifyItem) -> JudgeRe
     match extract_candidate(extract, &item.completion) {
         None => JudgeResult::failed_because("no answer found"),
         Some(found) if found == answer.trim() => JudgeResult::full_pass(),
+        // Some data sets keep whole solutions as answers.
+        Some(found) if extract_candidate(extract, answer) == Some(found) => {
+            JudgeResult::full_pass()
+        }
         Some(found) => JudgeResult::failed_because(format!("found {found:?}, expected {answer:?}")),
     }
 }

@@ -3,12 +3,16 @@
 use std::{
     path::PathBuf,
     sync::{Mutex, OnceLock},
+    time::Duration,
 };
 
+use line_programs::LineProgramError;
 use sandbox::{PathVisibility, Sandbox, SandboxCell, SandboxError, SandboxRoom};
+use serde_json::{Map, Value};
 
 use crate::{
     judge_result::JudgeResult,
+    served_commands::{ServedCommand, ServedCommands},
     toolchain::Toolchain,
     tools::{ToolNeed, VerifierTool},
 };
@@ -25,6 +29,8 @@ pub(crate) struct SandboxPool {
     /// Opened when the first program runs; the error is kept as well.
     sandbox: OnceLock<Result<Sandbox, String>>,
     idle_cells: Mutex<Vec<PooledCell>>,
+    /// Commands that keep running have cells of their own.
+    served: ServedCommands,
 }
 
 /// Specs may name different paths, and each set of paths needs its own cells.
@@ -42,11 +48,18 @@ struct PooledCell {
 pub(crate) struct SandboxSlot<'a> {
     pool: &'a SandboxPool,
     cell: Option<PooledCell>,
+    /// The number of threads that judge at the same time.
+    threads: usize,
 }
 
 impl SandboxPool {
     pub(crate) fn new(toolchain: Toolchain) -> Self {
-        Self { toolchain, sandbox: OnceLock::new(), idle_cells: Mutex::default() }
+        Self {
+            toolchain,
+            sandbox: OnceLock::new(),
+            idle_cells: Mutex::default(),
+            served: ServedCommands::default(),
+        }
     }
 
     #[cfg(test)]
@@ -54,8 +67,21 @@ impl SandboxPool {
         Self::new(Toolchain::without_programs())
     }
 
-    pub(crate) fn open_slot(&self) -> SandboxSlot<'_> {
-        SandboxSlot { pool: self, cell: None }
+    /// Opens the slot of one of the threads that judge at the same time.
+    pub(crate) fn open_slot(&self, threads: usize) -> SandboxSlot<'_> {
+        SandboxSlot { pool: self, cell: None, threads }
+    }
+
+    fn open_sandbox(&self) -> Result<&Sandbox, String> {
+        let open = || {
+            let policy = PathVisibility {
+                read_only: self.toolchain.tools.sandbox_directories(),
+                hidden: self.toolchain.hidden.clone(),
+            };
+            Sandbox::open(self.toolchain.cell_launch.clone(), policy)
+                .map_err(|unfit| unfit.to_string())
+        };
+        self.sandbox.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
     fn take_cell(&self, shown: &[PathBuf]) -> Result<PooledCell, JudgeResult> {
@@ -66,15 +92,7 @@ impl SandboxPool {
         if let Some(cell) = self.idle_cells.lock().ok().and_then(|mut idle| take(&mut idle)) {
             return Ok(cell);
         }
-        let open = || {
-            let policy = PathVisibility {
-                read_only: self.toolchain.tools.sandbox_directories(),
-                hidden: self.toolchain.hidden.clone(),
-            };
-            Sandbox::open(self.toolchain.cell_launch.clone(), policy)
-                .map_err(|unfit| unfit.to_string())
-        };
-        let sandbox = self.sandbox.get_or_init(open).as_ref().map_err(JudgeResult::host_error)?;
+        let sandbox = self.open_sandbox().map_err(JudgeResult::host_error)?;
         let cell = if shown.is_empty() {
             sandbox.start_cell()
         } else {
@@ -104,6 +122,21 @@ impl<'a> SandboxSlot<'a> {
 
     pub(crate) fn toolchain(&self) -> &'a Toolchain {
         &self.pool.toolchain
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Sends a request to a command that keeps running.
+    pub(crate) fn ask_served(
+        &self,
+        command: ServedCommand,
+        request: &Map<String, Value>,
+        timeout: Duration,
+    ) -> Result<Map<String, Value>, LineProgramError> {
+        let open = || self.pool.open_sandbox().cloned();
+        self.pool.served.request_answer(command, open, request, timeout)
     }
 
     /// Drops the cell and returns a host error if the sandbox fails.

@@ -23,12 +23,12 @@ use crate::rig::{find_toolchain, item, judge_all, told};
 const LONG_S: f64 = 30.0;
 
 /// Directories of a host: an agent's credentials, and a place for judges.
-struct Place {
+pub(crate) struct Place {
     directory: TempDir,
 }
 
 impl Place {
-    fn create() -> Self {
+    pub(crate) fn create() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         open_to_all(directory.path());
         let place = Self { directory };
@@ -41,11 +41,11 @@ impl Place {
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().canonicalize().expect("it is there").join(name)
     }
 
-    fn write_judge(&self, script: &str) -> String {
+    pub(crate) fn write_judge(&self, script: &str) -> String {
         let path = self.path("judges/judge");
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a script");
         open_to_all(&path);
@@ -54,7 +54,7 @@ impl Place {
 
     /// Tests a host whose owner opened or allowed this. Records this test as skipped and returns
     /// `None` if the machine cannot contain programs.
-    fn tested(&self, paths: &[PathBuf], commands: &[PathBuf]) -> Option<Toolchain> {
+    pub(crate) fn tested(&self, paths: &[PathBuf], commands: &[PathBuf]) -> Option<Toolchain> {
         if !require_namespaces() {
             return None;
         }
@@ -68,17 +68,17 @@ impl Place {
     }
 }
 
-fn open_to_all(path: &Path) {
+pub(crate) fn open_to_all(path: &Path) {
     fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("its mode is set");
 }
 
-fn shell(script: &str) -> Vec<String> {
+pub(crate) fn shell(script: &str) -> Vec<String> {
     ["sh", "-c", script].map(str::to_owned).to_vec()
 }
 
 fn judge(toolchain: &Toolchain, argv: Vec<String>, paths: &[&str], timeout_s: f64) -> Verdict {
     let paths = paths.iter().map(|&path| path.to_owned()).collect();
-    let how = How::Command(Command { argv, timeout_s, paths });
+    let how = How::Command(Command { argv, timeout_s, paths, ..Command::default() });
     let mut item = item("2+2=", "4", json!({}));
     item.answer = Some("4".into());
     judge_all(toolchain.clone(), how, &[item]).remove(0)
@@ -222,7 +222,7 @@ fn where_nothing_is_contained_only_what_was_allowed_runs() {
     let (outcome, _, detail) = told(&verdict);
     assert!(outcome == "error" && detail.contains("--allow-command"), "{detail}");
     assert!(!Path::new(&ran).exists(), "it did not run");
-    let how = How::Command(Command { argv, timeout_s: LONG_S, paths: Vec::new() });
+    let how = How::Command(Command { argv, timeout_s: LONG_S, ..Command::default() });
     let once =
         OfflineVerifier::new(Verifier { how: Some(how) }, without, 1).expect("the settings work");
     let lacking = once.missing_needs(&[item("", "", json!({}))]);

@@ -75,6 +75,7 @@ pub(crate) fn item(prompt: &str, completion: &str, fields: Value) -> VerifyItem 
         prompt: prompt.into(),
         completion: completion.into(),
         answer: None,
+        episode: None,
         fields,
     }
 }

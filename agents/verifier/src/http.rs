@@ -1,0 +1,266 @@
+//! A server as a verifier: it answers the request of the plug-in protocol with a verdict. Every
+//! failure of the server is an `error`, never a failed sample.
+
+use std::time::Duration;
+
+use bounded_http::BoundedResponse;
+use reqwest::StatusCode;
+use tokio::time::Instant;
+use wire::v1::verifier::Http;
+
+use crate::{
+    calls::VerifyItem,
+    endpoint_client::{EndpointClient, KeyVariable},
+    host_process::OUTPUT_BYTES_MAX,
+    judge_result::JudgeResult,
+    plugin_answer,
+};
+
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+
+/// The pause before a request is repeated doubles up to the second one.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+const EXCERPT_CHARS_MAX: usize = 200;
+
+/// The address of the server and the time in which it must answer.
+#[derive(Debug)]
+pub(crate) struct HttpVerifier {
+    url: String,
+    key: Option<KeyVariable>,
+    timeout: Duration,
+    client: EndpointClient,
+}
+
+/// The reason why a request got no verdict.
+struct FailedRequest {
+    problem: String,
+    /// True if the server cannot be reached yet, or asks to come back.
+    is_busy: bool,
+    is_timeout: bool,
+}
+
+impl From<&Http> for HttpVerifier {
+    fn from(settings: &Http) -> Self {
+        let limit = Duration::try_from_secs_f64(settings.timeout_s).unwrap_or(Duration::ZERO);
+        Self {
+            url: settings.url.clone(),
+            key: KeyVariable::from_setting(&settings.key_env),
+            timeout: limit.min(TIMEOUT_MAX),
+            client: EndpointClient::default(),
+        }
+    }
+}
+
+impl HttpVerifier {
+    pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
+        let body = match serde_json::to_string(item) {
+            Ok(body) => body,
+            Err(error) => return JudgeResult::input_error(error.to_string()),
+        };
+        let answered = self.client.block_on(|http| self.request_verdict(http, body));
+        let judged = answered.and_then(|answer| {
+            let verdict = plugin_answer::parse_verdict(&answer);
+            verdict.map_err(|problem| format!("it answered no verdict: {problem}"))
+        });
+        judged.unwrap_or_else(|problem| {
+            JudgeResult::host_error(format!("the verifier at {}: {problem}", self.url))
+        })
+    }
+
+    /// Returns the body of a successful answer. Repeats the request while the server is busy.
+    async fn request_verdict(
+        &self,
+        http: reqwest::Client,
+        body: String,
+    ) -> Result<Vec<u8>, String> {
+        let deadline = Instant::now() + self.timeout;
+        let (mut pause, mut requests) = (FIRST_PAUSE, 1);
+        let mut last_busy: Option<String> = None;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let failed = match self.send_once(&http, &body, left).await {
+                Ok(answer) => return Ok(answer),
+                Err(failed) => failed,
+            };
+            // The last request may have had little time: the server's own words say more.
+            let problem = match last_busy.take() {
+                Some(busy) if failed.is_timeout => busy,
+                None if !failed.is_busy => return Err(failed.problem),
+                _ => failed.problem,
+            };
+            if !failed.is_busy || Instant::now() + pause >= deadline {
+                return Err(format!("{problem}, after {requests} requests"));
+            }
+            last_busy = Some(problem);
+            tokio::time::sleep(pause).await;
+            requests += 1;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn send_once(
+        &self,
+        http: &reqwest::Client,
+        body: &str,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, FailedRequest> {
+        let failed = |problem| FailedRequest { problem, is_busy: false, is_timeout: false };
+        let mut request = http.post(&self.url).timeout(timeout);
+        if let Some(key) = &self.key {
+            request = key.add_key(request).map_err(failed)?;
+        }
+        let request = request.header("content-type", "application/json").body(body.to_owned());
+        let response = bounded_http::send_request(request, |_| OUTPUT_BYTES_MAX).await;
+        let BoundedResponse { status, body } = response.map_err(|error| FailedRequest {
+            problem: wire::format_error_chain(&error),
+            is_busy: error.is_connect(),
+            is_timeout: error.is_timeout(),
+        })?;
+        let too_long = || failed(format!("it answered more than {OUTPUT_BYTES_MAX} bytes"));
+        let body = body.ok_or_else(too_long)?;
+        if status.is_success() {
+            return Ok(body);
+        }
+        let excerpt: String =
+            String::from_utf8_lossy(&body).trim().chars().take(EXCERPT_CHARS_MAX).collect();
+        let is_busy =
+            [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status);
+        Err(FailedRequest { is_busy, ..failed(format!("{status}: {excerpt}")) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{SocketAddr, TcpListener, TcpStream},
+        thread::JoinHandle,
+        time::Instant,
+    };
+
+    use wire::v1::verdicts::Outcome;
+
+    use super::*;
+
+    fn read_request(stream: &mut TcpStream) -> String {
+        let (mut request, mut part) = (Vec::new(), [0; 4096]);
+        while !request.ends_with(b"\"last\":\"END\"}") {
+            let length = stream.read(&mut part).unwrap();
+            assert!(length > 0, "{}", String::from_utf8_lossy(&request));
+            request.extend_from_slice(&part[..length]);
+        }
+        String::from_utf8_lossy(&request).into_owned()
+    }
+
+    fn answer(status: &str, body: &str) -> String {
+        let length = body.len();
+        format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+    }
+
+    /// Starts a server that answers one connection after another, and returns the requests.
+    fn serve(answers: Vec<String>) -> (SocketAddr, JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let serve_one = move |answer: String| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let request = read_request(&mut stream);
+            // The client may have read enough.
+            let _ = stream.write_all(answer.as_bytes());
+            request
+        };
+        (address, std::thread::spawn(move || answers.into_iter().map(serve_one).collect()))
+    }
+
+    fn judge(address: SocketAddr, timeout_s: f64) -> JudgeResult {
+        let url = format!("http://{address}/verify");
+        let settings = Http { url, timeout_s, ..Http::default() };
+        let mut item = VerifyItem { completion: "4".into(), ..VerifyItem::example_item() };
+        item.fields.insert("last".into(), "END".into());
+        HttpVerifier::from(&settings).judge_item(&item)
+    }
+
+    #[test]
+    fn a_server_reads_the_completion_and_answers_the_verdict() {
+        let (address, served) =
+            serve(vec![answer("200 OK", r#"{"outcome": "pass", "reward": 3}"#)]);
+        let result = judge(address, 20.0);
+        assert_eq!((result.outcome, result.reward), (Outcome::Pass, 3.0), "{result:?}");
+        let request = served.join().unwrap().remove(0);
+        assert!(request.starts_with("POST /verify ") && request.contains(r#""completion":"4""#));
+    }
+
+    #[test]
+    fn a_busy_server_is_asked_again_until_the_time_is_over() {
+        let busy = ["503 Service Unavailable", "429 Too Many Requests"].map(|it| answer(it, ""));
+        let last = answer("200 OK", r#"{"outcome": "fail"}"#);
+        let (address, served) = serve([&busy[..], &[last]].concat());
+        assert_eq!(judge(address, 20.0).outcome, Outcome::Fail);
+        assert_eq!(served.join().unwrap().len(), 3);
+        let (address, _served) = serve(vec![answer("503 Service Unavailable", "later"); 9]);
+        let began = Instant::now();
+        let result = judge(address, 3.0);
+        assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
+        assert!(result.detail.contains("503") && result.detail.contains("requests"), "{result:?}");
+        assert!(began.elapsed() < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn the_reason_of_a_busy_server_is_kept_if_it_then_stops_answering() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let busy = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            read_request(&mut stream);
+            let answer = answer("503 Service Unavailable", "the model is loading");
+            stream.write_all(answer.as_bytes()).unwrap();
+            // Later connections are open, but nothing answers.
+            listener
+        });
+        let result = judge(address, 3.0);
+        assert!(result.detail.contains("the model is loading, after 2 requests"), "{result:?}");
+        busy.join().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_starts_late_is_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(500));
+            let listener = TcpListener::bind(address).unwrap();
+            let (mut stream, _) = listener.accept().unwrap();
+            read_request(&mut stream);
+            stream.write_all(answer("200 OK", r#"{"outcome": "pass"}"#).as_bytes()).unwrap();
+        });
+        assert_eq!(judge(address, 20.0).outcome, Outcome::Pass);
+        late.join().unwrap();
+    }
+
+    #[test]
+    fn whatever_a_server_does_wrong_is_an_error_that_another_try_may_not_make() {
+        let flood = "x".repeat(OUTPUT_BYTES_MAX + 1);
+        for (answer, expected) in [
+            (answer("404 Not Found", "no such page"), "404 Not Found: no such page"),
+            (answer("302 Found", ""), "302"),
+            (answer("200 OK", "hello"), "it answered no verdict"),
+            (answer("200 OK", r#"{"outcome":"pass","reward":1e999}"#), "it answered no verdict"),
+            (answer("200 OK", &flood), "it answered more than 65536 bytes"),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n{".to_owned(), "the verifier at"),
+            ("\0\u{1}\r\n\r\n".to_owned(), "the verifier at"),
+        ] {
+            let (address, _served) = serve(vec![answer]);
+            let result = judge(address, 20.0);
+            assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
+            assert!(result.detail.contains(expected), "{expected}: {}", result.detail);
+        }
+        // A server that never answers.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let began = Instant::now();
+        let result = judge(listener.local_addr().unwrap(), 0.3);
+        assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
+        assert!(began.elapsed() < Duration::from_secs(15));
+    }
+}

@@ -1,0 +1,101 @@
+//! The verifiers of `examples/verifiers`, with the libraries that they are for.
+
+use std::{path::Path, process::Command as Process, time::Duration};
+
+use line_programs::{CommandLauncher, LineBounds, LineProgram};
+use requirements::{require_python_environment, require_torch_python};
+use serde_json::{Value, json};
+
+/// A tiny reward model with random weights and a tokenizer of a few words.
+const WRITE_MODEL: &str = "\
+import sys
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+words = ['[PAD]', '[UNK]', 'two', 'and', 'four', 'five', 'is', 'the', 'sum']
+known = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='[UNK]'))
+known.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+known = PreTrainedTokenizerFast(tokenizer_object=known, pad_token='[PAD]', unk_token='[UNK]')
+known.save_pretrained(sys.argv[1])
+torch.manual_seed(1)
+config = BertConfig(vocab_size=len(words), hidden_size=16, num_hidden_layers=1,
+                    num_attention_heads=2, intermediate_size=16, num_labels=1)
+BertForSequenceClassification(config).save_pretrained(sys.argv[1])
+";
+
+/// Judges with an adapter in this Python, outside of any sandbox: the environments of tests may lie
+/// where only their owner can read. Returns the verdicts as they were written.
+fn judge(python: &Path, adapter: &str, arguments: &[&str], requests: &[Value]) -> Vec<Value> {
+    let adapter =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/verifiers").join(adapter);
+    let arguments: Vec<String> = arguments.iter().map(|it| (*it).to_owned()).collect();
+    let python = python.to_owned();
+    let launcher = CommandLauncher::new(move || {
+        let mut command = Process::new(&python);
+        command.arg(&adapter).args(&arguments);
+        command.env("HF_HUB_OFFLINE", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    });
+    let bounds = LineBounds { start_timeout: Duration::from_secs(300), ..LineBounds::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let program = LineProgram::start(&launcher, bounds).await.expect("it starts");
+        let mut verdicts = Vec::new();
+        for request in requests {
+            let request = request.as_object().expect("an object").clone();
+            let answer = program.request_answer(request, Duration::from_secs(60)).await;
+            verdicts.push(answer.expect("a verdict").into());
+        }
+        verdicts
+    })
+}
+
+fn request(prompt: &str, completion: &str, answer: Option<&str>) -> Value {
+    let mut request =
+        json!({ "prompt_id": "p", "index": 0, "prompt": prompt, "completion": completion });
+    if let Some(answer) = answer {
+        request["answer"] = answer.into();
+    }
+    request
+}
+
+#[test]
+fn math_verify_compares_mathematical_answers() {
+    let requirements = ["requirements-math-verify.txt"];
+    let Some(python) = require_python_environment("math-verify", &requirements) else { return };
+    let cases = [
+        ("So it is \\boxed{\\frac{1}{2}}.", "1/2", "pass"),
+        ("The answer is $0.5$.", "\\frac{1}{2}", "pass"),
+        ("$(x+1)^2$", "x^2+2x+1", "pass"),
+        ("so $x = 3$", "Therefore $x=3$", "pass"),
+        ("I think 13", "12", "fail"),
+        ("no idea", "12", "fail"),
+        ("12", "", "error"),
+    ];
+    let asked: Vec<_> =
+        cases.iter().map(|(text, answer, _)| request("", text, Some(answer))).collect();
+    let verdicts = judge(&python, "math_answers.py", &[], &asked);
+    for ((text, answer, outcome), verdict) in cases.iter().zip(verdicts) {
+        assert_eq!(verdict["outcome"], *outcome, "{text} for {answer}: {verdict}");
+    }
+}
+
+#[test]
+fn a_reward_model_gives_equal_texts_equal_rewards() {
+    let Some(python) = require_torch_python() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let model = directory.path().display().to_string();
+    let written = Process::new(&python).args(["-c", WRITE_MODEL, &model]).output();
+    let written = written.expect("Python starts");
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let texts = ["four", "five", "the sum is four", "four"];
+    let asked = texts.map(|text| request("two and two", text, None));
+    let arguments = [&model, "--sigmoid", "--pass-at", "0"];
+    let verdicts = judge(&python, "reward_model.py", &arguments, &asked);
+    let rewards: Vec<f64> = verdicts.iter().filter_map(|it| it["reward"].as_f64()).collect();
+    assert_eq!(rewards.len(), texts.len(), "{verdicts:?}");
+    assert!(verdicts.iter().all(|it| it["outcome"] == "pass"), "{verdicts:?}");
+    assert!(rewards.iter().all(|reward| *reward > 0.0 && *reward < 1.0), "{rewards:?}");
+    assert_eq!(rewards[0].to_bits(), rewards[3].to_bits(), "{rewards:?}");
+    assert!(rewards[0] != rewards[1] && rewards[1] != rewards[2], "{rewards:?}");
+}
