@@ -1,6 +1,6 @@
 //! Admission of a delivery: run it, wait, return it, or drop it.
 
-use wire::{FactBody, v1};
+use wire::{FactBody, WorkKind, v1};
 
 use crate::RunStatus;
 
@@ -11,6 +11,10 @@ const DELIVERIES_MAX: u64 = 20;
 /// The same for a job whose last failure was not the work's, for example because hosts lack what it
 /// needs: more than three hours at the longest delay between deliveries.
 const UNFIT_DELIVERIES_MAX: u64 = 200;
+
+/// The same for trainings: one week at that delay. The only host that can do a training may be busy
+/// with others for days, while the rest returns it.
+const UNFIT_TRAINING_DELIVERIES_MAX: u64 = 10_000;
 
 /// The action of an agent on a delivery of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,11 +103,19 @@ pub fn leave_delay_ms(agent: &str, delivered: u64) -> u64 {
     least + wire::derive_seed(delivered, &["leave", agent]) % (most - least + 1)
 }
 
-/// Returns true if a job with this many deliveries is given up: more than 20, or more than 200 if
-/// its newest failure `last` was not the work's, so that another host may be able to do it.
-pub fn is_dead_letter(delivered: u64, last: Option<&v1::Failure>) -> bool {
+/// Returns true if a job with this many deliveries is given up: more than 20, or more than 200
+/// (10,000 for a training) if its newest failure `last` was not the work's, so that another host may
+/// be able to do it.
+pub fn is_dead_letter(kind: WorkKind, delivered: u64, last: Option<&v1::Failure>) -> bool {
     let unfit = last.is_some_and(|last| last.cause() == v1::failure::Cause::Surroundings);
-    delivered > if unfit { UNFIT_DELIVERIES_MAX } else { DELIVERIES_MAX }
+    let most = match (unfit, kind) {
+        (false, _) => DELIVERIES_MAX,
+        (true, WorkKind::Train) => UNFIT_TRAINING_DELIVERIES_MAX,
+        (true, WorkKind::Generate | WorkKind::Verify | WorkKind::Score | WorkKind::Eval) => {
+            UNFIT_DELIVERIES_MAX
+        }
+    };
+    delivered > most
 }
 
 /// Formats, for users, why a job with too many deliveries is given up. `delivered` includes the
@@ -182,9 +194,12 @@ mod tests {
     fn a_job_with_unmet_needs_is_given_up_much_later() {
         let of = |cause: v1::failure::Cause| v1::Failure { cause: cause.into(), ..<_>::default() };
         let (work, lacking) = (of(v1::failure::Cause::Work), of(v1::failure::Cause::Surroundings));
-        assert!(is_dead_letter(21, None) && is_dead_letter(21, Some(&work)));
-        assert!(!is_dead_letter(21, Some(&lacking)) && !is_dead_letter(200, Some(&lacking)));
-        assert!(is_dead_letter(201, Some(&lacking)));
+        for (kind, most) in [(WorkKind::Eval, 200), (WorkKind::Train, 10_000)] {
+            let ended = |delivered, last| is_dead_letter(kind, delivered, last);
+            assert!(ended(21, None) && ended(21, Some(&work)));
+            assert!(!ended(20, None) && !ended(21, Some(&lacking)));
+            assert!(!ended(most, Some(&lacking)) && ended(most + 1, Some(&lacking)));
+        }
         let last = v1::Failure { message: "no GPU".into(), ..lacking };
         let cases = [(None, "it seems to crash the agents that run it"), (Some(&last), "no GPU")];
         for (last, why) in cases {

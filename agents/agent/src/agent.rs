@@ -323,6 +323,7 @@ fn initial_status(
     // Roles of jobs are added when they are enabled.
     let names = background_tasks.iter().map(|task| task.name.to_owned());
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let engines: Vec<String> = roles.iter().filter_map(|role| describe_engine(&**role)).collect();
     v1::AgentStatus {
         agent: config.id.to_string(),
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -335,7 +336,8 @@ fn initial_status(
         memory_bytes: memory_bytes(),
         profile: config.profile.clone(),
         withheld: config.withheld.clone(),
-        engines: roles.iter().filter_map(|role| describe_engine(&**role)).collect(),
+        stack: Some(config.stack.to_proto(&engines)),
+        engines,
         abilities: roles.iter().flat_map(|role| list_abilities(&**role)).collect(),
         ..Default::default()
     }

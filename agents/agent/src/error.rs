@@ -181,6 +181,7 @@ impl From<GetError> for JobError {
             | GetError::Path(_)
             | GetError::TooLarge { .. }
             | GetError::Manifest { .. }
+            | GetError::Removed { .. }
             | GetError::NoSuchFile { .. } => Self::fatal_failure(error),
             GetError::Storage(fault) if fault.is_transient() => Self::dependency_down(error),
             GetError::Unavailable { may_pass: true, .. } => Self::dependency_down(error),

@@ -38,7 +38,7 @@ pub use adaptive_timeout::AdaptiveTimeout;
 pub use agent::Agent;
 pub use agent_core::{JobFault, MemoryFit, SamplingThroughput, halve_micro_batch};
 pub use child::{ChildCommand, ChildProcess};
-pub use config::{AgentConfig, AgentIntervals};
+pub use config::{AgentConfig, AgentIntervals, AgentStack};
 pub use doctor::HostDoctor;
 pub use error::JobError;
 pub use job::LeasedJob;

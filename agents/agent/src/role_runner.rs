@@ -446,8 +446,9 @@ impl RoleRunner {
     /// Returns the final error of a job that was delivered too often without a result; `None` if
     /// hosts may still try it, because those before lacked what it needs.
     async fn dead_letter_error(&self, job: &LeasedJob, delivery: &Delivery) -> Option<JobError> {
-        let last = failure::last_failure(self.role.work_kind(), job).await.ok().flatten();
-        agent_core::is_dead_letter(delivery.delivered, last.as_ref()).then(|| {
+        let kind = self.role.work_kind();
+        let last = failure::last_failure(kind, job).await.ok().flatten();
+        agent_core::is_dead_letter(kind, delivery.delivered, last.as_ref()).then(|| {
             let message = agent_core::dead_letter_message(delivery.delivered, last.as_ref());
             JobError::fatal_failure(anyhow::anyhow!(message))
         })

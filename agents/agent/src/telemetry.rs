@@ -407,7 +407,7 @@ impl HostGuard {
     ) -> String {
         let input = OwnerPolicyInput {
             telemetry: now,
-            minute: minute_of_day(),
+            minute: wire::clock::minute_of_day(),
             foreign_processes: foreign,
             idle: jobs.is_empty(),
         };
@@ -433,13 +433,6 @@ impl Drop for HostGuard {
             self.process_groups.resume_all();
         }
     }
-}
-
-/// Returns the minute of the day by the host's clock and time zone; UTC if it has none.
-fn minute_of_day() -> u16 {
-    let time = jiff::Zoned::now().time();
-    let minute = i16::from(time.hour()) * 60 + i16::from(time.minute());
-    u16::try_from(minute).unwrap_or(0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "told to a tenth")]

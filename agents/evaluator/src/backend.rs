@@ -31,6 +31,9 @@ pub enum EvaluatorBackend {
 /// A process that finishes no chunk for this long is hung.
 pub(crate) const CHUNK_TIMEOUT: Duration = Duration::from_secs(900);
 
+/// The lower bound of the adaptive timeout, however quick earlier chunks were.
+pub(crate) const CHUNK_TIMEOUT_MIN: Duration = Duration::from_secs(60);
+
 impl EvaluatorBackend {
     /// Selects the engine. `directory` is the location of llama.cpp, if known; converted models are
     /// cached in `gguf_cache`, up to `gguf_cache_bytes`.

@@ -10,6 +10,7 @@ mod llama_cpp;
 mod llama_cpp_measurement;
 mod measurement;
 mod messages;
+mod offline;
 mod process_stats;
 mod role;
 mod worker;
@@ -21,6 +22,7 @@ pub use llama_cpp::{EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator};
 pub use llama_cpp_measurement::{MeasureStep, measure_perplexity as measure_with_llama_cpp};
 pub use measurement::{MeasurementInput, PerplexityResult};
 pub use messages::TextFormat;
+pub use offline::{OfflineMeasurement, measure_in_worker};
 pub use role::EvaluatorRole;
 pub use worker::run_eval_worker;
 

@@ -1,7 +1,7 @@
 //! The agent's side: fetches the files, starts a new worker process for each suite, and writes the
 //! results.
 
-use std::{ffi::OsString, path::Path, time::Duration};
+use std::{ffi::OsString, path::Path};
 
 use agent::{AgentRole, JobError, JobFault, LeasedJob, WorkerLauncher, WorkerProcess};
 use anyhow::anyhow;
@@ -10,15 +10,12 @@ use tokio::sync::Semaphore;
 use wire::{FactBody, FactKey, SuiteName, WorkKind, v1};
 
 use crate::{
-    backend::{CHUNK_TIMEOUT, EvaluatorBackend},
+    backend::{CHUNK_TIMEOUT, CHUNK_TIMEOUT_MIN, EvaluatorBackend},
     eval_history,
     messages::{
         MeasureAnswer, MeasureBlame, MeasureProgress, MeasureRequest, MeasureResult, TextFormat,
     },
 };
-
-/// The lower bound of the adaptive timeout, however quick earlier chunks were.
-const CHUNK_TIMEOUT_MIN: Duration = Duration::from_secs(60);
 
 /// The evaluator role of an agent. It runs one measurement at a time.
 pub struct EvaluatorRole {
@@ -110,15 +107,13 @@ impl EvaluatorRole {
             _ => None,
         };
         let text = job.cache.fetch_blob(&job.store, text).await?;
-        let (model, adapter): (&Path, Option<&Path>) = match &base {
-            Some(base) => (base.path(), Some(tree.path())),
-            None => (tree.path(), None),
+        let (model, adapter, named): (&Path, Option<&Path>, _) = match &base {
+            Some(base) => (base.path(), Some(tree.path()), &checkpoint.base),
+            None => (tree.path(), None, &checkpoint.tree),
         };
-        let named =
-            if base.is_some() { checkpoint.base.as_ref() } else { checkpoint.tree.as_ref() };
         let call = MeasureRequest {
             base: model.to_owned(),
-            base_key: named.map_or(String::new(), |tree| tree.manifest.clone()),
+            base_key: named.as_ref().map_or(String::new(), |tree| tree.manifest.clone()),
             adapter: adapter.map(Path::to_owned),
             text: text.path().to_owned(),
             format: match suite.format() {
@@ -133,6 +128,7 @@ impl EvaluatorRole {
                 EvaluatorBackend::LlamaCpp(llama) => Some((**llama).clone()),
             },
         };
+        check_engine(&self.backend, model).await?;
         let command = self.launch.worker_command("eval", "eval", Vec::<OsString>::new());
         let span = job.start_shootdown_span();
         let worker = WorkerProcess::start(&command)?;
@@ -167,6 +163,17 @@ impl EvaluatorRole {
             Err(error) => Err(JobError::from_model_worker(error, &worker).await),
         }
     }
+}
+
+/// Fails if only another engine computes the model, which another host may have.
+async fn check_engine(backend: &EvaluatorBackend, base: &Path) -> Result<(), JobError> {
+    if matches!(backend, EvaluatorBackend::LlamaCpp(_)) {
+        return Ok(());
+    }
+    let base = base.to_owned();
+    let check = move || engine::check_architecture(&base);
+    let checked = tokio::task::spawn_blocking(check).await.map_err(JobError::retryable_failure)?;
+    checked.map_err(JobError::host_unfit)
 }
 
 impl AgentRole for EvaluatorRole {

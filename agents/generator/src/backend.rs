@@ -196,6 +196,11 @@ impl GeneratorBackend {
         !matches!(self, Self::Endpoint(_))
     }
 
+    /// Returns true if the engine continues given tokens and reports those that it draws.
+    pub(crate) fn draws_episodes(&self) -> bool {
+        !matches!(self, Self::Endpoint(_))
+    }
+
     /// Returns true if a running worker of this engine can load another adapter.
     pub(crate) fn can_swap_adapter(&self) -> bool {
         matches!(self, Self::Candle | Self::LlamaCpp(_))

@@ -5,9 +5,13 @@
 mod backend;
 mod calibration;
 mod engine_speed;
+mod episode_results;
+mod episodes;
 mod gguf_policy;
+mod job_isolation;
 mod messages;
 mod offline;
+mod open_episode;
 mod policy_worker;
 mod role;
 mod throughput_meter;

@@ -57,6 +57,11 @@ pub struct GenerateRequest {
     /// The canary text to score; empty for none.
     #[serde(default)]
     pub canary: String,
+    /// If the requests are turns of episodes: for each, the tokens before its text, none before the
+    /// first turn. `max_new_tokens` then limits the text of a later turn and its samples together.
+    /// All their tokens are returned. A request without room for a token has no samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contexts: Option<Vec<Vec<u32>>>,
 }
 
 impl SampleToScore {
@@ -149,6 +154,10 @@ pub struct GeneratedSamples {
     /// does not report them.
     #[serde(default)]
     pub canary: Vec<f32>,
+    /// The tokens of the prompt of each request that is a turn of an episode; empty for a request
+    /// without samples.
+    #[serde(default)]
+    pub prompts: Vec<Vec<u32>>,
 }
 
 /// Parses a value as each message in turn, for tests with hostile input.

@@ -91,8 +91,15 @@ impl OfflineGenerator {
     ) -> anyhow::Result<OfflineSamples> {
         let total = count_samples(&request.requests).map_err(anyhow::Error::msg)?;
         let OfflineRequest { sampling, seed, logprobs, requests, canary } = request;
-        let call =
-            GenerateRequest { sampling, seed, requests, logprobs, token_logprobs: false, canary };
+        let call = GenerateRequest {
+            sampling,
+            seed,
+            requests,
+            logprobs,
+            token_logprobs: false,
+            canary,
+            contexts: None,
+        };
         let request = GeneratorRequest::Generate(call);
         match self.call(&request, |samples| progress(samples, total)).await? {
             GeneratorAnswer::Generated(made) => Ok(OfflineSamples {

@@ -20,14 +20,12 @@ use wire::{CANARY_TOLERANCE, WorkKind, v1};
 use crate::{
     EngineCalibration, GeneratorBackend, OfflinePolicy,
     calibration::ChosenEngine,
+    job_isolation::JobIsolation,
     messages::{AdoptRequest, GenerateProgress, GeneratorAnswer, GeneratorRequest},
     worker_command::{
         PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN, PolicyFiles, PolicyKey, worker_command,
     },
 };
-
-/// Jobs that run one at a time after a worker died while it served several.
-const ISOLATED_JOBS: u32 = 16;
 
 /// The settings of a worker.
 #[derive(Debug, Clone)]
@@ -48,8 +46,8 @@ pub struct GeneratorConfig {
 ///   restarts the worker;
 /// - a checkpoint that the next calls may need is loaded early if the worker is idle.
 ///
-/// After a worker died while it served several calls, the next 16 should be sent one at a time, so
-/// that the one at fault fails alone.
+/// After a worker died while it served several calls, the next 16 jobs should run one at a time,
+/// each with one call at a time, so that the one at fault fails alone.
 pub struct PolicyWorker {
     config: GeneratorConfig,
     kind: WorkKind,
@@ -59,8 +57,7 @@ pub struct PolicyWorker {
     /// The calls that the worker has not answered.
     in_flight: AtomicU32,
     calls_begun: AtomicU64,
-    /// The jobs that must still run one at a time, after a worker died while it served several.
-    isolated_remaining: AtomicU32,
+    isolation: JobIsolation,
 }
 
 /// A worker that stays loaded while this is held.
@@ -92,7 +89,7 @@ impl PolicyWorker {
             loaded: RwLock::new(None),
             in_flight: AtomicU32::new(0),
             calls_begun: AtomicU64::new(0),
-            isolated_remaining: AtomicU32::new(0),
+            isolation: JobIsolation::default(),
         }
     }
 
@@ -101,9 +98,19 @@ impl PolicyWorker {
         &self.config
     }
 
-    /// Returns true if calls should be sent one at a time.
+    /// Returns true if jobs should run one at a time.
     pub fn is_isolating(&self) -> bool {
-        self.isolated_remaining.load(Ordering::Relaxed) > 0
+        self.isolation.is_active()
+    }
+
+    /// Returns the number of calls that a job may send at once, at least 1.
+    pub(crate) fn calls_at_once(&self) -> usize {
+        self.isolation.limit_calls(self.config.slots)
+    }
+
+    /// Records that all calls of a job were answered.
+    pub fn record_answered_job(&self) {
+        self.isolation.record_answered_job();
     }
 
     /// Returns true if the worker uses the GPU.
@@ -145,10 +152,7 @@ impl PolicyWorker {
         let alone = call.was_only_call();
         match answer {
             Ok(GeneratorAnswer::NotHere(why)) => Err(JobError::host_unfit(anyhow!(why))),
-            Ok(answer) => {
-                self.end_isolation_step();
-                Ok(answer)
-            }
+            Ok(answer) => Ok(answer),
             Err(error @ WorkerError::Refused(_)) => {
                 Err(JobError::from_model_worker(error, worker).await)
             }
@@ -156,22 +160,13 @@ impl PolicyWorker {
                 // The worker hangs or sends invalid replies, so the next job starts a new one.
                 worker.kill_group();
                 let failed = JobError::from_model_worker(error, worker).await;
-                Err(if alone { failed } else { self.isolate_jobs(failed) })
+                if alone {
+                    return Err(failed);
+                }
+                self.isolation.begin();
+                Err(failed.blame_shared_worker())
             }
         }
-    }
-
-    /// Runs the next jobs one at a time after a worker died while it served several, so that a job
-    /// at fault fails alone.
-    fn isolate_jobs(&self, failed: JobError) -> JobError {
-        self.isolated_remaining.store(ISOLATED_JOBS, Ordering::Relaxed);
-        failed.blame_shared_worker()
-    }
-
-    fn end_isolation_step(&self) {
-        let less = |alone: u32| alone.checked_sub(1);
-        // The update fails only if no isolated job remains.
-        let _ = self.isolated_remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// Loads a policy unless it is loaded. One is loaded at a time: a change waits for the calls in flight, but the files are
@@ -269,6 +264,9 @@ impl PolicyWorker {
             Some(worker) => worker,
             None => {
                 let (launch, backend) = self.choose_engine(&load, tolerance, progress).await?;
+                if let (GeneratorBackend::Candle, Some(base)) = (&backend, load.base) {
+                    require_embedded(base).await?;
+                }
                 let command = worker_command(&launch, &backend, &load, (self.kind, *slots))
                     .map_err(JobError::retryable_failure)?;
                 (WorkerProcess::start(&command)?, tolerance)
@@ -324,6 +322,14 @@ impl PolicyWorker {
     fn chosen(&self) -> Option<ChosenEngine> {
         self.chosen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// Fails if only another engine computes the model, which another host may have.
+async fn require_embedded(base: &Path) -> Result<(), JobError> {
+    let base = base.to_owned();
+    let check = move || engine::check_architecture(&base);
+    let checked = tokio::task::spawn_blocking(check).await.map_err(JobError::retryable_failure)?;
+    checked.map_err(JobError::host_unfit)
 }
 
 /// Returns `None` if the worker did not load the adapter.

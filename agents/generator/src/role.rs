@@ -7,9 +7,11 @@ use agent::{AgentRole, JobError, LeasedJob, PrefetchedCheckpoint, SamplingThroug
 use anyhow::anyhow;
 use futures::future::{BoxFuture, FutureExt};
 use tokio::sync::watch;
+use verifier::EnvironmentHost;
 use wire::{FactBody, FactKey, WorkKind, v1};
 
 use crate::{
+    episodes::{EpisodePlayer, TurnWorker, unexpected_answer},
     messages::{
         GenerateRequest, GeneratedSamples, GeneratorAnswer, GeneratorRequest, count_samples,
     },
@@ -24,12 +26,15 @@ pub struct GeneratorRole {
     /// The samples of held jobs that are not done yet.
     outstanding: watch::Sender<u32>,
     throughput: ThroughputMeter,
+    episodes: EpisodePlayer,
 }
 
 impl GeneratorRole {
-    /// Creates the role without a worker; the first order starts it.
-    pub fn new(config: GeneratorConfig) -> Self {
+    /// Creates the role without a worker; the first order starts it. Episodes are played with
+    /// environments of `environments`.
+    pub fn new(config: GeneratorConfig, environments: EnvironmentHost) -> Self {
         Self {
+            episodes: EpisodePlayer::new(environments),
             policies: PolicyWorker::new(config, WorkKind::Generate),
             outstanding: watch::Sender::new(0),
             throughput: ThroughputMeter::default(),
@@ -55,6 +60,14 @@ impl GeneratorRole {
                 order.run
             )));
         }
+        if order.episodes && !backend.draws_episodes() {
+            return Err(JobError::host_unfit(anyhow!(
+                "{} cannot draw the episodes of run {}: it does not continue given tokens; use the \
+                 embedded engine or llama.cpp (E102)",
+                backend.describe_engine(),
+                order.run
+            )));
+        }
         let total =
             count_samples(&order.requests).map_err(|why| JobError::fatal_failure(anyhow!(why)))?;
         let mut share = OutstandingShare::add_outstanding(&self.outstanding, total);
@@ -66,34 +79,44 @@ impl GeneratorRole {
             base.ok_or_else(|| JobError::fatal_failure(anyhow!("the order names no base (E111)")))?;
         let loaded = self.policies.ensure_loaded(job, base, order.adapter.as_ref()).await?;
         let (held, began) = (self.throughput.start_job(), Instant::now());
-        let request = GeneratorRequest::Generate(GenerateRequest {
-            sampling: order.sampling.unwrap_or_default(),
-            seed: order.seed,
-            requests: order.requests.clone(),
-            logprobs: order.logprobs,
-            token_logprobs: order.token_logprobs,
-            canary: order.canary.clone(),
-        });
+        let request = build_request(order);
         let on_progress = |samples| {
             share.set_done(samples);
             job.progress.set_progress(samples, total, "samples");
         };
-        let answer = self.policies.call(&loaded, &request, on_progress).await?;
-        let GeneratorAnswer::Generated(generated) = answer else {
-            return Err(JobError::retryable_failure(anyhow!(
-                "unexpected answer from the worker (E107)"
-            )));
+        let generated = if order.episodes {
+            let worker = TurnWorker { policies: &self.policies, loaded: &loaded };
+            self.episodes.draw_episodes((job, order), worker, request, on_progress).await?
+        } else {
+            let request = GeneratorRequest::Generate(request);
+            match self.policies.call(&loaded, &request, on_progress).await? {
+                GeneratorAnswer::Generated(generated) => generated,
+                _ => return Err(unexpected_answer()),
+            }
         };
+        self.policies.record_answered_job();
         held.finish_samples(&generated.samples);
         let body = build_samples(job, order, generated, began.elapsed());
         job.write_result(place, FactBody::Samples(body)).await
     }
 }
 
+fn build_request(order: &v1::GenerateOrder) -> GenerateRequest {
+    GenerateRequest {
+        sampling: order.sampling.unwrap_or_default(),
+        seed: order.seed,
+        requests: order.requests.clone(),
+        logprobs: order.logprobs,
+        token_logprobs: order.token_logprobs,
+        canary: order.canary.clone(),
+        contexts: None,
+    }
+}
+
 fn build_samples(
     job: &LeasedJob,
     order: &v1::GenerateOrder,
-    GeneratedSamples { samples, engine, caveat, tokenizer, canary }: GeneratedSamples,
+    GeneratedSamples { samples, engine, caveat, tokenizer, canary, .. }: GeneratedSamples,
     wall: Duration,
 ) -> v1::Samples {
     let manifest =

@@ -2,7 +2,6 @@
 
 mod canary_cache;
 mod candle;
-mod completion_client;
 mod endpoint;
 mod http_backend;
 mod llama_server;
@@ -10,6 +9,7 @@ mod pending_calls;
 mod sample_task;
 mod slot_planner;
 mod token_record;
+mod turn_prompt;
 
 use std::path::PathBuf;
 

@@ -7,7 +7,7 @@ use agent::{CallInbox, CallResponder, WorkerCall};
 use anyhow::Context;
 use engine::{
     BatchGenerator, CompletionExample, FinishReason, LanguageModel, LoraAdapter, ModelTokenizer,
-    PromptInput, SampleCompletion, SamplingParameters,
+    PromptInput, SampleCompletion, SamplingParameters, TokenizerError,
 };
 use wire::{derive_sample_seed, v1};
 
@@ -16,6 +16,7 @@ use super::{
     canary_cache::{self, CanaryCache},
     pending_calls::{DrawnSample, PendingCalls, SampleTag},
     token_record::TokenRecord,
+    turn_prompt::{TurnLimits, TurnPrompt},
 };
 use crate::messages::{
     AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
@@ -152,8 +153,22 @@ impl CandleBatch {
             let indices = wanted.first..wanted.first + wanted.count;
             let seeds =
                 indices.map(|n| derive_sample_seed(request.seed, &wanted.prompt_id, n)).collect();
-            let prompt = PromptInput::Text(wanted.text);
             let tag = SampleTag { call, request: index };
+            let (mut sampling, mut prompt) = (sampling, PromptInput::Text(wanted.text));
+            if let (Some(contexts), PromptInput::Text(text)) = (&request.contexts, &prompt) {
+                let max_new_tokens = request.sampling.max_new_tokens;
+                match self.encode_turn(tag, &contexts[index], text, max_new_tokens) {
+                    Ok(Some(turn)) => {
+                        sampling.max_new_tokens = turn.max_new_tokens as usize;
+                        prompt = PromptInput::Tokens(turn.tokens);
+                    }
+                    Ok(None) => continue,
+                    Err(error) => {
+                        let message = format!("prompt {:?}: {error}", wanted.prompt_id);
+                        return self.calls.refuse_call(call, &message);
+                    }
+                }
+            }
             if let Err(error) =
                 self.generator.admit_request(engine::PromptRequest { tag, prompt, seeds, sampling })
             {
@@ -164,6 +179,24 @@ impl CandleBatch {
             }
         }
         self.calls.reply_if_complete(call);
+    }
+
+    /// Encodes the prompt of a turn and keeps its tokens for the reply. Returns `None` if there is no
+    /// room for a token, so that the turn has no sample.
+    fn encode_turn(
+        &mut self,
+        tag: SampleTag,
+        context: &[u32],
+        text: &str,
+        max_new_tokens: u32,
+    ) -> Result<Option<TurnPrompt>, TokenizerError> {
+        let limits = TurnLimits { max_new_tokens, positions: self.generator.max_positions() };
+        let turn = TurnPrompt::encode_turn(self.generator.tokenizer(), context, text, limits)?;
+        match &turn {
+            Some(turn) => self.calls.set_prompt(tag, turn.tokens.clone()),
+            None => self.calls.skip_request(tag),
+        }
+        Ok(turn)
     }
 
     /// Scores with the weights that draw samples, while none are drawn.
@@ -221,7 +254,8 @@ impl CandleBatch {
             TokenRecord::new(tokenizer, end, spoken, &done.tokens, done.logprobs.clone())
         });
         let logprob = Some(done.logprob());
-        let drawn = DrawnSample { nth, text: done.text, tokens, finish, logprob, record };
+        let (text, ids) = (done.text, done.tokens);
+        let drawn = DrawnSample { nth, text, tokens, finish, logprob, record, ids };
         self.calls.add_sample(done.tag, drawn);
     }
 }

@@ -1,9 +1,10 @@
 //! Sampling from an external OpenAI-compatible server. The weights that it serves cannot be
 //! verified; only the model's name is known.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail};
+use bounded_http::{CompletionClient, read_key_file};
 use futures::future::{FutureExt, LocalBoxFuture};
 use llama::completion::fold_seed;
 use serde::Deserialize;
@@ -12,7 +13,6 @@ use wire::v1;
 
 use super::{
     WorkerConfig,
-    completion_client::CompletionClient,
     pending_calls::DrawnSample,
     sample_task::{HttpPrompt, SampleError, SampleTask},
 };
@@ -24,9 +24,6 @@ const QUERY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// For loading an adapter, and for scoring a canary.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// A key is shorter.
-const KEY_BYTES_MAX: u64 = 16 * 1024;
 
 /// The servers (by `owned_by`) that are known to accept `top_k` at this path, and to draw from the
 /// whole vocabulary without it.
@@ -49,7 +46,11 @@ struct EndpointModel {
 impl EndpointBackend {
     /// Reads the server's key. Sends no request yet.
     pub(super) fn new(endpoint: &OpenAiEndpoint, config: &WorkerConfig) -> anyhow::Result<Self> {
-        let key = endpoint.key_file.as_ref().map(|path| read_key_file(path)).transpose()?;
+        let read = |path: &PathBuf| {
+            read_key_file(path)
+                .with_context(|| format!("read --endpoint-key-file {}", path.display()))
+        };
+        let key = endpoint.key_file.as_ref().map(read).transpose()?;
         Ok(Self {
             endpoint: endpoint.clone(),
             http: CompletionClient::for_url(&endpoint.url, key)?,
@@ -162,16 +163,6 @@ impl EndpointBackend {
         async move { http.get("/models", QUERY_TIMEOUT, QUERY_BYTES_MAX).await.is_ok() }
             .boxed_local()
     }
-}
-
-/// Surrounding whitespace is removed.
-fn read_key_file(path: &std::path::Path) -> anyhow::Result<String> {
-    use std::io::Read;
-    let mut key = String::new();
-    fs::File::open(path)
-        .and_then(|file| file.take(KEY_BYTES_MAX).read_to_string(&mut key))
-        .with_context(|| format!("read --endpoint-key-file {}", path.display()))?;
-    Ok(key.trim().to_owned())
 }
 
 #[derive(Deserialize)]
@@ -314,7 +305,7 @@ fn parse_sample(answer: &[u8], task: &SampleTask) -> anyhow::Result<DrawnSample>
     // The server's own settings decide what its probabilities mean, and they are not visible here.
     let logprob = None;
     let text = choice.text.clone();
-    Ok(DrawnSample { nth: task.nth, text, tokens, finish, logprob, record: None })
+    Ok(DrawnSample { nth: task.nth, text, tokens, finish, logprob, record: None, ids: Vec::new() })
 }
 
 #[cfg(test)]

@@ -318,19 +318,28 @@ impl SampleScheduler {
         };
         let mut prompts = Vec::new();
         for (index, wanted) in order_longest_first(request.requests) {
+            let tag = SampleTag { call, request: index };
+            let context = request.contexts.as_ref().map(|contexts| &*contexts[index]);
             let prepared = match validate_sampling(&sampling)
-                .and_then(|()| self.backend.prepare_request(wanted.text, &sampling, logprobs))
+                .and_then(|()| self.backend.prepare_turn(context, wanted.text, &sampling, logprobs))
             {
-                Ok(prepared) => Rc::new(prepared),
+                Ok(Some(prepared)) => Rc::new(prepared),
+                Ok(None) => {
+                    self.calls.skip_request(tag);
+                    continue;
+                }
                 Err(why) => {
                     let message = format!("prompt {:?}: {why}", wanted.prompt_id);
                     return self.calls.refuse_call(call, &message);
                 }
             };
+            if let (Some(_), HttpPrompt::Tokens(tokens)) = (context, &prepared.prompt) {
+                self.calls.set_prompt(tag, tokens.clone());
+            }
             let seed =
                 |nth| derive_sample_seed(request.seed, &wanted.prompt_id, wanted.first + nth);
             prompts.push(WaitingPrompt {
-                tag: SampleTag { call, request: index },
+                tag,
                 request: prepared,
                 samples: (0..wanted.count).map(|nth| (nth, seed(nth))).collect(),
             });
@@ -503,18 +512,29 @@ impl HttpBackend {
         }
     }
 
-    fn prepare_request(
+    /// Prepares a request behind the tokens of an episode, if it is a turn of one. Returns `None` if
+    /// the turn has no room for a token.
+    fn prepare_turn(
         &self,
+        context: Option<&[u32]>,
         text: String,
         sampling: &LlamaSampling,
         wanted: WantedLogprobs,
-    ) -> Result<PreparedRequest, String> {
-        match self {
-            Self::LlamaCpp(llama) => llama.prepare_request(&text, sampling, wanted),
-            Self::Endpoint(_) => {
-                let prompt = HttpPrompt::Text(text);
+    ) -> Result<Option<PreparedRequest>, String> {
+        match (self, context) {
+            (Self::LlamaCpp(llama), None) => {
+                llama.prepare_request(&text, sampling, wanted).map(Some)
+            }
+            (Self::LlamaCpp(llama), Some(context)) => {
+                llama.prepare_turn(context, &text, sampling, wanted)
+            }
+            (Self::Endpoint(_), None) => {
+                let (prompt, sampling) = (HttpPrompt::Text(text), *sampling);
                 let wanted = WantedLogprobs::None;
-                Ok(PreparedRequest { prompt, sampling: *sampling, positions: 0, wanted })
+                Ok(Some(PreparedRequest { prompt, sampling, positions: 0, wanted }))
+            }
+            (Self::Endpoint(_), Some(_)) => {
+                Err("an external server does not continue the tokens of an episode (E102)".into())
             }
         }
     }

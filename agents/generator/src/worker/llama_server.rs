@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::Context;
+use bounded_http::CompletionClient;
 use engine::{CanaryText, ModelConfig, ModelTokenizer, TokenSequence};
 use formats::{FloatDtype, GgufModel, is_gguf};
 use futures::{
@@ -28,13 +29,13 @@ use wire::v1;
 
 use super::{
     WorkerConfig,
-    completion_client::CompletionClient,
     pending_calls::DrawnSample,
     sample_task::{
         HttpPrompt, PreparedRequest, SampleError, SampleTask, TOKEN_TIME_MAX, WantedLogprobs,
     },
     slot_planner::SlotId,
     token_record::TokenRecord,
+    turn_prompt::{TurnLimits, TurnPrompt},
 };
 use crate::{
     ConvertedBase, LlamaCppGenerator,
@@ -137,6 +138,31 @@ impl LlamaServerBackend {
         wanted: WantedLogprobs,
     ) -> Result<PreparedRequest, String> {
         let prompt = self.tokenizer.encode_prompt(text).map_err(|error| error.to_string())?;
+        self.prepare_tokens(prompt, sampling, wanted)
+    }
+
+    /// Encodes the prompt of an episode's turn. Returns `None` if it has no room for a token.
+    pub(super) fn prepare_turn(
+        &self,
+        context: &[u32],
+        text: &str,
+        sampling: &LlamaSampling,
+        wanted: WantedLogprobs,
+    ) -> Result<Option<PreparedRequest>, String> {
+        let limits =
+            TurnLimits { max_new_tokens: sampling.max_new_tokens, positions: self.max_positions };
+        let turn = TurnPrompt::encode_turn(&self.tokenizer, context, text, limits);
+        let Some(turn) = turn.map_err(|error| error.to_string())? else { return Ok(None) };
+        let sampling = LlamaSampling { max_new_tokens: turn.max_new_tokens, ..*sampling };
+        self.prepare_tokens(turn.tokens, &sampling, wanted).map(Some)
+    }
+
+    fn prepare_tokens(
+        &self,
+        prompt: Vec<u32>,
+        sampling: &LlamaSampling,
+        wanted: WantedLogprobs,
+    ) -> Result<PreparedRequest, String> {
         let (tokens, positions) = (prompt.len(), self.max_positions);
         if tokens == 0 {
             return Err(
@@ -445,8 +471,8 @@ async fn score_tokens(
     slot: Option<SlotId>,
     reported: &Cell<bool>,
 ) -> Result<Vec<f64>, SampleError> {
-    let mut logprobs = Vec::with_capacity(text.scored.len());
-    for place in text.scored.clone() {
+    let mut logprobs = Vec::with_capacity(text.scored_count());
+    for place in text.scored_positions() {
         let (before, token) = (&text.tokens[..place], text.tokens[place]);
         let request = scoring::build_request(before, token, slot);
         // Only the first request of a text computes more than one position.
@@ -527,7 +553,8 @@ fn parse_sample(
     };
     let nth = task.nth;
     if tokens.is_empty() {
-        return Ok(DrawnSample { nth, text, tokens: count, finish, logprob: None, record: None });
+        let (tokens, ids) = (count, Vec::new());
+        return Ok(DrawnSample { nth, text, tokens, finish, logprob: None, record: None, ids });
     }
     // A character that was incomplete at the limit may have added a token.
     tokens.truncate(task.request.sampling.max_new_tokens as usize);
@@ -548,8 +575,8 @@ fn parse_sample(
         let end = ends.first().copied();
         TokenRecord::new(tokenizer, end, (&text, finish), &tokens, logprobs.to_vec())
     });
-    let tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    Ok(DrawnSample { nth, text, tokens, finish, logprob, record })
+    let (ids, tokens) = (tokens.clone(), u32::try_from(tokens.len()).unwrap_or(u32::MAX));
+    Ok(DrawnSample { nth, text, tokens, finish, logprob, record, ids })
 }
 
 fn reset_directory(directory: &Path) -> std::io::Result<()> {

@@ -32,6 +32,8 @@ pub(super) struct DrawnSample {
     pub logprob: Option<f64>,
     /// `None` if it was not requested, or the engine does not report log-probabilities.
     pub record: Option<TokenRecord>,
+    /// All drawn tokens; empty if the engine does not report them.
+    pub ids: Vec<u32>,
 }
 
 /// The pending calls by number, and the description of what draws their samples.
@@ -52,7 +54,13 @@ struct PendingCall {
     canary_text: String,
     canary: Option<Vec<f32>>,
     token_logprobs: bool,
+    /// The tokens of the prompt of each request, if they are turns of episodes.
+    prompts: Option<Vec<Vec<u32>>>,
 }
+
+/// The reason why a call for turns of episodes is refused.
+const TOKENS_MISSING: &str = "the server reports no tokens, which episodes need; use a newer \
+                              llama.cpp, or the embedded engine (E102)";
 
 impl PendingCalls {
     /// The arguments describe what draws the samples: the engine, the reason why its policy cannot
@@ -74,7 +82,8 @@ impl PendingCalls {
         self.calls.contains_key(&call)
     }
 
-    /// Refuses a call for more samples than an order may request, and returns `None`.
+    /// Refuses a call for more samples than an order may request, or for turns that do not fit their
+    /// contexts, and returns `None`.
     pub(super) fn open_call(
         &mut self,
         call: WorkerCall<GenerateRequest>,
@@ -87,6 +96,12 @@ impl PendingCalls {
                 return None;
             }
         };
+        let turns = request.contexts.as_ref().map(Vec::len);
+        if turns.is_some_and(|turns| turns != request.requests.len()) {
+            respond.send_error("not each request of an episode has its context (E111)");
+            return None;
+        }
+        let prompts = turns.map(|turns| vec![Vec::new(); turns]);
         let number = self.next_number;
         self.next_number += 1;
         let requests = request.requests.clone();
@@ -103,6 +118,7 @@ impl PendingCalls {
             canary_text: asked,
             canary,
             token_logprobs,
+            prompts,
         };
         self.calls.insert(number, open);
         Some((number, request))
@@ -113,8 +129,14 @@ impl PendingCalls {
         if self.calls.get(&call).is_none_or(|open| open.samples.len() < open.total) {
             return;
         }
-        if let Some(PendingCall { responder: respond, mut samples, requests, canary, .. }) =
-            self.calls.remove(&call)
+        if let Some(PendingCall {
+            responder: respond,
+            mut samples,
+            requests,
+            canary,
+            prompts,
+            ..
+        }) = self.calls.remove(&call)
         {
             let place = |id: &str| requests.iter().position(|request| request.prompt_id == id);
             samples.sort_by_cached_key(|sample| (place(&sample.prompt_id), sample.index));
@@ -124,6 +146,7 @@ impl PendingCalls {
                 caveat: self.caveat.clone(),
                 tokenizer: self.tokenizer.clone(),
                 canary: canary.unwrap_or_default(),
+                prompts: prompts.unwrap_or_default(),
             }));
         }
     }
@@ -133,6 +156,10 @@ impl PendingCalls {
         let Some(open) = self.calls.get_mut(&tag.call) else { return };
         let request = &open.requests[tag.request];
         let record = drawn.record.unwrap_or_default();
+        let is_turn = open.prompts.is_some();
+        if is_turn && drawn.ids.is_empty() {
+            return self.refuse_call(tag.call, TOKENS_MISSING);
+        }
         open.samples.push(v1::samples::Sample {
             prompt_id: request.prompt_id.clone(),
             index: request.first.saturating_add(drawn.nth),
@@ -141,9 +168,26 @@ impl PendingCalls {
             finish: drawn.finish.into(),
             logprob: drawn.logprob,
             token_logprobs: encode_logprobs(&record.logprobs),
-            token_ids: record.ids,
+            token_ids: if is_turn { drawn.ids } else { record.ids },
+            turns: Vec::new(),
         });
         self.reply_if_complete(tag.call);
+    }
+
+    /// Keeps the tokens of a turn's prompt for the reply.
+    pub(super) fn set_prompt(&mut self, tag: SampleTag, tokens: Vec<u32>) {
+        let prompts = self.calls.get_mut(&tag.call).and_then(|open| open.prompts.as_mut());
+        if let Some(prompt) = prompts.and_then(|prompts| prompts.get_mut(tag.request)) {
+            *prompt = tokens;
+        }
+    }
+
+    /// Expects no samples of a request, which has no room for a token.
+    pub(super) fn skip_request(&mut self, tag: SampleTag) {
+        if let Some(open) = self.calls.get_mut(&tag.call) {
+            let count = open.requests.get(tag.request).map_or(0, |request| request.count as usize);
+            open.total = open.total.saturating_sub(count);
+        }
     }
 
     /// Returns true if the samples of a call must have the log-probability of each token.
