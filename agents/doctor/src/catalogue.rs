@@ -35,7 +35,7 @@ const fn new_check(
 use CheckedPart::{Disk, Gpu, Plan, Torch};
 
 /// All checks, in the order of their ids.
-pub const CHECKS: [DoctorCheck; 56] = [
+pub const CHECKS: [DoctorCheck; 57] = [
     new_check(
         "C-01",
         Gpu,
@@ -361,6 +361,13 @@ pub const CHECKS: [DoctorCheck; 56] = [
         "warn",
         "GGML_CUDA_ENABLE_UNIFIED_MEMORY corrupts llama.cpp's HIP build",
         "unset it",
+    ),
+    new_check(
+        "C-67",
+        Torch,
+        "info",
+        "torch is the one that is known to work on this card",
+        "flotilla stack install",
     ),
 ];
 

@@ -5,7 +5,7 @@ mod catalogue;
 mod devices;
 mod disk;
 mod environment;
-pub mod estimate;
+mod fixes;
 mod kernel;
 mod memory;
 mod plan;
@@ -17,6 +17,8 @@ mod training_arguments;
 use serde::{Deserialize, Serialize};
 
 pub use catalogue::{CHECKS, CheckedPart, DoctorCheck, render_page};
+pub use fixes::{Fix, FixChange, FixEffect, FixInputs, plan_fixes};
+pub use formats::memory_estimate as estimate;
 pub use memory::memory_budget;
 pub use plan::{TrainingPlan, check_plan};
 pub use role::{filter_by_role, findings_for_role};

@@ -4,7 +4,7 @@ use super::{DoctorFinding, Severity, kernel, parse_major_minor};
 use crate::torch_checks;
 use hardware::torch_environment::{TorchBuild, TorchEnvironment};
 use hardware::{
-    HardwareProfile,
+    HardwareProfile, StackVersions,
     host_snapshot::{GpuProcess, HostSnapshot},
 };
 
@@ -16,6 +16,7 @@ pub(super) fn check_stack(box_: &HostSnapshot, profile: &HardwareProfile) -> Vec
     let environment = box_.environment.clone();
     let python = TorchEnvironment { environment, ..python.clone() };
     findings.extend(torch_checks::check_torch_stack(&python, profile));
+    findings.extend(python.torch.as_ref().and_then(|torch| check_known_torch(torch, profile)));
     if box_.gpus.iter().any(|gpu| gpu.gfx == "gfx1151") {
         findings.extend(python.torch.as_ref().and_then(|torch| check_kernel_pair(box_, torch)));
     }
@@ -36,6 +37,22 @@ fn check_mixed_runtimes(process: &GpuProcess) -> Option<DoctorFinding> {
         why: "libraries of two ROCm versions in one process end in illegal memory accesses, late",
         remedy: "end it, and start it without LD_LIBRARY_PATH and LD_PRELOAD".into(),
         source: "/proc/PID/maps; an R9700's post-mortem",
+    })
+}
+
+fn check_known_torch(torch: &TorchBuild, profile: &HardwareProfile) -> Option<DoctorFinding> {
+    let known = profile.stack.as_ref()?;
+    let found = StackVersions { torch: torch.version.clone(), ..StackVersions::default() };
+    let difference = known.list_differences(&found).into_iter().next()?;
+    Some(DoctorFinding {
+        id: "C-67",
+        severity: Severity::Info,
+        seen: difference,
+        why: "other versions may work as well, and fewer people run them on this card",
+        remedy: "flotilla doctor --fix --python installs the known one as a stack and burns the \
+                 box in with it"
+            .into(),
+        source: "the stack of the hardware profile: flotilla doctor profile",
     })
 }
 

@@ -216,6 +216,7 @@ impl TrainingArguments {
             checkpointing: self.gradient_checkpointing,
             eager_attention: self.attn_implementation.as_deref() == Some("eager"),
             dropout: false,
+            quantized: false,
         })
     }
 

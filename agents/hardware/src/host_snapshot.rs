@@ -122,10 +122,14 @@ pub enum DeviceAccess {
 /// The variable that makes programs assume another target; `…_<N>` for the GPU of one node.
 pub const GFX_OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
+/// The variable that gives one of several GPUs to an agent, by its HIP ordinal.
+pub const GPU_CHOICE: &str = "FLOTILLA_GPU";
+
 /// The variables that change what a GPU process does.
-const GPU_VARIABLES: [&str; 23] = [
+const GPU_VARIABLES: [&str; 24] = [
     "AMD_SERIALIZE_KERNEL",
     "CUDA_VISIBLE_DEVICES",
+    GPU_CHOICE,
     "GGML_CUDA_ENABLE_UNIFIED_MEMORY",
     "GPU_DEVICE_ORDINAL",
     "HIP_VISIBLE_DEVICES",
@@ -177,9 +181,14 @@ impl HostSnapshot {
         }
     }
 
-    /// Returns the GPU that does the work: one with its own profile before others, then one with
-    /// its own memory before integrated ones.
+    /// Returns the GPU that does the work: the one that [`GPU_CHOICE`] names, if it is set.
+    /// Otherwise one with its own profile before others, then one with its own memory before
+    /// integrated ones.
     pub fn main_gpu(&self) -> Option<&GpuInfo> {
+        if let Some(named) = self.environment.get(GPU_CHOICE) {
+            let ordinal = named.trim().parse::<u32>();
+            return self.gpus.iter().find(|gpu| ordinal == Ok(gpu.ordinal));
+        }
         let order = |gpu: &&GpuInfo| (!has_own_profile(&gpu.gfx), gpu.unified_memory, gpu.ordinal);
         self.gpus.iter().min_by_key(order)
     }

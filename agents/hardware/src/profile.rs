@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::built_in_profiles::{BUILT_IN_PROFILES, has_own_profile};
-use crate::host_files::LiveFiles;
-use crate::host_snapshot::HostSnapshot;
+use crate::host_files::{HostFiles, LiveFiles};
+use crate::host_snapshot::{GPU_CHOICE, HostSnapshot};
+use crate::known_stack::KnownStack;
 
 /// The settings of one kind of accelerator, with their sources. Unknown keys are errors.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -35,6 +36,9 @@ pub struct HardwareProfile {
     pub evals_in_trainer: SupportLevel,
     pub llama: LlamaProfile,
     pub python: PythonRange,
+    /// The versions that are known to work together; `None` if none are.
+    #[serde(default)]
+    pub stack: Option<KnownStack>,
     /// The sources of the values, by key: `training` or `training.dtype`.
     #[serde(default)]
     pub sources: BTreeMap<String, String>,
@@ -152,10 +156,26 @@ pub enum ProfileError {
         "{name:?} is neither a hardware profile ({known}) nor a file; pass one of these or a path (A101)"
     )]
     Unknown { name: String, known: String },
+    #[error(
+        "FLOTILLA_GPU is {named:?}, and this box has the GPUs {known}; set the number of one of them, or unset it (A101)"
+    )]
+    NoSuchGpu { named: String, known: String },
 }
 
 /// The profile of AMD targets without one of their own.
 const GENERIC_AMD_PROFILE: &str = "rocm";
+
+/// The profile of NVIDIA's GPUs, which have no HIP ordinal.
+const CUDA_PROFILE: &str = "cuda";
+
+impl ProfileError {
+    fn no_such_gpu(named: &str, box_: &HostSnapshot) -> Self {
+        let gpus = box_.gpus.iter().map(|gpu| format!("{} ({})", gpu.ordinal, gpu.gfx));
+        let known: Vec<String> = gpus.collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Self::NoSuchGpu { named: named.to_owned(), known }
+    }
+}
 
 impl HardwareProfile {
     /// Loads the built-in profile of this name, or the file at this path.
@@ -182,20 +202,46 @@ impl HardwareProfile {
             .ok_or_else(|| ProfileError::Unknown { name: name.into(), known })
     }
 
-    /// Returns the profile of the host's main GPU, or of the CPU. Never fails for the built-in
-    /// profiles; a test reads all of them.
+    /// Returns the profile of the host's main GPU, or of the CPU. Fails only if a GPU is named that
+    /// the host does not have; a test reads all built-in profiles.
     pub fn for_host(box_: &HostSnapshot) -> Result<Self, ProfileError> {
-        let Some(gpu) = box_.main_gpu() else { return Self::load_named("cpu") };
+        let Some(gpu) = box_.main_gpu() else {
+            return match box_.environment.get(GPU_CHOICE) {
+                Some(named) => Err(ProfileError::no_such_gpu(named, box_)),
+                None => Self::load_named("cpu"),
+            };
+        };
         let name = if has_own_profile(&gpu.gfx) { &gpu.gfx } else { GENERIC_AMD_PROFILE };
         Ok(Self { ordinal: Some(gpu.ordinal), ..Self::load_named(name)? })
     }
 
-    /// Returns the named profile, or the one of this host.
+    /// Returns the named profile, or the one of this host. Either is for the GPU that
+    /// [`GPU_CHOICE`] names, if it is set. Fails if the host does not have that GPU, or if there is
+    /// no such profile.
     pub fn choose_profile(name: Option<&str>) -> Result<Self, ProfileError> {
-        match name {
-            Some(name) => Self::load_named(name),
-            None => Self::for_host(&HostSnapshot::take_snapshot(&LiveFiles::new("/"))),
+        Self::choose_for_host(name, &LiveFiles::new("/"))
+    }
+
+    /// Does the same as [`HardwareProfile::choose_profile`], for the host of these files.
+    pub fn choose_for_host(
+        name: Option<&str>,
+        files: &dyn HostFiles,
+    ) -> Result<Self, ProfileError> {
+        let Some(name) = name else {
+            return Self::for_host(&HostSnapshot::take_snapshot(files));
+        };
+        let named = Self::load_named(name)?;
+        if named.is_cpu() || named.name == CUDA_PROFILE {
+            return Ok(named);
         }
+        named.with_chosen_gpu(&HostSnapshot::take_snapshot(files))
+    }
+
+    /// Sets the ordinal of a profile of AMD's GPUs, if [`GPU_CHOICE`] is set.
+    fn with_chosen_gpu(self, box_: &HostSnapshot) -> Result<Self, ProfileError> {
+        let Some(named) = box_.environment.get(GPU_CHOICE) else { return Ok(self) };
+        let gpu = box_.main_gpu().ok_or_else(|| ProfileError::no_such_gpu(named, box_))?;
+        Ok(Self { ordinal: Some(gpu.ordinal), ..self })
     }
 
     /// Returns the built-in profiles.
@@ -254,6 +300,38 @@ mod tests {
         assert_eq!(chosen(&mixed), ("gfx1201".into(), Some("1".into())));
         assert_eq!(chosen(&[gpu("gfx1151", 0, true)]), ("gfx1151".into(), Some("0".into())));
         assert_eq!(chosen(&[gpu("gfx1030", 0, false)]), ("rocm".into(), Some("0".into())));
+    }
+
+    #[test]
+    fn an_agent_takes_the_gpu_that_is_named() {
+        let chosen = |named: &str| {
+            let gpus = vec![gpu("gfx1201", 0, false), gpu("gfx1201", 1, false)];
+            let environment = [(GPU_CHOICE.to_owned(), named.to_owned())].into();
+            let box_ = HostSnapshot { gpus, environment, ..HostSnapshot::default() };
+            HardwareProfile::for_host(&box_)
+        };
+        let second = chosen("1").unwrap();
+        assert_eq!(second.child_variables()["HIP_VISIBLE_DEVICES"], "1");
+        for wrong in ["2", "", "gfx1201"] {
+            let error = chosen(wrong).unwrap_err().to_string();
+            assert!(error.contains("0 (gfx1201), 1 (gfx1201)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_named_profile_is_for_the_gpu_that_is_named() {
+        let chosen = |named: Option<&str>| {
+            let gpus = vec![gpu("gfx1201", 0, false), gpu("gfx1030", 1, false)];
+            let environment = named.map(|named| (GPU_CHOICE.to_owned(), named.to_owned()));
+            let environment = environment.into_iter().collect();
+            let box_ = HostSnapshot { gpus, environment, ..HostSnapshot::default() };
+            let profile = HardwareProfile::load_named("rocm")?.with_chosen_gpu(&box_)?;
+            Ok::<_, ProfileError>(profile.child_variables().get("HIP_VISIBLE_DEVICES").cloned())
+        };
+        assert_eq!(chosen(Some("1")).unwrap(), Some("1".to_owned()));
+        assert_eq!(chosen(None).unwrap(), None, "the first one that HIP lists");
+        let error = chosen(Some("2")).unwrap_err().to_string();
+        assert!(error.contains("0 (gfx1201), 1 (gfx1030)"), "{error}");
     }
 
     #[test]

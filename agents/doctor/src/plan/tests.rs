@@ -15,6 +15,8 @@ const SEVEN_B: ModelShape = ModelShape {
     tied: false,
     qkv_bias: true,
     qk_norm: false,
+    other_parameters: 0,
+    expert_parameters: 0,
 };
 
 /// A host with one card, as sysfs shows it.
@@ -189,6 +191,7 @@ fn a_training_that_does_not_fit_lists_the_changes_that_would() {
         checkpointing: true,
         eager_attention: false,
         dropout: false,
+        quantized: false,
     };
     let plan =
         |training| TrainingPlan { memory: Some((SEVEN_B, training)), ..TrainingPlan::default() };

@@ -1,0 +1,135 @@
+//! Variables that start files set and that harm. The line becomes a comment, in a script of a shell
+//! one behind a command that does nothing: a function or an `if` without any command is an error.
+
+use super::{Fix, FixChange, FixEffect, FixInputs, VIRTUAL_HOME};
+use hardware::host_snapshot::{GFX_OVERRIDE, StoredVariable};
+
+/// Precedes the line that a fix turned into a comment.
+const COMMENT: &str = "# flotilla doctor --fix: ";
+
+/// The command that precedes the comment in a script.
+const NO_OPERATION: &str = ": ";
+
+/// Plans the files that set a target which only debugging needs.
+pub(super) fn plan_variables(inputs: &FixInputs<'_>) -> Option<Fix> {
+    let harmful = |setting: &&StoredVariable| setting.name.starts_with(GFX_OVERRIDE);
+    let settings: Vec<&StoredVariable> = inputs.host.settings.iter().filter(harmful).collect();
+    if settings.is_empty() {
+        return None;
+    }
+    let mut files: Vec<&str> = settings.iter().map(|setting| setting.file.as_str()).collect();
+    files.dedup();
+    let changes = files.iter().map(|file| change_file(inputs, file));
+    Some(Fix {
+        ids: vec!["C-45"],
+        summary: format!("leave {GFX_OVERRIDE} unset in {}", files.join(", ")),
+        changes: changes.collect(),
+        takes_effect: FixEffect::Login,
+    })
+}
+
+fn change_file(inputs: &FixInputs<'_>, file: &str) -> FixChange {
+    let virtual_path = file.replacen('~', VIRTUAL_HOME, 1);
+    let real_path = match (file.strip_prefix('~'), inputs.home) {
+        (Some(below), Some(home)) => Some(format!("{home}{below}")),
+        (Some(_), None) => None,
+        (None, _) => Some(file.to_owned()),
+    };
+    let content =
+        inputs.read_text(&virtual_path).and_then(|text| comment_lines(&text, is_script(file)));
+    // The line of a unit needs a reload of systemd, and may be in a drop-in.
+    let is_unit = file.ends_with(".service");
+    match (real_path, content) {
+        (Some(path), Some(content)) if !is_unit => FixChange::Write { path, content },
+        _ => FixChange::Manual(format!("delete the assignment of {GFX_OVERRIDE} in {file}")),
+    }
+}
+
+/// Returns true for a file that shells run; PAM and systemd read the others.
+fn is_script(file: &str) -> bool {
+    file != "/etc/environment" && !file.ends_with(".conf")
+}
+
+/// Returns `None` if a line sets something else, too, or is a part of a longer one.
+fn comment_lines(text: &str, is_script: bool) -> Option<String> {
+    let (mut changed, mut is_continued) = (String::new(), false);
+    let done = [NO_OPERATION, COMMENT].concat();
+    for line in text.split_inclusive('\n') {
+        let code = line.trim();
+        let continues = std::mem::replace(&mut is_continued, code.ends_with('\\'));
+        if code.starts_with('#') || code.starts_with(&done) || !code.contains(GFX_OVERRIDE) {
+            changed.push_str(line);
+            continue;
+        }
+        if continues || !is_lone_assignment(code) {
+            return None;
+        }
+        changed.push_str(if is_script { NO_OPERATION } else { "" });
+        changed.push_str(COMMENT);
+        changed.push_str(line);
+    }
+    Some(changed)
+}
+
+/// Returns true for a line that sets or exports the variable to a plain value, and does nothing
+/// else.
+fn is_lone_assignment(code: &str) -> bool {
+    let assignment = code.strip_prefix("export ").unwrap_or(code).trim_start();
+    let (name, value) = assignment.split_once('=').unwrap_or((assignment, ""));
+    let unquoted = ['"', '\''].into_iter().find_map(|quote| {
+        let rest = value.strip_prefix(quote)?;
+        rest.strip_suffix(quote)
+    });
+    let is_plain =
+        |text: &str| text.bytes().all(|it| it.is_ascii_alphanumeric() || b"._-".contains(&it));
+    name.starts_with(GFX_OVERRIDE) && is_plain(name) && is_plain(unquoted.unwrap_or(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_keeps_its_syntax() {
+        let line = "export HSA_OVERRIDE_GFX_VERSION=11.0.0";
+        for script in [
+            format!("if true; then\n  {line}\nfi\n"),
+            format!("set_up() {{\n\t{line}\n}}\nset_up\n"),
+            format!("true &&\n{line}\n"),
+            format!("case a in\n  a)\n    {line}\n    ;;\nesac\n{line}"),
+        ] {
+            let changed =
+                comment_lines(&script, true).unwrap() + "\necho ${HSA_OVERRIDE_GFX_VERSION-unset}";
+            let mut shell = std::process::Command::new("sh");
+            shell.args(["-ec", &changed]).env_remove("HSA_OVERRIDE_GFX_VERSION");
+            let output = shell.output().unwrap();
+            assert_eq!(output.stdout, b"unset\n", "{changed}\n{output:?}");
+            assert_eq!(comment_lines(&changed, true), None, "the last line reads it");
+            let again = comment_lines(&script, true).unwrap();
+            assert_eq!(comment_lines(&again, true).unwrap(), again, "a second time");
+        }
+    }
+
+    #[test]
+    fn only_a_line_that_sets_nothing_else_becomes_a_comment() {
+        let text = "a=1\nexport HSA_OVERRIDE_GFX_VERSION=11.0.0\n# HSA_OVERRIDE_GFX_VERSION=1\nb";
+        let expected = "a=1\n# flotilla doctor --fix: export HSA_OVERRIDE_GFX_VERSION=11.0.0\n\
+                        # HSA_OVERRIDE_GFX_VERSION=1\nb";
+        assert_eq!(comment_lines(text, is_script("/etc/environment")).unwrap(), expected);
+        let conf = "/etc/environment.d/90-gpu.conf";
+        assert_eq!(comment_lines(text, is_script(conf)).unwrap(), expected);
+        let script = expected.replacen("# flotilla", ": # flotilla", 1);
+        assert_eq!(comment_lines(text, is_script("~/.bashrc")).unwrap(), script);
+        for line in [
+            "export A=1 \\\n  HSA_OVERRIDE_GFX_VERSION=11.0.0",
+            "HSA_OVERRIDE_GFX_VERSION=\\\n11.0.0",
+            "HSA_OVERRIDE_GFX_VERSION=\"11.0.0\necho\"",
+            "HSA_OVERRIDE_GFX_VERSION=$(version)",
+            "export HSA_OVERRIDE_GFX_VERSION=11.0.0 TOKEN=x",
+            "HSA_OVERRIDE_GFX_VERSION=11.0.0; make",
+            "if x; then export HSA_OVERRIDE_GFX_VERSION=11.0.0",
+        ] {
+            assert_eq!(comment_lines(line, true), None, "{line}");
+        }
+    }
+}
