@@ -44,6 +44,12 @@ pub(crate) struct BenchArgs {
     /// RAFT, objectives, across: number of base models, each with its own seed
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=100))]
     pub seeds: u32,
+    /// Forecast: number of simulated fleets
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub fleets: u32,
+    /// Forecast: seed of the fleets
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
     /// RAFT: cycles of each run that compares selection strategies
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub cycles: u32,
@@ -65,6 +71,8 @@ pub(crate) enum BenchTarget {
     Fold,
     /// Compare a simulated generate phase on four boxes with the sum of their speeds
     Share,
+    /// Forecast runs of simulated fleets, compared with their durations
+    Forecast,
     /// Load a real bus with a thousand boxes, and measure the overhead of the demo's cycles
     Fleet,
     /// Write and read facts, compared with plain messages on the same server
@@ -79,6 +87,8 @@ pub(crate) enum BenchTarget {
     Sandbox,
     /// Verify short Python programs in the sandbox, compared with a plain Python loop
     Verify,
+    /// Verify with a Python program that keeps running, compared with one process per completion
+    Served,
     /// Transfer files to and from the store, compared with cp and s5cmd, and an adapter to eight
     /// boxes over 1 Gb/s links (requires root)
     Store,

@@ -15,6 +15,8 @@ use super::{BenchFigure, memory_log::RaftWorkload};
 
 use self::simulation::{PhaseBoxes, PhaseOutcome, simulate_phase};
 
+pub(super) use self::simulation::{SimulatedFleet, SimulatedRun, simulate_run};
+
 /// Tokens per second of boxes with full slots: a model of 0.5 B parameters on a few cores.
 const EQUAL: [f64; 4] = [500.0; 4];
 /// Tokens per second of boxes whose speeds differ by a factor of eight.

@@ -95,7 +95,7 @@ pub(super) async fn measure_start(rig: &FleetFixture) -> anyhow::Result<[BenchFi
 async fn submit_spec(rig: &FleetFixture) -> anyhow::Result<RunId> {
     let files = rig.directory_path().join("spec");
     write_files(&files).context("write a small model")?;
-    Ok(rig.control_client().submit_run(SPEC, &SpecFiles::Local(files)).await?.run)
+    Ok(rig.control_client().submit_run(SPEC, &SpecFiles::Local(files), "").await?.run)
 }
 
 fn write_files(directory: &Path) -> anyhow::Result<()> {

@@ -18,6 +18,7 @@ mod eval_start;
 mod fixture;
 mod fleet_scale;
 mod flotilla_program;
+mod forecast_accuracy;
 mod idle;
 mod memory_log;
 mod objective_effect;
@@ -29,6 +30,7 @@ mod replay;
 mod report_file;
 mod sandbox_cost;
 mod serve_overhead;
+mod served_verifier;
 mod store_speed;
 mod stub_agents;
 mod verifier_speed;
@@ -156,9 +158,8 @@ async fn run_bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if wanted(BenchTarget::Sandbox) {
         figures.extend(tokio::task::spawn_blocking(sandbox_cost::measure_sandbox).await??);
     }
-    if wanted(BenchTarget::Verify) {
-        figures.extend(tokio::task::spawn_blocking(verifier_speed::measure_verifier).await??);
-    }
+    let verifiers = (wanted(BenchTarget::Verify), wanted(BenchTarget::Served));
+    figures.extend(tokio::task::spawn_blocking(move || measure_verifiers(verifiers)).await??);
     // It takes minutes and includes the measurement of `share`.
     let whole_fleet = args.what.contains(&BenchTarget::Fleet);
     if whole_fleet {
@@ -167,9 +168,8 @@ async fn run_bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if wanted(BenchTarget::Bus) {
         figures.extend(bus_speed::measure_bus().await?);
     }
-    if wanted(BenchTarget::Share) && !whole_fleet {
-        figures.extend(tokio::task::spawn_blocking(balance::measure_balance).await??);
-    }
+    let simulated = (wanted(BenchTarget::Share) && !whole_fleet, wanted(BenchTarget::Forecast));
+    figures.extend(measure_simulations(simulated, (args.fleets, args.seed)).await?);
     // This writes a model of 2 GB first.
     if args.what.contains(&BenchTarget::Eval) {
         figures.extend(engines::measure_eval(args).await?);
@@ -195,6 +195,31 @@ async fn run_bench(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         print_figures(&figures, &load);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn measure_verifiers((programs, served): (bool, bool)) -> anyhow::Result<Vec<BenchFigure>> {
+    let mut figures = Vec::new();
+    if programs {
+        figures.extend(verifier_speed::measure_verifier()?);
+    }
+    if served {
+        figures.extend(served_verifier::measure_served()?);
+    }
+    Ok(figures)
+}
+
+async fn measure_simulations(
+    (share, forecasts): (bool, bool),
+    (fleets, seed): (u32, u64),
+) -> anyhow::Result<Vec<BenchFigure>> {
+    let measure = move || -> anyhow::Result<Vec<BenchFigure>> {
+        let mut figures = if share { balance::measure_balance()? } else { Vec::new() };
+        if forecasts {
+            figures.extend(forecast_accuracy::measure_forecasts(fleets, seed)?);
+        }
+        Ok(figures)
+    };
+    tokio::task::spawn_blocking(measure).await?
 }
 
 async fn measure_agents(start: bool, idle: bool) -> anyhow::Result<Vec<BenchFigure>> {

@@ -61,6 +61,11 @@ impl MemoryLog {
         &self.run
     }
 
+    /// Moves the clock of the log forward.
+    pub(super) fn advance_time(&mut self, now_ms: u64) {
+        self.time_ms = self.time_ms.max(now_ms);
+    }
+
     pub(super) fn append_fact(&mut self, place: FactKey, body: FactBody) {
         self.sequence += 1;
         self.time_ms += 1;
@@ -72,7 +77,7 @@ impl MemoryLog {
 
     pub(super) fn coordinate_fleet(&mut self, fleet: FleetSnapshot, now_ms: u64, again: bool) {
         self.fleet = fleet;
-        self.time_ms = self.time_ms.max(now_ms);
+        self.advance_time(now_ms);
         self.write_commands(again);
     }
 

@@ -74,7 +74,7 @@ pub(super) fn make_samples(order: &v1::GenerateOrder) -> v1::Samples {
     }
 }
 
-fn make_verdicts(samples_sequence: u64, samples: &v1::Samples) -> v1::Verdicts {
+pub(super) fn make_verdicts(samples_sequence: u64, samples: &v1::Samples) -> v1::Verdicts {
     let judge = |sample: &v1::samples::Sample| {
         let passes = sample.index.is_multiple_of(3);
         let outcome =
@@ -101,7 +101,7 @@ fn make_verdicts(samples_sequence: u64, samples: &v1::Samples) -> v1::Verdicts {
     }
 }
 
-fn make_checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
+pub(super) fn make_checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
     let base = order.base.as_ref().and_then(|base| base.tree.clone());
     v1::Checkpoint {
         run: order.run.clone(),
@@ -131,7 +131,7 @@ fn make_checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
     }
 }
 
-fn make_eval(checkpoint: &v1::Checkpoint) -> v1::Eval {
+pub(super) fn make_eval(checkpoint: &v1::Checkpoint) -> v1::Eval {
     v1::Eval {
         run: checkpoint.run.clone(),
         cycle: checkpoint.cycle,

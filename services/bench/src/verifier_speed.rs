@@ -66,7 +66,7 @@ pub(super) fn measure_verifier() -> anyhow::Result<Option<BenchFigure>> {
     }))
 }
 
-fn open_toolchain() -> anyhow::Result<Toolchain> {
+pub(super) fn open_toolchain() -> anyhow::Result<Toolchain> {
     let program = find_flotilla()?;
     let launch_worker = |worker: &str| CellLaunch {
         program: program.clone(),
@@ -157,6 +157,7 @@ fn make_item(number: usize) -> VerifyItem {
         prompt: String::new(),
         completion: make_solution(number),
         answer: None,
+        episode: None,
         fields: fields.as_object().cloned().unwrap_or_default(),
     }
 }

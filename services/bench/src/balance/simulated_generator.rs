@@ -66,6 +66,11 @@ impl SimulatedGenerator {
         }
     }
 
+    /// Changes the speed of the next steps.
+    pub(super) fn set_speed(&mut self, speed: f64) {
+        self.speed = speed;
+    }
+
     pub(super) fn can_pull(&self) -> bool {
         !self.lost && !self.backing_off && !self.pulling && self.outstanding < SLOTS
     }

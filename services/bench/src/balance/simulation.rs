@@ -1,4 +1,7 @@
-//! Simulates a fleet of generators on one order queue, driven by the real planner.
+//! Simulates a fleet of generators on one order queue, driven by the real planner; with the other
+//! roles it simulates whole runs.
+
+mod whole_run;
 
 use std::{
     cmp::Reverse,
@@ -7,9 +10,12 @@ use std::{
 
 use anyhow::{Context, ensure};
 use cycle::{FleetMember, FleetSnapshot, HeldJob};
-use wire::{FactBody, FactKey, RunId, WorkKind, derive_seed, v1};
+use wire::{FactBody, FactKey, WorkKind, derive_seed, v1};
 
+use self::whole_run::OtherRoles;
 use super::simulated_generator::SimulatedGenerator;
+
+pub(crate) use self::whole_run::{SimulatedFleet, SimulatedRun, simulate_run};
 use crate::{
     memory_log::{MemoryLog, RaftWorkload},
     stub_agents,
@@ -22,8 +28,9 @@ const WRITE_TIME: u64 = 5_000_000;
 /// Time from a fact to the orders that follow from it.
 const DECIDE_TIME: u64 = 3_000_000;
 
-/// A second in nanoseconds.
+/// A second and a millisecond in nanoseconds.
 const SECOND: u64 = 1_000_000_000;
+const MILLISECOND: u64 = 1_000_000;
 
 /// Interval between two status messages of an agent, as in real agents.
 const STATUS_INTERVAL: u64 = SECOND;
@@ -84,6 +91,8 @@ enum SimulationEvent {
     StragglerCheck,
     /// A box disappears; its orders return after their lease.
     Lost { machine: usize },
+    /// The result of another role reaches the log.
+    Answered { answer: usize },
 }
 
 struct PhaseSimulation {
@@ -102,12 +111,15 @@ struct PhaseSimulation {
     /// Time and content of the last status. `held` has the time of the last report on each job.
     last_status: BTreeMap<usize, (u64, FleetMember)>,
     held: BTreeMap<HeldJob, u64>,
-    written: BTreeSet<String>,
+    /// Jobs with samples, by cycle.
+    written: BTreeSet<(u32, String)>,
     /// Boxes with the orders that they declined.
     declined: BTreeSet<(usize, usize)>,
     ended: u64,
     tokens: u64,
     shares: Vec<u32>,
+    /// Absent: only the samples of the first cycle are drawn.
+    roles: Option<OtherRoles>,
 }
 
 pub(super) fn simulate_phase(
@@ -115,46 +127,13 @@ pub(super) fn simulate_phase(
     boxes: PhaseBoxes<'_>,
 ) -> anyhow::Result<PhaseOutcome> {
     let PhaseBoxes { speeds, known, lost } = boxes;
-    let machines: Vec<SimulatedGenerator> =
-        speeds.iter().map(|speed| SimulatedGenerator::new(*speed, known)).collect();
-    let mut simulation = PhaseSimulation {
-        log: MemoryLog::submit_run("share", 0, workload, FleetSnapshot::default())?,
-        workload,
-        machines,
-        events: BinaryHeap::new(),
-        scheduled: 0,
-        now: 0,
-        orders: Vec::new(),
-        delivered: Vec::new(),
-        queue: VecDeque::new(),
-        pulls: VecDeque::new(),
-        last_status: BTreeMap::new(),
-        held: BTreeMap::new(),
-        written: BTreeSet::new(),
-        declined: BTreeSet::new(),
-        ended: 0,
-        tokens: 0,
-        shares: vec![0; speeds.len()],
-    };
-    for machine in 0..speeds.len() {
-        simulation.announce_status(machine)?;
-        simulation
-            .schedule_event(STATUS_INTERVAL, SimulationEvent::StatusDue { machine, idle: false });
-    }
-    simulation.schedule_event(STRAGGLER_INTERVAL, SimulationEvent::StragglerCheck);
-    simulation.run_planner(false);
+    let mut simulation = PhaseSimulation::start("share", workload, (speeds, known), None)?;
     let all: f64 = speeds.iter().sum();
     let half_s = simulation.planned_tokens() / all / 2.0;
     if let Some(machine) = lost {
         simulation.schedule_event(to_nanoseconds(half_s), SimulationEvent::Lost { machine });
     }
-    (0..speeds.len()).for_each(|machine| simulation.open_pull(machine));
-    while !simulation.is_complete() {
-        let Some(Reverse((at, _, event))) = simulation.events.pop() else { break };
-        ensure!(at < HOURS_MAX * 3600 * SECOND, "the phase does not end");
-        simulation.now = at;
-        simulation.handle_event(event)?;
-    }
+    simulation.run_until_complete()?;
     let cycle = simulation.log.run_state().cycles.get(&1).context("the cycle was planned")?;
     ensure!(cycle.has_all_samples(v1::Purpose::Train), "the simulation ended before its work");
     ensure!(
@@ -181,6 +160,53 @@ fn to_nanoseconds(seconds: f64) -> u64 {
 }
 
 impl PhaseSimulation {
+    fn start(
+        run: &str,
+        workload: RaftWorkload,
+        (speeds, known): (&[f64], bool),
+        roles: Option<OtherRoles>,
+    ) -> anyhow::Result<Self> {
+        let mut simulation = Self {
+            log: MemoryLog::submit_run(run, 0, workload, FleetSnapshot::default())?,
+            workload,
+            machines: speeds.iter().map(|speed| SimulatedGenerator::new(*speed, known)).collect(),
+            events: BinaryHeap::new(),
+            scheduled: 0,
+            now: 0,
+            orders: Vec::new(),
+            delivered: Vec::new(),
+            queue: VecDeque::new(),
+            pulls: VecDeque::new(),
+            last_status: BTreeMap::new(),
+            held: BTreeMap::new(),
+            written: BTreeSet::new(),
+            declined: BTreeSet::new(),
+            ended: 0,
+            tokens: 0,
+            shares: vec![0; speeds.len()],
+            roles,
+        };
+        for machine in 0..speeds.len() {
+            simulation.announce_status(machine);
+            let due = SimulationEvent::StatusDue { machine, idle: false };
+            simulation.schedule_event(STATUS_INTERVAL, due);
+        }
+        simulation.schedule_event(STRAGGLER_INTERVAL, SimulationEvent::StragglerCheck);
+        simulation.run_planner(false);
+        Ok(simulation)
+    }
+
+    fn run_until_complete(&mut self) -> anyhow::Result<()> {
+        (0..self.machines.len()).for_each(|machine| self.open_pull(machine));
+        while !self.is_complete() {
+            let Some(Reverse((at, _, event))) = self.events.pop() else { break };
+            ensure!(at < HOURS_MAX * 3600 * SECOND, "the phase does not end");
+            self.now = at;
+            self.handle_event(event)?;
+        }
+        Ok(())
+    }
+
     /// Schedules an event `after` nanoseconds from now.
     fn schedule_event(&mut self, after: u64, event: SimulationEvent) {
         // The sequence number keeps events of the same time in the order in which they were
@@ -190,6 +216,9 @@ impl PhaseSimulation {
     }
 
     fn is_complete(&self) -> bool {
+        if self.roles.is_some() {
+            return self.log.is_run_done();
+        }
         let cycle = self.log.run_state().cycles.get(&1);
         cycle.is_some_and(|cycle| cycle.jobs.len() == self.written.len())
     }
@@ -243,7 +272,7 @@ impl PhaseSimulation {
                 if self.machines[machine].lost {
                     return Ok(());
                 }
-                self.announce_status(machine)?;
+                self.announce_status(machine);
                 if !idle {
                     self.schedule_event(
                         STATUS_INTERVAL,
@@ -264,6 +293,7 @@ impl PhaseSimulation {
                     self.schedule_event(LEASE, SimulationEvent::Returned { order });
                 }
             }
+            SimulationEvent::Answered { answer } => self.write_answer(answer),
         }
         Ok(())
     }
@@ -275,9 +305,8 @@ impl PhaseSimulation {
             self.schedule_event(LEASE, SimulationEvent::Returned { order });
             return;
         }
-        let job = &self.orders[order].job;
-        let twin =
-            self.machines[machine].held_orders().into_iter().any(|o| self.orders[o].job == *job);
+        let work = |order: usize| (self.orders[order].cycle, &self.orders[order].job);
+        let twin = self.machines[machine].held_orders().into_iter().any(|o| work(o) == work(order));
         let declined = if twin { None } else { self.decline_order(machine, order) };
         if let Some(rest) = declined.or(twin.then_some(DUPLICATE_PAUSE)) {
             self.machines[machine].backing_off = true;
@@ -337,8 +366,11 @@ impl PhaseSimulation {
 
     /// Writes the samples of an order unless another box wrote them first.
     fn write_samples(&mut self, machine: usize, order: usize) -> anyhow::Result<()> {
-        let samples = stub_agents::make_samples(&self.orders[order]);
-        if !self.written.insert(samples.job.clone()) {
+        let mut samples = stub_agents::make_samples(&self.orders[order]);
+        for (sample, tokens) in samples.samples.iter_mut().zip(self.sample_lengths(order)) {
+            sample.tokens = tokens;
+        }
+        if !self.written.insert((samples.cycle, samples.job.clone())) {
             // Another box wrote the samples first.
             return Ok(());
         }
@@ -347,13 +379,14 @@ impl PhaseSimulation {
         let place = FactKey::Samples { cycle: samples.cycle, job: samples.job.parse()? };
         let wall_s = self.machines[machine].order_seconds(order, self.now);
         let agent = machine.to_string();
+        self.log.advance_time(self.now / MILLISECOND);
         self.log.append_fact(place, FactBody::Samples(v1::Samples { wall_s, agent, ..samples }));
         self.run_planner(false);
         Ok(())
     }
 
-    fn announce_status(&mut self, machine: usize) -> anyhow::Result<()> {
-        let run = RunId::new("share")?;
+    fn announce_status(&mut self, machine: usize) {
+        let run = self.log.run_state().id.clone();
         let holds: BTreeSet<HeldJob> = self.machines[machine]
             .held_orders()
             .into_iter()
@@ -370,12 +403,11 @@ impl PhaseSimulation {
             held_jobs: holds,
         };
         self.last_status.insert(machine, (self.now, member));
-        Ok(())
     }
 
     fn known_fleet(&self) -> FleetSnapshot {
         let there = self.last_status.values().filter(|(at, _)| self.now - at < SILENCE_LIMIT);
-        let ago = |at: &u64| (self.now - at) / 1_000_000;
+        let ago = |at: &u64| (self.now - at) / MILLISECOND;
         FleetSnapshot {
             generators: there.map(|(_, member)| member.clone()).collect(),
             last_held_ago_ms: self
@@ -388,8 +420,9 @@ impl PhaseSimulation {
     }
 
     fn run_planner(&mut self, again: bool) {
-        self.log.coordinate_fleet(self.known_fleet(), self.now / 1_000_000, again);
+        self.log.coordinate_fleet(self.known_fleet(), self.now / MILLISECOND, again);
         for record in self.log.take_records() {
+            self.note_record(&record);
             if let FactBody::GenerateOrder(order) = record.fact.body {
                 let first = order.attempt == 1;
                 self.orders.push(order);
@@ -414,7 +447,8 @@ impl PhaseSimulation {
             for index in request.first..request.first + request.count {
                 let drawn =
                     derive_seed(order.seed, &["length", &request.prompt_id, &index.to_string()]);
-                lengths.push(u32::try_from(TOKENS_MIN + drawn % span).unwrap_or(u32::MAX));
+                let length = u32::try_from(TOKENS_MIN + drawn % span).unwrap_or(u32::MAX);
+                lengths.push(self.roles.as_ref().map_or(length, |it| it.scale_length(length)));
             }
         }
         lengths

@@ -93,9 +93,9 @@ async fn serve_store(listen: SocketAddr, directory: PathBuf) -> anyhow::Result<I
     let routes = gateway::store_proxy::build_routes(&store).layer(axum::middleware::map_request(
         move |mut request: Request| {
             let (scope, roles) = (Some(UserScope::Reader), [].into());
-            let (key, expires_at) = (String::new(), None);
+            let (name, public_key, expires_at) = (name.clone(), String::new(), None);
             let caller =
-                GatewayCaller { name: name.clone(), scope, roles, public_key: key, expires_at };
+                GatewayCaller { name, scope, roles, public_key, expires_at, is_recorded: false };
             request.extensions_mut().insert(caller);
             async { request }
         },
