@@ -4,6 +4,7 @@
 
 mod access;
 mod agent;
+mod burn_in;
 mod channel;
 mod compare;
 mod convert;
@@ -19,6 +20,7 @@ mod members;
 mod objective;
 mod run;
 mod service;
+mod stack;
 mod verify;
 mod worker;
 
@@ -44,24 +46,31 @@ pub(crate) use {
         AgentArgs, AgentsCommand, EvaluatorEngine, GeneratorToolArgs, ROLE_NAMES, SERVER_ROLE,
         STOP_GRACE_S, TrainerEngine, TrainingWatchArgs,
     },
-    channel::{ChannelCommand, ChannelModelArgs, MoveArgs, ServeArgs},
+    burn_in::BurnInArgs,
+    channel::{
+        ChannelCommand, ChannelFeedbackArgs, ChannelModelArgs, LearnArgs, MoveArgs, ServeArgs,
+    },
     compare::CompareArgs,
     convert::{ConvertCommand, ConvertOutputArgs},
     court::CourtArgs,
-    data::{DataCommand, HeldoutArgs},
+    data::{
+        ColumnArgs, DataCommand, DataShowArgs, FeedbackDataArgs, GenerateDataArgs, HeldoutArgs,
+    },
     doctor::{DoctorArgs, DoctorCommand, EstimateArgs, EstimateMethod, SpeedArgs},
     eval::{EvalCommand, EvalEngine, EvalFilterArgs, EvalLocalArgs},
     feed::{FeedCommand, FeedRunArgs, TrackerTokenArgs},
-    fleet::{CoordinatorArgs, DemoArgs, DiscoverArgs, TuiArgs, UpArgs},
+    fleet::{CoordinatorArgs, DemoArgs, DiscoverArgs, OpenArgs, TuiArgs, UpArgs},
     generate::GenerateArgs,
     host_protection::HostProtectionArgs,
     members::{JoinArgs, MembersCommand, TokenCommand, TokenCreateArgs, UserCommand},
     objective::{ObjectiveCommand, WeightsArgs},
     run::{
-        AuditArgs, CheckpointCommand, ExportFormatArg, ExportFormatArgs, NewRunArgs, ReproduceArgs,
-        RunCommand, SamplesArgs, SelectArgs, SteerArgs,
+        AuditArgs, CheckArgs, CheckpointCommand, ExportFormatArg, ExportFormatArgs, ForkArgs,
+        ImportArgs, NewRunArgs, PruneArgs, PushArgs, ReproduceArgs, RunCommand, SamplesArgs,
+        SelectArgs, SteerArgs,
     },
     service::{ServiceArgs, ServiceCommand, UpgradeArgs},
+    stack::{StackCommand, StackInstallArgs, StackPlaceArgs, StackUseArgs},
     verify::{VerifierToolArgs, VerifyArgs},
     worker::WorkerCommand,
 };
@@ -103,7 +112,7 @@ const OUTPUT_HEADING: &str = "Output options";
 pub(crate) enum CliCommand {
     /// Start a complete fleet on this machine and train a small model.
     Demo(DemoArgs),
-    /// Create the keys of a closed fleet, as `up` does for a new one.
+    /// Create the keys of a closed fleet, and the spec of a first run.
     Init(InitArgs),
     /// Show and rotate the keys of a closed fleet.
     #[command(subcommand)]
@@ -116,6 +125,10 @@ pub(crate) enum CliCommand {
     Up(UpArgs),
     /// Stop the fleet in --dir.
     Down,
+    /// Open the web page by a link that signs in once.
+    Open(OpenArgs),
+    /// Show whether the fleet is healthy, and what to do next.
+    Status,
     /// Run an agent that works for a fleet.
     Agent(AgentArgs),
     /// Join a closed fleet with a join token and start an agent.
@@ -144,7 +157,7 @@ pub(crate) enum CliCommand {
     /// Show evaluation results.
     #[command(subcommand)]
     Eval(EvalCommand),
-    /// List, inspect and export checkpoints.
+    /// List, inspect, export and remove checkpoints.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
     /// Watch the fleet and its runs in the terminal.
@@ -180,6 +193,9 @@ pub(crate) enum CliCommand {
     Objective(ObjectiveCommand),
     /// Check this box for problems and suggest remedies.
     Doctor(DoctorArgs),
+    /// Install, try and roll back versions of llama.cpp and PyTorch.
+    #[command(subcommand)]
+    Stack(StackCommand),
     /// Convert models and adapters between formats.
     #[command(subcommand)]
     Convert(ConvertCommand),
@@ -206,7 +222,7 @@ pub(crate) enum CliCommand {
 
 /// The sections of the list of commands.
 const COMMAND_GROUPS: [(&str, &[&str]); 6] = [
-    ("Start here", &["demo", "up", "down", "watch", "topics"]),
+    ("Start here", &["demo", "up", "open", "status", "down", "watch", "topics"]),
     ("Runs", &["run", "checkpoint", "eval", "select", "court", "data"]),
     ("Use models", &["serve", "channel", "compare"]),
     ("Look inside", &["agents", "audit", "doctor", "feed"]),
@@ -223,6 +239,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 6] = [
             "keys",
             "service",
             "upgrade",
+            "stack",
             "backup",
             "restore",
             "coordinator",
@@ -235,12 +252,13 @@ const COMMAND_GROUPS: [(&str, &[&str]); 6] = [
 ];
 
 /// Commands that connect to no fleet, whose help therefore lacks the connection options.
-const WITHOUT_FLEET: [&str; 9] = [
+const WITHOUT_FLEET: [&str; 10] = [
     "generate",
     "verify",
     "data",
     "objective",
     "doctor",
+    "stack",
     "convert",
     "topics",
     "completions",

@@ -19,16 +19,24 @@ mod down;
 mod eval;
 mod explain;
 mod feed;
+mod first_spec;
+mod forecast;
 mod generate;
+mod generate_data;
+mod import;
 mod keys;
 mod members;
 mod new_run;
 mod objective;
+pub(crate) mod open;
 mod reproduce;
 mod run;
 mod samples;
 mod select;
 mod service;
+mod stack;
+mod status;
+mod sweep;
 pub(crate) mod topics;
 mod up;
 mod upgrade;
@@ -68,7 +76,8 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
             return run::handle_run_command(&global, command).await.map_err(explain_denial);
         }
         CliCommand::Audit(args) => return audit::audit_run(&global, &args).await,
-        CliCommand::Doctor(args) => return doctor::run_doctor(&args, json).await,
+        CliCommand::Doctor(args) => return doctor::run_doctor(fleet, &args, json).await,
+        CliCommand::Stack(command) => return stack::handle_stacks(command, json).await,
         CliCommand::Verify(args) => {
             let judge = move || verify::verify_completions(&args, json);
             return tokio::task::spawn_blocking(judge).await?;
@@ -82,6 +91,8 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Upgrade(args) => upgrade::upgrade_program(fleet, &args).await?,
         CliCommand::Service(command) => service::run_service_command(fleet, &command).await?,
         CliCommand::Down => down::stop_fleet(fleet, json).await?,
+        CliCommand::Open(args) => open::open_page(&global, args).await?,
+        CliCommand::Status => return status::show_status(&global).await,
         CliCommand::Join(args) => members::join::join_fleet(fleet, args).await?,
         CliCommand::Discover(args) => discover::list_announced_fleets(&args, json).await?,
         CliCommand::Token(command) => members::handle_tokens(&global, command).await?,
@@ -108,7 +119,9 @@ pub(crate) async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Compare(args) => compare::compare_models(&global, &args).await?,
         CliCommand::Convert(command) => convert::run_convert_command(command, json).await?,
         CliCommand::Generate(args) => generate::generate_samples(&args, json).await?,
-        CliCommand::Data(command) => data::run_data_command(command, json)?,
+        CliCommand::Data(command) => {
+            data::run_data_command(&global, command).await.map_err(explain_denial)?;
+        }
         CliCommand::Objective(command) => objective::run_objective(&command, json)?,
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();

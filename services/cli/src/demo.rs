@@ -3,6 +3,7 @@
 //!
 //! The demo uses only what users have: `flotilla up`, two spec files and the log.
 
+mod feedback_loop;
 mod report;
 
 use std::path::Path;
@@ -11,9 +12,11 @@ use anyhow::Context;
 use control::FleetControl;
 use wire::RunId;
 
+use self::feedback_loop::{LoopReport, run_feedback_loop};
 use crate::{
     args::{DemoArgs, GlobalArgs},
-    demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
+    commands::open,
+    demo_task::{BaseRunFiles, DigitCount, LoopFiles, RaftRunFiles},
     fleet::{self, FleetFile, FleetProcess, FleetProcessOptions},
     output,
     run_submission::run_to_success,
@@ -26,9 +29,14 @@ const OTHER_AGENTS: usize = 4;
 pub(crate) async fn run_demo(flags: &GlobalArgs, args: &DemoArgs) -> anyhow::Result<()> {
     let began = std::time::Instant::now();
     let stop = signals::stop_token()?;
+    if args.learn_loop {
+        llama::LlamaInstallation::find_installation(std::env::var_os("FLOTILLA_LLAMA_CPP").map(std::path::PathBuf::from).as_deref())
+            .context("the demo's loop serves its model with llama.cpp; deploy/fetch-llama-cpp.sh fetches one")?;
+    }
     let directory = WorkDirectory::open_or_create(flags.fleet.dir.as_deref(), "demo")?;
+    let server = if args.learn_loop { ",server" } else { "" };
     let wanted = FleetProcessOptions {
-        agents: format!("trainer,generator={},verifier,evaluator=2", args.generators),
+        agents: format!("trainer,generator={},verifier,evaluator=2{server}", args.generators),
         threads: None,
         detached: args.keep,
     };
@@ -42,7 +50,12 @@ pub(crate) async fn run_demo(flags: &GlobalArgs, args: &DemoArgs) -> anyhow::Res
         }
     };
     let outcome = match outcome {
-        Ok((control, runs)) => report::gather_report(&control, &runs, args.seed, began).await,
+        Ok((control, DemoRuns::Raft(runs))) => {
+            report::gather_report(&control, &runs, args.seed, began).await
+        }
+        Ok((control, DemoRuns::Loop(base, done))) => {
+            report::gather_loop_report(&control, base, &done, args.seed, began).await
+        }
         Err(error) => Err(error),
     };
     if args.keep && outcome.is_ok() {
@@ -69,34 +82,48 @@ pub(crate) async fn run_demo(flags: &GlobalArgs, args: &DemoArgs) -> anyhow::Res
     Ok(())
 }
 
-/// Returns a line about the web page, which is there before the runs end.
-fn describe_page(directory: &Path) -> anyhow::Result<Option<String>> {
-    let file = FleetFile::read(directory)?;
-    Ok(file.map(|file| format!("its web page is {}", file.describe_page(directory))))
+/// Prints the address of the web page, which shows the runs while they work.
+async fn print_page(directory: &Path) -> anyhow::Result<()> {
+    if let Some(file) = FleetFile::read(directory)? {
+        let page = open::describe_page(directory, &file).await;
+        output::print_status_text(&format!("its web page is {page}"));
+    }
+    Ok(())
+}
+
+/// The runs of the demo.
+enum DemoRuns {
+    /// The base, and RAFT on it.
+    Raft([RunId; 2]),
+    /// The base, and what its users taught it.
+    Loop(RunId, LoopReport),
 }
 
 async fn run_demo_runs(
     directory: &WorkDirectory,
     args: &DemoArgs,
-) -> anyhow::Result<(FleetControl, [RunId; 2])> {
-    let DemoArgs { seed, cycles, generators, .. } = *args;
-    let control =
-        fleet::wait_ready(directory.as_path(), generators as usize + OTHER_AGENTS).await?;
-    if args.keep
-        && let Some(line) = describe_page(directory.as_path())?
-    {
-        output::print_status_text(&line);
+) -> anyhow::Result<(FleetControl, DemoRuns)> {
+    let DemoArgs { seed, cycles, generators, learn_loop, .. } = *args;
+    let agents = generators as usize + OTHER_AGENTS + usize::from(learn_loop);
+    let control = fleet::wait_ready(directory.as_path(), agents).await?;
+    if args.keep || output::stderr_is_terminal() {
+        print_page(directory.as_path()).await?;
     }
     let files = directory.as_path().join("demo");
     BaseRunFiles { seed, digits: DigitCount::Two }
         .write_files(&files)
         .context("write the demo's files")?;
     let base = run_to_success(&control, &files.join("base.yaml")).await?.id;
+    if learn_loop {
+        let loop_files = LoopFiles { directory: files, seed, cycles };
+        let done = run_feedback_loop(&control, directory.as_path(), &loop_files, &base).await?;
+        return Ok((control, DemoRuns::Loop(base, done)));
+    }
     let selection = "{ keep_per_prompt: 1, min_reward: 1.0 }";
     let raft = RaftRunFiles { seed, base: &base, cycles, selection, extra_lines: "" };
     raft.write_spec(&files).context("write the demo's files")?;
     let raft = run_to_success(&control, &files.join("raft.yaml")).await?.id;
-    Ok((control, [base, raft]))
+    Ok((control, DemoRuns::Raft([base, raft])))
 }
 
 #[cfg(test)]
@@ -104,13 +131,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_demo_tells_its_page_and_how_to_sign_in() {
+    fn a_log_gets_the_page_and_how_to_sign_in_but_no_code() {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(describe_page(directory.path()).unwrap(), None);
         let text = r#"{"nats": "tls://a:1", "gateway": "127.0.0.1:2", "store": "file:///c",
             "identity": {"name": "admin", "key": "k", "jwt": "j", "bearer": "b", "ca": "c"}}"#;
         std::fs::write(FleetFile::path_in(directory.path()), text).unwrap();
-        let line = describe_page(directory.path()).unwrap().unwrap();
-        assert!(line.contains("https://127.0.0.1:2/ (accept its certificate; sign in"), "{line}");
+        let file = FleetFile::read(directory.path()).unwrap().unwrap();
+        let line = file.describe_page(directory.path());
+        assert!(
+            line.contains("https://127.0.0.1:2/ (accept its certificate; flotilla open"),
+            "{line}"
+        );
     }
 }

@@ -8,7 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use bounded_http::CompletionClient;
 use bus::{Bus, ConnectOptions, FactProducer};
 use clap::Args;
 use control::{FleetControl, StoreAccess};
@@ -89,8 +90,8 @@ impl FleetFile {
         }
         let directory = output::escape_line(&directory.display().to_string());
         format!(
-            "{page} (accept its certificate; sign in with the content of \
-             {directory}/keys/admin/bearer.jwt)"
+            "{page} (accept its certificate; flotilla open --dir {directory} makes a link that \
+             signs in)"
         )
     }
 
@@ -109,8 +110,18 @@ impl FleetFile {
     }
 
     /// Returns true if the directory has the credentials of a member, and not the fleet itself.
-    pub(crate) fn is_elsewhere(&self, directory: &Path) -> bool {
+    fn is_elsewhere(&self, directory: &Path) -> bool {
         self.pid == 0 && self.identity.is_some() && !directory.join(KEYS_DIRECTORY).is_dir()
+    }
+
+    /// Fails, with a remedy, if the directory has the credentials of a member.
+    pub(crate) fn require_own(&self, directory: &Path, remedy: &str) -> anyhow::Result<()> {
+        ensure!(
+            !self.is_elsewhere(directory),
+            "{} has the credentials of a member, and its fleet runs elsewhere; {remedy} (A103)",
+            directory.display()
+        );
+        Ok(())
     }
 
     pub(crate) fn path_in(directory: &Path) -> PathBuf {
@@ -135,6 +146,21 @@ impl FleetFile {
             Some((file, identity))
         };
         Ok(Self::read(directory)?.and_then(member))
+    }
+
+    /// Returns a client of the gateway's OpenAI API with the rights of the directory's member.
+    pub(crate) fn connect_completions(directory: &Path) -> anyhow::Result<CompletionClient> {
+        let file = Self::read(directory)?.context("the fleet has no fleet.json (A106)")?;
+        let url = format!("{}v1", file.page_url());
+        let Some(MemberIdentity { bearer, ca, .. }) =
+            file.identity.as_ref().map(|it| it.resolve_in(directory))
+        else {
+            return Ok(CompletionClient::for_url(&url, None)?);
+        };
+        let at = |path: &Path| format!("read {}", path.display());
+        let key = bounded_http::read_key_file(&bearer).with_context(|| at(&bearer))?;
+        let authority = fs::read(&ca).with_context(|| at(&ca))?;
+        Ok(CompletionClient::for_authority(&url, key, &authority)?)
     }
 
     pub(crate) fn write(&self, directory: &Path) -> anyhow::Result<()> {

@@ -21,7 +21,6 @@ mod run_submission;
 mod service_notify;
 pub mod signals;
 pub mod supervisor;
-mod systemd;
 mod this_machine;
 mod tui;
 mod upgrade_plan;

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, bail};
-use control::{FleetControl, SpecFiles, SubmittedRun, TransferCallback};
+use control::{FleetControl, SpecFiles, SubmittedRun, TransferCallback, TransferProgress};
 use cycle::Run;
 use wire::{RunId, v1};
 
@@ -23,14 +23,31 @@ pub(crate) async fn read_spec(spec: &Path) -> anyhow::Result<(String, SpecFiles)
     Ok((yaml, SpecFiles::Local(spec.parent().unwrap_or(Path::new("")).to_owned())))
 }
 
+/// Writes a spec, and beside it the schema that its first line names to editors.
+pub(crate) fn write_spec(file: &Path, yaml: &str) -> anyhow::Result<()> {
+    write_schema(&file.with_file_name(spec::SCHEMA_FILE), &spec::run_spec_schema_text())?;
+    std::fs::write(file, yaml).with_context(|| format!("write {} (A104)", file.display()))
+}
+
+/// Writes a JSON Schema.
+pub(crate) fn write_schema(file: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(file, text).with_context(|| format!("write {} (A104)", file.display()))
+}
+
+/// Returns a meter, and a callback that shows transfers on it.
+pub(crate) fn meter_transfers() -> (Arc<ProgressMeter>, TransferCallback) {
+    let meter = Arc::new(ProgressMeter::new());
+    let shown = meter.clone();
+    let watch = Arc::new(move |transfer: TransferProgress| {
+        shown.show_progress(transfer.activity, "bytes", transfer.bytes, transfer.total);
+    });
+    (meter, watch)
+}
+
 /// Submits the run of a spec file.
 pub async fn submit_run(control: &FleetControl, spec: &Path) -> anyhow::Result<SubmittedRun> {
     let (yaml, files) = read_spec(spec).await?;
-    let meter = Arc::new(ProgressMeter::new());
-    let shown = meter.clone();
-    let watch: TransferCallback = Arc::new(move |transfer| {
-        shown.show_progress(transfer.activity, "bytes", transfer.bytes, transfer.total);
-    });
+    let (meter, watch) = meter_transfers();
     let submitted = control.submit_with_progress(&yaml, &files, &watch).await;
     meter.finish_bar();
     submitted.with_context(|| format!("submit {}", spec.display()))

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 use engine::MatrixDtype;
 
-use super::{HostProtectionArgs, VerifierToolArgs, parse_dtype};
+use super::{HostProtectionArgs, StackPlaceArgs, VerifierToolArgs, parse_dtype};
 
 pub(crate) const ROLE_NAMES: [&str; 6] =
     ["trainer", "generator", "verifier", "scorer", "evaluator", SERVER_ROLE];
@@ -61,7 +61,8 @@ pub(crate) struct AgentArgs {
     /// the CPU; training takes bf16 instead of q8_0
     #[arg(long, default_value = "f32", env = "FLOTILLA_DTYPE", value_parser = parse_dtype)]
     pub dtype: MatrixDtype,
-    /// Hardware profile: cpu, gfx906, gfx1151, gfx1201, rocm, or a profile file [default: detected]
+    /// Hardware profile: cpu, cuda, gfx906, gfx1151, gfx1201, rocm, or a profile file
+    /// [default: detected; of several AMD GPUs, the one that FLOTILLA_GPU names]
     #[arg(long, env = "FLOTILLA_PROFILE")]
     pub profile: Option<String>,
     /// Engine that measures perplexity; auto selects llama.cpp on a box with an AMD GPU, otherwise
@@ -82,6 +83,8 @@ pub(crate) struct AgentArgs {
     pub calibrate: bool,
     #[command(flatten)]
     pub generator_tools: GeneratorToolArgs,
+    #[command(flatten)]
+    pub stacks: StackPlaceArgs,
     /// Engine that trains: the embedded candle engine, or PyTorch in a bundled Python program; auto
     /// selects PyTorch on a box with an AMD GPU
     #[arg(long, value_enum, default_value_t = TrainerEngine::Auto, env = "FLOTILLA_TRAINER_ENGINE")]

@@ -1,5 +1,7 @@
 //! Arguments of `flotilla channel` and `flotilla serve`.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 /// The subcommands of `flotilla channel`.
@@ -14,8 +16,18 @@ pub(crate) enum ChannelCommand {
     },
     /// Point a channel to another model; a new name creates a channel.
     Move(MoveArgs),
+    /// Start runs from the feedback on a channel, and move it to better models.
+    Learn(LearnArgs),
     /// Point a channel to the model before its present one.
     RollBack {
+        /// Name of the channel, as in `flotilla channel list`
+        channel: String,
+        /// Reason, for the history
+        #[arg(long, default_value = "", hide_default_value = true)]
+        reason: String,
+    },
+    /// Remove a channel: it is not listed and not served. Its history stays.
+    Forget {
         /// Name of the channel, as in `flotilla channel list`
         channel: String,
         /// Reason, for the history
@@ -31,6 +43,8 @@ pub(crate) struct MoveArgs {
     pub channel: String,
     #[command(flatten)]
     pub model: ChannelModelArgs,
+    #[command(flatten)]
+    pub feedback: ChannelFeedbackArgs,
     /// Refuse unless the checkpoint passes more held-out prompts than the channel's present one, as
     /// `flotilla compare` decides
     #[arg(long, requires = "checkpoint")]
@@ -51,6 +65,33 @@ pub(crate) struct ChannelModelArgs {
     pub base: Option<String>,
 }
 
+/// The use of requests and feedback.
+#[derive(Debug, Args)]
+pub(crate) struct ChannelFeedbackArgs {
+    /// Days for which requests and answers are kept; 0 disables [default: unchanged]
+    #[arg(long, value_name = "DAYS")]
+    pub keep_days: Option<u32>,
+    /// Return to the model before if users rate the present one lower [default: unchanged]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub auto_roll_back: Option<bool>,
+}
+
+/// Arguments of `flotilla channel learn`.
+#[derive(Debug, Args)]
+pub(crate) struct LearnArgs {
+    /// Name of the channel, as in `flotilla channel list`
+    pub channel: String,
+    /// Run spec whose prompts are `feedback:CHANNEL`
+    #[arg(long, value_name = "FILE", required_unless_present = "stop")]
+    pub spec: Option<PathBuf>,
+    /// Number of requests with new feedback that start a run
+    #[arg(long, default_value_t = 100, value_name = "COUNT")]
+    pub at_least: u32,
+    /// Start no more runs
+    #[arg(long, conflicts_with = "spec")]
+    pub stop: bool,
+}
+
 /// Arguments of `flotilla serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -58,6 +99,8 @@ pub(crate) struct ServeArgs {
     pub channel: String,
     #[command(flatten)]
     pub model: ChannelModelArgs,
+    #[command(flatten)]
+    pub feedback: ChannelFeedbackArgs,
     /// Pool whose agents serve it
     #[arg(long, default_value = "default")]
     pub pool: String,

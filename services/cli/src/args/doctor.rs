@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use formats::FloatDtype;
 
-use super::{ROLE_NAMES, float_dtype_parser};
+use super::{BurnInArgs, ROLE_NAMES, float_dtype_parser};
 
 /// Arguments of `flotilla doctor`.
 #[derive(Debug, Args)]
@@ -38,6 +38,15 @@ pub(crate) struct DoctorArgs {
     /// Measured duration of a training step, in seconds
     #[arg(long, requires = "run")]
     pub step_seconds: Option<f64>,
+    /// Show remedies that can be undone, and apply them after a yes
+    #[arg(long, conflicts_with_all = ["capture", "from", "run"])]
+    pub fix: bool,
+    /// Take back what --fix changed
+    #[arg(long, conflicts_with_all = ["fix", "capture", "from", "run"])]
+    pub undo: bool,
+    /// Change this box without a question
+    #[arg(long)]
+    pub yes: bool,
     #[command(subcommand)]
     pub command: Option<DoctorCommand>,
 }
@@ -49,6 +58,8 @@ pub(crate) enum DoctorCommand {
     Estimate(EstimateArgs),
     /// Time this box's engines, devices and weight types on a model, and compare their results.
     Speed(SpeedArgs),
+    /// Take this box through all of its work once, and write a report to send along.
+    BurnIn(BurnInArgs),
     /// Print a hardware profile, to edit and pass as --profile FILE.
     Profile {
         /// Name of the profile [default: that of this box]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use formats::ConversionDtype;
 
-use super::conversion_dtype_parser;
+use super::{ColumnArgs, conversion_dtype_parser};
 
 /// The subcommands of `flotilla eval`.
 #[derive(Debug, Subcommand)]
@@ -43,10 +43,12 @@ pub(crate) struct EvalLocalArgs {
     /// Adapter: a PEFT directory, or a .gguf file for llama.cpp
     #[arg(long)]
     pub adapter: Option<PathBuf>,
-    /// Text file, or a `.jsonl` file with {"prompt", "completion"} lines whose completions are
-    /// scored
+    /// Text file, or rows of examples whose completions are scored: JSON lines, JSON, CSV or
+    /// parquet, or hub:ORG/NAME
     #[arg(long)]
     pub text: PathBuf,
+    #[command(flatten)]
+    pub columns: ColumnArgs,
     /// Context length in tokens
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(8..))]
     pub n_ctx: u32,

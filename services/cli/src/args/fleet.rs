@@ -21,6 +21,9 @@ pub(crate) struct DemoArgs {
     /// Keep the fleet running; stop it with `flotilla down --dir DIR`
     #[arg(long)]
     pub keep: bool,
+    /// Serve the model, and let it learn from its users' feedback; needs llama.cpp
+    #[arg(long = "loop")]
+    pub learn_loop: bool,
 }
 
 /// Arguments of `flotilla up`.
@@ -109,6 +112,10 @@ pub(crate) struct CoordinatorArgs {
     /// Serve Prometheus /metrics on this address, such as 127.0.0.1:9463
     #[arg(long, value_name = "ADDRESS", env = "FLOTILLA_COORDINATOR_METRICS")]
     pub metrics: Option<SocketAddr>,
+    /// Program that removes what must not be kept from requests to models: reads a JSON object of
+    /// texts, prints it changed, or nothing to keep nothing
+    #[arg(long, value_name = "PROGRAM", env = "FLOTILLA_REDACT")]
+    pub redact: Option<PathBuf>,
     /// Number of copies of the log in a NATS cluster
     #[arg(long, default_value_t = 1, env = "FLOTILLA_REPLICAS",
           value_parser = clap::value_parser!(u32).range(1..=5))]
@@ -116,6 +123,14 @@ pub(crate) struct CoordinatorArgs {
     /// Exit when the parent process exits
     #[arg(long, hide = true)]
     pub die_with_parent: bool,
+}
+
+/// Arguments of `flotilla open`.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct OpenArgs {
+    /// Only print the link
+    #[arg(long)]
+    pub print: bool,
 }
 
 /// Arguments of `flotilla discover`.

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum, builder::PossibleValuesParser};
+use config_import::{SourceProgram, TrainingTask};
+use control::KeepRules;
 use engine::MatrixDtype;
+use hub::ModelId;
 
 use super::parse_dtype;
 
@@ -53,7 +56,8 @@ pub(crate) struct NewRunArgs {
 pub(crate) enum RunCommand {
     /// Write the spec of a RAFT run of your own model, check it and submit it.
     New(NewRunArgs),
-    /// Submit a run from a YAML spec; relative file names start at the spec's directory.
+    /// Submit a run, or a sweep of runs, from a YAML spec; relative file names start at the spec's
+    /// directory.
     Submit {
         /// Run spec, a YAML file.
         spec: PathBuf,
@@ -61,24 +65,31 @@ pub(crate) enum RunCommand {
         #[arg(long)]
         watch: bool,
     },
-    /// Convert a halo-forge 1 configuration into a run spec and report the status of each key.
-    Import {
-        /// Configuration file of halo-forge 1.
-        config: PathBuf,
-        /// Prompt file to use instead of the one in the configuration.
-        #[arg(long, value_name = "FILE")]
-        prompts: Option<String>,
-        /// File to write the spec to [default: stdout]
+    /// Start a run that continues another one after a cycle, with other settings.
+    Fork(ForkArgs),
+    /// Convert a configuration of Axolotl, TRL, LLaMA-Factory, Unsloth or halo-forge into a run
+    /// spec, and report what becomes of each key.
+    Import(ImportArgs),
+    /// Print the JSON Schema of run specs, with which editors complete and check them.
+    Schema {
+        /// Print that of watch specs (`agent --watch-spec`)
+        #[arg(long)]
+        watch: bool,
+        /// File to write the schema to [default: stdout]
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
     /// Validate a spec and its files without storing or starting anything.
-    Check {
-        /// Run spec, a YAML file.
-        spec: PathBuf,
-    },
+    Check(CheckArgs),
     /// List all runs.
     List,
+    /// List the runs that wait in queues, in the order of their turns.
+    Queue,
+    /// Compare the runs of a sweep.
+    Sweep {
+        /// Id of the sweep's first run, or of another of its runs
+        run: String,
+    },
     /// Show the state, cycles and failures of a run.
     Show {
         /// Id of the run, as in `flotilla run list`
@@ -100,6 +111,9 @@ pub(crate) enum RunCommand {
         /// Cycle whose selection is explained [default: the last one with a selection]
         #[arg(long)]
         cycle: Option<u32>,
+        /// Also forecast the run from the log before its submission, and compare
+        #[arg(long)]
+        forecast: bool,
     },
     /// Show the texts that a cycle drew, with their rewards and outcomes.
     Samples(SamplesArgs),
@@ -118,6 +132,64 @@ pub(crate) enum RunCommand {
     Resume(SteerArgs),
     /// Cancel a run.
     Cancel(SteerArgs),
+}
+
+/// Arguments of `flotilla run import`.
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// Configuration, a YAML or JSON file
+    pub config: PathBuf,
+    /// Program of the configuration: axolotl, trl, llama-factory, unsloth or halo-forge [default:
+    /// recognized by its keys]
+    #[arg(long, value_name = "PROGRAM")]
+    pub from: Option<SourceProgram>,
+    /// Task: sft, dpo, simpo, orpo, kto, grpo or raft [default: that of the keys]
+    #[arg(long)]
+    pub task: Option<TrainingTask>,
+    /// File of examples or prompts, in place of those in the configuration
+    #[arg(long, value_name = "FILE", visible_alias = "prompts")]
+    pub data: Option<String>,
+    /// Verifier of a RAFT run: the name of a built-in one, or YAML such as 'numeric: {}'
+    #[arg(long)]
+    pub verifier: Option<String>,
+    /// File to write the spec to [default: stdout]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// Arguments of `flotilla run check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Run spec, a YAML file.
+    pub spec: PathBuf,
+    /// Forecast duration, energy and memory from what earlier runs took
+    #[arg(long)]
+    pub forecast: bool,
+    /// Time for the probability that the run ends by it: 18:00, 2026-12-01T18:00 or 8h
+    #[arg(long, value_name = "TIME", requires = "forecast")]
+    pub by: Option<String>,
+    /// Price of a kWh, in any currency
+    #[arg(long, value_name = "PRICE", requires = "forecast", env = "FLOTILLA_PRICE_PER_KWH")]
+    pub price: Option<f64>,
+    /// First run one small cycle of the spec for at most 60 seconds, to measure the fleet
+    #[arg(long, requires = "forecast")]
+    pub probe: bool,
+}
+
+/// Arguments of `flotilla run fork`.
+#[derive(Debug, Args)]
+pub(crate) struct ForkArgs {
+    /// Run, and the last of its cycles to take over: RUN@CYCLE
+    pub cycle: String,
+    /// Setting to change, as in a spec: raft.training.learning_rate=1e-4
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+    /// Name of the new run [default: that of the other run]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Follow the new run until it ends
+    #[arg(long)]
+    pub watch: bool,
 }
 
 /// Arguments of `flotilla run samples`.
@@ -180,6 +252,9 @@ pub(crate) struct ReproduceArgs {
 pub(crate) struct SteerArgs {
     /// Run to control
     pub run: String,
+    /// Control all runs of the run's sweep that have not ended
+    #[arg(long)]
+    pub sweep: bool,
     /// Reason to record in the log
     #[arg(long, default_value = "", hide_default_value = true)]
     pub reason: String,
@@ -226,6 +301,52 @@ pub(crate) enum CheckpointCommand {
         #[command(flatten)]
         convert: ExportFormatArgs,
     },
+    /// Upload a checkpoint to the Hugging Face hub, with a model card from the log.
+    Push(PushArgs),
+    /// Remove the checkpoints and samples of ended runs that no rule keeps.
+    Prune(PruneArgs),
+}
+
+/// Arguments of `flotilla checkpoint push`.
+#[derive(Debug, Args)]
+pub(crate) struct PushArgs {
+    /// Checkpoint: RUN (its best), RUN/newest, RUN/CYCLE or RUN/CYCLE/STEP
+    pub checkpoint: String,
+    /// Model on the hub: org/name, or org/name@BRANCH
+    pub model: ModelId,
+    /// Branch to push to, created if absent [default: main]
+    #[arg(long, visible_alias = "revision")]
+    pub branch: Option<String>,
+    /// Make the repository private if the push creates it
+    #[arg(long)]
+    pub private: bool,
+    /// Message of the commit [default: the checkpoint's name]
+    #[arg(long)]
+    pub message: Option<String>,
+    /// Only print the model card
+    #[arg(long, visible_alias = "card")]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub convert: ExportFormatArgs,
+}
+
+/// Arguments of `flotilla checkpoint prune`.
+#[derive(Debug, Args)]
+pub(crate) struct PruneArgs {
+    /// Runs to look at [default: all]
+    pub runs: Vec<String>,
+    /// Rules that keep a checkpoint: best, promoted, last=NUMBER, days=NUMBER
+    #[arg(long, value_name = "RULES", default_value = "best,last=3,promoted,days=30")]
+    pub keep: KeepRules,
+    /// Remove a run's newest checkpoint too, unless a rule keeps it
+    #[arg(long)]
+    pub even_newest: bool,
+    /// Only list what would be removed (default)
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+    /// Remove it
+    #[arg(long, short)]
+    pub yes: bool,
 }
 
 /// The form in which `flotilla checkpoint export` writes a model.
@@ -250,6 +371,7 @@ pub(crate) struct ExportFormatArgs {
 /// A program that loads exported models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExportFormatArg {
+    #[value(alias = "adapter")]
     Files,
     Merged,
     Gguf,

@@ -13,8 +13,8 @@ use std::{
 
 use ::trainer::TrainerRole;
 use agent::{
-    Agent, AgentConfig, AgentIntervals, AgentRole, HostDoctor, PeerExchange, ProcessGroups,
-    WATCHER_TASK, WorkerLauncher, agent_lock,
+    Agent, AgentConfig, AgentIntervals, AgentRole, AgentStack, HostDoctor, PeerExchange,
+    ProcessGroups, WATCHER_TASK, WorkerLauncher, agent_lock,
 };
 use anyhow::{Context, bail};
 use bus::Bus;
@@ -22,13 +22,13 @@ use evaluator::EvaluatorRole;
 use futures::FutureExt;
 use gateway::client::MembershipRenewal;
 use generator::GeneratorRole;
-use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
+use hardware::{HardwareProfile, host_files::LiveFiles};
 use identity::{BearerInfo, UserScope};
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
 use scorer::ScorerRole;
 use store::{FileCache, Store};
 use tokio_util::sync::CancellationToken;
-use verifier::VerifierRole;
+use verifier::{EnvironmentHost, VerifierRole};
 use wire::{AgentId, Pool, v1};
 
 use crate::{
@@ -43,6 +43,7 @@ use crate::{
 use super::{
     adopt::{self, TrainingAdoption},
     members::{self, credentials},
+    stack,
 };
 
 /// Interval between two looks whether the agent is ready.
@@ -55,6 +56,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
         process::die_with_parent(Signal::TERM);
     }
     prevent_inspection()?;
+    let stack = stack::apply_stack(&mut args)?;
     let renewal = prepare_membership(fleet, &mut args).await?;
     let watching = TrainingAdoption::from_args(&args.watch, &args.pool)?;
     let id = choose_agent_id(&args, watching.as_ref())?;
@@ -87,6 +89,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
         directory: directory.clone(),
         lease: Duration::from_secs_f64(config.lease_s),
         profile: launch.profile.name.clone(),
+        stack: AgentStack { known: launch.profile.stack.clone(), ..stack },
         doctor,
         intervals: AgentIntervals {
             host_check: Duration::from_secs(args.care.host_check_every),
@@ -303,13 +306,9 @@ async fn run_while_member(
 }
 
 fn choose_profile(args: &AgentArgs) -> anyhow::Result<HardwareProfile> {
-    let profile = match &args.profile {
-        Some(name) => HardwareProfile::load_named(name),
-        None => HardwareProfile::for_host(&HostSnapshot::take_snapshot(&LiveFiles::new(
-            &args.care.sysroot,
-        ))),
-    };
-    let profile = profile.context("choose the profile")?;
+    let files = LiveFiles::new(&args.care.sysroot);
+    let profile = HardwareProfile::choose_for_host(args.profile.as_deref(), &files)
+        .context("choose the profile")?;
     tracing::info!(profile = profile.name, summary = profile.summary, "hardware profile");
     Ok(profile)
 }
@@ -400,6 +399,17 @@ fn generator_config(
     Ok(generator::GeneratorConfig { launch, backend, calibration, slots })
 }
 
+/// Looks for the toolchain only if an order needs an environment, because that takes seconds.
+fn environment_host(
+    args: &AgentArgs,
+    launch: WorkerLauncher,
+    hidden: Vec<PathBuf>,
+) -> EnvironmentHost {
+    let tools = args.tools.clone();
+    let find = move || super::verify::find_toolchain(&tools, hidden.clone());
+    EnvironmentHost::new(launch, find)
+}
+
 /// Returns the settings of a scorer: those of a generator, whose engine is not chosen by its speed
 /// in generating.
 fn scorer_config(
@@ -477,7 +487,11 @@ fn create_roles(
                     continue;
                 }
             },
-            "generator" => Arc::new(GeneratorRole::new(generator_config(args, launch, cache)?)),
+            "generator" => {
+                let environments = environment_host(args, launch.clone(), own.clone());
+                let config = generator_config(args, launch, cache)?;
+                Arc::new(GeneratorRole::new(config, environments))
+            }
             "verifier" => {
                 let toolchain = super::verify::find_toolchain(&args.tools, own.clone())?;
                 Arc::new(VerifierRole::open(launch, toolchain))

@@ -48,6 +48,7 @@ fn print_agents(agents: &[v1::AgentStatus]) {
             agent.version.clone(),
             agent.profile.clone(),
             agent.engines.join("; "),
+            stack_text(agent.stack.as_ref()),
             load_text(agent, unix_seconds()),
             output::text_or_dash(jobs.join("; ")),
             output::text_or_dash(trouble_text(agent)),
@@ -64,9 +65,17 @@ fn print_agents(agents: &[v1::AgentStatus]) {
         "~version",
         "~profile",
         "~engines",
+        "?~stack",
         "~load of host",
         "?jobs",
         "?trouble",
     ];
     output::print_list(headings, rows, "no agents yet; `flotilla agent` starts one");
+}
+
+/// Returns the name of the installed stack, and how its versions differ from the known ones.
+fn stack_text(stack: Option<&v1::Stack>) -> String {
+    let parts = stack.into_iter().flat_map(|it| std::iter::once(&it.name).chain(&it.differences));
+    let parts: Vec<&str> = parts.map(String::as_str).filter(|part| !part.is_empty()).collect();
+    output::text_or_dash(parts.join("; "))
 }

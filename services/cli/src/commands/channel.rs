@@ -7,9 +7,13 @@ use control::{SpecFiles, build_serving, parse_channel_name, parse_checkpoint_ref
 use wire::v1;
 
 use crate::{
-    args::{ChannelCommand, ChannelModelArgs, GlobalArgs, MoveArgs, ServeArgs},
+    args::{
+        ChannelCommand, ChannelFeedbackArgs, ChannelModelArgs, GlobalArgs, LearnArgs, MoveArgs,
+        ServeArgs,
+    },
     output,
     progress_meter::ProgressMeter,
+    run_submission::read_spec,
 };
 
 pub(crate) async fn handle_channels(
@@ -27,10 +31,22 @@ pub(crate) async fn handle_channels(
             let moves = flags.fleet.connect_control().await?.list_channel_moves(&channel).await?;
             output::print_json_or(flags.json, &moves, || print_channels(&moves, ""))
         }
-        ChannelCommand::Move(MoveArgs { channel, model, if_better, reason }) => {
+        ChannelCommand::Move(MoveArgs { channel, model, feedback, if_better, reason }) => {
             let request =
                 v1::MoveChannelRequest { channel, if_better, reason, ..Default::default() };
-            move_channel(flags, request, model).await
+            move_channel(flags, request, model, feedback).await
+        }
+        ChannelCommand::Learn(args) => learn_channel(flags, args).await,
+        ChannelCommand::Forget { channel, reason } => {
+            let request =
+                v1::MoveChannelRequest { channel, reason, forget: true, ..Default::default() };
+            let files = SpecFiles::Local(PathBuf::from("."));
+            let control = flags.fleet.connect_control().await?;
+            let watch: control::TransferCallback = Arc::new(|_| ());
+            let moved = control.move_channel(request, String::new(), &files, &watch).await?;
+            output::print_json_or(flags.json, &moved, || {
+                output::print_line(&format!("{} is forgotten", moved.channel));
+            })
         }
         ChannelCommand::RollBack { channel, reason } => {
             let channel = parse_channel_name(&channel)?;
@@ -42,18 +58,41 @@ pub(crate) async fn handle_channels(
 }
 
 pub(crate) async fn serve_channel(flags: &GlobalArgs, args: ServeArgs) -> anyhow::Result<()> {
-    let ServeArgs { channel, model, pool, replicas, stop } = args;
+    let ServeArgs { channel, model, feedback, pool, replicas, stop } = args;
     let serving = (!stop).then(|| build_serving(&pool, replicas)).transpose()?;
     let request =
         v1::MoveChannelRequest { channel, serving, stop_serving: stop, ..Default::default() };
-    move_channel(flags, request, model).await
+    move_channel(flags, request, model, feedback).await
+}
+
+async fn learn_channel(flags: &GlobalArgs, args: LearnArgs) -> anyhow::Result<()> {
+    let channel = parse_channel_name(&args.channel)?;
+    let control = flags.fleet.connect_control().await?;
+    let moved = match &args.spec {
+        None => control.stop_learning(&channel, String::new()).await?,
+        Some(file) => {
+            let (yaml, files) = read_spec(file).await?;
+            control.learn_channel(&channel, &yaml, &files, args.at_least, String::new()).await?
+        }
+    };
+    output::print_json_or(flags.json, &moved, || match args.spec {
+        None => output::print_line(&format!("{channel} starts no more runs from feedback")),
+        Some(_) => output::print_line(&format!(
+            "a run starts when {} requests to {channel} have new feedback; if its best checkpoint is \
+             better, {channel} moves to it",
+            args.at_least
+        )),
+    })
 }
 
 async fn move_channel(
     flags: &GlobalArgs,
     mut request: v1::MoveChannelRequest,
     model: ChannelModelArgs,
+    feedback: ChannelFeedbackArgs,
 ) -> anyhow::Result<()> {
+    request.keep_days = feedback.keep_days;
+    request.auto_roll_back = feedback.auto_roll_back;
     request.checkpoint = model.checkpoint.as_deref().map(parse_checkpoint_ref).transpose()?;
     request.base = model.base.unwrap_or_default();
     let control = flags.fleet.connect_control().await?;
@@ -92,7 +131,8 @@ fn print_channels(channels: &[v1::Channel], empty: &str) {
         let found = channel.r#move.clone().unwrap_or_default();
         let evidence = found.evidence.as_ref().map(|it| {
             let points = it.difference * 100.0;
-            format!("{points:+.1} points over {}/{}, p = {:.2}", it.run, it.cycle, it.p)
+            let by = if it.live { " by ratings" } else { "" };
+            format!("{points:+.1} points{by} over {}/{}, p = {:.2}", it.run, it.cycle, it.p)
         });
         let reason: Vec<String> = [evidence, Some(found.reason)]
             .into_iter()

@@ -1,6 +1,8 @@
-//! `flotilla checkpoint`: list, inspect and export checkpoints.
+//! `flotilla checkpoint`: list, inspect, export, push and remove checkpoints.
 
 mod export;
+mod prune;
+mod push;
 
 use std::path::Path;
 
@@ -23,9 +25,11 @@ pub(crate) async fn handle_checkpoints(
 ) -> anyhow::Result<()> {
     let control = flags.fleet.connect_control().await?;
     match command {
+        CheckpointCommand::Prune(args) => prune::prune_checkpoints(flags, args).await?,
+        CheckpointCommand::Push(args) => push::push_checkpoint(flags, &control, args).await?,
         CheckpointCommand::List { run } => {
             let run = RunId::new(run)?;
-            let checkpoints = control.list_checkpoints(&run).await?;
+            let checkpoints = control.list_stored_checkpoints(&run).await?;
             output::print_json_or(flags.json, &checkpoints, || print_checkpoints(&checkpoints))?;
         }
         CheckpointCommand::Get { checkpoint } => {
@@ -102,6 +106,7 @@ fn print_checkpoints(checkpoints: &[v1::CheckpointInfo]) {
         let perplexity =
             perplexity.map_or("-".into(), |measured| format!("{:.4}", measured.perplexity));
         let mark = match (info.best, info.newest) {
+            _ if info.removed => "removed",
             (true, _) => "best",
             (false, true) => "newest",
             (false, false) => "",

@@ -53,6 +53,7 @@ pub(crate) async fn run_coordinator(
     };
     let prepared = bus.prepare_log_within(args.replicas as usize, limit).await?;
     warn_durability(prepared.durability);
+    bus.prepare_exchanges(prepared.replicas).await?;
     let store = open_store(&bus, args).await?;
     let config = v1::FleetConfig {
         store: store.url().to_owned(),
@@ -63,6 +64,7 @@ pub(crate) async fn run_coordinator(
         bus.prepare_members(args.replicas as usize).await?;
     }
     bus.write_fleet_config(&config).await?;
+    bound = bound.with_redaction(args.redact.clone());
     let metrics = MetricsEndpoint::bind_optional(args.metrics).await.context("--metrics")?;
     let (turns, turned) = watch::channel(LoopStatus::default());
     let (figures, figured) = watch::channel(FleetMetrics::default());
@@ -71,15 +73,7 @@ pub(crate) async fn run_coordinator(
         let terms = membership::membership_config(args, keys, address, &options.urls, store.url());
         bound = bound.with_members(MemberRegistry::new(bus.clone(), terms));
     }
-    let coordinating = coordinator::Config {
-        candidate: format!("coordinator-{}", std::process::id()),
-        lease: if prepared.replicas > 1 { LEADER_LEASE_CLUSTER } else { LEADER_LEASE },
-        sizing: cycle::JobSizing::default(),
-        timeouts: reissue_timeouts(args.lease),
-        retention: args.keep_cycles,
-        status_tx: turns,
-        metrics_tx: figures,
-    };
+    let coordinating = coordinator_config(args, prepared.replicas, turns, figures);
     let (calls, observed) = (bound.call_counts(), bus.clone());
     let source =
         CoordinatorMetrics { turns: turned.clone(), figures: figured, bus: observed, calls };
@@ -89,14 +83,41 @@ pub(crate) async fn run_coordinator(
         }
     };
     let control = FleetControl::with_store(bus.clone(), store.clone());
+    let (leading, keeper) = (turned.clone(), control.clone());
+    let keeping = async {
+        let kept = keeper.keep_channels(|| leading.borrow().leads);
+        stop.run_until_cancelled(kept).await;
+    };
     let reporting = report_to_systemd(turned, bus.clone(), stop.clone());
     let coordinate = coordinator::run(bus, store, coordinating, stop.clone());
     let serve = bound.serve_calls(control, stop.clone());
-    let (coordinated, served, (), ()) =
-        tokio::join!(stop_after(coordinate, &stop), stop_after(serve, &stop), reporting, exposing,);
+    let (coordinated, served, (), (), ()) = tokio::join!(
+        stop_after(coordinate, &stop),
+        stop_after(serve, &stop),
+        reporting,
+        exposing,
+        keeping,
+    );
     coordinated.context("coordinate")?;
     served.context("serve the gRPC API")?;
     Ok(())
+}
+
+fn coordinator_config(
+    args: &CoordinatorArgs,
+    replicas: usize,
+    status_tx: watch::Sender<LoopStatus>,
+    metrics_tx: watch::Sender<FleetMetrics>,
+) -> coordinator::Config {
+    coordinator::Config {
+        candidate: format!("coordinator-{}", std::process::id()),
+        lease: if replicas > 1 { LEADER_LEASE_CLUSTER } else { LEADER_LEASE },
+        sizing: cycle::JobSizing::default(),
+        timeouts: reissue_timeouts(args.lease),
+        retention: args.keep_cycles,
+        status_tx,
+        metrics_tx,
+    }
 }
 
 async fn stop_after<T>(future: impl Future<Output = T>, stop: &CancellationToken) -> T {

@@ -73,7 +73,7 @@ async fn await_runs(
         let all = control.list_runs().await?;
         let ours = all.into_iter().filter(|run| wanted.contains(&&run.id));
         let ours: BTreeMap<RunId, Run> = ours.map(|run| (run.id.clone(), run)).collect();
-        let is_over = |run: &&Run| !matches!(run.current_state(), State::Running | State::Paused);
+        let is_over = |run: &&Run| run.done.is_some();
         let over = ours.values().filter(is_over).count();
         bar.set_position(over as u64);
         if over > reported && !output::stderr_is_terminal() {

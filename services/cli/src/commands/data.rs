@@ -1,23 +1,36 @@
-//! `flotilla data` and `flotilla run import`, and reports about the files of a run.
+//! `flotilla data`, and reports about the files of a run.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use bytes::Bytes;
+use control::{DataPreview, NamedRows, PreviewSettings};
+use data_files::ColumnMapping;
 use serde_json::json;
-use spec::{HeldoutSize, ImportNote, ImportedSpec};
+use spec::{HeldoutSize, RunSpec};
 use wire::v1::{DataFile, DataReport, data_file::Lengths};
 
+use super::generate_data::generate_data;
 use crate::{
-    args::{DataCommand, HeldoutArgs},
+    args::{ColumnArgs, DataCommand, DataShowArgs, FeedbackDataArgs, GlobalArgs, HeldoutArgs},
     output,
+    run_submission::{meter_transfers, read_spec},
 };
 
-pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Result<()> {
+/// Characters of a prompt or a completion that are shown.
+const SHOWN_CHARS_MAX: usize = 2000;
+
+pub(crate) async fn run_data_command(
+    flags: &GlobalArgs,
+    command: DataCommand,
+) -> anyhow::Result<()> {
+    let json = flags.json;
     match command {
-        DataCommand::Stats { files } => {
+        DataCommand::Generate(args) => generate_data(flags, &args).await?,
+        DataCommand::FromFeedback(args) => write_feedback(flags, &args).await?,
+        DataCommand::Show(args) => show_data(&args, json).await?,
+        DataCommand::Stats { files, columns } => {
             ensure!(!files.is_empty(), "name at least one file (A100)");
-            let (report, mut errors) = report_data_files(&files);
+            let (report, mut errors) = report_data_files(&files, &columns).await;
             output::print_json_or(json, &report, || {
                 report_lines(&report).iter().for_each(|line| output::print_line(line));
             })?;
@@ -26,7 +39,7 @@ pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Resu
                 return Err(last);
             }
         }
-        DataCommand::Split { file, held, seed, out_train, out_heldout } => {
+        DataCommand::Split { file, columns, held, seed, out_train, out_heldout } => {
             let places = [("--out-train", &out_train), ("--out-heldout", &out_heldout)];
             for (place, (name, out)) in places.iter().enumerate() {
                 let others = std::iter::once(&file).chain(places[..place].iter().map(|p| p.1));
@@ -38,19 +51,19 @@ pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Resu
                     );
                 }
             }
-            let (name, bytes) = read_data_file(&file)?;
             let held = parse_heldout_size(&held)?;
+            let rows = read_named_rows(&file, &columns).await?;
             let [(train, trained), (heldout, held_out)] =
-                control::split_prompt_file(&name, &bytes, held, seed)?;
+                control::split_prompt_rows(&rows, held, seed)?;
             write_atomically(&out_train, &train)?;
             write_atomically(&out_heldout, &heldout)?;
             output::print_json_or(json, &json!({"train": trained, "heldout": held_out}), || {
                 output::print_line(&format!("{trained} prompts to train on, {held_out} held out"));
             })?;
         }
-        DataCommand::Dedup { file, out } => {
-            let (name, bytes) = read_data_file(&file)?;
-            let (bytes, removed) = control::remove_duplicate_prompts(&name, &bytes)?;
+        DataCommand::Dedup { file, columns, out } => {
+            let rows = read_named_rows(&file, &columns).await?;
+            let (bytes, removed) = control::remove_duplicate_prompts(&rows)?;
             write_atomically(&out, &bytes)?;
             output::print_json_or(json, &json!({"removed": removed}), || {
                 output::print_line(&format!("{removed} prompts removed"));
@@ -60,13 +73,109 @@ pub(crate) fn run_data_command(command: DataCommand, json: bool) -> anyhow::Resu
     Ok(())
 }
 
+async fn show_data(args: &DataShowArgs, json: bool) -> anyhow::Result<()> {
+    let (mut settings, mut columns) = (PreviewSettings::default(), ColumnMapping::new());
+    let mut directory = Path::new("");
+    if let Some(file) = &args.spec {
+        let (yaml, _) = read_spec(file).await?;
+        let spec = RunSpec::parse(&yaml).with_context(|| file.display().to_string())?;
+        (settings, columns) = PreviewSettings::from_spec(&spec);
+        directory = file.parent().unwrap_or(directory);
+    }
+    if let Some(base) = &args.base {
+        settings = settings.with_model(base);
+        directory = Path::new("");
+    }
+    columns.extend(args.columns.mapping.iter().cloned());
+    let rows = read_rows(&args.file, columns).await?;
+    let preview = control::preview_rows(&rows, &settings, directory, args.rows).await?;
+    output::print_json_or(json, &preview, || print_preview(&preview))
+}
+
+fn print_preview(preview: &DataPreview) {
+    preview.pinned.iter().for_each(|pinned| output::print_line(&format!("read {pinned}")));
+    file_lines(&preview.file).iter().for_each(|line| output::print_line(line));
+    for (what, counts) in [("columns", &preview.columns), ("categories", &preview.categories)] {
+        let counts = counts.iter().map(|(name, count)| format!("{name} ({count})"));
+        let counts = counts.collect::<Vec<_>>().join(", ");
+        if !counts.is_empty() {
+            output::print_line(&format!("  {what} {counts}"));
+        }
+    }
+    for warning in &preview.warnings {
+        output::print_line(&format!("warning: {warning}"));
+    }
+    for row in &preview.rows {
+        let prompt = Some(&row.prompt);
+        let parts = [
+            ("prompt", prompt),
+            ("completion", row.completion.as_ref()),
+            ("answer", row.answer.as_ref()),
+        ];
+        for (part, text) in parts {
+            let Some(text) = text else { continue };
+            output::print_line("");
+            output::print_line(&format!("{}, {part}:", row.place));
+            output::print_text(&clip_text(text));
+        }
+    }
+}
+
+/// Shortens a text that would fill the screen.
+fn clip_text(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS_MAX) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{} …", &text[..end]),
+    }
+}
+
+pub(crate) async fn read_named_rows(
+    file: &Path,
+    columns: &ColumnArgs,
+) -> anyhow::Result<NamedRows> {
+    read_rows(file, columns.mapping.iter().cloned().collect()).await
+}
+
+/// Reads a file, or downloads the data set that a name stands for, and shows the progress.
+async fn read_rows(file: &Path, columns: ColumnMapping) -> anyhow::Result<NamedRows> {
+    let (meter, watch) = meter_transfers();
+    let rows = NamedRows::read(file, columns, &watch).await;
+    meter.finish_bar();
+    Ok(rows?)
+}
+
+async fn write_feedback(flags: &GlobalArgs, args: &FeedbackDataArgs) -> anyhow::Result<()> {
+    let channel = control::parse_channel_name(&args.channel)?;
+    let control = flags.fleet.connect_control().await?;
+    control.list_channel_moves(&channel).await?;
+    let exchanges = control.list_exchanges(&channel).await?;
+    let rated = exchanges.iter().filter(|it| it.feedback.is_some()).count();
+    let mut examples = control::build_examples(&exchanges);
+    examples.retain(|example| !args.pairs || example.get("rejected").is_some());
+    let lines: String = examples.iter().map(|example| format!("{example}\n")).collect();
+    write_atomically(&args.out, lines.as_bytes())?;
+    let (kept, written) = (exchanges.len(), examples.len());
+    output::print_json_or(
+        flags.json,
+        &json!({ "kept": kept, "rated": rated, "lines": written }),
+        || {
+            let file = args.out.display();
+            output::print_line(&format!(
+                "{written} prompts in {file}, of {kept} kept requests, {rated} with feedback"
+            ));
+        },
+    )
+}
+
 /// Returns a report on the files that can be read, and the errors of the others.
-fn report_data_files(files: &[PathBuf]) -> (DataReport, Vec<anyhow::Error>) {
+async fn report_data_files(
+    files: &[PathBuf],
+    columns: &ColumnArgs,
+) -> (DataReport, Vec<anyhow::Error>) {
     let (mut report, mut errors) = (DataReport::default(), Vec::new());
     for path in files {
-        let read = read_data_file(path)
-            .and_then(|(name, bytes)| Ok(control::report_data_file(&name, &bytes)?));
-        match read {
+        let read = read_named_rows(path, columns).await;
+        match read.and_then(|rows| Ok(control::report_rows(&rows)?)) {
             Ok((file, warnings)) => {
                 report.files.push(file);
                 report.warnings.extend(warnings);
@@ -75,38 +184,6 @@ fn report_data_files(files: &[PathBuf]) -> (DataReport, Vec<anyhow::Error>) {
         }
     }
     (report, errors)
-}
-
-pub(super) fn import_config(
-    config: &Path,
-    prompts: Option<&str>,
-    out: Option<&Path>,
-    json: bool,
-) -> anyhow::Result<()> {
-    let what = || format!("import {}", config.display());
-    control::require_named_file(config).with_context(what)?;
-    let yaml = std::fs::read_to_string(config).with_context(what)?;
-    let stem = config.file_stem().unwrap_or_default().to_string_lossy();
-    let name = wire::make_slug(&stem).unwrap_or_else(|| "run".into());
-    let ImportedSpec { spec, notes } =
-        spec::import_halo_forge(&yaml, &name, prompts).with_context(what)?;
-    if let Some(path) = out {
-        write_atomically(path, spec.as_bytes())?;
-    }
-    if json {
-        let notes = notes.iter().map(
-            |note| json!({"key": note.key, "fate": note.status.as_str(), "said": note.explanation}),
-        );
-        let notes: Vec<_> = notes.collect();
-        return output::print_json(&json!({"spec": spec, "notes": notes}));
-    }
-    for ImportNote { key, status: fate, explanation: said } in &notes {
-        output::print_message(&format!("{} {key}: {said}", fate.as_str()));
-    }
-    if out.is_none() {
-        output::print_text(spec.trim_end());
-    }
-    Ok(())
 }
 
 fn parse_heldout_size(held: &HeldoutArgs) -> anyhow::Result<HeldoutSize> {
@@ -121,11 +198,6 @@ fn parse_heldout_size(held: &HeldoutArgs) -> anyhow::Result<HeldoutSize> {
         (None, Some(count)) => Ok(HeldoutSize::Count(count)),
         (None, None) => anyhow::bail!("name --share or --count (A100)"),
     }
-}
-
-/// Returns the name of the file and its content.
-fn read_data_file(path: &Path) -> anyhow::Result<(String, Bytes)> {
-    Ok((path.display().to_string(), control::read_named_file(path)?))
 }
 
 fn write_atomically(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
@@ -149,6 +221,9 @@ pub(super) fn verdict_lines(report: &DataReport) -> Vec<String> {
 
 pub(crate) fn report_lines(report: &DataReport) -> Vec<String> {
     let mut lines: Vec<String> = report.files.iter().flat_map(file_lines).collect();
+    if report.sweep_runs > 0 {
+        lines.insert(0, format!("a sweep of {} runs; of the first:", report.sweep_runs));
+    }
     if report.samples_per_cycle > 0 {
         let heldout = match report.heldout_samples_per_cycle {
             0 => String::new(),
@@ -190,7 +265,12 @@ fn file_lines(file: &DataFile) -> [String; 2] {
         all if all == file.lines => name.clone(),
         some => format!("{name} ({some})"),
     });
-    let fields = format!("fields {}", fields.collect::<Vec<_>>().join(", "));
+    let shapes = if file.shapes.is_empty() {
+        String::new()
+    } else {
+        format!("{}; ", file.shapes.join(", "))
+    };
+    let fields = format!("{shapes}fields {}", fields.collect::<Vec<_>>().join(", "));
     [head, format!("  {}", lengths.chain([fields]).collect::<Vec<_>>().join("; "))]
 }
 
@@ -198,14 +278,15 @@ fn file_lines(file: &DataFile) -> [String; 2] {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_file_that_cannot_be_read_does_not_hide_the_others() {
+    #[tokio::test]
+    async fn a_file_that_cannot_be_read_does_not_hide_the_others() {
         let directory = tempfile::tempdir().unwrap();
         let [missing, good, bad] =
             ["missing", "good", "bad"].map(|name| directory.path().join(name));
         std::fs::write(&good, r#"{"prompt": "2 + 2 ="}"#).unwrap();
         std::fs::write(&bad, "no JSON").unwrap();
-        let (report, errors) = report_data_files(&[missing, bad, good]);
+        let columns = ColumnArgs { mapping: Vec::new() };
+        let (report, errors) = report_data_files(&[missing, bad, good], &columns).await;
         assert_eq!((report.files.len(), errors.len()), (1, 2), "{errors:?}");
     }
 
@@ -225,6 +306,7 @@ mod tests {
             samples_per_cycle: 96,
             heldout_samples_per_cycle: 4,
             token_logprob_bytes: 12_288,
+            sweep_runs: 0,
             warnings: vec!["w".into()],
         };
         assert_eq!(

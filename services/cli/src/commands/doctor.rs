@@ -1,6 +1,6 @@
 //! `flotilla doctor`: problems of this box, or of a captured one.
 
-mod capture;
+mod burn_in;
 mod estimate;
 mod speed;
 mod training_plan;
@@ -13,40 +13,67 @@ use std::{
 use anyhow::Context;
 use doctor::{DoctorFinding, Severity};
 use hardware::{
-    HardwareProfile,
+    HardwareProfile, capture_file,
     host_files::{LiveFiles, RecordingFiles},
     host_snapshot::HostSnapshot,
 };
+use remedies::FixOptions;
 use serde_json::json;
 
-pub(super) use self::estimate::{format_gb, read_model_shape};
+use self::training_plan::SettingsFile;
+pub(super) use self::{
+    burn_in::burn_in_box,
+    estimate::{format_gb, read_model_shape},
+};
 
 use crate::{
     args::{DoctorArgs, DoctorCommand, ROLE_NAMES},
-    exit_codes, local_models, output,
+    exit_codes,
+    fleet::FleetArgs,
+    local_models, output,
     python_runner::check_interpreter,
 };
 
-pub(crate) async fn run_doctor(args: &DoctorArgs, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run_doctor(
+    fleet: &FleetArgs,
+    args: &DoctorArgs,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     match &args.command {
         Some(DoctorCommand::Estimate(args)) => {
             let model = local_models::find_model_config(&args.model).await?;
             estimate::run_estimate(args, &model, json)?;
         }
+        Some(DoctorCommand::BurnIn(args)) => {
+            return Ok(exit_codes::findings_code(!burn_in_box(args, json).await?));
+        }
         Some(DoctorCommand::Speed(args)) => speed::measure_speed(args, json).await?,
         Some(DoctorCommand::Profile { name }) => print_profile(name.as_deref())?,
+        None if args.fix || args.undo => {
+            let python = args.python.as_deref().map(check_interpreter).transpose()?;
+            let options = FixOptions { profile: args.profile.clone(), python, yes: args.yes };
+            if args.fix { remedies::fix_box(&options)? } else { remedies::undo_box(&options)? }
+        }
         None => {
             let model = match &args.model {
                 Some(model) => Some(local_models::find_model_config(model).await?),
                 None => None,
             };
-            return check_box(args, model.as_deref(), json);
+            let settings = args.run.as_deref().map(SettingsFile::read).transpose()?;
+            if let Some(settings) = &settings {
+                training_plan::require_base(settings, fleet).await?;
+            }
+            return check_box(args, settings.as_ref().zip(Some(model.as_deref())), json);
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn check_box(args: &DoctorArgs, model: Option<&Path>, json: bool) -> anyhow::Result<ExitCode> {
+fn check_box(
+    args: &DoctorArgs,
+    training: Option<(&SettingsFile, Option<&Path>)>,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     let seen = take_snapshot(args)?;
     let profile = match args.profile.as_deref() {
         Some(name) => HardwareProfile::load_named(name)?,
@@ -57,9 +84,9 @@ fn check_box(args: &DoctorArgs, model: Option<&Path>, json: bool) -> anyhow::Res
         findings = doctor::filter_by_role(findings, role);
     }
     let mut planned = None;
-    if let Some(file) = &args.run {
-        let plan = training_plan::read_plan((file, model), args, &seen, &profile)?;
-        planned = Some(training_plan::describe_plan(file, &plan));
+    if let Some((settings, model)) = training {
+        let plan = training_plan::read_plan((settings, model), args, &seen, &profile)?;
+        planned = Some(training_plan::describe_plan(&settings.path, &plan));
         findings.extend(doctor::check_plan(&seen, &profile, &plan));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     }
@@ -92,15 +119,13 @@ fn print_profile(name: Option<&str>) -> anyhow::Result<()> {
 
 fn take_snapshot(args: &DoctorArgs) -> anyhow::Result<HostSnapshot> {
     if let Some(path) = &args.from {
-        let capture =
-            capture::read_capture(path).with_context(|| format!("read {}", path.display()))?;
-        return Ok(HostSnapshot::take_snapshot(&capture));
+        return read_captured_box(path);
     }
-    let live = live_files(args)?;
+    let live = live_files(args.python.as_deref())?;
     let recording = RecordingFiles::new(&live);
     let mut seen = HostSnapshot::take_snapshot(&recording);
     if let Some(path) = &args.capture {
-        capture::write_capture(&recording.into_capture(), path)
+        capture_file::write_capture(&recording.into_capture(), path)
             .with_context(|| format!("write {}", path.display()))?;
         output::print_message(&format!("captured to {}", path.display()));
     }
@@ -110,12 +135,18 @@ fn take_snapshot(args: &DoctorArgs) -> anyhow::Result<HostSnapshot> {
     Ok(seen)
 }
 
-fn live_files(args: &DoctorArgs) -> anyhow::Result<LiveFiles> {
+fn read_captured_box(path: &Path) -> anyhow::Result<HostSnapshot> {
+    let named = || format!("read {}", path.display());
+    control::require_named_file(path).with_context(named)?;
+    Ok(HostSnapshot::take_snapshot(&capture_file::read_capture(path).with_context(named)?))
+}
+
+fn live_files(python: Option<&Path>) -> anyhow::Result<LiveFiles> {
     let mut live = LiveFiles::new("/");
     if let Some(home) = std::env::var_os("HOME").map(PathBuf::from) {
         live = live.with_home(&home).with_data(&home.join(".flotilla"));
     }
-    if let Some(python) = &args.python {
+    if let Some(python) = python {
         live = live.with_python(&check_interpreter(python)?);
     }
     Ok(live)

@@ -20,12 +20,8 @@ pub(crate) async fn stop_fleet(fleet: &FleetArgs, json: bool) -> anyhow::Result<
         bail!("there is no directory {}; pass the fleet's with --dir (A103)", directory.display());
     }
     let file = FleetFile::read(directory)?;
-    if file.as_ref().is_some_and(|file| file.is_elsewhere(directory)) {
-        bail!(
-            "{} has the credentials of a member, and its fleet runs elsewhere; stop it with \
-             `flotilla down` on its box (A103)",
-            directory.display()
-        );
+    if let Some(file) = &file {
+        file.require_own(directory, "stop it with `flotilla down` on its box")?;
     }
     let Some(pid) = file.and_then(|file| file.find_process()) else {
         let text = format!("no fleet is running in {}", directory.display());

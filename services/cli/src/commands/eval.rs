@@ -2,7 +2,6 @@
 
 mod local;
 
-use anyhow::bail;
 use control::{FleetControl, HELDOUT_SUITE};
 use cycle::Run;
 use futures::StreamExt;
@@ -21,7 +20,7 @@ pub(crate) async fn handle_evals(flags: &GlobalArgs, command: EvalCommand) -> an
     match command {
         EvalCommand::History(filter) => print_history(flags, filter).await?,
         EvalCommand::Watch { filter, after } => watch_evals(flags, filter, after).await?,
-        EvalCommand::Local(args) => local::run_local_eval(args, flags.json)?,
+        EvalCommand::Local(args) => local::run_local_eval(args, flags.json).await?,
     }
     Ok(())
 }
@@ -66,18 +65,8 @@ async fn find_run(
     suite: &str,
 ) -> anyhow::Result<Option<Run>> {
     let Some(run) = run else { return Ok(None) };
-    let run = control.get_run(run).await?;
-    let raft = run.raft_spec();
-    let own = raft.and_then(|raft| raft.heldout.as_ref()).map(|_| HELDOUT_SUITE);
-    let prompts = raft.into_iter().flat_map(|raft| &raft.prompt_suites);
-    let texts = run.spec.suites.iter().map(|suite| suite.name.as_str());
-    let suites: Vec<&str> =
-        own.into_iter().chain(texts).chain(prompts.map(|suite| suite.name.as_str())).collect();
-    if !suite.is_empty() && !suites.contains(&suite) {
-        let others = if suites.is_empty() { "none".into() } else { suites.join(", ") };
-        bail!("{} has no suite {suite}; its suites are: {others} (A102)", run.id);
-    }
-    Ok(Some(run))
+    control.require_suite(run, suite).await?;
+    Ok(Some(control.get_run(run).await?))
 }
 
 fn no_results_text(run: Option<&Run>, suite: &str) -> String {
@@ -142,7 +131,9 @@ fn shootdown_text(eval: &v1::Eval) -> String {
 async fn watch_evals(flags: &GlobalArgs, filter: EvalFilterArgs, after: u64) -> anyhow::Result<()> {
     let control = flags.fleet.connect_control().await?;
     let run = parse_run_filter(&filter)?;
-    find_run(&control, run.as_ref(), &filter.suite).await?;
+    if let Some(run) = &run {
+        control.require_suite(run, &filter.suite).await?;
+    }
     let mut evals = std::pin::pin!(control.watch_evals(run.as_ref(), filter.suite, after));
     while let Some(event) = evals.next().await.transpose()? {
         if flags.json {

@@ -6,12 +6,15 @@ use anyhow::{Context, bail};
 use identity::CreateOutcome;
 use wire::clock::unix_seconds;
 
+use super::first_spec;
 use crate::{
     args::{GlobalArgs, InitArgs, KeysCommand},
     fleet::{FleetArgs, FleetFile},
     fleet_keys::FleetKeys,
     output, this_machine,
 };
+
+const DEFAULT_NAME: &str = "flotilla";
 
 pub(crate) fn init_keys(flags: &GlobalArgs, args: &InitArgs) -> anyhow::Result<()> {
     let directory = flags.fleet.require_directory()?;
@@ -47,6 +50,10 @@ pub(crate) fn init_keys(flags: &GlobalArgs, args: &InitArgs) -> anyhow::Result<(
         "{starts}. Keep a copy of {}: anyone who has it controls the fleet",
         at.display()
     ));
+    let is_plain = args.name == DEFAULT_NAME && args.hosts.is_empty() && own.is_none();
+    if is_plain && !flags.json && output::is_interactive_terminal() {
+        first_spec::ask_first_spec(&directory)?;
+    }
     Ok(())
 }
 

@@ -186,19 +186,22 @@ fn member_row(member: v1::MemberInfo) -> [String; 8] {
     ]
 }
 
-async fn connect_gateway(fleet: &FleetArgs) -> anyhow::Result<MembershipClient> {
+pub(super) fn read_fleet_file(fleet: &FleetArgs) -> anyhow::Result<FleetFile> {
     let directory = fleet.dir.as_deref().context(
         "no fleet given; pass --dir with the fleet's directory or an admin's credentials, or set FLOTILLA_DIR",
     )?;
-    let file = FleetFile::read(directory)?.with_context(|| {
+    FleetFile::read(directory)?.with_context(|| {
         format!(
             "no fleet has run in {}; pass the fleet's directory or an admin's credentials (A103)",
             directory.display()
         )
-    })?;
-    let member = fleet.read_member()?;
-    let (_, identity) = member.with_context(|| {
-        let directory = directory.display();
+    })
+}
+
+pub(super) async fn connect_gateway(fleet: &FleetArgs) -> anyhow::Result<MembershipClient> {
+    let file = read_fleet_file(fleet)?;
+    let (_, identity) = fleet.read_member()?.with_context(|| {
+        let directory = fleet.dir.as_deref().unwrap_or(Path::new("")).display();
         format!(
             "the fleet of {directory} is open: it has no members, and anyone who can reach it has \
              full access; create a closed one with `flotilla init --dir DIR`"

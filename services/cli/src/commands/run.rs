@@ -1,31 +1,37 @@
 //! `flotilla run`: submits, shows and controls runs.
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use anyhow::Context;
-use control::{FleetControl, SettingDifference, SubmittedRun, compare_settings, run_to_proto};
+use control::{
+    FleetControl, RunError, SettingDifference, SubmittedRun, compare_settings, run_to_proto,
+};
 use futures::StreamExt;
-use run_view::{cycle_findings, energy_line, failure_lines};
+use run_view::{cycle_findings, energy_line, failure_lines, remaining_text};
 use serde_json::json;
 use wire::{RunId, v1};
 
 use crate::{
-    args::{GlobalArgs, RunCommand, SteerArgs},
+    args::{ForkArgs, GlobalArgs, RunCommand, SteerArgs},
     exit_codes, output, run_progress,
-    run_submission::{read_spec, submit_run},
+    run_submission::{submit_run, write_schema},
 };
 
 use super::{
     cycle_figures::{cycles_table, perplexities_table},
-    data, explain, new_run, reproduce, samples,
+    data, explain, forecast, import, new_run, reproduce, samples, sweep,
 };
 
 pub(crate) async fn handle_run_command(
     flags: &GlobalArgs,
     command: RunCommand,
 ) -> anyhow::Result<ExitCode> {
-    if let RunCommand::Import { config, prompts, out } = &command {
-        data::import_config(config, prompts.as_deref(), out.as_deref(), flags.json)?;
+    if let RunCommand::Import(args) = &command {
+        import::import_config(args, flags.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let RunCommand::Schema { out, watch } = &command {
+        print_schema(out.as_deref(), *watch, flags.json)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let RunCommand::New(args) = command {
@@ -33,27 +39,17 @@ pub(crate) async fn handle_run_command(
     }
     let control = flags.fleet.connect_control().await?;
     match command {
-        RunCommand::Import { .. } | RunCommand::New(_) => {}
+        RunCommand::Import(_) | RunCommand::New(_) | RunCommand::Schema { .. } => {}
         RunCommand::Submit { spec, watch } => {
-            let SubmittedRun { run, report } = submit_run(&control, &spec).await?;
-            output::print_json_or(flags.json, &json!({ "run": run, "data": report }), || {
-                data::report_lines(&report).iter().for_each(|line| output::print_message(line));
-                output::print_line(run.as_str());
-            })?;
-            report_missing_roles(&control, &run).await?;
-            if watch {
-                return follow_run(&control, &run, 0).await;
-            }
+            return submit_spec(&control, &spec, watch, flags.json).await;
         }
-        RunCommand::Check { spec } => {
-            let (yaml, files) = read_spec(&spec).await?;
-            let checked = control.check_spec(&yaml, &files).await;
-            let report = checked.with_context(|| format!("check {}", spec.display()))?;
-            output::print_json_or(flags.json, &report, || {
-                data::verdict_lines(&report).iter().for_each(|line| output::print_line(line));
-            })?;
-        }
+        RunCommand::Fork(args) => return fork_run(&control, args, flags.json).await,
+        RunCommand::Check(args) => forecast::check_spec(&control, &args, flags.json).await?,
         RunCommand::List => print_runs(&control, flags.json).await?,
+        RunCommand::Queue => sweep::print_queue(&control, flags.json).await?,
+        RunCommand::Sweep { run } => {
+            sweep::print_sweep(&control, &RunId::new(run)?, flags.json).await?;
+        }
         RunCommand::Show { run } => print_run(&control, &RunId::new(run)?, flags.json).await?,
         RunCommand::Watch { run, after } => {
             let run = RunId::new(run)?;
@@ -63,9 +59,14 @@ pub(crate) async fn handle_run_command(
             report_missing_roles(&control, &run).await?;
             return follow_run(&control, &run, after).await;
         }
-        RunCommand::Explain { run, cycle } => {
-            let story = control.explain_run(&RunId::new(run)?, cycle).await?;
-            output::print_json_or(flags.json, &story, || explain::print_run_report(&story))?;
+        RunCommand::Explain { run, cycle, forecast: with_forecast } => {
+            let run = RunId::new(run)?;
+            let story = control.explain_run(&run, cycle).await?;
+            if with_forecast {
+                forecast::print_explained(&control, &run, &story, flags.json).await?;
+            } else {
+                output::print_json_or(flags.json, &story, || explain::print_run_report(&story))?;
+            }
         }
         RunCommand::Samples(args) => samples::print_samples(&control, args, flags.json).await?,
         RunCommand::Diff { a, b } => {
@@ -87,17 +88,98 @@ pub(crate) async fn handle_run_command(
     Ok(ExitCode::SUCCESS)
 }
 
+fn print_schema(out: Option<&Path>, watch: bool, json: bool) -> anyhow::Result<()> {
+    let schema = if watch { spec::watch_spec_schema() } else { spec::run_spec_schema() };
+    let text = format!("{schema:#}\n");
+    let Some(file) = out else {
+        return output::print_json_or(json, &schema, || output::print_text(text.trim_end()));
+    };
+    write_schema(file, &text)?;
+    output::print_json_or(json, &json!({ "schema": file }), || {
+        output::print_message(&format!("wrote {}", file.display()));
+    })
+}
+
+async fn submit_spec(
+    control: &FleetControl,
+    spec: &Path,
+    watch: bool,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let SubmittedRun { run, runs, report } = submit_run(control, spec).await?;
+    let answer = json!({ "run": run, "runs": runs, "data": report });
+    output::print_json_or(json, &answer, || {
+        data::report_lines(&report).iter().for_each(|line| output::print_message(line));
+        runs.iter().for_each(|run| output::print_line(run.as_str()));
+    })?;
+    report_missing_roles(control, &run).await?;
+    let is_sweep = report.sweep_runs > 0;
+    if is_sweep {
+        output::print_message(&format!("`flotilla run sweep {run}` compares these runs"));
+    }
+    if watch {
+        return follow_runs(control, &runs, is_sweep, json).await;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn fork_run(control: &FleetControl, args: ForkArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let ForkArgs { cycle: forked, settings, name, watch } = args;
+    let (parent, cycle) = parse_forked_cycle(&forked)?;
+    let run = control.fork_run(&parent, cycle, name.as_deref(), &settings, "").await?;
+    output::print_json_or(json, &json!({ "run": run, "forked_from": forked }), || {
+        output::print_line(run.as_str());
+    })?;
+    report_missing_roles(control, &run).await?;
+    if watch { follow_run(control, &run, 0).await } else { Ok(ExitCode::SUCCESS) }
+}
+
+fn parse_forked_cycle(text: &str) -> anyhow::Result<(RunId, u32)> {
+    let parts = text.split_once('@');
+    let parsed = parts.and_then(|(run, cycle)| Some((RunId::new(run).ok()?, cycle.parse().ok()?)));
+    parsed.with_context(|| format!("{text:?} is not RUN@CYCLE, such as raft-1@2 (R115)"))
+}
+
 async fn control_run(
     control: &FleetControl,
     args: SteerArgs,
     action: v1::control::Action,
     json: bool,
 ) -> anyhow::Result<()> {
-    use v1::control::Action;
     let run = RunId::new(args.run)?;
-    let (reason, user) = (args.reason.clone(), String::new());
-    let fact = v1::Control { action: action.into(), reason, user };
-    let changed = control.control_run(&run, fact).await?;
+    if !args.sweep {
+        let changed = steer_run(control, &run, action, &args.reason).await?;
+        return report_control(&run, action, changed, &args.reason, json);
+    }
+    for run in control.list_sweep_runs(&run).await? {
+        match steer_run(control, &run, action, &args.reason).await {
+            Err(RunError::Ended { .. }) => {}
+            changed => report_control(&run, action, changed?, &args.reason, json)?,
+        }
+    }
+    Ok(())
+}
+
+/// Returns false if the run had the state already.
+async fn steer_run(
+    control: &FleetControl,
+    run: &RunId,
+    action: v1::control::Action,
+    reason: &str,
+) -> Result<bool, RunError> {
+    let (action, reason) = (action.into(), reason.to_owned());
+    let fact = v1::Control { action, reason, ..v1::Control::default() };
+    control.control_run(run, fact).await
+}
+
+fn report_control(
+    run: &RunId,
+    action: v1::control::Action,
+    changed: bool,
+    reason: &str,
+    json: bool,
+) -> anyhow::Result<()> {
+    use v1::control::Action;
     let (state, next) = match action {
         Action::Pause => ("paused", format!("; `flotilla run resume {run}` continues it")),
         Action::Cancel => ("cancelled", String::new()),
@@ -108,13 +190,31 @@ async fn control_run(
             &serde_json::json!({ "run": run.as_str(), "state": state, "changed": changed }),
         );
     }
-    let already = match (changed, args.reason.is_empty()) {
+    let already = match (changed, reason.is_empty()) {
         (true, _) => "",
         (false, true) => " already",
         (false, false) => " already, and the new reason was not recorded",
     };
     output::print_message(&format!("{run} is {state}{already}{next}"));
     Ok(())
+}
+
+/// Follows runs one after another, and compares those of a sweep at the end.
+async fn follow_runs(
+    control: &FleetControl,
+    runs: &[RunId],
+    is_sweep: bool,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let mut all_succeeded = true;
+    for run in runs {
+        let ended = run_progress::follow_run(control, run, 0).await?;
+        all_succeeded &= has_succeeded(ended.done.as_ref());
+    }
+    if let Some(run) = runs.first().filter(|_| is_sweep) {
+        sweep::print_sweep(control, run, json).await?;
+    }
+    Ok(exit_codes::findings_code(!all_succeeded))
 }
 
 pub(super) async fn follow_run(
@@ -127,8 +227,11 @@ pub(super) async fn follow_run(
 }
 
 fn run_exit_code(done: Option<&v1::Done>) -> ExitCode {
-    let succeeded = done.is_some_and(|done| done.status() == v1::done::Status::Succeeded);
-    exit_codes::findings_code(!succeeded)
+    exit_codes::findings_code(!has_succeeded(done))
+}
+
+fn has_succeeded(done: Option<&v1::Done>) -> bool {
+    done.is_some_and(|done| done.status() == v1::done::Status::Succeeded)
 }
 
 /// So that a misspelt pool does not wait in silence.
@@ -224,6 +327,14 @@ async fn print_run(control: &FleetControl, id: &RunId, json: bool) -> anyhow::Re
         "seed {}, cycle {} of {}, phase {}",
         run.seed, run.cycle, run.cycles, run.phase
     ));
+    if run.state() == v1::run::State::Running
+        && let Ok(Some(left)) = control.forecast_remaining(id).await
+    {
+        output::print_line(&remaining_text(&left));
+    }
+    if !run.forked_from.is_empty() {
+        output::print_line(&format!("continues {}", run.forked_from));
+    }
     output::print_text(&cycles_table(&run, output::stdout_width()));
     for done in &run.cycles_done {
         cycle_findings(done)

@@ -50,7 +50,7 @@ fn print_page(page: &v1::SamplesPage, request: &v1::SamplesRequest) {
         prompt.text.lines().for_each(|line| output::print_line(&format!("  {line}")));
         for sample in &prompt.samples {
             output::print_line(&format!("  {}", sample_heading(sample)));
-            sample.text.lines().for_each(|line| output::print_line(&format!("    {line}")));
+            print_turns(sample);
         }
         output::print_line("");
     }
@@ -65,6 +65,20 @@ fn print_page(page: &v1::SamplesPage, request: &v1::SamplesRequest) {
         (false, false) => format!("{of}; of all samples: {}", counts.join(", ")),
         (false, true) => format!("{of}; --skip {last} continues; of all: {}", counts.join(", ")),
     });
+}
+
+/// Prints an episode turn by turn, with the environment's answers behind `>`.
+fn print_turns(sample: &Sample) {
+    let print = |text: &str, mark: &str| {
+        text.lines().for_each(|line| output::print_line(&format!("    {mark}{line}")));
+    };
+    if sample.turns.is_empty() {
+        print(&sample.text, "");
+    }
+    for turn in &sample.turns {
+        print(&turn.text, "");
+        print(&turn.observation, "> ");
+    }
 }
 
 /// Returns `sample 3: reward 1, pass, kept, 12 tokens`.

@@ -1,12 +1,12 @@
 //! `flotilla service`: this box's agent as a systemd service.
 
 use anyhow::{Context, bail};
+use systemd::{ServiceManager, ServiceOptions, ServiceScope};
 
 use crate::{
     args::{ROLE_NAMES, ServiceArgs, ServiceCommand},
     fleet::FleetArgs,
     output,
-    systemd::{self, ServiceManager, ServiceOptions, ServiceScope},
     this_machine::this_program,
 };
 

@@ -33,7 +33,7 @@ use crate::{
     version,
 };
 
-use super::members::credentials;
+use super::{members::credentials, open};
 
 /// Maximum time to wait for the coordinator before the agents start. Agents that start earlier only
 /// exit and restart.
@@ -92,7 +92,8 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
             workers.spawn(member.run_until_stopped(working.clone()));
         }
     }
-    report_started(&file, &directory, &agents);
+    let page = stop.run_until_cancelled(open::describe_page(&directory, &file)).await;
+    report_started(&file, &directory, &agents, &page.unwrap_or_default());
     let _announced = if args.announce { announce_gateway(&directory, gateway) } else { None };
     tokio::select! {
         () = supervise_server(&mut server, &stop) => {}
@@ -105,10 +106,10 @@ pub(crate) async fn run_fleet(fleet: &FleetArgs, args: &UpArgs) -> anyhow::Resul
     Ok(())
 }
 
-fn report_started(file: &FleetFile, directory: &Path, agents: &[LocalAgent]) {
+fn report_started(file: &FleetFile, directory: &Path, agents: &[LocalAgent], page: &str) {
     let FleetFile { nats, gateway, store, .. } = file;
     if output::stderr_is_terminal() {
-        output::print_status_text(&next_steps(file, directory, agents));
+        output::print_status_text(&next_steps(file, directory, agents, page));
         return;
     }
     let page = file.page_url();
@@ -124,9 +125,9 @@ fn list_agents(agents: &[LocalAgent]) -> String {
 }
 
 /// Returns what a user can do with a fleet that has just started.
-fn next_steps(file: &FleetFile, directory: &Path, agents: &[LocalAgent]) -> String {
+fn next_steps(file: &FleetFile, directory: &Path, agents: &[LocalAgent], page: &str) -> String {
     let dir = output::escape_line(&directory.display().to_string());
-    let (page, agents) = (file.describe_page(directory), list_agents(agents));
+    let agents = list_agents(agents);
     let add_box = match &file.identity {
         Some(_) => format!(
             "flotilla token create --dir {dir} --roles trainer,generator,verifier,evaluator"
@@ -139,6 +140,8 @@ fn next_steps(file: &FleetFile, directory: &Path, agents: &[LocalAgent]) -> Stri
     format!(
         "the fleet is up; its web page is {page}\n  \
          agents:             {agents}\n  \
+         open the page:      flotilla open --dir {dir}\n  \
+         is it healthy?      flotilla status --dir {dir}\n  \
          watch it:           flotilla watch --dir {dir}\n  \
          check a run spec:   flotilla run check --dir {dir} SPEC.yaml\n  \
          add another box:    {add_box}\n  \
@@ -204,12 +207,8 @@ fn prepare_keys(
         );
     }
     let before = FleetFile::read(directory)?;
-    if before.as_ref().is_some_and(|file| file.is_elsewhere(directory)) {
-        bail!(
-            "{} has the credentials of a member, and its fleet runs elsewhere; choose another \
-             directory for a fleet of your own (A103)",
-            directory.display()
-        );
+    if let Some(file) = &before {
+        file.require_own(directory, "choose another directory for a fleet of your own")?;
     }
     if !has_keys && before.as_ref().is_some_and(|file| file.identity.is_some()) {
         bail!(

@@ -9,6 +9,7 @@ use agent::agent_lock;
 use anyhow::{Context, bail};
 use control::FleetControl;
 use rustix::process::{Pid, Signal, kill_process};
+use systemd::{ServiceManager, ServiceScope};
 use tokio::{process::Command, time::Instant};
 use wire::{AgentId, Timestamp, v1};
 
@@ -16,7 +17,6 @@ use crate::{
     args::UpgradeArgs,
     fleet::FleetArgs,
     output,
-    systemd::{ServiceManager, ServiceScope},
     this_machine::this_program,
     upgrade_plan::{UpgradeDecision, UpgradeOutcome, UpgradePlan, UpgradeStep},
 };

@@ -6,6 +6,7 @@ use control::{FleetControl, run_to_proto};
 use serde_json::{Value, json};
 use wire::{RunId, v1};
 
+use super::feedback_loop::LoopReport;
 use crate::{
     commands::{cycles_table, perplexities_table},
     fleet::FleetFile,
@@ -42,6 +43,39 @@ pub(super) async fn gather_report(
         cycles_table(&raft, output::stdout_width())
     );
     Ok(DemoReport { runs: runs.clone(), json, tables })
+}
+
+pub(super) async fn gather_loop_report(
+    control: &FleetControl,
+    base: RunId,
+    done: &LoopReport,
+    seed: u64,
+    began: Instant,
+) -> anyhow::Result<DemoReport> {
+    let learned = run_to_proto(&control.get_run(&done.run).await?);
+    let wall_s = began.elapsed().as_secs_f64();
+    let [before, after] = [done.before, done.after].map(|share| 100.0 * share);
+    let last = done.moves.last().and_then(|it| it.r#move.as_ref());
+    let evidence = last.and_then(|it| it.evidence.as_ref());
+    let cycles: Vec<Value> =
+        learned.cycles_done.iter().map(|cycle| cycle_json(&learned, cycle)).collect();
+    let json = json!({
+        "seed": seed, "wall_s": wall_s, "runs": [base, done.run], "right_before": done.before,
+        "right_after": done.after, "cycles": cycles, "evidence": evidence,
+    });
+    let compared = evidence.map_or_else(String::new, |it| {
+        let points = 100.0 * it.difference;
+        format!(" ({points:+.1} points on {} held-out prompts, p = {:.1e})", it.pairs, it.p)
+    });
+    let tables = format!(
+        "\n{}: learned from the feedback of its users\n{}\n\nthe channel moved from {base} to \
+         {}{compared}\nright answers to new questions: {before:.0} % before, {after:.0} % after\n\n\
+         {wall_s:.0} s in total",
+        done.run,
+        cycles_table(&learned, output::stdout_width()),
+        done.run,
+    );
+    Ok(DemoReport { runs: [base, done.run.clone()], json, tables })
 }
 
 fn eval_json(eval: &v1::Eval) -> Value {
@@ -106,6 +140,8 @@ pub(super) fn next_steps(path: &Path, runs: &[RunId; 2], up: bool, kept: bool) -
         "\
 the fleet is running; its web page is {page}. Next:
   export FLOTILLA_DIR={directory}
+  flotilla open
+  flotilla status
   flotilla watch
   flotilla run show {raft}
   flotilla eval history {raft}

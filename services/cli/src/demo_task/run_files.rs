@@ -6,6 +6,8 @@ use engine::{ScratchShape, write_scratch_model};
 use serde_json::Value;
 use wire::RunId;
 
+use crate::run_submission::write_spec;
+
 use super::sums::{DigitCount, SumTask};
 
 const BASE_STEPS: usize = 400;
@@ -66,8 +68,7 @@ sft:
     save_every: 40
 "
         );
-        std::fs::write(directory.join("base.yaml"), spec)?;
-        Ok(())
+        write_spec(&directory.join("base.yaml"), &spec::add_schema_line(&spec))
     }
 }
 
@@ -80,8 +81,7 @@ impl BaseRunFiles {
         let spec = std::fs::read_to_string(directory.join("base.yaml"))?;
         let spec =
             spec.replace("name: base", "name: teacher").replace("base.jsonl", "teacher.jsonl");
-        std::fs::write(directory.join("teacher.yaml"), spec)?;
-        Ok(())
+        write_spec(&directory.join("teacher.yaml"), &spec)
     }
 }
 
@@ -117,8 +117,7 @@ raft:
   lora: {{ r: 16, alpha: 32 }}
 {more}"
         );
-        std::fs::write(directory.join("raft.yaml"), spec)?;
-        Ok(())
+        write_spec(&directory.join("raft.yaml"), &spec::add_schema_line(&spec))
     }
 }
 

@@ -131,6 +131,16 @@ impl SumTask {
         self.training.iter().take(RAFT_PROMPTS).map(|problem| problem.to_prompt_json()).collect()
     }
 
+    /// Returns the prompts with the right answers as users write them.
+    pub(super) fn asked_questions(&self) -> Vec<Value> {
+        let asked = |problem: &SumProblem| {
+            let mut question = problem.to_prompt_json();
+            question["worked"] = problem.worked_answer(true).into();
+            question
+        };
+        self.training.iter().take(RAFT_PROMPTS).map(asked).collect()
+    }
+
     pub(super) fn heldout_prompts(&self) -> Vec<Value> {
         self.heldout.iter().map(|problem| problem.to_prompt_json()).collect()
     }

@@ -233,6 +233,7 @@ impl TuiModel {
         let mut actions = match self.selected_run_state() {
             Some(State::Running) => vec![('p', "pause"), ('c', "cancel")],
             Some(State::Paused) => vec![('r', "resume"), ('c', "cancel")],
+            Some(State::Queued) => vec![('p', "pause"), ('r', "resume"), ('c', "cancel")],
             _ => Vec::new(),
         };
         if self.can_drain() {
@@ -311,7 +312,8 @@ impl TuiModel {
 }
 
 fn is_open(run: &v1::Run) -> bool {
-    matches!(run.state(), v1::run::State::Running | v1::run::State::Paused)
+    use v1::run::State::{Paused, Queued, Running};
+    matches!(run.state(), Running | Paused | Queued)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub(super) struct ExportSummary {
     run: String,
     cycle: u32,
     step: u32,
-    path: PathBuf,
+    pub(super) path: PathBuf,
     bytes: u64,
     /// Mean distance from the trained model, and the largest accepted, in nats per token.
     distance: f64,
@@ -43,7 +43,7 @@ pub(super) fn model_format(format: ExportFormatArg) -> Option<ExportFormat> {
     }
 }
 
-const DEFAULT_TYPE: &str = "q8_0";
+pub(super) const DEFAULT_TYPE: &str = "q8_0";
 const INTERRUPTED: &str = "export: interrupted; partial output removed (A108)";
 
 /// The panic payload that unwinds an export after a stop signal.

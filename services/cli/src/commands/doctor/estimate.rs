@@ -10,7 +10,6 @@ use formats::ModelConfig;
 use hardware::{host_files::LiveFiles, host_snapshot::HostSnapshot};
 use serde_json::json;
 
-use super::capture;
 use crate::{
     args::{EstimateArgs, EstimateMethod},
     output,
@@ -39,6 +38,7 @@ pub(super) fn run_estimate(args: &EstimateArgs, model: &Path, json: bool) -> any
         checkpointing: args.checkpointing,
         eager_attention: args.eager,
         dropout: false,
+        quantized: false,
     };
     let estimate = shape.estimate_training(&training);
     let tokens = args.tokens.unwrap_or(args.seq.saturating_mul(2));
@@ -80,8 +80,7 @@ fn list_boxes(args: &EstimateArgs) -> anyhow::Result<Vec<(String, u64)>> {
     let here = HostSnapshot::take_snapshot(&LiveFiles::new("/"));
     boxes.extend(doctor::memory_budget(&here).map(|budget| ("this box".to_owned(), budget)));
     if let Some(path) = &args.from {
-        let named = || format!("read {}", path.display());
-        let seen = HostSnapshot::take_snapshot(&capture::read_capture(path).with_context(named)?);
+        let seen = super::read_captured_box(path)?;
         let budget = doctor::memory_budget(&seen)
             .with_context(|| format!("{} has no GPU with known memory", path.display()))?;
         boxes.push((path.display().to_string(), budget));
@@ -91,13 +90,13 @@ fn list_boxes(args: &EstimateArgs) -> anyhow::Result<Vec<(String, u64)>> {
 
 pub(crate) fn read_model_shape(model: &Path) -> anyhow::Result<ModelShape> {
     if model.is_dir() {
-        return Ok(::trainer::memory_shape(&ModelConfig::from_dir(model)?));
+        return Ok(ModelShape::from_config(&ModelConfig::from_dir(model)?));
     }
     let text =
         std::fs::read_to_string(model).with_context(|| format!("read {}", model.display()))?;
     let map = serde_json::from_str(&text)
         .with_context(|| format!("{} is not a JSON object", model.display()))?;
-    Ok(::trainer::memory_shape(&ModelConfig::from_json(&map, model)?))
+    Ok(ModelShape::from_config(&ModelConfig::from_json(&map, model)?))
 }
 
 fn print_training(

@@ -1,6 +1,6 @@
 //! `flotilla eval local`: perplexity of a model on this machine, without a fleet.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use anyhow::Context;
 use evaluator::{
@@ -9,10 +9,12 @@ use evaluator::{
 };
 use hardware::HardwareProfile;
 use serde_json::json;
+use tempfile::NamedTempFile;
 use wire::Digest;
 
 use crate::{
     args::{EvalEngine, EvalLocalArgs},
+    commands::data::read_named_rows,
     local_models, output,
     this_machine::cpu_cores,
 };
@@ -20,14 +22,15 @@ use crate::{
 /// Time without a finished chunk after which llama.cpp counts as hung.
 const SILENCE_LIMIT: Duration = Duration::from_secs(900);
 
-pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
-    let text = Digest::hash_bytes(&control::read_named_file(&args.text).context("--text")?);
-    let lines = args.text.extension().is_some_and(|extension| extension == "jsonl");
+pub(super) async fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<()> {
+    let base = local_models::find_local_model(&args.model)?;
+    let (text, documents) = prepare_text(&args, &base).await.context("--text")?;
+    let path = documents.as_ref().map_or(&*args.text, NamedTempFile::path);
     let source = MeasurementInput {
-        base: local_models::find_local_model(&args.model)?,
+        base,
         adapter: args.adapter.clone(),
-        text: args.text.clone(),
-        format: if lines { TextFormat::Documents } else { TextFormat::Text },
+        text: path.to_owned(),
+        format: if documents.is_some() { TextFormat::Documents } else { TextFormat::Text },
         n_ctx: args.n_ctx as usize,
         stride: args.stride as usize,
         chunks: args.chunks as usize,
@@ -47,9 +50,25 @@ pub(super) fn run_local_eval(args: EvalLocalArgs, json: bool) -> anyhow::Result<
             MeasureStep::Note(note) => output::set_bar_labels(&bar, "", note),
         }),
     };
-    let figures = figures.with_context(|| format!("measure {}", source.text.display()))?;
+    let figures = figures.with_context(|| format!("measure {}", args.text.display()))?;
     bar.finish_and_clear();
     print_result(&source, &figures, text, json)
+}
+
+/// Returns the digest of what is scored, as in a fleet. Rows are written to a file as engines read
+/// them.
+async fn prepare_text(
+    args: &EvalLocalArgs,
+    base: &Path,
+) -> anyhow::Result<(Digest, Option<NamedTempFile>)> {
+    if !spec::names_rows(&args.text.to_string_lossy()) {
+        return Ok((Digest::hash_bytes(&control::read_named_file(&args.text)?), None));
+    }
+    let rows = read_named_rows(&args.text, &args.columns).await?;
+    let documents = control::prepare_documents(&rows, base).await?;
+    let file = NamedTempFile::new()?;
+    std::fs::write(file.path(), &documents)?;
+    Ok((Digest::hash_bytes(&documents), Some(file)))
 }
 
 fn measure_with_llama_cpp(

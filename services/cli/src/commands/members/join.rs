@@ -7,6 +7,7 @@ use clap::Parser;
 use gateway::client::{ClientError, GatewayTarget, MembershipClient, fetch_authority};
 use gateway::discovery;
 use identity::{Fingerprint, JoinToken, MemberIdentity, ProofPurpose, ProofStatement};
+use systemd::{ServiceOptions, ServiceScope};
 use wire::{
     AgentId,
     clock::{unix_millis, unix_seconds},
@@ -18,7 +19,6 @@ use crate::{
     commands::{agent, service},
     fleet::{FleetArgs, FleetFile},
     output,
-    systemd::{ServiceOptions, ServiceScope},
     this_machine::{host_name, this_program},
 };
 

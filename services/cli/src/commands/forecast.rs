@@ -1,0 +1,62 @@
+//! `flotilla run check --forecast` and `flotilla run explain --forecast`.
+
+use anyhow::Context;
+use control::{FleetControl, ForecastComparison, RunReport};
+use run_view::{forecast_comparison, forecast_lines};
+use serde_json::json;
+use wire::{RunId, v1};
+
+use super::{data, explain};
+use crate::{args::CheckArgs, output, run_submission::read_spec};
+
+pub(super) async fn check_spec(
+    control: &FleetControl,
+    args: &CheckArgs,
+    json: bool,
+) -> anyhow::Result<()> {
+    let (yaml, files) = read_spec(&args.spec).await?;
+    let what = || format!("check {}", args.spec.display());
+    if !args.forecast {
+        let report = control.check_spec(&yaml, &files).await.with_context(what)?;
+        return output::print_json_or(json, &report, || print_verdict(&report));
+    }
+    let by = args.by.as_deref().map(control::parse_end_time).transpose().context("--by")?;
+    let request = v1::ForecastRequest { by, price_per_kwh: args.price };
+    if args.probe {
+        let probe = control.probe_spec(&yaml, &files).await.with_context(what)?;
+        output::print_message(&format!("measured the fleet in run {probe}"));
+    }
+    let checked = control.forecast_spec(&yaml, &files, &request).await;
+    let (report, forecast) = checked.with_context(what)?;
+    output::print_json_or(json, &json!({ "data": report, "forecast": forecast }), || {
+        print_verdict(&report);
+        forecast_lines(&forecast).iter().for_each(|line| output::print_wrapped(line));
+    })
+}
+
+fn print_verdict(report: &v1::DataReport) {
+    data::verdict_lines(report).iter().for_each(|line| output::print_line(line));
+}
+
+/// Prints the report on a run, and the forecast from before its submission beside its duration.
+pub(super) async fn print_explained(
+    control: &FleetControl,
+    run: &RunId,
+    story: &RunReport,
+    json: bool,
+) -> anyhow::Result<()> {
+    let comparison = control.forecast_submitted_run(run).await?;
+    if json {
+        let mut document = serde_json::to_value(story)?;
+        document["forecast"] = serde_json::to_value(&comparison)?;
+        return output::print_json(&document);
+    }
+    explain::print_run_report(story);
+    output::print_line("");
+    output::print_line("forecast from the log before the submission");
+    let ForecastComparison { forecast, actual_s } = comparison;
+    let lines = forecast_lines(&forecast).into_iter();
+    let lines = lines.chain(forecast_comparison(&forecast, actual_s));
+    lines.for_each(|line| output::print_wrapped(&format!("  {line}")));
+    Ok(())
+}
