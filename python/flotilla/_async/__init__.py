@@ -1,0 +1,1 @@
+"""The client with async calls, from which generate.py makes `_sync`."""
