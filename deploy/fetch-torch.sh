@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 wanted=deploy/requirements-torch.txt
 python=${FLOTILLA_TORCH_PYTHON:-}
 if [ -n "$python" ]; then
-    "$python" -c 'import torch, transformers, peft, accelerate, trl' || {
+    "$python" -c 'import torch, transformers, peft, accelerate, trl, bitsandbytes' || {
         echo "FLOTILLA_TORCH_PYTHON=$python lacks what $wanted lists" >&2
         exit 1
     }

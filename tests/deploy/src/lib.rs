@@ -10,6 +10,13 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Returns the program of this build, if it was built.
+pub fn find_built_program() -> Option<PathBuf> {
+    let test = std::env::current_exe().expect("a path");
+    let program = test.ancestors().nth(2).expect("target/PROFILE").join("flotilla");
+    program.exists().then_some(program)
+}
+
 /// Reads a file of the repository.
 pub fn read_file(path: impl AsRef<Path>) -> String {
     let path = root().join(path);

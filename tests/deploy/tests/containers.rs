@@ -8,7 +8,10 @@ use std::{
     process::Command,
 };
 
-use deploy::{file_name, flag_sources, list_files, output_text, read_file, root, run_command};
+use deploy::{
+    file_name, find_built_program, flag_sources, list_files, output_text, read_file, root,
+    run_command,
+};
 use requirements::{require_container_engine, require_program, skip_test};
 use serde::Deserialize;
 
@@ -215,6 +218,8 @@ impl Image {
             "BINARY=flotilla",
             "--build-arg",
             "NOTICES=notices",
+            "--build-arg",
+            "BASE=scratch",
             "-t",
             &tag,
             "-f",
@@ -235,24 +240,17 @@ impl Drop for Image {
 #[test]
 fn the_containerfile_builds_and_the_program_runs_in_it() {
     let Some(docker) = require_container_engine(&["docker", "podman"]) else { return };
-    let fixed = root().join("target/x86_64-unknown-linux-musl/release/flotilla");
-    let test = std::env::current_exe().expect("a path");
-    let built = test.ancestors().nth(2).expect("target/PROFILE").join("flotilla");
-    let (binary, libraries) = if fixed.exists() { (fixed, false) } else { (built, true) };
-    if !binary.exists() {
+    let Some(binary) = find_built_program() else {
         skip_test("flotilla", "run cargo build -p flotilla");
         return;
-    }
+    };
     let image = Image::build(&docker, &binary);
     let mut command = Command::new(&docker);
     command.args(["run", "--rm", "--read-only", "--cap-drop", "ALL", "--network", "none"]);
-    if libraries {
-        // A debug build needs the libraries of this machine.
-        for library in ["/lib", "/lib64", "/usr/lib"].iter().filter(|path| Path::new(path).exists())
-        {
-            let real = fs::canonicalize(library).expect("a directory");
-            command.args(["-v", &format!("{}:{library}:ro", real.display())]);
-        }
+    // The program needs the libraries of this machine, which stand for those of the base image.
+    for library in ["/lib", "/lib64", "/usr/lib"].iter().filter(|path| Path::new(path).exists()) {
+        let real = fs::canonicalize(library).expect("a directory");
+        command.args(["-v", &format!("{}:{library}:ro", real.display())]);
     }
     let output = run_command(command.args([&image.tag, "--version"]));
     assert!(output_text(&output).starts_with("flotilla "), "{}", output_text(&output));

@@ -1,4 +1,4 @@
-//! The Debian package that `make deb` builds: its files exist and fit together.
+//! The Debian package that `make release` builds: its files exist and fit together.
 
 use std::{path::Path, process::Command};
 
@@ -25,18 +25,16 @@ fn assets(deb: &Value) -> Vec<[String; 3]> {
 #[test]
 fn all_files_of_the_package_exist_or_are_built() {
     let deb = metadata();
+    let makers = read_file("Makefile") + &read_file("deploy/build-release.sh");
     let crate_directory = root().join("services/flotilla");
     for [source, destination, mode] in assets(&deb) {
         assert!(!destination.starts_with('/'), "{destination}");
         if source.starts_with("target/") || source.starts_with("../../target/") {
             let (directory, name) = source.rsplit_once('/').expect("a name");
-            // For a wildcard the Makefile creates the directory.
+            // For a wildcard the directory is created.
             let target =
                 if name.starts_with('*') { directory.trim_start_matches("../") } else { name };
-            assert!(
-                read_file("Makefile").contains(target) || name == "flotilla",
-                "nobody makes {source}"
-            );
+            assert!(makers.contains(target) || name == "flotilla", "nobody makes {source}");
             continue;
         }
         let path = crate_directory.join(&source);
@@ -92,15 +90,29 @@ fn units_find_the_program_and_the_settings_where_the_package_puts_them() {
     }
 }
 
+/// Copies the libraries that a program is linked with, which are the C library's, to another root.
+fn copy_libraries(program: &Path, other_root: &Path) {
+    let output = run_command(Command::new("ldd").arg(program));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
+    for path in paths.map(Path::new) {
+        let copy = other_root.join(path.strip_prefix("/").expect("an absolute path"));
+        std::fs::create_dir_all(copy.parent().expect("a directory")).expect("a directory");
+        std::fs::copy(path, copy).expect("a library");
+    }
+    assert!(text.contains("libc.so"), "{text}");
+}
+
 #[test]
-fn the_program_of_the_package_runs_without_any_other_file() {
-    let packages = std::fs::read_dir(root().join("target/debian")).into_iter().flatten().flatten();
+fn the_program_of_the_package_runs_with_nothing_but_the_c_library() {
+    let packages = root().join("target/release-files");
+    let packages = std::fs::read_dir(packages).into_iter().flatten().flatten();
     let packages = packages.map(|entry| entry.path());
     let newest = packages
         .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
         .max_by_key(|path| path.metadata().and_then(|about| about.modified()).ok());
     let Some(package) = newest else {
-        requirements::skip_test("a Debian package", "run make deb");
+        requirements::skip_test("a Debian package", "run make release PARTS=deb");
         return;
     };
     if !requirements::require_root() {
@@ -109,6 +121,7 @@ fn the_program_of_the_package_runs_without_any_other_file() {
     let there = tempfile::tempdir().expect("a temporary directory");
     let unpacked = run_command(Command::new("dpkg-deb").arg("-x").arg(&package).arg(there.path()));
     assert!(unpacked.status.success(), "{unpacked:?}");
+    copy_libraries(&there.path().join("usr/bin/flotilla"), there.path());
     let run = |arguments: &[&str]| {
         let mut command = Command::new("chroot");
         let output =

