@@ -165,8 +165,9 @@ async fn serve(listener: net::TcpListener, routes: Router, shared: SharedState) 
 fn parse_caller(bearer: &str) -> Option<GatewayCaller> {
     let (name, parts) = bearer.rsplit_once('.')?;
     let name = AgentId::new(name).ok()?;
-    let (scope, roles, expires_at) = (None, [].into(), None);
-    let mut caller = GatewayCaller { name, scope, roles, public_key: String::new(), expires_at };
+    let (scope, roles, public_key) = (None, [].into(), String::new());
+    let (expires_at, is_recorded) = (None, false);
+    let mut caller = GatewayCaller { name, scope, roles, public_key, expires_at, is_recorded };
     for part in parts.split('+') {
         match part {
             "reader" => caller.scope = Some(UserScope::Reader),

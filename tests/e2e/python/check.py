@@ -10,7 +10,7 @@ import json
 import sys
 import urllib.request
 
-import client
+import flotilla
 import grpc
 import openapi_spec_validator
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -25,7 +25,7 @@ def services(server):
 
 
 def closed(credentials):
-    describe(client.connect(None, credentials))
+    describe(flotilla.connect(credentials).channel)
 
 
 def describe(channel):

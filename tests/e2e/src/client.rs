@@ -96,7 +96,7 @@ impl Client {
     /// Returns the run if it has ended. `None` also if the fleet does not answer.
     pub fn ended_run(&self, run: &str) -> Option<Value> {
         let shown = self.run_json(&["run", "show", run]).ok()?;
-        let over = !matches!(shown["state"].as_str()?, "RUNNING" | "PAUSED");
+        let over = !matches!(shown["state"].as_str()?, "RUNNING" | "PAUSED" | "QUEUED");
         over.then_some(shown)
     }
 
@@ -146,8 +146,7 @@ impl Client {
 
     /// Returns the last lines of every log, for the message of a failing test.
     pub fn log_tails(&self) -> String {
-        let mut found = Vec::new();
-        collect_logs(&self.logs, &mut found);
+        let mut found = find_logs(&self.logs);
         // That of `flotilla up`, which has the coordinator's lines, comes first.
         found.sort_by_key(|path| path.components().count());
         let tail = |path: &PathBuf| {
@@ -158,6 +157,13 @@ impl Client {
         };
         found.iter().map(tail).collect()
     }
+}
+
+/// Returns the log files below a directory.
+pub fn find_logs(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    collect_logs(directory, &mut found);
+    found
 }
 
 fn collect_logs(directory: &Path, found: &mut Vec<PathBuf>) {

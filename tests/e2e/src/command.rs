@@ -10,7 +10,7 @@ use std::{
 use crate::wait_until;
 
 /// The longest run time of one command. A command that hangs is killed.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// Makes agents record their status each second instead of every ten, because tests wait for it.
 pub(crate) const QUICK_RECORDS: (&str, &str) = ("FLOTILLA_STATUS_RECORD_EVERY", "1");

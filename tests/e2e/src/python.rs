@@ -13,9 +13,15 @@ pub struct PythonEnv {
 }
 
 impl PythonEnv {
-    /// Returns the environment for the API client and the tests of the API, or `None`.
+    /// Returns the environment for the Python client and the tests of the API, or `None`.
     pub fn with_client_packages() -> Option<Self> {
         Self::require("python", &["requirements.txt", "requirements-tests.txt"])
+    }
+
+    /// Returns the environment with the compiler of the Python client's messages and the oldest
+    /// packages that the client supports, or `None`.
+    pub fn with_stub_compiler() -> Option<Self> {
+        Self::require("stubs", &["requirements-stubs.txt"])
     }
 
     /// Returns the environment with MLflow, TensorBoard and trackio, or `None`.
@@ -32,17 +38,17 @@ impl PythonEnv {
         Some(Self { program: require_python_environment(name, requirements)? })
     }
 
-    /// Returns a command for a program that a package installed.
+    /// Returns a command for a program that a package installed. Python finds the client there.
     pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.program.with_file_name(name));
-        command.stdin(Stdio::null());
+        command.env("PYTHONPATH", client_directory()).stdin(Stdio::null());
         command
     }
 
     /// Returns a command for a script in `tests/e2e/python`.
     pub fn script_command(&self, name: &str) -> Command {
-        let mut command = Command::new(&self.program);
-        command.arg(scripts().join(name)).stdin(Stdio::null());
+        let mut command = self.command("python");
+        command.arg(scripts().join(name));
         command
     }
 
@@ -53,6 +59,11 @@ impl PythonEnv {
         assert!(output.status.success(), "{name} {arguments:?}: {stderr}");
         String::from_utf8(output.stdout).expect("UTF-8")
     }
+}
+
+/// Returns the directory with the package of the Python client.
+pub fn client_directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python").canonicalize().expect("the client")
 }
 
 fn scripts() -> PathBuf {

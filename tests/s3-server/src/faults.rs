@@ -44,6 +44,8 @@ pub(crate) struct FaultState {
     /// answered with 404.
     pub(crate) killed: bool,
     drawn: u64,
+    /// Objects that were sent, whole or not.
+    objects: u64,
 }
 
 impl FaultState {
@@ -62,6 +64,16 @@ impl FaultState {
         drawn < share
     }
 
+    /// Returns a number from 0 to 1 for the next object. Numbers of few objects are spread evenly, so
+    /// that each fault that is likely also happens.
+    fn draw_evenly(&mut self) -> f64 {
+        const GOLDEN_RATIO: f64 = 0.618_033_988_749_894_9;
+        self.objects += 1;
+        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+        let number = (self.faults.seed % 1000 + self.objects) as f64;
+        (number * GOLDEN_RATIO).fract()
+    }
+
     fn draw_refusal(&mut self) -> bool {
         let refuses = self.happens(self.faults.refused);
         self.counts.refused += u64::from(refuses);
@@ -71,11 +83,15 @@ impl FaultState {
     /// Returns the changed bytes of an object, and how many of them are sent.
     fn corrupt(&mut self, body: Bytes) -> (Bytes, usize) {
         let whole = body.len();
-        if whole > 0 && self.happens(self.faults.cut) {
+        if whole == 0 {
+            return (body, whole);
+        }
+        let (drawn, Faults { cut, flipped, .. }) = (self.draw_evenly(), self.faults);
+        if drawn < cut {
             self.counts.cut += 1;
             return (body, whole / 2);
         }
-        if whole > 0 && self.happens(self.faults.flipped) {
+        if drawn < cut + flipped {
             self.counts.flipped += 1;
             let mut body = body.to_vec();
             let bit = self.next_u64();

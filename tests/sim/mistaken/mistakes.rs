@@ -43,7 +43,7 @@ const CORE_MISTAKES: [CoreMistake; 11] = [
     CoreMistake {
         name: "a paused run orders work",
         file: "services/cycle/src/planner.rs",
-        right: "run.paused",
+        right: "run.is_halted()",
         wrong: "false",
     },
     CoreMistake {

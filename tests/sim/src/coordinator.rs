@@ -112,6 +112,12 @@ impl Coordinator {
         let mut commands = Vec::new();
         while self.is_idle() {
             if self.due.is_empty() && self.leads {
+                let minute = u32::try_from(now_ms / 60_000 % 1440).unwrap_or(0);
+                let queue = self.runs.queue_commands(minute);
+                if let Some(run) = queue.first().map(|write| write.fact.subject.run.clone()) {
+                    commands.extend(self.execute_commands(&run, queue));
+                    continue;
+                }
                 self.due.extend(self.runs.take_dirty());
             }
             let Some(run) = self.due.pop_front() else { break };

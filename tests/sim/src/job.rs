@@ -371,7 +371,7 @@ impl Job {
 
     /// Gives up the job, unless the agents before lacked what it needs.
     fn decide_dead_letter(&mut self, last: Option<&v1::Failure>) -> Step {
-        match agent_core::is_dead_letter(self.delivery.delivered, last) {
+        match agent_core::is_dead_letter(self.delivery.queue.kind, self.delivery.delivered, last) {
             true => self.read_failures(JobFault::InvalidInput),
             false => {
                 self.stage = Stage::Checking;

@@ -430,8 +430,11 @@ impl RunChecker {
     /// Checks that an order is allowed by the part of the log that the coordinator has read.
     pub(crate) fn check_order(&mut self, subject: &wire::Subject, known: u64) {
         let (paused, over, _) = self.state_at(known);
-        self.require(!paused && !over, || {
-            format!("{subject} was decided on, paused {paused}, over {over}")
+        let is_queued = self.run.as_ref().is_some_and(|run| run.spec.queue.is_some());
+        let released = self.states.iter().any(|(at, paused, ..)| *at <= known && !paused);
+        let held = is_queued && !released;
+        self.require(!paused && !held && !over, || {
+            format!("{subject} was decided on, paused {paused}, held {held}, over {over}")
         });
     }
 

@@ -1,5 +1,5 @@
 //! The runs of a seed: always a long RAFT run, and in some seeds a short one, an SFT run or a
-//! watched run beside it, perhaps in another pool.
+//! watched run beside it, perhaps in another pool; or all of them in queues.
 
 use wire::{Digest, Fact, FactBody, FactKey, RunId, Subject, derive_seed, v1};
 
@@ -57,7 +57,20 @@ pub(crate) fn seed_specs(seed: u64) -> Vec<v1::Spec> {
         let kind = Some(v1::spec::Kind::Watched(v1::spec::Watched::default()));
         specs.push(v1::Spec { kind, ..common_spec("watched", "default", second) });
     }
+    queue_runs(&mut specs, seed);
     specs
+}
+
+/// Puts all runs of some seeds into the queues of their pools.
+fn queue_runs(specs: &mut [v1::Spec], seed: u64) {
+    let mut random = fastrand::Rng::with_seed(derive_seed(seed, &["queue"]));
+    if random.u32(0..3) == 0 {
+        let is_watched = |spec: &v1::Spec| matches!(spec.kind, Some(v1::spec::Kind::Watched(_)));
+        for spec in specs.iter_mut().filter(|spec| !is_watched(spec)) {
+            let priority = random.i32(0..3);
+            spec.queue = Some(v1::spec::Queue { priority, ..<_>::default() });
+        }
+    }
 }
 
 /// Returns the facts that a user, or the watcher of a training, writes for a run.

@@ -162,7 +162,7 @@ fn examples_that_cannot_be_rendered_or_are_held_out_twice_are_refused_with_their
 }
 
 #[test]
-fn files_are_split_and_halo_forge_configurations_are_imported_without_a_fleet() {
+fn files_are_split_and_configurations_are_imported_without_a_fleet() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name).display().to_string();
     let client = e2e::Client::new([], directory.path());
@@ -193,5 +193,13 @@ fn files_are_split_and_halo_forge_configurations_are_imported_without_a_fleet() 
         assert!(notes.contains(words), "no {words:?} in {notes}");
     }
     let spec = std::fs::read_to_string(path("new.yaml")).expect("a spec");
-    assert!(spec.starts_with("name: old\n") && spec.contains("python: {}"), "{spec}");
+    assert!(spec.contains("\nname: \"old\"\n") && spec.contains("python: {}"), "{spec}");
+    let wrong = "base_model: a/b\nsequence_len: 512\nlora_r: many\n";
+    std::fs::write(path("wrong.yaml"), wrong).expect("a file");
+    let output = client.run(&["run", "import", &path("wrong.yaml")]);
+    let error = output.stderr;
+    assert_eq!(output.code, 1, "{error}");
+    for words in ["wrong.yaml", "line 3: key lora_r: expected a whole number", "R102"] {
+        assert!(error.contains(words), "no {words:?} in {error}");
+    }
 }

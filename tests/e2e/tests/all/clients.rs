@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{ChildGuard, Fleet, PythonEnv, Sampling, SpecFiles, pages::blocks_in_language};
+use e2e::{ChildGuard, Fleet, PythonEnv, SpecFiles, pages::blocks_in_language};
 use requirements::require_program;
 use serde_json::Value;
 
@@ -19,143 +19,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 fn gateway_address(fleet: &Fleet) -> String {
     fleet.read_fleet_file()["gateway"].as_str().expect("an address").to_owned()
-}
-
-/// `client.py` with the address of a fleet.
-struct Client<'a> {
-    python: &'a PythonEnv,
-    fleet: &'a Fleet,
-    gateway: String,
-}
-
-impl<'a> Client<'a> {
-    fn new(python: &'a PythonEnv, fleet: &'a Fleet) -> Self {
-        Self { python, fleet, gateway: gateway_address(fleet) }
-    }
-
-    /// Runs a command and returns the JSON lines that it prints.
-    fn run(&self, arguments: &[&str]) -> Vec<Value> {
-        let arguments = [&["--server", &self.gateway], arguments].concat();
-        let printed = self.python.run_script("client.py", &arguments);
-        printed.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
-    }
-
-    fn submit(&self, files: &SpecFiles, spec: &str, attached: &[&str]) -> String {
-        let paths: Vec<String> = [&[spec], attached]
-            .concat()
-            .iter()
-            .map(|name| files.path(name).display().to_string())
-            .collect();
-        let arguments: Vec<&str> =
-            ["submit"].into_iter().chain(paths.iter().map(|p| &**p)).collect();
-        self.run(&arguments)[0]["run"].as_str().expect("a run").to_owned()
-    }
-
-    /// Downloads a file and compares it with the export of the command line and with the manifest.
-    fn download(&self, run: &str, file: &str) -> String {
-        let at = |name: &str| self.fleet.path().join(format!("{run}-{name}"));
-        let (out, export) = (at(file).display().to_string(), at("export").display().to_string());
-        self.run(&["download", run, file, &out]);
-        let exported = self.fleet.run(&["checkpoint", "export", run, "--out", &export]);
-        assert_eq!(exported.code, 0, "{}", exported.stderr);
-        let bytes = std::fs::read(&out).expect(file);
-        assert!(bytes == std::fs::read(at("export").join(file)).expect(file), "{file} differs");
-        let info = self.fleet.run_json(&["checkpoint", "get", run]).expect("a checkpoint");
-        let listed = info["files"].as_array().expect("files");
-        let listed = listed.iter().find(|listed| listed["path"] == file).expect(file);
-        assert_eq!(listed["digest"], format!("b3:{}", blake3::hash(&bytes).to_hex()));
-        out
-    }
-}
-
-#[test]
-fn a_python_client_misses_no_eval_though_the_gateway_is_killed() {
-    let Some(python) = PythonEnv::with_client_packages() else { return };
-    let fleet = Fleet::start_open("trainer,evaluator");
-    let files = SpecFiles::create(fleet.path());
-    let client = Client::new(&python, &fleet);
-    files.write_sft_spec(300, 30);
-    let attached = ["config.json", "tokenizer.json", "data.jsonl", "heldout.txt"];
-    let run = client.submit(&files, "sft.yaml", &attached);
-
-    let watch = ["--server", &client.gateway, "watch-evals", "--run", &run];
-    let mut watching = python
-        .script_command("client.py")
-        .args([&watch[..], &["--count", "10"]].concat())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(watching.stdout.take().unwrap()).lines();
-    let mut live = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-    let mut seen: Vec<Value> = live.by_ref().take(2).collect();
-    assert_eq!(fleet.run_json(&["run", "show", &run]).unwrap()["state"], "RUNNING", "it streams");
-    fleet.kill("coordinator");
-    seen.extend(live);
-    assert!(watching.wait().unwrap().success());
-    let steps: Vec<u64> = seen.iter().map(|e| e["eval"]["step"].as_u64().unwrap()).collect();
-    assert_eq!(steps, (1..=10).map(|n| n * 30).collect::<Vec<u64>>());
-
-    let cursor = |event: &Value| event["cursor"].as_str().unwrap().to_owned();
-    let mut resumed = client.run(&["watch-evals", "--run", &run, "--count", "3"]);
-    let after = cursor(&resumed[2]);
-    resumed.extend(client.run(&["watch-evals", "--run", &run, "--after", &after, "--count", "7"]));
-    assert_eq!(resumed, seen);
-    let history = fleet.run_json(&["eval", "history", &run]).unwrap();
-    let history: Vec<String> = history.as_array().unwrap().iter().map(cursor).collect();
-    assert_eq!(history, seen.iter().map(cursor).collect::<Vec<String>>());
-    assert_eq!(client.run(&["wait", &run])[0]["state"], "SUCCEEDED");
-}
-
-#[test]
-fn a_python_client_trains_an_adapter_and_loads_it() {
-    let Some(python) = PythonEnv::with_client_packages() else { return };
-    let fleet = Fleet::start_open("trainer,generator,verifier,evaluator");
-    let files = SpecFiles::create(fleet.path());
-    let client = Client::new(&python, &fleet);
-    files.write_sft_spec(20, 0);
-    let attached = ["config.json", "tokenizer.json", "data.jsonl", "heldout.txt"];
-    let base = client.submit(&files, "sft.yaml", &attached);
-    assert_eq!(client.run(&["wait", &base])[0]["state"], "SUCCEEDED");
-    files.write_raft_spec(
-        &base,
-        Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 },
-    );
-    let run =
-        client.submit(&files, "raft.yaml", &["prompts.jsonl", "heldout.jsonl", "heldout.txt"]);
-    let ended = client.run(&["wait", &run]).remove(0);
-    assert_eq!(ended["state"], "SUCCEEDED");
-    assert_eq!(ended["cycles_done"][1]["sampled"], 16 * 4);
-    // An agent that had nothing to do may still be starting.
-    e2e::wait_until("all agents are listed", LIMIT, || {
-        (client.run(&["agents"]).len() == 4).then_some(())
-    });
-
-    client.download(&base, "model.safetensors");
-    let adapter = client.download(&run, "adapter_model.safetensors");
-    let tensors = python.run_script("check.py", &["tensors", &adapter]);
-    assert_eq!(tensors.lines().collect::<Vec<&str>>(), peft_tensors());
-}
-
-/// Returns names, types and shapes of the adapter's tensors, as PEFT names them.
-fn peft_tensors() -> Vec<String> {
-    let modules = [
-        ("mlp.down_proj", 64, 32),
-        ("mlp.gate_proj", 32, 64),
-        ("mlp.up_proj", 32, 64),
-        ("self_attn.k_proj", 32, 16),
-        ("self_attn.o_proj", 32, 32),
-        ("self_attn.q_proj", 32, 32),
-        ("self_attn.v_proj", 32, 16),
-    ];
-    let mut names = Vec::new();
-    for layer in 0..2 {
-        for (module, inputs, outputs) in modules {
-            let name = format!("base_model.model.model.layers.{layer}.{module}");
-            names.push(format!("{name}.lora_A.weight float32 4x{inputs}"));
-            names.push(format!("{name}.lora_B.weight float32 {outputs}x4"));
-        }
-    }
-    names
 }
 
 #[test]
@@ -238,7 +101,7 @@ fn the_api_describes_itself() {
     let fleet = Fleet::start_open("verifier");
     let services = python.run_script("check.py", &["services", &gateway_address(&fleet)]);
     for line in [
-        "flotilla.v1.Runs Submit Get List Pause Resume Cancel Audit Watch Board Samples",
+        "flotilla.v1.Runs Submit Fork Get List Pause Resume Cancel Audit Watch Board Samples",
         "flotilla.v1.Evals History Watch",
         "flotilla.v1.Checkpoints List Get Download",
         "flotilla.v1.Fleet Agents Drain Watch Hello",
@@ -249,16 +112,6 @@ fn the_api_describes_itself() {
     // Validated by an independent implementation.
     let validated = python.run_script("check.py", &["openapi", &gateway_address(&fleet)]);
     assert!(validated.starts_with("3.1.1 "), "{validated}");
-}
-
-/// Returns a directory with the files that the blocks of docs/SCRIPTS.md name.
-fn create_script_directory(fleet: &Fleet, files: &SpecFiles) -> std::path::PathBuf {
-    let directory = files.path("config.json").parent().expect("a directory").to_owned();
-    let proto = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
-    std::os::unix::fs::symlink(proto.canonicalize().expect("proto"), directory.join("proto"))
-        .expect("a link");
-    assert!(directory.starts_with(fleet.path()));
-    directory
 }
 
 /// Runs a block and returns what it printed.
@@ -274,69 +127,6 @@ fn path_with(program: &Path) -> OsString {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let own = program.parent().expect("a directory").to_owned();
     std::env::join_paths([own].into_iter().chain(std::env::split_paths(&path))).unwrap()
-}
-
-#[test]
-fn the_python_code_of_the_docs_works() {
-    let Some(python) = PythonEnv::with_client_packages() else { return };
-    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
-    let files = SpecFiles::create(fleet.path());
-    let directory = create_script_directory(&fleet, &files);
-    files.write_sft_spec(60, 30);
-    let mut make = Command::new("bash");
-    let stubs = &blocks_in_language("SCRIPTS.md", "sh")[0];
-    let path = path_with(python.command("python").get_program().as_ref());
-    make.args(["-euo", "pipefail", "-c", stubs]).current_dir(&directory).env("PATH", path);
-    run_block(make, stubs);
-    let blocks = blocks_in_language("SCRIPTS.md", "python");
-    let run = |block: &str| {
-        let mut command = python.command("python");
-        command.args(["-c", block]).current_dir(&directory).env("FLOTILLA_DIR", fleet.path());
-        run_block(command, block)
-    };
-    let submitted = run(&blocks[1]);
-    let last = submitted.lines().last().expect("a line");
-    assert!(last.starts_with("base-1 succeeded"), "{submitted}");
-    let evals = run(&blocks[2]);
-    assert!(evals.starts_with("base-1 0/30: perplexity "), "{evals}");
-    let sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 };
-    let raft = fleet.submit(&files.write_raft_spec("base-1", sampling));
-    fleet.await_success(&raft, LIMIT);
-    let kept = run(&blocks[3]);
-    assert!(kept.lines().any(|line| line.starts_with("p0 '0+1='")), "{kept}");
-}
-
-#[test]
-fn the_first_script_of_the_docs_prints_results_of_a_closed_fleet() {
-    let Some(python) = PythonEnv::with_client_packages() else { return };
-    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
-    let files = SpecFiles::create(fleet.path());
-    let directory = create_script_directory(&fleet, &files);
-    let base = fleet.submit(&files.write_sft_spec(10, 10));
-    fleet.await_success(&base, LIMIT);
-    let user = fleet.path().join("eve");
-    let credentials = user.display().to_string();
-    fleet
-        .run(&["user", "create", "eve", "--scope", "reader", "--out", &credentials])
-        .assert_success();
-    for place in [fleet.path(), &user] {
-        let printed = directory.join("printed");
-        let mut command = python.command("python");
-        command.args(["-u", "-c", &blocks_in_language("SCRIPTS.md", "python")[0]]);
-        command.current_dir(&directory).env("FLOTILLA_DIR", place);
-        command.stdout(std::fs::File::create(&printed).unwrap());
-        let _guard = ChildGuard(command.spawn().unwrap());
-        let await_words = |words: &str| {
-            e2e::wait_until("the script prints results", LIMIT, || {
-                std::fs::read_to_string(&printed).unwrap().contains(words).then_some(())
-            });
-        };
-        await_words("perplexity: ");
-        let sampling = Sampling { prompts: 4, per_prompt: 2, max_new_tokens: 8, cycles: 1 };
-        let raft = fleet.submit(&files.write_raft_spec(&base, sampling));
-        await_words(&format!("run: \"{raft}\""));
-        await_words("pass_rates {");
-    }
 }
 
 #[test]

@@ -43,6 +43,8 @@ impl Container {
             "--target",
             "agent",
             "--build-arg",
+            "BASE=scratch",
+            "--build-arg",
             "BINARY=flotilla",
             "--build-arg",
             "NOTICES=notices",

@@ -36,6 +36,16 @@ fn a_capture_gives_the_same_findings_elsewhere() {
 }
 
 #[test]
+fn a_base_that_is_no_checkpoint_of_the_fleet_is_an_error() {
+    let fleet = e2e::Fleet::start_open("evaluator");
+    let spec = fleet.path().join("spec.yaml");
+    std::fs::write(&spec, "base: { checkpoint: none-1 }\nsft: { data: data.jsonl }\n").unwrap();
+    std::fs::write(fleet.path().join("data.jsonl"), "{}\n").unwrap();
+    let run = ["doctor", "--profile", "gfx1201", "--run", text(&spec)];
+    fleet.run(&run).assert_refused(&["spec.yaml", "base.checkpoint", "none-1"]);
+}
+
+#[test]
 fn a_training_that_would_save_no_checkpoint_is_a_named_failure() {
     let directory = tempfile::tempdir().unwrap();
     let arguments = directory.path().join("training_args.json");
@@ -55,4 +65,21 @@ fn a_training_that_would_save_no_checkpoint_is_a_named_failure() {
     assert!(!fine.stdout.contains("C-60"), "{}", fine.stdout);
     std::fs::write(&arguments, settings.replace("100", "[100]")).unwrap();
     doctor(&run).assert_refused(&["training_args.json", "save_steps"]);
+}
+
+#[test]
+fn a_box_without_a_gpu_has_nothing_to_fix_and_nothing_to_undo() {
+    let home = tempfile::tempdir().unwrap();
+    let state = home.path().join("state");
+    let environment = [("HOME", home.path()), ("XDG_STATE_HOME", &state)];
+    let environment = environment.map(|(name, path)| (name.to_owned(), path.display().to_string()));
+    let fixed = run_flotilla(&["doctor", "--fix"], environment.clone());
+    if Path::new("/sys/class/kfd").exists() {
+        // A box with a GPU may have findings, and nothing is changed without a yes.
+        assert!(matches!(fixed.code, 0 | 1), "{fixed:?}");
+    } else {
+        assert!(fixed.stdout.contains("nothing to fix"), "{fixed:?}");
+    }
+    let both = run_flotilla(&["doctor", "--fix", "--undo"], environment);
+    assert_eq!(both.code, 2, "{both:?}");
 }

@@ -44,8 +44,12 @@ const MISTAKES: [Mistake; 30] = [
     mistake("cycles: 3", "cycles:", &["line 7", "raft.cycles: has no value"]),
     mistake("  cycles: 3", "    cycles: 3", &["line 7", "indented otherwise"]),
     mistake("{ exact:", "{ exact: {", &["line 9", "a bracket of line 9 may be left open"]),
-    mistake("heldout.jsonl", "{ count: 5000 }", &["line 6: raft.heldout", "from 1 to 29"]),
-    mistake("prompts.jsonl", ".", &["line 5: raft.prompts", "is a directory"]),
+    mistake(
+        "heldout.jsonl",
+        "{ count: 5000 }",
+        &["line 6, column 12: raft.heldout", "from 1 to 29"],
+    ),
+    mistake("prompts.jsonl", ".", &["line 5, column 12: raft.prompts", "is a directory"]),
     mistake("exact: { extract: '#(\\d+)$' }", "python: {}", &["no prompt has \"test\""]),
     mistake(
         "lora: {",
@@ -61,15 +65,19 @@ const MISTAKES: [Mistake; 30] = [
     mistake(
         "prompts.jsonl",
         "promts.jsonl",
-        &["line 5: raft.prompts", "did you mean prompts.jsonl?"],
+        &["line 5, column 12: raft.prompts", "did you mean prompts.jsonl?"],
     ),
     mistake(r"(\d+)$", r"(\d+$", &["line 9", "raft.verifier.exact.extract", "unclosed group"]),
     mistake("cycles: 3", "cycles: -2", &["line 7", "must be from 1 to 10000, not -2"]),
-    mistake("heldout.jsonl", "prompts.jsonl", &["line 6: raft.heldout", "raft.allow_overlap"]),
+    mistake(
+        "heldout.jsonl",
+        "prompts.jsonl",
+        &["line 6, column 12: raft.heldout", "raft.allow_overlap"],
+    ),
     mistake(
         "model: model",
         "checkpoint: base-7",
-        &["line 3: base.checkpoint", "no run base-7", "run list"],
+        &["line 3, column 21: base.checkpoint", "no run base-7", "run list"],
     ),
     mistake("alpha: 32 }", "alpha: 32", &["line 12", "unclosed bracket"]),
     mistake("exact:", "exakt:", &["line 9", "in raft.verifier; did you mean exact?"]),
@@ -80,7 +88,7 @@ const MISTAKES: [Mistake; 30] = [
     mistake(
         "prompts.jsonl",
         "empty.jsonl",
-        &["line 5: raft.prompts", "empty.jsonl", "no prompts in it"],
+        &["line 5, column 12: raft.prompts", "empty.jsonl", "no prompts in it"],
     ),
     mistake(
         "prompts.jsonl",

@@ -69,6 +69,7 @@ async fn send_bad_names(address: SocketAddr) {
         ("Runs/Pause", "run"),
         ("Runs/Resume", "run"),
         ("Runs/Cancel", "run"),
+        ("Runs/Fork", "run"),
         ("Runs/Watch", "run"),
         ("Checkpoints/List", "run"),
         ("Checkpoints/Get", "checkpoint"),
@@ -164,7 +165,7 @@ async fn send_bad_specs(address: SocketAddr) {
         client.submit(&raft(pattern)).await.assert_refused(&[INVALID_ARGUMENT], &["raft.verifier"]);
     }
     let nested = format!("name: {}", "[".repeat(100_000));
-    client.submit(&nested).await.assert_refused(&[INVALID_ARGUMENT], &["name: must be one text"]);
+    client.submit(&nested).await.assert_refused(&[INVALID_ARGUMENT], &["name: must be one value"]);
     for name in ["a.b", "*", ">", "../x", &"x".repeat(49), "\"\\0\""] {
         let spec = format!("name: {name}\n{}", sft("epochs", "1"));
         client.submit(&spec).await.assert_refused(&[INVALID_ARGUMENT], &[]);

@@ -348,39 +348,32 @@ fn a_python_client_with_a_kit_has_the_rights_of_its_scope() {
         assert_eq!(created.code, 0, "{}", created.stderr);
         directories.insert(scope, directory);
     }
-    let agents =
-        python.run_script("client.py", &["--credentials", &directories["reader"], "agents"]);
-    assert!(agents.contains("verifier-1"), "{agents}");
+    let client = |directory: &str, arguments: &[&str]| {
+        let mut command = python.script_command("run_client.py");
+        command.args(arguments).env("FLOTILLA_DIR", directory).output().unwrap()
+    };
+    let agents = client(&directories["reader"], &["agents"]);
+    assert!(String::from_utf8_lossy(&agents.stdout).contains("verifier-1"), "{agents:?}");
     let services = python.run_script("check.py", &["closed", &directories["reader"]]);
     assert!(services.contains("flotilla.v1.Members CreateToken"), "{services}");
 
     let files = SpecFiles::create(fleet.path());
-    files.write_sft_spec(10, 0);
-    let submit = |scope: &str| {
-        let attached = ["sft.yaml", "config.json", "tokenizer.json", "data.jsonl", "heldout.txt"];
-        let mut command = python.script_command("client.py");
-        command.args(["--credentials", &directories[scope], "submit"]);
-        command.args(attached.map(|name| files.path(name))).output().unwrap()
-    };
-    let refused = submit("reader");
+    let spec = files.write_sft_spec(10, 0).display().to_string();
+    let refused = client(&directories["reader"], &["submit", &spec]);
     let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(stderr.contains("PERMISSION_DENIED") && stderr.contains("needs operator"), "{stderr}");
-    let submitted = submit("operator");
+    assert!(
+        stderr.contains("PermissionDeniedError") && stderr.contains("needs operator"),
+        "{stderr}"
+    );
+    let submitted = client(&directories["operator"], &["submit", &spec]);
     assert!(submitted.status.success(), "{}", String::from_utf8_lossy(&submitted.stderr));
 
-    let server = fleet.read_fleet_file()["gateway"].as_str().unwrap().to_owned();
-    let plain =
-        python.script_command("client.py").args(["--server", &server, "agents"]).output().unwrap();
-    assert!(!plain.status.success(), "without TLS nothing is answered");
     let revoked = fleet.run(&["user", "revoke", "reader"]);
     assert_eq!(revoked.code, 0, "{}", revoked.stderr);
-    let refused = python
-        .script_command("client.py")
-        .args(["--credentials", &directories["reader"], "agents"])
-        .output();
-    let stderr = String::from_utf8_lossy(&refused.unwrap().stderr).into_owned();
+    let refused = client(&directories["reader"], &["agents"]);
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        stderr.contains("UNAUTHENTICATED") && stderr.contains("reader was revoked"),
+        stderr.contains("UnauthenticatedError") && stderr.contains("reader was revoked"),
         "{stderr}"
     );
 }

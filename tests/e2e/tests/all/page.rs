@@ -4,7 +4,7 @@ mod browser;
 
 use std::time::Duration;
 
-use e2e::{Fleet, Sampling, SpecFiles};
+use e2e::{Fleet, Sampling, SpecFiles, Terminal};
 use serde_json::Value;
 
 use browser::Browser;
@@ -183,6 +183,51 @@ async fn a_closed_fleets_page_shows_nothing_until_a_bearer_is_pasted() {
         browser.evaluate("return location.href").await.as_str().unwrap().trim_end_matches("#/"),
         url
     );
+    browser.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_click_on_the_link_of_a_new_fleet_shows_it_and_the_link_works_once() {
+    let Some(browser) = Browser::start().await else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let up = ["up", "--dir", "fleet", "--agents", "evaluator"];
+    let Some(mut terminal) = Terminal::start(&up, directory.path()) else { return };
+    let link = terminal.wait_for_word("/#code=");
+    let (url, code) = link.split_once("#code=").expect("a code");
+    browser.open(&link).await;
+    browser.wait_for("html[data-connected=yes] [data-agent=evaluator-1]").await;
+    let who = "return document.getElementById('who').textContent.includes('admin')";
+    browser.wait_until_true(who).await;
+    // The code is in no address, neither of the page nor of what it loaded.
+    assert_eq!(browser.evaluate("return location.href").await, format!("{url}#/"));
+    let loaded = "return performance.getEntriesByType('resource').map((it) => it.name).join(' ')";
+    assert!(!browser.evaluate(loaded).await.to_string().contains(code));
+    assert_eq!(browser.console_errors().await, Vec::<String>::new());
+    // The tab stays signed in.
+    browser.client.refresh().await.expect("a page");
+    browser.wait_for("[data-agent=evaluator-1]").await;
+
+    // Someone who finds the link later.
+    browser.evaluate("sessionStorage.clear()").await;
+    browser.open("about:blank").await;
+    browser.open(&link).await;
+    browser.wait_for("dialog[open]").await;
+    let text = browser.visible_text().await;
+    assert!(text.contains("it works once") && !text.contains("evaluator-1"), "{text}");
+    // Another link, in the tab that shows this page.
+    let dir = directory.path().join("fleet").display().to_string();
+    let open = e2e::run_flotilla(&["open", "--print", "--dir", &dir], []);
+    open.assert_success();
+    browser.open(open.stdout.trim()).await;
+    browser.wait_for("html[data-connected=yes] [data-agent=evaluator-1]").await;
+
+    terminal.enter("\u{3}");
+    assert!(terminal.wait_end().success(), "{}", terminal.text());
+    let codes = [code, open.stdout.trim().split_once("#code=").expect("a code").1];
+    for log in e2e::find_logs(directory.path()) {
+        let text = std::fs::read_to_string(&log).expect("a log");
+        assert!(!codes.iter().any(|code| text.contains(code)), "{}", log.display());
+    }
     browser.close().await;
 }
 

@@ -3,7 +3,7 @@
 
 use std::{process::Command, time::Duration};
 
-use e2e::{Fleet, Process, SpecFiles, run_flotilla, wait_until};
+use e2e::{Fleet, Process, SpecFiles, find_llama_cpp, run_flotilla, wait_until};
 use requirements::require_torch_python;
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
@@ -66,6 +66,36 @@ fn start_steps(fleet: &Fleet, run: &str) -> Vec<u64> {
 fn weights_digest(ended: &Value) -> Value {
     let checkpoints = ended["checkpoints"].as_array().expect("a list");
     checkpoints.last().expect("a last one")["checkpoint"]["tree"]["manifest"].clone()
+}
+
+#[test]
+fn models_that_the_embedded_engine_lacks_are_trained_and_measured() {
+    let (Some(python), Some(programs)) = (require_torch_python(), find_llama_cpp()) else {
+        return;
+    };
+    let mut environment = Vec::from(environment(&python));
+    environment.push(("FLOTILLA_EVALUATOR_ENGINE".to_owned(), "llama.cpp".to_owned()));
+    environment.push(("FLOTILLA_LLAMA_CPP".to_owned(), programs));
+    let fleet = Fleet::start_with("trainer,evaluator", &[], environment);
+    let files = SpecFiles::create(fleet.path());
+    let models = golden::architecture_set();
+    for name in ["gemma2-tiny", "phi3-tiny", "qwen3moe-tiny"] {
+        let run = fleet.submit(&files.write_adapter_spec(&models.model_path(name), 40, 20));
+        let ended = fleet.await_success(&run, LIMIT);
+        let evals = ended["evals"].as_array().expect("a list");
+        let perplexity = |step: u64| {
+            let eval = evals.iter().find(|eval| eval["step"].as_u64().unwrap_or_default() == step);
+            let eval = eval.unwrap_or_else(|| panic!("{name} at step {step}: {evals:#?}"));
+            assert!(eval["engine"].as_str().is_some_and(|it| it.starts_with("llama.cpp ")));
+            eval["perplexity"].as_f64().expect("a number")
+        };
+        let checkpoints = ended["checkpoints"].as_array().expect("a list").iter();
+        let losses: Vec<f64> =
+            checkpoints.filter_map(|it| it["checkpoint"]["loss"].as_f64()).collect();
+        assert!(losses.len() == 2 && losses[1] < losses[0], "{name} learnt nothing: {losses:?}");
+        assert!((perplexity(40) - perplexity(20)).abs() > 0.1, "one adapter, twice: {evals:#?}");
+        fleet.assert_clean_audit(&run);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use e2e::{Fleet, Process, Sampling, SpecFiles};
+use e2e::{Fleet, Process, Sampling, SpecFiles, wait_until};
 use serde_json::Value;
 
 use crate::raw_log::RawLog;
@@ -36,6 +36,12 @@ fn an_sft_run_publishes_checkpoints_and_each_is_evaluated() {
         .collect();
     assert_eq!(histories.lines().count(), 4, "{histories}");
     fleet.assert_clean_audit(&run);
+
+    let long = fleet.submit(&files.write_sft_spec(30_000, 0));
+    wait_until("what is left is forecast from the first run", LIMIT, || {
+        fleet.run(&["run", "show", &long]).stdout.contains(" left [").then_some(())
+    });
+    fleet.run(&["run", "cancel", &long]).assert_success();
 }
 
 #[test]

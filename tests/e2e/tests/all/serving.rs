@@ -1,8 +1,8 @@
 //! Channels: models that agents serve, asked with OpenAI's own client.
 
-use std::{process::Stdio, time::Duration};
+use std::{os::unix::fs::PermissionsExt, process::Stdio, time::Duration};
 
-use e2e::{Fleet, Process, PythonEnv, SpecFiles, find_llama_cpp, wait_until};
+use e2e::{Fleet, Process, PythonEnv, SpecFiles, find_llama_cpp, program_path, wait_until};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -16,7 +16,11 @@ struct ServingFleet {
 
 impl ServingFleet {
     fn start(llama_cpp: String) -> Self {
-        let environment = [("FLOTILLA_LLAMA_CPP".to_owned(), llama_cpp)];
+        Self::start_with(llama_cpp, Vec::new())
+    }
+
+    fn start_with(llama_cpp: String, mut environment: Vec<(String, String)>) -> Self {
+        environment.push(("FLOTILLA_LLAMA_CPP".to_owned(), llama_cpp));
         let fleet = Fleet::start_with("server=2,trainer,evaluator", &["--open"], environment);
         let files = SpecFiles::create(fleet.path());
         let run = fleet.submit(&files.write_sft_spec(20, 10));
@@ -116,4 +120,89 @@ fn channels_of_one_base_are_one_process_with_an_adapter_each() {
     assert_eq!(found["models"], serde_json::json!(asked));
     let logprobs = asked.map(|name| found["logprobs"][name].clone());
     assert!(logprobs[0] != logprobs[2] && logprobs[0] != logprobs[1], "{found}");
+    assert_channel_is_asked_for_data(&fleet, "plain");
+}
+
+/// Generates data with a channel. Its small model writes no list of prompts.
+fn assert_channel_is_asked_for_data(fleet: &Fleet, channel: &str) {
+    let (spec, out) = (fleet.path().join("generate.yaml"), fleet.path().join("generated"));
+    let text = "count: 1\nprompts: { template: 'x{count}', sampling: { max_new_tokens: 8 } }\n\
+                limits: { attempts: 2 }\ncategories: [{ name: a }]\n";
+    std::fs::write(&spec, text).expect("a file");
+    let (spec, directory) = (spec.display().to_string(), out.display().to_string());
+    let generate = ["data", "generate", &spec, "--out", &directory, "--model", channel];
+    fleet.run(&generate).assert_refused(&["D121", "limits.attempts (2) is reached in a"]);
+    let report = std::fs::read(out.join("report.json")).expect("a report");
+    let report: Value = serde_json::from_slice(&report).expect("JSON");
+    assert!(report["requests"] == 2 && report["tokens"].as_u64() > Some(2), "{report}");
+}
+
+#[test]
+fn requests_are_kept_if_asked_and_a_model_that_users_rate_lower_is_replaced() {
+    let (Some(python), Some(llama)) = (PythonEnv::with_client_packages(), find_llama_cpp()) else {
+        return;
+    };
+    let scripts = tempfile::tempdir().expect("a directory");
+    let redaction = scripts.path().join("redact");
+    std::fs::write(&redaction, "#!/bin/sh\nexec sed s/secret/removed/g\n").expect("a file");
+    let executable = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&redaction, executable).expect("permissions");
+    let redaction = ("FLOTILLA_REDACT".to_owned(), redaction.display().to_string());
+    let serving = ServingFleet::start_with(llama, vec![redaction]);
+    serving.serve("stable", 10);
+    serving.await_serving("stable", 2);
+    let rate = |rating: &str, prompts: &[String]| -> Value {
+        let words = prompts.iter().map(String::as_str);
+        let arguments: Vec<&str> =
+            [&*serving.url, "stable", rating].into_iter().chain(words).collect();
+        serde_json::from_str(&python.run_script("give_feedback.py", &arguments)).expect("JSON")
+    };
+    let prompts = |name: &str, count: u32| -> Vec<String> {
+        (0..count).map(|number| format!("{name} {number}")).collect()
+    };
+    let unasked = rate("up", &prompts("not kept", 1));
+    assert_eq!(unasked, serde_json::json!({ "days": null, "statuses": [404] }));
+
+    let keep = ["serve", "stable", "--keep-days", "2", "--auto-roll-back"];
+    serving.fleet.run(&keep).assert_success();
+    serving.await_serving("stable", 2);
+    let liked = rate("up", &prompts("secret", 30));
+    // A model without much training may answer with nothing, which is not kept.
+    let statuses = liked["statuses"].as_array().expect("a list");
+    let kept = statuses.iter().filter(|status| **status == 200).count();
+    assert!(liked["days"] == "2" && kept >= 15, "{liked}");
+    assert_eq!(rate("the right answer", &prompts("wrong", 1))["statuses"][0], 200);
+
+    serving.serve("stable", 20);
+    serving.await_serving("stable", 2);
+    rate("down", &prompts("disliked", 30));
+    let history = || serving.fleet.run_json(&["channel", "history", "stable"]).ok();
+    let moves = wait_until("the channel returns", LIMIT, || {
+        let moves = history()?;
+        let last = moves.as_array()?.last()?.clone();
+        (last["move"]["evidence"]["live"] == true).then_some(last)
+    });
+    assert_eq!(moves["move"]["step"], 10, "{moves}");
+
+    let out = scripts.path().join("feedback.jsonl");
+    let out = out.display().to_string();
+    serving.fleet.run(&["data", "from-feedback", "stable", "--out", &out]).assert_success();
+    let lines = std::fs::read_to_string(&out).expect("a file");
+    assert_eq!(lines.lines().count(), kept + 1, "{lines}");
+    assert!(lines.contains("removed 1") && !lines.contains("secret"), "{lines}");
+    let corrected = lines.lines().find(|line| line.contains("the right answer")).expect("a line");
+    assert!(corrected.contains("\"rejected\""), "{corrected}");
+}
+
+#[test]
+fn a_served_model_learns_from_feedback_until_it_is_better() {
+    let Some(llama) = find_llama_cpp() else { return };
+    let mut demo = std::process::Command::new(program_path());
+    demo.args(["demo", "--loop", "--json", "--seed", "2", "--cycles", "2"]);
+    let output = demo.env("FLOTILLA_LLAMA_CPP", llama).output().expect("the demo starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let found: Value = serde_json::from_slice(&output.stdout).expect(&errors);
+    let share = |name: &str| found[name].as_f64().expect("a share");
+    assert!(share("right_after") > share("right_before") + 0.1, "{found}");
+    assert!(found["evidence"]["p"].as_f64().expect("a probability") < 0.05, "{found}");
 }

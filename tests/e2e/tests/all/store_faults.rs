@@ -44,7 +44,7 @@ fn a_store_with_errors_truncated_objects_and_flipped_bits_changes_no_result() {
     let fleet = Fleet::start_with(AGENTS, &["--store", &server.url()], server.env());
     let spec = reference.write_spec(&fleet, fleet.path());
     let delay = Duration::from_millis(20);
-    server.set_faults(Faults { seed: 3, refused: 0.15, cut: 0.1, flipped: 0.1, delay });
+    server.set_faults(Faults { seed: 3, refused: 0.15, cut: 0.15, flipped: 0.15, delay });
     let run = fleet.submit(&spec);
     wait_until("the run ends", LIMIT, || fleet.ended_run(&run));
     // An audit with a damaged listing of the store could not check anything.

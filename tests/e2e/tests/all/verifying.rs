@@ -1,6 +1,12 @@
 //! Verifiers in a fleet: sandboxed programs, hosts without a toolchain, and verifiers that fail.
 
-use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    time::Duration,
+};
 
 use e2e::{Fleet, Sampling, SpecFiles};
 use requirements::{require_namespaces, require_program};
@@ -166,6 +172,56 @@ fn a_system_command_is_sandboxed_and_can_read_neither_keys_nor_the_agent() {
     assert_can(&fleet, "verifier:command");
     let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
+    fleet.assert_clean_audit(&run);
+}
+
+/// Starts a server that refuses the first request and answers the others with a verdict. Returns its
+/// address.
+fn serve_verdicts() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        let busy = ["HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"];
+        let verdict = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 35\r\n\r\n\
+                       {\"outcome\": \"pass\", \"reward\": 0.75}";
+        let answers = busy.into_iter().chain(std::iter::repeat(verdict));
+        for (connection, answer) in listener.incoming().zip(answers) {
+            let Ok(mut connection) = connection else { return };
+            std::thread::spawn(move || {
+                if read_request(&mut connection).is_some_and(|body| body["completion"].is_string())
+                {
+                    // The agent may have ended.
+                    let _ = connection.write_all(answer.as_bytes());
+                }
+            });
+        }
+    });
+    format!("http://{address}/verify")
+}
+
+/// Returns the body of a request; `None` if the connection ends before it is complete.
+fn read_request(connection: &mut TcpStream) -> Option<Value> {
+    let (mut request, mut chunk) = (Vec::new(), [0; 4096]);
+    loop {
+        let bytes = connection.read(&mut chunk).ok().filter(|bytes| *bytes > 0)?;
+        request.extend_from_slice(&chunk[..bytes]);
+        let text = String::from_utf8_lossy(&request);
+        if let Some((_, body)) = text.split_once("\r\n\r\n")
+            && let Ok(body) = serde_json::from_str(body)
+        {
+            return Some(body);
+        }
+    }
+}
+
+#[test]
+fn a_server_judges_and_one_that_is_busy_is_asked_again() {
+    let url = serve_verdicts();
+    let (fleet, run) = start_run(&format!("{{ http: {{ url: '{url}' }} }}"));
+    let ended = fleet.await_success(&run, LIMIT);
+    assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
+    let facts = Value::from(fleet.read_facts(&run)).to_string();
+    assert!(facts.contains(r#""reward":0.75"#), "the server's rewards: {facts}");
     fleet.assert_clean_audit(&run);
 }
 
