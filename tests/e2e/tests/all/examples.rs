@@ -255,6 +255,7 @@ fn run_scripts(examples: &mut Examples, python: &PythonEnv, fleet: &Fleet) {
     while seen.len() < 3 {
         // One that was printed as the script was killed may be printed again.
         let printed = examples.watch_evals(python, fleet, "sums-sft-1", 1);
+        assert!(!printed.is_empty(), "the script ended after {seen:?}");
         seen.extend(printed.into_iter().filter(|line| !seen.contains(line)).collect::<Vec<_>>());
     }
     assert_eq!(seen.len(), 3, "{seen:?}");
