@@ -20,18 +20,12 @@ use terminal_output::{
 
 use crate::apply::{HostRoot, apply_fixes, undo_fixes};
 
-/// For a download of PyTorch, too.
-const COMMAND_LIMITS: RunLimits = RunLimits {
-    time: Duration::from_secs(2 * 3600),
-    poll: Duration::from_millis(50),
-    stdout_bytes: 1 << 20,
-    stderr_bytes: 4096,
-    stderr_of_success: false,
-};
-
 /// For a look at the permissions of devices.
-const ACCESS_LIMITS: RunLimits =
-    RunLimits { time: Duration::from_secs(10), poll: Duration::from_millis(10), ..COMMAND_LIMITS };
+const ACCESS_LIMITS: RunLimits = RunLimits {
+    time: Duration::from_secs(10),
+    poll: Duration::from_millis(10),
+    ..RunLimits::INSTALLATION
+};
 
 /// Prints those of its arguments that its user may not read and write. Opens none of them, which
 /// would wake a card.
@@ -238,7 +232,7 @@ fn run_as_child(words: &[String], user: &GpuUser) -> anyhow::Result<()> {
         _ => Command::new(program),
     };
     command.args(arguments);
-    match run_program(&mut command, Vec::new(), COMMAND_LIMITS, |_| ()) {
+    match run_program(&mut command, Vec::new(), RunLimits::INSTALLATION, |_| ()) {
         Ok(_) => Ok(()),
         Err(error) => {
             let (problem, stderr) = (error.problem, error.stderr);

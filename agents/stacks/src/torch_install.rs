@@ -1,19 +1,10 @@
 //! The commands that make an environment with the known versions of torch.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{path::Path, process::Command};
 
 use anyhow::{Context, bail};
 use hardware::HardwareProfile;
 use process::{RunLimits, run_program};
-
-/// Wheels of several GB, over a slow line.
-const INSTALL_LIMITS: RunLimits = RunLimits {
-    time: Duration::from_secs(3 * 3600),
-    poll: Duration::from_millis(100),
-    stdout_bytes: 1 << 20,
-    stderr_bytes: 4096,
-    stderr_of_success: false,
-};
 
 /// Makes the environment `directory` with the versions of torch that are known to work with a
 /// profile, by `uv`.
@@ -27,7 +18,7 @@ pub fn install_torch(profile: &HardwareProfile, directory: &Path) -> anyhow::Res
     for words in commands {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        if let Err(error) = run_program(&mut command, Vec::new(), INSTALL_LIMITS, |_| ()) {
+        if let Err(error) = run_program(&mut command, Vec::new(), RunLimits::INSTALLATION, |_| ()) {
             bail!("{}: {}: {} (A119)", words.join(" "), error.problem, error.stderr.trim());
         }
     }

@@ -58,6 +58,17 @@ pub struct RunLimits {
     pub stderr_of_success: bool,
 }
 
+impl RunLimits {
+    /// Limits of a program that downloads and installs several gigabytes over a slow line.
+    pub const INSTALLATION: Self = Self {
+        time: Duration::from_secs(3 * 3600),
+        poll: Duration::from_millis(100),
+        stdout_bytes: 1 << 20,
+        stderr_bytes: 4096,
+        stderr_of_success: false,
+    };
+}
+
 /// The output and duration of a program that succeeded.
 #[derive(Debug)]
 pub struct ProgramOutput {

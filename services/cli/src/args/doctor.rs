@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use formats::FloatDtype;
 
-use super::{BurnInArgs, ROLE_NAMES, float_dtype_parser};
+use super::{BurnInArgs, ROLE_NAMES, burn_in::BoxEngineArgs, float_dtype_parser};
 
 /// Arguments of `flotilla doctor`.
 #[derive(Debug, Args)]
@@ -118,15 +118,8 @@ pub(crate) struct SpeedArgs {
     /// Model: a directory, or an `org/name` in the Hugging Face cache
     #[arg(long)]
     pub model: PathBuf,
-    /// Directory of llama.cpp's programs [default: searched on PATH]
-    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
-    pub llama_cpp: Option<PathBuf>,
-    /// Hardware profile to use instead of the detected one: a name or a file
-    #[arg(long)]
-    pub profile: Option<String>,
-    /// CPU cores to use [default: all]
-    #[arg(long, env = "FLOTILLA_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub threads: Option<u32>,
+    #[command(flatten)]
+    pub engines: BoxEngineArgs,
     /// Largest difference in log-probability that counts as the same policy, in nats per token
     #[arg(long, default_value_t = wire::CANARY_TOLERANCE)]
     pub tolerance: f64,

@@ -15,8 +15,8 @@ use crate::{
 pub(crate) async fn burn_in_box(args: &BurnInArgs, json: bool) -> anyhow::Result<bool> {
     let stop = signals::stop_token()?;
     let scratch = tempfile::tempdir().context("create a scratch directory")?;
-    let (at, profile) = (scratch.path(), args.profile.as_deref());
-    let launch = local_models::worker_launcher(at, profile, "cpu", args.threads)?;
+    let (at, profile) = (scratch.path(), args.engines.profile.as_deref());
+    let launch = local_models::worker_launcher(at, profile, "cpu", args.engines.threads)?;
     let model = args.model.as_deref().map(local_models::find_local_model).transpose()?;
     let gguf_cache = match &model {
         Some(_) => local_models::gguf_cache_directory()?,
@@ -35,7 +35,7 @@ pub(crate) async fn burn_in_box(args: &BurnInArgs, json: bool) -> anyhow::Result
         files: super::live_files(args.python.as_deref())?,
         engine,
         model,
-        llama_cpp: args.llama_cpp.clone(),
+        llama_cpp: args.engines.llama_cpp.clone(),
         gguf_cache: (gguf_cache, local_models::GGUF_CACHE_BYTES),
         stage_limit: Duration::from_secs(args.stage_limit),
         tolerance: args.tolerance,

@@ -15,9 +15,9 @@ pub(super) async fn measure_speed(args: &SpeedArgs, json: bool) -> anyhow::Resul
     let directory = tempfile::tempdir().context("create a scratch directory")?;
     let launch = local_models::worker_launcher(
         directory.path(),
-        args.profile.as_deref(),
+        args.engines.profile.as_deref(),
         "cpu",
-        args.threads,
+        args.engines.threads,
     )?;
     let places = GeneratorPaths {
         gguf_cache: local_models::gguf_cache_directory()?,
@@ -25,7 +25,7 @@ pub(super) async fn measure_speed(args: &SpeedArgs, json: bool) -> anyhow::Resul
         directory: launch.directory.join("generate"),
     };
     let candidates = EngineCandidate::list_candidates(
-        args.llama_cpp.as_deref(),
+        args.engines.llama_cpp.as_deref(),
         &launch.profile,
         GeneratorLimits::from_launcher(&launch),
         &places,
