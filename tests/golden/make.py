@@ -41,7 +41,7 @@ from tokenizers import (
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = ROOT / "services/control/src/data/chat/golden"
+TEMPLATES = ROOT / "services/chat-template/src/golden"
 CONTEXT = 512
 STRIDE = 256
 NEW_TOKENS = 24

@@ -1,6 +1,6 @@
 """Renders chat templates with transformers, as references for services/control.
 
-    python chat.py ../../services/control/src/data/chat/golden
+    python chat.py ../../services/chat-template/src/golden
 
 The script renders each *.jinja in the directory and writes golden.json. Needs transformers and
 jinja2.

@@ -2,17 +2,13 @@
 
 use std::{io, path::PathBuf};
 
+use chat_template::{ChatError, TemplateError};
 use data_files::DataFileError;
 use hub::{DatasetError, DatasetNameError};
 use store::GetError;
 use wire::EncodingError;
 
-use super::{
-    chat::{ChatError, TemplateError},
-    examples::ExampleError,
-    heldout_split::SplitError,
-    prompts::PromptLineError,
-};
+use super::{examples::ExampleError, heldout_split::SplitError, prompts::PromptLineError};
 use crate::spec_files::SpecFileError;
 
 /// The reason why a file of a spec cannot be used.

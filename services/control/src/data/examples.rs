@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use chat_template::{
+    ChatError, ChatMessage, PromptCompletion, assistant_message, list_messages, wrap_prompt,
+};
 use data_files::JsonRows;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use wire::{ExamplesError, JsonLine, RowPlace};
 
-use super::{
-    chat::{ChatError, ChatMessage, PromptCompletion, wrap_prompt},
-    prompts::{ChatFormat, any_row, list_messages},
-};
+use super::prompts::{ChatFormat, any_row};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ExampleFile {
@@ -175,7 +175,7 @@ fn build_conversation(
     match said {
         ExampleContent::Texts(prompt, completion, _) => {
             let mut messages = wrap_prompt(manner.system, &prompt);
-            messages.push(super::chat::assistant_message(&completion));
+            messages.push(assistant_message(&completion));
             Ok(messages)
         }
         ExampleContent::Messages => {
@@ -197,7 +197,7 @@ fn build_conversation(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::chat::tests::chatml;
+    use crate::data::chatml;
 
     fn read(lines: &str, manner: ChatFormat<'_>) -> Result<ExampleFile, String> {
         let read = ExampleFile::read(&Bytes::from(lines.to_owned()).into(), manner);

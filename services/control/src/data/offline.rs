@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use bytes::Bytes;
+use chat_template::ChatTemplate;
 use data_files::{ColumnMapping, DataPurpose, JsonRows, RowShape, ShapedRows};
 use hub::HubClient;
 use spec::{HUB_PREFIX, HeldoutSize};
 use wire::{PromptEntry, v1::DataFile};
 
 use super::{
-    chat::ChatTemplate,
     error::DataError,
     examples::{self, ExampleFile},
     file_rows::{add_shapes, read_rows, shape_rows, shape_warnings},
@@ -158,10 +158,11 @@ pub fn check_example_file(path: &Path) -> Result<(), DataError> {
 /// # Errors
 /// A row is no example, or the model has no template for the conversations.
 pub async fn prepare_documents(named: &NamedRows, model: &Path) -> Result<Bytes, DataError> {
-    let (named, model, now) = (named.clone(), model.to_owned(), jiff::Zoned::now());
+    let (named, model) = (named.clone(), model.to_owned());
     let prepared = run_blocking(move || {
         let rows = named.shape_for(DataPurpose::Examples)?.rows;
-        let template = examples::needs_template(&rows).then(|| ChatTemplate::load(&model, &now));
+        let template =
+            examples::needs_template(&rows).then(|| ChatTemplate::load(&model, jiff::Zoned::now));
         let template = template
             .transpose()
             .map_err(|source| DataError::Template { file: named.name.clone(), source })?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use chat_template::ChatTemplate;
 use data_files::{ColumnMapping, DataPurpose, RowShape};
 use spec::{
     BaseSpec, ChatSpec, HeldoutSpec, PromptSuiteSettings, RaftSpec, RunSpec, SftSpec, SuiteMeasure,
@@ -12,7 +13,6 @@ use tokio::sync::OnceCell;
 use wire::v1::{self, DataReport, data_file::Lengths};
 
 use super::{
-    chat::ChatTemplate,
     error::DataError,
     examples::{self, ExampleFile},
     file_content::{check_text, read_spec_file},
@@ -399,9 +399,14 @@ impl<'a> DataReader<'a> {
         let template = self.template.get_or_try_init(async || {
             let dir = self.get_model_dir(base).await?.dir_path().to_owned();
             let now = self.now.clone();
-            run_blocking(move || ChatTemplate::load(&dir, &now)).await.map_err(|source| {
-                SubmitError::data_error(field, DataError::Template { file: file.into(), source })
-            })
+            run_blocking(move || ChatTemplate::load(&dir, move || now.clone())).await.map_err(
+                |source| {
+                    SubmitError::data_error(
+                        field,
+                        DataError::Template { file: file.into(), source },
+                    )
+                },
+            )
         });
         template.await.map(Some)
     }

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use chat_template::ChatTemplate;
 use data_files::{ColumnMapping, DataPurpose};
 use hub::HubClient;
 use serde::Serialize;
@@ -10,7 +11,6 @@ use spec::{BaseSpec, ChatSpec, RunSpec};
 use wire::v1::DataFile;
 
 use super::{
-    chat::ChatTemplate,
     error::DataError,
     model_dir::find_model_dir,
     offline::{NamedRows, ReadData, read_data},
@@ -114,8 +114,7 @@ async fn load_template(
 ) -> Result<ChatTemplate, SubmitError> {
     let files = SpecFiles::Local(directory.to_owned());
     let found = find_model_dir(&HubClient::from_env(), model, &files).await?;
-    let now = jiff::Zoned::now();
-    let loaded = run_blocking(move || ChatTemplate::load(found.dir_path(), &now)).await;
+    let loaded = run_blocking(move || ChatTemplate::load(found.dir_path(), jiff::Zoned::now)).await;
     loaded.map_err(|source| {
         SubmitError::data_error("base", DataError::Template { file: named.name.clone(), source })
     })

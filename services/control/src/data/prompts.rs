@@ -1,14 +1,14 @@
 //! A file of prompts: conversations are rendered, and missing ids are filled in.
 
 use bytes::Bytes;
+use chat_template::{
+    ChatError, ChatMessage, ChatTemplate, TurnTexts, last_user_text, list_messages, question_text,
+    wrap_prompt,
+};
 use data_files::JsonRows;
 use serde::Deserialize;
 use serde_json::Value;
 use wire::{JsonLine, PromptEntry, PromptsError, RowPlace, normalise_question};
-
-use super::chat::{
-    ChatError, ChatMessage, ChatTemplate, TurnTexts, last_user_text, question_text, wrap_prompt,
-};
 
 /// Field with the last user message of a rendered conversation, for verifiers.
 pub(crate) const PLAIN_PROMPT: &str = "plain_prompt";
@@ -157,15 +157,10 @@ fn line_messages(
     messages.and_then(list_messages).ok_or(ChatError::Shape).map(Some)
 }
 
-pub(super) fn list_messages(messages: ChatMessage) -> Option<Vec<ChatMessage>> {
-    use minijinja::value::ValueKind;
-    (messages.kind() == ValueKind::Seq).then(|| messages.try_iter().into_iter().flatten().collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::chat::tests::chatml;
+    use crate::data::chatml;
 
     fn read(lines: &str, manner: ChatFormat<'_>) -> Result<PromptFile, String> {
         let read = PromptFile::read(&Bytes::from(lines.to_owned()).into(), manner);

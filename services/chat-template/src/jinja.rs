@@ -12,16 +12,16 @@ use regex::Regex;
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-pub(super) const TEMPLATE_NAME: &str = "chat_template";
+pub(crate) const TEMPLATE_NAME: &str = "chat_template";
 
 /// Template instructions for one conversation. More count as an endless loop.
 const FUEL_PER_CONVERSATION: u64 = 10_000_000;
 
-/// Builds an environment with the functions of transformers; its `strftime_now` formats the time
-/// `now`.
-pub(super) fn build_environment(
+/// Builds an environment with the functions of transformers; its `strftime_now` formats the time of
+/// `clock`.
+pub(crate) fn build_environment(
     template: &str,
-    now: &jiff::Zoned,
+    clock: impl Fn() -> jiff::Zoned + Send + Sync + 'static,
 ) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
@@ -34,12 +34,11 @@ pub(super) fn build_environment(
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
-    let now = now.clone();
     environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
         let wrong = |error: jiff::Error| {
             Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}"))
         };
-        jiff::fmt::strtime::format(&format, &now).map_err(wrong)
+        jiff::fmt::strtime::format(&format, &clock()).map_err(wrong)
     });
     environment
         .add_template_owned(TEMPLATE_NAME, replace_generation_tags(template).into_owned())?;

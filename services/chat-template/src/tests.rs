@@ -87,13 +87,13 @@ fn model(template: &str, eos: &serde_json::Value, begins: bool) -> tempfile::Tem
     dir
 }
 
-pub(in crate::data) fn chatml() -> ChatTemplate {
+fn chatml() -> ChatTemplate {
     template("chatml", &json!(2), false)
 }
 
 fn template(name: &str, eos: &serde_json::Value, begins: bool) -> ChatTemplate {
     let text = TEMPLATES.iter().find(|(known, _)| *known == name).unwrap().1;
-    ChatTemplate::load(model(text, eos, begins).path(), &noon()).unwrap()
+    ChatTemplate::load(model(text, eos, begins).path(), noon).unwrap()
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn what_is_written_is_tokenized_with_one_beginning_and_special_tokens_as_such() 
     let text = TEMPLATES.iter().find(|(name, _)| *name == "headers").unwrap().1;
     for begins in [true, false] {
         let dir = model(text, &json!([1, 4]), begins);
-        let template = ChatTemplate::load(dir.path(), &noon()).unwrap();
+        let template = ChatTemplate::load(dir.path(), noon).unwrap();
         let prompt = template.render_prompt(&golden().conversations["turns"][..3]).unwrap();
         let tokenizer = tokenizers::Tokenizer::from_file(dir.path().join("tokenizer.json"));
         let tokens = tokenizer.unwrap().encode(prompt, true).unwrap().get_ids().to_vec();
@@ -229,7 +229,7 @@ fn what_cannot_be_written_says_why() {
 
 #[test]
 fn a_template_is_found_where_models_have_it_and_has_to_be_one() {
-    let load = |dir: &Path| ChatTemplate::load(dir, &noon());
+    let load = |dir: &Path| ChatTemplate::load(dir, noon);
     let named = json!([{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]);
     let dir = model("", &json!(1), false);
     let dir = dir.path();
@@ -248,7 +248,7 @@ fn a_template_is_found_where_models_have_it_and_has_to_be_one() {
 #[test]
 fn a_template_that_does_not_end_is_stopped() {
     let text = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
-    let template = ChatTemplate::load(model(text, &json!(1), false).path(), &noon()).unwrap();
+    let template = ChatTemplate::load(model(text, &json!(1), false).path(), noon).unwrap();
     assert!(matches!(template.render_messages(&[], false), Err(ChatError::Refused(_))));
 }
 
@@ -267,7 +267,7 @@ fn observations_are_written_between_the_end_of_a_turn_and_the_next_answer() {
         &json!(1),
         false,
     );
-    let template = ChatTemplate::load(model.path(), &noon()).unwrap();
+    let template = ChatTemplate::load(model.path(), noon).unwrap();
     let error = template.render_turn_texts("tool").unwrap_err().to_string();
     assert!(error.contains("role \"tool\"") && error.contains("role: user"), "{error}");
     assert_eq!(template.render_turn_texts("user").unwrap().before, "\nuser: ");

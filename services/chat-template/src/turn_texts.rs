@@ -11,7 +11,7 @@ const OBSERVED: &str = "flotilla-observation";
 
 /// The texts before and after an observation. Both are empty for prompts that are no conversations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct TurnTexts {
+pub struct TurnTexts {
     /// Begins behind the token with which generation stopped.
     pub before: String,
     /// Ends where the next answer begins.
@@ -20,7 +20,7 @@ pub(crate) struct TurnTexts {
 
 impl TurnTexts {
     /// Adds the texts to a verifier that is an environment; returns another one as it is.
-    pub(crate) fn add_to_verifier(&self, verifier: Option<v1::Verifier>) -> Option<v1::Verifier> {
+    pub fn add_to_verifier(&self, verifier: Option<v1::Verifier>) -> Option<v1::Verifier> {
         let mut verifier = verifier?;
         if let Some(v1::verifier::How::Environment(environment)) = &mut verifier.how {
             environment.before_observation.clone_from(&self.before);
@@ -33,7 +33,7 @@ impl TurnTexts {
 impl ChatTemplate {
     /// Returns the texts around the observation in a message of this role, after an answer and
     /// before the next one. Fails if the template writes no such message.
-    pub(crate) fn render_turn_texts(&self, role: &str) -> Result<TurnTexts, ChatError> {
+    pub fn render_turn_texts(&self, role: &str) -> Result<TurnTexts, ChatError> {
         let say = |role: &str, content: &str| minijinja::context! { role, content };
         let turns = [say("user", ASKED), say(ASSISTANT_ROLE, SAID), say(role, OBSERVED)];
         let rendered = self.render_messages(&turns, true).ok();

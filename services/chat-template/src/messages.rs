@@ -5,21 +5,24 @@ use minijinja::{Value, context, value::ValueKind};
 use super::ChatError;
 
 /// A map with `role`, `content` and possibly other fields.
-pub(crate) type ChatMessage = Value;
+pub type ChatMessage = Value;
 
-pub(super) const ASSISTANT_ROLE: &str = "assistant";
+pub(crate) const ASSISTANT_ROLE: &str = "assistant";
 
-pub(crate) fn wrap_prompt(system: Option<&str>, prompt: &str) -> Vec<ChatMessage> {
+/// Returns the conversation of one question, after a system message if one is given.
+pub fn wrap_prompt(system: Option<&str>, prompt: &str) -> Vec<ChatMessage> {
     let say = |role: &str, content: &str| context! { role, content };
     let system = system.map(|text| say("system", text));
     system.into_iter().chain([say("user", prompt)]).collect()
 }
 
-pub(crate) fn assistant_message(text: &str) -> ChatMessage {
+/// Returns the message of a model's answer.
+pub fn assistant_message(text: &str) -> ChatMessage {
     context! { role => ASSISTANT_ROLE, content => text }
 }
 
-pub(crate) fn last_user_text(messages: &[ChatMessage]) -> Option<String> {
+/// Returns the text of the last message of a user.
+pub fn last_user_text(messages: &[ChatMessage]) -> Option<String> {
     let user =
         messages.iter().rev().find(|message| get_field(message, "role").as_str() == Some("user"));
     content_text(&get_field(user?, "content"))
@@ -27,7 +30,7 @@ pub(crate) fn last_user_text(messages: &[ChatMessage]) -> Option<String> {
 
 /// Returns the text that identifies a conversation's question: that of its only user message,
 /// without the system message, or the whole conversation as JSON if it has several messages.
-pub(crate) fn question_text(messages: &[ChatMessage]) -> String {
+pub fn question_text(messages: &[ChatMessage]) -> String {
     let is_system = |message: &&ChatMessage| get_field(message, "role").as_str() == Some("system");
     let mut others = messages.iter().filter(|message| !is_system(message));
     match (others.next(), others.next()) {
@@ -38,9 +41,14 @@ pub(crate) fn question_text(messages: &[ChatMessage]) -> String {
     }
 }
 
+/// Returns the messages of a value that is a list.
+pub fn list_messages(messages: ChatMessage) -> Option<Vec<ChatMessage>> {
+    (messages.kind() == ValueKind::Seq).then(|| messages.try_iter().into_iter().flatten().collect())
+}
+
 /// Returns the role of the last message. Fails if the list is empty, or a message has no role or no
 /// text content; one with `tool_calls` needs no content.
-pub(super) fn check_messages(messages: &[ChatMessage]) -> Result<String, ChatError> {
+pub(crate) fn check_messages(messages: &[ChatMessage]) -> Result<String, ChatError> {
     let mut last = None;
     for (index, message) in messages.iter().enumerate() {
         let wrong = |what| ChatError::Message { number: index + 1, what };
@@ -59,7 +67,7 @@ pub(super) fn check_messages(messages: &[ChatMessage]) -> Result<String, ChatErr
     last.ok_or(ChatError::Shape)
 }
 
-pub(super) fn flatten_content(message: &ChatMessage) -> ChatMessage {
+pub(crate) fn flatten_content(message: &ChatMessage) -> ChatMessage {
     let content = get_field(message, "content");
     match content_text(&content) {
         Some(text) if content.kind() == ValueKind::Seq => {

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 /// The tokenizer.json of a large vocabulary has about 30 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
+/// The reason why the files of a tokenizer cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecialTokensError {
     #[error("read {path}")]
@@ -21,7 +22,7 @@ pub enum SpecialTokensError {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct SpecialTokens {
+pub(crate) struct SpecialTokens {
     /// Such as `bos_token`, by the names that templates use.
     pub by_name: BTreeMap<String, String>,
     /// Prepended to a text by the tokenizer itself.
@@ -32,7 +33,7 @@ pub(super) struct SpecialTokens {
 impl SpecialTokens {
     /// Loads the special tokens from a model's directory, and its chat template if it has one:
     /// `chat_template.jinja`, or else the field in `tokenizer_config.json`.
-    pub(super) fn load(dir: &Path) -> Result<(Self, Option<String>), SpecialTokensError> {
+    pub(crate) fn load(dir: &Path) -> Result<(Self, Option<String>), SpecialTokensError> {
         let object = |name: &str| read_object(&dir.join(name));
         let settings = object("tokenizer_config.json")?.unwrap_or_default();
         let names = object("special_tokens_map.json")?.unwrap_or_default();
@@ -58,11 +59,11 @@ impl SpecialTokens {
         ))
     }
 
-    pub(super) fn token_text(&self, id: u32) -> Option<&str> {
+    pub(crate) fn token_text(&self, id: u32) -> Option<&str> {
         self.added_tokens.get(&id).map(String::as_str)
     }
 
-    pub(super) fn last_token_of(&self, text: &str) -> Option<&str> {
+    pub(crate) fn last_token_of(&self, text: &str) -> Option<&str> {
         let tokens = self.added_tokens.values().filter(|token| !token.is_empty());
         let there = tokens.filter(|token| text.ends_with(*token));
         there.max_by_key(|token| token.len()).map(String::as_str)

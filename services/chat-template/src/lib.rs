@@ -13,15 +13,19 @@ use minijinja::{Environment, Value, context};
 
 use self::{
     messages::{ASSISTANT_ROLE, check_messages, flatten_content},
-    special_tokens::{SpecialTokens, SpecialTokensError},
+    special_tokens::SpecialTokens,
 };
-pub(crate) use self::{
-    messages::{ChatMessage, assistant_message, last_user_text, question_text, wrap_prompt},
+pub use self::{
+    messages::{
+        ChatMessage, assistant_message, last_user_text, list_messages, question_text, wrap_prompt,
+    },
+    special_tokens::SpecialTokensError,
     turn_texts::TurnTexts,
 };
 
+/// The chat template of a model, with the special tokens of its tokenizer.
 #[derive(Debug)]
-pub(crate) struct ChatTemplate {
+pub struct ChatTemplate {
     environment: Environment<'static>,
     tokens: SpecialTokens,
     /// Appended to a completion by trainers. Empty if it is not an added token.
@@ -31,7 +35,7 @@ pub(crate) struct ChatTemplate {
 
 /// A conversation, split before its last turn, which a model learns.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PromptCompletion {
+pub struct PromptCompletion {
     pub prompt: String,
     pub completion: String,
 }
@@ -101,23 +105,29 @@ const SHOWN_CHARS: usize = 60;
 
 impl ChatTemplate {
     /// Reads a model's directory, which may contain only the small files. Templates see the time
-    /// `now`.
-    pub(crate) fn load(dir: &Path, now: &jiff::Zoned) -> Result<Self, TemplateError> {
+    /// that `clock` returns.
+    ///
+    /// # Errors
+    /// The directory has no template, or one that cannot be used.
+    pub fn load(
+        dir: &Path,
+        clock: impl Fn() -> jiff::Zoned + Send + Sync + 'static,
+    ) -> Result<Self, TemplateError> {
         let (tokens, text) = SpecialTokens::load(dir)?;
         let text = text.ok_or(TemplateError::None)?;
         let ids = ModelConfig::from_dir(dir)?.eos_tokens;
         let end = ids.first().and_then(|id| tokens.token_text(*id)).unwrap_or_default().to_owned();
         let stops = ids.iter().filter_map(|id| tokens.token_text(*id)).map(str::to_owned).collect();
-        let environment = jinja::build_environment(&text, now).map_err(TemplateError::Syntax)?;
+        let environment = jinja::build_environment(&text, clock).map_err(TemplateError::Syntax)?;
         Ok(Self { environment, tokens, end_token: end, stop_tokens: stops })
     }
 
     /// Returns a template for readers, which writes the role before each message. No model knows it.
-    pub(crate) fn for_readers() -> Self {
+    pub fn for_readers() -> Self {
         const TEXT: &str = "{% for message in messages %}{{ message.role }}: \
                             {{ message.content }}\n{% endfor %}\
                             {% if add_generation_prompt %}assistant: {% endif %}";
-        let environment = jinja::build_environment(TEXT, &jiff::Zoned::now());
+        let environment = jinja::build_environment(TEXT, jiff::Zoned::now);
         Self {
             environment: environment.expect("the template is valid"),
             tokens: SpecialTokens::default(),
@@ -126,9 +136,11 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders messages as the text that the model continues with its answer. Fails if they are no
-    /// list, end with an answer, or are refused by the template.
-    pub(crate) fn render_prompt(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
+    /// Renders messages as the text that the model continues with its answer.
+    ///
+    /// # Errors
+    /// They are no list, end with an answer, or are refused by the template.
+    pub fn render_prompt(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
         if check_messages(messages)? == ASSISTANT_ROLE {
             return Err(ChatError::Answered);
         }
@@ -139,10 +151,7 @@ impl ChatTemplate {
     /// Renders messages that end with an answer, and splits the text into the part before the last
     /// turn and that turn without the token that ends completions. Fails also if the template
     /// renders the earlier turns differently once the last one is present.
-    pub(crate) fn render_pair(
-        &self,
-        messages: &[ChatMessage],
-    ) -> Result<PromptCompletion, ChatError> {
+    pub fn render_pair(&self, messages: &[ChatMessage]) -> Result<PromptCompletion, ChatError> {
         if check_messages(messages)? != ASSISTANT_ROLE {
             return Err(ChatError::Unanswered);
         }
@@ -162,7 +171,7 @@ impl ChatTemplate {
 
     /// Fails with [`ChatError::Endless`] if generation would continue after the token with which
     /// the template ends a turn. A template that shows no such token passes.
-    pub(crate) fn check_end_token(&self) -> Result<(), ChatError> {
+    pub fn check_end_token(&self) -> Result<(), ChatError> {
         const SAID: &str = "a";
         let say = |role: &str| context! { role, content => SAID };
         let Ok(pair) = self.render_pair(&[say("user"), say(ASSISTANT_ROLE)]) else { return Ok(()) };
@@ -220,4 +229,4 @@ fn first_difference(before: &str, answered: &str) -> (String, String) {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
