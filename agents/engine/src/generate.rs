@@ -7,6 +7,7 @@
 mod kv_cache;
 mod request;
 mod sampler;
+mod token_scores;
 
 use crate::canary::{CanaryError, CanaryText};
 use crate::completion_scores::score_completions;
@@ -16,13 +17,17 @@ use crate::perplexity::PerplexityError;
 use crate::random::RandomStream;
 use crate::sequence::{CompletionExample, check_vocabulary};
 use crate::tokenizer::{ModelTokenizer, TokenizerError};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use kv_cache::{KvCache, RowOwner};
 use rayon::prelude::*;
 pub use request::{
-    AdmitError, FinishReason, PromptInput, PromptRequest, SampleCompletion, SamplingParameters,
+    AdmitError, FinishReason, PromptInput, PromptRequest, RunningTokens, SampleCompletion,
+    SamplingParameters,
 };
 use std::collections::VecDeque;
+use std::sync::Arc;
+pub use token_scores::{ScoreOptions, TokenScore};
+use token_scores::{logits_on_cpu, score_prompt, score_token};
 
 /// An error that ends a generation.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +48,8 @@ pub enum GenerateError {
 /// admit_request -> waiting -> prefill -> running (one token a step) -> finished
 /// ```
 ///
-/// The caller alternates `admit_request` and `generate_step` until `is_idle`.
+/// The caller alternates `admit_request` and `generate_step` until `is_idle`. Between two steps,
+/// `running_samples` shows the tokens so far, and `cancel_samples` ends samples early.
 pub struct BatchGenerator<Tag> {
     model: LanguageModel,
     tokenizer: ModelTokenizer,
@@ -56,6 +62,7 @@ pub struct BatchGenerator<Tag> {
 
 struct WaitingRequest<Tag> {
     request: PromptRequest<Tag>,
+    scored: ScoreOptions,
     prompt: Vec<u32>,
     /// The number of samples that have started.
     started: usize,
@@ -67,6 +74,7 @@ struct WaitingRequest<Tag> {
 struct PromptPrefix {
     cache: KvCache,
     logits: Vec<f32>,
+    scores: Arc<[TokenScore]>,
 }
 
 struct RunningSample<Tag> {
@@ -80,6 +88,10 @@ struct RunningSample<Tag> {
     cache: KvCache,
     /// The log-probability of each token, in nats.
     logprobs: Vec<f64>,
+    scored: ScoreOptions,
+    /// Empty if none are wanted.
+    alternatives: Vec<Vec<(u32, f64)>>,
+    prompt_scores: Arc<[TokenScore]>,
     finish: Option<FinishReason>,
 }
 
@@ -106,9 +118,32 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
 
     /// Returns the number of slots that no running or waiting sample needs.
     pub fn free_slots(&self) -> usize {
+        self.slots.saturating_sub(self.open_samples())
+    }
+
+    /// Returns the number of samples that run or wait.
+    pub fn open_samples(&self) -> usize {
         let waiting = |one: &WaitingRequest<Tag>| one.request.seeds.len() - one.started;
-        let taken = self.running.len() + self.waiting.iter().map(waiting).sum::<usize>();
-        self.slots.saturating_sub(taken)
+        self.running.len() + self.waiting.iter().map(waiting).sum::<usize>()
+    }
+
+    /// Yields the samples that are still drawn, with their tokens so far.
+    pub fn running_samples(&self) -> impl Iterator<Item = RunningTokens<'_, Tag>> {
+        self.running.iter().map(|sample| RunningTokens {
+            tag: &sample.tag,
+            index: sample.index,
+            tokens: &sample.tokens,
+            logprobs: &sample.logprobs,
+            alternatives: &sample.alternatives,
+            prompt_scores: &sample.prompt_scores,
+        })
+    }
+
+    /// Drops the samples that `is_cancelled` names by the tag and index of each. A request that waits
+    /// is dropped with all its samples if its next one is named.
+    pub fn cancel_samples(&mut self, is_cancelled: impl Fn(&Tag, usize) -> bool) {
+        self.running.retain(|sample| !is_cancelled(&sample.tag, sample.index));
+        self.waiting.retain(|waiting| !is_cancelled(&waiting.request.tag, waiting.started));
     }
 
     /// Returns the log-probabilities of a canary text; see `CanaryText`.
@@ -148,6 +183,15 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
 
     /// Queues the samples of a request. They start in order of admission, as slots become free.
     pub fn admit_request(&mut self, request: PromptRequest<Tag>) -> Result<(), AdmitError> {
+        self.admit_scored_request(request, ScoreOptions::default())
+    }
+
+    /// Like [`Self::admit_request`], with more log-probabilities.
+    pub fn admit_scored_request(
+        &mut self,
+        request: PromptRequest<Tag>,
+        scored: ScoreOptions,
+    ) -> Result<(), AdmitError> {
         request.sampling.check_ranges()?;
         let prompt = match &request.prompt {
             PromptInput::Text(text) => self.tokenizer.encode_prompt(text)?,
@@ -160,7 +204,8 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
             _ if tokens > positions => Err(AdmitError::PromptTooLong { tokens, positions }),
             _ => {
                 if !request.seeds.is_empty() {
-                    let waiting = WaitingRequest { request, prompt, started: 0, prefix: None };
+                    let (started, prefix) = (0, None);
+                    let waiting = WaitingRequest { request, scored, prompt, started, prefix };
                     self.waiting.push_back(waiting);
                 }
                 Ok(())
@@ -230,7 +275,7 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
     fn prefill_prompts(&mut self) -> Result<(), candle_core::Error> {
         let mut free = self.slots - self.running.len();
         let (mut tokens, mut owners, mut lasts) = (Vec::new(), Vec::new(), Vec::new());
-        let mut chosen = Vec::new();
+        let (mut chosen, mut scored) = (Vec::new(), Vec::new());
         for waiting in &mut self.waiting {
             let full =
                 !tokens.is_empty() && tokens.len() + waiting.prompt.len() > PREFILL_TOKENS_MAX;
@@ -245,20 +290,31 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
             owners.extend((0..waiting.prompt.len()).map(|position| RowOwner { cache, position }));
             tokens.extend_from_slice(&waiting.prompt);
             lasts.push(tokens.len() as u32 - 1);
+            scored.push((tokens.len() - waiting.prompt.len()..tokens.len(), waiting.scored));
             chosen.push((waiting, KvCache::new(self.model.config.layers)));
         }
         if chosen.is_empty() {
             return Ok(());
         }
         let mut caches: Vec<&mut KvCache> = chosen.iter_mut().map(|(_, cache)| cache).collect();
-        let logits = run_on_pool(|| {
+        let (logits, scores) = run_on_pool(|| {
             let hidden =
                 forward_rows(&self.model, MatmulPhase::Prefill, &tokens, &owners, &mut caches)?;
+            let scores = scored.into_iter().map(|(rows, wanted)| match wanted.prompt {
+                true => {
+                    let prompt = &tokens[rows.clone()];
+                    score_prompt(&self.model, &hidden, rows, prompt, wanted.alternatives)
+                }
+                false => Ok(Vec::new()),
+            });
+            let scores = scores.collect::<candle_core::Result<Vec<_>>>()?;
             let lasts = Tensor::new(lasts, &self.model.device)?;
-            logits_on_cpu(&self.model, &hidden.index_select(&lasts, 0)?)
+            let logits = logits_on_cpu(&self.model, &hidden.index_select(&lasts, 0)?)?;
+            candle_core::Result::Ok((logits, scores))
         })?;
-        for ((waiting, cache), logits) in chosen.into_iter().zip(logits.to_vec2()?) {
-            waiting.prefix = Some(PromptPrefix { cache, logits });
+        let computed = logits.to_vec2()?.into_iter().zip(scores);
+        for ((waiting, cache), (logits, scores)) in chosen.into_iter().zip(computed) {
+            waiting.prefix = Some(PromptPrefix { cache, logits, scores: scores.into() });
         }
         Ok(())
     }
@@ -277,6 +333,9 @@ impl<Tag: Clone> WaitingRequest<Tag> {
             tokens: Vec::new(),
             cache: prefix.cache.clone(),
             logprobs: Vec::new(),
+            scored: self.scored,
+            alternatives: Vec::new(),
+            prompt_scores: prefix.scores.clone(),
             finish: None,
         }
     }
@@ -289,6 +348,7 @@ impl<Tag> RunningSample<Tag> {
         tokenizer: &ModelTokenizer,
     ) -> Result<Option<SampleCompletion<Tag>>, TokenizerError> {
         let Self { tag, index, seed, prompt_tokens, tokens, logprobs, finish, .. } = self;
+        let Self { alternatives, prompt_scores, .. } = self;
         let Some(finish) = finish else { return Ok(None) };
         let spoken = match finish {
             FinishReason::Stop => &tokens[..tokens.len() - 1],
@@ -304,6 +364,8 @@ impl<Tag> RunningSample<Tag> {
             text,
             finish,
             logprobs,
+            alternatives,
+            prompt_scores,
         }))
     }
 
@@ -311,11 +373,17 @@ impl<Tag> RunningSample<Tag> {
     /// position.
     fn draw_token(&mut self, logits: &[f32], eos: &[u32], positions: usize) {
         let token = sampler::draw_token(logits, &self.sampling, &mut self.random);
-        let loss = run_vectorised(
-            #[inline(always)]
-            || row_nll(logits, token as usize),
-        );
-        self.logprobs.push(-loss);
+        if self.scored.alternatives == 0 {
+            let loss = run_vectorised(
+                #[inline(always)]
+                || row_nll(logits, token as usize),
+            );
+            self.logprobs.push(-loss);
+        } else {
+            let scored = score_token(logits, token, self.scored.alternatives);
+            self.logprobs.push(scored.logprob);
+            self.alternatives.push(scored.alternatives);
+        }
         self.tokens.push(token);
         // The token just drawn would be fed at position prompt + tokens - 1.
         let full = self.prompt_tokens + self.tokens.len() > positions;
@@ -341,10 +409,6 @@ fn forward_rows(
         kv_cache::attend_cached(&heads, layer, [query, key, value], owners, caches)
     };
     model.hidden_states(phase, tokens, &positions, &mut attend)
-}
-
-fn logits_on_cpu(model: &LanguageModel, hidden: &Tensor) -> candle_core::Result<Tensor> {
-    model.compute_logits(hidden)?.to_device(&Device::Cpu)?.contiguous()
 }
 
 /// The completions of a request, or the reason why it was rejected.

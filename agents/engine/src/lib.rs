@@ -34,7 +34,8 @@ pub use completion_scores::score_completions;
 pub use formats::{Architecture, LayerModule, LoraSpec, ModelConfig, ModelConfigError};
 pub use generate::{
     AdmitError, BatchGenerator, FinishReason, GenerateError, PromptInput, PromptRequest,
-    RequestResult, SampleCompletion, SamplingParameters, generate_all,
+    RequestResult, RunningTokens, SampleCompletion, SamplingParameters, ScoreOptions, TokenScore,
+    generate_all,
 };
 pub use layout::{ChunkLayout, layout_chunks};
 pub use load::{ModelLoadError, load_model};

@@ -302,6 +302,12 @@ impl LanguageModel {
         HeadShape { count: heads, kv_count: kv_heads, dim: head_dim }
     }
 
+    /// Checks that the host has memory for a copy of this model. An f32 model that gets an adapter
+    /// while it is shared needs at most that.
+    pub fn check_room_for_copy(&self) -> Result<(), ModelError> {
+        memory::check_memory(&self.config, self.dtype, &self.device)
+    }
+
     /// Returns the model with an adapter; `self` is unchanged.
     pub fn with_adapter(&self, adapter: &LoraAdapter) -> Result<Self, AdapterError> {
         self.clone().into_adapted(adapter)

@@ -88,6 +88,12 @@ impl ModelTokenizer {
         encode_text(&self.plain, text, true)
     }
 
+    /// Decodes one token, which may be a special one; a part of a character becomes U+FFFD.
+    pub fn decode_token(&self, token: u32) -> Result<String, TokenizerError> {
+        catch_panics(|| self.prompts.decode(&[token], false))
+            .map_err(|source| TokenizerError::Decode { tokens: 1, source })
+    }
+
     /// Decodes tokens without the special ones; invalid UTF-8 becomes U+FFFD.
     pub fn decode_tokens(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         catch_panics(|| self.prompts.decode(tokens, true))

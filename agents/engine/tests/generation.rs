@@ -5,7 +5,7 @@
 use engine::{
     AdmitError, BatchGenerator, Device, LanguageModel, LayerModule, LoraAdapter, LoraSpec,
     MatrixDtype, ModelTokenizer, PromptInput, PromptRequest, SampleCompletion, SamplingParameters,
-    ScratchShape, generate_all, write_scratch_model,
+    ScoreOptions, ScratchShape, generate_all, write_scratch_model,
 };
 use std::collections::BTreeMap;
 
@@ -202,4 +202,58 @@ fn a_sample_ends_with_the_model_s_last_position() {
     let results = generate_all(&model, &tokenizer, 8, vec![request], |_, _| {}).unwrap();
     let completions = results.into_iter().flat_map(Result::unwrap).collect::<Vec<_>>();
     assert_eq!(completions[0].tokens.len(), 3);
+}
+
+#[test]
+fn a_prompt_is_scored_as_if_its_tokens_were_drawn_and_samples_can_be_watched_and_ended() {
+    let (model, tokenizer) = model();
+    let greedy = |max_new_tokens| SamplingParameters {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        max_new_tokens,
+    };
+    let ask = |prompt: Vec<u32>, max_new_tokens| PromptRequest {
+        tag: (),
+        prompt: PromptInput::Tokens(prompt),
+        seeds: vec![1],
+        sampling: greedy(max_new_tokens),
+    };
+    let scored = ScoreOptions { alternatives: 3, prompt: true };
+    let prompt = tokenizer.encode_prompt("the quick brown fox").unwrap();
+    let mut generator = BatchGenerator::new(model, tokenizer, 2);
+    generator.admit_scored_request(ask(prompt.clone(), 6), scored).unwrap();
+    let mut drawn = Vec::new();
+    let first = loop {
+        let done = generator.generate_step().unwrap();
+        if let Some(running) = generator.running_samples().next() {
+            assert_eq!(running.tokens.len(), running.alternatives.len());
+            drawn = running.tokens.to_vec();
+        }
+        if let Some(done) = done.into_iter().next() {
+            break done;
+        }
+    };
+    assert_eq!(first.tokens[..drawn.len()], drawn);
+    assert_eq!(first.prompt_scores.len(), prompt.len() - 1);
+    for ((token, logprob), likely) in
+        first.tokens.iter().zip(&first.logprobs).zip(&first.alternatives)
+    {
+        assert_eq!((likely[0], likely.len()), ((*token, *logprob), 3));
+    }
+    // The same tokens as a prompt have the same scores, but for the kernels of longer passes.
+    let whole = [prompt.as_slice(), &first.tokens].concat();
+    generator.admit_scored_request(ask(whole, 1), scored).unwrap();
+    let second = generator.generate_step().unwrap().remove(0);
+    let scores = &second.prompt_scores[prompt.len() - 1..];
+    assert_eq!(scores.len(), first.tokens.len());
+    for (score, (token, logprob)) in scores.iter().zip(first.tokens.iter().zip(&first.logprobs)) {
+        assert_eq!(score.token, *token);
+        assert!((score.logprob - logprob).abs() < 1e-3, "{score:?}, {logprob}");
+    }
+    generator.admit_request(ask(prompt, 20)).unwrap();
+    generator.generate_step().unwrap();
+    assert_eq!(generator.open_samples(), 1);
+    generator.cancel_samples(|(), index| index == 0);
+    assert!(generator.is_idle());
 }

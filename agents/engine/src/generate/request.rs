@@ -1,7 +1,9 @@
 //! The requests and completions of a generator.
 
+use super::token_scores::TokenScore;
 use crate::sequence::SequenceError;
 use crate::tokenizer::TokenizerError;
+use std::sync::Arc;
 
 /// The parameters with which tokens are drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,6 +55,23 @@ pub struct SampleCompletion<Tag> {
     /// The log-probability of each token in nats, over the whole vocabulary at temperature 1,
     /// independent of the sampling parameters.
     pub logprobs: Vec<f64>,
+    /// The most likely tokens at the position of each token, if the request wants any.
+    pub alternatives: Vec<Vec<(u32, f64)>>,
+    /// The scores of the prompt's tokens but its first, if the request wants them.
+    pub prompt_scores: Arc<[TokenScore]>,
+}
+
+/// A sample that is still drawn.
+#[derive(Debug)]
+pub struct RunningTokens<'a, Tag> {
+    pub tag: &'a Tag,
+    /// The index of its seed in the request.
+    pub index: usize,
+    /// The tokens so far, and of each what [`SampleCompletion`] has.
+    pub tokens: &'a [u32],
+    pub logprobs: &'a [f64],
+    pub alternatives: &'a [Vec<(u32, f64)>],
+    pub prompt_scores: &'a Arc<[TokenScore]>,
 }
 
 impl<Tag> SampleCompletion<Tag> {
@@ -62,8 +81,20 @@ impl<Tag> SampleCompletion<Tag> {
     }
 
     pub(super) fn with_tag<Other>(self, tag: Other) -> SampleCompletion<Other> {
-        let Self { tag: _, index, seed, prompt_tokens, tokens, text, finish, logprobs } = self;
-        SampleCompletion { tag, index, seed, prompt_tokens, tokens, text, finish, logprobs }
+        let Self { index, seed, prompt_tokens, tokens, text, finish, logprobs, .. } = self;
+        let Self { alternatives, prompt_scores, .. } = self;
+        SampleCompletion {
+            tag,
+            index,
+            seed,
+            prompt_tokens,
+            tokens,
+            text,
+            finish,
+            logprobs,
+            alternatives,
+            prompt_scores,
+        }
     }
 }
 

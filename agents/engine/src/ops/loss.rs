@@ -250,6 +250,14 @@ pub(crate) fn row_nll(row: &[f32], target: usize) -> f64 {
     sum_exponentials(row, most).ln() - f64::from(row[target] - most)
 }
 
+/// Returns the log-probabilities of tokens by one row of logits.
+#[inline(always)]
+pub(crate) fn row_logprobs(row: &[f32], targets: &[u32]) -> Vec<f64> {
+    let most = math::max_value(row);
+    let total = sum_exponentials(row, most).ln();
+    targets.iter().map(|target| f64::from(row[*target as usize] - most) - total).collect()
+}
+
 /// Returns the f64 sum of `e^(logit - most)`.
 #[inline(always)]
 fn sum_exponentials(logits: &[f32], most: f32) -> f64 {
