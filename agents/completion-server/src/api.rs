@@ -1,0 +1,389 @@
+//! Turns a request into work for the batch, and the batch's events into an answer.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use chat_template::{ChatError, ChatTemplate, TemplateError};
+use engine::{ModelTokenizer, PromptInput, SamplingParameters, ScoreOptions, TokenizerError};
+use hyper::{StatusCode, body::Bytes};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc::{Receiver, Sender};
+
+use crate::{
+    answer::AnswerWriter,
+    batch::{BatchRequest, ChoiceEvent, ChoicePiece, PromptTokens, open_event_channel},
+    request::{ApiKind, AskedPrompt, CompletionRequest, FieldError},
+};
+
+/// A conversation, in bytes of JSON; gateways accept less.
+pub(crate) const BODY_BYTES_MAX: usize = 8 << 20;
+
+/// The places of a server's models in its batch.
+#[derive(Debug, Clone)]
+pub(crate) struct ModelPlaces {
+    /// `None` if the base alone is not served.
+    pub base: Option<usize>,
+    pub adapters: Vec<usize>,
+}
+
+/// The limits of a server's models.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModelLimits {
+    /// Most tokens of a prompt with its answer, but for the last one.
+    pub context: usize,
+    pub vocab_size: usize,
+}
+
+/// Answers requests with the models of a batch.
+pub(crate) struct CompletionApi {
+    alias: String,
+    places: ModelPlaces,
+    tokenizer: Arc<ModelTokenizer>,
+    /// The error is for requests that need it.
+    template: Result<ChatTemplate, String>,
+    limits: ModelLimits,
+    requests: Sender<BatchRequest>,
+    /// From it, the names of answers and the seeds of requests without one are derived.
+    secret: u64,
+    /// The number of requests so far.
+    count: AtomicU64,
+}
+
+/// The reason why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApiError {
+    #[error("the request has no valid key (K101)")]
+    Key,
+    #[error("POST to /v1/completions or /v1/chat/completions; GET /health (G108)")]
+    Path,
+    #[error("the body exceeds {BODY_BYTES_MAX} bytes, or broke off; send less (G101)")]
+    Body,
+    #[error("the body must be a JSON object: {0} (G101)")]
+    Json(serde_json::Error),
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    #[error("`messages`: {0}; `/v1/completions` takes texts (D106)")]
+    Template(String),
+    #[error("`messages`")]
+    Conversation(#[from] ChatError),
+    #[error("`lora`: choose an adapter; the base alone is not served here (G101)")]
+    NoAdapter,
+    #[error("`prompt` has no tokens; add some text (R112)")]
+    EmptyPrompt,
+    #[error("`prompt` has the token {token}; the model has {vocab_size} (R112)")]
+    UnknownToken { token: u32, vocab_size: usize },
+    #[error(
+        "the prompt has {tokens} tokens, but prompt and answer have room for {context}; shorten it, \
+         or start the agent with a larger --serve-context (R112)"
+    )]
+    TooLong { tokens: usize, context: usize },
+    #[error("the prompt cannot be read")]
+    Tokenizer(#[from] TokenizerError),
+    #[error("too many requests wait; try again later (G104)")]
+    Busy,
+    #[error("the engine failed: {0} (E104)")]
+    Engine(String),
+}
+
+impl ApiError {
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::Key => StatusCode::UNAUTHORIZED,
+            Self::Path => StatusCode::NOT_FOUND,
+            Self::Body => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Engine(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Json(_)
+            | Self::Field(_)
+            | Self::Template(_)
+            | Self::Conversation(_)
+            | Self::NoAdapter
+            | Self::EmptyPrompt
+            | Self::UnknownToken { .. }
+            | Self::TooLong { .. }
+            | Self::Tokenizer(_) => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        let is_server = self.status().is_server_error();
+        let kind = if is_server { "server_error" } else { "invalid_request_error" };
+        let field = match self {
+            Self::Field(error) => Some(error.field.as_str()),
+            Self::Template(_) | Self::Conversation(_) => Some("messages"),
+            Self::EmptyPrompt | Self::UnknownToken { .. } => Some("prompt"),
+            _ => None,
+        };
+        let code = matches!(self, Self::TooLong { .. }).then_some("context_length_exceeded");
+        let message = wire::format_error_chain(self);
+        json!({ "error": { "message": message, "type": kind, "param": field, "code": code } })
+    }
+}
+
+impl CompletionApi {
+    /// Opens the API of the models of a batch, which receives `requests`.
+    ///
+    /// # Errors
+    /// The system has no random bytes.
+    pub(crate) fn open(
+        (alias, places): (String, ModelPlaces),
+        tokenizer: ModelTokenizer,
+        template: Result<ChatTemplate, TemplateError>,
+        limits: ModelLimits,
+        requests: Sender<BatchRequest>,
+    ) -> io::Result<Self> {
+        let mut secret = [0; 8];
+        File::open("/dev/urandom")?.read_exact(&mut secret)?;
+        Ok(Self {
+            alias,
+            places,
+            tokenizer: Arc::new(tokenizer),
+            template: template.map_err(|error| wire::format_error_chain(&error)),
+            limits,
+            requests,
+            secret: u64::from_le_bytes(secret),
+            count: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn tokenizer(&self) -> Arc<ModelTokenizer> {
+        self.tokenizer.clone()
+    }
+
+    /// Sends a request to the batch.
+    ///
+    /// # Errors
+    /// The request is wrong, or too many wait.
+    pub(crate) async fn start_answer(
+        self: &Arc<Self>,
+        kind: ApiKind,
+        body: Bytes,
+    ) -> Result<OpenAnswer, ApiError> {
+        let api = self.clone();
+        // To tokenize a long prompt takes a while.
+        let prepared = tokio::task::spawn_blocking(move || api.prepare_request(kind, &body)).await;
+        let prepared = prepared.map_err(|panic| ApiError::Engine(panic.to_string()))?;
+        let (request, answer) = prepared?;
+        self.requests.try_send(request).map_err(|_| ApiError::Busy)?;
+        Ok(answer)
+    }
+
+    fn prepare_request(
+        &self,
+        kind: ApiKind,
+        body: &[u8],
+    ) -> Result<(BatchRequest, OpenAnswer), ApiError> {
+        let fields: Map<String, Value> = serde_json::from_slice(body).map_err(ApiError::Json)?;
+        let asked = CompletionRequest::read(kind, fields, self.places.adapters.len())?;
+        let model = match asked.adapter {
+            Some(adapter) => self.places.adapters.get(adapter).copied(),
+            None => self.places.base,
+        };
+        let model = model.ok_or(ApiError::NoAdapter)?;
+        let count = self.count.fetch_add(1, Ordering::Relaxed).to_string();
+        let prompts = self.encode_prompts(&asked, &count)?;
+        let (events, receiver) = open_event_channel(&prompts);
+        let answer = self.open_answer(kind, &asked, &count, (prompts.as_slice(), receiver));
+        let request = BatchRequest {
+            model,
+            prompts,
+            sampling: SamplingParameters {
+                temperature: asked.temperature,
+                top_k: asked.top_k,
+                top_p: asked.top_p,
+                max_new_tokens: 1,
+            },
+            scored: ScoreOptions {
+                alternatives: asked.logprobs.unwrap_or(0),
+                prompt: asked.echo && asked.logprobs.is_some(),
+            },
+            stops: asked.stops,
+            echo: asked.echo,
+            draws: asked.max_tokens != Some(0),
+            reports_tokens: asked.logprobs.is_some(),
+            events,
+        };
+        Ok((request, answer))
+    }
+
+    fn open_answer(
+        &self,
+        kind: ApiKind,
+        asked: &CompletionRequest,
+        count: &str,
+        (prompts, events): (&[PromptTokens], Receiver<ChoiceEvent>),
+    ) -> OpenAnswer {
+        let prefix = match kind {
+            ApiKind::Chat => "chatcmpl",
+            ApiKind::Text => "cmpl",
+        };
+        let name = wire::derive_seed(self.secret, &["answer", count]);
+        let writer = AnswerWriter {
+            kind,
+            id: format!("{prefix}-{name:016x}{count}"),
+            created: wire::clock::unix_time().as_secs(),
+            model: self.alias.clone(),
+            tokenizer: self.tokenizer.clone(),
+            logprobs: asked.logprobs.is_some(),
+            echo: asked.echo,
+            prompt_tokens: prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
+        };
+        let choices = prompts.iter().map(|prompt| prompt.seeds.len()).sum();
+        let (stream, usage) = (asked.stream, asked.stream_usage);
+        OpenAnswer { writer, events, choices, stream, usage }
+    }
+
+    fn encode_prompts(
+        &self,
+        asked: &CompletionRequest,
+        count: &str,
+    ) -> Result<Vec<PromptTokens>, ApiError> {
+        let seed = asked.seed.unwrap_or_else(|| wire::derive_seed(self.secret, &["seed", count]));
+        let choice_seed = |choice: usize| match choice {
+            0 => seed,
+            choice => wire::derive_seed(seed, &["choice", &choice.to_string()]),
+        };
+        let seeds: Vec<u64> = (0..asked.choices).map(choice_seed).collect();
+        let encode = |prompt: &PromptInput| {
+            let tokens = match prompt {
+                PromptInput::Text(text) => self.tokenizer.encode_prompt(text)?,
+                PromptInput::Tokens(tokens) => tokens.clone(),
+            };
+            let max_new_tokens = self.find_room(&tokens, asked.max_tokens)?;
+            let text = match prompt {
+                _ if !asked.echo => String::new(),
+                PromptInput::Text(text) => text.clone(),
+                PromptInput::Tokens(tokens) => self.tokenizer.decode_tokens(tokens)?,
+            };
+            Ok(PromptTokens { tokens, text, seeds: seeds.clone(), max_new_tokens })
+        };
+        match &asked.prompt {
+            AskedPrompt::Prompts(prompts) => prompts.iter().map(encode).collect(),
+            AskedPrompt::Conversation(messages) => {
+                let template = self.template.as_ref();
+                let template = template.map_err(|error| ApiError::Template(error.clone()))?;
+                let text = template.render_prompt(messages)?;
+                Ok(vec![encode(&PromptInput::Text(text))?])
+            }
+        }
+    }
+
+    /// Returns the most tokens that are drawn after a prompt. The last one takes no room.
+    fn find_room(&self, tokens: &[u32], wanted: Option<usize>) -> Result<usize, ApiError> {
+        let ModelLimits { context, vocab_size } = self.limits;
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
+            return Err(ApiError::UnknownToken { token: *token, vocab_size });
+        }
+        match tokens.len() {
+            0 => Err(ApiError::EmptyPrompt),
+            tokens if tokens > context => Err(ApiError::TooLong { tokens, context }),
+            // Something is drawn if only the prompt is wanted, too, and then dropped.
+            tokens => Ok(wanted.unwrap_or(usize::MAX).clamp(1, context + 1 - tokens)),
+        }
+    }
+}
+
+/// An answer that is being drawn. If it is dropped, so is the request.
+pub(crate) struct OpenAnswer {
+    writer: AnswerWriter,
+    events: Receiver<ChoiceEvent>,
+    choices: usize,
+    /// True if the client wants the answer in pieces.
+    pub stream: bool,
+    usage: bool,
+}
+
+impl OpenAnswer {
+    async fn next_piece(&mut self) -> Result<ChoicePiece, ApiError> {
+        match self.events.recv().await {
+            Some(ChoiceEvent::Piece(piece)) => Ok(piece),
+            Some(ChoiceEvent::Failed(message)) => Err(ApiError::Engine(message)),
+            None => Err(ApiError::Engine("it ended".to_owned())),
+        }
+    }
+
+    /// Waits for the whole answer.
+    ///
+    /// # Errors
+    /// The engine fails.
+    pub(crate) async fn collect_answer(mut self) -> Result<Value, ApiError> {
+        let new = |choice| ChoicePiece { choice, ..ChoicePiece::default() };
+        let mut choices: Vec<ChoicePiece> = (0..self.choices).map(new).collect();
+        let mut open = self.choices;
+        while open > 0 {
+            let piece = self.next_piece().await?;
+            open -= usize::from(piece.finish.is_some());
+            let Some(choice) = choices.get_mut(piece.choice) else { continue };
+            choice.text.push_str(&piece.text);
+            choice.tokens.extend(piece.tokens);
+            choice.drawn += piece.drawn;
+            choice.finish = piece.finish;
+        }
+        Ok(self.writer.write_answer(&choices)?)
+    }
+
+    /// Returns the answer as server-sent events.
+    pub(crate) fn into_events(self) -> AnswerEvents {
+        let (open, offsets) = (self.choices, vec![None; self.choices]);
+        AnswerEvents { answer: self, open, offsets, drawn: 0, is_over: false }
+    }
+}
+
+/// The events of an answer that is sent in pieces.
+pub(crate) struct AnswerEvents {
+    answer: OpenAnswer,
+    /// Choices that have not ended.
+    open: usize,
+    /// The characters of each choice so far; `None` before its first piece.
+    offsets: Vec<Option<usize>>,
+    drawn: usize,
+    is_over: bool,
+}
+
+impl AnswerEvents {
+    /// Waits for the next events; `None` after the last one.
+    pub(crate) async fn next_events(&mut self) -> Option<Bytes> {
+        if self.is_over {
+            return None;
+        }
+        let piece = self.answer.next_piece().await;
+        let events = match piece.and_then(|piece| self.write_events(&piece)) {
+            Ok(events) => events,
+            Err(error) => {
+                self.is_over = true;
+                write_event(&error.to_json())
+            }
+        };
+        Some(events.into())
+    }
+
+    fn write_events(&mut self, piece: &ChoicePiece) -> Result<String, ApiError> {
+        let (writer, mut events) = (&self.answer.writer, String::new());
+        self.drawn += piece.drawn;
+        if let Some(offset) = self.offsets.get_mut(piece.choice) {
+            if offset.is_none() && writer.kind == ApiKind::Chat {
+                events += &write_event(&writer.write_role(piece.choice));
+            }
+            events += &write_event(&writer.write_piece(piece, offset.get_or_insert(0))?);
+        }
+        self.open -= usize::from(piece.finish.is_some());
+        if self.open == 0 {
+            self.is_over = true;
+            if self.answer.usage {
+                events += &write_event(&writer.write_usage_event(self.drawn));
+            }
+            events += "data: [DONE]\n\n";
+        }
+        Ok(events)
+    }
+}
+
+fn write_event(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}

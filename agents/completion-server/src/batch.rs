@@ -1,0 +1,380 @@
+//! Draws the tokens of all open requests together: each step moves every sample by one token. Requests
+//! wait in their order until a slot is free. A request whose client is gone is dropped.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use engine::{
+    BatchGenerator, FinishReason, GenerateError, ModelTokenizer, PromptInput, PromptRequest,
+    SamplingParameters, ScoreOptions, TokenScore, TokenizerError,
+};
+use tokio::sync::mpsc;
+
+use crate::choice_text::ChoiceText;
+
+/// A request whose prompts are tokens that fit into the context.
+#[derive(Debug)]
+pub(crate) struct BatchRequest {
+    /// The place of the model among those of the batch.
+    pub model: usize,
+    pub prompts: Vec<PromptTokens>,
+    pub sampling: SamplingParameters,
+    pub scored: ScoreOptions,
+    pub stops: Vec<String>,
+    /// True if each choice begins with the prompt.
+    pub echo: bool,
+    /// False if only the prompt is wanted.
+    pub draws: bool,
+    /// True if tokens are reported, and not only their text.
+    pub reports_tokens: bool,
+    pub events: mpsc::Sender<ChoiceEvent>,
+}
+
+/// A prompt with the seeds of its choices.
+#[derive(Debug)]
+pub(crate) struct PromptTokens {
+    pub tokens: Vec<u32>,
+    /// Empty if it is not echoed.
+    pub text: String,
+    pub seeds: Vec<u64>,
+    pub max_new_tokens: usize,
+}
+
+/// A message to the client of a request.
+#[derive(Debug)]
+pub(crate) enum ChoiceEvent {
+    Piece(ChoicePiece),
+    /// The engine failed; the text is the reason.
+    Failed(String),
+}
+
+/// A part of a choice.
+#[derive(Debug, Default)]
+pub(crate) struct ChoicePiece {
+    pub choice: usize,
+    pub text: String,
+    /// Those since the last piece, if the request wants them.
+    pub tokens: Vec<PieceToken>,
+    /// The number of tokens drawn since the last piece.
+    pub drawn: usize,
+    /// In the last piece of the choice.
+    pub finish: Option<FinishReason>,
+}
+
+/// A token of a choice.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PieceToken {
+    pub token: u32,
+    /// `None` for the first token of a prompt, which nothing precedes.
+    pub logprob: Option<f64>,
+    pub alternatives: Vec<(u32, f64)>,
+}
+
+/// Returns a channel with room for all events of a request, so that the batch never waits for a
+/// client: one for each token of each choice, one for its end, and a failure.
+pub(crate) fn open_event_channel(
+    prompts: &[PromptTokens],
+) -> (mpsc::Sender<ChoiceEvent>, mpsc::Receiver<ChoiceEvent>) {
+    let events = |prompt: &PromptTokens| prompt.seeds.len() * (prompt.max_new_tokens + 1);
+    mpsc::channel(prompts.iter().map(events).sum::<usize>() + 1)
+}
+
+/// Names the prompt of a sample.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SampleTag {
+    request: u64,
+    prompt: usize,
+}
+
+/// The models of a server, and the requests that are being answered.
+pub(crate) struct CompletionBatch {
+    /// All have the same base; each draws with another adapter, or none.
+    models: Vec<BatchGenerator<SampleTag>>,
+    tokenizer: Arc<ModelTokenizer>,
+    /// Samples of all models that are drawn at once, but for those of the last request.
+    slots: usize,
+    requests: BTreeMap<u64, OpenRequest>,
+    /// The number of requests so far.
+    count: u64,
+}
+
+impl CompletionBatch {
+    pub(crate) fn new(
+        models: Vec<BatchGenerator<SampleTag>>,
+        tokenizer: Arc<ModelTokenizer>,
+        slots: usize,
+    ) -> Self {
+        Self { models, tokenizer, slots, requests: BTreeMap::new(), count: 0 }
+    }
+
+    /// Answers requests until no more will come.
+    ///
+    /// # Errors
+    /// The engine fails. All open requests are told.
+    pub(crate) fn run(mut self, mut inbox: mpsc::Receiver<BatchRequest>) -> anyhow::Result<()> {
+        loop {
+            if self.requests.is_empty() {
+                let Some(request) = inbox.blocking_recv() else { return Ok(()) };
+                self.admit_request(request);
+            }
+            while self.has_free_slot()
+                && let Ok(request) = inbox.try_recv()
+            {
+                self.admit_request(request);
+            }
+            self.drop_ended();
+            if let Err(error) = self.draw_step() {
+                let message = wire::format_error_chain(&error);
+                for open in self.requests.values() {
+                    open.send_event(ChoiceEvent::Failed(message.clone()));
+                }
+                return Err(error.into());
+            }
+        }
+    }
+
+    fn has_free_slot(&self) -> bool {
+        self.models.iter().map(BatchGenerator::open_samples).sum::<usize>() < self.slots
+    }
+
+    fn admit_request(&mut self, request: BatchRequest) {
+        self.count += 1;
+        let Some(generator) = self.models.get_mut(request.model) else { return };
+        for (index, prompt) in request.prompts.iter().enumerate() {
+            let sampling =
+                SamplingParameters { max_new_tokens: prompt.max_new_tokens, ..request.sampling };
+            let wanted = PromptRequest {
+                tag: SampleTag { request: self.count, prompt: index },
+                prompt: PromptInput::Tokens(prompt.tokens.clone()),
+                seeds: prompt.seeds.clone(),
+                sampling,
+            };
+            if let Err(error) = generator.admit_scored_request(wanted, request.scored) {
+                // Prompts before it are cancelled, because the request is not open.
+                let message = wire::format_error_chain(&error);
+                let _ = request.events.try_send(ChoiceEvent::Failed(message));
+                return;
+            }
+        }
+        let choices = request.prompts.iter().map(|prompt| prompt.seeds.len()).sum();
+        let choices = std::iter::repeat_with(OpenChoice::default).take(choices).collect();
+        self.requests.insert(self.count, OpenRequest { request, choices });
+    }
+
+    /// Forgets requests that are answered or whose client is gone, and their samples.
+    fn drop_ended(&mut self) {
+        self.requests.retain(|_, open| !open.request.events.is_closed() && !open.has_ended());
+        let requests = &self.requests;
+        for generator in &mut self.models {
+            generator.cancel_samples(|tag, index| {
+                let open = requests.get(&tag.request);
+                open.is_none_or(|open| {
+                    open.choices[open.choice_number(tag.prompt, index)].has_ended
+                })
+            });
+        }
+    }
+
+    fn draw_step(&mut self) -> Result<(), GenerateError> {
+        for generator in self.models.iter_mut().filter(|it| !it.is_idle()) {
+            let done = generator.generate_step()?;
+            for sample in generator.running_samples() {
+                let tokens = SampleTokens {
+                    tokens: sample.tokens,
+                    logprobs: sample.logprobs,
+                    alternatives: sample.alternatives,
+                    prompt_scores: sample.prompt_scores,
+                    finish: None,
+                };
+                if let Some(open) = self.requests.get_mut(&sample.tag.request) {
+                    open.take_tokens(&self.tokenizer, (sample.tag.prompt, sample.index), &tokens)?;
+                }
+            }
+            for sample in &done {
+                let tokens = SampleTokens {
+                    tokens: &sample.tokens,
+                    logprobs: &sample.logprobs,
+                    alternatives: &sample.alternatives,
+                    prompt_scores: &sample.prompt_scores,
+                    finish: Some(sample.finish),
+                };
+                if let Some(open) = self.requests.get_mut(&sample.tag.request) {
+                    open.take_tokens(&self.tokenizer, (sample.tag.prompt, sample.index), &tokens)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tokens of a sample so far.
+struct SampleTokens<'a> {
+    tokens: &'a [u32],
+    logprobs: &'a [f64],
+    /// Empty if none are wanted.
+    alternatives: &'a [Vec<(u32, f64)>],
+    prompt_scores: &'a [TokenScore],
+    finish: Option<FinishReason>,
+}
+
+struct OpenRequest {
+    request: BatchRequest,
+    /// Those of the first prompt first.
+    choices: Vec<OpenChoice>,
+}
+
+#[derive(Default)]
+struct OpenChoice {
+    text: ChoiceText,
+    /// The number of the sample's tokens that were read.
+    read: usize,
+    /// What the next piece has.
+    next: ChoicePiece,
+    has_begun: bool,
+    has_ended: bool,
+}
+
+impl OpenRequest {
+    fn has_ended(&self) -> bool {
+        self.choices.iter().all(|choice| choice.has_ended)
+    }
+
+    fn choice_number(&self, prompt: usize, index: usize) -> usize {
+        // All prompts have as many choices.
+        prompt * (self.choices.len() / self.request.prompts.len().max(1)) + index
+    }
+
+    /// Reads the new tokens of a sample, and sends what can be shown.
+    fn take_tokens(
+        &mut self,
+        tokenizer: &ModelTokenizer,
+        (prompt, index): (usize, usize),
+        sample: &SampleTokens<'_>,
+    ) -> Result<(), TokenizerError> {
+        let number = self.choice_number(prompt, index);
+        let choice = &mut self.choices[number];
+        if choice.has_ended {
+            return Ok(());
+        }
+        if !std::mem::replace(&mut choice.has_begun, true) && self.request.echo {
+            choice.echo_prompt(&self.request.prompts[prompt], sample.prompt_scores);
+        }
+        if self.request.draws {
+            choice.read_tokens(tokenizer, sample, &self.request)?;
+        }
+        choice.next.finish = match sample.finish {
+            _ if choice.text.is_stopped() => Some(FinishReason::Stop),
+            Some(_) if !self.request.draws => Some(FinishReason::Length),
+            finish => finish,
+        };
+        if choice.next.text.is_empty() && choice.next.finish.is_none() {
+            return Ok(());
+        }
+        choice.has_ended = choice.next.finish.is_some();
+        let mut piece = std::mem::take(&mut choice.next);
+        piece.choice = number;
+        if !self.request.reports_tokens {
+            piece.tokens.clear();
+        }
+        self.send_event(ChoiceEvent::Piece(piece));
+        Ok(())
+    }
+
+    /// The channel has room for all events; it is closed if the client is gone.
+    fn send_event(&self, event: ChoiceEvent) {
+        let _ = self.request.events.try_send(event);
+    }
+}
+
+impl OpenChoice {
+    fn echo_prompt(&mut self, prompt: &PromptTokens, scores: &[TokenScore]) {
+        self.next.text.push_str(&prompt.text);
+        let first = prompt.tokens.first().map(|token| PieceToken {
+            token: *token,
+            logprob: None,
+            alternatives: Vec::new(),
+        });
+        let others = scores.iter().map(|score| PieceToken {
+            token: score.token,
+            logprob: Some(score.logprob),
+            alternatives: score.alternatives.clone(),
+        });
+        self.next.tokens.extend(first.into_iter().chain(others));
+    }
+
+    /// The token that ends the sample is reported, but has no text.
+    fn read_tokens(
+        &mut self,
+        tokenizer: &ModelTokenizer,
+        sample: &SampleTokens<'_>,
+        request: &BatchRequest,
+    ) -> Result<(), TokenizerError> {
+        let ends = usize::from(sample.finish == Some(FinishReason::Stop));
+        let spoken = sample.tokens.len() - ends;
+        while self.read < sample.tokens.len() && !self.text.is_stopped() {
+            let (at, token) = (self.read, sample.tokens[self.read]);
+            self.read += 1;
+            self.next.drawn += 1;
+            let alternatives = sample.alternatives.get(at).cloned().unwrap_or_default();
+            let logprob = sample.logprobs.get(at).copied();
+            self.next.tokens.push(PieceToken { token, logprob, alternatives });
+            if at < spoken {
+                let shown = self.text.push_token(tokenizer, token, &request.stops)?;
+                self.next.text.push_str(&shown);
+            }
+        }
+        if sample.finish.is_some() {
+            let rest = self.text.finish_text(tokenizer, &request.stops)?;
+            self.next.text.push_str(&rest);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::{MatrixDtype, load_model};
+
+    use super::*;
+
+    fn ask(tokens: Vec<u32>) -> (BatchRequest, mpsc::Receiver<ChoiceEvent>) {
+        let prompt =
+            PromptTokens { tokens, text: String::new(), seeds: vec![1, 2], max_new_tokens: 9 };
+        let prompts = vec![prompt];
+        let (events, receiver) = open_event_channel(&prompts);
+        let sampling =
+            SamplingParameters { temperature: 1.0, top_k: 0, top_p: 1.0, max_new_tokens: 1 };
+        let request = BatchRequest {
+            model: 0,
+            prompts,
+            sampling,
+            scored: ScoreOptions::default(),
+            stops: Vec::new(),
+            echo: false,
+            draws: true,
+            reports_tokens: false,
+            events,
+        };
+        (request, receiver)
+    }
+
+    #[test]
+    fn a_request_whose_client_is_gone_leaves_its_slots_to_others() {
+        let base = golden::small_set().model_path("qwen2-tiny");
+        let (model, tokenizer) = load_model(&base, None, "cpu", MatrixDtype::F32).unwrap();
+        let models = vec![BatchGenerator::new(model, tokenizer.clone(), 2)];
+        let mut batch = CompletionBatch::new(models, Arc::new(tokenizer), 2);
+        let (request, client) = ask(vec![1, 2, 3]);
+        batch.admit_request(request);
+        batch.draw_step().unwrap();
+        assert!(!batch.has_free_slot());
+        drop(client);
+        batch.drop_ended();
+        assert!(batch.has_free_slot() && batch.requests.is_empty());
+        assert_eq!(batch.models[0].open_samples(), 0);
+
+        let (request, mut client) = ask(vec![999_999]);
+        batch.admit_request(request);
+        assert!(matches!(client.try_recv(), Ok(ChoiceEvent::Failed(_))));
+        assert!(batch.requests.is_empty());
+    }
+}
