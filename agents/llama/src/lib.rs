@@ -19,4 +19,6 @@ pub use perplexity::{
 };
 pub use process::{LlamaProcess, ProcessEvent, ProcessLine, ProcessStream};
 pub use quantize::{QuantizeError, quantize_model};
-pub use server::{LlamaServer, LlamaServerError, LlamaServerSettings, ServedModel, ServerAddress};
+pub use server::{
+    LlamaServer, LlamaServerError, LlamaServerSettings, ServedModel, ServerAddress, ServerProgram,
+};

@@ -1,5 +1,5 @@
-//! `llama-server` as a child process: one model, perhaps an adapter, at a private address. This
-//! module does not know the requests.
+//! `llama-server`, or a program with its HTTP API, as a child process: one model, perhaps with
+//! adapters, at a private address. This module does not know the requests.
 
 mod health;
 mod memory;
@@ -17,6 +17,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions};
+
+const LLAMA_SERVER: &str = "llama-server";
 
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -43,6 +45,22 @@ pub struct LlamaServerSettings {
     /// True to map weights into memory.
     pub mmap: bool,
     pub threads: usize,
+}
+
+/// A program with llama-server's HTTP API, or the part of it that its clients use.
+///
+/// It takes `--api-key-file` and `--host` with the path of a socket, or also `--port`, and answers
+/// `GET /health` with 200 once it is ready.
+#[derive(Debug, Clone)]
+pub struct ServerProgram {
+    /// Names it in messages.
+    pub name: &'static str,
+    pub program: PathBuf,
+    /// Those before its address.
+    pub arguments: Vec<OsString>,
+    pub environment: ProcessEnvironment,
+    /// True if its weights are in the memory of a device.
+    pub on_device: bool,
 }
 
 /// A model to serve, and its limits.
@@ -79,21 +97,21 @@ pub enum ServerAddress {
 /// The reason why a server did not become ready.
 #[derive(Debug, thiserror::Error)]
 pub enum LlamaServerError {
-    #[error("prepare {path} for llama-server")]
-    Directory { path: PathBuf, source: io::Error },
+    #[error("prepare {path} for {name}")]
+    Directory { name: &'static str, path: PathBuf, source: io::Error },
     #[error("llama-server cannot be given {path:?}; it must be without `:` and `,` (E103)")]
     Name { path: PathBuf },
     #[error("start {program}")]
     Start { program: PathBuf, source: io::Error },
-    #[error("llama-server ended ({ending}) before it was ready; last output: {last_output} (E104)")]
-    Ended { ending: String, last_output: String },
+    #[error("{name} ended ({ending}) before it was ready; last output: {last_output} (E104)")]
+    Ended { name: &'static str, ending: String, last_output: String },
     #[error(
-        "llama-server was not ready within {limit:?} and was ended; last output: {last_output} (E104)"
+        "{name} was not ready within {limit:?} and was ended; last output: {last_output} (E104)"
     )]
-    NotReady { limit: Duration, last_output: String },
+    NotReady { name: &'static str, limit: Duration, last_output: String },
 }
 
-/// A running `llama-server`. Dropping it ends the process, first with SIGTERM and after 3 s with
+/// A running `llama-server`, or a program like it. Dropping it ends the process, first with SIGTERM and after 3 s with
 /// SIGKILL. The kernel kills it when the thread that started it ends.
 ///
 /// ```text
@@ -104,6 +122,7 @@ pub enum LlamaServerError {
 /// otherwise block the server.
 #[derive(Debug)]
 pub struct LlamaServer {
+    name: &'static str,
     child: LlamaProcess,
     address: ServerAddress,
     key: String,
@@ -126,14 +145,11 @@ impl LlamaServer {
                 return Err(LlamaServerError::Name { path: path.to_owned() });
             }
         }
-        let directory = |source| {
-            let path = serve.directory.to_owned();
-            LlamaServerError::Directory { path, source }
-        };
-        create_private_directory(serve.states).map_err(directory)?;
-        let (key, key_file) = prepare_directory(serve.directory).map_err(directory)?;
-        let address = choose_address(serve.directory).map_err(directory)?;
-        let arguments = command_arguments(settings, serve, &address, &key_file);
+        create_private_directory(serve.states).map_err(|source| LlamaServerError::Directory {
+            name: LLAMA_SERVER,
+            path: serve.states.into(),
+            source,
+        })?;
         let mut environment = settings.environment.clone();
         if settings.device.is_none() {
             // Threads that spin while they wait slow down other processes, and each other, on a
@@ -141,10 +157,43 @@ impl LlamaServer {
             environment = environment.with_variable("OMP_WAIT_POLICY", "passive");
             environment = environment.with_variable("GOMP_SPINCOUNT", SPINS_BEFORE_SLEEP);
         }
-        let child = LlamaProcess::spawn_program(&settings.program, arguments, &environment, true);
-        let start = |source| LlamaServerError::Start { program: settings.program.clone(), source };
-        let on_device = settings.device.is_some();
-        Ok(Self { child: child.map_err(start)?, address, key, on_device })
+        let program = ServerProgram {
+            name: LLAMA_SERVER,
+            program: settings.program.clone(),
+            arguments: command_arguments(settings, serve),
+            environment,
+            on_device: settings.device.is_some(),
+        };
+        Self::start_program(&program, serve.directory)
+    }
+
+    /// Starts a program with llama-server's HTTP API. Its socket and key are in `directory`, which is
+    /// created with access for this user only.
+    ///
+    /// # Errors
+    /// When the directory cannot be prepared or the program cannot be started.
+    pub fn start_program(
+        program: &ServerProgram,
+        directory: &Path,
+    ) -> Result<Self, LlamaServerError> {
+        let ServerProgram { name, program, arguments, environment, on_device } = program;
+        let failed =
+            |source| LlamaServerError::Directory { name, path: directory.to_owned(), source };
+        let (key, key_file) = prepare_directory(directory).map_err(failed)?;
+        let address = choose_address(directory).map_err(failed)?;
+        let arguments = arguments
+            .iter()
+            .cloned()
+            .chain(address_arguments(&address, key_file))
+            .collect::<Vec<_>>();
+        let child = LlamaProcess::spawn_program(program, arguments, environment, true);
+        let start = |source| LlamaServerError::Start { program: program.clone(), source };
+        Ok(Self { name, child: child.map_err(start)?, address, key, on_device: *on_device })
+    }
+
+    /// Returns the program's name, for messages.
+    pub fn program_name(&self) -> &'static str {
+        self.name
     }
 
     /// Waits until the server is ready, at most `limit`. Calls `beat` between two checks.
@@ -156,7 +205,7 @@ impl LlamaServer {
         let until = Instant::now() + limit;
         loop {
             if let Some((ending, last_output)) = self.poll_exit() {
-                return Err(LlamaServerError::Ended { ending, last_output });
+                return Err(LlamaServerError::Ended { name: self.name, ending, last_output });
             }
             // A ready server at this address is ours if our process runs: a second server could not
             // listen there.
@@ -164,7 +213,8 @@ impl LlamaServer {
                 return Ok(());
             }
             if Instant::now() >= until {
-                return Err(LlamaServerError::NotReady { limit, last_output: self.last_output() });
+                let (name, last_output) = (self.name, self.last_output());
+                return Err(LlamaServerError::NotReady { name, limit, last_output });
             }
             beat();
             std::thread::sleep(READY_POLL_INTERVAL);
@@ -272,12 +322,18 @@ fn choose_address(directory: &Path) -> io::Result<ServerAddress> {
     Ok(ServerAddress::Port(port))
 }
 
-fn command_arguments(
-    settings: &LlamaServerSettings,
-    serve: &ServedModel<'_>,
-    address: &ServerAddress,
-    key_file: &Path,
-) -> Vec<OsString> {
+fn address_arguments(address: &ServerAddress, key_file: PathBuf) -> Vec<OsString> {
+    let mut all: Vec<OsString> = match address {
+        ServerAddress::Socket(path) => vec!["--host".into(), path.into()],
+        ServerAddress::Port(port) => {
+            ["--host", "127.0.0.1", "--port", &port.to_string()].map(OsString::from).into()
+        }
+    };
+    all.extend(["--api-key-file".into(), key_file.into()]);
+    all
+}
+
+fn command_arguments(settings: &LlamaServerSettings, serve: &ServedModel<'_>) -> Vec<OsString> {
     let LlamaServerSettings { options, threads, .. } = settings;
     let context = u64::from(serve.context) * u64::from(serve.slots);
     let mut all: Vec<String> = options.device_arguments(settings.device.as_deref());
@@ -299,14 +355,7 @@ fn command_arguments(
     {
         add(&[no_page]);
     }
-    if let ServerAddress::Port(port) = address {
-        add(&["--host", "127.0.0.1", "--port", &port.to_string()]);
-    }
     let mut all: Vec<OsString> = all.into_iter().map(OsString::from).collect();
-    if let ServerAddress::Socket(path) = address {
-        all.extend(["--host".into(), path.into()]);
-    }
-    all.extend(["--api-key-file".into(), key_file.into()]);
     // A server that computes nothing to warm up is ready sooner.
     if options.has_option("--no-warmup") {
         all.push("--no-warmup".into());

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -10,7 +11,6 @@ use agent::TaskContext;
 use anyhow::Context;
 use bus::{AnswerPart, AnswerSender, Bus, LogEvent, ServingMessage, ServingRequest};
 use futures::{StreamExt, stream::BoxStream};
-use generator::LlamaCppGenerator;
 use store::{FileCache, Store};
 use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
 use wire::{AgentId, FactBody, FactKey, Pool, Record, RunId, v1};
@@ -19,6 +19,7 @@ use crate::{
     forwarding,
     model_process::{ModelFiles, ModelProcess, ProcessSettings},
     placement::{ChannelModel, ServedModels, ServingAgents, assign_models, have_same_weights},
+    serving_engine::ServingEngine,
 };
 
 /// An agent that announced nothing for this long is gone; agents announce each second.
@@ -41,8 +42,9 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 pub struct ModelServerConfig {
     pub agent: AgentId,
     pub pool: Pool,
-    /// How this host runs llama.cpp.
-    pub llama: LlamaCppGenerator,
+    pub engine: ServingEngine,
+    /// For sockets, keys and converted adapters; emptied at the start.
+    pub directory: PathBuf,
     /// Requests that a process answers at a time.
     pub slots: u32,
     /// Most tokens of a conversation with its answer.
@@ -65,7 +67,7 @@ pub async fn serve_channels(
     let mut statuses = bus.watch_statuses().await?;
     let mut requests = bus.receive_serving_requests(&config.agent).await?;
     // Sockets and keys of processes that died with an earlier agent; a missing directory has none.
-    let _ = std::fs::remove_dir_all(&config.llama.directory);
+    let _ = std::fs::remove_dir_all(&config.directory);
     let (loaded, mut loads) = mpsc::channel(1);
     let mut tick = tokio::time::interval(TICK);
     let mut server = ChannelServer::new(config, bus.clone(), (store, cache), loaded);
@@ -254,7 +256,8 @@ impl ChannelServer {
         for base in names {
             let Some(gone) = self.processes.remove(&base) else { continue };
             if let Some(models) = wanted.get(&base) {
-                let message = "llama-server ended; the agent's log has its last output (E104)";
+                let message =
+                    "the model's process ended; the agent's log has its last output (E104)";
                 if gone.since.elapsed() > STABLE_TIME {
                     self.failures.remove(&base);
                 }
@@ -284,10 +287,10 @@ impl ChannelServer {
         self.process_count += 1;
         self.loading = Some(base.clone());
         let settings = ProcessSettings {
-            llama: self.config.llama.clone(),
+            engine: self.config.engine.clone(),
             slots: self.config.slots,
             context: self.config.context,
-            directory: self.config.llama.directory.join(self.process_count.to_string()),
+            directory: self.config.directory.join(self.process_count.to_string()),
         };
         // Without memory for both, the old process ends first, but not before the files are ready.
         let in_the_way = self.processes.get(&base).filter(|old| !old.process.fits_twice());

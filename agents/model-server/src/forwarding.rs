@@ -1,11 +1,11 @@
-//! Passes one request to `llama-server`, and its answer back in parts.
+//! Passes one request to the process of its model, and its answer back in parts.
 
 use std::time::Duration;
 
 use bus::{AnswerHead, AnswerPart, AnswerSender, ServingClosed, ServingRequest};
 use bytes::Bytes;
 use reqwest::{Response, StatusCode, header::CONTENT_TYPE};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use wire::RunId;
 
 use crate::model_process::{MODEL_ALIAS, ModelProcess};
@@ -30,17 +30,35 @@ pub(crate) async fn answer_request(
             return answer.send_part(AnswerPart::Refused { message }).await;
         }
     };
+    if body.get("echo") == Some(&Value::Bool(true)) && !process.echoes_prompts {
+        return refuse_echo(answer).await;
+    }
     let sent = process.post(channel, &request.path, body);
     let response = match await_sending_waits(answer, sent).await? {
-        // It is loading, or ending.
+        // It is loading or ending, or has too many requests.
         Ok(response) if response.status() == StatusCode::SERVICE_UNAVAILABLE => {
-            let message = "llama-server is not ready".to_owned();
+            let message = "the model's process is not ready, or has too many requests".to_owned();
             return answer.send_part(AnswerPart::Refused { message }).await;
         }
         Ok(response) => response,
         Err(error) => return refuse_answer(answer, &error).await,
     };
     forward_response(response, channel, answer).await
+}
+
+/// Another engine could answer it, but the gateway does not know which agents have it.
+async fn refuse_echo(answer: &AnswerSender) -> Result<(), ServingClosed> {
+    let message = "`echo` needs the embedded engine, and this channel is served with llama.cpp: start \
+                   the agents that serve it with --server-engine candle (G101)";
+    let error = json!({ "message": message, "type": "invalid_request_error", "param": "echo", "code": null });
+    let head = AnswerHead {
+        status: StatusCode::BAD_REQUEST.as_u16(),
+        content_type: "application/json".to_owned(),
+    };
+    answer.send_part(AnswerPart::Begin(head)).await?;
+    let body = json!({ "error": error }).to_string();
+    answer.send_part(AnswerPart::Data(body.into())).await?;
+    answer.send_part(AnswerPart::End).await
 }
 
 async fn forward_response(
@@ -79,8 +97,8 @@ fn name_channel(bytes: Bytes, channel: &RunId) -> Bytes {
 }
 
 async fn refuse_answer(answer: &AnswerSender, error: &reqwest::Error) -> Result<(), ServingClosed> {
-    tracing::warn!(%error, "llama-server did not answer a request");
-    let message = format!("llama-server did not answer: {error}");
+    tracing::warn!(%error, "the model's process did not answer a request");
+    let message = format!("the model's process did not answer: {error}");
     answer.send_part(AnswerPart::Refused { message }).await
 }
 

@@ -1,8 +1,10 @@
-//! Answers requests to the models of channels, with `llama-server` as a child process for each base.
+//! Answers requests to the models of channels, with a child process for each base: `llama-server`, or
+//! the embedded engine.
 //!
 //! - `placement` decides which channels this agent serves. Pure.
 //! - `channel_server` follows channels and agents, loads models and hands out requests.
-//! - `model_process` runs one `llama-server` with a base and its adapters.
+//! - `serving_engine` chooses the engine.
+//! - `model_process` runs one process with a base and its adapters.
 //! - `forwarding` passes a request to it, and the answer back to the gateway.
 //!
 //! A moved channel is loaded beside the old model, which ends after its last answer.
@@ -11,5 +13,7 @@ mod channel_server;
 mod forwarding;
 mod model_process;
 mod placement;
+mod serving_engine;
 
 pub use channel_server::{ModelServerConfig, serve_channels};
+pub use serving_engine::{EmbeddedServer, ServingEngine, ServingEngineChoice};

@@ -1,4 +1,5 @@
-//! A running `llama-server` with one base and the adapters of its channels.
+//! A running server of one base with the adapters of its channels: `llama-server`, or the embedded
+//! engine in a process of its own. Both have the same HTTP API.
 
 use std::{
     collections::BTreeMap,
@@ -12,15 +13,19 @@ use std::{
 };
 
 use anyhow::Context;
+use completion_server::CompletionServerConfig;
 use formats::{FloatDtype, GgufModel, ModelConfig, is_gguf};
 use generator::{ConvertedBase, LlamaCppGenerator};
-use llama::{LlamaServer, ServedModel, ServerAddress};
+use llama::{LlamaServer, ServedModel, ServerAddress, ServerProgram};
 use store::CachedTree;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use wire::RunId;
 
-use crate::placement::ServedModels;
+use crate::{
+    placement::ServedModels,
+    serving_engine::{EmbeddedServer, ServingEngine},
+};
 
 /// The process's name for its model, which answers have in place of the channel's.
 pub(crate) const MODEL_ALIAS: &str = "flotilla-channel";
@@ -38,7 +43,7 @@ pub(crate) struct ModelFiles {
 /// The settings of a process.
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessSettings {
-    pub llama: LlamaCppGenerator,
+    pub engine: ServingEngine,
     pub slots: u32,
     /// Most tokens of a conversation with its answer.
     pub context: u32,
@@ -46,11 +51,13 @@ pub(crate) struct ProcessSettings {
     pub directory: PathBuf,
 }
 
-/// A `llama-server` that answers requests. It ends when this is dropped.
+/// A process that answers requests. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ModelProcess {
     pub models: ServedModels,
     pub slots: u32,
+    /// True if it can answer with the log-probabilities of a prompt.
+    pub echoes_prompts: bool,
     http: reqwest::Client,
     root: String,
     key: String,
@@ -89,34 +96,43 @@ impl ModelProcess {
         files: ModelFiles,
         room: impl Future<Output = ()>,
     ) -> anyhow::Result<Self> {
-        let adapters = files.adapters.iter().map(|(channel, _)| channel.clone()).collect();
+        let adapters: Vec<RunId> =
+            files.adapters.iter().map(|(channel, _)| channel.clone()).collect();
+        let serves_base = models.keys().any(|channel| !adapters.contains(channel));
         let base_key = models.values().next().map(|it| it.base.manifest.clone());
         let base_key = base_key.context("no model to serve (X101)")?;
-        let (converted, settings) = {
+        let (prepared, settings) = {
             let settings = settings.clone();
             let convert = move || {
-                let converted = convert_models(&settings, &base_key, files)?;
-                anyhow::Ok((converted, settings))
+                let prepared = match &settings.engine {
+                    ServingEngine::LlamaCpp(llama) => PreparedModels::Converted(convert_models(
+                        &settings, llama, &base_key, files,
+                    )?),
+                    ServingEngine::Embedded(_) => {
+                        PreparedModels::Original(check_embedded(files, serves_base)?)
+                    }
+                };
+                anyhow::Ok((prepared, settings))
             };
-            tokio::task::spawn_blocking(convert).await.context("convert the models")??
+            tokio::task::spawn_blocking(convert).await.context("prepare the models")??
         };
         room.await;
         let (ready, is_ready) = oneshot::channel();
         let (stop, stopped) = mpsc::channel();
         let (fits_twice, ended) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
-        let slots = settings.slots;
+        let (slots, echoes_prompts) = (settings.slots, settings.engine.echoes_prompts());
         let (fits, over) = (fits_twice.clone(), ended.clone());
-        // llama-server dies with the thread that started it.
+        // The process dies with the thread that started it.
         std::thread::Builder::new()
-            .name("llama-server".into())
+            .name("model-server".into())
             .spawn(move || {
                 let _over = over.drop_guard();
-                run_process(&settings, &converted, ready, &stopped, &fits);
-                // Its socket, key and adapters; what remains is removed at the next start.
+                run_process(&settings, &prepared, ready, &stopped, &fits);
+                // Its socket, key and converted adapters; what remains is removed at the next start.
                 let _ = std::fs::remove_dir_all(&settings.directory);
             })
             .context("start a thread")?;
-        let ready = is_ready.await.context("the thread of llama-server ended (X101)")??;
+        let ready = is_ready.await.context("the thread of the model's process ended (X101)")??;
         // llama-server closes a connection after some requests, perhaps while the next one is sent.
         let client = bounded_http::client_builder().no_proxy().pool_max_idle_per_host(0);
         let (client, root) = match &ready.address {
@@ -125,11 +141,12 @@ impl ModelProcess {
             }
             ServerAddress::Port(port) => (client, format!("http://127.0.0.1:{port}")),
         };
-        let http = client.build().context("set up the client of llama-server")?;
+        let http = client.build().context("set up the client of the model's process")?;
         let (key, active) = (ready.key, AtomicU32::new(0));
         Ok(Self {
             models,
             slots,
+            echoes_prompts,
             http,
             root,
             key,
@@ -179,6 +196,22 @@ impl ModelProcess {
     }
 }
 
+/// The models of a process in the form that its engine reads.
+enum PreparedModels {
+    Converted(ConvertedModels),
+    Original(OriginalModels),
+}
+
+/// The models of a process as they are in the store.
+struct OriginalModels {
+    base: PathBuf,
+    adapters: Vec<PathBuf>,
+    /// True if a channel has the base without an adapter.
+    serves_base: bool,
+    /// Not evicted from the cache while they are in use.
+    _files: ModelFiles,
+}
+
 /// The models of a process as GGUF files.
 struct ConvertedModels {
     base: ConvertedBase,
@@ -192,7 +225,7 @@ struct ConvertedModels {
 /// Runs a process until it ends, or the other side of `stopped` is gone.
 fn run_process(
     settings: &ProcessSettings,
-    models: &ConvertedModels,
+    models: &PreparedModels,
     ready: oneshot::Sender<anyhow::Result<ReadyServer>>,
     stopped: &mpsc::Receiver<()>,
     fits_twice: &AtomicBool,
@@ -212,19 +245,34 @@ fn run_process(
     }
     while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
         if let Some((ending, last_output)) = server.poll_exit() {
-            tracing::error!(ending, last_output, "llama-server ended");
+            tracing::error!(ending, last_output, "{} ended", server.program_name());
             return;
         }
         fits_twice.store(server.fits_twice(), Ordering::Relaxed);
     }
 }
 
+/// Fails if the embedded engine does not compute the base.
+fn check_embedded(files: ModelFiles, serves_base: bool) -> anyhow::Result<OriginalModels> {
+    let base = files.base.path().to_owned();
+    if !is_gguf(&base) {
+        let checked = ModelConfig::from_dir(&base)?.require_embedded(&base);
+        checked.context(
+            "this agent serves models with the embedded engine; install llama.cpp, or \
+                         pass --llama-cpp DIR",
+        )?;
+    }
+    let adapters = files.adapters.iter().map(|(_, adapter)| adapter.path().to_owned()).collect();
+    Ok(OriginalModels { base, adapters, serves_base, _files: files })
+}
+
 fn convert_models(
     settings: &ProcessSettings,
+    llama: &LlamaCppGenerator,
     base_key: &str,
     files: ModelFiles,
 ) -> anyhow::Result<ConvertedModels> {
-    let ProcessSettings { llama, directory, .. } = settings;
+    let directory = &settings.directory;
     std::fs::create_dir_all(directory)
         .with_context(|| format!("create {}", directory.display()))?;
     let model = files.base.path();
@@ -253,9 +301,45 @@ fn convert_models(
 
 fn start_server(
     settings: &ProcessSettings,
+    models: &PreparedModels,
+) -> anyhow::Result<LlamaServer> {
+    let (mut server, limit) = match (&settings.engine, models) {
+        (ServingEngine::LlamaCpp(llama), PreparedModels::Converted(models)) => {
+            (start_llama_server(settings, llama, models)?, llama.ready_limit)
+        }
+        (ServingEngine::Embedded(embedded), PreparedModels::Original(models)) => {
+            (start_embedded_server(settings, embedded, models)?, embedded.ready_limit())
+        }
+        _ => anyhow::bail!("the models were prepared for another engine (X101)"),
+    };
+    server.wait_ready(limit, || ())?;
+    Ok(server)
+}
+
+fn start_embedded_server(
+    settings: &ProcessSettings,
+    embedded: &EmbeddedServer,
+    models: &OriginalModels,
+) -> anyhow::Result<LlamaServer> {
+    let size = |number| usize::try_from(number).unwrap_or(usize::MAX);
+    let config = CompletionServerConfig {
+        base: models.base.clone(),
+        adapters: models.adapters.clone(),
+        serves_base: models.serves_base,
+        alias: MODEL_ALIAS.to_owned(),
+        slots: size(settings.slots),
+        context: size(settings.context),
+    };
+    let program: ServerProgram = embedded.server_program(&config)?;
+    Ok(LlamaServer::start_program(&program, &settings.directory)?)
+}
+
+fn start_llama_server(
+    settings: &ProcessSettings,
+    llama: &LlamaCppGenerator,
     models: &ConvertedModels,
 ) -> anyhow::Result<LlamaServer> {
-    let ProcessSettings { llama, slots, context, directory } = settings;
+    let ProcessSettings { slots, context, directory, .. } = settings;
     let serve = ServedModel {
         base: &models.base.path,
         adapters: &models.adapters,
@@ -267,7 +351,5 @@ fn start_server(
         directory,
         states: directory,
     };
-    let mut server = LlamaServer::start(&llama.server, &serve)?;
-    server.wait_ready(llama.ready_limit, || ())?;
-    Ok(server)
+    Ok(LlamaServer::start(&llama.server, &serve)?)
 }

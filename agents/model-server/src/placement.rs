@@ -23,7 +23,7 @@ impl ChannelModel {
     }
 }
 
-/// The channels of one base, by name: what one `llama-server` serves.
+/// The channels of one base, by name: what one process serves.
 pub(crate) type ServedModels = BTreeMap<RunId, ChannelModel>;
 
 /// Returns true if a process with one set of models can serve the other: only moves differ.

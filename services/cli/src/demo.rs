@@ -29,10 +29,6 @@ const OTHER_AGENTS: usize = 4;
 pub(crate) async fn run_demo(flags: &GlobalArgs, args: &DemoArgs) -> anyhow::Result<()> {
     let began = std::time::Instant::now();
     let stop = signals::stop_token()?;
-    if args.learn_loop {
-        llama::LlamaInstallation::find_installation(std::env::var_os("FLOTILLA_LLAMA_CPP").map(std::path::PathBuf::from).as_deref())
-            .context("the demo's loop serves its model with llama.cpp; deploy/fetch-llama-cpp.sh fetches one")?;
-    }
     let directory = WorkDirectory::open_or_create(flags.fleet.dir.as_deref(), "demo")?;
     let server = if args.learn_loop { ",server" } else { "" };
     let wanted = FleetProcessOptions {

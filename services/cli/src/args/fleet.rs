@@ -21,7 +21,7 @@ pub(crate) struct DemoArgs {
     /// Keep the fleet running; stop it with `flotilla down --dir DIR`
     #[arg(long)]
     pub keep: bool,
-    /// Serve the model, and let it learn from its users' feedback; needs llama.cpp
+    /// Serve the model, and let it learn from its users' feedback
     #[arg(long = "loop")]
     pub learn_loop: bool,
 }

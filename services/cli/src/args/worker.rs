@@ -67,6 +67,23 @@ pub(crate) enum WorkerCommand {
         #[arg(long, value_parser = parse_dtype)]
         dtype: MatrixDtype,
     },
+    /// Serve models with the embedded engine.
+    Serve {
+        #[arg(long)]
+        device: String,
+        #[arg(long, value_parser = parse_dtype)]
+        dtype: MatrixDtype,
+        /// A `completion_server::CompletionServerConfig`, as JSON.
+        #[arg(long)]
+        models: String,
+        /// The path of a socket; without meaning if there is a port.
+        #[arg(long)]
+        host: PathBuf,
+        #[arg(long)]
+        port: Option<u16>,
+        #[arg(long)]
+        api_key_file: PathBuf,
+    },
     /// Run an evaluator worker.
     Eval {
         #[arg(long)]

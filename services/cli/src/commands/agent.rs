@@ -24,6 +24,7 @@ use gateway::client::MembershipRenewal;
 use generator::GeneratorRole;
 use hardware::{HardwareProfile, host_files::LiveFiles};
 use identity::{BearerInfo, UserScope};
+use model_server::{ModelServerConfig, ServingEngine, ServingEngineChoice};
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
 use scorer::ScorerRole;
 use store::{FileCache, Store};
@@ -123,7 +124,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
 
 fn with_model_server(
     agent: Agent,
-    serving: Option<model_server::ModelServerConfig>,
+    serving: Option<ModelServerConfig>,
     bus: &Bus,
     (store, cache): (&Store, &FileCache),
 ) -> Agent {
@@ -450,19 +451,22 @@ fn model_server_config(
     launch: &WorkerLauncher,
     id: &AgentId,
     cache: &Path,
-) -> anyhow::Result<Option<model_server::ModelServerConfig>> {
+) -> anyhow::Result<Option<ModelServerConfig>> {
     if !args.roles.iter().any(|role| role == SERVER_ROLE) {
         return Ok(None);
     }
     let places = generator_paths(args, launch.directory.join("serve"), cache)?;
-    let limits = generator::GeneratorLimits::from_launcher(launch);
-    let directory = args.generator_tools.llama_cpp.as_deref();
-    let llama =
-        generator::LlamaCppGenerator::find_installation(directory, &launch.profile, limits, places);
-    let llama = llama.context("the role server needs llama.cpp")?;
+    let choice = match args.server_engine {
+        EvaluatorEngine::Auto => ServingEngineChoice::Auto,
+        EvaluatorEngine::Candle => ServingEngineChoice::Candle,
+        EvaluatorEngine::LlamaCpp => ServingEngineChoice::LlamaCpp,
+    };
+    let (llama_cpp, directory) =
+        (args.generator_tools.llama_cpp.as_deref(), places.directory.clone());
+    let engine = ServingEngine::select_engine(choice, llama_cpp, launch, places)?;
     let (agent, pool) = (id.clone(), Pool::new(args.pool.as_str())?);
     let (slots, context) = (args.serve_slots, args.serve_context);
-    Ok(Some(model_server::ModelServerConfig { agent, pool, llama, slots, context }))
+    Ok(Some(ModelServerConfig { agent, pool, engine, directory, slots, context }))
 }
 
 fn create_roles(

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use completion_server::{ListenAddress, run_completion_server};
 use rustix::process::Signal;
 use verifier::Toolchain;
 
@@ -52,6 +53,11 @@ pub(crate) fn run_worker(worker: WorkerCommand) -> anyhow::Result<()> {
         WorkerCommand::Masked { hidden, argv } => sandbox::run_masked(&hidden, &argv),
         WorkerCommand::Cell => sandbox::serve_cell(),
         WorkerCommand::Train { device, dtype } => trainer::run_train_worker(&device, dtype),
+        WorkerCommand::Serve { device, dtype, models, host, port, api_key_file } => {
+            let models = serde_json::from_str(&models).context("--models")?;
+            let address = port.map_or(ListenAddress::Socket(host), ListenAddress::Port);
+            run_completion_server(&models, (&device, dtype), &address, &api_key_file)?;
+        }
         WorkerCommand::Eval { device, dtype } => evaluator::run_eval_worker(&device, dtype),
     }
     Ok(())

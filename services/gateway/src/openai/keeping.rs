@@ -225,8 +225,11 @@ pub(super) fn name_texts<const N: usize>(texts: [(&str, &String); N]) -> Texts {
 }
 
 /// Returns the conversation as JSON, or the prompt, of a request whose answer can be learned from: it
-/// consists of texts, ends before the model's turn, and is not too long.
+/// consists of texts, ends before the model's turn, is not too long, and is not part of the answer.
 fn read_request(fields: &Map<String, Value>) -> Option<(String, String)> {
+    if fields.get("echo") == Some(&Value::Bool(true)) {
+        return None;
+    }
     let is_text = |message: &Value| message["role"].is_string() && message["content"].is_string();
     let request = match (fields.get("messages"), fields.get("prompt")) {
         (Some(Value::Array(messages)), None) => {
@@ -286,6 +289,7 @@ mod tests {
             json!({ "messages": [] }),
             json!({ "prompt": ["a", "b"] }),
             json!({ "prompt": "" }),
+            json!({ "prompt": "a", "echo": true }),
             json!({ "prompt": "x".repeat(EXCHANGE_BYTES_MAX) }),
         ] {
             assert_eq!(read(other.clone()), None, "{other}");
