@@ -35,6 +35,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("lines", workers::lines),
     ("verdicts", workers::verdicts),
     ("judges", workers::judges),
+    ("requests", workers::requests),
     ("configs", engine::configs),
     ("weights", engine::weights),
     ("shards", engine::shards),

@@ -59,6 +59,7 @@ survives! {
     lines_between_agents_and_workers_are_read_or_refused: "lines",
     verifier_output_is_read_or_refused: "verdicts",
     any_completion_can_be_judged: "judges",
+    requests_to_served_models_are_read_or_refused: "requests",
     model_configurations_are_read_or_refused: "configs",
     weights_are_read_or_refused: "weights",
     lists_of_shards_are_read_or_refused: "shards",

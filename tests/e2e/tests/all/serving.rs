@@ -7,6 +7,16 @@ use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Returns the environment of agents that serve with llama.cpp of a directory.
+fn with_llama_cpp(directory: String) -> Vec<(String, String)> {
+    vec![("FLOTILLA_LLAMA_CPP".to_owned(), directory)]
+}
+
+/// Returns the environment of agents that serve as if there were no llama.cpp.
+fn without_llama_cpp() -> Vec<(String, String)> {
+    vec![("FLOTILLA_SERVER_ENGINE".to_owned(), "candle".to_owned())]
+}
+
 /// A fleet with two agents that serve models, and a trained run with checkpoints at steps 10 and 20.
 struct ServingFleet {
     fleet: Fleet,
@@ -15,12 +25,7 @@ struct ServingFleet {
 }
 
 impl ServingFleet {
-    fn start(llama_cpp: String) -> Self {
-        Self::start_with(llama_cpp, Vec::new())
-    }
-
-    fn start_with(llama_cpp: String, mut environment: Vec<(String, String)>) -> Self {
-        environment.push(("FLOTILLA_LLAMA_CPP".to_owned(), llama_cpp));
+    fn start(environment: Vec<(String, String)>) -> Self {
         let fleet = Fleet::start_with("server=2,trainer,evaluator", &["--open"], environment);
         let files = SpecFiles::create(fleet.path());
         let run = fleet.submit(&files.write_sft_spec(20, 10));
@@ -51,7 +56,7 @@ fn openai_s_client_misses_no_answer_while_models_are_moved_and_servers_killed() 
     let (Some(python), Some(llama)) = (PythonEnv::with_client_packages(), find_llama_cpp()) else {
         return;
     };
-    let serving = ServingFleet::start(llama);
+    let serving = ServingFleet::start(with_llama_cpp(llama));
     serving.serve("stable", 10);
     serving.await_serving("stable", 2);
     let requests = std::env::var("FLOTILLA_SERVING_REQUESTS").unwrap_or_else(|_| "400".into());
@@ -82,11 +87,95 @@ fn openai_s_client_misses_no_answer_while_models_are_moved_and_servers_killed() 
 }
 
 #[test]
+fn a_box_without_llama_cpp_serves_channels_with_the_embedded_engine() {
+    let Some(python) = PythonEnv::with_client_packages() else { return };
+    let serving = ServingFleet::start(without_llama_cpp());
+    serving.serve("stable", 10);
+    serving.await_serving("stable", 2);
+    let requests = 200;
+    let mut asking = python
+        .script_command("ask_models.py")
+        .args([&serving.url, "stable", &requests.to_string(), "4"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("Python starts");
+    let mut round = 0;
+    while round < 2 || asking.try_wait().expect("it can be asked").is_none() {
+        round += 1;
+        serving.serve("stable", if round % 2 == 0 { 10 } else { 20 });
+        serving.await_serving("stable", 2);
+    }
+    let output = asking.wait_with_output().expect("it ends");
+    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(found["ok"], requests, "{found}");
+
+    serving.serve("stable", 20);
+    serving.await_serving("stable", 2);
+    let model = serving.fleet.path().join("exported").display().to_string();
+    let checkpoint = format!("{}/0/20", serving.run);
+    serving.fleet.run(&["checkpoint", "export", &checkpoint, "--out", &model]).assert_success();
+    let greedy = ["--prompt", "12+34=", "--temperature", "0", "--max-new-tokens", "12"];
+    let generated =
+        serving.fleet.run_json(&[&["generate", "--model", &model], &greedy[..]].concat());
+    let generated = generated.expect("a sample")["samples"][0].clone();
+    let asked = [&*serving.url, "stable", "12+34=", "12"];
+    let found: Value =
+        serde_json::from_str(&python.run_script("score_prompt.py", &asked)).expect("JSON");
+    assert_eq!(found["text"], generated["text"], "{found}");
+    assert_eq!(found["streamed"], generated["text"], "{found}");
+    let sum: f64 = numbers(&found["logprobs"]).iter().sum();
+    let expected = generated["logprob"].as_f64().expect("a number");
+    assert!((sum - expected).abs() < 1e-6, "{sum} {expected}");
+    // The prompt's tokens but the first, and the one that was drawn.
+    let scores = found["prompt_logprobs"].as_array().expect("a list");
+    assert!(scores[0].is_null() && scores[1..].iter().all(Value::is_f64), "{found}");
+    assert!(found["scored"].as_str().expect("a text").starts_with("12+34="), "{found}");
+}
+
+fn numbers(list: &Value) -> Vec<f64> {
+    let list = list.as_array().expect("a list").iter();
+    list.map(|it| it.as_f64().expect("a number")).collect()
+}
+
+#[test]
 fn channels_of_one_base_are_one_process_with_an_adapter_each() {
     let (Some(python), Some(llama)) = (PythonEnv::with_client_packages(), find_llama_cpp()) else {
         return;
     };
-    let environment = [("FLOTILLA_LLAMA_CPP".to_owned(), llama)];
+    let fleet = serve_adapters(&python, with_llama_cpp(llama), |process| {
+        process.arguments.iter().any(|it| it == "--lora")
+    });
+    let url = gateway_url(&fleet);
+    let asked = [&*url, "plain", "1+2=", "4"];
+    let found: Value =
+        serde_json::from_str(&python.run_script("score_prompt.py", &asked)).expect("JSON");
+    assert!(
+        found["refused"].as_str().expect("a reason").contains("--server-engine candle"),
+        "{found}"
+    );
+    assert_channel_is_asked_for_data(&fleet, "plain");
+}
+
+#[test]
+fn channels_of_one_base_are_one_process_of_the_embedded_engine() {
+    let Some(python) = PythonEnv::with_client_packages() else { return };
+    serve_adapters(&python, without_llama_cpp(), |process| {
+        process.arguments.get(1..3).is_some_and(|words| words == ["worker", "serve"])
+    });
+}
+
+fn gateway_url(fleet: &Fleet) -> String {
+    let gateway = fleet.read_fleet_file()["gateway"].as_str().expect("an address").to_owned();
+    format!("http://{gateway}/v1")
+}
+
+/// Serves a base and two adapters of it, each on a channel, and checks that one process gives the
+/// answers of each.
+fn serve_adapters(
+    python: &PythonEnv,
+    environment: Vec<(String, String)>,
+    is_server: impl Fn(&Process) -> bool,
+) -> Fleet {
     let fleet = Fleet::start_with("server,trainer,evaluator", &["--open"], environment);
     let files = SpecFiles::create(fleet.path());
     let model = files.write_model();
@@ -106,21 +195,18 @@ fn channels_of_one_base_are_one_process_with_an_adapter_each() {
     });
     wait_until("the processes of older moves have ended", LIMIT, || {
         let processes = Process::all();
-        let is_server = |it: &&Process| {
-            it.uses_directory(fleet.path()) && it.arguments.iter().any(|it| it == "--lora")
-        };
+        let is_server = |it: &&Process| it.uses_directory(fleet.path()) && is_server(it);
         (processes.iter().filter(is_server).count() == 1).then_some(())
     });
 
-    let gateway = fleet.read_fleet_file()["gateway"].as_str().expect("an address").to_owned();
-    let url = format!("http://{gateway}/v1");
+    let url = gateway_url(&fleet);
     let asked = ["early", "late", "plain"];
     let printed = python.run_script("model_logprobs.py", &[&[&*url], &asked[..]].concat());
     let found: Value = serde_json::from_str(&printed).expect("JSON");
     assert_eq!(found["models"], serde_json::json!(asked));
     let logprobs = asked.map(|name| found["logprobs"][name].clone());
     assert!(logprobs[0] != logprobs[2] && logprobs[0] != logprobs[1], "{found}");
-    assert_channel_is_asked_for_data(&fleet, "plain");
+    fleet
 }
 
 /// Generates data with a channel. Its small model writes no list of prompts.
@@ -148,7 +234,7 @@ fn requests_are_kept_if_asked_and_a_model_that_users_rate_lower_is_replaced() {
     let executable = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(&redaction, executable).expect("permissions");
     let redaction = ("FLOTILLA_REDACT".to_owned(), redaction.display().to_string());
-    let serving = ServingFleet::start_with(llama, vec![redaction]);
+    let serving = ServingFleet::start([with_llama_cpp(llama), vec![redaction]].concat());
     serving.serve("stable", 10);
     serving.await_serving("stable", 2);
     let rate = |rating: &str, prompts: &[String]| -> Value {
@@ -196,10 +282,9 @@ fn requests_are_kept_if_asked_and_a_model_that_users_rate_lower_is_replaced() {
 
 #[test]
 fn a_served_model_learns_from_feedback_until_it_is_better() {
-    let Some(llama) = find_llama_cpp() else { return };
     let mut demo = std::process::Command::new(program_path());
     demo.args(["demo", "--loop", "--json", "--seed", "2", "--cycles", "2"]);
-    let output = demo.env("FLOTILLA_LLAMA_CPP", llama).output().expect("the demo starts");
+    let output = demo.env("FLOTILLA_SERVER_ENGINE", "candle").output().expect("the demo starts");
     let errors = String::from_utf8_lossy(&output.stderr);
     let found: Value = serde_json::from_slice(&output.stdout).expect(&errors);
     let share = |name: &str| found[name].as_f64().expect("a share");

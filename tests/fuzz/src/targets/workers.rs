@@ -22,3 +22,8 @@ pub(super) fn judges(input: &[u8]) {
         verifier::fuzzing::fuzz_judge(&call);
     }
 }
+
+/// The body of a request to a served model.
+pub(super) fn requests(input: &[u8]) {
+    completion_server::fuzzing::read_body(input);
+}
