@@ -18,7 +18,7 @@ use tokio::sync::mpsc::{Receiver, Sender};
 use crate::{
     answer::AnswerWriter,
     batch::{BatchRequest, ChoiceEvent, ChoicePiece, PromptTokens, open_event_channel},
-    request::{ApiKind, AskedPrompt, CompletionRequest, FieldError},
+    request::{ApiKind, ApiRequest, AskedPrompt, RequestFieldError},
 };
 
 /// A conversation, in bytes of JSON; gateways accept less.
@@ -57,7 +57,7 @@ pub(crate) struct CompletionApi {
 
 /// The reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ApiError {
+pub(crate) enum CompletionApiError {
     #[error("the request has no valid key (K101)")]
     Key,
     #[error("POST to /v1/completions or /v1/chat/completions; GET /health (G108)")]
@@ -67,7 +67,7 @@ pub(crate) enum ApiError {
     #[error("the body must be a JSON object: {0} (G101)")]
     Json(serde_json::Error),
     #[error(transparent)]
-    Field(#[from] FieldError),
+    Field(#[from] RequestFieldError),
     #[error("`messages`: {0}; `/v1/completions` takes texts (D106)")]
     Template(String),
     #[error("`messages`")]
@@ -91,7 +91,7 @@ pub(crate) enum ApiError {
     Engine(String),
 }
 
-impl ApiError {
+impl CompletionApiError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Key => StatusCode::UNAUTHORIZED,
@@ -164,13 +164,13 @@ impl CompletionApi {
         self: &Arc<Self>,
         kind: ApiKind,
         body: Bytes,
-    ) -> Result<OpenAnswer, ApiError> {
+    ) -> Result<OpenAnswer, CompletionApiError> {
         let api = self.clone();
         // To tokenize a long prompt takes a while.
         let prepared = tokio::task::spawn_blocking(move || api.prepare_request(kind, &body)).await;
-        let prepared = prepared.map_err(|panic| ApiError::Engine(panic.to_string()))?;
+        let prepared = prepared.map_err(|panic| CompletionApiError::Engine(panic.to_string()))?;
         let (request, answer) = prepared?;
-        self.requests.try_send(request).map_err(|_| ApiError::Busy)?;
+        self.requests.try_send(request).map_err(|_| CompletionApiError::Busy)?;
         Ok(answer)
     }
 
@@ -178,14 +178,15 @@ impl CompletionApi {
         &self,
         kind: ApiKind,
         body: &[u8],
-    ) -> Result<(BatchRequest, OpenAnswer), ApiError> {
-        let fields: Map<String, Value> = serde_json::from_slice(body).map_err(ApiError::Json)?;
-        let asked = CompletionRequest::read(kind, fields, self.places.adapters.len())?;
+    ) -> Result<(BatchRequest, OpenAnswer), CompletionApiError> {
+        let fields: Map<String, Value> =
+            serde_json::from_slice(body).map_err(CompletionApiError::Json)?;
+        let asked = ApiRequest::read(kind, fields, self.places.adapters.len())?;
         let model = match asked.adapter {
             Some(adapter) => self.places.adapters.get(adapter).copied(),
             None => self.places.base,
         };
-        let model = model.ok_or(ApiError::NoAdapter)?;
+        let model = model.ok_or(CompletionApiError::NoAdapter)?;
         let count = self.count.fetch_add(1, Ordering::Relaxed).to_string();
         let prompts = self.encode_prompts(&asked, &count)?;
         let (events, receiver) = open_event_channel(&prompts);
@@ -215,7 +216,7 @@ impl CompletionApi {
     fn open_answer(
         &self,
         kind: ApiKind,
-        asked: &CompletionRequest,
+        asked: &ApiRequest,
         count: &str,
         (prompts, events): (&[PromptTokens], Receiver<ChoiceEvent>),
     ) -> OpenAnswer {
@@ -241,9 +242,9 @@ impl CompletionApi {
 
     fn encode_prompts(
         &self,
-        asked: &CompletionRequest,
+        asked: &ApiRequest,
         count: &str,
-    ) -> Result<Vec<PromptTokens>, ApiError> {
+    ) -> Result<Vec<PromptTokens>, CompletionApiError> {
         let seed = asked.seed.unwrap_or_else(|| wire::derive_seed(self.secret, &["seed", count]));
         let choice_seed = |choice: usize| match choice {
             0 => seed,
@@ -267,7 +268,8 @@ impl CompletionApi {
             AskedPrompt::Prompts(prompts) => prompts.iter().map(encode).collect(),
             AskedPrompt::Conversation(messages) => {
                 let template = self.template.as_ref();
-                let template = template.map_err(|error| ApiError::Template(error.clone()))?;
+                let template =
+                    template.map_err(|error| CompletionApiError::Template(error.clone()))?;
                 let text = template.render_prompt(messages)?;
                 Ok(vec![encode(&PromptInput::Text(text))?])
             }
@@ -275,14 +277,18 @@ impl CompletionApi {
     }
 
     /// Returns the most tokens that are drawn after a prompt. The last one takes no room.
-    fn find_room(&self, tokens: &[u32], wanted: Option<usize>) -> Result<usize, ApiError> {
+    fn find_room(
+        &self,
+        tokens: &[u32],
+        wanted: Option<usize>,
+    ) -> Result<usize, CompletionApiError> {
         let ModelLimits { context, vocab_size } = self.limits;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
-            return Err(ApiError::UnknownToken { token: *token, vocab_size });
+            return Err(CompletionApiError::UnknownToken { token: *token, vocab_size });
         }
         match tokens.len() {
-            0 => Err(ApiError::EmptyPrompt),
-            tokens if tokens > context => Err(ApiError::TooLong { tokens, context }),
+            0 => Err(CompletionApiError::EmptyPrompt),
+            tokens if tokens > context => Err(CompletionApiError::TooLong { tokens, context }),
             // Something is drawn if only the prompt is wanted, too, and then dropped.
             tokens => Ok(wanted.unwrap_or(usize::MAX).clamp(1, context + 1 - tokens)),
         }
@@ -300,11 +306,11 @@ pub(crate) struct OpenAnswer {
 }
 
 impl OpenAnswer {
-    async fn next_piece(&mut self) -> Result<ChoicePiece, ApiError> {
+    async fn next_piece(&mut self) -> Result<ChoicePiece, CompletionApiError> {
         match self.events.recv().await {
             Some(ChoiceEvent::Piece(piece)) => Ok(piece),
-            Some(ChoiceEvent::Failed(message)) => Err(ApiError::Engine(message)),
-            None => Err(ApiError::Engine("it ended".to_owned())),
+            Some(ChoiceEvent::Failed(message)) => Err(CompletionApiError::Engine(message)),
+            None => Err(CompletionApiError::Engine("it ended".to_owned())),
         }
     }
 
@@ -312,7 +318,7 @@ impl OpenAnswer {
     ///
     /// # Errors
     /// The engine fails.
-    pub(crate) async fn collect_answer(mut self) -> Result<Value, ApiError> {
+    pub(crate) async fn collect_answer(mut self) -> Result<Value, CompletionApiError> {
         let new = |choice| ChoicePiece { choice, ..ChoicePiece::default() };
         let mut choices: Vec<ChoicePiece> = (0..self.choices).map(new).collect();
         let mut open = self.choices;
@@ -363,7 +369,7 @@ impl AnswerEvents {
         Some(events.into())
     }
 
-    fn write_events(&mut self, piece: &ChoicePiece) -> Result<String, ApiError> {
+    fn write_events(&mut self, piece: &ChoicePiece) -> Result<String, CompletionApiError> {
         let (writer, mut events) = (&self.answer.writer, String::new());
         self.drawn += piece.drawn;
         if let Some(offset) = self.offsets.get_mut(piece.choice) {

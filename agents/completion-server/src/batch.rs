@@ -80,7 +80,7 @@ pub(crate) fn open_event_channel(
 
 /// Names the prompt of a sample.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct SampleTag {
+pub(crate) struct PromptTag {
     request: u64,
     prompt: usize,
 }
@@ -88,7 +88,7 @@ pub(crate) struct SampleTag {
 /// The models of a server, and the requests that are being answered.
 pub(crate) struct CompletionBatch {
     /// All have the same base; each draws with another adapter, or none.
-    models: Vec<BatchGenerator<SampleTag>>,
+    models: Vec<BatchGenerator<PromptTag>>,
     tokenizer: Arc<ModelTokenizer>,
     /// Samples of all models that are drawn at once, but for those of the last request.
     slots: usize,
@@ -99,7 +99,7 @@ pub(crate) struct CompletionBatch {
 
 impl CompletionBatch {
     pub(crate) fn new(
-        models: Vec<BatchGenerator<SampleTag>>,
+        models: Vec<BatchGenerator<PromptTag>>,
         tokenizer: Arc<ModelTokenizer>,
         slots: usize,
     ) -> Self {
@@ -109,7 +109,7 @@ impl CompletionBatch {
     /// Answers requests until no more will come.
     ///
     /// # Errors
-    /// The engine fails. All open requests are told.
+    /// The engine fails. All open requests get the error.
     pub(crate) fn run(mut self, mut inbox: mpsc::Receiver<BatchRequest>) -> anyhow::Result<()> {
         loop {
             if self.requests.is_empty() {
@@ -143,7 +143,7 @@ impl CompletionBatch {
             let sampling =
                 SamplingParameters { max_new_tokens: prompt.max_new_tokens, ..request.sampling };
             let wanted = PromptRequest {
-                tag: SampleTag { request: self.count, prompt: index },
+                tag: PromptTag { request: self.count, prompt: index },
                 prompt: PromptInput::Tokens(prompt.tokens.clone()),
                 seeds: prompt.seeds.clone(),
                 sampling,
@@ -177,6 +177,13 @@ impl CompletionBatch {
     fn draw_step(&mut self) -> Result<(), GenerateError> {
         for generator in self.models.iter_mut().filter(|it| !it.is_idle()) {
             let done = generator.generate_step()?;
+            let mut take = |tag: &PromptTag, index, sample: &SampleTokens<'_>| match self
+                .requests
+                .get_mut(&tag.request)
+            {
+                Some(open) => open.take_tokens(&self.tokenizer, (tag.prompt, index), sample),
+                None => Ok(()),
+            };
             for sample in generator.running_samples() {
                 let tokens = SampleTokens {
                     tokens: sample.tokens,
@@ -185,9 +192,7 @@ impl CompletionBatch {
                     prompt_scores: sample.prompt_scores,
                     finish: None,
                 };
-                if let Some(open) = self.requests.get_mut(&sample.tag.request) {
-                    open.take_tokens(&self.tokenizer, (sample.tag.prompt, sample.index), &tokens)?;
-                }
+                take(sample.tag, sample.index, &tokens)?;
             }
             for sample in &done {
                 let tokens = SampleTokens {
@@ -197,9 +202,7 @@ impl CompletionBatch {
                     prompt_scores: &sample.prompt_scores,
                     finish: Some(sample.finish),
                 };
-                if let Some(open) = self.requests.get_mut(&sample.tag.request) {
-                    open.take_tokens(&self.tokenizer, (sample.tag.prompt, sample.index), &tokens)?;
-                }
+                take(&sample.tag, sample.index, &tokens)?;
             }
         }
         Ok(())

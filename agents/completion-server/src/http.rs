@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    api::{ApiError, BODY_BYTES_MAX, CompletionApi},
+    api::{BODY_BYTES_MAX, CompletionApi, CompletionApiError},
     request::ApiKind,
 };
 
@@ -117,7 +117,7 @@ async fn answer_request(
         (&Method::POST, "/v1/chat/completions") => {
             complete(api, ApiKind::Chat, request, expected).await
         }
-        _ => Err(ApiError::Path),
+        _ => Err(CompletionApiError::Path),
     };
     answered.unwrap_or_else(|error| json_response(error.status(), &error.to_json()))
 }
@@ -127,13 +127,13 @@ async fn complete(
     kind: ApiKind,
     request: Request<Incoming>,
     expected: &str,
-) -> Result<Response<AnswerBody>, ApiError> {
+) -> Result<Response<AnswerBody>, CompletionApiError> {
     let key = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
     if key != Some(expected.as_bytes()) {
-        return Err(ApiError::Key);
+        return Err(CompletionApiError::Key);
     }
     let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await;
-    let body = body.map_err(|_| ApiError::Body)?.to_bytes();
+    let body = body.map_err(|_| CompletionApiError::Body)?.to_bytes();
     let answer = api.start_answer(kind, body).await?;
     if !answer.stream {
         return Ok(json_response(StatusCode::OK, &answer.collect_answer().await?));

@@ -32,7 +32,7 @@ pub(crate) enum AskedPrompt {
 
 /// A request whose fields are valid by themselves.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct CompletionRequest {
+pub(crate) struct ApiRequest {
     pub prompt: AskedPrompt,
     /// The place of the adapter; `None` for the base alone.
     pub adapter: Option<usize>,
@@ -58,12 +58,12 @@ pub(crate) struct CompletionRequest {
 /// The reason why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{field}` {problem} (G101)")]
-pub(crate) struct FieldError {
+pub(crate) struct RequestFieldError {
     pub field: String,
     problem: String,
 }
 
-impl FieldError {
+impl RequestFieldError {
     fn new(field: &str, problem: impl Into<String>) -> Self {
         Self { field: field.to_owned(), problem: problem.into() }
     }
@@ -106,12 +106,12 @@ impl RequestFields {
         &mut self,
         field: &str,
         expected: &str,
-    ) -> Result<Option<T>, FieldError> {
+    ) -> Result<Option<T>, RequestFieldError> {
         match self.0.remove(field) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => serde_json::from_value(value)
                 .map(Some)
-                .map_err(|_| FieldError::new(field, format!("must be {expected}"))),
+                .map_err(|_| RequestFieldError::new(field, format!("must be {expected}"))),
         }
     }
 
@@ -121,35 +121,35 @@ impl RequestFields {
         field: &str,
         expected: &str,
         is_valid: impl Fn(f64) -> bool,
-    ) -> Result<Option<f64>, FieldError> {
+    ) -> Result<Option<f64>, RequestFieldError> {
         let found = self.take(field, expected)?;
         match found {
             Some(number) if !is_valid(number) => {
-                Err(FieldError::new(field, format!("must be {expected}")))
+                Err(RequestFieldError::new(field, format!("must be {expected}")))
             }
             found => Ok(found),
         }
     }
 
     /// Removes a whole number from 0 to a limit.
-    fn take_count(&mut self, field: &str, most: usize) -> Result<Option<usize>, FieldError> {
+    fn take_count(&mut self, field: &str, most: usize) -> Result<Option<usize>, RequestFieldError> {
         let expected = format!("a whole number from 0 to {most}");
         let found = self.take::<usize>(field, &expected)?;
         match found {
             Some(number) if number > most => {
-                Err(FieldError::new(field, format!("must be {expected}")))
+                Err(RequestFieldError::new(field, format!("must be {expected}")))
             }
             found => Ok(found),
         }
     }
 
     /// Removes a field for its truth.
-    fn take_flag(&mut self, field: &str) -> Result<bool, FieldError> {
+    fn take_flag(&mut self, field: &str) -> Result<bool, RequestFieldError> {
         Ok(self.take::<bool>(field, "true or false")?.unwrap_or(false))
     }
 }
 
-impl CompletionRequest {
+impl ApiRequest {
     /// Reads a request to a server with `adapters` adapters.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl CompletionRequest {
         kind: ApiKind,
         fields: Map<String, Value>,
         adapters: usize,
-    ) -> Result<Self, FieldError> {
+    ) -> Result<Self, RequestFieldError> {
         let mut fields = RequestFields(fields);
         fields.0.remove("model");
         let prompt = read_prompt(kind, &mut fields)?;
@@ -169,12 +169,12 @@ impl CompletionRequest {
         let choices = fields.take_count("n", CHOICES_MAX)?.unwrap_or(1).max(1);
         if prompts * choices > CHOICES_MAX {
             let problem = format!("and `n` ask for more than {CHOICES_MAX} answers; send less");
-            return Err(FieldError::new("prompt", problem));
+            return Err(RequestFieldError::new("prompt", problem));
         }
         if let Some(best) = fields.take_count("best_of", CHOICES_MAX)?
             && best.max(1) != choices
         {
-            return Err(FieldError::new("best_of", "must be that of `n`; omit it"));
+            return Err(RequestFieldError::new("best_of", "must be that of `n`; omit it"));
         }
         let temperature = "a number from 0 to 100";
         let temperature =
@@ -196,7 +196,7 @@ impl CompletionRequest {
         if let Some((field, _)) = fields.0.iter().find(|(name, value)| !is_neutral(name, value)) {
             let problem = "is not supported by the embedded engine; remove it, or serve the channel \
                            with llama.cpp";
-            return Err(FieldError::new(field, problem));
+            return Err(RequestFieldError::new(field, problem));
         }
         Ok(Self {
             prompt,
@@ -216,15 +216,19 @@ impl CompletionRequest {
     }
 }
 
-fn read_prompt(kind: ApiKind, fields: &mut RequestFields) -> Result<AskedPrompt, FieldError> {
+fn read_prompt(
+    kind: ApiKind,
+    fields: &mut RequestFields,
+) -> Result<AskedPrompt, RequestFieldError> {
     if kind == ApiKind::Chat {
         let messages = fields.take("messages", "a list of messages")?;
-        let messages = messages.ok_or_else(|| FieldError::new("messages", "is missing"))?;
+        let messages = messages.ok_or_else(|| RequestFieldError::new("messages", "is missing"))?;
         return Ok(AskedPrompt::Conversation(messages));
     }
     let expected = "a text, a list of texts, a list of token ids, or a list of such lists";
-    let prompt: PromptField =
-        fields.take("prompt", expected)?.ok_or_else(|| FieldError::new("prompt", "is missing"))?;
+    let prompt: PromptField = fields
+        .take("prompt", expected)?
+        .ok_or_else(|| RequestFieldError::new("prompt", "is missing"))?;
     let prompts: Vec<PromptInput> = match prompt {
         PromptField::Text(text) => vec![PromptInput::Text(text)],
         PromptField::Tokens(tokens) => vec![PromptInput::Tokens(tokens)],
@@ -234,7 +238,7 @@ fn read_prompt(kind: ApiKind, fields: &mut RequestFields) -> Result<AskedPrompt,
     Ok(AskedPrompt::Prompts(prompts))
 }
 
-fn read_stops(fields: &mut RequestFields) -> Result<Vec<String>, FieldError> {
+fn read_stops(fields: &mut RequestFields) -> Result<Vec<String>, RequestFieldError> {
     let stops = match fields.take("stop", "a text, or a list of texts")? {
         None => Vec::new(),
         Some(StopField::One(stop)) => vec![stop],
@@ -243,44 +247,53 @@ fn read_stops(fields: &mut RequestFields) -> Result<Vec<String>, FieldError> {
     if stops.len() > STOPS_MAX || stops.iter().any(|stop| stop.len() > STOP_BYTES_MAX) {
         let problem =
             format!("must have at most {STOPS_MAX} texts, each of at most {STOP_BYTES_MAX} bytes");
-        return Err(FieldError::new("stop", problem));
+        return Err(RequestFieldError::new("stop", problem));
     }
     Ok(stops.into_iter().filter(|stop| !stop.is_empty()).collect())
 }
 
-fn read_logprobs(kind: ApiKind, fields: &mut RequestFields) -> Result<Option<usize>, FieldError> {
+fn read_logprobs(
+    kind: ApiKind,
+    fields: &mut RequestFields,
+) -> Result<Option<usize>, RequestFieldError> {
     if kind == ApiKind::Text {
         return fields.take_count("logprobs", ALTERNATIVES_MAX);
     }
     let wanted = fields.take_flag("logprobs")?;
     let alternatives = fields.take_count("top_logprobs", ALTERNATIVES_MAX)?;
     match (wanted, alternatives) {
-        (false, Some(1..)) => Err(FieldError::new("top_logprobs", "needs `logprobs: true`")),
+        (false, Some(1..)) => Err(RequestFieldError::new("top_logprobs", "needs `logprobs: true`")),
         (wanted, alternatives) => Ok(wanted.then(|| alternatives.unwrap_or(0))),
     }
 }
 
 /// Without an echoed prompt, an answer has at least one token.
-fn read_max_tokens(fields: &mut RequestFields, echo: bool) -> Result<Option<usize>, FieldError> {
+fn read_max_tokens(
+    fields: &mut RequestFields,
+    echo: bool,
+) -> Result<Option<usize>, RequestFieldError> {
     let mut found = None;
     for field in ["max_tokens", "max_completion_tokens"] {
         let number = fields.take_count(field, u32::MAX as usize)?;
         if number == Some(0) && !echo {
-            return Err(FieldError::new(field, "must be 1 or more, unless `echo` is true"));
+            return Err(RequestFieldError::new(field, "must be 1 or more, unless `echo` is true"));
         }
         found = number.or(found);
     }
     Ok(found)
 }
 
-fn read_adapter(fields: &mut RequestFields, adapters: usize) -> Result<Option<usize>, FieldError> {
+fn read_adapter(
+    fields: &mut RequestFields,
+    adapters: usize,
+) -> Result<Option<usize>, RequestFieldError> {
     let scales: Option<Vec<AdapterScale>> = fields.take("lora", "a list of id and scale")?;
     let mut chosen = None;
     for AdapterScale { id, scale } in scales.unwrap_or_default() {
         let is_known = id < adapters && (scale == 0.0 || scale == 1.0);
         if !is_known || (scale == 1.0 && chosen.is_some()) {
             let problem = "must give one adapter of this server the scale 1, and others 0";
-            return Err(FieldError::new("lora", problem));
+            return Err(RequestFieldError::new("lora", problem));
         }
         chosen = chosen.or((scale == 1.0).then_some(id));
     }
@@ -319,7 +332,7 @@ pub fn fuzz_body(body: &[u8]) {
     let Ok(fields) = serde_json::from_slice::<Map<String, Value>>(body) else { return };
     for kind in [ApiKind::Chat, ApiKind::Text] {
         // The result does not matter; only a panic would.
-        let _ = CompletionRequest::read(kind, fields.clone(), 2);
+        let _ = ApiRequest::read(kind, fields.clone(), 2);
     }
 }
 
@@ -329,9 +342,9 @@ mod tests {
 
     use super::*;
 
-    fn read(kind: ApiKind, request: &Value) -> Result<CompletionRequest, String> {
+    fn read(kind: ApiKind, request: &Value) -> Result<ApiRequest, String> {
         let fields = request.as_object().unwrap().clone();
-        CompletionRequest::read(kind, fields, 2).map_err(|error| error.to_string())
+        ApiRequest::read(kind, fields, 2).map_err(|error| error.to_string())
     }
 
     #[test]

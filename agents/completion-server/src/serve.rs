@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     api::{CompletionApi, ModelLimits, ModelPlaces},
-    batch::{BatchRequest, CompletionBatch, SampleTag},
+    batch::{BatchRequest, CompletionBatch, PromptTag},
     http::{ListenAddress, serve_requests},
 };
 
@@ -75,7 +75,7 @@ pub fn run_completion_server(
 
 /// The models of a base.
 pub(crate) struct LoadedModels {
-    pub generators: Vec<BatchGenerator<SampleTag>>,
+    pub generators: Vec<BatchGenerator<PromptTag>>,
     tokenizer: ModelTokenizer,
     /// The place of the base, if it is served, and those of the models with the adapters.
     places: ModelPlaces,

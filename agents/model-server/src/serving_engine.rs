@@ -1,6 +1,6 @@
 //! The engine with which an agent serves models, and how its process is started.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, str::FromStr, time::Duration};
 
 use agent::WorkerLauncher;
 use anyhow::Context;
@@ -29,6 +29,19 @@ pub enum ServingEngine {
 #[derive(Debug, Clone)]
 pub struct EmbeddedServer {
     launch: WorkerLauncher,
+}
+
+impl FromStr for ServingEngineChoice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "candle" => Ok(Self::Candle),
+            "llama.cpp" => Ok(Self::LlamaCpp),
+            _ => Err("write auto, candle or llama.cpp"),
+        }
+    }
 }
 
 impl ServingEngine {
@@ -99,5 +112,64 @@ impl EmbeddedServer {
             environment: ProcessEnvironment::new(&variables, &command.unset),
             on_device: self.launch.device != "cpu",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent::ProcessGroups;
+    use hardware::HardwareProfile;
+
+    use super::*;
+
+    fn select(choice: &str, llama_cpp: Option<&str>) -> anyhow::Result<ServingEngine> {
+        let launch = WorkerLauncher {
+            program: "flotilla".into(),
+            wrapper: None,
+            silence_limit: None,
+            threads: 2,
+            device: "cpu".into(),
+            dtype: "bf16".into(),
+            directory: "d".into(),
+            profile: HardwareProfile::load_named("cpu").unwrap(),
+            root: "/".into(),
+            process_groups: ProcessGroups::default(),
+        };
+        let places =
+            GeneratorPaths { gguf_cache: "s".into(), gguf_cache_bytes: 1, directory: "d".into() };
+        let choice = choice.parse().unwrap();
+        ServingEngine::select_engine(choice, llama_cpp.map(Path::new), &launch, places)
+    }
+
+    #[test]
+    fn the_embedded_engine_is_started_as_a_worker_with_its_models() {
+        let ServingEngine::Embedded(server) = select("candle", Some("/nonexistent")).unwrap()
+        else {
+            panic!("it is asked for");
+        };
+        let config = CompletionServerConfig {
+            base: "/base".into(),
+            adapters: vec!["/adapter".into()],
+            serves_base: false,
+            alias: "m".into(),
+            slots: 3,
+            context: 512,
+        };
+        let program = server.server_program(&config).unwrap();
+        let arguments: Vec<&str> =
+            program.arguments.iter().map(|argument| argument.to_str().unwrap()).collect();
+        let fixed = ["worker", "serve", "--device", "cpu", "--dtype", "bf16", "--models"];
+        assert_eq!(arguments[..fixed.len()], fixed);
+        let read: CompletionServerConfig = serde_json::from_str(arguments[fixed.len()]).unwrap();
+        assert_eq!((read.base, read.slots, read.serves_base), (config.base, 3, false));
+    }
+
+    #[test]
+    fn a_directory_without_llama_cpp_is_an_error_that_names_the_other_engine() {
+        for choice in ["auto", "llama.cpp"] {
+            let error = format!("{:#}", select(choice, Some("/nonexistent")).unwrap_err());
+            assert!(error.contains("--server-engine candle") && error.contains("E101"), "{error}");
+        }
+        assert!("vllm".parse::<ServingEngineChoice>().is_err());
     }
 }

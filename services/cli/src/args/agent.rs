@@ -54,9 +54,9 @@ pub(crate) struct AgentArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 8192, env = "FLOTILLA_SERVE_CONTEXT",
           value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     pub serve_context: u32,
-    /// Engine that serves models; auto selects llama.cpp if it is found, otherwise candle
-    #[arg(long, value_enum, default_value = "auto", env = "FLOTILLA_SERVER_ENGINE")]
-    pub server_engine: EvaluatorEngine,
+    /// Engine that serves models: auto (llama.cpp if it is found, otherwise candle), candle, llama.cpp
+    #[arg(long, default_value = "auto", value_name = "ENGINE", env = "FLOTILLA_SERVER_ENGINE")]
+    pub server_engine: model_server::ServingEngineChoice,
     /// Device that runs models: cpu, cuda, cuda:1, metal
     #[arg(long, default_value = "cpu", env = "FLOTILLA_DEVICE")]
     pub device: String,
@@ -173,7 +173,7 @@ impl GeneratorToolArgs {
     }
 }
 
-/// An engine, as `--evaluator-engine` and `--server-engine` name it.
+/// An engine that measures perplexity, as `--evaluator-engine` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EvaluatorEngine {
     Auto,

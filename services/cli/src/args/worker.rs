@@ -76,7 +76,7 @@ pub(crate) enum WorkerCommand {
         /// A `completion_server::CompletionServerConfig`, as JSON.
         #[arg(long)]
         models: String,
-        /// The path of a socket; without meaning if there is a port.
+        /// A socket's path; not used if there is a port.
         #[arg(long)]
         host: PathBuf,
         #[arg(long)]

@@ -24,7 +24,7 @@ use gateway::client::MembershipRenewal;
 use generator::GeneratorRole;
 use hardware::{HardwareProfile, host_files::LiveFiles};
 use identity::{BearerInfo, UserScope};
-use model_server::{ModelServerConfig, ServingEngine, ServingEngineChoice};
+use model_server::{ModelServerConfig, ServingEngine};
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
 use scorer::ScorerRole;
 use store::{FileCache, Store};
@@ -456,13 +456,8 @@ fn model_server_config(
         return Ok(None);
     }
     let places = generator_paths(args, launch.directory.join("serve"), cache)?;
-    let choice = match args.server_engine {
-        EvaluatorEngine::Auto => ServingEngineChoice::Auto,
-        EvaluatorEngine::Candle => ServingEngineChoice::Candle,
-        EvaluatorEngine::LlamaCpp => ServingEngineChoice::LlamaCpp,
-    };
-    let (llama_cpp, directory) =
-        (args.generator_tools.llama_cpp.as_deref(), places.directory.clone());
+    let (llama_cpp, choice) = (args.generator_tools.llama_cpp.as_deref(), args.server_engine);
+    let directory = places.directory.clone();
     let engine = ServingEngine::select_engine(choice, llama_cpp, launch, places)?;
     let (agent, pool) = (id.clone(), Pool::new(args.pool.as_str())?);
     let (slots, context) = (args.serve_slots, args.serve_context);
