@@ -2,6 +2,7 @@
 //! servers. Other errors are for callers to word; they never repeat a URL, which may contain a
 //! secret.
 
+mod chat_reply;
 mod completion_client;
 
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, StatusCode, redirect::Policy};
 use rustls::crypto::ring;
 
+pub use chat_reply::ChatReply;
 pub use completion_client::{CompletionClient, CompletionHttpError, read_key_file};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use bounded_http::CompletionClient;
+use bounded_http::{ChatReply, CompletionClient};
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use serde_json::{Value, json};
 use spec::GenerationLimits;
@@ -10,12 +10,12 @@ use tokio::time::{Instant, sleep, timeout_at};
 use wire::{PROMPT_BYTES_MAX, PromptEntry, v1::verdicts};
 
 use crate::{
-    chat_reply::{ChatReply, parse_prompt_list},
     dataset::{GeneratedData, build_data},
     error::GenerationError,
     generation::{Generation, GenerationCommand, GenerationEvent, SampleOutcome},
     plan::GenerationPlan,
     progress_log::ProgressLog,
+    prompt_list::parse_prompt_list,
     report::GenerationReport,
 };
 

@@ -1,13 +1,12 @@
 //! Training data that a language model writes: prompts from categories with examples, and answers
 //! to them.
 //!
-//! The core is pure: `plan` builds requests, `chat_reply` reads answers, `duplicates` finds
+//! The core is pure: `plan` builds requests, `prompt_list` reads answers, `duplicates` finds
 //! repeated prompts, [`Generation`] decides the next request, `dataset` splits what is kept. The
 //! shell, [`generate_data`], asks an endpoint and keeps each event in an append-only log, from which
 //! a later command continues. Everything that a model writes is data. Verifiers come from the
 //! caller.
 
-mod chat_reply;
 mod dataset;
 mod duplicates;
 mod error;
@@ -15,6 +14,7 @@ mod generation;
 mod generator;
 mod plan;
 mod progress_log;
+mod prompt_list;
 mod report;
 
 pub use error::GenerationError;
@@ -25,7 +25,9 @@ pub use report::{CategoryReport, GenerationReport};
 
 #[doc(hidden)]
 pub mod fuzzing {
-    use crate::chat_reply::{ChatReply, parse_prompt_list};
+    use bounded_http::ChatReply;
+
+    use crate::prompt_list::parse_prompt_list;
 
     /// Parses bytes as the body of an answer, and as a text with a list of prompts.
     pub fn fuzz_reply(input: &[u8]) {
