@@ -1,8 +1,13 @@
 //! Pairs from JSON lines.
 
+use std::io::{self, BufRead};
+
 use serde::Deserialize;
 
-use crate::Pair;
+use crate::{Comparison, Pair, PairedTest};
+
+/// Lines of a file of pairs.
+const PAIRS_MAX: usize = 10_000_000;
 
 /// A line that is no pair of scores.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +23,33 @@ pub enum PairLineError {
         /// The score.
         value: f64,
     },
+}
+
+/// The reason why lines of pairs cannot be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum PairsError {
+    /// A line cannot be read.
+    #[error("line {line}")]
+    Read {
+        /// From 1.
+        line: usize,
+        /// The reason.
+        source: io::Error,
+    },
+    /// A line is no pair.
+    #[error("line {line}")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// The reason.
+        source: PairLineError,
+    },
+    /// There are too many.
+    #[error("more than {PAIRS_MAX} pairs (D105)")]
+    TooMany,
+    /// There are none.
+    #[error("no pairs (D102)")]
+    Empty,
 }
 
 /// Reads a line such as `{"a": 0.5, "b": 1}`; other keys are ignored.
@@ -38,4 +70,30 @@ pub fn read_pair_line(line: &str) -> Result<Pair, PairLineError> {
         }
     }
     Ok(Pair { a, b })
+}
+
+/// Tests the pairs in lines, of which empty ones are skipped. Returns the comparison, and the number
+/// of pairs.
+///
+/// # Errors
+/// A line is no pair, or there are none or too many.
+pub fn compare_pair_lines(
+    mut test: PairedTest,
+    lines: impl BufRead,
+) -> Result<(Comparison, usize), PairsError> {
+    let mut pairs = 0;
+    for (index, text) in lines.lines().enumerate() {
+        let line = index + 1;
+        let text = text.map_err(|source| PairsError::Read { line, source })?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        let pair = read_pair_line(&text).map_err(|source| PairsError::Line { line, source })?;
+        test.add_pair(pair);
+        pairs += 1;
+        if pairs > PAIRS_MAX {
+            return Err(PairsError::TooMany);
+        }
+    }
+    if pairs == 0 { Err(PairsError::Empty) } else { Ok((test.comparison(), pairs)) }
 }

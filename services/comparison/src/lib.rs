@@ -2,11 +2,15 @@
 //!
 //! [`PairedTest`] takes the scores that both models got for the same prompt and seed, in order.
 //! It decides as soon as the evidence suffices. Its error rate holds at every moment, so a caller
-//! may look after each pair and stop when it likes. All functions are pure.
+//! may look after each pair and stop when it likes. [`JudgeReport`] counts the preferences of a
+//! judge that gives such scores. All functions are pure.
 
 mod bets;
+mod describe;
 mod import;
+mod judging;
 mod paired_test;
 
-pub use import::{PairLineError, read_pair_line};
+pub use import::{PairLineError, PairsError, compare_pair_lines, read_pair_line};
+pub use judging::{JudgeReport, PromptAnswers};
 pub use paired_test::{AlphaError, Comparison, Decision, Pair, PairedTest};
