@@ -18,6 +18,7 @@ mod fork_settings;
 mod gates;
 mod generation;
 mod heldout;
+mod judge;
 mod objective;
 mod promote;
 mod queue;
@@ -50,6 +51,7 @@ pub use generation::{
     HeldoutShareSpec, PromptWritingSpec, SeedExample, WritingSampling,
 };
 pub use heldout::{HeldoutSize, HeldoutSpec};
+pub use judge::{CommandJudgeSpec, EndpointJudgeSpec, JudgeSpec};
 pub use objective::ObjectiveSpec;
 pub use promote::PromoteSpec;
 pub use queue::QueueSpec;

@@ -17,6 +17,7 @@ use self::{
     llm_judge::LlmJudgeSpec,
     program_verifiers::{CommandSpec, CompileSpec, PytestSpec, PythonSpec, StdioSpec},
 };
+pub(crate) use self::{http::is_plain_address, llm_judge::check_key_variable};
 use crate::{
     error::FieldError,
     field_checks::{FieldResult, check_count, check_range, ensure_field},

@@ -43,7 +43,7 @@ impl HttpSpec {
 }
 
 /// Returns true for an address of HTTP with a host, and without credentials or a fragment.
-fn is_plain_address(url: &str) -> bool {
+pub(crate) fn is_plain_address(url: &str) -> bool {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let Some(rest) = rest else { return false };
     let host = rest.split(['/', '?']).next().unwrap_or_default();

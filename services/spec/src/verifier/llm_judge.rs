@@ -69,7 +69,7 @@ fn half() -> f64 {
 }
 
 /// Requires the name of a variable that may contain a key, or an empty one.
-pub(super) fn check_key_variable(field: &str, name: &str) -> FieldResult {
+pub(crate) fn check_key_variable(field: &str, name: &str) -> FieldResult {
     let legal = name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
     let remedy = format!(
         "name a variable that starts with {KEY_PREFIX}, set where verifiers run; never a key"
