@@ -128,15 +128,17 @@ fn examples(input: &[u8]) {
 fn specs(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let _ = spec::RunSpec::parse(&text);
+    let _ = spec::JudgeSpec::parse(&text);
     if let Ok(spec) = spec::GenerationSpec::parse(&text) {
         let total: u32 = spec.category_counts().iter().sum();
         assert_eq!(total, spec.count.unwrap_or(total), "all samples belong to a category");
     }
 }
 
-/// The answer of a chat model, as a body and as the text in it.
+/// The answer of a chat model, as a body and as the text in it, and the reply of a judge.
 fn replies(input: &[u8]) {
     data_generation::fuzzing::fuzz_reply(input);
+    pair_judge::fuzzing::fuzz_reply(input);
 }
 
 /// Values in the fleet's key-value bucket, and messages of agents.
