@@ -21,6 +21,7 @@ pub(crate) use self::{
     hub_data::fetch_hub_data,
     model_dir::stage_init_files,
     prepare::{DataReader, PreparedKind, PreparedRun, PreparedSuite},
+    prompts::PLAIN_PROMPT,
 };
 pub use self::{
     error::{DataError, HubDataError},

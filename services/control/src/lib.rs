@@ -76,6 +76,7 @@ pub use members::{
 pub use model_card::{CardRequest, ModelCard, ModelForm};
 pub use model_comparison::{
     CategoryComparison, CompareError, ComparedCheckpoint, DEFAULT_ALPHA, ModelComparison,
+    PairedCheckpoints,
 };
 pub use push_error::PushError;
 pub use retention::{KeepRules, PruneError, PruneItem, PrunePlan, PruneRequest};

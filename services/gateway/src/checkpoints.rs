@@ -82,11 +82,12 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
 }
 
 fn comparison_to_proto(comparison: ModelComparison) -> v1::Comparison {
-    let ModelComparison { test, pairs, alpha, unpaired, a, b, categories } = comparison;
+    // Only a user's own command has a judge.
+    let ModelComparison { test, pairs, alpha, unpaired, a, b, categories, judge: _ } = comparison;
     let side = |it: ComparedCheckpoint| v1::comparison::Side {
         run: it.run.to_string(),
         cycle: Some(it.cycle),
-        pass_rate: Some(it.pass_rate),
+        pass_rate: it.pass_rate,
         mean_tokens: it.mean_tokens,
         perplexities: it.perplexities.into_iter().collect(),
     };

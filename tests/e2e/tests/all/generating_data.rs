@@ -18,7 +18,7 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A status and a body, or silence until the client leaves.
-enum ScriptedReply {
+pub(super) enum ScriptedReply {
     Status(u16, Value),
     Silence,
 }
@@ -26,14 +26,16 @@ enum ScriptedReply {
 type ReplyScript = dyn Fn(usize, &Value) -> ScriptedReply + Send + Sync;
 
 /// An OpenAI-compatible server. The script gets the number of the request, from 0, and its body.
-struct ScriptedEndpoint {
-    url: String,
+pub(super) struct ScriptedEndpoint {
+    pub(super) url: String,
     /// Bodies of all requests, and whether they were answered.
     requests: Arc<Mutex<Vec<(Value, bool)>>>,
 }
 
 impl ScriptedEndpoint {
-    fn start(script: impl Fn(usize, &Value) -> ScriptedReply + Send + Sync + 'static) -> Self {
+    pub(super) fn start(
+        script: impl Fn(usize, &Value) -> ScriptedReply + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
         let requests: Arc<Mutex<Vec<(Value, bool)>>> = Arc::default();
@@ -47,7 +49,7 @@ impl ScriptedEndpoint {
         Self { url, requests }
     }
 
-    fn bodies(&self, is_answered: bool) -> Vec<Value> {
+    pub(super) fn bodies(&self, is_answered: bool) -> Vec<Value> {
         let requests = self.requests.lock().expect("no thread panicked");
         requests.iter().filter(|it| it.1 == is_answered).map(|it| it.0.clone()).collect()
     }
@@ -98,14 +100,14 @@ fn read_request(reader: &mut impl BufRead) -> Option<(String, Value)> {
     Some((head, serde_json::from_slice(&body).expect("JSON")))
 }
 
-fn chat_reply(text: &str, finish: &str) -> ScriptedReply {
+pub(super) fn chat_reply(text: &str, finish: &str) -> ScriptedReply {
     let message = json!({ "role": "assistant", "content": text });
     let choice = json!({ "index": 0, "message": message, "finish_reason": finish });
     let usage = json!({ "prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10 });
     ScriptedReply::Status(200, json!({ "choices": [choice], "usage": usage }))
 }
 
-fn last_message(body: &Value) -> &str {
+pub(super) fn last_message(body: &Value) -> &str {
     let messages = body["messages"].as_array().expect("messages");
     messages.last().expect("one message")["content"].as_str().expect("a text")
 }

@@ -14,6 +14,7 @@ mod chats;
 mod clients;
 mod closing;
 mod cluster;
+mod comparing;
 mod container;
 mod crashes;
 mod datasets;
