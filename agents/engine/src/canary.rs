@@ -6,7 +6,7 @@ use crate::model::LanguageModel;
 use crate::perplexity;
 use crate::sequence::{SequenceError, check_vocabulary};
 use crate::tokenizer::{ModelTokenizer, TokenizerError};
-use formats::ModelConfig;
+use formats::TokenLimits;
 
 const CONTEXT_TOKENS_MAX: usize = 256;
 
@@ -37,15 +37,16 @@ impl CanaryText {
     /// Tokenizes a text; special tokens in it are plain characters. At most the last 256 tokens are
     /// kept, and the last `most_scored` of them are scored. Tokens that are only part of a
     /// character are not scored, because llama.cpp's server does not report them.
-    pub fn from_text(
+    pub fn from_text<'a>(
         tokenizer: &ModelTokenizer,
-        config: &ModelConfig,
+        limits: impl Into<TokenLimits<'a>>,
         text: &str,
         most_scored: usize,
     ) -> Result<Self, CanaryError> {
+        let limits = limits.into();
         let tokens = tokenizer.encode_plain(text)?.tokens;
-        check_vocabulary(&tokens, config)?;
-        let most = CONTEXT_TOKENS_MAX.min(config.max_positions);
+        check_vocabulary(&tokens, limits)?;
+        let most = CONTEXT_TOKENS_MAX.min(limits.max_positions);
         let tokens = tokens[tokens.len().saturating_sub(most)..].to_vec();
         let mut scored = Vec::new();
         for (place, token) in tokens.iter().enumerate().skip(1).rev() {

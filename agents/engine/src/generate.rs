@@ -197,7 +197,7 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
             PromptInput::Text(text) => self.tokenizer.encode_prompt(text)?,
             PromptInput::Tokens(tokens) => tokens.clone(),
         };
-        check_vocabulary(&prompt, &self.model.config)?;
+        check_vocabulary(&prompt, (&self.model.config).into())?;
         let (tokens, positions) = (prompt.len(), self.model.config.max_positions);
         match tokens {
             0 => Err(AdmitError::EmptyPrompt),

@@ -4,7 +4,7 @@
 use crate::perplexity::{PerplexityError, count_bytes};
 use crate::sequence::check_vocabulary;
 use crate::tokenizer::{EncodedText, ModelTokenizer};
-use formats::ModelConfig;
+use formats::TokenLimits;
 
 /// The chunks of a text, and the text that they are read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,20 +25,21 @@ const SEPARATORS: [&str; 5] = ["\n", " ", "\n\n", " 0", "x"];
 
 /// Returns the layout of at most `limit` chunks of `context` tokens. The text is cut or lengthened
 /// so that it has exactly one chunk more; if its tokens do not allow that, it is unchanged.
-pub fn layout_chunks(
+pub fn layout_chunks<'a>(
     tokenizer: &ModelTokenizer,
-    config: &ModelConfig,
+    limits: impl Into<TokenLimits<'a>>,
     text: &str,
     context: usize,
     limit: Option<usize>,
 ) -> Result<ChunkLayout, PerplexityError> {
-    let most = config.max_positions;
+    let limits = limits.into();
+    let most = limits.max_positions;
     if !(4..=most).contains(&context) {
         return Err(PerplexityError::Context { context, least: 4, most });
     }
     let text = text.strip_suffix('\n').unwrap_or(text);
     let encoded = tokenizer.encode_plain(text)?;
-    check_vocabulary(&encoded.tokens, config)?;
+    check_vocabulary(&encoded.tokens, limits)?;
     let (tokens, needed) = (encoded.tokens.len(), 2 * context);
     if tokens < needed {
         return Err(PerplexityError::TooShort { tokens, context, needed });

@@ -13,8 +13,8 @@ use crate::random::RandomStream;
 use crate::tensor_file::{self, TensorFile, TensorFileError};
 use candle_core::{DType, Device, Tensor};
 use formats::{
-    GgufModelError, ModelConfig, ModelConfigError, ModelDirError, SIDE_FILES, SINGLE_WEIGHTS_FILE,
-    list_weight_files,
+    GgufModelError, ModelConfig, ModelConfigError, ModelDirError, ModelOutline, SIDE_FILES,
+    SINGLE_WEIGHTS_FILE, list_weight_files,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -109,7 +109,7 @@ pub enum ModelError {
 /// Checks that this engine computes the model of a directory. A configuration that cannot be read
 /// passes, because the loader reports it.
 pub fn check_architecture(dir: &Path) -> Result<(), ModelConfigError> {
-    ModelConfig::from_dir(dir).map_or(Ok(()), |config| config.require_embedded(dir))
+    ModelOutline::from_dir(dir).map_or(Ok(()), |outline| outline.require_embedded(dir))
 }
 
 /// Parses the name of a device: `cpu`, `cuda`, `cuda:1`, `metal`, …

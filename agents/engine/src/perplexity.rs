@@ -84,7 +84,7 @@ pub fn score_chunks(
     check_context(model, context, 4)?;
     let text = text.strip_suffix('\n').unwrap_or(text);
     let EncodedText { mut tokens, spans } = tokenizer.encode_plain(text)?;
-    check_vocabulary(&tokens, &model.config)?;
+    check_vocabulary(&tokens, (&model.config).into())?;
     if tokens.len() < 2 * context {
         return Err(PerplexityError::TooShort {
             tokens: tokens.len(),
@@ -123,7 +123,7 @@ pub fn score_sliding(
     }
     let text = text.strip_suffix('\n').unwrap_or(text);
     let EncodedText { tokens, spans } = tokenizer.encode_plain(text)?;
-    check_vocabulary(&tokens, &model.config)?;
+    check_vocabulary(&tokens, (&model.config).into())?;
     if tokens.len() < 2 {
         return Err(PerplexityError::TooShort { tokens: tokens.len(), context, needed: 2 });
     }
@@ -151,7 +151,8 @@ pub fn score_documents(
     for (document, line) in documents.iter().zip(1..) {
         let texts = [document.prompt.as_str(), &document.completion];
         let ended = CompletionTokens::Ended;
-        let sequence = TokenSequence::from_texts(tokenizer, &model.config, texts, &ended)
+        let limits = (&model.config).into();
+        let sequence = TokenSequence::from_texts(tokenizer, limits, texts, &ended)
             .map_err(|source| PerplexityError::Document { line, source })?;
         let (tokens, most) = (sequence.tokens.len(), model.config.max_positions);
         if tokens > most {

@@ -2,7 +2,7 @@
 //! token are scored. Training and scoring share this conversion.
 
 use crate::tokenizer::{ModelTokenizer, TokenizerError};
-use formats::ModelConfig;
+use formats::TokenLimits;
 use std::ops::Range;
 
 /// A prompt and the completion to learn.
@@ -72,19 +72,19 @@ impl TokenSequence {
     ///
     /// # Errors
     /// When the model has no end token, or a token is not in its vocabulary.
-    pub fn from_example(
+    pub fn from_example<'a>(
         tokenizer: &ModelTokenizer,
-        config: &ModelConfig,
+        limits: impl Into<TokenLimits<'a>>,
         example: &CompletionExample,
     ) -> Result<Self, SequenceError> {
         let CompletionExample { prompt, completion, tokens } = example;
-        Self::from_texts(tokenizer, config, [prompt, completion], tokens)
+        Self::from_texts(tokenizer, limits.into(), [prompt, completion], tokens)
     }
 
     /// Like [`Self::from_example`], of a prompt and its completion.
     pub(crate) fn from_texts(
         tokenizer: &ModelTokenizer,
-        config: &ModelConfig,
+        limits: TokenLimits<'_>,
         [prompt, completion]: [&str; 2],
         ending: &CompletionTokens,
     ) -> Result<Self, SequenceError> {
@@ -92,7 +92,7 @@ impl TokenSequence {
         let scored_from = tokens.len().max(1);
         match ending {
             CompletionTokens::Ended => {
-                let end = *config.eos_tokens.first().ok_or(SequenceError::NoEndToken)?;
+                let end = *limits.eos_tokens.first().ok_or(SequenceError::NoEndToken)?;
                 tokens.extend(tokenizer.encode_continuation(completion)?);
                 tokens.push(end);
             }
@@ -100,7 +100,7 @@ impl TokenSequence {
             CompletionTokens::Exact(exact) => tokens.extend(exact),
             CompletionTokens::Masked { tokens: all, .. } => tokens.extend(all),
         }
-        check_vocabulary(&tokens, config)?;
+        check_vocabulary(&tokens, limits)?;
         let masked = match ending {
             CompletionTokens::Masked { tokens: all, masked } => {
                 shift_masked(masked, all.len(), tokens.len() - all.len())?
@@ -148,8 +148,11 @@ fn shift_masked(
     Ok(masked.iter().map(|range| range.start + prompt..range.end + prompt).collect())
 }
 
-pub(crate) fn check_vocabulary(tokens: &[u32], config: &ModelConfig) -> Result<(), SequenceError> {
-    let vocab_size = config.vocab_size;
+pub(crate) fn check_vocabulary(
+    tokens: &[u32],
+    limits: TokenLimits<'_>,
+) -> Result<(), SequenceError> {
+    let vocab_size = limits.vocab_size;
     match tokens.iter().find(|token| **token as usize >= vocab_size) {
         Some(token) => Err(SequenceError::BeyondVocabulary { token: *token, vocab_size }),
         None => Ok(()),

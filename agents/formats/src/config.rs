@@ -4,7 +4,7 @@
 
 mod details;
 mod end_token;
-mod fields;
+pub(crate) mod fields;
 mod model_kind;
 mod rope_fields;
 
@@ -93,7 +93,7 @@ pub enum ModelConfigError {
          llama.cpp (--engine, or --generator-engine and --evaluator-engine of an agent) and \
          --trainer-engine pytorch (M104)"
     )]
-    NotEmbedded { path: PathBuf, found: &'static str, embedded: String },
+    NotEmbedded { path: PathBuf, found: String, embedded: String },
 }
 
 impl ModelConfig {
@@ -101,22 +101,7 @@ impl ModelConfig {
     pub fn from_dir(dir: &Path) -> Result<Self, ModelConfigError> {
         let path = dir.join("config.json");
         let mut config = Self::from_json(&read_object(&path)?, &path)?;
-        let generation = dir.join("generation_config.json");
-        if generation.exists() {
-            let fields = read_object(&generation)?;
-            let fields = ConfigFields { map: &fields, path: &generation };
-            for token in fields.read_eos_tokens(config.vocab_size)? {
-                if !config.eos_tokens.contains(&token) {
-                    config.eos_tokens.push(token);
-                }
-            }
-        }
-        if let [_, _, ..] = config.eos_tokens.as_slice()
-            && let Some(end) = end_token::read_end_token(dir)
-            && let Some(at) = config.eos_tokens.iter().position(|token| *token == end)
-        {
-            config.eos_tokens[..=at].rotate_right(1);
-        }
+        config.eos_tokens = complete_end_tokens(dir, config.eos_tokens, config.vocab_size)?;
         Ok(config)
     }
 
@@ -175,13 +160,7 @@ impl ModelConfig {
         if self.architecture.is_embedded() {
             return Ok(());
         }
-        let embedded: Vec<&str> =
-            Architecture::list_embedded().map(Architecture::model_type).collect();
-        Err(ModelConfigError::NotEmbedded {
-            path: dir.join("config.json"),
-            found: self.architecture.model_type(),
-            embedded: embedded.join(", "),
-        })
+        Err(not_embedded_error(dir, self.architecture.model_type()))
     }
 
     /// Returns the shape of a projection's weight: (outputs, inputs).
@@ -296,6 +275,41 @@ impl ModelConfig {
         }
         config
     }
+}
+
+pub(crate) fn not_embedded_error(dir: &Path, model_type: &str) -> ModelConfigError {
+    let embedded: Vec<&str> = Architecture::list_embedded().map(Architecture::model_type).collect();
+    ModelConfigError::NotEmbedded {
+        path: dir.join("config.json"),
+        found: model_type.to_owned(),
+        embedded: embedded.join(", "),
+    }
+}
+
+/// Adds the end tokens of `generation_config.json` to those of `config.json`, and puts the tokenizer's
+/// first.
+pub(crate) fn complete_end_tokens(
+    dir: &Path,
+    mut tokens: Vec<u32>,
+    vocab_size: usize,
+) -> Result<Vec<u32>, ModelConfigError> {
+    let generation = dir.join("generation_config.json");
+    if generation.exists() {
+        let fields = read_object(&generation)?;
+        let fields = ConfigFields { map: &fields, path: &generation };
+        for token in fields.read_eos_tokens(vocab_size)? {
+            if !tokens.contains(&token) {
+                tokens.push(token);
+            }
+        }
+    }
+    if let [_, _, ..] = tokens.as_slice()
+        && let Some(end) = end_token::read_end_token(dir)
+        && let Some(at) = tokens.iter().position(|token| *token == end)
+    {
+        tokens[..=at].rotate_right(1);
+    }
+    Ok(tokens)
 }
 
 /// Returns the head size that transformers assumes without the field; `None` if the heads share the

@@ -11,6 +11,7 @@ mod gguf_model;
 mod layer_module;
 pub mod memory_estimate;
 mod model_dir;
+mod model_outline;
 pub mod peft;
 pub mod safetensors;
 
@@ -27,6 +28,7 @@ pub use model_dir::{
     HubCache, ModelDirError, SIDE_FILES, SINGLE_WEIGHTS_FILE, find_model, list_weight_files,
     list_weight_names,
 };
+pub use model_outline::{ModelOutline, TokenLimits};
 
 /// Entry points for the fuzz targets in `tests/fuzz`.
 #[doc(hidden)]

@@ -93,6 +93,11 @@ impl AdapterSettings {
         alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
+    /// Returns true if all pairs have the same alpha, divided by their rank.
+    pub fn has_one_scale(&self) -> bool {
+        !self.rslora && self.alpha_pattern.as_written().0.is_empty()
+    }
+
     /// Reads `adapter_config.json` of an adapter directory.
     pub fn from_dir(dir: &Path) -> Result<Self, AdapterSettingsError> {
         let path = dir.join(CONFIG_FILE);

@@ -6,13 +6,13 @@ use std::path::Path;
 
 /// This bound and those below are far above any real model, so that a damaged file is refused
 /// instead of allocated.
-pub(super) const MAX_WIDTH: usize = 1 << 18;
-pub(super) const MAX_VOCAB: usize = 1 << 22;
-pub(super) const MAX_HEADS: usize = 1 << 12;
-pub(super) const MAX_LAYERS: usize = 1 << 12;
-pub(super) const MAX_POSITIONS: usize = 1 << 28;
+pub(crate) const MAX_WIDTH: usize = 1 << 18;
+pub(crate) const MAX_VOCAB: usize = 1 << 22;
+pub(crate) const MAX_HEADS: usize = 1 << 12;
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
+pub(crate) const MAX_POSITIONS: usize = 1 << 28;
 
-pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelConfigError> {
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ModelConfigError::Read { path: path.into(), source })?;
     serde_json::from_str(&text)
@@ -20,13 +20,13 @@ pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelConfig
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct ConfigFields<'a> {
-    pub(super) map: &'a Map<String, Value>,
-    pub(super) path: &'a Path,
+pub(crate) struct ConfigFields<'a> {
+    pub(crate) map: &'a Map<String, Value>,
+    pub(crate) path: &'a Path,
 }
 
 impl<'a> ConfigFields<'a> {
-    pub(super) fn invalid_error(
+    pub(crate) fn invalid_error(
         &self,
         field: &'static str,
         found: String,
@@ -35,7 +35,7 @@ impl<'a> ConfigFields<'a> {
         ModelConfigError::Invalid { path: self.path.into(), field, found, expected }
     }
 
-    pub(super) fn unsupported_error(
+    pub(crate) fn unsupported_error(
         &self,
         field: &'static str,
         found: &Value,
@@ -45,16 +45,16 @@ impl<'a> ConfigFields<'a> {
         ModelConfigError::Unsupported { path: self.path.into(), field, found, supported }
     }
 
-    pub(super) fn get(&self, field: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    pub(super) fn require_field(&self, field: &'static str) -> Result<&'a Value, ModelConfigError> {
+    pub(crate) fn require_field(&self, field: &'static str) -> Result<&'a Value, ModelConfigError> {
         self.get(field).ok_or_else(|| ModelConfigError::Missing { path: self.path.into(), field })
     }
 
     /// Reads a positive integer of at most `most`.
-    pub(super) fn read_size(
+    pub(crate) fn read_size(
         &self,
         field: &'static str,
         most: usize,
@@ -67,7 +67,7 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// Also reads a positive integer; an absent field gives `default`.
-    pub(super) fn read_size_or(
+    pub(crate) fn read_size_or(
         &self,
         field: &'static str,
         default: usize,
@@ -76,14 +76,14 @@ impl<'a> ConfigFields<'a> {
         if self.get(field).is_some() { self.read_size(field, most) } else { Ok(default) }
     }
 
-    pub(super) fn read_number(&self, field: &'static str) -> Result<f64, ModelConfigError> {
+    pub(crate) fn read_number(&self, field: &'static str) -> Result<f64, ModelConfigError> {
         let value = self.require_field(field)?;
         let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
         number.ok_or_else(|| self.invalid_error(field, value.to_string(), "a positive number"))
     }
 
     /// Also reads a positive finite number; an absent field gives `default`.
-    pub(super) fn read_number_or(
+    pub(crate) fn read_number_or(
         &self,
         field: &'static str,
         default: f64,
@@ -92,12 +92,12 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// Reads a boolean; false if the field is absent.
-    pub(super) fn read_flag(&self, field: &'static str) -> Result<bool, ModelConfigError> {
+    pub(crate) fn read_flag(&self, field: &'static str) -> Result<bool, ModelConfigError> {
         self.read_flag_or(field, false)
     }
 
     /// Also reads a boolean; an absent field gives `default`.
-    pub(super) fn read_flag_or(
+    pub(crate) fn read_flag_or(
         &self,
         field: &'static str,
         default: bool,
@@ -107,14 +107,14 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// Reads a positive number that may be absent.
-    pub(super) fn read_optional_number(
+    pub(crate) fn read_optional_number(
         &self,
         field: &'static str,
     ) -> Result<Option<f64>, ModelConfigError> {
         self.get(field).map(|_| self.read_number(field)).transpose()
     }
 
-    pub(super) fn nested_fields(
+    pub(crate) fn nested_fields(
         &self,
         field: &'static str,
     ) -> Result<Option<ConfigFields<'a>>, ModelConfigError> {
@@ -126,7 +126,7 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// Reads the parameters of Llama 3.1's scaling.
-    pub(super) fn read_rope_scaling(&self) -> Result<RopeScaling, ModelConfigError> {
+    pub(crate) fn read_rope_scaling(&self) -> Result<RopeScaling, ModelConfigError> {
         let scaling = RopeScaling {
             factor: self.read_number("factor")?,
             low_freq_factor: self.read_number("low_freq_factor")?,
@@ -142,7 +142,7 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// Reads a token or a list of tokens, each below `vocab_size`; an absent field gives none.
-    pub(super) fn read_eos_tokens(&self, vocab_size: usize) -> Result<Vec<u32>, ModelConfigError> {
+    pub(crate) fn read_eos_tokens(&self, vocab_size: usize) -> Result<Vec<u32>, ModelConfigError> {
         let Some(value) = self.get("eos_token_id") else { return Ok(Vec::new()) };
         let listed = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
         let token = |one: &Value| {

@@ -9,12 +9,14 @@ use super::ModelConfigError;
 use super::fields::{ConfigFields, MAX_POSITIONS};
 use crate::Architecture;
 
+const MODEL_TYPE_BYTES_MAX: usize = 64;
+
 impl ConfigFields<'_> {
     /// Reads the architecture from `model_type` and checks that `architectures` agrees.
     pub(super) fn read_architecture(&self) -> Result<Architecture, ModelConfigError> {
-        let found = self.require_field("model_type")?;
-        let architecture = Architecture::ALL.into_iter().find(|one| *found == one.model_type());
-        let Some(architecture) = architecture else { return Err(self.unknown_model_error(found)) };
+        let Some(architecture) = self.find_architecture()? else {
+            return Err(self.unknown_model_error(self.require_field("model_type")?));
+        };
         let class = architecture.class_name();
         let classes = self.get("architectures").and_then(Value::as_array);
         match classes.and_then(|classes| classes.iter().find(|name| **name != class)) {
@@ -23,8 +25,45 @@ impl ConfigFields<'_> {
         }
     }
 
+    /// Returns the architecture of the table that `model_type` names; `None` for one outside of it.
+    pub(crate) fn find_architecture(&self) -> Result<Option<Architecture>, ModelConfigError> {
+        let found = self.require_field("model_type")?;
+        Ok(Architecture::ALL.into_iter().find(|one| *found == one.model_type()))
+    }
+
+    /// Returns the `model_type` of a causal language model outside of the table, which PyTorch and
+    /// llama.cpp's converters may know. Fails if it needs code of its directory, its weights are
+    /// quantised, or it is no such model.
+    pub(crate) fn read_other_model(&self) -> Result<String, ModelConfigError> {
+        let found = self.require_field("model_type")?;
+        if let Some(settings) = self.get("quantization_config") {
+            return Err(self.quantized_error(settings));
+        }
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+        let name = found.as_str().filter(|name| {
+            (1..=MODEL_TYPE_BYTES_MAX).contains(&name.len()) && name.chars().all(is_plain)
+        });
+        let is_causal = |class: &Value| {
+            let ends = ["ForCausalLM", "LMHeadModel"];
+            class.as_str().is_some_and(|class| ends.iter().any(|end| class.ends_with(end)))
+        };
+        let classes = self.get("architectures").and_then(Value::as_array);
+        let has_class =
+            classes.is_some_and(|classes| !classes.is_empty() && classes.iter().all(is_causal));
+        // `gemma3` has images, and `gemma3_text` is in the table.
+        let has_text_type = |name: &str| {
+            Architecture::ALL.iter().any(|one| one.model_type().strip_suffix("_text") == Some(name))
+        };
+        match name {
+            Some(name) if has_class && self.get("auto_map").is_none() && !has_text_type(name) => {
+                Ok(name.to_owned())
+            }
+            _ => Err(self.unknown_model_error(found)),
+        }
+    }
+
     /// Names the supported architectures of the same family, or all of them.
-    fn unknown_model_error(&self, found: &Value) -> ModelConfigError {
+    pub(crate) fn unknown_model_error(&self, found: &Value) -> ModelConfigError {
         let path = PathBuf::from(self.path);
         let found = found.as_str().map_or_else(|| found.to_string(), str::to_owned);
         let known = || Architecture::ALL.into_iter().map(Architecture::model_type);
