@@ -69,6 +69,7 @@ REMEDIES = {
     'E115': 'Apply the remedy in the message and check with `flotilla doctor`, or pass `--ignore-doctor C-28`.',
     'E117': 'No reward of 0 is given; other agents try. VERIFIERS.md',
     'E118': 'Two boxes merged the same weights to other bytes. The one that was first counts. Test the memory of both (`memtest86+`).',
+    'E119': "This model needs them. Pass llama.cpp's sources (`deploy/fetch-llama-cpp.sh --sources`) as `--llama-cpp-sources`, and `--python`. If one failed, install what its last lines lack, or use newer sources.",
     'F101': 'Check the path. Names in a spec are relative to its directory.',
     'F102': 'A service has its own user: `systemctl show -p User`.',
     'F103': "Free space (`df -h`). `--cache-gib` limits an agent's cache.",

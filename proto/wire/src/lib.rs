@@ -52,6 +52,7 @@ pub use json_lines::{
     parse_json_rows,
 };
 pub use json_schema::{COMPILED_PATTERN_MAX, check_schema_patterns};
+pub use message_methods::ANY_MODEL_ABILITY;
 pub use pbjson_types::Timestamp;
 pub use prompt::{PROMPT_BYTES_MAX, PromptEntry, PromptsError, normalise_question};
 pub use prompt_set::PromptSet;

@@ -2,6 +2,18 @@
 
 use crate::v1;
 
+/// The ability of a role to work with models outside of the table of architectures: a trainer by
+/// PyTorch, a generator, scorer or evaluator by llama.cpp and its converters.
+pub const ANY_MODEL_ABILITY: &str = "any-model";
+
+impl v1::AgentStatus {
+    /// Returns true if a role of the agent works with models outside of the table of architectures.
+    pub fn takes_any_model(&self, role: &str) -> bool {
+        let tag = format!("{role}:{ANY_MODEL_ABILITY}");
+        self.abilities.contains(&tag)
+    }
+}
+
 impl v1::Spec {
     /// Returns the kind of run as users write it in a spec: `raft`, `watched` or `sft`.
     pub fn kind_name(&self) -> &'static str {

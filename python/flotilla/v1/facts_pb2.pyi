@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Spec(_message.Message):
-    __slots__ = ("run", "name", "submitted_at", "seed", "base", "pool", "suites", "sft", "raft", "watched", "fork", "promotion", "queue", "user", "sweep", "data_sources")
+    __slots__ = ("run", "name", "submitted_at", "seed", "base", "pool", "suites", "sft", "raft", "watched", "fork", "promotion", "queue", "user", "sweep", "data_sources", "other_model_type")
     class DataSource(_message.Message):
         __slots__ = ("name", "pinned", "fields")
         NAME_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class Spec(_message.Message):
     USER_FIELD_NUMBER: _ClassVar[int]
     SWEEP_FIELD_NUMBER: _ClassVar[int]
     DATA_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     run: str
     name: str
     submitted_at: _timestamp_pb2.Timestamp
@@ -201,7 +202,8 @@ class Spec(_message.Message):
     user: str
     sweep: Spec.Sweep
     data_sources: _containers.RepeatedCompositeFieldContainer[Spec.DataSource]
-    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seed: _Optional[int] = ..., base: _Optional[_Union[_common_pb2.Base, _Mapping]] = ..., pool: _Optional[str] = ..., suites: _Optional[_Iterable[_Union[_common_pb2.Suite, _Mapping]]] = ..., sft: _Optional[_Union[Spec.Sft, _Mapping]] = ..., raft: _Optional[_Union[Spec.Raft, _Mapping]] = ..., watched: _Optional[_Union[Spec.Watched, _Mapping]] = ..., fork: _Optional[_Union[Spec.Fork, _Mapping]] = ..., promotion: _Optional[_Union[Spec.Promotion, _Mapping]] = ..., queue: _Optional[_Union[Spec.Queue, _Mapping]] = ..., user: _Optional[str] = ..., sweep: _Optional[_Union[Spec.Sweep, _Mapping]] = ..., data_sources: _Optional[_Iterable[_Union[Spec.DataSource, _Mapping]]] = ...) -> None: ...
+    other_model_type: str
+    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seed: _Optional[int] = ..., base: _Optional[_Union[_common_pb2.Base, _Mapping]] = ..., pool: _Optional[str] = ..., suites: _Optional[_Iterable[_Union[_common_pb2.Suite, _Mapping]]] = ..., sft: _Optional[_Union[Spec.Sft, _Mapping]] = ..., raft: _Optional[_Union[Spec.Raft, _Mapping]] = ..., watched: _Optional[_Union[Spec.Watched, _Mapping]] = ..., fork: _Optional[_Union[Spec.Fork, _Mapping]] = ..., promotion: _Optional[_Union[Spec.Promotion, _Mapping]] = ..., queue: _Optional[_Union[Spec.Queue, _Mapping]] = ..., user: _Optional[str] = ..., sweep: _Optional[_Union[Spec.Sweep, _Mapping]] = ..., data_sources: _Optional[_Iterable[_Union[Spec.DataSource, _Mapping]]] = ..., other_model_type: _Optional[str] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("action", "reason", "user", "queue")

@@ -8,7 +8,7 @@ mod turn_texts;
 
 use std::path::Path;
 
-use formats::{ModelConfig, ModelConfigError};
+use formats::{ModelConfigError, ModelOutline};
 use minijinja::{Environment, Value, context};
 
 use self::{
@@ -115,7 +115,7 @@ impl ChatTemplate {
     ) -> Result<Self, TemplateError> {
         let (tokens, text) = SpecialTokens::load(dir)?;
         let text = text.ok_or(TemplateError::None)?;
-        let ids = ModelConfig::from_dir(dir)?.eos_tokens;
+        let ids = ModelOutline::from_dir(dir)?.eos_tokens;
         let end = ids.first().and_then(|id| tokens.token_text(*id)).unwrap_or_default().to_owned();
         let stops = ids.iter().filter_map(|id| tokens.token_text(*id)).map(str::to_owned).collect();
         let environment = jinja::build_environment(&text, clock).map_err(TemplateError::Syntax)?;

@@ -42,14 +42,16 @@ impl FleetControl {
     ) -> Result<RunId, SubmitError> {
         // An agent has no terminal for the progress of a transfer.
         let unheard = unwatched();
-        let base = match (&spec.base, found.base) {
-            (Some(base), _) => Some(self.resolve_base(base, files, &unheard).await?),
-            (None, Some(directory)) => {
-                let model = Some(directory.display().to_string());
-                let base = BaseSpec { model, ..BaseSpec::default() };
-                Some(self.resolve_base(&base, files, &unheard).await?)
+        let found_base = found.base.map(|directory| {
+            let model = Some(directory.display().to_string());
+            BaseSpec { model, ..BaseSpec::default() }
+        });
+        let (base, other_model_type) = match spec.base.as_ref().or(found_base.as_ref()) {
+            Some(base) => {
+                let resolved = self.resolve_base(base, files, &unheard).await?;
+                (Some(resolved), self.find_other_model_type(base, files).await)
             }
-            (None, None) => None,
+            None => (None, String::new()),
         };
         let watched =
             v1::spec::Watched { source: found.source.to_owned(), host: found.host.to_owned() };
@@ -62,6 +64,7 @@ impl FleetControl {
             pool: found.pool.to_owned(),
             suites: self.prepare_text_suites(&spec.evals, files).await?,
             kind: Some(v1::spec::Kind::Watched(watched)),
+            other_model_type,
             ..v1::Spec::default()
         };
         self.write_spec_fact(name, resolved).await

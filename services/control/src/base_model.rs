@@ -11,7 +11,7 @@ use std::{
 };
 
 use formats::{
-    HubCache, ModelConfig, ModelConfigError, ModelDirError, SIDE_FILES, find_model, is_gguf,
+    HubCache, ModelConfigError, ModelDirError, ModelOutline, SIDE_FILES, find_model, is_gguf,
     list_weight_files, list_weight_names, peft::AdapterSettingsError,
 };
 use hub::{HubError, ModelId, ModelRevision};
@@ -288,7 +288,7 @@ impl FleetControl {
             config => config.map_err(failed)?,
         };
         let dir = config.parent().unwrap_or(&config).to_owned();
-        ModelConfig::from_dir(&dir)?;
+        ModelOutline::from_dir(&dir)?;
         for name in SIDE_FILES.iter().chain([&INDEX_FILE]) {
             match self.fetch_hub_file(id, name, watch).await {
                 Err(HubError::Missing { .. }) => {}
@@ -296,6 +296,8 @@ impl FleetControl {
             }
         }
         require_file(&dir, TOKENIZER_FILE)?;
+        // The settings of the tokenizer may name code.
+        ModelOutline::from_dir(&dir)?;
         Ok(dir)
     }
 
@@ -344,7 +346,7 @@ impl FleetControl {
             _ => {}
         }
         let staged = tempfile::tempdir().map_err(BaseError::Stage)?;
-        for name in [CONFIG_FILE, "generation_config.json", INDEX_FILE] {
+        for name in [CONFIG_FILE, "generation_config.json", "tokenizer_config.json", INDEX_FILE] {
             if !names.contains_key(name) {
                 continue;
             }
@@ -409,7 +411,7 @@ fn find_snapshot(path: &Path, hub_cache: &Path) -> Result<LocalModel, BaseError>
 /// Checks that a model's configuration, tokenizer and weights can be trained, and returns the names
 /// of its files.
 fn examine_model(dir: &Path) -> Result<Vec<RelativePath>, BaseError> {
-    ModelConfig::from_dir(dir)?;
+    ModelOutline::from_dir(dir)?;
     require_file(dir, TOKENIZER_FILE)?;
     let mut names = BTreeSet::from([CONFIG_FILE.to_owned()]);
     let side = SIDE_FILES.iter().chain([&INDEX_FILE]).filter(|name| dir.join(name).exists());
@@ -434,7 +436,7 @@ fn examine_listing(
         names.get(name).map(|bytes| (name.to_owned(), *bytes)).ok_or_else(incomplete)
     };
     let mut wanted = BTreeMap::from([require(CONFIG_FILE)?, require(TOKENIZER_FILE)?]);
-    ModelConfig::from_dir(staged)?;
+    ModelOutline::from_dir(staged)?;
     for name in list_weight_names(staged)? {
         let (name, bytes) = require(&name)?;
         wanted.insert(name, bytes);

@@ -116,7 +116,8 @@ impl FleetControl {
     ) -> Result<(v1::DataReport, v1::Forecast), ForecastError> {
         let question = check_request(request, clock::unix_time().as_secs_f64())?;
         let (report, first, prepared) = self.check_runs(yaml, files).await?;
-        let spec = describe_spec(&first, &prepared);
+        let other_model_type = self.find_other_model_type(&first.base, files).await;
+        let spec = v1::Spec { other_model_type, ..describe_spec(&first, &prepared) };
         let statuses = self.require_agents(&spec).await?;
         let workload = RunWorkload::from_spec(&spec).expect("a spec file trains");
         let base = self.identify_base(&first.base).await?;

@@ -177,7 +177,9 @@ impl FleetControl {
                 proof.tokenizer = self.tokenizer_digest(&base).await?;
             }
         }
+        let other_model_type = self.find_other_model_type(&spec.base, files).await;
         let resolved = v1::Spec {
+            other_model_type,
             run: String::new(),
             name: spec.name.clone(),
             submitted_at: Some(clock::now()),
@@ -257,7 +259,7 @@ impl FleetControl {
         files: &SpecFiles,
     ) -> Result<v1::DataReport, SubmitError> {
         let (mut report, spec, prepared) = self.check_runs(yaml, files).await?;
-        report.warnings.extend(self.missing_roles_warning(&spec, &prepared).await);
+        report.warnings.extend(self.missing_roles_warning(&spec, &prepared, files).await);
         Ok(report)
     }
 
@@ -318,8 +320,10 @@ impl FleetControl {
         &self,
         spec: &RunSpec,
         prepared: &PreparedRun,
+        files: &SpecFiles,
     ) -> Option<String> {
-        let needed = describe_spec(spec, prepared);
+        let other_model_type = self.find_other_model_type(&spec.base, files).await;
+        let needed = v1::Spec { other_model_type, ..describe_spec(spec, prepared) };
         let agents = self.list_agents().await.ok()?;
         let missing = cycle::describe_missing_roles(&needed, &agents, wire::clock::unix_seconds());
         (!missing.is_empty()).then(|| format!("the run {missing}"))

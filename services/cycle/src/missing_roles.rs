@@ -6,8 +6,16 @@ use wire::v1;
 /// the rest is for clocks that differ.
 const GONE_AFTER_S: u64 = 120;
 
-/// Returns the roles that a run of this spec needs and that no ready agent of its pool has.
-/// Verifiers, scorers and evaluators serve all pools. `now_s` is in seconds since 1970.
+/// The roles that load a run's base, with the engine of an agent that loads any.
+const BASE_ROLES: [(&str, &str); 3] = [
+    ("trainer", "--trainer-engine pytorch"),
+    ("generator", "--generator-engine llama.cpp"),
+    ("evaluator", "--evaluator-engine llama.cpp"),
+];
+
+/// Returns the roles that a run of this spec needs and that no ready agent of its pool has, or none
+/// that works with its base. Verifiers, scorers and evaluators serve all pools. `now_s` is in seconds
+/// since 1970.
 pub fn missing_roles<'a>(
     spec: &v1::Spec,
     agents: impl IntoIterator<Item = &'a v1::AgentStatus>,
@@ -31,7 +39,12 @@ pub fn missing_roles<'a>(
         if agent.state() == v1::agent_status::State::Ready && !is_agent_gone(agent, now_s) {
             let serves_all = |role: &str| matches!(role, "verifier" | "scorer" | "evaluator");
             let in_pool = |role: &str| agent.pool == spec.pool || serves_all(role);
-            missing.retain(|role| !(in_pool(role) && agent.roles.iter().any(|has| has == role)));
+            let takes_base = |role: &str| {
+                let loads_base = BASE_ROLES.iter().any(|(name, _)| *name == role);
+                spec.other_model_type.is_empty() || !loads_base || agent.takes_any_model(role)
+            };
+            let has_role = |role: &str| agent.roles.iter().any(|has| has == role);
+            missing.retain(|role| !(in_pool(role) && has_role(role) && takes_base(role)));
         }
     }
     missing
@@ -54,13 +67,29 @@ pub fn describe_missing_roles<'a>(
     if missing.is_empty() {
         return String::new();
     }
-    let pool = &spec.pool;
-    let without: Vec<String> = missing.iter().map(|role| format!("no {role}")).collect();
+    let (pool, other) = (&spec.pool, &spec.other_model_type);
+    let without = missing.iter().map(|role| format!("no {role}")).collect::<Vec<_>>().join(" and ");
+    let (base, options) = match other.is_empty() {
+        true => (String::new(), String::new()),
+        false => (format!(" for {other} models"), any_model_options(&missing)),
+    };
+    let roles = missing.join(",");
     format!(
-        "waits: pool {pool} has {}; start one with `flotilla agent --pool {pool} --roles {}`",
-        without.join(" and "),
-        missing.join(",")
+        "waits: pool {pool} has {without}{base}; start one with `flotilla agent --pool {pool} \
+         --roles {roles}{options}`"
     )
+}
+
+/// Returns the options with which agents of these roles work with models outside of the table.
+fn any_model_options(roles: &[&str]) -> String {
+    let own = BASE_ROLES.iter().filter(|(role, _)| roles.contains(role));
+    let own: Vec<&str> = own.map(|(_, option)| *option).collect();
+    if own.is_empty() {
+        return String::new();
+    }
+    let converts = own != ["--trainer-engine pytorch"];
+    let sources = if converts { " --llama-cpp-sources DIR" } else { "" };
+    format!(" {}{sources} --python PYTHON", own.join(" "))
 }
 
 #[cfg(test)]
@@ -111,5 +140,27 @@ mod tests {
         let missing_at = |now_s| missing_roles(&spec, [&elsewhere, &here, &trainer], now_s);
         assert!(missing_at(1000 + GONE_AFTER_S).is_empty());
         assert_eq!(missing_at(1001 + GONE_AFTER_S), ["trainer"]);
+    }
+
+    #[test]
+    fn a_base_outside_of_the_table_waits_for_agents_that_take_it() {
+        let spec = v1::Spec {
+            pool: "gpu".into(),
+            other_model_type: "arcee".into(),
+            suites: vec![v1::Suite::default()],
+            kind: Some(v1::spec::Kind::Sft(v1::spec::Sft::default())),
+            ..v1::Spec::default()
+        };
+        let mut both = agent("gpu", &["trainer", "evaluator"]);
+        let said = describe_missing_roles(&spec, [&both], 0);
+        let expected = "no trainer and no evaluator for arcee models; start one with `flotilla agent \
+                        --pool gpu --roles trainer,evaluator --trainer-engine pytorch \
+                        --evaluator-engine llama.cpp --llama-cpp-sources DIR --python PYTHON`";
+        assert!(said.ends_with(expected), "{said}");
+        both.abilities = vec!["evaluator:any-model".into()];
+        let said = describe_missing_roles(&spec, [&both], 0);
+        assert!(said.ends_with("--trainer-engine pytorch --python PYTHON`"), "{said}");
+        both.abilities.push("trainer:any-model".into());
+        assert_eq!(describe_missing_roles(&spec, [&both], 0), "");
     }
 }

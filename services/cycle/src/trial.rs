@@ -76,6 +76,7 @@ fn build_trial(run: &Run, number: u32, mut objective: Objective) -> Option<Objec
     let spec = v1::Spec {
         base: Some(v1::Base { tree: Some(base), random_init: false, adapter }),
         pool: run.spec.pool.clone(),
+        other_model_type: run.spec.other_model_type.clone(),
         kind: Some(v1::spec::Kind::Raft(trial)),
         ..v1::Spec::default()
     };

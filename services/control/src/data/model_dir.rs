@@ -1,7 +1,7 @@
 //! The directory with the chat template and the tokenizer of a run's base: the model's own
 //! directory, or a temporary one with its small files.
 
-use formats::ModelConfig;
+use formats::ModelOutline;
 use spec::{BaseSpec, FieldError, InitSpec};
 use std::path::{Path, PathBuf};
 
@@ -79,6 +79,16 @@ impl FleetControl {
         find_model_dir(&self.hub, name, files).await
     }
 
+    /// Returns the `model_type` of a base outside of the table of architectures; empty for others,
+    /// and for one whose files cannot be read.
+    pub(crate) async fn find_other_model_type(&self, base: &BaseSpec, files: &SpecFiles) -> String {
+        let dir = self.prepare_model_dir(base, files).await;
+        match dir.map(|dir| ModelOutline::from_dir(dir.dir_path())) {
+            Ok(Ok(ModelOutline { config: None, model_type, .. })) => model_type,
+            _ => String::new(),
+        }
+    }
+
     /// Compares a teacher with the base whose tokens it scores, by their small files. Returns the
     /// token with which the base ends a sample. Fails if the teacher has another tokenizer, or
     /// the base has no end token.
@@ -103,7 +113,7 @@ impl FleetControl {
             ));
         }
         let config = |dir: &ModelDir| {
-            ModelConfig::from_dir(dir.dir_path())
+            ModelOutline::from_dir(dir.dir_path())
                 .map_err(|source| SubmitError::base_error(BaseError::from(source)))
         };
         let learner = config(&base)?;

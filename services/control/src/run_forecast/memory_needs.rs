@@ -1,8 +1,8 @@
 //! The memory that the training of a spec needs, from the configuration of its base.
 
 use formats::{
-    ModelConfig,
-    memory_estimate::{ModelShape, PlannedTraining, TrainingMethod},
+    ModelOutline,
+    memory_estimate::{PlannedTraining, TrainingMethod},
 };
 use spec::RunSpec;
 use wire::v1;
@@ -19,7 +19,7 @@ impl FleetControl {
         described: &v1::Spec,
     ) -> Result<u64, SubmitError> {
         let dir = self.prepare_model_dir(&spec.base, files).await?;
-        let config = ModelConfig::from_dir(dir.dir_path())
+        let outline = ModelOutline::from_dir(dir.dir_path())
             .map_err(|source| SubmitError::base_error(BaseError::from(source)))?;
         let training = match &described.kind {
             Some(v1::spec::Kind::Raft(raft)) => raft.training.clone(),
@@ -27,7 +27,7 @@ impl FleetControl {
             Some(v1::spec::Kind::Watched(_)) | None => None,
         };
         let planned = plan_training(&training.unwrap_or_default());
-        Ok(ModelShape::from_config(&config).estimate_training(&planned).peak_bytes)
+        Ok(outline.shape.estimate_training(&planned).peak_bytes)
     }
 }
 

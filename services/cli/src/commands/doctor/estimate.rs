@@ -6,7 +6,7 @@ use anyhow::Context;
 use doctor::estimate::{
     BudgetFit, MemoryEstimate, ModelShape, PlannedGeneration, PlannedTraining, TrainingMethod,
 };
-use formats::ModelConfig;
+use formats::ModelOutline;
 use hardware::{host_files::LiveFiles, host_snapshot::HostSnapshot};
 use serde_json::json;
 
@@ -90,13 +90,13 @@ fn list_boxes(args: &EstimateArgs) -> anyhow::Result<Vec<(String, u64)>> {
 
 pub(crate) fn read_model_shape(model: &Path) -> anyhow::Result<ModelShape> {
     if model.is_dir() {
-        return Ok(ModelShape::from_config(&ModelConfig::from_dir(model)?));
+        return Ok(ModelOutline::from_dir(model)?.shape);
     }
     let text =
         std::fs::read_to_string(model).with_context(|| format!("read {}", model.display()))?;
     let map = serde_json::from_str(&text)
         .with_context(|| format!("{} is not a JSON object", model.display()))?;
-    Ok(ModelShape::from_config(&ModelConfig::from_json(&map, model)?))
+    Ok(ModelOutline::from_json(&map, model)?.shape)
 }
 
 fn print_training(
