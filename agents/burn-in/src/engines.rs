@@ -38,6 +38,7 @@ impl BoxEngines {
         let places = GeneratorPaths {
             gguf_cache: gguf.directory.clone(),
             gguf_cache_bytes: gguf.bytes_max,
+            converters: None,
             directory: launch.directory.join("serve"),
         };
         let mut generator =

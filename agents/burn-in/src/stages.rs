@@ -208,7 +208,8 @@ impl StageInputs<'_> {
         let work = move || -> anyhow::Result<(u64, u64)> {
             let cache = GgufCache::open(&cache, bytes_max)?;
             let mut beat = |_: u64, _: u64| unwind_if_stopped(&stopped);
-            let base = cache.get_or_convert(&model.key, &model.base, dtype.into(), &mut beat)?;
+            let base =
+                cache.get_or_convert(&model.key, &model.base, dtype.into(), None, &mut beat)?;
             let base_bytes = count_bytes(&[base.file_path().to_owned()])?;
             let Some(adapter) = &model.adapter else { return Ok((base_bytes, 0)) };
             convert::convert_lora(&model.base, adapter, &adapter_file, ConversionDtype::F32)?;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use agent::WorkerLauncher;
+use llama::LlamaConverters;
 
 use crate::llama_cpp::{EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator};
 
@@ -35,15 +36,16 @@ pub(crate) const CHUNK_TIMEOUT: Duration = Duration::from_secs(900);
 pub(crate) const CHUNK_TIMEOUT_MIN: Duration = Duration::from_secs(60);
 
 impl EvaluatorBackend {
-    /// Selects the engine. `directory` is the location of llama.cpp, if known; converted models are
-    /// cached in `gguf_cache`, up to `gguf_cache_bytes`.
+    /// Selects the engine. `directory` is the location of llama.cpp, if known, and `converters` are
+    /// for models that are not converted natively; converted models are cached in `gguf_cache`, up
+    /// to `gguf_cache_bytes`.
     ///
     /// # Errors
     /// When llama.cpp is asked for, or the host's GPU needs it, and no installation runs on that
     /// GPU.
     pub fn select_backend(
         choice: EvaluatorEngineChoice,
-        directory: Option<&Path>,
+        (directory, converters): (Option<&Path>, Option<LlamaConverters>),
         launch: &WorkerLauncher,
         gguf_cache: PathBuf,
         gguf_cache_bytes: u64,
@@ -71,7 +73,12 @@ impl EvaluatorBackend {
             device = found.perplexity.device.as_deref().unwrap_or("CPU"),
             "perplexities are measured by llama.cpp"
         );
-        Ok(Self::LlamaCpp(Box::new(found)))
+        Ok(Self::LlamaCpp(Box::new(LlamaCppEvaluator { converters, ..found })))
+    }
+
+    /// Returns true if the engine measures models outside of the table of architectures.
+    pub(crate) fn takes_any_model(&self) -> bool {
+        matches!(self, Self::LlamaCpp(llama) if llama.converters.is_some())
     }
 
     pub(crate) fn describe_engine(&self) -> String {

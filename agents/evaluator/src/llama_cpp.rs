@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use formats::{ConversionDtype, is_gguf};
-use llama::{LlamaInstallation, PerplexityRunner, ProcessEnvironment};
+use llama::{LlamaConverters, LlamaInstallation, PerplexityRunner, ProcessEnvironment};
 use serde::{Deserialize, Serialize};
 
 /// The llama.cpp installation of a host, and the settings with which it measures.
@@ -15,6 +15,9 @@ pub struct LlamaCppEvaluator {
     pub dtype: ConversionDtype,
     pub shelf: PathBuf,
     pub shelf_bytes: u64,
+    /// For models that are not converted natively.
+    #[serde(default)]
+    pub converters: Option<LlamaConverters>,
     /// The file of canaries that passed.
     pub canaries: PathBuf,
 }
@@ -51,6 +54,7 @@ impl LlamaCppEvaluator {
             dtype: wanted.dtype.into(),
             shelf: places.gguf_cache,
             shelf_bytes: limits.gguf_cache_bytes,
+            converters: None,
             canaries: places.canaries,
         })
     }

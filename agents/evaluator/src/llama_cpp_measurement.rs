@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use engine::{ChunkLayout, ModelConfig, ModelTokenizer};
-use formats::{ConversionDtype, convert, is_gguf};
+use engine::{ChunkLayout, ModelTokenizer};
+use formats::{ConversionDtype, ModelOutline, is_gguf};
 use llama::{CachedGguf, ChunkSelection, GgufCache, PerplexityRequest};
 
 use crate::{
@@ -44,7 +44,7 @@ pub fn measure_perplexity(
         tempfile::tempdir_in(cache.scratch_directory()).context("create a scratch directory")?;
     let text = PreparedText::prepare_text(source, scratch.path())?;
     let base = GgufBase::prepare_base(source, base_key, llama, &cache, progress)?;
-    let adapter = convert_adapter(source, scratch.path())?;
+    let adapter = convert_adapter(source, llama, &cache, scratch.path(), progress)?;
     let canary = match llama.perplexity.device {
         Some(_) => {
             Some(compare_with_cpu(source, base_key, llama, &base, &text, scratch.path(), progress)?)
@@ -107,7 +107,8 @@ impl GgufBase {
             let share = done.saturating_mul(100).checked_div(total).unwrap_or(0);
             progress(MeasureStep::Note(&format!("converting the base for llama.cpp: {share} %")));
         };
-        let cached = cache.get_or_convert(key, &source.base, llama.dtype, &mut converting)?;
+        let (dtype, converters) = (llama.dtype, llama.converters.as_ref());
+        let cached = cache.get_or_convert(key, &source.base, dtype, converters, &mut converting)?;
         let path = cached.file_path().to_owned();
         Ok(Self { path, is_exact: llama.dtype == ConversionDtype::F32, _in_use: Some(cached) })
     }
@@ -135,7 +136,13 @@ fn compare_with_cpu(
     device_canary::check_device(llama, &canary_key(source, base_key)?, &request, &mut alive)
 }
 
-fn convert_adapter(source: &MeasurementInput, scratch: &Path) -> anyhow::Result<Option<PathBuf>> {
+fn convert_adapter(
+    source: &MeasurementInput,
+    llama: &LlamaCppEvaluator,
+    cache: &GgufCache,
+    scratch: &Path,
+    progress: &mut dyn FnMut(MeasureStep<'_>),
+) -> anyhow::Result<Option<PathBuf>> {
     let Some(adapter) = &source.adapter else { return Ok(None) };
     if is_gguf(adapter) {
         return Ok(Some(adapter.clone()));
@@ -149,8 +156,9 @@ fn convert_adapter(source: &MeasurementInput, scratch: &Path) -> anyhow::Result<
         );
     }
     let converted = scratch.join("adapter.gguf");
-    convert::convert_lora(&source.base, adapter, &converted, ConversionDtype::F32)
-        .with_context(|| format!("convert the adapter {} for llama.cpp", adapter.display()))?;
+    let mut beat = || progress(MeasureStep::Note("converting the adapter for llama.cpp"));
+    let converters = llama.converters.as_ref();
+    cache.convert_adapter(&source.base, adapter, &converted, converters, &mut beat)?;
     Ok(Some(converted))
 }
 
@@ -170,7 +178,7 @@ struct PreparedText {
     path: PathBuf,
     /// `None` for a GGUF model, whose tokenizer only llama.cpp can read.
     layout: Option<ChunkLayout>,
-    tokenizer: Option<(ModelTokenizer, ModelConfig)>,
+    tokenizer: Option<(ModelTokenizer, ModelOutline)>,
 }
 
 impl PreparedText {
@@ -179,13 +187,13 @@ impl PreparedText {
             return Ok(Self { path: source.text.clone(), layout: None, tokenizer: None });
         }
         let tokenizer = ModelTokenizer::load_tokenizer(&source.base)?;
-        let config = ModelConfig::from_dir(&source.base)?;
+        let outline = ModelOutline::from_dir(&source.base)?;
         let text = source.read_text()?;
         let layout =
-            engine::layout_chunks(&tokenizer, &config, &text, source.n_ctx, source.chunk_limit())?;
+            engine::layout_chunks(&tokenizer, &outline, &text, source.n_ctx, source.chunk_limit())?;
         let path = scratch.join("text");
         write_text(&path, &layout.text)?;
-        Ok(Self { path, layout: Some(layout), tokenizer: Some((tokenizer, config)) })
+        Ok(Self { path, layout: Some(layout), tokenizer: Some((tokenizer, outline)) })
     }
 
     fn select_chunks(&self, source: &MeasurementInput) -> ChunkSelection {
@@ -206,11 +214,11 @@ impl PreparedText {
         scratch: &Path,
     ) -> anyhow::Result<(PathBuf, usize, ChunkSelection)> {
         let n_ctx = source.n_ctx.min(512);
-        let Some((tokenizer, config)) = &self.tokenizer else {
+        let Some((tokenizer, outline)) = &self.tokenizer else {
             return Ok((self.path.clone(), n_ctx, ChunkSelection::First(2)));
         };
         let layout =
-            engine::layout_chunks(tokenizer, config, &source.read_text()?, n_ctx, Some(2))?;
+            engine::layout_chunks(tokenizer, outline, &source.read_text()?, n_ctx, Some(2))?;
         let path = scratch.join("canary");
         write_text(&path, &layout.text)?;
         let all_but_one = ChunkSelection::AllButLast(layout.chunks);

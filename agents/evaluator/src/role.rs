@@ -167,11 +167,15 @@ impl EvaluatorRole {
 
 /// Fails if only another engine computes the model, which another host may have.
 async fn check_engine(backend: &EvaluatorBackend, base: &Path) -> Result<(), JobError> {
-    if matches!(backend, EvaluatorBackend::LlamaCpp(_)) {
-        return Ok(());
-    }
-    let base = base.to_owned();
-    let check = move || engine::check_architecture(&base);
+    let (base, backend) = (base.to_owned(), backend.clone());
+    let check = move || -> anyhow::Result<()> {
+        match backend {
+            EvaluatorBackend::Candle => Ok(engine::check_architecture(&base)?),
+            EvaluatorBackend::LlamaCpp(llama) => {
+                Ok(llama::require_converters(&base, llama.converters.as_ref())?)
+            }
+        }
+    };
     let checked = tokio::task::spawn_blocking(check).await.map_err(JobError::retryable_failure)?;
     checked.map_err(JobError::host_unfit)
 }
@@ -192,6 +196,11 @@ impl AgentRole for EvaluatorRole {
 
     fn describe_engine(&self) -> String {
         self.backend.describe_engine()
+    }
+
+    fn list_abilities(&self) -> Vec<String> {
+        let any = self.backend.takes_any_model();
+        any.then(|| wire::ANY_MODEL_ABILITY.to_owned()).into_iter().collect()
     }
 
     fn run<'a>(&'a self, job: &'a LeasedJob) -> BoxFuture<'a, Result<(), JobError>> {

@@ -10,7 +10,7 @@ use agent::WorkerLauncher;
 use anyhow::{Context, bail};
 use formats::FloatDtype;
 use hardware::HardwareProfile;
-use llama::{LlamaInstallation, LlamaServerSettings, ProcessEnvironment};
+use llama::{LlamaConverters, LlamaInstallation, LlamaServerSettings, ProcessEnvironment};
 use serde::{Deserialize, Serialize};
 
 /// For reading the weights, however slow the disk.
@@ -46,6 +46,9 @@ pub struct LlamaCppGenerator {
     pub dtype: FloatDtype,
     pub shelf: PathBuf,
     pub shelf_bytes: u64,
+    /// For models that are not converted natively.
+    #[serde(default)]
+    pub converters: Option<LlamaConverters>,
     /// The worker's own directory: the server's socket and key, and the converted adapter.
     pub directory: PathBuf,
     /// The time after which a server that is not ready counts as hung.
@@ -97,6 +100,8 @@ pub struct GeneratorEngineOptions<'a> {
 pub struct GeneratorPaths {
     pub gguf_cache: PathBuf,
     pub gguf_cache_bytes: u64,
+    /// llama.cpp's own converters, if this box has them.
+    pub converters: Option<LlamaConverters>,
     /// The worker's own directory.
     pub directory: PathBuf,
 }
@@ -196,6 +201,15 @@ impl GeneratorBackend {
         !matches!(self, Self::Endpoint(_))
     }
 
+    /// Returns true if the engine runs models outside of the table of architectures.
+    pub(crate) fn takes_any_model(&self) -> bool {
+        match self {
+            Self::Candle => false,
+            Self::LlamaCpp(llama) => llama.converters.is_some(),
+            Self::Endpoint(_) => true,
+        }
+    }
+
     /// Returns true if the engine continues given tokens and reports those that it draws.
     pub(crate) fn draws_episodes(&self) -> bool {
         !matches!(self, Self::Endpoint(_))
@@ -236,6 +250,7 @@ impl LlamaCppGenerator {
             dtype: wanted.dtype,
             shelf: places.gguf_cache,
             shelf_bytes: places.gguf_cache_bytes,
+            converters: places.converters,
             directory: places.directory,
             ready_limit: limits.ready_limit,
         })
@@ -276,8 +291,12 @@ mod tests {
     #[test]
     fn a_host_without_a_gpu_needs_no_llama_cpp() {
         let cpu = HardwareProfile::load_named("cpu").unwrap();
-        let places =
-            GeneratorPaths { gguf_cache: "s".into(), gguf_cache_bytes: 1, directory: "d".into() };
+        let places = GeneratorPaths {
+            gguf_cache: "s".into(),
+            gguf_cache_bytes: 1,
+            converters: None,
+            directory: "d".into(),
+        };
         let choose = |choice: &GeneratorEngineChoice, profile: &HardwareProfile| {
             let llama_cpp = Some(Path::new("/nonexistent"));
             let wanted = GeneratorEngineOptions {

@@ -6,7 +6,9 @@ use agent::WorkerLauncher;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineCandidate, EngineSpeed, OfflinePolicy, choose_fastest, measure_engines};
+use crate::{
+    EngineCandidate, EngineSpeed, GeneratorBackend, OfflinePolicy, choose_fastest, measure_engines,
+};
 
 /// Bases whose figures are kept; the first by digest are dropped.
 const BASES_MAX: usize = 64;
@@ -50,6 +52,10 @@ impl EngineCalibration {
             fs::remove_file(&file)?;
         }
         Ok(Self { candidates, file })
+    }
+
+    pub(crate) fn backends(&self) -> impl Iterator<Item = &GeneratorBackend> {
+        self.candidates.iter().map(|candidate| &candidate.backend)
     }
 
     /// Returns the fastest engine on a base, by the figures in the file, or else by timing all

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-use formats::{convert, is_gguf};
+use anyhow::bail;
+use formats::is_gguf;
 use llama::{CachedGguf, GgufCache};
 
 use crate::LlamaCppGenerator;
@@ -32,11 +32,13 @@ impl LlamaCppGenerator {
             return Ok(ConvertedBase { path: model.to_owned(), _in_use: None });
         }
         let cache = GgufCache::open(&self.shelf, self.shelf_bytes)?;
-        let cached = cache.get_or_convert(key, model, self.dtype.into(), &mut |_, _| beat())?;
+        let (dtype, converters) = (self.dtype.into(), self.converters.as_ref());
+        let cached = cache.get_or_convert(key, model, dtype, converters, &mut |_, _| beat())?;
         Ok(ConvertedBase { path: cached.file_path().to_owned(), _in_use: Some(cached) })
     }
 
-    /// Returns an adapter as a GGUF file: itself, or `converted`, which is written.
+    /// Returns an adapter as a GGUF file: itself, or `converted`, which is written. `beat` is called
+    /// while this works.
     ///
     /// # Errors
     /// When the base is a GGUF file and the adapter is not, or it cannot be converted.
@@ -45,6 +47,7 @@ impl LlamaCppGenerator {
         base: &Path,
         adapter: &Path,
         converted: PathBuf,
+        beat: &mut dyn FnMut(),
     ) -> anyhow::Result<PathBuf> {
         if is_gguf(adapter) {
             return Ok(adapter.to_owned());
@@ -57,8 +60,8 @@ impl LlamaCppGenerator {
                 adapter.display()
             );
         }
-        convert::convert_lora(base, adapter, &converted, convert::ConversionDtype::F32)
-            .with_context(|| format!("convert the adapter {} for llama.cpp", adapter.display()))?;
+        let cache = GgufCache::open(&self.shelf, self.shelf_bytes)?;
+        cache.convert_adapter(base, adapter, &converted, self.converters.as_ref(), beat)?;
         Ok(converted)
     }
 }

@@ -39,6 +39,14 @@ pub struct GeneratorConfig {
     pub slots: u32,
 }
 
+impl GeneratorConfig {
+    /// Yields the engines that may be used.
+    fn backends(&self) -> impl Iterator<Item = &GeneratorBackend> {
+        let timed = self.calibration.iter().flat_map(EngineCalibration::backends);
+        std::iter::once(&self.backend).chain(timed)
+    }
+}
+
 /// A worker with one policy (base and adapter) loaded:
 ///
 /// - a call for the loaded policy is sent to the worker at once, also while others run;
@@ -263,6 +271,9 @@ impl PolicyWorker {
         let (worker, tolerance) = match worker {
             Some(worker) => worker,
             None => {
+                if let Some(base) = load.base {
+                    require_converters(&self.config, base).await?;
+                }
                 let (launch, backend) = self.choose_engine(&load, tolerance, progress).await?;
                 if let (GeneratorBackend::Candle, Some(base)) = (&backend, load.base) {
                     require_embedded(base).await?;
@@ -273,6 +284,12 @@ impl PolicyWorker {
             }
         };
         Ok(LoadedWorker { policy, tolerance, worker, _files: (base, adapter) })
+    }
+
+    /// Lists the ability to run models outside of the table of architectures, if this host has it.
+    pub fn list_abilities(&self) -> Vec<String> {
+        let any = self.config.backends().any(GeneratorBackend::takes_any_model);
+        any.then(|| wire::ANY_MODEL_ABILITY.to_owned()).into_iter().collect()
     }
 
     /// Returns the largest distance from the ordered policy that the job's run accepts, in nats per
@@ -322,6 +339,20 @@ impl PolicyWorker {
     fn chosen(&self) -> Option<ChosenEngine> {
         self.chosen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// Fails if llama.cpp needs converters for the model that this host lacks. Another host may have
+/// them.
+async fn require_converters(config: &GeneratorConfig, base: &Path) -> Result<(), JobError> {
+    let llama = config.backends().find_map(|backend| match backend {
+        GeneratorBackend::LlamaCpp(llama) => Some(llama.converters.clone()),
+        GeneratorBackend::Candle | GeneratorBackend::Endpoint(_) => None,
+    });
+    let Some(converters) = llama else { return Ok(()) };
+    let base = base.to_owned();
+    let check = move || llama::require_converters(&base, converters.as_ref());
+    let checked = tokio::task::spawn_blocking(check).await.map_err(JobError::retryable_failure)?;
+    checked.map_err(JobError::host_unfit)
 }
 
 /// Fails if only another engine computes the model, which another host may have.

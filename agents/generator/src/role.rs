@@ -176,6 +176,10 @@ impl AgentRole for GeneratorRole {
         self.policies.describe_engine()
     }
 
+    fn list_abilities(&self) -> Vec<String> {
+        self.policies.list_abilities()
+    }
+
     fn current_throughput(&self) -> Option<SamplingThroughput> {
         Some(self.throughput.current_throughput(self.policies.config().slots))
     }

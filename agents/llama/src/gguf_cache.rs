@@ -13,11 +13,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use formats::convert::{self, ConversionDtype, ConvertError};
+use formats::{
+    convert::{self, ConversionDtype, ConvertError},
+    peft,
+};
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
 };
+
+use crate::converters::{ConverterError, LlamaConverters, ModelConverter};
 
 /// To be raised when the same model would convert to other bytes.
 const GENERATION: &str = "v1";
@@ -62,6 +67,10 @@ pub enum GgufCacheError {
     File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("could not convert {model} for llama.cpp")]
     Convert { model: PathBuf, source: ConvertError },
+    #[error("convert the adapter {adapter} for llama.cpp")]
+    ConvertAdapter { adapter: PathBuf, source: ConvertError },
+    #[error(transparent)]
+    Converters(#[from] ConverterError),
 }
 
 impl GgufCache {
@@ -83,22 +92,86 @@ impl GgufCache {
     }
 
     /// Returns the converted model of a directory; converts it if it is not cached. `key`
-    /// identifies the model: a digest of its content. If another process converts it, this call
-    /// waits, and calls `progress(0, 0)` now and then.
+    /// identifies the model: a digest of its content. A model outside of the table of architectures
+    /// is converted by `converters`. If another process converts it, this call waits, and calls
+    /// `progress(0, 0)` now and then.
     pub fn get_or_convert(
         &self,
         key: &str,
         model: &Path,
         dtype: ConversionDtype,
+        converters: Option<&LlamaConverters>,
         progress: &mut convert::ConvertProgress<'_>,
     ) -> Result<CachedGguf, GgufCacheError> {
-        let name = cache_file_name(key, dtype);
-        let path = self.directory.join(&name);
+        let bytes = estimate_bytes(model);
+        match ModelConverter::choose(model, converters)? {
+            ModelConverter::Native => {
+                let name = cache_file_name(key, dtype.name(), GENERATION);
+                self.get_or_write(&name, bytes, progress, |partial, progress| {
+                    convert::convert_model(model, partial, dtype, progress).map_err(|source| {
+                        GgufCacheError::Convert { model: model.to_owned(), source }
+                    })
+                })
+            }
+            ModelConverter::Upstream(converters) => {
+                let name = cache_file_name(key, dtype.name(), converters.version());
+                self.get_or_write(&name, bytes, progress, |partial, progress| {
+                    let mut beat = || progress(0, 0);
+                    Ok(converters.convert_model((model, partial), dtype, bytes, &mut beat)?)
+                })
+            }
+        }
+    }
+
+    /// Writes an adapter of a base's directory as the GGUF file `converted`. The adapter of a base
+    /// outside of the table is converted by `converters`, once, and cached.
+    pub fn convert_adapter(
+        &self,
+        base: &Path,
+        adapter: &Path,
+        converted: &Path,
+        converters: Option<&LlamaConverters>,
+        beat: &mut dyn FnMut(),
+    ) -> Result<(), GgufCacheError> {
+        let upstream = match ModelConverter::choose(base, converters)? {
+            ModelConverter::Native => {
+                let written = convert::convert_lora(base, adapter, converted, ConversionDtype::F32);
+                return written.map_err(|source| GgufCacheError::ConvertAdapter {
+                    adapter: adapter.to_owned(),
+                    source,
+                });
+            }
+            ModelConverter::Upstream(upstream) => upstream,
+        };
+        let files = [
+            base.join("config.json"),
+            adapter.join(peft::CONFIG_FILE),
+            adapter.join(peft::TENSOR_FILE),
+        ];
+        let name = cache_file_name(&digest_files(&files)?, "lora", upstream.version());
+        let bytes = fs::metadata(&files[2]).map_or(0, |data| data.len());
+        let mut progress = |_: u64, _: u64| beat();
+        let cached = self.get_or_write(&name, bytes, &mut progress, |partial, progress| {
+            Ok(upstream.convert_adapter((base, adapter, partial), &mut || progress(0, 0))?)
+        })?;
+        fs::copy(cached.file_path(), converted).map_err(file_error("write", converted))?;
+        Ok(())
+    }
+
+    /// Returns the cached file of a name; writes it if it is not there.
+    fn get_or_write(
+        &self,
+        name: &str,
+        bytes: u64,
+        progress: &mut convert::ConvertProgress<'_>,
+        write: impl Fn(&Path, &mut convert::ConvertProgress<'_>) -> Result<(), GgufCacheError>,
+    ) -> Result<CachedGguf, GgufCacheError> {
+        let path = self.directory.join(name);
         loop {
             if let Some(cached) = self.open_cached(&path)? {
                 return Ok(cached);
             }
-            let lock = self.directory.join("locks").join(&name);
+            let lock = self.directory.join("locks").join(name);
             let lock = File::create(&lock).map_err(file_error("create", &lock))?;
             while !try_lock(&lock, FlockOperation::NonBlockingLockExclusive)
                 .map_err(file_error("lock", &path))?
@@ -110,11 +183,8 @@ impl GgufCache {
             if let Some(cached) = self.open_cached(&path)? {
                 return Ok(cached);
             }
-            self.evict_until_fits(estimate_bytes(model), None);
-            self.write_atomically(&path, |partial| {
-                convert::convert_model(model, partial, dtype, progress)
-                    .map_err(|source| GgufCacheError::Convert { model: model.to_owned(), source })
-            })?;
+            self.evict_until_fits(bytes, None);
+            self.write_atomically(&path, |partial| write(partial, progress))?;
             self.evict_until_fits(0, Some(&path));
         }
     }
@@ -233,10 +303,22 @@ pub fn local_model_key(model: &Path) -> Result<String, GgufCacheError> {
     Ok(hasher.update(identity.as_bytes()).finalize().to_hex().to_string())
 }
 
-fn cache_file_name(key: &str, dtype: ConversionDtype) -> String {
+fn cache_file_name(key: &str, kind: &str, generation: &str) -> String {
     // A digest may begin with its kind and a colon.
     let key: String = key.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
-    format!("{key}-{}-{GENERATION}.gguf", dtype.name())
+    format!("{key}-{kind}-{generation}.gguf")
+}
+
+/// Returns a digest of the content of files.
+fn digest_files(paths: &[PathBuf]) -> Result<String, GgufCacheError> {
+    let mut hasher = blake3::Hasher::new();
+    for path in paths {
+        let file = File::open(path).map_err(file_error("read", path))?;
+        let length = file.metadata().map_err(file_error("read", path))?.len();
+        hasher.update(&length.to_le_bytes());
+        hasher.update_reader(file).map_err(file_error("read", path))?;
+    }
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 /// The size of the weight files.
@@ -280,7 +362,7 @@ mod tests {
     }
 
     fn put(cache: &GgufCache, key: &str, age_s: u64) -> PathBuf {
-        let path = cache.directory.join(cache_file_name(key, ConversionDtype::F16));
+        let path = cache.directory.join(cache_file_name(key, "f16", GENERATION));
         cache
             .write_atomically(&path, |partial| {
                 fs::write(partial, [0; 100]).map_err(file_error("write", partial))
@@ -317,7 +399,7 @@ mod tests {
     #[test]
     fn a_failed_conversion_leaves_no_file_behind() {
         let (_directory, cache) = cache(250);
-        let path = cache.directory.join(cache_file_name("a", ConversionDtype::F32));
+        let path = cache.directory.join(cache_file_name("a", "f32", GENERATION));
         let failed = cache.write_atomically(&path, |partial| {
             fs::write(partial, "half").unwrap();
             Err(file_error("write", partial)(io::ErrorKind::StorageFull.into()))

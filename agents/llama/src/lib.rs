@@ -2,6 +2,7 @@
 //! and checks what they print before it is used. Synchronous; used inside worker processes.
 
 pub mod completion;
+mod converters;
 mod environment;
 mod gguf_cache;
 mod installation;
@@ -11,6 +12,7 @@ mod quantize;
 pub mod scoring;
 mod server;
 
+pub use converters::{ConverterError, LlamaConverters, require_converters};
 pub use environment::ProcessEnvironment;
 pub use gguf_cache::{CachedGguf, GgufCache, GgufCacheError, local_model_key};
 pub use installation::{InstallationError, LlamaInstallation, ProgramOptions};

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::Context;
 use completion_server::CompletionServerConfig;
-use formats::{FloatDtype, GgufModel, ModelConfig, is_gguf};
+use formats::{FloatDtype, GgufModel, ModelConfig, ModelOutline, is_gguf};
 use generator::{ConvertedBase, LlamaCppGenerator};
 use llama::{LlamaServer, ServedModel, ServerAddress, ServerProgram};
 use store::CachedTree;
@@ -278,7 +278,7 @@ fn convert_models(
     let model = files.base.path();
     let positions = match is_gguf(model) {
         true => GgufModel::open(model)?.model_config().max_positions,
-        false => ModelConfig::from_dir(model)?.max_positions,
+        false => ModelOutline::from_dir(model)?.max_positions,
     };
     let base = llama.convert_base(base_key, model, &mut || ())?;
     // Two channels may have the same adapter: it is converted once.
@@ -290,7 +290,7 @@ fn convert_models(
             Some(known) => known.clone(),
             None => {
                 let file = directory.join(format!("adapter-{}.gguf", converted.len()));
-                llama.convert_adapter(model, &path, file)?
+                llama.convert_adapter(model, &path, file, &mut || ())?
             }
         };
         converted.insert(path, gguf.clone());

@@ -135,6 +135,10 @@ impl AgentRole for ScorerRole {
         self.teachers.describe_engine()
     }
 
+    fn list_abilities(&self) -> Vec<String> {
+        self.teachers.list_abilities()
+    }
+
     fn run<'a>(&'a self, job: &'a LeasedJob) -> BoxFuture<'a, Result<(), JobError>> {
         self.score_samples(job).boxed()
     }

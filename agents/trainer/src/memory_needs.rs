@@ -7,7 +7,7 @@ use doctor::{
     TrainingPlan,
     estimate::{ModelShape, PlannedTraining, TrainingMethod},
 };
-use formats::{FloatDtype, ModelConfig};
+use formats::{FloatDtype, ModelOutline};
 use hardware::{AttentionKind, HardwareProfile};
 use wire::v1;
 
@@ -29,9 +29,7 @@ pub(crate) async fn estimate_needs(
     };
     let Some(training) = &order.training else { return Ok(None) };
     let settings = read_base_config(job, order).await?;
-    Ok(settings.map(|settings| {
-        needs_by_profile(&ModelShape::from_config(&settings), training, config, has)
-    }))
+    Ok(settings.map(|settings| needs_by_profile(&settings.shape, training, config, has)))
 }
 
 /// Reads the configuration of an order's base. Returns `None` if it cannot be read: the worker
@@ -39,12 +37,12 @@ pub(crate) async fn estimate_needs(
 pub(crate) async fn read_base_config(
     job: &LeasedJob,
     order: &v1::TrainOrder,
-) -> Result<Option<ModelConfig>, JobError> {
+) -> Result<Option<ModelOutline>, JobError> {
     let tree = order.base.as_ref().and_then(|base| base.tree.as_ref());
     let Some(tree) = tree else { return Ok(None) };
     let read = job.cache.read_tree_file(&job.store, tree, CONFIG_FILE, CONFIG_BYTES_MAX).await?;
     let settings = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    Ok(settings.and_then(|map| ModelConfig::from_json(&map, Path::new(CONFIG_FILE)).ok()))
+    Ok(settings.and_then(|map| ModelOutline::from_json(&map, Path::new(CONFIG_FILE)).ok()))
 }
 
 /// Estimates the peak memory in bytes on this host, which has `has` bytes, and on each profile.

@@ -350,6 +350,12 @@ impl AgentRole for TrainerRole {
         self.config.engine.describe_engine()
     }
 
+    /// PyTorch trains all models that its transformers knows.
+    fn list_abilities(&self) -> Vec<String> {
+        let any = matches!(self.config.engine, TrainingEngine::PyTorch(_));
+        any.then(|| wire::ANY_MODEL_ABILITY.to_owned()).into_iter().collect()
+    }
+
     fn begin_drain(&self) {
         self.kept_worker.end_worker();
         self.drain_tx.send_replace(true);

@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::Context;
 use bounded_http::CompletionClient;
-use engine::{CanaryText, ModelConfig, ModelTokenizer, TokenSequence};
-use formats::{FloatDtype, GgufModel, is_gguf};
+use engine::{CanaryText, ModelTokenizer, TokenSequence};
+use formats::{FloatDtype, GgufModel, ModelOutline, is_gguf};
 use futures::{
     StreamExt, TryStreamExt,
     future::{FutureExt, LocalBoxFuture},
@@ -72,7 +72,7 @@ pub(super) struct LlamaServerBackend {
     /// The base and adapter that the server loads, once they are converted.
     converted: Option<ConvertedPolicy>,
     tokenizer: ModelTokenizer,
-    model_config: ModelConfig,
+    outline: ModelOutline,
     max_positions: usize,
     eos_tokens: Vec<u32>,
     slots: u32,
@@ -106,8 +106,8 @@ impl LlamaServerBackend {
         slots: u32,
     ) -> anyhow::Result<Self> {
         let model = match is_gguf(&config.base) {
-            true => GgufModel::open(&config.base)?.model_config().clone(),
-            false => ModelConfig::from_dir(&config.base)?,
+            true => GgufModel::open(&config.base)?.model_config().clone().into(),
+            false => ModelOutline::from_dir(&config.base)?,
         };
         let tokenizer = ModelTokenizer::load_tokenizer(&config.base)?;
         reset_directory(&llama.directory)
@@ -121,7 +121,7 @@ impl LlamaServerBackend {
             tokenizer,
             max_positions: model.max_positions,
             eos_tokens: model.eos_tokens.clone(),
-            model_config: model,
+            outline: model,
             slots,
             running: None,
             replaced: None,
@@ -197,7 +197,7 @@ impl LlamaServerBackend {
         beat: &mut dyn FnMut(),
     ) -> anyhow::Result<()> {
         self.adapter = adapter;
-        let converted = self.convert_own_adapter()?;
+        let converted = self.convert_own_adapter(beat)?;
         if let Some(policy) = &mut self.converted {
             policy.adapter = converted;
         }
@@ -266,7 +266,7 @@ impl LlamaServerBackend {
         if self.converted.is_some() {
             return Ok(());
         }
-        let adapter = self.convert_own_adapter()?;
+        let adapter = self.convert_own_adapter(beat)?;
         let base = self.config.convert_base(&self.model_key, &self.model, beat)?;
         self.converted = Some(ConvertedPolicy { base, adapter });
         Ok(())
@@ -278,11 +278,11 @@ impl LlamaServerBackend {
     }
 
     /// Converts the adapter for the next server.
-    fn convert_own_adapter(&self) -> anyhow::Result<Option<PathBuf>> {
+    fn convert_own_adapter(&self, beat: &mut dyn FnMut()) -> anyhow::Result<Option<PathBuf>> {
         let name = format!("adapter-{}.gguf", self.server_directory());
         let converted = self.config.directory.join(name);
         let adapter = self.adapter.as_deref();
-        let convert = |adapter| self.config.convert_adapter(&self.model, adapter, converted);
+        let convert = |adapter| self.config.convert_adapter(&self.model, adapter, converted, beat);
         adapter.map(convert).transpose()
     }
 
@@ -354,13 +354,9 @@ impl LlamaServerBackend {
         beat: &mut dyn FnMut(),
     ) -> Result<Vec<f32>, SampleError> {
         let http = self.client()?;
-        let CanaryText { tokens, scored } = CanaryText::from_text(
-            &self.tokenizer,
-            &self.model_config,
-            text,
-            wire::CANARY_TOKENS_MAX,
-        )
-        .map_err(|error| sample_error(&format!("{:#}", anyhow::Error::from(error))))?;
+        let CanaryText { tokens, scored } =
+            CanaryText::from_text(&self.tokenizer, &self.outline, text, wire::CANARY_TOKENS_MAX)
+                .map_err(|error| sample_error(&format!("{:#}", anyhow::Error::from(error))))?;
         let mut canary = Vec::with_capacity(scored.len());
         for place in scored {
             let request = scoring::build_request(&tokens[..place], tokens[place], None);
@@ -381,10 +377,10 @@ impl LlamaServerBackend {
         beat: &mut dyn FnMut(),
     ) -> anyhow::Result<Vec<Option<TokenSequence>>> {
         let encode = |sample: &SampleToScore| -> anyhow::Result<Option<TokenSequence>> {
-            let vocab_size = self.model_config.vocab_size;
+            let vocab_size = self.outline.vocab_size;
             let example = sample.to_example(&self.tokenizer, vocab_size, request.end_token);
             let Some(example) = example else { return Ok(None) };
-            let text = TokenSequence::from_example(&self.tokenizer, &self.model_config, &example)?;
+            let text = TokenSequence::from_example(&self.tokenizer, &self.outline, &example)?;
             Ok(Some(text).filter(|text| text.tokens.len() <= self.max_positions))
         };
         let texts = request.samples.iter().map(encode).collect::<anyhow::Result<Vec<_>>>()?;

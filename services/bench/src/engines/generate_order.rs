@@ -48,6 +48,7 @@ pub(super) fn measure_order(
     let places = GeneratorPaths {
         gguf_cache: directory.path().join("shelf"),
         gguf_cache_bytes: local_models::GGUF_CACHE_BYTES,
+        converters: None,
         directory: directory.path().join("generate"),
     };
     let wanted =

@@ -96,6 +96,10 @@ pub(crate) struct AgentArgs {
     /// [default: `uv run`, which downloads them, if uv is on PATH]
     #[arg(long, value_name = "PYTHON", env = "FLOTILLA_PYTHON")]
     pub python: Option<PathBuf>,
+    /// Directory of llama.cpp's sources, whose converters run models that are not converted
+    /// natively, with the interpreter of --python
+    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP_SOURCES")]
+    pub llama_cpp_sources: Option<PathBuf>,
     /// Maximum seconds between two saves of a training, in addition to the run's schedule; the
     /// first save comes after a tenth of this time
     #[arg(long, value_name = "SECONDS", default_value_t = 600, env = "FLOTILLA_SAVE_WITHIN",

@@ -22,6 +22,7 @@ pub(super) async fn measure_speed(args: &SpeedArgs, json: bool) -> anyhow::Resul
     let places = GeneratorPaths {
         gguf_cache: local_models::gguf_cache_directory()?,
         gguf_cache_bytes: local_models::GGUF_CACHE_BYTES,
+        converters: None,
         directory: launch.directory.join("generate"),
     };
     let candidates = EngineCandidate::list_candidates(
