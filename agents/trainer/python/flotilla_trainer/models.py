@@ -13,6 +13,9 @@ from .errors import Refused
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
+# The modules of an adapter whose spec names none.
+USUAL = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
 # Modules of models whose q, k and v are one matrix, or gate and up.
 FUSED = {
     "q_proj": "qkv_proj",
@@ -61,6 +64,11 @@ def read_config(base):
     )
 
 
+def positions(config, most):
+    """Returns the tokens of the longest sequence, at most `most` if the model does not bound it."""
+    return getattr(config, "max_position_embeddings", None) or most
+
+
 def attention(config, policy):
     """Returns the attention to compute with: of those of torch, only the plain one caps scores."""
     return "eager" if getattr(config, "attn_logit_softcapping", None) else policy.attention
@@ -69,20 +77,21 @@ def attention(config, policy):
 def target_modules(model, wanted):
     """Returns the modules of the model that get an adapter: the wanted ones, or those that contain
     them. Experts are no modules and get none: names of parts of experts alone are refused. Without
-    any, all linear modules but the output."""
+    any, all linear modules but the output; also if all usual ones are wanted, and the model has
+    others."""
     modules = {
         name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
     }
     linear = {_last_part(name) for name in modules}
     found = {name if name in linear else FUSED.get(name) for name in wanted} & linear
-    if found:
+    output = model.get_output_embeddings()
+    others = {_last_part(name) for name, module in modules.items() if module is not output}
+    if found and not (USUAL <= set(wanted) and others - found):
         return sorted(found)
     # The weights of all experts of a layer are one parameter of three dimensions.
     experts = {_last_part(name) for name, value in model.named_parameters() if value.dim() == 3}
     lost = [name for name in wanted if name in experts or FUSED.get(name) in experts]
     if lost:
-        output = model.get_output_embeddings()
-        others = {_last_part(name) for name, module in modules.items() if module is not output}
         raise Refused(
             f"field lora.target_modules: {', '.join(lost)} are only in the experts of this model, "
             f"and experts get no adapter; name some of {', '.join(sorted(others))}"

@@ -26,7 +26,7 @@ DROPPED = ("README.md", "training_args.bin")
 # Files of a model directory besides weights and config.json.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json",
+    "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 
 # Saved steps that the agent has not published yet; with more, training waits.

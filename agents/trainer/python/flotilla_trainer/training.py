@@ -216,13 +216,14 @@ class Training:
             examples.end_token(call.base),
             config.vocab_size,
             call.training.max_tokens,
-            config.max_position_embeddings,
+            models.positions(config, call.training.max_tokens),
             unit,
         )
 
     def _canary(self, config, packed):
         tokenizer = examples.load_tokenizer(self.call.base)
-        sequence = canary.read(tokenizer, self.call.canary, config.max_position_embeddings)
+        most = models.positions(config, self.call.training.max_tokens)
+        sequence = canary.read(tokenizer, self.call.canary, most)
         return lambda trainer: canary.score(trainer, sequence, packed)
 
     def _identity(self, count, steps):

@@ -96,6 +96,24 @@ class Architectures(unittest.TestCase):
                 if "lora_B" in parameter:
                     self.assertGreater(float(value.grad.abs().max()), 0.0, f"{name} {parameter}")
 
+    def test_a_model_with_other_modules_gets_adapters_on_all(self):
+        settings = {
+            "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1,
+        }  # fmt: skip
+        made = lambda kind: transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(kind, **settings)
+        )
+        # It has no gate.
+        arcee = sorted(set(SEVEN) - {"gate_proj"})
+        self.assertEqual(models.target_modules(made("arcee"), SEVEN), arcee)
+        starcoder = made("starcoder2")
+        self.assertEqual(models.target_modules(starcoder, SEVEN), "all-linear")
+        self.assertEqual(models.target_modules(starcoder, ["q_proj"]), ["q_proj"])
+        self.assertEqual(models.target_modules(made("gpt_neox"), SEVEN), "all-linear")
+        self.assertEqual(models.positions(starcoder.config, 8), 4096)
+        self.assertEqual(models.positions(types.SimpleNamespace(), 8), 8)
+
     def test_a_base_in_four_bits_trains(self):
         path = os.path.join(GOLDENS, "qwen2-tiny")
         lora = types.SimpleNamespace(
