@@ -5,9 +5,9 @@
 # their tool are recorded as skipped. Fails if a tool could not be installed.
 set -u
 
-TOOLS="nats-server llama.cpp llama.cpp-vulkan chromedriver promtool quadlet garage docker docker-compose
-    systemd systemd-analyze tc valgrind shellcheck jq curl bash script python3 gcc cc c c++ go
-    python stubs trackers aws pytest math-verify grpcurl nats"
+TOOLS="nats-server llama.cpp llama.cpp-vulkan llama.cpp-sources chromedriver promtool quadlet garage
+    docker docker-compose systemd systemd-analyze tc valgrind shellcheck jq curl bash script python3
+    gcc cc c c++ go python stubs trackers aws pytest math-verify grpcurl nats"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root" || exit 1
@@ -90,6 +90,7 @@ fetch_tool() {
     case $1 in
     nats-server | llama.cpp) "deploy/fetch-$(echo "$1" | tr . -).sh" >/dev/null ;;
     llama.cpp-vulkan) deploy/fetch-llama-cpp.sh --vulkan >/dev/null ;;
+    llama.cpp-sources) deploy/fetch-llama-cpp.sh --sources >/dev/null ;;
     chromedriver) deploy/fetch-chromium.sh ;;
     torch) deploy/fetch-torch.sh ;;
     garage) deploy/fetch-cargo-tools.sh garage ;;

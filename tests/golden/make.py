@@ -756,4 +756,5 @@ def main():
             write_manifest(out / file, manifest)
 
 
-main()
+if __name__ == "__main__":
+    main()

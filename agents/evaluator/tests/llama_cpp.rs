@@ -5,6 +5,7 @@
 use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -14,7 +15,8 @@ use evaluator::{
 };
 use golden::{GOLDEN_CONTEXT, GoldenSet, assert_printed, golden_sets, small_set};
 use hardware::HardwareProfile;
-use requirements::require_llama_cpp;
+use llama::LlamaConverters;
+use requirements::{require_llama_cpp, require_llama_cpp_sources, require_torch_python};
 
 struct Rig {
     golden: GoldenSet,
@@ -123,6 +125,58 @@ fn both_engines_agree_on_every_figure() {
     };
     assert_eq!(common(&there), common(&here));
     assert_eq!(heard.last(), Some(&(3, 3)), "{heard:?}");
+}
+
+/// Runs the script that makes and measures a model outside of the table, and returns its output.
+fn run_other_model(python: &Path, arguments: &[&Path]) -> String {
+    let script = golden::other_model_script();
+    let output = Command::new(python)
+        .arg("-s")
+        .arg(script)
+        .args(arguments)
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn pytorch_agrees_on_models_that_only_llama_cpp_s_converters_know() {
+    let Some(rig) = Rig::new() else { return };
+    let (Some(python), Some(sources)) = (require_torch_python(), require_llama_cpp_sources())
+    else {
+        return;
+    };
+    let directory = rig.directory.path();
+    run_other_model(&python, &[Path::new("make"), directory]);
+    let (model, adapter) = (directory.join("model"), directory.join("adapter"));
+    let mut llama = rig.llama(&rig.programs, &HardwareProfile::load_named("cpu").unwrap()).unwrap();
+    let source = |adapter: Option<&Path>| MeasurementInput {
+        base: model.clone(),
+        adapter: adapter.map(Path::to_owned),
+        ..rig.source("llama-tiny", None, 0)
+    };
+    let absent = measure_with_llama_cpp(&source(None), "k", &llama, &mut |_| {}).unwrap_err();
+    assert!(format!("{absent:#}").contains("--llama-cpp-sources"), "{absent:#}");
+    llama.converters = Some(LlamaConverters::find_converters(&sources, Some(&python)).unwrap());
+    let mut losses = Vec::new();
+    for adapter in [None, Some(&*adapter)] {
+        let source = source(adapter);
+        let figures = measure_with_llama_cpp(&source, "k", &llama, &mut |_| {}).unwrap();
+        let context = GOLDEN_CONTEXT.to_string();
+        let mut arguments = vec![Path::new("measure"), &model, &source.text, Path::new(&context)];
+        arguments.extend(adapter);
+        let printed = run_other_model(&python, &arguments);
+        let expected: f64 = printed.trim().parse().unwrap();
+        assert!((figures.mean_nll / expected - 1.0).abs() < 1e-5, "{figures:?} {expected}");
+        losses.push(expected);
+    }
+    assert!((losses[1] - losses[0]).abs() > 0.01, "the adapter changes the losses: {losses:?}");
+    let cached = std::fs::read_dir(directory.join("gguf")).unwrap().flatten();
+    let cached = cached.filter(|entry| entry.path().extension().is_some_and(|end| end == "gguf"));
+    assert_eq!(cached.count(), 2, "the base and the adapter were converted once");
 }
 
 #[test]

@@ -87,6 +87,12 @@ fn read_figures(path: &Path) -> GoldenFigures {
     serde_json::from_slice(&text).expect("the file has figures")
 }
 
+/// Returns the Python script that makes a model of an architecture outside of the table, and measures
+/// what PyTorch computes of it.
+pub fn other_model_script() -> PathBuf {
+    own_path("other_model.py")
+}
+
 impl GoldenSet {
     pub fn model_path(&self, name: &str) -> PathBuf {
         self.root.join("hf").join(name)

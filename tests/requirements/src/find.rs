@@ -55,6 +55,19 @@ pub fn require_llama_cpp_with_vulkan() -> Option<PathBuf> {
     require("llama.cpp-vulkan", "run deploy/fetch-llama-cpp.sh --vulkan", found)
 }
 
+/// Returns the directory with llama.cpp's sources, which contain its converters: what
+/// `FLOTILLA_LLAMA_CPP_SOURCES` names, or the one in `.tools`. Records this test as skipped and
+/// returns `None` without it.
+pub fn require_llama_cpp_sources() -> Option<PathBuf> {
+    let named = std::env::var_os("FLOTILLA_LLAMA_CPP_SOURCES").map(PathBuf::from);
+    let fetched = std::fs::read_dir(tools_directory()).into_iter().flatten().flatten();
+    let mut candidates: Vec<PathBuf> = named.into_iter().collect();
+    candidates.extend(fetched.map(|entry| entry.path()));
+    candidates.retain(|directory| directory.join("convert_hf_to_gguf.py").is_file());
+    let found = candidates.into_iter().next();
+    require("llama.cpp-sources", "run deploy/fetch-llama-cpp.sh --sources", found)
+}
+
 fn has_llama_cpp(directory: &Path) -> bool {
     let programs = ["llama-perplexity", "llama-server"];
     programs.iter().all(|name| is_executable(&directory.join(name)))

@@ -1,10 +1,14 @@
 //! Fleets with PyTorch trainers. They need torch, transformers, peft and accelerate: `make
 //! test-torch`.
 
-use std::{process::Command, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use e2e::{Fleet, Process, SpecFiles, find_llama_cpp, run_flotilla, wait_until};
-use requirements::require_torch_python;
+use requirements::{require_llama_cpp_sources, require_torch_python};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
@@ -13,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const STEPS: u32 = 200;
 const SAVE_EVERY: u32 = 10;
 
-fn environment(python: &std::path::Path) -> [(String, String); 3] {
+fn environment(python: &Path) -> [(String, String); 3] {
     [
         ("FLOTILLA_TRAINER_ENGINE".to_owned(), "pytorch".to_owned()),
         ("FLOTILLA_PYTHON".to_owned(), python.display().to_string()),
@@ -96,6 +100,94 @@ fn models_that_the_embedded_engine_lacks_are_trained_and_measured() {
         assert!((perplexity(40) - perplexity(20)).abs() > 0.1, "one adapter, twice: {evals:#?}");
         fleet.assert_clean_audit(&run);
     }
+}
+
+/// Runs the script that makes and measures a model outside of the table, and returns its output.
+fn run_other_model(python: &Path, arguments: &[&Path]) -> String {
+    let mut script = Command::new(python);
+    script.arg("-s").arg(golden::other_model_script()).args(arguments).env("HF_HUB_OFFLINE", "1");
+    let output = script.output().expect("python starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// Writes a profile of a CPU on which llama.cpp computes in f32.
+fn write_exact_profile(directory: &Path) -> PathBuf {
+    let profiles = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../agents/hardware/profiles");
+    let profile = std::fs::read_to_string(profiles.join("cpu.yaml")).expect("a profile");
+    let path = directory.join("exact.yaml");
+    let exact = profile.replace("devices: [], dtype: bf16", "devices: [], dtype: f32");
+    std::fs::write(&path, exact).expect("a file");
+    path
+}
+
+const OTHER_MODEL_SPEC: &str = "\
+name: other
+seed: 5
+base: { model: other/model }
+evals: [{ name: heldout, text: heldout.txt, n_ctx: 64 }]
+raft:
+  prompts: other.jsonl
+  cycles: 1
+  samples_per_prompt: 4
+  sampling: { temperature: 1.0, max_new_tokens: 8 }
+  verifier: { regex: { pattern: '(?s).' } }
+  training: { max_steps: 2, batch_size: 4, learning_rate: 0.03, max_tokens: 64 }
+  lora: { r: 4, alpha: 8 }
+";
+
+#[test]
+fn models_outside_of_the_table_are_trained_sampled_and_measured() {
+    let (Some(python), Some(programs)) = (require_torch_python(), find_llama_cpp()) else {
+        return;
+    };
+    let Some(sources) = require_llama_cpp_sources() else { return };
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let profile = write_exact_profile(directory.path()).display().to_string();
+    let mut environment = Vec::from(environment(&python));
+    environment.retain(|(name, _)| name != "FLOTILLA_PROFILE");
+    environment.extend(
+        [
+            ("FLOTILLA_PROFILE", profile),
+            ("FLOTILLA_GENERATOR_ENGINE", "llama.cpp".to_owned()),
+            ("FLOTILLA_EVALUATOR_ENGINE", "llama.cpp".to_owned()),
+            ("FLOTILLA_LLAMA_CPP", programs),
+            ("FLOTILLA_LLAMA_CPP_SOURCES", sources.display().to_string()),
+            ("FLOTILLA_SLOTS", "4".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value)),
+    );
+    let fleet = Fleet::start_with("trainer,generator,verifier,evaluator", &[], environment);
+    let files = SpecFiles::create(fleet.path());
+    let other = files.path("other");
+    run_other_model(&python, &[Path::new("make"), &other]);
+    let prompts: String = (10..18).map(|n| format!("{{\"prompt\": \"{n}+1=\"}}\n")).collect();
+    std::fs::write(files.path("other.jsonl"), prompts).expect("a file");
+    let spec = files.path("other.yaml");
+    std::fs::write(&spec, OTHER_MODEL_SPEC).expect("a file");
+
+    let run = fleet.submit(&spec);
+    let ended = fleet.await_success(&run, LIMIT);
+    let out = fleet.path().join("exported");
+    let (trained, place) = (format!("{run}/1"), out.display().to_string());
+    let exported = fleet.run(&["checkpoint", "export", &trained, "--out", &place]);
+    assert_eq!(exported.code, 0, "{}", exported.stderr);
+    let evals = ended["evals"].as_array().expect("a list");
+    let (model, text) = (other.join("model"), files.path("heldout.txt"));
+    let mut losses = Vec::new();
+    for (cycle, adapter) in [(0, None), (1, Some(&*out))] {
+        let of_cycle = |eval: &&Value| eval["cycle"].as_u64().unwrap_or_default() == cycle;
+        let eval = evals.iter().find(of_cycle).unwrap_or_else(|| panic!("{evals:#?}"));
+        assert!(eval["engine"].as_str().is_some_and(|it| it.ends_with(" CPU f32")), "{eval:#}");
+        let found = eval["meanNll"].as_f64().expect("a number");
+        let mut arguments = vec![Path::new("measure"), &model, &text, Path::new("64")];
+        arguments.extend(adapter);
+        let expected: f64 = run_other_model(&python, &arguments).parse().expect("a number");
+        assert!((found / expected - 1.0).abs() < 1e-4, "{found} {expected} in cycle {cycle}");
+        losses.push(expected);
+    }
+    assert!((losses[1] - losses[0]).abs() > 0.01, "two steps change the losses: {losses:?}");
+    fleet.assert_clean_audit(&run);
 }
 
 #[test]
