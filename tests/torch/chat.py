@@ -1,4 +1,4 @@
-"""Renders chat templates with transformers, as references for services/control.
+"""Renders chat templates with transformers, as references for services/chat-template.
 
     python chat.py ../../services/chat-template/src/golden
 

@@ -86,10 +86,10 @@ impl Drop for ActiveRequest<'_> {
 }
 
 impl ModelProcess {
-    /// Converts the models, waits for `room`, and starts a process; returns once it is ready.
+    /// Prepares the models, waits for `room`, and starts a process; returns once it is ready.
     ///
     /// # Errors
-    /// A model cannot be converted, or the process does not become ready.
+    /// The engine cannot use a model, or the process does not become ready.
     pub(crate) async fn start(
         settings: ProcessSettings,
         models: ServedModels,
