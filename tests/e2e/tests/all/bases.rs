@@ -173,6 +173,29 @@ fn a_model_of_the_hub_is_downloaded_once_and_named_by_its_commit() {
 }
 
 #[test]
+fn a_base_outside_of_the_table_waits_for_agents_that_take_it() {
+    let home = Home::new();
+    let fleet = Fleet::start_with("trainer,evaluator", &[], home.environment(&[]));
+    let path = home.model.join("config.json");
+    let config = fs::read_to_string(&path).unwrap();
+    let config = config.replace("Qwen2", "Arcee").replace("qwen2", "arcee");
+    let coded = config.replacen('{', r#"{"auto_map": {"AutoConfig": "own.Config"}, "#, 1);
+    let base = "model: ../models/tiny";
+    fs::write(&path, coded).unwrap();
+    home.run("check", &fleet, base, &[]).assert_refused(&["auto_map", "own.py", "never run"]);
+    fs::write(&path, config).unwrap();
+    let waits = "waits: pool default has no trainer and no evaluator for arcee models";
+    let checked = home.run("check", &fleet, base, &[]);
+    checked.assert_success();
+    let text = format!("{}{}", checked.stdout, checked.stderr);
+    assert!(text.contains(waits) && text.contains("--llama-cpp-sources DIR"), "{text}");
+    let run = fleet.submit(&home.spec(base));
+    let shown = fleet.run_json(&["run", "show", &run]).unwrap();
+    assert!(shown["message"].as_str().is_some_and(|it| it.starts_with(waits)), "{shown:#}");
+    assert_eq!(fleet.run(&["run", "cancel", &run]).code, 0);
+}
+
+#[test]
 fn invalid_bases_are_refused_before_anything_is_stored() {
     let home = Home::new();
     let fleet = Fleet::start_with("verifier", &[], home.environment(&[]));
