@@ -135,8 +135,12 @@ mod tests {
             root: "/".into(),
             process_groups: ProcessGroups::default(),
         };
-        let places =
-            GeneratorPaths { gguf_cache: "s".into(), gguf_cache_bytes: 1, directory: "d".into() };
+        let places = GeneratorPaths {
+            gguf_cache: "s".into(),
+            gguf_cache_bytes: 1,
+            directory: "d".into(),
+            converters: None,
+        };
         let choice = choice.parse().unwrap();
         ServingEngine::select_engine(choice, llama_cpp.map(Path::new), &launch, places)
     }

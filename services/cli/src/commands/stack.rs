@@ -54,7 +54,7 @@ fn install_stack(args: &StackInstallArgs, json: bool) -> anyhow::Result<()> {
 async fn use_stack(mut args: StackUseArgs, json: bool) -> anyhow::Result<ExitCode> {
     let stacks = open_stacks(&args.place)?;
     let StackPrograms { llama_cpp, python } = stacks.read_stack(&args.name)?.programs;
-    args.burn_in.llama_cpp = llama_cpp.or(args.burn_in.llama_cpp);
+    args.burn_in.engines.llama_cpp = llama_cpp.or(args.burn_in.engines.llama_cpp);
     args.burn_in.python = python.or(args.burn_in.python);
     if !args.untested && !burn_in_box(&args.burn_in, json).await? {
         output::print_message(&format!("stack {} failed here and is not used", args.name));
