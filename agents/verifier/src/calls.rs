@@ -77,6 +77,8 @@ pub(crate) struct VerifyReply {
     pub verdicts: Vec<v1::verdicts::Verdict>,
     /// The reason for errors that another host may not produce.
     pub trouble: Option<String>,
+    /// True if the verifier's server or executable is not there, so that the job was not finished.
+    pub is_unreachable: bool,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]

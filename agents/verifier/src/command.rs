@@ -77,7 +77,9 @@ impl CommandVerifier {
         };
         let placement = match slot.toolchain().place_command(program, &self.paths) {
             Ok(placement) => placement,
-            Err(lacking) => return JudgeResult::host_error(format!("this box lacks {lacking}")),
+            Err(lacking) => {
+                return JudgeResult::unreachable_error(format!("this box lacks {lacking}"));
+            }
         };
         if let Some(serving) = self.serving {
             return self.ask_served(serving, placement, item, slot);

@@ -4,6 +4,8 @@ use std::{sync::OnceLock, time::Duration};
 
 use tokio::runtime::{self, Runtime};
 
+use crate::judge_result::JudgeResult;
+
 /// Shorter than the keep-alive of common servers: 5 s for uvicorn, which vLLM uses.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -20,16 +22,48 @@ struct StartedClient {
     runtime: Runtime,
 }
 
+/// The reason why a request got no answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct EndpointError {
+    pub problem: String,
+    /// True if the server is not there, so that other requests would fail too.
+    pub is_unreachable: bool,
+}
+
+impl EndpointError {
+    /// Returns the result of a completion that was not judged because of this error. `asked` names
+    /// the server.
+    pub(crate) fn into_result(self, asked: &str) -> JudgeResult {
+        let detail = format!("{asked}: {}", self.problem);
+        match self.is_unreachable {
+            true => JudgeResult::unreachable_error(detail),
+            false => JudgeResult::host_error(detail),
+        }
+    }
+}
+
+impl From<String> for EndpointError {
+    fn from(problem: String) -> Self {
+        Self { problem, is_unreachable: false }
+    }
+}
+
+impl From<reqwest::Error> for EndpointError {
+    fn from(error: reqwest::Error) -> Self {
+        Self { problem: wire::format_error_chain(&error), is_unreachable: error.is_connect() }
+    }
+}
+
 /// Names the environment variable that contains the key; never the key itself.
 #[derive(Debug)]
 pub(crate) struct KeyVariable(String);
 
 impl EndpointClient {
     /// Runs requests in this thread.
-    pub(crate) fn block_on<T, F: Future<Output = Result<T, String>>>(
+    pub(crate) fn block_on<T, F: Future<Output = Result<T, EndpointError>>>(
         &self,
         ask: impl FnOnce(reqwest::Client) -> F,
-    ) -> Result<T, String> {
+    ) -> Result<T, EndpointError> {
         let started = match self.started.get() {
             Some(started) => started,
             None => {

@@ -114,12 +114,8 @@ impl EnvironmentVerifier {
         match self.replay_episode(item, episode, ask) {
             Ok(reward) => {
                 let passes = reward >= self.pass_at;
-                JudgeResult {
-                    outcome: if passes { Outcome::Pass } else { Outcome::Fail },
-                    reward,
-                    detail: String::new(),
-                    retry_elsewhere: false,
-                }
+                let outcome = if passes { Outcome::Pass } else { Outcome::Fail };
+                JudgeResult::from_outcome(outcome, reward, String::new())
             }
             Err(ReplayFailure { problem, is_repeated }) => {
                 let detail = format!("the environment failed: {problem} (V106)");

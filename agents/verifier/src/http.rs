@@ -1,7 +1,10 @@
 //! A server as a verifier: it answers the request of the plug-in protocol with a verdict. Every
 //! failure of the server is an `error`, never a failed sample.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
 
 use bounded_http::BoundedResponse;
 use reqwest::StatusCode;
@@ -10,7 +13,7 @@ use wire::v1::verifier::Http;
 
 use crate::{
     calls::VerifyItem,
-    endpoint_client::{EndpointClient, KeyVariable},
+    endpoint_client::{EndpointClient, EndpointError, KeyVariable},
     host_process::OUTPUT_BYTES_MAX,
     judge_result::JudgeResult,
     plugin_answer,
@@ -31,6 +34,11 @@ pub(crate) struct HttpVerifier {
     key: Option<KeyVariable>,
     timeout: Duration,
     client: EndpointClient,
+    /// Requests that got any answer but that the server is busy.
+    answers: AtomicU64,
+    /// True after a time limit without a connection. Connections are then not tried again for a
+    /// completion, until one succeeds.
+    is_down: AtomicBool,
 }
 
 /// The reason why a request got no verdict.
@@ -38,6 +46,8 @@ struct FailedRequest {
     problem: String,
     /// True if the server cannot be reached yet, or asks to come back.
     is_busy: bool,
+    /// True if there was no connection.
+    is_connect: bool,
     is_timeout: bool,
 }
 
@@ -49,6 +59,8 @@ impl From<&Http> for HttpVerifier {
             key: KeyVariable::from_setting(&settings.key_env),
             timeout: limit.min(TIMEOUT_MAX),
             client: EndpointClient::default(),
+            answers: AtomicU64::new(0),
+            is_down: AtomicBool::new(false),
         }
     }
 }
@@ -62,36 +74,51 @@ impl HttpVerifier {
         let answered = self.client.block_on(|http| self.request_verdict(http, body));
         let judged = answered.and_then(|answer| {
             let verdict = plugin_answer::parse_verdict(&answer);
-            verdict.map_err(|problem| format!("it answered no verdict: {problem}"))
+            verdict.map_err(|problem| format!("it answered no verdict: {problem}").into())
         });
-        judged.unwrap_or_else(|problem| {
-            JudgeResult::host_error(format!("the verifier at {}: {problem}", self.url))
+        judged.unwrap_or_else(|error: EndpointError| {
+            error.into_result(&format!("the verifier at {}", self.url))
         })
     }
 
-    /// Returns the body of a successful answer. Repeats the request while the server is busy.
+    /// Returns the body of a successful answer. Repeats the request while the server is busy. The
+    /// server is unreachable if no other request was answered in the meantime either.
     async fn request_verdict(
         &self,
         http: reqwest::Client,
         body: String,
-    ) -> Result<Vec<u8>, String> {
-        let deadline = Instant::now() + self.timeout;
+    ) -> Result<Vec<u8>, EndpointError> {
+        let began = Instant::now();
+        let deadline = began + self.timeout;
+        let answers = self.answers.load(Ordering::Relaxed);
         let (mut pause, mut requests) = (FIRST_PAUSE, 1);
         let mut last_busy: Option<String> = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let failed = match self.send_once(&http, &body, left).await {
+            let sent = self.send_once(&http, &body, left).await;
+            if sent.as_ref().err().is_none_or(|failed| !failed.is_busy && !failed.is_timeout) {
+                self.answers.fetch_add(1, Ordering::Relaxed);
+                self.is_down.store(false, Ordering::Relaxed);
+            }
+            let failed = match sent {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
             // The last request may have had little time: the server's own words say more.
             let problem = match last_busy.take() {
                 Some(busy) if failed.is_timeout => busy,
-                None if !failed.is_busy => return Err(failed.problem),
+                None if !failed.is_busy => return Err(failed.problem.into()),
                 _ => failed.problem,
             };
-            if !failed.is_busy || Instant::now() + pause >= deadline {
-                return Err(format!("{problem}, after {requests} requests"));
+            let is_down = failed.is_connect && self.is_down.load(Ordering::Relaxed);
+            if !failed.is_busy || is_down || Instant::now() + pause >= deadline {
+                let is_unreachable = self.answers.load(Ordering::Relaxed) == answers;
+                self.is_down.store(is_unreachable && failed.is_connect, Ordering::Relaxed);
+                let problem = match requests {
+                    1 => problem,
+                    more => format!("{problem}, after {more} requests"),
+                };
+                return Err(EndpointError { problem, is_unreachable });
             }
             last_busy = Some(problem);
             tokio::time::sleep(pause).await;
@@ -106,7 +133,12 @@ impl HttpVerifier {
         body: &str,
         timeout: Duration,
     ) -> Result<Vec<u8>, FailedRequest> {
-        let failed = |problem| FailedRequest { problem, is_busy: false, is_timeout: false };
+        let failed = |problem| FailedRequest {
+            problem,
+            is_busy: false,
+            is_connect: false,
+            is_timeout: false,
+        };
         let mut request = http.post(&self.url).timeout(timeout);
         if let Some(key) = &self.key {
             request = key.add_key(request).map_err(failed)?;
@@ -116,6 +148,7 @@ impl HttpVerifier {
         let BoundedResponse { status, body } = response.map_err(|error| FailedRequest {
             problem: wire::format_error_chain(&error),
             is_busy: error.is_connect(),
+            is_connect: error.is_connect(),
             is_timeout: error.is_timeout(),
         })?;
         let too_long = || failed(format!("it answered more than {OUTPUT_BYTES_MAX} bytes"));
@@ -174,11 +207,18 @@ mod tests {
     }
 
     fn judge(address: SocketAddr, timeout_s: f64) -> JudgeResult {
+        verifier(address, timeout_s).judge_item(&item())
+    }
+
+    fn verifier(address: SocketAddr, timeout_s: f64) -> HttpVerifier {
         let url = format!("http://{address}/verify");
-        let settings = Http { url, timeout_s, ..Http::default() };
+        HttpVerifier::from(&Http { url, timeout_s, ..Http::default() })
+    }
+
+    fn item() -> VerifyItem {
         let mut item = VerifyItem { completion: "4".into(), ..VerifyItem::example_item() };
         item.fields.insert("last".into(), "END".into());
-        HttpVerifier::from(&settings).judge_item(&item)
+        item
     }
 
     #[test]
@@ -201,7 +241,7 @@ mod tests {
         let (address, _served) = serve(vec![answer("503 Service Unavailable", "later"); 9]);
         let began = Instant::now();
         let result = judge(address, 3.0);
-        assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
+        assert!(result.outcome == Outcome::Error && result.is_unreachable, "{result:?}");
         assert!(result.detail.contains("503") && result.detail.contains("requests"), "{result:?}");
         assert!(began.elapsed() < Duration::from_secs(15));
     }
@@ -240,6 +280,34 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_is_gone_is_waited_for_once_until_it_is_there_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let verifier = verifier(address, 3.0);
+        let result = verifier.judge_item(&item());
+        assert!(result.is_unreachable && result.detail.contains("requests"), "{result:?}");
+        let began = Instant::now();
+        for _ in 0..9 {
+            let result = verifier.judge_item(&item());
+            assert!(result.is_unreachable && !result.detail.contains("requests"), "{result:?}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        let listener = TcpListener::bind(address).unwrap();
+        let back = std::thread::spawn(move || {
+            for said in [answer("503 Busy", ""), answer("200 OK", r#"{"outcome": "pass"}"#)] {
+                let (mut stream, _) = listener.accept().unwrap();
+                read_request(&mut stream);
+                stream.write_all(said.as_bytes()).unwrap();
+            }
+        });
+        assert_eq!(verifier.judge_item(&item()).outcome, Outcome::Pass, "it was busy once");
+        back.join().unwrap();
+        let result = verifier.judge_item(&item());
+        assert!(result.detail.contains("requests"), "it is waited for again: {result:?}");
+    }
+
+    #[test]
     fn whatever_a_server_does_wrong_is_an_error_that_another_try_may_not_make() {
         let flood = "x".repeat(OUTPUT_BYTES_MAX + 1);
         for (answer, expected) in [
@@ -254,6 +322,7 @@ mod tests {
             let (address, _served) = serve(vec![answer]);
             let result = judge(address, 20.0);
             assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
+            assert!(!result.is_unreachable, "it answers: {result:?}");
             assert!(result.detail.contains(expected), "{expected}: {}", result.detail);
         }
         // A server that never answers.

@@ -15,27 +15,38 @@ pub(crate) struct JudgeResult {
     pub detail: String,
     /// True for an error that another host or another attempt may not produce.
     pub retry_elsewhere: bool,
+    /// True for such an error that other completions would get too, because the verifier's server or
+    /// executable is not there.
+    pub is_unreachable: bool,
 }
 
 impl JudgeResult {
     pub(crate) fn full_pass() -> Self {
-        Self { outcome: Outcome::Pass, reward: 1.0, detail: String::new(), retry_elsewhere: false }
+        Self::from_outcome(Outcome::Pass, 1.0, String::new())
     }
 
     pub(crate) fn failed_because(detail: impl Into<String>) -> Self {
-        let detail = detail.into();
-        Self { outcome: Outcome::Fail, reward: 0.0, detail, retry_elsewhere: false }
+        Self::from_outcome(Outcome::Fail, 0.0, detail.into())
     }
 
     /// Returns an error that every host would produce.
     pub(crate) fn input_error(detail: impl Into<String>) -> Self {
-        let detail = detail.into();
-        Self { outcome: Outcome::Error, reward: 0.0, detail, retry_elsewhere: false }
+        Self::from_outcome(Outcome::Error, 0.0, detail.into())
     }
 
     /// Returns an error that this host probably causes.
     pub(crate) fn host_error(detail: impl Into<String>) -> Self {
         Self { retry_elsewhere: true, ..Self::input_error(detail) }
+    }
+
+    /// Returns an error because the verifier's server or executable is not there.
+    pub(crate) fn unreachable_error(detail: impl Into<String>) -> Self {
+        Self { is_unreachable: true, ..Self::host_error(detail) }
+    }
+
+    /// Returns a result that another host would produce too.
+    pub(crate) fn from_outcome(outcome: Outcome, reward: f64, detail: String) -> Self {
+        Self { outcome, reward, detail, retry_elsewhere: false, is_unreachable: false }
     }
 
     pub(crate) fn with_reward(self, reward: f64) -> Self {

@@ -10,7 +10,7 @@ use wire::v1::verifier::LlmJudge;
 
 use crate::{
     calls::VerifyItem,
-    endpoint_client::{EndpointClient, KeyVariable},
+    endpoint_client::{EndpointClient, EndpointError, KeyVariable},
     judge::find_document,
     judge_result::JudgeResult,
 };
@@ -61,11 +61,9 @@ impl ModelJudge {
 
     pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
         let asked = self.client.block_on(|http| self.request_grade(http, item));
-        match asked.and_then(|body| self.parse_grade(&body)) {
+        match asked.and_then(|body| Ok(self.parse_grade(&body)?)) {
             Ok(result) => result,
-            Err(problem) => {
-                JudgeResult::host_error(format!("the judge at {}: {problem}", self.url))
-            }
+            Err(error) => error.into_result(&format!("the judge at {}", self.url)),
         }
     }
 
@@ -74,7 +72,7 @@ impl ModelJudge {
         &self,
         client: reqwest::Client,
         item: &VerifyItem,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, EndpointError> {
         // A completion that contains `{answer}` does not receive the answer.
         let values = [
             ("{prompt}", item.question_text()),
@@ -93,15 +91,14 @@ impl ModelJudge {
         }
         let request = request.header("content-type", "application/json").body(body.to_string());
         let response = bounded_http::send_request(request, |_| ANSWER_BYTES_MAX).await;
-        let BoundedResponse { status, body } =
-            response.map_err(|error| wire::format_error_chain(&error))?;
-        let bytes = body.ok_or("its answer is too long")?;
+        let BoundedResponse { status, body } = response?;
+        let bytes = body.ok_or_else(|| "its answer is too long".to_owned())?;
         if status.is_success() {
             return Ok(bytes);
         }
         let excerpt: String =
             String::from_utf8_lossy(&bytes).trim().chars().take(EXCERPT_CHARS_MAX).collect();
-        Err(format!("{status}: {excerpt}"))
+        Err(format!("{status}: {excerpt}").into())
     }
 
     /// Requires a reward from 0 to 1.
@@ -234,6 +231,7 @@ mod tests {
         };
         let result = ModelJudge::new(&gone).unwrap().judge_item(&VerifyItem::example_item());
         assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
+        assert!(result.is_unreachable, "{result:?}");
         let keyed = LlmJudge { key_env: "FLOTILLA_JUDGE_KEY_NOT_SET".into(), ..gone };
         let result = ModelJudge::new(&keyed).unwrap().judge_item(&VerifyItem::example_item());
         assert!(result.detail.contains("FLOTILLA_JUDGE_KEY_NOT_SET"), "{}", result.detail);

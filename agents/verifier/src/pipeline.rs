@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex,
+        Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -30,8 +30,9 @@ use crate::{
 /// 3. copies the result to all items of the group, in the order of the items.
 ///
 /// Results of `command` and `http` verifiers are never cached or shared, because the executable or
-/// the server may be replaced between two items. A verifier that panics produces a host error for the items of its
-/// thread.
+/// the server may be replaced between two items. A verifier that panics produces a host error for
+/// the items of its thread. If the server or the executable is not there, no further item is judged:
+/// each would wait for it.
 #[derive(Debug)]
 pub(crate) struct JudgePipeline {
     sandboxes: SandboxPool,
@@ -84,7 +85,8 @@ impl JudgePipeline {
     }
 
     /// Returns results in the order of the items. Reports the number of items or groups handled so
-    /// far.
+    /// far. Once an item finds that the verifier is not there, items that were not begun get its
+    /// result.
     pub(crate) fn judge_items(
         &self,
         verifier: &ConfiguredVerifier,
@@ -94,10 +96,13 @@ impl JudgePipeline {
     ) -> Vec<TimedResult> {
         let alike = group_equal_items(verifier, items);
         let next = AtomicUsize::new(0);
+        let unreachable = OnceLock::new();
         let work = || {
             let mut slot = self.sandboxes.open_slot(threads);
             let mut found = Vec::new();
-            while let Some((key, places)) = alike.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while unreachable.get().is_none()
+                && let Some((key, places)) = alike.get(next.fetch_add(1, Ordering::Relaxed))
+            {
                 let began = Instant::now();
                 let known = key.as_ref().and_then(|key| self.cache.lock().ok()?.get(key));
                 let result = known.unwrap_or_else(|| {
@@ -107,6 +112,9 @@ impl JudgePipeline {
                     }
                     result
                 });
+                if result.is_unreachable {
+                    unreachable.get_or_init(|| result.clone());
+                }
                 let mut took = began.elapsed();
                 for &place in places {
                     let result = result.clone();
@@ -122,10 +130,9 @@ impl JudgePipeline {
             workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()
         });
         // A panic writes its location to the log. The items that its thread judged have no result.
-        let lost = TimedResult {
-            result: JudgeResult::host_error("the verifier panicked"),
-            took: Duration::ZERO,
-        };
+        let panicked = || JudgeResult::host_error("the verifier panicked");
+        let result = unreachable.into_inner().unwrap_or_else(panicked);
+        let lost = TimedResult { result, took: Duration::ZERO };
         let mut all = vec![lost; items.len()];
         found.into_iter().for_each(|(place, found)| all[place] = found);
         all
@@ -190,6 +197,27 @@ mod tests {
         let how = Some(How::Command(Command { argv, timeout_s: 20.0, ..Command::default() }));
         let verifier = ConfiguredVerifier::new(&v1::Verifier { how }).unwrap();
         assert_eq!(group_equal_items(&verifier, &items(&["a", "a"])).len(), 2);
+    }
+
+    #[test]
+    fn a_verifier_that_is_gone_costs_one_time_limit_and_no_item_a_reward() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        drop(listener);
+        let http = v1::verifier::Http { url, timeout_s: 2.0, ..v1::verifier::Http::default() };
+        let http = v1::Verifier { how: Some(How::Http(http)) };
+        let argv = vec!["/nowhere/grader".to_owned()];
+        let how = Some(How::Command(Command { argv, timeout_s: 20.0, ..Command::default() }));
+        for settings in [http, v1::Verifier { how }] {
+            let verifier = ConfiguredVerifier::new(&settings).unwrap();
+            let bench = JudgePipeline::new(Toolchain::without_programs());
+            let began = Instant::now();
+            let found = bench.judge_items(&verifier, &items(&["a"; 64]), 2, &|_| {});
+            assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+            assert_eq!(found.len(), 64);
+            assert!(found.iter().all(|found| found.result.is_unreachable), "{found:?}");
+            assert!(found.iter().all(|found| found.result.outcome == Outcome::Error), "{found:?}");
+        }
     }
 
     #[test]

@@ -44,8 +44,8 @@ fn convert_answer(answer: PluginAnswer) -> Result<JudgeResult, String> {
     if !reward.is_finite() {
         return Err("its reward is not a number".to_owned());
     }
-    let elsewhere = outcome == Outcome::Error;
-    Ok(JudgeResult { outcome, reward, detail: answer.detail, retry_elsewhere: elsewhere })
+    let result = JudgeResult::from_outcome(outcome, reward, answer.detail);
+    Ok(JudgeResult { retry_elsewhere: outcome == Outcome::Error, ..result })
 }
 
 #[cfg(test)]

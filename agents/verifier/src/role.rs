@@ -104,7 +104,7 @@ impl VerifierRole {
             )
             .await;
         dropped.answered = true;
-        let VerifyReply { verdicts, trouble } = match verified {
+        let VerifyReply { verdicts, trouble, is_unreachable } = match verified {
             Ok(verified) => verified,
             Err(WorkerError::Refused(problem)) => {
                 return Err(JobError::fatal_failure(anyhow!(problem)));
@@ -116,12 +116,7 @@ impl VerifierRole {
             }
         };
         if let Some(trouble) = trouble {
-            let others = capable_agents(&job.list_other_agents().await?, &needs);
-            if !job.errors_are_final(&others).await? {
-                return Err(JobError::retryable_failure(anyhow!(
-                    "some samples could not be judged here: {trouble} (E117)"
-                )));
-            }
+            self.check_errors(job, &needs, &trouble, is_unreachable).await?;
         }
         let body = v1::Verdicts {
             run: samples.run.clone(),
@@ -136,6 +131,29 @@ impl VerifierRole {
             suite: samples.suite.clone(),
         };
         job.write_result(place, FactBody::Verdicts(body)).await
+    }
+
+    /// Fails if a verdict with errors is not to be written: the verifier's server or executable is
+    /// not there, so that the job is returned until it is, or other agents may avoid the errors.
+    async fn check_errors(
+        &self,
+        job: &LeasedJob,
+        needs: &BTreeSet<ToolNeed>,
+        trouble: &str,
+        is_unreachable: bool,
+    ) -> Result<(), JobError> {
+        if is_unreachable {
+            return Err(JobError::host_unfit(anyhow!(
+                "{trouble}; the samples are judged once it is there again (E117)"
+            )));
+        }
+        let others = capable_agents(&job.list_other_agents().await?, needs);
+        if job.errors_are_final(&others).await? {
+            return Ok(());
+        }
+        Err(JobError::retryable_failure(anyhow!(
+            "some samples could not be judged here: {trouble} (E117)"
+        )))
     }
 
     /// Declines a job that this host cannot judge; the error names the agents that can.
@@ -159,10 +177,12 @@ impl VerifierRole {
         };
         let able = capable_agents(&job.list_other_agents().await?, needs);
         let whom = match &*able {
-            [] => "no connected verifier has it; the run continues by itself when one does".into(),
-            able => format!("left to {}", able.join(", ")),
+            [] => {
+                "; no connected verifier has it; the run continues by itself when one does".into()
+            }
+            able => format!("{}{}", v1::Failure::LEFT_TO, able.join(", ")),
         };
-        Err(JobError::host_unfit(anyhow!("{why}; {whom} (E117)")))
+        Err(JobError::host_unfit(anyhow!("{why}{whom} (E117)")))
     }
 
     /// Joins the samples with the fields of their prompts. Returns `None` if the prompts have no

@@ -98,6 +98,29 @@ impl v1::checkpoint::Weighting {
     }
 }
 
+impl v1::verdicts::Verdict {
+    /// The detail of a completion in which a verifier finds no answer.
+    pub const NO_ANSWER: &str = "no answer found";
+    /// The detail of a completion in which a verifier finds no number.
+    pub const NO_NUMBER: &str = "no number found";
+
+    /// Returns true if the verifier, or the stage of a chain that failed first, found nothing to
+    /// compare with the answer.
+    pub fn found_no_answer(&self) -> bool {
+        [Self::NO_ANSWER, Self::NO_NUMBER].iter().any(|detail| self.detail.ends_with(detail))
+    }
+}
+
+impl v1::Failure {
+    /// Begins the part of a message that names the agents that can do the job.
+    pub const LEFT_TO: &str = "; left to ";
+
+    /// Returns true if other agents can do the job that the failed agent could not do.
+    pub fn is_left_to_others(&self) -> bool {
+        self.message.contains(Self::LEFT_TO)
+    }
+}
+
 impl v1::Quarantine {
     /// Returns the ids of the jobs of one cycle whose samples this quarantine makes void.
     pub fn jobs_in_cycle(&self, cycle: u32) -> impl Iterator<Item = &str> {
@@ -120,6 +143,16 @@ impl v1::data_file::Lengths {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chain_s_verdict_tells_that_no_answer_was_found() {
+        let found_none = |detail: &str| {
+            let detail = detail.to_owned();
+            v1::verdicts::Verdict { detail, ..Default::default() }.found_no_answer()
+        };
+        assert!(found_none("no answer found") && found_none("stage 2: no number found"));
+        assert!(!found_none("found 3, expected 4") && !found_none(""));
+    }
 
     #[test]
     fn lengths_are_those_of_values_that_are_there() {

@@ -1,6 +1,7 @@
 //! Verdicts that follow from the completion's text and the prompt's answer.
 
 use regex::Regex;
+use wire::v1::verdicts::Verdict;
 
 use crate::{
     calls::VerifyItem,
@@ -27,7 +28,7 @@ fn extract_candidate<'a>(extract: Option<&Regex>, completion: &'a str) -> Option
 pub(crate) fn judge_exact(extract: Option<&Regex>, item: &VerifyItem) -> JudgeResult {
     let Some(answer) = &item.answer else { return missing_answer() };
     match extract_candidate(extract, &item.completion) {
-        None => JudgeResult::failed_because("no answer found"),
+        None => JudgeResult::failed_because(Verdict::NO_ANSWER),
         Some(found) if found == answer.trim() => JudgeResult::full_pass(),
         // Some data sets keep whole solutions as answers.
         Some(found) if extract_candidate(extract, answer) == Some(found) => {
@@ -53,7 +54,7 @@ pub(crate) fn judge_numeric(
         None => numeric::find_answer(&item.completion),
     };
     match found {
-        None => JudgeResult::failed_because("no number found"),
+        None => JudgeResult::failed_because(Verdict::NO_NUMBER),
         Some(found) if tolerance.accepts_number(found, expected) => JudgeResult::full_pass(),
         Some(found) => JudgeResult::failed_because(format!("found {found}, expected {expected}")),
     }
