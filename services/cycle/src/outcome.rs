@@ -71,8 +71,8 @@ fn gate_stop_message(run: &Run, number: u32) -> String {
     }
 }
 
-/// Lists failed evals, samples set aside, and a rollback in the last cycle. Empty if nothing is
-/// missing.
+/// Lists failed evals, samples set aside, cycles that all kept no sample, and a rollback in the last
+/// cycle. Empty if nothing is missing.
 fn format_shortcomings(run: &Run) -> String {
     let own = || run.cycles.range(run.first_cycle..).map(|(_, cycle)| cycle);
     let unmeasured: usize = own().map(Cycle::missing_eval_count).sum();
@@ -81,6 +81,9 @@ fn format_shortcomings(run: &Run) -> String {
     let parts = [(unmeasured as u64, "evals failed"), (aside, "samples were set aside")];
     let said = parts.iter().filter(|(count, _)| *count > 0);
     let mut said: Vec<String> = said.map(|(count, what)| format!("{count} {what}")).collect();
+    let mut kept = own().filter_map(|cycle| cycle.selected.as_ref()).map(|it| it.kept).peekable();
+    let is_untrained = kept.peek().is_some() && kept.all(|kept| kept == 0);
+    said.extend(is_untrained.then(|| "no cycle kept a sample, so nothing was trained".to_owned()));
     let last = done().next_back().filter(|done| done.then() == v1::gates::Then::RollBack);
     said.extend(last.map(|done| format!("cycle {} was the best", done.best)));
     said.join(", ")
@@ -194,9 +197,10 @@ fn keeps_nothing(run: &Run) -> Option<String> {
     let why: Vec<String> = dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
     (barren.len() >= EMPTY_SELECTIONS_MAX).then(|| {
         format!(
-            "the last {EMPTY_SELECTIONS_MAX} cycles kept no sample (of the last one: {}); easier prompts, \
-             more samples a prompt or a lower selection.min_reward may help",
-            why.join(", ")
+            "the last {EMPTY_SELECTIONS_MAX} cycles kept no sample (of the last one: {}); see how \
+             they failed: flotilla run explain {}",
+            why.join(", "),
+            run.id
         )
     })
 }

@@ -30,6 +30,8 @@ pub struct SelectionReport {
     pub cut: u32,
     /// Samples that were cut off and failed.
     pub cut_failed: u32,
+    /// Samples that failed because the verifier found no answer in them.
+    pub unanswered: u32,
     pub dropped: BTreeMap<String, u32>,
     /// Failed samples, grouped by the verifier's message; the most frequent groups.
     pub failures: Vec<MessageGroup>,
@@ -99,6 +101,7 @@ pub fn report_selection(before: &Run, selected: &v1::Selected) -> Option<Selecti
             let cut = sample.finish() == Finish::Length;
             found.cut += u32::from(cut);
             found.cut_failed += u32::from(cut && failed);
+            found.unanswered += u32::from(failed && verdict.found_no_answer());
             match verdict.outcome() {
                 Outcome::Error => add_to_group(&mut errors, sample, &verdict.detail),
                 Outcome::Fail if failed => add_to_group(&mut failures, sample, &verdict.detail),
@@ -122,12 +125,13 @@ fn check_collapse(first: &v1::Selected, now: &v1::Selected) -> Option<String> {
     let percent = |share: f64| share * 100.0;
     collapsed.then(|| {
         format!(
-            "samples are getting more alike: entropy is {after:.3} nats a token, in cycle {} it \
-             was {before:.3}; {:.0} % of a prompt's samples are distinct, then {:.0} %: raise \
-             sampling.temperature, or train from_base or with a lower learning_rate",
-            first.cycle,
+            "samples are getting more alike: {:.0} % of a prompt's samples differ from each other, \
+             {:.0} % did in cycle {}; the model doubts less which token comes next (entropy \
+             {after:.3} nats, then {before:.3}): raise sampling.temperature, or train from_base or \
+             with a lower learning_rate",
             percent(now.diversity),
-            percent(first.diversity)
+            percent(first.diversity),
+            first.cycle
         )
     })
 }
@@ -176,6 +180,7 @@ fn build_advice(found: &SelectionReport, raft: &v1::spec::Raft) -> Vec<String> {
     let rules = raft.selection.unwrap_or_default();
     let cut = f64::from(found.cut_failed) / f64::from(failed.max(1));
     let limit = raft.sampling.map_or(0, |sampling| sampling.max_new_tokens);
+    let unanswered = f64::from(found.unanswered) / f64::from(failed.max(1));
     let cases = [
         (
             all(of("error")) >= ADVICE_SHARE_MIN,
@@ -188,7 +193,13 @@ fn build_advice(found: &SelectionReport, raft: &v1::spec::Raft) -> Vec<String> {
             format!("many failures were cut at {limit} tokens: raise sampling.max_new_tokens"),
         ),
         (
-            of_prompts(found.all_wrong) >= 0.5,
+            failed > 0 && unanswered >= 0.5,
+            "the verifier found no answer in most samples: compare its settings (extract) with a \
+             completion: `flotilla run samples RUN`"
+                .to_owned(),
+        ),
+        (
+            of_prompts(found.all_wrong) >= 0.5 && unanswered < 0.5,
             "most prompts never passed: more samples_per_prompt, easier prompts \
              (curriculum.difficulty) or a lower selection.min_reward"
                 .to_owned(),
@@ -241,7 +252,8 @@ mod tests {
         };
         let first = cycle(1, Some(1.0), 0.9);
         let said = check_collapse(&first, &cycle(4, Some(0.2), 0.5)).unwrap();
-        assert!(said.contains("0.200 nats a token, in cycle 1 it was 1.000; 50 %"), "{said}");
+        let words = "50 % of a prompt's samples differ from each other, 90 % did in cycle 1";
+        assert!(said.contains(words) && said.contains("0.200 nats, then 1.000"), "{said}");
         assert_eq!(check_collapse(&first, &cycle(4, Some(0.2), 0.9)), None, "sure, but of many");
         assert_eq!(check_collapse(&first, &cycle(4, Some(0.9), 0.5)), None);
         assert_eq!(check_collapse(&first, &cycle(4, None, 0.5)), None, "nobody knows");
@@ -299,5 +311,10 @@ mod tests {
         assert!(found[0].contains("taught nothing"), "{found:?}");
         let found = some(|found| found.all_wrong = 20);
         assert!(found[0].contains("never passed"), "{found:?}");
+        let found = some(|found| {
+            (found.all_wrong, found.passed, found.unanswered) = (20, 0, 60);
+        });
+        let [advice] = &found[..] else { panic!("{found:?}") };
+        assert!(advice.contains("settings (extract)"), "{advice}");
     }
 }

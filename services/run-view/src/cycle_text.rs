@@ -78,9 +78,54 @@ pub fn weighting_text(found: &v1::checkpoint::Weighting) -> String {
     text
 }
 
+/// Returns what a cycle kept of its samples, and how much they differ. Objectives other than RAFT
+/// keep samples of any reward. A trial drew none.
+pub fn selection_text(selected: &v1::Selected, training: Option<&v1::Training>) -> String {
+    let v1::Selected { kept, considered, min_reward, diversity, entropy, .. } = selected;
+    let diversity = match *diversity {
+        0.0 => String::new(),
+        share => {
+            format!("; {:.0} % of a prompt's samples differ from each other", share * 100.0)
+        }
+    };
+    let entropy = entropy.map_or(String::new(), |nats| {
+        format!("; entropy {nats:.3} nats per token (lower: surer of the next token)")
+    });
+    let dropped: Vec<String> =
+        selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    let dropped = match dropped.len() {
+        0 => String::new(),
+        _ => format!("; {}", dropped.join(", ")),
+    };
+    let why = match training.and_then(|training| training.objective.as_ref()) {
+        Some(objective) => format!("for {}", objective.name),
+        None => format!("that reached {min_reward}"),
+    };
+    format!("{kept} of {considered} {why}{dropped}{diversity}{entropy}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_much_samples_differ_is_said_in_words() {
+        let selected = v1::Selected {
+            kept: 3,
+            considered: 8,
+            min_reward: 0.5,
+            diversity: 0.14,
+            entropy: Some(0.1586),
+            dropped: [("failed".to_owned(), 5)].into(),
+            ..v1::Selected::default()
+        };
+        let said = selection_text(&selected, None);
+        assert_eq!(
+            said,
+            "3 of 8 that reached 0.5; 5 failed; 14 % of a prompt's samples differ from each other; \
+             entropy 0.159 nats per token (lower: surer of the next token)"
+        );
+    }
 
     #[test]
     fn a_kept_sample_s_energy_is_that_of_all_that_were_drawn_for_it() {

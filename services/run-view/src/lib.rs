@@ -20,7 +20,7 @@ mod timeline;
 pub use agent_text::{
     agent_state_text, job_text, load_text, sampling_rate_text, status_line, trouble_text,
 };
-pub use cycle_text::{cycle_findings, energy_line, rate_text, weighting_text};
+pub use cycle_text::{cycle_findings, energy_line, rate_text, selection_text, weighting_text};
 pub use fact_text::{describe_control, describe_fact, describe_quarantine, failure_lines};
 pub use fleet_health::{FleetHealth, FleetProblem, FleetReadings};
 pub use fleet_view::FleetView;

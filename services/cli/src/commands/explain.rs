@@ -7,7 +7,8 @@ use control::{
     LineageStep, MessageGroup, RunReport, SelectionReport, SplitReport,
 };
 use run_view::{
-    cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text, weighting_text,
+    cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text,
+    selection_text, weighting_text,
 };
 use wire::v1;
 
@@ -131,29 +132,6 @@ fn split_text(split: &SplitReport) -> String {
         split.sent_bytes / 1e6,
         split.drift
     )
-}
-
-/// Objectives other than RAFT keep samples of any reward. A trial drew none.
-fn selection_text(selected: &v1::Selected, training: Option<&v1::Training>) -> String {
-    let v1::Selected { kept, considered, min_reward, diversity, entropy, .. } = selected;
-    let diversity = match *diversity {
-        0.0 => String::new(),
-        share => {
-            format!("; {:.0} % of a prompt's samples differ from each other", share * 100.0)
-        }
-    };
-    let entropy = entropy.map_or(String::new(), |nats| format!(", {nats:.3} nats per token"));
-    let dropped: Vec<String> =
-        selected.dropped.iter().map(|(why, count)| format!("{count} {why}")).collect();
-    let dropped = match dropped.len() {
-        0 => String::new(),
-        _ => format!("; {}", dropped.join(", ")),
-    };
-    let why = match training.and_then(|training| training.objective.as_ref()) {
-        Some(objective) => format!("for {}", objective.name),
-        None => format!("that reached {min_reward}"),
-    };
-    format!("{kept} of {considered} {why}{dropped}{diversity}{entropy}")
 }
 
 fn print_selection_report(found: &SelectionReport) {
