@@ -29,6 +29,7 @@ class RunInfo:
     """The current cycle, from 0."""
     cycles: int
     phase: str
+    """Empty in lists until the run has ended."""
     submitted_at: datetime | None
     ended_at: datetime | None
     user: str

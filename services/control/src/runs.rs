@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use bus::{LogEvent, PresenceError, PublishError, PublishOutcome, ReadError};
-use cycle::{QueuePlace, QueueTurns, Run, describe_missing_roles, queue_places, run_user};
+use cycle::{
+    QueuePlace, QueueTurns, Run, awaited_verdicts, describe_missing_roles, describe_unmet_needs,
+    queue_places, run_user,
+};
 use futures::{
     Stream, StreamExt, TryStreamExt,
     stream::{self, BoxStream},
 };
-use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, Timestamp, v1};
+use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, Timestamp, WorkKind, v1};
 
 use crate::{FleetControl, checkpoints::checkpoint_infos};
 
@@ -92,7 +95,7 @@ impl FleetControl {
     /// for which.
     pub async fn describe_run(&self, id: &RunId) -> Result<v1::Run, RunError> {
         let run = self.get_run(id).await?;
-        let view = run_with_message(&run, &self.list_agents().await?);
+        let view = self.run_with_message(&run, &self.list_agents().await?).await?;
         if !run.is_queued() {
             return Ok(view);
         }
@@ -103,13 +106,46 @@ impl FleetControl {
         ))
     }
 
-    /// Returns every run as [`FleetControl::describe_run`] does, oldest first, without checkpoints
-    /// and evals.
+    /// Returns every run as [`FleetControl::describe_run`] does, oldest first, without checkpoints,
+    /// evals and the phases of open runs.
     pub async fn describe_runs(&self) -> Result<Vec<v1::Run>, RunError> {
         let ((runs, turns), agents) = (self.list_queues().await?, self.list_agents().await?);
         let places = queue_places(&runs, &turns, wire::clock::minute_of_day().into());
-        let view = |run| with_queue_place(run_with_message(run, &agents), &places);
-        Ok(runs.iter().map(view).collect())
+        let mut views = Vec::new();
+        for run in &runs {
+            let view = self.run_with_message(run, &agents).await?;
+            views.push(with_queue_place(without_open_phase(view), &places));
+        }
+        Ok(views)
+    }
+
+    /// Returns a run in the API's form. If it waits for agents, its message says for which, or why
+    /// none can verify.
+    async fn run_with_message(
+        &self,
+        run: &Run,
+        agents: &[v1::AgentStatus],
+    ) -> Result<v1::Run, ReadError> {
+        let mut view = run_to_proto(run);
+        if view.state() == v1::run::State::Running {
+            view.message = describe_missing_roles(&run.spec, agents, wire::clock::unix_seconds());
+            if view.message.is_empty() {
+                view.message = self.describe_waiting_verification(run).await?;
+            }
+        }
+        Ok(view)
+    }
+
+    /// Returns why no agent can do a run's newest failed verification; empty if one has done it.
+    async fn describe_waiting_verification(&self, run: &Run) -> Result<String, ReadError> {
+        let failures = format!("flotilla.{}.failure.{}.*.*", run.id, WorkKind::Verify);
+        let record = self.bus.get_fact(&failures).await?;
+        let Some(FactBody::Failure(failure)) = record.map(|record| record.fact.body) else {
+            return Ok(String::new());
+        };
+        let Some(awaited) = awaited_verdicts(run, &failure) else { return Ok(String::new()) };
+        let written = self.bus.get_fact(&Subject::new(&run.id, awaited).to_string()).await?;
+        Ok(if written.is_none() { describe_unmet_needs(&failure) } else { String::new() })
     }
 
     /// Folds only the spec, control and done facts. The cost does not depend on the number of
@@ -201,12 +237,10 @@ pub(crate) fn fold_run(records: &[Record]) -> Option<Run> {
     Some(run)
 }
 
-fn run_with_message(run: &Run, agents: &[v1::AgentStatus]) -> v1::Run {
-    let mut view = run_to_proto(run);
-    if view.state() == v1::run::State::Running {
-        view.message = describe_missing_roles(&run.spec, agents, wire::clock::unix_seconds());
-    }
-    view
+/// Leaves out the phase of an open run, which cannot be told without its samples and verdicts.
+fn without_open_phase(view: v1::Run) -> v1::Run {
+    let phase = if view.ended_at.is_some() { view.phase.clone() } else { String::new() };
+    v1::Run { phase, ..view }
 }
 
 fn with_queue_place(mut view: v1::Run, places: &[QueuePlace]) -> v1::Run {
@@ -251,4 +285,17 @@ pub fn run_to_proto(run: &Run) -> v1::Run {
 /// Converts milliseconds since 1970 to the API's timestamp.
 pub fn to_timestamp(time_ms: u64) -> Timestamp {
     wire::to_timestamp(Duration::from_millis(time_ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listed_run_has_a_phase_once_it_has_ended() {
+        let open = v1::Run { phase: "plan".into(), ..v1::Run::default() };
+        assert_eq!(without_open_phase(open.clone()).phase, "");
+        let ended = v1::Run { phase: "done".into(), ended_at: Some(to_timestamp(1000)), ..open };
+        assert_eq!(without_open_phase(ended).phase, "done");
+    }
 }

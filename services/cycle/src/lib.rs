@@ -49,7 +49,9 @@ pub use curriculum::BUDGET_SAMPLES_MAX;
 pub use fleet::{FleetMember, FleetSnapshot, HeldJob};
 pub use fork::{check_fork, fork_after};
 pub use job_sizing::JobSizing;
-pub use missing_roles::{describe_missing_roles, is_agent_gone, missing_roles};
+pub use missing_roles::{
+    awaited_verdicts, describe_missing_roles, describe_unmet_needs, is_agent_gone, missing_roles,
+};
 pub use planner::next_commands;
 pub use run_queue::{QueuePlace, QueueTurns, queue_places, run_user};
 pub use run_set::{RunSet, fail_run};

@@ -1,6 +1,8 @@
-//! The roles that a run needs and no agent offers.
+//! The roles that a run needs and no agent offers, and the jobs that no agent can do now.
 
-use wire::v1;
+use wire::{FactKey, WorkKind, v1};
+
+use crate::{fold::parse_job_id, state::Run};
 
 /// Seconds without a status after which an agent counts as gone. Agents publish one every 10 s;
 /// the rest is for clocks that differ.
@@ -78,6 +80,26 @@ pub fn describe_missing_roles<'a>(
         "waits: pool {pool} has {without}{base}; start one with `flotilla agent --pool {pool} \
          --roles {roles}{options}`"
     )
+}
+
+/// Returns the verdicts that a failed verification still owes, because no agent can do it now: its
+/// server is down, or agents lack what it needs. `None` if it is given up or left to other agents,
+/// or its cycle is done.
+pub fn awaited_verdicts(run: &Run, failure: &v1::Failure) -> Option<FactKey> {
+    let (cycle, job) = parse_job_id(&failure.id)?;
+    let is_done = run.cycles.get(&cycle).is_some_and(|cycle| cycle.done.is_some());
+    let waits = failure.kind == WorkKind::Verify.as_str()
+        && failure.cause() == v1::failure::Cause::Surroundings
+        && !failure.r#final
+        && !failure.is_left_to_others()
+        && !is_done;
+    waits.then_some(FactKey::Verdicts { cycle, job })
+}
+
+/// Returns a message for users about a job that waits because of its failure.
+pub fn describe_unmet_needs(failure: &v1::Failure) -> String {
+    let v1::Failure { agent, kind, message, .. } = failure;
+    format!("waits: {agent} cannot {kind}: {}", message.replace('\n', " "))
 }
 
 /// Returns the options with which agents of these roles work with models outside of the table.

@@ -81,14 +81,16 @@ pub(crate) fn silent_seconds(agent: &v1::AgentStatus, now: u64) -> i64 {
     agent.seen_at.as_ref().map_or(i64::MAX, |at| now.saturating_sub(at.seconds))
 }
 
-/// Returns the jobs, speed, state and trouble of an agent: `3 jobs, 412 tokens/s`.
+/// Returns the jobs, state and trouble of an agent, and its speed while it has jobs:
+/// `3 jobs, 412 tokens/s`.
 pub fn status_line(agent: &v1::AgentStatus) -> String {
     let jobs = match agent.jobs.len() {
         0 => "idle".to_owned(),
         1 => "1 job".to_owned(),
         more => format!("{more} jobs"),
     };
-    let rate = (agent.tokens_per_s > 0.0).then(|| format!("{:.0} tokens/s", agent.tokens_per_s));
+    let is_working = !agent.jobs.is_empty() && agent.tokens_per_s > 0.0;
+    let rate = is_working.then(|| format!("{:.0} tokens/s", agent.tokens_per_s));
     let state = match agent.state() {
         v1::agent_status::State::Ready | v1::agent_status::State::Unspecified => None,
         other => Some(other.as_str_name().to_lowercase()),
@@ -119,6 +121,14 @@ mod tests {
         let now = v1::Telemetry { cpu_busy: Some(0.534), ..v1::Telemetry::default() };
         assert_eq!(telemetry_text(&now), "CPU 53 %");
         assert_eq!(telemetry_text(&v1::Telemetry::default()), "-");
+    }
+
+    #[test]
+    fn only_an_agent_with_jobs_has_a_speed() {
+        let mut agent = v1::AgentStatus { tokens_per_s: 412.3, ..Default::default() };
+        assert_eq!(status_line(&agent), "idle");
+        agent.jobs.push(v1::ActiveJob::default());
+        assert_eq!(status_line(&agent), "1 job, 412 tokens/s");
     }
 
     #[test]

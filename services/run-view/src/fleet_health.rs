@@ -252,7 +252,11 @@ fn run_lines(readings: &FleetReadings) -> Vec<String> {
     let open: Vec<&v1::Run> = readings.runs.iter().rev().filter(is_open).collect();
     lines.extend(open.iter().take(RUN_LINES).map(|run| {
         let state = run.state().as_str_name().to_lowercase();
-        format!("    {:<20} {state}, cycle {} of {}, {}", run.run, run.cycle, run.cycles, run.phase)
+        let cycle = match run.cycles {
+            0 => String::new(),
+            cycles => format!(", cycle {} of {cycles}", run.cycle),
+        };
+        format!("    {:<20} {state}{cycle}", run.run)
     }));
     lines.extend(left_out(open.len(), RUN_LINES, "runs: `run list`"));
     lines
@@ -343,6 +347,18 @@ mod tests {
             assert!(lines.iter().any(|line| line.contains(words)), "{words}: {lines:#?}");
         }
         assert_eq!(lines.last().unwrap(), "next: flotilla run watch r-8 --dir fleet");
+    }
+
+    #[test]
+    fn a_run_is_shown_with_its_cycle_if_it_has_cycles() {
+        let mut raft = run("raft-1", RunState::Running, "");
+        (raft.cycle, raft.cycles) = (2, 5);
+        let sft = run("base-1", RunState::Queued, "");
+        let readings = FleetReadings { runs: vec![raft, sft], ..healthy() };
+        let lines = run_lines(&readings);
+        let words = |line: &String| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let shown: Vec<String> = lines[1..].iter().map(words).collect();
+        assert_eq!(shown, ["base-1 queued", "raft-1 running, cycle 2 of 5"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Runs with failing jobs, lost orders and slow agents.
 
 use wire::{
-    WorkKind,
+    FactKey, WorkKind,
     v1::{self, Purpose::Train},
 };
 
@@ -109,7 +109,54 @@ fn cycles_that_keep_nothing_end_the_run_instead_of_repeating_themselves() {
     log.run_to_the_end();
     let why = failed(&log);
     assert!(why.contains("kept no sample") && why.contains("160 failed"), "{why}");
+    assert!(why.contains("flotilla run explain"), "{why}");
     assert_eq!(log.run().current_cycle(), 4);
+}
+
+#[test]
+fn a_verification_that_no_agent_can_do_is_awaited() {
+    use v1::failure::Cause::{Surroundings, Work};
+    let mut log = at_generate();
+    let failure = v1::Failure {
+        kind: "verify".into(),
+        id: "1-t1".into(),
+        agent: "v1".into(),
+        message: "this box lacks the executable x; no connected verifier has it (E117)".into(),
+        cause: Surroundings.into(),
+        ..Default::default()
+    };
+    let awaited = |log: &Log, failure: &v1::Failure| crate::awaited_verdicts(&log.run(), failure);
+    let place = FactKey::Verdicts { cycle: 1, job: "t1".parse().unwrap() };
+    assert_eq!(awaited(&log, &failure), Some(place));
+    let said = crate::describe_unmet_needs(&failure);
+    assert!(
+        said.starts_with("waits: v1 cannot verify: this box lacks the executable x;"),
+        "{said}"
+    );
+    for other in [
+        v1::Failure { cause: Work.into(), ..failure.clone() },
+        v1::Failure { kind: "generate".into(), ..failure.clone() },
+        v1::Failure { message: "this box lacks x; left to v2 (E117)".into(), ..failure.clone() },
+        v1::Failure { r#final: true, ..failure.clone() },
+    ] {
+        assert_eq!(awaited(&log, &other), None, "{other:?}");
+    }
+    log.run_to_the_end();
+    assert_eq!(awaited(&log, &failure), None, "its cycle is done");
+}
+
+#[test]
+fn a_run_that_trained_nothing_says_so() {
+    let mut log = Log::new(raft(2));
+    (1..=2).for_each(|cycle| log.nothing_passes_in_cycle(cycle));
+    log.run_to_the_end();
+    let done = log.run().done.unwrap();
+    assert_eq!(done.status(), v1::done::Status::Succeeded);
+    assert_eq!(done.message, "no cycle kept a sample, so nothing was trained");
+    let mut log = Log::new(raft(2));
+    log.nothing_passes_in_cycle(1);
+    log.run_to_the_end();
+    assert_eq!(log.run().done.unwrap().message, "", "the second cycle trained");
 }
 
 #[test]

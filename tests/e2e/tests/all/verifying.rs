@@ -112,6 +112,8 @@ fn a_host_without_the_executable_reports_it_and_continues_when_it_is_installed()
         (trouble.contains("lacks the executable") && trouble.contains("no connected verifier"))
             .then_some(())
     });
+    let waits = "waits: verifier-1 cannot verify: this box lacks the executable";
+    await_listed_message(&fleet, &run, waits);
     write_script(&grader, "cat >/dev/null; echo '{\"outcome\":\"pass\"}'");
     let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
@@ -175,11 +177,18 @@ fn a_system_command_is_sandboxed_and_can_read_neither_keys_nor_the_agent() {
     fleet.assert_clean_audit(&run);
 }
 
-/// Starts a server that refuses the first request and answers the others with a verdict. Returns its
-/// address.
-fn serve_verdicts() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
+/// Waits until the list of runs and the status of the fleet say why a run waits.
+fn await_listed_message(fleet: &Fleet, run: &str, message: &str) {
+    e2e::wait_until("the list names what a run waits for", LIMIT, || {
+        let runs = fleet.run_json(&["run", "list"]).ok()?;
+        let listed = runs.as_array()?.iter().find(|listed| listed["run"] == run)?;
+        assert_eq!(listed["phase"].as_str().unwrap_or_default(), "", "{listed:#}");
+        listed["message"].as_str()?.starts_with(message).then_some(())
+    });
+}
+
+/// Serves verdicts: refuses the first request and answers the others.
+fn serve_verdicts(listener: TcpListener) {
     std::thread::spawn(move || {
         let busy = ["HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"];
         let verdict = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 35\r\n\r\n\
@@ -196,7 +205,10 @@ fn serve_verdicts() -> String {
             });
         }
     });
-    format!("http://{address}/verify")
+}
+
+fn verdict_url(listener: &TcpListener) -> String {
+    format!("http://{}/verify", listener.local_addr().expect("an address"))
 }
 
 /// Returns the body of a request; `None` if the connection ends before it is complete.
@@ -216,12 +228,34 @@ fn read_request(connection: &mut TcpStream) -> Option<Value> {
 
 #[test]
 fn a_server_judges_and_one_that_is_busy_is_asked_again() {
-    let url = serve_verdicts();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = verdict_url(&listener);
+    serve_verdicts(listener);
     let (fleet, run) = start_run(&format!("{{ http: {{ url: '{url}' }} }}"));
     let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
     let facts = Value::from(fleet.read_facts(&run)).to_string();
     assert!(facts.contains(r#""reward":0.75"#), "the server's rewards: {facts}");
+    fleet.assert_clean_audit(&run);
+}
+
+#[test]
+fn a_run_whose_server_is_gone_waits_for_it_while_other_runs_are_judged() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (url, address) = (verdict_url(&listener), listener.local_addr().expect("an address"));
+    drop(listener);
+    let (fleet, run) = start_run(&format!("{{ http: {{ url: '{url}', timeout_s: 3 }} }}"));
+    await_listed_message(&fleet, &run, "waits: verifier-1 cannot verify: the verifier at");
+    let spec = fleet.path().join("specs/raft.yaml");
+    let text = std::fs::read_to_string(&spec).expect("the spec");
+    let http = format!("{{ http: {{ url: '{url}', timeout_s: 3 }} }}");
+    let other = text.replace(&http, "{ regex: { pattern: '[0-9]' } }");
+    assert_ne!(other, text);
+    std::fs::write(&spec, other).expect("the spec");
+    fleet.await_success(&fleet.submit(&spec), LIMIT);
+    serve_verdicts(TcpListener::bind(address).expect("the same port"));
+    let ended = fleet.await_success(&run, LIMIT);
+    assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "no reward of 0: {ended:#}");
     fleet.assert_clean_audit(&run);
 }
 
