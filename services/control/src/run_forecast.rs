@@ -140,7 +140,7 @@ impl FleetControl {
                     statuses.iter().filter(is_trainer).map(|status| v1::forecast::Memory {
                         agent: status.agent.clone(),
                         needed_bytes,
-                        available_bytes: status.training_bytes,
+                        available_bytes: usable_training_bytes(status),
                     });
                 forecast.memory.extend(memory);
             }
@@ -221,15 +221,7 @@ impl FleetControl {
         base: &BaseIdentity,
         before: u64,
     ) -> Result<(Vec<RunHistory>, bool), ReadError> {
-        // The list of runs has no cycles of SFT runs.
-        let has_worked = |run: &Run| !run.cycles.is_empty() || run.ended_ms.is_some();
-        let earlier = runs
-            .iter()
-            .rev()
-            .filter(|run| run.spec_sequence < before && !run.is_watched() && has_worked(run));
-        let same: Vec<&Run> = earlier.clone().filter(|run| base.matches(&run.spec)).collect();
-        let is_same = !same.is_empty();
-        let chosen: Vec<&Run> = if is_same { same } else { earlier.collect() };
+        let (chosen, is_same) = choose_measured_runs(runs, base, before);
         let mut histories = Vec::new();
         for run in chosen.into_iter().take(RUNS_MAX) {
             histories.extend(self.read_history(&run.id, before).await?);
@@ -265,6 +257,42 @@ impl FleetControl {
                 format!("models/{}-", name.rsplit('/').next().unwrap_or_default())
             }
         }))
+    }
+}
+
+/// Returns the runs before a position of the log that show how long work takes: those of the base,
+/// or those of others if no run has trained it. The second value is true for those of the base. Newer
+/// ones come first, and those that failed or were cancelled last. A run counts once it has ended well
+/// or a cycle of it is done.
+fn choose_measured_runs<'a>(
+    runs: &'a [Run],
+    base: &BaseIdentity,
+    before: u64,
+) -> (Vec<&'a Run>, bool) {
+    use v1::run::State::{Cancelled, Failed, Succeeded};
+    let has_worked = |run: &Run| {
+        // The list of runs has no cycles of SFT runs.
+        run.current_state() == Succeeded || run.cycles.values().any(|cycle| cycle.done.is_some())
+    };
+    let mut chosen: Vec<&Run> = runs
+        .iter()
+        .rev()
+        .filter(|run| run.spec_sequence < before && !run.is_watched() && has_worked(run))
+        .collect();
+    chosen.sort_by_key(|run| matches!(run.current_state(), Failed | Cancelled));
+    let is_same = chosen.iter().any(|run| base.matches(&run.spec));
+    if is_same {
+        chosen.retain(|run| base.matches(&run.spec));
+    }
+    (chosen, is_same)
+}
+
+/// Returns the memory that a training may use on an agent: without a limit, that of its box if it
+/// has no GPU; 0 if unknown.
+fn usable_training_bytes(status: &v1::AgentStatus) -> u64 {
+    match status.training_bytes {
+        0 if status.profile == "cpu" => status.memory_bytes,
+        known => known,
     }
 }
 
@@ -358,6 +386,66 @@ mod tests {
         assert_eq!(roles("default", 1010), Some(vec!["evaluator".to_owned()]));
         assert_eq!(roles("other", 1010).unwrap().len(), 2);
         assert_eq!(roles("other", 2000), None, "it is gone");
+    }
+
+    #[test]
+    fn the_memory_of_a_box_without_a_gpu_is_known() {
+        let bytes = |profile: &str, training_bytes| {
+            let (profile, memory_bytes) = (profile.to_owned(), 25);
+            usable_training_bytes(&v1::AgentStatus {
+                profile,
+                memory_bytes,
+                training_bytes,
+                ..v1::AgentStatus::default()
+            })
+        };
+        assert_eq!([bytes("cpu", 0), bytes("cpu", 7), bytes("gfx906", 0)], [25, 7, 0]);
+    }
+
+    /// Returns runs with these ends and this number of done cycles, in log order.
+    fn runs(ends: &[(Option<v1::done::Status>, u32)]) -> Vec<Run> {
+        let run = |(n, (end, cycles)): (u64, &(Option<v1::done::Status>, u32))| {
+            let id = RunId::new(format!("r-{n}")).unwrap();
+            let record = |key, body| {
+                let fact = wire::Fact { subject: wire::Subject::new(&id, key), body };
+                wire::Record { sequence: n + 1, time_ms: 1, author: None, fact }
+            };
+            let kind = Some(v1::spec::Kind::Raft(v1::spec::Raft::default()));
+            let tree = Some(v1::Tree { manifest: "m".into(), ..v1::Tree::default() });
+            let base = Some(v1::Base { tree, ..v1::Base::default() });
+            let spec = wire::FactBody::Spec(v1::Spec { kind, base, ..v1::Spec::default() });
+            let mut run = Run::start(&record(wire::FactKey::Spec, spec)).unwrap();
+            for cycle in 0..*cycles {
+                let done = v1::CycleDone { cycle, ..v1::CycleDone::default() };
+                run.cycles.entry(cycle).or_default().done = Some(done);
+            }
+            run.done = end.map(|status| v1::Done { status: status.into(), ..v1::Done::default() });
+            run
+        };
+        (0..).zip(ends).map(run).collect()
+    }
+
+    #[test]
+    fn finished_runs_are_the_measurements_and_stalled_ones_are_none() {
+        use v1::done::Status::{Cancelled, Failed, Succeeded};
+        let runs = runs(&[
+            (Some(Succeeded), 0),
+            (Some(Cancelled), 2),
+            (Some(Succeeded), 3),
+            (None, 1),
+            (Some(Cancelled), 0),
+            (Some(Failed), 0),
+            (None, 0),
+        ]);
+        let chosen = |base: &BaseIdentity, before| {
+            let (chosen, is_same) = choose_measured_runs(&runs, base, before);
+            (chosen.iter().map(|run| run.id.to_string()).collect::<Vec<_>>().join(" "), is_same)
+        };
+        let base = BaseIdentity::of_run(&runs[0]);
+        assert_eq!(chosen(&base, u64::MAX), ("r-3 r-2 r-0 r-1".into(), true));
+        assert_eq!(chosen(&base, 3), ("r-0 r-1".into(), true));
+        let other = BaseIdentity::Path("models/other".into());
+        assert_eq!(chosen(&other, u64::MAX), ("r-3 r-2 r-0 r-1".into(), false));
     }
 
     #[test]
