@@ -4,6 +4,7 @@ import { ancestry } from "./ancestry.js";
 import { h } from "./dom.js";
 import { compact, count, decimal, passRate } from "./format.js";
 import { chip, command, empty, facts, note, table } from "./parts.js";
+import { isOver } from "./store.js";
 
 const COLUMN = 54, LANE = 40, LEFT = 28, TOP = 34, BOTTOM = 34;
 
@@ -13,15 +14,27 @@ const labelOf = (node, cycles) => (node.isBase ? "base" : cycles ? `cycle ${node
 
 export function lineage(redraw) {
   let chosenManifest = null;
+  let scroller = null, position = null;
+  // In the next frame, when the node has its place in the document.
+  const reveal = () => requestAnimationFrame(() => {
+    const { scrollLeft, clientWidth } = scroller ?? {};
+    if (position < scrollLeft + COLUMN || position > scrollLeft + clientWidth - COLUMN) scroller.scrollLeft = position - clientWidth / 2;
+  });
 
   return function draw(board) {
     const { nodes, edges } = ancestry(board);
-    if (nodes.length === 1) return empty("No checkpoints yet. The first training creates one.");
+    if (nodes.length === 1) {
+      return empty(isOver(board.head.state) ? "No checkpoints: nothing was trained." : "No checkpoints yet. The first training creates one.");
+    }
     const x = (node) => LEFT + node.column * COLUMN;
     const lanes = nodes.map(({ lane }) => lane);
     const [top, bottom] = [Math.min(...lanes), Math.max(...lanes)];
     const y = (node) => TOP + (node.lane - top) * LANE;
     const selected = nodes.find(({ manifest }) => manifest === chosenManifest) ?? nodes.find(({ best }) => best) ?? nodes.at(-1);
+    if (position !== x(selected)) {
+      position = x(selected);
+      reveal();
+    }
     const choose = (node) => () => {
       chosenManifest = node.manifest;
       redraw();
@@ -44,7 +57,10 @@ export function lineage(redraw) {
     // Of a run without cycles, the steps are the only names.
     (node.final || !board.head.cycles) && h("text", { y: node.lane < 0 ? -15 : 24 }, labelOf(node, board.head.cycles)));
     return h("div.panel",
-      h("div.scrolled", h("svg", {
+      h("div.scrolled", { ref(node) {
+        scroller = node;
+        reveal();
+      } }, h("svg", {
         width: LEFT * 2 + (nodes.length - 1) * COLUMN, height: TOP + (bottom - top) * LANE + BOTTOM, tabindex: 0, onkeydown, role: "application",
         "aria-label": `${count(nodes.length - 1)} checkpoints and their base. Use the arrow keys to select one. Selected: ${nameOf(selected)}`,
       }, edges.map(edge), nodes.map(dot))),

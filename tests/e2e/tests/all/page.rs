@@ -142,6 +142,39 @@ async fn check_timeline(browser: &Browser) {
     browser.client.set_window_size(1280, 900).await.expect("a size");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_shows_the_selected_checkpoint_of_many_and_that_nothing_was_trained() {
+    let Some(browser) = Browser::start().await else { return };
+    let fleet = Fleet::start_open(AGENTS);
+    let files = SpecFiles::create(fleet.path());
+    let base = fleet.submit(&files.write_sft_spec(80, 2));
+    fleet.await_success(&base, LIMIT);
+    browser.open(&format!("{}#/run/{base}", page_url(&fleet))).await;
+    browser.wait_for(".node.chosen").await;
+    let in_view = "const box = document.querySelector('.scrolled:has(.node)'); \
+                   const [outer, inner] = [box, box.querySelector('.chosen')] \
+                       .map((it) => it.getBoundingClientRect()); \
+                   return box.scrollWidth > box.clientWidth \
+                       && inner.left >= outer.left && inner.right <= outer.right";
+    browser.wait_until_true(in_view).await;
+
+    let sampling = Sampling { prompts: 4, per_prompt: 2, max_new_tokens: 8, cycles: 1 };
+    let spec = files.write_raft_spec(&base, sampling);
+    let text = std::fs::read_to_string(&spec).expect("the spec");
+    let hopeless = text.replace("pattern: '[0-9]'", "pattern: 'never so'");
+    assert_ne!(hopeless, text);
+    std::fs::write(&spec, hopeless).expect("the spec");
+    let run = fleet.submit(&spec);
+    let ended = fleet.await_success(&run, LIMIT);
+    assert_eq!(ended["message"], "no cycle kept a sample, so nothing was trained", "{ended:#}");
+    browser.open(&format!("{}#/run/{run}", page_url(&fleet))).await;
+    browser.wait_for("[data-state=succeeded]").await;
+    let told = "return document.body.textContent.includes('No checkpoints: nothing was trained.')";
+    browser.wait_until_true(told).await;
+    assert_eq!(browser.console_errors().await, Vec::<String>::new());
+    browser.close().await;
+}
+
 /// Checks that the settings of a run are shown whole, not in a box that scrolls.
 async fn check_settings(browser: &Browser) {
     browser.click("#settings ~ details summary").await;
