@@ -147,7 +147,7 @@ async fn a_page_shows_the_selected_checkpoint_of_many_and_that_nothing_was_train
     let Some(browser) = Browser::start().await else { return };
     let fleet = Fleet::start_open(AGENTS);
     let files = SpecFiles::create(fleet.path());
-    let base = fleet.submit(&files.write_sft_spec(80, 2));
+    let base = fleet.submit(&files.write_sft_spec(60, 2));
     fleet.await_success(&base, LIMIT);
     browser.open(&format!("{}#/run/{base}", page_url(&fleet))).await;
     browser.wait_for(".node.chosen").await;
