@@ -52,7 +52,7 @@ REMEDIES = {
     'D120': 'The directory has samples of another file or model, or its `progress.jsonl` was changed. Choose another `--out`.',
     'D121': 'A limit was reached; the table shows where samples are lost. The same command continues. DATA.md',
     'E100': "It is retried. `flotilla run show RUN` lists failures, boxes and the end of the worker's log.",
-    'E101': 'Add it to `PATH` or pass `--llama-cpp DIR`; `deploy/fetch-llama-cpp.sh` fetches a CPU build. `--generator-engine candle` needs none.',
+    'E101': 'Add it to `PATH` or pass `--llama-cpp DIR`; `deploy/fetch-llama-cpp.sh` fetches a CPU build. `--generator-engine candle` and `--server-engine candle` need none.',
     'E102': 'It does not run, is too old, or lacks this device. Use a build for Vulkan or for HIP with this gfx, or `--profile cpu`.',
     'E103': 'Use a path without `:` and `,`.',
     'E104': "The message has its last output and, if readable, the kernel's (otherwise `journalctl -k`). Often memory: reduce context or batch, or use a smaller quantization.",

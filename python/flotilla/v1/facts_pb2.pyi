@@ -23,14 +23,16 @@ class Spec(_message.Message):
         fields: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, name: _Optional[str] = ..., pinned: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ...) -> None: ...
     class Promotion(_message.Message):
-        __slots__ = ("channel", "alpha", "feedback")
+        __slots__ = ("channel", "alpha", "feedback", "learning")
         CHANNEL_FIELD_NUMBER: _ClassVar[int]
         ALPHA_FIELD_NUMBER: _ClassVar[int]
         FEEDBACK_FIELD_NUMBER: _ClassVar[int]
+        LEARNING_FIELD_NUMBER: _ClassVar[int]
         channel: str
         alpha: float
         feedback: int
-        def __init__(self, channel: _Optional[str] = ..., alpha: _Optional[float] = ..., feedback: _Optional[int] = ...) -> None: ...
+        learning: int
+        def __init__(self, channel: _Optional[str] = ..., alpha: _Optional[float] = ..., feedback: _Optional[int] = ..., learning: _Optional[int] = ...) -> None: ...
     class Queue(_message.Message):
         __slots__ = ("priority", "from_minute", "until_minute")
         PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -228,7 +230,7 @@ class Control(_message.Message):
     def __init__(self, action: _Optional[_Union[Control.Action, str]] = ..., reason: _Optional[str] = ..., user: _Optional[str] = ..., queue: bool = ...) -> None: ...
 
 class ChannelMove(_message.Message):
-    __slots__ = ("base", "adapter", "run", "cycle", "step", "serving", "reason", "evidence", "user", "keeping", "roll_back", "learning")
+    __slots__ = ("base", "adapter", "run", "cycle", "step", "serving", "reason", "evidence", "user", "keeping", "roll_back", "learning", "promotion")
     class Keeping(_message.Message):
         __slots__ = ("days",)
         DAYS_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +288,7 @@ class ChannelMove(_message.Message):
     KEEPING_FIELD_NUMBER: _ClassVar[int]
     ROLL_BACK_FIELD_NUMBER: _ClassVar[int]
     LEARNING_FIELD_NUMBER: _ClassVar[int]
+    PROMOTION_FIELD_NUMBER: _ClassVar[int]
     base: _common_pb2.Tree
     adapter: _common_pb2.Tree
     run: str
@@ -298,7 +301,8 @@ class ChannelMove(_message.Message):
     keeping: ChannelMove.Keeping
     roll_back: bool
     learning: ChannelMove.Learning
-    def __init__(self, base: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., adapter: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., run: _Optional[str] = ..., cycle: _Optional[int] = ..., step: _Optional[int] = ..., serving: _Optional[_Union[ChannelMove.Serving, _Mapping]] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Union[ChannelMove.Evidence, _Mapping]] = ..., user: _Optional[str] = ..., keeping: _Optional[_Union[ChannelMove.Keeping, _Mapping]] = ..., roll_back: bool = ..., learning: _Optional[_Union[ChannelMove.Learning, _Mapping]] = ...) -> None: ...
+    promotion: str
+    def __init__(self, base: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., adapter: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., run: _Optional[str] = ..., cycle: _Optional[int] = ..., step: _Optional[int] = ..., serving: _Optional[_Union[ChannelMove.Serving, _Mapping]] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Union[ChannelMove.Evidence, _Mapping]] = ..., user: _Optional[str] = ..., keeping: _Optional[_Union[ChannelMove.Keeping, _Mapping]] = ..., roll_back: bool = ..., learning: _Optional[_Union[ChannelMove.Learning, _Mapping]] = ..., promotion: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("cycle", "jobs")

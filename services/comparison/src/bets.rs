@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 /// Sizes of the bets, each a share of the largest one that cannot lose everything.
 const BETS: usize = 40;
 const SMALLEST_BET: f64 = 0.02;
-const LARGEST_BET: f64 = 0.95;
+pub(crate) const LARGEST_BET: f64 = 0.95;
 /// The bet sizes; they grow by equal factors.
 static BET_SIZES: LazyLock<[f64; BETS]> = LazyLock::new(|| {
     let growth: f64 = LARGEST_BET / SMALLEST_BET;

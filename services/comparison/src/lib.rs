@@ -7,10 +7,12 @@
 
 mod bets;
 mod describe;
+mod figures;
 mod import;
 mod judging;
 mod paired_test;
 
+pub use figures::{DEFAULT_ALPHA, DecisionFigures};
 pub use import::{PairLineError, PairsError, compare_pair_lines, read_pair_line};
 pub use judging::{JudgeReport, PromptAnswers};
 pub use paired_test::{AlphaError, Comparison, Decision, Pair, PairedTest};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bus::ExchangeError;
+use cycle::NEW_FEEDBACK_MIN;
 use spec::{FEEDBACK_PREFIX, HUB_PREFIX, RunSpec};
 use store::{GetError, PutError};
 use wire::{RunId, v1};
@@ -19,9 +20,6 @@ use crate::{
 
 use v1::channel_move::Learning;
 
-/// Fewer new ratings than this teach nothing.
-pub(crate) const AT_LEAST_MIN: u32 = 10;
-
 /// The reason why a channel does not learn.
 #[derive(Debug, thiserror::Error)]
 pub enum LearnError {
@@ -31,7 +29,7 @@ pub enum LearnError {
     Submit(#[from] SubmitError),
     #[error("field {field}: {remedy} (R102)")]
     Spec { field: &'static str, remedy: String },
-    #[error("at least {AT_LEAST_MIN} new ratings must start a run, not {0} (A101)")]
+    #[error("at least {NEW_FEEDBACK_MIN} new ratings must start a run, not {0} (A101)")]
     AtLeast(u32),
     #[error("file {name}")]
     File {
@@ -77,7 +75,7 @@ impl FleetControl {
         at_least: u32,
         user: String,
     ) -> Result<v1::Channel, LearnError> {
-        if at_least < AT_LEAST_MIN {
+        if at_least < NEW_FEEDBACK_MIN {
             return Err(LearnError::AtLeast(at_least));
         }
         let parsed = RunSpec::parse(yaml).map_err(SubmitError::from)?;
@@ -116,14 +114,15 @@ impl FleetControl {
         self.set_learning(channel, None, user).await
     }
 
-    /// Submits a run from all feedback on a channel.
+    /// Submits a run from all feedback on a channel, with the settings of the move of this number.
     ///
     /// # Errors
-    /// As a submission by a user.
+    /// As a submission by a user; or another run has been started from this feedback, or learns.
     pub(crate) async fn submit_learning_run(
         &self,
         channel: &RunId,
         learning: &Learning,
+        number: u64,
     ) -> Result<RunId, LearnError> {
         let store = self.open_store().await?;
         let read = async |blob: &v1::Blob| store.get_blob(blob, FILE_BYTES_MAX).await;
@@ -135,7 +134,8 @@ impl FleetControl {
         let exchanges = self.list_exchanges(channel).await?;
         let feedback = exchanges.iter().map(|it| it.feedback_at).max().unwrap_or(0);
         files.insert(format!("{FEEDBACK_PREFIX}{channel}"), write_examples(&exchanges).into());
-        let origin = SubmissionOrigin { user: String::new(), feedback: Some(feedback) };
+        let feedback = Some(feedback);
+        let origin = SubmissionOrigin { user: String::new(), feedback, learning: number };
         let (yaml, files) = (String::from_utf8_lossy(&yaml), SpecFiles::Attached(files));
         Ok(self.submit_from(&yaml, &files, origin, &unwatched()).await?.run)
     }

@@ -4,14 +4,22 @@
 use std::collections::BTreeMap;
 
 use bus::{KEEP_DAYS_MAX, PresenceError, PublishError, PublishOutcome, ReadError};
-use comparison::Decision;
+use comparison::{DEFAULT_ALPHA, Decision};
+use cycle::{
+    ChannelSet, OutdatedMove, base_model, checkpoint_model, compared_cycle, keep_settings,
+    name_model, promotion_move, require_move,
+};
 use spec::UploadSpec;
 use wire::{Fact, FactBody, FactKey, IdError, Pool, Record, RunId, Subject, v1};
 
 use crate::{
-    BaseError, CheckpointError, CompareError, DEFAULT_ALPHA, FleetControl, RunError, SpecFiles,
-    TransferCallback, to_timestamp,
+    BaseError, CheckpointError, CompareError, FleetControl, RunError, SpecFiles, TransferCallback,
+    to_timestamp,
 };
+
+/// The facts that say which channels there are and which runs move them, as subject patterns.
+pub(crate) const CHANNEL_FACTS: [&str; 3] =
+    ["flotilla.*.spec", "flotilla.*.channel.*", "flotilla.*.done"];
 
 /// Attempts while other writers take the same number.
 const MOVE_ATTEMPTS_MAX: u32 = 16;
@@ -110,20 +118,25 @@ impl FleetControl {
         &self,
     ) -> Result<BTreeMap<RunId, Vec<v1::Channel>>, ReadError> {
         let records = self.read_records(vec!["flotilla.*.channel.*".to_owned()]).await?;
-        let mut channels: BTreeMap<RunId, Vec<v1::Channel>> = BTreeMap::new();
+        let mut channels: BTreeMap<RunId, Vec<&Record>> = BTreeMap::new();
         for record in &records {
-            let Some(found) = channel_from_record(record) else { continue };
-            channels.entry(record.fact.subject.run.clone()).or_default().push(found);
+            channels.entry(record.fact.subject.run.clone()).or_default().push(record);
         }
-        channels.values_mut().for_each(|moves| moves.sort_by_key(|found| found.number));
+        let moves = |(channel, records)| (channel, moves_from_records(records));
+        Ok(channels.into_iter().map(moves).collect())
+    }
+
+    /// Returns the channels and the runs that move them.
+    pub(crate) async fn read_channel_set(&self) -> Result<ChannelSet, ReadError> {
+        let mut channels = ChannelSet::default();
+        let records = self.read_records(CHANNEL_FACTS.map(str::to_owned).to_vec()).await?;
+        records.iter().for_each(|record| channels.fold_record(record));
         Ok(channels)
     }
 
     async fn read_moves(&self, channel: &RunId) -> Result<Vec<v1::Channel>, ChannelError> {
         let records = self.read_records(vec![format!("flotilla.{channel}.channel.*")]).await?;
-        let mut moves: Vec<v1::Channel> = records.iter().filter_map(channel_from_record).collect();
-        moves.sort_by_key(|found| found.number);
-        Ok(moves)
+        Ok(moves_from_records(&records))
     }
 
     /// Moves a channel as requested; what the request leaves out stays as it is. `user` is the
@@ -154,7 +167,7 @@ impl FleetControl {
                 let before = last.and_then(|it| it.r#move).unwrap_or_default();
                 let mut next = match model {
                     Some(model) => name_model(&before, model),
-                    None if before.base.is_some() => before.clone(),
+                    None if before.base.is_some() => keep_settings(&before),
                     None => return Err(ChannelError::NoModel(channel.clone())),
                 };
                 match request.serving {
@@ -166,7 +179,6 @@ impl FleetControl {
                     next.keeping = check_keeping(days)?;
                 }
                 next.roll_back = request.auto_roll_back.unwrap_or(next.roll_back);
-                next.evidence = None;
                 if request.if_better && before.base.is_some() {
                     // The request's reference, as a run's best was chosen by the same samples.
                     let candidate = request.checkpoint.clone();
@@ -229,17 +241,10 @@ impl FleetControl {
         let moved = self.write_move(channel, |last| {
             let candidate = candidate.clone();
             async move {
-                let before = last.filter(|it| it.number == number).and_then(|it| it.r#move);
-                let before = before.ok_or_else(|| ChannelError::Busy(channel.clone()))?;
-                if !before.names_model() {
-                    return Err(ChannelError::Unknown(channel.clone()));
-                }
-                let next = name_model(&before, model.clone());
+                let before = require_last(channel, last.as_ref(), number)?;
                 let evidence =
-                    self.require_better(channel, &before, &next, &candidate, alpha).await?;
-                let reason = format!("the best checkpoint of {run}");
-                let (evidence, user) = (Some(evidence), String::new());
-                Ok(v1::ChannelMove { evidence, reason, user, ..next })
+                    self.require_better(channel, before, model, &candidate, alpha).await?;
+                Ok(promotion_move(before, run, model.clone(), evidence))
             }
         });
         self.require_stored(channel, moved.await?, String::new()).await
@@ -261,8 +266,8 @@ impl FleetControl {
             async move {
                 let before = last.filter(names_model).and_then(|it| it.r#move);
                 let before = before.ok_or_else(|| ChannelError::Unknown(channel.clone()))?;
-                let (reason, evidence) = (reason.to_owned(), None);
-                Ok(v1::ChannelMove { learning, reason, user, evidence, ..before })
+                let reason = reason.to_owned();
+                Ok(v1::ChannelMove { learning, reason, user, ..keep_settings(&before) })
             }
         })
         .await
@@ -316,9 +321,7 @@ impl FleetControl {
             let (before, said) = (before.clone(), said.clone());
             async move {
                 // Another move came first: what is before it is another question.
-                let last = last.filter(|it| it.number == number).and_then(|it| it.r#move);
-                let last = last.ok_or_else(|| ChannelError::Busy(channel.clone()))?;
-                let next = name_model(&last, before);
+                let next = name_model(require_last(channel, last.as_ref(), number)?, before);
                 let v1::ChannelMove { reason, user, evidence, .. } = said;
                 Ok(v1::ChannelMove { reason, user, evidence, ..next })
             }
@@ -359,21 +362,9 @@ impl FleetControl {
         let run = RunId::new(reference.run.as_str())?;
         let found = match self.get_checkpoint(reference).await {
             Err(CheckpointError::Unknown(_)) if reference.cycle == Some(0) => {
-                let spec = self.get_run(&run).await?.spec;
-                let base = spec.base.filter(|base| !base.random_init).unwrap_or_default();
-                let v1::Base { tree, adapter, .. } = base;
-                v1::ChannelMove { base: tree, adapter, run: run.to_string(), ..Default::default() }
+                base_model(run.as_str(), &self.get_run(&run).await?.spec)
             }
-            found => {
-                let checkpoint = found?.checkpoint.unwrap_or_default();
-                let (base, adapter) = match checkpoint.content() {
-                    v1::checkpoint::Content::Adapter => (checkpoint.base, checkpoint.tree),
-                    _ => (checkpoint.tree, None),
-                };
-                let (cycle, step) = (checkpoint.cycle, checkpoint.step);
-                let run = checkpoint.run;
-                v1::ChannelMove { base, adapter, run, cycle, step, ..Default::default() }
-            }
+            found => checkpoint_model(&found?.checkpoint.unwrap_or_default()),
         };
         if found.base.is_none() {
             return Err(CheckpointError::Unknown(format!("{run}/0")).into());
@@ -406,16 +397,10 @@ impl FleetControl {
         if next.run.is_empty() {
             return Err(ChannelError::NotComparable(channel.clone()));
         }
-        // A run that starts from the channel's model has measured it in its cycle 0, with the same
-        // prompts and random numbers.
         let spec = self.get_run(&RunId::new(next.run.as_str())?).await?.spec;
-        let base = spec.base.unwrap_or_default();
-        let mut a = checkpoint_ref(before);
-        if base.tree == before.base && base.adapter == before.adapter {
-            a = v1::CheckpointRef { run: next.run.clone(), cycle: Some(0), ..Default::default() };
-        } else if before.run.is_empty() {
-            return Err(ChannelError::NotComparable(channel.clone()));
-        }
+        let compared = compared_cycle(before, &next.run, &spec);
+        let (run, cycle) = compared.ok_or_else(|| ChannelError::NotComparable(channel.clone()))?;
+        let a = v1::CheckpointRef { run, cycle: Some(cycle), ..Default::default() };
         let found = self.compare_checkpoints(&a, candidate, "", alpha).await?;
         let comparison::Comparison { decision, p, difference, interval, at, .. } = found.test;
         // The prompts after the decision may say otherwise.
@@ -440,10 +425,17 @@ impl FleetControl {
     }
 }
 
-/// Returns a move to another model that leaves everything else of the channel as it is.
-fn name_model(before: &v1::ChannelMove, model: v1::ChannelMove) -> v1::ChannelMove {
-    let v1::ChannelMove { base, adapter, run, cycle, step, .. } = model;
-    v1::ChannelMove { base, adapter, run, cycle, step, ..before.clone() }
+/// Returns the last move of a channel if it has this number and names a model.
+fn require_last<'a>(
+    channel: &RunId,
+    last: Option<&'a v1::Channel>,
+    number: u64,
+) -> Result<&'a v1::ChannelMove, ChannelError> {
+    let last = last.and_then(|last| Some((last.number, last.r#move.as_ref()?)));
+    require_move(last, number).map_err(|outdated| match outdated {
+        OutdatedMove::Moved => ChannelError::Busy(channel.clone()),
+        OutdatedMove::Forgotten => ChannelError::Unknown(channel.clone()),
+    })
 }
 
 fn checkpoint_ref(named: &v1::ChannelMove) -> v1::CheckpointRef {
@@ -464,13 +456,12 @@ fn names_model(channel: &v1::Channel) -> bool {
     channel.r#move.as_ref().is_some_and(v1::ChannelMove::names_model)
 }
 
-/// Returns the last move to another model than the present one, given all moves in order. `None` for
-/// a channel that is forgotten. Moves before a forgetting do not count: their models may be removed.
+/// Returns the last move to another model than the present one, given all moves in order, as
+/// [`cycle::roll_back_target`] does.
 pub(crate) fn roll_back_target(moves: &[v1::Channel]) -> Option<&v1::Channel> {
-    let last = moves.last().filter(|last| names_model(last))?.r#move.as_ref()?;
-    let is_other = |it: &v1::ChannelMove| !it.has_model_of(last);
-    let mut since = moves.iter().rev().take_while(|it| names_model(it));
-    since.find(|it| it.r#move.as_ref().is_some_and(is_other))
+    let newest_first = moves.iter().rev().filter_map(|it| Some((it.number, it.r#move.as_ref()?)));
+    let number = cycle::roll_back_target(newest_first)?;
+    moves.iter().find(|it| it.number == number)
 }
 
 /// Returns a serving by all agents of a pool, or by some.
@@ -487,6 +478,15 @@ fn check_serving(
 ) -> Result<v1::channel_move::Serving, ChannelError> {
     let pool = if serving.pool.is_empty() { "default" } else { &serving.pool };
     build_serving(pool, serving.replicas)
+}
+
+/// Returns the moves of one channel in their order. Of several with one number the first counts.
+fn moves_from_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<v1::Channel> {
+    let mut moves = BTreeMap::new();
+    for found in records.into_iter().filter_map(channel_from_record) {
+        moves.entry(found.number).or_insert(found);
+    }
+    moves.into_values().collect()
 }
 
 fn channel_from_record(record: &Record) -> Option<v1::Channel> {

@@ -52,6 +52,7 @@ pub use base_model::{BaseError, TransferCallback, TransferProgress};
 pub use channel_learning::LearnError;
 pub use channels::{ChannelError, build_serving, parse_channel_name};
 pub use checkpoints::{CheckpointError, parse_checkpoint_ref};
+pub use comparison::DEFAULT_ALPHA;
 pub use court::{
     Court, CourtError, CourtRanking, CourtTrial, RankedObjective, SEEDS_MAX, mean_interval,
     rank_objectives,
@@ -75,8 +76,7 @@ pub use members::{
 };
 pub use model_card::{CardRequest, ModelCard, ModelForm};
 pub use model_comparison::{
-    CategoryComparison, CompareError, ComparedCheckpoint, DEFAULT_ALPHA, ModelComparison,
-    PairedCheckpoints,
+    CategoryComparison, CompareError, ComparedCheckpoint, ModelComparison, PairedCheckpoints,
 };
 pub use push_error::PushError;
 pub use retention::{KeepRules, PruneError, PruneItem, PrunePlan, PruneRequest};

@@ -11,8 +11,6 @@ use v1::samples_page::{Prompt, Sample};
 
 use crate::{CheckpointError, FleetControl, HistoryError, data::PLAIN_PROMPT};
 
-/// Most probability of a wrong decision, unless the user names another.
-pub const DEFAULT_ALPHA: f64 = 0.05;
 /// However many cycles there are.
 const ALPHA_MIN: f64 = 1e-6;
 /// Field of a prompt that names its category.

@@ -13,6 +13,7 @@ use wire::{Fact, FactBody, FactKey, RunId, Subject, clock, v1};
 use crate::{
     CheckpointError, FleetControl,
     base_model::{TransferCallback, run_blocking, unwatched},
+    channels::parse_channel_name,
     checkpoints,
     data::{DataReader, PreparedKind, PreparedRun, PreparedSuite, stage_init_files},
     run_files::RunFiles,
@@ -39,6 +40,8 @@ pub(crate) struct SubmissionOrigin {
     pub user: String,
     /// Position of the newest feedback in the attached files; absent: they have none yet.
     pub feedback: Option<u64>,
+    /// The channel's move whose learning starts the run; 0: a user does.
+    pub learning: u64,
 }
 
 const TEACHER_FIELD: &str = "raft.teacher";
@@ -74,7 +77,7 @@ impl FleetControl {
         files: &SpecFiles,
         user: &str,
     ) -> Result<SubmittedRun, SubmitError> {
-        let origin = SubmissionOrigin { user: user.to_owned(), feedback: None };
+        let origin = SubmissionOrigin { user: user.to_owned(), ..SubmissionOrigin::default() };
         self.submit_from(yaml, files, origin, &unwatched()).await
     }
 
@@ -121,6 +124,7 @@ impl FleetControl {
                 channel: promote.channel.clone(),
                 alpha: promote.alpha,
                 feedback: origin.feedback.unwrap_or_else(|| files.newest_feedback(spec)),
+                learning: origin.learning,
             });
             let user = origin.user.clone();
             specs.push(v1::Spec { user, sweep, promotion, data_sources, ..resolved });
@@ -543,6 +547,9 @@ impl FleetControl {
                 Ok(Some(_)) | Err(ReadError::Unreadable { .. }) => continue,
                 Err(error) => return Err(error.into()),
             }
+            // After the look for a free number: another coordinator that starts a run of this name
+            // meanwhile takes the same one.
+            self.require_new_feedback(&spec).await?;
             match self.bus.publish_fact(&fact).await? {
                 PublishOutcome::New { .. } | PublishOutcome::AlreadyWritten { same: true, .. } => {
                     return Ok(run);
@@ -551,6 +558,18 @@ impl FleetControl {
             }
         }
         Err(SubmitError::TooMany { name: name.to_owned() })
+    }
+
+    /// Refuses a run that a channel's learning starts if another one learns from the channel, or has
+    /// learned from the same feedback.
+    async fn require_new_feedback(&self, spec: &v1::Spec) -> Result<(), SubmitError> {
+        let Some(promotion) = spec.promotion.as_ref().filter(|it| it.learning > 0) else {
+            return Ok(());
+        };
+        let channel = parse_channel_name(&promotion.channel)?;
+        let learned = self.read_channel_set().await?.learned_feedback(&channel);
+        let is_allowed = learned.allows_run(promotion.feedback);
+        if is_allowed { Ok(()) } else { Err(SubmitError::Learning(channel)) }
     }
 
     /// A member may write results before a spec exists; a run of that name would begin with places

@@ -98,6 +98,8 @@ pub enum SubmitError {
         #[source]
         source: Box<SubmitError>,
     },
+    #[error("another run learns from the feedback on {0}, or has done so; try again later (R105)")]
+    Learning(RunId),
     #[error("{name} has been used for {NUMBER_MAX} runs; choose another name (R109)")]
     TooMany { name: String },
 }
@@ -181,6 +183,7 @@ impl SubmitError {
             | Self::Store(_)
             | Self::Publish(_)
             | Self::Unfinished { .. }
+            | Self::Learning(_)
             | Self::Read(_) => false,
             _ => true,
         }

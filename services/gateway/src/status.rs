@@ -127,6 +127,7 @@ impl HasStatusCode for SubmitError {
             Self::Feedback(error) => error.status_code(),
             Self::Publish(error) => error.status_code(),
             Self::Unfinished { source, .. } => source.status_code(),
+            Self::Learning(_) => Code::Aborted,
             Self::OpenStore(_) => Code::Unavailable,
             error if error.is_caller_fault() => Code::InvalidArgument,
             _ => Code::Internal,

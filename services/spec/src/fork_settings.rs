@@ -81,6 +81,8 @@ pub fn apply_fork_settings(
     let spec = merge_changes(to_json(parent), Some(to_json(&before?)), Some(to_json(&after?)));
     let mut spec: v1::Spec =
         serde_json::from_value(spec.unwrap_or_default()).expect("it is made of specs");
+    // A user starts the fork.
+    spec.promotion.iter_mut().for_each(|promotion| promotion.learning = 0);
     let channel = |spec: &v1::Spec| spec.promotion.as_ref().map(|it| it.channel.clone());
     if channel(&spec) != channel(parent) {
         // The position is one on the other channel.

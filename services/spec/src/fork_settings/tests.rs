@@ -153,11 +153,15 @@ fn the_queue_and_the_promotion_can_be_set() {
     let spec = change(&parent, &[&night[..], &["promote.channel=stable"]].concat()).unwrap();
     let queue = v1::spec::Queue { priority: 3, from_minute: Some(1320), until_minute: Some(425) };
     assert_eq!(spec.queue, Some(queue));
-    let promotion = v1::spec::Promotion { channel: "stable".into(), alpha: 0.05, feedback: 0 };
+    let (channel, alpha) = ("stable".into(), 0.05);
+    let promotion = v1::spec::Promotion { channel, alpha, ..Default::default() };
     assert_eq!(spec.promotion, Some(promotion.clone()));
     parent.queue = Some(queue);
-    parent.promotion = Some(v1::spec::Promotion { feedback: 7, ..promotion });
+    parent.promotion = Some(v1::spec::Promotion { feedback: 7, ..promotion.clone() });
     assert_eq!(change(&parent, &[]).unwrap(), parent);
+    let mut started = parent.clone();
+    started.promotion = Some(v1::spec::Promotion { feedback: 7, learning: 2, ..promotion });
+    assert_eq!(change(&started, &[]).unwrap(), parent, "a user starts the fork");
     let spec = change(&parent, &["promote.alpha=0.1", "queue=null"]).unwrap();
     let promotion = spec.promotion.unwrap();
     assert_eq!((promotion.alpha.to_bits(), promotion.feedback), (0.1_f64.to_bits(), 7));
