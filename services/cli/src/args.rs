@@ -168,7 +168,7 @@ pub(crate) enum CliCommand {
     /// List, drain and revoke agents.
     #[command(subcommand)]
     Agents(AgentsCommand),
-    /// Check the log of a run against its rules and the store.
+    /// Check the log of a run or channel against its rules and the store.
     Audit(AuditArgs),
     /// Preview what another selection strategy would keep of a cycle.
     Select(SelectArgs),

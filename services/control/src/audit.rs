@@ -1,8 +1,9 @@
 //! The audit of a run: `cycle` re-derives the run from its log, then the objects that the facts
 //! name are checked in the store. Checks that could not be made are listed separately and are not
-//! findings.
+//! findings. The audit of a channel compares its moves with the runs that they name.
 
 mod archive_merge;
+mod channel_moves;
 mod store_check;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,9 @@ use store_check::ReferencedObjects;
 const FINDINGS_MAX: usize = 1000;
 
 const PROMPTS_BYTES_MAX: u64 = 1 << 30;
+
+/// The stage of an audit that only channels have.
+const CHANNEL_STAGE: &str = "moves";
 
 /// The depth of an audit. Each level includes the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,7 +89,7 @@ pub struct AuditReport {
     pub run: String,
     #[serde(flatten)]
     pub tally: AuditCounts,
-    /// Finished stages, in order: `lineage`, `files`, `bytes`.
+    /// Finished stages, in order: `lineage`, or `moves` of a channel; `files`, `bytes`.
     pub checked: Vec<&'static str>,
     /// Each with its reason.
     pub not_checked: Vec<String>,
@@ -110,6 +114,38 @@ pub enum AuditError {
 }
 
 impl AuditReport {
+    fn new(run: &RunId, stage: &'static str) -> Self {
+        Self {
+            run: run.to_string(),
+            tally: AuditCounts::default(),
+            checked: vec![stage],
+            not_checked: Vec::new(),
+            caveats: Vec::new(),
+            notes: Vec::new(),
+            findings: Vec::new(),
+            findings_left_out: 0,
+        }
+    }
+
+    /// Returns the counts of a run as a line; of a channel, those of its moves.
+    pub fn describe_counts(&self) -> String {
+        let AuditReport { run, tally, .. } = self;
+        if self.checked.contains(&CHANNEL_STAGE) {
+            return format!("channel {run}: {} moves", tally.facts);
+        }
+        format!(
+            "{run}: {} facts; samples: {} planned, {} accepted, {} judged, {} kept; \
+             {} checkpoints, {} evals",
+            tally.facts,
+            tally.planned_samples,
+            tally.accepted_samples,
+            tally.judged_samples,
+            tally.kept_samples,
+            tally.checkpoints,
+            tally.evals
+        )
+    }
+
     /// Returns true if the audit has no findings.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
@@ -147,7 +183,7 @@ struct AuditState {
 }
 
 impl FleetControl {
-    /// Audits a run to the given depth: replays its log with archived facts at their positions,
+    /// Audits a run, or the moves of a channel, to the given depth: replays its log with archived facts at their positions,
     /// checks for lost entries and the origin of the base, then checks the store if `depth` asks
     /// for it.
     ///
@@ -159,12 +195,20 @@ impl FleetControl {
         depth: AuditDepth,
         watch: ProgressCallback<'_>,
     ) -> Result<AuditReport, AuditError> {
+        if let Some(report) = self.audit_channel(run, depth, watch).await? {
+            return Ok(report);
+        }
         let mut reading = AuditState::new(run);
         self.replay_log(run, depth, &mut reading).await?;
         self.find_lost_entries(&mut reading).await?;
         self.check_base_origin(&mut reading).await?;
         if let Some((finding, note)) = self.check_fork_origin(run).await? {
             reading.report.findings.extend(finding);
+            reading.report.notes.push(note);
+        }
+        let promotion = reading.auditor.current_run().and_then(|it| it.spec.promotion.as_ref());
+        if let Some(v1::spec::Promotion { channel, .. }) = promotion {
+            let note = format!("its promotion is checked by `flotilla audit {channel}`");
             reading.report.notes.push(note);
         }
         let AuditState { auditor, mut report, objects: held, .. } = reading;
@@ -178,15 +222,24 @@ impl FleetControl {
         findings.extend(unread);
         findings.sort_by_key(|finding| finding.sequence.unwrap_or(u64::MAX));
         findings.into_iter().for_each(|finding| report.add_finding(finding));
+        self.check_store(&held, depth, watch, &mut report).await;
+        Ok(report)
+    }
+
+    /// Checks the objects that facts name, if `depth` asks for it.
+    async fn check_store(
+        &self,
+        held: &ReferencedObjects,
+        depth: AuditDepth,
+        watch: ProgressCallback<'_>,
+        report: &mut AuditReport,
+    ) {
         if depth > AuditDepth::Log {
             match self.open_store().await {
-                Ok(store) => {
-                    store_check::check_objects(store, &held, depth, watch, &mut report).await;
-                }
+                Ok(store) => store_check::check_objects(store, held, depth, watch, report).await,
                 Err(error) => report.not_checked.push(error_chain(&error)),
             }
         }
-        Ok(report)
     }
 
     /// Reads the run's log into `reading`, merged with its archives. A fact that both contain must
@@ -371,19 +424,9 @@ fn origin_run(tree: &v1::Tree) -> Option<RunId> {
 
 impl AuditState {
     fn new(run: &RunId) -> Self {
-        let report = AuditReport {
-            run: run.to_string(),
-            tally: AuditCounts::default(),
-            checked: vec!["lineage"],
-            not_checked: Vec::new(),
-            caveats: Vec::new(),
-            notes: Vec::new(),
-            findings: Vec::new(),
-            findings_left_out: 0,
-        };
         Self {
             auditor: RunAuditor::default(),
-            report,
+            report: AuditReport::new(run, "lineage"),
             objects: ReferencedObjects::default(),
             sequence_range: None,
         }

@@ -80,10 +80,10 @@ pub struct RunAuditor {
 /// The contradictions found so far. Of each kind only some are listed, so that one member cannot
 /// hide others behind many of its own.
 #[derive(Debug, Default)]
-struct FindingList {
-    listed: Vec<LogContradiction>,
+pub(crate) struct FindingList {
+    pub(crate) listed: Vec<LogContradiction>,
     by_kind: BTreeMap<String, u32>,
-    left_out: u64,
+    pub(crate) left_out: u64,
 }
 
 /// The listed contradictions with the same description.
@@ -93,7 +93,7 @@ const FINDINGS_OF_KIND_MAX: u32 = 100;
 const FINDINGS_MAX: usize = 10_000;
 
 impl FindingList {
-    fn add_finding(&mut self, finding: LogContradiction) {
+    pub(crate) fn add_finding(&mut self, finding: LogContradiction) {
         let full = self.listed.len() >= FINDINGS_MAX;
         let of_kind = self.by_kind.get(&finding.description).copied().unwrap_or(0);
         if full || of_kind >= FINDINGS_OF_KIND_MAX {

@@ -17,6 +17,7 @@ mod audit;
 mod backlog;
 mod best_checkpoint;
 mod canary_vote;
+mod channel_audit;
 mod channels;
 mod command;
 mod cost_probe;
@@ -45,6 +46,7 @@ pub use across::{AcrossTraining, BoxShare, OuterStep, SliceState, SplitReport};
 pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
 pub use best_checkpoint::{best_checkpoint, newest_checkpoint};
 pub use canary_vote::{CanaryAgreement, CanaryValue, canary_agreement};
+pub use channel_audit::{ChannelAuditor, audit_channel};
 pub use channels::{
     ChannelSet, DuePromotion, LearnedFeedback, NEW_FEEDBACK_MIN, NumberedMove, OutdatedMove,
     base_model, checkpoint_model, compared_cycle, keep_settings, name_model, promotion_move,

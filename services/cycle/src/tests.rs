@@ -2,6 +2,7 @@
 
 mod across;
 mod authors;
+mod channels;
 mod contradictions;
 mod course;
 mod fold;

@@ -382,7 +382,7 @@ pub(crate) enum ExportFormatArg {
 /// Arguments of `flotilla audit`.
 #[derive(Debug, Args)]
 pub(crate) struct AuditArgs {
-    /// Run to check
+    /// Run or channel to check
     pub run: String,
     /// Read and hash all stored bytes, instead of comparing only names and sizes
     #[arg(long)]

@@ -31,18 +31,7 @@ pub(crate) async fn audit_run(flags: &GlobalArgs, args: &AuditArgs) -> anyhow::R
 }
 
 fn print_report(report: &AuditReport) {
-    let AuditReport { run, tally, .. } = report;
-    output::print_line(&format!(
-        "{run}: {} facts; samples: {} planned, {} accepted, {} judged, {} kept; \
-         {} checkpoints, {} evals",
-        tally.facts,
-        tally.planned_samples,
-        tally.accepted_samples,
-        tally.judged_samples,
-        tally.kept_samples,
-        tally.checkpoints,
-        tally.evals
-    ));
+    output::print_line(&report.describe_counts());
     report.findings.iter().for_each(|finding| output::print_line(&describe_finding(finding)));
     if report.findings_left_out > 0 {
         output::print_line(&format!("and {} more findings", report.findings_left_out));

@@ -53,6 +53,13 @@ impl ReferencedObjects {
             FactBody::Spec(spec) => self.add_spec(record, spec),
             FactBody::Selected(selected) => self.add_selection(record, selected),
             FactBody::Checkpoint(checkpoint) => self.add_checkpoint(record, checkpoint),
+            FactBody::Channel(named) => {
+                self.add_tree(record, named.base.as_ref(), ExpectedEntries::new());
+                self.add_tree(record, named.adapter.as_ref(), ExpectedEntries::new());
+                let learning =
+                    named.learning.iter().flat_map(|it| it.spec.iter().chain(it.files.values()));
+                learning.for_each(|blob| self.add_blob(record, Some(blob)));
+            }
             FactBody::Archived(archived) => {
                 self.add_tree(record, archived.tree.as_ref(), ExpectedEntries::new());
             }
