@@ -8,7 +8,7 @@ struct CoreMistake {
     wrong: &'static str,
 }
 
-const CORE_MISTAKES: [CoreMistake; 11] = [
+const CORE_MISTAKES: [CoreMistake; 19] = [
     CoreMistake {
         name: "samples of another policy count",
         file: "services/cycle/src/fold.rs",
@@ -57,6 +57,54 @@ const CORE_MISTAKES: [CoreMistake; 11] = [
         file: "services/cycle/src/outcome.rs",
         right: "run.cycles.get(&number).is_some_and(|cycle| cycle.done.is_some())",
         wrong: "run.cycles.get(&number).is_some_and(|cycle| cycle.final_checkpoint().is_some())",
+    },
+    CoreMistake {
+        name: "a run that failed moves its channel",
+        file: "services/cycle/src/channels.rs",
+        right: "done.status() == v1::done::Status::Succeeded",
+        wrong: "true",
+    },
+    CoreMistake {
+        name: "a run moves its channel away from a newer model",
+        file: "services/cycle/src/channels.rs",
+        right: "*ended > since",
+        wrong: "true",
+    },
+    CoreMistake {
+        name: "a channel is moved by a decision on an earlier move",
+        file: "services/cycle/src/channels.rs",
+        right: "last != number",
+        wrong: "false",
+    },
+    CoreMistake {
+        name: "a forgotten channel is rolled back",
+        file: "services/cycle/src/channels.rs",
+        right: "found.1.names_model()",
+        wrong: "true",
+    },
+    CoreMistake {
+        name: "a channel is rolled back to the model that it names",
+        file: "services/cycle/src/channels.rs",
+        right: "!named.has_model_of(last)",
+        wrong: "true",
+    },
+    CoreMistake {
+        name: "two runs learn from a channel at once",
+        file: "services/cycle/src/channels.rs",
+        right: "!self.is_open && self.tried < feedback",
+        wrong: "true",
+    },
+    CoreMistake {
+        name: "a channel's model is compared as another one",
+        file: "services/cycle/src/channels.rs",
+        right: "base.tree == before.base && base.adapter == before.adapter",
+        wrong: "true",
+    },
+    CoreMistake {
+        name: "a fork takes over what later cycles have begun",
+        file: "services/cycle/src/fork.rs",
+        right: "number <= cycle",
+        wrong: "true",
     },
     CoreMistake {
         name: "a redelivered job runs twice at the same time",

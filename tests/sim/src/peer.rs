@@ -19,6 +19,14 @@ pub(crate) enum Request {
     Get(String),
     LastWithPrefix(String),
     After(u64),
+    /// Reads the facts that say which channels there are and which runs move them.
+    ReadChannels {
+        after: u64,
+    },
+    /// Reads the facts of a run that are never purged.
+    ReadRun(RunId),
+    /// Reads the feedback on the channel.
+    ReadFeedback,
     /// Reads the facts of a cycle that are archived, after one sequence up to another.
     ReadCycle {
         run: RunId,
@@ -61,6 +69,8 @@ pub(crate) enum Reply {
     Record(Option<Rc<Record>>),
     /// Records in log order, and the last sequence of the log.
     Records(Vec<Rc<Record>>, u64),
+    /// Positions of feedback.
+    Feedback(Vec<u64>),
     Purged,
     Settled,
     Leased(usize),

@@ -3,8 +3,9 @@
 use wire::{WorkKind, v1};
 
 use crate::{
-    agent::Agent, archiver::Archiver, coordinator::Coordinator, faults::Faults, peer::Peer, specs,
-    task::OTHER_POOL, user::User,
+    agent::Agent, archiver::Archiver, channel_user::ChannelUser, coordinator::Coordinator,
+    faults::Faults, fork_user::ForkUser, keeper::Keeper, peer::Peer, specs, task::OTHER_POOL,
+    user::User,
 };
 
 /// The largest difference of the clocks of two processes.
@@ -100,6 +101,11 @@ fn build_peers(runs: &[v1::Spec], faults: &Faults) -> (usize, Vec<NamedPeer>) {
     for spec in submitted {
         peers.push((format!("user-{}", spec.run), Box::new(User::new(spec, faults)), false));
     }
+    let channel_user = ChannelUser::new(specs::learns_from_feedback(runs));
+    peers.push(("user-channel".into(), Box::new(channel_user), false));
+    if specs::is_forked(runs) {
+        peers.push(("user-fork".into(), Box::new(ForkUser::new()), false));
+    }
     let users = peers.len();
     for spec in watched {
         peers.push((specs::WATCHER.into(), Box::new(User::new(spec, faults)), false));
@@ -107,6 +113,8 @@ fn build_peers(runs: &[v1::Spec], faults: &Faults) -> (usize, Vec<NamedPeer>) {
     for number in 0..faults.coordinators {
         let name = format!("coordinator-{number}");
         peers.push((name, Box::new(Coordinator::new(number)), true));
+        let keeper = Keeper::new(number, faults.death_permille);
+        peers.push((format!("keeper-{number}"), Box::new(keeper), false));
         if let Some(keep) = faults.keep_cycles {
             peers.push((format!("archiver-{number}"), Box::new(Archiver::new(keep)), false));
         }

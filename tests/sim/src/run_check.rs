@@ -32,6 +32,8 @@ pub(crate) struct RunChecker {
     /// What controls have changed, in log order: sequence, paused, over, round.
     states: Vec<(u64, bool, bool, u32)>,
     results: RunResults,
+    /// The run forks one whose results may differ, or is not in each simulation of the seed.
+    starts_different: bool,
     /// A finished cycle may have other results than without faults.
     results_may_differ: bool,
     /// The log has lost facts, so others may contradict what is left.
@@ -40,9 +42,11 @@ pub(crate) struct RunChecker {
 }
 
 impl RunChecker {
-    pub(crate) fn new(faults: &Faults) -> Self {
+    /// Creates the checker of a run whose results may differ from the start.
+    pub(crate) fn new(faults: &Faults, results_may_differ: bool) -> Self {
         Self {
             faults: faults.clone(),
+            starts_different: results_may_differ,
             run: None,
             records: Vec::new(),
             subjects: BTreeSet::new(),
@@ -50,7 +54,7 @@ impl RunChecker {
             settled: BTreeMap::new(),
             states: Vec::new(),
             results: RunResults::new(),
-            results_may_differ: false,
+            results_may_differ,
             has_lost_facts: false,
             violation: None,
         }
@@ -64,13 +68,21 @@ impl RunChecker {
             let mut kept = std::mem::take(&mut self.records);
             kept.retain(|record| record.sequence <= end);
             let violation = self.violation.take();
-            *self = Self { violation, has_lost_facts: true, ..Self::new(&self.faults) };
+            *self = Self {
+                violation,
+                has_lost_facts: true,
+                ..Self::new(&self.faults, self.starts_different)
+            };
             kept.iter().for_each(|record| self.apply_record(record));
         }
     }
 
     pub(crate) fn run(&self) -> Option<&Run> {
         self.run.as_ref()
+    }
+
+    pub(crate) fn records(&self) -> &[Rc<Record>] {
+        &self.records
     }
 
     pub(crate) fn results(&self) -> &RunResults {
@@ -291,36 +303,26 @@ impl RunChecker {
     /// Returns the adapter that a cycle samples with. It comes from the cycle before, or from the
     /// one before that if the spec allows staleness.
     fn adapter_for_cycle(&self, cycle: u32) -> String {
-        let mut adapters: BTreeMap<u32, String> = BTreeMap::from([(0, String::new())]);
-        let mut adapters_after = adapters.clone();
+        let mut adapters = CycleAdapters::default();
         let mut staleness = 0;
         for record in &self.records {
             match &record.fact.body {
-                FactBody::Spec(v1::Spec { kind: Some(v1::spec::Kind::Raft(raft)), .. }) => {
-                    staleness = raft.staleness;
+                FactBody::Spec(spec) => {
+                    if let Some(v1::spec::Kind::Raft(raft)) = &spec.kind {
+                        staleness = raft.staleness;
+                    }
+                    for cycle in spec.fork.iter().flat_map(|fork| &fork.cycles) {
+                        cycle.checkpoints.iter().for_each(|it| adapters.add_checkpoint(it));
+                        cycle.done.iter().for_each(|done| adapters.add_cycle_done(done));
+                    }
                 }
-                FactBody::Checkpoint(checkpoint)
-                    if checkpoint.r#final
-                        && checkpoint.content() == v1::checkpoint::Content::Adapter =>
-                {
-                    let tree = checkpoint.tree.as_ref();
-                    let adapter: String = tree.map_or("", |tree| &tree.manifest).into();
-                    // The end of the cycle may replace it.
-                    adapters_after.insert(checkpoint.cycle, adapter.clone());
-                    adapters.insert(checkpoint.cycle, adapter);
-                }
-                FactBody::CycleDone(done) if done.cycle > 0 => {
-                    let rolls_back = done.then() == v1::gates::Then::RollBack;
-                    let chosen = adapters.get(if rolls_back { &done.best } else { &done.cycle });
-                    let before = adapters_after.get(&(done.cycle - 1));
-                    let adapter = chosen.or(before).cloned().unwrap_or_default();
-                    adapters_after.insert(done.cycle, adapter);
-                }
+                FactBody::Checkpoint(checkpoint) => adapters.add_checkpoint(checkpoint),
+                FactBody::CycleDone(done) => adapters.add_cycle_done(done),
                 _ => {}
             }
         }
         let from = cycle.saturating_sub(1 + staleness);
-        adapters_after.get(&from).cloned().unwrap_or_default()
+        adapters.after.get(&from).cloned().unwrap_or_default()
     }
 
     /// Recomputes from the log that kept samples are of the cycle's policy, and that each planned
@@ -548,6 +550,37 @@ impl RunChecker {
         });
         let wrong = wrong.map(|reported| format!("a pass rate is wrong: {reported:?}"));
         self.require(wrong.is_none(), || wrong.unwrap_or_default());
+    }
+}
+
+/// The adapters that cycles made, and those that a cycle continues with.
+#[derive(Default)]
+struct CycleAdapters {
+    made: BTreeMap<u32, String>,
+    after: BTreeMap<u32, String>,
+}
+
+impl CycleAdapters {
+    fn add_checkpoint(&mut self, checkpoint: &v1::Checkpoint) {
+        let is_adapter = checkpoint.content() == v1::checkpoint::Content::Adapter;
+        if checkpoint.r#final && is_adapter {
+            let adapter = checkpoint.tree.clone().unwrap_or_default().manifest;
+            // The end of the cycle may replace it.
+            self.after.insert(checkpoint.cycle, adapter.clone());
+            self.made.insert(checkpoint.cycle, adapter);
+        }
+    }
+
+    fn add_cycle_done(&mut self, done: &v1::CycleDone) {
+        if done.cycle == 0 {
+            return;
+        }
+        let rolls_back = done.then() == v1::gates::Then::RollBack;
+        let base = (rolls_back && done.best == 0).then(String::new);
+        let chosen = self.made.get(if rolls_back { &done.best } else { &done.cycle }).cloned();
+        let before = self.after.get(&(done.cycle - 1)).cloned();
+        let adapter = base.or(chosen).or(before).unwrap_or_default();
+        self.after.insert(done.cycle, adapter);
     }
 }
 

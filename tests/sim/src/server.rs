@@ -182,6 +182,28 @@ impl Server {
         self.log.range(sequence + 1..).take(most).map(|(_, record)| record.clone()).collect()
     }
 
+    /// Returns the facts that say which channels there are and which runs move them.
+    pub(crate) fn read_channels(&self, after: u64) -> Vec<Rc<Record>> {
+        let says_channel = |record: &&Rc<Record>| {
+            let key = &record.fact.subject.key;
+            matches!(key, FactKey::Spec | FactKey::Channel { .. } | FactKey::Done)
+        };
+        self.log
+            .range(after + 1..)
+            .map(|(_, record)| record)
+            .filter(says_channel)
+            .cloned()
+            .collect()
+    }
+
+    /// Returns the facts of a run that are never purged.
+    pub(crate) fn read_run(&self, run: &RunId) -> Vec<Rc<Record>> {
+        let is_kept = |record: &&Rc<Record>| {
+            record.fact.subject.run == *run && !record.fact.subject.key.is_bulky()
+        };
+        self.log.values().filter(is_kept).cloned().collect()
+    }
+
     /// Returns the facts that belong into the archive of a cycle.
     pub(crate) fn read_cycle(
         &self,

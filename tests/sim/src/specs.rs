@@ -3,7 +3,10 @@
 
 use wire::{Digest, Fact, FactBody, FactKey, RunId, Subject, derive_seed, v1};
 
-use crate::task::{self, OTHER_POOL, SUITE, blob, tree};
+use crate::{
+    channel_model,
+    task::{self, OTHER_POOL, SUITE, blob, tree},
+};
 
 pub(crate) const PROMPTS: u32 = 12;
 pub(crate) const HELDOUT: u32 = 4;
@@ -31,6 +34,10 @@ const SOUP: v1::Across = v1::Across { method: v1::across::Method::Soup as i32, .
 const CHANGES_ACROSS: v1::Across = v1::Across { send_share: 0.01, ..ACROSS };
 
 pub(crate) const FIRST_RUN: &str = "r1";
+/// A fork of the first run.
+pub(crate) const FORKED_RUN: &str = "fork";
+/// The name of runs that learn from feedback, which a number follows.
+pub(crate) const LEARNING_RUN: &str = "learned";
 
 /// The member that writes the facts of watched runs.
 pub(crate) const WATCHER: &str = "watcher";
@@ -39,7 +46,8 @@ pub(crate) const WATCHER: &str = "watcher";
 pub(crate) fn seed_specs(seed: u64) -> Vec<v1::Spec> {
     let mut random = fastrand::Rng::with_seed(derive_seed(seed, &["runs"]));
     let pool = if random.bool() { OTHER_POOL } else { "default" };
-    let mut specs = vec![raft_spec(FIRST_RUN, "default", seed)];
+    let promotion = Some(channel_model::promotion());
+    let mut specs = vec![v1::Spec { promotion, ..raft_spec(FIRST_RUN, "default", seed) }];
     let second = derive_seed(seed, &["second"]);
     if random.u32(0..4) == 0 {
         specs.push(raft_spec("r2", pool, second));
@@ -59,6 +67,29 @@ pub(crate) fn seed_specs(seed: u64) -> Vec<v1::Spec> {
     }
     queue_runs(&mut specs, seed);
     specs
+}
+
+/// Returns true for the runs of seeds whose channel learns from feedback.
+pub(crate) fn learns_from_feedback(runs: &[v1::Spec]) -> bool {
+    runs.first().is_some_and(|first| derive_seed(first.seed, &["learns"]).is_multiple_of(3))
+}
+
+/// Returns true for the runs of seeds whose first run is forked.
+pub(crate) fn is_forked(runs: &[v1::Spec]) -> bool {
+    runs.first().is_some_and(|first| derive_seed(first.seed, &["forks"]).is_multiple_of(4))
+}
+
+/// Returns the spec of a run that learns from the feedback up to a position, by the settings of a
+/// move of the channel.
+pub(crate) fn learning_spec(run: &str, feedback: u64, learning: u64) -> v1::Spec {
+    let training = Some(v1::Training { lora: Some(v1::Lora::default()), ..<_>::default() });
+    let sft = v1::spec::Sft { dataset: blob(b"feedback"), training };
+    let promotion = v1::spec::Promotion { feedback, learning, ..channel_model::promotion() };
+    v1::Spec {
+        kind: Some(v1::spec::Kind::Sft(sft)),
+        promotion: Some(promotion),
+        ..common_spec(run, "default", feedback)
+    }
 }
 
 /// Puts all runs of some seeds into the queues of their pools.

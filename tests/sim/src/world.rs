@@ -9,6 +9,7 @@ use wire::{AgentId, Fact, RunId, Subject};
 
 use crate::{
     agent::AgentStatus,
+    channel_model,
     check::Checker,
     faults::{FAULTS_MS, Faults},
     peer::{Command, Input, Reply, Request},
@@ -161,7 +162,9 @@ impl World {
         let mut random = fastrand::Rng::with_seed(wire::derive_seed(seed, &["world"]));
         let runs = specs::seed_specs(seed);
         let mut store = Store::default();
-        for fact in runs.iter().flat_map(specs::submitted_facts) {
+        // A channel's learning stores its files too.
+        let learning = specs::learning_spec("learned-1", 1, 1);
+        for fact in runs.iter().chain([&learning]).flat_map(specs::submitted_facts) {
             // What a user submits is stored before.
             crate::store::named_files(&fact).iter().for_each(|digest| store.put_file(digest));
         }
@@ -334,6 +337,11 @@ impl World {
             Request::After(sequence) => {
                 Reply::Records(self.server.after(sequence, PAGE), self.server.end())
             }
+            Request::ReadChannels { after } => {
+                Reply::Records(self.server.read_channels(after), self.server.end())
+            }
+            Request::ReadRun(run) => Reply::Records(self.server.read_run(&run), self.server.end()),
+            Request::ReadFeedback => Reply::Feedback(channel_model::feedback_positions(self.now)),
             Request::ReadCycle { run, cycle, after, up_to } => {
                 let records = self.server.read_cycle((&run, cycle), after, up_to, PAGE);
                 Reply::Records(records, self.server.end())
