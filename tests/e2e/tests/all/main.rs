@@ -9,6 +9,7 @@ mod bad_workers;
 mod bases;
 mod boxes;
 mod burn_in;
+mod channels;
 mod chaos;
 mod chats;
 mod clients;
