@@ -21,6 +21,9 @@ use crate::{
 
 /// The longest time between two changes.
 const WAIT_MS: u64 = 8_000;
+/// The changes after the end of the first run, once the phase with faults is over: fewer than fit in
+/// the time that the simulation lasts after the end of all runs.
+const LAST_CHANGES: u32 = 4;
 const CHOOSE: u64 = 0;
 
 /// The reason of a move back to the model before.
@@ -57,6 +60,7 @@ const CHANGES: [Change; 12] = [
 pub(crate) struct ChannelUser {
     learns: bool,
     healed: bool,
+    changes_left: u32,
     change: Change,
     run: Option<Run>,
     pending: PendingRequest,
@@ -66,11 +70,12 @@ impl ChannelUser {
     /// Creates a user who may let runs learn from feedback.
     pub(crate) fn new(learns: bool) -> Self {
         let (change, pending) = (Change::NameBase, PendingRequest::new(0));
-        Self { learns, healed: false, change, run: None, pending }
+        let changes_left = LAST_CHANGES;
+        Self { learns, healed: false, changes_left, change, run: None, pending }
     }
 
     fn choose(&mut self, random: &mut fastrand::Rng) -> Vec<Command> {
-        if self.healed {
+        if self.changes_left == 0 {
             return Vec::new();
         }
         let mut commands = vec![Command::SetTimer(random.u64(1..WAIT_MS), CHOOSE)];
@@ -86,6 +91,7 @@ impl ChannelUser {
         match (self.run.take(), reply) {
             (None, Reply::Records(records, _)) => match fold_run(&records) {
                 Some(run) => {
+                    self.changes_left -= u32::from(self.healed && run.done.is_some());
                     self.run = Some(run);
                     self.pending.send(Request::ReadChannels { after: 0 })
                 }

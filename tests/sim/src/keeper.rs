@@ -17,7 +17,11 @@ use crate::{
 };
 
 const LOOK_MS: u64 = 1_000;
+/// The longest time that it takes to find the best checkpoint of a run.
+const FIND_MS: u64 = 2_000;
+
 const TICK: u64 = 0;
+const FOUND: u64 = 1;
 
 pub(crate) struct Keeper {
     number: usize,
@@ -36,6 +40,7 @@ enum Task {
     Follow,
     /// Reads the run that may move the channel, then the channel, then writes the move.
     ReadRun(DuePromotion),
+    FindBest(DuePromotion, Box<Run>),
     Promote(DuePromotion, Box<Run>),
     ReadFeedback,
     /// Looks for a free number of the run's name, then at the newest facts, then writes the run.
@@ -75,7 +80,7 @@ impl Keeper {
     }
 
     fn look(&mut self) -> Vec<Command> {
-        if self.pending.is_idle() {
+        if self.task.is_none() {
             self.begin(Task::Follow, Request::ReadChannels { after: self.known_sequence })
         } else {
             Vec::new()
@@ -108,15 +113,17 @@ impl Keeper {
             return Vec::new();
         };
         let moved = promotion_move(before, &due.run, model, evidence);
-        self.write_move(due.move_number + 1, moved, Some(due.run.clone()))
+        self.write_move(newest, moved, Some(due.run.clone()))
     }
 
+    /// Writes a move under the next free number, as the facts that were read tell it.
     fn write_move(
         &mut self,
-        number: u64,
+        newest: &ChannelSet,
         named: v1::ChannelMove,
         promoted: Option<RunId>,
     ) -> Vec<Command> {
+        let number = newest.last_move(&channel()).map_or(1, |last| last.number + 1);
         let request = Request::Publish(Rc::new(move_fact(number, named)));
         self.begin(Task::WriteMove(promoted), request)
     }
@@ -157,10 +164,10 @@ impl Keeper {
         let (run, cycle) = (before.run.clone(), before.cycle);
         let evidence = Some(channel_model::find_evidence(run, cycle, true));
         let moved = v1::ChannelMove { evidence, ..name_model(before, target.named.clone()) };
-        self.write_move(number + 1, moved, None)
+        self.write_move(newest, moved, None)
     }
 
-    fn handle_reply(&mut self, reply: Reply) -> Vec<Command> {
+    fn handle_reply(&mut self, random: &mut fastrand::Rng, reply: Reply) -> Vec<Command> {
         let Some(task) = self.task.take() else { return Vec::new() };
         match (task, reply) {
             (Task::Follow, Reply::Records(records, end)) => {
@@ -174,8 +181,8 @@ impl Keeper {
             }
             (Task::ReadRun(due), Reply::Records(records, _)) => match fold_run(&records) {
                 Some(run) => {
-                    let request = Request::ReadChannels { after: 0 };
-                    self.begin(Task::Promote(due, Box::new(run)), request)
+                    self.task = Some(Task::FindBest(due, Box::new(run)));
+                    vec![Command::SetTimer(random.u64(1..FIND_MS), FOUND)]
                 }
                 None => Vec::new(),
             },
@@ -256,13 +263,25 @@ impl Peer for Keeper {
                 commands.extend(self.look());
                 commands
             }
+            Input::Timer(FOUND) => match self.task.take() {
+                Some(Task::FindBest(due, run)) => {
+                    self.begin(Task::Promote(due, run), Request::ReadChannels { after: 0 })
+                }
+                other => {
+                    self.task = other;
+                    Vec::new()
+                }
+            },
             Input::Timer(id) => self.pending.send_again(id),
-            Input::Reply(id, reply) if self.pending.accept_reply(id) => self.handle_reply(reply),
-            Input::Healed => {
-                self.death_permille = 0;
-                Vec::new()
+            Input::Reply(id, reply) if self.pending.accept_reply(id) => {
+                self.handle_reply(random, reply)
             }
-            Input::Reply(..) | Input::Notify | Input::Status(_) | Input::Deliver(_) => Vec::new(),
+            // It dies after that phase as well: what it decides must not depend on its memory.
+            Input::Healed
+            | Input::Reply(..)
+            | Input::Notify
+            | Input::Status(_)
+            | Input::Deliver(_) => Vec::new(),
         }
     }
 
