@@ -43,7 +43,10 @@ pub enum PromptsError {
         #[source]
         source: JsonMistake,
     },
-    #[error("{place}: there is no field \"prompt\" with the text that a model continues (D101)")]
+    #[error(
+        "{place}: there is no field \"prompt\" with the text that a model continues; if it has \
+         another name: `columns: {{ prompt: NAME }}` (D101)"
+    )]
     NoPrompt { place: RowPlace },
     #[error("{place}: field {field:?} must be {expected} (D101)")]
     Field { place: RowPlace, field: &'static str, expected: &'static str },

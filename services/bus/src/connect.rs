@@ -130,7 +130,10 @@ pub enum ConnectError {
         "connect to the bus: a client certificate needs both its certificate and its key file (B101)"
     )]
     HalfCertificate,
-    #[error("connect to the bus at {urls}: the server refused these credentials (B103)")]
+    #[error(
+        "connect to the bus at {urls}: the server refused these credentials; they may be \
+             revoked, expired or of another fleet (B103)"
+    )]
     Refused { urls: String },
     #[error(
         "connect to the bus at {urls}: TLS failed; is that the right fleet's server, and the \

@@ -92,7 +92,8 @@ pub enum ServerStartError {
     },
     #[error(
         "the fleet of {fleet} runs already: {} is in use by {holder}; stop it with \
-         `flotilla down --dir {fleet}`, or choose another directory (B107)",
+         `flotilla down --dir {fleet}`, or choose another directory; `flotilla agent --dir {fleet} \
+         --roles ROLE --name NAME` starts one more agent in it (B107)",
         dir.display(),
         fleet = dir.parent().unwrap_or(dir).display()
     )]

@@ -321,7 +321,7 @@ impl CliCommand {
             Self::Agent(_) => "info,async_nats=warn,notify=error,inotify=error",
             Self::Coordinator(_) | Self::Up(_) => "info,async_nats=warn",
             // A refusal of the server becomes the error of the command.
-            _ => "warn,async_nats=error,bus::server_error=error",
+            _ => "warn,async_nats=error,async_nats::connector=off,bus::server_error=error",
         }
     }
 }

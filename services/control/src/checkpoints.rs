@@ -34,8 +34,9 @@ pub enum CheckpointError {
     #[error(transparent)]
     OpenStore(#[from] StoreAccessError),
     #[error(
-        "{run} made an adapter; a run starts from a model (continue the RAFT run with more cycles, \
-         or merge the adapter) (R110)"
+        "{run} made an adapter; a run starts from a model: continue that run (`flotilla run fork \
+         {run}@CYCLE --set cycles=N`), or merge the adapter (`flotilla convert merge`) and name \
+         the merged directory as base.model (R110)"
     )]
     Adapter { run: String },
     #[error("read the checkpoint's files")]

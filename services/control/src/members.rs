@@ -123,7 +123,8 @@ pub enum MembershipRefusal {
     )]
     RoleNotOffered { role: MemberRole, offered: String },
     #[error(
-        "the name {name} is another member's; choose another name, or revoke that member (K108)"
+        "the name {name} is another member's; choose another name (`join --name NAME`), or revoke \
+         that member (K108)"
     )]
     NameTaken { name: String },
     #[error(

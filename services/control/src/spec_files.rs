@@ -42,7 +42,7 @@ pub enum SpecFileError {
     Directory { path: PathBuf },
     #[error("{path} has {bytes} bytes, the limit is {FILE_BYTES_MAX} (D105)")]
     TooLarge { path: PathBuf, bytes: u64 },
-    #[error("file {0:?} is not attached to the call; add it to `files` (R108)")]
+    #[error("there is no file {0:?} with this spec; check its name, or attach it (R108)")]
     NotAttached(String),
     #[error(
         "{0:?} would be found on the caller's machine: submit with `flotilla run submit` there, or \

@@ -26,7 +26,7 @@ async fn a_wrong_submission_gets_an_error_that_names_the_field() {
         ),
         (submission(&SPEC.replace("sft:", "stf:")), vec!["line ", "unknown key stf"]),
         (submission(&SPEC.replace("n_ctx: 64", "n_ctx: 1")), vec!["evals[0].n_ctx", "from 8"]),
-        (no_data, vec!["sft.data", "data.jsonl", "not attached"]),
+        (no_data, vec!["sft.data", "data.jsonl", "there is no file"]),
         (bad_data, vec!["sft.data", "line 1", "completion"]),
         (on_checkpoint("nope/x"), vec!["base.checkpoint", "nope/x"]),
         (on_checkpoint("nope-1"), vec!["base.checkpoint", "no run nope-1"]),

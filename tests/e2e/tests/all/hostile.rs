@@ -176,7 +176,7 @@ async fn send_bad_specs(address: SocketAddr) {
     client
         .submit(&elsewhere)
         .await
-        .assert_refused(&[INVALID_ARGUMENT], &["/etc/passwd", "not attached"]);
+        .assert_refused(&[INVALID_ARGUMENT], &["/etc/passwd", "there is no file"]);
 }
 
 /// Sends messages of many megabytes, and wrong lengths.
