@@ -111,6 +111,12 @@ def find_endpoint(
 
 def _read_directory(directory: Path, address: str | None) -> Endpoint:
     path = directory / "fleet.json"
+    above = next(filter(_has_fleet, directory.resolve().parents[:2]), None)
+    if above and not _has_fleet(directory):
+        raise CredentialsError(
+            f"{directory} is a directory inside a fleet's (A103)",
+            remedy=f"Pass the fleet's directory, {above}.",
+        )
     try:
         fleet = json.loads(_read_file(path))
         address = address or fleet["gateway"]
@@ -124,6 +130,13 @@ def _read_directory(directory: Path, address: str | None) -> Endpoint:
             remedy="Pass the directory of a fleet, or create the credentials again.",
         ) from None
     return Endpoint(address, _read_file(bearer).decode().strip(), _read_file(ca))
+
+
+def _has_fleet(directory: Path) -> bool:
+    try:
+        return "gateway" in json.loads((directory / "fleet.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _read_file(path: Path) -> bytes:

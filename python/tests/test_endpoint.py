@@ -47,13 +47,17 @@ class EndpointTests(unittest.TestCase):
 
     def test_what_is_missing_is_named_with_its_remedy(self) -> None:
         self.write_fleet(identity=IDENTITY)
-        missing = self.directory / "missing"
+        (self.directory / "keys/admin").mkdir(parents=True)
+        (self.directory / "keys/fleet.json").write_text('{"name": "flotilla"}')
+        missing = self.directory / "a/b/missing"
         calls: list[tuple[str, Callable[[], Endpoint]]] = [
             ("argument ca", lambda: find_endpoint(address="a:1", token="secret")),
             ("argument token", lambda: find_endpoint(address="a:1", ca=b"pem")),
             ("argument address", lambda: find_endpoint(token="secret", ca=b"pem")),
             ("FLOTILLA_DIR", find_endpoint),
             ("missing/fleet.json", lambda: find_endpoint(missing)),
+            ("inside a fleet's", lambda: find_endpoint(self.directory / "keys")),
+            ("inside a fleet's", lambda: find_endpoint(self.directory / "keys/admin")),
             ("bearer.jwt", lambda: find_endpoint(self.directory)),
         ]
         with mock.patch.dict(os.environ, {}, clear=True):

@@ -136,7 +136,10 @@ impl FleetFile {
             text => text.with_context(|| format!("read {}", path.display()))?,
         };
         let file = serde_json::from_slice(&text);
-        file.map(Some).with_context(|| format!("{} is not a valid fleet file", path.display()))
+        if file.is_err() {
+            refuse_inner_directory(directory)?;
+        }
+        file.with_context(|| format!("{} is not a valid fleet file (A103)", path.display()))
     }
 
     /// Returns the file and the member that uses the directory; `None` if the fleet is open.
@@ -188,13 +191,7 @@ impl FleetArgs {
                 )
             }
             ([], None, Some(directory)) => {
-                if let Some(fleet) = find_fleet_above(directory) {
-                    bail!(
-                        "{} is a directory inside a fleet's; pass --dir {} (A103)",
-                        directory.display(),
-                        fleet.display()
-                    );
-                }
+                refuse_inner_directory(directory)?;
                 let has_key = directory.join(KEY_FILE).exists();
                 let directory = directory.display();
                 if has_key {
@@ -299,12 +296,13 @@ fn is_unreachable(error: &anyhow::Error) -> bool {
     is_silent_bus || is_silent_gateway
 }
 
-/// Returns the fleet's directory that has another in it, such as `keys/admin`.
-fn find_fleet_above(directory: &Path) -> Option<PathBuf> {
-    let directory = directory.canonicalize().ok()?;
+/// Fails if the directory, such as `keys/admin`, is inside a fleet's.
+fn refuse_inner_directory(directory: &Path) -> anyhow::Result<()> {
     let is_fleet = |above: &&Path| FleetFile::read(above).is_ok_and(|file| file.is_some());
-    let found = directory.ancestors().skip(1).take(2).find(is_fleet);
-    found.map(Path::to_owned)
+    let whole = directory.canonicalize().unwrap_or_default();
+    let Some(fleet) = whole.ancestors().skip(1).take(2).find(is_fleet) else { return Ok(()) };
+    let (inner, fleet) = (directory.display(), fleet.display());
+    bail!("{inner} is a directory inside a fleet's; pass --dir {fleet} (A103)")
 }
 
 /// Returns true if the process is a `flotilla up`: the id may belong to another process by now.
@@ -340,11 +338,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let inside = directory.path().join("keys/admin");
         fs::create_dir_all(&inside).unwrap();
-        assert_eq!(find_fleet_above(&inside), None);
+        refuse_inner_directory(&inside).unwrap();
         let (nats, gateway, store) = ("nats://a:1".into(), "a:2".into(), "file:///c".into());
         let file = FleetFile { nats, gateway, store, pid: 0, agents: Vec::new(), identity: None };
         file.write(directory.path()).unwrap();
-        assert_eq!(find_fleet_above(&inside), Some(directory.path().canonicalize().unwrap()));
+        let whole = directory.path().canonicalize().unwrap();
+        let remedy =
+            format!("is a directory inside a fleet's; pass --dir {} (A103)", whole.display());
+        let refused = refuse_inner_directory(&inside).unwrap_err().to_string();
+        assert!(refused.ends_with(&remedy), "{refused}");
+        let keys = directory.path().join("keys");
+        fs::write(FleetFile::path_in(&keys), r#"{"name": "flotilla"}"#).unwrap();
+        let refused = FleetFile::read(&keys).unwrap_err().to_string();
+        assert!(refused.ends_with(&remedy), "{refused}");
     }
 
     #[test]
