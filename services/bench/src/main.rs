@@ -52,7 +52,8 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     output::install_panic_hook();
-    let args = BenchArgs::try_parse().unwrap_or_else(|error| output::exit_with_usage(&error));
+    let args =
+        BenchArgs::try_parse().unwrap_or_else(|mut error| output::exit_with_usage(&mut error));
     match args.command {
         Some(BenchCommand::Worker(worker)) => {
             output::start_logging("warn,async_nats=error");

@@ -50,8 +50,10 @@ const ASYNC_THREADS: usize = 2;
 pub fn run_program() -> ExitCode {
     output::install_panic_hook();
     let command = Cli::build_command();
-    let matches = command.clone().try_get_matches().unwrap_or_else(|error| exit_with_usage(&error));
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| exit_with_usage(&error));
+    let matches =
+        command.clone().try_get_matches().unwrap_or_else(|mut error| exit_with_usage(&mut error));
+    let cli =
+        Cli::from_arg_matches(&matches).unwrap_or_else(|mut error| exit_with_usage(&mut error));
     if cli.global.print_config {
         return report_outcome(
             print_config::print_settings(&command, &matches, cli.global.json)

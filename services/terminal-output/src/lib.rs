@@ -9,6 +9,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use clap::error::{ContextKind, ErrorKind};
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
@@ -121,6 +122,18 @@ pub fn print_error(error: &anyhow::Error) {
     write_stderr(&if is_json { error_json(error) } else { describe_error(error) });
 }
 
+/// Returns the last error that was printed in a log, in one line, without its code's topic.
+pub fn find_last_error(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    let start = lines.iter().rposition(|line| line.starts_with("error:")).unwrap_or(0);
+    let parts = lines[start..].iter().map(|line| line.trim_start());
+    let parts = parts.filter(|line| !line.starts_with("more: "));
+    let parts: Vec<&str> = parts
+        .map(|line| line.trim_start_matches("error: ").trim_start_matches("because: "))
+        .collect();
+    parts.join(": ")
+}
+
 /// Code of arguments that are not understood.
 const USAGE_ERROR: &str = "A100";
 
@@ -170,7 +183,8 @@ fn describe_error(error: &anyhow::Error) -> String {
 
 /// Prints help on stdout, or a usage error on stderr, and exits with the exit code of clap. A usage
 /// error is JSON if `--json` is among the arguments, which were not understood as a whole.
-pub fn exit_with_usage(error: &clap::Error) -> ! {
+pub fn exit_with_usage(error: &mut clap::Error) -> ! {
+    remove_misleading_usage(error);
     let mut options = std::env::args_os().take_while(|argument| argument != "--");
     if error.use_stderr() && options.any(|argument| argument == "--json") {
         write_stderr(&usage_error_json(error));
@@ -186,6 +200,14 @@ pub fn exit_with_usage(error: &clap::Error) -> ! {
         print_status_text(&format!("\nmore: flotilla topics {USAGE_ERROR}"));
     }
     std::process::exit(error.exit_code())
+}
+
+/// Removes the usage from an error that lists missing arguments: clap adds the options that the
+/// environment sets, as if they were required.
+fn remove_misleading_usage(error: &mut clap::Error) {
+    if error.kind() == ErrorKind::MissingRequiredArgument {
+        error.remove(ContextKind::Usage);
+    }
 }
 
 /// Returns a usage error with its tips and the usage as causes.

@@ -66,6 +66,25 @@ fn an_error_that_quotes_a_fact_forges_no_line() {
     );
 }
 
+#[test]
+fn an_error_in_a_log_is_found_with_its_own_code() {
+    let error = |code: &str| describe_error(&anyhow::anyhow!("it is 7 {code}").context("start"));
+    let log = format!("{}\nINFO up\n{}\n", error("(B102)"), error("(B106)"));
+    assert_eq!(find_last_error(&log), "start: it is 7 (B106)");
+}
+
+#[test]
+fn an_option_of_the_environment_is_not_shown_as_required() {
+    let option = |name: &'static str| clap::Arg::new(name).long(name);
+    let command = clap::Command::new("export")
+        .arg(option("dir").env("PATH"))
+        .arg(option("out").required(true));
+    let mut error = command.try_get_matches_from(["export"]).unwrap_err();
+    remove_misleading_usage(&mut error);
+    let text = error.render().to_string();
+    assert!(text.contains("--out <out>") && !text.contains("--dir"), "{text}");
+}
+
 fn command() -> clap::Command {
     let run = clap::Command::new("run").subcommand(clap::Command::new("list"));
     clap::Command::new("flotilla").subcommand(run)

@@ -12,7 +12,7 @@ use process::ChildPid;
 use rustix::process::Signal;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
-use wire::v1::agent_status::State;
+use wire::{ErrorCode, v1::agent_status::State};
 
 use crate::{output, supervisor::open_log};
 
@@ -64,8 +64,12 @@ impl FleetProcess {
         // A file of an earlier fleet has the id of another process.
         while FleetFile::read(directory)?.is_none_or(|file| Some(file.pid) != up.id()) {
             if let Some(status) = up.try_wait()? {
-                let log_text = std::fs::read_to_string(&log).unwrap_or_default();
-                bail!("the fleet did not start ({status}): {} (A106)", find_last_error(&log_text));
+                let reason =
+                    output::find_last_error(&std::fs::read_to_string(&log).unwrap_or_default());
+                match ErrorCode::find_in_text(&reason) {
+                    Some(_) => bail!("the fleet did not start: {reason}"),
+                    None => bail!("the fleet did not start ({status}): {reason} (A106)"),
+                }
             }
             if began.elapsed() > READY_LIMIT {
                 bail!(
@@ -96,18 +100,6 @@ impl FleetProcess {
     pub fn detach_process(self) {
         drop(self.up);
     }
-}
-
-/// Returns the last error of a log in one line, without its code's topic.
-fn find_last_error(log: &str) -> String {
-    let lines: Vec<&str> = log.lines().collect();
-    let start = lines.iter().rposition(|line| line.starts_with("error:")).unwrap_or(0);
-    let parts = lines[start..].iter().map(|line| line.trim_start());
-    let parts = parts.filter(|line| !line.starts_with("more: "));
-    let parts: Vec<&str> = parts
-        .map(|line| line.trim_start_matches("error: ").trim_start_matches("because: "))
-        .collect();
-    parts.join(": ")
 }
 
 /// Waits until the services answer and at least `wanted` agents are ready.
