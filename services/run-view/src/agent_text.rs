@@ -101,10 +101,67 @@ pub fn status_line(agent: &v1::AgentStatus) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
+/// Returns which agents serve a channel, and where; `None` if it is not served. `page` is the URL of
+/// the fleet's page, `now` is in seconds since 1970.
+pub fn describe_serving(
+    channel: &v1::Channel,
+    agents: &[v1::AgentStatus],
+    page: &str,
+    now: u64,
+) -> Option<String> {
+    let serving = channel.r#move.as_ref()?.serving.as_ref()?;
+    let pool = &serving.pool;
+    let serves = |agent: &v1::AgentStatus| {
+        let has_role = agent.roles.iter().any(|role| role == "server");
+        agent.pool == *pool && has_role && is_running(agent) && !is_silent(agent, now)
+    };
+    if !agents.iter().any(serves) {
+        return Some(format!(
+            "no agent of pool {pool} has the role server; start one with `flotilla agent --pool \
+             {pool} --roles server`"
+        ));
+    }
+    let who = match serving.replicas {
+        0 => "all agents".to_owned(),
+        1 => "1 agent".to_owned(),
+        many => format!("{many} agents"),
+    };
+    let name = &channel.channel;
+    Some(format!(
+        "{who} with the role server in pool {pool} serve it; clients name the model {name} at \
+         {page}v1"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use v1::telemetry::{Gpu, Temperature};
+
+    #[test]
+    fn a_channel_that_no_agent_serves_names_the_command_that_starts_one() {
+        let serving = v1::channel_move::Serving { pool: "gpu".into(), replicas: 1 };
+        let r#move = v1::ChannelMove { serving: Some(serving), ..Default::default() };
+        let channel =
+            v1::Channel { channel: "best".into(), r#move: Some(r#move), ..Default::default() };
+        let agent = |pool: &str, role: &str| v1::AgentStatus {
+            pool: pool.into(),
+            roles: vec![role.into()],
+            state: v1::agent_status::State::Ready.into(),
+            seen_at: Some(wire::Timestamp { seconds: 1, nanos: 0 }),
+            ..Default::default()
+        };
+        let describe = |agents: &[_]| describe_serving(&channel, agents, "https://box:7/", 1);
+        let other = [agent("default", "server"), agent("gpu", "trainer")];
+        let none = describe(&other).expect("it is to be served");
+        assert!(
+            none.ends_with("start one with `flotilla agent --pool gpu --roles server`"),
+            "{none}"
+        );
+        let one = describe(&[agent("gpu", "server")]).expect("it is served");
+        assert!(one.starts_with("1 agent") && one.ends_with("at https://box:7/v1"), "{one}");
+        assert_eq!(describe_serving(&v1::Channel::default(), &[], "", 1), None);
+    }
 
     #[test]
     fn what_a_box_does_fits_a_column() {

@@ -18,7 +18,8 @@ mod sample_counts;
 mod timeline;
 
 pub use agent_text::{
-    agent_state_text, job_text, load_text, sampling_rate_text, status_line, trouble_text,
+    agent_state_text, describe_serving, job_text, load_text, sampling_rate_text, status_line,
+    trouble_text,
 };
 pub use cycle_text::{cycle_findings, energy_line, rate_text, selection_text, weighting_text};
 pub use fact_text::{describe_control, describe_fact, describe_quarantine, failure_lines};

@@ -3,14 +3,16 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use control::{SpecFiles, build_serving, parse_channel_name, parse_checkpoint_ref};
-use wire::v1;
+use control::{FleetControl, SpecFiles, build_serving, parse_channel_name, parse_checkpoint_ref};
+use run_view::describe_serving;
+use wire::{clock::unix_seconds, v1};
 
 use crate::{
     args::{
         ChannelCommand, ChannelFeedbackArgs, ChannelModelArgs, GlobalArgs, LearnArgs, MoveArgs,
         ServeArgs,
     },
+    fleet::FleetFile,
     output,
     progress_meter::ProgressMeter,
     run_submission::read_spec,
@@ -52,7 +54,7 @@ pub(crate) async fn handle_channels(
             let channel = parse_channel_name(&channel)?;
             let control = flags.fleet.connect_control().await?;
             let moved = control.roll_back_channel(&channel, &reason, String::new()).await?;
-            output::print_json_or(flags.json, &moved, || print_moved(&moved))
+            print_moved(flags, &control, &moved).await
         }
     }
 }
@@ -105,25 +107,23 @@ async fn move_channel(
     // The log names the author.
     let moved = control.move_channel(request, String::new(), &files, &watch).await?;
     meter.finish_bar();
-    output::print_json_or(flags.json, &moved, || print_moved(&moved))
+    print_moved(flags, &control, &moved).await
 }
 
-fn print_moved(channel: &v1::Channel) {
-    let v1::Channel { channel: name, number, .. } = channel;
-    output::print_line(&format!("{name} names {} (move {number})", model_text(channel)));
-    let serving = channel.r#move.as_ref().and_then(|it| it.serving.as_ref());
-    if let Some(serving) = serving {
-        let agents = match serving.replicas {
-            0 => "all agents".to_owned(),
-            1 => "1 agent".to_owned(),
-            many => format!("{many} agents"),
-        };
-        output::print_message(&format!(
-            "{agents} with the role server in the pool {} serve it; clients name the model {name} at \
-             the gateway, http://HOST:PORT/v1",
-            serving.pool
-        ));
-    }
+async fn print_moved(
+    flags: &GlobalArgs,
+    control: &FleetControl,
+    channel: &v1::Channel,
+) -> anyhow::Result<()> {
+    let agents = control.list_agents().await?;
+    let file = flags.fleet.dir.as_deref().map(FleetFile::read).transpose()?.flatten();
+    let page = file.map_or("https://HOST:PORT/".to_owned(), |file| file.page_url());
+    output::print_json_or(flags.json, channel, || {
+        let v1::Channel { channel: name, number, .. } = channel;
+        output::print_line(&format!("{name} names {} (move {number})", model_text(channel)));
+        let serving = describe_serving(channel, &agents, &page, unix_seconds());
+        serving.iter().for_each(|text| output::print_message(text));
+    })
 }
 
 fn print_channels(channels: &[v1::Channel], empty: &str) {
