@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use spec::RunSpec;
-use terminal_output::{Question, print_status_text};
+use terminal_output::{Question, is_interactive_terminal, print_message, print_status_text};
 
 pub use raft_questions::RaftAnswers;
 
@@ -34,8 +34,11 @@ impl FirstRun {
     const NAMES: [(&'static str, Self); 4] =
         [("demo", Self::Demo), ("raft", Self::Raft), ("sft", Self::Sft), ("none", Self::None)];
 
-    /// Asks what to train first.
+    /// Asks what to train first. Without a terminal, it is nothing.
     pub fn ask() -> anyhow::Result<Self> {
+        if !is_interactive_terminal() {
+            return Ok(Self::None);
+        }
         print_status_text(
             "What to train first?\n  \
              demo   a tiny model on sums, with generated data\n  \
@@ -62,7 +65,11 @@ impl FirstRun {
     pub fn ask_spec(self, file: &Path) -> anyhow::Result<Option<String>> {
         let shown = file.file_name().unwrap_or_default().to_string_lossy();
         let yaml = match self {
-            Self::Demo | Self::None => return Ok(None),
+            Self::Demo => return Ok(None),
+            Self::None => {
+                print_message("no spec written; `flotilla run new` writes one");
+                return Ok(None);
+            }
             Self::Raft => RaftAnswers::for_first_run()?.ask_draft(file)?.to_yaml(&shown),
             Self::Sft => sft_questions::ask_draft(file)?.to_yaml(&shown),
         };

@@ -58,7 +58,12 @@ impl RaftAnswers {
             None => {
                 let question = format!("Verifier ({})", VerifierSpec::NAMES.join(", "));
                 let suggested = RunDraft::suggest_verifier(&entries);
-                self.ask((&question, suggested, &verifier_remedy(&prompts)), check_verifier)?
+                let remedy = verifier_remedy(&prompts);
+                let verifier = self.ask((&question, suggested, &remedy), check_verifier)?;
+                if !self.may_ask {
+                    print_message(&format!("verifier {verifier}, which fits these prompts"));
+                }
+                verifier
             }
         };
         check_verifier(&verifier)?;

@@ -51,7 +51,7 @@ pub(crate) fn init_keys(flags: &GlobalArgs, args: &InitArgs) -> anyhow::Result<(
         at.display()
     ));
     let is_plain = args.name == DEFAULT_NAME && args.hosts.is_empty() && own.is_none();
-    if is_plain && !flags.json && output::is_interactive_terminal() {
+    if is_plain && !flags.json {
         first_spec::ask_first_spec(&directory)?;
     }
     Ok(())

@@ -155,7 +155,9 @@ fn init_asks_three_questions_at_a_terminal_and_writes_a_spec_that_is_accepted() 
 fn init_asks_nothing_without_a_terminal_or_with_options() {
     let directory = tempfile::tempdir().unwrap();
     let quiet = directory.path().join("quiet");
-    run_flotilla(&["init", "--dir", quiet.to_str().unwrap()], []).assert_success();
+    let init = run_flotilla(&["init", "--dir", quiet.to_str().unwrap()], []);
+    init.assert_success();
+    assert!(init.stderr.contains("no spec written; `flotilla run new`"), "{init:?}");
     let options = ["init", "--dir", "named", "--name", "garage"];
     let Some(mut terminal) = Terminal::start(&options, directory.path()) else { return };
     assert!(terminal.wait_end().success(), "{}", terminal.text());
