@@ -20,6 +20,7 @@ pub struct RunReport {
     /// For example `raft`.
     pub kind: &'static str,
     pub phase: String,
+    pub paused: bool,
     /// Final status with its message, if the run has ended.
     pub ended: Option<String>,
     /// Why the run is paused, or for which agents it waits; may be empty.
@@ -177,6 +178,7 @@ impl FleetControl {
         Ok(RunReport {
             run: id.to_string(),
             kind: run.kind_name(),
+            paused: now.state() == v1::run::State::Paused,
             phase: now.phase,
             message: now.message,
             failures: now.failures,

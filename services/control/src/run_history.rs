@@ -33,7 +33,7 @@ pub enum HistoryError {
     Unknown(RunId),
     #[error("{0:?} is not the name of a run (R115)")]
     NoRun(String),
-    #[error("run {0} is not a raft run: it selects nothing (R107)")]
+    #[error("run {0} is not a raft run: it draws and selects no samples (R107)")]
     SelectsNothing(RunId),
     #[error("cycle {cycle} of run {run} has not selected yet (R107)")]
     NotYet { run: RunId, cycle: u32 },

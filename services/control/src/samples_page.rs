@@ -49,7 +49,7 @@ impl FleetControl {
         };
         let suites = match spec.kind {
             Some(v1::spec::Kind::Raft(raft)) => raft.prompt_suites,
-            _ => Vec::new(),
+            _ => return Err(HistoryError::SelectsNothing(id.clone())),
         };
         let suites = suites.into_iter().map(|suite| suite.name).collect();
         // This searches many texts.

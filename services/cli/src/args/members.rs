@@ -85,7 +85,8 @@ pub(crate) enum UserCommand {
     Create {
         /// Name of the user.
         name: String,
-        /// Scope: reader (view), operator (also submit and control runs), admin (also admit members).
+        /// Scope: client (use served models), reader (view), operator (also submit and control runs),
+        /// admin (also admit members).
         #[arg(long, default_value = "reader")]
         scope: UserScope,
         /// Lifetime of the credentials: 12h, 30d, 1y.

@@ -16,7 +16,7 @@ pub(crate) struct NewRunArgs {
     /// Model to train: a directory, or org/name on the hub
     #[arg(long, conflicts_with = "checkpoint")]
     pub model: Option<String>,
-    /// Checkpoint of an earlier run to train, in place of a model: RUN or RUN/CYCLE/STEP
+    /// Checkpoint to train in place of a model, not an adapter: RUN or RUN/CYCLE/STEP
     #[arg(long)]
     pub checkpoint: Option<String>,
     /// File of prompts, one JSON object per line

@@ -21,8 +21,8 @@ pub(crate) async fn handle_agents(
             let agent = AgentId::new(agent)?;
             flags.fleet.connect_control().await?.drain_agent(&agent).await?;
             output::print_message(&format!(
-                "{agent} takes no more jobs, finishes those it has and stops; it comes back when it \
-                 is started again on its box"
+                "{agent} takes no more jobs, finishes those it has and stops; to start it again, run \
+                 `flotilla agent --name {agent} --roles ROLE` or its service on its box"
             ));
         }
         AgentsCommand::Revoke { agent } => {

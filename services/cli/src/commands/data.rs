@@ -257,7 +257,10 @@ fn file_lines(file: &DataFile) -> [String; 2] {
     ];
     let lengths = lengths.into_iter().filter_map(|(of, unit, lengths)| {
         let Lengths { min, median, p95, max } = lengths?;
-        Some(format!("{of} {min} to {max} {unit} (median {median}, 95 % up to {p95})"))
+        Some(match min == max {
+            true => format!("{of} {min} {unit}"),
+            false => format!("{of} {min} to {max} {unit} (median {median}, 95 % up to {p95})"),
+        })
     });
     let mut fields: Vec<(&String, &u64)> = file.fields.iter().collect();
     fields.sort_unstable();
@@ -265,13 +268,10 @@ fn file_lines(file: &DataFile) -> [String; 2] {
         all if all == file.lines => name.clone(),
         some => format!("{name} ({some})"),
     });
-    let shapes = if file.shapes.is_empty() {
-        String::new()
-    } else {
-        format!("{}; ", file.shapes.join(", "))
-    };
-    let fields = format!("{shapes}fields {}", fields.collect::<Vec<_>>().join(", "));
-    [head, format!("  {}", lengths.chain([fields]).collect::<Vec<_>>().join("; "))]
+    let tells_more = !file.shapes.is_empty() && file.shapes != ["prompt"];
+    let shapes = tells_more.then(|| format!("shapes {}", file.shapes.join(", ")));
+    let fields = format!("fields {}", fields.collect::<Vec<_>>().join(", "));
+    [head, format!("  {}", lengths.chain(shapes).chain([fields]).collect::<Vec<_>>().join("; "))]
 }
 
 #[cfg(test)]
@@ -299,6 +299,8 @@ mod tests {
             duplicates: 2,
             fields: [("prompt".to_owned(), 12), ("answer".to_owned(), 11)].into(),
             prompt_bytes: Some(Lengths { min: 3, median: 5, p95: 8, max: 9 }),
+            prompt_tokens: Some(Lengths { min: 4, median: 4, p95: 4, max: 4 }),
+            shapes: vec!["prompt".into()],
             ..DataFile::default()
         };
         let report = DataReport {
@@ -313,7 +315,8 @@ mod tests {
             report_lines(&report),
             [
                 "raft.prompts: p.jsonl: 12 prompts, 2 duplicates",
-                "  prompts of 3 to 9 bytes (median 5, 95 % up to 8); fields answer (11), prompt",
+                "  prompts of 3 to 9 bytes (median 5, 95 % up to 8); prompts of 4 tokens; fields \
+                 answer (11), prompt",
                 "96 samples per cycle, and 4 of held-out prompts",
                 "log-probabilities of tokens: at most 12.00 KiB of log per cycle",
                 "warning: w",

@@ -17,8 +17,9 @@ use crate::output;
 const SAMPLES_SHOWN: usize = 10;
 
 pub(super) fn print_run_report(story: &RunReport) {
-    let ended = story.ended.as_ref().map_or(format!("in phase {}", story.phase), String::clone);
-    output::print_wrapped(&format!("{}: {} run, {ended}", story.run, story.kind));
+    let paused = if story.paused { "paused " } else { "" };
+    let state = story.ended.clone().unwrap_or(format!("{paused}in phase {}", story.phase));
+    output::print_wrapped(&format!("{}: {} run, {state}", story.run, story.kind));
     if story.ended.is_none() && !story.message.is_empty() {
         output::print_wrapped(&story.message);
     }

@@ -125,12 +125,12 @@ pub(crate) async fn handle_users(flags: &GlobalArgs, command: UserCommand) -> an
                 }));
             }
             output::print_message(&format!(
-                "{} may use this fleet as {} until {}, with --dir {dir}; keep that directory to \
-                 whoever it is for. The nats command takes --creds {dir}/nats.creds and \
+                "{name} may use this fleet as {} until {}, with --dir {dir}; give that directory \
+                 only to {name}. The nats command takes --creds {dir}/nats.creds and \
                  --tlsca {dir}/ca.pem",
-                membership.name,
                 membership.scope,
                 output::format_time(membership.expires_at.as_ref()),
+                name = membership.name,
                 dir = out.display(),
             ));
         }

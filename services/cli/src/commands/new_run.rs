@@ -22,7 +22,7 @@ use crate::{
 use super::{
     data,
     doctor::{format_gb, read_model_shape},
-    run::{follow_run, report_missing_roles},
+    run::finish_submission,
 };
 
 pub(crate) async fn start_new_run(
@@ -64,11 +64,7 @@ pub(crate) async fn start_new_run(
     output::print_json_or(flags.json, &json!({ "run": run, "spec": file }), || {
         output::print_line(run.as_str());
     })?;
-    report_missing_roles(&control, &run).await?;
-    if args.watch {
-        return follow_run(&control, &run, 0).await;
-    }
-    Ok(ExitCode::SUCCESS)
+    finish_submission(&control, &run, args.watch).await
 }
 
 fn known_answers(args: &NewRunArgs) -> RaftAnswers {

@@ -112,14 +112,25 @@ async fn submit_spec(
         data::report_lines(&report).iter().for_each(|line| output::print_message(line));
         runs.iter().for_each(|run| output::print_line(run.as_str()));
     })?;
+    if report.sweep_runs == 0 {
+        return finish_submission(control, &run, watch).await;
+    }
     report_missing_roles(control, &run).await?;
-    let is_sweep = report.sweep_runs > 0;
-    if is_sweep {
-        output::print_message(&format!("`flotilla run sweep {run}` compares these runs"));
-    }
+    output::print_message(&format!("`flotilla run sweep {run}` compares these runs"));
+    if watch { follow_sweep(control, &runs, json).await } else { Ok(ExitCode::SUCCESS) }
+}
+
+/// Prints what a new run waits for, and follows it or names the command that does.
+pub(super) async fn finish_submission(
+    control: &FleetControl,
+    run: &RunId,
+    watch: bool,
+) -> anyhow::Result<ExitCode> {
+    report_missing_roles(control, run).await?;
     if watch {
-        return follow_runs(control, &runs, is_sweep, json).await;
+        return follow_run(control, run, 0).await;
     }
+    output::print_message(&format!("follow it: flotilla run watch {run}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -130,8 +141,7 @@ async fn fork_run(control: &FleetControl, args: ForkArgs, json: bool) -> anyhow:
     output::print_json_or(json, &json!({ "run": run, "forked_from": forked }), || {
         output::print_line(run.as_str());
     })?;
-    report_missing_roles(control, &run).await?;
-    if watch { follow_run(control, &run, 0).await } else { Ok(ExitCode::SUCCESS) }
+    finish_submission(control, &run, watch).await
 }
 
 fn parse_forked_cycle(text: &str) -> anyhow::Result<(RunId, u32)> {
@@ -199,11 +209,10 @@ fn report_control(
     Ok(())
 }
 
-/// Follows runs one after another, and compares those of a sweep at the end.
-async fn follow_runs(
+/// Follows the runs of a sweep one after another, and compares them at the end.
+async fn follow_sweep(
     control: &FleetControl,
     runs: &[RunId],
-    is_sweep: bool,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut all_succeeded = true;
@@ -211,17 +220,13 @@ async fn follow_runs(
         let ended = run_progress::follow_run(control, run, 0).await?;
         all_succeeded &= has_succeeded(ended.done.as_ref());
     }
-    if let Some(run) = runs.first().filter(|_| is_sweep) {
+    if let Some(run) = runs.first() {
         sweep::print_sweep(control, run, json).await?;
     }
     Ok(exit_codes::findings_code(!all_succeeded))
 }
 
-pub(super) async fn follow_run(
-    control: &FleetControl,
-    run: &RunId,
-    after: u64,
-) -> anyhow::Result<ExitCode> {
+async fn follow_run(control: &FleetControl, run: &RunId, after: u64) -> anyhow::Result<ExitCode> {
     let ended = run_progress::follow_run(control, run, after).await?;
     Ok(run_exit_code(ended.done.as_ref()))
 }
@@ -239,8 +244,8 @@ pub(super) async fn report_missing_roles(
     control: &FleetControl,
     run: &RunId,
 ) -> anyhow::Result<()> {
-    let v1::Run { message, .. } = control.describe_run(run).await?;
-    if !message.is_empty() {
+    let v1::Run { message, ended_at, .. } = control.describe_run(run).await?;
+    if ended_at.is_none() && !message.is_empty() {
         output::print_message(&format!("{run} {message}"));
     }
     Ok(())

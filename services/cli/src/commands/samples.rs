@@ -60,10 +60,11 @@ fn print_page(page: &v1::SamplesPage, request: &v1::SamplesRequest) {
     let mut counts: Vec<String> = counts.map(|(name, count)| format!("{count} {name}")).collect();
     counts.sort_unstable();
     let of = format!("cycle {}: {all} prompts match", request.cycle);
-    output::print_message(&match (counts.is_empty(), last < all) {
-        (true, _) => format!("{of}; the cycle has no such samples"),
-        (false, false) => format!("{of}; of all samples: {}", counts.join(", ")),
-        (false, true) => format!("{of}; --skip {last} continues; of all: {}", counts.join(", ")),
+    let next = if last < all { format!("; --skip {last} continues") } else { String::new() };
+    output::print_message(&match (counts.is_empty(), all) {
+        (true, 0) => format!("{of}; the cycle has no such samples"),
+        (true, _) => format!("{of}{next}; not judged yet"),
+        (false, _) => format!("{of}{next}; of all samples: {}", counts.join(", ")),
     });
 }
 

@@ -199,7 +199,11 @@ fn a_run_of_ones_own_model_is_started_paused_and_explained_and_a_fleet_that_is_d
     assert_eq!(started.code, 0, "{started:?}");
     let run = started.stdout.trim();
     assert_eq!(run, "mine-1", "{started:?}");
-    assert!(started.stderr.contains("training needs at least"), "{started:?}");
+    for words in
+        ["verifier numeric, which fits", "training needs at least", "flotilla run watch mine-1"]
+    {
+        assert!(started.stderr.contains(words), "{words}: {started:?}");
+    }
     let waits = "waits: pool default has no trainer and no generator and no verifier";
     assert!(started.stderr.contains(waits), "{started:?}");
     for command in [
@@ -231,6 +235,7 @@ fn a_run_of_ones_own_model_is_started_paused_and_explained_and_a_fleet_that_is_d
     });
     let explained = fleet.run(&["run", "explain", run]).stdout;
     assert!(explained.contains("pause: the fan is loud"), "{explained}");
+    assert!(explained.contains("raft run, paused in phase "), "{explained}");
 
     fleet.terminate();
     wait_until("the fleet is down", LIMIT, || fleet.exit_status());
