@@ -16,7 +16,7 @@ const CIRCLE_FILES_MAX: usize = 10;
 /// Most lines of the program's own crates, `cli` and `flotilla`.
 const PROGRAM_LINES_MAX: usize = 14_600;
 /// Most words of the pages outside of `docs/adr` that people write.
-const PAGE_WORDS_MAX: usize = 40_500;
+const PAGE_WORDS_MAX: usize = 41_000;
 /// Pages that programs write. Each says so in its third line.
 const GENERATED_PAGES: [&str; 3] = ["PERFORMANCE.md", "RAFT-FIGURES.md", "SPEC.md"];
 
