@@ -59,12 +59,6 @@ const CORE_MISTAKES: [CoreMistake; 19] = [
         wrong: "run.cycles.get(&number).is_some_and(|cycle| cycle.final_checkpoint().is_some())",
     },
     CoreMistake {
-        name: "a run that failed moves its channel",
-        file: "services/cycle/src/channels.rs",
-        right: "done.status() == v1::done::Status::Succeeded",
-        wrong: "true",
-    },
-    CoreMistake {
         name: "a run moves its channel away from a newer model",
         file: "services/cycle/src/channels.rs",
         right: "*ended > since",
