@@ -23,7 +23,7 @@ pub(crate) enum ApiKind {
     Text,
 }
 
-/// What the model continues.
+/// The texts that the model continues.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum AskedPrompt {
     Conversation(Vec<ChatMessage>),
@@ -302,6 +302,9 @@ fn read_adapter(
 
 /// Returns true for a field that changes no answer of this server with this value.
 fn is_neutral(field: &str, value: &Value) -> bool {
+    if value.is_null() {
+        return true;
+    }
     let is_empty = || match value {
         Value::Array(list) => list.is_empty(),
         Value::Object(fields) => fields.is_empty(),
@@ -322,7 +325,7 @@ fn is_neutral(field: &str, value: &Value) -> bool {
         "logit_bias" | "tools" | "functions" | "suffix" => is_empty(),
         "tool_choice" | "function_call" => value == "none" || value == "auto",
         "response_format" => value["type"] == "text",
-        _ => value.is_null(),
+        _ => false,
     }
 }
 

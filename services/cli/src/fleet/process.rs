@@ -67,7 +67,9 @@ impl FleetProcess {
                 let reason =
                     output::find_last_error(&std::fs::read_to_string(&log).unwrap_or_default());
                 match ErrorCode::find_in_text(&reason) {
-                    Some(_) => bail!("the fleet did not start: {reason}"),
+                    Some(_) => {
+                        return Err(anyhow::Error::msg(reason).context("the fleet did not start"));
+                    }
                     None => bail!("the fleet did not start ({status}): {reason} (A106)"),
                 }
             }
