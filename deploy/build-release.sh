@@ -87,7 +87,7 @@ create_documents() {
     deploy/fetch-cargo-tools.sh cargo-about cargo-cyclonedx
     make --no-print-directory notices
     PATH=$PWD/.tools/cargo/bin:$PATH cargo cyclonedx --manifest-path services/flotilla/Cargo.toml \
-        --format json --spec-version 1.5 --describe binaries --override-filename sbom.cdx
+        --format json --spec-version 1.5 --override-filename sbom.cdx
     mv services/flotilla/sbom.cdx.json target/
 }
 
