@@ -90,6 +90,8 @@ impl WorkerProcess {
     /// Starts a worker process, which answers calls on its stdin and stdout. Must be called in a
     /// tokio runtime. Fails with [`WorkerError::Start`] if the program or its log cannot be opened.
     pub fn start(command: &ChildCommand) -> Result<Self, WorkerError> {
+        // Before the worker starts: one that dies at once has a cause, too.
+        let kernel_messages = open_kernel_log(&command.root);
         let (child, stdin, stdout) = command.spawn_child().map_err(|source| {
             WorkerError::Start { program: command.program.display().to_string(), source }
         })?;
@@ -101,7 +103,7 @@ impl WorkerProcess {
             stdin: tokio::sync::Mutex::new(stdin),
             calls,
             next_call: AtomicU64::new(1),
-            kernel_messages: open_kernel_log(&command.root),
+            kernel_messages,
         };
         Ok(Self { shared: Arc::new(shared) })
     }

@@ -87,7 +87,9 @@ async fn a_submitted_run_is_listed_and_readable_even_with_large_files() {
     assert_eq!(names, ["sums-1", "sums-2"]);
     let got = rig.runs().get(v1::GetRunRequest { run }).await.unwrap().into_inner();
     assert_eq!((got.kind.as_str(), got.state()), ("sft", State::Running));
-    assert_eq!(got, listed[0]);
+    assert_eq!(got.phase, "plan");
+    let without_phase = v1::Run { phase: String::new(), ..got };
+    assert_eq!(without_phase, listed[0], "lists have no phase of a run that has not ended");
 }
 
 #[tokio::test]
