@@ -37,15 +37,18 @@ impl PromotingFleet {
             fleet.await_success(&base, LIMIT);
             base
         });
-        let measured = files.write_raft_spec(&weak, SAMPLING);
         let mut heldout = String::new();
         for n in 0..HELDOUT {
             let _ = writeln!(heldout, "{}", json!({ "prompt": format!("{n}09+1=") }));
         }
-        std::fs::write(files.path("heldout.jsonl"), heldout).expect("a file");
-        let run = fleet.submit(&measured);
+        let write_spec = |base: &str| {
+            let spec = files.write_raft_spec(base, SAMPLING);
+            std::fs::write(files.path("heldout.jsonl"), &heldout).expect("a file");
+            spec
+        };
+        let run = fleet.submit(&write_spec(&weak));
         fleet.await_success(&run, LIMIT);
-        let spec = files.write_raft_spec(&good, SAMPLING);
+        let spec = write_spec(&good);
         let text = std::fs::read_to_string(&spec).expect("a spec");
         let text = text.replace("name: raft\n", "name: better\npromote: { channel: stable }\n");
         std::fs::write(&spec, text).expect("a file");
