@@ -8,7 +8,7 @@ struct CoreMistake {
     wrong: &'static str,
 }
 
-const CORE_MISTAKES: [CoreMistake; 19] = [
+const CORE_MISTAKES: [CoreMistake; 18] = [
     CoreMistake {
         name: "samples of another policy count",
         file: "services/cycle/src/fold.rs",
