@@ -59,22 +59,6 @@ fn an_unreachable_fleet_is_named() {
 }
 
 #[test]
-fn a_model_that_cannot_be_trained_fails_the_run_with_its_reason() {
-    let fleet = Fleet::start("trainer");
-    let files = SpecFiles::create(fleet.path());
-    let spec = files.write_sft_spec(5, 0);
-    let config = files.path("config.json");
-    let text = std::fs::read_to_string(&config).unwrap();
-    std::fs::write(&config, text.replace("qwen2", "gpt_neox")).unwrap();
-    let run = fleet.submit(&spec);
-    let ended = e2e::wait_until("the run fails", LIMIT, || {
-        let shown = fleet.run_json(&["run", "show", &run]).ok()?;
-        (shown["state"] == "FAILED").then_some(shown)
-    });
-    assert!(ended["message"].as_str().unwrap().contains("gpt_neox"), "{ended:#}");
-}
-
-#[test]
 fn a_drained_agent_is_shown_as_stopped() {
     let fleet = Fleet::start("trainer,generator=2");
     assert_eq!(fleet.run(&["agents", "drain", "generator-2"]).code, 0);
