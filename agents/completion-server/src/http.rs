@@ -1,6 +1,6 @@
 //! Listens on a unix socket, or on a port of the loopback interface.
 
-use std::{convert::Infallible, net::Ipv4Addr, path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::Ipv4Addr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use futures::stream;
@@ -57,24 +57,27 @@ pub(crate) async fn serve_requests(
         ListenAddress::Socket(path) => {
             let listener = UnixListener::bind(path)
                 .with_context(|| format!("listen at {}", path.display()))?;
-            loop {
-                let permit = room.clone().acquire_owned().await?;
-                match listener.accept().await {
-                    Ok((stream, _)) => serve(permit).spawn(stream),
-                    Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
-                }
-            }
+            accept_connections(async || Ok(listener.accept().await?.0), &room, serve).await
         }
         ListenAddress::Port(port) => {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).await;
             let listener = listener.with_context(|| format!("listen at port {port}"))?;
-            loop {
-                let permit = room.clone().acquire_owned().await?;
-                match listener.accept().await {
-                    Ok((stream, _)) => serve(permit).spawn(stream),
-                    Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
-                }
-            }
+            accept_connections(async || Ok(listener.accept().await?.0), &room, serve).await
+        }
+    }
+}
+
+/// Serves the connections of a listener, as many at once as there is room for.
+async fn accept_connections<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    accept: impl AsyncFn() -> io::Result<S>,
+    room: &Arc<Semaphore>,
+    serve: impl Fn(OwnedSemaphorePermit) -> ConnectionServer,
+) -> anyhow::Result<()> {
+    loop {
+        let permit = room.clone().acquire_owned().await?;
+        match accept().await {
+            Ok(stream) => serve(permit).spawn(stream),
+            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
     }
 }
