@@ -2,7 +2,10 @@
 //! failure of the server is an `error`, never a failed sample.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -36,18 +39,23 @@ pub(crate) struct HttpVerifier {
     client: EndpointClient,
     /// Requests that got any answer but that the server is busy.
     answers: AtomicU64,
-    /// True after a time limit without a connection. Connections are then not tried again for a
-    /// completion, until one succeeds.
-    is_down: AtomicBool,
+    /// Why a whole time limit brought no answer. A request that meets the same outage again is not
+    /// repeated.
+    outage: Mutex<Option<Outage>>,
+}
+
+/// A reason to repeat a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outage {
+    NoConnection,
+    /// The server asks to come back.
+    Busy,
 }
 
 /// The reason why a request got no verdict.
 struct FailedRequest {
     problem: String,
-    /// True if the server cannot be reached yet, or asks to come back.
-    is_busy: bool,
-    /// True if there was no connection.
-    is_connect: bool,
+    outage: Option<Outage>,
     is_timeout: bool,
 }
 
@@ -60,7 +68,7 @@ impl From<&Http> for HttpVerifier {
             timeout: limit.min(TIMEOUT_MAX),
             client: EndpointClient::default(),
             answers: AtomicU64::new(0),
-            is_down: AtomicBool::new(false),
+            outage: Mutex::default(),
         }
     }
 }
@@ -92,39 +100,48 @@ impl HttpVerifier {
         let deadline = began + self.timeout;
         let answers = self.answers.load(Ordering::Relaxed);
         let (mut pause, mut requests) = (FIRST_PAUSE, 1);
-        let mut last_busy: Option<String> = None;
+        let mut last: Option<(String, Outage)> = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let sent = self.send_once(&http, &body, left).await;
-            if sent.as_ref().err().is_none_or(|failed| !failed.is_busy && !failed.is_timeout) {
+            let is_silent = |failed: &FailedRequest| failed.outage.is_some() || failed.is_timeout;
+            if !sent.as_ref().is_err_and(is_silent) {
                 self.answers.fetch_add(1, Ordering::Relaxed);
-                self.is_down.store(false, Ordering::Relaxed);
+                self.remember_outage(None);
             }
             let failed = match sent {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
-            // The last request may have had little time: the server's own words say more.
-            let problem = match last_busy.take() {
-                Some(busy) if failed.is_timeout => busy,
-                None if !failed.is_busy => return Err(failed.problem.into()),
-                _ => failed.problem,
+            let (problem, outage) = match (last.take(), failed.outage) {
+                // The last request may have had little time: the server's own words say more.
+                (Some(last), _) if failed.is_timeout => last,
+                (_, Some(outage)) => (failed.problem, outage),
+                _ => return Err(failed.problem.into()),
             };
-            let is_down = failed.is_connect && self.is_down.load(Ordering::Relaxed);
-            if !failed.is_busy || is_down || Instant::now() + pause >= deadline {
+            let is_over = failed.outage.is_none() || Instant::now() + pause >= deadline;
+            if is_over || self.last_outage() == Some(outage) {
                 let is_unreachable = self.answers.load(Ordering::Relaxed) == answers;
-                self.is_down.store(is_unreachable && failed.is_connect, Ordering::Relaxed);
+                self.remember_outage(is_unreachable.then_some(outage));
                 let problem = match requests {
                     1 => problem,
                     more => format!("{problem}, after {more} requests"),
                 };
                 return Err(EndpointError { problem, is_unreachable });
             }
-            last_busy = Some(problem);
+            last = Some((problem, outage));
             tokio::time::sleep(pause).await;
             requests += 1;
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    fn last_outage(&self) -> Option<Outage> {
+        *self.outage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember_outage(&self, outage: Option<Outage>) {
+        *self.outage.lock().unwrap_or_else(PoisonError::into_inner) = outage;
     }
 
     async fn send_once(
@@ -133,12 +150,7 @@ impl HttpVerifier {
         body: &str,
         timeout: Duration,
     ) -> Result<Vec<u8>, FailedRequest> {
-        let failed = |problem| FailedRequest {
-            problem,
-            is_busy: false,
-            is_connect: false,
-            is_timeout: false,
-        };
+        let failed = |problem| FailedRequest { problem, outage: None, is_timeout: false };
         let mut request = http.post(&self.url).timeout(timeout);
         if let Some(key) = &self.key {
             request = key.add_key(request).map_err(failed)?;
@@ -147,8 +159,7 @@ impl HttpVerifier {
         let response = bounded_http::send_request(request, |_| OUTPUT_BYTES_MAX).await;
         let BoundedResponse { status, body } = response.map_err(|error| FailedRequest {
             problem: wire::format_error_chain(&error),
-            is_busy: error.is_connect(),
-            is_connect: error.is_connect(),
+            outage: error.is_connect().then_some(Outage::NoConnection),
             is_timeout: error.is_timeout(),
         })?;
         let too_long = || failed(format!("it answered more than {OUTPUT_BYTES_MAX} bytes"));
@@ -160,7 +171,8 @@ impl HttpVerifier {
             String::from_utf8_lossy(&body).trim().chars().take(EXCERPT_CHARS_MAX).collect();
         let is_busy =
             [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status);
-        Err(FailedRequest { is_busy, ..failed(format!("{status}: {excerpt}")) })
+        let outage = is_busy.then_some(Outage::Busy);
+        Err(FailedRequest { outage, ..failed(format!("{status}: {excerpt}")) })
     }
 }
 
@@ -305,6 +317,19 @@ mod tests {
         back.join().unwrap();
         let result = verifier.judge_item(&item());
         assert!(result.detail.contains("requests"), "it is waited for again: {result:?}");
+    }
+
+    #[test]
+    fn a_server_that_stays_busy_is_waited_for_once() {
+        let (address, served) = serve(vec![answer("503 Service Unavailable", "later"); 9]);
+        let verifier = verifier(address, 3.0);
+        let result = verifier.judge_item(&item());
+        assert!(result.is_unreachable && result.detail.contains("requests"), "{result:?}");
+        let began = Instant::now();
+        let result = verifier.judge_item(&item());
+        assert!(result.is_unreachable && !result.detail.contains("requests"), "{result:?}");
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        drop(served);
     }
 
     #[test]
