@@ -107,6 +107,7 @@ fn print_checkpoints(checkpoints: &[v1::CheckpointInfo]) {
             perplexity.map_or("-".into(), |measured| format!("{:.4}", measured.perplexity));
         let mark = match (info.best, info.newest) {
             _ if info.removed => "removed",
+            (true, true) if checkpoints.len() == 1 => "",
             (true, _) => "best",
             (false, true) => "newest",
             (false, false) => "",
