@@ -37,6 +37,14 @@ impl v1::Spec {
     pub fn forked_from(&self) -> String {
         self.fork.as_ref().map_or(String::new(), |fork| format!("{}@{}", fork.run, fork.cycle))
     }
+
+    /// Returns `RUN@CYCLE`, whose samples a trial of an objective is trained on; empty for other
+    /// runs, and for trials of older versions.
+    pub fn trial_of(&self) -> String {
+        let Some(v1::spec::Kind::Raft(raft)) = &self.kind else { return String::new() };
+        let tried = raft.dataset.as_ref().filter(|dataset| !dataset.run.is_empty());
+        tried.map_or(String::new(), |dataset| format!("{}@{}", dataset.run, dataset.cycle))
+    }
 }
 
 impl v1::Verifier {

@@ -187,7 +187,7 @@ class ListRunsResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run", "name", "kind", "state", "message", "seed", "submitted_at", "ended_at", "cycle", "cycles", "phase", "cycles_done", "checkpoints", "evals", "failures", "cursor", "forked_from", "pool", "user", "queue", "queue_place", "sweep", "data_sources")
+    __slots__ = ("run", "name", "kind", "state", "message", "seed", "submitted_at", "ended_at", "cycle", "cycles", "phase", "cycles_done", "checkpoints", "evals", "failures", "cursor", "forked_from", "trial_of", "pool", "user", "queue", "queue_place", "sweep", "data_sources")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Run.State]
@@ -221,6 +221,7 @@ class Run(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     FORKED_FROM_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_OF_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
@@ -244,13 +245,14 @@ class Run(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[_facts_pb2.Failure]
     cursor: int
     forked_from: str
+    trial_of: str
     pool: str
     user: str
     queue: _facts_pb2.Spec.Queue
     queue_place: int
     sweep: _facts_pb2.Spec.Sweep
     data_sources: _containers.RepeatedCompositeFieldContainer[_facts_pb2.Spec.DataSource]
-    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[_Union[Run.State, str]] = ..., message: _Optional[str] = ..., seed: _Optional[int] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cycle: _Optional[int] = ..., cycles: _Optional[int] = ..., phase: _Optional[str] = ..., cycles_done: _Optional[_Iterable[_Union[_facts_pb2.CycleDone, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointInfo, _Mapping]]] = ..., evals: _Optional[_Iterable[_Union[_facts_pb2.Eval, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[_facts_pb2.Failure, _Mapping]]] = ..., cursor: _Optional[int] = ..., forked_from: _Optional[str] = ..., pool: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[_Union[_facts_pb2.Spec.Queue, _Mapping]] = ..., queue_place: _Optional[int] = ..., sweep: _Optional[_Union[_facts_pb2.Spec.Sweep, _Mapping]] = ..., data_sources: _Optional[_Iterable[_Union[_facts_pb2.Spec.DataSource, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[_Union[Run.State, str]] = ..., message: _Optional[str] = ..., seed: _Optional[int] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cycle: _Optional[int] = ..., cycles: _Optional[int] = ..., phase: _Optional[str] = ..., cycles_done: _Optional[_Iterable[_Union[_facts_pb2.CycleDone, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointInfo, _Mapping]]] = ..., evals: _Optional[_Iterable[_Union[_facts_pb2.Eval, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[_facts_pb2.Failure, _Mapping]]] = ..., cursor: _Optional[int] = ..., forked_from: _Optional[str] = ..., trial_of: _Optional[str] = ..., pool: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[_Union[_facts_pb2.Spec.Queue, _Mapping]] = ..., queue_place: _Optional[int] = ..., sweep: _Optional[_Union[_facts_pb2.Spec.Sweep, _Mapping]] = ..., data_sources: _Optional[_Iterable[_Union[_facts_pb2.Spec.DataSource, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
     __slots__ = ("run", "reason")

@@ -119,12 +119,16 @@ class Spec(_message.Message):
         end_token: int
         def __init__(self, prompts: _Optional[_Union[_common_pb2.Blob, _Mapping]] = ..., prompt_count: _Optional[int] = ..., heldout: _Optional[_Union[_common_pb2.Blob, _Mapping]] = ..., heldout_count: _Optional[int] = ..., cycles: _Optional[int] = ..., prompts_per_cycle: _Optional[int] = ..., samples_per_prompt: _Optional[int] = ..., heldout_samples_per_prompt: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., verifier: _Optional[_Union[_common_pb2.Verifier, _Mapping]] = ..., selection: _Optional[_Union[_common_pb2.Selection, _Mapping]] = ..., training: _Optional[_Union[_common_pb2.Training, _Mapping]] = ..., accept_unverified_policy: bool = ..., schedules: _Optional[_Union[_common_pb2.Schedules, _Mapping]] = ..., curriculum: _Optional[_Union[_common_pb2.Curriculum, _Mapping]] = ..., gates: _Optional[_Union[_common_pb2.Gates, _Mapping]] = ..., from_base: bool = ..., staleness: _Optional[int] = ..., pass_at: _Optional[_Iterable[int]] = ..., prompt_suites: _Optional[_Iterable[_Union[_common_pb2.PromptSuite, _Mapping]]] = ..., entropy: bool = ..., proof: _Optional[_Union[Spec.Proof, _Mapping]] = ..., token_logprobs: bool = ..., teacher: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., dataset: _Optional[_Union[Spec.Dataset, _Mapping]] = ..., end_token: _Optional[int] = ...) -> None: ...
     class Dataset(_message.Message):
-        __slots__ = ("lines", "examples")
+        __slots__ = ("lines", "examples", "run", "cycle")
         LINES_FIELD_NUMBER: _ClassVar[int]
         EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+        RUN_FIELD_NUMBER: _ClassVar[int]
+        CYCLE_FIELD_NUMBER: _ClassVar[int]
         lines: _common_pb2.Blob
         examples: int
-        def __init__(self, lines: _Optional[_Union[_common_pb2.Blob, _Mapping]] = ..., examples: _Optional[int] = ...) -> None: ...
+        run: str
+        cycle: int
+        def __init__(self, lines: _Optional[_Union[_common_pb2.Blob, _Mapping]] = ..., examples: _Optional[int] = ..., run: _Optional[str] = ..., cycle: _Optional[int] = ...) -> None: ...
     class Proof(_message.Message):
         __slots__ = ("canary", "tolerance", "tokenizer")
         CANARY_FIELD_NUMBER: _ClassVar[int]

@@ -273,6 +273,7 @@ pub fn run_to_proto(run: &Run) -> v1::Run {
         failures: run.failures.clone(),
         cursor: run.sequence,
         forked_from: run.spec.forked_from(),
+        trial_of: run.spec.trial_of(),
         pool: run.spec.pool.clone(),
         user: run_user(run),
         queue: run.spec.queue,

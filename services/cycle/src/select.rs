@@ -91,7 +91,7 @@ pub(crate) fn select_samples(
     number: u32,
     cycle: &Cycle,
 ) -> CycleSelection {
-    if let Some(v1::spec::Dataset { lines, examples }) = &raft.dataset {
+    if let Some(v1::spec::Dataset { lines, examples, .. }) = &raft.dataset {
         let fact = v1::Selected {
             cycle: number,
             considered: *examples,

@@ -55,6 +55,8 @@ fn build_trial(run: &Run, number: u32, mut objective: Objective) -> Option<Objec
             bytes: selection.dataset.len() as u64,
         }),
         examples: u32::try_from(selection.kept.len()).unwrap_or(u32::MAX),
+        run: run.id.to_string(),
+        cycle: number,
     };
     let trial = v1::spec::Raft {
         prompts: raft.prompts.clone(),

@@ -59,13 +59,13 @@ export function open({ page, signal }) {
     };
     return h("article.run", { "data-run": run.run, "data-state": run.state, "data-row": true },
       h("label.choose", h("input", { type: "checkbox", checked: compared.has(run.run), onchange, "aria-label": `compare ${run.run}` })),
-      h("a", { href: toRun(run.run) }, h("b", run.name || run.run), h("small", run.run)), state(run.state), h("span.soft.kind", run.kind),
+      h("a", { href: toRun(run.run) }, h("b", run.name || run.run), h("small", run.run)), state(run.state), h("span.soft.kind", run.trialOf ? "trial" : run.kind),
       h("span.far", share !== null && [progress(`cycles of ${run.run}`, share, 1),
         h("small", `${Math.max(0, run.cyclesDone - 1)} of ${counted(run.cycles, "cycle")}`)]),
       h("span.far.heldout", heldOut(run)),
       h("time.soft", { datetime: run.submittedAt, title: clock(submitted, now()) },
         run.endedAt ? `took ${duration((Date.parse(run.endedAt) - submitted) / 1000)}` : `${duration((now() - submitted) / 1000)} ago`),
-      run.message && h("small.far", run.message));
+      (run.message || run.trialOf) && h("small.far", run.message || `trial of an objective on ${run.trialOf}`));
   }
 
   function boxes(total) {

@@ -158,6 +158,7 @@ fn start_line(spec: &v1::Spec, record: &Record) -> v1::RunLine {
         state: "running".into(),
         submitted_at: Some(record_time(record)),
         cycles,
+        trial_of: spec.trial_of(),
         ..Default::default()
     }
 }

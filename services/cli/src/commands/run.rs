@@ -303,6 +303,10 @@ fn difference_texts(settings: Vec<SettingDifference>, [a, b]: [&v1::Run; 2]) -> 
     texts
 }
 
+fn trial_text(run: &v1::Run) -> String {
+    format!("trial of an objective on {}", run.trial_of)
+}
+
 async fn print_runs(control: &FleetControl, json: bool) -> anyhow::Result<()> {
     let runs = control.describe_runs().await?;
     if json {
@@ -314,7 +318,11 @@ async fn print_runs(control: &FleetControl, json: bool) -> anyhow::Result<()> {
             cycles => format!("{}/{cycles}", run.cycle),
         };
         let submitted = output::format_time(run.submitted_at.as_ref());
-        [run.run.clone(), run.kind.clone(), state_text(run), cycle, submitted, run.message.clone()]
+        let message = match &*run.message {
+            "" if !run.trial_of.is_empty() => trial_text(run),
+            message => message.to_owned(),
+        };
+        [run.run.clone(), run.kind.clone(), state_text(run), cycle, submitted, message]
     });
     let headings = ["run", "kind", "state", ">cycle", "submitted", "message"];
     output::print_list(headings, rows, "no runs yet; `flotilla run new` starts one");
@@ -339,6 +347,9 @@ async fn print_run(control: &FleetControl, id: &RunId, json: bool) -> anyhow::Re
     }
     if !run.forked_from.is_empty() {
         output::print_line(&format!("continues {}", run.forked_from));
+    }
+    if !run.trial_of.is_empty() {
+        output::print_line(&trial_text(&run));
     }
     output::print_text(&cycles_table(&run, output::stdout_width()));
     for done in &run.cycles_done {

@@ -59,6 +59,10 @@ pub(super) fn lineage_section(facts: &CardFacts<'_>) -> String {
     if !forked.is_empty() {
         push("forked from", inline_code(&forked));
     }
+    let tried = facts.run.spec.trial_of();
+    if !tried.is_empty() {
+        push("trial of an objective on", inline_code(&tried));
+    }
     let seed = facts.run.spec.seed;
     push("run", format!("{}, {}, seed {seed}", inline_code(run), facts.run.kind_name()));
     push("checkpoint", format!("cycle {cycle}, step {step} of {steps}"));

@@ -247,6 +247,8 @@ fn a_court_ranks_objectives_on_the_samples_of_a_cycle() {
         let drawn = fleet.read_facts(trial);
         let trains = |fact: &Value| fact["fact"]["purpose"] == "TRAIN";
         assert!(!drawn.iter().any(trains), "{trial} draws training samples again");
+        let shown = fleet.run_json(&["run", "show", trial]).expect("a run");
+        assert_eq!(shown["trialOf"], json!(format!("{run}@2")));
         let explained = fleet.run_json(&["run", "explain", trial]).expect("an explanation");
         let base = explained["base"].as_str().unwrap();
         assert!(base.contains(" with runs/"), "{base}");
