@@ -7,12 +7,15 @@ set -u
 
 TOOLS="nats-server llama.cpp llama.cpp-vulkan llama.cpp-sources chromedriver promtool quadlet garage
     docker docker-compose systemd systemd-analyze tc valgrind shellcheck jq curl bash script python3
-    gcc cc c c++ go python stubs trackers aws pytest math-verify grpcurl nats"
+    gcc cc c c++ go python stubs trackers aws pytest math-verify grpcurl nats
+    verifiers openenv"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root" || exit 1
 # shellcheck source=/dev/null
 . "$root/deploy/debian-packages.sh"
+# shellcheck source=/dev/null
+. "$root/deploy/python-packages.sh"
 mkdir -p .tools/bin
 tmp=$(mktemp -d "$root/.tools/fetch.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
@@ -63,19 +66,14 @@ unpack_program() {
 # Creates the Python environment .tools/$1 from the other arguments, files of tests/e2e/python.
 # Repeated only if the files change.
 create_environment() {
-    name=$1
+    made=.tools/$1
     shift
-    (
-        cd tests/e2e/python || exit 1
-        environment=$root/.tools/$name
-        cat "$@" >"$tmp/requirements.txt" || exit 1
-        cmp -s "$tmp/requirements.txt" "$environment/requirements.txt" && exit 0
-        say "making .tools/$name"
-        python3 -m venv --clear "$environment" >&2 || exit 1
-        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --requirement "$tmp/requirements.txt" >&2 || exit 1
-        mv "$tmp/requirements.txt" "$environment/requirements.txt"
-    )
+    (cd tests/e2e/python && cat "$@") >"$tmp/requirements.txt" || return 1
+    cmp -s "$tmp/requirements.txt" "$made/requirements.txt" && return 0
+    say "making $made"
+    python3 -m venv --clear "$made" >&2 &&
+        install_python_packages "$made" --requirement "$tmp/requirements.txt" &&
+        mv "$tmp/requirements.txt" "$made/requirements.txt"
 }
 
 # Builds a Go program, which Debian does not have.
@@ -97,7 +95,9 @@ fetch_tool() {
     promtool) unpack_program promtool usr/bin/promtool ;;
     quadlet) unpack_program podman usr/libexec/podman/quadlet ;;
     python) create_environment python requirements.txt requirements-tests.txt ;;
-    stubs | trackers | aws | pytest | math-verify) create_environment "$1" "requirements-$1.txt" ;;
+    stubs | trackers | aws | pytest | math-verify | verifiers | openenv)
+        create_environment "$1" "requirements-$1.txt"
+        ;;
     grpcurl) build_go_program grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3 ;;
     nats) build_go_program nats github.com/nats-io/natscli/nats@v0.3.0 ;;
     docker) install_package docker docker.io ;;

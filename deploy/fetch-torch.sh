@@ -3,6 +3,8 @@
 # names a suitable interpreter. Repeated only if the requirements change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=/dev/null
+. deploy/python-packages.sh
 
 wanted=deploy/requirements-torch.txt
 python=${FLOTILLA_TORCH_PYTHON:-}
@@ -24,5 +26,5 @@ python3 -m venv .tools/torch
 index=https://download.pytorch.org/whl/cpu
 python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)' "$index/" \
     2>/dev/null || index=
-.tools/torch/bin/pip install --quiet --requirement "$wanted" ${index:+--extra-index-url "$index"}
+install_python_packages .tools/torch --requirement "$wanted" ${index:+--extra-index-url "$index"}
 cp "$wanted" "$done_with"

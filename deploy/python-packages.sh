@@ -1,0 +1,32 @@
+# A function for other scripts: installs packages into Python environments.
+# shellcheck shell=sh
+
+UV_VERSION=0.13.9
+
+# Installs packages into environment $1, with pip's options $2 and so on. uv needs seconds where pip
+# needs minutes, but it does not read pip's settings: pip is used where uv fails. uv's cache shares
+# its files with the environment, and is of no use afterwards.
+install_python_packages() {
+    environment=$1
+    shift
+    if uv=$(find_uv); then
+        failed=
+        UV_CACHE_DIR=.tools/uv-cache "$uv" pip install --quiet \
+            --index-strategy unsafe-best-match --python "$environment/bin/python" "$@" >&2 ||
+            failed=1
+        rm -rf .tools/uv-cache
+        [ -n "$failed" ] || return 0
+    fi
+    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >&2
+}
+
+# Prints the path of uv, which is fetched to .tools unless it is installed.
+find_uv() {
+    command -v uv && return 0
+    if [ ! -x .tools/uv/bin/uv ]; then
+        python3 -m venv --clear .tools/uv >&2 &&
+            .tools/uv/bin/python -m pip install --quiet --disable-pip-version-check \
+                "uv==$UV_VERSION" >&2 || return 1
+    fi
+    printf '%s\n' "$PWD/.tools/uv/bin/uv"
+}
