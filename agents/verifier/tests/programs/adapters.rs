@@ -1,6 +1,11 @@
 //! The verifiers of `examples/verifiers`, with the libraries that they are for.
 
-use std::{path::Path, process::Command as Process, time::Duration};
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command as Process, Stdio},
+    time::Duration,
+};
 
 use line_programs::{CommandLauncher, LineBounds, LineProgram};
 use requirements::{require_python_environment, require_torch_python};
@@ -34,6 +39,7 @@ fn judge(python: &Path, adapter: &str, arguments: &[&str], requests: &[Value]) -
         let mut command = Process::new(&python);
         command.arg(&adapter).args(&arguments);
         command.env("HF_HUB_OFFLINE", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("PYTHONPATH", test_modules());
         command
     });
     let bounds = LineBounds { start_timeout: Duration::from_secs(300), ..LineBounds::default() };
@@ -48,6 +54,36 @@ fn judge(python: &Path, adapter: &str, arguments: &[&str], requests: &[Value]) -
         }
         verdicts
     })
+}
+
+/// Returns the directory of the Python modules of tests.
+fn test_modules() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/python")
+}
+
+/// A server that ends with the test.
+struct TestServer(Child);
+
+impl TestServer {
+    /// Starts a Python program that prints its address, and returns the address as well.
+    fn start(python: &Path, program: &str) -> (Self, String) {
+        let mut command = Process::new(python);
+        command.arg(test_modules().join(program)).env("PYTHONDONTWRITEBYTECODE", "1");
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("Python starts");
+        let output = child.stdout.take().expect("its output");
+        let server = Self(child);
+        let mut address = String::new();
+        BufReader::new(output).read_line(&mut address).expect("an address");
+        (server, address.trim().to_owned())
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 fn request(prompt: &str, completion: &str, answer: Option<&str>) -> Value {
@@ -77,6 +113,73 @@ fn math_verify_compares_mathematical_answers() {
     let verdicts = judge(&python, "math_answers.py", &[], &asked);
     for ((text, answer, outcome), verdict) in cases.iter().zip(verdicts) {
         assert_eq!(verdict["outcome"], *outcome, "{text} for {answer}: {verdict}");
+    }
+}
+
+#[test]
+fn a_taskset_of_verifiers_prints_its_prompts_and_judges_their_answers() {
+    let requirements = ["requirements-verifiers.txt"];
+    let Some(python) = require_python_environment("verifiers", &requirements) else { return };
+    let adapter = "../../examples/verifiers/verifiers_taskset.py";
+    let printed = Process::new(&python)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(adapter))
+        .args(["sums_taskset", "--prompts"])
+        .env("PYTHONPATH", test_modules())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .expect("Python starts");
+    assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+    let prompts: Vec<Value> = String::from_utf8_lossy(&printed.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let conversation =
+        |sum| json!([{ "role": "system", "content": "Add." }, { "role": "user", "content": sum }]);
+    let expected = [("task-0", 0, "1+2="), ("task-1", 1, "3+4=")]
+        .map(|(id, task, sum)| json!({ "id": id, "task": task, "messages": conversation(sum) }));
+    assert_eq!(prompts, expected);
+    let cases = [
+        (0, "3", "pass", 1.0),
+        (1, "8", "fail", 0.5),
+        (1, " 7\n", "pass", 1.0),
+        (0, "x", "fail", 0.0),
+    ];
+    let of_task = |(task, text, ..): &(u32, &str, &str, f64)| {
+        let mut request = request("", text, None);
+        request["task"] = (*task).into();
+        request
+    };
+    let asked: Vec<Value> = cases.iter().map(of_task).collect();
+    let verdicts = judge(&python, "verifiers_taskset.py", &["sums_taskset"], &asked);
+    for ((task, text, outcome, reward), verdict) in cases.iter().zip(verdicts) {
+        let judged = (verdict["outcome"].as_str(), verdict["reward"].as_f64());
+        assert_eq!(judged, (Some(*outcome), Some(*reward)), "{text} for task {task}: {verdict}");
+    }
+}
+
+#[test]
+fn an_environment_of_openenv_rewards_a_completion_as_its_action() {
+    let requirements = ["requirements-openenv.txt"];
+    let Some(python) = require_python_environment("openenv", &requirements) else { return };
+    let (_server, address) = TestServer::start(&python, "openenv_server.py");
+    let cases = [
+        ("8", json!({}), "pass", Some(1.0)),
+        ("9", json!({}), "fail", Some(0.5)),
+        ("8 kg", json!({ "unit": " kg" }), "pass", Some(1.0)),
+        ("no idea", json!({}), "fail", Some(0.0)),
+        ("8", json!({ "no_field": 1 }), "error", None),
+    ];
+    let of_episode = |(text, action, ..): &(&str, Value, &str, Option<f64>)| {
+        let mut request = request("", text, None);
+        request["reset"] = json!({ "seed": 4 });
+        request["action"] = action.clone();
+        request
+    };
+    let asked: Vec<Value> = cases.iter().map(of_episode).collect();
+    let verdicts = judge(&python, "openenv_step.py", &[&address], &asked);
+    for ((text, action, outcome, reward), verdict) in cases.iter().zip(verdicts) {
+        let judged = (verdict["outcome"].as_str(), verdict["reward"].as_f64());
+        assert_eq!(judged, (Some(*outcome), *reward), "{text} with {action}: {verdict}");
     }
 }
 
