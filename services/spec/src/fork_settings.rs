@@ -88,6 +88,10 @@ pub fn apply_fork_settings(
         // The position is one on the other channel.
         spec.promotion.iter_mut().for_each(|promotion| promotion.feedback = 0);
     }
+    if parent.other_model_type.is_empty() {
+        let run = RunSpec::parse(&changed.to_string()).map_err(SpecError::without_place)?;
+        run.check_usual_modules()?;
+    }
     check_cycles(&spec, cycle, trains_on, &keys)?;
     Ok(spec)
 }

@@ -11,6 +11,7 @@ use crate::{
     base::BaseSpec,
     chat::ChatSpec,
     data_source::{FEEDBACK_PREFIX, HUB_PREFIX, columns_schema},
+    error::FieldError,
     eval_suite::{MeasuredSuites, SuiteSpec},
     promote::PromoteSpec,
     queue::QueueSpec,
@@ -112,6 +113,17 @@ pub struct SftSpec {
 }
 
 impl RunSpec {
+    /// Checks that an adapter is for modules that the models of the table of architectures have.
+    ///
+    /// # Errors
+    /// When `target_modules` has another name.
+    pub fn check_usual_modules(&self) -> Result<(), FieldError> {
+        let of_raft = self.raft.as_ref().map(|raft| ("raft.lora", &raft.lora));
+        let of_sft = self.sft.as_ref().and_then(|sft| Some(("sft.lora", sft.lora.as_ref()?)));
+        let adapter = of_raft.or(of_sft);
+        adapter.map_or(Ok(()), |(section, lora)| lora.check_usual_modules(section))
+    }
+
     /// Returns the names of the suites in `evals`, texts and prompts apart, and whether the run has
     /// held-out prompts of its own.
     pub fn measured_suites(&self) -> MeasuredSuites<'_> {

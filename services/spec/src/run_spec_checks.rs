@@ -245,6 +245,20 @@ raft:
     }
 
     #[test]
+    fn only_models_outside_of_the_table_have_other_modules() {
+        let own = parse(&format!("{RAFT}  lora: {{ target_modules: [q_proj, v_prj] }}\n"));
+        assert_eq!(own.check_fields(), Ok(()));
+        let error = own.check_usual_modules().unwrap_err();
+        assert_eq!(error.field, "raft.lora.target_modules[1]");
+        assert!(error.remedy.ends_with("did you mean v_proj?"), "{error}");
+        let sft =
+            "base: { checkpoint: base-1 }\nsft: { data: a.jsonl, lora: { target_modules: [x] } }";
+        let error = parse(sft).check_usual_modules().unwrap_err();
+        assert_eq!(error.field, "sft.lora.target_modules[0]");
+        assert_eq!(parse(RAFT).check_usual_modules(), Ok(()));
+    }
+
+    #[test]
     fn only_a_raft_run_samples_prompts() {
         let prompts = "evals: [{ name: a, prompts: a.jsonl, verifier: { exact: {} } }]\n";
         assert_eq!(parse(&format!("{prompts}{RAFT}")).check_fields(), Ok(()));
@@ -273,7 +287,7 @@ raft:
                 "raft.training.max_tokens",
             ),
             (
-                "  verifier: { exact: {} }\n  lora: { target_modules: [lm_head] }",
+                "  verifier: { exact: {} }\n  lora: { target_modules: [q proj] }",
                 "raft.lora.target_modules[0]",
             ),
             (

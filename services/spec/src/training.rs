@@ -80,8 +80,14 @@ pub struct LoraAdapterSpec {
     /// Scale of the adapter: its output is multiplied by `alpha / r`.
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub alpha: f64,
-    /// Linear modules that get an adapter.
-    #[schemars(length(min = 1), extend("items" = { "type": "string", "enum": TARGET_MODULES }))]
+    /// Linear modules that get an adapter. Only a model outside of the table of docs/FORMATS.md may
+    /// have other ones.
+    #[schemars(
+        length(min = 1),
+        extend("items" = {
+            "type": "string", "pattern": "^[A-Za-z0-9_.]{1,64}$", "examples": TARGET_MODULES
+        })
+    )]
     pub target_modules: Vec<String>,
     /// Share of an adapter's inputs that is dropped in each step.
     #[schemars(range(min = 0.0, max = 0.99))]
@@ -102,9 +108,11 @@ pub enum BaseQuantizationSpec {
     Nf4,
 }
 
-/// The linear modules that may get an adapter.
+/// The linear modules of the models of the table.
 const TARGET_MODULES: [&str; 7] =
     ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+const MODULE_NAME_MAX: usize = 64;
 
 impl Default for LoraAdapterSpec {
     fn default() -> Self {
@@ -207,9 +215,20 @@ impl LoraAdapterSpec {
         let field = format!("{section}.target_modules");
         ensure_field(!self.target_modules.is_empty(), &field, "name at least one module")?;
         for (index, module) in self.target_modules.iter().enumerate() {
-            let is_known = TARGET_MODULES.contains(&module.as_str());
+            let is_name = (1..=MODULE_NAME_MAX).contains(&module.len())
+                && module.bytes().all(|it| it.is_ascii_alphanumeric() || b"_.".contains(&it));
             let remedy = describe_choice(module, &TARGET_MODULES);
-            ensure_field(is_known, &format!("{field}[{index}]"), remedy)?;
+            ensure_field(is_name, &format!("{field}[{index}]"), remedy)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the modules are those of the models of the table of architectures.
+    pub(crate) fn check_usual_modules(&self, section: &str) -> FieldResult {
+        for (index, module) in self.target_modules.iter().enumerate() {
+            let is_usual = TARGET_MODULES.contains(&module.as_str());
+            let remedy = describe_choice(module, &TARGET_MODULES);
+            ensure_field(is_usual, &format!("{section}.target_modules[{index}]"), remedy)?;
         }
         Ok(())
     }

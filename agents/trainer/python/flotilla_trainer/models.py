@@ -86,6 +86,12 @@ def target_modules(model, wanted):
     found = {name if name in linear else FUSED.get(name) for name in wanted} & linear
     output = model.get_output_embeddings()
     others = {_last_part(name) for name, module in modules.items() if module is not output}
+    unknown = sorted(set(wanted) - USUAL - others)
+    if unknown:
+        raise Refused(
+            f"field lora.target_modules: this model has no linear module {', '.join(unknown)}; "
+            f"name some of {', '.join(sorted(others))}"
+        )
     if found and not (USUAL <= set(wanted) and others - found):
         return sorted(found)
     # The weights of all experts of a layer are one parameter of three dimensions.

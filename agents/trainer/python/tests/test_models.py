@@ -110,7 +110,12 @@ class Architectures(unittest.TestCase):
         starcoder = made("starcoder2")
         self.assertEqual(models.target_modules(starcoder, SEVEN), "all-linear")
         self.assertEqual(models.target_modules(starcoder, ["q_proj"]), ["q_proj"])
-        self.assertEqual(models.target_modules(made("gpt_neox"), SEVEN), "all-linear")
+        neox = made("gpt_neox")
+        self.assertEqual(models.target_modules(neox, SEVEN), "all-linear")
+        self.assertEqual(models.target_modules(neox, ["query_key_value"]), ["query_key_value"])
+        named = "no linear module lm_head, nonsense; name some of dense, "
+        with self.assertRaisesRegex(Refused, named):
+            models.target_modules(neox, ["dense", "nonsense", "lm_head"])
         self.assertEqual(models.positions(starcoder.config, 8), 4096)
         self.assertEqual(models.positions(types.SimpleNamespace(), 8), 8)
 

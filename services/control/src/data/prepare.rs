@@ -70,6 +70,7 @@ impl FleetControl {
         spec: &RunSpec,
         files: &SpecFiles,
     ) -> Result<PreparedRun, SubmitError> {
+        self.check_target_modules(spec, files).await?;
         let reader = DataReader::new(self, Some(&spec.base), files);
         let mut report = DataReport::default();
         let kind = match (&spec.sft, &spec.raft) {
@@ -86,6 +87,18 @@ impl FleetControl {
         let verifiers = raft.chain(spec.evals.iter().filter_map(|suite| suite.verifier.as_ref()));
         report.warnings.extend(warn_of_commands(verifiers));
         Ok(PreparedRun { suites, kind, report })
+    }
+
+    /// Checks the names of the modules that get an adapter. A model outside of the table of
+    /// architectures has others, which its trainer knows.
+    async fn check_target_modules(
+        &self,
+        spec: &RunSpec,
+        files: &SpecFiles,
+    ) -> Result<(), SubmitError> {
+        let Err(unusual) = spec.check_usual_modules() else { return Ok(()) };
+        let is_other = !self.find_other_model_type(&spec.base, files).await.is_empty();
+        if is_other { Ok(()) } else { Err(unusual.into()) }
     }
 }
 

@@ -84,6 +84,19 @@ fn submitted(yaml: &str) -> v1::Spec {
     }
 }
 
+#[test]
+fn a_fork_names_modules_of_its_base() {
+    let settings = ["lora.target_modules=[their_proj]".to_owned()];
+    let parent = submitted(RICH);
+    let refused = apply_fork_settings(&parent, 2, false, &settings).unwrap_err().to_string();
+    assert!(refused.contains("raft.lora.target_modules[0]: must be one of"), "{refused}");
+    let other = v1::Spec { other_model_type: "arcee".into(), ..parent };
+    let forked = apply_fork_settings(&other, 2, false, &settings).unwrap();
+    let Some(v1::spec::Kind::Raft(raft)) = forked.kind else { panic!("no raft run") };
+    let lora = raft.training.and_then(|training| training.lora).unwrap();
+    assert_eq!(lora.target_modules, ["their_proj"]);
+}
+
 fn fork(yaml: &str, settings: &[&str]) -> Result<v1::Spec, ForkSettingError> {
     let settings: Vec<String> = settings.iter().map(|it| (*it).to_owned()).collect();
     apply_fork_settings(&submitted(yaml), 2, true, &settings)

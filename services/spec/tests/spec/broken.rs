@@ -67,7 +67,7 @@ const UNKNOWN_NAMES: [Mistake; 18] = [
     ((LORA, "  objective: { dapoo: { kl: 1 } }"), (16, 14), &["did you mean dapo?"]),
     ((LORA, "  objective: { grpo: { kll: 1 } }"), (16, 22), &["not kll; did you mean kl?"]),
     (
-        (LORA, "  lora: { target_modules: [q_proj, v_prj] }"),
+        (LORA, "  lora: { target_modules: [q_proj, v-proj] }"),
         (16, 36),
         &["raft.lora.target_modules[1]: must be one of", "did you mean v_proj?"],
     ),

@@ -185,6 +185,10 @@ fn a_base_outside_of_the_table_waits_for_agents_that_take_it() {
     home.run("check", &fleet, base, &[]).assert_refused(&["auto_map", "own.py", "never run"]);
     fs::write(&path, config).unwrap();
     let waits = "waits: pool default has no trainer and no evaluator for arcee models";
+    let spec = home.spec(base);
+    let named = fs::read_to_string(&spec).unwrap();
+    fs::write(&spec, named.replace("r: 2", "r: 2, target_modules: [their_proj]")).unwrap();
+    fleet.run(&["run", "check", &spec.display().to_string()]).assert_success();
     let checked = home.run("check", &fleet, base, &[]);
     checked.assert_success();
     let text = format!("{}{}", checked.stdout, checked.stderr);
