@@ -142,7 +142,7 @@ impl CompletionApi {
         File::open("/dev/urandom")?.read_exact(&mut secret)?;
         Ok(Self {
             alias,
-            places,
+            indices,
             tokenizer: Arc::new(tokenizer),
             template: template.map_err(|error| wire::format_error_chain(&error)),
             limits,

@@ -371,7 +371,7 @@ mod tests {
         batch.draw_step().unwrap();
         assert!(!batch.has_free_slot());
         drop(client);
-        batch.drop_ended();
+        batch.drop_ended_requests();
         assert!(batch.has_free_slot() && batch.requests.is_empty());
         assert_eq!(batch.models[0].open_samples(), 0);
 

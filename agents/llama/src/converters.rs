@@ -61,8 +61,8 @@ pub enum ConverterError {
     #[error("could not read {path}")]
     Read { path: PathBuf, source: io::Error },
     #[error(
-        "models of {model_type} need llama.cpp's own converters, which this box lacks; start its \
-         agent with --llama-cpp-sources DIR and --python PYTHON, or use a box with them (E119)"
+        "models of {model_type} need llama.cpp's own converters; pass --llama-cpp-sources DIR and \
+         --python PYTHON to this command, or to the agent of the box (E119)"
     )]
     Absent { model_type: String },
     #[error(transparent)]

@@ -8,6 +8,7 @@ mod burn_in;
 mod channel;
 mod compare;
 mod convert;
+mod converters;
 mod court;
 mod data;
 mod doctor;
@@ -52,6 +53,7 @@ pub(crate) use {
     },
     compare::CompareArgs,
     convert::{ConvertCommand, ConvertOutputArgs},
+    converters::ConverterArgs,
     court::CourtArgs,
     data::{
         ColumnArgs, DataCommand, DataShowArgs, FeedbackDataArgs, GenerateDataArgs, HeldoutArgs,

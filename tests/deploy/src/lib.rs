@@ -25,9 +25,9 @@ pub fn read_file(path: impl AsRef<Path>) -> String {
 
 /// Returns the sources of the flags, and their variables, of the commands that run as services.
 pub fn flag_sources() -> String {
-    ["args/access", "args/agent", "args/fleet", "args/members", "args/verify", "fleet"]
-        .map(|name| read_file(format!("services/cli/src/{name}.rs")))
-        .concat()
+    let arguments = ["access", "agent", "converters", "fleet", "members", "verify"];
+    let arguments = arguments.map(|name| read_file(format!("services/cli/src/args/{name}.rs")));
+    arguments.concat() + &read_file("services/cli/src/fleet.rs")
 }
 
 /// Returns the files of a directory with this ending, sorted. Panics if there are none.

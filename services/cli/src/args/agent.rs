@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 use engine::MatrixDtype;
 
-use super::{HostProtectionArgs, StackPlaceArgs, VerifierToolArgs, parse_dtype};
+use super::{ConverterArgs, HostProtectionArgs, StackPlaceArgs, VerifierToolArgs, parse_dtype};
 
 pub(crate) const ROLE_NAMES: [&str; 6] =
     ["trainer", "generator", "verifier", "scorer", "evaluator", SERVER_ROLE];
@@ -92,14 +92,8 @@ pub(crate) struct AgentArgs {
     /// selects PyTorch on a box with an AMD GPU
     #[arg(long, value_enum, default_value_t = TrainerEngine::Auto, env = "FLOTILLA_TRAINER_ENGINE")]
     pub trainer_engine: TrainerEngine,
-    /// Python interpreter with torch, transformers, peft and accelerate, such as VENV/bin/python
-    /// [default: `uv run`, which downloads them, if uv is on PATH]
-    #[arg(long, value_name = "PYTHON", env = "FLOTILLA_PYTHON")]
-    pub python: Option<PathBuf>,
-    /// Directory of llama.cpp's sources, whose converters run models that are not converted
-    /// natively, with the interpreter of --python
-    #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP_SOURCES")]
-    pub llama_cpp_sources: Option<PathBuf>,
+    #[command(flatten)]
+    pub converters: ConverterArgs,
     /// Maximum seconds between two saves of a training, in addition to the run's schedule; the
     /// first save comes after a tenth of this time
     #[arg(long, value_name = "SECONDS", default_value_t = 600, env = "FLOTILLA_SAVE_WITHIN",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use formats::ConversionDtype;
 
-use super::{ColumnArgs, conversion_dtype_parser};
+use super::{ColumnArgs, ConverterArgs, conversion_dtype_parser};
 
 /// The subcommands of `flotilla eval`.
 #[derive(Debug, Subcommand)]
@@ -67,6 +67,8 @@ pub(crate) struct EvalLocalArgs {
     /// Directory of the llama.cpp programs [default: found on PATH or in .tools]
     #[arg(long, value_name = "DIR", env = "FLOTILLA_LLAMA_CPP")]
     pub llama_cpp: Option<PathBuf>,
+    #[command(flatten)]
+    pub converters: ConverterArgs,
     /// Weight type: f32, bf16 for half the memory, or q8_0 for a quarter; llama.cpp also supports
     /// f16
     #[arg(long, default_value = "f32", value_parser = conversion_dtype_parser())]

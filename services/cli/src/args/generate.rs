@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use formats::ConversionDtype;
 
-use super::{GeneratorToolArgs, conversion_dtype_parser};
+use super::{ConverterArgs, GeneratorToolArgs, conversion_dtype_parser};
 
 /// Arguments of `flotilla generate`.
 #[derive(Debug, Args)]
@@ -42,6 +42,8 @@ pub(crate) struct GenerateArgs {
     pub engine: generator::GeneratorEngineChoice,
     #[command(flatten)]
     pub tools: GeneratorToolArgs,
+    #[command(flatten)]
+    pub converters: ConverterArgs,
     /// Hardware profile for llama.cpp: a name or a file [default: detected]
     #[arg(long, env = "FLOTILLA_PROFILE")]
     pub profile: Option<String>,

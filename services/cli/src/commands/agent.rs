@@ -441,7 +441,7 @@ fn generator_paths(
     Ok(generator::GeneratorPaths {
         gguf_cache: cache.join("gguf"),
         gguf_cache_bytes: parse_gib("--cache-gib", args.cache_gib)?,
-        converters: find_converters(args)?,
+        converters: args.converters.find_converters()?,
         directory,
     })
 }
@@ -527,15 +527,10 @@ fn choose_evaluator_backend(
         EvaluatorEngine::LlamaCpp => evaluator::EvaluatorEngineChoice::LlamaCpp,
     };
     let cache_bytes = parse_gib("--cache-gib", args.cache_gib)?;
-    let programs = (args.generator_tools.llama_cpp.as_deref(), find_converters(args)?);
+    let programs = (args.generator_tools.llama_cpp.as_deref(), args.converters.find_converters()?);
     let cache = cache.join("gguf");
     evaluator::EvaluatorBackend::select_backend(choice, programs, launch, cache, cache_bytes)
         .context("--evaluator-engine")
-}
-
-fn find_converters(args: &AgentArgs) -> anyhow::Result<Option<llama::LlamaConverters>> {
-    let find = |dir| llama::LlamaConverters::find_converters(dir, args.python.as_deref());
-    Ok(args.llama_cpp_sources.as_deref().map(find).transpose()?)
 }
 
 #[cfg(test)]

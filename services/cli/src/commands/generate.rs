@@ -140,7 +140,7 @@ fn choose_backend(
     let places = GeneratorPaths {
         gguf_cache: local_models::gguf_cache_directory()?,
         gguf_cache_bytes: local_models::GGUF_CACHE_BYTES,
-        converters: None,
+        converters: args.converters.find_converters()?,
         directory: launch.directory.join("generate"),
     };
     let mut backend = GeneratorBackend::select_backend(

@@ -106,9 +106,9 @@ pub(super) fn apply_stack(args: &mut AgentArgs) -> anyhow::Result<AgentStack> {
     if let Some(InstalledStack { name: own, programs, .. }) = stack.flatten() {
         let tools = &mut args.generator_tools;
         let is_used = programs.llama_cpp.is_some() && tools.llama_cpp.is_none()
-            || programs.python.is_some() && args.python.is_none();
+            || programs.python.is_some() && args.converters.python.is_none();
         tools.llama_cpp = tools.llama_cpp.take().or(programs.llama_cpp);
-        args.python = args.python.take().or(programs.python);
+        args.converters.python = args.converters.python.take().or(programs.python);
         if is_used {
             name = own;
         }

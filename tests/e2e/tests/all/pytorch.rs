@@ -157,6 +157,7 @@ fn models_outside_of_the_table_are_trained_sampled_and_measured() {
         ]
         .map(|(name, value)| (name.to_owned(), value)),
     );
+    let variables = environment.clone();
     let fleet = Fleet::start_with("trainer,generator,verifier,evaluator", &[], environment);
     let files = SpecFiles::create(fleet.path());
     let other = files.path("other");
@@ -188,6 +189,14 @@ fn models_outside_of_the_table_are_trained_sampled_and_measured() {
     }
     assert!((losses[1] - losses[0]).abs() > 0.01, "two steps change the losses: {losses:?}");
     fleet.assert_clean_audit(&run);
+    let (model, text) = (model.display().to_string(), text.display().to_string());
+    let fixed = ["eval", "local", "--json", "--engine", "llama.cpp", "--n-ctx", "64"];
+    let named = ["--model", &model, "--text", &text];
+    let measured = run_flotilla(&[&fixed[..], &named].concat(), variables);
+    assert_eq!(measured.code, 0, "{}", measured.stderr);
+    let figures: Value = serde_json::from_str(&measured.stdout).expect("JSON");
+    let found = figures["mean_nll"].as_f64().expect("a number");
+    assert!((found / losses[0] - 1.0).abs() < 1e-4, "{found} {losses:?}");
 }
 
 #[test]

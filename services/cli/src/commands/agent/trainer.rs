@@ -28,7 +28,7 @@ pub(super) fn trainer_config(
         TrainerEngine::Auto if launch.profile.is_cpu() => TrainingEngine::Candle,
         TrainerEngine::Auto | TrainerEngine::Pytorch => {
             let pytorch = PyTorchProgram::write_program(
-                find_python(args.python.as_deref())?,
+                find_python(args.converters.python.as_deref())?,
                 &launch.directory,
             )
             .context("write the training program")?;

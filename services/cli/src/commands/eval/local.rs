@@ -89,12 +89,9 @@ fn measure_with_llama_cpp(
     let llama =
         LlamaCppEvaluator::find_installation(args.llama_cpp.as_deref(), &profile, places, limits)?;
     let key = llama::local_model_key(&source.base)?;
-    evaluator::measure_with_llama_cpp(
-        source,
-        &key,
-        &LlamaCppEvaluator { dtype: args.dtype, ..llama },
-        progress,
-    )
+    let converters = args.converters.find_converters()?;
+    let llama = LlamaCppEvaluator { dtype: args.dtype, converters, ..llama };
+    evaluator::measure_with_llama_cpp(source, &key, &llama, progress)
 }
 
 fn print_result(
