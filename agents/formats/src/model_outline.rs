@@ -227,6 +227,7 @@ mod tests {
     fn code_quantised_weights_and_other_kinds_of_models_are_refused() {
         for (change, expected) in [
             (json!({"auto_map": {"AutoConfig": "own.Config"}}), "own.py"),
+            (json!({"configuration_files": ["config.4.0.0.json"]}), "`[\"config.4.0.0.json\"]`"),
             (json!({"quantization_config": {"quant_method": "gptq"}}), "gptq"),
             (json!({"architectures": ["GPTNeoXForTokenClassification"]}), "use a model of"),
             (json!({"architectures": null}), "use a model of"),

@@ -204,6 +204,8 @@ impl LlamaConverters {
         let environment = ProcessEnvironment::new(&BTreeMap::new(), &[])
             .with_variable("HF_HUB_OFFLINE", "1")
             .with_variable("TRANSFORMERS_OFFLINE", "1")
+            // transformers copies code of a model there before it runs it: it cannot.
+            .with_variable("HF_MODULES_CACHE", "/dev/null")
             .with_variable("PYTHONDONTWRITEBYTECODE", "1");
         let arguments = first.into_iter().chain(arguments);
         let mut process = LlamaProcess::spawn_program(&self.python, arguments, &environment, false)
@@ -312,11 +314,12 @@ mod tests {
 
     #[test]
     fn the_converter_is_offline_and_its_last_lines_are_shown() {
-        let rig = Rig::new("other", "echo $HF_HUB_OFFLINE $2 $3 $4 > \"$6\"");
+        let rig = Rig::new("other", "echo $HF_HUB_OFFLINE $HF_MODULES_CACHE $2 $3 $4 > \"$6\"");
         rig.convert().unwrap();
         let said = fs::read_to_string(rig.path("out")).unwrap();
         let sources = rig.path("sources").canonicalize().unwrap();
-        assert_eq!(said.trim(), format!("1 {}/{MODEL_SCRIPT} --outtype f16", sources.display()));
+        let expected = format!("1 /dev/null {}/{MODEL_SCRIPT} --outtype f16", sources.display());
+        assert_eq!(said.trim(), expected);
         let failing =
             "echo one; printf '1%%\\r2%%\\n' >&2; echo NotImplementedError: other >&2; exit 3";
         let said = Rig::new("other", failing).convert().unwrap_err().to_string();
@@ -335,6 +338,13 @@ mod tests {
             r#"{"auto_map": {"AutoTokenizer": "a.B"}}"#,
         );
         assert!(rig.convert().unwrap_err().to_string().contains("a.py"));
+        write(&rig.path("model/tokenizer_config.json"), "{}");
+        // transformers would read the other file, which may name code.
+        let config = r#"{"model_type": "other", "architectures": ["OtherForCausalLM"],
+            "configuration_files": ["config.4.0.0.json"]}"#;
+        write(&rig.path("model/config.json"), config);
+        let refused = rig.convert().unwrap_err().to_string();
+        assert!(refused.contains("configuration_files"), "{refused}");
         assert!(!rig.path("out").exists());
     }
 

@@ -36,6 +36,10 @@ impl ConfigFields<'_> {
     /// quantised, or it is no such model.
     pub(crate) fn read_other_model(&self) -> Result<String, ModelConfigError> {
         let found = self.require_field("model_type")?;
+        // transformers reads one of these files instead, which may name code.
+        if let Some(files) = self.get("configuration_files") {
+            return Err(self.unsupported_error("configuration_files", files, "config.json alone"));
+        }
         if let Some(settings) = self.get("quantization_config") {
             return Err(self.quantized_error(settings));
         }
