@@ -3,19 +3,23 @@
 use std::borrow::Cow;
 
 use minijinja::{
-    Environment, Error, ErrorKind, UndefinedBehavior, Value,
+    Environment, Error, ErrorKind, State, UndefinedBehavior, Value,
     syntax::SyntaxConfig,
     value::{Kwargs, Serde},
 };
-use minijinja_contrib::pycompat::unknown_method_callback;
 use regex::Regex;
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
+use crate::{methods::call_method, paid_text::PaidText};
+
 pub(crate) const TEMPLATE_NAME: &str = "chat_template";
 
-/// Template instructions for one conversation. More count as an endless loop.
-const FUEL_PER_CONVERSATION: u64 = 10_000_000;
+/// Template instructions, or 64 bytes each of text, for one conversation. More count as an endless
+/// loop.
+const FUEL_PER_CONVERSATION: u64 = 2_000_000;
+const MESSAGE_CHARS_MAX: usize = 1000;
+const TIME_FORMAT_BYTES_MAX: usize = 1000;
 
 /// Builds an environment with the functions of transformers; its `strftime_now` formats the time of
 /// `clock`.
@@ -29,16 +33,21 @@ pub(crate) fn build_environment(
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_fuel(Some(FUEL_PER_CONVERSATION));
-    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_unknown_method_callback(call_method);
     environment.add_filter("tojson", to_json);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+    // Values that are no texts may be of any length as texts.
+    environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
+        let message = message.as_str().unwrap_or("the message is no text");
+        let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
-    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
-        let wrong = |error: jiff::Error| {
-            Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}"))
+    environment.add_function("strftime_now", move |format: Value| -> Result<String, Error> {
+        let wrong = |problem: String| {
+            Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {problem}"))
         };
-        jiff::fmt::strtime::format(&format, &clock()).map_err(wrong)
+        let text = format.as_str().filter(|text| text.len() <= TIME_FORMAT_BYTES_MAX);
+        let text = text.ok_or_else(|| wrong("the format is no text, or too long".to_owned()))?;
+        jiff::fmt::strtime::format(text, &clock()).map_err(|error| wrong(error.to_string()))
     });
     environment
         .add_template_owned(TEMPLATE_NAME, replace_generation_tags(template).into_owned())?;
@@ -59,11 +68,12 @@ fn replace_generation_tags(template: &str) -> Cow<'_, str> {
 }
 
 /// Formats like Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
-fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
+fn to_json(state: &State<'_, '_>, value: &Value, arguments: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = arguments.get("indent")?;
     // The arguments ensure_ascii, separators and sort_keys, which some templates pass, have no
     // effect.
-    let mut written = Vec::new();
+    let pay = |fuel| state.consume_fuel(fuel);
+    let mut written = PaidText::new(&pay);
     let serialized = match indent {
         None => write_json(value, &mut written, SpacedFormatter),
         Some(spaces) => {
@@ -71,12 +81,17 @@ fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
             write_json(value, &mut written, PrettyFormatter::with_indent(indent.as_bytes()))
         }
     };
+    let written = written.into_text()?;
     let wrong = |error| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"));
     serialized.map_err(wrong)?;
-    Ok(String::from_utf8(written).expect("JSON is UTF-8"))
+    Ok(written)
 }
 
-fn write_json(value: &Value, to: &mut Vec<u8>, style: impl Formatter) -> serde_json::Result<()> {
+fn write_json(
+    value: &Value,
+    to: &mut PaidText<'_>,
+    style: impl Formatter,
+) -> serde_json::Result<()> {
     Serde(value).0.serialize(&mut Serializer::with_formatter(to, style))
 }
 

@@ -3,6 +3,8 @@
 
 mod jinja;
 mod messages;
+mod methods;
+mod paid_text;
 mod special_tokens;
 mod turn_texts;
 

@@ -253,6 +253,38 @@ fn a_template_that_does_not_end_is_stopped() {
 }
 
 #[test]
+fn a_text_that_grows_without_an_end_is_stopped_before_it_takes_the_memory() {
+    let render = |text: &str| {
+        let text = text.replace("LONG", "(['a' * 1000000] * 100000000)");
+        ChatTemplate::load(model(&text, &json!(1), false).path(), noon)
+            .unwrap()
+            .render_messages(&[], false)
+    };
+    for text in [
+        "{{ LONG | tojson }}",
+        "{{ LONG | tojson(indent=2) }}",
+        "{{ ''.join(LONG) }}",
+        "{{ ''.join([LONG]) }}",
+        "{{ ''.join([''] * 100000000) }}",
+        "{{ '{:>100000000000000}'.format('a') }}",
+        "{{ '{:.100000000000000f}'.format(a=1, b='b') }}",
+        "{{ ('{0}' * 100000).format('a' * 1000000) }}",
+        "{{ '{0}'.format(LONG) }}",
+        "{{ '{a[0]}'.format(a=[1]) }}",
+        "{{ raise_exception(LONG) }}",
+        "{{ strftime_now(LONG) }}",
+        "{{ strftime_now('%Y' * 100000) }}",
+        // Its end takes hours if only the results count.
+        "{% set a = 'a' * 9000000 %}{% for b in range(99999) %}{{ a.count('b') }}{% endfor %}",
+    ] {
+        let rendered = render(text);
+        assert!(matches!(rendered, Err(ChatError::Refused(_))), "{text}: {rendered:?}");
+    }
+    let text = "{{ ', '.join(['a', 1]) }}; {{ '{:>3}|{b:.1f}'.format('a', b=2.5) }}";
+    assert_eq!(render(text).unwrap(), "a, 1;   a|2.5");
+}
+
+#[test]
 fn observations_are_written_between_the_end_of_a_turn_and_the_next_answer() {
     let texts = chatml().render_turn_texts("tool").unwrap();
     assert_eq!(texts.before, "\n<|im_start|>tool\n");
