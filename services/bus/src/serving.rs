@@ -10,7 +10,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use async_nats::{HeaderMap, Message};
@@ -30,8 +33,11 @@ const CHANNEL_HEADER: &str = "Flotilla-Channel";
 const PATH_HEADER: &str = "Flotilla-Path";
 /// The kind of a part; a part without it is data.
 const PART_HEADER: &str = "Flotilla-Part";
-/// Parts of an answer that wait for a slow client.
+/// Parts of an answer that wait for a slow client, and their bytes.
 const PARTS_WAITING_MAX: usize = 1024;
+const BYTES_WAITING_MAX: usize = 64 << 20;
+/// Of the reason why an agent does not answer.
+const REFUSAL_CHARS_MAX: usize = 1000;
 
 /// A message to an agent that serves models.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +74,17 @@ pub enum AnswerPart {
     Refused {
         message: String,
     },
+}
+
+impl AnswerPart {
+    /// The bytes that it takes while it waits, but for a little.
+    fn waiting_bytes(&self) -> usize {
+        match self {
+            Self::Data(bytes) => bytes.len(),
+            Self::Begin(head) => head.content_type.len(),
+            Self::Waiting | Self::End | Self::Refused { .. } => 0,
+        }
+    }
 }
 
 /// The status and the content type of an HTTP answer.
@@ -164,7 +181,19 @@ struct PartReceiver {
     /// The agent that was asked; others may not answer.
     agent: AgentId,
     parts: mpsc::Sender<AnswerPart>,
+    /// Bytes of the parts that wait.
+    bytes: Arc<AtomicUsize>,
     next: u64,
+}
+
+impl PartReceiver {
+    /// Returns false if parts were lost, or too many wait.
+    fn deliver(&mut self, number: u64, message: &Message) -> bool {
+        let Some(part) = parse_part(message).filter(|_| number == self.next) else { return false };
+        self.next += 1;
+        let before = self.bytes.fetch_add(part.waiting_bytes(), Ordering::Relaxed);
+        before + part.waiting_bytes() <= BYTES_WAITING_MAX && self.parts.try_send(part).is_ok()
+    }
 }
 
 /// Stops the task that receives answers.
@@ -194,6 +223,7 @@ pub struct AnswerReceiver {
     agent: AgentId,
     id: String,
     parts: mpsc::Receiver<AnswerPart>,
+    bytes: Arc<AtomicUsize>,
     has_ended: bool,
 }
 
@@ -212,10 +242,12 @@ impl ServingClient {
         let number = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let id = format!("{}.{number}", self.gateway);
         let (sender, parts) = mpsc::channel(PARTS_WAITING_MAX);
-        let waiting = PartReceiver { agent: agent.clone(), parts: sender, next: 0 };
+        let bytes = Arc::new(AtomicUsize::new(0));
+        let waiting =
+            PartReceiver { agent: agent.clone(), parts: sender, bytes: bytes.clone(), next: 0 };
         self.lock_waiting().insert(id.clone(), waiting);
         let (client, agent) = (self.clone(), agent.clone());
-        let receiver = AnswerReceiver { client, agent, id, parts, has_ended: false };
+        let receiver = AnswerReceiver { client, agent, id, parts, bytes, has_ended: false };
         let mut headers = HeaderMap::new();
         headers.insert(REQUEST_HEADER, receiver.id.as_str());
         headers.insert(CHANNEL_HEADER, channel);
@@ -235,6 +267,8 @@ impl AnswerReceiver {
     /// Returns the next part. `None` if parts were lost, or the reader was too slow.
     pub async fn next_part(&mut self) -> Option<AnswerPart> {
         let part = self.parts.recv().await;
+        let bytes = part.as_ref().map_or(0, AnswerPart::waiting_bytes);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.has_ended |= matches!(part, Some(AnswerPart::End | AnswerPart::Refused { .. }));
         part
     }
@@ -292,10 +326,7 @@ fn deliver_part(waiting: &WaitingAnswers, message: Message) {
     if agent != Some(receiver.agent.as_str()) {
         return;
     }
-    let part = parse_part(&message).filter(|_| number == receiver.next);
-    receiver.next += 1;
-    let delivered = part.is_some_and(|part| receiver.parts.try_send(part).is_ok());
-    if !delivered {
+    if !receiver.deliver(number, &message) {
         waiting.remove(&id);
     }
 }
@@ -308,9 +339,59 @@ fn parse_part(message: &Message) -> Option<AnswerPart> {
         Some("begin") => AnswerPart::Begin(serde_json::from_slice(&message.payload).ok()?),
         Some("end") => AnswerPart::End,
         Some("refused") => {
-            let message = String::from_utf8_lossy(&message.payload).into_owned();
-            AnswerPart::Refused { message }
+            let message = String::from_utf8_lossy(&message.payload);
+            AnswerPart::Refused { message: message.chars().take(REFUSAL_CHARS_MAX).collect() }
         }
         Some(_) => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_that_wait_for_a_slow_client_are_bounded_in_bytes() {
+        let (parts, mut received) = mpsc::channel(PARTS_WAITING_MAX);
+        let bytes = Arc::new(AtomicUsize::new(0));
+        let agent = "a".parse().unwrap();
+        let mut waiting = PartReceiver { agent, parts, bytes: bytes.clone(), next: 0 };
+        let message = |payload: &Bytes| Message {
+            subject: "flotilla-serving.answer.a.g.1.0".into(),
+            reply: None,
+            payload: payload.clone(),
+            headers: None,
+            status: None,
+            description: None,
+            length: 0,
+        };
+        let quarter = message(&Bytes::from(vec![0; BYTES_WAITING_MAX / 4]));
+        for number in 0..4 {
+            assert!(waiting.deliver(number, &quarter), "{number}");
+        }
+        let small = message(&Bytes::from_static(b"a"));
+        assert!(!waiting.deliver(4, &small), "one byte too much");
+        // The client takes a part.
+        assert!(matches!(received.try_recv(), Ok(AnswerPart::Data(_))));
+        bytes.fetch_sub(BYTES_WAITING_MAX / 4 + 1, Ordering::Relaxed);
+        assert!(waiting.deliver(5, &quarter));
+        assert!(!waiting.deliver(7, &small), "a part is lost");
+    }
+
+    #[test]
+    fn the_reason_of_a_refusal_is_cut() {
+        let mut headers = HeaderMap::new();
+        headers.insert(PART_HEADER, "refused");
+        let refused = Message {
+            subject: "flotilla-serving.answer.a.g.1.0".into(),
+            reply: None,
+            payload: vec![b'x'; 1 << 20].into(),
+            headers: Some(headers),
+            status: None,
+            description: None,
+            length: 0,
+        };
+        let expected = AnswerPart::Refused { message: "x".repeat(REFUSAL_CHARS_MAX) };
+        assert_eq!(parse_part(&refused), Some(expected));
+    }
 }
