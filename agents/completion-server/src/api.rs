@@ -24,6 +24,9 @@ use crate::{
 /// A conversation, in bytes of JSON; gateways accept less.
 pub(crate) const BODY_BYTES_MAX: usize = 8 << 20;
 
+/// The log-probabilities of an answer, with those of likely tokens. Each takes up to half a kilobyte.
+pub(crate) const LOGPROBS_MAX: usize = 1 << 19;
+
 /// The places of a server's models in its batch.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelPlaces {
@@ -83,6 +86,11 @@ pub(crate) enum CompletionApiError {
          or start the agent with a larger --serve-context (R112)"
     )]
     TooLong { tokens: usize, context: usize },
+    #[error(
+        "`logprobs`: the answer has more than {LOGPROBS_MAX} log-probabilities; send fewer prompts, or \
+         ask for fewer tokens (G101)"
+    )]
+    TooManyLogprobs,
     #[error("the prompt cannot be read")]
     Tokenizer(#[from] TokenizerError),
     #[error("too many requests wait; try again later (G104)")]
@@ -107,6 +115,7 @@ impl CompletionApiError {
             | Self::EmptyPrompt
             | Self::UnknownToken { .. }
             | Self::TooLong { .. }
+            | Self::TooManyLogprobs
             | Self::Tokenizer(_) => StatusCode::BAD_REQUEST,
         }
     }
@@ -118,6 +127,7 @@ impl CompletionApiError {
             Self::Field(error) => Some(error.field.as_str()),
             Self::Template(_) | Self::Conversation(_) => Some("messages"),
             Self::EmptyPrompt | Self::UnknownToken { .. } => Some("prompt"),
+            Self::TooManyLogprobs => Some("logprobs"),
             _ => None,
         };
         let code = matches!(self, Self::TooLong { .. }).then_some("context_length_exceeded");
@@ -189,6 +199,14 @@ impl CompletionApi {
         let model = model.ok_or(CompletionApiError::NoAdapter)?;
         let count = self.count.fetch_add(1, Ordering::Relaxed).to_string();
         let prompts = self.encode_prompts(&asked, &count)?;
+        let scored = ScoreOptions {
+            alternatives: asked.logprobs.unwrap_or(0),
+            prompt: asked.echo && asked.logprobs.is_some(),
+        };
+        if scored.prompt {
+            let tokens = prompts.iter().map(|prompt| prompt.tokens.len() * prompt.seeds.len());
+            check_logprobs(tokens.sum(), scored.alternatives)?;
+        }
         let (events, receiver) = open_event_channel(&prompts);
         let answer = self.open_answer(kind, &asked, &count, (prompts.as_slice(), receiver));
         let request = BatchRequest {
@@ -200,10 +218,7 @@ impl CompletionApi {
                 top_p: asked.top_p,
                 max_new_tokens: 1,
             },
-            scored: ScoreOptions {
-                alternatives: asked.logprobs.unwrap_or(0),
-                prompt: asked.echo && asked.logprobs.is_some(),
-            },
+            scored,
             stops: asked.stops,
             echo: asked.echo,
             draws: asked.max_tokens != Some(0),
@@ -321,10 +336,13 @@ impl OpenAnswer {
     pub(crate) async fn collect_answer(mut self) -> Result<Value, CompletionApiError> {
         let new = |choice| ChoicePiece { choice, ..ChoicePiece::default() };
         let mut choices: Vec<ChoicePiece> = (0..self.choices).map(new).collect();
-        let mut open = self.choices;
+        let (mut open, mut logprobs) = (self.choices, 0);
         while open > 0 {
             let piece = self.next_piece().await?;
             open -= usize::from(piece.finish.is_some());
+            let alternatives = piece.tokens.iter().map(|token| token.alternatives.len());
+            logprobs += piece.tokens.len() + alternatives.sum::<usize>();
+            check_logprobs(logprobs, 0)?;
             let Some(choice) = choices.get_mut(piece.choice) else { continue };
             choice.text.push_str(&piece.text);
             choice.tokens.extend(piece.tokens);
@@ -390,6 +408,47 @@ impl AnswerEvents {
     }
 }
 
+/// Fails if so many tokens, each with so many likely ones, are too much for an answer.
+fn check_logprobs(tokens: usize, alternatives: usize) -> Result<(), CompletionApiError> {
+    match tokens.saturating_mul(alternatives + 1) > LOGPROBS_MAX {
+        true => Err(CompletionApiError::TooManyLogprobs),
+        false => Ok(()),
+    }
+}
+
 fn write_event(value: &Value) -> String {
     format!("data: {value}\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::{MatrixDtype, load_model};
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::batch::PieceToken;
+
+    #[tokio::test]
+    async fn an_answer_with_too_many_log_probabilities_is_not_collected() {
+        let base = golden::small_set().model_path("qwen2-tiny");
+        let (_, tokenizer) = load_model(&base, None, "cpu", MatrixDtype::F32).unwrap();
+        let (sender, events) = mpsc::channel(1);
+        let token = PieceToken { token: 1, logprob: Some(-1.0), alternatives: vec![(1, -1.0); 20] };
+        let piece =
+            ChoicePiece { tokens: vec![token; LOGPROBS_MAX / 20], ..ChoicePiece::default() };
+        sender.send(ChoiceEvent::Piece(piece)).await.unwrap();
+        let writer = AnswerWriter {
+            kind: ApiKind::Text,
+            id: String::new(),
+            created: 0,
+            model: String::new(),
+            tokenizer: Arc::new(tokenizer),
+            logprobs: true,
+            echo: false,
+            prompt_tokens: 0,
+        };
+        let answer = OpenAnswer { writer, events, choices: 1, stream: false, usage: false };
+        let error = answer.collect_answer().await.unwrap_err();
+        assert!(matches!(error, CompletionApiError::TooManyLogprobs), "{error}");
+    }
 }
