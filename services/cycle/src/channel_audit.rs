@@ -63,7 +63,7 @@ impl ChannelAuditor {
 
     fn check_move(&self, number: u64, named: &v1::ChannelMove) -> Vec<String> {
         let last = self.set.last_move(&self.channel);
-        let expected = last.map_or(1, |last| last.number + 1);
+        let expected = last.map_or(1, |last| last.number.saturating_add(1));
         if number != expected {
             return vec![format!("it is move {number}, where move {expected} belongs")];
         }

@@ -204,6 +204,7 @@ impl BoundGateway {
         let (health, health_service) = health::health_service();
         let calls = CallContext::new(control.clone(), stop.clone(), self.counts.clone());
         let (view, seen) = watch::channel(MembershipView::default());
+        let members = seen.clone();
         let access = match &self.members {
             Some(_) => AccessControl::for_closed_fleet(seen),
             None => AccessControl::for_open_fleet(),
@@ -237,7 +238,7 @@ impl BoundGateway {
             served = serving => served.with_context(|| format!("serve gRPC on {}", self.address)),
             never = stopping => match never {},
             never = sweep::sweep_store(store, &self.counts) => match never {},
-            never = models.run(control.bus()) => match never {},
+            never = models.run(control.bus(), &members) => match never {},
             never = access::sync_access(self.members.as_ref(), &view) => match never {},
         }
     }

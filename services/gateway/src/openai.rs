@@ -19,13 +19,13 @@ use axum::{
     routing::{get, post},
 };
 use bus::{AnswerHead, AnswerPart, AnswerReceiver, Bus, EXCHANGE_BYTES_MAX, ServingClient};
-use control::{ChannelError, FeedbackError, FleetControl, parse_channel_name};
+use control::{ChannelError, FeedbackError, FleetControl, MembershipView, parse_channel_name};
 use futures::stream;
 use identity::GatewayCaller;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, sleep, timeout},
 };
 use wire::AgentId;
@@ -182,8 +182,13 @@ impl ModelProxy {
     }
 
     /// Follows which agents serve what, and keeps requests, until dropped.
-    pub(crate) async fn run(&self, bus: &Bus) -> Infallible {
-        let (never, _) = tokio::join!(self.agents.follow_statuses(bus), self.keeper.run());
+    pub(crate) async fn run(
+        &self,
+        bus: &Bus,
+        members: &watch::Receiver<MembershipView>,
+    ) -> Infallible {
+        let statuses = self.agents.follow_statuses(bus, members);
+        let (never, _) = tokio::join!(statuses, self.keeper.run());
         never
     }
 

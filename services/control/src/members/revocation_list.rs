@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use bus::MembersEvent;
-use identity::{GatewayCaller, MemberKind};
+use identity::{GatewayCaller, MemberKind, MemberRole};
 
 use super::{MEMBER, records::MemberRecord};
 
@@ -73,6 +73,15 @@ impl RevocationList {
         self.members.values().filter(|known| !known.revoked).map(|known| &known.standing)
     }
 
+    /// Returns false if a name is that of a member without this role. An open fleet has no members, and
+    /// the fleet's own have no record.
+    pub fn may_have_role(&self, name: &str, role: MemberRole) -> bool {
+        self.members.get(name).is_none_or(|known| {
+            let MemberKind::Agent { roles, .. } = &known.standing else { return false };
+            roles.contains(&role) && !known.revoked
+        })
+    }
+
     /// Returns the reason to refuse a caller, if any. The fleet's own members have no record.
     pub fn deny_reason(&self, caller: &GatewayCaller) -> Option<DenyReason> {
         let name = || caller.name.to_string();
@@ -121,6 +130,29 @@ mod tests {
         assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Revoked { .. })));
         roll.apply_event(told("new", false));
         assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Replaced { .. })));
+    }
+
+    #[test]
+    fn an_agent_has_the_roles_of_its_record() {
+        let mut roll = RevocationList::default();
+        assert!(roll.may_have_role("box-3", MemberRole::Server), "an open fleet");
+        let standing = |roles: &[MemberRole]| {
+            let (roles, pool) = (roles.iter().copied().collect(), "default".parse().unwrap());
+            serde_json::to_string(&MemberKind::Agent { roles, pool }).unwrap()
+        };
+        for (roles, revoked, expected) in [
+            (&[MemberRole::Trainer][..], false, false),
+            (&[MemberRole::Trainer, MemberRole::Server], false, true),
+            (&[MemberRole::Server], true, false),
+        ] {
+            let MembersEvent::Value { key, value } = told("ours", revoked) else {
+                unreachable!("it is a value")
+            };
+            let value = String::from_utf8(value.to_vec()).unwrap();
+            let value = value.replace(r#""coordinator""#, &standing(roles));
+            roll.apply_event(MembersEvent::Value { key, value: value.into() });
+            assert_eq!(roll.may_have_role("box-3", MemberRole::Server), expected, "{roles:?}");
+        }
     }
 
     #[test]

@@ -8,8 +8,10 @@ use std::{
 };
 
 use bus::Bus;
+use control::MembershipView;
 use futures::StreamExt;
-use tokio::time::Instant;
+use identity::MemberRole;
+use tokio::{sync::watch, time::Instant};
 use wire::{AgentId, v1};
 
 /// Agents announce their status each second.
@@ -62,13 +64,23 @@ impl Drop for AgentRequest {
 }
 
 impl ServingAgents {
-    /// Follows the statuses of all agents.
-    pub(super) async fn follow_statuses(&self, bus: &Bus) -> Infallible {
+    /// Follows the statuses of all agents. Those of members without the role do not count: requests
+    /// would not reach them.
+    pub(super) async fn follow_statuses(
+        &self,
+        bus: &Bus,
+        members: &watch::Receiver<MembershipView>,
+    ) -> Infallible {
+        let may_serve = |status: &v1::AgentStatus| {
+            members.borrow().revocations.may_have_role(&status.agent, MemberRole::Server)
+        };
         loop {
             match bus.watch_statuses().await {
                 Ok(mut statuses) => {
                     while let Some(status) = statuses.next().await {
-                        self.note_status(status);
+                        if may_serve(&status) {
+                            self.note_status(status);
+                        }
                     }
                 }
                 Err(error) => tracing::debug!(%error, "following the agents that serve models"),
