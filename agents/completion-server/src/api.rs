@@ -27,6 +27,10 @@ pub(crate) const BODY_BYTES_MAX: usize = 8 << 20;
 /// The log-probabilities of an answer, with those of likely tokens. Each takes up to half a kilobyte.
 pub(crate) const LOGPROBS_MAX: usize = 1 << 19;
 
+/// Bytes of a text for each token of the context. No text of so many has fewer tokens, but its tokens
+/// would take much memory.
+const TOKEN_BYTES_MAX: usize = 128;
+
 /// The places of a server's models in its batch.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelPlaces {
@@ -87,6 +91,11 @@ pub(crate) enum CompletionApiError {
     )]
     TooLong { tokens: usize, context: usize },
     #[error(
+        "the prompt has {bytes} bytes, but prompt and answer have room for {context} tokens; shorten \
+         it, or start the agent with a larger --serve-context (R112)"
+    )]
+    TooManyBytes { bytes: usize, context: usize },
+    #[error(
         "`logprobs`: the answer has more than {LOGPROBS_MAX} log-probabilities; send fewer prompts, or \
          ask for fewer tokens (G101)"
     )]
@@ -115,6 +124,7 @@ impl CompletionApiError {
             | Self::EmptyPrompt
             | Self::UnknownToken { .. }
             | Self::TooLong { .. }
+            | Self::TooManyBytes { .. }
             | Self::TooManyLogprobs
             | Self::Tokenizer(_) => StatusCode::BAD_REQUEST,
         }
@@ -130,7 +140,8 @@ impl CompletionApiError {
             Self::TooManyLogprobs => Some("logprobs"),
             _ => None,
         };
-        let code = matches!(self, Self::TooLong { .. }).then_some("context_length_exceeded");
+        let is_long = matches!(self, Self::TooLong { .. } | Self::TooManyBytes { .. });
+        let code = is_long.then_some("context_length_exceeded");
         let message = wire::format_error_chain(self);
         json!({ "error": { "message": message, "type": kind, "param": field, "code": code } })
     }
@@ -268,7 +279,7 @@ impl CompletionApi {
         let seeds: Vec<u64> = (0..asked.choices).map(choice_seed).collect();
         let encode = |prompt: &PromptInput| {
             let tokens = match prompt {
-                PromptInput::Text(text) => self.tokenizer.encode_prompt(text)?,
+                PromptInput::Text(text) => self.encode_text(text)?,
                 PromptInput::Tokens(tokens) => tokens.clone(),
             };
             let max_new_tokens = self.find_room(&tokens, asked.max_tokens)?;
@@ -289,6 +300,14 @@ impl CompletionApi {
                 Ok(vec![encode(&PromptInput::Text(text))?])
             }
         }
+    }
+
+    fn encode_text(&self, text: &str) -> Result<Vec<u32>, CompletionApiError> {
+        let (bytes, context) = (text.len(), self.limits.context);
+        if bytes > context.saturating_mul(TOKEN_BYTES_MAX) {
+            return Err(CompletionApiError::TooManyBytes { bytes, context });
+        }
+        Ok(self.tokenizer.encode_prompt(text)?)
     }
 
     /// Returns the most tokens that are drawn after a prompt. The last one takes no room.

@@ -16,7 +16,7 @@ use axum::{
     body::{Body, Bytes, to_bytes},
     extract::{Request, State},
     http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE},
-    routing::{get, post},
+    routing::{any, get, post},
 };
 use bus::{AnswerHead, AnswerPart, AnswerReceiver, Bus, EXCHANGE_BYTES_MAX, ServingClient};
 use control::{ChannelError, FeedbackError, FleetControl, MembershipView, parse_channel_name};
@@ -87,6 +87,10 @@ enum CompletionError {
     Json(#[from] serde_json::Error),
     #[error("there is no served model {0:?}; GET /v1/models lists them (R118)")]
     NoModel(String),
+    #[error(
+        "there is no {0}; POST to /v1/completions or /v1/chat/completions, GET /v1/models (G108)"
+    )]
+    NoPath(String),
     #[error(transparent)]
     TooMany(#[from] RequestsOpen),
     #[error("no agent could answer: {0} (G105)")]
@@ -117,6 +121,7 @@ impl CompletionError {
                 (StatusCode::BAD_REQUEST, "invalid_request_error")
             }
             Self::NoModel(_)
+            | Self::NoPath(_)
             | Self::NotKept(
                 FeedbackError::Unknown { .. } | FeedbackError::Channel(ChannelError::Unknown(_)),
             ) => (StatusCode::NOT_FOUND, "invalid_request_error"),
@@ -178,6 +183,7 @@ impl ModelProxy {
             .route("/v1/chat/completions", post(answer_request))
             .route("/v1/completions", post(answer_request))
             .route("/v1/feedback", post(answer_feedback))
+            .route("/v1/{*rest}", any(refuse_path))
             .with_state(self.clone())
     }
 
@@ -417,6 +423,12 @@ async fn answer_feedback(State(proxy): State<ModelProxy>, request: Request) -> R
         Ok(answer) => json_response(StatusCode::OK, &answer),
         Err(error) => error.into_response(),
     }
+}
+
+/// Without it, gRPC would answer with the status 200.
+async fn refuse_path(request: Request) -> Response<Body> {
+    let path = request.uri().path().chars().take(100).collect();
+    CompletionError::NoPath(path).into_response()
 }
 
 async fn list_models(State(proxy): State<ModelProxy>) -> Response<Body> {

@@ -257,6 +257,8 @@ async fn a_wrong_request_is_refused_with_its_field() {
         (with(greedy(1), "prompt", json!([])), "`prompt` has no tokens"),
         (with(greedy(1), "prompt", json!([999_999])), "`prompt` has the token 999999"),
         (with(greedy(1), "prompt", json!(vec![1; 201])), "the prompt has 201 tokens"),
+        // It is not read: a megabyte of text takes a hundred of memory.
+        (with(greedy(1), "prompt", json!("a ".repeat(1 << 20))), "the prompt has 2097152 bytes"),
         (
             // 25 600 tokens, with 20 likely ones each.
             json!({ "prompt": vec![vec![1; 100]; 256], "echo": true, "logprobs": 20,

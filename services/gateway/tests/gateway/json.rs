@@ -60,6 +60,19 @@ async fn a_run_is_submitted_shown_and_steered_as_by_grpc() {
 }
 
 #[tokio::test]
+async fn an_unknown_path_of_the_api_for_models_is_not_found() {
+    let rig = Rig::start().await;
+    for path in ["/v1/embeddings", "/v1/models/stable"] {
+        let asked = client().post(format!("{}{path}", rig.url)).body("{}").send();
+        let answer = timeout(PATIENCE, asked).await.unwrap().unwrap();
+        assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+        let error: Value = serde_json::from_str(&answer.text().await.unwrap()).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with(&format!("there is no {path}")), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_done_has_a_code_a_reason_and_its_http_status() {
     let rig = Rig::start().await;
     let run = rig.submit().await;
