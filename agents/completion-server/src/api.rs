@@ -13,7 +13,10 @@ use chat_template::{ChatError, ChatTemplate, TemplateError};
 use engine::{ModelTokenizer, PromptInput, SamplingParameters, ScoreOptions, TokenizerError};
 use hyper::{StatusCode, body::Bytes};
 use serde_json::{Map, Value, json};
-use tokio::sync::mpsc::{Receiver, Sender};
+use tokio::sync::{
+    Semaphore,
+    mpsc::{Receiver, Sender},
+};
 
 use crate::{
     answer::AnswerWriter,
@@ -30,6 +33,9 @@ pub(crate) const LOGPROBS_MAX: usize = 1 << 19;
 /// Bytes of a text for each token of the context. No text of so many has fewer tokens, but its tokens
 /// would take much memory.
 const TOKEN_BYTES_MAX: usize = 128;
+
+/// Requests that are read at a time; others wait.
+const READERS_MAX: usize = 4;
 
 /// The places of a server's models in its batch.
 #[derive(Debug, Clone)]
@@ -56,6 +62,8 @@ pub(crate) struct CompletionApi {
     template: Result<ChatTemplate, String>,
     limits: ModelLimits,
     requests: Sender<BatchRequest>,
+    /// To read a request may take a hundred times its bytes.
+    readers: Semaphore,
     /// From it, the names of answers and the seeds of requests without one are derived.
     secret: u64,
     /// The number of requests so far.
@@ -168,6 +176,7 @@ impl CompletionApi {
             template: template.map_err(|error| wire::format_error_chain(&error)),
             limits,
             requests,
+            readers: Semaphore::new(READERS_MAX),
             secret: u64::from_le_bytes(secret),
             count: AtomicU64::new(0),
         })
@@ -187,6 +196,8 @@ impl CompletionApi {
         body: Bytes,
     ) -> Result<OpenAnswer, CompletionApiError> {
         let api = self.clone();
+        // The semaphore is never closed.
+        let _permit = self.readers.acquire().await;
         // To tokenize a long prompt takes a while.
         let prepared = tokio::task::spawn_blocking(move || api.prepare_request(kind, &body)).await;
         let prepared = prepared.map_err(|panic| CompletionApiError::Engine(panic.to_string()))?;

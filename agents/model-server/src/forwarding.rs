@@ -1,11 +1,11 @@
 //! Passes one request to the process of its model, and its answer back in parts.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use bus::{AnswerHead, AnswerPart, AnswerSender, ServingClosed, ServingRequest};
 use bytes::Bytes;
 use reqwest::{Response, StatusCode, header::CONTENT_TYPE};
-use serde_json::{Map, Value, json};
+use serde_json::{json, value::RawValue};
 use wire::RunId;
 
 use crate::model_process::{MODEL_ALIAS, ModelProcess};
@@ -23,14 +23,15 @@ pub(crate) async fn answer_request(
 ) -> Result<(), ServingClosed> {
     let _active = process.count_request();
     answer.send_part(AnswerPart::Waiting).await?;
-    let body: Map<String, Value> = match serde_json::from_slice(&request.body) {
+    // A request may have a million small values, which would take hundreds of megabytes.
+    let body: BTreeMap<String, Box<RawValue>> = match serde_json::from_slice(&request.body) {
         Ok(body) => body,
         Err(error) => {
             let message = format!("the body is no JSON object: {error}");
             return answer.send_part(AnswerPart::Refused { message }).await;
         }
     };
-    if body.get("echo") == Some(&Value::Bool(true)) && !process.echoes_prompts {
+    if body.get("echo").is_some_and(|it| it.get() == "true") && !process.echoes_prompts {
         return refuse_echo(answer).await;
     }
     let sent = process.post(channel, &request.path, body);

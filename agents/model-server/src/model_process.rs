@@ -17,6 +17,7 @@ use completion_server::CompletionServerConfig;
 use formats::{FloatDtype, GgufModel, ModelConfig, ModelOutline, is_gguf};
 use generator::{ConvertedBase, LlamaCppGenerator};
 use llama::{LlamaServer, ServedModel, ServerAddress, ServerProgram};
+use serde_json::value::{RawValue, to_raw_value};
 use store::CachedTree;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -182,16 +183,17 @@ impl ModelProcess {
         &self,
         channel: &RunId,
         path: &str,
-        mut body: serde_json::Map<String, serde_json::Value>,
+        mut body: BTreeMap<String, Box<RawValue>>,
     ) -> reqwest::Result<reqwest::Response> {
         if !self.adapters.is_empty() {
             let scales = self.adapters.iter().enumerate().map(|(id, name)| {
                 serde_json::json!({ "id": id, "scale": f64::from(u8::from(name == channel)) })
             });
-            body.insert("lora".into(), scales.collect());
+            let scales = to_raw_value(&scales.collect::<Vec<_>>());
+            body.insert("lora".into(), scales.expect("only numbers"));
         }
         let request = self.http.post(format!("{}{path}", self.root)).bearer_auth(&self.key);
-        let body = serde_json::Value::Object(body).to_string();
+        let body = serde_json::to_string(&body).expect("it was read from JSON");
         request.header("content-type", "application/json").body(body).send().await
     }
 }

@@ -4,6 +4,7 @@
 //! A request goes to an agent that serves the channel, over the bus, and its answer comes back in
 //! parts. Until the client has received a part of the answer, another agent can take over.
 
+mod completion_request;
 mod feedback;
 mod keeping;
 mod request_limit;
@@ -22,7 +23,6 @@ use bus::{AnswerHead, AnswerPart, AnswerReceiver, Bus, EXCHANGE_BYTES_MAX, Servi
 use control::{ChannelError, FeedbackError, FleetControl, MembershipView, parse_channel_name};
 use futures::stream;
 use identity::GatewayCaller;
-use serde::Deserialize;
 use serde_json::json;
 use tokio::{
     sync::{mpsc, watch},
@@ -31,6 +31,7 @@ use tokio::{
 use wire::AgentId;
 
 use self::{
+    completion_request::CompletionRequest,
     keeping::{AnswerRecorder, ExchangeKeeper, RedactionError},
     request_limit::{RequestLimit, RequestPermit, RequestsOpen},
     routing::{AgentRequest, ServingAgents},
@@ -69,13 +70,6 @@ pub(crate) struct ModelProxy {
     agents: ServingAgents,
     limit: RequestLimit,
     keeper: ExchangeKeeper,
-}
-
-/// The fields of a request that the proxy reads; the rest is for the model.
-#[derive(Debug, Deserialize)]
-struct CompletionRequest {
-    model: String,
-    stream: Option<bool>,
 }
 
 /// A failure to answer, in OpenAI's form.
@@ -203,8 +197,7 @@ impl ModelProxy {
         let path = request.uri().path().to_owned();
         let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
         let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
-        let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&body)?;
-        let asked: CompletionRequest = serde_json::from_value(fields.clone().into())?;
+        let asked = CompletionRequest::read(&body)?;
         if parse_channel_name(&asked.model).is_err() {
             return Err(CompletionError::NoModel(asked.model));
         }
@@ -228,8 +221,7 @@ impl ModelProxy {
             match self.ask_agent(request, &asked, &path, body.clone()).await? {
                 Ok(begun) => {
                     let streams = asked.stream == Some(true);
-                    let recorder =
-                        self.keeper.record_request(&asked.model, number, &fields, streams);
+                    let recorder = self.keeper.record_request(&asked.model, number, &body, streams);
                     let recorder = recorder.filter(|_| begun.head.status == 200);
                     return Ok(begun.into_response(permit, recorder));
                 }

@@ -21,6 +21,8 @@ use wire::{FactBody, FactKey, RunId, v1};
 const WAITING_MAX: usize = 1024;
 /// Bytes of an answer as it is sent, with an event for each token; a longer one is not kept.
 const ANSWER_BYTES_MAX: usize = 32 * EXCHANGE_BYTES_MAX;
+/// A longer request is not kept. Its conversation is shorter, but for escapes and other fields.
+const REQUEST_BYTES_MAX: usize = 4 * EXCHANGE_BYTES_MAX;
 /// Redaction programs that run at a time.
 const REDACTIONS_MAX: usize = 4;
 const REDACTION_LIMITS: RunLimits = RunLimits {
@@ -169,16 +171,15 @@ impl ExchangeKeeper {
         &self,
         channel: &str,
         number: u64,
-        fields: &Map<String, Value>,
+        body: &[u8],
         streams: bool,
     ) -> Option<AnswerRecorder> {
+        let days = self.days_of(channel).filter(|days| *days > 0)?;
         let channel = RunId::new(channel).ok()?;
-        let known = self.days.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, days) = *known.get(&channel)?;
-        if days == 0 {
+        if body.len() > REQUEST_BYTES_MAX {
             return None;
         }
-        let (messages_json, prompt) = read_request(fields)?;
+        let (messages_json, prompt) = read_request(&serde_json::from_slice(body).ok()?)?;
         let exchange = v1::KeptExchange { number, messages_json, prompt, ..Default::default() };
         let request = KeptRequest { channel, exchange, days };
         Some(AnswerRecorder { request, waiting: self.waiting.clone(), streams, bytes: Vec::new() })
@@ -186,9 +187,13 @@ impl ExchangeKeeper {
 
     /// Returns true if a channel keeps its requests.
     pub(super) fn keeps(&self, channel: &str) -> bool {
+        self.days_of(channel).is_some_and(|days| days > 0)
+    }
+
+    fn days_of(&self, channel: &str) -> Option<u32> {
+        let channel = RunId::new(channel).ok()?;
         let known = self.days.lock().unwrap_or_else(PoisonError::into_inner);
-        let channel = RunId::new(channel).ok();
-        channel.and_then(|channel| known.get(&channel).copied()).is_some_and(|(_, days)| days > 0)
+        known.get(&channel).map(|(_, days)| *days)
     }
 }
 
