@@ -36,7 +36,7 @@ const PART_HEADER: &str = "Flotilla-Part";
 /// Parts of an answer that wait for a slow client, and their bytes.
 const PARTS_WAITING_MAX: usize = 1024;
 const BYTES_WAITING_MAX: usize = 64 << 20;
-/// Of the reason why an agent does not answer.
+/// The characters of the reason of a refusal.
 const REFUSAL_CHARS_MAX: usize = 1000;
 
 /// A message to an agent that serves models.
@@ -188,7 +188,7 @@ struct PartReceiver {
 
 impl PartReceiver {
     /// Returns false if parts were lost, or too many wait.
-    fn deliver(&mut self, number: u64, message: &Message) -> bool {
+    fn accept_part(&mut self, number: u64, message: &Message) -> bool {
         let Some(part) = parse_part(message).filter(|_| number == self.next) else { return false };
         self.next += 1;
         let before = self.bytes.fetch_add(part.waiting_bytes(), Ordering::Relaxed);
@@ -326,7 +326,7 @@ fn deliver_part(waiting: &WaitingAnswers, message: Message) {
     if agent != Some(receiver.agent.as_str()) {
         return;
     }
-    if !receiver.deliver(number, &message) {
+    if !receiver.accept_part(number, &message) {
         waiting.remove(&id);
     }
 }
@@ -367,15 +367,15 @@ mod tests {
         };
         let quarter = message(&Bytes::from(vec![0; BYTES_WAITING_MAX / 4]));
         for number in 0..4 {
-            assert!(waiting.deliver(number, &quarter), "{number}");
+            assert!(waiting.accept_part(number, &quarter), "{number}");
         }
         let small = message(&Bytes::from_static(b"a"));
-        assert!(!waiting.deliver(4, &small), "one byte too much");
+        assert!(!waiting.accept_part(4, &small), "one byte too much");
         // The client takes a part.
         assert!(matches!(received.try_recv(), Ok(AnswerPart::Data(_))));
         bytes.fetch_sub(BYTES_WAITING_MAX / 4 + 1, Ordering::Relaxed);
-        assert!(waiting.deliver(5, &quarter));
-        assert!(!waiting.deliver(7, &small), "a part is lost");
+        assert!(waiting.accept_part(5, &quarter));
+        assert!(!waiting.accept_part(7, &small), "a part is lost");
     }
 
     #[test]

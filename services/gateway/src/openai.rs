@@ -197,7 +197,7 @@ impl ModelProxy {
         let path = request.uri().path().to_owned();
         let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
         let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
-        let asked = CompletionRequest::read(&body)?;
+        let asked = CompletionRequest::parse_body(&body)?;
         if parse_channel_name(&asked.model).is_err() {
             return Err(CompletionError::NoModel(asked.model));
         }

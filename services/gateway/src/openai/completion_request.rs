@@ -19,7 +19,7 @@ impl CompletionRequest {
     ///
     /// # Errors
     /// It is no JSON object, or nested too deeply, which servers of models need not survive.
-    pub(super) fn read(body: &[u8]) -> serde_json::Result<Self> {
+    pub(super) fn parse_body(body: &[u8]) -> serde_json::Result<Self> {
         // Structures are read from lists as well.
         if !body.trim_ascii_start().starts_with(b"{") {
             return Err(de::Error::custom("it is no object"));
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn only_objects_with_a_model_that_are_not_too_deep_are_requests() {
-        let read = |body: &str| CompletionRequest::read(body.as_bytes());
+        let read = |body: &str| CompletionRequest::parse_body(body.as_bytes());
         let found =
             read(r#" {"stream": true, "x": [{"a": [1, -1, 0.5, null, "\u00fc"]}], "model": "m"}"#);
         let found = found.unwrap();
