@@ -30,7 +30,7 @@ const TOPICS: &[Topic] = topics! {
     "glossary" "GLOSSARY" "The words of this documentation",
     "strix-halo" "STRIX-HALO" "Fine-tune Qwen2.5 on a Strix Halo",
     "mi50" "MI50" "Add an MI50 to a fleet",
-    "migrate" "MIGRATE" "Come from Axolotl, TRL, LLaMA-Factory, Unsloth or halo-forge",
+    "migrate" "MIGRATE" "Switch from Axolotl, TRL, LLaMA-Factory, Unsloth or halo-forge",
     "commands" "COMMANDS" "All commands, one line each",
     "runs" "RUNS" "Run specs and base models",
     "spec" "SPEC" "Every key of a run spec: values, defaults, bounds",
