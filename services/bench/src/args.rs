@@ -108,7 +108,7 @@ pub(crate) enum BenchTarget {
     /// Compare training objectives, distillation and the ranking of `flotilla court` with RAFT, as
     /// in docs/RAFT-FIGURES.md; takes hours with --seeds 10
     Objectives,
-    /// Train one adapter on several boxes, compared with one box, as in docs/ACROSS.md
+    /// Train one adapter on several boxes, compared with one box, as in docs/RAFT-FIGURES.md
     Across,
 }
 

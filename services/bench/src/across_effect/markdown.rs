@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{AcrossReport, SeedResult, SharedResult, SlowReport};
 
-/// Writes the tables of docs/ACROSS.md.
+/// Writes the tables of docs/RAFT-FIGURES.md.
 pub(super) fn write_markdown(report: &AcrossReport) -> String {
     let mut page = format!(
         "{}\n\n{} seeds; mean change of the held-out negative log-likelihood against one box, ± \

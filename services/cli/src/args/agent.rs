@@ -50,14 +50,14 @@ pub(crate) struct AgentArgs {
     #[arg(long, value_name = "N", default_value_t = 8, env = "FLOTILLA_SERVE_SLOTS",
           value_parser = clap::value_parser!(u32).range(1..=256))]
     pub serve_slots: u32,
-    /// Most tokens of a request to a server with its answer; the model's own limit applies too
+    /// Maximum tokens of a request to a server, answer included; the model's limit applies too
     #[arg(long, value_name = "TOKENS", default_value_t = 8192, env = "FLOTILLA_SERVE_CONTEXT",
           value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     pub serve_context: u32,
-    /// Engine that serves models: auto (llama.cpp if it is found, otherwise candle), candle, llama.cpp
+    /// Engine that serves models: auto (llama.cpp if found, otherwise candle), candle, llama.cpp
     #[arg(long, default_value = "auto", value_name = "ENGINE", env = "FLOTILLA_SERVER_ENGINE")]
     pub server_engine: model_server::ServingEngineChoice,
-    /// Device that runs models: cpu, cuda, cuda:1, metal
+    /// Device of the candle engine: cpu, cuda, cuda:1, metal
     #[arg(long, default_value = "cpu", env = "FLOTILLA_DEVICE")]
     pub device: String,
     /// Weight type of the candle engine: f32, bf16 for half the memory, or q8_0 for a quarter on
@@ -75,9 +75,10 @@ pub(crate) struct AgentArgs {
     /// Engine that generates samples: auto, candle, llama.cpp, or the URL of an OpenAI-compatible
     /// server
     ///
-    /// `auto` selects candle without a GPU, otherwise llama.cpp. Servers such as vLLM, Lemonade or
-    /// LM Studio are given by URL, for example http://127.0.0.1:8000/v1. The weights of a server
-    /// cannot be checked, so it works only for runs with `raft.accept_unverified_policy: true`.
+    /// `auto` selects the fastest engine on a box with a GPU, otherwise candle. Servers such as
+    /// vLLM, Lemonade or LM Studio are given by URL, for example http://127.0.0.1:8000/v1. The
+    /// weights of a server cannot be checked, so it works only for runs with
+    /// `raft.accept_unverified_policy: true`.
     #[arg(long, default_value = "auto", value_name = "ENGINE", env = "FLOTILLA_GENERATOR_ENGINE")]
     pub generator_engine: generator::GeneratorEngineChoice,
     /// Time all engines, devices and weight types of this box on each base, also those timed

@@ -18,7 +18,7 @@ pub(crate) enum ChannelCommand {
     Move(MoveArgs),
     /// Start runs from the feedback on a channel, and move it to better models.
     Learn(LearnArgs),
-    /// Point a channel to the model before its present one.
+    /// Return a channel to its previous model.
     RollBack {
         /// Name of the channel, as in `flotilla channel list`
         channel: String,
@@ -45,8 +45,8 @@ pub(crate) struct MoveArgs {
     pub model: ChannelModelArgs,
     #[command(flatten)]
     pub feedback: ChannelFeedbackArgs,
-    /// Refuse unless the checkpoint passes more held-out prompts than the channel's present one, as
-    /// `flotilla compare` decides
+    /// Refuse unless the checkpoint passes more held-out prompts than the channel's current model,
+    /// as `flotilla compare` decides
     #[arg(long, requires = "checkpoint")]
     pub if_better: bool,
     /// Reason, for the history
@@ -71,7 +71,7 @@ pub(crate) struct ChannelFeedbackArgs {
     /// Days for which requests and answers are kept; 0 disables [default: unchanged]
     #[arg(long, value_name = "DAYS")]
     pub keep_days: Option<u32>,
-    /// Return to the model before if users rate the present one lower [default: unchanged]
+    /// Return to the previous model if users rate the current one lower [default: unchanged]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub auto_roll_back: Option<bool>,
 }

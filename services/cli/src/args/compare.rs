@@ -16,8 +16,8 @@ pub(crate) struct CompareArgs {
     /// scores from 0 to 1; "-" reads stdin
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["a", "suite"])]
     pub pairs: Option<PathBuf>,
-    /// Let a program or a model, named in this file, prefer one of each two answers. A program runs
-    /// here, as you
+    /// Let a judge, the program or model in this file, choose the better one of two answers. A
+    /// program runs on this machine, as your user
     #[arg(long, value_name = "FILE.yaml", conflicts_with = "pairs")]
     pub judge: Option<PathBuf>,
     /// Prompt suite to compare on [default: the runs' held-out prompts]

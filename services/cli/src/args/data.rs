@@ -18,7 +18,7 @@ pub(crate) enum DataCommand {
         #[command(flatten)]
         columns: ColumnArgs,
     },
-    /// Split a prompt file into training and held-out prompts, as a run with that seed does.
+    /// Split a prompt file into training and held-out prompts, as a run with the same seed does.
     Split {
         /// Prompt file to split, or a data set as hub:ORG/NAME
         file: PathBuf,
@@ -117,7 +117,7 @@ pub(crate) struct GenerateDataArgs {
     /// Generation spec: categories, counts, verifier and limits
     #[arg(value_name = "FILE.yaml")]
     pub spec: PathBuf,
-    /// Output directory; the same command continues what it has
+    /// Output directory; the same command continues an interrupted generation
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
     /// Model that writes: a channel of the fleet, or a model of the endpoint

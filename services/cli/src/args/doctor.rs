@@ -17,7 +17,7 @@ pub(crate) struct DoctorArgs {
     /// Check a capture file instead of this box
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
-    /// Show only findings that affect this role: trainer, generator, verifier, scorer or evaluator
+    /// Show only findings that affect this role
     #[arg(long, value_parser = ROLE_NAMES)]
     pub role: Option<String>,
     /// Also check the Python environment of a trainer, without starting it: VENV/bin/python
@@ -38,13 +38,13 @@ pub(crate) struct DoctorArgs {
     /// Measured duration of a training step, in seconds
     #[arg(long, requires = "run")]
     pub step_seconds: Option<f64>,
-    /// Show remedies that can be undone, and apply them after a yes
+    /// Show remedies that can be undone, and apply them after confirmation
     #[arg(long, conflicts_with_all = ["capture", "from", "run"])]
     pub fix: bool,
-    /// Take back what --fix changed
+    /// Undo the changes of --fix
     #[arg(long, conflicts_with_all = ["fix", "capture", "from", "run"])]
     pub undo: bool,
-    /// Change this box without a question
+    /// Do not ask for confirmation
     #[arg(long)]
     pub yes: bool,
     #[command(subcommand)]
@@ -58,11 +58,11 @@ pub(crate) enum DoctorCommand {
     Estimate(EstimateArgs),
     /// Time this box's engines, devices and weight types on a model, and compare their results.
     Speed(SpeedArgs),
-    /// Take this box through all of its work once, and write a report to send along.
+    /// Do all kinds of work of this box once, and write a report.
     BurnIn(BurnInArgs),
     /// Print a hardware profile, to edit and pass as --profile FILE.
     Profile {
-        /// Name of the profile [default: that of this box]
+        /// Name of the profile [default: this box's]
         name: Option<String>,
     },
 }

@@ -112,8 +112,8 @@ pub(crate) struct CoordinatorArgs {
     /// Serve Prometheus /metrics on this address, such as 127.0.0.1:9463
     #[arg(long, value_name = "ADDRESS", env = "FLOTILLA_COORDINATOR_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Program that removes what must not be kept from requests to models: reads a JSON object of
-    /// texts, prints it changed, or nothing to keep nothing
+    /// Program that redacts kept requests to models: reads a JSON object of texts and prints it
+    /// redacted, or prints nothing to drop the request
     #[arg(long, value_name = "PROGRAM", env = "FLOTILLA_REDACT")]
     pub redact: Option<PathBuf>,
     /// Number of copies of the log in a NATS cluster

@@ -16,8 +16,8 @@ pub(crate) struct HostProtectionArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1, env = "FLOTILLA_SAMPLE_EVERY",
           value_parser = clap::value_parser!(u64).range(1..=60))]
     pub sample_every: u64,
-    /// Reaction to a TLB-shootdown storm: tell (log only), pause the workers for up to 30 seconds
-    /// at a time, or kill them and return their jobs
+    /// Reaction to a TLB-shootdown storm: tell (report only), pause the workers for up to 30
+    /// seconds at a time, or kill them and return their jobs
     #[arg(long, value_name = "REACTION", default_value = "tell", env = "FLOTILLA_ON_STORM")]
     pub on_storm: StormResponse,
     /// Shootdowns per second, and their duration in seconds, that count as a storm if they have a

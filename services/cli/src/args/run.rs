@@ -70,9 +70,9 @@ pub(crate) enum RunCommand {
     /// Convert a configuration of Axolotl, TRL, LLaMA-Factory, Unsloth or halo-forge into a run
     /// spec, and report what becomes of each key.
     Import(ImportArgs),
-    /// Print the JSON Schema of run specs, with which editors complete and check them.
+    /// Print the JSON Schema of run specs, for completion and checks in editors.
     Schema {
-        /// Print that of watch specs (`agent --watch-spec`)
+        /// Print the schema of watch specs (`agent --watch-spec`)
         #[arg(long)]
         watch: bool,
         /// File to write the schema to [default: stdout]
@@ -143,7 +143,7 @@ pub(crate) struct ImportArgs {
     /// recognized by its keys]
     #[arg(long, value_name = "PROGRAM")]
     pub from: Option<SourceProgram>,
-    /// Task: sft, dpo, simpo, orpo, kto, grpo or raft [default: that of the keys]
+    /// Task: sft, dpo, simpo, orpo, kto, grpo or raft [default: derived from the keys]
     #[arg(long)]
     pub task: Option<TrainingTask>,
     /// File of examples or prompts, in place of those in the configuration
@@ -162,10 +162,10 @@ pub(crate) struct ImportArgs {
 pub(crate) struct CheckArgs {
     /// Run spec, a YAML file.
     pub spec: PathBuf,
-    /// Forecast duration, energy and memory from what earlier runs took
+    /// Forecast duration, energy and memory from earlier runs
     #[arg(long)]
     pub forecast: bool,
-    /// Time for the probability that the run ends by it: 18:00, 2026-12-01T18:00 or 8h
+    /// Forecast the probability of an end by this time: 18:00, 2026-12-01T18:00 or 8h
     #[arg(long, value_name = "TIME", requires = "forecast")]
     pub by: Option<String>,
     /// Price of a kWh, in any currency
@@ -179,12 +179,12 @@ pub(crate) struct CheckArgs {
 /// Arguments of `flotilla run fork`.
 #[derive(Debug, Args)]
 pub(crate) struct ForkArgs {
-    /// Run, and the last of its cycles to take over: RUN@CYCLE
+    /// Run to fork, and the last cycle to take over: RUN@CYCLE
     pub cycle: String,
     /// Setting to change, as in a spec: raft.training.learning_rate=1e-4
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub settings: Vec<String>,
-    /// Name of the new run [default: that of the other run]
+    /// Name of the new run [default: the forked run's]
     #[arg(long)]
     pub name: Option<String>,
     /// Follow the new run until it ends
@@ -203,14 +203,14 @@ pub(crate) struct SamplesArgs {
     /// Show the samples of held-out prompts, which are never trained on
     #[arg(long)]
     pub heldout: bool,
-    /// Show the samples of this suite of prompts
+    /// Show the samples of this prompt suite
     #[arg(long, default_value = "", hide_default_value = true)]
     pub suite: String,
     /// Show only prompts with a sample of this outcome: pass, fail, error, kept, or a reason why
     /// samples were dropped
     #[arg(long, default_value = "", hide_default_value = true)]
     pub outcome: String,
-    /// Show only prompts of which the text or a sample contains this
+    /// Show only prompts whose text or samples contain this
     #[arg(long, default_value = "", hide_default_value = true)]
     pub text: String,
     /// Number of prompts to skip
@@ -295,7 +295,7 @@ pub(crate) enum CheckpointCommand {
         /// Export the newest checkpoint instead of the best, as RUN/newest does.
         #[arg(long)]
         newest: bool,
-        /// Write into a directory that has files already, over those of the same names.
+        /// Write into a directory that is not empty, and replace files of the same names.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -333,7 +333,7 @@ pub(crate) struct PushArgs {
 /// Arguments of `flotilla checkpoint prune`.
 #[derive(Debug, Args)]
 pub(crate) struct PruneArgs {
-    /// Runs to look at [default: all]
+    /// Runs to prune [default: all]
     pub runs: Vec<String>,
     /// Rules that keep a checkpoint: best, promoted, last=NUMBER, days=NUMBER
     #[arg(long, value_name = "RULES", default_value = "best,last=3,promoted,days=30")]
@@ -341,10 +341,10 @@ pub(crate) struct PruneArgs {
     /// Remove a run's newest checkpoint too, unless a rule keeps it
     #[arg(long)]
     pub even_newest: bool,
-    /// Only list what would be removed (default)
+    /// Only list the files to remove (default)
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
-    /// Remove it
+    /// Remove the files
     #[arg(long, short)]
     pub yes: bool,
 }

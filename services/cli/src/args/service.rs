@@ -16,7 +16,7 @@ pub(crate) enum ServiceCommand {
 /// Arguments of `flotilla service unit` and `flotilla service install`.
 #[derive(Debug, Args)]
 pub(crate) struct ServiceArgs {
-    /// Roles of the agent: trainer, generator, verifier, scorer, evaluator [default:
+    /// Roles of the agent: trainer, generator, verifier, scorer, evaluator, server [default:
     /// FLOTILLA_ROLES in /etc/flotilla/agent.env]
     #[arg(long, value_delimiter = ',')]
     pub roles: Vec<String>,
@@ -41,7 +41,7 @@ pub(crate) struct UpgradeArgs {
     /// Program to replace, kept as FILE.previous [default: this program]
     #[arg(long, value_name = "FILE")]
     pub installed: Option<PathBuf>,
-    /// Directory of each agent on this box [default: that of the packaged service]
+    /// Directory of each agent on this box [default: the packaged service's]
     #[arg(long, value_name = "DIR", value_delimiter = ',', env = "FLOTILLA_AGENT_DIR")]
     pub agent_dir: Vec<PathBuf>,
     /// systemd service to restart; without it or --restart-command, restart the agents yourself

@@ -13,11 +13,11 @@ pub(crate) enum StackCommand {
     List(StackPlaceArgs),
     /// Install a stack, without using it.
     Install(StackInstallArgs),
-    /// Burn this box in with a stack, and let agents start with it if that passes.
+    /// Run a burn-in with a stack, and let agents start with it if it passes.
     Use(StackUseArgs),
-    /// Let agents start with the stack that was used before.
+    /// Let agents start with the previous stack again.
     RollBack {
-        /// Only if this stack is in use; otherwise change nothing
+        /// Roll back only if this stack is in use
         #[arg(long, value_name = "NAME")]
         from: Option<String>,
         #[command(flatten)]
@@ -41,7 +41,7 @@ pub(crate) struct StackInstallArgs {
     /// Copy the llama.cpp programs of this directory
     #[arg(long, value_name = "DIR")]
     pub llama_cpp: Option<PathBuf>,
-    /// Use this environment, which stays where it is: VENV/bin/python
+    /// Python environment to use in place: VENV/bin/python
     #[arg(long, value_name = "PATH", conflicts_with = "torch")]
     pub python: Option<PathBuf>,
     /// Install the PyTorch that is known to work on this card, with uv
