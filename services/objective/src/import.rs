@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::ScoredSequence;
 
-/// A line of a file of scored sequences. Log-probabilities are natural logarithms, one a token;
+/// A line of a file of scored sequences. Log-probabilities are natural logarithms, one per token;
 /// `null` stands for a value that is not finite.
 #[derive(Debug, Clone, Deserialize)]
 struct ScoredLine {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use wire::v1;
 
 use crate::{
-    RatioRule, Recipe, Requirement, SettingError, SettingKey,
+    ObjectiveLoss, RatioRule, Requirement, SettingError, SettingKey,
     settings::{COMMON_KEYS, CORRECTION_KEYS},
 };
 
@@ -38,7 +38,7 @@ pub struct Objective {
     name: ObjectiveName,
     /// `None` for a setting that has no default and was not set.
     values: BTreeMap<SettingKey, Option<f64>>,
-    /// Other weights drew the samples than those from which the training starts.
+    /// True if the samples were drawn by other weights than those from which training starts.
     off_policy: bool,
 }
 
@@ -87,7 +87,7 @@ impl ObjectiveName {
     /// Finds an objective by its name in specs.
     ///
     /// # Errors
-    /// With all names, if none is this one.
+    /// No objective has this name; the error lists all.
     pub fn find(name: &str) -> Result<Self, SettingError> {
         let found = Self::ALL.into_iter().find(|it| it.as_str() == name);
         let known = || Self::ALL.map(Self::as_str).join(", ");
@@ -103,7 +103,7 @@ impl Objective {
         Self { name, values: own.chain(common).collect(), off_policy: false }
     }
 
-    /// Reads the form in facts.
+    /// Converts the message of facts.
     ///
     /// # Errors
     /// When there is no such objective, or a setting is not valid.
@@ -117,7 +117,7 @@ impl Objective {
         Ok(objective)
     }
 
-    /// Returns the form in facts.
+    /// Returns the message of facts.
     pub fn to_message(&self) -> v1::Objective {
         let plain = Self::new(self.name);
         let changed = self.values.iter().filter(|(key, value)| plain.values[*key] != **value);
@@ -129,7 +129,7 @@ impl Objective {
         }
     }
 
-    /// Says whether other weights drew the samples than those from which the training starts.
+    /// Sets whether the samples were drawn by other weights than those from which training starts.
     pub fn set_off_policy(&mut self, off_policy: bool) {
         self.off_policy = off_policy;
     }
@@ -137,20 +137,20 @@ impl Objective {
     /// Returns true if samples need the log-probabilities with which they were drawn: for a
     /// correction, or for ratios if other weights drew them.
     pub fn uses_drawn_logprobs(&self) -> bool {
-        self.corrects() || (self.off_policy && self.needs_behaviour())
+        self.has_correction() || (self.off_policy && self.needs_behaviour())
     }
 
     /// Returns true if the engine that trains must score the samples before the training, with the
     /// weights from which it starts: for ratios, and for a mean gain.
     pub fn scores_before_training(&self) -> bool {
-        let has_baseline = matches!(self.recipe(), Recipe::Desirable(_));
-        has_baseline || self.corrects() || (self.needs_behaviour() && !self.off_policy)
+        let has_baseline = matches!(self.loss(), ObjectiveLoss::Desirable(_));
+        has_baseline || self.has_correction() || (self.needs_behaviour() && !self.off_policy)
     }
 
     /// Returns true if the reference is a teacher, whose log-probabilities come with the samples.
     /// Otherwise the engine that trains scores the reference.
     pub fn uses_teacher(&self) -> bool {
-        let Recipe::Policy(policy) = self.recipe() else { return false };
+        let ObjectiveLoss::Policy(policy) = self.loss() else { return false };
         matches!(policy.ratio, RatioRule::Teacher { .. })
     }
 
@@ -215,7 +215,7 @@ impl Objective {
         self.values.get(&key).copied().flatten().unwrap_or(0.0)
     }
 
-    pub(crate) fn corrects(&self) -> bool {
+    pub(crate) fn has_correction(&self) -> bool {
         CORRECTION_KEYS.into_iter().any(|key| self.value(key) > 0.0)
     }
 }

@@ -21,7 +21,7 @@ pub struct SequencePair {
     pub rejected: usize,
 }
 
-/// A sequence as a loss of pairs sees it.
+/// The sums of a sequence's log-probabilities, from which a loss of pairs is computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SequenceSums {
     /// The sum of the log-probabilities now, in nats.

@@ -31,7 +31,7 @@ impl RatioRule {
         }
     }
 
-    /// Returns the weight of each token before the division by [`crate::Mean`].
+    /// Returns the weight of each token before the division by [`crate::LossMean`].
     pub(crate) fn weigh_tokens(
         self,
         advantage: f64,

@@ -2,8 +2,8 @@
 //! step.
 
 use crate::{
-    BatchTotals, DesirableLoss, Objective, Recipe, SequenceLogprobs, SettingKey, batch::to_f64,
-    pairs::sigmoid,
+    BatchTotals, DesirableLoss, Objective, ObjectiveLoss, SequenceLogprobs, SettingKey,
+    batch::to_f64, pairs::sigmoid,
 };
 
 /// Larger weights, before they are divided by a number of tokens or sequences, are clipped to this.
@@ -29,21 +29,21 @@ impl Objective {
         totals: &BatchTotals,
     ) -> WeightedTokens {
         let tokens = logprobs.now.len();
-        let (raw, divisor) = match self.recipe() {
-            Recipe::Policy(recipe) => {
+        let (raw, divisor) = match self.loss() {
+            ObjectiveLoss::Policy(loss) => {
                 // With a correction, the ratio is between two passes of the engine that trains, and
                 // the correction stands for the rest.
-                let drawn = logprobs.behaviour.filter(|_| !self.corrects());
+                let drawn = logprobs.behaviour.filter(|_| !self.has_correction());
                 let old = logprobs.old.or(drawn);
                 let logprobs = SequenceLogprobs { old, ..logprobs };
-                let raw = recipe.ratio.weigh_tokens(advantage, logprobs);
-                (raw, recipe.mean.divisor(tokens, totals))
+                let raw = loss.ratio.weigh_tokens(advantage, logprobs);
+                (raw, loss.mean.divisor(tokens, totals))
             }
-            Recipe::Desirable(loss) => {
+            ObjectiveLoss::Desirable(loss) => {
                 let weight = loss.weigh_sequence(advantage, logprobs.gain(), totals.mean_gain);
                 (vec![weight; tokens], to_f64(totals.sequences))
             }
-            Recipe::Pairs(_) => (vec![0.0; tokens], 1.0),
+            ObjectiveLoss::Pairs(_) => (vec![0.0; tokens], 1.0),
         };
         let mut found = self.finish_weights(raw, divisor, logprobs);
         if advantage == 0.0 {
@@ -59,9 +59,9 @@ impl Objective {
         pair: [SequenceLogprobs<'_>; 2],
         totals: &BatchTotals,
     ) -> [WeightedTokens; 2] {
-        let weights = match self.recipe() {
-            Recipe::Pairs(loss) => loss.weigh_pair(pair[0].sums(), pair[1].sums()),
-            Recipe::Policy(_) | Recipe::Desirable(_) => [0.0; 2],
+        let weights = match self.loss() {
+            ObjectiveLoss::Pairs(loss) => loss.weigh_pair(pair[0].sums(), pair[1].sums()),
+            ObjectiveLoss::Policy(_) | ObjectiveLoss::Desirable(_) => [0.0; 2],
         };
         let divisor = to_f64(totals.pairs);
         std::array::from_fn(|side| {
@@ -89,7 +89,7 @@ impl Objective {
 
     /// Multiplies by `exp(old - behaviour)`, truncated or masked.
     fn correct_weights(&self, logprobs: SequenceLogprobs<'_>, weights: &mut [f64]) {
-        let Some(behaviour) = logprobs.behaviour.filter(|_| self.corrects()) else { return };
+        let Some(behaviour) = logprobs.behaviour.filter(|_| self.has_correction()) else { return };
         let old = logprobs.old.unwrap_or(logprobs.now);
         let differences = || old.iter().zip(behaviour).map(|(old, drawn)| old - drawn);
         let of_sequence = differences().sum::<f64>().exp();

@@ -70,7 +70,7 @@ pub fn compute_weights(
     let counted: Vec<usize> =
         (0..sequences.len()).filter(|index| sequences[*index].is_finite()).collect();
     let batch = Batch { objective, sequences, counted };
-    let found = match objective.recipe().advantage() {
+    let found = match objective.loss().advantage() {
         Some(advantage) => batch.weigh_sequences(advantage),
         None => batch.weigh_pairs(),
     };
@@ -194,7 +194,7 @@ fn check_requirements(
         if needs.contains(&Requirement::BehaviourLogprobs) && !has_old {
             return missing("behaviour");
         }
-        if objective.corrects() && sequence.behaviour.is_none() {
+        if objective.has_correction() && sequence.behaviour.is_none() {
             return missing("behaviour");
         }
         if needs.contains(&Requirement::ReferenceLogprobs) && sequence.reference.is_none() {

@@ -1,7 +1,9 @@
 //! Weighs the tokens of a batch by an objective.
 
 use super::TrainError;
-use objective::{BatchTotals, Objective, Recipe, Requirement, SequenceLogprobs, WeightedTokens};
+use objective::{
+    BatchTotals, Objective, ObjectiveLoss, Requirement, SequenceLogprobs, WeightedTokens,
+};
 
 /// The knowledge of an example that an objective uses. Lists have a value for each token of the
 /// completion, in nats.
@@ -57,7 +59,7 @@ impl TrainingWeights {
         signals: Vec<TrainingSignal>,
         sequences: &[(usize, usize)],
     ) -> Result<(Self, Vec<usize>), TrainError> {
-        let unit = if matches!(objective.recipe(), Recipe::Pairs(_)) { 2 } else { 1 };
+        let unit = if matches!(objective.loss(), ObjectiveLoss::Pairs(_)) { 2 } else { 1 };
         let has = |example: usize| sequences.binary_search_by_key(&example, |it| it.0).is_ok();
         let partner = |example: usize| if unit == 2 { example ^ 1 } else { example };
         let kept: Vec<usize> =
@@ -103,7 +105,7 @@ impl TrainingWeights {
 
     /// Returns the number of sequences that belong together.
     pub(super) fn unit(&self) -> usize {
-        if matches!(self.objective.recipe(), Recipe::Pairs(_)) { 2 } else { 1 }
+        if matches!(self.objective.loss(), ObjectiveLoss::Pairs(_)) { 2 } else { 1 }
     }
 
     /// Counts what the loss of a batch is a mean over. The mean gain is that of the policy that

@@ -37,7 +37,7 @@ pub(super) fn derive_signals(
     let mut signals = ObjectiveSignals::default();
     for mut group in groups.into_values() {
         group.sort_by_key(|place| candidates[*place].index);
-        match objective.recipe().advantage() {
+        match objective.loss().advantage() {
             Some(advantage) => grouping.weigh_group(&group, advantage, &mut signals),
             None => grouping.pair_group(&group, &mut signals),
         }

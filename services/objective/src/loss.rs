@@ -1,21 +1,21 @@
-//! What a paper defines: the parts of which an objective consists.
+//! The losses of objectives, and the parts of which they consist.
 
 use std::fmt;
 
 use crate::{Advantage, BatchTotals, PairLoss, RatioRule};
 
-/// An objective's definition.
+/// The loss that an objective's paper defines.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Recipe {
+pub enum ObjectiveLoss {
     /// Each sequence has a loss of its own.
-    Policy(PolicyRecipe),
+    Policy(PolicyLoss),
     /// Each pair of a better and a worse sequence of one prompt has a loss.
     Pairs(PairLoss),
-    /// Kahneman-Tversky: each sequence has a loss that is compared with the mean of all.
+    /// Kahneman-Tversky: each sequence has a loss relative to the mean gain of all.
     Desirable(DesirableLoss),
 }
 
-impl Recipe {
+impl ObjectiveLoss {
     /// Returns the advantage of sequences; `None` for a loss of pairs.
     pub fn advantage(&self) -> Option<Advantage> {
         match self {
@@ -38,17 +38,17 @@ pub struct DesirableLoss {
     pub min_reward: f64,
 }
 
-/// The definition of an objective in which each sequence has a loss of its own.
+/// A loss of single sequences: advantage and ratio weigh the tokens, `mean` divides their sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PolicyRecipe {
+pub struct PolicyLoss {
     pub advantage: Advantage,
     pub ratio: RatioRule,
-    pub mean: Mean,
+    pub mean: LossMean,
 }
 
-/// The number by which the sum of the tokens' losses is divided.
+/// The mean by which the losses of tokens become the loss of a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Mean {
+pub enum LossMean {
     /// Sum over a sequence's tokens, mean over sequences.
     Sequences,
     /// Mean over a sequence's tokens, mean over sequences.
@@ -59,7 +59,7 @@ pub enum Mean {
     Tokens,
 }
 
-impl Mean {
+impl LossMean {
     /// Returns the number that divides the weight of each token of a sequence.
     #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^52")]
     pub(crate) fn divisor(self, tokens: usize, totals: &BatchTotals) -> f64 {
@@ -78,7 +78,7 @@ impl fmt::Display for Requirement {
         f.write_str(match self {
             Self::BehaviourLogprobs => "log-probabilities when drawn",
             Self::ReferenceLogprobs => "log-probabilities of a reference",
-            Self::Groups => "two samples a prompt",
+            Self::Groups => "two samples per prompt",
             Self::Rewards => "rewards",
         })
     }
@@ -91,7 +91,7 @@ pub enum Requirement {
     BehaviourLogprobs,
     /// Log-probabilities of the reference or teacher.
     ReferenceLogprobs,
-    /// At least two samples a prompt.
+    /// At least two samples per prompt.
     Groups,
     /// Rewards of a verifier.
     Rewards,
