@@ -11,7 +11,7 @@ use crate::{
     report::{BurnInReport, StageFigures, StageOutcome},
     settings::BurnInSettings,
     stage_runner::StageRunner,
-    stages::{BurnedModel, StageInputs, check_host, judge_shootdowns},
+    stages::{ModelUnderTest, StageInputs, check_host, judge_shootdowns},
     task,
     telemetry_log::TelemetryLog,
 };
@@ -107,7 +107,7 @@ async fn run_model_stages(
     // The fetched adapter is used, as by another box.
     let fetched = published.as_ref().map(|tree| tree.path().to_owned());
     let adapter = fetched.or_else(|| trained.as_ref().map(|it| it.directory.clone()));
-    let model = BurnedModel { adapter, ..base };
+    let model = ModelUnderTest { adapter, ..base };
     runner.run_stage("convert", inputs.convert_model(&model)).await;
     let served = runner.run_stage("serve", inputs.serve_model(&model, engines)).await;
     match (engines, served) {

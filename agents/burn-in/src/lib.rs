@@ -1,10 +1,10 @@
 //! The burn-in of a box: it trains, publishes, converts, serves, compares GPU and CPU, and evaluates
-//! on its real hardware within minutes, and reports each stage with figures.
+//! on its real hardware within minutes, and reports each stage with measurements.
 //!
 //! - `burn_in` runs the stages in `stages`, each in worker processes as an agent starts them.
 //! - `stage_runner` limits, times and records a stage; one that fails does not stop the others.
 //! - `engines` finds the llama.cpp and the device that a box works with.
-//! - `report` and `redaction` make the file that a person sends along; both are pure.
+//! - `report` and `redaction` make the file for bug reports; both are pure.
 //! - `task` has the texts and settings; `telemetry_log` samples the host meanwhile.
 
 mod burn_in;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::{redaction::PrivateNames, telemetry_log::StageTelemetry};
 
-/// Most bytes of a worker's log that a report repeats.
+/// Maximum number of bytes of a worker's log in a report.
 const LOG_BYTES_MAX: usize = 4 * 1024;
 
 /// The headings of [`BurnInReport::stage_rows`].
@@ -38,14 +38,14 @@ pub struct BurnInReport {
 pub struct StageReport {
     pub name: &'static str,
     pub outcome: StageOutcome,
-    /// The reason of a failure or a skip; empty if it passed.
+    /// The reason of a failure or a skip; empty for a stage that passed.
     pub reason: String,
     pub seconds: f64,
     /// The figures in one line, for people.
     pub summary: String,
     /// The figures by name; a unit is the end of a name.
     pub figures: Map<String, Value>,
-    /// The host meanwhile.
+    /// The host's telemetry during the stage.
     pub host: StageTelemetry,
     /// The last lines of a worker that failed.
     pub log: String,
@@ -62,7 +62,7 @@ pub enum StageOutcome {
 }
 
 impl StageOutcome {
-    /// Returns the word for tables.
+    /// Returns the outcome as a word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Passed => "passed",
@@ -91,7 +91,7 @@ impl StageFigures {
 }
 
 impl BurnInReport {
-    /// Returns the document to send along, without the names of the box and its owner.
+    /// Returns the document for a bug report, without the names of the box and its owner.
     ///
     /// # Errors
     /// When a figure cannot be written as JSON.

@@ -86,7 +86,7 @@ impl<'a> StageRunner<'a> {
     }
 }
 
-/// A failure that has figures, such as a difference that is too large.
+/// A failure with measurements, such as a difference that is too large.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub(crate) struct MeasuredFailure {

@@ -38,7 +38,7 @@ use crate::{
 /// The rate of TLB shootdowns of the idle box is measured for this long.
 const IDLE_TIME: Duration = Duration::from_secs(2);
 
-/// For an adapter.
+/// Size of the cache into which the published adapter is fetched.
 const CACHE_BYTES_MAX: u64 = 10 << 30;
 
 /// The files that stages share.
@@ -49,17 +49,17 @@ pub(crate) struct StageInputs<'a> {
     pub(crate) text: PathBuf,
 }
 
-/// The model of a burn-in.
+/// The model that a burn-in trains, serves and evaluates.
 #[derive(Debug, Clone)]
-pub(crate) struct BurnedModel {
+pub(crate) struct ModelUnderTest {
     pub(crate) base: PathBuf,
     /// Identifies the base in the cache of converted models.
     pub(crate) key: String,
     pub(crate) adapter: Option<PathBuf>,
 }
 
-/// Checks the host for what keeps it from training or generating, and waits for samples of the idle
-/// box.
+/// Checks the host for findings that prevent training or generating, and waits for telemetry of the
+/// idle box.
 pub(crate) async fn check_host(host: &HostSnapshot) -> anyhow::Result<((), StageFigures)> {
     let findings = ["trainer", "generator"].map(|role| doctor::findings_for_role(host, role));
     let failed = findings.iter().flatten().filter(|it| it.severity == Severity::Fail);
@@ -83,7 +83,7 @@ impl StageInputs<'_> {
     fn launcher(&self) -> WorkerLauncher {
         let launch = self.settings.launch.clone();
         match self.settings.model {
-            // The embedded engine would hold a model of users in twice the memory.
+            // The embedded engine would need twice the memory for a user's model.
             Some(_) => WorkerLauncher { dtype: MatrixDtype::Bf16.type_name().to_owned(), ..launch },
             None => launch,
         }
@@ -98,7 +98,7 @@ impl StageInputs<'_> {
 
     /// Returns the user's model, or trains a small one from random weights with the embedded
     /// engine.
-    pub(crate) async fn prepare_base(&self) -> anyhow::Result<(BurnedModel, StageFigures)> {
+    pub(crate) async fn prepare_base(&self) -> anyhow::Result<(ModelUnderTest, StageFigures)> {
         let (base, made) = match &self.settings.model {
             Some(model) if model.is_dir() => (model.clone(), None),
             Some(model) => bail!("--model {}: not a directory (A104)", model.display()),
@@ -116,7 +116,7 @@ impl StageInputs<'_> {
         let losses = made.map(|made| [made.losses.0, made.losses.1]);
         let values = json!({ "bytes": bytes, "losses": losses });
         let key = llama::local_model_key(&base)?;
-        let model = BurnedModel { base, key, adapter: None };
+        let model = ModelUnderTest { base, key, adapter: None };
         Ok((model, StageFigures::new(summary, values)))
     }
 
@@ -137,7 +137,7 @@ impl StageInputs<'_> {
 
     pub(crate) async fn train_adapter(
         &self,
-        model: &BurnedModel,
+        model: &ModelUnderTest,
     ) -> anyhow::Result<(OfflineCheckpoint, StageFigures)> {
         let out = self.directory.join("adapter");
         std::fs::create_dir_all(&out)?;
@@ -198,7 +198,7 @@ impl StageInputs<'_> {
     /// Converts base and adapter for llama.cpp, into the cache that serving uses.
     pub(crate) async fn convert_model(
         &self,
-        model: &BurnedModel,
+        model: &ModelUnderTest,
     ) -> anyhow::Result<((), StageFigures)> {
         let (cache, bytes_max) = self.settings.gguf_cache.clone();
         let dtype = self.settings.launch.profile.llama.generate.dtype;
@@ -235,7 +235,7 @@ impl StageInputs<'_> {
     /// draws samples. Returns the log-probabilities of the canary.
     pub(crate) async fn serve_model(
         &self,
-        model: &BurnedModel,
+        model: &ModelUnderTest,
         engines: Option<&BoxEngines>,
     ) -> anyhow::Result<(Vec<f32>, StageFigures)> {
         let backend = match engines {
@@ -275,7 +275,7 @@ impl StageInputs<'_> {
     /// device, with those of the embedded engine.
     pub(crate) async fn compare_devices(
         &self,
-        model: &BurnedModel,
+        model: &ModelUnderTest,
         engines: &BoxEngines,
         served: &[f32],
     ) -> anyhow::Result<((), StageFigures)> {
@@ -321,7 +321,7 @@ impl StageInputs<'_> {
     /// of the small model also with the embedded engine.
     pub(crate) async fn evaluate_model(
         &self,
-        model: &BurnedModel,
+        model: &ModelUnderTest,
         engines: Option<&BoxEngines>,
     ) -> anyhow::Result<((), StageFigures)> {
         let source = MeasurementInput {
@@ -362,7 +362,7 @@ impl StageInputs<'_> {
     fn start_generator(
         &self,
         backend: &GeneratorBackend,
-        model: &BurnedModel,
+        model: &ModelUnderTest,
     ) -> anyhow::Result<OfflineGenerator> {
         let policy = OfflinePolicy {
             base: &model.base,

@@ -15,7 +15,7 @@ use crate::{
 pub(crate) struct AnswerWriter {
     pub kind: ApiKind,
     pub id: String,
-    /// In seconds since 1970.
+    /// Time of the answer, in seconds since 1970.
     pub created: u64,
     /// The model's name.
     pub model: String,
@@ -28,7 +28,7 @@ pub(crate) struct AnswerWriter {
 }
 
 impl AnswerWriter {
-    /// Writes an answer as a whole: the pieces of each choice, in one.
+    /// Writes a complete answer. `choices` has one piece per choice.
     ///
     /// # Errors
     /// A token cannot be decoded.
@@ -141,8 +141,8 @@ impl AnswerWriter {
         Ok(choice)
     }
 
-    /// Completions have them in OpenAI's form and, without an echoed prompt, in llama-server's too,
-    /// which is that of conversations.
+    /// Writes log-probabilities: of conversations as `content`; of completions in OpenAI's form and,
+    /// without an echoed prompt, also as `content`, as llama-server does.
     fn write_logprobs(
         &self,
         tokens: &[PieceToken],
@@ -159,6 +159,7 @@ impl AnswerWriter {
         Ok(logprobs)
     }
 
+    /// Writes the log-probabilities of a completion in OpenAI's form: parallel lists.
     fn write_token_lists(
         &self,
         tokens: &[PieceToken],
@@ -183,8 +184,8 @@ impl AnswerWriter {
         }))
     }
 
-    /// The likeliest tokens, and the one that was drawn. Of tokens with the same text, the likeliest
-    /// counts.
+    /// Writes the log-probabilities of the likeliest tokens and of the drawn one, by text. Of tokens
+    /// with the same text, the likeliest counts.
     fn write_alternatives(
         &self,
         token: &PieceToken,

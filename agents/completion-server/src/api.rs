@@ -24,7 +24,7 @@ use crate::{
     request::{ApiKind, ApiRequest, AskedPrompt, RequestFieldError},
 };
 
-/// A conversation, in bytes of JSON; gateways accept less.
+/// Maximum number of bytes of a request's body; gateways accept less.
 pub(crate) const BODY_BYTES_MAX: usize = 8 << 20;
 
 /// The log-probabilities of an answer, with those of likely tokens. Each takes up to half a kilobyte.
@@ -37,9 +37,9 @@ const TOKEN_BYTES_MAX: usize = 128;
 /// Requests that are read at a time; others wait.
 const READERS_MAX: usize = 4;
 
-/// The places of a server's models in its batch.
+/// The indices of a server's models in its batch.
 #[derive(Debug, Clone)]
-pub(crate) struct ModelPlaces {
+pub(crate) struct ModelIndices {
     /// `None` if the base alone is not served.
     pub base: Option<usize>,
     pub adapters: Vec<usize>,
@@ -48,7 +48,7 @@ pub(crate) struct ModelPlaces {
 /// The limits of a server's models.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModelLimits {
-    /// Most tokens of a prompt with its answer, but for the last one.
+    /// Maximum number of tokens of a prompt with its answer, without the last token.
     pub context: usize,
     pub vocab_size: usize,
 }
@@ -56,15 +56,15 @@ pub(crate) struct ModelLimits {
 /// Answers requests with the models of a batch.
 pub(crate) struct CompletionApi {
     alias: String,
-    places: ModelPlaces,
+    indices: ModelIndices,
     tokenizer: Arc<ModelTokenizer>,
-    /// The error is for requests that need it.
+    /// The base's chat template, or the error for requests that need it.
     template: Result<ChatTemplate, String>,
     limits: ModelLimits,
     requests: Sender<BatchRequest>,
     /// To read a request may take a hundred times its bytes.
     readers: Semaphore,
-    /// From it, the names of answers and the seeds of requests without one are derived.
+    /// Random number from which ids of answers, and seeds of requests without one, are derived.
     secret: u64,
     /// The number of requests so far.
     count: AtomicU64,
@@ -161,7 +161,7 @@ impl CompletionApi {
     /// # Errors
     /// The system has no random bytes.
     pub(crate) fn open(
-        (alias, places): (String, ModelPlaces),
+        (alias, indices): (String, ModelIndices),
         tokenizer: ModelTokenizer,
         template: Result<ChatTemplate, TemplateError>,
         limits: ModelLimits,
@@ -198,7 +198,7 @@ impl CompletionApi {
         let api = self.clone();
         // The semaphore is never closed.
         let _permit = self.readers.acquire().await;
-        // To tokenize a long prompt takes a while.
+        // Tokenizing a long prompt takes a while.
         let prepared = tokio::task::spawn_blocking(move || api.prepare_request(kind, &body)).await;
         let prepared = prepared.map_err(|panic| CompletionApiError::Engine(panic.to_string()))?;
         let (request, answer) = prepared?;
@@ -213,10 +213,10 @@ impl CompletionApi {
     ) -> Result<(BatchRequest, OpenAnswer), CompletionApiError> {
         let fields: Map<String, Value> =
             serde_json::from_slice(body).map_err(CompletionApiError::Json)?;
-        let asked = ApiRequest::read(kind, fields, self.places.adapters.len())?;
+        let asked = ApiRequest::read(kind, fields, self.indices.adapters.len())?;
         let model = match asked.adapter {
-            Some(adapter) => self.places.adapters.get(adapter).copied(),
-            None => self.places.base,
+            Some(adapter) => self.indices.adapters.get(adapter).copied(),
+            None => self.indices.base,
         };
         let model = model.ok_or(CompletionApiError::NoAdapter)?;
         let count = self.count.fetch_add(1, Ordering::Relaxed).to_string();
@@ -293,7 +293,7 @@ impl CompletionApi {
                 PromptInput::Text(text) => self.encode_text(text)?,
                 PromptInput::Tokens(tokens) => tokens.clone(),
             };
-            let max_new_tokens = self.find_room(&tokens, asked.max_tokens)?;
+            let max_new_tokens = self.limit_new_tokens(&tokens, asked.max_tokens)?;
             let text = match prompt {
                 _ if !asked.echo => String::new(),
                 PromptInput::Text(text) => text.clone(),
@@ -321,8 +321,9 @@ impl CompletionApi {
         Ok(self.tokenizer.encode_prompt(text)?)
     }
 
-    /// Returns the most tokens that are drawn after a prompt. The last one takes no room.
-    fn find_room(
+    /// Returns the maximum number of tokens to draw after a prompt. The last one takes no room in the
+    /// context.
+    fn limit_new_tokens(
         &self,
         tokens: &[u32],
         wanted: Option<usize>,
@@ -334,13 +335,13 @@ impl CompletionApi {
         match tokens.len() {
             0 => Err(CompletionApiError::EmptyPrompt),
             tokens if tokens > context => Err(CompletionApiError::TooLong { tokens, context }),
-            // Something is drawn if only the prompt is wanted, too, and then dropped.
+            // One token is drawn, and dropped, also if the answer is only the prompt.
             tokens => Ok(wanted.unwrap_or(usize::MAX).clamp(1, context + 1 - tokens)),
         }
     }
 }
 
-/// An answer that is being drawn. If it is dropped, so is the request.
+/// An answer that is being drawn. Dropping it drops the request.
 pub(crate) struct OpenAnswer {
     writer: AnswerWriter,
     events: Receiver<ChoiceEvent>,
@@ -392,7 +393,7 @@ impl OpenAnswer {
 /// The events of an answer that is sent in pieces.
 pub(crate) struct AnswerEvents {
     answer: OpenAnswer,
-    /// Choices that have not ended.
+    /// The number of choices that have not ended.
     open: usize,
     /// The characters of each choice so far; `None` before its first piece.
     offsets: Vec<Option<usize>>,

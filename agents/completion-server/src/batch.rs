@@ -1,5 +1,5 @@
-//! Draws the tokens of all open requests together: each step moves every sample by one token. Requests
-//! wait in their order until a slot is free. A request whose client is gone is dropped.
+//! Draws the tokens of all open requests together: each step adds one token to every sample. Requests
+//! wait in order of arrival for a free slot. A request whose client has disconnected is dropped.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,10 +11,10 @@ use tokio::sync::mpsc;
 
 use crate::choice_text::ChoiceText;
 
-/// A request whose prompts are tokens that fit into the context.
+/// A request whose prompts are tokenized and fit into the context.
 #[derive(Debug)]
 pub(crate) struct BatchRequest {
-    /// The place of the model among those of the batch.
+    /// Index of the model in the batch.
     pub model: usize,
     pub prompts: Vec<PromptTokens>,
     pub sampling: SamplingParameters,
@@ -22,9 +22,9 @@ pub(crate) struct BatchRequest {
     pub stops: Vec<String>,
     /// True if each choice begins with the prompt.
     pub echo: bool,
-    /// False if only the prompt is wanted.
+    /// False if the answer is only the echoed prompt.
     pub draws: bool,
-    /// True if tokens are reported, and not only their text.
+    /// True if pieces contain tokens besides their text.
     pub reports_tokens: bool,
     pub events: mpsc::Sender<ChoiceEvent>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct BatchRequest {
 #[derive(Debug)]
 pub(crate) struct PromptTokens {
     pub tokens: Vec<u32>,
-    /// Empty if it is not echoed.
+    /// The text to echo; empty without an echo.
     pub text: String,
     pub seeds: Vec<u64>,
     pub max_new_tokens: usize,
@@ -52,11 +52,11 @@ pub(crate) enum ChoiceEvent {
 pub(crate) struct ChoicePiece {
     pub choice: usize,
     pub text: String,
-    /// Those since the last piece, if the request wants them.
+    /// The tokens since the previous piece; empty unless the request reports tokens.
     pub tokens: Vec<PieceToken>,
-    /// The number of tokens drawn since the last piece.
+    /// The number of tokens drawn since the previous piece.
     pub drawn: usize,
-    /// In the last piece of the choice.
+    /// Set in the last piece of the choice.
     pub finish: Option<FinishReason>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn open_event_channel(
     mpsc::channel(prompts.iter().map(events).sum::<usize>() + 1)
 }
 
-/// Names the prompt of a sample.
+/// Identifies the prompt of a sample: the request and the prompt's index in it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptTag {
     request: u64,
@@ -87,13 +87,13 @@ pub(crate) struct PromptTag {
 
 /// The models of a server, and the requests that are being answered.
 pub(crate) struct CompletionBatch {
-    /// All have the same base; each draws with another adapter, or none.
+    /// Generators on one base, each with its own adapter or none.
     models: Vec<BatchGenerator<PromptTag>>,
     tokenizer: Arc<ModelTokenizer>,
-    /// Samples of all models that are drawn at once, but for those of the last request.
+    /// No request is admitted while this many samples are open, of all models together.
     slots: usize,
     requests: BTreeMap<u64, OpenRequest>,
-    /// The number of requests so far.
+    /// The number of requests so far, which is the id of the newest one.
     count: u64,
 }
 
@@ -106,7 +106,7 @@ impl CompletionBatch {
         Self { models, tokenizer, slots, requests: BTreeMap::new(), count: 0 }
     }
 
-    /// Answers requests until no more will come.
+    /// Answers requests until the inbox is closed.
     ///
     /// # Errors
     /// The engine fails. All open requests get the error.
@@ -121,7 +121,7 @@ impl CompletionBatch {
             {
                 self.admit_request(request);
             }
-            self.drop_ended();
+            self.drop_ended_requests();
             if let Err(error) = self.draw_step() {
                 let message = wire::format_error_chain(&error);
                 for open in self.requests.values() {
@@ -160,8 +160,8 @@ impl CompletionBatch {
         self.requests.insert(self.count, OpenRequest { request, choices });
     }
 
-    /// Forgets requests that are answered or whose client is gone, and their samples.
-    fn drop_ended(&mut self) {
+    /// Drops requests that are answered or whose client has disconnected, and their samples.
+    fn drop_ended_requests(&mut self) {
         self.requests.retain(|_, open| !open.request.events.is_closed() && !open.has_ended());
         let requests = &self.requests;
         for generator in &mut self.models {
@@ -174,6 +174,7 @@ impl CompletionBatch {
         }
     }
 
+    /// Draws one token of every sample, and sends the pieces that are complete.
     fn draw_step(&mut self) -> Result<(), GenerateError> {
         for generator in self.models.iter_mut().filter(|it| !it.is_idle()) {
             let done = generator.generate_step()?;
@@ -213,24 +214,26 @@ impl CompletionBatch {
 struct SampleTokens<'a> {
     tokens: &'a [u32],
     logprobs: &'a [f64],
-    /// Empty if none are wanted.
+    /// The likely tokens at each position; empty unless the request reports them.
     alternatives: &'a [Vec<(u32, f64)>],
     prompt_scores: &'a [TokenScore],
     finish: Option<FinishReason>,
 }
 
+/// A request that is being answered.
 struct OpenRequest {
     request: BatchRequest,
-    /// Those of the first prompt first.
+    /// The choices of all prompts, those of the first prompt first.
     choices: Vec<OpenChoice>,
 }
 
+/// A choice that is being drawn.
 #[derive(Default)]
 struct OpenChoice {
     text: ChoiceText,
     /// The number of the sample's tokens that were read.
     read: usize,
-    /// What the next piece has.
+    /// The content of the next piece so far.
     next: ChoicePiece,
     has_begun: bool,
     has_ended: bool,
@@ -241,12 +244,13 @@ impl OpenRequest {
         self.choices.iter().all(|choice| choice.has_ended)
     }
 
+    /// Returns the index of a prompt's choice among all choices of the request.
     fn choice_number(&self, prompt: usize, index: usize) -> usize {
-        // All prompts have as many choices.
+        // All prompts have the same number of choices.
         prompt * (self.choices.len() / self.request.prompts.len().max(1)) + index
     }
 
-    /// Reads the new tokens of a sample, and sends what can be shown.
+    /// Reads the new tokens of a sample, and sends a piece if there is new text or the choice ends.
     fn take_tokens(
         &mut self,
         tokenizer: &ModelTokenizer,
@@ -282,13 +286,14 @@ impl OpenRequest {
         Ok(())
     }
 
-    /// The channel has room for all events; it is closed if the client is gone.
+    /// Sends an event. The channel has room for all of them; it is closed if the client disconnected.
     fn send_event(&self, event: ChoiceEvent) {
         let _ = self.request.events.try_send(event);
     }
 }
 
 impl OpenChoice {
+    /// Adds the prompt and its scores to the next piece.
     fn echo_prompt(&mut self, prompt: &PromptTokens, scores: &[TokenScore]) {
         self.next.text.push_str(&prompt.text);
         let first = prompt.tokens.first().map(|token| PieceToken {
@@ -304,7 +309,7 @@ impl OpenChoice {
         self.next.tokens.extend(first.into_iter().chain(others));
     }
 
-    /// The token that ends the sample is reported, but has no text.
+    /// Adds the new tokens of a sample to the next piece. The token that ends it has no text.
     fn read_tokens(
         &mut self,
         tokenizer: &ModelTokenizer,
@@ -312,7 +317,7 @@ impl OpenChoice {
         request: &BatchRequest,
     ) -> Result<(), TokenizerError> {
         let ends = usize::from(sample.finish == Some(FinishReason::Stop));
-        let spoken = sample.tokens.len() - ends;
+        let with_text = sample.tokens.len() - ends;
         while self.read < sample.tokens.len() && !self.text.is_stopped() {
             let (at, token) = (self.read, sample.tokens[self.read]);
             self.read += 1;
@@ -320,7 +325,7 @@ impl OpenChoice {
             let alternatives = sample.alternatives.get(at).cloned().unwrap_or_default();
             let logprob = sample.logprobs.get(at).copied();
             self.next.tokens.push(PieceToken { token, logprob, alternatives });
-            if at < spoken {
+            if at < with_text {
                 let shown = self.text.push_token(tokenizer, token, &request.stops)?;
                 self.next.text.push_str(&shown);
             }

@@ -1,8 +1,8 @@
 //! The text of a choice while its tokens are drawn: characters are released once they are complete,
 //! and no part of a stop text is. Pure.
 
-/// A character has at most 4 bytes, each perhaps a token. More tokens without a whole character are
-/// no text, and are released as they are.
+/// Tokens that wait for a complete character, which has at most 4 bytes. More of them are no valid
+/// text, and are released as they are.
 const PARTIAL_TOKENS_MAX: usize = 16;
 
 /// Decodes tokens into text.
@@ -24,9 +24,9 @@ impl DecodeTokens for engine::ModelTokenizer {
 #[derive(Debug, Default)]
 pub(crate) struct ChoiceText {
     tokens: Vec<u32>,
-    /// The text of tokens depends on those before: decoding begins here.
+    /// The token at which decoding starts: the text of a token depends on the tokens before it.
     prefix: usize,
-    /// The text of the tokens before this one was read.
+    /// The number of tokens whose text was read.
     read: usize,
     /// Text that was read and may be the beginning of a stop text.
     held: String,
@@ -51,7 +51,7 @@ impl ChoiceText {
         Ok(self.release_text(&new, stops, false))
     }
 
-    /// Returns the rest of the text. No more tokens come.
+    /// Returns the rest of the text after the last token.
     pub(crate) fn finish_text<D: DecodeTokens>(
         &mut self,
         decoder: &D,
@@ -61,6 +61,7 @@ impl ChoiceText {
         Ok(self.release_text(&new, stops, true))
     }
 
+    /// Decodes the tokens that were not read yet; empty if their last character is incomplete.
     fn read_new_text<D: DecodeTokens>(
         &mut self,
         decoder: &D,
@@ -80,6 +81,7 @@ impl ChoiceText {
         Ok(all.get(known.len()..).unwrap_or_default().to_owned())
     }
 
+    /// Returns the text up to a stop text, and holds back an end that may begin one.
     fn release_text(&mut self, new: &str, stops: &[String], is_last: bool) -> String {
         if self.is_stopped {
             return String::new();
@@ -96,7 +98,7 @@ impl ChoiceText {
     }
 }
 
-/// Returns the length of the longest end of a text that begins a stop text.
+/// Returns the length of a text's longest suffix that is the beginning of a stop text.
 fn held_bytes(text: &str, stops: &[String]) -> usize {
     let longest = stops.iter().map(String::len).max().unwrap_or(0).saturating_sub(1);
     let begins_stop = |length: &usize| {

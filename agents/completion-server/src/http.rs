@@ -25,10 +25,10 @@ use crate::{
     request::ApiKind,
 };
 
-/// Further connections wait. Each has one request at a time.
+/// Maximum number of connections; further ones wait. Each has one request at a time.
 const CONNECTIONS_MAX: usize = 2048;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// After a failure to accept a connection, likely for lack of file descriptors.
+/// Pause after a failure to accept a connection, likely for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// The address of a server.
@@ -85,7 +85,7 @@ async fn accept_connections<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 /// Serves one connection.
 struct ConnectionServer {
     api: Arc<CompletionApi>,
-    /// The header with the key.
+    /// The value of the header `authorization` that requests must have.
     expected: Arc<str>,
     permit: OwnedSemaphorePermit,
 }
@@ -109,6 +109,7 @@ impl ConnectionServer {
     }
 }
 
+/// Answers a request, or returns the error as JSON.
 async fn answer_request(
     api: &Arc<CompletionApi>,
     request: Request<Incoming>,
@@ -125,6 +126,7 @@ async fn answer_request(
     answered.unwrap_or_else(|error| json_response(error.status(), &error.to_json()))
 }
 
+/// Answers a request to a model: as JSON, or as server-sent events if the request asks for a stream.
 async fn complete(
     api: &Arc<CompletionApi>,
     kind: ApiKind,

@@ -1,20 +1,20 @@
 //! Requests in the form of OpenAI's API, checked field by field. Pure.
 //!
-//! A field that would change the answer, and that this server does not know, is refused by its name.
+//! An unknown field that would change the answer is refused by its name.
 
 use chat_template::ChatMessage;
 use engine::PromptInput;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-/// Most likely tokens that are reported at a position.
+/// Maximum number of likely tokens reported per position.
 const ALTERNATIVES_MAX: usize = 20;
 const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 1024;
-/// Prompts of a request, times the choices of each.
+/// Maximum number of prompts of a request, times the choices of each.
 const CHOICES_MAX: usize = 512;
 
-/// The path of a request.
+/// The endpoint of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ApiKind {
     /// `/v1/chat/completions`
@@ -23,7 +23,7 @@ pub(crate) enum ApiKind {
     Text,
 }
 
-/// The texts that the model continues.
+/// The prompt of a request: a conversation, or texts and tokens to continue.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum AskedPrompt {
     Conversation(Vec<ChatMessage>),
@@ -34,14 +34,14 @@ pub(crate) enum AskedPrompt {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiRequest {
     pub prompt: AskedPrompt,
-    /// The place of the adapter; `None` for the base alone.
+    /// Index of the adapter; `None` for the base alone.
     pub adapter: Option<usize>,
     /// The number of choices for each prompt.
     pub choices: usize,
     pub temperature: f64,
     pub top_p: f64,
     pub top_k: usize,
-    /// `None` for as many as the context has room for.
+    /// Maximum number of tokens to draw; `None` for as many as fit into the context.
     pub max_tokens: Option<usize>,
     pub seed: Option<u64>,
     pub stops: Vec<String>,
@@ -90,18 +90,18 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// The part that an adapter has in the answer, as llama-server names it.
+/// An adapter and its scale, in the form of llama-server's field `lora`.
 #[derive(Deserialize)]
 struct AdapterScale {
     id: usize,
     scale: f64,
 }
 
-/// The fields that are left to read.
+/// The fields of a request that were not read yet.
 struct RequestFields(Map<String, Value>);
 
 impl RequestFields {
-    /// Removes a field. `null` is the same as no field.
+    /// Removes and parses a field. `null` counts as a missing field.
     fn take<T: DeserializeOwned>(
         &mut self,
         field: &str,
@@ -115,7 +115,7 @@ impl RequestFields {
         }
     }
 
-    /// Removes a number that must be in a range.
+    /// Removes a number, and checks its range.
     fn take_in_range(
         &mut self,
         field: &str,
@@ -131,7 +131,7 @@ impl RequestFields {
         }
     }
 
-    /// Removes a whole number from 0 to a limit.
+    /// Removes a whole number, and checks that it is at most `most`.
     fn take_count(&mut self, field: &str, most: usize) -> Result<Option<usize>, RequestFieldError> {
         let expected = format!("a whole number from 0 to {most}");
         let found = self.take::<usize>(field, &expected)?;
@@ -143,7 +143,7 @@ impl RequestFields {
         }
     }
 
-    /// Removes a field for its truth.
+    /// Removes a boolean field, which is false if missing.
     fn take_flag(&mut self, field: &str) -> Result<bool, RequestFieldError> {
         Ok(self.take::<bool>(field, "true or false")?.unwrap_or(false))
     }
@@ -300,7 +300,7 @@ fn read_adapter(
     Ok(chosen)
 }
 
-/// Returns true for a field that changes no answer of this server with this value.
+/// Returns true if an unknown field with this value does not change the answer.
 fn is_neutral(field: &str, value: &Value) -> bool {
     if value.is_null() {
         return true;

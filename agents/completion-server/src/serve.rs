@@ -13,31 +13,31 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    api::{CompletionApi, ModelLimits, ModelPlaces},
+    api::{CompletionApi, ModelIndices, ModelLimits},
     batch::{BatchRequest, CompletionBatch, PromptTag},
     http::{ListenAddress, serve_requests},
 };
 
-/// Requests that wait for a slot, as many as a gateway opens. Further ones are refused, and may be
+/// Requests that may wait for a slot, as many as a gateway opens. Further ones are refused, and may be
 /// sent to another agent.
 const WAITING_MAX: usize = 1024;
-/// They read requests and write answers; the engine has its own threads.
+/// Threads that read requests and write answers; the engine has its own.
 const HTTP_THREADS: usize = 2;
 
-/// A base with the adapters that requests choose among, and the limits of a server.
+/// A base, its adapters, among which requests choose, and the limits of a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CompletionServerConfig {
-    /// A directory or a GGUF file.
+    /// A model directory or a GGUF file.
     pub base: PathBuf,
-    /// In the order of the numbers by which requests name them.
+    /// PEFT directories. Requests select an adapter by its index.
     pub adapters: Vec<PathBuf>,
-    /// True if requests may choose no adapter.
+    /// True if requests may use the base without an adapter.
     pub serves_base: bool,
     /// The name of the model in answers.
     pub alias: String,
-    /// Samples that are drawn at once.
+    /// Number of samples that are drawn at once.
     pub slots: usize,
-    /// Most tokens of a prompt with its answer; the model's own limit applies too.
+    /// Maximum number of tokens of a prompt with its answer; the model's own limit applies, too.
     pub context: usize,
 }
 
@@ -73,12 +73,11 @@ pub fn run_completion_server(
     })
 }
 
-/// The models of a base.
+/// A loaded base with its adapters.
 pub(crate) struct LoadedModels {
     pub generators: Vec<BatchGenerator<PromptTag>>,
     tokenizer: ModelTokenizer,
-    /// The place of the base, if it is served, and those of the models with the adapters.
-    places: ModelPlaces,
+    indices: ModelIndices,
 }
 
 impl LoadedModels {
@@ -114,10 +113,10 @@ impl LoadedModels {
         }
         let adapters = config.adapters.iter().map(|path| known[path]).collect();
         let base = base.filter(|_| config.serves_base).map(add_model);
-        Ok(Self { generators, tokenizer, places: ModelPlaces { base, adapters } })
+        Ok(Self { generators, tokenizer, indices: ModelIndices { base, adapters } })
     }
 
-    /// Returns the API of the models, which sends requests to their batch.
+    /// Creates the API of the models, which sends requests to their batch.
     pub(crate) fn open_api(
         &self,
         config: &CompletionServerConfig,
@@ -131,7 +130,7 @@ impl LoadedModels {
         };
         let template = ChatTemplate::load(&config.base, jiff::Zoned::now);
         let api = CompletionApi::open(
-            (config.alias.clone(), self.places.clone()),
+            (config.alias.clone(), self.indices.clone()),
             self.tokenizer.clone(),
             template,
             limits,

@@ -1,13 +1,13 @@
-//! The bounds of programs that stay up.
+//! The bounds of programs that keep running.
 
 use std::time::Duration;
 
 /// The bounds of a program's lines and times.
 #[derive(Debug, Clone, Copy)]
 pub struct LineBounds {
-    /// Of a request's line.
+    /// Maximum bytes of a request's line.
     pub request_bytes_max: usize,
-    /// Of an answer's line. A process that writes a longer one is ended.
+    /// Maximum bytes of an answer's line. A process that writes a longer one is ended.
     pub answer_bytes_max: usize,
     /// Bytes from the end of stderr that an error quotes; the rest is dropped.
     pub stderr_bytes_max: usize,

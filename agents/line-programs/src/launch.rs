@@ -63,7 +63,7 @@ impl LaunchedProgram {
         self.end_group().ok()
     }
 
-    /// Leaves the process to be waited for, so that its id stays its own.
+    /// Returns true if the process has exited. It is not reaped, so its id is not reused.
     fn has_exited(&self) -> bool {
         let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else {
             return true;

@@ -1,4 +1,4 @@
-//! Programs that stay up and answer requests: each request and each answer is one line with one
+//! Programs that keep running and answer requests: each request and each answer is one line with one
 //! JSON object. The request has a number in its field `id`, and the answer repeats it; answers may
 //! come in another order than their requests.
 //!
@@ -7,8 +7,8 @@
 //! where and how a process runs.
 //!
 //! Everything that a program writes is bounded. A program that hangs, writes too much, or answers
-//! what it was not asked is ended; its requests fail with a [`LineProgramError`]. This crate knows
-//! nothing of what requests and answers mean.
+//! what it was not asked is ended; its requests fail with a [`LineProgramError`]. This crate
+//! does not interpret requests and answers.
 
 mod answer_lines;
 mod backoff;

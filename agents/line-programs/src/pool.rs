@@ -17,13 +17,14 @@ use crate::{
     backoff::RestartBackoff,
 };
 
-/// A request waits so long for a program that failed before; otherwise it fails at once.
+/// The longest time that a request waits for a program that failed before. If the pause before the
+/// restart is longer, it fails at once.
 const RESTART_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Idle processes are looked for this many times in the idle timeout.
+/// The number of checks for idle processes per idle timeout.
 const IDLE_CHECKS: u32 = 4;
 
-/// Requests of which the process was ended because of another one are sent again.
+/// Attempts of a request whose process was ended because of another request.
 const ATTEMPTS_MAX: u32 = 2;
 
 /// The size and the bounds of a pool.
@@ -33,7 +34,7 @@ pub struct PoolSettings {
     pub processes: usize,
     /// Most requests that a process has at the same time, at least 1.
     pub concurrent: usize,
-    /// A process without requests for so long is ended.
+    /// A process is ended after this time without requests.
     pub idle_timeout: Duration,
     pub bounds: LineBounds,
 }
@@ -53,9 +54,9 @@ pub struct LineProgramPool {
 struct PoolShared {
     launcher: Box<dyn ProgramLauncher>,
     settings: PoolSettings,
-    /// One for each request that the processes may have.
+    /// One permit for each request that the processes may have at the same time.
     permits: Arc<Semaphore>,
-    /// Locked while a process is being started.
+    /// The process of each slot. Locked while it is being started.
     programs: Vec<AsyncMutex<Option<LineProgram>>>,
     state: Mutex<PoolState>,
 }

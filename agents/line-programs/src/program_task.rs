@@ -28,7 +28,7 @@ use crate::{
 
 const READ_CHUNK_BYTES: usize = 16 << 10;
 
-/// Of a line that is not an answer, in the error.
+/// Characters of an invalid line that an error quotes.
 const EXCERPT_CHARS_MAX: usize = 100;
 
 /// Time for the exit of a process that closed its stdout, and for the rest of its stderr.

@@ -233,8 +233,8 @@ impl LlamaServer {
     /// Returns true if this machine has memory for a second server like this one. Weights in the
     /// processor's memory are mapped once for both; a device would hold them twice, so a server on
     /// a device gets no second one.
-    pub fn fits_twice(&self) -> bool {
-        !self.on_device && memory::fits_twice(self.child.process_id()).unwrap_or(false)
+    pub fn has_room_for_second(&self) -> bool {
+        !self.on_device && memory::has_room_for_second(self.child.process_id()).unwrap_or(false)
     }
 
     /// Asks the server to end, and returns at once.

@@ -1,4 +1,4 @@
-//! The steps of an export.
+//! Merges, converts and quantizes a model, and checks the result.
 
 use std::{
     fs, io,
@@ -26,10 +26,10 @@ pub struct ExportRequest<'a> {
     pub adapter: Option<&'a Path>,
     /// The directory to write into.
     pub out: &'a Path,
-    /// Names the file, and the model in other programs.
+    /// Name of the file, and of the model in other programs.
     pub name: &'a str,
     pub format: ExportFormat,
-    /// Not for `Merged`, which keeps the type of the base.
+    /// Type of a GGUF file's weights. `Merged` ignores it and keeps the type of the base.
     pub weight_type: WeightType,
     /// The directory of llama.cpp's programs, if they are not on PATH.
     pub llama_cpp: Option<&'a Path>,
@@ -40,7 +40,7 @@ pub struct ExportRequest<'a> {
 pub struct ExportedModel {
     /// The file, or the directory of a merged model.
     pub path: PathBuf,
-    /// Mean distance from the trained model, in nats per token, and the accepted one.
+    /// Mean distance from the trained model, in nats per token, and the largest accepted one.
     pub distance: f64,
     pub tolerance: f64,
     /// Commands that load it.
@@ -209,7 +209,7 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<PathBuf> {
     Ok(to.to_owned())
 }
 
-/// Moves a directory to `to`. One that is there goes to `old`, so that files of two models never
+/// Moves a directory to `to`. An existing one is moved to `old`, so that files of two models never
 /// mix.
 fn replace_directory(from: &Path, to: &Path, old: &Path) -> io::Result<()> {
     if to.exists() {

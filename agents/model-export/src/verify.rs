@@ -1,4 +1,4 @@
-//! Compares an exported model with the one that it was made of.
+//! Compares an exported model with the trained one.
 
 use std::{
     fs, io,
@@ -24,7 +24,7 @@ const SCORED_TOKENS: usize = 96;
 /// Tokens of a chunk that llama.cpp scores, and the number of chunks.
 const CHUNK_TOKENS: usize = 64;
 const CHUNKS: usize = 4;
-/// For a chunk of a few tokens, however large the model.
+/// Longest time without output of llama.cpp, enough for a chunk of any model.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 
 /// The reason why an exported model could not be compared.

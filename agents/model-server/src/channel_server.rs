@@ -1,4 +1,4 @@
-//! The loop that keeps the models of channels loaded and hands requests to them.
+//! The loop that loads the models of channels and forwards requests to them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,17 +24,17 @@ use crate::{
 
 /// An agent that announced nothing for this long is gone; agents announce each second.
 const AGENT_SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Time to hear of the other agents before channels with few replicas are assigned.
+/// Time to learn of the other agents before channels with few replicas are assigned.
 const DISCOVERY_TIME: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_secs(1);
-/// Requests that end after the agent was asked to stop.
+/// Time for requests in progress after the agent was asked to stop.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// A process that ran for so long did not end because of its models.
+/// A process that ran longer did not end because of its models.
 const STABLE_TIME: Duration = Duration::from_secs(120);
 const RETRY_MIN: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(300);
-/// For a process whose memory the next one needs.
+/// Time limit for the end of a process whose memory the next one needs.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// The settings of an agent that serves models.
@@ -43,11 +43,11 @@ pub struct ModelServerConfig {
     pub agent: AgentId,
     pub pool: Pool,
     pub engine: ServingEngine,
-    /// For sockets, keys and converted adapters; emptied at the start.
+    /// Directory for sockets, keys and converted adapters; emptied at the start.
     pub directory: PathBuf,
     /// Requests that a process answers at a time.
     pub slots: u32,
-    /// Most tokens of a conversation with its answer.
+    /// Maximum number of tokens of a conversation with its answer.
     pub context: u32,
 }
 
@@ -205,7 +205,7 @@ impl ChannelServer {
         }
     }
 
-    /// Returns what this agent should serve now.
+    /// Returns the models that this agent should serve now.
     fn wanted_models(&mut self) -> BTreeMap<String, ServedModels> {
         self.agents.retain(|_, (seen, _)| seen.elapsed() < AGENT_SILENCE_MAX);
         let mut agents: ServingAgents =
@@ -214,7 +214,7 @@ impl ChannelServer {
         assign_models(&self.moves, (&self.config.agent, &self.config.pool), &agents)
     }
 
-    /// Ends what is no longer wanted, and starts to load what is, one base at a time.
+    /// Ends processes that are no longer wanted, and starts to load wanted models, one base at a time.
     fn start_due_load(&mut self) {
         if !self.has_read_log || self.started.elapsed() < DISCOVERY_TIME {
             return;
@@ -293,7 +293,7 @@ impl ChannelServer {
             directory: self.config.directory.join(self.process_count.to_string()),
         };
         // Without memory for both, the old process ends first, but not before the files are ready.
-        let in_the_way = self.processes.get(&base).filter(|old| !old.process.fits_twice());
+        let in_the_way = self.processes.get(&base).filter(|old| !old.process.has_room_for_second());
         let gone = in_the_way.map(|old| old.process.ended().clone());
         let (files, loaded) = (self.files.clone(), self.loaded.clone());
         tokio::spawn(async move {

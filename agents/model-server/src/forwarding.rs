@@ -10,11 +10,11 @@ use wire::RunId;
 
 use crate::model_process::{MODEL_ALIAS, ModelProcess};
 
-/// Without anything to send, the gateway hears this often that the request is still worked on.
+/// Interval of messages to the gateway that the request is still in progress, while there is no data.
 const WAITING_INTERVAL: Duration = Duration::from_secs(1);
 const DATA_BYTES_MAX: usize = 256 << 10;
 
-/// Answers a request. Errors end as parts of the answer.
+/// Answers a request. An error becomes a part of the answer.
 pub(crate) async fn answer_request(
     process: &ModelProcess,
     channel: &RunId,
@@ -103,7 +103,7 @@ async fn refuse_answer(answer: &AnswerSender, error: &reqwest::Error) -> Result<
     answer.send_part(AnswerPart::Refused { message }).await
 }
 
-/// Waits for something, and tells the gateway now and then that it lasts.
+/// Waits for a future, and reports to the gateway at intervals that the request is in progress.
 async fn await_sending_waits<T>(
     answer: &AnswerSender,
     work: impl Future<Output = T>,

@@ -28,10 +28,10 @@ use crate::{
     serving_engine::{EmbeddedServer, ServingEngine},
 };
 
-/// The process's name for its model, which answers have in place of the channel's.
+/// The name of its model that a process writes into answers, in place of the channel's.
 pub(crate) const MODEL_ALIAS: &str = "flotilla-channel";
 
-/// Interval between two looks at the process.
+/// Interval at which the process is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The files of the models that a process loads.
@@ -46,9 +46,9 @@ pub(crate) struct ModelFiles {
 pub(crate) struct ProcessSettings {
     pub engine: ServingEngine,
     pub slots: u32,
-    /// Most tokens of a conversation with its answer.
+    /// Maximum number of tokens of a conversation with its answer.
     pub context: u32,
-    /// For the socket and the converted adapters of this process alone.
+    /// Directory for the socket and the converted adapters of this process alone.
     pub directory: PathBuf,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct ModelProcess {
     /// The channels with an adapter, in the order of the process's numbers.
     adapters: Vec<RunId>,
     active: AtomicU32,
-    fits_twice: Arc<AtomicBool>,
+    has_room_for_second: Arc<AtomicBool>,
     ended: CancellationToken,
     /// Closed when this is dropped, which ends the thread.
     _stop: mpsc::Sender<()>,
@@ -120,9 +120,10 @@ impl ModelProcess {
         room.await;
         let (ready, is_ready) = oneshot::channel();
         let (stop, stopped) = mpsc::channel();
-        let (fits_twice, ended) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
+        let (has_room_for_second, ended) =
+            (Arc::new(AtomicBool::new(false)), CancellationToken::new());
         let (slots, echoes_prompts) = (settings.slots, settings.engine.echoes_prompts());
-        let (fits, over) = (fits_twice.clone(), ended.clone());
+        let (fits, over) = (has_room_for_second.clone(), ended.clone());
         // The process dies with the thread that started it.
         std::thread::Builder::new()
             .name("model-server".into())
@@ -153,7 +154,7 @@ impl ModelProcess {
             key,
             adapters,
             active,
-            fits_twice,
+            has_room_for_second,
             ended,
             _stop: stop,
         })
@@ -169,8 +170,8 @@ impl ModelProcess {
     }
 
     /// Returns true if the machine has memory for a second process like this one.
-    pub(crate) fn fits_twice(&self) -> bool {
-        self.fits_twice.load(Ordering::Relaxed)
+    pub(crate) fn has_room_for_second(&self) -> bool {
+        self.has_room_for_second.load(Ordering::Relaxed)
     }
 
     /// Cancelled when the process has ended.
@@ -230,7 +231,7 @@ fn run_process(
     models: &PreparedModels,
     ready: oneshot::Sender<anyhow::Result<ReadyServer>>,
     stopped: &mpsc::Receiver<()>,
-    fits_twice: &AtomicBool,
+    has_room_for_second: &AtomicBool,
 ) {
     let mut server = match start_server(settings, models) {
         Ok(server) => server,
@@ -240,7 +241,7 @@ fn run_process(
             return;
         }
     };
-    fits_twice.store(server.fits_twice(), Ordering::Relaxed);
+    has_room_for_second.store(server.has_room_for_second(), Ordering::Relaxed);
     let (address, key) = (server.listen_address().clone(), server.api_key().to_owned());
     if ready.send(Ok(ReadyServer { address, key })).is_err() {
         return;
@@ -250,7 +251,7 @@ fn run_process(
             tracing::error!(ending, last_output, "{} ended", server.program_name());
             return;
         }
-        fits_twice.store(server.fits_twice(), Ordering::Relaxed);
+        has_room_for_second.store(server.has_room_for_second(), Ordering::Relaxed);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Decides which channels an agent serves, from what all agents know, so that they agree without a
-//! message.
+//! Decides which channels an agent serves, from data that all agents have, so that they agree without
+//! messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use wire::{AgentId, Pool, RunId, derive_seed, v1};
 /// A channel's model, as its newest move names it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ChannelModel {
-    /// The move.
+    /// Number of the move.
     pub number: u64,
     pub base: v1::Tree,
     pub adapter: Option<v1::Tree>,
 }
 
 impl ChannelModel {
-    /// Returns true if a move names these weights, whatever else it says.
+    /// Returns true if the newest move names the same weights.
     pub(crate) fn is_named_by(&self, newest: Option<&(u64, v1::ChannelMove)>) -> bool {
         newest.is_some_and(|(_, found)| {
             found.base.as_ref() == Some(&self.base) && found.adapter == self.adapter
@@ -26,7 +26,8 @@ impl ChannelModel {
 /// The channels of one base, by name: what one process serves.
 pub(crate) type ServedModels = BTreeMap<RunId, ChannelModel>;
 
-/// Returns true if a process with one set of models can serve the other: only moves differ.
+/// Returns true if a process with one set of models can serve the other, because only their moves
+/// differ.
 pub(crate) fn have_same_weights(one: &ServedModels, other: &ServedModels) -> bool {
     let weights = |models: &ServedModels| {
         let of = |(channel, model): (&RunId, &ChannelModel)| {
@@ -41,7 +42,7 @@ pub(crate) fn have_same_weights(one: &ServedModels, other: &ServedModels) -> boo
 pub(crate) type ServingAgents = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns the channels that this agent serves, by the manifest digest of their base. `agents` are
-/// those of the pool, with this one.
+/// the pool's, including this one.
 pub(crate) fn assign_models(
     moves: &BTreeMap<RunId, (u64, v1::ChannelMove)>,
     (own, pool): (&AgentId, &Pool),

@@ -78,7 +78,7 @@ impl ServingEngine {
         Ok(engine)
     }
 
-    /// Returns true if it answers with the log-probabilities of a prompt.
+    /// Returns true if the engine can answer with the log-probabilities of a prompt.
     pub(crate) fn echoes_prompts(&self) -> bool {
         matches!(self, Self::Embedded(_))
     }

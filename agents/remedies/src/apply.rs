@@ -15,7 +15,7 @@ use crate::journal::{FixJournal, FixRecord, FixStep};
 
 const NEW_FILE_MODE: u32 = 0o644;
 
-/// A larger file is none that people edit.
+/// Maximum size of an edited file; larger ones are no configuration files.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Mode, owner and group of a file.
@@ -32,7 +32,7 @@ pub struct HostRoot<'a> {
 }
 
 /// Applies fixes one after another. Each change is recorded before it is made, so that
-/// [`undo_fixes`] also takes back what an interrupted fix did.
+/// [`undo_fixes`] also undoes an interrupted fix.
 ///
 /// # Errors
 /// When a change cannot be made; earlier ones stay, and are in the journal.
@@ -87,13 +87,13 @@ fn apply_change(
     }
 }
 
-/// Takes back all applied fixes, the last one first: of each, the files become what they were, byte
-/// for byte, then its commands are undone. Returns the summaries of those undone. The undo of a
-/// command that is not known to have succeeded may fail: there may be nothing to take back.
+/// Undoes all applied fixes, the last one first: restores its files, byte for byte, then undoes its
+/// commands. Returns the summaries of the undone fixes. The undo of a command that may not have
+/// succeeded is allowed to fail, because there may be nothing to undo.
 ///
 /// # Errors
-/// When a file was changed since by another hand, or cannot be written, or a command fails. What
-/// was undone leaves the journal; the rest stays in it.
+/// When a file was changed after the fix or cannot be written, or a command fails. Undone fixes leave
+/// the journal; the others stay in it.
 pub fn undo_fixes(host: &mut HostRoot<'_>) -> anyhow::Result<Vec<String>> {
     let mut journal = FixJournal::read(host.state)?;
     let mut undone = Vec::new();
@@ -172,8 +172,8 @@ fn write_file(path: &Path, text: &str, attributes: Option<FileAttributes>) -> an
     durable_files::replace_owned_file(path, text.as_bytes(), mode, owner).with_context(named)
 }
 
-/// A file with the text of before needs at most its mode and owner; one that is neither that nor as
-/// the fix left it has been changed by another hand, and is left alone.
+/// Restores the text, mode and owner of a file. Fails if its text is neither that before the fix nor
+/// that after it, because then it was edited since.
 fn restore_file(
     path: &Path,
     before: Option<&str>,

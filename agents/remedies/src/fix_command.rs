@@ -20,15 +20,15 @@ use terminal_output::{
 
 use crate::apply::{HostRoot, apply_fixes, undo_fixes};
 
-/// For a look at the permissions of devices.
+/// Limits of the command that checks the permissions of devices.
 const ACCESS_LIMITS: RunLimits = RunLimits {
     time: Duration::from_secs(10),
     poll: Duration::from_millis(10),
     ..RunLimits::INSTALLATION
 };
 
-/// Prints those of its arguments that its user may not read and write. Opens none of them, which
-/// would wake a card.
+/// Shell script that prints the arguments that its user may not read and write. It opens none of
+/// them, because that would wake a card.
 const ACCESS_SCRIPT: &str = r#"for it; do test -r "$it" && test -w "$it" || echo "$it"; done"#;
 
 /// The directory of root's journal. No service may write in it: an undo runs the commands there.
@@ -39,13 +39,13 @@ const ROOT_STATE: &str = "/var/lib/flotilla-doctor";
 pub struct FixOptions {
     /// The name or file of a hardware profile; `None` for that of the box.
     pub profile: Option<String>,
-    /// The interpreter of the environment that trains, to check that too.
+    /// The Python interpreter that trains, whose environment is checked, too.
     pub python: Option<PathBuf>,
-    /// True to apply without a question.
+    /// True to apply the fixes without asking.
     pub yes: bool,
 }
 
-/// The user who is to use the GPU: who called sudo, or else of this process.
+/// The user who gets access to the GPU: the caller of sudo, or else the user of this process.
 struct GpuUser {
     name: String,
     home: Option<String>,
@@ -54,7 +54,7 @@ struct GpuUser {
 /// Shows the fixes of this box, asks, and applies them.
 ///
 /// # Errors
-/// When there is neither a yes nor a terminal, root is needed, or a change fails.
+/// When neither `yes` is set nor a terminal can ask, root is needed, or a change fails.
 pub fn fix_box(options: &FixOptions) -> anyhow::Result<()> {
     let root = Path::new("/");
     let user = GpuUser::find_user(&LiveFiles::new(root));
@@ -103,10 +103,10 @@ pub fn fix_box(options: &FixOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes back what earlier fixes of this box changed.
+/// Undoes the changes of earlier fixes on this box.
 ///
 /// # Errors
-/// When there is neither a yes nor a terminal, or a change cannot be taken back.
+/// When neither `yes` is set nor a terminal can ask, or a change cannot be undone.
 pub fn undo_box(options: &FixOptions) -> anyhow::Result<()> {
     let root = Path::new("/");
     let user = GpuUser::find_user(&LiveFiles::new(root));
@@ -181,8 +181,8 @@ fn is_confirmed(yes: bool) -> anyhow::Result<bool> {
     Ok(answer == "yes")
 }
 
-/// Returns those of the devices that the user of a command, which is `sudo` or a shell, may not read
-/// and write.
+/// Returns the devices that the user of a command, which is `sudo` or a shell, may not read and
+/// write.
 ///
 /// # Errors
 /// When the command cannot be run.
@@ -218,7 +218,7 @@ fn list_devices(host: &mut HostSnapshot) -> Vec<(String, &mut DeviceAccess)> {
     [("/dev/kfd".to_owned(), &mut host.kfd)].into_iter().chain(cards).collect()
 }
 
-/// Runs our own program as the user of the GPU, whose stacks it changes.
+/// Runs this program as the user of the GPU, whose stacks it changes.
 fn run_as_child(words: &[String], user: &GpuUser) -> anyhow::Result<()> {
     let Some((program, arguments)) = words.split_first() else { return Ok(()) };
     let own = std::env::current_exe().context("find this program")?;
@@ -274,7 +274,7 @@ impl GpuUser {
         }
     }
 
-    /// Looks at the host as this user has it: root may open every device.
+    /// Takes a snapshot of the host with this user's permissions, because root may open every device.
     fn take_snapshot(&self, root: &Path, python: Option<&Path>) -> (LiveFiles, HostSnapshot) {
         let mut files = LiveFiles::new(root);
         if let Some(home) = &self.home {

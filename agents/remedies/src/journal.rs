@@ -1,4 +1,4 @@
-//! The record of what fixes changed, from which a host becomes what it was.
+//! The record of the changes of fixes, from which an undo restores a host.
 
 use std::{
     fs::File,
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 const JOURNAL_FILE: &str = "fixes.json";
 
-/// A larger file is another program's.
+/// Maximum size of the file; a larger one belongs to another program.
 const JOURNAL_BYTES_MAX: u64 = 16 << 20;
 
 /// All fixes that were applied and not undone, the first one first.
@@ -25,13 +25,13 @@ pub struct FixJournal {
 /// One applied fix.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FixRecord {
-    /// The findings that it was for.
+    /// The ids of the findings that it fixes.
     pub ids: Vec<String>,
     pub summary: String,
     pub steps: Vec<FixStep>,
 }
 
-/// One change, with what takes it back.
+/// One change, with the data to undo it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FixStep {

@@ -1,8 +1,8 @@
-//! Applies the doctor's fixes to a host, and takes them back.
+//! Applies the doctor's fixes to a host, and undoes them.
 //!
-//! - `fix_command` shows the plan, asks, and applies; nothing is changed without a yes.
+//! - `fix_command` shows the plan, asks, and applies; nothing changes without consent.
 //! - `apply` makes the changes below a root directory and undoes them.
-//! - `journal` is the file with what was changed and how it was before, written first.
+//! - `journal` is the file that records each change and the state before it, written first.
 
 mod apply;
 mod fix_command;

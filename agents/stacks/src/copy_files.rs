@@ -4,7 +4,7 @@ use std::{fs, io, path::Path};
 
 use anyhow::{Context, bail};
 
-/// More than any build of llama.cpp has.
+/// Maximum number of entries, more than any build of llama.cpp has.
 const ENTRIES_MAX: usize = 10_000;
 const DEPTH_MAX: usize = 8;
 
@@ -39,7 +39,7 @@ fn copy_below(from: &Path, to: &Path, depth: usize, entries: &mut usize) -> anyh
     Ok(())
 }
 
-/// A link out of the directory becomes the file that it names.
+/// Copies a link. One that leads out of the directory becomes a copy of the file that it names.
 fn copy_link(source: &Path, target: &Path) -> io::Result<()> {
     let named = fs::read_link(source)?;
     if named.components().count() == 1 && named.is_relative() {

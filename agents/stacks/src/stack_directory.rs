@@ -17,7 +17,7 @@ const PREVIOUS: &str = "previous";
 const MANIFEST: &str = "stack.json";
 const NAME_BYTES_MAX: usize = 64;
 
-/// Makes an environment of Python in a directory that does not exist yet.
+/// A function that creates a Python environment in a directory that does not exist yet.
 pub type MakeEnvironment<'a> = dyn FnMut(&Path) -> anyhow::Result<()> + 'a;
 
 /// A directory with a stack in each subdirectory.
@@ -84,7 +84,7 @@ impl StackDirectory {
             }
             _ => {}
         }
-        // An environment of Python knows its own path, so it is made in its place.
+        // A Python environment contains its own path, so it is created in place.
         fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
         let made = self.fill_stack(&place, source, make_environment);
         if made.is_err() {
@@ -95,8 +95,8 @@ impl StackDirectory {
         self.read_stack(name)
     }
 
-    /// Locks the directory until the returned file is dropped: an installation that is under way
-    /// looks as an interrupted one.
+    /// Locks the directory until the returned file is dropped, because an installation in progress
+    /// looks like an interrupted one.
     fn lock_installations(&self) -> anyhow::Result<File> {
         let named = || format!("lock {}", self.path.display());
         let directory = File::open(&self.path).with_context(named)?;
@@ -152,7 +152,7 @@ impl StackDirectory {
         let mut stacks = Vec::new();
         for entry in entries {
             let name = entry.with_context(named)?.file_name().to_string_lossy().into_owned();
-            // What has no manifest is another file, or an installation that was interrupted.
+            // Entries without a manifest are other files, or interrupted installations.
             if check_name(&name).is_ok() && self.path.join(&name).join(MANIFEST).is_file() {
                 stacks.push(self.read_stack(&name)?);
             }
@@ -195,7 +195,7 @@ impl StackDirectory {
         self.linked_name(CURRENT).as_deref() == Some(name)
     }
 
-    /// Makes a stack the current one. The one before becomes the previous one.
+    /// Makes a stack the current one, and the current one the previous one.
     ///
     /// # Errors
     /// When there is no such stack, or the links cannot be written.
@@ -210,8 +210,8 @@ impl StackDirectory {
         self.replace_link(CURRENT, name)
     }
 
-    /// Returns to what was used before: the previous stack, which then is the one to return from, or
-    /// no stack. Returns its name.
+    /// Switches back to the previous stack, and makes the current one the previous; without a previous
+    /// stack, none is in use afterwards. Returns the name of the stack that is then in use.
     ///
     /// # Errors
     /// When no stack is in use, or the previous one is gone.
@@ -245,7 +245,7 @@ impl StackDirectory {
     }
 }
 
-/// A name is part of a path, and must not be that of a link.
+/// Checks the name of a stack: it becomes part of a path, and must differ from the links' names.
 fn check_name(name: &str) -> anyhow::Result<()> {
     let is_plain = name.bytes().all(|it| it.is_ascii_alphanumeric() || b"._-+".contains(&it));
     let is_usable = is_plain && !name.is_empty() && !name.starts_with('.');

@@ -1,4 +1,4 @@
-//! The commands that make an environment with the known versions of torch.
+//! Creates a Python environment with the versions of torch that a profile names.
 
 use std::{path::Path, process::Command};
 
@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 use hardware::HardwareProfile;
 use process::{RunLimits, run_program};
 
-/// Makes the environment `directory` with the versions of torch that are known to work with a
-/// profile, by `uv`.
+/// Creates the Python environment `directory` with the versions of torch that a profile names, by
+/// `uv`.
 ///
 /// # Errors
 /// When none are known, or `uv` is absent or fails.
@@ -25,7 +25,7 @@ pub fn install_torch(profile: &HardwareProfile, directory: &Path) -> anyhow::Res
     Ok(())
 }
 
-/// Returns the commands of `uv` that make the environment `directory` with the stack of a profile.
+/// Returns the `uv` commands that create the environment `directory` with the stack of a profile.
 /// Returns `None` if the profile has no known stack, or no index of wheels.
 pub(crate) fn torch_commands(
     profile: &HardwareProfile,

@@ -23,9 +23,9 @@ pub enum SpecialTokensError {
 
 #[derive(Debug, Default)]
 pub(crate) struct SpecialTokens {
-    /// Such as `bos_token`, by the names that templates use.
+    /// The special tokens by the names that templates use, such as `bos_token`.
     pub by_name: BTreeMap<String, String>,
-    /// Prepended to a text by the tokenizer itself.
+    /// The token that the tokenizer itself prepends to every text.
     pub prepended_token: Option<String>,
     added_tokens: BTreeMap<u32, String>,
 }

@@ -4,15 +4,15 @@ use wire::v1;
 
 use super::{ASSISTANT_ROLE, ChatError, ChatTemplate};
 
-/// Texts that no template writes itself.
-const ASKED: &str = "flotilla-question";
-const SAID: &str = "flotilla-answer";
-const OBSERVED: &str = "flotilla-observation";
+/// Placeholders that no template contains.
+const QUESTION: &str = "flotilla-question";
+const ANSWER: &str = "flotilla-answer";
+const OBSERVATION: &str = "flotilla-observation";
 
-/// The texts before and after an observation. Both are empty for prompts that are no conversations.
+/// The texts before and after an observation. Both are empty if the prompts are no conversations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TurnTexts {
-    /// Begins behind the token with which generation stopped.
+    /// Begins after the token with which generation stopped.
     pub before: String,
     /// Ends where the next answer begins.
     pub after: String,
@@ -34,12 +34,16 @@ impl ChatTemplate {
     /// Returns the texts around the observation in a message of this role, after an answer and
     /// before the next one. Fails if the template writes no such message.
     pub fn render_turn_texts(&self, role: &str) -> Result<TurnTexts, ChatError> {
-        let say = |role: &str, content: &str| minijinja::context! { role, content };
-        let turns = [say("user", ASKED), say(ASSISTANT_ROLE, SAID), say(role, OBSERVED)];
+        let message = |role: &str, content: &str| minijinja::context! { role, content };
+        let turns = [
+            message("user", QUESTION),
+            message(ASSISTANT_ROLE, ANSWER),
+            message(role, OBSERVATION),
+        ];
         let rendered = self.render_messages(&turns, true).ok();
         let between = rendered.as_ref().and_then(|text| {
-            let (_, behind) = text.split_once(SAID)?;
-            behind.split_once(OBSERVED)
+            let (_, behind) = text.split_once(ANSWER)?;
+            behind.split_once(OBSERVATION)
         });
         let (before, after) =
             between.ok_or_else(|| ChatError::NoObservation { role: role.to_owned() })?;

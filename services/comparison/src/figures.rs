@@ -1,14 +1,14 @@
-//! Checks recorded figures of a decision.
+//! Checks the recorded values of a decision.
 
 use crate::bets::LARGEST_BET;
 
-/// Most probability of a wrong decision, unless a user names another.
+/// The default of the highest probability of a wrong decision.
 pub const DEFAULT_ALPHA: f64 = 0.05;
 
-/// The share by which figures may differ from exact ones.
+/// The relative difference by which values may differ from exact ones.
 const ROUNDING: f64 = 1e-6;
 
-/// The figures of a test that decided for a model, as they are recorded.
+/// The values of a test that decided for a model, as they are recorded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecisionFigures<'a> {
     /// Number of pairs at the decision.
@@ -22,7 +22,7 @@ pub struct DecisionFigures<'a> {
 }
 
 impl DecisionFigures<'_> {
-    /// Returns why no test with this `alpha` decides with these figures; `None` if one can.
+    /// Returns the reason why no test with this `alpha` can decide with these values; `None` if one can.
     #[must_use]
     pub fn find_contradiction(&self, alpha: f64) -> Option<String> {
         let Self { pairs, p, difference, interval } = *self;

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{Comparison, Pair, PairedTest};
 
-/// Lines of a file of pairs.
+/// Maximum number of lines of a file of pairs.
 const PAIRS_MAX: usize = 10_000_000;
 
 /// A line that is no pair of scores.

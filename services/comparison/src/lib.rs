@@ -2,7 +2,7 @@
 //!
 //! [`PairedTest`] takes the scores that both models got for the same prompt and seed, in order.
 //! It decides as soon as the evidence suffices. Its error rate holds at every moment, so a caller
-//! may look after each pair and stop when it likes. [`JudgeReport`] counts the preferences of a
+//! may look after each pair and stop at any time. [`JudgeReport`] counts the preferences of a
 //! judge that gives such scores. All functions are pure.
 
 mod bets;

@@ -54,24 +54,24 @@ fn add_file(draft: &mut SpecDraft<'_>, sources: &[DataSource]) {
     match (draft.options.data, sources) {
         (Some(file), all) => {
             draft.tree.set_value(&field, file);
-            let said = format!("--data names {file}");
-            all.iter().for_each(|source| ignore_source(draft, source, &said));
+            let explanation = format!("--data names {file}");
+            all.iter().for_each(|source| ignore_source(draft, source, &explanation));
         }
         (None, [source]) if source.lacks_owner() => {
-            let said = "names of the hub are org/name: pass --data hub:ORG/NAME";
-            draft.settings.add_note(&source.key, KeyStatus::Differs, said.to_owned());
-            draft.tree.set_missing(&field, json!("hub:org/name"), said);
+            let explanation = "names of the hub are org/name: pass --data hub:ORG/NAME";
+            draft.settings.add_note(&source.key, KeyStatus::Differs, explanation.to_owned());
+            draft.tree.set_missing(&field, json!("hub:org/name"), explanation);
         }
         (None, [source]) => {
             draft.tree.set_value(&field, source.location.as_str());
             draft.settings.note_field(&source.key, &field, &source.describe());
             if draft.task.learns_preferences() {
-                let said = format!(
+                let explanation = format!(
                     "{field}: {:?}, of which only prompts are read: the verifier judges the run's \
                      own samples, not the answers in the data",
                     source.location
                 );
-                draft.settings.add_note(&source.key, KeyStatus::Differs, said);
+                draft.settings.add_note(&source.key, KeyStatus::Differs, explanation);
             }
         }
         (None, []) => {
@@ -79,9 +79,10 @@ fn add_file(draft: &mut SpecDraft<'_>, sources: &[DataSource]) {
             draft.tree.set_missing(&field, json!("data.jsonl"), remedy);
         }
         (None, all) => {
-            let said = format!("{field} takes one file: combine the {} and pass --data", all.len());
+            let explanation =
+                format!("{field} takes one file: combine the {} and pass --data", all.len());
             for source in all {
-                draft.settings.add_note(&source.key, KeyStatus::Differs, said.clone());
+                draft.settings.add_note(&source.key, KeyStatus::Differs, explanation.clone());
             }
             let remedy =
                 format!("combine the {} files into one and name it with --data", all.len());
@@ -109,15 +110,15 @@ fn add_columns(
     columns
 }
 
-fn ignore_source(draft: &mut SpecDraft<'_>, source: &DataSource, said: &str) {
-    draft.settings.add_note(&source.key, KeyStatus::Ignored, said.to_owned());
+fn ignore_source(draft: &mut SpecDraft<'_>, source: &DataSource, explanation: &str) {
+    draft.settings.add_note(&source.key, KeyStatus::Ignored, explanation.to_owned());
 }
 
 /// Notes the keys about a data set that do not name it.
 fn note_details(draft: &mut SpecDraft<'_>, entry: &DataEntry) {
     for (field, (key, texts)) in entry {
         let text = texts.join(", ");
-        let (status, said) = match field {
+        let (status, explanation) = match field {
             DataField::Path | DataField::Files | DataField::Registered | DataField::Column(_) => {
                 continue;
             }
@@ -139,11 +140,12 @@ fn note_details(draft: &mut SpecDraft<'_>, entry: &DataEntry) {
                 (KeyStatus::Ignored, "all rows of a file are used".to_owned())
             }
             DataField::Split | DataField::Subset => {
-                let said = format!("it is not chosen; write {text} to a file and pass --data");
-                (KeyStatus::Differs, said)
+                let explanation =
+                    format!("it is not chosen; write {text} to a file and pass --data");
+                (KeyStatus::Differs, explanation)
             }
         };
-        draft.settings.add_note(key, status, said);
+        draft.settings.add_note(key, status, explanation);
     }
 }
 
@@ -154,12 +156,12 @@ fn describe_form(form: &str) -> (KeyStatus, String) {
     } else if form == "auto" || starts(&PLAIN_FORMS) {
         (KeyStatus::Used, "the form of examples is read from their fields".to_owned())
     } else if starts(&CHAT_FORMS) {
-        let said = "conversations, of which only the last answer is scored: split those with more \
+        let explanation = "conversations, of which only the last answer is scored: split those with more \
                     (docs/DATA.md)";
-        (KeyStatus::Used, said.to_owned())
+        (KeyStatus::Used, explanation.to_owned())
     } else {
-        let said = format!("{form} is unknown; write the fields that docs/DATA.md lists");
-        (KeyStatus::Differs, said)
+        let explanation = format!("{form} is unknown; write the fields that docs/DATA.md lists");
+        (KeyStatus::Differs, explanation)
     }
 }
 
@@ -179,18 +181,19 @@ fn add_chat(draft: &mut SpecDraft<'_>, entries: &[DataEntry]) {
     }
     match template {
         Some(_) if is_plain => {
-            let said = "prompts of this form are plain; conversations use the base's own template";
-            draft.settings.note_ignored(Setting::ChatTemplate, said);
+            let explanation =
+                "prompts of this form are plain; conversations use the base's own template";
+            draft.settings.note_ignored(Setting::ChatTemplate, explanation);
         }
         Some(_) => {
-            let said = "with the template of the base";
-            draft.set_with_advice(Setting::ChatTemplate, &field, true, said);
+            let explanation = "with the template of the base";
+            draft.set_with_advice(Setting::ChatTemplate, &field, true, explanation);
         }
         None if draft.task == TrainingTask::Raft => {
             draft.tree.set_value(&field, true);
-            let said =
+            let explanation =
                 format!("{field}: true; halo-forge's own, about Windows programming, is left out");
-            draft.settings.add_note("system_prompt", KeyStatus::Default, said);
+            draft.settings.add_note("system_prompt", KeyStatus::Default, explanation);
         }
         None => {}
     }

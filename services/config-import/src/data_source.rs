@@ -53,8 +53,8 @@ pub(crate) fn list_sources(draft: &mut SpecDraft<'_>, entry: &DataEntry) -> Vec<
         let registry = entry.get(&DataField::Registry).and_then(|(_, texts)| texts.first());
         let directory = registry.map_or("data", String::as_str);
         let found = names.iter().map(|name| find_registered(draft, key, directory, name));
-        return found.collect::<Result<_, String>>().unwrap_or_else(|said| {
-            draft.settings.add_note(key, KeyStatus::Differs, said);
+        return found.collect::<Result<_, String>>().unwrap_or_else(|explanation| {
+            draft.settings.add_note(key, KeyStatus::Differs, explanation);
             Vec::new()
         });
     }
@@ -67,13 +67,13 @@ pub(crate) fn list_sources(draft: &mut SpecDraft<'_>, entry: &DataEntry) -> Vec<
     };
     if by_files {
         if let Some((key, _)) = path {
-            let said = "the format is read from the file's name".to_owned();
-            draft.settings.add_note(key, KeyStatus::Ignored, said);
+            let explanation = "the format is read from the file's name".to_owned();
+            draft.settings.add_note(key, KeyStatus::Ignored, explanation);
         }
         return files.iter().map(|file| source(key, file.clone())).collect();
     }
-    let said = "all files of the data set are read; write these to a file and pass --data";
-    draft.settings.add_note(key, KeyStatus::Differs, said.to_owned());
+    let explanation = "all files of the data set are read; write these to a file and pass --data";
+    draft.settings.add_note(key, KeyStatus::Differs, explanation.to_owned());
     let paths = path.into_iter().flat_map(|(key, paths)| paths.iter().map(move |it| (key, it)));
     paths.map(|(key, path)| source(key, locate_data(path, entry))).collect()
 }
@@ -101,11 +101,11 @@ pub(crate) fn note_columns(
         if is_known_column(field, &name) {
             draft.settings.add_note(key, KeyStatus::Ignored, "a run does the same".to_owned());
         } else if mapping.get(*field) == Some(&name) {
-            let said = json!(name).to_string();
-            draft.settings.note_field(key, &format!("{place}.{field}"), &said);
+            let explanation = json!(name).to_string();
+            draft.settings.note_field(key, &format!("{place}.{field}"), &explanation);
         } else {
-            let said = format!("no columns are mapped; rename {name} to {field}");
-            draft.settings.add_note(key, KeyStatus::Differs, said);
+            let explanation = format!("no columns are mapped; rename {name} to {field}");
+            draft.settings.add_note(key, KeyStatus::Differs, explanation);
         }
     }
 }
@@ -115,7 +115,8 @@ fn is_known_column(field: &str, name: &str) -> bool {
     name == field || (field == CONVERSATIONS && ["messages", "conversation"].contains(&name))
 }
 
-/// Returns a path as it is, and a name of the hub with its prefix, subset and split.
+/// Returns the location as a spec names it: a path unchanged, a data set of the hub with its prefix,
+/// subset and split.
 pub(crate) fn locate_data(path: &str, entry: &DataEntry) -> String {
     let part = |field| {
         let text = entry.get(&field).and_then(|(_, texts)| texts.first());
@@ -181,8 +182,9 @@ fn find_registered(
         }
         (None, None) => return Err(format!("{list} has no file for {name}; name one with --data")),
     };
-    let columns = registered_columns(&entry["columns"])
-        .map_err(|said| format!("{list}: {name} has {said}; name a file with --data"))?;
+    let columns = registered_columns(&entry["columns"]).map_err(|explanation| {
+        format!("{list}: {name} has {explanation}; name a file with --data")
+    })?;
     Ok(DataSource { key: key.to_owned(), location, columns })
 }
 

@@ -1,4 +1,4 @@
-//! The data that a configuration measures on, as evals or held-out prompts of the spec.
+//! The data that a configuration evaluates on, as evals or held-out prompts of the spec.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::{
 
 const HELDOUT: &str = "raft.heldout";
 
-/// Names what is measured. `columns` are those of the training data.
+/// Adds the data to evaluate on. `columns` are those of the training data.
 pub(crate) fn add_eval_data(draft: &mut SpecDraft<'_>, columns: &BTreeMap<String, String>) {
     let is_sft = draft.task == TrainingTask::Sft;
     let entries = draft.settings.eval_entries();
@@ -35,12 +35,12 @@ pub(crate) fn add_eval_data(draft: &mut SpecDraft<'_>, columns: &BTreeMap<String
             draft.settings.note_field(&source.key, HELDOUT, &source.describe());
         }
         all => {
-            let said = format!(
+            let explanation = format!(
                 "{HELDOUT} takes one file with the columns of the prompts: combine the {}",
                 all.len()
             );
             for source in all {
-                draft.settings.add_note(&source.key, KeyStatus::Differs, said.clone());
+                draft.settings.add_note(&source.key, KeyStatus::Differs, explanation.clone());
             }
         }
     }
@@ -72,14 +72,14 @@ fn list_eval_sources(
     let parts: Vec<_> = parts.filter_map(|part| entry.get(&part)).collect();
     let is_hub = names_hub(&whole);
     for (key, texts) in &parts {
-        let (status, said) = match &texts[..] {
+        let (status, explanation) = match &texts[..] {
             [text] if is_hub && is_hub_part(text) => {
                 (KeyStatus::Used, "it is a part of the data set's name")
             }
             _ if is_hub => (KeyStatus::Differs, "name a file of these rows under evals"),
             _ => (KeyStatus::Ignored, "only a data set of the hub has splits"),
         };
-        draft.settings.add_note(key, status, said.to_owned());
+        draft.settings.add_note(key, status, explanation.to_owned());
         if status == KeyStatus::Differs {
             return Vec::new();
         }
@@ -98,16 +98,16 @@ fn list_eval_sources(
     paths.iter().filter(|_| is_hub).map(source).collect()
 }
 
-/// Notes what a run cannot read.
+/// Returns false, with a note, for data that a run cannot read.
 fn is_readable(draft: &mut SpecDraft<'_>, source: &DataSource) -> bool {
     let is_text = draft.task == TrainingTask::Sft && source.location.ends_with(".txt");
     let is_readable = spec::names_rows(&source.location) || is_text;
-    let said = match source.lacks_owner() {
+    let explanation = match source.lacks_owner() {
         true => "names of the hub are org/name: name it under evals as hub:ORG/NAME",
         false if is_readable => return true,
         false => "write them to a file, and name it under evals (docs/RUNS.md)",
     };
-    draft.settings.add_note(&source.key, KeyStatus::Differs, said.to_owned());
+    draft.settings.add_note(&source.key, KeyStatus::Differs, explanation.to_owned());
     false
 }
 
@@ -130,15 +130,16 @@ fn add_suites(draft: &mut SpecDraft<'_>, sources: &[DataSource]) {
     }
 }
 
-/// Holds a part of the prompts out, unless other data is measured.
+/// Holds a part of the prompts out, unless there is other data to evaluate on.
 fn add_eval_share(draft: &mut SpecDraft<'_>, is_measured: bool) {
     let Some(share) = draft.settings.number_of(Setting::EvalShare).filter(|it| *it > 0.0) else {
         draft.settings.note_ignored(Setting::EvalShare, "nothing is held out");
         return;
     };
     if draft.task == TrainingTask::Sft {
-        let said = "all examples are trained on; name a file of others under evals (docs/RUNS.md)";
-        draft.settings.note_differs(Setting::EvalShare, said);
+        let explanation =
+            "all examples are trained on; name a file of others under evals (docs/RUNS.md)";
+        draft.settings.note_differs(Setting::EvalShare, explanation);
     } else if !is_measured {
         let size = if share < 1.0 { json!({ "share": share }) } else { json!({ "count": share }) };
         draft.set_field(Setting::EvalShare, HELDOUT, size);

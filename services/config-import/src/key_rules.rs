@@ -17,9 +17,9 @@ pub(crate) type KeyRule = (&'static str, KeyAction);
 pub(crate) enum KeyAction {
     /// The value becomes a setting of the spec.
     Set(Setting),
-    /// The value describes a data set: that of all keys in the same section.
+    /// The value describes a data set, together with the other keys of its section.
     Data(DataField),
-    /// The same of a data set to measure on.
+    /// The same for a data set to evaluate on.
     EvalData(DataField),
     /// The key has no effect, for this reason.
     Ignore(&'static str),

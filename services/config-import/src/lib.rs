@@ -1,7 +1,7 @@
 //! Imports configurations of other training programs as run specs, with a note on each key.
 //!
-//! One table per program says for each key which setting of a spec it becomes,
-//! or why it has no effect. The other modules know no program: they read the keys by such a table
+//! One table per program has for each key the setting of a spec that it becomes, or the reason why
+//! it has no effect. The other modules know no program: they read the keys by such a table
 //! and build the spec from the settings. No file is read but through [`ImportOptions::read_file`].
 
 mod data_files;

@@ -21,8 +21,8 @@ pub(crate) fn add_objective(draft: &mut SpecDraft<'_>) {
         // Two settings of programs can have one meaning here.
         if !values.contains_key(*key) {
             values.insert((*key).to_owned(), Value::from(number));
-            let said = format!("{name}.{key}: {number}");
-            draft.settings.note_used(*setting, FIELD, &said);
+            let explanation = format!("{name}.{key}: {number}");
+            draft.settings.note_used(*setting, FIELD, &explanation);
         }
     }
     // The programs clip both sides alike if only one is given.
@@ -79,20 +79,21 @@ fn choose_policy_loss(draft: &mut SpecDraft<'_>) -> &'static str {
     if is_known {
         draft.settings.note_used(Setting::Loss, FIELD, name);
     } else {
-        let said = format!("there is no objective {loss}; {name} is used (docs/OBJECTIVES.md)");
-        draft.settings.note_differs(Setting::Loss, &said);
+        let explanation =
+            format!("there is no objective {loss}; {name} is used (docs/OBJECTIVES.md)");
+        draft.settings.note_differs(Setting::Loss, &explanation);
     }
     draft.settings.note_used(Setting::RatioLevel, FIELD, name);
     if is_unscaled == (name == "dr_grpo") && scale != "batch" {
         draft.settings.note_used(Setting::RewardScale, FIELD, name);
     } else {
-        let said = format!("{name} scales rewards as its paper does (docs/OBJECTIVES.md)");
-        draft.settings.note_differs(Setting::RewardScale, &said);
+        let explanation = format!("{name} scales rewards as its paper does (docs/OBJECTIVES.md)");
+        draft.settings.note_differs(Setting::RewardScale, &explanation);
     }
     name
 }
 
-/// Notes a loss that is not that of the objective.
+/// Notes a preference loss that differs from the objective's.
 fn check_preference_loss(draft: &mut SpecDraft<'_>) {
     let losses = draft.settings.words_of(Setting::Loss).unwrap_or_default();
     let name = draft.task.as_str();
@@ -100,7 +101,7 @@ fn check_preference_loss(draft: &mut SpecDraft<'_>) {
     if losses.iter().all(fits) {
         draft.settings.note_used(Setting::Loss, FIELD, name);
     } else {
-        let said = format!("the loss is that of {name} (docs/OBJECTIVES.md)");
-        draft.settings.note_differs(Setting::Loss, &said);
+        let explanation = format!("the loss is that of {name} (docs/OBJECTIVES.md)");
+        draft.settings.note_differs(Setting::Loss, &explanation);
     }
 }

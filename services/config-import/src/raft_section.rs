@@ -7,9 +7,9 @@ use crate::{
     spec_draft::SpecDraft, task::TrainingTask, verifier_section,
 };
 
-/// Tokens for the prompt if the configuration limits only the answer.
+/// Tokens allowed for the prompt if the configuration limits only the answer.
 const PROMPT_TOKENS: f64 = 512.0;
-/// The spec's default.
+/// The spec's default of `max_new_tokens`.
 const NEW_TOKENS: f64 = 256.0;
 
 /// Adds the section, but for training and adapter.
@@ -35,16 +35,19 @@ fn add_cycles(draft: &mut SpecDraft<'_>) {
         // A pass of GRPO samples every prompt once, with the weights so far.
         TrainingTask::Grpo => {
             if let Some(epochs) = draft.settings.number_of(Setting::Epochs) {
-                let said = "a cycle samples all prompts, or raft.prompts_per_cycle of them";
-                draft.set_with_advice(Setting::Epochs, FIELD, epochs.ceil().max(1.0), said);
+                let explanation = "a cycle samples all prompts, or raft.prompts_per_cycle of them";
+                draft.set_with_advice(Setting::Epochs, FIELD, epochs.ceil().max(1.0), explanation);
             }
-            let said = "a run ends after raft.cycles, each of raft.prompts_per_cycle prompts";
+            let explanation =
+                "a run ends after raft.cycles, each of raft.prompts_per_cycle prompts";
             match draft.settings.number_of(Setting::MaxSteps) {
-                Some(steps) if steps > 0.0 => draft.settings.note_differs(Setting::MaxSteps, said),
+                Some(steps) if steps > 0.0 => {
+                    draft.settings.note_differs(Setting::MaxSteps, explanation);
+                }
                 _ => draft.settings.note_ignored(Setting::MaxSteps, "it sets no limit"),
             }
         }
-        // One pass over given pairs becomes one cycle of own pairs.
+        // One pass over given pairs becomes one cycle of the run's own pairs.
         TrainingTask::Sft
         | TrainingTask::Dpo
         | TrainingTask::Simpo
@@ -83,9 +86,9 @@ fn add_lengths(draft: &mut SpecDraft<'_>) {
         (_, prompt) => {
             let all = prompt.unwrap_or(PROMPT_TOKENS) + new_tokens;
             draft.tree.set_value(FIELD, all);
-            let said = format!("{all}, for the prompt and the answer");
-            draft.settings.note_used(Setting::MaxTokens, FIELD, &said);
-            draft.settings.note_used(Setting::MaxPromptTokens, FIELD, &said);
+            let explanation = format!("{all}, for the prompt and the answer");
+            draft.settings.note_used(Setting::MaxTokens, FIELD, &explanation);
+            draft.settings.note_used(Setting::MaxPromptTokens, FIELD, &explanation);
         }
     }
 }

@@ -37,7 +37,7 @@ pub enum KeyStatus {
     Default,
     Used,
     Unknown,
-    /// A wish that a run cannot fulfil: its result differs from the program's.
+    /// A setting that a run cannot follow: its result differs from the program's.
     Differs,
 }
 

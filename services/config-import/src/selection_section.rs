@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{setting::Setting, spec_draft::SpecDraft};
 
 const SELECTION: &str = "raft.selection";
-/// Where reward shaping starts: from low rewards and a large share.
+/// The least reward and the share with which reward shaping starts.
 const EASY_REWARD: f64 = 0.1;
 const EASY_SHARE: f64 = 0.8;
 
@@ -39,16 +39,16 @@ pub(crate) fn add_selection(draft: &mut SpecDraft<'_>) {
     }
     let least = draft.settings.number_of(Setting::KeptMin);
     if let Some(least) = least.filter(|least| *least > 0.0) {
-        let said = "samples below min_reward are never added, unlike in halo-forge";
-        draft.set_with_advice(Setting::KeptMin, "raft.selection.at_least", least, said);
+        let explanation = "samples below min_reward are never added, unlike in halo-forge";
+        draft.set_with_advice(Setting::KeptMin, "raft.selection.at_least", least, explanation);
         draft.tree.set_value("raft.selection.floor", reward);
     }
     note_curriculum(draft);
 }
 
-/// Notes the closest setting of a spec.
+/// Notes the setting of a spec that is closest to halo-forge's curriculum.
 fn note_curriculum(draft: &mut SpecDraft<'_>) {
-    let said = match draft.settings.word_of(Setting::Curriculum).as_deref() {
+    let explanation = match draft.settings.word_of(Setting::Curriculum).as_deref() {
         None | Some("none") => return,
         Some("adaptive" | "historical") => {
             "choose by pass rate among more prompts than a cycle takes: set raft.prompts_per_cycle, \
@@ -58,5 +58,5 @@ fn note_curriculum(draft: &mut SpecDraft<'_>) {
             "prompts are ordered by how they turn out, not by how they look: see raft.curriculum"
         }
     };
-    draft.settings.note_differs(Setting::Curriculum, said);
+    draft.settings.note_differs(Setting::Curriculum, explanation);
 }

@@ -107,12 +107,12 @@ impl ConfigSettings {
             }
             KeyAction::Expect(allowed, reason) => {
                 let agrees = is_off(value) || is_one_of(value, allowed);
-                let (status, said) = if agrees {
+                let (status, explanation) = if agrees {
                     (KeyStatus::Ignored, "a run does the same")
                 } else {
                     (KeyStatus::Differs, reason)
                 };
-                self.add_note(key, status, said.to_owned());
+                self.add_note(key, status, explanation.to_owned());
             }
         }
         Ok(())
@@ -126,12 +126,12 @@ impl ConfigSettings {
             return;
         };
         let first_key = &first.key;
-        let (status, said) = if first.value == value {
+        let (status, explanation) = if first.value == value {
             (KeyStatus::Ignored, format!("{first_key} has the same meaning"))
         } else {
             (KeyStatus::Differs, format!("{first_key} has the same meaning and another value"))
         };
-        self.add_note(key, status, said);
+        self.add_note(key, status, explanation);
     }
 
     /// Notes a key that has not become a field of the spec so far.
@@ -225,9 +225,9 @@ impl ConfigSettings {
         entries.map(|(section, entry)| (entry.clone(), training(section))).collect()
     }
 
-    /// Notes that a setting became a field of the spec. `said` has the value, and what there is to
-    /// know.
-    pub(crate) fn note_used(&mut self, setting: Setting, field: &str, said: &str) {
+    /// Notes that a setting became a field of the spec. `explanation` has the value, and
+    /// hints.
+    pub(crate) fn note_used(&mut self, setting: Setting, field: &str, explanation: &str) {
         let Some(given) = self.given.get(&setting) else { return };
         let key = given.key.clone();
         let (status, origin) = if given.is_default {
@@ -236,38 +236,38 @@ impl ConfigSettings {
             (KeyStatus::Used, String::new())
         };
         self.field_keys.insert(field.to_owned(), key.clone());
-        self.add_note(&key, status, format!("{field}: {said}{origin}"));
+        self.add_note(&key, status, format!("{field}: {explanation}{origin}"));
     }
 
-    /// Notes that a setting is treated otherwise than the program does, unless it is a default.
-    pub(crate) fn note_differs(&mut self, setting: Setting, said: &str) {
+    /// Notes that a run treats a setting differently than the program, unless it is a default.
+    pub(crate) fn note_differs(&mut self, setting: Setting, explanation: &str) {
         if self.is_written(setting) {
-            self.note_setting(setting, KeyStatus::Differs, said);
+            self.note_setting(setting, KeyStatus::Differs, explanation);
         }
     }
 
     /// Notes that a setting has no effect, unless it is a default.
-    pub(crate) fn note_ignored(&mut self, setting: Setting, said: &str) {
+    pub(crate) fn note_ignored(&mut self, setting: Setting, explanation: &str) {
         if self.is_written(setting) {
-            self.note_setting(setting, KeyStatus::Ignored, said);
+            self.note_setting(setting, KeyStatus::Ignored, explanation);
         }
     }
 
     /// Notes a setting, also if it is a default.
-    pub(crate) fn note_setting(&mut self, setting: Setting, status: KeyStatus, said: &str) {
+    pub(crate) fn note_setting(&mut self, setting: Setting, status: KeyStatus, explanation: &str) {
         if let Some(key) = self.key_of(setting).map(str::to_owned) {
-            self.add_note(&key, status, said.to_owned());
+            self.add_note(&key, status, explanation.to_owned());
         }
     }
 
-    pub(crate) fn add_note(&mut self, key: &str, status: KeyStatus, said: String) {
-        self.notes.insert(key.to_owned(), (status, said));
+    pub(crate) fn add_note(&mut self, key: &str, status: KeyStatus, explanation: String) {
+        self.notes.insert(key.to_owned(), (status, explanation));
     }
 
     /// Notes that a key became a field of the spec.
-    pub(crate) fn note_field(&mut self, key: &str, field: &str, said: &str) {
+    pub(crate) fn note_field(&mut self, key: &str, field: &str, explanation: &str) {
         self.field_keys.insert(field.to_owned(), key.to_owned());
-        self.add_note(key, KeyStatus::Used, format!("{field}: {said}"));
+        self.add_note(key, KeyStatus::Used, format!("{field}: {explanation}"));
     }
 
     /// Returns the key that became a field of the spec.

@@ -29,7 +29,7 @@ impl SpecDraft<'_> {
         self.set_with_advice(setting, field, value, "");
     }
 
-    /// Sets a field of the spec to a setting's value, and notes it with words about it.
+    /// Sets a field of the spec to a setting's value, and notes it with advice.
     pub(crate) fn set_with_advice(
         &mut self,
         setting: Setting,
@@ -39,8 +39,8 @@ impl SpecDraft<'_> {
     ) {
         let value = value.into();
         let shown = write_value(&value);
-        let said = if advice.is_empty() { shown } else { format!("{shown}; {advice}") };
-        self.settings.note_used(setting, field, &said);
+        let explanation = if advice.is_empty() { shown } else { format!("{shown}; {advice}") };
+        self.settings.note_used(setting, field, &explanation);
         self.tree.set_value(field, value);
     }
 

@@ -40,7 +40,7 @@ impl TrainingTask {
         if self == Self::Sft { "sft" } else { "raft" }
     }
 
-    /// Returns true if it learns from better and worse answers that others wrote.
+    /// Returns true if it learns from given pairs of better and worse answers.
     pub(crate) fn learns_preferences(self) -> bool {
         matches!(self, Self::Dpo | Self::Simpo | Self::Orpo | Self::Kto)
     }

@@ -5,12 +5,12 @@ use spec::LoraAdapterSpec;
 
 use crate::{report::KeyStatus, setting::Setting, spec_draft::SpecDraft, task::TrainingTask};
 
-/// The share of the steps if a number of steps is given, but not how many there are.
+/// The share of warm-up steps if the configuration has their number, but not that of all steps.
 const WARMUP_RATIO: f64 = 0.1;
-/// A norm that no gradient has.
+/// A limit of the gradient norm that clips nothing.
 const NO_CLIPPING: f64 = 1e9;
 
-/// Adds the sections.
+/// Adds the sections `training` and `lora`.
 pub(crate) fn add_training(draft: &mut SpecDraft<'_>) {
     add_steps(draft);
     add_batch(draft);
@@ -49,7 +49,7 @@ fn add_steps(draft: &mut SpecDraft<'_>) {
     }
 }
 
-/// The product of the sequences of a pass and the passes of a step.
+/// Sets the batch size: the product of the sequences of a pass and the passes of a step.
 fn add_batch(draft: &mut SpecDraft<'_>) {
     let field = draft.field_path("training.batch_size");
     if let Some(total) = draft.settings.number_of(Setting::TotalBatch) {
@@ -67,9 +67,10 @@ fn add_batch(draft: &mut SpecDraft<'_>) {
     let (pass, passes) = (pass.unwrap_or(1.0), passes.unwrap_or(1.0));
     let batch = pass * passes;
     draft.tree.set_value(&field, batch);
-    let said = format!("{batch}, {pass} x {passes} of one GPU; multiply by the number of GPUs");
-    draft.settings.note_used(Setting::PassBatch, &field, &said);
-    draft.settings.note_used(Setting::Accumulation, &field, &said);
+    let explanation =
+        format!("{batch}, {pass} x {passes} of one GPU; multiply by the number of GPUs");
+    draft.settings.note_used(Setting::PassBatch, &field, &explanation);
+    draft.settings.note_used(Setting::Accumulation, &field, &explanation);
 }
 
 fn add_rate(draft: &mut SpecDraft<'_>) {
@@ -88,7 +89,7 @@ fn add_rate(draft: &mut SpecDraft<'_>) {
     draft.settings.note_used(Setting::RateFloor, &field, &format!("decay.floor: {floor}"));
 }
 
-/// The schedule, and the share of its steps in which the rate rises.
+/// Sets the schedule of the learning rate, and the share of its warm-up steps.
 fn add_warmup(draft: &mut SpecDraft<'_>) {
     let [schedule, last, field] = ["schedule", "final_ratio", "warmup_ratio"]
         .map(|name| draft.field_path(&format!("training.{name}")));
@@ -127,10 +128,10 @@ fn add_warmup(draft: &mut SpecDraft<'_>) {
         }
         (Some(_), _) => {
             draft.tree.set_value(&field, WARMUP_RATIO);
-            let said = format!(
+            let explanation = format!(
                 "{field}: {WARMUP_RATIO}, because the number of steps follows from the data"
             );
-            draft.settings.note_differs(Setting::WarmupSteps, &said);
+            draft.settings.note_differs(Setting::WarmupSteps, &explanation);
         }
         (None, _) => {
             let by_steps = draft.settings.is_written(Setting::WarmupSteps);
@@ -170,11 +171,12 @@ fn add_optimizer(draft: &mut SpecDraft<'_>) {
 fn add_packing(draft: &mut SpecDraft<'_>) {
     let field = draft.field_path("training.packing");
     if draft.settings.flag_of(Setting::Packing) == Some(true) {
-        let said = "batch_size counts examples, not rows: raise it if examples are short";
-        draft.set_with_advice(Setting::Packing, &field, true, said);
+        let explanation = "batch_size counts examples, not rows: raise it if examples are short";
+        draft.set_with_advice(Setting::Packing, &field, true, explanation);
     } else {
-        let said = "examples of a row do not see each other, so packing changes only the speed";
-        draft.settings.note_ignored(Setting::Packing, said);
+        let explanation =
+            "examples of a row do not see each other, so packing changes only the speed";
+        draft.settings.note_ignored(Setting::Packing, explanation);
     }
 }
 
@@ -185,8 +187,9 @@ fn note_loss(draft: &mut SpecDraft<'_>) {
         || draft.settings.flag_of(Setting::TrainOnAnswersOnly) == Some(false);
     for setting in [Setting::TrainOnPrompts, Setting::TrainOnAnswersOnly] {
         if is_all {
-            let said = "only answers are scored; to score all of a text, write it as {\"text\"}";
-            draft.settings.note_differs(setting, said);
+            let explanation =
+                "only answers are scored; to score all of a text, write it as {\"text\"}";
+            draft.settings.note_differs(setting, explanation);
         } else {
             draft.settings.note_ignored(setting, "only answers are scored");
         }
@@ -195,13 +198,13 @@ fn note_loss(draft: &mut SpecDraft<'_>) {
     if losses.iter().all(|loss| TrainingTask::from_word(loss) == Some(TrainingTask::Sft)) {
         draft.settings.note_ignored(Setting::Loss, "it is the likelihood of the answers");
     } else {
-        let said = "the loss is the likelihood of the answers; others need rewards \
+        let explanation = "the loss is the likelihood of the answers; others need rewards \
                     (docs/OBJECTIVES.md)";
-        draft.settings.note_differs(Setting::Loss, said);
+        draft.settings.note_differs(Setting::Loss, explanation);
     }
 }
 
-/// Returns true for an adapter, false for all weights; `None` if the method is unknown.
+/// Returns true if an adapter is trained, false for all weights; `None` if the method is unknown.
 fn uses_adapter(draft: &SpecDraft<'_>) -> Option<bool> {
     let written = draft.settings.word_of(Setting::Adapter).unwrap_or_default();
     match written.as_str() {
@@ -222,9 +225,9 @@ fn add_lora(draft: &mut SpecDraft<'_>) {
             }
         }
         Some(false) if is_raft => {
-            let said = "a RAFT run trains a LoRA adapter";
+            let explanation = "a RAFT run trains a LoRA adapter";
             for setting in [Setting::Adapter, Setting::UsesPeft] {
-                draft.settings.note_setting(setting, KeyStatus::Differs, said);
+                draft.settings.note_setting(setting, KeyStatus::Differs, explanation);
             }
         }
         Some(false) => {
@@ -242,13 +245,13 @@ fn add_lora(draft: &mut SpecDraft<'_>) {
     add_modules(draft, &format!("{section}.target_modules"));
 }
 
-/// Rank-stabilised LoRA divides alpha by the square root of the rank, not by the rank.
+/// Sets alpha. Rank-stabilised LoRA divides it by the square root of the rank, not by the rank.
 fn add_alpha(draft: &mut SpecDraft<'_>, field: &str, rank: f64) {
     let is_stabilized = draft.settings.flag_of(Setting::UsesRslora) == Some(true);
     let alpha = draft.settings.number_of(Setting::LoraAlpha).unwrap_or_else(|| {
         // LLaMA-Factory's default; the tables of the other programs have one.
-        let said = format!("{field}: {}, twice the rank", 2.0 * rank);
-        draft.settings.add_note("lora_alpha", KeyStatus::Default, said);
+        let explanation = format!("{field}: {}, twice the rank", 2.0 * rank);
+        draft.settings.add_note("lora_alpha", KeyStatus::Default, explanation);
         2.0 * rank
     });
     if !is_stabilized {
@@ -257,21 +260,21 @@ fn add_alpha(draft: &mut SpecDraft<'_>, field: &str, rank: f64) {
         return;
     }
     let scaled = (alpha * rank.sqrt() * 1e6).round() / 1e6;
-    let said = "alpha times the square root of the rank, which scales as rsLoRA does";
-    draft.set_with_advice(Setting::LoraAlpha, field, scaled, said);
-    draft.settings.note_used(Setting::UsesRslora, field, &format!("{scaled}; {said}"));
+    let explanation = "alpha times the square root of the rank, which scales as rsLoRA does";
+    draft.set_with_advice(Setting::LoraAlpha, field, scaled, explanation);
+    draft.settings.note_used(Setting::UsesRslora, field, &format!("{scaled}; {explanation}"));
 }
 
 fn add_modules(draft: &mut SpecDraft<'_>, field: &str) {
     const ALL: [&str; 3] = ["all-linear", "all_linear", "all"];
     let known = LoraAdapterSpec::default().target_modules;
-    let said = "all linear modules";
+    let explanation = "all linear modules";
     if draft.settings.flag_of(Setting::LoraAllLinear) == Some(true) {
-        draft.settings.note_used(Setting::LoraAllLinear, field, said);
+        draft.settings.note_used(Setting::LoraAllLinear, field, explanation);
     }
     let written = draft.settings.words_of(Setting::LoraModules).unwrap_or_default();
     if written.is_empty() || written.iter().any(|it| ALL.contains(&it.as_str())) {
-        draft.settings.note_used(Setting::LoraModules, field, said);
+        draft.settings.note_used(Setting::LoraModules, field, explanation);
         return;
     }
     let (kept, others): (Vec<String>, Vec<String>) =
@@ -279,7 +282,7 @@ fn add_modules(draft: &mut SpecDraft<'_>, field: &str) {
     let modules = if kept.is_empty() { Value::from(known) } else { Value::from(kept) };
     draft.set_field(Setting::LoraModules, field, modules);
     if !others.is_empty() {
-        let said = format!("adapters are not possible on {}", others.join(", "));
-        draft.settings.note_differs(Setting::LoraModules, &said);
+        let explanation = format!("adapters are not possible on {}", others.join(", "));
+        draft.settings.note_differs(Setting::LoraModules, &explanation);
     }
 }

@@ -1,4 +1,4 @@
-//! The verifier of a run: that of the user, of halo-forge, or for the reward functions of TRL.
+//! The verifier of a run: from the user's options, halo-forge's settings or TRL's reward functions.
 
 use serde_json::{Value, json};
 use spec::RunDraft;
@@ -7,7 +7,7 @@ use crate::{report::ImportError, setting::Setting, spec_draft::SpecDraft, task::
 
 const FIELD: &str = "raft.verifier";
 
-/// Sets the verifier, or the missing one.
+/// Sets the verifier, or reports it as missing.
 pub(crate) fn add_verifier(draft: &mut SpecDraft<'_>) -> Result<(), ImportError> {
     if let Some(given) = draft.options.verifier {
         let yaml = RunDraft::verifier_section(given);
@@ -29,9 +29,9 @@ pub(crate) fn add_verifier(draft: &mut SpecDraft<'_>) -> Result<(), ImportError>
             draft.set_with_advice(Setting::RewardFunctions, FIELD, verifier, advice);
         }
         None => {
-            let said =
+            let explanation =
                 "there is no such verifier: write an executable (docs/VERIFIERS.md, command)";
-            draft.settings.note_differs(Setting::RewardFunctions, said);
+            draft.settings.note_differs(Setting::RewardFunctions, explanation);
             let remedy = "name what judges the samples with --verifier, such as --verifier numeric";
             draft.tree.set_missing(FIELD, json!({ "numeric": {} }), remedy);
         }
@@ -61,7 +61,7 @@ fn convert_functions(draft: &mut SpecDraft<'_>, functions: &[String]) -> Option<
     }
 }
 
-/// Sets the verifier for one of halo-forge's.
+/// Sets the verifier that corresponds to halo-forge's.
 fn convert_verifier(draft: &mut SpecDraft<'_>) {
     let runs = draft.settings.flag_of(Setting::VerifierRuns).unwrap_or_default();
     let kind = draft.settings.word_of(Setting::VerifierKind).unwrap_or_else(|| "gcc".to_owned());
@@ -104,8 +104,8 @@ fn convert_stdio(draft: &mut SpecDraft<'_>) -> Value {
         None | Some("exact" | "lines") => "lines",
         Some("numeric") => "numbers",
         Some(_) => {
-            let said = "it is not one of exact, lines, words and numbers; lines is used";
-            draft.settings.note_differs(Setting::VerifierMatch, said);
+            let explanation = "it is not one of exact, lines, words and numbers; lines is used";
+            draft.settings.note_differs(Setting::VerifierMatch, explanation);
             return json!({ "stdio": { "output": { "match": "lines" } } });
         }
     };

@@ -12,7 +12,7 @@ use crate::{
     shown_pairs::ShownPair,
 };
 
-/// All pairs take less.
+/// Longer than any comparison takes, so that no process is ended between its pairs.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Processes of the user's program. Dropping it ends them.
@@ -23,7 +23,8 @@ pub(crate) struct CommandJudge {
 }
 
 impl CommandJudge {
-    /// Must be called in a tokio runtime. The processes start with the first requests.
+    /// Creates a judge, whose processes start with the first requests. Must be called in a tokio
+    /// runtime.
     pub(crate) fn new(spec: &CommandJudgeSpec) -> Self {
         let argv = spec.argv.clone();
         let launcher = CommandLauncher::new(move || {

@@ -19,9 +19,9 @@ pub enum JudgeError {
 /// The reason why a judge has no preference for a pair.
 #[derive(Debug)]
 pub(crate) enum AskError {
-    /// Other pairs, or another try, may have one. A busy endpoint needs time before that.
+    /// Another try, or another pair, may succeed. A busy endpoint needs a pause before it.
     NoPreference { problem: String, is_busy: bool },
-    /// No pair will have one.
+    /// The judge cannot be used for any pair.
     Unavailable(JudgeError),
 }
 

@@ -12,20 +12,20 @@ use crate::{
     error::{AskError, JudgeError},
     judged_answers::{JudgedAnswers, PairOutcome, ScoreSums},
     preference::Preference,
-    shown_pairs::{ShownPair, show_pairs},
+    shown_pairs::{ShownPair, order_pairs},
 };
 
-/// Tries of a pair whose reply cannot be read.
+/// Attempts for a pair whose reply cannot be read.
 const TRIES_MAX: u32 = 2;
-/// Tries of a pair while the endpoint is busy or away.
+/// Attempts for a pair while the endpoint is busy or down.
 const BUSY_TRIES_MAX: u32 = 4;
-/// Doubled for each further try.
+/// Pause before the second attempt, doubled for each further one.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 
-/// Unjudged pairs in a row that end a comparison: the next ones would be, too.
+/// Unjudged pairs in a row that end a comparison, because the judge does not work.
 const FAILURES_MAX: u32 = 8;
 
-/// Characters of a problem that a report has.
+/// Maximum number of characters of a problem in a report.
 const PROBLEM_CHARS_MAX: usize = 500;
 
 /// A judge of pairs of answers.
@@ -73,14 +73,15 @@ impl PairJudge {
     /// of pairs is reached. `show` is called with the number of pairs so far.
     ///
     /// # Errors
-    /// The judge cannot be used, or has no readable preference for several pairs in a row, or any.
+    /// The judge cannot be used, or has no readable preference for several pairs in a row, or for any
+    /// pair.
     pub async fn judge_prompts(
         &self,
         prompts: impl Iterator<Item = PromptAnswers>,
         test: PairedTest,
         show: &dyn Fn(u64),
     ) -> Result<JudgedAnswers, JudgeError> {
-        let pairs = show_pairs(prompts, self.seed).take(self.pairs_max);
+        let pairs = order_pairs(prompts, self.seed).take(self.pairs_max);
         let judge_one = |shown: ShownPair| async move {
             let outcome = self.judge_pair(&shown).await;
             (shown, outcome)

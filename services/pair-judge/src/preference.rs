@@ -1,4 +1,4 @@
-//! Reads what a judge replies. Nothing but one of three words is a preference.
+//! Reads the replies of a judge. Only three words are preferences.
 
 use serde_json::{Map, Value};
 
@@ -26,7 +26,7 @@ pub(crate) fn parse_object(reply: &Map<String, Value>) -> Result<Preference, Str
     }
 }
 
-/// Reads a text that is such an object, alone or in one code block.
+/// Reads a text that consists of such an object, alone or in one code block.
 pub(crate) fn parse_text(text: &str) -> Result<Preference, String> {
     let parsed: Option<Map<String, Value>> = serde_json::from_str(strip_fence(text)).ok();
     parsed.and_then(|reply| parse_object(&reply).ok()).ok_or_else(|| describe_reply(text))

@@ -18,7 +18,7 @@ pub(crate) struct ShownPair {
 /// Returns all pairs of the prompts, in their order. The order of a prompt's first pair is random
 /// and follows from the seed and the prompt's id; then it alternates, so that a judge's bias for a
 /// position cancels out.
-pub(crate) fn show_pairs(
+pub(crate) fn order_pairs(
     prompts: impl Iterator<Item = PromptAnswers>,
     seed: u64,
 ) -> impl Iterator<Item = ShownPair> {
@@ -45,7 +45,7 @@ mod tests {
             prompt: format!("{number}?"),
             answers: vec![["a0".into(), "b0".into()], ["a1".into(), "b1".into()]],
         };
-        show_pairs((0..count).map(prompt), seed).collect()
+        order_pairs((0..count).map(prompt), seed).collect()
     }
 
     #[test]

@@ -206,7 +206,7 @@ impl LlamaServerBackend {
         };
         // One that was replaced before must be gone, because the new server takes its directory.
         self.replaced = None;
-        if server.fits_twice() {
+        if server.has_room_for_second() {
             self.start_server(context, beat)?;
             server.request_stop();
             self.replaced = Some(server);

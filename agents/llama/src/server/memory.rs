@@ -2,7 +2,7 @@
 
 /// Returns true if this machine has memory for a second process like `process`. `None` if the
 /// kernel does not say.
-pub(super) fn fits_twice(process: u32) -> Option<bool> {
+pub(super) fn has_room_for_second(process: u32) -> Option<bool> {
     let own = read_bytes(&format!("/proc/{process}/status"), "RssAnon:")?;
     let available = read_bytes("/proc/meminfo", "MemAvailable:")?;
     // A tenth more, because a server grows while it draws.
@@ -21,7 +21,7 @@ mod tests {
 
     #[test]
     fn a_small_process_fits_twice_and_one_that_is_gone_is_unknown() {
-        assert_eq!(fits_twice(std::process::id()), Some(true));
-        assert_eq!(fits_twice(u32::MAX), None);
+        assert_eq!(has_room_for_second(std::process::id()), Some(true));
+        assert_eq!(has_room_for_second(u32::MAX), None);
     }
 }
