@@ -30,7 +30,7 @@ pub struct PerplexityResult {
     pub perplexity: f64,
     /// The standard error of `perplexity`.
     pub stderr: f64,
-    /// The mean negative log-likelihood, in nats a token.
+    /// The mean negative log-likelihood, in nats per token.
     pub mean_nll: f64,
     /// `None` without a tokenizer that counts the bytes.
     pub bits_per_byte: Option<f64>,

@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct OfflineMeasurement {
     pub perplexity: f64,
-    /// The mean negative log-likelihood, in nats a token.
+    /// The mean negative log-likelihood, in nats per token.
     pub mean_nll: f64,
     pub tokens: u64,
     /// The engine, its version, device and weight type.

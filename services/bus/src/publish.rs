@@ -53,7 +53,7 @@ impl PublishOutcome {
 pub enum PublishError {
     #[error(
         "publish {subject}: {bytes} bytes, but the bus accepts at most {limit}; ask for \
-         fewer tokens or samples a prompt, or raise the nats-server's max_payload (B112)"
+         fewer tokens or samples per prompt, or raise the nats-server's max_payload (B112)"
     )]
     TooLarge { subject: String, bytes: usize, limit: usize },
     #[error(

@@ -110,8 +110,8 @@ fn describe_cycle_done(id: &RunId, done: &v1::CycleDone) -> String {
 pub fn describe_quarantine(quarantine: &v1::Quarantine) -> String {
     let v1::Quarantine { agent, said, reference, agreed, jobs, .. } = quarantine;
     format!(
-        "{agent} is in quarantine: it sampled with something else than it was ordered to ({said:.4} \
-         nats a token where {} have {reference:.4}); {} of its jobs are drawn again",
+        "{agent} is in quarantine: it sampled with other weights than it was ordered to ({said:.4} \
+         nats per token where {} have {reference:.4}); {} of its jobs are drawn again",
         agreed.join(", "),
         jobs.len()
     )

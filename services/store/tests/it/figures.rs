@@ -1,5 +1,5 @@
 //! Measures the gateway's store beside the store itself. Not a test: figures for `docs/STORE.md`,
-//! by `cargo nextest run --run-ignored only -E 'test(=figures::of_the_door)'`.
+//! by `cargo nextest run --run-ignored only -E 'test(=figures::cpu_time_of_transfers)'`.
 
 use std::{collections::BTreeMap, fs, time::Instant};
 
@@ -38,7 +38,7 @@ async fn measured(what: &str, work: impl Future<Output = ()>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "figures, not a test"]
-async fn of_the_door() {
+async fn cpu_time_of_transfers() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("weights");
     println!("| | MiB/s | client CPU s/GiB | server CPU s/GiB |\n|---|---|---|---|");

@@ -92,7 +92,7 @@ fn suites_are_judged_by_their_own_verifiers_and_their_rates_match_the_samples() 
     let any = f64::from(u8::try_from(solved).expect("of six")) / 6.0;
     assert!((number(&reported["mean"]) - any).abs() < 1e-9, "{any}: {reported:#}");
     let found = done["findings"].to_string();
-    assert!(found.contains("entropy"), "below 19 nats a token: {done:#}");
+    assert!(found.contains("entropy"), "below 19 nats per token: {done:#}");
 
     let of = |kind: &str| {
         let subject = format!("flotilla.{run}.{kind}.1");
