@@ -8,7 +8,7 @@ use crate::FleetControl;
 /// A failure to drain an agent: the agent is unknown, or the bus cannot reach it.
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {
-    #[error("there is no agent {0}; `flotilla agents list` shows which there are (R111)")]
+    #[error("there is no agent {0}; `flotilla agents list` lists all (R111)")]
     Unknown(AgentId),
     #[error(transparent)]
     Presence(#[from] PresenceError),

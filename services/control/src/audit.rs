@@ -105,7 +105,7 @@ pub struct AuditReport {
 /// A failure to audit a run.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
-    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
+    #[error("there is no run {0}; `flotilla run list` lists all (R101)")]
     Unknown(RunId),
     #[error("read the log")]
     Read(#[from] ReadError),

@@ -31,7 +31,7 @@ pub enum ChannelError {
     Name(#[from] IdError),
     #[error("{0}: a channel's name must not end with a number, as the names of runs do (R115)")]
     RunName(String),
-    #[error("there is no channel {0}; `flotilla channel list` shows which there are (R118)")]
+    #[error("there is no channel {0}; `flotilla channel list` lists all (R118)")]
     Unknown(RunId),
     #[error("channel {0} is new: name a checkpoint or a base (R118)")]
     NoModel(RunId),

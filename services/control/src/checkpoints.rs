@@ -25,9 +25,7 @@ pub enum CheckpointError {
          (R106)"
     )]
     Reference(String),
-    #[error(
-        "there is no checkpoint {0}; `flotilla checkpoint list RUN` shows which there are (R106)"
-    )]
+    #[error("there is no checkpoint {0}; `flotilla checkpoint list RUN` lists all (R106)")]
     Unknown(String),
     #[error(transparent)]
     Run(#[from] RunError),

@@ -17,7 +17,7 @@ const FORKS_MAX: u32 = 10_000;
 /// The reason why a run is not forked.
 #[derive(Debug, thiserror::Error)]
 pub enum ForkError {
-    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
+    #[error("there is no run {0}; `flotilla run list` lists all (R101)")]
     Unknown(RunId),
     #[error("run {0} is no raft run: it has no cycles to continue after (R107)")]
     NoCycles(RunId),

@@ -105,7 +105,7 @@ pub enum MembershipRefusal {
         "the join token is unknown or its secret is wrong; `flotilla token create` makes one (K106)"
     )]
     NoToken,
-    #[error("there is no join token {id}; `flotilla token list` shows which there are (K106)")]
+    #[error("there is no join token {id}; `flotilla token list` lists all (K106)")]
     UnknownToken { id: String },
     #[error("join token {id} was revoked; ask for a new one (flotilla token create) (K107)")]
     TokenRevoked { id: String },
@@ -139,7 +139,7 @@ pub enum MembershipRefusal {
          remove its credentials, and join again (K108)"
     )]
     RightsChanged { name: String },
-    #[error("there is no member {name}; `flotilla members list` shows which there are (K109)")]
+    #[error("there is no member {name}; `flotilla members list` lists all (K109)")]
     NoMember { name: String },
     #[error(
         "{name} was revoked, and its key with it; remove its credentials, and join again with a new join token (K109)"

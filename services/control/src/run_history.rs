@@ -29,7 +29,7 @@ const RETAINED_FACTS: [&str; 16] = [
 /// The reason why the history of a run cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
+    #[error("there is no run {0}; `flotilla run list` lists all (R101)")]
     Unknown(RunId),
     #[error("{0:?} is not the name of a run (R115)")]
     NoRun(String),

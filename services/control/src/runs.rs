@@ -21,7 +21,7 @@ const CONTROL_ATTEMPTS_MAX: u32 = 16;
 /// A failure to read or control a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
+    #[error("there is no run {0}; `flotilla run list` lists all (R101)")]
     Unknown(RunId),
     #[error("run {run} has ended ({state}); start a new one (R104)")]
     Ended { run: RunId, state: String },

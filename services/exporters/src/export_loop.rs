@@ -54,7 +54,7 @@ pub enum ExportRunsError {
     Read(#[from] ReadError),
     #[error(transparent)]
     Exporter(ExporterError),
-    #[error("there is no run {0}; `flotilla run list` shows which there are (R101)")]
+    #[error("there is no run {0}; `flotilla run list` lists all (R101)")]
     Unknown(RunId),
 }
 

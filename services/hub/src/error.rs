@@ -48,7 +48,9 @@ pub enum HubError {
          `hf auth login` (H108)"
     )]
     NoToken,
-    #[error("the hub does not know the token that would write {what}; set HF_TOKEN anew (H108)")]
+    #[error(
+        "the hub does not know the token that would write {what}; set HF_TOKEN to a valid one (H108)"
+    )]
     UnknownToken {
         what: String,
         #[source]

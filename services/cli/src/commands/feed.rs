@@ -64,7 +64,7 @@ async fn export_runs(
             // Stdout may be closed; the export continues.
             let _ = output::print_json(&json!({ "run": run.as_str(), "cursor": cursor }));
         } else {
-            meter.show_progress("told", "facts", exported, 0);
+            meter.show_progress("export", "facts", exported, 0);
         }
     };
     let outcome = exporters::export_runs(control.bus(), sink, &options, &stop, fed).await;
