@@ -30,9 +30,9 @@ const ATTEMPTS_MAX: u32 = 2;
 /// The size and the bounds of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolSettings {
-    /// Most processes at the same time, at least 1.
+    /// Maximum number of processes, at least 1.
     pub processes: usize,
-    /// Most requests that a process has at the same time, at least 1.
+    /// Maximum number of concurrent requests per process, at least 1.
     pub concurrent: usize,
     /// A process is ended after this time without requests.
     pub idle_timeout: Duration,

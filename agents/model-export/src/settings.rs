@@ -6,7 +6,7 @@ use formats::ModelConfig;
 
 use crate::format::ExportFormat;
 
-/// Most tokens of a conversation in Ollama, which reserves memory for all of them.
+/// Maximum number of tokens of a conversation in Ollama, which reserves memory for all of them.
 const CONTEXT_MAX: usize = 8192;
 
 /// Returns Ollama's `Modelfile` for a GGUF file beside it. Ollama reads the chat template and the

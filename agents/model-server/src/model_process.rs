@@ -219,7 +219,7 @@ struct OriginalModels {
 struct ConvertedModels {
     base: ConvertedBase,
     adapters: Vec<PathBuf>,
-    /// Most tokens of a sequence that the base supports.
+    /// Maximum number of tokens of a sequence that the base supports.
     positions: usize,
     /// Not evicted from the cache while they are in use.
     _files: ModelFiles,

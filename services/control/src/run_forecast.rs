@@ -67,7 +67,7 @@ pub enum ForecastError {
     Read(#[from] ReadError),
 }
 
-/// Most currency units for a kWh.
+/// Highest price of a kWh, in any currency.
 const PRICE_MAX: f64 = 1e6;
 
 /// A forecast of a run from the facts before its submission, beside its actual course.

@@ -35,7 +35,7 @@ pub struct NumberedMove {
 pub struct DuePromotion {
     pub channel: RunId,
     pub run: RunId,
-    /// Most probability of a wrong decision.
+    /// Highest probability of a wrong decision.
     pub alpha: f64,
     /// Number of the channel's last move.
     pub move_number: u64,

@@ -19,7 +19,7 @@ pub(crate) fn parse_prompt_list(text: &str, max: usize) -> Vec<String> {
     prompts
 }
 
-/// Most brackets that are tried as the beginning of a list.
+/// Maximum number of brackets that are tried as the beginning of a list.
 const LISTS_MAX: usize = 16;
 
 /// Returns the places of `[` that begin a line or the value of a key: not those within a sentence.

@@ -3,7 +3,7 @@
 use cycle::can_reject_checkpoint;
 use wire::v1::{self, Purpose};
 
-/// Most cycles of a run, as in spec files. A spec fact may contain any number.
+/// Maximum number of cycles of a run, as in spec files. A spec fact may contain any number.
 const CYCLES_MAX: u32 = 10_000;
 
 /// The order in which a cycle's phases may overlap with those of the next one.
@@ -37,11 +37,11 @@ pub struct RunWorkload {
     pub(crate) epochs: f64,
     /// Sequences of all steps, if the spec limits the steps.
     pub(crate) sequences_max: Option<f64>,
-    /// Most tokens of a sequence of a training.
+    /// Maximum number of tokens of a training sequence.
     pub(crate) max_tokens: f64,
     /// Bytes of the examples of an SFT run.
     pub(crate) example_bytes: f64,
-    /// Most boxes that train together: 1, or 0 for all trainers.
+    /// Maximum number of boxes that train together: 1, or 0 for all trainers.
     pub(crate) trainers: u32,
 }
 

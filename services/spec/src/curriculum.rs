@@ -38,7 +38,7 @@ pub struct BudgetSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 4096))]
     pub min: u32,
-    /// Most samples of a prompt, at least `raft.samples_per_prompt`.
+    /// Largest number of samples of a prompt, at least `raft.samples_per_prompt`.
     #[schemars(range(min = 1, max = 4096))]
     pub max: u32,
 }

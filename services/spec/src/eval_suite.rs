@@ -75,7 +75,7 @@ pub struct SuiteSamplingSpec {
     /// 0: greedy decoding.
     #[schemars(range(min = 0.0, max = 10.0))]
     temperature: Option<f64>,
-    /// Most likely tokens to draw from. 0: no limit.
+    /// Number of the most likely tokens to draw from. 0: no limit.
     top_k: Option<u32>,
     /// Least total probability of the tokens to draw from. 1: no limit.
     #[schemars(range(min = 1e-6, max = 1.0))]

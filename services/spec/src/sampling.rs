@@ -16,7 +16,7 @@ pub struct SamplingSpec {
     /// 0: greedy decoding.
     #[schemars(extend("minimum" = 0.0, "maximum" = 10.0))]
     pub temperature: CycleSchedule,
-    /// Most likely tokens to draw from. 0: no limit.
+    /// Number of the most likely tokens to draw from. 0: no limit.
     pub top_k: u32,
     /// Least total probability of the tokens to draw from. 1: no limit.
     #[schemars(range(min = 1e-6, max = 1.0))]

@@ -22,24 +22,23 @@ pub struct SelectionSpec {
     pub min_reward: CycleSchedule,
     /// Adapts `min_reward` to the pass rate of the previous cycle.
     pub adaptive: Option<AdaptiveSpec>,
-    /// Most samples that are kept of a prompt. 0: no limit. Default: that of the strategy.
+    /// Largest number of samples kept per prompt. 0: no limit. Default: the strategy's.
     #[schemars(range(min = 0, max = 4096))]
     pub keep_per_prompt: Option<u32>,
-    /// Share of the remaining samples of a cycle to keep. 0: all. Default: that of the strategy.
+    /// Share of the remaining samples of a cycle to keep. 0: all. Default: the strategy's.
     #[schemars(extend("minimum" = 0.0, "maximum" = 1.0))]
     pub keep_share: Option<CycleSchedule>,
-    /// Keep only samples of prompts with both passing and failing samples. Default: that of the
-    /// strategy.
+    /// Keep only samples of prompts with both passing and failing samples. Default: the strategy's.
     pub mixed: Option<bool>,
-    /// Keep equal completions of a prompt. Default: that of the strategy.
+    /// Keep equal completions of a prompt. Default: the strategy's.
     pub keep_duplicates: Option<bool>,
     /// Jaccard similarity of word trigrams from which two completions of a prompt are duplicates.
     /// 0: only equal completions are.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub similarity: f64,
-    /// Fewest tokens of a kept completion.
+    /// Smallest number of tokens of a kept completion.
     pub min_tokens: u32,
-    /// Most tokens of a kept completion. 0: no limit.
+    /// Largest number of tokens of a kept completion. 0: no limit.
     pub max_tokens: u32,
     /// Drop samples that were cut at `max_new_tokens`.
     pub finished: bool,

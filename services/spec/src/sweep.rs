@@ -13,7 +13,7 @@ use crate::{
     yaml::parse_yaml,
 };
 
-/// Most runs of a sweep.
+/// Largest number of runs of a sweep.
 const SWEEP_RUNS_MAX: usize = 64;
 
 /// Keys at the top of a spec that all runs of a sweep share.

@@ -58,7 +58,7 @@ pub struct TrainingSpec {
     /// L2 norm to which a larger gradient is scaled down.
     #[schemars(range(min = 1e-9, max = 1e9))]
     pub max_grad_norm: f64,
-    /// Most tokens of an example. Longer examples are skipped.
+    /// Largest number of tokens of an example. Longer examples are skipped.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub max_tokens: u32,
     /// Steps between two checkpoints. 0: chosen by the trainer.
