@@ -51,7 +51,7 @@ impl AnswerLines {
     }
 }
 
-/// Parses an answer and removes its id. The error describes what is wrong with the line.
+/// Parses an answer and removes its id. The error describes the problem of the line.
 pub(crate) fn parse_answer(line: &[u8]) -> Result<(u64, Map<String, Value>), String> {
     let mut answer: Map<String, Value> =
         serde_json::from_slice(line).map_err(|error| format!("not a JSON object: {error}"))?;

@@ -45,7 +45,7 @@ pub struct PoolSettings {
 /// A request takes the process with the fewest requests, and prefers a running one. A process that
 /// ended is replaced when the next request needs it: at once after one failure, then after a pause
 /// that doubles with each failure. Requests that would have to wait longer than a second fail with
-/// the last problem, so that a broken program fails a job soon.
+/// the last problem, so a broken program fails a job within seconds.
 #[derive(Clone)]
 pub struct LineProgramPool {
     shared: Arc<PoolShared>,

@@ -211,7 +211,7 @@ impl ProgramTask {
         self.unsent.push_line(&line);
     }
 
-    /// Answers the requests of all complete lines. Fails with what is wrong with a line.
+    /// Answers the requests of all complete lines. Fails with the problem of an invalid line.
     fn take_answers(&mut self) -> Result<(), String> {
         loop {
             let line = match self.answers.take_line() {
@@ -246,7 +246,7 @@ impl ProgramTask {
     }
 }
 
-/// Reads what a killed process left in its stderr, and returns the end of all.
+/// Reads the rest of the stderr of a killed process, and returns the end of its stderr.
 async fn read_rest(stderr: &mut ChildStderr, mut tail: OutputTail) -> String {
     let mut chunk = [0; READ_CHUNK_BYTES];
     let deadline = Instant::now() + STDERR_TIMEOUT;

@@ -99,7 +99,7 @@ pub async fn serve_channels(
 
 /// A message from a task that loads the models of a base.
 enum LoadEvent {
-    /// The files are converted; a process that is in the way may end now.
+    /// The files are converted; a process whose memory is needed may end now.
     Prepared(String),
     /// The process, or the reason of its failure.
     Ended(String, ServedModels, Box<anyhow::Result<ModelProcess>>),

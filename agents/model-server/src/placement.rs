@@ -23,7 +23,7 @@ impl ChannelModel {
     }
 }
 
-/// The channels of one base, by name: what one process serves.
+/// The channels of one base, by name, which one process serves.
 pub(crate) type ServedModels = BTreeMap<RunId, ChannelModel>;
 
 /// Returns true if a process with one set of models can serve the other, because only their moves

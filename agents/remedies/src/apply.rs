@@ -15,7 +15,7 @@ use crate::journal::{FixJournal, FixRecord, FixStep};
 
 const NEW_FILE_MODE: u32 = 0o644;
 
-/// Maximum size of an edited file; larger ones are no configuration files.
+/// Maximum size of an edited file; larger files are not configuration files.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Mode, owner and group of a file.

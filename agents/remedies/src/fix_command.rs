@@ -37,7 +37,7 @@ const ROOT_STATE: &str = "/var/lib/flotilla-doctor";
 /// The options of `flotilla doctor --fix`.
 #[derive(Debug, Clone, Default)]
 pub struct FixOptions {
-    /// The name or file of a hardware profile; `None` for that of the box.
+    /// The name or file of a hardware profile; `None` for the box's.
     pub profile: Option<String>,
     /// The Python interpreter that trains, whose environment is checked, too.
     pub python: Option<PathBuf>,

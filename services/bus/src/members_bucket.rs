@@ -57,7 +57,7 @@ pub enum MembersError {
         source: RequestError,
     },
     #[error(
-        "{what} the fleet's members: there is no bucket {MEMBERS_BUCKET}; a closed fleet's coordinator makes it (B110)"
+        "{what} the fleet's members: there is no bucket {MEMBERS_BUCKET}; a closed fleet's coordinator creates it (B110)"
     )]
     NoBucket { what: &'static str },
 }

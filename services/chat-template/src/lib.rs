@@ -141,7 +141,7 @@ impl ChatTemplate {
     /// Renders messages as the text that the model continues with its answer.
     ///
     /// # Errors
-    /// They are no list, end with an answer, or are refused by the template.
+    /// They are not a list, end with an answer, or are refused by the template.
     pub fn render_prompt(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
         if check_messages(messages)? == ASSISTANT_ROLE {
             return Err(ChatError::Answered);
@@ -201,7 +201,7 @@ impl ChatTemplate {
         template.and_then(|template| template.render(context)).map_err(ChatError::Refused)
     }
 
-    /// Removes the token that the tokenizer prepends to every text, so that it is not there twice.
+    /// Removes the token that the tokenizer prepends to every text, so that it does not appear twice.
     fn strip_prepended_token(&self, text: String) -> String {
         match self.tokens.prepended_token.as_deref().and_then(|token| text.strip_prefix(token)) {
             Some(rest) => rest.to_owned(),

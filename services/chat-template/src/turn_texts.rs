@@ -9,7 +9,7 @@ const QUESTION: &str = "flotilla-question";
 const ANSWER: &str = "flotilla-answer";
 const OBSERVATION: &str = "flotilla-observation";
 
-/// The texts before and after an observation. Both are empty if the prompts are no conversations.
+/// The texts before and after an observation. Both are empty if the prompts are not conversations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TurnTexts {
     /// Begins after the token with which generation stopped.

@@ -15,7 +15,7 @@ pub struct DecisionFigures<'a> {
     pub pairs: u32,
     /// The p-value at the decision.
     pub p: f64,
-    /// Mean score of the better model less that of the other.
+    /// Mean score of the better model minus the other model's.
     pub difference: f64,
     /// Confidence sequence of that mean.
     pub interval: &'a [f64],

@@ -9,7 +9,7 @@ use crate::{Comparison, Pair, PairedTest};
 /// Maximum number of lines of a file of pairs.
 const PAIRS_MAX: usize = 10_000_000;
 
-/// A line that is no pair of scores.
+/// A line that is not a pair of scores.
 #[derive(Debug, thiserror::Error)]
 pub enum PairLineError {
     /// The line is not an object with the numbers `a` and `b`.
@@ -36,7 +36,7 @@ pub enum PairsError {
         /// The reason.
         source: io::Error,
     },
-    /// A line is no pair.
+    /// A line is not a pair.
     #[error("line {line}")]
     Line {
         /// From 1.
@@ -72,11 +72,11 @@ pub fn read_pair_line(line: &str) -> Result<Pair, PairLineError> {
     Ok(Pair { a, b })
 }
 
-/// Tests the pairs in lines, of which empty ones are skipped. Returns the comparison, and the number
+/// Tests the pairs in lines, and skips empty lines. Returns the comparison, and the number
 /// of pairs.
 ///
 /// # Errors
-/// A line is no pair, or there are none or too many.
+/// A line is not a pair, or there are none or too many.
 pub fn compare_pair_lines(
     mut test: PairedTest,
     lines: impl BufRead,

@@ -21,9 +21,9 @@ pub struct JudgeReport {
     pub judge: String,
     /// Pairs with a preference or a tie.
     pub judged: u32,
-    /// Judged pairs of which the answer shown first was preferred.
+    /// Judged pairs whose answer shown first was preferred.
     pub first_won: u32,
-    /// Judged pairs of which the answer shown second was preferred.
+    /// Judged pairs whose answer shown second was preferred.
     pub second_won: u32,
     /// Judged pairs without a preference.
     pub ties: u32,

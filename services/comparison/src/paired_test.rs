@@ -37,7 +37,7 @@ impl Decision {
     }
 }
 
-/// An `alpha` that is no probability between 0 and 1.
+/// An `alpha` that is not a probability between 0 and 1.
 #[derive(Debug, thiserror::Error)]
 #[error("alpha is {0}; it must lie between 0.000001 and 0.5, such as 0.05 (A101)")]
 pub struct AlphaError(pub f64);
@@ -61,7 +61,7 @@ pub struct Comparison {
     pub mean_b: f64,
 }
 
-/// A sequential test of which of two models scores higher in the mean.
+/// A sequential test that decides which of two models has the higher mean score.
 ///
 /// Two gamblers start with a wealth of 1. One bets that `b - a` has a mean above 0, the other that
 /// it has one below 0. The first whose wealth reaches `2 / alpha` decides. If the models are equally

@@ -18,7 +18,7 @@ use crate::{
 
 const HELDOUT: &str = "raft.heldout";
 
-/// Adds the data to evaluate on. `columns` are those of the training data.
+/// Adds the data to evaluate on. `columns` are the training data's.
 pub(crate) fn add_eval_data(draft: &mut SpecDraft<'_>, columns: &BTreeMap<String, String>) {
     let is_sft = draft.task == TrainingTask::Sft;
     let entries = draft.settings.eval_entries();

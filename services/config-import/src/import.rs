@@ -22,7 +22,7 @@ use crate::{
 
 /// Converts a configuration into a spec, with a note on each key. Fails if the configuration cannot
 /// be read, its program is not recognised or a value cannot be used. Fields that the configuration
-/// does not determine are no failure, but listed in the result.
+/// does not determine are not a failure; the result lists them.
 pub fn import_config(text: &str, options: &ImportOptions<'_>) -> Result<ImportedSpec, ImportError> {
     let config = FlatConfig::parse(text)?;
     let table = match options.program {

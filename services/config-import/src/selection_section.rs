@@ -35,7 +35,7 @@ pub(crate) fn add_selection(draft: &mut SpecDraft<'_>) {
     if ["", "fixed", "annealing", "warmup", "adaptive"].contains(&shaping.as_str()) {
         draft.settings.note_used(Setting::RewardShaping, SELECTION, &shaping);
     } else {
-        draft.settings.note_differs(Setting::RewardShaping, "it is no strategy; fixed is used");
+        draft.settings.note_differs(Setting::RewardShaping, "it is not a strategy; fixed is used");
     }
     let least = draft.settings.number_of(Setting::KeptMin);
     if let Some(least) = least.filter(|least| *least > 0.0) {

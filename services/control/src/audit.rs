@@ -409,7 +409,7 @@ impl FleetControl {
             .filter_map(|info| info.checkpoint.as_ref()?.tree.as_ref())
             .any(|tree| *tree == base);
         if !made {
-            let what = format!("its base {} is no checkpoint of run {origin}", base.path);
+            let what = format!("its base {} is not a checkpoint of run {origin}", base.path);
             let place = if run.is_watched() { FactKey::WatchedSpec } else { FactKey::Spec };
             let subject = Subject::new(&run.id, place).to_string();
             reading.report.add_finding(AuditFinding::for_log(what, Some(subject), None));

@@ -50,7 +50,7 @@ pub enum ForecastError {
     #[error("{0} is a watched run: its training is not ordered by Flotilla (R121)")]
     Watched(RunId),
     #[error(
-        "{0:?} is no time: write 18:00, 2026-12-01T18:00, or a duration from now such as 8h (R121)"
+        "{0:?} is not a time: write 18:00, 2026-12-01T18:00, or a duration from now such as 8h (R121)"
     )]
     Time(String),
     #[error("the run is to end by {0}, which is in the past (R121)")]

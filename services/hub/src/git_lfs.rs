@@ -159,7 +159,7 @@ async fn upload_object(
     match upload.header.get("chunk_size") {
         None => drop(put_range(http, &to, &object.source, (0, object.size), sent).await?),
         Some(chunk) => {
-            let chunk = read_number(chunk).ok_or("its part size is no number")?;
+            let chunk = read_number(chunk).ok_or("its part size is not a number")?;
             let parts = upload_parts(http, object, &upload.header, chunk, sent).await?;
             let body = json!({ "oid": object.sha256, "parts": parts });
             check_status(send(post_lfs(http, to, &body)).await?).await?;

@@ -143,7 +143,7 @@ impl Fingerprint {
 
     /// Computes the fingerprint of the first certificate in a PEM text.
     pub fn from_pem(pem: &str) -> Result<Self, JoinTokenError> {
-        let damaged = |_| JoinTokenError::Damaged("the authority is no certificate");
+        let damaged = |_| JoinTokenError::Damaged("the authority is not a certificate");
         CertificateDer::from_pem_slice(pem.as_bytes())
             .map(|der| Self::from_der(&der))
             .map_err(damaged)

@@ -20,7 +20,7 @@ struct ScoredLine {
     reference: Option<Vec<f64>>,
 }
 
-/// The error that a line is no scored sequence. `line` counts from 1.
+/// The error that a line is not a scored sequence. `line` counts from 1.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {reason} (O103)")]
 pub struct LineError {
@@ -68,7 +68,7 @@ fn read_logprobs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>,
     let values: Vec<f64> = values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect();
     match values.iter().find(|value| **value > LOGPROB_MAX) {
         Some(above) => {
-            Err(D::Error::custom(format!("{above} is no log-probability: it is above 0")))
+            Err(D::Error::custom(format!("{above} is not a log-probability: it is above 0")))
         }
         None => Ok(values),
     }
@@ -102,7 +102,7 @@ mod tests {
         for (wrong, reason) in [
             (r#"{"reward":1,"logprobs":[]}"#, "prompt_id"),
             (r#"{"prompt_id":"a","reward":null,"logprobs":[]}"#, "invalid type: null"),
-            (r#"{"prompt_id":"a","reward":1,"logprobs":[0.7]}"#, "0.7 is no log-probability"),
+            (r#"{"prompt_id":"a","reward":1,"logprobs":[0.7]}"#, "0.7 is not a log-probability"),
             (r#"{"prompt_id":"a","reward":1,"logprobs":"#, "EOF"),
         ] {
             let error = read_scored_lines(&format!("\n{wrong}")).unwrap_err();

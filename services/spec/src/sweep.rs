@@ -95,7 +95,7 @@ fn expand_sweep(document: &Value, sweep: &SweepSpec) -> Result<Vec<SweepDocument
             for value in values {
                 let (mut settings, mut document) = (settings.clone(), document.clone());
                 let is_set = set_value(&mut document, &path, value.clone());
-                let remedy = "names a key inside of a value that is no section";
+                let remedy = "names a key inside of a value that is not a section";
                 ensure_field(is_set, &format!("sweep.{key}"), remedy)?;
                 let is_new = settings.insert(path.clone(), value_text(value)).is_none();
                 ensure_field(is_new, &format!("sweep.{key}"), "is there by another name too")?;
@@ -218,7 +218,7 @@ raft:
             ("{ nonsense: [1] }", "write its whole path"),
             ("{ raft.nonsense: [1] }", "unknown key nonsense in raft"),
             ("{ raft.cycles: [0] }", "with raft.cycles 0: raft.cycles: must be from 1"),
-            ("{ raft.cycles.x: [0] }", "no section"),
+            ("{ raft.cycles.x: [0] }", "not a section"),
             ("{ name: [a] }", "the same for all runs"),
             ("{ epochs: [1, 2], raft.training.epochs: [1] }", "by another name"),
             (

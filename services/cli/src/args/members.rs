@@ -113,7 +113,7 @@ pub(crate) enum MembersCommand {
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no span of time; write 30m, 12h or 7d");
+    let wrong = || format!("{text:?} is not a duration; write 30m, 12h or 7d");
     let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
     let unit_s = match unit {
         "s" => 1,

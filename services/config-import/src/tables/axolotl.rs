@@ -220,7 +220,7 @@ const TRAINING: &[KeyRule] = &[
     ("do_*", Ignore(why::MEASURED)),
     ("bench_*", Ignore(why::MEASURED)),
     ("early_stopping_patience", Expect(&[], why::ALL_STEPS)),
-    ("loss_watchdog_*", Ignore("a loss that is no number ends the training (docs/TRAINING.md)")),
+    ("loss_watchdog_*", Ignore("a loss that is not a number ends the training (docs/TRAINING.md)")),
     ("auto_resume_from_checkpoints", Ignore(why::RESUMED)),
     ("logging_steps", Ignore(why::LOGGED)),
     ("profiler_*", Ignore(why::LOGGED)),

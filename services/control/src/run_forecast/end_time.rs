@@ -65,7 +65,7 @@ mod tests {
         }
         for text in ["", "soon", "25:00", "2026-13-01T00:00", "8"] {
             let error = parse_time_after(text, &now).unwrap_err().to_string();
-            assert!(error.contains("is no time"), "{text}: {error}");
+            assert!(error.contains("is not a time"), "{text}: {error}");
         }
     }
 }

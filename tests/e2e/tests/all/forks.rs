@@ -35,7 +35,7 @@ fn a_fork_shares_what_was_done_and_ends_alike_unless_a_setting_changes() {
     let base = fleet.submit(&files.write_sft_spec(20, 0));
     fleet.await_success(&base, LIMIT);
     let refused = fleet.run(&["run", "fork", &format!("{base}@0")]);
-    assert!(refused.code == 1 && refused.stderr.contains("is no raft run"), "{refused:?}");
+    assert!(refused.code == 1 && refused.stderr.contains("is not a RAFT run"), "{refused:?}");
     fleet.run(&["run", "samples", base.as_str()]).assert_refused(&["draws and selects no samples"]);
     let parent = fleet.submit(&files.write_raft_spec(&base, SAMPLING));
     fleet.await_success(&parent, LIMIT);
