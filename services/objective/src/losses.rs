@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requirements_follow_from_recipe_and_settings() {
+    fn requirements_follow_from_loss_and_settings() {
         use Requirement::{BehaviourLogprobs, Groups, ReferenceLogprobs, Rewards};
         let needs = |name| Objective::new(name).requirements();
         assert_eq!(needs(ObjectiveName::Ssd), []);
