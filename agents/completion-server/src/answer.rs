@@ -141,8 +141,8 @@ impl AnswerWriter {
         Ok(choice)
     }
 
-    /// Writes log-probabilities: of conversations as `content`; of completions in OpenAI's form and,
-    /// without an echoed prompt, also as `content`, as llama-server does.
+    /// Writes log-probabilities: of conversations as `content`; of completions in OpenAI's form
+    /// and, without an echoed prompt, also as `content`, as llama-server does.
     fn write_logprobs(
         &self,
         tokens: &[PieceToken],
@@ -184,8 +184,8 @@ impl AnswerWriter {
         }))
     }
 
-    /// Writes the log-probabilities of the likeliest tokens and of the drawn one, by text. Of tokens
-    /// with the same text, the likeliest counts.
+    /// Writes the log-probabilities of the likeliest tokens and of the drawn one, by text. Of
+    /// tokens with the same text, the likeliest counts.
     fn write_alternatives(
         &self,
         token: &PieceToken,

@@ -1,5 +1,6 @@
-//! Draws the tokens of all open requests together: each step adds one token to every sample. Requests
-//! wait in order of arrival for a free slot. A request whose client has disconnected is dropped.
+//! Draws the tokens of all open requests together: each step adds one token to every sample.
+//! Requests wait in order of arrival for a free slot. A request whose client has disconnected is
+//! dropped.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -286,7 +287,8 @@ impl OpenRequest {
         Ok(())
     }
 
-    /// Sends an event. The channel has room for all of them; it is closed if the client disconnected.
+    /// Sends an event. The channel has room for all of them; it is closed if the client
+    /// disconnected.
     fn send_event(&self, event: ChoiceEvent) {
         let _ = self.request.events.try_send(event);
     }

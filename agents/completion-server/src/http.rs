@@ -126,7 +126,8 @@ async fn answer_request(
     answered.unwrap_or_else(|error| json_response(error.status(), &error.to_json()))
 }
 
-/// Answers a request to a model: as JSON, or as server-sent events if the request asks for a stream.
+/// Answers a request to a model: as JSON, or as server-sent events if the request asks for a
+/// stream.
 async fn complete(
     api: &Arc<CompletionApi>,
     kind: ApiKind,

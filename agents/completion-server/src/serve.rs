@@ -18,8 +18,8 @@ use crate::{
     http::{ListenAddress, serve_requests},
 };
 
-/// Requests that may wait for a slot, as many as a gateway opens. Further ones are refused, and may be
-/// sent to another agent.
+/// Requests that may wait for a slot, as many as a gateway opens. Further ones are refused, and may
+/// be sent to another agent.
 const WAITING_MAX: usize = 1024;
 /// Threads that read requests and write answers; the engine has its own.
 const HTTP_THREADS: usize = 2;

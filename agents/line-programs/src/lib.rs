@@ -1,6 +1,6 @@
-//! Programs that keep running and answer requests: each request and each answer is one line with one
-//! JSON object. The request has a number in its field `id`, and the answer repeats it; answers may
-//! come in another order than their requests.
+//! Programs that keep running and answer requests: each request and each answer is one line with
+//! one JSON object. The request has a number in its field `id`, and the answer repeats it; answers
+//! may come in another order than their requests.
 //!
 //! [`LineProgram`] is one process. [`LineProgramPool`] keeps several, starts them when they are
 //! needed, replaces those that ended, and ends those that are idle. A [`ProgramLauncher`] decides

@@ -214,7 +214,8 @@ impl ChannelServer {
         assign_models(&self.moves, (&self.config.agent, &self.config.pool), &agents)
     }
 
-    /// Ends processes that are no longer wanted, and starts to load wanted models, one base at a time.
+    /// Ends processes that are no longer wanted, and starts to load wanted models, one base at a
+    /// time.
     fn start_due_load(&mut self) {
         if !self.has_read_log || self.started.elapsed() < DISCOVERY_TIME {
             return;

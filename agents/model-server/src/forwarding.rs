@@ -10,7 +10,8 @@ use wire::RunId;
 
 use crate::model_process::{MODEL_ALIAS, ModelProcess};
 
-/// Interval of messages to the gateway that the request is still in progress, while there is no data.
+/// Interval of messages to the gateway that the request is still in progress, while there is no
+/// data.
 const WAITING_INTERVAL: Duration = Duration::from_secs(1);
 const DATA_BYTES_MAX: usize = 256 << 10;
 

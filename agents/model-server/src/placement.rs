@@ -1,5 +1,5 @@
-//! Decides which channels an agent serves, from data that all agents have, so that they agree without
-//! messages.
+//! Decides which channels an agent serves, from data that all agents have, so that they agree
+//! without messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -92,8 +92,8 @@ fn apply_change(
 /// succeeded is allowed to fail, because there may be nothing to undo.
 ///
 /// # Errors
-/// When a file was changed after the fix or cannot be written, or a command fails. Undone fixes leave
-/// the journal; the others stay in it.
+/// When a file was changed after the fix or cannot be written, or a command fails. Undone fixes
+/// leave the journal; the others stay in it.
 pub fn undo_fixes(host: &mut HostRoot<'_>) -> anyhow::Result<Vec<String>> {
     let mut journal = FixJournal::read(host.state)?;
     let mut undone = Vec::new();
@@ -172,8 +172,8 @@ fn write_file(path: &Path, text: &str, attributes: Option<FileAttributes>) -> an
     durable_files::replace_owned_file(path, text.as_bytes(), mode, owner).with_context(named)
 }
 
-/// Restores the text, mode and owner of a file. Fails if its text is neither that before the fix nor
-/// that after it, because then it was edited since.
+/// Restores the text, mode and owner of a file. Fails if its text is neither that before the fix
+/// nor that after it, because then it was edited since.
 fn restore_file(
     path: &Path,
     before: Option<&str>,

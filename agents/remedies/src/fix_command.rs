@@ -274,7 +274,8 @@ impl GpuUser {
         }
     }
 
-    /// Takes a snapshot of the host with this user's permissions, because root may open every device.
+    /// Takes a snapshot of the host with this user's permissions, because root may open every
+    /// device.
     fn take_snapshot(&self, root: &Path, python: Option<&Path>) -> (LiveFiles, HostSnapshot) {
         let mut files = LiveFiles::new(root);
         if let Some(home) = &self.home {

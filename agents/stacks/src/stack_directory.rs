@@ -210,8 +210,9 @@ impl StackDirectory {
         self.replace_link(CURRENT, name)
     }
 
-    /// Switches back to the previous stack, and makes the current one the previous; without a previous
-    /// stack, none is in use afterwards. Returns the name of the stack that is then in use.
+    /// Switches back to the previous stack, and makes the current one the previous; without a
+    /// previous stack, none is in use afterwards. Returns the name of the stack that is then in
+    /// use.
     ///
     /// # Errors
     /// When no stack is in use, or the previous one is gone.

@@ -201,7 +201,8 @@ impl ChatTemplate {
         template.and_then(|template| template.render(context)).map_err(ChatError::Refused)
     }
 
-    /// Removes the token that the tokenizer prepends to every text, so that it does not appear twice.
+    /// Removes the token that the tokenizer prepends to every text, so that it does not appear
+    /// twice.
     fn strip_prepended_token(&self, text: String) -> String {
         match self.tokens.prepended_token.as_deref().and_then(|token| text.strip_prefix(token)) {
             Some(rest) => rest.to_owned(),

@@ -22,7 +22,8 @@ pub struct DecisionFigures<'a> {
 }
 
 impl DecisionFigures<'_> {
-    /// Returns the reason why no test with this `alpha` can decide with these values; `None` if one can.
+    /// Returns the reason why no test with this `alpha` can decide with these values; `None` if one
+    /// can.
     #[must_use]
     pub fn find_contradiction(&self, alpha: f64) -> Option<String> {
         let Self { pairs, p, difference, interval } = *self;

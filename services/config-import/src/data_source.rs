@@ -115,8 +115,8 @@ fn is_known_column(field: &str, name: &str) -> bool {
     name == field || (field == CONVERSATIONS && ["messages", "conversation"].contains(&name))
 }
 
-/// Returns the location as a spec names it: a path unchanged, a data set of the hub with its prefix,
-/// subset and split.
+/// Returns the location as a spec names it: a path unchanged, a data set of the hub with its
+/// prefix, subset and split.
 pub(crate) fn locate_data(path: &str, entry: &DataEntry) -> String {
     let part = |field| {
         let text = entry.get(&field).and_then(|(_, texts)| texts.first());

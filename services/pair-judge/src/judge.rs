@@ -73,8 +73,8 @@ impl PairJudge {
     /// of pairs is reached. `show` is called with the number of pairs so far.
     ///
     /// # Errors
-    /// The judge cannot be used, or has no readable preference for several pairs in a row, or for any
-    /// pair.
+    /// The judge cannot be used, or has no readable preference for several pairs in a row, or for
+    /// any pair.
     pub async fn judge_prompts(
         &self,
         prompts: impl Iterator<Item = PromptAnswers>,
