@@ -146,12 +146,15 @@ impl FleetControl {
     }
 
     /// Fails if a tree of a run that the value names is removed, or about to be. To be called after
-    /// the fact with this value is written.
+    /// the fact with this value is written. An unreachable store is no failure: those who read from
+    /// it report that.
     pub(crate) async fn require_trees(&self, named: &impl Serialize) -> Result<(), GetError> {
         for tree in find_trees(named).iter().filter(|tree| tree.path.starts_with("runs/")) {
-            // The fact is written: an unreachable store is reported by those who read it.
             let Ok(store) = self.open_store().await else { continue };
-            store.require_kept(tree).await?;
+            match store.require_kept(tree).await {
+                Err(error) if error.is_transient() => {}
+                kept => kept?,
+            }
         }
         Ok(())
     }
