@@ -21,6 +21,20 @@ const RECORDS_AHEAD_MAX: usize = 16;
 /// A longer line cannot be a fact, because the bus would not have accepted it.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
+/// The reason why an archive cannot be read.
+#[derive(Debug)]
+pub(crate) struct ArchiveFailure {
+    pub why: String,
+    /// True if the same call may succeed later.
+    pub is_transient: bool,
+}
+
+impl From<GetError> for ArchiveFailure {
+    fn from(error: GetError) -> Self {
+        Self { why: error_chain(&error), is_transient: error.is_transient() }
+    }
+}
+
 /// Records in log order, up to the end of the file or the first line that cannot be read.
 pub(crate) type FactStream = mpsc::Receiver<Result<Record, String>>;
 
@@ -29,8 +43,9 @@ pub(crate) type FactStream = mpsc::Receiver<Result<Record, String>>;
 pub(crate) async fn open_facts(
     store: &Store,
     archived: &v1::Archived,
-) -> Result<FactStream, String> {
-    let tree = archived.tree.as_ref().ok_or("its fact names no tree")?;
+) -> Result<FactStream, ArchiveFailure> {
+    let no_tree = || ArchiveFailure { why: "its fact names no tree".into(), is_transient: false };
+    let tree = archived.tree.as_ref().ok_or_else(no_tree)?;
     let file = download_facts(store, tree).await?;
     let (send, lines) = mpsc::channel(RECORDS_AHEAD_MAX);
     tokio::task::spawn_blocking(move || send_records(file, &send));
@@ -39,14 +54,14 @@ pub(crate) async fn open_facts(
 
 /// Retries content of the right size with a wrong digest, because the damage may have happened in
 /// transit.
-async fn download_facts(store: &Store, tree: &v1::Tree) -> Result<std::fs::File, String> {
+async fn download_facts(store: &Store, tree: &v1::Tree) -> Result<std::fs::File, ArchiveFailure> {
     let mut tries = 1;
     loop {
         match download_once(store, tree).await? {
             Err(GetError::Corrupt { same_size: true, .. }) if tries < DOWNLOAD_ATTEMPTS_MAX => {
                 tries += 1;
             }
-            got => return got.map_err(|error| error_chain(&error)),
+            got => return Ok(got?),
         }
     }
 }
@@ -56,8 +71,11 @@ async fn download_facts(store: &Store, tree: &v1::Tree) -> Result<std::fs::File,
 async fn download_once(
     store: &Store,
     tree: &v1::Tree,
-) -> Result<Result<std::fs::File, GetError>, String> {
-    let told = |error: std::io::Error| format!("keep it here: {error}");
+) -> Result<Result<std::fs::File, GetError>, ArchiveFailure> {
+    let told = |error: std::io::Error| ArchiveFailure {
+        why: format!("keep it here: {error}"),
+        is_transient: true,
+    };
     let mut file = tempfile::tempfile().map_err(told)?;
     let mut chunks = match store.stream_tree_file(tree, FACTS_FILE).await {
         Ok(chunks) => chunks,

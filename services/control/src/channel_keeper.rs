@@ -14,15 +14,21 @@ use bus::{ExchangePart, LogEvent};
 use comparison::{Comparison, DEFAULT_ALPHA, Decision, Pair, PairedTest};
 use cycle::{ChannelSet, DuePromotion, LearnedFeedback, NumberedMove};
 use futures::StreamExt;
-use tokio::time::interval;
+use tokio::time::{Instant, interval};
 use wire::{RunId, v1};
 
-use crate::{ChannelError, FleetControl, channels::CHANNEL_FACTS, exchanges::exchange_score};
+use crate::{
+    ChannelError, CompareError, FleetControl,
+    channels::CHANNEL_FACTS,
+    exchanges::{exchange_score, fold_exchanges},
+};
 
 use v1::channel_move::Evidence;
 
 /// Between two looks at promotions and feedback.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// The pause after all feedback on a channel was read, as a multiple of the time that it took.
+const REST_FACTOR: u32 = 9;
 
 /// The keeper's memory between two looks.
 #[derive(Debug, Default)]
@@ -33,6 +39,8 @@ struct KeeperMemory {
     seen: BTreeMap<RunId, SeenFeedback>,
     /// The newest feedback for which a run was started or refused.
     started: BTreeMap<RunId, u64>,
+    /// When the feedback on a channel is looked at again.
+    rests_until: BTreeMap<RunId, Instant>,
 }
 
 /// The state on which a decision about a channel's feedback depended.
@@ -102,6 +110,10 @@ impl FleetControl {
             if !named.roll_back && named.learning.is_none() {
                 continue;
             }
+            if memory.rests_until.get(channel).is_some_and(|until| Instant::now() < *until) {
+                continue;
+            }
+            let began = Instant::now();
             let seen = memory.seen.get(channel).copied().unwrap_or_default();
             let new = match self.bus.list_exchanges(channel, seen.newest).await {
                 Ok(new) => new,
@@ -119,7 +131,13 @@ impl FleetControl {
                 memory.seen.insert(channel.clone(), looked_at);
                 continue;
             }
-            let Ok(exchanges) = self.list_exchanges(channel).await else { continue };
+            let exchanges = match seen.newest {
+                0 => Ok(fold_exchanges(&new)),
+                _ => self.list_exchanges(channel).await,
+            };
+            let Ok(exchanges) = exchanges else { continue };
+            let rest = began.elapsed() * REST_FACTOR;
+            memory.rests_until.insert(channel.clone(), Instant::now() + rest);
             if named.roll_back && self.roll_back_if_worse(channels, channel, &exchanges).await {
                 continue;
             }
@@ -133,7 +151,7 @@ impl FleetControl {
         }
     }
 
-    /// Returns true if the channel was moved.
+    /// Returns true if the channel was moved, or is to be looked at again before anything else.
     async fn roll_back_if_worse(
         &self,
         channels: &ChannelSet,
@@ -163,9 +181,10 @@ impl FleetControl {
                 true
             }
             Err(error) => {
+                let is_transient = error.is_transient();
                 let error = wire::format_error_chain(&error);
                 tracing::warn!(%channel, error, "cannot move the channel back");
-                false
+                is_transient
             }
         }
     }
@@ -225,22 +244,15 @@ fn compare_ratings(
 }
 
 impl ChannelError {
-    /// Returns true if the log, not the models, is the reason.
+    /// Returns true if the log or the store, not the models, is the reason.
     pub(crate) fn is_transient(&self) -> bool {
-        use crate::{CheckpointError, CompareError, HistoryError, RunError};
-        let is_run_fault =
-            |error: &RunError| !matches!(error, RunError::Unknown(_) | RunError::Ended { .. });
         match self {
             Self::Read(_) | Self::Publish(_) | Self::Presence(_) | Self::Busy(_) => true,
-            Self::Run(error)
-            | Self::Checkpoint(CheckpointError::Run(error))
-            | Self::Compare(
-                CompareError::Checkpoint(CheckpointError::Run(error))
-                | CompareError::History(HistoryError::Run(error)),
-            ) => is_run_fault(error),
-            Self::Compare(CompareError::History(error)) => {
-                matches!(error, HistoryError::Store(_) | HistoryError::Read(_))
+            Self::Run(error) => error.is_transient(),
+            Self::Checkpoint(error) | Self::Compare(CompareError::Checkpoint(error)) => {
+                error.is_transient()
             }
+            Self::Compare(CompareError::History(error)) => error.is_transient(),
             _ => false,
         }
     }
@@ -249,6 +261,27 @@ impl ChannelError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{CheckpointError, HistoryError, LearnError, StoreAccessError};
+
+    #[test]
+    fn a_log_or_a_store_that_is_away_decides_nothing_about_a_run() {
+        let elsewhere = || StoreAccessError::Elsewhere("file:///away".into());
+        let unopened = || CheckpointError::OpenStore(elsewhere());
+        let archive =
+            |is_transient| HistoryError::Archive { cycle: 1, why: "away".into(), is_transient };
+        let compared = |error: HistoryError| ChannelError::Compare(error.into());
+        for (error, is_transient) in [
+            (compared(archive(true)), true),
+            (compared(archive(false)), false),
+            (compared(HistoryError::Store(elsewhere())), true),
+            (ChannelError::Compare(unopened().into()), true),
+            (ChannelError::Checkpoint(unopened()), true),
+            (ChannelError::Checkpoint(CheckpointError::Unknown("raft-1".into())), false),
+        ] {
+            assert_eq!(error.is_transient(), is_transient, "{error}");
+        }
+        assert!(LearnError::Submit(unopened().into()).is_transient());
+    }
 
     fn rated(id: usize, number: u64, at: u64, reward: f64) -> v1::KeptExchange {
         let reward = Some(reward);

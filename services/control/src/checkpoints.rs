@@ -57,6 +57,18 @@ impl CheckpointError {
             Self::OpenStore(_) | Self::Get(_) | Self::Write { .. } => false,
         }
     }
+
+    /// Returns true if the same call may succeed later: the log or the store is the reason.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::OpenStore(_) => true,
+            Self::Get(error) => error.is_transient(),
+            Self::Run(error) => error.is_transient(),
+            Self::Reference(_) | Self::Unknown(_) | Self::Adapter { .. } | Self::Write { .. } => {
+                false
+            }
+        }
+    }
 }
 
 /// Parses a checkpoint reference: `RUN` for the best of the run, `RUN/newest`, `RUN/CYCLE` for the

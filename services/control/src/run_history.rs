@@ -4,7 +4,10 @@ use bus::ReadError;
 use cycle::Run;
 use wire::{FactBody, FactKey, Record, RunId, v1};
 
-use crate::{FleetControl, RunError, StoreAccessError, archived_facts};
+use crate::{
+    FleetControl, RunError, StoreAccessError,
+    archived_facts::{ArchiveFailure, open_facts},
+};
 
 /// Facts that the log keeps after cycles are archived, as subject patterns.
 const RETAINED_FACTS: [&str; 16] = [
@@ -40,7 +43,7 @@ pub enum HistoryError {
     #[error("run {run} has no cycle {cycle}; its last one is {last} (R107)")]
     NoCycle { run: RunId, cycle: u32, last: u32 },
     #[error("the archive of cycle {cycle}: {why} (R107)")]
-    Archive { cycle: u32, why: String },
+    Archive { cycle: u32, why: String, is_transient: bool },
     #[error("put the page together: {0} (X101)")]
     Page(String),
     #[error(transparent)]
@@ -49,6 +52,23 @@ pub enum HistoryError {
     Read(#[from] ReadError),
     #[error(transparent)]
     Run(#[from] RunError),
+}
+
+impl HistoryError {
+    /// Returns true if the same call may succeed later: the log or the store is the reason.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Store(_) | Self::Read(_) => true,
+            Self::Archive { is_transient, .. } => *is_transient,
+            Self::Run(error) => error.is_transient(),
+            Self::Unknown(_)
+            | Self::NoRun(_)
+            | Self::SelectsNothing(_)
+            | Self::NotYet { .. }
+            | Self::NoCycle { .. }
+            | Self::Page(_) => false,
+        }
+    }
 }
 
 /// Fails if a run never has this cycle.
@@ -141,12 +161,16 @@ impl FleetControl {
     /// Returns all facts in the archive of a cycle.
     pub async fn read_archive(&self, archived: &v1::Archived) -> Result<Vec<Record>, HistoryError> {
         let cycle = archived.cycle;
-        let failed = |why: String| HistoryError::Archive { cycle, why };
-        let mut lines =
-            archived_facts::open_facts(self.open_store().await?, archived).await.map_err(failed)?;
+        let failed = |ArchiveFailure { why, is_transient }| HistoryError::Archive {
+            cycle,
+            why,
+            is_transient,
+        };
+        let damaged = |why| failed(ArchiveFailure { why, is_transient: false });
+        let mut lines = open_facts(self.open_store().await?, archived).await.map_err(failed)?;
         let mut records = Vec::new();
         while let Some(line) = lines.recv().await {
-            records.push(line.map_err(failed)?);
+            records.push(line.map_err(damaged)?);
         }
         Ok(records)
     }

@@ -39,6 +39,18 @@ pub enum RunError {
     Presence(#[from] PresenceError),
 }
 
+impl RunError {
+    /// Returns true if the same call may succeed later: the log is the reason.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Busy(_) | Self::Read(_) | Self::Publish(_) | Self::Presence(_) => true,
+            Self::Unknown(_) | Self::Ended { .. } | Self::NoSweep(_) | Self::NoSuite { .. } => {
+                false
+            }
+        }
+    }
+}
+
 impl FleetControl {
     /// Returns all facts of a run so far, in log order. Fails if the run does not exist.
     pub async fn read_run_records(&self, run: &RunId) -> Result<Vec<Record>, RunError> {

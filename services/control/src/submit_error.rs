@@ -173,6 +173,7 @@ impl SubmitError {
     pub fn is_caller_fault(&self) -> bool {
         match self {
             Self::Base { source, .. } => source.is_caller_fault(),
+            Self::Checkpoint { source, .. } => !source.is_transient(),
             Self::Model(BaseFilesError::Get(error)) => !error.is_transient(),
             Self::Model(BaseFilesError::Stage(_)) => false,
             Self::Channel(error) => !error.is_transient(),

@@ -54,11 +54,11 @@ impl ArchiveMerge {
                 // Earlier records were already taken from the log itself.
                 while self.take_if(|next| next <= after).await.is_some() {}
             }
-            Err(why) => {
+            Err(failure) => {
                 let tree = archived.tree.unwrap_or_default();
                 match store.find_removal(&tree).await {
                     Ok(Some(_)) => reading.add_removed(cycle),
-                    _ => reading.add_unreadable(cycle, &why),
+                    _ => reading.add_unreadable(cycle, &failure.why),
                 }
             }
         }
