@@ -91,11 +91,20 @@ async fn forward_response(
 /// two pieces stays. Texts of the model cannot contain it: their quotes are escaped.
 fn name_channel(bytes: Bytes, channel: &RunId) -> Bytes {
     let name = format!(r#""model":"{MODEL_ALIAS}""#);
-    let Ok(text) = std::str::from_utf8(&bytes) else { return bytes };
-    if !text.contains(&name) {
+    let own_name = format!(r#""model":"{channel}""#);
+    // A piece may begin and end within a character.
+    let mut named = Vec::new();
+    let mut rest = &bytes[..];
+    while let Some(at) = rest.windows(name.len()).position(|part| part == name.as_bytes()) {
+        named.extend_from_slice(&rest[..at]);
+        named.extend_from_slice(own_name.as_bytes());
+        rest = &rest[at + name.len()..];
+    }
+    if named.is_empty() {
         return bytes;
     }
-    text.replace(&name, &format!(r#""model":"{channel}""#)).into()
+    named.extend_from_slice(rest);
+    named.into()
 }
 
 async fn refuse_answer(answer: &AnswerSender, error: &reqwest::Error) -> Result<(), ServingClosed> {
@@ -131,5 +140,9 @@ mod tests {
         let expected = r#"{"model":"stable","text":"\"model\":\"flotilla-channel\""}"#;
         assert_eq!(named(answer), expected);
         assert_eq!(named(r#"{"a":1}"#), r#"{"a":1}"#);
+        // The first byte of a character, whose second one is in the next piece.
+        let cut = |text: &str| [text.as_bytes(), b"\xc3"].concat();
+        let piece = name_channel(cut(r#"{"model":"flotilla-channel","a":""#).into(), &channel);
+        assert_eq!(piece, cut(r#"{"model":"stable","a":""#));
     }
 }
