@@ -12,13 +12,20 @@ use anyhow::Context;
 use bus::{AnswerPart, AnswerSender, Bus, LogEvent, ServingMessage, ServingRequest};
 use futures::{StreamExt, stream::BoxStream};
 use store::{FileCache, Store};
-use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
+use tokio::{
+    sync::mpsc,
+    task::AbortHandle,
+    time::{Instant, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
 use wire::{AgentId, FactBody, FactKey, Pool, Record, RunId, v1};
 
 use crate::{
     forwarding,
     model_process::{ModelFiles, ModelProcess, ProcessSettings},
-    placement::{ChannelModel, ServedModels, ServingAgents, assign_models, have_same_weights},
+    placement::{
+        ChannelModel, ServedModels, ServingAgents, assign_models, have_same_weights, is_replaced,
+    },
     serving_engine::ServingEngine,
 };
 
@@ -99,8 +106,8 @@ pub async fn serve_channels(
 
 /// A message from a task that loads the models of a base.
 enum LoadEvent {
-    /// The files are converted; a process whose memory is needed may end now.
-    Prepared(String),
+    /// The files are converted; the processes of these bases, which are in the way, may end now.
+    Prepared(Vec<String>),
     /// The process, or the reason of its failure.
     Ended(String, ServedModels, Box<anyhow::Result<ModelProcess>>),
 }
@@ -226,21 +233,22 @@ impl ChannelServer {
             self.processes.keys().filter(|base| self.is_needed(base, &wanted)).cloned().collect();
         self.processes.retain(|base, _| kept.contains(base));
         // An agent that failed stays last in the choice until the channel moves.
-        let moves = &self.moves;
+        let (moves, pool) = (&self.moves, &self.config.pool);
         self.failures.retain(|_, failure| {
-            failure.models.iter().all(|(channel, model)| model.is_named_by(moves.get(channel)))
+            let mut models = failure.models.iter();
+            models.all(|(channel, model)| model.is_served_by(moves.get(channel), pool))
         });
         if self.loading.is_some() {
             return;
         }
-        let due = wanted.into_iter().find(|(base, models)| {
-            let loaded = self.processes.get(base);
+        let due = wanted.iter().find(|(base, models)| {
+            let loaded = self.processes.get(*base);
             let is_loaded = loaded.is_some_and(|it| have_same_weights(&it.process.models, models));
-            let waits = self.failures.get(base).is_some_and(LoadFailure::is_waiting);
+            let waits = self.failures.get(*base).is_some_and(LoadFailure::is_waiting);
             !is_loaded && !waits
         });
         if let Some((base, models)) = due {
-            self.start_load(base, models);
+            self.start_load(base.clone(), models.clone(), &wanted);
         }
     }
 
@@ -284,7 +292,12 @@ impl ChannelServer {
         old.process.models.keys().any(is_pending)
     }
 
-    fn start_load(&mut self, base: String, models: ServedModels) {
+    fn start_load(
+        &mut self,
+        base: String,
+        models: ServedModels,
+        wanted: &BTreeMap<String, ServedModels>,
+    ) {
         self.process_count += 1;
         self.loading = Some(base.clone());
         let settings = ProcessSettings {
@@ -293,20 +306,29 @@ impl ChannelServer {
             context: self.config.context,
             directory: self.config.directory.join(self.process_count.to_string()),
         };
-        // Without memory for both, the old process ends first, but not before the files are ready.
-        let in_the_way = self.processes.get(&base).filter(|old| !old.process.has_room_for_second());
-        let gone = in_the_way.map(|old| old.process.ended().clone());
+        // Without memory for both, an old process ends first, but not before the files are ready.
+        let in_the_way = self.processes.iter().filter(|(name, old)| {
+            is_replaced((name, &old.process.models), (&base, &models), wanted)
+                && !old.process.has_room_for_second()
+        });
+        let (old, gone): (Vec<String>, Vec<CancellationToken>) =
+            in_the_way.map(|(name, old)| (name.clone(), old.process.ended().clone())).unzip();
         let (files, loaded) = (self.files.clone(), self.loaded.clone());
         tokio::spawn(async move {
-            let (wanted, events, name) = (models.clone(), loaded.clone(), base.clone());
+            let (wanted, events) = (models.clone(), loaded.clone());
             let load = tokio::spawn(async move {
                 let files = fetch_files(&files, &wanted).await?;
                 let room = async move {
-                    let Some(gone) = gone else { return };
+                    if old.is_empty() {
+                        return;
+                    }
                     // The receiver is gone if the agent stops.
-                    let _ = events.send(LoadEvent::Prepared(name)).await;
-                    // If it does not end, the new one may fail, and is tried again.
-                    let _ = tokio::time::timeout(END_LIMIT, gone.cancelled()).await;
+                    let _ = events.send(LoadEvent::Prepared(old)).await;
+                    let until = Instant::now() + END_LIMIT;
+                    for gone in gone {
+                        // If it does not end, the new one may fail, and is tried again.
+                        let _ = timeout_at(until, gone.cancelled()).await;
+                    }
                 };
                 ModelProcess::start(settings, wanted, files, room).await
             });
@@ -317,8 +339,8 @@ impl ChannelServer {
 
     fn handle_load(&mut self, event: LoadEvent) {
         let (base, models, outcome) = match event {
-            LoadEvent::Prepared(base) => {
-                self.processes.remove(&base);
+            LoadEvent::Prepared(old) => {
+                self.processes.retain(|base, _| !old.contains(base));
                 return;
             }
             LoadEvent::Ended(base, models, outcome) => (base, models, *outcome),
@@ -443,7 +465,9 @@ impl ChannelServer {
                     refuse(&answer).await;
                 }
                 Ok(Some(cancel)) => self.handle_message(cancel),
-                Ok(None) | Err(_) => {}
+                // The connection is closed, so no part of an answer can be sent.
+                Ok(None) => break,
+                Err(_) => {}
             }
         }
         for open in self.active.values().filter(|it| is_open(it)) {
@@ -454,7 +478,7 @@ impl ChannelServer {
         self.processes.clear();
         for ended in ended {
             // Its socket is removed when it ends; the kernel ends it in any case.
-            let _ = tokio::time::timeout_at(until, ended.cancelled()).await;
+            let _ = timeout_at(until, ended.cancelled()).await;
         }
     }
 }

@@ -21,6 +21,16 @@ impl ChannelModel {
             found.base.as_ref() == Some(&self.base) && found.adapter == self.adapter
         })
     }
+
+    /// Returns true if a move names these weights and has agents of this pool serve them.
+    pub(crate) fn is_served_by(
+        &self,
+        newest: Option<&(u64, v1::ChannelMove)>,
+        pool: &Pool,
+    ) -> bool {
+        let serving = newest.and_then(|(_, found)| found.serving.as_ref());
+        self.is_named_by(newest) && serving.is_some_and(|it| it.pool == pool.as_str())
+    }
 }
 
 /// The channels of one base, by name, which one process serves.
@@ -36,6 +46,17 @@ pub(crate) fn have_same_weights(one: &ServedModels, other: &ServedModels) -> boo
         models.iter().map(of).collect::<Vec<_>>()
     };
     weights(one) == weights(other)
+}
+
+/// Returns true if the process of the base `old` is there only until the process of the base `new`
+/// has loaded `models`: it has the same base, or models of the same channels and no wanted ones.
+pub(crate) fn is_replaced(
+    (old, old_models): (&str, &ServedModels),
+    (new, models): (&str, &ServedModels),
+    wanted: &BTreeMap<String, ServedModels>,
+) -> bool {
+    let has_moved = || models.keys().any(|channel| old_models.contains_key(channel));
+    old == new || (!wanted.contains_key(old) && has_moved())
 }
 
 /// The agents of a pool that can serve, with the channels that they failed to load.
@@ -127,6 +148,38 @@ mod tests {
             ["a", "b", "c", "d"].into_iter().filter(|name| *name != before[0]).collect();
         let after = serving(2, &left);
         assert!(after.contains(&before[1]) && after.len() == 2, "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn a_failure_counts_until_the_channel_is_moved_or_not_served_here_any_more() {
+        let pool: Pool = "default".parse().unwrap();
+        let found = channel_move("default", 1, "m");
+        let model = ChannelModel { number: 1, base: found.base.clone().unwrap(), adapter: None };
+        let is_served = |newest| model.is_served_by(Some(&(2, newest)), &pool);
+        assert!(is_served(found.clone()));
+        assert!(!is_served(channel_move("default", 1, "n")));
+        assert!(!is_served(channel_move("other", 1, "m")));
+        assert!(!is_served(v1::ChannelMove { serving: None, ..found }));
+        assert!(!model.is_served_by(None, &pool));
+    }
+
+    #[test]
+    fn a_process_is_replaced_by_one_of_its_base_or_with_its_channels() {
+        let models = |channels: &[&str]| -> ServedModels {
+            let base = v1::Tree::default();
+            let model = ChannelModel { number: 1, base, adapter: None };
+            channels.iter().map(|name| (name.parse().unwrap(), model.clone())).collect()
+        };
+        let wanted = |bases: &[(&str, &[&str])]| -> BTreeMap<String, ServedModels> {
+            bases.iter().map(|(base, names)| ((*base).to_owned(), models(names))).collect()
+        };
+        let (one, both) = (models(&["a"]), models(&["a", "b"]));
+        let moved = wanted(&[("n", &["a"])]);
+        assert!(is_replaced(("m", &one), ("m", &both), &wanted(&[("m", &["a", "b"])])));
+        assert!(is_replaced(("m", &one), ("n", &one), &moved), "the channel has another base");
+        assert!(!is_replaced(("m", &models(&["c"])), ("n", &one), &moved));
+        let both_wanted = wanted(&[("m", &["b"]), ("n", &["a"])]);
+        assert!(!is_replaced(("m", &both), ("n", &one), &both_wanted), "it serves another one");
     }
 
     #[test]
