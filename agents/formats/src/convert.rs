@@ -26,7 +26,7 @@ pub(crate) use rows::deinterleave_rows;
 pub(crate) use tensor_mapping::{TensorMapping, map_tensors};
 pub(crate) use tensor_names::ROPE_FACTORS;
 pub use tokenizer::has_byte_level_tokenizer;
-pub(crate) use tokenizer::{kind as token_kind, pre_tokenizer_json};
+pub(crate) use tokenizer::{SPECIAL_TOKENS, kind as token_kind, pre_tokenizer_json};
 
 /// A callback that receives the bytes written and the total.
 pub type ConvertProgress<'a> = dyn FnMut(u64, u64) + 'a;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::ModelConfig;
 use crate::convert::{self, TensorMapping};
-use crate::gguf::{GgmlType, GgufError, GgufFile, q8_0};
+use crate::gguf::{GgmlType, GgufError, GgufFile, GgufValue, q8_0};
 use crate::{FloatDtype, ModelConfigError};
 
 /// The reason why a GGUF file cannot be used as a model.
@@ -112,6 +112,17 @@ impl GgufModel {
     /// that is not in NFC is tokenized as llama.cpp does it.
     pub fn tokenizer_json(&self) -> Result<String, GgufModelError> {
         tokenizer::build_tokenizer(&self.file, &self.config).map(|json| json.to_string())
+    }
+
+    /// Returns the chat template, if the file has one.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.file.find_field("tokenizer.chat_template").and_then(GgufValue::as_str)
+    }
+
+    /// Returns the texts of the special tokens by the names that chat templates use, such as
+    /// `bos_token`.
+    pub fn special_tokens(&self) -> BTreeMap<String, String> {
+        tokenizer::special_tokens(&self.file)
     }
 }
 

@@ -10,7 +10,7 @@ mod turn_texts;
 
 use std::path::Path;
 
-use formats::{ModelConfigError, ModelOutline};
+use formats::{GgufModel, GgufModelError, ModelConfigError, ModelOutline, is_gguf};
 use minijinja::{Environment, Value, context};
 
 use self::{
@@ -57,6 +57,8 @@ pub enum TemplateError {
     Tokens(#[from] SpecialTokensError),
     #[error(transparent)]
     Config(#[from] ModelConfigError),
+    #[error(transparent)]
+    Gguf(#[from] GgufModelError),
 }
 
 /// The reason why a conversation cannot be rendered.
@@ -106,18 +108,26 @@ pub enum ChatError {
 const SHOWN_CHARS: usize = 60;
 
 impl ChatTemplate {
-    /// Reads a model's directory, which may contain only the small files. Templates see the time
-    /// that `clock` returns.
+    /// Reads a GGUF file, or a model's directory, which may contain only the small files. Templates
+    /// see the time that `clock` returns.
     ///
     /// # Errors
-    /// The directory has no template, or one that cannot be used.
+    /// The model has no template, or one that cannot be used.
     pub fn load(
-        dir: &Path,
+        model: &Path,
         clock: impl Fn() -> jiff::Zoned + Send + Sync + 'static,
     ) -> Result<Self, TemplateError> {
-        let (tokens, text) = SpecialTokens::load(dir)?;
-        let text = text.ok_or(TemplateError::None)?;
-        let ids = ModelOutline::from_dir(dir)?.eos_tokens;
+        let (tokens, text, ids) = if is_gguf(model) {
+            let file = GgufModel::open(model)?;
+            let text = file.chat_template().ok_or(TemplateError::None)?.to_owned();
+            let (names, json) = (file.special_tokens(), file.tokenizer_json()?);
+            let tokens = SpecialTokens::from_gguf(model, names, &json)?;
+            (tokens, text, file.model_config().eos_tokens.clone())
+        } else {
+            let (tokens, text) = SpecialTokens::load(model)?;
+            let text = text.ok_or(TemplateError::None)?;
+            (tokens, text, ModelOutline::from_dir(model)?.eos_tokens)
+        };
         let end = ids.first().and_then(|id| tokens.token_text(*id)).unwrap_or_default().to_owned();
         let stops = ids.iter().filter_map(|id| tokens.token_text(*id)).map(str::to_owned).collect();
         let environment = jinja::build_environment(&text, clock).map_err(TemplateError::Syntax)?;

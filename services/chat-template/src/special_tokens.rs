@@ -1,5 +1,5 @@
-//! The special tokens in a tokenizer's files: their names for templates, the token that the
-//! tokenizer prepends to every text, and the added tokens by id.
+//! The special tokens in a tokenizer's files, or in a GGUF file: their names for templates, the token
+//! that the tokenizer prepends to every text, and the added tokens by id.
 
 use std::{
     collections::BTreeMap,
@@ -43,20 +43,28 @@ impl SpecialTokens {
         let named = names.iter().chain(&settings).filter(|(name, _)| name.ends_with("_token"));
         let named =
             named.filter_map(|(name, token)| Some((name.clone(), token_content(token)?.into())));
+        Ok((Self::from_tokenizer(named.collect(), &tokenizer), template))
+    }
+
+    /// Joins named tokens with those of the `tokenizer.json` of a GGUF file.
+    pub(crate) fn from_gguf(
+        path: &Path,
+        by_name: BTreeMap<String, String>,
+        tokenizer_json: &str,
+    ) -> Result<Self, SpecialTokensError> {
+        let wrong = |source| SpecialTokensError::Json { path: path.to_owned(), source };
+        let tokenizer: Map<String, Value> = serde_json::from_str(tokenizer_json).map_err(wrong)?;
+        Ok(Self::from_tokenizer(by_name, &tokenizer))
+    }
+
+    fn from_tokenizer(by_name: BTreeMap<String, String>, tokenizer: &Map<String, Value>) -> Self {
         let added = tokenizer.get("added_tokens").and_then(Value::as_array);
         let added = added.into_iter().flatten().filter_map(|token| {
             let id = u32::try_from(token["id"].as_u64()?).ok()?;
             Some((id, token["content"].as_str()?.to_owned()))
         });
-        let beginning = tokenizer.get("post_processor").and_then(find_prepended_token);
-        Ok((
-            Self {
-                by_name: named.collect(),
-                prepended_token: beginning,
-                added_tokens: added.collect(),
-            },
-            template,
-        ))
+        let prepended_token = tokenizer.get("post_processor").and_then(find_prepended_token);
+        Self { by_name, prepended_token, added_tokens: added.collect() }
     }
 
     pub(crate) fn token_text(&self, id: u32) -> Option<&str> {

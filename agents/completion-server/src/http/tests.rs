@@ -183,6 +183,21 @@ async fn a_conversation_is_written_with_the_model_s_template() {
     assert_eq!(texts.collect::<String>(), choice["message"]["content"].as_str().unwrap());
 }
 
+#[test]
+fn a_gguf_file_has_the_chat_template_of_its_source() {
+    let set = golden::small_set();
+    let messages = json!([{ "role": "user", "content": "2+2=" }]);
+    let messages: Vec<chat_template::ChatMessage> = serde_json::from_value(messages).unwrap();
+    for name in ["qwen2-tiny", "llama-tiny"] {
+        let file = set.root.join("gguf").join(name).with_extension("gguf");
+        let [of_file, of_directory] = [file, set.model_path(name)].map(|model| {
+            let template = chat_template::ChatTemplate::load(&model, jiff::Zoned::now).unwrap();
+            template.render_prompt(&messages).unwrap()
+        });
+        assert_eq!(of_file, of_directory, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn a_stop_text_ends_an_answer() {
     let server = TestServer::start().await;

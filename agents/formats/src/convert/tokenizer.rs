@@ -7,6 +7,7 @@ mod sentence_piece;
 mod special_tokens;
 
 pub(crate) use byte_level::pre_tokenizer_json;
+pub(crate) use special_tokens::SPECIAL_TOKENS;
 
 use std::path::{Path, PathBuf};
 

@@ -1,11 +1,12 @@
 //! Builds the `tokenizer.json` of a byte-level BPE tokenizer from the fields of a GGUF file.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value as Json, json};
 
 use super::GgufModelError;
 use crate::ModelConfig;
-use crate::convert::pre_tokenizer_json;
-use crate::convert::token_kind as kind;
+use crate::convert::{SPECIAL_TOKENS, pre_tokenizer_json, token_kind as kind};
 use crate::gguf::{GgufFile, GgufValue};
 
 pub(super) fn build_tokenizer(
@@ -59,6 +60,18 @@ pub(super) fn build_tokenizer(
             "ignore_merges": ignore_merges, "vocab": vocab, "merges": merges,
         },
     }))
+}
+
+/// Returns the texts of the special tokens by Hugging Face's names, such as `bos_token`.
+pub(super) fn special_tokens(file: &GgufFile) -> BTreeMap<String, String> {
+    let tokens = file.find_field("tokenizer.ggml.tokens").and_then(GgufValue::as_strings);
+    let tokens = tokens.unwrap_or_default();
+    let find = |(name, field): (&str, &str)| {
+        let id = file.find_field(&format!("tokenizer.{field}")).and_then(GgufValue::as_u64)?;
+        let text = tokens.get(usize::try_from(id).ok()?)?;
+        Some((format!("{name}_token"), text.clone()))
+    };
+    SPECIAL_TOKENS.into_iter().filter_map(find).collect()
 }
 
 /// Puts added tokens into both, because their ids follow from the vocabulary.

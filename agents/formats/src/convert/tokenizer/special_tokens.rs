@@ -11,7 +11,7 @@ use crate::gguf::GgufValue;
 
 /// Hugging Face's names of special tokens and llama.cpp's fields for their ids. The misspelling of
 /// `seperator` is llama.cpp's.
-const SPECIAL_TOKENS: [(&str, &str); 5] = [
+pub(crate) const SPECIAL_TOKENS: [(&str, &str); 5] = [
     ("bos", "ggml.bos_token_id"),
     ("eos", "ggml.eos_token_id"),
     ("unk", "ggml.unknown_token_id"),
