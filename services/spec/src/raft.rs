@@ -192,9 +192,12 @@ impl RaftSpec {
         );
         ensure_field(self.training.across.is_none() || fits, "raft.training.across", remedy)?;
         let has_curriculum = self.curriculum != CurriculumSpec::default();
+        let [compares, mixes] = self.selection.reads_rewards();
         for (field, is_set, judged) in [
             ("raft.heldout", self.heldout.is_some(), "the samples of these prompts"),
             ("raft.curriculum", has_curriculum, "the samples that show how hard a prompt is"),
+            ("raft.selection.min_reward", compares, "samples: without it, all have equal rewards"),
+            ("raft.selection.mixed", mixes, "samples: without it, none passes or fails"),
         ] {
             let remedy = format!("needs `raft.verifier`, which judges {judged}");
             ensure_field(!is_set || self.verifier.is_some(), field, remedy)?;

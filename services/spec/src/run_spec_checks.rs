@@ -313,6 +313,9 @@ raft:
             ),
             ("  objective: ssd\n  heldout: a.jsonl", "raft.heldout"),
             ("  objective: ssd\n  curriculum: { budget: { max: 16 } }", "raft.curriculum"),
+            ("  objective: ssd\n  selection: { min_reward: 1 }", "raft.selection.min_reward"),
+            ("  objective: ssd\n  selection: { adaptive: {} }", "raft.selection.min_reward"),
+            ("  objective: ssd\n  selection: { mixed: true }", "raft.selection.mixed"),
         ];
         let head = RAFT.split("  verifier").next().unwrap();
         for (tail, field) in cases {

@@ -173,6 +173,13 @@ impl SelectionSpec {
         }
     }
 
+    /// Returns whether the section has a least reward of its own, and whether it chooses prompts by
+    /// passing and failing samples.
+    pub(crate) fn reads_rewards(&self) -> [bool; 2] {
+        let default = Self::default().min_reward;
+        [self.min_reward != default || self.adaptive.is_some(), self.to_proto().mixed]
+    }
+
     /// Converts the section to its form in the `spec` fact, with the values of the first cycle and
     /// the defaults of its strategy.
     pub fn to_proto(&self) -> v1::Selection {
