@@ -16,6 +16,9 @@ use crate::{
     text_table::read_text_table,
 };
 
+/// Programs of Windows write it before a text.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// The rows of a data file as JSON lines. The number of a line is that of the line or the row in
 /// the file, so lines may be blank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +52,10 @@ impl JsonRows {
     /// # Errors
     /// The file is damaged, exceeds a limit, or has rows that JSON cannot express.
     pub fn read(name: &str, bytes: &Bytes, limits: &DataLimits) -> Result<Self, DataFileError> {
-        let bytes = decompress_gzip(bytes, limits)?;
+        let mut bytes = decompress_gzip(bytes, limits)?;
+        if bytes.starts_with(BYTE_ORDER_MARK) {
+            bytes = bytes.slice(BYTE_ORDER_MARK.len()..);
+        }
         let mut writer = LineWriter::new(*limits);
         let has_lines = match FileFormat::detect(name, &bytes) {
             FileFormat::JsonLines => return Ok(bytes.into()),

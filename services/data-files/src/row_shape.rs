@@ -145,7 +145,8 @@ fn convert_alpaca(row: &mut Map<String, Value>, purpose: DataPurpose) -> Convers
 /// Renames the parts of a conversation and its roles.
 fn convert_sharegpt(row: &mut Map<String, Value>, purpose: DataPurpose) -> Conversion {
     const COLUMNS: [&str; 2] = ["conversations", "conversation"];
-    let column = COLUMNS.into_iter().find(|name| row.contains_key(*name)).unwrap_or(COLUMNS[0]);
+    let has = |name: &&str| row.get(*name).is_some_and(|turns| !turns.is_null());
+    let column = COLUMNS.into_iter().find(has).unwrap_or(COLUMNS[0]);
     let Some(Value::Array(turns)) = row.remove(column) else {
         let problem = "must be a list such as [{\"from\": \"human\", \"value\": \"2+2=\"}]";
         return Err((column, problem.to_owned()));
@@ -302,6 +303,11 @@ mod tests {
                 json!({"conversations": [turn("human", "2+2="), turn("gpt", "4")], "system": "S"}),
                 json!({"messages": [message("system", "S"), user, right]}),
                 json!({"messages": [message("system", "S"), user], "answer": "4"}),
+            ),
+            (
+                json!({"conversations": null, "conversation": [turn("human", "2+2=")]}),
+                json!({"conversations": null, "messages": [user]}),
+                json!({"conversations": null, "messages": [user]}),
             ),
             (
                 json!({"messages": conversation}),

@@ -9,7 +9,6 @@ use wire::RowPlace;
 use crate::{error::DataFileError, line_writer::LineWriter};
 
 pub(crate) const COLUMNS_MAX: usize = 1000;
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Writes each row to the line on which it begins in the file. An empty cell is left out, as if
 /// there were no such field, and so is a column without a name: the numbers that pandas writes.
@@ -19,7 +18,6 @@ pub(crate) fn read_text_table(
     writer: &mut LineWriter,
 ) -> Result<(), DataFileError> {
     wire::decode_text(bytes)?;
-    let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
     let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
     let header = reader.headers().map_err(|error| table_error(&error, 1))?.clone();
     check_header(&header)?;

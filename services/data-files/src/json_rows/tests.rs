@@ -233,6 +233,15 @@ fn a_declared_number_of_rows_is_not_believed() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_the_first_row() {
+    for (name, text) in
+        [("t.jsonl", "\u{feff}{\"prompt\": \"a\"}\n"), ("t.json", "\u{feff}[{\"prompt\": \"a\"}]")]
+    {
+        assert_eq!(read(name, text.as_bytes()).unwrap()[0].1, json!({"prompt": "a"}), "{name}");
+    }
+}
+
+#[test]
 fn csv_rows_have_the_lines_of_the_file() {
     let table = "\u{feff}prompt,answer,note\r\n\"1+1\n=\",2,\r\n\r\n\"say \"\"hi\"\"\",,x\r\n";
     let rows = read("t.csv", table.as_bytes()).unwrap();
