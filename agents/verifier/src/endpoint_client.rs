@@ -2,12 +2,22 @@
 
 use std::{sync::OnceLock, time::Duration};
 
+use reqwest::StatusCode;
 use tokio::runtime::{self, Runtime};
 
 use crate::judge_result::JudgeResult;
 
 /// Shorter than the keep-alive of common servers: 5 s for uvicorn, which vLLM uses.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The pause before a request is repeated doubles up to the second one.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Returns true for the status of a server that asks to come back.
+pub(crate) fn is_busy(status: StatusCode) -> bool {
+    [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status)
+}
 
 /// A client whose connections outlive a request. It is started by the first request.
 #[derive(Debug, Default)]

@@ -10,23 +10,20 @@ use std::{
 };
 
 use bounded_http::BoundedResponse;
-use reqwest::StatusCode;
 use tokio::time::Instant;
 use wire::v1::verifier::Http;
 
 use crate::{
     calls::VerifyItem,
-    endpoint_client::{EndpointClient, EndpointError, KeyVariable},
+    endpoint_client::{
+        EndpointClient, EndpointError, FIRST_PAUSE, KeyVariable, PAUSE_MAX, is_busy,
+    },
     host_process::OUTPUT_BYTES_MAX,
     judge_result::JudgeResult,
     plugin_answer,
 };
 
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
-
-/// The pause before a request is repeated doubles up to the second one.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 const EXCERPT_CHARS_MAX: usize = 200;
 
@@ -169,9 +166,7 @@ impl HttpVerifier {
         }
         let excerpt: String =
             String::from_utf8_lossy(&body).trim().chars().take(EXCERPT_CHARS_MAX).collect();
-        let is_busy =
-            [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status);
-        let outage = is_busy.then_some(Outage::Busy);
+        let outage = is_busy(status).then_some(Outage::Busy);
         Err(FailedRequest { outage, ..failed(format!("{status}: {excerpt}")) })
     }
 }

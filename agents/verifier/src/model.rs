@@ -6,11 +6,14 @@ use std::time::Duration;
 use bounded_http::BoundedResponse;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use wire::v1::verifier::LlmJudge;
 
 use crate::{
     calls::VerifyItem,
-    endpoint_client::{EndpointClient, EndpointError, KeyVariable},
+    endpoint_client::{
+        EndpointClient, EndpointError, FIRST_PAUSE, KeyVariable, PAUSE_MAX, is_busy,
+    },
     judge::find_document,
     judge_result::JudgeResult,
 };
@@ -67,7 +70,7 @@ impl ModelJudge {
         }
     }
 
-    /// Returns the body of a successful answer.
+    /// Returns the body of a successful answer. Repeats the request while the endpoint is busy.
     async fn request_grade(
         &self,
         client: reqwest::Client,
@@ -80,25 +83,34 @@ impl ModelJudge {
             ("{answer}", item.answer.as_deref().unwrap_or_default()),
         ];
         let content = wire::fill_template(&self.prompt, &values);
-        let body = json!({
+        let asked = json!({
             "model": self.model,
             "temperature": 0,
             "messages": [{ "role": "user", "content": content }],
         });
-        let mut request = client.post(&self.url).timeout(self.timeout);
-        if let Some(key) = &self.key {
-            request = key.add_key(request)?;
+        let (asked, deadline) = (asked.to_string(), Instant::now() + self.timeout);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut request = client.post(&self.url).timeout(left);
+            if let Some(key) = &self.key {
+                request = key.add_key(request)?;
+            }
+            let request = request.header("content-type", "application/json").body(asked.clone());
+            let response = bounded_http::send_request(request, |_| ANSWER_BYTES_MAX).await;
+            let BoundedResponse { status, body } = response?;
+            let bytes = body.ok_or_else(|| "its answer is too long".to_owned())?;
+            if status.is_success() {
+                return Ok(bytes);
+            }
+            if !is_busy(status) || Instant::now() + pause >= deadline {
+                let text = String::from_utf8_lossy(&bytes);
+                let excerpt: String = text.trim().chars().take(EXCERPT_CHARS_MAX).collect();
+                return Err(format!("{status}: {excerpt}").into());
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
         }
-        let request = request.header("content-type", "application/json").body(body.to_string());
-        let response = bounded_http::send_request(request, |_| ANSWER_BYTES_MAX).await;
-        let BoundedResponse { status, body } = response?;
-        let bytes = body.ok_or_else(|| "its answer is too long".to_owned())?;
-        if status.is_success() {
-            return Ok(bytes);
-        }
-        let excerpt: String =
-            String::from_utf8_lossy(&bytes).trim().chars().take(EXCERPT_CHARS_MAX).collect();
-        Err(format!("{status}: {excerpt}").into())
     }
 
     /// Requires a reward from 0 to 1.
@@ -179,6 +191,32 @@ mod tests {
         assert!(asked.contains("{answer} for 2+2") && !asked.contains("four"), "{asked}");
         let (result, _) = judge("200 OK", "```json\n{\"reward\": 0.25}\n```");
         assert_eq!((result.outcome, result.reward), (Outcome::Fail, 0.25));
+    }
+
+    #[test]
+    fn a_busy_endpoint_is_asked_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let served = std::thread::spawn(move || {
+            for (status, grade) in [("429 Busy", "{}"), ("200 OK", "{\"reward\": 1}")] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let (mut asked, mut part) = (String::new(), [0; 4096]);
+                while !asked.contains("THE END") {
+                    let length = stream.read(&mut part).unwrap();
+                    assert!(length > 0, "{asked}");
+                    asked.push_str(&String::from_utf8_lossy(&part[..length]));
+                }
+                let body = json!({ "choices": [{ "message": { "content": grade } }] }).to_string();
+                let head = format!("content-length: {}\r\nconnection: close", body.len());
+                let answer = format!("HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}");
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let prompt = "{completion} THE END".into();
+        let settings = LlmJudge { url, prompt, timeout_s: 20.0, ..LlmJudge::default() };
+        let result = ModelJudge::new(&settings).unwrap().judge_item(&VerifyItem::example_item());
+        assert_eq!(result.outcome, Outcome::Pass, "{result:?}");
+        served.join().unwrap();
     }
 
     #[test]
