@@ -65,10 +65,8 @@ impl CachedGguf {
 pub enum GgufCacheError {
     #[error("could not {doing} {path}")]
     File { doing: &'static str, path: PathBuf, source: io::Error },
-    #[error("could not convert {model} for llama.cpp")]
-    Convert { model: PathBuf, source: ConvertError },
-    #[error("convert the adapter {adapter} for llama.cpp")]
-    ConvertAdapter { adapter: PathBuf, source: ConvertError },
+    #[error("could not convert {path} for llama.cpp")]
+    Convert { path: PathBuf, source: ConvertError },
     #[error(transparent)]
     Converters(#[from] ConverterError),
 }
@@ -108,9 +106,8 @@ impl GgufCache {
             ModelConverter::Native => {
                 let name = cache_file_name(key, dtype.name(), GENERATION);
                 self.get_or_write(&name, bytes, progress, |partial, progress| {
-                    convert::convert_model(model, partial, dtype, progress).map_err(|source| {
-                        GgufCacheError::Convert { model: model.to_owned(), source }
-                    })
+                    convert::convert_model(model, partial, dtype, progress)
+                        .map_err(convert_error(model))
                 })
             }
             ModelConverter::Upstream(converters) => {
@@ -136,10 +133,7 @@ impl GgufCache {
         let upstream = match ModelConverter::choose(base, converters)? {
             ModelConverter::Native => {
                 let written = convert::convert_lora(base, adapter, converted, ConversionDtype::F32);
-                return written.map_err(|source| GgufCacheError::ConvertAdapter {
-                    adapter: adapter.to_owned(),
-                    source,
-                });
+                return written.map_err(convert_error(adapter));
             }
             ModelConverter::Upstream(upstream) => upstream,
         };
@@ -349,6 +343,11 @@ fn is_same_file(file: &File, path: &Path) -> bool {
 fn file_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> GgufCacheError {
     let path = path.to_owned();
     move |source| GgufCacheError::File { doing, path, source }
+}
+
+fn convert_error(path: &Path) -> impl FnOnce(ConvertError) -> GgufCacheError {
+    let path = path.to_owned();
+    move |source| GgufCacheError::Convert { path, source }
 }
 
 #[cfg(test)]
