@@ -14,6 +14,7 @@ mod offline;
 mod process_stats;
 mod role;
 mod worker;
+mod worker_call;
 
 pub use backend::{EvaluatorBackend, EvaluatorEngineChoice};
 pub use candle::measure_perplexity as measure_with_candle;

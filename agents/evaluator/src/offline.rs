@@ -1,16 +1,11 @@
 //! A measurement without a fleet, by a worker as an agent runs it.
 
-use std::ffi::OsString;
-
-use agent::{JobError, JobFault, WorkerLauncher, WorkerProcess};
-use futures::future::ready;
+use agent::WorkerLauncher;
 use wire::v1;
 
 use crate::{
-    backend::{CHUNK_TIMEOUT, CHUNK_TIMEOUT_MIN},
-    llama_cpp::LlamaCppEvaluator,
-    measurement::MeasurementInput,
-    messages::{MeasureAnswer, MeasureRequest},
+    llama_cpp::LlamaCppEvaluator, measurement::MeasurementInput, messages::MeasureRequest,
+    worker_call::call_worker,
 };
 
 /// A perplexity that a worker measured, and the cost of its process.
@@ -51,23 +46,13 @@ pub async fn measure_in_worker(
         chunks: to_u32(source.chunks),
         llama_cpp: llama_cpp.cloned(),
     };
-    let worker =
-        WorkerProcess::start(&launch.worker_command("eval", "eval", Vec::<OsString>::new()))?;
-    let mut patience = launch.silence_timeout(CHUNK_TIMEOUT, CHUNK_TIMEOUT_MIN);
-    let measured = worker.call_with_progress(&request, &mut patience, |_| ready(())).await;
-    match measured {
-        Ok(MeasureAnswer::Measured(measured)) => Ok(OfflineMeasurement {
-            perplexity: measured.perplexity,
-            mean_nll: measured.mean_nll,
-            tokens: measured.tokens,
-            engine: measured.engine,
-            canary: (measured.canary > 0.0).then_some(measured.canary),
-            process: measured.process,
-        }),
-        Ok(MeasureAnswer::Failed { message, .. }) => {
-            let failed = JobError::from_worker(JobFault::WorkFailed, message, &worker).await;
-            Err(failed.with_known_cause(&worker.read_kernel_log().await).into())
-        }
-        Err(error) => Err(JobError::from_model_worker(error, &worker).await.into()),
-    }
+    let measured = call_worker(launch, &request, |_| ()).await?;
+    Ok(OfflineMeasurement {
+        perplexity: measured.perplexity,
+        mean_nll: measured.mean_nll,
+        tokens: measured.tokens,
+        engine: measured.engine,
+        canary: (measured.canary > 0.0).then_some(measured.canary),
+        process: measured.process,
+    })
 }

@@ -1,20 +1,19 @@
 //! The agent's side: fetches the files, starts a new worker process for each suite, and writes the
 //! results.
 
-use std::{ffi::OsString, path::Path};
+use std::path::Path;
 
-use agent::{AgentRole, JobError, JobFault, LeasedJob, WorkerLauncher, WorkerProcess};
+use agent::{AgentRole, JobError, LeasedJob, WorkerLauncher};
 use anyhow::anyhow;
-use futures::future::{BoxFuture, FutureExt, ready};
+use futures::future::{BoxFuture, FutureExt};
 use tokio::sync::Semaphore;
 use wire::{FactBody, FactKey, SuiteName, WorkKind, v1};
 
 use crate::{
-    backend::{CHUNK_TIMEOUT, CHUNK_TIMEOUT_MIN, EvaluatorBackend},
+    backend::EvaluatorBackend,
     eval_history,
-    messages::{
-        MeasureAnswer, MeasureBlame, MeasureProgress, MeasureRequest, MeasureResult, TextFormat,
-    },
+    messages::{MeasureProgress, MeasureRequest, MeasureResult, TextFormat},
+    worker_call::call_worker,
 };
 
 /// The evaluator role of an agent. It runs one measurement at a time.
@@ -129,39 +128,14 @@ impl EvaluatorRole {
             },
         };
         check_engine(&self.backend, model).await?;
-        let command = self.launch.worker_command("eval", "eval", Vec::<OsString>::new());
         let span = job.start_shootdown_span();
-        let worker = WorkerProcess::start(&command)?;
-        let measured = worker
-            .call_with_progress(
-                &call,
-                &mut self.launch.silence_timeout(CHUNK_TIMEOUT, CHUNK_TIMEOUT_MIN),
-                |progress| {
-                    if let Ok(MeasureProgress { chunks, total, note }) =
-                        serde_json::from_value(progress)
-                    {
-                        let name = &suite.name;
-                        let note =
-                            if note.is_empty() { name.clone() } else { format!("{name}: {note}") };
-                        job.progress.set_progress(chunks, total, note);
-                    }
-                    ready(())
-                },
-            )
-            .await;
-        match measured {
-            Ok(MeasureAnswer::Measured(measured)) => Ok((*measured, span.finish_span())),
-            Ok(MeasureAnswer::Failed { blame, message }) => {
-                let fault = match blame {
-                    MeasureBlame::Content => JobFault::InvalidInput,
-                    MeasureBlame::Box => JobFault::HostUnfit,
-                    MeasureBlame::Work => JobFault::WorkFailed,
-                };
-                let failed = JobError::from_worker(fault, message, &worker).await;
-                Err(failed.with_known_cause(&worker.read_kernel_log().await))
-            }
-            Err(error) => Err(JobError::from_model_worker(error, &worker).await),
-        }
+        let show = |MeasureProgress { chunks, total, note }| {
+            let name = &suite.name;
+            let note = if note.is_empty() { name.clone() } else { format!("{name}: {note}") };
+            job.progress.set_progress(chunks, total, note);
+        };
+        let measured = call_worker(&self.launch, &call, show).await?;
+        Ok((measured, span.finish_span()))
     }
 }
 
