@@ -151,6 +151,9 @@ fn check_learning_spec(channel: &RunId, spec: &RunSpec) -> Result<(), LearnError
     if spec.base.channel.as_deref() != Some(channel.as_str()) {
         return refuse("base", format!("write `base: {{ channel: {channel} }}`"));
     }
+    if spec.sweep.is_some() {
+        return refuse("sweep", "leave it out: one run at a time learns from a channel".to_owned());
+    }
     let teacher = spec.raft.as_ref().and_then(|raft| raft.teacher.as_ref());
     let is_local = |name: &String| !name.starts_with("store:");
     if teacher.is_some_and(|teacher| teacher.model.as_ref().is_some_and(is_local)) {
@@ -185,6 +188,8 @@ raft: { prompts: 'feedback:stable', heldout: { share: 0.2 }, verifier: { numeric
         assert!(error.contains("promote: { channel: stable }"), "{error}");
         let error = check(&spec.replace("base: { channel: stable }", "base: { model: m }"));
         assert!(error.unwrap_err().contains("base: { channel: stable }"));
+        let error = check(&format!("{spec}sweep: {{ seed: [1, 2] }}\n")).unwrap_err();
+        assert!(error.starts_with("field sweep: ") && error.ends_with("(R102)"), "{error}");
         let error = check(&spec.replace("feedback:stable", "p.jsonl")).unwrap_err();
         assert!(error.contains("feedback:stable"), "{error}");
     }
