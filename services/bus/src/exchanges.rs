@@ -8,7 +8,7 @@
 //! flotilla-serving.kept.<channel>.<exchange>.feedback   the newest feedback replaces the last
 //! ```
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use async_nats::{
     HeaderMap, header,
@@ -35,6 +35,8 @@ pub const KEEP_DAYS_MAX: u32 = 365;
 const SECONDS_PER_DAY: u64 = 86_400;
 /// Beyond it, the oldest are deleted first.
 const MESSAGES_MAX: i64 = 100_000;
+/// Maximum bytes of messages in a list, which its reader holds in memory.
+const LISTED_BYTES_MAX: usize = 256 << 20;
 /// Longer conversations are not kept.
 pub const EXCHANGE_BYTES_MAX: usize = 64 << 10;
 
@@ -155,7 +157,8 @@ impl Bus {
         }
     }
 
-    /// Returns all messages about a channel's exchanges after a position, oldest first.
+    /// Returns the messages about a channel's exchanges after a position, oldest first. Of more than
+    /// 256 MiB, the oldest are left out.
     ///
     /// # Errors
     /// As [`Bus::read_exchange`].
@@ -167,11 +170,13 @@ impl Bus {
         let filters = vec![format!("{KEPT}.{channel}.*.*")];
         let open = |after| StreamTail::new(self, EXCHANGES.to_owned(), filters.clone(), after);
         let mut tail = open(after);
-        let mut messages = Vec::new();
+        let mut newest = NewestMessages::new(LISTED_BYTES_MAX);
         loop {
             match tail.next().await {
-                Ok(TailItem::CaughtUp) => return Ok(messages),
-                Ok(TailItem::Message(message)) => messages.extend(parse_message(message)),
+                Ok(TailItem::CaughtUp) => return Ok(newest.messages.into()),
+                Ok(TailItem::Message(message)) => {
+                    parse_message(message).into_iter().for_each(|message| newest.add(message));
+                }
                 Err(TailError::Request(error)) if error.has_server_code(code::STREAM_NOT_FOUND) => {
                     return Ok(Vec::new());
                 }
@@ -181,9 +186,31 @@ impl Bus {
                 // The stream was replaced.
                 Err(TailError::WentBack { .. }) => {
                     tail = open(0);
-                    messages.clear();
+                    newest = NewestMessages::new(LISTED_BYTES_MAX);
                 }
             }
+        }
+    }
+}
+
+/// The newest messages, up to a number of bytes.
+struct NewestMessages {
+    messages: VecDeque<ExchangeMessage>,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl NewestMessages {
+    fn new(bytes_max: usize) -> Self {
+        Self { messages: VecDeque::new(), bytes: 0, bytes_max }
+    }
+
+    fn add(&mut self, message: ExchangeMessage) {
+        self.bytes += message.payload.len();
+        self.messages.push_back(message);
+        while self.bytes > self.bytes_max {
+            let Some(oldest) = self.messages.pop_front() else { break };
+            self.bytes -= oldest.payload.len();
         }
     }
 }
@@ -211,4 +238,25 @@ fn parse_message(message: crate::tail_message::TailMessage) -> Option<ExchangeMe
     // The server leaves an empty message where one has expired.
     let payload = Some(message.payload).filter(|payload| !payload.is_empty())?;
     Some(ExchangeMessage { sequence, time_ms, exchange, part, payload })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_leaves_the_oldest_messages_out() {
+        let mut newest = NewestMessages::new(10);
+        for (sequence, bytes) in [(1, 4), (2, 4), (3, 4), (4, 1)] {
+            newest.add(ExchangeMessage {
+                sequence,
+                time_ms: 0,
+                exchange: "e".into(),
+                part: ExchangePart::Answer,
+                payload: vec![0; bytes].into(),
+            });
+        }
+        let kept: Vec<u64> = newest.messages.iter().map(|message| message.sequence).collect();
+        assert_eq!((kept, newest.bytes), (vec![2, 3, 4], 9));
+    }
 }
