@@ -11,7 +11,7 @@ use regex::Regex;
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-use crate::{methods::call_method, paid_text::PaidText};
+use crate::{methods::call_method, namespaces::check_namespaces, paid_text::PaidText};
 
 pub(crate) const TEMPLATE_NAME: &str = "chat_template";
 
@@ -29,6 +29,8 @@ pub(crate) fn build_environment(
 ) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+    let template = replace_generation_tags(template);
+    check_namespaces(&template, syntax.clone())?;
     environment.set_syntax(syntax);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
@@ -49,8 +51,7 @@ pub(crate) fn build_environment(
         let text = text.ok_or_else(|| wrong("the format is no text, or too long".to_owned()))?;
         jiff::fmt::strtime::format(text, &clock()).map_err(|error| wrong(error.to_string()))
     });
-    environment
-        .add_template_owned(TEMPLATE_NAME, replace_generation_tags(template).into_owned())?;
+    environment.add_template_owned(TEMPLATE_NAME, template.into_owned())?;
     Ok(environment)
 }
 

@@ -4,11 +4,12 @@
 mod jinja;
 mod messages;
 mod methods;
+mod namespaces;
 mod paid_text;
 mod special_tokens;
 mod turn_texts;
 
-use std::path::Path;
+use std::{io, panic::resume_unwind, path::Path, thread};
 
 use formats::{GgufModel, GgufModelError, ModelConfigError, ModelOutline, is_gguf};
 use minijinja::{Environment, Value, context};
@@ -84,6 +85,8 @@ pub enum ChatError {
     Unanswered,
     #[error("the base's chat template refuses it (D106)")]
     Refused(#[source] minijinja::Error),
+    #[error("start a thread to render a conversation")]
+    Thread(#[source] io::Error),
     #[error(
         "the base's chat template re-renders earlier turns once they are answered ({before:?} \
          becomes {answered:?}), so prompt and completion would not add up to the conversation; \
@@ -103,6 +106,10 @@ pub enum ChatError {
     )]
     Endless { end: String },
 }
+
+/// Values that nest as deeply as fuel allows are shown and dropped by recursion. Only what is used of
+/// the stack takes memory.
+const STACK_BYTES: usize = 1 << 30;
 
 /// Characters from the first difference of two texts.
 const SHOWN_CHARS: usize = 60;
@@ -208,7 +215,15 @@ impl ChatTemplate {
             ..Value::from_pairs(self.tokens.by_name.clone())
         };
         let template = self.environment.get_template(jinja::TEMPLATE_NAME);
-        template.and_then(|template| template.render(context)).map_err(ChatError::Refused)
+        let render = move || template.and_then(|template| template.render(context));
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().stack_size(STACK_BYTES);
+            let rendering = thread.spawn_scoped(scope, render).map_err(ChatError::Thread)?;
+            match rendering.join() {
+                Ok(rendered) => rendered.map_err(ChatError::Refused),
+                Err(panic) => resume_unwind(panic),
+            }
+        })
     }
 
     /// Removes the token that the tokenizer prepends to every text, so that it does not appear

@@ -285,6 +285,28 @@ fn a_text_that_grows_without_an_end_is_stopped_before_it_takes_the_memory() {
 }
 
 #[test]
+fn values_that_nest_deeply_do_not_overflow_the_stack() {
+    let render = |text: &str| {
+        let text = format!("{{% set ns = namespace(x=[]) %}}{text}");
+        ChatTemplate::load(model(&text, &json!(1), false).path(), noon)
+            .unwrap()
+            .render_messages(&[], false)
+    };
+    let nest = "{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let shown = render(&format!("{nest}{{{{ ns.x }}}}")).unwrap();
+    assert_eq!(shown.len(), 200_000);
+    assert_eq!(render(&format!("{nest}{{{{ ns.x == [] }}}}")).unwrap(), "False");
+    for text in ["{{ ns.x | tojson }}", nest, "{{ ns.x | string | length }}"] {
+        // In the end without fuel.
+        let rendered = render(&format!("{nest}{text}{nest}{nest}{nest}{nest}"));
+        assert!(matches!(rendered, Err(ChatError::Refused(_))), "{text}");
+    }
+    let text = "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}";
+    let refused = ChatTemplate::load(model(text, &json!(1), false).path(), noon).unwrap_err();
+    assert!(format!("{refused:?}").contains("the namespace ns is used as a value"), "{refused:?}");
+}
+
+#[test]
 fn observations_are_written_between_the_end_of_a_turn_and_the_next_answer() {
     let texts = chatml().render_turn_texts("tool").unwrap();
     assert_eq!(texts.before, "\n<|im_start|>tool\n");
