@@ -25,7 +25,7 @@ use serde::Serialize;
 use store::{
     PARTS_MAX, PIECE_BYTES_MAX, ReceiveError, RelativePath, SignedAction as What, StorageError,
     Store, StoreObjects,
-    door_protocol::{
+    proxy_protocol::{
         BeginUploadReply, CompleteUploadRequest, IDENTITY_HEADER, ListObjectsReply, PutPartReply,
         STORE_PATH, SignUrlReply,
     },

@@ -95,8 +95,8 @@ pub(crate) struct GatewayObjectStore {
 }
 
 impl GatewayObjectStore {
-    pub(crate) fn new(door: &GatewayStore) -> std::result::Result<Self, OpenError> {
-        Ok(Self { client: Arc::new(GatewayClient::new(door)?) })
+    pub(crate) fn new(gateway: &GatewayStore) -> std::result::Result<Self, OpenError> {
+        Ok(Self { client: Arc::new(GatewayClient::new(gateway)?) })
     }
 
     pub(crate) fn gateway_client(&self) -> &GatewayClient {
@@ -110,7 +110,7 @@ impl GatewayObjectStore {
 
 impl fmt::Debug for GatewayObjectStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DoorObjects").field(&self.client.base_url()).finish()
+        f.debug_tuple("GatewayObjects").field(&self.client.base_url()).finish()
     }
 }
 

@@ -43,7 +43,7 @@ pub use error::{
     StorageError,
 };
 pub use file_hashing::ByteProgress;
-pub use gateway_store::{GatewayStore, protocol as door_protocol};
+pub use gateway_store::{GatewayStore, protocol as proxy_protocol};
 pub use identity::Fingerprint;
 pub use leftovers::{LEFTOVER_AGE, UploadLeftovers};
 pub use limits::{OBJECT_BYTES_MAX, PARTS_MAX, PIECE_BYTES_MAX};

@@ -73,8 +73,8 @@ impl Store {
     }
 
     /// Opens a fleet's store through its gateway. Touches no network.
-    pub fn open_gateway(door: &GatewayStore) -> Result<Self, OpenError> {
-        Ok(Self { backend: Arc::new(backend::open_gateway(door)?) })
+    pub fn open_gateway(gateway: &GatewayStore) -> Result<Self, OpenError> {
+        Ok(Self { backend: Arc::new(backend::open_gateway(gateway)?) })
     }
 
     /// Returns the URL given to `open` without a slash at its end, or the gateway's URL of the
@@ -103,8 +103,8 @@ impl Store {
         let text = format!("check-{}-{now}", process::id());
         let key = Path::from(text.as_str());
         let fault = |source| self.backend.storage_error(&key, source);
-        if let Some(door) = &self.backend.gateway {
-            return Ok(door.check_access().await.map_err(fault)?);
+        if let Some(gateway) = &self.backend.gateway {
+            return Ok(gateway.check_access().await.map_err(fault)?);
         }
         let objects = &self.backend.objects;
         objects.put(&key, text.clone().into()).await.map_err(fault)?;

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
-use store::door_protocol::STORE_PATH;
+use store::proxy_protocol::STORE_PATH;
 use tokio::{
     sync::oneshot,
     time::{Sleep, sleep},

@@ -9,7 +9,7 @@ use axum::http::{
 use percent_encoding::percent_decode_str;
 use store::{
     PARTS_MAX, PartPosition, RelativePath,
-    door_protocol::{RELAY_HEADER, STORE_PATH},
+    proxy_protocol::{RELAY_HEADER, STORE_PATH},
 };
 use url::form_urlencoded;
 

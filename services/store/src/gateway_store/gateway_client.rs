@@ -44,7 +44,7 @@ const RELAY_DURATION: Duration = Duration::from_secs(300);
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 32 << 20;
 const MESSAGE_BYTES_MAX: usize = 4096;
-const STORE_NAME: &str = "door";
+const STORE_NAME: &str = "gateway";
 
 #[derive(Debug)]
 pub(crate) struct GatewayClient {
@@ -153,8 +153,8 @@ impl Resolve for GatewayHosts {
 }
 
 impl GatewayClient {
-    pub(super) fn new(door: &GatewayStore) -> std::result::Result<Self, OpenError> {
-        let url = door.store_url();
+    pub(super) fn new(gateway: &GatewayStore) -> std::result::Result<Self, OpenError> {
+        let (url, bearer) = (gateway.store_url(), gateway.bearer.clone());
         let refused = |reason: String| OpenError::Url { url: url.clone(), reason };
         let settings = |source: Box<dyn StdError + Send + Sync>| OpenError::Settings {
             url: url.clone(),
@@ -163,7 +163,7 @@ impl GatewayClient {
         let address = Url::parse(&url).map_err(|error| refused(error.to_string()))?;
         let mut base = address;
         let builder = client_builder().redirect(Policy::none()).no_proxy();
-        let builder = match &door.ca {
+        let builder = match &gateway.ca {
             None => builder.http2_prior_knowledge(),
             Some(path) => {
                 let unread = |error: io::Error| {
@@ -177,7 +177,7 @@ impl GatewayClient {
                 base.set_host(Some(SERVER_NAME)).map_err(|error| refused(error.to_string()))?;
                 builder
                     .tls_certs_only(ca)
-                    .dns_resolver(GatewayHosts(door.gateway_hosts()))
+                    .dns_resolver(GatewayHosts(gateway.gateway_hosts()))
                     .https_only(true)
             }
         };
@@ -187,7 +187,6 @@ impl GatewayClient {
         // alone) trusts no public server: its TLS traffic goes through the gateway.
         let others = others().build().or_else(|_| others().tls_certs_only([]).build());
         let others = others.map_err(|error| settings(error.into()))?;
-        let bearer = door.bearer.clone();
         Ok(Self { base, gateway, signed_urls: others, bearer, relay_until: Mutex::default() })
     }
 

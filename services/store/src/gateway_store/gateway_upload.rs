@@ -53,7 +53,7 @@ impl MultipartUpload for GatewayUpload {
         let sent = std::mem::take(&mut *self.sent.lock().unwrap_or_else(PoisonError::into_inner));
         let parts: Option<Vec<String>> = sent.into_iter().collect();
         let parts = parts.filter(|parts| parts.len() == self.parts).ok_or_else(|| {
-            object_store::Error::Generic { store: "door", source: "a part was not sent".into() }
+            object_store::Error::Generic { store: "gateway", source: "a part was not sent".into() }
         })?;
         self.client.complete_upload(&self.key, upload, parts, self.bytes).await?;
         Ok(put_result(None))

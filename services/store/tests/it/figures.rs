@@ -15,7 +15,7 @@ fn cpu_s() -> BTreeMap<&'static str, f64> {
         let (name, rest) = stat.split_once('(').unwrap().1.rsplit_once(") ").unwrap();
         let fields: Vec<&str> = rest.split(' ').collect();
         let ticks: f64 = fields[11..13].iter().map(|field| field.parse::<f64>().unwrap()).sum();
-        let is_server = ["door-server", "s3-server"].iter().any(|server| name.starts_with(server));
+        let is_server = ["store-proxy", "s3-server"].iter().any(|server| name.starts_with(server));
         let who = if is_server { "server" } else { "client" };
         *seconds.get_mut(who).unwrap() += ticks / 100.0;
     }

@@ -8,11 +8,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use door_server::DoorServer;
 use futures::TryStreamExt;
 use requirements::require_program;
 use s3_server::GarageServer;
 use store::{CheckError, FileCache, GetError, PutError, RelativePath, StorageError, Store};
+use store_proxy_server::StoreProxyServer;
 use tempfile::TempDir;
 use wire::v1;
 
@@ -192,8 +192,9 @@ async fn absent_objects_wrong_keys_and_absent_buckets_are_told_apart() {
 async fn a_member_uses_presigned_urls_and_its_abandoned_upload_is_aborted() {
     let Some(bucket) = Bucket::start() else { return };
     let owner = bucket.open().await;
-    let door = DoorServer::start(&bucket.server.url(), bucket.env()).unwrap();
-    let member = Store::open_gateway(&door.door("box-1.trainer+operator").unwrap()).unwrap();
+    let proxy = StoreProxyServer::start(&bucket.server.url(), bucket.env()).unwrap();
+    let member =
+        Store::open_gateway(&proxy.gateway_store("box-1.trainer+operator").unwrap()).unwrap();
     let bytes = noise(3, 20 * MIB);
     let blob = member.put_blob_file(&bucket.write_file(3, bytes.len())).await.unwrap();
     assert_eq!(member.get_blob(&blob, u64::MAX).await.unwrap(), bytes);

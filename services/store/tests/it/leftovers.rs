@@ -8,10 +8,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use door_server::DoorServer;
 use futures::StreamExt;
 use reqwest::{Body, Client, Response};
 use store::{LEFTOVER_AGE, Store};
+use store_proxy_server::StoreProxyServer;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{MIB, Place, about, adapter, noise, place};
@@ -63,7 +63,7 @@ fn blob_key(fill: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_uploads_leave_nothing_behind() {
-    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+    for at in [Place::file().await.behind_proxy(), Place::s3().await.behind_proxy()] {
         let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
         let (http, url) = (client(), at.store.url().to_owned());
         let send = async |method: &str, key: &str, who: &str, body: Vec<u8>| {
@@ -116,7 +116,7 @@ async fn refused_uploads_leave_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_is_closed_midway_leaves_nothing_behind() {
-    let at = Place::file().await.behind_a_door();
+    let at = Place::file().await.behind_proxy();
     let url = format!("{}/{}", at.store.url(), blob_key("ab"));
     // Half of the body arrives, then nothing more.
     let half = futures::stream::iter([Ok::<_, std::io::Error>(noise(1, MIB))]);
@@ -164,7 +164,7 @@ async fn publisher_that_is_killed() {
 }
 
 /// Kills the gateway too, and first: one that lives removes what a broken connection left.
-async fn kill_midway(mut publisher: Child, dir: &Path, gateway: Option<&mut DoorServer>) {
+async fn kill_midway(mut publisher: Child, dir: &Path, gateway: Option<&mut StoreProxyServer>) {
     let is_midway = || {
         assert_eq!(publisher.try_wait().unwrap(), None, "it ended by itself");
         !list_staging(dir).is_empty()
@@ -193,17 +193,18 @@ async fn what_a_killed_publisher_leaves_is_counted_and_removed_when_it_is_old() 
         let root = at.store.clone();
         let left = loop {
             let publisher = if is_through {
-                at = if at.door.is_none() { at.behind_a_door() } else { at };
-                let gateway = at.door.as_ref().unwrap().door("x.operator").unwrap().gateway;
+                at = if at.proxy.is_none() { at.behind_proxy() } else { at };
+                let gateway =
+                    at.proxy.as_ref().unwrap().gateway_store("x.operator").unwrap().gateway;
                 spawn_publisher(GATEWAY, &gateway)
             } else {
                 spawn_publisher(STORE, root.url())
             };
-            kill_midway(publisher, &at.dir, at.door.as_mut()).await;
+            kill_midway(publisher, &at.dir, at.proxy.as_mut()).await;
             // The file may just be complete.
             let left = list_staging(&at.dir);
-            if let Some(door) = &mut at.door {
-                door.restart().unwrap();
+            if let Some(proxy) = &mut at.proxy {
+                proxy.restart().unwrap();
             }
             if !left.is_empty() {
                 break left;
@@ -223,7 +224,7 @@ async fn what_a_killed_publisher_leaves_is_counted_and_removed_when_it_is_old() 
 async fn an_abandoned_upload_into_a_bucket_is_aborted() {
     let place = Place::s3().await;
     let bucket = place.store.clone();
-    let mut at = place.behind_a_door();
+    let mut at = place.behind_proxy();
     let key = "runs/raft-1/checkpoints/c0-s1-0123456789ab/w";
     let (http, url) = (client(), format!("{}/{key}", at.store.url()));
     let begin = async || {
@@ -234,8 +235,8 @@ async fn an_abandoned_upload_into_a_bucket_is_aborted() {
     let abort = http.delete(format!("{url}?upload={ended}")).bearer_auth("box-1.trainer");
     assert_eq!(abort.send().await.unwrap().status(), 204);
     // No state is kept in memory.
-    at.door.as_mut().unwrap().kill();
-    at.door.as_mut().unwrap().restart().unwrap();
+    at.proxy.as_mut().unwrap().kill();
+    at.proxy.as_mut().unwrap().restart().unwrap();
     assert!(bucket.remove_leftovers(LEFTOVER_AGE).await.unwrap().is_empty(), "it is young");
     assert_eq!(bucket.find_leftovers(Duration::ZERO).await.unwrap().count, 1);
     assert_eq!(bucket.remove_leftovers(Duration::ZERO).await.unwrap().count, 1);
@@ -270,7 +271,7 @@ async fn an_upload_that_this_user_abandoned_is_aborted_by_the_next() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_begins_so_many_uploads_and_no_more_until_one_is_over() {
-    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+    for at in [Place::file().await.behind_proxy(), Place::s3().await.behind_proxy()] {
         let (http, url) = (client(), at.store.url().to_owned());
         let key =
             |count: usize| format!("{url}/runs/raft-1/checkpoints/c0-s1-0123456789ab/{count}");

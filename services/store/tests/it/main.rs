@@ -6,7 +6,6 @@
 mod bases;
 mod blobs;
 mod cache;
-mod door;
 mod examine;
 mod figures;
 mod garage;
@@ -14,5 +13,6 @@ mod leftovers;
 mod outage;
 mod peers;
 mod resume;
+mod store_proxy;
 mod support;
 mod trees;

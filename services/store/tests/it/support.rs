@@ -7,9 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use door_server::DoorServer;
 use s3_server::S3Server;
 use store::{Store, TreeMetadata, TreePlace};
+use store_proxy_server::StoreProxyServer;
 use tempfile::TempDir;
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -20,7 +20,7 @@ pub(crate) struct Place {
     pub(crate) dir: PathBuf,
     pub(crate) s3: Option<S3Server>,
     /// The gateway in front of the store, if there is one.
-    pub(crate) door: Option<DoorServer>,
+    pub(crate) proxy: Option<StoreProxyServer>,
     _root: Option<TempDir>,
 }
 
@@ -29,35 +29,36 @@ impl Place {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a store");
         let store = Store::open(&format!("file://{}", dir.display())).await.unwrap();
-        Self { store, dir, s3: None, door: None, _root: Some(root) }
+        Self { store, dir, s3: None, proxy: None, _root: Some(root) }
     }
 
     pub(crate) async fn s3() -> Self {
         let server = S3Server::start().unwrap();
         let store = Store::open_with_env(&server.url(), server.env()).await.unwrap();
-        Self { store, dir: server.dir(), s3: Some(server), door: None, _root: None }
+        Self { store, dir: server.dir(), s3: Some(server), proxy: None, _root: None }
     }
 
     /// Opens the same store through a gateway, as a member with all rights of members.
-    pub(crate) fn behind_a_door(self) -> Self {
+    pub(crate) fn behind_proxy(self) -> Self {
         let env = self.s3.as_ref().map(S3Server::env).unwrap_or_default();
-        let door = DoorServer::start(self.store.url(), env).unwrap();
-        let store = Store::open_gateway(&door.door("box-1.trainer+operator").unwrap()).unwrap();
-        Self { store, door: Some(door), ..self }
+        let proxy = StoreProxyServer::start(self.store.url(), env).unwrap();
+        let store =
+            Store::open_gateway(&proxy.gateway_store("box-1.trainer+operator").unwrap()).unwrap();
+        Self { store, proxy: Some(proxy), ..self }
     }
 
     pub(crate) async fn all() -> [Self; 4] {
         [
             Self::file().await,
             Self::s3().await,
-            Self::file().await.behind_a_door(),
-            Self::s3().await.behind_a_door(),
+            Self::file().await.behind_proxy(),
+            Self::s3().await.behind_proxy(),
         ]
     }
 
     /// Opens the store as a member such as `box-2.evaluator`.
     pub(crate) fn as_seen_by(&self, who: &str) -> Store {
-        Store::open_gateway(&self.door.as_ref().unwrap().door(who).unwrap()).unwrap()
+        Store::open_gateway(&self.proxy.as_ref().unwrap().gateway_store(who).unwrap()).unwrap()
     }
 
     /// Counts the requests that contain all the words; 0 for a directory.

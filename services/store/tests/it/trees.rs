@@ -206,7 +206,7 @@ async fn a_tree_that_was_half_removed_or_half_published_is_removed() {
 #[tokio::test]
 async fn a_removal_is_recorded_before_it_begins_and_explains_what_is_missing() {
     for at in Place::all().await {
-        let admin = match &at.door {
+        let admin = match &at.proxy {
             Some(_) => at.as_seen_by("ann.admin"),
             None => at.store.clone(),
         };

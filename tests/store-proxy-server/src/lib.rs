@@ -27,7 +27,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 use wire::AgentId;
 
 /// A running store proxy, on its own threads until it is killed or dropped.
-pub struct DoorServer {
+pub struct StoreProxyServer {
     url: String,
     env: BTreeMap<String, String>,
     bearers: TempDir,
@@ -43,7 +43,7 @@ struct SharedState {
     blocks_redirects: Arc<AtomicBool>,
 }
 
-impl DoorServer {
+impl StoreProxyServer {
     /// Starts a proxy for the store with this URL.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl DoorServer {
     ///
     /// # Errors
     /// If the bearer cannot be written.
-    pub fn door(&self, caller: &str) -> io::Result<GatewayStore> {
+    pub fn gateway_store(&self, caller: &str) -> io::Result<GatewayStore> {
         let bearer = self.bearers.path().join(caller);
         fs::write(&bearer, format!("{caller}\n"))?;
         Ok(GatewayStore { gateway: self.address.to_string(), ca: None, bearer: Some(bearer) })
@@ -98,7 +98,7 @@ impl DoorServer {
         self.kill();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
-            .thread_name("door-server")
+            .thread_name("store-proxy")
             .enable_all()
             .build()?;
         let (url, env) = (self.url.clone(), self.env.clone());
@@ -117,7 +117,7 @@ impl DoorServer {
     }
 }
 
-impl Drop for DoorServer {
+impl Drop for StoreProxyServer {
     fn drop(&mut self) {
         // Works in async tests too, which must not block.
         if let Some(runtime) = self.runtime.take() {

@@ -14,10 +14,10 @@ use crate::support::{MIB, Place, about, adapter, format_error_chain, noise, plac
 
 /// Waits until the gateway has served `count` requests that contain all these words.
 async fn until(at: &Place, words: &[&str], count: usize) {
-    let door = at.door.as_ref().unwrap();
+    let proxy = at.proxy.as_ref().unwrap();
     let seen = || {
         let all = |line: &&String| words.iter().all(|word| line.contains(word));
-        door.requests().iter().filter(all).count()
+        proxy.requests().iter().filter(all).count()
     };
     let waited = async {
         while seen() < count {
@@ -72,7 +72,7 @@ async fn written_by(store: &Store, seed: u64) -> [bool; 4] {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_member_writes_what_its_role_permits_and_gets_a_reason_otherwise() {
-    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+    for at in [Place::file().await.behind_proxy(), Place::s3().await.behind_proxy()] {
         let readable = at.store.put_blob(noise(99, 1000).into()).await.unwrap();
         for (n, (who, may)) in [
             ("trainer", [true, true, false, false]),
@@ -98,7 +98,7 @@ async fn each_member_writes_what_its_role_permits_and_gets_a_reason_otherwise() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn trainers_remove_what_their_optimizer_left_and_admins_what_a_run_made() {
-    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+    for at in [Place::file().await.behind_proxy(), Place::s3().await.behind_proxy()] {
         let run = "raft-1".parse().unwrap();
         let (kept, state) = (place(1), TreePlace::for_resume_state(&run, 0, 1));
         let dir = adapter(1, 10);
@@ -136,9 +136,9 @@ async fn trainers_remove_what_their_optimizer_left_and_admins_what_a_run_made() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn committed_files_never_change_and_bytes_must_match_their_name() {
-    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+    for at in [Place::file().await.behind_proxy(), Place::s3().await.behind_proxy()] {
         let tree = at.store.publish_tree(adapter(1, 10).path(), &place(1), about()).await.unwrap();
-        let door = at.door.as_ref().unwrap();
+        let proxy = at.proxy.as_ref().unwrap();
         let url = at.store.url().to_owned();
         let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
         let put = async |key: String, body: Vec<u8>| {
@@ -166,7 +166,7 @@ async fn committed_files_never_change_and_bytes_must_match_their_name() {
         assert_eq!(put(format!("blobs/ab/{hex}"), b"other".to_vec()).await, 400);
         assert!(!at.dir.join(format!("blobs/ab/{hex}")).exists());
         assert_eq!(put(".door/identity".to_owned(), b"mine".to_vec()).await, 403);
-        assert!(door.requests().len() > 6);
+        assert!(proxy.requests().len() > 6);
     }
 }
 
@@ -177,7 +177,7 @@ async fn an_upload_that_is_older_than_a_commit_changes_nothing_of_it() {
     };
     // A place that contains it already.
     let tree = publish(&Place::file().await).await;
-    for at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+    for at in [Place::file().await.behind_proxy(), Place::s3().await.behind_proxy()] {
         let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
         let weights = format!("{tree}/adapter_model.safetensors");
         let url = format!("{}/{weights}", at.store.url());
@@ -228,9 +228,9 @@ async fn a_part_that_is_still_coming_changes_nothing_of_the_completed_object() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_bearer_is_refused_by_the_gateway() {
-    let at = Place::file().await.behind_a_door();
+    let at = Place::file().await.behind_proxy();
     let blob = at.store.put_blob(noise(1, 10).into()).await.unwrap();
-    let gateway = at.door.as_ref().unwrap().door("x.trainer").unwrap().gateway;
+    let gateway = at.proxy.as_ref().unwrap().gateway_store("x.trainer").unwrap().gateway;
     let stranger = Store::open_gateway(&GatewayStore { gateway, ca: None, bearer: None }).unwrap();
     let error = stranger.get_blob(&blob, 10).await.unwrap_err();
     assert!(
@@ -243,7 +243,7 @@ async fn a_request_without_a_bearer_is_refused_by_the_gateway() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ranges_lengths_and_missing_objects_are_answered_as_http_requires() {
-    let at = Place::file().await.behind_a_door();
+    let at = Place::file().await.behind_proxy();
     at.store.publish_tree(adapter(7, 1000).path(), &place(1), about()).await.unwrap();
     let tree = fs::read_dir(at.dir.join("runs/raft-1/checkpoints")).unwrap().next().unwrap();
     let tree = tree.unwrap().file_name().into_string().unwrap();
@@ -283,15 +283,15 @@ async fn ranges_lengths_and_missing_objects_are_answered_as_http_requires() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_goes_on_when_the_gateway_is_killed_midway_and_comes_back() {
-    for mut at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+    for mut at in [Place::file().await.behind_proxy(), Place::s3().await.behind_proxy()] {
         let (_dir, path) = weights(160);
         let (store, file) = (at.store.clone(), path.clone());
         let upload = tokio::spawn(async move { store.put_blob_file(&file).await });
         until(&at, &["part="], 4).await;
-        at.door.as_mut().unwrap().kill();
+        at.proxy.as_mut().unwrap().kill();
         assert!(!upload.is_finished());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        at.door.as_mut().unwrap().restart().unwrap();
+        at.proxy.as_mut().unwrap().restart().unwrap();
         let blob = upload.await.unwrap().unwrap();
         assert_eq!(at.store.get_blob(&blob, u64::MAX).await.unwrap(), noise(1, 160 * MIB));
         let left = fs::read_dir(at.dir.join(".door/uploads")).map_or(0, Iterator::count);
@@ -301,17 +301,17 @@ async fn an_upload_goes_on_when_the_gateway_is_killed_midway_and_comes_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fetch_goes_on_when_the_gateway_is_killed_midway_and_comes_back() {
-    for mut at in [Place::file().await.behind_a_door(), Place::s3().await.behind_a_door()] {
+    for mut at in [Place::file().await.behind_proxy(), Place::s3().await.behind_proxy()] {
         let blob = at.store.put_blob(noise(1, 160 * MIB).into()).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let cache = FileCache::open(dir.path(), u64::MAX).unwrap();
         let (store, wanted) = (at.store.clone(), blob.clone());
         let fetch = tokio::spawn(async move { cache.fetch_blob(&store, &wanted).await });
         until(&at, &["GET"], 3).await;
-        at.door.as_mut().unwrap().kill();
+        at.proxy.as_mut().unwrap().kill();
         assert!(!fetch.is_finished());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        at.door.as_mut().unwrap().restart().unwrap();
+        at.proxy.as_mut().unwrap().restart().unwrap();
         let held = fetch.await.unwrap().unwrap();
         assert_eq!(fs::read(held.path()).unwrap(), noise(1, 160 * MIB));
     }
@@ -319,12 +319,12 @@ async fn a_fetch_goes_on_when_the_gateway_is_killed_midway_and_comes_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_of_an_s3_store_pass_the_gateway_by_and_no_bearer_goes_with_them() {
-    let at = Place::s3().await.behind_a_door();
+    let at = Place::s3().await.behind_proxy();
     let (_dir, path) = weights(40);
     let blob = at.store.put_blob_file(&path).await.unwrap();
     assert_eq!(at.store.get_blob(&blob, u64::MAX).await.unwrap(), noise(1, 40 * MIB));
-    let door = at.door.as_ref().unwrap().requests();
-    assert!(!door.iter().any(|line| line.starts_with("PUT")), "{door:?}");
+    let proxy = at.proxy.as_ref().unwrap().requests();
+    assert!(!proxy.iter().any(|line| line.starts_with("PUT")), "{proxy:?}");
     let signed = at.s3.as_ref().unwrap().requests();
     let signed: Vec<_> = signed.iter().filter(|line| line.contains("X-Amz-Signature")).collect();
     assert_eq!(signed.iter().filter(|line| line.starts_with("PUT")).count(), 3);
@@ -335,21 +335,21 @@ async fn bytes_of_an_s3_store_pass_the_gateway_by_and_no_bearer_goes_with_them()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_box_that_cannot_reach_the_stores_own_server_goes_through_the_gateway() {
-    let at = Place::s3().await.behind_a_door();
+    let at = Place::s3().await.behind_proxy();
     let small = at.store.put_blob(noise(2, 10).into()).await.unwrap();
-    at.door.as_ref().unwrap().shut_elsewhere();
+    at.proxy.as_ref().unwrap().shut_elsewhere();
     assert_eq!(at.store.get_blob(&small, 10).await.unwrap(), noise(2, 10));
     let (_dir, path) = weights(40);
     let blob = at.store.put_blob_file(&path).await.unwrap();
     assert_eq!(at.store.get_blob(&blob, u64::MAX).await.unwrap(), noise(1, 40 * MIB));
     let signed = at.s3.as_ref().unwrap().requests();
     assert!(!signed.iter().any(|line| line.contains("X-Amz-Signature")), "{signed:?}");
-    assert!(at.door.as_ref().unwrap().requests().iter().any(|line| line.starts_with("PUT")));
+    assert!(at.proxy.as_ref().unwrap().requests().iter().any(|line| line.starts_with("PUT")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_members_upload_is_out_of_reach() {
-    let at = Place::file().await.behind_a_door();
+    let at = Place::file().await.behind_proxy();
     let http = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
     let url = format!("{}/runs/raft-1/checkpoints/c0-s1-0123456789ab/w", at.store.url());
     let begin = http.post(format!("{url}?begin")).bearer_auth("box-1.trainer");
@@ -366,7 +366,7 @@ async fn another_members_upload_is_out_of_reach() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn more_transfers_than_there_is_room_for_wait_and_all_come_to_their_end() {
-    let at = Place::file().await.behind_a_door();
+    let at = Place::file().await.behind_proxy();
     let blob = at.store.put_blob(noise(3, 4 * MIB).into()).await.unwrap();
     let fetches = (0..100).map(|_| {
         let (store, blob): (Store, v1::Blob) = (at.store.clone(), blob.clone());
@@ -379,7 +379,7 @@ async fn more_transfers_than_there_is_room_for_wait_and_all_come_to_their_end() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_error_and_no_debug_output_shows_a_bearer_or_a_signed_address() {
-    let mut at = Place::s3().await.behind_a_door();
+    let mut at = Place::s3().await.behind_proxy();
     let blob = at.store.put_blob(noise(3, 1000).into()).await.unwrap();
     let bearer = "box-1.trainer+operator";
     at.s3.as_mut().unwrap().kill();
