@@ -21,7 +21,7 @@ class FleetChange(_message.Message):
     def __init__(self, agents: _Optional[_Iterable[_Union[_fleet_pb2.AgentStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunLine, _Mapping]]] = ...) -> None: ...
 
 class RunLine(_message.Message):
-    __slots__ = ("run", "name", "kind", "state", "message", "submitted_at", "ended_at", "cycles_done", "cycles", "heldout", "best_heldout", "best_cycle", "trial_of")
+    __slots__ = ("run", "name", "kind", "state", "message", "submitted_at", "ended_at", "cycles_done", "cycles", "heldout", "best_heldout", "best_cycle", "trial_of", "forked_from")
     RUN_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class RunLine(_message.Message):
     BEST_HELDOUT_FIELD_NUMBER: _ClassVar[int]
     BEST_CYCLE_FIELD_NUMBER: _ClassVar[int]
     TRIAL_OF_FIELD_NUMBER: _ClassVar[int]
+    FORKED_FROM_FIELD_NUMBER: _ClassVar[int]
     run: str
     name: str
     kind: str
@@ -48,7 +49,8 @@ class RunLine(_message.Message):
     best_heldout: _facts_pb2.CycleDone.Rate
     best_cycle: int
     trial_of: str
-    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cycles_done: _Optional[int] = ..., cycles: _Optional[int] = ..., heldout: _Optional[_Union[_facts_pb2.CycleDone.Rate, _Mapping]] = ..., best_heldout: _Optional[_Union[_facts_pb2.CycleDone.Rate, _Mapping]] = ..., best_cycle: _Optional[int] = ..., trial_of: _Optional[str] = ...) -> None: ...
+    forked_from: str
+    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cycles_done: _Optional[int] = ..., cycles: _Optional[int] = ..., heldout: _Optional[_Union[_facts_pb2.CycleDone.Rate, _Mapping]] = ..., best_heldout: _Optional[_Union[_facts_pb2.CycleDone.Rate, _Mapping]] = ..., best_cycle: _Optional[int] = ..., trial_of: _Optional[str] = ..., forked_from: _Optional[str] = ...) -> None: ...
 
 class Board(_message.Message):
     __slots__ = ("cursor", "head", "cycles", "spec")

@@ -94,7 +94,21 @@ impl FleetControl {
         Ok(channels)
     }
 
-    /// Returns all moves of a channel, oldest first; fails if there are none.
+    /// Returns all moves of a channel, oldest first, the last with the agents that serve it; fails if
+    /// there are none.
+    pub async fn describe_channel_history(
+        &self,
+        channel: &RunId,
+    ) -> Result<Vec<v1::Channel>, ChannelError> {
+        let mut moves = self.list_channel_moves(channel).await?;
+        let agents = self.list_agents().await?;
+        if let Some(last) = moves.last_mut() {
+            last.agents = serving_agents(&agents, last);
+        }
+        Ok(moves)
+    }
+
+    /// Returns all moves of a channel, oldest first, without agents; fails if there are none.
     pub async fn list_channel_moves(
         &self,
         channel: &RunId,

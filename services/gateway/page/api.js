@@ -2,7 +2,7 @@
 
 const BEARER = "flotilla.bearer";
 const CALL_MS = 150_000, LOGIN_MS = 20_000;
-const RETRY_FIRST_MS = 500, RETRY_MAX_MS = 10_000;
+const RETRY_FIRST_MS = 500, RETRY_MAX_MS = 10_000, POLL_MS = 5000;
 /** A stream that is silent for this long is checked with a probe, as it may be cut off. */
 const SILENCE_MS = 30_000, PROBE_MS = 10_000;
 /** Browsers allow six connections per host, so hidden pages close theirs soon. */
@@ -106,6 +106,24 @@ export async function follow(method, message, { signal, onMessage, isOver, onFai
     const wait = Math.min(RETRY_MAX_MS, RETRY_FIRST_MS * 2 ** failures++) * (0.5 + Math.random() / 2);
     setLost(link, Date.now() + wait);
     await pause(wait, signal);
+  }
+}
+
+/**
+ * Calls a method now and every few seconds until `signal` aborts, without a connection as soon as it
+ * is back. Calls `onFailure(error)` after an error that a retry cannot change. Also ends if the user
+ * must sign in: after that, views open again.
+ */
+export async function poll(method, message, { signal, onMessage, onFailure }) {
+  while (!signal.aborted) {
+    await awake;
+    try {
+      onMessage(await call(method, message, signal));
+    } catch (error) {
+      if (signal.aborted || error.code === "unauthenticated") return;
+      if (PERMANENT_ERRORS.test(error.code)) return onFailure(error);
+    }
+    await pause(POLL_MS, signal);
   }
 }
 

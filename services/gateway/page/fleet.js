@@ -2,12 +2,13 @@
 
 import { now } from "./api.js";
 import { card, hostHead, row, searchText } from "./box.js";
+import { channelSection, pollChannels } from "./channels.js";
 import { h, lazy } from "./dom.js";
 import { clock, compact, count, counted, duration, percent } from "./format.js";
 import { button, empty, progress, quiet, section, state } from "./parts.js";
 import { toCompare, toRun } from "./route.js";
 import { linear } from "./scale.js";
-import { byHost, fleetTotals, newestFirst, progressOf, stateOf } from "./store.js";
+import { byHost, fleetTotals, newestFirst, originOf, progressOf, stateOf } from "./store.js";
 
 const CARDS_MAX = 24;
 const RUNS_SHOWN = 12;
@@ -23,6 +24,7 @@ export function open({ page, signal }) {
   let allRuns = false;
   const compared = new Set();
   const visibility = trackVisibility(page.redraw, signal);
+  const polled = pollChannels({ page, signal });
   const timer = setInterval(recordRate, RATE_INTERVAL_MS);
   signal.addEventListener("abort", () => clearInterval(timer));
 
@@ -65,7 +67,7 @@ export function open({ page, signal }) {
       h("span.far.heldout", heldOut(run)),
       h("time.soft", { datetime: run.submittedAt, title: clock(submitted, now()) },
         run.endedAt ? `took ${duration((Date.parse(run.endedAt) - submitted) / 1000)}` : `${duration((now() - submitted) / 1000)} ago`),
-      (run.message || run.trialOf) && h("small.far", run.message || `trial of an objective on ${run.trialOf}`));
+      (run.message || originOf(run)) && h("small.far", run.message || originOf(run)));
   }
 
   function boxes(total) {
@@ -108,6 +110,7 @@ export function open({ page, signal }) {
       section("runs", "Runs", h("div.tools", compared.size === 1 && h("small", "Select another run to compare"),
         compared.size > 1 && h("a.button", { href: toCompare([...compared]) }, `Compare ${compared.size}`),
         page.may() && button("Start …", () => page.steer.start(), { "data-action": "start" })), runs()),
+      channelSection(polled.channels),
       section("boxes", "Agents", h("div.tools", filters(total)), boxes(total)),
     ];
   };

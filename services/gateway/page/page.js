@@ -11,7 +11,7 @@ const TICK_MS = 1000, CHORD_MS = 1500;
 const THEMES = { auto: "◑", light: "☀", dark: "☾" };
 const VIEWS = {
   fleet: () => import("./fleet.js"), box: () => import("./box.js"), run: () => import("./run.js"),
-  samples: () => import("./samples.js"), compare: () => import("./compare.js"),
+  samples: () => import("./samples.js"), compare: () => import("./compare.js"), channel: () => import("./channels.js"),
 };
 const dialogs = () => import("./dialogs.js");
 const byId = (id) => document.getElementById(id);
@@ -60,6 +60,8 @@ const page = {
     drain: (agent) => steer("Fleet/Drain", { agent }, { title: `Drain ${agent}?`, verb: "Drain", done: `${agent} is draining`,
       text: [`${agent} finishes its current jobs, accepts no new ones, and leaves the fleet.`,
         "To bring it back, start the agent on its host again."] }),
+    rollBack: (channel) => steer("Channels/RollBack", { channel }, { title: `Roll back ${channel}?`, verb: "Roll back", reason: true,
+      done: `${channel} is rolled back`, text: [`${channel} names the model again that it named before. Agents load it; requests go on.`] }),
     async start() {
       const { startRun, toast } = await dialogs();
       const run = await startRun((request) => call("Runs/Submit", request));

@@ -7,6 +7,7 @@ export function parse(hash) {
   const settings = Object.fromEntries(new URLSearchParams(query));
   if (place === "run" && id) return { view: sub === "samples" ? "samples" : "run", id, settings };
   if (place === "compare" && id) return { view: "compare", id, settings };
+  if (place === "channel" && id) return { view: "channel", id, settings };
   if (place === "box" && id) return { view: "box", id, settings };
   return { view: "fleet", id: "", settings };
 }
@@ -26,5 +27,6 @@ const toQuery = (settings) => {
 
 export const toRun = (run) => `#/run/${encodeURIComponent(run)}`;
 export const toBox = (agent) => `#/box/${encodeURIComponent(agent)}`;
+export const toChannel = (name) => `#/channel/${encodeURIComponent(name)}`;
 export const toSamples = (run, settings = {}) => `${toRun(run)}/samples${toQuery(settings)}`;
 export const toCompare = (runs) => `#/compare/${runs.map(encodeURIComponent).join(",")}`;

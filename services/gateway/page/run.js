@@ -9,7 +9,7 @@ import { button, callout, chip, empty, folded, note, progress, section, settings
 import { toBox, toSamples } from "./route.js";
 import { axisOf, charts, fates, ratios, rewards, stopsOf } from "./series.js";
 import { settingsOf } from "./spec.js";
-import { isOver, mergeBoard } from "./store.js";
+import { isOver, mergeBoard, originOf } from "./store.js";
 import { timeline } from "./timeline.js";
 
 const PHASES = ["plan", "generate", "verify", "select", "train", "evaluate"];
@@ -86,7 +86,7 @@ function header(head, page) {
       total > 0 && h("p.phase", progress(`${phase} of cycle ${head.cycle}`, done, total),
         h("b", `${count(done)} of ${count(total)} ${unit}`)),
       h("p", etas(head))],
-    note(`submitted ${clock(submitted, now())}, `,
+    note([originOf(page.fleet.runs.get(run) ?? {}), `submitted ${clock(submitted, now())}, `].filter(Boolean).join(", "),
       over ? `took ${duration(head.endedS ?? head.atS)}` : `running for ${duration((now() - submitted) / 1000)}`));
 }
 

@@ -40,7 +40,7 @@ const agent = message("agent host version pool state startedAt seenAt trouble pr
   exchange: message("bytesFromStore# bytesFromPeers# bytesToPeers#"),
 });
 const rate = message("mean# stderr# prompts# samples#");
-const runLine = message("run name kind state message submittedAt endedAt cyclesDone# cycles# bestCycle#", { heldout: rate, bestHeldout: rate });
+const runLine = message("run name kind state message submittedAt endedAt trialOf forkedFrom cyclesDone# cycles# bestCycle#", { heldout: rate, bestHeldout: rate });
 
 const passAt = [message("k# mean# low# high#")];
 const eta = message("earlyS# likelyS# lateS#");
@@ -69,6 +69,15 @@ export const samplesPage = message("promptsInAll#", {
   })],
 });
 
+const tree = message("path");
+export const channelOf = message("channel at number#", {
+  agents: [text],
+  move: message("run reason user cycle# rollBack!", {
+    base: tree, serving: message("pool replicas#"), keeping: message("days#"), learning: message("atLeast#"),
+    evidence: message("run cycle# p# difference# live!"),
+  }),
+});
+
 /** Merges `update` into the board; the first update of a connection replaces the cycles. */
 export function mergeBoard(board, update, first) {
   const known = first || !board ? [] : board.cycles;
@@ -95,6 +104,10 @@ function mergeSorted(known, changed) {
 
 export const newestFirst = (runs) => [...runs.values()].sort((a, b) => b.submittedAt.localeCompare(a.submittedAt));
 export const isOver = (state) => !["running", "paused", "queued"].includes(state);
+
+/** Says whose samples or cycles a run goes on from; empty for most runs. */
+export const originOf = ({ trialOf, forkedFrom }) =>
+  (trialOf ? `trial of an objective on ${trialOf}` : forkedFrom && `continues ${forkedFrom}`);
 
 /** 0 to 1, or null for runs without cycles. The base of a RAFT run counts as a cycle. */
 export const progressOf = ({ state, kind, cycles, cyclesDone }) =>

@@ -36,7 +36,7 @@ impl channels_server::Channels for ChannelsService {
         let v1::ChannelRequest { channel } = request.into_inner();
         let history = async {
             let channel = parse_channel_name(&channel)?;
-            let moves = self.0.control.list_channel_moves(&channel).await?;
+            let moves = self.0.control.describe_channel_history(&channel).await?;
             Ok(v1::ChannelHistory { moves })
         };
         self.0.answer_unary(create_call_span("Channels.History", &channel), history).await

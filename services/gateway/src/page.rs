@@ -37,6 +37,7 @@ const PAGE_FILES: &[File] = files! {
     "/ancestry.js" "ancestry.js" SCRIPT,
     "/api.js" "api.js" SCRIPT,
     "/box.js" "box.js" SCRIPT,
+    "/channels.js" "channels.js" SCRIPT,
     "/chart.js" "chart.js" SCRIPT,
     "/compare.js" "compare.js" SCRIPT,
     "/dialogs.js" "dialogs.js" SCRIPT,

@@ -159,6 +159,7 @@ fn start_line(spec: &v1::Spec, record: &Record) -> v1::RunLine {
         submitted_at: Some(record_time(record)),
         cycles,
         trial_of: spec.trial_of(),
+        forked_from: spec.forked_from(),
         ..Default::default()
     }
 }

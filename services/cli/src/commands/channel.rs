@@ -26,12 +26,16 @@ pub(crate) async fn handle_channels(
         ChannelCommand::List => {
             let channels = flags.fleet.connect_control().await?.list_channels().await?;
             let empty = "no channels yet; `flotilla serve NAME --checkpoint RUN` creates one";
-            output::print_json_or(flags.json, &channels, || print_channels(&channels, empty))
+            let show = || print_channels(&channels, |_| true, empty);
+            output::print_json_or(flags.json, &channels, show)
         }
         ChannelCommand::History { channel } => {
             let channel = parse_channel_name(&channel)?;
-            let moves = flags.fleet.connect_control().await?.list_channel_moves(&channel).await?;
-            output::print_json_or(flags.json, &moves, || print_channels(&moves, ""))
+            let control = flags.fleet.connect_control().await?;
+            let moves = control.describe_channel_history(&channel).await?;
+            let last = moves.last().map_or(0, |last| last.number);
+            let show = || print_channels(&moves, |number| number == last, "");
+            output::print_json_or(flags.json, &moves, show)
         }
         ChannelCommand::Move(MoveArgs { channel, model, feedback, if_better, reason }) => {
             let request =
@@ -126,7 +130,8 @@ async fn print_moved(
     })
 }
 
-fn print_channels(channels: &[v1::Channel], empty: &str) {
+/// Prints moves as a table. Only of those that `is_last` is true for is known who serves them.
+fn print_channels(channels: &[v1::Channel], is_last: impl Fn(u64) -> bool, empty: &str) {
     let rows = channels.iter().map(|channel| {
         let found = channel.r#move.clone().unwrap_or_default();
         let evidence = found.evidence.as_ref().map(|it| {
@@ -145,10 +150,11 @@ fn print_channels(channels: &[v1::Channel], empty: &str) {
             model_text(channel),
             output::format_time(channel.at.as_ref()),
             output::text_or_dash(found.user),
-            match (&found.serving, channel.agents.is_empty()) {
-                (None, _) => "no".to_owned(),
-                (Some(_), true) => "none yet".to_owned(),
-                (Some(_), false) => channel.agents.join(", "),
+            match &found.serving {
+                _ if !is_last(channel.number) => "-".to_owned(),
+                None => "no".to_owned(),
+                Some(_) if channel.agents.is_empty() => "none yet".to_owned(),
+                Some(_) => channel.agents.join(", "),
             },
             output::text_or_dash(reason.join("; ")),
         ]

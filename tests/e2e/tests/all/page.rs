@@ -108,6 +108,10 @@ async fn a_page_shows_the_outcome_of_every_sample() {
     let broken = "return [...document.querySelectorAll('.heldout .figure')]
         .filter((it) => it.getClientRects().length > 1).length";
     assert_eq!(browser.evaluate(broken).await, 0, "a rate is on two lines");
+    let forked = fleet.run(&["run", "fork", &format!("{run}@1")]);
+    forked.assert_success();
+    let named = format!("return document.body.innerText.includes('continues {run}@1')");
+    browser.wait_until_true(&named).await;
     // The fields of a dialog shrink with it.
     browser.click("[data-action=start]").await;
     browser.wait_for("dialog[open] .spec").await;
@@ -182,6 +186,45 @@ async fn check_settings(browser: &Browser) {
     let hidden = "const box = document.querySelector('.wide:has(.settings)');
         return box.scrollHeight - box.clientHeight";
     assert_eq!(browser.evaluate(hidden).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_shows_who_serves_a_channel_and_rolls_it_back() {
+    let Some(browser) = Browser::start().await else { return };
+    let fleet = Fleet::start_open("trainer,evaluator,server");
+    let files = SpecFiles::create(fleet.path());
+    let [first, second] = [5, 6].map(|steps| {
+        let run = fleet.submit(&files.write_sft_spec(steps, 0));
+        fleet.await_success(&run, LIMIT);
+        run
+    });
+    fleet.run(&["channel", "move", "stable", "--checkpoint", &first]).assert_success();
+    browser.open(&page_url(&fleet)).await;
+    // The channel of an open page is served later.
+    browser.wait_for("[data-channel=stable]").await;
+    let shown =
+        |text: &str| format!("return document.querySelector('main').innerText.includes('{text}')");
+    browser.wait_until_true(&shown("not served")).await;
+    fleet.run(&["serve", "stable", "--checkpoint", &second]).assert_success();
+    browser.wait_until_true(&shown(&format!("{second}/0"))).await;
+    browser.click("[data-channel=stable]").await;
+    browser.wait_for("header[data-channel=stable][data-move='2']").await;
+    browser.wait_for("header a[href='#/box/server-1']").await;
+
+    browser.click("[data-action=roll-back]").await;
+    browser
+        .wait_for("dialog[open] input[name=reason]")
+        .await
+        .send_keys("too slow")
+        .await
+        .expect("a field");
+    browser.click("dialog[open] button[type=submit]").await;
+    browser.wait_for("header[data-channel=stable][data-move='3']").await;
+    browser.wait_until_true(&shown("too slow")).await;
+    let moves = fleet.run_json(&["channel", "history", "stable"]).expect("a history");
+    assert_eq!(moves[2]["move"]["run"], first, "{moves:#}");
+    assert_eq!(browser.console_errors().await, Vec::<String>::new());
+    browser.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
