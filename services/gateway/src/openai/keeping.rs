@@ -230,9 +230,10 @@ pub(super) fn name_texts<const N: usize>(texts: [(&str, &String); N]) -> Texts {
 }
 
 /// Returns the conversation as JSON, or the prompt, of a request whose answer can be learned from: it
-/// consists of texts, ends before the model's turn, is not too long, and is not part of the answer.
+/// consists of texts, ends before the model's turn, is not too long, is not part of the answer, and
+/// the model was free to answer as it likes.
 fn read_request(fields: &Map<String, Value>) -> Option<(String, String)> {
-    if fields.get("echo") == Some(&Value::Bool(true)) {
+    if fields.get("echo") == Some(&Value::Bool(true)) || constrains_answer(fields) {
         return None;
     }
     let is_text = |message: &Value| message["role"].is_string() && message["content"].is_string();
@@ -248,6 +249,17 @@ fn read_request(fields: &Map<String, Value>) -> Option<(String, String)> {
         _ => return None,
     };
     (request.0.len() + request.1.len() < EXCHANGE_BYTES_MAX).then_some(request)
+}
+
+/// Returns true if a request has tools, which are part of what the model read, or a form that the
+/// answer must have.
+fn constrains_answer(fields: &Map<String, Value>) -> bool {
+    let has = |name: &str| {
+        fields.get(name).is_some_and(|it| !matches!(it, Value::Null) && *it != json!([]))
+    };
+    let has_form =
+        fields.get("response_format").is_some_and(|it| !it.is_null() && it["type"] != "text");
+    has_form || ["tools", "functions", "grammar", "json_schema"].into_iter().any(has)
 }
 
 /// Returns the id and the text of the first choice.
@@ -286,6 +298,10 @@ mod tests {
         let user = json!({ "role": "user", "content": "hi" });
         assert!(read(json!({ "messages": [user] })).unwrap().0.contains("hi"));
         assert_eq!(read(json!({ "prompt": "1+1=" })).unwrap().1, "1+1=");
+        let free = json!({
+            "prompt": "1+1=", "tools": [], "response_format": { "type": "text" }, "grammar": null
+        });
+        assert!(read(free).is_some());
         let image = json!({ "role": "user", "content": [{ "type": "image_url" }] });
         let assistant = json!({ "role": "assistant", "content": "a" });
         for other in [
@@ -295,6 +311,9 @@ mod tests {
             json!({ "prompt": ["a", "b"] }),
             json!({ "prompt": "" }),
             json!({ "prompt": "a", "echo": true }),
+            json!({ "messages": [user], "tools": [{ "type": "function" }] }),
+            json!({ "messages": [user], "response_format": { "type": "json_object" } }),
+            json!({ "prompt": "a", "grammar": "root ::= [0-9]" }),
             json!({ "prompt": "x".repeat(EXCHANGE_BYTES_MAX) }),
         ] {
             assert_eq!(read(other.clone()), None, "{other}");

@@ -36,6 +36,12 @@ struct ServingAgent {
     suspect_until: Option<Instant>,
 }
 
+impl ServingAgent {
+    fn is_fresh(&self, now: Instant) -> bool {
+        now.duration_since(self.seen) < STATUS_AGE_MAX
+    }
+}
+
 /// A request that counts for its agent's load until it is dropped.
 #[derive(Debug)]
 pub(super) struct AgentRequest {
@@ -93,23 +99,14 @@ impl ServingAgents {
         let Ok(name) = AgentId::new(status.agent.as_str()) else { return };
         let has_role = status.roles.iter().any(|role| role == "server");
         let is_gone = status.state() == v1::agent_status::State::Stopped || !has_role;
+        let served = if is_gone { Vec::new() } else { status.served };
+        let now = Instant::now();
         let mut agents = self.lock_agents();
-        if status.served.is_empty() || is_gone {
-            // Its open requests still count until they end.
-            if let Some(known) = agents.get_mut(&name) {
-                known.served.clear();
-            }
-            agents.retain(|_, known| !known.served.is_empty() || known.active > 0);
-            return;
-        }
-        let new = || ServingAgent {
-            served: Vec::new(),
-            seen: Instant::now(),
-            active: 0,
-            suspect_until: None,
-        };
+        let new = || ServingAgent { served: Vec::new(), seen: now, active: 0, suspect_until: None };
         let known = agents.entry(name).or_insert_with(new);
-        (known.served, known.seen) = (status.served, Instant::now());
+        (known.served, known.seen) = (served, now);
+        // Open requests of the others count until they end.
+        agents.retain(|_, it| it.active > 0 || !it.served.is_empty() && it.is_fresh(now));
     }
 
     /// Returns the agent with the newest model of a channel and the smallest load; `None` if no
@@ -118,7 +115,7 @@ impl ServingAgents {
         let now = Instant::now();
         let mut agents = self.lock_agents();
         let candidates = agents.iter().filter_map(|(name, agent)| {
-            let is_usable = now.duration_since(agent.seen) < STATUS_AGE_MAX
+            let is_usable = agent.is_fresh(now)
                 && agent.suspect_until.is_none_or(|until| until < now)
                 && !tried.contains(name);
             let served = agent.served.iter().find(|it| it.channel == channel && it.number > 0)?;
@@ -144,7 +141,7 @@ impl ServingAgents {
     pub(super) fn served_channels(&self) -> BTreeSet<String> {
         let now = Instant::now();
         let agents = self.lock_agents();
-        let fresh = agents.values().filter(|it| now.duration_since(it.seen) < STATUS_AGE_MAX);
+        let fresh = agents.values().filter(|it| it.is_fresh(now));
         let served = fresh.flat_map(|agent| &agent.served).filter(|it| it.number > 0);
         served.map(|it| it.channel.clone()).collect()
     }
@@ -203,5 +200,15 @@ mod tests {
         tokio::time::advance(STATUS_AGE_MAX).await;
         assert!(chosen(&agents, &[]).is_none());
         assert!(agents.served_channels().is_empty());
+        // It is forgotten, unless it has an open request.
+        agents.note_status(status("b", &[("stable", 1)]));
+        assert_eq!(agents.lock_agents().len(), 1);
+        let open = chosen(&agents, &[]).unwrap();
+        tokio::time::advance(STATUS_AGE_MAX).await;
+        agents.note_status(status("c", &[("stable", 1)]));
+        assert_eq!(agents.lock_agents().len(), 2);
+        drop(open);
+        agents.note_status(status("c", &[]));
+        assert_eq!(agents.lock_agents().len(), 0);
     }
 }
