@@ -11,7 +11,7 @@ use crate::{
     runs::{fold_run, run_to_proto},
 };
 
-pub use cycle::{MessageGroup, SelectionReport, SplitReport};
+pub use cycle::{MessageGroup, SelectionReport, SoupReport, SplitReport};
 
 /// A report on a run, cycle by cycle.
 #[derive(Debug, Clone, Serialize)]

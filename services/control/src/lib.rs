@@ -66,7 +66,7 @@ pub use evals::HELDOUT_SUITE;
 pub use exchanges::{FeedbackError, build_examples};
 pub use explain::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
-    LineageStep, MessageGroup, RunReport, SelectionReport, SplitReport,
+    LineageStep, MessageGroup, RunReport, SelectionReport, SoupReport, SplitReport,
 };
 pub use fork::ForkError;
 pub use hub_push::ModelPush;

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wire::{TrainPart, v1};
 
 pub(crate) use planner::{merge_order, next_commands, slice_order};
-pub use split_report::{BoxShare, SplitReport};
+pub use split_report::{BoxShare, SoupReport, SplitReport};
 pub(crate) use step_ranges::StepRanges;
 
 use crate::state::OrderHistory;
@@ -124,8 +124,13 @@ impl OuterStep {
 
     /// Returns the deltas in the merged weights: those that count or, of a soup, that it kept.
     pub fn merged_deltas(&self) -> impl Iterator<Item = &v1::Delta> {
-        let soup = self.merge.as_ref().filter(|merge| merge.heldout_nll > 0.0);
+        let soup = self.soup();
         self.counted_deltas()
             .filter(move |delta| soup.is_none_or(|soup| soup.kept.contains(&delta.slice)))
+    }
+
+    /// Returns the merge if it is that of a soup.
+    fn soup(&self) -> Option<&v1::Merge> {
+        self.merge.as_ref().filter(|merge| merge.heldout_nll > 0.0)
     }
 }

@@ -42,7 +42,7 @@ mod state;
 mod training_advice;
 mod trial;
 
-pub use across::{AcrossTraining, BoxShare, OuterStep, SliceState, SplitReport};
+pub use across::{AcrossTraining, BoxShare, OuterStep, SliceState, SoupReport, SplitReport};
 pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
 pub use best_checkpoint::{best_checkpoint, newest_checkpoint};
 pub use canary_vote::{CanaryAgreement, CanaryValue, canary_agreement};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use control::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
-    LineageStep, MessageGroup, RunReport, SelectionReport, SplitReport,
+    LineageStep, MessageGroup, RunReport, SelectionReport, SoupReport, SplitReport,
 };
 use run_view::{
     cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text,
@@ -125,14 +125,24 @@ fn split_text(split: &SplitReport) -> String {
     let residual = if split.residual > 0.0 { lost.as_str() } else { "" };
     format!(
         "{} in {} merges; {:.1} times as fast as one box, {:.1} s in merges; {:.1} MB sent a slice; \
-         drift {:.3}{residual}{again}",
+         drift {:.3}{residual}{again}{}",
         boxes.join(", "),
         split.merges,
         split.speedup(),
         split.merging_s,
         split.sent_bytes / 1e6,
-        split.drift
+        split.drift,
+        split.soup.as_ref().map(soup_text).unwrap_or_default(),
     )
+}
+
+fn soup_text(soup: &SoupReport) -> String {
+    let SoupReport { trained, kept, heldout_nll } = soup;
+    let chosen = match kept.len() {
+        0 => format!("; none of {trained} trainings is better than the start"),
+        count => format!("; the mean of {count} of {trained} trainings ({})", kept.join(", ")),
+    };
+    format!("{chosen}, held-out loss {heldout_nll:.4} nats a token")
 }
 
 fn print_selection_report(found: &SelectionReport) {

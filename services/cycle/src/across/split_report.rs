@@ -25,6 +25,19 @@ pub struct SplitReport {
     pub residual: f64,
     /// Mean bytes of the weights, or of their change, that a box published after its slice.
     pub sent_bytes: f64,
+    /// What a soup kept; `None` of other methods.
+    pub soup: Option<SoupReport>,
+}
+
+/// Which trainings of the boxes are in the mean of a soup.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SoupReport {
+    /// Trainings among which it chose.
+    pub trained: usize,
+    /// The agents whose trainings are in the mean; none if the start was better.
+    pub kept: Vec<String>,
+    /// Mean negative log-likelihood of the held-out completions, in nats per token.
+    pub heldout_nll: f64,
 }
 
 /// The part of one box in a training.
@@ -79,6 +92,7 @@ impl AcrossTraining {
             drift: merges_of().map(|merge| merge.drift).sum::<f64>() / f64::from(merges),
             residual: merges_of().map(|merge| merge.residual).sum::<f64>() / f64::from(merges),
             sent_bytes: if slices > 0.0 { sent / slices } else { 0.0 },
+            soup: merged().filter_map(OuterStep::report_soup).next_back(),
         })
     }
 
@@ -91,5 +105,13 @@ impl AcrossTraining {
         });
         let planned = planned.fold(0, u32::saturating_add);
         step.counted_deltas().map(|delta| delta.steps).fold(planned, u32::saturating_sub)
+    }
+}
+
+impl OuterStep {
+    fn report_soup(&self) -> Option<SoupReport> {
+        let heldout_nll = self.soup()?.heldout_nll;
+        let kept = self.merged_deltas().map(|delta| delta.agent.clone()).collect();
+        Some(SoupReport { trained: self.counted_deltas().count(), kept, heldout_nll })
     }
 }

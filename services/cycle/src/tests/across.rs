@@ -129,6 +129,20 @@ fn steps_of_a_dead_box_are_planned_again_and_its_late_result_does_not_count() {
 }
 
 #[test]
+fn a_report_names_the_trainings_that_a_soup_kept() {
+    let mut log = start(&["t1", "t2", "t3"], ACROSS, 0);
+    log.run_to_the_end();
+    let mut training = training(&log, 0);
+    assert_eq!(training.report_split().unwrap().soup, None);
+    training.outer_steps.retain(|outer, _| *outer == 2);
+    let merge = training.outer_steps.get_mut(&2).unwrap().merge.as_mut().unwrap();
+    (merge.kept, merge.heldout_nll) = (vec![1, 3], 0.5);
+    let soup = training.report_split().unwrap().soup.unwrap();
+    assert_eq!((soup.trained, soup.heldout_nll), (3, 0.5));
+    assert_eq!(soup.kept, ["t1", "t3"]);
+}
+
+#[test]
 fn a_cycle_starts_from_the_adapter_of_the_one_before() {
     let mut spec = raft(2);
     if let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind {
