@@ -242,15 +242,15 @@ mod tests {
 
     #[test]
     fn training_s_steps_go_on_from_cycle_to_cycle() {
-        let mut course = RunProgress::default();
-        assert!(steps(course.next_update(checkpoint(0, 0))).is_empty(), "nobody trained it");
-        assert!(steps(course.next_update(checkpoint(1, 10))).iter().all(|step| *step == 10));
-        assert!(steps(course.next_update(checkpoint(1, 20))).iter().all(|step| *step == 20));
-        assert!(steps(course.next_update(checkpoint(2, 10))).iter().all(|step| *step == 30));
+        let mut progress = RunProgress::default();
+        assert!(steps(progress.next_update(checkpoint(0, 0))).is_empty(), "it is not trained");
+        assert!(steps(progress.next_update(checkpoint(1, 10))).iter().all(|step| *step == 10));
+        assert!(steps(progress.next_update(checkpoint(1, 20))).iter().all(|step| *step == 20));
+        assert!(steps(progress.next_update(checkpoint(2, 10))).iter().all(|step| *step == 30));
         let eval = v1::Eval { cycle: 2, step: 10, suite: "text".into(), ..Default::default() };
         let suite = wire::SuiteName::new("text").unwrap();
         let eval = record(FactKey::Eval { cycle: 2, step: 10, suite }, FactBody::Eval(eval));
-        let eval = figures(course.next_update(eval));
+        let eval = figures(progress.next_update(eval));
         assert_eq!((eval[0].key.as_str(), eval[0].step), ("eval/text/perplexity", 30));
     }
 

@@ -117,11 +117,11 @@ impl RunExporter for OtlpExporter {
         let taken = self.cursors.run_cursor(run);
         // The change is stored only after all spans are sent, so a retry starts from the same
         // state.
-        let mut course = self.open_spans.get(run).cloned().unwrap_or_default();
+        let mut open = self.open_spans.get(run).cloned().unwrap_or_default();
         let spans: Vec<TraceSpan> = updates
             .iter()
             .flat_map(|update| {
-                let spans = course.finish_spans(&update.record);
+                let spans = open.finish_spans(&update.record);
                 if update.record.sequence > taken { spans } else { Vec::new() }
             })
             .collect();
@@ -133,7 +133,7 @@ impl RunExporter for OtlpExporter {
             self.cursors.set_cursor(run, last);
             self.cursors.save_file()?;
         }
-        self.open_spans.insert(run.clone(), course);
+        self.open_spans.insert(run.clone(), open);
         Ok(())
     }
 }
@@ -445,9 +445,9 @@ mod tests {
 
     #[test]
     fn a_trace_follows_a_cycle_from_order_to_its_end_and_every_part_has_its_whole() {
-        let mut course = OpenSpans::default();
+        let mut open = OpenSpans::default();
         let spans: Vec<TraceSpan> =
-            story().iter().flat_map(|record| course.finish_spans(record)).collect();
+            story().iter().flat_map(|record| open.finish_spans(record)).collect();
         let times = |id: &str| {
             let span = spans.iter().find(|span| span.id == id).unwrap_or_else(|| panic!("no {id}"));
             (span.begin_ms, span.end_ms)

@@ -1,4 +1,4 @@
-//! One possible course of a run: the order of its phases, with durations drawn from the evidence.
+//! One simulation of a run: the order of its phases, with durations drawn from the evidence.
 
 use crate::{
     duration_model::{DrawnDuration, draw_factor},
@@ -9,9 +9,9 @@ use crate::{
 /// Relative change of the samples that a cycle keeps, from one cycle to the next.
 const CYCLE_DEVIATION: f64 = 0.03;
 
-/// The durations of one course, in seconds. Phases may overlap.
+/// The durations of a simulated run, in seconds. Phases may overlap.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct DrawnCourse {
+pub(crate) struct SimulatedDurations {
     pub(crate) total_s: f64,
     pub(crate) sampling_s: f64,
     pub(crate) training_s: f64,
@@ -32,7 +32,7 @@ struct DrawnRun<'a> {
     train_sampling: f64,
     heldout_sampling: f64,
     training_work: f64,
-    course: DrawnCourse,
+    durations: SimulatedDurations,
 }
 
 /// The times of a cycle, in seconds since the start.
@@ -44,13 +44,13 @@ struct CycleTimes {
     done: f64,
 }
 
-/// Draws one course of a run, or of what is left of one after a number of trained cycles.
-pub(crate) fn draw_course(
+/// Simulates a run, or what is left of one after a number of trained cycles.
+pub(crate) fn simulate_run(
     workload: &RunWorkload,
     evidence: &FleetEvidence,
     trained_cycles: Option<u32>,
     random: &mut fastrand::Rng,
-) -> DrawnCourse {
+) -> SimulatedDurations {
     let mut run = DrawnRun::draw(workload, evidence, random);
     run.trained_cycles = trained_cycles;
     if workload.cycles == 0 {
@@ -58,7 +58,7 @@ pub(crate) fn draw_course(
     } else {
         run.draw_cycles(random);
     }
-    run.course
+    run.durations
 }
 
 impl<'a> DrawnRun<'a> {
@@ -85,14 +85,14 @@ impl<'a> DrawnRun<'a> {
             verification: evidence.verification.draw_coefficients(random),
             training: evidence.training.draw_coefficients(random),
             evaluation: evidence.evaluation.draw_coefficients(random),
-            course: DrawnCourse::default(),
+            durations: SimulatedDurations::default(),
         }
     }
 
     /// An SFT run trains once and is evaluated.
     fn draw_single_training(&mut self, random: &mut fastrand::Rng) {
         let trained = self.evidence.start_s + self.draw_training(random);
-        self.course.total_s = trained + self.draw_evaluation(random);
+        self.durations.total_s = trained + self.draw_evaluation(random);
     }
 
     fn draw_cycles(&mut self, random: &mut fastrand::Rng) {
@@ -106,7 +106,7 @@ impl<'a> DrawnRun<'a> {
             let evaluated = last.checkpoint + evaluation;
             let sampled = self.draw_cycle_sampling(cycle, (last, evaluated, done_before), random);
             last.done = sampled.heldout_judged.max(evaluated);
-            self.course.total_s = last.done;
+            self.durations.total_s = last.done;
             if is_last {
                 break;
             }
@@ -164,7 +164,7 @@ impl<'a> DrawnRun<'a> {
             return 0.0;
         }
         let seconds = self.generation.draw_seconds(work, random);
-        self.course.sampling_s += seconds;
+        self.durations.sampling_s += seconds;
         seconds
     }
 
@@ -175,7 +175,7 @@ impl<'a> DrawnRun<'a> {
     fn draw_training(&mut self, random: &mut fastrand::Rng) -> f64 {
         let work = self.training_work * draw_factor(CYCLE_DEVIATION, random);
         let seconds = self.training.draw_seconds(work, random);
-        self.course.training_s += seconds;
+        self.durations.training_s += seconds;
         seconds
     }
 
@@ -186,7 +186,7 @@ impl<'a> DrawnRun<'a> {
         }
         let texts = (self.workload.text_suites / self.evidence.evaluators).ceil();
         let seconds = self.evaluation.draw_seconds(texts, random);
-        self.course.evaluation_s += seconds;
+        self.durations.evaluation_s += seconds;
         seconds
     }
 }
