@@ -1,6 +1,9 @@
 //! The server: health, reflection, port and end; and the fleet service.
 
-use std::time::Duration;
+use std::{
+    net::{Ipv4Addr, TcpListener},
+    time::Duration,
+};
 
 use bus::server::ManagedServer;
 use futures::StreamExt;
@@ -45,10 +48,13 @@ async fn health_follows_the_bus_and_calls_without_it_are_unavailable() {
         becomes(&rig.channel, service, ServingStatus::Serving).await;
     }
     ManagedServer::stop(&mut rig.nats).await;
+    // Otherwise the server of another test may get the port, and answer.
+    let held_port = TcpListener::bind((Ipv4Addr::LOCALHOST, rig.nats.client_port())).unwrap();
     becomes(&rig.channel, "flotilla.v1.Runs", ServingStatus::NotServing).await;
     assert_eq!(health(&rig.channel, "").await.unwrap(), ServingStatus::Serving);
     let status = rig.runs().list(v1::ListRunsRequest {}).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
+    drop(held_port);
     rig.nats.restart().await.unwrap();
     becomes(&rig.channel, "flotilla.v1.Runs", ServingStatus::Serving).await;
     rig.runs().list(v1::ListRunsRequest {}).await.unwrap();
