@@ -1,12 +1,14 @@
 //! Measures `flotilla-bench objectives`: how runs learn with other objectives than RAFT, from a
 //! teacher, and whether `flotilla court` ranks objectives as new runs do.
 //!
-//! It runs the built-in tasks on a real fleet of this machine. Rates depend only on the seeds. With
-//! `--dir`, results that an earlier process measured are read instead of measured again.
+//! It runs the built-in tasks on a real fleet of this machine. Rates depend only on the seeds, and
+//! one seed takes half an hour, so each result is a file of `--results`: what is there is read instead
+//! of measured again.
 
 mod markdown;
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -15,7 +17,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use cli::{
-    await_success,
+    VERSION, await_success,
     demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
     fleet::FleetProcessOptions,
     output, run_to_success, submit_run,
@@ -73,6 +75,8 @@ struct ObjectivesReport {
     #[serde(flatten)]
     conditions: Conditions,
     seeds: u32,
+    /// Versions of the programs that measured the results.
+    versions: BTreeSet<String>,
     tasks: Vec<TaskRuns>,
     students: Vec<Student>,
     court: CourtAgreement,
@@ -84,6 +88,19 @@ struct TaskRuns {
     title: &'static str,
     /// One list for each objective, with a run for each seed.
     objectives: Vec<(&'static str, Vec<RunResult>)>,
+}
+
+/// The content of a file of results.
+#[derive(Debug, Serialize, Deserialize)]
+struct StoredResult<T> {
+    version: String,
+    result: T,
+}
+
+/// Files of results, and the versions that measured those that were used.
+struct ResultFiles {
+    directory: PathBuf,
+    versions: BTreeSet<String>,
 }
 
 /// A student beside the RAFT run on the same base.
@@ -109,16 +126,11 @@ pub(super) async fn bench_objectives(args: &BenchArgs) -> anyhow::Result<ExitCod
     let meter = ConditionsMeter::start();
     let at = directory.as_path();
     let wanted = FleetProcessOptions { agents: AGENTS.into(), threads: None, detached: false };
+    let results = args.results.as_deref().unwrap_or(at);
+    fs::create_dir_all(results).with_context(|| format!("create {}", results.display()))?;
+    let mut files = ResultFiles { directory: results.to_owned(), versions: BTreeSet::new() };
     let measured = with_fleet(&new_fleet_directory(at), &wanted, AGENT_COUNT, async |control| {
-        let tasks = [("Two-digit sums", DigitCount::Two), ("Three-digit sums", DigitCount::Three)];
-        let mut all = Vec::new();
-        for (title, digits) in tasks {
-            all.push(compare_objectives(control, at, (title, digits), args.seeds).await?);
-        }
-        let students = teach_students(control, at, args.seeds).await?;
-        let file = at.join(format!("court-{}.json", args.seeds));
-        let court = read_or_measure(&file, check_court(control, at, args.seeds)).await?;
-        Ok((all, students, court))
+        measure_all(control, at, &mut files, args.seeds).await
     })
     .await;
     let (tasks, students, court) = match measured {
@@ -128,8 +140,9 @@ pub(super) async fn bench_objectives(args: &BenchArgs) -> anyhow::Result<ExitCod
             return Err(error.context(format!("its logs are in {}", kept.display())));
         }
     };
+    let (conditions, versions) = (meter.finish(), files.versions);
     let report =
-        ObjectivesReport { conditions: meter.finish(), seeds: args.seeds, tasks, students, court };
+        ObjectivesReport { conditions, seeds: args.seeds, versions, tasks, students, court };
     if args.json {
         output::print_json(&json!(report))?;
     } else {
@@ -150,42 +163,62 @@ fn new_fleet_directory(parent: &Path) -> PathBuf {
     }
 }
 
-/// Reads a result from a file, or measures it and writes the file.
-async fn read_or_measure<T: Serialize + DeserializeOwned>(
-    file: &Path,
-    measurement: impl Future<Output = anyhow::Result<T>>,
-) -> anyhow::Result<T> {
-    if file.exists() {
-        let bytes = fs::read(file).with_context(|| format!("read {}", file.display()))?;
-        return serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: not a result of this build; delete it", file.display()));
+impl ResultFiles {
+    /// Reads the result NAME.json, or measures it and writes the file.
+    async fn read_or_measure<T: Serialize + DeserializeOwned>(
+        &mut self,
+        name: &str,
+        measurement: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
+        let file = self.directory.join(name).with_extension("json");
+        let stored: StoredResult<T> = if file.exists() {
+            let bytes = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
+            serde_json::from_slice(&bytes).with_context(|| {
+                format!("{}: not a result of this build; delete it", file.display())
+            })?
+        } else {
+            let measured = StoredResult { version: VERSION.to_owned(), result: measurement.await? };
+            fs::write(&file, serde_json::to_vec(&measured)?)
+                .with_context(|| format!("write {}", file.display()))?;
+            measured
+        };
+        self.versions.insert(stored.version);
+        Ok(stored.result)
     }
-    let result = measurement.await?;
-    fs::write(file, serde_json::to_vec(&result)?)
-        .with_context(|| format!("write {}", file.display()))?;
-    Ok(result)
 }
 
-/// Runs all objectives on the same bases with the same numbers of samples.
-async fn compare_objectives(
+/// Measures one seed after the other, so that those which are complete are comparable.
+async fn measure_all(
     control: &FleetControl,
     directory: &Path,
-    (title, digits): (&'static str, DigitCount),
+    files: &mut ResultFiles,
     seeds: u32,
-) -> anyhow::Result<TaskRuns> {
-    let mut objectives: Vec<(&str, Vec<RunResult>)> =
-        OBJECTIVES.map(|(name, ..)| (name.as_str(), Vec::new())).into();
+) -> anyhow::Result<(Vec<TaskRuns>, Vec<Student>, CourtAgreement)> {
+    let tasks = [("Two-digit sums", DigitCount::Two), ("Three-digit sums", DigitCount::Three)];
+    let objectives = || OBJECTIVES.map(|(name, ..)| (name.as_str(), Vec::new())).into();
+    let mut measured =
+        tasks.map(|(title, digits)| (digits, TaskRuns { title, objectives: objectives() }));
+    let mut students = Vec::new();
     for seed in 1..=u64::from(seeds) {
-        let files = directory.join(format!("{digits:?}-{seed}").to_lowercase());
-        let results = run_objectives(control, &files, seed, digits);
-        let results: Vec<RunResult> =
-            read_or_measure(&files.with_extension("json"), results).await?;
-        for ((_, of_objective), result) in objectives.iter_mut().zip(results) {
-            of_objective.push(result);
+        for (digits, task) in &mut measured {
+            let name = format!("{digits:?}-{seed}").to_lowercase();
+            let task_files = directory.join(&name);
+            let results = run_objectives(control, &task_files, seed, *digits);
+            let results: Vec<RunResult> = files.read_or_measure(&name, results).await?;
+            for ((_, of_objective), result) in task.objectives.iter_mut().zip(results) {
+                of_objective.push(result);
+            }
+            output::print_message(&format!("{}: seed {seed} of {seeds}", task.title));
         }
-        output::print_message(&format!("{title}: seed {seed} of {seeds}"));
+        let name = format!("taught-{seed}");
+        let task_files = directory.join(&name);
+        let taught = teach_student(control, &task_files, seed);
+        students.push(files.read_or_measure(&name, taught).await?);
+        output::print_message(&format!("distillation: seed {seed} of {seeds}"));
     }
-    Ok(TaskRuns { title, objectives })
+    let court = check_court(control, directory, seeds);
+    let court = files.read_or_measure(&format!("court-{seeds}"), court).await?;
+    Ok((measured.map(|(_, task)| task).into(), students, court))
 }
 
 /// Returns the runs in the order of [`OBJECTIVES`].
@@ -254,23 +287,8 @@ async fn submit_changed(
     Ok(submit_run(control, &path).await?.run)
 }
 
-/// Trains a teacher on correct sums, and students of the tiny base on its log-probabilities, with
-/// one sample of each prompt.
-async fn teach_students(
-    control: &FleetControl,
-    directory: &Path,
-    seeds: u32,
-) -> anyhow::Result<Vec<Student>> {
-    let mut students = Vec::new();
-    for seed in 1..=u64::from(seeds) {
-        let files = directory.join(format!("taught-{seed}"));
-        let taught = teach_student(control, &files, seed);
-        students.push(read_or_measure(&files.with_extension("json"), taught).await?);
-        output::print_message(&format!("distillation: seed {seed} of {seeds}"));
-    }
-    Ok(students)
-}
-
+/// Trains a teacher on correct sums, and a student of the tiny base on its log-probabilities, with
+/// two samples of each prompt.
 async fn teach_student(control: &FleetControl, files: &Path, seed: u64) -> anyhow::Result<Student> {
     let base = train_base(control, files, seed, DigitCount::Two).await?;
     let task = BaseRunFiles { seed, digits: DigitCount::Two };
