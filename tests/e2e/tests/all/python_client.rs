@@ -126,7 +126,8 @@ fn streams_miss_no_eval_though_the_gateway_is_killed() {
     let Some(python) = PythonEnv::with_client_packages() else { return };
     let fleet = Fleet::start_open("trainer,evaluator");
     let files = SpecFiles::create(fleet.path());
-    let spec = files.write_sft_spec(300, 30).display().to_string();
+    // Long enough for the clients to start while it runs.
+    let spec = files.write_sft_spec(2000, 200).display().to_string();
     let run = run_client(&python, &fleet, &["submit", &spec]).remove(0);
     let run = run.as_str().expect("a run");
 
@@ -144,7 +145,7 @@ fn streams_miss_no_eval_though_the_gateway_is_killed() {
     for (seen, lines) in seen.iter_mut().zip(live) {
         seen.extend(lines);
         let steps: Vec<u64> = seen.iter().map(|eval| eval["step"].as_u64().unwrap()).collect();
-        assert_eq!(steps, (1..=10).map(|n| n * 30).collect::<Vec<u64>>());
+        assert_eq!(steps, (1..=10).map(|n| n * 200).collect::<Vec<u64>>());
     }
     assert_eq!(seen[0], seen[1], "both clients have the same results");
 
