@@ -87,9 +87,7 @@ fn format_rate(values: &[f64]) -> String {
 }
 
 fn write_students(text: &mut String, students: &[Student]) {
-    let mean = |of: &dyn Fn(&Student) -> f64| {
-        MeanEstimate::from_values(&students.iter().map(of).collect::<Vec<_>>()).mean
-    };
+    let mean = |of: &dyn Fn(&Student) -> f64| mean_of(&students.iter().map(of).collect::<Vec<_>>());
     let _ = writeln!(
         text,
         "\n### Learning from a teacher\n\n\
@@ -110,8 +108,7 @@ fn write_students(text: &mut String, students: &[Student]) {
             if rates.is_empty() {
                 return "- | -".to_owned();
             }
-            let mean = |values: &[f64]| MeanEstimate::from_values(values).mean;
-            format!("{:.1} | {:.0}", mean(&rates), mean(&tokens))
+            format!("{:.1} | {:.0}", mean_of(&rates), mean_of(&tokens))
         };
         let (raft, student) = (columns(|it| &it.raft), columns(|it| &it.student));
         let _ = writeln!(text, "| {cycle} | {raft} | {student} |");
@@ -122,13 +119,20 @@ fn write_students(text: &mut String, students: &[Student]) {
         reached.map(|(_, used)| *used as f64 / tokens as f64)
     };
     let shares: Vec<f64> = students.iter().filter_map(share).collect();
+    let used = match &*shares {
+        [] => String::new(),
+        some => format!(", with {:.2} of its drawn tokens (mean)", mean_of(some)),
+    };
     let _ = writeln!(
         text,
-        "\n{} of {} students reach the pass rate of RAFT's cycle {REACHED_CYCLE}, with {:.2} of its drawn tokens (mean).",
+        "\n{} of {} students reach the pass rate of RAFT's cycle {REACHED_CYCLE}{used}.",
         shares.len(),
         students.len(),
-        MeanEstimate::from_values(&shares).mean,
     );
+}
+
+fn mean_of(values: &[f64]) -> f64 {
+    MeanEstimate::from_values(values).mean
 }
 
 fn write_court(text: &mut String, court: &CourtAgreement) {
