@@ -53,11 +53,11 @@ pub(crate) struct BenchArgs {
     /// RAFT: cycles of each run that compares selection strategies
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub cycles: u32,
-    /// RAFT, objectives: directory of the fleets [default: a temporary one].
+    /// RAFT, objectives: directory of the fleets [default: a temporary one]
     #[arg(long, env = "FLOTILLA_DIR")]
     pub dir: Option<PathBuf>,
-    /// Objectives: directory of the results of single seeds; those that are there are not measured
-    /// again [default: in --dir].
+    /// Objectives: directory of the files of results; what is there is not measured again
+    /// [default: that of --dir]
     #[arg(long)]
     pub results: Option<PathBuf>,
     /// Print JSON on stdout instead of text.

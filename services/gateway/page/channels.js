@@ -16,7 +16,7 @@ export function pollChannels({ page, signal }) {
       polled.channels = channels.map(channelOf);
       page.redraw();
     },
-    // A gateway of an older version has none.
+    // Users who may not read channels see none.
     onFailure: () => {},
   });
   return polled;

@@ -55,6 +55,7 @@ export function open({ page, signal }) {
   function runRow(run) {
     const share = progressOf(run);
     const submitted = Date.parse(run.submittedAt);
+    const note = run.message || originOf(run);
     const onchange = ({ currentTarget }) => {
       compared[currentTarget.checked && compared.size < COMPARED_MAX ? "add" : "delete"](run.run);
       page.redraw();
@@ -67,7 +68,7 @@ export function open({ page, signal }) {
       h("span.far.heldout", heldOut(run)),
       h("time.soft", { datetime: run.submittedAt, title: clock(submitted, now()) },
         run.endedAt ? `took ${duration((Date.parse(run.endedAt) - submitted) / 1000)}` : `${duration((now() - submitted) / 1000)} ago`),
-      (run.message || originOf(run)) && h("small.far", run.message || originOf(run)));
+      note && h("small.far", note));
   }
 
   function boxes(total) {

@@ -26,16 +26,13 @@ pub(crate) async fn handle_channels(
         ChannelCommand::List => {
             let channels = flags.fleet.connect_control().await?.list_channels().await?;
             let empty = "no channels yet; `flotilla serve NAME --checkpoint RUN` creates one";
-            let show = || print_channels(&channels, |_| true, empty);
-            output::print_json_or(flags.json, &channels, show)
+            output::print_json_or(flags.json, &channels, || print_channels(&channels, empty))
         }
         ChannelCommand::History { channel } => {
             let channel = parse_channel_name(&channel)?;
             let control = flags.fleet.connect_control().await?;
             let moves = control.describe_channel_history(&channel).await?;
-            let last = moves.last().map_or(0, |last| last.number);
-            let show = || print_channels(&moves, |number| number == last, "");
-            output::print_json_or(flags.json, &moves, show)
+            output::print_json_or(flags.json, &moves, || print_channels(&moves, ""))
         }
         ChannelCommand::Move(MoveArgs { channel, model, feedback, if_better, reason }) => {
             let request =
@@ -130,9 +127,12 @@ async fn print_moved(
     })
 }
 
-/// Prints moves as a table. Only of those that `is_last` is true for is known who serves them.
-fn print_channels(channels: &[v1::Channel], is_last: impl Fn(u64) -> bool, empty: &str) {
-    let rows = channels.iter().map(|channel| {
+/// Prints moves as a table, those of one channel in their order. Who serves a channel is known only
+/// of its last move.
+fn print_channels(channels: &[v1::Channel], empty: &str) {
+    let rows = channels.iter().enumerate().map(|(at, channel)| {
+        let next = channels.get(at + 1);
+        let is_last = next.is_none_or(|next| next.channel != channel.channel);
         let found = channel.r#move.clone().unwrap_or_default();
         let evidence = found.evidence.as_ref().map(|it| {
             let points = it.difference * 100.0;
@@ -151,7 +151,7 @@ fn print_channels(channels: &[v1::Channel], is_last: impl Fn(u64) -> bool, empty
             output::format_time(channel.at.as_ref()),
             output::text_or_dash(found.user),
             match &found.serving {
-                _ if !is_last(channel.number) => "-".to_owned(),
+                _ if !is_last => "-".to_owned(),
                 None => "no".to_owned(),
                 Some(_) if channel.agents.is_empty() => "none yet".to_owned(),
                 Some(_) => channel.agents.join(", "),
