@@ -22,9 +22,10 @@ use wire::{AgentId, FactBody, FactKey, Pool, Record, RunId, v1};
 
 use crate::{
     forwarding,
-    model_process::{ModelFiles, ModelProcess, ProcessSettings},
+    model_process::{ModelFiles, ModelProcess, ProcessSettings, UnusableAdapter},
     placement::{
-        ChannelModel, ServedModels, ServingAgents, assign_models, have_same_weights, is_replaced,
+        ChannelModel, ServedModels, ServingAgents, assign_models, has_weights_of_all,
+        have_same_weights, is_replaced, keep_served_models,
     },
     serving_engine::ServingEngine,
 };
@@ -131,7 +132,8 @@ struct ChannelServer {
     agents: HashMap<String, (Instant, BTreeSet<String>)>,
     /// By the manifest digest of the base.
     processes: BTreeMap<String, RunningProcess>,
-    failures: BTreeMap<String, LoadFailure>,
+    /// By the manifest digest of the base, and the channel if its adapter alone is the reason.
+    failures: BTreeMap<(String, Option<RunId>), LoadFailure>,
     loading: Option<String>,
     loaded: mpsc::Sender<LoadEvent>,
     /// The processes started so far.
@@ -146,7 +148,7 @@ struct RunningProcess {
     since: Instant,
 }
 
-/// The reason why the models of a base are not served, and the time of the next attempt.
+/// The reason why models of a base are not served, and the time of the next attempt.
 struct LoadFailure {
     models: ServedModels,
     message: String,
@@ -236,20 +238,39 @@ impl ChannelServer {
         let (moves, pool) = (&self.moves, &self.config.pool);
         self.failures.retain(|_, failure| {
             let mut models = failure.models.iter();
-            models.all(|(channel, model)| model.is_served_by(moves.get(channel), pool))
+            let is_known = !failure.models.is_empty() || failure.is_waiting();
+            is_known && models.all(|(channel, model)| model.is_served_by(moves.get(channel), pool))
         });
         if self.loading.is_some() {
             return;
         }
-        let due = wanted.iter().find(|(base, models)| {
-            let loaded = self.processes.get(*base);
-            let is_loaded = loaded.is_some_and(|it| have_same_weights(&it.process.models, models));
-            let waits = self.failures.get(*base).is_some_and(LoadFailure::is_waiting);
-            !is_loaded && !waits
-        });
+        let due = wanted
+            .iter()
+            .find_map(|(base, models)| Some((base.clone(), self.find_due_models(base, models)?)));
         if let Some((base, models)) = due {
-            self.start_load(base.clone(), models.clone(), &wanted);
+            self.start_load(base, models, &wanted);
         }
+    }
+
+    /// Returns the models of a base that are to be loaded now: first those whose adapters are not
+    /// known to be unusable, then also those that may be tried again.
+    fn find_due_models(&self, base: &str, wanted: &ServedModels) -> Option<ServedModels> {
+        let failure = |channel| self.failures.get(&(base.to_owned(), channel));
+        if failure(None).is_some_and(LoadFailure::is_waiting) {
+            return None;
+        }
+        let of_adapter = |channel: &RunId| failure(Some(channel.clone()));
+        let loaded = self.processes.get(base).map(|it| &it.process.models);
+        let usable = keep_served_models(wanted, loaded, |channel| {
+            of_adapter(channel).is_some_and(|it| it.is_current)
+        });
+        let tried = keep_served_models(wanted, loaded, |channel| {
+            of_adapter(channel).is_some_and(LoadFailure::is_waiting)
+        });
+        let is_loaded = |models: &ServedModels| {
+            models.is_empty() || loaded.is_some_and(|loaded| have_same_weights(loaded, models))
+        };
+        [usable, tried].into_iter().find(|models| !is_loaded(models))
     }
 
     /// Removes processes that ended by themselves. They are started again after a pause, which grows
@@ -267,10 +288,11 @@ impl ChannelServer {
             if let Some(models) = wanted.get(&base) {
                 let message =
                     "the model's process ended; the agent's log has its last output (E104)";
+                let all = (base, None);
                 if gone.since.elapsed() > STABLE_TIME {
-                    self.failures.remove(&base);
+                    self.failures.remove(&all);
                 }
-                self.record_failure(base, models.clone(), message.to_owned());
+                self.record_failure(all, models.clone(), message.to_owned());
             }
         }
     }
@@ -350,24 +372,41 @@ impl ChannelServer {
             Ok(process) => {
                 let channels: Vec<&str> = models.keys().map(RunId::as_str).collect();
                 tracing::info!(channels = channels.join(", "), "serving");
-                if let Some(failure) = self.failures.get_mut(&base) {
-                    failure.is_current = false;
+                let failures = self.failures.iter_mut().filter(|((of, _), _)| *of == base);
+                for ((_, channel), failure) in failures {
+                    let is_loaded =
+                        channel.is_none() || has_weights_of_all(&models, &failure.models);
+                    failure.is_current &= !is_loaded;
                 }
                 // The old process ends after the last of its answers.
                 let (process, since) = (Arc::new(process), Instant::now());
                 self.processes.insert(base, RunningProcess { process, since });
             }
-            Err(error) => self.record_failure(base, models, format!("{error:#}")),
+            Err(error) => {
+                let mut models = models;
+                // A model that stayed because its channel's new one failed is not announced as failed.
+                models.retain(|channel, model| model.is_named_by(self.moves.get(channel)));
+                // The other channels of the base are loaded without it.
+                let channel = error.downcast_ref().map(|UnusableAdapter(channel)| channel.clone());
+                let channel = channel.filter(|channel| models.contains_key(channel));
+                models.retain(|it, _| channel.as_ref().is_none_or(|channel| channel == it));
+                self.record_failure((base, channel), models, format!("{error:#}"));
+            }
         }
     }
 
-    fn record_failure(&mut self, base: String, models: ServedModels, message: String) {
+    fn record_failure(
+        &mut self,
+        of: (String, Option<RunId>),
+        models: ServedModels,
+        message: String,
+    ) {
         tracing::warn!(error = message, "a model cannot be served; trying again later");
-        let last = self.failures.get(&base).map(|it| it.pause * 2);
+        let last = self.failures.get(&of).map(|it| it.pause * 2);
         let pause = last.unwrap_or(RETRY_MIN).min(RETRY_MAX);
         let retry_at = Instant::now() + pause;
         self.failures
-            .insert(base, LoadFailure { models, message, pause, retry_at, is_current: true });
+            .insert(of, LoadFailure { models, message, pause, retry_at, is_current: true });
     }
 
     /// Returns the process with the newest model of a channel.
@@ -449,7 +488,8 @@ impl ChannelServer {
     }
 
     fn trouble(&self) -> Option<String> {
-        let failure = self.failures.values().find(|it| it.is_current)?;
+        let is_shown = |it: &&LoadFailure| it.is_current && !it.models.is_empty();
+        let failure = self.failures.values().find(is_shown)?;
         let channels: Vec<&str> = failure.models.keys().map(RunId::as_str).collect();
         Some(format!("cannot serve {}: {}", channels.join(", "), failure.message))
     }
@@ -499,7 +539,11 @@ async fn fetch_files(
     let mut adapters = Vec::new();
     for (channel, model) in models {
         if let Some(adapter) = &model.adapter {
-            adapters.push((channel.clone(), cache.fetch_tree(store, adapter).await?));
+            let fetched = cache.fetch_tree(store, adapter).await;
+            adapters.push((
+                channel.clone(),
+                fetched.with_context(|| UnusableAdapter(channel.clone()))?,
+            ));
         }
     }
     Ok(ModelFiles { base, adapters })

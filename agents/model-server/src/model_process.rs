@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::Context;
 use completion_server::CompletionServerConfig;
+use engine::LoraAdapter;
 use formats::{FloatDtype, GgufModel, ModelConfig, ModelOutline, is_gguf};
 use generator::{ConvertedBase, LlamaCppGenerator};
 use llama::{LlamaServer, ServedModel, ServerAddress, ServerProgram};
@@ -39,6 +40,16 @@ pub(crate) struct ModelFiles {
     pub base: CachedTree,
     /// By channel, in the order in which the process numbers them.
     pub adapters: Vec<(RunId, CachedTree)>,
+}
+
+/// The channel whose adapter is the reason why models cannot be loaded, as the context of an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UnusableAdapter(pub RunId);
+
+impl std::fmt::Display for UnusableAdapter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("its adapter cannot be loaded")
+    }
 }
 
 /// The settings of a process.
@@ -255,15 +266,23 @@ fn run_process(
     }
 }
 
-/// Fails if the embedded engine does not compute the base.
+/// Fails if the embedded engine does not compute the base, or an adapter is not one of it.
 fn check_embedded(files: ModelFiles, serves_base: bool) -> anyhow::Result<OriginalModels> {
     let base = files.base.path().to_owned();
-    if !is_gguf(&base) {
-        let checked = ModelConfig::from_dir(&base)?.require_embedded(&base);
-        checked.context(
+    let config = if is_gguf(&base) {
+        GgufModel::open(&base)?.model_config().clone()
+    } else {
+        let config = ModelConfig::from_dir(&base)?;
+        config.require_embedded(&base).context(
             "this agent serves models with the embedded engine; install llama.cpp, or \
                          pass --llama-cpp DIR",
         )?;
+        config
+    };
+    for (channel, adapter) in &files.adapters {
+        // The process loads them as well, but would not say which of them it cannot use.
+        LoraAdapter::load_peft(adapter.path(), &config)
+            .with_context(|| UnusableAdapter(channel.clone()))?;
     }
     let adapters = files.adapters.iter().map(|(_, adapter)| adapter.path().to_owned()).collect();
     Ok(OriginalModels { base, adapters, serves_base, _files: files })
@@ -287,13 +306,15 @@ fn convert_models(
     // Two channels may have the same adapter: it is converted once.
     let mut converted: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
     let mut adapters = Vec::new();
-    for (_, adapter) in &files.adapters {
+    for (channel, adapter) in &files.adapters {
         let path = adapter.path().to_owned();
         let gguf = match converted.get(&path) {
             Some(known) => known.clone(),
             None => {
                 let file = directory.join(format!("adapter-{}.gguf", converted.len()));
-                llama.convert_adapter(model, &path, file, &mut || ())?
+                llama
+                    .convert_adapter(model, &path, file, &mut || ())
+                    .with_context(|| UnusableAdapter(channel.clone()))?
             }
         };
         converted.insert(path, gguf.clone());

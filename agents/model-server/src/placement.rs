@@ -22,6 +22,10 @@ impl ChannelModel {
         })
     }
 
+    fn has_weights_of(&self, other: &Self) -> bool {
+        self.base.manifest == other.base.manifest && self.adapter == other.adapter
+    }
+
     /// Returns true if a move names these weights and has agents of this pool serve them.
     pub(crate) fn is_served_by(
         &self,
@@ -39,13 +43,29 @@ pub(crate) type ServedModels = BTreeMap<RunId, ChannelModel>;
 /// Returns true if a process with one set of models can serve the other, because only their moves
 /// differ.
 pub(crate) fn have_same_weights(one: &ServedModels, other: &ServedModels) -> bool {
-    let weights = |models: &ServedModels| {
-        let of = |(channel, model): (&RunId, &ChannelModel)| {
-            (channel.clone(), model.base.manifest.clone(), model.adapter.clone())
-        };
-        models.iter().map(of).collect::<Vec<_>>()
+    one.len() == other.len() && has_weights_of_all(one, other)
+}
+
+/// Returns true if a process with one set of models can serve each of the others.
+pub(crate) fn has_weights_of_all(models: &ServedModels, others: &ServedModels) -> bool {
+    let has = |(channel, other): (&RunId, &ChannelModel)| {
+        models.get(channel).is_some_and(|model| model.has_weights_of(other))
     };
-    weights(one) == weights(other)
+    others.iter().all(has)
+}
+
+/// Returns the models of a base that its process should have: those that are wanted, except those of
+/// channels whose adapter cannot be loaded, which keep the `loaded` model, if any.
+pub(crate) fn keep_served_models(
+    wanted: &ServedModels,
+    loaded: Option<&ServedModels>,
+    is_left_out: impl Fn(&RunId) -> bool,
+) -> ServedModels {
+    let choose = |(channel, model): (&RunId, &ChannelModel)| {
+        let model = if is_left_out(channel) { loaded?.get(channel)? } else { model };
+        Some((channel.clone(), model.clone()))
+    };
+    wanted.iter().filter_map(choose).collect()
 }
 
 /// Returns true if the process of the base `old` is there only until the process of the base `new`
@@ -161,6 +181,21 @@ mod tests {
         assert!(!is_served(channel_move("other", 1, "m")));
         assert!(!is_served(v1::ChannelMove { serving: None, ..found }));
         assert!(!model.is_served_by(None, &pool));
+    }
+
+    #[test]
+    fn a_channel_whose_adapter_cannot_be_loaded_keeps_its_model_and_the_others_get_theirs() {
+        let models = |numbers: &[(&str, u64)]| -> ServedModels {
+            let model = |number| ChannelModel { number, base: v1::Tree::default(), adapter: None };
+            numbers.iter().map(|(name, number)| (name.parse().unwrap(), model(*number))).collect()
+        };
+        let wanted = models(&[("bad", 2), ("good", 2)]);
+        let is_bad = |channel: &RunId| channel.as_str() == "bad";
+        assert_eq!(keep_served_models(&wanted, None, is_bad), models(&[("good", 2)]));
+        let loaded = models(&[("bad", 1), ("good", 1), ("gone", 1)]);
+        let kept = keep_served_models(&wanted, Some(&loaded), is_bad);
+        assert_eq!(kept, models(&[("bad", 1), ("good", 2)]));
+        assert_eq!(keep_served_models(&wanted, Some(&loaded), |_| false), wanted);
     }
 
     #[test]

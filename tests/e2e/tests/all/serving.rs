@@ -159,8 +159,32 @@ fn channels_of_one_base_are_one_process_with_an_adapter_each() {
 #[test]
 fn channels_of_one_base_are_one_process_of_the_embedded_engine() {
     let Some(python) = PythonEnv::with_client_packages() else { return };
-    serve_adapters(&python, without_llama_cpp(), |process| {
+    let fleet = serve_adapters(&python, without_llama_cpp(), |process| {
         process.arguments.get(1..3).is_some_and(|words| words == ["worker", "serve"])
+    });
+    assert_a_lost_adapter_takes_no_other_channel_down(&fleet);
+}
+
+/// Removes an adapter from the store and the cache, and starts the agent again.
+fn assert_a_lost_adapter_takes_no_other_channel_down(fleet: &Fleet) {
+    let channels = fleet.run_json(&["channel", "list"]).expect("the channels");
+    let early = channels.as_array().expect("a list").iter().find(|it| it["channel"] == "early");
+    let adapter = &early.expect("a channel")["move"]["adapter"];
+    let [path, digest] = ["path", "manifest"].map(|name| adapter[name].as_str().expect("a text"));
+    std::fs::remove_dir_all(fleet.path().join("store").join(path)).expect("it was there");
+    let tree = fleet.path().join("cache/trees").join(digest.rsplit(':').next().expect("hex"));
+    std::fs::remove_dir_all(tree).expect("it was there");
+    fleet.kill("server-1");
+    wait_until("the others are served", LIMIT, || {
+        let agents = fleet.run_json(&["agents", "list"]).ok()?;
+        let served = agents.as_array()?.iter().find_map(|it| it["served"].as_array())?.clone();
+        let error_of = |name: &str| {
+            let found = served.iter().find(|it| it["channel"] == name)?;
+            Some(found["error"].as_str().unwrap_or_default().to_owned())
+        };
+        let is_reason = error_of("early")?.contains("its adapter cannot be loaded");
+        let served = ["late", "plain"].map(|name| error_of(name).is_some_and(|it| it.is_empty()));
+        (is_reason && served == [true, true]).then_some(())
     });
 }
 
