@@ -233,7 +233,7 @@ pub(super) fn name_texts<const N: usize>(texts: [(&str, &String); N]) -> Texts {
 /// consists of texts, ends before the model's turn, is not too long, is not part of the answer, and
 /// the model was free to answer as it likes.
 fn read_request(fields: &Map<String, Value>) -> Option<(String, String)> {
-    if fields.get("echo") == Some(&Value::Bool(true)) || constrains_answer(fields) {
+    if fields.get("echo") == Some(&Value::Bool(true)) || has_other_inputs(fields) {
         return None;
     }
     let is_text = |message: &Value| message["role"].is_string() && message["content"].is_string();
@@ -251,15 +251,20 @@ fn read_request(fields: &Map<String, Value>) -> Option<(String, String)> {
     (request.0.len() + request.1.len() < EXCHANGE_BYTES_MAX).then_some(request)
 }
 
-/// Returns true if a request has tools, which are part of what the model read, or a form that the
-/// answer must have.
-fn constrains_answer(fields: &Map<String, Value>) -> bool {
-    let has = |name: &str| {
-        fields.get(name).is_some_and(|it| !matches!(it, Value::Null) && *it != json!([]))
+/// Returns true if more than the conversation decides the answer: tools, which the model reads as
+/// well, or limits on the tokens that it may write.
+fn has_other_inputs(fields: &Map<String, Value>) -> bool {
+    let is_set = |name: &&str| match fields.get(*name) {
+        None | Some(Value::Null) => false,
+        Some(Value::Array(list)) => !list.is_empty(),
+        // llama-server writes an object for an empty schema.
+        Some(Value::Object(fields)) => !fields.is_empty() || *name == "json_schema",
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(_) => true,
     };
-    let has_form =
-        fields.get("response_format").is_some_and(|it| !it.is_null() && it["type"] != "text");
-    has_form || ["tools", "functions", "grammar", "json_schema"].into_iter().any(has)
+    let format = fields.get("response_format").filter(|_| is_set(&"response_format"));
+    let inputs = ["tools", "functions", "grammar", "json_schema", "logit_bias"];
+    format.is_some_and(|it| it["type"] != "text") || inputs.iter().any(is_set)
 }
 
 /// Returns the id and the text of the first choice.
@@ -302,6 +307,9 @@ mod tests {
             "prompt": "1+1=", "tools": [], "response_format": { "type": "text" }, "grammar": null
         });
         assert!(read(free).is_some());
+        let empty =
+            json!({ "prompt": "1+1=", "response_format": {}, "grammar": "", "logit_bias": {} });
+        assert!(read(empty).is_some());
         let image = json!({ "role": "user", "content": [{ "type": "image_url" }] });
         let assistant = json!({ "role": "assistant", "content": "a" });
         for other in [
@@ -314,6 +322,8 @@ mod tests {
             json!({ "messages": [user], "tools": [{ "type": "function" }] }),
             json!({ "messages": [user], "response_format": { "type": "json_object" } }),
             json!({ "prompt": "a", "grammar": "root ::= [0-9]" }),
+            json!({ "prompt": "a", "logit_bias": { "7": -100 } }),
+            json!({ "prompt": "a", "json_schema": {} }),
             json!({ "prompt": "x".repeat(EXCHANGE_BYTES_MAX) }),
         ] {
             assert_eq!(read(other.clone()), None, "{other}");
