@@ -138,11 +138,13 @@ fn split_text(split: &SplitReport) -> String {
 
 fn soup_text(soup: &SoupReport) -> String {
     let SoupReport { trained, kept, heldout_nll } = soup;
+    let agents: BTreeSet<&str> = kept.iter().map(String::as_str).collect();
+    let agents: Vec<&str> = agents.into_iter().collect();
     let chosen = match kept.len() {
-        0 => format!("; none of {trained} trainings is better than the start"),
-        count => format!("; the mean of {count} of {trained} trainings ({})", kept.join(", ")),
+        0 => format!("none of {trained} trainings kept, none is better than the start"),
+        count => format!("{count} of {trained} trainings kept ({})", agents.join(", ")),
     };
-    format!("{chosen}, held-out loss {heldout_nll:.4} nats a token")
+    format!("; {chosen}; held-out loss {heldout_nll:.4} nats a token")
 }
 
 fn print_selection_report(found: &SelectionReport) {

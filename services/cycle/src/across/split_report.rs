@@ -32,11 +32,13 @@ pub struct SplitReport {
 /// Which trainings of the boxes are in the mean of a soup.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SoupReport {
-    /// Trainings among which it chose.
+    /// Trainings among which its merges chose: one merge, or more if a box died and others trained
+    /// its steps.
     pub trained: usize,
-    /// The agents whose trainings are in the mean; none if the start was better.
+    /// The agents of the trainings in the means, one of each; none if the start was better.
     pub kept: Vec<String>,
-    /// Mean negative log-likelihood of the held-out completions, in nats per token.
+    /// Mean negative log-likelihood of the held-out completions after the last merge, in nats per
+    /// token.
     pub heldout_nll: f64,
 }
 
@@ -92,7 +94,7 @@ impl AcrossTraining {
             drift: merges_of().map(|merge| merge.drift).sum::<f64>() / f64::from(merges),
             residual: merges_of().map(|merge| merge.residual).sum::<f64>() / f64::from(merges),
             sent_bytes: if slices > 0.0 { sent / slices } else { 0.0 },
-            soup: merged().filter_map(OuterStep::report_soup).next_back(),
+            soup: report_soup(merged),
         })
     }
 
@@ -108,10 +110,13 @@ impl AcrossTraining {
     }
 }
 
-impl OuterStep {
-    fn report_soup(&self) -> Option<SoupReport> {
-        let heldout_nll = self.soup()?.heldout_nll;
-        let kept = self.merged_deltas().map(|delta| delta.agent.clone()).collect();
-        Some(SoupReport { trained: self.counted_deltas().count(), kept, heldout_nll })
-    }
+/// Reports on the merges of a soup; `None` of other methods. A merge of one training chooses nothing.
+fn report_soup<'a, I>(merged: impl Fn() -> I) -> Option<SoupReport>
+where
+    I: DoubleEndedIterator<Item = &'a OuterStep>,
+{
+    let heldout_nll = merged().rev().find_map(OuterStep::soup)?.heldout_nll;
+    let kept = merged().flat_map(OuterStep::merged_deltas).map(|delta| delta.agent.clone());
+    let trained = merged().flat_map(OuterStep::counted_deltas).count();
+    Some(SoupReport { trained, kept: kept.collect(), heldout_nll })
 }
