@@ -56,8 +56,8 @@ pub(crate) struct BenchArgs {
     /// RAFT, objectives: directory of the fleets [default: a temporary one]
     #[arg(long, env = "FLOTILLA_DIR")]
     pub dir: Option<PathBuf>,
-    /// Objectives: directory of the files of results; what is there is not measured again
-    /// [default: that of --dir]
+    /// Objectives: directory of the files of results; what is there is not measured again, but
+    /// refused if this build has other settings [default: that of --dir]
     #[arg(long)]
     pub results: Option<PathBuf>,
     /// Print JSON on stdout instead of text.

@@ -3,12 +3,13 @@
 //!
 //! It runs the built-in tasks on a real fleet of this machine. Rates depend only on the seeds, and
 //! one seed takes half an hour, so each result is a file of `--results`: what is there is read instead
-//! of measured again.
+//! of measured again, if it was measured with the settings of this build.
 
 mod markdown;
+mod result_files;
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -17,7 +18,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use cli::{
-    VERSION, await_success,
+    await_success,
     demo_task::{BaseRunFiles, DigitCount, RaftRunFiles},
     fleet::FleetProcessOptions,
     output, run_to_success, submit_run,
@@ -26,28 +27,50 @@ use cli::{
 use control::{CourtRanking, FleetControl, rank_objectives};
 use objective::{Objective, ObjectiveName};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::json;
+use serde_json::{Value, json};
 use wire::RunId;
 
 use crate::{
     args::BenchArgs,
-    conditions::{Conditions, ConditionsMeter},
+    conditions::ConditionsMeter,
     raft_effect::{run_result::RunResult, with_fleet},
 };
 
-/// The compared objectives, each with the epochs and the learning rate of its trainings; the first
-/// is the one that others are compared with. Failures count for most of them, and with as many
-/// steps as RAFT, they drive the tiny model away.
-const OBJECTIVES: [(ObjectiveName, u32, f64); 8] = [
-    (ObjectiveName::Raft, 3, 0.002),
-    (ObjectiveName::RaftPlusPlus, 3, 0.002),
-    (ObjectiveName::Rloo, 1, 0.0003),
-    (ObjectiveName::DrGrpo, 1, 0.001),
-    (ObjectiveName::Dapo, 1, 0.001),
-    (ObjectiveName::Cispo, 1, 0.001),
-    (ObjectiveName::Dpo, 1, 0.001),
-    (ObjectiveName::Kto, 1, 0.0003),
+use self::result_files::{ResultFiles, ResultOrigin};
+
+/// The compared settings of a run's spec. Files of results have them too.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct SpecSettings {
+    cycles: u32,
+    samples_per_prompt: u32,
+    epochs: u32,
+    /// A number or a schedule, as YAML.
+    learning_rate: &'static str,
+}
+
+/// The settings of the built-in task's RAFT spec.
+const RAFT: SpecSettings =
+    SpecSettings { cycles: 6, samples_per_prompt: 8, epochs: 3, learning_rate: "0.002" };
+
+const ONE_CYCLE: SpecSettings = SpecSettings { cycles: 1, ..RAFT };
+
+/// The compared objectives with the settings of their runs; the first is the one that others are
+/// compared with. Failures count for most of them, and with as many steps as RAFT, they drive the
+/// tiny model away.
+const OBJECTIVES: [(ObjectiveName, SpecSettings); 8] = [
+    (ObjectiveName::Raft, RAFT),
+    (ObjectiveName::RaftPlusPlus, RAFT),
+    (ObjectiveName::Rloo, one_epoch("0.0003")),
+    (ObjectiveName::DrGrpo, one_epoch("0.001")),
+    (ObjectiveName::Dapo, one_epoch("0.001")),
+    (ObjectiveName::Cispo, one_epoch("0.001")),
+    (ObjectiveName::Dpo, one_epoch("0.001")),
+    (ObjectiveName::Kto, one_epoch("0.0003")),
 ];
+
+const fn one_epoch(learning_rate: &'static str) -> SpecSettings {
+    SpecSettings { epochs: 1, learning_rate, ..RAFT }
+}
 
 /// The objectives that a court ranks, by the training settings of RAFT.
 const COURT: [ObjectiveName; 6] = [
@@ -59,24 +82,36 @@ const COURT: [ObjectiveName; 6] = [
     ObjectiveName::Dpo,
 ];
 
-const CYCLES: u32 = 6;
-
 /// The cycle of RAFT whose pass rate a student must reach.
-const REACHED_CYCLE: usize = 4;
+const REACHED_CYCLE: u32 = 4;
 
-/// With a quarter of RAFT's samples a cycle, a student draws less than a third of its tokens.
-const STUDENT_CYCLES: u32 = 5;
+/// The settings of the RAFT run beside a student.
+const RAFT_BESIDE: SpecSettings = SpecSettings { cycles: REACHED_CYCLE, ..RAFT };
+
+/// With a quarter of RAFT's samples a cycle, a student draws less than a third of its tokens. It
+/// trains on them more often, with smaller and smaller steps.
+const STUDENT: SpecSettings = SpecSettings {
+    cycles: 5,
+    samples_per_prompt: 2,
+    epochs: 6,
+    learning_rate: "{ linear: [0.002, 0.0001] }",
+};
+
+const DISTILLATION: &str = "{ distillation: { max_gap: 1 } }";
+
+const TASKS: [(&str, DigitCount); 2] =
+    [("Two-digit sums", DigitCount::Two), ("Three-digit sums", DigitCount::Three)];
 
 const AGENTS: &str = "trainer,generator=2,verifier,scorer,evaluator";
 const AGENT_COUNT: usize = 6;
 
 #[derive(Debug, Serialize)]
 struct ObjectivesReport {
-    #[serde(flatten)]
-    conditions: Conditions,
+    /// The command that wrote the report.
+    command: String,
     seeds: u32,
-    /// Versions of the programs that measured the results.
-    versions: BTreeSet<String>,
+    /// The origin of each file of results, by its name.
+    origins: BTreeMap<String, ResultOrigin>,
     tasks: Vec<TaskRuns>,
     students: Vec<Student>,
     court: CourtAgreement,
@@ -90,17 +125,15 @@ struct TaskRuns {
     objectives: Vec<(&'static str, Vec<RunResult>)>,
 }
 
-/// The content of a file of results.
-#[derive(Debug, Serialize, Deserialize)]
-struct StoredResult<T> {
-    version: String,
-    result: T,
-}
-
-/// Files of results, and the versions that measured those that were used.
-struct ResultFiles {
-    directory: PathBuf,
-    versions: BTreeSet<String>,
+/// A measurement whose result is one file.
+#[derive(Debug, Clone, Copy)]
+enum ObjectiveMeasurement {
+    /// The runs of all objectives on a base with a seed, by the objective's name.
+    Task(DigitCount, u64),
+    /// A [`Student`] with a seed.
+    Taught(u64),
+    /// A [`CourtAgreement`] over a number of seeds.
+    Court(u32),
 }
 
 /// A student beside the RAFT run on the same base.
@@ -123,32 +156,61 @@ struct CourtAgreement {
 
 pub(super) async fn bench_objectives(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let directory = WorkDirectory::open_or_create(args.dir.as_deref(), "bench-objectives")?;
-    let meter = ConditionsMeter::start();
     let at = directory.as_path();
-    let wanted = FleetProcessOptions { agents: AGENTS.into(), threads: None, detached: false };
-    let results = args.results.as_deref().unwrap_or(at);
-    fs::create_dir_all(results).with_context(|| format!("create {}", results.display()))?;
-    let mut files = ResultFiles { directory: results.to_owned(), versions: BTreeSet::new() };
-    let measured = with_fleet(&new_fleet_directory(at), &wanted, AGENT_COUNT, async |control| {
-        measure_all(control, at, &mut files, args.seeds).await
-    })
-    .await;
-    let (tasks, students, court) = match measured {
-        Ok(measured) => measured,
+    let mut files = ResultFiles::open_or_create(args.results.as_deref().unwrap_or(at))?;
+    let mut missing = Vec::new();
+    for measurement in ObjectiveMeasurement::list_all(args.seeds) {
+        if files.contains(&measurement.file_name()) {
+            // Before hours of measuring.
+            measurement.check_result(&mut files)?;
+        } else {
+            missing.push(measurement);
+        }
+    }
+    let command = format_command(args.seeds, args.results.as_deref());
+    let measured = measure_missing(at, &files, &missing).await;
+    let report = match measured.and_then(|()| read_report(files, command, args.seeds)) {
+        Ok(report) => report,
         Err(error) => {
             let kept = directory.keep_files();
             return Err(error.context(format!("its logs are in {}", kept.display())));
         }
     };
-    let (conditions, versions) = (meter.finish(), files.versions);
-    let report =
-        ObjectivesReport { conditions, seeds: args.seeds, versions, tasks, students, court };
     if args.json {
         output::print_json(&json!(report))?;
     } else {
         output::print_text(&markdown::write_markdown(&report));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn format_command(seeds: u32, results: Option<&Path>) -> String {
+    let results = results.map(|path| format!(" --results {}", path.display())).unwrap_or_default();
+    format!("flotilla-bench objectives --seeds {seeds}{results}")
+}
+
+/// Measures results on a new fleet and writes their files.
+async fn measure_missing(
+    directory: &Path,
+    files: &ResultFiles,
+    missing: &[ObjectiveMeasurement],
+) -> anyhow::Result<()> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let wanted = FleetProcessOptions { agents: AGENTS.into(), threads: None, detached: false };
+    let fleet = new_fleet_directory(directory);
+    with_fleet(&fleet, &wanted, AGENT_COUNT, async |control| {
+        for (number, measurement) in (1..).zip(missing) {
+            let meter = ConditionsMeter::start();
+            let result = measurement.measure(control, directory).await?;
+            let name = measurement.file_name();
+            files.write(&name, measurement.settings(), meter.finish(), result)?;
+            output::print_message(&format!("{name}: measured, {number} of {}", missing.len()));
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// Returns a directory for a fleet that no earlier process used.
@@ -163,87 +225,139 @@ fn new_fleet_directory(parent: &Path) -> PathBuf {
     }
 }
 
-impl ResultFiles {
-    /// Reads the result NAME.json, or measures it and writes the file.
-    async fn read_or_measure<T: Serialize + DeserializeOwned>(
-        &mut self,
-        name: &str,
-        measurement: impl Future<Output = anyhow::Result<T>>,
-    ) -> anyhow::Result<T> {
-        let file = self.directory.join(name).with_extension("json");
-        let stored: StoredResult<T> = if file.exists() {
-            let bytes = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-            serde_json::from_slice(&bytes).with_context(|| {
-                format!("{}: not a result of this build; delete it", file.display())
-            })?
-        } else {
-            let measured = StoredResult { version: VERSION.to_owned(), result: measurement.await? };
-            fs::write(&file, serde_json::to_vec(&measured)?)
-                .with_context(|| format!("write {}", file.display()))?;
-            measured
-        };
-        self.versions.insert(stored.version);
-        Ok(stored.result)
-    }
-}
-
-/// Measures one seed after the other, so that those which are complete are comparable.
-async fn measure_all(
-    control: &FleetControl,
-    directory: &Path,
-    files: &mut ResultFiles,
+/// Builds the report from the files of results.
+fn read_report(
+    mut files: ResultFiles,
+    command: String,
     seeds: u32,
-) -> anyhow::Result<(Vec<TaskRuns>, Vec<Student>, CourtAgreement)> {
-    let tasks = [("Two-digit sums", DigitCount::Two), ("Three-digit sums", DigitCount::Three)];
-    let objectives = || OBJECTIVES.map(|(name, ..)| (name.as_str(), Vec::new())).into();
-    let mut measured =
-        tasks.map(|(title, digits)| (digits, TaskRuns { title, objectives: objectives() }));
+) -> anyhow::Result<ObjectivesReport> {
+    let mut tasks = Vec::new();
+    for (title, digits) in TASKS {
+        let mut objectives = OBJECTIVES.map(|(name, _)| (name.as_str(), Vec::new()));
+        for seed in 1..=u64::from(seeds) {
+            let mut runs = ObjectiveMeasurement::Task(digits, seed).read_runs(&mut files)?;
+            for (name, of_objective) in &mut objectives {
+                of_objective.extend(runs.remove(*name));
+            }
+        }
+        tasks.push(TaskRuns { title, objectives: objectives.into() });
+    }
     let mut students = Vec::new();
     for seed in 1..=u64::from(seeds) {
-        for (digits, task) in &mut measured {
-            let name = format!("{digits:?}-{seed}").to_lowercase();
-            let task_files = directory.join(&name);
-            let results = run_objectives(control, &task_files, seed, *digits);
-            let results: Vec<RunResult> = files.read_or_measure(&name, results).await?;
-            for ((_, of_objective), result) in task.objectives.iter_mut().zip(results) {
-                of_objective.push(result);
-            }
-            output::print_message(&format!("{}: seed {seed} of {seeds}", task.title));
-        }
-        let name = format!("taught-{seed}");
-        let task_files = directory.join(&name);
-        let taught = teach_student(control, &task_files, seed);
-        students.push(files.read_or_measure(&name, taught).await?);
-        output::print_message(&format!("distillation: seed {seed} of {seeds}"));
+        students.push(ObjectiveMeasurement::Taught(seed).read_result(&mut files)?);
     }
-    let court = check_court(control, directory, seeds);
-    let court = files.read_or_measure(&format!("court-{seeds}"), court).await?;
-    Ok((measured.map(|(_, task)| task).into(), students, court))
+    let court = ObjectiveMeasurement::Court(seeds).read_result(&mut files)?;
+    Ok(ObjectivesReport { command, seeds, origins: files.into_origins(), tasks, students, court })
 }
 
-/// Returns the runs in the order of [`OBJECTIVES`].
+impl ObjectiveMeasurement {
+    /// Lists one seed after the other, so that those which are complete are comparable.
+    fn list_all(seeds: u32) -> Vec<Self> {
+        let of_seed = |seed| {
+            [
+                Self::Task(DigitCount::Two, seed),
+                Self::Task(DigitCount::Three, seed),
+                Self::Taught(seed),
+            ]
+        };
+        (1..=u64::from(seeds)).flat_map(of_seed).chain([Self::Court(seeds)]).collect()
+    }
+
+    fn file_name(self) -> String {
+        match self {
+            Self::Task(digits, seed) => format!("{digits:?}-{seed}.json").to_lowercase(),
+            Self::Taught(seed) => format!("taught-{seed}.json"),
+            Self::Court(seeds) => format!("court-{seeds}.json"),
+        }
+    }
+
+    /// Returns the settings that are compared. The result depends on the rest of the built-in task,
+    /// too.
+    fn settings(self) -> Value {
+        match self {
+            Self::Task(digits, seed) => {
+                let objectives: BTreeMap<&str, SpecSettings> =
+                    OBJECTIVES.map(|(name, settings)| (name.as_str(), settings)).into();
+                json!({ "digits": format!("{digits:?}"), "seed": seed, "objectives": objectives })
+            }
+            Self::Taught(seed) => json!({
+                "seed": seed,
+                "raft": RAFT_BESIDE,
+                "student": STUDENT,
+                "objective": DISTILLATION,
+            }),
+            Self::Court(seeds) => {
+                let objectives = COURT.map(ObjectiveName::as_str);
+                json!({ "seeds": seeds, "objectives": objectives, "raft": ONE_CYCLE })
+            }
+        }
+    }
+
+    fn read_result<T: DeserializeOwned>(self, files: &mut ResultFiles) -> anyhow::Result<T> {
+        files.read(&self.file_name(), &self.settings())
+    }
+
+    /// Reads the runs of a task, one of each objective.
+    fn read_runs(self, files: &mut ResultFiles) -> anyhow::Result<BTreeMap<String, RunResult>> {
+        let runs: BTreeMap<String, RunResult> = self.read_result(files)?;
+        let missing = OBJECTIVES.iter().find(|(name, _)| !runs.contains_key(name.as_str()));
+        if let Some((name, _)) = missing {
+            bail!("{} has no run of {}; delete the file", self.file_name(), name.as_str());
+        }
+        Ok(runs)
+    }
+
+    fn check_result(self, files: &mut ResultFiles) -> anyhow::Result<()> {
+        match self {
+            Self::Task(..) => self.read_runs(files).map(drop),
+            Self::Taught(_) => self.read_result::<Student>(files).map(drop),
+            Self::Court(_) => self.read_result::<CourtAgreement>(files).map(drop),
+        }
+    }
+
+    /// Measures the result, with the files of its runs below a directory.
+    async fn measure(self, control: &FleetControl, directory: &Path) -> anyhow::Result<Value> {
+        let files = directory.join(self.file_name()).with_extension("");
+        let result = match self {
+            Self::Task(digits, seed) => {
+                serde_json::to_value(run_objectives(control, &files, seed, digits).await?)
+            }
+            Self::Taught(seed) => serde_json::to_value(teach_student(control, &files, seed).await?),
+            Self::Court(seeds) => serde_json::to_value(check_court(control, &files, seeds).await?),
+        };
+        Ok(result?)
+    }
+}
+
+impl SpecSettings {
+    /// Returns the lines of the spec, without that of the cycles.
+    fn spec_lines(&self) -> [String; 3] {
+        [
+            format!("samples_per_prompt: {}", self.samples_per_prompt),
+            format!("epochs: {}", self.epochs),
+            format!("learning_rate: {}", self.learning_rate),
+        ]
+    }
+}
+
+/// Returns the run of each objective by its name.
 async fn run_objectives(
     control: &FleetControl,
     files: &Path,
     seed: u64,
     digits: DigitCount,
-) -> anyhow::Result<Vec<RunResult>> {
+) -> anyhow::Result<BTreeMap<String, RunResult>> {
     let base = train_base(control, files, seed, digits).await?;
     let mut submitted = Vec::new();
-    for (name, epochs, rate) in OBJECTIVES {
+    for (name, settings) in OBJECTIVES {
         let more = format!("objective: {}", name.as_str());
-        let trained = [
-            ("epochs: 3", format!("epochs: {epochs}")),
-            ("learning_rate: 0.002", format!("learning_rate: {rate}")),
-        ];
-        let wanted = (seed, &base, CYCLES);
-        let id = submit_changed(control, files, wanted, &more, &trained).await?;
-        submitted.push((id, Instant::now()));
+        let id = submit_raft(control, files, (seed, &base), &settings, &more).await?;
+        submitted.push((name, id, Instant::now()));
     }
-    let mut results = Vec::new();
-    for (id, began) in submitted {
+    let mut results = BTreeMap::new();
+    for (name, id, began) in submitted {
         let run = await_success(control, &id).await?;
-        results.push(RunResult::from_run(&run, seed, began.elapsed()));
+        results.insert(name.as_str().to_owned(), RunResult::from_run(&run, seed, began.elapsed()));
     }
     Ok(results)
 }
@@ -258,32 +372,24 @@ async fn train_base(
     Ok(run_to_success(control, &files.join("base.yaml")).await?.id)
 }
 
+/// Submits the built-in task's RAFT spec with other settings and further lines.
 async fn submit_raft(
     control: &FleetControl,
     files: &Path,
-    (seed, base, cycles): (u64, &RunId, u32),
+    (seed, base): (u64, &RunId),
+    settings: &SpecSettings,
     extra_lines: &str,
 ) -> anyhow::Result<RunId> {
-    submit_changed(control, files, (seed, base, cycles), extra_lines, &[]).await
-}
-
-/// Submits the spec of a RAFT run with some lines replaced.
-async fn submit_changed(
-    control: &FleetControl,
-    files: &Path,
-    (seed, base, cycles): (u64, &RunId, u32),
-    extra_lines: &str,
-    changes: &[(&str, String)],
-) -> anyhow::Result<RunId> {
+    let cycles = settings.cycles;
     let raft = RaftRunFiles { seed, base, cycles, selection: "{}", extra_lines };
     raft.write_spec(files).context("write the task's files")?;
     let path = files.join("raft.yaml");
-    let mut text = std::fs::read_to_string(&path)?;
-    for (line, changed) in changes {
-        anyhow::ensure!(text.contains(line), "the spec has no {line}");
-        text = text.replace(line, changed);
+    let mut text = fs::read_to_string(&path)?;
+    for (line, changed) in RAFT.spec_lines().iter().zip(settings.spec_lines()) {
+        anyhow::ensure!(text.contains(line.as_str()), "the spec has no {line}");
+        text = text.replace(line.as_str(), &changed);
     }
-    std::fs::write(&path, text)?;
+    fs::write(&path, text)?;
     Ok(submit_run(control, &path).await?.run)
 }
 
@@ -294,22 +400,14 @@ async fn teach_student(control: &FleetControl, files: &Path, seed: u64) -> anyho
     let task = BaseRunFiles { seed, digits: DigitCount::Two };
     task.write_teacher(files).context("write the teacher's files")?;
     let teacher = run_to_success(control, &files.join("teacher.yaml")).await?.id;
-    let cycles = u32::try_from(REACHED_CYCLE)?;
-    let raft = submit_raft(control, files, (seed, &base, cycles), "").await?;
+    let raft = submit_raft(control, files, (seed, &base), &RAFT_BESIDE, "").await?;
     let more = format!(
-        "objective: {{ distillation: {{ max_gap: 1 }} }}\n\
+        "objective: {DISTILLATION}\n\
          teacher: {{ checkpoint: {teacher} }}\n\
          token_logprobs: true"
     );
-    // Few samples, which are trained on more often, with smaller and smaller steps.
-    let changes = [
-        ("samples_per_prompt: 8", "samples_per_prompt: 2".to_owned()),
-        ("epochs: 3", "epochs: 6".to_owned()),
-        ("learning_rate: 0.002", "learning_rate: { linear: [0.002, 0.0001] }".to_owned()),
-    ];
-    let wanted = (seed, &base, STUDENT_CYCLES);
-    let student = submit_changed(control, files, wanted, &more, &changes).await?;
-    let probe = submit_raft(control, files, (seed, &teacher, 1), "").await?;
+    let student = submit_raft(control, files, (seed, &base), &STUDENT, &more).await?;
+    let probe = submit_raft(control, files, (seed, &teacher), &ONE_CYCLE, "").await?;
     let probed = await_success(control, &probe).await?;
     let rate = probed.cycles[&0].done.as_ref().and_then(|done| done.heldout);
     Ok(Student {
@@ -336,12 +434,11 @@ async fn rates_and_tokens(control: &FleetControl, id: &RunId) -> anyhow::Result<
 /// Ranks objectives by a court on the first cycle of a RAFT run, and by new runs of one cycle.
 async fn check_court(
     control: &FleetControl,
-    directory: &Path,
+    files: &Path,
     seeds: u32,
 ) -> anyhow::Result<CourtAgreement> {
-    let files = directory.join("court");
-    let base = train_base(control, &files, 1, DigitCount::Three).await?;
-    let first = submit_raft(control, &files, (1, &base, 1), "").await?;
+    let base = train_base(control, files, 1, DigitCount::Three).await?;
+    let first = submit_raft(control, files, (1, &base), &ONE_CYCLE, "").await?;
     await_success(control, &first).await?;
     let names = &COURT;
     let objectives: Vec<Objective> = names.iter().map(|name| Objective::new(*name)).collect();
@@ -353,8 +450,8 @@ async fn check_court(
         for seed in 1..=seeds {
             of_trial.push(control.submit_trial(&court, trial, seed, &[]).await?);
             let more = format!("objective: {}", name.as_str());
-            let wanted = (u64::from(seed), &base, 1);
-            of_runs.push(submit_raft(control, &files, wanted, &more).await?);
+            let spec = (u64::from(seed), &base);
+            of_runs.push(submit_raft(control, files, spec, &ONE_CYCLE, &more).await?);
         }
         trials.push(of_trial);
         fresh.push(of_runs);
@@ -415,5 +512,31 @@ mod tests {
         assert_eq!(kendall_tau(&[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0]), 1.0);
         assert_eq!(kendall_tau(&[1.0, 2.0, 3.0], &[3.0, 2.0, 1.0]), -1.0);
         assert!((kendall_tau(&[1.0, 2.0, 3.0], &[1.0, 3.0, 2.0]) - 1.0 / 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_page_shows_the_stored_results() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let results = "docs/benchmarks/objectives";
+        let files = ResultFiles::open_or_create(&root.join(results)).unwrap();
+        let report = read_report(files, format_command(3, Some(Path::new(results))), 3).unwrap();
+        let section = markdown::write_markdown(&report);
+        let page = fs::read_to_string(root.join("docs/RAFT-FIGURES.md")).unwrap();
+        assert!(page.contains(&section), "{section}");
+    }
+
+    #[test]
+    fn results_of_other_settings_are_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut files = ResultFiles::open_or_create(directory.path()).unwrap();
+        let measurement = ObjectiveMeasurement::Task(DigitCount::Two, 1);
+        let mut settings = measurement.settings();
+        settings["objectives"]["rloo"]["epochs"] = json!(2);
+        let conditions = ConditionsMeter::start().finish();
+        files.write(&measurement.file_name(), settings, conditions, json!({})).unwrap();
+        let error = measurement.read_result::<Value>(&mut files).unwrap_err().to_string();
+        let expected = "two-1.json: settings.objectives.rloo.epochs is 2 in the file and 1 in this \
+                        build; delete the file";
+        assert!(error.contains(expected), "{error}");
     }
 }
