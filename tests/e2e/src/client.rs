@@ -1,8 +1,9 @@
 //! The command line client of a fleet, with the environment and the host that it runs in.
 
 use std::{
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -121,8 +122,22 @@ impl Client {
     /// Returns all facts of an ended run in log order: `subject`, `time_ms`, `fact`.
     pub fn read_facts(&self, run: &str) -> Vec<Value> {
         let output = self.run(&["run", "watch", run, "--json"]);
+        assert_ne!(output.code, -1, "{run} does not end: {}", output.stdout);
         let line = |line| serde_json::from_str(line).expect("each line is JSON");
         output.stdout.lines().map(line).collect()
+    }
+
+    /// Follows a run until a fact matches, or the run ends.
+    pub fn await_fact(&self, run: &str, matches: impl Fn(&Value) -> bool) {
+        let mut watch = self.command(&["run", "watch", run, "--json"]);
+        let mut watch = watch.stdout(Stdio::piped()).spawn().expect("flotilla starts");
+        let lines = BufReader::new(watch.stdout.take().expect("a pipe")).lines();
+        let mut facts = lines.map_while(Result::ok);
+        let found = facts.any(|line| serde_json::from_str(&line).is_ok_and(|fact| matches(&fact)));
+        // It may have ended already.
+        let _ = watch.kill();
+        watch.wait().expect("a killed process ends");
+        assert!(found, "{run} has no such fact\n{}", self.log_tails());
     }
 
     /// Returns the numbers of accepted and of planned training samples of a run.

@@ -36,8 +36,11 @@ fn cursor_of(fleet: &Fleet, run: &str, matches: impl Fn(&Value) -> bool) -> u64 
     found.and_then(|fact| fact["cursor"].as_u64()).unwrap_or_else(|| panic!("{facts:#?}"))
 }
 
+fn is_order(fact: &Value) -> bool {
+    fact["subject"].as_str().is_some_and(|it| it.contains(".order."))
+}
+
 fn order_cursor(fleet: &Fleet, run: &str) -> u64 {
-    let is_order = |fact: &Value| fact["subject"].as_str().is_some_and(|it| it.contains(".order."));
     cursor_of(fleet, run, is_order)
 }
 
@@ -91,10 +94,9 @@ fn queued_runs_work_one_after_another_and_a_killed_coordinator_changes_nothing()
     assert!(order_cursor(&fleet, &high) > end_cursor(&fleet, &first), "priority 9 comes first");
     assert!(order_cursor(&fleet, &low) > end_cursor(&fleet, &high), "then priority 5");
     assert_eq!(show(&fleet, &night)["state"], "QUEUED");
-    let orders = |fact: &Value| fact["subject"].as_str().is_some_and(|it| it.contains(".order."));
-    assert!(!fleet.read_facts(&night).iter().any(orders));
     fleet.run(&["run", "cancel", &night]).assert_success();
     fleet.await_state(&night, "CANCELLED", LIMIT);
+    assert!(!fleet.read_facts(&night).iter().any(is_order));
 }
 
 #[test]
@@ -104,11 +106,7 @@ fn a_higher_priority_pauses_a_run_which_continues_afterwards() {
     // The first run works until the trainer goes on.
     fleet.signal("trainer-1", Signal::STOP);
     let low = fleet.submit(&write_queued_spec(&files, "low", 40, "queue: {}"));
-    wait_until("the run is ordered", LIMIT, || {
-        let facts = fleet.read_facts(&low);
-        let is_order = |it: &Value| it["subject"].as_str().is_some_and(|it| it.contains(".order."));
-        facts.iter().any(is_order).then_some(())
-    });
+    fleet.await_fact(&low, is_order);
     let high = fleet.submit(&write_queued_spec(&files, "high", 10, "queue: { priority: 1 }"));
     wait_until("the first run is paused", LIMIT, || {
         (show(&fleet, &low)["state"] == "QUEUED").then_some(())
