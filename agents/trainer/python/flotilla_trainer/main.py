@@ -50,11 +50,21 @@ def _probe(request, respond):
     return probe.run(request["device"], request["dtype"], respond)
 
 
+def _hide_unused_packages(call):
+    """Hides what transformers and PEFT import wherever it is installed: it would take seconds and a
+    hundred megabytes."""
+    lora = call.training.lora
+    is_quantized = lora is not None and lora.quantization != "NONE"
+    for name in ("datasets",) if is_quantized else ("bitsandbytes", "datasets"):
+        sys.modules.setdefault(name, None)
+
+
 def _train(call, respond, heartbeats, stop, loaded):
     """Returns the step at which SIGTERM stopped the training, or None, and what the next slice of
     the training can use."""
     heartbeats.start_call(respond)
     heartbeats.start_phase(PHASE_IMPORT_S)
+    _hide_unused_packages(call)
     # Importing takes from seconds to minutes on a cold disk.
     from . import training
 
