@@ -11,7 +11,7 @@ use std::{
 use sim::{Faults, Outcome, simulate, try_seed};
 
 /// Seeds per test run. `make sim` tries more.
-const SEEDS: u64 = 4_000;
+const SEEDS: u64 = 2_000;
 
 /// The number of failed seeds that one run reports and saves.
 const REPORTED_MAX: usize = 8;
