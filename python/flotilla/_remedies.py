@@ -139,7 +139,7 @@ REMEDIES = {
     'R102': 'It is not YAML, or has an unknown key at the line shown. All keys: SPEC.md.',
     'R103': 'The message shows what it must be. `flotilla run check SPEC` checks without starting.',
     'R104': 'Submit it again; it gets a new name.',
-    'R105': 'Try again.',
+    'R105': 'Others changed the same at the same time. See what is there now, and try again.',
     'R106': 'Write `RUN` (its best), `RUN/newest`, `RUN/CYCLE` or `RUN/CYCLE/STEP`, as in `flotilla checkpoint list RUN`.',
     'R107': 'Not yet, not for this kind of run, or its archive in the store cannot be read.',
     'R108': 'Check its name. Attach all files of the spec, as `flotilla run submit` does.',

@@ -178,9 +178,14 @@ class Fleet:
         )
         return self._transport.call("Channels/Move", request, control_pb2.Channel)
 
-    def roll_back_channel(self, channel: str, *, reason: str = "") -> control_pb2.Channel:
-        """Points a channel to the model before its present one."""
-        request = control_pb2.RollBackRequest(channel=channel, reason=reason)
+    def roll_back_channel(
+        self, channel: str, *, reason: str = "", number: int | None = None
+    ) -> control_pb2.Channel:
+        """Points a channel to the model before its present one.
+
+        `number` is the last move that you know: with a later one, raises StateError.
+        """
+        request = control_pb2.RollBackRequest(channel=channel, reason=reason, number=number)
         return self._transport.call("Channels/RollBack", request, control_pb2.Channel)
 
     def give_feedback(

@@ -543,10 +543,12 @@ class ChannelRequest(_message.Message):
     def __init__(self, channel: _Optional[str] = ...) -> None: ...
 
 class ChannelHistory(_message.Message):
-    __slots__ = ("moves",)
+    __slots__ = ("moves", "roll_back_to")
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    ROLL_BACK_TO_FIELD_NUMBER: _ClassVar[int]
     moves: _containers.RepeatedCompositeFieldContainer[Channel]
-    def __init__(self, moves: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ...) -> None: ...
+    roll_back_to: int
+    def __init__(self, moves: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ..., roll_back_to: _Optional[int] = ...) -> None: ...
 
 class MoveChannelRequest(_message.Message):
     __slots__ = ("channel", "checkpoint", "serving", "stop_serving", "reason", "if_better", "base", "keep_days", "auto_roll_back", "forget")
@@ -629,12 +631,14 @@ class KeptExchange(_message.Message):
     def __init__(self, id: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., number: _Optional[int] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., answer: _Optional[str] = ..., feedback: _Optional[_Union[KeptExchange.Feedback, _Mapping]] = ..., feedback_at: _Optional[int] = ...) -> None: ...
 
 class RollBackRequest(_message.Message):
-    __slots__ = ("channel", "reason")
+    __slots__ = ("channel", "reason", "number")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     channel: str
     reason: str
-    def __init__(self, channel: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, channel: _Optional[str] = ..., reason: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Channel(_message.Message):
     __slots__ = ("channel", "number", "move", "at", "agents")

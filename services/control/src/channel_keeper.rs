@@ -247,7 +247,8 @@ impl ChannelError {
     /// Returns true if the log or the store, not the models, is the reason.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Read(_) | Self::Publish(_) | Self::Presence(_) | Self::Busy(_) => true,
+            Self::Read(_) | Self::Publish(_) | Self::Presence(_) => true,
+            Self::Busy(_) | Self::Moved(_) => true,
             Self::Run(error) => error.is_transient(),
             Self::Checkpoint(error) | Self::Compare(CompareError::Checkpoint(error)) => {
                 error.is_transient()

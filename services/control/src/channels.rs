@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use bus::{KEEP_DAYS_MAX, PresenceError, PublishError, PublishOutcome, ReadError};
 use comparison::{DEFAULT_ALPHA, Decision};
 use cycle::{
-    ChannelSet, OutdatedMove, base_model, checkpoint_model, compared_cycle, keep_settings,
-    name_model, promotion_move, require_move,
+    ChannelSet, OutdatedMove, base_model, can_serve, checkpoint_model, compared_cycle,
+    keep_settings, name_model, promotion_move, require_move,
 };
 use spec::UploadSpec;
 use wire::{Fact, FactBody, FactKey, IdError, Pool, Record, RunId, Subject, v1};
@@ -47,6 +47,8 @@ pub enum ChannelError {
     KeepDays(u32),
     #[error("too many concurrent moves of {0}; try again (R105)")]
     Busy(RunId),
+    #[error("channel {0} was moved meanwhile; look at its last move, and try again (R105)")]
+    Moved(RunId),
     #[error("base {name:?}")]
     Base {
         name: String,
@@ -85,27 +87,28 @@ impl FleetControl {
     /// those that are forgotten.
     pub async fn list_channels(&self) -> Result<Vec<v1::Channel>, ChannelError> {
         let moves = self.read_all_moves().await?;
-        let agents = self.list_agents().await?;
+        let (agents, now_s) = (self.list_agents().await?, wire::clock::unix_seconds());
         let last = moves.into_values().filter_map(|mut moves| moves.pop());
         let mut channels: Vec<v1::Channel> = last.filter(names_model).collect();
         for channel in &mut channels {
-            channel.agents = serving_agents(&agents, channel);
+            channel.agents = serving_agents(&agents, channel, now_s);
         }
         Ok(channels)
     }
 
-    /// Returns all moves of a channel, oldest first, the last with the agents that serve it; fails if
-    /// there are none.
+    /// Returns all moves of a channel, oldest first, the last with the agents that serve it, and what
+    /// a roll-back returns to; fails if there are no moves.
     pub async fn describe_channel_history(
         &self,
         channel: &RunId,
-    ) -> Result<Vec<v1::Channel>, ChannelError> {
+    ) -> Result<v1::ChannelHistory, ChannelError> {
         let mut moves = self.list_channel_moves(channel).await?;
+        let roll_back_to = roll_back_target(&moves).map_or(0, |target| target.number);
         let agents = self.list_agents().await?;
         if let Some(last) = moves.last_mut() {
-            last.agents = serving_agents(&agents, last);
+            last.agents = serving_agents(&agents, last, wire::clock::unix_seconds());
         }
-        Ok(moves)
+        Ok(v1::ChannelHistory { moves, roll_back_to })
     }
 
     /// Returns all moves of a channel, oldest first, without agents; fails if there are none.
@@ -233,7 +236,7 @@ impl FleetControl {
         let Err(error) = self.require_trees(&moved.r#move).await else { return Ok(moved) };
         let reason = "the model is being removed from the store";
         // Without a model before, the channel keeps this one from a removal that follows.
-        let _ = self.roll_back_channel(channel, reason, user).await;
+        let _ = self.roll_back_channel(channel, Some(moved.number), reason, user).await;
         Err(CheckpointError::Get(error).into())
     }
 
@@ -287,22 +290,20 @@ impl FleetControl {
         .await
     }
 
-    /// Points a channel to the model before its present one.
+    /// Points a channel to the model before its present one. `number` is the last move that the
+    /// caller knows, if a later one must not be rolled back.
     ///
     /// # Errors
-    /// The channel does not exist, or has named only one model.
+    /// The channel does not exist, has named only one model, or has moved since.
     pub async fn roll_back_channel(
         &self,
         channel: &RunId,
+        number: Option<u64>,
         reason: &str,
         user: String,
     ) -> Result<v1::Channel, ChannelError> {
-        self.roll_back(
-            channel,
-            None,
-            v1::ChannelMove { reason: reason.to_owned(), user, ..Default::default() },
-        )
-        .await
+        let said = v1::ChannelMove { reason: reason.to_owned(), user, ..Default::default() };
+        self.roll_back(channel, number, said).await
     }
 
     /// Points a channel to the model before that of this move, as users rate it higher.
@@ -326,11 +327,10 @@ impl FleetControl {
         said: v1::ChannelMove,
     ) -> Result<v1::Channel, ChannelError> {
         let moves = self.list_channel_moves(channel).await?;
-        let last = moves.last().filter(|last| names_model(last));
-        let last = last.ok_or_else(|| ChannelError::Unknown(channel.clone()))?;
+        let number = number.or(moves.last().map(|last| last.number)).unwrap_or_default();
+        require_last(channel, moves.last(), number)?;
         let before = roll_back_target(&moves).and_then(|it| it.r#move.clone());
         let before = before.ok_or_else(|| ChannelError::NothingBefore(channel.clone()))?;
-        let number = number.unwrap_or(last.number);
         self.write_move(channel, |last| {
             let (before, said) = (before.clone(), said.clone());
             async move {
@@ -447,7 +447,7 @@ fn require_last<'a>(
 ) -> Result<&'a v1::ChannelMove, ChannelError> {
     let last = last.and_then(|last| Some((last.number, last.r#move.as_ref()?)));
     require_move(last, number).map_err(|outdated| match outdated {
-        OutdatedMove::Moved => ChannelError::Busy(channel.clone()),
+        OutdatedMove::Moved => ChannelError::Moved(channel.clone()),
         OutdatedMove::Forgotten => ChannelError::Unknown(channel.clone()),
     })
 }
@@ -522,15 +522,13 @@ fn channel_from_record(record: &Record) -> Option<v1::Channel> {
     })
 }
 
-/// Returns the agents whose status says that they answer requests to this move's model.
-fn serving_agents(agents: &[v1::AgentStatus], channel: &v1::Channel) -> Vec<String> {
-    let serves = |agent: &&v1::AgentStatus| {
-        agent.state() != v1::agent_status::State::Stopped
-            && agent
-                .served
-                .iter()
-                .any(|served| served.channel == channel.channel && served.number == channel.number)
-    };
+/// Returns the agents whose status says that they answer requests to this move's model. `now_s` is in
+/// seconds since 1970.
+fn serving_agents(agents: &[v1::AgentStatus], channel: &v1::Channel, now_s: u64) -> Vec<String> {
+    let is_this =
+        |it: &v1::ServedChannel| it.channel == channel.channel && it.number == channel.number;
+    let serves =
+        |agent: &&v1::AgentStatus| can_serve(agent, now_s) && agent.served.iter().any(is_this);
     agents.iter().filter(serves).map(|agent| agent.agent.clone()).collect()
 }
 
@@ -556,6 +554,30 @@ mod tests {
         assert_eq!(target(&["a", "", "b"]), None);
         assert_eq!(target(&["a", "", "a", "b", "b"]), Some(3));
         assert_eq!(target(&["", "b"]), None);
+    }
+
+    #[test]
+    fn an_agent_that_is_silent_or_lost_the_role_serves_nothing() {
+        let served =
+            v1::ServedChannel { channel: "stable".into(), number: 2, ..Default::default() };
+        let channel = v1::Channel { channel: "stable".into(), number: 2, ..Default::default() };
+        let mut agent = v1::AgentStatus {
+            agent: "server-1".into(),
+            roles: vec!["server".into()],
+            served: vec![served],
+            seen_at: Some(wire::Timestamp { seconds: 1000, nanos: 0 }),
+            ..Default::default()
+        };
+        agent.set_state(v1::agent_status::State::Ready);
+        let serving = |agent: &v1::AgentStatus, channel: &v1::Channel, now_s| {
+            serving_agents(std::slice::from_ref(agent), channel, now_s)
+        };
+        // Its clock may be behind.
+        assert_eq!(serving(&agent, &channel, 1120), ["server-1"]);
+        assert!(serving(&agent, &v1::Channel { number: 3, ..channel.clone() }, 1120).is_empty());
+        assert!(serving(&agent, &channel, 1121).is_empty());
+        agent.roles.clear();
+        assert!(serving(&agent, &channel, 1120).is_empty());
     }
 
     #[test]

@@ -58,7 +58,8 @@ pub use fleet::{FleetMember, FleetSnapshot, HeldJob};
 pub use fork::{check_fork, fork_after};
 pub use job_sizing::JobSizing;
 pub use missing_roles::{
-    awaited_verdicts, describe_missing_roles, describe_unmet_needs, is_agent_gone, missing_roles,
+    awaited_verdicts, can_serve, describe_missing_roles, describe_unmet_needs, is_agent_gone,
+    is_agent_running, missing_roles,
 };
 pub use planner::next_commands;
 pub use run_queue::{QueuePlace, QueueTurns, queue_places, run_user};

@@ -59,6 +59,18 @@ pub fn is_agent_gone(agent: &v1::AgentStatus, now_s: u64) -> bool {
     seen.is_some_and(|seen| now_s.saturating_sub(seen) > GONE_AFTER_S)
 }
 
+/// Returns true unless an agent has stopped, by its last status.
+pub fn is_agent_running(agent: &v1::AgentStatus) -> bool {
+    use v1::agent_status::State;
+    matches!(agent.state(), State::Ready | State::Draining | State::Quarantined)
+}
+
+/// Returns true if an agent answers requests to models, or could. `now_s` is in seconds since 1970.
+pub fn can_serve(agent: &v1::AgentStatus, now_s: u64) -> bool {
+    let has_role = agent.roles.iter().any(|role| role == "server");
+    has_role && is_agent_running(agent) && !is_agent_gone(agent, now_s)
+}
+
 /// Returns a message for users about the missing roles; empty if there are none.
 pub fn describe_missing_roles<'a>(
     spec: &v1::Spec,

@@ -1,7 +1,7 @@
 // Calls the gateway and follows its streams, with retries. Knows nothing about the messages.
 
 const BEARER = "flotilla.bearer";
-const CALL_MS = 150_000, LOGIN_MS = 20_000;
+const CALL_MS = 150_000, LOGIN_MS = 20_000, POLL_LIMIT_MS = 30_000;
 const RETRY_FIRST_MS = 500, RETRY_MAX_MS = 10_000, POLL_MS = 5000;
 /** A stream that is silent for this long is checked with a probe, as it may be cut off. */
 const SILENCE_MS = 30_000, PROBE_MS = 10_000;
@@ -10,7 +10,10 @@ const HIDDEN_MS = 10_000;
 /** Errors that a retry cannot change. */
 const PERMANENT_ERRORS = /^(not_found|invalid_argument|permission_denied|unimplemented)$/;
 
-/** Sends `link` when a stream breaks or reconnects, `sign-in-required`, and `signed-in`. */
+/**
+ * Sends `link` when a stream breaks or reconnects, `sign-in-required`, and `signed-in`. Receives
+ * `changed` after a call that changes what is polled.
+ */
 export const gateway = new EventTarget();
 const emit = (name, detail) => gateway.dispatchEvent(new CustomEvent(name, { detail }));
 
@@ -57,11 +60,12 @@ async function post(method, message, signal) {
 const callError = ({ code, message }, status) =>
   Object.assign(new Error(message ?? `the gateway returned HTTP status ${status}`), { code: status === 401 ? "unauthenticated" : code });
 
-export async function call(method, message = {}, signal) {
-  const signals = [AbortSignal.timeout(CALL_MS), ...(signal ? [signal] : [])];
+export async function call(method, message = {}, signal, limitMs = CALL_MS) {
+  const signals = [AbortSignal.timeout(limitMs), ...(signal ? [signal] : [])];
   try {
     return await (await post(method, message, AbortSignal.any(signals))).json();
   } catch (error) {
+    if (error.name === "TimeoutError") throw new Error(`the gateway did not answer ${method} within ${limitMs / 1000} s`);
     if (error.code === "unauthenticated") emit("sign-in-required");
     throw error;
   }
@@ -110,19 +114,19 @@ export async function follow(method, message, { signal, onMessage, isOver, onFai
 }
 
 /**
- * Calls a method now and every few seconds until `signal` aborts, without a connection as soon as it
- * is back. Calls `onFailure(error)` after an error that a retry cannot change. Also ends if the user
- * must sign in: after that, views open again.
+ * Calls a method now and every few seconds until `signal` aborts, sooner after `changed` or when the
+ * connection is back. Calls `onFailure(error)` after each error, and ends after one that a retry
+ * cannot change. Also ends if the user must sign in: after that, views open again.
  */
 export async function poll(method, message, { signal, onMessage, onFailure }) {
   while (!signal.aborted) {
     await awake;
-    try {
-      onMessage(await call(method, message, signal));
-    } catch (error) {
-      if (signal.aborted || error.code === "unauthenticated") return;
-      if (PERMANENT_ERRORS.test(error.code)) return onFailure(error);
-    }
+    const failure = await call(method, message, signal, POLL_LIMIT_MS)
+      .then((answer) => { if (!signal.aborted) onMessage(answer); }, (error) => error);
+    if (signal.aborted || failure?.code === "unauthenticated") return;
+    // The page says by itself that there is no connection.
+    if (failure && !(failure instanceof TypeError)) onFailure(failure);
+    if (PERMANENT_ERRORS.test(failure?.code)) return;
     await pause(POLL_MS, signal);
   }
 }
@@ -170,7 +174,7 @@ async function* lines(body) {
   }
 }
 
-/** Waits; ends early when the network is back or `signal` aborts. */
+/** Waits; ends early when the network is back, something was changed, or `signal` aborts. */
 const pause = (ms, signal) =>
   new Promise((resolve) => {
     const over = new AbortController();
@@ -182,6 +186,7 @@ const pause = (ms, signal) =>
     over.signal.addEventListener("abort", () => clearTimeout(timer));
     signal.addEventListener("abort", end, { signal: over.signal });
     addEventListener("online", end, { signal: over.signal });
+    gateway.addEventListener("changed", end, { signal: over.signal });
   });
 
 const signedIn = () =>

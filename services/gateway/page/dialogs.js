@@ -48,7 +48,7 @@ const buttonRow = (close, buttons, dismiss = "Cancel") => h("p.feet", quiet(dism
 export const confirmAction = ({ title, text, verb, tone, reason, dismiss }) =>
   modal(title, (close, fields) => close({ reason: fields.reason?.value.trim() }), (close) => [
     text.map((it) => h("p", it)),
-    reason && h("label", "Reason (recorded in the run’s log)", h("input", { name: "reason", autocomplete: "off", maxlength: 500 })),
+    reason && h("label", "Reason (recorded in the log)", h("input", { name: "reason", autocomplete: "off", maxlength: 500 })),
     buttonRow(close, submit(verb, { class: tone, "data-action": "confirm" }), dismiss),
   ]);
 

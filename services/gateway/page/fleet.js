@@ -111,7 +111,7 @@ export function open({ page, signal }) {
       section("runs", "Runs", h("div.tools", compared.size === 1 && h("small", "Select another run to compare"),
         compared.size > 1 && h("a.button", { href: toCompare([...compared]) }, `Compare ${compared.size}`),
         page.may() && button("Start …", () => page.steer.start(), { "data-action": "start" })), runs()),
-      channelSection(polled.channels),
+      channelSection(polled),
       section("boxes", "Agents", h("div.tools", filters(total)), boxes(total)),
     ];
   };

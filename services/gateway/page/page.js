@@ -32,10 +32,14 @@ const redraw = perFrame(() => {
   if (!view || !width) return;
   document.title = [view.title(), "Flotilla"].filter(Boolean).join(" · ");
   // What was loaded before stays visible.
-  patch(main, [isSignedOut && !page.isLoaded ? signInHint() : view.draw()]);
+  patch(main, [isSignedOut && signInHint(), (!isSignedOut || page.isLoaded) && view.draw()]);
 });
 
-const askSignIn = () => gateway.dispatchEvent(new Event("sign-in-required"));
+function askSignIn() {
+  isSignedOut = false;
+  gateway.dispatchEvent(new Event("sign-in-required"));
+}
+
 const signInHint = () => empty("This fleet is closed. Sign in to see runs and agents. ", button("Sign in", askSignIn));
 
 const named = (run, name) => (name && name !== run ? `${run} (${name})` : run);
@@ -47,6 +51,8 @@ const page = {
   isLoaded: false,
   redraw,
   width: () => width,
+  /** Calls need no bearer. */
+  isOpen: () => Boolean(hello?.open),
   may: () => Boolean(hello?.open || /operator|admin/.test(hello?.scope)),
   go: (hash) => { location.hash = hash; },
   steer: {
@@ -60,8 +66,8 @@ const page = {
     drain: (agent) => steer("Fleet/Drain", { agent }, { title: `Drain ${agent}?`, verb: "Drain", done: `${agent} is draining`,
       text: [`${agent} finishes its current jobs, accepts no new ones, and leaves the fleet.`,
         "To bring it back, start the agent on its host again."] }),
-    rollBack: (channel) => steer("Channels/RollBack", { channel }, { title: `Roll back ${channel}?`, verb: "Roll back", reason: true,
-      done: `${channel} is rolled back`, text: [`${channel} names the model again that it named before. Agents load it; requests go on.`] }),
+    rollBack: (channel, number, model) => steer("Channels/RollBack", { channel, number }, { title: `Roll back ${channel}?`, verb: "Roll back",
+      reason: true, done: `${channel} names ${model} again`, text: [`${channel} will name ${model} again. Agents load it; requests go on.`] }),
     async start() {
       const { startRun, toast } = await dialogs();
       const run = await startRun((request) => call("Runs/Submit", request));
@@ -77,6 +83,7 @@ async function steer(method, message, { done, ...question }) {
   const answer = await confirmAction(question);
   if (!answer) return;
   await call(method, { ...message, ...(answer.reason && answer) }).then(() => toast(done), (error) => toast(error.message, "bad"));
+  gateway.dispatchEvent(new Event("changed"));
 }
 
 // ---- views
@@ -145,7 +152,8 @@ let hadBearer = false;
 /** The reason why the last attempt to sign in failed. */
 let signInProblem = "";
 gateway.addEventListener("sign-in-required", async () => {
-  if (asking) return;
+  // Who cancelled the dialog is not asked again by each view.
+  if (asking || isSignedOut) return;
   asking = true;
   const refused = hadBearer && "Bearer rejected: it may be expired or revoked.";
   const bearer = await (await dialogs()).askBearer(signInProblem || refused);
@@ -169,7 +177,10 @@ async function signInByLink() {
   } catch ({ message }) {
     // A page that shows a fleet stays as it is.
     if (hello) (await dialogs()).toast(message, "bad");
-    else signInProblem = message;
+    else {
+      signInProblem = message;
+      isSignedOut = false;
+    }
     return false;
   }
 }

@@ -36,8 +36,7 @@ impl channels_server::Channels for ChannelsService {
         let v1::ChannelRequest { channel } = request.into_inner();
         let history = async {
             let channel = parse_channel_name(&channel)?;
-            let moves = self.0.control.describe_channel_history(&channel).await?;
-            Ok(v1::ChannelHistory { moves })
+            Ok(self.0.control.describe_channel_history(&channel).await?)
         };
         self.0.answer_unary(create_call_span("Channels.History", &channel), history).await
     }
@@ -102,12 +101,12 @@ impl channels_server::Channels for ChannelsService {
         request: Request<v1::RollBackRequest>,
     ) -> Result<Response<v1::Channel>, Status> {
         let user = caller_name(&request);
-        let v1::RollBackRequest { channel, reason } = request.into_inner();
+        let v1::RollBackRequest { channel, reason, number } = request.into_inner();
         let call = create_call_span("Channels.RollBack", &channel);
         let rolled = async {
             let reason = arguments::check_reason(&reason)?;
             let channel = parse_channel_name(&channel)?;
-            Ok(self.0.control.roll_back_channel(&channel, reason, user).await?)
+            Ok(self.0.control.roll_back_channel(&channel, number, reason, user).await?)
         };
         self.0.answer_unary(call, rolled).await
     }

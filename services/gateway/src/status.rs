@@ -210,7 +210,7 @@ impl HasStatusCode for ChannelError {
             Self::NothingBefore(_) | Self::NotBetter { .. } | Self::NotComparable(_) => {
                 Code::FailedPrecondition
             }
-            Self::Busy(_) => Code::Aborted,
+            Self::Busy(_) | Self::Moved(_) => Code::Aborted,
             Self::Checkpoint(error) => error.status_code(),
             Self::Compare(error) => error.status_code(),
             Self::Run(error) => error.status_code(),

@@ -1,5 +1,6 @@
 //! Statuses of agents as single lines of text.
 
+use cycle::{can_serve, is_agent_running};
 use wire::v1;
 
 /// Seconds without a status after which an agent counts as silent. Agents publish one every 10 s.
@@ -41,7 +42,7 @@ fn telemetry_text(now: &v1::Telemetry) -> String {
 /// Returns the load of an agent's host, or `-` if the agent stopped or is silent: its last status
 /// has the load of that time. `now` is in seconds since 1970.
 pub fn load_text(agent: &v1::AgentStatus, now: u64) -> String {
-    let is_current = is_running(agent) && !is_silent(agent, now);
+    let is_current = is_agent_running(agent) && !is_silent(agent, now);
     let telemetry = agent.telemetry.as_ref().filter(|_| is_current);
     telemetry.map_or_else(|| "-".into(), telemetry_text)
 }
@@ -64,11 +65,6 @@ pub fn agent_state_text(agent: &v1::AgentStatus, now: u64) -> String {
         }
         state => state.as_str_name().to_lowercase(),
     }
-}
-
-fn is_running(agent: &v1::AgentStatus) -> bool {
-    use v1::agent_status::State;
-    matches!(agent.state(), State::Ready | State::Draining | State::Quarantined)
 }
 
 pub(crate) fn is_silent(agent: &v1::AgentStatus, now: u64) -> bool {
@@ -111,10 +107,7 @@ pub fn describe_serving(
 ) -> Option<String> {
     let serving = channel.r#move.as_ref()?.serving.as_ref()?;
     let pool = &serving.pool;
-    let serves = |agent: &v1::AgentStatus| {
-        let has_role = agent.roles.iter().any(|role| role == "server");
-        agent.pool == *pool && has_role && is_running(agent) && !is_silent(agent, now)
-    };
+    let serves = |agent: &v1::AgentStatus| agent.pool == *pool && can_serve(agent, now);
     if !agents.iter().any(serves) {
         return Some(format!(
             "no agent of pool {pool} has the role server; start one with `flotilla agent --pool \

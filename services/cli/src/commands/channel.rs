@@ -31,7 +31,7 @@ pub(crate) async fn handle_channels(
         ChannelCommand::History { channel } => {
             let channel = parse_channel_name(&channel)?;
             let control = flags.fleet.connect_control().await?;
-            let moves = control.describe_channel_history(&channel).await?;
+            let moves = control.describe_channel_history(&channel).await?.moves;
             output::print_json_or(flags.json, &moves, || print_channels(&moves, ""))
         }
         ChannelCommand::Move(MoveArgs { channel, model, feedback, if_better, reason }) => {
@@ -54,7 +54,7 @@ pub(crate) async fn handle_channels(
         ChannelCommand::RollBack { channel, reason } => {
             let channel = parse_channel_name(&channel)?;
             let control = flags.fleet.connect_control().await?;
-            let moved = control.roll_back_channel(&channel, &reason, String::new()).await?;
+            let moved = control.roll_back_channel(&channel, None, &reason, String::new()).await?;
             print_moved(flags, &control, &moved).await
         }
     }
@@ -137,7 +137,11 @@ fn print_channels(channels: &[v1::Channel], empty: &str) {
         let evidence = found.evidence.as_ref().map(|it| {
             let points = it.difference * 100.0;
             let by = if it.live { " by ratings" } else { "" };
-            format!("{points:+.1} points{by} over {}/{}, p = {:.2}", it.run, it.cycle, it.p)
+            let over = match it.run.as_str() {
+                "" => "the base".to_owned(),
+                run => format!("{run}/{}", it.cycle),
+            };
+            format!("{points:+.1} points{by} over {over}, p = {:.2}", it.p)
         });
         let reason: Vec<String> = [evidence, Some(found.reason)]
             .into_iter()

@@ -205,13 +205,33 @@ async fn a_page_shows_who_serves_a_channel_and_rolls_it_back() {
     let shown =
         |text: &str| format!("return document.querySelector('main').innerText.includes('{text}')");
     browser.wait_until_true(&shown("not served")).await;
-    fleet.run(&["serve", "stable", "--checkpoint", &second]).assert_success();
-    browser.wait_until_true(&shown(&format!("{second}/0"))).await;
+    // There is nothing to return to before the second model.
+    fleet.run(&["serve", "stable"]).assert_success();
     browser.click("[data-channel=stable]").await;
     browser.wait_for("header[data-channel=stable][data-move='2']").await;
+    let buttons = "return document.querySelectorAll('[data-action=roll-back]').length";
+    assert_eq!(browser.evaluate(buttons).await, 0);
+    fleet.run(&["channel", "move", "stable", "--checkpoint", &second]).assert_success();
+    browser.wait_for("header[data-channel=stable][data-move='3']").await;
     browser.wait_for("header a[href='#/box/server-1']").await;
 
+    // A dialog about a move that is not the last any more changes nothing.
     browser.click("[data-action=roll-back]").await;
+    browser.wait_for("dialog[open] input[name=reason]").await;
+    fleet.run(&["channel", "roll-back", "stable"]).assert_success();
+    browser.click("dialog[open] button[type=submit]").await;
+    browser.wait_for(".toast.bad").await;
+    browser.wait_for("header[data-channel=stable][data-move='4']").await;
+    let errors = browser.console_errors().await;
+    assert!(errors.len() == 1 && errors[0].contains("RollBack"), "{errors:?}");
+    fleet.run(&["channel", "move", "stable", "--checkpoint", &second]).assert_success();
+    browser.wait_for("header[data-channel=stable][data-move='5']").await;
+
+    browser.click("[data-action=roll-back]").await;
+    browser.wait_for("dialog[open] input[name=reason]").await;
+    let dialog = "return document.querySelector('dialog[open]').innerText";
+    let text = browser.evaluate(dialog).await;
+    assert!(text.as_str().expect("a text").contains(&format!("{first}/0")), "{text}");
     browser
         .wait_for("dialog[open] input[name=reason]")
         .await
@@ -219,10 +239,10 @@ async fn a_page_shows_who_serves_a_channel_and_rolls_it_back() {
         .await
         .expect("a field");
     browser.click("dialog[open] button[type=submit]").await;
-    browser.wait_for("header[data-channel=stable][data-move='3']").await;
+    browser.wait_for("header[data-channel=stable][data-move='6']").await;
     browser.wait_until_true(&shown("too slow")).await;
     let moves = fleet.run_json(&["channel", "history", "stable"]).expect("a history");
-    assert_eq!(moves[2]["move"]["run"], first, "{moves:#}");
+    assert_eq!(moves[5]["move"]["run"], first, "{moves:#}");
     assert_eq!(browser.console_errors().await, Vec::<String>::new());
     browser.close().await;
 }
