@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     path::Path,
     process::{Command, Stdio},
     time::Duration,
@@ -105,6 +105,8 @@ fn mlflow_has_every_metric_once_after_an_outage_and_a_killed_feed() {
         serde_json::from_slice::<Value>(&script.unwrap().stdout).ok()
     };
     e2e::wait_until("MLflow has the run", LIMIT, || {
+        // The script takes seconds to start, also if nothing listens.
+        TcpStream::connect(("127.0.0.1", port)).ok()?;
         read_mlflow()?[&run]["figures"]["train/loss"].as_array().map(drop)
     });
     feeding.0.kill().unwrap();
