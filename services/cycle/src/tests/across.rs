@@ -134,21 +134,23 @@ fn a_report_names_the_trainings_that_a_soup_kept() {
     log.run_to_the_end();
     let mut training = training(&log, 0);
     assert_eq!(training.report_split().unwrap().soup, None);
-    training.outer_steps.retain(|outer, _| matches!(*outer, 2 | 3));
-    let mut choose = |outer, kept: &[u32], heldout_nll| {
+    let later = training.outer_steps.split_off(&3);
+    training.outer_steps.retain(|outer, _| *outer == 2);
+    let choose = |training: &mut AcrossTraining, outer, kept: &[u32], heldout_nll| {
         let merge = training.outer_steps.get_mut(&outer).unwrap().merge.as_mut().unwrap();
         (merge.kept, merge.heldout_nll) = (kept.to_vec(), heldout_nll);
         training.report_split().unwrap().soup.unwrap()
     };
-    let soup = choose(2, &[1, 3], 0.5);
+    let soup = choose(&mut training, 2, &[1, 3], 0.5);
     assert_eq!((soup.trained, soup.heldout_nll), (3, 0.5));
     assert_eq!(soup.kept, ["t1", "t3"]);
     // The steps of a dead box, which did not help.
-    let soup = choose(3, &[], 0.4);
+    training.outer_steps.extend(later.into_iter().take(1));
+    let soup = choose(&mut training, 3, &[], 0.4);
     assert_eq!((soup.trained, soup.heldout_nll), (6, 0.4));
     assert_eq!(soup.kept, ["t1", "t3"]);
     // A merge of one training chooses nothing.
-    let soup = choose(2, &[], 0.0);
+    let soup = choose(&mut training, 2, &[], 0.0);
     assert_eq!((soup.trained, soup.kept.len()), (6, 3));
 }
 
