@@ -238,8 +238,9 @@ impl ChannelServer {
         let (moves, pool) = (&self.moves, &self.config.pool);
         self.failures.retain(|_, failure| {
             let mut models = failure.models.iter();
-            let is_known = !failure.models.is_empty() || failure.is_waiting();
-            is_known && models.all(|(channel, model)| model.is_served_by(moves.get(channel), pool))
+            // Without models, it only holds the next attempt back.
+            let is_needed = !failure.models.is_empty() || failure.is_waiting();
+            is_needed && models.all(|(channel, model)| model.is_served_by(moves.get(channel), pool))
         });
         if self.loading.is_some() {
             return;

@@ -2,7 +2,7 @@
 //! engine in a process of its own. Both have the same HTTP API.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{
         Arc,
@@ -279,7 +279,10 @@ fn check_embedded(files: ModelFiles, serves_base: bool) -> anyhow::Result<Origin
         )?;
         config
     };
-    for (channel, adapter) in &files.adapters {
+    // Two channels may have the same adapter.
+    let mut checked = BTreeSet::new();
+    let distinct = files.adapters.iter().filter(|(_, adapter)| checked.insert(adapter.path()));
+    for (channel, adapter) in distinct {
         // The process loads them as well, but would not say which of them it cannot use.
         LoraAdapter::load_peft(adapter.path(), &config)
             .with_context(|| UnusableAdapter(channel.clone()))?;
