@@ -76,9 +76,8 @@ impl ResultFiles {
     ) -> anyhow::Result<()> {
         let origin = ResultOrigin::Conditions(conditions);
         let file = self.directory.join(name);
-        let partial = file.with_extension("partial");
-        fs::write(&partial, serde_json::to_vec(&StoredResult { origin, settings, result })?)
-            .and_then(|()| fs::rename(&partial, &file))
+        let bytes = serde_json::to_vec(&StoredResult { origin, settings, result })?;
+        durable_files::replace_file(&file, &bytes, 0o644)
             .with_context(|| format!("write {}", file.display()))
     }
 
