@@ -9,6 +9,8 @@ use crate::report::ImportError;
 /// A configuration of a training has some hundred keys in some KiB.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
 const KEYS_MAX: usize = 2000;
+/// The longest key, with its sections. A section's name is in the key of each of its values.
+const KEY_BYTES_MAX: usize = 1000;
 
 /// The keys of a configuration, without sections. A list is one value, unless it has sections.
 #[derive(Debug)]
@@ -33,11 +35,7 @@ impl<'a> FlatConfig<'a> {
         let Value::Object(sections) = value else { return Err(ImportError::Shape) };
         let mut keys = BTreeMap::new();
         for (key, value) in sections {
-            add_keys(&mut keys, key, value);
-        }
-        if keys.len() > KEYS_MAX {
-            let size = format!("{} keys", keys.len());
-            return Err(ImportError::TooLarge { size, limit: KEYS_MAX });
+            add_keys(&mut keys, key, value)?;
         }
         Ok(Self { text, keys })
     }
@@ -51,22 +49,36 @@ impl<'a> FlatConfig<'a> {
     }
 }
 
-fn add_keys(keys: &mut BTreeMap<String, Value>, path: String, value: Value) {
+/// Adds the keys of a section, or of a value. Fails if a key is too long or one too many.
+fn add_keys(
+    keys: &mut BTreeMap<String, Value>,
+    path: String,
+    value: Value,
+) -> Result<(), ImportError> {
+    if path.len() > KEY_BYTES_MAX {
+        let size = format!("a key of {} bytes", path.len());
+        return Err(ImportError::TooLarge { size, limit: KEY_BYTES_MAX });
+    }
     match value {
         Value::Object(section) if !section.is_empty() => {
             for (name, value) in section {
-                add_keys(keys, format!("{path}.{name}"), value);
+                add_keys(keys, format!("{path}.{name}"), value)?;
             }
         }
         Value::Array(items) if items.iter().any(Value::is_object) => {
             for (index, value) in items.into_iter().enumerate() {
-                add_keys(keys, format!("{path}[{index}]"), value);
+                add_keys(keys, format!("{path}[{index}]"), value)?;
             }
+        }
+        _ if keys.len() >= KEYS_MAX => {
+            let size = format!("more than {KEYS_MAX} keys");
+            return Err(ImportError::TooLarge { size, limit: KEYS_MAX });
         }
         value => {
             keys.insert(path, value);
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -88,7 +100,24 @@ mod tests {
         assert!(error("- a").contains("expected keys"), "{}", error("- a"));
         assert!(error(&" ".repeat(CONFIG_BYTES_MAX + 1)).contains("the limit is 1048576"));
         let many: String = (0..=KEYS_MAX).map(|n| format!("k{n}: 1\n")).collect();
-        assert!(error(&many).contains("2001 keys"));
+        assert!(error(&many).contains("more than 2000 keys, the limit is 2000"));
+        let many: String = (0..KEYS_MAX).map(|n| format!("k{n}: 1\n")).collect();
+        assert!(FlatConfig::parse(&many).is_ok(), "the limit itself");
         assert!(FlatConfig::parse("{\n\t\"a\": 1\n}").is_ok(), "JSON with tabs");
+    }
+
+    #[test]
+    fn a_section_is_refused_before_all_its_keys_are_written_out() {
+        let error = |text: &str| FlatConfig::parse(text).unwrap_err().to_string();
+        let values: Vec<String> = (0..=KEYS_MAX).map(|n| format!("\"c{n}\": 1")).collect();
+        let section = format!("{{ {} }}", values.join(", "));
+        let long = "k".repeat(KEY_BYTES_MAX + 1);
+        let expected = "it has a key of 1001 bytes, the limit is 1000 (R102)";
+        assert_eq!(error(&format!("{{ \"{long}\": {section} }}")), expected);
+        assert!(error(&format!("{{ \"a\": {section} }}")).contains("more than 2000 keys"));
+        let [outer, inner] = [600, 400].map(|size| "k".repeat(size));
+        assert_eq!(error(&format!("{{ \"{outer}\": {{ \"{inner}\": 1 }} }}")), expected);
+        let longest = &long[1..];
+        assert!(FlatConfig::parse(&format!("{{ \"{longest}\": 1 }}")).is_ok(), "the limit itself");
     }
 }
