@@ -9,6 +9,8 @@ use crate::{report::KeyStatus, setting::Setting, spec_draft::SpecDraft, task::Tr
 const WARMUP_RATIO: f64 = 0.1;
 /// A limit of the gradient norm that clips nothing.
 const NO_CLIPPING: f64 = 1e9;
+/// Before the name of AdamW in another library, or with states in other memory.
+const ADAMW_PREFIXES: [&str; 5] = ["paged_", "bnb_", "ao_", "optimi_", "flash_"];
 
 /// Adds the sections `training` and `lora`.
 pub(crate) fn add_training(draft: &mut SpecDraft<'_>) {
@@ -161,11 +163,20 @@ fn add_optimizer(draft: &mut SpecDraft<'_>) {
         _ => draft.copy_number(Setting::MaxGradNorm, &field),
     }
     match draft.settings.word_of(Setting::Optimizer) {
-        Some(name) if name.contains("adamw") => {
+        Some(name) if is_adamw(&name) => {
             draft.settings.note_ignored(Setting::Optimizer, "the optimizer is AdamW");
         }
         _ => draft.settings.note_differs(Setting::Optimizer, "the optimizer is AdamW"),
     }
+}
+
+/// Returns true for AdamW, and not for other algorithms such as `schedule_free_adamw`.
+fn is_adamw(name: &str) -> bool {
+    let mut rest = name;
+    for prefix in ADAMW_PREFIXES {
+        rest = rest.strip_prefix(prefix).unwrap_or(rest);
+    }
+    rest.starts_with("adamw")
 }
 
 fn add_packing(draft: &mut SpecDraft<'_>) {

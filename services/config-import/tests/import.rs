@@ -187,6 +187,22 @@ fn an_adapter_of_axolotl_keeps_its_settings() {
 }
 
 #[test]
+fn only_implementations_of_adamw_are_the_same_optimizer() {
+    let head = "model_name_or_path: a/b\nmax_length: 512\ndataset_name: d.jsonl\noptim: ";
+    for (status, names) in [
+        (KeyStatus::Ignored, "adamw_torch_fused adamw_8bit paged_adamw_8bit bnb_adamw8bit adamw"),
+        (KeyStatus::Ignored, "AdamW_HF ao_adamw_8bit optimi_adamw"),
+        (KeyStatus::Differs, "schedule_free_adamw galore_adamw apollo_adamw stable_adamw"),
+        (KeyStatus::Differs, "grokadamw q_galore_adamw8bit adopt_adamw paged_lion_8bit sgd"),
+    ] {
+        for name in names.split(' ') {
+            let imported = import_config(&format!("{head}{name}\n"), &OPTIONS).unwrap();
+            assert_eq!(note_of(&imported, "optim").0, status, "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_full_training_has_no_adapter_and_names_what_differs() {
     let imported = import_file("axolotl-full.yml", &OPTIONS);
     let spec = spec_of(&imported);
