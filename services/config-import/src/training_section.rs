@@ -229,7 +229,8 @@ fn uses_adapter(draft: &SpecDraft<'_>) -> Option<bool> {
 fn add_lora(draft: &mut SpecDraft<'_>) {
     let section = draft.field_path("lora");
     let is_raft = draft.task != TrainingTask::Sft;
-    match uses_adapter(draft) {
+    let method = uses_adapter(draft);
+    match method {
         Some(true) => {
             for setting in [Setting::Adapter, Setting::UsesPeft] {
                 draft.settings.note_used(setting, &section, "a LoRA adapter is trained");
@@ -253,7 +254,7 @@ fn add_lora(draft: &mut SpecDraft<'_>) {
     draft.set_field(Setting::LoraRank, &format!("{section}.r"), rank);
     add_alpha(draft, &format!("{section}.alpha"), rank);
     draft.copy_number(Setting::LoraDropout, &format!("{section}.dropout"));
-    add_modules(draft, &format!("{section}.target_modules"));
+    add_modules(draft, &format!("{section}.target_modules"), method == Some(true));
 }
 
 /// Sets alpha. Rank-stabilised LoRA divides it by the square root of the rank, not by the rank.
@@ -276,15 +277,21 @@ fn add_alpha(draft: &mut SpecDraft<'_>, field: &str, rank: f64) {
     draft.settings.note_used(Setting::UsesRslora, field, &format!("{scaled}; {explanation}"));
 }
 
-fn add_modules(draft: &mut SpecDraft<'_>, field: &str) {
+/// Sets the modules that get adapters. A program's default is for adapters that the configuration
+/// asks for. One that replaces a training of all weights is on all modules.
+fn add_modules(draft: &mut SpecDraft<'_>, field: &str, is_asked: bool) {
     const ALL: [&str; 3] = ["all-linear", "all_linear", "all"];
     let known = LoraAdapterSpec::default().target_modules;
     let explanation = "all linear modules";
-    if draft.settings.flag_of(Setting::LoraAllLinear) == Some(true) {
+    let is_all = draft.settings.flag_of(Setting::LoraAllLinear) == Some(true);
+    if is_all {
         draft.settings.note_used(Setting::LoraAllLinear, field, explanation);
     }
+    if !is_asked && !draft.settings.is_written(Setting::LoraModules) {
+        return;
+    }
     let written = draft.settings.words_of(Setting::LoraModules).unwrap_or_default();
-    if written.is_empty() || written.iter().any(|it| ALL.contains(&it.as_str())) {
+    if is_all || written.is_empty() || written.iter().any(|it| ALL.contains(&it.as_str())) {
         draft.settings.note_used(Setting::LoraModules, field, explanation);
         return;
     }

@@ -187,6 +187,31 @@ fn an_adapter_of_axolotl_keeps_its_settings() {
 }
 
 #[test]
+fn adapters_are_on_the_modules_that_a_program_chooses_by_default() {
+    let trl = "model_name_or_path: a/b\nmax_length: 512\ndataset_name: d.jsonl\nuse_peft: true\n";
+    let modules =
+        |imported: &ImportedSpec| spec_of(imported)["sft"]["lora"]["target_modules"].clone();
+    let few = serde_json::json!(["q_proj", "v_proj"]);
+    for tail in ["", "lora_target_modules:\n"] {
+        let imported = import_config(&format!("{trl}{tail}"), &OPTIONS).unwrap();
+        assert_eq!(modules(&imported), few, "PEFT's default");
+        let (status, said) = note_of(&imported, "lora_target_modules");
+        assert!(status == KeyStatus::Default && said.ends_with("(the default of TRL)"), "{said}");
+    }
+    let linear = format!("{trl}lora_target_modules: all-linear\n");
+    assert_eq!(modules(&import_config(&linear, &OPTIONS).unwrap()), Value::Null, "all modules");
+    let imported = import_file("trl-grpo.json", &OPTIONS);
+    let lora = &spec_of(&imported)["raft"]["lora"];
+    assert_eq!(lora["target_modules"], Value::Null, "all, in place of all weights: {lora}");
+    let other = "model_name_or_path: a/b\ncutoff_len: 512\nfinetuning_type: lora\n";
+    let options = ImportOptions { data: Some("d.jsonl"), ..OPTIONS };
+    assert_eq!(modules(&import_config(other, &options).unwrap()), Value::Null, "lora_target: all");
+    let both = "base_model: a/b\nadapter: lora\nlora_target_linear: true\n\
+                lora_target_modules: [q_proj]\n";
+    assert_eq!(modules(&import_config(both, &options).unwrap()), Value::Null, "Axolotl adds both");
+}
+
+#[test]
 fn only_implementations_of_adamw_are_the_same_optimizer() {
     let head = "model_name_or_path: a/b\nmax_length: 512\ndataset_name: d.jsonl\noptim: ";
     for (status, names) in [

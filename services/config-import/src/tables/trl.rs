@@ -40,6 +40,8 @@ pub(super) const TABLE: ProgramTable = ProgramTable {
         (S::LoraRank, "16"),
         (S::LoraAlpha, "32"),
         (S::LoraDropout, "0.05"),
+        // PEFT's for Llama, Mistral, Qwen and Gemma.
+        (S::LoraModules, "q_proj,v_proj"),
         (S::PassBatch, "8"),
         (S::Accumulation, "1"),
         (S::Epochs, "3"),
