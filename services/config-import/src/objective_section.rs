@@ -2,9 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use crate::{setting::Setting, spec_draft::SpecDraft, task::TrainingTask};
+use crate::{report::KeyStatus, setting::Setting, spec_draft::SpecDraft, task::TrainingTask};
 
 const FIELD: &str = "raft.objective";
+/// Values with which programs do not divide rewards by their deviation.
+const UNSCALED: [&str; 2] = ["false", "none"];
 
 /// Sets the objective with its settings.
 pub(crate) fn add_objective(draft: &mut SpecDraft<'_>) {
@@ -43,7 +45,10 @@ fn list_settings(task: TrainingTask, name: &str) -> &'static [(Setting, &'static
     const BETA: (Setting, &str) = (Setting::Beta, "beta");
     const KL: (Setting, &str) = (Setting::Beta, "kl");
     match task {
-        TrainingTask::Grpo if name == "cispo" => &[KL, (Setting::ClipHigh, "max_ratio")],
+        // TRL's upper bound is that of the ratio itself, and by default the lower one's value.
+        TrainingTask::Grpo if name == "cispo" => {
+            &[KL, (Setting::ClipHigh, "max_ratio"), (Setting::ClipLow, "max_ratio")]
+        }
         TrainingTask::Grpo => {
             &[KL, (Setting::ClipLow, "clip_low"), (Setting::ClipHigh, "clip_high")]
         }
@@ -65,7 +70,7 @@ fn choose_policy_loss(draft: &mut SpecDraft<'_>) -> &'static str {
     let loss = losses.first().map_or("dapo", String::as_str);
     let by_sequence = draft.settings.word_of(Setting::RatioLevel);
     let scale = draft.settings.word_of(Setting::RewardScale).unwrap_or_default();
-    let is_unscaled = ["false", "none"].contains(&scale.as_str());
+    let is_unscaled = UNSCALED.contains(&scale.as_str());
     let name = match loss {
         _ if by_sequence.as_deref().is_some_and(|level| level.starts_with("sequence")) => "gspo",
         "grpo" if is_unscaled => "dr_grpo",
@@ -84,13 +89,25 @@ fn choose_policy_loss(draft: &mut SpecDraft<'_>) -> &'static str {
         draft.settings.note_differs(Setting::Loss, &explanation);
     }
     draft.settings.note_used(Setting::RatioLevel, FIELD, name);
+    note_reward_scale(draft, name, &scale);
+    name
+}
+
+/// Notes whether rewards are divided as `scale` says. A default that differs is noted too.
+fn note_reward_scale(draft: &mut SpecDraft<'_>, name: &str, scale: &str) {
+    let is_unscaled = UNSCALED.contains(&scale);
     if is_unscaled == (name == "dr_grpo") && scale != "batch" {
         draft.settings.note_used(Setting::RewardScale, FIELD, name);
-    } else {
-        let explanation = format!("{name} scales rewards as its paper does (docs/OBJECTIVES.md)");
-        draft.settings.note_differs(Setting::RewardScale, &explanation);
+        return;
     }
-    name
+    let explanation = if name == "dr_grpo" {
+        "dr_grpo does not divide rewards by their deviation; the program does, unless scaling is \
+         off (docs/OBJECTIVES.md)"
+            .to_owned()
+    } else {
+        format!("{name} scales rewards as its paper does (docs/OBJECTIVES.md)")
+    };
+    draft.settings.note_setting(Setting::RewardScale, KeyStatus::Differs, &explanation);
 }
 
 /// Notes a preference loss that differs from the objective's.

@@ -273,6 +273,44 @@ fn rewards_and_samples_become_those_of_a_raft_run() {
 }
 
 #[test]
+fn objectives_clip_and_scale_as_trl_does_by_default() {
+    let trl = "model_name_or_path: a/b\ndataset_name: p.jsonl\nnum_generations: 4\n";
+    let axolotl = "base_model: a/b\nrl: grpo\ndatasets: [{ path: p.jsonl }]\nsequence_len: 512\n";
+    let options = ImportOptions { verifier: Some("numeric"), ..OPTIONS };
+    let import = |text: &str| import_config(text, &options).unwrap();
+    let clip = |low: f64, high: f64| serde_json::json!({ "clip_low": low, "clip_high": high });
+    for (text, name, expected) in [
+        (trl.to_owned(), "dapo", clip(0.2, 0.2)),
+        (format!("{trl}epsilon: 0.1\n"), "dapo", clip(0.1, 0.1)),
+        (format!("{trl}epsilon_high: 0.28\n"), "dapo", clip(0.2, 0.28)),
+        (format!("{trl}importance_sampling_level: sequence\n"), "gspo", clip(0.2, 0.2)),
+        (format!("{trl}loss_type: cispo\n"), "cispo", serde_json::json!({ "max_ratio": 0.2 })),
+        (
+            format!("{trl}loss_type: cispo\nepsilon: 0.1\nepsilon_high: 5\n"),
+            "cispo",
+            serde_json::json!({ "max_ratio": 5 }),
+        ),
+        (axolotl.to_owned(), "dapo", clip(0.2, 0.2)),
+    ] {
+        let imported = import(&text);
+        assert_eq!(spec_of(&imported)["raft"]["objective"][name], expected, "{text}");
+    }
+    let imported = import(trl);
+    let (status, said) = note_of(&imported, "epsilon");
+    assert!(status == KeyStatus::Default && said.contains("dapo.clip_low: 0.2"), "{said}");
+    assert_eq!(note_of(&imported, "scale_rewards").0, KeyStatus::Default);
+    for (text, key) in [(trl, "scale_rewards"), (axolotl, "trl.scale_rewards")] {
+        let loss =
+            if text == trl { "loss_type: dr_grpo\n" } else { "trl: { loss_type: dr_grpo }\n" };
+        let imported = import(&format!("{text}{loss}"));
+        let (status, said) = note_of(&imported, key);
+        assert!(status == KeyStatus::Differs && said.contains("does not divide"), "{key}: {said}");
+    }
+    let imported = import(&format!("{trl}loss_type: dr_grpo\nscale_rewards: none\n"));
+    assert_eq!(note_of(&imported, "scale_rewards").0, KeyStatus::Used);
+}
+
+#[test]
 fn preferences_become_objectives_of_the_runs_own_pairs() {
     let options = ImportOptions { verifier: Some("numeric"), data: Some("p.jsonl"), ..OPTIONS };
     for (file, objective) in [

@@ -34,6 +34,8 @@ pub(super) const TABLE: ProgramTable = ProgramTable {
         (T::Simpo, S::Beta, "0.1"),
         (T::Simpo, S::Gamma, "0.5"),
         (T::Grpo, S::Loss, "dapo"),
+        (T::Grpo, S::ClipLow, "0.2"),
+        (T::Grpo, S::RewardScale, "true"),
         (T::Grpo, S::SamplesPerPrompt, "8"),
         (T::Grpo, S::MaxNewTokens, "256"),
         (T::Grpo, S::Temperature, "1"),

@@ -58,6 +58,8 @@ pub(super) const TABLE: ProgramTable = ProgramTable {
         (T::Kto, S::LearningRate, "1e-6"),
         (T::Grpo, S::LearningRate, "1e-6"),
         (T::Grpo, S::Loss, "dapo"),
+        (T::Grpo, S::ClipLow, "0.2"),
+        (T::Grpo, S::RewardScale, "group"),
         (T::Grpo, S::SamplesPerPrompt, "8"),
         (T::Grpo, S::MaxNewTokens, "256"),
         (T::Grpo, S::Temperature, "1"),
