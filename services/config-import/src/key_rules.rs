@@ -55,6 +55,8 @@ pub(crate) struct ProgramTable {
     pub(crate) task_keys: &'static [(&'static str, TrainingTask)],
     /// The task if the keys leave it open.
     pub(crate) task: TrainingTask,
+    /// True if the program cuts examples that are longer than its limit. A run skips them.
+    pub(crate) cuts_examples: bool,
     /// The program's defaults that differ from a spec's.
     pub(crate) defaults: &'static [(Setting, &'static str)],
     /// Defaults of one task, in place of `defaults`.

@@ -82,7 +82,7 @@ fn add_lengths(draft: &mut SpecDraft<'_>) {
         (None, _) => NEW_TOKENS,
     };
     match (written, prompt) {
-        (Some(all), _) if all > new_tokens => draft.copy_number(Setting::MaxTokens, FIELD),
+        (Some(all), _) if all > new_tokens => draft.copy_max_tokens(FIELD),
         (_, prompt) => {
             let all = prompt.unwrap_or(PROMPT_TOKENS) + new_tokens;
             draft.tree.set_value(FIELD, all);

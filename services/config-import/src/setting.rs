@@ -44,6 +44,10 @@ pub(crate) enum Setting {
     Packing,
     TrainOnPrompts,
     TrainOnAnswersOnly,
+    /// All answers of a conversation and nothing else, or all of it.
+    AllAnswersOnly,
+    /// The last answer of a conversation, or all answers.
+    LastAnswerOnly,
     ChatTemplate,
     SystemPrompt,
     EvalShare,
@@ -132,6 +136,8 @@ impl Setting {
             | Self::Packing
             | Self::TrainOnPrompts
             | Self::TrainOnAnswersOnly
+            | Self::AllAnswersOnly
+            | Self::LastAnswerOnly
             | Self::DropsUnfinished
             | Self::VerifierRuns => ValueForm::Flag,
             Self::Seed

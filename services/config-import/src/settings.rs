@@ -17,9 +17,21 @@ use crate::{
 struct GivenSetting {
     key: String,
     value: SettingValue,
-    /// The key is missing; the program's default is used.
-    is_default: bool,
+    origin: ValueOrigin,
 }
+
+/// The origin of a setting's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ValueOrigin {
+    Key,
+    /// The key is missing; the program's default is used.
+    Default,
+    /// The key is `null`, which is no limit. A run has one; the program's default is used.
+    NoLimit,
+}
+
+/// Limits that a program does not have if their key is `null`.
+const OPTIONAL_LIMITS: [Setting; 2] = [Setting::MaxTokens, Setting::MaxNewTokens];
 
 /// The description of a data set: the keys of one section, with their texts.
 pub(crate) type DataEntry = BTreeMap<DataField, (String, Vec<String>)>;
@@ -28,7 +40,10 @@ pub(crate) type DataEntry = BTreeMap<DataField, (String, Vec<String>)>;
 /// earlier one.
 pub(crate) struct ConfigSettings {
     program: &'static str,
+    cuts_examples: bool,
     given: BTreeMap<Setting, GivenSetting>,
+    /// Keys that are `null`, by their setting.
+    null_keys: BTreeMap<Setting, String>,
     /// By the section of its keys, such as `datasets[0]`.
     data: BTreeMap<String, DataEntry>,
     eval_data: BTreeMap<String, DataEntry>,
@@ -43,7 +58,9 @@ impl ConfigSettings {
     pub(crate) fn read(config: &FlatConfig<'_>, table: &ProgramTable) -> Result<Self, ImportError> {
         let mut settings = Self {
             program: table.program.title(),
+            cuts_examples: table.cuts_examples,
             given: BTreeMap::new(),
+            null_keys: BTreeMap::new(),
             data: BTreeMap::new(),
             eval_data: BTreeMap::new(),
             notes: BTreeMap::new(),
@@ -82,6 +99,9 @@ impl ConfigSettings {
     ) -> Result<(), ImportError> {
         if value.is_null() {
             self.add_note(key, KeyStatus::Ignored, "it has no value".to_owned());
+            if let KeyAction::Set(setting) = action {
+                self.null_keys.entry(setting).or_insert_with(|| key.to_owned());
+            }
             return Ok(());
         }
         let wrong = |expected| ImportError::Value {
@@ -121,7 +141,7 @@ impl ConfigSettings {
     fn add_setting(&mut self, setting: Setting, key: &str, value: SettingValue) {
         self.note_unused(key);
         let Some(first) = self.given.get(&setting) else {
-            let given = GivenSetting { key: key.to_owned(), value, is_default: false };
+            let given = GivenSetting { key: key.to_owned(), value, origin: ValueOrigin::Key };
             self.given.insert(setting, given);
             return;
         };
@@ -150,10 +170,31 @@ impl ConfigSettings {
             // Tests read every default of every table.
             if let (Some(key), Ok(value)) = (table.main_key(setting), setting.parse_value(&written))
             {
-                let given = GivenSetting { key: key.to_owned(), value, is_default: true };
+                let given = self.default_setting(setting, key, value);
                 self.given.insert(setting, given);
             }
         }
+    }
+
+    fn default_setting(
+        &self,
+        setting: Setting,
+        main_key: &str,
+        value: SettingValue,
+    ) -> GivenSetting {
+        let null_key = self.null_keys.get(&setting);
+        let origin = if null_key.is_some() && OPTIONAL_LIMITS.contains(&setting) {
+            ValueOrigin::NoLimit
+        } else {
+            ValueOrigin::Default
+        };
+        let key = null_key.map_or(main_key, String::as_str).to_owned();
+        GivenSetting { key, value, origin }
+    }
+
+    /// Returns true if the program cuts examples that are longer than its limit.
+    pub(crate) fn cuts_examples(&self) -> bool {
+        self.cuts_examples
     }
 
     pub(crate) fn has_key(&self, key: &str) -> bool {
@@ -162,7 +203,7 @@ impl ConfigSettings {
 
     /// Returns true if a key of the configuration gives the setting.
     pub(crate) fn is_written(&self, setting: Setting) -> bool {
-        self.given.get(&setting).is_some_and(|given| !given.is_default)
+        self.given.get(&setting).is_some_and(|given| given.origin == ValueOrigin::Key)
     }
 
     pub(crate) fn key_of(&self, setting: Setting) -> Option<&str> {
@@ -230,10 +271,14 @@ impl ConfigSettings {
     pub(crate) fn note_used(&mut self, setting: Setting, field: &str, explanation: &str) {
         let Some(given) = self.given.get(&setting) else { return };
         let key = given.key.clone();
-        let (status, origin) = if given.is_default {
-            (KeyStatus::Default, format!(" (the default of {})", self.program))
-        } else {
-            (KeyStatus::Used, String::new())
+        let (status, origin) = match given.origin {
+            ValueOrigin::Key => (KeyStatus::Used, String::new()),
+            ValueOrigin::Default => {
+                (KeyStatus::Default, format!(" (the default of {})", self.program))
+            }
+            ValueOrigin::NoLimit => {
+                (KeyStatus::Differs, "; null is no limit, but a run has one".to_owned())
+            }
         };
         self.field_keys.insert(field.to_owned(), key.clone());
         self.add_note(&key, status, format!("{field}: {explanation}{origin}"));

@@ -44,6 +44,15 @@ impl SpecDraft<'_> {
         self.tree.set_value(field, value);
     }
 
+    /// Sets the limit of an example's tokens, if it is given. A run skips longer examples; the note
+    /// says so if the program cuts them.
+    pub(crate) fn copy_max_tokens(&mut self, field: &str) {
+        let Some(number) = self.settings.number_of(Setting::MaxTokens) else { return };
+        let cuts = self.settings.cuts_examples();
+        let advice = if cuts { "longer examples are skipped, not cut" } else { "" };
+        self.set_with_advice(Setting::MaxTokens, field, number, advice);
+    }
+
     /// Sets a field to the number of a setting, if it is given.
     pub(crate) fn copy_number(&mut self, setting: Setting, field: &str) {
         if let Some(number) = self.settings.number_of(setting) {

@@ -20,7 +20,7 @@ pub(crate) fn add_training(draft: &mut SpecDraft<'_>) {
     add_warmup(draft);
     add_optimizer(draft);
     if draft.task == TrainingTask::Sft {
-        draft.copy_number(Setting::MaxTokens, "sft.training.max_tokens");
+        draft.copy_max_tokens("sft.training.max_tokens");
         note_loss(draft);
     }
     add_packing(draft);
@@ -205,6 +205,7 @@ fn note_loss(draft: &mut SpecDraft<'_>) {
             draft.settings.note_ignored(setting, "only answers are scored");
         }
     }
+    note_conversations(draft);
     let losses = draft.settings.words_of(Setting::Loss).unwrap_or_default();
     if losses.iter().all(|loss| TrainingTask::from_word(loss) == Some(TrainingTask::Sft)) {
         draft.settings.note_ignored(Setting::Loss, "it is the likelihood of the answers");
@@ -212,6 +213,19 @@ fn note_loss(draft: &mut SpecDraft<'_>) {
         let explanation = "the loss is the likelihood of the answers; others need rewards \
                     (docs/OBJECTIVES.md)";
         draft.settings.note_differs(Setting::Loss, explanation);
+    }
+}
+
+/// Notes the keys about the answers of a conversation that are scored.
+fn note_conversations(draft: &mut SpecDraft<'_>) {
+    let explanation = "of a conversation, only the last answer is scored: neither all of it (false) \
+                       nor all answers (true)";
+    draft.settings.note_differs(Setting::AllAnswersOnly, explanation);
+    let explanation = "of a conversation, only the last answer is scored";
+    if draft.settings.flag_of(Setting::LastAnswerOnly) == Some(false) {
+        draft.settings.note_differs(Setting::LastAnswerOnly, explanation);
+    } else {
+        draft.settings.note_ignored(Setting::LastAnswerOnly, explanation);
     }
 }
 

@@ -228,6 +228,73 @@ fn only_implementations_of_adamw_are_the_same_optimizer() {
 }
 
 #[test]
+fn answers_that_are_scored_in_another_way_are_reported() {
+    let trl = "model_name_or_path: a/b\nmax_length: 512\ndataset_name: d.jsonl\n";
+    for written in ["true", "false"] {
+        let text = format!("{trl}assistant_only_loss: {written}\n");
+        let imported = import_config(&text, &OPTIONS).unwrap();
+        let (status, said) = note_of(&imported, "assistant_only_loss");
+        assert_eq!(status, KeyStatus::Differs, "{written}");
+        assert!(said.ends_with("neither all of it (false) nor all answers (true)"), "{said}");
+    }
+    let factory = "model_name_or_path: a/b\ncutoff_len: 512\n";
+    for (tail, status) in [
+        ("mask_history: true\n", KeyStatus::Ignored),
+        ("mask_history: false\n", KeyStatus::Differs),
+        ("mask_history: false\nstage: dpo\n", KeyStatus::Ignored),
+    ] {
+        let imported = import_config(&format!("{factory}{tail}"), &OPTIONS).unwrap();
+        assert_eq!(note_of(&imported, "mask_history").0, status, "{tail}");
+    }
+}
+
+#[test]
+fn a_program_that_cuts_long_examples_differs_from_a_run() {
+    for (file, key, cuts) in [
+        ("trl-sft.yaml", "max_length", true),
+        ("trl-dpo.yaml", "max_length", true),
+        ("llama-factory-sft.yaml", "cutoff_len", true),
+        ("unsloth-cli.json", "max_seq_length", true),
+        ("axolotl-qlora.yml", "sequence_len", false),
+    ] {
+        let imported = import_file(file, &OPTIONS);
+        let (status, said) = note_of(&imported, key);
+        assert_eq!(status, KeyStatus::Used, "{file}");
+        assert_eq!(said.ends_with("longer examples are skipped, not cut"), cuts, "{file}: {said}");
+    }
+    let trl = "model_name_or_path: a/b\ndataset_name: d.jsonl\ntruncation_mode: keep_end\n";
+    let imported = import_config(&format!("{trl}max_length: 512\n"), &OPTIONS).unwrap();
+    assert_eq!(note_of(&imported, "truncation_mode").0, KeyStatus::Differs);
+}
+
+#[test]
+fn a_limit_without_a_value_differs_from_the_default() {
+    let trl = "model_name_or_path: a/b\ndataset_name: d.jsonl\n";
+    let options = ImportOptions { verifier: Some("numeric"), ..OPTIONS };
+    let import = |tail: &str| import_config(&format!("{trl}{tail}"), &options).unwrap();
+    for (tail, key, field, limit) in [
+        ("packing: true\nmax_length:\n", "max_length", "sft.training.max_tokens", 1024),
+        (
+            "num_generations: 4\nmax_completion_length: null\n",
+            "max_completion_length",
+            "raft.sampling.max_new_tokens",
+            256,
+        ),
+    ] {
+        let imported = import(tail);
+        let (status, said) = note_of(&imported, key);
+        assert_eq!(status, KeyStatus::Differs, "{key}: {said}");
+        assert!(said.starts_with(&format!("{field}: {limit};")), "{said}");
+        assert!(said.ends_with("null is no limit, but a run has one"), "{said}");
+        let spec = spec_of(&imported);
+        let value = field.split('.').fold(&spec, |section, name| &section[name]);
+        assert_eq!(*value, Value::from(limit), "{field}");
+    }
+    let imported = import("packing: true\n");
+    assert_eq!(note_of(&imported, "max_length").0, KeyStatus::Default);
+}
+
+#[test]
 fn a_full_training_has_no_adapter_and_names_what_differs() {
     let imported = import_file("axolotl-full.yml", &OPTIONS);
     let spec = spec_of(&imported);

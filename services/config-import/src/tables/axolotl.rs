@@ -17,6 +17,7 @@ pub(super) const TABLE: ProgramTable = ProgramTable {
     rules: &[training_arguments::SHARED, MODEL, ADAPTER, DATA, TRAINING, LOSSES, MACHINE],
     task_keys: &[],
     task: T::Sft,
+    cuts_examples: false,
     defaults: &[
         (S::Adapter, "none"),
         (S::LoraRank, "8"),

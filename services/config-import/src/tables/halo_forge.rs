@@ -18,6 +18,7 @@ pub(super) const TABLE: ProgramTable = ProgramTable {
     rules: &[RUN, TRAINING, VERIFIER],
     task_keys: &[],
     task: T::Raft,
+    cuts_examples: true,
     defaults: &[
         (S::BaseModel, "Qwen/Qwen2.5-Coder-3B"),
         (S::Cycles, "3"),

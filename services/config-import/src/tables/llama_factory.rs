@@ -17,6 +17,7 @@ pub(super) const TABLE: ProgramTable = ProgramTable {
     rules: &[MODEL, METHOD, DATA, training_arguments::RULES, training_arguments::SHARED],
     task_keys: &[],
     task: T::Sft,
+    cuts_examples: true,
     defaults: &[
         (S::Adapter, "lora"),
         (S::LoraRank, "8"),
@@ -164,7 +165,7 @@ const DATA: &[KeyRule] = &[
     ("preserve_thinking", Ignore("conversations use the base's own template")),
     ("cutoff_len", Set(S::MaxTokens)),
     ("train_on_prompt", Set(S::TrainOnPrompts)),
-    ("mask_history", Ignore("only the last answer of a conversation is scored")),
+    ("mask_history", Set(S::LastAnswerOnly)),
     ("max_samples", Expect(&[], why::MIXTURE)),
     ("mix_strategy", Expect(&["concat"], why::MIXTURE)),
     ("interleave_probs", Expect(&[], why::MIXTURE)),

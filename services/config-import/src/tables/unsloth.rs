@@ -18,6 +18,7 @@ pub(super) const TABLE: ProgramTable = ProgramTable {
     rules: &[SECTIONS, REQUEST, OPTIONS, training_arguments::RULES, training_arguments::SHARED],
     task_keys: &[],
     task: T::Sft,
+    cuts_examples: true,
     defaults: &[
         (S::Adapter, "lora"),
         (S::LoraRank, "64"),
