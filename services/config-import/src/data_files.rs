@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use crate::{
-    data_source::{DataSource, is_hub_part, list_columns, list_sources, names_hub, note_columns},
+    data_source::{
+        DataSource, is_hub_part, list_columns, list_sources, names_hub, note_columns, note_source,
+    },
     eval_data::add_eval_data,
     key_rules::DataField,
     report::KeyStatus,
@@ -45,6 +47,7 @@ fn list_replaced(entry: &DataEntry) -> Vec<DataSource> {
         key: key.clone(),
         location: String::new(),
         columns: list_columns(entry),
+        unused: None,
     };
     keys.map(source).collect()
 }
@@ -64,12 +67,13 @@ fn add_file(draft: &mut SpecDraft<'_>, sources: &[DataSource]) {
         }
         (None, [source]) => {
             draft.tree.set_value(&field, source.location.as_str());
-            draft.settings.note_field(&source.key, &field, &source.describe());
+            note_source(draft, source, &field);
             if draft.task.learns_preferences() {
                 let explanation = format!(
                     "{field}: {:?}, of which only prompts are read: the verifier judges the run's \
-                     own samples, not the answers in the data",
-                    source.location
+                     own samples, not the answers in the data{}",
+                    source.location,
+                    source.describe_unused()
                 );
                 draft.settings.add_note(&source.key, KeyStatus::Differs, explanation);
             }
@@ -79,8 +83,11 @@ fn add_file(draft: &mut SpecDraft<'_>, sources: &[DataSource]) {
             draft.tree.set_missing(&field, json!("data.jsonl"), remedy);
         }
         (None, all) => {
-            let explanation =
-                format!("{field} takes one file: combine the {} and pass --data", all.len());
+            let unused: String = all.iter().map(DataSource::describe_unused).collect();
+            let explanation = format!(
+                "{field} takes one file: combine the {} and pass --data{unused}",
+                all.len()
+            );
             for source in all {
                 draft.settings.add_note(&source.key, KeyStatus::Differs, explanation.clone());
             }

@@ -15,15 +15,36 @@ const FILE_FORMATS: [&str; 6] = ["json", "jsonl", "csv", "parquet", "text", "arr
 /// The field of a conversation; its turns may have the names of ShareGPT or of `messages`.
 const CONVERSATIONS: &str = "conversations";
 
+/// Addresses in LLaMA-Factory's list that a run cannot read. They come before an entry's file.
+const OTHER_ADDRESSES: [&str; 4] = ["ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"];
+
+/// The tags in LLaMA-Factory's list, each with the values that a run reads in conversations.
+const TAGS: [(&str, &[&str]); 7] = [
+    ("role_tag", &["from", "role"]),
+    ("content_tag", &["value", "content"]),
+    ("user_tag", &["human", "user"]),
+    ("assistant_tag", &["gpt", "assistant"]),
+    ("observation_tag", &["observation", "tool"]),
+    ("function_tag", &["function_call"]),
+    ("system_tag", &["system"]),
+];
+
 /// A file or data set as the spec names it, with the key that names it.
 pub(crate) struct DataSource {
     pub(crate) key: String,
     pub(crate) location: String,
     /// The columns that do not have the names of their fields, by field.
     pub(crate) columns: BTreeMap<String, String>,
+    /// What a run does not use of the data set's description.
+    pub(crate) unused: Option<String>,
 }
 
 impl DataSource {
+    /// Returns the end of a note with what a run does not use; empty if that is nothing.
+    pub(crate) fn describe_unused(&self) -> String {
+        self.unused.as_ref().map(|unused| format!("; {unused}")).unwrap_or_default()
+    }
+
     /// Describes location and columns as the spec writes them.
     pub(crate) fn describe(&self) -> String {
         let location = json!(self.location).to_string();
@@ -48,6 +69,7 @@ pub(crate) fn list_sources(draft: &mut SpecDraft<'_>, entry: &DataEntry) -> Vec<
         key: key.clone(),
         location,
         columns: columns.clone(),
+        unused: None,
     };
     if let Some((key, names)) = entry.get(&DataField::Registered) {
         let registry = entry.get(&DataField::Registry).and_then(|(_, texts)| texts.first());
@@ -76,6 +98,15 @@ pub(crate) fn list_sources(draft: &mut SpecDraft<'_>, entry: &DataEntry) -> Vec<
     draft.settings.add_note(key, KeyStatus::Differs, explanation.to_owned());
     let paths = path.into_iter().flat_map(|(key, paths)| paths.iter().map(move |it| (key, it)));
     paths.map(|(key, path)| source(key, locate_data(path, entry))).collect()
+}
+
+/// Notes that a source became a field of the spec, and what a run does not use of it.
+pub(crate) fn note_source(draft: &mut SpecDraft<'_>, source: &DataSource, field: &str) {
+    draft.settings.note_field(&source.key, field, &source.describe());
+    if source.unused.is_some() {
+        let explanation = format!("{field}: {}{}", source.describe(), source.describe_unused());
+        draft.settings.add_note(&source.key, KeyStatus::Differs, explanation);
+    }
 }
 
 /// Returns the columns of an entry that do not have the names of their fields, by field.
@@ -174,18 +205,39 @@ fn find_registered(
     };
     let registry: Value = serde_json::from_str(&text).unwrap_or_default();
     let entry = &registry[name];
-    let (file, path) = (entry["file_name"].as_str(), entry["hf_hub_url"].as_str());
-    let location = match (file, path) {
-        (Some(file), _) => format!("{directory}/{file}"),
-        (None, Some(path)) => {
-            locate_dataset(path, entry["subset"].as_str(), entry["split"].as_str())
-        }
-        (None, None) => return Err(format!("{list} has no file for {name}; name one with --data")),
+    let has_other = OTHER_ADDRESSES.iter().any(|address| entry[*address].is_string());
+    let location = match (entry["hf_hub_url"].as_str(), entry["file_name"].as_str()) {
+        (Some(path), _) => locate_dataset(path, entry["subset"].as_str(), entry["split"].as_str()),
+        (None, Some(file)) if !has_other => format!("{directory}/{file}"),
+        _ => return Err(format!("{list} has no file for {name}; name one with --data")),
     };
     let columns = registered_columns(&entry["columns"]).map_err(|explanation| {
         format!("{list}: {name} has {explanation}; name a file with --data")
     })?;
-    Ok(DataSource { key: key.to_owned(), location, columns })
+    let unused = list_unused(entry);
+    let unused = (!unused.is_empty()).then(|| {
+        let unused = unused.join(", ");
+        format!(
+            "a run does not use {unused} of {name} in {list}: write the rows to a file, and pass \
+             --data"
+        )
+    });
+    Ok(DataSource { key: key.to_owned(), location, columns, unused })
+}
+
+/// Lists the fields of an entry in LLaMA-Factory's list that a run does not follow.
+fn list_unused(entry: &Value) -> Vec<String> {
+    let given = ["num_samples", "folder"].into_iter().filter(|field| !entry[*field].is_null());
+    // A slice such as `train[:9]` is no part of a data set's name.
+    let slices = ["subset", "split"].into_iter().filter(|field| {
+        let text = entry[*field].as_str().filter(|text| !text.is_empty());
+        text.is_some_and(|text| !is_hub_part(text))
+    });
+    let tags = TAGS.iter().filter(|(tag, known)| {
+        entry["tags"][*tag].as_str().is_some_and(|written| !known.contains(&written))
+    });
+    let tags = tags.map(|(tag, _)| format!("tags.{tag}"));
+    given.chain(slices).map(str::to_owned).chain(tags).collect()
 }
 
 /// Returns the columns that an entry of LLaMA-Factory's list names, by field. Fails with the

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     data_source::{
         DataSource, is_hub_part, list_columns, list_sources, locate_data, names_hub, note_columns,
+        note_source,
     },
     key_rules::DataField,
     report::KeyStatus,
@@ -32,11 +33,12 @@ pub(crate) fn add_eval_data(draft: &mut SpecDraft<'_>, columns: &BTreeMap<String
         all if is_sft => add_suites(draft, all),
         [source] if source.columns == *columns => {
             draft.tree.set_value(HELDOUT, source.location.as_str());
-            draft.settings.note_field(&source.key, HELDOUT, &source.describe());
+            note_source(draft, source, HELDOUT);
         }
         all => {
+            let unused: String = all.iter().map(DataSource::describe_unused).collect();
             let explanation = format!(
-                "{HELDOUT} takes one file with the columns of the prompts: combine the {}",
+                "{HELDOUT} takes one file with the columns of the prompts: combine the {}{unused}",
                 all.len()
             );
             for source in all {
@@ -94,6 +96,7 @@ fn list_eval_sources(
         key: key.clone(),
         location: locate_data(path, &whole),
         columns: list_columns(&whole),
+        unused: None,
     };
     paths.iter().filter(|_| is_hub).map(source).collect()
 }
@@ -125,8 +128,11 @@ fn add_suites(draft: &mut SpecDraft<'_>, sources: &[DataSource]) {
     };
     let suites: Vec<Value> = sources.iter().enumerate().map(suite).collect();
     draft.tree.set_value("evals", suites);
-    for source in sources {
-        draft.settings.note_field(&source.key, "evals", &source.describe());
+    // Of several with one key, the note on what differs must stay.
+    let mut noted: Vec<&DataSource> = sources.iter().collect();
+    noted.sort_by_key(|source| source.unused.is_some());
+    for source in noted {
+        note_source(draft, source, "evals");
     }
 }
 

@@ -218,8 +218,8 @@ fn note_loss(draft: &mut SpecDraft<'_>) {
 
 /// Notes the keys about the answers of a conversation that are scored.
 fn note_conversations(draft: &mut SpecDraft<'_>) {
-    let explanation = "of a conversation, only the last answer is scored: neither all of it (false) \
-                       nor all answers (true)";
+    let explanation = "of a conversation, only the last answer is scored: neither all of it \
+                       (false) nor all answers (true)";
     draft.settings.note_differs(Setting::AllAnswersOnly, explanation);
     let explanation = "of a conversation, only the last answer is scored";
     if draft.settings.flag_of(Setting::LastAnswerOnly) == Some(false) {

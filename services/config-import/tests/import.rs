@@ -539,6 +539,44 @@ fn data_sets_of_llama_factory_are_looked_up() {
 }
 
 #[test]
+fn an_entry_of_llama_factory_s_list_is_read_as_it_reads_it() {
+    let list = r#"{
+        "tickets": {"hf_hub_url": "org/set", "ms_hub_url": "other/set", "file_name": "t.json",
+            "subset": "main", "tags": {"role_tag": "role", "user_tag": "user"}},
+        "some": {"file_name": "t.json", "num_samples": 100, "folder": "f", "formatting": "sharegpt",
+            "tags": {"role_tag": "from", "user_tag": "customer", "assistant_tag": "gpt"}},
+        "slice": {"hf_hub_url": "org/set", "split": "train[:9]"},
+        "elsewhere": {"ms_hub_url": "org/set", "file_name": "t.json"},
+        "plain": {"file_name": "p.json"}}"#;
+    let registry = |path: &str| (path == "data/dataset_info.json").then(|| list.to_owned());
+    let options = ImportOptions { read_file: &registry, verifier: Some("numeric"), ..OPTIONS };
+    let config = |name: &str| read_config("llama-factory-sft.yaml").replace("tickets", name);
+    for (name, data, status, words) in [
+        ("tickets", "hub:org/set:main/train", KeyStatus::Used, "hub:org/set:main/train"),
+        ("some", "data/t.json", KeyStatus::Differs, "num_samples, folder, tags.user_tag of some"),
+        ("slice", "hub:org/set", KeyStatus::Differs, "split of slice in data/dataset_info.json"),
+    ] {
+        let imported = import_config(&config(name), &options).unwrap();
+        assert_eq!(spec_of(&imported)["sft"]["data"], data, "{name}");
+        let (found, said) = note_of(&imported, "dataset");
+        assert!(found == status && said.contains(words), "{name}: {found:?}: {said}");
+    }
+    let imported = import_config(&config("elsewhere"), &options).unwrap();
+    assert!(note_of(&imported, "dataset").1.contains("has no file for elsewhere"));
+    let two = import_config(&config("plain, some, plain"), &options).unwrap();
+    let (_, said) = note_of(&two, "dataset");
+    assert!(said.contains("combine the 3") && said.contains("num_samples"), "{said}");
+    let evals = config("plain").replace("val_size: 0.1", "eval_dataset: some, plain");
+    let imported = import_config(&evals, &options).unwrap();
+    let (status, said) = note_of(&imported, "eval_dataset");
+    assert!(status == KeyStatus::Differs && said.contains("num_samples"), "{said}");
+    let pairs = read_config("llama-factory-simpo.yaml").replace("chosen_and_rejected", "some");
+    let imported = import_config(&pairs, &options).unwrap();
+    let (_, said) = note_of(&imported, "dataset");
+    assert!(said.contains("only prompts are read") && said.contains("num_samples"), "{said}");
+}
+
+#[test]
 fn a_4_bit_copy_of_unsloth_becomes_its_original() {
     let imported = import_file("unsloth-studio.yaml", &OPTIONS);
     let spec = spec_of(&imported);
