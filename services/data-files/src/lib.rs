@@ -11,9 +11,11 @@ mod json_rows;
 mod line_writer;
 mod parquet_pages;
 mod parquet_rows;
+mod parquet_schema;
 mod parquet_table;
 mod row_shape;
 mod text_table;
+mod thrift;
 
 pub use columns::ColumnMapping;
 pub use error::DataFileError;

@@ -6,29 +6,16 @@ use parquet::{
     file::metadata::{ColumnChunkMetaData, ParquetMetaData},
 };
 
-use crate::{error::DataFileError, line_writer::DataLimits};
+use crate::{
+    error::DataFileError,
+    line_writer::DataLimits,
+    thrift::{ThriftField, read_fields},
+};
 
 /// The encoding in which values share their beginnings: a page of it may be any size once decoded.
 const DELTA_BYTE_ARRAY: i64 = 7;
-/// Structures within a page's header.
-const DEPTH_MAX: usize = 8;
 /// Bytes of the smallest value in a dictionary.
 const DICTIONARY_VALUE_BYTES: u64 = 4;
-
-/// Types of Thrift's compact protocol.
-mod thrift_type {
-    pub(super) const TRUE: u8 = 1;
-    pub(super) const FALSE: u8 = 2;
-    pub(super) const BYTE: u8 = 3;
-    pub(super) const I16: u8 = 4;
-    pub(super) const I32: u8 = 5;
-    pub(super) const I64: u8 = 6;
-    pub(super) const DOUBLE: u8 = 7;
-    pub(super) const BINARY: u8 = 8;
-    pub(super) const LIST: u8 = 9;
-    pub(super) const SET: u8 = 10;
-    pub(super) const STRUCT: u8 = 12;
-}
 
 /// The parts of a page's header on which memory depends.
 #[derive(Debug, Default, PartialEq)]
@@ -180,96 +167,20 @@ fn chunk_bytes<'a>(bytes: &'a [u8], chunk: &ColumnChunkMetaData) -> Option<&'a [
 /// `None` if it is damaged.
 fn read_page_header(input: &mut &[u8]) -> Option<PageHeader> {
     let mut header = PageHeader::default();
-    read_fields(input, &mut |path, number| match path {
-        [2] => header.uncompressed_bytes = number,
-        [3] => header.compressed_bytes = number,
-        // Data pages of both versions, and dictionaries.
-        [5 | 8, 1] => header.values = number,
-        [7, 1] => (header.values, header.is_dictionary) = (number, true),
-        [5, 2] | [8, 4] => header.encoding = number,
-        _ => {}
+    read_fields(input, &mut |path, field| {
+        let ThriftField::Integer(number) = field else { return Some(()) };
+        match path {
+            [2] => header.uncompressed_bytes = number,
+            [3] => header.compressed_bytes = number,
+            // Data pages of both versions, and dictionaries.
+            [5 | 8, 1] => header.values = number,
+            [7, 1] => (header.values, header.is_dictionary) = (number, true),
+            [5, 2] | [8, 4] => header.encoding = number,
+            _ => {}
+        }
+        Some(())
     })?;
     Some(header)
-}
-
-/// Reads a structure and passes each integer to `see`, with the numbers of the fields that lead to
-/// it.
-fn read_fields(input: &mut &[u8], see: &mut dyn FnMut(&[i64], i64)) -> Option<()> {
-    let mut path: Vec<i64> = vec![0];
-    while let Some(depth) = path.len().checked_sub(1) {
-        let head = take_byte(input)?;
-        let (kind, step) = (head & 0xf, i64::from(head >> 4));
-        if kind == 0 {
-            path.pop();
-            continue;
-        }
-        let number =
-            if step == 0 { take_integer(input)? } else { path[depth].checked_add(step)? };
-        path[depth] = number;
-        match kind {
-            thrift_type::STRUCT if path.len() < DEPTH_MAX => path.push(0),
-            thrift_type::I16 | thrift_type::I32 | thrift_type::I64 => {
-                see(&path, take_integer(input)?);
-            }
-            // The value of a boolean field is its type.
-            thrift_type::TRUE | thrift_type::FALSE => {}
-            kind => skip_value(input, kind)?,
-        }
-    }
-    Some(())
-}
-
-/// Skips a value that is no structure and no integer. Lists are of such values or of integers.
-fn skip_value(input: &mut &[u8], kind: u8) -> Option<()> {
-    match kind {
-        thrift_type::TRUE | thrift_type::FALSE | thrift_type::BYTE => take_byte(input).map(drop),
-        thrift_type::I16 | thrift_type::I32 | thrift_type::I64 => take_integer(input).map(drop),
-        thrift_type::DOUBLE => skip_bytes(input, 8),
-        thrift_type::BINARY => {
-            let length = usize::try_from(take_varint(input)?).ok()?;
-            skip_bytes(input, length)
-        }
-        thrift_type::LIST | thrift_type::SET => {
-            let head = take_byte(input)?;
-            let length = match head >> 4 {
-                0xf => take_varint(input)?,
-                short => u64::from(short),
-            };
-            let item = head & 0xf;
-            let is_flat = ![thrift_type::LIST, thrift_type::SET].contains(&item);
-            (0..length).try_for_each(|_| if is_flat { skip_value(input, item) } else { None })
-        }
-        _ => None,
-    }
-}
-
-fn take_byte(input: &mut &[u8]) -> Option<u8> {
-    let (first, rest) = input.split_first()?;
-    *input = rest;
-    Some(*first)
-}
-
-fn skip_bytes(input: &mut &[u8], length: usize) -> Option<()> {
-    *input = input.get(length..)?;
-    Some(())
-}
-
-fn take_varint(input: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let byte = take_byte(input)?;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
-}
-
-/// Reads an integer in zigzag notation.
-fn take_integer(input: &mut &[u8]) -> Option<i64> {
-    let value = take_varint(input)?;
-    Some((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
 }
 
 #[cfg(test)]

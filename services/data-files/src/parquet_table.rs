@@ -9,6 +9,7 @@ use parquet::{
     file::{
         metadata::ParquetMetaData,
         reader::{FileReader, SerializedFileReader},
+        serialized_reader::ReadOptionsBuilder,
     },
     record::{Field, Row},
 };
@@ -20,6 +21,7 @@ use crate::{
     line_writer::{DataLimits, LineWriter},
     parquet_pages::check_pages,
     parquet_rows::check_row_sizes,
+    parquet_schema::read_schema,
     text_table::COLUMNS_MAX,
 };
 
@@ -41,10 +43,12 @@ fn read_table(
     limits: &DataLimits,
     writer: &mut LineWriter,
 ) -> Result<(), DataFileError> {
-    let reader = SerializedFileReader::new(bytes.clone()).map_err(|error| {
-        let problem = describe_error(&error);
-        unreadable(format!("{problem}; it may be incomplete: copy or download it again"))
-    })?;
+    let options = ReadOptionsBuilder::new().with_parquet_schema(read_schema(bytes)?).build();
+    let reader =
+        SerializedFileReader::new_with_options(bytes.clone(), options).map_err(|error| {
+            let problem = describe_error(&error);
+            unreadable(format!("{problem}; it may be incomplete: copy or download it again"))
+        })?;
     check_metadata(reader.metadata(), limits)?;
     let repeated = check_pages(bytes, reader.metadata(), limits)?;
     check_row_sizes(&reader, &repeated, limits)?;
