@@ -121,6 +121,11 @@ fn convert_alpaca(row: &mut Map<String, Value>, purpose: DataPurpose) -> Convers
         return Err(("history", "earlier turns are not read; write \"messages\"".to_owned()));
     }
     let (instruction, input) = (take_text(row, "instruction")?, take_text(row, "input")?);
+    if purpose == DataPurpose::Examples && row.get("output").is_none_or(Value::is_null) {
+        let problem = "is missing; name its column, as in `--column output=response` or \
+                       columns: { output: response }";
+        return Err(("output", problem.to_owned()));
+    }
     let (output, system) = (take_text(row, "output")?, take_text(row, "system")?);
     let parts = [instruction, input].into_iter().filter(|text| !text.is_empty());
     let prompt = parts.collect::<Vec<_>>().join("\n\n");
@@ -358,8 +363,12 @@ mod tests {
     #[test]
     fn a_row_that_cannot_be_used_is_named_with_its_column() {
         for (row, words) in [
-            (json!({"instruction": 1}), "column \"instruction\": must be a text"),
+            (json!({"instruction": 1, "output": "a"}), "column \"instruction\": must be a text"),
             (json!({"instruction": "a", "history": [["b", "c"]]}), "column \"history\""),
+            (
+                json!({"instruction": "a", "context": "b", "response": "c"}),
+                "column \"output\": is missing; name its column",
+            ),
             (json!({"conversations": "a"}), "column \"conversations\": must be a list"),
             (json!({"conversations": [turn("human", "a"), 7]}), "turn 2: it needs the texts"),
             (json!({"conversations": [turn("bob", "a")]}), "\"from\" is \"bob\""),

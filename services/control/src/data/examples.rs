@@ -91,7 +91,13 @@ impl ExampleFile {
             let line = line.map_err(ExamplesError::from)?;
             let JsonLine { place, text, fields: mut values } = line;
             values.keys().for_each(|name| *fields.entry(name.clone()).or_default() += 1);
-            let (prompt, completion) = match parse_content(place, &values)? {
+            let content = parse_content(place, &values)?;
+            // A template would add the end of the turn, and the model would learn to say nothing.
+            if matches!(&content, ExampleContent::Texts(_, completion, _) if completion.is_empty())
+            {
+                return Err(ExamplesError::Empty { place }.into());
+            }
+            let (prompt, completion) = match content {
                 ExampleContent::Texts(prompt, completion, how) if !manner.wrap_texts => {
                     as_it_is &= how == LineForm::Canonical;
                     (prompt, completion)
@@ -245,6 +251,8 @@ mod tests {
         let wrap = ChatFormat { wrap_texts: true, ..manner };
         let wrapped = read(r#"{"prompt":"2+2=","response":"4"}"#, wrap).unwrap();
         assert_eq!(stored(&wrapped), std::slice::from_ref(first));
+        let nothing = read(r#"{"prompt":"2+2=","response":""}"#, wrap).unwrap_err();
+        assert!(nothing.contains("\"completion\" is empty"), "{nothing}");
     }
 
     #[test]
