@@ -25,11 +25,14 @@ const TEACHER_FIELD: &str = "raft.teacher";
 const SMALL_FILES: [&str; 6] = [
     "config.json",
     "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "tokenizer_config.json",
+    LAST_FILE,
 ];
+
+/// The last that is downloaded: a directory in the hub's cache without it was not downloaded whole.
+const LAST_FILE: &str = "tokenizer.json";
 
 /// The settings of a tokenizer without any: `tokenizer.json` says all. Without this file
 /// transformers would choose the tokenizer class of the model's type, which may add tokens.
@@ -160,19 +163,20 @@ pub(super) async fn find_model_dir(
 }
 
 /// Returns a directory in the hub's cache. Downloads only the small files of a model that is not
-/// cached.
+/// cached, or not whole.
 async fn fetch_small_files(hub: &HubClient, id: &ModelId) -> Result<ModelDir, SubmitError> {
     let failed =
         |source| SubmitError::base_error(BaseError::Download { id: id.to_string(), source });
-    if let Some(dir) = hub.find_snapshot(id).await {
+    let mut dir = hub.find_snapshot(id).await;
+    if let Some(dir) = dir.clone().filter(|dir| dir.join(LAST_FILE).exists()) {
         return Ok(ModelDir::Existing(dir));
     }
-    let mut dir = None;
     for name in SMALL_FILES {
         let ignore_progress = std::sync::Arc::new(|_| {});
         match hub.download_file(id, name, ignore_progress).await {
-            Ok(path) => dir = dir.or_else(|| path.parent().map(Path::to_owned)),
+            Ok(path) => dir = path.parent().map(Path::to_owned),
             Err(HubError::Missing { .. }) => {}
+            Err(HubError::Offline) if dir.is_some() => break,
             Err(error) => return Err(failed(error)),
         }
     }

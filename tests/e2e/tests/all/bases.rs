@@ -156,6 +156,17 @@ fn a_model_of_the_hub_is_downloaded_once_and_named_by_its_commit() {
     let online = [("HF_ENDPOINT", server.url())];
     let online = online.each_ref().map(|(name, url)| (*name, url.as_str()));
     home.submit(&fleet, "model: org/none", &online).assert_refused(&["the hub has no config.json"]);
+    // A conversation needs the small files, of which a download was cut off.
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    fs::write(hub.join("org/tiny/chat_template.jinja"), template).unwrap();
+    let spec = home.spec("model: org/tiny");
+    let chat = fs::read_to_string(&spec).unwrap().replace("sft:\n", "sft:\n  chat: true\n");
+    fs::write(&spec, chat).unwrap();
+    let (spec, dir) = (spec.display().to_string(), fleet.path().display().to_string());
+    let check = || run_flotilla(&["run", "check", &spec, "--dir", &dir], home.environment(&online));
+    server.refuse_next("tokenizer_config.json", 1, 503, "");
+    check().assert_refused(&["tokenizer_config.json", "H105"]);
+    check().assert_success();
     let submitted = home.submit(&fleet, "model: org/tiny", &online);
     assert_eq!(submitted.code, 0, "{submitted:?}");
     fleet.await_success(submitted.stdout.trim(), LIMIT);
