@@ -93,15 +93,16 @@ impl HubClient {
         name: &str,
         seen: BytesCallback,
     ) -> Result<PathBuf, HubError> {
-        self.download_repo_file(RepoKind::Model, id, name, seen).await
+        self.download_repo_file(RepoKind::Model, id, (name, u64::MAX), seen).await
     }
 
-    /// Downloads a file of any repository, as [`HubClient::download_file`] does.
+    /// Downloads a file of any repository with at most so many bytes, as
+    /// [`HubClient::download_file`] does.
     pub(crate) async fn download_repo_file(
         &self,
         kind: RepoKind,
         id: &ModelId,
-        name: &str,
+        (name, bytes_max): (&str, u64),
         seen: BytesCallback,
     ) -> Result<PathBuf, HubError> {
         let what = format!("{name} of {id}");
@@ -122,6 +123,9 @@ impl HubClient {
             Ok(metadata) => metadata,
             Err(error) => return cached.filter(|_| error.is_transient()).ok_or(failed(error)),
         };
+        if metadata.size > bytes_max {
+            return Err(HubError::TooLarge { what, bytes: metadata.size, limit: bytes_max });
+        }
         fetch_blob(http, &cache, &metadata, &seen).await.map_err(failed)?;
         let linked = async {
             let path = cache.link_file(&metadata.commit, name, &metadata.etag).await?;

@@ -2,15 +2,15 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use reqwest::Method;
 use serde::{Deserialize, Serialize};
+use tokio::fs;
 
 use crate::{
     DatasetName, DatasetSplitError, HubClient, HubError, ModelId,
     client::{BytesCallback, revision_of, run_blocking},
     dataset_files::{CONVERTED_REVISION, SplitFiles, choose_split},
     error::RequestError,
-    hub_http::{encode_component, read_json, send},
+    hub_http::encode_component,
     repo_cache::{RepoCache, is_commit, is_file_path},
     repo_kind::RepoKind,
 };
@@ -87,6 +87,13 @@ struct TreeFile {
     lfs_size: Option<u64>,
 }
 
+impl TreeFile {
+    /// Returns the size of the file. Some hubs list another `size` for large files.
+    fn byte_count(&self) -> u64 {
+        self.size.max(self.lfs_size.unwrap_or(0))
+    }
+}
+
 const TREE_FORMAT_VERSION: u32 = 1;
 
 /// The files of a revision, at its commit.
@@ -118,19 +125,33 @@ impl HubClient {
     ) -> Result<DatasetSplit, DatasetError> {
         let (listing, chosen) = self.find_split(name).await?;
         let sizes = chosen.files.iter().filter_map(|name| listing.tree.files.get(name));
-        let bytes = sizes.map(|file| file.size).fold(0, u64::saturating_add);
+        let bytes = sizes.map(TreeFile::byte_count).fold(0, u64::saturating_add);
         let files = chosen.files.len() as u64;
-        for (count, unit, limit) in
-            [(files, "files", FILES_MAX as u64), (bytes, "bytes", bytes_max)]
-        {
-            if count > limit {
-                return Err(DatasetError::TooLarge { name: name.to_string(), count, unit, limit });
-            }
-        }
+        let too_large = |count, unit, limit| {
+            let name = name.to_string();
+            DatasetError::TooLarge { name, count, unit, limit }
+        };
+        let check = |count, unit, limit| match count > limit {
+            true => Err(too_large(count, unit, limit)),
+            false => Ok(()),
+        };
+        check(files, "files", FILES_MAX as u64)?;
+        check(bytes, "bytes", bytes_max)?;
         let id = ModelId { repo: name.id.repo.clone(), revision: Some(listing.commit) };
-        let mut files = Vec::new();
+        let (mut files, mut bytes) = (Vec::new(), 0_u64);
         for file in chosen.files {
-            let path = self.download_repo_file(RepoKind::Dataset, &id, &file, seen.clone()).await?;
+            let (kind, rest) = (RepoKind::Dataset, bytes_max - bytes);
+            let path = match self.download_repo_file(kind, &id, (&file, rest), seen.clone()).await {
+                Err(HubError::TooLarge { bytes: size, .. }) => {
+                    return Err(too_large(bytes.saturating_add(size), "bytes", bytes_max));
+                }
+                path => path?,
+            };
+            // The cache may have a file of another size than the hub lists.
+            let written = fs::metadata(&path).await;
+            let failed = |error: std::io::Error| HubError::for_download(&file, error.into());
+            bytes = bytes.saturating_add(written.map_err(failed)?.len());
+            check(bytes, "bytes", bytes_max)?;
             files.push((file, path));
         }
         let (config, split) = (Some(chosen.config), Some(chosen.split));
@@ -203,8 +224,7 @@ impl HubClient {
         let mut url = http.hub_url(&path);
         url.set_query(Some("blobs=true"));
         let asked = async {
-            let answer = send(http.start_request(Method::GET, url)).await?;
-            let info: CommitInfo = read_json(answer).await?;
+            let info: CommitInfo = http.get_json(url).await?;
             if !is_commit(&info.sha) {
                 return Err("its answer has no usable commit; it may not be a hub".into());
             }

@@ -16,6 +16,10 @@ pub enum HubError {
     Offline,
     #[error("set up the hub's client; check HF_ENDPOINT, HF_TOKEN and HF_HOME (H102)")]
     Settings(#[source] BoxedError),
+    #[error("{what} was renamed to {name}; push to that name (H103)")]
+    Renamed { what: String, name: String },
+    #[error("{what} has {bytes} bytes, the limit is {limit} (D105)")]
+    TooLarge { what: String, bytes: u64, limit: u64 },
     /// Or hidden from this token.
     #[error("the hub has no {what} (or HF_TOKEN may not see it) (H103)")]
     Missing {
@@ -107,13 +111,14 @@ impl HubError {
         let what = what.to_owned();
         match error {
             RequestError::Conflict => Self::Conflict { what },
+            RequestError::Public => Self::Public { what },
             RequestError::Answer(source) if source.is_out_of_room() => {
                 Self::NoRoom { what, source }
             }
             RequestError::Answer(source) => match source.status {
                 401 => Self::UnknownToken { what, source },
                 403 => Self::NotPermitted { what, source },
-                404 => Self::Missing { what, source },
+                300..=399 | 404 => Self::Missing { what, source },
                 _ => Self::Upload { what, source: source.into() },
             },
             error => Self::Upload { what, source: error.into_source() },
@@ -172,8 +177,9 @@ impl HubAnswerError {
 
     fn is_final(&self) -> bool {
         StatusCode::from_u16(self.status).is_ok_and(|status| {
-            status.is_client_error()
-                && ![StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status)
+            let is_busy =
+                [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
+            status.is_redirection() || (status.is_client_error() && !is_busy)
         })
     }
 }
@@ -183,8 +189,12 @@ impl HubAnswerError {
 pub(crate) enum RequestError {
     Answer(HubAnswerError),
     Silent,
+    /// The innermost cause of a failed connection.
+    Network(String),
     /// The branch has another commit than the one that a push follows.
     Conflict,
+    /// The repository is public and should be private.
+    Public,
     Other(BoxedError),
 }
 
@@ -197,9 +207,8 @@ impl RequestError {
     pub(crate) fn is_worth_retrying(&self) -> bool {
         match self {
             Self::Answer(answer) => !answer.is_final(),
-            Self::Silent => true,
-            Self::Conflict => false,
-            Self::Other(source) => source.is::<reqwest::Error>(),
+            Self::Silent | Self::Network(_) => true,
+            Self::Conflict | Self::Public | Self::Other(_) => false,
         }
     }
 
@@ -207,9 +216,11 @@ impl RequestError {
         match self {
             Self::Answer(answer) => answer.into(),
             Self::Conflict => "the branch has another commit".into(),
+            Self::Public => "the repository is public".into(),
             Self::Silent => {
                 format!("the hub did nothing for {} s", SILENCE_TIMEOUT.as_secs()).into()
             }
+            Self::Network(cause) => cause.into(),
             Self::Other(source) => source,
         }
     }
@@ -218,7 +229,12 @@ impl RequestError {
 impl From<reqwest::Error> for RequestError {
     fn from(error: reqwest::Error) -> Self {
         // An address may be signed, and its signature is a secret.
-        Self::Other(error.without_url().into())
+        let error = error.without_url();
+        let mut cause: &dyn std::error::Error = &error;
+        while let Some(source) = cause.source() {
+            cause = source;
+        }
+        Self::Network(cause.to_string())
     }
 }
 
@@ -258,6 +274,7 @@ mod tests {
             (403, "", "", "refused"),
             (401, "", invalid, "refused"),
             (400, "", "", "final"),
+            (307, "", "", "final"),
             (408, "", "", "transient"),
             (429, "", "", "transient"),
             (503, "", "", "transient"),
@@ -282,6 +299,7 @@ mod tests {
             (403, "Private repository storage limit reached", "(H110)"),
             (402, "", "(H110)"),
             (404, "", "(H103)"),
+            (307, "it is at /org/newer now", "(H103)"),
             (429, "", "(H107)"),
             (503, "", "(H107)"),
         ] {

@@ -122,6 +122,21 @@ impl HubHttp {
         Err("it redirects without end".into())
     }
 
+    /// Asks the hub for JSON. Follows redirections within the hub, which it answers for the old name of
+    /// a repository.
+    pub(crate) async fn get_json<T: DeserializeOwned>(&self, url: Url) -> Result<T, RequestError> {
+        let mut url = url;
+        for _ in 0..REDIRECTS_MAX {
+            let response = send(self.start_request(Method::GET, url.clone())).await?;
+            match redirect_target(&url, &response)? {
+                Some(target) if self.is_hub(&target) => url = target,
+                Some(_) => return Err("it redirects to another host".into()),
+                None => return read_json(response).await,
+            }
+        }
+        Err("it redirects without end".into())
+    }
+
     /// Starts to receive a file from an offset, and up to an end if one is given.
     pub(crate) async fn open_file(
         &self,
@@ -163,6 +178,9 @@ pub(crate) async fn check_status(response: Response) -> Result<Response, Request
     }
     let header = |name| read_header(response.headers(), name).unwrap_or_default().to_owned();
     let (code, mut message) = (header("x-error-code"), header("x-error-message"));
+    if status.is_redirection() {
+        message = format!("it is at {} now", header(LOCATION.as_str()));
+    }
     if message.is_empty() {
         let body = read_body(response).await.unwrap_or_default();
         let json: Value = serde_json::from_slice(&body).unwrap_or_default();

@@ -1,18 +1,20 @@
 //! The hub's description of a model at a revision.
 
-use reqwest::Method;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
     HubClient, HubError, ModelRevision,
     error::RequestError,
-    hub_http::{HubHttp, encode_component, read_json, send},
+    hub_http::{HubHttp, encode_component},
 };
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ModelInfo {
+    /// The repository's name, which is another one after it was renamed.
+    #[serde(default)]
+    id: String,
     /// The commit.
     pub(crate) sha: String,
     #[serde(default)]
@@ -44,6 +46,12 @@ impl ModelInfo {
     pub(crate) fn file_names(&self) -> impl Iterator<Item = &str> {
         self.siblings.iter().map(|file| file.rfilename.as_str())
     }
+
+    /// Returns the new name of a repository that was renamed.
+    pub(crate) fn new_name_of(&self, repo: &str) -> Option<&str> {
+        let is_new = !self.id.is_empty() && !self.id.eq_ignore_ascii_case(repo);
+        is_new.then_some(self.id.as_str())
+    }
 }
 
 pub(crate) async fn read_model_info(
@@ -52,7 +60,7 @@ pub(crate) async fn read_model_info(
     revision: &str,
 ) -> Result<ModelInfo, RequestError> {
     let path = format!("api/models/{repo}/revision/{}", encode_component(revision));
-    read_json(send(http.start_request(Method::GET, http.hub_url(&path))).await?).await
+    http.get_json(http.hub_url(&path)).await
 }
 
 impl HubClient {

@@ -1,6 +1,8 @@
 //! Pushes of files to a branch of a model's repository, in one commit. The branch is read when a
 //! push is opened; if it has another commit when the files are sent, nothing is changed.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use reqwest::Method;
 use serde::Serialize;
 use serde_json::json;
@@ -16,6 +18,8 @@ use crate::{
     upload::{UploadFile, find_changes, send_commit},
 };
 
+/// The file that the hub writes to a new repository.
+const NEW_REPOSITORY_FILE: &str = ".gitattributes";
 /// One step creates the repository, and one the branch.
 const OPEN_STEPS_MAX: usize = 3;
 
@@ -63,7 +67,8 @@ impl HubClient {
     /// Reads the branch that the id names, by default `main`. Changes nothing.
     ///
     /// # Errors
-    /// There is no token, the hub refuses it, or the repository is public and should be private.
+    /// There is no token, the hub refuses it, the repository has another name now, or it is public and
+    /// should be private.
     pub async fn open_push(&self, id: &ModelId, is_private: bool) -> Result<PushTarget, HubError> {
         let failed = |error| HubError::for_upload(&id.to_string(), error);
         let http = self.http().await?;
@@ -78,7 +83,12 @@ impl HubClient {
             }
         }
         let head = match branch {
-            BranchState::Head(info) => Some(info.sha),
+            BranchState::Head(info) => {
+                if let Some(name) = info.new_name_of(&id.repo) {
+                    return Err(HubError::Renamed { what: id.repo.clone(), name: name.to_owned() });
+                }
+                Some(info.sha)
+            }
             BranchState::NoRepository | BranchState::NoBranch => None,
         };
         Ok(PushTarget { id: id.clone(), is_private, head })
@@ -98,7 +108,9 @@ impl HubClient {
     ) -> Result<PushOutcome, HubError> {
         let http = self.http().await?;
         // After an answer to the commit is lost, the next attempt finds that nothing differs.
-        let pushed = retry_request(async || push_once(http, target, request).await).await;
+        let has_created = AtomicBool::new(false);
+        let pushed = retry_request(async || push_once(http, target, request, &has_created).await);
+        let pushed = pushed.await;
         pushed.map_err(|error| HubError::for_upload(&target.id.to_string(), error))
     }
 }
@@ -107,11 +119,16 @@ async fn push_once(
     http: &HubHttp,
     PushTarget { id, is_private, head }: &PushTarget,
     PushRequest { message, files, is_replaced, sent }: &PushRequest<'_>,
+    has_created: &AtomicBool,
 ) -> Result<PushOutcome, RequestError> {
-    let info = open_branch(http, id, *is_private).await?;
+    let info = open_branch(http, id, *is_private, has_created).await?;
+    if *is_private && !info.private {
+        return Err(RequestError::Public);
+    }
     let is_pushed = |name: &str| files.iter().any(|file| file.name == name);
     let removed = info.file_names().filter(|name| is_replaced(name) && !is_pushed(name));
     let removed: Vec<String> = removed.map(str::to_owned).collect();
+    let is_empty = info.file_names().all(|name| name == NEW_REPOSITORY_FILE);
     let changes = find_changes(http, id, files).await?;
     let page = format!("{}/tree/{}", id.repo, encode_component(revision_of(id)));
     let mut outcome = PushOutcome {
@@ -124,7 +141,12 @@ async fn push_once(
     if outcome.changed.is_empty() && outcome.removed.is_empty() {
         return Ok(outcome);
     }
-    if head.as_ref().is_some_and(|head| *head != outcome.commit) {
+    let is_same = match head {
+        Some(head) => *head == outcome.commit,
+        // The answer to its creation may be lost.
+        None => is_empty || has_created.load(Ordering::Relaxed),
+    };
+    if !is_same {
         return Err(RequestError::Conflict);
     }
     upload_objects(http, &id.repo, revision_of(id), &changes.objects, sent).await?;
@@ -134,18 +156,21 @@ async fn push_once(
     Ok(outcome)
 }
 
-/// Returns the branch, which is created if it does not exist.
+/// Returns the branch, which is created if it does not exist. Sets `has_created` if this push has
+/// created it.
 async fn open_branch(
     http: &HubHttp,
     id: &ModelId,
     is_private: bool,
+    has_created: &AtomicBool,
 ) -> Result<ModelInfo, RequestError> {
     for _ in 0..OPEN_STEPS_MAX {
-        match read_branch(http, id).await? {
+        let is_new = match read_branch(http, id).await? {
             BranchState::Head(info) => return Ok(info),
             BranchState::NoRepository => create_repository(http, &id.repo, is_private).await?,
             BranchState::NoBranch => create_branch(http, id).await?,
-        }
+        };
+        has_created.fetch_or(is_new, Ordering::Relaxed);
     }
     Err("it does not show the branch that it created".into())
 }
@@ -177,12 +202,12 @@ async fn is_public(
     }
 }
 
-/// Creates a model's repository, unless it exists.
+/// Creates a model's repository. Returns false if it exists.
 async fn create_repository(
     http: &HubHttp,
     repo: &str,
     is_private: bool,
-) -> Result<(), RequestError> {
+) -> Result<bool, RequestError> {
     let (organization, name) = repo.split_once('/').unwrap_or(("", repo));
     let body = json!({
         "type": "model", "organization": organization, "name": name, "private": is_private,
@@ -191,14 +216,14 @@ async fn create_repository(
     accept_existing(send(request.json(&body)).await?).await
 }
 
-/// Creates a branch at the head of the default branch, unless it exists.
-async fn create_branch(http: &HubHttp, id: &ModelId) -> Result<(), RequestError> {
+/// Creates a branch at the head of the default branch. Returns false if it exists.
+async fn create_branch(http: &HubHttp, id: &ModelId) -> Result<bool, RequestError> {
     let branch = encode_component(revision_of(id));
     let url = http.hub_url(&format!("api/models/{}/branch/{branch}", id.repo));
     accept_existing(send(http.start_request(Method::POST, url).json(&json!({}))).await?).await
 }
 
-async fn accept_existing(response: reqwest::Response) -> Result<(), RequestError> {
+async fn accept_existing(response: reqwest::Response) -> Result<bool, RequestError> {
     let exists = response.status() == reqwest::StatusCode::CONFLICT;
-    if exists { Ok(()) } else { check_status(response).await.map(drop) }
+    if exists { Ok(false) } else { check_status(response).await.map(|_| true) }
 }

@@ -349,6 +349,42 @@ async fn a_branch_that_got_another_commit_is_left_as_it_is() {
 }
 
 #[tokio::test]
+async fn a_repository_that_was_created_meanwhile_is_left_as_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
+    let hub = writer(&server, &cache);
+    let (mine, theirs) =
+        (Local::with_files(&[("a.txt", b"mine")]), Local::with_files(&[("a.txt", b"theirs")]));
+    for (repo, is_private) in [("org/new", false), ("org/secret", true)] {
+        let target = hub.open_push(&id(repo), is_private).await.unwrap();
+        let other = hub.open_push(&id(repo), false).await.unwrap();
+        theirs.push(&hub, &other, &["a.txt"]).await.unwrap();
+        let error = mine.push(&hub, &target, &["a.txt"]).await.unwrap_err();
+        match is_private {
+            true => assert!(matches!(error, HubError::Public { .. }), "{error:?}"),
+            false => assert!(matches!(error, HubError::Conflict { .. }), "{error:?}"),
+        }
+        let text = fs::read_to_string(root.path().join(repo).join("a.txt")).unwrap();
+        assert_eq!(text, "theirs", "{repo}");
+    }
+}
+
+#[tokio::test]
+async fn a_renamed_repository_is_read_and_a_push_names_its_new_name() {
+    let root = tempfile::tempdir().unwrap();
+    serve_datasets(root.path());
+    let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
+    server.rename_repository("old/tiny", "org/tiny");
+    server.rename_repository("old/sums", "org/sums");
+    let hub = writer(&server, &cache);
+    let path = hub.download_file(&id("old/tiny"), "config.json", unheard()).await.unwrap();
+    assert_eq!(fs::read_to_string(path).unwrap(), "{}");
+    assert_eq!(contents(&download(&hub, "old/sums").await.unwrap()), ["first", "second"]);
+    let error = hub.open_push(&id("old/tiny"), false).await.unwrap_err();
+    assert_eq!(error.to_string(), "old/tiny was renamed to org/tiny; push to that name (H103)");
+}
+
+#[tokio::test]
 async fn a_failing_hub_is_asked_again_and_keeps_the_branch_until_the_commit() {
     let root = tempfile::tempdir().unwrap();
     let (server, cache) = (serve(root.path()), tempfile::tempdir().unwrap());
@@ -440,6 +476,30 @@ async fn a_split_is_that_of_the_conversion_unless_a_revision_is_named() {
         fs::read_to_string(folder.join("refs/refs/convert/parquet")).unwrap(),
         CONVERTED_COMMIT
     );
+}
+
+#[tokio::test]
+async fn a_split_is_bounded_also_if_the_hub_does_not_list_sizes() {
+    let (root, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = serve_datasets(root.path());
+    let hub = HubClient::with_endpoint(&server.url(), cache.path());
+    server.hide_sizes();
+    let limited = async |bytes_max| {
+        let name = "org/sums".parse().unwrap();
+        hub.download_split(&name, bytes_max, unheard()).await
+    };
+    // The texts of the two files.
+    let bytes = ("first".len() + "second".len()) as u64;
+    let assert_too_large = |outcome| match outcome {
+        Err(DatasetError::TooLarge { count, limit, .. }) => {
+            assert_eq!((count, limit), (bytes, bytes - 1));
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_too_large(limited(bytes - 1).await);
+    limited(bytes).await.unwrap();
+    // Both are in the cache now.
+    assert_too_large(limited(bytes - 1).await);
 }
 
 #[tokio::test]

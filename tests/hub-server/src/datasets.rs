@@ -29,7 +29,11 @@ impl HubState {
             Err(refusal) => return *refusal,
         };
         let names = branches::list_files(&directory).unwrap_or_default();
+        let hides_sizes = self.records().hides_sizes;
         let files = names.iter().map(|name| {
+            if hides_sizes {
+                return json!({ "rfilename": name });
+            }
             let bytes = fs::read(directory.join(name)).unwrap_or_default();
             let mut file =
                 json!({ "rfilename": name, "size": bytes.len(), "blobId": git_blob_id(&bytes) });

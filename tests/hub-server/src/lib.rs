@@ -69,6 +69,10 @@ struct HubRecords {
     /// Private repositories.
     private: BTreeSet<String>,
     refusals: Vec<PlannedRefusal>,
+    /// The old and the new name of renamed repositories.
+    renamed: Vec<(String, String)>,
+    /// Lists say that files are empty.
+    hides_sizes: bool,
     /// The only token that may write; absent: any.
     token: Option<String>,
 }
@@ -134,6 +138,16 @@ impl HubServer {
         self.state.records().refusals.push(PlannedRefusal { path, status, message, times });
     }
 
+    /// Redirects requests for a repository to its new name.
+    pub fn rename_repository(&self, old: &str, new: &str) {
+        self.state.records().renamed.push((old.to_owned(), new.to_owned()));
+    }
+
+    /// Lists the files of data sets without their sizes from now on.
+    pub fn hide_sizes(&self) {
+        self.state.records().hides_sizes = true;
+    }
+
     /// Refuses other tokens for writing.
     pub fn require_token(&self, token: &str) {
         self.state.records().token = Some(format!("Bearer {token}"));
@@ -197,10 +211,17 @@ impl HubState {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns an error for a planned refusal, or for another token than the required one.
+    /// Returns an error for a planned refusal or another token than the required one, and a redirection
+    /// for the old name of a repository.
     fn refuse_request(&self, request: &HubRequest) -> Option<HubResponse> {
         let mut records = self.records();
         let path = request.head.uri.path();
+        let find_renamed = |(old, _): &&(String, String)| path.contains(&format!("/{old}/"));
+        if let Some((old, new)) = records.renamed.iter().find(find_renamed) {
+            let place = request.head.uri.to_string().replacen(old, new, 1);
+            let answer = Response::builder().status(StatusCode::TEMPORARY_REDIRECT);
+            return Some(respond_empty(answer.header(header::LOCATION, place)));
+        }
         let mut planned = records.refusals.iter_mut();
         if let Some(planned) = planned.find(|it| it.times > 0 && path.contains(&it.path)) {
             planned.times -= 1;
