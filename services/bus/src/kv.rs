@@ -17,6 +17,10 @@ use crate::{
 /// Set by `nats kv del` and `nats kv purge` on the marker of a deleted key.
 const OPERATION_HEADER: &str = "KV-Operation";
 
+/// Times that a list is read up to the new end of its bucket, in which keys are written all the time.
+/// A key is missed only if it is written again during each of them.
+const ROUNDS_MAX: u32 = 8;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KvEntry {
     /// 0 if the key never existed.
@@ -93,10 +97,16 @@ impl Bus {
     ) -> Result<BTreeMap<String, Bytes>, RequestError> {
         let filters = vec![bucket_key_subject(bucket, &format!("{prefix}>"))];
         let mut tail = StreamTail::new(self, format!("KV_{bucket}"), filters, 0);
-        let mut values = BTreeMap::new();
+        let (mut values, mut rounds) = (BTreeMap::new(), 0);
         loop {
             match tail.next().await {
-                Ok(TailItem::CaughtUp) => break,
+                // A key that was written again meanwhile has moved to the end.
+                Ok(TailItem::CaughtUp) => {
+                    if rounds == ROUNDS_MAX || !tail.extend_target().await? {
+                        break;
+                    }
+                    rounds += 1;
+                }
                 Ok(TailItem::Message(message)) => {
                     values.insert(message.subject, message.payload);
                 }

@@ -132,6 +132,20 @@ impl StreamTail {
         }
     }
 
+    /// Yields `CaughtUp` once more, when the end that exists now is reached. Returns false if it is
+    /// reached already.
+    pub(crate) async fn extend_target(&mut self) -> Result<bool, RequestError> {
+        let last = self.bus.stream_end(&self.stream).await?;
+        let target = self.find_target(last).await?;
+        let is_new = target > self.position;
+        self.target = is_new.then_some(TailTarget::Position(target));
+        // A reader waits for news at the end that it found when it was opened.
+        if is_new && matches!(self.session, Some(TailSession::Reader(_))) {
+            self.session = None;
+        }
+        Ok(is_new)
+    }
+
     /// Closes the session and waits for the retry delay. Returns the error if it is permanent or
     /// the outage lasts 30 s.
     async fn handle_failure(&mut self, error: TailError) -> Result<(), TailError> {

@@ -32,6 +32,29 @@ async fn statuses_are_heard_live_and_kept_for_late_joiners() {
 }
 
 #[tokio::test]
+async fn all_agents_are_listed_while_they_record_their_statuses() {
+    let (rig, bus) = Rig::start().await;
+    let agents = ["a1", "a2", "a3"];
+    for agent in agents {
+        bus.record_status(&status(agent, 0)).await.unwrap();
+    }
+    let busy = rig.bus("busy").await;
+    let writing = tokio::spawn(async move {
+        for jobs in 1.. {
+            for agent in agents {
+                busy.record_status(&status(agent, jobs)).await.unwrap();
+            }
+        }
+    });
+    for attempt in 0..100 {
+        let listed = bus.list_statuses().await.unwrap();
+        let names: Vec<&str> = listed.iter().map(|status| status.agent.as_str()).collect();
+        assert_eq!(names, agents, "attempt {attempt}");
+    }
+    writing.abort();
+}
+
+#[tokio::test]
 async fn some_of_those_who_are_there_are_found_in_a_fleet_of_any_size() {
     let (_rig, bus) = Rig::start().await;
     let names = |statuses: Vec<v1::AgentStatus>| -> Vec<String> {
