@@ -24,8 +24,8 @@ use crate::{
     forwarding,
     model_process::{ModelFiles, ModelProcess, ProcessSettings, UnusableAdapter},
     placement::{
-        ChannelModel, ServedModels, ServingAgents, assign_models, has_weights_of_all,
-        have_same_weights, is_replaced, keep_served_models,
+        ChannelModel, ServedModels, ServingAgent, ServingAgents, assign_models, has_weights_of_all,
+        have_same_weights, is_awaited, is_for_others, is_replaced, keep_served_models,
     },
     serving_engine::ServingEngine,
 };
@@ -127,9 +127,8 @@ struct ChannelServer {
     has_read_log: bool,
     /// The newest move of each channel.
     moves: BTreeMap<RunId, (u64, v1::ChannelMove)>,
-    /// When each agent of the pool that can serve was last heard of, and the channels that it failed
-    /// to load.
-    agents: HashMap<String, (Instant, BTreeSet<String>)>,
+    /// When each agent of the pool that can serve was last heard of, and what it announced.
+    agents: HashMap<String, (Instant, ServingAgent)>,
     /// By the manifest digest of the base.
     processes: BTreeMap<String, RunningProcess>,
     /// By the manifest digest of the base, and the channel if its adapter alone is the reason.
@@ -207,20 +206,24 @@ impl ChannelServer {
             && !matches!(status.state(), State::Stopped | State::Draining);
         if serves {
             let failed = status.served.iter().filter(|it| !it.error.is_empty());
-            let failed = failed.map(|it| it.channel.clone()).collect();
-            self.agents.insert(status.agent.clone(), (Instant::now(), failed));
+            let loaded = status.served.iter().map(|it| (it.channel.clone(), it.number));
+            let agent = ServingAgent {
+                failed: failed.map(|it| it.channel.clone()).collect(),
+                loaded: loaded.collect(),
+            };
+            self.agents.insert(status.agent.clone(), (Instant::now(), agent));
         } else {
             self.agents.remove(&status.agent);
         }
     }
 
-    /// Returns the models that this agent should serve now.
-    fn wanted_models(&mut self) -> BTreeMap<String, ServedModels> {
+    /// Returns the agents of the pool that serve channels now, this one included.
+    fn serving_agents(&mut self) -> ServingAgents {
         self.agents.retain(|_, (seen, _)| seen.elapsed() < AGENT_SILENCE_MAX);
         let mut agents: ServingAgents =
-            self.agents.iter().map(|(name, (_, failed))| (name.clone(), failed.clone())).collect();
+            self.agents.iter().map(|(name, (_, agent))| (name.clone(), agent.clone())).collect();
         agents.entry(self.config.agent.to_string()).or_default();
-        assign_models(&self.moves, (&self.config.agent, &self.config.pool), &agents)
+        agents
     }
 
     /// Ends processes that are no longer wanted, and starts to load wanted models, one base at a
@@ -229,11 +232,14 @@ impl ChannelServer {
         if !self.has_read_log || self.started.elapsed() < DISCOVERY_TIME {
             return;
         }
-        let wanted = self.wanted_models();
+        let agents = self.serving_agents();
+        let wanted = assign_models(&self.moves, (&self.config.agent, &self.config.pool), &agents);
         self.note_ended_processes(&wanted);
-        let kept: BTreeSet<String> =
-            self.processes.keys().filter(|base| self.is_needed(base, &wanted)).cloned().collect();
-        self.processes.retain(|base, _| kept.contains(base));
+        let awaited = self.find_awaited_channels(&wanted, &agents);
+        self.processes.retain(|base, it| {
+            let has_awaited = || it.process.models.keys().any(|it| awaited.contains(it));
+            wanted.contains_key(base) || has_awaited()
+        });
         // An agent that failed stays last in the choice until the channel moves.
         let (moves, pool) = (&self.moves, &self.config.pool);
         self.failures.retain(|_, failure| {
@@ -245,9 +251,9 @@ impl ChannelServer {
         if self.loading.is_some() {
             return;
         }
-        let due = wanted
-            .iter()
-            .find_map(|(base, models)| Some((base.clone(), self.find_due_models(base, models)?)));
+        let due = wanted.iter().find_map(|(base, models)| {
+            Some((base.clone(), self.find_due_models(base, models, &awaited)?))
+        });
         if let Some((base, models)) = due {
             self.start_load(base, models, &wanted);
         }
@@ -255,19 +261,30 @@ impl ChannelServer {
 
     /// Returns the models of a base that are to be loaded now: first those whose adapters are not
     /// known to be unusable, then also those that may be tried again.
-    fn find_due_models(&self, base: &str, wanted: &ServedModels) -> Option<ServedModels> {
+    fn find_due_models(
+        &self,
+        base: &str,
+        wanted: &ServedModels,
+        awaited: &BTreeSet<RunId>,
+    ) -> Option<ServedModels> {
         let failure = |channel| self.failures.get(&(base.to_owned(), channel));
         if failure(None).is_some_and(LoadFailure::is_waiting) {
             return None;
         }
         let of_adapter = |channel: &RunId| failure(Some(channel.clone()));
         let loaded = self.processes.get(base).map(|it| &it.process.models);
-        let usable = keep_served_models(wanted, loaded, |channel| {
-            of_adapter(channel).is_some_and(|it| it.is_current)
-        });
-        let tried = keep_served_models(wanted, loaded, |channel| {
-            of_adapter(channel).is_some_and(LoadFailure::is_waiting)
-        });
+        let choose = |is_left_out: &dyn Fn(&LoadFailure) -> bool| {
+            let is_left_out = |channel: &RunId| of_adapter(channel).is_some_and(is_left_out);
+            let mut models = keep_served_models(wanted, loaded, is_left_out);
+            for (channel, model) in loaded.into_iter().flatten() {
+                if awaited.contains(channel) {
+                    models.entry(channel.clone()).or_insert_with(|| model.clone());
+                }
+            }
+            models
+        };
+        let usable = choose(&|failure| failure.is_current);
+        let tried = choose(&LoadFailure::is_waiting);
         let is_loaded = |models: &ServedModels| {
             models.is_empty() || loaded.is_some_and(|loaded| have_same_weights(loaded, models))
         };
@@ -298,21 +315,25 @@ impl ChannelServer {
         }
     }
 
-    /// Returns true while a process serves a wanted base, or a channel whose new model is not loaded
-    /// yet.
-    fn is_needed(&self, base: &str, wanted: &BTreeMap<String, ServedModels>) -> bool {
-        if wanted.contains_key(base) {
-            return true;
-        }
-        let Some(old) = self.processes.get(base) else { return false };
-        let is_pending = |channel: &RunId| {
-            let next = wanted.iter().find(|(_, models)| models.contains_key(channel));
-            next.is_some_and(|(next, _)| {
-                let loaded = self.processes.get(next);
-                !loaded.is_some_and(|it| it.process.models.contains_key(channel))
-            })
+    /// Returns the channels whose loaded models stay, although their process is not to have them: the
+    /// newest model has another base here, or is for other agents, which have not loaded it yet.
+    fn find_awaited_channels(
+        &self,
+        wanted: &BTreeMap<String, ServedModels>,
+        agents: &ServingAgents,
+    ) -> BTreeSet<RunId> {
+        let has = |base: &str, channel: &RunId| {
+            self.processes.get(base).is_some_and(|it| it.process.models.contains_key(channel))
         };
-        old.process.models.keys().any(is_pending)
+        let is_awaited = |channel: &RunId| match wanted
+            .iter()
+            .find(|(_, models)| models.contains_key(channel))
+        {
+            Some((base, _)) => !has(base, channel),
+            None => is_awaited(channel, self.moves.get(channel), &self.config.pool, agents),
+        };
+        let loaded = self.processes.values().flat_map(|it| it.process.models.keys());
+        loaded.filter(|channel| is_awaited(channel)).cloned().collect()
     }
 
     fn start_load(
@@ -330,9 +351,12 @@ impl ChannelServer {
             directory: self.config.directory.join(self.process_count.to_string()),
         };
         // Without memory for both, an old process ends first, but not before the files are ready.
+        let has_process = self.processes.contains_key(&base);
         let in_the_way = self.processes.iter().filter(|(name, old)| {
-            is_replaced((name, &old.process.models), (&base, &models), wanted)
-                && !old.process.has_room_for_second()
+            let old_models = &old.process.models;
+            let gives_way = is_replaced((name, old_models), (&base, &models), wanted)
+                || (!has_process && is_for_others(old_models, wanted));
+            gives_way && !old.process.has_room_for_second()
         });
         let (old, gone): (Vec<String>, Vec<CancellationToken>) =
             in_the_way.map(|(name, old)| (name.clone(), old.process.ended().clone())).unzip();
@@ -403,9 +427,14 @@ impl ChannelServer {
         message: String,
     ) {
         tracing::warn!(error = message, "a model cannot be served; trying again later");
-        let last = self.failures.get(&of).map(|it| it.pause * 2);
-        let pause = last.unwrap_or(RETRY_MIN).min(RETRY_MAX);
+        let last = self.failures.get(&of);
+        let pause = last.map_or(RETRY_MIN, |it| it.pause * 2).min(RETRY_MAX);
         let retry_at = Instant::now() + pause;
+        // Without new models, the reason why some of them failed before is still the one to show.
+        let (models, message) = match last.filter(|it| it.is_current && models.is_empty()) {
+            Some(last) => (last.models.clone(), last.message.clone()),
+            None => (models, message),
+        };
         self.failures
             .insert(of, LoadFailure { models, message, pause, retry_at, is_current: true });
     }

@@ -18,7 +18,8 @@ impl ChannelModel {
     /// Returns true if the newest move names the same weights.
     pub(crate) fn is_named_by(&self, newest: Option<&(u64, v1::ChannelMove)>) -> bool {
         newest.is_some_and(|(_, found)| {
-            found.base.as_ref() == Some(&self.base) && found.adapter == self.adapter
+            let base = found.base.as_ref().map(|base| &base.manifest);
+            base == Some(&self.base.manifest) && found.adapter == self.adapter
         })
     }
 
@@ -79,8 +80,26 @@ pub(crate) fn is_replaced(
     old == new || (!wanted.contains_key(old) && has_moved())
 }
 
-/// The agents of a pool that can serve, with the channels that they failed to load.
-pub(crate) type ServingAgents = BTreeMap<String, BTreeSet<String>>;
+/// Returns true if only other agents are to serve the channels of a process.
+pub(crate) fn is_for_others(
+    models: &ServedModels,
+    wanted: &BTreeMap<String, ServedModels>,
+) -> bool {
+    let is_wanted = |channel| wanted.values().any(|models| models.contains_key(channel));
+    !models.keys().any(is_wanted)
+}
+
+/// An agent's announcement of the channels of its pool.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ServingAgent {
+    /// The channels that it failed to load.
+    pub failed: BTreeSet<String>,
+    /// The newest move whose model it has loaded, by channel.
+    pub loaded: BTreeMap<String, u64>,
+}
+
+/// The agents of a pool that can serve, by name.
+pub(crate) type ServingAgents = BTreeMap<String, ServingAgent>;
 
 /// Returns the channels that this agent serves, by the manifest digest of their base. `agents` are
 /// the pool's, including this one.
@@ -92,7 +111,8 @@ pub(crate) fn assign_models(
     let mut assigned: BTreeMap<String, ServedModels> = BTreeMap::new();
     for (channel, (number, found)) in moves {
         let (Some(serving), Some(base)) = (&found.serving, &found.base) else { continue };
-        if serving.pool != pool.as_str() || !is_chosen(channel, serving.replicas, own, agents) {
+        let is_chosen = || is_chosen(channel, serving.replicas, own.as_str(), agents);
+        if serving.pool != pool.as_str() || !is_chosen() {
             continue;
         }
         let (base, adapter) = (base.clone(), found.adapter.clone());
@@ -105,14 +125,37 @@ pub(crate) fn assign_models(
 /// Returns true if this agent is among the `replicas` with the highest weights for the channel
 /// (rendezvous hashing): if an agent leaves, only its channels move. Agents that failed to load it
 /// come last.
-fn is_chosen(channel: &RunId, replicas: u32, own: &AgentId, agents: &ServingAgents) -> bool {
+fn is_chosen(channel: &RunId, replicas: u32, agent: &str, agents: &ServingAgents) -> bool {
     let weight = |agent: &str| {
-        let failed = agents.get(agent).is_some_and(|it| it.contains(channel.as_str()));
+        let failed = agents.get(agent).is_some_and(|it| it.failed.contains(channel.as_str()));
         (!failed, derive_seed(0, &["serve", channel.as_str(), agent]), agent.to_owned())
     };
-    let own_weight = weight(own.as_str());
+    let own_weight = weight(agent);
     let before = agents.keys().filter(|agent| weight(agent) > own_weight).count();
     replicas == 0 || u64::try_from(before).is_ok_and(|before| before < u64::from(replicas))
+}
+
+/// Returns true until all agents that are to serve a channel have loaded its newest model, but for
+/// those that failed to. An agent that is not one of them keeps its model until then.
+pub(crate) fn is_awaited(
+    channel: &RunId,
+    newest: Option<&(u64, v1::ChannelMove)>,
+    pool: &Pool,
+    agents: &ServingAgents,
+) -> bool {
+    let Some((number, found)) = newest else { return false };
+    let Some(serving) = found.serving.as_ref().filter(|it| it.pool == pool.as_str()) else {
+        return false;
+    };
+    let chosen =
+        agents.iter().filter(|(name, _)| is_chosen(channel, serving.replicas, name, agents));
+    let (mut loaded, mut loading) = (0, 0);
+    for (_, agent) in chosen {
+        let has_loaded = agent.loaded.get(channel.as_str()).is_some_and(|it| it >= number);
+        loaded += usize::from(has_loaded);
+        loading += usize::from(!has_loaded && !agent.failed.contains(channel.as_str()));
+    }
+    loaded == 0 || loading > 0
 }
 
 #[cfg(test)]
@@ -126,7 +169,7 @@ mod tests {
     }
 
     fn agents(names: &[&str]) -> ServingAgents {
-        names.iter().map(|name| ((*name).to_owned(), BTreeSet::new())).collect()
+        names.iter().map(|name| ((*name).to_owned(), ServingAgent::default())).collect()
     }
 
     fn serving(replicas: u32, names: &[&str]) -> Vec<String> {
@@ -154,11 +197,36 @@ mod tests {
             [("stable".parse().unwrap(), (1, channel_move("default", 1, "m")))].into();
         let (first, pool) = (serving(1, &["a", "b"])[0].clone(), "default".parse().unwrap());
         let mut known = agents(&["a", "b"]);
-        known.get_mut(&first).unwrap().insert("stable".into());
+        known.get_mut(&first).unwrap().failed.insert("stable".into());
         let serves =
             |name: &str| !assign_models(&moves, (&name.parse().unwrap(), &pool), &known).is_empty();
         let other = if first == "a" { "b" } else { "a" };
         assert!(serves(other) && !serves(&first));
+    }
+
+    #[test]
+    fn a_channel_is_awaited_until_an_agent_that_is_to_serve_it_has_its_newest_model() {
+        let (channel, pool): (RunId, Pool) =
+            ("stable".parse().unwrap(), "default".parse().unwrap());
+        let newest = (2, channel_move("default", 1, "m"));
+        let chosen = serving(1, &["a", "b"])[0].clone();
+        let other = if chosen == "a" { "b" } else { "a" };
+        let is_awaited = |newest: &(u64, v1::ChannelMove), loaded: &[(&str, u64)]| {
+            let mut known = agents(&["a", "b"]);
+            for (name, number) in loaded {
+                known.get_mut(*name).unwrap().loaded.insert("stable".into(), *number);
+            }
+            is_awaited(&channel, Some(newest), &pool, &known)
+        };
+        assert!(is_awaited(&newest, &[]));
+        assert!(is_awaited(&newest, &[(&chosen, 1)]), "the chosen agent has the old model");
+        assert!(is_awaited(&newest, &[(other, 2)]), "it would end at both agents at once");
+        assert!(!is_awaited(&newest, &[(&chosen, 2)]));
+        let two = (2, channel_move("default", 2, "m"));
+        assert!(is_awaited(&two, &[(other, 2)]) && !is_awaited(&two, &[("a", 2), ("b", 2)]));
+        let stopped = v1::ChannelMove { serving: None, ..newest.1 };
+        assert!(!is_awaited(&(3, stopped), &[]));
+        assert!(!is_awaited(&(3, channel_move("other", 1, "m")), &[]));
     }
 
     #[test]
@@ -213,6 +281,7 @@ mod tests {
         assert!(is_replaced(("m", &one), ("m", &both), &wanted(&[("m", &["a", "b"])])));
         assert!(is_replaced(("m", &one), ("n", &one), &moved), "the channel has another base");
         assert!(!is_replaced(("m", &models(&["c"])), ("n", &one), &moved));
+        assert!(is_for_others(&models(&["c"]), &moved) && !is_for_others(&both, &moved));
         let both_wanted = wanted(&[("m", &["b"]), ("n", &["a"])]);
         assert!(!is_replaced(("m", &both), ("n", &one), &both_wanted), "it serves another one");
     }

@@ -1,8 +1,8 @@
 //! Channels: models that agents serve, asked with OpenAI's own client.
 
-use std::{os::unix::fs::PermissionsExt, process::Stdio, time::Duration};
+use std::{os::unix::fs::PermissionsExt, path::Path, process::Stdio, time::Duration};
 
-use e2e::{Fleet, Process, PythonEnv, SpecFiles, find_llama_cpp, program_path, wait_until};
+use e2e::{Fleet, Member, Process, PythonEnv, SpecFiles, find_llama_cpp, program_path, wait_until};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -186,6 +186,64 @@ fn assert_a_lost_adapter_takes_no_other_channel_down(fleet: &Fleet) {
         let served = ["late", "plain"].map(|name| error_of(name).is_some_and(|it| it.is_empty()));
         (is_reason && served == [true, true]).then_some(())
     });
+}
+
+#[test]
+fn a_channel_stays_at_its_agent_until_the_one_that_is_to_serve_it_has_loaded_it() {
+    let fleet = Fleet::start_with("server", &["--open"], without_llama_cpp());
+    let base = SpecFiles::create(fleet.path()).write_model().display().to_string();
+    let channels = ["a", "b", "c", "d"];
+    for channel in channels {
+        fleet.run(&["serve", channel, "--base", &base, "--replicas", "1"]).assert_success();
+    }
+    // The first agent that serves each channel, or an empty name.
+    let list_servers = || -> Vec<String> {
+        let listed = fleet.run_json(&["channel", "list"]).expect("the channels");
+        let name_server = |it: &Value| it["agents"][0].as_str().unwrap_or_default().to_owned();
+        listed.as_array().expect("a list").iter().map(name_server).collect()
+    };
+    wait_until("all are served", LIMIT, || {
+        list_servers().iter().all(|it| it == "server-1").then_some(())
+    });
+
+    let directory = fleet.path().join("late");
+    let late = start_held_server(&fleet, &directory);
+    wait_until("it loads a model", LIMIT, || directory.join("loads").exists().then_some(()));
+    // The other agent looks at the channels each second.
+    for _ in 0..30 {
+        std::thread::sleep(Duration::from_millis(100));
+        let servers = list_servers();
+        assert!(servers.iter().all(|it| it == "server-1"), "{servers:?}\n{}", fleet.log_tails());
+    }
+    std::fs::write(directory.join("go"), "").expect("a file");
+    wait_until("each agent serves its channels", LIMIT, || {
+        let servers = list_servers();
+        assert!(!servers.contains(&String::new()), "{servers:?}\n{}", fleet.log_tails());
+        let count = servers.iter().filter(|it| **it == late.name).count();
+        (count > 0 && count < 4).then_some(())
+    });
+}
+
+/// Starts an agent that serves models, whose process waits for the file `go` before it loads them.
+fn start_held_server(fleet: &Fleet, directory: &Path) -> Member {
+    std::fs::create_dir_all(directory).expect("a directory");
+    let (here, wrapper) = (directory.display(), directory.join("wrapper"));
+    let script = format!(
+        "#!/bin/sh\n\
+         case \"$*\" in *\"worker serve\"*) ;; *) exec \"$@\" ;; esac\n\
+         echo >{here}/loads\n\
+         until [ -e {here}/go ]; do sleep 0.1; done\n\
+         exec \"$@\"\n"
+    );
+    std::fs::write(&wrapper, script).expect("a script");
+    let executable = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&wrapper, executable).expect("our own file");
+    let (nats, home) = (fleet.nats_url(), directory.display().to_string());
+    let arguments =
+        ["agent", "--nats", &nats, "--roles", "server", "--name", "late", "--agent-dir", &home];
+    let mut environment = without_llama_cpp();
+    environment.push(("FLOTILLA_WORKER_WRAPPER".to_owned(), wrapper.display().to_string()));
+    Member::start("late", &[], &arguments, environment, &fleet.path().join("agents"))
 }
 
 fn gateway_url(fleet: &Fleet) -> String {
