@@ -1,14 +1,17 @@
-"""Reads runs from experiment trackers with their own packages and prints one JSON document.
+"""Reads runs from experiment trackers with their own packages.
 
-    trackers.py mlflow URL EXPERIMENT
-    trackers.py experiment URL NAME    (prints the experiment id)
-    trackers.py forget URL EXPERIMENT  (deletes the cursors of feeds)
-    trackers.py traces URL EXPERIMENT  ([[name, name of the parent, status], …] per trace)
-    trackers.py tensorboard URL
-    trackers.py trackio PROJECT        (in TRACKIO_DIR)
-    trackers.py serve-trackio PORT     (runs until stdin ends; prints its write token)
+Reads a JSON list from each line of stdin, and prints {"result": …} or {"error": "…"}:
 
-A document is {run: {"name", "status", "settings", "figures": {key: [[step, value], …]}}}; fields
+    ["mlflow", URL, EXPERIMENT]
+    ["experiment", URL, NAME]          the experiment id
+    ["forget", URL, EXPERIMENT]        deletes the cursors of feeds
+    ["traces", URL, EXPERIMENT]        [[name, name of the parent, status], …] per trace
+    ["tensorboard", URL]
+    ["trackio", PROJECT]               in TRACKIO_DIR
+
+    trackers.py serve-trackio PORT     runs until stdin ends; prints its write token
+
+The result for a tracker is {run: {"name", "status", "settings", "figures": {key: [[step, value], …]}}}; fields
 that a tracker does not store are absent.
 """
 
@@ -110,8 +113,19 @@ def serve_trackio(port):
     sys.stdin.read()
 
 
-command, *arguments = sys.argv[1:]
-if command == "serve-trackio":
-    serve_trackio(*arguments)
+COMMANDS = {it.__name__: it for it in (mlflow, experiment, forget, traces, tensorboard, trackio)}
+
+
+def answer(line):
+    command, *arguments = json.loads(line)
+    try:
+        return {"result": COMMANDS[command](*arguments)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+if sys.argv[1:2] == ["serve-trackio"]:
+    serve_trackio(*sys.argv[2:])
 else:
-    print(json.dumps(globals()[command](*arguments)))
+    for line in sys.stdin:
+        print(json.dumps(answer(line)), flush=True)

@@ -46,7 +46,7 @@ pub use member::Member;
 pub use misbehaving::{FaultyWorkers, WorkerFault};
 pub use nats::NatsServer;
 pub use processes::Process;
-pub use python::{PythonEnv, client_directory};
+pub use python::{PythonEnv, ScriptSession, client_directory};
 pub use random::Random;
 pub use reference::ReferenceResults;
 pub use report::ChaosEvidence;

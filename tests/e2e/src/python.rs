@@ -1,11 +1,15 @@
 //! Python environments in `.tools`, which `deploy/fetch-test-tools.sh` creates.
 
 use std::{
+    io::{BufRead, BufReader, Lines, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{ChildStdin, ChildStdout, Command, Stdio},
 };
 
 use requirements::require_python_environment;
+use serde_json::Value;
+
+use crate::ChildGuard;
 
 /// An environment in `.tools`. Tests that need an absent one are recorded as skipped.
 pub struct PythonEnv {
@@ -58,6 +62,39 @@ impl PythonEnv {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name} {arguments:?}: {stderr}");
         String::from_utf8(output.stdout).expect("UTF-8")
+    }
+}
+
+/// A running script that answers each line with a line, and imports its packages once.
+pub struct ScriptSession {
+    _script: ChildGuard,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl ScriptSession {
+    /// Starts a script, whose errors appear among those of the test.
+    pub fn start(mut command: Command) -> Self {
+        let mut script =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("Python");
+        let input = script.stdin.take().expect("its input");
+        let output = BufReader::new(script.stdout.take().expect("its output")).lines();
+        Self { _script: ChildGuard(script), input, output }
+    }
+
+    /// Asks for the result of a command with its arguments.
+    ///
+    /// # Errors
+    /// The command failed: the message of the script.
+    pub fn ask(&mut self, command: &[&str]) -> Result<Value, String> {
+        let line = Value::from(command.to_vec());
+        writeln!(self.input, "{line}").expect("the script reads");
+        let answer = self.output.next().expect("the script goes on").expect("UTF-8");
+        let mut answer: Value = serde_json::from_str(&answer).expect("JSON");
+        match answer["error"].as_str() {
+            Some(error) => Err(error.to_owned()),
+            None => Ok(answer["result"].take()),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{ChildGuard, Fleet, PythonEnv, SpecFiles};
+use e2e::{ChildGuard, Fleet, PythonEnv, ScriptSession, SpecFiles};
 use requirements::free_ports;
 use serde_json::Value;
 
@@ -99,15 +99,12 @@ fn mlflow_has_every_metric_once_after_an_outage_and_a_killed_feed() {
     // The feed waits until the server starts.
     let mut feeding = ChildGuard(feed_command(&fleet, &["mlflow", &url]).spawn().unwrap());
     let _server = start_mlflow(&python, fleet.path(), port);
-    let read_mlflow = || {
-        let script =
-            python.script_command("trackers.py").args(["mlflow", &url, "flotilla"]).output();
-        serde_json::from_slice::<Value>(&script.unwrap().stdout).ok()
-    };
+    let mut script = ScriptSession::start(python.script_command("trackers.py"));
     e2e::wait_until("MLflow has the run", LIMIT, || {
-        // The script takes seconds to start, also if nothing listens.
+        // The client tries for minutes if nothing listens.
         TcpStream::connect(("127.0.0.1", port)).ok()?;
-        read_mlflow()?[&run]["figures"]["train/loss"].as_array().map(drop)
+        let reported = script.ask(&["mlflow", &url, "flotilla"]).ok()?;
+        reported[&run]["figures"]["train/loss"].as_array().map(drop)
     });
     feeding.0.kill().unwrap();
     feeding.0.wait().unwrap();
@@ -116,40 +113,28 @@ fn mlflow_has_every_metric_once_after_an_outage_and_a_killed_feed() {
     for _ in 0..2 {
         let status = feed_command(&fleet, &["mlflow", &url, "--once"]).status().unwrap();
         assert!(status.success());
-        let forgotten =
-            python.script_command("trackers.py").args(["forget", &url, "flotilla"]).status();
-        assert!(forgotten.unwrap().success());
+        script.ask(&["forget", &url, "flotilla"]).unwrap();
     }
-    let reported = read_mlflow().expect("MLflow answers");
+    let reported = script.ask(&["mlflow", &url, "flotilla"]).unwrap();
     for run in [&run, &second] {
         assert_same_metrics(&logged_metrics(&fleet, run), &reported[run]);
         assert_eq!(reported[run]["status"], "FINISHED");
         assert_eq!(reported[run]["settings"]["sft.training.batchSize"], "16", "{}", reported[run]);
     }
-    assert_traced(&python, &fleet, &url);
+    assert_traced(&mut script, &fleet, &url);
 }
 
 /// MLflow also accepts traces.
-fn assert_traced(python: &PythonEnv, fleet: &Fleet, url: &str) {
-    let ask = |action: &str| {
-        let output = python
-            .script_command("trackers.py")
-            .args([action, url, "flotilla"])
-            .output()
-            .expect("Python starts");
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        serde_json::from_slice::<Value>(&output.stdout)
-            .unwrap_or_else(|_| panic!("{action}: {stderr}"))
-    };
-    let experiment = ask("experiment");
+fn assert_traced(script: &mut ScriptSession, fleet: &Fleet, url: &str) {
+    let experiment = script.ask(&["experiment", url, "flotilla"]).expect("its id");
     let header = format!("x-mlflow-experiment-id={}", experiment.as_str().expect("a number"));
     let state = fleet.path().join("otlp.json").display().to_string();
     for _ in 0..2 {
         let otlp = ["otlp", url, "--state", &state, "--header", &header, "--once"];
         assert!(feed_command(fleet, &otlp).status().expect("a feed").success());
     }
-    let traces = ask("traces");
-    let traces = traces.as_array().expect("traces");
+    let traces = script.ask(&["traces", url, "flotilla"]).expect("traces");
+    let traces = traces.as_array().expect("a list");
     assert_eq!(traces.len(), 2, "one of each run: {traces:?}");
     for trace in traces {
         let spans = trace.as_array().expect("spans");
@@ -190,10 +175,9 @@ fn tensorboard_reads_files_of_killed_feeds() {
     let _server = ChildGuard(server.expect("TensorBoard starts"));
     let url = format!("http://127.0.0.1:{port}");
     let expected = logged_metrics(&fleet, &run);
+    let mut script = ScriptSession::start(python.script_command("trackers.py"));
     let reported = e2e::wait_until("TensorBoard has the run", LIMIT, || {
-        let script =
-            python.script_command("trackers.py").args(["tensorboard", &url]).output().unwrap();
-        let reported: Value = serde_json::from_slice(&script.stdout).ok()?;
+        let reported = script.ask(&["tensorboard", &url]).ok()?;
         let evals = reported[&run]["figures"]["eval/heldout/perplexity"].as_array()?.len();
         (evals == expected["eval/heldout/perplexity"].len()).then_some(reported)
     });
@@ -232,14 +216,9 @@ fn trackio_has_every_metric_once_after_repeated_feeds() {
             feed_command(&fleet, &["trackio", &url, "--token-file", &token_file, "--once"]);
         assert!(once.status().unwrap().success());
     }
-    let script = python
-        .script_command("trackers.py")
-        .args(["trackio", "flotilla"])
-        .env("TRACKIO_DIR", &home)
-        .output()
-        .unwrap();
-    let reported: Value = serde_json::from_slice(&script.stdout)
-        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&script.stderr)));
+    let mut script = python.script_command("trackers.py");
+    script.env("TRACKIO_DIR", &home);
+    let reported = ScriptSession::start(script).ask(&["trackio", "flotilla"]).unwrap();
     assert_same_metrics(&logged_metrics(&fleet, &run), &reported[&run]);
 }
 
