@@ -49,7 +49,7 @@ const ASYNC_THREADS: usize = 2;
 /// Runs the program with the arguments of this process and returns its exit code.
 pub fn run_program() -> ExitCode {
     output::install_panic_hook();
-    let command = Cli::build_command();
+    let command = Cli::build_command().term_width(output::help_width());
     let matches =
         command.clone().try_get_matches().unwrap_or_else(|mut error| exit_with_usage(&mut error));
     let cli =

@@ -142,14 +142,16 @@ fn spawn_key_reader(ended: CancellationToken) -> anyhow::Result<mpsc::Receiver<O
     Ok(keys)
 }
 
-/// Ctrl-C counts as `q`.
+/// Ctrl-C and Ctrl-D count as `q`, and other keys with Ctrl as none.
 fn to_tui_key(event: Event) -> Option<TuiKey> {
     let Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) = event else {
         return None;
     };
     Some(match code {
-        // The terminal is in raw mode and delivers Ctrl-C as an ordinary key.
-        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => TuiKey::Char('q'),
+        // The terminal is in raw mode and delivers Ctrl-C as a key.
+        KeyCode::Char(letter) if modifiers.contains(KeyModifiers::CONTROL) => {
+            return ['c', 'd'].contains(&letter).then_some(TuiKey::Char('q'));
+        }
         KeyCode::Char(letter) => TuiKey::Char(letter),
         KeyCode::Up => TuiKey::Up,
         KeyCode::Down => TuiKey::Down,

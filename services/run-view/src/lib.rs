@@ -15,6 +15,7 @@ mod histogram;
 mod phase_progress;
 mod run_view;
 mod sample_counts;
+mod samples_text;
 mod timeline;
 
 pub use agent_text::{
@@ -28,3 +29,4 @@ pub use fleet_view::FleetView;
 pub use forecast_text::{forecast_comparison, forecast_lines, remaining_text};
 pub use phase_progress::{ActiveJobs, PhaseProgress};
 pub use run_view::RunView;
+pub use samples_text::describe_samples_page;

@@ -110,7 +110,11 @@ impl RunDraft {
         } else {
             "  # chat: true                   # for a model with a chat template\n"
         };
-        let (verifier, cycles) = (Self::verifier_section(&self.verifier), self.cycles);
+        let mut verifier = Self::verifier_section(&self.verifier);
+        if self.verifier.trim() == "exact" {
+            verifier += "  # { exact: { extract: '#(.+)$' } } compares a part of an answer";
+        }
+        let cycles = self.cycles;
         let (rank, max_tokens) = (Self::RANK, Self::MAX_TOKENS);
         add_schema_line(&format!(
             "\

@@ -447,6 +447,9 @@ fn format_table_within<const N: usize>(
     (table.trim_fmt(), left_out)
 }
 
+const HELP_COLUMNS_MIN: u16 = 40;
+const HELP_COLUMNS_MAX: u16 = 100;
+
 /// Set if tables show all columns, however narrow the terminal is.
 static WIDE_TABLES: AtomicBool = AtomicBool::new(false);
 
@@ -460,6 +463,14 @@ pub fn stdout_width() -> Option<u16> {
     let is_fitted = std::io::stdout().is_terminal() && !WIDE_TABLES.load(Ordering::Relaxed);
     let width = is_fitted.then(|| terminal::size().ok()).flatten();
     width.map(|(columns, _)| columns).filter(|columns| *columns > 0)
+}
+
+/// Returns the columns that help is wrapped to: those of the terminal, at most 100, because longer
+/// lines are hard to read; without a terminal, those of the variable `COLUMNS`.
+pub fn help_width() -> usize {
+    let columns = || std::env::var("COLUMNS").ok()?.parse().ok();
+    let width = stdout_width().or_else(columns).unwrap_or(HELP_COLUMNS_MAX);
+    width.clamp(HELP_COLUMNS_MIN, HELP_COLUMNS_MAX).into()
 }
 
 /// Begins the last lines of a table without all columns.

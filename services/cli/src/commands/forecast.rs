@@ -1,21 +1,26 @@
 //! `flotilla run check --forecast` and `flotilla run explain --forecast`.
 
 use anyhow::Context;
-use control::{FleetControl, ForecastComparison, RunReport};
+use control::{FleetControl, ForecastComparison, RunReport, SubmitError};
 use run_view::{forecast_comparison, forecast_lines};
 use serde_json::json;
+use spec::RunSpec;
 use wire::{RunId, v1};
 
 use super::{data, explain};
-use crate::{args::CheckArgs, output, run_submission::read_spec};
+use crate::{
+    args::{CheckArgs, GlobalArgs},
+    output,
+    run_submission::read_spec,
+};
 
-pub(super) async fn check_spec(
-    control: &FleetControl,
-    args: &CheckArgs,
-    json: bool,
-) -> anyhow::Result<()> {
+/// Checks a spec. Mistakes in its text are found without the fleet.
+pub(super) async fn check_spec(flags: &GlobalArgs, args: &CheckArgs) -> anyhow::Result<()> {
     let (yaml, files) = read_spec(&args.spec).await?;
-    let what = || format!("check {}", args.spec.display());
+    let (json, what) = (flags.json, || format!("check {}", args.spec.display()));
+    RunSpec::parse_runs(&yaml).map_err(SubmitError::from).with_context(what)?;
+    let only_read = || format!("{} was read, its files were not", args.spec.display());
+    let control = flags.fleet.connect_control().await.with_context(only_read)?;
     if !args.forecast {
         let report = control.check_spec(&yaml, &files).await.with_context(what)?;
         return output::print_json_or(json, &report, || print_verdict(&report));

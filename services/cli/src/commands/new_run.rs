@@ -52,7 +52,7 @@ pub(crate) async fn start_new_run(
     let report = control.check_spec(&yaml, &files).await.with_context(refused)?;
     data::report_lines(&report).iter().for_each(|line| output::print_message(line));
     write_spec(&file, &yaml)?;
-    output::print_message(&format!("wrote {}", file.display()));
+    output::print_message(&format!("wrote {} and {}", file.display(), spec::SCHEMA_FILE));
     if args.check_only || !(args.yes || output::confirm_question("Submit it now?")?) {
         let next = format!("submit it: flotilla run submit {} (next time: --yes)", file.display());
         output::print_json_or(flags.json, &json!({ "spec": file }), || {

@@ -26,25 +26,28 @@ pub(crate) async fn handle_run_command(
     flags: &GlobalArgs,
     command: RunCommand,
 ) -> anyhow::Result<ExitCode> {
-    if let RunCommand::Import(args) = &command {
-        import::import_config(args, flags.json)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    if let RunCommand::Schema { out, watch } = &command {
-        print_schema(out.as_deref(), *watch, flags.json)?;
-        return Ok(ExitCode::SUCCESS);
+    let done = |()| ExitCode::SUCCESS;
+    match &command {
+        RunCommand::Import(args) => return import::import_config(args, flags.json).map(done),
+        RunCommand::Schema { out, watch } => {
+            return print_schema(out.as_deref(), *watch, flags.json).map(done);
+        }
+        RunCommand::Check(args) => return forecast::check_spec(flags, args).await.map(done),
+        _ => {}
     }
     if let RunCommand::New(args) = command {
         return new_run::start_new_run(flags, args).await;
     }
     let control = flags.fleet.connect_control().await?;
     match command {
-        RunCommand::Import(_) | RunCommand::New(_) | RunCommand::Schema { .. } => {}
+        RunCommand::Check(_)
+        | RunCommand::Import(_)
+        | RunCommand::New(_)
+        | RunCommand::Schema { .. } => {}
         RunCommand::Submit { spec, watch } => {
             return submit_spec(&control, &spec, watch, flags.json).await;
         }
         RunCommand::Fork(args) => return fork_run(&control, args, flags.json).await,
-        RunCommand::Check(args) => forecast::check_spec(&control, &args, flags.json).await?,
         RunCommand::List => print_runs(&control, flags.json).await?,
         RunCommand::Queue => sweep::print_queue(&control, flags.json).await?,
         RunCommand::Sweep { run } => {

@@ -1,6 +1,7 @@
 //! `flotilla run samples`: the texts that a cycle drew, with their rewards and outcomes.
 
 use control::FleetControl;
+use run_view::describe_samples_page;
 use wire::{
     RunId,
     v1::{self, samples_page::Sample, samples_request::Which},
@@ -54,18 +55,7 @@ fn print_page(page: &v1::SamplesPage, request: &v1::SamplesRequest) {
         }
         output::print_line("");
     }
-    let (first, count) = (request.offset, u32::try_from(page.prompts.len()).unwrap_or(u32::MAX));
-    let (all, last) = (page.prompts_in_all, first.saturating_add(count));
-    let counts = page.outcomes.iter().chain(&page.fates);
-    let mut counts: Vec<String> = counts.map(|(name, count)| format!("{count} {name}")).collect();
-    counts.sort_unstable();
-    let of = format!("cycle {}: {all} prompts match", request.cycle);
-    let next = if last < all { format!("; --skip {last} continues") } else { String::new() };
-    output::print_message(&match (counts.is_empty(), all) {
-        (true, 0) => format!("{of}; the cycle has no such samples"),
-        (true, _) => format!("{of}{next}; not judged yet"),
-        (false, _) => format!("{of}{next}; of all samples: {}", counts.join(", ")),
-    });
+    output::print_message(&describe_samples_page(page, request));
 }
 
 /// Prints an episode turn by turn, with the environment's answers behind `>`.
