@@ -1,5 +1,6 @@
 """Reads calls, runs them and sends an answer to each: one call, or the slices of one training."""
 
+import gc
 import resource
 import sys
 import traceback
@@ -59,15 +60,25 @@ def _hide_unused_packages(call):
         sys.modules.setdefault(name, None)
 
 
+def _import_training():
+    """Imports PyTorch, which takes from seconds to minutes on a cold disk."""
+    # What is imported stays, so that collections of garbage find none.
+    gc.disable()
+    try:
+        from . import training
+    finally:
+        gc.freeze()
+        gc.enable()
+    return training
+
+
 def _train(call, respond, heartbeats, stop, loaded):
     """Returns the step at which SIGTERM stopped the training, or None, and what the next slice of
     the training can use."""
     heartbeats.start_call(respond)
     heartbeats.start_phase(PHASE_IMPORT_S)
     _hide_unused_packages(call)
-    # Importing takes from seconds to minutes on a cold disk.
-    from . import training
-
+    training = _import_training()
     run = training.Training(call, respond, heartbeats, stop, loaded)
     try:
         return run.run(), run.loaded
