@@ -1,8 +1,9 @@
 """Makes a random model of an architecture outside of Flotilla's table, and measures what PyTorch
 computes of it.
 
-    python other_model.py make OUT                              # OUT/model and OUT/adapter
-    python other_model.py measure MODEL TEXT CONTEXT [ADAPTER]  # prints the mean loss of a token
+    python other_model.py make OUT                            # OUT/model and OUT/adapter
+    python other_model.py measure MODEL TEXT CONTEXT ADAPTER  # prints the mean loss of a token
+                                                              # without and with the adapter
 """
 
 import sys
@@ -82,4 +83,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]))
     else:
-        print(measure(sys.argv[2], sys.argv[3], int(sys.argv[4]), *sys.argv[5:]))
+        model, text, context, adapter = sys.argv[2:]
+        for path in (None, adapter):
+            print(measure(model, text, int(context), path))

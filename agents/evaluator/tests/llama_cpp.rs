@@ -161,17 +161,14 @@ fn pytorch_agrees_on_models_that_only_llama_cpp_s_converters_know() {
     let absent = measure_with_llama_cpp(&source(None), "k", &llama, &mut |_| {}).unwrap_err();
     assert!(format!("{absent:#}").contains("--llama-cpp-sources"), "{absent:#}");
     llama.converters = Some(LlamaConverters::find_converters(&sources, Some(&python)).unwrap());
-    let mut losses = Vec::new();
-    for adapter in [None, Some(&*adapter)] {
-        let source = source(adapter);
-        let figures = measure_with_llama_cpp(&source, "k", &llama, &mut |_| {}).unwrap();
-        let context = GOLDEN_CONTEXT.to_string();
-        let mut arguments = vec![Path::new("measure"), &model, &source.text, Path::new(&context)];
-        arguments.extend(adapter);
-        let printed = run_other_model(&python, &arguments);
-        let expected: f64 = printed.trim().parse().unwrap();
+    let (text, context) = (source(None).text, GOLDEN_CONTEXT.to_string());
+    let arguments = [Path::new("measure"), &model, &text, Path::new(&context), &adapter];
+    let printed = run_other_model(&python, &arguments);
+    let losses: Vec<f64> = printed.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(losses.len(), 2, "{printed}");
+    for (adapter, expected) in [None, Some(&*adapter)].into_iter().zip(&losses) {
+        let figures = measure_with_llama_cpp(&source(adapter), "k", &llama, &mut |_| {}).unwrap();
         assert!((figures.mean_nll / expected - 1.0).abs() < 1e-5, "{figures:?} {expected}");
-        losses.push(expected);
     }
     assert!((losses[1] - losses[0]).abs() > 0.01, "the adapter changes the losses: {losses:?}");
     let cached = std::fs::read_dir(directory.join("gguf")).unwrap().flatten();

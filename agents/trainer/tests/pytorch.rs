@@ -48,7 +48,8 @@ impl Bench {
             program: "unused".into(),
             wrapper: None,
             silence_limit: None,
-            threads: 2,
+            // Of a tiny model, two threads mostly wait for each other.
+            threads: 1,
             device: device(),
             dtype: "f32".into(),
             directory: directory.path().to_owned(),
@@ -95,6 +96,15 @@ impl Bench {
         WorkerProcess::start(&command).unwrap()
     }
 
+    /// Starts a worker that answers many calls, as one worker for each would, but imports PyTorch once.
+    fn start_many(&self) -> WorkerProcess {
+        let mut command = self.pytorch.worker_command(&self.launch, "train");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/tests/many_calls.py");
+        let program = command.arguments.len() - 1;
+        command.arguments.insert(program, script.into());
+        WorkerProcess::start(&command).unwrap()
+    }
+
     /// Returns the answer and all progress messages before it.
     async fn ask(
         &self,
@@ -116,8 +126,12 @@ impl Bench {
 
     /// Returns the steps of a training that must succeed.
     async fn train(&self, call: &Value) -> Vec<Value> {
-        let worker = self.start();
-        let (answer, heard) = self.ask(&worker, call).await;
+        self.train_by(&self.start(), call).await
+    }
+
+    /// Returns the steps of a training by this worker that must succeed.
+    async fn train_by(&self, worker: &WorkerProcess, call: &Value) -> Vec<Value> {
+        let (answer, heard) = self.ask(worker, call).await;
         if let Err(error) = &answer {
             panic!("{error}\n{}", worker.log_tail().await);
         }
@@ -268,12 +282,13 @@ async fn with_a_frozen_a_the_loss_follows_the_embedded_engine_s_within_one_perce
 async fn a_loaded_checkpoint_has_the_reported_canary_log_probabilities() {
     let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
+    let worker = bench.start_many();
     for packing in [true, false] {
         let mut call = bench.call(if packing { "packed" } else { "padded" });
         let text = "3 plus one is 4 indeed\n4 plus one is 5 <|im_end|>";
         call["canary"] = json!(text);
         call["training"]["packing"] = json!(packing);
-        let steps = bench.train(&call).await;
+        let steps = bench.train_by(&worker, &call).await;
         let told: Vec<f32> = serde_json::from_value(steps[5]["canary"].clone()).unwrap();
         assert!(steps[4]["canary"].is_null(), "of the last step alone");
         let checkpoint = Path::new(call["out"].as_str().unwrap()).join("6/checkpoint");
@@ -298,12 +313,13 @@ async fn a_loaded_checkpoint_has_the_reported_canary_log_probabilities() {
 async fn packed_or_padded_it_is_the_same_training() {
     let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
+    let worker = bench.start_many();
     let trained = async |out: &str, packing: bool, attention: &str| {
         let mut call = bench.call(out);
         call["training"]["packing"] = json!(packing);
         call["training"]["learningRate"] = json!(0.01);
         call["policy"]["attention"] = json!(attention);
-        bench.train(&call).await
+        bench.train_by(&worker, &call).await
     };
     let padded = trained("padded", false, "sdpa").await;
     let filled = padded[5]["packing"].as_f64().unwrap();
@@ -589,13 +605,14 @@ async fn every_weight_is_trained_from_scratch_and_read_by_the_embedded_engine() 
 async fn half_precision_and_recomputation_train_as_well() {
     let Some(python) = require_torch_python() else { return };
     let bench = Bench::new(&python);
-    let plain = losses(&bench.train(&bench.call("plain")).await);
+    let worker = bench.start_many();
+    let plain = losses(&bench.train_by(&worker, &bench.call("plain")).await);
     let mut call = bench.call("bf16");
     call["policy"]["dtype"] = json!("bf16");
     call["policy"]["attention"] = json!("eager");
     call["policy"]["gradient_checkpointing"] = json!(true);
     call["policy"]["dataloader_workers"] = json!(1);
-    let half = losses(&bench.train(&call).await);
+    let half = losses(&bench.train_by(&worker, &call).await);
     for (half, plain) in half.iter().zip(&plain) {
         assert!((half - plain).abs() / plain < 0.02, "{half} {plain}");
     }
@@ -800,6 +817,7 @@ async fn every_objective_trains_as_in_the_embedded_engine() {
         };
     let text: String = examples().into_iter().enumerate().map(line).collect();
     std::fs::write(bench.path("data.jsonl"), text).unwrap();
+    let worker = bench.start_many();
     for name in ["rloo", "dr_grpo", "dapo", "gspo", "cispo", "dpo", "simpo", "orpo", "kto", "dft"] {
         let mut objective = Objective::new(ObjectiveName::find(name).unwrap());
         if name == "dr_grpo" {
@@ -809,7 +827,7 @@ async fn every_objective_trains_as_in_the_embedded_engine() {
         let mut call = bench.call(name);
         call["adapter"] = json!(adapter);
         call["training"]["objective"] = json!(objective.to_message());
-        let steps = bench.train(&call).await;
+        let steps = bench.train_by(&worker, &call).await;
         let told = |field: &str, n: usize| steps[n][field].as_f64().unwrap() * (n + 1) as f64;
         // A message has the mean since the last saved step.
         let single = |field: &str, n: usize| {
