@@ -10,8 +10,9 @@ use crate::GeneratorBackend;
 /// A worker that reports nothing for this long is hung.
 pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The lower bound of the adaptive timeout, however quick the worker was before.
-pub(crate) const PROGRESS_TIMEOUT_MIN: Duration = Duration::from_secs(60);
+/// The lower bound of the adaptive timeout, however quick the worker was before. A GPU's driver may
+/// compile for more than a minute before the first token.
+pub(crate) const PROGRESS_TIMEOUT_MIN: Duration = Duration::from_secs(150);
 
 /// The manifest digests of base and adapter.
 pub(crate) type PolicyKey = (String, String);

@@ -46,8 +46,8 @@ use crate::{
 const PING_TIMEOUT: Duration = Duration::from_secs(60);
 const PING_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// For scoring one token after a short text.
-const SCORE_TIMEOUT: Duration = Duration::from_secs(120);
+/// For scoring one token after a short text. For the first, a GPU's driver may compile.
+const SCORE_TIMEOUT: Duration = Duration::from_secs(300);
 const SCORE_BYTES_MAX: usize = 64 * 1024;
 
 /// For writing or reading the state of a slot, between two of the server's steps.
