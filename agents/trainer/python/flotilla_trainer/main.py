@@ -1,5 +1,6 @@
 """Reads calls, runs them and sends an answer to each: one call, or the slices of one training."""
 
+import functools
 import gc
 import resource
 import sys
@@ -60,8 +61,10 @@ def _hide_unused_packages(call):
         sys.modules.setdefault(name, None)
 
 
+@functools.cache
 def _import_training():
-    """Imports PyTorch, which takes from seconds to minutes on a cold disk."""
+    """Imports PyTorch, which takes from seconds to minutes on a cold disk. Later calls must not freeze
+    what an earlier slice left behind."""
     # What is imported stays, so that collections of garbage find none.
     gc.disable()
     try:
