@@ -325,15 +325,15 @@ impl ChannelServer {
         let has = |base: &str, channel: &RunId| {
             self.processes.get(base).is_some_and(|it| it.process.models.contains_key(channel))
         };
-        let is_awaited = |channel: &RunId| match wanted
-            .iter()
-            .find(|(_, models)| models.contains_key(channel))
-        {
-            Some((base, _)) => !has(base, channel),
-            None => is_awaited(channel, self.moves.get(channel), &self.config.pool, agents),
+        let stays = |channel: &RunId| {
+            let own = wanted.iter().find(|(_, models)| models.contains_key(channel));
+            match own {
+                Some((base, _)) => !has(base, channel),
+                None => is_awaited(channel, self.moves.get(channel), &self.config.pool, agents),
+            }
         };
         let loaded = self.processes.values().flat_map(|it| it.process.models.keys());
-        loaded.filter(|channel| is_awaited(channel)).cloned().collect()
+        loaded.filter(|channel| stays(channel)).cloned().collect()
     }
 
     fn start_load(
