@@ -11,8 +11,9 @@ Reads a JSON list from each line of stdin, and prints {"result": …} or {"error
 
     trackers.py serve-trackio PORT     runs until stdin ends; prints its write token
 
-The result for a tracker is {run: {"name", "status", "settings", "figures": {key: [[step, value], …]}}}; fields
-that a tracker does not store are absent.
+The result for a tracker is
+{run: {"name", "status", "settings", "figures": {key: [[step, value], …]}}}; fields that a tracker
+does not store are absent.
 """
 
 import json
