@@ -179,7 +179,9 @@ pub(crate) async fn check_status(response: Response) -> Result<Response, Request
     let header = |name| read_header(response.headers(), name).unwrap_or_default().to_owned();
     let (code, mut message) = (header("x-error-code"), header("x-error-message"));
     if status.is_redirection() {
-        message = format!("it is at {} now", header(LOCATION.as_str()));
+        // The rest of an address may be a signature, which is a secret.
+        let place = header(LOCATION.as_str());
+        message = format!("it is at {} now", place.split('?').next().unwrap_or_default());
     }
     if message.is_empty() {
         let body = read_body(response).await.unwrap_or_default();
