@@ -125,16 +125,7 @@ impl HubHttp {
     /// Asks the hub for JSON. Follows redirections within the hub, which it answers for the old name of
     /// a repository.
     pub(crate) async fn get_json<T: DeserializeOwned>(&self, url: Url) -> Result<T, RequestError> {
-        let mut url = url;
-        for _ in 0..REDIRECTS_MAX {
-            let response = send(self.start_request(Method::GET, url.clone())).await?;
-            match redirect_target(&url, &response)? {
-                Some(target) if self.is_hub(&target) => url = target,
-                Some(_) => return Err("it redirects to another host".into()),
-                None => return read_json(response).await,
-            }
-        }
-        Err("it redirects without end".into())
+        read_json(self.get(url, None, |target| self.is_hub(target)).await?).await
     }
 
     /// Starts to receive a file from an offset, and up to an end if one is given.
@@ -143,17 +134,31 @@ impl HubHttp {
         url: Url,
         (from, end): (u64, Option<u64>),
     ) -> Result<Response, RequestError> {
+        let range = (from > 0).then(|| {
+            let last = end.map(|end| (end - 1).to_string()).unwrap_or_default();
+            format!("bytes={from}-{last}")
+        });
+        check_range(self.get(url, range.as_deref(), |_| true).await?, from)
+    }
+
+    /// Sends a GET request, also to addresses that it is redirected to and that `may_follow` allows.
+    async fn get(
+        &self,
+        url: Url,
+        range: Option<&str>,
+        may_follow: impl Fn(&Url) -> bool,
+    ) -> Result<Response, RequestError> {
         let mut url = url;
         for _ in 0..REDIRECTS_MAX {
             let mut request = self.start_request(Method::GET, url.clone());
-            if from > 0 {
-                let last = end.map(|end| (end - 1).to_string()).unwrap_or_default();
-                request = request.header(RANGE, format!("bytes={from}-{last}"));
+            if let Some(range) = range {
+                request = request.header(RANGE, range);
             }
             let response = send(request).await?;
             match redirect_target(&url, &response)? {
-                Some(target) => url = target,
-                None => return check_range(check_status(response).await?, from),
+                Some(target) if may_follow(&target) => url = target,
+                Some(_) => return Err("it redirects to another host".into()),
+                None => return check_status(response).await,
             }
         }
         Err("it redirects without end".into())
