@@ -242,10 +242,11 @@ impl ChannelServer {
         });
         // An agent that failed stays last in the choice until the channel moves.
         let (moves, pool) = (&self.moves, &self.config.pool);
-        self.failures.retain(|_, failure| {
+        self.failures.retain(|(base, _), failure| {
             let mut models = failure.models.iter();
-            // Without models, it only holds the next attempt back.
-            let is_needed = !failure.models.is_empty() || failure.is_waiting();
+            // Without models, it only holds the next attempts back.
+            let holds_back = failure.is_current && wanted.contains_key(base);
+            let is_needed = !failure.models.is_empty() || holds_back;
             is_needed && models.all(|(channel, model)| model.is_served_by(moves.get(channel), pool))
         });
         if self.loading.is_some() {
