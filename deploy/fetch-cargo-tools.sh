@@ -31,6 +31,10 @@ for tool in "$@"; do
         continue
     fi
     echo "fetch-cargo-tools: building $tool $version in .tools/cargo" >&2
+    # For crates that bring libsodium: use that of the system.
+    if pkg-config --exists libsodium 2>/dev/null; then
+        export SODIUM_USE_PKG_CONFIG=1
+    fi
     # shellcheck disable=SC2086
     cargo install --quiet --locked --root .tools/cargo --target-dir .tools/cargo/target \
         --version "$version" $options "$tool"

@@ -71,7 +71,7 @@ create_environment() {
     (cd tests/e2e/python && cat "$@") >"$tmp/requirements.txt" || return 1
     cmp -s "$tmp/requirements.txt" "$made/requirements.txt" && return 0
     say "making $made"
-    python3 -m venv --clear "$made" >&2 &&
+    make_python_environment "$made" &&
         install_python_packages "$made" --requirement "$tmp/requirements.txt" &&
         mv "$tmp/requirements.txt" "$made/requirements.txt"
 }
@@ -91,7 +91,11 @@ fetch_tool() {
     llama.cpp-sources) deploy/fetch-llama-cpp.sh --sources >/dev/null ;;
     chromedriver) deploy/fetch-chromium.sh ;;
     torch) deploy/fetch-torch.sh ;;
-    garage) deploy/fetch-cargo-tools.sh garage ;;
+    garage)
+        # Its crate would build libsodium, and run all tests of it.
+        install_package /usr/include/sodium.h libsodium-dev pkg-config
+        deploy/fetch-cargo-tools.sh garage
+        ;;
     promtool) unpack_program promtool usr/bin/promtool ;;
     quadlet) unpack_program podman usr/libexec/podman/quadlet ;;
     python) create_environment python requirements.txt requirements-tests.txt ;;

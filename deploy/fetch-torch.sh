@@ -20,8 +20,7 @@ if cmp -s "$wanted" "$done_with"; then
     exit 0
 fi
 echo "making .tools/torch (2 GB, or 6 GB if only PyPI can be reached)" >&2
-rm -rf .tools/torch
-python3 -m venv .tools/torch
+make_python_environment .tools/torch
 # The CPU build has a tenth of the size. If its index cannot be reached, PyPI is used.
 index=https://download.pytorch.org/whl/cpu
 python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)' "$index/" \

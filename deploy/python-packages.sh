@@ -1,7 +1,12 @@
-# A function for other scripts: installs packages into Python environments.
+# Functions for other scripts: make Python environments and install packages into them.
 # shellcheck shell=sh
 
 UV_VERSION=0.13.9
+
+# Makes environment $1 anew, without pip, which takes longer to install than most packages.
+make_python_environment() {
+    python3 -m venv --clear --without-pip "$1" >&2
+}
 
 # Installs packages into environment $1, with pip's options $2 and so on. uv needs seconds where pip
 # needs minutes, but it does not read pip's settings: pip is used where uv fails. uv's cache shares
@@ -17,7 +22,8 @@ install_python_packages() {
         rm -rf .tools/uv-cache
         [ -n "$failed" ] || return 0
     fi
-    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >&2
+    "$environment/bin/python" -m ensurepip >/dev/null &&
+        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >&2
 }
 
 # Prints the path of uv, which is fetched to .tools unless it is installed.
