@@ -37,6 +37,9 @@ pub struct AcrossTraining {
     pub total_steps: Option<u32>,
     /// The steps that count so far, those of closed outer steps.
     pub(crate) covered: StepRanges,
+    /// The first plan or merge that contradicts the facts before it, and how. No other fact can take
+    /// its place, so the training cannot continue.
+    pub(crate) contradiction: Option<String>,
 }
 
 /// One outer step.

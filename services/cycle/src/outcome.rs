@@ -93,12 +93,30 @@ fn training_failed(run: &Run) -> Option<String> {
     if let Some(failure) = &run.training_failure {
         return Some(format!("train {}: {}", failure.id, failure.message));
     }
-    let mut open = run.cycles.iter().filter(|(_, cycle)| cycle.done.is_none());
-    let (number, _) = open.find(|(_, cycle)| cycle.across.is_stuck(EMPTY_OUTER_STEPS_MAX))?;
+    let open = || run.cycles.iter().filter(|(_, cycle)| cycle.done.is_none());
+    let contradiction = |(number, cycle): (&u32, _)| training_contradiction(run, *number, cycle);
+    if let Some(why) = open().find_map(contradiction) {
+        return Some(why);
+    }
+    let (number, _) = open().find(|(_, cycle)| cycle.across.is_stuck(EMPTY_OUTER_STEPS_MAX))?;
     Some(format!(
         "the results of {EMPTY_OUTER_STEPS_MAX} outer steps of cycle {number} contradict the log, so \
          none of their slices counts"
     ))
+}
+
+/// Returns a message if the training of a cycle is shared among boxes and cannot continue, because one
+/// of its facts contradicts the others.
+fn training_contradiction(run: &Run, number: u32, cycle: &Cycle) -> Option<String> {
+    let why = cycle.across.contradiction.as_ref()?;
+    let is_shared = run.spec_training().is_some_and(|training| training.across.is_some());
+    (is_shared && cycle.final_checkpoint().is_none()).then(|| {
+        format!(
+            "a fact of the training of cycle {number} contradicts the log ({why}); `flotilla audit \
+             {}` names it: submit the run again without the box that wrote it",
+            run.id
+        )
+    })
 }
 
 fn all_jobs_failing(run: &Run, fleet: &FleetSnapshot) -> Option<String> {

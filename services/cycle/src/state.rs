@@ -278,6 +278,15 @@ impl Run {
         }
     }
 
+    /// Returns the training settings of the spec; `None` for a watched run.
+    pub(crate) fn spec_training(&self) -> Option<&v1::Training> {
+        match self.spec.kind.as_ref()? {
+            v1::spec::Kind::Sft(sft) => sft.training.as_ref(),
+            v1::spec::Kind::Raft(raft) => raft.training.as_ref(),
+            v1::spec::Kind::Watched(_) => None,
+        }
+    }
+
     /// Returns true if the training is external: nothing is ordered, and checkpoints are recorded
     /// as they are found.
     pub fn is_watched(&self) -> bool {

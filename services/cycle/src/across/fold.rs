@@ -11,8 +11,21 @@ impl AcrossTraining {
     /// Fails unless the outer step follows the last merged one and its slices have steps that have
     /// not counted yet, each once.
     pub(crate) fn apply_plan(&mut self, outer: u32, plan: &v1::SlicePlan, at_ms: u64) -> Applied {
+        let applied = self.store_plan(outer, plan, at_ms);
+        self.note_contradiction(applied, || format!("plan {outer}"))
+    }
+
+    /// Records the error of a fact as that of the training, unless it has one.
+    fn note_contradiction(&mut self, applied: Applied, fact: impl FnOnce() -> String) -> Applied {
+        if let Err(why) = &applied {
+            self.contradiction.get_or_insert_with(|| format!("{}: {why}", fact()));
+        }
+        applied
+    }
+
+    fn store_plan(&mut self, outer: u32, plan: &v1::SlicePlan, at_ms: u64) -> Applied {
         let last = self.last_merge().map_or(0, |(number, _)| number);
-        let is_next = outer == last + 1;
+        let is_next = outer == last.saturating_add(1);
         let mut covered = self.covered.clone();
         let once = plan
             .slices
@@ -111,8 +124,36 @@ impl AcrossTraining {
         }
     }
 
-    /// Fails unless the merge has the weights that count. `adapter` is that of the training's order.
+    /// Fails unless the merge follows the last one and has the weights that count. `adapter` is that of
+    /// the training's order.
     pub(crate) fn apply_merge(
+        &mut self,
+        outer: u32,
+        adapter: Option<&v1::Tree>,
+        merge: &v1::Merge,
+        at_ms: u64,
+    ) -> Applied {
+        let applied = self.check_merge_place(outer);
+        let applied = applied.and_then(|()| self.store_merge(outer, adapter, merge, at_ms));
+        self.note_contradiction(applied, || format!("merge {outer}"))
+    }
+
+    /// A training that continues an adapter has no merge 0. The other merges need a closed outer step
+    /// anyway.
+    fn check_merge_place(&self, outer: u32) -> Applied {
+        let last = self.last_merge().map(|(number, _)| number);
+        if last.map_or(outer > 1, |last| outer != last.saturating_add(1)) {
+            let last = last.unwrap_or_default();
+            return Err(format!("merged while outer step {last} is the last merged one"));
+        }
+        let step = self.outer_steps.get(&outer);
+        match outer == 0 && step.is_none_or(|step| step.merge_orders.last_attempt == 0) {
+            true => Err("merged without an order".into()),
+            false => Ok(()),
+        }
+    }
+
+    fn store_merge(
         &mut self,
         outer: u32,
         adapter: Option<&v1::Tree>,

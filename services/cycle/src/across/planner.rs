@@ -37,7 +37,7 @@ pub(crate) fn next_commands(
 ) -> Vec<WriteCommand> {
     let planner = AcrossPlanner { run, training, order, pool, inputs };
     let outer = match training.last_merge() {
-        Some((last, _)) => last + 1,
+        Some((last, _)) => last.saturating_add(1),
         None => u32::from(order.adapter.is_some() && !is_soup(order)),
     };
     if outer == 0 {

@@ -156,7 +156,7 @@ pub(super) fn check_checkpoint(run: &Run, number: u32, checkpoint: &v1::Checkpoi
         let parent = manifest(checkpoint.parent.as_ref());
         expect(parent == manifest(spec_base), "its parent is not the spec's base");
     }
-    let lora = spec_training(run).is_some_and(|training| training.lora.is_some());
+    let lora = run.spec_training().is_some_and(|training| training.lora.is_some());
     match checkpoint.content() {
         v1::checkpoint::Content::Adapter => {
             expect(lora, "it is an adapter, but every weight was to be trained");
@@ -195,14 +195,6 @@ fn check_watched_checkpoint(
         (checkpoint.resume.is_none(), "a watched run cannot be resumed"),
     ];
     rules.into_iter().filter(|(holds, _)| !holds).map(|(_, what)| what.to_owned()).collect()
-}
-
-fn spec_training(run: &Run) -> Option<&v1::Training> {
-    match run.spec.kind.as_ref()? {
-        v1::spec::Kind::Sft(sft) => sft.training.as_ref(),
-        v1::spec::Kind::Raft(raft) => raft.training.as_ref(),
-        v1::spec::Kind::Watched(_) => None,
-    }
 }
 
 /// Requires that the spec contains the suite, and that the perplexity equals exp(mean_nll).

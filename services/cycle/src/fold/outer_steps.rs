@@ -34,6 +34,10 @@ impl Run {
             }
             (FactKey::Merge { outer, .. }, FactBody::Merge(merge)) => {
                 let adapter = adapter();
+                if number <= self.last_cycle() {
+                    // A merge before its cycle takes the place of the one that the cycle will need.
+                    self.cycles.entry(number).or_default();
+                }
                 let across = &mut self.require_cycle(number)?.across;
                 across.apply_merge(*outer, adapter.as_ref(), merge, at)
             }

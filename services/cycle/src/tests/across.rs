@@ -249,6 +249,7 @@ fn facts_that_contradict_an_outer_step_are_found() {
     log.write(FactKey::SliceClose { cycle, outer }, close(1));
     log.write(FactKey::SlicePlan { cycle, outer: 2 }, plan(2, 2));
     log.write(FactKey::Merge { cycle, outer: 2 }, merge_fact(2, "x", &["y"]));
+    log.write(FactKey::Merge { cycle, outer: u32::MAX }, merge_fact(u32::MAX, "x", &["y"]));
     let found: Vec<_> = log.run().anomalies.into_iter().map(|it| it.description).collect();
     let expected = [
         "its slice was never planned",
@@ -259,9 +260,67 @@ fn facts_that_contradict_an_outer_step_are_found() {
         "counts slices without a delta",
         "plans steps that have counted, or twice",
         "merged before it was closed",
+        "merged while outer step 2 is the last merged one",
     ];
     assert_eq!(found, expected);
     assert_eq!(log.run().current_phase(), RunPhase::Train);
+    log.coordinate();
+    assert_eq!(log.run().current_phase(), RunPhase::Done);
+}
+
+#[test]
+fn a_plan_or_merge_that_contradicts_the_others_ends_the_run() {
+    let fail = |steps: usize, key: FactKey, body: FactBody, why: &str| {
+        let mut log = start(&["t1", "t2"], ACROSS, 0);
+        for _ in 0..steps {
+            log.coordinate();
+            log.train();
+        }
+        if steps > 1 {
+            log.coordinate();
+        }
+        log.write(key, body);
+        log.coordinate();
+        let done = log.run().done.expect("the run waits");
+        assert_eq!(done.status(), v1::done::Status::Failed);
+        assert!(done.message.contains(why), "{}", done.message);
+        assert!(done.message.contains("`flotilla audit r1`"), "{}", done.message);
+    };
+    let cycle = 0;
+    let far = u32::MAX;
+    let deltas = ["delta-0-1-1", "delta-0-1-2"];
+    let FactBody::Merge(merge) = merge_fact(1, "merge-0-0", &deltas) else { panic!("a merge") };
+    let unnamed = FactBody::Merge(v1::Merge { tree: None, ..merge });
+    let empty = FactBody::SlicePlan(v1::SlicePlan { outer: 1, ..Default::default() });
+    fail(
+        2,
+        FactKey::Merge { cycle, outer: far },
+        merge_fact(far, "x", &["y"]),
+        "merge 4294967295: merged while outer step 0 is the last",
+    );
+    fail(2, FactKey::Merge { cycle, outer: 1 }, unnamed, "merge 1: names no weights");
+    fail(1, FactKey::SlicePlan { cycle, outer: 1 }, empty, "plan 1: plans no slice");
+    fail(
+        0,
+        FactKey::Merge { cycle, outer: 0 },
+        merge_fact(0, "", &[]),
+        "merge 0: merged without an order",
+    );
+}
+
+#[test]
+fn a_merge_that_no_training_needs_does_not_end_the_run() {
+    let far = FactKey::Merge { cycle: 0, outer: u32::MAX };
+    let mut trained = start(&["t1", "t2"], ACROSS, 0);
+    while trained.run().cycles.get(&0).is_none_or(|cycle| cycle.final_checkpoint().is_none()) {
+        trained.coordinate();
+        trained.train();
+    }
+    for mut log in [trained, Log::new(sft())] {
+        log.write(far.clone(), merge_fact(u32::MAX, "x", &["y"]));
+        log.run_to_the_end();
+        assert_eq!(log.run().done.unwrap().status(), v1::done::Status::Succeeded);
+    }
 }
 
 #[test]
