@@ -8,7 +8,7 @@ mod weight_change;
 
 pub use merge::{AdapterMerge, MergeErrors, MergeRule, OuterOptimizer};
 pub use soup::SoupChoice;
-pub use weight_change::WeightChange;
+pub use weight_change::{WeightChange, check_left_out};
 
 use crate::ops::{matrix::WeightMatrix, packed::MatmulKernel};
 use crate::random::RandomStream;

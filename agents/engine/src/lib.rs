@@ -26,7 +26,7 @@ mod train;
 
 pub use adapter::{
     AdapterError, AdapterMerge, LoraAdapter, MergeErrors, MergeRule, OuterOptimizer, SoupChoice,
-    WeightChange,
+    WeightChange, check_left_out,
 };
 pub use canary::{CanaryError, CanaryText};
 pub use candle_core::Device;

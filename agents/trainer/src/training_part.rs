@@ -22,7 +22,7 @@ use crate::{
         CHECKPOINT_DIR, STATE_DIR, TrainOutcome, TrainProgress, TrainSlice, TrainStep,
         TrainingBegun,
     },
-    sent_weights::write_sent_weights,
+    sent_weights::{find_usable_state, write_sent_weights},
     training_check::{self, StepStats},
     training_files::TrainingFiles,
     training_process::{SILENCE_LIMIT, SILENCE_LIMIT_MIN, TrainingDir, handle_progress},
@@ -115,15 +115,16 @@ impl TrainingPart<'_> {
         let scratch = TrainingDir::create_for(job, &format!("{}-{outer}-{number}", order.cycle))?;
         let states = OptimizerStates::for_training(&job.directory, &job.run, order.cycle);
         let from = self.fetch_start(start, &slice.derivation).await?;
+        let state = states.find_state(&planned.state);
+        let state = find_usable_state(order, from.path(), state).await;
         let asked = TrainSlice {
             first: planned.first,
             steps: planned.steps,
             start: Some(from.path().to_owned()),
-            state: states.find_state(&planned.state),
+            state: state.clone(),
             own_schedule: lineage::is_soup(order),
             heldout: None,
         };
-        let state = asked.state.clone();
         let saved = tokio::select! {
             saved = self.run_worker(asked, &scratch) => saved?,
             () = self.wait_until_closed(outer) => {

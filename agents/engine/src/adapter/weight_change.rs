@@ -125,6 +125,22 @@ impl KeptValues {
     }
 }
 
+/// Checks that the values that a change left out can be read from its directory, and belong to the
+/// weights in `adapter`.
+///
+/// # Errors
+/// When a file is missing or damaged, has other tensors, or values that are not finite.
+pub fn check_left_out(left_out: &Path, adapter: &Path) -> Result<(), AdapterError> {
+    let path = left_out.join(LEFT_OUT_FILE);
+    let adapter = tensor_file::read_all(&adapter.join(TENSOR_FILE))?;
+    for tensor in read_like(&path, &adapter)?.values() {
+        if !values(tensor)?.iter().all(|value| value.is_finite()) {
+            return Err(AdapterError::Change { path });
+        }
+    }
+    Ok(())
+}
+
 /// Writes the kept values of all tensors, each with its number of values.
 fn write_kept(path: &Path, tensors: &[(KeptValues, usize)]) -> Result<(), AdapterError> {
     let (mut gaps, mut codes, mut magnitudes) = (Vec::new(), Vec::new(), Vec::new());
@@ -294,6 +310,29 @@ mod tests {
         let norm = wanted.iter().map(|value| value * value).sum::<f32>().sqrt();
         assert!(errors[0] > 0.7 * norm, "one change has a tenth of the values: {errors:?}");
         assert!(errors[39] < 0.2 * norm, "their mean comes close: {errors:?} of {norm}");
+    }
+
+    #[test]
+    fn values_that_were_left_out_are_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = write(dir.path(), "a", random(&[4, 5], 1));
+        let other = write(dir.path(), "b", random(&[5, 4], 1));
+        let rest = dir.path().join("rest");
+        let check = |adapter: &Path| check_left_out(&rest, adapter).is_ok();
+        assert!(!check(&start), "there are none");
+        let write_rest = |tensor: Tensor| {
+            let all = [(NAME.to_owned(), tensor), ("still".to_owned(), random(&[3], 2))];
+            write_directory(&rest, LEFT_OUT_FILE, all.into()).unwrap();
+        };
+        write_rest(random(&[4, 5], 2));
+        assert_eq!((check(&start), check(&other)), (true, false));
+        write_rest(Tensor::from_vec(vec![f32::NAN; 20], (4, 5), &Device::Cpu).unwrap());
+        assert!(!check(&start));
+        write_rest(random(&[4, 5], 2));
+        let path = rest.join(LEFT_OUT_FILE);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 4]).unwrap();
+        assert!(!check(&start));
     }
 
     #[test]
