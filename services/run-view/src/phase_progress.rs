@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cycle::{Cycle, Run, RunPhase};
-use wire::v1;
+use wire::{TrainPart, train_part_name, v1};
 
 /// The active jobs of one run by agent, as agents report them.
 #[derive(Debug, Default)]
@@ -53,7 +53,9 @@ impl ActiveJobs {
                 PhaseProgress { done: finished, total, note: "jobs".into() }
             }
             RunPhase::Train if run.is_watched() => watched_progress(cycle),
-            RunPhase::Train if !cycle.across.outer_steps.is_empty() => shared_progress(cycle),
+            RunPhase::Train if !cycle.across.outer_steps.is_empty() => {
+                self.shared_progress(number, cycle)
+            }
             RunPhase::Plan | RunPhase::Select | RunPhase::Train | RunPhase::Done => {
                 self.training_progress(phase)
             }
@@ -86,15 +88,38 @@ impl ActiveJobs {
         let note = format!("samples, {} {jobs} running", active.len());
         PhaseProgress { done: done.min(total), total: total.max(1), note }
     }
-}
 
-/// The steps that count, of a training on several boxes.
-fn shared_progress(cycle: &Cycle) -> PhaseProgress {
-    let total = cycle.across.total_steps.unwrap_or(1).max(1);
-    let last = cycle.across.outer_steps.values().next_back();
-    let boxes = last.and_then(|step| step.plan.as_ref()).map_or(0, |plan| plan.slices.len());
-    let note = if boxes > 1 { format!("on {boxes} boxes") } else { String::new() };
-    PhaseProgress { done: cycle.across.covered_steps().into(), total: total.into(), note }
+    /// Steps that count, of a training on several boxes, plus those of the open outer step that are
+    /// in the log or that boxes report of their slices.
+    fn shared_progress(&self, number: u32, cycle: &Cycle) -> PhaseProgress {
+        let across = &cycle.across;
+        let is_ours = |job: &&v1::ActiveJob| job.role == "trainer" && job.cycle == number;
+        let jobs = || self.0.values().flatten().filter(is_ours);
+        // Boxes know the number of steps before the first result names it.
+        let reported = || jobs().map(|job| job.total).max();
+        let total = across.total_steps.or_else(reported).unwrap_or(1).max(1);
+        let mut planned = across.outer_steps.iter().rev();
+        let planned = planned.find_map(|(outer, step)| Some((*outer, step, step.plan.as_ref()?)));
+        let mut done = across.covered_steps();
+        let mut note = String::new();
+        if let Some((outer, step, plan)) = planned {
+            note = format!("outer step {outer}");
+            if plan.slices.len() > 1 {
+                note = format!("{note} on {} boxes", plan.slices.len());
+            }
+            let slices = plan.slices.iter().filter(|_| step.closed.is_none());
+            for (slice, planned) in (1..).zip(slices) {
+                let name = train_part_name(outer, TrainPart::Slice(slice));
+                // The boxes count from the beginning of the training.
+                let trained = jobs().filter(|job| job.job == name);
+                let trained = trained.map(|job| job.done.saturating_sub(planned.first)).max();
+                let delta = step.slices.get(&slice).and_then(|slice| slice.delta.as_ref());
+                let trained = delta.map(|delta| delta.steps).or(trained).unwrap_or(0);
+                done = done.saturating_add(trained.min(planned.steps));
+            }
+        }
+        PhaseProgress { done: done.min(total).into(), total: total.into(), note }
+    }
 }
 
 /// A watched training is known only by its checkpoints.

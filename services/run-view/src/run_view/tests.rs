@@ -1,6 +1,7 @@
 use wire::{Fact, JobId, RunId, Subject, SuiteName};
 
 use super::*;
+use crate::ActiveJobs;
 
 const START_MS: u64 = 1_000_000;
 
@@ -157,6 +158,22 @@ impl Told<'_> {
         }
         let done = v1::CycleDone { cycle, ..Default::default() };
         self.tell(at_s, FactKey::CycleDone { cycle }, FactBody::CycleDone(done));
+    }
+
+    /// Plans the first outer step of an SFT run: 10 steps from 0 for `a`, 30 from 10 for `b`.
+    fn shared() -> Self {
+        let mut told = Self::begin(v1::spec::Kind::Sft(v1::spec::Sft::default()));
+        let slice = |first, steps, agent: &str| v1::slice_plan::Slice {
+            first,
+            steps,
+            agent: agent.into(),
+            ..Default::default()
+        };
+        let slices = vec![slice(0, 10, "a"), slice(10, 30, "b")];
+        let plan = v1::SlicePlan { outer: 1, slices, ..Default::default() };
+        let place = FactKey::SlicePlan { cycle: 0, outer: 1 };
+        told.tell(1.0, place, FactBody::SlicePlan(plan));
+        told
     }
 
     fn control(&mut self, at_s: f64, number: u64, action: v1::control::Action) {
@@ -360,4 +377,53 @@ fn a_long_run_comes_in_parts_and_all_of_it_comes() {
     }
     found.sort_unstable();
     assert_eq!(found, (0..=100).collect::<Vec<u32>>());
+}
+
+#[test]
+fn a_shared_training_proceeds_with_what_its_boxes_report() {
+    let mut told = Told::shared();
+    let status = |agent: &str, slice: u32, done| v1::AgentStatus {
+        agent: agent.into(),
+        jobs: vec![v1::ActiveJob {
+            role: "trainer".into(),
+            run: "r-1".into(),
+            job: format!("train-1-{slice}"),
+            done,
+            total: 100,
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let progress = |told: &Told, statuses: &[v1::AgentStatus]| {
+        let run = &told.board.run;
+        let progress = ActiveJobs::from_statuses(run, statuses).phase_progress(run);
+        assert_eq!(progress.note, "outer step 1 on 2 boxes");
+        (progress.done, progress.total)
+    };
+    assert_eq!(progress(&told, &[status("a", 1, 4), status("b", 2, 0)]), (4, 100));
+    assert_eq!(progress(&told, &[status("a", 1, 4), status("b", 2, 15)]), (9, 100));
+    assert_eq!(progress(&told, &[status("b", 2, 99)]), (30, 100), "more than its slice");
+    let delta = v1::Delta {
+        steps: 10,
+        total_steps: 100,
+        trained_tokens: 1,
+        start: "new".into(),
+        tree: Some(tree("delta")),
+        ..Default::default()
+    };
+    // It starts from the adapter of merge 0.
+    let order = v1::TrainOrder { round: 1, ..Default::default() };
+    let pool = wire::Pool::new("default").unwrap();
+    let (cycle, outer, part) = (0, 0, wire::TrainPart::Merge);
+    let place = FactKey::TrainPartOrder { pool, cycle, outer, part, attempt: 1 };
+    told.tell(2.0, place, FactBody::TrainOrder(order));
+    let merge = v1::Merge { tree: Some(tree("new")), ..Default::default() };
+    told.tell(2.0, FactKey::Merge { cycle, outer }, FactBody::Merge(merge));
+    let place = FactKey::Delta { cycle, outer: 1, slice: 1 };
+    told.tell(3.0, place, FactBody::Delta(delta));
+    assert_eq!(progress(&told, &[status("b", 2, 15)]), (15, 100));
+    let close = v1::SliceClose { outer: 1, slices: vec![1], ..Default::default() };
+    let place = FactKey::SliceClose { cycle, outer: 1 };
+    told.tell(4.0, place, FactBody::SliceClose(close));
+    assert_eq!(progress(&told, &[status("b", 2, 15)]), (10, 100), "its steps do not count");
 }
