@@ -16,6 +16,7 @@ mod phase_progress;
 mod run_view;
 mod sample_counts;
 mod samples_text;
+mod split_text;
 mod timeline;
 
 pub use agent_text::{
@@ -30,3 +31,4 @@ pub use forecast_text::{forecast_comparison, forecast_lines, remaining_text};
 pub use phase_progress::{ActiveJobs, PhaseProgress};
 pub use run_view::RunView;
 pub use samples_text::describe_samples_page;
+pub use split_text::split_text;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use control::{
     CanaryFigure, CanaryReport, CheckpointLineage, ControlReport, CycleReport, LineageSample,
-    LineageStep, MessageGroup, RunReport, SelectionReport, SoupReport, SplitReport,
+    LineageStep, MessageGroup, RunReport, SelectionReport,
 };
 use run_view::{
     cycle_findings, describe_control, describe_quarantine, failure_lines, rate_text,
-    selection_text, weighting_text,
+    selection_text, split_text, weighting_text,
 };
 use wire::v1;
 
@@ -112,39 +112,6 @@ fn cycle_lines(cycle: &CycleReport) -> Vec<(&'static str, String)> {
         lines.extend(findings.map(|line| ("found", line.trim_start_matches(&prefix).to_owned())));
     }
     lines
-}
-
-fn split_text(split: &SplitReport) -> String {
-    let boxes: Vec<String> =
-        split.boxes.iter().map(|(agent, share)| format!("{agent} {} steps", share.steps)).collect();
-    let again = match split.repeated_steps {
-        0 => String::new(),
-        steps => format!(", {steps} steps trained again"),
-    };
-    let lost = format!(", {:.0} % lost to the rank", split.residual * 100.0);
-    let residual = if split.residual > 0.0 { lost.as_str() } else { "" };
-    format!(
-        "{} in {} merges; {:.1} times as fast as one box, {:.1} s in merges; {:.1} MB sent a slice; \
-         drift {:.3}{residual}{again}{}",
-        boxes.join(", "),
-        split.merges,
-        split.speedup(),
-        split.merging_s,
-        split.sent_bytes / 1e6,
-        split.drift,
-        split.soup.as_ref().map(soup_text).unwrap_or_default(),
-    )
-}
-
-fn soup_text(soup: &SoupReport) -> String {
-    let SoupReport { trained, kept, heldout_nll } = soup;
-    let agents: BTreeSet<&str> = kept.iter().map(String::as_str).collect();
-    let agents: Vec<&str> = agents.into_iter().collect();
-    let chosen = match kept.len() {
-        0 => format!("none of {trained} trainings kept, none is better than the start"),
-        count => format!("{count} of {trained} trainings kept ({})", agents.join(", ")),
-    };
-    format!("; {chosen}; held-out loss {heldout_nll:.4} nats a token")
 }
 
 fn print_selection_report(found: &SelectionReport) {

@@ -49,6 +49,9 @@ pub struct BoxShare {
     pub steps: u32,
     /// Seconds in which they were trained.
     pub seconds: f64,
+    /// Seconds of its outer steps in which it trained nothing: others trained, or weights were sent
+    /// and merged.
+    pub waited_s: f64,
 }
 
 impl SplitReport {
@@ -56,6 +59,13 @@ impl SplitReport {
     pub fn speedup(&self) -> f64 {
         let trained: f64 = self.boxes.values().map(|share| share.seconds).sum();
         if self.elapsed_s > 0.0 { trained / self.elapsed_s } else { 0.0 }
+    }
+
+    /// Returns the share of the time of all boxes in which they trained.
+    pub fn efficiency(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a count of boxes")]
+        let boxes = self.boxes.len().max(1) as f64;
+        self.speedup() / boxes
     }
 }
 
@@ -70,18 +80,24 @@ impl AcrossTraining {
         }
         let mut boxes: BTreeMap<String, BoxShare> = BTreeMap::new();
         let (mut sent, mut slices) = (0.0, 0.0);
-        for delta in merged().flat_map(OuterStep::counted_deltas) {
-            #[expect(clippy::cast_precision_loss, reason = "a figure")]
-            let bytes = delta.bytes as f64;
-            sent += bytes;
-            slices += 1.0;
-            let share = boxes.entry(delta.agent.clone()).or_default();
-            share.steps = share.steps.saturating_add(delta.steps);
-            share.seconds += delta.wall_s;
+        for step in merged() {
+            let mut trained: BTreeMap<&str, f64> = BTreeMap::new();
+            for delta in step.counted_deltas() {
+                #[expect(clippy::cast_precision_loss, reason = "a figure")]
+                let bytes = delta.bytes as f64;
+                sent += bytes;
+                slices += 1.0;
+                let share = boxes.entry(delta.agent.clone()).or_default();
+                share.steps = share.steps.saturating_add(delta.steps);
+                share.seconds += delta.wall_s;
+                *trained.entry(&delta.agent).or_default() += delta.wall_s;
+            }
+            for (agent, trained_s) in trained {
+                let share = boxes.entry(agent.to_owned()).or_default();
+                share.waited_s += (step.elapsed_s() - trained_s).max(0.0);
+            }
         }
-        let elapsed_ms = |step: &OuterStep| step.merged_ms.saturating_sub(step.planned_ms);
-        #[expect(clippy::cast_precision_loss, reason = "milliseconds")]
-        let elapsed_s = merged().map(elapsed_ms).fold(0, u64::saturating_add) as f64 / 1000.0;
+        let elapsed_s = merged().map(OuterStep::elapsed_s).sum();
         let merges_of = || merged().filter_map(|step| step.merge.as_ref());
         Some(SplitReport {
             merges,
@@ -110,6 +126,14 @@ impl AcrossTraining {
     }
 }
 
+impl OuterStep {
+    /// Returns the seconds from the plan to the merge.
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds")]
+    fn elapsed_s(&self) -> f64 {
+        self.merged_ms.saturating_sub(self.planned_ms) as f64 / 1000.0
+    }
+}
+
 /// Reports on the merges of a soup; `None` of other methods. A merge of one training chooses nothing.
 fn report_soup<'a, I>(merged: impl Fn() -> I) -> Option<SoupReport>
 where
@@ -119,4 +143,44 @@ where
     let kept = merged().flat_map(OuterStep::merged_deltas).map(|delta| delta.agent.clone());
     let trained = merged().flat_map(OuterStep::counted_deltas).count();
     Some(SoupReport { trained, kept: kept.collect(), heldout_nll })
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::v1;
+
+    use super::*;
+    use crate::across::SliceState;
+
+    /// An outer step of 10 s, with the seconds that each slice was trained.
+    fn outer_step(seconds: &[(&str, f64)]) -> OuterStep {
+        let slice = |(number, (agent, wall_s)): (u32, &(&str, f64))| {
+            let agent = (*agent).to_owned();
+            let delta = v1::Delta { agent, steps: 5, wall_s: *wall_s, ..Default::default() };
+            (number, SliceState { delta: Some(delta), ..Default::default() })
+        };
+        let slices: BTreeMap<u32, SliceState> = (1..).zip(seconds).map(slice).collect();
+        let counted = slices.keys().copied().collect();
+        OuterStep {
+            plan: Some(v1::SlicePlan::default()),
+            slices,
+            closed: Some(v1::SliceClose { slices: counted, ..Default::default() }),
+            merge: Some(v1::Merge::default()),
+            planned_ms: 5_000,
+            merged_ms: 15_000,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn boxes_wait_while_they_train_nothing_of_their_outer_steps() {
+        let first = outer_step(&[("a", 8.0), ("b", 5.0)]);
+        let second = outer_step(&[("a", 3.0), ("a", 4.0)]);
+        let outer_steps = [(1, first), (2, second)].into();
+        let training = AcrossTraining { outer_steps, ..Default::default() };
+        let report = training.report_split().unwrap();
+        let waited: Vec<f64> = report.boxes.values().map(|share| share.waited_s).collect();
+        assert_eq!((waited, report.elapsed_s), (vec![5.0, 5.0], 20.0));
+        assert_eq!((report.speedup(), report.efficiency()), (1.0, 0.5));
+    }
 }
