@@ -194,18 +194,22 @@ class Board(_message.Message):
         entropy: float
         def __init__(self, considered: _Optional[int] = ..., kept: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., min_reward: _Optional[float] = ..., diversity: _Optional[float] = ..., entropy: _Optional[float] = ...) -> None: ...
     class Span(_message.Message):
-        __slots__ = ("agent", "work", "begin_s", "end_s", "count")
+        __slots__ = ("agent", "work", "begin_s", "end_s", "count", "first_outer_step", "last_outer_step")
         AGENT_FIELD_NUMBER: _ClassVar[int]
         WORK_FIELD_NUMBER: _ClassVar[int]
         BEGIN_S_FIELD_NUMBER: _ClassVar[int]
         END_S_FIELD_NUMBER: _ClassVar[int]
         COUNT_FIELD_NUMBER: _ClassVar[int]
+        FIRST_OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+        LAST_OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
         agent: str
         work: str
         begin_s: float
         end_s: float
         count: int
-        def __init__(self, agent: _Optional[str] = ..., work: _Optional[str] = ..., begin_s: _Optional[float] = ..., end_s: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
+        first_outer_step: int
+        last_outer_step: int
+        def __init__(self, agent: _Optional[str] = ..., work: _Optional[str] = ..., begin_s: _Optional[float] = ..., end_s: _Optional[float] = ..., count: _Optional[int] = ..., first_outer_step: _Optional[int] = ..., last_outer_step: _Optional[int] = ...) -> None: ...
     class Point(_message.Message):
         __slots__ = ("step", "steps", "final", "at_s", "loss", "learning_rate", "grad_norm", "weight_change", "tokens", "agent", "engine", "manifest", "parent", "path", "weighting")
         STEP_FIELD_NUMBER: _ClassVar[int]

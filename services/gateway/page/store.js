@@ -54,7 +54,7 @@ const cycleOf = message("cycle#", {
     heldout: rate, train: rate, passAt, findings: [message("gate then value# best# limit#")],
     suites: [message("suite", { rate, passAt })],
   }),
-  spans: [message("agent work beginS# endS# count#")],
+  spans: [message("agent work beginS# endS# count# firstOuterStep# lastOuterStep#")],
   checkpoints: [message("agent engine manifest parent path step# steps# atS# loss# learningRate# gradNorm# weightChange? tokens# final!", {
     weighting: message("tokens# dropped# ratio? drift? divergence?", { ratios: [number] }),
   })],

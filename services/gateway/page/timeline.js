@@ -47,6 +47,9 @@ function extents(bars) {
   return sorted.map(([cycle, extent], at) => [cycle, extent, sorted[at + 1]?.[1][0] ?? Infinity]);
 }
 
+/** The outer steps of a bar, of a training on several boxes, such as 3–5; empty for other work. */
+const outerSteps = ({ firstOuterStep: first, lastOuterStep: last }) => (!last ? "" : first === last ? `${last}` : `${first}–${last}`);
+
 /** The pauses as [begin, end, description]. A pause ends with the next action, or at `end`. */
 const pauses = ({ steered }, end) => steered.flatMap(({ action, atS, reason, by }, at) =>
   (action.toLowerCase() === "pause" ? [[atS, steered[at + 1]?.atS ?? end, `paused${by && ` by ${by}`}: ${reason || "no reason given"}`]] : []));
@@ -148,7 +151,7 @@ export function timeline(redraw) {
   const when = (seconds) => clock(Date.parse(all.head.submittedAt) + seconds * 1000, Date.now());
   const describe = (it) => (it.what
     ? `${it.what}: ${it.message}; ${it.agent}, ${when(it.atS)}${it.final ? "; no more retries" : ""}`
-    : `${it.agent}: ${it.work}, cycle ${it.cycle}, ${counted(it.count, "item")}; `
+    : `${it.agent}: ${it.work}, cycle ${it.cycle}${outerSteps(it) && `, outer step ${outerSteps(it)}`}, ${counted(it.count, "item")}; `
       + `${duration(it.endS - it.beginS)}, ${when(it.beginS)} – ${when(it.endS)}`);
 
   const startOf = (bar) => Math.max(left, x(bar.beginS));
@@ -168,15 +171,15 @@ export function timeline(redraw) {
     const size = Math.max(BAR_MIN, Math.min(width - RIGHT, x(bar.endS)) - start);
     const room = Math.min(size, next - start) - 2 * LABEL_MARGIN;
     const rect = { x: start, y: all.yOf(bar), width: size, height: BAR - 1, rx: 2 };
-    const label = bar.work.length * LETTER;
+    const label = [`${bar.work} ${outerSteps(bar)}`.trim(), bar.work].find((it) => it.length * LETTER <= room);
     // Without a pattern behind it, a label is easy to read.
-    const plain = room >= label ? label + LABEL_MARGIN : 0;
+    const plain = label ? label.length * LETTER + LABEL_MARGIN : 0;
     return h(`g.bar.${bar.work}`, {
       key: bar.key, class: bar.key === chosen && "chosen", "data-agent": bar.agent, "data-work": bar.work,
       "data-cycle": bar.cycle, onpointerenter: showTip(bar), onpointerleave: showTip(null), onclick: () => choose(bar),
     },
     h("rect.solid", rect), h("rect", { ...rect, x: start + plain, width: size - plain, fill: `url(#hatch-${bar.work})` }),
-    plain > 0 && h("text", { x: start + LABEL_MARGIN, y: rect.y + 10 }, bar.work));
+    label && h("text", { x: start + LABEL_MARGIN, y: rect.y + 10 }, label));
   });
 
   function background([from, to]) {

@@ -32,6 +32,16 @@ pub fn describe_fact(run: &Run, record: &Record) -> Option<String> {
                 c.cycle, c.step, c.steps, c.loss
             )
         }
+        (_, FactBody::Delta(d)) if d.steps > 0 => format!(
+            "{id}: cycle {}: outer step {}: {} steps from {} on {}, loss {:.4}",
+            d.cycle, d.outer, d.steps, d.first, d.agent, d.loss
+        ),
+        (_, FactBody::Merge(m)) if m.outer > 0 => {
+            let count = m.deltas.len();
+            let slices = if count == 1 { "slice" } else { "slices" };
+            let (cycle, outer, agent) = (m.cycle, m.outer, &m.agent);
+            format!("{id}: cycle {cycle}: outer step {outer}: merged {count} {slices} on {agent}")
+        }
         (_, FactBody::Eval(e)) => format!(
             "{id}: cycle {}: step {}, {}: perplexity {:.4} ± {:.4} ({})",
             e.cycle, e.step, e.suite, e.perplexity, e.stderr, e.agent

@@ -188,13 +188,13 @@ impl RunView {
                     shown.timeline.add_work(&checkpoint.agent, "train", wall_s, at_s);
                 }
             }
-            (FactKey::Delta { cycle, .. }, FactBody::Delta(delta)) => {
-                let shown = self.cycles.entry(*cycle).or_default();
-                shown.timeline.add_work(&delta.agent, "train", delta.wall_s, at_s);
+            (FactKey::Delta { cycle, outer, .. }, FactBody::Delta(delta)) => {
+                let timeline = &mut self.cycles.entry(*cycle).or_default().timeline;
+                timeline.add_part(&delta.agent, "train", Some(*outer), (delta.wall_s, at_s));
             }
-            (FactKey::Merge { cycle, .. }, FactBody::Merge(merge)) => {
-                let shown = self.cycles.entry(*cycle).or_default();
-                shown.timeline.add_work(&merge.agent, "merge", merge.wall_s, at_s);
+            (FactKey::Merge { cycle, outer }, FactBody::Merge(merge)) => {
+                let timeline = &mut self.cycles.entry(*cycle).or_default().timeline;
+                timeline.add_part(&merge.agent, "merge", Some(*outer), (merge.wall_s, at_s));
             }
             (FactKey::Eval { cycle, .. }, FactBody::Eval(eval)) => {
                 let wall_s = eval.process.map_or(0.0, |process| process.wall_s);

@@ -27,12 +27,25 @@ struct TimelineBar {
     end_s: f64,
     /// Jobs merged into the bar.
     count: u32,
+    /// The first and the last outer step, of a training on several boxes.
+    outer_steps: Option<(u32, u32)>,
 }
 
 impl Timeline {
     /// Adds work that took `wall_s` seconds and ended at `end_s`. Ignores results without an agent,
     /// such as the checkpoint with which a run begins.
     pub(crate) fn add_work(&mut self, agent: &str, work: &'static str, wall_s: f64, end_s: f64) {
+        self.add_part(agent, work, None, (wall_s, end_s));
+    }
+
+    /// Adds work, of an outer step if it is part of a training on several boxes.
+    pub(crate) fn add_part(
+        &mut self,
+        agent: &str,
+        work: &'static str,
+        outer: Option<u32>,
+        (wall_s, end_s): (f64, f64),
+    ) {
         if agent.is_empty() {
             return;
         }
@@ -43,7 +56,8 @@ impl Timeline {
             return;
         }
         let bars = self.0.entry(lane).or_default();
-        insert_bar(bars, TimelineBar { begin_s: end_s - wall_s, end_s, count: 1 });
+        let outer_steps = outer.map(|outer| (outer, outer));
+        insert_bar(bars, TimelineBar { begin_s: end_s - wall_s, end_s, count: 1, outer_steps });
         if bars.len() > BARS_MAX {
             close_smallest_gap(bars);
         }
@@ -57,15 +71,36 @@ impl Timeline {
             while bars.len() > most {
                 close_smallest_gap(&mut bars);
             }
-            bars.into_iter().map(move |bar| Span {
-                agent: agent.clone(),
-                work: (*work).to_owned(),
-                begin_s: bar.begin_s,
-                end_s: bar.end_s,
-                count: bar.count,
+            bars.into_iter().map(move |bar| {
+                let (first_outer_step, last_outer_step) = bar.outer_steps.unwrap_or_default();
+                Span {
+                    agent: agent.clone(),
+                    work: (*work).to_owned(),
+                    begin_s: bar.begin_s,
+                    end_s: bar.end_s,
+                    count: bar.count,
+                    first_outer_step,
+                    last_outer_step,
+                }
             })
         });
         lanes.collect()
+    }
+}
+
+impl TimelineBar {
+    /// Returns one bar for both, without a gap.
+    fn join(self, other: Self) -> Self {
+        let outer_steps = match (self.outer_steps, other.outer_steps) {
+            (Some((first, last)), Some((from, to))) => Some((first.min(from), last.max(to))),
+            (one, none) => one.or(none),
+        };
+        Self {
+            begin_s: self.begin_s.min(other.begin_s),
+            end_s: self.end_s.max(other.end_s),
+            count: self.count.saturating_add(other.count),
+            outer_steps,
+        }
     }
 }
 
@@ -76,11 +111,7 @@ fn insert_bar(bars: &mut Vec<TimelineBar>, mut bar: TimelineBar) {
         bars[first..].iter().take_while(|other| other.begin_s <= bar.end_s + VISIBLE_GAP_S);
     let last = first + touched.count();
     for other in bars.drain(first..last) {
-        bar = TimelineBar {
-            begin_s: bar.begin_s.min(other.begin_s),
-            end_s: bar.end_s.max(other.end_s),
-            count: bar.count.saturating_add(other.count),
-        };
+        bar = bar.join(other);
     }
     bars.insert(first, bar);
 }
@@ -90,8 +121,7 @@ fn close_smallest_gap(bars: &mut Vec<TimelineBar>) {
     let gaps = bars.windows(2).enumerate().map(|(at, two)| (at, two[1].begin_s - two[0].end_s));
     let Some((at, _)) = gaps.min_by(|a, b| a.1.total_cmp(&b.1)) else { return };
     let next = bars.remove(at + 1);
-    let bar = &mut bars[at];
-    (bar.end_s, bar.count) = (next.end_s, bar.count.saturating_add(next.count));
+    bars[at] = bars[at].join(next);
 }
 
 #[cfg(test)]

@@ -427,3 +427,41 @@ fn a_shared_training_proceeds_with_what_its_boxes_report() {
     told.tell(4.0, place, FactBody::SliceClose(close));
     assert_eq!(progress(&told, &[status("b", 2, 15)]), (10, 100), "its steps do not count");
 }
+
+#[test]
+fn work_of_a_shared_training_names_its_outer_steps() {
+    let mut told = Told::shared();
+    let delta = |outer| v1::Delta { outer, agent: "a".into(), wall_s: 8.0, ..Default::default() };
+    for (at_s, outer) in [(10.0, 1), (20.0, 2), (28.0, 3)] {
+        let place = FactKey::Delta { cycle: 0, outer, slice: 1 };
+        told.tell(at_s, place, FactBody::Delta(delta(outer)));
+    }
+    let merge = v1::Merge { agent: "b".into(), wall_s: 1.0, ..Default::default() };
+    told.tell(12.0, FactKey::Merge { cycle: 0, outer: 1 }, FactBody::Merge(merge));
+    let eval = v1::Eval { agent: "b".into(), ..Default::default() };
+    let place = FactKey::Eval { cycle: 0, step: 1, suite: SuiteName::new("text").unwrap() };
+    told.tell(40.0, place, FactBody::Eval(eval));
+    let spans = told.cycle(0).spans;
+    let label = |it: &v1::board::Span| {
+        (it.agent.clone(), it.work.clone(), it.first_outer_step, it.last_outer_step)
+    };
+    let labels: Vec<(String, String, u32, u32)> = spans.iter().map(label).collect();
+    let expected = [
+        ("a".to_owned(), "train".to_owned(), 1, 1),
+        ("a".to_owned(), "train".to_owned(), 2, 3),
+        ("b".to_owned(), "evaluate".to_owned(), 0, 0),
+        ("b".to_owned(), "merge".to_owned(), 1, 1),
+    ];
+    assert_eq!(labels, expected, "the second bar joins two that touch");
+    let run = &told.board.run;
+    let text = |body| {
+        let place = FactKey::Merge { cycle: 0, outer: 4 };
+        crate::describe_fact(run, &record(99, 50.0, place, body))
+    };
+    let merge =
+        v1::Merge { outer: 4, agent: "b".into(), deltas: vec!["x".into()], ..<_>::default() };
+    let merged = text(FactBody::Merge(merge)).unwrap();
+    assert_eq!(merged, "r-1: cycle 0: outer step 4: merged 1 slice on b");
+    let trained = text(FactBody::Delta(v1::Delta { steps: 5, first: 20, ..delta(4) })).unwrap();
+    assert_eq!(trained, "r-1: cycle 0: outer step 4: 5 steps from 20 on a, loss 0.0000");
+}
