@@ -233,8 +233,8 @@ impl AcrossPlanner<'_> {
     fn plan_slices(&self, outer: u32) -> WriteCommand {
         let across = across_of(self.order);
         let v1::Across { workers, every, .. } = across;
-        let boxes = self.available_boxes(workers);
         let speeds = self.measured_speeds();
+        let boxes = self.available_boxes(workers, &speeds);
         let every = match speeds.is_empty() && boxes.len() > 1 {
             _ if is_soup(self.order) => u32::MAX,
             true => (every / FIRST_SHARE).max(1),
@@ -279,9 +279,9 @@ impl AcrossPlanner<'_> {
         write_command(self.run, place, FactBody::SlicePlan(plan))
     }
 
-    /// Returns the names of the trainers that do nothing else, at most `most` if it is not 0; one
-    /// without a name if there is none.
-    fn available_boxes(&self, most: u32) -> Vec<String> {
+    /// Returns the names of the trainers that do nothing else, at most `most` if it is not 0: the
+    /// fastest, those of unknown speed last. One without a name if there are none.
+    fn available_boxes(&self, most: u32, speeds: &BTreeMap<String, f64>) -> Vec<String> {
         // Statuses are seconds old: a box may seem to hold what it has done already.
         let settled = self.training.settled_jobs();
         let is_free = |member: &&FleetMember| {
@@ -293,8 +293,12 @@ impl AcrossPlanner<'_> {
         let free = self.inputs.fleet.trainers.iter().filter(is_free);
         let mut names: Vec<String> = free.map(|member| member.agent.clone()).collect();
         names.sort();
-        if most > 0 {
+        if most > 0 && names.len() > most as usize {
+            let speed = |name: &String| speeds.get(name).copied().unwrap_or(f64::NEG_INFINITY);
+            // Stable: equal ones stay in the order of their names.
+            names.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
             names.truncate(most as usize);
+            names.sort();
         }
         if names.is_empty() {
             names.push(String::new());

@@ -94,6 +94,29 @@ fn a_faster_box_has_more_steps_and_continues_with_its_state() {
 }
 
 #[test]
+fn the_fastest_boxes_train_if_there_are_more_than_asked_for() {
+    let mut log = start(&["t1", "t3"], v1::Across { workers: 2, ..ACROSS }, 0);
+    log.speeds = [("t1".into(), 1.0), ("t2".into(), 2.0), ("t3".into(), 3.0)].into();
+    log.coordinate();
+    log.train();
+    let fleets: [&[&str]; 3] = [&["t1", "t3"], &["t2", "t3", "t4"], &["t1", "t2", "t3"]];
+    for trainers in fleets {
+        log = with_trainers(log, trainers);
+        log.coordinate();
+        log.train();
+        log.coordinate();
+        log.train();
+    }
+    let boxes = |outer: u32| {
+        let plan = training(&log, 0).outer_steps[&outer].plan.clone().unwrap();
+        plan.slices.into_iter().map(|slice| slice.agent).collect::<Vec<_>>()
+    };
+    assert_eq!(boxes(1), ["t1", "t3"]);
+    assert_eq!(boxes(2), ["t2", "t3"], "the speeds of t2 and t4 are unknown");
+    assert_eq!(boxes(3), ["t2", "t3"]);
+}
+
+#[test]
 fn steps_of_a_dead_box_are_planned_again_and_its_late_result_does_not_count() {
     let mut log = start(&["t1", "t2", "t3"], ACROSS, 0);
     log.speeds = [("t2".into(), 0.0)].into();
