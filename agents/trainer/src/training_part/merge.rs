@@ -31,17 +31,33 @@ pub(super) enum MergedFiles {
     Velocity,
 }
 
-/// Returns the error for a merge with another digest here than elsewhere.
+/// Returns the error for merged weights, such as `merge 3 of cycle 0`, with another digest here than
+/// elsewhere.
 pub(super) fn differing_merge(
-    (cycle, outer): (u32, u32),
+    weights: &str,
     ours: &str,
     theirs: &str,
     elsewhere: &str,
 ) -> JobError {
     JobError::host_unfit(anyhow!(
-        "merge {outer} of cycle {cycle} has the digest {ours} here and {theirs} {elsewhere}; one of \
-         the two boxes computes wrong: check memory and processor of both (E118)"
+        "{weights} has the digest {ours} here and {theirs} {elsewhere}; one of the two boxes \
+         computes wrong: check memory and processor of both (E118)"
     ))
+}
+
+/// Fails if an agent has published other bytes for the merged weights: two boxes do not compute
+/// alike.
+fn check_same_bytes(
+    weights: &str,
+    [ours, theirs]: [&Option<v1::Tree>; 2],
+    agent: &str,
+) -> Result<(), JobError> {
+    let manifest = |tree: &Option<v1::Tree>| tree.clone().unwrap_or_default().manifest;
+    let (ours, theirs) = (manifest(ours), manifest(theirs));
+    match ours == theirs {
+        true => Ok(()),
+        false => Err(differing_merge(weights, &ours, &theirs, &format!("on {agent}"))),
+    }
 }
 
 impl TrainingPart<'_> {
@@ -103,21 +119,20 @@ impl TrainingPart<'_> {
         Ok(())
     }
 
-    /// Fails if the log has other bytes for the merge: two boxes do not compute alike. New adapters
-    /// and different soups are not compared.
+    /// Fails if the log has other bytes for the merge. New adapters and different soups are not
+    /// compared.
     async fn check_merge(self, place: FactKey, own: &v1::Merge) -> Result<(), JobError> {
         let Some(FactBody::Merge(accepted)) = self.job.read_fact(place).await? else {
             return Ok(());
         };
-        let manifest = |merge: &v1::Merge| merge.tree.clone().unwrap_or_default().manifest;
-        let (ours, theirs) = (manifest(own), manifest(&accepted));
         // Two boxes may choose different soups if their engines score differently.
         let is_other = own.outer == 0 || own.kept != accepted.kept;
-        if is_other || ours == theirs {
+        if is_other {
             return Ok(());
         }
         let v1::Merge { cycle, outer, agent, .. } = &accepted;
-        Err(differing_merge((*cycle, *outer), &ours, &theirs, &format!("on {agent}")))
+        let weights = format!("merge {outer} of cycle {cycle}");
+        check_same_bytes(&weights, [&own.tree, &accepted.tree], agent)
     }
 
     /// Writes the adapter from which all boxes start, as the engine of this box creates it. Returns the
@@ -168,6 +183,7 @@ impl TrainingPart<'_> {
         Ok(self.job.cache.publish_tree(&self.job.store, files, place, about).await?)
     }
 
+    /// Fails if the log has other bytes for the checkpoint. Those of different soups are not compared.
     async fn publish_checkpoint(
         self,
         due: &v1::Checkpoint,
@@ -194,7 +210,15 @@ impl TrainingPart<'_> {
             ..due.clone()
         };
         let place = FactKey::Checkpoint { cycle: order.cycle, step };
-        job.write_result(place, FactBody::Checkpoint(checkpoint)).await
+        let own = checkpoint.tree.clone();
+        job.write_result(place.clone(), FactBody::Checkpoint(checkpoint)).await?;
+        match job.read_fact(place).await? {
+            Some(FactBody::Checkpoint(accepted)) if !lineage::is_soup(order) => {
+                let weights = format!("checkpoint {step} of cycle {}", order.cycle);
+                check_same_bytes(&weights, [&own, &accepted.tree], &accepted.agent)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Removes the weights that went into a merge, which nobody needs any more.
@@ -240,6 +264,23 @@ impl TrainingPart<'_> {
             tracing::warn!(
                 "merged weights stay in the store: it took longer than {REMOVE_LIMIT:?}"
             );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_bytes_of_a_checkpoint_are_refused_by_name() {
+        let tree = |manifest: &str| Some(v1::Tree { manifest: manifest.into(), ..<_>::default() });
+        let (ours, theirs) = (tree("a"), tree("b"));
+        let check = |other| check_same_bytes("checkpoint 5 of cycle 1", [&ours, other], "box-b");
+        assert!(check(&ours).is_ok());
+        let error = check(&theirs).unwrap_err().to_string();
+        for part in ["checkpoint 5 of cycle 1", "the digest a here and b on box-b", "(E118)"] {
+            assert!(error.contains(part), "{error}");
         }
     }
 }

@@ -124,7 +124,8 @@ impl TrainingPart<'_> {
         let kept = job.cache.keep_tree(&adapter, &place, about).await?;
         if kept.manifest != wanted.adapter.manifest {
             let (ours, theirs) = (&kept.manifest, &wanted.adapter.manifest);
-            return Err(differing_merge((order.cycle, merge.outer), ours, theirs, "in the log"));
+            let weights = format!("merge {} of cycle {}", merge.outer, order.cycle);
+            return Err(differing_merge(&weights, ours, theirs, "in the log"));
         }
         if velocity.exists() {
             let (place, about) = self.describe_merged(merge, MergedFiles::Velocity);
