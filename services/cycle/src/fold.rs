@@ -107,7 +107,7 @@ impl Run {
         // Written by a coordinator with an outdated state after the run ended, or by an agent that
         // had not read the end either. Others ignore it, and so does the fold.
         if self.done.is_some() && (starts_work(body) || self.is_late_result(&subject.key)) {
-            self.record_late_work(&subject.key);
+            self.record_late_work(&subject.key, body);
             return Ok(());
         }
         if subject.key.is_bulky() && self.is_archived(&subject.key) {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use wire::{FactKey, JobId, TrainPart};
+use wire::{FactBody, FactKey, JobId, TrainPart, v1};
 
 use crate::state::{Cycle, Run};
 
@@ -17,6 +17,10 @@ pub(crate) struct LateWork {
     trainings: BTreeSet<u32>,
     /// Outer steps of trainings on several boxes, by cycle and number.
     outer_steps: BTreeSet<(u32, u32)>,
+    /// Merges of outer steps, by cycle and number, and the checkpoints that they publish, by cycle and
+    /// step.
+    merges: BTreeSet<(u32, u32)>,
+    merged_checkpoints: BTreeSet<(u32, u32)>,
     /// Cycle and step.
     checkpoints: BTreeSet<(u32, u32)>,
 }
@@ -30,17 +34,21 @@ impl Run {
             FactKey::Verdicts { cycle, job } | FactKey::Scores { cycle, job } => {
                 late.sampled.contains(&(*cycle, job.clone()))
             }
-            FactKey::Delta { cycle, outer, .. } | FactKey::Merge { cycle, outer } => {
-                late.outer_steps.contains(&(*cycle, *outer))
+            FactKey::Delta { cycle, outer, .. } => late.outer_steps.contains(&(*cycle, *outer)),
+            FactKey::Merge { cycle, outer } => {
+                let step = (*cycle, *outer);
+                late.outer_steps.contains(&step) || late.merges.contains(&step)
             }
-            FactKey::Checkpoint { cycle, .. } => late.trainings.contains(cycle),
+            FactKey::Checkpoint { cycle, step } => {
+                late.trainings.contains(cycle) || late.merged_checkpoints.contains(&(*cycle, *step))
+            }
             FactKey::Eval { cycle, step, .. } => late.checkpoints.contains(&(*cycle, *step)),
             _ => false,
         }
     }
 
     /// Records an order after the end, or a late result.
-    pub(super) fn record_late_work(&mut self, place: &FactKey) {
+    pub(super) fn record_late_work(&mut self, place: &FactKey, body: &FactBody) {
         let cycle = place.cycle_number().and_then(|number| self.cycles.get(&number));
         let late = &mut self.late_work;
         match place {
@@ -60,12 +68,18 @@ impl Run {
             }
             FactKey::TrainPartOrder { cycle: number, outer, part, .. } => {
                 let step = cycle.and_then(|cycle| cycle.across.outer_steps.get(outer));
-                let is_known = step.is_some_and(|step| match part {
-                    TrainPart::Slice(_) => step.plan.is_some(),
-                    TrainPart::Merge => step.closed.is_some(),
-                });
-                if !is_known {
-                    late.outer_steps.insert((*number, *outer));
+                match part {
+                    TrainPart::Slice(_) if step.is_none_or(|step| step.plan.is_none()) => {
+                        late.outer_steps.insert((*number, *outer));
+                    }
+                    TrainPart::Merge
+                        if step.is_none_or(|step| step.merge_orders.last_attempt == 0) =>
+                    {
+                        late.merges.insert((*number, *outer));
+                        let step = checkpoint_step(body).map(|step| (*number, step));
+                        late.merged_checkpoints.extend(step);
+                    }
+                    TrainPart::Slice(_) | TrainPart::Merge => {}
                 }
             }
             FactKey::Samples { cycle, job } => {
@@ -76,5 +90,14 @@ impl Run {
             }
             _ => {}
         }
+    }
+}
+
+/// Returns the step of the checkpoint that an order of a merge asks for.
+fn checkpoint_step(body: &FactBody) -> Option<u32> {
+    let FactBody::TrainOrder(order) = body else { return None };
+    match order.part.as_ref()? {
+        v1::train_order::Part::Merge(merge) => Some(merge.checkpoint.as_ref()?.step),
+        v1::train_order::Part::Slice(_) => None,
     }
 }

@@ -1,6 +1,6 @@
 //! Trainings on several boxes.
 
-use wire::{FactBody, FactKey, v1};
+use wire::{FactBody, FactKey, TrainPart, v1};
 
 use super::log::{Log, raft, sft, tree};
 use crate::{AcrossTraining, FleetMember, RunPhase, audit_records};
@@ -387,4 +387,45 @@ fn a_final_failure_of_a_slice_counts_until_its_outer_step_is_closed() {
     log.fail("train", "0-1-2", "no memory");
     log.coordinate();
     assert_eq!(log.run().done.unwrap().message, "train 0-1-2: no memory");
+}
+
+#[test]
+fn a_merge_that_was_ordered_after_the_end_counts_for_nothing() {
+    let trained = || {
+        let mut log = start(&["t1", "t2"], ACROSS, 2);
+        for _ in 0..2 {
+            log.coordinate();
+            log.train();
+        }
+        log
+    };
+    let end = |log: &mut Log| {
+        log.control(v1::control::Action::Cancel);
+        log.coordinate();
+        assert!(log.run().done.is_some());
+    };
+    let counted = |log: &Log| {
+        let cycle = log.run().cycles[&0].clone();
+        (cycle.across.last_merge().unwrap().0, cycle.checkpoints.len(), cycle.evals.len())
+    };
+    let mut ordered = trained();
+    ordered.coordinate();
+    let order = ordered.train_orders().last().unwrap().clone();
+    end(&mut ordered);
+    ordered.train();
+    assert_clean(&ordered);
+    assert_eq!(counted(&ordered), (1, 1, 0));
+
+    let mut late = trained();
+    let (cycle, outer) = (0, 1);
+    let close = v1::SliceClose { cycle, outer, slices: vec![1, 2] };
+    late.write(FactKey::SliceClose { cycle, outer }, FactBody::SliceClose(close));
+    end(&mut late);
+    let (pool, part) = ("default".parse().unwrap(), TrainPart::Merge);
+    let place = FactKey::TrainPartOrder { pool, cycle, outer, part, attempt: 1 };
+    late.write(place, FactBody::TrainOrder(order));
+    late.train();
+    late.evaluate();
+    assert_clean(&late);
+    assert_eq!(counted(&late), (0, 0, 0));
 }
