@@ -17,7 +17,7 @@ use crate::{
     spec_tree::{MissingForm, SpecTree, write_value},
     tables::{find_table, list_tables},
     task::TrainingTask,
-    training_section,
+    training_section::{self, COPY_IN_4_BITS},
 };
 
 /// Converts a configuration into a spec, with a note on each key. Fails if the configuration cannot
@@ -111,11 +111,10 @@ fn add_base(draft: &mut SpecDraft<'_>) {
         draft.tree.set_missing(FIELD, json!("org/name"), remedy);
         return;
     };
-    // Unsloth publishes such copies beside the original.
-    let original = ["-unsloth-bnb-4bit", "-bnb-4bit"]
-        .into_iter()
-        .find_map(|ending| written.strip_suffix(ending))
-        .unwrap_or(&written);
+    let original = match written.strip_suffix(COPY_IN_4_BITS) {
+        Some(original) => original.strip_suffix("-unsloth").unwrap_or(original),
+        None => written.as_str(),
+    };
     let revision = draft.settings.text_of(Setting::BaseRevision).filter(|it| it != "main");
     let model = match revision {
         Some(revision) => format!("{original}@{revision}"),
@@ -124,7 +123,8 @@ fn add_base(draft: &mut SpecDraft<'_>) {
     let advice = if original == written {
         ""
     } else {
-        "the original of the 4-bit copy, which cannot be trained here; check that it exists"
+        "the original of the 4-bit copy, which cannot be trained here; check that it exists; \
+         `lora.quantize: nf4` holds it in 4 bits"
     };
     draft.settings.note_used(Setting::BaseRevision, FIELD, &write_value(&json!(model)));
     draft.set_with_advice(Setting::BaseModel, FIELD, model.as_str(), advice);

@@ -22,6 +22,8 @@ pub(crate) enum Setting {
     /// Adapters on all linear modules.
     LoraAllLinear,
     UsesRslora,
+    /// The form of the frozen base: 4 bits, another form, or off.
+    Quantization,
     MaxTokens,
     /// Sequences of one pass on one device.
     PassBatch,
@@ -119,6 +121,7 @@ impl Setting {
             Self::BaseModel | Self::BaseRevision | Self::SystemPrompt => ValueForm::Text,
             Self::Task
             | Self::Adapter
+            | Self::Quantization
             | Self::Scheduler
             | Self::Optimizer
             | Self::ChatTemplate

@@ -12,6 +12,9 @@ const NO_CLIPPING: f64 = 1e9;
 /// Before the name of AdamW in another library, or with states in other memory.
 const ADAMW_PREFIXES: [&str; 5] = ["paged_", "bnb_", "ao_", "optimi_", "flash_"];
 
+/// Ends the name of a copy in 4 bits that Unsloth publishes beside the original.
+pub(crate) const COPY_IN_4_BITS: &str = "-bnb-4bit";
+
 /// Adds the sections `training` and `lora`.
 pub(crate) fn add_training(draft: &mut SpecDraft<'_>) {
     add_steps(draft);
@@ -260,6 +263,7 @@ fn add_lora(draft: &mut SpecDraft<'_>) {
             for setting in [Setting::Adapter, Setting::UsesPeft] {
                 draft.settings.note_used(setting, &section, "left out: all weights are trained");
             }
+            note_unquantized(draft, "the base is quantised only under a LoRA adapter");
             return;
         }
         None => draft.settings.note_differs(Setting::Adapter, "a LoRA adapter is trained"),
@@ -269,6 +273,40 @@ fn add_lora(draft: &mut SpecDraft<'_>) {
     add_alpha(draft, &format!("{section}.alpha"), rank);
     draft.copy_number(Setting::LoraDropout, &format!("{section}.dropout"));
     add_modules(draft, &format!("{section}.target_modules"), method == Some(true));
+    add_quantization(draft, &format!("{section}.quantize"));
+}
+
+/// Sets the form of the frozen base. A key that gives it counts more than the adapter's name, or a
+/// copy of the model in 4 bits.
+fn add_quantization(draft: &mut SpecDraft<'_>, field: &str) {
+    const NF4: &str = "nf4";
+    const ADVICE: &str = "needs trainers with PyTorch and bitsandbytes";
+    let written = draft.settings.word_of(Setting::Quantization);
+    let base = draft.settings.text_of(Setting::BaseModel);
+    match written.as_deref() {
+        Some("true" | "4") => draft.set_with_advice(Setting::Quantization, field, NF4, ADVICE),
+        Some(_) => {
+            let explanation = "the base is trained on unquantised, or in 4 bits as nf4";
+            note_unquantized(draft, explanation);
+        }
+        None if draft.settings.word_of(Setting::Adapter).as_deref() == Some("qlora") => {
+            draft.set_with_advice(Setting::Adapter, field, NF4, ADVICE);
+        }
+        None if base.as_deref().is_some_and(|it| it.ends_with(COPY_IN_4_BITS)) => {
+            draft.tree.set_value(field, NF4);
+        }
+        None => {}
+    }
+}
+
+/// Notes the form of the base if it is not quantised.
+fn note_unquantized(draft: &mut SpecDraft<'_>, explanation: &str) {
+    let written = draft.settings.word_of(Setting::Quantization);
+    if let Some("" | "0" | "false" | "no" | "none" | "off") = written.as_deref() {
+        draft.settings.note_ignored(Setting::Quantization, "the base is not quantised");
+    } else {
+        draft.settings.note_differs(Setting::Quantization, explanation);
+    }
 }
 
 /// Sets alpha. Rank-stabilised LoRA divides it by the square root of the rank, not by the rank.

@@ -156,7 +156,7 @@ fn an_adapter_of_axolotl_keeps_its_settings() {
     assert_eq!((&spec["seed"], &sft["data"]), (&7.into(), &"data/support.jsonl".into()));
     assert_eq!((&sft["chat"], &lora["r"]), (&true.into(), &64.into()));
     assert_eq!(lora["alpha"], 128, "16 times the root of 64");
-    assert_eq!(lora["dropout"].as_f64(), Some(0.1));
+    assert_eq!((lora["dropout"].as_f64(), &lora["quantize"]), (Some(0.1), &"nf4".into()));
     assert_eq!((&training["epochs"], &training["batch_size"]), (&3.into(), &8.into()));
     assert_eq!((&training["max_tokens"], &training["packing"]), (&4096.into(), &true.into()));
     assert_eq!(training["learning_rate"].as_f64(), Some(2e-4));
@@ -165,7 +165,7 @@ fn an_adapter_of_axolotl_keeps_its_settings() {
         (&"cosine".into(), Some(0.1))
     );
     for (key, status, words) in [
-        ("load_in_4bit", KeyStatus::Differs, "lora.quantize: nf4"),
+        ("load_in_4bit", KeyStatus::Used, "sft.lora.quantize: \"nf4\"; needs"),
         ("load_in_8bit", KeyStatus::Ignored, "same"),
         ("peft_use_dora", KeyStatus::Differs, "no DoRA"),
         ("peft_use_rslora", KeyStatus::Used, "square root"),
@@ -174,7 +174,7 @@ fn an_adapter_of_axolotl_keeps_its_settings() {
         ("deepspeed", KeyStatus::Ignored, "ACROSS.md"),
         ("wandb_project", KeyStatus::Ignored, "TRACKERS.md"),
         ("wandb_entity", KeyStatus::Ignored, "no value"),
-        ("hub_model_id", KeyStatus::Ignored, "checkpoint export"),
+        ("hub_model_id", KeyStatus::Ignored, "checkpoint push"),
         ("train_on_inputs", KeyStatus::Ignored, "only answers"),
         ("optimizer", KeyStatus::Ignored, "AdamW"),
         ("lora_r", KeyStatus::Used, "sft.lora.r: 64"),
@@ -184,6 +184,48 @@ fn an_adapter_of_axolotl_keeps_its_settings() {
         let (found, said) = note_of(&imported, key);
         assert!(found == status && said.contains(words), "{key}: {found:?}: {said}");
     }
+}
+
+#[test]
+fn a_base_in_four_bits_stays_in_four_bits_under_an_adapter() {
+    let axolotl = "base_model: a/b\nsequence_len: 512\ndatasets: [{ path: d.jsonl }]\n";
+    let trl = "model_name_or_path: a/b\nmax_length: 512\ndataset_name: d.jsonl\n";
+    let factory = "model_name_or_path: a/b\ncutoff_len: 512\n";
+    let copy = factory.replace("a/b", "a/b-unsloth-bnb-4bit");
+    let (used, ignored, differs) = (KeyStatus::Used, KeyStatus::Ignored, KeyStatus::Differs);
+    for (text, quantize, key, status) in [
+        (format!("{axolotl}adapter: qlora\n"), Some("nf4"), "adapter", used),
+        (format!("{axolotl}adapter: lora\nload_in_4bit: true\n"), Some("nf4"), "adapter", used),
+        (format!("{axolotl}adapter: lora\nload_in_8bit: true\n"), None, "load_in_8bit", differs),
+        (format!("{axolotl}load_in_4bit: true\n"), None, "load_in_4bit", differs),
+        (format!("{axolotl}load_in_4bit: false\n"), None, "load_in_4bit", ignored),
+        (
+            format!("{trl}use_peft: true\nload_in_4bit: true\nbnb_4bit_quant_type: fp4\n"),
+            Some("nf4"),
+            "bnb_4bit_quant_type",
+            differs,
+        ),
+        (
+            format!("{factory}quantization_bit: 4\nquantization_method: hqq\n"),
+            Some("nf4"),
+            "quantization_method",
+            differs,
+        ),
+        (format!("{factory}quantization_bit: 8\n"), None, "quantization_bit", differs),
+        (format!("{copy}lora_rank: 8\n"), Some("nf4"), "lora_rank", used),
+        (format!("{copy}quantization_bit: 0\n"), None, "quantization_bit", ignored),
+    ] {
+        let imported =
+            import_config(&text, &ImportOptions { data: Some("d.jsonl"), ..OPTIONS }).unwrap();
+        let spec = spec_of(&imported);
+        assert_eq!(spec["base"]["model"], "a/b", "{text}");
+        assert_eq!(spec["sft"]["lora"]["quantize"].as_str(), quantize, "{text}");
+        assert_eq!(note_of(&imported, key).0, status, "{text}");
+    }
+    let config = read_config("axolotl-grpo.yaml") + "load_in_4bit: true\n";
+    let options = ImportOptions { verifier: Some("numeric"), ..OPTIONS };
+    let imported = import_config(&config, &options).unwrap();
+    assert_eq!(spec_of(&imported)["raft"]["lora"]["quantize"], "nf4");
 }
 
 #[test]
@@ -527,7 +569,8 @@ fn data_sets_of_llama_factory_are_looked_up() {
     assert_eq!(sft["training"]["epochs"], 3, "2.5 are rounded up");
     assert_eq!(sft["lora"]["alpha"], 16, "twice the rank");
     for (key, status) in [
-        ("quantization_bit", KeyStatus::Differs),
+        ("quantization_bit", KeyStatus::Used),
+        ("quantization_method", KeyStatus::Ignored),
         ("max_samples", KeyStatus::Differs),
         ("report_to", KeyStatus::Ignored),
         ("num_train_epochs", KeyStatus::Used),
@@ -583,7 +626,9 @@ fn a_4_bit_copy_of_unsloth_becomes_its_original() {
     assert_eq!(spec["base"]["model"], "unsloth/Qwen2.5-7B-Instruct");
     let training = &spec["sft"]["training"];
     assert_eq!((&training["max_steps"], &training["epochs"]), (&60.into(), &0.into()));
-    assert_eq!(spec["sft"]["lora"]["target_modules"].as_array().unwrap().len(), 4);
+    let lora = &spec["sft"]["lora"];
+    assert_eq!(lora["target_modules"].as_array().unwrap().len(), 4);
+    assert_eq!(lora["quantize"], "nf4");
     assert!(note_of(&imported, "model").1.contains("check that it exists"));
     let imported = import_file("unsloth-cli.json", &OPTIONS);
     assert_eq!(spec_of(&imported)["sft"]["lora"]["alpha"], 256, "32 times the root of 64");

@@ -4,7 +4,7 @@ pub(super) const STORED: &str =
     "outputs are in the fleet's store; `flotilla checkpoint export` writes them to a directory";
 pub(super) const TRACKER: &str = "feeds export every run to trackers (docs/TRACKERS.md)";
 pub(super) const UPLOAD: &str =
-    "`flotilla checkpoint export` writes the model; upload it with the hub's own tools";
+    "`flotilla checkpoint export` writes the model, `flotilla checkpoint push` uploads it";
 pub(super) const PRECISION: &str = "each box chooses its own precision";
 pub(super) const MEMORY: &str = "trainers manage their memory themselves";
 pub(super) const KERNELS: &str = "the box's profile selects kernels and attention";
@@ -19,7 +19,7 @@ pub(super) const TOKENIZER: &str = "the base's own tokenizer and special tokens 
 pub(super) const REMOTE_CODE: &str = "no code of a model is ever run";
 pub(super) const RESUMED: &str = "an interrupted training resumes by itself";
 pub(super) const ENGINE: &str = "generators sample with the engine of their box (docs/DEPLOY.md)";
-pub(super) const QUANTIZATION: &str = "it is a detail of a quantised base, which is not trained on";
+pub(super) const QUANTIZATION: &str = "trainers choose how nf4 is stored and computed";
 pub(super) const NAMED: &str = "a run is named by the spec's name";
 pub(super) const SEEDED: &str = "all random choices follow from the spec's seed";
 pub(super) const PADDING: &str = "examples are packed without padding (docs/TRAINING.md)";
@@ -28,7 +28,7 @@ pub(super) const PROGRESS: &str = "it is about the program's own output";
 pub(super) const SECRET: &str = "specs have no secrets; agents use HF_TOKEN (docs/RUNS.md)";
 
 pub(super) const QUANTIZED: &str =
-    "the base is quantised for training only as nf4, with `lora.quantize: nf4`";
+    "the base is trained on unquantised, or in 4 bits as nf4 (`lora.quantize: nf4`)";
 pub(super) const DORA: &str = "there is no DoRA; a plain LoRA adapter is trained";
 pub(super) const LORA_INIT: &str = "adapters start with B = 0 and a random A";
 pub(super) const LORA_FORM: &str = "adapters of one rank are trained on linear modules only";
@@ -40,7 +40,7 @@ pub(super) const REFERENCE: &str = "the reference is the base of the run";
 pub(super) const LOSS: &str = "the loss has no such part (docs/OBJECTIVES.md)";
 pub(super) const OPTIMIZER: &str = "the optimizer is AdamW with one learning rate for all weights";
 pub(super) const ADAPTER: &str =
-    "a run starts from a model: merge the adapter (`flotilla convert merge`) and name that";
+    "base.adapter names an adapter that a RAFT run trains further; else merge it first";
 pub(super) const PARTLY: &str =
     "all weights or a LoRA adapter are trained, not a part of the model";
 pub(super) const TEXT_ONLY: &str = "models of text only are trained";
