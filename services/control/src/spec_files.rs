@@ -9,6 +9,8 @@ use std::{
 };
 
 use bytes::Bytes;
+use hub::DatasetName;
+use spec::HUB_PREFIX;
 
 /// 1 GiB; for prompts, examples or text.
 pub(crate) const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -57,7 +59,7 @@ impl SpecFiles {
             Self::Attached(files) => {
                 files.get(name).cloned().ok_or_else(|| SpecFileError::NotAttached(name.into()))
             }
-            Self::Local(directory) => read_local_file(&directory.join(name)).await,
+            Self::Local(directory) => read_local_file(directory, name).await,
             Self::Overlaid(attached, others) => match attached.get(name) {
                 Some(content) => Ok(content.clone()),
                 None => Box::pin(others.read(name)).await,
@@ -93,9 +95,11 @@ impl SpecFiles {
     }
 }
 
-async fn read_local_file(path: &Path) -> Result<Bytes, SpecFileError> {
-    let hint = "; a spec names files relative to its own directory";
-    let bytes = file_size(path, tokio::fs::metadata(path).await, hint)?;
+async fn read_local_file(directory: &Path, name: &str) -> Result<Bytes, SpecFileError> {
+    let path = &directory.join(name);
+    let own = "; a spec names files relative to its own directory";
+    let hint = format!("{own}{}", suggest_dataset(name));
+    let bytes = file_size(path, tokio::fs::metadata(path).await, &hint)?;
     check_size(path, bytes)?;
     let read = tokio::fs::read(path).await;
     Ok(read.map_err(|source| SpecFileError::Read { path: path.to_owned(), source })?.into())
@@ -103,7 +107,16 @@ async fn read_local_file(path: &Path) -> Result<Bytes, SpecFileError> {
 
 /// Reads a file that a user named.
 pub fn read_named_file(path: &Path) -> Result<Bytes, SpecFileError> {
-    check_size(path, file_size(path, std::fs::metadata(path), "")?)?;
+    read_with_hint(path, "")
+}
+
+/// Reads a file that a user named where a data set of the hub may stand too.
+pub(crate) fn read_named_data(path: &Path) -> Result<Bytes, SpecFileError> {
+    read_with_hint(path, &suggest_dataset(&path.to_string_lossy()))
+}
+
+fn read_with_hint(path: &Path, hint: &str) -> Result<Bytes, SpecFileError> {
+    check_size(path, file_size(path, std::fs::metadata(path), hint)?)?;
     let read = std::fs::read(path);
     Ok(read.map_err(|source| SpecFileError::Read { path: path.to_owned(), source })?.into())
 }
@@ -133,6 +146,17 @@ fn check_size(path: &Path, bytes: u64) -> Result<(), SpecFileError> {
         0..=FILE_BYTES_MAX => Ok(()),
         _ => Err(SpecFileError::TooLarge { path: path.to_owned(), bytes }),
     }
+}
+
+/// Returns the rest of a sentence: how to name the data set, for the name of one without the
+/// prefix. A name that ends as those of files do is none; `1.5` may end that of a data set.
+fn suggest_dataset(name: &str) -> String {
+    let ending = Path::new(name).extension().unwrap_or_default().to_string_lossy();
+    let is_file = ending.starts_with(|first: char| !first.is_ascii_digit());
+    if is_file || name.parse::<DatasetName>().is_err() {
+        return String::new();
+    }
+    format!("; a data set of the hub is written {HUB_PREFIX}{name}")
 }
 
 /// Returns the rest of a sentence: the file in the directory whose name is most similar, if any is.
@@ -176,5 +200,22 @@ mod tests {
         assert!(other.ends_with("nope.jsonl (F101)"), "{other}");
         let named = refused(directory.path());
         assert!(named.ends_with("is a directory; name a file in it (F101)"), "{named}");
+    }
+
+    #[tokio::test]
+    async fn a_data_set_without_its_prefix_is_told_from_a_missing_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = SpecFiles::Local(directory.path().to_owned());
+        for name in ["openai/gsm8k", "openai/gsm8k:test", "org/set-v1.5@main:main/train"] {
+            let error = files.read(name).await.unwrap_err().to_string();
+            let ending = format!("a data set of the hub is written hub:{name} (F101)");
+            assert!(error.ends_with(&ending), "{error}");
+            let error = read_named_data(Path::new(name)).unwrap_err().to_string();
+            assert!(error.ends_with(&ending), "{error}");
+        }
+        for name in ["data/prompts.jsonl", "texts/eval.txt", "prompts", "data/sets/prompts"] {
+            let error = files.read(name).await.unwrap_err().to_string();
+            assert!(!error.contains("hub:"), "{error}");
+        }
     }
 }

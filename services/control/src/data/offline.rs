@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     base_model::{TransferCallback, run_blocking},
-    spec_files::read_named_file,
+    spec_files::read_named_data,
 };
 
 /// The rows of a file, or of a data set of the hub, that a user named in a command.
@@ -49,7 +49,7 @@ impl NamedRows {
             let data = fetch_hub_data(&HubClient::from_env(), &name, watch).await?;
             (data.lines, Some(data.pinned))
         } else {
-            (read_named_file(path)?, None)
+            (read_named_data(path)?, None)
         };
         let named = name.clone();
         let rows = run_blocking(move || read_rows(&named, &content)).await?;
@@ -59,7 +59,7 @@ impl NamedRows {
     /// Reads a file whose columns have the names of their fields.
     fn read_file(path: &Path) -> Result<Self, DataError> {
         let name = path.display().to_string();
-        let rows = read_rows(&name, &read_named_file(path)?)?;
+        let rows = read_rows(&name, &read_named_data(path)?)?;
         Ok(Self { name, rows, columns: ColumnMapping::new(), pinned: None })
     }
 
