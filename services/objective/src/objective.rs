@@ -84,6 +84,64 @@ impl ObjectiveName {
         }
     }
 
+    /// Describes the objective in a line, with its paper.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Raft => "likelihood of the kept samples (RAFT, arXiv 2304.06767)",
+            Self::Ssd => {
+                "likelihood of all samples, without a verifier (self-distillation, arXiv 2604.01193)"
+            }
+            Self::Dft => {
+                "likelihood of all samples, each token weighted by its probability (DFT, arXiv \
+                 2508.05629)"
+            }
+            Self::RaftPlusPlus => {
+                "likelihood of the best samples, with clipped ratios (RAFT++, arXiv 2504.11343)"
+            }
+            Self::ReinforceRej => {
+                "policy gradient on prompts whose rewards differ (Reinforce-Rej, arXiv 2504.11343)"
+            }
+            Self::Rloo => {
+                "policy gradient; the baseline is the mean reward of a prompt's other samples (RLOO, \
+                 arXiv 2402.14740)"
+            }
+            Self::Grpo => {
+                "policy gradient with clipped ratios and rewards normalised by prompt (GRPO, arXiv \
+                 2402.03300)"
+            }
+            Self::DrGrpo => {
+                "GRPO without division by the deviation of rewards or the length (Dr. GRPO, arXiv \
+                 2503.20783)"
+            }
+            Self::Dapo => {
+                "GRPO with a higher upper bound of ratios, averaged over tokens (DAPO, arXiv \
+                 2503.14476)"
+            }
+            Self::Gspo => "GRPO with one ratio for a whole sequence (GSPO, arXiv 2507.18071)",
+            Self::Cispo => {
+                "policy gradient with ratios that are limited, not dropped (CISPO, arXiv 2506.13585)"
+            }
+            Self::Dpo => {
+                "the better sample of a pair gains more over the reference (DPO, arXiv 2305.18290)"
+            }
+            Self::Simpo => {
+                "the better sample of a pair wins by a margin, without a reference (SimPO, arXiv \
+                 2405.14734)"
+            }
+            Self::Orpo => {
+                "likelihood of the better sample of a pair, and its odds against the worse (ORPO, \
+                 arXiv 2403.07691)"
+            }
+            Self::Kto => {
+                "samples that pass gain and others lose, without pairs (KTO, arXiv 2402.01306)"
+            }
+            Self::Distillation => {
+                "log-probabilities of a teacher, on the model's own samples (on-policy distillation, \
+                 arXiv 2306.13649)"
+            }
+        }
+    }
+
     /// Finds an objective by its name in specs.
     ///
     /// # Errors
@@ -259,6 +317,7 @@ mod tests {
             assert_eq!(ObjectiveName::find(name.as_str()), Ok(name));
             let quoted = format!("{:?}", name.as_str());
             assert_eq!(serde_json::from_str::<ObjectiveName>(&quoted).unwrap(), name);
+            assert!(name.meaning().contains(", arXiv 2"), "{}", name.meaning());
         }
         let unknown = ObjectiveName::find("ppo").unwrap_err().to_string();
         assert!(unknown.contains("must be one of: raft, ssd"), "{unknown}");

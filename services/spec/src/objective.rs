@@ -215,7 +215,12 @@ fn settings_schema(name: ObjectiveName) -> Value {
         both["description"] = "clip_low and clip_high at once".into();
         settings.insert("clip".to_owned(), both);
     }
-    json!({ "type": "object", "additionalProperties": false, "properties": settings })
+    json!({
+        "description": name.meaning(),
+        "type": "object",
+        "additionalProperties": false,
+        "properties": settings,
+    })
 }
 
 #[cfg(test)]

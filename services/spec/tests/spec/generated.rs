@@ -60,7 +60,6 @@ fn every_key_is_described_and_no_section_takes_unknown_ones() {
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     let mut undescribed = Vec::new();
     collect_undescribed(&schema, &schema, "", &mut undescribed);
-    undescribed.retain(|path| !path.contains("/properties/objective/"));
     assert!(undescribed.is_empty(), "{undescribed:#?}");
     let sections = schema["$defs"].as_object().unwrap().iter();
     let objects = sections.filter(|(_, it)| it["type"] == "object");

@@ -134,7 +134,7 @@ impl<'a> SchemaPage<'a> {
 
     /// Writes a table of mappings that have only numbers.
     fn write_settings(&self, text: &mut String, schema: &Value) {
-        text.push_str("| key | keys in it, with their defaults |\n|---|---|\n");
+        text.push_str("| key | meaning | keys in it, with their defaults |\n|---|---|---|\n");
         for (key, value) in schema["properties"].as_object().into_iter().flatten() {
             let settings = value["properties"].as_object().into_iter().flatten();
             let settings = settings.map(|(name, setting)| match &setting["default"] {
@@ -142,7 +142,8 @@ impl<'a> SchemaPage<'a> {
                 default => format!("`{name}` {default} ({})", describe_bounds(setting)),
             });
             let settings: Vec<String> = settings.collect();
-            let _ = writeln!(text, "| `{key}` | {} |", settings.join(", "));
+            let meaning = escape(value["description"].as_str().unwrap_or_default());
+            let _ = writeln!(text, "| `{key}` | {meaning} | {} |", settings.join(", "));
         }
     }
 
