@@ -144,8 +144,13 @@ pathlib.Path(directory, "nats-server").chmod(0o755)
 PYTHON
 }
 
+# Packs the program with a nats-server, because that of Debian may be too old.
 build_deb() {
+    local server=target/nats-server/package
     say "Debian package for $1"
+    rm -rf "$server"
+    mkdir -p "$server"
+    fetch_nats_server "$1" "$server"
     deploy/fetch-cargo-tools.sh cargo-deb
     PATH=$PWD/.tools/cargo/bin:$PATH cargo deb -p flotilla --no-build --no-strip \
         --target "$1-unknown-linux-gnu" --output "$out"

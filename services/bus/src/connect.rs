@@ -153,8 +153,8 @@ pub enum ConnectError {
     #[error("connect to the bus at {urls}: no answer within {limit:?} (B102)")]
     TimedOut { urls: String, limit: Duration },
     #[error(
-        "the nats-server at {urls} is version {found}, but {} or newer is needed; upgrade it \
-         (deploy/fetch-nats-server.sh gets one) (B105)",
+        "the nats-server at {urls} is version {found}, but {} or newer is needed; upgrade it to one \
+         of its releases (B105)",
         version::MINIMUM
     )]
     TooOld { urls: String, found: String },

@@ -39,8 +39,8 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 pub struct ServerOptions {
     /// Directory of this server alone: store, configuration, log and port.
     pub dir: PathBuf,
-    /// `None`: `FLOTILLA_NATS_SERVER`, then PATH, then `.tools/nats-server` in the directories
-    /// above the executable or the working directory.
+    /// `None`: `FLOTILLA_NATS_SERVER`, then PATH, then what is installed with the executable, then
+    /// `.tools/nats-server` in the directories above the executable or the working directory.
     pub binary: Option<PathBuf>,
     /// `None`: a free port, chosen once and kept.
     pub port: Option<u16>,

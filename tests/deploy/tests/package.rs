@@ -84,6 +84,11 @@ fn units_find_the_program_and_the_settings_where_the_package_puts_them() {
             text.lines().find_map(|line| line.strip_prefix("Documentation=file://"));
         assert!(installed.contains(&documentation.expect("documentation").to_owned()), "{name}");
     }
+    // The place where the program looks for it, beside `bin`.
+    let server = "lib/flotilla/nats-server";
+    assert!(installed.contains(&format!("/usr/{server}")), "{server} is not installed");
+    assert!(read_file("services/bus/src/server/binary.rs").contains(&format!("\"{server}\"")));
+    assert!(installed.contains(&"/usr/share/doc/flotilla/LICENSE-nats-server".to_owned()));
     // Settings may contain secrets.
     for [source, _, mode] in assets(&deb).iter().filter(|asset| asset[0].ends_with(".env")) {
         assert_eq!(mode, "600", "{source}");
@@ -122,15 +127,19 @@ fn the_program_of_the_package_runs_with_nothing_but_the_c_library() {
     let unpacked = run_command(Command::new("dpkg-deb").arg("-x").arg(&package).arg(there.path()));
     assert!(unpacked.status.success(), "{unpacked:?}");
     copy_libraries(&there.path().join("usr/bin/flotilla"), there.path());
-    let run = |arguments: &[&str]| {
+    let run = |program: &str, argument: &str| {
         let mut command = Command::new("chroot");
-        let output =
-            run_command(command.arg(there.path()).arg("/usr/bin/flotilla").args(arguments));
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        let output = run_command(command.arg(there.path()).args([program, argument]));
+        assert!(output.status.success(), "{program} {argument}: {output:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    assert!(run(&["--version"]).starts_with("flotilla "), "{}", run(&["--version"]));
-    assert!(run(&["topics"]).lines().count() > 10);
+    for (program, start) in
+        [("/usr/bin/flotilla", "flotilla "), ("/usr/lib/flotilla/nats-server", "nats-server: v2.")]
+    {
+        let version = run(program, "--version");
+        assert!(version.starts_with(start), "{version}");
+    }
+    assert!(run("/usr/bin/flotilla", "topics").lines().count() > 10);
     for [_, destination, _] in assets(&metadata()) {
         let place = there.path().join(&destination);
         let is_there = match destination.strip_suffix('/') {

@@ -14,6 +14,8 @@ use crate::version::{self, ServerVersion};
 
 const VARIABLE: &str = "FLOTILLA_NATS_SERVER";
 const BINARY_NAME: &str = "nats-server";
+/// Installed by the Debian package, relative to the parent of the directory of this program.
+const PACKAGED: &str = "lib/flotilla/nats-server";
 /// Installed by deploy/fetch-nats-server.sh, relative to the repository.
 const FETCHED: &str = ".tools/nats-server";
 /// `--version` only prints a line.
@@ -23,15 +25,15 @@ const VERSION_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum NatsBinaryError {
     #[error(
-        "no nats-server found: neither {VARIABLE} nor PATH nor the directory of this program nor \
-         {FETCHED} has one; install nats-server {} or newer from its releases, or run \
-         deploy/fetch-nats-server.sh (B106)",
+        "no nats-server found: neither {VARIABLE} nor PATH has one, nor is one installed with this \
+         program, as Flotilla's packages do; point {VARIABLE} to nats-server {} or newer of its \
+         releases, or in a checkout run deploy/fetch-nats-server.sh (B106)",
         version::MINIMUM
     )]
     NotFound,
     #[error(
-        "{} is version {found}, but {} or newer is needed; run deploy/fetch-nats-server.sh, or \
-         point {VARIABLE} to a newer one (B105)",
+        "{} is version {found}, but {} or newer is needed; point {VARIABLE} to a newer one of its \
+         releases, or in a checkout run deploy/fetch-nats-server.sh (B105)",
         path.display(),
         version::MINIMUM
     )]
@@ -45,8 +47,8 @@ pub enum NatsBinaryError {
 }
 
 /// Finds the nats-server to run: `named`, or else `FLOTILLA_NATS_SERVER` alone; otherwise the first
-/// suitable one of PATH, the directory of this program and `.tools/nats-server`. Reports the first
-/// candidate's problem if none is new enough.
+/// suitable one of PATH, of what is installed with this program, and `.tools/nats-server`. Reports
+/// the first candidate's problem if none is new enough.
 pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, NatsBinaryError> {
     let from_environment = || env::var_os(VARIABLE).filter(|path| !path.is_empty());
     if let Some(path) = named.map(Path::to_owned).or_else(|| from_environment().map(PathBuf::from))
@@ -63,20 +65,28 @@ pub async fn find_binary(named: Option<&Path>) -> Result<PathBuf, NatsBinaryErro
     Err(first_error.unwrap_or(NatsBinaryError::NotFound))
 }
 
-/// Lists the executables in the order in which they are tried. Python environments have a server
-/// beside this program.
+/// Lists the executables in the order in which they are tried.
 fn list_candidates() -> Vec<PathBuf> {
     let on_path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&on_path).collect::<Vec<_>>();
     let executable = env::current_exe().ok();
     let own_directory = executable.as_deref().and_then(Path::parent);
-    let installed = on_path.iter().map(PathBuf::as_path).chain(own_directory);
-    let here = env::current_dir().ok();
-    let above_own = own_directory.into_iter().flat_map(Path::ancestors);
-    let above_here = here.iter().flat_map(|dir| dir.ancestors());
-    let fetched = above_own.chain(above_here).map(|dir| dir.join(FETCHED));
-    let paths = installed.map(|dir| dir.join(BINARY_NAME)).chain(fetched);
-    paths.filter(|path| is_executable(path)).collect()
+    let paths = list_paths(&on_path, own_directory, env::current_dir().ok().as_deref());
+    paths.into_iter().filter(|path| is_executable(path)).collect()
+}
+
+/// Lists the places of a server in the order in which they are tried. Python environments have one
+/// beside this program, and the Debian package has one in a directory of its own.
+fn list_paths(
+    on_path: &[PathBuf],
+    own_directory: Option<&Path>,
+    here: Option<&Path>,
+) -> Vec<PathBuf> {
+    let named = on_path.iter().map(PathBuf::as_path).chain(own_directory);
+    let packaged = own_directory.and_then(Path::parent).map(|prefix| prefix.join(PACKAGED));
+    let above = [own_directory, here].into_iter().flatten().flat_map(Path::ancestors);
+    let fetched = above.map(|dir| dir.join(FETCHED));
+    named.map(|dir| dir.join(BINARY_NAME)).chain(packaged).chain(fetched).collect()
 }
 
 fn is_executable(path: &Path) -> bool {
@@ -106,4 +116,31 @@ async fn read_version(path: &Path) -> io::Result<String> {
         .strip_prefix("nats-server: v")
         .map(str::to_owned)
         .ok_or_else(|| io::Error::other(format!("it printed {:?}", text.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_looked_for_on_the_path_and_where_packages_and_checkouts_have_it() {
+        let on_path = [PathBuf::from("/opt/bin")];
+        let own_directory = Some(Path::new("/usr/bin"));
+        let paths = list_paths(&on_path, own_directory, Some(Path::new("/src")));
+        let paths: Vec<&str> = paths.iter().filter_map(|path| path.to_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "/opt/bin/nats-server",
+                "/usr/bin/nats-server",
+                "/usr/lib/flotilla/nats-server",
+                "/usr/bin/.tools/nats-server",
+                "/usr/.tools/nats-server",
+                "/.tools/nats-server",
+                "/src/.tools/nats-server",
+                "/.tools/nats-server",
+            ]
+        );
+        assert_eq!(list_paths(&[], None, None), Vec::<PathBuf>::new());
+    }
 }
