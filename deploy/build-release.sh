@@ -17,6 +17,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 LIBC=2.28
+# A wheel has 37.5 MB. A much larger one contains what it should not, such as tables of debuggers.
+WHEEL_MB_MAX=45
 host=$(uname -m)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 out=$(realpath -m "${OUT:-target/release-files}")
@@ -95,6 +97,15 @@ build_wheel() {
     say "wheel for $1"
     FLOTILLA_PROGRAM=$(program_of "$1") FLOTILLA_WHEEL_PLATFORM=$(wheel_platform "$1") \
         "$packers/bin/python" -m build --no-isolation --wheel --outdir "$out" python >&2
+    [ -n "${PROGRAM:-}" ] || check_wheel "$out/flotilla-$version-py3-none-$(wheel_platform "$1").whl"
+}
+
+# Fails if the wheel $1 is too large.
+check_wheel() {
+    local bytes
+    bytes=$(stat --format %s "$1")
+    [ "$bytes" -le $((WHEEL_MB_MAX * 1000000)) ] ||
+        fail "$1 has $bytes bytes, the limit is $WHEEL_MB_MAX MB: see what grew, or raise WHEEL_MB_MAX"
 }
 
 # Prints the platform of a wheel: a program that was built elsewhere may need a newer C library.

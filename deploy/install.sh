@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs Flotilla: the program, a nats-server unless there is one, manual pages and completions.
+# Installs Flotilla: the program, a nats-server, manual pages and completions.
 #
 #   ./install.sh                          in an unpacked tarball: installs what lies beside it
 #   sh install.sh --from URL-OR-DIR       downloads the tarball of this machine's architecture from a
@@ -101,12 +101,13 @@ fi
 mkdir -p "${manifest%/*}"
 : >"$manifest.new"
 place "$here/flotilla" bin/flotilla 755
+server=bin/nats-server
 if command -v nats-server >/dev/null && [ ! -e "$prefix/bin/nats-server" ]; then
-    say "uses the installed $(command -v nats-server)"
-else
-    place "$here/nats-server" bin/nats-server 755
-    place "$here/LICENSE-nats-server" share/flotilla/LICENSE-nats-server 644
+    # It stays the one on the path. If it is too old for a fleet, the program uses its own.
+    server=lib/flotilla/nats-server
 fi
+place "$here/nats-server" "$server" 755
+place "$here/LICENSE-nats-server" share/flotilla/LICENSE-nats-server 644
 for file in LICENSE third-party.txt; do
     [ ! -f "$here/$file" ] || place "$here/$file" "share/flotilla/$file" 644
 done

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -112,6 +112,16 @@ fn check_tarball(release: &Path, there: &Path) {
     assert!(removed.status.success(), "{}", output_text(&removed));
     assert!(!bin.join("flotilla").exists() && !bin.join("nats-server").exists());
 
+    let other = tools.join("nats-server");
+    fs::write(&other, "#!/bin/sh\necho 'nats-server: v2.10.1'\n").expect("a program");
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).expect("a program");
+    let output = install(&["--from", from]);
+    assert!(output.status.success(), "{}", output_text(&output));
+    assert!(prefix.join("lib/flotilla/nats-server").exists() && !bin.join("nats-server").exists());
+    let removed = install(&["--uninstall"]);
+    assert!(removed.status.success(), "{}", output_text(&removed));
+    assert!(!prefix.join("lib/flotilla/nats-server").exists());
+
     let archive = find_file(release, ".tar.gz");
     let mut bytes = fs::read(&archive).expect("an archive");
     let middle = bytes.len() / 2;
@@ -139,6 +149,38 @@ fn check_wheel(python: &Path, release: &Path, there: &Path) {
 
     let mut import = isolated_command(&bin.join("python"), &bin, there);
     assert_succeeds(import.args(["-c", "import flotilla; print(flotilla.__version__)"]));
+}
+
+/// Returns the part of a script from the line that begins with `start` to the line `end`.
+fn find_lines(script: &str, start: &str, end: &str) -> String {
+    let lines = script.lines().skip_while(|line| !line.starts_with(start));
+    let mut part = String::new();
+    for line in lines {
+        part += line;
+        part.push('\n');
+        if line.starts_with(end) {
+            return part;
+        }
+    }
+    panic!("no {start}");
+}
+
+#[test]
+fn a_wheel_that_is_too_large_fails_the_release() {
+    let there = TempDir::new().expect("a directory");
+    let script = deploy::read_file("deploy/build-release.sh");
+    let parts = [("WHEEL_MB_MAX=", "WHEEL_MB_MAX="), ("say() ", "say() "), ("fail() ", "}")];
+    let parts = parts.map(|(start, end)| find_lines(&script, start, end)).concat();
+    let check = parts + &find_lines(&script, "check_wheel() ", "}") + "check_wheel \"$1\"";
+    for (megabytes, fits) in [(45, true), (46, false)] {
+        let wheel = there.path().join(format!("{megabytes}.whl"));
+        let file = fs::File::create(&wheel).expect("a file");
+        file.set_len(megabytes * 1_000_000).expect("a size");
+        let mut command = Command::new("bash");
+        let output = run_command(command.args(["-euc", check.as_str(), "check"]).arg(&wheel));
+        assert_eq!(output.status.success(), fits, "{}", output_text(&output));
+        assert_eq!(output_text(&output).contains("the limit is 45 MB"), !fits, "{megabytes}");
+    }
 }
 
 /// The package on PyPI and the tarballs come with the same server, whose version stands nowhere
