@@ -25,6 +25,7 @@ SYNC_WORDS = [
     ("import asyncio\n", ""),
     ("asyncio.sleep", "time.sleep"),
     ("asyncio.to_thread(post_json, ", "post_json("),
+    ("asyncio.to_thread(\n            submit_with_program, ", "submit_with_program(\n            "),
     ("import grpc.aio\n", "import grpc\n"),
     ("grpc.aio.", "grpc."),
     ("_async", "_sync"),

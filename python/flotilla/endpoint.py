@@ -29,11 +29,15 @@ _SERVER_NAME = "fleet.flotilla.internal"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A gateway: `address` is HOST:PORT. An open fleet has neither token nor authority."""
+    """A gateway: `address` is HOST:PORT. An open fleet has neither token nor authority.
+
+    `directory` is where they were read, unless they are arguments.
+    """
 
     address: str
     token: str | None = field(default=None, repr=False)
     ca_pem: bytes | None = field(default=None, repr=False)
+    directory: Path | None = field(default=None, compare=False)
 
     @property
     def is_open(self) -> bool:
@@ -122,14 +126,14 @@ def _read_directory(directory: Path, address: str | None) -> Endpoint:
         address = address or fleet["gateway"]
         identity = fleet.get("identity")
         if identity is None:
-            return Endpoint(address)
+            return Endpoint(address, directory=directory)
         bearer, ca = directory / identity["bearer"], directory / identity["ca"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CredentialsError(
             f"{path} is not a fleet's file: {error!r} (A103)",
             remedy="Pass the directory of a fleet, or create the credentials again.",
         ) from None
-    return Endpoint(address, _read_file(bearer).decode().strip(), _read_file(ca))
+    return Endpoint(address, _read_file(bearer).decode().strip(), _read_file(ca), directory)
 
 
 def _has_fleet(directory: Path) -> bool:

@@ -35,9 +35,10 @@ def read_spec(spec: Spec, files: FileContents | None = None) -> tuple[str, dict[
         # JSON is YAML.
         text, names = json.dumps(spec, indent=1), list(_strings(spec))
     else:
-        if _is_path(spec):
-            directory = Path(spec).parent
-            text = _read_file(Path(spec)).decode()
+        path = find_spec_path(spec)
+        if path is not None:
+            directory = path.parent
+            text = _read_file(path).decode()
         else:
             text = str(spec)
         names = _WORD.findall(text)
@@ -53,10 +54,13 @@ def read_spec(spec: Spec, files: FileContents | None = None) -> tuple[str, dict[
     return text, contents
 
 
-def _is_path(spec: str | os.PathLike[str]) -> bool:
-    if not isinstance(spec, str):
-        return True
-    return "\n" not in spec and spec.endswith((".yaml", ".yml", ".json"))
+def find_spec_path(spec: Spec) -> Path | None:
+    """Returns the path of a spec's file, or None for a text or a dict."""
+    if isinstance(spec, Mapping):
+        return None
+    if isinstance(spec, str) and ("\n" in spec or not spec.endswith((".yaml", ".yml", ".json"))):
+        return None
+    return Path(spec)
 
 
 def _strings(value: object) -> Iterator[str]:

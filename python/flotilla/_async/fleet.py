@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -12,6 +13,8 @@ from google.protobuf.message import Message
 from flotilla._async.run import Run
 from flotilla._async.transport import CALL_LIMIT_S, Response, Transport
 from flotilla.endpoint import Endpoint, find_endpoint
+from flotilla.errors import InvalidRequestError
+from flotilla.program import ELSEWHERE_CODE, submit_with_program
 from flotilla.records import EvalResult, RunInfo
 from flotilla.specs import FileContents, Spec, read_spec
 from flotilla.v1 import control_pb2, fleet_pb2
@@ -95,7 +98,9 @@ class Fleet:
         """Starts a run: of a YAML file, YAML text or a dict; of a sweep, the first run.
 
         The files that the spec names are read and sent, at most 64 MiB; `files` adds others by
-        name. Raises SpecFileError if one cannot be read, InvalidRequestError for a spec that the
+        name. A spec that names a model's directory, or a model or data set of the hub, is submitted
+        by the program `flotilla` beside this Python or on PATH, with the directory of `connect`.
+        Raises SpecFileError if something cannot be read, InvalidRequestError for a spec that the
         fleet refuses.
         """
         response = await self._submit(spec, files)
@@ -111,8 +116,16 @@ class Fleet:
     ) -> control_pb2.SubmitResponse:
         text, contents = read_spec(spec, files)
         request = control_pb2.SubmitRequest(spec_yaml=text, files=contents, check_only=check_only)
-        return await self._transport.call(
-            "Runs/Submit", request, control_pb2.SubmitResponse, _SUBMIT_LIMIT_S
+        try:
+            return await self._transport.call(
+                "Runs/Submit", request, control_pb2.SubmitResponse, _SUBMIT_LIMIT_S
+            )
+        except InvalidRequestError as error:
+            if error.code != ELSEWHERE_CODE:
+                raise
+            refusal = error
+        return await asyncio.to_thread(
+            submit_with_program, self.endpoint, spec, text, files, refusal, check_only
         )
 
     def run(self, run_id: str) -> Run:

@@ -48,7 +48,7 @@ pub enum SpecFileError {
     NotAttached(String),
     #[error(
         "{0:?} would be found on the caller's machine: submit with `flotilla run submit` there, or \
-         name a directory of the store as store:PATH (R108)"
+         name a directory of the store as store:PATH (R123)"
     )]
     NotLocal(String),
 }

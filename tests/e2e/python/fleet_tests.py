@@ -1,8 +1,8 @@
 """Tests of the Python client with a closed fleet, in FLOTILLA_DIR, and the files of its specs.
 
 The fleet has trainer, generator, verifier and evaluator, and no runs; the current directory has
-sft.yaml, which begins base-1, and raft.yaml, which continues it. READER is a directory with the
-credentials of a user who may only read.
+sft.yaml, which begins base-1, raft.yaml, which continues it, and the directory of a model. The
+program is on PATH. READER is a directory with the credentials of a user who may only read.
 """
 
 import asyncio
@@ -155,6 +155,20 @@ class FleetTests(unittest.TestCase):
             with self.assertRaises(flotilla.PermissionDeniedError) as raised:
                 fleet.run("base-1").cancel()
             self.assertEqual(raised.exception.code, "K104")
+
+    def test_8_a_model_of_this_machine_is_the_base_of_a_run(self) -> None:
+        training = {"max_steps": 10, "batch_size": 16, "learning_rate": 0.003, "max_tokens": 64}
+        spec: dict[str, Any] = {
+            "name": "local",
+            "base": {"model": "model"},
+            "sft": {"data": "data.jsonl", "training": training},
+        }
+        report = self.fleet.check_spec(spec)
+        self.assertEqual([file.file for file in report.files], ["data.jsonl"])
+        run = self.fleet.submit(spec)
+        self.assertEqual((run.id, run.wait().state), ("local-1", "succeeded"))
+        with self.assertRaisesRegex(flotilla.SpecFileError, "none is not a directory"):
+            self.fleet.submit(spec | {"base": {"model": "none"}})
 
 
 class AsyncFleetTests(unittest.IsolatedAsyncioTestCase):

@@ -100,8 +100,14 @@ fn the_client_steers_and_reads_the_runs_of_a_closed_fleet() {
     let spec = files.write_sft_spec(20, 10);
     let sampling = Sampling { prompts: 16, per_prompt: 4, max_new_tokens: 24, cycles: 1 };
     files.write_raft_spec("base-1", sampling);
+    files.write_model();
+    let programs = fleet.path().join("programs");
+    std::fs::create_dir(&programs).unwrap();
+    std::os::unix::fs::symlink(e2e::program_path(), programs.join("flotilla")).unwrap();
+    let on_path = std::env::var("PATH").unwrap_or_default();
     let mut tests = python.script_command("fleet_tests.py");
     tests.env("FLOTILLA_DIR", fleet.path()).env("READER", create_reader(&fleet));
+    tests.env("PATH", format!("{}:{on_path}", programs.display()));
     stdout_of({
         tests.current_dir(spec.parent().unwrap());
         tests
