@@ -7,8 +7,11 @@ use spec::{DraftBase, RunDraft, VerifierSpec};
 use terminal_output::{Question, print_message};
 
 use crate::answers::{
-    ask_file, ask_model, check_model, has_chat_template, locate_base, locate_from, read_prompts,
+    ask_data, ask_model, check_model, find_dataset, has_chat_template, locate_base, locate_data,
+    read_prompts,
 };
+
+const PROMPTS_QUESTION: &str = "Prompts (a file, or hub:org/name)";
 
 /// The answers about a RAFT run that are known before any question.
 #[derive(Debug, Clone)]
@@ -25,13 +28,16 @@ pub struct RaftAnswers {
 }
 
 impl RaftAnswers {
-    /// Asks for base and prompts. The verifier that fits the prompts is taken; prompts that none
-    /// fits are refused.
+    /// Asks for base and prompts. The verifier that fits the prompts of a file is taken; prompts
+    /// that none fits are refused.
     pub(crate) fn for_first_run() -> anyhow::Result<Self> {
         let base = Some(DraftBase::Model(ask_model()?));
         let check = |file: &Path| choose_verifier(file).map(drop);
-        let prompts = ask_file("File of prompts (JSON lines)", "prompts.jsonl", check)?;
-        let verifier = Some(choose_verifier(&prompts)?.to_owned());
+        let prompts = ask_data(PROMPTS_QUESTION, "prompts.jsonl", check)?;
+        let verifier = match find_dataset(&prompts)? {
+            Some(_) => None,
+            None => Some(choose_verifier(&prompts)?.to_owned()),
+        };
         let (name, pool) = ("mine".into(), "default".into());
         Ok(Self { name, pool, cycles: 5, base, prompts: Some(prompts), verifier, may_ask: true })
     }
@@ -48,7 +54,7 @@ impl RaftAnswers {
         let prompts: PathBuf = match &self.prompts {
             Some(prompts) => prompts.clone(),
             None => {
-                let question = ("File of prompts (JSON lines)", None, "pass --prompts");
+                let question = (PROMPTS_QUESTION, None, "pass --prompts");
                 self.ask(question, |file| read_prompts(Path::new(file)).map(drop))?.into()
             }
         };
@@ -57,7 +63,7 @@ impl RaftAnswers {
             Some(verifier) => verifier.clone(),
             None => {
                 let question = format!("Verifier ({})", VerifierSpec::NAMES.join(", "));
-                let suggested = RunDraft::suggest_verifier(&entries);
+                let suggested = entries.as_deref().and_then(RunDraft::suggest_verifier);
                 let remedy = verifier_remedy(&prompts);
                 let verifier = self.ask((&question, suggested, &remedy), check_verifier)?;
                 if !self.may_ask {
@@ -67,12 +73,13 @@ impl RaftAnswers {
             }
         };
         check_verifier(&verifier)?;
-        let heldout = RunDraft::count_heldout(entries.len());
+        // A data set of the hub is taken to have enough.
+        let count = entries.map_or(RunDraft::HELDOUT_FROM, |entries| entries.len());
+        let heldout = RunDraft::count_heldout(count);
         if heldout.is_none() {
             print_message(&format!(
-                "no pass rate will be measured: of {} prompts none are held out; with {} there \
-                 would be, or set raft.heldout in the spec",
-                entries.len(),
+                "no pass rate will be measured: of {count} prompts none are held out; with {} \
+                 there would be, or set raft.heldout in the spec",
                 RunDraft::HELDOUT_FROM
             ));
         }
@@ -81,7 +88,7 @@ impl RaftAnswers {
             DraftBase::Model(model) => locate_base(file, model),
             checkpoint @ DraftBase::Checkpoint(_) => checkpoint,
         };
-        let (prompts, Self { name, pool, cycles, .. }) = (locate_from(file, &prompts), self);
+        let (prompts, Self { name, pool, cycles, .. }) = (locate_data(file, &prompts), self);
         Ok(RunDraft { name, pool, base, prompts, verifier, heldout, is_chat, cycles })
     }
 
@@ -97,7 +104,8 @@ impl RaftAnswers {
 
 /// Returns the verifier that fits the prompts of a file.
 fn choose_verifier(prompts: &Path) -> anyhow::Result<&'static str> {
-    let suggested = RunDraft::suggest_verifier(&read_prompts(prompts)?);
+    let entries = read_prompts(prompts)?;
+    let suggested = entries.as_deref().and_then(RunDraft::suggest_verifier);
     suggested.with_context(|| {
         format!(
             "not every prompt of {} has `answer`, so no verifier can be chosen; add it, or run \
@@ -109,12 +117,12 @@ fn choose_verifier(prompts: &Path) -> anyhow::Result<&'static str> {
 
 /// Returns the remedy for prompts that suggest no verifier.
 fn verifier_remedy(prompts: &Path) -> String {
-    format!(
-        "not every prompt of {} has `answer`, so no verifier can be chosen; pass --verifier NAME \
-         (one of {})",
-        prompts.display(),
-        VerifierSpec::NAMES.join(", ")
-    )
+    let (shown, names) = (prompts.display(), VerifierSpec::NAMES.join(", "));
+    let reason = match find_dataset(prompts) {
+        Ok(Some(_)) => format!("the prompts of {shown} are not read yet"),
+        _ => format!("not every prompt of {shown} has `answer`"),
+    };
+    format!("{reason}, so no verifier can be chosen; pass --verifier NAME (one of {names})")
 }
 
 /// Checks that it is a built-in verifier or the YAML of one.
@@ -174,6 +182,16 @@ mod tests {
         let file = directory.path().join("mine.yaml");
         let draft = known.clone().ask_draft(&file).unwrap();
         assert_eq!((draft.prompts.as_str(), draft.verifier.as_str()), ("p.jsonl", "numeric"));
+        let dataset =
+            RaftAnswers { prompts: Some("hub:org/set:main/train".into()), ..known.clone() };
+        let refused = dataset.clone().ask_draft(&file).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("the prompts of hub:org/set:main/train are not read"),
+            "{refused}"
+        );
+        let judged = RaftAnswers { verifier: Some("numeric".into()), ..dataset };
+        let draft = judged.ask_draft(&file).unwrap();
+        assert_eq!((draft.prompts.as_str(), draft.heldout), ("hub:org/set:main/train", Some(20)));
         let refused = RaftAnswers { base: None, ..known }.ask_draft(&file).unwrap_err();
         assert_eq!(refused.to_string(), "pass --model or --checkpoint (A102)");
     }

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use spec::SftDraft;
 
-use crate::answers::{ask_file, ask_model, has_chat_template, locate_base, locate_from};
+use crate::answers::{ask_data, ask_model, has_chat_template, locate_base, locate_data};
 
 /// Asks for the base and the examples of the spec that will be `file`.
 pub(crate) fn ask_draft(file: &Path) -> anyhow::Result<SftDraft> {
     let model = ask_model()?;
-    let data = ask_file("File of examples (JSON lines)", "examples.jsonl", check_examples)?;
-    let (is_chat, data) = (has_chat_template(&model), locate_from(file, &data));
+    let text = "Examples (a file, or hub:org/name)";
+    let data = ask_data(text, "examples.jsonl", check_examples)?;
+    let (is_chat, data) = (has_chat_template(&model), locate_data(file, &data));
     Ok(SftDraft { name: "mine".into(), base: locate_base(file, model), data, is_chat })
 }
 
@@ -35,5 +36,8 @@ mod tests {
             std::fs::write(&file, text).unwrap();
             assert_eq!(check_examples(&file).is_ok(), is_good, "{text}");
         }
+        std::fs::write(&file, "{\"question\": \"1+1=\", \"reply\": \"2\"}").unwrap();
+        let other = format!("{:#}", check_examples(&file).unwrap_err());
+        assert!(other.contains("another name: `columns: { completion: NAME }`"), "{other}");
     }
 }

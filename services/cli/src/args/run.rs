@@ -19,7 +19,7 @@ pub(crate) struct NewRunArgs {
     /// Checkpoint to train in place of a model, not an adapter: RUN or RUN/CYCLE/STEP
     #[arg(long)]
     pub checkpoint: Option<String>,
-    /// File of prompts, one JSON object per line
+    /// File of prompts, or hub:ORG/NAME[@REVISION][:[CONFIG/]SPLIT]
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
     /// Verifier: the name of a built-in one, or YAML such as 'numeric: {tolerance: 0.01}'

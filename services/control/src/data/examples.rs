@@ -39,7 +39,8 @@ pub enum ExampleError {
     Examples(#[from] ExamplesError),
     #[error(
         "{place}: expected \"completion\" (or \"response\") with the text to be learned, \
-         \"text\" alone, or \"messages\" that end with an assistant's (D101)"
+         \"text\" alone, or \"messages\" that end with an assistant's; if it has another name: \
+         `columns: {{ completion: NAME }}` (D101)"
     )]
     Nothing { place: RowPlace },
     #[error("{place}: field {field:?} must be a text (D101)")]

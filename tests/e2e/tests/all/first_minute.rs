@@ -120,7 +120,7 @@ fn init_asks_three_questions_at_a_terminal_and_writes_a_spec_that_is_accepted() 
     terminal.answer("Train [demo]: ", "stf");
     terminal.answer("none of demo, raft, sft, none", "sft");
     terminal.answer("Base model", &model);
-    terminal.answer("File of examples", "nowhere.jsonl");
+    terminal.answer("Examples (a file, or hub:org/name)", "nowhere.jsonl");
     terminal.answer("nowhere.jsonl (F101)", &data);
     assert!(terminal.wait_end().success(), "{}", terminal.text());
     let spec = directory.path().join("sft/run.yaml");
@@ -140,7 +140,7 @@ fn init_asks_three_questions_at_a_terminal_and_writes_a_spec_that_is_accepted() 
     terminal.answer("Base model", &model);
     // Without answers, no verifier is chosen: another file is asked for, and no verifier.
     fs::write(directory.path().join("plain.jsonl"), "{\"prompt\": \"1+1=\"}\n").unwrap();
-    terminal.answer("File of prompts (JSON lines) [prompts.jsonl]: ", "plain.jsonl");
+    terminal.answer("Prompts (a file, or hub:org/name) [prompts.jsonl]: ", "plain.jsonl");
     terminal.answer("no verifier can be chosen", "");
     assert!(terminal.wait_end().success(), "{}", terminal.text());
     check_spec(&fleet, &directory.path().join("raft/run.yaml"));
