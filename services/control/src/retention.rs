@@ -26,7 +26,8 @@ use crate::{
     runs::fold_run,
 };
 use keep_rules::{
-    ChannelTrees, CheckpointTree, KeepPolicy, RunTrees, TreeContent, TreeDecision, decide_trees,
+    AdoptedCheckpoint, ChannelTrees, CheckpointTree, KeepPolicy, RunTrees, TreeContent,
+    TreeDecision, decide_trees,
 };
 
 pub use keep_rules::KeepRules;
@@ -180,19 +181,33 @@ impl FleetControl {
     async fn read_run_trees(&self, listed: &Run, is_selected: bool) -> Result<RunTrees, ReadError> {
         let records = self.records_without_samples(&listed.id).await?;
         let run = fold_run(&records).unwrap_or_else(|| listed.clone());
-        let checkpoints = checkpoint_infos(&run).into_iter().filter_map(|info| {
-            let checkpoint = info.checkpoint?;
+        let (mut checkpoints, mut adopted) = (Vec::new(), Vec::new());
+        for info in checkpoint_infos(&run) {
+            let Some(checkpoint) = info.checkpoint else { continue };
             let published_ms = publication_time_ms(&records, &checkpoint).unwrap_or(u64::MAX);
-            let v1::Checkpoint { cycle, step, tree, resume, base, .. } = checkpoint;
-            let tree = tree.filter(|tree| {
-                TreePlace::for_checkpoint(&run.id, cycle, step).contains_tree(tree)
-            })?;
+            let v1::Checkpoint { cycle, step, tree: Some(tree), resume, base, .. } = checkpoint
+            else {
+                continue;
+            };
+            let is_best = info.best;
+            if !TreePlace::for_checkpoint(&run.id, cycle, step).contains_tree(&tree) {
+                adopted.push(AdoptedCheckpoint { path: tree.path, is_best });
+                continue;
+            }
             let resume = resume.filter(|tree| {
                 TreePlace::for_resume_state(&run.id, cycle, step).contains_tree(tree)
             });
-            let (base, is_best) = (base.map(|base| base.path), info.best);
-            Some(CheckpointTree { cycle, step, tree, resume, base, is_best, published_ms })
-        });
+            let base = base.map(|base| base.path);
+            checkpoints.push(CheckpointTree {
+                cycle,
+                step,
+                tree,
+                resume,
+                base,
+                is_best,
+                published_ms,
+            });
+        }
         let archives = records.iter().filter_map(|record| match &record.fact.body {
             FactBody::Archived(v1::Archived { cycle, tree: Some(tree), .. }) => {
                 let place = TreePlace::for_archive(&run.id, *cycle);
@@ -207,7 +222,8 @@ impl FleetControl {
             has_ended: run.done.is_some(),
             is_selected,
             spec_trees: forked.flat_map(tree_paths).chain(tree_paths(&run.spec)).collect(),
-            checkpoints: checkpoints.collect(),
+            adopted,
+            checkpoints,
             archives: archives.collect(),
         })
     }

@@ -69,10 +69,20 @@ pub(super) struct RunTrees {
     pub(super) is_selected: bool,
     /// Paths of the trees that the spec names.
     pub(super) spec_trees: Vec<String>,
+    /// The checkpoints before its own, in their order: those of its base and of the cycles that a
+    /// fork took over.
+    pub(super) adopted: Vec<AdoptedCheckpoint>,
     /// In the order of cycles and steps, without those in places of other runs.
     pub(super) checkpoints: Vec<CheckpointTree>,
     /// Archives of facts and samples by cycle.
     pub(super) archives: BTreeMap<u32, v1::Tree>,
+}
+
+/// A checkpoint of a run whose files are in the place of the run that made it.
+#[derive(Debug, Clone)]
+pub(super) struct AdoptedCheckpoint {
+    pub(super) path: String,
+    pub(super) is_best: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -121,6 +131,11 @@ pub(super) enum KeepReason {
     Newest,
     /// By a rule of the user.
     Rule(String),
+    /// It is a checkpoint of another run too, for which this is the reason.
+    UsedBy {
+        run: RunId,
+        reason: Box<KeepReason>,
+    },
     /// The samples of the base, with which later cycles are compared.
     FirstCycle,
     /// The samples of a cycle with a kept checkpoint.
@@ -139,6 +154,7 @@ impl fmt::Display for KeepReason {
             Self::BaseOf { run, cycle, step } => write!(f, "base of {run}/{cycle}/{step}"),
             Self::Newest => write!(f, "newest of its run"),
             Self::Rule(rule) => write!(f, "rule {rule}"),
+            Self::UsedBy { run, reason } => write!(f, "{run} uses it: {reason}"),
             Self::FirstCycle => write!(f, "samples of the base"),
             Self::CycleOf { step } => write!(f, "checkpoint of step {step} is kept"),
         }
@@ -167,14 +183,16 @@ pub(super) struct TreeDecision {
 
 /// Decides on every tree of the selected runs, in the order of runs, cycles and steps.
 ///
-/// A tree is kept if a rule keeps it, if its run has not ended, or if something that is kept needs
-/// it: a channel, a run that has not ended, or an adapter of which it is the base.
+/// A tree is kept if a rule keeps it, for its own run or for one that took it over, if its run has
+/// not ended, or if something that is kept needs it: a channel, a run that has not ended, or an
+/// adapter of which it is the base.
 pub(super) fn decide_trees(
     runs: &[RunTrees],
     channels: &[ChannelTrees],
     policy: &KeepPolicy,
 ) -> Vec<TreeDecision> {
     let mut needed = needed_paths(runs, channels, &policy.rules);
+    let adopted = adopted_paths(runs, policy);
     let mut kept: Vec<Vec<Option<KeepReason>>> =
         runs.iter().map(|run| vec![None; run.checkpoints.len()]).collect();
     // A kept adapter needs its base, which may be an adapter's base in turn.
@@ -182,7 +200,8 @@ pub(super) fn decide_trees(
         let mut has_changed = false;
         for (run, kept) in runs.iter().zip(&mut kept) {
             for (index, reason) in kept.iter_mut().enumerate().filter(|(_, it)| it.is_none()) {
-                *reason = reason_to_keep(run, index, &needed, policy);
+                *reason = reason_to_keep(run, index, &needed, policy)
+                    .or_else(|| adopted.get(&run.checkpoints[index].tree.path).cloned());
                 if reason.is_none() {
                     continue;
                 }
@@ -230,29 +249,56 @@ fn needed_paths(
     needed
 }
 
+/// Returns the paths of what the rules choose among the adopted checkpoints of runs that have ended,
+/// with the reasons. Days count for the run that made a checkpoint.
+fn adopted_paths(runs: &[RunTrees], policy: &KeepPolicy) -> BTreeMap<String, KeepReason> {
+    let mut chosen = BTreeMap::new();
+    for run in runs.iter().filter(|run| run.has_ended) {
+        for (index, checkpoint) in run.adopted.iter().enumerate() {
+            let newer = run.adopted.len() - index - 1 + run.checkpoints.len();
+            if let Some(reason) = reason_by_order(newer, checkpoint.is_best, policy) {
+                let reason = KeepReason::UsedBy { run: run.run.clone(), reason: Box::new(reason) };
+                chosen.entry(checkpoint.path.clone()).or_insert(reason);
+            }
+        }
+    }
+    chosen
+}
+
 fn reason_to_keep(
     run: &RunTrees,
     index: usize,
     needed: &BTreeMap<String, KeepReason>,
-    KeepPolicy { rules, keep_newest, now_ms }: &KeepPolicy,
+    policy: &KeepPolicy,
 ) -> Option<KeepReason> {
     let checkpoint = &run.checkpoints[index];
     let newer = run.checkpoints.len() - index - 1;
-    let by_rule = |keeps: bool, rule: String| keeps.then_some(KeepReason::Rule(rule));
-    let age_ms = now_ms.saturating_sub(checkpoint.published_ms);
+    let days = policy.rules.days;
+    let age_ms = policy.now_ms.saturating_sub(checkpoint.published_ms);
     if !run.has_ended || !run.is_selected {
         return Some(KeepReason::RunNotEnded);
     }
     needed
         .get(&checkpoint.tree.path)
         .cloned()
-        .or_else(|| (*keep_newest && newer == 0).then_some(KeepReason::Newest))
-        .or_else(|| by_rule(rules.best && checkpoint.is_best, "best".to_owned()))
-        .or_else(|| by_rule(newer < rules.last, format!("last={}", rules.last)))
+        .or_else(|| reason_by_order(newer, checkpoint.is_best, policy))
         .or_else(|| {
-            let is_recent = age_ms < rules.days.saturating_mul(DAY_MS);
-            by_rule(is_recent, format!("days={}", rules.days))
+            let is_recent = age_ms < days.saturating_mul(DAY_MS);
+            is_recent.then(|| KeepReason::Rule(format!("days={days}")))
         })
+}
+
+/// Returns the reason to keep one of a run's checkpoints, after which the run made `newer` ones.
+fn reason_by_order(
+    newer: usize,
+    is_best: bool,
+    KeepPolicy { rules, keep_newest, .. }: &KeepPolicy,
+) -> Option<KeepReason> {
+    let by_rule = |keeps: bool, rule: String| keeps.then_some(KeepReason::Rule(rule));
+    (*keep_newest && newer == 0)
+        .then_some(KeepReason::Newest)
+        .or_else(|| by_rule(rules.best && is_best, "best".to_owned()))
+        .or_else(|| by_rule(newer < rules.last, format!("last={}", rules.last)))
 }
 
 fn list_decisions(run: &RunTrees, kept: &[Option<KeepReason>]) -> Vec<TreeDecision> {

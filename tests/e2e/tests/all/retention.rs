@@ -164,6 +164,23 @@ fn what_no_rule_keeps_is_removed_and_everything_else_still_works() {
     assert_eq!(history.as_array().unwrap().len(), 4, "{history:#}");
     let plan = ended.prune(&["--dry-run"]);
     assert!(!plan.to_string().contains("channel stable"), "{plan:#}");
+    assert_a_fork_keeps_what_it_took_over(&ended, &plan);
+}
+
+/// Forks raft-1 after a cycle whose checkpoint no rule keeps, and ends the fork before it makes one
+/// of its own.
+fn assert_a_fork_keeps_what_it_took_over(ended: &EndedRuns, plan: &Value) {
+    let fleet = &ended.fleet;
+    let cycle = [1, 2].into_iter().find(|cycle| reason(plan, "raft-1", *cycle).is_empty()).unwrap();
+    let forked = fleet.run(&["run", "fork", &format!("raft-1@{cycle}")]);
+    forked.assert_success();
+    let fork = forked.stdout.trim();
+    fleet.run(&["run", "cancel", fork]).assert_success();
+    fleet.await_state(fork, "CANCELLED", LIMIT);
+    let done = ended.prune(&["--yes", "raft-1"]);
+    let expected = format!("{fork} uses it: newest of its run");
+    assert_eq!(reason(&done, "raft-1", cycle), expected, "{done:#}");
+    ended.export(&format!("{fork}/newest")).assert_success();
 }
 
 #[test]

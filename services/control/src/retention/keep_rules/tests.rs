@@ -29,6 +29,7 @@ fn ended_run(number: usize, cycles: u32) -> RunTrees {
         has_ended: true,
         is_selected: true,
         spec_trees: Vec::new(),
+        adopted: Vec::new(),
         checkpoints: (1..=cycles).map(checkpoint).collect(),
         archives: (0..=cycles).map(|cycle| (cycle, tree(&format!("a{number}-{cycle}")))).collect(),
     }
@@ -105,6 +106,33 @@ fn what_is_needed_is_kept_whatever_the_rules_are() {
 }
 
 #[test]
+fn what_the_rules_choose_for_a_fork_is_kept_in_the_run_that_made_it() {
+    let parent = ended_run(1, 5);
+    let mut fork = ended_run(2, 4);
+    fork.checkpoints.retain(|it| it.cycle == 4);
+    let adopt = |cycle| AdoptedCheckpoint { path: path(1, cycle), is_best: cycle == 1 };
+    fork.adopted = (1..=3).map(adopt).collect();
+    let newest = ["r-1/5: newest of its run", "r-2/4: newest of its run"];
+    for (rules, expected) in [
+        ("last=0", vec![]),
+        ("best", vec!["r-1/1: r-2 uses it: rule best", "r-1/2: rule best"]),
+        ("last=2", vec!["r-1/3: r-2 uses it: rule last=2", "r-1/4: rule last=2"]),
+    ] {
+        let runs = [parent.clone(), fork.clone()];
+        let expected = [expected, newest.to_vec()].concat();
+        assert_eq!(kept(&runs, &[], &policy(rules)), expected, "{rules}");
+    }
+    // Also if the user asks only about the run that made them.
+    let unasked = RunTrees { is_selected: false, ..fork.clone() };
+    let expected = ["r-1/1: r-2 uses it: rule best", "r-1/2: rule best", newest[0]];
+    assert_eq!(kept(&[parent.clone(), unasked], &[], &policy("best")), expected);
+    // It was cancelled before it made any.
+    fork.checkpoints.clear();
+    let expected = ["r-1/3: r-2 uses it: newest of its run", newest[0]];
+    assert_eq!(kept(&[parent, fork], &[], &policy("last=0")), expected);
+}
+
+#[test]
 fn the_base_of_a_kept_adapter_is_kept_also_in_another_run() {
     let mut adapters = ended_run(2, 3);
     adapters.checkpoints[0].base = Some(path(1, 1));
@@ -135,9 +163,12 @@ prop_compose! {
         has_ended: bool,
         is_selected: bool,
         named in prop::collection::vec((0..4_usize, 1..5_u32), 0..3),
+        adopted in prop::collection::vec((0..4_usize, 1..5_u32, any::<bool>()), 0..3),
         bases in prop::collection::vec(prop::option::of((0..4_usize, 1..5_u32)), 4),
     ) -> RunTrees {
         let mut run = RunTrees { has_ended, is_selected, ..ended_run(number, 4) };
+        let adopt = |(run, cycle, is_best)| AdoptedCheckpoint { path: path(run, cycle), is_best };
+        run.adopted = adopted.into_iter().map(adopt).collect();
         run.spec_trees = named.into_iter().map(|(run, cycle)| path(run, cycle)).collect();
         for (checkpoint, base) in run.checkpoints.iter_mut().zip(bases) {
             checkpoint.base = base.map(|(run, cycle)| path(run, cycle));
@@ -195,6 +226,9 @@ proptest! {
                 let samples = &run.archives[&checkpoint.cycle];
                 prop_assert!(is_there(&samples.path));
             }
+            let mut best = run.adopted.iter().filter(|it| it.is_best);
+            let keeps_best = policy.rules.best && run.has_ended;
+            prop_assert!(!keeps_best || best.all(|it| is_there(&it.path)));
             let newest = run.checkpoints.last().map(|it| it.tree.path.as_str());
             prop_assert!(!policy.keep_newest || newest.is_none_or(is_there));
         }
