@@ -189,7 +189,9 @@ impl Agent {
         let commands = bus.receive_commands(&config.id).await?;
         let handle = handle_commands(commands, self.drain_request, drain.clone(), ended.clone());
         background.spawn(handle);
-        background.spawn(announce_drain(drain.clone(), roles.clone(), ended.clone()));
+        let draining =
+            announce_drain(drain.clone(), roles.clone(), live_status.clone(), ended.clone());
+        background.spawn(draining);
         let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
         let (status, record_interval) = (live_status.clone(), config.intervals.status_record);
         let announcing =
@@ -198,7 +200,7 @@ impl Agent {
 
         let (failed, failure) = oneshot::channel();
         let tasks = self.background_tasks;
-        let task = run_background_tasks(tasks, drain.clone(), live_status.clone(), failed);
+        let task = run_background_tasks(tasks, (&drain, &stop), live_status.clone(), failed);
         let report = report_status(self.status_reporter, bus.clone(), live_status.clone());
         let stop_jobs = CancellationToken::new();
         let drained = drain.clone();
@@ -246,13 +248,13 @@ async fn join_work_queues(
 /// A failure is sent to `failed`; this future then never ends.
 async fn run_background_tasks(
     tasks: Vec<BackgroundTask>,
-    stop: CancellationToken,
+    (drain, stop): (&CancellationToken, &CancellationToken),
     live_status: LiveStatus,
     failed: oneshot::Sender<anyhow::Error>,
 ) {
     let runs = tasks.into_iter().map(|BackgroundTask { name, start }| {
         let status = TaskStatus::new(name, live_status.clone());
-        start(TaskContext { stop: stop.clone(), status })
+        start(TaskContext { drain: drain.clone(), stop: stop.clone(), status })
     });
     if let Err(error) = futures::future::try_join_all(runs).await {
         // The receiver lives as long as this future, so the send cannot be lost.
@@ -386,10 +388,18 @@ async fn follow_runs(
 async fn announce_drain(
     drain: CancellationToken,
     roles: Vec<Arc<dyn AgentRole>>,
+    live_status: LiveStatus,
     over: CancellationToken,
 ) {
+    use v1::agent_status::State;
     if over.run_until_cancelled(drain.cancelled()).await.is_some() {
         tracing::info!("draining: takes no new work, finishes current jobs");
+        live_status.update_status(|status| {
+            // An agent without jobs may have stopped meanwhile.
+            if status.state() == State::Ready {
+                status.state = State::Draining.into();
+            }
+        });
         roles.iter().for_each(|role| role.begin_drain());
     }
 }
@@ -455,10 +465,6 @@ async fn run_role_loop(runner: RoleRunner, mut queue: WorkQueue, drain: &Cancell
             },
         }
     }
-    runner
-        .shared
-        .live_status
-        .update_status(|status| status.state = v1::agent_status::State::Draining.into());
     while held.next().await.is_some() {}
 }
 
@@ -484,5 +490,51 @@ async fn next_delivery(
             Ok(None)
         }
         next = queue.next(POLL_TIMEOUT) => next,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::v1::agent_status::State;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_drained_agent_announces_it_unless_it_has_stopped() {
+        for (before, expected) in
+            [(State::Ready, State::Draining), (State::Stopped, State::Stopped)]
+        {
+            let status = v1::AgentStatus { state: before.into(), ..Default::default() };
+            let live_status = LiveStatus::new(status);
+            let (drain, over) = (CancellationToken::new(), CancellationToken::new());
+            drain.cancel();
+            announce_drain(drain, Vec::new(), live_status.clone(), over).await;
+            assert_eq!(live_status.current_status().state(), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_background_task_is_drained_before_it_is_stopped() {
+        let stop = CancellationToken::new();
+        let drain = stop.child_token();
+        let (failed, _failure) = oneshot::channel();
+        let (seen, mut states) = tokio::sync::mpsc::unbounded_channel();
+        let start = move |context: TaskContext| -> BoxFuture<'static, anyhow::Result<()>> {
+            Box::pin(async move {
+                context.drain.cancelled().await;
+                seen.send(context.stop.is_cancelled())?;
+                context.stop.cancelled().await;
+                Ok(())
+            })
+        };
+        let tasks = vec![BackgroundTask { name: "server", start: Box::new(start) }];
+        let live_status = LiveStatus::new(v1::AgentStatus::default());
+        let running = run_background_tasks(tasks, (&drain, &stop), live_status, failed);
+        let signals = async {
+            drain.cancel();
+            assert_eq!(states.recv().await, Some(false));
+            stop.cancel();
+        };
+        futures::future::join(running, signals).await;
     }
 }

@@ -1,13 +1,16 @@
-//! What the agent gives to its background task: a stop signal and a status handle.
+//! What the agent gives to its background task: its signals and a status handle.
 
 use tokio_util::sync::CancellationToken;
 use wire::{WorkKind, v1};
 
 use crate::live_status::{JobKey, JobProgress, LiveStatus, StatusTrouble};
 
-/// The stop signal and the status handle of a background task.
+/// The signals and the status handle of a background task.
 pub struct TaskContext {
-    /// Cancelled when the agent is drained or stopped.
+    /// Cancelled when the agent is drained or stopped. The task begins nothing new, finishes what it
+    /// has begun, and returns.
+    pub drain: CancellationToken,
+    /// Cancelled when the agent is stopped. The task returns within seconds.
     pub stop: CancellationToken,
     pub status: TaskStatus,
 }

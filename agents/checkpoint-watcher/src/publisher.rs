@@ -109,8 +109,8 @@ struct CheckpointPublisher {
     run: Option<AdoptedRun>,
 }
 
-/// Publishes checkpoints until the run has ended, and returns its result; `None` if stopped before.
-/// Fails if another agent watches the directory.
+/// Publishes checkpoints until the run has ended, and returns its result; `None` if the agent is
+/// drained or stopped before. Fails if another agent watches the directory.
 pub async fn watch_checkpoints(
     config: Config,
     bus: Bus,
@@ -128,11 +128,11 @@ pub async fn watch_checkpoints(
     let mut hints = DirectoryEvents::new(elsewhere);
     let directory = config.directory.display().to_string();
     tracing::info!(directory, elsewhere, "watching");
-    let stop = side.stop.clone();
+    let drain = side.drain.clone();
     let mut watcher = CheckpointPublisher { config, bus, store, cache, begin, scanner, run: None };
-    stop.run_until_cancelled(watcher.restore_run()).await;
+    drain.run_until_cancelled(watcher.restore_run()).await;
     loop {
-        let Some(outcome) = stop.run_until_cancelled(watcher.run_round(&mut hints)).await else {
+        let Some(outcome) = drain.run_until_cancelled(watcher.run_round(&mut hints)).await else {
             return Ok(None);
         };
         let (trouble, pause) = match outcome {
@@ -149,7 +149,7 @@ pub async fn watch_checkpoints(
             return Ok(Some(done));
         }
         tokio::select! {
-            () = stop.cancelled() => return Ok(None),
+            () = drain.cancelled() => return Ok(None),
             () = hints.wait_changed() => tokio::time::sleep(EVENT_GATHER_TIME).await,
             () = tokio::time::sleep(pause) => {}
         }

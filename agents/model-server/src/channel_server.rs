@@ -15,7 +15,7 @@ use store::{FileCache, Store};
 use tokio::{
     sync::mpsc,
     task::AbortHandle,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use wire::{AgentId, FactBody, FactKey, Pool, Record, RunId, v1};
@@ -35,8 +35,12 @@ const AGENT_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Time to learn of the other agents before channels with few replicas are assigned.
 const DISCOVERY_TIME: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_secs(1);
-/// Time for requests in progress after the agent was asked to stop.
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// Time for the answers that have begun when the agent is drained.
+const DRAIN_LIMIT: Duration = Duration::from_secs(600);
+/// Time for them when the agent is stopped: a supervisor kills it after 8 seconds.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// Time for the ends of the processes after the last answer.
+const PROCESS_END_LIMIT: Duration = Duration::from_secs(2);
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A process that ran longer did not end because of its models.
 const STABLE_TIME: Duration = Duration::from_secs(120);
@@ -59,8 +63,8 @@ pub struct ModelServerConfig {
     pub context: u32,
 }
 
-/// Serves the channels that are assigned to this agent until it is stopped. Models that cannot be
-/// loaded are tried again, with growing pauses; the agent's status has the reason.
+/// Serves the channels that are assigned to this agent until it is drained or stopped. Models that
+/// cannot be loaded are tried again, with growing pauses; the agent's status has the reason.
 ///
 /// # Errors
 /// The bus connection is closed for good, or the log was replaced.
@@ -81,7 +85,7 @@ pub async fn serve_channels(
     let mut server = ChannelServer::new(config, bus.clone(), (store, cache), loaded);
     loop {
         tokio::select! {
-            () = context.stop.cancelled() => break,
+            () = context.drain.cancelled() => break,
             event = moves.next() => match event.context("the log ended (B102)")?? {
                 LogEvent::Record(record) => server.apply_move(&record),
                 LogEvent::CaughtUp => server.has_read_log = true,
@@ -101,7 +105,9 @@ pub async fn serve_channels(
     }
     // Gateways send new requests elsewhere.
     context.status.report_served(Vec::new());
-    server.drain(&mut requests).await;
+    // A process that becomes ready now ends.
+    drop((loads, statuses));
+    server.drain(&mut requests, &context.stop).await;
     Ok(())
 }
 
@@ -526,19 +532,27 @@ impl ChannelServer {
     }
 
     /// Finishes the answers that have begun, within a limit, and refuses new requests.
-    async fn drain(&mut self, requests: &mut BoxStream<'static, ServingMessage>) {
-        let until = Instant::now() + DRAIN_LIMIT;
+    async fn drain(
+        &mut self,
+        requests: &mut BoxStream<'static, ServingMessage>,
+        stop: &CancellationToken,
+    ) {
+        let mut limit = std::pin::pin!(wait_drain_limit(stop));
         let is_open = |it: &ActiveAnswer| !it.task.is_finished();
-        while Instant::now() < until && self.active.values().any(is_open) {
-            match tokio::time::timeout(DRAIN_POLL_INTERVAL, requests.next()).await {
-                Ok(Some(ServingMessage::Request(request))) => {
+        while self.active.values().any(is_open) {
+            let message = tokio::select! {
+                () = &mut limit => break,
+                () = sleep(DRAIN_POLL_INTERVAL) => continue,
+                message = requests.next() => message,
+            };
+            match message {
+                Some(ServingMessage::Request(request)) => {
                     let answer = self.bus.open_answer(&self.config.agent, &request.id);
                     refuse(&answer).await;
                 }
-                Ok(Some(cancel)) => self.handle_message(cancel),
+                Some(cancel) => self.handle_message(cancel),
                 // The connection is closed, so no part of an answer can be sent.
-                Ok(None) => break,
-                Err(_) => {}
+                None => break,
             }
         }
         for open in self.active.values().filter(|it| is_open(it)) {
@@ -547,10 +561,23 @@ impl ChannelServer {
         }
         let ended: Vec<_> = self.processes.values().map(|it| it.process.ended().clone()).collect();
         self.processes.clear();
+        let until = Instant::now() + PROCESS_END_LIMIT;
         for ended in ended {
             // Its socket is removed when it ends; the kernel ends it in any case.
             let _ = timeout_at(until, ended.cancelled()).await;
         }
+    }
+}
+
+/// Waits until the time is over for the answers that have begun: since now, or since `stop`.
+async fn wait_drain_limit(stop: &CancellationToken) {
+    let stopped = async {
+        stop.cancelled().await;
+        sleep(STOP_LIMIT).await;
+    };
+    tokio::select! {
+        () = stopped => {}
+        () = sleep(DRAIN_LIMIT) => {}
     }
 }
 
@@ -578,4 +605,26 @@ async fn fetch_files(
         }
     }
     Ok(ModelFiles { base, adapters })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_leaves_answers_their_time_and_a_stop_cuts_them_soon() {
+        let stop = CancellationToken::new();
+        let began = Instant::now();
+        wait_drain_limit(&stop).await;
+        assert_eq!(began.elapsed().as_secs(), DRAIN_LIMIT.as_secs());
+
+        // A stop in the middle of a drain.
+        let began = Instant::now();
+        let stopping = async {
+            sleep(Duration::from_secs(60)).await;
+            stop.cancel();
+        };
+        tokio::join!(wait_drain_limit(&stop), stopping);
+        assert_eq!(began.elapsed().as_secs(), 60 + STOP_LIMIT.as_secs());
+    }
 }
