@@ -413,7 +413,7 @@ async fn a_bearer_that_is_no_good_is_refused_with_what_helps() {
 }
 
 #[tokio::test]
-async fn json_needs_the_same_bearer_and_scope() {
+async fn json_and_openai_s_api_need_a_bearer_and_its_scope() {
     let closed = Closed::start().await;
     let (client, origin) = closed.http_client();
     let call = async |method: &str, bearer: Option<&str>| {
@@ -433,6 +433,29 @@ async fn json_needs_the_same_bearer_and_scope() {
     let reader = closed.bearer("reader", UserScope::Reader);
     assert_eq!(call("Runs/List", Some(&reader)).await, (200, None));
     assert_eq!(call("Fleet/Drain", Some(&reader)).await, denied(403, "permission_denied"));
+
+    let list_models = async |bearer: Option<&str>| {
+        let mut asked = client.get(format!("{origin}/v1/models"));
+        if let Some(bearer) = bearer {
+            asked = asked.bearer_auth(bearer);
+        }
+        let answer = asked.send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let (status, said) = list_models(None).await;
+    assert!(status == 401 && said.contains("K101"), "{status}: {said}");
+    for role in [MemberRole::Trainer, MemberRole::Server, MemberRole::Watcher] {
+        let kind = MemberKind::Agent { roles: [role].into(), pool: "default".parse().unwrap() };
+        let agent = closed.bearer_until("box-3", kind, None);
+        let (status, said) = list_models(Some(&agent)).await;
+        assert!(status == 403 && said.contains("needs client"), "{role:?} got {status}: {said}");
+    }
+    let carl = closed.bearer("carl", UserScope::Client);
+    let (status, said) = list_models(Some(&carl)).await;
+    assert_eq!(status, 200, "{said}");
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said, serde_json::json!({ "object": "list", "data": [] }));
+    assert_eq!(call("Runs/List", Some(&carl)).await, denied(403, "permission_denied"));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! `flotilla compare --judge`: programs and models that prefer one of two answers.
+//! `flotilla compare`: scores of a file, and programs and models that prefer one of two answers.
 
 use std::{
     fs,
@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Fleet, Sampling, SpecFiles};
+use e2e::{Fleet, Sampling, SpecFiles, run_flotilla};
 use requirements::require_program;
 use serde_json::{Value, json};
 
@@ -85,6 +85,52 @@ fn start_runs(fleet: &Fleet, files: &SpecFiles) -> [String; 2] {
 fn compare(fleet: &Fleet, [a, b]: &[String; 2], judge: &Path) -> Value {
     let judge = judge.display().to_string();
     fleet.run_json(&["compare", a, b, "--judge", &judge]).expect("a comparison")
+}
+
+#[test]
+fn scores_of_a_file_are_compared_without_a_fleet() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("pairs.jsonl");
+    let compare = |pairs: &[[f64; 2]]| {
+        let line = |[a, b]: &[f64; 2]| format!("{}\n", json!({ "a": a, "b": b }));
+        fs::write(&file, pairs.iter().map(line).collect::<String>()).expect("a file");
+        let name = file.display().to_string();
+        run_flotilla(&["compare", "--pairs", &name, "--alpha", "0.05", "--json"], [])
+    };
+    let read = |pairs: &[[f64; 2]]| -> Value {
+        let output = compare(pairs);
+        output.assert_success();
+        serde_json::from_str(&output.stdout).expect("JSON")
+    };
+    let number = |value: &Value| value.as_f64().expect("a number");
+
+    let better: Vec<[f64; 2]> =
+        (0..1000).map(|line| if line % 5 == 0 { [0.0, 1.0] } else { [1.0, 1.0] }).collect();
+    let found = read(&better);
+    let mut keys: Vec<&String> = found.as_object().expect("an object").keys().collect();
+    keys.sort();
+    let expected = ["at", "decision", "difference", "interval", "mean_a", "mean_b", "p"];
+    assert_eq!(keys, expected, "{found}");
+    // Later pairs are ignored: ten of the first 46 differ.
+    assert_eq!((&found["decision"], &found["at"]), (&json!("b"), &json!(46)), "{found}");
+    let (p, difference) = (number(&found["p"]), number(&found["difference"]));
+    assert!(p > 0.0 && p < 0.05 && (difference - 10.0 / 46.0).abs() < 1e-9, "{found}");
+    let [low, high] = [0, 1].map(|end| number(&found["interval"][end]));
+    assert!(0.0 < low && low < difference && difference < high, "{found}");
+
+    let equal: Vec<[f64; 2]> =
+        (0..1000).map(|line| if line % 2 == 0 { [1.0, 0.0] } else { [0.0, 1.0] }).collect();
+    let found = read(&equal);
+    let expected = json!({
+        "decision": "undecided", "at": 1000, "p": 1.0, "difference": 0.0,
+        "interval": found["interval"], "mean_a": 0.5, "mean_b": 0.5,
+    });
+    assert_eq!(found, expected);
+    let [low, high] = [0, 1].map(|end| number(&found["interval"][end]));
+    assert!(-0.2 < low && low < 0.0 && 0.0 < high && high < 0.2, "{found}");
+
+    let wrong = compare(&[[0.5, 1.0], [0.0, 0.0], [0.5, 1.5]]);
+    wrong.assert_refused(&["pairs.jsonl", "line 3", "b is 1.5", "D101"]);
 }
 
 #[test]
