@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     batch::{ChoicePiece, PieceToken},
     request::ApiKind,
+    token_lists::{ScoredToken, TokenLists},
 };
 
 /// Writes the answer to one request.
@@ -165,41 +166,16 @@ impl AnswerWriter {
         tokens: &[PieceToken],
         offset: &mut usize,
     ) -> Result<Value, TokenizerError> {
-        let (mut texts, mut logprobs) = (Vec::new(), Vec::new());
-        let (mut likely, mut offsets) = (Vec::new(), Vec::new());
-        for token in tokens {
-            let text = self.tokenizer.decode_token(token.token)?;
-            offsets.push(*offset);
-            *offset += text.chars().count();
-            let others = self.write_alternatives(token, &text)?;
-            likely.push(token.logprob.map(|_| others));
-            texts.push(text);
-            logprobs.push(token.logprob);
+        let mut lists = TokenLists::default();
+        for PieceToken { token, logprob, alternatives } in tokens {
+            let text = self.tokenizer.decode_token(*token)?;
+            let decode = |(id, logprob): &(u32, f64)| -> Result<(String, f64), TokenizerError> {
+                Ok((self.tokenizer.decode_token(*id)?, *logprob))
+            };
+            let alternatives = alternatives.iter().map(decode).collect::<Result<Vec<_>, _>>()?;
+            lists.add_token(ScoredToken { text, logprob: *logprob, alternatives }, offset);
         }
-        Ok(json!({
-            "tokens": texts,
-            "token_logprobs": logprobs,
-            "top_logprobs": likely,
-            "text_offset": offsets,
-        }))
-    }
-
-    /// Writes the log-probabilities of the likeliest tokens and of the drawn one, by text. Of
-    /// tokens with the same text, the likeliest counts.
-    fn write_alternatives(
-        &self,
-        token: &PieceToken,
-        text: &str,
-    ) -> Result<Map<String, Value>, TokenizerError> {
-        let mut others = Map::new();
-        for (id, logprob) in &token.alternatives {
-            let text = self.tokenizer.decode_token(*id)?;
-            others.entry(text).or_insert_with(|| (*logprob).into());
-        }
-        if let Some(logprob) = token.logprob {
-            others.entry(text).or_insert_with(|| logprob.into());
-        }
-        Ok(others)
+        Ok(json!(lists))
     }
 
     fn write_token(&self, token: &PieceToken) -> Result<Value, TokenizerError> {

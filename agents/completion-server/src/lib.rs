@@ -5,6 +5,7 @@
 //! - `batch` draws the tokens of all requests together, on a thread of its own.
 //! - `choice_text` finds whole characters and stop texts in them. Pure.
 //! - `answer` writes answers as JSON. Pure.
+//! - `token_lists` writes log-probabilities in OpenAI's form, also of llama-server's answers. Pure.
 //! - `api` turns a request into work for the batch, and its events into an answer.
 //! - `http` listens.
 //!
@@ -17,6 +18,7 @@ mod choice_text;
 mod http;
 mod request;
 mod serve;
+mod token_lists;
 
 /// The parser of requests, for tests with hostile input.
 #[doc(hidden)]
@@ -26,3 +28,4 @@ pub mod fuzzing {
 
 pub use http::ListenAddress;
 pub use serve::{CompletionServerConfig, run_completion_server};
+pub use token_lists::add_token_lists;

@@ -8,7 +8,10 @@ use reqwest::{Response, StatusCode, header::CONTENT_TYPE};
 use serde_json::{json, value::RawValue};
 use wire::RunId;
 
-use crate::model_process::{MODEL_ALIAS, ModelProcess};
+use crate::{
+    logprobs_rewriter::LogprobsRewriter,
+    model_process::{MODEL_ALIAS, ModelProcess},
+};
 
 /// Interval of messages to the gateway that the request is still in progress, while there is no
 /// data.
@@ -35,6 +38,9 @@ pub(crate) async fn answer_request(
     if body.get("echo").is_some_and(|it| it.get() == "true") && !process.echoes_prompts {
         return refuse_echo(answer).await;
     }
+    let lacks_lists = request.path == "/v1/completions"
+        && body.contains_key("logprobs")
+        && !process.writes_token_lists;
     let sent = process.post(channel, &request.path, body);
     let response = match await_sending_waits(answer, sent).await? {
         // It is loading or ending, or has too many requests.
@@ -45,7 +51,16 @@ pub(crate) async fn answer_request(
         Ok(response) => response,
         Err(error) => return refuse_answer(answer, &error).await,
     };
-    forward_response(response, channel, answer).await
+    let is_stream = has_events(&response);
+    let rewriter = (lacks_lists && response.status() == StatusCode::OK)
+        .then(|| LogprobsRewriter::new(is_stream));
+    forward_response(response, channel, rewriter, answer).await
+}
+
+/// Returns true if an answer is streamed, as events.
+fn has_events(response: &Response) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// Another engine could answer it, but the gateway does not know which agents have it.
@@ -66,6 +81,7 @@ async fn refuse_echo(answer: &AnswerSender) -> Result<(), ServingClosed> {
 async fn forward_response(
     mut response: Response,
     channel: &RunId,
+    mut rewriter: Option<LogprobsRewriter>,
     answer: &AnswerSender,
 ) -> Result<(), ServingClosed> {
     let content_type = response.headers().get(CONTENT_TYPE).and_then(|it| it.to_str().ok());
@@ -73,16 +89,23 @@ async fn forward_response(
     let head = AnswerHead { status: response.status().as_u16(), content_type };
     answer.send_part(AnswerPart::Begin(head)).await?;
     loop {
-        match await_sending_waits(answer, response.chunk()).await? {
-            Ok(Some(bytes)) => {
-                let mut bytes = name_channel(bytes, channel);
-                while !bytes.is_empty() {
-                    let piece = bytes.split_to(bytes.len().min(DATA_BYTES_MAX));
-                    answer.send_part(AnswerPart::Data(piece)).await?;
-                }
-            }
-            Ok(None) => return answer.send_part(AnswerPart::End).await,
+        let received = match await_sending_waits(answer, response.chunk()).await? {
+            Ok(received) => received,
             Err(error) => return refuse_answer(answer, &error).await,
+        };
+        let has_ended = received.is_none();
+        let bytes = match (&mut rewriter, received) {
+            (None, received) => received.unwrap_or_default(),
+            (Some(rewriter), Some(bytes)) => rewriter.take_bytes(&bytes),
+            (Some(rewriter), None) => rewriter.finish(),
+        };
+        let mut bytes = name_channel(bytes, channel);
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(DATA_BYTES_MAX));
+            answer.send_part(AnswerPart::Data(piece)).await?;
+        }
+        if has_ended {
+            return answer.send_part(AnswerPart::End).await;
         }
     }
 }

@@ -6,11 +6,13 @@
 //! - `serving_engine` chooses the engine.
 //! - `model_process` runs one process with a base and its adapters.
 //! - `forwarding` passes a request to it, and the answer back to the gateway.
+//! - `logprobs_rewriter` gives log-probabilities of llama-server OpenAI's form. Pure.
 //!
 //! A moved channel is loaded beside the old model, which ends after its last answer.
 
 mod channel_server;
 mod forwarding;
+mod logprobs_rewriter;
 mod model_process;
 mod placement;
 mod serving_engine;

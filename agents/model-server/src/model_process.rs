@@ -70,6 +70,8 @@ pub(crate) struct ModelProcess {
     pub slots: u32,
     /// True if it can answer with the log-probabilities of a prompt.
     pub echoes_prompts: bool,
+    /// True if its completions have log-probabilities in OpenAI's form.
+    pub writes_token_lists: bool,
     http: reqwest::Client,
     root: String,
     key: String,
@@ -134,6 +136,7 @@ impl ModelProcess {
         let (has_room_for_second, ended) =
             (Arc::new(AtomicBool::new(false)), CancellationToken::new());
         let (slots, echoes_prompts) = (settings.slots, settings.engine.echoes_prompts());
+        let writes_token_lists = settings.engine.writes_token_lists();
         let (fits, over) = (has_room_for_second.clone(), ended.clone());
         // The process dies with the thread that started it.
         std::thread::Builder::new()
@@ -160,6 +163,7 @@ impl ModelProcess {
             models,
             slots,
             echoes_prompts,
+            writes_token_lists,
             http,
             root,
             key,

@@ -82,6 +82,11 @@ impl ServingEngine {
     pub(crate) fn echoes_prompts(&self) -> bool {
         matches!(self, Self::Embedded(_))
     }
+
+    /// Returns true if the engine's completions have log-probabilities in OpenAI's form.
+    pub(crate) fn writes_token_lists(&self) -> bool {
+        matches!(self, Self::Embedded(_))
+    }
 }
 
 impl EmbeddedServer {
