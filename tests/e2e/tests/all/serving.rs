@@ -1,11 +1,21 @@
 //! Channels: models that agents serve, asked with OpenAI's own client.
 
-use std::{os::unix::fs::PermissionsExt, path::Path, process::Stdio, time::Duration};
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use e2e::{Fleet, Member, Process, PythonEnv, SpecFiles, find_llama_cpp, program_path, wait_until};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// A chat template that no engine would use without being told.
+const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<' + message['role'] + '>' \
+                             + message['content'] + '\\n' }}{% endfor %}\
+                             {% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}";
 
 /// Returns the environment of agents that serve with llama.cpp of a directory.
 fn with_llama_cpp(directory: String) -> Vec<(String, String)> {
@@ -28,10 +38,24 @@ impl ServingFleet {
     fn start(environment: Vec<(String, String)>) -> Self {
         let fleet = Fleet::start_with("server=2,trainer,evaluator", &["--open"], environment);
         let files = SpecFiles::create(fleet.path());
-        let run = fleet.submit(&files.write_sft_spec(20, 10));
+        let run = fleet.submit(&write_chat_spec(&files));
         fleet.await_success(&run, LIMIT);
         let gateway = fleet.read_fleet_file()["gateway"].as_str().expect("an address").to_owned();
         Self { fleet, run, url: format!("http://{gateway}/v1") }
+    }
+
+    /// Asks in a conversation, and for a completion of the same text, as the model's template
+    /// writes it.
+    fn assert_conversations_use_the_template(&self, python: &PythonEnv) {
+        let prompt = "<user>12+1=\n<assistant>";
+        let asked = [&*self.url, "stable", "12+1=", prompt];
+        let printed = python.run_script("ask_chat.py", &asked);
+        let found: Value = serde_json::from_str(&printed).expect("JSON");
+        let (conversation, completion) = (&found["conversation"], &found["completion"]);
+        assert_eq!(conversation, completion, "{found}");
+        assert_eq!(completion["streamed"], completion["text"], "{found}");
+        // One token per byte.
+        assert_eq!(completion["prompt_tokens"], prompt.len(), "{found}");
     }
 
     /// Points a channel to the checkpoint of a step, and returns without waiting.
@@ -84,6 +108,7 @@ fn openai_s_client_misses_no_answer_while_models_are_moved_and_servers_killed() 
     // A kill breaks the streams of one agent: at most one of each thread.
     assert!(round >= 3, "{round} rounds");
     assert!(late <= 6 * round && ok + late as u64 == requests.parse::<u64>().unwrap(), "{found}");
+    serving.assert_conversations_use_the_template(&python);
 }
 
 #[test]
@@ -130,6 +155,19 @@ fn a_box_without_llama_cpp_serves_channels_with_the_embedded_engine() {
     let scores = found["prompt_logprobs"].as_array().expect("a list");
     assert!(scores[0].is_null() && scores[1..].iter().all(Value::is_f64), "{found}");
     assert!(found["scored"].as_str().expect("a text").starts_with("12+34="), "{found}");
+    serving.assert_conversations_use_the_template(&python);
+}
+
+/// Writes the spec of a run with random weights, whose model has the template.
+fn write_chat_spec(files: &SpecFiles) -> PathBuf {
+    let settings = serde_json::json!({ "chat_template": CHAT_TEMPLATE }).to_string();
+    std::fs::write(files.path("tokenizer_config.json"), settings).expect("a file");
+    let spec = files.write_sft_spec(20, 10);
+    let text = std::fs::read_to_string(&spec).expect("the spec");
+    let tokenizer = "tokenizer: tokenizer.json";
+    let with_template = format!("{tokenizer}, tokenizer_config: tokenizer_config.json");
+    std::fs::write(&spec, text.replace(tokenizer, &with_template)).expect("the spec");
+    spec
 }
 
 fn numbers(list: &Value) -> Vec<f64> {
