@@ -3,14 +3,22 @@
 
 use std::io::{self, Write};
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, Error as _},
+};
 use serde_json::ser::Formatter;
 
 use crate::{
     AgentId, Subject,
+    json_count::exceeds_json_count,
     subject::{FactKey, SubjectError},
     v1,
 };
+
+/// The JSON objects of a fact that an agent writes: a hundred times those of a large job. An empty
+/// one takes fifty times its bytes in memory.
+const OBJECTS_MAX: usize = 100_000;
 
 /// A subject and the message published on it. The log accepts at most one fact for each subject.
 #[derive(Debug, Clone, PartialEq)]
@@ -303,11 +311,18 @@ fn parse_message<M: DeserializeOwned>(
     message: &'static str,
     payload: &[u8],
 ) -> Result<M, FactError> {
-    serde_json::from_slice(payload).map_err(|source| FactError::Json {
-        subject: subject.to_string(),
-        message,
-        source,
-    })
+    let failed = |source| FactError::Json { subject: subject.to_string(), message, source };
+    if has_too_many_objects(&subject.key, payload) {
+        let why = format!("it has more than {OBJECTS_MAX} objects");
+        return Err(failed(serde_json::Error::custom(why)));
+    }
+    serde_json::from_slice(payload).map_err(failed)
+}
+
+/// Exempts the facts of the coordinator that grow with a run's prompts and cycles.
+fn has_too_many_objects(key: &FactKey, payload: &[u8]) -> bool {
+    !matches!(key, FactKey::Spec | FactKey::Plan { .. })
+        && exceeds_json_count(payload, b'{', OBJECTS_MAX)
 }
 
 fn serialize_message<M: Serialize>(message: &M) -> Vec<u8> {
@@ -419,6 +434,27 @@ mod tests {
         assert!(Fact::from_json("flotilla.r1.watched", watched).is_ok());
         let archived = Record::from_log(1, 0, "flotilla.r1.watched.me", raft).unwrap_err();
         assert!(matches!(archived, FactError::SpecKind { .. }), "{archived}");
+    }
+
+    #[test]
+    fn an_agent_s_fact_of_countless_objects_is_refused() {
+        let parse = |subject: &str, payload: String| Fact::from_json(subject, payload.as_bytes());
+        let list = |count: usize| vec!["{}"; count].join(",");
+        let samples = |count| {
+            parse("flotilla.r1.samples.1.t00000", format!(r#"{{"samples":[{}]}}"#, list(count)))
+        };
+        // The message is an object too.
+        assert!(samples(OBJECTS_MAX - 1).is_ok());
+        let error = samples(OBJECTS_MAX).unwrap_err();
+        let why = crate::format_error_chain(&error);
+        assert!(why.contains("not a Samples message (B113)"), "{why}");
+        assert!(why.contains("more than 100000 objects"), "{why}");
+        let plan = format!(r#"{{"jobs":[{}]}}"#, list(OBJECTS_MAX));
+        assert!(parse("flotilla.r1.cycle.1.plan", plan).is_ok(), "the coordinator wrote it");
+
+        let code = "{\"{\\".repeat(OBJECTS_MAX);
+        let text = serde_json::json!({ "samples": [{ "text": code }] }).to_string();
+        assert!(parse("flotilla.r1.samples.1.t00000", text).is_ok(), "a text is no object");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod error_code;
 mod example;
 mod fact;
 mod id;
+mod json_count;
 mod json_lines;
 mod json_schema;
 mod message_methods;
@@ -47,6 +48,7 @@ pub use error_code::ErrorCode;
 pub use example::{ExamplesError, TrainingExample};
 pub use fact::{Fact, FactBody, FactError, Record, RecordLineError};
 pub use id::{AgentId, IdError, JobId, NAME_BYTES_MAX, Pool, RunId, SuiteName, make_slug};
+pub use json_count::exceeds_json_count;
 pub use json_lines::{
     EncodingError, JsonLine, JsonLineError, JsonMistake, RowPlace, decode_text, parse_json_lines,
     parse_json_rows,
