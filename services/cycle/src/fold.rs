@@ -312,7 +312,7 @@ impl Run {
             joules: samples.joules,
             void_reason: void.clone(),
             canary: samples.canary.clone(),
-            samples: samples.samples.clone(),
+            samples: if void.is_none() { samples.samples.clone() } else { Vec::new() },
         });
         let cycle = self.require_cycle(number)?;
         cycle.record_samples(purpose, samples);
@@ -398,7 +398,8 @@ impl Run {
         let judged: BTreeSet<_> =
             verdicts.verdicts.iter().map(|v| (&v.prompt_id, v.index)).collect();
         let made: BTreeSet<_> = samples.samples.iter().map(|s| (&s.prompt_id, s.index)).collect();
-        let whole = judged == made && judged.len() == verdicts.verdicts.len();
+        let whole = samples.void_reason.is_some()
+            || (judged == made && judged.len() == verdicts.verdicts.len());
         let same = samples.sequence == verdicts.samples_sequence;
         job.verdicts = Some(verdicts.clone());
         if purpose == v1::Purpose::Heldout {

@@ -177,7 +177,7 @@ pub struct OrderHistory {
     pub last_ordered_ms: u64,
 }
 
-/// The accepted samples of a job. Texts are dropped when the cycle has selected.
+/// The accepted samples of a job.
 #[derive(Debug, Clone)]
 pub struct AcceptedSamples {
     /// Sequence of the samples fact.
@@ -194,6 +194,7 @@ pub struct AcceptedSamples {
     /// Log-probabilities of the canary text's last tokens under the weights that drew the samples,
     /// in nats; empty if not reported.
     pub canary: Vec<f32>,
+    /// Empty if they are void, and once the cycle has selected.
     pub samples: Vec<v1::samples::Sample>,
 }
 

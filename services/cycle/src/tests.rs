@@ -134,6 +134,10 @@ fn samples_of_another_policy_are_never_selected() {
     let mut log = Log::new(raft(1));
     log.until(RunPhase::Generate);
     log.lie_about_the_policy_once();
+    let run = log.run();
+    let void = run.cycles[&1].jobs.values().find(|job| job.is_void()).unwrap();
+    let samples = void.samples.as_ref().unwrap();
+    assert!(samples.count > 0 && samples.samples.is_empty(), "void samples are only counted");
     log.run_to_the_end();
     let run = log.run();
     let selected = run.cycles[&1].selected.as_ref().unwrap();
