@@ -9,8 +9,8 @@ mod quarantine;
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{
-    Fact, FactBody, FactKey, JobId, Record, SpecOrigin, Subject, SuiteName, TrainPart, WorkKind,
-    check_checkpoint_author, control_user, v1,
+    Fact, FactBody, FactKey, JobId, NAME_BYTES_MAX, Record, SpecOrigin, Subject, SuiteName,
+    TrainPart, WorkKind, check_checkpoint_author, control_user, v1,
 };
 
 use crate::{
@@ -31,14 +31,33 @@ const FAILURE_TEXT_MAX: usize = 4096;
 /// The anomalies that a run keeps.
 const ANOMALIES_MAX: usize = 1000;
 
+/// The agents of a failure that a run keeps: more than the failures after which work is given up.
+const FAILURE_AGENTS_MAX: usize = 64;
+
 /// Returns a failure with its texts cut: members may write any, and a run keeps many.
 fn shorten_failure(failure: &v1::Failure) -> v1::Failure {
-    let cut = |text: &str| text[..text.floor_char_boundary(FAILURE_TEXT_MAX)].to_owned();
+    let cut = cut_failure_text;
+    let agents = failure.agents.iter().take(FAILURE_AGENTS_MAX);
     v1::Failure {
+        run: cut(&failure.run),
+        kind: cut(&failure.kind),
+        id: cut(&failure.id),
+        attempt: failure.attempt,
+        agent: cut(&failure.agent),
         message: cut(&failure.message),
         log_tail: cut(&failure.log_tail),
-        ..failure.clone()
+        r#final: failure.r#final,
+        cause: failure.cause,
+        agents: agents.map(|name| cut_text(name, NAME_BYTES_MAX)).collect(),
     }
+}
+
+fn cut_failure_text(text: &str) -> String {
+    cut_text(text, FAILURE_TEXT_MAX)
+}
+
+fn cut_text(text: &str, most: usize) -> String {
+    text[..text.floor_char_boundary(most)].to_owned()
 }
 
 impl Run {
@@ -374,7 +393,8 @@ impl Run {
         self.parent_checkpoint(if from_base { 1 } else { cycle })
     }
 
-    /// Fails if the verdicts do not judge each accepted sample once.
+    /// Fails if the verdicts do not judge each accepted sample once. Void ones are not kept, so
+    /// that nothing is compared with them.
     fn apply_verdicts(
         &mut self,
         number: u32,
@@ -593,7 +613,9 @@ impl Run {
                 self.set_job_aside(kind, failure);
             }
             WorkKind::Train if self.is_needless_part(&failure.id) => {}
-            WorkKind::Train => drop(self.training_failure.get_or_insert_with(|| failure.clone())),
+            WorkKind::Train => {
+                self.training_failure.get_or_insert_with(|| shorten_failure(failure));
+            }
         }
     }
 
@@ -632,7 +654,8 @@ impl Run {
             WorkKind::Train | WorkKind::Eval => false,
         };
         if missing && job.set_aside.is_none() {
-            job.set_aside = Some(format!("{kind} {}: {}", failure.id, failure.message));
+            let message = cut_failure_text(&failure.message);
+            job.set_aside = Some(format!("{kind} {}: {message}", failure.id));
         }
     }
 }

@@ -150,11 +150,27 @@ fn a_flood_of_failures_keeps_the_last_ones_and_cuts_their_texts() {
             panic!("a failure");
         };
         let message = "ö".repeat(5000);
-        let body = v1::Failure { message, log_tail: "x".repeat(1 << 20), ..body };
+        let (log_tail, agents) = ("x".repeat(1 << 20), vec!["a".repeat(100); 100]);
+        let body = v1::Failure { message, log_tail, agents, ..body };
         assert_eq!(fold(&mut run, &subject, FactBody::Failure(body)), None);
     }
     assert_eq!(run.failures.len(), 1000);
     let (first, last) = (&run.failures[0], &run.failures[999]);
     assert_eq!((first.id.as_str(), last.id.as_str()), ("j100", "j1099"));
     assert_eq!((last.message.len(), last.log_tail.len()), (4096, 4096));
+    assert!(last.agents.len() == 64 && last.agents.iter().all(|agent| agent.len() == 64));
+}
+
+#[test]
+fn the_reason_of_work_that_is_given_up_fits_into_the_last_fact() {
+    let mut log = Log::new(raft(1));
+    log.until(RunPhase::Generate);
+    let job = log.jobs(1, v1::Purpose::Train).remove(0);
+    log.fail("generate", &format!("1-{job}"), &"x".repeat(1 << 20));
+    log.fail("train", "1", &"x".repeat(1 << 20));
+    let aside = log.run().cycles[&1].jobs[&job.parse().unwrap()].set_aside.clone().unwrap();
+    assert!(aside.len() < 8192, "{} bytes", aside.len());
+    log.coordinate();
+    let done = log.run().done.unwrap();
+    assert!(done.message.starts_with("train 1: x") && done.message.len() < 8192);
 }
