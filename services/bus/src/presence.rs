@@ -27,6 +27,10 @@ const RECENT_STATUS_AGE: Duration = Duration::from_secs(45);
 const RECENT_RECORDS: u64 = 256;
 /// Nonce of a command; the confirmation repeats it.
 const COMMAND_HEADER: &str = "Flotilla-Command";
+/// A status that is longer is dropped: a full one of an honest agent has some 100 KiB.
+const STATUS_BYTES_MAX: usize = 256 * 1024;
+/// Jobs of one status, the rest is dropped. An agent holds at most 64 waiting jobs of each role.
+const STATUS_JOBS_MAX: usize = 512;
 /// A connected agent confirms at once.
 const COMMAND_LIMIT: Duration = Duration::from_secs(3);
 
@@ -270,10 +274,15 @@ fn to_json_bytes(message: &impl Serialize) -> Bytes {
     serde_json::to_vec(message).expect("a generated message has only string keys").into()
 }
 
-/// Drops a status that names another agent than its subject. The server ensures that an agent
-/// writes only to its own subject.
+/// Drops a status that is too long, or names another agent than its subject. The server ensures
+/// that an agent writes only to its own subject.
 fn parse_own_status(subject: &str, payload: &[u8]) -> Option<AgentStatus> {
-    let status: AgentStatus = parse_or_warn(subject, payload)?;
+    if payload.len() > STATUS_BYTES_MAX {
+        tracing::warn!(subject, bytes = payload.len(), "dropped a status that is too long");
+        return None;
+    }
+    let mut status: AgentStatus = parse_or_warn(subject, payload)?;
+    status.jobs.truncate(STATUS_JOBS_MAX);
     let own = subject.rsplit('.').next() == Some(status.agent.as_str());
     if !own {
         tracing::warn!(
@@ -310,4 +319,28 @@ fn closed_error(
     error: impl std::error::Error + Send + Sync + 'static,
 ) -> PresenceError {
     PresenceError::Closed { what: what.to_owned(), source: io::Error::other(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::v1::ActiveJob;
+
+    use super::*;
+
+    #[test]
+    fn an_agent_s_status_has_a_limit() {
+        let status = |jobs: usize, trouble: usize| AgentStatus {
+            agent: "a1".to_owned(),
+            jobs: vec![ActiveJob { role: "generator".to_owned(), ..ActiveJob::default() }; jobs],
+            trouble: "x".repeat(trouble),
+            ..AgentStatus::default()
+        };
+        let read = |status: &AgentStatus| {
+            parse_own_status("flotilla.agent.status.a1", &to_json_bytes(status))
+        };
+        assert_eq!(read(&status(2, 9)), Some(status(2, 9)));
+        let jobs = read(&status(STATUS_JOBS_MAX + 1, 0)).map(|status| status.jobs.len());
+        assert_eq!(jobs, Some(STATUS_JOBS_MAX));
+        assert_eq!(read(&status(0, STATUS_BYTES_MAX)), None);
+    }
 }

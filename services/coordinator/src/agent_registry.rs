@@ -7,7 +7,7 @@ use std::{
 
 use cycle::{FleetMember, FleetSnapshot, HeldJob};
 use wire::{
-    FactKey, Record, RunId, Subject, WorkKind,
+    FactKey, NAME_BYTES_MAX, Record, RunId, Subject, WorkKind,
     v1::{self, agent_status::State},
 };
 
@@ -16,6 +16,10 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for which the registry remembers that a job was held.
 const HELD_JOB_TTL: Duration = Duration::from_secs(3600);
+
+/// The held jobs that the registry remembers, because agents may report any. Further ones only
+/// count while an agent reports them.
+const HELD_JOBS_MAX: usize = 100_000;
 
 /// Limits the cost with many status reports.
 const SNAPSHOT_TTL: Duration = Duration::from_millis(250);
@@ -43,11 +47,17 @@ impl AgentRegistry {
     pub(crate) fn record_status(&mut self, status: v1::AgentStatus) -> bool {
         let now = Instant::now();
         for (role, kind) in ROLES {
-            self.last_held.extend(held_jobs(&status, role).map(|held| ((kind, held), now)));
+            held_jobs(&status, role).for_each(|held| self.remember_held((kind, held), now));
         }
         let is_idle = status.jobs.is_empty();
         let before = self.agents.insert(status.agent.clone(), (now, status));
         is_idle && before.is_some_and(|(_, before)| !before.jobs.is_empty())
+    }
+
+    fn remember_held(&mut self, held: (WorkKind, HeldJob), now: Instant) {
+        if self.last_held.len() < HELD_JOBS_MAX || self.last_held.contains_key(&held) {
+            self.last_held.insert(held, now);
+        }
     }
 
     /// Removes agents without recent reports, and held jobs that are old or whose run is not open.
@@ -146,5 +156,38 @@ fn held_jobs(status: &v1::AgentStatus, role: &str) -> impl Iterator<Item = HeldJ
     let held = |job: &v1::ActiveJob| {
         Some(HeldJob { run: job.run.parse().ok()?, cycle: job.cycle, job: job.job.clone() })
     };
-    status.jobs.iter().filter(move |job| job.role == role).filter_map(held)
+    let own = move |job: &&v1::ActiveJob| job.role == role && job.job.len() <= NAME_BYTES_MAX;
+    status.jobs.iter().filter(own).filter_map(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invented_jobs_of_an_agent_have_a_limit() {
+        let mut registry = AgentRegistry::default();
+        let status = |names: Vec<String>| v1::AgentStatus {
+            agent: "a1".into(),
+            jobs: names
+                .into_iter()
+                .map(|job| v1::ActiveJob {
+                    role: "verifier".into(),
+                    run: "r1".into(),
+                    job,
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        };
+        registry.record_status(status(vec!["x".repeat(1 << 16)]));
+        assert!(registry.last_held.is_empty(), "no job has such a name");
+        registry.record_status(status((0..HELD_JOBS_MAX).map(|job| format!("j{job}")).collect()));
+        let first = registry.last_held.values().min().copied().unwrap();
+        registry.record_status(status(vec!["j0".into(), "one-more".into()]));
+        assert_eq!(registry.last_held.len(), HELD_JOBS_MAX);
+        let run: RunId = "r1".parse().unwrap();
+        let held = HeldJob { run, cycle: 0, job: "j0".into() };
+        assert!(registry.last_held[&(WorkKind::Verify, held)] > first, "a known one is updated");
+    }
 }
