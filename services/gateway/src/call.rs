@@ -19,7 +19,9 @@ use wire::RunId;
 
 use crate::{
     call_counts::{CallCounts, StreamGuard},
-    error::{ANSWER_BYTES_MAX, CallError, CallRefusal, STREAMS_MAX},
+    error::{ANSWER_BYTES_MAX, CallError, CallRefusal},
+    member_limit::{MemberLimit, MemberPermit},
+    stalled_stream::{STALL_LIMIT, end_when_stalled},
     views::{SharedView, ViewCache},
 };
 
@@ -28,6 +30,10 @@ const UNARY_LIMIT: Duration = Duration::from_secs(30);
 /// A restarted nats-server is back within 3 s; without this limit, reads wait half a minute.
 const BUS_LIMIT: Duration = Duration::from_secs(5);
 const BUS_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Each watch is a consumer of the log.
+const STREAMS_MAX: usize = 1024;
+/// Those of one member of a closed fleet: some scripts that watch each run of a sweep.
+const MEMBER_STREAMS_MAX: usize = 128;
 /// Each read holds all texts of a cycle in memory. Further reads wait.
 const SAMPLE_READS_MAX: usize = 2;
 /// The logged characters of a client's name. No valid id is longer.
@@ -57,9 +63,24 @@ pub(crate) fn caller_name<T>(request: &Request<T>) -> String {
         .map_or_else(String::new, |caller| caller.name.to_string())
 }
 
+/// Who opens a stream, and until when.
+pub(crate) struct StreamCaller {
+    /// `None` in an open fleet.
+    member: Option<String>,
+    deadline: Option<Instant>,
+}
+
+impl StreamCaller {
+    pub(crate) fn from_request<T>(request: &Request<T>) -> Self {
+        let member = request.extensions().get::<GatewayCaller>();
+        let member = member.map(|caller| caller.name.to_string());
+        Self { member, deadline: read_deadline(request) }
+    }
+}
+
 /// Returns the deadline from the `grpc-timeout` header. Only streams need it; tonic enforces it for
 /// unary calls.
-pub(crate) fn read_deadline<T>(request: &Request<T>) -> Option<Instant> {
+fn read_deadline<T>(request: &Request<T>) -> Option<Instant> {
     let text = request.metadata().get("grpc-timeout")?.to_str().ok()?;
     Instant::now().checked_add(parse_timeout(text)?)
 }
@@ -92,7 +113,7 @@ fn parse_timeout(text: &str) -> Option<Duration> {
 pub(crate) struct CallContext {
     pub(crate) control: FleetControl,
     stop: CancellationToken,
-    stream_permits: Arc<Semaphore>,
+    streams: MemberLimit,
     views: Arc<ViewCache>,
     sample_read_permits: Arc<Semaphore>,
     counts: CallCounts,
@@ -100,9 +121,9 @@ pub(crate) struct CallContext {
 
 impl CallContext {
     pub(crate) fn new(control: FleetControl, stop: CancellationToken, counts: CallCounts) -> Self {
-        let stream_permits = Arc::new(Semaphore::new(STREAMS_MAX));
+        let streams = MemberLimit::new("streams", STREAMS_MAX, MEMBER_STREAMS_MAX);
         let sample_read_permits = Arc::new(Semaphore::new(SAMPLE_READS_MAX));
-        Self { control, stop, stream_permits, views: Arc::default(), sample_read_permits, counts }
+        Self { control, stop, streams, views: Arc::default(), sample_read_permits, counts }
     }
 
     /// Waits for the permit to read a cycle's samples.
@@ -136,12 +157,12 @@ impl CallContext {
         self.record_call(call, answer).await.map(Response::new)
     }
 
-    /// Opens a call with many answers. The stream ends after its first error, at the deadline, and
-    /// when the gateway stops.
+    /// Opens a call with many answers. The stream ends after its first error, at the deadline, when
+    /// its reader takes nothing for a minute, and when the gateway stops.
     pub(crate) async fn open_stream<T, E, S>(
         &self,
         call: CallSpan,
-        deadline: Option<Instant>,
+        caller: StreamCaller,
         open: impl Future<Output = Result<S, CallRefusal>>,
     ) -> Result<Response<ItemStream<T>>, Status>
     where
@@ -151,15 +172,20 @@ impl CallContext {
         E: 'static,
     {
         let flow = async {
-            let permit = self.stream_permits.clone().try_acquire_owned();
-            let permit = permit.map_err(|_| CallError::TooManyStreams)?;
+            let StreamCaller { member, deadline } = caller;
+            let permit = self.streams.take_place(member).map_err(CallError::from)?;
             let items = Box::pin(self.run_in_time(open).await?);
             let (stop, span) = (self.stop.clone(), Span::current());
             let _open = self.counts.count_stream();
             Ok(OpenCallStream { items, stop, deadline, span, sent: 0, _open, _permit: permit })
         };
         let flow = self.record_call(call, flow).await?;
-        Ok(Response::new(stream::unfold(Some(flow), next_item).boxed()))
+        let stalled = || {
+            let error = CallError::ReaderStalled { limit: STALL_LIMIT };
+            Err(Status::from(CallRefusal::from(error)))
+        };
+        let items = stream::unfold(Some(flow), next_item).boxed();
+        Ok(Response::new(end_when_stalled(items, stalled)))
     }
 
     async fn record_call<T>(
@@ -222,7 +248,7 @@ struct OpenCallStream<S> {
     span: Span,
     sent: u64,
     _open: StreamGuard,
-    _permit: OwnedSemaphorePermit,
+    _permit: MemberPermit,
 }
 
 impl<S> Drop for OpenCallStream<S> {

@@ -10,7 +10,7 @@ use wire::v1;
 
 use crate::{
     arguments,
-    call::{CallContext, ItemStream, caller_name, create_call_span, read_deadline},
+    call::{CallContext, ItemStream, StreamCaller, caller_name, create_call_span},
     rpc::channels_server,
 };
 
@@ -84,7 +84,7 @@ impl channels_server::Channels for ChannelsService {
         &self,
         request: Request<v1::KeptRequest>,
     ) -> Result<Response<Self::KeptStream>, Status> {
-        let deadline = read_deadline(&request);
+        let caller = StreamCaller::from_request(&request);
         let v1::KeptRequest { channel } = request.into_inner();
         let call = create_call_span("Channels.Kept", &channel);
         let open = async {
@@ -93,7 +93,7 @@ impl channels_server::Channels for ChannelsService {
             let kept = self.0.control.list_exchanges(&channel).await?;
             Ok(stream::iter(kept.into_iter().map(Ok::<_, ExchangeError>)))
         };
-        self.0.open_stream(call, deadline, open).await
+        self.0.open_stream(call, caller, open).await
     }
 
     async fn roll_back(

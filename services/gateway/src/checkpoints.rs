@@ -9,7 +9,7 @@ use wire::{RunId, v1};
 
 use crate::{
     arguments,
-    call::{CallContext, ItemStream, create_call_span, read_deadline},
+    call::{CallContext, ItemStream, StreamCaller, create_call_span},
     rpc::checkpoints_server,
 };
 
@@ -52,7 +52,7 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
         &self,
         request: Request<v1::DownloadRequest>,
     ) -> Result<Response<Self::DownloadStream>, Status> {
-        let deadline = read_deadline(&request);
+        let caller = StreamCaller::from_request(&request);
         let v1::DownloadRequest { checkpoint, path } = request.into_inner();
         let call =
             create_call_span("Checkpoints.Download", checkpoint.as_ref().map_or("", |c| &c.run));
@@ -61,7 +61,7 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
             let path = arguments::parse_path(path)?;
             Ok(split_chunks(self.0.control.read_checkpoint_file(&reference, path.as_str()).await?))
         };
-        self.0.open_stream(call, deadline, open).await
+        self.0.open_stream(call, caller, open).await
     }
 
     async fn compare(

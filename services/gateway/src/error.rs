@@ -6,12 +6,13 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use wire::format_error_chain;
 
-use crate::status::{HasStatusCode, build_status};
+use crate::{
+    member_limit::LimitReached,
+    status::{HasStatusCode, build_status},
+};
 
 /// The default limit of gRPC clients, minus 1 KiB for the envelope.
 pub(crate) const ANSWER_BYTES_MAX: usize = (4 << 20) - 1024;
-/// Each watch is a consumer of the log.
-pub(crate) const STREAMS_MAX: usize = 1024;
 
 /// A failure of a call that does not depend on the service.
 #[derive(Debug, thiserror::Error)]
@@ -27,12 +28,16 @@ pub(crate) enum CallError {
          use the service's Watch (G103)"
     )]
     TooLarge { bytes: usize },
-    #[error("{STREAMS_MAX} streams are open already; end one, or try again later (G104)")]
-    TooManyStreams,
+    #[error(transparent)]
+    TooManyStreams(#[from] LimitReached),
     #[error("too many runs are being watched; close a page, or try again in a minute (G104)")]
     TooManyViews,
     #[error("the view is no longer updated ({why}); open it again (G105)")]
     ViewLost { why: String },
+    #[error(
+        "nothing of the stream was read for {limit:?}; open it again, after the last cursor (G105)"
+    )]
+    ReaderStalled { limit: Duration },
     #[error("the call's own deadline has passed (G102)")]
     DeadlinePassed,
     #[error("the gateway is stopping; reconnect later and continue from the last cursor (G105)")]
@@ -42,9 +47,12 @@ pub(crate) enum CallError {
 impl HasStatusCode for CallError {
     fn status_code(&self) -> Code {
         match self {
-            Self::BusUnreachable | Self::Stopping | Self::ViewLost { .. } => Code::Unavailable,
+            Self::BusUnreachable
+            | Self::Stopping
+            | Self::ViewLost { .. }
+            | Self::ReaderStalled { .. } => Code::Unavailable,
             Self::TimedOut { .. } | Self::DeadlinePassed => Code::DeadlineExceeded,
-            Self::TooLarge { .. } | Self::TooManyStreams | Self::TooManyViews => {
+            Self::TooLarge { .. } | Self::TooManyStreams(_) | Self::TooManyViews => {
                 Code::ResourceExhausted
             }
         }

@@ -5,7 +5,7 @@ use wire::v1;
 
 use crate::{
     arguments,
-    call::{CallContext, ItemStream, create_call_span, read_deadline},
+    call::{CallContext, ItemStream, StreamCaller, create_call_span},
     rpc::evals_server,
 };
 
@@ -35,7 +35,7 @@ impl evals_server::Evals for EvalsService {
         &self,
         request: Request<v1::WatchEvalsRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let deadline = read_deadline(&request);
+        let caller = StreamCaller::from_request(&request);
         let v1::WatchEvalsRequest { filter, after } = request.into_inner();
         let call =
             create_call_span("Evals.Watch", filter.as_ref().map_or("", |filter| &filter.run));
@@ -46,6 +46,6 @@ impl evals_server::Evals for EvalsService {
             }
             Ok(self.0.control.watch_evals(run.as_ref(), suite, after))
         };
-        self.0.open_stream(call, deadline, open).await
+        self.0.open_stream(call, caller, open).await
     }
 }

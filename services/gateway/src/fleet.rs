@@ -5,7 +5,7 @@ use tonic::{Request, Response, Status};
 use wire::{AgentId, v1};
 
 use crate::{
-    call::{CallContext, CallSpan, ItemStream, create_call_span, read_deadline, truncate_name},
+    call::{CallContext, CallSpan, ItemStream, StreamCaller, create_call_span, truncate_name},
     rpc::fleet_server,
 };
 
@@ -43,9 +43,9 @@ impl fleet_server::Fleet for FleetService {
         &self,
         request: Request<v1::WatchFleetRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let deadline = read_deadline(&request);
+        let caller = StreamCaller::from_request(&request);
         let open = async { Ok(self.0.fleet_view().watch_changes()) };
-        self.0.open_stream(create_call_span("Fleet.Watch", ""), deadline, open).await
+        self.0.open_stream(create_call_span("Fleet.Watch", ""), caller, open).await
     }
 
     async fn hello(

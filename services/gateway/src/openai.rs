@@ -7,7 +7,6 @@
 mod completion_request;
 mod feedback;
 mod keeping;
-mod request_limit;
 mod routing;
 
 use std::{convert::Infallible, path::PathBuf, time::Duration};
@@ -30,16 +29,21 @@ use tokio::{
 };
 use wire::AgentId;
 
+use crate::member_limit::{LimitReached, MemberLimit, MemberPermit};
+
 use self::{
     completion_request::CompletionRequest,
     keeping::{AnswerRecorder, ExchangeKeeper, RedactionError},
-    request_limit::{RequestLimit, RequestPermit, RequestsOpen},
     routing::{AgentRequest, ServingAgents},
 };
 
 /// The prefix of all paths here.
 pub(crate) const OPENAI_PATHS: &str = "/v1/";
 
+/// Requests that are answered or wait, in all.
+const REQUESTS_MAX: usize = 1024;
+/// Those of one member of a closed fleet.
+const MEMBER_REQUESTS_MAX: usize = 256;
 /// A conversation, in bytes of JSON; fits into a message of the bus.
 const BODY_BYTES_MAX: usize = 4 << 20;
 /// Feedback with an edit, in bytes of JSON.
@@ -68,7 +72,7 @@ pub(crate) struct ModelProxy {
     control: FleetControl,
     client: ServingClient,
     agents: ServingAgents,
-    limit: RequestLimit,
+    limit: MemberLimit,
     keeper: ExchangeKeeper,
 }
 
@@ -86,7 +90,7 @@ enum CompletionError {
     )]
     NoPath(String),
     #[error(transparent)]
-    TooMany(#[from] RequestsOpen),
+    TooMany(#[from] LimitReached),
     #[error("no agent could answer: {0} (G105)")]
     NoAgent(String),
     #[error("the connection to the bus is closed (B102)")]
@@ -166,7 +170,8 @@ impl ModelProxy {
         let now = wire::clock::unix_time();
         let name = format!("{:x}{:x}", now.as_nanos(), std::process::id());
         let client = control.bus().open_serving_client(&name).await?;
-        let (agents, limit) = (ServingAgents::default(), RequestLimit::default());
+        let agents = ServingAgents::default();
+        let limit = MemberLimit::new("requests", REQUESTS_MAX, MEMBER_REQUESTS_MAX);
         let keeper = ExchangeKeeper::new(control, redaction);
         Ok(Self { control: control.clone(), client, agents, limit, keeper })
     }
@@ -193,7 +198,7 @@ impl ModelProxy {
     }
 
     async fn complete(&self, request: Request) -> Result<Response<Body>, CompletionError> {
-        let permit = self.limit.open_request(caller_name(&request))?;
+        let permit = self.limit.take_place(caller_name(&request))?;
         let path = request.uri().path().to_owned();
         let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
         let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
@@ -305,7 +310,7 @@ impl ModelProxy {
 impl BegunAnswer {
     fn into_response(
         self,
-        permit: RequestPermit,
+        permit: MemberPermit,
         mut recorder: Option<AnswerRecorder>,
     ) -> Response<Body> {
         let kept_days = recorder.as_ref().map(AnswerRecorder::days);
@@ -349,7 +354,7 @@ struct PumpedAnswer {
     parts: AnswerReceiver,
     request: AgentRequest,
     recorder: Option<AnswerRecorder>,
-    _permit: RequestPermit,
+    _permit: MemberPermit,
 }
 
 impl PumpedAnswer {
@@ -406,7 +411,7 @@ async fn answer_request(State(proxy): State<ModelProxy>, request: Request) -> Re
 
 async fn answer_feedback(State(proxy): State<ModelProxy>, request: Request) -> Response<Body> {
     let answer = async {
-        let _permit = proxy.limit.open_request(caller_name(&request))?;
+        let _permit = proxy.limit.take_place(caller_name(&request))?;
         let body = to_bytes(request.into_body(), FEEDBACK_BYTES_MAX).await;
         let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
         proxy.accept_feedback(&body).await

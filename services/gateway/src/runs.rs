@@ -10,7 +10,7 @@ use wire::{Record, RunId, v1};
 
 use crate::{
     arguments,
-    call::{CallContext, ItemStream, caller_name, create_call_span, read_deadline},
+    call::{CallContext, ItemStream, StreamCaller, caller_name, create_call_span},
     rpc::runs_server,
 };
 
@@ -105,20 +105,20 @@ impl runs_server::Runs for RunsService {
     type WatchStream = ItemStream<v1::RunEvent>;
 
     async fn watch(&self, request: Request<v1::WatchRunRequest>) -> RunsResult<Self::WatchStream> {
-        let deadline = read_deadline(&request);
+        let caller = StreamCaller::from_request(&request);
         let v1::WatchRunRequest { run, after } = request.into_inner();
         let open = async {
             let run = RunId::new(run.as_str())?;
             let records = self.0.control.watch_run(&run, after).await?;
             Ok(records.map(|record| record.map(to_run_event)))
         };
-        self.0.open_stream(create_call_span("Runs.Watch", &run), deadline, open).await
+        self.0.open_stream(create_call_span("Runs.Watch", &run), caller, open).await
     }
 
     type BoardStream = ItemStream<v1::Board>;
 
     async fn board(&self, request: Request<v1::BoardRequest>) -> RunsResult<Self::BoardStream> {
-        let deadline = read_deadline(&request);
+        let caller = StreamCaller::from_request(&request);
         let v1::BoardRequest { runs } = request.into_inner();
         let call = create_call_span("Runs.Board", &runs.join(","));
         let open = async {
@@ -129,7 +129,7 @@ impl runs_server::Runs for RunsService {
             }
             Ok(select_all(boards))
         };
-        self.0.open_stream(call, deadline, open).await
+        self.0.open_stream(call, caller, open).await
     }
 
     async fn samples(&self, request: Request<v1::SamplesRequest>) -> RunsResult<v1::SamplesPage> {

@@ -1,0 +1,107 @@
+//! Bounds what is open at a time, in all and of each member.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Counts what is open. Clones share the counts.
+#[derive(Debug, Clone)]
+pub(crate) struct MemberLimit {
+    what: &'static str,
+    most: usize,
+    member_most: usize,
+    open: Arc<Mutex<OpenCounts>>,
+}
+
+#[derive(Debug, Default)]
+struct OpenCounts {
+    all: usize,
+    /// Without those of nobody; has members with something open alone.
+    by_member: BTreeMap<String, usize>,
+}
+
+/// The place of something open, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct MemberPermit {
+    limit: MemberLimit,
+    member: Option<String>,
+}
+
+/// The reason why nothing more is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LimitReached {
+    #[error("{most} {what} are open already; try again later (G104)")]
+    InAll { what: &'static str, most: usize },
+    #[error("you have {most} open {what} already; wait until one ends (G104)")]
+    OfMember { what: &'static str, most: usize },
+}
+
+impl MemberLimit {
+    /// `what` names them in errors, in the plural.
+    pub(crate) fn new(what: &'static str, most: usize, member_most: usize) -> Self {
+        Self { what, most, member_most, open: Arc::default() }
+    }
+
+    /// Takes a place for a member; `None` in an open fleet, which knows no members.
+    pub(crate) fn take_place(&self, member: Option<String>) -> Result<MemberPermit, LimitReached> {
+        let what = self.what;
+        let mut open = self.lock();
+        if open.all >= self.most {
+            return Err(LimitReached::InAll { what, most: self.most });
+        }
+        if let Some(member) = &member {
+            let own = open.by_member.get(member).copied().unwrap_or(0);
+            if own >= self.member_most {
+                return Err(LimitReached::OfMember { what, most: self.member_most });
+            }
+            open.by_member.insert(member.clone(), own + 1);
+        }
+        open.all += 1;
+        drop(open);
+        Ok(MemberPermit { limit: self.clone(), member })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OpenCounts> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for MemberPermit {
+    fn drop(&mut self) {
+        let mut open = self.limit.lock();
+        open.all = open.all.saturating_sub(1);
+        let Some(member) = &self.member else { return };
+        match open.by_member.get_mut(member) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => drop(open.by_member.remove(member)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_member_leaves_room_for_others_and_all_together_have_a_bound() {
+        let limit = MemberLimit::new("streams", 9, 4);
+        let open = |member: &str| limit.take_place(Some(member.to_owned()));
+        let mut eve: Vec<MemberPermit> = (0..4).map(|_| open("eve").unwrap()).collect();
+        let refused = open("eve").unwrap_err().to_string();
+        assert_eq!(refused, "you have 4 open streams already; wait until one ends (G104)");
+        let bob = open("bob").unwrap();
+        eve.pop();
+        eve.push(open("eve").unwrap());
+        drop(bob);
+        assert_eq!(limit.lock().by_member.len(), 1, "bob is forgotten");
+
+        let unknown: Vec<MemberPermit> = (0..5).map(|_| limit.take_place(None).unwrap()).collect();
+        let full = LimitReached::InAll { what: "streams", most: 9 };
+        assert_eq!(open("bob").unwrap_err(), full);
+        assert_eq!(limit.take_place(None).unwrap_err(), full);
+        drop((unknown, eve));
+        let open = limit.lock();
+        assert_eq!((open.all, open.by_member.len()), (0, 0));
+    }
+}
