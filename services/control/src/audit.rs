@@ -355,7 +355,8 @@ impl FleetControl {
     /// Returns the prompts of a file in the store; `None` if they cannot be read.
     pub(crate) async fn load_prompts(&self, blob: Option<&v1::Blob>) -> Option<Vec<PromptEntry>> {
         let bytes = self.open_store().await.ok()?.get_blob(blob?, PROMPTS_BYTES_MAX).await.ok()?;
-        PromptEntry::parse_all(&bytes).ok()
+        // Parsing a large file takes seconds.
+        tokio::task::spawn_blocking(move || PromptEntry::parse_all(&bytes)).await.ok()?.ok()
     }
 
     /// Skips the check once any cycle was archived, because entries are then missing on purpose. A

@@ -22,6 +22,8 @@ pub(crate) enum LoadPromptsError {
     Get(#[from] GetError),
     #[error("read the prompts")]
     Parse(#[from] PromptsError),
+    #[error("read the prompts")]
+    Interrupted(#[from] tokio::task::JoinError),
 }
 
 impl LoadPromptsError {
@@ -29,6 +31,7 @@ impl LoadPromptsError {
         match self {
             Self::Get(error) => error.is_transient(),
             Self::Parse(_) => false,
+            Self::Interrupted(error) => error.is_cancelled(),
         }
     }
 }
@@ -55,10 +58,8 @@ async fn fetch_prompts(
     store: &Store,
     blob: Option<&v1::Blob>,
 ) -> Result<Vec<PromptEntry>, LoadPromptsError> {
-    match blob {
-        Some(blob) => {
-            Ok(PromptEntry::parse_all(&store.get_blob(blob, PROMPT_FILE_BYTES_MAX).await?)?)
-        }
-        None => Ok(Vec::new()),
-    }
+    let Some(blob) = blob else { return Ok(Vec::new()) };
+    let bytes = store.get_blob(blob, PROMPT_FILE_BYTES_MAX).await?;
+    // Parsing a large file takes seconds.
+    Ok(tokio::task::spawn_blocking(move || PromptEntry::parse_all(&bytes)).await??)
 }

@@ -34,8 +34,8 @@ const BUS_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const STREAMS_MAX: usize = 1024;
 /// Those of one member of a closed fleet: some scripts that watch each run of a sweep.
 const MEMBER_STREAMS_MAX: usize = 128;
-/// Each read holds all texts of a cycle in memory. Further reads wait.
-const SAMPLE_READS_MAX: usize = 2;
+/// Each read holds all facts of a cycle in memory. Further reads wait.
+const CYCLE_READS_MAX: usize = 2;
 /// The logged characters of a client's name. No valid id is longer.
 const NAME_CHARS_MAX: usize = 64;
 
@@ -115,21 +115,21 @@ pub(crate) struct CallContext {
     stop: CancellationToken,
     streams: MemberLimit,
     views: Arc<ViewCache>,
-    sample_read_permits: Arc<Semaphore>,
+    cycle_read_permits: Arc<Semaphore>,
     counts: CallCounts,
 }
 
 impl CallContext {
     pub(crate) fn new(control: FleetControl, stop: CancellationToken, counts: CallCounts) -> Self {
         let streams = MemberLimit::new("streams", STREAMS_MAX, MEMBER_STREAMS_MAX);
-        let sample_read_permits = Arc::new(Semaphore::new(SAMPLE_READS_MAX));
-        Self { control, stop, streams, views: Arc::default(), sample_read_permits, counts }
+        let cycle_read_permits = Arc::new(Semaphore::new(CYCLE_READS_MAX));
+        Self { control, stop, streams, views: Arc::default(), cycle_read_permits, counts }
     }
 
-    /// Waits for the permit to read a cycle's samples.
-    pub(crate) async fn acquire_sample_read(&self) -> Option<OwnedSemaphorePermit> {
+    /// Waits for the permit to read the facts of whole cycles.
+    pub(crate) async fn acquire_cycle_read(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
-        self.sample_read_permits.clone().acquire_owned().await.ok()
+        self.cycle_read_permits.clone().acquire_owned().await.ok()
     }
 
     pub(crate) fn fleet_view(&self) -> Arc<SharedView<FleetView>> {
@@ -138,7 +138,7 @@ impl CallContext {
 
     /// Returns the view of a run, whose existence the caller has checked.
     pub(crate) fn run_view(&self, run: &RunId) -> Result<Arc<SharedView<RunView>>, CallError> {
-        self.views.run_view(&self.control, run, &self.stop)
+        self.views.run_view(&self.control, run, &self.stop, &self.cycle_read_permits)
     }
 
     /// Answers a call within the time limit and the size limit.

@@ -74,6 +74,7 @@ impl checkpoints_server::Checkpoints for CheckpointsService {
             let a = arguments::check_checkpoint_ref(a)?;
             let b = arguments::check_checkpoint_ref(b)?;
             let alpha = if alpha == 0.0 { DEFAULT_ALPHA } else { alpha };
+            let _reading = self.0.acquire_cycle_read().await;
             let comparison = self.0.control.compare_checkpoints(&a, &b, &suite, alpha).await?;
             Ok(comparison_to_proto(comparison))
         };

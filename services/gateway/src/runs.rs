@@ -97,6 +97,7 @@ impl runs_server::Runs for RunsService {
         let audit = async {
             let run = RunId::new(run.as_str())?;
             let depth = if no_store { AuditDepth::Log } else { AuditDepth::Files };
+            let _reading = self.0.acquire_cycle_read().await;
             Ok(to_audit_report(self.0.control.audit_run(&run, depth, &|_| ()).await?))
         };
         self.0.answer_unary(create_call_span("Runs.Audit", &run), audit).await
@@ -137,7 +138,7 @@ impl runs_server::Runs for RunsService {
         let call = create_call_span("Runs.Samples", &request.run);
         let samples = async {
             let run = RunId::new(request.run.as_str())?;
-            let _reading = self.0.acquire_sample_read().await;
+            let _reading = self.0.acquire_cycle_read().await;
             Ok(self.0.control.get_samples_page(&run, &request).await?)
         };
         self.0.answer_unary(call, samples).await

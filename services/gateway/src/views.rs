@@ -14,7 +14,7 @@ use futures::{Stream, StreamExt, stream};
 use prost::Message;
 use run_view::{FleetView, RunView};
 use tokio::{
-    sync::watch,
+    sync::{Semaphore, watch},
     time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -203,12 +203,13 @@ impl ViewCache {
     }
 
     /// Returns the view of a run, and starts it if necessary. The caller has checked that the run
-    /// exists. Fails if 64 other runs have views.
+    /// exists. `reads` are permits to read an archive. Fails if 64 other runs have views.
     pub(crate) fn run_view(
         &self,
         control: &FleetControl,
         run: &RunId,
         stop: &CancellationToken,
+        reads: &Arc<Semaphore>,
     ) -> Result<Arc<SharedView<RunView>>, CallError> {
         let mut boards = self.run_views.lock().unwrap_or_else(PoisonError::into_inner);
         boards.retain(|_, live| live.strong_count() > 0);
@@ -223,7 +224,7 @@ impl ViewCache {
         spawn_follower(
             live.clone(),
             stop.clone(),
-            follow_run(control.clone(), run.clone(), live.clone()),
+            follow_run(control.clone(), run.clone(), live.clone(), reads.clone()),
         );
         Ok(live)
     }
@@ -257,9 +258,15 @@ fn spawn_follower<P: LiveView>(
 const RESTORED_CYCLES_MAX: usize = 50;
 
 /// Restores cycles that the log no longer contains.
-async fn restore_archived_cycles(control: &FleetControl, live: &SharedView<RunView>) {
+async fn restore_archived_cycles(
+    control: &FleetControl,
+    live: &SharedView<RunView>,
+    reads: &Semaphore,
+) {
     let forgotten = live.lock_view().as_ref().map_or(vec![], RunView::missing_archives);
     for archived in forgotten.into_iter().take(RESTORED_CYCLES_MAX) {
+        // The semaphore is never closed.
+        let _reading = reads.acquire().await.ok();
         match control.read_archive(&archived).await {
             Ok(records) => {
                 live.lock_view()
@@ -298,6 +305,7 @@ async fn follow_run(
     control: FleetControl,
     run: RunId,
     live: Arc<SharedView<RunView>>,
+    reads: Arc<Semaphore>,
 ) -> Result<(), CallRefusal> {
     let mut facts = control.bus().follow_facts(vec![format!("flotilla.{run}.>")], 0);
     let (mut caught_up, mut ended) = (false, false);
@@ -316,7 +324,7 @@ async fn follow_run(
             LogEvent::CaughtUp => {
                 caught_up = true;
                 live.publish_revision();
-                restore_archived_cycles(&control, &live).await;
+                restore_archived_cycles(&control, &live, &reads).await;
             }
             LogEvent::Unreadable { .. } => {}
         }
