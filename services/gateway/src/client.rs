@@ -8,6 +8,7 @@ mod membership_renewal;
 use std::{str::FromStr, time::Duration};
 
 use identity::SERVER_NAME;
+use tokio::time::timeout;
 use tonic::{
     Code, Request, Status,
     metadata::{Ascii, MetadataValue},
@@ -22,6 +23,8 @@ pub use authority_pin::{PinError, fetch_authority};
 pub use membership_renewal::MembershipRenewal;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// The limit of the connection and of the handshakes of TLS and HTTP/2.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// Longer than the gateway's own limit.
 const CALL_LIMIT: Duration = Duration::from_secs(40);
 
@@ -188,23 +191,23 @@ fn into_answer<T>(answered: Result<tonic::Response<T>, Status>) -> Result<T, Cli
 
 async fn open_channel(address: &str, ca_pem: &str) -> Result<Channel, ClientError> {
     let wrong = || ClientError::Address(address.to_owned());
-    let unreachable = |error: tonic::transport::Error| ClientError::Unreachable {
-        address: address.to_owned(),
-        problem: format_source_chain(&error),
-    };
+    let failed = |problem| ClientError::Unreachable { address: address.to_owned(), problem };
+    let unreachable = |error: tonic::transport::Error| failed(format_source_chain(&error));
     let tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(ca_pem))
         // The address of a box may change; the fleet's server name does not.
         .domain_name(SERVER_NAME);
-    Endpoint::from_str(&format!("https://{address}"))
+    let endpoint = Endpoint::from_str(&format!("https://{address}"))
         .map_err(|_| wrong())?
         .connect_timeout(CONNECT_LIMIT)
         .timeout(CALL_LIMIT)
         .tls_config(tls)
-        .map_err(unreachable)?
-        .connect()
-        .await
-        .map_err(unreachable)
+        .map_err(unreachable)?;
+    // The endpoint limits TCP alone; a program that says nothing would hold a renewal forever.
+    match timeout(OPEN_LIMIT, endpoint.connect()).await {
+        Ok(connected) => connected.map_err(unreachable),
+        Err(_) => Err(failed(format!("it accepts connections, but no TLS within {OPEN_LIMIT:?}"))),
+    }
 }
 
 #[derive(Clone)]

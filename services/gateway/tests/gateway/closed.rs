@@ -25,7 +25,7 @@ use store::Store;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     task::JoinSet,
     time::{Instant, timeout},
 };
@@ -651,6 +651,16 @@ async fn a_client_that_guesses_secrets_is_slowed_down() {
     assert!(slowed[0].metadata().contains_key("retry-after"), "{:?}", slowed[0]);
     // Members have rates of their own.
     fleet.admin().await.list_members().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_address_that_accepts_and_says_nothing_gives_way_to_the_next() {
+    let fleet = Closed::start().await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addresses = vec![silent.local_addr().unwrap().to_string(), fleet.address.clone()];
+    let target = GatewayTarget { addresses, ..fleet.target(None) };
+    let connected = timeout(PATIENCE, MembershipClient::connect_first(&target)).await;
+    assert_eq!(connected.unwrap().unwrap().address(), fleet.address);
 }
 
 #[tokio::test]
