@@ -30,11 +30,15 @@ pub(crate) fn health_service() -> (HealthReporter, HealthServer<impl Health>) {
 
 /// Updates the health status until the gateway stops, then ends the streams of its watchers.
 pub(crate) async fn report_health(health: &HealthReporter, bus: &Bus, stop: &CancellationToken) {
+    let mut last = None;
     while !stop.is_cancelled() {
         let status =
             if bus.is_connected() { ServingStatus::Serving } else { ServingStatus::NotServing };
-        for service in SERVICES {
-            health.set_service_status(service, status).await;
+        // Each one that is set is sent to all watchers.
+        if last.replace(status) != Some(status) {
+            for service in SERVICES {
+                health.set_service_status(service, status).await;
+            }
         }
         tokio::select! {
             () = sleep(CHECK_INTERVAL) => {}

@@ -82,7 +82,8 @@ const METHOD_REQUIREMENTS: &[(&str, &[(&str, AccessRequirement)])] = &[
     ),
     (
         "grpc.health.v1.Health",
-        &[("Check", AccessRequirement::Anonymous), ("Watch", AccessRequirement::Anonymous)],
+        // Probes check; a watch stays open.
+        &[("Check", AccessRequirement::Anonymous), ("Watch", AccessRequirement::AnyMember)],
     ),
     (
         "grpc.reflection.v1.ServerReflection",

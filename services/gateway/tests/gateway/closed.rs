@@ -35,6 +35,7 @@ use tonic::{
     codegen::http::uri::PathAndQuery,
     transport::{Certificate, Channel, ClientTlsConfig},
 };
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use wire::{AgentId, Fact, FactBody, FactKey, RunId, Subject, v1};
 
 use crate::rig::PATIENCE;
@@ -352,6 +353,10 @@ async fn each_scope_may_call_its_methods_and_no_others() {
     }
     let health = "/grpc.health.v1.Health/Check";
     is_let_through(&channel, health, None).await.unwrap();
+    let watch = "/grpc.health.v1.Health/Watch";
+    is_let_through(&channel, watch, None).await.unwrap_err();
+    let request = with(HealthCheckRequest::default(), &callers[0].1);
+    HealthClient::new(channel.clone()).watch(request).await.map(drop).unwrap();
     let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
     is_let_through(&channel, reflection, None).await.unwrap_err();
     is_let_through(&channel, reflection, Some(&callers[0].1)).await.unwrap();

@@ -47,10 +47,18 @@ async fn health_follows_the_bus_and_calls_without_it_are_unavailable() {
     for service in SERVICES {
         becomes(&rig.channel, service, ServingStatus::Serving).await;
     }
+    let request = HealthCheckRequest { service: SERVICES[0].into() };
+    let watched = HealthClient::new(rig.channel.clone()).watch(request).await.unwrap();
+    let mut watched = watched.into_inner();
+    let mut told = async || next(&mut watched).await.unwrap().unwrap().status();
+    assert_eq!(told().await, ServingStatus::Serving);
+    let again = timeout(Duration::from_millis(1200), told()).await;
+    assert!(again.is_err(), "a status that did not change is not sent again");
     ManagedServer::stop(&mut rig.nats).await;
     // Otherwise the server of another test may get the port, and answer.
     let held_port = TcpListener::bind((Ipv4Addr::LOCALHOST, rig.nats.client_port())).unwrap();
     becomes(&rig.channel, "flotilla.v1.Runs", ServingStatus::NotServing).await;
+    assert_eq!(told().await, ServingStatus::NotServing);
     assert_eq!(health(&rig.channel, "").await.unwrap(), ServingStatus::Serving);
     let status = rig.runs().list(v1::ListRunsRequest {}).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
