@@ -39,12 +39,13 @@ use crate::{
     middleware::{InnerService, Middleware},
     openai::OPENAI_PATHS,
     status::build_status,
-    submission_limit::{SUBMIT, SUBMIT_LIMIT},
+    submission_limit::{SUBMIT, SUBMIT_LIMIT, acquire_permit},
+    submitted_files,
 };
 
 /// base64 adds a third, and names take some space.
 const SUBMIT_JSON_BYTES_MAX: usize = SUBMIT_BYTES_MAX / 3 * 4 + REQUEST_BYTES_MAX;
-/// The submissions that are read at a time; further ones wait.
+/// The submissions in JSON that are received and answered at a time; further ones wait.
 const SUBMISSIONS_MAX: usize = 2;
 /// The limit to receive a request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -198,12 +199,13 @@ async fn answer_call(
         let words = format!("{name} is not a stream: request it as application/json (G111)");
         return Err(build_status(Code::InvalidArgument, words));
     }
+    let large = head.uri.path() == SUBMIT;
+    // Until the answer: the message is as large as its text.
+    let _room = match large {
+        true => Some(acquire_permit(&json.submission_permits, SUBMISSIONS_MAX).await?),
+        false => None,
+    };
     let message = {
-        let large = head.uri.path() == SUBMIT;
-        let _room = match large {
-            true => json.submission_permits.acquire().await.ok(),
-            false => None,
-        };
         let (limit, within) = match large {
             true => (SUBMIT_JSON_BYTES_MAX, SUBMIT_LIMIT),
             false => (REQUEST_BYTES_MAX, REQUEST_LIMIT),
@@ -214,6 +216,9 @@ async fn answer_call(
         })??;
         let text =
             if form == JsonFormat::Enveloped { envelope::unwrap_request(text)? } else { text };
+        if large {
+            submitted_files::check_json(&text)?;
+        }
         parse_message(method.input(), &text)?
     };
     let request = to_grpc_request(head, &message);

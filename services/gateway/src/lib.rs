@@ -35,6 +35,7 @@ mod stalled_stream;
 mod status;
 pub mod store_proxy;
 mod submission_limit;
+mod submitted_files;
 mod sweep;
 mod tls;
 mod views;

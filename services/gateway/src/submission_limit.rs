@@ -8,9 +8,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 use tonic::{
-    Code,
+    Code, Status,
     body::Body,
     codegen::{
         BoxFuture, Service,
@@ -21,7 +24,7 @@ use tonic::{
 
 use crate::{
     MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, SUBMIT_BYTES_MAX, rpc::runs_server::RunsServer,
-    runs::RunsService, status::build_status,
+    runs::RunsService, status::build_status, submitted_files::limit_files,
 };
 
 /// Further submissions wait in their connections.
@@ -56,6 +59,20 @@ impl BoundedRunsService {
     }
 }
 
+/// Waits for the permit to receive a submission; `most` of them are received at a time.
+pub(crate) async fn acquire_permit(
+    permits: &Arc<Semaphore>,
+    most: usize,
+) -> Result<OwnedSemaphorePermit, Status> {
+    match timeout(WAIT_LIMIT, permits.clone().acquire_owned()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        Ok(Err(_)) | Err(_) => {
+            let busy = format!("{most} runs are being submitted; try again later (G104)");
+            Err(build_status(Code::ResourceExhausted, busy))
+        }
+    }
+}
+
 impl NamedService for BoundedRunsService {
     const NAME: &'static str = <RunsServer<RunsService> as NamedService>::NAME;
 }
@@ -73,14 +90,13 @@ impl Service<Request<Body>> for BoundedRunsService {
         if !request.uri().path().ends_with("/Submit") {
             return self.others.call(request);
         }
-        let (mut submit, room) = (self.submit.clone(), self.permits.clone());
+        let (mut submit, permits) = (self.submit.clone(), self.permits.clone());
         Box::pin(async move {
-            let Ok(Ok(_permit)) = timeout(WAIT_LIMIT, room.acquire_owned()).await else {
-                let busy =
-                    format!("{SUBMISSIONS_MAX} runs are being submitted; try again later (G104)");
-                return Ok(build_status(Code::ResourceExhausted, busy).into_http());
+            let _permit = match acquire_permit(&permits, SUBMISSIONS_MAX).await {
+                Ok(permit) => permit,
+                Err(busy) => return Ok(busy.into_http()),
             };
-            match timeout(SUBMIT_LIMIT, submit.call(request)).await {
+            match timeout(SUBMIT_LIMIT, submit.call(request.map(limit_files))).await {
                 Ok(answered) => answered,
                 Err(_) => {
                     let late = format!(

@@ -96,6 +96,12 @@ async fn what_cannot_be_done_has_a_code_a_reason_and_its_http_status() {
     assert_eq!(status, StatusCode::NOT_IMPLEMENTED, "{error}");
     let long = json!({ "run": "r".repeat(80_000) });
     assert_eq!(call(&rig, "Runs/Get", &long).await.0, StatusCode::TOO_MANY_REQUESTS);
+    let mut many = submission();
+    many["files"] = (0..1001).map(|number| (format!("{number}"), json!(""))).collect();
+    let (status, error) = call(&rig, "Runs/Submit", &many).await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("more than 1000 files"), "{message}");
     rig.finish(&run).await;
     let (status, error) = call(&rig, "Runs/Cancel", &json!({ "run": run })).await;
     assert_eq!((status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("failed_precondition")));
