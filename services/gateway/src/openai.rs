@@ -4,6 +4,7 @@
 //! A request goes to an agent that serves the channel, over the bus, and its answer comes back in
 //! parts. Until the client has received a part of the answer, another agent can take over.
 
+mod channel_moves;
 mod completion_request;
 mod feedback;
 mod keeping;
@@ -32,6 +33,7 @@ use wire::AgentId;
 use crate::member_limit::{LimitReached, MemberLimit, MemberPermit};
 
 use self::{
+    channel_moves::ChannelMoves,
     completion_request::CompletionRequest,
     keeping::{AnswerRecorder, ExchangeKeeper, RedactionError},
     routing::{AgentRequest, ServingAgents},
@@ -71,6 +73,7 @@ const KEPT_HEADER: &str = "flotilla-kept-days";
 pub(crate) struct ModelProxy {
     control: FleetControl,
     client: ServingClient,
+    moves: ChannelMoves,
     agents: ServingAgents,
     limit: MemberLimit,
     keeper: ExchangeKeeper,
@@ -170,10 +173,11 @@ impl ModelProxy {
         let now = wire::clock::unix_time();
         let name = format!("{:x}{:x}", now.as_nanos(), std::process::id());
         let client = control.bus().open_serving_client(&name).await?;
-        let agents = ServingAgents::default();
+        let moves = ChannelMoves::default();
+        let agents = ServingAgents::new(moves.clone());
         let limit = MemberLimit::new("requests", REQUESTS_MAX, MEMBER_REQUESTS_MAX);
-        let keeper = ExchangeKeeper::new(control, redaction);
-        Ok(Self { control: control.clone(), client, agents, limit, keeper })
+        let keeper = ExchangeKeeper::new(control, moves.clone(), redaction);
+        Ok(Self { control: control.clone(), client, moves, agents, limit, keeper })
     }
 
     pub(crate) fn build_routes(&self) -> Router {
@@ -186,14 +190,15 @@ impl ModelProxy {
             .with_state(self.clone())
     }
 
-    /// Follows which agents serve what, and keeps requests, until dropped.
+    /// Follows channels and which agents serve them, and keeps requests, until dropped.
     pub(crate) async fn run(
         &self,
         bus: &Bus,
         members: &watch::Receiver<MembershipView>,
     ) -> Infallible {
         let statuses = self.agents.follow_statuses(bus, members);
-        let (never, _) = tokio::join!(statuses, self.keeper.run());
+        let moves = self.moves.follow_log(bus);
+        let (never, _, _) = tokio::join!(statuses, moves, self.keeper.write_exchanges());
         never
     }
 

@@ -73,12 +73,12 @@ impl RevocationList {
         self.members.values().filter(|known| !known.revoked).map(|known| &known.standing)
     }
 
-    /// Returns false if a name is that of a member without this role. An open fleet has no members, and
-    /// the fleet's own have no record.
-    pub fn may_have_role(&self, name: &str, role: MemberRole) -> bool {
+    /// Returns false if a name is that of a member without this role in this pool. An open fleet has
+    /// no members, and the fleet's own have no record.
+    pub fn may_have_role(&self, name: &str, role: MemberRole, pool: &str) -> bool {
         self.members.get(name).is_none_or(|known| {
-            let MemberKind::Agent { roles, .. } = &known.standing else { return false };
-            roles.contains(&role) && !known.revoked
+            let MemberKind::Agent { roles, pool: own } = &known.standing else { return false };
+            roles.contains(&role) && own.as_str() == pool && !known.revoked
         })
     }
 
@@ -133,9 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_has_the_roles_of_its_record() {
+    fn an_agent_has_the_roles_and_the_pool_of_its_record() {
         let mut roll = RevocationList::default();
-        assert!(roll.may_have_role("box-3", MemberRole::Server), "an open fleet");
+        let serves = |roll: &RevocationList, pool: &str| {
+            roll.may_have_role("box-3", MemberRole::Server, pool)
+        };
+        assert!(serves(&roll, "default"), "an open fleet");
         let standing = |roles: &[MemberRole]| {
             let (roles, pool) = (roles.iter().copied().collect(), "default".parse().unwrap());
             serde_json::to_string(&MemberKind::Agent { roles, pool }).unwrap()
@@ -151,7 +154,8 @@ mod tests {
             let value = String::from_utf8(value.to_vec()).unwrap();
             let value = value.replace(r#""coordinator""#, &standing(roles));
             roll.apply_event(MembersEvent::Value { key, value: value.into() });
-            assert_eq!(roll.may_have_role("box-3", MemberRole::Server), expected, "{roles:?}");
+            assert_eq!(serves(&roll, "default"), expected, "{roles:?}");
+            assert!(!serves(&roll, "other"), "{roles:?}");
         }
     }
 

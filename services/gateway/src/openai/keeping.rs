@@ -1,21 +1,18 @@
 //! Keeps requests and answers of channels that are set up for it.
 
 use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    path::PathBuf,
-    process::Command,
-    sync::{Arc, Mutex, PoisonError},
+    collections::BTreeMap, convert::Infallible, path::PathBuf, process::Command, sync::Arc,
     time::Duration,
 };
 
-use bus::{EXCHANGE_BYTES_MAX, LogEvent};
+use bus::EXCHANGE_BYTES_MAX;
 use control::FleetControl;
-use futures::StreamExt;
 use process::RunLimits;
 use serde_json::{Map, Value, json};
 use tokio::sync::{Semaphore, mpsc};
-use wire::{FactBody, FactKey, RunId, v1};
+use wire::{RunId, v1};
+
+use super::channel_moves::ChannelMoves;
 
 /// Exchanges that wait to be written; further ones are not kept.
 const WAITING_MAX: usize = 1024;
@@ -33,12 +30,11 @@ const REDACTION_LIMITS: RunLimits = RunLimits {
     stderr_of_success: false,
 };
 
-/// The channels that keep their requests, and the queue of what is to be kept. Clones share it.
+/// The queue of what is to be kept, of channels that keep their requests. Clones share it.
 #[derive(Clone)]
 pub(super) struct ExchangeKeeper {
     control: FleetControl,
-    /// The days for which channels keep requests, by the newest move.
-    days: Arc<Mutex<BTreeMap<RunId, (u64, u32)>>>,
+    moves: ChannelMoves,
     waiting: mpsc::Sender<KeptRequest>,
     receiver: Arc<tokio::sync::Mutex<mpsc::Receiver<KeptRequest>>>,
     /// A program that removes what must not be kept.
@@ -72,39 +68,19 @@ pub(super) struct AnswerRecorder {
 }
 
 impl ExchangeKeeper {
-    pub(super) fn new(control: &FleetControl, redaction: Option<PathBuf>) -> Self {
+    pub(super) fn new(
+        control: &FleetControl,
+        moves: ChannelMoves,
+        redaction: Option<PathBuf>,
+    ) -> Self {
         let (waiting, receiver) = mpsc::channel(WAITING_MAX);
         let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
-        let (days, redaction_permits) = (Arc::default(), Arc::new(Semaphore::new(REDACTIONS_MAX)));
-        Self { control: control.clone(), days, waiting, receiver, redaction, redaction_permits }
+        let redaction_permits = Arc::new(Semaphore::new(REDACTIONS_MAX));
+        Self { control: control.clone(), moves, waiting, receiver, redaction, redaction_permits }
     }
 
-    /// Follows the moves of channels and writes what is to be kept, until dropped.
-    pub(super) async fn run(&self) -> Infallible {
-        let (never, _) = tokio::join!(self.follow_channels(), self.write_exchanges());
-        never
-    }
-
-    async fn follow_channels(&self) -> Infallible {
-        let filters = vec!["flotilla.*.channel.*".to_owned()];
-        let mut facts = self.control.bus().follow_facts(filters, 0);
-        loop {
-            let Some(Ok(LogEvent::Record(record))) = facts.next().await else { continue };
-            let (FactKey::Channel { number }, FactBody::Channel(found)) =
-                (&record.fact.subject.key, &record.fact.body)
-            else {
-                continue;
-            };
-            let days = found.keeping.map_or(0, |keeping| keeping.days);
-            let mut known = self.days.lock().unwrap_or_else(PoisonError::into_inner);
-            let last = known.entry(record.fact.subject.run.clone()).or_default();
-            if *number > last.0 {
-                *last = (*number, days);
-            }
-        }
-    }
-
-    async fn write_exchanges(&self) -> Infallible {
+    /// Writes what is to be kept, until dropped.
+    pub(super) async fn write_exchanges(&self) -> Infallible {
         let mut receiver = self.receiver.lock().await;
         loop {
             let Some(KeptRequest { channel, exchange, days }) = receiver.recv().await else {
@@ -191,9 +167,7 @@ impl ExchangeKeeper {
     }
 
     fn days_of(&self, channel: &str) -> Option<u32> {
-        let channel = RunId::new(channel).ok()?;
-        let known = self.days.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&channel).map(|(_, days)| *days)
+        self.moves.find_newest(channel).map(|newest| newest.days)
     }
 }
 

@@ -14,6 +14,8 @@ use identity::MemberRole;
 use tokio::{sync::watch, time::Instant};
 use wire::{AgentId, v1};
 
+use super::channel_moves::ChannelMoves;
+
 /// Agents announce their status each second.
 const STATUS_AGE_MAX: Duration = Duration::from_secs(10);
 /// An agent that did not answer gets no requests for this long.
@@ -25,10 +27,13 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Default)]
 pub(super) struct ServingAgents {
     agents: Arc<Mutex<BTreeMap<AgentId, ServingAgent>>>,
+    /// What agents announce counts only as far as these allow it.
+    moves: ChannelMoves,
 }
 
 #[derive(Debug)]
 struct ServingAgent {
+    pool: String,
     served: Vec<v1::ServedChannel>,
     seen: Instant,
     /// Requests of this gateway that the agent works on.
@@ -70,15 +75,20 @@ impl Drop for AgentRequest {
 }
 
 impl ServingAgents {
+    pub(super) fn new(moves: ChannelMoves) -> Self {
+        Self { agents: Arc::default(), moves }
+    }
+
     /// Follows the statuses of all agents. Those of members without the role do not count: requests
-    /// would not reach them.
+    /// would not reach them. Nor do those of members that name another pool than their own.
     pub(super) async fn follow_statuses(
         &self,
         bus: &Bus,
         members: &watch::Receiver<MembershipView>,
     ) -> Infallible {
         let may_serve = |status: &v1::AgentStatus| {
-            members.borrow().revocations.may_have_role(&status.agent, MemberRole::Server)
+            let view = members.borrow();
+            view.revocations.may_have_role(&status.agent, MemberRole::Server, &status.pool)
         };
         loop {
             match bus.watch_statuses().await {
@@ -102,9 +112,15 @@ impl ServingAgents {
         let served = if is_gone { Vec::new() } else { status.served };
         let now = Instant::now();
         let mut agents = self.lock_agents();
-        let new = || ServingAgent { served: Vec::new(), seen: now, active: 0, suspect_until: None };
+        let new = || ServingAgent {
+            pool: String::new(),
+            served: Vec::new(),
+            seen: now,
+            active: 0,
+            suspect_until: None,
+        };
         let known = agents.entry(name).or_insert_with(new);
-        (known.served, known.seen) = (served, now);
+        (known.pool, known.served, known.seen) = (status.pool, served, now);
         // Open requests of the others count until they end.
         agents.retain(|_, it| it.active > 0 || !it.served.is_empty() && it.is_fresh(now));
     }
@@ -112,13 +128,17 @@ impl ServingAgents {
     /// Returns the agent with the newest model of a channel and the smallest load; `None` if no
     /// agent but those in `tried` serves it.
     pub(super) fn choose_agent(&self, channel: &str, tried: &[AgentId]) -> Option<AgentRequest> {
+        let newest = self.moves.find_newest(channel)?;
         let now = Instant::now();
         let mut agents = self.lock_agents();
         let candidates = agents.iter().filter_map(|(name, agent)| {
             let is_usable = agent.is_fresh(now)
                 && agent.suspect_until.is_none_or(|until| until < now)
                 && !tried.contains(name);
-            let served = agent.served.iter().find(|it| it.channel == channel && it.number > 0)?;
+            let is_this = |it: &&v1::ServedChannel| {
+                it.channel == channel && newest.allows(it.number, &agent.pool)
+            };
+            let served = agent.served.iter().find(is_this)?;
             is_usable.then(|| {
                 let load = f64::from(agent.active) / f64::from(served.slots.max(1));
                 (std::cmp::Reverse(served.number), load, name.clone())
@@ -142,8 +162,13 @@ impl ServingAgents {
         let now = Instant::now();
         let agents = self.lock_agents();
         let fresh = agents.values().filter(|it| it.is_fresh(now));
-        let served = fresh.flat_map(|agent| &agent.served).filter(|it| it.number > 0);
-        served.map(|it| it.channel.clone()).collect()
+        let served =
+            fresh.flat_map(|agent| agent.served.iter().map(move |it| (it, agent.pool.as_str())));
+        let is_allowed = |(it, pool): &(&v1::ServedChannel, &str)| {
+            let newest = self.moves.find_newest(&it.channel);
+            newest.is_some_and(|newest| newest.allows(it.number, pool))
+        };
+        served.filter(is_allowed).map(|(it, _)| it.channel.clone()).collect()
     }
 
     fn lock_agents(&self) -> MutexGuard<'_, BTreeMap<AgentId, ServingAgent>> {
@@ -153,6 +178,8 @@ impl ServingAgents {
 
 #[cfg(test)]
 mod tests {
+    use wire::{Fact, FactBody, FactKey, Record, Subject};
+
     use super::*;
 
     fn status(agent: &str, served: &[(&str, u64)]) -> v1::AgentStatus {
@@ -163,7 +190,21 @@ mod tests {
             ..Default::default()
         });
         let (served, roles) = (served.collect(), vec!["server".to_owned()]);
-        v1::AgentStatus { agent: agent.into(), served, roles, ..Default::default() }
+        let pool = "default".to_owned();
+        v1::AgentStatus { agent: agent.into(), served, roles, pool, ..Default::default() }
+    }
+
+    /// Returns no agents, with a channel `stable` whose newest move is the second one.
+    fn no_agents() -> ServingAgents {
+        let moves = ChannelMoves::default();
+        for number in 1..=2 {
+            let serving = v1::channel_move::Serving { pool: "default".into(), replicas: 0 };
+            let found = v1::ChannelMove { serving: Some(serving), ..Default::default() };
+            let subject = Subject::new(&"stable".parse().unwrap(), FactKey::Channel { number });
+            let fact = Fact { subject, body: FactBody::Channel(found) };
+            moves.apply_record(&Record { sequence: number, time_ms: 0, author: None, fact });
+        }
+        ServingAgents::new(moves)
     }
 
     fn chosen(agents: &ServingAgents, tried: &[&str]) -> Option<AgentRequest> {
@@ -173,7 +214,7 @@ mod tests {
 
     #[tokio::test]
     async fn requests_are_spread_and_go_to_the_newest_model() {
-        let agents = ServingAgents::default();
+        let agents = no_agents();
         agents.note_status(status("a", &[("stable", 1)]));
         agents.note_status(status("b", &[("stable", 1), ("other", 7)]));
         let first = chosen(&agents, &[]).unwrap();
@@ -187,9 +228,22 @@ mod tests {
         assert!(chosen(&agents, &["a", "b"]).is_none());
     }
 
+    #[tokio::test]
+    async fn an_agent_that_announces_what_cannot_be_gets_no_requests() {
+        let agents = no_agents();
+        agents.note_status(status("honest", &[("stable", 1)]));
+        agents.note_status(status("ahead", &[("stable", u64::MAX), ("invented", 1)]));
+        let other_pool = v1::AgentStatus { pool: "other".into(), ..status("b", &[("stable", 2)]) };
+        agents.note_status(other_pool);
+        assert_eq!(chosen(&agents, &[]).unwrap().agent().as_str(), "honest");
+        assert!(chosen(&agents, &["honest"]).is_none());
+        assert!(agents.choose_agent("invented", &[]).is_none());
+        assert_eq!(agents.served_channels(), ["stable".to_owned()].into());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn agents_that_are_silent_failed_or_still_load_get_no_requests() {
-        let agents = ServingAgents::default();
+        let agents = no_agents();
         agents.note_status(status("a", &[("stable", 0)]));
         assert!(chosen(&agents, &[]).is_none(), "it has not loaded the model");
         agents.note_status(status("a", &[("stable", 1)]));
