@@ -56,6 +56,9 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(3);
 /// Agents send something each second while they work on a request.
 const SILENCE_LIMIT: Duration = Duration::from_secs(5);
+/// An agent that sends nothing of an answer for this long does not work on it, whatever it says. An
+/// answer that is not streamed comes as a whole.
+const FIRST_PART_LIMIT: Duration = Duration::from_secs(3600);
 /// The longest wait for an agent that can answer: it may be loading the model.
 const AGENT_WAIT_LIMIT: Duration = Duration::from_secs(120);
 /// Agents that fail after they passed a request to their model; the request may be the cause.
@@ -211,7 +214,7 @@ impl ModelProxy {
         if parse_channel_name(&asked.model).is_err() {
             return Err(CompletionError::NoModel(asked.model));
         }
-        let deadline = Instant::now() + AGENT_WAIT_LIMIT;
+        let mut deadline = Instant::now() + AGENT_WAIT_LIMIT;
         let (mut tried, mut is_known, mut failures) = (Vec::new(), false, 0);
         let mut last = "none serves it yet; `flotilla channel list` shows which do".to_owned();
         loop {
@@ -236,7 +239,11 @@ impl ModelProxy {
                     return Ok(begun.into_response(permit, recorder));
                 }
                 Err(AgentFailure { message, was_silent, had_begun }) => {
-                    failures += u32::from(had_begun);
+                    if had_begun {
+                        failures += 1;
+                        // The time of its work is none in which there was no agent.
+                        deadline = Instant::now() + AGENT_WAIT_LIMIT;
+                    }
                     tracing::warn!(%agent, channel = asked.model, message, "asking another agent");
                     if was_silent {
                         self.agents.suspect_agent(&agent);
@@ -277,8 +284,11 @@ impl ModelProxy {
             Ok(Err(AgentFailure { message, was_silent, had_begun }))
         };
         let (mut head, mut first, mut had_begun) = (None, Vec::new(), false);
-        let mut limit = ACKNOWLEDGE_LIMIT;
+        let (mut limit, until) = (ACKNOWLEDGE_LIMIT, Instant::now() + FIRST_PART_LIMIT);
         loop {
+            if Instant::now() > until {
+                return failed("it only says that it works on it", false, had_begun);
+            }
             let Ok(part) = timeout(limit, parts.next_part()).await else {
                 return failed("it does not answer", true, had_begun);
             };
