@@ -87,7 +87,7 @@ fn prepare_training(objective: Option<Objective>) -> anyhow::Result<ModelTrainer
         micro_batch_tokens: 512,
         gradient_checkpointing: false,
         epochs: 1,
-        max_steps: Some(2),
+        max_steps: Some(1),
         max_tokens: 64,
         seed: 1,
     };
