@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{
     Semaphore,
     mpsc::{Receiver, Sender},
+    watch,
 };
 
 use crate::{
@@ -62,6 +63,8 @@ pub(crate) struct CompletionApi {
     template: Result<ChatTemplate, String>,
     limits: ModelLimits,
     requests: Sender<BatchRequest>,
+    /// True while the batch has no request; changes with each of its steps.
+    batch_idle: watch::Receiver<bool>,
     /// To read a request may take a hundred times its bytes.
     readers: Semaphore,
     /// Random number from which ids of answers, and seeds of requests without one, are derived.
@@ -156,7 +159,7 @@ impl CompletionApiError {
 }
 
 impl CompletionApi {
-    /// Opens the API of the models of a batch, which receives `requests`.
+    /// Opens the API of the models of a batch, which receives `requests` and reports its steps.
     ///
     /// # Errors
     /// The system has no random bytes.
@@ -165,7 +168,7 @@ impl CompletionApi {
         tokenizer: ModelTokenizer,
         template: Result<ChatTemplate, TemplateError>,
         limits: ModelLimits,
-        requests: Sender<BatchRequest>,
+        (requests, batch_idle): (Sender<BatchRequest>, watch::Receiver<bool>),
     ) -> io::Result<Self> {
         let mut secret = [0; 8];
         File::open("/dev/urandom")?.read_exact(&mut secret)?;
@@ -176,6 +179,7 @@ impl CompletionApi {
             template: template.map_err(|error| wire::format_error_chain(&error)),
             limits,
             requests,
+            batch_idle,
             readers: Semaphore::new(READERS_MAX),
             secret: u64::from_le_bytes(secret),
             count: AtomicU64::new(0),
@@ -184,6 +188,16 @@ impl CompletionApi {
 
     pub(crate) fn tokenizer(&self) -> Arc<ModelTokenizer> {
         self.tokenizer.clone()
+    }
+
+    /// Waits until the batch has no request, or has done a step. An engine that hangs does neither.
+    pub(crate) async fn await_step(&self) {
+        let mut batch_idle = self.batch_idle.clone();
+        let is_idle = *batch_idle.borrow_and_update();
+        if !is_idle {
+            // Without a batch, the process ends.
+            let _ = batch_idle.changed().await;
+        }
     }
 
     /// Sends a request to the batch.

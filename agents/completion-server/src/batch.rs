@@ -8,7 +8,7 @@ use engine::{
     BatchGenerator, FinishReason, GenerateError, ModelTokenizer, PromptInput, PromptRequest,
     SamplingParameters, ScoreOptions, TokenScore, TokenizerError,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::choice_text::ChoiceText;
 
@@ -107,14 +107,21 @@ impl CompletionBatch {
         Self { models, tokenizer, slots, requests: BTreeMap::new(), count: 0 }
     }
 
-    /// Answers requests until the inbox is closed.
+    /// Answers requests until the inbox is closed. Sends to `is_idle` after each step, and when it
+    /// waits for a request.
     ///
     /// # Errors
     /// The engine fails. All open requests get the error.
-    pub(crate) fn run(mut self, mut inbox: mpsc::Receiver<BatchRequest>) -> anyhow::Result<()> {
+    pub(crate) fn run(
+        mut self,
+        mut inbox: mpsc::Receiver<BatchRequest>,
+        is_idle: &watch::Sender<bool>,
+    ) -> anyhow::Result<()> {
         loop {
             if self.requests.is_empty() {
+                is_idle.send_replace(true);
                 let Some(request) = inbox.blocking_recv() else { return Ok(()) };
+                is_idle.send_replace(false);
                 self.admit_request(request);
             }
             while self.has_free_slot()
@@ -130,6 +137,7 @@ impl CompletionBatch {
                 }
                 return Err(error.into());
             }
+            is_idle.send_replace(false);
         }
     }
 

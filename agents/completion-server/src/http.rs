@@ -117,6 +117,7 @@ async fn answer_request(
 ) -> Response<AnswerBody> {
     let answered = match (request.method(), request.uri().path()) {
         (&Method::GET, "/health") => Ok(json_response(StatusCode::OK, &json!({ "status": "ok" }))),
+        (&Method::GET, "/slots") => report_step(api, request, expected).await,
         (&Method::POST, "/v1/completions") => complete(api, ApiKind::Text, request, expected).await,
         (&Method::POST, "/v1/chat/completions") => {
             complete(api, ApiKind::Chat, request, expected).await
@@ -134,10 +135,7 @@ async fn complete(
     request: Request<Incoming>,
     expected: &str,
 ) -> Result<Response<AnswerBody>, CompletionApiError> {
-    let key = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
-    if key != Some(expected.as_bytes()) {
-        return Err(CompletionApiError::Key);
-    }
+    check_key(&request, expected)?;
     let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await;
     let body = body.map_err(|_| CompletionApiError::Body)?.to_bytes();
     let answer = api.start_answer(kind, body).await?;
@@ -151,6 +149,23 @@ async fn complete(
     let mut response = Response::new(StreamBody::new(events).boxed_unsync());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     Ok(response)
+}
+
+/// Answers between two steps of the engine, as llama-server does: one that hangs gives no answer.
+/// llama-server describes its slots here.
+async fn report_step(
+    api: &CompletionApi,
+    request: Request<Incoming>,
+    expected: &str,
+) -> Result<Response<AnswerBody>, CompletionApiError> {
+    check_key(&request, expected)?;
+    api.await_step().await;
+    Ok(json_response(StatusCode::OK, &json!([])))
+}
+
+fn check_key(request: &Request<Incoming>, expected: &str) -> Result<(), CompletionApiError> {
+    let key = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    if key == Some(expected.as_bytes()) { Ok(()) } else { Err(CompletionApiError::Key) }
 }
 
 fn json_response(status: StatusCode, value: &Value) -> Response<AnswerBody> {

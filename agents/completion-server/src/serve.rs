@@ -10,7 +10,7 @@ use anyhow::Context;
 use chat_template::ChatTemplate;
 use engine::{BatchGenerator, LoraAdapter, MatrixDtype, ModelTokenizer};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
     api::{CompletionApi, ModelIndices, ModelLimits},
@@ -55,12 +55,13 @@ pub fn run_completion_server(
     let key = key.with_context(|| format!("read {}", key_file.display()))?;
     let models = LoadedModels::load(config, device, dtype)?;
     let (requests, inbox) = mpsc::channel(WAITING_MAX);
-    let api = models.open_api(config, requests)?;
+    let (is_idle, batch_idle) = watch::channel(true);
+    let api = models.open_api(config, requests, batch_idle)?;
     let batch = CompletionBatch::new(models.generators, api.tokenizer(), config.slots);
     let (ended, batch_end) = oneshot::channel();
     let draw = move || {
         // The receiver lives as long as the process.
-        let _ = ended.send(batch.run(inbox));
+        let _ = ended.send(batch.run(inbox, &is_idle));
     };
     std::thread::Builder::new().name("batch".into()).spawn(draw).context("start a thread")?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -116,11 +117,13 @@ impl LoadedModels {
         Ok(Self { generators, tokenizer, indices: ModelIndices { base, adapters } })
     }
 
-    /// Creates the API of the models, which sends requests to their batch.
+    /// Creates the API of the models, which sends requests to their batch. `batch_idle` changes with
+    /// each step of the batch.
     pub(crate) fn open_api(
         &self,
         config: &CompletionServerConfig,
         requests: mpsc::Sender<BatchRequest>,
+        batch_idle: watch::Receiver<bool>,
     ) -> anyhow::Result<CompletionApi> {
         let model = self.generators.first();
         let model = model.context("neither the base nor an adapter is served (A102)")?;
@@ -134,7 +137,7 @@ impl LoadedModels {
             self.tokenizer.clone(),
             template,
             limits,
-            requests,
+            (requests, batch_idle),
         );
         api.context("read random bytes")
     }

@@ -49,8 +49,8 @@ pub struct LlamaServerSettings {
 
 /// A program with llama-server's HTTP API, or the part of it that its clients use.
 ///
-/// It takes `--api-key-file` and `--host` with the path of a socket, or also `--port`, and answers
-/// `GET /health` with 200 once it is ready.
+/// It takes `--api-key-file` and `--host` with the path of a socket, or also `--port`, answers
+/// `GET /health` with 200 once it is ready, and `GET /slots` between two of its steps.
 #[derive(Debug, Clone)]
 pub struct ServerProgram {
     /// Names it in messages.

@@ -5,9 +5,10 @@ use engine::{
     PromptRequest, SampleCompletion, SamplingParameters,
 };
 use reqwest::Client;
+use tokio::sync::{mpsc, watch};
 
 use super::*;
-use crate::{CompletionServerConfig, run_completion_server};
+use crate::{CompletionServerConfig, run_completion_server, serve::LoadedModels};
 
 const KEY: &str = "secret";
 const PROMPT: &str = "def main(files, limit):";
@@ -250,6 +251,49 @@ async fn prompts_are_scored_as_the_engine_scores_texts() {
     assert_eq!(alone["usage"]["completion_tokens"], 0);
     let offsets = alone["choices"][0]["logprobs"]["text_offset"].as_array().unwrap();
     assert_eq!((offsets.len(), &offsets[0]), (tokens.len(), &json!(0)));
+}
+
+#[tokio::test]
+async fn a_check_is_answered_between_two_steps() {
+    let server = TestServer::start().await;
+    let check = async |key: &str| {
+        let request = server.http.get("http://localhost/slots").bearer_auth(key);
+        request.send().await.unwrap().status().as_u16()
+    };
+    assert_eq!((check("other").await, check(KEY).await), (401, 200), "it is idle");
+    let request = greedy(150);
+    let answer = server.post("/v1/completions", &request);
+    let checks = async {
+        for _ in 0..3 {
+            assert_eq!(check(KEY).await, 200);
+        }
+    };
+    let (answer, ()) = tokio::join!(answer, checks);
+    assert_eq!(answer["object"], "text_completion");
+}
+
+#[tokio::test]
+async fn an_engine_that_hangs_answers_no_check() {
+    let config = CompletionServerConfig {
+        base: golden::small_set().model_path("qwen2-tiny"),
+        adapters: Vec::new(),
+        serves_base: true,
+        alias: "served".into(),
+        slots: 1,
+        context: 200,
+    };
+    let models = LoadedModels::load(&config, "cpu", MatrixDtype::F32).unwrap();
+    let (requests, _inbox) = mpsc::channel(1);
+    let (is_idle, batch_idle) = watch::channel(true);
+    let api = models.open_api(&config, requests, batch_idle).unwrap();
+    api.await_step().await;
+    is_idle.send_replace(false);
+    let check = api.await_step();
+    tokio::pin!(check);
+    let pause = Duration::from_millis(100);
+    assert!(tokio::time::timeout(pause, &mut check).await.is_err(), "it has done no step");
+    is_idle.send_replace(false);
+    check.await;
 }
 
 #[tokio::test]
