@@ -312,7 +312,7 @@ impl ChannelServer {
             let Some(gone) = self.processes.remove(&base) else { continue };
             if let Some(models) = wanted.get(&base) {
                 let message =
-                    "the model's process ended; the agent's log has its last output (E104)";
+                    "the model's process ended or hung; the agent's log has its last output (E104)";
                 let all = (base, None);
                 if gone.since.elapsed() > STABLE_TIME {
                     self.failures.remove(&all);
@@ -474,9 +474,15 @@ impl ChannelServer {
         let (id, sender) = (request.id.clone(), answer.clone());
         let task = tokio::spawn(async move {
             let sent = match process {
-                Some((process, channel)) => {
-                    forwarding::answer_request(&process, &channel, &request, &answer).await
-                }
+                Some((process, channel)) => tokio::select! {
+                    sent = forwarding::answer_request(&process, &channel, &request, &answer) => {
+                        sent
+                    }
+                    () = process.hung().cancelled() => {
+                        let message = "the model's process hangs".to_owned();
+                        answer.send_part(AnswerPart::Refused { message }).await
+                    }
+                },
                 None => {
                     let message = format!("{} is not loaded here", request.channel);
                     answer.send_part(AnswerPart::Refused { message }).await

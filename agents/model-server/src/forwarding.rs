@@ -9,6 +9,7 @@ use serde_json::{json, value::RawValue};
 use wire::RunId;
 
 use crate::{
+    hang_watch::ActiveRequest,
     logprobs_rewriter::LogprobsRewriter,
     model_process::{MODEL_ALIAS, ModelProcess},
 };
@@ -25,7 +26,7 @@ pub(crate) async fn answer_request(
     request: &ServingRequest,
     answer: &AnswerSender,
 ) -> Result<(), ServingClosed> {
-    let _active = process.count_request();
+    let active = process.count_request();
     answer.send_part(AnswerPart::Waiting).await?;
     // A request may have a million small values, which would take hundreds of megabytes.
     let body: BTreeMap<String, Box<RawValue>> = match serde_json::from_slice(&request.body) {
@@ -54,7 +55,7 @@ pub(crate) async fn answer_request(
     let is_stream = has_events(&response);
     let rewriter = (lacks_lists && response.status() == StatusCode::OK)
         .then(|| LogprobsRewriter::new(is_stream));
-    forward_response(response, channel, rewriter, answer).await
+    forward_response(response, channel, rewriter, answer, &active).await
 }
 
 /// Returns true if an answer is streamed, as events.
@@ -83,6 +84,7 @@ async fn forward_response(
     channel: &RunId,
     mut rewriter: Option<LogprobsRewriter>,
     answer: &AnswerSender,
+    active: &ActiveRequest<'_>,
 ) -> Result<(), ServingClosed> {
     let content_type = response.headers().get(CONTENT_TYPE).and_then(|it| it.to_str().ok());
     let content_type = content_type.unwrap_or("application/json").to_owned();
@@ -94,6 +96,9 @@ async fn forward_response(
             Err(error) => return refuse_answer(answer, &error).await,
         };
         let has_ended = received.is_none();
+        if !has_ended {
+            active.note_part();
+        }
         let bytes = match (&mut rewriter, received) {
             (None, received) => received.unwrap_or_default(),
             (Some(rewriter), Some(bytes)) => rewriter.take_bytes(&bytes),

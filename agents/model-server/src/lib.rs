@@ -5,6 +5,7 @@
 //! - `channel_server` follows channels and agents, loads models and hands out requests.
 //! - `serving_engine` chooses the engine.
 //! - `model_process` runs one process with a base and its adapters.
+//! - `hang_watch` notices that a process hangs.
 //! - `forwarding` passes a request to it, and the answer back to the gateway.
 //! - `logprobs_rewriter` gives log-probabilities of llama-server OpenAI's form. Pure.
 //!
@@ -12,6 +13,7 @@
 
 mod channel_server;
 mod forwarding;
+mod hang_watch;
 mod logprobs_rewriter;
 mod model_process;
 mod placement;

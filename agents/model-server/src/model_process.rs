@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc,
     },
     time::Duration,
@@ -21,10 +21,11 @@ use llama::{LlamaServer, ServedModel, ServerAddress, ServerProgram};
 use serde_json::value::{RawValue, to_raw_value};
 use store::CachedTree;
 use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use wire::RunId;
 
 use crate::{
+    hang_watch::{ActiveRequest, ProcessActivity, await_hang},
     placement::ServedModels,
     serving_engine::{EmbeddedServer, ServingEngine},
 };
@@ -77,9 +78,11 @@ pub(crate) struct ModelProcess {
     key: String,
     /// The channels with an adapter, in the order of the process's numbers.
     adapters: Vec<RunId>,
-    active: AtomicU32,
+    activity: Arc<ProcessActivity>,
     has_room_for_second: Arc<AtomicBool>,
+    hung: CancellationToken,
     ended: CancellationToken,
+    _hang_watch: AbortOnDropHandle<()>,
     /// Closed when this is dropped, which ends the thread.
     _stop: mpsc::Sender<()>,
 }
@@ -88,15 +91,6 @@ pub(crate) struct ModelProcess {
 struct ReadyServer {
     address: ServerAddress,
     key: String,
-}
-
-/// Counts a request for as long as it is answered.
-pub(crate) struct ActiveRequest<'a>(&'a ModelProcess);
-
-impl Drop for ActiveRequest<'_> {
-    fn drop(&mut self) {
-        self.0.active.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl ModelProcess {
@@ -137,6 +131,7 @@ impl ModelProcess {
             (Arc::new(AtomicBool::new(false)), CancellationToken::new());
         let (slots, echoes_prompts) = (settings.slots, settings.engine.echoes_prompts());
         let writes_token_lists = settings.engine.writes_token_lists();
+        let hang_limit = settings.engine.hang_limit();
         let (fits, over) = (has_room_for_second.clone(), ended.clone());
         // The process dies with the thread that started it.
         std::thread::Builder::new()
@@ -149,16 +144,13 @@ impl ModelProcess {
             })
             .context("start a thread")?;
         let ready = is_ready.await.context("the thread of the model's process ended (X101)")??;
-        // llama-server closes a connection after some requests, perhaps while the next one is sent.
-        let client = bounded_http::client_builder().no_proxy().pool_max_idle_per_host(0);
-        let (client, root) = match &ready.address {
-            ServerAddress::Socket(path) => {
-                (client.unix_socket(path.as_path()), "http://localhost".to_owned())
-            }
-            ServerAddress::Port(port) => (client, format!("http://127.0.0.1:{port}")),
-        };
-        let http = client.build().context("set up the client of the model's process")?;
-        let (key, active) = (ready.key, AtomicU32::new(0));
+        let (http, root) = build_client(&ready.address)?;
+        let (key, activity) = (ready.key, Arc::<ProcessActivity>::default());
+        let hung = CancellationToken::new();
+        let check = (http.clone(), format!("{root}/slots"), key.clone());
+        let tokens = [hung.clone(), ended.clone()];
+        let watch = end_hung_process(check, activity.clone(), hang_limit, tokens, stop.clone());
+        let _hang_watch = AbortOnDropHandle::new(tokio::spawn(watch));
         Ok(Self {
             models,
             slots,
@@ -168,20 +160,21 @@ impl ModelProcess {
             root,
             key,
             adapters,
-            active,
+            activity,
             has_room_for_second,
+            hung,
             ended,
+            _hang_watch,
             _stop: stop,
         })
     }
 
     pub(crate) fn count_request(&self) -> ActiveRequest<'_> {
-        self.active.fetch_add(1, Ordering::Relaxed);
-        ActiveRequest(self)
+        self.activity.count_request()
     }
 
     pub(crate) fn active_requests(&self) -> u32 {
-        self.active.load(Ordering::Relaxed)
+        self.activity.active_requests()
     }
 
     /// Returns true if the machine has memory for a second process like this one.
@@ -189,7 +182,12 @@ impl ModelProcess {
         self.has_room_for_second.load(Ordering::Relaxed)
     }
 
-    /// Cancelled when the process has ended.
+    /// Cancelled when the process hangs, so that no request to it is answered.
+    pub(crate) fn hung(&self) -> &CancellationToken {
+        &self.hung
+    }
+
+    /// Cancelled when the process has ended, or hangs.
     pub(crate) fn ended(&self) -> &CancellationToken {
         &self.ended
     }
@@ -212,6 +210,35 @@ impl ModelProcess {
         let body = serde_json::to_string(&body).expect("it was read from JSON");
         request.header("content-type", "application/json").body(body).send().await
     }
+}
+
+/// Returns a client of the process at an address, and the beginning of its URLs.
+fn build_client(address: &ServerAddress) -> anyhow::Result<(reqwest::Client, String)> {
+    // llama-server closes a connection after some requests, perhaps while the next one is sent.
+    let client = bounded_http::client_builder().no_proxy().pool_max_idle_per_host(0);
+    let (client, root) = match address {
+        ServerAddress::Socket(path) => {
+            (client.unix_socket(path.as_path()), "http://localhost".to_owned())
+        }
+        ServerAddress::Port(port) => (client, format!("http://127.0.0.1:{port}")),
+    };
+    Ok((client.build().context("set up the client of the model's process")?, root))
+}
+
+/// Waits until a process hangs, cancels the tokens, and asks the thread that started it to end it.
+async fn end_hung_process(
+    (http, url, key): (reqwest::Client, String, String),
+    activity: Arc<ProcessActivity>,
+    limit: Duration,
+    tokens: [CancellationToken; 2],
+    stop: mpsc::Sender<()>,
+) {
+    await_hang(&activity, || http.get(&url).bearer_auth(&key), limit).await;
+    tracing::error!(?limit, "the model's process hangs and is ended");
+    // At once: the kernel may be unable to end it.
+    tokens.iter().for_each(CancellationToken::cancel);
+    // The thread may have ended.
+    let _ = stop.send(());
 }
 
 /// The models of a process in the form that its engine reads.
@@ -383,4 +410,28 @@ fn start_llama_server(
         states: directory,
     };
     Ok(LlamaServer::start(&llama.server, &serve)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_that_hangs_is_ended() {
+        // It accepts requests, and answers none.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (http, root) = build_client(&ServerAddress::Port(port)).unwrap();
+        let activity = Arc::<ProcessActivity>::default();
+        let _request = activity.count_request();
+        let tokens = [CancellationToken::new(), CancellationToken::new()];
+        let (stop, stopped) = mpsc::channel();
+        let check = (http, format!("{root}/slots"), "key".to_owned());
+        let limit = Duration::from_millis(300);
+        end_hung_process(check, activity.clone(), limit, tokens.clone(), stop).await;
+        assert!(tokens.iter().all(CancellationToken::is_cancelled));
+        assert_eq!(stopped.try_recv(), Ok(()), "its thread ends it");
+    }
 }

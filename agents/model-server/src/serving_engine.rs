@@ -8,6 +8,12 @@ use completion_server::CompletionServerConfig;
 use generator::{GeneratorLimits, GeneratorPaths, LlamaCppGenerator};
 use llama::{ProcessEnvironment, ServerProgram};
 
+/// The time after which a process on a GPU hangs if it does nothing. The first prompt may compile
+/// kernels for 150 s.
+const HANG_LIMIT: Duration = Duration::from_secs(300);
+/// The same without a GPU, where one step may compute many long prompts.
+const CPU_HANG_LIMIT: Duration = Duration::from_secs(3600);
+
 /// The engine that the user asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServingEngineChoice {
@@ -78,6 +84,15 @@ impl ServingEngine {
         Ok(engine)
     }
 
+    /// Returns the time after which a process that does nothing counts as hung.
+    pub(crate) fn hang_limit(&self) -> Duration {
+        let uses_gpu = match self {
+            Self::LlamaCpp(llama) => llama.server.device.is_some(),
+            Self::Embedded(embedded) => embedded.uses_gpu(),
+        };
+        if uses_gpu { HANG_LIMIT } else { CPU_HANG_LIMIT }
+    }
+
     /// Returns true if the engine can answer with the log-probabilities of a prompt.
     pub(crate) fn echoes_prompts(&self) -> bool {
         matches!(self, Self::Embedded(_))
@@ -90,6 +105,10 @@ impl ServingEngine {
 }
 
 impl EmbeddedServer {
+    fn uses_gpu(&self) -> bool {
+        self.launch.device != "cpu"
+    }
+
     /// Returns the time limit for loading the models.
     pub(crate) fn ready_limit(&self) -> Duration {
         GeneratorLimits::from_launcher(&self.launch).ready_limit
@@ -115,7 +134,7 @@ impl EmbeddedServer {
             program: command.program,
             arguments: command.arguments,
             environment: ProcessEnvironment::new(&variables, &command.unset),
-            on_device: self.launch.device != "cpu",
+            on_device: self.uses_gpu(),
         })
     }
 }
