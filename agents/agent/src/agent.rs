@@ -189,9 +189,8 @@ impl Agent {
         let commands = bus.receive_commands(&config.id).await?;
         let handle = handle_commands(commands, self.drain_request, drain.clone(), ended.clone());
         background.spawn(handle);
-        let draining =
-            announce_drain(drain.clone(), roles.clone(), live_status.clone(), ended.clone());
-        background.spawn(draining);
+        let task = announce_drain(drain.clone(), roles.clone(), live_status.clone(), ended.clone());
+        background.spawn(task);
         let grace = roles.iter().map(|role| role.grace()).max().unwrap_or_default();
         let (status, record_interval) = (live_status.clone(), config.intervals.status_record);
         let announcing =
@@ -203,10 +202,9 @@ impl Agent {
         let task = run_background_tasks(tasks, (&drain, &stop), live_status.clone(), failed);
         let report = report_status(self.status_reporter, bus.clone(), live_status.clone());
         let stop_jobs = CancellationToken::new();
-        let drained = drain.clone();
         #[rustfmt::skip]
         let shared = AgentContext {
-            config, bus, store, cache, live_status, runs, telemetry, stop_jobs, drain: drained,
+            config, bus, store, cache, live_status, runs, telemetry, stop_jobs, drain: drain.clone(),
         };
         spawn_background(&shared, &roles, &background, &ended);
         let loops = roles.into_iter().zip(queues).map(|(role, queue)| {

@@ -180,12 +180,8 @@ impl CallContext {
             Ok(OpenCallStream { items, stop, deadline, span, sent: 0, _open, _permit: permit })
         };
         let flow = self.record_call(call, flow).await?;
-        let stalled = || {
-            let error = CallError::ReaderStalled { limit: STALL_LIMIT };
-            Err(Status::from(CallRefusal::from(error)))
-        };
         let items = stream::unfold(Some(flow), next_item).boxed();
-        Ok(Response::new(end_when_stalled(items, stalled)))
+        Ok(Response::new(end_when_stalled(items, || Err(refuse_stalled_reader()))))
     }
 
     async fn record_call<T>(
@@ -227,6 +223,11 @@ impl CallContext {
         }
         Ok(())
     }
+}
+
+/// Returns the last item of a stream that nobody reads.
+fn refuse_stalled_reader() -> Status {
+    CallRefusal::from(CallError::ReaderStalled { limit: STALL_LIMIT }).into()
 }
 
 /// Warns if the gateway is at fault or at a limit.

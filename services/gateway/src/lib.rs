@@ -38,6 +38,7 @@ mod submission_limit;
 mod submitted_files;
 mod sweep;
 mod tls;
+mod transfer_limit;
 mod views;
 
 use std::{convert::Infallible, io, net::SocketAddr, path::PathBuf, time::Duration};

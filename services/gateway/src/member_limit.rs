@@ -1,11 +1,11 @@
-//! Bounds what is open at a time, in all and of each member.
+//! Bounds what is open or held at a time, in all and of each member.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Counts what is open. Clones share the counts.
+/// Counts what is open or held. Clones share the counts.
 #[derive(Debug, Clone)]
 pub(crate) struct MemberLimit {
     what: &'static str,
@@ -17,15 +17,16 @@ pub(crate) struct MemberLimit {
 #[derive(Debug, Default)]
 struct OpenCounts {
     all: usize,
-    /// Without those of nobody; has members with something open alone.
+    /// Without those of nobody; has members with a count alone.
     by_member: BTreeMap<String, usize>,
 }
 
-/// The place of something open, until it is dropped.
+/// What a member has of a limit, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct MemberPermit {
     limit: MemberLimit,
     member: Option<String>,
+    count: usize,
 }
 
 /// The reason why nothing more is opened.
@@ -33,7 +34,7 @@ pub(crate) struct MemberPermit {
 pub(crate) enum LimitReached {
     #[error("{most} {what} are open already; try again later (G104)")]
     InAll { what: &'static str, most: usize },
-    #[error("you have {most} open {what} already; wait until one ends (G104)")]
+    #[error("you have {most} {what} open already; wait until one ends (G104)")]
     OfMember { what: &'static str, most: usize },
 }
 
@@ -45,21 +46,14 @@ impl MemberLimit {
 
     /// Takes a place for a member; `None` in an open fleet, which knows no members.
     pub(crate) fn take_place(&self, member: Option<String>) -> Result<MemberPermit, LimitReached> {
-        let what = self.what;
-        let mut open = self.lock();
-        if open.all >= self.most {
-            return Err(LimitReached::InAll { what, most: self.most });
-        }
-        if let Some(member) = &member {
-            let own = open.by_member.get(member).copied().unwrap_or(0);
-            if own >= self.member_most {
-                return Err(LimitReached::OfMember { what, most: self.member_most });
-            }
-            open.by_member.insert(member.clone(), own + 1);
-        }
-        open.all += 1;
-        drop(open);
-        Ok(MemberPermit { limit: self.clone(), member })
+        let mut permit = self.take_nothing(member);
+        permit.resize(1)?;
+        Ok(permit)
+    }
+
+    /// Returns a permit that is resized later.
+    pub(crate) fn take_nothing(&self, member: Option<String>) -> MemberPermit {
+        MemberPermit { limit: self.clone(), member, count: 0 }
     }
 
     fn lock(&self) -> MutexGuard<'_, OpenCounts> {
@@ -67,15 +61,40 @@ impl MemberLimit {
     }
 }
 
+impl MemberPermit {
+    /// Counts this many in place of those counted before.
+    ///
+    /// # Errors
+    /// They would be too many; the count stays.
+    pub(crate) fn resize(&mut self, count: usize) -> Result<(), LimitReached> {
+        let MemberLimit { what, most, member_most, .. } = self.limit;
+        let mut open = self.limit.lock();
+        let all = open.all.saturating_sub(self.count) + count;
+        if count > self.count && all > most {
+            return Err(LimitReached::InAll { what, most });
+        }
+        if let Some(member) = &self.member {
+            let own = open.by_member.get(member).copied().unwrap_or(0);
+            let own = own.saturating_sub(self.count) + count;
+            if count > self.count && own > member_most {
+                return Err(LimitReached::OfMember { what, most: member_most });
+            }
+            match own {
+                0 => drop(open.by_member.remove(member)),
+                _ => drop(open.by_member.insert(member.clone(), own)),
+            }
+        }
+        open.all = all;
+        drop(open);
+        self.count = count;
+        Ok(())
+    }
+}
+
 impl Drop for MemberPermit {
     fn drop(&mut self) {
-        let mut open = self.limit.lock();
-        open.all = open.all.saturating_sub(1);
-        let Some(member) = &self.member else { return };
-        match open.by_member.get_mut(member) {
-            Some(own) if *own > 1 => *own -= 1,
-            _ => drop(open.by_member.remove(member)),
-        }
+        // Less is always possible.
+        let _ = self.resize(0);
     }
 }
 
@@ -89,7 +108,7 @@ mod tests {
         let open = |member: &str| limit.take_place(Some(member.to_owned()));
         let mut eve: Vec<MemberPermit> = (0..4).map(|_| open("eve").unwrap()).collect();
         let refused = open("eve").unwrap_err().to_string();
-        assert_eq!(refused, "you have 4 open streams already; wait until one ends (G104)");
+        assert_eq!(refused, "you have 4 streams open already; wait until one ends (G104)");
         let bob = open("bob").unwrap();
         eve.pop();
         eve.push(open("eve").unwrap());

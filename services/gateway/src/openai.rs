@@ -8,15 +8,19 @@ mod channel_moves;
 mod completion_request;
 mod feedback;
 mod keeping;
+mod request_limit;
 mod routing;
 
-use std::{convert::Infallible, path::PathBuf, time::Duration};
+use std::{convert::Infallible, io, path::PathBuf, time::Duration};
 
 use axum::{
     Router,
     body::{Body, Bytes, to_bytes},
     extract::{Request, State},
-    http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE},
+    http::{
+        HeaderValue, Response, StatusCode,
+        header::{CONTENT_LENGTH, CONTENT_TYPE},
+    },
     routing::{any, get, post},
 };
 use bus::{AnswerHead, AnswerPart, AnswerReceiver, Bus, EXCHANGE_BYTES_MAX, ServingClient};
@@ -30,22 +34,18 @@ use tokio::{
 };
 use wire::AgentId;
 
-use crate::member_limit::{LimitReached, MemberLimit, MemberPermit};
-
 use self::{
     channel_moves::ChannelMoves,
     completion_request::CompletionRequest,
     keeping::{AnswerRecorder, ExchangeKeeper, RedactionError},
+    request_limit::{RequestLimit, RequestPermit},
     routing::{AgentRequest, ServingAgents},
 };
+use crate::{member_limit::LimitReached, transfer_limit::transfer_limit};
 
 /// The prefix of all paths here.
 pub(crate) const OPENAI_PATHS: &str = "/v1/";
 
-/// Requests that are answered or wait, in all.
-const REQUESTS_MAX: usize = 1024;
-/// Those of one member of a closed fleet.
-const MEMBER_REQUESTS_MAX: usize = 256;
 /// A conversation, in bytes of JSON; fits into a message of the bus.
 const BODY_BYTES_MAX: usize = 4 << 20;
 /// Feedback with an edit, in bytes of JSON.
@@ -67,6 +67,9 @@ const FAILURES_MAX: u32 = 4;
 const CLIENT_WAIT_LIMIT: Duration = Duration::from_secs(60);
 /// Pieces of an answer that wait for the client.
 const PIECES_WAITING_MAX: usize = 64;
+/// The same of an answer that is not streamed, and the bytes of each.
+const WHOLE_PIECES_WAITING_MAX: usize = 2;
+const WHOLE_PIECE_BYTES: usize = 64 << 10;
 const AGENT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Tells clients for how many days the request and its answer are kept.
 const KEPT_HEADER: &str = "flotilla-kept-days";
@@ -78,7 +81,7 @@ pub(crate) struct ModelProxy {
     client: ServingClient,
     moves: ChannelMoves,
     agents: ServingAgents,
-    limit: MemberLimit,
+    limit: RequestLimit,
     keeper: ExchangeKeeper,
 }
 
@@ -178,7 +181,7 @@ impl ModelProxy {
         let client = control.bus().open_serving_client(&name).await?;
         let moves = ChannelMoves::default();
         let agents = ServingAgents::new(moves.clone());
-        let limit = MemberLimit::new("requests", REQUESTS_MAX, MEMBER_REQUESTS_MAX);
+        let limit = RequestLimit::default();
         let keeper = ExchangeKeeper::new(control, moves.clone(), redaction);
         Ok(Self { control: control.clone(), client, moves, agents, limit, keeper })
     }
@@ -206,7 +209,7 @@ impl ModelProxy {
     }
 
     async fn complete(&self, request: Request) -> Result<Response<Body>, CompletionError> {
-        let permit = self.limit.take_place(caller_name(&request))?;
+        let mut permit = self.limit.open_request(caller_name(&request))?;
         let path = request.uri().path().to_owned();
         let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
         let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
@@ -231,7 +234,7 @@ impl ModelProxy {
                 continue;
             };
             let (agent, number) = (request.agent().clone(), request.number());
-            match self.ask_agent(request, &asked, &path, body.clone()).await? {
+            match self.ask_agent(request, &asked, (&path, body.clone()), &mut permit).await? {
                 Ok(begun) => {
                     let streams = asked.stream == Some(true);
                     let recorder = self.keeper.record_request(&asked.model, number, &body, streams);
@@ -274,8 +277,8 @@ impl ModelProxy {
         &self,
         request: AgentRequest,
         asked: &CompletionRequest,
-        path: &str,
-        body: Bytes,
+        (path, body): (&str, Bytes),
+        permit: &mut RequestPermit,
     ) -> Result<Result<BegunAnswer, AgentFailure>, CompletionError> {
         let agent: &AgentId = request.agent();
         let mut parts = self.client.send_request(agent, &asked.model, path, body).await?;
@@ -310,6 +313,7 @@ impl ModelProxy {
                         let message = format!("its answer exceeds {ANSWER_BYTES_MAX} bytes");
                         return Err(CompletionError::NoAgent(message));
                     }
+                    permit.hold_bytes(first.len())?;
                 }
                 Some(AnswerPart::End) => break,
             }
@@ -325,7 +329,7 @@ impl ModelProxy {
 impl BegunAnswer {
     fn into_response(
         self,
-        permit: MemberPermit,
+        permit: RequestPermit,
         mut recorder: Option<AnswerRecorder>,
     ) -> Response<Body> {
         let kept_days = recorder.as_ref().map(AnswerRecorder::days);
@@ -334,12 +338,13 @@ impl BegunAnswer {
         }
         let status = StatusCode::from_u16(self.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
         let kind = HeaderValue::from_str(&self.head.content_type);
+        let whole_bytes = self.rest.is_none().then_some(self.first.len());
         let body = match self.rest {
             None => {
                 if let Some(recorder) = recorder {
                     recorder.finish();
                 }
-                Body::from(self.first)
+                send_whole(self.first, permit)
             }
             Some(parts) => {
                 let (pieces, waiting) = mpsc::channel(PIECES_WAITING_MAX);
@@ -357,6 +362,9 @@ impl BegunAnswer {
         *response.status_mut() = status;
         let kind = kind.unwrap_or(HeaderValue::from_static("application/json"));
         response.headers_mut().insert(CONTENT_TYPE, kind);
+        if let Some(bytes) = whole_bytes {
+            response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(bytes));
+        }
         if let Some(days) = kept_days {
             response.headers_mut().insert(KEPT_HEADER, HeaderValue::from(days));
         }
@@ -364,12 +372,43 @@ impl BegunAnswer {
     }
 }
 
+/// Returns a body with a whole answer. The answer and its permit stay until the client has taken it,
+/// or takes it too slowly: a body that is not read would keep them.
+fn send_whole(answer: Bytes, permit: RequestPermit) -> Body {
+    let (pieces, waiting) = mpsc::channel(WHOLE_PIECES_WAITING_MAX);
+    let bytes = answer.len();
+    tokio::spawn(async move {
+        let _permit = permit;
+        let send = async {
+            for piece in answer.chunks(WHOLE_PIECE_BYTES) {
+                // A slice of the answer would keep all of it.
+                if pieces.send(Bytes::copy_from_slice(piece)).await.is_err() {
+                    return;
+                }
+            }
+        };
+        if timeout(transfer_limit(bytes as u64), send).await.is_err() {
+            tracing::info!("a client took an answer too slowly; it was cut");
+        }
+    });
+    let next =
+        async |(mut waiting, left): (mpsc::Receiver<Bytes>, usize)| match waiting.recv().await {
+            Some(piece) => {
+                let left = left - piece.len();
+                Some((Ok(piece), (waiting, left)))
+            }
+            None if left > 0 => Some((Err(io::Error::other("the answer was cut")), (waiting, 0))),
+            None => None,
+        };
+    Body::from_stream(stream::unfold((waiting, bytes), next))
+}
+
 /// A streamed answer of which the client has received a part.
 struct PumpedAnswer {
     parts: AnswerReceiver,
     request: AgentRequest,
     recorder: Option<AnswerRecorder>,
-    _permit: MemberPermit,
+    _permit: RequestPermit,
 }
 
 impl PumpedAnswer {
@@ -426,7 +465,7 @@ async fn answer_request(State(proxy): State<ModelProxy>, request: Request) -> Re
 
 async fn answer_feedback(State(proxy): State<ModelProxy>, request: Request) -> Response<Body> {
     let answer = async {
-        let _permit = proxy.limit.take_place(caller_name(&request))?;
+        let _permit = proxy.limit.open_request(caller_name(&request))?;
         let body = to_bytes(request.into_body(), FEEDBACK_BYTES_MAX).await;
         let body = body.map_err(|error| CompletionError::Body(error.to_string()))?;
         proxy.accept_feedback(&body).await
@@ -474,7 +513,7 @@ fn json_response(status: StatusCode, value: &serde_json::Value) -> Response<Body
 mod tests {
     use wire::RunId;
 
-    use super::*;
+    use super::{request_limit::ANSWERS_MIB_MAX, *};
 
     #[test]
     fn feedback_for_a_forgotten_channel_is_not_found() {
@@ -484,5 +523,25 @@ mod tests {
         let busy = ChannelError::Busy(RunId::new("stable").unwrap());
         let error = CompletionError::NotKept(FeedbackError::Channel(busy));
         assert_eq!(error.status().0, StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_whole_answer_takes_memory_until_its_client_has_read_it_or_is_too_slow() {
+        const BYTES: usize = 3 << 20;
+        let limit = RequestLimit::default();
+        let send = || {
+            let mut permit = limit.open_request(None).unwrap();
+            permit.hold_bytes(BYTES).unwrap();
+            send_whole(vec![7; BYTES].into(), permit)
+        };
+        let has_all_room =
+            || limit.open_request(None).unwrap().hold_bytes(ANSWERS_MIB_MAX << 20).is_ok();
+        let (read, left) = (send(), send());
+        assert!(!has_all_room());
+        assert_eq!(to_bytes(read, BYTES).await.unwrap(), vec![7; BYTES]);
+        assert!(!has_all_room(), "the other one is not read");
+        sleep(transfer_limit(BYTES as u64) + Duration::from_secs(1)).await;
+        assert!(has_all_room(), "its client takes nothing");
+        assert!(to_bytes(left, BYTES).await.is_err(), "it is cut");
     }
 }

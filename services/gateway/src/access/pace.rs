@@ -28,15 +28,11 @@ use super::AccessDenied;
 use crate::{
     status::build_status,
     submission_limit::{SUBMIT, SUBMIT_LIMIT},
+    transfer_limit::{MEMBER_LIMIT, transfer_limit},
 };
 
 /// Such bodies have a few hundred bytes.
 const UNAUTHENTICATED_LIMIT: Duration = Duration::from_secs(10);
-/// The limit of a member's body, without the time that depends on the length of an upload.
-const MEMBER_LIMIT: Duration = Duration::from_secs(60);
-/// The least mean rate of an upload in bytes per second. A slower upload would occupy a connection
-/// for too long; Flotilla's own clients cancel a part that is slower.
-const UPLOAD_RATE_MIN: u64 = 32 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestSender {
@@ -80,7 +76,7 @@ fn find_limit(request: &Request<Body>, sender: RequestSender) -> Duration {
             let length = request.headers().get(header::CONTENT_LENGTH);
             let length = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
             let bytes = length.unwrap_or_default().min(store::PIECE_BYTES_MAX);
-            MEMBER_LIMIT + Duration::from_secs(bytes / UPLOAD_RATE_MIN)
+            transfer_limit(bytes)
         }
         RequestSender::Member => MEMBER_LIMIT,
     }
