@@ -93,7 +93,7 @@ impl StoreProxy {
             StoreRequest::Hello => self.answer_hello().await,
             StoreRequest::Get { key, range, head: true, .. } => self.head_object(&key, range).await,
             StoreRequest::Get { key, range, through, .. } => {
-                self.get_object(&key, range, through).await
+                self.get_object((owner, &key), range, through).await
             }
             StoreRequest::List { below, directories } => self.list_keys(&below, directories).await,
             StoreRequest::Put { key, bytes } => self.put_object((owner, &key), bytes, body).await,
@@ -109,7 +109,8 @@ impl StoreProxy {
             }
             StoreRequest::PutPart { key, part, bytes } => {
                 check_piece_size(bytes)?;
-                let permit = self.transfers.acquire_permit(bytes).await?;
+                let held = self.held_bytes(&key, bytes);
+                let permit = self.transfers.acquire_permit(owner, held).await?;
                 let body = transfer::receive_body(body);
                 let part = self.objects.put_part((owner, &key), &part, body, bytes).await?;
                 drop(permit);
@@ -162,20 +163,21 @@ impl StoreProxy {
     /// Returns an object or a range of it, or a redirect to a signed URL unless `through` is set.
     async fn get_object(
         &self,
-        key: &RelativePath,
+        (caller, key): (&str, &RelativePath),
         range: Option<ByteRange>,
         through: bool,
     ) -> ProxyResult {
         if !through && let Some(url) = run_in_time(self.objects.sign_url(key, &What::Get)).await? {
             return redirect_to(&url);
         }
-        let permit = self.transfers.acquire_permit(0).await?;
+        let permit = self.transfers.acquire_permit(caller, 0).await?;
         let size = run_in_time(self.objects.object_size(key)).await?;
         let mut response = Response::new(Body::empty());
         let range = set_range_headers(&mut response, range, size)?;
         if !range.is_empty() {
+            let bytes = range.end - range.start;
             let pieces = run_in_time(self.objects.read_range(key, range)).await?;
-            *response.body_mut() = transfer::send_object(pieces, permit);
+            *response.body_mut() = transfer::send_object(pieces, bytes, permit);
         }
         Ok(response)
     }
@@ -198,7 +200,8 @@ impl StoreProxy {
         body: Body,
     ) -> ProxyResult {
         check_piece_size(bytes)?;
-        let permit = self.transfers.acquire_permit(bytes).await?;
+        let held = self.held_bytes(key, bytes);
+        let permit = self.transfers.acquire_permit(owner, held).await?;
         let mut body = Box::pin(transfer::receive_body(body));
         if self.is_committed(key).await? {
             // Read the whole body, as a client expects no response before its end.
@@ -212,6 +215,12 @@ impl StoreProxy {
         self.objects.put_object((owner, key), body, bytes).await?;
         drop(permit);
         Ok(no_content())
+    }
+
+    /// Returns the number of bytes of a body that are in memory at once: all of them if they are sent
+    /// to a bucket in one piece, or compared.
+    fn held_bytes(&self, key: &RelativePath, bytes: u64) -> u64 {
+        if self.objects.are_local() && !is_manifest(key) { 0 } else { bytes }
     }
 
     /// Accepts bytes that are equal to the existing manifest, which never changes.

@@ -98,6 +98,12 @@ impl Store {
 }
 
 impl StoreObjects {
+    /// Returns true if the objects are files of this machine, to which bytes are written as they
+    /// arrive; otherwise each piece is in memory until it is sent on.
+    pub fn are_local(&self) -> bool {
+        self.backend.local.is_some()
+    }
+
     /// Returns the size of an object in bytes.
     pub async fn object_size(&self, key: &RelativePath) -> Result<u64, StorageError> {
         let key = object_path(key);

@@ -89,23 +89,27 @@ pub(crate) fn run_swarm_node(part: &str) -> anyhow::Result<()> {
 /// Serves a directory to all callers as readers, until the process is killed.
 async fn serve_store(listen: SocketAddr, directory: PathBuf) -> anyhow::Result<Infallible> {
     let store = Store::open(&format!("file://{}", directory.display())).await?;
-    let name: AgentId = "bench".parse()?;
-    let routes = gateway::store_proxy::build_routes(&store).layer(axum::middleware::map_request(
-        move |mut request: Request| {
-            let (scope, roles) = (Some(UserScope::Reader), [].into());
-            let (name, public_key, expires_at) = (name.clone(), String::new(), None);
-            let caller =
-                GatewayCaller { name, scope, roles, public_key, expires_at, is_recorded: false };
-            request.extensions_mut().insert(caller);
-            async { request }
-        },
-    ));
+    let routes = gateway::store_proxy::build_routes(&store);
     let listener = TcpListener::bind(listen).await.context("listen for the bench")?;
     print_message(&"ready")?;
+    let mut connections = 0;
     loop {
         let (socket, _) = listener.accept().await?;
         let _ = socket.set_nodelay(true);
-        let service = TowerToHyperService::new(routes.clone());
+        connections += 1;
+        // The proxy limits the transfers of each caller.
+        let name: AgentId = format!("bench-{connections}").parse()?;
+        let routes =
+            routes.clone().layer(axum::middleware::map_request(move |mut request: Request| {
+                let (scope, roles) = (Some(UserScope::Reader), [].into());
+                let (name, public_key, expires_at) = (name.clone(), String::new(), None);
+                let is_recorded = false;
+                let caller =
+                    GatewayCaller { name, scope, roles, public_key, expires_at, is_recorded };
+                request.extensions_mut().insert(caller);
+                async { request }
+            }));
+        let service = TowerToHyperService::new(routes);
         tokio::spawn(async move {
             // A broken connection is reported by its client.
             let _ = Builder::new(TokioExecutor::new())

@@ -29,8 +29,11 @@ pub(super) enum StoreProxyError {
     Copy { key: String },
     #[error("range not satisfiable: the object has {size} bytes (G110)")]
     Range { size: u64 },
-    #[error("too many transfers: the limit is {transfers}; try again later (G104)")]
-    Busy { transfers: usize },
+    #[error(
+        "too many transfers: the limit is {transfers}, and {own} of one member; try again later \
+         (G104)"
+    )]
+    Busy { transfers: usize, own: usize },
     #[error("the store did not answer in {seconds} s (S105)")]
     TimedOut { seconds: u64 },
     #[error(transparent)]
