@@ -10,22 +10,27 @@ use anyhow::Context;
 use bus::{Bus, LogEvent, PublishError, PublishOutcome, ReadError};
 use cycle::{JobSizing, PlannerInputs, ReissueTimeouts, RunSet, WriteCommand, fail_run};
 use futures::StreamExt;
-use store::Store;
+use store::{PutError, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use wire::{Record, RunId};
+use wire::{Fact, Record, RunId};
 
 use crate::{
     agent_registry::AgentRegistry,
     archive::{self, CycleRetention},
     metrics::FleetMetrics,
-    prompts::RunPrompts,
+    prompts::{LoadPromptsError, RunPrompts},
+    store_tasks::StoreTasks,
 };
 
 /// Facts folded before the next decision, when many are waiting.
 const FACTS_PER_BATCH: usize = 4096;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The time in which an iteration waits for the store; then it continues without the runs that need
+/// it.
+const STORE_WAIT: Duration = Duration::from_secs(2);
 
 /// Minimum time between two straggler checks caused by agents that became idle.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(300);
@@ -71,8 +76,9 @@ pub struct LoopStatus {
 ///
 /// For example, a samples fact makes its run dirty; the planner returns the next generate orders,
 /// which are published in one batch and come back through the log. The blob of a command is stored
-/// before its fact is published. A failed write is not retried by itself: the next tick marks the
-/// run as dirty, and the planner decides again.
+/// before its fact is published; if that takes longer than [`STORE_WAIT`], the other runs continue. A
+/// failed or slow write is not retried by itself: the next tick marks the run as dirty, and the
+/// planner decides again.
 struct CoordinatorLoop {
     bus: Bus,
     store: Store,
@@ -84,6 +90,9 @@ struct CoordinatorLoop {
     caught_up: bool,
     /// Prompts of open runs, once fetched.
     prompts: BTreeMap<RunId, RunPrompts>,
+    prompt_loads: StoreTasks<Result<RunPrompts, LoadPromptsError>>,
+    /// Return the facts whose blobs they have stored.
+    blob_writes: StoreTasks<Result<Vec<Fact>, PutError>>,
     clock: LogClock,
     /// Caused by an agent that became idle.
     last_idle_check: Instant,
@@ -133,6 +142,8 @@ pub async fn run(
         runs: RunSet::default(),
         caught_up: false,
         prompts: BTreeMap::new(),
+        prompt_loads: StoreTasks::default(),
+        blob_writes: StoreTasks::default(),
         clock: LogClock { last_ms: 0, received_at: Instant::now() },
         last_idle_check: Instant::now(),
     };
@@ -226,24 +237,40 @@ impl CoordinatorLoop {
             // The retry tick asks the queue again.
             tracing::warn!(error = format!("{error:#}"), "advancing the queue");
         }
+        let store_deadline = tokio::time::Instant::now() + STORE_WAIT;
         for id in self.runs.take_dirty() {
-            if let Err(error) = self.advance_run(&id).await {
+            if let Err(error) = self.advance_run(&id, store_deadline).await {
                 // The retry tick marks the run as dirty again.
                 tracing::warn!(run = %id, error = format!("{error:#}"), "advancing a run");
             }
         }
         let desk = &self.runs;
         self.prompts.retain(|id, _| desk.find_run(id).is_some());
+        self.prompt_loads.retain_runs(|id| desk.find_run(id).is_some());
+        self.blob_writes.retain_runs(|id| desk.find_run(id).is_some());
     }
 
-    /// Fails the run if its prompts are invalid or a fact is too large for the bus.
-    async fn advance_run(&mut self, id: &RunId) -> anyhow::Result<()> {
+    /// Fails the run if its prompts are invalid or a fact is too large for the bus. Waits for the
+    /// store until the deadline; a later tick continues.
+    async fn advance_run(
+        &mut self,
+        id: &RunId,
+        store_deadline: tokio::time::Instant,
+    ) -> anyhow::Result<()> {
         let Some(run) = self.runs.find_run(id) else { return Ok(()) };
+        if self.blob_writes.is_running(id) {
+            return Ok(());
+        }
         if !self.prompts.contains_key(id) {
-            match RunPrompts::load_prompts(&self.store, &run.spec).await {
-                Ok(prompts) => drop(self.prompts.insert(id.clone(), prompts)),
-                Err(error) if error.is_transient() => return Err(error.into()),
-                Err(error) => {
+            let load = || {
+                let (store, spec) = (self.store.clone(), run.spec.clone());
+                async move { RunPrompts::load_prompts(&store, &spec).await }
+            };
+            match self.prompt_loads.poll_task(id, store_deadline, load).await {
+                None => return Ok(()),
+                Some(Ok(prompts)) => drop(self.prompts.insert(id.clone(), prompts)),
+                Some(Err(error)) if error.is_transient() => return Err(error.into()),
+                Some(Err(error)) => {
                     let message = format!("{:#}", anyhow::Error::from(error));
                     return self.execute_commands(vec![fail_run(id, message)]).await;
                 }
@@ -260,7 +287,10 @@ impl CoordinatorLoop {
             check_stragglers: true,
             now_ms: self.clock.now_ms(),
         };
-        let commands = self.runs.next_commands(id, inputs);
+        let mut commands = self.runs.next_commands(id, inputs);
+        if !self.store_blobs(id, &mut commands, store_deadline).await? {
+            return Ok(());
+        }
         let Err(error) = self.execute_commands(commands).await else { return Ok(()) };
         let is_final = |error: &PublishError| {
             matches!(error, PublishError::TooLarge { .. }) || error.is_occupied()
@@ -271,16 +301,43 @@ impl CoordinatorLoop {
         Err(error)
     }
 
-    /// Writes all blobs first, because a fact must never refer to a missing blob, then all facts in
-    /// one batch.
-    async fn execute_commands(&mut self, commands: Vec<WriteCommand>) -> anyhow::Result<()> {
-        let mut facts = Vec::with_capacity(commands.len());
-        for WriteCommand { fact, blob } in commands {
-            if let Some(bytes) = blob {
-                self.store.put_blob(bytes.into()).await.context("store a dataset")?;
+    /// Stores the blobs of a run's commands, because a fact must never refer to a missing blob.
+    /// Returns false while they are being stored: the planner then decides again.
+    async fn store_blobs(
+        &mut self,
+        id: &RunId,
+        commands: &mut [WriteCommand],
+        deadline: tokio::time::Instant,
+    ) -> anyhow::Result<bool> {
+        let (mut facts, mut blobs) = (Vec::new(), Vec::new());
+        for command in commands {
+            if let Some(blob) = command.blob.take() {
+                facts.push(command.fact.clone());
+                blobs.push(blob);
             }
-            facts.push(fact);
         }
+        if blobs.is_empty() {
+            return Ok(true);
+        }
+        let write = || {
+            let (store, facts) = (self.store.clone(), facts.clone());
+            async move {
+                for blob in blobs {
+                    store.put_blob(blob.into()).await?;
+                }
+                Ok::<_, PutError>(facts)
+            }
+        };
+        let Some(stored) = self.blob_writes.poll_task(id, deadline, write).await else {
+            return Ok(false);
+        };
+        // A later fact may have changed the plan while they were stored.
+        Ok(stored.context("store a dataset")? == facts)
+    }
+
+    /// Publishes the facts of commands in one batch. Their blobs are stored.
+    async fn execute_commands(&mut self, commands: Vec<WriteCommand>) -> anyhow::Result<()> {
+        let facts: Vec<Fact> = commands.into_iter().map(|command| command.fact).collect();
         let published = self.bus.publish_all(&facts).await?;
         for (fact, published) in facts.iter().zip(published) {
             let sequence = published.log_sequence();

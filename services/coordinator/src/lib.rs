@@ -8,6 +8,7 @@ mod control_loop;
 mod metrics;
 mod metrics_page;
 mod prompts;
+mod store_tasks;
 
 pub use self::metrics::{FleetMetrics, RunMetrics, TrainSampleCounts};
 pub use archive::CycleRetention;
