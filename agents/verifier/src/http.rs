@@ -1,72 +1,24 @@
 //! A server as a verifier: it answers the request of the plug-in protocol with a verdict. Every
 //! failure of the server is an `error`, never a failed sample.
 
-use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
-use bounded_http::BoundedResponse;
-use tokio::time::Instant;
 use wire::v1::verifier::Http;
 
 use crate::{
     calls::VerifyItem,
-    endpoint_client::{
-        EndpointClient, EndpointError, FIRST_PAUSE, KeyVariable, PAUSE_MAX, is_busy,
-    },
+    endpoint_client::{Endpoint, EndpointError},
     host_process::OUTPUT_BYTES_MAX,
     judge_result::JudgeResult,
     plugin_answer,
 };
 
-const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
-
-const EXCERPT_CHARS_MAX: usize = 200;
-
-/// The address of the server and the time in which it must answer.
+/// The server that answers verdicts.
 #[derive(Debug)]
-pub(crate) struct HttpVerifier {
-    url: String,
-    key: Option<KeyVariable>,
-    timeout: Duration,
-    client: EndpointClient,
-    /// Requests that got any answer but that the server is busy.
-    answers: AtomicU64,
-    /// Why a whole time limit brought no answer. A request that meets the same outage again is not
-    /// repeated.
-    outage: Mutex<Option<Outage>>,
-}
-
-/// A reason to repeat a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outage {
-    NoConnection,
-    /// The server asks to come back.
-    Busy,
-}
-
-/// The reason why a request got no verdict.
-struct FailedRequest {
-    problem: String,
-    outage: Option<Outage>,
-    is_timeout: bool,
-}
+pub(crate) struct HttpVerifier(Endpoint);
 
 impl From<&Http> for HttpVerifier {
     fn from(settings: &Http) -> Self {
-        let limit = Duration::try_from_secs_f64(settings.timeout_s).unwrap_or(Duration::ZERO);
-        Self {
-            url: settings.url.clone(),
-            key: KeyVariable::from_setting(&settings.key_env),
-            timeout: limit.min(TIMEOUT_MAX),
-            client: EndpointClient::default(),
-            answers: AtomicU64::new(0),
-            outage: Mutex::default(),
-        }
+        let Http { url, key_env, timeout_s, .. } = settings;
+        Self(Endpoint::new(url.clone(), key_env, *timeout_s, OUTPUT_BYTES_MAX))
     }
 }
 
@@ -76,98 +28,13 @@ impl HttpVerifier {
             Ok(body) => body,
             Err(error) => return JudgeResult::input_error(error.to_string()),
         };
-        let answered = self.client.block_on(|http| self.request_verdict(http, body));
-        let judged = answered.and_then(|answer| {
+        let judged = self.0.post_json(&body).and_then(|answer| {
             let verdict = plugin_answer::parse_verdict(&answer);
             verdict.map_err(|problem| format!("it answered no verdict: {problem}").into())
         });
         judged.unwrap_or_else(|error: EndpointError| {
-            error.into_result(&format!("the verifier at {}", self.url))
+            error.into_result(&format!("the verifier at {}", self.0.url()))
         })
-    }
-
-    /// Returns the body of a successful answer. Repeats the request while the server is busy. The
-    /// server is unreachable if no other request was answered in the meantime either.
-    async fn request_verdict(
-        &self,
-        http: reqwest::Client,
-        body: String,
-    ) -> Result<Vec<u8>, EndpointError> {
-        let began = Instant::now();
-        let deadline = began + self.timeout;
-        let answers = self.answers.load(Ordering::Relaxed);
-        let (mut pause, mut requests) = (FIRST_PAUSE, 1);
-        let mut last: Option<(String, Outage)> = None;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let sent = self.send_once(&http, &body, left).await;
-            let is_silent = |failed: &FailedRequest| failed.outage.is_some() || failed.is_timeout;
-            if !sent.as_ref().is_err_and(is_silent) {
-                self.answers.fetch_add(1, Ordering::Relaxed);
-                self.remember_outage(None);
-            }
-            let failed = match sent {
-                Ok(answer) => return Ok(answer),
-                Err(failed) => failed,
-            };
-            let (problem, outage) = match (last.take(), failed.outage) {
-                // The last request may have had little time: the server's own words say more.
-                (Some(last), _) if failed.is_timeout => last,
-                (_, Some(outage)) => (failed.problem, outage),
-                _ => return Err(failed.problem.into()),
-            };
-            let is_over = failed.outage.is_none() || Instant::now() + pause >= deadline;
-            if is_over || self.last_outage() == Some(outage) {
-                let is_unreachable = self.answers.load(Ordering::Relaxed) == answers;
-                self.remember_outage(is_unreachable.then_some(outage));
-                let problem = match requests {
-                    1 => problem,
-                    more => format!("{problem}, after {more} requests"),
-                };
-                return Err(EndpointError { problem, is_unreachable });
-            }
-            last = Some((problem, outage));
-            tokio::time::sleep(pause).await;
-            requests += 1;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-    }
-
-    fn last_outage(&self) -> Option<Outage> {
-        *self.outage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remember_outage(&self, outage: Option<Outage>) {
-        *self.outage.lock().unwrap_or_else(PoisonError::into_inner) = outage;
-    }
-
-    async fn send_once(
-        &self,
-        http: &reqwest::Client,
-        body: &str,
-        timeout: Duration,
-    ) -> Result<Vec<u8>, FailedRequest> {
-        let failed = |problem| FailedRequest { problem, outage: None, is_timeout: false };
-        let mut request = http.post(&self.url).timeout(timeout);
-        if let Some(key) = &self.key {
-            request = key.add_key(request).map_err(failed)?;
-        }
-        let request = request.header("content-type", "application/json").body(body.to_owned());
-        let response = bounded_http::send_request(request, |_| OUTPUT_BYTES_MAX).await;
-        let BoundedResponse { status, body } = response.map_err(|error| FailedRequest {
-            problem: wire::format_error_chain(&error),
-            outage: error.is_connect().then_some(Outage::NoConnection),
-            is_timeout: error.is_timeout(),
-        })?;
-        let too_long = || failed(format!("it answered more than {OUTPUT_BYTES_MAX} bytes"));
-        let body = body.ok_or_else(too_long)?;
-        if status.is_success() {
-            return Ok(body);
-        }
-        let excerpt: String =
-            String::from_utf8_lossy(&body).trim().chars().take(EXCERPT_CHARS_MAX).collect();
-        let outage = is_busy(status).then_some(Outage::Busy);
-        Err(FailedRequest { outage, ..failed(format!("{status}: {excerpt}")) })
     }
 }
 
@@ -177,7 +44,7 @@ mod tests {
         io::{Read, Write},
         net::{SocketAddr, TcpListener, TcpStream},
         thread::JoinHandle,
-        time::Instant,
+        time::{Duration, Instant},
     };
 
     use wire::v1::verdicts::Outcome;
@@ -325,6 +192,46 @@ mod tests {
         assert!(result.is_unreachable && !result.detail.contains("requests"), "{result:?}");
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
         drop(served);
+    }
+
+    #[test]
+    fn a_server_that_is_silent_to_two_completions_is_unreachable() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let verifier = verifier(listener.local_addr().unwrap(), 0.3);
+        for (completion, is_unreachable) in [("a", false), ("a", false), ("b", true), ("a", true)] {
+            let item = VerifyItem { completion: completion.into(), ..item() };
+            let result = verifier.judge_item(&item);
+            assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
+            assert_eq!(result.is_unreachable, is_unreachable, "{completion}: {result:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_answers_in_between_is_not_unreachable() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let served = std::thread::spawn(move || {
+            let mut open = Vec::new();
+            for answers in [false, true, false] {
+                let (mut stream, _) = listener.accept().unwrap();
+                read_request(&mut stream);
+                if answers {
+                    let pass = answer("200 OK", r#"{"outcome": "pass"}"#);
+                    stream.write_all(pass.as_bytes()).unwrap();
+                }
+                open.push(stream);
+            }
+            open
+        });
+        let verifier = verifier(address, 2.0);
+        for (completion, outcome) in
+            [("a", Outcome::Error), ("b", Outcome::Pass), ("c", Outcome::Error)]
+        {
+            let item = VerifyItem { completion: completion.into(), ..item() };
+            let result = verifier.judge_item(&item);
+            assert!(result.outcome == outcome && !result.is_unreachable, "{result:?}");
+        }
+        served.join().unwrap();
     }
 
     #[test]

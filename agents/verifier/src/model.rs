@@ -1,24 +1,13 @@
 //! A model as a judge, behind an OpenAI-compatible endpoint. Every failure of the endpoint is an
 //! `error`, never a failed sample.
 
-use std::time::Duration;
-
-use bounded_http::BoundedResponse;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use wire::v1::verifier::LlmJudge;
 
 use crate::{
-    calls::VerifyItem,
-    endpoint_client::{
-        EndpointClient, EndpointError, FIRST_PAUSE, KeyVariable, PAUSE_MAX, is_busy,
-    },
-    judge::find_document,
-    judge_result::JudgeResult,
+    calls::VerifyItem, endpoint_client::Endpoint, judge::find_document, judge_result::JudgeResult,
 };
-
-const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
@@ -27,13 +16,10 @@ const EXCERPT_CHARS_MAX: usize = 200;
 /// The endpoint, the prompt template and the reward at which a sample passes.
 #[derive(Debug)]
 pub(crate) struct ModelJudge {
-    url: String,
+    endpoint: Endpoint,
     model: String,
     prompt: String,
-    key: Option<KeyVariable>,
-    timeout: Duration,
     pass_at: f64,
-    client: EndpointClient,
 }
 
 /// The model must answer this object.
@@ -50,32 +36,24 @@ impl ModelJudge {
         if !judge.prompt.contains("{completion}") {
             return Err("the judge's prompt must contain {completion}".into());
         }
-        let limit = Duration::try_from_secs_f64(judge.timeout_s).unwrap_or(Duration::ZERO);
+        let url = format!("{}/chat/completions", judge.url.trim_end_matches('/'));
         Ok(Self {
-            url: format!("{}/chat/completions", judge.url.trim_end_matches('/')),
+            endpoint: Endpoint::new(url, &judge.key_env, judge.timeout_s, ANSWER_BYTES_MAX),
             model: judge.model.clone(),
             prompt: judge.prompt.clone(),
-            key: KeyVariable::from_setting(&judge.key_env),
-            timeout: limit.min(TIMEOUT_MAX),
             pass_at: judge.pass_at,
-            client: EndpointClient::default(),
         })
     }
 
     pub(crate) fn judge_item(&self, item: &VerifyItem) -> JudgeResult {
-        let asked = self.client.block_on(|http| self.request_grade(http, item));
+        let asked = self.endpoint.post_json(&self.build_request(item));
         match asked.and_then(|body| Ok(self.parse_grade(&body)?)) {
             Ok(result) => result,
-            Err(error) => error.into_result(&format!("the judge at {}", self.url)),
+            Err(error) => error.into_result(&format!("the judge at {}", self.endpoint.url())),
         }
     }
 
-    /// Returns the body of a successful answer. Repeats the request while the endpoint is busy.
-    async fn request_grade(
-        &self,
-        client: reqwest::Client,
-        item: &VerifyItem,
-    ) -> Result<Vec<u8>, EndpointError> {
+    fn build_request(&self, item: &VerifyItem) -> String {
         // A completion that contains `{answer}` does not receive the answer.
         let values = [
             ("{prompt}", item.question_text()),
@@ -88,29 +66,7 @@ impl ModelJudge {
             "temperature": 0,
             "messages": [{ "role": "user", "content": content }],
         });
-        let (asked, deadline) = (asked.to_string(), Instant::now() + self.timeout);
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let mut request = client.post(&self.url).timeout(left);
-            if let Some(key) = &self.key {
-                request = key.add_key(request)?;
-            }
-            let request = request.header("content-type", "application/json").body(asked.clone());
-            let response = bounded_http::send_request(request, |_| ANSWER_BYTES_MAX).await;
-            let BoundedResponse { status, body } = response?;
-            let bytes = body.ok_or_else(|| "its answer is too long".to_owned())?;
-            if status.is_success() {
-                return Ok(bytes);
-            }
-            if !is_busy(status) || Instant::now() + pause >= deadline {
-                let text = String::from_utf8_lossy(&bytes);
-                let excerpt: String = text.trim().chars().take(EXCERPT_CHARS_MAX).collect();
-                return Err(format!("{status}: {excerpt}").into());
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
+        asked.to_string()
     }
 
     /// Requires a reward from 0 to 1.
@@ -264,12 +220,18 @@ mod tests {
         let gone = LlmJudge {
             url: "http://127.0.0.1:1/v1".into(),
             prompt: "{completion}".into(),
-            timeout_s: 5.0,
+            timeout_s: 1.0,
             ..LlmJudge::default()
         };
         let result = ModelJudge::new(&gone).unwrap().judge_item(&VerifyItem::example_item());
         assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
         assert!(result.is_unreachable, "{result:?}");
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", silent.local_addr().unwrap());
+        let silent = ModelJudge::new(&LlmJudge { url, timeout_s: 0.3, ..gone.clone() }).unwrap();
+        assert!(!silent.judge_item(&VerifyItem::example_item()).is_unreachable);
+        let other = VerifyItem { completion: "5".into(), ..VerifyItem::example_item() };
+        assert!(silent.judge_item(&other).is_unreachable);
         let keyed = LlmJudge { key_env: "FLOTILLA_JUDGE_KEY_NOT_SET".into(), ..gone };
         let result = ModelJudge::new(&keyed).unwrap().judge_item(&VerifyItem::example_item());
         assert!(result.detail.contains("FLOTILLA_JUDGE_KEY_NOT_SET"), "{}", result.detail);
