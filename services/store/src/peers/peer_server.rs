@@ -38,13 +38,18 @@ use identity::Fingerprint;
 use rustix::io::ReadWriteFlags;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::{Instant, sleep, timeout},
 };
 use wire::{AgentId, Digest};
 
 use super::{PeerNode, peer_connection::AGENT_HEADER, plan::PartBitmap};
-use crate::{blocking::run_blocking, cache::FileCache, parts::PartHashes};
+use crate::{
+    blocking::run_blocking,
+    cache::FileCache,
+    limits::OBJECT_BYTES_MAX,
+    parts::{PARTS_MAX, PartHashes},
+};
 
 /// The largest number of connections; more wait until one closes.
 const CONNECTIONS_MAX: usize = 64;
@@ -52,6 +57,12 @@ const REQUESTS_MAX: u32 = 32;
 /// The largest number of parallel answers with bytes on all connections together.
 const SENDING_MAX: usize = 64;
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest range of an answer: the largest part.
+const RANGE_BYTES_MAX: u64 = OBJECT_BYTES_MAX / PARTS_MAX;
+/// The limit of an answer with bytes, without the time that depends on their number.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// The least mean rate at which a peer takes an answer, in bytes per second.
+const ANSWER_RATE_MIN: u64 = 32 << 10;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection without a request of a known member is closed after this time, to make room.
 const MEMBERSHIP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -156,7 +167,7 @@ impl PeerServer {
                 let Some(range) = asked.and_then(parse_range) else {
                     return refuse_request(
                         StatusCode::BAD_REQUEST,
-                        "ask for a Range: bytes=FIRST-LAST",
+                        "ask for a Range of at most 512 MiB: bytes=FIRST-LAST",
                     );
                 };
                 self.send_bytes(digest, range).await
@@ -185,11 +196,13 @@ impl PeerServer {
         };
         let content_range = format!("bytes {}-{}/*", range.start, range.end - 1);
         // The permit is held until the last byte is read.
+        let turn = LimitedTurn::start(turn, range.end - range.start);
         let state = (self.peers.clone(), Arc::new(file), range, turn);
         let pieces = stream::try_unfold(state, |(peers, file, range, turn)| async move {
             if range.is_empty() {
                 return Ok(None);
             }
+            turn.check_time()?;
             let (from, next) = (file.clone(), range.end.min(range.start + READ_BYTES));
             let now = range.start..next;
             let piece = match read_from_memory(&file, &now) {
@@ -251,6 +264,34 @@ impl PeerServer {
     }
 }
 
+/// The permit of an answer with bytes. It is given back when this is dropped, or when the peer takes
+/// the bytes too slowly: an answer that is not read is never polled.
+struct LimitedTurn {
+    until: Instant,
+    /// Closed when this is dropped.
+    _answered: oneshot::Sender<()>,
+}
+
+impl LimitedTurn {
+    fn start(permit: OwnedSemaphorePermit, bytes: u64) -> Self {
+        let limit = ANSWER_TIMEOUT + Duration::from_secs(bytes / ANSWER_RATE_MIN);
+        let (_answered, answered) = oneshot::channel();
+        tokio::spawn(async move {
+            let _permit = permit;
+            // An error means that the answer has ended.
+            let _ = timeout(limit, answered).await;
+        });
+        Self { until: Instant::now() + limit, _answered }
+    }
+
+    fn check_time(&self) -> io::Result<()> {
+        match Instant::now() < self.until {
+            true => Ok(()),
+            false => Err(io::Error::new(io::ErrorKind::TimedOut, "the peer is too slow")),
+        }
+    }
+}
+
 async fn open_cached_file(cache: &FileCache, digest: Digest) -> Option<(File, u64)> {
     let cache = cache.clone();
     run_blocking(move || {
@@ -285,11 +326,11 @@ fn encode_availability((here, claimed): &(PartBitmap, PartBitmap)) -> Bytes {
     [bits(here), bits(claimed)].concat().into()
 }
 
-/// Parses a `Range` such as `bytes=0-9`.
+/// Parses a `Range` such as `bytes=0-9`. Returns `None` if it is too long.
 fn parse_range(text: &str) -> Option<Range<u64>> {
     let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
     let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
-    (first <= last).then_some(())?;
+    (first <= last && last - first < RANGE_BYTES_MAX).then_some(())?;
     Some(first..last.checked_add(1)?)
 }
 
@@ -299,4 +340,34 @@ fn refuse_request(status: StatusCode, sentence: &'static str) -> Response<PeerRe
     let mut response = Response::new(body.boxed_unsync());
     *response.status_mut() = status;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_at_most_one_part() {
+        assert_eq!(parse_range("bytes=0-9"), Some(0..10));
+        assert_eq!(parse_range("bytes=1-536870912"), Some(1..(512 << 20) + 1));
+        let too_long = ["bytes=0-536870912", "bytes=0-18446744073709551615"];
+        for wrong in [&too_long[..], &["bytes=9-8", "bytes=0-", "0-9"]].concat() {
+            assert_eq!(parse_range(wrong), None, "{wrong}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_takes_its_answer_too_slowly_loses_its_turn() {
+        let sending = Arc::new(Semaphore::new(2));
+        let acquire = async || sending.clone().acquire_owned().await.unwrap();
+        let slow = LimitedTurn::start(acquire().await, 1 << 20);
+        let quick = LimitedTurn::start(acquire().await, 1 << 20);
+        drop(quick);
+        sleep(Duration::from_secs(60 + 31)).await;
+        assert_eq!(sending.available_permits(), 1, "only the slow one is sent");
+        slow.check_time().unwrap();
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(sending.available_permits(), 2);
+        slow.check_time().unwrap_err();
+    }
 }
