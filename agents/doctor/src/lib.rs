@@ -75,6 +75,11 @@ pub(crate) fn parse_major_minor(version: &str) -> Option<(u64, u64)> {
     Some((parts.next()?.parse().ok()?, parts.next().unwrap_or("0").parse().unwrap_or(0)))
 }
 
+/// Formats bytes as `16.50 GB`.
+pub fn format_gb(bytes: u64) -> String {
+    format!("{:.2} GB", bytes as f64 / 1e9)
+}
+
 /// Formats bytes as `16.5 GiB`.
 pub(crate) fn format_gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64)

@@ -6,7 +6,9 @@ mod memory_and_disk;
 #[cfg(test)]
 mod tests;
 
-use super::{DoctorFinding, sort_findings};
+use std::path::Path;
+
+use super::{DoctorFinding, format_gb, sort_findings};
 use crate::estimate::{ModelShape, PlannedTraining};
 use formats::FloatDtype;
 use hardware::{HardwareProfile, host_snapshot::HostSnapshot};
@@ -52,6 +54,30 @@ impl TrainingPlan {
         )]
         let steps = (epochs.max(0.0) * an_epoch as f64).ceil() as u64;
         steps
+    }
+
+    /// Returns one line about the training of a settings file: its steps, its saves and its memory,
+    /// as far as they are known.
+    pub fn describe_plan(&self, file: &Path) -> String {
+        let mut parts = Vec::new();
+        parts.extend(self.steps.map(|steps| format!("at most {steps} steps")));
+        parts.extend(self.save_every.map(|every| match (every, self.saves_by_time) {
+            (0, true) => "saved by time".to_owned(),
+            (0, false) => "not saved before its end".to_owned(),
+            (every, true) => format!("saved every {every} steps and by time"),
+            (every, false) => format!("saved every {every} steps"),
+        }));
+        parts.extend(self.dtype.map(|dtype| format!("in {}", dtype.name())));
+        parts.push(match &self.memory {
+            Some((shape, training)) => {
+                let peak = shape.estimate_training(training).peak_bytes;
+                format!("about {} at its peak", format_gb(peak))
+            }
+            None => "memory unknown, because no model on this machine is named; pass --model DIR \
+                     or --model org/name"
+                .to_owned(),
+        });
+        format!("training of {}: {}", file.display(), parts.join(", "))
     }
 }
 

@@ -213,3 +213,20 @@ fn a_training_that_does_not_fit_lists_the_changes_that_would() {
     let nobody = HostSnapshot::default();
     assert_eq!(check_plan(&nobody, &profile, &plan(training)), [], "nothing is known of the box");
 }
+
+#[test]
+fn a_plan_is_described_as_far_as_it_is_known() {
+    let file = std::path::Path::new("run.yaml");
+    let plan = TrainingPlan {
+        steps: Some(57),
+        save_every: Some(0),
+        saves_by_time: true,
+        dtype: Some(FloatDtype::Bf16),
+        ..TrainingPlan::default()
+    };
+    let text = plan.describe_plan(file);
+    let expected = "training of run.yaml: at most 57 steps, saved by time, in bf16, memory unknown";
+    assert!(text.starts_with(expected), "{text}");
+    let steps = TrainingPlan { save_every: Some(100), ..TrainingPlan::default() };
+    assert!(steps.describe_plan(file).contains(": saved every 100 steps, "));
+}

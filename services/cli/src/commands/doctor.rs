@@ -21,10 +21,7 @@ use remedies::FixOptions;
 use serde_json::json;
 
 use self::training_plan::SettingsFile;
-pub(super) use self::{
-    burn_in::burn_in_box,
-    estimate::{format_gb, read_model_shape},
-};
+pub(super) use self::{burn_in::burn_in_box, estimate::read_model_shape};
 
 use crate::{
     args::{DoctorArgs, DoctorCommand, ROLE_NAMES},
@@ -86,7 +83,7 @@ fn check_box(
     let mut planned = None;
     if let Some((settings, model)) = training {
         let plan = training_plan::read_plan((settings, model), args, &seen, &profile)?;
-        planned = Some(training_plan::describe_plan(&settings.path, &plan));
+        planned = Some(plan.describe_plan(&settings.path));
         findings.extend(doctor::check_plan(&seen, &profile, &plan));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     }

@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::Context;
 use control::{FleetControl, SpecFiles, SubmittedRun};
-use doctor::estimate::{PlannedTraining, TrainingMethod};
+use doctor::{
+    estimate::{PlannedTraining, TrainingMethod},
+    format_gb,
+};
 use serde_json::json;
 use spec::{DraftBase, RunDraft};
 use spec_questions::RaftAnswers;
@@ -19,11 +22,7 @@ use crate::{
     run_submission::{submit_run, write_spec},
 };
 
-use super::{
-    data,
-    doctor::{format_gb, read_model_shape},
-    run::finish_submission,
-};
+use super::{data, doctor::read_model_shape, run::finish_submission};
 
 pub(crate) async fn start_new_run(
     flags: &GlobalArgs,

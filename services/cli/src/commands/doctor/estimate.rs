@@ -3,8 +3,11 @@
 use std::path::Path;
 
 use anyhow::Context;
-use doctor::estimate::{
-    BudgetFit, MemoryEstimate, ModelShape, PlannedGeneration, PlannedTraining, TrainingMethod,
+use doctor::{
+    estimate::{
+        BudgetFit, MemoryEstimate, ModelShape, PlannedGeneration, PlannedTraining, TrainingMethod,
+    },
+    format_gb,
 };
 use formats::ModelOutline;
 use hardware::{host_files::LiveFiles, host_snapshot::HostSnapshot};
@@ -147,10 +150,6 @@ fn print_parts(rows: &[(&str, u64)], peak: u64, tolerance: &str) {
         output::print_line(&format!("  {name:<28}{:>12}", format_gb(*bytes)));
     }
     output::print_line(&format!("  {:<28}{:>12}  ({tolerance})", "peak", format_gb(peak)));
-}
-
-pub(crate) fn format_gb(bytes: u64) -> String {
-    format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
 fn verdict_text(name: &str, budget: u64, estimate: &MemoryEstimate) -> String {

@@ -47,29 +47,6 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 const DATA_BYTES_MAX: u64 = 64 << 30;
 
-/// Returns one line about a plan: its steps, its saves and its memory, as far as they are known.
-pub(super) fn describe_plan(file: &Path, plan: &TrainingPlan) -> String {
-    let mut parts = Vec::new();
-    parts.extend(plan.steps.map(|steps| format!("at most {steps} steps")));
-    parts.extend(plan.save_every.map(|every| match (every, plan.saves_by_time) {
-        (0, true) => "saved by time".to_owned(),
-        (0, false) => "not saved before its end".to_owned(),
-        (every, true) => format!("saved every {every} steps and by time"),
-        (every, false) => format!("saved every {every} steps"),
-    }));
-    parts.extend(plan.dtype.map(|dtype| format!("in {}", dtype.name())));
-    parts.push(match &plan.memory {
-        Some((shape, training)) => {
-            let peak = shape.estimate_training(training).peak_bytes;
-            format!("about {} at its peak", estimate::format_gb(peak))
-        }
-        None => "memory unknown, because no model on this machine is named; pass --model DIR or \
-                 --model org/name"
-            .to_owned(),
-    });
-    format!("training of {}: {}", file.display(), parts.join(", "))
-}
-
 /// A settings file with its text, which is read once: it may be a pipe.
 pub(super) struct SettingsFile {
     pub(super) path: PathBuf,
