@@ -14,6 +14,7 @@ use crate::{
     stages::{ModelUnderTest, StageInputs, check_host, judge_shootdowns},
     task,
     telemetry_log::TelemetryLog,
+    training_engine::find_interpreter,
 };
 
 /// Runs all stages. `announce` receives the name of each before it runs. A stage that fails does
@@ -26,9 +27,14 @@ pub async fn run_burn_in(
     announce: &mut dyn FnMut(&str),
 ) -> anyhow::Result<BurnInReport> {
     let inputs = StageInputs::write_files(settings).context("write the files of the burn-in")?;
-    let host = HostSnapshot::take_snapshot(&settings.files);
+    let files = settings.files.clone();
+    let files = match settings.engine.as_ref().ok().and_then(find_interpreter) {
+        Some(interpreter) => files.with_python(interpreter),
+        None => files,
+    };
+    let host = HostSnapshot::take_snapshot(&files);
     let findings = doctor::check_host(&host, &settings.launch.profile);
-    let telemetry = TelemetryLog::start(settings.files.clone());
+    let telemetry = TelemetryLog::start(files);
     let mut runner = StageRunner::new(telemetry, settings.stage_limit, announce);
     runner.run_stage("host", check_host(&host)).await;
     let engines = find_engines(settings, &mut runner).await;
@@ -94,7 +100,13 @@ async fn run_model_stages(
         }
         return None;
     };
-    let trained = runner.run_stage("train", inputs.train_adapter(&base)).await;
+    let trained = match &inputs.settings.engine {
+        Ok(engine) => runner.run_stage("train", inputs.train_adapter(&base, engine)).await,
+        Err(reason) => {
+            runner.skip_stage("train", reason);
+            None
+        }
+    };
     let published = match &trained {
         Some(trained) => {
             runner.run_stage("publish", inputs.publish_adapter(&trained.directory)).await
@@ -131,5 +143,42 @@ impl<'a> StageInputs<'a> {
         std::fs::write(&dataset, task::training_lines())?;
         std::fs::write(&text, task::evaluated_text())?;
         Ok(Self { settings, directory, dataset, text })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use hardware::host_files::LiveFiles;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_box_without_pytorch_skips_the_training_with_the_reason() {
+        let directory = tempfile::tempdir().unwrap();
+        let model = directory.path().join("model");
+        engine::write_scratch_model(&model, &engine::ScratchShape::default()).unwrap();
+        std::fs::write(model.join("model.safetensors"), "").unwrap();
+        let settings = BurnInSettings {
+            version: "0.2.0".into(),
+            launch: crate::test_launcher(directory.path(), "rocm"),
+            files: LiveFiles::new(directory.path()),
+            engine: Err("install uv (E108)".into()),
+            model: Some(model),
+            llama_cpp: Some(directory.path().join("no-llama-cpp")),
+            gguf_cache: (directory.path().join("gguf"), 1 << 20),
+            stage_limit: Duration::from_secs(60),
+            tolerance: 0.1,
+        };
+        let report = run_burn_in(&settings, &mut |_| {}).await.unwrap();
+        let stage = |name| report.stages.iter().find(|stage| stage.name == name).unwrap();
+        assert_eq!(stage("base").outcome, StageOutcome::Passed, "{:?}", report.stages);
+        let train = stage("train");
+        assert_eq!(
+            (train.outcome, train.reason.as_str()),
+            (StageOutcome::Skipped, "install uv (E108)")
+        );
+        assert_eq!(stage("publish").outcome, StageOutcome::Skipped);
     }
 }

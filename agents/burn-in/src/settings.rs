@@ -13,10 +13,10 @@ pub struct BurnInSettings {
     pub version: String,
     /// The launcher of workers; its directory is a scratch directory for all files.
     pub launch: WorkerLauncher,
-    /// The host's files, with the environment that trains.
+    /// The host's files, without the environment that trains.
     pub files: LiveFiles,
-    /// The engine that trains the adapter.
-    pub engine: TrainingEngine,
+    /// The engine that trains the adapter, or the reason why this box has none.
+    pub engine: Result<TrainingEngine, String>,
     /// A model's directory; `None` for a small model that is trained first.
     pub model: Option<PathBuf>,
     /// The directory of llama.cpp's programs; `None` to search for them.

@@ -138,6 +138,7 @@ impl StageInputs<'_> {
     pub(crate) async fn train_adapter(
         &self,
         model: &ModelUnderTest,
+        engine: &TrainingEngine,
     ) -> anyhow::Result<(OfflineCheckpoint, StageFigures)> {
         let out = self.directory.join("adapter");
         std::fs::create_dir_all(&out)?;
@@ -149,7 +150,7 @@ impl StageInputs<'_> {
             seed: task::SEED,
             out: &out,
         };
-        let config = self.trainer_config(self.settings.engine.clone());
+        let config = self.trainer_config(engine.clone());
         let trained = training.train(&config, |_, _| {}).await?;
         let OfflineCheckpoint { engine, steps, losses: (first, last), tokens, wall_s, .. } =
             &trained;

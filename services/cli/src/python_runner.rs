@@ -17,7 +17,8 @@ pub(crate) fn find_python(asked: Option<&Path>) -> anyhow::Result<PythonRunner> 
         Some(uv) => Ok(PythonRunner::Uv(uv)),
         None => bail!(
             "training with PyTorch needs --python VENV/bin/python (with torch, transformers, peft \
-             and accelerate), or uv on PATH; --trainer-engine candle trains without (E108)"
+             and accelerate), or uv on PATH; an agent with --trainer-engine candle needs neither \
+             (E108)"
         ),
     }
 }

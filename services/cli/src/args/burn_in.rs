@@ -27,7 +27,8 @@ pub(crate) struct BurnInArgs {
     /// File for the report
     #[arg(long, value_name = "FILE", default_value = "burn-in.json")]
     pub out: PathBuf,
-    /// Train with PyTorch in this environment: VENV/bin/python [default: the embedded engine]
+    /// Train with PyTorch in this environment: VENV/bin/python [default: on a GPU, that of the stack
+    /// in use, or uv; otherwise the embedded engine]
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
     #[command(flatten)]

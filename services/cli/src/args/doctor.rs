@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use formats::FloatDtype;
 
-use super::{BurnInArgs, ROLE_NAMES, burn_in::BoxEngineArgs, float_dtype_parser};
+use super::{BurnInArgs, ROLE_NAMES, StackPlaceArgs, burn_in::BoxEngineArgs, float_dtype_parser};
 
 /// Arguments of `flotilla doctor`.
 #[derive(Debug, Args)]
@@ -59,7 +59,12 @@ pub(crate) enum DoctorCommand {
     /// Time this box's engines, devices and weight types on a model, and compare their results.
     Speed(SpeedArgs),
     /// Do all kinds of work of this box once, and write a report.
-    BurnIn(BurnInArgs),
+    BurnIn {
+        #[command(flatten)]
+        burn_in: BurnInArgs,
+        #[command(flatten)]
+        stacks: StackPlaceArgs,
+    },
     /// Print a hardware profile, to edit and pass as --profile FILE.
     Profile {
         /// Name of the profile [default: this box's]

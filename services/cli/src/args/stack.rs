@@ -1,8 +1,9 @@
 //! Arguments of `flotilla stack`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use stacks::{InstalledStack, StackDirectory};
 
 use super::BurnInArgs;
 
@@ -31,6 +32,22 @@ pub(crate) struct StackPlaceArgs {
     /// Directory of installed stacks [default: ~/.flotilla/stacks]
     #[arg(long, value_name = "DIR", env = "FLOTILLA_STACKS")]
     pub stacks: Option<PathBuf>,
+}
+
+impl StackPlaceArgs {
+    /// Returns the directory, which need not exist; `None` if it is not named and there is no home.
+    pub(crate) fn find_directory(&self) -> anyhow::Result<Option<StackDirectory>> {
+        let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+        let default = home.map(|home| Path::new(&home).join(".flotilla/stacks"));
+        let path = self.stacks.clone().or(default);
+        Ok(path.map(std::path::absolute).transpose()?.map(StackDirectory::new))
+    }
+
+    /// Returns the stack that agents start with, if any.
+    pub(crate) fn current_stack(&self) -> anyhow::Result<Option<InstalledStack>> {
+        let stacks = self.find_directory()?;
+        Ok(stacks.map(|stacks| stacks.current_stack()).transpose()?.flatten())
+    }
 }
 
 /// Arguments of `flotilla stack install`.

@@ -41,8 +41,9 @@ pub(crate) async fn run_doctor(
             let model = local_models::find_model_config(&args.model).await?;
             estimate::run_estimate(args, &model, json)?;
         }
-        Some(DoctorCommand::BurnIn(args)) => {
-            return Ok(exit_codes::findings_code(!burn_in_box(args, json).await?));
+        Some(DoctorCommand::BurnIn { burn_in, stacks }) => {
+            let in_use = stacks.current_stack()?.map(|stack| stack.programs).unwrap_or_default();
+            return Ok(exit_codes::findings_code(!burn_in_box(burn_in, in_use, json).await?));
         }
         Some(DoctorCommand::Speed(args)) => speed::measure_speed(args, json).await?,
         Some(DoctorCommand::Profile { name }) => print_profile(name.as_deref())?,

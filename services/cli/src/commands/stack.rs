@@ -56,7 +56,7 @@ async fn use_stack(mut args: StackUseArgs, json: bool) -> anyhow::Result<ExitCod
     let StackPrograms { llama_cpp, python } = stacks.read_stack(&args.name)?.programs;
     args.burn_in.engines.llama_cpp = llama_cpp.or(args.burn_in.engines.llama_cpp);
     args.burn_in.python = python.or(args.burn_in.python);
-    if !args.untested && !burn_in_box(&args.burn_in, json).await? {
+    if !args.untested && !burn_in_box(&args.burn_in, StackPrograms::default(), json).await? {
         output::print_message(&format!("stack {} failed here and is not used", args.name));
         return Ok(exit_codes::findings_code(true));
     }
@@ -66,14 +66,7 @@ async fn use_stack(mut args: StackUseArgs, json: bool) -> anyhow::Result<ExitCod
 }
 
 fn open_stacks(place: &StackPlaceArgs) -> anyhow::Result<StackDirectory> {
-    find_stacks(place)?.context("HOME is not set; pass --stacks (A102)")
-}
-
-fn find_stacks(place: &StackPlaceArgs) -> anyhow::Result<Option<StackDirectory>> {
-    let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
-    let default = home.map(|home| Path::new(&home).join(".flotilla/stacks"));
-    let path = place.stacks.clone().or(default);
-    Ok(path.map(std::path::absolute).transpose()?.map(StackDirectory::new))
+    place.find_directory()?.context("HOME is not set; pass --stacks (A102)")
 }
 
 fn print_stacks(stacks: &[InstalledStack]) {
@@ -95,7 +88,7 @@ fn print_stacks(stacks: &[InstalledStack]) {
 /// Fills the options of an agent that name no programs with those of the stack in use, as it is now:
 /// a switch counts at the agent's next start.
 pub(super) fn apply_stack(args: &mut AgentArgs) -> anyhow::Result<AgentStack> {
-    let stack = find_stacks(&args.stacks)?.map(|stacks| stacks.current_stack()).transpose()?;
+    let stack = args.stacks.current_stack()?;
     let rocm = std::fs::read_to_string("/opt/rocm/.info/version").unwrap_or_default();
     let host = StackVersions {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
@@ -103,7 +96,7 @@ pub(super) fn apply_stack(args: &mut AgentArgs) -> anyhow::Result<AgentStack> {
         ..StackVersions::default()
     };
     let mut name = String::new();
-    if let Some(InstalledStack { name: own, programs, .. }) = stack.flatten() {
+    if let Some(InstalledStack { name: own, programs, .. }) = stack {
         let tools = &mut args.generator_tools;
         let is_used = programs.llama_cpp.is_some() && tools.llama_cpp.is_none()
             || programs.python.is_some() && args.converters.python.is_none();

@@ -3,16 +3,20 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use burn_in::{BurnInSettings, PrivateNames, STAGE_HEADINGS, run_burn_in};
-use trainer::{PyTorchProgram, TrainingEngine};
+use burn_in::{BurnInSettings, PrivateNames, STAGE_HEADINGS, choose_engine, run_burn_in};
+use stacks::StackPrograms;
 
 use crate::{
     args::BurnInArgs, local_models, output, python_runner::find_python, signals, this_machine,
     version::VERSION,
 };
 
-/// Returns true if all stages passed.
-pub(crate) async fn burn_in_box(args: &BurnInArgs, json: bool) -> anyhow::Result<bool> {
+/// Takes programs that `args` do not name from `in_use`. Returns true if all stages passed.
+pub(crate) async fn burn_in_box(
+    args: &BurnInArgs,
+    in_use: StackPrograms,
+    json: bool,
+) -> anyhow::Result<bool> {
     let stop = signals::stop_token()?;
     let scratch = tempfile::tempdir().context("create a scratch directory")?;
     let (at, profile) = (scratch.path(), args.engines.profile.as_deref());
@@ -22,20 +26,15 @@ pub(crate) async fn burn_in_box(args: &BurnInArgs, json: bool) -> anyhow::Result
         Some(_) => local_models::gguf_cache_directory()?,
         None => at.join("gguf"),
     };
-    let engine = match &args.python {
-        Some(python) => TrainingEngine::PyTorch(
-            PyTorchProgram::write_program(find_python(Some(python))?, at)
-                .context("write the training program")?,
-        ),
-        None => TrainingEngine::Candle,
-    };
+    let (asked, python) = (args.python.as_deref(), in_use.python.as_deref());
+    let engine = choose_engine(&launch, asked, python, find_python)?;
     let settings = BurnInSettings {
         version: VERSION.to_owned(),
         launch,
-        files: super::live_files(args.python.as_deref())?,
+        files: super::live_files(None)?,
         engine,
         model,
-        llama_cpp: args.engines.llama_cpp.clone(),
+        llama_cpp: args.engines.llama_cpp.clone().or(in_use.llama_cpp),
         gguf_cache: (gguf_cache, local_models::GGUF_CACHE_BYTES),
         stage_limit: Duration::from_secs(args.stage_limit),
         tolerance: args.tolerance,
