@@ -17,8 +17,8 @@ use crate::{
     training_engine::find_interpreter,
 };
 
-/// Runs all stages. `announce` receives the name of each before it runs. A stage that fails does
-/// not stop those that need nothing of it.
+/// Runs all stages within the limit. `announce` receives the name of each before it runs. A stage
+/// that fails does not stop those that need nothing of it.
 ///
 /// # Errors
 /// When the scratch directory cannot be written.
@@ -35,7 +35,8 @@ pub async fn run_burn_in(
     let host = HostSnapshot::take_snapshot(&files);
     let findings = doctor::check_host(&host, &settings.launch.profile);
     let telemetry = TelemetryLog::start(files);
-    let mut runner = StageRunner::new(telemetry, settings.stage_limit, announce);
+    let limits = (settings.stage_limit, settings.limit);
+    let mut runner = StageRunner::new(telemetry, limits, announce);
     runner.run_stage("host", check_host(&host)).await;
     let engines = find_engines(settings, &mut runner).await;
     let trainer = run_model_stages(&inputs, engines.as_ref(), &mut runner).await;
@@ -46,12 +47,12 @@ pub async fn run_burn_in(
         }
         None => runner.skip_stage("storm", "this kernel counts no TLB shootdowns"),
     }
-    let stages = runner.stages;
+    let StageRunner { stages, is_cut_short, .. } = runner;
     let llama = engines.map(|it| ("llama.cpp".to_owned(), it.generator.version));
     let trainer = trainer.map(|engine| ("trainer".to_owned(), engine));
     Ok(BurnInReport {
         flotilla: settings.version.clone(),
-        passed: stages.iter().all(|stage| stage.outcome != StageOutcome::Failed),
+        passed: !is_cut_short && stages.iter().all(|it| it.outcome != StageOutcome::Failed),
         seconds: stages.iter().map(|stage| stage.seconds).sum(),
         profile: settings.launch.profile.name.clone(),
         engines: BTreeMap::from_iter(llama.into_iter().chain(trainer)),
@@ -169,6 +170,7 @@ mod tests {
             llama_cpp: Some(directory.path().join("no-llama-cpp")),
             gguf_cache: (directory.path().join("gguf"), 1 << 20),
             stage_limit: Duration::from_secs(60),
+            limit: Duration::from_secs(300),
             tolerance: 0.1,
         };
         let report = run_burn_in(&settings, &mut |_| {}).await.unwrap();

@@ -20,7 +20,7 @@ pub const STAGE_HEADINGS: [&str; 4] = ["stage", "outcome", ">seconds", "figures"
 pub struct BurnInReport {
     /// The version of the program.
     pub flotilla: String,
-    /// True if no stage failed.
+    /// True if no stage failed, and none was skipped for lack of time.
     pub passed: bool,
     /// Seconds of all stages together.
     pub seconds: f64,

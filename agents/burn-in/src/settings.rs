@@ -25,6 +25,8 @@ pub struct BurnInSettings {
     pub gguf_cache: (PathBuf, u64),
     /// The longest time of one stage.
     pub stage_limit: Duration,
+    /// The longest time of all stages; those that it leaves no time for are skipped.
+    pub limit: Duration,
     /// The largest mean difference of log-probabilities between GPU and CPU, in nats per token.
     pub tolerance: f64,
 }

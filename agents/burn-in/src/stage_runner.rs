@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use agent::JobError;
+use anyhow::anyhow;
 use serde_json::Map;
 
 use crate::{
@@ -10,41 +11,53 @@ use crate::{
     telemetry_log::TelemetryLog,
 };
 
+/// The remedy of a burn-in that needs more time.
+const RAISE_LIMIT: &str = "raise --limit, or pass a smaller --model (E107)";
+
 /// The stages of a burn-in so far.
 pub(crate) struct StageRunner<'a> {
     pub(crate) telemetry: TelemetryLog,
     pub(crate) stages: Vec<StageReport>,
-    /// The longest time of one stage.
+    /// True if a stage was skipped because the time of all stages was over.
+    pub(crate) is_cut_short: bool,
+    began: Instant,
+    /// The longest time of one stage, and of all.
+    stage_limit: Duration,
     limit: Duration,
     announce: &'a mut dyn FnMut(&str),
 }
 
 impl<'a> StageRunner<'a> {
+    /// Begins the time of all stages. `limits` are the longest time of one stage and of all;
     /// `announce` receives the name of each stage before it runs.
     pub(crate) fn new(
         telemetry: TelemetryLog,
-        limit: Duration,
+        (stage_limit, limit): (Duration, Duration),
         announce: &'a mut dyn FnMut(&str),
     ) -> Self {
-        Self { telemetry, stages: Vec::new(), limit, announce }
+        let (stages, began) = (Vec::new(), Instant::now());
+        Self { telemetry, stages, is_cut_short: false, began, stage_limit, limit, announce }
     }
 
-    /// Runs a stage and records it. Returns its result; `None` if it failed or took too long, which
-    /// ends its processes.
+    /// Runs a stage and records it. Returns its result; `None` if it failed, took too long, which
+    /// ends its processes, or was skipped because no time is left.
     pub(crate) async fn run_stage<T>(
         &mut self,
         name: &'static str,
         work: impl Future<Output = anyhow::Result<(T, StageFigures)>>,
     ) -> Option<T> {
+        let left = self.limit.saturating_sub(self.began.elapsed());
+        if left.is_zero() {
+            self.is_cut_short = true;
+            let limit = self.limit.as_secs();
+            self.skip_stage(name, &format!("the {limit} s of --limit are over; {RAISE_LIMIT}"));
+            return None;
+        }
         (self.announce)(name);
         let (mark, began) = (self.telemetry.mark_begin(), Instant::now());
-        let limit = self.limit;
-        let done = match tokio::time::timeout(limit, work).await {
+        let done = match tokio::time::timeout(self.stage_limit.min(left), work).await {
             Ok(done) => done,
-            Err(_) => Err(anyhow::anyhow!(
-                "not done within {} s; raise --stage-limit, or pass a smaller --model (E107)",
-                limit.as_secs()
-            )),
+            Err(_) => Err(self.describe_timeout(left)),
         };
         let seconds = began.elapsed().as_secs_f64();
         let host = self.telemetry.summarize_since(&mark);
@@ -69,6 +82,20 @@ impl<'a> StageRunner<'a> {
             log,
         });
         result
+    }
+
+    /// Returns the error of a stage that was ended. `left` is the time of all that it had.
+    fn describe_timeout(&self, left: Duration) -> anyhow::Error {
+        let (stage_limit, limit) = (self.stage_limit.as_secs(), self.limit.as_secs());
+        if left < self.stage_limit {
+            let left = left.as_secs_f64();
+            return anyhow!(
+                "not done within {left:.1} s, the rest of --limit {limit}; {RAISE_LIMIT}"
+            );
+        }
+        anyhow!(
+            "not done within {stage_limit} s; raise --stage-limit, or pass a smaller --model (E107)"
+        )
     }
 
     /// Records a stage that does not run, with the reason.
@@ -115,15 +142,19 @@ mod tests {
 
     use super::*;
 
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(work)
+    }
+
     fn run(work: impl Future<Output = anyhow::Result<((), StageFigures)>>) -> StageReport {
         let directory = tempfile::tempdir().unwrap();
         let telemetry = TelemetryLog::start(LiveFiles::new(directory.path()));
         let mut announced = Vec::new();
         let mut announce = |name: &str| announced.push(name.to_owned());
-        let limit = Duration::from_millis(200);
-        let mut runner = StageRunner::new(telemetry, limit, &mut announce);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(runner.run_stage("train", work));
+        let limits = (Duration::from_millis(200), Duration::from_secs(60));
+        let mut runner = StageRunner::new(telemetry, limits, &mut announce);
+        block_on(runner.run_stage("train", work));
         let report = runner.stages.pop().unwrap();
         drop(runner);
         assert_eq!(announced, ["train"]);
@@ -144,6 +175,29 @@ mod tests {
         let hung = run(std::future::pending());
         assert_eq!(hung.outcome, StageOutcome::Failed);
         assert!(hung.reason.contains("not done within"), "{}", hung.reason);
+    }
+
+    #[test]
+    fn stages_share_the_time_of_all_and_are_skipped_when_it_is_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let telemetry = TelemetryLog::start(LiveFiles::new(directory.path()));
+        let mut announced = Vec::new();
+        let mut announce = |name: &str| announced.push(name.to_owned());
+        let limits = (Duration::from_secs(60), Duration::from_millis(200));
+        let mut runner = StageRunner::new(telemetry, limits, &mut announce);
+        for name in ["train", "serve"] {
+            let hung = std::future::pending::<anyhow::Result<((), StageFigures)>>();
+            assert_eq!(block_on(runner.run_stage(name, hung)), None);
+            assert_eq!(runner.is_cut_short, name == "serve");
+        }
+        let stages = std::mem::take(&mut runner.stages);
+        drop(runner);
+        assert_eq!(announced, ["train"]);
+        let outcomes = [StageOutcome::Failed, StageOutcome::Skipped];
+        assert_eq!([stages[0].outcome, stages[1].outcome], outcomes);
+        for StageReport { reason, .. } in &stages {
+            assert!(reason.contains("raise --limit") && reason.contains("(E107)"), "{reason}");
+        }
     }
 
     #[test]

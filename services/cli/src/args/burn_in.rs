@@ -36,6 +36,9 @@ pub(crate) struct BurnInArgs {
     /// Longest time of one stage, in seconds
     #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub stage_limit: u64,
+    /// Longest time of all stages, in seconds
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=36_000))]
+    pub limit: u64,
     /// Largest difference between GPU and CPU, in nats per token
     #[arg(long, default_value_t = 0.1)]
     pub tolerance: f64,

@@ -25,7 +25,9 @@ fn burn_in(programs: &str, more: &[&str]) -> (Output, Value) {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("report.json");
     let fixed = ["doctor", "burn-in", "--profile", "cpu", "--llama-cpp", programs];
-    let fixed = [&fixed[..], &["--stage-limit", "600", "--out", out.to_str().unwrap()]].concat();
+    // Other tests run meanwhile.
+    let limits = ["--stage-limit", "600", "--limit", "3600"];
+    let fixed = [&fixed[..], &limits[..], &["--out", out.to_str().unwrap()]].concat();
     let output = run_flotilla(&[&fixed[..], more].concat(), []);
     let report = std::fs::read(&out).unwrap_or_else(|error| panic!("{error}: {output:?}"));
     (output, serde_json::from_slice(&report).unwrap())

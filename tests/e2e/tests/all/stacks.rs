@@ -46,7 +46,7 @@ impl Stacks {
 
     /// Burns this machine in with a stack, and uses it if that passes.
     fn use_stack(&self, name: &str, out: &str) -> Output {
-        let limit = ["--stage-limit", "600"];
+        let limit = ["--stage-limit", "600", "--limit", "3600"];
         self.run(&[&["use", name, "--profile", "cpu", "--out", out][..], &limit[..]].concat())
     }
 

@@ -37,6 +37,7 @@ pub(crate) async fn burn_in_box(
         llama_cpp: args.engines.llama_cpp.clone().or(in_use.llama_cpp),
         gguf_cache: (gguf_cache, local_models::GGUF_CACHE_BYTES),
         stage_limit: Duration::from_secs(args.stage_limit),
+        limit: Duration::from_secs(args.limit),
         tolerance: args.tolerance,
     };
     let mut announce = |stage: &str| output::print_message(&format!("stage {stage}"));
