@@ -10,6 +10,12 @@ use std::{
 use line_programs::{CommandLauncher, LineBounds, LineProgram};
 use requirements::{require_python_environment, require_torch_python};
 use serde_json::{Value, json};
+use wire::v1::verifier::{Command, How};
+
+use crate::{
+    command::{Place, open_to_all},
+    rig::{item, judge_all, told},
+};
 
 /// A tiny reward model with random weights and a tokenizer of a few words.
 const WRITE_MODEL: &str = "\
@@ -31,8 +37,7 @@ BertForSequenceClassification(config).save_pretrained(sys.argv[1])
 /// Judges with an adapter in this Python, outside of any sandbox: the environments of tests may lie
 /// where only their owner can read. Returns the verdicts as they were written.
 fn judge(python: &Path, adapter: &str, arguments: &[&str], requests: &[Value]) -> Vec<Value> {
-    let adapter =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/verifiers").join(adapter);
+    let adapter = adapter_path(adapter);
     let arguments: Vec<String> = arguments.iter().map(|it| (*it).to_owned()).collect();
     let python = python.to_owned();
     let launcher = CommandLauncher::new(move || {
@@ -54,6 +59,10 @@ fn judge(python: &Path, adapter: &str, arguments: &[&str], requests: &[Value]) -
         }
         verdicts
     })
+}
+
+fn adapter_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/verifiers").join(name)
 }
 
 /// Returns the directory of the Python modules of tests.
@@ -116,13 +125,64 @@ fn math_verify_compares_mathematical_answers() {
     }
 }
 
+/// Copies the adapter to the place of judges, to be run by this Python instead of uv, as
+/// docs/VERIFIERS.md describes. Returns its path.
+fn install_math_answers(place: &Place, python: &Path) -> String {
+    for name in ["line_server.py", "math_answers.py"] {
+        let text = std::fs::read_to_string(adapter_path(name)).expect("an adapter");
+        let text = match text.strip_prefix("#!/usr/bin/env -S uv run --script\n") {
+            Some(program) => format!("#!{}\n{program}", python.display()),
+            None => text,
+        };
+        let path = place.path("judges").join(name);
+        std::fs::write(&path, text).expect("it is written");
+        open_to_all(&path);
+    }
+    place.path("judges/math_answers.py").display().to_string()
+}
+
+#[test]
+fn math_verify_runs_in_the_sandbox_with_an_environment_that_the_owner_opened() {
+    let requirements = ["requirements-math-verify.txt"];
+    let Some(python) = require_python_environment("math-verify", &requirements) else { return };
+    let place = Place::create();
+    let adapter = install_math_answers(&place, &python);
+    // The environment's Python is a link to one that may lie anywhere.
+    let real = python.canonicalize().expect("an interpreter");
+    let prefixes = [&python, &real].map(|it| it.ancestors().nth(2).expect("a prefix").to_owned());
+    let opened: Vec<PathBuf> = [place.path("judges")].into_iter().chain(prefixes.clone()).collect();
+    let Some(toolchain) = place.tested(&opened, &[]) else { return };
+    let command = Command {
+        argv: vec![adapter],
+        serve: true,
+        processes: 1,
+        timeout_s: 60.0,
+        start_timeout_s: 300.0,
+        paths: prefixes.map(|it| it.display().to_string()).into(),
+        ..Command::default()
+    };
+    let cases = [
+        ("So it is \\boxed{\\frac{1}{2}}.", "1/2", "pass"),
+        ("I think 13", "12", "fail"),
+        ("12", "", "error"),
+    ];
+    let items = cases.map(|(text, answer, _)| {
+        let mut item = item("", text, json!({}));
+        item.answer = Some(answer.into());
+        item
+    });
+    let verdicts = judge_all(toolchain, How::Command(command), &items);
+    for ((text, answer, outcome), verdict) in cases.iter().zip(verdicts) {
+        assert_eq!(told(&verdict).0, *outcome, "{text} for {answer}: {verdict:?}");
+    }
+}
+
 #[test]
 fn a_taskset_of_verifiers_prints_its_prompts_and_judges_their_answers() {
     let requirements = ["requirements-verifiers.txt"];
     let Some(python) = require_python_environment("verifiers", &requirements) else { return };
-    let adapter = "../../examples/verifiers/verifiers_taskset.py";
     let printed = Process::new(&python)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(adapter))
+        .arg(adapter_path("verifiers_taskset.py"))
         .args(["sums_taskset", "--prompts"])
         .env("PYTHONPATH", test_modules())
         .env("PYTHONDONTWRITEBYTECODE", "1")
