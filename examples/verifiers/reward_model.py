@@ -25,8 +25,10 @@ parser.add_argument("--sigmoid", action="store_true", help="rewards from 0 to 1"
 parser.add_argument("--pass-at", type=float, default=0.5, help="least reward of a pass")
 arguments = parser.parse_args()
 
-tokenizer = AutoTokenizer.from_pretrained(arguments.model, truncation_side="left")
-model = AutoModelForSequenceClassification.from_pretrained(arguments.model)
+# By default, transformers asks on stdin whether to run a model's own code.
+settings = {"trust_remote_code": False}
+tokenizer = AutoTokenizer.from_pretrained(arguments.model, truncation_side="left", **settings)
+model = AutoModelForSequenceClassification.from_pretrained(arguments.model, **settings)
 model = model.to(arguments.device).eval()
 if model.config.num_labels != 1:
     raise SystemExit(f"{arguments.model} has {model.config.num_labels} outputs, not one reward")

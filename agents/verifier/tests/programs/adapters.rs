@@ -243,14 +243,44 @@ fn an_environment_of_openenv_rewards_a_completion_as_its_action() {
     }
 }
 
+fn write_reward_model(python: &Path) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    let written = Process::new(python).args(["-c", WRITE_MODEL]).arg(directory.path()).output();
+    let written = written.expect("Python starts");
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    directory
+}
+
+#[test]
+fn a_reward_model_with_code_of_its_own_is_refused_without_a_question() {
+    let Some(python) = require_torch_python() else { return };
+    let model = write_reward_model(&python);
+    let path = model.path().join("config.json");
+    let text = std::fs::read(&path).expect("a configuration");
+    let mut config: Value = serde_json::from_slice(&text).expect("JSON");
+    config["model_type"] = "own".into();
+    config["auto_map"] = json!({
+        "AutoConfig": "configuration_own.OwnConfig",
+        "AutoModelForSequenceClassification": "modeling_own.OwnModel",
+    });
+    std::fs::write(&path, config.to_string()).expect("it is written");
+    let mut command = Process::new(&python);
+    command.arg(adapter_path("reward_model.py")).arg(model.path());
+    command.env("HF_HUB_OFFLINE", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+    // The requests come later, so a question would wait for its answer.
+    let (requests, sender) = std::io::pipe().expect("a pipe");
+    let ended = command.stdin(requests).output().expect("Python starts");
+    drop(sender);
+    let error = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success(), "{error}");
+    assert!(error.contains("trust_remote_code") && !error.contains("[y/N]"), "{error}");
+}
+
 #[test]
 fn a_reward_model_gives_equal_texts_equal_rewards() {
     let Some(python) = require_torch_python() else { return };
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = write_reward_model(&python);
     let model = directory.path().display().to_string();
-    let written = Process::new(&python).args(["-c", WRITE_MODEL, &model]).output();
-    let written = written.expect("Python starts");
-    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
     let texts = ["four", "five", "the sum is four", "four"];
     let asked = texts.map(|text| request("two and two", text, None));
     let arguments = [&model, "--sigmoid", "--pass-at", "0"];
