@@ -83,14 +83,17 @@ pub fn fix_box(options: &FixOptions) -> anyhow::Result<()> {
     if needs_root && !is_root() {
         bail!("these changes need root: run `sudo flotilla doctor --fix` (A118)");
     }
-    if !fixes.iter().any(Fix::is_mechanical) || !is_confirmed(options.yes)? {
+    if !fixes.iter().any(Fix::is_mechanical) {
         print_message("nothing was changed");
         return Ok(());
     }
     let state = state_directory(&user)?;
     let mut run = |words: &[String]| run_as_child(words, &user);
     let mut host = HostRoot { root, state: &state, run: &mut run };
-    apply_fixes(&mut host, &fixes)?;
+    let confirm = || is_confirmed(options.yes, is_interactive_terminal(), ask_consent);
+    if change_if_confirmed(&mut host, confirm, |host| apply_fixes(host, &fixes))?.is_none() {
+        return Ok(());
+    }
     let effects = fixes.iter().map(|fix| fix.takes_effect);
     let ends = match effects.max_by_key(|effect| *effect as u8) {
         Some(FixEffect::Reboot) => "reboot for them to take effect; ",
@@ -122,15 +125,26 @@ pub fn undo_box(options: &FixOptions) -> anyhow::Result<()> {
     for record in journal.records.iter().rev() {
         print_wrapped(&format!("undo {}: {}", record.ids.join(", "), record.summary));
     }
-    if !is_confirmed(options.yes)? {
-        print_message("nothing was changed");
-        return Ok(());
-    }
     let mut run = |words: &[String]| run_as_child(words, &user);
     let mut host = HostRoot { root, state: &state, run: &mut run };
-    let undone = undo_fixes(&mut host)?;
-    print_message(&format!("{} fixes were undone", undone.len()));
+    let confirm = || is_confirmed(options.yes, is_interactive_terminal(), ask_consent);
+    if let Some(undone) = change_if_confirmed(&mut host, confirm, undo_fixes)? {
+        print_message(&format!("{} fixes were undone", undone.len()));
+    }
     Ok(())
+}
+
+/// Changes a host after a confirmation. Returns `None` without one.
+fn change_if_confirmed<T>(
+    host: &mut HostRoot<'_>,
+    confirm: impl FnOnce() -> anyhow::Result<bool>,
+    change: impl FnOnce(&mut HostRoot<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<Option<T>> {
+    if !confirm()? {
+        print_message("nothing was changed");
+        return Ok(None);
+    }
+    change(host).map(Some)
 }
 
 fn print_plan(fixes: &[Fix]) {
@@ -162,23 +176,31 @@ fn print_plan(fixes: &[Fix]) {
     print_line("");
 }
 
-fn is_confirmed(yes: bool) -> anyhow::Result<bool> {
+/// Returns true with `--yes`, or if the person at the terminal answers `yes`.
+fn is_confirmed(
+    yes: bool,
+    has_terminal: bool,
+    ask: impl FnOnce() -> anyhow::Result<String>,
+) -> anyhow::Result<bool> {
     if yes {
         return Ok(true);
     }
-    if !is_interactive_terminal() {
+    if !has_terminal {
         bail!("no terminal to ask at: pass --yes to make these changes (A118)");
     }
+    Ok(ask()? == "yes")
+}
+
+fn ask_consent() -> anyhow::Result<String> {
     let question = Question {
         text: "Make these changes? (yes or no)",
         default: Some("no"),
         remedy: "pass --yes",
     };
-    let answer = question.ask(|answer| match answer {
+    question.ask(|answer| match answer {
         "yes" | "no" => Ok(()),
         _ => bail!("answer yes or no (A102)"),
-    })?;
-    Ok(answer == "yes")
+    })
 }
 
 /// Returns the devices that the user of a command, which is `sudo` or a shell, may not read and
@@ -308,6 +330,47 @@ mod tests {
     use hardware::host_snapshot::GpuInfo;
 
     use super::*;
+
+    /// Edits a file of a host, if that is confirmed. Returns the result and the text of the file.
+    fn edit_if(
+        confirm: impl FnOnce() -> anyhow::Result<bool>,
+    ) -> (anyhow::Result<Option<()>>, String) {
+        let directory = tempfile::tempdir().unwrap();
+        let (root, state) = (directory.path().join("root"), directory.path().join("state"));
+        std::fs::create_dir(&root).unwrap();
+        std::fs::write(root.join("grub"), "old").unwrap();
+        let fixes = [Fix {
+            ids: vec!["C-22"],
+            summary: "edit grub".into(),
+            changes: vec![FixChange::Write { path: "/grub".into(), content: "new".into() }],
+            takes_effect: FixEffect::Now,
+        }];
+        let mut run = |_: &[String]| anyhow::Ok(());
+        let mut host = HostRoot { root: &root, state: &state, run: &mut run };
+        let edited = change_if_confirmed(&mut host, confirm, |host| apply_fixes(host, &fixes));
+        let text = std::fs::read_to_string(root.join("grub")).unwrap();
+        assert_eq!(state.exists(), text == "new", "nothing is recorded without a change");
+        (edited, text)
+    }
+
+    #[test]
+    fn nothing_is_changed_without_a_yes() {
+        let (refused, text) = edit_if(|| is_confirmed(false, false, || panic!("nobody is there")));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("pass --yes") && refused.contains("(A118)"), "{refused}");
+        assert_eq!(text, "old");
+        for answer in ["no", ""] {
+            let (declined, text) = edit_if(|| is_confirmed(false, true, || Ok(answer.to_owned())));
+            assert_eq!((declined.unwrap(), text.as_str()), (None, "old"));
+        }
+        let (failed, text) = edit_if(|| is_confirmed(false, true, || bail!("no answer (A102)")));
+        failed.unwrap_err();
+        assert_eq!(text, "old");
+        let (agreed, text) = edit_if(|| is_confirmed(false, true, || Ok("yes".to_owned())));
+        assert_eq!((agreed.unwrap(), text.as_str()), (Some(()), "new"));
+        let (told, text) = edit_if(|| is_confirmed(true, false, || panic!("it is not asked")));
+        assert_eq!((told.unwrap(), text.as_str()), (Some(()), "new"));
+    }
 
     #[test]
     fn the_home_of_a_user_is_that_of_its_line() {
