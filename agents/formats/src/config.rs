@@ -7,6 +7,7 @@ mod end_token;
 pub(crate) mod fields;
 mod model_kind;
 mod rope_fields;
+mod upstream_settings;
 
 use crate::Architecture;
 use crate::architecture::QueryNorms;
@@ -17,6 +18,7 @@ use fields::{
 };
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
+pub(crate) use upstream_settings::replace_upstream_settings;
 
 /// The rope scaling of Llama 3.1, which stretches rotations of low frequency.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,6 +79,12 @@ pub enum ModelConfigError {
     Unsupported { path: PathBuf, field: &'static str, found: String, supported: &'static str },
     #[error("{path}: model_type `{found}` is not supported; use a model of {nearest} (M104)")]
     UnknownModel { path: PathBuf, found: String, nearest: String },
+    #[error(
+        "{path}: model_type `{found}` is not supported, because it has images; use a model of \
+         {found}_text: a smaller one, or the text part of this one, saved with transformers (its \
+         `model.language_model`) (M104)"
+    )]
+    HasImages { path: PathBuf, found: String },
     #[error(
         "{path}: field `auto_map` names code of the model's directory ({code}), which is never run; \
          use a model of {nearest} (M104)"

@@ -8,9 +8,9 @@ use serde_json::{Map, Value};
 use crate::config::fields::{
     ConfigFields, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, read_object,
 };
-use crate::config::{complete_end_tokens, not_embedded_error};
+use crate::config::{complete_end_tokens, not_embedded_error, replace_upstream_settings};
 use crate::memory_estimate::ModelShape;
-use crate::{ModelConfig, ModelConfigError};
+use crate::{Architecture, ModelConfig, ModelConfigError};
 
 /// The positions of a model whose files name none.
 const USUAL_POSITIONS: usize = 2048;
@@ -20,6 +20,7 @@ const MAX_EXPERTS: usize = 1 << 12;
 /// llama.cpp.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOutline {
+    /// The `model_type`; with the setting that the table lacks, if that is why there is no `config`.
     pub model_type: String,
     pub vocab_size: usize,
     pub max_positions: usize,
@@ -27,8 +28,8 @@ pub struct ModelOutline {
     pub eos_tokens: Vec<u32>,
     /// Exact for a model of the table, otherwise estimated from the numbers of its `config.json`.
     pub shape: ModelShape,
-    /// `None` for a model outside of the table, which only PyTorch trains and only llama.cpp's own
-    /// converters convert.
+    /// `None` for a model outside of the table, or with settings that the table lacks, which only
+    /// PyTorch trains and only llama.cpp's own converters convert.
     pub config: Option<ModelConfig>,
 }
 
@@ -74,16 +75,25 @@ impl ModelOutline {
         let path = dir.join("config.json");
         let map = read_object(&path)?;
         let fields = ConfigFields { map: &map, path: &path };
-        if fields.find_architecture()?.is_some() {
-            return ModelConfig::from_dir(dir).map(Self::from);
-        }
+        let refused = match fields.find_architecture()? {
+            None => None,
+            Some(architecture) => match ModelConfig::from_dir(dir) {
+                Ok(config) => return Ok(config.into()),
+                Err(error) => Some((architecture, error)),
+            },
+        };
         let path = dir.join("tokenizer_config.json");
         let tokenizer = if path.exists() { read_object(&path)? } else { Map::new() };
         let settings = ConfigFields { map: &tokenizer, path: &path };
-        if settings.get("auto_map").is_some() {
-            return Err(settings.unknown_model_error(fields.require_field("model_type")?));
-        }
-        let mut outline = read_other_outline(&fields, settings.get("model_max_length"))?;
+        let has_code = settings.get("auto_map").is_some();
+        let mut outline = match refused {
+            Some((_, error)) if has_code => return Err(error),
+            Some((architecture, error)) => read_upstream_outline(&fields, architecture, error)?,
+            None if has_code => {
+                return Err(settings.unknown_model_error(fields.require_field("model_type")?));
+            }
+            None => read_other_outline(&fields, settings.get("model_max_length"))?,
+        };
         outline.eos_tokens = complete_end_tokens(dir, outline.eos_tokens, outline.vocab_size)?;
         Ok(outline)
     }
@@ -92,7 +102,10 @@ impl ModelOutline {
     pub fn from_json(map: &Map<String, Value>, path: &Path) -> Result<Self, ModelConfigError> {
         let fields = ConfigFields { map, path };
         match fields.find_architecture()? {
-            Some(_) => ModelConfig::from_json(map, path).map(Self::from),
+            Some(architecture) => match ModelConfig::from_json(map, path) {
+                Ok(config) => Ok(config.into()),
+                Err(error) => read_upstream_outline(&fields, architecture, error),
+            },
             None => read_other_outline(&fields, None),
         }
     }
@@ -103,6 +116,25 @@ impl ModelOutline {
             Some(config) => config.require_embedded(dir),
             None => Err(not_embedded_error(dir, &self.model_type)),
         }
+    }
+}
+
+/// Reads a model of the table with settings that only PyTorch and llama.cpp's converters compute.
+/// Returns `error`, the reason why the table excludes it, if something else excludes it as well.
+fn read_upstream_outline(
+    fields: &ConfigFields<'_>,
+    architecture: Architecture,
+    error: ModelConfigError,
+) -> Result<ModelOutline, ModelConfigError> {
+    let usual = replace_upstream_settings(fields.map, architecture);
+    let Ok(config) = ModelConfig::from_json(&usual, fields.path) else { return Err(error) };
+    let Ok(name) = fields.read_other_model() else { return Err(error) };
+    match error {
+        ModelConfigError::Unsupported { field, found, .. } => {
+            let model_type = format!("{name} ({field} {found})");
+            Ok(ModelOutline { model_type, config: None, ..ModelOutline::from(config) })
+        }
+        other => Err(other),
     }
 }
 
@@ -221,6 +253,87 @@ mod tests {
         assert_eq!((read.model_type.as_str(), read.vocab_size), ("qwen2", config.vocab_size));
         let window = outline(&json!({"model_type": "llama", "use_sliding_window": true}));
         assert!(window.is_err(), "its own settings are still checked");
+    }
+
+    /// Reads a Llama with other settings.
+    fn llama(change: Value) -> Result<ModelOutline, ModelConfigError> {
+        let mut config = json!({
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "intermediate_size": 352,
+        });
+        config.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        outline(&config)
+    }
+
+    #[test]
+    fn settings_that_only_the_table_lacks_are_left_to_the_converters() {
+        let yarn = json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+        });
+        let plain = llama(json!({})).unwrap();
+        for (change, kind) in [
+            (json!({"rope_scaling": {"type": "linear", "factor": 4.0}}), "rope_scaling linear"),
+            (json!({ "rope_parameters": yarn }), "rope_parameters yarn"),
+            (json!({"mlp_bias": true, "attention_bias": true}), "mlp_bias true"),
+        ] {
+            let read = llama(change).unwrap();
+            assert_eq!(read.model_type, format!("llama ({kind})"));
+            assert_eq!(read.config, None);
+            assert_eq!((read.shape.layers, read.max_positions), (4, plain.max_positions));
+            let error = read.require_embedded(Path::new("d")).unwrap_err().to_string();
+            assert!(error.contains(kind) && error.contains("--trainer-engine pytorch"), "{error}");
+        }
+    }
+
+    #[test]
+    fn settings_that_the_converters_ignore_are_refused_also_beside_others() {
+        let with_bias = |other: Value| {
+            let mut change = json!({"mlp_bias": true});
+            change.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
+            change
+        };
+        let scaled = |scaling: Value| json!({ "rope_scaling": scaling });
+        for (change, expected) in [
+            (with_bias(json!({"use_sliding_window": true})), "mlp_bias"),
+            (with_bias(json!({"quantization_config": {"quant_method": "gptq"}})), "mlp_bias"),
+            (with_bias(json!({"auto_map": {"AutoConfig": "own.Config"}})), "mlp_bias"),
+            (with_bias(json!({"hidden_size": -1})), "mlp_bias"),
+            (scaled(json!({"type": "dynamic", "factor": 2.0})), "dynamic"),
+            (scaled(json!({"type": "linear"})), "linear"),
+            (scaled(json!({"type": "yarn", "factor": 4.0})), "yarn"),
+            (
+                scaled(json!({
+                    "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+                    "attention_factor": 1.0,
+                })),
+                "yarn",
+            ),
+            (json!({"hidden_act": "gelu"}), "gelu"),
+        ] {
+            let error = llama(change).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains("(M104)"), "{error}");
+        }
+        let qwen = json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]});
+        assert!(llama(with_bias(qwen)).is_err(), "llama.cpp loads no such bias of Qwen2");
+    }
+
+    #[test]
+    fn a_directory_with_such_settings_has_its_end_tokens_and_no_code() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = neox();
+        config.as_object_mut().unwrap().extend([
+            ("model_type".to_owned(), json!("llama")),
+            ("architectures".to_owned(), json!(["LlamaForCausalLM"])),
+            ("intermediate_size".to_owned(), json!(352)),
+            ("mlp_bias".to_owned(), json!(true)),
+        ]);
+        write(dir.path(), "config.json", &config);
+        write(dir.path(), "generation_config.json", &json!({"eos_token_id": [0, 7]}));
+        let read = ModelOutline::from_dir(dir.path()).unwrap();
+        assert_eq!((read.eos_tokens.as_slice(), read.config), (&[0, 7][..], None));
+        let code = json!({"auto_map": {"AutoTokenizer": ["own.Tokenizer", null]}});
+        write(dir.path(), "tokenizer_config.json", &code);
+        let error = ModelOutline::from_dir(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("mlp_bias"), "{error}");
     }
 
     #[test]

@@ -308,6 +308,15 @@ mod tests {
         assert_eq!(choose(Some(&converters)).unwrap(), ModelConverter::Upstream(&converters));
         let absent = choose(None).unwrap_err().to_string();
         assert!(absent.contains("models of other") && absent.contains("--llama-cpp-sources DIR"));
+        let biased = serde_json::json!({
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "mlp_bias": true,
+            "vocab_size": 260, "hidden_size": 128, "intermediate_size": 352,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 512,
+        });
+        write(&model.join("config.json"), &biased.to_string());
+        assert_eq!(choose(Some(&converters)).unwrap(), ModelConverter::Upstream(&converters));
+        let absent = choose(None).unwrap_err().to_string();
+        assert!(absent.contains("models of llama (mlp_bias true)"), "{absent}");
         write(&model.join("config.json"), "{}");
         assert_eq!(choose(Some(&converters)).unwrap(), ModelConverter::Native, "it reports it");
     }

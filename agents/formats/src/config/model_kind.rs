@@ -54,12 +54,8 @@ impl ConfigFields<'_> {
         let classes = self.get("architectures").and_then(Value::as_array);
         let has_class =
             classes.is_some_and(|classes| !classes.is_empty() && classes.iter().all(is_causal));
-        // `gemma3` has images, and `gemma3_text` is in the table.
-        let has_text_type = |name: &str| {
-            Architecture::ALL.iter().any(|one| one.model_type().strip_suffix("_text") == Some(name))
-        };
         match name {
-            Some(name) if has_class && self.get("auto_map").is_none() && !has_text_type(name) => {
+            Some(name) if has_class && self.get("auto_map").is_none() && !has_images(name) => {
                 Ok(name.to_owned())
             }
             _ => Err(self.unknown_model_error(found)),
@@ -90,6 +86,7 @@ impl ConfigFields<'_> {
                 };
                 ModelConfigError::OwnCode { path, code, nearest }
             }
+            None if has_images(&found) => ModelConfigError::HasImages { path, found },
             None => ModelConfigError::UnknownModel { path, found, nearest },
         }
     }
@@ -209,6 +206,12 @@ impl ConfigFields<'_> {
             None => Ok(None),
         }
     }
+}
+
+/// Returns true for `gemma3`, whose part without images, `gemma3_text`, is in the table.
+fn has_images(model_type: &str) -> bool {
+    let text_parts = Architecture::ALL.into_iter().map(Architecture::model_type);
+    text_parts.filter_map(|name| name.strip_suffix("_text")).any(|name| name == model_type)
 }
 
 /// Returns the letters before the first digit or sign: `gemma` of `gemma3_text`.

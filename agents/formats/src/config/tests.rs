@@ -98,11 +98,7 @@ fn what_is_wrong_or_not_computed_is_refused_by_name() {
         })
     };
     for (field, value, expected) in [
-        (
-            "model_type",
-            json!("gemma3"),
-            "`gemma3` is not supported; use a model of gemma2, gemma3_text",
-        ),
+        ("model_type", json!("gemma3"), "because it has images; use a model of gemma3_text"),
         ("model_type", json!("falcon"), "qwen2, qwen3, llama, mistral"),
         ("architectures", json!(["Qwen2ForRewardModel"]), "Qwen2ForRewardModel"),
         ("hidden_size", Value::Null, "`hidden_size` is missing"),
