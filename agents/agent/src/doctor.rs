@@ -1,14 +1,22 @@
 //! Checks of the host before a role is enabled, and before an order is taken.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use doctor::{DoctorFinding, Severity, TrainingPlan};
 use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
+use tokio::sync::OnceCell;
+
+use crate::nvidia_memory;
 
 /// The host checks with the user's settings. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct HostDoctor {
     settings: Arc<DoctorSettings>,
+    /// The memory for training on a GPU of NVIDIA, read once; `None` on other hosts.
+    nvidia_bytes: Option<Arc<OnceCell<Option<u64>>>>,
 }
 
 #[derive(Debug)]
@@ -23,7 +31,14 @@ impl HostDoctor {
     /// tests; runs none yet. Failed checks with one of the `ignored` ids (such as `C-28`) do not
     /// count. `training_bytes` overrides the detected memory for training.
     pub fn new(root: PathBuf, ignored: Vec<String>, training_bytes: Option<u64>) -> Self {
-        Self { settings: Arc::new(DoctorSettings { root, ignored, training_bytes }) }
+        let settings = Arc::new(DoctorSettings { root, ignored, training_bytes });
+        Self { settings, nvidia_bytes: None }
+    }
+
+    /// Detects the memory for training as the host of this profile reports it.
+    #[must_use]
+    pub fn with_profile(self, profile: &HardwareProfile) -> Self {
+        Self { nvidia_bytes: profile.is_cuda().then(Arc::default), ..self }
     }
 
     async fn take_snapshot(&self) -> HostSnapshot {
@@ -58,9 +73,10 @@ impl HostDoctor {
     /// training on the GPU the detected budget. `None` if that is unknown, and without a setting
     /// for a training on the CPU.
     pub async fn training_budget_bytes(&self, on_gpu: bool) -> Option<u64> {
-        match self.settings.training_bytes {
-            None if on_gpu => doctor::memory_budget(&self.take_snapshot().await),
-            setting => setting,
+        match (self.settings.training_bytes, &self.nvidia_bytes) {
+            (None, Some(bytes)) if on_gpu => *bytes.get_or_init(read_nvidia_bytes).await,
+            (None, None) if on_gpu => doctor::memory_budget(&self.take_snapshot().await),
+            (setting, _) => setting,
         }
     }
 
@@ -76,6 +92,12 @@ impl HostDoctor {
     }
 }
 
+async fn read_nvidia_bytes() -> Option<u64> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let read = move || nvidia_memory::read_budget(Path::new("nvidia-smi"), variable);
+    tokio::task::spawn_blocking(read).await.unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +105,20 @@ mod tests {
     fn finding(id: &'static str, severity: Severity) -> DoctorFinding {
         let (seen, remedy) = (String::new(), String::new());
         DoctorFinding { id, severity, seen, why: "", remedy, source: "" }
+    }
+
+    #[tokio::test]
+    async fn only_a_gpu_of_nvidia_is_asked_for_its_memory() {
+        let doctor = |name: &str, setting| {
+            let profile = HardwareProfile::load_named(name).unwrap();
+            HostDoctor::new("/none".into(), Vec::new(), setting).with_profile(&profile)
+        };
+        assert_eq!(doctor("rocm", None).training_budget_bytes(true).await, None);
+        let cuda = doctor("cuda", None);
+        cuda.nvidia_bytes.as_ref().unwrap().set(Some(7)).unwrap();
+        assert_eq!(cuda.training_budget_bytes(true).await, Some(7));
+        assert_eq!(cuda.training_budget_bytes(false).await, None);
+        assert_eq!(doctor("cuda", Some(5)).training_budget_bytes(true).await, Some(5));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod lease;
 mod lease_journal;
 mod live_status;
 mod memory_placement;
+mod nvidia_memory;
 mod peer_exchange;
 mod prefetch;
 mod prefetched_checkpoint;

@@ -231,7 +231,7 @@ impl HardwareProfile {
             return Self::for_host(&HostSnapshot::take_snapshot(files));
         };
         let named = Self::load_named(name)?;
-        if named.is_cpu() || named.name == CUDA_PROFILE {
+        if named.is_cpu() || named.is_cuda() {
             return Ok(named);
         }
         named.with_chosen_gpu(&HostSnapshot::take_snapshot(files))
@@ -252,6 +252,11 @@ impl HardwareProfile {
 
     pub fn is_cpu(&self) -> bool {
         self.name == "cpu"
+    }
+
+    /// Returns true for GPUs of NVIDIA.
+    pub fn is_cuda(&self) -> bool {
+        self.name == CUDA_PROFILE
     }
 
     /// Returns the variables to set for a child.

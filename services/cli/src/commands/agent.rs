@@ -78,7 +78,7 @@ pub(crate) async fn run_agent(fleet: &FleetArgs, mut args: AgentArgs) -> anyhow:
     let launch = create_worker_launcher(&args, &directory)?;
     let watched =
         telemetry_options::build_telemetry_options(&args, launch.process_groups.clone()).await?;
-    let doctor = create_doctor(&args)?;
+    let doctor = create_doctor(&args)?.with_profile(&launch.profile);
     let stored = store.is_local().then(|| args.store.clone().unwrap_or(config.store));
     let own = collect_hidden_paths(fleet, &args, &directory, stored.as_deref());
     let serving = model_server_config(&args, &launch, &id, &cache_directory)?;
