@@ -197,3 +197,17 @@ fn the_budget_leaves_the_host_its_memory() {
     box_.gpus[0].vram_total = 0;
     assert_eq!(memory::memory_budget(&box_), None, "not known is not nothing");
 }
+
+#[test]
+fn the_budget_is_that_of_the_gpu_which_the_agent_is_given() {
+    let mut box_ = HostSnapshot {
+        gpus: vec![card("gfx1201", 0, 0x7551), card("gfx1201", 1, 0x7551)],
+        ..HostSnapshot::default()
+    };
+    box_.gpus[0].vram_used = 20 << 30;
+    box_.gpus[1].vram_used = 2 << 30;
+    for (gpu, bytes) in [("0", Some(11 << 30)), ("1", Some(29 << 30)), ("2", None)] {
+        set("FLOTILLA_GPU", gpu)(&mut box_);
+        assert_eq!(memory::memory_budget(&box_), bytes, "{gpu}");
+    }
+}

@@ -225,6 +225,10 @@ fn invalid_bases_are_refused_before_anything_is_stored() {
     let gemma = at("gemma").join("config.json");
     let config = fs::read_to_string(&gemma).unwrap().replace("qwen2", "gemma3");
     fs::write(gemma, config).unwrap();
+    let quantized = at("quantized").join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&quantized).unwrap()).unwrap();
+    config["quantization_config"] = serde_json::json!({ "quant_method": "gptq", "bits": 4 });
+    fs::write(quantized, config.to_string()).unwrap();
     fs::remove_file(at("mute").join("tokenizer.json")).unwrap();
     let cut = at("cut").join("model.safetensors");
     let bytes = fs::read(&cut).unwrap();
@@ -234,6 +238,7 @@ fn invalid_bases_are_refused_before_anything_is_stored() {
     fs::write(home.directory.path().join("models/tiny.gguf"), "GGUF").unwrap();
     for (base, names) in [
         ("model: ../models/gemma", ["model_type", "gemma3"]),
+        ("model: ../models/quantized", ["`quantization_config`", "quantised (gptq)"]),
         ("model: ../models/mute", ["has no tokenizer.json", "models/mute"]),
         ("model: ../models/cut", ["its header says", "download it again"]),
         ("model: ../models/torn", ["model-1.safetensors", "absent"]),
