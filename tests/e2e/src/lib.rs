@@ -34,7 +34,7 @@ pub use client::{Client, find_logs};
 pub use cluster::Cluster;
 pub use command::{Output, program_path, run_flotilla};
 pub use disk::{FullDisk, SmallDisk};
-pub use ended::ChildGuard;
+pub use ended::{ChildGuard, GroupGuard};
 pub use fact_reader::FactReader;
 pub use fake_box::FakeBox;
 pub use files::{Sampling, SpecFiles};

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{ChildGuard, Fleet, PythonEnv, ScriptSession, SpecFiles};
+use e2e::{ChildGuard, Fleet, GroupGuard, PythonEnv, ScriptSession, SpecFiles};
 use requirements::free_ports;
 use serde_json::Value;
 
@@ -75,18 +75,19 @@ fn log_file(directory: &Path, name: &str) -> Stdio {
     std::fs::File::create(directory.join(name)).expect("a log").into()
 }
 
-fn start_mlflow(python: &PythonEnv, directory: &Path, port: u16) -> ChildGuard {
+fn start_mlflow(python: &PythonEnv, directory: &Path, port: u16) -> GroupGuard {
     let database = format!("sqlite:///{}", directory.join("mlflow.db").display());
     let port = port.to_string();
-    let server = python
-        .command("mlflow")
+    let mut server = python.command("mlflow");
+    server
         .args(["server", "--backend-store-uri", &database, "--host", "127.0.0.1"])
         .args(["--port", &port, "--workers", "1"])
+        // Else it starts seven processes that compute for long.
+        .env("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
         .current_dir(directory)
         .stdout(log_file(directory, "mlflow.out"))
-        .stderr(log_file(directory, "mlflow.err"))
-        .spawn();
-    ChildGuard(server.expect("MLflow starts"))
+        .stderr(log_file(directory, "mlflow.err"));
+    GroupGuard::start(&mut server)
 }
 
 #[test]

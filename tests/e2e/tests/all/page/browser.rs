@@ -2,11 +2,11 @@
 
 use std::{
     io::{BufRead, BufReader},
-    os::unix::process::CommandExt,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
+use e2e::GroupGuard;
 use fantoccini::{
     ClientBuilder, Locator,
     elements::Element,
@@ -14,7 +14,6 @@ use fantoccini::{
 };
 use hyper_util::client::legacy::connect::HttpConnector;
 use requirements::require_program;
-use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
 /// The limit for a page to show something.
@@ -23,31 +22,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) struct Browser {
     pub(crate) client: fantoccini::Client,
-    _driver: Driver,
-}
-
-/// chromedriver and its browser, in a process group that ends when it is dropped.
-struct Driver(Child);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
-        let _ = self.0.wait();
-    }
+    /// chromedriver, whose group has the browser.
+    _driver: GroupGuard,
 }
 
 impl Browser {
     /// Starts a browser. Records this test as skipped and returns `None` without chromedriver.
     pub(crate) async fn start() -> Option<Self> {
-        let mut driver = Command::new(require_program("chromedriver")?)
-            .arg("--port=0")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .expect("chromedriver starts");
-        let stdout = BufReader::new(driver.stdout.take().expect("a pipe"));
-        let driver = Driver(driver);
+        let mut command = Command::new(require_program("chromedriver")?);
+        command.arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut driver = GroupGuard::start(&mut command);
+        let stdout = BufReader::new(driver.0.stdout.take().expect("a pipe"));
         let port = stdout.lines().map_while(Result::ok).find_map(|line| {
             let (_, port) = line.split_once("successfully on port ")?;
             Some(port.trim_end_matches('.').to_owned())
