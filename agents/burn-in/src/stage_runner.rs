@@ -11,9 +11,6 @@ use crate::{
     telemetry_log::TelemetryLog,
 };
 
-/// The remedy of a burn-in that needs more time.
-const RAISE_LIMIT: &str = "raise --limit, or pass a smaller --model (E107)";
-
 /// The stages of a burn-in so far.
 pub(crate) struct StageRunner<'a> {
     pub(crate) telemetry: TelemetryLog,
@@ -50,7 +47,10 @@ impl<'a> StageRunner<'a> {
         if left.is_zero() {
             self.is_cut_short = true;
             let limit = self.limit.as_secs();
-            self.skip_stage(name, &format!("the {limit} s of --limit are over; {RAISE_LIMIT}"));
+            let reason = format!(
+                "the {limit} s of --limit are over; raise it, or pass a smaller --model (E107)"
+            );
+            self.skip_stage(name, &reason);
             return None;
         }
         (self.announce)(name);
@@ -90,7 +90,8 @@ impl<'a> StageRunner<'a> {
         if left < self.stage_limit {
             let left = left.as_secs_f64();
             return anyhow!(
-                "not done within {left:.1} s, the rest of --limit {limit}; {RAISE_LIMIT}"
+                "not done within {left:.1} s, the rest of --limit {limit}; raise it, or pass a \
+                 smaller --model (E107)"
             );
         }
         anyhow!(
@@ -196,7 +197,7 @@ mod tests {
         let outcomes = [StageOutcome::Failed, StageOutcome::Skipped];
         assert_eq!([stages[0].outcome, stages[1].outcome], outcomes);
         for StageReport { reason, .. } in &stages {
-            assert!(reason.contains("raise --limit") && reason.contains("(E107)"), "{reason}");
+            assert!(reason.contains("of --limit") && reason.contains("raise it"), "{reason}");
         }
     }
 

@@ -22,7 +22,7 @@ pub(crate) enum LoadPromptsError {
     Get(#[from] GetError),
     #[error("read the prompts")]
     Parse(#[from] PromptsError),
-    #[error("read the prompts")]
+    #[error("reading the prompts was interrupted (X101)")]
     Interrupted(#[from] tokio::task::JoinError),
 }
 

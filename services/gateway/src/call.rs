@@ -63,7 +63,7 @@ pub(crate) fn caller_name<T>(request: &Request<T>) -> String {
         .map_or_else(String::new, |caller| caller.name.to_string())
 }
 
-/// Who opens a stream, and until when.
+/// The member that opens a stream, and its deadline.
 pub(crate) struct StreamCaller {
     /// `None` in an open fleet.
     member: Option<String>,

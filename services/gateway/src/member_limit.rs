@@ -21,7 +21,7 @@ struct OpenCounts {
     by_member: BTreeMap<String, usize>,
 }
 
-/// What a member has of a limit, until it is dropped.
+/// The share of a member in a limit, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct MemberPermit {
     limit: MemberLimit,
