@@ -8,8 +8,8 @@ mod probe;
 use bus::{PresenceError, ReadError};
 use cycle::{Run, describe_missing_roles, is_agent_gone};
 use forecast::{
-    FleetAgent, FleetEvidence, ForecastQuestion, RunHistory, RunWorkload, forecast_remaining,
-    forecast_run,
+    FleetAgent, FleetEvidence, ForecastQuestion, RunHistory, RunWorkload, compute_price,
+    forecast_remaining, forecast_run, measure_watt_hours,
 };
 use serde::Serialize;
 use spec::{BaseSpec, RunSpec, SuiteMeasure, VerifierSpec};
@@ -77,6 +77,10 @@ pub struct ForecastComparison {
     /// Seconds from the submission to the end, without pauses and waits in the queue; `None` if the
     /// run has not ended.
     pub actual_s: Option<f64>,
+    /// Energy of a run that has ended, as [`measure_watt_hours`] finds it.
+    pub actual_watt_hours: Option<f64>,
+    /// Price of that energy.
+    pub actual_price: Option<f64>,
 }
 
 /// The ways to recognise runs of the same base.
@@ -162,10 +166,16 @@ impl FleetControl {
     }
 
     /// Forecasts a run from the facts before its submission, for the agents that worked on it.
+    ///
+    /// # Errors
+    /// When the run is unknown or watched, or the price of a kWh is wrong.
     pub async fn forecast_submitted_run(
         &self,
         id: &RunId,
+        price_per_kwh: Option<f64>,
     ) -> Result<ForecastComparison, ForecastError> {
+        let request = v1::ForecastRequest { by: None, price_per_kwh };
+        let question = check_request(&request, 0.0)?;
         let runs = self.list_runs().await?;
         let run = runs.iter().find(|run| run.id == *id);
         let run = run.ok_or_else(|| RunError::Unknown(id.clone()))?;
@@ -174,15 +184,20 @@ impl FleetControl {
         let base = BaseIdentity::of_run(run);
         let (histories, same) = self.read_histories(&runs, &base, run.spec_sequence).await?;
         let own = self.read_history(id, u64::MAX).await?;
-        let agents = own.map(|own| own.list_participants()).unwrap_or_default();
+        let agents = own.as_ref().map(RunHistory::list_participants).unwrap_or_default();
         let evidence = FleetEvidence::from_histories(&workload, &histories, !same, &agents);
-        let question = ForecastQuestion { seed: run.spec.seed, ..ForecastQuestion::default() };
+        let question = ForecastQuestion { seed: run.spec.seed, ..question };
         let forecast = forecast_run(&workload, &evidence, question);
         let actual_s = run.ended_ms.map(|ended| {
             let working = ended.saturating_sub(run.submitted_ms).saturating_sub(run.halted_ms);
             working as f64 / 1000.0
         });
-        Ok(ForecastComparison { forecast, actual_s })
+        let ended = own.filter(|_| actual_s.is_some());
+        let actual_watt_hours = ended.and_then(|own| measure_watt_hours(&own, &histories));
+        let actual_price = actual_watt_hours
+            .zip(price_per_kwh)
+            .map(|(energy, price)| compute_price(energy, price));
+        Ok(ForecastComparison { forecast, actual_s, actual_watt_hours, actual_price })
     }
 
     /// Forecasts the seconds until a run ends, from its own facts and those of the newest runs of

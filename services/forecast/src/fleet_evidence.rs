@@ -304,7 +304,7 @@ fn sampling_speeds(periods: &[SamplingPeriod]) -> BTreeMap<String, f64> {
 }
 
 /// Returns the mean watts of each generator that measures its energy.
-fn sampling_watts(periods: &[SamplingPeriod]) -> BTreeMap<String, f64> {
+pub(crate) fn sampling_watts(periods: &[SamplingPeriod]) -> BTreeMap<String, f64> {
     let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
     for period in periods {
         for (agent, joules) in period.joules_by_agent.iter().filter(|(_, joules)| **joules > 0.0) {

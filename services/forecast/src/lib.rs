@@ -10,6 +10,7 @@
 mod duration_model;
 mod fleet_agent;
 mod fleet_evidence;
+mod run_energy;
 mod run_forecast;
 mod run_history;
 mod run_progress;
@@ -18,7 +19,8 @@ mod workload;
 
 pub use fleet_agent::FleetAgent;
 pub use fleet_evidence::FleetEvidence;
-pub use run_forecast::{ForecastQuestion, forecast_remaining, forecast_run};
+pub use run_energy::measure_watt_hours;
+pub use run_forecast::{ForecastQuestion, compute_price, forecast_remaining, forecast_run};
 pub use run_history::RunHistory;
 pub use run_progress::RunProgress;
 pub use workload::RunWorkload;

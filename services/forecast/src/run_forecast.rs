@@ -23,7 +23,7 @@ const LOW: f64 = 0.05;
 const HIGH: f64 = 0.95;
 
 /// Joules of a watt-hour, and watt-hours of a kilowatt-hour.
-const JOULES_PER_WH: f64 = 3600.0;
+pub(crate) const JOULES_PER_WH: f64 = 3600.0;
 const WH_PER_KWH: f64 = 1000.0;
 
 /// The questions that a forecast answers besides the duration.
@@ -80,7 +80,7 @@ pub fn forecast_run(
     let watt_hours =
         has_power(workload, evidence).then(|| to_range(&sorted(&|run| watt_hours(evidence, run))));
     let price = question.price_per_kwh.zip(watt_hours).map(|(price, energy)| {
-        let of = |watt_hours: f64| watt_hours / WH_PER_KWH * price;
+        let of = |watt_hours| compute_price(watt_hours, price);
         Range { low: of(energy.low), median: of(energy.median), high: of(energy.high) }
     });
     let in_time = |limit: f64| {
@@ -100,6 +100,11 @@ pub fn forecast_run(
         assumed: evidence.assumed.clone(),
         runs: evidence.runs.clone(),
     }
+}
+
+/// Returns the price of an amount of energy.
+pub fn compute_price(watt_hours: f64, price_per_kwh: f64) -> f64 {
+    watt_hours / WH_PER_KWH * price_per_kwh
 }
 
 /// Returns true if the power of each phase with much work is known.

@@ -42,6 +42,7 @@ pub(crate) struct CycleHistory {
     evals_ms: Vec<u64>,
     pub(crate) evaluators: BTreeSet<String>,
     done_ms: Option<u64>,
+    done: v1::CycleDone,
 }
 
 /// A generate job with its samples.
@@ -56,6 +57,15 @@ pub(crate) struct DrawnJob {
     /// Samples that reached the limit of tokens.
     pub(crate) cut: u32,
     pub(crate) joules: f64,
+}
+
+/// The energy of the samples of a cycle.
+#[derive(Debug, Clone, Copy, Default)]
+struct SamplingEnergy {
+    joules: f64,
+    /// The samples whose energy this is.
+    metered: f64,
+    samples: f64,
 }
 
 /// A verify or score job.
@@ -247,6 +257,27 @@ impl RunHistory {
         trained.collect()
     }
 
+    /// Returns true if each training that was ordered ended, was ordered once and was not paused.
+    pub(crate) fn is_training_undisturbed(&self) -> bool {
+        let ordered = self.cycles.values().filter(|cycle| cycle.train_orders > 0);
+        ordered.count() == self.trainings().len()
+    }
+
+    /// Returns the joules of all samples; `None` if no box measured any. Samples without a
+    /// measurement count as the mean of the others.
+    pub(crate) fn sampling_joules(&self) -> Option<f64> {
+        let (mut joules, mut metered, mut samples) = (0.0, 0.0, 0.0);
+        for cycle in self.cycles.values() {
+            let sums = cycle.sum_energy();
+            (joules, metered, samples) =
+                (joules + sums.joules, metered + sums.metered, samples + sums.samples);
+        }
+        match (metered > 0.0, samples > 0.0) {
+            (true, _) => Some(joules / metered * samples),
+            (false, is_sampled) => (!is_sampled).then_some(0.0),
+        }
+    }
+
     /// Returns the time from each final checkpoint to its last measurement on a text, by texts for
     /// each evaluator.
     pub(crate) fn evaluations(&self) -> Vec<PhaseObservation> {
@@ -271,6 +302,30 @@ impl RunHistory {
 }
 
 impl CycleHistory {
+    /// Adds up the energy of the samples. After their facts have left the log, the summary of the
+    /// cycle has that of the training samples.
+    fn sum_energy(&self) -> SamplingEnergy {
+        if self.drawn.is_empty() {
+            let v1::CycleDone { joules, metered, sampled, .. } = self.done;
+            let suites = self.done.suites.iter().filter_map(|suite| suite.rate.as_ref());
+            let judged = self.done.heldout.iter().chain(suites).map(|rate| rate.samples);
+            return SamplingEnergy {
+                joules: finite_or_zero(joules),
+                metered: f64::from(metered),
+                samples: judged.fold(f64::from(sampled), |sum, count| sum + f64::from(count)),
+            };
+        }
+        let mut sums = SamplingEnergy::default();
+        for job in &self.drawn {
+            sums.samples += f64::from(job.samples);
+            if job.joules > 0.0 {
+                sums.joules += job.joules;
+                sums.metered += f64::from(job.samples);
+            }
+        }
+        sums
+    }
+
     fn apply_body(&mut self, key: &FactKey, body: &FactBody, at: u64) {
         match body {
             FactBody::Plan(_) => self.planned_ms = Some(at),
@@ -295,7 +350,10 @@ impl CycleHistory {
                 self.evals_ms.push(at);
                 self.evaluators.insert(eval.agent.clone());
             }
-            FactBody::CycleDone(_) => self.done_ms = Some(at),
+            FactBody::CycleDone(done) => {
+                self.done_ms = Some(at);
+                self.done = done.clone();
+            }
             _ => {}
         }
     }

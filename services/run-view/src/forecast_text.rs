@@ -35,13 +35,44 @@ pub fn forecast_lines(forecast: &v1::Forecast) -> Vec<String> {
     lines
 }
 
-/// Returns the actual duration of a run beside its forecast; empty before its end.
-pub fn forecast_comparison(forecast: &v1::Forecast, actual_s: Option<f64>) -> Option<String> {
-    let (range, actual) = (forecast.seconds.as_ref()?, actual_s?);
+/// Returns the forecast of a submitted run as lines of a report, with the actual duration, energy and
+/// price beside it, as far as they are known.
+pub fn comparison_lines(
+    forecast: &v1::Forecast,
+    actual_s: Option<f64>,
+    actual_watt_hours: Option<f64>,
+    actual_price: Option<f64>,
+) -> Vec<String> {
+    let actual = compare_figures(forecast, actual_s, actual_watt_hours, actual_price);
+    let lines = forecast_lines(forecast).into_iter().chain(actual);
+    let heading = ["", "forecast from the log before the submission"].map(str::to_owned);
+    heading.into_iter().chain(lines.map(|line| format!("  {line}"))).collect()
+}
+
+fn compare_figures(
+    forecast: &v1::Forecast,
+    actual_s: Option<f64>,
+    actual_watt_hours: Option<f64>,
+    actual_price: Option<f64>,
+) -> Vec<String> {
+    let v1::Forecast { seconds, watt_hours, price, .. } = forecast;
+    let took = actual_s.map(|it| compare_figure("took", &time_text(it), it, seconds.as_ref()));
+    let needed = actual_watt_hours
+        .map(|it| compare_figure("needed", &energy_text(it), it, watt_hours.as_ref()));
+    let cost =
+        actual_price.map(|it| compare_figure("cost", &format!("{it:.2}"), it, price.as_ref()));
+    [took, needed, cost].into_iter().flatten().collect()
+}
+
+/// Returns a line with an actual figure, and with its place in the range that was forecast.
+fn compare_figure(verb: &str, text: &str, actual: f64, range: Option<&Range>) -> String {
+    let Some(range) = range.filter(|range| range.median > 0.0) else {
+        return format!("{verb} {text}");
+    };
     let is_within = (range.low..=range.high).contains(&actual);
     let place = if is_within { "within" } else { "outside" };
     let error = 100.0 * (actual / range.median - 1.0);
-    Some(format!("took {}: {error:+.0} % of the median, {place} the interval", time_text(actual)))
+    format!("{verb} {text}: {error:+.0} % of the median, {place} the interval")
 }
 
 /// Returns the time that a run will still take with its 90 % interval: `about 25 min left [15,
@@ -132,8 +163,21 @@ mod tests {
             "assumed: 20 s to measure a text",
         ];
         assert_eq!(lines, expected);
-        assert_eq!(forecast_comparison(&forecast, None), None);
-        let late = forecast_comparison(&forecast, Some(5400.0)).unwrap();
-        assert_eq!(late, "took 90 min: +50 % of the median, outside the interval");
+        assert!(compare_figures(&forecast, None, None, None).is_empty());
+        let late = compare_figures(&forecast, Some(5400.0), Some(220.0), Some(0.066));
+        let expected = [
+            "took 90 min: +50 % of the median, outside the interval",
+            "needed 220 Wh: +10 % of the median, within the interval",
+            "cost 0.07: +10 % of the median, within the interval",
+        ];
+        assert_eq!(late, expected);
+        let report = comparison_lines(&forecast, Some(5400.0), None, None);
+        assert_eq!(report[..2], ["", "forecast from the log before the submission"]);
+        assert_eq!(report.last().unwrap(), &format!("  {}", expected[0]));
+        assert_eq!(report.len(), lines.len() + 3);
+        let unmeasured = v1::Forecast { watt_hours: None, price: None, ..forecast };
+        let late = compare_figures(&unmeasured, Some(3600.0), Some(220.0), None);
+        let expected = ["took 60 min: +0 % of the median, within the interval", "needed 220 Wh"];
+        assert_eq!(late, expected);
     }
 }

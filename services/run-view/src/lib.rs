@@ -27,7 +27,7 @@ pub use cycle_text::{cycle_findings, energy_line, rate_text, selection_text, wei
 pub use fact_text::{describe_control, describe_fact, describe_quarantine, failure_lines};
 pub use fleet_health::{FleetHealth, FleetProblem, FleetReadings};
 pub use fleet_view::FleetView;
-pub use forecast_text::{forecast_comparison, forecast_lines, remaining_text};
+pub use forecast_text::{comparison_lines, forecast_lines, remaining_text};
 pub use phase_progress::{ActiveJobs, PhaseProgress};
 pub use run_view::RunView;
 pub use samples_text::describe_samples_page;

@@ -114,6 +114,9 @@ pub(crate) enum RunCommand {
         /// Also forecast the run from the log before its submission, and compare
         #[arg(long)]
         forecast: bool,
+        /// Price of a kWh for the forecast, in any currency
+        #[arg(long, value_name = "PRICE", env = "FLOTILLA_PRICE_PER_KWH")]
+        price: Option<f64>,
     },
     /// Show the texts that a cycle drew, with their rewards and outcomes.
     Samples(SamplesArgs),
@@ -169,7 +172,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "TIME", requires = "forecast")]
     pub by: Option<String>,
     /// Price of a kWh, in any currency
-    #[arg(long, value_name = "PRICE", requires = "forecast", env = "FLOTILLA_PRICE_PER_KWH")]
+    #[arg(long, value_name = "PRICE", env = "FLOTILLA_PRICE_PER_KWH")]
     pub price: Option<f64>,
     /// First run one small cycle of the spec for at most 60 seconds, to measure the fleet
     #[arg(long, requires = "forecast")]

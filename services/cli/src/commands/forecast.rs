@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use control::{FleetControl, ForecastComparison, RunReport, SubmitError};
-use run_view::{forecast_comparison, forecast_lines};
+use run_view::{comparison_lines, forecast_lines};
 use serde_json::json;
 use spec::RunSpec;
 use wire::{RunId, v1};
@@ -43,25 +43,22 @@ fn print_verdict(report: &v1::DataReport) {
     data::verdict_lines(report).iter().for_each(|line| output::print_line(line));
 }
 
-/// Prints the report on a run, and the forecast from before its submission beside its duration.
+/// Prints the report on a run, and the forecast from before its submission beside the facts.
 pub(super) async fn print_explained(
     control: &FleetControl,
-    run: &RunId,
-    story: &RunReport,
+    (run, story): (&RunId, &RunReport),
+    price: Option<f64>,
     json: bool,
 ) -> anyhow::Result<()> {
-    let comparison = control.forecast_submitted_run(run).await?;
+    let comparison = control.forecast_submitted_run(run, price).await?;
     if json {
         let mut document = serde_json::to_value(story)?;
         document["forecast"] = serde_json::to_value(&comparison)?;
         return output::print_json(&document);
     }
     explain::print_run_report(story);
-    output::print_line("");
-    output::print_line("forecast from the log before the submission");
-    let ForecastComparison { forecast, actual_s } = comparison;
-    let lines = forecast_lines(&forecast).into_iter();
-    let lines = lines.chain(forecast_comparison(&forecast, actual_s));
-    lines.for_each(|line| output::print_wrapped(&format!("  {line}")));
+    let ForecastComparison { forecast, actual_s, actual_watt_hours, actual_price } = comparison;
+    let lines = comparison_lines(&forecast, actual_s, actual_watt_hours, actual_price);
+    lines.iter().for_each(|line| output::print_wrapped(line));
     Ok(())
 }

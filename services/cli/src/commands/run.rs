@@ -62,11 +62,11 @@ pub(crate) async fn handle_run_command(
             report_missing_roles(&control, &run).await?;
             return follow_run(&control, &run, after).await;
         }
-        RunCommand::Explain { run, cycle, forecast: with_forecast } => {
+        RunCommand::Explain { run, cycle, forecast: with_forecast, price } => {
             let run = RunId::new(run)?;
             let story = control.explain_run(&run, cycle).await?;
             if with_forecast {
-                forecast::print_explained(&control, &run, &story, flags.json).await?;
+                forecast::print_explained(&control, (&run, &story), price, flags.json).await?;
             } else {
                 output::print_json_or(flags.json, &story, || explain::print_run_report(&story))?;
             }

@@ -1,7 +1,7 @@
 use wire::{Fact, FactBody, FactKey, JobId, RunId, Subject};
 
 use super::*;
-use crate::{FleetAgent, RunHistory};
+use crate::{FleetAgent, RunHistory, measure_watt_hours};
 
 const SAMPLES: u32 = 100;
 const TOKENS: u32 = 50;
@@ -161,6 +161,25 @@ fn energy_follows_from_measured_power_and_the_price_from_energy() {
     let expected = 100.0 * 96.0 / 3600.0;
     assert!((energy.median / expected - 1.0).abs() < 0.1, "{energy:?} in {actual} s");
     assert!((price.median - energy.median / 1000.0 * 0.5).abs() < 1e-9, "{price:?}");
+}
+
+#[test]
+fn the_energy_of_a_run_is_measured_and_that_of_its_training_follows_from_its_power() {
+    let (_, history, _) = earlier_run(1000.0);
+    let expected = (5.0 * 1000.0 + 100.0 * 46.0) / 3600.0;
+    let energy = measure_watt_hours(&history, &[]).unwrap();
+    assert!((energy / expected - 1.0).abs() < 0.1, "{energy} Wh, {expected} Wh in the facts");
+    assert_eq!(measure_watt_hours(&earlier_run(0.0).1, &[]), None, "no box measures its power");
+
+    let mut purged = WrittenRun { records: Vec::new(), now_ms: 1_000_000 };
+    purged.write(FactKey::Spec, FactBody::Spec(raft_spec(25, 1)));
+    let heldout = Some(v1::cycle_done::Rate { samples: SAMPLES, ..Default::default() });
+    let done =
+        v1::CycleDone { sampled: 300, metered: 200, joules: 600.0, heldout, ..Default::default() };
+    purged.write(FactKey::CycleDone { cycle: 1 }, FactBody::CycleDone(done));
+    let purged = RunHistory::from_records(&purged.records).unwrap();
+    let energy = measure_watt_hours(&purged, &[]).unwrap();
+    assert!((energy - 3.0 * 400.0 / 3600.0).abs() < 1e-9, "400 samples of 3 J each: {energy} Wh");
 }
 
 #[test]
