@@ -14,10 +14,10 @@ use crate::{FleetControl, SpecFiles, base_model::unwatched, run_files::RunFiles}
 /// Time after which a probe is cancelled. The facts that it has written by then count.
 const PROBE_TIME: Duration = Duration::from_secs(60);
 
-/// Prompts that a probe samples from.
+/// Most prompts that a probe samples from.
 const PROBE_PROMPTS: u32 = 32;
 
-/// Optimizer steps of the probe of an SFT run.
+/// Most optimizer steps of the probe of an SFT run.
 const PROBE_STEPS: u32 = 8;
 
 /// Name of probes; their ids are `probe-<number>`.
@@ -72,7 +72,7 @@ fn shrink_spec(mut spec: RunSpec) -> RunSpec {
     spec.evals.retain(|suite| suite.text.is_some());
     spec.raft = spec.raft.map(|raft| RaftSpec {
         cycles: 1,
-        prompts_per_cycle: PROBE_PROMPTS,
+        prompts_per_cycle: limit_count(raft.prompts_per_cycle, PROBE_PROMPTS),
         heldout: None,
         pass_at: None,
         curriculum: Default::default(),
@@ -81,7 +81,66 @@ fn shrink_spec(mut spec: RunSpec) -> RunSpec {
         ..raft
     });
     if let Some(sft) = &mut spec.sft {
-        sft.training.max_steps = PROBE_STEPS;
+        sft.training.max_steps = limit_count(sft.training.max_steps, PROBE_STEPS);
     }
     spec
+}
+
+/// Returns the smaller one of two counts; 0 is no limit.
+fn limit_count(wanted: u32, most: u32) -> u32 {
+    if wanted == 0 { most } else { wanted.min(most) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAFT: &str = "
+name: mine
+base: { checkpoint: base-1 }
+evals:
+  - { name: text, text: a.txt }
+  - { name: carry, prompts: c.jsonl, verifier: { numeric: {} } }
+promote: { channel: stable }
+queue: { priority: 3 }
+raft:
+  prompts: prompts.jsonl
+  heldout: heldout.jsonl
+  heldout_samples_per_prompt: 4
+  pass_at: [1, 4]
+  cycles: 5
+  prompts_per_cycle: 400
+  samples_per_prompt: 6
+  staleness: 1
+  verifier: { exact: {} }
+  training: { max_steps: 70 }
+  gates: { pass_rate: { margin: 0.2, then: stop }, patience: 3 }
+";
+
+    const SFT: &str = "{ base: { checkpoint: base-1 }, sft: { data: a.jsonl } }";
+
+    #[test]
+    fn a_probe_is_one_small_cycle_that_measures_no_prompts_and_moves_no_channel() {
+        let probe = shrink_spec(RunSpec::parse(RAFT).unwrap());
+        assert_eq!(probe.check_fields(), Ok(()), "its spec is valid");
+        assert_eq!((probe.name.as_str(), probe.promote, probe.queue), ("probe", None, None));
+        let suites: Vec<&str> = probe.evals.iter().map(|suite| suite.name.as_str()).collect();
+        assert_eq!(suites, ["text"]);
+        let raft = probe.raft.unwrap();
+        assert_eq!((raft.cycles, raft.prompts_per_cycle, raft.staleness), (1, PROBE_PROMPTS, 0));
+        assert_eq!((raft.heldout, raft.pass_at), (None, None));
+        assert_eq!(raft.gates, Default::default());
+        assert_eq!((raft.samples_per_prompt, raft.training.max_steps), (6, 70), "as in the spec");
+    }
+
+    #[test]
+    fn a_probe_is_no_larger_than_its_run() {
+        let parse = |yaml: &str| shrink_spec(RunSpec::parse(yaml).unwrap());
+        let prompts = |yaml: &str| parse(yaml).raft.unwrap().prompts_per_cycle;
+        assert_eq!(prompts(&RAFT.replace("prompts_per_cycle: 400", "prompts_per_cycle: 5")), 5);
+        assert_eq!(prompts(&RAFT.replace("prompts_per_cycle: 400", "prompts_per_cycle: 0")), 32);
+        let steps = |yaml: &str| parse(yaml).sft.unwrap().training.max_steps;
+        assert_eq!(steps(SFT), PROBE_STEPS);
+        assert_eq!(steps(&SFT.replace("a.jsonl", "a.jsonl, training: { max_steps: 3 }")), 3);
+    }
 }
