@@ -1,6 +1,6 @@
 //! Runs on a real fleet without faults.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use e2e::{Fleet, Process, Sampling, SpecFiles, wait_until};
 use serde_json::Value;
@@ -37,11 +37,49 @@ fn an_sft_run_publishes_checkpoints_and_each_is_evaluated() {
     assert_eq!(histories.lines().count(), 4, "{histories}");
     fleet.assert_clean_audit(&run);
 
-    let long = fleet.submit(&files.write_sft_spec(30_000, 0));
+    let spec = files.write_sft_spec(30_000, 0);
+    check_forecast(&fleet, &spec, &run, &["trainingS", "evaluationS"]);
+    let long = fleet.submit(&spec);
     wait_until("what is left is forecast from the first run", LIMIT, || {
         fleet.run(&["run", "show", &long]).stdout.contains(" left [").then_some(())
     });
     fleet.run(&["run", "cancel", &long]).assert_success();
+    fleet.await_state(&long, "CANCELLED", LIMIT);
+    check_compared_forecast(&fleet, &long, &run);
+}
+
+/// Checks the forecast of a spec from the facts of an earlier run. Only a box that measures its power
+/// has energy and price.
+fn check_forecast(fleet: &Fleet, spec: &Path, earlier: &str, phases: &[&str]) {
+    let spec = spec.to_str().expect("a path in UTF-8");
+    let arguments = ["run", "check", spec, "--forecast", "--price", "0.3", "--by", "10000h"];
+    let checked = fleet.run_json(&arguments).expect("a forecast");
+    let forecast = &checked["forecast"];
+    check_range(&forecast["seconds"]);
+    for phase in phases {
+        assert!(forecast[phase].as_f64() > Some(0.0), "{phase}: {forecast:#}");
+    }
+    assert_eq!(forecast["wattHours"].is_object(), forecast["price"].is_object(), "{forecast:#}");
+    assert_eq!(forecast["probability"], 1.0, "{forecast:#}");
+    assert_eq!(forecast["runs"][0], earlier, "{forecast:#}");
+}
+
+/// Checks that an ended run has its forecast from an earlier run beside its duration.
+fn check_compared_forecast(fleet: &Fleet, run: &str, earlier: &str) {
+    let story = fleet.run_json(&["run", "explain", run, "--forecast"]).expect("a story");
+    let compared = &story["forecast"];
+    check_range(&compared["forecast"]["seconds"]);
+    assert_eq!(compared["forecast"]["runs"][0], earlier, "{compared:#}");
+    assert!(compared["actual_s"].as_f64() > Some(0.0), "{compared:#}");
+    let shown = fleet.run(&["run", "explain", run, "--forecast"]).stdout;
+    for text in ["\nforecast from the log before", "\n  takes ", "\n  took "] {
+        assert!(shown.contains(text), "no {text:?} in: {shown}");
+    }
+}
+
+fn check_range(range: &Value) {
+    let figures = ["low", "median", "high"].map(|name| range[name].as_f64().unwrap_or(-1.0));
+    assert!(figures[0] > 0.0 && figures.is_sorted(), "{range:#}");
 }
 
 #[test]
@@ -67,6 +105,8 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
     check_generators_kept_their_workers(&fleet);
     check_other_selections(&fleet, &run);
     check_explanations(&fleet, &run, &base);
+    check_forecast(&fleet, &files.write_raft_spec(&base, heavy), &run, &["samplingS", "trainingS"]);
+    check_compared_forecast(&fleet, &run, &base);
     let out = fleet.path().join("adapter");
     let exported =
         fleet.run(&["checkpoint", "export", &format!("{run}/2"), "--out", out.to_str().unwrap()]);
@@ -157,7 +197,7 @@ fn check_explanations(fleet: &Fleet, run: &str, base: &str) {
 }
 
 /// Checks what PEFT's loader needs: the keys of the configuration, and names and shapes of tensors.
-fn check_peft(directory: &std::path::Path) {
+fn check_peft(directory: &Path) {
     let read = |name: &str| std::fs::read(directory.join(name)).expect(name);
     let config: Value = serde_json::from_slice(&read("adapter_config.json")).expect("JSON");
     assert_eq!(config["peft_type"], "LORA");
