@@ -32,9 +32,10 @@ pub enum CheckpointError {
     #[error(transparent)]
     OpenStore(#[from] StoreAccessError),
     #[error(
-        "{run} made an adapter; a run starts from a model: continue that run (`flotilla run fork \
-         {run}@CYCLE --set cycles=N`), or merge the adapter (`flotilla convert merge`) and name \
-         the merged directory as base.model (R110)"
+        "{run} made an adapter; a run starts from a model: continue a RAFT run (`flotilla run fork \
+         {run}@CYCLE --set cycles=N`), or export the adapter (`flotilla checkpoint export {run} \
+         --out DIR`) and name DIR as base.adapter of a RAFT run, or merge it (`flotilla convert \
+         merge`) and name the merged directory as base.model (R110)"
     )]
     Adapter { run: String },
     #[error("read the checkpoint's files")]

@@ -19,7 +19,10 @@ const FORKS_MAX: u32 = 10_000;
 pub enum ForkError {
     #[error("there is no run {0}; `flotilla run list` lists all (R101)")]
     Unknown(RunId),
-    #[error("run {0} is not a RAFT run: it has no cycles to continue after (R107)")]
+    #[error(
+        "run {0} is not a RAFT run: it trains once and has no cycles to continue after; submit its \
+         spec again with other settings, or one with `base: {{ checkpoint: {0} }}` (R107)"
+    )]
     NoCycles(RunId),
     #[error(
         "run {0} is a trial of an objective, which has one cycle; fork the run it tries (R107)"

@@ -130,7 +130,7 @@ async fn a_fork_that_cannot_be_is_refused_with_its_reason() {
     for (request, code, said) in [
         (request(3, &[]), Code::FailedPrecondition, "cycle 3 of run sums-1 is not done"),
         (other("none-1"), Code::NotFound, "there is no run none-1"),
-        (other(&supervised), Code::FailedPrecondition, "is not a RAFT run"),
+        (other(&supervised), Code::FailedPrecondition, "it trains once and has no cycles"),
         (request(1, &["prompts=x"]), Code::InvalidArgument, "field raft.prompts: cannot change"),
         (request(2, &["cycles=2"]), Code::InvalidArgument, "field raft.cycles: must be above 2"),
         (request(1, &["cycles"]), Code::InvalidArgument, "is not KEY=VALUE"),
