@@ -28,8 +28,9 @@ pub enum CompareError {
     #[error(transparent)]
     History(#[from] HistoryError),
     #[error(
-        "{name} has no {kind}samples of {prompts}; compare cycles of RAFT runs that evaluate them \
-         (R117)"
+        "{name} has no {kind}samples of {prompts}; compare cycles of RAFT runs that evaluate them. \
+         Another model, such as that of an SFT run, is measured by cycle 0 of a RAFT run of \
+         `cycles: 1` that has it as `base` (R117)"
     )]
     NoSamples { name: String, kind: &'static str, prompts: String },
     #[error(
@@ -501,6 +502,15 @@ mod tests {
         let (pairs, unpaired) = pair_samples([a, b], scored_by);
         let test = PairedTest::new(0.05).unwrap();
         PairedCheckpoints { a: side(), b: side(), alpha: 0.05, test, pairs, unpaired }
+    }
+
+    #[test]
+    fn the_checkpoint_of_an_sft_run_is_refused_with_the_run_that_measures_it() {
+        let prompts = "the run's held-out prompts".to_owned();
+        let error = CompareError::NoSamples { name: "sft-1/1".into(), kind: "judged ", prompts };
+        let text = error.to_string();
+        assert!(text.starts_with("sft-1/1 has no judged samples of the run's held-out"), "{text}");
+        assert!(text.contains("cycle 0 of a RAFT run of `cycles: 1`"), "{text}");
     }
 
     #[test]
