@@ -90,13 +90,15 @@ impl ChunkSelection {
 }
 
 /// A perplexity that `llama-perplexity` measured.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LlamaPerplexity {
     pub perplexity: f64,
     /// The standard error of `perplexity`.
     pub stderr: f64,
     /// The mean negative log-likelihood in nats per token.
     pub mean_nll: f64,
+    /// That of each chunk; empty if rows were lost.
+    pub chunk_nlls: Vec<f64>,
     pub chunks: usize,
     pub tokens: usize,
 }

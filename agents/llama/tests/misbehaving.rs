@@ -91,6 +91,8 @@ fn the_row_of_the_last_wanted_chunk_counts_though_the_final_line_is_lost() {
     assert_eq!(format!("{:.6}", scored.mean_nll), "5.232549");
     assert_eq!(format!("{:.5}", scored.stderr), format!("{:.5}", 0.04 * 187.2695));
     assert_eq!((scored.chunks, scored.tokens), (3, 3 * 255));
+    let chunks: Vec<String> = scored.chunk_nlls.iter().map(|nll| format!("{nll:.3}")).collect();
+    assert_eq!(chunks, ["5.248", "5.141", "5.310"], "a row has the mean up to its chunk");
     assert_eq!(fake.runs().len(), 1);
 }
 
@@ -99,6 +101,7 @@ fn a_final_line_glued_to_other_text_counts_when_rows_never_come() {
     let fake = Fake::new(FINAL);
     let scored = fake.measure().unwrap();
     assert_eq!(format!("{:.4} {:.5}", scored.perplexity, scored.stderr), "268.6434 5.77250");
+    assert!(scored.chunk_nlls.is_empty(), "{scored:?}");
     let runs = fake.runs();
     assert_eq!(runs.len(), 5, "all but the last run must print rows");
     assert!(runs[4].contains("--chunks 3") && !runs[3].contains("--chunks"), "{runs:#?}");

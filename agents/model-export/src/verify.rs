@@ -13,8 +13,8 @@ use formats::{
     convert::{self, ConvertError},
 };
 use llama::{
-    ChunkSelection, InstallationError, LlamaInstallation, LlamaPerplexityError, PerplexityRequest,
-    PerplexityRunner, ProcessEnvironment,
+    ChunkSelection, InstallationError, LlamaInstallation, LlamaPerplexity, LlamaPerplexityError,
+    PerplexityRequest, PerplexityRunner, ProcessEnvironment,
 };
 
 /// A text of several kinds: prose, sums, code and a list.
@@ -55,7 +55,7 @@ pub enum VerifyError {
 pub(crate) enum ExportComparison {
     /// The log-probability of each token, by the embedded engine.
     Embedded,
-    /// The mean likelihood, by llama.cpp: with the base's GGUF file and the adapter's on one side.
+    /// The mean likelihood of each chunk, by llama.cpp: with the base's GGUF file and the adapter's on one side.
     LlamaCpp(Box<PerplexityRunner>),
 }
 
@@ -155,8 +155,8 @@ fn score_text(base: &Path, adapter: Option<&Path>) -> Result<Vec<f32>, VerifyErr
     Ok(canary.score_tokens(&model).map_err(Box::new)?)
 }
 
-/// Returns the distance of the mean negative log-likelihoods that llama.cpp measures for a GGUF file
-/// with or without an adapter and for another GGUF file, in nats per token.
+/// Returns the distance of the negative log-likelihoods that llama.cpp measures for a GGUF file with
+/// or without an adapter and for another GGUF file, in nats per token, as [`mean_distance`] does.
 pub(crate) fn compare_likelihoods(
     runner: &PerplexityRunner,
     one: (&Path, Option<&Path>),
@@ -175,9 +175,21 @@ pub(crate) fn compare_likelihoods(
             chunks: ChunkSelection::First(CHUNKS),
             exact: false,
         };
-        runner.measure_perplexity(&request, &mut |_, _| ()).map(|found| found.mean_nll)
+        runner.measure_perplexity(&request, &mut |_, _| ())
     };
-    Ok((measure(one)? - measure((other, None))?).abs())
+    Ok(mean_distance(&measure(one)?, &measure((other, None))?))
+}
+
+/// Returns the mean over the chunks of the difference of their mean log-likelihoods, so that errors
+/// of opposite sign in two chunks add up. If llama.cpp lost the row of a chunk, this is the difference
+/// over the whole text.
+fn mean_distance(one: &LlamaPerplexity, other: &LlamaPerplexity) -> f64 {
+    let chunks = one.chunk_nlls.len();
+    if chunks == 0 || chunks != other.chunk_nlls.len() {
+        return (one.mean_nll - other.mean_nll).abs();
+    }
+    let pairs = one.chunk_nlls.iter().zip(&other.chunk_nlls);
+    pairs.map(|(one, other)| (one - other).abs()).sum::<f64>() / chunks as f64
 }
 
 #[cfg(test)]
@@ -191,6 +203,24 @@ mod tests {
         let distance = compare_logprobs((&base, Some(&adapter)), &base).unwrap();
         assert!(distance > 0.15, "{distance}: above what any conversion may differ by");
         assert!(compare_logprobs((&base, None), &base).unwrap() < 1e-6);
+    }
+
+    #[test]
+    fn errors_of_opposite_sign_in_two_chunks_do_not_cancel() {
+        let scored = |chunk_nlls: &[f64], mean_nll| LlamaPerplexity {
+            perplexity: f64::exp(mean_nll),
+            stderr: 0.1,
+            mean_nll,
+            chunk_nlls: chunk_nlls.to_vec(),
+            chunks: 2,
+            tokens: 62,
+        };
+        let trained = scored(&[5.0, 4.0], 4.5);
+        let distance = mean_distance(&trained, &scored(&[5.75, 3.25], 4.5));
+        assert_eq!(distance, 0.75, "the means are equal");
+        assert_eq!(mean_distance(&trained, &trained), 0.0);
+        let lost = scored(&[], 4.75);
+        assert_eq!(mean_distance(&trained, &lost), 0.25, "of the whole text");
     }
 
     #[test]

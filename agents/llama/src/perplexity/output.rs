@@ -1,7 +1,7 @@
 //! Parses and validates the output of `llama-perplexity`. Pure. Lines of both pipes may arrive
 //! joined, with prefixes that differ between versions, so marks are searched in the whole line.
 
-use std::{collections::BTreeMap, process::ExitStatus};
+use std::{collections::BTreeMap, iter, process::ExitStatus};
 
 use super::{ChunkSelection, LlamaPerplexity, LlamaPerplexityError, PerplexityRequest};
 
@@ -125,7 +125,21 @@ impl PerplexityOutput {
             return Ok(Err(format!("contradictory results: {}", row.printed)));
         }
         let tokens = chunks * (request.n_ctx - request.n_ctx / 2 - 1);
-        Ok(Ok(row.to_perplexity(chunks, tokens)))
+        let (mean_nll, perplexity) = row.precise_values();
+        let (stderr, chunk_nlls) = (row.stderr, self.chunk_nlls(chunks));
+        Ok(Ok(LlamaPerplexity { perplexity, stderr, mean_nll, chunk_nlls, chunks, tokens }))
+    }
+
+    /// Returns the mean negative log-likelihood of each of the first chunks; none if a row was lost.
+    /// A row has the mean over its chunk and all before it, which have as many tokens each.
+    fn chunk_nlls(&self, chunks: usize) -> Vec<f64> {
+        let sum_until = |index: usize| {
+            self.rows.get(&index).map(|row| row.precise_values().0 * (index + 1) as f64)
+        };
+        let sums: Option<Vec<f64>> = (0..chunks).map(sum_until).collect();
+        let sums = sums.unwrap_or_default();
+        let before = iter::once(&0.0).chain(&sums);
+        sums.iter().zip(before).map(|(sum, before)| sum - before).collect()
     }
 
     /// Returns the row of the last requested chunk, and the number of chunks it covers.
@@ -176,15 +190,15 @@ impl OutputRow {
         self.mean_nll.is_none_or(|nll| (nll - self.perplexity.ln()).abs() < digits)
     }
 
-    /// Both values are rounded; the more precise one is used for both.
-    fn to_perplexity(&self, chunks: usize, tokens: usize) -> LlamaPerplexity {
+    /// Returns the mean loss and the perplexity. Both are rounded; the more precise one is used for
+    /// both.
+    fn precise_values(&self) -> (f64, f64) {
         const PERPLEXITY_ROUNDING: f64 = 5e-5;
         const NLL_ROUNDING: f64 = 5e-7;
-        let (mean_nll, perplexity) = match self.mean_nll {
+        match self.mean_nll {
             Some(nll) if PERPLEXITY_ROUNDING / self.perplexity > NLL_ROUNDING => (nll, nll.exp()),
             _ => (self.perplexity.ln(), self.perplexity),
-        };
-        LlamaPerplexity { perplexity, stderr: self.stderr, mean_nll, chunks, tokens }
+        }
     }
 }
 
