@@ -4,6 +4,7 @@
 
 mod batches;
 mod closed;
+mod exchanges;
 mod leader;
 mod limits;
 mod log;
