@@ -55,7 +55,8 @@ pub enum VerifyError {
 pub(crate) enum ExportComparison {
     /// The log-probability of each token, by the embedded engine.
     Embedded,
-    /// The mean likelihood of each chunk, by llama.cpp: with the base's GGUF file and the adapter's on one side.
+    /// The mean likelihood of each chunk, by llama.cpp: with the base's GGUF file and the adapter's
+    /// on one side.
     LlamaCpp(Box<PerplexityRunner>),
 }
 
@@ -155,8 +156,8 @@ fn score_text(base: &Path, adapter: Option<&Path>) -> Result<Vec<f32>, VerifyErr
     Ok(canary.score_tokens(&model).map_err(Box::new)?)
 }
 
-/// Returns the distance of the negative log-likelihoods that llama.cpp measures for a GGUF file with
-/// or without an adapter and for another GGUF file, in nats per token, as [`mean_distance`] does.
+/// Returns the distance of the negative log-likelihoods that llama.cpp measures for a GGUF file
+/// with or without an adapter and for another GGUF file, in nats per token.
 pub(crate) fn compare_likelihoods(
     runner: &PerplexityRunner,
     one: (&Path, Option<&Path>),
@@ -181,8 +182,8 @@ pub(crate) fn compare_likelihoods(
 }
 
 /// Returns the mean over the chunks of the difference of their mean log-likelihoods, so that errors
-/// of opposite sign in two chunks add up. If llama.cpp lost the row of a chunk, this is the difference
-/// over the whole text.
+/// of opposite sign in two chunks add up. If llama.cpp lost the row of a chunk, this is the
+/// difference over the whole text.
 fn mean_distance(one: &LlamaPerplexity, other: &LlamaPerplexity) -> f64 {
     let chunks = one.chunk_nlls.len();
     if chunks == 0 || chunks != other.chunk_nlls.len() {

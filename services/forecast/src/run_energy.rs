@@ -7,9 +7,9 @@ use crate::{
     workload::RunWorkload,
 };
 
-/// Returns the watt hours of a run: of its generators while they sampled, as they measured them, and
-/// of its trainer while it trained. The facts of a training have no energy: its trainer counts with
-/// its mean power while it sampled, in this run or in `others`.
+/// Returns the watt hours of a run: of its generators while they sampled, as they measured them,
+/// and of its trainer while it trained. The facts of a training have no energy: its trainer counts
+/// with its mean power while it sampled, in this run or in `others`.
 ///
 /// `None` if no box measured its samples, if a trainer never sampled, or if a training was paused,
 /// was ordered again or needed several boxes.

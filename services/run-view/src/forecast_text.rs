@@ -35,8 +35,8 @@ pub fn forecast_lines(forecast: &v1::Forecast) -> Vec<String> {
     lines
 }
 
-/// Returns the forecast of a submitted run as lines of a report, with the actual duration, energy and
-/// price beside it, as far as they are known.
+/// Returns the forecast of a submitted run as lines of a report, with the actual duration, energy
+/// and price beside it, as far as they are known.
 pub fn comparison_lines(
     forecast: &v1::Forecast,
     actual_s: Option<f64>,

@@ -130,7 +130,7 @@ impl PerplexityOutput {
         Ok(Ok(LlamaPerplexity { perplexity, stderr, mean_nll, chunk_nlls, chunks, tokens }))
     }
 
-    /// Returns the mean negative log-likelihood of each of the first chunks; none if a row was lost.
+    /// Returns the mean negative log-likelihood of each of the first chunks; none if a row is lost.
     /// A row has the mean over its chunk and all before it, which have as many tokens each.
     fn chunk_nlls(&self, chunks: usize) -> Vec<f64> {
         let sum_until = |index: usize| {

@@ -48,8 +48,8 @@ fn an_sft_run_publishes_checkpoints_and_each_is_evaluated() {
     check_compared_forecast(&fleet, &long, &run);
 }
 
-/// Checks the forecast of a spec from the facts of an earlier run. Only a box that measures its power
-/// has energy and price.
+/// Checks the forecast of a spec from the facts of an earlier run. Only a box that measures its
+/// power has energy and price.
 fn check_forecast(fleet: &Fleet, spec: &Path, earlier: &str, phases: &[&str]) {
     let spec = spec.to_str().expect("a path in UTF-8");
     let arguments = ["run", "check", spec, "--forecast", "--price", "0.3", "--by", "10000h"];
@@ -62,6 +62,9 @@ fn check_forecast(fleet: &Fleet, spec: &Path, earlier: &str, phases: &[&str]) {
     assert_eq!(forecast["wattHours"].is_object(), forecast["price"].is_object(), "{forecast:#}");
     assert_eq!(forecast["probability"], 1.0, "{forecast:#}");
     assert_eq!(forecast["runs"][0], earlier, "{forecast:#}");
+    let mut plain = fleet.command(&["run", "check", spec]);
+    let plain = plain.env("FLOTILLA_PRICE_PER_KWH", "0.3").output().expect("the program starts");
+    assert!(plain.status.success(), "the price may stay set: {plain:?}");
 }
 
 /// Checks that an ended run has its forecast from an earlier run beside its duration.
