@@ -37,7 +37,8 @@ use crate::{
 /// 4. Start a worker; publish each step that it saves while it continues.
 ///
 /// If the host runs out of memory, the training is repeated with half the tokens in a pass, if the
-/// engine supports that. When the agent drains, PyTorch saves and ends, and another agent resumes.
+/// engine supports that. When the agent drains, PyTorch saves and ends, and another agent resumes; a
+/// part of a training on several boxes ends at once, and another agent does it.
 pub struct TrainerRole {
     config: TrainerConfig,
     probe: TorchProbe,
@@ -125,8 +126,8 @@ impl TrainerRole {
             self.kept_worker.end_worker();
             return self.train_whole(job, order, halvings).await;
         };
-        let (config, kept_worker) = (&self.config, &self.kept_worker);
-        let part = TrainingPart { config, job, order, halvings, kept_worker };
+        let Self { config, kept_worker, drain_tx, .. } = self;
+        let part = TrainingPart { config, job, order, halvings, kept_worker, drain_tx };
         if is_part_done(job, order).await? {
             // The box that merged may have died before it removed what it merged.
             if let v1::train_order::Part::Merge(merge) = ordered {

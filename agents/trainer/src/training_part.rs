@@ -11,6 +11,7 @@ use std::{path::Path, sync::Mutex, time::Duration};
 use agent::{JobError, LeasedJob, WorkerProcess};
 use anyhow::anyhow;
 use store::TreePlace;
+use tokio::sync::watch;
 use wire::{FactBody, FactKey, v1};
 
 pub(crate) use self::kept_worker::KeptWorker;
@@ -46,6 +47,8 @@ pub(crate) struct TrainingPart<'a> {
     /// The number of times that the tokens of a pass are halved.
     pub halvings: u32,
     pub kept_worker: &'a KeptWorker,
+    /// True once the agent drains.
+    pub drain_tx: &'a watch::Sender<bool>,
 }
 
 /// The saved result of a slice.
@@ -100,6 +103,12 @@ fn count_bytes(directory: &Path) -> anyhow::Result<u64> {
         bytes += entry?.metadata()?.len();
     }
     Ok(bytes)
+}
+
+async fn wait_until_draining(drain_tx: &watch::Sender<bool>) {
+    let mut drain = drain_tx.subscribe();
+    // The sender lives as long as the role.
+    let _ = drain.wait_for(|is_draining| *is_draining).await;
 }
 
 impl TrainingPart<'_> {
@@ -202,8 +211,22 @@ impl TrainingPart<'_> {
         }
     }
 
-    /// Runs the steps of a slice in the worker of an earlier slice, or in a new one.
+    /// Runs the steps of a slice in a worker. When the agent drains, the worker ends at once: other
+    /// boxes wait for the slice, and nobody can use a part of it.
     async fn run_worker(
+        self,
+        slice: TrainSlice,
+        scratch: &TrainingDir,
+    ) -> Result<SavedSlice, JobError> {
+        tokio::select! {
+            biased;
+            () = wait_until_draining(self.drain_tx) => Err(JobError::Stopped),
+            saved = self.call_worker(slice, scratch) => saved,
+        }
+    }
+
+    /// Calls the worker of an earlier slice, or a new one, which ends if this future is dropped.
+    async fn call_worker(
         self,
         slice: TrainSlice,
         scratch: &TrainingDir,

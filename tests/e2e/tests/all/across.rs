@@ -155,6 +155,26 @@ fn a_training_comes_to_the_same_digest_after_a_kill_at_every_outer_step() {
 }
 
 #[test]
+fn a_drained_box_leaves_its_slice_to_another_at_once() {
+    let fleet = Fleet::start("trainer=2,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let model = files.write_model();
+    // Outer steps of 1000 and 8000 steps a box, which takes longer than the drain.
+    let run = fleet.submit(&write_spec(&files, &model, (18_000, 0), "across: { every: 8000 },"));
+    wait_until("the long slices are planned", LIMIT, || {
+        (facts_of(&fleet, &run, "slices").len() >= 2).then_some(())
+    });
+    assert_eq!(fleet.run(&["agents", "drain", "trainer-1"]).code, 0);
+    let ended = fleet.await_success(&run, LIMIT);
+    fleet.assert_clean_audit(&run);
+    let deltas = facts_of(&fleet, &run, "delta");
+    let is_late = |delta: &&Value| delta["outer"].as_u64().expect("a number") >= 2;
+    let agents: Vec<&Value> = deltas.iter().filter(is_late).map(|delta| &delta["agent"]).collect();
+    assert!(agents.iter().all(|agent| *agent == "trainer-2"), "{deltas:#?}");
+    assert!(ended["failures"].as_array().is_none_or(Vec::is_empty), "{ended:#}");
+}
+
+#[test]
 fn boxes_that_send_changes_derive_the_merges_even_if_one_has_lost_its_files() {
     let mut fleet = Fleet::start("trainer=2,evaluator");
     let files = SpecFiles::create(fleet.path());
