@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use agent_core::SamplingThroughput;
 use futures::{FutureExt, future::BoxFuture};
-use wire::WorkKind;
+use wire::{WorkKind, v1::agent_status::TrainingSpeed};
 
 use crate::{JobError, LeasedJob, MemoryNeeds, PrefetchedCheckpoint};
 
@@ -69,6 +69,11 @@ pub trait AgentRole: Send + Sync + 'static {
 
     /// Returns the speed at which the role generates samples; `None` for other roles.
     fn current_throughput(&self) -> Option<SamplingThroughput> {
+        None
+    }
+
+    /// Returns the speed of the role's last training; `None` for other roles, and before the first.
+    fn training_speed(&self) -> Option<TrainingSpeed> {
         None
     }
 }

@@ -4,6 +4,7 @@
 
 mod checkpoint_schedule;
 mod config;
+mod last_speed;
 mod lineage;
 mod memory_needs;
 mod messages;

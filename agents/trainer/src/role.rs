@@ -11,10 +11,14 @@ use doctor::DoctorFinding;
 use futures::future::{BoxFuture, FutureExt};
 use hardware::SupportLevel;
 use tokio::sync::{Semaphore, mpsc, watch};
-use wire::{FactBody, WorkKind, v1};
+use wire::{
+    FactBody, WorkKind,
+    v1::{self, agent_status::TrainingSpeed},
+};
 
 use crate::{
     config::{TrainerConfig, TrainingEngine},
+    last_speed::LastSpeed,
     lineage::TrainingLineage,
     memory_needs,
     messages::{TrainOutcome, UNPUBLISHED_MAX},
@@ -48,6 +52,7 @@ pub struct TrainerRole {
     /// The training that last ran out of memory, and the number of times its passes were halved.
     last_halved: Mutex<(String, u32)>,
     kept_worker: KeptWorker,
+    last_speed: LastSpeed,
 }
 
 impl TrainerRole {
@@ -62,6 +67,7 @@ impl TrainerRole {
             drain_tx,
             last_halved: Mutex::default(),
             kept_worker: KeptWorker::default(),
+            last_speed: LastSpeed::default(),
         }
     }
 
@@ -126,8 +132,8 @@ impl TrainerRole {
             self.kept_worker.end_worker();
             return self.train_whole(job, order, halvings).await;
         };
-        let Self { config, kept_worker, drain_tx, .. } = self;
-        let part = TrainingPart { config, job, order, halvings, kept_worker, drain_tx };
+        let Self { config, kept_worker, drain_tx, last_speed, .. } = self;
+        let part = TrainingPart { config, job, order, halvings, kept_worker, drain_tx, last_speed };
         if is_part_done(job, order).await? {
             // The box that merged may have died before it removed what it merged.
             if let v1::train_order::Part::Merge(merge) = ordered {
@@ -186,6 +192,9 @@ impl TrainerRole {
             &mut patience,
             move |progress| {
                 let step = handle_progress(job, progress, &mut stats);
+                if step.as_ref().is_some_and(|step| step.saved.is_some()) {
+                    self.last_speed.record_speed(order, &stats);
+                }
                 let saved = saved.clone();
                 let stats = stats.clone();
                 async move {
@@ -355,6 +364,10 @@ impl AgentRole for TrainerRole {
     fn list_abilities(&self) -> Vec<String> {
         let any = matches!(self.config.engine, TrainingEngine::PyTorch(_));
         any.then(|| wire::ANY_MODEL_ABILITY.to_owned()).into_iter().collect()
+    }
+
+    fn training_speed(&self) -> Option<TrainingSpeed> {
+        self.last_speed.last_speed()
     }
 
     fn begin_drain(&self) {

@@ -23,16 +23,31 @@ pub(crate) struct StepStats {
     pub skipped: u32,
     lowest_rate: f64,
     largest_gradient: f64,
+    /// Tokens and seconds at the first step and at the last one.
+    first: Option<(u64, f64)>,
+    last: (u64, f64),
 }
 
 impl StepStats {
     pub(crate) fn new(engine: String, skipped: u32) -> Self {
-        Self { engine, skipped, lowest_rate: f64::INFINITY, largest_gradient: 0.0 }
+        let (lowest_rate, largest_gradient) = (f64::INFINITY, 0.0);
+        Self { engine, skipped, lowest_rate, largest_gradient, first: None, last: (0, 0.0) }
     }
 
     pub(crate) fn record_step(&mut self, step: &TrainStep) {
         self.lowest_rate = self.lowest_rate.min(step.learning_rate);
         self.largest_gradient = self.largest_gradient.max(step.grad_norm_max);
+        self.last = (step.tokens, step.wall_s);
+        self.first.get_or_insert(self.last);
+    }
+
+    /// Returns the tokens per second between the first step and the last one, without what was spent
+    /// on loading; `None` if there were no two steps.
+    pub(crate) fn tokens_per_s(&self) -> Option<f64> {
+        let (first_tokens, first_s) = self.first?;
+        let (last_tokens, last_s) = self.last;
+        let speed = last_tokens.saturating_sub(first_tokens) as f64 / (last_s - first_s);
+        Some(speed).filter(|speed| speed.is_finite() && *speed > 0.0)
     }
 }
 
@@ -160,6 +175,16 @@ mod tests {
         let mut stats = StepStats::new("engine".into(), 0);
         stats.record_step(&step);
         judge_training(&WeightDelta { change, non_finite: None }, &step, &stats)
+    }
+
+    #[test]
+    fn the_speed_is_that_of_the_steps_without_loading() {
+        let mut stats = StepStats::new("engine".into(), 0);
+        assert_eq!(stats.tokens_per_s(), None);
+        stats.record_step(&TrainStep { tokens: 100, wall_s: 60.0, ..step() });
+        assert_eq!(stats.tokens_per_s(), None, "its time contains loading");
+        stats.record_step(&TrainStep { tokens: 300, wall_s: 64.0, ..step() });
+        assert_eq!(stats.tokens_per_s(), Some(50.0));
     }
 
     #[test]

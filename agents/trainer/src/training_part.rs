@@ -18,6 +18,7 @@ pub(crate) use self::kept_worker::KeptWorker;
 use self::optimizer_states::OptimizerStates;
 use crate::{
     config::TrainerConfig,
+    last_speed::LastSpeed,
     lineage,
     messages::{
         CHECKPOINT_DIR, STATE_DIR, TrainOutcome, TrainProgress, TrainSlice, TrainStep,
@@ -49,6 +50,7 @@ pub(crate) struct TrainingPart<'a> {
     pub kept_worker: &'a KeptWorker,
     /// True once the agent drains.
     pub drain_tx: &'a watch::Sender<bool>,
+    pub last_speed: &'a LastSpeed,
 }
 
 /// The saved result of a slice.
@@ -163,6 +165,7 @@ impl TrainingPart<'_> {
             let initial = InitialWeights::Files(from.path().to_owned());
             training_check::check_saved_step(&files, &initial, &step, &stats).await?;
             delta = add_figures(delta, &step);
+            self.last_speed.record_speed(order, &stats);
             let sent = write_sent_weights(order, from.path(), &directory, state).await;
             let sent = sent.map_err(JobError::retryable_failure)?;
             let about = lineage::delta_metadata(order, config.engine.lineage_name(), &delta);

@@ -21,7 +21,7 @@ class FleetConfig(_message.Message):
     def __init__(self, store: _Optional[str] = ..., gateway: _Optional[str] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class AgentStatus(_message.Message):
-    __slots__ = ("agent", "host", "version", "roles", "pool", "state", "started_at", "seen_at", "cpus", "memory_bytes", "rss_bytes", "jobs", "tokens_per_s", "jobs_done", "trouble", "profile", "engines", "telemetry", "withheld", "training_bytes", "abilities", "sample_s", "exchange", "served", "stack")
+    __slots__ = ("agent", "host", "version", "roles", "pool", "state", "started_at", "seen_at", "cpus", "memory_bytes", "rss_bytes", "jobs", "tokens_per_s", "jobs_done", "trouble", "profile", "engines", "telemetry", "withheld", "training_bytes", "abilities", "sample_s", "exchange", "served", "stack", "training_speed")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[AgentStatus.State]
@@ -34,6 +34,13 @@ class AgentStatus(_message.Message):
     DRAINING: AgentStatus.State
     STOPPED: AgentStatus.State
     QUARANTINED: AgentStatus.State
+    class TrainingSpeed(_message.Message):
+        __slots__ = ("base", "tokens_per_s")
+        BASE_FIELD_NUMBER: _ClassVar[int]
+        TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+        base: str
+        tokens_per_s: float
+        def __init__(self, base: _Optional[str] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
     AGENT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +66,7 @@ class AgentStatus(_message.Message):
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     STACK_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_SPEED_FIELD_NUMBER: _ClassVar[int]
     agent: str
     host: str
     version: str
@@ -84,7 +92,8 @@ class AgentStatus(_message.Message):
     exchange: Exchange
     served: _containers.RepeatedCompositeFieldContainer[ServedChannel]
     stack: Stack
-    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[AgentStatus.State, str]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[ActiveJob, _Mapping]]] = ..., tokens_per_s: _Optional[float] = ..., jobs_done: _Optional[int] = ..., trouble: _Optional[str] = ..., profile: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ..., withheld: _Optional[_Iterable[_Union[Withheld, _Mapping]]] = ..., training_bytes: _Optional[int] = ..., abilities: _Optional[_Iterable[str]] = ..., sample_s: _Optional[float] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., served: _Optional[_Iterable[_Union[ServedChannel, _Mapping]]] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ...) -> None: ...
+    training_speed: AgentStatus.TrainingSpeed
+    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[AgentStatus.State, str]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[ActiveJob, _Mapping]]] = ..., tokens_per_s: _Optional[float] = ..., jobs_done: _Optional[int] = ..., trouble: _Optional[str] = ..., profile: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ..., withheld: _Optional[_Iterable[_Union[Withheld, _Mapping]]] = ..., training_bytes: _Optional[int] = ..., abilities: _Optional[_Iterable[str]] = ..., sample_s: _Optional[float] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., served: _Optional[_Iterable[_Union[ServedChannel, _Mapping]]] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., training_speed: _Optional[_Union[AgentStatus.TrainingSpeed, _Mapping]] = ...) -> None: ...
 
 class Stack(_message.Message):
     __slots__ = ("name", "kernel", "rocm", "torch", "llama_cpp", "differences")

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use wire::{RunId, WorkKind};
+use wire::{RunId, WorkKind, v1::agent_status::TrainingSpeed};
 
 use crate::cost_probe::count_visit;
 
@@ -28,6 +28,8 @@ pub struct FleetMember {
     pub tokens_per_s: f64,
     /// Seconds per sample while all slots of the agent are in use; 0 if not yet known.
     pub sample_s: f64,
+    /// Of its last training; `None` if not yet known.
+    pub training_speed: Option<TrainingSpeed>,
     /// Jobs that the agent works on.
     pub held_jobs: BTreeSet<HeldJob>,
     /// Samples of the held jobs that are not drawn yet.

@@ -235,6 +235,7 @@ impl Coordinator {
                     .collect(),
                 remaining_samples: status.remaining_samples,
                 sample_s: 0.0,
+                training_speed: None,
             };
             let serves_all = matches!(kind, WorkKind::Verify | WorkKind::Score);
             let in_pool = |status: &&&AgentStatus| serves_all || status.pool == pool;

@@ -401,6 +401,7 @@ impl PhaseSimulation {
             sample_s: pace.sample_s(),
             remaining_samples: self.machines[machine].outstanding_samples(),
             held_jobs: holds,
+            training_speed: None,
         };
         self.last_status.insert(machine, (self.now, member));
     }

@@ -23,7 +23,7 @@ const FIRST_GRACE: (f64, f64) = (8.0, 60_000.0);
 /// box that joins has few merges to repeat.
 const STORED_EVERY: u32 = 8;
 
-/// While no speed is known, slices have this share of their steps, so that fast boxes do not wait.
+/// While no speed is measured, slices have this share of their steps, so that fast boxes do not wait.
 const FIRST_SHARE: u32 = 8;
 
 /// Returns the next facts of the training that `order` describes as a whole. None while boxes train,
@@ -233,9 +233,11 @@ impl AcrossPlanner<'_> {
     fn plan_slices(&self, outer: u32) -> WriteCommand {
         let across = across_of(self.order);
         let v1::Across { workers, every, .. } = across;
-        let speeds = self.measured_speeds();
+        let measured = self.measured_speeds();
+        let is_measured = !measured.is_empty();
+        let speeds = if is_measured { measured } else { self.reported_speeds() };
         let boxes = self.available_boxes(workers, &speeds);
-        let every = match speeds.is_empty() && boxes.len() > 1 {
+        let every = match !is_measured && boxes.len() > 1 {
             _ if is_soup(self.order) => u32::MAX,
             true => (every / FIRST_SHARE).max(1),
             false => every,
@@ -316,6 +318,20 @@ impl AcrossPlanner<'_> {
         let speed = |delta: &v1::Delta| f64::from(delta.steps) / delta.wall_s.max(1e-3);
         let trained = deltas.filter(|delta| delta.steps > 0);
         trained.map(|delta| (delta.agent.clone(), speed(delta))).collect()
+    }
+
+    /// Returns the speeds in tokens per second that boxes report of their last trainings, if those had
+    /// the same base.
+    fn reported_speeds(&self) -> BTreeMap<String, f64> {
+        let base = self.order.base.as_ref().and_then(|base| base.tree.as_ref());
+        let Some(base) = base else { return BTreeMap::new() };
+        let speed_of = |member: &FleetMember| {
+            let speed = member.training_speed.as_ref()?;
+            let is_known = speed.tokens_per_s.is_finite() && speed.tokens_per_s > 0.0;
+            (is_known && speed.base == base.manifest)
+                .then(|| (member.agent.clone(), speed.tokens_per_s))
+        };
+        self.inputs.fleet.trainers.iter().filter_map(speed_of).collect()
     }
 
     fn order_slices(&self, outer: u32, step: &OuterStep) -> Vec<WriteCommand> {

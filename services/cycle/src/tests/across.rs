@@ -94,6 +94,25 @@ fn a_faster_box_has_more_steps_and_continues_with_its_state() {
 }
 
 #[test]
+fn a_soup_is_shared_by_the_speeds_of_earlier_trainings_of_its_base() {
+    let method = v1::across::Method::Soup.into();
+    let planned = |base: &str| {
+        let mut log = start(&["t1", "t2"], v1::Across { method, ..ACROSS }, 0);
+        log.total_steps = 40;
+        for (member, tokens_per_s) in log.fleet.trainers.iter_mut().zip([100.0, 300.0]) {
+            let base = base.to_owned();
+            member.training_speed = Some(v1::agent_status::TrainingSpeed { base, tokens_per_s });
+        }
+        log.coordinate();
+        log.train();
+        log.coordinate();
+        slices(&log, 1)
+    };
+    assert_eq!(planned("base"), [(0, 10), (10, 30)]);
+    assert_eq!(planned("other"), [(0, 20), (20, 20)], "of another base it says nothing");
+}
+
+#[test]
 fn the_fastest_boxes_train_if_there_are_more_than_asked_for() {
     let mut log = start(&["t1", "t3"], v1::Across { workers: 2, ..ACROSS }, 0);
     log.speeds = [("t1".into(), 1.0), ("t2".into(), 2.0), ("t3".into(), 3.0)].into();

@@ -84,6 +84,7 @@ impl Fleeting {
                 .collect(),
             remaining_samples: 8,
             sample_s: 1.0,
+            training_speed: None,
         };
         let mut fleeting = Self {
             desk: RunSet::default(),

@@ -428,10 +428,13 @@ impl Log {
             self.write(place, FactBody::Checkpoint(checkpoint));
         }
         let manifest = |tree: &Option<v1::Tree>| tree.clone().unwrap_or_default().manifest;
+        let across = order.training.as_ref().and_then(|training| training.across);
+        let is_soup = across.unwrap_or_default().method() == v1::across::Method::Soup;
         let fact = v1::Merge {
             run: order.run.clone(),
             cycle,
             outer,
+            total_steps: if outer == 0 && is_soup { self.total_steps } else { 0 },
             start: manifest(&merge.start),
             deltas: merge.deltas.iter().map(|delta| manifest(&delta.tree)).collect(),
             tree: merged,
