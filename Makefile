@@ -30,7 +30,7 @@ help:
 	@echo "make test-tools    fetch what all tests need: PyTorch, a browser, promtool and others"
 	@echo "make spec-reference\n                   write the page and the schema of the keys of run specs"
 	@echo "make sim           simulate fleets with faults: SEED=7, or SEEDS=10000"
-	@echo "make chaos         kill processes of a real fleet, cut its power: CHAOS_KILLS=1000,\n                   CHAOS_SEED=n, POWER_LOSSES=50, POWER_LOSS_SEED=n"
+	@echo "make chaos         kill processes of a real fleet, cut its power: CHAOS_KILLS=1000,\n                   CHAOS_SEED=n, POWER_LOSSES=50, POWER_LOSS_SEED=n,\n                   FLOTILLA_ACROSS_SEEDS=7"
 	@echo "make bench         measure this machine: ARGS='engine --json'"
 	@echo "make fuzz          fuzz a parser: TARGET=facts SECONDS=60"
 	@echo "make mutants       change the cores in one place at a time; unit tests must notice it"
@@ -158,7 +158,9 @@ chaos: tools
 	$(CARGO) build -p flotilla -p requirements
 	$(BUILT)/skipped-tests clear
 	CHAOS_KILLS=$${CHAOS_KILLS:-1000} POWER_LOSSES=$${POWER_LOSSES:-50} \
-		$(CARGO) test -p e2e --test all -- --nocapture --test-threads 1 chaos:: power_loss::; \
+		FLOTILLA_ACROSS_SEEDS=$${FLOTILLA_ACROSS_SEEDS:-7} \
+		$(CARGO) test -p e2e --test all -- --nocapture --test-threads 1 chaos:: power_loss:: \
+		across::a_training_comes_to_the_same_digest; \
 		status=$$?; $(BUILT)/skipped-tests list && exit $$status
 
 bench: tools
