@@ -217,6 +217,45 @@ mod tests {
     }
 
     #[test]
+    fn with_a_frozen_a_the_mean_of_b_is_exact() {
+        let dir = tempfile::tempdir().unwrap();
+        let [a, b] = ["lora_A.weight", "lora_B.weight"].map(|part| format!("{MODULE}{part}"));
+        // All have the A of the start; their B are multiples of one, so that their mean has no error.
+        let with_b = |factor: f64| {
+            let mut tensors = adapter(1);
+            let scaled = (&tensors[&b] * factor).unwrap();
+            tensors.insert(b.clone(), scaled);
+            tensors
+        };
+        let start = write(dir.path(), "start", adapter(1));
+        let trained = |factors: [f64; 2]| {
+            let write_one =
+                |factor: f64| (write(dir.path(), &format!("b-{factor}"), with_b(factor)), 100);
+            factors.map(write_one).to_vec()
+        };
+        let merge_of = |factors: [f64; 2]| {
+            let merge = AdapterMerge {
+                start: start.clone(),
+                velocity: None,
+                trained: trained(factors),
+                rule: MEAN,
+            };
+            let out = dir.path().join("out");
+            let errors = merge.write_merged(&out, &dir.path().join("velocity")).unwrap();
+            (tensor_file::read_all(&out.join(TENSOR_FILE)).unwrap(), errors.drift)
+        };
+        for (factors, mean) in [([2.0, 4.0], 3.0), ([2.0, 2.0], 2.0)] {
+            let (merged, drift) = merge_of(factors);
+            assert_eq!(flat(&merged[&a]), flat(&adapter(1)[&a]), "A is unchanged");
+            let expected = flat(&adapter(1)[&b]).into_iter().map(|value| value * mean);
+            for (merged, expected) in flat(&merged[&b]).into_iter().zip(expected) {
+                assert!((merged - expected).abs() <= f32::EPSILON * expected.abs(), "{merged}");
+            }
+            assert!(drift < 1e-7, "no term is lost: {drift}");
+        }
+    }
+
+    #[test]
     fn weights_move_as_with_torch_s_sgd_and_the_drift_is_that_of_the_products() {
         let dir = tempfile::tempdir().unwrap();
         let start = write(dir.path(), "start", adapter(1));

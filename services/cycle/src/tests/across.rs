@@ -94,6 +94,29 @@ fn a_faster_box_has_more_steps_and_continues_with_its_state() {
 }
 
 #[test]
+fn a_box_that_joins_later_has_slices_from_the_next_outer_step_on() {
+    let mut log = start(&["t1", "t2"], ACROSS, 0);
+    let merges = |log: &Log| training(log, 0).last_merge().map_or(0, |(outer, _)| outer);
+    log.coordinate();
+    log.train();
+    while merges(&log) < 2 {
+        log.coordinate();
+        log.train();
+    }
+    log = with_trainers(log, &["t1", "t2", "t3"]);
+    log.run_to_the_end();
+    assert_clean(&log);
+    let outer_steps = training(&log, 0).outer_steps;
+    let joined = |outer: u32| {
+        let plan = outer_steps[&outer].plan.as_ref().unwrap();
+        plan.slices.iter().any(|slice| slice.agent == "t3")
+    };
+    assert_eq!([1, 2, 3].map(joined), [false, false, true]);
+    let counted = training(&log, 0).counted_deltas().filter(|delta| delta.agent == "t3").count();
+    assert!(counted > 0, "its steps count");
+}
+
+#[test]
 fn a_soup_is_shared_by_the_speeds_of_earlier_trainings_of_its_base() {
     let method = v1::across::Method::Soup.into();
     let planned = |base: &str| {
