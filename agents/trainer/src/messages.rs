@@ -93,6 +93,9 @@ pub(crate) struct TrainSlice {
     /// The file with completions of which the start's likelihood is measured, instead of training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heldout: Option<PathBuf>,
+    /// True to score the order's canary with the start, instead of training.
+    #[serde(default)]
+    pub canary: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -104,6 +107,8 @@ pub(crate) enum TrainProgress {
     /// The mean negative log-likelihood of the held-out completions, in nats per token; `None` if it
     /// is not finite, or all are too long.
     Heldout(Option<f64>),
+    /// The log-probabilities of the canary's tokens with the start of a slice.
+    Canary(Vec<f32>),
     /// A heartbeat during work that may take long.
     Busy,
 }

@@ -79,7 +79,10 @@ impl OfflineTraining<'_> {
                         total_before = last.as_ref().map_or(0.0, total_loss);
                         last = Some(step);
                     }
-                    Ok(TrainProgress::Heldout(_) | TrainProgress::Busy) | Err(_) => {}
+                    Ok(
+                        TrainProgress::Heldout(_) | TrainProgress::Canary(_) | TrainProgress::Busy,
+                    )
+                    | Err(_) => {}
                 }
                 ready(())
             });

@@ -99,7 +99,10 @@ impl Reproduction<'_> {
                             reached.notify_one();
                         }
                     }
-                    Ok(TrainProgress::Heldout(_) | TrainProgress::Busy) | Err(_) => {}
+                    Ok(
+                        TrainProgress::Heldout(_) | TrainProgress::Canary(_) | TrainProgress::Busy,
+                    )
+                    | Err(_) => {}
                 }
                 ready(())
             });
@@ -165,7 +168,7 @@ impl Reproduction<'_> {
                     start: Some(start.clone()),
                     state: states.remove(&delta.state),
                     own_schedule: lineage::is_soup(order),
-                    heldout: None,
+                    ..TrainSlice::default()
                 };
                 let used = slice.state.clone();
                 engine = self.train_slice(files, slice, &out).await?;

@@ -26,7 +26,7 @@ use crate::{
     torch_probe::TorchProbe,
     training_check::StepStats,
     training_files::TrainingFiles,
-    training_part::{KeptWorker, TrainingPart, is_part_done, training_name},
+    training_part::{KeptWorker, TrainingPart, is_part_done, scores_canary, training_name},
     training_process::{SILENCE_LIMIT, SILENCE_LIMIT_MIN, TrainingDir, handle_progress},
     weight_delta::InitialWeights,
 };
@@ -149,7 +149,10 @@ impl TrainerRole {
                 part.train_slice(slice).await
             }
             v1::train_order::Part::Merge(merge) => {
-                if merge.outer == 0 || merge.heldout.is_some() {
+                let due = merge.checkpoint.as_ref();
+                let is_scored =
+                    merge.heldout.is_some() || due.is_some_and(|due| scores_canary(order, due));
+                if merge.outer == 0 || is_scored {
                     self.check_engine(job, order).await?;
                 }
                 part.merge_deltas(merge).await

@@ -14,8 +14,8 @@ use store::TreePlace;
 use tokio::sync::watch;
 use wire::{FactBody, FactKey, v1};
 
-pub(crate) use self::kept_worker::KeptWorker;
 use self::optimizer_states::OptimizerStates;
+pub(crate) use self::{kept_worker::KeptWorker, merge::scores_canary};
 use crate::{
     config::TrainerConfig,
     last_speed::LastSpeed,
@@ -60,6 +60,17 @@ struct SavedSlice {
     step: Option<TrainStep>,
     stats: StepStats,
     heldout_nll: Option<f64>,
+    canary: Vec<f32>,
+}
+
+/// What the messages of a worker said.
+#[derive(Default)]
+struct SeenMessages {
+    begun: Option<TrainingBegun>,
+    /// The last saved step.
+    step: Option<TrainStep>,
+    heldout_nll: Option<f64>,
+    canary: Vec<f32>,
 }
 
 /// Returns true if the part of an order is in the log, or no longer needed. False for orders of
@@ -134,7 +145,7 @@ impl TrainingPart<'_> {
             start: Some(from.path().to_owned()),
             state: state.clone(),
             own_schedule: lineage::is_soup(order),
-            heldout: None,
+            ..TrainSlice::default()
         };
         let saved = tokio::select! {
             saved = self.run_worker(asked, &scratch) => saved?,
@@ -252,18 +263,19 @@ impl TrainingPart<'_> {
         };
         let mut patience = launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT_MIN);
         let mut stats = StepStats::new(engine.describe_engine(), 0);
-        let seen: Mutex<(Option<TrainingBegun>, Option<TrainStep>, Option<f64>)> = Mutex::default();
+        let seen: Mutex<SeenMessages> = Mutex::default();
         let note = |progress: serde_json::Value| {
             let message = serde_json::from_value::<TrainProgress>(progress.clone()).ok();
             let step = handle_progress(job, progress, &mut stats);
             if let Ok(mut seen) = seen.lock() {
                 match message {
-                    Some(TrainProgress::Begun(begun)) => seen.0 = Some(begun),
-                    Some(TrainProgress::Heldout(nll)) => seen.2 = nll,
+                    Some(TrainProgress::Begun(begun)) => seen.begun = Some(begun),
+                    Some(TrainProgress::Heldout(nll)) => seen.heldout_nll = nll,
+                    Some(TrainProgress::Canary(logprobs)) => seen.canary = logprobs,
                     _ => {}
                 }
                 if let Some(step) = step.filter(|step| step.saved.is_some()) {
-                    seen.1 = Some(step);
+                    seen.step = Some(step);
                 }
             }
             std::future::ready(())
@@ -279,13 +291,14 @@ impl TrainingPart<'_> {
             }
             Err(error) => return Err(JobError::from_model_worker(error, &worker).await),
         }
-        let (begun, step, heldout_nll) = seen.into_inner().unwrap_or_default();
+        let SeenMessages { begun, step, heldout_nll, canary } =
+            seen.into_inner().unwrap_or_default();
         let begun = begun.ok_or_else(|| {
             JobError::retryable_failure(anyhow!("the worker ended before it began (E112)"))
         })?;
         if is_score || self.has_more_slices() {
             self.kept_worker.keep_worker(training, worker);
         }
-        Ok(SavedSlice { begun, step, stats, heldout_nll })
+        Ok(SavedSlice { begun, step, stats, heldout_nll, canary })
     }
 }

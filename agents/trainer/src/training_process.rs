@@ -45,7 +45,7 @@ pub(crate) fn handle_progress(
             stats.record_step(&step);
             Some(step)
         }
-        TrainProgress::Heldout(_) | TrainProgress::Busy => None,
+        TrainProgress::Heldout(_) | TrainProgress::Canary(_) | TrainProgress::Busy => None,
     }
 }
 

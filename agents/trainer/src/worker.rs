@@ -154,13 +154,19 @@ fn last_step(call: &TrainRequest, steps: u32) -> u32 {
     call.slice.as_ref().map_or(steps, end)
 }
 
-/// Reports the likelihood of the held-out completions, or saves the new adapter.
+/// Reports the likelihood of the held-out completions or the canary's log-probabilities, or saves the
+/// new adapter.
 fn answer_without_steps(
     trainer: &ModelTrainer,
     call: &TrainRequest,
     slice: &TrainSlice,
     respond: &CallResponder,
 ) -> anyhow::Result<()> {
+    if slice.canary {
+        let logprobs = with_heartbeats(respond, || score_canary(trainer, call))?;
+        respond.send_progress(&TrainProgress::Canary(logprobs));
+        return Ok(());
+    }
     let Some(heldout) = &slice.heldout else {
         return save_step(trainer, call, &call.out.join(NEW_ADAPTER_DIR), true);
     };

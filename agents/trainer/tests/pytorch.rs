@@ -506,6 +506,22 @@ async fn slices_of_both_engines_merge_and_either_continues() {
     let torch_nll = heard.iter().find_map(|progress| progress["heldout"].as_f64()).unwrap();
     let candle_nll = candle_nll(&bench.base, &merged);
     assert!((torch_nll - candle_nll).abs() < 1e-3, "{torch_nll} {candle_nll}");
+    let mut call = bench.call("canary");
+    let text = "3 plus one is 4 indeed";
+    call["canary"] = json!(text);
+    call["slice"] = json!({ "first": 0, "steps": 0, "start": merged, "canary": true });
+    let (_, heard) = bench.ask(&bench.start(), &call).await;
+    let canary = heard.iter().find_map(|progress| progress["canary"].as_array()).unwrap();
+    let torch_canary: Vec<f64> = canary.iter().map(|value| value.as_f64().unwrap()).collect();
+    let loaded =
+        engine::load_model(&bench.base, Some(&merged), "cpu", engine::MatrixDtype::F32).unwrap();
+    let (model, tokenizer) = loaded;
+    let asked = engine::CanaryText::from_text(&tokenizer, model.model_config(), text, 32).unwrap();
+    let candle_canary = asked.score_tokens(&model).unwrap();
+    assert_eq!(torch_canary.len(), candle_canary.len());
+    for (torch, candle) in torch_canary.iter().zip(candle_canary) {
+        assert!((torch - f64::from(candle)).abs() < 0.01, "{torch} {candle}");
+    }
     let adapter = LoraAdapter::load_peft(&merged, &config).unwrap();
     let method = TrainMethod::Continue(adapter);
     let mut trainer = candle_trainer(&bench.base, method, candle_spec(0.001, 6));

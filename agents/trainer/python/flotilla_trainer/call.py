@@ -106,6 +106,8 @@ class Slice:
     own_schedule: bool = False
     # The file with completions of which the start's likelihood is measured, instead of training.
     heldout: str = None
+    # Whether the canary is scored with the start, instead of training.
+    canary: bool = False
 
 
 @dataclasses.dataclass

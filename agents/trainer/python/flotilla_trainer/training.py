@@ -105,9 +105,12 @@ class Training:
         )
         self.loaded = Loaded(sequences, model) if call.slice else None
         heldout = call.slice.heldout if call.slice else None
+        scores_canary = bool(call.slice and call.slice.canary)
         if heldout:
             # Only scored, one pass after the other.
-            sequences, first, end = self._sequences(config, unit, heldout), 0, 1
+            sequences = self._sequences(config, unit, heldout)
+        if heldout or scores_canary:
+            first, end = 0, 1
         if end <= first:
             return self._save_new(model, callback)
         loader = torch.utils.data.DataLoader(
@@ -134,6 +137,9 @@ class Training:
         if heldout:
             callback.report_begin()
             return self._report_heldout(trainer, sequences)
+        if scores_canary:
+            callback.report_begin()
+            return self._report_canary(trainer, config, attention is not None)
         if objective:
             signals = self._signals(trainer, objective, sequences, attention)
             trainer.weights = objectives.StepWeights(objective, signals)
@@ -207,6 +213,12 @@ class Training:
         nll = nll if math.isfinite(nll) else None
         trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
         self.respond.progress({"heldout": nll})
+
+    def _report_canary(self, trainer, config, packed):
+        """Reports the log-probabilities of the canary's tokens with the slice's adapter."""
+        logprobs = self._canary(config, packed)(trainer)
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+        self.respond.progress({"canary": logprobs})
 
     def _sequences(self, config, unit, path=None):
         call = self.call

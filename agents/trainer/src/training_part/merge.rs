@@ -60,6 +60,12 @@ fn check_same_bytes(
     }
 }
 
+/// Returns true if the canary of a merged checkpoint is scored: that of the final one, if the order
+/// asks for it.
+pub(crate) fn scores_canary(order: &v1::TrainOrder, due: &v1::Checkpoint) -> bool {
+    due.r#final && !order.canary.is_empty()
+}
+
 impl TrainingPart<'_> {
     /// Merges the weights of an outer step, or creates the new adapter, and writes the `merge` fact.
     /// A checkpoint that is due is published first.
@@ -92,7 +98,7 @@ impl TrainingPart<'_> {
             false => None,
         };
         if let Some(checkpoint) = &merge.checkpoint {
-            self.publish_checkpoint(checkpoint, &adapter).await?;
+            self.publish_checkpoint(checkpoint, &adapter, &scratch).await?;
         }
         let manifest = |tree: Option<&v1::Tree>| tree.map_or("", |tree| &tree.manifest).to_owned();
         let fact = v1::Merge {
@@ -188,6 +194,7 @@ impl TrainingPart<'_> {
         self,
         due: &v1::Checkpoint,
         adapter: &Path,
+        scratch: &TrainingDir,
     ) -> Result<(), JobError> {
         let Self { job, order, .. } = self;
         let v1::Checkpoint { step, steps, .. } = *due;
@@ -199,6 +206,10 @@ impl TrainingPart<'_> {
             None => InitialWeights::NewAdapter,
         };
         let weight_change = training_check::measure_change(adapter, &initial).await?;
+        let canary = match scores_canary(order, due) {
+            true => self.score_canary(adapter, scratch).await?,
+            false => Vec::new(),
+        };
         let about = lineage::checkpoint_metadata(order, lineage::MERGED_ENGINE, step, steps);
         let place = TreePlace::for_checkpoint(&job.run, order.cycle, step);
         let tree = self.publish(adapter, &place, about).await?;
@@ -207,6 +218,7 @@ impl TrainingPart<'_> {
             agent: job.agent.clone(),
             engine: self.config.engine.describe_engine(),
             weight_change,
+            canary,
             ..due.clone()
         };
         let place = FactKey::Checkpoint { cycle: order.cycle, step };
@@ -218,6 +230,25 @@ impl TrainingPart<'_> {
                 check_same_bytes(&weights, [&own, &accepted.tree], &accepted.agent)
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Returns the log-probabilities of the order's canary with merged weights. A failure is only
+    /// logged: without them, the boxes that sample are still compared with each other.
+    async fn score_canary(
+        self,
+        adapter: &Path,
+        scratch: &TrainingDir,
+    ) -> Result<Vec<f32>, JobError> {
+        let slice =
+            TrainSlice { start: Some(adapter.to_owned()), canary: true, ..TrainSlice::default() };
+        match self.run_worker(slice, scratch).await {
+            Ok(scored) => Ok(scored.canary),
+            Err(error @ JobError::Failed { .. }) => {
+                tracing::warn!(run = %self.job.run, %error, "no canary of the merged weights");
+                Ok(Vec::new())
+            }
+            Err(stopped) => Err(stopped),
         }
     }
 

@@ -351,7 +351,7 @@ impl Log {
                     continue;
                 }
                 Some(v1::train_order::Part::Merge(merge)) => {
-                    self.merge(order, merge);
+                    self.merge(order, merge, canary);
                     continue;
                 }
                 None => {}
@@ -419,12 +419,13 @@ impl Log {
         }
     }
 
-    fn merge(&mut self, order: &v1::TrainOrder, merge: &v1::train_order::Merge) {
+    fn merge(&mut self, order: &v1::TrainOrder, merge: &v1::train_order::Merge, canary: &[f32]) {
         let (cycle, outer) = (order.cycle, merge.outer);
         let merged = tree(&format!("merge-{cycle}-{outer}"));
         if let Some(checkpoint) = &merge.checkpoint {
             let place = FactKey::Checkpoint { cycle, step: checkpoint.step };
-            let checkpoint = v1::Checkpoint { tree: merged.clone(), ..checkpoint.clone() };
+            let canary = if checkpoint.r#final { canary.to_owned() } else { Vec::new() };
+            let checkpoint = v1::Checkpoint { tree: merged.clone(), canary, ..checkpoint.clone() };
             self.write(place, FactBody::Checkpoint(checkpoint));
         }
         let manifest = |tree: &Option<v1::Tree>| tree.clone().unwrap_or_default().manifest;

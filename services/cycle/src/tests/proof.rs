@@ -3,7 +3,7 @@
 use wire::{FactBody, v1};
 
 use super::log::{Log, raft};
-use crate::{RunPhase, audit_records, canary_agreement};
+use crate::{FleetMember, RunPhase, audit_records, canary_agreement};
 
 /// Canary log-probabilities of the ordered policy, of an agent that rounds differently, and of
 /// another policy.
@@ -145,6 +145,29 @@ fn of_two_boxes_nobody_knows_who_is_right_but_for_what_was_trained_here() {
     log.coordinate();
     log.train_and_show(&WRONG);
     log.coordinate();
+    generate(&mut log, &[("a", RIGHT)]);
+    log.coordinate();
+    let [found] = quarantines(&log)[..] else { panic!("{:?}", quarantines(&log)) };
+    assert_eq!((&*found.agent, &found.agreed[..]), ("a", &["trainer of 1".to_owned()][..]));
+}
+
+#[test]
+fn what_several_boxes_trained_is_judged_by_the_canary_of_the_one_that_merged() {
+    let mut spec = proven(1);
+    let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
+    raft.training.as_mut().unwrap().across =
+        Some(v1::Across { every: 4, outer_rate: 1.0, ..Default::default() });
+    let mut log = Log::new(spec);
+    let trainer = |agent: &str| FleetMember { agent: agent.into(), ..FleetMember::default() };
+    log.fleet.trainers = ["t1", "t2"].map(trainer).into();
+    log.until(RunPhase::Generate);
+    generate(&mut log, &[("a", RIGHT)]);
+    log.verify();
+    log.coordinate();
+    while log.run().cycles[&1].final_checkpoint().is_none() {
+        log.train_and_show(&WRONG);
+        log.coordinate();
+    }
     generate(&mut log, &[("a", RIGHT)]);
     log.coordinate();
     let [found] = quarantines(&log)[..] else { panic!("{:?}", quarantines(&log)) };

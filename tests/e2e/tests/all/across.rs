@@ -273,7 +273,8 @@ fn each_cycle_of_a_raft_run_is_shared_and_continues_the_adapter_before() {
     let path = files.write_raft_spec(&base, sampling);
     let spec = std::fs::read_to_string(&path).unwrap();
     let across = "batch_size: 2, across: { every: 2, merge: average }";
-    std::fs::write(&path, spec.replace("batch_size: 8", across)).unwrap();
+    let spec = spec.replace("batch_size: 8", across);
+    std::fs::write(&path, format!("{spec}  proof: {{ canary: true }}\n")).unwrap();
     let run = fleet.submit(&path);
     let ended = fleet.await_success(&run, LIMIT);
     fleet.assert_clean_audit(&run);
@@ -289,6 +290,9 @@ fn each_cycle_of_a_raft_run_is_shared_and_continues_the_adapter_before() {
         found.into_iter().find(|it| it["cycle"].as_u64() == Some(cycle)).unwrap()
     };
     assert_eq!(of_cycle(2)["parent"]["manifest"], of_cycle(1)["tree"]["manifest"]);
+    let saved = facts_of(&fleet, &run, "checkpoint");
+    let is_scored = |saved: &&Value| saved["canary"].as_array().is_some_and(|it| !it.is_empty());
+    assert_eq!(saved.iter().filter(is_scored).count(), 2, "the final ones: {saved:#?}");
     let again = fleet.run(&["run", "reproduce", &format!("{run}/2")]);
     assert_eq!(again.code, 0, "{again:?}");
 }
