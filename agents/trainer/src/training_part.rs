@@ -63,7 +63,7 @@ struct SavedSlice {
     canary: Vec<f32>,
 }
 
-/// What the messages of a worker said.
+/// The content of the messages of a worker.
 #[derive(Default)]
 struct SeenMessages {
     begun: Option<TrainingBegun>,
@@ -226,7 +226,7 @@ impl TrainingPart<'_> {
     }
 
     /// Runs the steps of a slice in a worker. When the agent drains, the worker ends at once: other
-    /// boxes wait for the slice, and nobody can use a part of it.
+    /// boxes wait for the slice, and a part of it has no use.
     async fn run_worker(
         self,
         slice: TrainSlice,
