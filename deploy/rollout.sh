@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs, joins, upgrades and queries a few hosts over ssh.
+# Installs, joins, upgrades and queries a few hosts over ssh, and switches their stacks.
 #
 #   deploy/rollout.sh install HOST…   install the program as /usr/local/bin/flotilla
 #   deploy/rollout.sh join    HOST…   start the agent as a service: in a closed fleet with TOKEN_FILE,
@@ -7,17 +7,26 @@
 #   deploy/rollout.sh upgrade HOST…   upgrade one host after the other: drain, replace, restart; on a
 #                                     failure restore the old program and stop
 #   deploy/rollout.sh status  HOST…   print the status of each host's service
+#   deploy/rollout.sh stack NAME HOST…            switch one host after the other to a stack that is
+#                                     installed there: burn in, switch, restart the agent; on a
+#                                     failure switch that host back and stop
+#   deploy/rollout.sh stack-rollback NAME HOST…   switch hosts that use the stack back to their
+#                                     previous one, and restart their agents
 #
 # HOST is an argument of ssh, for root or a user with passwordless sudo. Environment:
 #   BINARY       the program [target/x86_64-unknown-linux-musl/release/flotilla, from `make static`]
 #   TOKEN_FILE   a file with a join token with enough uses for the hosts
 #   FLOTILLA_NATS, ROLES   NATS servers of an open fleet, and roles such as generator,evaluator
+#   FLOTILLA_STACKS   the agents' directory of stacks [/var/lib/flotilla/.flotilla/stacks]
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 binary=${BINARY:-$here/target/x86_64-unknown-linux-musl/release/flotilla}
 program=/usr/local/bin/flotilla
 credentials=/var/lib/flotilla/credentials
+# Below the HOME of flotilla-agent.service.
+stacks=${FLOTILLA_STACKS:-/var/lib/flotilla/.flotilla/stacks}
+restart='systemctl restart flotilla-agent'
 ssh_options=(-o BatchMode=yes -o ConnectTimeout=10)
 
 fail() {
@@ -67,6 +76,18 @@ upgrade_on() {
     as_root "$host" "chmod 0755 $there/flotilla; $upgrade; code=\$?; rm -r $there; exit \$code" < /dev/null
 }
 
+stack_on() {
+    local host=$1 use="$program stack use $stack --stacks $stacks"
+    local back="$program stack roll-back --from $stack --stacks $stacks"
+    as_root "$host" "$use && { $restart || { $back; $restart; false; }; }" < /dev/null
+}
+
+stack_rollback_on() {
+    local host=$1
+    # The agents of hosts that never switched are restarted, too.
+    as_root "$host" "$program stack roll-back --from $stack --stacks $stacks && $restart" < /dev/null
+}
+
 status_on() {
     local host=$1
     as_root "$host" "systemctl show flotilla-agent -p ActiveState -p StatusText --value | paste -sd ' '; $program --version" < /dev/null
@@ -94,7 +115,14 @@ join)
     fi
     ;;
 status) ;;
-*) fail "usage: rollout.sh install|join|upgrade|status HOST…" ;;
+stack | stack-rollback)
+    [ $# -gt 0 ] || fail "which stack? usage: rollout.sh $action NAME HOST…"
+    stack=$1
+    shift
+    [[ $stack =~ ^[A-Za-z0-9_+][A-Za-z0-9._+-]*$ ]] || fail "$stack is no name of a stack"
+    plain FLOTILLA_STACKS "$stacks"
+    ;;
+*) fail "usage: rollout.sh install|join|upgrade|status HOST…, or stack|stack-rollback NAME HOST…" ;;
 esac
 [ -z "${FLOTILLA_NATS:-}" ] || plain FLOTILLA_NATS "$FLOTILLA_NATS"
 [ $# -gt 0 ] || fail "which boxes? name their hosts"
@@ -102,9 +130,10 @@ esac
 failed=()
 for host in "$@"; do
     echo "== $host"
-    "${action}_on" "$host" && continue
-    # Stop at the first host where the program does not work.
+    "${action//-/_}_on" "$host" && continue
+    # Stop at the first host where the program or the stack does not work.
     [ "$action" != upgrade ] || fail "$host was not upgraded, and nothing after it"
+    [ "$action" != stack ] || fail "$host was not switched to $stack, and nothing after it"
     failed+=("$host")
 done
 [ ${#failed[@]} = 0 ] || fail "$action failed on ${failed[*]}"

@@ -42,6 +42,14 @@ const PROGRAM: &str = r#"#!/bin/bash
 case $PWD in */stubborn) exit 1;; esac
 "#;
 
+/// A fake service manager that logs restarts like those of the program. The agent of a host called
+/// `unready` starts with its old stack alone.
+const SYSTEMCTL: &str = r#"#!/bin/sh
+[ "$1" = restart ] || { printf 'active\n2 jobs, 412 tokens/s\n'; exit; }
+echo "told: $*" >> usr/local/bin/flotilla.log
+case $PWD in */unready) grep -q roll-back usr/local/bin/flotilla.log;; esac
+"#;
+
 struct FakeHosts {
     directory: TempDir,
 }
@@ -51,9 +59,8 @@ impl FakeHosts {
         let directory = tempfile::tempdir().expect("a directory");
         let fakes = Self { directory };
         fs::create_dir(fakes.path().join("bin")).expect("a directory");
-        let systemctl = "#!/bin/sh\nprintf 'active\\n2 jobs, 412 tokens/s\\n'\n";
         let id = "#!/bin/sh\necho 0\n";
-        for (name, text) in [("ssh", SSH), ("scp", SCP), ("id", id), ("systemctl", systemctl)] {
+        for (name, text) in [("ssh", SSH), ("scp", SCP), ("id", id), ("systemctl", SYSTEMCTL)] {
             fakes.write_executable(&format!("bin/{name}"), text);
         }
         fakes.write_executable("program", PROGRAM);
@@ -76,7 +83,7 @@ impl FakeHosts {
         let mut command = Command::new(root().join("deploy/rollout.sh"));
         command.env("PATH", format!("{}:{path}", self.path().join("bin").display()));
         command.env("RACK", self.path()).env("BINARY", self.path().join("program"));
-        for name in ["FLOTILLA_NATS", "ROLES", "TOKEN_FILE"] {
+        for name in ["FLOTILLA_NATS", "FLOTILLA_STACKS", "ROLES", "TOKEN_FILE"] {
             command.env_remove(name);
         }
         run_command(command.args(arguments).envs(environment.iter().copied()))
@@ -147,6 +154,44 @@ fn an_upgrade_stops_at_the_first_host_that_fails() {
     }
 }
 
+/// Returns the commands of a host's program and of its service manager, without paths.
+fn read_commands(fakes: &FakeHosts, host: &str) -> Vec<String> {
+    let log = fakes.program_log(host);
+    let told = log.lines().filter_map(|line| line.strip_prefix("told: "));
+    let parts = told.map(|line| line.split(" --stacks").next().unwrap_or(line).to_owned());
+    parts.collect()
+}
+
+#[test]
+fn a_stack_is_tried_host_by_host_and_rolled_back_with_one_command() {
+    let fakes = FakeHosts::new();
+    let hosts = ["one", "stubborn", "three", "unready"];
+    assert!(fakes.rollout(&[&["install"], &hosts[..]].concat(), &[]).status.success());
+    let output = fakes.rollout(&["stack", "rocm-7.2", "one", "stubborn", "three"], &[]);
+    assert!(!output.status.success());
+    let text = output_text(&output);
+    assert!(text.contains("stubborn was not switched to rocm-7.2, and nothing after it"), "{text}");
+    let (used, restarted) = ("stack use rocm-7.2", "restart flotilla-agent");
+    assert_eq!(read_commands(&fakes, "one"), [used, restarted]);
+    assert_eq!(read_commands(&fakes, "stubborn"), [used], "no restart after a failed burn-in");
+    assert_eq!(fakes.program_log("three"), "");
+    let log = fakes.program_log("one");
+    assert!(log.contains("/one/var/lib/flotilla/.flotilla/stacks"), "the agent's stacks: {log}");
+
+    let rolled_back = "stack roll-back --from rocm-7.2";
+    assert!(!fakes.rollout(&["stack", "rocm-7.2", "unready", "three"], &[]).status.success());
+    assert_eq!(read_commands(&fakes, "unready"), [used, restarted, rolled_back, restarted]);
+    assert_eq!(fakes.program_log("three"), "");
+
+    let elsewhere = [("FLOTILLA_STACKS", "/srv/stacks")];
+    let output = fakes.rollout(&["stack-rollback", "rocm-7.2", "dead", "one", "three"], &elsewhere);
+    let text = output_text(&output);
+    assert!(text.contains("stack-rollback failed on dead"), "{text}");
+    assert_eq!(read_commands(&fakes, "one"), [used, restarted, rolled_back, restarted]);
+    assert_eq!(read_commands(&fakes, "three"), [rolled_back, restarted]);
+    assert!(fakes.program_log("three").contains("--stacks /srv/stacks"));
+}
+
 #[test]
 fn an_unreachable_host_is_named_and_the_others_are_installed() {
     let fakes = FakeHosts::new();
@@ -170,6 +215,11 @@ fn shell_metacharacters_and_missing_settings_are_refused_before_any_connection()
         (vec!["join", "one"], vec![("TOKEN_FILE", "/missing")], "/missing"),
         (vec!["install", "one"], vec![("BINARY", "/missing")], "make static"),
         (vec!["install"], vec![], "which boxes?"),
+        (vec!["stack"], vec![], "which stack?"),
+        (vec!["stack", "new"], vec![], "which boxes?"),
+        (vec!["stack", "new;id", "one"], vec![], "no name of a stack"),
+        (vec!["stack-rollback", "--help", "one"], vec![], "no name of a stack"),
+        (vec!["stack", "new", "one"], vec![("FLOTILLA_STACKS", "$(id)")], "FLOTILLA_STACKS"),
         (vec!["erase", "one"], vec![], "usage"),
     ] {
         let output = fakes.rollout(&arguments, &environment);
