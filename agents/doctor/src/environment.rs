@@ -92,7 +92,7 @@ fn check_stored_overrides(box_: &HostSnapshot) -> Vec<DoctorFinding> {
 }
 
 /// Three names of one variable.
-const ALLOCATOR_VARIABLES: [&str; 3] =
+pub(crate) const ALLOCATOR_VARIABLES: [&str; 3] =
     ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
 
 const ALLOCATOR_OPTIONS: [&str; 15] = [

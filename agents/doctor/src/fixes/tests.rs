@@ -146,6 +146,37 @@ fn a_stored_override_is_no_longer_set_in_the_user_s_own_file() {
 }
 
 #[test]
+fn each_stored_variable_that_harms_is_no_longer_set() {
+    let zeros = "expandable_segments:True,max_split_size_mb:512";
+    let plan = |name: &str, value: &str, line: &str, environment: &[(&str, &str)]| {
+        let (file, name, value) = ("/etc/environment".to_owned(), name.into(), value.into());
+        let settings = vec![StoredVariable { file, name, value }];
+        let set = environment.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        let host = HostSnapshot { settings, environment: set.collect(), ..untreated_box() };
+        let fixes = planned(&host, &capture(&[("/etc/environment", line)], &[]), "anna");
+        fixes.into_iter().find(|fix| fix.summary.starts_with("leave "))
+    };
+    for (id, name, value) in [
+        ("C-46", "PYTORCH_HIP_ALLOC_CONF", zeros),
+        ("C-47", "HSA_DISABLE_CACHE", "1"),
+        ("C-66", "GGML_CUDA_ENABLE_UNIFIED_MEMORY", "1"),
+    ] {
+        let line = format!("A=1\n{name}={value}\n");
+        let fix = plan(name, value, &line, &[]).unwrap();
+        assert_eq!(fix.ids, [id]);
+        assert_eq!(fix.summary, format!("leave {name} unset in /etc/environment"));
+        let content = format!("A=1\n# flotilla doctor --fix: {name}={value}\n");
+        assert_eq!(fix.changes, [FixChange::Write { path: "/etc/environment".into(), content }]);
+        // The snapshot has no values in quotes.
+        let quoted = format!("{name}=\"{value}\"\n");
+        assert_eq!(plan(name, "", &quoted, &[(name, value)]).unwrap().ids, [id]);
+    }
+    assert_eq!(plan("HSA_DISABLE_CACHE", "0", "HSA_DISABLE_CACHE=0\n", &[]), None);
+    let (harmless, line) = ("max_split_size_mb:512", "PYTORCH_ALLOC_CONF=max_split_size_mb:512\n");
+    assert_eq!(plan("PYTORCH_ALLOC_CONF", harmless, line, &[]), None);
+}
+
+#[test]
 fn a_container_and_a_box_without_a_gpu_are_left_alone() {
     let files = capture(&[("/etc/default/grub", GRUB)], &["update-grub"]);
     let mut host = untreated_box();
