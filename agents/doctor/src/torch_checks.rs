@@ -24,7 +24,7 @@ pub fn check_torch_environment(
     profile: &HardwareProfile,
 ) -> Vec<DoctorFinding> {
     let mut findings = check_torch_stack(snapshot, profile);
-    if let (Some(torch), false) = (&snapshot.torch, profile.is_cpu()) {
+    if let (Some(torch), true) = (&snapshot.torch, is_amd(profile)) {
         let (environment, cards) = (&snapshot.environment, [profile.name.as_str()]);
         findings.extend(check_gfx_override(environment, &cards));
         findings.extend(check_allocator(environment, &cards, Some(&torch.version)));
@@ -44,11 +44,18 @@ pub(crate) fn check_torch_stack(
     };
     let mut findings = check_packages(snapshot, torch);
     findings.extend(check_python(snapshot, profile));
-    if !profile.is_cpu() {
+    if is_amd(profile) {
         findings.extend(check_wheel(snapshot, torch, profile));
         findings.extend(check_mixed_rocm(snapshot, torch));
+    } else if profile.is_cuda() && torch.cuda.is_none() {
+        let seen = format!("torch {} is not built for CUDA", torch.version);
+        findings.push(new_finding("C-44", Severity::Fail, seen, "install torch from PyPI"));
     }
     findings
+}
+
+fn is_amd(profile: &HardwareProfile) -> bool {
+    !profile.is_cpu() && !profile.is_cuda()
 }
 
 fn new_finding(
@@ -177,9 +184,10 @@ mod tests {
         ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
 
     fn healthy(profile: &HardwareProfile) -> TorchEnvironment {
-        let hip = (!profile.is_cpu()).then(|| "7.1.25424-4179531dcd".to_owned());
+        let hip = is_amd(profile).then(|| "7.1.25424-4179531dcd".to_owned());
+        let cuda = profile.is_cuda().then(|| "13.0".to_owned());
         let versions = [("transformers", "5.23.0"), ("peft", "0.21.2"), ("accelerate", "1.15.0")];
-        let torch = TorchBuild { version: "2.10.0+rocm7.1".into(), hip, cuda: None };
+        let torch = TorchBuild { version: "2.10.0+rocm7.1".into(), hip, cuda };
         TorchEnvironment {
             interpreter: "/venv/bin/python".into(),
             python: Some("3.12".into()),
@@ -212,9 +220,21 @@ mod tests {
 
     #[test]
     fn a_healthy_environment_is_left_alone_on_every_profile() {
-        for profile in ["cpu", "gfx906", "gfx1151", "gfx1201", "rocm"] {
+        for profile in ["cpu", "cuda", "gfx906", "gfx1151", "gfx1201", "rocm"] {
             assert_eq!(found(profile, |_| {}), [], "{profile}");
         }
+    }
+
+    #[test]
+    fn a_gpu_of_nvidia_needs_a_torch_for_cuda_and_none_of_amd_s_checks() {
+        let of_rocm_alone = |snapshot: &mut TorchEnvironment| {
+            set(snapshot, "PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512");
+        };
+        assert_eq!(found("cuda", of_rocm_alone), []);
+        let for_the_cpu = |snapshot: &mut TorchEnvironment| {
+            snapshot.torch.as_mut().unwrap().cuda = None;
+        };
+        assert_eq!(found("cuda", for_the_cpu), [("C-44", Severity::Fail)]);
     }
 
     #[test]
