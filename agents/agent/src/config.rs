@@ -67,6 +67,7 @@ mod tests {
     fn a_stack_is_reported_with_its_engines_and_differences() {
         let known = KnownStack {
             kernel: None,
+            rocm: None,
             python: "3.12".into(),
             torch: "2.11.0".into(),
             packages: Vec::new(),

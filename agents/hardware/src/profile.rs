@@ -355,6 +355,15 @@ mod tests {
     }
 
     #[test]
+    fn a_stack_names_the_rocm_of_its_torch() {
+        for (name, _) in BUILT_IN_PROFILES {
+            let Some(stack) = HardwareProfile::load_named(name).unwrap().stack else { continue };
+            let of_torch = stack.torch.split_once("+rocm").map(|(_, rocm)| rocm);
+            assert_eq!(stack.rocm.as_deref(), of_torch, "{name}");
+        }
+    }
+
+    #[test]
     fn every_value_of_a_profile_has_a_source() {
         for (name, text) in BUILT_IN_PROFILES {
             let document: serde_json::Value = serde_saphyr::from_str(text).unwrap();

@@ -26,17 +26,20 @@ pub fn install_torch(profile: &HardwareProfile, directory: &Path) -> anyhow::Res
 }
 
 /// Returns the `uv` commands that create the environment `directory` with the stack of a profile.
-/// Returns `None` if the profile has no known stack, or no index of wheels.
+/// Returns `None` if the profile has no known stack. Without an index of its own, they are PyPI's.
 pub(crate) fn torch_commands(
     profile: &HardwareProfile,
     directory: &Path,
 ) -> Option<Vec<Vec<String>>> {
-    let (stack, index) = (profile.stack.as_ref()?, profile.python.index.as_ref()?);
+    let stack = profile.stack.as_ref()?;
     let at = directory.display().to_string();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let create = words(&["uv", "venv", "--python", &stack.python, &at]);
     let python = directory.join("bin/python").display().to_string();
-    let mut install = words(&["uv", "pip", "install", "--python", &python, "--index", index]);
+    let mut install = words(&["uv", "pip", "install", "--python", &python]);
+    if let Some(index) = &profile.python.index {
+        install.extend(words(&["--index", index]));
+    }
     install.push(format!("torch=={}", stack.torch));
     install.extend(stack.packages.iter().cloned());
     Some(vec![create, install])
@@ -54,6 +57,10 @@ mod tests {
         let install = commands[1].join(" ");
         let begin = "uv pip install --python /s/python/bin/python --index \
                      https://download.pytorch.org/whl/rocm6.3 torch==2.9.1+rocm6.3 transformers==";
+        assert!(install.starts_with(begin), "{install}");
+        let cuda = HardwareProfile::load_named("cuda").unwrap();
+        let install = torch_commands(&cuda, Path::new("/s/python")).unwrap()[1].join(" ");
+        let begin = "uv pip install --python /s/python/bin/python torch==2.15.0 transformers==";
         assert!(install.starts_with(begin), "{install}");
         let cpu = HardwareProfile::load_named("cpu").unwrap();
         assert_eq!(torch_commands(&cpu, Path::new("/s")), None);
