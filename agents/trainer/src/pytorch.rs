@@ -92,7 +92,11 @@ impl PyTorchProgram {
     }
 }
 
-/// Adds the package index of the hardware profile.
+/// The package that trains on a quantised base.
+const QUANTIZER: &str = "bitsandbytes";
+
+/// Adds the package index of the hardware profile, and the quantizer if the profile's stack has it:
+/// its wheels then have kernels for the card.
 fn build_uv_arguments(launch: &WorkerLauncher) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["run".into(), "--no-project".into()];
     // The CPU profile is also used for a GPU without a profile, which needs other wheels than the
@@ -100,6 +104,10 @@ fn build_uv_arguments(launch: &WorkerLauncher) -> Vec<OsString> {
     let fits = !launch.profile.is_cpu() || launch.device == "cpu";
     if let Some(index) = launch.profile.python.index.as_deref().filter(|_| fits) {
         arguments.extend(["--index".into(), index.into()]);
+    }
+    let mut packages = launch.profile.stack.iter().flat_map(|stack| &stack.packages);
+    if let Some(quantizer) = packages.find(|package| package.starts_with(QUANTIZER)) {
+        arguments.extend(["--with".into(), quantizer.into()]);
     }
     arguments.push("--script".into());
     arguments
@@ -119,7 +127,42 @@ fn build_environment(launch: &WorkerLauncher) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
+    use hardware::HardwareProfile;
+
     use super::*;
+
+    /// Returns the arguments of `uv` on a host with this hardware profile.
+    fn uv_arguments(profile: &str) -> String {
+        let launch = WorkerLauncher {
+            program: "unused".into(),
+            wrapper: None,
+            silence_limit: None,
+            threads: 1,
+            device: "cpu".into(),
+            dtype: "f32".into(),
+            directory: "unused".into(),
+            profile: HardwareProfile::load_named(profile).unwrap(),
+            root: "/".into(),
+            process_groups: agent::ProcessGroups::default(),
+        };
+        build_uv_arguments(&launch).join(OsStr::new(" ")).into_string().unwrap()
+    }
+
+    #[test]
+    fn uv_installs_bitsandbytes_where_its_wheels_have_kernels_for_the_card() {
+        let pinned = include_str!("../../../deploy/requirements-torch.txt");
+        let quantizer = pinned.lines().find(|line| line.starts_with("bitsandbytes")).unwrap();
+        let with = format!("--with {quantizer} --script");
+        assert_eq!(uv_arguments("cuda"), format!("run --no-project {with}"));
+        let index = "--index https://download.pytorch.org/whl/rocm7.2";
+        assert_eq!(uv_arguments("gfx1201"), format!("run --no-project {index} {with}"));
+        assert!(uv_arguments("gfx1151").ends_with(&with));
+        for without in ["cpu", "gfx906", "rocm"] {
+            assert!(!uv_arguments(without).contains("bitsandbytes"), "{without}");
+        }
+    }
 
     #[test]
     fn every_file_of_the_program_is_written() {
