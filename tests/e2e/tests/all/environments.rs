@@ -13,12 +13,14 @@ use requirements::{require_namespaces, require_program};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::page::{browser::Browser, page_url};
+
 const LIMIT: Duration = Duration::from_secs(240);
 
 const SAMPLING: Sampling = Sampling { prompts: 24, per_prompt: 4, max_new_tokens: 160, cycles: 1 };
 
 /// Answers with the seed and the number of the turn, and pays for the second one.
-const COUNTING: &str = r#"
+pub(crate) const COUNTING: &str = r#"
 turn = len(request["history"]) + 1
 answer = {"observation": "<%d:%d>" % (request["seed"] % 1000, turn),
           "reward": 0.5 * (turn == 2), "done": request["last"]}
@@ -33,7 +35,7 @@ answer = {"observation": "<%d:%d>" % (request["seed"] % 1000, turn),
 "#;
 
 /// Creates an environment in a directory that every user can read.
-fn create_environment(directory: &Path, answer: &str) -> String {
+pub(crate) fn create_environment(directory: &Path, answer: &str) -> String {
     let path = directory.join("environment");
     let body = answer.trim().replace('\n', "\n    ");
     let script = format!(
@@ -46,7 +48,7 @@ fn create_environment(directory: &Path, answer: &str) -> String {
     path.display().to_string()
 }
 
-fn create_public_directory() -> TempDir {
+pub(crate) fn create_public_directory() -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
     directory
@@ -54,11 +56,11 @@ fn create_public_directory() -> TempDir {
 
 /// Starts a fleet of two generators, of which each draws one sample at a time, and a base that ends
 /// its turns. Environments in `directory` may run, if their owner opened it.
-fn start_fleet(directory: &Path, is_open: bool) -> (Fleet, SpecFiles, String) {
+fn start_fleet(directory: &Path, is_open: bool, arguments: &[&str]) -> (Fleet, SpecFiles, String) {
     let slow = ("FLOTILLA_SLOTS".to_owned(), "1".to_owned());
     let open = ("FLOTILLA_VERIFIER_PATH".to_owned(), directory.display().to_string());
     let environment = [slow].into_iter().chain(is_open.then_some(open));
-    let fleet = Fleet::start_with("trainer,generator=2,verifier,evaluator", &[], environment);
+    let fleet = Fleet::start_with("trainer,generator=2,verifier,evaluator", arguments, environment);
     let files = SpecFiles::create(fleet.path());
     let base = fleet.submit(&files.write_sft_spec(150, 0));
     fleet.await_success(&base, LIMIT);
@@ -86,7 +88,11 @@ fn submit_run(
     fleet.submit(&spec)
 }
 
-fn facts_of_kind<'a>(facts: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a Value> {
+/// Returns the facts of a run whose subject contains this text.
+pub(crate) fn facts_of_kind<'a>(
+    facts: &'a [Value],
+    kind: &'a str,
+) -> impl Iterator<Item = &'a Value> {
     let is = move |fact: &&Value| fact["subject"].as_str().is_some_and(|it| it.contains(kind));
     facts.iter().filter(is).map(|fact| &fact["fact"])
 }
@@ -111,14 +117,14 @@ fn count_tokens(samples: &BTreeMap<String, (String, Value)>, purpose: &str) -> u
     of.map(|(_, (_, sample))| sample["tokens"].as_u64().expect("tokens")).sum()
 }
 
-#[test]
-fn episodes_are_equal_on_two_boxes_and_only_what_the_model_wrote_is_learned() {
+#[tokio::test(flavor = "multi_thread")]
+async fn episodes_are_equal_on_two_boxes_and_only_what_the_model_wrote_is_learned() {
     if require_program("python3").is_none() || !require_namespaces() {
         return;
     }
     let directory = create_public_directory();
     let environment = create_environment(directory.path(), COUNTING);
-    let (fleet, files, base) = start_fleet(directory.path(), true);
+    let (fleet, files, base) = start_fleet(directory.path(), true, &["--open"]);
     let runs = [(); 2].map(|()| {
         let run = submit_run(&fleet, &files, &base, (&environment, 3));
         fleet.await_success(&run, LIMIT);
@@ -169,6 +175,23 @@ fn episodes_are_equal_on_two_boxes_and_only_what_the_model_wrote_is_learned() {
 
     let shown = fleet.run(&["run", "samples", run]).stdout;
     assert!(shown.lines().any(|line| line.trim().starts_with("> <")), "{shown}");
+    if let Some(browser) = Browser::start().await {
+        check_page(&browser, &format!("{}#/run/{run}/samples?cycle=1", page_url(&fleet))).await;
+        browser.close().await;
+    }
+}
+
+/// Checks that the page of samples shows each turn of an episode with its observation.
+async fn check_page(browser: &Browser, url: &str) {
+    browser.open(url).await;
+    let script = "const count = (sample, part) => sample.querySelectorAll(part).length;
+        const turns = [...document.querySelectorAll('article.sample')]
+            .map((it) => [count(it, 'pre.turn'), count(it, 'pre.observation')]);
+        const first = document.querySelector('pre.observation')?.innerText ?? '';
+        return /^<[0-9]+:1>$/.test(first) && turns.some(([said]) => said === 3)
+            && turns.every(([said, answered]) => said === answered)";
+    browser.wait_until_true(script).await;
+    assert_eq!(browser.console_errors().await, Vec::<String>::new());
 }
 
 #[test]
@@ -178,7 +201,7 @@ fn an_action_that_an_environment_does_not_answer_costs_its_own_episode_alone() {
     }
     let directory = create_public_directory();
     let fragile = create_environment(directory.path(), FRAGILE);
-    let (fleet, files, base) = start_fleet(directory.path(), true);
+    let (fleet, files, base) = start_fleet(directory.path(), true, &[]);
     let run = submit_run(&fleet, &files, &base, (&fragile, 3));
     fleet.await_success(&run, LIMIT);
     fleet.assert_clean_audit(&run);
@@ -203,7 +226,7 @@ fn an_environment_that_never_ends_or_is_not_allowed_gives_no_samples() {
     }
     let directory = create_public_directory();
     let endless = create_environment(directory.path(), "answer = {\"observation\": \"more\"}");
-    let (fleet, files, base) = start_fleet(directory.path(), true);
+    let (fleet, files, base) = start_fleet(directory.path(), true, &[]);
     // Its first turn is the last one, so that it fails in all episodes.
     let run = submit_run(&fleet, &files, &base, (&endless, 1));
     let ended = fleet.await_state(&run, "FAILED", LIMIT).to_string();
@@ -211,7 +234,7 @@ fn an_environment_that_never_ends_or_is_not_allowed_gives_no_samples() {
     assert!(samples_of(&fleet.read_facts(&run)).is_empty());
     drop(fleet);
 
-    let (fleet, files, base) = start_fleet(directory.path(), false);
+    let (fleet, files, base) = start_fleet(directory.path(), false, &[]);
     let run = submit_run(&fleet, &files, &base, (&endless, 1));
     wait_until("a generator reports what it lacks", LIMIT, || {
         let listed = fleet.run_json(&["agents", "list"]).ok()?;

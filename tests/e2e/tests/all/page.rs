@@ -1,6 +1,6 @@
 //! The web page in a real browser, with a fleet of real processes.
 
-mod browser;
+pub(crate) mod browser;
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use browser::Browser;
 const LIMIT: Duration = Duration::from_secs(120);
 const AGENTS: &str = "trainer,generator,verifier,evaluator";
 
-fn page_url(fleet: &Fleet) -> String {
+/// Returns the address of an open fleet's page.
+pub(crate) fn page_url(fleet: &Fleet) -> String {
     format!("http://{}/", fleet.read_fleet_file()["gateway"].as_str().expect("an address"))
 }
 
