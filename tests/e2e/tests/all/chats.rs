@@ -4,7 +4,10 @@
 use std::{path::Path, time::Duration};
 
 use e2e::{Fleet, SpecFiles};
+use requirements::{require_namespaces, require_program};
 use serde_json::{Value, json};
+
+use crate::environments::{COUNTING, create_environment, create_public_directory, facts_of_kind};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -70,7 +73,9 @@ raft:
 
 #[test]
 fn a_model_learns_to_chat_and_answers_what_its_template_asks() {
-    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
+    let directory = create_public_directory();
+    let readable = ("FLOTILLA_VERIFIER_PATH".to_owned(), directory.path().display().to_string());
+    let fleet = Fleet::start_with("trainer,generator,verifier,evaluator", &[], [readable]);
     let files = SpecFiles::create(fleet.path());
     add_chat_template(&files);
     let chat = |n: u32| json!({"messages": [question(n), {"role": "assistant", "content": "yes"}]});
@@ -115,6 +120,40 @@ fn a_model_learns_to_chat_and_answers_what_its_template_asks() {
         json!("<|im_start|>user\nIs it 100?<|im_end|>\n<|im_start|>assistant\n").to_string();
     assert!(of("generate").contains(rendered.trim_matches('"')), "{}", of("generate"));
     assert!(!of("samples").contains("im_end"), "what ends a turn is none of its text");
+    fleet.assert_clean_audit(&run);
+    if require_program("python3").is_some() && require_namespaces() {
+        let environment = create_environment(directory.path(), COUNTING);
+        check_observations(&fleet, &files, &base, &environment);
+    }
+}
+
+/// Checks that the model reads the observations of an environment as messages of its chat template.
+fn check_observations(fleet: &Fleet, files: &SpecFiles, base: &str, environment: &str) {
+    let environment = format!("environment: {{ argv: ['{environment}'], max_turns: 2 }}");
+    let spec = files.path("episodes.yaml");
+    let played = RAFT.replace("BASE", base).replace("exact: {}", &environment);
+    std::fs::write(&spec, played.replace("max_new_tokens: 12", "max_new_tokens: 80"))
+        .expect("a spec");
+    let run = fleet.submit(&spec);
+    fleet.await_success(&run, LIMIT);
+    let facts = fleet.read_facts(&run);
+    let samples = facts_of_kind(&facts, ".samples.").filter_map(|job| job["samples"].as_array());
+    let turns = samples.flatten().filter_map(|sample| sample["turns"].as_array()).flatten();
+    let mut read = 0;
+    // The model does not read the observation after its last turn.
+    for turn in
+        turns.filter(|turn| turn["observationIds"].as_array().is_some_and(|ids| !ids.is_empty()))
+    {
+        let observation = turn["observation"].as_str().expect("an observation");
+        // A token is a byte or a special token.
+        let mut expected = vec![u32::from(b'\n'), 257];
+        expected.extend(format!("tool\n{observation}").bytes().map(u32::from));
+        expected.extend([258, u32::from(b'\n'), 257]);
+        expected.extend("assistant\n".bytes().map(u32::from));
+        assert_eq!(turn["observationIds"], json!(expected), "{turn:#}");
+        read += 1;
+    }
+    assert!(read > 0, "no episode has two turns");
     fleet.assert_clean_audit(&run);
 }
 
