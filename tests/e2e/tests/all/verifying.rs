@@ -11,7 +11,8 @@ use std::{
 use e2e::{Fleet, Sampling, SpecFiles};
 use requirements::{require_namespaces, require_program};
 use serde_json::{Value, json};
-use tempfile::TempDir;
+
+use crate::environments::{create_public_directory, facts_of_kind};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -59,13 +60,6 @@ fn readable_path_env(directory: &Path) -> Option<(String, String)> {
 /// Lets this executable run outside of the sandbox.
 fn allowed_command_env(program: &Path) -> Option<(String, String)> {
     Some(("FLOTILLA_ALLOW_COMMAND".to_owned(), program.display().to_string()))
-}
-
-/// Creates a directory that every user can read.
-fn create_public_directory() -> TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
-    directory
 }
 
 fn assert_can(fleet: &Fleet, ability: &str) {
@@ -117,6 +111,43 @@ fn a_host_without_the_executable_reports_it_and_continues_when_it_is_installed()
     write_script(&grader, "cat >/dev/null; echo '{\"outcome\":\"pass\"}'");
     let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "{ended:#}");
+    fleet.assert_clean_audit(&run);
+    check_served(&fleet, &grader);
+}
+
+/// Keeps running and passes completions, but does not answer one and answers another under an
+/// unknown id.
+const SERVED: &str = r#"while read -r line; do
+    id=${line##*\"id\":}; id=${id%%[,\}]*}
+    case $line in *'"index":0'*)
+        case $line in *'"prompt_id":"p0"'*) sleep 600;; *'"prompt_id":"p1"'*) id=99999;; esac;;
+    esac
+    echo "{\"id\":$id,\"outcome\":\"pass\"}"
+done"#;
+
+/// Checks that a run succeeds whose verifier keeps running, hangs and lies: the other completions are
+/// judged.
+fn check_served(fleet: &Fleet, grader: &Path) {
+    write_script(grader, SERVED);
+    let spec = fleet.path().join("specs/raft.yaml");
+    let text = std::fs::read_to_string(&spec).expect("the spec");
+    let argv = format!("argv: ['{}']", grader.display());
+    let limits = "serve: true, timeout_s: 3, start_timeout_s: 5";
+    let served = text.replace(&argv, &format!("{argv}, {limits}"));
+    assert_ne!(served, text);
+    std::fs::write(&spec, served).expect("the spec");
+    let run = fleet.submit(&spec);
+    fleet.await_success(&run, LIMIT);
+    let facts = fleet.read_facts(&run);
+    let judged = facts_of_kind(&facts, ".verdicts.1.").filter(|it| it["purpose"] == "TRAIN");
+    let verdicts: Vec<&Value> =
+        judged.filter_map(|it| it["verdicts"].as_array()).flatten().collect();
+    assert_eq!(verdicts.len(), 16, "{verdicts:#?}");
+    for verdict in verdicts {
+        let first = verdict["index"].as_u64().unwrap_or(0) == 0;
+        let is_wrong = first && (verdict["promptId"] == "p0" || verdict["promptId"] == "p1");
+        assert_eq!(verdict["outcome"], if is_wrong { "ERROR" } else { "PASS" }, "{verdict:#}");
+    }
     fleet.assert_clean_audit(&run);
 }
 
