@@ -134,9 +134,10 @@ mod tests {
         std::fs::write(FleetFile::path_in(directory.path()), text).unwrap();
         let file = FleetFile::read(directory.path()).unwrap().unwrap();
         let line = file.describe_page(directory.path());
-        assert!(
-            line.contains("https://127.0.0.1:2/ (accept its certificate; flotilla open"),
-            "{line}"
-        );
+        assert!(line.starts_with("http://127.0.0.1:2/ (flotilla open --dir "), "{line}");
+        // Elsewhere, and for programs, the fleet's certificate protects the bearer.
+        assert_eq!(file.api_url(), "https://127.0.0.1:2/");
+        let lan = FleetFile { gateway: "192.168.1.2:2".into(), ..file };
+        assert_eq!(lan.page_url(), "https://192.168.1.2:2/");
     }
 }

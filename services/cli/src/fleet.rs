@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use store::GatewayStore;
 use wire::v1;
 
-use crate::output;
+use crate::{output, this_machine::is_local_host};
 
 pub use self::process::{FleetProcess, FleetProcessOptions, wait_ready};
 
@@ -74,7 +74,14 @@ pub(crate) struct FleetFile {
 }
 
 impl FleetFile {
+    /// Returns the URL of the page, which needs no certificate on the gateway's machine.
     pub(crate) fn page_url(&self) -> String {
+        let is_here = self.gateway.rsplit_once(':').is_some_and(|(host, _)| is_local_host(host));
+        let url = self.api_url();
+        if is_here { url.replacen("https", "http", 1) } else { url }
+    }
+
+    pub(crate) fn api_url(&self) -> String {
         let scheme = if self.identity.is_some() { "https" } else { "http" };
         match self.gateway.parse::<SocketAddr>() {
             Ok(all) if all.ip().is_unspecified() => format!("{scheme}://localhost:{}/", all.port()),
@@ -85,14 +92,9 @@ impl FleetFile {
     /// Returns the page's URL, and how to sign in to a closed fleet's.
     pub(crate) fn describe_page(&self, directory: &Path) -> String {
         let page = self.page_url();
-        if self.identity.is_none() {
-            return page;
-        }
         let directory = output::escape_line(&directory.display().to_string());
-        format!(
-            "{page} (accept its certificate; flotilla open --dir {directory} makes a link that \
-             signs in)"
-        )
+        let closed = format!("{page} (flotilla open --dir {directory} makes a link that signs in)");
+        if self.identity.is_none() { page } else { closed }
     }
 
     /// Returns the process of `flotilla up`, if it runs on this machine.
@@ -154,7 +156,7 @@ impl FleetFile {
     /// Returns a client of the gateway's OpenAI API with the rights of the directory's member.
     pub(crate) fn connect_completions(directory: &Path) -> anyhow::Result<CompletionClient> {
         let file = Self::read(directory)?.context("the fleet has no fleet.json (A106)")?;
-        let url = format!("{}v1", file.page_url());
+        let url = format!("{}v1", file.api_url());
         let Some(MemberIdentity { bearer, ca, .. }) =
             file.identity.as_ref().map(|it| it.resolve_in(directory))
         else {

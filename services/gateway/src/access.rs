@@ -24,11 +24,11 @@ use tonic::{
         BoxFuture,
         http::{HeaderMap, Request, Response, StatusCode, header},
     },
-    transport::server::TcpConnectInfo,
 };
 use wire::clock::unix_seconds;
 
 use crate::{
+    connection::{self, ConnectionInfo},
     json::{self, JsonFormat},
     middleware::{InnerService, Middleware},
     status::build_status,
@@ -262,8 +262,8 @@ fn enforce_rate<K: Eq + std::hash::Hash>(
 /// Returns the client's address, reduced to its /64 network for IPv6, as one host usually has a
 /// whole network.
 fn peer_address(request: &Request<Body>) -> IpAddr {
-    let info = request.extensions().get::<TcpConnectInfo>();
-    match info.and_then(TcpConnectInfo::remote_addr).map(|address| address.ip().to_canonical()) {
+    let info = request.extensions().get::<ConnectionInfo>();
+    match info.and_then(ConnectionInfo::remote_ip).map(|address| address.to_canonical()) {
         Some(IpAddr::V6(address)) => {
             let network = u128::from(address) & !u128::from(u64::MAX);
             IpAddr::V6(network.into())
@@ -280,6 +280,9 @@ impl Middleware for AccessControl {
         inner: &mut S,
         request: Request<Body>,
     ) -> BoxFuture<Response<Body>, Infallible> {
+        if let Some(refusal) = connection::refuse_foreign_host(&request) {
+            return Box::pin(async move { Ok(refusal) });
+        }
         let Some(gate) = &self.gate else {
             let headers = request.headers().clone();
             let (request, deadline) = pace::limit_body(request, RequestSender::Member);

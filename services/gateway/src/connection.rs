@@ -1,13 +1,20 @@
 //! Accepts connections: a limited number in total and per address, with or without TLS. All are
 //! closed when the gateway stops, even if a client keeps a call open.
+//!
+//! A port with TLS also serves plain HTTP from its own machine to a loopback address, so that a
+//! browser there needs no certificate. [`refuse_foreign_host`] then limits the hosts.
 
 mod connection_limit;
 mod plain_http;
 
 use std::{
     io,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -21,7 +28,11 @@ use tokio::{
 };
 use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
+use tonic::{
+    body::Body,
+    codegen::http::{Request, Response},
+    transport::server::{Connected, TcpConnectInfo, TcpIncoming},
+};
 
 use self::{
     connection_limit::{ConnectionLimiter, ConnectionPermit},
@@ -45,11 +56,51 @@ const HELLO_BYTES: usize = PREFACE.len() + 9;
 /// not arrive in time.
 pub(crate) struct Connection {
     socket: Socket,
-    peer: TcpConnectInfo,
+    info: ConnectionInfo,
     hello: Option<PendingHello>,
     cut: ShutdownSignal,
     _one_of_the_most: OwnedSemaphorePermit,
     _one_of_its_address: Option<ConnectionPermit>,
+}
+
+/// The addresses of a connection, and whether it is plain HTTP on a port with TLS. Each request has
+/// it as an extension.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionInfo {
+    tcp: TcpConnectInfo,
+    /// Set before the first request, when the client's first byte has arrived.
+    is_plain: Arc<AtomicBool>,
+}
+
+impl ConnectionInfo {
+    fn new(tcp: TcpConnectInfo) -> Self {
+        Self { tcp, is_plain: Arc::default() }
+    }
+
+    pub(crate) fn remote_ip(&self) -> Option<IpAddr> {
+        self.tcp.remote_addr().map(|address| address.ip())
+    }
+
+    /// Returns true if both ends are loopback addresses, so that no other machine takes part.
+    fn is_loopback(&self) -> bool {
+        let is_loopback = |end: Option<SocketAddr>| {
+            end.is_some_and(|address| address.ip().to_canonical().is_loopback())
+        };
+        is_loopback(self.tcp.local_addr()) && is_loopback(self.tcp.remote_addr())
+    }
+}
+
+/// Returns the refusal of a request that arrived without TLS on a port with TLS and does not name
+/// this machine by a loopback address. `None` for all other requests.
+///
+/// A page of a public name that its owner points to 127.0.0.1 (DNS rebinding) names that host.
+pub(crate) fn refuse_foreign_host(request: &Request<Body>) -> Option<Response<Body>> {
+    let info = request.extensions().get::<ConnectionInfo>()?;
+    if !info.is_plain.load(Ordering::Relaxed) {
+        return None;
+    }
+    let port = info.tcp.local_addr().map_or(0, |address| address.port());
+    plain_http::refuse_foreign_host(request, port)
 }
 
 /// Resolves when all connections must close.
@@ -110,15 +161,13 @@ pub(crate) fn accept_connections(
         let connection = loop {
             match sockets.next().await? {
                 Ok(socket) => {
-                    let peer = socket.connect_info();
-                    let Ok(place) =
-                        crowd.acquire_permit(peer.remote_addr().map(|address| address.ip()))
-                    else {
-                        tracing::debug!(peer = ?peer.remote_addr(), "too many connections from one address");
+                    let info = ConnectionInfo::new(socket.connect_info());
+                    let Ok(place) = crowd.acquire_permit(info.remote_ip()) else {
+                        tracing::debug!(peer = ?info.remote_ip(), "too many connections from one address");
                         continue;
                     };
                     break Ok(Connection {
-                        peer,
+                        info,
                         socket: match &tls {
                             Some(tls) => Socket::Fresh(Some((socket, tls.clone()))),
                             None => Socket::Plain(socket),
@@ -141,10 +190,10 @@ pub(crate) fn accept_connections(
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = ConnectionInfo;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.peer.clone()
+    fn connect_info(&self) -> ConnectionInfo {
+        self.info.clone()
     }
 }
 
@@ -160,7 +209,7 @@ macro_rules! open {
                     if is_over(&mut this.hello, &mut this.cut, $cx) {
                         break Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                     }
-                    this.socket = ready!(begin_tls(fresh, $cx))?;
+                    this.socket = ready!(begin_tls(fresh, &this.info, $cx))?;
                 }
                 Socket::Shaking(shaking) => {
                     // A client that only waits to write does not read, and would not reach its
@@ -176,9 +225,11 @@ macro_rules! open {
     };
 }
 
-/// Begins the handshake once the client has sent a byte. A client without TLS is told to use it.
+/// Begins the handshake once the client has sent a byte. A client without TLS is served on this
+/// machine's loopback addresses, and told to use TLS elsewhere.
 fn begin_tls(
     fresh: &mut Option<(TcpStream, TlsAcceptor)>,
+    info: &ConnectionInfo,
     cx: &mut Context<'_>,
 ) -> Poll<io::Result<Socket>> {
     let Some((socket, _)) = fresh.as_ref() else {
@@ -189,6 +240,10 @@ fn begin_tls(
     Poll::Ready(match fresh.take() {
         Some((socket, tls)) if peeked == 0 || first[0] == TLS_HANDSHAKE => {
             Ok(Socket::Shaking(Box::new(tls.accept(socket))))
+        }
+        Some((socket, _)) if info.is_loopback() => {
+            info.is_plain.store(true, Ordering::Relaxed);
+            Ok(Socket::Plain(socket))
         }
         Some((socket, _)) => Err(plain_http::refuse_plain_http(&socket)),
         None => Err(io::ErrorKind::NotConnected.into()),
@@ -269,6 +324,21 @@ mod tests {
     fn needed(bytes: &[u8]) -> Option<usize> {
         let mut hello = PendingHello::within(HELLO_LIMIT);
         bytes.iter().position(|byte| hello.is_whole_with(&[*byte])).map(|last| last + 1)
+    }
+
+    #[test]
+    fn a_connection_is_local_only_between_loopback_addresses() {
+        let is_loopback = |local: &str, remote: &str| {
+            let [local_addr, remote_addr] = [local, remote].map(|address| address.parse().ok());
+            ConnectionInfo::new(TcpConnectInfo { local_addr, remote_addr }).is_loopback()
+        };
+        for address in ["127.0.0.1:1", "[::1]:1", "127.0.1.1:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(is_loopback("127.0.0.1:7070", address), "{address}");
+        }
+        for address in ["192.168.1.2:1", "[fe80::1]:1", "[::ffff:192.168.1.2]:1", "0.0.0.0:1", ""] {
+            assert!(!is_loopback("127.0.0.1:7070", address), "{address}");
+            assert!(!is_loopback(address, "127.0.0.1:1"), "{address}");
+        }
     }
 
     #[tokio::test]

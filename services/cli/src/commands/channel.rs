@@ -118,7 +118,7 @@ async fn print_moved(
 ) -> anyhow::Result<()> {
     let agents = control.list_agents().await?;
     let file = flags.fleet.dir.as_deref().map(FleetFile::read).transpose()?.flatten();
-    let page = file.map_or("https://HOST:PORT/".to_owned(), |file| file.page_url());
+    let page = file.map_or("https://HOST:PORT/".to_owned(), |file| file.api_url());
     output::print_json_or(flags.json, channel, || {
         let v1::Channel { channel: name, number, .. } = channel;
         output::print_line(&format!("{name} names {} (move {number})", model_text(channel)));

@@ -39,15 +39,14 @@ pub(crate) async fn open_page(flags: &GlobalArgs, args: OpenArgs) -> anyhow::Res
 /// Returns the page's address, in a closed fleet with a code that signs in as the user of the
 /// fleet's or the credentials' directory.
 async fn create_link(fleet: &FleetArgs) -> anyhow::Result<Url> {
-    let file = read_fleet_file(fleet)?;
-    let link = match &file.identity {
-        None => file.page_url(),
-        Some(_) => {
-            let mut gateway = connect_gateway(fleet).await?;
-            let code = gateway.create_login_code().await?.code;
-            format!("https://{}/#code={code}", gateway.address())
-        }
-    };
+    let mut file = read_fleet_file(fleet)?;
+    let mut code = String::new();
+    if file.identity.is_some() {
+        let mut gateway = connect_gateway(fleet).await?;
+        code = format!("#code={}", gateway.create_login_code().await?.code);
+        file.gateway = gateway.address().to_owned();
+    }
+    let link = format!("{}{code}", file.page_url());
     link.parse().with_context(|| format!("the gateway's address {} is no URL (A103)", file.gateway))
 }
 
@@ -66,10 +65,9 @@ pub(crate) async fn describe_page(directory: &Path, file: &FleetFile) -> String 
             }
         }
     });
-    linked.await.map_or_else(
-        |_| file.describe_page(directory),
-        |link| format!("\n  {link}\n  (signs in once, within 10 minutes; accept its certificate)"),
-    )
+    let Ok(link) = linked.await else { return file.describe_page(directory) };
+    let accept = if link.scheme() == "https" { "; accept its certificate" } else { "" };
+    format!("\n  {link}\n  (signs in once, within 10 minutes{accept})")
 }
 
 /// Opens a link with `$BROWSER`, or on a desktop with xdg-open. Returns the program; `None` if there

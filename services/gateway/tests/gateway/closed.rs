@@ -704,6 +704,33 @@ async fn a_fleet_is_known_by_its_authority_and_by_nothing_else() {
     assert!(answer.contains("\r\nlocation: https://bus.lan/page?a=1\r\n"), "{answer}");
 }
 
+/// Lists runs without TLS; returns the HTTP status.
+async fn list_runs_plainly(fleet: &Closed, host: &str, bearer: Option<&str>) -> u16 {
+    let client = bounded_http::client_builder().no_proxy().build().unwrap();
+    let asked = client.post(format!("http://{}/flotilla.v1.Runs/List", fleet.address));
+    let mut asked = asked.header("host", host).header("content-type", "application/json");
+    if let Some(bearer) = bearer {
+        asked = asked.bearer_auth(bearer);
+    }
+    // A gateway that refuses may close the connection before it has read everything.
+    asked.body("{}").send().await.map_or(400, |answer| answer.status().as_u16())
+}
+
+#[tokio::test]
+async fn on_its_own_machine_the_gateway_needs_a_bearer_and_a_loopback_name_but_no_tls() {
+    let fleet = Closed::start().await;
+    let port = fleet.address.rsplit_once(':').unwrap().1;
+    let bearer = fleet.bearer("rita", UserScope::Reader);
+    for name in ["127.0.0.1", "localhost", "[::1]"] {
+        let host = format!("{name}:{port}");
+        assert_eq!(list_runs_plainly(&fleet, &host, Some(&bearer)).await, 200, "{host}");
+        assert_eq!(list_runs_plainly(&fleet, &host, None).await, 401, "{host}");
+    }
+    // DNS rebinding: a public name that points to this machine.
+    let host = format!("evil.example:{port}");
+    assert_eq!(list_runs_plainly(&fleet, &host, Some(&bearer)).await, 400);
+}
+
 #[tokio::test]
 async fn what_was_granted_outlives_the_gateway() {
     let fleet = Closed::start().await;
@@ -741,7 +768,7 @@ async fn a_silent_connection_is_closed() {
     let mut shaken = connector.connect(name, socket).await.unwrap();
 
     let mut said = Vec::new();
-    // Answered with a TLS alert and closed at once.
+    // Refused and closed at once.
     let _ = timeout(Duration::from_secs(5), rude.read_to_end(&mut said)).await.unwrap();
     let closed = async {
         let mut said = Vec::new();

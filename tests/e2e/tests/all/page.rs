@@ -291,6 +291,8 @@ async fn one_click_on_the_link_of_a_new_fleet_shows_it_and_the_link_works_once()
     let Some(mut terminal) = Terminal::start(&up, directory.path()) else { return };
     let link = terminal.wait_for_word("/#code=");
     let (url, code) = link.split_once("#code=").expect("a code");
+    // Browsers warn about the fleet's certificate, which is not needed here.
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
     browser.open(&link).await;
     browser.wait_for("html[data-connected=yes] [data-agent=evaluator-1]").await;
     let who = "return document.getElementById('who').textContent.includes('admin')";
