@@ -71,7 +71,9 @@ impl SpecError {
         let map = SourceMap::read(yaml);
         let unset = map.find_unset_key(field).map(|key| format!("; {key} has no value"));
         let message = format!("{field}: {remedy}{}", unset.unwrap_or_default());
-        Self::new(yaml, SpecErrorCode::InvalidField, message, map.find_field(field))
+        // The document itself has an empty path.
+        let path = if field == "spec" { "" } else { field };
+        Self::new(yaml, SpecErrorCode::InvalidField, message, map.find_field(path))
     }
 
     /// Removes the line, of a document that the user has not written.

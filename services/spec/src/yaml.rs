@@ -72,7 +72,7 @@ fn explain_error(yaml: &str, error: &YamlError) -> SpecError {
         return error;
     }
     let map = SourceMap::read(yaml);
-    let mut place = place_of(&map, error);
+    let mut place = place_in_text(yaml, &map, error);
     let path = place.and_then(|place| map.path_at(place.line, place.column));
     let written = place.map_or_else(String::new, |place| text_at(yaml, place));
     let is_empty = place.is_some_and(|place| map.is_empty_at(place.line, place.column));
@@ -278,6 +278,15 @@ fn place_of(map: &SourceMap, error: &YamlError) -> Option<SourcePlace> {
     let location = error.location()?;
     let number = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
     Some(map.place_at(number(location.line())?, number(location.column())?))
+}
+
+/// Returns the place of an error; of a text of comments alone the first line, as its end is after
+/// its last line.
+fn place_in_text(yaml: &str, map: &SourceMap, error: &YamlError) -> Option<SourcePlace> {
+    if yaml.lines().all(|line| matches!(line.trim_start().chars().next(), None | Some('#'))) {
+        return Some(SourcePlace { line: 1, column: 1, width: 1 });
+    }
+    place_of(map, error)
 }
 
 /// Returns the place of the first tab that indents a line, from a place on.

@@ -3,6 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+/// The mistakes that the parser's tests try.
+#[path = "../../../../services/spec/tests/spec/broken/mistakes.rs"]
+mod mistakes;
+
 use std::{fs, time::Duration};
 
 use e2e::{Fleet, SpecFiles, wait_until};
@@ -169,6 +173,27 @@ fn mistakes_in_specs_and_data_are_named_by_file_line_and_key() {
     let error: Value = serde_json::from_str(&json.stderr).expect("one line of JSON");
     assert_eq!(error["code"], "R103");
     assert!(error["causes"][0].as_str().unwrap().contains("raft.cycles"), "{error:#}");
+}
+
+#[test]
+fn mistakes_in_specs_are_named_by_file_line_and_remedy_without_a_fleet() {
+    use mistakes::{
+        JSON, MISTAKES_IN_JSON, SPEC, UNKNOWN_NAMES, WRONG_DOCUMENTS, WRONG_SECTIONS, WRONG_VALUES,
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("mine.yaml");
+    let yaml = [&UNKNOWN_NAMES[..], &WRONG_VALUES, &WRONG_SECTIONS, &WRONG_DOCUMENTS].concat();
+    let in_yaml = yaml.iter().map(|mistake| (SPEC, mistake));
+    let in_json = MISTAKES_IN_JSON.iter().map(|mistake| (JSON, mistake));
+    let mut tried = 0;
+    for (good, ((from, to), (line, column), words)) in in_yaml.chain(in_json) {
+        fs::write(&path, good.replace(from, to)).unwrap();
+        let check = e2e::run_flotilla(&["run", "check", path.to_str().unwrap()], []);
+        let place = format!("line {line}, column {column}: ");
+        check.assert_refused(&[&["mine.yaml", &place, "(R10"][..], *words].concat());
+        tried += 1;
+    }
+    assert!(tried >= 40, "{tried}");
 }
 
 #[test]
