@@ -149,19 +149,24 @@ fn a_pushed_adapter_has_a_card_and_is_trained_further_with_the_same_files() {
     check_with_python(&hub, &first);
 }
 
-/// Downloads the adapter with the hub's library, and loads it with its base.
-fn check_with_python(hub: &Hub, pushed: &Value) {
-    let Some(python) = require_torch_python() else { return };
-    let out = hub.directory.path().join("downloaded");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/check_hub_model.py");
-    let output = Command::new(python)
-        .arg(script)
-        .args(["org/mine", "org/tiny", &out.display().to_string()])
+/// Runs a script with the hub's library, and returns what it prints; `None` without PyTorch.
+fn run_python(hub: &Hub, script: &str, arguments: &[&str]) -> Option<Value> {
+    let output = Command::new(require_torch_python()?)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("python").join(script))
+        .args(arguments)
         .envs(environment(&hub.directory, &hub.server, "python"))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// Downloads the adapter with the hub's library, and loads it with its base.
+fn check_with_python(hub: &Hub, pushed: &Value) {
+    let out = hub.directory.path().join("downloaded");
+    let path = out.display().to_string();
+    let arguments = ["org/mine", "org/tiny", &path];
+    let Some(found) = run_python(hub, "check_hub_model.py", &arguments) else { return };
     assert_eq!(found["commit"], pushed["commit"]);
     assert_eq!(found["model"], "PeftModelForCausalLM");
     assert_eq!(found["data"]["license"], "apache-2.0");
@@ -203,6 +208,14 @@ fn a_pushed_model_is_the_base_of_a_run_and_replaces_other_forms() {
     assert!(hub.model_path("merged/model.safetensors").is_file());
     let card = read_text(&hub.model_path("merged@gguf/README.md"));
     assert!(card.contains("library_name: \"gguf\""), "{card}");
+    let out = hub.directory.path().join("gguf").display().to_string();
+    let arguments = ["org/merged", "gguf", &file, &out];
+    if let Some(found) = run_python(&hub, "check_hub_forms.py", &arguments) {
+        assert_eq!(found["model"], "Qwen2ForCausalLM");
+        assert_eq!(found["magic"], "GGUF");
+        let downloaded = fs::read(found["gguf"].as_str().unwrap()).unwrap();
+        assert_eq!(downloaded, fs::read(hub.model_path("merged@gguf").join(&file)).unwrap());
+    }
     hub.push_as(TOKEN, &[&run, "org/merged@gguf", "--branch", "x"]).assert_refused(&["A102"]);
     hub.push_as(TOKEN, &[&run, "org/tiny", "--private"]).assert_refused(&["is public", "H112"]);
 }
