@@ -30,5 +30,5 @@ pub use fleet_view::FleetView;
 pub use forecast_text::{comparison_lines, forecast_lines, remaining_text};
 pub use phase_progress::{ActiveJobs, PhaseProgress};
 pub use run_view::RunView;
-pub use samples_text::describe_samples_page;
+pub use samples_text::{describe_sample, describe_samples_page};
 pub use split_text::split_text;

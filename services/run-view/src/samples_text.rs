@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use wire::v1;
+use wire::v1::{self, samples_page::Sample};
 
 /// Describes a page of samples: how many prompts match, how to get the next page, and the numbers of
 /// all samples of the cycle by outcome and by what became of them, the largest first.
@@ -20,6 +20,17 @@ pub fn describe_samples_page(page: &v1::SamplesPage, request: &v1::SamplesReques
         (true, _) => format!("{of}{next}; not judged yet"),
         (false, _) => format!("{of}{next}; of all samples: {}", counts.join("; ")),
     }
+}
+
+/// Returns `sample 3: reward 1, pass, kept, 12 tokens`.
+pub fn describe_sample(sample: &Sample) -> String {
+    let Sample { index, reward, outcome, fate, detail, tokens, finish, .. } = sample;
+    let judged = (!outcome.is_empty()).then(|| format!("reward {reward}, {outcome}"));
+    let cut = (finish == "length").then(|| "stopped at max_new_tokens".to_owned());
+    let known = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let parts = [judged, known(fate), Some(format!("{tokens} tokens")), cut, known(detail)];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    format!("sample {index}: {}", parts.join(", "))
 }
 
 fn list_counts<'a>(counts: impl IntoIterator<Item = (&'a String, &'a u32)>) -> String {

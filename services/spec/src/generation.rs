@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -45,11 +46,15 @@ const DEFAULT_REFUSALS: [&str; 6] = [
 ];
 
 /// A file from which a model generates training data.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "Generation spec")]
 pub struct GenerationSpec {
+    /// Kinds of prompts.
+    #[schemars(length(min = 1, max = 1000))]
     pub categories: Vec<CategorySpec>,
     /// Samples of all categories. May be absent if each category has a count.
+    #[schemars(range(min = 1, max = 100_000))]
     pub count: Option<u32>,
     /// All random choices are derived from it.
     #[serde(default)]
@@ -69,46 +74,57 @@ pub struct GenerationSpec {
 }
 
 /// A kind of prompt.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CategorySpec {
+    /// Name in the data.
+    #[schemars(regex(pattern = "^[a-z0-9][a-z0-9_-]{0,47}$"))]
     pub name: String,
+    /// Description for the model.
     #[serde(default)]
     pub description: String,
     /// Samples of this category.
     #[serde(skip_serializing)]
+    #[schemars(range(min = 1, max = 100_000))]
     pub count: Option<u32>,
     /// Share of the samples that categories with a count leave, relative to other weights.
     #[serde(skip_serializing)]
+    #[schemars(range(min = 1e-6, max = 1e6))]
     pub weight: Option<f64>,
     /// Examples for the model. They are not part of the data.
     #[serde(default)]
+    #[schemars(length(max = 100))]
     pub seeds: Vec<SeedExample>,
+    /// Judges this category.
     #[serde(skip_serializing)]
     pub verify: Option<VerifierSpec>,
 }
 
 /// An example prompt, with an answer that shows the style of answers.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SeedExample {
+    /// Text of a user.
+    #[schemars(length(min = 1))]
     pub prompt: String,
+    /// Answer in the style that the model imitates.
     pub answer: Option<String>,
 }
 
 /// The request for prompts.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PromptWritingSpec {
     /// Template with `{count}`, `{category}`, `{description}`, `{examples}` and `{known}`.
     pub template: String,
     /// Prompts that one request asks for at most.
+    #[schemars(range(min = 1, max = 100))]
     pub per_request: u32,
     pub sampling: WritingSampling,
 }
 
 /// The request for an answer.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AnswerWritingSpec {
     /// System message. Empty: none.
@@ -119,56 +135,75 @@ pub struct AnswerWritingSpec {
     /// whole completion.
     pub extract: String,
     /// Beginnings of answers that refuse, in any case of letters.
+    #[schemars(length(max = 1000))]
     pub refusals: Vec<String>,
     pub sampling: WritingSampling,
 }
 
 /// The sampling settings of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WritingSampling {
+    /// 0: greedy decoding.
+    #[schemars(range(min = 0.0, max = 10.0))]
     pub temperature: f64,
+    /// Least total probability of the tokens to draw from. 1: no limit.
+    #[schemars(range(min = 1e-6, max = 1.0))]
     pub top_p: f64,
+    /// Longest completion, in tokens.
+    #[schemars(range(min = 1, max = 32_768))]
     pub max_new_tokens: u32,
 }
 
 /// The rule by which a prompt repeats an earlier one. Equal prompts, ignoring case and white space,
 /// always do.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeduplicationSpec {
     /// Jaccard similarity of character n-grams from which a prompt is a duplicate. 0: off.
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub similarity: f64,
+    /// Characters of an n-gram.
+    #[schemars(range(min = 1, max = 20))]
     pub ngram: u32,
 }
 
 /// The held-out part of each category.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HeldoutShareSpec {
     /// 0: nothing is held out.
+    #[schemars(range(min = 0.0, max = 0.9))]
     pub share: f64,
 }
 
 /// The bounds of a generation.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationLimits {
     /// Requests in all, repeated ones counted once.
+    #[schemars(range(min = 1))]
     pub requests: u32,
     /// Tokens of all requests and answers, as the endpoint counts them.
+    #[schemars(range(min = 1))]
     pub tokens: u64,
     /// Prompts asked for per wanted sample of a category.
+    #[schemars(range(min = 1.0, max = 1000.0))]
     pub attempts: f64,
     /// Requests at a time.
+    #[schemars(range(min = 1, max = 256))]
     pub concurrency: u32,
     /// Further tries of a request that the endpoint did not answer.
+    #[schemars(range(min = 0, max = 100))]
     pub retries: u32,
     /// Wait before the first retry, in seconds; doubled for each further one, up to a minute.
+    #[schemars(range(min = 0.001, max = 60.0))]
     pub backoff_s: f64,
     /// Longest wait for an answer, in seconds.
+    #[schemars(range(min = 0.1, max = 3600.0))]
     pub request_timeout_s: f64,
     /// Longest time of one command, in seconds.
+    #[schemars(range(min = 0.1, max = 2_592_000.0))]
     pub time_s: f64,
 }
 

@@ -61,7 +61,8 @@ pub use run_spec::{RunSpec, SftSpec, SweepSpec, WatchSpec};
 pub use run_spec_checks::check_run_name;
 pub use sampling::SamplingSpec;
 pub use schema::{
-    SCHEMA_FILE, add_schema_line, run_spec_schema, run_spec_schema_text, watch_spec_schema,
+    GENERATION_SCHEMA_FILE, SCHEMA_FILE, add_schema_line, generation_spec_schema, run_spec_schema,
+    run_spec_schema_text, watch_spec_schema,
 };
 pub use selection::SelectionSpec;
 pub use sft_draft::SftDraft;

@@ -1,13 +1,18 @@
-//! The JSON Schemas of run specs and watch specs, made from the types that read them. Editors
-//! complete and check specs with them.
+//! The JSON Schemas of run specs, watch specs and generation specs, made from the types that read
+//! them. Editors complete and check specs with them.
 
 use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::RecursiveTransform};
 use serde_json::Value;
 
-use crate::run_spec::{RunSpec, WatchSpec};
+use crate::{
+    generation::GenerationSpec,
+    run_spec::{RunSpec, WatchSpec},
+};
 
 /// The usual name of the file with the schema, in the directory of the specs.
 pub const SCHEMA_FILE: &str = "run-spec.schema.json";
+/// The usual name of the file with the schema of generation specs.
+pub const GENERATION_SCHEMA_FILE: &str = "generation-spec.schema.json";
 
 /// Returns the JSON Schema (draft 2020-12) of a run spec. What depends on several keys or on files is
 /// left to [`RunSpec::parse`]. A key without a value, which may be taken for an absent one there,
@@ -19,6 +24,11 @@ pub fn run_spec_schema() -> Value {
 /// Returns the JSON Schema of a watch spec, as [`run_spec_schema`] does that of a run spec.
 pub fn watch_spec_schema() -> Value {
     build_schema::<WatchSpec>()
+}
+
+/// Returns the JSON Schema of a generation spec, as [`run_spec_schema`] does that of a run spec.
+pub fn generation_spec_schema() -> Value {
+    build_schema::<GenerationSpec>()
 }
 
 fn build_schema<T: JsonSchema>() -> Value {
@@ -40,6 +50,7 @@ pub fn add_schema_line(yaml: &str) -> String {
 /// Removes what is only of use to Rust, `null`, and defaults that repeat those of other keys.
 fn simplify_schema(schema: &mut Schema) {
     remove_null(schema);
+    schema.remove("writeOnly");
     if let Some(Value::String(description)) = schema.get_mut("description") {
         *description = description.replace('\n', " ");
     }

@@ -75,6 +75,9 @@ pub(crate) enum RunCommand {
         /// Print the schema of watch specs (`agent --watch-spec`)
         #[arg(long)]
         watch: bool,
+        /// Print the schema of generation specs (`data generate`)
+        #[arg(long, conflicts_with = "watch")]
+        generate: bool,
         /// File to write the schema to [default: stdout]
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,

@@ -8,7 +8,7 @@ use control::{
 };
 use futures::StreamExt;
 use run_view::{cycle_findings, energy_line, failure_lines, remaining_text};
-use serde_json::json;
+use serde_json::{Value, json};
 use wire::{RunId, v1};
 
 use crate::{
@@ -29,8 +29,13 @@ pub(crate) async fn handle_run_command(
     let done = |()| ExitCode::SUCCESS;
     match &command {
         RunCommand::Import(args) => return import::import_config(args, flags.json).map(done),
-        RunCommand::Schema { out, watch } => {
-            return print_schema(out.as_deref(), *watch, flags.json).map(done);
+        RunCommand::Schema { out, watch, generate } => {
+            let schema = match (watch, generate) {
+                (true, _) => spec::watch_spec_schema(),
+                (false, true) => spec::generation_spec_schema(),
+                (false, false) => spec::run_spec_schema(),
+            };
+            return print_schema(out.as_deref(), &schema, flags.json).map(done);
         }
         RunCommand::Check(args) => return forecast::check_spec(flags, args).await.map(done),
         _ => {}
@@ -91,11 +96,10 @@ pub(crate) async fn handle_run_command(
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_schema(out: Option<&Path>, watch: bool, json: bool) -> anyhow::Result<()> {
-    let schema = if watch { spec::watch_spec_schema() } else { spec::run_spec_schema() };
+fn print_schema(out: Option<&Path>, schema: &Value, json: bool) -> anyhow::Result<()> {
     let text = format!("{schema:#}\n");
     let Some(file) = out else {
-        return output::print_json_or(json, &schema, || output::print_text(text.trim_end()));
+        return output::print_json_or(json, schema, || output::print_text(text.trim_end()));
     };
     write_schema(file, &text)?;
     output::print_json_or(json, &json!({ "schema": file }), || {

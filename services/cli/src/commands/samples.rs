@@ -1,7 +1,7 @@
 //! `flotilla run samples`: the texts that a cycle drew, with their rewards and outcomes.
 
 use control::FleetControl;
-use run_view::describe_samples_page;
+use run_view::{describe_sample, describe_samples_page};
 use wire::{
     RunId,
     v1::{self, samples_page::Sample, samples_request::Which},
@@ -50,7 +50,7 @@ fn print_page(page: &v1::SamplesPage, request: &v1::SamplesRequest) {
         output::print_line(&format!("prompt {}", prompt.prompt_id));
         prompt.text.lines().for_each(|line| output::print_line(&format!("  {line}")));
         for sample in &prompt.samples {
-            output::print_line(&format!("  {}", sample_heading(sample)));
+            output::print_line(&format!("  {}", describe_sample(sample)));
             print_turns(sample);
         }
         output::print_line("");
@@ -70,15 +70,4 @@ fn print_turns(sample: &Sample) {
         print(&turn.text, "");
         print(&turn.observation, "> ");
     }
-}
-
-/// Returns `sample 3: reward 1, pass, kept, 12 tokens`.
-fn sample_heading(sample: &Sample) -> String {
-    let Sample { index, reward, outcome, fate, detail, tokens, finish, .. } = sample;
-    let judged = (!outcome.is_empty()).then(|| format!("reward {reward}, {outcome}"));
-    let cut = (finish == "length").then(|| "stopped at max_new_tokens".to_owned());
-    let known = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    let parts = [judged, known(fate), Some(format!("{tokens} tokens")), cut, known(detail)];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
-    format!("sample {index}: {}", parts.join(", "))
 }

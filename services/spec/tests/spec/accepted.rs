@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use proc_macro2::{TokenStream, TokenTree};
 use serde_json::Value;
-use spec::{RunSpec, WatchSpec};
+use spec::{GenerationSpec, RunSpec, WatchSpec};
 use walkdir::WalkDir;
 
 use crate::{repository, schema_errors, schema_validator};
@@ -79,16 +79,43 @@ fn every_example_names_the_schema_beside_it() {
     for entry in fs::read_dir(repository().join("examples")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|it| it == "yaml") {
-            let text = fs::read_to_string(&path).unwrap();
-            if !is_candidate(&text) || RunSpec::parse(&text).is_err() {
-                continue;
-            }
-            let (_, rest) = text.split_once('\n').unwrap();
-            assert_eq!(text, spec::add_schema_line(rest), "{}", path.display());
+            let (file, text) = (path.display(), fs::read_to_string(&path).unwrap());
+            let schema = match GenerationSpec::parse(&text) {
+                Ok(_) => spec::GENERATION_SCHEMA_FILE,
+                Err(_) => spec::SCHEMA_FILE,
+            };
+            let line = format!("# yaml-language-server: $schema={schema}");
+            assert_eq!(text.lines().next(), Some(&*line), "{file}");
+            let schema = fs::read_to_string(path.with_file_name(schema)).unwrap();
+            let schema: Value = serde_json::from_str(&schema).unwrap();
+            let validator = jsonschema::validator_for(&schema).unwrap();
+            let errors = schema_errors(&validator, &spec::parse_yaml(&text).unwrap());
+            assert_eq!(errors, Vec::<String>::new(), "{file}");
             examples += 1;
         }
     }
-    assert!(examples >= 3, "these are not all: {examples}");
+    assert!(examples >= 5, "these are not all: {examples}");
+}
+
+#[test]
+fn the_schema_of_generation_specs_refuses_what_is_not_read() {
+    let validator = jsonschema::validator_for(&spec::generation_spec_schema()).unwrap();
+    let good = "count: 4\ncategories: [{ name: sums, weight: 2, seeds: [{ prompt: 1+1= }] }]\n";
+    for (from, to) in [
+        ("", ""),
+        ("count: 4", "count: 0"),
+        ("count: 4", "cuont: 4"),
+        ("sums", "Sums"),
+        ("weight: 2", "wieght: 2"),
+        ("prompt: 1+1=", "answer: 2"),
+        ("count: 4", "limits: { retries: 101 }\ncount: 4"),
+        ("count: 4", "verify: {}\ncount: 4"),
+    ] {
+        let yaml = good.replacen(from, to, 1);
+        let errors = schema_errors(&validator, &spec::parse_yaml(&yaml).unwrap());
+        assert_eq!(GenerationSpec::parse(&yaml).is_ok(), from.is_empty(), "{yaml}");
+        assert_eq!(errors.is_empty(), from.is_empty(), "{yaml}: {errors:?}");
+    }
 }
 
 #[test]
@@ -99,6 +126,8 @@ fn the_schema_of_watch_specs_accepts_what_is_read_and_nothing_else() {
     let documented = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next());
     let documented = documented.expect("an example");
     assert!(documented.contains("until: 2000"), "{documented}");
+    let line = "# yaml-language-server: $schema=watch-spec.schema.json\n";
+    assert!(documented.starts_with(line), "{documented}");
     for yaml in [documented, "name: a", "base: { checkpoint: base-1 }", "evals: []"] {
         WatchSpec::parse(yaml).unwrap();
         assert_eq!(errors(yaml), Vec::<String>::new(), "{yaml}");
