@@ -17,7 +17,7 @@ use formats::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent};
+use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOutput};
 
 const MODEL_SCRIPT: &str = "convert_hf_to_gguf.py";
 const ADAPTER_SCRIPT: &str = "convert_lora_to_gguf.py";
@@ -208,8 +208,13 @@ impl LlamaConverters {
             .with_variable("HF_MODULES_CACHE", "/dev/null")
             .with_variable("PYTHONDONTWRITEBYTECODE", "1");
         let arguments = first.into_iter().chain(arguments);
-        let mut process = LlamaProcess::spawn_program(&self.python, arguments, &environment, false)
-            .map_err(|source| ConverterError::Start { python: self.python.clone(), source })?;
+        let mut process = LlamaProcess::spawn_program(
+            &self.python,
+            arguments,
+            &environment,
+            ProgramOutput::Lines,
+        )
+        .map_err(|source| ConverterError::Start { python: self.python.clone(), source })?;
         let until = Instant::now() + limit;
         // A progress bar writes no lines.
         while process.wait_event(BEAT_INTERVAL) != ProcessEvent::Closed {
@@ -225,7 +230,7 @@ impl LlamaConverters {
         if status.success() {
             return Ok(());
         }
-        let last_output = last_lines(process.output_tail());
+        let last_output = last_lines(&process.output_tail());
         Err(ConverterError::Failed { script, input: input.to_owned(), status, last_output })
     }
 }

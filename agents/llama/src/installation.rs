@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent};
+use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOutput};
 
 /// For `--help`, `--version` and `--list-devices`: backends search for their GPUs first.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -142,9 +142,13 @@ fn query_program(
     environment: &ProcessEnvironment,
 ) -> Result<Vec<String>, InstallationError> {
     let start = |source| InstallationError::Start { program: program.to_owned(), source };
-    let mut child =
-        LlamaProcess::spawn_program(program, [OsString::from(option)], environment, false)
-            .map_err(start)?;
+    let mut child = LlamaProcess::spawn_program(
+        program,
+        [OsString::from(option)],
+        environment,
+        ProgramOutput::Lines,
+    )
+    .map_err(start)?;
     let until = Instant::now() + QUERY_TIMEOUT;
     let mut lines = Vec::new();
     while lines.len() < QUERY_LINES_MAX {

@@ -19,7 +19,7 @@ pub use installation::{InstallationError, LlamaInstallation, ProgramOptions};
 pub use perplexity::{
     ChunkSelection, LlamaPerplexity, LlamaPerplexityError, PerplexityRequest, PerplexityRunner,
 };
-pub use process::{LlamaProcess, ProcessEvent, ProcessLine, ProcessStream};
+pub use process::{LlamaProcess, ProcessEvent, ProcessLine, ProcessStream, ProgramOutput};
 pub use quantize::{QuantizeError, quantize_model};
 pub use server::{
     LlamaServer, LlamaServerError, LlamaServerSettings, ServedModel, ServerAddress, ServerProgram,

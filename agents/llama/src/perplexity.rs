@@ -18,7 +18,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use self::output::PerplexityOutput;
-use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions};
+use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions, ProgramOutput};
 
 /// Runs that may end with exit code 0 and no result before the measurement fails. Only models whose
 /// chunks take milliseconds lose rows, so repeated runs are short.
@@ -199,7 +199,7 @@ impl PerplexityRunner {
             program,
             self.command_arguments(request, request.chunks.chunk_limit(attempt)),
             &self.environment,
-            self.repeat,
+            if self.repeat { ProgramOutput::RepeatedLines } else { ProgramOutput::Lines },
         )
         .map_err(|source| LlamaPerplexityError::Start { program: program.clone(), source })?;
         let wait = |source| LlamaPerplexityError::Wait { program: program.clone(), source };
@@ -222,7 +222,7 @@ impl PerplexityRunner {
                 break;
             }
             if heard_at.elapsed() >= self.silence {
-                let last_output = output.failure_text(child.output_tail());
+                let last_output = output.failure_text(&child.output_tail());
                 return Err(LlamaPerplexityError::Silent { limit: self.silence, last_output });
             }
             if reported_at.elapsed() >= report_every || matches!(event, ProcessEvent::Line(_)) {
@@ -234,7 +234,7 @@ impl PerplexityRunner {
             Some(status) => status,
             None => child.kill_and_wait().map_err(wait)?,
         };
-        output.conclude_run(request, status, child.output_tail())
+        output.conclude_run(request, status, &child.output_tail())
     }
 
     /// A process that the program started may keep its pipes open.

@@ -1,15 +1,18 @@
 //! A supervised llama.cpp program.
 //!
 //! The child runs in our process group and dies with the thread that started it. Both of its pipes
-//! are read to their end, so that the child never blocks on a full pipe; only a bounded part of the
-//! output is kept.
+//! are read to their end, and only a bounded part of the output is kept. The owner of a program
+//! reads its lines ([`ProgramOutput`]); that of a server need not.
 
 use std::{
     ffi::OsString,
     io::{self, Read, Write},
     path::Path,
     process::{Command, ExitStatus, Stdio},
-    sync::mpsc::{self, Receiver, SyncSender},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver, SyncSender},
+    },
     thread,
     time::Duration,
 };
@@ -29,7 +32,7 @@ const PIPE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The bytes of the child's stderr that are copied to our stderr, for the log of this process.
 const ECHO_BYTES_MAX: usize = 1024 * 1024;
 
-/// If the queue of lines is full, the child blocks on its pipe.
+/// Lines that wait for the owner.
 const QUEUED_LINES_MAX: usize = 256;
 
 /// The end of the output that is kept for error messages.
@@ -46,7 +49,19 @@ const TAIL_BYTES_MAX: usize = 2 * 1024;
 pub struct LlamaProcess {
     process: std::process::Child,
     lines: Receiver<ProcessLine>,
-    tail: OutputTail,
+    tail: Arc<Mutex<OutputTail>>,
+}
+
+/// The use of a program's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProgramOutput {
+    /// The owner reads all lines; until then, the program may block on its pipe.
+    Lines,
+    /// The same; the start of stderr is also copied to our stderr.
+    RepeatedLines,
+    /// The log of a server, whose start is copied to our stderr. Lines that the owner does not read
+    /// in time are dropped: the server never blocks on its pipe.
+    Log,
 }
 
 /// One line that a program printed, without its line ending.
@@ -73,14 +88,13 @@ pub enum ProcessEvent {
 }
 
 impl LlamaProcess {
-    /// Starts a program with an empty stdin and exactly the variables of `environment`. With
-    /// `repeat`, the first `ECHO_BYTES_MAX` bytes of its stderr are copied to our stderr. The
-    /// kernel kills the program when the calling thread ends, so that thread must outlive it.
+    /// Starts a program with an empty stdin and exactly the variables of `environment`. The kernel
+    /// kills the program when the calling thread ends, so that thread must outlive it.
     pub fn spawn_program(
         program: &Path,
         arguments: impl IntoIterator<Item = OsString>,
         environment: &ProcessEnvironment,
-        repeat: bool,
+        output: ProgramOutput,
     ) -> io::Result<Self> {
         let mut command = Command::new(program);
         command
@@ -95,36 +109,37 @@ impl LlamaProcess {
         let (send, lines) = mpsc::sync_channel(QUEUED_LINES_MAX);
         let stdout = process.stdout.take().expect("it was asked for");
         let stderr = process.stderr.take().expect("it was asked for");
-        read_in_background(stdout, ProcessStream::Stdout, send.clone(), 0);
-        read_in_background(
-            stderr,
-            ProcessStream::Stderr,
-            send,
-            if repeat { ECHO_BYTES_MAX } else { 0 },
-        );
-        Ok(Self { process, lines, tail: OutputTail::new(TAIL_BYTES_MAX) })
+        let tail = Arc::new(Mutex::new(OutputTail::new(TAIL_BYTES_MAX)));
+        let splitter = |stream, echo_bytes_left| LineSplitter {
+            stream,
+            send: send.clone(),
+            waits_for_owner: output != ProgramOutput::Log,
+            tail: tail.clone(),
+            line: Vec::new(),
+            echo_bytes_left,
+        };
+        let repeated = if output == ProgramOutput::Lines { 0 } else { ECHO_BYTES_MAX };
+        read_in_background(stdout, splitter(ProcessStream::Stdout, 0));
+        read_in_background(stderr, splitter(ProcessStream::Stderr, repeated));
+        Ok(Self { process, lines, tail })
     }
 
     /// Waits for the next line, at most `limit`.
     pub fn wait_event(&mut self, limit: Duration) -> ProcessEvent {
         match self.lines.recv_timeout(limit) {
-            Ok(line) => {
-                self.tail.push_str(&line.text);
-                self.tail.push_str("\n");
-                ProcessEvent::Line(line)
-            }
+            Ok(line) => ProcessEvent::Line(line),
             Err(mpsc::RecvTimeoutError::Timeout) => ProcessEvent::TimedOut,
             Err(mpsc::RecvTimeoutError::Disconnected) => ProcessEvent::Closed,
         }
     }
 
-    /// Returns the end of the output that was read so far.
     pub(crate) fn process_id(&self) -> u32 {
         self.process.id()
     }
 
-    pub fn output_tail(&self) -> &str {
-        self.tail.as_str()
+    /// Returns the end of the output so far.
+    pub fn output_tail(&self) -> String {
+        lock_tail(&self.tail).as_str().to_owned()
     }
 
     /// Returns the exit status, or `None` while the program runs.
@@ -169,23 +184,20 @@ impl Drop for LlamaProcess {
     }
 }
 
-/// The first `repeat` bytes are copied to our stderr.
-fn read_in_background(
-    pipe: impl Read + Send + 'static,
-    stream: ProcessStream,
-    lines: SyncSender<ProcessLine>,
-    repeat: usize,
-) {
-    thread::spawn(move || {
-        let mut lines =
-            LineSplitter { stream, send: lines, line: Vec::new(), echo_bytes_left: repeat };
-        lines.read_pipe(pipe);
-    });
+fn lock_tail(tail: &Mutex<OutputTail>) -> MutexGuard<'_, OutputTail> {
+    tail.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read_in_background(pipe: impl Read + Send + 'static, mut lines: LineSplitter) {
+    thread::spawn(move || lines.read_pipe(pipe));
 }
 
 struct LineSplitter {
     stream: ProcessStream,
     send: SyncSender<ProcessLine>,
+    /// False to drop lines for which the queue has no room.
+    waits_for_owner: bool,
+    tail: Arc<Mutex<OutputTail>>,
     /// The current, unfinished line.
     line: Vec<u8>,
     /// The bytes that are still copied to our stderr.
@@ -228,9 +240,20 @@ impl LineSplitter {
         let text = String::from_utf8_lossy(&self.line);
         let text = text.trim_end_matches(['\n', '\r']).to_owned();
         self.line.clear();
-        if !text.is_empty() {
-            // The receiver is gone if the child is being ended.
-            let _ = self.send.send(ProcessLine { stream: self.stream, text });
+        if text.is_empty() {
+            return;
+        }
+        {
+            let mut tail = lock_tail(&self.tail);
+            tail.push_str(&text);
+            tail.push_str("\n");
+        }
+        let line = ProcessLine { stream: self.stream, text };
+        // The receiver is gone if the child is being ended.
+        if self.waits_for_owner {
+            let _ = self.send.send(line);
+        } else {
+            let _ = self.send.try_send(line);
         }
     }
 
@@ -239,5 +262,32 @@ impl LineSplitter {
         self.echo_bytes_left -= bytes.len();
         // Our own stderr may be closed.
         let _ = io::stderr().write_all(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a shell that prints far more than a pipe and the queue of lines hold. Returns true if it
+    /// ended although nobody read its lines, and the end of its output.
+    fn run_unread(output: ProgramOutput) -> (bool, String) {
+        let script = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; echo last";
+        let arguments = ["-c", script].map(OsString::from);
+        let environment = ProcessEnvironment::default();
+        let shell = Path::new("/bin/sh");
+        let mut process =
+            LlamaProcess::spawn_program(shell, arguments, &environment, output).unwrap();
+        let limit = Duration::from_secs(if output == ProgramOutput::Log { 60 } else { 1 });
+        let has_ended = process.wait_exit(limit).unwrap().is_some();
+        while has_ended && process.wait_event(limit) != ProcessEvent::Closed {}
+        (has_ended, process.output_tail())
+    }
+
+    #[test]
+    fn a_server_whose_log_nobody_reads_never_blocks_on_it() {
+        let (has_ended, tail) = run_unread(ProgramOutput::Log);
+        assert!(has_ended && tail.ends_with("line 19999\nlast\n"), "{tail}");
+        assert!(!run_unread(ProgramOutput::Lines).0, "all its lines are for its owner");
     }
 }

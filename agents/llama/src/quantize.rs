@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent};
+use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOutput};
 
 /// It prints a line for each tensor.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
@@ -47,7 +47,8 @@ pub fn quantize_model(
         return Err(QuantizeError::Absent { program: named() });
     }
     let arguments: [OsString; 3] = [from.into(), to.into(), weight_type.into()];
-    let started = LlamaProcess::spawn_program(program, arguments, environment, false);
+    let started =
+        LlamaProcess::spawn_program(program, arguments, environment, ProgramOutput::Lines);
     let mut process =
         started.map_err(|source| QuantizeError::Start { program: named(), source })?;
     loop {
@@ -66,6 +67,7 @@ pub fn quantize_model(
     if status.success() {
         return Ok(());
     }
-    let lines: Vec<&str> = process.output_tail().lines().map(str::trim).collect();
+    let tail = process.output_tail();
+    let lines: Vec<&str> = tail.lines().map(str::trim).collect();
     Err(QuantizeError::Failed { status, last_output: lines.join(" | ") })
 }

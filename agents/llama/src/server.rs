@@ -16,7 +16,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions};
+use crate::{LlamaProcess, ProcessEnvironment, ProcessEvent, ProgramOptions, ProgramOutput};
 
 const LLAMA_SERVER: &str = "llama-server";
 
@@ -117,9 +117,6 @@ pub enum LlamaServerError {
 /// ```text
 /// start -> wait_ready -> (requests with api_key at listen_address; poll_exit now and then) -> drop
 /// ```
-///
-/// `poll_exit` must be called regularly: it also empties the queue of printed lines, which would
-/// otherwise block the server.
 #[derive(Debug)]
 pub struct LlamaServer {
     name: &'static str,
@@ -186,7 +183,8 @@ impl LlamaServer {
             .cloned()
             .chain(address_arguments(&address, key_file))
             .collect::<Vec<_>>();
-        let child = LlamaProcess::spawn_program(program, arguments, environment, true);
+        let child =
+            LlamaProcess::spawn_program(program, arguments, environment, ProgramOutput::Log);
         let start = |source| LlamaServerError::Start { program: program.clone(), source };
         Ok(Self { name, child: child.map_err(start)?, address, key, on_device: *on_device })
     }
@@ -242,8 +240,7 @@ impl LlamaServer {
         self.child.send_sigterm();
     }
 
-    /// Returns the exit status and the last output if the server ended. Must be called regularly,
-    /// because it reads the server's output.
+    /// Returns the exit status and the last output if the server ended.
     pub fn poll_exit(&mut self) -> Option<(String, String)> {
         loop {
             match self.child.wait_event(Duration::ZERO) {
@@ -274,7 +271,8 @@ impl LlamaServer {
     }
 
     fn last_output(&self) -> String {
-        let lines: Vec<&str> = self.child.output_tail().lines().map(str::trim).collect();
+        let tail = self.child.output_tail();
+        let lines: Vec<&str> = tail.lines().map(str::trim).collect();
         if lines.is_empty() { "nothing".to_owned() } else { lines.join(" | ") }
     }
 }
