@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 const LIMIT: Duration = Duration::from_secs(240);
 
-const SAMPLING: Sampling = Sampling { prompts: 256, per_prompt: 8, max_new_tokens: 480, cycles: 1 };
+const SAMPLING: Sampling = Sampling { prompts: 384, per_prompt: 8, max_new_tokens: 480, cycles: 1 };
 
 #[test]
 fn a_cluster_that_loses_nodes_and_its_quorum_continues_when_they_are_back() {
