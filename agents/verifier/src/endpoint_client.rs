@@ -15,7 +15,6 @@ use tokio::{
     runtime::{self, Runtime},
     time::Instant,
 };
-use wire::Digest;
 
 use crate::judge_result::JudgeResult;
 
@@ -44,9 +43,6 @@ pub(crate) struct Endpoint {
     /// Why a whole time limit brought no answer. A request that meets the same outage again is not
     /// repeated.
     outage: Mutex<Option<Outage>>,
-    /// The last request that the server accepted and did not answer, unless it has answered another
-    /// one since.
-    unanswered: Mutex<Option<Digest>>,
 }
 
 /// A reason to repeat a request.
@@ -119,7 +115,6 @@ impl Endpoint {
             client: EndpointClient::default(),
             answers: AtomicU64::new(0),
             outage: Mutex::default(),
-            unanswered: Mutex::default(),
         }
     }
 
@@ -162,9 +157,7 @@ impl Endpoint {
                 // The last request may have had little time: the server's own words say more.
                 (Some(last), _) if failed.is_timeout => last,
                 (_, Some(outage)) => (failed.problem, outage),
-                _ if failed.is_timeout => {
-                    return Err(self.silence_error(failed.problem, body, answers));
-                }
+                // A server that accepts a request may be silent to this one alone.
                 _ => return Err(failed.problem.into()),
             };
             let is_over = failed.outage.is_none() || Instant::now() + pause >= deadline;
@@ -187,20 +180,6 @@ impl Endpoint {
     fn note_answer(&self) {
         self.answers.fetch_add(1, Ordering::Relaxed);
         *lock_state(&self.outage) = None;
-        *lock_state(&self.unanswered) = None;
-    }
-
-    /// Returns the error of a request that the server accepted and did not answer. The server is
-    /// unreachable if it answered nothing in the meantime, and was as silent to another request
-    /// before: a single completion may be what it cannot answer.
-    fn silence_error(&self, problem: String, body: &str, answers: u64) -> EndpointError {
-        if self.answers.load(Ordering::Relaxed) != answers {
-            return problem.into();
-        }
-        let request = Digest::hash_bytes(body.as_bytes());
-        let before = lock_state(&self.unanswered).replace(request);
-        let is_unreachable = before.is_some_and(|before| before != request);
-        EndpointError { problem, is_unreachable }
     }
 
     async fn send_once(

@@ -195,43 +195,15 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_silent_to_two_completions_is_unreachable() {
+    fn a_server_that_is_silent_to_some_completions_is_not_unreachable() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let verifier = verifier(listener.local_addr().unwrap(), 0.3);
-        for (completion, is_unreachable) in [("a", false), ("a", false), ("b", true), ("a", true)] {
+        for completion in ["a", "b"] {
             let item = VerifyItem { completion: completion.into(), ..item() };
             let result = verifier.judge_item(&item);
             assert!(result.outcome == Outcome::Error && result.retry_elsewhere, "{result:?}");
-            assert_eq!(result.is_unreachable, is_unreachable, "{completion}: {result:?}");
+            assert!(!result.is_unreachable, "their job would wait for ever: {result:?}");
         }
-    }
-
-    #[test]
-    fn a_server_that_answers_in_between_is_not_unreachable() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let served = std::thread::spawn(move || {
-            let mut open = Vec::new();
-            for answers in [false, true, false] {
-                let (mut stream, _) = listener.accept().unwrap();
-                read_request(&mut stream);
-                if answers {
-                    let pass = answer("200 OK", r#"{"outcome": "pass"}"#);
-                    stream.write_all(pass.as_bytes()).unwrap();
-                }
-                open.push(stream);
-            }
-            open
-        });
-        let verifier = verifier(address, 2.0);
-        for (completion, outcome) in
-            [("a", Outcome::Error), ("b", Outcome::Pass), ("c", Outcome::Error)]
-        {
-            let item = VerifyItem { completion: completion.into(), ..item() };
-            let result = verifier.judge_item(&item);
-            assert!(result.outcome == outcome && !result.is_unreachable, "{result:?}");
-        }
-        served.join().unwrap();
     }
 
     #[test]

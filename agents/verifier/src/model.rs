@@ -231,7 +231,7 @@ mod tests {
         let silent = ModelJudge::new(&LlmJudge { url, timeout_s: 0.3, ..gone.clone() }).unwrap();
         assert!(!silent.judge_item(&VerifyItem::example_item()).is_unreachable);
         let other = VerifyItem { completion: "5".into(), ..VerifyItem::example_item() };
-        assert!(silent.judge_item(&other).is_unreachable);
+        assert!(!silent.judge_item(&other).is_unreachable);
         let keyed = LlmJudge { key_env: "FLOTILLA_JUDGE_KEY_NOT_SET".into(), ..gone };
         let result = ModelJudge::new(&keyed).unwrap().judge_item(&VerifyItem::example_item());
         assert!(result.detail.contains("FLOTILLA_JUDGE_KEY_NOT_SET"), "{}", result.detail);

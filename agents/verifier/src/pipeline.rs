@@ -221,22 +221,6 @@ mod tests {
     }
 
     #[test]
-    fn a_verifier_that_accepts_and_stays_silent_costs_a_time_limit_for_each_thread() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}/", listener.local_addr().unwrap());
-        let http = v1::verifier::Http { url, timeout_s: 0.5, ..v1::verifier::Http::default() };
-        let how = Some(How::Http(http));
-        let verifier = ConfiguredVerifier::new(&v1::Verifier { how }).unwrap();
-        let bench = JudgePipeline::new(Toolchain::without_programs());
-        let completions: Vec<String> = (0..64).map(|number| number.to_string()).collect();
-        let completions: Vec<&str> = completions.iter().map(String::as_str).collect();
-        let began = Instant::now();
-        let found = bench.judge_items(&verifier, &items(&completions), 2, &|_| {});
-        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
-        assert!(found.iter().filter(|found| found.result.is_unreachable).count() > 60, "{found:?}");
-    }
-
-    #[test]
     fn a_version_tells_settings_apart() {
         let other = v1::Verifier { how: Some(How::Regex(v1::verifier::Regex::default())) };
         assert!(
