@@ -44,6 +44,8 @@ const PROCESS_END_LIMIT: Duration = Duration::from_secs(2);
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A process that ran longer did not end because of its models.
 const STABLE_TIME: Duration = Duration::from_secs(120);
+/// The beginning of an error that the status of a channel has.
+const SHOWN_ERROR_BYTES_MAX: usize = 256;
 const RETRY_MIN: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(300);
 /// Time limit for the end of a process whose memory the next one needs.
@@ -376,8 +378,10 @@ impl ChannelServer {
                     if old.is_empty() {
                         return;
                     }
-                    // The receiver is gone if the agent stops.
-                    let _ = events.send(LoadEvent::Prepared(old)).await;
+                    if events.send(LoadEvent::Prepared(old)).await.is_err() {
+                        // The agent stops: nothing starts beside the processes that still answer.
+                        std::future::pending::<()>().await;
+                    }
                     let until = Instant::now() + END_LIMIT;
                     for gone in gone {
                         // If it does not end, the new one may fail, and is tried again.
@@ -517,7 +521,9 @@ impl ChannelServer {
             for channel in failure.models.keys() {
                 let known = served.entry(channel).or_default();
                 known.channel = channel.to_string();
-                known.error.clone_from(&failure.message);
+                // All channels of a base may have it, and a status has a limit.
+                let end = failure.message.floor_char_boundary(SHOWN_ERROR_BYTES_MAX);
+                known.error = failure.message[..end].to_owned();
             }
         }
         served.into_values().collect()
