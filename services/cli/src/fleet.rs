@@ -4,7 +4,7 @@ mod process;
 
 use std::{
     fs, io,
-    net::SocketAddr,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use store::GatewayStore;
 use wire::v1;
 
-use crate::{output, this_machine::is_local_host};
+use crate::output;
 
 pub use self::process::{FleetProcess, FleetProcessOptions, wait_ready};
 
@@ -76,9 +76,21 @@ pub(crate) struct FleetFile {
 impl FleetFile {
     /// Returns the URL of the page, which needs no certificate on the gateway's machine.
     pub(crate) fn page_url(&self) -> String {
-        let is_here = self.gateway.rsplit_once(':').is_some_and(|(host, _)| is_local_host(host));
-        let url = self.api_url();
-        if is_here { url.replacen("https", "http", 1) } else { url }
+        let (host, port) = match self.gateway.parse::<SocketAddr>() {
+            Ok(SocketAddr::V4(at))
+                if [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED].contains(at.ip()) =>
+            {
+                ("127.0.0.1", at.port())
+            }
+            Ok(SocketAddr::V6(at))
+                if [Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED].contains(at.ip()) =>
+            {
+                ("[::1]", at.port())
+            }
+            _ => return self.api_url(),
+        };
+        // Not localhost: its other address may be somebody else's.
+        format!("http://{host}:{port}/")
     }
 
     pub(crate) fn api_url(&self) -> String {
@@ -93,8 +105,9 @@ impl FleetFile {
     pub(crate) fn describe_page(&self, directory: &Path) -> String {
         let page = self.page_url();
         let directory = output::escape_line(&directory.display().to_string());
-        let closed = format!("{page} (flotilla open --dir {directory} makes a link that signs in)");
-        if self.identity.is_none() { page } else { closed }
+        let accept = if page.starts_with("https") { "accept its certificate; " } else { "" };
+        let open = format!("{accept}flotilla open --dir {directory} makes a link that signs in");
+        if self.identity.is_none() { page } else { format!("{page} ({open})") }
     }
 
     /// Returns the process of `flotilla up`, if it runs on this machine.
