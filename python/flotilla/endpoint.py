@@ -123,17 +123,19 @@ def _read_directory(directory: Path, address: str | None) -> Endpoint:
         )
     try:
         fleet = json.loads(_read_file(path))
+        # The program would use the address of the directory.
+        source = None if address else directory
         address = address or fleet["gateway"]
         identity = fleet.get("identity")
         if identity is None:
-            return Endpoint(address, directory=directory)
+            return Endpoint(address, directory=source)
         bearer, ca = directory / identity["bearer"], directory / identity["ca"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CredentialsError(
             f"{path} is not a fleet's file: {error!r} (A103)",
             remedy="Pass the directory of a fleet, or create the credentials again.",
         ) from None
-    return Endpoint(address, _read_file(bearer).decode().strip(), _read_file(ca), directory)
+    return Endpoint(address, _read_file(bearer).decode().strip(), _read_file(ca), source)
 
 
 def _has_fleet(directory: Path) -> bool:
