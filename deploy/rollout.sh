@@ -79,7 +79,9 @@ upgrade_on() {
 stack_on() {
     local host=$1 use="$program stack use $stack --stacks $stacks"
     local back="$program stack roll-back --from $stack --stacks $stacks"
-    as_root "$host" "$use && { $restart || { $back; $restart; false; }; }" < /dev/null
+    # A stack that was in use before stays, whatever the restart does.
+    local was="[ \"\$(readlink $stacks/current)\" = $stack ]"
+    as_root "$host" "if $was; then $restart; else $use && { $restart || { $back; $restart; false; }; }; fi" < /dev/null
 }
 
 stack_rollback_on() {
