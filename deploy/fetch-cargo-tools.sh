@@ -32,7 +32,7 @@ for tool in "$@"; do
     fi
     echo "fetch-cargo-tools: building $tool $version in .tools/cargo" >&2
     # For crates that bring libsodium: use that of the system.
-    if pkg-config --exists libsodium 2>/dev/null; then
+    if pkg-config --exists 'libsodium >= 1.0.18' 2>/dev/null; then
         export SODIUM_USE_PKG_CONFIG=1
     fi
     # shellcheck disable=SC2086

@@ -93,7 +93,11 @@ fetch_tool() {
     torch) deploy/fetch-torch.sh ;;
     garage)
         # Its crate would build libsodium, and run all tests of it.
-        install_package /usr/include/sodium.h libsodium-dev pkg-config
+        if [ "$(id -u)" = 0 ] && ! command -v garage >/dev/null &&
+            [ ! -x .tools/cargo/bin/garage ]; then
+            install_package /usr/include/sodium.h libsodium-dev
+            install_package pkg-config pkg-config
+        fi
         deploy/fetch-cargo-tools.sh garage
         ;;
     promtool) unpack_program promtool usr/bin/promtool ;;
