@@ -3,11 +3,12 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use doctor::{DoctorFinding, Severity, TrainingPlan};
 use hardware::{HardwareProfile, host_files::LiveFiles, host_snapshot::HostSnapshot};
-use tokio::sync::OnceCell;
+use tokio::{sync::Mutex, time::Instant};
 
 use crate::nvidia_memory;
 
@@ -15,9 +16,16 @@ use crate::nvidia_memory;
 #[derive(Debug, Clone)]
 pub struct HostDoctor {
     settings: Arc<DoctorSettings>,
-    /// The memory for training on a GPU of NVIDIA, read once; `None` on other hosts.
-    nvidia_bytes: Option<Arc<OnceCell<Option<u64>>>>,
+    /// The memory for training on a GPU of NVIDIA; `None` on other hosts.
+    nvidia_bytes: Option<Arc<NvidiaMemory>>,
 }
+
+/// The bytes of memory for training, and when they were read.
+#[derive(Debug, Default)]
+struct NvidiaMemory(Mutex<Option<(Instant, u64)>>);
+
+/// Reading the memory of a GPU of NVIDIA wakes it, so it is not read for each check.
+const NVIDIA_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct DoctorSettings {
@@ -74,7 +82,13 @@ impl HostDoctor {
     /// for a training on the CPU.
     pub async fn training_budget_bytes(&self, on_gpu: bool) -> Option<u64> {
         match (self.settings.training_bytes, &self.nvidia_bytes) {
-            (None, Some(bytes)) if on_gpu => *bytes.get_or_init(read_nvidia_bytes).await,
+            (None, Some(known)) if on_gpu => {
+                let mut known = known.0.lock().await;
+                if known.is_none_or(|(at, _)| at.elapsed() >= NVIDIA_INTERVAL) {
+                    *known = read_nvidia_bytes().await.map(|bytes| (Instant::now(), bytes));
+                }
+                known.map(|(_, bytes)| bytes)
+            }
             (None, None) if on_gpu => doctor::memory_budget(&self.take_snapshot().await),
             (setting, _) => setting,
         }
@@ -115,7 +129,7 @@ mod tests {
         };
         assert_eq!(doctor("rocm", None).training_budget_bytes(true).await, None);
         let cuda = doctor("cuda", None);
-        cuda.nvidia_bytes.as_ref().unwrap().set(Some(7)).unwrap();
+        *cuda.nvidia_bytes.as_ref().unwrap().0.lock().await = Some((Instant::now(), 7));
         assert_eq!(cuda.training_budget_bytes(true).await, Some(7));
         assert_eq!(cuda.training_budget_bytes(false).await, None);
         assert_eq!(doctor("cuda", Some(5)).training_budget_bytes(true).await, Some(5));

@@ -29,7 +29,7 @@ struct NvidiaGpu {
 /// Returns the bytes that a training may plan with on the first GPU that programs see: the free
 /// memory less 1 GiB. `None` if `program` fails or that GPU is unknown.
 ///
-/// A sleeping GPU is woken, so this is not called again and again.
+/// A sleeping GPU is woken, so this is called rarely.
 pub(crate) fn read_budget(
     program: &Path,
     variable: impl Fn(&str) -> Option<String>,
