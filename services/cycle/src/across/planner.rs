@@ -23,6 +23,8 @@ const FIRST_GRACE: (f64, f64) = (8.0, 60_000.0);
 /// box that joins has few merges to repeat.
 const STORED_EVERY: u32 = 8;
 
+/// No box trains faster; a larger speed in a status is not believed.
+const TOKENS_PER_S_MAX: f64 = 1e7;
 /// While no speed is measured, slices have this share of their steps, so that fast boxes do not wait.
 const FIRST_SHARE: u32 = 8;
 
@@ -227,6 +229,37 @@ struct AcrossPlanner<'a> {
     inputs: PlannerInputs<'a>,
 }
 
+/// Returns the mean of known speeds; 1 without any.
+fn mean_speed(speeds: &BTreeMap<String, f64>) -> f64 {
+    match speeds.len() {
+        0 => 1.0,
+        #[expect(clippy::cast_precision_loss, reason = "a count of boxes")]
+        count => speeds.values().sum::<f64>() / count as f64,
+    }
+}
+
+/// Returns the measured speeds of boxes, and for others those that they report, in the unit of the
+/// measured ones if a box has both.
+fn combine_speeds(
+    measured: BTreeMap<String, f64>,
+    reported: BTreeMap<String, f64>,
+) -> BTreeMap<String, f64> {
+    if measured.is_empty() {
+        return reported;
+    }
+    let ratio =
+        |(agent, speed): (&String, &f64)| Some((agent.clone(), speed / reported.get(agent)?));
+    let ratios: BTreeMap<String, f64> = measured.iter().filter_map(ratio).collect();
+    let mut speeds = measured;
+    if !ratios.is_empty() {
+        let unit = mean_speed(&ratios);
+        for (agent, speed) in reported {
+            speeds.entry(agent).or_insert(speed * unit);
+        }
+    }
+    speeds
+}
+
 impl AcrossPlanner<'_> {
     /// Splits the next steps among the boxes in proportion to their speeds. Each box has one range;
     /// steps that did not count before come first.
@@ -235,18 +268,14 @@ impl AcrossPlanner<'_> {
         let v1::Across { workers, every, .. } = across;
         let measured = self.measured_speeds();
         let is_measured = !measured.is_empty();
-        let speeds = if is_measured { measured } else { self.reported_speeds() };
+        let speeds = combine_speeds(measured, self.reported_speeds());
         let boxes = self.available_boxes(workers, &speeds);
         let every = match !is_measured && boxes.len() > 1 {
             _ if is_soup(self.order) => u32::MAX,
             true => (every / FIRST_SHARE).max(1),
             false => every,
         };
-        let mean = match speeds.len() {
-            0 => 1.0,
-            #[expect(clippy::cast_precision_loss, reason = "a count of boxes")]
-            count => speeds.values().sum::<f64>() / count as f64,
-        };
+        let mean = mean_speed(&speeds);
         let speed_of = |agent: &str| speeds.get(agent).copied().unwrap_or(mean);
         // Stacked weights have other factors, to which no optimizer state belongs.
         let has_states = across.method() == v1::across::Method::Step;
@@ -296,7 +325,8 @@ impl AcrossPlanner<'_> {
         let mut names: Vec<String> = free.map(|member| member.agent.clone()).collect();
         names.sort();
         if most > 0 && names.len() > most as usize {
-            let speed = |name: &String| speeds.get(name).copied().unwrap_or(f64::NEG_INFINITY);
+            let mean = mean_speed(speeds);
+            let speed = |name: &String| speeds.get(name).copied().unwrap_or(mean);
             // Stable: equal ones stay in the order of their names.
             names.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
             names.truncate(most as usize);
@@ -327,7 +357,7 @@ impl AcrossPlanner<'_> {
         let Some(base) = base else { return BTreeMap::new() };
         let speed_of = |member: &FleetMember| {
             let speed = member.training_speed.as_ref()?;
-            let is_known = speed.tokens_per_s.is_finite() && speed.tokens_per_s > 0.0;
+            let is_known = speed.tokens_per_s > 0.0 && speed.tokens_per_s < TOKENS_PER_S_MAX;
             (is_known && speed.base == base.manifest)
                 .then(|| (member.agent.clone(), speed.tokens_per_s))
         };
