@@ -4,18 +4,23 @@
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     panic::resume_unwind,
+    pin::pin,
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::{
     sync::Semaphore,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::task::AbortOnDropHandle;
 use wire::RunId;
 
 /// Tasks that run at once, because each may hold a file in memory; others wait.
 const TASKS_MAX: usize = 4;
+
+/// The interval of warnings while a task runs. The store's own limits end its requests.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Tasks with the store, at most one for each run.
 pub(crate) struct StoreTasks<T> {
@@ -45,11 +50,17 @@ impl<T: Send + 'static> StoreTasks<T> {
             Entry::Occupied(task) if !task.get().is_finished() => return None,
             Entry::Occupied(task) => task.into_mut(),
             Entry::Vacant(place) => {
-                let (room, work) = (self.room.clone(), start());
+                let (room, work, run) = (self.room.clone(), start(), run.clone());
                 place.insert(AbortOnDropHandle::new(tokio::spawn(async move {
                     // The semaphore is never closed.
                     let _permit = room.acquire_owned().await;
-                    work.await
+                    let mut work = pin!(work);
+                    loop {
+                        match timeout(WARN_INTERVAL, &mut work).await {
+                            Ok(done) => return done,
+                            Err(_) => tracing::warn!(%run, "the store keeps this run waiting"),
+                        }
+                    }
                 })))
             }
         };
