@@ -14,7 +14,7 @@ use crate::{
     stages::{ModelUnderTest, StageInputs, check_host, judge_shootdowns},
     task,
     telemetry_log::TelemetryLog,
-    training_engine::find_interpreter,
+    training_engine::{fetch_engine, find_interpreter},
 };
 
 /// Runs all stages within the limit. `announce` receives the name of each before it runs. A stage
@@ -34,6 +34,8 @@ pub async fn run_burn_in(
     };
     let host = HostSnapshot::take_snapshot(&files);
     let findings = doctor::check_host(&host, &settings.launch.profile);
+    // Before the time of the stages begins: the first start may download gigabytes.
+    fetch_engine(settings, announce).await;
     let telemetry = TelemetryLog::start(files);
     let limits = (settings.stage_limit, settings.limit);
     let mut runner = StageRunner::new(telemetry, limits, announce);

@@ -6,6 +6,8 @@ use agent::WorkerLauncher;
 use anyhow::Context;
 use trainer::{PyTorchProgram, PythonRunner, TrainingEngine};
 
+use crate::settings::BurnInSettings;
+
 /// Chooses the engine that trains, as an agent of this box does: PyTorch with the interpreter
 /// `asked` for or, on a GPU, with the one of the stack `in_use` or what `find_python` finds without
 /// it; otherwise the embedded engine. The inner error is the reason why a box with a GPU has none.
@@ -28,6 +30,16 @@ pub fn choose_engine(
     };
     let program = PyTorchProgram::write_program(python, &launch.directory);
     Ok(Ok(TrainingEngine::PyTorch(program.context("write the training program")?)))
+}
+
+/// Lets uv fetch the packages of an engine that it starts. The stage that trains reports a failure.
+pub(crate) async fn fetch_engine(settings: &BurnInSettings, announce: &mut dyn FnMut(&str)) {
+    if let Ok(TrainingEngine::PyTorch(program)) = &settings.engine
+        && matches!(program.python, PythonRunner::Uv(_))
+    {
+        announce("fetch of PyTorch");
+        let _ = trainer::fetch_packages(program, &settings.launch).await;
+    }
 }
 
 /// Returns the interpreter of an engine, if it is known before the start.

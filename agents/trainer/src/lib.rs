@@ -29,6 +29,7 @@ pub use offline::{OfflineCheckpoint, OfflineTraining};
 pub use pytorch::{PyTorchProgram, PythonRunner};
 pub use reproduce::{Reproduction, ReproductionResult};
 pub use role::TrainerRole;
+pub use torch_probe::fetch_packages;
 pub use worker::run_train_worker;
 
 /// Parsers of the worker's messages, for tests with hostile input.

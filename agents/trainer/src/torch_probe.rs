@@ -127,6 +127,17 @@ async fn probe_unless_known(
     Ok(probe)
 }
 
+/// Starts Python once, so that uv has fetched the packages, which takes up to half an hour.
+///
+/// # Errors
+/// When PyTorch does not work here.
+pub async fn fetch_packages(
+    pytorch: &PyTorchProgram,
+    launch: &WorkerLauncher,
+) -> Result<(), JobError> {
+    run_probe(pytorch, launch).await.map(drop)
+}
+
 /// A failure names the stage that the probe had reached.
 async fn run_probe(
     pytorch: &PyTorchProgram,
