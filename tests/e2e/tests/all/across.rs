@@ -40,6 +40,13 @@ fn facts_of(fleet: &Fleet, run: &str, kind: &str) -> Vec<Value> {
     all.into_iter().filter(of_kind).map(|fact| fact["fact"].clone()).collect()
 }
 
+/// Waits until a run that has not ended has a fact.
+fn await_subject(fleet: &Fleet, run: &str, key: &str) {
+    let subject = format!("flotilla.{run}.{key}");
+    fleet.await_fact(run, |fact| fact["subject"] == subject);
+}
+
+/// Returns the names in a directory; none if it is missing.
 fn directories(parent: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().into_string().expect("a text")).collect()
@@ -159,11 +166,9 @@ fn a_drained_box_leaves_its_slice_to_another_at_once() {
     let fleet = Fleet::start("trainer=2,evaluator");
     let files = SpecFiles::create(fleet.path());
     let model = files.write_model();
-    // Outer steps of 1000 and 8000 steps a box, which takes longer than the drain.
-    let run = fleet.submit(&write_spec(&files, &model, (18_000, 0), "across: { every: 8000 },"));
-    wait_until("the long slices are planned", LIMIT, || {
-        (facts_of(&fleet, &run, "slices").len() >= 2).then_some(())
-    });
+    // Outer steps of 500 and 4000 steps a box, which takes longer than the drain.
+    let run = fleet.submit(&write_spec(&files, &model, (9000, 0), "across: { every: 4000 },"));
+    await_subject(&fleet, &run, "slices.0.2");
     assert_eq!(fleet.run(&["agents", "drain", "trainer-1"]).code, 0);
     let ended = fleet.await_success(&run, LIMIT);
     fleet.assert_clean_audit(&run);
@@ -182,8 +187,7 @@ fn boxes_that_send_changes_derive_the_merges_even_if_one_has_lost_its_files() {
     let outer = "merge: nesterov, outer: { rate: 0.7, momentum: 0.5 }";
     let across = format!("across: {{ every: 100, send_share: 0.05, {outer} }},");
     let run = fleet.submit(&write_spec(&files, &model, (4000, 0), &across));
-    let merged = || facts_of(&fleet, &run, "merge").len();
-    wait_until("outer steps are merged", LIMIT, || (merged() >= 5).then_some(()));
+    await_subject(&fleet, &run, "merge.0.5");
     let trainers = ["trainer-1", "trainer-2"];
     trainers.iter().for_each(|name| fleet.signal(name, Signal::STOP));
     std::fs::remove_dir_all(fleet.path().join("cache/trees")).expect("the cache of both");
