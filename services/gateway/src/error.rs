@@ -35,7 +35,8 @@ pub(crate) enum CallError {
     #[error("the view is no longer updated ({why}); open it again (G105)")]
     ViewLost { why: String },
     #[error(
-        "nothing of the stream was read for {limit:?}; open it again, after the last cursor (G105)"
+        "nothing of the stream was read for {limit:?}; open it again, a watch after its last cursor \
+         (G105)"
     )]
     ReaderStalled { limit: Duration },
     #[error("the call's own deadline has passed (G102)")]
