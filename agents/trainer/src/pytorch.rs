@@ -129,24 +129,11 @@ fn build_environment(launch: &WorkerLauncher) -> BTreeMap<String, String> {
 mod tests {
     use std::ffi::OsStr;
 
-    use hardware::HardwareProfile;
-
     use super::*;
 
     /// Returns the arguments of `uv` on a host with this hardware profile.
     fn uv_arguments(profile: &str) -> String {
-        let launch = WorkerLauncher {
-            program: "unused".into(),
-            wrapper: None,
-            silence_limit: None,
-            threads: 1,
-            device: "cpu".into(),
-            dtype: "f32".into(),
-            directory: "unused".into(),
-            profile: HardwareProfile::load_named(profile).unwrap(),
-            root: "/".into(),
-            process_groups: agent::ProcessGroups::default(),
-        };
+        let launch = crate::test_launcher("unused".as_ref(), profile);
         build_uv_arguments(&launch).join(OsStr::new(" ")).into_string().unwrap()
     }
 

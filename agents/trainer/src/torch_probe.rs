@@ -217,7 +217,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use agent::JobFault;
-    use hardware::HardwareProfile;
 
     use super::*;
 
@@ -239,18 +238,7 @@ mod tests {
         let python = directory.path().join("python");
         let runner = PythonRunner::Interpreter(python.clone());
         let pytorch = PyTorchProgram::write_program(runner, directory.path()).unwrap();
-        let launch = WorkerLauncher {
-            program: "unused".into(),
-            wrapper: None,
-            silence_limit: None,
-            threads: 1,
-            device: "cpu".into(),
-            dtype: "f32".into(),
-            directory: directory.path().to_owned(),
-            profile: HardwareProfile::load_named("cpu").unwrap(),
-            root: "/".into(),
-            process_groups: agent::ProcessGroups::default(),
-        };
+        let launch = crate::test_launcher(directory.path(), "cpu");
         write_interpreter(&python, false);
         let probe = TorchProbe::default();
         for _ in 0..2 {
