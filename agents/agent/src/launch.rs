@@ -38,6 +38,23 @@ pub struct WorkerLauncher {
 }
 
 impl WorkerLauncher {
+    /// Returns the settings of workers of `program` that use one core and hold weights in f32 on
+    /// the CPU, without a wrapper or a limit of silence.
+    pub fn new(program: PathBuf, directory: &Path, profile: HardwareProfile) -> Self {
+        Self {
+            program,
+            wrapper: None,
+            silence_limit: None,
+            threads: 1,
+            device: "cpu".to_owned(),
+            dtype: "f32".to_owned(),
+            directory: directory.to_owned(),
+            profile,
+            root: "/".into(),
+            process_groups: ProcessGroups::default(),
+        }
+    }
+
     /// Returns the timeout for a worker's silence, with the bounds of [`AdaptiveTimeout::new`],
     /// both capped by the user's limit.
     pub fn silence_timeout(&self, first: Duration, floor: Duration) -> AdaptiveTimeout {

@@ -29,16 +29,6 @@ pub use training_engine::choose_engine;
 /// Returns the settings of workers that cannot start.
 #[cfg(test)]
 fn test_launcher(directory: &std::path::Path, profile: &str) -> agent::WorkerLauncher {
-    agent::WorkerLauncher {
-        program: directory.join("no-program"),
-        wrapper: None,
-        silence_limit: None,
-        threads: 1,
-        device: "cpu".into(),
-        dtype: "f32".into(),
-        directory: directory.to_owned(),
-        profile: hardware::HardwareProfile::load_named(profile).expect("a built-in profile"),
-        root: "/".into(),
-        process_groups: agent::ProcessGroups::default(),
-    }
+    let profile = hardware::HardwareProfile::load_named(profile).expect("a built-in profile");
+    agent::WorkerLauncher::new(directory.join("no-program"), directory, profile)
 }

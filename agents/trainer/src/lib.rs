@@ -35,18 +35,8 @@ pub use worker::run_train_worker;
 /// Returns the settings of workers that tests do not start.
 #[cfg(test)]
 fn test_launcher(directory: &std::path::Path, profile: &str) -> agent::WorkerLauncher {
-    agent::WorkerLauncher {
-        program: "unused".into(),
-        wrapper: None,
-        silence_limit: None,
-        threads: 1,
-        device: "cpu".into(),
-        dtype: "f32".into(),
-        directory: directory.to_owned(),
-        profile: hardware::HardwareProfile::load_named(profile).expect("a built-in profile"),
-        root: "/".into(),
-        process_groups: agent::ProcessGroups::default(),
-    }
+    let profile = hardware::HardwareProfile::load_named(profile).expect("a built-in profile");
+    agent::WorkerLauncher::new("unused".into(), directory, profile)
 }
 
 /// Parsers of the worker's messages, for tests with hostile input.

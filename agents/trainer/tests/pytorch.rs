@@ -44,18 +44,10 @@ impl Bench {
         let base = scratch(directory.path());
         let interpreter = PythonRunner::Interpreter(python.to_owned());
         let pytorch = PyTorchProgram::write_program(interpreter, directory.path()).unwrap();
+        let profile = HardwareProfile::load_named("cpu").unwrap();
         let launch = WorkerLauncher {
-            program: "unused".into(),
-            wrapper: None,
-            silence_limit: None,
-            // Of a tiny model, two threads mostly wait for each other.
-            threads: 1,
             device: device(),
-            dtype: "f32".into(),
-            directory: directory.path().to_owned(),
-            profile: HardwareProfile::load_named("cpu").unwrap(),
-            root: "/".into(),
-            process_groups: agent::ProcessGroups::default(),
+            ..WorkerLauncher::new("unused".into(), directory.path(), profile)
         };
         let line = |CompletionExample { prompt, completion, .. }: CompletionExample| {
             format!("{}\n", json!({ "prompt": prompt, "completion": completion }))

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use agent::{ProcessGroups, WorkerLauncher};
+use agent::WorkerLauncher;
 use anyhow::Context;
 use engine::MatrixDtype;
 use formats::{ConversionDtype, HubCache, ModelDirError, find_model};
@@ -72,17 +72,11 @@ pub fn worker_launcher(
     device: &str,
     threads: Option<u32>,
 ) -> anyhow::Result<WorkerLauncher> {
+    let profile = HardwareProfile::choose_profile(profile).context("choose the profile")?;
     Ok(WorkerLauncher {
-        program: this_program()?,
-        wrapper: None,
-        silence_limit: None,
         threads: threads.map_or_else(cpu_cores, |threads| threads as usize),
         device: device.to_owned(),
-        dtype: MatrixDtype::F32.type_name().to_owned(),
-        directory: directory.to_owned(),
-        profile: HardwareProfile::choose_profile(profile).context("choose the profile")?,
-        root: "/".into(),
-        process_groups: ProcessGroups::default(),
+        ..WorkerLauncher::new(this_program()?, directory, profile)
     })
 }
 
