@@ -29,6 +29,7 @@ mod middleware;
 mod openai;
 mod openapi;
 mod page;
+mod polled_body;
 mod reserved_port;
 mod runs;
 mod stalled_stream;

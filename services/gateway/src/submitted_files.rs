@@ -1,16 +1,12 @@
 //! Bounds the number of files in a submission while it is received: an empty one takes nine bytes
 //! of a request, and a hundred in memory.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::{pin::Pin, task::Poll};
 
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use http_body::Body as _;
 use tonic::{Code, Status, body::Body};
 
-use crate::status::build_status;
+use crate::{polled_body::wrap_body, status::build_status};
 
 const FILES_MAX: usize = 1000;
 /// The field `files` of `SubmitRequest`.
@@ -36,42 +32,19 @@ pub(crate) fn check_json(text: &[u8]) -> Result<(), Status> {
 
 /// Returns the same body of a gRPC call, which fails at the first file beyond the limit.
 pub(crate) fn limit_files(body: Body) -> Body {
-    Body::new(CountedBody { inner: body, counter: FileCounter::new() })
-}
-
-struct CountedBody {
-    inner: Body,
-    counter: FileCounter,
-}
-
-impl http_body::Body for CountedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        let polled = Pin::new(&mut this.inner).poll_frame(cx);
+    let mut counter = FileCounter::new();
+    wrap_body(body, move |body, cx| {
+        let polled = Pin::new(body).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(bytes) = frame.data_ref()
         {
-            this.counter.add_bytes(bytes);
-            if this.counter.files > FILES_MAX {
+            counter.add_bytes(bytes);
+            if counter.files > FILES_MAX {
                 return Poll::Ready(Some(Err(refuse_files())));
             }
         }
         polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
+    })
 }
 
 /// Counts the files of a message as its bytes arrive, by the tags of its fields.
@@ -144,7 +117,9 @@ impl FileCounter {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use futures::stream;
+    use http_body::Frame;
     use http_body_util::{BodyExt, StreamBody};
     use prost::Message;
     use wire::v1;

@@ -4,28 +4,19 @@
 //! Requests that need no bearer have the shortest limit. The limit of an upload grows with its
 //! length.
 
-use std::{
-    convert::Infallible,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, pin::Pin, task::Poll, time::Duration};
 
-use bytes::Bytes;
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::Body as _;
 use store::proxy_protocol::STORE_PATH;
-use tokio::{
-    sync::oneshot,
-    time::{Sleep, sleep},
-};
+use tokio::{sync::oneshot, time::sleep};
 use tonic::{
-    Status,
     body::Body,
     codegen::http::{HeaderMap, Request, Response, header},
 };
 
 use super::AccessDenied;
 use crate::{
+    polled_body::wrap_body,
     status::build_status,
     submission_limit::{SUBMIT, SUBMIT_LIMIT},
     transfer_limit::{MEMBER_LIMIT, transfer_limit},
@@ -55,14 +46,27 @@ pub(super) fn limit_body(
 ) -> (Request<Body>, BodyDeadline) {
     let limit = find_limit(&request, sender);
     let (miss, missed) = oneshot::channel();
-    let deadline = BodyDeadline { limit, missed };
-    let paced = |inner: Body| {
-        if inner.is_end_stream() {
-            return inner;
-        }
-        Body::new(TimeLimitedBody { inner, limit, until: None, miss: Some(miss) })
-    };
-    (request.map(paced), deadline)
+    let (mut miss, mut until) = (Some(miss), None);
+    let request = request.map(|body| {
+        wrap_body(body, move |body, cx| {
+            let until = until.get_or_insert_with(|| Box::pin(sleep(limit)));
+            // Data that is already here is not late, however slowly it is read.
+            if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
+                return Poll::Ready(frame);
+            }
+            if until.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            if miss.take().is_some_and(|miss| miss.send(()).is_ok()) {
+                // The reader gets no error: `enforce_deadline` answers in place of the call.
+                return Poll::Pending;
+            }
+            // The response has begun, so only the body can report the error.
+            let denied = AccessDenied::Late { limit };
+            Poll::Ready(Some(Err(build_status(denied.status_code(), denied.to_string()))))
+        })
+    });
+    (request, BodyDeadline { limit, missed })
 }
 
 fn find_limit(request: &Request<Body>, sender: RequestSender) -> Duration {
@@ -109,57 +113,14 @@ impl BodyDeadline {
     }
 }
 
-struct TimeLimitedBody {
-    inner: Body,
-    limit: Duration,
-    /// Started at the first read.
-    until: Option<Pin<Box<Sleep>>>,
-    /// Reports a missed deadline, once.
-    miss: Option<oneshot::Sender<()>>,
-}
-
-impl http_body::Body for TimeLimitedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        let limit = this.limit;
-        let until = this.until.get_or_insert_with(|| Box::pin(sleep(limit)));
-        // Data that is already here is not late, however slowly it is read.
-        if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
-            return Poll::Ready(frame);
-        }
-        if until.as_mut().poll(cx).is_pending() {
-            return Poll::Pending;
-        }
-        if this.miss.take().is_some_and(|miss| miss.send(()).is_ok()) {
-            // The reader gets no error: `enforce_deadline` answers in place of the call.
-            return Poll::Pending;
-        }
-        // The response has begun, so only the body can report the error.
-        let denied = AccessDenied::Late { limit };
-        Poll::Ready(Some(Err(build_status(denied.status_code(), denied.to_string()))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use futures::stream;
+    use http_body::Frame;
     use http_body_util::{BodyExt, StreamBody};
     use tokio::time::Instant;
-    use tonic::codegen::http::StatusCode;
+    use tonic::{Status, codegen::http::StatusCode};
 
     use super::*;
 

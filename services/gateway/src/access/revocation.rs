@@ -1,17 +1,11 @@
 //! Ends the open calls of a caller whose membership ends.
 
-use std::{
-    convert::Infallible,
-    io,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, io, pin::Pin, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use control::MembershipView;
 use futures::future::BoxFuture;
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Body as _, Frame};
 use identity::{BearerError, GatewayCaller};
 use tokio::{sync::watch, time::sleep};
 use tonic::{
@@ -22,7 +16,7 @@ use tonic::{
 use wire::clock::unix_seconds;
 
 use super::AccessDenied;
-use crate::status::build_status;
+use crate::{polled_body::wrap_body, status::build_status};
 
 /// Some credentials expire later than timers can reach; checking once a day costs nothing.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(24 * 3600);
@@ -85,46 +79,18 @@ pub(super) async fn abort_on_revocation(
         .headers()
         .get("content-type")
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    Ok(answer.map(|inner| {
-        // A complete body needs no further checks.
-        if inner.is_end_stream() {
-            inner
-        } else {
-            Body::new(RevocableBody { inner, revocation: Some(over), is_grpc })
-        }
+    Ok(answer.map(|body| {
+        wrap_body(body, move |body, cx| {
+            if body.is_end_stream() {
+                return Poll::Ready(None);
+            }
+            if let Poll::Ready(denied) = over.as_mut().poll(cx) {
+                *body = Body::empty();
+                return Poll::Ready(Some(final_frame(&denied, is_grpc)));
+            }
+            Pin::new(body).poll_frame(cx)
+        })
     }))
-}
-
-struct RevocableBody {
-    inner: Body,
-    /// Absent once it has ended the body.
-    revocation: Option<RevocationFuture>,
-    is_grpc: bool,
-}
-
-impl http_body::Body for RevocableBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Some(over) = &mut self.revocation else { return Poll::Ready(None) };
-        if let Poll::Ready(denied) = over.as_mut().poll(cx) {
-            self.revocation = None;
-            return Poll::Ready(Some(final_frame(&denied, self.is_grpc)));
-        }
-        Pin::new(&mut self.inner).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.revocation.is_none() || self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
 }
 
 /// Returns gRPC trailers with the status, or a transport error, as HTTP has no other way to report
