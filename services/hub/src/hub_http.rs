@@ -105,27 +105,26 @@ impl HubHttp {
 
     /// Asks for a file without its bytes.
     pub(crate) async fn read_metadata(&self, url: Url) -> Result<FileMetadata, RequestError> {
-        let mut url = url;
-        for _ in 0..REDIRECTS_MAX {
-            let response = send(self.start_request(Method::HEAD, url.clone())).await?;
-            match redirect_target(&url, &response)? {
-                Some(target) if self.is_hub(&target) => url = target,
-                // The hub's own answer describes a file on another host.
-                Some(target) => return parse_metadata(response.headers(), None, target),
-                None => {
-                    let response = check_status(response).await?;
-                    let length = read_header(response.headers(), CONTENT_LENGTH.as_str());
-                    return parse_metadata(response.headers(), length, url);
-                }
-            }
+        let inside = |target: &Url| self.is_hub(target);
+        let (response, location) = self.follow_redirects(Method::HEAD, url, None, inside).await?;
+        if response.status().is_redirection() {
+            // The hub's own answer describes a file on another host.
+            return parse_metadata(response.headers(), None, location);
         }
-        Err("it redirects without end".into())
+        let response = check_status(response).await?;
+        let length = read_header(response.headers(), CONTENT_LENGTH.as_str());
+        parse_metadata(response.headers(), length, location)
     }
 
     /// Asks the hub for JSON. Follows redirections within the hub, which it answers for the old name of
     /// a repository.
     pub(crate) async fn get_json<T: DeserializeOwned>(&self, url: Url) -> Result<T, RequestError> {
-        read_json(self.get(url, None, |target| self.is_hub(target)).await?).await
+        let inside = |target: &Url| self.is_hub(target);
+        let (response, _) = self.follow_redirects(Method::GET, url, None, inside).await?;
+        if response.status().is_redirection() {
+            return Err("it redirects to another host".into());
+        }
+        read_json(response).await
     }
 
     /// Starts to receive a file from an offset, and up to an end if one is given.
@@ -138,27 +137,30 @@ impl HubHttp {
             let last = end.map(|end| (end - 1).to_string()).unwrap_or_default();
             format!("bytes={from}-{last}")
         });
-        check_range(self.get(url, range.as_deref(), |_| true).await?, from)
+        let (response, _) =
+            self.follow_redirects(Method::GET, url, range.as_deref(), |_| true).await?;
+        check_range(check_status(response).await?, from)
     }
 
-    /// Sends a GET request, also to addresses that it is redirected to and that `may_follow` allows.
-    async fn get(
+    /// Sends a request, also to addresses that it is redirected to and that `may_follow` allows.
+    /// Returns the last answer and its address, or that of a redirection that is not followed.
+    async fn follow_redirects(
         &self,
-        url: Url,
+        method: Method,
+        mut url: Url,
         range: Option<&str>,
         may_follow: impl Fn(&Url) -> bool,
-    ) -> Result<Response, RequestError> {
-        let mut url = url;
+    ) -> Result<(Response, Url), RequestError> {
         for _ in 0..REDIRECTS_MAX {
-            let mut request = self.start_request(Method::GET, url.clone());
+            let mut request = self.start_request(method.clone(), url.clone());
             if let Some(range) = range {
                 request = request.header(RANGE, range);
             }
             let response = send(request).await?;
             match redirect_target(&url, &response)? {
                 Some(target) if may_follow(&target) => url = target,
-                Some(_) => return Err("it redirects to another host".into()),
-                None => return check_status(response).await,
+                Some(target) => return Ok((response, target)),
+                None => return Ok((response, url)),
             }
         }
         Err("it redirects without end".into())
