@@ -24,6 +24,7 @@ mod python;
 mod random;
 mod reference;
 mod report;
+mod scripts;
 mod storm;
 mod systemd;
 mod terminal;
@@ -41,7 +42,9 @@ pub use files::{Sampling, SpecFiles};
 pub use fleet::Fleet;
 pub use hosts::OtherHost;
 pub use lan::{Host, Lan};
-pub use llama::{find_llama_cpp, find_llama_cpp_with_vulkan, start_llama_generator};
+pub use llama::{
+    find_llama_cpp, find_llama_cpp_with_vulkan, start_llama_generator, write_llama_cpp,
+};
 pub use member::Member;
 pub use misbehaving::{FaultyWorkers, WorkerFault};
 pub use nats::NatsServer;
@@ -50,6 +53,7 @@ pub use python::{PythonEnv, ScriptSession, client_directory};
 pub use random::Random;
 pub use reference::ReferenceResults;
 pub use report::ChaosEvidence;
+pub use scripts::{write_executable, write_script};
 pub use storm::{FaultInjector, InjectedFault, ProcessKind, unix_time_s};
 pub use systemd::Systemd;
 pub use terminal::Terminal;

@@ -1,8 +1,10 @@
 //! llama.cpp, and agents that generate with it.
 
+use std::path::Path;
+
 use requirements::{require_llama_cpp, require_llama_cpp_with_vulkan};
 
-use crate::{Fleet, Member};
+use crate::{Fleet, Member, write_script};
 
 /// Returns the directory of the llama.cpp programs. Records this test as skipped and returns `None`
 /// without them.
@@ -14,6 +16,16 @@ pub fn find_llama_cpp() -> Option<String> {
 /// test as skipped and returns `None` without it.
 pub fn find_llama_cpp_with_vulkan() -> Option<String> {
     require_llama_cpp_with_vulkan().map(|directory| directory.display().to_string())
+}
+
+/// Writes a llama.cpp that starts the programs of another one, the server after the lines
+/// `before_server` of a shell. Returns its directory.
+pub fn write_llama_cpp(directory: &Path, programs: &str, before_server: &str) -> String {
+    std::fs::create_dir_all(directory).expect("a directory");
+    for (name, before) in [("llama-server", before_server), ("llama-perplexity", "")] {
+        write_script(&directory.join(name), &format!("{before}\nexec '{programs}/{name}' \"$@\""));
+    }
+    directory.display().to_string()
 }
 
 /// Starts a generator that uses llama.cpp, in addition to the agents of the fleet.

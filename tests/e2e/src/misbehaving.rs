@@ -1,11 +1,8 @@
 //! A wrapper that makes every second worker fail.
 
-use std::{
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use crate::Random;
+use crate::{Random, write_executable};
 
 /// A way in which a worker fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,10 +72,7 @@ impl FaultyWorkers {
             here = directory.display(),
             faults = faults.len(),
         );
-        let wrapper = directory.join("wrapper");
-        std::fs::write(&wrapper, text).expect("a file");
-        let executable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&wrapper, executable).expect("our own file");
+        write_executable(&directory.join("wrapper"), text);
         Self { directory }
     }
 

@@ -1,9 +1,10 @@
 //! Workers that fail in many ways.
 
-use std::{collections::BTreeSet, os::unix::fs::PermissionsExt, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use e2e::{
     FaultyWorkers, Fleet, Process, ReferenceResults, Sampling, SpecFiles, WorkerFault, wait_until,
+    write_script,
 };
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -44,21 +45,17 @@ fn a_worker_that_hangs_is_found_and_replaced() {
 }
 
 /// Kills a generator's worker, and itself, at a certain prompt.
-const POISONED: &str = r#"#!/bin/sh
-case "$*" in *"worker generate"*) ;; *) exec "$@" ;; esac
+const POISONED: &str = r#"case "$*" in *"worker generate"*) ;; *) exec "$@" ;; esac
 while IFS= read -r line; do
     case "$line" in *POISON*) kill -9 0 ;; esac
     printf '%s\n' "$line"
-done | "$@"
-"#;
+done | "$@""#;
 
 #[test]
 fn a_prompt_that_kills_every_worker_is_set_aside_with_its_job_and_no_other() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let wrapper = directory.path().join("poisoned");
-    std::fs::write(&wrapper, POISONED).expect("a script");
-    std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755)).expect("its mode");
-    let wrapper = ("FLOTILLA_WORKER_WRAPPER".to_owned(), wrapper.display().to_string());
+    let wrapper = write_script(&directory.path().join("poisoned"), POISONED);
+    let wrapper = ("FLOTILLA_WORKER_WRAPPER".to_owned(), wrapper);
     let fleet = Fleet::start_with("trainer,generator=2,verifier,evaluator", &[], [wrapper]);
     let files = SpecFiles::create(fleet.path());
     let base = fleet.submit(&files.write_sft_spec(5, 0));

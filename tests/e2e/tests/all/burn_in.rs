@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use std::{os::unix::fs::PermissionsExt, path::Path};
-
-use e2e::{Output, find_llama_cpp, find_llama_cpp_with_vulkan, run_flotilla};
+use e2e::{Output, find_llama_cpp, find_llama_cpp_with_vulkan, run_flotilla, write_llama_cpp};
 use serde_json::Value;
 
 const STAGES: [&str; 10] = [
@@ -108,28 +106,15 @@ fn a_device_is_compared_with_the_cpu() {
     assert!(canary["figures"]["largest_difference_nats"].is_number(), "{canary:#}");
 }
 
-/// Writes a llama.cpp whose server dies as soon as it has a model.
-fn write_broken_server(directory: &Path, programs: &str) {
-    for (name, breaks) in [("llama-server", true), ("llama-perplexity", false)] {
-        let real = Path::new(programs).join(name);
-        let dies = if breaks {
-            "case \"$*\" in *--model*) echo no memory >&2; exit 1;; esac\n"
-        } else {
-            ""
-        };
-        let script = format!("#!/bin/sh\n{dies}exec {} \"$@\"\n", real.display());
-        let path = directory.join(name);
-        std::fs::write(&path, script).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-}
+/// Makes a server die as soon as it has a model.
+const DIE: &str = "case \"$*\" in *--model*) echo no memory >&2; exit 1;; esac";
 
 #[test]
 fn a_stage_that_fails_is_named_and_stops_no_other() {
     let Some(programs) = find_llama_cpp() else { return };
     let directory = tempfile::tempdir().unwrap();
-    write_broken_server(directory.path(), &programs);
-    let (output, report) = burn_in(directory.path().to_str().unwrap(), &[]);
+    let broken = write_llama_cpp(directory.path(), &programs, DIE);
+    let (output, report) = burn_in(&broken, &[]);
     assert_eq!(output.code, 3, "{output:?}");
     assert_eq!(report["passed"], false);
     let outcome = |name: &str| stage(&report, name)["outcome"].as_str().unwrap().to_owned();

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Fleet, Sampling, SpecFiles, wait_until};
+use e2e::{Fleet, Sampling, SpecFiles, wait_until, write_executable};
 use requirements::{require_namespaces, require_program};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -36,16 +36,13 @@ answer = {"observation": "<%d:%d>" % (request["seed"] % 1000, turn),
 
 /// Creates an environment in a directory that every user can read.
 pub(crate) fn create_environment(directory: &Path, answer: &str) -> String {
-    let path = directory.join("environment");
     let body = answer.trim().replace('\n', "\n    ");
     let script = format!(
         "#!/usr/bin/env python3\nimport json, sys\nfor line in sys.stdin:\n    \
          request = json.loads(line)\n    {body}\n    \
          print(json.dumps({{\"id\": request[\"id\"], **answer}}), flush=True)\n"
     );
-    std::fs::write(&path, script).expect("a script");
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("executable");
-    path.display().to_string()
+    write_executable(&directory.join("environment"), script)
 }
 
 pub(crate) fn create_public_directory() -> TempDir {

@@ -2,12 +2,11 @@
 //! see why.
 
 use std::{
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use e2e::{Fleet, Member, SpecFiles, wait_until};
+use e2e::{Fleet, Member, SpecFiles, wait_until, write_executable, write_script};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -20,19 +19,15 @@ struct BadHost {
 impl BadHost {
     fn create(directory: &Path, fault: &str) -> Self {
         let script = format!(
-            "#!/bin/sh\n\
-             case \"$*\" in *\"worker train\"*) ;; *) exec \"$@\" ;; esac\n\
+            "case \"$*\" in *\"worker train\"*) ;; *) exec \"$@\" ;; esac\n\
              cd {here} || exit 1\n\
              [ -e bad ] || echo $PPID >bad\n\
              [ \"$(cat bad)\" = $PPID ] || exec \"$@\"\n\
              echo tried >>tries\n\
-             {fault}\n",
+             {fault}",
             here = directory.display(),
         );
-        let wrapper = directory.join("wrapper");
-        std::fs::write(&wrapper, script).expect("a script");
-        let executable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&wrapper, executable).expect("our own file");
+        write_script(&directory.join("wrapper"), &script);
         Self { directory: directory.to_owned() }
     }
 
@@ -192,9 +187,8 @@ fn write_strix_halo(root: &Path) -> (PathBuf, PathBuf) {
 /// Creates files that look like a Python environment with torch.
 fn write_python(root: &Path, script: &str) -> PathBuf {
     let write = |path: &str, text: &str| write(root, path, text);
-    let python = write("venv/bin/python", script);
-    let executable = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&python, executable).expect("our own file");
+    let python = write("venv/bin/python", "");
+    write_executable(&python, script);
     write("venv/pyvenv.cfg", "version = 3.12.3\n");
     let site = "venv/lib/python3.12/site-packages";
     write(&format!("{site}/torch/version.py"), "__version__ = '2.11.0+rocm7.13'\nhip = '7.13'\n");

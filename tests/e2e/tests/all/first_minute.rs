@@ -2,14 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::{
-    fs,
-    os::unix::fs::{MetadataExt, PermissionsExt},
-    path::Path,
-    time::Duration,
-};
+use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
-use e2e::{Fleet, SpecFiles, Terminal, find_logs, run_flotilla, wait_until};
+use e2e::{Fleet, SpecFiles, Terminal, find_logs, run_flotilla, wait_until, write_script};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -18,13 +13,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn open_gives_a_browser_the_link_in_a_file_of_its_user_and_logs_get_no_code() {
     let fleet = Fleet::start("evaluator");
     let seen = fleet.path().join("arguments");
-    let browser = fleet.path().join("browser");
-    fs::write(
-        &browser,
-        format!("#!/bin/sh\necho \"$@\" > {0}.part && mv {0}.part {0}\n", seen.display()),
-    )
-    .unwrap();
-    fs::set_permissions(&browser, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = format!("echo \"$@\" > {0}.part && mv {0}.part {0}", seen.display());
+    let browser = write_script(&fleet.path().join("browser"), &script);
     let opened = fleet.command(&["open"]).env("BROWSER", &browser).output().unwrap();
     let link = String::from_utf8(opened.stdout).unwrap();
     let code = link.trim().split_once("/#code=").expect("a link with a code").1;

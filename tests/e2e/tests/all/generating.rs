@@ -4,7 +4,6 @@
 
 use std::{
     net::TcpListener,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -12,7 +11,7 @@ use std::{
 
 use e2e::{
     Fleet, Member, Output, Process, Sampling, SpecFiles, find_llama_cpp, run_flotilla,
-    start_llama_generator, wait_until,
+    start_llama_generator, wait_until, write_script,
 };
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
@@ -203,10 +202,8 @@ fn a_failing_llama_cpp_is_reported_with_its_last_output() {
     let fakes = home.path().join("bin");
     std::fs::create_dir_all(&fakes).unwrap();
     let script = |name: &str, server: &str| {
-        let path = fakes.join(name);
         let answers = "--version) echo 'version: 0 (fake)'; exit 0 ;; --help) exit 0 ;;";
-        std::fs::write(&path, format!("#!/bin/sh\ncase $1 in {answers} esac\n{server}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&fakes.join(name), &format!("case $1 in {answers} esac\n{server}"));
     };
     script("llama-perplexity", "exit 1");
     let fakes = fakes.display().to_string();

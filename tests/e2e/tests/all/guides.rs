@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::Write,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -12,7 +11,7 @@ use std::{
 use e2e::{
     Host, Lan, PythonEnv,
     pages::{Block, runnable_blocks},
-    wait_until,
+    wait_until, write_executable,
 };
 use s3_server::S3Server;
 use tempfile::TempDir;
@@ -90,9 +89,7 @@ impl TutorialHosts {
         // These hosts have no sshd, so a script replaces scp.
         let copy = "#!/bin/bash\nset -eu\nto=${@: -1}\nset -- \"${@:1:$#-1}\"\nshift\n\
                     cp -rp \"$@\" \"$TOWN/${to%%:*}/${to#*:}\"\n";
-        let scp = own.join("scp");
-        fs::write(&scp, copy).expect("a script");
-        fs::set_permissions(&scp, fs::Permissions::from_mode(0o755)).expect("a mode");
+        write_executable(&own.join("scp"), copy);
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let deploy = root.canonicalize().expect("a root").join("deploy");
         std::os::unix::fs::symlink(deploy, lan.host("laptop").home().join("deploy"))

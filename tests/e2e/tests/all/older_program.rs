@@ -3,13 +3,9 @@
 //! The older program is the one that made the recording of the previous version:
 //! `deploy/build-previous.sh` builds it.
 
-use std::{
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::time::Duration;
 
-use e2e::{Fleet, Member, ReferenceResults, Sampling, wait_until};
+use e2e::{Fleet, Member, ReferenceResults, Sampling, wait_until, write_script};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -17,22 +13,12 @@ const SAMPLING: Sampling = Sampling { prompts: 96, per_prompt: 8, max_new_tokens
 
 const ROLES: [&str; 4] = ["trainer", "generator", "verifier", "evaluator"];
 
-/// Writes a script that receives a command line of this program and runs the older program.
-fn write_wrapper(directory: &Path, older: &Path) -> PathBuf {
-    let wrapper = directory.join("older");
-    let script = format!("#!/bin/sh\nshift\nexec {} \"$@\"\n", older.display());
-    std::fs::write(&wrapper, script).expect("a script");
-    let executable = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&wrapper, executable).expect("our own file");
-    wrapper
-}
-
-fn start_older_agent(fleet: &Fleet, wrapper: &Path, role: &str) -> Member {
+fn start_older_agent(fleet: &Fleet, wrapper: &str, role: &str) -> Member {
     let (nats, name) = (fleet.nats_url(), format!("{role}-older"));
     let home = fleet.path().join(&name).display().to_string();
     let arguments = ["agent", "--nats", &nats, "--roles", role, "--name", &name];
     let arguments = [&arguments[..], &["--agent-dir", &home]].concat();
-    Member::start(&name, &[wrapper.display().to_string()], &arguments, [], fleet.path())
+    Member::start(&name, &[wrapper.to_owned()], &arguments, [], fleet.path())
 }
 
 #[test]
@@ -44,7 +30,9 @@ fn agents_of_the_previous_version_and_of_this_one_have_the_same_results() {
     let reference = ReferenceResults::for_sampling(SAMPLING);
     // All trainings are done by the older program.
     let fleet = Fleet::start_open("generator,verifier,evaluator");
-    let wrapper = write_wrapper(fleet.path(), &older);
+    // It receives a command line of this program.
+    let script = format!("shift\nexec {} \"$@\"", older.display());
+    let wrapper = write_script(&fleet.path().join("older"), &script);
     let _agents = ROLES.map(|role| start_older_agent(&fleet, &wrapper, role));
     wait_until("the older agents have joined", LIMIT, || {
         let listed = fleet.run_json(&["agents", "list"]).ok()?;

@@ -2,28 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::time::Duration;
 
-use e2e::{Fleet, Sampling, SpecFiles, find_llama_cpp, start_llama_generator, wait_until};
+use e2e::{
+    Fleet, Sampling, SpecFiles, find_llama_cpp, start_llama_generator, wait_until, write_llama_cpp,
+};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Creates a llama.cpp whose server silently ignores adapters.
-fn create_llama_without_adapters(directory: &str, at: &Path) -> String {
-    std::fs::create_dir_all(at).unwrap();
-    let drop_adapter = "left=$#; while [ $left -gt 0 ]; do one=$1; shift; left=$((left - 1)); \
-                        if [ \"$one\" = --lora ]; then shift; left=$((left - 1)); \
-                        else set -- \"$@\" \"$one\"; fi; done\n";
-    for name in ["llama-server", "llama-perplexity"] {
-        let (real, script) = (Path::new(directory).join(name), at.join(name));
-        let before = if name == "llama-server" { drop_adapter } else { "" };
-        let text = format!("#!/bin/sh\n{before}exec '{}' \"$@\"\n", real.display());
-        std::fs::write(&script, text).unwrap();
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    at.display().to_string()
-}
+/// Makes a server silently ignore adapters.
+const DROP_ADAPTER: &str = "left=$#; while [ $left -gt 0 ]; do one=$1; shift; left=$((left - 1)); \
+                            if [ \"$one\" = --lora ]; then shift; left=$((left - 1)); \
+                            else set -- \"$@\" \"$one\"; fi; done";
 
 fn facts_of_kind<'a>(facts: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a Value> {
     let is = move |fact: &&Value| fact["subject"].as_str().unwrap().contains(kind);
@@ -39,7 +30,7 @@ fn an_agent_that_samples_without_the_adapter_is_quarantined_and_others_redraw_it
     let files = SpecFiles::create(fleet.path());
     let base = fleet.submit(&files.write_sft_spec(20, 0));
     fleet.await_success(&base, LIMIT);
-    let stale = create_llama_without_adapters(&directory, &fleet.path().join("stale"));
+    let stale = write_llama_cpp(&fleet.path().join("stale"), &directory, DROP_ADAPTER);
     let agent = start_llama_generator(&fleet, &stale, "stale");
     wait_until("the agent is ready", Duration::from_secs(60), || {
         let agents = fleet.run_json(&["agents", "list"]).ok()?;

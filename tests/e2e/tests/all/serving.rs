@@ -1,13 +1,15 @@
 //! Channels: models that agents serve, asked with OpenAI's own client.
 
 use std::{
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
 };
 
-use e2e::{Fleet, Member, Process, PythonEnv, SpecFiles, find_llama_cpp, program_path, wait_until};
+use e2e::{
+    Fleet, Member, Process, PythonEnv, SpecFiles, find_llama_cpp, program_path, wait_until,
+    write_script,
+};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -265,22 +267,19 @@ fn a_channel_stays_at_its_agent_until_the_one_that_is_to_serve_it_has_loaded_it(
 /// Starts an agent that serves models, whose process waits for the file `go` before it loads them.
 fn start_held_server(fleet: &Fleet, directory: &Path) -> Member {
     std::fs::create_dir_all(directory).expect("a directory");
-    let (here, wrapper) = (directory.display(), directory.join("wrapper"));
+    let here = directory.display();
     let script = format!(
-        "#!/bin/sh\n\
-         case \"$*\" in *\"worker serve\"*) ;; *) exec \"$@\" ;; esac\n\
+        "case \"$*\" in *\"worker serve\"*) ;; *) exec \"$@\" ;; esac\n\
          echo >{here}/loads\n\
          until [ -e {here}/go ]; do sleep 0.1; done\n\
-         exec \"$@\"\n"
+         exec \"$@\""
     );
-    std::fs::write(&wrapper, script).expect("a script");
-    let executable = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&wrapper, executable).expect("our own file");
+    let wrapper = write_script(&directory.join("wrapper"), &script);
     let (nats, home) = (fleet.nats_url(), directory.display().to_string());
     let arguments =
         ["agent", "--nats", &nats, "--roles", "server", "--name", "late", "--agent-dir", &home];
     let mut environment = without_llama_cpp();
-    environment.push(("FLOTILLA_WORKER_WRAPPER".to_owned(), wrapper.display().to_string()));
+    environment.push(("FLOTILLA_WORKER_WRAPPER".to_owned(), wrapper));
     Member::start("late", &[], &arguments, environment, &fleet.path().join("agents"))
 }
 
@@ -349,11 +348,8 @@ fn requests_are_kept_if_asked_and_a_model_that_users_rate_lower_is_replaced() {
         return;
     };
     let scripts = tempfile::tempdir().expect("a directory");
-    let redaction = scripts.path().join("redact");
-    std::fs::write(&redaction, "#!/bin/sh\nexec sed s/secret/removed/g\n").expect("a file");
-    let executable = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&redaction, executable).expect("permissions");
-    let redaction = ("FLOTILLA_REDACT".to_owned(), redaction.display().to_string());
+    let redaction = write_script(&scripts.path().join("redact"), "exec sed s/secret/removed/g");
+    let redaction = ("FLOTILLA_REDACT".to_owned(), redaction);
     let serving = ServingFleet::start([with_llama_cpp(llama), vec![redaction]].concat());
     serving.serve("stable", 10);
     serving.await_serving("stable", 2);

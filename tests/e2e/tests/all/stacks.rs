@@ -2,27 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::time::Duration;
 
-use e2e::{Fleet, Output, find_llama_cpp, run_flotilla, wait_until};
+use e2e::{Fleet, Output, find_llama_cpp, run_flotilla, wait_until, write_llama_cpp};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// Writes a llama.cpp that starts the real one, or whose server dies as soon as it has a model.
-fn write_llama_cpp(directory: &Path, programs: &str, breaks: bool) -> String {
-    std::fs::create_dir_all(directory).unwrap();
-    for name in ["llama-server", "llama-perplexity"] {
-        let real = Path::new(programs).join(name);
-        let dies = "case \"$*\" in *--model*) exit 1;; esac\n";
-        let dies = if breaks && name == "llama-server" { dies } else { "" };
-        let script = format!("#!/bin/sh\n{dies}exec {} \"$@\"\n", real.display());
-        let path = directory.join(name);
-        std::fs::write(&path, script).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    directory.display().to_string()
-}
 
 struct Stacks {
     directory: tempfile::TempDir,
@@ -38,9 +23,12 @@ impl Stacks {
         run_flotilla(&[&["stack"], arguments].concat(), at)
     }
 
+    /// Installs a stack that starts this llama.cpp. If it breaks, its server dies as soon as it has
+    /// a model.
     fn install(&self, name: &str, breaks: bool, programs: &str) {
         let source = self.directory.path().join(format!("source-{name}"));
-        let source = write_llama_cpp(&source, programs, breaks);
+        let dies = if breaks { "case \"$*\" in *--model*) exit 1;; esac" } else { "" };
+        let source = write_llama_cpp(&source, programs, dies);
         self.run(&["install", name, "--llama-cpp", &source, "--profile", "cpu"]).assert_success();
     }
 

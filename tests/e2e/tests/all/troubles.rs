@@ -1,9 +1,12 @@
 //! Problems of the environment. Each is one clear error with a remedy, or the fleet recovers from
 //! it.
 
-use std::{net::TcpListener, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::{net::TcpListener, path::Path, time::Duration};
 
-use e2e::{Fleet, NatsServer, Output, Sampling, SmallDisk, SpecFiles, run_flotilla, wait_until};
+use e2e::{
+    Fleet, NatsServer, Output, Sampling, SmallDisk, SpecFiles, run_flotilla, wait_until,
+    write_script,
+};
 use s3_server::S3Server;
 
 use crate::raw_log::RawLog;
@@ -39,12 +42,14 @@ fn assert_no_fleet(directory: &Path) {
 #[test]
 fn an_unsuitable_nats_server_is_refused_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
-    let old = directory.path().join("old-server");
-    std::fs::write(&old, "#!/bin/sh\necho 'nats-server: v2.9.1'\n").unwrap();
-    std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let old = write_script(&directory.path().join("old-server"), "echo 'nats-server: v2.9.1'");
     let fleet = directory.path().join("fleet");
-    run_without_fleet(&["up", "--dir", text(&fleet), "--nats-server", text(&old)])
-        .assert_refused(&[text(&old), "2.9.1", "2.11", "deploy/fetch-nats-server.sh"]);
+    run_without_fleet(&["up", "--dir", text(&fleet), "--nats-server", &old]).assert_refused(&[
+        &old,
+        "2.9.1",
+        "2.11",
+        "deploy/fetch-nats-server.sh",
+    ]);
     assert_no_fleet(&fleet);
 
     let server = NatsServer::start(&[]);

@@ -2,13 +2,12 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
 };
 
-use e2e::{Fleet, Output, program_path, run_flotilla, wait_until};
+use e2e::{Fleet, Output, program_path, run_flotilla, wait_until, write_executable, write_script};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -62,17 +61,17 @@ impl UpgradeHost {
     }
 
     /// Returns another build of the same program. Programs ignore bytes after their end.
-    fn another_build(&self) -> PathBuf {
+    fn another_build(&self) -> String {
         let mut bytes = fs::read(program_path()).expect("a file");
         bytes.extend(b"another build");
-        write_executable(&self.home.join("download"), &bytes)
+        write_executable(&self.home.join("download"), bytes)
     }
 
-    fn upgrade(&self, new: &Path, more: &[&str]) -> Output {
+    fn upgrade(&self, new: &str, more: &[&str]) -> Output {
         let at = |name: &str| self.home.join(name).display().to_string();
-        let (installed, agent, new) = (at("flotilla"), at("agent"), new.display().to_string());
+        let (installed, agent) = (at("flotilla"), at("agent"));
         let restart = format!("sh {}", at("start"));
-        let mut arguments = vec!["upgrade", "--binary", &new, "--installed", &installed];
+        let mut arguments = vec!["upgrade", "--binary", new, "--installed", &installed];
         arguments.extend(["--agent-dir", &agent, "--restart-command", &restart]);
         arguments.extend(more);
         run_flotilla(&arguments, [("FLOTILLA_NATS".to_owned(), self.fleet.nats_url())])
@@ -83,12 +82,6 @@ impl Drop for UpgradeHost {
     fn drop(&mut self) {
         let _ = Command::new("kill").args(["-9", &self.pid()]).stderr(Stdio::null()).status();
     }
-}
-
-fn write_executable(path: &Path, bytes: &[u8]) -> PathBuf {
-    fs::write(path, bytes).expect("a file");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a file");
-    path.to_owned()
 }
 
 #[test]
@@ -115,8 +108,8 @@ fn a_running_agent_is_restarted_with_the_new_program() {
 fn a_program_that_does_not_work_is_rolled_back() {
     let host = UpgradeHost::with_agent();
     let old = host.installed();
-    let script = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo flotilla 9.9.9\nexit 1\n";
-    let new = write_executable(&host.home.join("broken"), script.as_bytes());
+    let script = "[ \"$1\" = --version ] && exec echo flotilla 9.9.9\nexit 1";
+    let new = write_script(&host.home.join("broken"), script);
     let output = host.upgrade(&new, &["--ready-limit", "3"]);
     output.assert_refused(&["9.9.9", "halo", "was put back and works"]);
     assert_eq!(host.installed(), old);
@@ -128,10 +121,10 @@ fn an_agent_that_restarts_with_another_version_is_rolled_back() {
     let host = UpgradeHost::with_agent();
     let old = host.installed();
     let script = format!(
-        "#!/bin/sh\n[ \"$1\" = --version ] && exec echo flotilla 9.9.9\nexec {} \"$@\"\n",
+        "[ \"$1\" = --version ] && exec echo flotilla 9.9.9\nexec {} \"$@\"",
         program_path().display()
     );
-    let new = write_executable(&host.home.join("liar"), script.as_bytes());
+    let new = write_script(&host.home.join("liar"), &script);
     let output = host.upgrade(&new, &["--ready-limit", "5"]);
     output.assert_refused(&["halo reports version", "was put back and works"]);
     assert_eq!(host.installed(), old);
@@ -141,9 +134,9 @@ fn an_agent_that_restarts_with_another_version_is_rolled_back() {
 fn other_programs_are_refused_before_any_agent_is_drained() {
     let host = UpgradeHost::with_agent();
     let before = host.agent().unwrap()["startedAt"].clone();
-    let output = host.upgrade(Path::new("/bin/true"), &[]);
+    let output = host.upgrade("/bin/true", &[]);
     output.assert_refused(&["/bin/true", "is not a flotilla binary"]);
-    let output = host.upgrade(&host.home.join("missing"), &[]);
+    let output = host.upgrade("/missing", &[]);
     output.assert_refused(&["missing", "does not run here"]);
     assert_eq!(host.agent().unwrap()["startedAt"], before);
     assert!(!host.home.join("flotilla.previous").exists());

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Fleet, Sampling, SpecFiles};
+use e2e::{Fleet, Sampling, SpecFiles, write_script};
 use requirements::{require_namespaces, require_program};
 use serde_json::{Value, json};
 
@@ -288,11 +288,4 @@ fn a_run_whose_server_is_gone_waits_for_it_while_other_runs_are_judged() {
     let ended = fleet.await_success(&run, LIMIT);
     assert_eq!(ended["cyclesDone"][1]["train"]["mean"], 1.0, "no reward of 0: {ended:#}");
     fleet.assert_clean_audit(&run);
-}
-
-fn write_script(path: &Path, script: &str) {
-    let whole = path.with_extension("new");
-    std::fs::write(&whole, format!("#!/bin/sh\n{script}\n")).expect("a script");
-    std::fs::set_permissions(&whole, PermissionsExt::from_mode(0o755)).expect("executable");
-    std::fs::rename(&whole, path).expect("in its place");
 }
