@@ -52,11 +52,9 @@ def _probe(request, respond):
     return probe.run(request["device"], request["dtype"], respond)
 
 
-def _hide_unused_packages(call):
+def hide_unused_packages(is_quantized):
     """Hides what transformers and PEFT import wherever it is installed: it would take seconds and a
     hundred megabytes."""
-    lora = call.training.lora
-    is_quantized = lora is not None and lora.quantization != "NONE"
     for name in ("datasets",) if is_quantized else ("bitsandbytes", "datasets"):
         sys.modules.setdefault(name, None)
 
@@ -80,7 +78,8 @@ def _train(call, respond, heartbeats, stop, loaded):
     the training can use."""
     heartbeats.start_call(respond)
     heartbeats.start_phase(PHASE_IMPORT_S)
-    _hide_unused_packages(call)
+    lora = call.training.lora
+    hide_unused_packages(lora is not None and lora.quantization != "NONE")
     training = _import_training()
     run = training.Training(call, respond, heartbeats, stop, loaded)
     try:

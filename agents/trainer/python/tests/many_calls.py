@@ -9,11 +9,12 @@ import sys
 
 program = sys.argv[1]
 sys.path.insert(0, os.path.dirname(program))
-# As the worker does for a training that is not quantized.
-for name in ("bitsandbytes", "datasets"):
-    sys.modules[name] = None
 
-from flotilla_trainer import main, training  # noqa: E402, F401
+from flotilla_trainer import main  # noqa: E402
+
+main.hide_unused_packages(is_quantized=False)
+
+from flotilla_trainer import training  # noqa: E402, F401
 
 for line in iter(sys.stdin.buffer.readline, b""):
     reader, writer = os.pipe()
