@@ -32,25 +32,18 @@ impl From<&verifier::Pytest> for PytestVerifier {
 }
 
 impl PytestVerifier {
-    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
-        let Some(tests) = item.text_field("tests").or_else(|| item.text_field("test")) else {
-            return JudgeResult::input_error(
-                "the prompt has no field \"tests\" with a file for pytest",
-            );
-        };
-        let code = match language::extract_source(Some(ProgramLanguage::Python), &item.completion) {
-            Ok(source) => source.code,
-            Err(problem) => return JudgeResult::failed_because(problem),
-        };
-        self.run_tests(code, tests, slot).unwrap_or_else(|result| result)
-    }
-
-    fn run_tests(
+    /// Fails with a result that ends the judging early.
+    pub(crate) fn judge_item(
         &self,
-        code: &str,
-        tests: &str,
+        item: &VerifyItem,
         slot: &mut SandboxSlot<'_>,
     ) -> Result<JudgeResult, JudgeResult> {
+        let tests = item.text_field("tests").or_else(|| item.text_field("test"));
+        let tests = tests.ok_or_else(|| {
+            JudgeResult::input_error("the prompt has no field \"tests\" with a file for pytest")
+        })?;
+        let source = language::extract_source(Some(ProgramLanguage::Python), &item.completion);
+        let code = source.map_err(JudgeResult::failed_because)?.code;
         let python = &slot.find_tool(&ToolNeed::Pytest)?.argv;
         let argv = [&python[..], &["-I".into(), "-B".into(), HARNESS_FILE.into()]].concat();
         let files = [

@@ -42,22 +42,16 @@ impl From<&verifier::Python> for PythonVerifier {
 }
 
 impl PythonVerifier {
-    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
-        let task = match build_task(item, self.challenge) {
-            Ok(task) => task,
-            Err(problem) => return JudgeResult::input_error(problem),
-        };
-        self.run_task(&task, slot).unwrap_or_else(|result| result)
-    }
-
-    fn run_task(
+    /// Fails with a result that ends the judging early.
+    pub(crate) fn judge_item(
         &self,
-        task: &PythonTask,
+        item: &VerifyItem,
         slot: &mut SandboxSlot<'_>,
     ) -> Result<JudgeResult, JudgeResult> {
+        let task = build_task(item, self.challenge).map_err(JudgeResult::input_error)?;
         let python = &slot.find_tool(&ToolNeed::Language(ProgramLanguage::Python))?.argv;
         let argv = [&python[..], &["-I".into(), "-B".into(), HARNESS_FILE.into()]].concat();
-        let files = [(HARNESS_FILE, self.harness_program(task).into_bytes())];
+        let files = [(HARNESS_FILE, self.harness_program(&task).into_bytes())];
         let report = HarnessReport::run_harness(argv, &files, &self.limits, slot)?;
         Ok(report.into_result(self.partial))
     }

@@ -41,12 +41,8 @@ impl From<&verifier::Stdio> for StdioVerifier {
 }
 
 impl StdioVerifier {
-    pub(crate) fn judge_item(&self, item: &VerifyItem, slot: &mut SandboxSlot<'_>) -> JudgeResult {
-        self.try_judge(item, slot).unwrap_or_else(|result| result)
-    }
-
     /// Fails with a result that ends the judging early.
-    fn try_judge(
+    pub(crate) fn judge_item(
         &self,
         item: &VerifyItem,
         slot: &mut SandboxSlot<'_>,
