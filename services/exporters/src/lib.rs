@@ -66,11 +66,14 @@ impl ExporterError {
 /// for each batch of facts:  exporter.write_updates(run, updates newer than cursor)
 /// ```
 pub trait RunExporter {
-    /// Returns the sequence of the last exported fact of a run, or 0 if the tool has none.
+    /// Returns the sequence of the last exported fact of a run, or 0 if the tool has none or needs
+    /// all facts again.
     fn read_cursor(
         &mut self,
-        run: &RunId,
-    ) -> impl Future<Output = Result<u64, ExporterError>> + Send;
+        _run: &RunId,
+    ) -> impl Future<Output = Result<u64, ExporterError>> + Send {
+        std::future::ready(Ok(0))
+    }
 
     /// Writes updates in log order and stores the sequence of the last one in the same step.
     /// Updates that were written before may arrive again and must change nothing.

@@ -103,12 +103,8 @@ impl OtlpExporter {
 }
 
 impl RunExporter for OtlpExporter {
-    /// Returns 0, because earlier facts contain the start times of later spans. Facts up to the
-    /// stored cursor are read, but their spans are not sent again.
-    async fn read_cursor(&mut self, _: &RunId) -> Result<u64, ExporterError> {
-        Ok(0)
-    }
-
+    /// Reads all facts, because earlier ones contain the start times of later spans. Spans up to
+    /// the stored cursor are not sent again.
     async fn write_updates(
         &mut self,
         run: &RunId,

@@ -102,10 +102,6 @@ impl ReplayedFile {
 }
 
 impl RunExporter for TensorBoardExporter {
-    async fn read_cursor(&mut self, _: &RunId) -> Result<u64, ExporterError> {
-        Ok(0)
-    }
-
     async fn write_updates(
         &mut self,
         run: &RunId,

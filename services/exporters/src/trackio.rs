@@ -78,10 +78,6 @@ impl TrackioExporter {
 }
 
 impl RunExporter for TrackioExporter {
-    async fn read_cursor(&mut self, _: &RunId) -> Result<u64, ExporterError> {
-        Ok(0)
-    }
-
     async fn write_updates(
         &mut self,
         run: &RunId,
