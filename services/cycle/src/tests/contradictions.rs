@@ -4,7 +4,7 @@ use wire::{FactBody, FactKey, Record, v1};
 
 use super::{
     log::{Log, raft, sft, watched},
-    tampered::{audit, position},
+    tampered::{audit, drop_fact, position},
 };
 
 /// The subject of a fact (its beginning is enough), a change of it, and a part of the finding.
@@ -345,7 +345,7 @@ fn facts_of_what_was_never_decided_are_contradictions() {
     let clean = raft_log();
     let without = |dropped: &str, subject: &str, what: &str| {
         let mut records = clean.records().to_vec();
-        records.remove(position(&records, &format!("flotilla.r1.{dropped}")));
+        drop_fact(&mut records, &format!("flotilla.r1.{dropped}"));
         let findings = audit(&records).findings;
         let found = findings.iter().any(|finding| {
             let place = finding.subject.as_deref().unwrap_or_default();
@@ -415,7 +415,7 @@ fn archived_cycles_are_counted_and_unreadable_ones_are_not_judged() {
     assert_eq!(after.counts, crate::AuditCounts { facts, ..before.counts });
 
     let mut records = log.records().to_vec();
-    records.remove(position(&records, "flotilla.r1.verdicts.1.t"));
+    drop_fact(&mut records, "flotilla.r1.verdicts.1.t");
     let findings = audit(&records).findings;
     assert!(findings.iter().any(|found| found.description.ends_with(": never verified")));
     let mut auditor = crate::RunAuditor::default();

@@ -45,6 +45,10 @@ pub(super) fn position(records: &[Record], subject: &str) -> usize {
     records.iter().position(|r| r.fact.subject.to_string().starts_with(subject)).unwrap()
 }
 
+pub(super) fn drop_fact(records: &mut Vec<Record>, subject: &str) {
+    records.remove(position(records, subject));
+}
+
 fn of_place(records: &mut [Record], fits: fn(&FactKey) -> bool) -> Vec<&mut Record> {
     records.iter_mut().filter(|record| fits(&record.fact.subject.key)).collect()
 }
@@ -52,19 +56,13 @@ fn of_place(records: &mut [Record], fits: fn(&FactKey) -> bool) -> Vec<&mut Reco
 const CASES: [Case; 25] = [
     Case {
         name: "a samples fact is dropped",
-        tamper: |records| {
-            let at = position(records, "flotilla.r1.samples.1.t");
-            records.remove(at);
-        },
+        tamper: |records| drop_fact(records, "flotilla.r1.samples.1.t"),
         subject: "flotilla.r1.verdicts.1.t",
         what: "verdicts before any samples",
     },
     Case {
         name: "a verdicts fact is dropped",
-        tamper: |records| {
-            let at = position(records, "flotilla.r1.verdicts.1.t");
-            records.remove(at);
-        },
+        tamper: |records| drop_fact(records, "flotilla.r1.verdicts.1.t"),
         subject: "flotilla.r1.selection.1",
         what: "selected before every sample was judged",
     },
@@ -226,19 +224,13 @@ const CASES: [Case; 25] = [
     },
     Case {
         name: "an order is dropped",
-        tamper: |records| {
-            let at = position(records, "flotilla.r1.order.generate.default.1");
-            records.remove(at);
-        },
+        tamper: |records| drop_fact(records, "flotilla.r1.order.generate.default.1"),
         subject: "flotilla.r1.samples.1.t",
         what: "was never ordered",
     },
     Case {
         name: "a training is dropped",
-        tamper: |records| {
-            let at = position(records, "flotilla.r1.order.train.default.1");
-            records.remove(at);
-        },
+        tamper: |records| drop_fact(records, "flotilla.r1.order.train.default.1"),
         subject: "flotilla.r1.checkpoint.1.10",
         what: "no training was ordered",
     },
@@ -250,19 +242,13 @@ const CASES: [Case; 25] = [
     },
     Case {
         name: "a cycle's checkpoint is dropped",
-        tamper: |records| {
-            let at = position(records, "flotilla.r1.checkpoint.1");
-            records.remove(at);
-        },
+        tamper: |records| drop_fact(records, "flotilla.r1.checkpoint.1"),
         subject: "flotilla.r1.cycle.2.plan",
         what: "planned before the cycle before it was done",
     },
     Case {
         name: "a cycle's end is dropped",
-        tamper: |records| {
-            let at = position(records, "flotilla.r1.cycle.1.done");
-            records.remove(at);
-        },
+        tamper: |records| drop_fact(records, "flotilla.r1.cycle.1.done"),
         subject: "flotilla.r1.cycle.2.done",
         what: "done before the cycle before it was",
     },
@@ -350,7 +336,7 @@ fn a_watched_run_stands_on_its_specs_base() {
     let findings = audit(&records).findings;
     assert_eq!(findings.len(), 6, "base and parent of three checkpoints: {findings:#?}");
     let mut records = clean;
-    records.remove(position(&records, "flotilla.r1.checkpoint.watched.20"));
+    drop_fact(&mut records, "flotilla.r1.checkpoint.watched.20");
     assert_eq!(audit(&records).findings[0].description, "an eval before its checkpoint");
 }
 
