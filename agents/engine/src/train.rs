@@ -78,6 +78,31 @@ pub struct TrainSpec {
     pub seed: u64,
 }
 
+impl Default for TrainSpec {
+    /// Returns one epoch of AdamW at a constant rate of 0.001, without weight decay or dropout.
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            warmup_ratio: 0.0,
+            decay: LearningRateDecay::Constant,
+            final_ratio: 1.0,
+            betas: (0.9, 0.999),
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            dropout: 0.0,
+            freezes_a: false,
+            clip_norm: 1.0,
+            batch_size: 4,
+            micro_batch_tokens: 512,
+            gradient_checkpointing: false,
+            epochs: 1,
+            max_steps: None,
+            max_tokens: 512,
+            seed: 1,
+        }
+    }
+}
+
 /// The measurements of an optimizer step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {

@@ -20,19 +20,15 @@ fn spec() -> TrainSpec {
         decay: LearningRateDecay::Cosine,
         final_ratio: 0.1,
         betas: (0.9, 0.98),
-        epsilon: 1e-8,
         weight_decay: 0.01,
         dropout: 0.1,
-        freezes_a: false,
-        clip_norm: 1.0,
         batch_size: 8,
         micro_batch_tokens: 100,
-        gradient_checkpointing: false,
-        epochs: 1,
         // Into the third epoch of three steps, the last of which is short.
         max_steps: Some(STEPS),
         max_tokens: 64,
         seed: u64::MAX - 7,
+        ..TrainSpec::default()
     }
 }
 

@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use engine::{
-    CompletionExample, LanguageModel, LearningRateDecay, LoraAdapter, MatrixDtype, ModelTokenizer,
-    ModelTrainer, PromptInput, PromptRequest, SamplingParameters, TrainMethod, TrainSpec,
-    generate_all, score_chunks,
+    CompletionExample, LanguageModel, LoraAdapter, MatrixDtype, ModelTokenizer, ModelTrainer,
+    PromptInput, PromptRequest, SamplingParameters, TrainMethod, TrainSpec, generate_all,
+    score_chunks,
 };
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
@@ -111,22 +111,14 @@ impl References {
         let settings = &self.all["training"];
         let spec = TrainSpec {
             learning_rate: number(&settings["learning_rate"]),
-            warmup_ratio: 0.0,
-            decay: LearningRateDecay::Constant,
-            final_ratio: 1.0,
             betas: (number(&settings["betas"][0]), number(&settings["betas"][1])),
             epsilon: number(&settings["epsilon"]),
             weight_decay: number(&settings["weight_decay"]),
-            dropout: 0.0,
-            freezes_a: false,
             clip_norm: number(&settings["clip_norm"]),
             batch_size: examples.len(),
             micro_batch_tokens: 300,
-            gradient_checkpointing: false,
-            epochs: 1,
             max_steps: Some(size(&settings["steps"])),
-            max_tokens: 512,
-            seed: 1,
+            ..TrainSpec::default()
         };
         let method = TrainMethod::Continue(adapter);
         ModelTrainer::new(model, &tokenizer, method, &examples, spec).unwrap()

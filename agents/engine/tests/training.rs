@@ -20,18 +20,13 @@ fn spec() -> TrainSpec {
         decay: LearningRateDecay::Linear,
         final_ratio: 0.1,
         betas: (0.9, 0.98),
-        epsilon: 1e-8,
         weight_decay: 0.01,
-        dropout: 0.0,
-        freezes_a: false,
-        clip_norm: 1.0,
         batch_size: 8,
         micro_batch_tokens: 100,
-        gradient_checkpointing: false,
         epochs: 2,
-        max_steps: None,
         max_tokens: 64,
         seed: 7,
+        ..TrainSpec::default()
     }
 }
 

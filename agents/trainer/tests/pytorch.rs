@@ -164,19 +164,12 @@ fn candle_spec(rate: f64, steps: usize) -> TrainSpec {
         warmup_ratio: 0.1,
         decay: LearningRateDecay::Linear,
         final_ratio: 0.1,
-        betas: (0.9, 0.999),
-        epsilon: 1e-8,
         weight_decay: 0.01,
-        dropout: 0.0,
-        freezes_a: false,
-        clip_norm: 1.0,
         batch_size: 4,
         micro_batch_tokens: 64,
-        gradient_checkpointing: false,
-        epochs: 0,
         max_steps: Some(steps),
-        max_tokens: 512,
         seed: 7,
+        ..TrainSpec::default()
     }
 }
 
@@ -776,27 +769,9 @@ fn candle_steps(base: &Path, adapter: &Path, objective: &Objective) -> Vec<(f64,
     let signals = old.into_iter().zip(reference).enumerate().map(|(index, (old, reference))| {
         TrainingSignal { advantage: advantage(index), behaviour: None, old, reference }
     });
-    let spec = TrainSpec {
-        learning_rate: 0.001,
-        warmup_ratio: 0.1,
-        decay: LearningRateDecay::Linear,
-        final_ratio: 0.1,
-        betas: (0.9, 0.999),
-        epsilon: 1e-8,
-        weight_decay: 0.01,
-        dropout: 0.0,
-        freezes_a: false,
-        clip_norm: 1.0,
-        batch_size: 4,
-        micro_batch_tokens: 64,
-        gradient_checkpointing: false,
-        epochs: 0,
-        max_steps: Some(6),
-        max_tokens: 512,
-        seed: 7,
-    };
     let signals: Vec<TrainingSignal> = signals.collect();
     let method = TrainMethod::Continue(adapter);
+    let spec = candle_spec(0.001, 6);
     let trainer = ModelTrainer::new(model, &tokenizer, method, &examples(), spec).unwrap();
     let mut trainer = trainer.use_objective(objective.clone(), signals).unwrap();
     let mut steps = Vec::new();

@@ -2,9 +2,9 @@
 
 use anyhow::{Context, bail};
 use engine::{
-    BatchGenerator, CompletionExample, Device, LanguageModel, LayerModule, LearningRateDecay,
-    LoraSpec, MatrixDtype, ModelTokenizer, ModelTrainer, PromptInput, PromptRequest,
-    SamplingParameters, ScratchShape, TrainMethod, TrainSpec, TrainingSignal, write_scratch_model,
+    BatchGenerator, CompletionExample, Device, LanguageModel, LayerModule, LoraSpec, MatrixDtype,
+    ModelTokenizer, ModelTrainer, PromptInput, PromptRequest, SamplingParameters, ScratchShape,
+    TrainMethod, TrainSpec, TrainingSignal, write_scratch_model,
 };
 use objective::{Objective, ObjectiveName};
 
@@ -72,25 +72,7 @@ fn prepare_training(objective: Option<Objective>) -> anyhow::Result<ModelTrainer
     let method = TrainMethod::Lora(LoraSpec { rank: 8, alpha: 16.0, modules, rslora: false });
     let completion = "and what follows";
     let example = CompletionExample::new("one prompt", completion);
-    let spec = TrainSpec {
-        learning_rate: 1e-3,
-        warmup_ratio: 0.0,
-        decay: LearningRateDecay::Constant,
-        final_ratio: 1.0,
-        betas: (0.9, 0.999),
-        epsilon: 1e-8,
-        weight_decay: 0.0,
-        dropout: 0.0,
-        freezes_a: false,
-        clip_norm: 1.0,
-        batch_size: 4,
-        micro_batch_tokens: 512,
-        gradient_checkpointing: false,
-        epochs: 1,
-        max_steps: Some(1),
-        max_tokens: 64,
-        seed: 1,
-    };
+    let spec = TrainSpec { max_steps: Some(1), max_tokens: 64, ..TrainSpec::default() };
     let trainer = ModelTrainer::new(model, &tokenizer, method, &vec![example; 4], spec)?;
     let Some(objective) = objective else { return Ok(trainer) };
     // The completion and its end.

@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context, bail};
 use cli::output;
 use engine::{
-    BatchGenerator, CompletionExample, LayerModule, LearningRateDecay, LoraSpec, MatrixDtype,
-    ModelTrainer, PromptInput, PromptRequest, SamplingParameters, TrainMethod, TrainSpec,
+    BatchGenerator, CompletionExample, LayerModule, LoraSpec, MatrixDtype, ModelTrainer,
+    PromptInput, PromptRequest, SamplingParameters, TrainMethod, TrainSpec,
 };
 
 use super::{
@@ -141,22 +141,12 @@ fn measure_training(model: &Path, gradient_checkpointing: bool) -> anyhow::Resul
     let method = TrainMethod::Lora(LoraSpec { rank: 16, alpha: 32.0, modules, rslora: false });
     let spec = TrainSpec {
         learning_rate: 1e-4,
-        warmup_ratio: 0.0,
-        decay: LearningRateDecay::Constant,
-        final_ratio: 1.0,
-        betas: (0.9, 0.999),
-        epsilon: 1e-8,
-        weight_decay: 0.0,
-        dropout: 0.0,
-        freezes_a: false,
-        clip_norm: 1.0,
         batch_size: BATCH,
         micro_batch_tokens: BATCH * LENGTH,
         gradient_checkpointing,
-        epochs: 1,
         max_steps: Some(STEPS + 1),
         max_tokens: LENGTH,
-        seed: 1,
+        ..TrainSpec::default()
     };
     let mut trainer = ModelTrainer::new(model, &tokenizer, method, &vec![example; BATCH], spec)?;
     trainer.run_step()?;
