@@ -116,11 +116,6 @@ impl<Tag: Clone + Send> BatchGenerator<Tag> {
         self.model.config.eos_tokens.first().copied()
     }
 
-    /// Returns the number of slots that no running or waiting sample needs.
-    pub fn free_slots(&self) -> usize {
-        self.slots.saturating_sub(self.open_samples())
-    }
-
     /// Returns the number of samples that run or wait.
     pub fn open_samples(&self) -> usize {
         let waiting = |one: &WaitingRequest<Tag>| one.request.seeds.len() - one.started;

@@ -377,10 +377,4 @@ impl LanguageModel {
         }
         Ok(())
     }
-
-    /// Returns the directory that the model was loaded from; `None` for a GGUF file or a random
-    /// model without one.
-    pub fn source_directory(&self) -> Option<&Path> {
-        self.source.as_deref()
-    }
 }

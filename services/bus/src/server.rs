@@ -166,10 +166,6 @@ impl ManagedServer {
         self.child.process_id()
     }
 
-    pub fn binary_path(&self) -> &Path {
-        &self.binary
-    }
-
     pub fn log_file(&self) -> &Path {
         &self.files.log
     }

@@ -16,7 +16,6 @@ use tokio::{
 
 use crate::{
     BUCKET, Bus, EXCHANGES, MEMBERS_BUCKET, STREAM,
-    point_read::with_retries,
     request::parse_answer,
     request_error::{RequestError, code},
 };
@@ -168,16 +167,6 @@ impl Bus {
             if last {
                 return Ok(());
             }
-        }
-    }
-
-    /// Returns true if the server has the log of a fleet.
-    pub async fn has_log(&self) -> Result<bool, RequestError> {
-        let verb = format!("STREAM.INFO.{STREAM}");
-        match with_retries(|| self.call_api::<Value>(&verb, &())).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.has_server_code(code::STREAM_NOT_FOUND) => Ok(false),
-            Err(error) => Err(error),
         }
     }
 }

@@ -122,12 +122,6 @@ impl ChannelSet {
         self.promotions.get(run)
     }
 
-    /// Returns the runs that promote to a channel.
-    pub fn promoting_runs(&self, channel: &RunId) -> impl Iterator<Item = &RunId> {
-        let moves = |promotion: &v1::spec::Promotion| promotion.channel == channel.as_str();
-        self.promotions.iter().filter(move |(_, promotion)| moves(promotion)).map(|(run, _)| run)
-    }
-
     /// Returns true if a run with a promotion has succeeded.
     pub fn has_succeeded(&self, run: &RunId) -> bool {
         self.ended.get(run).is_some_and(|(_, succeeded)| *succeeded)

@@ -28,5 +28,4 @@ pub use git_lfs::SentCallback;
 pub use model_id::{ModelId, ModelIdError, ModelRevision};
 pub use model_info::ModelLicense;
 pub use push::{PushOutcome, PushRequest, PushTarget};
-pub use settings::hub_cache_dir;
 pub use upload::UploadFile;

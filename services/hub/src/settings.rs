@@ -18,11 +18,6 @@ pub(crate) struct HubSettings {
     pub(crate) offline: bool,
 }
 
-/// Returns the directory in which Hugging Face's tools keep downloads on this machine.
-pub fn hub_cache_dir() -> PathBuf {
-    find_cache_dir(&|name| std::env::var_os(name))
-}
-
 impl HubSettings {
     /// Reads the settings, where `variable` looks up an environment variable. Reads the token from
     /// its file if no variable contains it.

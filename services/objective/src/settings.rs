@@ -113,11 +113,6 @@ impl SettingKey {
         }
     }
 
-    /// Returns true if it corrects for another engine or an older policy.
-    pub fn is_correction(self) -> bool {
-        CORRECTION_KEYS.contains(&self)
-    }
-
     /// Returns the smallest and largest value.
     pub fn range(self) -> (f64, f64) {
         match self {

@@ -28,11 +28,6 @@ impl GgmlType {
         ALL_TYPES.into_iter().find(|kind| kind.id == id)
     }
 
-    /// Returns the number of values that share a scale.
-    pub fn block_size(self) -> u64 {
-        self.block
-    }
-
     /// Returns the bytes of a tensor; `None` if its rows are not whole blocks, or on overflow.
     pub fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
         let row = shape.last().copied().unwrap_or(1);
