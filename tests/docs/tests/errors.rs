@@ -5,36 +5,18 @@ use std::{
     fs,
 };
 
-use docs::{is_program_source, root};
+use docs::{is_test, program_sources, root};
 use proc_macro2::{Span, TokenStream, TokenTree};
 use regex::Regex;
 use syn::{
     Attribute, Fields, ItemEnum, ItemMod, ItemStruct, LitStr, Macro, Type, parse::ParseStream,
     visit::Visit,
 };
-use walkdir::WalkDir;
 
 /// Invariants of the operations. candle adds their text to errors that have a code.
 const ENGINE_OPS: &str = "agents/engine/src/ops";
 /// A tool for developers.
 const BENCH: &str = "services/bench/src";
-
-/// Returns the parsed sources of the program, without tests, by their path from the root.
-fn sources() -> Vec<(String, syn::File)> {
-    let mut sources = Vec::new();
-    for part in ["agents", "proto", "services"] {
-        for entry in WalkDir::new(root().join(part)).sort_by_file_name() {
-            let path = entry.expect("an entry").into_path();
-            let name = path.strip_prefix(root()).expect("below the root").display().to_string();
-            if is_program_source(&name) {
-                let text = fs::read_to_string(&path).expect("a source");
-                sources.push((name.clone(), syn::parse_file(&text).expect(&name)));
-            }
-        }
-    }
-    assert!(sources.len() > 300, "these are not all: {}", sources.len());
-    sources
-}
 
 /// An error message and the type of its cause, if it has one.
 struct Message {
@@ -51,14 +33,6 @@ struct SourceErrors {
     messages: Vec<Message>,
     /// All string literals.
     strings: Vec<String>,
-}
-
-fn is_test(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|it| {
-        let is = |name| it.path().is_ident(name);
-        is("test")
-            || is("cfg") && it.meta.require_list().is_ok_and(|it| it.tokens.to_string() == "test")
-    })
 }
 
 impl SourceErrors {
@@ -178,7 +152,8 @@ fn collect_strings(tokens: &TokenStream, strings: &mut Vec<String>) {
 }
 
 fn read_sources() -> BTreeMap<String, SourceErrors> {
-    let read = sources().into_iter().map(|(name, file)| {
+    let read = program_sources().into_iter().map(|(name, text)| {
+        let file = syn::parse_file(&text).expect(&name);
         let mut found = SourceErrors::default();
         found.visit_file(&file);
         (name, found)

@@ -6,10 +6,9 @@ use std::{
     fs,
 };
 
-use docs::{is_program_source, is_test, root};
+use docs::{is_test, program_sources, root};
 use regex::Regex;
 use syn::{Attribute, Expr, ImplItem, Item, Lit, Meta, TraitItem, Visibility};
-use walkdir::WalkDir;
 
 /// Public function names that say nothing at the call site.
 const FORBIDDEN_FUNCTIONS: [&str; 31] = [
@@ -164,25 +163,9 @@ fn doc(attributes: &[Attribute]) -> String {
     lines.collect::<Vec<_>>().join("\n").trim().to_owned()
 }
 
-/// Every program source, by its path from the root.
-fn texts() -> BTreeMap<String, String> {
-    let mut texts = BTreeMap::new();
-    for part in ["agents", "proto", "services"] {
-        for entry in WalkDir::new(root().join(part)).sort_by_file_name() {
-            let path = entry.expect("an entry").into_path();
-            let name = path.strip_prefix(root()).expect("below the root").display().to_string();
-            if is_program_source(&name) {
-                texts.insert(name, fs::read_to_string(&path).expect("a source"));
-            }
-        }
-    }
-    assert!(texts.len() > 300, "these are not all: {}", texts.len());
-    texts
-}
-
 fn source() -> Source {
     let mut source = Source::default();
-    for (name, text) in texts() {
+    for (name, text) in program_sources() {
         source.read_items(&name, &syn::parse_file(&text).expect(&name).items);
     }
     source
@@ -329,7 +312,7 @@ fn the_language_stays_that_of_its_field() {
 fn count_dialect() -> (usize, usize) {
     let dialect = Regex::new(DIALECT).expect("a pattern");
     let (mut found, mut words) = (0, 0);
-    for text in texts().values() {
+    for text in program_sources().values() {
         let program = text.split("#[cfg(test)]").next().unwrap_or_default();
         for line in program.lines().filter_map(|line| line.trim().strip_prefix("//")) {
             let line = line.trim_start_matches(['/', '!']);

@@ -4,12 +4,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::PathBuf,
 };
 
-use docs::{is_program_source, is_test, root};
+use docs::{is_test, program_sources, root};
 use syn::{Item, UseTree, Visibility, visit::Visit};
-use walkdir::WalkDir;
 
 /// Most files that may import each other in a circle inside their crate.
 const CIRCLE_FILES_MAX: usize = 10;
@@ -174,25 +172,16 @@ impl Crate {
 /// Every crate of the program, by its folder.
 fn crates() -> BTreeMap<String, Crate> {
     let mut crates: BTreeMap<String, Crate> = BTreeMap::new();
-    for part in ["agents", "proto", "services"] {
-        for entry in WalkDir::new(root().join(part)).sort_by_file_name() {
-            let path = entry.expect("an entry").into_path();
-            let name = path.strip_prefix(root()).expect("below the root").display().to_string();
-            let Some((folder, file)) = name.split_once("/src/") else { continue };
-            if !is_program_source(&name) {
-                continue;
-            }
-            let mut module: ModulePath =
-                file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-            if module == ["lib"] || module == ["main"] {
-                module.clear();
-            }
-            let names = Names::read(&fs::read_to_string(&path).expect("a source"));
-            let all = crates
-                .entry(folder.to_owned())
-                .or_insert_with(|| Crate { modules: BTreeMap::new() });
-            all.modules.insert(module, names);
+    for (name, text) in program_sources() {
+        let (folder, file) = name.split_once("/src/").expect("a source of a crate");
+        let mut module: ModulePath =
+            file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+        if module == ["lib"] || module == ["main"] {
+            module.clear();
         }
+        let all =
+            crates.entry(folder.to_owned()).or_insert_with(|| Crate { modules: BTreeMap::new() });
+        all.modules.insert(module, Names::read(&text));
     }
     assert!(crates.len() > 25, "these are not all: {}", crates.len());
     crates
@@ -214,14 +203,10 @@ fn files_of_a_crate_import_each_other_one_way() {
 
 #[test]
 fn the_program_and_its_pages_stay_small() {
+    let sources = program_sources();
     let lines = |folders: &[&str]| {
-        let files = folders.iter().flat_map(|folder| WalkDir::new(root().join(folder)));
-        let paths = files.map(|entry| entry.expect("an entry").into_path());
-        let is_source = |path: &PathBuf| {
-            let name = path.strip_prefix(root()).expect("below the root");
-            is_program_source(&name.display().to_string())
-        };
-        let texts = paths.filter(is_source).map(|path| fs::read_to_string(path).expect("a source"));
+        let is_in = |name: &str| folders.iter().any(|it| name.starts_with(&format!("{it}/")));
+        let texts = sources.iter().filter(|(name, _)| is_in(name)).map(|(_, text)| text);
         let programs = texts.map(|text| {
             // A declaration of a module in another file ends no program.
             let ends = |(at, _): &(usize, &str)| {
