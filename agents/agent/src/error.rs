@@ -41,14 +41,7 @@ impl JobError {
     /// fault are unchanged.
     #[must_use]
     pub fn blame_shared_worker(self) -> Self {
-        match self {
-            Self::Failed {
-                fault: JobFault::WorkFailed | JobFault::Transient(_) | JobFault::OutOfMemory,
-                message,
-                log_tail,
-            } => Self::Failed { fault: JobFault::SharedWorker, message, log_tail },
-            other => other,
-        }
+        self.replace_fault(JobFault::SharedWorker)
     }
 
     /// Creates a failure because a dependency that all agents share (the bus, the store) is down:
@@ -141,12 +134,16 @@ impl JobError {
     /// with any other fault are unchanged.
     #[must_use]
     pub fn blame_host(self) -> Self {
+        self.replace_fault(JobFault::HostUnfit)
+    }
+
+    fn replace_fault(self, fault: JobFault) -> Self {
         match self {
             Self::Failed {
                 fault: JobFault::WorkFailed | JobFault::Transient(_) | JobFault::OutOfMemory,
                 message,
                 log_tail,
-            } => Self::Failed { fault: JobFault::HostUnfit, message, log_tail },
+            } => Self::Failed { fault, message, log_tail },
             other => other,
         }
     }

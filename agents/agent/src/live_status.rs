@@ -194,27 +194,23 @@ impl JobProgress {
     /// Sets the progress to `done` of `total`, with a note for users. The agent's next status
     /// contains it.
     pub fn set_progress(&self, done: u32, total: u32, note: impl Into<String>) {
-        if let Ok(mut jobs) = self.entry.jobs.lock()
-            && let Some(job) = jobs.get_mut(&self.entry.key)
-        {
-            (job.done, job.total, job.note) = (done, total, note.into());
-        }
+        self.update_job(|job| (job.done, job.total, job.note) = (done, total, note.into()));
     }
 
     pub(crate) fn set_waiting(&self, waits: bool, note: impl Into<String>) {
-        if let Ok(mut jobs) = self.entry.jobs.lock()
-            && let Some(job) = jobs.get_mut(&self.entry.key)
-        {
-            (job.waits, job.note) = (waits, note.into());
-        }
+        self.update_job(|job| (job.waits, job.note) = (waits, note.into()));
     }
 
     /// Sets the note for users, and keeps the progress. The agent's next status contains it.
     pub fn set_note(&self, note: impl Into<String>) {
+        self.update_job(|job| job.note = note.into());
+    }
+
+    fn update_job(&self, change: impl FnOnce(&mut v1::ActiveJob)) {
         if let Ok(mut jobs) = self.entry.jobs.lock()
             && let Some(job) = jobs.get_mut(&self.entry.key)
         {
-            job.note = note.into();
+            change(job);
         }
     }
 }
