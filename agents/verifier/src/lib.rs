@@ -37,7 +37,7 @@ pub use environment::EpisodeStep;
 pub use environment_host::{ActionError, EnvironmentHost, OpenEnvironment};
 pub use episode::{EnvironmentAnswer, PlayedEpisode, PlayedTurn};
 pub use grants::{GrantError, OwnerGrants};
-pub use offline::{OfflineVerifier, TimedVerdict, verifier_version};
+pub use offline::{OfflineVerifier, TimedVerdict};
 pub use role::VerifierRole;
 pub use toolchain::{Toolchain, ToolchainTest};
 pub use tools::{VerifierTool, VerifierTools};

@@ -59,9 +59,3 @@ impl OfflineVerifier {
         judged.map(judgement).collect()
     }
 }
-
-/// Returns the verifier's name, the crate version and a digest of the settings:
-/// `python/0.1.0+1f3a9c02b7de`.
-pub fn verifier_version(settings: &v1::Verifier) -> String {
-    crate::pipeline::verifier_version(settings)
-}

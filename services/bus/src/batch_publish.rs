@@ -52,7 +52,7 @@ impl Bus {
     /// Fails like [`Bus::publish_fact`] if any fact may not be in the log; others may be in it.
     pub async fn publish_all(&self, facts: &[Fact]) -> Result<Vec<PublishOutcome>, PublishError> {
         let prepared: Vec<PreparedFact> =
-            facts.iter().map(|fact| self.prepare_fact(fact, None)).collect::<Result<_, _>>()?;
+            facts.iter().map(|fact| self.prepare_fact(fact)).collect::<Result<_, _>>()?;
         let mut published = Vec::with_capacity(prepared.len());
         let mut left = &prepared[..];
         while !left.is_empty() {
@@ -76,7 +76,7 @@ impl Bus {
         facts: &[Fact],
     ) -> Result<Vec<PublishOutcome>, PublishError> {
         let prepared: Vec<PreparedFact> =
-            facts.iter().map(|fact| self.prepare_fact(fact, None)).collect::<Result<_, _>>()?;
+            facts.iter().map(|fact| self.prepare_fact(fact)).collect::<Result<_, _>>()?;
         self.publish_individually(&prepared).await
     }
 

@@ -24,7 +24,6 @@ const NONCE_HEADER: &str = "Flotilla-Nonce";
 /// Subject filter in which the server looks for the expected last sequence, instead of the subject
 /// of the message (nats-server 2.11, `JSExpectedLastSubjSeqSubj`).
 const EXPECTED_SUBJECT_HEADER: &str = "Nats-Expected-Last-Subject-Sequence-Subject";
-const TRACE_HEADER: &str = "traceparent";
 /// Headers count towards the server's payload limit. Those of a fact stay well below this.
 const HEADER_BYTES_ALLOWANCE: usize = 1024;
 /// A cluster elects a new leader within 8 s; a restarted server is back within 3 s.
@@ -117,26 +116,12 @@ impl Bus {
     /// # Errors
     /// The fact may not be in the log: the server refused it (at once), or did not acknowledge it.
     pub async fn publish_fact(&self, fact: &Fact) -> Result<PublishOutcome, PublishError> {
-        self.publish_fact_traced(fact, None).await
-    }
-
-    /// Does the same as [`Bus::publish_fact`], with a W3C `traceparent` for the processes that
-    /// react to the fact.
-    pub async fn publish_fact_traced(
-        &self,
-        fact: &Fact,
-        traceparent: Option<&str>,
-    ) -> Result<PublishOutcome, PublishError> {
-        let prepared = self.prepare_fact(fact, traceparent)?;
+        let prepared = self.prepare_fact(fact)?;
         self.publish_prepared(&prepared).await
     }
 
     /// Fails if the fact is larger than the server accepts.
-    pub(crate) fn prepare_fact(
-        &self,
-        fact: &Fact,
-        traceparent: Option<&str>,
-    ) -> Result<PreparedFact, PublishError> {
+    pub(crate) fn prepare_fact(&self, fact: &Fact) -> Result<PreparedFact, PublishError> {
         let place = fact.subject.to_string();
         let author = self.shared.author.as_ref();
         let subject =
@@ -147,7 +132,7 @@ impl Bus {
             return Err(PublishError::TooLarge { subject, bytes: payload.len(), limit });
         }
         let nonce = self.shared.client.new_inbox();
-        let headers = self.fact_headers(fact, &place, &nonce, traceparent);
+        let headers = self.fact_headers(fact, &place, &nonce);
         Ok(PreparedFact { subject, unauthored_subject: place, headers, payload, nonce })
     }
 
@@ -205,13 +190,7 @@ impl Bus {
         })
     }
 
-    fn fact_headers(
-        &self,
-        fact: &Fact,
-        place: &str,
-        nonce: &str,
-        traceparent: Option<&str>,
-    ) -> HeaderMap {
+    fn fact_headers(&self, fact: &Fact, place: &str, nonce: &str) -> HeaderMap {
         let producer = &self.shared.producer;
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, "0");
@@ -222,16 +201,10 @@ impl Bus {
         headers.insert(header::NATS_EXPECTED_STREAM, STREAM);
         headers.insert(TYPE_HEADER, fact.body.message_name());
         headers.insert(NONCE_HEADER, nonce);
-        for (name, value) in [
-            (PRODUCER_HEADER, format!("{} {}", producer.name, producer.role)),
-            (TRACE_HEADER, traceparent.unwrap_or_default().to_owned()),
-        ] {
-            // Skip a header with an invalid value rather than lose the fact.
-            if let Ok(value) = value.parse::<async_nats::HeaderValue>()
-                && !value.as_str().is_empty()
-            {
-                headers.insert(name, value);
-            }
+        let producer = format!("{} {}", producer.name, producer.role);
+        // Skip a header with an invalid value rather than lose the fact.
+        if let Ok(value) = producer.parse::<async_nats::HeaderValue>() {
+            headers.insert(PRODUCER_HEADER, value);
         }
         headers
     }
