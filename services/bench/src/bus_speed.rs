@@ -64,7 +64,7 @@ async fn measure_publishing(bus: &Bus) -> anyhow::Result<Vec<BenchFigure>> {
         let facts = make_facts(&format!("one-{round}"), SINGLE_FACTS)?;
         let payloads: Vec<Vec<u8>> = facts.iter().map(Fact::to_json).collect();
         single = single.min(time_work(async { publish_each(bus, &facts).await }).await?);
-        let took = time_work(async { publish_plain_messages(bus, &payloads, false).await });
+        let took = time_work(async { publish_plain_messages(bus, &payloads).await });
         plain = plain.min(took.await?);
         let many = self::make_facts(&format!("all-{round}"), TOGETHER)?;
         let took = time_work(async { bus.publish_all(&many).await.map(drop).map_err(Into::into) });
@@ -174,14 +174,9 @@ async fn publish_each(bus: &Bus, facts: &[Fact]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Publishes payloads as plain messages, one after the other or, with `at_once`, in flight
-/// together.
-async fn publish_plain_messages(
-    bus: &Bus,
-    payloads: &[Vec<u8>],
-    at_once: bool,
-) -> anyhow::Result<()> {
-    bus.publish_plain(payloads, at_once).await.map_err(|error| anyhow::anyhow!("{error}"))
+/// Publishes payloads as plain messages, one after the other.
+async fn publish_plain_messages(bus: &Bus, payloads: &[Vec<u8>]) -> anyhow::Result<()> {
+    bus.publish_plain(payloads).await.map_err(|error| anyhow::anyhow!("{error}"))
 }
 
 fn make_facts(run: &str, count: usize) -> anyhow::Result<Vec<Fact>> {

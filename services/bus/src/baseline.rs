@@ -11,15 +11,14 @@ use futures::{StreamExt, TryStreamExt};
 use crate::{Bus, STREAM};
 
 const SCRATCH: &str = "YARDSTICK";
-const MESSAGES_IN_FLIGHT: usize = 64;
 
 type BaselineResult<T> = Result<T, async_nats::Error>;
 
 impl Bus {
-    /// Publishes payloads to a separate stream and waits for each acknowledgement; with `at_once`,
-    /// up to 64 are in flight.
+    /// Publishes payloads to a separate stream, one after the other, and waits for each
+    /// acknowledgement.
     #[doc(hidden)]
-    pub async fn publish_plain(&self, payloads: &[Vec<u8>], at_once: bool) -> BaselineResult<()> {
+    pub async fn publish_plain(&self, payloads: &[Vec<u8>]) -> BaselineResult<()> {
         let context = &self.shared.context;
         let config = Config {
             name: SCRATCH.to_owned(),
@@ -28,20 +27,11 @@ impl Bus {
             ..Config::default()
         };
         context.get_or_create_stream(config).await?;
-        let publish = |(number, payload): (usize, &Vec<u8>)| {
-            let subject = format!("{SCRATCH}.{number}");
+        for (number, payload) in payloads.iter().enumerate() {
             let payload = Bytes::from(payload.clone());
-            async move {
-                context.publish(subject, payload).await?.await?;
-                BaselineResult::Ok(())
-            }
-        };
-        let each = payloads.iter().enumerate().map(publish);
-        let in_flight = if at_once { MESSAGES_IN_FLIGHT } else { 1 };
-        futures::stream::iter(each)
-            .buffered(in_flight)
-            .try_for_each(|()| std::future::ready(Ok(())))
-            .await
+            context.publish(format!("{SCRATCH}.{number}"), payload).await?.await?;
+        }
+        Ok(())
     }
 
     /// Reads `entries` entries of the log with a plain consumer, unparsed, and returns their size

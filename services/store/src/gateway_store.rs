@@ -161,8 +161,8 @@ fn unsupported_error(what: &str) -> Error {
     Error::NotSupported { source: format!("the gateway's store has no {what}").into() }
 }
 
-fn put_result(e_tag: Option<String>) -> PutResult {
-    PutResult { e_tag, version: None, extensions: Default::default() }
+fn put_result() -> PutResult {
+    PutResult { e_tag: None, version: None, extensions: Default::default() }
 }
 
 #[async_trait]
@@ -176,7 +176,7 @@ impl ObjectStore for GatewayObjectStore {
         let bytes = Bytes::from(payload);
         if bytes.len() as u64 <= PART_BYTES {
             self.client.put_object(location, bytes).await?;
-            return Ok(put_result(None));
+            return Ok(put_result());
         }
         let part = usize::try_from(PART_BYTES).unwrap_or(usize::MAX);
         let mut upload = GatewayUpload::begin_upload(self.client.clone(), location).await?;

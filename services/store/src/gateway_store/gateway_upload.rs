@@ -49,14 +49,14 @@ impl MultipartUpload for GatewayUpload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let Some(upload) = &self.upload else { return Ok(put_result(None)) };
+        let Some(upload) = &self.upload else { return Ok(put_result()) };
         let sent = std::mem::take(&mut *self.sent.lock().unwrap_or_else(PoisonError::into_inner));
         let parts: Option<Vec<String>> = sent.into_iter().collect();
         let parts = parts.filter(|parts| parts.len() == self.parts).ok_or_else(|| {
             object_store::Error::Generic { store: "gateway", source: "a part was not sent".into() }
         })?;
         self.client.complete_upload(&self.key, upload, parts, self.bytes).await?;
-        Ok(put_result(None))
+        Ok(put_result())
     }
 
     async fn abort(&mut self) -> Result<()> {
