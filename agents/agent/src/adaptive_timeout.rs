@@ -33,7 +33,7 @@ impl AdaptiveTimeout {
     }
 
     /// Records that the worker sent a message at `now`.
-    pub fn record_message(&mut self, now: Instant) {
+    pub(crate) fn record_message(&mut self, now: Instant) {
         // The time before the first message is the start-up, not an interval.
         if let Some(before) = self.last_message.replace(now) {
             self.intervals = self.intervals.saturating_add(1);
@@ -42,7 +42,7 @@ impl AdaptiveTimeout {
     }
 
     /// Returns the time for which the worker may be silent now before it counts as hung.
-    pub fn current_limit(&self) -> Duration {
+    pub(crate) fn current_limit(&self) -> Duration {
         if self.intervals < INTERVALS_MIN {
             return self.first;
         }

@@ -128,7 +128,7 @@ impl ChildProcess {
 
     /// Waits at most `limit` for the child to exit. Returns, for users, its exit status, or that it
     /// is still running.
-    pub async fn wait_for_exit(&mut self, limit: Duration) -> String {
+    pub(crate) async fn wait_for_exit(&mut self, limit: Duration) -> String {
         match tokio::time::timeout(limit, self.process.wait()).await {
             Ok(Ok(status)) => {
                 // From now on the process id may belong to another process.

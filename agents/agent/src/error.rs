@@ -46,7 +46,7 @@ impl JobError {
 
     /// Creates a failure because a dependency that all agents share (the bus, the store) is down:
     /// it is retried and does not count against the job.
-    pub fn dependency_down(error: impl Into<anyhow::Error>) -> Self {
+    pub(crate) fn dependency_down(error: impl Into<anyhow::Error>) -> Self {
         Self::from_fault(JobFault::DependencyDown, error)
     }
 

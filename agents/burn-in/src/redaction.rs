@@ -17,7 +17,7 @@ pub struct PrivateNames {
 impl PrivateNames {
     /// Replaces the names in all strings of a document: the home directory by `~`, the others by
     /// `<host>` and `<user>`. Keys are left as they are. The user `root` is on every box.
-    pub fn redact_document(&self, document: &mut Value) {
+    pub(crate) fn redact_document(&self, document: &mut Value) {
         match document {
             Value::String(text) => *text = self.redact_text(text),
             Value::Array(values) => values.iter_mut().for_each(|it| self.redact_document(it)),

@@ -123,7 +123,7 @@ impl CheckpointScanner {
         Ok(scanner)
     }
 
-    pub fn watch_record(&self) -> &WatchRecord {
+    pub(crate) fn watch_record(&self) -> &WatchRecord {
         &self.record
     }
 
@@ -256,12 +256,12 @@ impl CheckpointScanner {
     }
 
     /// Returns the number of checkpoints that the trainer removed before they could be staged.
-    pub fn rotated_count(&self) -> usize {
+    pub(crate) fn rotated_count(&self) -> usize {
         self.rotated.len()
     }
 
     /// Returns why the newest permanently unready checkpoint cannot be published.
-    pub fn permanent_trouble(&self) -> Option<String> {
+    pub(crate) fn permanent_trouble(&self) -> Option<String> {
         let hopeless = |(step, sight): (&u32, &ObservedDirectory)| {
             let why = sight.reason.as_ref().filter(|_| sight.is_permanent)?;
             Some(format!("checkpoint-{step}: {why}"))

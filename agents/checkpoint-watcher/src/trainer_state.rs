@@ -36,13 +36,13 @@ impl TrainerState {
     }
 
     /// Returns the number of planned steps, if it is known.
-    pub fn planned_steps(&self) -> Option<u32> {
+    pub(crate) fn planned_steps(&self) -> Option<u32> {
         u32::try_from(self.max_steps).ok().filter(|steps| *steps > 0)
     }
 
     /// Returns the metrics since a step: the mean of the losses logged after it, or the last logged
     /// loss before it.
-    pub fn figures_since(&self, after: u32) -> TrainingFigures {
+    pub(crate) fn figures_since(&self, after: u32) -> TrainingFigures {
         let of_step = |entry: &&Map<String, Value>| {
             let step = entry.get("step").and_then(Value::as_f64);
             step.is_some_and(|step| step > f64::from(after))

@@ -48,7 +48,7 @@ pub struct PerplexityResult {
 impl MeasurementInput {
     /// Returns the name of the protocol: `documents`, `llama` (disjoint chunks) or `sliding` (with
     /// a stride).
-    pub fn protocol_name(&self) -> &'static str {
+    pub(crate) fn protocol_name(&self) -> &'static str {
         match (self.format, self.stride) {
             (TextFormat::Documents, _) => "documents",
             (TextFormat::Text, 0) => "llama",

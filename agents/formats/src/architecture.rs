@@ -203,18 +203,18 @@ impl Architecture {
     }
 
     /// Returns the class name in `architectures` of `config.json`.
-    pub fn class_name(self) -> &'static str {
+    pub(crate) fn class_name(self) -> &'static str {
         self.traits().class_name
     }
 
     /// Returns llama.cpp's name, for `general.architecture` and as the prefix of its settings.
-    pub fn gguf_name(self) -> &'static str {
+    pub(crate) fn gguf_name(self) -> &'static str {
         self.traits().gguf_name
     }
 
     /// Returns true if the embedded engine computes the architecture. PyTorch and llama.cpp compute
     /// all of them.
-    pub fn is_embedded(self) -> bool {
+    pub(crate) fn is_embedded(self) -> bool {
         self.traits().embedded
     }
 

@@ -31,7 +31,7 @@ impl FloatDtype {
     }
 
     /// Parses the name that safetensors uses: `F32`, `F16` or `BF16`. Returns `None` for any other.
-    pub fn from_safetensors(name: &str) -> Option<Self> {
+    pub(crate) fn from_safetensors(name: &str) -> Option<Self> {
         match name {
             "F32" => Some(Self::F32),
             "F16" => Some(Self::F16),
@@ -41,7 +41,7 @@ impl FloatDtype {
     }
 
     /// Returns the name that safetensors uses.
-    pub fn safetensors_name(self) -> &'static str {
+    pub(crate) fn safetensors_name(self) -> &'static str {
         match self {
             Self::F32 => "F32",
             Self::F16 => "F16",
@@ -75,7 +75,7 @@ impl FloatDtype {
     }
 
     /// Appends the encoded `values` to `bytes`. Rounds to the nearest number, ties to even.
-    pub fn encode_floats(self, values: &[f32], bytes: &mut Vec<u8>) {
+    pub(crate) fn encode_floats(self, values: &[f32], bytes: &mut Vec<u8>) {
         match self {
             Self::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
             Self::Bf16 => {

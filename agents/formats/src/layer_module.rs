@@ -20,7 +20,7 @@ impl LayerModule {
         [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
 
     /// Returns the name in PEFT's `target_modules`: `q_proj` and so on.
-    pub fn peft_name(self) -> &'static str {
+    pub(crate) fn peft_name(self) -> &'static str {
         self.layer_path().rsplit('.').next().unwrap_or_default()
     }
 
@@ -30,7 +30,7 @@ impl LayerModule {
     }
 
     /// Returns the path within a layer, as in `self_attn.q_proj`.
-    pub fn layer_path(self) -> &'static str {
+    pub(crate) fn layer_path(self) -> &'static str {
         match self {
             Self::Query => "self_attn.q_proj",
             Self::Key => "self_attn.k_proj",

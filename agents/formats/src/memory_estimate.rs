@@ -217,7 +217,7 @@ impl ModelShape {
     }
 
     /// Returns the exact number of parameters of an adapter on all seven projections.
-    pub fn lora_parameter_count(&self, rank: u64) -> u64 {
+    pub(crate) fn lora_parameter_count(&self, rank: u64) -> u64 {
         let Self { hidden, intermediate, layers, .. } = *self;
         let attention = saturating_product([
             2,

@@ -82,12 +82,12 @@ impl AdapterSettings {
 
     /// Returns the rank of a pair. `path` is the module's path in the base model, also outside a
     /// layer.
-    pub fn rank_at(&self, path: &str) -> usize {
+    pub(crate) fn rank_at(&self, path: &str) -> usize {
         self.rank_pattern.value_for(path).and_then(parse_rank).unwrap_or(self.rank)
     }
 
     /// Returns the scale of a pair of this rank at the module's path in the base model.
-    pub fn scale_at(&self, path: &str, rank: usize) -> f64 {
+    pub(crate) fn scale_at(&self, path: &str, rank: usize) -> f64 {
         let alpha = self.alpha_pattern.value_for(path).and_then(parse_alpha).unwrap_or(self.alpha);
         let rank = rank as f64;
         alpha / if self.rslora { rank.sqrt() } else { rank }

@@ -108,7 +108,7 @@ impl LocatedTensor<'_> {
     }
 
     /// Fails if the shape differs from `expected`.
-    pub fn expect_shape(&self, expected: &[u64]) -> Result<(), SafetensorsError> {
+    pub(crate) fn expect_shape(&self, expected: &[u64]) -> Result<(), SafetensorsError> {
         if self.entry.shape == expected {
             return Ok(());
         }

@@ -265,7 +265,7 @@ impl LlamaCppGenerator {
 
 impl OpenAiEndpoint {
     /// Describes the server: its model, its URL, and that the policy is unverified.
-    pub fn describe_endpoint(&self) -> String {
+    pub(crate) fn describe_endpoint(&self) -> String {
         let model = self.model.as_deref().unwrap_or("its model");
         format!("openai {model} at {} (policy unverified)", self.url)
     }

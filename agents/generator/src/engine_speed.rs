@@ -116,7 +116,7 @@ impl EngineCandidate {
     }
 
     /// Returns the settings of this engine's workers.
-    pub fn to_launcher(&self, launch: &WorkerLauncher) -> WorkerLauncher {
+    pub(crate) fn to_launcher(&self, launch: &WorkerLauncher) -> WorkerLauncher {
         WorkerLauncher { dtype: self.dtype.clone(), ..launch.clone() }
     }
 }

@@ -107,7 +107,7 @@ impl PolicyWorker {
     }
 
     /// Returns true if jobs should run one at a time.
-    pub fn is_isolating(&self) -> bool {
+    pub(crate) fn is_isolating(&self) -> bool {
         self.isolation.is_active()
     }
 

@@ -43,7 +43,7 @@ impl ProcessEnvironment {
 
     /// Returns the environment with a variable set or replaced.
     #[must_use]
-    pub fn with_variable(mut self, name: &str, value: impl Into<String>) -> Self {
+    pub(crate) fn with_variable(mut self, name: &str, value: impl Into<String>) -> Self {
         self.0.insert(name.to_owned(), value.into());
         self
     }

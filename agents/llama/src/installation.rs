@@ -179,13 +179,13 @@ impl ProgramOptions {
         Self(names.collect())
     }
 
-    pub fn has_option(&self, option: &str) -> bool {
+    pub(crate) fn has_option(&self, option: &str) -> bool {
         self.0.contains(option)
     }
 
     /// Returns the arguments that switch off the mapping of weights into memory; empty if this
     /// build has no such option.
-    pub fn no_mmap_arguments(&self) -> &'static [&'static str] {
+    pub(crate) fn no_mmap_arguments(&self) -> &'static [&'static str] {
         if self.has_option("--no-mmap") {
             &["--no-mmap"]
         } else if self.has_option("--load-mode") {
@@ -198,7 +198,7 @@ impl ProgramOptions {
     /// Returns the arguments that select a device of `--list-devices`, or the CPU alone for `None`.
     /// Without layers on a GPU, a build may still send large products to it, so the GPU is hidden
     /// from it.
-    pub fn device_arguments(&self, device: Option<&str>) -> Vec<String> {
+    pub(crate) fn device_arguments(&self, device: Option<&str>) -> Vec<String> {
         let layers = if device.is_some() { "99" } else { "0" };
         let mut arguments = vec!["-ngl".to_owned(), layers.to_owned()];
         if self.has_option("--device") {

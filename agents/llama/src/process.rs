@@ -90,7 +90,7 @@ pub enum ProcessEvent {
 impl LlamaProcess {
     /// Starts a program with an empty stdin and exactly the variables of `environment`. The kernel
     /// kills the program when the calling thread ends, so that thread must outlive it.
-    pub fn spawn_program(
+    pub(crate) fn spawn_program(
         program: &Path,
         arguments: impl IntoIterator<Item = OsString>,
         environment: &ProcessEnvironment,
@@ -125,7 +125,7 @@ impl LlamaProcess {
     }
 
     /// Waits for the next line, at most `limit`.
-    pub fn wait_event(&mut self, limit: Duration) -> ProcessEvent {
+    pub(crate) fn wait_event(&mut self, limit: Duration) -> ProcessEvent {
         match self.lines.recv_timeout(limit) {
             Ok(line) => ProcessEvent::Line(line),
             Err(mpsc::RecvTimeoutError::Timeout) => ProcessEvent::TimedOut,
@@ -138,7 +138,7 @@ impl LlamaProcess {
     }
 
     /// Returns the end of the output so far.
-    pub fn output_tail(&self) -> String {
+    pub(crate) fn output_tail(&self) -> String {
         lock_tail(&self.tail).as_str().to_owned()
     }
 
@@ -148,7 +148,7 @@ impl LlamaProcess {
     }
 
     /// Asks the program to end (SIGTERM).
-    pub fn send_sigterm(&self) {
+    pub(crate) fn send_sigterm(&self) {
         // The process id is not reused until the program is waited for.
         if let Some(pid) = ChildPid::from_id(self.process.id()) {
             pid.send_signal(Signal::TERM);
@@ -156,7 +156,7 @@ impl LlamaProcess {
     }
 
     /// Kills the program unless it has ended, and returns its exit status.
-    pub fn kill_and_wait(&mut self) -> io::Result<ExitStatus> {
+    pub(crate) fn kill_and_wait(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.process.try_wait()? {
             return Ok(status);
         }

@@ -66,7 +66,7 @@ impl PyTorchProgram {
 
     /// Returns the name and version of PyTorch, as far as it is known without a start.
     #[must_use]
-    pub fn describe_version(&self) -> String {
+    pub(crate) fn describe_version(&self) -> String {
         match &self.python {
             PythonRunner::Uv(_) => "pytorch by uv".to_owned(),
             PythonRunner::Interpreter(interpreter) => {

@@ -53,7 +53,7 @@ impl RunError {
 
 impl FleetControl {
     /// Returns all facts of a run so far, in log order. Fails if the run does not exist.
-    pub async fn read_run_records(&self, run: &RunId) -> Result<Vec<Record>, RunError> {
+    pub(crate) async fn read_run_records(&self, run: &RunId) -> Result<Vec<Record>, RunError> {
         let records = self.read_records(vec![format!("flotilla.{run}.>")]).await?;
         if records.is_empty() { Err(RunError::Unknown(run.clone())) } else { Ok(records) }
     }

@@ -73,7 +73,7 @@ impl AcrossTraining {
     }
 
     /// Returns the number and the merge of the last merged outer step.
-    pub fn last_merge(&self) -> Option<(u32, &v1::Merge)> {
+    pub(crate) fn last_merge(&self) -> Option<(u32, &v1::Merge)> {
         let mut steps = self.outer_steps.iter().rev();
         steps.find_map(|(number, step)| Some((*number, step.merge.as_ref()?)))
     }

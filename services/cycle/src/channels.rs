@@ -118,7 +118,7 @@ impl ChannelSet {
     }
 
     /// Returns the promotion of a run, if its spec has one.
-    pub fn promotion_of(&self, run: &RunId) -> Option<&v1::spec::Promotion> {
+    pub(crate) fn promotion_of(&self, run: &RunId) -> Option<&v1::spec::Promotion> {
         self.promotions.get(run)
     }
 

@@ -63,7 +63,7 @@ impl FleetMember {
 impl FleetSnapshot {
     /// Returns the agents that do a kind of work; empty for evals, which the snapshot does not
     /// cover.
-    pub fn members_for(&self, kind: WorkKind) -> &[FleetMember] {
+    pub(crate) fn members_for(&self, kind: WorkKind) -> &[FleetMember] {
         match kind {
             WorkKind::Generate => &self.generators,
             WorkKind::Verify => &self.verifiers,

@@ -327,7 +327,7 @@ impl Run {
     /// Returns the checkpoint that a cycle continues from: the final one of the latest earlier
     /// cycle that has any, or the best one if that cycle was rolled back. `None` if no earlier
     /// cycle has one.
-    pub fn parent_checkpoint(&self, cycle: u32) -> Option<&v1::Checkpoint> {
+    pub(crate) fn parent_checkpoint(&self, cycle: u32) -> Option<&v1::Checkpoint> {
         self.cycles.range(..cycle).rev().find_map(|(_, cycle)| {
             let done = cycle.done.as_ref();
             let back = done.filter(|done| done.then() == v1::gates::Then::RollBack);
@@ -340,7 +340,7 @@ impl Run {
 
     /// Returns the cycle after which a gate (a limit on metrics in the spec) stopped the run;
     /// `None` if no gate did. A gate that stopped a forked run does not stop the fork.
-    pub fn stopped_after(&self) -> Option<u32> {
+    pub(crate) fn stopped_after(&self) -> Option<u32> {
         let stops = |cycle: &Cycle| {
             cycle.done.as_ref().is_some_and(|done| done.then() == v1::gates::Then::Stop)
         };
@@ -350,7 +350,7 @@ impl Run {
 
     /// Returns how many samples of a prompt were judged and passed in earlier cycles; zeros if none
     /// were. `line` is its line in the prompts file, counted from 0.
-    pub fn prompt_history(&self, line: u32) -> PromptHistory {
+    pub(crate) fn prompt_history(&self, line: u32) -> PromptHistory {
         self.prompt_histories.get(&line).copied().unwrap_or_default()
     }
 
@@ -411,7 +411,7 @@ impl Run {
 
 impl PolicyWeights {
     /// Returns the weights of a checkpoint; `None` if it lacks a tree that its content requires.
-    pub fn from_checkpoint(checkpoint: &v1::Checkpoint) -> Option<Self> {
+    pub(crate) fn from_checkpoint(checkpoint: &v1::Checkpoint) -> Option<Self> {
         let tree = checkpoint.tree.clone()?;
         match checkpoint.content() {
             v1::checkpoint::Content::Adapter => {
@@ -468,7 +468,7 @@ impl PlannedJob {
     }
 
     /// Returns true if the job has neither samples nor been set aside.
-    pub fn needs_samples(&self) -> bool {
+    pub(crate) fn needs_samples(&self) -> bool {
         self.samples.is_none() && self.set_aside.is_none()
     }
 
@@ -566,7 +566,7 @@ impl Cycle {
 
     /// Returns true if, for each checkpoint of the cycle and each suite, the eval exists or has
     /// finally failed; also true without checkpoints.
-    pub fn has_all_evals(&self, suites: &[v1::Suite]) -> bool {
+    pub(crate) fn has_all_evals(&self, suites: &[v1::Suite]) -> bool {
         self.checkpoints.keys().all(|step| {
             suites.iter().all(|suite| {
                 SuiteName::new(suite.name.as_str()).is_ok_and(|name| {

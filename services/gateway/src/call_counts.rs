@@ -71,11 +71,11 @@ impl CallCounts {
     }
 
     /// Returns the counters by method, such as `Runs.Get`, and code in Connect's spelling, or `ok`.
-    pub fn calls_by_outcome(&self) -> BTreeMap<(&'static str, &'static str), CallStats> {
+    pub(crate) fn calls_by_outcome(&self) -> BTreeMap<(&'static str, &'static str), CallStats> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn open_streams(&self) -> u64 {
+    pub(crate) fn open_streams(&self) -> u64 {
         self.streams.load(Ordering::Relaxed)
     }
 }

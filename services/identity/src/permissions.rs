@@ -33,7 +33,7 @@ pub struct SubjectPermissions {
 
 impl SubjectPermissions {
     /// Returns the permissions of a member.
-    pub fn for_member(member: &Member) -> Self {
+    pub(crate) fn for_member(member: &Member) -> Self {
         let name = &member.name;
         let mut all = match &member.standing {
             standing if standing.uses_fleet_account() => {

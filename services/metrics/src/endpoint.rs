@@ -43,7 +43,7 @@ impl MetricsEndpoint {
     }
 
     /// Binds to an address.
-    pub async fn bind_address(address: SocketAddr) -> anyhow::Result<Self> {
+    pub(crate) async fn bind_address(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("serve metrics at {address}"))?;
         tracing::info!(address = %listener.local_addr()?, "metrics are served at /metrics");

@@ -24,7 +24,7 @@ pub enum RatioRule {
 
 impl RatioRule {
     /// Returns true if log-probabilities of the policy that drew the sequence are needed.
-    pub fn needs_old(self) -> bool {
+    pub(crate) fn needs_old(self) -> bool {
         match self {
             Self::Ignored | Self::Probability | Self::Teacher { .. } => false,
             Self::Clipped { .. } | Self::ClippedSequence { .. } | Self::Truncated { .. } => true,

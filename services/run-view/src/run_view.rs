@@ -322,7 +322,7 @@ impl RunView {
     }
 
     /// Returns the state and progress of the run.
-    pub fn run_head(&self) -> Head {
+    pub(crate) fn run_head(&self) -> Head {
         let run = &self.run;
         let progress = self.phase_progress();
         let (phase_ends, run_ends) = self.estimate_ends(progress);

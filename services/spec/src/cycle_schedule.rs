@@ -93,7 +93,7 @@ impl CycleSchedule {
 
     /// Returns the scheduled value in a cycle (counted from 1) of a run of `cycles` cycles. Later
     /// cycles have the value of the last one.
-    pub fn value_at(&self, cycle: u32, cycles: u32) -> f64 {
+    pub(crate) fn value_at(&self, cycle: u32, cycles: u32) -> f64 {
         cycle::scheduled_value(&self.cycle_values(cycles), cycle)
             .unwrap_or_else(|| self.first_value())
     }

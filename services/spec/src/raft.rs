@@ -269,13 +269,13 @@ impl RaftSpec {
 
     /// Returns the values of k for which pass@k of held-out prompts is reported: the given ones,
     /// otherwise 1 and the number of samples of a held-out prompt.
-    pub fn pass_at_values(&self) -> Vec<u32> {
+    pub(crate) fn pass_at_values(&self) -> Vec<u32> {
         eval_suite::default_pass_at(self.pass_at.as_ref(), self.heldout_samples_per_prompt)
     }
 
     /// Returns the settings that change from cycle to cycle, in their form in the `spec` fact; the
     /// list of a setting that is constant is empty.
-    pub fn schedules_to_proto(&self) -> v1::Schedules {
+    pub(crate) fn schedules_to_proto(&self) -> v1::Schedules {
         let share = self.selection.keep_share.as_ref();
         v1::Schedules {
             temperature: self.sampling.temperature.cycle_values(self.cycles),

@@ -156,7 +156,7 @@ impl VerifierSpec {
     }
 
     /// Returns the highest reward; `None` if a program or a server may give any.
-    pub fn max_reward(&self) -> Option<f64> {
+    pub(crate) fn max_reward(&self) -> Option<f64> {
         let stages = self.chain.iter().flat_map(|chain| &chain.stages);
         let mut verifiers = stages.map(|stage| &stage.verifier).chain([self]);
         let is_open = verifiers

@@ -52,7 +52,7 @@ pub struct GatewayStore {
 
 impl GatewayStore {
     /// Returns the URL of the store at the gateway.
-    pub fn store_url(&self) -> String {
+    pub(crate) fn store_url(&self) -> String {
         let scheme = if self.ca.is_some() { "https" } else { "http" };
         let first = self.gateway.split(',').next().unwrap_or_default();
         format!("{scheme}://{first}{}", protocol::STORE_PATH)

@@ -29,7 +29,7 @@ impl GgmlType {
     }
 
     /// Returns the bytes of a tensor; `None` if its rows are not whole blocks, or on overflow.
-    pub fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
+    pub(crate) fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
         let row = shape.last().copied().unwrap_or(1);
         if row % self.block != 0 {
             return None;

@@ -35,7 +35,7 @@ impl ModelWeights {
     }
 
     /// Returns the open files.
-    pub fn open_files(&self) -> &[SafetensorsFile] {
+    pub(crate) fn open_files(&self) -> &[SafetensorsFile] {
         &self.files
     }
 

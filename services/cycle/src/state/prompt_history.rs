@@ -19,7 +19,7 @@ impl PromptHistory {
 
     /// Estimates the pass rate: the posterior mean with a uniform prior (Laplace's rule of
     /// succession), 0.5 for a prompt without samples.
-    pub fn expected_pass_rate(&self) -> f64 {
+    pub(crate) fn expected_pass_rate(&self) -> f64 {
         (self.passed + 1.0) / (self.judged + 2.0)
     }
 }
