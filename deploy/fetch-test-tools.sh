@@ -8,7 +8,7 @@ set -u
 TOOLS="nats-server llama.cpp llama.cpp-vulkan llama.cpp-sources chromedriver promtool quadlet garage
     docker docker-compose systemd systemd-analyze tc valgrind shellcheck jq curl bash script python3
     gcc cc c c++ go python stubs trackers aws pytest math-verify grpcurl nats
-    verifiers openenv"
+    verifiers openenv apt-ftparchive gpg debian-root"
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root" || exit 1
@@ -68,12 +68,8 @@ unpack_program() {
 create_environment() {
     made=.tools/$1
     shift
-    (cd tests/e2e/python && cat "$@") >"$tmp/requirements.txt" || return 1
-    cmp -s "$tmp/requirements.txt" "$made/requirements.txt" && return 0
-    say "making $made"
-    make_python_environment "$made" &&
-        install_python_packages "$made" --requirement "$tmp/requirements.txt" &&
-        mv "$tmp/requirements.txt" "$made/requirements.txt"
+    (cd tests/e2e/python && cat "$@") >"$tmp/requirements.txt" &&
+        create_python_environment "$made" "$tmp/requirements.txt"
 }
 
 # Builds a Go program, which Debian does not have.
@@ -82,6 +78,21 @@ build_go_program() {
         return 0
     fi
     install_package go golang-go && GOBIN="$root/.tools/bin" timeout 600 go install "$2" >&2
+}
+
+# Packs an empty Debian, of the release of this machine, which tests install packages in. Mounts end
+# with the command.
+create_debian_root() {
+    [ ! -e .tools/debian-root.tar ] || return 0
+    release=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    install_package debootstrap debootstrap || return 1
+    unshare --mount debootstrap --variant=minbase "$release" "$tmp/debian" \
+        "$(find_debian_mirror)" >"$tmp/log" 2>&1 || {
+        cat "$tmp/log" >&2
+        return 1
+    }
+    rm -rf "$tmp"/debian/var/cache/apt/archives/*.deb "$tmp"/debian/var/lib/apt/lists/*
+    tar -C "$tmp/debian" -cf "$tmp/debian.tar" . && mv "$tmp/debian.tar" .tools/debian-root.tar
 }
 
 fetch_tool() {
@@ -109,6 +120,9 @@ fetch_tool() {
     grpcurl) build_go_program grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3 ;;
     nats) build_go_program nats github.com/nats-io/natscli/nats@v0.3.0 ;;
     docker) install_package docker docker.io ;;
+    apt-ftparchive) install_package apt-ftparchive apt-utils ;;
+    gpg) install_package gpg gpg gpg-agent ;;
+    debian-root) create_debian_root ;;
     systemd) install_package /lib/systemd/systemd systemd ;;
     systemd-analyze) install_package systemd-analyze systemd ;;
     tc) install_package tc iproute2 ;;

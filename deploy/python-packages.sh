@@ -3,6 +3,15 @@
 
 UV_VERSION=0.13.9
 
+# Makes environment $1 with the packages of file $2, unless it has them.
+create_python_environment() {
+    cmp -s "$2" "$1/requirements.txt" && return 0
+    printf '%s\n' "making $1" >&2
+    make_python_environment "$1" &&
+        install_python_packages "$1" --requirement "$2" &&
+        cp "$2" "$1/requirements.txt"
+}
+
 # Makes environment $1 anew, without pip, which takes longer to install than most packages.
 make_python_environment() {
     python3 -m venv --clear --without-pip "$1" >&2

@@ -8,7 +8,7 @@ use std::{
 };
 
 use deploy::{find_built_program, output_text, root, run_command};
-use requirements::{find_program, require_program, skip_test};
+use requirements::{find_program, require_program, require_root, skip_test};
 use tempfile::TempDir;
 
 /// The programs that install.sh needs.
@@ -65,20 +65,93 @@ fn isolated_command(program: &Path, path: &Path, home: &Path) -> Command {
     command
 }
 
+/// A signing key of gpg, in a directory of its own.
+struct SigningKey {
+    directory: TempDir,
+}
+
+impl SigningKey {
+    const USER: &str = "release@flotilla.invalid";
+
+    /// Creates a key, if packages can be built and installed here. Records a skip otherwise.
+    fn create() -> Option<Self> {
+        for name in ["dpkg-deb", "apt-ftparchive", "gpg"] {
+            require_program(name)?;
+        }
+        let directory = TempDir::new().expect("a directory");
+        let key = Self { directory };
+        let generate = ["--passphrase", "", "--quick-generate-key", Self::USER, "ed25519", "sign"];
+        assert_succeeds(key.command("gpg").args(["--batch", "--quiet"]).args(generate));
+        Some(key)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("GNUPGHOME", self.directory.path()).env("SIGNING_KEY", Self::USER);
+        command
+    }
+}
+
+impl Drop for SigningKey {
+    fn drop(&mut self) {
+        // It would end by itself, but later.
+        let _ = self.command("gpgconf").args(["--kill", "gpg-agent"]).output();
+    }
+}
+
 #[test]
-fn a_release_installs_without_a_compiler_and_the_demo_of_its_wheel_learns() {
+fn a_release_installs_without_a_compiler_and_the_demos_of_its_packages_learn() {
     let Some(python) = require_program("python3") else { return };
     let there = TempDir::new().expect("a directory");
     let Some(program) = find_own_program(there.path()) else { return };
     let release = there.path().join("release");
-    let script = root().join("deploy/build-release.sh");
-    let mut build = Command::new(script);
+    let script = root().join("deploy/build-release.sh").display().to_string();
+    let key = SigningKey::create();
+    let mut build = key.as_ref().map_or_else(|| Command::new(&script), |key| key.command(&script));
     build.args(["wheel", "tarball"]).env("PROGRAM", program).env("OUT", &release);
+    build.args(key.iter().flat_map(|_| ["deb", "apt"]));
     assert_succeeds(&mut build);
     assert_succeeds(Command::new("sha256sum").args(["-c", "SHA256SUMS"]).current_dir(&release));
 
+    check_binstall(&release);
     check_tarball(&release, there.path());
     check_wheel(&python, &release, there.path());
+    if let Some(key) = key {
+        let mut verify = key.command("gpg");
+        verify.args(["--verify", "SHA256SUMS.asc", "SHA256SUMS"]).current_dir(&release);
+        assert_succeeds(&mut verify);
+        check_debian_package(&release, there.path());
+    }
+}
+
+/// Expands the template `name` of `cargo binstall` for this machine.
+fn expand_template(name: &str) -> String {
+    let parse = |path: &str| deploy::read_file(path).parse::<toml::Table>().expect("TOML");
+    let package = &parse("services/flotilla/Cargo.toml")["package"];
+    let template = package["metadata"]["binstall"][name].as_str().expect("a text");
+    let workspace = &parse("Cargo.toml")["workspace"];
+    let version = workspace["package"]["version"].as_str().expect("a version");
+    let values = [
+        ("{ repo }", "https://example.com/flotilla"),
+        ("{ version }", version),
+        ("{ target-arch }", std::env::consts::ARCH),
+        ("{ bin }", "flotilla"),
+        ("{ binary-ext }", ""),
+    ];
+    let expand = |text: String, (name, value): &(&str, &str)| text.replace(name, value);
+    let expanded = values.iter().fold(template.to_owned(), expand);
+    assert!(!expanded.contains('{'), "{expanded}");
+    expanded
+}
+
+/// Finds the tarball and the program in it where `cargo binstall` looks for them.
+fn check_binstall(release: &Path) {
+    let url = expand_template("pkg-url");
+    let archive = release.join(url.rsplit('/').next().expect("a name"));
+    let output = assert_succeeds(Command::new("tar").arg("-tzf").arg(&archive));
+    let program = expand_template("bin-dir");
+    let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(listed.lines().any(|path| path == program), "no {program} in {url}: {listed}");
 }
 
 /// Installs the tarball with the installer, refuses it once it is damaged, and uninstalls.
@@ -151,6 +224,56 @@ fn check_wheel(python: &Path, release: &Path, there: &Path) {
     assert_succeeds(import.args(["-c", "import flotilla; print(flotilla.__version__)"]));
 }
 
+/// Installs the package with apt in an empty Debian, which trusts the repository for its key, and
+/// runs a fleet of it.
+fn check_debian_package(release: &Path, there: &Path) {
+    let archive = root().join(".tools/debian-root.tar");
+    if !archive.exists() {
+        skip_test("debian-root", "run deploy/fetch-test-tools.sh debian-root");
+        return;
+    }
+    if !require_root() {
+        return;
+    }
+    let debian = there.join("debian");
+    fs::create_dir(&debian).expect("a directory");
+    assert_succeeds(Command::new("tar").arg("-xpf").arg(archive).arg("-C").arg(&debian));
+    // apt reads repositories as another user.
+    fs::set_permissions(&debian, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let repository = debian.join("srv/apt");
+    assert_succeeds(Command::new("cp").arg("-r").arg(release.join("apt")).arg(&repository));
+    let run = |script: &str| {
+        // All processes end with the shell.
+        let mut shell = Command::new("unshare");
+        shell.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        shell.arg(format!("--root={}", debian.display())).args(["/bin/sh", "-euc", script]);
+        shell.env_clear().env("HOME", "/root").env("DEBIAN_FRONTEND", "noninteractive");
+        run_command(shell.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
+    };
+    let run_with_source = |options: &str, script: &str| {
+        let source = format!("deb {options} file:/srv/apt stable main\n");
+        fs::write(debian.join("etc/apt/sources.list"), source).expect("a file");
+        run(&format!("apt-get -q update && {script}"))
+    };
+    let refused = run_with_source("", "true");
+    let text = output_text(&refused);
+    assert!(!refused.status.success() && text.contains("is not signed"), "{text}");
+    let install = "apt-get -q install --yes flotilla";
+    let installed = run_with_source("[signed-by=/srv/apt/flotilla.asc]", install);
+    assert!(installed.status.success(), "{}", output_text(&installed));
+    let demo = output_text(&run("flotilla --version && flotilla demo --cycles 1"));
+    assert!(demo.starts_with("flotilla ") && demo.contains("held-out pass rate"), "{demo}");
+    assert!(debian.join("usr/share/man/man1/flotilla-demo.1.gz").exists());
+
+    let removed = run("apt-get -q remove --yes flotilla");
+    assert!(removed.status.success(), "{}", output_text(&removed));
+    assert!(!debian.join("usr/bin/flotilla").exists());
+    assert!(debian.join("etc/flotilla/agent.env").exists(), "settings stay");
+    fs::remove_file(repository.join("dists/stable/InRelease")).expect("a signature");
+    let unsigned = run_with_source("[trusted=yes]", &format!("{install} --simulate"));
+    assert!(unsigned.status.success(), "{}", output_text(&unsigned));
+}
+
 /// Returns the part of a script from the line that begins with `start` to the line `end`.
 fn find_lines(script: &str, start: &str, end: &str) -> String {
     let lines = script.lines().skip_while(|line| !line.starts_with(start));
@@ -181,6 +304,28 @@ fn a_wheel_that_is_too_large_fails_the_release() {
         assert_eq!(output.status.success(), fits, "{}", output_text(&output));
         assert_eq!(output_text(&output).contains("the limit is 45 MB"), !fits, "{megabytes}");
     }
+}
+
+#[test]
+fn a_tarball_has_a_static_program_where_rust_has_the_library_for_it() {
+    let there = TempDir::new().expect("a directory");
+    fs::create_dir(there.path().join("x86_64-unknown-linux-musl")).expect("a directory");
+    let rustc = there.path().join("rustc");
+    // The last argument is the target.
+    fs::write(&rustc, "#!/bin/sh\necho \"${0%/*}/$4\"\n").expect("a program");
+    fs::set_permissions(&rustc, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let script = deploy::read_file("deploy/build-release.sh");
+    let parts = ["has_rust_library() ", "program_of() ", "tarball_libc() "];
+    let parts = parts.map(|start| find_lines(&script, start, "}")).concat();
+    let command = "for it in x86_64 aarch64; do program_of $it $(tarball_libc $it); done";
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut shell = Command::new("bash");
+    shell.env("PATH", format!("{}:{path}", there.path().display()));
+    shell.env_remove("PROGRAM").env("target", "built");
+    let output = run_command(shell.args(["-euc", &(parts + command)]));
+    let expected = "built/x86_64-unknown-linux-musl/release/flotilla\n\
+                    built/aarch64-unknown-linux-gnu/release/flotilla\n";
+    assert_eq!(output_text(&output), expected);
 }
 
 /// The package on PyPI and the tarballs come with the same server, whose version stands nowhere
