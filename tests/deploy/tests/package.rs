@@ -1,8 +1,13 @@
 //! The Debian package that `make release` builds: its files exist and fit together.
 
-use std::{path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use deploy::{read_file, root, run_command};
+use deploy::{file_name, output_text, read_file, root, run_command};
 use serde_json::Value;
 
 fn metadata() -> Value {
@@ -40,8 +45,7 @@ fn all_files_of_the_package_exist_or_are_built() {
         let path = crate_directory.join(&source);
         let (directory, name) = (path.parent().expect("a directory"), path.file_name());
         let name = name.expect("a name").to_string_lossy();
-        let entries =
-            std::fs::read_dir(directory).unwrap_or_else(|error| panic!("{source}: {error}"));
+        let entries = fs::read_dir(directory).unwrap_or_else(|error| panic!("{source}: {error}"));
         let ending = name.strip_prefix('*');
         let found = entries.flatten().filter(|entry| {
             let entry = entry.file_name().to_string_lossy().into_owned();
@@ -53,7 +57,7 @@ fn all_files_of_the_package_exist_or_are_built() {
     }
     for script in ["postinst", "prerm"] {
         let path = crate_directory.join(deb["maintainer-scripts"].as_str().expect("a path"));
-        let text = std::fs::read_to_string(path.join(script)).expect("a script");
+        let text = fs::read_to_string(path.join(script)).expect("a script");
         assert!(text.starts_with("#!/bin/sh\nset -e\n"), "{script}");
     }
 }
@@ -95,6 +99,12 @@ fn units_find_the_program_and_the_settings_where_the_package_puts_them() {
     }
 }
 
+/// Returns the files of the last release that end so, if one was built.
+fn release_files(ending: &str) -> Vec<PathBuf> {
+    let files = fs::read_dir(root().join("target/release-files")).into_iter().flatten().flatten();
+    files.map(|it| it.path()).filter(|path| file_name(path).ends_with(ending)).collect()
+}
+
 /// Copies the libraries that a program is linked with, which are the C library's, to another root.
 fn copy_libraries(program: &Path, other_root: &Path) {
     let output = run_command(Command::new("ldd").arg(program));
@@ -102,22 +112,18 @@ fn copy_libraries(program: &Path, other_root: &Path) {
     let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
     for path in paths.map(Path::new) {
         let copy = other_root.join(path.strip_prefix("/").expect("an absolute path"));
-        std::fs::create_dir_all(copy.parent().expect("a directory")).expect("a directory");
-        std::fs::copy(path, copy).expect("a library");
+        fs::create_dir_all(copy.parent().expect("a directory")).expect("a directory");
+        fs::copy(path, copy).expect("a library");
     }
     assert!(text.contains("libc.so"), "{text}");
 }
 
 #[test]
 fn the_program_of_the_package_runs_with_nothing_but_the_c_library() {
-    let packages = root().join("target/release-files");
-    let packages = std::fs::read_dir(packages).into_iter().flatten().flatten();
-    let packages = packages.map(|entry| entry.path());
     // Packages for other machines may be beside it.
     let ending = if cfg!(target_arch = "aarch64") { "_arm64.deb" } else { "_amd64.deb" };
-    let newest = packages
-        .filter(|path| path.to_string_lossy().ends_with(ending))
-        .max_by_key(|path| path.metadata().and_then(|about| about.modified()).ok());
+    let packages = release_files(ending).into_iter();
+    let newest = packages.max_by_key(|path| path.metadata().and_then(|it| it.modified()).ok());
     let Some(package) = newest else {
         requirements::skip_test("a Debian package", "run make release PARTS=deb");
         return;
@@ -150,4 +156,65 @@ fn the_program_of_the_package_runs_with_nothing_but_the_c_library() {
         };
         assert!(is_there, "{destination} is not in the package");
     }
+}
+
+/// Returns the crates that the program is linked with, and the macros that it is built with, as
+/// `name version`.
+fn linked_crates() -> BTreeSet<String> {
+    let mut tree = Command::new(env!("CARGO"));
+    tree.args(["tree", "--package=flotilla", "--edges=no-build,no-dev", "--prefix=none"]);
+    let output = run_command(tree.args(["--locked", "--offline"]).current_dir(root()));
+    assert!(output.status.success(), "{}", output_text(&output));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words = printed.lines().map(|line| line.split(' ').take(2).collect::<Vec<_>>());
+    words.map(|words| words.join(" ").replace(" v", " ")).collect()
+}
+
+/// Returns all crates of Cargo.lock, as `name version`.
+fn locked_crates() -> BTreeSet<String> {
+    let lock: toml::Table = read_file("Cargo.lock").parse().expect("TOML");
+    let packages = lock["package"].as_array().expect("packages").iter();
+    let text = |it: &toml::Value, key: &str| it[key].as_str().expect("a text").to_owned();
+    packages.map(|it| format!("{} {}", text(it, "name"), text(it, "version"))).collect()
+}
+
+#[test]
+fn the_bill_of_materials_is_cyclonedx_and_lists_the_crates_of_the_program() {
+    let modified = |path: &Path| path.metadata().and_then(|about| about.modified()).ok();
+    let lock = modified(&root().join("Cargo.lock"));
+    let mut bills = release_files("sbom.cdx.json");
+    // Not one of older crates.
+    bills.retain(|path| modified(path) >= lock);
+    let Some(path) = bills.pop() else {
+        requirements::skip_test("a bill of materials", "run make release");
+        return;
+    };
+    let bill = fs::read(path).expect("a file");
+    let bill: Value = serde_json::from_slice(&bill).expect("JSON");
+    assert_eq!(bill["bomFormat"], "CycloneDX");
+    assert_eq!(bill["specVersion"], "1.5");
+    assert!(bill["version"].as_u64().is_some_and(|version| version >= 1));
+    assert!(bill["serialNumber"].as_str().is_none_or(|it| it.starts_with("urn:uuid:")));
+
+    let text =
+        |it: &Value, key: &str| it[key].as_str().unwrap_or_else(|| panic!("{it}")).to_owned();
+    let own = &bill["metadata"]["component"];
+    assert_eq!(text(own, "name"), "flotilla");
+    let (mut references, mut listed) = (BTreeSet::new(), BTreeSet::new());
+    for component in bill["components"].as_array().expect("components").iter().chain([own]) {
+        assert!(["application", "library"].contains(&text(component, "type").as_str()));
+        assert!(references.insert(text(component, "bom-ref")), "listed twice: {component}");
+        assert!(text(component, "purl").starts_with("pkg:cargo/"), "{component}");
+        listed.insert(format!("{} {}", text(component, "name"), text(component, "version")));
+    }
+    for dependency in bill["dependencies"].as_array().expect("dependencies") {
+        assert!(references.contains(&text(dependency, "ref")), "{dependency}");
+        for on in dependency["dependsOn"].as_array().into_iter().flatten() {
+            assert!(references.contains(on.as_str().expect("a text")), "{on}");
+        }
+    }
+    let linked = linked_crates();
+    assert!(linked.len() > 200, "these are not all: {}", linked.len());
+    assert_eq!(linked.difference(&listed).collect::<Vec<_>>(), Vec::<&String>::new());
+    assert_eq!(listed.difference(&locked_crates()).collect::<Vec<_>>(), Vec::<&String>::new());
 }
