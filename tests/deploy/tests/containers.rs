@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -12,8 +13,9 @@ use deploy::{
     file_name, find_built_program, flag_sources, list_files, output_text, read_file, root,
     run_command,
 };
-use requirements::{require_container_engine, require_program, skip_test};
+use requirements::{find_program, require_container_engine, require_program, skip_test};
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Keys of podman-systemd.unit(5), as of Podman 4.6 and later, that these files may use.
 const CONTAINER: [&str; 22] = [
@@ -254,4 +256,73 @@ fn the_containerfile_builds_and_the_program_runs_in_it() {
     }
     let output = run_command(command.args([&image.tag, "--version"]));
     assert!(output_text(&output).starts_with("flotilla "), "{}", output_text(&output));
+}
+
+/// Returns the stages of the Containerfile: the image that each begins with, and its text.
+fn stages() -> Vec<(String, String)> {
+    let text = read_file("deploy/Containerfile");
+    let stages = text.split("\nFROM ").skip(1);
+    let stages = stages.map(|stage| stage.split_once(" AS ").expect("each stage has a name"));
+    stages.map(|(image, text)| (image.to_owned(), text.to_owned())).collect()
+}
+
+#[test]
+fn every_image_has_the_certificates_of_public_authorities() {
+    let stages = stages();
+    assert_eq!(stages.len(), 4);
+    for (image, text) in &stages {
+        let inherits = match image.as_str() {
+            "${BASE}" => read_file("deploy/Containerfile").contains("BASE=gcr.io/distroless/cc-"),
+            "agent" => true,
+            _ => false,
+        };
+        assert!(inherits || text.contains(" ca-certificates "), "{image}: {text}");
+    }
+}
+
+/// Writes programs that print their names and arguments instead of changing this machine.
+fn write_fakes(directory: &Path, names: &[&str]) {
+    for name in names {
+        let fake = directory.join(name);
+        fs::write(&fake, format!("#!/bin/sh\necho {name} \"$@\"\n")).expect("a program");
+        fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
+}
+
+#[test]
+fn the_image_for_an_amd_gpu_installs_what_the_profile_of_the_gpu_names() {
+    let stages = stages();
+    let (_, stage) = stages.iter().find(|(_, text)| text.starts_with("rocm\n")).expect("rocm");
+    let (_, script) = stage.split_once("\nRUN ").expect("a script");
+    let (script, _) = script.split_once("\nCOPY ").expect("its end");
+    // Nothing else is on the path, because the script removes files.
+    let programs = tempfile::tempdir().expect("a directory");
+    write_fakes(programs.path(), &["apt-get", "pipx", "rm"]);
+    for name in ["sed", "tr"] {
+        let program = find_program(name).unwrap_or_else(|| panic!("no {name}"));
+        symlink(program, programs.path().join(name)).expect("a link");
+    }
+    for gpu in ["gfx1151", "gfx1201", "gfx906"] {
+        assert!(read_file("deploy/build-release.sh").contains(gpu), "no image for {gpu}");
+        let path = root().join("agents/hardware/profiles").join(format!("{gpu}.yaml"));
+        let profile = fs::read_to_string(&path).expect("a profile");
+        let profile: Value = serde_saphyr::from_str(&profile).expect("YAML");
+        let text = |key: &str| profile.pointer(key).and_then(Value::as_str).expect("a text");
+        let packages = profile["stack"]["packages"].as_array().expect("packages").iter();
+        let packages: Vec<&str> = packages.map(|it| it.as_str().expect("a text")).collect();
+        let script = script.replace("/tmp/profile.yaml", &path.display().to_string());
+        let mut shell = Command::new("/bin/sh");
+        shell.env_clear().env("PATH", programs.path()).args(["-euc", &script]);
+        let output = run_command(&mut shell);
+        let printed = output_text(&output);
+        assert!(output.status.success(), "{printed}");
+        let create = format!("pipx run uv venv --python {} /opt/torch\n", text("/stack/python"));
+        let install = format!(
+            "pipx run uv pip install --python /opt/torch/bin/python --index {} torch=={} {}\n",
+            text("/python/index"),
+            text("/stack/torch"),
+            packages.join(" ")
+        );
+        assert!(printed.contains(&(create + &install)), "{printed}");
+    }
 }

@@ -93,7 +93,7 @@ pub fn deploy_directory() -> PathBuf {
 }
 
 /// The server that `deploy/fetch-nats-server.sh` fetched, or one on PATH.
-pub(crate) fn server_program() -> PathBuf {
+pub fn server_program() -> PathBuf {
     if let Some(path) = std::env::var_os("FLOTILLA_NATS_SERVER") {
         return path.into();
     }

@@ -1,5 +1,5 @@
-//! An agent in a container, with a fleet on the host. With a static program in `FLOTILLA_BIN`, the
-//! container has no other file.
+//! An agent in a container, with a fleet on the host, and a fleet in a container. With a static
+//! program in `FLOTILLA_BIN`, the container has no files of the host.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{Fleet, program_path, wait_until};
+use e2e::{Fleet, nats, program_path, wait_until};
 use requirements::require_container_engine;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -31,23 +31,30 @@ struct Container {
 }
 
 impl Container {
-    fn image() -> Self {
+    /// Builds a target of the Containerfile.
+    fn build(target: &str) -> Self {
         let name = format!("flotilla-e2e-{}", std::process::id());
         let context = tempfile::tempdir().expect("a temporary directory");
         fs::copy(program_path(), context.path().join("flotilla")).expect("a file");
         fs::write(context.path().join("notices"), "notices").expect("a file");
+        let server = context.path().join("server");
+        fs::create_dir(&server).expect("a directory");
+        fs::copy(nats::server_program(), server.join("nats-server")).expect("a nats-server");
+        fs::write(server.join("LICENSE-nats-server"), "licence").expect("a file");
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/Containerfile");
         let (file, context) = (file.display().to_string(), context.path().display().to_string());
         run_docker(&[
             "build",
             "--target",
-            "agent",
+            target,
             "--build-arg",
             "BASE=scratch",
             "--build-arg",
             "BINARY=flotilla",
             "--build-arg",
             "NOTICES=notices",
+            "--build-arg",
+            "NATS_SERVER=server",
             "-t",
             &name,
             "-f",
@@ -121,7 +128,7 @@ fn an_agent_in_a_container_joins_a_fleet_of_its_host_and_shuts_down_cleanly() {
         return;
     }
     let fleet = Fleet::start_open("evaluator");
-    let container = Container::image();
+    let container = Container::build("agent");
     let (store, nats) = (fleet.path().join("store"), fleet.nats_url());
     let environment = [
         format!("FLOTILLA_NATS={nats}"),
@@ -141,7 +148,7 @@ fn a_container_joins_a_closed_fleet_once_and_is_still_a_member_after_a_restart()
         return;
     }
     let fleet = Fleet::start("evaluator");
-    let container = Container::image();
+    let container = Container::build("agent");
     let created = fleet.run_json(&["token", "create", "--roles", "generator"]).unwrap();
     let line = created["line"].as_str().unwrap();
     // The container mounts no files of the host and gets the fleet's files from the gateway.
@@ -157,4 +164,22 @@ fn a_container_joins_a_closed_fleet_once_and_is_still_a_member_after_a_restart()
     let stderr = docker(&["logs", &container.name]).stderr;
     let stderr = String::from_utf8_lossy(&stderr);
     assert!(stderr.contains("boxed is already a member"), "{stderr}");
+}
+
+#[test]
+fn the_image_of_a_fleet_has_all_that_a_fleet_needs_and_shuts_down_cleanly() {
+    if require_container_engine(&["docker"]).is_none() {
+        return;
+    }
+    let container = Container::build("fleet");
+    container.run(&[], &[], &["up"]);
+    wait_until("the gateway answers", LIMIT, || {
+        let asked =
+            docker(&["exec", &container.name, "/usr/bin/flotilla", "agents", "list", "--json"]);
+        (asked.status.success() && asked.stdout.starts_with(b"[]")).then_some(())
+    });
+    let token = ["token", "create", "--roles", "generator"];
+    run_docker(&[&["exec", container.name.as_str(), "/usr/bin/flotilla"][..], &token].concat());
+    run_docker(&["stop", "-t", "30", &container.name]);
+    assert_eq!(run_docker(&["inspect", "-f", "{{.State.ExitCode}}", &container.name]), "0");
 }
