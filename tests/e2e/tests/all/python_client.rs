@@ -256,6 +256,36 @@ fn the_python_code_of_the_docs_works() {
 }
 
 #[test]
+fn a_notebook_shows_the_progress_of_a_run_as_one_table_and_its_results_below() {
+    let Some(python) = PythonEnv::with_client_packages() else { return };
+    let fleet = Fleet::start("trainer,evaluator");
+    let spec = SpecFiles::create(fleet.path()).write_sft_spec(20, 10);
+    let script = blocks_in_language("SCRIPTS.md", "python").remove(0);
+    assert!(script.lines().count() <= 10, "{script}");
+    let (cell, home) = (fleet.path().join("cell.py"), fleet.path().join("home"));
+    std::fs::write(&cell, script).unwrap();
+    std::fs::create_dir(&home).unwrap();
+    let mut run = python.script_command("run_notebook.py");
+    run.arg(&cell).current_dir(spec.parent().unwrap());
+    // Kernels keep their files in the home directory.
+    run.env("FLOTILLA_DIR", fleet.path()).env("HOME", home);
+    let outputs: Value = serde_json::from_str(&stdout_of(run)).unwrap();
+    let outputs = outputs.as_array().unwrap();
+    let count = |kind: &str| outputs.iter().filter(|it| it["output_type"] == kind).count();
+    assert_eq!((count("display_data"), count("error")), (1, 0), "{outputs:#?}");
+    let display = outputs.iter().find(|it| it["output_type"] == "display_data").unwrap();
+    let table = display["data"]["text/html"].as_str().expect("HTML");
+    for words in ["base-1: succeeded", "<table>", "step 20, heldout: perplexity "] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+    let printed = outputs.iter().filter(|it| it["name"] == "stdout");
+    let printed: String = printed.filter_map(|it| it["text"].as_str()).collect();
+    let results: Vec<&str> = printed.lines().collect();
+    assert_eq!(results.len(), 2, "only the results, not the progress: {printed}");
+    assert!(results[0].contains("base-1, cycle 0, step 10, heldout: perplexity "), "{printed}");
+}
+
+#[test]
 fn a_stream_of_all_runs_shows_pass_rates_of_a_run_that_starts_later() {
     let Some(python) = PythonEnv::with_client_packages() else { return };
     let fleet = Fleet::start("trainer,generator,verifier,evaluator");
