@@ -24,6 +24,11 @@ impl v1::Spec {
         }
     }
 
+    /// Returns true for a RAFT run without cycles of training, which only measures its base.
+    pub fn only_measures(&self) -> bool {
+        matches!(&self.kind, Some(v1::spec::Kind::Raft(raft)) if raft.cycles == 0)
+    }
+
     /// Removes what a fork takes over, which may be large, and returns it. The run and the cycle that
     /// the spec forks stay in it.
     pub fn take_forked_cycles(&mut self) -> v1::spec::Fork {

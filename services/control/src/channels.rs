@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use bus::{KEEP_DAYS_MAX, PresenceError, PublishError, PublishOutcome, ReadError};
 use comparison::{DEFAULT_ALPHA, Decision};
 use cycle::{
-    ChannelSet, OutdatedMove, base_model, can_serve, checkpoint_model, compared_cycle,
-    keep_settings, name_model, promotion_move, require_move,
+    ChannelSet, OutdatedMove, base_model, can_serve, checkpoint_model, keep_settings, name_model,
+    promotion_move, require_move,
 };
 use spec::UploadSpec;
 use wire::{Fact, FactBody, FactKey, IdError, Pool, Record, RunId, Subject, v1};
@@ -369,11 +369,12 @@ impl FleetControl {
     }
 
     /// Returns a move to a checkpoint, or to the base of a run's cycle 0.
-    async fn find_checkpoint_model(
+    pub(crate) async fn find_checkpoint_model(
         &self,
         reference: &v1::CheckpointRef,
-    ) -> Result<v1::ChannelMove, ChannelError> {
-        let run = RunId::new(reference.run.as_str())?;
+    ) -> Result<v1::ChannelMove, CheckpointError> {
+        let run = RunId::new(reference.run.as_str())
+            .map_err(|_| CheckpointError::Reference(reference.run.clone()))?;
         let found = match self.get_checkpoint(reference).await {
             Err(CheckpointError::Unknown(_)) if reference.cycle == Some(0) => {
                 base_model(run.as_str(), &self.get_run(&run).await?.spec)
@@ -381,7 +382,7 @@ impl FleetControl {
             found => checkpoint_model(&found?.checkpoint.unwrap_or_default()),
         };
         if found.base.is_none() {
-            return Err(CheckpointError::Unknown(format!("{run}/0")).into());
+            return Err(CheckpointError::Unknown(format!("{run}/0")));
         }
         Ok(found)
     }
@@ -411,11 +412,7 @@ impl FleetControl {
         if next.run.is_empty() {
             return Err(ChannelError::NotComparable(channel.clone()));
         }
-        let spec = self.get_run(&RunId::new(next.run.as_str())?).await?.spec;
-        let compared = compared_cycle(before, &next.run, &spec);
-        let (run, cycle) = compared.ok_or_else(|| ChannelError::NotComparable(channel.clone()))?;
-        let a = v1::CheckpointRef { run, cycle: Some(cycle), ..Default::default() };
-        let found = self.compare_checkpoints(&a, candidate, "", alpha).await?;
+        let (a, found) = self.compare_with_channel(channel, before, next, candidate, alpha).await?;
         let comparison::Comparison { decision, p, difference, interval, at, .. } = found.test;
         // The prompts after the decision may say otherwise.
         if decision != Decision::B || found.b.pass_rate <= found.a.pass_rate {

@@ -9,6 +9,7 @@ use wire::{RunId, clock, derive_seed, v1};
 
 use crate::{
     FleetControl, HistoryError, RunError, StoreAccessError, SubmitError, run_history::check_cycle,
+    runs::find_equal_run,
 };
 
 /// The most seeds of each objective.
@@ -131,13 +132,7 @@ impl FleetControl {
         let name = trial_name(&court.run, &trial.objective);
         let seed = derive_seed(u64::from(seed), &["court"]);
         let spec = v1::Spec { name: name.clone(), seed, ..trial.trial.spec.clone() };
-        let same = |run: &&Run| {
-            let plain = v1::Spec { run: String::new(), submitted_at: None, ..run.spec.clone() };
-            let has_failed =
-                matches!(run.current_state(), v1::run::State::Failed | v1::run::State::Cancelled);
-            plain == spec && !has_failed
-        };
-        if let Some(run) = there.iter().find(same) {
+        if let Some(run) = find_equal_run(there, &spec) {
             return Ok(run.id.clone());
         }
         let dataset = trial.trial.selection.dataset.clone();

@@ -19,6 +19,7 @@ mod exchanges;
 mod explain;
 mod fork;
 mod hub_push;
+mod measurement;
 mod members;
 mod model_card;
 mod model_comparison;
@@ -70,6 +71,7 @@ pub use explain::{
 };
 pub use fork::ForkError;
 pub use hub_push::ModelPush;
+pub use measurement::MeasuredModel;
 pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,
     MembershipView, RevocationList,

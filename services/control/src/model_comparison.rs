@@ -9,7 +9,7 @@ use wire::{PromptEntry, RunId, derive_seed, v1};
 
 use v1::samples_page::{Prompt, Sample};
 
-use crate::{CheckpointError, FleetControl, HistoryError, data::PLAIN_PROMPT};
+use crate::{CheckpointError, FleetControl, HistoryError, SubmitError, data::PLAIN_PROMPT};
 
 /// However many cycles there are.
 const ALPHA_MIN: f64 = 1e-6;
@@ -29,10 +29,18 @@ pub enum CompareError {
     History(#[from] HistoryError),
     #[error(
         "{name} has no {kind}samples of {prompts}; compare cycles of RAFT runs that evaluate them. \
-         Another model, such as that of an SFT run, is measured by cycle 0 of a RAFT run of \
-         `cycles: 1` that has it as `base` (R117)"
+         Those of other models, such as an SFT run's, are drawn by `flotilla compare` with --prompts \
+         (R117)"
     )]
     NoSamples { name: String, kind: &'static str, prompts: String },
+    #[error("the base of {0} is not known, or has random weights; name two checkpoints (R117)")]
+    RandomBase(String),
+    #[error("measure {name}")]
+    Measure {
+        name: String,
+        #[source]
+        source: Box<SubmitError>,
+    },
     #[error(
         "{a} and {b} were measured with different settings: {field}; compare runs in which it is \
          equal (R117)"
@@ -55,6 +63,9 @@ pub enum CompareError {
 pub struct ComparedCheckpoint {
     pub run: RunId,
     pub cycle: u32,
+    /// The model that the run measured for this comparison; `None` for a cycle of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// By the verifier, over all pairs, from 0 to 1; `None` without verdicts.
     pub pass_rate: Option<f64>,
     /// Mean length of the paired samples, in tokens.
@@ -268,6 +279,7 @@ impl Side {
         ComparedCheckpoint {
             run: self.run.clone(),
             cycle: self.cycle,
+            model: None,
             pass_rate: mean(samples.iter().filter_map(|it| pass_rate(it))),
             mean_tokens: mean(samples.iter().copied().flatten().map(|it| f64::from(it.tokens)))
                 .unwrap_or_default(),
@@ -324,7 +336,10 @@ impl PairedCheckpoints {
 impl ModelComparison {
     /// Returns the names of both sides, such as `raft-1/0`.
     pub fn names(&self) -> [String; 2] {
-        [&self.a, &self.b].map(|side| format!("{}/{}", side.run, side.cycle))
+        [&self.a, &self.b].map(|side| match &side.model {
+            Some(model) => model.clone(),
+            None => format!("{}/{}", side.run, side.cycle),
+        })
     }
 
     /// Returns a table of the figures of both sides: a heading and two figures in each row.
@@ -505,12 +520,12 @@ mod tests {
     }
 
     #[test]
-    fn the_checkpoint_of_an_sft_run_is_refused_with_the_run_that_measures_it() {
+    fn the_checkpoint_of_an_sft_run_is_refused_with_the_option_that_measures_it() {
         let prompts = "the run's held-out prompts".to_owned();
         let error = CompareError::NoSamples { name: "sft-1/1".into(), kind: "judged ", prompts };
         let text = error.to_string();
         assert!(text.starts_with("sft-1/1 has no judged samples of the run's held-out"), "{text}");
-        assert!(text.contains("cycle 0 of a RAFT run of `cycles: 1`"), "{text}");
+        assert!(text.contains("`flotilla compare` with --prompts (R117)"), "{text}");
     }
 
     #[test]
@@ -558,5 +573,8 @@ mod tests {
         assert_eq!(found.table_rows()[0], ["preferred by the judge", "0.0 %", "100.0 %"]);
         assert_eq!(found.a.pass_rate, Some(1.0), "of the one prompt with a verdict");
         assert_eq!(found.names(), ["raft-1/1", "raft-1/1"]);
+        let mut measured = found;
+        measured.a.model = Some("the base of sft-1".into());
+        assert_eq!(measured.names(), ["the base of sft-1", "raft-1/1"]);
     }
 }

@@ -47,8 +47,8 @@ pub enum ForecastError {
     NoAgents,
     #[error("the run {0} (R121)")]
     MissingRoles(String),
-    #[error("{0} is a watched run: its training is not ordered by Flotilla (R121)")]
-    Watched(RunId),
+    #[error("{0} trains nothing, or its training is not ordered by Flotilla (R121)")]
+    NoTraining(String),
     #[error(
         "{0:?} is not a time: write 18:00, 2026-12-01T18:00, or a duration from now such as 8h (R121)"
     )]
@@ -111,7 +111,8 @@ impl FleetControl {
     /// starts nothing.
     ///
     /// # Errors
-    /// When the spec is wrong, an agent that the run needs is not there, or the request is wrong.
+    /// When the spec is wrong or trains nothing, an agent that the run needs is not there, or the
+    /// request is wrong.
     pub async fn forecast_spec(
         &self,
         yaml: &str,
@@ -123,7 +124,8 @@ impl FleetControl {
         let other_model_type = self.find_other_model_type(&first.base, files).await;
         let spec = v1::Spec { other_model_type, ..describe_spec(&first, &prepared) };
         let statuses = self.require_agents(&spec).await?;
-        let workload = RunWorkload::from_spec(&spec).expect("a spec file trains");
+        let workload = RunWorkload::from_spec(&spec);
+        let workload = workload.ok_or_else(|| ForecastError::NoTraining(first.name.clone()))?;
         let base = self.identify_base(&first.base).await?;
         let runs = self.list_runs().await?;
         let (histories, same) = self.read_histories(&runs, &base, u64::MAX).await?;
@@ -168,7 +170,7 @@ impl FleetControl {
     /// Forecasts a run from the facts before its submission, for the agents that worked on it.
     ///
     /// # Errors
-    /// When the run is unknown or watched, or the price of a kWh is wrong.
+    /// When the run is unknown, watched or without training, or the price of a kWh is wrong.
     pub async fn forecast_submitted_run(
         &self,
         id: &RunId,
@@ -180,7 +182,7 @@ impl FleetControl {
         let run = runs.iter().find(|run| run.id == *id);
         let run = run.ok_or_else(|| RunError::Unknown(id.clone()))?;
         let workload = RunWorkload::from_spec(&run.spec);
-        let workload = workload.ok_or_else(|| ForecastError::Watched(id.clone()))?;
+        let workload = workload.ok_or_else(|| ForecastError::NoTraining(id.to_string()))?;
         let base = BaseIdentity::of_run(run);
         let (histories, same) = self.read_histories(&runs, &base, run.spec_sequence).await?;
         let own = self.read_history(id, u64::MAX).await?;
@@ -292,7 +294,8 @@ fn choose_measured_runs<'a>(
     let mut chosen: Vec<&Run> = runs
         .iter()
         .rev()
-        .filter(|run| run.spec_sequence < before && !run.is_watched() && has_worked(run))
+        .filter(|run| run.spec_sequence < before && has_worked(run))
+        .filter(|run| !run.is_watched() && !run.spec.only_measures())
         .collect();
     chosen.sort_by_key(|run| matches!(run.current_state(), Failed | Cancelled));
     let is_same = chosen.iter().any(|run| base.matches(&run.spec));
@@ -425,7 +428,8 @@ mod tests {
                 let fact = wire::Fact { subject: wire::Subject::new(&id, key), body };
                 wire::Record { sequence: n + 1, time_ms: 1, author: None, fact }
             };
-            let kind = Some(v1::spec::Kind::Raft(v1::spec::Raft::default()));
+            let raft = v1::spec::Raft { cycles: 9, ..v1::spec::Raft::default() };
+            let kind = Some(v1::spec::Kind::Raft(raft));
             let tree = Some(v1::Tree { manifest: "m".into(), ..v1::Tree::default() });
             let base = Some(v1::Base { tree, ..v1::Base::default() });
             let spec = wire::FactBody::Spec(v1::Spec { kind, base, ..v1::Spec::default() });

@@ -249,6 +249,16 @@ pub(crate) fn fold_run(records: &[Record]) -> Option<Run> {
     Some(run)
 }
 
+/// Returns the run with this spec, but for its id and time of submission, that has not failed.
+pub(crate) fn find_equal_run<'a>(runs: &'a [Run], spec: &v1::Spec) -> Option<&'a Run> {
+    use v1::run::State::{Cancelled, Failed};
+    let is_equal = |run: &&Run| {
+        let plain = v1::Spec { run: String::new(), submitted_at: None, ..run.spec.clone() };
+        plain == *spec && !matches!(run.current_state(), Failed | Cancelled)
+    };
+    runs.iter().find(is_equal)
+}
+
 /// Leaves out the phase of an open run, which cannot be told without its samples and verdicts.
 fn without_open_phase(view: v1::Run) -> v1::Run {
     let phase = if view.ended_at.is_some() { view.phase.clone() } else { String::new() };

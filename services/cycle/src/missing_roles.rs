@@ -25,7 +25,8 @@ pub fn missing_roles<'a>(
 ) -> Vec<&'static str> {
     let mut missing = match &spec.kind {
         Some(v1::spec::Kind::Raft(raft)) => {
-            let mut needed = vec!["trainer", "generator"];
+            let mut needed =
+                if spec.only_measures() { vec!["generator"] } else { vec!["trainer", "generator"] };
             needed
                 .extend(raft.prompt_sets().any(|set| set.verifier.is_some()).then_some("verifier"));
             needed.extend(raft.teacher.is_some().then_some("scorer"));
@@ -145,6 +146,7 @@ mod tests {
             pool: "gpu".into(),
             suites: vec![v1::Suite::default()],
             kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
+                cycles: 1,
                 verifier: Some(v1::Verifier::default()),
                 ..v1::spec::Raft::default()
             })),
@@ -152,8 +154,12 @@ mod tests {
         };
         let all = ["trainer", "generator", "verifier", "evaluator"];
         assert_eq!(missing_roles(&spec, [], 0), all);
+        let kind = Some(v1::spec::Kind::Raft(v1::spec::Raft::default()));
+        let measuring = v1::Spec { kind, ..v1::Spec::default() };
+        assert_eq!(missing_roles(&measuring, [], 0), ["generator"], "it trains nothing");
         let taught = v1::Spec {
             kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
+                cycles: 1,
                 teacher: Some(v1::Tree::default()),
                 ..v1::spec::Raft::default()
             })),

@@ -19,7 +19,7 @@ mod trouble;
 
 use wire::v1;
 
-use self::log::{Log, raft, sft, watched};
+use self::log::{Log, raft, sft, tree, watched};
 use crate::{AuditCounts, RunPhase, audit_records};
 
 #[test]
@@ -60,6 +60,42 @@ fn each_cycle_samples_with_the_adapter_of_the_one_before() {
     assert_eq!(adapters(1, v1::Purpose::Heldout), ["adapter-1"]);
     assert_eq!(adapters(2, v1::Purpose::Train), ["adapter-1"]);
     assert_eq!(adapters(2, v1::Purpose::Heldout), ["adapter-2"]);
+}
+
+#[test]
+fn a_run_of_no_cycles_measures_its_base_and_trains_nothing() {
+    let mut spec = raft(0);
+    spec.base.as_mut().unwrap().adapter = tree("adapter");
+    let mut log = Log::new(spec);
+    log.run_to_the_end();
+    let run = log.run();
+    assert_eq!(run.done.as_ref().unwrap().status(), v1::done::Status::Succeeded);
+    assert_eq!(log.train_orders().count(), 0);
+    let measures = |order: &v1::GenerateOrder| {
+        order.purpose() == v1::Purpose::Heldout && order.adapter == tree("adapter")
+    };
+    assert!(log.generate_orders().all(measures));
+    let report = audit_records(log.records()).unwrap();
+    assert_eq!(report.findings, []);
+    let AuditCounts { planned_samples, checkpoints, evals, .. } = report.counts;
+    assert_eq!((planned_samples, checkpoints, evals), (20, 1, 1));
+    let done = run.cycles[&0].done.as_ref().unwrap();
+    assert_eq!(done.heldout.map(|rate| (rate.mean, rate.prompts)), Some((0.5, 10)));
+}
+
+#[test]
+fn a_measurement_without_a_verifier_ends_with_its_samples() {
+    let mut log = Log::start_raft(0, |raft| raft.verifier = None);
+    log.coordinate();
+    log.generate();
+    log.coordinate();
+    assert_eq!(log.run().current_phase(), RunPhase::Evaluate, "the text is not measured yet");
+    log.evaluate();
+    log.coordinate();
+    let run = log.run();
+    assert_eq!(run.done.unwrap().status(), v1::done::Status::Succeeded);
+    assert_eq!(run.cycles[&0].done.as_ref().unwrap().heldout, None);
+    assert_eq!(audit_records(log.records()).unwrap().findings, []);
 }
 
 #[test]

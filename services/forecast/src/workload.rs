@@ -48,6 +48,9 @@ pub struct RunWorkload {
 impl RunWorkload {
     /// Returns the work of a run, or `None` if the fleet does not train it.
     pub fn from_spec(spec: &v1::Spec) -> Option<Self> {
+        if spec.only_measures() {
+            return None;
+        }
         let text_suites = spec.suites.len() as f64;
         match spec.kind.as_ref()? {
             v1::spec::Kind::Raft(raft) => {

@@ -102,7 +102,9 @@ impl HasStatusCode for ForkError {
 impl HasStatusCode for ForecastError {
     fn status_code(&self) -> Code {
         match self {
-            Self::NoAgents | Self::MissingRoles(_) | Self::Watched(_) => Code::FailedPrecondition,
+            Self::NoAgents | Self::MissingRoles(_) | Self::NoTraining(_) => {
+                Code::FailedPrecondition
+            }
             Self::Time(_) | Self::Past(_) | Self::Price(_) => Code::InvalidArgument,
             Self::Submit(error) => error.status_code(),
             Self::Run(error) => error.status_code(),
@@ -192,9 +194,11 @@ impl HasStatusCode for CompareError {
             Self::NoSamples { .. }
             | Self::NothingInCommon { .. }
             | Self::OtherSettings { .. }
+            | Self::RandomBase(_)
             | Self::NotLast { .. } => Code::FailedPrecondition,
             Self::Checkpoint(error) => error.status_code(),
             Self::History(error) => error.status_code(),
+            Self::Measure { source, .. } => source.status_code(),
         }
     }
 }

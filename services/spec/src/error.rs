@@ -17,8 +17,8 @@ pub struct FieldError {
 /// The reason why a spec cannot be read, with the line that it is about.
 ///
 /// ```text
-/// line 7, column 11: raft.cycles: must be from 1 to 10000, not 0 (R103)
-/// 7 │   cycles: 0
+/// line 7, column 11: raft.cycles: must be from 0 to 10000, not -1 (R103)
+/// 7 │   cycles: -1
 ///   │           ^
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]

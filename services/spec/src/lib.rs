@@ -19,6 +19,7 @@ mod gates;
 mod generation;
 mod heldout;
 mod judge;
+mod measure_draft;
 mod objective;
 mod promote;
 mod queue;
@@ -52,6 +53,7 @@ pub use generation::{
 };
 pub use heldout::{HeldoutSize, HeldoutSpec};
 pub use judge::{CommandJudgeSpec, EndpointJudgeSpec, JudgeSpec};
+pub use measure_draft::MeasureDraft;
 pub use objective::ObjectiveSpec;
 pub use promote::PromoteSpec;
 pub use queue::QueueSpec;

@@ -49,8 +49,8 @@ pub struct RaftSpec {
     /// If enabled, plain prompts become user messages.
     #[serde(default)]
     pub chat: ChatSpec,
-    /// Number of cycles.
-    #[schemars(range(min = 1, max = 10_000))]
+    /// Number of cycles. 0: nothing is trained, and the run measures its base.
+    #[schemars(range(min = 0, max = 10_000))]
     #[serde(default = "default_cycles")]
     pub cycles: u32,
     /// Prompts that a cycle samples. 0: all prompts in every cycle.
@@ -68,7 +68,7 @@ pub struct RaftSpec {
     #[serde(default)]
     pub sampling: SamplingSpec,
     /// The judge of the samples. May be left out with an objective that needs no rewards: `ssd`,
-    /// `dft` or `distillation`.
+    /// `dft` or `distillation`; and with `cycles: 0`.
     pub verifier: Option<VerifierSpec>,
     /// The choice of the samples that are trained on.
     #[serde(default)]
@@ -143,8 +143,21 @@ impl RaftSpec {
         )
     }
 
+    /// Requires something to measure of a run that trains nothing.
+    fn check_cycles(&self, measured: &MeasuredSuites<'_>) -> FieldResult {
+        check_count("raft.cycles", self.cycles, 0, 10_000)?;
+        let has_suites = !measured.texts.is_empty() || !measured.prompt_suites.is_empty();
+        ensure_field(
+            self.cycles > 0 || measured.has_heldout || has_suites,
+            "raft.cycles",
+            "must be from 1 to 10000; 0 needs `raft.heldout` or `evals`, by which the base is \
+             measured",
+        )
+    }
+
     pub(crate) fn check_fields(&self, measured: &MeasuredSuites<'_>) -> FieldResult {
-        check_count("raft.cycles", self.cycles, 1, 10_000)?;
+        self.check_cycles(measured)?;
+        let trains = self.cycles > 0;
         check_columns("raft.columns", &self.columns)?;
         check_count("raft.samples_per_prompt", self.samples_per_prompt, 1, 4096)?;
         check_count("raft.heldout_samples_per_prompt", self.heldout_samples_per_prompt, 1, 4096)?;
@@ -180,7 +193,7 @@ impl RaftSpec {
             is_on_policy: self.is_on_policy(),
             replays: self.selection.replay.is_some(),
             has_token_logprobs: self.token_logprobs,
-            has_verifier: self.verifier.is_some(),
+            has_verifier: self.verifier.is_some() || !trains,
             has_teacher: self.teacher.is_some(),
         };
         let objective = self.objective.check_fields("raft.objective", context)?;
@@ -194,7 +207,7 @@ impl RaftSpec {
         let has_curriculum = self.curriculum != CurriculumSpec::default();
         let [compares, mixes] = self.selection.reads_rewards();
         for (field, is_set, judged) in [
-            ("raft.heldout", self.heldout.is_some(), "the samples of these prompts"),
+            ("raft.heldout", self.heldout.is_some() && trains, "the samples of these prompts"),
             ("raft.curriculum", has_curriculum, "the samples that show how hard a prompt is"),
             ("raft.selection.min_reward", compares, "samples: without it, all have equal rewards"),
             ("raft.selection.mixed", mixes, "samples: without it, none passes or fails"),
@@ -205,7 +218,7 @@ impl RaftSpec {
         self.check_teacher()?;
         let (max_tokens, made) = (self.training.max_tokens, self.sampling.max_new_tokens);
         ensure_field(
-            max_tokens > made,
+            max_tokens > made || !trains,
             "raft.training.max_tokens",
             format!("must be above sampling.max_new_tokens ({made}), with room for the prompt"),
         )?;

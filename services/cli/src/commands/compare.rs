@@ -8,19 +8,21 @@ use std::{
 
 use anyhow::Context;
 use comparison::{Comparison, PairedTest, compare_pair_lines};
-use control::{FleetControl, ModelComparison, parse_checkpoint_ref};
+use control::{FleetControl, MeasuredModel, ModelComparison, SpecFiles, parse_checkpoint_ref};
 use pair_judge::PairJudge;
-use spec::JudgeSpec;
+use spec::{JudgeSpec, MeasureDraft};
 use wire::v1::CheckpointRef;
 
+use super::run::report_missing_roles;
 use crate::{
     args::{CompareArgs, GlobalArgs},
     output,
     progress_meter::ProgressMeter,
+    run_submission::await_success,
 };
 
 pub(crate) async fn compare_models(flags: &GlobalArgs, args: &CompareArgs) -> anyhow::Result<()> {
-    let Some((a, b)) = args.a.as_ref().zip(args.b.as_ref()) else {
+    let Some(a) = &args.a else {
         let path = args.pairs.as_deref().context("name two checkpoints, or --pairs (A102)")?;
         let (comparison, pairs) = compare_pairs(path, args.alpha)?;
         return output::print_json_or(flags.json, &comparison, || {
@@ -28,13 +30,31 @@ pub(crate) async fn compare_models(flags: &GlobalArgs, args: &CompareArgs) -> an
         });
     };
     let judge = args.judge.as_deref().map(open_judge).transpose()?;
+    let a = parse_checkpoint_ref(a)?;
+    let b = args.b.as_deref().map(parse_checkpoint_ref).transpose()?;
     let control = flags.fleet.connect_control().await?;
-    let named = [parse_checkpoint_ref(a)?, parse_checkpoint_ref(b)?];
+    let (named, models) = match (&args.prompts, b) {
+        (Some(prompts), b) => {
+            let (verifier, settings) = (args.verifier.clone(), args.settings.clone());
+            let draft = MeasureDraft { prompts: prompts.clone(), verifier, settings };
+            let files = SpecFiles::Local(".".into());
+            let measured = control.measure_models(&a, b.as_ref(), &draft, &files).await?;
+            for MeasuredModel { name, run } in &measured {
+                output::print_message(&format!("{run} draws samples with {name}"));
+                report_missing_roles(&control, run).await?;
+                await_success(&control, run).await?;
+            }
+            let cycles = measured.each_ref().map(MeasuredModel::sampled_cycle);
+            (cycles, measured.map(|it| Some(it.name)))
+        }
+        (None, b) => ([a, b.context("name two checkpoints, or --prompts (A102)")?], [None, None]),
+    };
     let suite = args.suite.as_deref().unwrap_or_default();
-    let found = match judge {
+    let mut found = match judge {
         Some(judge) => judge_checkpoints(&control, &judge, &named, suite, args.alpha).await?,
         None => control.compare_checkpoints(&named[0], &named[1], suite, args.alpha).await?,
     };
+    [found.a.model, found.b.model] = models;
     output::print_json_or(flags.json, &found, || print_comparison(&found))
 }
 

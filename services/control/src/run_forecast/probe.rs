@@ -28,10 +28,14 @@ impl FleetControl {
     /// stores the base, starts at once and moves no channel.
     ///
     /// # Errors
-    /// When the spec is wrong, or an agent that the run needs is not there.
+    /// When the spec is wrong or trains nothing, or an agent that the run needs is not there.
     pub async fn probe_spec(&self, yaml: &str, files: &SpecFiles) -> Result<RunId, ForecastError> {
         let (_, spec, prepared) = self.check_runs(yaml, files).await?;
-        self.require_agents(&super::describe_spec(&spec, &prepared)).await?;
+        let described = super::describe_spec(&spec, &prepared);
+        if described.only_measures() {
+            return Err(ForecastError::NoTraining(spec.name));
+        }
+        self.require_agents(&described).await?;
         let spec = shrink_spec(spec);
         let (mut files, watch) = (RunFiles::new(files), unwatched());
         self.attach_data(&spec, &mut files, &watch).await?;

@@ -257,7 +257,8 @@ fn progress_counts_done_cycles_and_no_pauses() {
 }
 
 #[test]
-fn a_watched_run_has_no_workload() {
+fn a_run_that_the_fleet_does_not_train_has_no_workload() {
     let kind = Some(v1::spec::Kind::Watched(v1::spec::Watched::default()));
     assert_eq!(RunWorkload::from_spec(&v1::Spec { kind, ..Default::default() }), None);
+    assert_eq!(RunWorkload::from_spec(&raft_spec(25, 0)), None);
 }

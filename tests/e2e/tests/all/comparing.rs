@@ -1,6 +1,7 @@
 //! `flotilla compare`: scores of a file, and programs and models that prefer one of two answers.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     time::Duration,
@@ -182,6 +183,104 @@ fn a_judge_decides_for_the_better_model_and_one_that_prefers_a_position_does_not
     fleet.run(&["compare", a, b, "--judge", &path]).assert_refused(&refused);
 
     assert_a_model_judges(&fleet, &sides);
+}
+
+/// Trains a model for one step, and that model for many more: it then writes numbers. Returns both
+/// runs.
+fn train_twice(fleet: &Fleet, files: &SpecFiles) -> [String; 2] {
+    let weak = fleet.submit(&files.write_sft_spec(1, 0));
+    fleet.await_success(&weak, LIMIT);
+    let spec = files.write_sft_spec(150, 0);
+    let text = fs::read_to_string(&spec).expect("the spec");
+    let base = text.lines().find(|line| line.starts_with("base:")).expect("a base").to_owned();
+    let text = text.replace(&base, &format!("base: {{ checkpoint: {weak} }}"));
+    fs::write(&spec, text.replace("name: base", "name: tuned")).expect("the spec");
+    let tuned = fleet.submit(&spec);
+    fleet.await_success(&tuned, LIMIT);
+    [weak, tuned]
+}
+
+#[test]
+fn checkpoints_of_sft_runs_are_compared_by_new_samples_which_move_a_channel_too() {
+    let fleet = Fleet::start("trainer,generator,verifier,evaluator");
+    let files = SpecFiles::create(fleet.path());
+    let [weak, tuned] = &train_twice(&fleet, &files);
+    fleet.run(&["compare", weak, tuned]).assert_refused(&["R117", "--prompts"]);
+    let line =
+        |n: u32| format!("{}\n", json!({ "prompt": format!("{n}9+1="), "category": "sums" }));
+    let file = files.path("asked.jsonl");
+    fs::write(&file, (100..100 + PROMPTS).map(line).collect::<String>()).expect("the prompts");
+    let file = file.display().to_string();
+    let settings = "sampling: {temperature: 1, max_new_tokens: 8}";
+    let options = ["--prompts", &file, "--verifier", "regex: {pattern: '[0-9]'}"];
+    let options = [&options[..], &["--settings", settings]].concat();
+    let measure =
+        |models: &[&str]| fleet.run_json(&[&["compare"][..], models, &options[..]].concat());
+    let unscored = fleet.run(&["compare", tuned, "--prompts", &file]);
+    assert!(unscored.code == 2 && unscored.stderr.contains("--verifier"), "{unscored:?}");
+
+    let found = measure(&[tuned]).expect("a comparison");
+    assert_eq!((&found["decision"], &found["pairs"]), (&json!("b"), &json!(PROMPTS)), "{found:#}");
+    assert_eq!(found["a"]["model"], format!("the base of {tuned}"), "{found:#}");
+    let name = found["b"]["model"].as_str().expect("a name");
+    assert!(name.starts_with(&format!("{tuned}/0/")), "{name}");
+    assert_eq!(
+        (&found["a"]["run"], &found["b"]["run"]),
+        (&json!("measure-1"), &json!("measure-2"))
+    );
+    assert_eq!(found["categories"][0]["pairs"], PROMPTS, "{found:#}");
+    // The checkpoint is that base: its samples are there.
+    let again = measure(&[weak, tuned]).expect("a comparison");
+    assert_eq!((&again["a"]["run"], &again["b"]["run"]), (&found["a"]["run"], &found["b"]["run"]));
+    assert_eq!((&again["p"], &again["interval"]), (&found["p"], &found["interval"]));
+    let random = measure(&[weak]).expect_err("a refusal").to_string();
+    assert!(random.contains("R117") && random.contains("random weights"), "{random}");
+
+    let trained = fleet.run_json(&["run", "show", "measure-1"]).expect("a run");
+    assert_eq!((&trained["state"], &trained["kind"]), (&json!("SUCCEEDED"), &json!("raft")));
+    for run in ["measure-1", "measure-2"] {
+        fleet.assert_clean_audit(run);
+    }
+    let name_model = |model: &str, more: &[&str]| {
+        fleet.run(&[&["channel", "move", "stable", "--checkpoint", model][..], more].concat())
+    };
+    name_model(weak, &[]).assert_success();
+    name_model(tuned, &["--if-better"]).assert_success();
+    name_model(weak, &["--if-better"]).assert_refused(&["R119"]);
+    fleet.assert_clean_audit("stable");
+}
+
+#[test]
+fn an_adapter_is_measured_with_its_model_and_judged_without_a_verifier() {
+    if require_program("python3").is_none() {
+        return;
+    }
+    let fleet = Fleet::start("trainer,generator");
+    let files = SpecFiles::create(fleet.path());
+    let spec = files.write_adapter_spec(&files.write_model(), 2, 0);
+    let text = fs::read_to_string(&spec).expect("the spec");
+    let evals = text.lines().find(|line| line.starts_with("evals:")).expect("evals").to_owned();
+    fs::write(&spec, text.replace(&evals, "")).expect("the spec");
+    let run = fleet.submit(&spec);
+    fleet.await_success(&run, LIMIT);
+    let file = files.path("asked.jsonl");
+    fs::write(&file, "{\"prompt\": \"1+1=\"}\n{\"prompt\": \"2+2=\"}\n").expect("the prompts");
+    let judge = ProgramJudge::create(fleet.path(), "digits", MORE_DIGITS);
+    let (file, judge) = (file.display().to_string(), judge.file.display().to_string());
+    let settings = "sampling: {max_new_tokens: 4}";
+    let options = ["--prompts", &file, "--judge", &judge, "--settings", settings];
+    let found = fleet.run_json(&[&["compare", &*run][..], &options[..]].concat());
+    let found = found.expect("a comparison");
+    assert_eq!((&found["pairs"], &found["judge"]["unjudged"]), (&json!(2), &json!(0)), "{found:#}");
+    assert_eq!(found["a"]["pass_rate"], Value::Null, "{found:#}");
+    let sampled_with = |side: &str| -> BTreeSet<String> {
+        let run = found[side]["run"].as_str().expect("a run");
+        let facts = fleet.read_facts(run).into_iter();
+        let adapters = facts.filter_map(|it| Some(it["fact"]["adapter"].as_str()?.to_owned()));
+        adapters.filter(|it| !it.is_empty()).collect()
+    };
+    assert!(sampled_with("a").is_empty(), "the base has no adapter");
+    assert_eq!(sampled_with("b").len(), 1);
 }
 
 /// A model behind an endpoint decides, too. Its first reply is unreadable, and it is asked again.

@@ -64,7 +64,7 @@ const MISTAKES: [Mistake; 30] = [
     mistake(
         "cycles: 3",
         "cycles: two",
-        &["line 7", "raft.cycles: must be from 1 to 10000, not two"],
+        &["line 7", "raft.cycles: must be from 0 to 10000, not two"],
     ),
     mistake(
         "prompts.jsonl",
@@ -72,7 +72,7 @@ const MISTAKES: [Mistake; 30] = [
         &["line 5, column 12: raft.prompts", "did you mean prompts.jsonl?"],
     ),
     mistake(r"(\d+)$", r"(\d+$", &["line 9", "raft.verifier.exact.extract", "unclosed group"]),
-    mistake("cycles: 3", "cycles: -2", &["line 7", "must be from 1 to 10000, not -2"]),
+    mistake("cycles: 3", "cycles: -2", &["line 7", "must be from 0 to 10000, not -2"]),
     mistake(
         "heldout.jsonl",
         "prompts.jsonl",
@@ -85,8 +85,8 @@ const MISTAKES: [Mistake; 30] = [
     ),
     mistake("alpha: 32 }", "alpha: 32", &["line 12", "unclosed bracket"]),
     mistake("exact:", "exakt:", &["line 9", "in raft.verifier; did you mean exact?"]),
-    mistake("cycles: 3", "cycles: 99999999999", &["line 7", "from 1 to 10000, not 99999999999"]),
-    mistake("cycles: 3", "cycles: 4000000000", &["line 7", "from 1 to 10000, not 4000000000"]),
+    mistake("cycles: 3", "cycles: 99999999999", &["line 7", "from 0 to 10000, not 99999999999"]),
+    mistake("cycles: 3", "cycles: 4000000000", &["line 7", "from 0 to 10000, not 4000000000"]),
     mistake("0.002", "1e9", &["line 11", "raft.training.learning_rate", "from 1e-12 to 10"]),
     mistake("r: 16", "r: 100000", &["line 12", "raft.lora.r: must be from 1 to 4096, not 100000"]),
     mistake(
@@ -169,7 +169,7 @@ fn mistakes_in_specs_and_data_are_named_by_file_line_and_key() {
     for word in ["mine.yaml", "line 1, column 10", "0xe9", "iconv"] {
         assert!(latin1.stderr.contains(word), "{word}: {}", latin1.stderr);
     }
-    let json = check(SPEC.replace("cycles: 3", "cycles: 0").as_bytes(), &["--json"]);
+    let json = check(SPEC.replace("cycles: 3", "cycles: -1").as_bytes(), &["--json"]);
     let error: Value = serde_json::from_str(&json.stderr).expect("one line of JSON");
     assert_eq!(error["code"], "R103");
     assert!(error["causes"][0].as_str().unwrap().contains("raft.cycles"), "{error:#}");

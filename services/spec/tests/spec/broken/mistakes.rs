@@ -81,10 +81,10 @@ pub(crate) const UNKNOWN_NAMES: [Mistake; 18] = [
 
 /// Values of another form, or out of range.
 pub(crate) const WRONG_VALUES: [Mistake; 24] = [
-    (("cycles: 3", "cycles: two"), (9, 11), &["raft.cycles: must be from 1 to 10000, not two"]),
-    (("cycles: 3", "cycles: -2"), (9, 11), &["raft.cycles: must be from 1 to 10000, not -2"]),
-    (("cycles: 3", "cycles: 99999999999"), (9, 11), &["from 1 to 10000, not 99999999999"]),
-    (("cycles: 3", "cycles: 1.5"), (9, 11), &["from 1 to 10000, not 1.5"]),
+    (("cycles: 3", "cycles: two"), (9, 11), &["raft.cycles: must be from 0 to 10000, not two"]),
+    (("cycles: 3", "cycles: -2"), (9, 11), &["raft.cycles: must be from 0 to 10000, not -2"]),
+    (("cycles: 3", "cycles: 99999999999"), (9, 11), &["from 0 to 10000, not 99999999999"]),
+    (("cycles: 3", "cycles: 1.5"), (9, 11), &["from 0 to 10000, not 1.5"]),
     (("cycles: 3", "cycles: [3]"), (9, 11), &["raft.cycles: must be one value, not a list"]),
     (("cycles: 3", "cycles:"), (9, 9), &["raft.cycles: has no value"]),
     (("0.0002", "1e9"), (15, 20), &["learning_rate: must be from 1e-12 to 10, not 1000000000"]),
@@ -176,7 +176,7 @@ pub(crate) const WRONG_DOCUMENTS: [Mistake; 13] = [
 pub(crate) const MISTAKES_IN_JSON: [Mistake; 6] = [
     (("cycles", "cycels"), (6, 5), &["unknown key cycels in raft; did you mean cycles?"]),
     (("\"r\": 16", "\"r\": 0"), (8, 20), &["raft.lora.r: must be from 1 to 4096, not 0"]),
-    (("3,", "\"three\","), (6, 15), &["raft.cycles: must be from 1 to 10000, not \"three\""]),
+    (("3,", "\"three\","), (6, 15), &["raft.cycles: must be from 0 to 10000, not \"three\""]),
     (("3,", "3"), (7, 5), &["this JSON has a mistake: expected `,` or `}`"]),
     (("32 }", "32"), (10, 1), &["this JSON has a mistake: EOF while parsing an object"]),
     (
