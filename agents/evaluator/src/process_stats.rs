@@ -46,14 +46,7 @@ impl ProcessMeter {
 /// The peaks of this process and of a child do not add up, because they occur at different times.
 fn largest_peak_rss() -> u64 {
     let children = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(0, |usage| usage.max_rss());
-    own_peak_rss().max(u64::try_from(children).unwrap_or(0) * 1024)
-}
-
-fn own_peak_rss() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
+    hardware::peak_memory_bytes().max(u64::try_from(children).unwrap_or(0) * 1024)
 }
 
 fn count_tlb_shootdowns() -> u64 {

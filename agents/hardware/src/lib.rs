@@ -19,7 +19,7 @@ pub mod telemetry;
 pub mod torch_environment;
 
 pub use classify::{FaultEvidence, KnownFault, RetryAdvice, classify_fault};
-pub use free_memory::available_memory_bytes;
+pub use free_memory::{available_memory_bytes, peak_memory_bytes};
 pub use kernel_log::KernelLog;
 pub use known_stack::{KnownStack, StackVersions};
 pub use profile::{

@@ -158,6 +158,10 @@ pub(crate) struct TrainStep {
     /// The weights of tokens since the last saved step; `None` if all are the same.
     #[serde(default)]
     pub weighting: Option<v1::checkpoint::Weighting>,
+    /// The most memory that the process has taken: of its GPU, or resident without one; 0 if
+    /// unknown.
+    #[serde(default)]
+    pub peak_memory_bytes: u64,
 }
 
 /// The reply when the training has ended.

@@ -124,6 +124,7 @@ fn checkpoint_fact(
         packing: step.packing,
         canary: step.canary.clone(),
         weighting: step.weighting.clone(),
+        peak_memory_bytes: step.peak_memory_bytes,
         ..Default::default()
     }
 }

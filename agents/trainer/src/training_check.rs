@@ -168,6 +168,7 @@ mod tests {
             saved: None,
             canary: Vec::new(),
             weighting: None,
+            peak_memory_bytes: 0,
         }
     }
 

@@ -139,6 +139,7 @@ fn run_training(
                 false => Vec::new(),
             },
             weighting: weighting.as_ref().map(weighting_message),
+            peak_memory_bytes: hardware::peak_memory_bytes(),
         }));
         if due {
             cadence.record_save(began.elapsed().as_secs_f64());

@@ -128,6 +128,7 @@ pub(super) fn make_checkpoint(order: &v1::TrainOrder) -> v1::Checkpoint {
         packing: 1.0,
         skipped: 0,
         canary: Vec::new(),
+        peak_memory_bytes: 1 << 30,
     }
 }
 

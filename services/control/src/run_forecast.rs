@@ -135,7 +135,7 @@ impl FleetControl {
         let evidence = FleetEvidence::from_histories(&workload, &histories, !same, &agents);
         let mut forecast =
             forecast_run(&workload, &evidence, ForecastQuestion { seed: spec.seed, ..question });
-        match self.training_memory(&first, files, &spec).await {
+        match self.training_memory(&first.base, files, &spec).await {
             Ok(needed_bytes) => {
                 let is_trainer = |status: &&v1::AgentStatus| {
                     let trains =
@@ -147,6 +147,7 @@ impl FleetControl {
                         agent: status.agent.clone(),
                         needed_bytes,
                         available_bytes: usable_training_bytes(status),
+                        used_bytes: 0,
                     });
                 forecast.memory.extend(memory);
             }
@@ -189,7 +190,9 @@ impl FleetControl {
         let agents = own.as_ref().map(RunHistory::list_participants).unwrap_or_default();
         let evidence = FleetEvidence::from_histories(&workload, &histories, !same, &agents);
         let question = ForecastQuestion { seed: run.spec.seed, ..question };
-        let forecast = forecast_run(&workload, &evidence, question);
+        let mut forecast = forecast_run(&workload, &evidence, question);
+        let used = own.as_ref().map(RunHistory::peak_training_memory).unwrap_or_default();
+        forecast.memory = self.compare_training_memory(&run.spec, used).await;
         let actual_s = run.ended_ms.map(|ended| {
             let working = ended.saturating_sub(run.submitted_ms).saturating_sub(run.halted_ms);
             working as f64 / 1000.0

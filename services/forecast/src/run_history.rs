@@ -137,6 +137,19 @@ impl RunHistory {
         roles.into_iter().filter(|(name, _)| !name.is_empty()).map(of).collect()
     }
 
+    /// Returns the most memory that trainings took on each trainer, in bytes; without those that did
+    /// not measure it.
+    pub fn peak_training_memory(&self) -> BTreeMap<String, u64> {
+        let mut peaks = BTreeMap::new();
+        for (_, trained) in self.cycles.values().filter_map(|cycle| cycle.trained.as_ref()) {
+            if trained.peak_memory_bytes > 0 {
+                let peak: &mut u64 = peaks.entry(trained.agent.clone()).or_default();
+                *peak = trained.peak_memory_bytes.max(*peak);
+            }
+        }
+        peaks
+    }
+
     /// Returns true if a training was ordered and ended.
     pub fn has_trained(&self) -> bool {
         !self.trainings().is_empty()

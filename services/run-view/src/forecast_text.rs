@@ -112,6 +112,16 @@ fn energy_text(watt_hours: f64) -> String {
 fn memory_line(memory: &v1::forecast::Memory) -> String {
     let gigabytes = |bytes: u64| format!("{:.1} GB", bytes as f64 / 1e9);
     let needed = gigabytes(memory.needed_bytes);
+    if memory.used_bytes > 0 {
+        let (agent, used) = (&memory.agent, gigabytes(memory.used_bytes));
+        let more = 100.0 * (memory.used_bytes as f64 / memory.needed_bytes.max(1) as f64 - 1.0);
+        return match memory.needed_bytes {
+            0 => format!("training took {used} at its peak on {agent}"),
+            _ => format!(
+                "training needs at least {needed} at its peak; it took {used} on {agent}: {more:+.0} %"
+            ),
+        };
+    }
     let available = match memory.available_bytes {
         0 => "an unknown amount of memory".to_owned(),
         bytes if bytes < memory.needed_bytes => format!("NOT enough: {}", gigabytes(bytes)),
@@ -139,7 +149,13 @@ mod tests {
             agent: "mi50".into(),
             needed_bytes: 4_000_000_000,
             available_bytes: 2_000_000_000,
+            used_bytes: 0,
         };
+        let used = v1::forecast::Memory { used_bytes: 5_000_000_000, ..memory.clone() };
+        let took = "training needs at least 4.0 GB at its peak; it took 5.0 GB on mi50: +25 %";
+        assert_eq!(memory_line(&used), took);
+        let unknown = v1::forecast::Memory { needed_bytes: 0, ..used };
+        assert_eq!(memory_line(&unknown), "training took 5.0 GB at its peak on mi50");
         let forecast = v1::Forecast {
             seconds: range(3000.0, 3600.0, 4500.0),
             watt_hours: range(100.0, 200.0, 300.0),

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import resource
 
 import peft
 import torch
@@ -107,6 +108,13 @@ def target_modules(model, wanted):
 
 def _last_part(name):
     return name.rsplit(".", 1)[-1]
+
+
+def peak_memory_bytes(device):
+    """Returns the most memory that this process has taken: of its GPU, or resident without one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.
 
 
 def device(policy):

@@ -487,6 +487,7 @@ class StepCallback(TrainerCallback):
             "packing": self.interval_tokens / self.interval_computed,
             "wall_s": self.spent + time.monotonic() - self.training.began,
             "saved": saved,
+            "peak_memory_bytes": models.peak_memory_bytes(self.trainer.args.device),
         }
         if self.canary and step == self.steps:
             report["canary"] = self.canary(self.trainer)

@@ -69,8 +69,14 @@ impl WrittenRun {
 
     fn write_checkpoint(&mut self, cycle: u32, tokens: u64, wall_s: f64) {
         let agent = "gen".into();
-        let checkpoint =
-            v1::Checkpoint { r#final: true, tokens, wall_s, agent, ..Default::default() };
+        let checkpoint = v1::Checkpoint {
+            r#final: true,
+            tokens,
+            wall_s,
+            agent,
+            peak_memory_bytes: 1000 * u64::from(cycle),
+            ..Default::default()
+        };
         self.write(FactKey::Checkpoint { cycle, step: 1 }, FactBody::Checkpoint(checkpoint));
     }
 
@@ -226,6 +232,7 @@ fn what_is_left_of_a_run_shrinks_with_each_cycle_and_second() {
     assert_eq!(left(Some(2), 1.0), None, "all is done");
     assert_eq!(left(Some(1), 10_000.0), None, "it is unlike earlier ones");
     assert!(history.has_trained());
+    assert_eq!(history.peak_training_memory(), [("gen".to_owned(), 2000)].into());
 }
 
 #[test]

@@ -110,6 +110,11 @@ fn two_generators_share_a_raft_run_and_its_adapter_is_peft() {
     check_explanations(&fleet, &run, &base);
     check_forecast(&fleet, &files.write_raft_spec(&base, heavy), &run, &["samplingS", "trainingS"]);
     check_compared_forecast(&fleet, &run, &base);
+    let story = fleet.run_json(&["run", "explain", &run, "--forecast"]).expect("a story");
+    let memory = &story["forecast"]["forecast"]["memory"][0];
+    let bytes = |name: &str| memory[name].as_str().and_then(|text| text.parse::<u64>().ok());
+    println!("peak memory of the training: {memory}");
+    assert!(bytes("usedBytes") > Some(1 << 20) && bytes("neededBytes") > Some(0), "{memory:#}");
     let out = fleet.path().join("adapter");
     let exported =
         fleet.run(&["checkpoint", "export", &format!("{run}/2"), "--out", out.to_str().unwrap()]);
