@@ -201,6 +201,21 @@ fn the_tool_of_the_examples_is_learned_with_each_of_five_seeds() {
     }
 }
 
+/// Submits the demo's second run again, and prints its forecast from the log before beside the actual
+/// duration.
+fn print_demo_forecast(fleet: &Fleet) {
+    let run = fleet.submit(&fleet.path().join("demo/raft.yaml"));
+    fleet.await_success(&run, LIMIT);
+    let story = fleet.run_json(&["run", "explain", &run, "--forecast"]).expect("a story");
+    let compared = &story["forecast"];
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let range = &compared["forecast"]["seconds"];
+    let [low, median, high] = ["low", "median", "high"].map(|name| number(&range[name]));
+    let (actual, memory) = (number(&compared["actual_s"]), &compared["forecast"]["memory"]);
+    println!("{run}: forecast {median:.1} s [{low:.1}, {high:.1}], took {actual:.1} s; {memory}");
+    assert!(median < 4.0 * actual && actual < 4.0 * median, "{compared:#}");
+}
+
 #[test]
 fn the_demo_learns_and_the_fleet_that_it_leaves_runs_every_example() {
     let demo = tempfile::tempdir().expect("a directory");
@@ -208,6 +223,7 @@ fn the_demo_learns_and_the_fleet_that_it_leaves_runs_every_example() {
     let mut examples = Examples::copy();
     let fleet = start_demo_fleet(demo, examples.directory.path());
 
+    print_demo_forecast(&fleet);
     let (_, sft) = examples.run_spec(&fleet, "sft.yaml");
     assert_eq!(perplexities(&sft).len(), 3, "after steps 8, 16 and 24: {sft:#}");
 
