@@ -111,6 +111,7 @@ GEMMA_PIECES = {
     "eos": "<eos>",
     "pad": "<pad>",
 }
+IMAGE_TOKEN = "<image_soft_token>"
 # Two layers of half the width of the first models, and two heads.
 SMALL = {
     "vocab_size": 448,
@@ -183,6 +184,39 @@ MODELS = {
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+        "tokenizer": GEMMA_PIECES,
+        "dtype": torch.bfloat16,
+        "gguf": "q8_0",
+    },
+    "gemma3-images-tiny": {
+        # The text part, which has more rows than the tokenizer has tokens.
+        "config": SMALL
+        | {
+            "model_type": "gemma3_text",
+            "vocab_size": SMALL["vocab_size"] + 8,
+            "intermediate_size": 32,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 48,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+        "images": {
+            "model_type": "gemma3",
+            "image_token_index": SMALL["vocab_size"],
+            "mm_tokens_per_image": 1,
+            "vision_config": {
+                "hidden_size": 4,
+                "intermediate_size": 4,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 4,
+                "patch_size": 2,
+                "vision_use_head": False,
             },
         },
         "tokenizer": GEMMA_PIECES,
@@ -276,6 +310,10 @@ ADAPTERS = {
     "llama-r8-qv": ("llama-tiny", {"r": 8, "lora_alpha": 16, "target_modules": TWO}),
     "mistral-r4-qv": ("mistral-tiny", {"r": 4, "lora_alpha": 8, "target_modules": TWO}),
     "gemma2-r4-all": ("gemma2-tiny", {"r": 4, "lora_alpha": 6, "target_modules": SEVEN}),
+    "gemma3-images-r4-all": (
+        "gemma3-images-tiny",
+        {"r": 4, "lora_alpha": 2, "target_modules": r".*\.language_model\..*_proj"},
+    ),
     "phi3-r4-all": ("phi3-tiny", {"r": 4, "lora_alpha": 6, "target_modules": FUSED}),
     "qwen3moe-r4-qkvo": (
         "qwen3moe-tiny",
@@ -304,6 +342,8 @@ PERPLEXITIES = [
     ("gemma2-tiny", None, "eval_docs.txt", 8),
     ("gemma2-tiny", "gemma2-r4-all", "eval_docs.txt", 8),
     ("gemma3-tiny", None, "eval_docs.txt", 8),
+    ("gemma3-images-tiny", None, "eval_docs.txt", 8),
+    ("gemma3-images-tiny", "gemma3-images-r4-all", "eval_docs.txt", 8),
     ("phi3-tiny", None, "eval_docs.txt", 8),
     ("phi3-tiny", "phi3-r4-all", "eval_docs.txt", 8),
     ("phi4-tiny", None, "eval_docs.txt", 8),
@@ -465,10 +505,14 @@ def train_model(config, tokens):
 
 def make_model(out, name, text):
     how = MODELS[name]
+    images = how.get("images")
     if how["tokenizer"]["pre"] == "sentencepiece":
-        pieces, bpe = train_pieces(how["tokenizer"], text, how["config"]["vocab_size"])
+        size = images["image_token_index"] if images else how["config"]["vocab_size"]
+        pieces, bpe = train_pieces(how["tokenizer"], text, size)
     else:
         pieces, bpe = None, train_tokenizer(how["tokenizer"], text)
+    if images:
+        bpe.add_special_tokens([IMAGE_TOKEN])
     tokenizer = wrap_tokenizer(how["tokenizer"], bpe)
     common = {
         "vocab_size": VOCAB,
@@ -484,7 +528,11 @@ def make_model(out, name, text):
         "pad_token_id": tokenizer.pad_token_id,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
-    config = AutoConfig.for_model(**(common | how["config"]))
+    settings = common | how["config"]
+    if images:
+        ends = {"eos_token_id": settings["eos_token_id"]}
+        settings = images | ends | {"text_config": settings}
+    config = AutoConfig.for_model(**settings)
     model = train_model(config, torch.tensor(tokenizer(text)["input_ids"])).to(how["dtype"])
     model.save_pretrained(out / "hf" / name)
     tokenizer.save_pretrained(out / "hf" / name)
@@ -493,9 +541,14 @@ def make_model(out, name, text):
         path = out / "hf" / name / "tokenizer.json"
         content = json.loads(path.read_text())
         path.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
-    if kind := how.get("tokenizer_class"):
+    changes = {"tokenizer_class": how["tokenizer_class"]} if "tokenizer_class" in how else {}
+    if images:
+        # llama.cpp's converter looks for it here, where published models have it.
+        token = {"content": IMAGE_TOKEN, "special": True}
+        changes["added_tokens_decoder"] = {str(images["image_token_index"]): token}
+    if changes:
         path = out / "hf" / name / "tokenizer_config.json"
-        settings = json.loads(path.read_text()) | {"tokenizer_class": kind}
+        settings = json.loads(path.read_text()) | changes
         path.write_text(json.dumps(settings, indent=2) + "\n")
     if pieces:
         # The converters need the file, and say `tokenizer.model` of it.
@@ -520,7 +573,8 @@ def make_adapter(out, name):
     (path / "README.md").unlink()
     config = json.loads((path / "adapter_config.json").read_text())
     # PEFT writes a set, whose order is random, and the path of the base.
-    config["target_modules"].sort()
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
     config["base_model_name_or_path"] = f"hf/{model}"
     (path / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 

@@ -15,14 +15,14 @@ pub(crate) const MODEL_FILE: &str = formats::SINGLE_WEIGHTS_FILE;
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 pub(crate) const MODEL_CONFIG: &str = "config.json";
 
-const ADAPTER_SIDE_FILES: [&str; 11] = list_side_files(ADAPTER_CONFIG);
-const MODEL_SIDE_FILES: [&str; 11] = list_side_files(MODEL_CONFIG);
+const ADAPTER_SIDE_FILES: [&str; 13] = list_side_files(ADAPTER_CONFIG);
+const MODEL_SIDE_FILES: [&str; 13] = list_side_files(MODEL_CONFIG);
 
 /// Lists the settings file, the side files of a model (such as the tokenizer) and the chat
 /// template. The remaining files (optimizer, scheduler, random states, training arguments) are
 /// pickles and are not needed for evaluation.
-const fn list_side_files(settings: &'static str) -> [&'static str; 11] {
-    let mut names = [settings; 11];
+const fn list_side_files(settings: &'static str) -> [&'static str; 13] {
+    let mut names = [settings; 13];
     let mut at = 0;
     while at < formats::SIDE_FILES.len() {
         names[at + 1] = formats::SIDE_FILES[at];

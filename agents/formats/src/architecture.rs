@@ -16,7 +16,7 @@ pub enum Architecture {
     Mistral,
     /// Gemma 2: norms also after the blocks, capped logits, every second layer local.
     Gemma2,
-    /// Gemma 3 without images: five local layers before each global one.
+    /// Gemma 3, or the text part of one with images: five local layers before each global one.
     Gemma3,
     /// Phi-3 and Phi-4: q, k and v are one matrix, gate and up another.
     Phi3,
@@ -52,6 +52,17 @@ pub(crate) struct ArchitectureTraits {
     /// The value of `tie_word_embeddings` that transformers assumes.
     pub(crate) tied_by_default: bool,
     pub(crate) embedded: bool,
+    /// The kind of model with images whose text part the architecture is as well.
+    pub(crate) with_images: Option<ImageModel>,
+}
+
+/// A kind of model with images, as its `config.json` names it.
+#[derive(Debug)]
+pub(crate) struct ImageModel {
+    pub(crate) model_type: &'static str,
+    pub(crate) class_name: &'static str,
+    /// The values that transformers assumes for fields that `text_config` leaves out.
+    pub(crate) text_defaults: &'static [(&'static str, u32)],
 }
 
 /// The weights that normalise queries and keys.
@@ -91,6 +102,7 @@ const USUAL: ArchitectureTraits = ArchitectureTraits {
     activation: "silu",
     tied_by_default: false,
     embedded: false,
+    with_images: None,
 };
 
 const QWEN2: ArchitectureTraits = ArchitectureTraits {
@@ -126,6 +138,20 @@ const GEMMA3: ArchitectureTraits = ArchitectureTraits {
     class_name: "Gemma3ForCausalLM",
     gguf_name: "gemma3",
     query_norms: QueryNorms::Heads,
+    with_images: Some(ImageModel {
+        model_type: "gemma3",
+        class_name: "Gemma3ForConditionalGeneration",
+        text_defaults: &[
+            ("vocab_size", 262_208),
+            ("hidden_size", 2304),
+            ("intermediate_size", 9216),
+            ("num_hidden_layers", 26),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("max_position_embeddings", 131_072),
+            ("sliding_window", 4096),
+        ],
+    }),
     ..GEMMA2
 };
 const PHI3: ArchitectureTraits = ArchitectureTraits {

@@ -80,12 +80,6 @@ pub enum ModelConfigError {
     #[error("{path}: model_type `{found}` is not supported; use a model of {nearest} (M104)")]
     UnknownModel { path: PathBuf, found: String, nearest: String },
     #[error(
-        "{path}: model_type `{found}` is not supported, because it has images; use a model of \
-         {found}_text: a smaller one, or the text part of this one, saved with transformers (its \
-         `model.language_model`) (M104)"
-    )]
-    HasImages { path: PathBuf, found: String },
-    #[error(
         "{path}: field `auto_map` names code of the model's directory ({code}), which is never run; \
          use a model of {nearest} (M104)"
     )]
@@ -113,9 +107,11 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Parses the object of a `config.json`. `path` is only named in errors.
+    /// Parses the object of a `config.json`: of a model with images, its text part. `path` is only
+    /// named in errors.
     pub fn from_json(map: &Map<String, Value>, path: &Path) -> Result<Self, ModelConfigError> {
-        let fields = ConfigFields { map, path };
+        let map = ConfigFields { map, path }.read_text_part()?;
+        let fields = ConfigFields { map: &map, path };
         let architecture = fields.read_architecture()?;
         fields.check_supported(architecture)?;
         let hidden_size = fields.read_size("hidden_size", MAX_WIDTH)?;

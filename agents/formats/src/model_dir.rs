@@ -47,8 +47,8 @@ pub enum ModelDirError {
 /// The weights of a model with one file.
 pub const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
-/// The files of a model besides its weights and `config.json`.
-pub const SIDE_FILES: [&str; 9] = [
+/// The files of a model besides its weights and `config.json`. The last two prepare images.
+pub const SIDE_FILES: [&str; 11] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "generation_config.json",
@@ -58,6 +58,8 @@ pub const SIDE_FILES: [&str; 9] = [
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "preprocessor_config.json",
+    "processor_config.json",
 ];
 
 /// One line for each tensor.

@@ -74,6 +74,7 @@ impl ModelOutline {
     pub fn from_dir(dir: &Path) -> Result<Self, ModelConfigError> {
         let path = dir.join("config.json");
         let map = read_object(&path)?;
+        let map = ConfigFields { map: &map, path: &path }.read_text_part()?;
         let fields = ConfigFields { map: &map, path: &path };
         let refused = match fields.find_architecture()? {
             None => None,
@@ -100,9 +101,10 @@ impl ModelOutline {
 
     /// Parses the object of a `config.json`. `path` is only named in errors.
     pub fn from_json(map: &Map<String, Value>, path: &Path) -> Result<Self, ModelConfigError> {
-        let fields = ConfigFields { map, path };
+        let map = ConfigFields { map, path }.read_text_part()?;
+        let fields = ConfigFields { map: &map, path };
         match fields.find_architecture()? {
-            Some(architecture) => match ModelConfig::from_json(map, path) {
+            Some(architecture) => match ModelConfig::from_json(&map, path) {
                 Ok(config) => Ok(config.into()),
                 Err(error) => read_upstream_outline(&fields, architecture, error),
             },
@@ -344,7 +346,11 @@ mod tests {
             (json!({"quantization_config": {"quant_method": "gptq"}}), "gptq"),
             (json!({"architectures": ["GPTNeoXForTokenClassification"]}), "use a model of"),
             (json!({"architectures": null}), "use a model of"),
-            (json!({"model_type": "gemma3"}), "gemma3_text"),
+            (json!({"model_type": "gemma3"}), "supported: Gemma3ForConditionalGeneration"),
+            (
+                json!({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}),
+                "use a model of",
+            ),
             (json!({"model_type": "a b"}), "use a model of"),
             (json!({"hidden_size": null}), "`hidden_size` is missing"),
             (json!({"vocab_size": 1e12}), "`vocab_size`"),

@@ -9,6 +9,7 @@ pub use header::TensorEntry;
 pub use header_fields::{DeclaredTensors, LENGTH_BYTES, parse_header_length};
 pub(crate) use header_writer::{PlannedSafetensorsTensor, write_header};
 pub use weights::ModelWeights;
+pub(crate) use weights::text_part_name;
 
 use std::collections::BTreeMap;
 use std::fs;

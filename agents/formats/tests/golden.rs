@@ -7,7 +7,8 @@ use std::process::Command;
 
 use formats::convert::{self, ConversionDtype};
 use formats::gguf::{GgufArray, GgufFile, GgufValue};
-use formats::{Architecture, ModelConfig};
+use formats::safetensors::ModelWeights;
+use formats::{Architecture, ModelConfig, list_weight_files};
 use golden::{architecture_set, golden_sets, small_set};
 
 fn data(file: &GgufFile, name: &str) -> Vec<u8> {
@@ -140,10 +141,9 @@ fn models_of_every_architecture_are_what_llama_cpps_converter_makes_of_them() {
         convert::convert_model(&model, &out, ConversionDtype::Q8_0, &mut |_, _| {}).unwrap();
         assert_same_contents(&out, &set.root.join("gguf").join(name).with_extension("gguf"));
         let config = ModelConfig::from_dir(&model).unwrap();
-        let file = formats::safetensors::SafetensorsFile::open(&model.join("model.safetensors"));
-        let file = file.unwrap();
-        let sizes = file.tensor_entries().values().map(|entry| entry.shape.iter().product::<u64>());
-        let parameters: u64 = sizes.sum();
+        let weights = ModelWeights::open(&model, &list_weight_files(&model).unwrap()).unwrap();
+        let size = |name| weights.get(name).unwrap().entry.shape.iter().product::<u64>();
+        let parameters: u64 = weights.tensor_names().map(size).sum();
         assert_eq!(config.count_parameters(), u128::from(parameters), "{name}");
         let shape = formats::memory_estimate::ModelShape::from_config(&config);
         assert_eq!(shape.parameter_count(), parameters, "{name}");
@@ -153,6 +153,42 @@ fn models_of_every_architecture_are_what_llama_cpps_converter_makes_of_them() {
     let others = Architecture::ALL.into_iter().filter(|one| !first.contains(one));
     let missing: Vec<_> = others.filter(|one| !architectures.contains(one)).collect();
     assert!(missing.is_empty(), "no model of {missing:?}");
+}
+
+const WITH_IMAGES: (&str, &str) = ("gemma3-images-tiny", "gemma3-images-r4-all");
+
+/// Copies a model with images, with the names that its tensors have in transformers 5.
+fn copy_with_module_names(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+    let file = std::fs::read(from.join("model.safetensors")).unwrap();
+    let (length, rest) = file.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&rest[..length]).unwrap();
+    let renamed = header.into_iter().map(|(name, entry)| match name.as_str() {
+        "__metadata__" => (name, entry),
+        _ => match name.strip_prefix("language_model.model.") {
+            Some(rest) => (format!("model.language_model.{rest}"), entry),
+            None => (format!("model.{name}"), entry),
+        },
+    });
+    let header = serde_json::Value::Object(renamed.collect()).to_string();
+    let start = (header.len() as u64).to_le_bytes();
+    let copy = [&start[..], header.as_bytes(), &rest[length..]].concat();
+    std::fs::write(to.join("model.safetensors"), copy).unwrap();
+}
+
+#[test]
+fn the_text_part_of_a_model_with_images_is_found_under_both_kinds_of_names() {
+    let (set, directory) = (architecture_set(), tempfile::tempdir().unwrap());
+    let (copy, out) = (directory.path().join("copy"), directory.path().join("out"));
+    copy_with_module_names(&set.model_path(WITH_IMAGES.0), &copy);
+    convert::convert_model(&copy, &out, ConversionDtype::Q8_0, &mut |_, _| {}).unwrap();
+    let theirs = set.root.join("gguf").join(WITH_IMAGES.0).with_extension("gguf");
+    assert_same_contents(&out, &theirs);
 }
 
 fn llama_perplexity() -> Option<PathBuf> {
@@ -254,6 +290,21 @@ fn weights(directory: &Path) -> std::collections::BTreeMap<String, Vec<f32>> {
         formats::safetensors::SafetensorsFile::open(&directory.join("model.safetensors")).unwrap();
     let values = |name: &String| (name.clone(), file.get(name).unwrap().read_values().unwrap());
     file.tensor_entries().keys().map(values).collect()
+}
+
+#[test]
+fn a_merged_model_keeps_its_vision_tensors() {
+    let (set, directory) = (architecture_set(), tempfile::tempdir().unwrap());
+    let (base, adapter) = (set.model_path(WITH_IMAGES.0), set.adapter_path(WITH_IMAGES.1));
+    let merged = directory.path().join("merged");
+    convert::merge_adapter(&base, &adapter, &merged, &mut |_, _| {}).unwrap();
+    let (before, after) = (weights(&base), weights(&merged));
+    assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
+    assert!(before.keys().any(|name| name.starts_with("vision_tower.")));
+    let touched = |name: &str| name.starts_with("language_model.") && name.contains("_proj");
+    for name in before.keys() {
+        assert_eq!(before[name] != after[name], touched(name), "{name}");
+    }
 }
 
 #[test]

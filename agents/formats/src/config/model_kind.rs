@@ -1,15 +1,49 @@
 //! Checks that a `config.json` describes a model of a supported architecture, whose own settings
 //! change nothing that is not computed.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::ModelConfigError;
 use super::fields::{ConfigFields, MAX_POSITIONS};
 use crate::Architecture;
+use crate::architecture::ImageModel;
 
 const MODEL_TYPE_BYTES_MAX: usize = 64;
+
+impl<'a> ConfigFields<'a> {
+    /// Returns the object of a model without images. Of a model with images it is that of the text
+    /// part: the fields of `text_config`, those beside it, and what transformers assumes.
+    pub(crate) fn read_text_part(&self) -> Result<Cow<'a, Map<String, Value>>, ModelConfigError> {
+        let is_named =
+            |model: &&ImageModel| self.get("model_type").is_some_and(|it| *it == model.model_type);
+        let with_images =
+            |text: Architecture| Some((text, text.traits().with_images.as_ref().filter(is_named)?));
+        let Some((text, model)) = Architecture::ALL.into_iter().find_map(with_images) else {
+            return Ok(Cow::Borrowed(self.map));
+        };
+        self.check_class(model.class_name)?;
+        let part = self.nested_fields("text_config")?;
+        let kind = part.and_then(|part| part.get("model_type"));
+        if let Some(other) = kind.filter(|kind| **kind != text.model_type()) {
+            return Err(self.unsupported_error("text_config.model_type", other, text.model_type()));
+        }
+        let defaults = model.text_defaults.iter();
+        let mut fields: Map<String, Value> =
+            defaults.map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        let of_part = part.into_iter().flat_map(|part| part.map);
+        let named = self.map.iter().chain(of_part).filter(|(_, value)| !value.is_null());
+        fields.extend(named.map(|(name, value)| (name.clone(), value.clone())));
+        // transformers writes its default into the text part of a model that has other tokens.
+        let end = self.get("eos_token_id").map(|end| ("eos_token_id".to_owned(), end.clone()));
+        fields.extend(end);
+        fields.insert("model_type".to_owned(), json!(text.model_type()));
+        fields.insert("architectures".to_owned(), json!([text.class_name()]));
+        Ok(Cow::Owned(fields))
+    }
+}
 
 impl ConfigFields<'_> {
     /// Reads the architecture from `model_type` and checks that `architectures` agrees.
@@ -17,11 +51,16 @@ impl ConfigFields<'_> {
         let Some(architecture) = self.find_architecture()? else {
             return Err(self.unknown_model_error(self.require_field("model_type")?));
         };
-        let class = architecture.class_name();
+        self.check_class(architecture.class_name())?;
+        Ok(architecture)
+    }
+
+    /// Checks that `architectures` names no other class.
+    fn check_class(&self, class: &'static str) -> Result<(), ModelConfigError> {
         let classes = self.get("architectures").and_then(Value::as_array);
         match classes.and_then(|classes| classes.iter().find(|name| **name != class)) {
             Some(other) => Err(self.unsupported_error("architectures", other, class)),
-            None => Ok(architecture),
+            None => Ok(()),
         }
     }
 
@@ -55,9 +94,7 @@ impl ConfigFields<'_> {
         let has_class =
             classes.is_some_and(|classes| !classes.is_empty() && classes.iter().all(is_causal));
         match name {
-            Some(name) if has_class && self.get("auto_map").is_none() && !has_images(name) => {
-                Ok(name.to_owned())
-            }
+            Some(name) if has_class && self.get("auto_map").is_none() => Ok(name.to_owned()),
             _ => Err(self.unknown_model_error(found)),
         }
     }
@@ -86,7 +123,6 @@ impl ConfigFields<'_> {
                 };
                 ModelConfigError::OwnCode { path, code, nearest }
             }
-            None if has_images(&found) => ModelConfigError::HasImages { path, found },
             None => ModelConfigError::UnknownModel { path, found, nearest },
         }
     }
@@ -206,12 +242,6 @@ impl ConfigFields<'_> {
             None => Ok(None),
         }
     }
-}
-
-/// Returns true for `gemma3`, whose part without images, `gemma3_text`, is in the table.
-fn has_images(model_type: &str) -> bool {
-    let text_parts = Architecture::ALL.into_iter().map(Architecture::model_type);
-    text_parts.filter_map(|name| name.strip_suffix("_text")).any(|name| name == model_type)
 }
 
 /// Returns the letters before the first digit or sign: `gemma` of `gemma3_text`.

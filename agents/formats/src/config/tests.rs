@@ -98,7 +98,7 @@ fn what_is_wrong_or_not_computed_is_refused_by_name() {
         })
     };
     for (field, value, expected) in [
-        ("model_type", json!("gemma3"), "because it has images; use a model of gemma3_text"),
+        ("model_type", json!("gemma3n"), "use a model of gemma2, gemma3_text"),
         ("model_type", json!("falcon"), "qwen2, qwen3, llama, mistral"),
         ("architectures", json!(["Qwen2ForRewardModel"]), "Qwen2ForRewardModel"),
         ("hidden_size", Value::Null, "`hidden_size` is missing"),
@@ -200,6 +200,54 @@ fn both_ropes_of_gemma_are_read_from_both_generations() {
         (json!({"hidden_activation": "silu"}), "gelu_pytorch_tanh"),
     ] {
         let error = gemma3(change).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// The fields of google/gemma-3-4b-it that decide what its text part computes, with others.
+fn gemma3_with_images(change: Value) -> Result<ModelConfig, ModelConfigError> {
+    let mut all = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+            "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+    });
+    all.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    ModelConfig::from_json(all.as_object().unwrap(), Path::new("config.json"))
+}
+
+#[test]
+fn the_text_part_of_a_model_with_images_has_the_values_that_its_file_leaves_out() {
+    let published = gemma3_with_images(json!({})).unwrap();
+    let shape = [published.vocab_size, published.heads, published.kv_heads, published.head_dim];
+    assert_eq!(shape, [262_208, 8, 4, 256]);
+    assert_eq!((published.architecture, published.max_positions), (Architecture::Gemma3, 131_072));
+    assert_eq!(published.count_parameters(), 3_880_263_168);
+    assert_eq!(published.eos_tokens, [1, 106]);
+    // transformers 5 writes all fields, and its default token.
+    let complete = gemma3_with_images(json!({"text_config": {
+        "eos_token_id": 1, "final_logit_softcapping": null, "head_dim": 256, "hidden_size": 2560,
+        "intermediate_size": 10240, "max_position_embeddings": 131_072,
+        "model_type": "gemma3_text", "num_attention_heads": 8, "num_hidden_layers": 34,
+        "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "sliding_window": 1024, "vocab_size": 262_208,
+    }}));
+    assert_eq!(complete.unwrap(), published);
+    for (change, expected) in [
+        (json!({"architectures": ["Gemma3ForSequenceClassification"]}), "Gemma3ForConditional"),
+        (json!({"text_config": "small"}), "`text_config` is \"small\", expected an object"),
+        (json!({"text_config": {"model_type": "qwen3"}}), "text_config.model_type `qwen3`"),
+        (json!({"quantization_config": {"quant_method": "gptq"}}), "are quantised (gptq)"),
+    ] {
+        let error = gemma3_with_images(change).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
 }

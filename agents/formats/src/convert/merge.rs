@@ -1,5 +1,5 @@
 //! Merges an adapter into its base. The result is a model directory like that of the base, in the
-//! base's number format.
+//! base's number format. A model with images keeps its vision tensors.
 
 mod directory;
 
@@ -33,9 +33,12 @@ pub fn merge_adapter(
     let names = steps.iter().flat_map(|step| {
         step.source_names().into_iter().map(move |name| (name, step.gguf_name.as_str()))
     });
-    let (names, targets): (Vec<String>, Vec<&str>) = names.unzip();
+    let (names, mut targets): (Vec<String>, Vec<&str>) = names.unzip();
     let located = names.iter().map(|name| weights.get(name));
-    let tensors = located.collect::<Result<Vec<_>, _>>()?;
+    let mut tensors = located.collect::<Result<Vec<_>, _>>()?;
+    tensors.extend(weights.vision_tensors());
+    // No pair changes those.
+    targets.resize(tensors.len(), "");
     let total = tensors.iter().map(tensor_bytes).sum();
     let mut done = 0;
     let mut progress = |bytes| {

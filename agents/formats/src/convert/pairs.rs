@@ -6,7 +6,7 @@ use std::path::Path;
 use super::tensor_mapping::{TensorMapping, map_tensors};
 use super::{ConvertError, rows, tensor_names};
 use crate::peft::{AdapterSettings, BASE_NAME_PREFIX, MAX_RANK, TENSOR_FILE};
-use crate::safetensors::{LocatedTensor, ModelWeights, SafetensorsFile};
+use crate::safetensors::{LocatedTensor, ModelWeights, SafetensorsFile, text_part_name};
 use crate::{ModelConfig, list_weight_files};
 
 /// The matrix of the base that a pair changes.
@@ -91,8 +91,10 @@ pub(super) fn read_pairs(
     for (path, halves) in halves {
         match halves {
             [Some(a), Some(b)] => {
-                check_untied(path, &a, config)?;
-                pairs.push(build_pair(path, &a, &b, targets.get(path), settings)?);
+                let text_path = text_part_name(path);
+                let text_path = text_path.as_deref().unwrap_or(path);
+                check_untied(text_path, &a, config)?;
+                pairs.push(build_pair(path, &a, &b, targets.get(text_path), settings)?);
             }
             [Some(half), None] => return Err(adapter_error(&half, "has no lora_B beside it")),
             [None, Some(half)] => return Err(adapter_error(&half, "has no lora_A beside it")),
@@ -219,7 +221,8 @@ fn check_base_unchanged(
     let weights = ModelWeights::open(base, &list_weight_files(base)?)?;
     for (path, tensor) in tensors {
         let name = format!("{path}.weight");
-        let same = match weights.find_tensor(&name) {
+        let text_name = text_part_name(&name);
+        let same = match weights.find_tensor(text_name.as_deref().unwrap_or(&name)) {
             Some(original) => rows::has_equal_values(original, *tensor)?,
             None => false,
         };

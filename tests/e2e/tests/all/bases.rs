@@ -222,9 +222,9 @@ fn invalid_bases_are_refused_before_anything_is_stored() {
         }
         to
     };
-    let gemma = at("gemma").join("config.json");
-    let config = fs::read_to_string(&gemma).unwrap().replace("qwen2", "gemma3");
-    fs::write(gemma, config).unwrap();
+    let images = at("images").join("config.json");
+    let config = fs::read_to_string(&images).unwrap().replace("qwen2", "qwen2_vl");
+    fs::write(images, config.replace("ForCausalLM", "ForConditionalGeneration")).unwrap();
     let quantized = at("quantized").join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&quantized).unwrap()).unwrap();
     config["quantization_config"] = serde_json::json!({ "quant_method": "gptq", "bits": 4 });
@@ -237,7 +237,7 @@ fn invalid_bases_are_refused_before_anything_is_stored() {
     fs::write(at("torn").join("model.safetensors.index.json"), index.to_string()).unwrap();
     fs::write(home.directory.path().join("models/tiny.gguf"), "GGUF").unwrap();
     for (base, names) in [
-        ("model: ../models/gemma", ["model_type", "gemma3"]),
+        ("model: ../models/images", ["model_type `qwen2_vl`", "use a model of qwen2, qwen3"]),
         ("model: ../models/quantized", ["`quantization_config`", "quantised (gptq)"]),
         ("model: ../models/mute", ["has no tokenizer.json", "models/mute"]),
         ("model: ../models/cut", ["its header says", "download it again"]),
