@@ -159,7 +159,10 @@ def end_token(base):
     generation_config.json, the eos_token of tokenizer_config.json, otherwise the first."""
     tokens = []
     for name in ("config.json", "generation_config.json"):
-        named = _read(base, name).get("eos_token_id")
+        fields = _read(base, name)
+        named = fields.get("eos_token_id")
+        if named is None:
+            named = (fields.get("text_config") or {}).get("eos_token_id")
         tokens += named if isinstance(named, list) else [named]
     tokens = [token for token in tokens if isinstance(token, int)]
     if not tokens:

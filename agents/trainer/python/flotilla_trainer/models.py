@@ -26,9 +26,23 @@ FUSED = {
     "up_proj": "gate_up_proj",
 }
 
+# Models with images, of which only the text part is loaded: patterns of tensor names in their files
+# and adapters, and what replaces them in the text part.
+TEXT_PARTS = {
+    "gemma3": {
+        r"^model\.language_model\.": "model.",
+        r"^language_model\.model\.": "model.",
+        r"^language_model\.lm_head\.": "lm_head.",
+    },
+}
 
-def read_config(base):
-    """Returns the configuration of a base. Code of the base is never run."""
+
+def text_part_names(base):
+    """Returns the patterns of tensor names of a base with images; None for other bases."""
+    return TEXT_PARTS.get(_read_fields(base).get("model_type"))
+
+
+def _read_fields(base):
     path = os.path.join(base, "config.json")
     try:
         with open(path, encoding="utf-8") as file:
@@ -37,6 +51,12 @@ def read_config(base):
         raise Refused(f"{path} cannot be read: {error}") from error
     if not isinstance(fields, dict):
         raise Refused(f"{path} is not a JSON object")
+    return fields
+
+
+def read_config(base):
+    """Returns the configuration of a base, or of its text part. Code of the base is never run."""
+    path, fields = os.path.join(base, "config.json"), _read_fields(base)
     quantized = fields.get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
@@ -53,16 +73,21 @@ def read_config(base):
             raise Refused(
                 f"{path}: model_type {kind!r} needs code of the model's directory ({needed}), and "
                 "code of models is never run; use a model that transformers "
-                f"{transformers.__version__} knows, such as qwen3, llama, mistral or gemma3_text"
+                f"{transformers.__version__} knows, such as qwen3, llama, mistral or gemma3"
             )
         raise Refused(
             f"{path}: transformers {transformers.__version__} does not know model_type {kind!r}; "
-            "install a version that does, or use a model such as qwen3, llama, mistral or "
-            "gemma3_text"
+            "install a version that does, or use a model such as qwen3, llama, mistral or gemma3"
         )
-    return transformers.AutoConfig.from_pretrained(
+    config = transformers.AutoConfig.from_pretrained(
         base, local_files_only=True, trust_remote_code=False
     )
+    if kind not in TEXT_PARTS:
+        return config
+    text = config.get_text_config()
+    if fields.get("eos_token_id") is not None:
+        text.eos_token_id = fields["eos_token_id"]
+    return text
 
 
 def positions(config, most):
@@ -164,7 +189,8 @@ def restart(model, call):
     start = call.slice.start
     transformers.set_seed(call.seed % 2**32)
     try:
-        weights = peft.utils.load_peft_weights(start, device="cpu")
+        names = text_part_names(call.base)
+        weights = peft.utils.load_peft_weights(start, device="cpu", key_mapping=names)
         peft.set_peft_model_state_dict(model, weights)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise Refused(f"load the adapter {start}: {error}") from error
@@ -196,9 +222,32 @@ def _load_base(source, options, where, from_config):
     if where.type != "cpu":
         # Directly to the GPU, so that the host only holds one shard at a time.
         options["device_map"] = {"": where}
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        source, local_files_only=True, low_cpu_mem_usage=True, trust_remote_code=False, **options
-    )
+    options |= {"local_files_only": True, "low_cpu_mem_usage": True, "trust_remote_code": False}
+    if names := text_part_names(source):
+        return _load_text_part(source, names, options)
+    return transformers.AutoModelForCausalLM.from_pretrained(source, **options)
+
+
+def _load_text_part(source, names, options):
+    verbosity = transformers.logging.get_verbosity()
+    # The report would name every vision tensor.
+    transformers.logging.set_verbosity_error()
+    try:
+        options |= {"config": read_config(source), "key_mapping": names}
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            source, output_loading_info=True, **options
+        )
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    if found["missing_keys"]:
+        raise Refused(
+            f"{source} lacks tensors of its text part, such as {min(found['missing_keys'])}, or "
+            f"transformers {transformers.__version__} does not find them; download the model "
+            "again, or install transformers 5"
+        )
+    # A whole model is saved as a text model, with the names of one.
+    model._weight_conversions = None
+    return model
 
 
 def _add_adapter(model, call, adapter):
@@ -208,7 +257,11 @@ def _add_adapter(model, call, adapter):
             settings = peft.PeftConfig.from_pretrained(adapter)
             settings.lora_dropout = lora.dropout
             return peft.PeftModel.from_pretrained(
-                model, adapter, is_trainable=True, config=settings
+                model,
+                adapter,
+                is_trainable=True,
+                config=settings,
+                key_mapping=text_part_names(call.base),
             )
         settings = peft.LoraConfig(
             r=lora.r,

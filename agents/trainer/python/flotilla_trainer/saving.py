@@ -6,6 +6,9 @@ import os
 import shutil
 import time
 
+import safetensors.torch
+
+from . import models
 from .errors import Refused
 
 # Subdirectories of a saved step.
@@ -16,6 +19,8 @@ STATE = "state"
 REQUIRED = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
 OPTIONAL = ("scaler.pt",)
 RNG_STATE = "rng_state"
+
+ADAPTER_FILE = "adapter_model.safetensors"
 
 # Names the training that a state belongs to.
 IDENTITY = "training.json"
@@ -40,6 +45,8 @@ def is_state(name):
 
 def split(saved, directory, call, identity, is_last):
     """Moves the Trainer's checkpoint to `directory`, which only appears when it is complete."""
+    if call.training.lora and models.text_part_names(call.base):
+        _name_as_in_base(os.path.join(saved, ADAPTER_FILE))
     partial = f"{saved}.split"
     checkpoint, state = os.path.join(partial, CHECKPOINT), os.path.join(partial, STATE)
     os.makedirs(checkpoint)
@@ -60,6 +67,15 @@ def split(saved, directory, call, identity, is_last):
         _write_json(os.path.join(state, IDENTITY), identity)
     shutil.rmtree(saved)
     os.rename(partial, directory)
+
+
+def _name_as_in_base(path):
+    """Gives the tensors of an adapter the names of the whole base with images, on which PEFT then
+    loads the adapter."""
+    text, whole = "base_model.model.model.", "base_model.model.model.language_model."
+    tensors = safetensors.torch.load_file(path)
+    named = {name.replace(text, whole, 1): tensor for name, tensor in tensors.items()}
+    safetensors.torch.save_file(named, path, metadata={"format": "pt"})
 
 
 def _normalize_adapter_config(path, base_name):

@@ -273,6 +273,9 @@ class StepTrainer(Trainer):
     def get_train_dataloader(self):
         return self.loader
 
+    def _load_from_checkpoint(self, *_args, **_options):
+        """Keeps the weights of the checkpoint to resume from: the model was loaded with them."""
+
     def _clip_and_record(self, *arguments, **options):
         """Records the norm of the gradient, which the Trainer does not report."""
         norm = self._clip(*arguments, **options)

@@ -40,6 +40,9 @@ class EndToken(unittest.TestCase):
         settings = {"eos_token": "<|eom|>", "added_tokens_decoder": decoder}
         self.assertEqual(self.end(**files, tokenizer_config=settings), 8)
         self.assertEqual(self.end(**files, tokenizer_config={"eos_token": "x"}), 1)
+        # Of a model with images.
+        self.assertEqual(self.end(config={"text_config": config}), 1)
+        self.assertEqual(self.end(config={"text_config": config, "eos_token_id": 0}), 0)
         with self.assertRaisesRegex(Refused, "names no eos_token_id"):
             self.end(config={})
 

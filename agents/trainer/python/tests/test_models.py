@@ -10,7 +10,7 @@ import unittest.mock
 import peft
 import torch
 import transformers
-from flotilla_trainer import models
+from flotilla_trainer import models, saving
 from flotilla_trainer.errors import Refused
 
 GOLDENS = os.path.join(os.path.dirname(__file__), "../../../../tests/golden/data/hf")
@@ -18,6 +18,7 @@ SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 # The modules that get an adapter if the seven are asked for.
 TARGETS = {
     "gemma2-tiny": SEVEN,
+    "gemma3-images-tiny": SEVEN,
     "gemma3-tiny": SEVEN,
     "granite-tiny": SEVEN,
     "llama-tiny": SEVEN,
@@ -83,9 +84,8 @@ class Architectures(unittest.TestCase):
             config = models.read_config(path)
             kind = models.attention(config, policy)
             self.assertEqual(kind, "eager" if name == "gemma2-tiny" else "sdpa")
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, attn_implementation=kind, trust_remote_code=False
-            )
+            options = {"dtype": torch.float32, "attn_implementation": kind}
+            model = models._load_base(path, options, torch.device("cpu"), False)
             found = models.target_modules(model, SEVEN)
             self.assertEqual(found, sorted(targets), name)
             settings = peft.LoraConfig(r=2, target_modules=found, task_type="CAUSAL_LM")
@@ -145,6 +145,51 @@ class Architectures(unittest.TestCase):
         with unittest.mock.patch("importlib.util.find_spec", lambda name: None):
             with self.assertRaisesRegex(Refused, "lora.quantize is nf4.*pip install bitsandbytes"):
                 models.load(call, torch.device("cpu"), "sdpa")
+
+    def test_the_text_part_of_a_model_with_images_trains_as_a_part_of_it(self):
+        path, cpu = os.path.join(GOLDENS, "gemma3-images-tiny"), torch.device("cpu")
+        lora = types.SimpleNamespace(
+            r=2, alpha=4, target_modules=SEVEN, dropout=0.0, freeze_a=False, quantization="NONE"
+        )
+        call = types.SimpleNamespace(
+            training=types.SimpleNamespace(lora=lora), resume=None, base=path, base_name="base",
+            seed=1, slice=None, adapter=None, random_init=False,
+            policy=types.SimpleNamespace(dtype="f32"),
+        )  # fmt: skip
+        tokens = torch.arange(24)[None]
+        logits = lambda model: model.eval()(input_ids=tokens).logits.detach()
+        whole = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = models.load(call, cpu, "sdpa")
+        self.assertTrue(torch.equal(logits(model), logits(whole)))
+        trained = [value for name, value in model.named_parameters() if "lora_B" in name]
+        for value in trained:
+            torch.nn.init.normal_(value)
+        expected = logits(model)
+        self.assertFalse(torch.allclose(expected, logits(whole), atol=1e-2))
+        with tempfile.TemporaryDirectory() as directory:
+            saved, out = os.path.join(directory, "saved"), os.path.join(directory, "out")
+            model.save_pretrained(saved)
+            saving.split(saved, out, call, None, True)
+            call.adapter = os.path.join(out, saving.CHECKPOINT)
+            self.assertTrue(torch.equal(logits(models.load(call, cpu, "sdpa")), expected))
+            for value in trained:
+                torch.nn.init.zeros_(value)
+            call.slice = types.SimpleNamespace(start=call.adapter)
+            self.assertTrue(torch.equal(logits(models.restart(model, call)), expected))
+            # As PEFT's users load it.
+            adapted = peft.PeftModel.from_pretrained(whole, call.adapter)
+            self.assertTrue(torch.allclose(logits(adapted), expected, atol=1e-5))
+
+    def test_all_weights_of_a_text_part_are_saved_as_a_text_model(self):
+        path, cpu = os.path.join(GOLDENS, "gemma3-images-tiny"), torch.device("cpu")
+        options = lambda: {"dtype": torch.float32, "attn_implementation": "sdpa"}
+        model = models._load_base(path, options(), cpu, False)
+        with tempfile.TemporaryDirectory() as directory:
+            model.save_pretrained(directory)
+            self.assertEqual(models.read_config(directory).model_type, "gemma3_text")
+            again = models._load_base(directory, options(), cpu, False)
+        for name, value in again.named_parameters():
+            self.assertTrue(torch.equal(value, model.get_parameter(name)), name)
 
     def test_names_of_experts_alone_are_refused(self):
         path = os.path.join(GOLDENS, "qwen3moe-tiny")

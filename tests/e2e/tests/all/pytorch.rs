@@ -85,7 +85,7 @@ fn models_that_the_embedded_engine_lacks_are_trained_and_measured() {
     let fleet = Fleet::start_with("trainer,evaluator", &[], environment);
     let files = SpecFiles::create(fleet.path());
     let models = golden::architecture_set();
-    for name in ["gemma2-tiny", "phi3-tiny", "qwen3moe-tiny"] {
+    for name in ["gemma2-tiny", "gemma3-images-tiny", "phi3-tiny", "qwen3moe-tiny"] {
         let run = fleet.submit(&files.write_adapter_spec(&models.model_path(name), 40, 20));
         let ended = fleet.await_success(&run, LIMIT);
         let evals = ended["evals"].as_array().expect("a list");
