@@ -28,6 +28,7 @@ mod procfs;
 mod raft_effect;
 mod replay;
 mod report_file;
+mod result_files;
 mod sandbox_cost;
 mod serve_overhead;
 mod served_verifier;

@@ -6,7 +6,6 @@
 //! of measured again, if it was measured with the settings of this build.
 
 mod markdown;
-mod result_files;
 
 use std::{
     collections::BTreeMap,
@@ -34,9 +33,8 @@ use crate::{
     args::BenchArgs,
     conditions::ConditionsMeter,
     raft_effect::{run_result::RunResult, with_fleet},
+    result_files::{ResultFiles, ResultOrigin},
 };
-
-use self::result_files::{ResultFiles, ResultOrigin};
 
 /// The compared settings of a run's spec. Files of results have them too.
 #[derive(Debug, Clone, Copy, Serialize)]

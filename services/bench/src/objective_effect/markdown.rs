@@ -1,16 +1,13 @@
 //! Writes the report as Markdown, a part of `docs/RAFT-FIGURES.md`.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::fmt::Write;
 
 use control::{RankedObjective, mean_interval};
 
-use super::{
-    CourtAgreement, OBJECTIVES, ObjectivesReport, REACHED_CYCLE, Student, TaskRuns,
-    result_files::ResultOrigin,
-};
+use super::{CourtAgreement, OBJECTIVES, ObjectivesReport, REACHED_CYCLE, Student, TaskRuns};
 use crate::{
-    conditions::summarise_conditions,
     raft_effect::run_result::{MeanEstimate, RunResult},
+    result_files::write_origins,
 };
 
 // Writing to a string cannot fail.
@@ -24,25 +21,6 @@ pub(super) fn write_markdown(report: &ObjectivesReport) -> String {
     write_students(&mut text, &report.students);
     write_court(&mut text, &report.court);
     text.trim_end().to_owned()
-}
-
-/// Writes the conditions of all measurements, and the notes on those without.
-fn write_origins(text: &mut String, origins: &BTreeMap<String, ResultOrigin>) {
-    let mut recorded = Vec::new();
-    let mut notes: BTreeMap<&str, usize> = BTreeMap::new();
-    for origin in origins.values() {
-        match origin {
-            ResultOrigin::Conditions(conditions) => recorded.push(conditions),
-            ResultOrigin::Note(note) => *notes.entry(note).or_default() += 1,
-        }
-    }
-    if !recorded.is_empty() {
-        let (count, summary) = (recorded.len(), summarise_conditions(&recorded));
-        let _ = writeln!(text, "Results with recorded conditions: {count}, {summary}");
-    }
-    for (note, count) in notes {
-        let _ = writeln!(text, "Results without recorded conditions: {count}, {note}.");
-    }
 }
 
 fn write_task(text: &mut String, task: &TaskRuns) {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Write,
     fs,
     path::{Path, PathBuf},
 };
@@ -10,7 +11,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::conditions::Conditions;
+use crate::conditions::{Conditions, summarise_conditions};
 
 /// A directory of results, and the origins of those that were read.
 pub(super) struct ResultFiles {
@@ -84,6 +85,26 @@ impl ResultFiles {
     /// Returns the origin of each result that was read, by the name of its file.
     pub(super) fn into_origins(self) -> BTreeMap<String, ResultOrigin> {
         self.origins
+    }
+}
+
+/// Writes the conditions of all measurements, and the notes on those without, as Markdown.
+pub(super) fn write_origins(text: &mut String, origins: &BTreeMap<String, ResultOrigin>) {
+    let mut recorded = Vec::new();
+    let mut notes: BTreeMap<&str, usize> = BTreeMap::new();
+    for origin in origins.values() {
+        match origin {
+            ResultOrigin::Conditions(conditions) => recorded.push(conditions),
+            ResultOrigin::Note(note) => *notes.entry(note).or_default() += 1,
+        }
+    }
+    // Writing to a string cannot fail.
+    if !recorded.is_empty() {
+        let (count, summary) = (recorded.len(), summarise_conditions(&recorded));
+        let _ = writeln!(text, "Results with recorded conditions: {count}, {summary}");
+    }
+    for (note, count) in notes {
+        let _ = writeln!(text, "Results without recorded conditions: {count}, {note}.");
     }
 }
 
