@@ -1,109 +1,99 @@
-//! Measures `flotilla-bench across`: how well an adapter learns if several boxes train it, and how
-//! busy the planner keeps them.
+//! Measures `flotilla-bench across`: how well and how fast an adapter learns if several boxes train
+//! it, beside the goals.
 //!
-//! The trainings are real, one after the other on this machine: the demo's base learns more
-//! correct sums. Times are those of boxes that take as long for a step as others and merge in no time. Figures
-//! depend only on the seeds.
+//! The trainings are real: the demo's base learns more correct sums, and the planner splits the
+//! steps. Boxes take their turns in one process, so times are virtual: those of a 7B model whose
+//! weights cross a network of 1 Gb/s. Likelihoods depend only on the seeds. Each seed takes minutes,
+//! so its result is a file of `--results`: what is there is read instead of measured again.
 
+mod case_result;
+mod cases;
+mod fleet_figures;
+mod goals;
+mod large_adapter;
 mod markdown;
+mod seed_training;
 mod shared_training;
-mod split_efficiency;
+mod virtual_fleet;
 
-use std::{path::Path, process::ExitCode};
-
-use anyhow::Context;
-use cli::{
-    demo_task::{BaseRunFiles, DigitCount},
-    output,
-    work_directory::WorkDirectory,
+use std::{
+    collections::{BTreeMap, VecDeque},
+    num::NonZero,
+    path::Path,
+    process::ExitCode,
+    sync::Mutex,
 };
-use engine::{
-    CompletionExample, Device, LanguageModel, LearningRateDecay, ModelTokenizer, ModelTrainer,
-    TrainMethod, TrainSpec,
-};
-use serde::{Deserialize, Serialize};
-use serde_json::json;
 
-use self::shared_training::{SharedTraining, SharingMethod, TrainedShare};
-use self::split_efficiency::{SlowLink, SlowShare};
+use anyhow::{anyhow, ensure};
+use cli::{output, work_directory::WorkDirectory};
+use engine::MergeRule;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use self::{
+    case_result::{CaseResult, TimedTrainings},
+    cases::{GOAL_CASES, ONE_BOX, SharingCase, method_cases},
+    fleet_figures::{FleetShare, LOCAL_LINK, SentFiles, SlowShare, StepCounts},
+    goals::GoalResult,
+    large_adapter::LargeAdapter,
+    seed_training::SeedResult,
+    shared_training::TrainedShare,
+};
 use crate::{
     args::BenchArgs,
-    conditions::{Conditions, ConditionsMeter},
+    conditions::ConditionsMeter,
+    raft_effect::run_result::MeanEstimate,
+    result_files::{ResultFiles, ResultOrigin},
 };
 
-/// Steps of the base, as in the demo.
-const BASE_STEPS: usize = 400;
-
-/// Steps of an adapter on one box; boxes together take as many.
-const STEPS: usize = 400;
-const BATCH_SIZE: usize = 16;
-const EPOCHS: usize = 4;
-
-/// Held-out examples that are measured, and others by which a soup is chosen.
-const HELDOUT: usize = 400;
-const CHOSEN_BY: usize = 200;
-
-/// Steps of a box between two merges.
-const INTERVAL: usize = 20;
-
-/// Those of `average` and `stack`.
-const INTERVALS: [usize; 3] = [5, INTERVAL, 100];
-
-const BOXES: [usize; 2] = [2, 4];
-
-/// Four boxes take this share more steps to reach the likelihood of one.
-const MORE_STEPS: f64 = 1.25;
-
-const AVERAGE: SharingMethod = SharingMethod::AVERAGE;
-
-/// The trainings of a seed.
-#[derive(Debug, Serialize, Deserialize)]
-struct SeedResult {
-    seed: u64,
-    one_box: TrainedShare,
-    /// Trainings with as many tokens as on one box.
-    shared: Vec<SharedResult>,
-    /// Four boxes with more tokens.
-    longer: SharedResult,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct SharedResult {
-    boxes: usize,
-    every: usize,
-    merge: String,
-    result: TrainedShare,
-}
+/// The first seeds, with which methods are compared too. That takes twice as long as the goals.
+const COMPARED_SEEDS: u64 = 3;
 
 #[derive(Debug, Serialize)]
 struct AcrossReport {
-    #[serde(flatten)]
-    conditions: Conditions,
+    /// The command that wrote the report.
+    command: String,
+    /// The origin of each file of results, by its name.
+    origins: BTreeMap<String, ResultOrigin>,
+    goals: Vec<GoalResult>,
+    /// Virtual seconds of one box.
+    one_box_s: f64,
+    /// Equal boxes, with all seeds, in the order of [`GOAL_CASES`].
+    shared: Vec<CaseResult>,
+    /// Other methods and boxes, with the first seeds.
+    compared: Vec<CaseResult>,
+    fleets: Vec<FleetShare>,
+    slow: Vec<SlowShare>,
+    steps: StepCounts,
+    adapter: LargeAdapter,
     seeds: Vec<SeedResult>,
-    /// Relative speeds of boxes, and the share of the sum of their speeds that is used.
-    efficiency: Vec<(Vec<f64>, f64)>,
-    slow: SlowReport,
 }
 
-/// An adapter of a 7B model between boxes behind a slow link.
-#[derive(Debug, Serialize)]
-struct SlowReport {
-    weight_bytes: u64,
-    change_bytes: u64,
-    shares: Vec<SlowShare>,
+/// A measurement whose result is one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AcrossMeasurement {
+    /// A [`LargeAdapter`].
+    Adapter,
+    /// A [`SeedResult`].
+    Seed(u64),
 }
 
 pub(super) fn bench_across(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let directory = WorkDirectory::open_or_create(args.dir.as_deref(), "bench-across")?;
-    let meter = ConditionsMeter::start();
-    let mut seeds = Vec::new();
-    for seed in 1..=u64::from(args.seeds) {
-        seeds.push(read_or_train(&directory.as_path().join(seed.to_string()), seed)?);
-        output::print_message(&format!("seed {seed} of {}", args.seeds));
+    let at = directory.as_path();
+    let mut files = ResultFiles::open_or_create(args.results.as_deref().unwrap_or(at))?;
+    let mut missing = Vec::new();
+    for measurement in AcrossMeasurement::list_all(args.seeds) {
+        if files.contains(&measurement.file_name()) {
+            // Before minutes of training.
+            measurement.check_result(&mut files)?;
+        } else {
+            missing.push(measurement);
+        }
     }
-    let efficiency = split_efficiency::measure_efficiency();
-    let slow = measure_slow_link(&directory.as_path().join("large"))?;
-    let report = AcrossReport { conditions: meter.finish(), seeds, efficiency, slow };
+    measure_missing(at, &files, missing)?;
+    let report =
+        read_report(files, format_command(args.seeds, args.results.as_deref()), args.seeds)?;
     if args.json {
         output::print_json(&json!(report))?;
     } else {
@@ -112,155 +102,164 @@ pub(super) fn bench_across(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the result of a seed, from its file if an earlier benchmark wrote it.
-fn read_or_train(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
-    let file = directory.with_extension("json");
-    if let Ok(bytes) = std::fs::read(&file) {
-        return serde_json::from_slice(&bytes).with_context(|| format!("read {}", file.display()));
-    }
-    let result = train_seed(directory, seed)?;
-    std::fs::write(&file, serde_json::to_vec(&result)?)
-        .with_context(|| format!("write {}", file.display()))?;
-    Ok(result)
+fn format_command(seeds: u32, results: Option<&Path>) -> String {
+    let results = results.map(|path| format!(" --results {}", path.display())).unwrap_or_default();
+    format!("flotilla-bench across --seeds {seeds}{results}")
 }
 
-fn train_seed(directory: &Path, seed: u64) -> anyhow::Result<SeedResult> {
-    let files = BaseRunFiles { seed, digits: DigitCount::Two };
-    files.write_files(directory).context("write the task's files")?;
-    files.write_teacher(directory)?;
-    let base = directory.join("base");
-    train_base(directory, &base, seed)?;
-    let mut examples = mix_examples(directory)?;
-    let chosen_by = examples.split_off(STEPS * BATCH_SIZE / EPOCHS + HELDOUT);
-    let training = SharedTraining {
-        base: &base,
-        heldout: examples.split_off(STEPS * BATCH_SIZE / EPOCHS),
-        chosen_by,
-        examples,
-        spec: adapter_spec(seed, STEPS),
+/// Measures results and writes their files: times first, then seeds side by side, as many as there
+/// are cores.
+fn measure_missing(
+    directory: &Path,
+    files: &ResultFiles,
+    missing: Vec<AcrossMeasurement>,
+) -> anyhow::Result<()> {
+    let (timed, seeds): (Vec<_>, Vec<_>) =
+        missing.into_iter().partition(|it| *it == AcrossMeasurement::Adapter);
+    timed.into_iter().try_for_each(|it| it.measure_result(directory, files))?;
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = cores.min(seeds.len());
+    let queue = Mutex::new(VecDeque::from(seeds));
+    let measure_queued = || {
+        let take = || queue.lock().ok().and_then(|mut queue| queue.pop_front());
+        while let Some(next) = take() {
+            next.measure_result(directory, files)?;
+        }
+        anyhow::Ok(())
     };
-    let one_box = training.train_boxes(&directory.join("one"), 1, STEPS, AVERAGE)?;
-    let mut shared = Vec::new();
-    for (number, (method, boxes, every)) in list_cases().into_iter().enumerate() {
-        let spec = TrainSpec { freezes_a: method.freezes_a, ..adapter_spec(seed, STEPS) };
-        let training = SharedTraining { spec, ..training.clone() };
-        let scratch = directory.join(number.to_string());
-        let result = training.train_boxes(&scratch, boxes, every, method)?;
+    std::thread::scope(|scope| {
+        let started: Vec<_> = (0..threads).map(|_| scope.spawn(&measure_queued)).collect();
+        started.into_iter().try_for_each(|thread| {
+            thread.join().map_err(|_| anyhow!("the training of a seed panicked"))?
+        })
+    })
+}
+
+/// Builds the report from the files of results.
+fn read_report(
+    mut files: ResultFiles,
+    command: String,
+    seeds: u32,
+) -> anyhow::Result<AcrossReport> {
+    let adapter: LargeAdapter = AcrossMeasurement::Adapter.read_result(&mut files)?;
+    let mut results = Vec::new();
+    for seed in 1..=u64::from(seeds) {
+        results.push(AcrossMeasurement::Seed(seed).read_seed(&mut files)?);
+    }
+    let one_box = ONE_BOX.virtual_training(0.0).split_steps()?;
+    let compare = |case: SharingCase, pick: &dyn Fn(&SeedResult) -> Option<&TrainedShare>| {
+        let exchange_s = LOCAL_LINK.exchange_weights_s(adapter.weight_bytes as f64);
+        let merge_s = match case.method.rule {
+            MergeRule::Stack => adapter.stack_s,
+            MergeRule::Step(_) => adapter.merge_s,
+        };
+        let schedule = case.virtual_training(exchange_s + merge_s).split_steps()?;
+        let pairs = results.iter().filter_map(|seed| Some((&seed.one_box, pick(seed)?)));
+        let (alone, trained): (Vec<_>, Vec<_>) = pairs.unzip();
+        let alone = TimedTrainings { schedule: &one_box, trained: &alone };
+        let shared = TimedTrainings { schedule: &schedule, trained: &trained };
+        anyhow::Ok(CaseResult::compare_trainings(case, alone, shared))
+    };
+    let (mut shared, mut compared) = (Vec::new(), Vec::new());
+    for (number, case) in GOAL_CASES.into_iter().enumerate() {
+        shared.push(compare(case, &|seed| seed.shared.get(number))?);
+    }
+    for (number, case) in method_cases().into_iter().enumerate() {
+        compared.push(compare(case, &|seed| seed.compared.get(number))?);
+    }
+    let sent = SentFiles {
+        weight_bytes: adapter.weight_bytes as f64,
+        change_bytes: adapter.change_bytes as f64,
+        merge_s: adapter.merge_s,
+    };
+    let mut report = AcrossReport {
+        command,
+        origins: files.into_origins(),
+        goals: Vec::new(),
+        one_box_s: one_box.end_s,
+        shared,
+        compared,
+        fleets: fleet_figures::measure_fleets(sent)?,
+        slow: fleet_figures::measure_slow_fleets(sent)?,
+        steps: fleet_figures::count_steps()?,
+        adapter,
+        seeds: results,
+    };
+    report.goals = goals::list_goals(&report);
+    Ok(report)
+}
+
+impl AcrossReport {
+    /// Returns the mean of the last negative log-likelihoods of one box.
+    fn one_box_nll(&self) -> MeanEstimate {
+        let nlls: Vec<f64> = self.seeds.iter().map(|seed| seed.one_box.final_nll()).collect();
+        MeanEstimate::from_values(&nlls)
+    }
+}
+
+impl AcrossMeasurement {
+    fn list_all(seeds: u32) -> Vec<Self> {
+        [Self::Adapter].into_iter().chain((1..=u64::from(seeds)).map(Self::Seed)).collect()
+    }
+
+    fn file_name(self) -> String {
+        match self {
+            Self::Adapter => "adapter.json".to_owned(),
+            Self::Seed(seed) => format!("seed-{seed}.json"),
+        }
+    }
+
+    /// Returns the settings of the measurement. Its result depends on the rest of the built-in task,
+    /// too.
+    fn settings(self) -> Value {
+        match self {
+            Self::Adapter => LargeAdapter::settings(),
+            Self::Seed(seed) => seed_training::list_settings(seed, seed <= COMPARED_SEEDS),
+        }
+    }
+
+    fn read_result<T: DeserializeOwned>(self, files: &mut ResultFiles) -> anyhow::Result<T> {
+        files.read(&self.file_name(), &self.settings())
+    }
+
+    /// Reads the trainings of a seed.
+    fn read_seed(self, files: &mut ResultFiles) -> anyhow::Result<SeedResult> {
+        let result: SeedResult = self.read_result(files)?;
+        let compares = matches!(self, Self::Seed(seed) if seed <= COMPARED_SEEDS);
+        ensure!(
+            result.is_complete(compares),
+            "{} lacks trainings; delete the file",
+            self.file_name()
+        );
+        Ok(result)
+    }
+
+    fn check_result(self, files: &mut ResultFiles) -> anyhow::Result<()> {
+        match self {
+            Self::Adapter => self.read_result::<LargeAdapter>(files).map(drop),
+            Self::Seed(_) => self.read_seed(files).map(drop),
+        }
+    }
+
+    /// Measures the result below a directory and writes its file.
+    fn measure_result(self, directory: &Path, files: &ResultFiles) -> anyhow::Result<()> {
+        let name = self.file_name();
+        let scratch = directory.join(&name).with_extension("");
+        if scratch.exists() {
+            // An earlier measurement was interrupted.
+            std::fs::remove_dir_all(&scratch)?;
+        }
+        let meter = ConditionsMeter::start();
+        let result = match self {
+            Self::Adapter => serde_json::to_value(LargeAdapter::measure_files(&scratch)?)?,
+            Self::Seed(seed) => {
+                let compares = seed <= COMPARED_SEEDS;
+                serde_json::to_value(seed_training::train_seed(&scratch, seed, compares)?)?
+            }
+        };
         std::fs::remove_dir_all(&scratch)?;
-        shared.push(SharedResult { boxes, every, merge: method.name.into(), result });
+        files.write(&name, self.settings(), meter.finish(), result)?;
+        output::print_message(&format!("{name}: measured"));
+        Ok(())
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "hundreds")]
-    let more = (STEPS as f64 * MORE_STEPS) as usize;
-    let longer = SharedTraining { spec: adapter_spec(seed, more), ..training.clone() };
-    let (boxes, every) = (4, INTERVAL);
-    let result = longer.train_boxes(&directory.join("longer"), boxes, every, AVERAGE)?;
-    let longer = SharedResult { boxes, every, merge: AVERAGE.name.into(), result };
-    Ok(SeedResult { seed, one_box, shared, longer })
-}
-
-/// Returns the trainings that are compared with one box: the method, the number of boxes and the
-/// steps between two merges.
-fn list_cases() -> Vec<(SharingMethod, usize, usize)> {
-    let all = [AVERAGE, SharingMethod::STACK].into_iter().flat_map(|method| {
-        BOXES.into_iter().flat_map(move |boxes| INTERVALS.map(|every| (method, boxes, every)))
-    });
-    let others = [SharingMethod::NESTEROV, SharingMethod::FROZEN_A].into_iter();
-    let others =
-        others.flat_map(|method| BOXES.into_iter().map(move |boxes| (method, boxes, INTERVAL)));
-    let changes = SharingMethod::CHANGES.map(|method| (method, 4, INTERVAL));
-    let soups = BOXES.map(|boxes| (SharingMethod::SOUP, boxes, STEPS / boxes));
-    all.chain(others).chain(changes).chain(soups).collect()
-}
-
-/// The link of the bench, such as a box behind bad Wi-Fi.
-const SLOW_LINK: SlowLink = SlowLink { bits_s: 20e6, round_trip_s: 0.1, loss: 0.02 };
-
-/// The share of changed values that is sent over it.
-const SENT: f64 = 0.01;
-
-/// Shape of Qwen2.5-7B.
-const LARGE_CONFIG: &str = r#"{
-  "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584,
-  "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-  "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
-  "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": false
-}"#;
-
-/// Two new adapters of 36 ranks differ in as many values, those of A, as all of an adapter of 16
-/// ranks.
-fn measure_slow_link(directory: &Path) -> anyhow::Result<SlowReport> {
-    std::fs::create_dir_all(directory)?;
-    std::fs::write(directory.join("config.json"), LARGE_CONFIG)?;
-    let config = engine::ModelConfig::from_dir(directory)?;
-    let write = |name: &str, rank: usize, seed: u64| {
-        let modules = engine::LayerModule::ALL.into_iter().collect();
-        let lora = engine::LoraSpec { rank, alpha: 32.0, rslora: false, modules };
-        let path = directory.join(name);
-        engine::LoraAdapter::new(&lora, &config, seed)?.save_peft(&path, "base")?;
-        anyhow::Ok(path)
-    };
-    let (usual, start, trained) = (write("usual", 16, 1)?, write("a", 36, 1)?, write("b", 36, 2)?);
-    let change = engine::WeightChange { start, trained, left_out: None, keep: SENT };
-    change.write_change(&directory.join("change"), &directory.join("left"))?;
-    let weight_bytes = shared_training::count_bytes(&usual)?;
-    let change_bytes = shared_training::count_bytes(&directory.join("change"))?;
-    #[expect(clippy::cast_precision_loss, reason = "megabytes")]
-    let shares = SLOW_LINK.measure_shares(weight_bytes as f64, change_bytes as f64);
-    Ok(SlowReport { weight_bytes, change_bytes, shares })
-}
-
-/// Trains the demo's base from random weights.
-fn train_base(directory: &Path, base: &Path, seed: u64) -> anyhow::Result<()> {
-    let scratch = directory.join("model");
-    let examples = read_examples(&directory.join("base.jsonl"), usize::MAX)?;
-    let model = LanguageModel::init_from_directory(&scratch, seed, &Device::Cpu)?;
-    let tokenizer = ModelTokenizer::load_tokenizer(&scratch)?;
-    let spec = TrainSpec {
-        learning_rate: 0.003,
-        warmup_ratio: 0.125,
-        decay: LearningRateDecay::Cosine,
-        betas: (0.9, 0.98),
-        weight_decay: 0.01,
-        batch_size: 64,
-        ..adapter_spec(seed, BASE_STEPS)
-    };
-    let mut trainer = ModelTrainer::new(model, &tokenizer, TrainMethod::Full, &examples, spec)?;
-    while trainer.run_step()?.is_some() {}
-    trainer.save_directory(base, "base")?;
-    let tokenizer = "tokenizer.json";
-    std::fs::copy(scratch.join(tokenizer), base.join(tokenizer)).context("copy the tokenizer")?;
-    Ok(())
-}
-
-fn adapter_spec(seed: u64, steps: usize) -> TrainSpec {
-    TrainSpec {
-        learning_rate: 0.002,
-        warmup_ratio: 0.1,
-        decay: LearningRateDecay::Cosine,
-        final_ratio: 0.1,
-        batch_size: BATCH_SIZE,
-        micro_batch_tokens: 4096,
-        max_steps: Some(steps),
-        max_tokens: 64,
-        seed,
-        ..TrainSpec::default()
-    }
-}
-
-/// Returns examples to train on and the held-out ones after them: half are worked correctly, half are
-/// as the base's. So the likelihood has a limit that the base is far from.
-fn mix_examples(directory: &Path) -> anyhow::Result<Vec<CompletionExample>> {
-    let each = (STEPS * BATCH_SIZE / EPOCHS + HELDOUT + CHOSEN_BY) / 2;
-    let correct = read_examples(&directory.join("teacher.jsonl"), each)?;
-    let others = read_examples(&directory.join("base.jsonl"), each)?;
-    Ok(correct.into_iter().zip(others).flat_map(|(correct, other)| [correct, other]).collect())
-}
-
-/// Reads at most `most` examples of a file of JSON lines.
-fn read_examples(path: &Path, most: usize) -> anyhow::Result<Vec<CompletionExample>> {
-    let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-    let examples = wire::TrainingExample::parse_all(&text)
-        .with_context(|| format!("read {}", path.display()))?;
-    let examples = examples.into_iter().take(most);
-    Ok(examples.map(|it| CompletionExample::new(it.prompt, it.completion)).collect())
 }

@@ -53,11 +53,11 @@ pub(crate) struct BenchArgs {
     /// RAFT: cycles of each run that compares selection strategies
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub cycles: u32,
-    /// RAFT, objectives: directory of the fleets [default: a temporary one]
+    /// RAFT, objectives, across: directory of the fleets and models [default: a temporary one]
     #[arg(long, env = "FLOTILLA_DIR")]
     pub dir: Option<PathBuf>,
-    /// Objectives: directory of the files of results; what is there is not measured again, but
-    /// refused if this build has other settings [default: that of --dir]
+    /// Objectives, across: directory of the files of results; what is there is not measured again,
+    /// but refused if this build has other settings [default: that of --dir]
     #[arg(long)]
     pub results: Option<PathBuf>,
     /// Print JSON on stdout instead of text.
@@ -111,7 +111,8 @@ pub(crate) enum BenchTarget {
     /// Compare training objectives, distillation and the ranking of `flotilla court` with RAFT, as
     /// in docs/RAFT-FIGURES.md; takes hours with --seeds 10
     Objectives,
-    /// Train one adapter on several boxes, compared with one box, as in docs/RAFT-FIGURES.md
+    /// Train one adapter on several boxes, compared with one box and the goals, as in
+    /// docs/RAFT-FIGURES.md; takes minutes a seed
     Across,
 }
 
