@@ -104,7 +104,9 @@ impl CircuitBreaker {
             // Only the job is at fault.
             JobFault::InvalidInput => return backoff(Duration::ZERO, String::new()),
             // Only this job waits, and users see the reason.
-            JobFault::NeedsUnmet => return backoff(Duration::ZERO, message.to_owned()),
+            JobFault::NeedsUnmet | JobFault::ResultDiffers => {
+                return backoff(Duration::ZERO, message.to_owned());
+            }
             JobFault::SharedWorker | JobFault::DependencyDown => {
                 return backoff(delay + FAILURE_MARGIN, String::new());
             }
@@ -205,6 +207,7 @@ mod tests {
             JobFault::DiskFull,
             JobFault::HostUnfit,
             JobFault::NeedsUnmet,
+            JobFault::ResultDiffers,
             JobFault::SharedWorker,
         ] {
             for job in ["a", "b", "c"] {

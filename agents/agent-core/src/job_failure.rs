@@ -37,6 +37,8 @@ pub enum JobFault {
     HostUnfit,
     /// This host lacks what this job needs; it can do other jobs.
     NeedsUnmet,
+    /// Another host has published other bytes for the same result: one of the two computes wrong.
+    ResultDiffers,
     /// A known crash caused by this host's driver, libraries or GPU: every job would crash.
     HostBroken,
     /// A known crash that may be transient, by its name; the second one is the host's.
@@ -58,14 +60,20 @@ impl JobFault {
             | Self::DiskFull
             | Self::HostUnfit
             | Self::NeedsUnmet
+            | Self::ResultDiffers
             | Self::HostBroken
             | Self::Unschedulable => v1::failure::Cause::Surroundings,
         }
     }
 
+    /// Returns true if a failure is written even for results that are in the log.
+    pub fn concerns_written_results(self) -> bool {
+        self == Self::ResultDiffers
+    }
+
     /// Returns true for faults rare enough to be reported after any other failure.
     fn is_always_reported(self) -> bool {
-        matches!(self, Self::HostBroken | Self::Unschedulable)
+        matches!(self, Self::HostBroken | Self::Unschedulable | Self::ResultDiffers)
     }
 }
 
@@ -290,6 +298,22 @@ mod tests {
         let written = build_failure(&attempt("no trainer has room"), "1", Some(&down)).unwrap();
         assert!(!written.r#final && written.agents.is_empty());
         assert_eq!(build_failure(&attempt("no trainer has room"), "1", Some(&written)), None);
+    }
+
+    #[test]
+    fn a_result_that_differs_is_reported_once_even_after_an_outage_and_if_it_is_written() {
+        let fault = JobFault::ResultDiffers;
+        assert!(
+            fault.concerns_written_results() && !JobFault::NeedsUnmet.concerns_written_results()
+        );
+        let down = fail(JobFault::DependencyDown, &["a"]).unwrap();
+        let run = RunId::new("r1").unwrap();
+        let (kind, agent) = (WorkKind::Train, "a");
+        let attempt =
+            FailedAttempt { run: &run, kind, agent, fault, message: "differs", log_tail: "" };
+        let written = build_failure(&attempt, "0-1-merge", Some(&down)).unwrap();
+        assert!(!written.r#final && written.agents.is_empty());
+        assert_eq!(build_failure(&attempt, "0-1-merge", Some(&written)), None);
     }
 
     #[test]

@@ -55,6 +55,12 @@ impl JobError {
         Self::from_fault(JobFault::NeedsUnmet, error)
     }
 
+    /// Creates a failure because another host has published other bytes for the same result. It is
+    /// written even if the result is in the log.
+    pub fn result_differs(error: impl Into<anyhow::Error>) -> Self {
+        Self::from_fault(JobFault::ResultDiffers, error)
+    }
+
     /// Creates a failure that every job on this host would have, so that its role is quarantined.
     pub fn host_broken(error: impl Into<anyhow::Error>) -> Self {
         Self::from_fault(JobFault::HostBroken, error)

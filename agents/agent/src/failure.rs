@@ -20,7 +20,8 @@ impl LeasedJob {
     }
 }
 
-/// Writes a failure for each result that the job has not produced.
+/// Writes a failure for each result that the job has not produced, and for all if they differ from
+/// those of another host.
 pub(crate) async fn record_failure(
     kind: WorkKind,
     job: &LeasedJob,
@@ -32,7 +33,10 @@ pub(crate) async fn record_failure(
     let attempt =
         FailedAttempt { run: &job.run, kind, agent: &job.agent, fault: *fault, message, log_tail };
     let mut failures = Vec::new();
-    for id in missing_results(job).await? {
+    for (id, is_written) in list_results(job).await? {
+        if is_written && !fault.concerns_written_results() {
+            continue;
+        }
         failures.extend(append_failure(job, &attempt, &id).await?);
     }
     Ok(agent_core::decide_retry(&failures))
@@ -43,27 +47,29 @@ pub(crate) async fn last_failure(
     kind: WorkKind,
     job: &LeasedJob,
 ) -> Result<Option<v1::Failure>, JobError> {
-    match missing_results(job).await?.first() {
-        Some(id) => read_last_failure(job, kind, id).await,
+    let results = list_results(job).await?;
+    match results.iter().find(|(_, is_written)| !is_written) {
+        Some((id, _)) => read_last_failure(job, kind, id).await,
         None => Ok(None),
     }
 }
 
-async fn missing_results(job: &LeasedJob) -> Result<Vec<String>, JobError> {
+/// Returns the id of each result of the job, and true if it is in the log.
+async fn list_results(job: &LeasedJob) -> Result<Vec<(String, bool)>, JobError> {
     let place = &job.record.fact.subject.key;
     let suites = match place.checkpoint_position() {
         Some(_) => job.read_spec().await?.suites,
         None => Vec::new(),
     };
-    let mut ids = Vec::new();
+    let mut results = Vec::new();
     for (id, result) in agent_core::expected_results(place, &suites) {
-        let written = match result {
+        let is_written = match result {
             Some(result) => job.is_written(result).await?,
             None => false,
         };
-        ids.extend((!written).then_some(id));
+        results.push((id, is_written));
     }
-    Ok(ids)
+    Ok(results)
 }
 
 async fn read_last_failure(

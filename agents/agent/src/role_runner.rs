@@ -464,7 +464,10 @@ impl RoleRunner {
         let subject = job.record.fact.subject.to_string();
         tracing::warn!(subject, %error, "job failed");
         let decision = failure::record_failure(self.role.work_kind(), job, error).await;
-        let unmet = matches!(error, JobError::Failed { fault: JobFault::NeedsUnmet, .. });
+        let unmet = matches!(
+            error,
+            JobError::Failed { fault: JobFault::NeedsUnmet | JobFault::ResultDiffers, .. }
+        );
         let delay = match &decision {
             Ok(RetryDecision::RetryAfter { .. }) if unmet => {
                 agent_core::hand_back_delay(delivery.delivered)

@@ -10,10 +10,11 @@ mod subject_checks;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use wire::{Fact, FactBody, FactKey, JobId, PromptEntry, Record, Subject, v1};
+use wire::{ErrorCode, Fact, FactBody, FactKey, JobId, PromptEntry, Record, Subject, v1};
 
 use crate::{
     canary_vote,
+    fold::cut_failure_text,
     state::{Cycle, FactAnomaly, Run},
 };
 
@@ -25,8 +26,8 @@ pub struct RunAudit {
     pub findings: Vec<LogContradiction>,
     /// Contradictions beyond those that are listed.
     pub findings_left_out: u64,
-    /// Facts that cannot be verified but that the spec accepts, and undecided canary votes; for
-    /// display.
+    /// Facts that cannot be verified but that the spec accepts, undecided canary votes, and merges
+    /// that differ between boxes; for display.
     pub caveats: Vec<String>,
 }
 
@@ -69,6 +70,8 @@ pub struct RunAuditor {
     /// Number of samples by agent and by the reason why their policy could not be verified.
     unverified_samples: BTreeMap<(String, String), u64>,
     undecided_votes: Vec<String>,
+    /// Reports of agents whose merged weights differ from those in the log.
+    differing_merges: BTreeSet<String>,
     /// Counts of archived cycles, whose jobs the run no longer contains.
     archived_counts: AuditCounts,
     /// Missing parts of archived cycles.
@@ -88,6 +91,12 @@ pub(crate) struct FindingList {
 
 /// The listed contradictions with the same description.
 const FINDINGS_OF_KIND_MAX: u32 = 100;
+
+/// The error of a box that merges the same weights to other bytes than another.
+const MERGE_DIFFERS: &str = "E118";
+
+/// The most reports of such boxes.
+const DIFFERENCES_MAX: usize = 100;
 
 /// The listed contradictions of all kinds.
 const FINDINGS_MAX: usize = 10_000;
@@ -181,9 +190,26 @@ impl RunAuditor {
         }
     }
 
-    /// Counts samples whose policy could not be verified, if the spec accepts them.
     fn record_caveat(&mut self, body: &FactBody) {
-        let FactBody::Samples(samples) = body else { return };
+        match body {
+            FactBody::Samples(samples) => self.count_unverified(samples),
+            FactBody::Failure(failure) => self.note_difference(failure),
+            _ => {}
+        }
+    }
+
+    /// Notes the report of an agent that has computed other bytes for a merge.
+    fn note_difference(&mut self, failure: &v1::Failure) {
+        let v1::Failure { kind, id, agent, message, .. } = failure;
+        let is_difference = ErrorCode::find_in_text(message) == ErrorCode::parse(MERGE_DIFFERS);
+        if is_difference && self.differing_merges.len() < DIFFERENCES_MAX {
+            let report = format!("{kind} {id}: {agent} reports that {message}");
+            self.differing_merges.insert(cut_failure_text(&report));
+        }
+    }
+
+    /// Counts samples whose policy could not be verified, if the spec accepts them.
+    fn count_unverified(&mut self, samples: &v1::Samples) {
         let raft = self.run.as_ref().and_then(Run::raft_spec);
         if raft.is_some_and(|raft| raft.accept_unverified_policy) && !samples.caveat.is_empty() {
             let why = (samples.agent.clone(), samples.caveat.clone());
@@ -297,6 +323,7 @@ impl RunAuditor {
             unknown_declines,
             unverified_samples: unverified,
             undecided_votes: disputed,
+            differing_merges,
             archived_counts: settled,
             ..
         } = self;
@@ -333,7 +360,8 @@ impl RunAuditor {
             format!("{agent} declined {count} orders that were not there; that changes nothing")
         };
         let declined = unknown_declines.into_iter().map(declined);
-        let caveats = unverified.into_iter().map(caveat).chain(disputed).chain(declined).collect();
+        let caveats = unverified.into_iter().map(caveat).chain(disputed).chain(differing_merges);
+        let caveats = caveats.chain(declined).collect();
         let counts = count_run(&run, facts, settled);
         Some(RunAudit { counts, findings, findings_left_out: left_out, caveats })
     }

@@ -52,7 +52,7 @@ fn shorten_failure(failure: &v1::Failure) -> v1::Failure {
     }
 }
 
-fn cut_failure_text(text: &str) -> String {
+pub(crate) fn cut_failure_text(text: &str) -> String {
     cut_text(text, FAILURE_TEXT_MAX)
 }
 

@@ -39,7 +39,7 @@ pub(super) fn differing_merge(
     theirs: &str,
     elsewhere: &str,
 ) -> JobError {
-    JobError::host_unfit(anyhow!(
+    JobError::result_differs(anyhow!(
         "{weights} has the digest {ours} here and {theirs} {elsewhere}; one of the two boxes \
          computes wrong: check memory and processor of both (E118)"
     ))

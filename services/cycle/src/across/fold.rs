@@ -4,6 +4,9 @@ use wire::{TrainPart, v1};
 
 use super::{AcrossTraining, OuterStep, SliceState};
 
+/// The longest text of a digest in a message.
+const DIGEST_TEXT_MAX: usize = 80;
+
 /// The result of applying a fact: an error is a contradiction of earlier facts.
 type Applied = Result<(), String>;
 
@@ -176,11 +179,30 @@ impl AcrossTraining {
         if outer > 0 && step.closed.is_none() {
             return Err("merged before it was closed".into());
         }
-        if merge.deltas != merged || merge.start != start.unwrap_or_default() {
-            return Err("merges other weights than those that count".into());
+        if let Some(what) = find_difference(merge, &start.unwrap_or_default(), &merged) {
+            return Err(format!("merges other weights than those that count: {what}"));
         }
         if merge.tree.is_none() { Err("names no weights".into()) } else { Ok(()) }
     }
+}
+
+/// Returns the first digest of a merge that differs from that of its outer step, with both; `None`
+/// if all are alike.
+fn find_difference(merge: &v1::Merge, start: &str, counted: &[String]) -> Option<String> {
+    let entry = |digests: &[String], index: usize| digests.get(index).cloned();
+    let deltas = (0..merge.deltas.len().max(counted.len())).map(|index| {
+        (format!("delta {}", index + 1), entry(&merge.deltas, index), entry(counted, index))
+    });
+    let starts = ("the start".to_owned(), Some(merge.start.clone()), Some(start.to_owned()));
+    let mut pairs = [starts].into_iter().chain(deltas);
+    let (name, merged, expected) = pairs.find(|(_, merged, expected)| merged != expected)?;
+    Some(format!("{name} is {}, not {}", describe_digest(merged), describe_digest(expected)))
+}
+
+/// Returns a digest in quotes, cut: members may write any text.
+fn describe_digest(digest: Option<String>) -> String {
+    let Some(digest) = digest else { return "missing".to_owned() };
+    format!("{:?}", &digest[..digest.floor_char_boundary(DIGEST_TEXT_MAX)])
 }
 
 impl OuterStep {

@@ -364,6 +364,17 @@ fn a_plan_or_merge_that_contradicts_the_others_ends_the_run() {
         "merge 4294967295: merged while outer step 0 is the last",
     );
     fail(2, FactKey::Merge { cycle, outer: 1 }, unnamed, "merge 1: names no weights");
+    let merge_1 = FactKey::Merge { cycle, outer: 1 };
+    let other = ["delta-0-1-1", "delta-x"];
+    fail(
+        2,
+        merge_1.clone(),
+        merge_fact(1, "merge-0-0", &other),
+        "those that count: delta 2 is \"delta-x\", not \"delta-0-1-2\"",
+    );
+    let fewer = merge_fact(1, "merge-0-0", &deltas[..1]);
+    fail(2, merge_1.clone(), fewer, "delta 2 is missing, not \"delta-0-1-2\"");
+    fail(2, merge_1, merge_fact(1, "x", &deltas), "the start is \"x\", not \"merge-0-0\"");
     fail(1, FactKey::SlicePlan { cycle, outer: 1 }, empty, "plan 1: plans no slice");
     fail(
         0,
@@ -371,6 +382,30 @@ fn a_plan_or_merge_that_contradicts_the_others_ends_the_run() {
         merge_fact(0, "", &[]),
         "merge 0: merged without an order",
     );
+}
+
+#[test]
+fn an_audit_names_a_box_whose_merge_differs_from_the_one_that_counts() {
+    let mut log = start(&["t1", "t2"], ACROSS, 0);
+    for _ in 0..2 {
+        log.coordinate();
+        log.train();
+    }
+    let differs = "merge 1 of cycle 0 has the digest x here and y on t1 (E118)";
+    for (attempt, message) in [(1, "the store is down (S101)"), (2, differs)] {
+        log.failure(v1::Failure {
+            kind: "train".into(),
+            id: "0-1-merge".into(),
+            attempt,
+            agent: "t2".into(),
+            message: message.into(),
+            ..Default::default()
+        });
+    }
+    log.run_to_the_end();
+    let audit = audit_records(log.records()).unwrap();
+    assert_eq!(audit.findings, []);
+    assert_eq!(audit.caveats, [format!("train 0-1-merge: t2 reports that {differs}")]);
 }
 
 #[test]
