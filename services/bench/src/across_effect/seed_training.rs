@@ -199,3 +199,51 @@ fn read_examples(path: &Path, most: usize) -> anyhow::Result<Vec<CompletionExamp
     let examples = examples.into_iter().take(most);
     Ok(examples.map(|it| CompletionExample::new(it.prompt, it.completion)).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::across_effect::virtual_fleet::SplitSchedule;
+
+    #[test]
+    fn slices_that_were_cut_off_leave_no_trace_in_the_weights() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
+        BaseRunFiles { seed: 1, digits: DigitCount::Two }.write_files(at).unwrap();
+        let (scratch, base) = (at.join("model"), at.join("base"));
+        let model = LanguageModel::init_from_directory(&scratch, 1, &Device::Cpu).unwrap();
+        model.save_directory(&base).unwrap();
+        std::fs::copy(scratch.join("tokenizer.json"), base.join("tokenizer.json")).unwrap();
+        let mut examples = read_examples(&at.join("base.jsonl"), 40).unwrap();
+        let heldout = examples.split_off(32);
+        let spec = TrainSpec { batch_size: 4, ..adapter_spec(1, 16) };
+        let data = SharedTraining { base: &base, examples, heldout, chosen_by: Vec::new(), spec };
+        let case = SharingCase { steps: 16, ..REPLAYED };
+        let training = VirtualTraining { deaths: Some(1), ..case.virtual_training(0.0) };
+        let schedule = training.split_steps().unwrap();
+        let train = |name: &str, schedule: &SplitSchedule| {
+            data.train_schedule(&at.join(name), schedule, case.method).unwrap()
+        };
+        let first = train("cut-off", &schedule);
+        let again = train("replay", &schedule.without_cut_off());
+        assert!(schedule.cut_off_count() > 0, "{schedule:?}");
+        assert_eq!((&first.digest, &first.nlls), (&again.digest, &again.nlls));
+        assert_eq!(first.nlls.len(), schedule.outer_steps.len());
+        assert_ne!(first.nlls[0], first.final_nll(), "the adapter has changed");
+    }
+
+    #[test]
+    fn a_result_without_all_trainings_is_incomplete() {
+        let trained = |count| vec![TrainedShare::default(); count];
+        let result = |compared| SeedResult {
+            seed: 1,
+            one_box: TrainedShare::default(),
+            shared: trained(GOAL_CASES.len()),
+            compared: trained(compared),
+            replay: ReplayResult { cut_off: 0, digest: String::new(), replayed: String::new() },
+        };
+        let all = method_cases().len();
+        assert!(result(all).is_complete(true) && result(0).is_complete(false));
+        assert!(!result(all - 1).is_complete(true) && !result(all).is_complete(false));
+    }
+}
