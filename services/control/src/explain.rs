@@ -270,7 +270,7 @@ impl FleetControl {
         let id = id.map_err(|_| HistoryError::NoRun(checkpoint.run.clone()))?;
         let records = self.records_without_samples(&id).await?;
         let run = fold_run(&records).ok_or(HistoryError::Unknown(id))?;
-        let training = run.cycles.get(&checkpoint.cycle).map(|cycle| &cycle.across);
+        let training = run.cycles.get(&checkpoint.cycle).map(|cycle| &cycle.split_training);
         let mut steps = 0;
         let mut merged = Vec::new();
         for step in training.into_iter().flat_map(|training| training.outer_steps.values()) {
@@ -435,7 +435,7 @@ fn cycle_report(
         story.training = order.training.clone();
     }
     story.checkpoint = cycle.final_checkpoint().cloned();
-    story.split = cycle.across.report_split();
+    story.split = cycle.split_training.report_split();
     let step = story.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
     let evals = cycle.evals.iter().filter(|((at, _), _)| Some(*at) == step);
     story.perplexities =

@@ -14,8 +14,8 @@ use wire::{
 };
 
 use crate::{
-    across::SliceState,
     canary_vote, select,
+    split_training::SliceState,
     state::{
         AcceptedSamples, Cycle, FactAnomaly, JobNeeds, PlannedJob, PolicyWeights, Run,
         job_index::JobIndex,
@@ -142,7 +142,7 @@ impl Run {
             (
                 FactKey::GenerateOrder { cycle, job, attempt, .. },
                 FactBody::GenerateOrder(order),
-            ) => self.note_generate_order(*cycle, job, *attempt, order, at),
+            ) => self.record_generate_order(*cycle, job, *attempt, order, at),
             (FactKey::Samples { cycle, job }, FactBody::Samples(samples)) => {
                 self.apply_samples(*cycle, job, samples, record)
             }
@@ -196,7 +196,7 @@ impl Run {
         }
     }
 
-    fn note_generate_order(
+    fn record_generate_order(
         &mut self,
         number: u32,
         id: &JobId,
@@ -612,7 +612,7 @@ impl Run {
             WorkKind::Generate | WorkKind::Verify | WorkKind::Score => {
                 self.set_job_aside(kind, failure);
             }
-            WorkKind::Train if self.is_needless_part(&failure.id) => {}
+            WorkKind::Train if self.is_obsolete_part(&failure.id) => {}
             WorkKind::Train => {
                 self.training_failure.get_or_insert_with(|| shorten_failure(failure));
             }
@@ -621,7 +621,7 @@ impl Run {
 
     /// Returns true for the failure of a slice or merge (`<cycle>-<outer>-<part>`) that is in the log,
     /// or of a slice whose outer step is closed: its steps are planned again.
-    fn is_needless_part(&self, id: &str) -> bool {
+    fn is_obsolete_part(&self, id: &str) -> bool {
         let mut texts = id.splitn(3, '-');
         let (Some(cycle), Some(outer), Some(part)) = (texts.next(), texts.next(), texts.next())
         else {
@@ -632,7 +632,8 @@ impl Run {
         else {
             return false;
         };
-        let step = self.cycles.get(&cycle).and_then(|cycle| cycle.across.outer_steps.get(&outer));
+        let step =
+            self.cycles.get(&cycle).and_then(|cycle| cycle.split_training.outer_steps.get(&outer));
         step.is_some_and(|step| match part {
             TrainPart::Slice(slice) => {
                 let settled = step.slices.get(&slice).is_some_and(SliceState::is_settled);

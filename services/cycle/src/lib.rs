@@ -12,7 +12,6 @@
 //! Where to start reading: `state` (the data of a run), `fold` (facts into state), `planner` (state
 //! into commands), `run_set` (all open runs of a coordinator).
 
-mod across;
 mod audit;
 mod backlog;
 mod best_checkpoint;
@@ -38,11 +37,11 @@ mod schedule;
 mod select;
 mod selection_report;
 mod speculation;
+mod split_training;
 mod state;
 mod training_advice;
 mod trial;
 
-pub use across::{AcrossTraining, BoxShare, OuterStep, SliceState, SoupReport, SplitReport};
 pub use audit::{AuditCounts, LogContradiction, RunAudit, RunAuditor, audit_records};
 pub use best_checkpoint::{best_checkpoint, newest_checkpoint};
 pub use canary_vote::{CanaryAgreement, CanaryValue, canary_agreement};
@@ -70,6 +69,7 @@ pub use select::{
     preview_selection, sample_outcomes,
 };
 pub use selection_report::{MessageGroup, SelectionReport, report_selection};
+pub use split_training::{BoxShare, OuterStep, SliceState, SoupReport, SplitReport, SplitTraining};
 pub use state::{
     CanaryVotes, Cycle, FactAnomaly, OrderHistory, PlannedJob, PolicyWeights, PromptHistory,
     QueueStatus, Run, RunPhase, can_reject_checkpoint, clock_text, describe_pause,

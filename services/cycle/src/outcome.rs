@@ -98,7 +98,8 @@ fn training_failed(run: &Run) -> Option<String> {
     if let Some(why) = open().find_map(contradiction) {
         return Some(why);
     }
-    let (number, _) = open().find(|(_, cycle)| cycle.across.is_stuck(EMPTY_OUTER_STEPS_MAX))?;
+    let (number, _) =
+        open().find(|(_, cycle)| cycle.split_training.is_stuck(EMPTY_OUTER_STEPS_MAX))?;
     Some(format!(
         "the results of {EMPTY_OUTER_STEPS_MAX} outer steps of cycle {number} contradict the log, so \
          none of their slices counts"
@@ -108,7 +109,7 @@ fn training_failed(run: &Run) -> Option<String> {
 /// Returns a message if the training of a cycle is shared among boxes and cannot continue, because one
 /// of its facts contradicts the others.
 fn training_contradiction(run: &Run, number: u32, cycle: &Cycle) -> Option<String> {
-    let why = cycle.across.contradiction.as_ref()?;
+    let why = cycle.split_training.contradiction.as_ref()?;
     let is_shared = run.spec_training().is_some_and(|training| training.across.is_some());
     (is_shared && cycle.final_checkpoint().is_none()).then(|| {
         format!(

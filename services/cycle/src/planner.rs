@@ -4,12 +4,12 @@
 use wire::{Digest, FactBody, FactKey, JobId, Pool, derive_seed, v1};
 
 use crate::{
-    across,
     backlog::SampleBacklog,
     canary_vote,
     command::{PlannerInputs, WriteCommand, fail_command, write_command},
     cycle_summary, outcome, sampling_plan, schedule, select,
     speculation::{self, BackupOrder},
+    split_training,
     state::{Cycle, PlannedJob, PolicyWeights, Run},
 };
 
@@ -107,7 +107,13 @@ fn order_training(
     inputs: PlannerInputs<'_>,
 ) -> Vec<WriteCommand> {
     if order.training.as_ref().is_some_and(|training| training.across.is_some()) {
-        return across::next_commands(run, &cycle.across, &order, &run_pool(run), inputs);
+        return split_training::next_commands(
+            run,
+            &cycle.split_training,
+            &order,
+            &run_pool(run),
+            inputs,
+        );
     }
     let ordered = &cycle.train_orders;
     if !speculation::is_training_due(run, order.cycle, "train", ordered, inputs) {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wire::{AgentId, JobId, RunId, SuiteName, v1};
 
 use self::job_index::{JobIndex, JobStage};
-use crate::{across::AcrossTraining, cost_probe::count_visit, fold::late_work::LateWork};
+use crate::{cost_probe::count_visit, fold::late_work::LateWork, split_training::SplitTraining};
 
 pub(crate) use self::queue_status::queue_window;
 pub use self::{
@@ -100,7 +100,7 @@ pub struct Cycle {
     pub selected: Option<v1::Selected>,
     pub train_orders: OrderHistory,
     /// The training, if the spec asks for several boxes.
-    pub across: AcrossTraining,
+    pub split_training: SplitTraining,
     /// Text whose log-probabilities identify the trained weights; empty if the cycle has selected
     /// nothing or the spec has no canary.
     pub canary_text: String,
@@ -579,7 +579,7 @@ impl Cycle {
 
     /// Returns true if the cycle's training, or a part of it, has been ordered.
     pub(crate) fn is_training_ordered(&self) -> bool {
-        self.train_orders.last_attempt > 0 || !self.across.outer_steps.is_empty()
+        self.train_orders.last_attempt > 0 || !self.split_training.outer_steps.is_empty()
     }
 
     /// Counts the evals that have failed finally and have no result.

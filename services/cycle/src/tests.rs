@@ -1,6 +1,5 @@
 //! Whole runs against an in-memory log that, like the real one, accepts each subject once.
 
-mod across;
 mod authors;
 mod channels;
 mod contradictions;
@@ -11,6 +10,7 @@ mod growth;
 mod log;
 mod objectives;
 mod proof;
+mod split_training;
 mod state;
 mod suites;
 mod tampered;

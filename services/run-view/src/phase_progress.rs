@@ -53,7 +53,7 @@ impl ActiveJobs {
                 PhaseProgress { done: finished, total, note: "jobs".into() }
             }
             RunPhase::Train if run.is_watched() => watched_progress(cycle),
-            RunPhase::Train if !cycle.across.outer_steps.is_empty() => {
+            RunPhase::Train if !cycle.split_training.outer_steps.is_empty() => {
                 self.shared_progress(number, cycle)
             }
             RunPhase::Plan | RunPhase::Select | RunPhase::Train | RunPhase::Done => {
@@ -92,15 +92,15 @@ impl ActiveJobs {
     /// Steps that count, of a training on several boxes, plus those of the open outer step that are
     /// in the log or that boxes report of their slices.
     fn shared_progress(&self, number: u32, cycle: &Cycle) -> PhaseProgress {
-        let across = &cycle.across;
+        let training = &cycle.split_training;
         let is_ours = |job: &&v1::ActiveJob| job.role == "trainer" && job.cycle == number;
         let jobs = || self.0.values().flatten().filter(is_ours);
         // Boxes know the number of steps before the first result names it.
         let reported = || jobs().map(|job| job.total).max();
-        let total = across.total_steps.or_else(reported).unwrap_or(1).max(1);
-        let mut planned = across.outer_steps.iter().rev();
+        let total = training.total_steps.or_else(reported).unwrap_or(1).max(1);
+        let mut planned = training.outer_steps.iter().rev();
         let planned = planned.find_map(|(outer, step)| Some((*outer, step, step.plan.as_ref()?)));
-        let mut done = across.covered_steps();
+        let mut done = training.counted_steps();
         let mut note = String::new();
         if let Some((outer, step, plan)) = planned {
             note = format!("outer step {outer}");

@@ -182,8 +182,8 @@ impl RunView {
                 let shown = self.cycles.entry(cycle).or_default();
                 shown.published.insert(step, at_s);
                 // Merged weights were trained by others, before.
-                let merged = self.run.cycles.get(&cycle).map(|cycle| &cycle.across);
-                if merged.is_none_or(|across| across.outer_steps.is_empty()) {
+                let merged = self.run.cycles.get(&cycle).map(|cycle| &cycle.split_training);
+                if merged.is_none_or(|training| training.outer_steps.is_empty()) {
                     let wall_s = checkpoint.wall_s;
                     shown.timeline.add_work(&checkpoint.agent, "train", wall_s, at_s);
                 }

@@ -48,8 +48,8 @@ const CORE_MISTAKES: [CoreMistake; 18] = [
     },
     CoreMistake {
         name: "a slice that is closed is trained again",
-        file: "services/cycle/src/across/fold.rs",
-        right: "self.covered.add_range(delta.first..delta.first.saturating_add(delta.steps))",
+        file: "services/cycle/src/split_training/fold.rs",
+        right: "self.counted.add_range(delta.first..delta.first.saturating_add(delta.steps))",
         wrong: "true",
     },
     CoreMistake {

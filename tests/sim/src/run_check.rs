@@ -219,7 +219,7 @@ impl RunChecker {
         let wrong = cycle.jobs.iter().find(|(_, job)| is_wrong(job)).map(|(id, _)| id.to_string());
         let may_differ = |job: &PlannedJob| job.set_aside.is_some() || job.is_void();
         // Which slices count, and so the merged weights, depends on when boxes die.
-        let is_merged = !cycle.across.outer_steps.is_empty();
+        let is_merged = !cycle.split_training.outer_steps.is_empty();
         self.results_may_differ |= is_merged
             || cycle.jobs.values().any(may_differ)
             || self.has_undetectable_samples(run, cycle);

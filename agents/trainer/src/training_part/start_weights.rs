@@ -31,7 +31,7 @@ struct MergeResult<'a> {
 
 impl<'a> MergeResult<'a> {
     /// Returns the result from which a merge starts.
-    fn start_of(merge: &'a v1::train_order::Merge) -> Result<Self, JobError> {
+    fn before_merge(merge: &'a v1::train_order::Merge) -> Result<Self, JobError> {
         let adapter = merge.start.as_ref().ok_or_else(|| missing("start"))?;
         Ok(Self { adapter, velocity: merge.momentum.as_ref() })
     }
@@ -53,7 +53,7 @@ impl TrainingPart<'_> {
         self,
         merge: &v1::train_order::Merge,
     ) -> Result<MergeStart, JobError> {
-        self.fetch_or_derive(MergeResult::start_of(merge)?, &merge.derivation).await
+        self.fetch_or_derive(MergeResult::before_merge(merge)?, &merge.derivation).await
     }
 
     /// Fetches the result of the last merge of a derivation. If it is not in the store, repeats the
@@ -68,7 +68,7 @@ impl TrainingPart<'_> {
         let mut results = Vec::new();
         for (index, merge) in derivation.iter().enumerate() {
             let next = derivation.get(index + 1);
-            results.push((merge, next.map_or(Ok(wanted), MergeResult::start_of)?));
+            results.push((merge, next.map_or(Ok(wanted), MergeResult::before_merge)?));
         }
         let mut start = None;
         let mut rest = Vec::new();
@@ -82,7 +82,7 @@ impl TrainingPart<'_> {
         }
         let mut start = match start {
             Some(start) => start,
-            None => self.fetch_result(MergeResult::start_of(first)?).await?,
+            None => self.fetch_result(MergeResult::before_merge(first)?).await?,
         };
         for (merge, result) in rest.into_iter().rev() {
             start = self.derive_result(merge, &start, result).await?;

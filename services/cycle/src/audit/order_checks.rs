@@ -3,8 +3,8 @@
 use wire::{JobId, PromptEntry, TrainPart, derive_seed, v1};
 
 use crate::{
-    across::{self, AcrossTraining},
     canary_vote, schedule, select,
+    split_training::{self, SplitTraining},
     state::{PolicyWeights, Run},
 };
 
@@ -154,15 +154,14 @@ pub(super) fn check_train_part(
     (number, outer, part): (u32, u32, TrainPart),
     order: &v1::TrainOrder,
 ) -> Option<String> {
-    let untouched = AcrossTraining::default();
-    let training = run.cycles.get(&number).map_or(&untouched, |cycle| &cycle.across);
+    let untouched = SplitTraining::default();
+    let training = run.cycles.get(&number).map_or(&untouched, |cycle| &cycle.split_training);
     let expected = match part {
-        TrainPart::Slice(slice) => {
-            across::slice_order(training, order, outer, slice).map(v1::train_order::Part::Slice)
-        }
-        TrainPart::Merge => {
-            Some(v1::train_order::Part::Merge(across::merge_order(run, training, order, outer)))
-        }
+        TrainPart::Slice(slice) => split_training::slice_order(training, order, outer, slice)
+            .map(v1::train_order::Part::Slice),
+        TrainPart::Merge => Some(v1::train_order::Part::Merge(split_training::merge_order(
+            run, training, order, outer,
+        ))),
     };
     (order.part != expected || order.part.is_none())
         .then(|| "its part does not follow from the outer steps before it".into())

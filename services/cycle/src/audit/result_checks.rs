@@ -277,7 +277,10 @@ pub(super) fn find_missing_results(run: &Run, number: u32, cycle: &Cycle) -> Vec
             findings.push(format!("cycle {number}, job {id}: never scored"));
         }
     }
-    if trained && !cycle.across.outer_steps.is_empty() && !cycle.across.is_complete() {
+    if trained
+        && !cycle.split_training.outer_steps.is_empty()
+        && !cycle.split_training.is_complete()
+    {
         findings.push(format!("cycle {number}: steps of its training never counted"));
     }
     if !cycle.has_all_evals(&run.spec.suites) {

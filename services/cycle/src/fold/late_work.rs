@@ -67,7 +67,7 @@ impl Run {
                 late.outer_steps.insert((*cycle, *outer));
             }
             FactKey::TrainPartOrder { cycle: number, outer, part, .. } => {
-                let step = cycle.and_then(|cycle| cycle.across.outer_steps.get(outer));
+                let step = cycle.and_then(|cycle| cycle.split_training.outer_steps.get(outer));
                 match part {
                     TrainPart::Slice(_) if step.is_none_or(|step| step.plan.is_none()) => {
                         late.outer_steps.insert((*number, *outer));

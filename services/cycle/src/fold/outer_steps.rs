@@ -17,20 +17,20 @@ impl Run {
         match (place, body) {
             (FactKey::TrainPartOrder { outer, part, attempt, .. }, FactBody::TrainOrder(order)) => {
                 let cycle = self.cycles.entry(number).or_default();
-                cycle.across.record_order(*outer, *part, (*attempt, order.round, at));
+                cycle.split_training.record_order(*outer, *part, (*attempt, order.round, at));
                 cycle.record_training_order(order, at);
                 Ok(())
             }
             (FactKey::SlicePlan { outer, .. }, FactBody::SlicePlan(plan)) => {
-                self.cycles.entry(number).or_default().across.apply_plan(*outer, plan, at)
+                self.cycles.entry(number).or_default().split_training.apply_plan(*outer, plan, at)
             }
             (FactKey::Delta { outer, slice, .. }, FactBody::Delta(delta)) => {
                 let adapter = adapter();
-                let across = &mut self.require_cycle(number)?.across;
-                across.apply_delta((*outer, *slice), adapter.as_ref(), delta, at)
+                let training = &mut self.require_cycle(number)?.split_training;
+                training.apply_delta((*outer, *slice), adapter.as_ref(), delta, at)
             }
             (FactKey::SliceClose { outer, .. }, FactBody::SliceClose(closed)) => {
-                self.require_cycle(number)?.across.apply_close(*outer, closed)
+                self.require_cycle(number)?.split_training.apply_close(*outer, closed)
             }
             (FactKey::Merge { outer, .. }, FactBody::Merge(merge)) => {
                 let adapter = adapter();
@@ -38,8 +38,8 @@ impl Run {
                     // A merge before its cycle takes the place of the one that the cycle will need.
                     self.cycles.entry(number).or_default();
                 }
-                let across = &mut self.require_cycle(number)?.across;
-                across.apply_merge(*outer, adapter.as_ref(), merge, at)
+                let training = &mut self.require_cycle(number)?.split_training;
+                training.apply_merge(*outer, adapter.as_ref(), merge, at)
             }
             _ => Err("the message does not belong under this subject".into()),
         }

@@ -2,7 +2,7 @@
 
 use wire::{TrainPart, v1};
 
-use super::{AcrossTraining, OuterStep, SliceState};
+use super::{OuterStep, SliceState, SplitTraining};
 
 /// The longest text of a digest in a message.
 const DIGEST_TEXT_MAX: usize = 80;
@@ -10,16 +10,16 @@ const DIGEST_TEXT_MAX: usize = 80;
 /// The result of applying a fact: an error is a contradiction of earlier facts.
 type Applied = Result<(), String>;
 
-impl AcrossTraining {
+impl SplitTraining {
     /// Fails unless the outer step follows the last merged one and its slices have steps that have
     /// not counted yet, each once.
     pub(crate) fn apply_plan(&mut self, outer: u32, plan: &v1::SlicePlan, at_ms: u64) -> Applied {
         let applied = self.store_plan(outer, plan, at_ms);
-        self.note_contradiction(applied, || format!("plan {outer}"))
+        self.record_contradiction(applied, || format!("plan {outer}"))
     }
 
     /// Records the error of a fact as that of the training, unless it has one.
-    fn note_contradiction(&mut self, applied: Applied, fact: impl FnOnce() -> String) -> Applied {
+    fn record_contradiction(&mut self, applied: Applied, fact: impl FnOnce() -> String) -> Applied {
         if let Err(why) = &applied {
             self.contradiction.get_or_insert_with(|| format!("{}: {why}", fact()));
         }
@@ -29,11 +29,11 @@ impl AcrossTraining {
     fn store_plan(&mut self, outer: u32, plan: &v1::SlicePlan, at_ms: u64) -> Applied {
         let last = self.last_merge().map_or(0, |(number, _)| number);
         let is_next = outer == last.saturating_add(1);
-        let mut covered = self.covered.clone();
+        let mut counted = self.counted.clone();
         let once = plan
             .slices
             .iter()
-            .all(|slice| covered.add_range(slice.first..slice.first.saturating_add(slice.steps)));
+            .all(|slice| counted.add_range(slice.first..slice.first.saturating_add(slice.steps)));
         let step = self.outer_steps.entry(outer).or_default();
         step.plan = Some(plan.clone());
         step.planned_ms = at_ms;
@@ -84,7 +84,7 @@ impl AcrossTraining {
         adapter: Option<&v1::Tree>,
         delta: &v1::Delta,
     ) -> Applied {
-        let start = self.start_of(outer, adapter).map(|tree| &tree.manifest);
+        let start = self.start_weights(outer, adapter).map(|tree| &tree.manifest);
         let total = self.total_steps.unwrap_or(delta.total_steps);
         let planned = self.outer_steps.get(&outer).and_then(|step| step.planned_slice(slice));
         let Some(planned) = planned else { return Err("its slice was never planned".into()) };
@@ -118,7 +118,7 @@ impl AcrossTraining {
         let whole = counted.len() == closed.slices.len() && ascending;
         let mut once = true;
         for delta in &counted {
-            once &= self.covered.add_range(delta.first..delta.first.saturating_add(delta.steps));
+            once &= self.counted.add_range(delta.first..delta.first.saturating_add(delta.steps));
         }
         match (whole, once) {
             (true, true) => Ok(()),
@@ -138,7 +138,7 @@ impl AcrossTraining {
     ) -> Applied {
         let applied = self.check_merge_place(outer);
         let applied = applied.and_then(|()| self.store_merge(outer, adapter, merge, at_ms));
-        self.note_contradiction(applied, || format!("merge {outer}"))
+        self.record_contradiction(applied, || format!("merge {outer}"))
     }
 
     /// A training that continues an adapter has no merge 0. The other merges need a closed outer step
@@ -163,7 +163,7 @@ impl AcrossTraining {
         merge: &v1::Merge,
         at_ms: u64,
     ) -> Applied {
-        let start = self.start_of(outer, adapter).map(|tree| tree.manifest.clone());
+        let start = self.start_weights(outer, adapter).map(|tree| tree.manifest.clone());
         if outer == 0 && merge.total_steps > 0 {
             self.total_steps = Some(merge.total_steps);
         }

@@ -3,7 +3,7 @@
 use wire::{FactBody, FactKey, TrainPart, v1};
 
 use super::log::{Log, raft, sft, tree};
-use crate::{AcrossTraining, FleetMember, RunPhase, audit_records};
+use crate::{FleetMember, RunPhase, SplitTraining, audit_records};
 
 const ACROSS: v1::Across = v1::Across {
     workers: 0,
@@ -35,8 +35,8 @@ fn with_trainers(mut log: Log, trainers: &[&str]) -> Log {
     log
 }
 
-fn training(log: &Log, cycle: u32) -> AcrossTraining {
-    log.run().cycles[&cycle].across.clone()
+fn training(log: &Log, cycle: u32) -> SplitTraining {
+    log.run().cycles[&cycle].split_training.clone()
 }
 
 /// Returns first step and length of each slice of an outer step.
@@ -67,8 +67,8 @@ fn each_step_counts_once_and_the_last_merge_is_the_checkpoint() {
     log.run_to_the_end();
     assert_clean(&log);
     let run = log.run();
-    let across = &run.cycles[&0].across;
-    assert_eq!((across.covered_steps(), across.last_merge().unwrap().0), (50, 5));
+    let across = &run.cycles[&0].split_training;
+    assert_eq!((across.counted_steps(), across.last_merge().unwrap().0), (50, 5));
     let checkpoints: Vec<_> = run.cycles[&0].checkpoints.values().collect();
     let steps: Vec<(u32, bool)> = checkpoints.iter().map(|it| (it.step, it.r#final)).collect();
     assert_eq!(steps, [(27, false), (50, true)], "every 20 steps, after a merge");
@@ -201,7 +201,7 @@ fn a_report_names_the_trainings_that_a_soup_kept() {
     assert_eq!(training.report_split().unwrap().soup, None);
     let later = training.outer_steps.split_off(&3);
     training.outer_steps.retain(|outer, _| *outer == 2);
-    let choose = |training: &mut AcrossTraining, outer, kept: &[u32], heldout_nll| {
+    let choose = |training: &mut SplitTraining, outer, kept: &[u32], heldout_nll| {
         let merge = training.outer_steps.get_mut(&outer).unwrap().merge.as_mut().unwrap();
         (merge.kept, merge.heldout_nll) = (kept.to_vec(), heldout_nll);
         training.report_split().unwrap().soup.unwrap()
@@ -439,7 +439,7 @@ fn results_that_contradict_the_plan_never_count_and_end_the_run() {
     let done = log.run().done.unwrap();
     assert_eq!(done.status(), v1::done::Status::Failed);
     assert!(done.message.contains("3 outer steps of cycle 0"), "{}", done.message);
-    assert_eq!(training(&log, 0).covered_steps(), 0);
+    assert_eq!(training(&log, 0).counted_steps(), 0);
 }
 
 #[test]
@@ -483,7 +483,7 @@ fn a_merge_that_was_ordered_after_the_end_counts_for_nothing() {
     };
     let counted = |log: &Log| {
         let cycle = log.run().cycles[&0].clone();
-        (cycle.across.last_merge().unwrap().0, cycle.checkpoints.len(), cycle.evals.len())
+        (cycle.split_training.last_merge().unwrap().0, cycle.checkpoints.len(), cycle.evals.len())
     };
     let mut ordered = trained();
     ordered.coordinate();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{AcrossTraining, OuterStep};
+use super::{OuterStep, SplitTraining};
 
 /// Gains and costs of a training that boxes shared.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -69,7 +69,7 @@ impl SplitReport {
     }
 }
 
-impl AcrossTraining {
+impl SplitTraining {
     /// Reports on the merged outer steps; `None` before the first.
     pub fn report_split(&self) -> Option<SplitReport> {
         let merged =
@@ -150,7 +150,7 @@ mod tests {
     use wire::v1;
 
     use super::*;
-    use crate::across::SliceState;
+    use crate::split_training::SliceState;
 
     /// An outer step of 10 s, with the seconds that each slice was trained.
     fn outer_step(seconds: &[(&str, f64)]) -> OuterStep {
@@ -177,7 +177,7 @@ mod tests {
         let first = outer_step(&[("a", 8.0), ("b", 5.0)]);
         let second = outer_step(&[("a", 3.0), ("a", 4.0)]);
         let outer_steps = [(1, first), (2, second)].into();
-        let training = AcrossTraining { outer_steps, ..Default::default() };
+        let training = SplitTraining { outer_steps, ..Default::default() };
         let report = training.report_split().unwrap();
         let waited: Vec<f64> = report.boxes.values().map(|share| share.waited_s).collect();
         assert_eq!((waited, report.elapsed_s), (vec![5.0, 5.0], 20.0));

@@ -30,13 +30,13 @@ use crate::state::OrderHistory;
 
 /// A training on several boxes, derived from its facts.
 #[derive(Debug, Clone, Default)]
-pub struct AcrossTraining {
+pub struct SplitTraining {
     /// By number. 0 has only a merge.
     pub outer_steps: BTreeMap<u32, OuterStep>,
     /// Steps of the whole training, as the first slice reported them.
     pub total_steps: Option<u32>,
     /// The steps that count so far, those of closed outer steps.
-    pub(crate) covered: StepRanges,
+    pub(crate) counted: StepRanges,
     /// The first plan or merge that contradicts the facts before it, and how. No other fact can take
     /// its place, so the training cannot continue.
     pub(crate) contradiction: Option<String>,
@@ -66,10 +66,10 @@ pub struct SliceState {
     pub(crate) settled_ms: Option<u64>,
 }
 
-impl AcrossTraining {
+impl SplitTraining {
     /// Returns the number of steps that count so far.
-    pub fn covered_steps(&self) -> u32 {
-        self.covered.step_count()
+    pub fn counted_steps(&self) -> u32 {
+        self.counted.step_count()
     }
 
     /// Returns the number and the merge of the last merged outer step.
@@ -80,7 +80,11 @@ impl AcrossTraining {
 
     /// Returns the weights from which the slices of an outer step start. `adapter` is that of the
     /// training's order. `None` if they do not exist yet.
-    fn start_of<'a>(&'a self, outer: u32, adapter: Option<&'a v1::Tree>) -> Option<&'a v1::Tree> {
+    fn start_weights<'a>(
+        &'a self,
+        outer: u32,
+        adapter: Option<&'a v1::Tree>,
+    ) -> Option<&'a v1::Tree> {
         let before = self.outer_steps.get(&outer.checked_sub(1)?);
         let merged = before.and_then(|step| step.merge.as_ref()?.tree.as_ref());
         merged.or(adapter.filter(|_| outer == 1))
@@ -88,7 +92,7 @@ impl AcrossTraining {
 
     /// Returns true if every step of the training has counted.
     pub(crate) fn is_complete(&self) -> bool {
-        self.total_steps.is_some_and(|total| self.covered.next_gap(total).is_none())
+        self.total_steps.is_some_and(|total| self.counted.next_gap(total).is_none())
     }
 
     /// Returns the names of the jobs that are in the log or no longer needed.
@@ -127,13 +131,13 @@ impl OuterStep {
 
     /// Returns the deltas in the merged weights: those that count or, of a soup, that it kept.
     pub fn merged_deltas(&self) -> impl Iterator<Item = &v1::Delta> {
-        let soup = self.soup();
+        let soup = self.soup_merge();
         self.counted_deltas()
             .filter(move |delta| soup.is_none_or(|soup| soup.kept.contains(&delta.slice)))
     }
 
     /// Returns the merge if it is that of a soup.
-    fn soup(&self) -> Option<&v1::Merge> {
+    fn soup_merge(&self) -> Option<&v1::Merge> {
         self.merge.as_ref().filter(|merge| merge.heldout_nll > 0.0)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use wire::{FactBody, FactKey, Pool, TrainPart, v1};
 
-use super::{AcrossTraining, OuterStep};
+use super::{OuterStep, SplitTraining};
 use crate::{
     FleetMember,
     command::{PlannerInputs, WriteCommand, write_command},
@@ -32,12 +32,12 @@ const FIRST_SHARE: u32 = 8;
 /// and when the last merge has been ordered.
 pub(crate) fn next_commands(
     run: &Run,
-    training: &AcrossTraining,
+    training: &SplitTraining,
     order: &v1::TrainOrder,
     pool: &Pool,
     inputs: PlannerInputs<'_>,
 ) -> Vec<WriteCommand> {
-    let planner = AcrossPlanner { run, training, order, pool, inputs };
+    let planner = SplitTrainingPlanner { run, training, order, pool, inputs };
     let outer = match training.last_merge() {
         Some((last, _)) => last.saturating_add(1),
         None => u32::from(order.adapter.is_some() && !is_soup(order)),
@@ -58,13 +58,13 @@ pub(crate) fn next_commands(
 
 /// Returns the order of a slice; `None` if it is not planned or its start does not exist yet.
 pub(crate) fn slice_order(
-    training: &AcrossTraining,
+    training: &SplitTraining,
     order: &v1::TrainOrder,
     outer: u32,
     slice: u32,
 ) -> Option<v1::train_order::Slice> {
     let planned = training.outer_steps.get(&outer)?.planned_slice(slice)?.clone();
-    let start = training.start_of(outer, order.adapter.as_ref())?.clone();
+    let start = training.start_weights(outer, order.adapter.as_ref())?.clone();
     Some(v1::train_order::Slice {
         outer,
         slice,
@@ -77,7 +77,7 @@ pub(crate) fn slice_order(
 
 /// Returns true if steps remain after those of an outer step, or if no earlier one says so. Does not
 /// depend on results of the outer step, so that it is the same in a repeated order.
-fn has_more_steps(training: &AcrossTraining, outer: u32) -> bool {
+fn has_more_steps(training: &SplitTraining, outer: u32) -> bool {
     let before = training.outer_steps.range(..outer).map(|(_, step)| step);
     let counted: Vec<&v1::Delta> = before.flat_map(OuterStep::counted_deltas).collect();
     let new = training.outer_steps.get(&0).and_then(|step| step.merge.as_ref());
@@ -94,7 +94,7 @@ fn has_more_steps(training: &AcrossTraining, outer: u32) -> bool {
 /// one is due.
 pub(crate) fn merge_order(
     run: &Run,
-    training: &AcrossTraining,
+    training: &SplitTraining,
     order: &v1::TrainOrder,
     outer: u32,
 ) -> v1::train_order::Merge {
@@ -111,7 +111,7 @@ pub(crate) fn merge_order(
 
 /// Returns the order of a merge with only the files that go into it.
 fn merge_inputs(
-    training: &AcrossTraining,
+    training: &SplitTraining,
     order: &v1::TrainOrder,
     outer: u32,
 ) -> v1::train_order::Merge {
@@ -120,7 +120,7 @@ fn merge_inputs(
     let deltas = training.outer_steps.get(&outer).into_iter().flat_map(OuterStep::counted_deltas);
     v1::train_order::Merge {
         outer,
-        start: training.start_of(outer, order.adapter.as_ref()).cloned(),
+        start: training.start_weights(outer, order.adapter.as_ref()).cloned(),
         momentum,
         deltas: deltas.filter(|delta| delta.tree.is_some()).cloned().collect(),
         ..Default::default()
@@ -141,7 +141,7 @@ fn heldout_text(run: &Run) -> Option<v1::Blob> {
 
 /// Returns the last merges before an outer step whose weights are not in the store, in order.
 fn list_derived(
-    training: &AcrossTraining,
+    training: &SplitTraining,
     order: &v1::TrainOrder,
     outer: u32,
 ) -> Vec<v1::train_order::Merge> {
@@ -172,7 +172,7 @@ fn across_of(order: &v1::TrainOrder) -> v1::Across {
 /// Returns the checkpoint that the merge of an outer step publishes: the final one once every step
 /// counts, others at the training's interval. Without the fields that only the merge knows.
 fn due_checkpoint(
-    training: &AcrossTraining,
+    training: &SplitTraining,
     order: &v1::TrainOrder,
     outer: u32,
 ) -> Option<v1::Checkpoint> {
@@ -221,9 +221,9 @@ fn due_checkpoint(
     })
 }
 
-struct AcrossPlanner<'a> {
+struct SplitTrainingPlanner<'a> {
     run: &'a Run,
-    training: &'a AcrossTraining,
+    training: &'a SplitTraining,
     order: &'a v1::TrainOrder,
     pool: &'a Pool,
     inputs: PlannerInputs<'a>,
@@ -260,7 +260,7 @@ fn combine_speeds(
     speeds
 }
 
-impl AcrossPlanner<'_> {
+impl SplitTrainingPlanner<'_> {
     /// Splits the next steps among the boxes in proportion to their speeds. Each box has one range;
     /// steps that did not count before come first.
     fn plan_slices(&self, outer: u32) -> WriteCommand {
@@ -286,10 +286,10 @@ impl AcrossPlanner<'_> {
             counted.map(|delta| (delta.agent.clone(), state_of(delta))).collect();
         let sum: f64 = boxes.iter().map(|agent| speed_of(agent)).sum();
         let end = self.training.total_steps.unwrap_or(u32::MAX);
-        let left = end.saturating_sub(self.training.covered_steps());
+        let left = end.saturating_sub(self.training.counted_steps());
         let count = u32::try_from(boxes.len()).unwrap_or(u32::MAX);
         let steps = f64::from(every.max(1).saturating_mul(count).min(left));
-        let mut covered = self.training.covered.clone();
+        let mut counted = self.training.counted.clone();
         let mut slices = Vec::new();
         // Shares are rounded so that they add up to all steps.
         let (mut speed, mut shared) = (0.0, 0u32);
@@ -299,9 +299,9 @@ impl AcrossPlanner<'_> {
             let until = (steps * speed / sum).round() as u32;
             let share = until.saturating_sub(shared).max(1);
             shared = shared.saturating_add(share);
-            let Some(gap) = covered.next_gap(end) else { break };
+            let Some(gap) = counted.next_gap(end) else { break };
             let share = share.min(gap.end - gap.start);
-            covered.add_range(gap.start..gap.start + share);
+            counted.add_range(gap.start..gap.start + share);
             let state = states.get(&agent).cloned().unwrap_or_default();
             slices.push(v1::slice_plan::Slice { first: gap.start, steps: share, agent, state });
         }
@@ -341,7 +341,7 @@ impl AcrossPlanner<'_> {
     /// Returns each agent's speed in steps per second, as of its last slice in this training or in
     /// that of an earlier cycle, even if it was too late to count.
     fn measured_speeds(&self) -> BTreeMap<String, f64> {
-        let trainings = self.run.cycles.values().map(|cycle| &cycle.across);
+        let trainings = self.run.cycles.values().map(|cycle| &cycle.split_training);
         let slices = trainings.flat_map(|training| training.outer_steps.values());
         let slices = slices.flat_map(|step| step.slices.values());
         let deltas = slices.filter_map(|slice| slice.delta.as_ref());
