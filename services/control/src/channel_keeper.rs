@@ -106,7 +106,7 @@ impl FleetControl {
     async fn look_at_feedback(&self, channels: &ChannelSet, memory: &mut KeeperMemory) {
         for channel in channels.channels() {
             let Some(last) = channels.last_move(channel) else { continue };
-            let NumberedMove { number, named, .. } = last;
+            let NumberedMove { number, fact: named, .. } = last;
             if !named.roll_back && named.learning.is_none() {
                 continue;
             }
@@ -160,7 +160,7 @@ impl FleetControl {
     ) -> bool {
         let Some(moves) = channels.model_moves(channel) else { return false };
         let Some(last) = channels.last_move(channel) else { return false };
-        let NumberedMove { number, named: present, .. } = last;
+        let NumberedMove { number, fact: present, .. } = last;
         let Some(test) = compare_ratings(exchanges, &moves) else { return false };
         if test.decision != Decision::A {
             return false;
@@ -198,7 +198,7 @@ impl FleetControl {
         exchanges: &[v1::KeptExchange],
         memory: &mut KeeperMemory,
     ) -> bool {
-        let Some(learning) = &last.named.learning else { return true };
+        let Some(learning) = &last.fact.learning else { return true };
         let started = memory.started.get(channel).copied().unwrap_or(0);
         let learned = LearnedFeedback { tried: learned.tried.max(started), ..learned };
         let positions: Vec<u64> = exchanges.iter().map(|it| it.feedback_at).collect();

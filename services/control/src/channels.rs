@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use bus::{KEEP_DAYS_MAX, PresenceError, PublishError, PublishOutcome, ReadError};
 use comparison::{DEFAULT_ALPHA, Decision};
 use cycle::{
-    ChannelSet, OutdatedMove, base_model, can_serve, checkpoint_model, keep_settings, name_model,
-    promotion_move, require_move,
+    ChannelSet, OutdatedMove, can_serve, move_to_base, move_to_checkpoint, move_to_model,
+    promotion_move, require_move, unchanged_move,
 };
 use spec::UploadSpec;
 use wire::{Fact, FactBody, FactKey, IdError, Pool, Record, RunId, Subject, v1};
@@ -183,8 +183,8 @@ impl FleetControl {
             async move {
                 let before = last.and_then(|it| it.r#move).unwrap_or_default();
                 let mut next = match model {
-                    Some(model) => name_model(&before, model),
-                    None if before.base.is_some() => keep_settings(&before),
+                    Some(model) => move_to_model(&before, model),
+                    None if before.base.is_some() => unchanged_move(&before),
                     None => return Err(ChannelError::NoModel(channel.clone())),
                 };
                 match request.serving {
@@ -284,7 +284,7 @@ impl FleetControl {
                 let before = last.filter(names_model).and_then(|it| it.r#move);
                 let before = before.ok_or_else(|| ChannelError::Unknown(channel.clone()))?;
                 let reason = reason.to_owned();
-                Ok(v1::ChannelMove { learning, reason, user, ..keep_settings(&before) })
+                Ok(v1::ChannelMove { learning, reason, user, ..unchanged_move(&before) })
             }
         })
         .await
@@ -335,7 +335,7 @@ impl FleetControl {
             let (before, said) = (before.clone(), said.clone());
             async move {
                 // Another move came first: what is before it is another question.
-                let next = name_model(require_last(channel, last.as_ref(), number)?, before);
+                let next = move_to_model(require_last(channel, last.as_ref(), number)?, before);
                 let v1::ChannelMove { reason, user, evidence, .. } = said;
                 Ok(v1::ChannelMove { reason, user, evidence, ..next })
             }
@@ -377,9 +377,9 @@ impl FleetControl {
             .map_err(|_| CheckpointError::Reference(reference.run.clone()))?;
         let found = match self.get_checkpoint(reference).await {
             Err(CheckpointError::Unknown(_)) if reference.cycle == Some(0) => {
-                base_model(run.as_str(), &self.get_run(&run).await?.spec)
+                move_to_base(run.as_str(), &self.get_run(&run).await?.spec)
             }
-            found => checkpoint_model(&found?.checkpoint.unwrap_or_default()),
+            found => move_to_checkpoint(&found?.checkpoint.unwrap_or_default()),
         };
         if found.base.is_none() {
             return Err(CheckpointError::Unknown(format!("{run}/0")));

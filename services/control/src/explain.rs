@@ -422,7 +422,7 @@ fn cycle_report(
             story.samples = Some(draws.iter().map(|draw| u64::from(draw.count)).sum());
         }
         let policy = run.sampling_policy(number, v1::Purpose::Train);
-        story.sampled_with = policy.map(|policy| tree_name(run, policy.top_tree()));
+        story.sampled_with = policy.map(|policy| tree_name(run, policy.adapter_or_base()));
         let sampling = run
             .raft_spec()
             .and_then(|raft| cycle::sampling_settings(raft, number, v1::Purpose::Train, ""));

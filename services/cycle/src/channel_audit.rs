@@ -8,7 +8,7 @@ use wire::{FactBody, FactKey, Record, RunId, v1};
 use crate::{
     audit::{FindingList, LogContradiction},
     best_checkpoint::best_checkpoint,
-    channels::{ChannelSet, NumberedMove, base_model, checkpoint_model},
+    channels::{ChannelSet, NumberedMove, move_to_base, move_to_checkpoint},
     state::Run,
 };
 
@@ -38,8 +38,8 @@ impl ChannelAuditor {
     pub fn audit_record(&mut self, record: &Record) {
         let run = &record.fact.subject.run;
         let found = match (&record.fact.subject.key, &record.fact.body) {
-            (FactKey::Channel { number }, FactBody::Channel(named)) if *run == self.channel => {
-                self.check_move(*number, named)
+            (FactKey::Channel { number }, FactBody::Channel(fact)) if *run == self.channel => {
+                self.check_move(*number, fact)
             }
             (FactKey::Spec, FactBody::Spec(spec)) => self.check_learning_run(run, spec),
             _ => Vec::new(),
@@ -61,47 +61,47 @@ impl ChannelAuditor {
         (self.findings.listed, self.findings.left_out)
     }
 
-    fn check_move(&self, number: u64, named: &v1::ChannelMove) -> Vec<String> {
+    fn check_move(&self, number: u64, fact: &v1::ChannelMove) -> Vec<String> {
         let last = self.set.last_move(&self.channel);
         let expected = last.map_or(1, |last| last.number.saturating_add(1));
         if number != expected {
             return vec![format!("it is move {number}, where move {expected} belongs")];
         }
-        let before = last.filter(|last| last.named.names_model());
+        let before = last.filter(|last| last.fact.names_model());
         let mut found = Vec::new();
-        found.extend(self.check_model(named));
-        if !named.names_model() && before.is_none() {
+        found.extend(self.check_model(fact));
+        if !fact.names_model() && before.is_none() {
             found.push("it forgets a channel that names no model".to_owned());
         }
         let is_automatic =
-            !named.promotion.is_empty() || named.evidence.as_ref().is_some_and(|it| it.live);
-        match (before, &named.evidence) {
+            !fact.promotion.is_empty() || fact.evidence.as_ref().is_some_and(|it| it.live);
+        match (before, &fact.evidence) {
             (None, Some(_)) => found.push("it is compared with a channel without a model".into()),
             (Some(before), Some(evidence)) => {
-                found.extend(self.check_evidence(before, named, evidence));
+                found.extend(self.check_evidence(before, fact, evidence));
             }
             (None, None) if is_automatic => found.push("it moves a forgotten channel".into()),
             (_, None) => {}
         }
-        if !named.promotion.is_empty() {
-            found.extend(self.check_promotion(named));
+        if !fact.promotion.is_empty() {
+            found.extend(self.check_promotion(fact));
         }
         found
     }
 
     /// Checks that the model existed: as a checkpoint, or as the base of a run.
-    fn check_model(&self, named: &v1::ChannelMove) -> Option<String> {
-        let v1::ChannelMove { run, cycle, step, .. } = named;
-        if run.is_empty() || !named.names_model() {
+    fn check_model(&self, fact: &v1::ChannelMove) -> Option<String> {
+        let v1::ChannelMove { run, cycle, step, .. } = fact;
+        if run.is_empty() || !fact.names_model() {
             return None;
         }
         let Some(made_by) = self.find_run(run) else {
             return Some(format!("it names run {run}, which did not exist"));
         };
         let checkpoint = made_by.cycles.get(cycle).and_then(|it| it.checkpoints.get(step));
-        let is_base = *cycle == 0 && base_model(run, &made_by.spec).has_model_of(named);
-        match checkpoint.map(checkpoint_model) {
-            Some(model) if model.has_model_of(named) => None,
+        let is_base = *cycle == 0 && move_to_base(run, &made_by.spec).has_model_of(fact);
+        match checkpoint.map(move_to_checkpoint) {
+            Some(model) if model.has_model_of(fact) => None,
             _ if is_base => None,
             Some(_) => Some(format!("its files are not those of {run}/{cycle}/{step}")),
             None => Some(format!("it names {run}/{cycle}/{step}, which did not exist")),
@@ -113,30 +113,30 @@ impl ChannelAuditor {
     fn check_evidence(
         &self,
         before: &NumberedMove,
-        named: &v1::ChannelMove,
+        fact: &v1::ChannelMove,
         evidence: &v1::channel_move::Evidence,
     ) -> Vec<String> {
         let v1::channel_move::Evidence { run, cycle, pairs, p, difference, interval, live } =
             evidence;
         let mut found = Vec::new();
         let figures = DecisionFigures { pairs: *pairs, p: *p, difference: *difference, interval };
-        let promotion = self.promotion(named);
+        let promotion = self.promotion(fact);
         let alpha = promotion.map_or(DEFAULT_ALPHA, |promotion| promotion.alpha);
         found.extend(figures.find_contradiction(alpha).map(|why| format!("its evidence: {why}")));
-        let is_before = (run, cycle) == (&before.named.run, &before.named.cycle);
+        let is_before = (run, cycle) == (&before.fact.run, &before.fact.cycle);
         if *live {
             let target = self.set.roll_back_target(&self.channel);
-            if !target.is_some_and(|target| target.named.has_model_of(named)) {
+            if !target.is_some_and(|target| target.fact.has_model_of(fact)) {
                 found.push("it returns to another model than the one before".to_owned());
             }
-            if !before.named.roll_back {
+            if !before.fact.roll_back {
                 found.push("it returns, though the channel does not roll back by itself".into());
             }
         }
         // A run that starts from the channel's model has measured it in its cycle 0.
         let is_start = || {
-            let base = self.find_run(run).map(|it| base_model(run, &it.spec));
-            *cycle == 0 && base.is_some_and(|base| base.has_model_of(&before.named))
+            let base = self.find_run(run).map(|it| move_to_base(run, &it.spec));
+            *cycle == 0 && base.is_some_and(|base| base.has_model_of(&before.fact))
         };
         if !is_before && (*live || !is_start()) {
             found
@@ -147,9 +147,9 @@ impl ChannelAuditor {
 
     /// Checks that a run moves its channel once, after it has succeeded, to its best checkpoint, and
     /// not away from a newer model.
-    fn check_promotion(&self, named: &v1::ChannelMove) -> Vec<String> {
-        let run = &named.promotion;
-        if self.promotion(named).is_none() {
+    fn check_promotion(&self, fact: &v1::ChannelMove) -> Vec<String> {
+        let run = &fact.promotion;
+        if self.promotion(fact).is_none() {
             return vec![format!("run {run} does not promote to the channel")];
         }
         let mut found = Vec::new();
@@ -161,14 +161,14 @@ impl ChannelAuditor {
         let id = run.parse().ok();
         let may_promote = id.as_ref().is_some_and(|id| self.set.may_promote(id, &self.channel));
         let succeeded = id.as_ref().is_some_and(|id| self.set.has_succeeded(id));
-        let is_first = self.set.moves_of(&self.channel).all(|it| it.named.promotion != *run);
+        let is_first = self.set.moves_of(&self.channel).all(|it| it.fact.promotion != *run);
         expect(is_first, format!("run {run} has moved the channel before"));
         expect(succeeded, format!("run {run} had not succeeded"));
         expect(may_promote || !succeeded, format!("the channel had moved since run {run} ended"));
-        expect(named.evidence.as_ref().is_some_and(|it| !it.live), "it has no evidence".into());
+        expect(fact.evidence.as_ref().is_some_and(|it| !it.live), "it has no evidence".into());
         let raft = self.find_run(run).filter(|run| run.raft_spec().is_some());
         if let Some(best) = raft.and_then(best_checkpoint) {
-            let is_best = checkpoint_model(best).has_model_of(named);
+            let is_best = move_to_checkpoint(best).has_model_of(fact);
             expect(is_best, format!("it is not the best checkpoint of run {run}"));
         }
         found
@@ -184,7 +184,7 @@ impl ChannelAuditor {
         };
         let mut found = Vec::new();
         let settings = self.set.moves_of(&self.channel).find(|it| it.number == promotion.learning);
-        if settings.is_none_or(|it| it.named.learning.is_none()) {
+        if settings.is_none_or(|it| it.fact.learning.is_none()) {
             let number = promotion.learning;
             found.push(format!("move {number} of the channel does not learn from feedback"));
         }
@@ -202,8 +202,8 @@ impl ChannelAuditor {
     }
 
     /// Returns the promotion that a move is of.
-    fn promotion(&self, named: &v1::ChannelMove) -> Option<&v1::spec::Promotion> {
-        let run: RunId = named.promotion.parse().ok()?;
+    fn promotion(&self, fact: &v1::ChannelMove) -> Option<&v1::spec::Promotion> {
+        let run: RunId = fact.promotion.parse().ok()?;
         self.set.promotion_of(&run).filter(|it| it.channel == self.channel.as_str())
     }
 

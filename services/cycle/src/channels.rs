@@ -27,7 +27,7 @@ pub struct NumberedMove {
     pub number: u64,
     /// Position in the log.
     pub sequence: u64,
-    pub named: v1::ChannelMove,
+    pub fact: v1::ChannelMove,
 }
 
 /// A run whose best checkpoint may move a channel.
@@ -84,10 +84,10 @@ impl ChannelSet {
     pub fn fold_record(&mut self, record: &Record) {
         let run = &record.fact.subject.run;
         match (&record.fact.subject.key, &record.fact.body) {
-            (FactKey::Channel { number }, FactBody::Channel(named)) => {
-                let (number, sequence, named) = (*number, record.sequence, named.clone());
+            (FactKey::Channel { number }, FactBody::Channel(fact)) => {
+                let (number, sequence, fact) = (*number, record.sequence, fact.clone());
                 let moves = self.moves.entry(run.clone()).or_default();
-                moves.entry(number).or_insert(NumberedMove { number, sequence, named });
+                moves.entry(number).or_insert(NumberedMove { number, sequence, fact });
             }
             (FactKey::Spec, FactBody::Spec(spec)) => {
                 if let Some(promotion) = &spec.promotion {
@@ -177,7 +177,7 @@ impl ChannelSet {
         let mut moves = self.moves_of(channel).rev().peekable();
         let mut take_model = || -> BTreeSet<u64> {
             let Some(wanted) = moves.peek().copied() else { return BTreeSet::new() };
-            let next = || moves.next_if(|found| found.named.has_model_of(&wanted.named));
+            let next = || moves.next_if(|found| found.fact.has_model_of(&wanted.fact));
             std::iter::from_fn(next).map(|found| found.number).collect()
         };
         Some([take_model(), take_model()])
@@ -185,7 +185,7 @@ impl ChannelSet {
 
     /// Returns the move that a channel would be rolled back to.
     pub fn roll_back_target(&self, channel: &RunId) -> Option<&NumberedMove> {
-        let newest_first = self.moves_of(channel).rev().map(|found| (found.number, &found.named));
+        let newest_first = self.moves_of(channel).rev().map(|found| (found.number, &found.fact));
         let number = roll_back_target(newest_first)?;
         self.moves.get(channel)?.get(&number)
     }
@@ -200,7 +200,7 @@ pub fn roll_back_target<'a>(
     let names_model = |found: &(u64, &v1::ChannelMove)| found.1.names_model();
     let mut moves = newest_first.into_iter().take_while(names_model);
     let (_, last) = moves.next()?;
-    moves.find(|(_, named)| !named.has_model_of(last)).map(|(number, _)| number)
+    moves.find(|(_, fact)| !fact.has_model_of(last)).map(|(number, _)| number)
 }
 
 /// Returns the last move of a channel, with which the model of a decision was compared: that with
@@ -212,14 +212,14 @@ pub fn require_move(
     last: Option<(u64, &v1::ChannelMove)>,
     number: u64,
 ) -> Result<&v1::ChannelMove, OutdatedMove> {
-    let (last, named) = last.ok_or(OutdatedMove::Forgotten)?;
+    let (last, fact) = last.ok_or(OutdatedMove::Forgotten)?;
     if last != number {
         return Err(OutdatedMove::Moved);
     }
-    if named.base.is_none() {
+    if fact.base.is_none() {
         return Err(OutdatedMove::Forgotten);
     }
-    Ok(named)
+    Ok(fact)
 }
 
 /// Returns the run and cycle whose samples stand for a channel's model, when a checkpoint of a run
@@ -241,7 +241,7 @@ pub fn compared_cycle(
 }
 
 /// Returns a move that leaves everything of the channel as it is, without a reason.
-pub fn keep_settings(before: &v1::ChannelMove) -> v1::ChannelMove {
+pub fn unchanged_move(before: &v1::ChannelMove) -> v1::ChannelMove {
     v1::ChannelMove {
         reason: String::new(),
         user: String::new(),
@@ -252,9 +252,9 @@ pub fn keep_settings(before: &v1::ChannelMove) -> v1::ChannelMove {
 }
 
 /// Returns a move to another model that leaves everything else of the channel as it is.
-pub fn name_model(before: &v1::ChannelMove, model: v1::ChannelMove) -> v1::ChannelMove {
+pub fn move_to_model(before: &v1::ChannelMove, model: v1::ChannelMove) -> v1::ChannelMove {
     let v1::ChannelMove { base, adapter, run, cycle, step, .. } = model;
-    v1::ChannelMove { base, adapter, run, cycle, step, ..keep_settings(before) }
+    v1::ChannelMove { base, adapter, run, cycle, step, ..unchanged_move(before) }
 }
 
 /// Returns the move to the best checkpoint of a run, which the evidence shows to be better.
@@ -268,12 +268,12 @@ pub fn promotion_move(
         reason: format!("the best checkpoint of {run}"),
         promotion: run.to_string(),
         evidence: Some(evidence),
-        ..name_model(before, model)
+        ..move_to_model(before, model)
     }
 }
 
 /// Returns a move to a checkpoint.
-pub fn checkpoint_model(checkpoint: &v1::Checkpoint) -> v1::ChannelMove {
+pub fn move_to_checkpoint(checkpoint: &v1::Checkpoint) -> v1::ChannelMove {
     let v1::Checkpoint { run, cycle, step, tree, base, .. } = checkpoint.clone();
     let (base, adapter) = match checkpoint.content() {
         v1::checkpoint::Content::Adapter => (base, tree),
@@ -284,7 +284,7 @@ pub fn checkpoint_model(checkpoint: &v1::Checkpoint) -> v1::ChannelMove {
 
 /// Returns a move to the base that a run starts from: its cycle 0. A base of random weights is no
 /// model.
-pub fn base_model(run: &str, spec: &v1::Spec) -> v1::ChannelMove {
+pub fn move_to_base(run: &str, spec: &v1::Spec) -> v1::ChannelMove {
     let base = spec.base.clone().filter(|base| !base.random_init).unwrap_or_default();
     let v1::Base { tree, adapter, .. } = base;
     v1::ChannelMove { base: tree, adapter, run: run.to_owned(), ..v1::ChannelMove::default() }

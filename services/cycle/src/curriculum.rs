@@ -10,24 +10,24 @@ use wire::{derive_seed, v1};
 use crate::state::Run;
 
 /// Returns the lines of a cycle's prompts (cycles count from 1), each with its number of samples.
-/// `there` is the number of prompts in the file.
+/// `prompt_count` is that of the file.
 pub(crate) fn select_prompts(
     run: &Run,
     raft: &v1::spec::Raft,
     cycle: u32,
-    there: u32,
+    prompt_count: u32,
 ) -> Vec<(u32, u32)> {
     let seed = run.spec.seed;
     let wanted = match raft.prompts_per_cycle {
-        0 => there,
-        some => some.min(there),
+        0 => prompt_count,
+        some => some.min(prompt_count),
     };
     let curriculum = raft.curriculum.as_ref();
     let lines = match curriculum.and_then(|curriculum| curriculum.difficulty.as_ref()) {
-        Some(difficulty) if wanted < there => {
-            select_by_difficulty(run, difficulty, cycle, wanted, there)
+        Some(difficulty) if wanted < prompt_count => {
+            select_by_difficulty(run, difficulty, cycle, wanted, prompt_count)
         }
-        _ => sweep_prompts(seed, there, wanted, cycle),
+        _ => select_in_shuffled_passes(seed, prompt_count, wanted, cycle),
     };
     let count = raft.samples_per_prompt;
     match curriculum.and_then(|curriculum| curriculum.budget) {
@@ -40,12 +40,12 @@ pub(crate) fn select_prompts(
 /// allocated evenly.
 pub const BUDGET_SAMPLES_MAX: u64 = 1 << 22;
 
-/// Selects in a seeded sweep through the file, reshuffled after each pass.
-fn sweep_prompts(seed: u64, all: u32, wanted: u32, cycle: u32) -> Vec<u32> {
+/// Selects in passes through the file, each in a new seeded order.
+fn select_in_shuffled_passes(seed: u64, all: u32, wanted: u32, cycle: u32) -> Vec<u32> {
     let start = cycle.saturating_sub(1) as usize * wanted as usize;
-    let (first_sweep, skip) = (start / all.max(1) as usize, start % all.max(1) as usize);
-    // A cycle that continues into the next sweep skips the prompts it already has.
-    let lines = (first_sweep..=first_sweep + 1).flat_map(|sweep| shuffle_lines(seed, sweep, all));
+    let (first_pass, skip) = (start / all.max(1) as usize, start % all.max(1) as usize);
+    // A cycle that continues into the next pass skips the prompts it already has.
+    let lines = (first_pass..=first_pass + 1).flat_map(|pass| shuffle_lines(seed, pass, all));
     let mut chosen = BTreeSet::new();
     for line in lines.skip(skip) {
         if chosen.len() == wanted as usize {
@@ -56,21 +56,21 @@ fn sweep_prompts(seed: u64, all: u32, wanted: u32, cycle: u32) -> Vec<u32> {
     chosen.into_iter().collect()
 }
 
-fn shuffle_lines(seed: u64, sweep: usize, all: u32) -> Vec<u32> {
-    let seed = derive_seed(seed, &["sweep", &sweep.to_string()]);
+fn shuffle_lines(seed: u64, pass: usize, all: u32) -> Vec<u32> {
+    let seed = derive_seed(seed, &["sweep", &pass.to_string()]);
     let mut order: Vec<u32> = (0..all).collect();
     order.sort_by_cached_key(|line| derive_seed(seed, &[&line.to_string()]));
     order
 }
 
-/// Selects a share by sweep, and fills up with the prompts whose expected pass rate is closest to
-/// the target.
+/// Selects a share in shuffled passes, and fills up with the prompts whose expected pass rate is
+/// closest to the target.
 fn select_by_difficulty(
     run: &Run,
     difficulty: &v1::curriculum::Difficulty,
     cycle: u32,
     wanted: u32,
-    there: u32,
+    prompt_count: u32,
 ) -> Vec<u32> {
     let target = crate::schedule::scheduled_value(&difficulty.target, cycle).unwrap_or(0.5);
     let explored = f64::from(wanted) * difficulty.explore.clamp(0.0, 1.0);
@@ -81,9 +81,11 @@ fn select_by_difficulty(
     )]
     let explored = explored.ceil() as u32;
     let mut chosen: BTreeSet<u32> =
-        sweep_prompts(run.spec.seed, there, explored, cycle).into_iter().collect();
+        select_in_shuffled_passes(run.spec.seed, prompt_count, explored, cycle)
+            .into_iter()
+            .collect();
     let seed = derive_seed(run.spec.seed, &["difficulty", &cycle.to_string()]);
-    let mut others: Vec<(f64, u64, u32)> = (0..there)
+    let mut others: Vec<(f64, u64, u32)> = (0..prompt_count)
         .filter(|line| !chosen.contains(line))
         .map(|line| {
             let distance = (run.prompt_history(line).expected_pass_rate() - target).abs();
@@ -113,25 +115,25 @@ fn allocate_budget(
     let least = budget.min.max(1).min(average);
     let seed = derive_seed(run.spec.seed, &["budget", &cycle.to_string()]);
     let mut counts: BTreeMap<u32, u32> = lines.iter().map(|line| (*line, least)).collect();
-    let mut wants: BinaryHeap<SampleGain> = lines
+    let mut gains: BinaryHeap<SampleGain> = lines
         .iter()
         .map(|line| {
             let rate = run.prompt_history(*line).expected_pass_rate();
-            let tie = derive_seed(seed, &[&line.to_string()]);
-            SampleGain::new(*line, rate * (1.0 - rate), least, tie)
+            let tie_break = derive_seed(seed, &[&line.to_string()]);
+            SampleGain::new(*line, rate * (1.0 - rate), least, tie_break)
         })
         .collect();
     let mut left = total - u64::from(least) * lines.len() as u64;
     while left > 0 {
         // If all prompts have reached their maximum, fewer samples are drawn; the checks of the
         // spec prevent this.
-        let Some(want) = wants.pop() else { break };
-        if want.count >= budget.max.max(average) {
+        let Some(best) = gains.pop() else { break };
+        if best.count >= budget.max.max(average) {
             continue;
         }
-        let count = want.count + 1;
-        counts.insert(want.line, count);
-        wants.push(SampleGain::new(want.line, want.variance, count, want.tie));
+        let count = best.count + 1;
+        counts.insert(best.line, count);
+        gains.push(SampleGain::new(best.line, best.variance, count, best.tie_break));
         left -= 1;
     }
     counts.into_iter().collect()
@@ -144,13 +146,13 @@ struct SampleGain {
     variance: f64,
     count: u32,
     gain: f64,
-    tie: u64,
+    tie_break: u64,
 }
 
 impl SampleGain {
-    fn new(line: u32, variance: f64, count: u32, tie: u64) -> Self {
+    fn new(line: u32, variance: f64, count: u32, tie_break: u64) -> Self {
         let gain = variance / (f64::from(count) * (f64::from(count) + 1.0));
-        Self { line, variance, count, gain, tie }
+        Self { line, variance, count, gain, tie_break }
     }
 }
 
@@ -160,7 +162,7 @@ impl Ord for SampleGain {
     fn cmp(&self, other: &Self) -> Ordering {
         self.gain
             .total_cmp(&other.gain)
-            .then(self.tie.cmp(&other.tie))
+            .then(self.tie_break.cmp(&other.tie_break))
             .then(self.line.cmp(&other.line))
     }
 }

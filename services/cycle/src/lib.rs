@@ -48,8 +48,8 @@ pub use canary_vote::{CanaryAgreement, CanaryValue, canary_agreement};
 pub use channel_audit::{ChannelAuditor, audit_channel};
 pub use channels::{
     ChannelSet, DuePromotion, LearnedFeedback, NEW_FEEDBACK_MIN, NumberedMove, OutdatedMove,
-    base_model, checkpoint_model, compared_cycle, keep_settings, name_model, promotion_move,
-    require_move, roll_back_target,
+    compared_cycle, move_to_base, move_to_checkpoint, move_to_model, promotion_move, require_move,
+    roll_back_target, unchanged_move,
 };
 pub use command::{PlannerInputs, ReissueTimeouts, WriteCommand};
 pub use curriculum::BUDGET_SAMPLES_MAX;

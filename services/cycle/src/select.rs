@@ -159,7 +159,7 @@ pub fn pair_samples(run: &Run, number: u32) -> Option<Vec<PreferencePair>> {
     let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
     let rules = cycle_rules(run, raft, number);
     let objective = Objective::new(ObjectiveName::Dpo);
-    let paired = found.choose(&rules, Some(&objective)).decisions.kept;
+    let paired = found.choose_training_data(&rules, Some(&objective)).decisions.kept;
     let pair = |places: &[usize; 2]| {
         let [chosen, rejected] = places.map(|place| &found.candidates[place]);
         PreferencePair {
@@ -178,7 +178,7 @@ pub fn sample_outcomes(run: &Run, number: u32) -> Option<BTreeMap<(String, u32),
     let (raft, cycle) = (run.raft_spec()?, run.cycles.get(&number)?);
     let found = candidates::collect_candidates(cycle, tie_break_seed(run.spec.seed, number));
     let rules = cycle_rules(run, raft, number);
-    let chosen = found.choose(&rules, run_objective(raft).as_ref()).decisions;
+    let chosen = found.choose_training_data(&rules, run_objective(raft).as_ref()).decisions;
     let kept = chosen.kept.iter().map(|place| (*place, "kept"));
     let refused = chosen.refused.iter().map(|(place, why)| (*place, why.as_str()));
     let fates = kept.chain(refused).map(|(place, fate)| {
@@ -190,7 +190,11 @@ pub fn sample_outcomes(run: &Run, number: u32) -> Option<BTreeMap<(String, u32),
 
 impl CandidateSet<'_> {
     /// Keeps the best samples, or what another objective learns from.
-    fn choose(&self, rules: &v1::Selection, objective: Option<&Objective>) -> ObjectiveSignals {
+    fn choose_training_data(
+        &self,
+        rules: &v1::Selection,
+        objective: Option<&Objective>,
+    ) -> ObjectiveSignals {
         let Some(objective) = objective else {
             let decisions = choose_samples(&self.candidates, rules);
             return ObjectiveSignals { decisions, ..ObjectiveSignals::default() };
@@ -199,7 +203,8 @@ impl CandidateSet<'_> {
     }
 
     fn apply_rules(self, rules: &v1::Selection, objective: Option<&Objective>) -> SelectionOutcome {
-        let ObjectiveSignals { decisions: chosen, advantages } = self.choose(rules, objective);
+        let ObjectiveSignals { decisions: chosen, advantages } =
+            self.choose_training_data(rules, objective);
         let mut dropped = self.unusable;
         for (why, count) in chosen.count_reasons() {
             *dropped.entry(why.as_str().to_owned()).or_default() += count;
@@ -289,13 +294,13 @@ struct PromptTallies {
 impl PromptTallies {
     fn from_candidates(candidates: &[SampleCandidate<'_>], min_reward: f64) -> Self {
         #[derive(Default)]
-        struct Group<'a> {
+        struct PromptGroup<'a> {
             samples: u32,
             judged: u32,
             passed: u32,
             distinct: BTreeSet<&'a str>,
         }
-        let mut groups: BTreeMap<u32, Group<'_>> = BTreeMap::new();
+        let mut groups: BTreeMap<u32, PromptGroup<'_>> = BTreeMap::new();
         for candidate in candidates {
             let group = groups.entry(candidate.line).or_default();
             group.samples += 1;
@@ -305,7 +310,7 @@ impl PromptTallies {
         }
         let mut tallies = Self::default();
         let count = groups.len();
-        for (line, Group { samples, judged, passed, distinct }) in groups {
+        for (line, PromptGroup { samples, judged, passed, distinct }) in groups {
             if judged > 0 {
                 tallies.prompts.push(line);
                 tallies.judged.push(judged);

@@ -43,11 +43,13 @@ pub struct Run {
     pub last_control: u64,
     /// No work is ordered while set.
     pub paused: bool,
-    /// Whether the queue of the pool holds the run.
+    /// The status in the queue of the run's pool.
     pub queue: QueueStatus,
-    /// The time for which the run was paused or queued, in milliseconds, up to the last control …
+    /// The milliseconds for which the run was paused or queued, up to the last control. A halt that
+    /// has not ended is not included.
     pub halted_ms: u64,
-    /// … and the time since which it is, in milliseconds since 1970.
+    /// The time since which the run is paused or queued, in milliseconds since 1970; `None` while it
+    /// works.
     pub halted_since_ms: Option<u64>,
     /// The user of the last pause, if known.
     pub paused_by: Option<AgentId>,
@@ -55,9 +57,9 @@ pub struct Run {
     pub pause_reason: String,
     /// A user has cancelled the run.
     pub cancelled: bool,
-    /// That user, if known.
+    /// The user who has cancelled the run, if known.
     pub cancelled_by: Option<AgentId>,
-    /// The user's reason for that; may be empty.
+    /// The user's reason for the cancellation; may be empty.
     pub cancel_reason: String,
     /// 1 + the number of resumes. Agents drop orders of earlier rounds.
     pub round: u32,
@@ -65,7 +67,7 @@ pub struct Run {
     /// The first cycle of the run's own facts. Cycles before it are those of the run that the spec
     /// forks; 0 without a fork.
     pub first_cycle: u32,
-    /// Reported by agents, in log order.
+    /// Failures that agents reported, in log order.
     pub failures: Vec<v1::Failure>,
     pub(crate) training_failure: Option<v1::Failure>,
     /// Judged and passed samples of each prompt, by line of the prompt file.
@@ -422,9 +424,8 @@ impl PolicyWeights {
         }
     }
 
-    /// Returns the files loaded last: the adapter's tree, or the base model's if there is no
-    /// adapter.
-    pub fn top_tree(&self) -> &v1::Tree {
+    /// Returns the adapter's files, or the base model's without one.
+    pub fn adapter_or_base(&self) -> &v1::Tree {
         self.adapter.as_ref().unwrap_or(&self.base)
     }
 

@@ -79,7 +79,7 @@ const CORE_MISTAKES: [CoreMistake; 18] = [
     CoreMistake {
         name: "a channel is rolled back to the model that it names",
         file: "services/cycle/src/channels.rs",
-        right: "!named.has_model_of(last)",
+        right: "!fact.has_model_of(last)",
         wrong: "true",
     },
     CoreMistake {

@@ -174,14 +174,14 @@ impl ChannelChecker {
     pub(crate) fn is_settled<'a>(&self, find_run: impl Fn(&RunId) -> Option<&'a Run>) -> bool {
         let mut channels = ChannelSet::default();
         self.records.iter().for_each(|record| channels.fold_record(record));
-        let Some(last) = channels.last_move(&channel()).filter(|it| it.named.names_model()) else {
+        let Some(last) = channels.last_move(&channel()).filter(|it| it.fact.names_model()) else {
             return true;
         };
         let mut due = channels.due_promotions(&BTreeSet::new()).into_iter();
         due.all(|due| {
             // The best checkpoint of other runs may be evaluated after their end.
             let run = find_run(&due.run).filter(|run| run.raft_spec().is_some());
-            run.is_none_or(|run| channel_model::compare_best(&last.named, run).is_none())
+            run.is_none_or(|run| channel_model::compare_best(&last.fact, run).is_none())
         })
     }
 

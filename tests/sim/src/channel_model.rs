@@ -1,6 +1,6 @@
 //! Models of what channels depend on outside of the log: comparisons, ratings and feedback.
 
-use cycle::{Run, best_checkpoint, checkpoint_model, compared_cycle};
+use cycle::{Run, best_checkpoint, compared_cycle, move_to_checkpoint};
 use wire::{RunId, derive_seed, v1};
 
 use v1::channel_move::Evidence;
@@ -47,7 +47,7 @@ pub(crate) fn compare_best(
     before: &v1::ChannelMove,
     run: &Run,
 ) -> Option<(v1::ChannelMove, Evidence)> {
-    let model = best_checkpoint(run).map(checkpoint_model)?;
+    let model = best_checkpoint(run).map(move_to_checkpoint)?;
     let (of_run, cycle) = compared_cycle(before, &model.run, &run.spec)?;
     is_better(&model, before).then(|| (model, find_evidence(of_run, cycle, false)))
 }

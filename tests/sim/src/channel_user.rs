@@ -4,8 +4,8 @@
 use std::rc::Rc;
 
 use cycle::{
-    ChannelSet, Run, best_checkpoint, checkpoint_model, keep_settings, name_model,
-    newest_checkpoint,
+    ChannelSet, Run, best_checkpoint, move_to_checkpoint, move_to_model, newest_checkpoint,
+    unchanged_move,
 };
 use wire::{RunId, v1};
 
@@ -114,26 +114,26 @@ impl ChannelUser {
     }
 
     fn next_move(&self, channels: &ChannelSet, run: &Run) -> Option<v1::ChannelMove> {
-        let last = channels.last_move(&channel()).map(|last| &last.named);
+        let last = channels.last_move(&channel()).map(|last| &last.fact);
         let before = last.cloned().unwrap_or_default();
-        let kept = || before.names_model().then(|| keep_settings(&before));
-        let named = |model: Option<v1::ChannelMove>| Some(name_model(&before, model?));
+        let kept = || before.names_model().then(|| unchanged_move(&before));
+        let named = |model: Option<v1::ChannelMove>| Some(move_to_model(&before, model?));
         match self.change {
             Change::NameBase => {
                 let base = run.spec.base.clone().and_then(|base| base.tree);
                 named(Some(v1::ChannelMove { base, ..Default::default() }))
             }
-            Change::NameBest => named(best_checkpoint(run).map(checkpoint_model)),
-            Change::NameNewest => named(newest_checkpoint(run).map(checkpoint_model)),
+            Change::NameBest => named(best_checkpoint(run).map(move_to_checkpoint)),
+            Change::NameNewest => named(newest_checkpoint(run).map(move_to_checkpoint)),
             Change::NameBetter => {
                 before.names_model().then_some(())?;
                 let (model, evidence) = channel_model::compare_best(&before, run)?;
                 let evidence = Some(evidence);
-                Some(v1::ChannelMove { evidence, ..name_model(&before, model) })
+                Some(v1::ChannelMove { evidence, ..move_to_model(&before, model) })
             }
             Change::RollBack => {
-                let target = channels.roll_back_target(&channel())?.named.clone();
-                Some(v1::ChannelMove { reason: ROLL_BACK.into(), ..name_model(&before, target) })
+                let target = channels.roll_back_target(&channel())?.fact.clone();
+                Some(v1::ChannelMove { reason: ROLL_BACK.into(), ..move_to_model(&before, target) })
             }
             Change::Forget => before.names_model().then(v1::ChannelMove::default),
             Change::Serve => {

@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, rc::Rc};
 
 use cycle::{
-    ChannelSet, DuePromotion, NumberedMove, Run, name_model, promotion_move, require_move,
+    ChannelSet, DuePromotion, NumberedMove, Run, move_to_model, promotion_move, require_move,
 };
 use wire::{Fact, FactBody, FactKey, Record, RunId, Subject, v1};
 
@@ -97,7 +97,7 @@ impl Keeper {
             return self.begin(Task::ReadRun(due), request);
         }
         match self.channels.last_move(&channel()) {
-            Some(last) if last.named.roll_back || last.named.learning.is_some() => {
+            Some(last) if last.fact.roll_back || last.fact.learning.is_some() => {
                 self.begin(Task::ReadFeedback, Request::ReadFeedback)
             }
             _ => Vec::new(),
@@ -106,7 +106,7 @@ impl Keeper {
 
     fn promote(&mut self, due: &DuePromotion, run: &Run, newest: &ChannelSet) -> Vec<Command> {
         let last = newest.last_move(&due.channel);
-        let last = last.map(|last| (last.number, &last.named));
+        let last = last.map(|last| (last.number, &last.fact));
         let Ok(before) = require_move(last, due.move_number) else { return Vec::new() };
         let Some((model, evidence)) = channel_model::compare_best(before, run) else {
             self.decided.insert(due.run.clone());
@@ -132,10 +132,10 @@ impl Keeper {
     /// there is enough new feedback.
     fn use_feedback(&mut self, positions: &[u64]) -> Vec<Command> {
         let Some(last) = self.channels.last_move(&channel()) else { return Vec::new() };
-        let NumberedMove { number, named, .. } = last;
+        let NumberedMove { number, fact: named, .. } = last;
         let target = self.channels.roll_back_target(&channel());
         if named.roll_back
-            && target.is_some_and(|target| channel_model::is_better(&target.named, named))
+            && target.is_some_and(|target| channel_model::is_better(&target.fact, named))
         {
             let number = *number;
             return self.begin(Task::ReadMoves(number), Request::ReadChannels { after: 0 });
@@ -156,14 +156,14 @@ impl Keeper {
     }
 
     fn roll_back(&mut self, number: u64, newest: &ChannelSet) -> Vec<Command> {
-        let last = newest.last_move(&channel()).map(|last| (last.number, &last.named));
+        let last = newest.last_move(&channel()).map(|last| (last.number, &last.fact));
         let target = newest.roll_back_target(&channel());
         let (Ok(before), Some(target)) = (require_move(last, number), target) else {
             return Vec::new();
         };
         let (run, cycle) = (before.run.clone(), before.cycle);
         let evidence = Some(channel_model::find_evidence(run, cycle, true));
-        let moved = v1::ChannelMove { evidence, ..name_model(before, target.named.clone()) };
+        let moved = v1::ChannelMove { evidence, ..move_to_model(before, target.fact.clone()) };
         self.write_move(newest, moved, None)
     }
 

@@ -26,7 +26,7 @@ fn lines(draws: &[(u32, u32)]) -> Vec<u32> {
 }
 
 #[test]
-fn a_sweep_uses_every_prompt_before_any_comes_again() {
+fn a_pass_uses_every_prompt_before_any_comes_again() {
     let raft = raft(v1::Curriculum::default());
     let of = |seed: u64, cycle| {
         let mut run = run(&[]);
@@ -41,7 +41,7 @@ fn a_sweep_uses_every_prompt_before_any_comes_again() {
 }
 
 #[test]
-fn a_cycle_that_crosses_sweeps_has_as_many_prompts_as_any() {
+fn a_cycle_that_crosses_passes_has_as_many_prompts_as_any() {
     let raft = v1::spec::Raft { prompts_per_cycle: 3, ..raft(v1::Curriculum::default()) };
     for seed in 0..50 {
         let mut run = run(&[]);

@@ -12,9 +12,9 @@ pub struct PromptHistory {
 impl PromptHistory {
     /// Halves the counts of older cycles.
     pub(crate) fn record_cycle(&mut self, judged: u32, passed: u32) {
-        const MEMORY: f64 = 0.5;
-        self.judged = MEMORY * self.judged + f64::from(judged);
-        self.passed = MEMORY * self.passed + f64::from(passed);
+        const OLDER_CYCLES_WEIGHT: f64 = 0.5;
+        self.judged = OLDER_CYCLES_WEIGHT * self.judged + f64::from(judged);
+        self.passed = OLDER_CYCLES_WEIGHT * self.passed + f64::from(passed);
     }
 
     /// Estimates the pass rate: the posterior mean with a uniform prior (Laplace's rule of

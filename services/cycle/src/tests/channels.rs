@@ -8,8 +8,9 @@ use v1::{channel_move::Evidence, done::Status};
 
 use super::log::{Log, tree};
 use crate::{
-    ChannelSet, LearnedFeedback, OutdatedMove, audit_channel, base_model, best_checkpoint,
-    checkpoint_model, keep_settings, name_model, promotion_move, require_move, roll_back_target,
+    ChannelSet, LearnedFeedback, OutdatedMove, audit_channel, best_checkpoint, move_to_base,
+    move_to_checkpoint, move_to_model, promotion_move, require_move, roll_back_target,
+    unchanged_move,
 };
 
 /// Facts in log order.
@@ -61,7 +62,7 @@ impl Facts {
             content: v1::checkpoint::Content::Adapter.into(),
             ..v1::Checkpoint::default()
         };
-        let model = checkpoint_model(&checkpoint);
+        let model = move_to_checkpoint(&checkpoint);
         let key = FactKey::Checkpoint { cycle: 0, step: 4 };
         self.add(run, key, FactBody::Checkpoint(checkpoint));
         model
@@ -135,7 +136,7 @@ fn the_first_of_two_moves_with_one_number_counts() {
     facts.add_move(1, model("m"));
     facts.add_move(1, model("n"));
     let channels = facts.channels();
-    assert!(channels.last_move(&channel()).unwrap().named.has_model_of(&model("m")));
+    assert!(channels.last_move(&channel()).unwrap().fact.has_model_of(&model("m")));
     assert_finds(&facts.findings(), &["move 1, where move 2 belongs"]);
 }
 
@@ -214,21 +215,21 @@ fn a_channel_returns_to_no_model_before_a_forgetting() {
 fn a_move_keeps_the_settings_and_not_the_reasons_of_the_one_before() {
     let (_, moved) = promoted();
     let before = v1::ChannelMove { roll_back: true, user: "ann".into(), ..moved };
-    let next = name_model(&before, model("n"));
+    let next = move_to_model(&before, model("n"));
     assert_eq!(next, v1::ChannelMove { roll_back: true, ..model("n") });
-    assert_eq!(keep_settings(&before).promotion, "");
+    assert_eq!(unchanged_move(&before).promotion, "");
 }
 
 #[test]
 fn a_sound_history_of_a_channel_has_no_findings() {
     let (mut facts, moved) = promoted();
     assert_eq!(facts.findings(), Vec::<String>::new());
-    facts.add_move(3, v1::ChannelMove { roll_back: true, ..keep_settings(&moved) });
+    facts.add_move(3, v1::ChannelMove { roll_back: true, ..unchanged_move(&moved) });
     let live = Evidence { live: true, ..evidence("r-1") };
     let returned = v1::ChannelMove { evidence: Some(live), roll_back: true, ..model("m") };
     facts.add_move(4, returned);
     facts.add_move(5, v1::ChannelMove::default());
-    facts.add_move(6, checkpoint_model(&v1::Checkpoint { step: 4, ..checkpoint(&moved) }));
+    facts.add_move(6, move_to_checkpoint(&v1::Checkpoint { step: 4, ..checkpoint(&moved) }));
     assert_eq!(facts.findings(), Vec::<String>::new());
 }
 
@@ -246,7 +247,7 @@ fn checkpoint(moved: &v1::ChannelMove) -> v1::Checkpoint {
 fn a_move_names_a_model_that_existed() {
     let (facts, moved) = promoted();
     let named = |change: fn(&mut v1::ChannelMove)| {
-        let mut named = keep_settings(&moved);
+        let mut named = unchanged_move(&moved);
         change(&mut named);
         facts.findings_after(3, named)
     };
@@ -257,7 +258,7 @@ fn a_move_names_a_model_that_existed() {
         base: Some(v1::Base { tree: tree("m"), ..v1::Base::default() }),
         ..v1::Spec::default()
     };
-    assert_finds(&facts.findings_after(3, base_model("r-1", &spec)), &[]);
+    assert_finds(&facts.findings_after(3, move_to_base("r-1", &spec)), &[]);
     assert_finds(&facts.findings_after(4, moved), &["move 4, where move 3 belongs"]);
 }
 
@@ -269,7 +270,7 @@ fn evidence_decides_for_the_move_that_it_is_of() {
         change(&mut evidence);
         facts.findings_after(
             3,
-            v1::ChannelMove { evidence: Some(evidence), ..keep_settings(&moved) },
+            v1::ChannelMove { evidence: Some(evidence), ..unchanged_move(&moved) },
         )
     };
     assert_finds(&changed(|_| ()), &[]);
@@ -311,7 +312,7 @@ fn a_run_moves_its_channel_to_its_best_checkpoint() {
     log.run_to_the_end();
     let run = log.run();
     let mut facts = Facts::default();
-    let base = base_model("", &run.spec);
+    let base = move_to_base("", &run.spec);
     facts.add_move(1, base.clone());
     let kept = log.records().iter().filter(|record| !record.fact.subject.key.is_bulky());
     for record in kept {
@@ -323,7 +324,7 @@ fn a_run_moves_its_channel_to_its_best_checkpoint() {
     }
     let best = best_checkpoint(&run).unwrap();
     let other = run.cycles[&if best.cycle == 1 { 2 } else { 1 }].final_checkpoint().unwrap();
-    let moved = |to| promotion_move(&base, &run.id, checkpoint_model(to), evidence("r1"));
+    let moved = |to| promotion_move(&base, &run.id, move_to_checkpoint(to), evidence("r1"));
     assert_finds(&facts.findings_after(2, moved(best)), &[]);
     assert_finds(&facts.findings_after(2, moved(other)), &["not the best checkpoint of run r1"]);
 }

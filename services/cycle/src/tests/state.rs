@@ -146,9 +146,9 @@ fn a_policy_is_the_tree_of_its_checkpoint_on_its_base() {
     };
     let adapter = policy(Content::Adapter, Some("base")).unwrap();
     assert_eq!((&*adapter.base.manifest, adapter.adapter_manifest()), ("base", "new"));
-    assert_eq!(adapter.top_tree().manifest, "new");
+    assert_eq!(adapter.adapter_or_base().manifest, "new");
     let model = policy(Content::Model, None).unwrap();
-    assert_eq!((&*model.top_tree().manifest, model.adapter_manifest()), ("new", ""));
+    assert_eq!((&*model.adapter_or_base().manifest, model.adapter_manifest()), ("new", ""));
     assert_eq!(policy(Content::Adapter, None), None);
     assert_eq!(policy(Content::Unspecified, Some("base")), None);
 }
