@@ -8,12 +8,12 @@ use crate::RunStatus;
 /// try it.
 const DELIVERIES_MAX: u64 = 20;
 
-/// The same for a job whose last failure was not the work's, for example because hosts lack what it
-/// needs: more than three hours at the longest delay between deliveries.
+/// Deliveries after which a job is given up whose last failure was not the work's, for example
+/// because hosts lack what it needs: more than three hours at the longest delay between deliveries.
 const UNFIT_DELIVERIES_MAX: u64 = 200;
 
-/// The same for trainings: one week at that delay. The only host that can do a training may be busy
-/// with others for days, while the rest returns it.
+/// Deliveries after which such a training is given up: one week at that delay. The only host that
+/// can do it may be busy with other trainings for days, while the others return it.
 const UNFIT_TRAINING_DELIVERIES_MAX: u64 = 10_000;
 
 /// The action of an agent on a delivery of a job.
@@ -28,8 +28,8 @@ pub enum DeliveryAction {
     Ignore,
     /// Return the delivery and take no jobs for [`NACK_PAUSE_MS`], so that another agent gets it.
     Nack,
-    /// Return the delivery for [`leave_delay_ms`]: it is sized for another agent.
-    LeaveToAgent,
+    /// Return the delivery for [`defer_delay_ms`]: it is sized for another agent.
+    DeferToAgent,
     /// Give up the job if [`is_dead_letter`] agrees.
     DeadLetter,
 }
@@ -38,23 +38,23 @@ pub enum DeliveryAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InFlightState {
     NotRunning,
-    /// It runs because of an earlier delivery of the same fact.
+    /// The job runs because of an earlier delivery of the same fact.
     SameDelivery,
-    /// It runs because of another order of it.
+    /// The job runs because of another order.
     OtherOrder,
 }
 
 /// Pause in milliseconds after [`DeliveryAction::Nack`].
 pub const NACK_PAUSE_MS: u64 = 1000;
 
-/// Returns of such an order after which it is acknowledged.
+/// Returns of an order of a running job after which it is acknowledged.
 const NACKS_MAX: u64 = 8;
 
-/// Bounds of [`leave_delay_ms`].
-const LEAVE_DELAY_MS: std::ops::RangeInclusive<u64> = 50..=350;
+/// Bounds of [`defer_delay_ms`].
+const DEFER_DELAY_MS: std::ops::RangeInclusive<u64> = 50..=350;
 
 /// Returns of an order that is sized for another agent after which any agent takes it.
-const LEAVES_MAX: u64 = 8;
+const DEFERRALS_MAX: u64 = 8;
 
 /// Decides what to do with a delivery. `body` is the fact that requests work, `delivered` the
 /// number of its deliveries including this one, `status` that of its run (see
@@ -86,8 +86,8 @@ pub fn admit_delivery(
         DeliveryAction::Wait
     } else if in_flight == InFlightState::OtherOrder {
         if delivered > NACKS_MAX { DeliveryAction::Acknowledge } else { DeliveryAction::Nack }
-    } else if delivered <= LEAVES_MAX && is_for_other_agent(agent, body) {
-        DeliveryAction::LeaveToAgent
+    } else if delivered <= DEFERRALS_MAX && is_for_other_agent(agent, body) {
+        DeliveryAction::DeferToAgent
     } else if delivered > DELIVERIES_MAX {
         DeliveryAction::DeadLetter
     } else {
@@ -95,11 +95,11 @@ pub fn admit_delivery(
     }
 }
 
-/// Returns the delay in milliseconds before a delivery is made again after
-/// [`DeliveryAction::LeaveToAgent`]. It differs by agent and delivery: two agents that hold each
-/// other's slice would otherwise get the same ones again and again.
-pub fn leave_delay_ms(agent: &str, delivered: u64) -> u64 {
-    let (least, most) = LEAVE_DELAY_MS.into_inner();
+/// Returns the delay in milliseconds before the redelivery of a slice that is sized for another
+/// agent. It differs by agent and delivery, so that two agents that hold each other's slice do not
+/// receive the same ones again and again.
+pub fn defer_delay_ms(agent: &str, delivered: u64) -> u64 {
+    let (least, most) = DEFER_DELAY_MS.into_inner();
     least + wire::derive_seed(delivered, &["leave", agent]) % (most - least + 1)
 }
 
@@ -186,7 +186,7 @@ mod tests {
         let order = FactBody::TrainOrder(order);
         let status = RunStatus { round: 1, ..RunStatus::default() };
         let admit = |agent, n| admit_delivery(agent, &order, n, status, InFlightState::NotRunning);
-        assert_eq!(admit("a", 8), DeliveryAction::LeaveToAgent);
+        assert_eq!(admit("a", 8), DeliveryAction::DeferToAgent);
         assert_eq!((admit("a", 9), admit("b", 1)), (DeliveryAction::Run, DeliveryAction::Run));
     }
 

@@ -15,7 +15,7 @@ mod throughput;
 
 pub use admission::{
     DeliveryAction, InFlightState, NACK_PAUSE_MS, admit_delivery, dead_letter_message,
-    is_dead_letter, leave_delay_ms,
+    defer_delay_ms, is_dead_letter,
 };
 pub use circuit_breaker::{CircuitBreaker, RoleBackoff};
 pub use job_failure::{
@@ -26,4 +26,4 @@ pub use micro_batch::halve_micro_batch;
 pub use placement::{MemoryFit, TrainerPeer, TrainingPlacement, place_training};
 pub use quarantine_state::QuarantineState;
 pub use run_status::{RunStatus, RunStatuses};
-pub use throughput::{DeclinableOrder, SamplingThroughput, consider_declining};
+pub use throughput::{OrderDecline, SamplingThroughput, decide_decline};

@@ -18,7 +18,7 @@ pub struct SamplingThroughput {
 
 impl SamplingThroughput {
     /// Returns the seconds that one sample takes while all slots are in use; 0 if not yet known.
-    pub fn sample_s(&self) -> f64 {
+    pub fn seconds_per_sample(&self) -> f64 {
         let seconds = f64::from(self.slots) * self.tokens_per_sample / self.tokens_per_s;
         if seconds.is_finite() { seconds } else { 0.0 }
     }
@@ -27,7 +27,7 @@ impl SamplingThroughput {
 /// Share of the fastest agent's speed from which an agent counts as equally fast.
 const COMPARABLE_SPEED: f64 = 0.75;
 
-/// Deliveries after which nobody declines an order.
+/// Deliveries after which no agent declines an order.
 const DECLINES_MAX: u64 = 5;
 
 /// Minimum pause after an order is declined: time for another agent to pull it. This agent may be
@@ -36,19 +36,19 @@ const DECLINE_PAUSE_MIN: Duration = Duration::from_millis(250);
 
 const DECLINE_PAUSE_MAX: Duration = Duration::from_secs(120);
 
-/// An order that an agent could decline.
+/// The means to decline an order: the fact to write, and the pause after it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DeclinableOrder {
+pub struct OrderDecline {
     /// The fact to write before the order is returned.
     pub fact: v1::Declined,
     /// The pause until the agent takes jobs again, 0.25 s to 120 s.
     pub pause: Duration,
 }
 
-/// Decides whether an agent should leave an order to the fastest one, because its own samples would
-/// end long after all others. Returns `None` if it takes the order.
+/// Decides whether an agent declines an order in favour of the fastest one, because its own samples
+/// would end long after all others. Returns `None` if it takes the order.
 ///
-/// It takes the order unless `sample_s * (0.75 - own speed / fastest speed)`, the extra time of its
+/// It takes the order unless `seconds_per_sample * (0.75 - own speed / fastest speed)`, the extra time of its
 /// samples compared with the fastest agent's, exceeds both the time in which the fleet starts all
 /// samples planned after this order and the time in which the fastest agent draws those it holds.
 /// The pause is the longer of both. It also takes the order if a speed or the backlog is unknown, if
@@ -57,15 +57,16 @@ pub struct DeclinableOrder {
 ///
 /// The caller still has to find out whether any other agent holds an order of the queue, and whether
 /// it declined this order before: an agent declines an order at most once.
-pub fn consider_declining(
+pub fn decide_decline(
     order: &v1::GenerateOrder,
     delivered: u64,
     agent: &str,
     own: SamplingThroughput,
-) -> Option<DeclinableOrder> {
+) -> Option<OrderDecline> {
     let backlog = order.behind.as_ref()?;
     let SamplingThroughput { tokens_per_s, tokens_per_sample, .. } = own;
-    let late_s = own.sample_s() * (COMPARABLE_SPEED - tokens_per_s / backlog.fastest_tokens_per_s);
+    let late_s =
+        own.seconds_per_sample() * (COMPARABLE_SPEED - tokens_per_s / backlog.fastest_tokens_per_s);
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let backlog_s = backlog.samples as f64 * tokens_per_sample / backlog.tokens_per_s;
     let busy_s =
@@ -76,7 +77,7 @@ pub fn consider_declining(
         && backlog.fastest != agent
         && late_s > backlog_s
         && late_s > busy_s;
-    declines.then(|| DeclinableOrder {
+    declines.then(|| OrderDecline {
         fact: v1::Declined {
             run: order.run.clone(),
             cycle: order.cycle,
@@ -111,7 +112,7 @@ mod tests {
     }
 
     fn pause(order: &v1::GenerateOrder, delivered: u64, tokens_per_s: f64) -> Option<Duration> {
-        let declined = consider_declining(order, delivered, "slow", own(tokens_per_s))?;
+        let declined = decide_decline(order, delivered, "slow", own(tokens_per_s))?;
         assert_eq!((&*declined.fact.agent, &*declined.fact.faster), ("slow", "fast"));
         Some(declined.pause)
     }
@@ -126,7 +127,7 @@ mod tests {
         let mut idle = order(0);
         idle.behind.as_mut().unwrap().fastest_samples = 0;
         assert_eq!(pause(&idle, 1, 100.0), Some(DECLINE_PAUSE_MIN));
-        assert_eq!([own(100.0).sample_s(), own(0.0).sample_s()], [16.0, 0.0]);
+        assert_eq!([own(100.0).seconds_per_sample(), own(0.0).seconds_per_sample()], [16.0, 0.0]);
     }
 
     #[test]
@@ -145,7 +146,7 @@ mod tests {
     #[test]
     fn nothing_is_left_to_an_agent_that_is_busy_for_longer_or_to_oneself() {
         let mut order = order(0);
-        assert_eq!(consider_declining(&order, 1, "fast", own(100.0)), None);
+        assert_eq!(decide_decline(&order, 1, "fast", own(100.0)), None);
         // The fast agent still needs 12.5 s, and the slow one would end 10 s later than it.
         order.behind.as_mut().unwrap().fastest_samples = 200;
         assert_eq!(pause(&order, 1, 100.0), None);

@@ -291,7 +291,7 @@ fn status_updater(
         let throughput = roles.iter().find_map(|role| role.current_throughput());
         status.engines = roles.iter().filter_map(|role| describe_engine(&**role)).collect();
         status.tokens_per_s = throughput.map_or(0.0, |own| own.tokens_per_s);
-        status.sample_s = throughput.map_or(0.0, |own| own.sample_s());
+        status.sample_s = throughput.map_or(0.0, |own| own.seconds_per_sample());
         status.training_speed = roles.iter().find_map(|role| role.training_speed());
         peer_exchange::update_byte_counts(peers.as_ref(), status);
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use agent_core::{
-    CircuitBreaker, DeclinableOrder, DeliveryAction, InFlightState, JobFault, RetryDecision,
+    CircuitBreaker, DeliveryAction, InFlightState, JobFault, OrderDecline, RetryDecision,
     TrainingPlacement,
 };
 use bus::{AckError, Delivery, PublishOutcome, ReadError};
@@ -202,9 +202,9 @@ impl RoleRunner {
                 let rest = Duration::from_millis(agent_core::NACK_PAUSE_MS);
                 return delivery.nak(Duration::ZERO).await.map(|()| rest);
             }
-            DeliveryAction::LeaveToAgent => {
+            DeliveryAction::DeferToAgent => {
                 let delay =
-                    agent_core::leave_delay_ms(self.shared.config.id.as_str(), delivery.delivered);
+                    agent_core::defer_delay_ms(self.shared.config.id.as_str(), delivery.delivered);
                 let delay = Duration::from_millis(delay);
                 return delivery.nak(delay).await.map(|()| Duration::ZERO);
             }
@@ -299,8 +299,8 @@ impl RoleRunner {
         let FactBody::GenerateOrder(order) = &record.fact.body else { return None };
         let AgentContext { config, bus, .. } = &self.shared;
         let own = self.role.current_throughput()?;
-        let DeclinableOrder { fact, pause } =
-            agent_core::consider_declining(order, delivery.delivered, config.id.as_str(), own)?;
+        let OrderDecline { fact, pause } =
+            agent_core::decide_decline(order, delivery.delivered, config.id.as_str(), own)?;
         let held = || self.held_deliveries.load(Ordering::Relaxed);
         let held_before = held();
         let leased = delivery.count_leased_facts().await.ok()?;

@@ -143,7 +143,7 @@ fn to_fleet_member(status: &v1::AgentStatus, role: &str) -> FleetMember {
     FleetMember {
         agent: status.agent.clone(),
         tokens_per_s: status.tokens_per_s,
-        sample_s: status.sample_s,
+        seconds_per_sample: status.sample_s,
         training_speed: status.training_speed.clone(),
         held_jobs: held_jobs(status, role).collect(),
         remaining_samples: jobs.fold(0, |left, job| {

@@ -27,7 +27,7 @@ pub struct FleetMember {
     /// Generation speed; 0 if not yet known.
     pub tokens_per_s: f64,
     /// Seconds per sample while all slots of the agent are in use; 0 if not yet known.
-    pub sample_s: f64,
+    pub seconds_per_sample: f64,
     /// Of its last training; `None` if not yet known.
     pub training_speed: Option<TrainingSpeed>,
     /// Jobs that the agent works on.
@@ -44,7 +44,7 @@ pub struct HeldJob {
     pub job: String,
 }
 
-/// Minimum share of `sample_s` that any sample takes. The last samples share the GPU with fewer
+/// Minimum share of `seconds_per_sample` that any sample takes. The last samples share the GPU with fewer
 /// others and are therefore faster than average.
 const LAST_SAMPLES_FACTOR: f64 = 0.5;
 
@@ -56,7 +56,7 @@ impl FleetMember {
     }
 
     pub(crate) fn duration_s(&self, tokens: f64) -> f64 {
-        (tokens / self.tokens_per_s).max(LAST_SAMPLES_FACTOR * self.sample_s)
+        (tokens / self.tokens_per_s).max(LAST_SAMPLES_FACTOR * self.seconds_per_sample)
     }
 }
 

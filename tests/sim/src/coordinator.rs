@@ -234,7 +234,7 @@ impl Coordinator {
                     .map(|(_, job)| job.clone())
                     .collect(),
                 remaining_samples: status.remaining_samples,
-                sample_s: 0.0,
+                seconds_per_sample: 0.0,
                 training_speed: None,
             };
             let serves_all = matches!(kind, WorkKind::Verify | WorkKind::Score);

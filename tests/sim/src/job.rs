@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, rc::Rc};
 
 use agent_core::{
-    CircuitBreaker, DeclinableOrder, DeliveryAction, FailedAttempt, InFlightState, JobFault,
+    CircuitBreaker, DeliveryAction, FailedAttempt, InFlightState, JobFault, OrderDecline,
     RetryDecision, RunStatus,
 };
 use cycle::HeldJob;
@@ -51,10 +51,10 @@ enum Stage {
     ReadingDeadLetter,
     /// Asks whether other agents work, before it declines the order.
     CountingLeased {
-        declinable: DeclinableOrder,
+        declinable: OrderDecline,
         held_before: usize,
     },
-    Declining(DeclinableOrder),
+    Declining(OrderDecline),
     /// Asks whether the result exists already.
     Checking,
     Fetching,
@@ -281,8 +281,8 @@ impl Job {
             DeliveryAction::Nack => {
                 Step::PauseAndSend(agent_core::NACK_PAUSE_MS, self.return_untried())
             }
-            DeliveryAction::LeaveToAgent => {
-                let how = Settle::Nak { delay_ms: agent_core::leave_delay_ms(agent, *delivered) };
+            DeliveryAction::DeferToAgent => {
+                let how = Settle::Nak { delay_ms: agent_core::defer_delay_ms(agent, *delivered) };
                 self.stage = Stage::Settling { how, succeeded: false, untried: true };
                 Step::Send(self.settle_request())
             }
@@ -297,7 +297,7 @@ impl Job {
                 self.stage = Stage::ReadingDeadLetter;
                 self.find_last_failure().map_or_else(|| self.settle(Settle::Ack, false), Step::Send)
             }
-            DeliveryAction::Run => match self.consider_declining(traits) {
+            DeliveryAction::Run => match self.decide_decline(traits) {
                 Some(declinable) if !self.is_taken => self.count_leased(declinable, context.held),
                 _ => {
                     self.stage = Stage::Checking;
@@ -342,20 +342,20 @@ impl Job {
         }
     }
 
-    fn consider_declining(&self, traits: &AgentTraits) -> Option<DeclinableOrder> {
+    fn decide_decline(&self, traits: &AgentTraits) -> Option<OrderDecline> {
         let Delivery { record, delivered, .. } = &self.delivery;
         let FactBody::GenerateOrder(order) = &record.fact.body else { return None };
-        agent_core::consider_declining(order, *delivered, &traits.name, traits.throughput())
+        agent_core::decide_decline(order, *delivered, &traits.name, traits.throughput())
     }
 
-    fn count_leased(&mut self, declinable: DeclinableOrder, own: usize) -> Step {
+    fn count_leased(&mut self, declinable: OrderDecline, own: usize) -> Step {
         let v1::Declined { run, cycle, job, attempt, .. } = &declinable.fact;
         let order = format!("{run} {cycle} {job} {attempt}");
         self.stage = Stage::CountingLeased { declinable, held_before: own };
         Step::Send(Request::CountLeased { queue: self.delivery.queue, order, own })
     }
 
-    fn decline(&mut self, traits: &AgentTraits, declinable: DeclinableOrder) -> Step {
+    fn decline(&mut self, traits: &AgentTraits, declinable: OrderDecline) -> Step {
         let agent = AgentId::new(traits.name.as_str()).expect("a legal name");
         let order = &self.delivery.record.fact.subject;
         let subject = order.declined_by(&agent).expect("a generate order");
@@ -364,7 +364,7 @@ impl Job {
         Step::Send(Request::Publish(Rc::new(fact)))
     }
 
-    fn return_declined(&mut self, declinable: &DeclinableOrder) -> Step {
+    fn return_declined(&mut self, declinable: &OrderDecline) -> Step {
         let pause = u64::try_from(declinable.pause.as_millis()).unwrap_or(u64::MAX);
         Step::PauseAndSend(pause, self.return_untried())
     }

@@ -325,7 +325,7 @@ impl PhaseSimulation {
     /// Returns the pause of a box that declines an order, as in real agents: once, and only while
     /// another box works.
     fn decline_order(&mut self, machine: usize, order: usize) -> Option<u64> {
-        let declinable = agent_core::consider_declining(
+        let declinable = agent_core::decide_decline(
             &self.orders[order],
             self.delivered[order],
             &machine.to_string(),
@@ -398,7 +398,7 @@ impl PhaseSimulation {
         let member = FleetMember {
             agent: machine.to_string(),
             tokens_per_s: pace.tokens_per_s,
-            sample_s: pace.sample_s(),
+            seconds_per_sample: pace.seconds_per_sample(),
             remaining_samples: self.machines[machine].outstanding_samples(),
             held_jobs: holds,
             training_speed: None,

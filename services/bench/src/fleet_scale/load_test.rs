@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_core::DeclinableOrder;
+use agent_core::OrderDecline;
 use anyhow::{Context, anyhow, ensure};
 use bus::{
     Bus, ConnectOptions, Delivery, FactProducer, PublishOutcome, WorkQueue,
@@ -301,7 +301,7 @@ async fn run_generator(
         pool: "default".into(),
         state: v1::agent_status::State::Ready.into(),
         tokens_per_s: pace.tokens_per_s,
-        sample_s: pace.sample_s(),
+        sample_s: pace.seconds_per_sample(),
         ..Default::default()
     };
     let saying = announce_status(&bus, status, &held);
@@ -345,8 +345,8 @@ async fn pull_jobs(
         let delivery = Arc::new(next_delivery(&mut queue).await);
         let order = parse_order(&delivery)?;
         let declinable =
-            agent_core::consider_declining(order, delivery.delivered, agent.as_str(), pace);
-        if let Some(DeclinableOrder { fact, pause }) = declinable {
+            agent_core::decide_decline(order, delivery.delivered, agent.as_str(), pace);
+        if let Some(OrderDecline { fact, pause }) = declinable {
             let order = &delivery.record.as_ref().map_err(|error| anyhow!("{error}"))?.fact.subject;
             let subject = order.declined_by(agent).context("a generate order")?;
             let fact = Fact { subject, body: FactBody::Declined(fact) };

@@ -47,7 +47,7 @@ fn a_slowdown_compares_with_the_mean_of_the_known_speeds() {
 
 #[test]
 fn an_agent_finishes_after_its_tokens_and_not_before_half_a_sample() {
-    let agent = FleetMember { remaining_samples: 4, sample_s: 2.0, ..member(8.0) };
+    let agent = FleetMember { remaining_samples: 4, seconds_per_sample: 2.0, ..member(8.0) };
     assert_eq!([4.0, 8.0, 16.0].map(|tokens| agent.duration_s(tokens)), [1.0, 1.0, 2.0]);
     assert_eq!(agent.remaining_s(10.0), Some(5.0));
     assert_eq!(member(0.0).remaining_s(10.0), None);

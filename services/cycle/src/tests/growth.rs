@@ -83,7 +83,7 @@ impl Fleeting {
                 })
                 .collect(),
             remaining_samples: 8,
-            sample_s: 1.0,
+            seconds_per_sample: 1.0,
             training_speed: None,
         };
         let mut fleeting = Self {
