@@ -115,7 +115,7 @@ impl RunTracker {
                 Ok(LogEvent::Unreadable { subject, error, .. }) => {
                     tracing::warn!(subject, %error, "log entry is not a fact; skipped");
                 }
-                Err(error @ ReadError::WentBack { .. }) => return error,
+                Err(error @ ReadError::Truncated { .. }) => return error,
                 Err(error) => {
                     let error = format!("{:#}", anyhow::Error::from(error));
                     tracing::warn!(error, "following the log failed; retrying");

@@ -62,12 +62,12 @@ mod tests {
 
     /// The steps saved when each takes `step_s` seconds.
     fn saved(steps: u32, save_every: u32, step_s: f64) -> Vec<u32> {
-        let mut cadence = CheckpointSchedule::new(steps, save_every, 600.0, false);
+        let mut schedule = CheckpointSchedule::new(steps, save_every, 600.0, false);
         let mut saved = Vec::new();
         for step in 1..=steps {
             let now = f64::from(step) * step_s;
-            if cadence.is_due(step, now) {
-                cadence.record_save(now);
+            if schedule.is_due(step, now) {
+                schedule.record_save(now);
                 saved.push(step);
             }
         }
@@ -78,7 +78,7 @@ mod tests {
     fn a_quick_training_saves_the_requested_steps_and_the_last_one() {
         assert_eq!(saved(50, 0, 0.01), [50]);
         assert_eq!(saved(50, 20, 0.01), [20, 40, 50]);
-        assert_eq!(saved(57, 100, 0.01), [57], "a cadence beyond the end is none");
+        assert_eq!(saved(57, 100, 0.01), [57], "an interval beyond the end saves only the end");
     }
 
     #[test]

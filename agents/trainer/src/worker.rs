@@ -91,7 +91,7 @@ fn run_training(
     let steps = to_u32(trainer.total_steps());
     let last = last_step(call, steps);
     let TrainRequest { training, policy, .. } = call;
-    let mut cadence =
+    let mut schedule =
         CheckpointSchedule::new(steps, training.save_every, policy.save_s, before.is_some());
     let mut tokens = before.map_or(0, |resume| resume.tokens);
     let mut trained_tokens = before.map_or(0, |resume| resume.trained_tokens);
@@ -112,7 +112,7 @@ fn run_training(
         let (step, steps) = (to_u32(report.step), to_u32(report.steps));
         let due = match &call.slice {
             Some(_) => step == last,
-            None => cadence.is_due(step, began.elapsed().as_secs_f64()),
+            None => schedule.is_due(step, began.elapsed().as_secs_f64()),
         };
         let saved = due.then(|| call.out.join(step.to_string()));
         if let Some(directory) = &saved {
@@ -142,7 +142,7 @@ fn run_training(
             peak_memory_bytes: hardware::peak_memory_bytes(),
         }));
         if due {
-            cadence.record_save(began.elapsed().as_secs_f64());
+            schedule.record_save(began.elapsed().as_secs_f64());
             (losses, norms, weighting) = (Vec::new(), Vec::new(), None);
         }
     }

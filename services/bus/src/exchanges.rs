@@ -184,7 +184,7 @@ impl Bus {
                     return Err(ExchangeError { what: "list", source });
                 }
                 // The stream was replaced.
-                Err(TailError::WentBack { .. }) => {
+                Err(TailError::Truncated { .. }) => {
                     tail = open(0);
                     newest = NewestMessages::new(LISTED_BYTES_MAX);
                 }

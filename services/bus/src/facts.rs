@@ -37,7 +37,7 @@ impl Bus {
     /// above `after`, in order and without gaps. The stream never ends; it reconnects and resumes.
     ///
     /// It yields an error if the log was unreachable for 30 s, is missing, denies access, or ends
-    /// before the position already read (`WentBack`). Polling again retries.
+    /// before the position already read (`Truncated`). Polling again retries.
     pub fn follow_facts(
         &self,
         filters: Vec<String>,
@@ -96,6 +96,6 @@ fn to_log_event(item: TailItem) -> LogEvent {
 fn follow_error(error: TailError) -> ReadError {
     match error {
         TailError::Request(source) => read_error("a position being followed".to_owned(), source),
-        TailError::WentBack { after, last } => ReadError::WentBack { after, last },
+        TailError::Truncated { after, last } => ReadError::Truncated { after, last },
     }
 }

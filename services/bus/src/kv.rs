@@ -111,7 +111,7 @@ impl Bus {
                     values.insert(message.subject, message.payload);
                 }
                 Err(TailError::Request(error)) => return Err(error),
-                Err(TailError::WentBack { .. }) => values.clear(),
+                Err(TailError::Truncated { .. }) => values.clear(),
             }
         }
         // The markers of deleted keys are empty.

@@ -129,7 +129,7 @@ impl Bus {
                         value => MembersEvent::Value { key, value },
                     })
                 }
-                Err(TailError::WentBack { .. }) => {
+                Err(TailError::Truncated { .. }) => {
                     following = tail(&bus);
                     Ok(MembersEvent::Restarted)
                 }

@@ -41,7 +41,7 @@ pub enum ReadError {
         "the log ends at {last}, before {after} which was read already: it was lost or replaced; \
          start again from its beginning (B110)"
     )]
-    WentBack { after: u64, last: u64 },
+    Truncated { after: u64, last: u64 },
 }
 
 #[derive(Deserialize)]

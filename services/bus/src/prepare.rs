@@ -66,7 +66,7 @@ pub enum PrepareError {
         "the stream {stream} has {field} {found}, but the fleet needs {wanted}; another program \
          made it: rename or remove it with `nats stream rm {stream}` (this deletes its data) (B110)"
     )]
-    Differs { stream: String, field: &'static str, found: String, wanted: String },
+    IncompatibleSetting { stream: String, field: &'static str, found: String, wanted: String },
 }
 
 #[derive(Deserialize)]
@@ -263,7 +263,7 @@ fn check_compatible(found: &Config, wanted: &Config) -> Result<(), PrepareError>
     for (field, found, needed) in rows {
         if found != needed {
             let stream = wanted.name.clone();
-            return Err(PrepareError::Differs { stream, field, found, wanted: needed });
+            return Err(PrepareError::IncompatibleSetting { stream, field, found, wanted: needed });
         }
     }
     Ok(())

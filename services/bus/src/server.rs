@@ -186,10 +186,10 @@ impl ManagedServer {
             // A missing answer does not count: the server may be frozen or very busy.
             let health = monitor_http::get_response(&self.ports.monitor_url(), "/healthz").await;
             match health {
-                Ok((status, said)) if status != 200 => {
+                Ok((status, body)) if status != 200 => {
                     bad += 1;
                     if bad >= HEALTH_BAD_MAX && self.files.is_writable() {
-                        return String::from_utf8_lossy(&said).into_owned();
+                        return String::from_utf8_lossy(&body).into_owned();
                     }
                 }
                 _ => bad = 0,

@@ -45,9 +45,9 @@ pub enum SnapshotError {
         source: RequestError,
     },
     #[error("copy the stream {stream}: the server stopped sending (B114)")]
-    Silent { stream: String },
-    #[error("copy the stream {stream}: the server gave up: {said} (B114)")]
-    GivenUp { stream: String, said: String },
+    NoAnswer { stream: String },
+    #[error("copy the stream {stream}: the server gave up: {reason} (B114)")]
+    Aborted { stream: String, reason: String },
     #[error("copy the stream {stream}")]
     Io {
         stream: String,
@@ -58,7 +58,7 @@ pub enum SnapshotError {
         "restore the stream {stream}: it already exists; restore into a server without a fleet \
          (B110)"
     )]
-    WasThere { stream: String },
+    AlreadyExists { stream: String },
 }
 
 #[derive(Deserialize)]
@@ -110,9 +110,10 @@ impl Bus {
         let io = |source| SnapshotError::Io { stream: stream.to_owned(), source };
         loop {
             let next = timeout(CHUNK_LIMIT, chunks.next()).await.ok().flatten();
-            let chunk = next.ok_or_else(|| SnapshotError::Silent { stream: stream.to_owned() })?;
-            if let Some(said) = chunk.description.filter(|_| chunk.payload.is_empty()) {
-                return Err(SnapshotError::GivenUp { stream: stream.to_owned(), said });
+            let chunk =
+                next.ok_or_else(|| SnapshotError::NoAnswer { stream: stream.to_owned() })?;
+            if let Some(reason) = chunk.description.filter(|_| chunk.payload.is_empty()) {
+                return Err(SnapshotError::Aborted { stream: stream.to_owned(), reason });
             }
             // An empty chunk is the end.
             if chunk.payload.is_empty() {
@@ -143,7 +144,7 @@ impl Bus {
         let verb = format!("STREAM.RESTORE.{}", snapshot.stream);
         let answer = match self.call_api::<RestoreAnswer>(&verb, &body).await {
             Err(error) if error.has_server_code(code::STREAM_EXISTS) => {
-                return Err(SnapshotError::WasThere { stream: stream() });
+                return Err(SnapshotError::AlreadyExists { stream: stream() });
             }
             answer => answer.map_err(failed)?,
         };

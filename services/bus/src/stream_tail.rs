@@ -82,7 +82,7 @@ pub(crate) enum TailItem {
 pub(crate) enum TailError {
     Request(RequestError),
     /// The stream ends at `last`, before `after`, which was already read: it was lost or replaced.
-    WentBack {
+    Truncated {
         after: u64,
         last: u64,
     },
@@ -176,7 +176,7 @@ impl StreamTail {
         if self.session.is_none() {
             let last = self.bus.stream_end(&self.stream).await?;
             if last < self.position {
-                return Err(TailError::WentBack { after: self.position, last });
+                return Err(TailError::Truncated { after: self.position, last });
             }
             if let Some(TailTarget::Unknown) = self.target {
                 self.target = Some(TailTarget::Position(self.find_target(last).await?));

@@ -72,23 +72,23 @@ async fn download_once(
     store: &Store,
     tree: &v1::Tree,
 ) -> Result<Result<std::fs::File, GetError>, ArchiveFailure> {
-    let told = |error: std::io::Error| ArchiveFailure {
+    let to_failure = |error: std::io::Error| ArchiveFailure {
         why: format!("keep it here: {error}"),
         is_transient: true,
     };
-    let mut file = tempfile::tempfile().map_err(told)?;
+    let mut file = tempfile::tempfile().map_err(to_failure)?;
     let mut chunks = match store.stream_tree_file(tree, FACTS_FILE).await {
         Ok(chunks) => chunks,
         Err(error) => return Ok(Err(error)),
     };
     loop {
         match chunks.try_next().await {
-            Ok(Some(chunk)) => file.write_all(&chunk).map_err(told)?,
+            Ok(Some(chunk)) => file.write_all(&chunk).map_err(to_failure)?,
             Ok(None) => break,
             Err(error) => return Ok(Err(error)),
         }
     }
-    file.rewind().map_err(told)?;
+    file.rewind().map_err(to_failure)?;
     Ok(Ok(file))
 }
 

@@ -166,7 +166,7 @@ impl FleetControl {
             Some(_) => return Err(HistoryError::SelectsNothing(id.clone())),
             None => None,
         };
-        let story = |number: &u32| CycleReport {
+        let report = |number: &u32| CycleReport {
             declined: declined.get(number).cloned().unwrap_or_default(),
             ..cycle_report(&run, *number, &plans, &orders)
         };
@@ -190,7 +190,7 @@ impl FleetControl {
             seed: run.spec.seed,
             base: base_path(&run),
             controls,
-            cycles: run.cycles.keys().map(story).collect(),
+            cycles: run.cycles.keys().map(report).collect(),
             yields,
             proof,
             quarantines: run.quarantines.clone(),
@@ -325,11 +325,11 @@ impl FleetControl {
 /// Returns the results of the policy that the cycle's training samples were drawn from.
 fn canary_report(before: &Run, number: u32) -> Option<CanaryReport> {
     let agreement = cycle::canary_agreement(before, number, v1::Purpose::Train)?;
-    let story = |figure: cycle::CanaryValue| {
+    let to_figure = |figure: cycle::CanaryValue| {
         let cycle::CanaryValue { voter: who, mean, distance } = figure;
         CanaryFigure { who, mean, distance }
     };
-    let shown = agreement.values.into_iter().map(story).collect();
+    let shown = agreement.values.into_iter().map(to_figure).collect();
     Some(CanaryReport { cycle: number, decided: agreement.decided, shown })
 }
 
@@ -408,8 +408,8 @@ fn cycle_report(
     plans: &BTreeMap<u32, v1::Plan>,
     orders: &BTreeMap<u32, v1::TrainOrder>,
 ) -> CycleReport {
-    let mut story = CycleReport { cycle: number, ..CycleReport::default() };
-    let Some(cycle) = run.cycles.get(&number) else { return story };
+    let mut report = CycleReport { cycle: number, ..CycleReport::default() };
+    let Some(cycle) = run.cycles.get(&number) else { return report };
     if let Some(plan) = plans.get(&number).filter(|_| number > 0) {
         let train = plan.jobs.iter().filter(|job| job.purpose() == v1::Purpose::Train);
         let draws: Vec<&v1::plan::Draw> = train.flat_map(|job| &job.draws).collect();
@@ -418,28 +418,28 @@ fn cycle_report(
         lines.dedup();
         // A trial is trained on samples of another run.
         if run.raft_spec().is_some_and(|raft| raft.dataset.is_none()) {
-            story.prompts = Some(lines.len());
-            story.samples = Some(draws.iter().map(|draw| u64::from(draw.count)).sum());
+            report.prompts = Some(lines.len());
+            report.samples = Some(draws.iter().map(|draw| u64::from(draw.count)).sum());
         }
         let policy = run.sampling_policy(number, v1::Purpose::Train);
-        story.sampled_with = policy.map(|policy| tree_name(run, policy.adapter_or_base()));
+        report.sampled_with = policy.map(|policy| tree_name(run, policy.adapter_or_base()));
         let sampling = run
             .raft_spec()
             .and_then(|raft| cycle::sampling_settings(raft, number, v1::Purpose::Train, ""));
-        story.temperature = sampling.map(|sampling| sampling.temperature);
+        report.temperature = sampling.map(|sampling| sampling.temperature);
     }
-    story.selected = cycle.selected.clone();
+    report.selected = cycle.selected.clone();
     if let Some(order) = orders.get(&number) {
         let base = order.base.as_ref().and_then(|base| base.tree.as_ref());
-        story.trained_from = order.adapter.as_ref().or(base).map(|tree| tree_name(run, tree));
-        story.training = order.training.clone();
+        report.trained_from = order.adapter.as_ref().or(base).map(|tree| tree_name(run, tree));
+        report.training = order.training.clone();
     }
-    story.checkpoint = cycle.final_checkpoint().cloned();
-    story.split = cycle.split_training.report_split();
-    let step = story.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
+    report.checkpoint = cycle.final_checkpoint().cloned();
+    report.split = cycle.split_training.report_split();
+    let step = report.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
     let evals = cycle.evals.iter().filter(|((at, _), _)| Some(*at) == step);
-    story.perplexities =
+    report.perplexities =
         evals.map(|((_, suite), eval)| (suite.to_string(), eval.perplexity)).collect();
-    story.done = cycle.done.clone();
-    story
+    report.done = cycle.done.clone();
+    report
 }

@@ -201,7 +201,7 @@ pub enum MembershipError {
         "{name} is recorded as revoked, and the gateway refuses it, but the bus was not updated; \
          revoke it again (K116)"
     )]
-    NotTold {
+    NotRevokedEverywhere {
         name: String,
         #[source]
         source: PushAccountsError,
@@ -217,12 +217,12 @@ pub enum MembershipError {
 }
 
 impl MemberRegistry {
-    pub fn new(bus: Bus, terms: MembershipConfig) -> Self {
+    pub fn new(bus: Bus, config: MembershipConfig) -> Self {
         let revoking = tokio::sync::Mutex::new(());
         Self {
             shared: Arc::new(RegistryState {
                 bus,
-                config: terms,
+                config,
                 revocation_lock: revoking,
                 resync_request: Notify::new(),
                 login_codes: Mutex::default(),
@@ -289,7 +289,7 @@ impl MemberRegistry {
         let (now, until) = (record.renewed_ms / 1000, record.expires_ms / 1000);
         let MemberTokens { jwt, bearer } =
             authority.issue_tokens(&member, &record.key, now, Some(until))?;
-        let terms = &self.shared.config;
+        let config = &self.shared.config;
         let (roles, pool, scope) = standing_fields(&record.standing);
         Ok(v1::Membership {
             name: name.to_string(),
@@ -297,9 +297,9 @@ impl MemberRegistry {
             bearer,
             expires_at: Some(timestamp_from_ms(record.expires_ms)),
             valid_s: to_seconds(record.expires_ms.saturating_sub(record.renewed_ms)),
-            nats: terms.advertised_nats.clone(),
-            gateways: terms.advertised_gateways.clone(),
-            store: terms.store.clone(),
+            nats: config.advertised_nats.clone(),
+            gateways: config.advertised_gateways.clone(),
+            store: config.store.clone(),
             ca_pem: authority.ca_pem().to_owned(),
             roles,
             pool,

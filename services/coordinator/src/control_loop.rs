@@ -133,7 +133,7 @@ pub async fn run(
     let archiving = archive::run(bus.clone(), store.clone(), config.retention, leads);
     let archivist = tokio::spawn(stop.clone().run_until_cancelled_owned(archiving));
     let mut retry = tokio::time::interval(RETRY_INTERVAL);
-    let mut shell = CoordinatorLoop {
+    let mut coordinator = CoordinatorLoop {
         bus: bus.clone(),
         store,
         sizing: config.sizing,
@@ -152,34 +152,34 @@ pub async fn run(
             () = stop.cancelled() => break,
             Some(chunk) = facts.next() => {
                 for fact in chunk {
-                    shell.handle_event(fact)?;
+                    coordinator.handle_event(fact)?;
                 }
             }
             Some(status) = statuses.next() => {
                 // The agent that became idle may finish a straggling job sooner.
-                if shell.registry.record_status(status) && shell.last_idle_check.elapsed() > IDLE_CHECK_INTERVAL {
-                    shell.last_idle_check = Instant::now();
-                    shell.runs.mark_dirty();
+                if coordinator.registry.record_status(status) && coordinator.last_idle_check.elapsed() > IDLE_CHECK_INTERVAL {
+                    coordinator.last_idle_check = Instant::now();
+                    coordinator.runs.mark_dirty();
                 }
             }
             won = leadership.wait_changed() => {
                 tracing::info!(leads = won, "leadership");
                 lead.send_replace(won);
-                shell.runs.mark_dirty();
+                coordinator.runs.mark_dirty();
             }
             _ = retry.tick() => {
-                let desk = &shell.runs;
-                shell.registry.evict_stale(|id| desk.find_run(id).is_some());
-                shell.runs.mark_dirty();
-                if shell.caught_up && config.metrics_tx.receiver_count() > 0 {
-                    config.metrics_tx.send_replace(shell.collect_metrics());
+                let runs = &coordinator.runs;
+                coordinator.registry.evict_stale(|id| runs.find_run(id).is_some());
+                coordinator.runs.mark_dirty();
+                if coordinator.caught_up && config.metrics_tx.receiver_count() > 0 {
+                    config.metrics_tx.send_replace(coordinator.collect_metrics());
                 }
             }
         }
-        config.status_tx.send_replace(shell.loop_status(leadership.is_leader()));
+        config.status_tx.send_replace(coordinator.loop_status(leadership.is_leader()));
         if leadership.is_leader() {
             // If stopped here, the next leader plans the unwritten facts again.
-            stop.run_until_cancelled(shell.advance_dirty_runs()).await;
+            stop.run_until_cancelled(coordinator.advance_dirty_runs()).await;
         }
     }
     archivist.abort();
@@ -221,7 +221,7 @@ impl CoordinatorLoop {
                 tracing::error!(subject, error, "a log entry is not a fact");
                 self.runs.record_unreadable(sequence, &subject, &error);
             }
-            Err(error @ ReadError::WentBack { .. }) => return Err(error),
+            Err(error @ ReadError::Truncated { .. }) => return Err(error),
             Err(error) => {
                 let error = anyhow::Error::from(error);
                 tracing::warn!(error = format!("{error:#}"), "following the log");
@@ -244,10 +244,10 @@ impl CoordinatorLoop {
                 tracing::warn!(run = %id, error = format!("{error:#}"), "advancing a run");
             }
         }
-        let desk = &self.runs;
-        self.prompts.retain(|id, _| desk.find_run(id).is_some());
-        self.prompt_loads.retain_runs(|id| desk.find_run(id).is_some());
-        self.blob_writes.retain_runs(|id| desk.find_run(id).is_some());
+        let runs = &self.runs;
+        self.prompts.retain(|id, _| runs.find_run(id).is_some());
+        self.prompt_loads.retain_runs(|id| runs.find_run(id).is_some());
+        self.blob_writes.retain_runs(|id| runs.find_run(id).is_some());
     }
 
     /// Fails the run if its prompts are invalid or a fact is too large for the bus. Waits for the

@@ -134,14 +134,14 @@ pub(crate) fn check_quarantine(run: &Run, quarantine: &v1::Quarantine) -> Option
         let id: JobId = job.job.parse().ok()?;
         run.cycles.get(&job.cycle)?.jobs.get(&id)?.samples.as_ref()
     });
-    let wrong = |said: &[f32]| {
+    let wrong = |reported: &[f32]| {
         quarantine.agreed.iter().any(|name| {
             let vote = votes.iter().find(|vote| vote.voter == *name && *name != quarantine.agent);
-            vote.is_some_and(|vote| !is_within_tolerance(said, vote.canary, proof.tolerance))
+            vote.is_some_and(|vote| !is_within_tolerance(reported, vote.canary, proof.tolerance))
         })
     };
-    let said: Vec<&[f32]> = jobs.map(|samples| &samples.canary[..]).collect();
-    let founded = match said.is_empty() {
+    let reported: Vec<&[f32]> = jobs.map(|samples| &samples.canary[..]).collect();
+    let founded = match reported.is_empty() {
         // The agent's earlier values count too: by the time the quarantine was written, it may have
         // reported a correct one. So does its newest, whose cycle may have been archived.
         true => {
@@ -149,7 +149,7 @@ pub(crate) fn check_quarantine(run: &Run, quarantine: &v1::Quarantine) -> Option
             let newest = newest.map(|shown| &shown.canary[..]);
             agent_readings(run, &key, &quarantine.agent).into_iter().chain(newest).any(wrong)
         }
-        false => said.into_iter().all(wrong),
+        false => reported.into_iter().all(wrong),
     };
     (!founded).then(|| "it does not follow from the canary log-probs".into())
 }
@@ -180,12 +180,12 @@ pub fn canary_agreement(run: &Run, cycle: u32, purpose: v1::Purpose) -> Option<C
 /// Returns an audit finding if the agents of a cycle disagree and the vote is undecided.
 pub(crate) fn undecided_vote(run: &Run, cycle: u32) -> Option<String> {
     let found = canary_agreement(run, cycle, v1::Purpose::Train).filter(|found| !found.decided)?;
-    let said = |figure: &CanaryValue| format!("{} {:.4}", figure.voter, figure.mean);
-    let said: Vec<String> = found.values.iter().map(said).collect();
+    let describe = |figure: &CanaryValue| format!("{} {:.4}", figure.voter, figure.mean);
+    let reported: Vec<String> = found.values.iter().map(describe).collect();
     Some(format!(
         "weights differ between boxes in cycle {cycle}, and no majority shows which are right \
          (mean log-prob per token: {})",
-        said.join(", ")
+        reported.join(", ")
     ))
 }
 
@@ -318,13 +318,13 @@ fn find_outlier(
     // reference.
     let accused = |agent: &String| right.agreed.iter().any(|other| other != agent);
     let mut agents = agents.iter().filter(|(agent, _)| accused(agent));
-    let (agent, said, jobs) = agents.find_map(|(agent, shown)| {
+    let (agent, reported, jobs) = agents.find_map(|(agent, shown)| {
         let jobs = wrong.get(agent.as_str()).map_or(&[][..], Vec::as_slice);
         let newly = shown.sequence > run.canary_votes.quarantine_count(agent).last_sequence;
         let last =
             (newly && right.rejects_value(&shown.canary, tolerance)).then_some(&*shown.canary);
-        let said = jobs.first().map(|(.., canary)| *canary).or(last)?;
-        Some((agent, said, jobs))
+        let reported = jobs.first().map(|(.., canary)| *canary).or(last)?;
+        Some((agent, reported, jobs))
     })?;
     let named = |(cycle, id, _): &(u32, &JobId, &[f32])| v1::quarantine::Job {
         cycle: *cycle,
@@ -335,9 +335,9 @@ fn find_outlier(
         agent: agent.clone(),
         base: key.0.clone(),
         adapter: key.1.clone(),
-        said: mean_logprob(said),
+        said: mean_logprob(reported),
         reference: mean_logprob(&right.canary),
-        distance: mean_logprob_distance(said, &right.canary),
+        distance: mean_logprob_distance(reported, &right.canary),
         tolerance,
         agreed: right.agreed.clone(),
         jobs: jobs.iter().map(named).collect(),

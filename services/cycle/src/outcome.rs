@@ -79,14 +79,16 @@ fn format_shortcomings(run: &Run) -> String {
     let done = || own().filter_map(|cycle| cycle.done.as_ref());
     let aside: u64 = done().map(|done| u64::from(done.set_aside)).sum();
     let parts = [(unmeasured as u64, "evals failed"), (aside, "samples were set aside")];
-    let said = parts.iter().filter(|(count, _)| *count > 0);
-    let mut said: Vec<String> = said.map(|(count, what)| format!("{count} {what}")).collect();
+    let shortcomings = parts.iter().filter(|(count, _)| *count > 0);
+    let mut shortcomings: Vec<String> =
+        shortcomings.map(|(count, what)| format!("{count} {what}")).collect();
     let mut kept = own().filter_map(|cycle| cycle.selected.as_ref()).map(|it| it.kept).peekable();
     let is_untrained = kept.peek().is_some() && kept.all(|kept| kept == 0);
-    said.extend(is_untrained.then(|| "no cycle kept a sample, so nothing was trained".to_owned()));
+    shortcomings
+        .extend(is_untrained.then(|| "no cycle kept a sample, so nothing was trained".to_owned()));
     let last = done().next_back().filter(|done| done.then() == v1::gates::Then::RollBack);
-    said.extend(last.map(|done| format!("cycle {} was the best", done.best)));
-    said.join(", ")
+    shortcomings.extend(last.map(|done| format!("cycle {} was the best", done.best)));
+    shortcomings.join(", ")
 }
 
 fn training_failed(run: &Run) -> Option<String> {

@@ -267,8 +267,8 @@ pub(crate) fn replay_share(raft: &v1::spec::Raft) -> f64 {
 /// Estimates the policy's entropy: the mean of -ln p over the tokens of its samples, in nats per
 /// token, and the number of samples that report log-probabilities.
 fn sample_entropy(candidates: &[SampleCandidate<'_>]) -> (Option<f64>, u32) {
-    let told = candidates.iter().filter_map(|one| Some((one.logprob?, one.tokens)));
-    let (nats, tokens, samples) = told.fold((0.0, 0_u64, 0), |sums, (logprob, tokens)| {
+    let reported = candidates.iter().filter_map(|one| Some((one.logprob?, one.tokens)));
+    let (nats, tokens, samples) = reported.fold((0.0, 0_u64, 0), |sums, (logprob, tokens)| {
         let (nats, all, samples) = sums;
         (nats - logprob, all + u64::from(tokens), samples + 1)
     });

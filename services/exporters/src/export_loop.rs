@@ -76,7 +76,7 @@ pub async fn export_runs(
         for followed in chunk {
             let followed = match followed {
                 Ok(followed) => followed,
-                Err(error @ ReadError::WentBack { .. }) => return Err(error.into()),
+                Err(error @ ReadError::Truncated { .. }) => return Err(error.into()),
                 Err(error) => {
                     tracing::warn!(
                         error = wire::format_error_chain(&error),

@@ -236,14 +236,14 @@ impl Interceptor for BearerInterceptor {
 
 /// Formats an error and its sources, separated by colons, without repeated texts.
 fn format_source_chain(error: &dyn std::error::Error) -> String {
-    let mut said = Vec::new();
+    let mut causes = Vec::new();
     let mut next = Some(error);
     while let Some(error) = next {
         let text = error.to_string();
-        if !said.contains(&text) {
-            said.push(text);
+        if !causes.contains(&text) {
+            causes.push(text);
         }
         next = error.source();
     }
-    said.join(": ")
+    causes.join(": ")
 }

@@ -154,15 +154,15 @@ pub(crate) fn accept_connections(
     let sockets =
         TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let crowd = ConnectionLimiter::default();
-    let state = (sockets, free, crowd, tls, cut);
-    stream::unfold(state, |(mut sockets, free, crowd, tls, cut)| async move {
+    let limiter = ConnectionLimiter::default();
+    let state = (sockets, free, limiter, tls, cut);
+    stream::unfold(state, |(mut sockets, free, limiter, tls, cut)| async move {
         let permit = free.clone().acquire_owned().await.expect("nobody closes the semaphore");
         let connection = loop {
             match sockets.next().await? {
                 Ok(socket) => {
                     let info = ConnectionInfo::new(socket.connect_info());
-                    let Ok(place) = crowd.acquire_permit(info.remote_ip()) else {
+                    let Ok(place) = limiter.acquire_permit(info.remote_ip()) else {
                         tracing::debug!(peer = ?info.remote_ip(), "too many connections from one address");
                         continue;
                     };
@@ -185,7 +185,7 @@ pub(crate) fn accept_connections(
                 }
             }
         };
-        Some((connection, (sockets, free, crowd, tls, cut)))
+        Some((connection, (sockets, free, limiter, tls, cut)))
     })
 }
 

@@ -52,15 +52,15 @@ impl FleetAnnouncement {
         let daemon = start_mdns()?;
         let host = format!("{host}.local.");
         let authority = authority.map_or(String::new(), fingerprint_prefix);
-        let told = [("authority", authority.as_str()), ("name", name)];
+        let properties = [("authority", authority.as_str()), ("name", name)];
         let port = gateway.port();
         // A DNS label has at most 63 bytes.
         let instance: String = format!("{port}-{name}").chars().take(60).collect();
         let info = if gateway.ip().is_unspecified() {
-            ServiceInfo::new(SERVICE_TYPE, &instance, &host, "", port, &told[..])
+            ServiceInfo::new(SERVICE_TYPE, &instance, &host, "", port, &properties[..])
                 .map(ServiceInfo::enable_addr_auto)
         } else {
-            ServiceInfo::new(SERVICE_TYPE, &instance, &host, gateway.ip(), port, &told[..])
+            ServiceInfo::new(SERVICE_TYPE, &instance, &host, gateway.ip(), port, &properties[..])
         };
         let info = info.context("announce the fleet on this network")?;
         daemon.register(info).context("announce the fleet on this network")?;
@@ -136,7 +136,7 @@ fn start_mdns() -> anyhow::Result<ServiceDaemon> {
 }
 
 fn parse_announcement(service: &ResolvedService) -> AnnouncedFleet {
-    let told = |key: &str| {
+    let property = |key: &str| {
         let text = service.get_property_val_str(key).unwrap_or_default();
         // The text is untrusted and will be printed.
         text.chars().filter(|c| !c.is_control()).take(64).collect::<String>()
@@ -148,9 +148,9 @@ fn parse_announcement(service: &ResolvedService) -> AnnouncedFleet {
     addresses.sort_by_key(|address| (address.is_loopback(), *address));
     let gateway = |address| SocketAddr::new(address, service.port).to_string();
     AnnouncedFleet {
-        name: told("name"),
+        name: property("name"),
         gateways: addresses.into_iter().map(gateway).collect(),
-        authority: told("authority"),
+        authority: property("authority"),
     }
 }
 

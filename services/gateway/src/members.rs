@@ -156,7 +156,9 @@ impl HasStatusCode for MembershipError {
             Self::Busy(_) => Code::Aborted,
             Self::Presence(error) => error.status_code(),
             Self::Damaged { .. } => Code::DataLoss,
-            Self::Bucket(_) | Self::NotTold { .. } | Self::NotAdmitted { .. } => Code::Unavailable,
+            Self::Bucket(_) | Self::NotRevokedEverywhere { .. } | Self::NotAdmitted { .. } => {
+                Code::Unavailable
+            }
             Self::Keys(_) | Self::Certificate(_) | Self::Tls(_) | Self::Random(_) => Code::Internal,
         }
     }

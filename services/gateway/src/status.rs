@@ -272,7 +272,7 @@ impl HasStatusCode for ReadError {
             Self::Request { source, .. } => source.status_code(),
             Self::NoStream { .. } => Code::Unavailable,
             Self::Unreadable { .. } => Code::DataLoss,
-            Self::WentBack { .. } => Code::OutOfRange,
+            Self::Truncated { .. } => Code::OutOfRange,
         }
     }
 }

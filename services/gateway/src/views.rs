@@ -162,9 +162,9 @@ impl<P: LiveView> ViewWatcher<P> {
             }
             sleep_until(self.not_before).await;
             let (change, last) = {
-                let picture = self.shared.lock_view();
-                let picture = picture.as_ref()?;
-                (picture.changes_after(revision), picture.latest_revision())
+                let view = self.shared.lock_view();
+                let view = view.as_ref()?;
+                (view.changes_after(revision), view.latest_revision())
             };
             let Some((change, reached)) = change else { continue };
             self.revision = reached;
@@ -172,8 +172,8 @@ impl<P: LiveView> ViewWatcher<P> {
             let transfer =
                 Duration::from_secs_f64(change.encoded_len() as f64 / WATCHER_BYTES_PER_S);
             // The rest of a large change follows as fast as the client takes it.
-            let pace = if reached < last { Duration::ZERO } else { CHANGE_INTERVAL };
-            self.not_before = Instant::now() + pace + transfer;
+            let pause = if reached < last { Duration::ZERO } else { CHANGE_INTERVAL };
+            self.not_before = Instant::now() + pause + transfer;
             return Some((Ok(change), Some(self)));
         }
     }
@@ -211,16 +211,16 @@ impl ViewCache {
         stop: &CancellationToken,
         reads: &Arc<Semaphore>,
     ) -> Result<Arc<SharedView<RunView>>, CallError> {
-        let mut boards = self.run_views.lock().unwrap_or_else(PoisonError::into_inner);
-        boards.retain(|_, live| live.strong_count() > 0);
-        if let Some(live) = boards.get(run).and_then(Weak::upgrade).filter(|it| !it.is_lost()) {
+        let mut run_views = self.run_views.lock().unwrap_or_else(PoisonError::into_inner);
+        run_views.retain(|_, live| live.strong_count() > 0);
+        if let Some(live) = run_views.get(run).and_then(Weak::upgrade).filter(|it| !it.is_lost()) {
             return Ok(live);
         }
-        if boards.len() >= RUN_VIEWS_MAX {
+        if run_views.len() >= RUN_VIEWS_MAX {
             return Err(CallError::TooManyViews);
         }
         let live = SharedView::new();
-        boards.insert(run.clone(), Arc::downgrade(&live));
+        run_views.insert(run.clone(), Arc::downgrade(&live));
         spawn_follower(
             live.clone(),
             stop.clone(),
@@ -271,7 +271,7 @@ async fn restore_archived_cycles(
             Ok(records) => {
                 live.lock_view()
                     .iter_mut()
-                    .for_each(|board| board.restore_cycle(archived.cycle, &records));
+                    .for_each(|view| view.restore_cycle(archived.cycle, &records));
                 live.publish_revision();
             }
             Err(error) => {
@@ -314,12 +314,12 @@ async fn follow_run(
         let Some(followed) = facts.next().await else { break };
         match followed? {
             LogEvent::Record(record) => {
-                let mut picture = live.lock_view();
-                match picture.as_mut() {
-                    Some(board) => board.apply_fact(record),
-                    None => *picture = RunView::start(&record),
+                let mut view = live.lock_view();
+                match view.as_mut() {
+                    Some(view) => view.apply_fact(record),
+                    None => *view = RunView::start(&record),
                 }
-                ended = picture.as_ref().is_some_and(RunView::has_ended);
+                ended = view.as_ref().is_some_and(RunView::has_ended);
             }
             LogEvent::CaughtUp => {
                 caught_up = true;

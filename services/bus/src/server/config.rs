@@ -177,8 +177,8 @@ jetstream {{
     /// Returns the last five lines of the server's stderr, or of its log if stderr is empty.
     pub(super) fn read_log_tail(&self) -> String {
         let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
-        let said = read(&self.errors);
-        let text = if said.trim().is_empty() { read(&self.log) } else { said };
+        let stderr = read(&self.errors);
+        let text = if stderr.trim().is_empty() { read(&self.log) } else { stderr };
         let lines: Vec<&str> = text.trim().lines().collect();
         lines[lines.len().saturating_sub(TAIL_LINES)..].join("; ")
     }

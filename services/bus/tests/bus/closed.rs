@@ -589,7 +589,7 @@ async fn a_member_is_told_that_the_log_went_back() {
     closed.coordinator.prepare_log(1).await.unwrap();
     closed.coordinator.publish_fact(&control(1, "again")).await.unwrap();
     let told = tokio::time::timeout(Duration::from_secs(10), facts.next()).await.unwrap().unwrap();
-    assert!(matches!(told, Err(ReadError::WentBack { after: 5, last: 1 })), "{told:?}");
+    assert!(matches!(told, Err(ReadError::Truncated { after: 5, last: 1 })), "{told:?}");
 }
 
 #[tokio::test]

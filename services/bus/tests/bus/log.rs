@@ -194,7 +194,7 @@ async fn a_follower_notices_a_log_that_lost_facts() {
     let (_rig, bus) = Rig::start().await;
     bus.publish_fact(&control(1, "x")).await.unwrap();
     let error = bus.follow_facts(vec![], 9).next().await.unwrap().unwrap_err();
-    assert!(matches!(error, ReadError::WentBack { after: 9, last: 1 }), "{error}");
+    assert!(matches!(error, ReadError::Truncated { after: 9, last: 1 }), "{error}");
 }
 
 #[tokio::test]

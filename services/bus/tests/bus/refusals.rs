@@ -165,5 +165,8 @@ async fn a_stream_that_somebody_else_made_is_not_taken_over() {
         .await
         .unwrap();
     let error = Bus::connect(&server.options).await.unwrap().prepare_log(1).await.unwrap_err();
-    assert!(matches!(error, PrepareError::Differs { field: "storage", .. }), "{error:?}");
+    assert!(
+        matches!(error, PrepareError::IncompatibleSetting { field: "storage", .. }),
+        "{error:?}"
+    );
 }

@@ -218,11 +218,11 @@ fn with_ready_message(agent: Agent) -> Agent {
     if !output::stderr_is_terminal() {
         return agent;
     }
-    let mut told = false;
+    let mut is_announced = false;
     agent.with_status_reports(READY_POLL_INTERVAL, move |status| {
-        if !told && let Some(line) = ready_line(status) {
+        if !is_announced && let Some(line) = ready_line(status) {
             output::print_message(&line);
-            told = true;
+            is_announced = true;
         }
     })
 }

@@ -70,8 +70,9 @@ pub(crate) async fn run_coordinator(
     let (figures, figured) = watch::channel(FleetMetrics::default());
     if let Some(keys) = &args.keys {
         let address = bound.local_address();
-        let terms = membership::membership_config(args, keys, address, &options.urls, store.url());
-        bound = bound.with_members(MemberRegistry::new(bus.clone(), terms));
+        let membership =
+            membership::membership_config(args, keys, address, &options.urls, store.url());
+        bound = bound.with_members(MemberRegistry::new(bus.clone(), membership));
     }
     let coordinating = coordinator_config(args, prepared.replicas, turns, figures);
     let (calls, observed) = (bound.call_counts(), bus.clone());

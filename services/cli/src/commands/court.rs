@@ -68,7 +68,7 @@ async fn await_runs(
     let wanted: Vec<&RunId> = runs.iter().flatten().collect();
     let bar = run_progress::create_bar();
     bar.set_length(wanted.len() as u64);
-    let (mut reported, mut told) = (0, String::new());
+    let (mut reported, mut shown_wait) = (0, String::new());
     loop {
         let all = control.list_runs().await?;
         let ours = all.into_iter().filter(|run| wanted.contains(&&run.id));
@@ -86,10 +86,10 @@ async fn await_runs(
             let agents = control.list_agents().await?;
             let now_s = wire::clock::unix_seconds();
             let waits = cycle::describe_missing_roles(&open.spec, &agents, now_s);
-            if !waits.is_empty() && waits != told {
+            if !waits.is_empty() && waits != shown_wait {
                 output::print_message(&format!("{} {waits}", open.id));
             }
-            told = waits;
+            shown_wait = waits;
         }
         if over == wanted.len() {
             bar.finish_and_clear();

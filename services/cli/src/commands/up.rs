@@ -356,7 +356,7 @@ impl LocalFleet<'_> {
         let here = FleetArgs::in_directory(self.directory);
         let bus = here.connect_bus("up", "supervisor").await?;
         bus.prepare_members(1).await?;
-        let terms = MembershipConfig {
+        let membership_config = MembershipConfig {
             keys_dir: keys.keys_directory(),
             nats_servers: vec![self.file.nats.clone()],
             advertised_nats: vec![self.file.nats.clone()],
@@ -365,7 +365,7 @@ impl LocalFleet<'_> {
             member_ttl: Duration::from_secs_f64(self.args.closed.member_ttl * SECONDS_PER_HOUR),
             lease: Duration::from_secs_f64(self.args.lease),
         };
-        let members = MemberRegistry::new(bus.clone(), terms);
+        let members = MemberRegistry::new(bus.clone(), membership_config);
         let host = this_machine::host_name();
         let mut refused = BTreeSet::new();
         for LocalAgent { role, name } in agents {

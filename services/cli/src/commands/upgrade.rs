@@ -63,14 +63,14 @@ pub(crate) async fn upgrade_program(fleet: &FleetArgs, args: &UpgradeArgs) -> an
     let members = find_agents(args, &control).await?;
     output::print_message(&format!("{}: {old_version} → {new_version}", installed.display()));
     let swapped_at = wire::clock::now();
-    let mut shell =
+    let mut upgrade =
         UpgradeRunner { args, control, installed, old_version, new_version, members, swapped_at };
-    match shell.run_steps().await {
+    match upgrade.run_steps().await {
         UpgradeOutcome::Upgraded => {
-            let kept = binary::previous_path(&shell.installed);
+            let kept = binary::previous_path(&upgrade.installed);
             output::print_message(&format!(
                 "upgraded to {}; the old one is {}",
-                shell.new_version,
+                upgrade.new_version,
                 kept.display()
             ));
             Ok(())
@@ -82,12 +82,12 @@ pub(crate) async fn upgrade_program(fleet: &FleetArgs, args: &UpgradeArgs) -> an
         ),
         UpgradeOutcome::RolledBack { why } => bail!(
             "{}: {why}; {} was put back and works (A109)",
-            shell.new_version,
-            shell.old_version
+            upgrade.new_version,
+            upgrade.old_version
         ),
         UpgradeOutcome::Down { why, then } => bail!(
             "{}: {why}; rollback failed: {then}; the agents of this host are down (A109)",
-            shell.new_version
+            upgrade.new_version
         ),
     }
 }

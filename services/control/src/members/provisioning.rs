@@ -60,8 +60,8 @@ impl MemberRegistry {
         let authority = self.open_authority()?;
         let name = || member.name.to_string();
         let account = authority.member_account_jwt(member, &record.key, granted_access(record))?;
-        let told = self.push_accounts(&authority, &[account], PushScope::AnyServer).await?;
-        told.map_err(|source| MembershipError::NotAdmitted { name: name(), source })?;
+        let pushed = self.push_accounts(&authority, &[account], PushScope::AnyServer).await?;
+        pushed.map_err(|source| MembershipError::NotAdmitted { name: name(), source })?;
         // A member that was revoked meanwhile got its account back by this push. Its record shows
         // the revocation.
         let (_, now) = self.read_record::<MemberRecord>(&member_key(&member.name)).await?;
@@ -80,8 +80,11 @@ impl MemberRegistry {
         record: &MemberRecord,
     ) -> Result<(), MembershipError> {
         let account = authority.member_account_jwt(member, &record.key, ended_access(record))?;
-        let told = self.push_accounts(authority, &[account], PushScope::AllServers).await?;
-        told.map_err(|source| MembershipError::NotTold { name: member.name.to_string(), source })
+        let pushed = self.push_accounts(authority, &[account], PushScope::AllServers).await?;
+        pushed.map_err(|source| MembershipError::NotRevokedEverywhere {
+            name: member.name.to_string(),
+            source,
+        })
     }
 
     /// The outer error is a failure of this process, the inner one a failure of the servers.
@@ -89,12 +92,12 @@ impl MemberRegistry {
         &self,
         authority: &FleetAuthority,
         accounts: &[String],
-        heard: PushScope,
+        scope: PushScope,
     ) -> Result<Result<(), PushAccountsError>, MembershipError> {
         let (seed, jwt) = authority.create_system_user(clock::unix_seconds())?;
         let tls = identity::fleet_client_config(authority.ca_pem().as_bytes())?;
         let user = SystemAccountUser { seed, jwt };
-        Ok(push_accounts(&self.shared.config.nats_servers, tls, &user, accounts, heard).await)
+        Ok(push_accounts(&self.shared.config.nats_servers, tls, &user, accounts, scope).await)
     }
 
     /// Pushes all accounts at the start, and whenever the connection, the keys or the certainty
@@ -107,18 +110,18 @@ impl MemberRegistry {
         }
         // Connection and issuers of the last push.
         let mut tried: Option<(u64, Vec<String>)> = None;
-        let mut told = false;
+        let mut is_pushed = false;
         loop {
             let wanted =
                 (*connections.borrow_and_update(), view.borrow_and_update().issuers.clone());
-            let is_told = told && tried.as_ref() == Some(&wanted);
-            if !is_told && !wanted.1.is_empty() {
+            let is_current = is_pushed && tried.as_ref() == Some(&wanted);
+            if !is_current && !wanted.1.is_empty() {
                 let outcome = self.push_all_accounts().await;
                 if let Err(error) = &outcome {
                     tracing::warn!(error = %format_error_chain(error), "cannot update the members \
                                                                         on the bus");
                 }
-                (tried, told) = (Some(wanted), outcome.is_ok());
+                (tried, is_pushed) = (Some(wanted), outcome.is_ok());
             }
             let has_other_keys = |view: &MembershipView| match &tried {
                 Some((_, issuers)) => view.issuers != *issuers,
@@ -127,7 +130,7 @@ impl MemberRegistry {
             let (is_time, is_over) = tokio::select! {
                 _ = look.tick() => (true, false),
                 () = self.shared.resync_request.notified() => {
-                    told = false;
+                    is_pushed = false;
                     (false, false)
                 }
                 changed = connections.changed() => (false, changed.is_err()),
@@ -149,7 +152,7 @@ impl MemberRegistry {
         self.push_fleet_account(None).await?;
         let authority = self.open_authority()?;
         // Keyed by public key, because a name may get another key.
-        let mut told: BTreeMap<String, (Member, MemberAccess)> = BTreeMap::new();
+        let mut pushed: BTreeMap<String, (Member, MemberAccess)> = BTreeMap::new();
         for round in 0..PUSH_ROUNDS_MAX {
             let now = clock::unix_millis();
             let mut wanted: BTreeMap<String, (Member, MemberAccess)> = BTreeMap::new();
@@ -158,27 +161,27 @@ impl MemberRegistry {
                     wanted.insert(record.key.clone(), (member, record_access(&record, now)));
                 }
             }
-            for (key, (member, access)) in &told {
+            for (key, (member, access)) in &pushed {
                 let over = MemberAccess::Ended { granted_at: access.granted_at() };
                 wanted.entry(key.clone()).or_insert_with(|| (member.clone(), over));
             }
             let is_news = |key: &String, access: MemberAccess| {
-                told.get(key).is_none_or(|(_, told)| told.has_ended() != access.has_ended())
+                pushed.get(key).is_none_or(|(_, before)| before.has_ended() != access.has_ended())
             };
             wanted.retain(|key, (_, access)| is_news(key, *access));
             if wanted.is_empty() {
-                tracing::debug!(members = told.len(), "updated the members on the bus");
+                tracing::debug!(members = pushed.len(), "updated the members on the bus");
                 return Ok(());
             }
             let account = |(key, (member, access)): (&String, &(Member, MemberAccess))| {
                 authority.member_account_jwt(member, key, *access)
             };
             let accounts: Vec<String> = wanted.iter().map(account).collect::<Result<_, _>>()?;
-            let heard = if round == 0 { PushScope::AnyServer } else { PushScope::AllServers };
-            let pushed = self.push_accounts(&authority, &accounts, heard).await?;
+            let scope = if round == 0 { PushScope::AnyServer } else { PushScope::AllServers };
+            let outcome = self.push_accounts(&authority, &accounts, scope).await?;
             let name = || "its members".to_owned();
-            pushed.map_err(|source| MembershipError::NotAdmitted { name: name(), source })?;
-            told.extend(wanted);
+            outcome.map_err(|source| MembershipError::NotAdmitted { name: name(), source })?;
+            pushed.extend(wanted);
         }
         Err(MembershipError::Busy("members".to_owned()))
     }
@@ -205,11 +208,13 @@ impl MemberRegistry {
             if before.as_ref() == Some(&account) {
                 return Ok(());
             }
-            let told = self
+            let pushed = self
                 .push_accounts(&authority, std::slice::from_ref(&account), PushScope::AllServers)
                 .await?;
-            told.map_err(|source| match cut_off {
-                Some((name, _)) => MembershipError::NotTold { name: name.to_string(), source },
+            pushed.map_err(|source| match cut_off {
+                Some((name, _)) => {
+                    MembershipError::NotRevokedEverywhere { name: name.to_string(), source }
+                }
                 None => MembershipError::NotAdmitted { name: "its members".to_owned(), source },
             })?;
             before = Some(account);

@@ -127,17 +127,17 @@ pub(super) fn choose_samples(
     candidates: &[SampleCandidate<'_>],
     rules: &v1::Selection,
 ) -> KeepDecisions {
-    let mut desk = CandidateSelector { candidates, rules, refused: BTreeMap::new() };
+    let mut selector = CandidateSelector { candidates, rules, refused: BTreeMap::new() };
     let mut kept: Vec<usize> = Vec::new();
-    for group in desk.group_by_prompt().into_values() {
-        kept.extend(desk.select_for_prompt(group));
+    for group in selector.group_by_prompt().into_values() {
+        kept.extend(selector.select_for_prompt(group));
     }
-    desk.keep_best_share(&mut kept);
-    desk.fill_to_minimum(&mut kept);
+    selector.keep_best_share(&mut kept);
+    selector.fill_to_minimum(&mut kept);
     kept.sort_by(|a, b| {
-        candidates[*a].line.cmp(&candidates[*b].line).then(desk.compare_rank(*a, *b))
+        candidates[*a].line.cmp(&candidates[*b].line).then(selector.compare_rank(*a, *b))
     });
-    KeepDecisions { kept, refused: desk.refused }
+    KeepDecisions { kept, refused: selector.refused }
 }
 
 /// One application of the rules. Per prompt: refuse unfit samples, rank the others, remove

@@ -55,8 +55,8 @@ fn cost_of<T>(work: impl FnOnce() -> T) -> (T, Cost) {
 }
 
 /// A coordinator that plans at every fact, and its agents, which answer one order after another.
-struct Fleeting {
-    desk: RunSet,
+struct SimulatedFleet {
+    runs: RunSet,
     id: RunId,
     records: Vec<Record>,
     /// Log entries that the agents have read.
@@ -66,7 +66,7 @@ struct Fleeting {
     fleet: FleetSnapshot,
 }
 
-impl Fleeting {
+impl SimulatedFleet {
     fn new(count: u32) -> Self {
         let mut spec = raft(1);
         let Some(v1::spec::Kind::Raft(raft)) = &mut spec.kind else { panic!("a raft run") };
@@ -86,8 +86,8 @@ impl Fleeting {
             seconds_per_sample: 1.0,
             training_speed: None,
         };
-        let mut fleeting = Self {
-            desk: RunSet::default(),
+        let mut simulated = Self {
+            runs: RunSet::default(),
             id: RunId::new("r1").unwrap(),
             records: Vec::new(),
             answered: 0,
@@ -98,20 +98,20 @@ impl Fleeting {
                 ..FleetSnapshot::default()
             },
         };
-        fleeting.desk.mark_caught_up();
-        fleeting.write(FactKey::Spec, FactBody::Spec(spec));
-        fleeting
+        simulated.runs.mark_caught_up();
+        simulated.write(FactKey::Spec, FactBody::Spec(spec));
+        simulated
     }
 
     fn write(&mut self, place: FactKey, body: FactBody) {
         let sequence = self.records.len() as u64 + 1;
         let fact = Fact { subject: Subject::new(&self.id, place), body };
         let record = Record { sequence, time_ms: sequence, author: None, fact };
-        self.desk.fold_record(&record);
+        self.runs.fold_record(&record);
         self.records.push(record);
         // Time passes every 100 facts.
         if sequence.is_multiple_of(100) {
-            self.desk.mark_dirty();
+            self.runs.mark_dirty();
         }
     }
 
@@ -122,7 +122,7 @@ impl Fleeting {
     fn decides(&mut self) -> bool {
         let before = self.records.len();
         let sizing = JobSizing { samples_min: 8, samples_max: 8, ..JobSizing::default() };
-        for id in self.desk.take_dirty() {
+        for id in self.runs.take_dirty() {
             let inputs = PlannerInputs {
                 prompts: &self.prompts,
                 heldout: &self.heldout,
@@ -133,7 +133,7 @@ impl Fleeting {
                 check_stragglers: true,
                 now_ms: self.records.len() as u64,
             };
-            for command in self.desk.next_commands(&id, inputs) {
+            for command in self.runs.next_commands(&id, inputs) {
                 let Subject { key: place, .. } = command.fact.subject;
                 self.write(place, command.fact.body);
             }
@@ -151,7 +151,7 @@ impl Fleeting {
                 self.decide();
             }
         }
-        assert!(self.desk.iter_open().next().is_none(), "the run came to a halt");
+        assert!(self.runs.iter_open().next().is_none(), "the run came to a halt");
         self.records
     }
 }
@@ -246,7 +246,7 @@ fn answer(record: &Record) -> Option<(FactKey, FactBody)> {
 
 /// The cost of a run with `count` prompts: to coordinate, to replay, to audit; and its facts.
 fn costs(count: u32) -> (usize, [Cost; 3]) {
-    let (records, live) = cost_of(|| Fleeting::new(count).run());
+    let (records, live) = cost_of(|| SimulatedFleet::new(count).run());
     let (run, replay) = cost_of(|| {
         let mut run = Run::start(&records[0]).unwrap();
         records.iter().for_each(|record| run.fold_record(record));

@@ -79,8 +79,8 @@ mod tests {
 
     #[test]
     fn an_address_has_its_places_and_no_more_and_others_have_theirs() {
-        let crowd = ConnectionLimiter::default();
-        let take = |text: &str| crowd.acquire_permit(ip(text));
+        let limiter = ConnectionLimiter::default();
+        let take = |text: &str| limiter.acquire_permit(ip(text));
         let mut places: Vec<_> =
             (0..ONE_ADDRESS_MAX).map(|_| take("192.168.1.7").unwrap()).collect();
         assert!(take("192.168.1.7").is_err());
@@ -89,25 +89,25 @@ mod tests {
         places.pop();
         take("192.168.1.7").unwrap();
         drop(places);
-        assert!(crowd.counts.lock().unwrap().is_empty(), "nothing is kept of who left");
+        assert!(limiter.counts.lock().unwrap().is_empty(), "nothing is kept of who left");
     }
 
     #[test]
     fn a_host_has_one_network_of_ipv6() {
-        let crowd = ConnectionLimiter::default();
+        let limiter = ConnectionLimiter::default();
         let _places: Vec<_> = (0..ONE_ADDRESS_MAX)
-            .map(|n| crowd.acquire_permit(ip(&format!("2001:db8::{n:x}"))).unwrap())
+            .map(|n| limiter.acquire_permit(ip(&format!("2001:db8::{n:x}"))).unwrap())
             .collect();
-        assert!(crowd.acquire_permit(ip("2001:db8::ffff")).is_err());
-        crowd.acquire_permit(ip("2001:db8:0:1::1")).unwrap();
+        assert!(limiter.acquire_permit(ip("2001:db8::ffff")).is_err());
+        limiter.acquire_permit(ip("2001:db8:0:1::1")).unwrap();
     }
 
     #[test]
     fn this_machine_is_not_counted() {
-        let crowd = ConnectionLimiter::default();
+        let limiter = ConnectionLimiter::default();
         for _ in 0..2 * ONE_ADDRESS_MAX {
-            assert!(crowd.acquire_permit(ip("127.0.0.1")).unwrap().is_none());
-            assert!(crowd.acquire_permit(ip("::1")).unwrap().is_none());
+            assert!(limiter.acquire_permit(ip("127.0.0.1")).unwrap().is_none());
+            assert!(limiter.acquire_permit(ip("::1")).unwrap().is_none());
         }
     }
 }

@@ -27,8 +27,8 @@ impl FetchLock {
         let mut wait = FIRST_WAIT;
         loop {
             let tried = path.to_owned();
-            if let Some(flight) = run_blocking(move || Self::try_acquire(tried)).await? {
-                return Ok(flight);
+            if let Some(lock) = run_blocking(move || Self::try_acquire(tried)).await? {
+                return Ok(lock);
             }
             tokio::time::sleep(wait).await;
             wait = LONGEST_WAIT.min(wait * 2);

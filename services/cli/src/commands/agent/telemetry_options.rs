@@ -14,7 +14,7 @@ const STORM_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 pub(super) async fn build_telemetry_options(
     args: &AgentArgs,
-    herd: ProcessGroups,
+    process_groups: ProcessGroups,
 ) -> anyhow::Result<TelemetryOptions> {
     let care = &args.care;
     let metrics = MetricsEndpoint::bind_optional(care.metrics).await.context("--metrics")?;
@@ -32,7 +32,7 @@ pub(super) async fn build_telemetry_options(
         clear_ms: clear_s * 1000,
         ..StormThresholds::default()
     };
-    let wishes = OwnerLimits {
+    let owner_limits = OwnerLimits {
         quiet: care.quiet_hours.clone(),
         yield_to_owner: care.yield_to_owner,
         max_celsius: care.max_temperature.map(f64::from),
@@ -42,12 +42,12 @@ pub(super) async fn build_telemetry_options(
     Ok(TelemetryOptions {
         root: care.sysroot.clone(),
         sample_interval: Duration::from_secs(care.sample_every),
-        owner_limits: wishes,
+        owner_limits,
         on_storm: care.on_storm,
         thresholds,
         pause_max: silence.unwrap_or(STORM_PAUSE_MAX).min(STORM_PAUSE_MAX),
         keep_free: care.keep_free << 30,
-        process_groups: herd,
+        process_groups,
         metrics,
     })
 }
