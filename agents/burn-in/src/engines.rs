@@ -45,7 +45,7 @@ impl BoxEngines {
             LlamaCppGenerator::find_installation(directory, &on_cpu, limits, places)?;
         let places = EvaluatorPaths {
             gguf_cache: gguf.directory.clone(),
-            canaries: launch.directory.join("canaries.json"),
+            device_checks: launch.directory.join("canaries.json"),
         };
         let limits = EvaluatorLimits {
             threads: launch.threads,

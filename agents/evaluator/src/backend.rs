@@ -59,7 +59,7 @@ impl EvaluatorBackend {
             return Ok(Self::Candle);
         }
         let places =
-            EvaluatorPaths { gguf_cache, canaries: launch.directory.join("canaries.json") };
+            EvaluatorPaths { gguf_cache, device_checks: launch.directory.join("canaries.json") };
         let limits = EvaluatorLimits {
             threads: launch.threads,
             silence_limit: launch.silence_limit.unwrap_or(CHUNK_TIMEOUT).min(CHUNK_TIMEOUT),

@@ -4,7 +4,7 @@
 
 mod backend;
 mod candle;
-mod device_canary;
+mod device_check;
 mod eval_history;
 mod llama_cpp;
 mod llama_cpp_measurement;
@@ -18,7 +18,7 @@ mod worker_call;
 
 pub use backend::{EvaluatorBackend, EvaluatorEngineChoice};
 pub use candle::measure_perplexity as measure_with_candle;
-pub use device_canary::WrongLogits;
+pub use device_check::WrongLogits;
 pub use llama_cpp::{EvaluatorLimits, EvaluatorPaths, LlamaCppEvaluator};
 pub use llama_cpp_measurement::{MeasureStep, measure_perplexity as measure_with_llama_cpp};
 pub use measurement::{MeasurementInput, PerplexityResult};

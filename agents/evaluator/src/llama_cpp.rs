@@ -13,13 +13,13 @@ pub struct LlamaCppEvaluator {
     pub perplexity: PerplexityRunner,
     pub version: String,
     pub dtype: ConversionDtype,
-    pub shelf: PathBuf,
-    pub shelf_bytes: u64,
+    pub gguf_cache: PathBuf,
+    pub gguf_cache_bytes: u64,
     /// For models that are not converted natively.
     #[serde(default)]
     pub converters: Option<LlamaConverters>,
-    /// The file of canaries that passed.
-    pub canaries: PathBuf,
+    /// The file of device checks that passed.
+    pub device_checks: PathBuf,
 }
 
 impl LlamaCppEvaluator {
@@ -52,10 +52,10 @@ impl LlamaCppEvaluator {
             perplexity,
             version: installation.version,
             dtype: wanted.dtype.into(),
-            shelf: places.gguf_cache,
-            shelf_bytes: limits.gguf_cache_bytes,
+            gguf_cache: places.gguf_cache,
+            gguf_cache_bytes: limits.gguf_cache_bytes,
             converters: None,
-            canaries: places.canaries,
+            device_checks: places.device_checks,
         })
     }
 
@@ -71,8 +71,8 @@ impl LlamaCppEvaluator {
 #[derive(Debug, Clone)]
 pub struct EvaluatorPaths {
     pub gguf_cache: PathBuf,
-    /// The file of canaries that passed.
-    pub canaries: PathBuf,
+    /// The file of device checks that passed.
+    pub device_checks: PathBuf,
 }
 
 /// The limits of a measurement.

@@ -9,7 +9,7 @@ use formats::{ConversionDtype, ModelOutline, is_gguf};
 use llama::{CachedGguf, ChunkSelection, GgufCache, PerplexityRequest};
 
 use crate::{
-    LlamaCppEvaluator, device_canary,
+    LlamaCppEvaluator, device_check,
     measurement::{MeasurementInput, PerplexityResult, digest_tokenizer},
 };
 
@@ -39,7 +39,7 @@ pub fn measure_perplexity(
             source.protocol_name()
         );
     }
-    let cache = GgufCache::open(&llama.shelf, llama.shelf_bytes)?;
+    let cache = GgufCache::open(&llama.gguf_cache, llama.gguf_cache_bytes)?;
     let scratch =
         tempfile::tempdir_in(cache.scratch_directory()).context("create a scratch directory")?;
     let text = PreparedText::prepare_text(source, scratch.path())?;
@@ -124,7 +124,7 @@ fn compare_with_cpu(
     progress: &mut dyn FnMut(MeasureStep<'_>),
 ) -> anyhow::Result<f64> {
     let mut alive = |_, _| progress(MeasureStep::Note("comparing the device with the CPU"));
-    let (short, n_ctx, chunks) = text.prepare_canary(source, scratch)?;
+    let (short, n_ctx, chunks) = text.prepare_check_text(source, scratch)?;
     let request = PerplexityRequest {
         base: &base.path,
         adapter: None,
@@ -133,7 +133,7 @@ fn compare_with_cpu(
         chunks,
         exact: base.is_exact,
     };
-    device_canary::check_device(llama, &canary_key(source, base_key)?, &request, &mut alive)
+    device_check::check_device(llama, &device_check_key(source, base_key)?, &request, &mut alive)
 }
 
 fn convert_adapter(
@@ -162,9 +162,10 @@ fn convert_adapter(
     Ok(Some(converted))
 }
 
-/// The key under which a canary is remembered. For a full model it is the digest of the
-/// configuration, because its weights change with each checkpoint while the device's errors do not.
-fn canary_key(source: &MeasurementInput, base_key: &str) -> anyhow::Result<String> {
+/// Returns the key under which the result of a device check is remembered. For a full model it is
+/// the digest of the configuration, because its weights change with each checkpoint while the
+/// device's errors do not.
+fn device_check_key(source: &MeasurementInput, base_key: &str) -> anyhow::Result<String> {
     if source.adapter.is_some() || is_gguf(&source.base) {
         return Ok(base_key.to_owned());
     }
@@ -207,8 +208,8 @@ impl PreparedText {
         }
     }
 
-    /// Writes the canary text: two chunks of the text, of at most 512 tokens each.
-    fn prepare_canary(
+    /// Writes the text of the device check: two chunks of the text, of at most 512 tokens each.
+    fn prepare_check_text(
         &self,
         source: &MeasurementInput,
         scratch: &Path,

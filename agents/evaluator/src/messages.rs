@@ -46,13 +46,13 @@ pub(crate) struct MeasureProgress {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum MeasureAnswer {
     Measured(Box<MeasureResult>),
-    Failed { blame: MeasureBlame, message: String },
+    Failed { blame: MeasureFault, message: String },
 }
 
 /// The cause of a failed measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum MeasureBlame {
+pub(crate) enum MeasureFault {
     /// The text, model or adapter: no attempt can succeed.
     Content,
     /// This host: others can do the work.

@@ -9,10 +9,10 @@ use llama::LlamaPerplexityError;
 
 use crate::{
     candle,
-    device_canary::WrongLogits,
+    device_check::WrongLogits,
     llama_cpp_measurement::{self, MeasureStep},
     measurement::{MeasurementInput, PerplexityResult},
-    messages::{MeasureAnswer, MeasureBlame, MeasureProgress, MeasureRequest, MeasureResult},
+    messages::{MeasureAnswer, MeasureFault, MeasureProgress, MeasureRequest, MeasureResult},
     process_stats::ProcessMeter,
 };
 
@@ -28,7 +28,7 @@ pub fn run_eval_worker(device: &str, dtype: MatrixDtype) {
     let answer = match run_measurement(&call.request, device, dtype, &respond) {
         Ok(figures) => MeasureAnswer::Measured(Box::new(build_result(figures, &meter))),
         Err(error) => {
-            MeasureAnswer::Failed { blame: classify_blame(&error), message: format!("{error:#}") }
+            MeasureAnswer::Failed { blame: classify_fault(&error), message: format!("{error:#}") }
         }
     };
     respond.send_reply(&answer);
@@ -118,13 +118,13 @@ fn build_result(figures: PerplexityResult, meter: &ProcessMeter) -> MeasureResul
 }
 
 /// The content is at fault if the error would occur on every host.
-fn classify_blame(error: &anyhow::Error) -> MeasureBlame {
+fn classify_fault(error: &anyhow::Error) -> MeasureFault {
     if error.chain().any(|cause| cause.is::<WrongLogits>()) {
-        return MeasureBlame::Box;
+        return MeasureFault::Box;
     }
     // An I/O error proves nothing about the content of the file.
     if error.chain().any(|cause| cause.is::<std::io::Error>()) {
-        return MeasureBlame::Work;
+        return MeasureFault::Work;
     }
     let is_content = error.chain().any(|cause| {
         let of_text = matches!(
@@ -133,7 +133,7 @@ fn classify_blame(error: &anyhow::Error) -> MeasureBlame {
         );
         of_text || cause.is::<ConvertError>() || cause.is::<engine::PerplexityError>()
     });
-    if is_content { MeasureBlame::Content } else { MeasureBlame::Work }
+    if is_content { MeasureFault::Content } else { MeasureFault::Work }
 }
 
 fn saturating_count(n: usize) -> u32 {
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn errors_on_every_host_blame_the_content_and_wrong_logits_blame_the_host() {
         let of = |error: anyhow::Error| {
-            classify_blame(&Err::<(), _>(error).context("measure").unwrap_err())
+            classify_fault(&Err::<(), _>(error).context("measure").unwrap_err())
         };
         let wrong = WrongLogits {
             version: "1".into(),
@@ -157,15 +157,15 @@ mod tests {
             on_cpu: 3.0,
             ratio: 3.0,
         };
-        assert_eq!(of(wrong.into()), MeasureBlame::Box);
+        assert_eq!(of(wrong.into()), MeasureFault::Box);
         let mismatch = LlamaPerplexityError::Tokenizers { expected: 3, found: 4 };
-        assert_eq!(of(mismatch.into()), MeasureBlame::Content);
+        assert_eq!(of(mismatch.into()), MeasureFault::Content);
         let short = engine::PerplexityError::TooShort { tokens: 1, context: 8, needed: 16 };
-        assert_eq!(of(short.into()), MeasureBlame::Content);
+        assert_eq!(of(short.into()), MeasureFault::Content);
         let hung =
             LlamaPerplexityError::Silent { limit: NOTE_INTERVAL, last_output: String::new() };
-        assert_eq!(of(hung.into()), MeasureBlame::Work);
+        assert_eq!(of(hung.into()), MeasureFault::Work);
         let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        assert_eq!(of(full.into()), MeasureBlame::Work);
+        assert_eq!(of(full.into()), MeasureFault::Work);
     }
 }

@@ -7,7 +7,7 @@ use futures::future::ready;
 
 use crate::{
     backend::{CHUNK_TIMEOUT, CHUNK_TIMEOUT_MIN},
-    messages::{MeasureAnswer, MeasureBlame, MeasureProgress, MeasureRequest, MeasureResult},
+    messages::{MeasureAnswer, MeasureFault, MeasureProgress, MeasureRequest, MeasureResult},
 };
 
 /// Starts a worker and returns its measurement.
@@ -33,9 +33,9 @@ pub(crate) async fn call_worker(
         Ok(MeasureAnswer::Measured(measured)) => Ok(*measured),
         Ok(MeasureAnswer::Failed { blame, message }) => {
             let fault = match blame {
-                MeasureBlame::Content => JobFault::InvalidInput,
-                MeasureBlame::Box => JobFault::HostUnfit,
-                MeasureBlame::Work => JobFault::WorkFailed,
+                MeasureFault::Content => JobFault::InvalidInput,
+                MeasureFault::Box => JobFault::HostUnfit,
+                MeasureFault::Work => JobFault::WorkFailed,
             };
             let failed = JobError::from_worker(fault, message, &worker).await;
             Err(failed.with_known_cause(&worker.read_kernel_log().await))

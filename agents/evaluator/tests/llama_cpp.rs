@@ -53,7 +53,7 @@ impl Rig {
     ) -> anyhow::Result<LlamaCppEvaluator> {
         let places = EvaluatorPaths {
             gguf_cache: self.directory.path().join("gguf"),
-            canaries: self.directory.path().join("canaries.json"),
+            device_checks: self.directory.path().join("canaries.json"),
         };
         let limits = EvaluatorLimits {
             threads: 2,

@@ -44,8 +44,8 @@ pub struct LlamaCppGenerator {
     pub server: LlamaServerSettings,
     pub version: String,
     pub dtype: FloatDtype,
-    pub shelf: PathBuf,
-    pub shelf_bytes: u64,
+    pub gguf_cache: PathBuf,
+    pub gguf_cache_bytes: u64,
     /// For models that are not converted natively.
     #[serde(default)]
     pub converters: Option<LlamaConverters>,
@@ -248,8 +248,8 @@ impl LlamaCppGenerator {
             server,
             version: installation.version,
             dtype: wanted.dtype,
-            shelf: places.gguf_cache,
-            shelf_bytes: places.gguf_cache_bytes,
+            gguf_cache: places.gguf_cache,
+            gguf_cache_bytes: places.gguf_cache_bytes,
             converters: places.converters,
             directory: places.directory,
             ready_limit: limits.ready_limit,

@@ -31,7 +31,7 @@ impl LlamaCppGenerator {
         if is_gguf(model) {
             return Ok(ConvertedBase { path: model.to_owned(), _in_use: None });
         }
-        let cache = GgufCache::open(&self.shelf, self.shelf_bytes)?;
+        let cache = GgufCache::open(&self.gguf_cache, self.gguf_cache_bytes)?;
         let (dtype, converters) = (self.dtype.into(), self.converters.as_ref());
         let cached = cache.get_or_convert(key, model, dtype, converters, &mut |_, _| beat())?;
         Ok(ConvertedBase { path: cached.file_path().to_owned(), _in_use: Some(cached) })
@@ -60,7 +60,7 @@ impl LlamaCppGenerator {
                 adapter.display()
             );
         }
-        let cache = GgufCache::open(&self.shelf, self.shelf_bytes)?;
+        let cache = GgufCache::open(&self.gguf_cache, self.gguf_cache_bytes)?;
         cache.convert_adapter(base, adapter, &converted, self.converters.as_ref(), beat)?;
         Ok(converted)
     }

@@ -11,7 +11,7 @@ use wire::v1;
 #[serde(rename_all = "snake_case")]
 pub enum GeneratorRequest {
     Generate(GenerateRequest),
-    Adopt(AdoptRequest),
+    Adopt(AdapterSwapRequest),
     Score(ScoreRequest),
 }
 
@@ -37,7 +37,7 @@ pub struct SampleToScore {
 /// A request to draw with this adapter from now on, on the base that is loaded. It is sent only to
 /// a worker that draws nothing, and only if `GeneratorBackend::can_swap_adapter`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct AdoptRequest {
+pub struct AdapterSwapRequest {
     /// `None` to draw with the base alone.
     pub adapter: Option<PathBuf>,
 }

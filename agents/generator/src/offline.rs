@@ -9,7 +9,7 @@ use wire::{WorkKind, v1};
 use crate::{
     GeneratorBackend,
     messages::{
-        AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
+        AdapterSwapRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
         count_samples,
     },
     worker_command::{PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN, PolicyFiles, worker_command},
@@ -119,7 +119,7 @@ impl OfflineGenerator {
     /// When the engine cannot, or the worker hangs or ends.
     pub async fn swap_adapter(&self, adapter: Option<&Path>) -> anyhow::Result<()> {
         let adapter = adapter.map(Path::to_owned);
-        let request = GeneratorRequest::Adopt(AdoptRequest { adapter });
+        let request = GeneratorRequest::Adopt(AdapterSwapRequest { adapter });
         match self.call(&request, |_| ()).await? {
             GeneratorAnswer::Adopted => Ok(()),
             _ => Err(unexpected_answer()),

@@ -21,7 +21,7 @@ use crate::{
     EngineCalibration, GeneratorBackend, OfflinePolicy,
     calibration::ChosenEngine,
     job_isolation::JobIsolation,
-    messages::{AdoptRequest, GenerateProgress, GeneratorAnswer, GeneratorRequest},
+    messages::{AdapterSwapRequest, GenerateProgress, GeneratorAnswer, GeneratorRequest},
     worker_command::{
         PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN, PolicyFiles, PolicyKey, worker_command,
     },
@@ -370,7 +370,7 @@ async fn swap_adapter(
     policy: &PolicyFiles<'_>,
 ) -> Option<WorkerProcess> {
     let request =
-        GeneratorRequest::Adopt(AdoptRequest { adapter: policy.adapter.map(Path::to_owned) });
+        GeneratorRequest::Adopt(AdapterSwapRequest { adapter: policy.adapter.map(Path::to_owned) });
     let mut patience = launch.silence_timeout(PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_MIN);
     match worker
         .call_with_progress::<GeneratorAnswer, _>(&request, &mut patience, |_| ready(()))

@@ -204,7 +204,7 @@ pub(crate) const MERGED_ENGINE: &str = "merge";
 
 /// Returns the rule by which a training on several boxes merges.
 pub(crate) fn merge_rule(order: &v1::TrainOrder) -> MergeRule {
-    let across = across_of(order);
+    let across = across_settings(order);
     let v1::Across { outer_rate, outer_momentum, .. } = across;
     match across.method() {
         v1::across::Method::Stack => MergeRule::Stack,
@@ -216,15 +216,15 @@ pub(crate) fn merge_rule(order: &v1::TrainOrder) -> MergeRule {
 
 /// Returns true if boxes train apart, and those that improve the held-out likelihood are merged.
 pub(crate) fn is_soup(order: &v1::TrainOrder) -> bool {
-    across_of(order).method() == v1::across::Method::Soup
+    across_settings(order).method() == v1::across::Method::Soup
 }
 
 /// Returns the share of the changed values that a box sends; `None` if it sends its weights.
 pub(crate) fn send_share(order: &v1::TrainOrder) -> Option<f64> {
-    Some(across_of(order).send_share).filter(|share| *share > 0.0)
+    Some(across_settings(order).send_share).filter(|share| *share > 0.0)
 }
 
-fn across_of(order: &v1::TrainOrder) -> v1::Across {
+fn across_settings(order: &v1::TrainOrder) -> v1::Across {
     order.training.as_ref().and_then(|training| training.across).unwrap_or_default()
 }
 

@@ -75,7 +75,7 @@ impl TrainerRole {
     async fn train_order(&self, job: &LeasedJob) -> Result<(), JobError> {
         let _busy = self.training_permit.acquire().await.map_err(JobError::retryable_failure)?;
         let order = expect_train_order(job)?;
-        let name = halved_name(job, order);
+        let name = cycle_label(job, order);
         loop {
             let halvings = self.halving_count(&name);
             let outcome = self.train_once(job, order, halvings).await;
@@ -100,7 +100,7 @@ impl TrainerRole {
         }
     }
 
-    /// `name` identifies the run and cycle.
+    /// Returns how often passes were halved in the training with this [`cycle_label`].
     fn halving_count(&self, name: &str) -> u32 {
         let halved = self.last_halved.lock();
         halved.ok().filter(|last| last.0 == name).map_or(0, |last| last.1)
@@ -311,8 +311,8 @@ fn check_quantization(order: &v1::TrainOrder, config: &TrainerConfig) -> Result<
     Err(JobError::host_unfit(anyhow!("{reason}, use another box, {what} (E115)")))
 }
 
-/// Identifies run and cycle.
-fn halved_name(job: &LeasedJob, order: &v1::TrainOrder) -> String {
+/// Returns a label of the run and cycle, such as `raft-1 c2`.
+fn cycle_label(job: &LeasedJob, order: &v1::TrainOrder) -> String {
     format!("{} c{}", job.run, order.cycle)
 }
 
@@ -343,7 +343,7 @@ impl AgentRole for TrainerRole {
     ) -> BoxFuture<'a, Result<Option<MemoryNeeds>, JobError>> {
         async {
             let order = expect_train_order(job)?;
-            let halvings = self.halving_count(&halved_name(job, order));
+            let halvings = self.halving_count(&cycle_label(job, order));
             let training = training_name(order, halvings);
             self.kept_worker.end_others(&training);
             let has_room = self.kept_worker.serves_training(&training);

@@ -10,9 +10,9 @@ use objective::{Objective, Requirement};
 
 use crate::messages::TrainRequest;
 
-/// The values of an example that its dataset gives.
+/// The values that the dataset has of an example.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct GivenSignal {
+pub(crate) struct DatasetSignal {
     pub(crate) advantage: Option<f64>,
     /// The log-probability of each token when it was drawn, in nats.
     pub(crate) behaviour: Option<Vec<f64>>,
@@ -41,7 +41,7 @@ impl SignalInputs<'_> {
         &self,
         objective: &Objective,
         examples: &[CompletionExample],
-        given: Vec<GivenSignal>,
+        given: Vec<DatasetSignal>,
     ) -> anyhow::Result<Vec<TrainingSignal>> {
         let distills = objective.uses_teacher();
         let needs_reference = objective.requirements().contains(&Requirement::ReferenceLogprobs);

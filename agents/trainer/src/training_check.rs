@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The smallest relative change of the weights that f32 can represent: half its epsilon.
-const LEAST_CHANGE: f64 = f32::EPSILON as f64 / 2.0;
+const WEIGHT_CHANGE_MIN: f64 = f32::EPSILON as f64 / 2.0;
 
 /// Statistics of a training's progress messages, besides its last step.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ enum UntrainedReason {
     )]
     NotFinite { step: u32, tensor: String, value: f32 },
     #[error(
-        "check weights-changed: {steps} steps changed them by {change:e} of their norm, less than f32 can tell ({LEAST_CHANGE:e}); raise training.learning_rate (it was {rate:e} at the last step) (R113)"
+        "check weights-changed: {steps} steps changed them by {change:e} of their norm, less than f32 can tell ({WEIGHT_CHANGE_MIN:e}); raise training.learning_rate (it was {rate:e} at the last step) (R113)"
     )]
     Unchanged { steps: u32, change: f64, rate: f64 },
     #[error(
@@ -89,7 +89,7 @@ pub(crate) async fn check_saved_step(
     stats: &StepStats,
 ) -> Result<Option<f64>, JobError> {
     let weights = compare_weights(checkpoint, start).await?;
-    judge_training(&weights, step, stats).map_err(JobError::fatal_failure)?;
+    check_trained(&weights, step, stats).map_err(JobError::fatal_failure)?;
     Ok(weights.change)
 }
 
@@ -122,7 +122,7 @@ async fn compare_weights(saved: &Path, start: &InitialWeights) -> Result<WeightD
 
 /// Checks the learning rate, the scored tokens, the weights and the gradient of a step. The change
 /// of the weights and the gradient are only checked at the last step.
-fn judge_training(
+fn check_trained(
     weights: &WeightDelta,
     last: &TrainStep,
     stats: &StepStats,
@@ -141,7 +141,7 @@ fn judge_training(
     match weights.change {
         // The first steps of a long warm-up may change almost nothing.
         _ if step < steps => Ok(()),
-        Some(change) if change < LEAST_CHANGE => {
+        Some(change) if change < WEIGHT_CHANGE_MIN => {
             Err(UntrainedReason::Unchanged { steps, change, rate: learning_rate })
         }
         None if stats.largest_gradient == 0.0 => Err(UntrainedReason::NoGradient { steps }),
@@ -175,7 +175,7 @@ mod tests {
     fn judged(change: Option<f64>, step: TrainStep) -> Result<(), UntrainedReason> {
         let mut stats = StepStats::new("engine".into(), 0);
         stats.record_step(&step);
-        judge_training(&WeightDelta { change, non_finite: None }, &step, &stats)
+        check_trained(&WeightDelta { change, non_finite: None }, &step, &stats)
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
         let weights =
             WeightDelta { change: Some(0.1), non_finite: Some(("a.lora_B".into(), f32::NAN)) };
         let half_way = TrainStep { steps: 9, ..step() };
-        let found = judge_training(&weights, &half_way, &StepStats::new(String::new(), 0))
+        let found = check_trained(&weights, &half_way, &StepStats::new(String::new(), 0))
             .unwrap_err()
             .to_string();
         assert!(

@@ -63,9 +63,9 @@ struct SavedSlice {
     canary: Vec<f32>,
 }
 
-/// The content of the messages of a worker.
+/// The content of a worker's messages about one slice.
 #[derive(Default)]
-struct SeenMessages {
+struct SliceMessages {
     begun: Option<TrainingBegun>,
     /// The last saved step.
     step: Option<TrainStep>,
@@ -93,8 +93,8 @@ pub(crate) async fn is_part_done(
     }
 }
 
-/// Returns the delta with the figures of its last step.
-fn add_figures(delta: v1::Delta, step: &TrainStep) -> v1::Delta {
+/// Adds the statistics of a slice's last step to its delta.
+fn add_step_statistics(delta: v1::Delta, step: &TrainStep) -> v1::Delta {
     v1::Delta {
         steps: step.step.saturating_sub(delta.first),
         tokens: step.tokens,
@@ -175,7 +175,7 @@ impl TrainingPart<'_> {
             let files = directory.join(CHECKPOINT_DIR);
             let initial = InitialWeights::Files(from.path().to_owned());
             training_check::check_saved_step(&files, &initial, &step, &stats).await?;
-            delta = add_figures(delta, &step);
+            delta = add_step_statistics(delta, &step);
             self.last_speed.record_speed(order, &stats);
             let sent = write_sent_weights(order, from.path(), &directory, state).await;
             let sent = sent.map_err(JobError::retryable_failure)?;
@@ -263,7 +263,7 @@ impl TrainingPart<'_> {
         };
         let mut patience = launch.silence_timeout(SILENCE_LIMIT, SILENCE_LIMIT_MIN);
         let mut stats = StepStats::new(engine.describe_engine(), 0);
-        let seen: Mutex<SeenMessages> = Mutex::default();
+        let seen: Mutex<SliceMessages> = Mutex::default();
         let note = |progress: serde_json::Value| {
             let message = serde_json::from_value::<TrainProgress>(progress.clone()).ok();
             let step = handle_progress(job, progress, &mut stats);
@@ -291,7 +291,7 @@ impl TrainingPart<'_> {
             }
             Err(error) => return Err(JobError::from_model_worker(error, &worker).await),
         }
-        let SeenMessages { begun, step, heldout_nll, canary } =
+        let SliceMessages { begun, step, heldout_nll, canary } =
             seen.into_inner().unwrap_or_default();
         let begun = begun.ok_or_else(|| {
             JobError::retryable_failure(anyhow!("the worker ended before it began (E112)"))

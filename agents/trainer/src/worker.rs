@@ -22,7 +22,7 @@ use crate::{
         CHECKPOINT_DIR, ResumeCheckpoint, STATE_DIR, TrainOutcome, TrainProgress, TrainRequest,
         TrainSlice, TrainStep, TrainingBegun, UNPUBLISHED_MAX,
     },
-    signals::{GivenSignal, SignalInputs},
+    signals::{DatasetSignal, SignalInputs},
 };
 
 /// The directory of the new adapter, if a slice has no steps.
@@ -42,7 +42,8 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// Half an hour of heartbeats; a longer operation counts as hung.
 const HEARTBEATS_MAX: u32 = 900;
 
-struct ComputePlace {
+/// The device that trains, and the weight type of the frozen base.
+struct ComputeSettings {
     device: Device,
     dtype: MatrixDtype,
 }
@@ -75,12 +76,12 @@ fn run_training(
     kept: Option<ModelTrainer>,
 ) -> anyhow::Result<ModelTrainer> {
     let loading = Instant::now();
-    // Weights in 8 bits are not trained beside.
+    // Adapters are not trained on weights of 8 bits.
     let dtype = if dtype == MatrixDtype::Q8_0 { MatrixDtype::Bf16 } else { dtype };
-    let place = ComputePlace { device: engine::parse_device(device)?, dtype };
+    let compute = ComputeSettings { device: engine::parse_device(device)?, dtype };
     let (mut trainer, before) = match &call.slice {
-        Some(slice) => (start_slice(call, slice, &place, respond, kept)?, None),
-        None => start_trainer(call, &place, respond)?,
+        Some(slice) => (start_slice(call, slice, &compute, respond, kept)?, None),
+        None => start_trainer(call, &compute, respond)?,
     };
     if let Some(slice) = call.slice.as_ref().filter(|slice| slice.steps == 0) {
         answer_without_steps(&trainer, call, slice, respond)?;
@@ -180,13 +181,13 @@ fn answer_without_steps(
 /// Returns the trainer and the checkpoint that it resumed from.
 fn start_trainer<'a>(
     call: &'a TrainRequest,
-    place: &ComputePlace,
+    compute: &ComputeSettings,
     respond: &CallResponder,
 ) -> anyhow::Result<(ModelTrainer, Option<&'a ResumeCheckpoint>)> {
     let mut refused = None;
     if let Some(resume) = &call.resume {
         let checkpoint = Some(resume.checkpoint.as_path());
-        let loaded = load_trainer(call, place, checkpoint, respond).and_then(|mut trainer| {
+        let loaded = load_trainer(call, compute, checkpoint, respond).and_then(|mut trainer| {
             trainer.resume_from(&resume.state, resume.step as usize)?;
             Ok(trainer)
         });
@@ -198,7 +199,7 @@ fn start_trainer<'a>(
             Err(error) => refused = Some(format!("{error:#}")),
         }
     }
-    let trainer = load_trainer(call, place, None, respond)?;
+    let trainer = load_trainer(call, compute, None, respond)?;
     respond.send_progress(&begun_message(&trainer, 0, refused));
     Ok((trainer, None))
 }
@@ -207,7 +208,7 @@ fn start_trainer<'a>(
 fn start_slice(
     call: &TrainRequest,
     slice: &TrainSlice,
-    place: &ComputePlace,
+    compute: &ComputeSettings,
     respond: &CallResponder,
     kept: Option<ModelTrainer>,
 ) -> anyhow::Result<ModelTrainer> {
@@ -217,7 +218,7 @@ fn start_slice(
             trainer.replace_adapter(&adapter.context("load the adapter")?)?;
             trainer
         }
-        _ => load_trainer(call, place, slice.start.as_deref(), respond)?,
+        _ => load_trainer(call, compute, slice.start.as_deref(), respond)?,
     };
     let refused = trainer.start_slice(slice.state.as_deref(), slice.first as usize).err();
     if refused.is_some() {
@@ -240,11 +241,11 @@ fn begun_message(trainer: &ModelTrainer, step: u32, refused: Option<String>) -> 
 /// Loads the weights of a checkpoint, or of the request's adapter or base.
 fn load_trainer(
     call: &TrainRequest,
-    place: &ComputePlace,
+    compute: &ComputeSettings,
     checkpoint: Option<&Path>,
     respond: &CallResponder,
 ) -> anyhow::Result<ModelTrainer> {
-    let ComputePlace { device, dtype } = place;
+    let ComputeSettings { device, dtype } = compute;
     let tokenizer = ModelTokenizer::load_tokenizer(&call.base).context("load the tokenizer")?;
     let is_full = call.training.lora.is_none();
     let model = match checkpoint.filter(|_| is_full) {
@@ -440,7 +441,7 @@ fn train_spec(call: &TrainRequest) -> anyhow::Result<TrainSpec> {
 }
 
 /// Returns the examples, and what the dataset says of each.
-fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<GivenSignal>)> {
+fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<DatasetSignal>)> {
     let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     let examples = wire::TrainingExample::parse_all(&text).context("read the dataset")?;
     let split = |example: wire::TrainingExample| {
@@ -456,7 +457,7 @@ fn read_examples(path: &Path) -> anyhow::Result<(Vec<CompletionExample>, Vec<Giv
         };
         let wire::TrainingExample { prompt, completion, advantage, behaviour, teacher, .. } =
             example;
-        let signal = GivenSignal { advantage, behaviour, teacher };
+        let signal = DatasetSignal { advantage, behaviour, teacher };
         (CompletionExample { prompt, completion, tokens }, signal)
     };
     Ok(examples.into_iter().map(split).unzip())

@@ -27,7 +27,7 @@ use crate::{
     stream_tail::{StreamTail, TailError, TailItem},
 };
 
-const KEPT: &str = "flotilla-serving.kept";
+const KEPT_SUBJECT: &str = "flotilla-serving.kept";
 /// Seconds after which the server deletes a message (nats-server 2.11).
 const TTL_HEADER: &str = "Nats-TTL";
 /// Longest time for which anything is kept.
@@ -92,7 +92,7 @@ impl Bus {
         let config = || Config {
             name: EXCHANGES.to_owned(),
             description: Some("flotilla: kept requests to models, and feedback".to_owned()),
-            subjects: vec![format!("{KEPT}.*.*.*")],
+            subjects: vec![format!("{KEPT_SUBJECT}.*.*.*")],
             retention: RetentionPolicy::Limits,
             storage: StorageType::File,
             num_replicas: replicas,
@@ -167,7 +167,7 @@ impl Bus {
         channel: &RunId,
         after: u64,
     ) -> Result<Vec<ExchangeMessage>, ExchangeError> {
-        let filters = vec![format!("{KEPT}.{channel}.*.*")];
+        let filters = vec![format!("{KEPT_SUBJECT}.{channel}.*.*")];
         let open = |after| StreamTail::new(self, EXCHANGES.to_owned(), filters.clone(), after);
         let mut tail = open(after);
         let mut newest = NewestMessages::new(LISTED_BYTES_MAX);
@@ -222,7 +222,7 @@ pub fn is_exchange_id(text: &str) -> bool {
 }
 
 fn exchange_subject(channel: &RunId, exchange: &str, part: ExchangePart) -> String {
-    format!("{KEPT}.{channel}.{exchange}.{}", part.as_str())
+    format!("{KEPT_SUBJECT}.{channel}.{exchange}.{}", part.as_str())
 }
 
 /// Returns `None` for a message that no version of this program writes.

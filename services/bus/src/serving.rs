@@ -25,8 +25,8 @@ use wire::AgentId;
 
 use crate::Bus;
 
-const REQUESTS: &str = "flotilla-serving.request";
-const ANSWERS: &str = "flotilla-serving.answer";
+const REQUEST_SUBJECT: &str = "flotilla-serving.request";
+const ANSWER_SUBJECT: &str = "flotilla-serving.answer";
 /// Identifies a request in its headers: `<gateway>.<request>`.
 const REQUEST_HEADER: &str = "Flotilla-Request";
 const CHANNEL_HEADER: &str = "Flotilla-Channel";
@@ -143,14 +143,14 @@ impl Bus {
         &self,
         agent: &AgentId,
     ) -> Result<BoxStream<'static, ServingMessage>, ServingClosed> {
-        let subject = format!("{REQUESTS}.{agent}");
+        let subject = format!("{REQUEST_SUBJECT}.{agent}");
         let messages = self.shared.client.subscribe(subject).await.map_err(|_| ServingClosed)?;
         Ok(messages.filter_map(|message| std::future::ready(parse_request(&message))).boxed())
     }
 
     /// Returns the sender of an agent's answer to a request.
     pub fn open_answer(&self, agent: &AgentId, request: &str) -> AnswerSender {
-        let subject = format!("{ANSWERS}.{agent}.{request}");
+        let subject = format!("{ANSWER_SUBJECT}.{agent}.{request}");
         AnswerSender { bus: self.clone(), subject, next: Arc::default() }
     }
 
@@ -159,7 +159,7 @@ impl Bus {
     /// # Errors
     /// The connection is closed for good.
     pub async fn open_serving_client(&self, gateway: &str) -> Result<ServingClient, ServingClosed> {
-        let subject = format!("{ANSWERS}.*.{gateway}.>");
+        let subject = format!("{ANSWER_SUBJECT}.*.{gateway}.>");
         let mut parts = self.shared.client.subscribe(subject).await.map_err(|_| ServingClosed)?;
         let waiting: WaitingAnswers = Arc::default();
         let known = waiting.clone();
@@ -252,7 +252,7 @@ impl ServingClient {
         headers.insert(REQUEST_HEADER, receiver.id.as_str());
         headers.insert(CHANNEL_HEADER, channel);
         headers.insert(PATH_HEADER, path);
-        let subject = format!("{REQUESTS}.{}", receiver.agent);
+        let subject = format!("{REQUEST_SUBJECT}.{}", receiver.agent);
         let sent = self.bus.shared.client.publish_with_headers(subject, headers, body).await;
         sent.map_err(|_| ServingClosed)?;
         Ok(receiver)
@@ -289,7 +289,7 @@ impl Drop for AnswerReceiver {
         tokio::spawn(async move {
             let mut headers = HeaderMap::new();
             headers.insert(REQUEST_HEADER, id.as_str());
-            let subject = format!("{REQUESTS}.{agent}");
+            let subject = format!("{REQUEST_SUBJECT}.{agent}");
             // Without it the agent computes an answer that nobody reads.
             let _ = bus.shared.client.publish_with_headers(subject, headers, Bytes::new()).await;
         });

@@ -19,7 +19,7 @@ use super::{
     turn_prompt::{TurnLimits, TurnPrompt},
 };
 use crate::messages::{
-    AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
+    AdapterSwapRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
     SampleToScore, ScoreRequest, ScoredSamples, order_longest_first,
 };
 
@@ -37,7 +37,7 @@ pub(super) fn serve_calls(config: &WorkerConfig, inbox: &CallInbox<GeneratorRequ
         Ok(loaded) => loaded,
         Err(error) => return failed(&error, inbox.next().map(|call| call.responder)),
     };
-    while let Some(WorkerCall { request: AdoptRequest { adapter }, responder: respond }) =
+    while let Some(WorkerCall { request: AdapterSwapRequest { adapter }, responder: respond }) =
         batch.serve_until_swap(inbox)
     {
         batch = match base.new_batch(adapter.as_deref()) {
@@ -107,7 +107,7 @@ impl CandleBatch {
     fn serve_until_swap(
         mut self,
         inbox: &CallInbox<GeneratorRequest>,
-    ) -> Option<WorkerCall<AdoptRequest>> {
+    ) -> Option<WorkerCall<AdapterSwapRequest>> {
         loop {
             let first = if self.calls.is_empty() { Some(inbox.next()?) } else { None };
             let waiting = std::iter::from_fn(|| inbox.try_next().ok());

@@ -60,7 +60,7 @@ impl EndpointBackend {
         })
     }
 
-    pub(super) fn policy_caveat(&self) -> String {
+    pub(super) fn unverified_reason(&self) -> String {
         format!("the weights that {} serves cannot be verified", self.endpoint.url)
     }
 

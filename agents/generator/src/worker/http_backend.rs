@@ -28,7 +28,7 @@ use super::{
     slot_planner::{SlotId, SlotPlanner, SlotStep, WaitingPrompt},
 };
 use crate::messages::{
-    AdoptRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
+    AdapterSwapRequest, GenerateProgress, GenerateRequest, GeneratorAnswer, GeneratorRequest,
     ScoreRequest, ScoredSamples, order_longest_first,
 };
 
@@ -43,7 +43,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time in which the server's process may exit after a broken request, for the server to be at
 /// fault.
-const DEATH_TIMEOUT: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The server that draws the samples: a `llama-server` that this worker runs, or an external one.
 pub(super) enum HttpBackend {
@@ -89,7 +89,7 @@ pub(super) fn serve_calls(
         }
     };
     let calls =
-        PendingCalls::new(config.backend.describe_engine(), source.policy_caveat(), tokenizer);
+        PendingCalls::new(config.backend.describe_engine(), source.unverified_reason(), tokenizer);
     let plan = SlotPlanner::new(slots, source.keeps_state());
     let table = SampleScheduler {
         backend: source,
@@ -183,8 +183,8 @@ impl SampleScheduler {
                     None => return Ok(()),
                 },
                 _ = death_poll.tick() => {
-                    if let Some(death) = self.backend.server_death() {
-                        return self.shut_down(&death);
+                    if let Some(exit) = self.backend.describe_server_exit() {
+                        return self.shut_down(&exit);
                     }
                     if !steps.is_empty() && pings.is_empty() && pinged.elapsed() > PING_INTERVAL {
                         pinged = Instant::now();
@@ -203,7 +203,7 @@ impl SampleScheduler {
                 self.admit_call(WorkerCall { request, responder });
                 Ok(())
             }
-            GeneratorRequest::Adopt(AdoptRequest { adapter }) => {
+            GeneratorRequest::Adopt(AdapterSwapRequest { adapter }) => {
                 self.swap_adapter(adapter, &responder)
             }
             GeneratorRequest::Score(request) => {
@@ -263,12 +263,12 @@ impl SampleScheduler {
                 Ok(())
             }
             Err(failed) => {
-                let death = match failed.connection_lost {
-                    true => self.backend.wait_for_death(DEATH_TIMEOUT).await,
+                let exit = match failed.connection_lost {
+                    true => self.backend.wait_for_exit(EXIT_TIMEOUT).await,
                     false => None,
                 };
-                caller.send_error(death.as_ref().unwrap_or(&failed.message));
-                death.map_or(Ok(()), Err)
+                caller.send_error(exit.as_ref().unwrap_or(&failed.message));
+                exit.map_or(Ok(()), Err)
             }
         }
     }
@@ -462,8 +462,8 @@ impl SampleScheduler {
     /// Refuses or declines the call of a failed sample. An error means that the server is gone.
     async fn handle_failure(&mut self, call: u64, failed: SampleError) -> Result<(), String> {
         let SampleError { message, connection_lost: broke_off } = failed;
-        if broke_off && let Some(death) = self.backend.wait_for_death(DEATH_TIMEOUT).await {
-            return Err(death);
+        if broke_off && let Some(exit) = self.backend.wait_for_exit(EXIT_TIMEOUT).await {
+            return Err(exit);
         }
         if broke_off && self.backend.is_external() {
             self.calls.decline_call(call, &message);
@@ -505,10 +505,10 @@ fn validate_sampling(sampling: &LlamaSampling) -> Result<(), String> {
 
 impl HttpBackend {
     /// Returns the reason why the policy cannot be verified; empty if it is.
-    fn policy_caveat(&self) -> String {
+    fn unverified_reason(&self) -> String {
         match self {
             Self::LlamaCpp(_) => String::new(),
-            Self::Endpoint(endpoint) => endpoint.policy_caveat(),
+            Self::Endpoint(endpoint) => endpoint.unverified_reason(),
         }
     }
 
@@ -642,19 +642,19 @@ impl HttpBackend {
     }
 
     /// Describes how the server's process ended, if this worker runs it and it did.
-    fn server_death(&mut self) -> Option<String> {
+    fn describe_server_exit(&mut self) -> Option<String> {
         match self {
-            Self::LlamaCpp(llama) => llama.server_death(),
+            Self::LlamaCpp(llama) => llama.describe_server_exit(),
             Self::Endpoint(_) => None,
         }
     }
 
     /// Returns `None` at once for an external server.
-    async fn wait_for_death(&mut self, limit: Duration) -> Option<String> {
+    async fn wait_for_exit(&mut self, limit: Duration) -> Option<String> {
         let began = Instant::now();
         while !self.is_external() && began.elapsed() < limit {
-            if let Some(death) = self.server_death() {
-                return Some(death);
+            if let Some(exit) = self.describe_server_exit() {
+                return Some(exit);
             }
             tokio::time::sleep(DEATH_POLL_INTERVAL / 5).await;
         }

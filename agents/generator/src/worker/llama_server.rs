@@ -449,7 +449,7 @@ impl LlamaServerBackend {
     }
 
     /// Describes how the server ended, if it did.
-    pub(super) fn server_death(&mut self) -> Option<String> {
+    pub(super) fn describe_server_exit(&mut self) -> Option<String> {
         if self.replaced.as_mut().is_some_and(|replaced| replaced.poll_exit().is_some()) {
             self.replaced = None;
         }

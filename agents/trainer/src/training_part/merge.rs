@@ -33,7 +33,7 @@ pub(super) enum MergedFiles {
 
 /// Returns the error for merged weights, such as `merge 3 of cycle 0`, with another digest here than
 /// elsewhere.
-pub(super) fn differing_merge(
+pub(super) fn merge_mismatch_error(
     weights: &str,
     ours: &str,
     theirs: &str,
@@ -56,7 +56,7 @@ fn check_same_bytes(
     let (ours, theirs) = (manifest(ours), manifest(theirs));
     match ours == theirs {
         true => Ok(()),
-        false => Err(differing_merge(weights, &ours, &theirs, &format!("on {agent}"))),
+        false => Err(merge_mismatch_error(weights, &ours, &theirs, &format!("on {agent}"))),
     }
 }
 

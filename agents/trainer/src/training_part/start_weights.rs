@@ -11,7 +11,7 @@ use wire::v1;
 
 use super::{
     TrainingPart,
-    merge::{MergedFiles, differing_merge},
+    merge::{MergedFiles, merge_mismatch_error},
 };
 use crate::{lineage, training_process::TrainingDir};
 
@@ -125,7 +125,7 @@ impl TrainingPart<'_> {
         if kept.manifest != wanted.adapter.manifest {
             let (ours, theirs) = (&kept.manifest, &wanted.adapter.manifest);
             let weights = format!("merge {} of cycle {}", merge.outer, order.cycle);
-            return Err(differing_merge(&weights, ours, theirs, "in the log"));
+            return Err(merge_mismatch_error(&weights, ours, theirs, "in the log"));
         }
         if velocity.exists() {
             let (place, about) = self.describe_merged(merge, MergedFiles::Velocity);

@@ -46,7 +46,7 @@ pub(super) fn measure_order(
     launch.program = find_flotilla()?;
     "bf16".clone_into(&mut launch.dtype);
     let places = GeneratorPaths {
-        gguf_cache: directory.path().join("shelf"),
+        gguf_cache: directory.path().join("gguf-cache"),
         gguf_cache_bytes: local_models::GGUF_CACHE_BYTES,
         converters: None,
         directory: directory.path().join("generate"),

@@ -99,7 +99,7 @@ pub(crate) fn merge_order(
     outer: u32,
 ) -> v1::train_order::Merge {
     let checkpoint = due_checkpoint(training, order, outer);
-    let sends_changes = across_of(order).send_share > 0.0;
+    let sends_changes = across_settings(order).send_share > 0.0;
     v1::train_order::Merge {
         derived: sends_changes && checkpoint.is_none() && !outer.is_multiple_of(STORED_EVERY),
         checkpoint,
@@ -130,7 +130,7 @@ fn merge_inputs(
 /// Returns true if each box trains its share of all steps at once. The first merge then says how many
 /// there are.
 fn is_soup(order: &v1::TrainOrder) -> bool {
-    across_of(order).method() == v1::across::Method::Soup
+    across_settings(order).method() == v1::across::Method::Soup
 }
 
 /// Returns the text by which a soup is chosen.
@@ -165,7 +165,7 @@ fn keep_files(delta: &mut v1::Delta) {
     *delta = v1::Delta { outer, slice, trained_tokens, tree, ..Default::default() };
 }
 
-fn across_of(order: &v1::TrainOrder) -> v1::Across {
+fn across_settings(order: &v1::TrainOrder) -> v1::Across {
     order.training.as_ref().and_then(|training| training.across).unwrap_or_default()
 }
 
@@ -264,7 +264,7 @@ impl SplitTrainingPlanner<'_> {
     /// Splits the next steps among the boxes in proportion to their speeds. Each box has one range;
     /// steps that did not count before come first.
     fn plan_slices(&self, outer: u32) -> WriteCommand {
-        let across = across_of(self.order);
+        let across = across_settings(self.order);
         let v1::Across { workers, every, .. } = across;
         let measured = self.measured_speeds();
         let is_measured = !measured.is_empty();

@@ -78,8 +78,9 @@ fn measure_with_llama_cpp(
 ) -> anyhow::Result<PerplexityResult> {
     let profile =
         HardwareProfile::choose_profile(args.profile.as_deref()).context("choose the profile")?;
-    let canaries = local_models::cache_directory()?.join("llama.cpp-canaries.json");
-    let places = EvaluatorPaths { gguf_cache: local_models::gguf_cache_directory()?, canaries };
+    let device_checks = local_models::cache_directory()?.join("llama.cpp-canaries.json");
+    let places =
+        EvaluatorPaths { gguf_cache: local_models::gguf_cache_directory()?, device_checks };
     let limits = EvaluatorLimits {
         threads: args.threads.map_or_else(cpu_cores, |threads| threads as usize),
         silence_limit: SILENCE_LIMIT,

@@ -13,8 +13,8 @@ use crate::llama_cpp::LlamaCppEvaluator;
 const RATIO_MIN: f64 = 0.98;
 const RATIO_MAX: f64 = 1.02;
 
-/// Beyond this number, all are forgotten and measured again.
-const PASSED_CANARIES_MAX: usize = 256;
+/// Beyond this number, all results are forgotten and measured again.
+const PASSED_CHECKS_MAX: usize = 256;
 
 /// The error that llama.cpp computes wrong logits on this host's device, so that the host must not
 /// measure.
@@ -34,7 +34,7 @@ pub struct WrongLogits {
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct PassedCanary {
+struct PassedDeviceCheck {
     ratio: f64,
     on_device: f64,
     on_cpu: f64,
@@ -51,7 +51,7 @@ pub(crate) fn check_device(
 ) -> anyhow::Result<f64> {
     let device = llama.perplexity.device.clone().unwrap_or_default();
     let key = format!("{} | {base_key}", llama.describe_engine(request.base));
-    let mut passed = read_passed(&llama.canaries);
+    let mut passed = read_passed(&llama.device_checks);
     if let Some(before) = passed.get(&key) {
         return Ok(before.ratio);
     }
@@ -80,23 +80,23 @@ pub(crate) fn check_device(
         "llama.cpp computes the same on the device \
                                                       and the CPU"
     );
-    if passed.len() >= PASSED_CANARIES_MAX {
+    if passed.len() >= PASSED_CHECKS_MAX {
         passed.clear();
     }
-    passed.insert(key, PassedCanary { ratio, on_device, on_cpu });
-    if let Err(error) = write_passed(&llama.canaries, &passed) {
-        tracing::warn!(%error, "the canary result was not saved; it is measured again next time");
+    passed.insert(key, PassedDeviceCheck { ratio, on_device, on_cpu });
+    if let Err(error) = write_passed(&llama.device_checks, &passed) {
+        tracing::warn!(%error, "the result of the device check was not saved; it is measured again next time");
     }
     Ok(ratio)
 }
 
 /// An unreadable file counts as empty.
-fn read_passed(path: &Path) -> BTreeMap<String, PassedCanary> {
+fn read_passed(path: &Path) -> BTreeMap<String, PassedDeviceCheck> {
     let bytes = std::fs::read(path).unwrap_or_default();
     serde_json::from_slice(&bytes).unwrap_or_default()
 }
 
-fn write_passed(path: &Path, passed: &BTreeMap<String, PassedCanary>) -> std::io::Result<()> {
+fn write_passed(path: &Path, passed: &BTreeMap<String, PassedDeviceCheck>) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory)?;
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
