@@ -19,10 +19,10 @@ pub(crate) async fn renew_until_done(
     delivery: &Delivery,
     lease_file: &LeaseFile,
 ) -> std::convert::Infallible {
-    let mut beat = tokio::time::interval(delivery.lease_duration() / 3);
-    beat.tick().await;
+    let mut renewal = tokio::time::interval(delivery.lease_duration() / 3);
+    renewal.tick().await;
     loop {
-        beat.tick().await;
+        renewal.tick().await;
         if let Err(error) = delivery.renew_lease().await {
             tracing::warn!(%error, "lease renewal failed");
         }

@@ -208,9 +208,14 @@ impl StageInputs<'_> {
         let stopped = stop.0.clone();
         let work = move || -> anyhow::Result<(u64, u64)> {
             let cache = GgufCache::open(&cache, bytes_max)?;
-            let mut beat = |_: u64, _: u64| unwind_if_stopped(&stopped);
-            let base =
-                cache.get_or_convert(&model.key, &model.base, dtype.into(), None, &mut beat)?;
+            let mut on_heartbeat = |_: u64, _: u64| unwind_if_stopped(&stopped);
+            let base = cache.get_or_convert(
+                &model.key,
+                &model.base,
+                dtype.into(),
+                None,
+                &mut on_heartbeat,
+            )?;
             let base_bytes = count_bytes(&[base.file_path().to_owned()])?;
             let Some(adapter) = &model.adapter else { return Ok((base_bytes, 0)) };
             convert::convert_lora(&model.base, adapter, &adapter_file, ConversionDtype::F32)?;
@@ -386,7 +391,8 @@ fn build_request(count: u32, tokens: u32, canary: &str) -> OfflineRequest {
     }
 }
 
-/// Judges the TLB shootdowns of the whole burn-in. Returns `None` if the kernel does not count them.
+/// Judges the TLB shootdowns of the whole burn-in. Returns `None` if the kernel does not count
+/// them.
 pub(crate) fn judge_shootdowns(
     samples: &[HostTelemetry],
     stages: &[StageReport],

@@ -156,9 +156,9 @@ fn convert_adapter(
         );
     }
     let converted = scratch.join("adapter.gguf");
-    let mut beat = || progress(MeasureStep::Note("converting the adapter for llama.cpp"));
+    let mut on_heartbeat = || progress(MeasureStep::Note("converting the adapter for llama.cpp"));
     let converters = llama.converters.as_ref();
-    cache.convert_adapter(&source.base, adapter, &converted, converters, &mut beat)?;
+    cache.convert_adapter(&source.base, adapter, &converted, converters, &mut on_heartbeat)?;
     Ok(Some(converted))
 }
 

@@ -17,8 +17,8 @@ pub struct ConvertedBase {
 }
 
 impl LlamaCppGenerator {
-    /// Returns a base as a GGUF file: itself, or the one in the cache, which it is converted into if
-    /// needed. `key` is a digest of its content; `beat` is called while this works.
+    /// Returns a base as a GGUF file: itself, or the one in the cache, which it is converted into
+    /// if needed. `key` is a digest of its content; `on_heartbeat` is called while this works.
     ///
     /// # Errors
     /// When the model cannot be converted, or the cache cannot be written.
@@ -26,19 +26,20 @@ impl LlamaCppGenerator {
         &self,
         key: &str,
         model: &Path,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> anyhow::Result<ConvertedBase> {
         if is_gguf(model) {
             return Ok(ConvertedBase { path: model.to_owned(), _in_use: None });
         }
         let cache = GgufCache::open(&self.gguf_cache, self.gguf_cache_bytes)?;
         let (dtype, converters) = (self.dtype.into(), self.converters.as_ref());
-        let cached = cache.get_or_convert(key, model, dtype, converters, &mut |_, _| beat())?;
+        let cached =
+            cache.get_or_convert(key, model, dtype, converters, &mut |_, _| on_heartbeat())?;
         Ok(ConvertedBase { path: cached.file_path().to_owned(), _in_use: Some(cached) })
     }
 
-    /// Returns an adapter as a GGUF file: itself, or `converted`, which is written. `beat` is called
-    /// while this works.
+    /// Returns an adapter as a GGUF file: itself, or `converted`, which is written. `on_heartbeat`
+    /// is called while this works.
     ///
     /// # Errors
     /// When the base is a GGUF file and the adapter is not, or it cannot be converted.
@@ -47,7 +48,7 @@ impl LlamaCppGenerator {
         base: &Path,
         adapter: &Path,
         converted: PathBuf,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> anyhow::Result<PathBuf> {
         if is_gguf(adapter) {
             return Ok(adapter.to_owned());
@@ -61,7 +62,7 @@ impl LlamaCppGenerator {
             );
         }
         let cache = GgufCache::open(&self.gguf_cache, self.gguf_cache_bytes)?;
-        cache.convert_adapter(base, adapter, &converted, self.converters.as_ref(), beat)?;
+        cache.convert_adapter(base, adapter, &converted, self.converters.as_ref(), on_heartbeat)?;
         Ok(converted)
     }
 }

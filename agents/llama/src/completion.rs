@@ -81,8 +81,8 @@ pub fn build_state_restore(slot: u32, file: &str) -> (String, Value) {
     (format!("/slots/{slot}?action=restore"), json!({ "filename": file }))
 }
 
-/// Returns the body of a request for one sample on a slot; any free one if `None`. A slot that holds
-/// the beginning of the prompt computes only the rest, from state that other requests left.
+/// Returns the body of a request for one sample on a slot; any free one if `None`. A slot that
+/// holds the beginning of the prompt computes only the rest, from state that other requests left.
 ///
 /// `prompt` is a list of tokens, so that the server adds no token and interprets none as special
 /// that our tokenizer would not. All samplers are listed explicitly, including those that are

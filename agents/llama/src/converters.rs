@@ -113,8 +113,8 @@ impl<'a> ModelConverter<'a> {
     }
 }
 
-/// Fails if a model needs converters and there are none. A configuration that cannot be read passes,
-/// because the converter reports it.
+/// Fails if a model needs converters and there are none. A configuration that cannot be read
+/// passes, because the converter reports it.
 pub fn require_converters(
     model: &Path,
     converters: Option<&LlamaConverters>,
@@ -155,26 +155,26 @@ impl LlamaConverters {
         &self.version
     }
 
-    /// Writes a model of `bytes` bytes as a GGUF file. `beat` is called while this works.
+    /// Writes a model of `bytes` bytes as a GGUF file. `on_heartbeat` is called while this works.
     pub(crate) fn convert_model(
         &self,
         (model, to): (&Path, &Path),
         dtype: ConversionDtype,
         bytes: u64,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> Result<(), ConverterError> {
         // Refuses code of the directory, which some of the converters would run.
         ModelOutline::from_dir(model)?;
         let arguments: [OsString; 5] =
             ["--outtype".into(), dtype.name().into(), "--outfile".into(), to.into(), model.into()];
-        self.run_converter((MODEL_SCRIPT, model), arguments, time_limit(bytes), beat)
+        self.run_converter((MODEL_SCRIPT, model), arguments, time_limit(bytes), on_heartbeat)
     }
 
     /// Writes a PEFT adapter of a base's directory as a GGUF file.
     pub(crate) fn convert_adapter(
         &self,
         (base, adapter, to): (&Path, &Path, &Path),
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> Result<(), ConverterError> {
         ModelOutline::from_dir(base)?;
         if !AdapterSettings::from_dir(adapter)?.has_one_scale() {
@@ -189,7 +189,7 @@ impl LlamaConverters {
             to.into(),
             adapter.into(),
         ];
-        self.run_converter((ADAPTER_SCRIPT, adapter), arguments, time_limit(0), beat)
+        self.run_converter((ADAPTER_SCRIPT, adapter), arguments, time_limit(0), on_heartbeat)
     }
 
     fn run_converter(
@@ -197,7 +197,7 @@ impl LlamaConverters {
         (script, input): (&'static str, &Path),
         arguments: impl IntoIterator<Item = OsString>,
         limit: Duration,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> Result<(), ConverterError> {
         // `-s` keeps packages of the user's own site directory out.
         let first = ["-s".into(), self.sources.join(script).into()];
@@ -218,7 +218,7 @@ impl LlamaConverters {
         let until = Instant::now() + limit;
         // A progress bar writes no lines.
         while process.wait_event(BEAT_INTERVAL) != ProcessEvent::Closed {
-            beat();
+            on_heartbeat();
             if Instant::now() >= until {
                 // It is ended in any case; the time is the error.
                 let _ = process.kill_and_wait();

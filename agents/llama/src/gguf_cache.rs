@@ -113,8 +113,13 @@ impl GgufCache {
             ModelConverter::Upstream(converters) => {
                 let name = cache_file_name(key, dtype.name(), converters.version());
                 self.get_or_write(&name, bytes, progress, |partial, progress| {
-                    let mut beat = || progress(0, 0);
-                    Ok(converters.convert_model((model, partial), dtype, bytes, &mut beat)?)
+                    let mut on_heartbeat = || progress(0, 0);
+                    Ok(converters.convert_model(
+                        (model, partial),
+                        dtype,
+                        bytes,
+                        &mut on_heartbeat,
+                    )?)
                 })
             }
         }
@@ -128,7 +133,7 @@ impl GgufCache {
         adapter: &Path,
         converted: &Path,
         converters: Option<&LlamaConverters>,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> Result<(), GgufCacheError> {
         let upstream = match ModelConverter::choose(base, converters)? {
             ModelConverter::Native => {
@@ -144,7 +149,7 @@ impl GgufCache {
         ];
         let name = cache_file_name(&digest_files(&files)?, "lora", upstream.version());
         let bytes = fs::metadata(&files[2]).map_or(0, |data| data.len());
-        let mut progress = |_: u64, _: u64| beat();
+        let mut progress = |_: u64, _: u64| on_heartbeat();
         let cached = self.get_or_write(&name, bytes, &mut progress, |partial, progress| {
             Ok(upstream.convert_adapter((base, adapter, partial), &mut || progress(0, 0))?)
         })?;

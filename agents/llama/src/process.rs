@@ -269,8 +269,8 @@ impl LineSplitter {
 mod tests {
     use super::*;
 
-    /// Runs a shell that prints far more than a pipe and the queue of lines hold. Returns true if it
-    /// ended although nobody read its lines, and the end of its output.
+    /// Runs a shell that prints far more than a pipe and the queue of lines hold. Returns true if
+    /// it ended although nobody read its lines, and the end of its output.
     fn run_unread(output: ProgramOutput) -> (bool, String) {
         let script = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; echo last";
         let arguments = ["-c", script].map(OsString::from);

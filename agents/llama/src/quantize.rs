@@ -30,8 +30,8 @@ pub enum QuantizeError {
 }
 
 /// Writes the model in `from` to `to` with weights of a type that llama.cpp names, such as
-/// `Q4_K_M`. Some weights get another type, as llama.cpp chooses. `beat` is called for each line
-/// that the program prints.
+/// `Q4_K_M`. Some weights get another type, as llama.cpp chooses. `on_heartbeat` is called for each
+/// line that the program prints.
 ///
 /// # Errors
 /// The program is missing, or fails.
@@ -40,7 +40,7 @@ pub fn quantize_model(
     (from, to): (&Path, &Path),
     weight_type: &str,
     environment: &ProcessEnvironment,
-    beat: &mut dyn FnMut(),
+    on_heartbeat: &mut dyn FnMut(),
 ) -> Result<(), QuantizeError> {
     let named = || program.to_owned();
     if !program.is_file() {
@@ -53,7 +53,7 @@ pub fn quantize_model(
         started.map_err(|source| QuantizeError::Start { program: named(), source })?;
     loop {
         match process.wait_event(SILENCE_MAX) {
-            ProcessEvent::Line(_) => beat(),
+            ProcessEvent::Line(_) => on_heartbeat(),
             ProcessEvent::TimedOut => {
                 // It is ended in any case; the silence is the error.
                 let _ = process.kill_and_wait();

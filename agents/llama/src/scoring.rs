@@ -28,8 +28,8 @@ pub enum ScoringError {
     Other { found: u32, wanted: u32 },
 }
 
-/// Returns the body of a request for the probability of `token` after the tokens `before`, on a slot
-/// of the server; `None` for any.
+/// Returns the body of a request for the probability of `token` after the tokens `before`, on a
+/// slot of the server; `None` for any.
 pub fn build_request(before: &[u32], token: u32, slot: Option<u32>) -> Value {
     let sampling = LlamaSampling { temperature: 0.0, top_k: 1, top_p: 1.0, max_new_tokens: 1 };
     let mut request = completion::build_request(before, &sampling, 0, true, slot);

@@ -111,8 +111,8 @@ pub enum LlamaServerError {
     NotReady { name: &'static str, limit: Duration, last_output: String },
 }
 
-/// A running `llama-server`, or a program like it. Dropping it ends the process, first with SIGTERM and after 3 s with
-/// SIGKILL. The kernel kills it when the thread that started it ends.
+/// A running `llama-server`, or a program like it. Dropping it ends the process, first with SIGTERM
+/// and after 3 s with SIGKILL. The kernel kills it when the thread that started it ends.
 ///
 /// ```text
 /// start -> wait_ready -> (requests with api_key at listen_address; poll_exit now and then) -> drop
@@ -164,8 +164,8 @@ impl LlamaServer {
         Self::start_program(&program, serve.directory)
     }
 
-    /// Starts a program with llama-server's HTTP API. Its socket and key are in `directory`, which is
-    /// created with access for this user only.
+    /// Starts a program with llama-server's HTTP API. Its socket and key are in `directory`, which
+    /// is created with access for this user only.
     ///
     /// # Errors
     /// When the directory cannot be prepared or the program cannot be started.
@@ -194,11 +194,11 @@ impl LlamaServer {
         self.name
     }
 
-    /// Waits until the server is ready, at most `limit`. Calls `beat` between two checks.
+    /// Waits until the server is ready, at most `limit`. Calls `on_heartbeat` between two checks.
     pub fn wait_ready(
         &mut self,
         limit: Duration,
-        mut beat: impl FnMut(),
+        mut on_heartbeat: impl FnMut(),
     ) -> Result<(), LlamaServerError> {
         let until = Instant::now() + limit;
         loop {
@@ -214,7 +214,7 @@ impl LlamaServer {
                 let (name, last_output) = (self.name, self.last_output());
                 return Err(LlamaServerError::NotReady { name, limit, last_output });
             }
-            beat();
+            on_heartbeat();
             std::thread::sleep(READY_POLL_INTERVAL);
         }
     }

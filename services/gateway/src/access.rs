@@ -1,7 +1,7 @@
 //! Access control: checks the bearer of each request before any other layer. In an open fleet every
 //! client that can reach the port may do everything, and nothing is checked.
 
-mod pace;
+mod body_deadline;
 mod rate_limiter;
 pub(crate) mod requirements;
 mod revocation;
@@ -35,7 +35,7 @@ use crate::{
 };
 
 use self::{
-    pace::RequestSender,
+    body_deadline::RequestSender,
     rate_limiter::{RateLimit, RateLimiter},
     requirements::{AccessRequirement, has_secret, requirement_for},
 };
@@ -61,7 +61,7 @@ struct AccessGate {
     started: Instant,
     members: Mutex<RateLimiter<String>>,
     /// Requests without a valid bearer.
-    strangers: Mutex<RateLimiter<IpAddr>>,
+    unauthenticated: Mutex<RateLimiter<IpAddr>>,
     /// Join tokens and login codes.
     secrets: Mutex<RateLimiter<IpAddr>>,
 }
@@ -69,7 +69,8 @@ struct AccessGate {
 /// Enough for a command that reads everything, or a box that fetches many small files.
 const MEMBER_RATE: RateLimit = RateLimit { burst: 2000, interval: Duration::from_millis(5) };
 /// Requests without a valid bearer: health checks, renewals, mistakes.
-const STRANGER_RATE: RateLimit = RateLimit { burst: 100, interval: Duration::from_millis(100) };
+const UNAUTHENTICATED_RATE: RateLimit =
+    RateLimit { burst: 100, interval: Duration::from_millis(100) };
 /// Too low to guess secrets, high enough for a rack of boxes that join together.
 const SECRET_RATE: RateLimit = RateLimit { burst: 30, interval: Duration::from_secs(2) };
 /// The callers that are counted separately; all further callers share one rate.
@@ -153,7 +154,7 @@ impl AccessControl {
             view,
             started: Instant::now(),
             members: Mutex::new(RateLimiter::new(MEMBER_RATE, CALLERS_MAX)),
-            strangers: Mutex::new(RateLimiter::new(STRANGER_RATE, CALLERS_MAX)),
+            unauthenticated: Mutex::new(RateLimiter::new(UNAUTHENTICATED_RATE, CALLERS_MAX)),
             secrets: Mutex::new(RateLimiter::new(SECRET_RATE, CALLERS_MAX)),
         };
         Self { gate: Some(Arc::new(gate)) }
@@ -221,7 +222,7 @@ impl AccessGate {
     }
 
     fn count_stranger(&self, peer: IpAddr) -> Result<(), AccessDenied> {
-        enforce_rate(&self.strangers, peer, self.started.elapsed())
+        enforce_rate(&self.unauthenticated, peer, self.started.elapsed())
     }
 
     /// Verifies the bearer and checks that its member is not revoked.
@@ -285,7 +286,7 @@ impl Middleware for AccessControl {
         }
         let Some(gate) = &self.gate else {
             let headers = request.headers().clone();
-            let (request, deadline) = pace::limit_body(request, RequestSender::Member);
+            let (request, deadline) = body_deadline::limit_body(request, RequestSender::Member);
             return Box::pin(deadline.enforce_deadline(headers, inner.call(request)));
         };
         let admitted = gate.admit_request(&request);
@@ -317,14 +318,15 @@ fn forward_request(
         }
         Ok(None) => {
             let headers = request.headers().clone();
-            let (request, deadline) = pace::limit_body(request, RequestSender::Unauthenticated);
+            let (request, deadline) =
+                body_deadline::limit_body(request, RequestSender::Unauthenticated);
             Box::pin(deadline.enforce_deadline(headers, inner.call(request)))
         }
         Ok(Some(caller)) => {
             let over = revocation::wait_revoked(gate.view.clone(), caller.clone());
             request.extensions_mut().insert(caller);
             let headers = request.headers().clone();
-            let (request, deadline) = pace::limit_body(request, RequestSender::Member);
+            let (request, deadline) = body_deadline::limit_body(request, RequestSender::Member);
             let answering = deadline.enforce_deadline(headers.clone(), inner.call(request));
             Box::pin(revocation::abort_on_revocation(over, headers, answering))
         }

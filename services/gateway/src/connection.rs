@@ -46,21 +46,21 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A client must send its first bytes within this time; idle connections would occupy permits.
-const HELLO_LIMIT: Duration = Duration::from_secs(10);
+const FIRST_BYTES_LIMIT: Duration = Duration::from_secs(10);
 /// The first bytes of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The preface of HTTP/2 and the next frame's header.
-const HELLO_BYTES: usize = PREFACE.len() + 9;
+const FIRST_BYTES_MIN: usize = PREFACE.len() + 9;
 
-/// One client's connection. Reads return end-of-file once `cut` is cancelled or the first bytes do
-/// not arrive in time.
+/// One client's connection. Reads return end-of-file once the gateway stops, or if the first bytes
+/// do not arrive in time.
 pub(crate) struct Connection {
     socket: Socket,
     info: ConnectionInfo,
-    hello: Option<PendingHello>,
-    cut: ShutdownSignal,
-    _one_of_the_most: OwnedSemaphorePermit,
-    _one_of_its_address: Option<ConnectionPermit>,
+    first_bytes: Option<FirstBytes>,
+    shutdown: ShutdownSignal,
+    _connection_slot: OwnedSemaphorePermit,
+    _address_permit: Option<ConnectionPermit>,
 }
 
 /// The addresses of a connection, and whether it is plain HTTP on a port with TLS. Each request has
@@ -107,17 +107,18 @@ pub(crate) fn refuse_foreign_host(request: &Request<Body>) -> Option<Response<Bo
 type ShutdownSignal = Pin<Box<WaitForCancellationFutureOwned>>;
 
 /// The transport of a connection. A TLS handshake advances only while the connection is polled, so
-/// that a slow one delays no other; it must end within [`HELLO_LIMIT`].
+/// that a slow one delays no other; it must end within [`FIRST_BYTES_LIMIT`].
 enum Socket {
     Plain(TcpStream),
-    /// Waits for the first byte, which tells TLS from plain HTTP. `None` only while it changes.
-    Fresh(Option<(TcpStream, TlsAcceptor)>),
-    Shaking(Box<Accept<TcpStream>>),
+    /// The first byte, which has not arrived, distinguishes TLS from plain HTTP. `None` only during
+    /// the transition.
+    AwaitingFirstByte(Option<(TcpStream, TlsAcceptor)>),
+    Handshaking(Box<Accept<TcpStream>>),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// The first bytes of a client that have not all arrived.
-struct PendingHello {
+struct FirstBytes {
     read: usize,
     is_preface: bool,
     /// The last bytes read.
@@ -125,19 +126,19 @@ struct PendingHello {
     deadline: Pin<Box<Sleep>>,
 }
 
-impl PendingHello {
+impl FirstBytes {
     fn within(limit: Duration) -> Self {
         Self { read: 0, is_preface: true, last: [0; 3], deadline: Box::pin(sleep(limit)) }
     }
 
     /// Adds received bytes; returns true when the preface is complete.
-    fn is_whole_with(&mut self, bytes: &[u8]) -> bool {
+    fn is_complete_with(&mut self, bytes: &[u8]) -> bool {
         for byte in bytes {
             self.is_preface &= PREFACE.get(self.read).is_none_or(|expected| expected == byte);
             self.read += 1;
             self.last = [self.last[1], self.last[2], *byte];
             let is_head = self.last == *b"\n\r\n" || self.last[1..] == *b"\n\n";
-            if if self.is_preface { self.read >= HELLO_BYTES } else { is_head } {
+            if if self.is_preface { self.read >= FIRST_BYTES_MIN } else { is_head } {
                 return true;
             }
         }
@@ -149,14 +150,14 @@ impl PendingHello {
 pub(crate) fn accept_connections(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
-    cut: CancellationToken,
+    shutdown: CancellationToken,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let sockets =
         TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let limiter = ConnectionLimiter::default();
-    let state = (sockets, free, limiter, tls, cut);
-    stream::unfold(state, |(mut sockets, free, limiter, tls, cut)| async move {
+    let state = (sockets, free, limiter, tls, shutdown);
+    stream::unfold(state, |(mut sockets, free, limiter, tls, shutdown)| async move {
         let permit = free.clone().acquire_owned().await.expect("nobody closes the semaphore");
         let connection = loop {
             match sockets.next().await? {
@@ -169,13 +170,13 @@ pub(crate) fn accept_connections(
                     break Ok(Connection {
                         info,
                         socket: match &tls {
-                            Some(tls) => Socket::Fresh(Some((socket, tls.clone()))),
+                            Some(tls) => Socket::AwaitingFirstByte(Some((socket, tls.clone()))),
                             None => Socket::Plain(socket),
                         },
-                        hello: Some(PendingHello::within(HELLO_LIMIT)),
-                        cut: Box::pin(cut.clone().cancelled_owned()),
-                        _one_of_the_most: permit,
-                        _one_of_its_address: place,
+                        first_bytes: Some(FirstBytes::within(FIRST_BYTES_LIMIT)),
+                        shutdown: Box::pin(shutdown.clone().cancelled_owned()),
+                        _connection_slot: permit,
+                        _address_permit: place,
                     });
                 }
                 Err(error) => {
@@ -185,7 +186,7 @@ pub(crate) fn accept_connections(
                 }
             }
         };
-        Some((connection, (sockets, free, limiter, tls, cut)))
+        Some((connection, (sockets, free, limiter, tls, shutdown)))
     })
 }
 
@@ -199,26 +200,26 @@ impl Connected for Connection {
 
 /// Returns a socket that can be read and written, or the pending or failed state of its handshake.
 macro_rules! open {
-    ($self:ident, $cx:ident, $socket:ident => $go_on:expr) => {
+    ($self:ident, $cx:ident, $socket:ident => $action:expr) => {
         loop {
             let this = &mut *$self;
             match &mut this.socket {
-                Socket::Plain($socket) => break $go_on,
-                Socket::Tls($socket) => break $go_on,
-                Socket::Fresh(fresh) => {
-                    if is_over(&mut this.hello, &mut this.cut, $cx) {
+                Socket::Plain($socket) => break $action,
+                Socket::Tls($socket) => break $action,
+                Socket::AwaitingFirstByte(fresh) => {
+                    if is_over(&mut this.first_bytes, &mut this.shutdown, $cx) {
                         break Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                     }
                     this.socket = ready!(begin_tls(fresh, &this.info, $cx))?;
                 }
-                Socket::Shaking(shaking) => {
+                Socket::Handshaking(handshake) => {
                     // A client that only waits to write does not read, and would not reach its
                     // limit there.
-                    if is_over(&mut this.hello, &mut this.cut, $cx) {
+                    if is_over(&mut this.first_bytes, &mut this.shutdown, $cx) {
                         break Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                     }
-                    let shaken = ready!(Pin::new(shaking).poll($cx))?;
-                    this.socket = Socket::Tls(Box::new(shaken));
+                    let stream = ready!(Pin::new(handshake).poll($cx))?;
+                    this.socket = Socket::Tls(Box::new(stream));
                 }
             }
         }
@@ -239,7 +240,7 @@ fn begin_tls(
     let peeked = ready!(socket.poll_peek(cx, &mut ReadBuf::new(&mut first)))?;
     Poll::Ready(match fresh.take() {
         Some((socket, tls)) if peeked == 0 || first[0] == TLS_HANDSHAKE => {
-            Ok(Socket::Shaking(Box::new(tls.accept(socket))))
+            Ok(Socket::Handshaking(Box::new(tls.accept(socket))))
         }
         Some((socket, _)) if info.is_loopback() => {
             info.is_plain.store(true, Ordering::Relaxed);
@@ -253,12 +254,12 @@ fn begin_tls(
 /// Returns true if the gateway stops or the time for the first bytes is over. Registers the waker
 /// for both.
 fn is_over(
-    hello: &mut Option<PendingHello>,
-    cut: &mut ShutdownSignal,
+    first_bytes: &mut Option<FirstBytes>,
+    shutdown: &mut ShutdownSignal,
     cx: &mut Context<'_>,
 ) -> bool {
-    let is_late = |hello: &mut PendingHello| hello.deadline.as_mut().poll(cx).is_ready();
-    hello.as_mut().is_some_and(is_late) || cut.as_mut().poll(cx).is_ready()
+    let is_late = |first_bytes: &mut FirstBytes| first_bytes.deadline.as_mut().poll(cx).is_ready();
+    first_bytes.as_mut().is_some_and(is_late) || shutdown.as_mut().poll(cx).is_ready()
 }
 
 impl AsyncRead for Connection {
@@ -268,12 +269,13 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if is_over(&mut this.hello, &mut this.cut, cx) {
+        if is_over(&mut this.first_bytes, &mut this.shutdown, cx) {
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
         let polled = open!(self, cx, socket => Pin::new(socket).poll_read(cx, buffer));
-        self.hello.take_if(|hello| hello.is_whole_with(&buffer.filled()[before..]));
+        self.first_bytes
+            .take_if(|first_bytes| first_bytes.is_complete_with(&buffer.filled()[before..]));
         polled
     }
 }
@@ -299,7 +301,7 @@ impl AsyncWrite for Connection {
         match &self.socket {
             Socket::Plain(socket) => socket.is_write_vectored(),
             Socket::Tls(socket) => socket.is_write_vectored(),
-            Socket::Fresh(_) | Socket::Shaking(_) => false,
+            Socket::AwaitingFirstByte(_) | Socket::Handshaking(_) => false,
         }
     }
 
@@ -312,7 +314,7 @@ impl AsyncWrite for Connection {
             Socket::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
             Socket::Tls(socket) => Pin::new(socket).poll_shutdown(cx),
             // There is no TLS session yet that could be closed.
-            Socket::Fresh(_) | Socket::Shaking(_) => Poll::Ready(Ok(())),
+            Socket::AwaitingFirstByte(_) | Socket::Handshaking(_) => Poll::Ready(Ok(())),
         }
     }
 }
@@ -322,8 +324,8 @@ mod tests {
     use super::*;
 
     fn needed(bytes: &[u8]) -> Option<usize> {
-        let mut hello = PendingHello::within(HELLO_LIMIT);
-        bytes.iter().position(|byte| hello.is_whole_with(&[*byte])).map(|last| last + 1)
+        let mut first_bytes = FirstBytes::within(FIRST_BYTES_LIMIT);
+        bytes.iter().position(|byte| first_bytes.is_complete_with(&[*byte])).map(|last| last + 1)
     }
 
     #[test]
@@ -342,7 +344,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hello_is_a_preface_with_a_frame_or_the_head_of_a_request() {
+    async fn the_first_bytes_are_a_preface_with_a_frame_or_the_head_of_a_request() {
         let frame = [PREFACE, &[0; 20]].concat();
         assert_eq!(needed(&frame), Some(33));
         assert_eq!(needed(PREFACE), None);

@@ -23,6 +23,7 @@ mod evals;
 mod fleet;
 mod health;
 mod json;
+mod leftover_removal;
 mod member_limit;
 mod members;
 mod middleware;
@@ -37,7 +38,6 @@ mod status;
 pub mod store_proxy;
 mod submission_limit;
 mod submitted_files;
-mod sweep;
 mod tls;
 mod transfer_limit;
 mod views;
@@ -242,7 +242,7 @@ impl BoundGateway {
         tokio::select! {
             served = serving => served.with_context(|| format!("serve gRPC on {}", self.address)),
             never = stopping => match never {},
-            never = sweep::sweep_store(store, &self.counts) => match never {},
+            never = leftover_removal::remove_leftovers_hourly(store, &self.counts) => match never {},
             never = models.run(control.bus(), &members) => match never {},
             never = access::sync_access(self.members.as_ref(), &view) => match never {},
         }

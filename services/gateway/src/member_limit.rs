@@ -17,7 +17,7 @@ pub(crate) struct MemberLimit {
 #[derive(Debug, Default)]
 struct OpenCounts {
     all: usize,
-    /// Without those of nobody; has members with a count alone.
+    /// Only members with a count above 0; callers of an open fleet have no entry.
     by_member: BTreeMap<String, usize>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum LimitReached {
 }
 
 impl MemberLimit {
-    /// `what` names them in errors, in the plural.
+    /// Creates a limit. `what` names the counted things in errors, in the plural.
     pub(crate) fn new(what: &'static str, most: usize, member_most: usize) -> Self {
         Self { what, most, member_most, open: Arc::default() }
     }
@@ -62,10 +62,10 @@ impl MemberLimit {
 }
 
 impl MemberPermit {
-    /// Counts this many in place of those counted before.
+    /// Replaces the permit's count.
     ///
     /// # Errors
-    /// They would be too many; the count stays.
+    /// The new count is too large; the old one stays.
     pub(crate) fn resize(&mut self, count: usize) -> Result<(), LimitReached> {
         let MemberLimit { what, most, member_most, .. } = self.limit;
         let mut open = self.limit.lock();
@@ -93,7 +93,7 @@ impl MemberPermit {
 
 impl Drop for MemberPermit {
     fn drop(&mut self) {
-        // Less is always possible.
+        // A smaller count is always possible.
         let _ = self.resize(0);
     }
 }

@@ -10,7 +10,7 @@ use axum::{
     routing::get,
 };
 
-struct File {
+struct PageFile {
     path: &'static str,
     kind: &'static str,
     bytes: &'static [u8],
@@ -19,12 +19,12 @@ struct File {
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
-const PICTURE: &str = "image/svg+xml";
+const SVG: &str = "image/svg+xml";
 
 /// Embeds files of `services/gateway/page` with the paths that they are served at.
 macro_rules! files {
     ($($path:literal $file:literal $kind:ident),* $(,)?) => {
-        &[$(File {
+        &[$(PageFile {
             path: $path,
             kind: $kind,
             bytes: include_bytes!(concat!("../page/", $file)),
@@ -32,7 +32,7 @@ macro_rules! files {
     };
 }
 
-const PAGE_FILES: &[File] = files! {
+const PAGE_FILES: &[PageFile] = files! {
     "/" "index.html" HTML,
     "/ancestry.js" "ancestry.js" SCRIPT,
     "/api.js" "api.js" SCRIPT,
@@ -45,7 +45,7 @@ const PAGE_FILES: &[File] = files! {
     "/dom.js" "dom.js" SCRIPT,
     "/fleet.js" "fleet.js" SCRIPT,
     "/format.js" "format.js" SCRIPT,
-    "/icon.svg" "icon.svg" PICTURE,
+    "/icon.svg" "icon.svg" SVG,
     "/lineage.js" "lineage.js" SCRIPT,
     "/page.css" "page.css" CSS,
     "/page.js" "page.js" SCRIPT,
@@ -86,7 +86,7 @@ fn content_etag(bytes: &[u8]) -> String {
 }
 
 /// Returns a file, or 304 if the client already has this version.
-fn file_response(file: &'static File, tag: &str, asked: &HeaderMap) -> Response<Body> {
+fn file_response(file: &'static PageFile, tag: &str, asked: &HeaderMap) -> Response<Body> {
     let has_it =
         asked.get(header::IF_NONE_MATCH).is_some_and(|has| has.as_bytes() == tag.as_bytes());
     let body = if has_it { Body::empty() } else { Body::from(file.bytes) };

@@ -92,8 +92,8 @@ impl StoreProxy {
         match ask {
             StoreRequest::Hello => self.answer_hello().await,
             StoreRequest::Get { key, range, head: true, .. } => self.head_object(&key, range).await,
-            StoreRequest::Get { key, range, through, .. } => {
-                self.get_object((owner, &key), range, through).await
+            StoreRequest::Get { key, range, without_redirect, .. } => {
+                self.get_object((owner, &key), range, without_redirect).await
             }
             StoreRequest::List { below, directories } => self.list_keys(&below, directories).await,
             StoreRequest::Put { key, bytes } => self.put_object((owner, &key), bytes, body).await,
@@ -160,14 +160,17 @@ impl StoreProxy {
         Ok(response)
     }
 
-    /// Returns an object or a range of it, or a redirect to a signed URL unless `through` is set.
+    /// Returns an object or a range of it, or a redirect to a signed URL unless
+    /// `without_redirect` is set.
     async fn get_object(
         &self,
         (caller, key): (&str, &RelativePath),
         range: Option<ByteRange>,
-        through: bool,
+        without_redirect: bool,
     ) -> ProxyResult {
-        if !through && let Some(url) = run_in_time(self.objects.sign_url(key, &What::Get)).await? {
+        if !without_redirect
+            && let Some(url) = run_in_time(self.objects.sign_url(key, &What::Get)).await?
+        {
             return redirect_to(&url);
         }
         let permit = self.transfers.acquire_permit(caller, 0).await?;

@@ -181,8 +181,8 @@ impl CandleBatch {
         self.calls.reply_if_complete(call);
     }
 
-    /// Encodes the prompt of a turn and keeps its tokens for the reply. Returns `None` if there is no
-    /// room for a token, so that the turn has no sample.
+    /// Encodes the prompt of a turn and keeps its tokens for the reply. Returns `None` if there is
+    /// no room for a token, so that the turn has no sample.
     fn encode_turn(
         &mut self,
         tag: SampleTag,

@@ -512,8 +512,8 @@ impl HttpBackend {
         }
     }
 
-    /// Prepares a request behind the tokens of an episode, if it is a turn of one. Returns `None` if
-    /// the turn has no room for a token.
+    /// Prepares a request behind the tokens of an episode, if it is a turn of one. Returns `None`
+    /// if the turn has no room for a token.
     fn prepare_turn(
         &self,
         context: Option<&[u32]>,
@@ -548,10 +548,14 @@ impl HttpBackend {
     }
 
     /// Does nothing for an external server.
-    fn enlarge_context(&mut self, positions: usize, beat: &mut dyn FnMut()) -> Result<(), String> {
+    fn enlarge_context(
+        &mut self,
+        positions: usize,
+        on_heartbeat: &mut dyn FnMut(),
+    ) -> Result<(), String> {
         match self {
             Self::LlamaCpp(llama) => {
-                llama.enlarge_context(positions, beat).map_err(|error| format!("{error:#}"))
+                llama.enlarge_context(positions, on_heartbeat).map_err(|error| format!("{error:#}"))
             }
             Self::Endpoint(_) => Ok(()),
         }
@@ -561,11 +565,11 @@ impl HttpBackend {
     fn swap_adapter(
         &mut self,
         adapter: Option<PathBuf>,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> Result<(), String> {
         match self {
             Self::LlamaCpp(llama) => {
-                llama.swap_adapter(adapter, beat).map_err(|error| format!("{error:#}"))
+                llama.swap_adapter(adapter, on_heartbeat).map_err(|error| format!("{error:#}"))
             }
             Self::Endpoint(_) => Err("an external server is asked for each adapter".to_owned()),
         }
@@ -626,10 +630,10 @@ impl HttpBackend {
     async fn score_canary(
         &self,
         text: &str,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> Result<Vec<f32>, SampleError> {
         match self {
-            Self::LlamaCpp(llama) => llama.score_canary(text, beat).await,
+            Self::LlamaCpp(llama) => llama.score_canary(text, on_heartbeat).await,
             Self::Endpoint(endpoint) => endpoint.score_canary(text).await,
         }
     }

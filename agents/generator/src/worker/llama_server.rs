@@ -62,8 +62,8 @@ const CONTEXT_MIN: usize = 512;
 /// Added to the context, because llama-server stops a sequence this many positions before its end.
 const CONTEXT_SPARE: usize = 2;
 
-/// A `llama-server` with one policy, started when the first sample needs it, restarted when a sample
-/// needs a larger context, and replaced by another when the adapter changes.
+/// A `llama-server` with one policy, started when the first sample needs it, restarted when a
+/// sample needs a larger context, and replaced by another when the adapter changes.
 pub(super) struct LlamaServerBackend {
     config: LlamaCppGenerator,
     model: PathBuf,
@@ -194,10 +194,10 @@ impl LlamaServerBackend {
     pub(super) fn swap_adapter(
         &mut self,
         adapter: Option<PathBuf>,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> anyhow::Result<()> {
         self.adapter = adapter;
-        let converted = self.convert_own_adapter(beat)?;
+        let converted = self.convert_own_adapter(on_heartbeat)?;
         if let Some(policy) = &mut self.converted {
             policy.adapter = converted;
         }
@@ -207,29 +207,33 @@ impl LlamaServerBackend {
         // One that was replaced before must be gone, because the new server takes its directory.
         self.replaced = None;
         if server.has_room_for_second() {
-            self.start_server(context, beat)?;
+            self.start_server(context, on_heartbeat)?;
             server.request_stop();
             self.replaced = Some(server);
             return Ok(());
         }
         drop(server);
-        self.start_server(context, beat)
+        self.start_server(context, on_heartbeat)
     }
 
     /// Starts the server with at least this many positions a sequence, and ends the one that runs.
-    /// Calls `beat` while it waits.
+    /// Calls `on_heartbeat` while it waits.
     pub(super) fn enlarge_context(
         &mut self,
         positions: usize,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> anyhow::Result<()> {
         // The new server needs the memory of the old one.
         self.running = None;
-        self.start_server(positions, beat)
+        self.start_server(positions, on_heartbeat)
     }
 
-    fn start_server(&mut self, positions: usize, beat: &mut dyn FnMut()) -> anyhow::Result<()> {
-        self.convert_policy(beat)?;
+    fn start_server(
+        &mut self,
+        positions: usize,
+        on_heartbeat: &mut dyn FnMut(),
+    ) -> anyhow::Result<()> {
+        self.convert_policy(on_heartbeat)?;
         let converted = self.converted.as_ref().context("nothing was converted")?;
         let directory = self.config.directory.join(self.server_directory());
         let states = self.state_directory();
@@ -248,7 +252,7 @@ impl LlamaServerBackend {
         };
         self.started += 1;
         let mut server = LlamaServer::start(&self.config.server, &serve)?;
-        server.wait_ready(self.config.ready_limit, beat)?;
+        server.wait_ready(self.config.ready_limit, on_heartbeat)?;
         let http = match server.listen_address() {
             ServerAddress::Socket(path) => CompletionClient::for_socket(path, server.api_key())?,
             ServerAddress::Port(port) => CompletionClient::for_url(
@@ -262,12 +266,12 @@ impl LlamaServerBackend {
     }
 
     /// Converts the base and the adapter to GGUF, once.
-    fn convert_policy(&mut self, beat: &mut dyn FnMut()) -> anyhow::Result<()> {
+    fn convert_policy(&mut self, on_heartbeat: &mut dyn FnMut()) -> anyhow::Result<()> {
         if self.converted.is_some() {
             return Ok(());
         }
-        let adapter = self.convert_own_adapter(beat)?;
-        let base = self.config.convert_base(&self.model_key, &self.model, beat)?;
+        let adapter = self.convert_own_adapter(on_heartbeat)?;
+        let base = self.config.convert_base(&self.model_key, &self.model, on_heartbeat)?;
         self.converted = Some(ConvertedPolicy { base, adapter });
         Ok(())
     }
@@ -278,11 +282,15 @@ impl LlamaServerBackend {
     }
 
     /// Converts the adapter for the next server.
-    fn convert_own_adapter(&self, beat: &mut dyn FnMut()) -> anyhow::Result<Option<PathBuf>> {
+    fn convert_own_adapter(
+        &self,
+        on_heartbeat: &mut dyn FnMut(),
+    ) -> anyhow::Result<Option<PathBuf>> {
         let name = format!("adapter-{}.gguf", self.server_directory());
         let converted = self.config.directory.join(name);
         let adapter = self.adapter.as_deref();
-        let convert = |adapter| self.config.convert_adapter(&self.model, adapter, converted, beat);
+        let convert =
+            |adapter| self.config.convert_adapter(&self.model, adapter, converted, on_heartbeat);
         adapter.map(convert).transpose()
     }
 
@@ -351,7 +359,7 @@ impl LlamaServerBackend {
     pub(super) async fn score_canary(
         &self,
         text: &str,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> Result<Vec<f32>, SampleError> {
         let http = self.client()?;
         let CanaryText { tokens, scored } =
@@ -364,17 +372,17 @@ impl LlamaServerBackend {
             let answer = post(&http, COMPLETION_PATH, &request, limits).await?;
             let scored = scoring::parse_logprob(&answer, tokens[place]);
             canary.push(scored.map_err(|error| sample_error(&error))?);
-            beat();
+            on_heartbeat();
         }
         Ok(canary)
     }
 
-    /// Returns the tokens of samples to score, and starts a server that they fit. `None` for a sample
-    /// that the model cannot score. Calls `beat` while it waits.
+    /// Returns the tokens of samples to score, and starts a server that they fit. `None` for a
+    /// sample that the model cannot score. Calls `on_heartbeat` while it waits.
     pub(super) fn prepare_scoring(
         &mut self,
         request: &ScoreRequest,
-        beat: &mut dyn FnMut(),
+        on_heartbeat: &mut dyn FnMut(),
     ) -> anyhow::Result<Vec<Option<TokenSequence>>> {
         let encode = |sample: &SampleToScore| -> anyhow::Result<Option<TokenSequence>> {
             let vocab_size = self.outline.vocab_size;
@@ -386,18 +394,18 @@ impl LlamaServerBackend {
         let texts = request.samples.iter().map(encode).collect::<anyhow::Result<Vec<_>>>()?;
         let longest = texts.iter().flatten().map(|text| text.tokens.len()).max();
         if let Some(longest) = longest.filter(|longest| !self.fits_context(*longest)) {
-            self.enlarge_context(longest, beat)?;
+            self.enlarge_context(longest, on_heartbeat)?;
         }
         Ok(texts)
     }
 
     /// Returns the log-probabilities of the tokens of texts, empty for one that cannot be scored:
-    /// one request for each token, as many texts at once as there are slots. `beat` receives the
-    /// number of scored texts.
+    /// one request for each token, as many texts at once as there are slots. `on_heartbeat`
+    /// receives the number of scored texts.
     pub(super) fn score_texts(
         &self,
         texts: Vec<Option<TokenSequence>>,
-        beat: impl Fn(u32) + 'static,
+        on_heartbeat: impl Fn(u32) + 'static,
     ) -> LocalBoxFuture<'static, Result<Vec<Vec<f64>>, SampleError>> {
         let (running, slots) = (self.client(), self.slots);
         async move {
@@ -413,7 +421,7 @@ impl LlamaServerBackend {
                 let found = score_tokens(&http, &text, slot, &reported).await;
                 free.borrow_mut().extend(slot);
                 scored.set(scored.get() + 1);
-                beat(scored.get());
+                on_heartbeat(scored.get());
                 found.map(|logprobs| (place, logprobs))
             };
             let all = stream::iter(texts.into_iter().enumerate().map(&of_text));

@@ -82,8 +82,8 @@ impl PendingCalls {
         self.calls.contains_key(&call)
     }
 
-    /// Refuses a call for more samples than an order may request, or for turns that do not fit their
-    /// contexts, and returns `None`.
+    /// Refuses a call for more samples than an order may request, or for turns that do not fit
+    /// their contexts, and returns `None`.
     pub(super) fn open_call(
         &mut self,
         call: WorkerCall<GenerateRequest>,

@@ -18,7 +18,7 @@ pub(super) const TLS_HANDSHAKE: u8 = 22;
 /// Enough for the request line and the host of a browser's request.
 const HEAD_BYTES_MAX: usize = 4096;
 /// Reads of a longer request.
-const RESTS_MAX: usize = 16;
+const EXTRA_READS_MAX: usize = 16;
 const USE_TLS: &str = "This port uses TLS: write https:// in place of http://.\n";
 /// The names of this machine that no stranger can give to a page.
 const LOOPBACK_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -30,7 +30,7 @@ pub(super) fn refuse_plain_http(socket: &TcpStream) -> io::Error {
     let read = socket.try_read(&mut head).unwrap_or(0);
     // Bytes that nobody read would make the system discard the answer.
     let mut rest = [0; HEAD_BYTES_MAX];
-    for _ in 0..RESTS_MAX {
+    for _ in 0..EXTRA_READS_MAX {
         if !matches!(socket.try_read(&mut rest), Ok(1..)) {
             break;
         }

@@ -30,40 +30,40 @@ enum KeyKind {
     Blob,
     Model,
     /// The manifest or the checksums of a directory that a user copied into the store.
-    Adopted,
+    UserDirectory,
     /// Not writable for members.
     Other,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{who} may not {act} {key} in the store: {may} (K104)")]
+#[error("{caller} may not {action} {key} in the store: {allowed} (K104)")]
 pub(super) struct StoreAccessDenied {
-    who: String,
-    act: &'static str,
+    caller: String,
+    action: &'static str,
     key: String,
-    may: &'static str,
+    allowed: &'static str,
 }
 
 pub(super) fn check_access(
     caller: &GatewayCaller,
-    act: StoreAction,
+    action: StoreAction,
     key: &RelativePath,
 ) -> Result<(), StoreAccessDenied> {
     let kind = classify_key(key);
-    let allowed = !is_hidden(key)
-        && match act {
+    let is_allowed = !is_hidden(key)
+        && match action {
             StoreAction::Read => true,
             StoreAction::Write => may_write(caller, kind),
             StoreAction::Remove => may_remove(caller, kind),
         };
-    if allowed {
+    if is_allowed {
         return Ok(());
     }
     Err(StoreAccessDenied {
-        who: describe_caller(caller),
-        act: act.verb_name(),
+        caller: describe_caller(caller),
+        action: action.verb_name(),
         key: key.to_string(),
-        may: describe_allowed(kind, act),
+        allowed: describe_allowed(kind, action),
     })
 }
 
@@ -85,7 +85,7 @@ fn may_write(caller: &GatewayCaller, kind: KeyKind) -> bool {
         KeyKind::Checkpoint => trains || watches,
         KeyKind::Resume => trains,
         KeyKind::Blob | KeyKind::Model => submits || watches,
-        KeyKind::Adopted => submits,
+        KeyKind::UserDirectory => submits,
         KeyKind::Removal => caller.scope == Some(UserScope::Admin),
         KeyKind::Archive | KeyKind::Other => false,
     }
@@ -96,7 +96,7 @@ fn may_remove(caller: &GatewayCaller, kind: KeyKind) -> bool {
     match kind {
         KeyKind::Resume => is_admin || caller.roles.contains(&MemberRole::Trainer),
         KeyKind::Checkpoint | KeyKind::Archive | KeyKind::Removal => is_admin,
-        KeyKind::Blob | KeyKind::Model | KeyKind::Adopted | KeyKind::Other => false,
+        KeyKind::Blob | KeyKind::Model | KeyKind::UserDirectory | KeyKind::Other => false,
     }
 }
 
@@ -110,7 +110,7 @@ fn classify_key(key: &RelativePath) -> KeyKind {
         ["blobs", _, _] => KeyKind::Blob,
         ["models", _, _, ..] => KeyKind::Model,
         ["runs" | "blobs", ..] => KeyKind::Other,
-        [.., "manifest.json" | "B3SUMS"] => KeyKind::Adopted,
+        [.., "manifest.json" | "B3SUMS"] => KeyKind::UserDirectory,
         _ => KeyKind::Other,
     }
 }
@@ -135,8 +135,8 @@ fn describe_caller(caller: &GatewayCaller) -> String {
     }
 }
 
-fn describe_allowed(kind: KeyKind, act: StoreAction) -> &'static str {
-    match (act, kind) {
+fn describe_allowed(kind: KeyKind, action: StoreAction) -> &'static str {
+    match (action, kind) {
         (StoreAction::Remove, KeyKind::Resume) => "trainers and admins may",
         (StoreAction::Remove, KeyKind::Checkpoint | KeyKind::Archive | KeyKind::Removal)
         | (_, KeyKind::Removal) => "admins may",
@@ -144,7 +144,7 @@ fn describe_allowed(kind: KeyKind, act: StoreAction) -> &'static str {
         (_, KeyKind::Checkpoint) => "trainers and watchers may",
         (_, KeyKind::Resume) => "trainers may",
         (_, KeyKind::Blob | KeyKind::Model) => "operators and watchers may",
-        (_, KeyKind::Adopted) => "operators may",
+        (_, KeyKind::UserDirectory) => "operators may",
         (_, KeyKind::Archive | KeyKind::Other) => "not allowed through the gateway",
     }
 }
@@ -189,8 +189,8 @@ mod tests {
         ".door/uploads/x",
     ];
 
-    fn allowed(caller: &GatewayCaller, act: StoreAction) -> Vec<usize> {
-        (0..KEYS.len()).filter(|n| check_access(caller, act, &key(KEYS[*n])).is_ok()).collect()
+    fn allowed(caller: &GatewayCaller, action: StoreAction) -> Vec<usize> {
+        (0..KEYS.len()).filter(|n| check_access(caller, action, &key(KEYS[*n])).is_ok()).collect()
     }
 
     #[test]

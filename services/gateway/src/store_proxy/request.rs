@@ -19,12 +19,12 @@ const UPLOAD_ID_BYTES_MAX: usize = 2048;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StoreRequest {
     Hello,
-    /// `through` prohibits a redirect.
+    /// `head` requests only the headers; `without_redirect` prohibits a redirect to a signed URL.
     Get {
         key: RelativePath,
         range: Option<ByteRange>,
         head: bool,
-        through: bool,
+        without_redirect: bool,
     },
     List {
         below: RelativePath,
@@ -116,8 +116,8 @@ pub(super) fn parse_request(
         }),
         Method::GET | Method::HEAD => {
             let range = headers.get(RANGE).and_then(|value| parse_range(value.to_str().ok()?));
-            let through = headers.contains_key(RELAY_HEADER);
-            Ok(StoreRequest::Get { key, range, head: *method == Method::HEAD, through })
+            let without_redirect = headers.contains_key(RELAY_HEADER);
+            Ok(StoreRequest::Get { key, range, head: *method == Method::HEAD, without_redirect })
         }
         Method::PUT if query.has_key("upload") => {
             let (upload, index) = part()?;

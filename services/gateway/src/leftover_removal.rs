@@ -8,11 +8,11 @@ use tokio::time::interval;
 
 use crate::call_counts::CallCounts;
 
-const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Removes leftovers and counts them, at once and then every hour, until dropped.
-pub(crate) async fn sweep_store(store: &Store, counts: &CallCounts) -> Infallible {
-    let mut times = interval(SWEEP_INTERVAL);
+pub(crate) async fn remove_leftovers_hourly(store: &Store, counts: &CallCounts) -> Infallible {
+    let mut times = interval(REMOVAL_INTERVAL);
     loop {
         times.tick().await;
         match store.remove_leftovers(LEFTOVER_AGE).await {
