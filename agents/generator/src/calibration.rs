@@ -13,7 +13,7 @@ use crate::{
 /// Bases whose figures are kept; the first by digest are dropped.
 const BASES_MAX: usize = 64;
 
-/// The engines of a host, and the file of their figures.
+/// The engines of a host, and the file of their speeds.
 #[derive(Debug, Clone)]
 pub struct EngineCalibration {
     candidates: Vec<EngineCandidate>,
@@ -34,21 +34,21 @@ pub(crate) struct ChosenEngine {
     /// Its largest accepted distance from the first engine, in nats per token.
     pub(crate) tolerance: f64,
     pub(crate) candidate: EngineCandidate,
-    /// The engine with its figures.
+    /// The engine with its speeds.
     pub(crate) description: String,
 }
 
 impl EngineCalibration {
-    /// Keeps figures in `file`. `anew` forgets the ones that it has.
+    /// Keeps the measured speeds in `file`. `discard_old` removes those that it has.
     ///
     /// # Errors
-    /// When the old figures cannot be removed.
+    /// When the old speeds cannot be removed.
     pub fn open(
         candidates: Vec<EngineCandidate>,
         file: PathBuf,
-        anew: bool,
+        discard_old: bool,
     ) -> std::io::Result<Self> {
-        if anew && file.exists() {
+        if discard_old && file.exists() {
             fs::remove_file(&file)?;
         }
         Ok(Self { candidates, file })
@@ -58,7 +58,7 @@ impl EngineCalibration {
         self.candidates.iter().map(|candidate| &candidate.backend)
     }
 
-    /// Returns the fastest engine on a base, by the figures in the file, or else by timing all
+    /// Returns the fastest engine on a base, by the speeds in the file, or else by timing all
     /// engines. Engines whose distance from the first is above `tolerance` are left out.
     /// `progress` receives the number of timed engines and their total.
     ///

@@ -234,7 +234,7 @@ impl EngineRates {
     }
 
     /// Returns true if the engine draws from the same policy as the first one.
-    pub fn agrees(&self, tolerance: f64) -> bool {
+    pub fn draws_same_policy(&self, tolerance: f64) -> bool {
         self.distance.is_some_and(|distance| distance <= tolerance)
     }
 }
@@ -244,7 +244,7 @@ impl EngineRates {
 /// worked.
 pub fn choose_fastest(measured: &[EngineSpeed], tolerance: f64) -> Option<usize> {
     let rated = measured.iter().enumerate().filter_map(|(index, it)| Some((index, it.rates?)));
-    let agreeing = rated.filter(|(_, rates)| rates.agrees(tolerance));
+    let agreeing = rated.filter(|(_, rates)| rates.draws_same_policy(tolerance));
     let fastest =
         agreeing.min_by(|(_, a), (_, b)| a.typical_seconds().total_cmp(&b.typical_seconds()));
     fastest.map(|(index, _)| index)

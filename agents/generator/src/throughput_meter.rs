@@ -22,7 +22,7 @@ pub(crate) struct ThroughputMeter(Mutex<ThroughputAverages>);
 #[derive(Debug, Default)]
 struct ThroughputAverages {
     tokens_per_s: f64,
-    tokens_a_sample: f64,
+    tokens_per_sample: f64,
     jobs_held: u32,
     period_start: Option<Instant>,
     period_tokens: u64,
@@ -37,10 +37,10 @@ pub(crate) struct MeteredJob<'a> {
 impl ThroughputMeter {
     pub(crate) fn current_throughput(&self, slots: u32) -> SamplingThroughput {
         let rates =
-            |measured: &ThroughputAverages| (measured.tokens_per_s, measured.tokens_a_sample);
-        let (tokens_per_s, tokens_a_sample) =
+            |measured: &ThroughputAverages| (measured.tokens_per_s, measured.tokens_per_sample);
+        let (tokens_per_s, tokens_per_sample) =
             self.0.lock().map(|measured| rates(&measured)).unwrap_or_default();
-        SamplingThroughput { tokens_per_s, tokens_per_sample: tokens_a_sample, slots }
+        SamplingThroughput { tokens_per_s, tokens_per_sample, slots }
     }
 
     pub(crate) fn start_job(&self) -> MeteredJob<'_> {
@@ -58,7 +58,7 @@ impl MeteredJob<'_> {
         if let (Ok(mut measured), false) = (self.meter.0.lock(), samples.is_empty()) {
             #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
             let each = self.tokens as f64 / samples.len() as f64;
-            measured.tokens_a_sample = moving_average(measured.tokens_a_sample, each);
+            measured.tokens_per_sample = moving_average(measured.tokens_per_sample, each);
         }
     }
 }

@@ -50,9 +50,9 @@ const LAST_SAMPLES_FACTOR: f64 = 0.5;
 
 impl FleetMember {
     /// Estimates when the agent finishes the jobs it holds; `None` if its speed is unknown.
-    pub(crate) fn remaining_s(&self, tokens_a_sample: f64) -> Option<f64> {
+    pub(crate) fn remaining_s(&self, tokens_per_sample: f64) -> Option<f64> {
         (self.tokens_per_s > 0.0)
-            .then(|| self.duration_s(f64::from(self.remaining_samples) * tokens_a_sample))
+            .then(|| self.duration_s(f64::from(self.remaining_samples) * tokens_per_sample))
     }
 
     pub(crate) fn duration_s(&self, tokens: f64) -> f64 {

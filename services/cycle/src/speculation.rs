@@ -168,12 +168,12 @@ impl<'a> IdleGenerators<'a> {
     fn assign_stragglers(
         mut self,
         mut slow: Vec<(f64, &'a JobId, &'a PlannedJob)>,
-        tokens_a_sample: f64,
+        tokens_per_sample: f64,
     ) -> Vec<BackupOrder<'a>> {
         slow.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
         let mut given = Vec::new();
         for (left_s, id, job) in slow {
-            let tokens = f64::from(job.planned_samples()) * tokens_a_sample;
+            let tokens = f64::from(job.planned_samples()) * tokens_per_sample;
             let better = self.measured.iter_mut().find(|(member, before)| {
                 let done_s = member.duration_s(*before + tokens);
                 match left_s.is_finite() {

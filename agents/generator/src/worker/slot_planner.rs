@@ -57,7 +57,7 @@ struct PlannedPrompt {
 
 /// A step for the prompt at an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
+enum SlotChoice {
     Warm(SlotId, usize),
     Prefill(usize, usize),
     Free(SlotId, usize),
@@ -99,8 +99,9 @@ impl SlotPlanner {
 
     /// Returns the prompt that the next step is for.
     pub(super) fn next_prompt(&self) -> Option<&WaitingPrompt> {
-        let (Choice::Warm(_, index) | Choice::Prefill(index, _) | Choice::Free(_, index)) =
-            self.choose_step()?;
+        let (SlotChoice::Warm(_, index)
+        | SlotChoice::Prefill(index, _)
+        | SlotChoice::Free(_, index)) = self.choose_step()?;
         Some(&self.prompts[index].waiting)
     }
 
@@ -114,15 +115,15 @@ impl SlotPlanner {
     /// waits.
     pub(super) fn begin_step(&mut self) -> Option<SlotStep> {
         match self.choose_step()? {
-            Choice::Warm(slot, index) => {
+            SlotChoice::Warm(slot, index) => {
                 self.warm.remove(&slot);
                 Some(SlotStep::Draw(self.begin_sample(index, slot)))
             }
-            Choice::Free(slot, index) => {
+            SlotChoice::Free(slot, index) => {
                 self.free.remove(&slot);
                 Some(SlotStep::Draw(self.begin_sample(index, slot)))
             }
-            Choice::Prefill(index, count) => {
+            SlotChoice::Prefill(index, count) => {
                 let slots = std::iter::from_fn(|| self.free.pop_first()).take(count).collect();
                 let prompt = &mut self.prompts[index];
                 prompt.begun = true;
@@ -154,25 +155,29 @@ impl SlotPlanner {
         }
     }
 
-    fn choose_step(&self) -> Option<Choice> {
+    fn choose_step(&self) -> Option<SlotChoice> {
         if let Some((slot, tag)) = self.warm.first_key_value() {
             let index = self.prompts.iter().position(|prompt| prompt.waiting.tag == *tag);
-            return index.map(|index| Choice::Warm(*slot, index));
+            return index.map(|index| SlotChoice::Warm(*slot, index));
         }
         let slot = *self.free.first()?;
         if !self.keeps_state {
-            return (!self.prompts.is_empty()).then_some(Choice::Free(slot, 0));
+            return (!self.prompts.is_empty()).then_some(SlotChoice::Free(slot, 0));
         }
         let waiting = self.prompts.iter().filter(|prompt| !prompt.begun).count();
         let Some(index) = self.prompts.iter().position(|prompt| !prompt.begun) else {
             let left = |index: &usize| self.prompts[*index].waiting.samples.len();
             // Of those with equally many samples left, the one that came first.
             let index = (0..self.prompts.len()).rev().max_by_key(left)?;
-            return Some(Choice::Free(slot, index));
+            return Some(SlotChoice::Free(slot, index));
         };
         let samples = self.prompts[index].waiting.samples.len();
         let share = self.free.len().div_ceil(waiting).min(samples);
-        Some(if share > 1 { Choice::Prefill(index, share) } else { Choice::Free(slot, index) })
+        Some(if share > 1 {
+            SlotChoice::Prefill(index, share)
+        } else {
+            SlotChoice::Free(slot, index)
+        })
     }
 
     fn begin_sample(&mut self, index: usize, slot: SlotId) -> SampleTask {

@@ -59,7 +59,7 @@ const WORKLOAD: RaftWorkload = RaftWorkload {
 
 /// Samples per second of the slowest boxes; the others are two, four and eight times as fast.
 const SAMPLES_PER_S: f64 = 1.5;
-const TOKENS_A_SAMPLE: f64 = 24.0;
+const TOKENS_PER_SAMPLE: f64 = 24.0;
 /// Sequences that a box samples at once.
 const SLOTS: u32 = 8;
 
@@ -289,8 +289,8 @@ async fn run_generator(
     let held = Mutex::new(Vec::new());
     let (hand, mut in_hand) = mpsc::channel(1);
     let pace = agent_core::SamplingThroughput {
-        tokens_per_s: samples_per_s * TOKENS_A_SAMPLE,
-        tokens_per_sample: TOKENS_A_SAMPLE,
+        tokens_per_s: samples_per_s * TOKENS_PER_SAMPLE,
+        tokens_per_sample: TOKENS_PER_SAMPLE,
         slots: SLOTS,
     };
     let agent = AgentId::new(format!("g{number:04}"))?;
