@@ -1,4 +1,4 @@
-//! Chooses the engine of a base by figures: all engines of the host are timed on it once.
+//! Chooses the engine of a base by its speed: all engines of the host are timed on it once.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{
     EngineCandidate, EngineSpeed, GeneratorBackend, OfflinePolicy, choose_fastest, measure_engines,
 };
 
-/// Bases whose figures are kept; the first by digest are dropped.
+/// Bases whose speeds are kept; the first by digest are dropped.
 const BASES_MAX: usize = 64;
 
 /// The engines of a host, and the file of their speeds.
@@ -20,7 +20,7 @@ pub struct EngineCalibration {
     file: PathBuf,
 }
 
-/// The content of the file: the figures by the digest of a base.
+/// The content of the file: the speeds by the digest of a base.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct CalibrationFile {
     bases: BTreeMap<String, Vec<EngineSpeed>>,
@@ -120,7 +120,7 @@ impl EngineCalibration {
         names.eq(speeds.iter().map(|it| it.engine.clone()))
     }
 
-    /// An unreadable file has no figures: they are measured again.
+    /// An unreadable file has no speeds: they are measured again.
     fn read_file(&self) -> CalibrationFile {
         let text = fs::read(&self.file).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
@@ -134,7 +134,7 @@ impl EngineCalibration {
         let written =
             written.and_then(|bytes| durable_files::replace_file(&self.file, &bytes, 0o666));
         if let Err(error) = written {
-            tracing::warn!(%error, file = %self.file.display(), "the figures are not kept");
+            tracing::warn!(%error, file = %self.file.display(), "the measured speeds were not saved");
         }
     }
 }
@@ -142,11 +142,11 @@ impl EngineCalibration {
 /// Returns `llama.cpp 0.7.0 Vulkan0 bf16: prefill 1830, decode 312 tokens/s, the fastest of 5`.
 fn describe_choice(speeds: &[EngineSpeed], fastest: usize) -> String {
     let EngineSpeed { engine, rates, .. } = &speeds[fastest];
-    let figures = rates.map_or(String::new(), |rates| {
+    let rates_text = rates.map_or(String::new(), |rates| {
         let (prefill, decode) = (rates.prefill_tokens_per_s, rates.decode_tokens_per_s);
         format!(": prefill {prefill:.0}, decode {decode:.0} tokens/s")
     });
-    format!("{engine}{figures}, the fastest of {}", speeds.len())
+    format!("{engine}{rates_text}, the fastest of {}", speeds.len())
 }
 
 #[cfg(test)]
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_kept_until_an_engine_changes_or_they_are_wanted_anew() {
+    fn speeds_are_kept_until_an_engine_changes_or_calibration_is_requested() {
         let directory = tempfile::tempdir().unwrap();
         let mut own = calibration(&directory);
         let found = |own: &EngineCalibration| {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_is_described_with_its_figures() {
+    fn the_choice_is_described_with_its_speeds() {
         let directory = tempfile::tempdir().unwrap();
         let speeds = speeds(&calibration(&directory), [10.0, 31.7]);
         let said = describe_choice(&speeds, 1);

@@ -306,7 +306,7 @@ impl PolicyWorker {
     }
 
     /// Returns the settings of a worker for a policy. If the engine is chosen by its speed, and no
-    /// figures of the base are known, times all engines while nothing else runs.
+    /// speeds of the base are known, times all engines while nothing else runs.
     async fn choose_engine(
         &self,
         policy: &PolicyFiles<'_>,
