@@ -49,9 +49,9 @@ pub struct Reproduction<'a> {
 pub struct ReproductionResult {
     /// The digest of the local manifest. If it equals that in the log, the training and its weights
     /// are the same.
-    pub here: Digest,
+    pub local: Digest,
     /// The digest of the manifest in the log.
-    pub there: Digest,
+    pub logged: Digest,
     /// The engine that trained here, with its versions.
     pub engine: String,
     /// The files that differ or exist only on one side, sorted.
@@ -64,7 +64,7 @@ pub struct ReproductionResult {
 impl ReproductionResult {
     /// Returns true if the weights are those in the log.
     pub fn is_same(&self) -> bool {
-        self.here == self.there
+        self.local == self.logged
     }
 }
 
@@ -120,8 +120,8 @@ impl Reproduction<'_> {
         };
         let about = lineage::checkpoint_metadata(order, config.engine.lineage_name(), step, steps);
         let directory = directory.join(CHECKPOINT_DIR);
-        let (manifest, here) = Store::describe_directory(&directory, about).await?;
-        compare_with_log(files, checkpoint, &directory, (manifest, here, engine)).await
+        let (manifest, local) = Store::describe_directory(&directory, about).await?;
+        compare_with_log(files, checkpoint, &directory, (manifest, local, engine)).await
     }
 }
 
@@ -201,8 +201,8 @@ impl Reproduction<'_> {
         }
         let v1::Checkpoint { step, steps, .. } = *checkpoint;
         let about = lineage::checkpoint_metadata(order, lineage::MERGED_ENGINE, step, steps);
-        let (manifest, here) = Store::describe_directory(&start, about).await?;
-        compare_with_log(files, checkpoint, &start, (manifest, here, engine)).await
+        let (manifest, local) = Store::describe_directory(&start, about).await?;
+        compare_with_log(files, checkpoint, &start, (manifest, local, engine)).await
     }
 
     fn check_engines(&self, outer_steps: &[Vec<v1::Delta>]) -> anyhow::Result<()> {
@@ -256,13 +256,13 @@ async fn compare_with_log(
     TrainingFiles { store, cache }: TrainingFiles<'_>,
     checkpoint: &v1::Checkpoint,
     directory: &Path,
-    (manifest, here, engine): (TreeManifest, Digest, String),
+    (manifest, local, engine): (TreeManifest, Digest, String),
 ) -> anyhow::Result<ReproductionResult> {
     let tree = checkpoint.tree.as_ref().context("the checkpoint's fact names no files")?;
-    let there = tree.manifest.parse().context("the checkpoint's digest")?;
+    let logged = tree.manifest.parse().context("the checkpoint's digest")?;
     let mut reproduced =
-        ReproductionResult { here, there, engine, differing: Vec::new(), distance: None };
-    if here == there {
+        ReproductionResult { local, logged, engine, differing: Vec::new(), distance: None };
+    if local == logged {
         return Ok(reproduced);
     }
     let theirs = store.read_manifest(tree).await?;

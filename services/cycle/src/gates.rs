@@ -45,10 +45,10 @@ pub(crate) fn evaluate_gates(
     }
     findings.extend(gates.into_iter().flat_map(|gates| check_weighting(cycle, gates)));
     let spoiled = findings.iter().any(|finding| finding.then() >= Then::RollBack);
-    let here = CycleScore::from_cycle(run, number, cycle, done.heldout.as_ref());
+    let current = CycleScore::from_cycle(run, number, cycle, done.heldout.as_ref());
     let best = match best_before {
         _ if !measured || spoiled => best_before.map_or(number, |best| best.cycle),
-        Some(best) if !here.is_better(&best) => best.cycle,
+        Some(best) if !current.is_better(&best) => best.cycle,
         _ => number,
     };
     // Diversity and entropy describe the policy that drew the samples, not the checkpoint trained
@@ -88,13 +88,14 @@ impl CycleScore {
     /// Returns true if this cycle ranks above the other. Ties keep the older cycle; if neither has
     /// comparable metrics, the newer one wins.
     fn is_better(&self, than: &Self) -> bool {
-        let rates = self.pass_rate.zip(than.pass_rate).map(|(here, there)| here.total_cmp(&there));
+        let rates =
+            self.pass_rate.zip(than.pass_rate).map(|(ours, theirs)| ours.total_cmp(&theirs));
         let perplexities = self.perplexity.zip(than.perplexity);
         match rates {
             Some(Ordering::Greater) => true,
             Some(Ordering::Less) => false,
-            Some(Ordering::Equal) => perplexities.is_some_and(|(here, there)| here < there),
-            None => perplexities.is_none_or(|(here, there)| here < there),
+            Some(Ordering::Equal) => perplexities.is_some_and(|(ours, theirs)| ours < theirs),
+            None => perplexities.is_none_or(|(ours, theirs)| ours < theirs),
         }
     }
 }

@@ -195,8 +195,8 @@ fn all_agents_failing(
     let mut last = None;
     let failures = run.failures.iter().inspect(|_| count_visit());
     for failure in failures.filter(|failure| failure.kind == kind.as_str()) {
-        let here = parse_job_id(&failure.id).is_some_and(|(cycle, _)| cycle == number);
-        if here && failure.cause() == v1::failure::Cause::Work {
+        let is_of_cycle = parse_job_id(&failure.id).is_some_and(|(cycle, _)| cycle == number);
+        if is_of_cycle && failure.cause() == v1::failure::Cause::Work {
             failed.entry(&failure.agent).or_default().insert(&failure.id);
             last = Some(failure);
         }

@@ -34,19 +34,19 @@ pub(crate) fn plan_jobs(
     let mut jobs = Vec::new();
     let has_data = raft.dataset.is_some();
     for (place, set) in raft.prompt_sets().enumerate() {
-        let there = available_prompts(&set, inputs);
+        let prompt_count = available_prompts(&set, inputs);
         let (prefix, draws): (Cow<'_, str>, Vec<(u32, u32)>) = match set.purpose {
             // The start of a trial was measured by the run that it belongs to.
             _ if number == 0 && has_data => continue,
             v1::Purpose::Heldout => {
-                let draws = (0..there).map(|line| (line, set.samples_per_prompt)).collect();
+                let draws = (0..prompt_count).map(|line| (line, set.samples_per_prompt)).collect();
                 // Prompt suites follow the two sets (train and held-out) that each run has.
                 let own = set.suite.is_empty();
                 (if own { "h".into() } else { format!("s{:02}_", place - 1).into() }, draws)
             }
             // Cycle 0 evaluates the base model and trains on nothing.
             _ if number == 0 || has_data => continue,
-            _ => ("t".into(), curriculum::select_prompts(run, raft, number, there)),
+            _ => ("t".into(), curriculum::select_prompts(run, raft, number, prompt_count)),
         };
         let kind = JobTemplate { prefix: &prefix, purpose: set.purpose, suite: set.suite };
         let wanted = prompt_draws(&draws, &set, inputs);

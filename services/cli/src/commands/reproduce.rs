@@ -45,7 +45,7 @@ pub(super) async fn reproduce_checkpoint(
         FileCache::open_with_sources(&scratch.path().join("cache"), CACHE_BYTES_MAX, elsewhere)?;
     let out = scratch.path().join("training");
     std::fs::create_dir(&out).context("create a scratch directory")?;
-    let again = Reproduction {
+    let reproduction = Reproduction {
         order: &order,
         checkpoint: &checkpoint,
         store: control.open_store().await?,
@@ -58,10 +58,10 @@ pub(super) async fn reproduce_checkpoint(
         meter.show_progress("training again", "steps", u64::from(step), u64::from(steps));
     };
     let reproduced = match order.part {
-        None => again.reproduce_training(progress).await,
+        None => reproduction.reproduce_training(progress).await,
         Some(_) => {
             let outer_steps = control.find_merged_deltas(&checkpoint).await?;
-            again.reproduce_merges(&outer_steps, progress).await
+            reproduction.reproduce_merges(&outer_steps, progress).await
         }
     };
     meter.finish_bar();
@@ -70,8 +70,8 @@ pub(super) async fn reproduce_checkpoint(
         output::print_json(&json!({
             "checkpoint": name,
             "same": reproduced.is_same(),
-            "here": reproduced.here.to_string(),
-            "there": reproduced.there.to_string(),
+            "here": reproduced.local.to_string(),
+            "there": reproduced.logged.to_string(),
             "engine": { "here": reproduced.engine, "there": checkpoint.engine },
             "differing": reproduced.differing,
             "distance": reproduced.distance,
@@ -104,12 +104,12 @@ fn trainer_config(
 }
 
 fn print_comparison(name: &str, checkpoint: &v1::Checkpoint, reproduced: &ReproductionResult) {
-    let ReproductionResult { here, there, engine, differing, distance } = reproduced;
+    let ReproductionResult { local, logged, engine, differing, distance } = reproduced;
     if reproduced.is_same() {
-        output::print_line(&format!("{name} reproduced bit for bit: {here}"));
+        output::print_line(&format!("{name} reproduced bit for bit: {local}"));
         return;
     }
-    output::print_line(&format!("{name} not reproduced: digest {here} here, {there} in the log"));
+    output::print_line(&format!("{name} not reproduced: digest {local} here, {logged} in the log"));
     output::print_line(&format!(
         "trained by {} on {}, here by {engine}",
         checkpoint.engine, checkpoint.agent
