@@ -8,7 +8,7 @@ use async_nats::jetstream::{
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 
-use crate::{Bus, STREAM};
+use crate::{Bus, LOG_STREAM};
 
 const SCRATCH: &str = "YARDSTICK";
 
@@ -38,7 +38,7 @@ impl Bus {
     /// in bytes.
     #[doc(hidden)]
     pub async fn read_plain(&self, entries: usize) -> BaselineResult<u64> {
-        let stream = self.shared.context.get_stream(STREAM).await?;
+        let stream = self.shared.context.get_stream(LOG_STREAM).await?;
         let config = pull::Config { ack_policy: AckPolicy::None, ..pull::Config::default() };
         let consumer = stream.create_consumer(config).await?;
         let messages = consumer.stream().max_messages_per_batch(1000).messages().await?;

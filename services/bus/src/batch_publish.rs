@@ -11,7 +11,7 @@ use serde::Deserialize;
 use wire::Fact;
 
 use crate::{
-    Bus, STREAM,
+    Bus, LOG_STREAM,
     publish::{PreparedFact, PublishAck, PublishError, PublishOutcome},
     request::{ANSWER_LIMIT, parse_answer},
     request_error::RequestError,
@@ -144,7 +144,7 @@ impl Bus {
         }
         // An older server would ignore the batch headers and store the messages one by one.
         let asked = self.send_request(
-            format!("$JS.API.STREAM.INFO.{STREAM}"),
+            format!("$JS.API.STREAM.INFO.{LOG_STREAM}"),
             HeaderMap::new(),
             Bytes::new(),
             ANSWER_LIMIT,

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use wire::RunId;
 
 use crate::{
-    Bus, EXCHANGES,
+    Bus, EXCHANGES_STREAM,
     point_read::with_retries,
     prepare::PrepareError,
     publish::PublishAck,
@@ -90,7 +90,7 @@ impl Bus {
     /// The server refuses, or another stream has that name.
     pub async fn prepare_exchanges(&self, replicas: usize) -> Result<(), PrepareError> {
         let config = || Config {
-            name: EXCHANGES.to_owned(),
+            name: EXCHANGES_STREAM.to_owned(),
             description: Some("flotilla: kept requests to models, and feedback".to_owned()),
             subjects: vec![format!("{KEPT_SUBJECT}.*.*.*")],
             retention: RetentionPolicy::Limits,
@@ -150,7 +150,7 @@ impl Bus {
         part: ExchangePart,
     ) -> Result<Option<Bytes>, ExchangeError> {
         let subject = exchange_subject(channel, exchange, part);
-        match with_retries(|| self.read_last_message(EXCHANGES, &subject)).await {
+        match with_retries(|| self.read_last_message(EXCHANGES_STREAM, &subject)).await {
             Ok(found) => Ok(found.map(|message| message.payload)),
             Err(error) if error.has_server_code(code::STREAM_NOT_FOUND) => Ok(None),
             Err(source) => Err(ExchangeError { what: "read", source }),
@@ -168,7 +168,8 @@ impl Bus {
         after: u64,
     ) -> Result<Vec<ExchangeMessage>, ExchangeError> {
         let filters = vec![format!("{KEPT_SUBJECT}.{channel}.*.*")];
-        let open = |after| StreamTail::new(self, EXCHANGES.to_owned(), filters.clone(), after);
+        let open =
+            |after| StreamTail::new(self, EXCHANGES_STREAM.to_owned(), filters.clone(), after);
         let mut tail = open(after);
         let mut newest = NewestMessages::new(LISTED_BYTES_MAX);
         loop {

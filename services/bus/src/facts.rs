@@ -4,7 +4,7 @@ use futures::{FutureExt, StreamExt, future, future::BoxFuture, stream, stream::B
 use wire::{FactError, Record, expand_author_filters};
 
 use crate::{
-    Bus, ReadError, STREAM,
+    Bus, LOG_STREAM, ReadError,
     point_read::{self, read_error},
     stream_tail::{StreamTail, TailError, TailItem},
     tail_message::TailMessage,
@@ -44,7 +44,7 @@ impl Bus {
         after: u64,
     ) -> BoxStream<'static, Result<LogEvent, ReadError>> {
         let filters = filters.iter().flat_map(|filter| expand_author_filters(filter)).collect();
-        let tail = StreamTail::new(self, STREAM.to_owned(), filters, after);
+        let tail = StreamTail::new(self, LOG_STREAM.to_owned(), filters, after);
         stream::unfold(tail, |mut tail| async move {
             let item = tail.next().await;
             Some((item, tail))

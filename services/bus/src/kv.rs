@@ -7,7 +7,7 @@ use async_nats::{HeaderMap, header};
 use bytes::Bytes;
 
 use crate::{
-    BUCKET, Bus,
+    Bus, FLEET_BUCKET,
     publish::PublishAck,
     request::{ANSWER_LIMIT, parse_answer},
     request_error::RequestError,
@@ -30,7 +30,7 @@ pub(crate) struct KvEntry {
 }
 
 pub(crate) fn key_subject(key: &str) -> String {
-    bucket_key_subject(BUCKET, key)
+    bucket_key_subject(FLEET_BUCKET, key)
 }
 
 pub(crate) fn bucket_key_subject(bucket: &str, key: &str) -> String {
@@ -45,7 +45,7 @@ impl Bus {
         value: Bytes,
         expected: Option<u64>,
     ) -> Result<u64, RequestError> {
-        self.kv_put_in(BUCKET, key, value, expected).await
+        self.kv_put_in(FLEET_BUCKET, key, value, expected).await
     }
 
     /// Does the same as [`Bus::kv_put`], in any bucket.
@@ -67,7 +67,7 @@ impl Bus {
     }
 
     pub(crate) async fn kv_get(&self, key: &str) -> Result<KvEntry, RequestError> {
-        self.kv_get_in(BUCKET, key).await
+        self.kv_get_in(FLEET_BUCKET, key).await
     }
 
     pub(crate) async fn kv_get_in(&self, bucket: &str, key: &str) -> Result<KvEntry, RequestError> {
@@ -86,7 +86,7 @@ impl Bus {
         &self,
         prefix: &str,
     ) -> Result<BTreeMap<String, Bytes>, RequestError> {
-        self.kv_list_in(BUCKET, prefix).await
+        self.kv_list_in(FLEET_BUCKET, prefix).await
     }
 
     /// Does the same as [`Bus::kv_list`], in any bucket.

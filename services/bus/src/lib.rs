@@ -59,13 +59,13 @@ pub use snapshot::{SnapshotError, StreamSnapshot};
 pub use work_queue::{WorkError, WorkQueue};
 
 /// Name of the stream that stores the log.
-pub const STREAM: &str = "FLOTILLA";
+pub const LOG_STREAM: &str = "FLOTILLA";
 
 /// Key-value bucket of the fleet: the leader, the last status of each agent, and how to join.
-pub const BUCKET: &str = "FLOTILLA_FLEET";
+pub const FLEET_BUCKET: &str = "FLOTILLA_FLEET";
 
 /// Key-value bucket of a closed fleet's members and join tokens.
 pub const MEMBERS_BUCKET: &str = "FLOTILLA_MEMBERS";
 
 /// Name of the stream that stores kept requests to served models, and feedback.
-pub const EXCHANGES: &str = "FLOTILLA_EXCHANGES";
+pub const EXCHANGES_STREAM: &str = "FLOTILLA_EXCHANGES";

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    Bus, STREAM, batch_get, point_read::nanos_to_millis, request_error::RequestError,
+    Bus, LOG_STREAM, batch_get, point_read::nanos_to_millis, request_error::RequestError,
     tail_message::TailMessage,
 };
 
@@ -193,7 +193,7 @@ async fn subscribe_activity(
     let (count, notifications) = watch::channel(0);
     let mut listeners = JoinSet::new();
     // Facts are published on subjects that members may subscribe to; writes to buckets are not.
-    let filters = if stream == STREAM { filters } else { &[] };
+    let filters = if stream == LOG_STREAM { filters } else { &[] };
     let mut subscribers = Vec::new();
     for filter in filters {
         let subject = if filter == ">" { "flotilla.>" } else { filter };

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use wire::{FactError, FactKey, Record, RunId, Subject, expand_author_filters};
 
 use crate::{
-    Bus, STREAM,
+    Bus, LOG_STREAM,
     backoff::RetryBackoff,
     request_error::{RequestError, code},
 };
@@ -27,7 +27,8 @@ pub enum ReadError {
         source: RequestError,
     },
     #[error(
-        "read the log at {what}: the stream {STREAM} does not exist; start the coordinator (B110)"
+        "read the log at {what}: the stream {LOG_STREAM} does not exist; start the coordinator \
+         (B110)"
     )]
     NoStream { what: String },
     #[error("read the log: entry {sequence} on {subject} is not a fact we understand (B113)")]
@@ -95,7 +96,7 @@ impl Bus {
     /// Returns the fact on a subject, by any author; with wildcards, the newest match.
     pub async fn get_fact(&self, subject: &str) -> Result<Option<Record>, ReadError> {
         if !subject.contains(['*', '>']) {
-            let first = with_retries(|| self.read_first_message(STREAM, subject)).await;
+            let first = with_retries(|| self.read_first_message(LOG_STREAM, subject)).await;
             let first = first.map_err(|source| read_error(subject.to_owned(), source))?;
             return first.map(parse_stored).transpose();
         }
@@ -106,7 +107,7 @@ impl Bus {
             places.truncate(1);
         }
         for place in places {
-            let message = with_retries(|| self.read_last_message(STREAM, &place)).await;
+            let message = with_retries(|| self.read_last_message(LOG_STREAM, &place)).await;
             let found = message.map_err(|source| read_error(subject.to_owned(), source))?;
             last = found.into_iter().chain(last).max_by_key(|message| message.sequence);
         }
@@ -148,14 +149,14 @@ impl Bus {
 
     /// Returns the position of the newest fact; 0 for an empty log.
     pub async fn last_sequence(&self) -> Result<u64, ReadError> {
-        with_retries(|| self.stream_end(STREAM))
+        with_retries(|| self.stream_end(LOG_STREAM))
             .await
             .map_err(|source| read_error("its end".to_owned(), source))
     }
 
     /// Returns the number of facts, the size and the size limit of the log.
     pub async fn log_usage(&self) -> Result<LogUsage, ReadError> {
-        let verb = format!("STREAM.INFO.{STREAM}");
+        let verb = format!("STREAM.INFO.{LOG_STREAM}");
         let answer: Result<StreamInfoAnswer, _> = with_retries(|| self.call_api(&verb, &())).await;
         let StreamInfoAnswer { config, state } =
             answer.map_err(|source| read_error("its size".to_owned(), source))?;
@@ -167,7 +168,7 @@ impl Bus {
     /// 000.
     pub async fn find_lost_entries(&self) -> Result<LostEntries, ReadError> {
         let info = async |details: bool| {
-            let verb = format!("STREAM.INFO.{STREAM}");
+            let verb = format!("STREAM.INFO.{LOG_STREAM}");
             let body = json!({ "deleted_details": details });
             let answer: Result<StreamInfoAnswer, _> =
                 with_retries(|| self.call_api(&verb, &body)).await;

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use wire::STREAM_SUBJECTS;
 
 use crate::{
-    BUCKET, Bus, STREAM, monitor_http,
+    Bus, FLEET_BUCKET, LOG_STREAM, monitor_http,
     point_read::with_retries,
     request_error::{RequestError, code},
 };
@@ -117,13 +117,13 @@ impl Bus {
         let fresh = log_config(replicas, limit.update_to.or(limit.at_creation));
         let log = self.ensure_stream(log_config(replicas, limit.update_to), fresh).await?;
         let about = "flotilla: leader, agents and how to join";
-        let bucket = || self.bucket_config(BUCKET, about, replicas);
+        let bucket = || self.bucket_config(FLEET_BUCKET, about, replicas);
         self.ensure_stream(bucket(), bucket()).await?;
         if log.config.num_replicas != replicas {
             tracing::info!(
                 asked = replicas,
                 found = log.config.num_replicas,
-                "the log keeps its replicas; change them with `nats stream edit {STREAM}`"
+                "the log keeps its replicas; change them with `nats stream edit {LOG_STREAM}`"
             );
         }
         Ok(PreparedLog {
@@ -210,7 +210,7 @@ impl Bus {
 
 fn log_config(replicas: usize, bytes_max: Option<u64>) -> Config {
     Config {
-        name: STREAM.to_owned(),
+        name: LOG_STREAM.to_owned(),
         description: Some("flotilla: one write-once fact a subject".to_owned()),
         subjects: STREAM_SUBJECTS.iter().map(|subject| (*subject).to_owned()).collect(),
         retention: RetentionPolicy::Limits,

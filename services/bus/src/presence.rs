@@ -13,7 +13,7 @@ use wire::{
 };
 
 use crate::{
-    BUCKET, Bus, batch_get, kv,
+    Bus, FLEET_BUCKET, batch_get, kv,
     point_read::with_retries,
     request_error::{RequestError, code},
 };
@@ -97,7 +97,7 @@ impl Bus {
     ) -> Result<Vec<AgentStatus>, PresenceError> {
         let what = || "list the agents that are connected".to_owned();
         let failed = |source| PresenceError::Request { what: what(), source };
-        let stream = format!("KV_{BUCKET}");
+        let stream = format!("KV_{FLEET_BUCKET}");
         let (end, records) = self.stream_extent(&stream).await.map_err(failed)?;
         let most_records = most as u64;
         let from = if records <= most_records {
@@ -121,13 +121,12 @@ impl Bus {
         agent: &AgentId,
     ) -> Result<Option<AgentStatus>, PresenceError> {
         let key = kv::key_subject(&format!("{AGENT_PREFIX}{agent}"));
-        let found =
-            self.read_last_message(&format!("KV_{BUCKET}"), &key).await.map_err(|source| {
-                PresenceError::Request {
-                    what: format!("check whether {agent} is connected"),
-                    source,
-                }
-            })?;
+        let found = self.read_last_message(&format!("KV_{FLEET_BUCKET}"), &key).await.map_err(
+            |source| PresenceError::Request {
+                what: format!("check whether {agent} is connected"),
+                source,
+            },
+        )?;
         Ok(found.as_ref().and_then(parse_recent_status))
     }
 

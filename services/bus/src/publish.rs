@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use wire::{Fact, Record};
 
 use crate::{
-    Bus, STREAM,
+    Bus, LOG_STREAM,
     backoff::RetryBackoff,
     request::{ANSWER_LIMIT, parse_answer},
     request_error::{RequestError, code},
@@ -174,7 +174,7 @@ impl Bus {
             Err(error) if error.has_server_code(code::WRONG_LAST_SEQUENCE) => error,
             Err(error) => return Err(error),
         };
-        let Some(stored) = self.read_first_message(STREAM, place).await? else {
+        let Some(stored) = self.read_first_message(LOG_STREAM, place).await? else {
             return Err(refused);
         };
         let sequence = stored.sequence;
@@ -198,7 +198,7 @@ impl Bus {
             // The condition covers the facts of all authors.
             headers.insert(EXPECTED_SUBJECT_HEADER, format!("{place}.*"));
         }
-        headers.insert(header::NATS_EXPECTED_STREAM, STREAM);
+        headers.insert(header::NATS_EXPECTED_STREAM, LOG_STREAM);
         headers.insert(TYPE_HEADER, fact.body.message_name());
         headers.insert(NONCE_HEADER, nonce);
         let producer = format!("{} {}", producer.name, producer.role);

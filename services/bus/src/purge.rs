@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::json;
 use wire::{FactKey, RunId};
 
-use crate::{Bus, STREAM, point_read::with_retries, request_error::RequestError};
+use crate::{Bus, LOG_STREAM, point_read::with_retries, request_error::RequestError};
 
 /// A purge that the server refused or did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,7 @@ impl Bus {
         for filter in FactKey::bulky_filters(run, cycle) {
             // The server keeps the message at `seq` itself.
             let body = json!({ "filter": filter, "seq": up_to + 1 });
-            let verb = format!("STREAM.PURGE.{STREAM}");
+            let verb = format!("STREAM.PURGE.{LOG_STREAM}");
             let answer = with_retries(|| self.call_api::<PurgeAnswer>(&verb, &body)).await;
             purged += answer.map_err(|source| PurgeError { filter, source })?.purged;
         }

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    BUCKET, Bus, EXCHANGES, MEMBERS_BUCKET, STREAM,
+    Bus, EXCHANGES_STREAM, FLEET_BUCKET, LOG_STREAM, MEMBERS_BUCKET,
     request::parse_answer,
     request_error::{RequestError, code},
 };
@@ -85,8 +85,8 @@ impl StreamSnapshot {
 impl Bus {
     /// Returns the names of all streams of a fleet: the log, both buckets and the kept requests.
     pub fn stream_names() -> [String; 4] {
-        let [fleet, members] = [BUCKET, MEMBERS_BUCKET].map(|bucket| format!("KV_{bucket}"));
-        [STREAM.to_owned(), fleet, members, EXCHANGES.to_owned()]
+        let [fleet, members] = [FLEET_BUCKET, MEMBERS_BUCKET].map(|bucket| format!("KV_{bucket}"));
+        [LOG_STREAM.to_owned(), fleet, members, EXCHANGES_STREAM.to_owned()]
     }
 
     /// Writes the present state of a stream to `to`. Returns `None` if there is no such stream. On

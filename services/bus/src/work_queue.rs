@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use wire::{Pool, WorkKind};
 
 use crate::{
-    Bus, Delivery, STREAM,
+    Bus, Delivery, LOG_STREAM,
     backoff::RetryBackoff,
     consumer_pull::{ConsumerPull, PullEvent, duration_nanos},
     point_read::{self, nanos_to_millis, with_retries},
@@ -130,7 +130,7 @@ impl Bus {
         &self,
         queue: &str,
     ) -> Result<ConsumerInfo, RequestError> {
-        let subject = format!("$JS.API.CONSUMER.INFO.{STREAM}.{queue}");
+        let subject = format!("$JS.API.CONSUMER.INFO.{LOG_STREAM}.{queue}");
         // The server refuses this request if it has a body, even `null`.
         let asked = self.send_request(subject, HeaderMap::new(), Bytes::new(), ANSWER_LIMIT);
         parse_answer(&asked.await?)
@@ -195,7 +195,8 @@ impl WorkQueue {
             let left = deadline.saturating_duration_since(Instant::now());
             self.bus.shared.connection.wait_connected(left.min(ANSWER_LIMIT)).await?;
             let expires = left.clamp(PULL_EXPIRY_MIN, PULL_EXPIRY_MAX);
-            self.pull = Some(ConsumerPull::open(&self.bus, STREAM, &self.name, 1, expires).await?);
+            self.pull =
+                Some(ConsumerPull::open(&self.bus, LOG_STREAM, &self.name, 1, expires).await?);
         }
         loop {
             let Some(pull) = &mut self.pull else { return Ok(None) };
@@ -268,8 +269,8 @@ impl WorkQueue {
             "max_ack_pending": ACK_PENDING_MAX,
             "max_waiting": WAITING_PULLS_MAX,
         });
-        let body = json!({ "stream_name": STREAM, "config": config, "action": "" });
-        let verb = format!("CONSUMER.CREATE.{STREAM}.{}.{}", self.name, self.filter);
+        let body = json!({ "stream_name": LOG_STREAM, "config": config, "action": "" });
+        let verb = format!("CONSUMER.CREATE.{LOG_STREAM}.{}.{}", self.name, self.filter);
         self.bus.call_api::<Value>(&verb, &body).await.map(|_| ())
     }
 

@@ -43,7 +43,7 @@ async fn a_log_that_takes_no_batches_is_written_one_by_one() {
     let (rig, bus) = Rig::start().await;
     // Configured as by a server before 2.12.
     let context = rig.raw().await;
-    let mut stream = context.get_stream(bus::STREAM).await.unwrap();
+    let mut stream = context.get_stream(bus::LOG_STREAM).await.unwrap();
     let config = stream.info().await.unwrap().config.clone();
     assert!(config.allow_atomic_publish, "prepared without");
     let without =

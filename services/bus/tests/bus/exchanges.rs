@@ -1,7 +1,7 @@
 //! Kept requests to served models expire.
 
 use async_nats::HeaderMap;
-use bus::{EXCHANGES, ExchangePart};
+use bus::{EXCHANGES_STREAM, ExchangePart};
 use wire::RunId;
 
 use crate::rig::{Rig, until};
@@ -18,7 +18,7 @@ async fn a_kept_request_expires_after_its_days_and_no_other_one_does() {
     write(1).await;
 
     let raw = rig.raw().await;
-    let stream = raw.get_stream(EXCHANGES).await.unwrap();
+    let stream = raw.get_stream(EXCHANGES_STREAM).await.unwrap();
     let subject = "flotilla-serving.kept.stable.later.answer";
     let kept = stream.get_last_raw_message_by_subject(subject).await.unwrap();
     let lifetime = kept.headers.get("Nats-TTL").unwrap();

@@ -49,7 +49,7 @@ async fn who_stops_reading_leaves_nothing_at_the_server() {
         next(&mut follower).await;
         follower
     };
-    let mut stream = rig.raw().await.get_stream(bus::STREAM).await.unwrap();
+    let mut stream = rig.raw().await.get_stream(bus::LOG_STREAM).await.unwrap();
     let only_one = async {
         while stream.info().await.unwrap().state.consumer_count != 1 {
             sleep(Duration::from_millis(50)).await;

@@ -157,7 +157,7 @@ async fn a_stream_that_somebody_else_made_is_not_taken_over() {
     let raw = async_nats::connect(&server.options.urls[0]).await.unwrap();
     async_nats::jetstream::new(raw)
         .create_stream(async_nats::jetstream::stream::Config {
-            name: bus::STREAM.into(),
+            name: bus::LOG_STREAM.into(),
             subjects: vec!["flotilla.>".into()],
             storage: async_nats::jetstream::stream::StorageType::Memory,
             ..Default::default()

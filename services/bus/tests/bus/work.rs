@@ -132,7 +132,7 @@ async fn work_goes_on_over_a_killed_server_and_a_deleted_consumer() {
     }
     assert_eq!(job(&delivery), "j2");
     delivery.ack().await.unwrap();
-    let stream = rig.raw().await.get_stream(bus::STREAM).await.unwrap();
+    let stream = rig.raw().await.get_stream(bus::LOG_STREAM).await.unwrap();
     stream.delete_consumer(work.consumer_name()).await.unwrap();
     assert_eq!(job(&take(&mut work).await), "j1", "a new consumer begins at the beginning");
 }
