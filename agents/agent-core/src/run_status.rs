@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wire::{FactBody, FactKey, Record, RunId, Subject, v1};
 
+/// The status of a run as far as it decides whether work for it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunStatus {
     /// 1 + the number of resumes. Orders of earlier rounds are stale: the coordinator has written

@@ -13,8 +13,9 @@ use crate::{
     measurement::{MeasurementInput, PerplexityResult, digest_tokenizer},
 };
 
+/// Progress of a measurement.
 pub enum MeasureStep<'a> {
-    /// A description of the current step, which is not a chunk.
+    /// A description of a step other than a chunk.
     Note(&'a str),
     /// The chunks done, and their total.
     Chunks(usize, usize),

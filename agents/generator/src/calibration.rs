@@ -10,7 +10,7 @@ use crate::{
     EngineCandidate, EngineSpeed, GeneratorBackend, OfflinePolicy, choose_fastest, measure_engines,
 };
 
-/// Bases whose speeds are kept; the first by digest are dropped.
+/// Maximum bases whose speeds are saved; beyond it, the first by digest are dropped.
 const BASES_MAX: usize = 64;
 
 /// The engines of a host, and the file of their speeds.
@@ -31,7 +31,7 @@ struct CalibrationFile {
 pub(crate) struct ChosenEngine {
     /// The digest of the base.
     pub(crate) base: String,
-    /// Its largest accepted distance from the first engine, in nats per token.
+    /// The largest accepted distance of the engine from the first one, in nats per token.
     pub(crate) tolerance: f64,
     pub(crate) candidate: EngineCandidate,
     /// The engine with its speeds.

@@ -19,7 +19,7 @@ pub(crate) enum EpisodeEnd {
     Failed {
         sample: Sample,
         error: JobError,
-        /// The time that was spent on the action.
+        /// The time that was spent on the unanswered action.
         lost: Duration,
     },
 }
@@ -28,13 +28,13 @@ pub(crate) enum EpisodeEnd {
 /// environment failed in all of its episodes.
 #[derive(Debug, Default)]
 pub(crate) struct EpisodeResults {
-    /// By the place in the order.
+    /// Samples with their places in the order.
     samples: Vec<(usize, Sample)>,
     has_played: bool,
-    /// That of the first failed episode.
+    /// The error of the first failed episode.
     environment_error: Option<JobError>,
     lost: Duration,
-    /// Fails the order.
+    /// The error that fails the order, if any.
     fatal_error: Option<JobError>,
 }
 

@@ -126,7 +126,7 @@ pub enum GeneratorAnswer {
     Generated(GeneratedSamples),
     Adopted,
     Scored(ScoredSamples),
-    /// This host cannot draw the samples now, or must not; others may. The text is the reason.
+    /// This host cannot or must not draw the samples now, for this reason; other hosts may.
     NotHere(String),
 }
 
@@ -134,8 +134,9 @@ pub enum GeneratorAnswer {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ScoredSamples {
     pub engine: String,
-    /// Of each token of each sample, its end included, in nats. Empty for a sample that has more
-    /// tokens than the model's context, a token that the model lacks, or a value that is not finite.
+    /// The log-probability of each token of each sample, including the end token, in nats. Empty for
+    /// a sample that has more tokens than the model's context, a token that the model lacks, or a
+    /// value that is not finite.
     pub logprobs: Vec<Vec<f64>>,
 }
 

@@ -13,10 +13,10 @@ pub(crate) struct OpenEpisode {
     sample: Sample,
     /// The turns before the last one, as the environment sees them.
     history: Vec<PlayedTurn>,
-    /// Of the prompt and all turns.
+    /// Tokens of the prompt and all turns.
     tokens: Vec<u32>,
     prompt_tokens: usize,
-    /// The largest number of tokens behind the prompt.
+    /// The largest number of tokens after the prompt.
     max_tokens: u32,
 }
 

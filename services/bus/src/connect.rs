@@ -25,12 +25,13 @@ use crate::{
 /// Attempts of a member whose credentials are refused, and the pause between them.
 const REFUSED_ATTEMPTS: u32 = 3;
 const REFUSED_PAUSE: Duration = Duration::from_millis(300);
-/// For one address: DNS, TCP, TLS and the NATS handshake on a bad Wi-Fi link.
+/// Time limit for one address: DNS, TCP, TLS and the NATS handshake on a bad Wi-Fi link.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// For the first answer of JetStream. A server may still recover its streams; the servers of a new
-/// cluster elect a leader first, in up to 9 s.
+/// Time limit for the first answer of JetStream. A server may still recover its streams; the
+/// servers of a new cluster elect a leader first, in up to 9 s.
 const JETSTREAM_LIMIT: Duration = Duration::from_secs(15);
-/// The same, if the server does not run JetStream itself: the hub of a leaf node may answer.
+/// Time limit for JetStream's answer through a server that does not run it, such as a leaf node,
+/// whose hub may answer.
 const HUB_LIMIT: Duration = Duration::from_secs(5);
 /// A dead connection is noticed after two pings.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
@@ -259,10 +260,12 @@ impl Bus {
         }
     }
 
+    /// Returns the name of this connection in the headers of its facts.
     pub fn producer_name(&self) -> &str {
         &self.shared.producer.name
     }
 
+    /// Returns true while the connection is up.
     pub fn is_connected(&self) -> bool {
         *self.shared.connection.connected.borrow()
     }
@@ -279,6 +282,7 @@ impl Bus {
         !*self.shared.connection.closed.borrow()
     }
 
+    /// Returns the version of the connected nats-server.
     pub fn server_version(&self) -> String {
         self.shared.client.server_info().version
     }

@@ -30,14 +30,14 @@ use crate::{
 const KEPT_SUBJECT: &str = "flotilla-serving.kept";
 /// Seconds after which the server deletes a message (nats-server 2.11).
 const TTL_HEADER: &str = "Nats-TTL";
-/// Longest time for which anything is kept.
+/// Longest time in days for which exchanges are kept.
 pub const KEEP_DAYS_MAX: u32 = 365;
 const SECONDS_PER_DAY: u64 = 86_400;
-/// Beyond it, the oldest are deleted first.
+/// Maximum messages of all channels; beyond it, the server deletes the oldest.
 const MESSAGES_MAX: i64 = 100_000;
 /// Maximum bytes of messages in a list, which its reader holds in memory.
 const LISTED_BYTES_MAX: usize = 256 << 20;
-/// Longer conversations are not kept.
+/// Maximum bytes of a conversation; longer ones are not kept.
 pub const EXCHANGE_BYTES_MAX: usize = 64 << 10;
 
 /// The two messages of an exchange.

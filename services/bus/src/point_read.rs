@@ -81,6 +81,7 @@ pub struct LostEntries {
     pub sequences: Vec<u64>,
 }
 
+/// The size of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogUsage {
     pub facts: u64,

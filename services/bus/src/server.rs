@@ -145,6 +145,7 @@ impl ManagedServer {
         Ok(Self { binary, files, ports, listen, closed, child, _lock: lock })
     }
 
+    /// Returns the URL for clients on this machine.
     pub fn client_url(&self) -> String {
         let host = match self.listen {
             ip if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -154,18 +155,22 @@ impl ManagedServer {
         format!("{scheme}://{}", SocketAddr::new(host, self.ports.client))
     }
 
+    /// Returns the URL of the server's HTTP monitoring.
     pub fn monitor_url(&self) -> String {
         self.ports.monitor_url()
     }
 
+    /// Returns the port for clients.
     pub fn client_port(&self) -> u16 {
         self.ports.client
     }
 
+    /// Returns the id of the server's process.
     pub fn process_id(&self) -> u32 {
         self.child.process_id()
     }
 
+    /// Returns the path of the log of the server.
     pub fn log_file(&self) -> &Path {
         &self.files.log
     }

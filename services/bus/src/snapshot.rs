@@ -73,10 +73,12 @@ struct RestoreAnswer {
 }
 
 impl StreamSnapshot {
+    /// Returns the number of entries in the copied stream.
     pub fn entry_count(&self) -> u64 {
         self.state["messages"].as_u64().unwrap_or(0)
     }
 
+    /// Returns the position of the last entry.
     pub fn last_sequence(&self) -> u64 {
         self.state["last_seq"].as_u64().unwrap_or(0)
     }

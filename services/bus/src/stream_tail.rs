@@ -18,15 +18,16 @@ use crate::{
     tail_message::TailMessage,
 };
 
-/// Little is sent twice after a break.
+/// Messages of one pull. A small number, because they are sent again after a broken connection.
 const PULL_MESSAGES: usize = 256;
-/// More is requested at this many missing messages, so that the server never waits for it.
+/// When this many messages of a pull are missing, the next ones are requested, so that the server
+/// never waits for a request.
 const PREFETCH_AT: usize = PULL_MESSAGES / 2;
 const PULL_EXPIRY: Duration = Duration::from_secs(30);
 /// The server deletes a silent consumer after this; the reader then creates another. Short, because
 /// a server has room for only some thousand consumers.
 const CONSUMER_INACTIVE_LIMIT: Duration = Duration::from_secs(15);
-/// A cluster without a leader recovers sooner.
+/// Duration of an outage after which the reader yields an error. A cluster elects a leader sooner.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A reader of one stream that resumes by itself.

@@ -29,13 +29,13 @@ impl SampleBacklog {
         }
     }
 
-    /// Called for a job that is being ordered.
+    /// Takes the samples of a job that is being ordered out of the backlog.
     pub(crate) fn remove_job(&mut self, job: &PlannedJob) {
         self.0.samples = self.0.samples.saturating_sub(u64::from(job.planned_samples()));
     }
 
-    /// Names the agent that the order is meant for as the fastest, so that it does not decline the
-    /// order, nor does one as fast.
+    /// Names the agent that the order is meant for as the fastest, so that neither this agent nor an
+    /// equally fast one declines the order.
     pub(crate) fn with_fastest(mut self, fastest: &FleetMember) -> Self {
         self.0.fastest_tokens_per_s = fastest.tokens_per_s;
         self.0.fastest.clone_from(&fastest.agent);
@@ -43,7 +43,7 @@ impl SampleBacklog {
         self
     }
 
-    /// Returns `None` if no generator has reported its speed.
+    /// Returns the message for orders; `None` if no generator has reported its speed.
     pub(crate) fn to_proto(&self) -> Option<v1::generate_order::Behind> {
         (self.0.fastest_tokens_per_s > 0.0).then(|| self.0.clone())
     }

@@ -6,10 +6,10 @@ use crate::state::Run;
 
 /// Returns the best checkpoint so far.
 ///
-/// Of a RAFT run it is the final one of the best finished cycle ([`v1::CycleDone::best`]), which
-/// may be cycle 0, the base. Of other runs it is the one with the lowest perplexity of the spec's
-/// first suite; of equal ones the earlier. Without such figures it is the newest. `None` if there
-/// is no checkpoint.
+/// RAFT runs: the final checkpoint of the best finished cycle ([`v1::CycleDone::best`]), which may
+/// be cycle 0, the base. Other runs: the checkpoint with the lowest perplexity of the spec's first
+/// suite, the earlier one of equals. Without a finished cycle or a perplexity: the newest
+/// checkpoint. `None` if there is no checkpoint.
 pub fn best_checkpoint(run: &Run) -> Option<&v1::Checkpoint> {
     let best_cycle = run.cycles.values().rev().find_map(|cycle| Some(cycle.done.as_ref()?.best));
     let of_best_cycle = best_cycle.and_then(|cycle| run.cycles.get(&cycle)?.final_checkpoint());

@@ -15,8 +15,8 @@ use crate::{
 /// An audit of one channel. Takes, in log order, the channel's moves and the facts of all runs that
 /// they name or that promote to it; samples and verdicts are not needed.
 ///
-/// Not checked, as no fact tells it: whether users may have moved the channel, whether the ratings
-/// or samples of a comparison are those of the figures, and whether a run's data is the feedback up
+/// Facts cannot show, so this does not check, that a user was allowed to move the channel, that a
+/// comparison's numbers follow from the ratings or samples, and that a run's data is the feedback up
 /// to the position that its spec names.
 #[derive(Debug)]
 pub struct ChannelAuditor {
@@ -29,6 +29,7 @@ pub struct ChannelAuditor {
 }
 
 impl ChannelAuditor {
+    /// Creates an audit of a channel that has seen no fact.
     pub fn new(channel: RunId) -> Self {
         let (set, runs) = (ChannelSet::default(), BTreeMap::new());
         Self { channel, set, runs, learned: None, findings: FindingList::default() }

@@ -6,7 +6,7 @@ thread_local! {
     static VISITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Called for each job, agent or similar element that a loop visits.
+/// Counts a job, agent or similar element that a loop visits.
 #[inline]
 pub(crate) fn count_visit() {
     #[cfg(test)]

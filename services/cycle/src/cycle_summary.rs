@@ -57,9 +57,9 @@ fn sampling_energy(cycle: &Cycle) -> (f64, u32) {
     })
 }
 
-/// In seconds. Phases follow each other: verification that overlaps generation counts as
-/// generation, so the durations add up to the cycle. With staleness, the samples of the next cycle
-/// overlap the current one.
+/// The duration of each phase in seconds. Phases follow each other: verification that overlaps
+/// generation counts as generation, so the durations add up to the cycle. With staleness, the
+/// samples of the next cycle overlap the current one.
 struct PhaseDurations {
     generate: f64,
     verify: f64,

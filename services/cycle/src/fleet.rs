@@ -16,7 +16,7 @@ pub struct FleetSnapshot {
     /// Scorers of all pools.
     pub scorers: Vec<FleetMember>,
     pub trainers: Vec<FleetMember>,
-    /// Since each job was last reported as held by an agent.
+    /// Milliseconds since each job was last reported as held by an agent.
     pub last_held_ago_ms: BTreeMap<(WorkKind, HeldJob), u64>,
 }
 
@@ -28,7 +28,7 @@ pub struct FleetMember {
     pub tokens_per_s: f64,
     /// Seconds per sample while all slots of the agent are in use; 0 if not yet known.
     pub seconds_per_sample: f64,
-    /// Of its last training; `None` if not yet known.
+    /// Speed of the agent's last training; `None` if not yet known.
     pub training_speed: Option<TrainingSpeed>,
     /// Jobs that the agent works on.
     pub held_jobs: BTreeSet<HeldJob>,
@@ -44,8 +44,8 @@ pub struct HeldJob {
     pub job: String,
 }
 
-/// Minimum share of `seconds_per_sample` that any sample takes. The last samples share the GPU with fewer
-/// others and are therefore faster than average.
+/// Minimum share of `seconds_per_sample` that any sample takes. The last samples share the GPU with
+/// fewer others and are therefore faster than average.
 const LAST_SAMPLES_FACTOR: f64 = 0.5;
 
 impl FleetMember {

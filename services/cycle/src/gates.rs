@@ -13,17 +13,18 @@ use wire::{
 
 use crate::state::{Cycle, Run};
 
+/// The findings of the gates on a cycle, and what follows from them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct GateResult {
-    /// Those with the strictest action first.
+    /// The findings, those with the strictest action first.
     pub findings: Vec<Finding>,
     /// Cycle with the best metrics so far.
     pub best_cycle: u32,
-    /// The strictest of the findings.
+    /// The strictest action of the findings.
     pub action: Then,
 }
 
-/// `done` holds the metrics of the cycle, which is about to be done.
+/// Compares the metrics of a cycle that is about to end (in `done`) with the gates of its run.
 pub(crate) fn evaluate_gates(
     run: &Run,
     number: u32,

@@ -57,6 +57,7 @@ pub struct KeptSample {
     pub tokens: u32,
 }
 
+/// A training example, as a line of the dataset.
 #[derive(Serialize)]
 struct DatasetLine<'a> {
     prompt: &'a str,
@@ -64,19 +65,20 @@ struct DatasetLine<'a> {
     prompt_id: &'a str,
     index: u32,
     reward: f64,
-    /// Of an objective that has advantages.
+    /// The sample's advantage, if the objective uses advantages.
     #[serde(skip_serializing_if = "Option::is_none")]
     advantage: Option<f64>,
-    /// Of an objective: the completion was cut before its end.
+    /// True if the completion was cut before its end; always false for RAFT.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     unfinished: bool,
-    /// Of an objective: the log-probability of each token when it was drawn, in nats.
+    /// The log-probability of each token when it was drawn, in nats, if the objective uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     behaviour: Option<Vec<f64>>,
-    /// Of distillation: the log-probability of each token by the teacher, in nats.
+    /// The log-probability of each token by the teacher, in nats, for distillation.
     #[serde(skip_serializing_if = "Option::is_none")]
     teacher: Option<Vec<f64>>,
-    /// The tokens of an episode. Of an objective: the drawn tokens, if the text has others.
+    /// The tokens of an episode, or, for an objective, the drawn tokens if tokenizing the text again
+    /// gives others.
     #[serde(skip_serializing_if = "<[u32]>::is_empty")]
     token_ids: Cow<'a, [u32]>,
     /// Ranges of an episode's tokens that were not drawn.

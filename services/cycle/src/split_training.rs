@@ -31,7 +31,7 @@ use crate::state::OrderHistory;
 /// A training on several boxes, derived from its facts.
 #[derive(Debug, Clone, Default)]
 pub struct SplitTraining {
-    /// By number. 0 has only a merge.
+    /// Outer steps by number. Step 0 has only a merge.
     pub outer_steps: BTreeMap<u32, OuterStep>,
     /// Steps of the whole training, as the first slice reported them.
     pub total_steps: Option<u32>,
@@ -46,7 +46,7 @@ pub struct SplitTraining {
 #[derive(Debug, Clone, Default)]
 pub struct OuterStep {
     pub plan: Option<v1::SlicePlan>,
-    /// By slice.
+    /// Slices by number, from 1.
     pub slices: BTreeMap<u32, SliceState>,
     pub closed: Option<v1::SliceClose>,
     pub(crate) merge_orders: OrderHistory,
@@ -110,7 +110,7 @@ impl SplitTraining {
         names
     }
 
-    /// Returns true if no slice counts in the last `most` outer steps that are closed.
+    /// Returns true if no slice counted in the last `most` closed outer steps.
     pub(crate) fn is_stuck(&self, most: usize) -> bool {
         let closed = self.outer_steps.values().rev().filter_map(|step| step.closed.as_ref());
         closed.take_while(|closed| closed.slices.is_empty()).count() >= most

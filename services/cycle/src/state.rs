@@ -27,7 +27,7 @@ pub use self::{
 #[derive(Debug, Clone)]
 pub struct Run {
     pub id: RunId,
-    /// Without the cycles of a fork, which are in `cycles`.
+    /// The spec without the cycles of a fork, which are in `cycles`.
     pub spec: v1::Spec,
     /// Author of the spec; `None` in an open fleet.
     pub author: Option<AgentId>,
@@ -110,7 +110,7 @@ pub struct Cycle {
     pub checkpoints: BTreeMap<u32, v1::Checkpoint>,
     /// Evals by step and suite.
     pub evals: BTreeMap<(u32, SuiteName), v1::Eval>,
-    /// Of the final checkpoint.
+    /// Pass rates of the final checkpoint.
     pub pass_rates: Option<v1::PassRates>,
     /// Finally failed evals, by step and suite.
     pub failed_evals: BTreeSet<(u32, SuiteName)>,

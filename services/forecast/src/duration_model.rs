@@ -3,9 +3,9 @@
 
 use std::f64::consts::TAU;
 
-/// Relative deviation of one phase from its model, before any is observed …
+/// Assumed relative deviation of one phase from its model, before any phase is observed.
 const NOISE_PRIOR: f64 = 0.06;
-/// … and the number of phases that this assumption weighs as much as.
+/// The weight of [`NOISE_PRIOR`], as a number of observed phases.
 const NOISE_PRIOR_PHASES: f64 = 4.0;
 
 /// Relative change of durations from one run to the next, which the facts of one run cannot show:

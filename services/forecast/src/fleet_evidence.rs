@@ -19,9 +19,9 @@ use crate::{
 const ASSUMED_GENERATION: f64 = 500.0;
 const ASSUMED_TRAINING: f64 = 500.0;
 const UNMEASURED_DEVIATION: f64 = 1.5;
-/// Likewise for a speed that was measured with another base …
+/// The deviation (as above) of a speed that was measured with another base.
 const OTHER_BASE_DEVIATION: f64 = 0.7;
-/// … and for a box that is taken to be as fast as the others.
+/// The deviation of the speed of a box that is assumed to be as fast as the others.
 const OTHER_BOX_DEVIATION: f64 = 0.5;
 
 /// Seconds that are assumed for one measurement on a text, and for the verdicts after the last

@@ -30,9 +30,10 @@ const UNARY_LIMIT: Duration = Duration::from_secs(30);
 /// A restarted nats-server is back within 3 s; without this limit, reads wait half a minute.
 const BUS_LIMIT: Duration = Duration::from_secs(5);
 const BUS_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Each watch is a consumer of the log.
+/// Maximum open streams of all members. Each stream that watches a run is a consumer of the log.
 const STREAMS_MAX: usize = 1024;
-/// Those of one member of a closed fleet: some scripts that watch each run of a sweep.
+/// Maximum open streams of one member of a closed fleet: enough for a script that watches each run
+/// of a sweep.
 const MEMBER_STREAMS_MAX: usize = 128;
 /// Each read holds all facts of a cycle in memory. Further reads wait.
 const CYCLE_READS_MAX: usize = 2;

@@ -22,10 +22,11 @@ pub struct CallCounts {
     leftovers: Arc<Mutex<UploadLeftovers>>,
 }
 
+/// The number and duration of calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CallStats {
     pub calls: u64,
-    /// The times until an answer was ready or a stream was open.
+    /// Sum of the times until an answer was ready or a stream was open.
     pub seconds: f64,
 }
 
@@ -75,6 +76,7 @@ impl CallCounts {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns the number of open streams.
     pub(crate) fn open_streams(&self) -> u64 {
         self.streams.load(Ordering::Relaxed)
     }

@@ -62,6 +62,7 @@ pub struct RefusedCall {
 }
 
 impl RefusedCall {
+    /// Returns the gateway's message.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -83,13 +84,13 @@ impl ClientError {
         }
     }
 
-    /// Returns true if the fleet does not know the member or token of the call.
-    pub fn is_unknown(&self) -> bool {
+    /// Returns true if the member or token of the call does not exist.
+    pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused(RefusedCall { code: Code::NotFound, .. }))
     }
 
-    /// Returns true if the fleet knows the caller but no longer accepts it as a member.
-    pub fn is_final(&self) -> bool {
+    /// Returns true if the caller was a member but is revoked or otherwise refused for good.
+    pub fn is_revoked(&self) -> bool {
         matches!(self, Self::Refused(RefusedCall { code: Code::PermissionDenied, .. }))
     }
 }
@@ -124,6 +125,7 @@ impl MembershipClient {
         &self.address
     }
 
+    /// Creates a join token. The answer has its secret, which is not stored.
     pub async fn create_token(
         &mut self,
         request: v1::CreateTokenRequest,
@@ -131,11 +133,13 @@ impl MembershipClient {
         into_answer(self.members.create_token(request).await)
     }
 
+    /// Lists the join tokens, without their secrets.
     pub async fn list_tokens(&mut self) -> Result<Vec<v1::JoinTokenInfo>, ClientError> {
         into_answer(self.members.list_tokens(v1::ListTokensRequest {}).await)
             .map(|list| list.tokens)
     }
 
+    /// Revokes a join token by its id.
     pub async fn revoke_token(&mut self, id: &str) -> Result<(), ClientError> {
         let request = v1::RevokeTokenRequest { id: id.to_owned() };
         into_answer(self.members.revoke_token(request).await).map(|_| ())
@@ -157,11 +161,13 @@ impl MembershipClient {
         into_answer(self.members.renew(request).await)
     }
 
+    /// Lists the agents and users of the fleet.
     pub async fn list_members(&mut self) -> Result<Vec<v1::MemberInfo>, ClientError> {
         into_answer(self.members.list_members(v1::ListMembersRequest {}).await)
             .map(|list| list.members)
     }
 
+    /// Revokes an agent or a user.
     pub async fn revoke_member(&mut self, name: &str) -> Result<v1::RevokeResponse, ClientError> {
         into_answer(self.members.revoke(v1::RevokeRequest { name: name.to_owned() }).await)
     }

@@ -98,9 +98,10 @@ const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// The time that calls in progress have when the gateway stops.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
+/// The configuration of a gateway.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Port 0 selects a free port.
+    /// The listen address; port 0 selects a free port.
     pub listen: SocketAddr,
     /// Without certificate and key, all traffic is unencrypted.
     pub tls: Option<GatewayTls>,
@@ -177,6 +178,7 @@ impl BoundGateway {
         self.address
     }
 
+    /// Returns the counters of this gateway's calls.
     pub fn call_counts(&self) -> CallCounts {
         self.counts.clone()
     }
@@ -188,7 +190,7 @@ impl BoundGateway {
         self
     }
 
-    /// Lets a program remove from requests and answers what must not be kept.
+    /// Passes requests and answers through a redaction program before they are kept.
     #[must_use]
     pub fn with_redaction(mut self, program: Option<PathBuf>) -> Self {
         self.redaction = program;

@@ -10,6 +10,7 @@ use axum::{
     routing::get,
 };
 
+/// A file of the page, with the path that serves it.
 struct PageFile {
     path: &'static str,
     kind: &'static str,
@@ -60,7 +61,8 @@ const PAGE_FILES: &[PageFile] = files! {
     "/timeline.js" "timeline.js" SCRIPT,
 };
 
-/// Nothing from other hosts, nothing inline, no embedding in frames.
+/// The content security policy: loads nothing from other hosts and nothing inline, and forbids
+/// embedding in frames.
 const SECURITY_POLICY: &str =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

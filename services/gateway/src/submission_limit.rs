@@ -27,11 +27,11 @@ use crate::{
     runs::RunsService, status::build_status, submitted_files::limit_files,
 };
 
-/// Further submissions wait in their connections.
+/// Maximum submissions received at a time; further ones wait in their connections.
 const SUBMISSIONS_MAX: usize = 4;
 /// The longest wait for another submission to end.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
-/// The largest submission at 0.5 MB/s, and the work on it.
+/// Time limit of a submission: enough for the largest one at 0.5 MB/s, and the work on it.
 pub(crate) const SUBMIT_LIMIT: Duration = Duration::from_secs(150);
 pub(crate) const SUBMIT: &str = "/flotilla.v1.Runs/Submit";
 

@@ -3,10 +3,10 @@
 use engine::ModelTokenizer;
 use wire::v1::samples::Finish;
 
-/// The record of a sample's tokens, the end that finished it included.
+/// The tokens of a sample with their log-probabilities, including the end token.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct TokenRecord {
-    /// Of each token, in nats.
+    /// The log-probability of each token, in nats.
     pub(super) logprobs: Vec<f64>,
     /// Empty if tokenizing the text again gives the same tokens.
     pub(super) ids: Vec<u32>,

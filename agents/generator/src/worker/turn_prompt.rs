@@ -6,7 +6,7 @@ use engine::{ModelTokenizer, TokenizerError};
 /// The prompt of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TurnPrompt {
-    /// Of the whole prompt, earlier turns included.
+    /// Tokens of the whole prompt, including earlier turns.
     pub tokens: Vec<u32>,
     /// The largest number of tokens that the turn may draw.
     pub max_new_tokens: u32,
@@ -15,16 +15,16 @@ pub(super) struct TurnPrompt {
 /// The limits of a turn.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TurnLimits {
-    /// For the text before a later turn and the turn itself together; of the first turn, whose text
-    /// is the prompt, for the turn alone.
+    /// Maximum tokens of a turn, including the text before it. The text before the first turn is the
+    /// prompt, which does not count.
     pub max_new_tokens: u32,
-    /// Of the model.
+    /// Positions of the model's context.
     pub positions: usize,
 }
 
 impl TurnPrompt {
-    /// Encodes a text behind the tokens of earlier turns; without any, it is the prompt. Returns
-    /// `None` if a later turn has no room for a token.
+    /// Encodes the text before a turn, after the tokens of earlier turns. Without earlier turns, the
+    /// text is the prompt. Returns `None` if a later turn has no room for a token.
     pub(super) fn encode_turn(
         tokenizer: &ModelTokenizer,
         context: &[u32],

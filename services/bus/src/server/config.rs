@@ -19,14 +19,15 @@ const TAIL_LINES: usize = 5;
 /// Owns all streams on a server without accounts.
 const OPEN_ACCOUNT: &str = "$G";
 
-/// More than a few facts with the server's overhead.
+/// Bytes of the file that tests whether the disk is writable: more than a few facts and the server's
+/// overhead need.
 const PROBE_BYTES: usize = 1 << 20;
 
 /// Below the ports that Linux gives to outgoing connections (from 32 768). A program could hold one
 /// of those when the server starts again.
 const KEPT_PORTS: Range<u16> = 10_000..32_000;
 
-/// Limited by the umask.
+/// The mode of written files, limited by the umask.
 const FILE_MODE: u32 = 0o666;
 
 /// Chosen once and kept, because peers reconnect only to addresses they know.

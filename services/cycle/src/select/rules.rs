@@ -24,11 +24,11 @@ pub(super) struct SampleCandidate<'a> {
     pub logprob: Option<f64>,
     /// Log-probability of each token, as in the samples fact; `None` if unknown or not valid.
     pub token_logprobs: Option<&'a [u8]>,
-    /// The same by the run's teacher.
+    /// Log-probability of each token by the run's teacher; `None` if unknown or not valid.
     pub teacher_logprobs: Option<&'a [u8]>,
     /// The drawn tokens; empty if they are those of the completion.
     pub token_ids: &'a [u32],
-    /// Of an episode, for which `token_ids` is empty.
+    /// The turns of an episode, whose `token_ids` are empty; empty for other samples.
     pub turns: &'a [v1::samples::Turn],
     /// The completion ended by itself, before `max_new_tokens`.
     pub is_finished: bool,

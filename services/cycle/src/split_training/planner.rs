@@ -12,20 +12,21 @@ use crate::{
     state::Run,
 };
 
-/// An outer step with at least half of its slices is closed this share of the time of its longest
-/// slice after the last one, or after the second time if that is longer.
+/// The wait for missing slices once at least half of an outer step's slices have a result: this
+/// share of the time of the longest slice, and at least this many milliseconds.
 const GRACE: (f64, f64) = (0.5, 5_000.0);
 
-/// The same while the speed of a missing box is unknown: it may be many times slower.
+/// [`GRACE`] while the speed of a missing box is unknown: it may be many times slower.
 const FIRST_GRACE: (f64, f64) = (8.0, 60_000.0);
 
-/// If boxes send only changes, the merged weights of every 8th outer step are in the store, so that a
-/// box that joins has few merges to repeat.
+/// If boxes send only changes, the merged weights of every 8th outer step are in the store, so that
+/// a box that joins has few merges to repeat.
 const STORED_EVERY: u32 = 8;
 
 /// No box trains faster; a larger speed in a status is not believed.
 const TOKENS_PER_S_MAX: f64 = 1e7;
-/// While no speed is measured, slices have this share of their steps, so that fast boxes do not wait.
+/// While no speed is measured, slices have this share of their steps, so that fast boxes do not
+/// wait.
 const FIRST_SHARE: u32 = 8;
 
 /// Returns the next facts of the training that `order` describes as a whole. None while boxes train,
@@ -127,8 +128,8 @@ fn merge_inputs(
     }
 }
 
-/// Returns true if each box trains its share of all steps at once. The first merge then says how many
-/// there are.
+/// Returns true if each box trains its share of all steps at once. The first merge then says how
+/// many there are.
 fn is_soup(order: &v1::TrainOrder) -> bool {
     across_settings(order).method() == v1::across::Method::Soup
 }
@@ -350,8 +351,8 @@ impl SplitTrainingPlanner<'_> {
         trained.map(|delta| (delta.agent.clone(), speed(delta))).collect()
     }
 
-    /// Returns the speeds in tokens per second that boxes report of their last trainings, if those had
-    /// the same base.
+    /// Returns the speeds in tokens per second that boxes report of their last trainings, if those
+    /// had the same base.
     fn reported_speeds(&self) -> BTreeMap<String, f64> {
         let base = self.order.base.as_ref().and_then(|base| base.tree.as_ref());
         let Some(base) = base else { return BTreeMap::new() };
@@ -410,8 +411,8 @@ impl SplitTrainingPlanner<'_> {
         Some(write_command(self.run, place, FactBody::TrainOrder(order)))
     }
 
-    /// Closes an outer step when all its slices have results, or at least half of them and the others
-    /// are late.
+    /// Closes an outer step when all its slices have results, or at least half of them and the
+    /// others are late.
     fn close_step(&self, outer: u32, step: &OuterStep) -> Option<WriteCommand> {
         let plan = step.plan.as_ref()?;
         let planned = plan.slices.len();

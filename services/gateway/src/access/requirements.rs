@@ -4,15 +4,16 @@ use identity::{GatewayCaller, UserScope};
 
 use crate::{openai::OPENAI_PATHS, openapi, page};
 
+/// The right that a method or path requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AccessRequirement {
     /// The call is made before a client is a member, or its answer is not confidential.
     Anonymous,
-    /// Any valid bearer; the called service checks more.
+    /// The caller has a valid bearer; the called service checks the rest.
     AnyMember,
-    /// An agent, or a user who may read everything.
+    /// The caller is an agent, or a user with at least the scope `reader`.
     AgentOrReader,
-    /// At least this scope.
+    /// The caller is a user with at least this scope.
     Scope(UserScope),
 }
 

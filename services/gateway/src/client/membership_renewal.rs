@@ -87,7 +87,7 @@ impl MembershipRenewal {
         }
         match self.renew_credentials().await {
             Ok(()) => Ok(()),
-            Err(error) if self.has_expired()? || is_final_error(&error) => {
+            Err(error) if self.has_expired()? || is_revoked_error(&error) => {
                 Err(error.context(format!("renew the membership of {}", self.name)))
             }
             Err(error) => {
@@ -131,9 +131,9 @@ impl MembershipRenewal {
             asked = Some(Instant::now());
             match self.renew_credentials().await {
                 Ok(()) => tracing::info!(name = %self.name, "membership renewed"),
-                Err(error) if is_final_error(&error) => return error,
+                Err(error) if is_revoked_error(&error) => return error,
                 // `up` admits its own agents without a record and renews their credentials itself.
-                Err(error) if has_client_error(&error, ClientError::is_unknown) => {
+                Err(error) if has_client_error(&error, ClientError::is_not_found) => {
                     tracing::debug!(error = format!("{error:#}"), "not renewed");
                 }
                 Err(error) => tracing::warn!(
@@ -173,8 +173,8 @@ impl MembershipRenewal {
     }
 }
 
-fn is_final_error(error: &anyhow::Error) -> bool {
-    has_client_error(error, ClientError::is_final)
+fn is_revoked_error(error: &anyhow::Error) -> bool {
+    has_client_error(error, ClientError::is_revoked)
 }
 
 fn has_client_error(error: &anyhow::Error, what: impl Fn(&ClientError) -> bool) -> bool {

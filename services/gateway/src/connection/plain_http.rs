@@ -17,10 +17,10 @@ pub(super) const TLS_HANDSHAKE: u8 = 22;
 
 /// Enough for the request line and the host of a browser's request.
 const HEAD_BYTES_MAX: usize = 4096;
-/// Reads of a longer request.
+/// Maximum further reads of a longer request, whose bytes are discarded.
 const EXTRA_READS_MAX: usize = 16;
 const USE_TLS: &str = "This port uses TLS: write https:// in place of http://.\n";
-/// The names of this machine that no stranger can give to a page.
+/// Names of this machine that a page from another host cannot have.
 const LOOPBACK_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 /// Answers a request that arrived without TLS, as far as this is possible at once, and returns the

@@ -7,11 +7,11 @@ use wire::{FactBody, FactKey, Record, derive_seed, v1};
 use super::{MILLISECOND, PhaseSimulation, SimulationEvent, to_nanoseconds};
 use crate::{memory_log::RaftWorkload, stub_agents};
 
-/// Deviations of the logarithms of speeds and amounts: between two runs …
+/// Standard deviation of the logarithms of speeds and amounts between two runs.
 const RUN_DEVIATION: f64 = 0.04;
-/// … between two cycles of a run …
+/// The same between two cycles of a run.
 const CYCLE_DEVIATION: f64 = 0.03;
-/// … and between two jobs.
+/// The same between two jobs.
 const JOB_DEVIATION: f64 = 0.06;
 
 /// Tokens of a prompt.
