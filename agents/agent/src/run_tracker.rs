@@ -42,7 +42,7 @@ impl RunTracker {
         self.quarantine
             .read()
             .ok()
-            .and_then(|standing| standing.quarantine_reason().map(str::to_owned))
+            .and_then(|quarantine| quarantine.quarantine_reason().map(str::to_owned))
     }
 
     pub(crate) async fn wait_for_quarantine(&self) {
@@ -107,8 +107,8 @@ impl RunTracker {
             match followed {
                 Ok(LogEvent::Record(record)) => self.apply_record(&record),
                 Ok(LogEvent::CaughtUp) => {
-                    if let Ok(mut standing) = self.quarantine.write() {
-                        standing.mark_caught_up();
+                    if let Ok(mut quarantine) = self.quarantine.write() {
+                        quarantine.mark_caught_up();
                     }
                     ready.cancel();
                 }
@@ -129,8 +129,8 @@ impl RunTracker {
         if let Ok(mut courses) = self.statuses.write() {
             courses.apply_fact(record);
         }
-        if let Ok(mut standing) = self.quarantine.write() {
-            standing.apply_fact(record);
+        if let Ok(mut quarantine) = self.quarantine.write() {
+            quarantine.apply_fact(record);
         }
         if let FactBody::Checkpoint(checkpoint) = &record.fact.body
             && checkpoint.r#final

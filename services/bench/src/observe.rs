@@ -46,16 +46,16 @@ pub(super) async fn measure_observers() -> anyhow::Result<Vec<BenchFigure>> {
         "look: {AGENTS} agents, {RUNS} runs, {FACTS} facts, {SCRAPES} scrapes …"
     ));
     let rig = FleetFixture::start().await?;
-    let desk = CoordinatorProcess::start(&rig).await?;
+    let coordinator = CoordinatorProcess::start(&rig).await?;
     let announcing = AbortOnDropHandle::new(tokio::spawn(announce_agents(rig.bus.clone())));
     for number in 0..RUNS {
         rig.bus.publish_fact(&make_watched_spec(&numbered_run_id(number)?)).await?;
     }
     let (latency, paint) =
-        (desk.measure_fact_latency(&rig.bus).await?, desk.first_paint_kb().await?);
-    let scraped = desk.measure_scrapes().await?;
+        (coordinator.measure_fact_latency(&rig.bus).await?, coordinator.first_paint_kb().await?);
+    let scraped = coordinator.measure_scrapes().await?;
     drop(announcing);
-    desk.stop().await;
+    coordinator.stop().await;
     rig.stop().await;
     Ok(vec![
         BenchFigure {
@@ -103,16 +103,20 @@ impl CoordinatorProcess {
             .spawn()
             .context("start a coordinator")?;
         bounded_http::install_crypto_provider();
-        let desk = Self { process, gateway, metrics, client: reqwest::Client::new() };
+        let coordinator = Self { process, gateway, metrics, client: reqwest::Client::new() };
         let began = Instant::now();
-        while !desk.get(&format!("http://{gateway}/")).await.is_ok_and(|page| !page.is_empty()) {
+        while !coordinator
+            .get(&format!("http://{gateway}/"))
+            .await
+            .is_ok_and(|page| !page.is_empty())
+        {
             ensure!(
                 began.elapsed() < READY_LIMIT,
                 "the gateway did not answer within {READY_LIMIT:?}"
             );
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-        Ok(desk)
+        Ok(coordinator)
     }
 
     async fn get(&self, url: &str) -> anyhow::Result<String> {

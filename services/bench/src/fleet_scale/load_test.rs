@@ -151,7 +151,7 @@ async fn run_load_test(
     pid: u32,
 ) -> anyhow::Result<Vec<BenchFigure>> {
     bus.prepare_log(1).await?;
-    let ledger = Arc::new(LoadTotals {
+    let totals = Arc::new(LoadTotals {
         began: Instant::now(),
         waits: Mutex::default(),
         last_taken_ms: AtomicU64::new(0),
@@ -166,18 +166,18 @@ async fn run_load_test(
     let mut tasks = JoinSet::new();
     for (bus, queue) in join_queues(WorkKind::Generate, BOXES, &buses).await? {
         let number = u32::try_from(tasks.len())?;
-        tasks.spawn(run_generator(number, bus, queue, ledger.clone()));
+        tasks.spawn(run_generator(number, bus, queue, totals.clone()));
     }
     for (kind, count) in [(WorkKind::Verify, VERIFIERS), (WorkKind::Train, 1)] {
         for (bus, queue) in join_queues(kind, count, &buses).await? {
-            tasks.spawn(run_instant_agent(bus, queue, ledger.clone()));
+            tasks.spawn(run_instant_agent(bus, queue, totals.clone()));
         }
     }
     // Wait until every agent has announced its status.
     tokio::time::sleep(2 * STATUS_INTERVAL).await;
     let spec = make_spec(store).await?;
     let before = procfs::read_cpu_seconds(pid)?;
-    let submitted = ledger.elapsed_s();
+    let submitted = totals.elapsed_s();
     bus.publish_fact(&spec).await?;
     let done = format!("flotilla.{RUN}.done");
     let began = Instant::now();
@@ -192,13 +192,13 @@ async fn run_load_test(
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     };
-    ledger.is_over.store(true, Ordering::Relaxed);
+    totals.is_over.store(true, Ordering::Relaxed);
     tasks.abort_all();
     let FactBody::Done(ended) = &record.fact.body else { anyhow::bail!("no end of a run") };
     ensure!(ended.status() == v1::done::Status::Succeeded, "the run failed: {}", ended.message);
     let cpu_s = procfs::read_cpu_seconds(pid)? - before;
     let rss = procfs::read_status_bytes(pid, "VmHWM")?;
-    Ok(load_figures(&ledger, submitted, began.elapsed(), cpu_s, rss))
+    Ok(load_figures(&totals, submitted, began.elapsed(), cpu_s, rss))
 }
 
 async fn join_queues(
@@ -225,19 +225,19 @@ async fn next_delivery(queue: &mut WorkQueue) -> Delivery {
 
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn load_figures(
-    ledger: &LoadTotals,
+    totals: &LoadTotals,
     submitted: f64,
     wall: Duration,
     cpu_s: f64,
     rss: u64,
 ) -> Vec<BenchFigure> {
-    let taken = ledger.last_taken_ms.load(Ordering::Relaxed) as f64 / 1000.0;
+    let taken = totals.last_taken_ms.load(Ordering::Relaxed) as f64 / 1000.0;
     let span = taken - submitted;
-    let waits = ledger.waits.lock().map(|waits| waits.clone()).unwrap_or_default();
+    let waits = totals.waits.lock().map(|waits| waits.clone()).unwrap_or_default();
     let within = |(from, for_s): &(f64, f64)| (from + for_s).min(taken) - from.max(submitted);
     let idle: f64 = waits.iter().map(within).filter(|s| *s > 0.0).sum();
-    let samples = ledger.samples.load(Ordering::Relaxed);
-    let jobs = ledger.jobs.load(Ordering::Relaxed);
+    let samples = totals.samples.load(Ordering::Relaxed);
+    let jobs = totals.jobs.load(Ordering::Relaxed);
     let wall_s = wall.as_secs_f64();
     let planned = u64::from(WORKLOAD.prompts * WORKLOAD.samples_per_prompt);
     let twice = 100.0 * samples.saturating_sub(planned) as f64 / planned as f64;
@@ -283,7 +283,7 @@ async fn run_generator(
     number: u32,
     bus: Bus,
     queue: WorkQueue,
-    ledger: Arc<LoadTotals>,
+    totals: Arc<LoadTotals>,
 ) -> anyhow::Result<()> {
     let samples_per_s = SAMPLES_PER_S * f64::from(1 << (number % 4));
     let held = Mutex::new(Vec::new());
@@ -306,14 +306,14 @@ async fn run_generator(
     };
     let saying = announce_status(&bus, status, &held);
     let working = async {
-        while !ledger.is_over.load(Ordering::Relaxed) {
-            let waits = ledger.elapsed_s();
+        while !totals.is_over.load(Ordering::Relaxed) {
+            let waits = totals.elapsed_s();
             let Some(delivery): Option<Arc<Delivery>> = in_hand.recv().await else { break };
-            let for_s = ledger.elapsed_s() - waits;
-            if let Ok(mut all) = ledger.waits.lock() {
+            let for_s = totals.elapsed_s() - waits;
+            if let Ok(mut all) = totals.waits.lock() {
                 all.push((waits, for_s));
             }
-            generate_samples(&bus, &delivery, samples_per_s, &held, &ledger).await?;
+            generate_samples(&bus, &delivery, samples_per_s, &held, &totals).await?;
         }
         anyhow::Ok(())
     };
@@ -390,11 +390,11 @@ async fn generate_samples(
     delivery: &Delivery,
     samples_per_s: f64,
     held: &Mutex<Vec<v1::ActiveJob>>,
-    ledger: &LoadTotals,
+    totals: &LoadTotals,
 ) -> anyhow::Result<()> {
     let order = parse_order(delivery)?;
-    let now_ms = u64::try_from(ledger.began.elapsed().as_millis())?;
-    ledger.last_taken_ms.fetch_max(now_ms, Ordering::Relaxed);
+    let now_ms = u64::try_from(totals.began.elapsed().as_millis())?;
+    totals.last_taken_ms.fetch_max(now_ms, Ordering::Relaxed);
     let count = sample_count(order);
     let wall_s = f64::from(count) / samples_per_s;
     let work = tokio::time::sleep(Duration::from_secs_f64(wall_s));
@@ -409,8 +409,8 @@ async fn generate_samples(
     if let Ok(mut held) = held.lock() {
         held.retain(|job| job.job != order.job);
     }
-    ledger.samples.fetch_add(u64::from(count), Ordering::Relaxed);
-    ledger.jobs.fetch_add(1, Ordering::Relaxed);
+    totals.samples.fetch_add(u64::from(count), Ordering::Relaxed);
+    totals.jobs.fetch_add(1, Ordering::Relaxed);
     delivery.ack().await?;
     Ok(())
 }
@@ -432,9 +432,9 @@ async fn announce_status(
 async fn run_instant_agent(
     bus: Bus,
     mut queue: WorkQueue,
-    ledger: Arc<LoadTotals>,
+    totals: Arc<LoadTotals>,
 ) -> anyhow::Result<()> {
-    while !ledger.is_over.load(Ordering::Relaxed) {
+    while !totals.is_over.load(Ordering::Relaxed) {
         let delivery = next_delivery(&mut queue).await;
         let record = delivery.record.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
         if let Some((place, body)) = stub_agents::answer_fact(None, record)? {

@@ -125,8 +125,8 @@ async fn fetch_tree(
     gateway: &GatewayStore,
     (cache, with_peers): (PathBuf, bool),
 ) -> anyhow::Result<()> {
-    let roll = Arc::new(FixedPeers(std::sync::Mutex::default()));
-    let peers = PeerNode::new(name.clone(), roll.clone())?;
+    let known_peers = Arc::new(FixedPeers(std::sync::Mutex::default()));
+    let peers = PeerNode::new(name.clone(), known_peers.clone())?;
     let listener = TcpListener::bind(listen).await.context("listen for the bench")?;
     let (key, address) = (peers.own_key().to_string(), listener.local_addr()?);
     let elsewhere =
@@ -142,7 +142,7 @@ async fn fetch_tree(
     for PeerContact { name, key, address } in go.cards {
         known.push(PeerAgent { name: name.parse()?, key: key.parse()?, addresses: vec![address] });
     }
-    if let Ok(mut peers) = roll.0.lock() {
+    if let Ok(mut peers) = known_peers.0.lock() {
         *peers = known;
     }
     print_message(&"ready")?;

@@ -116,29 +116,29 @@ mod tests {
 
     #[test]
     fn a_member_that_was_revoked_or_replaced_is_objected_to() {
-        let mut roll = RevocationList::default();
-        assert!(!roll.is_complete());
-        assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Unknown { .. })));
+        let mut list = RevocationList::default();
+        assert!(!list.is_complete());
+        assert!(matches!(list.deny_reason(&caller("ours")), Some(DenyReason::Unknown { .. })));
         let own = GatewayCaller { is_recorded: false, ..caller("ours") };
-        assert_eq!(roll.deny_reason(&own), None, "the fleet's own have no record");
-        roll.apply_event(told("ours", false));
-        roll.apply_event(MembersEvent::CaughtUp);
-        assert!(roll.is_complete());
-        assert_eq!(roll.deny_reason(&caller("ours")), None);
-        assert!(matches!(roll.deny_reason(&caller("old")), Some(DenyReason::Replaced { .. })));
-        roll.apply_event(told("ours", true));
-        assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Revoked { .. })));
-        roll.apply_event(told("new", false));
-        assert!(matches!(roll.deny_reason(&caller("ours")), Some(DenyReason::Replaced { .. })));
+        assert_eq!(list.deny_reason(&own), None, "the fleet's own have no record");
+        list.apply_event(told("ours", false));
+        list.apply_event(MembersEvent::CaughtUp);
+        assert!(list.is_complete());
+        assert_eq!(list.deny_reason(&caller("ours")), None);
+        assert!(matches!(list.deny_reason(&caller("old")), Some(DenyReason::Replaced { .. })));
+        list.apply_event(told("ours", true));
+        assert!(matches!(list.deny_reason(&caller("ours")), Some(DenyReason::Revoked { .. })));
+        list.apply_event(told("new", false));
+        assert!(matches!(list.deny_reason(&caller("ours")), Some(DenyReason::Replaced { .. })));
     }
 
     #[test]
     fn an_agent_has_the_roles_and_the_pool_of_its_record() {
-        let mut roll = RevocationList::default();
-        let serves = |roll: &RevocationList, pool: &str| {
-            roll.may_have_role("box-3", MemberRole::Server, pool)
+        let mut list = RevocationList::default();
+        let serves = |list: &RevocationList, pool: &str| {
+            list.may_have_role("box-3", MemberRole::Server, pool)
         };
-        assert!(serves(&roll, "default"), "an open fleet");
+        assert!(serves(&list, "default"), "an open fleet");
         let standing = |roles: &[MemberRole]| {
             let (roles, pool) = (roles.iter().copied().collect(), "default".parse().unwrap());
             serde_json::to_string(&MemberKind::Agent { roles, pool }).unwrap()
@@ -153,17 +153,17 @@ mod tests {
             };
             let value = String::from_utf8(value.to_vec()).unwrap();
             let value = value.replace(r#""coordinator""#, &standing(roles));
-            roll.apply_event(MembersEvent::Value { key, value: value.into() });
-            assert_eq!(serves(&roll, "default"), expected, "{roles:?}");
-            assert!(!serves(&roll, "other"), "{roles:?}");
+            list.apply_event(MembersEvent::Value { key, value: value.into() });
+            assert_eq!(serves(&list, "default"), expected, "{roles:?}");
+            assert!(!serves(&list, "other"), "{roles:?}");
         }
     }
 
     #[test]
     fn a_record_that_cannot_be_read_lets_nobody_back_in() {
-        let mut roll = RevocationList::default();
-        roll.apply_event(told("ours", true));
-        roll.apply_event(MembersEvent::Value { key: "member.box-3".into(), value: "{".into() });
-        assert!(roll.deny_reason(&caller("ours")).is_some());
+        let mut list = RevocationList::default();
+        list.apply_event(told("ours", true));
+        list.apply_event(MembersEvent::Value { key: "member.box-3".into(), value: "{".into() });
+        assert!(list.deny_reason(&caller("ours")).is_some());
     }
 }

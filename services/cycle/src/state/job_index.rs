@@ -87,8 +87,8 @@ impl PurposeIndex {
         each.get(each.len() / 2).copied()
     }
 
-    fn add_job(&mut self, id: &JobId, job: &PlannedJob, standing: JobStage) {
-        match standing {
+    fn add_job(&mut self, id: &JobId, job: &PlannedJob, stage: JobStage) {
+        match stage {
             JobStage::Unordered => {
                 self.unordered.insert(id.clone());
                 self.unordered_samples += u64::from(job.planned_samples());
@@ -100,8 +100,8 @@ impl PurposeIndex {
         }
     }
 
-    fn remove_job(&mut self, id: &JobId, job: &PlannedJob, standing: JobStage) {
-        match standing {
+    fn remove_job(&mut self, id: &JobId, job: &PlannedJob, stage: JobStage) {
+        match stage {
             JobStage::Unordered => {
                 self.unordered.remove(id);
                 self.unordered_samples -= u64::from(job.planned_samples());
@@ -153,8 +153,8 @@ impl Cycle {
     /// Removes the job from the cycle, too.
     pub(crate) fn remove_job(&mut self, id: &JobId) -> Option<PlannedJob> {
         let job = self.jobs.remove(id)?;
-        if let Some(standing) = job.indexed_stage {
-            self.job_index.0.entry(job.purpose).or_default().remove_job(id, &job, standing);
+        if let Some(stage) = job.indexed_stage {
+            self.job_index.0.entry(job.purpose).or_default().remove_job(id, &job, stage);
         }
         Some(job)
     }
