@@ -36,7 +36,7 @@ use crate::messages::{
 const UNREAD_CALLS_MAX: usize = 64;
 
 /// Between two checks that the server's process runs.
-const DEATH_POLL_INTERVAL: Duration = Duration::from_millis(250);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Between two requests that only check that the server responds.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
@@ -146,8 +146,8 @@ impl SampleScheduler {
         let mut steps: FuturesUnordered<StepFuture> = FuturesUnordered::new();
         let mut pings: FuturesUnordered<LocalBoxFuture<'static, bool>> = FuturesUnordered::new();
         let mut pinged = Instant::now();
-        let mut death_poll = tokio::time::interval(DEATH_POLL_INTERVAL);
-        death_poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut exit_poll = tokio::time::interval(EXIT_POLL_INTERVAL);
+        exit_poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             if let Err(why) = self.fill_slots(&mut steps, &mut inbox).await {
                 return self.shut_down(&why);
@@ -182,7 +182,7 @@ impl SampleScheduler {
                     }
                     None => return Ok(()),
                 },
-                _ = death_poll.tick() => {
+                _ = exit_poll.tick() => {
                     if let Some(exit) = self.backend.describe_server_exit() {
                         return self.shut_down(&exit);
                     }
@@ -660,7 +660,7 @@ impl HttpBackend {
             if let Some(exit) = self.describe_server_exit() {
                 return Some(exit);
             }
-            tokio::time::sleep(DEATH_POLL_INTERVAL / 5).await;
+            tokio::time::sleep(EXIT_POLL_INTERVAL / 5).await;
         }
         None
     }
