@@ -128,7 +128,7 @@ fn measure_missing(
         anyhow::Ok(())
     };
     std::thread::scope(|scope| {
-        let started: Vec<_> = (0..threads).map(|_| scope.spawn(&measure_queued)).collect();
+        let started: Vec<_> = (0..threads).map(|_| scope.spawn(measure_queued)).collect();
         started.into_iter().try_for_each(|thread| {
             thread.join().map_err(|_| anyhow!("the training of a seed panicked"))?
         })

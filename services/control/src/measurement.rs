@@ -1,7 +1,7 @@
 //! Measurements: runs that train nothing and draw samples with any models, so that checkpoints
 //! without held-out samples of their own, such as those of SFT runs, can be compared.
 
-use cycle::{Run, base_model, compared_cycle};
+use cycle::{Run, compared_cycle, move_to_base};
 use spec::{MeasureDraft, RunSpec};
 use wire::{FactBody, RunId, clock, v1};
 
@@ -72,7 +72,7 @@ impl FleetControl {
 
     async fn find_base(&self, run: &str) -> Result<NamedModel, CompareError> {
         let spec = self.find_spec(run).await?;
-        let base = to_base(base_model(run, &spec));
+        let base = to_base(move_to_base(run, &spec));
         if base.tree.is_none() {
             return Err(CompareError::RandomBase(run.to_owned()));
         }
@@ -198,7 +198,7 @@ fn list_measurements<'a>(runs: &'a [Run], model: &v1::ChannelMove) -> Vec<&'a Ru
     let measured = |run: &&Run| {
         run.spec.only_measures()
             && run.current_state() == v1::run::State::Succeeded
-            && base_model(run.id.as_str(), &run.spec).has_model_of(model)
+            && move_to_base(run.id.as_str(), &run.spec).has_model_of(model)
     };
     runs.iter().rev().filter(measured).collect()
 }

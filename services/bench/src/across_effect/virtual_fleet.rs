@@ -243,7 +243,7 @@ impl VirtualFleet {
         let merge = v1::Merge {
             start: manifest_of(ordered.start.as_ref()),
             deltas: deltas.collect(),
-            tree: tree.clone(),
+            tree,
             total_steps: if ordered.outer == 0 { self.training.steps } else { 0 },
             ..Default::default()
         };
@@ -273,7 +273,7 @@ impl VirtualFleet {
     fn into_schedule(self) -> SplitSchedule {
         let Self { run, cut_off, merged_s, now_s, .. } = self;
         let mut outer_steps = Vec::new();
-        let steps = run.cycles.values().flat_map(|cycle| &cycle.across.outer_steps);
+        let steps = run.cycles.values().flat_map(|cycle| &cycle.split_training.outer_steps);
         for (outer, step) in steps {
             let Some(plan) = &step.plan else { continue };
             let counted = step.counted_deltas().filter(|delta| delta.steps > 0);

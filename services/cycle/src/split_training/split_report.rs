@@ -139,7 +139,7 @@ fn report_soup<'a, I>(merged: impl Fn() -> I) -> Option<SoupReport>
 where
     I: DoubleEndedIterator<Item = &'a OuterStep>,
 {
-    let heldout_nll = merged().rev().find_map(OuterStep::soup)?.heldout_nll;
+    let heldout_nll = merged().rev().find_map(OuterStep::soup_merge)?.heldout_nll;
     let kept = merged().flat_map(OuterStep::merged_deltas).map(|delta| delta.agent.clone());
     let trained = merged().flat_map(OuterStep::counted_deltas).count();
     Some(SoupReport { trained, kept: kept.collect(), heldout_nll })
