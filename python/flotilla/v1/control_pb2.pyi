@@ -64,14 +64,16 @@ class Forecast(_message.Message):
         high: float
         def __init__(self, low: _Optional[float] = ..., median: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
     class Memory(_message.Message):
-        __slots__ = ("agent", "needed_bytes", "available_bytes")
+        __slots__ = ("agent", "needed_bytes", "available_bytes", "used_bytes")
         AGENT_FIELD_NUMBER: _ClassVar[int]
         NEEDED_BYTES_FIELD_NUMBER: _ClassVar[int]
         AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+        USED_BYTES_FIELD_NUMBER: _ClassVar[int]
         agent: str
         needed_bytes: int
         available_bytes: int
-        def __init__(self, agent: _Optional[str] = ..., needed_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ...) -> None: ...
+        used_bytes: int
+        def __init__(self, agent: _Optional[str] = ..., needed_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ...) -> None: ...
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     WATT_HOURS_FIELD_NUMBER: _ClassVar[int]
     PRICE_FIELD_NUMBER: _ClassVar[int]

@@ -814,7 +814,7 @@ class Merge(_message.Message):
     def __init__(self, run: _Optional[str] = ..., cycle: _Optional[int] = ..., outer: _Optional[int] = ..., agent: _Optional[str] = ..., start: _Optional[str] = ..., deltas: _Optional[_Iterable[str]] = ..., tree: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., momentum: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., drift: _Optional[float] = ..., wall_s: _Optional[float] = ..., residual: _Optional[float] = ..., derived: bool = ..., kept: _Optional[_Iterable[int]] = ..., heldout_nll: _Optional[float] = ..., total_steps: _Optional[int] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("run", "cycle", "step", "steps", "final", "content", "tree", "base", "parent", "loss", "learning_rate", "tokens", "wall_s", "agent", "resume", "engine", "grad_norm", "grad_norm_max", "weight_change", "trained_tokens", "packing", "skipped", "canary", "weighting")
+    __slots__ = ("run", "cycle", "step", "steps", "final", "content", "tree", "base", "parent", "loss", "learning_rate", "tokens", "wall_s", "agent", "resume", "engine", "grad_norm", "grad_norm_max", "weight_change", "trained_tokens", "packing", "skipped", "canary", "weighting", "peak_memory_bytes")
     class Content(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONTENT_UNSPECIFIED: _ClassVar[Checkpoint.Content]
@@ -864,6 +864,7 @@ class Checkpoint(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
     WEIGHTING_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     run: str
     cycle: int
     step: int
@@ -888,7 +889,8 @@ class Checkpoint(_message.Message):
     skipped: int
     canary: _containers.RepeatedScalarFieldContainer[float]
     weighting: Checkpoint.Weighting
-    def __init__(self, run: _Optional[str] = ..., cycle: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., final: bool = ..., content: _Optional[_Union[Checkpoint.Content, str]] = ..., tree: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., base: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., tokens: _Optional[int] = ..., wall_s: _Optional[float] = ..., agent: _Optional[str] = ..., resume: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., engine: _Optional[str] = ..., grad_norm: _Optional[float] = ..., grad_norm_max: _Optional[float] = ..., weight_change: _Optional[float] = ..., trained_tokens: _Optional[int] = ..., packing: _Optional[float] = ..., skipped: _Optional[int] = ..., canary: _Optional[_Iterable[float]] = ..., weighting: _Optional[_Union[Checkpoint.Weighting, _Mapping]] = ...) -> None: ...
+    peak_memory_bytes: int
+    def __init__(self, run: _Optional[str] = ..., cycle: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., final: bool = ..., content: _Optional[_Union[Checkpoint.Content, str]] = ..., tree: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., base: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., tokens: _Optional[int] = ..., wall_s: _Optional[float] = ..., agent: _Optional[str] = ..., resume: _Optional[_Union[_common_pb2.Tree, _Mapping]] = ..., engine: _Optional[str] = ..., grad_norm: _Optional[float] = ..., grad_norm_max: _Optional[float] = ..., weight_change: _Optional[float] = ..., trained_tokens: _Optional[int] = ..., packing: _Optional[float] = ..., skipped: _Optional[int] = ..., canary: _Optional[_Iterable[float]] = ..., weighting: _Optional[_Union[Checkpoint.Weighting, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Eval(_message.Message):
     __slots__ = ("run", "cycle", "step", "suite", "manifest", "mean_nll", "perplexity", "stderr", "bits_per_byte", "tokens", "chunks", "engine", "agent", "process", "protocol", "n_ctx", "stride", "tokenizer", "text", "canary", "shootdowns")
