@@ -71,7 +71,7 @@ pub use explain::{
 };
 pub use fork::ForkError;
 pub use hub_push::ModelPush;
-pub use measurement::MeasuredModel;
+pub use measurement::{MeasureError, MeasuredModel};
 pub use members::{
     DenyReason, MemberRegistry, MembershipConfig, MembershipError, MembershipRefusal,
     MembershipView, RevocationList,

@@ -6,12 +6,29 @@ use spec::{MeasureDraft, RunSpec};
 use wire::{FactBody, RunId, clock, v1};
 
 use crate::{
-    ChannelError, CompareError, FleetControl, HistoryError, ModelComparison, SpecFiles,
-    SubmitError,
+    ChannelError, CheckpointError, CompareError, FleetControl, HistoryError, ModelComparison,
+    SpecFiles, SubmitError,
     base_model::{run_blocking, unwatched},
     run_files::RunFiles,
     runs::find_equal_run,
 };
+
+/// The reason why a model cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasureError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    History(#[from] HistoryError),
+    #[error("the base of {0} is not known, or has random weights; name two checkpoints (R117)")]
+    RandomBase(String),
+    #[error("measure {name}")]
+    Submit {
+        name: String,
+        #[source]
+        source: Box<SubmitError>,
+    },
+}
 
 /// A model, and the run that draws samples with it.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +67,7 @@ impl FleetControl {
         b: Option<&v1::CheckpointRef>,
         draft: &MeasureDraft,
         files: &SpecFiles,
-    ) -> Result<[MeasuredModel; 2], CompareError> {
+    ) -> Result<[MeasuredModel; 2], MeasureError> {
         let of_a = self.find_model(a).await?;
         let [a, b] = match b {
             Some(b) => [of_a, self.find_model(b).await?],
@@ -62,7 +79,7 @@ impl FleetControl {
         Ok([a, b])
     }
 
-    async fn find_model(&self, named: &v1::CheckpointRef) -> Result<NamedModel, CompareError> {
+    async fn find_model(&self, named: &v1::CheckpointRef) -> Result<NamedModel, MeasureError> {
         let found = self.find_checkpoint_model(named).await?;
         let step = if found.step > 0 { format!("/{}", found.step) } else { String::new() };
         let name = format!("{}/{}{step}", found.run, found.cycle);
@@ -70,11 +87,11 @@ impl FleetControl {
         Ok(NamedModel { name, pool, base: to_base(found) })
     }
 
-    async fn find_base(&self, run: &str) -> Result<NamedModel, CompareError> {
+    async fn find_base(&self, run: &str) -> Result<NamedModel, MeasureError> {
         let spec = self.find_spec(run).await?;
         let base = to_base(move_to_base(run, &spec));
         if base.tree.is_none() {
-            return Err(CompareError::RandomBase(run.to_owned()));
+            return Err(MeasureError::RandomBase(run.to_owned()));
         }
         Ok(NamedModel { name: format!("the base of {run}"), pool: spec.pool, base })
     }
@@ -93,11 +110,11 @@ impl FleetControl {
         draft: &MeasureDraft,
         files: &SpecFiles,
         runs: &[Run],
-    ) -> Result<MeasuredModel, CompareError> {
+    ) -> Result<MeasuredModel, MeasureError> {
         let NamedModel { name, pool, base } = model;
         match self.start_measurement(base, &pool, draft, files, runs).await {
             Ok(run) => Ok(MeasuredModel { name, run }),
-            Err(source) => Err(CompareError::Measure { name, source: Box::new(source) }),
+            Err(source) => Err(MeasureError::Submit { name, source: Box::new(source) }),
         }
     }
 

@@ -9,7 +9,7 @@ use wire::{PromptEntry, RunId, derive_seed, v1};
 
 use v1::samples_page::{Prompt, Sample};
 
-use crate::{CheckpointError, FleetControl, HistoryError, SubmitError, data::PLAIN_PROMPT};
+use crate::{CheckpointError, FleetControl, HistoryError, data::PLAIN_PROMPT};
 
 /// However many cycles there are.
 const ALPHA_MIN: f64 = 1e-6;
@@ -33,14 +33,6 @@ pub enum CompareError {
          (R117)"
     )]
     NoSamples { name: String, kind: &'static str, prompts: String },
-    #[error("the base of {0} is not known, or has random weights; name two checkpoints (R117)")]
-    RandomBase(String),
-    #[error("measure {name}")]
-    Measure {
-        name: String,
-        #[source]
-        source: Box<SubmitError>,
-    },
     #[error(
         "{a} and {b} were measured with different settings: {field}; compare runs in which it is \
          equal (R117)"

@@ -194,11 +194,9 @@ impl HasStatusCode for CompareError {
             Self::NoSamples { .. }
             | Self::NothingInCommon { .. }
             | Self::OtherSettings { .. }
-            | Self::RandomBase(_)
             | Self::NotLast { .. } => Code::FailedPrecondition,
             Self::Checkpoint(error) => error.status_code(),
             Self::History(error) => error.status_code(),
-            Self::Measure { source, .. } => source.status_code(),
         }
     }
 }
