@@ -22,7 +22,7 @@ use tonic::{
     body::Body,
     codegen::{
         BoxFuture,
-        http::{HeaderMap, Request, Response, StatusCode, header},
+        http::{HeaderMap, Request, Response, StatusCode, Uri, header},
     },
 };
 use wire::clock::unix_seconds;
@@ -142,6 +142,13 @@ impl AccessDenied {
         }
         answer
     }
+}
+
+/// Refuses a path that the gateway does not have, in the protocol of the request. tonic alone would
+/// answer each of them with the status 200, as gRPC demands.
+pub(crate) async fn refuse_path(uri: Uri, headers: HeaderMap) -> Response<Body> {
+    let path = uri.path().chars().take(100).collect();
+    AccessDenied::NoSuchMethod { path }.to_response(&headers)
 }
 
 impl AccessControl {

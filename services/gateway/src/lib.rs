@@ -287,7 +287,8 @@ fn build_router(
     *grpc = std::mem::take(grpc)
         .merge(http_routes)
         .merge(page::build_routes())
-        .merge(openapi::build_routes(json.descriptor_pool()));
+        .merge(openapi::build_routes(json.descriptor_pool()))
+        .fallback(access::refuse_path);
     Ok(Server::builder()
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
         .max_concurrent_streams(OPEN_CALLS_PER_CONNECTION)

@@ -72,6 +72,24 @@ async fn an_unknown_path_of_the_api_for_models_is_not_found() {
     }
 }
 
+/// lm_eval looks for a tokenizer at this path, and reads each answer of the status 200 as JSON.
+#[tokio::test]
+async fn an_unknown_path_is_an_error_in_the_protocol_of_the_request() {
+    let rig = Rig::start().await;
+    for (kind, expected) in [
+        ("text/plain", StatusCode::NOT_FOUND),
+        ("application/json", StatusCode::NOT_IMPLEMENTED),
+        ("application/grpc", StatusCode::OK),
+    ] {
+        let url = format!("{}/tokenizer_info", rig.url);
+        let asked = client().get(url).header("content-type", kind).send();
+        let answer = timeout(PATIENCE, asked).await.unwrap().unwrap();
+        assert_eq!(answer.status(), expected, "{kind}");
+        let unimplemented = answer.headers().get("grpc-status").is_some_and(|code| code == "12");
+        assert_eq!(unimplemented, expected == StatusCode::OK, "{kind}");
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_be_done_has_a_code_a_reason_and_its_http_status() {
     let rig = Rig::start().await;
