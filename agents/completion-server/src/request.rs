@@ -1,6 +1,7 @@
 //! Requests in the form of OpenAI's API, checked field by field. Pure.
 //!
-//! An unknown field that would change the answer is refused by its name.
+//! An unknown field that would change the answer is refused by its name. Tools are only offers, which
+//! a model may decline: these models call none, and refuse a `tool_choice` that demands a call.
 
 use chat_template::ChatMessage;
 use engine::PromptInput;
@@ -319,10 +320,12 @@ fn is_neutral(field: &str, value: &Value) -> bool {
         | "safety_identifier"
         | "prompt_cache_key"
         | "cache_prompt"
+        | "tools"
+        | "functions"
         | "parallel_tool_calls" => true,
         "presence_penalty" | "frequency_penalty" | "min_p" => value.as_f64() == Some(0.0),
         "repeat_penalty" | "repetition_penalty" => value.as_f64() == Some(1.0),
-        "logit_bias" | "tools" | "functions" | "suffix" => is_empty(),
+        "logit_bias" | "suffix" => is_empty(),
         "tool_choice" | "function_call" => value == "none" || value == "auto",
         "response_format" => value["type"] == "text",
         _ => false,
@@ -360,8 +363,9 @@ mod tests {
         let found = json!({
             "messages": [{ "role": "user", "content": "a" }], "max_completion_tokens": 3,
             "stop": "\n", "seed": -1, "logprobs": true, "top_logprobs": 2, "stream": true,
-            "stream_options": { "include_usage": true }, "tools": [], "presence_penalty": 0,
-            "user": "me", "logit_bias": null, "temperature": null,
+            "stream_options": { "include_usage": true }, "presence_penalty": 0,
+            "tools": [{ "type": "function" }], "tool_choice": "auto", "user": "me",
+            "logit_bias": null, "temperature": null,
             "lora": [{ "id": 0, "scale": 0.0 }, { "id": 1, "scale": 1.0 }],
         });
         let found = read(ApiKind::Chat, &found).unwrap();
@@ -412,7 +416,8 @@ mod tests {
             text("lora", json!([{ "id": 2, "scale": 1 }])),
             text("lora", json!([{ "id": 0, "scale": 0.5 }])),
             text("lora", json!([{ "id": 0, "scale": 1 }, { "id": 1, "scale": 1 }])),
-            text("tools", json!([{}])),
+            text("tool_choice", json!("required")),
+            text("tool_choice", json!({ "type": "function" })),
             text("response_format", json!({ "type": "json_object" })),
             text("frequency_penalty", json!(0.5)),
             text("mirostat", json!(2)),

@@ -312,7 +312,7 @@ async fn a_wrong_request_is_refused_with_its_field() {
     let (status, message) = refused("/v1/completions", KEY, " ".repeat(BODY_BYTES_MAX + 1)).await;
     assert!(status == 413 && message.ends_with("(G101)"), "{message}");
     for (body, expected) in [
-        (with(greedy(1), "tools", json!([{}])), "`tools` is not supported"),
+        (with(greedy(1), "tool_choice", json!("required")), "`tool_choice` is not supported"),
         (with(greedy(1), "prompt", json!([])), "`prompt` has no tokens"),
         (with(greedy(1), "prompt", json!([999_999])), "`prompt` has the token 999999"),
         (with(greedy(1), "prompt", json!(vec![1; 201])), "the prompt has 201 tokens"),
