@@ -114,7 +114,11 @@ fetch_tool() {
     promtool) unpack_program promtool usr/bin/promtool ;;
     quadlet) unpack_program podman usr/libexec/podman/quadlet ;;
     python) create_environment python requirements.txt requirements-tests.txt ;;
-    stubs | trackers | aws | pytest | math-verify | verifiers | openenv)
+    # Half of its packages are those of the clients of models too.
+    trackers)
+        create_environment trackers requirements-trackers.txt requirements-model-clients.txt
+        ;;
+    stubs | aws | pytest | math-verify | verifiers | openenv)
         create_environment "$1" "requirements-$1.txt"
         ;;
     grpcurl) build_go_program grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3 ;;

@@ -11,6 +11,10 @@ use serde_json::Value;
 
 use crate::ChildGuard;
 
+/// What trackers and the clients of models need together: half of their packages are the same.
+const SHARED_REQUIREMENTS: [&str; 2] =
+    ["requirements-trackers.txt", "requirements-model-clients.txt"];
+
 /// An environment in `.tools`. Tests that need an absent one are recorded as skipped.
 pub struct PythonEnv {
     program: PathBuf,
@@ -30,7 +34,12 @@ impl PythonEnv {
 
     /// Returns the environment with MLflow, TensorBoard and trackio, or `None`.
     pub fn with_trackers() -> Option<Self> {
-        Self::require("trackers", &["requirements-trackers.txt"])
+        Self::require("trackers", &SHARED_REQUIREMENTS)
+    }
+
+    /// Returns the environment with lm_eval, and with the HTTP client of Open WebUI, or `None`.
+    pub fn with_model_clients() -> Option<Self> {
+        Self::require("trackers", &SHARED_REQUIREMENTS)
     }
 
     /// Returns the environment with the AWS command line, which the guides use, or `None`.

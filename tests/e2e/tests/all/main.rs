@@ -36,6 +36,7 @@ mod hub_push;
 mod leaders;
 mod leaf;
 mod members;
+mod model_clients;
 mod objectives;
 mod older_program;
 mod own_servers;

@@ -20,24 +20,25 @@ const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<' + message['role
                              {% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}";
 
 /// Returns the environment of agents that serve with llama.cpp of a directory.
-fn with_llama_cpp(directory: String) -> Vec<(String, String)> {
+pub(crate) fn with_llama_cpp(directory: String) -> Vec<(String, String)> {
     vec![("FLOTILLA_LLAMA_CPP".to_owned(), directory)]
 }
 
 /// Returns the environment of agents that serve as if there were no llama.cpp.
-fn without_llama_cpp() -> Vec<(String, String)> {
+pub(crate) fn without_llama_cpp() -> Vec<(String, String)> {
     vec![("FLOTILLA_SERVER_ENGINE".to_owned(), "candle".to_owned())]
 }
 
 /// A fleet with two agents that serve models, and a trained run with checkpoints at steps 10 and 20.
-struct ServingFleet {
-    fleet: Fleet,
-    run: String,
-    url: String,
+pub(crate) struct ServingFleet {
+    pub fleet: Fleet,
+    pub run: String,
+    /// The beginning of the URLs of OpenAI's API.
+    pub url: String,
 }
 
 impl ServingFleet {
-    fn start(environment: Vec<(String, String)>) -> Self {
+    pub(crate) fn start(environment: Vec<(String, String)>) -> Self {
         let fleet = Fleet::start_with("server=2,trainer,evaluator", &["--open"], environment);
         let files = SpecFiles::create(fleet.path());
         let run = fleet.submit(&write_chat_spec(&files));
@@ -61,13 +62,13 @@ impl ServingFleet {
     }
 
     /// Points a channel to the checkpoint of a step, and returns without waiting.
-    fn serve(&self, channel: &str, step: u32) {
+    pub(crate) fn serve(&self, channel: &str, step: u32) {
         let checkpoint = format!("{}/0/{step}", self.run);
         self.fleet.run(&["serve", channel, "--checkpoint", &checkpoint]).assert_success();
     }
 
     /// Waits until so many agents serve the channel's newest model.
-    fn await_serving(&self, channel: &str, agents: usize) {
+    pub(crate) fn await_serving(&self, channel: &str, agents: usize) {
         wait_until("agents serve the channel", LIMIT, || {
             let listed = self.fleet.run_json(&["channel", "list"]).ok()?;
             let found = listed.as_array()?.iter().find(|it| it["channel"] == channel)?.clone();
