@@ -17,8 +17,11 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which the registry remembers that a job was held.
 const HELD_JOB_TTL: Duration = Duration::from_secs(3600);
 
-/// The held jobs that the registry remembers, because agents may report any. Further ones only
-/// count while an agent reports them.
+/// The held jobs of an agent that the registry remembers, because agents may report any. Further ones
+/// only count while the agent reports them.
+const HELD_JOBS_PER_AGENT_MAX: usize = 2048;
+
+/// The same for all agents, because anyone may report as any agent in an open fleet.
 const HELD_JOBS_MAX: usize = 100_000;
 
 /// Limits the cost with many status reports.
@@ -37,9 +40,81 @@ const ROLES: [(&str, WorkKind); 4] = [
 #[derive(Debug, Default)]
 pub(crate) struct AgentRegistry {
     agents: BTreeMap<String, (Instant, v1::AgentStatus)>,
-    /// Time of the last report that named the job.
-    last_held: BTreeMap<(WorkKind, HeldJob), Instant>,
+    held_jobs: HeldJobs,
     snapshots: BTreeMap<String, (Instant, FleetSnapshot)>,
+}
+
+/// The time of the last report of each agent that named a job.
+#[derive(Debug, Default)]
+struct HeldJobs {
+    jobs: BTreeMap<(WorkKind, HeldJob), BTreeMap<String, Instant>>,
+    counts: HeldJobCounts,
+}
+
+#[derive(Debug, Default)]
+struct HeldJobCounts {
+    of_agents: BTreeMap<String, usize>,
+    all: usize,
+}
+
+impl HeldJobCounts {
+    /// Returns false if a limit is reached.
+    fn add(&mut self, agent: &str) -> bool {
+        let of_agent = self.of_agents.get(agent).copied().unwrap_or(0);
+        let has_room = of_agent < HELD_JOBS_PER_AGENT_MAX && self.all < HELD_JOBS_MAX;
+        if has_room {
+            self.of_agents.insert(agent.to_owned(), of_agent + 1);
+            self.all += 1;
+        }
+        has_room
+    }
+
+    fn remove(&mut self, agent: &str) {
+        self.all -= 1;
+        if let Some(of_agent) = self.of_agents.get_mut(agent) {
+            *of_agent -= 1;
+            if *of_agent == 0 {
+                self.of_agents.remove(agent);
+            }
+        }
+    }
+}
+
+impl HeldJobs {
+    fn remember(&mut self, agent: &str, job: (WorkKind, HeldJob), now: Instant) {
+        if let Some(seen) = self.jobs.get_mut(&job).and_then(|agents| agents.get_mut(agent)) {
+            *seen = now;
+        } else if self.counts.add(agent) {
+            self.jobs.entry(job).or_default().insert(agent.to_owned(), now);
+        }
+    }
+
+    fn forget(&mut self, job: &(WorkKind, HeldJob)) {
+        for agent in self.jobs.remove(job).unwrap_or_default().keys() {
+            self.counts.remove(agent);
+        }
+    }
+
+    fn retain(&mut self, is_kept: impl Fn(&HeldJob, Instant) -> bool) {
+        let Self { jobs, counts } = self;
+        jobs.retain(|(_, held), agents| {
+            agents.retain(|agent, seen| {
+                let is_kept = is_kept(held, *seen);
+                if !is_kept {
+                    counts.remove(agent);
+                }
+                is_kept
+            });
+            !agents.is_empty()
+        });
+    }
+
+    /// Returns for each job the milliseconds since any agent named it.
+    fn last_held_ago_ms(&self) -> BTreeMap<(WorkKind, HeldJob), u64> {
+        let ago = |seen: &Instant| u64::try_from(seen.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let last = |agents: &BTreeMap<String, Instant>| agents.values().max().map(ago);
+        self.jobs.iter().filter_map(|(job, agents)| Some((job.clone(), last(agents)?))).collect()
+    }
 }
 
 impl AgentRegistry {
@@ -47,24 +122,19 @@ impl AgentRegistry {
     pub(crate) fn record_status(&mut self, status: v1::AgentStatus) -> bool {
         let now = Instant::now();
         for (role, kind) in ROLES {
-            held_jobs(&status, role).for_each(|held| self.remember_held((kind, held), now));
+            for held in held_jobs(&status, role) {
+                self.held_jobs.remember(&status.agent, (kind, held), now);
+            }
         }
         let is_idle = status.jobs.is_empty();
         let before = self.agents.insert(status.agent.clone(), (now, status));
         is_idle && before.is_some_and(|(_, before)| !before.jobs.is_empty())
     }
 
-    fn remember_held(&mut self, held: (WorkKind, HeldJob), now: Instant) {
-        if self.last_held.len() < HELD_JOBS_MAX || self.last_held.contains_key(&held) {
-            self.last_held.insert(held, now);
-        }
-    }
-
     /// Removes agents without recent reports, and held jobs that are old or whose run is not open.
     pub(crate) fn evict_stale(&mut self, is_open: impl Fn(&RunId) -> bool) {
         self.agents.retain(|_, (received_at, _)| received_at.elapsed() < AGENT_TIMEOUT);
-        self.last_held
-            .retain(|(_, held), seen| seen.elapsed() < HELD_JOB_TTL && is_open(&held.run));
+        self.held_jobs.retain(|held, seen| seen.elapsed() < HELD_JOB_TTL && is_open(&held.run));
         self.snapshots.retain(|_, (made, _)| made.elapsed() < AGENT_TIMEOUT);
     }
 
@@ -87,9 +157,9 @@ impl AgentRegistry {
             FactKey::Scores { cycle, job } => (WorkKind::Score, cycle, job),
             _ => return,
         };
-        if !self.last_held.is_empty() {
+        if !self.held_jobs.jobs.is_empty() {
             let held = HeldJob { run: run.clone(), cycle: *cycle, job: job.to_string() };
-            self.last_held.remove(&(kind, held));
+            self.held_jobs.forget(&(kind, held));
         }
     }
 
@@ -126,14 +196,7 @@ impl AgentRegistry {
             verifiers: with("verifier", true),
             scorers: with("scorer", true),
             trainers: with("trainer", false),
-            last_held_ago_ms: self
-                .last_held
-                .iter()
-                .map(|(job, seen)| {
-                    let ago = seen.elapsed().as_millis();
-                    (job.clone(), u64::try_from(ago).unwrap_or(u64::MAX))
-                })
-                .collect(),
+            last_held_ago_ms: self.held_jobs.last_held_ago_ms(),
         }
     }
 }
@@ -165,30 +228,56 @@ fn held_jobs(status: &v1::AgentStatus, role: &str) -> impl Iterator<Item = HeldJ
 mod tests {
     use super::*;
 
-    #[test]
-    fn invented_jobs_of_an_agent_have_a_limit() {
-        let mut registry = AgentRegistry::default();
-        let status = |names: Vec<String>| v1::AgentStatus {
-            agent: "a1".into(),
-            jobs: names
-                .into_iter()
-                .map(|job| v1::ActiveJob {
-                    role: "verifier".into(),
-                    run: "r1".into(),
-                    job,
-                    ..Default::default()
-                })
-                .collect(),
+    fn status(agent: &str, jobs: impl IntoIterator<Item = String>) -> v1::AgentStatus {
+        let job = |job| v1::ActiveJob {
+            role: "verifier".into(),
+            run: "r1".into(),
+            job,
             ..Default::default()
         };
-        registry.record_status(status(vec!["x".repeat(1 << 16)]));
-        assert!(registry.last_held.is_empty(), "no job has such a name");
-        registry.record_status(status((0..HELD_JOBS_MAX).map(|job| format!("j{job}")).collect()));
-        let first = registry.last_held.values().min().copied().unwrap();
-        registry.record_status(status(vec!["j0".into(), "one-more".into()]));
-        assert_eq!(registry.last_held.len(), HELD_JOBS_MAX);
-        let run: RunId = "r1".parse().unwrap();
-        let held = HeldJob { run, cycle: 0, job: "j0".into() };
-        assert!(registry.last_held[&(WorkKind::Verify, held)] > first, "a known one is updated");
+        let jobs = jobs.into_iter().map(job).collect();
+        v1::AgentStatus { agent: agent.into(), jobs, ..Default::default() }
+    }
+
+    fn held(job: &str) -> (WorkKind, HeldJob) {
+        (WorkKind::Verify, HeldJob { run: "r1".parse().unwrap(), cycle: 0, job: job.into() })
+    }
+
+    #[test]
+    fn invented_jobs_of_an_agent_take_no_room_of_others() {
+        let mut registry = AgentRegistry::default();
+        registry.record_status(status("a1", ["x".repeat(1 << 16)]));
+        assert_eq!(registry.held_jobs.counts.all, 0, "no job has such a name");
+        let invented = (0..2 * HELD_JOBS_PER_AGENT_MAX).map(|job| format!("j{job}"));
+        registry.record_status(status("a1", invented));
+        assert_eq!(registry.held_jobs.counts.all, HELD_JOBS_PER_AGENT_MAX);
+        let first = registry.held_jobs.jobs[&held("j0")]["a1"];
+        registry.record_status(status("a1", ["j0".into(), "one-more".into()]));
+        assert!(registry.held_jobs.jobs[&held("j0")]["a1"] > first, "a known one is updated");
+        assert!(!registry.held_jobs.jobs.contains_key(&held("one-more")));
+        registry.record_status(status("a2", ["j0".into(), "own".into()]));
+        assert!(registry.fleet_snapshot("").last_held_ago_ms.contains_key(&held("own")));
+        for agent in 0..HELD_JOBS_MAX / HELD_JOBS_PER_AGENT_MAX + 1 {
+            let jobs = (0..HELD_JOBS_PER_AGENT_MAX).map(|job| format!("b{job}"));
+            registry.record_status(status(&format!("b{agent}"), jobs));
+        }
+        assert_eq!(registry.held_jobs.counts.all, HELD_JOBS_MAX);
+    }
+
+    #[test]
+    fn forgotten_jobs_make_room() {
+        let mut registry = AgentRegistry::default();
+        let jobs = || (0..HELD_JOBS_PER_AGENT_MAX).map(|job| format!("j{job}"));
+        registry.record_status(status("a1", jobs()));
+        registry.record_status(status("a2", ["j0".into()]));
+        registry.held_jobs.forget(&held("j0"));
+        assert_eq!(registry.held_jobs.counts.of_agents.get("a2"), None);
+        registry.record_status(status("a1", ["new".into()]));
+        assert!(registry.held_jobs.jobs.contains_key(&held("new")));
+        registry.evict_stale(|_| false);
+        assert_eq!(registry.held_jobs.counts.all, 0);
+        assert!(
+            registry.held_jobs.jobs.is_empty() && registry.held_jobs.counts.of_agents.is_empty()
+        );
     }
 }
