@@ -90,9 +90,9 @@ struct CoordinatorLoop {
     caught_up: bool,
     /// Prompts of open runs, once fetched.
     prompts: BTreeMap<RunId, RunPrompts>,
-    prompt_loads: StoreTasks<Result<RunPrompts, LoadPromptsError>>,
-    /// Return the facts whose blobs they have stored.
-    blob_writes: StoreTasks<Result<Vec<Fact>, PutError>>,
+    prompt_loads: StoreTasks<(), Result<RunPrompts, LoadPromptsError>>,
+    /// Store the blobs of facts.
+    blob_writes: StoreTasks<Vec<Fact>, Result<(), PutError>>,
     clock: LogClock,
     /// Caused by an agent that became idle.
     last_idle_check: Instant,
@@ -165,6 +165,9 @@ pub async fn run(
             won = leadership.wait_changed() => {
                 tracing::info!(leads = won, "leadership");
                 lead.send_replace(won);
+                if !won {
+                    coordinator.drop_fetched();
+                }
                 coordinator.runs.mark_dirty();
             }
             _ = retry.tick() => {
@@ -230,6 +233,13 @@ impl CoordinatorLoop {
         Ok(())
     }
 
+    /// Drops what only a leader needs. Runs may end before this coordinator leads again.
+    fn drop_fetched(&mut self) {
+        self.prompts.clear();
+        self.prompt_loads.retain_runs(|_| false);
+        self.blob_writes.retain_runs(|_| false);
+    }
+
     async fn advance_dirty_runs(&mut self) {
         // Other decisions wait until these have come back through the log.
         let queue = self.runs.queue_commands(wire::clock::minute_of_day().into());
@@ -266,7 +276,7 @@ impl CoordinatorLoop {
                 let (store, spec) = (self.store.clone(), run.spec.clone());
                 async move { RunPrompts::load_prompts(&store, &spec).await }
             };
-            match self.prompt_loads.poll_task(id, store_deadline, load).await {
+            match self.prompt_loads.poll_task(id, (), store_deadline, load).await {
                 None => return Ok(()),
                 Some(Ok(prompts)) => drop(self.prompts.insert(id.clone(), prompts)),
                 Some(Err(error)) if error.is_transient() => return Err(error.into()),
@@ -317,22 +327,25 @@ impl CoordinatorLoop {
             }
         }
         if blobs.is_empty() {
+            // What was stored is for an earlier plan.
+            self.blob_writes.end_task(id);
             return Ok(true);
         }
         let write = || {
-            let (store, facts) = (self.store.clone(), facts.clone());
+            let store = self.store.clone();
             async move {
                 for blob in blobs {
                     store.put_blob(blob.into()).await?;
                 }
-                Ok::<_, PutError>(facts)
+                Ok::<_, PutError>(())
             }
         };
-        let Some(stored) = self.blob_writes.poll_task(id, deadline, write).await else {
+        // A later fact may change the plan while they are stored: the result is used for these only.
+        let Some(stored) = self.blob_writes.poll_task(id, facts, deadline, write).await else {
             return Ok(false);
         };
-        // A later fact may have changed the plan while they were stored.
-        Ok(stored.context("store a dataset")? == facts)
+        stored.context("store a dataset")?;
+        Ok(true)
     }
 
     /// Publishes the facts of commands in one batch. Their blobs are stored.
