@@ -4,6 +4,7 @@
 
 mod chat_reply;
 mod completion_client;
+mod transfer_pace;
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use rustls::crypto::ring;
 
 pub use chat_reply::ChatReply;
 pub use completion_client::{CompletionClient, CompletionHttpError, read_key_file};
+pub use transfer_pace::{PACE_BYTES_MIN, PACE_INTERVAL, TransferPace};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 

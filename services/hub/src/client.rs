@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use bounded_http::TransferPace;
 use futures::{StreamExt, stream::BoxStream};
 use reqwest::{Response, StatusCode};
 use tokio::{fs, sync::OnceCell};
@@ -154,7 +155,8 @@ impl HubClient {
             Ok(response)
         });
         let response = opened.map_err(|error| HubError::for_download(&what, error))?;
-        Ok(futures::stream::unfold(Some((response, what)), next_item).boxed())
+        let rest = Some((response, TransferPace::default(), what));
+        Ok(futures::stream::unfold(rest, next_item).boxed())
     }
 }
 
@@ -186,7 +188,8 @@ async fn fetch_blob(
         if response.status() != StatusCode::PARTIAL_CONTENT {
             partial = run_blocking(move || partial.restart()).await?;
         }
-        while let Some(chunk) = next_chunk(&mut response).await? {
+        let mut pace = TransferPace::default();
+        while let Some(chunk) = next_chunk(&mut response, &mut pace).await? {
             partial = run_blocking(move || partial.append(&chunk)).await?;
             seen(partial.byte_count());
         }
@@ -204,15 +207,15 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
     }
 }
 
-/// The answer and the description of the file; `None` after an error.
-type DownloadRest = Option<(Response, String)>;
+/// The answer, its pace and the description of the file; `None` after an error.
+type DownloadRest = Option<(Response, TransferPace, String)>;
 
 /// Returns the next chunk and the rest; an error is the last item.
 async fn next_item(rest: DownloadRest) -> Option<(Result<bytes::Bytes, HubError>, DownloadRest)> {
-    let (mut response, what) = rest?;
-    match next_chunk(&mut response).await {
+    let (mut response, mut pace, what) = rest?;
+    match next_chunk(&mut response, &mut pace).await {
         Ok(None) => None,
-        Ok(Some(chunk)) => Some((Ok(chunk), Some((response, what)))),
+        Ok(Some(chunk)) => Some((Ok(chunk), Some((response, pace, what)))),
         Err(error) => Some((Err(HubError::for_download(&what, error)), None)),
     }
 }

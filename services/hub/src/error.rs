@@ -2,6 +2,7 @@
 
 use std::{fmt, io, time::Duration};
 
+use bounded_http::{PACE_BYTES_MIN, PACE_INTERVAL};
 use reqwest::StatusCode;
 
 /// The longest time without data.
@@ -35,6 +36,11 @@ pub enum HubError {
     },
     #[error("the hub sent nothing of {what} for {} s (H105)", SILENCE_TIMEOUT.as_secs())]
     Silent { what: String },
+    #[error(
+        "the hub sent less than {PACE_BYTES_MIN} bytes of {what} in {} s (H105)",
+        PACE_INTERVAL.as_secs()
+    )]
+    Slow { what: String },
     #[error("fetch {what} from the hub (H105)")]
     Failed {
         what: String,
@@ -89,7 +95,7 @@ impl HubError {
     /// Returns true if the same call may succeed later without a change by the user.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Silent { .. } => true,
+            Self::Silent { .. } | Self::Slow { .. } => true,
             Self::Failed { source, .. } | Self::Upload { source, .. } => {
                 !source.downcast_ref::<HubAnswerError>().is_some_and(HubAnswerError::is_final)
             }
@@ -101,6 +107,7 @@ impl HubError {
         let what = what.to_owned();
         match error {
             RequestError::Silent => Self::Silent { what },
+            RequestError::Slow => Self::Slow { what },
             RequestError::Answer(source) if source.is_missing() => Self::Missing { what, source },
             RequestError::Answer(source) if source.is_refusal() => Self::Refused { what, source },
             error => Self::Failed { what, source: error.into_source() },
@@ -189,6 +196,8 @@ impl HubAnswerError {
 pub(crate) enum RequestError {
     Answer(HubAnswerError),
     Silent,
+    /// Its answer came too slowly.
+    Slow,
     /// The innermost cause of a failed connection.
     Network(String),
     /// The branch has another commit than the one that a push follows.
@@ -207,7 +216,7 @@ impl RequestError {
     pub(crate) fn is_worth_retrying(&self) -> bool {
         match self {
             Self::Answer(answer) => !answer.is_final(),
-            Self::Silent | Self::Network(_) => true,
+            Self::Silent | Self::Slow | Self::Network(_) => true,
             Self::Conflict | Self::Public | Self::Other(_) => false,
         }
     }
@@ -220,6 +229,7 @@ impl RequestError {
             Self::Silent => {
                 format!("the hub did nothing for {} s", SILENCE_TIMEOUT.as_secs()).into()
             }
+            Self::Slow => "the hub's answer came too slowly".into(),
             Self::Network(cause) => cause.into(),
             Self::Other(source) => source,
         }

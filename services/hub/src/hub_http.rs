@@ -1,6 +1,7 @@
 //! Requests to the hub. The token is sent to the hub's own address and to no other: files are
 //! often on another host, to which the hub redirects with a signed address.
 
+use bounded_http::TransferPace;
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{
@@ -200,9 +201,15 @@ pub(crate) async fn check_status(response: Response) -> Result<Response, Request
 }
 
 /// Returns the next bytes, or `None` at the end.
-pub(crate) async fn next_chunk(response: &mut Response) -> Result<Option<Bytes>, RequestError> {
-    let chunk = timeout(SILENCE_TIMEOUT, response.chunk()).await;
-    Ok(chunk.map_err(|_| RequestError::Silent)??)
+pub(crate) async fn next_chunk(
+    response: &mut Response,
+    pace: &mut TransferPace,
+) -> Result<Option<Bytes>, RequestError> {
+    let chunk = pace.wait_for(response.chunk(), |chunk| match chunk {
+        Ok(Some(chunk)) => chunk.len(),
+        _ => 0,
+    });
+    Ok(chunk.await.ok_or(RequestError::Slow)??)
 }
 
 /// Reads a successful answer, in JSON.
@@ -212,8 +219,8 @@ pub(crate) async fn read_json<T: DeserializeOwned>(response: Response) -> Result
 }
 
 async fn read_body(mut response: Response) -> Result<Vec<u8>, RequestError> {
-    let mut body = Vec::new();
-    while let Some(chunk) = next_chunk(&mut response).await? {
+    let (mut body, mut pace) = (Vec::new(), TransferPace::default());
+    while let Some(chunk) = next_chunk(&mut response, &mut pace).await? {
         if body.len() + chunk.len() > ANSWER_BYTES_MAX {
             return Err("its answer is too long".into());
         }

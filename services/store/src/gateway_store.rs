@@ -14,6 +14,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use bounded_http::PACE_BYTES_MIN;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream, stream::BoxStream};
 use object_store::{
@@ -24,7 +25,7 @@ use object_store::{
 use reqwest::Method;
 
 use self::{
-    gateway_client::{GatewayClient, ObjectBody},
+    gateway_client::{GatewayClient, ObjectBody, generic_error},
     gateway_upload::GatewayUpload,
     protocol::{ListObjectsReply, SIGN_BYTES_MIN},
 };
@@ -33,6 +34,9 @@ use crate::{error::OpenError, internal_directory::identity_file, limits::PART_BY
 const IDENTITY_TIMEOUT: Duration = Duration::from_secs(10);
 const IDENTITY_TRIES: u32 = 10;
 const IDENTITY_PAUSE: Duration = Duration::from_millis(200);
+
+/// Bodies that may break off, one after the other, before [`PACE_BYTES_MIN`] of an object came.
+const BREAKS_MAX: u32 = 10;
 
 /// The settings with which a member reaches its fleet's store through the gateway.
 ///
@@ -127,10 +131,13 @@ struct RemainingBody {
     /// The offset after the last byte.
     end: u64,
     body: Option<ObjectBody>,
+    /// Since the last [`PACE_BYTES_MIN`] came.
+    breaks: u32,
+    bytes: u64,
 }
 
 impl RemainingBody {
-    /// Requests the rest when a body breaks off.
+    /// Requests the rest when a body breaks off. Fails after [`BREAKS_MAX`].
     async fn next_piece(mut self) -> Result<Option<(Bytes, Self)>> {
         while self.next < self.end {
             let mut answer = match self.body.take() {
@@ -142,10 +149,23 @@ impl RemainingBody {
                     let wanted = usize::try_from(self.end - self.next).unwrap_or(usize::MAX);
                     let piece = piece.slice(..piece.len().min(wanted));
                     self.next += piece.len() as u64;
+                    self.bytes += piece.len() as u64;
+                    if self.bytes >= PACE_BYTES_MIN {
+                        (self.breaks, self.bytes) = (0, 0);
+                    }
                     self.body = Some(answer);
                     return Ok(Some((piece, self)));
                 }
-                None => self.client.pause_before_retry().await,
+                None if self.breaks >= BREAKS_MAX => {
+                    let tries = self.breaks + 1;
+                    return Err(generic_error(format!(
+                        "the answer broke off, or came too slowly, {tries} times"
+                    )));
+                }
+                None => {
+                    self.breaks += 1;
+                    self.client.pause_before_retry().await;
+                }
             }
         }
         Ok(None)
@@ -218,6 +238,8 @@ impl ObjectStore for GatewayObjectStore {
             next: range.start,
             end: range.end,
             body: Some(answer),
+            breaks: 0,
+            bytes: 0,
         };
         let pieces = stream::try_unfold(rest, RemainingBody::next_piece).boxed();
         Ok(get_result(GetResultPayload::Stream(pieces), object_meta(location, size), range))

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use bounded_http::TransferPace;
 use bytes::{Bytes, BytesMut};
 use object_store::{Error, Result, path::Path};
 use reqwest::{
@@ -35,7 +36,7 @@ use crate::{
     request_settings::{CONNECT_TIMEOUT, REQUEST_TIMEOUT, retry_config},
 };
 
-/// The longest time between two pieces of a body, and before the answer to a request without one.
+/// The longest time before the answer to a request without a body.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of rejected tokens after which a call fails; the token may just be in renewal.
 const REFUSALS_MAX: u32 = 3;
@@ -79,6 +80,7 @@ enum CallOutcome {
 /// A body that is being received, and its byte range in the object.
 pub(super) struct ObjectBody {
     response: Response,
+    pace: TransferPace,
     range: Range<u64>,
     size: u64,
 }
@@ -95,7 +97,7 @@ impl ObjectBody {
                 (0..bytes, bytes)
             }
         };
-        Ok(Self { response, range, size })
+        Ok(Self { response, pace: TransferPace::default(), range, size })
     }
 
     pub(super) fn byte_range(&self) -> Range<u64> {
@@ -106,10 +108,22 @@ impl ObjectBody {
         self.size
     }
 
-    /// Returns `None` when the body ended, broke off or paused for too much time.
+    /// Returns `None` when the body ended, broke off or came too slowly.
     pub(super) async fn next_piece(&mut self) -> Option<Bytes> {
-        timeout(SILENCE_TIMEOUT, self.response.chunk()).await.ok()?.ok()?
+        next_chunk(&mut self.response, &mut self.pace).await?.ok()?
     }
+}
+
+/// Returns the next bytes of an answer, or `None` if they come too slowly.
+async fn next_chunk(
+    response: &mut Response,
+    pace: &mut TransferPace,
+) -> Option<reqwest::Result<Option<Bytes>>> {
+    let count_bytes = |chunk: &reqwest::Result<Option<Bytes>>| match chunk {
+        Ok(Some(chunk)) => chunk.len(),
+        _ => 0,
+    };
+    pace.wait_for(response.chunk(), count_bytes).await
 }
 
 /// Parses a `Content-Range` such as `bytes 0-9/100` to the range and the object's size.
@@ -126,7 +140,7 @@ fn malformed_reply(what: &str) -> Error {
 }
 
 /// Builds an error that may be retried.
-fn generic_error(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+pub(super) fn generic_error(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
     Error::Generic { store: STORE_NAME, source: source.into() }
 }
 
@@ -538,10 +552,10 @@ async fn read_json<T: DeserializeOwned>(answer: Response) -> Result<T> {
 }
 
 async fn read_body(mut answer: Response, limit: usize) -> Result<Bytes> {
-    let mut all = BytesMut::new();
+    let (mut all, mut pace) = (BytesMut::new(), TransferPace::default());
     loop {
-        let piece = timeout(SILENCE_TIMEOUT, answer.chunk()).await;
-        let piece = piece.map_err(|_| generic_error("the answer stopped coming"))?;
+        let piece = next_chunk(&mut answer, &mut pace).await;
+        let piece = piece.ok_or_else(|| generic_error("the answer came too slowly"))?;
         let Some(piece) = piece.map_err(|error| generic_error(error.without_url()))? else {
             return Ok(all.freeze());
         };

@@ -8,6 +8,11 @@ use store::{
     StorageError, Store, TreePlace, TreeRemoval,
 };
 use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
 use wire::{Digest, v1};
 
 use crate::support::{MIB, Place, about, adapter, format_error_chain, noise, place};
@@ -224,6 +229,44 @@ async fn a_part_that_is_still_coming_changes_nothing_of_the_completed_object() {
     let refused = objects.put_part(owner, &part, late, MIB as u64).await.unwrap_err();
     assert!(matches!(refused, ReceiveError::NoUpload), "{refused}");
     assert_eq!(fs::read(at.dir.join(key.as_str())).unwrap(), good);
+}
+
+/// Forwards to an address, and ends each connection after some bytes of the answers.
+async fn end_connections_after(bytes: u64, to: String, running: &mut JoinSet<()>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address").to_string();
+    running.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            let Ok(mut server) = TcpStream::connect(&to).await else { return };
+            connections.spawn(async move {
+                let (mut from_client, mut to_client) = client.split();
+                let (from_server, mut to_server) = server.split();
+                let mut answers = from_server.take(bytes);
+                tokio::select! {
+                    _ = copy(&mut from_client, &mut to_server) => {}
+                    _ = copy(&mut answers, &mut to_client) => {}
+                }
+                let _ = to_client.shutdown().await;
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_break_off_again_and_again_end_in_an_error_that_may_pass() {
+    let at = Place::file().await.behind_proxy();
+    let blob = at.store.put_blob(noise(1, MIB).into()).await.unwrap();
+    let gateway = at.proxy.as_ref().unwrap().gateway_store("x.trainer").unwrap();
+    let mut running = JoinSet::new();
+    let relay = end_connections_after(4 << 10, gateway.gateway.clone(), &mut running).await;
+    let store = Store::open_gateway(&GatewayStore { gateway: relay, ..gateway }).unwrap();
+    let fetched = store.get_blob(&blob, MIB as u64);
+    let fetched = tokio::time::timeout(Duration::from_secs(60), fetched).await;
+    let error = fetched.expect("it ends").unwrap_err();
+    let text = format_error_chain(&error);
+    assert!(text.contains("broke off") && error.is_transient(), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
