@@ -1,5 +1,5 @@
 //! Bounds the number of files in a submission while it is received: an empty one takes nine bytes
-//! of a request, and a hundred in memory.
+//! of a request, and a hundred in memory. Refuses what follows the message: tonic would decode it too.
 
 use std::{pin::Pin, task::Poll};
 
@@ -14,12 +14,17 @@ const FILES_FIELD: u64 = 2;
 /// The members of a submission in JSON beside its files.
 const OTHER_MEMBERS_MAX: usize = 24;
 /// In front of a message: a flag, and its length.
-const GRPC_PREFIX_BYTES: u64 = 5;
+const GRPC_PREFIX_BYTES: usize = 5;
 
 fn refuse_files() -> Status {
     let words =
         format!("the request has more than {FILES_MAX} files; use fewer, larger ones (G112)");
     build_status(Code::ResourceExhausted, words)
+}
+
+fn refuse_second_message() -> Status {
+    let words = "a submission is one message; more bytes follow it (G101)".to_owned();
+    build_status(Code::InvalidArgument, words)
 }
 
 /// Checks a submission in JSON before it is parsed. The call that it becomes is counted exactly.
@@ -30,7 +35,8 @@ pub(crate) fn check_json(text: &[u8]) -> Result<(), Status> {
     }
 }
 
-/// Returns the same body of a gRPC call, which fails at the first file beyond the limit.
+/// Returns the same body of a gRPC call, which fails at the first file beyond the limit, and at a
+/// second message.
 pub(crate) fn limit_files(body: Body) -> Body {
     let mut counter = FileCounter::new();
     wrap_body(body, move |body, cx| {
@@ -42,6 +48,9 @@ pub(crate) fn limit_files(body: Body) -> Body {
             if counter.files > FILES_MAX {
                 return Poll::Ready(Some(Err(refuse_files())));
             }
+            if this.counter.has_second_message {
+                return Poll::Ready(Some(Err(refuse_second_message())));
+            }
         }
         polled
     })
@@ -50,6 +59,10 @@ pub(crate) fn limit_files(body: Body) -> Body {
 /// Counts the files of a message as its bytes arrive, by the tags of its fields.
 struct FileCounter {
     files: usize,
+    has_second_message: bool,
+    prefix: Vec<u8>,
+    /// Bytes of the message that have not arrived.
+    left: usize,
     next: MessagePart,
     /// What has arrived of a varint, and its bits.
     varint: u64,
@@ -70,10 +83,33 @@ enum MessagePart {
 
 impl FileCounter {
     fn new() -> Self {
-        Self { files: 0, next: MessagePart::Skip(GRPC_PREFIX_BYTES), varint: 0, bits: 0 }
+        Self {
+            files: 0,
+            has_second_message: false,
+            prefix: Vec::with_capacity(GRPC_PREFIX_BYTES),
+            left: 0,
+            next: MessagePart::Tag,
+            varint: 0,
+            bits: 0,
+        }
     }
 
-    fn add_bytes(&mut self, mut bytes: &[u8]) {
+    fn add_bytes(&mut self, bytes: &[u8]) {
+        let missing = (GRPC_PREFIX_BYTES - self.prefix.len()).min(bytes.len());
+        let (prefix, bytes) = bytes.split_at(missing);
+        self.prefix.extend_from_slice(prefix);
+        if missing > 0
+            && let Some([_, length @ ..]) = self.prefix.first_chunk::<GRPC_PREFIX_BYTES>()
+        {
+            self.left = u32::from_be_bytes(*length) as usize;
+        }
+        let (of_message, behind) = bytes.split_at(self.left.min(bytes.len()));
+        self.left -= of_message.len();
+        self.has_second_message |= !behind.is_empty();
+        self.count_files(of_message);
+    }
+
+    fn count_files(&mut self, mut bytes: &[u8]) {
         while let Some((first, rest)) = bytes.split_first() {
             if let MessagePart::Skip(left) = self.next {
                 let skipped = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
@@ -134,7 +170,9 @@ mod tests {
             check_only: true,
             forecast: Some(v1::ForecastRequest { by: None, price_per_kwh: Some(0.3) }),
         };
-        [vec![0; 5], message.encode_to_vec()].concat()
+        let message = message.encode_to_vec();
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        [&[0], &length[..], &message].concat()
     }
 
     #[test]
@@ -147,8 +185,8 @@ mod tests {
         }
         // A group of an unknown field, then a file.
         let mut counter = FileCounter::new();
-        counter.add_bytes(&[0, 0, 0, 0, 0, 0x7b, 0x7c, 0x12, 0x00, 0x12, 0x00]);
-        assert_eq!(counter.files, 2);
+        counter.add_bytes(&[0, 0, 0, 0, 6, 0x7b, 0x7c, 0x12, 0x00, 0x12, 0x00]);
+        assert_eq!((counter.files, counter.has_second_message), (2, false));
     }
 
     #[tokio::test]
@@ -166,6 +204,9 @@ mod tests {
         let status = receive(call(FILES_MAX + 1)).await.unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
         assert!(status.message().contains("more than 1000 files"), "{status}");
+        let two = [call(1), call(FILES_MAX + 1)].concat();
+        let status = receive(two).await.unwrap_err();
+        assert!(status.message().contains("one message"), "{status}");
     }
 
     #[test]
