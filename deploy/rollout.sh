@@ -8,8 +8,8 @@
 #                                     failure restore the old program and stop
 #   deploy/rollout.sh status  HOST…   print the status of each host's service
 #   deploy/rollout.sh stack NAME HOST…            switch one host after the other to a stack that is
-#                                     installed there: burn in, switch, restart the agent; on a
-#                                     failure switch that host back and stop
+#                                     installed there: burn in as the agent's user, switch, restart
+#                                     the agent; on a failure switch that host back and stop
 #   deploy/rollout.sh stack-rollback NAME HOST…   switch hosts that use the stack back to their
 #                                     previous one, and restart their agents
 #
@@ -17,15 +17,19 @@
 #   BINARY       the program [target/x86_64-unknown-linux-musl/release/flotilla, from `make static`]
 #   TOKEN_FILE   a file with a join token with enough uses for the hosts
 #   FLOTILLA_NATS, ROLES   NATS servers of an open fleet, and roles such as generator,evaluator
-#   FLOTILLA_STACKS   the agents' directory of stacks [/var/lib/flotilla/.flotilla/stacks]
+#   FLOTILLA_STACKS   the agents' directory of stacks, owned by root [/opt/flotilla/stacks]
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 binary=${BINARY:-$here/target/x86_64-unknown-linux-musl/release/flotilla}
 program=/usr/local/bin/flotilla
 credentials=/var/lib/flotilla/credentials
-# Below the HOME of flotilla-agent.service.
-stacks=${FLOTILLA_STACKS:-/var/lib/flotilla/.flotilla/stacks}
+# As in flotilla-agent.service.
+stacks=${FLOTILLA_STACKS:-/opt/flotilla/stacks}
+# A temporary user with the groups and limits of the agent's.
+as_agent='systemd-run --quiet --wait --pipe --collect -p DynamicUser=yes -p SupplementaryGroups=render'
+as_agent="$as_agent -p SupplementaryGroups=video -p LimitMEMLOCK=infinity -p WorkingDirectory=/tmp"
+as_agent="$as_agent -E HOME=/tmp"
 restart='systemctl restart flotilla-agent'
 ssh_options=(-o BatchMode=yes -o ConnectTimeout=10)
 
@@ -77,11 +81,16 @@ upgrade_on() {
 }
 
 stack_on() {
-    local host=$1 use="$program stack use $stack --stacks $stacks"
+    local host=$1 use="$program stack use $stack --untested --stacks $stacks"
+    local test="$as_agent $program stack use $stack --only-test --stacks $stacks"
     local back="$program stack roll-back --from $stack --stacks $stacks"
+    # What another user can change must not be tried and used by root.
+    local owner="[ \"\$(stat -c %u $stacks $stacks/$stack | sort -u)\" = 0 ]"
+    owner="{ $owner || { echo $stacks/$stack is not there, or not owned by root >&2; false; }; }"
     # A stack that was in use before stays, whatever the restart does.
     local was="[ \"\$(readlink $stacks/current)\" = $stack ]"
-    as_root "$host" "if $was; then $restart; else $use && { $restart || { $back; $restart; false; }; }; fi" < /dev/null
+    local start="{ $restart || { $back; $restart; false; }; }"
+    as_root "$host" "if $was; then $restart; else $owner && $test && $use && $start; fi" < /dev/null
 }
 
 stack_rollback_on() {

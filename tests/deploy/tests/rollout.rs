@@ -22,7 +22,7 @@ home=$RACK/$host
 mkdir -p "$home/tmp" "$home/bin"
 command="$*"
 command=${command//"mktemp -d /tmp"/mktemp -d $home/tmp}
-for place in /usr/local /var/lib; do
+for place in /usr/local /var/lib /opt; do
     command=${command//$place/$home$place}
 done
 cd "$home" && PATH="$RACK/bin:$PATH" bash -c "$command"
@@ -50,6 +50,16 @@ echo "told: $*" >> usr/local/bin/flotilla.log
 case $PWD in */unready) grep -q roll-back usr/local/bin/flotilla.log;; esac
 "#;
 
+/// Runs a program as if for another user, and refuses to run one as root.
+const SYSTEMD_RUN: &str = r#"#!/bin/bash
+case "$*" in *"-p DynamicUser=yes"*) ;; *) exit 1;; esac
+while [ "$1" != "${1#-}" ]; do
+    case $1 in -p | -E) shift;; esac
+    shift
+done
+exec "$@"
+"#;
+
 struct FakeHosts {
     directory: TempDir,
 }
@@ -59,8 +69,17 @@ impl FakeHosts {
         let directory = tempfile::tempdir().expect("a directory");
         let fakes = Self { directory };
         fs::create_dir(fakes.path().join("bin")).expect("a directory");
-        let id = "#!/bin/sh\necho 0\n";
-        for (name, text) in [("ssh", SSH), ("scp", SCP), ("id", id), ("systemctl", SYSTEMCTL)] {
+        let root = "#!/bin/sh\necho 0\n";
+        // On a host called `open`, others can change the stacks.
+        let stat = "#!/bin/sh\ncase $PWD in */open) echo 1000;; esac\necho 0\n";
+        for (name, text) in [
+            ("ssh", SSH),
+            ("scp", SCP),
+            ("id", root),
+            ("stat", stat),
+            ("systemctl", SYSTEMCTL),
+            ("systemd-run", SYSTEMD_RUN),
+        ] {
             fakes.write_executable(&format!("bin/{name}"), text);
         }
         fakes.write_executable("program", PROGRAM);
@@ -165,29 +184,37 @@ fn read_commands(fakes: &FakeHosts, host: &str) -> Vec<String> {
 #[test]
 fn a_stack_is_tried_host_by_host_and_rolled_back_with_one_command() {
     let fakes = FakeHosts::new();
-    let hosts = ["one", "stubborn", "three", "unready"];
+    let hosts = ["one", "stubborn", "three", "unready", "open"];
     assert!(fakes.rollout(&[&["install"], &hosts[..]].concat(), &[]).status.success());
     let output = fakes.rollout(&["stack", "rocm-7.2", "one", "stubborn", "three"], &[]);
     assert!(!output.status.success());
     let text = output_text(&output);
     assert!(text.contains("stubborn was not switched to rocm-7.2, and nothing after it"), "{text}");
-    let (used, restarted) = ("stack use rocm-7.2", "restart flotilla-agent");
-    assert_eq!(read_commands(&fakes, "one"), [used, restarted]);
-    assert_eq!(read_commands(&fakes, "stubborn"), [used], "no restart after a failed burn-in");
+    let (tested, used) = ("stack use rocm-7.2 --only-test", "stack use rocm-7.2 --untested");
+    let restarted = "restart flotilla-agent";
+    assert_eq!(read_commands(&fakes, "one"), [tested, used, restarted]);
+    assert_eq!(read_commands(&fakes, "stubborn"), [tested], "no restart after a failed burn-in");
+    let commands = fs::read_to_string(fakes.path().join("ssh.log")).expect("a log");
+    let is_tested = |line: &&str| line.contains("--only-test");
+    assert!(commands.lines().filter(is_tested).all(|line| line.contains("DynamicUser=yes")));
     assert_eq!(fakes.program_log("three"), "");
     let log = fakes.program_log("one");
-    assert!(log.contains("/one/var/lib/flotilla/.flotilla/stacks"), "the agent's stacks: {log}");
+    assert!(log.contains("/one/opt/flotilla/stacks"), "the agent's stacks: {log}");
+    let output = output_text(&fakes.rollout(&["stack", "rocm-7.2", "open"], &[]));
+    assert!(output.contains("not owned by root"), "{output}");
+    assert_eq!(fakes.program_log("open"), "");
 
     let rolled_back = "stack roll-back --from rocm-7.2";
     assert!(!fakes.rollout(&["stack", "rocm-7.2", "unready", "three"], &[]).status.success());
-    assert_eq!(read_commands(&fakes, "unready"), [used, restarted, rolled_back, restarted]);
+    let switched_back = [tested, used, restarted, rolled_back, restarted];
+    assert_eq!(read_commands(&fakes, "unready"), switched_back);
     assert_eq!(fakes.program_log("three"), "");
 
     let elsewhere = [("FLOTILLA_STACKS", "/srv/stacks")];
     let output = fakes.rollout(&["stack-rollback", "rocm-7.2", "dead", "one", "three"], &elsewhere);
     let text = output_text(&output);
     assert!(text.contains("stack-rollback failed on dead"), "{text}");
-    assert_eq!(read_commands(&fakes, "one"), [used, restarted, rolled_back, restarted]);
+    assert_eq!(read_commands(&fakes, "one"), switched_back);
     assert_eq!(read_commands(&fakes, "three"), [rolled_back, restarted]);
     assert!(fakes.program_log("three").contains("--stacks /srv/stacks"));
 }

@@ -79,6 +79,9 @@ pub(crate) struct StackUseArgs {
     /// Use it without a burn-in
     #[arg(long)]
     pub untested: bool,
+    /// Run only the burn-in, for example as the user of the agent
+    #[arg(long, conflicts_with = "untested")]
+    pub only_test: bool,
     #[command(flatten)]
     pub place: StackPlaceArgs,
     #[command(flatten)]

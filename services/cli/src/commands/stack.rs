@@ -60,6 +60,10 @@ async fn use_stack(mut args: StackUseArgs, json: bool) -> anyhow::Result<ExitCod
         output::print_message(&format!("stack {} failed here and is not used", args.name));
         return Ok(exit_codes::findings_code(true));
     }
+    if args.only_test {
+        output::print_message(&format!("stack {} passed; nothing was changed", args.name));
+        return Ok(ExitCode::SUCCESS);
+    }
     stacks.use_stack(&args.name)?;
     output::print_message(&format!("stack {} is in use; {NEXT_START}", args.name));
     Ok(ExitCode::SUCCESS)

@@ -8,6 +8,7 @@ use e2e::{Fleet, Output, find_llama_cpp, run_flotilla, wait_until, write_llama_c
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
+const BURN_IN: [&str; 6] = ["--profile", "cpu", "--stage-limit", "600", "--limit", "3600"];
 
 struct Stacks {
     directory: tempfile::TempDir,
@@ -34,8 +35,7 @@ impl Stacks {
 
     /// Burns this machine in with a stack, and uses it if that passes.
     fn use_stack(&self, name: &str, out: &str) -> Output {
-        let limit = ["--stage-limit", "600", "--limit", "3600"];
-        self.run(&[&["use", name, "--profile", "cpu", "--out", out][..], &limit[..]].concat())
+        self.run(&[&["use", name, "--out", out][..], &BURN_IN].concat())
     }
 
     /// Returns the name of the stack in use.
@@ -53,8 +53,11 @@ fn a_stack_that_fails_its_burn_in_is_not_used_and_a_used_one_is_rolled_back() {
     let stacks = Stacks { directory: tempfile::tempdir().unwrap() };
     stacks.install("good", false, &programs);
     stacks.install("broken", true, &programs);
-    // One that passes needs no report.
     let nowhere = stacks.directory.path().join("none/report.json").display().to_string();
+    let only_test = ["use", "good", "--only-test", "--out", &nowhere];
+    let tried = stacks.run(&[&only_test[..], &BURN_IN].concat());
+    assert_eq!((tried.code, stacks.current().as_str()), (0, ""), "{tried:?}");
+    // One that passes needs no report.
     let tried = stacks.use_stack("good", &nowhere);
     assert_eq!(tried.code, 0, "{tried:?}");
     assert!(tried.stderr.contains("warning: no report in"), "{tried:?}");
