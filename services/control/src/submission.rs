@@ -99,7 +99,8 @@ impl FleetControl {
         origin: SubmissionOrigin,
         watch: &TransferCallback,
     ) -> Result<SubmittedRun, SubmitError> {
-        let submitted = self.submit_sweep(yaml, files, origin, watch).await;
+        // Boxed, because the compiler bounds how deeply types of futures nest.
+        let submitted = Box::pin(self.submit_sweep(yaml, files, origin, watch)).await;
         submitted.map_err(|error| error.with_place(yaml))
     }
 
@@ -262,7 +263,7 @@ impl FleetControl {
         yaml: &str,
         files: &SpecFiles,
     ) -> Result<v1::DataReport, SubmitError> {
-        let (mut report, spec, prepared) = self.check_runs(yaml, files).await?;
+        let (mut report, spec, prepared) = Box::pin(self.check_runs(yaml, files)).await?;
         report.warnings.extend(self.missing_roles_warning(&spec, &prepared, files).await);
         Ok(report)
     }

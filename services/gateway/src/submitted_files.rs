@@ -48,7 +48,7 @@ pub(crate) fn limit_files(body: Body) -> Body {
             if counter.files > FILES_MAX {
                 return Poll::Ready(Some(Err(refuse_files())));
             }
-            if this.counter.has_second_message {
+            if counter.has_second_message {
                 return Poll::Ready(Some(Err(refuse_second_message())));
             }
         }
