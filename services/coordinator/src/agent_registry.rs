@@ -81,7 +81,7 @@ impl HeldJobCounts {
 }
 
 impl HeldJobs {
-    fn remember(&mut self, agent: &str, job: (WorkKind, HeldJob), now: Instant) {
+    fn remember_job(&mut self, agent: &str, job: (WorkKind, HeldJob), now: Instant) {
         if let Some(seen) = self.jobs.get_mut(&job).and_then(|agents| agents.get_mut(agent)) {
             *seen = now;
         } else if self.counts.add(agent) {
@@ -89,13 +89,13 @@ impl HeldJobs {
         }
     }
 
-    fn forget(&mut self, job: &(WorkKind, HeldJob)) {
+    fn forget_job(&mut self, job: &(WorkKind, HeldJob)) {
         for agent in self.jobs.remove(job).unwrap_or_default().keys() {
             self.counts.remove(agent);
         }
     }
 
-    fn retain(&mut self, is_kept: impl Fn(&HeldJob, Instant) -> bool) {
+    fn retain_jobs(&mut self, is_kept: impl Fn(&HeldJob, Instant) -> bool) {
         let Self { jobs, counts } = self;
         jobs.retain(|(_, held), agents| {
             agents.retain(|agent, seen| {
@@ -123,7 +123,7 @@ impl AgentRegistry {
         let now = Instant::now();
         for (role, kind) in ROLES {
             for held in held_jobs(&status, role) {
-                self.held_jobs.remember(&status.agent, (kind, held), now);
+                self.held_jobs.remember_job(&status.agent, (kind, held), now);
             }
         }
         let is_idle = status.jobs.is_empty();
@@ -134,7 +134,8 @@ impl AgentRegistry {
     /// Removes agents without recent reports, and held jobs that are old or whose run is not open.
     pub(crate) fn evict_stale(&mut self, is_open: impl Fn(&RunId) -> bool) {
         self.agents.retain(|_, (received_at, _)| received_at.elapsed() < AGENT_TIMEOUT);
-        self.held_jobs.retain(|held, seen| seen.elapsed() < HELD_JOB_TTL && is_open(&held.run));
+        self.held_jobs
+            .retain_jobs(|held, seen| seen.elapsed() < HELD_JOB_TTL && is_open(&held.run));
         self.snapshots.retain(|_, (made, _)| made.elapsed() < AGENT_TIMEOUT);
     }
 
@@ -159,7 +160,7 @@ impl AgentRegistry {
         };
         if !self.held_jobs.jobs.is_empty() {
             let held = HeldJob { run: run.clone(), cycle: *cycle, job: job.to_string() };
-            self.held_jobs.forget(&(kind, held));
+            self.held_jobs.forget_job(&(kind, held));
         }
     }
 
@@ -270,7 +271,7 @@ mod tests {
         let jobs = || (0..HELD_JOBS_PER_AGENT_MAX).map(|job| format!("j{job}"));
         registry.record_status(status("a1", jobs()));
         registry.record_status(status("a2", ["j0".into()]));
-        registry.held_jobs.forget(&held("j0"));
+        registry.held_jobs.forget_job(&held("j0"));
         assert_eq!(registry.held_jobs.counts.of_agents.get("a2"), None);
         registry.record_status(status("a1", ["new".into()]));
         assert!(registry.held_jobs.jobs.contains_key(&held("new")));

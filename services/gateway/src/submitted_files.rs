@@ -172,7 +172,7 @@ mod tests {
         };
         let message = message.encode_to_vec();
         let length = u32::try_from(message.len()).unwrap().to_be_bytes();
-        [&[0], &length[..], &message].concat()
+        [&[0][..], &length, &message].concat()
     }
 
     #[test]
